@@ -111,8 +111,9 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 	return r.Terms.Consistent() // annotation and claim may contradict each other
 }
 
-// missedClaim tells whether the kubelet gave a container a share, and no plugin merged
-// the shim into its environment.
+// missedClaim tells whether the kubelet gave a container a share, and no plugin has seen the
+// container. CDI alone has its programs load the shim, but without what only the plugin
+// gives: the claim's terms from the first call on, and the claim's overlap group.
 func (p *Plugin) missedClaim(ctr *api.Container) bool {
 	return p.containers.claims != nil && p.hasShim(ctr) && recorded(ctr) == ""
 }

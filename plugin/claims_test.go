@@ -124,6 +124,36 @@ func TestClaimsGiveTerms(t *testing.T) {
 	next.expect("a", "memory limit 20Gi, core request 40% on "+known[3])
 }
 
+// What the claim's CDI spec has mounted already, the plugin does not mount again, and it names
+// the shim once.
+func TestPluginComposesWithTheSpecOfAClaim(t *testing.T) {
+	for _, version := range []string{"2.0.14", "v2.4.2"} { // edits are spelled out; devices are named
+		s := newClaimSite(t)
+		if _, err := s.Configure(context.Background(), "", "containerd", version); err != nil {
+			t.Fatal(err)
+		}
+		_, common, err := s.inventory.Load().Edits("0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		common = cdi.ForClaim(common)
+		pod, ctr := podOf("a", "id-a", nil)
+		ctr.CDIDevices = []*api.CDIDevice{{Name: cdi.Kind + "=" + s.prepare(1, 1, part40)}}
+		for _, m := range common.Mounts {
+			ctr.Mounts = append(ctr.Mounts, &api.Mount{Source: m.HostPath, Destination: m.ContainerPath})
+		}
+		ctr.Env = append([]string{"LD_PRELOAD=/own.so"}, common.Env...)
+		adjust, _, err := s.CreateContainer(context.Background(), pod, ctr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, _ := envOf(adjust)
+		if len(adjust.GetMounts())+len(adjust.GetCDIDevices()) != 0 || len(set) != 1 || set[cdi.PreloadEnv] != cdi.ShimPath+":/own.so" {
+			t.Errorf("%s: the adjustment is %v", version, adjust)
+		}
+	}
+}
+
 func env(adjust *api.ContainerAdjustment) (all []string) {
 	for _, e := range adjust.GetEnv() {
 		all = append(all, e.Key+"="+e.Value)

@@ -416,7 +416,7 @@ func (s *Store) writeSpec(r Record, edits editor) error {
 		if err != nil {
 			return err
 		}
-		spec.ContainerEdits = common
+		spec.ContainerEdits = cdi.ForClaim(common)
 		device.Env = slices.Concat(device.Env, []string{fmt.Sprintf("%s%.8s=%s", plugin.TokenEnv, share.Token, share.Token)})
 		spec.Devices = append(spec.Devices, specs.Device{Name: share.Name, ContainerEdits: device})
 	}

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -85,6 +86,17 @@ func TestPrepare(t *testing.T) {
 		if strings.HasPrefix(e, nvcdi.PreloadEnv+"=") {
 			t.Errorf("%s replaces the container's own; NRI merges it", e)
 		}
+	}
+	// Without the plugin, CDI alone has programs load the shim and find the scheduler.
+	sources := map[string][]string{}
+	for _, m := range spec.ContainerEdits.Mounts {
+		sources[m.ContainerPath] = append(sources[m.ContainerPath], m.HostPath)
+	}
+	if got := sources["/etc/ld.so.preload"]; len(got) != 1 || got[0] != nvcdi.DefaultPaths.ShimDir+"/"+nvcdi.PreloadFile {
+		t.Errorf("mounted at /etc/ld.so.preload: %q, of %q", got, sources)
+	}
+	if !slices.Contains(spec.ContainerEdits.Env, nvcdi.RunDirEnv+"="+nvcdi.ContainerRunDir) {
+		t.Errorf("the environment is %q", spec.ContainerEdits.Env)
 	}
 	// The next driver knows the same.
 	before := d.store.Records()
