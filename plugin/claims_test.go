@@ -4,7 +4,9 @@ package plugin
 
 import (
 	"context"
+	"encoding/base32"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -19,6 +21,18 @@ type claimSite struct {
 	*Plugin
 	t      *testing.T
 	shares map[string]Share // by token
+	later  map[string]Share // that another process has prepared: known once they are loaded
+	loads  int
+}
+
+func (s *claimSite) Load() {
+	s.loads++
+	maps.Copy(s.shares, s.later)
+}
+
+// tokenOf is the token of a share.
+func tokenOf(name string) string {
+	return base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString([]byte(name))
 }
 
 func (s *claimSite) ByToken(token string) (Share, bool) {
@@ -50,7 +64,7 @@ func newClaimSite(t *testing.T) *claimSite {
 // prepare makes claim n, with a share of GPU g.
 func (s *claimSite) prepare(n, g int, terms sched.Terms) string {
 	name := deviceOf(n, g)
-	s.shares["token"+name] = Share{Name: name, Claim: fmt.Sprintf("ml/claim%d", n), GPU: known[2+g], Terms: terms}
+	s.shares[tokenOf(name)] = Share{Name: name, Claim: fmt.Sprintf("ml/claim%d", n), GPU: known[2+g], Terms: terms}
 	return name
 }
 
@@ -105,7 +119,7 @@ func TestClaimsGiveTerms(t *testing.T) {
 
 	// A runtime that tells no CDI devices: the token says it.
 	pod, ctr := podOf("b", "id-b", nil)
-	ctr.Env = []string{TokenEnv + "x=token" + s.prepare(2, 0, part40), TokenEnv + "y=guess"}
+	ctr.Env = []string{TokenVariable(tokenOf(s.prepare(2, 0, part40))), TokenVariable("guess")}
 	if _, _, err := s.CreateContainer(context.Background(), pod, ctr); err != nil {
 		t.Fatal(err)
 	}
@@ -219,6 +233,47 @@ func TestOverlapGroupOfAClaim(t *testing.T) {
 	}
 }
 
+// However many variables of a pod look like tokens, the prepared claims are read once, and only
+// where one of them has the form of a token.
+func TestUnknownTokensAreLookedForOnce(t *testing.T) {
+	s := newClaimSite(t)
+	create := func(env ...string) {
+		t.Helper()
+		pod, ctr := podOf("a", "id-a", nil)
+		ctr.Env = env
+		if _, _, err := s.CreateContainer(context.Background(), pod, ctr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(what string, loads int) {
+		t.Helper()
+		if s.loads != loads {
+			t.Errorf("%s: the claims are read %d times, want %d", what, s.loads, loads)
+		}
+		s.loads = 0
+	}
+	token := tokenOf(deviceOf(1, 0))
+	create("NVSHARE_CLAIM_="+token, "NVSHARE_CLAIM_x=y", "NVSHARE_CLAIM_"+token[:8], "NVSHARE_CLAIM_"+token[:8]+"="+token[:25], "NVSHARE_CLAIM_abcdefgh="+strings.ToLower(token))
+	expect("variables of another form", 0)
+	var many []string
+	for i := range 20_000 {
+		many = append(many, TokenVariable(tokenOf(fmt.Sprintf("%08d-some-share-or-other", i))))
+	}
+	create(many...)
+	expect("20,000 tokens of nobody", 1)
+	s.expect("a", "nothing")
+
+	// One that another process has prepared is found by that.
+	name := s.prepare(1, 0, part40)
+	s.later = maps.Clone(s.shares)
+	clear(s.shares)
+	create(append(many, TokenVariable(tokenOf(name)))...)
+	expect("a token of another process among them", 1)
+	s.expect("a", "memory limit 20Gi, core request 40% on "+known[2])
+	create(TokenVariable(tokenOf(name)))
+	expect("a token that is known", 0)
+}
+
 // Containers of one claim have together what the claim was charged.
 func TestContainersOfOneClaim(t *testing.T) {
 	s := newClaimSite(t)
@@ -283,7 +338,7 @@ func TestAuditFindsClaimsWithoutTheShim(t *testing.T) {
 	missedPod, missed := podOf("missed", "id-missed", nil)
 	missed.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
 	missed.State = api.ContainerState_CONTAINER_RUNNING
-	missed.Env = []string{TokenEnv + "x=token" + s.prepare(2, 1, part40)}
+	missed.Env = []string{TokenVariable(tokenOf(s.prepare(2, 1, part40)))}
 	if _, err := s.Synchronize(context.Background(), []*api.PodSandbox{pod, missedPod}, []*api.Container{applied(ctr, seen), missed}); err != nil {
 		t.Fatal(err)
 	}

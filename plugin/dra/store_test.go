@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd/nri/pkg/api"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -97,6 +98,14 @@ func TestPrepare(t *testing.T) {
 	}
 	if !slices.Contains(spec.ContainerEdits.Env, nvcdi.RunDirEnv+"="+nvcdi.ContainerRunDir) {
 		t.Errorf("the environment is %q", spec.ContainerEdits.Env)
+	}
+	// The plugin knows the token that a container of the claim has.
+	p := plugin.New(silent(), plugin.NewContainers(silent()))
+	p.SetClaims(d.Claims())
+	adjust, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{}, &api.Container{Id: "c", Env: spec.Devices[0].ContainerEdits.Env})
+	check(t, err)
+	if got := nvcdi.Kind + "=" + adjust.GetAnnotations()[plugin.ClaimAnnotation]; got != want[0] {
+		t.Errorf("the container has %s, want %s", got, want[0])
 	}
 	// The next driver knows the same.
 	before := d.store.Records()
