@@ -61,12 +61,12 @@ func (p *Plugin) SetAudit(what Audit, report func(Unmanaged)) {
 	p.audit, p.report = what, report
 }
 
-func identity(pod *api.PodSandbox, ctr *api.Container) Unmanaged {
+func (p *Plugin) identity(pod *api.PodSandbox, ctr *api.Container) Unmanaged {
 	u := Unmanaged{
 		ID: ctr.GetId(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(), Name: ctr.GetName(),
 		PID: int(ctr.GetPid()),
 	}
-	if key, value, asked := askedBy(pod.GetAnnotations(), ctr.GetName()); asked {
+	if key, value, asked := p.containers.askedBy(pod.GetAnnotations(), ctr.GetName()); asked {
 		u.Asked = fmt.Sprintf("%s=%q", key, shown(value))
 	}
 	return u
@@ -98,7 +98,7 @@ func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr 
 
 // lookAt audits one container.
 func (p *Plugin) lookAt(pod *api.PodSandbox, ctr *api.Container) {
-	switch u := identity(pod, ctr); {
+	switch u := p.identity(pod, ctr); {
 	case p.missedClaim(ctr):
 		u.Asked = "a resource claim"
 		p.act(u)

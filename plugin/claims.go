@@ -117,14 +117,15 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 		return err
 	}
 	if len(shares) == 0 {
-		if len(r.Devices) == 0 && r.Count == 0 {
+		key, value, asked := cs.askedBy(pod.GetAnnotations(), ctr.GetName())
+		if !asked {
+			r.Count = 0 // which the core request has implied
 			return nil
 		}
-		key, value, _ := askedBy(pod.GetAnnotations(), ctr.GetName())
 		return annotationError(key, value, errors.New("this node gives GPUs by resource claims: ask with resources.limits nvshare.com/gpu, or with a ResourceClaimTemplate"))
 	}
 	if len(r.Devices) > 0 {
-		key, value, _ := askedBy(pod.GetAnnotations(), ctr.GetName())
+		key, value, _ := cs.askedBy(pod.GetAnnotations(), ctr.GetName())
 		return annotationError(key, value, fmt.Errorf("the container has its GPUs by claim %s: remove the annotation", shares[0].Claim))
 	}
 	r.Count, r.Shares = 0, shares

@@ -188,7 +188,6 @@ func TestClaimsRefuse(t *testing.T) {
 		{"different parts of two GPUs", nil, []string{small, large}},
 		{"two parts of GPU " + known[2], nil, []string{small, again}},
 		{"this node gives GPUs by resource claims", says("gpu=2"), nil},
-		{"this node gives GPUs by resource claims", says("gpu-core-request=40"), nil},
 		{"remove the annotation", says("gpu=nvshare.com/gpu=1"), []string{small}},
 	} {
 		if a, err := s.create("c", c.annotations, c.devices...); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "pod ml/c") {
@@ -346,4 +345,34 @@ func TestAuditFindsClaimsWithoutTheShim(t *testing.T) {
 		t.Errorf("reported: %+v", u)
 	}
 	s.expect("missed", "memory limit 20Gi, core request 40% on "+known[3])
+}
+
+// A core request of the pod lowers what its claims give, and asks for no GPU: a container without
+// a claim is no tenant.
+func TestCoreRequestBesideClaims(t *testing.T) {
+	s := newClaimSite(t)
+	found := make(chan Unmanaged, 2)
+	s.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
+	annotations := says("gpu-core-request=30")
+	if _, err := s.create("main", annotations, s.prepare(1, 0, part40)); err != nil {
+		t.Fatal(err)
+	}
+	s.expect("main", "memory limit 20Gi, core request 30% on "+known[2])
+	if a, err := s.create("sidecar", annotations); a != nil || err != nil {
+		t.Errorf("a container without a claim: %v, %v", a, err)
+	}
+	s.expect("sidecar", "nothing")
+	if _, err := s.create("asks", says("gpu-core-request=30", "gpu=1")); err == nil || !strings.Contains(err.Error(), "this node gives GPUs by resource claims") {
+		t.Errorf("a container that asks for a GPU, too: %v", err)
+	}
+	// The audit does not take the sidecar for one that asked.
+	pod, sidecar := podOf("sidecar", "id-sidecar", annotations)
+	asksPod, asks := podOf("asks", "id-asks", says("gpu=1"))
+	sidecar.State, asks.State = api.ContainerState_CONTAINER_RUNNING, api.ContainerState_CONTAINER_RUNNING
+	if _, err := s.Synchronize(context.Background(), []*api.PodSandbox{pod, asksPod}, []*api.Container{sidecar, asks}); err != nil {
+		t.Fatal(err)
+	}
+	if u := await(t, found, "a report"); u.Pod != "asks" {
+		t.Errorf("reported: %+v", u)
+	}
 }

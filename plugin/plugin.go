@@ -205,7 +205,7 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 		}
 	}
 	if c, err = cs.admit(c, req.Count, inv.givable()); err != nil {
-		key, value, ok := askedBy(pod.GetAnnotations(), ctr.GetName())
+		key, value, ok := cs.askedBy(pod.GetAnnotations(), ctr.GetName())
 		if r := (refusal{}); errors.As(err, &r) && r.annotation != "" {
 			key, value, ok = cs.annotation(pod, r.annotation, ctr.GetName())
 		}
