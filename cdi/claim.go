@@ -5,7 +5,10 @@ package cdi
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
 // A resource claim of Kubernetes has a CDI spec of its own, of Kind, beside those of
@@ -22,6 +25,22 @@ const (
 	claimPrefix = "nvshare.com-claim-"
 	claimSuffix = ".json"
 )
+
+// ForClaim returns the edits that are common to all devices of KindNRI as a claim's spec has
+// them. A container that is created while the plugin is away gets no other edits. They have
+// its programs load the shim through /etc/ld.so.preload, which leaves the container's own
+// LD_PRELOAD to the plugin, and find the scheduler whatever the image says. The plugin has
+// placed PreloadFile beside the shim.
+func ForClaim(common specs.ContainerEdits) specs.ContainerEdits {
+	common.Env = append(slices.Clone(common.Env), RunDirEnv+"="+ContainerRunDir)
+	for _, m := range common.Mounts {
+		if m.ContainerPath == ShimDir {
+			common.Mounts = append(slices.Clone(common.Mounts), bind(m.HostPath+"/"+PreloadFile, containerPreload, readOnly))
+			break
+		}
+	}
+	return common
+}
 
 // ClaimFile is the file with the CDI spec of a resource claim.
 func ClaimFile(dir, uid string) string { return filepath.Join(dir, claimPrefix+uid+claimSuffix) }

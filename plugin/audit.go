@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -60,12 +61,12 @@ func (p *Plugin) SetAudit(what Audit, report func(Unmanaged)) {
 	p.audit, p.report = what, report
 }
 
-func identity(pod *api.PodSandbox, ctr *api.Container) Unmanaged {
+func (p *Plugin) identity(pod *api.PodSandbox, ctr *api.Container) Unmanaged {
 	u := Unmanaged{
 		ID: ctr.GetId(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(), Name: ctr.GetName(),
 		PID: int(ctr.GetPid()),
 	}
-	if key, value, asked := askedBy(pod.GetAnnotations(), ctr.GetName()); asked {
+	if key, value, asked := p.containers.askedBy(pod.GetAnnotations(), ctr.GetName()); asked {
 		u.Asked = fmt.Sprintf("%s=%q", key, shown(value))
 	}
 	return u
@@ -79,52 +80,56 @@ func (p *Plugin) tell(u Unmanaged) {
 }
 
 // look audits the containers that exist when the plugin registers. pods are by ID. It
-// reads files, so a handler must not wait for it.
+// reads files, so a handler must not wait for it. What is created and not started has no
+// process to look into or to end: PostStartContainer has it audited.
 func (p *Plugin) look(pods map[string]*api.PodSandbox, ctrs []*api.Container) {
-	var missed, running []Unmanaged
 	for _, ctr := range ctrs {
-		pod := pods[ctr.GetPodSandboxId()]
-		if pod == nil || !alive(ctr) {
-			continue
-		}
-		if u := identity(pod, ctr); p.missedClaim(ctr) {
-			u.Asked = "a resource claim"
-			missed = append(missed, u)
-		} else if p.usesGPU(ctr) {
-			running = append(running, u)
-		} else if u.Asked != "" {
-			missed = append(missed, u)
+		if pod := pods[ctr.GetPodSandboxId()]; pod != nil && alive(ctr) && ctr.GetState() != api.ContainerState_CONTAINER_CREATED {
+			p.lookAt(pod, ctr)
 		}
 	}
-	p.act(missed)
-	p.examine(running)
 }
 
-// act reports containers that were created without what they asked for, and stops
-// them with AuditStop.
-func (p *Plugin) act(missed []Unmanaged) {
-	for _, u := range missed {
-		u.Why = "it was created while no plugin was registered; "
-		if p.audit == AuditStop {
-			u.Why += "stopping it"
-		} else {
-			u.Why += "start it again, or have the plugin stop such containers with --audit stop"
-		}
-		p.tell(u)
-		if p.audit != AuditStop {
-			continue
-		}
-		go func() {
-			switch forced, err := stopProcess(u.PID, u.ID, stopGrace); {
-			case err != nil:
-				p.log.Errorf("%v: cannot stop it: %v", u, err)
-			case forced:
-				p.log.Warnf("%v: killed, because it did not end within %v", u, stopGrace)
-			default:
-				p.log.Infof("%v: stopped", u)
-			}
-		}()
+// PostStartContainer has a container audited in the background.
+func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
+	go p.lookAt(pod, ctr)
+	return nil
+}
+
+// lookAt audits one container.
+func (p *Plugin) lookAt(pod *api.PodSandbox, ctr *api.Container) {
+	switch u := p.identity(pod, ctr); {
+	case p.missedClaim(ctr):
+		u.Asked = "a resource claim"
+		p.act(u)
+	case p.usesGPU(ctr):
+		p.examine(u)
+	case u.Asked != "" && !p.containers.knows(u.ID): // a known one was admitted, whatever the runtime tells now
+		p.act(u)
 	}
+}
+
+// act reports a container that was created without what it asked for, and stops it with
+// AuditStop.
+func (p *Plugin) act(u Unmanaged) {
+	u.Why = "it was created while no plugin was registered; "
+	if p.audit != AuditStop {
+		u.Why += "start it again, or have the plugin stop such containers with --audit stop"
+		p.tell(u)
+		return
+	}
+	u.Why += "stopping it"
+	p.tell(u)
+	go func() {
+		switch forced, err := stopProcess(u.PID, u.ID, stopGrace); {
+		case err != nil:
+			p.log.Errorf("%v: cannot stop it: %v", u, err)
+		case forced:
+			p.log.Warnf("%v: killed, because it did not end within %v", u, stopGrace)
+		default:
+			p.log.Infof("%v: stopped", u)
+		}
+	}()
 }
 
 // stopGrace is how long a container may take to end by itself.

@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"bufio"
+	"context"
 	"os"
 	"os/exec"
 	"slices"
@@ -162,5 +163,54 @@ func TestStopProcessKnowsWhom(t *testing.T) {
 			t.Fatal(err)
 		}
 		unix.Close(fd)
+	}
+}
+
+// A container that is created and not started when the plugin comes has no process yet. It is
+// ended when it starts.
+func TestAuditOfWhatStartsLater(t *testing.T) {
+	text, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := strings.TrimSpace(string(text)) // of the child too: the audit takes it for the container's process
+	if len(id) < 8 {
+		t.Skipf("the cgroup here is called %q", id)
+	}
+	r := newRuntime(t, "v2.4.2")
+	asking, plain := pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), pod(nil)
+	plain.Id = "pod1"
+	missed := &api.Container{Id: id, PodSandboxId: "pod0", Name: "missed", State: api.ContainerState_CONTAINER_CREATED}
+	placed := &api.Container{Id: "placed", PodSandboxId: "pod0", Name: "placed", Annotations: map[string]string{PlacementAnnotation: known[2]}}
+	other := &api.Container{Id: "other", PodSandboxId: "pod1", Name: "other"}
+	r.pods, r.ctrs = []*api.PodSandbox{asking, plain}, []*api.Container{missed}
+	r.start()
+	defer r.stop()
+	found := make(chan Unmanaged, 10)
+	p := New(quiet(), NewContainers(quiet()))
+	p.SetAudit(AuditStop, func(u Unmanaged) { found <- u })
+	runPlugin(t, r, p)
+	await(t, r.synced, "the registration")
+
+	cmd := child(t, "")
+	fd, err := unix.PidfdOpen(cmd.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	started := &api.Container{Id: id, PodSandboxId: "pod0", Name: "missed", State: api.ContainerState_CONTAINER_RUNNING, Pid: uint32(cmd.Process.Pid)}
+	for ctr, pod := range map[*api.Container]*api.PodSandbox{placed: asking, other: plain, started: asking} {
+		if err := r.nri.PostStartContainer(context.Background(), &api.PostStartContainerRequest{Pod: pod, Container: ctr}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if u := await(t, found, "a report"); u.Name != "missed" || u.PID != cmd.Process.Pid {
+		t.Errorf("reported: %+v", u)
+	}
+	if !ended(fd, patience) {
+		t.Error("it was not ended")
+	}
+	if len(found) > 0 {
+		t.Errorf("also reported: %+v", <-found)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containerd/nri/pkg/api"
 
@@ -28,15 +29,34 @@ type Share struct {
 // Claims knows the prepared claims of this node. dra.Store is one. The methods wait for
 // nobody.
 type Claims interface {
+	// ByDevice and ByToken answer from memory.
 	ByDevice(name string) (Share, bool)
 	ByToken(token string) (Share, bool)
+	// Load learns which claims other processes have prepared since. It reads a directory.
+	Load()
 }
 
-// TokenEnv begins the variables by which containers name their shares: runtimes before
+// tokenEnv begins the variables by which containers name their shares: runtimes before
 // containerd 2.3.4 do not tell NRI which CDI devices the kubelet asked for. A value is a
 // random token that only the share's containers have, because a pod can set any
 // variable.
-const TokenEnv = "NVSHARE_CLAIM_"
+const tokenEnv = "NVSHARE_CLAIM_"
+
+// TokenVariable returns the variable that has a token. The token is of rand.Text: 26 letters
+// and digits or more.
+func TokenVariable(token string) string { return fmt.Sprintf("%s%.8s=%s", tokenEnv, token, token) }
+
+var tokenForm = regexp.MustCompile(`^[A-Z2-7]{26,}$`)
+
+// tokenIn returns the token that a variable has; false: it is not of the form of
+// TokenVariable.
+func tokenIn(variable string) (token string, ok bool) {
+	if !strings.HasPrefix(variable, tokenEnv) {
+		return "", false
+	}
+	_, token, _ = strings.Cut(variable, "=")
+	return token, tokenForm.MatchString(token) && variable == TokenVariable(token)
+}
 
 // claimDevice matches the names of claims' CDI devices.
 var claimDevice = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-.`)
@@ -46,8 +66,17 @@ var claimDevice = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 func (p *Plugin) SetClaims(claims Claims) { p.containers.claims = claims }
 
 // sharesOf returns the shares that a container was given. The record of an earlier
-// plugin counts only for a container that exists.
+// plugin counts only for a container that exists. Claims are loaded once at most: a pod may
+// have thousands of variables in the form of a token, and the runtime waits.
 func (cs *Containers) sharesOf(ctr *api.Container, exists bool) (shares []Share, err error) {
+	load := sync.OnceFunc(cs.claims.Load)
+	find := func(by func(string) (Share, bool), key string) (Share, bool) {
+		if s, ok := by(key); ok {
+			return s, ok
+		}
+		load()
+		return by(key)
+	}
 	add := func(s Share) {
 		if !slices.ContainsFunc(shares, func(o Share) bool { return o.Name == s.Name }) {
 			shares = append(shares, s)
@@ -61,15 +90,15 @@ func (cs *Containers) sharesOf(ctr *api.Container, exists bool) (shares []Share,
 		if !claimDevice.MatchString(name) {
 			continue
 		}
-		s, ok := cs.claims.ByDevice(name)
+		s, ok := find(cs.claims.ByDevice, name)
 		if !ok {
 			return nil, fmt.Errorf("CDI device %s is of a claim that is not prepared on this node", name)
 		}
 		add(s)
 	}
 	for _, e := range ctr.GetEnv() {
-		if key, token, _ := strings.Cut(e, "="); strings.HasPrefix(key, TokenEnv) {
-			if s, ok := cs.claims.ByToken(token); ok { // else somebody else's variable
+		if token, ok := tokenIn(e); ok {
+			if s, ok := find(cs.claims.ByToken, token); ok { // else somebody else's variable
 				add(s)
 			}
 		}
@@ -88,14 +117,15 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 		return err
 	}
 	if len(shares) == 0 {
-		if len(r.Devices) == 0 && r.Count == 0 {
+		key, value, asked := cs.askedBy(pod.GetAnnotations(), ctr.GetName())
+		if !asked {
+			r.Count = 0 // which the core request has implied
 			return nil
 		}
-		key, value, _ := askedBy(pod.GetAnnotations(), ctr.GetName())
 		return annotationError(key, value, errors.New("this node gives GPUs by resource claims: ask with resources.limits nvshare.com/gpu, or with a ResourceClaimTemplate"))
 	}
 	if len(r.Devices) > 0 {
-		key, value, _ := askedBy(pod.GetAnnotations(), ctr.GetName())
+		key, value, _ := cs.askedBy(pod.GetAnnotations(), ctr.GetName())
 		return annotationError(key, value, fmt.Errorf("the container has its GPUs by claim %s: remove the annotation", shares[0].Claim))
 	}
 	r.Count, r.Shares = 0, shares
@@ -111,8 +141,9 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 	return r.Terms.Consistent() // annotation and claim may contradict each other
 }
 
-// missedClaim tells whether the kubelet gave a container a share, and no plugin merged
-// the shim into its environment.
+// missedClaim tells whether the kubelet gave a container a share, and no plugin has seen the
+// container. CDI alone has its programs load the shim, but without what only the plugin
+// gives: the claim's terms from the first call on, and the claim's overlap group.
 func (p *Plugin) missedClaim(ctr *api.Container) bool {
 	return p.containers.claims != nil && p.hasShim(ctr) && recorded(ctr) == ""
 }

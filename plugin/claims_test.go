@@ -4,7 +4,9 @@ package plugin
 
 import (
 	"context"
+	"encoding/base32"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -19,6 +21,18 @@ type claimSite struct {
 	*Plugin
 	t      *testing.T
 	shares map[string]Share // by token
+	later  map[string]Share // that another process has prepared: known once they are loaded
+	loads  int
+}
+
+func (s *claimSite) Load() {
+	s.loads++
+	maps.Copy(s.shares, s.later)
+}
+
+// tokenOf is the token of a share.
+func tokenOf(name string) string {
+	return base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString([]byte(name))
 }
 
 func (s *claimSite) ByToken(token string) (Share, bool) {
@@ -50,7 +64,7 @@ func newClaimSite(t *testing.T) *claimSite {
 // prepare makes claim n, with a share of GPU g.
 func (s *claimSite) prepare(n, g int, terms sched.Terms) string {
 	name := deviceOf(n, g)
-	s.shares["token"+name] = Share{Name: name, Claim: fmt.Sprintf("ml/claim%d", n), GPU: known[2+g], Terms: terms}
+	s.shares[tokenOf(name)] = Share{Name: name, Claim: fmt.Sprintf("ml/claim%d", n), GPU: known[2+g], Terms: terms}
 	return name
 }
 
@@ -105,7 +119,7 @@ func TestClaimsGiveTerms(t *testing.T) {
 
 	// A runtime that tells no CDI devices: the token says it.
 	pod, ctr := podOf("b", "id-b", nil)
-	ctr.Env = []string{TokenEnv + "x=token" + s.prepare(2, 0, part40), TokenEnv + "y=guess"}
+	ctr.Env = []string{TokenVariable(tokenOf(s.prepare(2, 0, part40))), TokenVariable("guess")}
 	if _, _, err := s.CreateContainer(context.Background(), pod, ctr); err != nil {
 		t.Fatal(err)
 	}
@@ -122,6 +136,36 @@ func TestClaimsGiveTerms(t *testing.T) {
 		t.Fatal(err)
 	}
 	next.expect("a", "memory limit 20Gi, core request 40% on "+known[3])
+}
+
+// What the claim's CDI spec has mounted already, the plugin does not mount again, and it names
+// the shim once.
+func TestPluginComposesWithTheSpecOfAClaim(t *testing.T) {
+	for _, version := range []string{"2.0.14", "v2.4.2"} { // edits are spelled out; devices are named
+		s := newClaimSite(t)
+		if _, err := s.Configure(context.Background(), "", "containerd", version); err != nil {
+			t.Fatal(err)
+		}
+		_, common, err := s.inventory.Load().Edits("0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		common = cdi.ForClaim(common)
+		pod, ctr := podOf("a", "id-a", nil)
+		ctr.CDIDevices = []*api.CDIDevice{{Name: cdi.Kind + "=" + s.prepare(1, 1, part40)}}
+		for _, m := range common.Mounts {
+			ctr.Mounts = append(ctr.Mounts, &api.Mount{Source: m.HostPath, Destination: m.ContainerPath})
+		}
+		ctr.Env = append([]string{"LD_PRELOAD=/own.so"}, common.Env...)
+		adjust, _, err := s.CreateContainer(context.Background(), pod, ctr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, _ := envOf(adjust)
+		if len(adjust.GetMounts())+len(adjust.GetCDIDevices()) != 0 || len(set) != 1 || set[cdi.PreloadEnv] != cdi.ShimPath+":/own.so" {
+			t.Errorf("%s: the adjustment is %v", version, adjust)
+		}
+	}
 }
 
 func env(adjust *api.ContainerAdjustment) (all []string) {
@@ -144,7 +188,6 @@ func TestClaimsRefuse(t *testing.T) {
 		{"different parts of two GPUs", nil, []string{small, large}},
 		{"two parts of GPU " + known[2], nil, []string{small, again}},
 		{"this node gives GPUs by resource claims", says("gpu=2"), nil},
-		{"this node gives GPUs by resource claims", says("gpu-core-request=40"), nil},
 		{"remove the annotation", says("gpu=nvshare.com/gpu=1"), []string{small}},
 	} {
 		if a, err := s.create("c", c.annotations, c.devices...); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), "pod ml/c") {
@@ -187,6 +230,47 @@ func TestOverlapGroupOfAClaim(t *testing.T) {
 	if _, err := create("c", says("gpu-gang=ring")); err == nil || !strings.Contains(err.Error(), "in a gang and in an overlap group") {
 		t.Errorf("a gang beside the claim's group: %v", err)
 	}
+}
+
+// However many variables of a pod look like tokens, the prepared claims are read once, and only
+// where one of them has the form of a token.
+func TestUnknownTokensAreLookedForOnce(t *testing.T) {
+	s := newClaimSite(t)
+	create := func(env ...string) {
+		t.Helper()
+		pod, ctr := podOf("a", "id-a", nil)
+		ctr.Env = env
+		if _, _, err := s.CreateContainer(context.Background(), pod, ctr); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(what string, loads int) {
+		t.Helper()
+		if s.loads != loads {
+			t.Errorf("%s: the claims are read %d times, want %d", what, s.loads, loads)
+		}
+		s.loads = 0
+	}
+	token := tokenOf(deviceOf(1, 0))
+	create("NVSHARE_CLAIM_="+token, "NVSHARE_CLAIM_x=y", "NVSHARE_CLAIM_"+token[:8], "NVSHARE_CLAIM_"+token[:8]+"="+token[:25], "NVSHARE_CLAIM_abcdefgh="+strings.ToLower(token))
+	expect("variables of another form", 0)
+	var many []string
+	for i := range 20_000 {
+		many = append(many, TokenVariable(tokenOf(fmt.Sprintf("%08d-some-share-or-other", i))))
+	}
+	create(many...)
+	expect("20,000 tokens of nobody", 1)
+	s.expect("a", "nothing")
+
+	// One that another process has prepared is found by that.
+	name := s.prepare(1, 0, part40)
+	s.later = maps.Clone(s.shares)
+	clear(s.shares)
+	create(append(many, TokenVariable(tokenOf(name)))...)
+	expect("a token of another process among them", 1)
+	s.expect("a", "memory limit 20Gi, core request 40% on "+known[2])
+	create(TokenVariable(tokenOf(name)))
+	expect("a token that is known", 0)
 }
 
 // Containers of one claim have together what the claim was charged.
@@ -253,7 +337,7 @@ func TestAuditFindsClaimsWithoutTheShim(t *testing.T) {
 	missedPod, missed := podOf("missed", "id-missed", nil)
 	missed.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
 	missed.State = api.ContainerState_CONTAINER_RUNNING
-	missed.Env = []string{TokenEnv + "x=token" + s.prepare(2, 1, part40)}
+	missed.Env = []string{TokenVariable(tokenOf(s.prepare(2, 1, part40)))}
 	if _, err := s.Synchronize(context.Background(), []*api.PodSandbox{pod, missedPod}, []*api.Container{applied(ctr, seen), missed}); err != nil {
 		t.Fatal(err)
 	}
@@ -261,4 +345,34 @@ func TestAuditFindsClaimsWithoutTheShim(t *testing.T) {
 		t.Errorf("reported: %+v", u)
 	}
 	s.expect("missed", "memory limit 20Gi, core request 40% on "+known[3])
+}
+
+// A core request of the pod lowers what its claims give, and asks for no GPU: a container without
+// a claim is no tenant.
+func TestCoreRequestBesideClaims(t *testing.T) {
+	s := newClaimSite(t)
+	found := make(chan Unmanaged, 2)
+	s.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
+	annotations := says("gpu-core-request=30")
+	if _, err := s.create("main", annotations, s.prepare(1, 0, part40)); err != nil {
+		t.Fatal(err)
+	}
+	s.expect("main", "memory limit 20Gi, core request 30% on "+known[2])
+	if a, err := s.create("sidecar", annotations); a != nil || err != nil {
+		t.Errorf("a container without a claim: %v, %v", a, err)
+	}
+	s.expect("sidecar", "nothing")
+	if _, err := s.create("asks", says("gpu-core-request=30", "gpu=1")); err == nil || !strings.Contains(err.Error(), "this node gives GPUs by resource claims") {
+		t.Errorf("a container that asks for a GPU, too: %v", err)
+	}
+	// The audit does not take the sidecar for one that asked.
+	pod, sidecar := podOf("sidecar", "id-sidecar", annotations)
+	asksPod, asks := podOf("asks", "id-asks", says("gpu=1"))
+	sidecar.State, asks.State = api.ContainerState_CONTAINER_RUNNING, api.ContainerState_CONTAINER_RUNNING
+	if _, err := s.Synchronize(context.Background(), []*api.PodSandbox{pod, asksPod}, []*api.Container{sidecar, asks}); err != nil {
+		t.Fatal(err)
+	}
+	if u := await(t, found, "a report"); u.Pod != "asks" {
+		t.Errorf("reported: %+v", u)
+	}
 }

@@ -115,6 +115,14 @@ func (cs *Containers) GPU(uuid string) GPUState {
 	return cs.gpus[uuid]
 }
 
+// knows tells whether a container has GPUs, as far as the plugin was told.
+func (cs *Containers) knows(id string) bool {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	_, known := cs.want[id]
+	return known
+}
+
 // Remove forgets a container; an unknown one is no error.
 func (cs *Containers) Remove(id string) {
 	cs.change(func() { delete(cs.want, id); delete(cs.ended, id) })

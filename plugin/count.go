@@ -77,6 +77,13 @@ func askedBy(annotations map[string]string, container string) (key, value string
 	return annotationFor(annotations, CoreRequestAnnotation, container)
 }
 
+// askedBy is askedBy for this node. Where claims give the GPUs, a core request asks for none: a
+// pod has it for its containers with claims.
+func (cs *Containers) askedBy(annotations map[string]string, container string) (key, value string, ok bool) {
+	key, value, ok = askedBy(annotations, container)
+	return key, value, ok && (cs.claims == nil || isAnnotation(key, Annotation))
+}
+
 // asksByName tells whether a pod says, for any container, which GPUs or how many it
 // gets. If not, a core request alone asks for one.
 func asksByName(annotations map[string]string) bool {

@@ -95,8 +95,9 @@
 //
 // With SetClaims, resource claims give this node's GPUs (package dra). A container has
 // the terms of its claims. Annotations may lower these, and say what the claims leave
-// open. A container that asks for a GPU by annotation is refused. Containers that use
-// one claim at the same time have equal parts of what the claim has.
+// open. A container that asks for a GPU by annotation is refused; a core request does not
+// ask for one here. Containers that use one claim at the same time have equal parts of
+// what the claim has.
 //
 // NRI tells the plugin nothing of a pod's resource requests, and only CRI calls NRI:
 // podman, nerdctl and ctr use the CDI specs by themselves.

@@ -3,11 +3,9 @@
 package plugin
 
 import (
-	"context"
 	"fmt"
 	"slices"
 
-	"github.com/containerd/nri/pkg/api"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,30 +15,19 @@ var (
 	muslLoaders  = []string{"lib/ld-musl-x86_64.so.1", "lib/ld-musl-aarch64.so.1"}
 )
 
-// PostStartContainer examines a container with the shim in the background.
-func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
-	if p.usesGPU(ctr) {
-		go p.examine([]Unmanaged{identity(pod, ctr)})
+// examine reports a container whose programs cannot load the shim. It reports nothing
+// if the plugin cannot look into it, without the host's PID namespace or CAP_SYS_PTRACE.
+func (p *Plugin) examine(u Unmanaged) {
+	fd, err := openProcess(u.PID, u.ID)
+	if err != nil {
+		p.log.Debugf("%v: which C library it has is not known: %v", u, err)
+		return
 	}
-	return nil
-}
-
-// examine reports containers whose programs cannot load the shim. It reports nothing
-// if the plugin cannot look into them, without the host's PID namespace or
-// CAP_SYS_PTRACE.
-func (p *Plugin) examine(running []Unmanaged) {
-	for _, u := range running {
-		fd, err := openProcess(u.PID, u.ID)
-		if err != nil {
-			p.log.Debugf("%v: which C library it has is not known: %v", u, err)
-			continue
-		}
-		musl := muslOnly(fmt.Sprintf("/proc/%d/root", u.PID))
-		if !ended(fd, 0) && musl { // else the file system was another process's
-			u.Why = "its image has musl libc, which cannot load it, nor NVIDIA's driver libraries; use an image with glibc"
-			p.tell(u)
-		}
-		unix.Close(fd)
+	defer unix.Close(fd)
+	musl := muslOnly(fmt.Sprintf("/proc/%d/root", u.PID))
+	if !ended(fd, 0) && musl { // else the file system was another process's
+		u.Why = "its image has musl libc, which cannot load it, nor NVIDIA's driver libraries; use an image with glibc"
+		p.tell(u)
 	}
 }
 

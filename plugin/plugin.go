@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/stub"
@@ -30,6 +31,7 @@ type Plugin struct {
 	shimDirs   []string    // of the host, one of which containers have mounted
 	audit      Audit
 	report     func(Unmanaged)
+	syncLimit  time.Duration // of a runtime for the list of its containers, until it is a problem
 }
 
 var (
@@ -46,7 +48,7 @@ var (
 // New returns a plugin that knows no devices yet. It enters the containers that use
 // GPUs in containers.
 func New(log logrus.FieldLogger, containers *Containers) *Plugin {
-	p := &Plugin{log: log, containers: containers}
+	p := &Plugin{log: log, containers: containers, syncLimit: syncLimit}
 	p.SetLibDir(cdi.DefaultLibDir)
 	p.inventory.Store(&Inventory{})
 	containers.Health.Waits(runtimePart, "not registered with the container runtime yet")
@@ -205,7 +207,7 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 		}
 	}
 	if c, err = cs.admit(c, req.Count, inv.givable()); err != nil {
-		key, value, ok := askedBy(pod.GetAnnotations(), ctr.GetName())
+		key, value, ok := cs.askedBy(pod.GetAnnotations(), ctr.GetName())
 		if r := (refusal{}); errors.As(err, &r) && r.annotation != "" {
 			key, value, ok = cs.annotation(pod, r.annotation, ctr.GetName())
 		}

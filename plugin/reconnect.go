@@ -33,7 +33,8 @@ const (
 	registerMax = 15 * time.Second
 	// configureLimit is twice what runtimes allow for a registration.
 	configureLimit = 10 * time.Second
-	// syncLimit is five times what runtimes allow for the list of all containers.
+	// syncLimit is five times what runtimes allow for the list of all containers. They may
+	// send it later, see errSynchronizedLate.
 	syncLimit = 10 * time.Second
 	// settled is how long a registration must last to count as a good one.
 	settled = 10 * time.Second
@@ -90,11 +91,17 @@ var (
 	errNotConfigured = fmt.Errorf("the container runtime did not configure the plugin within %v", configureLimit)
 
 	// errNotSynchronized: NRI sends the list of all pods and containers in messages of
-	// at least eight of them, and no message above 4 MiB.
-	errNotSynchronized = errors.New("the container runtime configured the plugin and then did not send the list of its containers, so new pods start without a GPU; " +
-		"NRI cannot send the list when eight pods and containers are larger than 4 MiB together, mostly by long environments, arguments or annotations: " +
-		"find them with crictl inspect, and make them smaller")
+	// at least eight of them, and no message above 4 MiB. Then it closes the connection.
+	errNotSynchronized = errors.New("the container runtime configured the plugin and then did not send the list of its containers, so new pods start without a GPU; " + tooLarge)
+
+	// errSynchronizedLate: the runtime sends the list while it creates, starts and stops
+	// nothing. While it waits for the end of a stop, it begins nothing else.
+	errSynchronizedLate = errors.New("the container runtime configured the plugin and has not sent the list of its containers yet; either it is stopping a container with a long grace period: " +
+		"new containers wait until that has ended, and get GPUs; or it cannot send the list, and new pods start without a GPU: " + tooLarge)
 )
+
+const tooLarge = "NRI cannot send the list when eight pods and containers are larger than 4 MiB together, mostly by long environments, arguments or annotations: " +
+	"find them with crictl inspect, and make them smaller"
 
 // register serves one connection until it ends, and closes it.
 func register(ctx context.Context, conn net.Conn, c Connection, p *Plugin) error {
@@ -122,14 +129,14 @@ func register(ctx context.Context, conn net.Conn, c Connection, p *Plugin) error
 		return errNotConfigured
 	case <-s.configured:
 	}
-	limit.Reset(syncLimit)
+	limit.Reset(p.syncLimit)
 	select {
 	case <-s.synchronized:
 	case err = <-done:
 		return s.unlessSynchronized(ctx, err)
-	case <-limit.C: // the connection may last: pods would start without GPUs all the same
-		p.log.Error(errNotSynchronized)
-		p.containers.Health.Problem(runtimePart, errNotSynchronized)
+	case <-limit.C: // the connection may last
+		p.log.Error(errSynchronizedLate)
+		p.containers.Health.Problem(runtimePart, errSynchronizedLate)
 	}
 	return s.unlessSynchronized(ctx, <-done)
 }

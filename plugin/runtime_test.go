@@ -518,6 +518,42 @@ func TestPreloadClaimedAfterOurs(t *testing.T) {
 	}
 }
 
+// healthOf returns a function that waits until the health is as ok wants it.
+func healthOf(t *testing.T, health *Health) func(what string, ok func() bool) {
+	return func(what string, ok func() bool) {
+		t.Helper()
+		for limit := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+			if time.Now().After(limit) {
+				t.Fatalf("waited in vain for %s: %q, not ready: %q", what, health.Problems(), health.NotReady())
+			}
+		}
+	}
+}
+
+// A runtime that stops a container with a long grace period does not send its list before the
+// end of that. The plugin does not know, and names both causes.
+func TestListThatComesLate(t *testing.T) {
+	r := newRuntime(t, "v2.4.2")
+	r.start()
+	defer r.stop()
+	stopping := r.nri.BlockPluginSync()
+	containers := NewContainers(quiet())
+	health := &containers.Health
+	p := New(quiet(), containers)
+	p.syncLimit = time.Millisecond
+	runPlugin(t, r, p)
+	until := healthOf(t, health)
+	until("the problem", func() bool { return len(health.Problems()) == 1 })
+	for _, part := range []string{"grace period", "4 MiB", "new containers wait"} {
+		if got := health.Problems()[0]; !strings.Contains(got, part) {
+			t.Errorf("it does not say %q: %s", part, got)
+		}
+	}
+	stopping.Unblock()
+	await(t, r.synced, "the registration")
+	until("the plugin to be well", func() bool { return len(health.NotReady()) == 0 })
+}
+
 // A pod whose containers are too large for NRI's messages keeps the runtime from sending
 // its list. The plugin is configured, and asked about no pod. It says so, with the cause,
 // and is well again when the containers are smaller.
@@ -532,14 +568,7 @@ func TestListTooLargeForNRIIsSaid(t *testing.T) {
 	containers := NewContainers(quiet())
 	health := &containers.Health
 	run(t, r, containers)
-	until := func(what string, ok func() bool) {
-		t.Helper()
-		for limit := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-			if time.Now().After(limit) {
-				t.Fatalf("waited in vain for %s: %q, not ready: %q", what, health.Problems(), health.NotReady())
-			}
-		}
-	}
+	until := healthOf(t, health)
 	until("the problem", func() bool {
 		p := health.Problems()
 		return len(p) == 1 && strings.Contains(p[0], "4 MiB") && strings.Contains(p[0], "crictl")

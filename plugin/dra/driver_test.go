@@ -320,6 +320,7 @@ func TestRollingUpdate(t *testing.T) {
 	next.SetInventory(inventory(t, twoGPUs()[:1]))
 	check(t, next.prepare(claims[1]))
 	for name, d := range map[string]*served{"old": old, "next": next} {
+		d.Claims().Load()
 		for _, c := range claims[:2] {
 			if _, known := d.Claims().ByDevice(string(c.UID) + "-" + name0 + "-" + string(*c.Status.Allocation.Devices.Results[0].ShareID)); !known {
 				t.Errorf("the %s driver does not know claim %s", name, c.UID)

@@ -200,18 +200,6 @@ func (s *Store) change(uid types.UID, known fs.FileInfo, enter func()) {
 	}
 }
 
-// find looks a share up, and where this process does not know it, on the disk.
-func (s *Store) find(share func() (plugin.Share, bool)) (plugin.Share, bool) {
-	found, ok := share()
-	if ok {
-		return found, ok
-	}
-	if err := s.load(); err != nil {
-		s.log.Warn(err)
-	}
-	return share()
-}
-
 func (s *Store) read(uid types.UID) (Record, error) {
 	r, err := readRecord(s.file(uid))
 	if err == nil && r.UID != uid {
@@ -270,24 +258,27 @@ func (s *Store) forget(uid types.UID) {
 	delete(s.files, uid)
 }
 
+// Load is load for the plugin.
+func (s *Store) Load() {
+	if err := s.load(); err != nil {
+		s.log.Warn(err)
+	}
+}
+
 // ByDevice returns the share that a CDI device is; the name is without the kind.
 func (s *Store) ByDevice(name string) (plugin.Share, bool) {
-	return s.find(func() (plugin.Share, bool) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		share, ok := s.names[name]
-		return share, ok
-	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	share, ok := s.names[name]
+	return share, ok
 }
 
 // ByToken returns the share that a token stands for.
 func (s *Store) ByToken(token string) (plugin.Share, bool) {
-	return s.find(func() (plugin.Share, bool) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		share, ok := s.tokens[token]
-		return share, ok
-	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	share, ok := s.tokens[token]
+	return share, ok
 }
 
 func (s *Store) record(uid types.UID) (Record, bool) {
@@ -416,8 +407,8 @@ func (s *Store) writeSpec(r Record, edits editor) error {
 		if err != nil {
 			return err
 		}
-		spec.ContainerEdits = common
-		device.Env = slices.Concat(device.Env, []string{fmt.Sprintf("%s%.8s=%s", plugin.TokenEnv, share.Token, share.Token)})
+		spec.ContainerEdits = cdi.ForClaim(common)
+		device.Env = slices.Concat(device.Env, []string{plugin.TokenVariable(share.Token)})
 		spec.Devices = append(spec.Devices, specs.Device{Name: share.Name, ContainerEdits: device})
 	}
 	data, err := json.Marshal(spec)

@@ -7,9 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/containerd/nri/pkg/api"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -85,6 +87,25 @@ func TestPrepare(t *testing.T) {
 		if strings.HasPrefix(e, nvcdi.PreloadEnv+"=") {
 			t.Errorf("%s replaces the container's own; NRI merges it", e)
 		}
+	}
+	// Without the plugin, CDI alone has programs load the shim and find the scheduler.
+	sources := map[string][]string{}
+	for _, m := range spec.ContainerEdits.Mounts {
+		sources[m.ContainerPath] = append(sources[m.ContainerPath], m.HostPath)
+	}
+	if got := sources["/etc/ld.so.preload"]; len(got) != 1 || got[0] != nvcdi.DefaultPaths.ShimDir+"/"+nvcdi.PreloadFile {
+		t.Errorf("mounted at /etc/ld.so.preload: %q, of %q", got, sources)
+	}
+	if !slices.Contains(spec.ContainerEdits.Env, nvcdi.RunDirEnv+"="+nvcdi.ContainerRunDir) {
+		t.Errorf("the environment is %q", spec.ContainerEdits.Env)
+	}
+	// The plugin knows the token that a container of the claim has.
+	p := plugin.New(silent(), plugin.NewContainers(silent()))
+	p.SetClaims(d.Claims())
+	adjust, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{}, &api.Container{Id: "c", Env: spec.Devices[0].ContainerEdits.Env})
+	check(t, err)
+	if got := nvcdi.Kind + "=" + adjust.GetAnnotations()[plugin.ClaimAnnotation]; got != want[0] {
+		t.Errorf("the container has %s, want %s", got, want[0])
 	}
 	// The next driver knows the same.
 	before := d.store.Records()

@@ -96,7 +96,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	f.kube.add(s)
 	f.dra.add(s)
-	s.StringVar(&f.audit, "audit", "report", "`report|stop`: what to do about containers that asked for GPUs and run without nvshare, at each registration; stop needs the host's PID namespace")
+	s.StringVar(&f.audit, "audit", "report", "`report|stop`: what to do about containers that asked for GPUs and run without nvshare, at each registration and as they start; stop needs the host's PID namespace")
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	manual.Wrap(cmd)
 	cmd.AddCommand(manual.Command("8", api.Version, nil))

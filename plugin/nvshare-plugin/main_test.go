@@ -222,6 +222,60 @@ func TestServesWithoutADriver(t *testing.T) {
 	<-done
 }
 
+// A plugin that serves beside an earlier one looks again until it knows the GPUs, and then when
+// something changes. It writes nothing.
+func TestPeeksUntilItLeads(t *testing.T) {
+	root, args := host(t, 1)
+	hidden := root + "/nvidia.yaml"
+	if err := os.Rename(root+"/etc/cdi/nvidia.yaml", hidden); err != nil {
+		t.Fatal(err)
+	}
+	n := nodeOn(t, root, args)
+	ctx, cancel := context.WithCancel(context.Background())
+	found, looked, ended := make(chan *plugin.Inventory, 100), make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		n.peek(ctx, time.Millisecond, func(inv *plugin.Inventory) { found <- inv }, func() {
+			select {
+			case looked <- struct{}{}:
+			default:
+			}
+		})
+	}()
+	next := func(what string) *plugin.Inventory {
+		t.Helper()
+		select {
+		case inv := <-found:
+			return inv
+		case <-time.After(patience):
+			t.Fatalf("waited in vain for %s", what)
+			return nil
+		}
+	}
+	<-looked
+	if inv := next("the first look"); inv.Problem() == nil || len(n.health.NotReady()) != 1 {
+		t.Errorf("without a driver: %v, not ready for %q", inv.Problem(), n.health.NotReady())
+	}
+	if err := os.Rename(hidden, root+"/etc/cdi/nvidia.yaml"); err != nil {
+		t.Fatal(err)
+	}
+	if inv := next("a look that succeeds"); inv.Problem() != nil || len(inv.GPUs()) != 1 || len(n.health.NotReady()) != 0 {
+		t.Errorf("with the driver: %d GPUs, %v, not ready for %q", len(inv.GPUs()), inv.Problem(), n.health.NotReady())
+	}
+	write(t, root+"/new/information", information("GPU-1", 1))
+	if err := os.Rename(root+"/new", root+"/proc/driver/nvidia/gpus/0000:01:00.0"); err != nil {
+		t.Fatal(err)
+	}
+	if inv := next("a second GPU"); len(inv.GPUs()) != 2 {
+		t.Errorf("%d GPUs, want 2", len(inv.GPUs()))
+	}
+	cancel()
+	<-ended
+	if files := specFiles(t, root+"/run/cdi"); len(files) > 0 || len(found) > 0 {
+		t.Errorf("wrote %v; handed over %d times more", files, len(found))
+	}
+}
+
 // Somebody else's file in the way of a spec keeps engines from the devices: pods are
 // refused, and told why, until it is gone.
 func TestFileInTheWayIsToldToPods(t *testing.T) {

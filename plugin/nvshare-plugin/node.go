@@ -83,22 +83,57 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 }
 
 // peek hands over what the node has, or why that is not known, and writes nothing: the files
-// are another plugin's.
-func (n *node) peek(ctx context.Context, found func(*plugin.Inventory)) {
+// are another plugin's. It calls looked after the first look. Until ctx ends it looks again
+// after that time if something has changed or the look before failed: nobody else would, and
+// a plugin that gives no GPUs is not ready, so that the earlier plugin would never be ended.
+// What it has handed over stays while a look fails.
+func (n *node) peek(ctx context.Context, every time.Duration, found func(*plugin.Inventory), looked func()) {
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	seen, failure, known := "", "", false
+	for {
+		if now := n.fingerprint(); now != seen {
+			inv, err := n.see(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			n.health.Problem(nodePart, err)
+			switch {
+			case err == nil:
+				seen, failure, known = now, "", true
+				found(inv)
+			case err.Error() != failure: // tried again, not said again
+				seen, failure = "", err.Error()
+				if known {
+					n.log.Errorf("GPUs or driver changed, and pods get those of before: %v", err)
+					break
+				}
+				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
+				found(plugin.Unavailable(err))
+			}
+		}
+		looked()
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// see returns what the node has, and writes nothing.
+func (n *node) see(ctx context.Context) (*plugin.Inventory, error) {
 	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
 	defer cancel()
 	n.cover()
 	g, err := cdi.Generate(ctx, n.options, n.paths)
-	n.health.Problem(nodePart, err)
-	switch {
-	case err != nil:
-		n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
-		found(plugin.Unavailable(err))
-	case len(g.Specs) == 0:
-		found(plugin.NewInventory(nil, nil, n.options.HostRoot))
-	default:
-		found(plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs, n.options.HostRoot))
+	if err != nil {
+		return nil, err
 	}
+	if len(g.Specs) == 0 {
+		return plugin.NewInventory(nil, nil, n.options.HostRoot), nil
+	}
+	return plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs, n.options.HostRoot), nil
 }
 
 // cover has pods see the shim through an overlay, where that is sure to work.

@@ -38,6 +38,7 @@ type service struct {
 
 	leads           chan struct{} // is closed when the service leads
 	register, serve func()        // with the runtime; the kubelet
+	endPeek         func()        // ends the looks of serveBeside
 
 	ctx    context.Context // ends when a part has ended
 	cancel context.CancelFunc
@@ -47,7 +48,7 @@ type service struct {
 }
 
 func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDir string) (*service, error) {
-	s := &service{flags: f, log: n.log, runDir: runDir, node: n, containers: plugin.NewContainers(n.log), leads: make(chan struct{})}
+	s := &service{flags: f, log: n.log, runDir: runDir, node: n, containers: plugin.NewContainers(n.log), leads: make(chan struct{}), endPeek: func() {}}
 	s.containers.PromiseMemory(f.promiseMemory)
 	s.containers.MakeRoom(mover(runDir))
 	n.health = &s.containers.Health
@@ -119,7 +120,20 @@ func (s *service) refuse() {
 
 // serveBeside serves beside an earlier plugin, whose files and specs stay.
 func (s *service) serveBeside() {
-	s.node.peek(s.ctx, s.found)
+	ctx, cancel := context.WithCancel(s.ctx)
+	looked, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.node.peek(ctx, retryInterval, s.found, sync.OnceFunc(func() { close(looked) }))
+	}()
+	s.endPeek = func() {
+		cancel()
+		<-ended
+	}
+	select {
+	case <-looked:
+	case <-ended:
+	}
 	s.register()
 	s.serve()
 }
@@ -140,6 +154,7 @@ func (s *service) lead() error {
 	looked, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
+		s.endPeek()
 		s.found(s.node.look(s.ctx))
 		close(looked)
 		s.node.watch(s.ctx, s.found)

@@ -192,10 +192,12 @@ chmod 777 /simgpu/run
 printf '[Service]\nLimitNOFILE=16500\nEnvironment=NVSHARE_SIMGPU=/simgpu NVSHARE_DROP_LEAD_MS=5\nReadWritePaths=/simgpu\n' \
 	>/etc/systemd/system/nvshare-scheduler.service.d/test.conf
 mkdir -p /etc/systemd/system/nvshare-plugin.service.d
-printf '[Service]\nEnvironment=NVSHARE_SIMGPU=/simgpu\n%s\n%s\n%s\n' \
+printf '[Service]\nEnvironment=NVSHARE_SIMGPU=/simgpu\n%s\n%s\n%s\n%s\n%s\n' \
 	"ExecStartPost=/usr/local/bin/nvsharectl events -n 0" \
 	"ExecStartPost=/bin/sh -c 'test -d /proc/1/root/etc'" \
 	"ExecStartPost=/bin/sh -c 'mknod /dev/nvidia-test c 1 3 && head -c 0 /dev/nvidia-test && rm /dev/nvidia-test'" \
+	"ExecStartPost=/bin/sh -c 'kill -0 \$\$(systemctl show --value -p MainPID nvshare-scheduler.service)'" \
+	"ExecStartPost=/usr/bin/perl -e 'socket(my \$\$s, 16, 2, 15) or die'" \
 	>/etc/systemd/system/nvshare-plugin.service.d/test.conf
 mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler left it
 `, "prepare", buildDir)
@@ -241,7 +243,8 @@ mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler le
 }
 
 // testPluginUnit: the plugin works inside its unit's bounds, where it may use the control
-// socket, see containers' files and make device nodes: ExecStartPost did each of these.
+// socket, see containers' files, make device nodes, signal processes of other users and open
+// the kernel's socket for device messages: ExecStartPost did each of these.
 func testPluginUnit(m *machine) {
 	m.t.Helper()
 	if err := node.Until(m.ctx, "the plugin to run and to write the CDI spec", func() error {
@@ -256,7 +259,7 @@ func testPluginUnit(m *machine) {
 	}
 	pid := strings.TrimSpace(m.run("systemctl", "show", "--value", "-p", "MainPID", "nvshare-plugin.service"))
 	status := m.run("cat", "/proc/"+pid+"/status")
-	for _, want := range []string{"CapBnd:\t0000000008090002", "NoNewPrivs:\t1", "Seccomp:\t2"} {
+	for _, want := range []string{"CapBnd:\t0000000008090022", "NoNewPrivs:\t1", "Seccomp:\t2"} {
 		if !strings.Contains(status, want) {
 			m.t.Errorf("the plugin's status lacks %q:\n%s", want, status)
 		}

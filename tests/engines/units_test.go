@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -45,5 +46,24 @@ func TestUnits(t *testing.T) {
 	}
 	if err != nil && !t.Failed() {
 		t.Logf("systemd-analyze: %v\n%s", err, out)
+	}
+}
+
+// The plugin's unit permits what the plugin does on some nodes only, or at some moments
+// only: what it lacks there, no other test may notice.
+func TestPluginUnitPermits(t *testing.T) {
+	text, err := os.ReadFile("../../deployments/systemd/nvshare-plugin.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ setting, word, to string }{
+		{"CapabilityBoundingSet", "CAP_KILL", "end a container of another user (--audit stop)"},
+		{"RestrictAddressFamilies", "AF_NETLINK", "hear what the kernel says of GPUs (cdi/watch.go)"},
+	} {
+		_, value, _ := strings.Cut(string(text), "\n"+c.setting+"=")
+		value, _, _ = strings.Cut(value, "\n")
+		if !slices.Contains(strings.Fields(value), c.word) {
+			t.Errorf("%s=%s: the plugin needs %s to %s", c.setting, value, c.word, c.to)
+		}
 	}
 }

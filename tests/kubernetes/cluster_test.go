@@ -449,6 +449,16 @@ func required(t *testing.T) {
 		}
 		return err
 	})
+	for spec, want := range map[string]bool{
+		`containers: [{name: main, image: none}]`:                                                      false,
+		`containers: [{name: main, image: none, resources: {limits: {nvshare.com/gpu: 1}}}]`:           true,
+		`containers: [{name: main, image: none}], resourceClaims: [{name: gpu, resourceClaimName: x}]`: true,
+	} {
+		out, err := cluster.Apply(ctx, "{apiVersion: v1, kind: Pod, metadata: {name: asks}, spec: {"+spec+"}}", "create", "--dry-run=server", "-o", "jsonpath={.metadata.annotations}")
+		if err != nil || strings.Contains(out, "required-plugins") != want {
+			t.Errorf("a pod with %s: annotations %s, %v", spec, out, err)
+		}
+	}
 	kubectl(t, ctx, "delete", "-n", "nvshare-system", "daemonset/nvshare", "--cascade=foreground", "--timeout="+patience.String())
 	kubectl(t, ctx, "apply", "-f", manifest(small1))
 	await(t, ctx, "an Event that refuses the pod", func() error {
