@@ -36,6 +36,8 @@
 #define MOST_ONS   5
 #define NO_TIMING  2u /* of an event */
 #define COPY_BYTES (64u << 20)
+#define WAITING    64 /* copies at most that wait for the kernel */
+#define WAITS      4
 
 /* What a block stores: first and last look at the clock, the longest gap, when that began. */
 struct looks {
@@ -110,6 +112,8 @@ typedef unsigned long long CUdeviceptr;
 	X(cuMemHostAlloc, void **, size_t, unsigned)                                                    \
 	X(cuMemcpyDtoH_v2, void *, CUdeviceptr, size_t)                                                 \
 	X(cuMemcpyDtoHAsync_v2, void *, CUdeviceptr, size_t, void *)                                    \
+	X(cuMemcpyHtoDAsync_v2, CUdeviceptr, const void *, size_t, void *)                              \
+	X(cuStreamWaitEvent, void *, void *, unsigned)                                                  \
 	X(cuLaunchKernel, void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
 	  void *, void **, void **)
 #define X(name, ...) static CUresult (*name)(__VA_ARGS__);
@@ -195,6 +199,11 @@ static struct {
 	int submitted, came_off, came_on; /* while channels are off: came all the same, came when they were on */
 	int after_two, after_spare_on;    /* ons that end an off of two offs, and of one after an on too many; 0 is one */
 	double copy_gb_s;
+	struct behind {
+		int waiting;   /* copies that wait for the kernel, each in a stream of its own */
+		bool out, in;  /* a copy of another stream came meanwhile, from and to the GPU */
+		double out_ms, in_ms;
+	} behind[WAITS];
 	bool kernel_went_on;
 } found;
 
@@ -453,6 +462,50 @@ static void probe_copy(void)
 	found.kernel_went_on = true;
 }
 
+/*
+ * Copies that wait for the kernel may stand before others in the queue of a copy engine:
+ * then no memory can leave while the kernel stands still.
+ */
+static struct behind probe_behind(int waiting)
+{
+	static void *streams[WAITING], *kernel_done, *copied;
+	struct behind b = { .waiting = waiting };
+	struct timespec t;
+
+	doing = "copying behind copies that wait for a kernel";
+	for (int i = 0; i < WAITING && !streams[i]; i++)
+		CU(cuStreamCreate(&streams[i], 1));
+	if (!kernel_done) {
+		CU(cuEventCreate(&kernel_done, NO_TIMING));
+		CU(cuEventCreate(&copied, NO_TIMING));
+	}
+	launch(100);
+	CU(cuEventRecord(kernel_done, stream));
+	for (int i = 0; i < waiting; i++) {
+		CU(cuStreamWaitEvent(streams[i], kernel_done, 0));
+		if (i % 2)
+			CU(cuMemcpyHtoDAsync_v2(buffer, pinned, 1 << 20, streams[i]));
+		else
+			CU(cuMemcpyDtoHAsync_v2(pinned, buffer, 1 << 20, streams[i]));
+	}
+	sleep_ms(20);
+	if (nvs_rm_channels(found.uuid, false) == NVS_RM_OK) {
+		t = now();
+		CU(cuMemcpyDtoHAsync_v2(pinned, buffer, COPY_BYTES, copies));
+		CU(cuEventRecord(copied, copies));
+		b.out = comes(copied, 200);
+		b.out_ms = ms_since(&t);
+		t = now();
+		CU(cuMemcpyHtoDAsync_v2(buffer, pinned, COPY_BYTES, copies));
+		CU(cuEventRecord(copied, copies));
+		b.in = b.out && comes(copied, 200);
+		b.in_ms = ms_since(&t);
+	}
+	nvs_rm_channels(found.uuid, true);
+	CU(cuCtxSynchronize());
+	return b;
+}
+
 /* ---- the report ---- */
 
 static bool gap_right(const struct gap *g)
@@ -518,6 +571,10 @@ static void print_text(void)
 	       found.after_two + 1, found.after_spare_on + 1);
 	printf("a copy while channels are off: %s, %.1f GB/s; the kernel %s\n", found.copy_while_off ? "done" : "NOT TRIED",
 	       found.copy_gb_s, found.kernel_went_on ? "went on" : "DID NOT GO ON");
+	for (int i = 0; i < WAITS; i++)
+		printf("behind %d copies that wait for the kernel: a copy from the GPU %s after %.1f ms, to the GPU %s after %.1f ms\n",
+		       found.behind[i].waiting, found.behind[i].out ? "done" : "NOT DONE", found.behind[i].out_ms,
+		       found.behind[i].in ? "done" : "NOT DONE", found.behind[i].in_ms);
 	if (found.one.bare_channels || !found.one.compute_groups)
 		puts("channels without a group, or no group: under MPS, or a driver that this layer does not know");
 	puts(all_right() ? "all of it works" : "NOT all of it works");
@@ -562,7 +619,12 @@ static void print_json(void)
 	json_times("on_busy", &found.on_busy);
 	printf("\"submitted\":%d,\"came_off\":%d,\"came_on\":%d,\"ons_after_two_offs\":%d,\"ons_after_a_spare_on\":%d,",
 	       found.submitted, found.came_off, found.came_on, found.after_two + 1, found.after_spare_on + 1);
-	printf("\"copy_while_off_gb_s\":%.2f,\"kernel_went_on\":%s,\"all_right\":%s}\n", found.copy_gb_s,
+	printf("\"behind\":[");
+	for (int i = 0; i < WAITS; i++)
+		printf("%s{\"waiting\":%d,\"out\":%s,\"out_ms\":%.3f,\"in\":%s,\"in_ms\":%.3f}", i ? "," : "",
+		       found.behind[i].waiting, found.behind[i].out ? "true" : "false", found.behind[i].out_ms,
+		       found.behind[i].in ? "true" : "false", found.behind[i].in_ms);
+	printf("],\"copy_while_off_gb_s\":%.2f,\"kernel_went_on\":%s,\"all_right\":%s}\n", found.copy_gb_s,
 	       found.kernel_went_on ? "true" : "false", all_right() ? "true" : "false");
 }
 
@@ -592,6 +654,8 @@ int main(int argc, char **argv)
 	probe_times(false, &found.off_idle, &found.on_idle);
 	probe_times(true, &found.off_busy, &found.on_busy);
 	probe_copy();
+	for (int i = 0; i < WAITS; i++)
+		found.behind[i] = probe_behind((const int[WAITS]){ 0, 1, 8, WAITING }[i]);
 	probe_submission();
 	probe_counting();
 	if (json)
