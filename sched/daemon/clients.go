@@ -309,6 +309,9 @@ func (d *Daemon) bury(cl *client) {
 	if cl.away.next != nil {
 		cl.away.next.Stop()
 	}
+	if cl.bringing.copier != nil { // a child, or another process, may have its end of the socket
+		cl.bringing.copier.End()
+	}
 	d.dropFile(cl)
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.Process)

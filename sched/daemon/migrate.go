@@ -5,6 +5,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -127,6 +128,7 @@ func (d *Daemon) depart(m *migration) {
 	if m.legs == 1 {
 		m.began = time.Now()
 	}
+	m.late = false
 	m.limit.Set(now().Add(departLimit))
 	waiting := m.from.core.Snapshot(now()).Queue
 	for _, cl := range m.clients {
@@ -317,19 +319,39 @@ func (d *Daemon) advanceDeparture(m *migration) {
 	switch {
 	case len(m.clients) == 0:
 	case m.from.core.Departed(m.account):
-		d.carry(m)
-		return
+		if m.err = d.onOthers(m); m.err == nil {
+			d.carry(m)
+			return
+		}
+		d.stay(m)
 	case m.late:
 		m.err = fmt.Errorf("its work or its memory did not leave GPU %d within %v", m.from.Index, departLimit)
-		for _, cl := range m.clients {
-			if att := cl.attached[m.from]; att != nil {
-				d.letOn(att)
-			}
-		}
+		d.stay(m)
 	default:
 		return
 	}
 	d.endMigration(m)
+}
+
+// stay lets a tenant on that was to depart.
+func (d *Daemon) stay(m *migration) {
+	for _, cl := range m.clients {
+		if att := cl.attached[m.from]; att != nil {
+			d.letOn(att)
+		}
+	}
+}
+
+// onOthers returns an error if a process of a tenant that departs has begun on another GPU.
+func (d *Daemon) onOthers(m *migration) error {
+	for _, g := range d.order {
+		for _, cl := range m.clients {
+			if att := cl.attached[g]; g != m.from && att != nil && !att.held {
+				return fmt.Errorf("process %d has begun on GPU %d meanwhile, and only tenants of one GPU move", cl.PID, g.Index)
+			}
+		}
+	}
+	return nil
 }
 
 // letOn takes keepOff back.
@@ -444,10 +466,10 @@ func (d *Daemon) carry(m *migration) {
 		m.noteTime("memory out")
 	}
 	d.endCopier(m)
-	var pids []int
+	var all []peer.Process
 	for _, cl := range m.clients {
 		cl.from = m.from
-		pids = append(pids, int(cl.PID))
+		all = append(all, cl.Process)
 	}
 	if m.err = d.recordCarried(); m.err != nil { // a restart would not know of them
 		d.cutLoose(m)
@@ -455,7 +477,7 @@ func (d *Daemon) carry(m *migration) {
 	}
 	there, back := d.exchange(m.from, m.to), d.exchange(m.to, m.from)
 	d.wg.Go(func() {
-		took, err := d.carryAll(pids, there, back)
+		took, err := d.carryAll(all, there, back)
 		d.do(func() {
 			m.err, m.took = err, m.took.Add(took...)
 			d.cutLoose(m)
@@ -478,56 +500,89 @@ func (d *Daemon) exchange(a, b *gpu) (pairs []checkpoint.Pair) {
 	return pairs
 }
 
-// carryAll moves processes one after the other. If one cannot move, those that have go back.
-// All of them run when it returns, unless the daemon has ended.
-func (d *Daemon) carryAll(pids []int, there, back []checkpoint.Pair) (took checkpoint.Times, err error) {
-	ctx := context.Background() // an operation has a limit of its own
-	for i, pid := range pids {
-		one, err := d.carryOne(ctx, pid, there)
+// carryAll moves processes one after the other. If one cannot move, those that have go back. A
+// process that cannot come back is tried again after the return: the others need not wait.
+func (d *Daemon) carryAll(all []peer.Process, there, back []checkpoint.Pair) (took checkpoint.Times, err error) {
+	for i, p := range all {
+		one, err := d.carryOne(p, there)
 		if took = took.Add(one...); err == nil {
 			continue
 		}
-		for _, moved := range pids[:i] {
-			if _, err := d.carryOne(ctx, moved, back); err != nil {
+		for _, moved := range all[:i] {
+			if _, err := d.carryOne(moved, back); err != nil {
 				d.bringBack(moved)
 			}
 		}
-		d.bringBack(pid)
+		d.bringBack(p)
 		return took, err
 	}
 	return took, nil
 }
 
-func (d *Daemon) carryOne(ctx context.Context, pid int, pairs []checkpoint.Pair) (checkpoint.Times, error) {
-	took, err := d.opts.Checkpoint.Off(ctx, pid)
-	if err != nil {
-		return took, err
+// carryOne moves a process. One that has ended has nothing to move, and its PID may be another's.
+func (d *Daemon) carryOne(p peer.Process, pairs []checkpoint.Pair) (took checkpoint.Times, err error) {
+	ctx := context.Background() // an operation has a limit of its own
+	for _, operate := range []func() (checkpoint.Times, error){
+		func() (checkpoint.Times, error) { return d.opts.Checkpoint.Off(ctx, int(p.PID)) },
+		func() (checkpoint.Times, error) { return d.opts.Checkpoint.On(ctx, int(p.PID), pairs) },
+	} {
+		lives, gone := d.peers.Find(p)
+		if gone != nil {
+			return took, nil
+		}
+		one, err := operate()
+		lives.Close()
+		if took = took.Add(one...); err != nil {
+			return took, err
+		}
 	}
-	on, err := d.opts.Checkpoint.On(ctx, pid, pairs)
-	return took.Add(on...), err
+	return took, nil
 }
 
-// bringBack has a process run again, on the GPU where it can. It tries for as long as the
-// process lives: nothing else could be done for it.
-func (d *Daemon) bringBack(pid int) {
-	for first := true; ; first = false {
-		_, err := d.opts.Checkpoint.On(context.Background(), pid, nil)
-		if p, gone := d.peers.FindPID(int32(pid)); err == nil || gone != nil {
-			return
-		} else if p.Close(); first {
-			d.log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", pid, bringBackPause)
-		}
+// bringBack has a process run again, on the GPU where it can.
+func (d *Daemon) bringBack(p peer.Process) {
+	err := d.tryBack(p)
+	if err == nil {
+		return
+	}
+	d.log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", p.PID, bringBackPause)
+	d.wg.Go(func() { d.keepTrying(p) })
+}
+
+// keepTrying does that for as long as the process lives: nothing else could be done for it.
+func (d *Daemon) keepTrying(p peer.Process) {
+	for {
 		select {
 		case <-d.ended: // the next scheduler goes on, see restoreCarried
 			return
 		case <-time.After(bringBackPause):
 		}
+		if d.tryBack(p) == nil {
+			return
+		}
 	}
+}
+
+// tryBack returns why a process does not run, which has not ended and which the driver has
+// not given up: then its calls return errors.
+func (d *Daemon) tryBack(p peer.Process) error {
+	lives, gone := d.peers.Find(p)
+	if gone != nil {
+		return nil
+	}
+	defer lives.Close()
+	_, err := d.opts.Checkpoint.On(context.Background(), int(p.PID), nil)
+	if e := (*checkpoint.Error)(nil); errors.As(err, &e) && e.State == checkpoint.Failed {
+		d.log.WithError(err).Errorf("process %d is off its GPU, and the driver cannot restore it: end it", p.PID)
+		return nil
+	}
+	return err
 }
 
 // cutLoose has processes attach to the GPU that they are on.
 func (d *Daemon) cutLoose(m *migration) {
 	m.phase = arrives
+	m.late = false
 	m.limit.Set(now().Add(arriveLimit))
 	for _, cl := range m.clients {
 		if c := cl.conn; c != nil {
@@ -549,8 +604,12 @@ func (d *Daemon) arrived() {
 // moved. It returns whether it has.
 func (d *Daemon) arrive(cl *client, g *gpu) bool {
 	from := cl.from
+	if from == nil {
+		return false
+	}
 	cl.from = nil
-	if from == nil || from == g {
+	d.arrived()
+	if from == g {
 		return false
 	}
 	delete(cl.attached, from)

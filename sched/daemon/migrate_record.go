@@ -67,7 +67,7 @@ func (d *Daemon) restoreCarried() {
 		d.strayed[cl] = was.From
 		d.log.Warnf("process %d was on its way to another GPU when the earlier scheduler ended; it is made to run again", was.PID)
 		if d.opts.Checkpoint != nil {
-			d.wg.Go(func() { d.bringBack(int(was.PID)) })
+			d.wg.Go(func() { d.bringBack(was.Process) })
 		}
 	}
 }

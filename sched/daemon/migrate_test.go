@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -189,6 +191,10 @@ func TestMigrate(t *testing.T) {
 	events := s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_MIGRATE}}).Events
 	if len(events) != 1 || events[0].Uuid != gpuB.UUID || events[0].Bytes != 256*mib || !strings.Contains(events[0].Reason, "from GPU 0") {
 		t.Errorf("events %v", events)
+	}
+	// The next scheduler is to bring nothing back.
+	if record, err := os.ReadFile(filepath.Join(s.dir, "migrating.json")); err != nil || !strings.Contains(string(record), `"processes": []`) {
+		t.Errorf("off their GPUs: %s, %v", record, err)
 	}
 	n.proc.kill()
 	s.await("it is gone", func(r *api.StatusResponse) bool { return r.Gpus[1].Swap.ArenaUsedBytes == 0 })
@@ -463,11 +469,59 @@ func TestMigrateBroughtBack(t *testing.T) {
 		t.Errorf("two copiers within %v", took)
 	}
 	n.wantCopier(gpuA)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ended != 2 {
-		t.Errorf("%d copiers have ended, want that of the move and the first one back", c.ended)
+	ended := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.ended
 	}
+	if n := ended(); n != 2 {
+		t.Errorf("%d copiers have ended, want that of the move and the first one back", n)
+	}
+	n.proc.kill() // its end of the socket may live on in a child
+	s.await("the last one ends", func(*api.StatusResponse) bool { return ended() == 3 })
+}
+
+// A process that cannot be restored is tried again, and does not hold up the rest of its tenant.
+func TestMigrateNotBackYet(t *testing.T) {
+	var back atomic.Bool
+	c := &carrier{refuse: func(call string) error {
+		if strings.HasPrefix(call, "on") && !back.Load() {
+			return errors.New("the GPU is full")
+		}
+		return nil
+	}}
+	s := start(t, t.TempDir(), migrating(c))
+	a, e := newWorking(t, s, wire.RegisterSwap)
+	done := migrateSelf(t, s, "1")
+	a.departs(s, e)
+	n := a.arrivesOn(gpuA, wire.AttachWant)
+	n.goesOn()
+	if r := <-done; r.err == nil || !strings.Contains(r.err.Error(), "the GPU is full") {
+		t.Errorf("%v, %v", r.MigrateResponse, r.err)
+	}
+	tries := len(c.told())
+	s.await("it is tried again", func(*api.StatusResponse) bool { return len(c.told()) > tries })
+	back.Store(true)
+}
+
+// A process that begins on the other GPU before it departs uses two GPUs, and stays.
+func TestMigrateBeginsOnAnother(t *testing.T) {
+	reached, held := make(chan struct{}), make(chan struct{})
+	c := &carrier{before: func() { close(reached); <-held }}
+	s := start(t, t.TempDir(), migrating(c))
+	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
+	done := migrateSelf(t, s, "1")
+	<-reached
+	a.attach(1, gpuB, 0, 0)
+	close(held)
+	a.departs(s, e)
+	if r := <-done; r.err == nil || !strings.Contains(r.err.Error(), "has begun on GPU 1 meanwhile") {
+		t.Errorf("%v, %v", r.MigrateResponse, r.err)
+	}
+	if calls := c.told(); len(calls) != 0 {
+		t.Errorf("calls %q", calls)
+	}
+	a.in(a.granted())
 }
 
 // A process that begins while the others are on their way goes after them.
