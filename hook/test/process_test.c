@@ -574,6 +574,44 @@ static void cuda_after_exit_without_a_grant(void)
 	CHECK(atomic_load(&stub_state()->destroyed) == 3);
 }
 
+static bool lingers;
+
+static void linger(void)
+{
+	if (!lingers)
+		return;
+	arrive(1);
+	await(2);
+}
+
+static int run_lingers(void)
+{
+	lingers = true;
+	note(launch(NULL) == 0);
+	await(1);
+	return 13;
+}
+
+/*
+ * The driver is asked no more, so it is not known which GPU the process is on by now: a
+ * scheduler that starts does not hear of it.
+ */
+static void ends_without_another_scheduler(void)
+{
+	struct pollfd p;
+
+	CHECK(atexit(linger) == 0); /* it runs after the shim's */
+	start_holder(run_lingers, 3);
+	atomic_store(&both->go, 1);
+	app_at(1);
+	fake_die(&fake);
+	fake_listen(&fake);
+	p = (struct pollfd){ .fd = fake.listener, .events = POLLIN };
+	CHECK(poll(&p, 1, 1500) == 0); /* it would try again after 1 s at most */
+	atomic_store(&both->go, 2);
+	ENDS_WITH(13);
+}
+
 /* The shim's threads drain no more: the thread that waits does, and asks for the next turn. */
 static void cuda_after_exit_beside_a_revoke(void)
 {
@@ -897,6 +935,7 @@ static const struct life_case cases[] = {
 	CASE(signals_at_the_gate),
 	CASE(exit_in_a_handler_at_the_gate),
 	CASE(exit_in_a_handler_while_allocating),
+	CASE(ends_without_another_scheduler),
 	CASE(jump_out_of_the_wait),
 	CASE(stopped_while_holding),
 	CASE(stopped_while_waiting),
