@@ -26,8 +26,13 @@ func (h host) at(path string) string {
 	return filepath.Join(string(h), path)
 }
 
-// openat2 is the kernel's; a test puts an older kernel in its place.
-var openat2 = unix.Openat2
+// unresolved says why openat2 did not resolve a path.
+func (h host) unresolved(path string, err error) error {
+	if errors.Is(err, unix.ENOSYS) {
+		return fmt.Errorf("resolve %s in the host's root %s: %w: openat2 needs Linux 5.6, so nvshare needs a later kernel here", path, string(h), err)
+	}
+	return &os.PathError{Op: "resolve", Path: path, Err: err}
+}
 
 // real follows all symbolic links of path inside the host's root.
 func (h host) real(path string) (string, error) {
@@ -39,15 +44,12 @@ func (h host) real(path string) (string, error) {
 		return "", fmt.Errorf("open the host's root %s: %w", string(h), err)
 	}
 	defer unix.Close(root)
-	fd, err := openat2(root, path, &unix.OpenHow{
+	fd, err := unix.Openat2(root, path, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	})
-	if errors.Is(err, unix.ENOSYS) {
-		return "", fmt.Errorf("resolve %s in the host's root %s: %w: openat2 needs Linux 5.6, so nvshare needs a later kernel here", path, string(h), err)
-	}
 	if err != nil {
-		return "", &os.PathError{Op: "resolve", Path: path, Err: err}
+		return "", h.unresolved(path, err)
 	}
 	defer unix.Close(fd)
 	seen, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))

@@ -358,12 +358,12 @@ static void *client_main(void *arg)
 		struct timespec t;
 
 		/* These are written by this thread alone. */
-		if (nvs_client.registered && nvs_client.socket.fd < 0 && now >= nvs_client.retry_ns)
+		if (nvs_client.registered && nvs_client.socket.fd < 0 && now >= nvs_client.retry_ns &&
+		    !nvs_gpus_identify()) {
 			/* On a GPU that it only believes to be on, it would run under the grant of another. */
-			if (!nvs_gpus_identify()) {
-				nvs_client.alive = false;
-				nvs_client.retry_ns = UINT64_MAX;
-			}
+			nvs_client.alive = false;
+			nvs_client.retry_ns = UINT64_MAX;
+		}
 		nvs_lock(&nvs_client_lock);
 		if (nvs_client.socket.fd >= 0 && !nvs_descriptor_is(&nvs_client.socket))
 			disconnect("the application has closed the descriptor");

@@ -316,14 +316,11 @@ static void a_busy_stream_gives_back(void)
 	swapper_end();
 }
 
-/* Also what is too little for an event of its own. */
-static void a_single_free_gives_back(void)
+/* Two streams in turn, on a GPU without room for both. */
+static void each_gets_what_the_other_freed(void)
 {
 	CUdeviceptr p;
 
-	open_on(96 * MIB);
-	alarm(PATIENCE_MS / 1000);
-	threshold(UINT64_MAX);
 	for (int i = 0; i < 2; i++) {
 		p = get(12 * MIB, streams[0]);
 		run(50 * 1000000ull, streams[0]);
@@ -331,6 +328,15 @@ static void a_single_free_gives_back(void)
 		p = get(86 * MIB, streams[1]);
 		CU(cuMemFreeAsync(p, streams[1]));
 	}
+}
+
+/* Also what is too little for an event of its own. */
+static void a_single_free_gives_back(void)
+{
+	open_on(96 * MIB);
+	alarm(PATIENCE_MS / 1000);
+	threshold(UINT64_MAX);
+	each_gets_what_the_other_freed();
 	swapper_end();
 }
 
@@ -357,13 +363,7 @@ static void an_eviction_spoils_no_stream(void)
 	swapper_withhold(false);
 	check_part(large, 40 * MIB, 3, NULL);
 	CU(cuMemFree_v2(large));
-	for (int i = 0; i < 2; i++) {
-		p = get(12 * MIB, streams[0]);
-		run(50 * 1000000ull, streams[0]);
-		CU(cuMemFreeAsync(p, streams[0]));
-		p = get(86 * MIB, streams[1]);
-		CU(cuMemFreeAsync(p, streams[1]));
-	}
+	each_gets_what_the_other_freed();
 	swapper_end();
 }
 

@@ -73,6 +73,12 @@ type migration struct {
 	done     func(*migration)
 }
 
+// mayTake bounds the phase from now on.
+func (m *migration) mayTake(limit time.Duration) {
+	m.late = false
+	m.limit.Set(now().Add(limit))
+}
+
 // migrate begins to move a tenant; done is called once, in the loop.
 func (d *Daemon) migrate(req *api.MigrateRequest, done func(*migration)) error {
 	account, err := d.findTenant(req.Container, req.Uid)
@@ -92,7 +98,7 @@ func (d *Daemon) migrate(req *api.MigrateRequest, done func(*migration)) error {
 		m.bytes += bytes
 	}
 	m.limit = d.timers.New(func() { m.late = true })
-	m.limit.Set(now().Add(departLimit))
+	m.mayTake(departLimit)
 	d.migrations[account] = m
 	d.expectCheckpoints(0)
 	d.log.Infof("GPU %d: %s moves to GPU %d", from.Index, d.nameOf(account), to.Index)
@@ -128,8 +134,7 @@ func (d *Daemon) depart(m *migration) {
 	if m.legs == 1 {
 		m.began = time.Now()
 	}
-	m.late = false
-	m.limit.Set(now().Add(departLimit))
+	m.mayTake(departLimit)
 	waiting := m.from.core.Snapshot(now()).Queue
 	for _, cl := range m.clients {
 		if att := cl.attached[m.from]; att != nil {
@@ -519,59 +524,61 @@ func (d *Daemon) carryAll(all []peer.Process, there, back []checkpoint.Pair) (to
 	return took, nil
 }
 
-// carryOne moves a process. One that has ended has nothing to move, and its PID may be another's.
-func (d *Daemon) carryOne(p peer.Process, pairs []checkpoint.Pair) (took checkpoint.Times, err error) {
+func (d *Daemon) carryOne(p peer.Process, pairs []checkpoint.Pair) (checkpoint.Times, error) {
 	ctx := context.Background() // an operation has a limit of its own
-	for _, operate := range []func() (checkpoint.Times, error){
-		func() (checkpoint.Times, error) { return d.opts.Checkpoint.Off(ctx, int(p.PID)) },
-		func() (checkpoint.Times, error) { return d.opts.Checkpoint.On(ctx, int(p.PID), pairs) },
-	} {
-		lives, gone := d.peers.Find(p)
-		if gone != nil {
-			return took, nil
-		}
-		one, err := operate()
-		lives.Close()
-		if took = took.Add(one...); err != nil {
-			return took, err
-		}
+	took, err := d.onProcess(p, func(pid int) (checkpoint.Times, error) { return d.opts.Checkpoint.Off(ctx, pid) })
+	if err != nil {
+		return took, err
 	}
-	return took, nil
+	on, err := d.onProcess(p, func(pid int) (checkpoint.Times, error) { return d.opts.Checkpoint.On(ctx, pid, pairs) })
+	return took.Add(on...), err
 }
 
-// bringBack has a process run again, on the GPU where it can.
+// onProcess operates on a process. One that has ended is left alone, because its PID may be
+// another's, and is no error.
+func (d *Daemon) onProcess(p peer.Process, operate func(pid int) (checkpoint.Times, error)) (checkpoint.Times, error) {
+	lives, gone := d.peers.Find(p)
+	if gone != nil {
+		return nil, nil
+	}
+	defer lives.Close()
+	return operate(int(p.PID))
+}
+
+// bringBack has a process run again, on the GPU where it can. It goes on after the return for
+// as long as the process lives: nothing else could be done for it.
 func (d *Daemon) bringBack(p peer.Process) {
 	err := d.tryBack(p)
 	if err == nil {
 		return
 	}
 	d.log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", p.PID, bringBackPause)
-	d.wg.Go(func() { d.keepTrying(p) })
+	d.wg.Go(func() {
+		for err != nil {
+			select {
+			case <-d.ended: // the next scheduler goes on, see restoreCarried
+				return
+			case <-time.After(bringBackPause):
+			}
+			err = d.tryBack(p)
+		}
+	})
 }
 
-// keepTrying does that for as long as the process lives: nothing else could be done for it.
-func (d *Daemon) keepTrying(p peer.Process) {
-	for {
-		select {
-		case <-d.ended: // the next scheduler goes on, see restoreCarried
-			return
-		case <-time.After(bringBackPause):
-		}
-		if d.tryBack(p) == nil {
-			return
-		}
-	}
-}
-
-// tryBack returns why a process does not run, which has not ended and which the driver has
-// not given up: then its calls return errors.
+// tryBack returns why a process does not run. No error: it runs, it has ended, or the driver
+// has given it up, and its calls return errors.
 func (d *Daemon) tryBack(p peer.Process) error {
+	_, err := d.onProcess(p, func(pid int) (checkpoint.Times, error) {
+		return d.opts.Checkpoint.On(context.Background(), pid, nil)
+	})
+	if err == nil {
+		return nil
+	}
 	lives, gone := d.peers.Find(p)
 	if gone != nil {
 		return nil
 	}
-	defer lives.Close()
-	_, err := d.opts.Checkpoint.On(context.Background(), int(p.PID), nil)
+	lives.Close()
 	if e := (*checkpoint.Error)(nil); errors.As(err, &e) && e.State == checkpoint.Failed {
 		d.log.WithError(err).Errorf("process %d is off its GPU, and the driver cannot restore it: end it", p.PID)
 		return nil
@@ -582,15 +589,13 @@ func (d *Daemon) tryBack(p peer.Process) error {
 // cutLoose has processes attach to the GPU that they are on.
 func (d *Daemon) cutLoose(m *migration) {
 	m.phase = arrives
-	m.late = false
-	m.limit.Set(now().Add(arriveLimit))
+	m.mayTake(arriveLimit)
 	for _, cl := range m.clients {
 		if c := cl.conn; c != nil {
 			d.shutDown(c)
 			d.loseClient(c)
 		}
 	}
-	d.arrived()
 }
 
 // arrived records that fewer processes are off their GPUs.

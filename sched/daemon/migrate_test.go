@@ -230,6 +230,19 @@ func TestMigrateSuspended(t *testing.T) {
 	}
 }
 
+// failsToMove is a move that ends on GPU 0, where it began, for this reason.
+func (w *swapper) failsToMove(s *scheduler, e uint64, why string) *swapper {
+	w.t.Helper()
+	done := migrateSelf(w.t, s, "")
+	w.departs(s, e)
+	n := w.arrivesOn(gpuA, wire.AttachWant)
+	n.goesOn()
+	if r := <-done; status.Code(r.err) != codes.FailedPrecondition || !strings.Contains(r.err.Error(), why) {
+		w.t.Errorf("%v, %v", r.MigrateResponse, r.err)
+	}
+	return n
+}
+
 // A process that cannot be restored on the other GPU goes on where it was.
 func TestMigrateRefusedByTheDriver(t *testing.T) {
 	for name, refused := range map[string]string{"checkpoint": "off", "restore": "on 0→1 1→0"} {
@@ -242,13 +255,7 @@ func TestMigrateRefusedByTheDriver(t *testing.T) {
 			}}
 			s := start(t, t.TempDir(), migrating(c))
 			a, e := newWorking(t, s, wire.RegisterSwap)
-			done := migrateSelf(t, s, "")
-			a.departs(s, e)
-			n := a.arrivesOn(gpuA, wire.AttachWant)
-			n.goesOn()
-			if r := <-done; status.Code(r.err) != codes.FailedPrecondition || !strings.Contains(r.err.Error(), "the driver says no") {
-				t.Errorf("%v, %v", r.MigrateResponse, r.err)
-			}
+			n := a.failsToMove(s, e, "the driver says no")
 			if got := c.told(); got[len(got)-1] != "on" {
 				t.Errorf("calls %q", got)
 			}
@@ -492,13 +499,7 @@ func TestMigrateNotBackYet(t *testing.T) {
 	}}
 	s := start(t, t.TempDir(), migrating(c))
 	a, e := newWorking(t, s, wire.RegisterSwap)
-	done := migrateSelf(t, s, "1")
-	a.departs(s, e)
-	n := a.arrivesOn(gpuA, wire.AttachWant)
-	n.goesOn()
-	if r := <-done; r.err == nil || !strings.Contains(r.err.Error(), "the GPU is full") {
-		t.Errorf("%v, %v", r.MigrateResponse, r.err)
-	}
+	a.failsToMove(s, e, "the GPU is full")
 	tries := len(c.told())
 	s.await("it is tried again", func(*api.StatusResponse) bool { return len(c.told()) > tries })
 	back.Store(true)

@@ -85,6 +85,17 @@ func (s *site) migrate(gpu int) error {
 	return err
 }
 
+// awaitLog waits until the scheduler has said a text.
+func (s *site) awaitLog(text string) {
+	s.t.Helper()
+	s.until("the scheduler says "+text, func() error {
+		if !strings.Contains(s.log(), text) {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+}
+
 // awaitControls waits until the tenant says that it has proved its time slices where it is.
 func (s *site) awaitControls(gpu int, a *swapTenant) {
 	s.t.Helper()
@@ -139,12 +150,7 @@ func TestMigrateFaults(t *testing.T) {
 		failed := make(chan error, 1)
 		go func() { failed <- s.migrate(1) }()
 		if call == "unlock" || call == "restore" { // it is tried until it works
-			s.until("the tenant cannot come back", func() error {
-				if !strings.Contains(s.log(), call+": CUDA error 304") {
-					return errors.New("not yet")
-				}
-				return nil
-			})
+			s.awaitLog(call + ": CUDA error 304")
 			s.faults("")
 		}
 		err := <-failed
@@ -196,19 +202,10 @@ func TestMigrateCopierFails(t *testing.T) {
 	s.faults("restore 304")
 	failed := make(chan error, 1)
 	go func() { failed <- s.migrate(1) }()
-	logged := func(text string) {
-		t.Helper()
-		s.until(text, func() error {
-			if !strings.Contains(s.log(), text) {
-				return errors.New("not yet")
-			}
-			return nil
-		})
-	}
-	logged("restore: CUDA error 304")
+	s.awaitLog("restore: CUDA error 304")
 	s.check(os.WriteFile(broken, nil, 0o644))
 	s.faults("")
-	logged("cannot be brought back")
+	s.awaitLog("cannot be brought back")
 	s.check(os.Remove(broken))
 	s.awaitOn(0, a)
 	if err := <-failed; err == nil {
@@ -227,12 +224,7 @@ func TestMigrateOnwards(t *testing.T) {
 			s.faults("unlock 304") // its memory is copied, and it cannot take it yet
 			moved := make(chan error, 1)
 			go func() { moved <- s.migrate(1) }()
-			s.until("the tenant is restored", func() error {
-				if !strings.Contains(s.log(), "unlock: CUDA error 304") {
-					return errors.New("not yet")
-				}
-				return nil
-			})
+			s.awaitLog("unlock: CUDA error 304")
 			var other *talker
 			for left := mib - tenantMiB; ; left-- { // all that is left of the GPU
 				other = s.startTalker("other", s.env("CUDA_VISIBLE_DEVICES=1"), nil, "swap-tenant", strconv.Itoa(left), "5000")
