@@ -378,8 +378,13 @@ enum nvs_arena_flags {
  * to this GPU (gpu is this one) if the process has not got away. It ends with the socket.
  */
 struct nvs_copier {
-	uint8_t gpu[NVS_UUID_SIZE]; /* to which it copies, as cuDeviceGetUuid returns it */
-	uint8_t reserved[32];
+	uint8_t  gpu[NVS_UUID_SIZE]; /* to which it copies, as cuDeviceGetUuid returns it */
+	uint32_t flags;              /* enum nvs_copier_flags */
+	uint8_t  reserved[28];
+};
+
+enum nvs_copier_flags {
+	NVS_COPIER_CREATES = 1u << 0, /* it also answers requests for new memory */
 };
 
 /*
@@ -388,11 +393,14 @@ struct nvs_copier {
  * one copy of them all on the other GPU, one behind the other. Answers come in the order of
  * the requests. Nothing but that descriptor keeps the copy. An answer with another result
  * than 0 has no descriptor. The packet of a request ends behind its last size; an answer has none.
+ *
+ * A request without descriptors is for new memory on the other GPU, into which the process
+ * copies by itself (NVS_COPIER_CREATES).
  */
 #define NVS_COPIED_AT_ONCE 64u /* SCM_MAX_FD of the kernel is 253 */
 
 struct nvs_copy {
-	uint64_t bytes;  /* of all the memory */
+	uint64_t bytes;  /* of all the memory; a multiple of 2 MiB */
 	int32_t  result; /* of the answer: CUresult */
 	uint32_t pieces; /* of a request: as many descriptors */
 	uint32_t granules[NVS_COPIED_AT_ONCE]; /* of each piece, in 2 MiB */

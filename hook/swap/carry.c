@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * carry.c: memory that goes to another GPU with its process, without a way through host
- * memory. A copier, a program that the scheduler runs, copies chunks to the other GPU, a run
- * of the mover at a time, and answers with a descriptor. The process keeps nothing but these
- * descriptors while the driver checkpoints and restores it there, and then copies from them
- * into memory of its own.
+ * memory. A copier, a program that the scheduler runs, creates memory on the other GPU for
+ * a run of the mover, and answers with a descriptor. The process maps that memory, copies
+ * the run and unmaps it. It keeps nothing but these descriptors while the driver
+ * checkpoints and restores it there, and then copies from them into memory of its own.
  *
- * That an exported descriptor alone keeps memory, that a process that holds some can be
- * checkpointed, and that imported memory cannot be exported again (error 1: so it is
- * copied) was seen on two H100, driver 580.159.04.
+ * Where the process cannot map the memory, the copier copies: it gets descriptors of the
+ * chunks. That takes twice as long, as each chunk is exported, imported and mapped again.
+ *
+ * That an exported descriptor alone keeps memory, that a process that holds some, or has
+ * had memory of the other GPU mapped, can be checkpointed, and that imported memory cannot
+ * be exported again (error 1: so it is copied) was seen on two H100, driver 580.159.04.
  *
  * The first failure on the way out ends that way: the run is still where it was, and
  * what is left goes to the arena. A process that is not restored on the other GPU has its
@@ -42,6 +45,7 @@
 struct copier {
 	struct nvs_descriptor socket; /* -1: there is none */
 	bool back;                    /* it copies to this GPU, not from it */
+	bool creates;                 /* it creates memory, which this process can map */
 	uint8_t gpu[NVS_UUID_SIZE];   /* it copies to this one */
 };
 
@@ -51,7 +55,7 @@ struct copier {
  */
 struct carried {
 	struct nvs_descriptor file;  /* of the copy; -1: there is none yet, or no more */
-	unsigned long long handle;   /* while it comes in: the copy, imported ... */
+	unsigned long long handle;   /* while it goes out or comes in: the copy, imported ... */
 	CUdeviceptr at;              /* ... and mapped here, until the last chunk is in; 0: not */
 	uint32_t granules;
 	uint32_t chunks;             /* that are not in yet */
@@ -194,6 +198,7 @@ void nvs_swap_copier(struct nvs_gpu *gpu, const struct nvs_copier *f, int fd)
 	nvs_swap_lock(s);
 	next.socket = nvs_descriptor_of(fd);
 	next.back = memcmp(f->gpu, gpu->device.uuid, NVS_UUID_SIZE) == 0;
+	next.creates = f->flags & NVS_COPIER_CREATES;
 	memcpy(next.gpu, f->gpu, NVS_UUID_SIZE);
 	replace(c, next);
 	c->take = next.back && c->astray;
@@ -226,16 +231,21 @@ static bool send_request(const struct nvs_carry *c, const struct nvs_copy *q, co
 	} control = { .buf = { 0 } };
 	long size = (long)(offsetof(struct nvs_copy, granules) + q->pieces * sizeof(q->granules[0]));
 	struct iovec iov = { (void *)q, (size_t)size };
-	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-			    .msg_controllen = CMSG_SPACE(q->pieces * sizeof(int)) };
-	struct cmsghdr *h = CMSG_FIRSTHDR(&m);
+	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
 	struct pollfd p = { .fd = c->now.socket.fd, .events = POLLOUT };
 	struct timespec t = { ANSWER_NS / NVS_S, 0 };
 
-	h->cmsg_level = SOL_SOCKET;
-	h->cmsg_type = SCM_RIGHTS;
-	h->cmsg_len = CMSG_LEN(q->pieces * sizeof(int));
-	memcpy(CMSG_DATA(h), fd, q->pieces * sizeof(int));
+	if (q->pieces) {
+		struct cmsghdr *h;
+
+		m.msg_control = &control;
+		m.msg_controllen = CMSG_SPACE(q->pieces * sizeof(int));
+		h = CMSG_FIRSTHDR(&m);
+		h->cmsg_level = SOL_SOCKET;
+		h->cmsg_type = SCM_RIGHTS;
+		h->cmsg_len = CMSG_LEN(q->pieces * sizeof(int));
+		memcpy(CMSG_DATA(h), fd, q->pieces * sizeof(int));
+	}
 	return nvs_descriptor_is(&c->now.socket) && syscall(SYS_ppoll, &p, 1, &t, NULL, 8) == 1 &&
 	       syscall(SYS_sendmsg, c->now.socket.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == size;
 }
@@ -274,6 +284,64 @@ static int receive_answer(const struct nvs_carry *c, int *result)
 	else
 		nvs_debugf("the copier cannot copy: error %d", a.result);
 	return fd;
+}
+
+/* ---- copies ---- */
+
+/* Maps a copy. */
+static int import(struct nvs_gpu *gpu, struct carried *e)
+{
+	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev }, CU_MEM_ACCESS_READWRITE };
+	uint64_t bytes = bytes_of(e->granules);
+	unsigned long long handle;
+	CUdeviceptr at;
+	int result;
+
+	if (!nvs_descriptor_is(&e->file))
+		return CUDA_ERROR_NOT_FOUND;
+	result = nvs_driver.mem_import(&handle, (void *)(intptr_t)e->file.fd, CU_MEM_HANDLE_POSIX_FD);
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = nvs_driver.address_reserve(&at, bytes, GRANULE, 0, 0);
+	if (result == CUDA_SUCCESS) {
+		result = nvs_driver.mem_map(at, bytes, 0, handle, 0);
+		if (result == CUDA_SUCCESS) {
+			result = nvs_driver.set_access(at, bytes, &access, 1);
+			if (result == CUDA_SUCCESS) {
+				nvs_swap_lock(gpu->swap);
+				e->handle = handle;
+				e->at = at;
+				gpu->swap->carry->mapped++;
+				nvs_swap_unlock(gpu->swap);
+				return result;
+			}
+			nvs_driver.mem_unmap(at, bytes);
+		}
+		nvs_driver.address_free(at, bytes);
+	}
+	nvs_driver.mem_release(handle);
+	return result;
+}
+
+/* Unmaps a copy. */
+static void unmap(struct nvs_gpu *gpu, struct carried *e)
+{
+	nvs_driver.mem_unmap(e->at, bytes_of(e->granules));
+	nvs_driver.address_free(e->at, bytes_of(e->granules));
+	nvs_driver.mem_release(e->handle);
+	nvs_swap_lock(gpu->swap);
+	e->at = 0;
+	gpu->swap->carry->mapped--;
+	nvs_swap_unlock(gpu->swap);
+}
+
+/* Begins to copy between a chunk and its place in the copy, which is mapped. */
+static int copy_chunk(struct nvs_gpu *gpu, struct carried *e, struct place p, bool out)
+{
+	CUdeviceptr here = address_of(p), there = e->at + bytes_of(p.span->store[p.granule] & ((1u << OFFSET_BITS) - 1));
+
+	return nvs_driver.copy_on_device(out ? there : here, out ? here : there, bytes_of(chunk_of(p)->granules),
+					 gpu->swap->stream);
 }
 
 /* ---- out ---- */
@@ -342,6 +410,42 @@ void nvs_carry_free(struct nvs_gpu *gpu, struct place p)
 		drop(gpu->swap->carry, e);
 }
 
+/* Whether a chunk of a run that leaves is to leave by the copier. */
+static bool to_carry(struct place p)
+{
+	return chunk_of(p)->opens == TOUCHED && nvs_carried(p);
+}
+
+bool nvs_carry_copy(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+	struct carried *e = c->run;
+	struct nvs_copy q = { .bytes = bytes_of(e->granules) };
+	int fd, result;
+
+	if (!c->now.creates || c->now.socket.fd < 0)
+		return false;
+	if (!send_request(c, &q, NULL) || (fd = receive_answer(c, &result)) < 0) {
+		nvs_carry_end(gpu); /* the other GPU is full, say */
+		return false;
+	}
+	e->file = nvs_descriptor_of(fd);
+	result = import(gpu, e);
+	for (; chunks && result == CUDA_SUCCESS; chunks--, next_chunk(&first))
+		if (to_carry(first))
+			result = copy_chunk(gpu, e, first, true);
+	if (result == CUDA_SUCCESS)
+		return true;
+	nvs_debugf("GPU %u: cannot copy to the other GPU: error %d; the copier is asked to", gpu->number, result);
+	c->now.creates = false;
+	if (e->at) {
+		nvs_driver.stream_synchronize(gpu->swap->stream);
+		unmap(gpu, e);
+	}
+	nvs_descriptor_close(&e->file);
+	return false;
+}
+
 void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 {
 	struct nvs_carry *c = gpu->swap->carry;
@@ -353,7 +457,7 @@ void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 	for (; chunks; chunks--, next_chunk(&first)) {
 		const struct chunk *chunk = chunk_of(first);
 
-		if (chunk->opens != TOUCHED || !nvs_carried(first))
+		if (!to_carry(first))
 			continue;
 		result = nvs_driver.mem_export(&c->out[q.pieces], chunk->handle, CU_MEM_HANDLE_POSIX_FD, 0);
 		if (result != CUDA_SUCCESS)
@@ -372,13 +476,19 @@ void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 
 bool nvs_carry_receive(struct nvs_gpu *gpu, struct place carried)
 {
-	int result, fd = receive_answer(gpu->swap->carry, &result);
+	struct carried *e = entry_of(gpu, carried);
+	int result, fd;
 
+	if (e->at) { /* the process has copied */
+		unmap(gpu, e);
+		return true;
+	}
+	fd = receive_answer(gpu->swap->carry, &result);
 	if (fd < 0) {
 		nvs_carry_end(gpu); /* the order of answers is lost, or the other GPU is full */
 		return false;
 	}
-	entry_of(gpu, carried)->file = nvs_descriptor_of(fd);
+	e->file = nvs_descriptor_of(fd);
 	return true;
 }
 
@@ -467,56 +577,21 @@ static int bring_back(struct nvs_gpu *gpu, struct carried *e)
 	return CUDA_SUCCESS;
 }
 
-/* Maps a copy. */
-static int import(struct nvs_gpu *gpu, struct carried *e)
-{
-	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev }, CU_MEM_ACCESS_READWRITE };
-	uint64_t bytes = bytes_of(e->granules);
-	unsigned long long handle;
-	CUdeviceptr at;
-	int result;
-
-	if (!nvs_descriptor_is(&e->file))
-		return CUDA_ERROR_NOT_FOUND;
-	result = nvs_driver.mem_import(&handle, (void *)(intptr_t)e->file.fd, CU_MEM_HANDLE_POSIX_FD);
-	if (result != CUDA_SUCCESS)
-		return result;
-	result = nvs_driver.address_reserve(&at, bytes, GRANULE, 0, 0);
-	if (result == CUDA_SUCCESS) {
-		result = nvs_driver.mem_map(at, bytes, 0, handle, 0);
-		if (result == CUDA_SUCCESS) {
-			result = nvs_driver.set_access(at, bytes, &access, 1);
-			if (result == CUDA_SUCCESS) {
-				nvs_swap_lock(gpu->swap);
-				e->handle = handle;
-				e->at = at;
-				gpu->swap->carry->mapped++;
-				gpu->swap->carry->failed_ns = 0;
-				nvs_swap_unlock(gpu->swap);
-				return result;
-			}
-			nvs_driver.mem_unmap(at, bytes);
-		}
-		nvs_driver.address_free(at, bytes);
-	}
-	nvs_driver.mem_release(handle);
-	return result;
-}
-
 int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct carried *e = entry_of(gpu, p);
-	uint64_t offset = bytes_of(p.span->store[p.granule] & ((1u << OFFSET_BITS) - 1));
 	int result = CUDA_SUCCESS;
 
 	if (!e->at && elsewhere(gpu, e))
 		result = bring_back(gpu, e);
-	if (!e->at && result == CUDA_SUCCESS)
+	if (!e->at && result == CUDA_SUCCESS) {
 		result = import(gpu, e);
+		if (result == CUDA_SUCCESS)
+			nvs_carry_works(gpu);
+	}
 	if (result == CUDA_SUCCESS)
-		return nvs_driver.copy_on_device(address_of(p), e->at + offset, bytes_of(chunk_of(p)->granules),
-						 s->stream);
+		return copy_chunk(gpu, e, p, false);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY)
 		return result;
 	nvs_swap_lock(s);
@@ -547,12 +622,8 @@ void nvs_carry_fetched(struct nvs_gpu *gpu, bool all)
 	while ((e = fetched(gpu, all))) {
 		struct nvs_descriptor file = NVS_NO_DESCRIPTOR;
 
-		nvs_driver.mem_unmap(e->at, bytes_of(e->granules));
-		nvs_driver.address_free(e->at, bytes_of(e->granules));
-		nvs_driver.mem_release(e->handle);
+		unmap(gpu, e);
 		nvs_swap_lock(gpu->swap);
-		e->at = 0;
-		c->mapped--;
 		if (!e->chunks) {
 			file = e->file;
 			e->file.fd = -1;

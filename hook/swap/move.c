@@ -21,7 +21,7 @@
 #include "vmm.h"
 
 #define TELL_BYTES (64ull << 20) /* between two MOVED messages of a pass */
-#define RUN        32u           /* granules of a run, and one chunk more at most; CARRY_RUN by the copier */
+#define RUN        32u           /* granules of a run, and one chunk more at most; CARRY_RUN to or from another GPU */
 #define IDLE_NS    (1 * NVS_S)
 #define RETRY_NS   (20 * NVS_MS) /* until a refused driver call is repeated */
 
@@ -123,7 +123,7 @@ static bool pick(struct pass *p, struct run *r)
 
 	*r = (struct run){ .chunks = 0 };
 	nvs_swap_lock(s);
-	if (p->out && nvs_carry_out(p->gpu))
+	if (p->out ? nvs_carry_out(p->gpu) : p->take)
 		granules = CARRY_RUN;
 	while (r->bytes < bytes_of(granules) && r->chunks < NVS_COPIED_AT_ONCE && goes_on(p, s)) {
 		struct chunk *c;
@@ -287,7 +287,7 @@ static void begin(struct pass *p, struct run r)
 	unsigned slot = (p->first + p->count) % FLIGHTS;
 	struct place at = r.first, carried = { NULL, 0 };
 	int result = CUDA_SUCCESS;
-	bool copied = false;
+	bool copied = false, asked = false;
 
 	if (!p->out && !map(p, &r))
 		return;
@@ -306,6 +306,10 @@ static void begin(struct pass *p, struct run r)
 		result = nvs_carried(at) ? nvs_carry_fetch(p->gpu, at)
 					 : nvs_arena_copy(p->gpu, at, c->granules, p->out);
 	}
+	if (result == CUDA_SUCCESS && carried.span) {
+		asked = !nvs_carry_copy(p->gpu, r.first, r.chunks);
+		copied = copied || !asked;
+	}
 	if (result == CUDA_SUCCESS && copied)
 		result = nvs_driver.event_record(s->event[slot], s->stream);
 	if (result != CUDA_SUCCESS) {
@@ -315,7 +319,7 @@ static void begin(struct pass *p, struct run r)
 		settle(p, r, false);
 		return;
 	}
-	if (carried.span) /* last, because complete() alone reads the answer */
+	if (asked) /* last, because complete() alone reads the answer */
 		nvs_carry_send(p->gpu, r.first, r.chunks);
 	p->flight[slot] = (struct flight){ r, copied, carried };
 	p->count++;

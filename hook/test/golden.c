@@ -70,7 +70,7 @@ static const struct {
 	       .u.slice = { .slice_ns = 0x0102030405060708ull }),
 	FILLED("copier", .type = NVS_COPIER, .channel = 17,
 	       .u.copier = { .gpu = { 0x51, 0x60, 0x00, 0x01, 0x02, 0x03, 0x40, 0x04, 0x80, 0x05,
-				      0x06, 0x07, 0x08, 0x09, 0x0a, 0x0b } }),
+				      0x06, 0x07, 0x08, 0x09, 0x0a, 0x0b }, .flags = NVS_COPIER_CREATES }),
 	FILLED("welcome", .type = NVS_WELCOME,
 	       .u.welcome = { .client_id = 0xb1b2b3b4b5b6b7b8ull, .page_size = NVS_PAGE_SIZE,
 			      .slots = NVS_MAX_CHANNELS }),

@@ -112,16 +112,21 @@ func (d *Daemon) sendCopier(cl *client, on, to *gpu, socket *os.File) bool {
 	if att == nil || !att.answered || on.memberOf(cl.id) == nil || err != nil || cl.conn == nil || cl.conn.channels[att.channel] != att {
 		return false
 	}
-	d.send(cl.conn, &wire.Frame{Type: wire.TypeCopier, Channel: att.channel, Copier: wire.Copier{GPU: uuid}}, unix.UnixRights(int(socket.Fd())))
+	d.send(cl.conn, &wire.Frame{Type: wire.TypeCopier, Channel: att.channel, Copier: wire.Copier{GPU: uuid, Flags: wire.CopierCreates}}, unix.UnixRights(int(socket.Fd())))
 	return true
 }
 
-// endCopier ends the copier of a tenant that has departed, or stays. Processes need arenas again.
-func (d *Daemon) endCopier(m *migration) {
+// endCopier ends the copier of a tenant that has departed, or stays.
+func (m *migration) endCopier() {
 	if m.copier != nil {
 		m.copier.End()
 		m.copier = nil
 	}
+}
+
+// wantArenas has processes that need arenas get them again. Until a move has ended they have
+// copies on a GPU instead.
+func (d *Daemon) wantArenas(m *migration) {
 	for _, cl := range m.clients {
 		for _, g := range []*gpu{m.from, m.to} {
 			if member := g.memberOf(cl.id); member != nil {

@@ -413,7 +413,8 @@ func (d *Daemon) latecomers(m *migration) (all []*client) {
 
 func (d *Daemon) endMigration(m *migration) {
 	m.limit.Stop()
-	d.endCopier(m)
+	m.endCopier()
+	d.wantArenas(m)
 	delete(d.migrations, m.account)
 	d.expectCheckpoints(0)
 	if m.err == nil && len(m.clients) == 0 {
@@ -470,7 +471,7 @@ func (d *Daemon) carry(m *migration) {
 	} else {
 		m.noteTime("memory out")
 	}
-	d.endCopier(m)
+	m.endCopier()
 	var all []peer.Process
 	for _, cl := range m.clients {
 		cl.from = m.from

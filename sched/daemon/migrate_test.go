@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -348,8 +349,8 @@ func (w *swapper) wantCopier(to GPU) {
 			continue
 		}
 		unix.Close(rights(w.t, oob))
-		if uuid, _ := parseUUID(to.UUID); f.Copier.GPU != uuid {
-			w.t.Fatalf("a copier to %x", f.Copier.GPU)
+		if uuid, _ := parseUUID(to.UUID); f.Copier != (wire.Copier{GPU: uuid, Flags: wire.CopierCreates}) {
+			w.t.Fatalf("a copier %+v", f.Copier)
 		}
 		return
 	}
@@ -374,8 +375,18 @@ func TestMigrateByCopier(t *testing.T) {
 	s := start(t, t.TempDir(), migrating(c))
 	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
 	c.refuse = func(call string) error {
+		// An error would be forgotten once the process has arrived.
 		if c.ended != 1 { // the lock is held
-			return fmt.Errorf("%s while the copier has contexts", call)
+			t.Errorf("%s while the copier has contexts", call)
+		}
+		needs := make(chan uint64, 1)
+		s.do(func() {
+			g := s.order[0]
+			now, soon := arenaOwner{s.Daemon, g, g.memberOf(sched.ClientID(a.id))}.Needs()
+			needs <- now + soon
+		})
+		if n := <-needs; n != 0 {
+			t.Errorf("%s while %d bytes of host memory are wanted for what was copied", call, n)
 		}
 		return nil
 	}

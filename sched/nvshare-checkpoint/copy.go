@@ -18,9 +18,9 @@ import (
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// A copier copies memory of other processes to a GPU. Each process has a socket, over which
-// it sends descriptors of its memory and gets descriptors of the copies; see struct nvs_copy
-// in hook/wire.h. The processes are tenants, so what they send is not believed: the driver
+// A copier has memory of other processes copied to a GPU. Each process has a socket, over which
+// it asks for memory on that GPU, into which it copies; or it sends descriptors of its memory
+// and gets descriptors of the copies. See struct nvs_copy in hook/wire.h. The processes are tenants, so what they send is not believed: the driver
 // says what a descriptor is, and a bound holds for all copies of a process.
 
 func copyCommand(f *flags, status *int) *cobra.Command {
@@ -280,14 +280,14 @@ func (c *copier) drop(m mapped) {
 	if m.at != 0 {
 		c.unmapAll(m, m.bytes)
 		c.free(m.at, m.bytes)
-		c.releaseAll(m.pieces)
 	}
+	c.releaseAll(m.pieces)
 }
 
 // A job is a request whose copy has begun, or that has failed.
 type job struct {
 	source, copy mapped
-	event        uintptr
+	event        uintptr // 0: nothing is copied
 	code         int32
 	bytes        uint64 // of what the process may have copied
 }
@@ -303,7 +303,7 @@ func (c *copier) serve(socket int, left uint64) {
 	var begun []job
 	defer func() {
 		for _, j := range begun {
-			if j.code == success {
+			if j.event != 0 {
 				c.await(j.event)
 			}
 			c.drop(j.source)
@@ -340,7 +340,11 @@ func (c *copier) serve(socket int, left uint64) {
 		j := job{code: noMemory}
 		if q.Bytes <= left {
 			left -= q.Bytes
-			j = c.begin(files, q.Pieces, streams)
+			if len(q.Pieces) == 0 {
+				j = c.makeRoom(q.Bytes)
+			} else {
+				j = c.begin(files, q.Pieces, streams)
+			}
 			j.bytes = q.Bytes
 		}
 		closeAll(files)
@@ -367,8 +371,8 @@ func receiveCopy(socket, flags int) (q wire.Copy, files []int, err error) {
 	if err == nil {
 		q, err = wire.DecodeCopy(b[:n])
 	}
-	if err == nil && (len(q.Pieces) == 0 || len(files) != len(q.Pieces)) {
-		err = fmt.Errorf("%w: a request for %d pieces with %d descriptors", wire.ErrFrame, len(q.Pieces), len(files))
+	if err == nil && (q.Bytes == 0 || q.Bytes%granule != 0 || len(files) != len(q.Pieces)) {
+		err = fmt.Errorf("%w: a request for %d bytes in %d pieces with %d descriptors", wire.ErrFrame, q.Bytes, len(q.Pieces), len(files))
 	}
 	if err != nil {
 		closeAll(files)
@@ -404,6 +408,21 @@ func (c *copier) take(files []int, granules []uint32) (pieces []piece, device, c
 	return pieces, device, success
 }
 
+// makeRoom creates memory into which the process copies.
+func (c *copier) makeRoom(bytes uint64) (j job) {
+	one := piece{bytes: uintptr(bytes)}
+	if j.code = c.createOn(&one); j.code == success {
+		j.copy = mapped{bytes: one.bytes, pieces: []piece{one}}
+	}
+	return j
+}
+
+// createOn creates a piece on the copier's GPU.
+func (c *copier) createOn(p *piece) (code int32) {
+	like := allocation{kind: pinned, handles: byFile, at: location{onDevice, c.to}}
+	return c.create(&p.handle, p.bytes, &like, 0)
+}
+
 // begin starts to copy the memory behind descriptors.
 func (c *copier) begin(files []int, granules []uint32, streams map[uintptr]uintptr) (j job) {
 	pieces, device, code := c.take(files, granules)
@@ -430,9 +449,8 @@ func (c *copier) begin(files []int, granules []uint32, streams map[uintptr]uintp
 	if j.source, j.code = c.mapOf(pieces, device); j.code != success {
 		return j
 	}
-	like := allocation{kind: pinned, handles: byFile, at: location{onDevice, c.to}}
 	one := piece{bytes: j.source.bytes}
-	if j.code = c.create(&one.handle, one.bytes, &like, 0); j.code == success {
+	if j.code = c.createOn(&one); j.code == success {
 		j.copy, j.code = c.mapOf([]piece{one}, c.to, device)
 	}
 	if j.code == success {
@@ -449,10 +467,10 @@ func (c *copier) begin(files []int, granules []uint32, streams map[uintptr]uintp
 
 // finish waits for a copy and answers: whether the process has it, and is not gone.
 func (c *copier) finish(socket int, j job) (ok, alive bool) {
-	if j.code == success {
-		j.code = c.await(j.event)
-	}
 	if j.event != 0 {
+		if j.code == success {
+			j.code = c.await(j.event)
+		}
 		c.endEvent(j.event)
 	}
 	c.drop(j.source) // before the answer: then nobody but the process has it

@@ -53,8 +53,13 @@ func fakeDriver(t *testing.T, create func() int32) *copier {
 // ask makes a request for one piece, and returns the result.
 func ask(t *testing.T, socket int, granules uint32) int32 {
 	t.Helper()
-	q := wire.Copy{Bytes: uint64(granules) * granule, Pieces: []uint32{granules}}
-	if err := unix.Sendmsg(socket, q.Encode(), unix.UnixRights(0), nil, 0); err != nil {
+	return exchange(t, socket, wire.Copy{Bytes: uint64(granules) * granule, Pieces: []uint32{granules}}, unix.UnixRights(0))
+}
+
+// exchange makes a request. An answer has a descriptor exactly if the result is success.
+func exchange(t *testing.T, socket int, q wire.Copy, rights []byte) int32 {
+	t.Helper()
+	if err := unix.Sendmsg(socket, q.Encode(), rights, nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	var b [wire.CopySize]byte
@@ -68,9 +73,14 @@ func ask(t *testing.T, socket int, granules uint32) int32 {
 		t.Fatal(err)
 	}
 	messages, _ := unix.ParseSocketControlMessage(oob[:oobn])
+	var files []int
 	for _, m := range messages {
 		fds, _ := unix.ParseUnixRights(&m)
-		closeAll(fds)
+		files = append(files, fds...)
+	}
+	closeAll(files)
+	if (a.Result == success) != (len(files) == 1) {
+		t.Fatalf("result %d with %d descriptors", a.Result, len(files))
 	}
 	return a.Result
 }
@@ -100,4 +110,42 @@ func TestFailedCopiesAreFree(t *testing.T) {
 	}
 	unix.Close(pair[0])
 	<-ended
+}
+
+// A process may ask for memory without sending any. The bound holds for both, and the copier
+// keeps nothing of what it has created.
+func TestNewMemory(t *testing.T) {
+	var kept atomic.Int32
+	c := fakeDriver(t, func() int32 { kept.Add(1); return success })
+	c.release = func(uint64) int32 { kept.Add(-1); return success }
+	c.importFile = func(*uint64, uintptr, int32) int32 { kept.Add(1); return success }
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { c.serve(pair[1], 4*granule); close(ended) }()
+	for _, v := range []struct {
+		granules uint64
+		code     int32
+	}{{2, success}, {3, noMemory}, {1, success}} {
+		if code := exchange(t, pair[0], wire.Copy{Bytes: v.granules * granule}, nil); code != v.code {
+			t.Errorf("%d granules: %d, want %d", v.granules, code, v.code)
+		}
+	}
+	if code := ask(t, pair[0], 1); code != success {
+		t.Errorf("a copy within the bound: %d", code)
+	}
+	if code := exchange(t, pair[0], wire.Copy{Bytes: granule}, nil); code != noMemory {
+		t.Errorf("beyond the bound: %d", code)
+	}
+	if n := kept.Load(); n != 0 {
+		t.Errorf("the copier keeps %d handles", n)
+	}
+	// What is no request ends the connection.
+	if err := unix.Sendmsg(pair[0], wire.Copy{Bytes: granule + 1}.Encode(), nil, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	unix.Close(pair[0])
 }

@@ -162,7 +162,8 @@ func (f *Frame) decodePayload(p []byte) error {
 		used = 8
 	case TypeCopier:
 		copy(f.Copier.GPU[:], p)
-		used = len(f.Copier.GPU)
+		f.Copier.Flags = le.Uint32(p[16:])
+		used = 20
 	case TypeArena:
 		f.Arena.Segment = le.Uint64(p)
 		f.Arena.Size = le.Uint64(p[8:])
@@ -387,6 +388,7 @@ func (f *Frame) Encode() (b [FrameSize]byte) {
 		le.PutUint64(p, f.Slice.Ns)
 	case TypeCopier:
 		copy(p, f.Copier.GPU[:])
+		le.PutUint32(p[16:], f.Copier.Flags)
 	case TypeArena:
 		le.PutUint64(p, f.Arena.Segment)
 		le.PutUint64(p[8:], f.Arena.Size)

@@ -41,7 +41,7 @@ func samples() []Frame {
 		{Version: 1, Type: TypeControls, Channel: 9, Controls: Controls{Slices: ControlWorks, Channels: ControlFaked, Groups: 3, Bare: 8, Driver: [40]byte{0: '5', 1: '8', 2: '0'}}},
 		{Version: 1, Type: TypeRoom, Channel: 9, Room: Room{Bytes: 8 << 30}},
 		{Version: 1, Type: TypeSlice, Channel: 9, Slice: Slice{Ns: 50_000}},
-		{Version: 1, Type: TypeCopier, Channel: 9, Copier: Copier{GPU: UUID{0x51, 0x60, 15: 7}}},
+		{Version: 1, Type: TypeCopier, Channel: 9, Copier: Copier{GPU: UUID{0x51, 0x60, 15: 7}, Flags: CopierCreates}},
 		{Version: 1, Type: TypeSuspend, Code: SuspendPrepare},
 		{Version: 1, Type: TypeSuspended, Code: SuspendedWake},
 		{Version: 1, Type: TypeArena, Channel: 9, Arena: Arena{Segment: 3, Size: 1 << 30, Flags: ArenaHuge}},

@@ -363,11 +363,15 @@ type Slice struct {
 
 // Copier is the payload of COPIER, which carries a socket for requests of type Copy.
 type Copier struct {
-	GPU UUID // to which the copier copies
+	GPU   UUID   // to which the copier copies
+	Flags uint32 // CopierCreates
 }
 
+// CopierCreates says that a copier answers requests for new memory, too.
+const CopierCreates = 1 << 0
+
 // Copy is a request to a copier, or its answer. A request carries a descriptor of each piece of
-// memory; its answer one, of a copy of them all.
+// memory; its answer one, of a copy of them all. Without pieces it is for new memory.
 type Copy struct {
 	Bytes  uint64   // of all the memory
 	Result int32    // of the answer: CUresult; the answer has no descriptor if it is not 0

@@ -81,6 +81,7 @@ func main() {
 	ways := flag.String("ways", "", "programs: only these ways to share, of native, on, off and auto, separated by commas")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
 	flag.IntVar(&b.tenantMiB, "tenant-mib", 0, "swap: memory of each tenant, `MiB`, in place of 16 GiB and up to 60")
+	flag.StringVar(&b.suspendDir, "suspend-dir", "", "suspend: a `directory` on a disk, to which memory of the servers goes on from half as much host memory")
 	plot := flag.String("plot", "", "only draw pictures of the results in a `file`: swap.json or makespan.json")
 	flag.Usage = usage
 	var chosen []string
@@ -182,8 +183,9 @@ type bench struct {
 	cells           matrixOptions
 	loads           []string // of the step shares
 	cellSeconds     float64
-	tenantMiB       int // of the step swap
-	rounds          int // of the steps programs and alone; 0: by default
+	tenantMiB       int    // of the step swap
+	suspendDir      string // of the step suspend
+	rounds          int    // of the steps programs and alone; 0: by default
 	window          time.Duration
 	ways            []string // of the step programs; none: all
 	node            *node.Node

@@ -48,7 +48,7 @@ type servers struct {
 	Fit      int                  `json:"fit_without_nvshare"`
 	Requests int                  `json:"requests"`
 	Errors   []string             `json:"errors,omitempty"`
-	First    map[string][]float64 `json:"first_token_s"` // by where the server was: resident, swapped, suspended
+	First    map[string][]float64 `json:"first_token_s"` // by where the server was: resident, swapped, suspended, filed (suspended, in a file)
 	UsedIdle int64                `json:"used_when_all_are_suspended"`
 }
 
@@ -172,6 +172,27 @@ func (x *suspendBench) awaitOff(ctx context.Context, w *worker) error {
 	}
 }
 
+// awaitHost waits until so much of --swap-memory is left, because files have taken the rest.
+func (x *suspendBench) awaitHost(ctx context.Context, want uint64) error {
+	ctx, cancel := context.WithTimeout(ctx, suspendCall)
+	defer cancel()
+	for {
+		r, err := x.s.status(ctx)
+		if err != nil {
+			return err
+		}
+		s := r.Gpus[0].Swap
+		if s.ArenaUsedBytes+want <= s.ArenaLimitBytes {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("of %d MiB of host memory %d are used, %d are in files, and no more goes there", s.ArenaLimitBytes>>20, s.ArenaUsedBytes>>20, s.ArenaFileBytes>>20)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
 type worked struct{ Seconds float64 }
 
 // one is the first part.
@@ -276,15 +297,27 @@ func (x *suspendBench) many(ctx context.Context) error {
 	if x.cells.quick {
 		m.N, m.Requests = min(m.N, 8), min(m.Requests, 60)
 	}
+	// Beside its weights a server takes memory for each answer: PyTorch's pool grows to some
+	// 300 MiB more.
+	more := 512
+	if x.simulated {
+		more = 16
+		if x.suspendDir != "" { // of which a quarter is kept free
+			m.N = 8
+		}
+	}
+	host := m.MiB + more
+	if x.suspendDir != "" { // files keep the other half
+		host /= 2
+		args = append(args, "--suspend-dir", x.suspendDir)
+	}
 	room, err := hostRoom()
-	if err == nil && !x.simulated { // a server takes host memory for its weights, and as much again for PyTorch
-		m.N = min(m.N, int(room/mib20)/(m.MiB+2048))
+	if err == nil && !x.simulated { // PyTorch itself takes memory of the host as well
+		m.N = min(m.N, int(room/mib20)/(host+1536))
 	}
 	m.Fit = gpu / (m.MiB + 500)
 	x.r.Servers = m
-	// Beside its weights a server takes memory for each answer: PyTorch's pool grows to some
-	// 300 MiB more.
-	if err := x.start(ctx, "suspend-servers", m.N*(m.MiB+512), args...); err != nil {
+	if err := x.start(ctx, "suspend-servers", m.N*host, args...); err != nil {
 		return err
 	}
 	defer x.s.stop()
@@ -314,6 +347,13 @@ func (x *suspendBench) many(ctx context.Context) error {
 		if err := w.call(ctx, buildWithin, map[string]any{"op": "init"}, nil); err != nil {
 			return err
 		}
+		if x.suspendDir == "" {
+			continue
+		}
+		// What is resident could have to leave to host memory, which holds half of the servers.
+		if err := errors.Join(x.order(ctx, w, (*api.Conn).Suspend), x.awaitOff(ctx, w), x.awaitHost(ctx, uint64(m.MiB+more)<<20)); err != nil {
+			return err
+		}
 	}
 	for _, w := range all {
 		if err := x.awaitOff(ctx, w); err != nil {
@@ -332,6 +372,8 @@ func (x *suspendBench) many(ctx context.Context) error {
 			if c.AwayBytes > 0 {
 				where = "swapped"
 			}
+		} else if err == nil && c.FileBytes > 0 {
+			where = "filed"
 		}
 		var took worked
 		if err := w.call(ctx, suspendCall, map[string]any{"op": "work"}, &took); err != nil {
@@ -347,7 +389,7 @@ func (x *suspendBench) many(ctx context.Context) error {
 	}
 	fmt.Printf("  %d servers of %d MiB on a GPU that looks like %s (%d fit without nvshare); all suspended: %d MiB used on the GPU; %d errors\n",
 		m.N, m.MiB, serverGPU, m.Fit, m.UsedIdle>>20, len(m.Errors))
-	for _, where := range []string{"resident", "swapped", "suspended"} {
+	for _, where := range []string{"resident", "swapped", "suspended", "filed"} {
 		if first := m.First[where]; len(first) > 0 {
 			fmt.Printf("  first token, %s: p50 %.3f, p99 %.3f s of %d\n", where, quantile(first, 0.5), quantile(first, 0.99), len(first))
 		}

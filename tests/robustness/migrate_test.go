@@ -16,16 +16,17 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/tests/judge"
 )
 
 // newPair is a site with two simulated GPUs and a tenant that fills a part of the first one.
-func newPair(t *testing.T) (s *site, a *swapTenant) {
+func newPair(t *testing.T, env ...string) (s *site, a *swapTenant) {
 	t.Helper()
-	return newGPUs(t, 2, gpuMiB)
+	return newGPUs(t, 2, gpuMiB, env...)
 }
 
 // newGPUs is the same with so many GPUs of a size.
-func newGPUs(t *testing.T, n, mib int) (s *site, a *swapTenant) {
+func newGPUs(t *testing.T, n, mib int, env ...string) (s *site, a *swapTenant) {
 	t.Helper()
 	s = newSite(t)
 	s.configure(fmt.Sprintf("gpus=%d\nmemory_mib=%d\n", n, mib))
@@ -37,7 +38,7 @@ func newGPUs(t *testing.T, n, mib int) (s *site, a *swapTenant) {
 		}
 	})
 	s.startSwapping()
-	a = s.startSwapTenant("a", 1000)
+	a = s.startSwapTenant("a", 1000, env...)
 	s.awaitOn(0, a)
 	return s, a
 }
@@ -117,7 +118,36 @@ func (s *site) awaitControls(gpu int, a *swapTenant) {
 // GPU. Each word of it keeps its value, and it proves its time slices on each GPU.
 func TestMigrate(t *testing.T) {
 	s, a := newPair(t)
-	for i := range 10 {
+	thereAndBack(s, a, 5)
+	if n := copiesOfCopiers(s.trace()); n != 0 {
+		t.Errorf("copiers made %d copies, although the tenant can", n)
+	}
+}
+
+// Where the tenant cannot map memory of the other GPU, a copier copies for it.
+func TestMigrateWithoutPeers(t *testing.T) {
+	s, a := newPair(t, "NVSHARE_SIMGPU_PEERS=refused")
+	thereAndBack(s, a, 1)
+	if n := copiesOfCopiers(s.trace()); n == 0 {
+		t.Error("no copier has copied")
+	}
+}
+
+// copiesOfCopiers is how many copies on GPUs others than the tenant made.
+func copiesOfCopiers(trace judge.Trace) (n int) {
+	for _, iv := range trace.Intervals {
+		if iv.Kind == judge.DtoD && iv.Process.Tenant != "a" {
+			n += iv.Count
+		}
+	}
+	return n
+}
+
+// thereAndBack moves the only tenant so many times, without host memory, until it ends.
+func thereAndBack(s *site, a *swapTenant, times int) {
+	t := s.t
+	t.Helper()
+	for i := range 2 * times {
 		to := 1 - i%2
 		if err := s.migrate(to); err != nil {
 			t.Fatalf("move %d: %v\n%s", i+1, err, s.log())
@@ -127,8 +157,8 @@ func TestMigrate(t *testing.T) {
 	}
 	text, err := os.ReadFile(filepath.Join(s.dir, "scheduler.log"))
 	s.check(err)
-	if n := strings.Count(string(text), "(copy "); n != 10 {
-		t.Errorf("%d of 10 moves without host memory\n%s", n, text)
+	if n := strings.Count(string(text), "(copy "); n != 2*times {
+		t.Errorf("%d of %d moves without host memory\n%s", n, 2*times, text)
 	}
 	if u := s.swap(); u == nil || u.ArenaUsedBytes != 0 {
 		t.Errorf("host memory was made for it: %v", u)

@@ -79,10 +79,10 @@ func (s *site) buildTenant(name string) {
 	}
 }
 
-func (s *site) startSwapTenant(name string, seed int) *swapTenant {
+func (s *site) startSwapTenant(name string, seed int, more ...string) *swapTenant {
 	s.t.Helper()
-	env := s.env("LD_PRELOAD="+filepath.Join(s.build, "lib", "libnvshare.so"),
-		"NVSHARE_SIMGPU_TENANT="+name, "NVSHARE_SCHEDULER_LOSS=closed")
+	env := s.env(append(more, "LD_PRELOAD="+filepath.Join(s.build, "lib", "libnvshare.so"),
+		"NVSHARE_SIMGPU_TENANT="+name, "NVSHARE_SCHEDULER_LOSS=closed")...)
 	return &swapTenant{s.startTalker(name, env, nil, "swap-tenant", strconv.Itoa(tenantMiB), strconv.Itoa(seed))}
 }
 

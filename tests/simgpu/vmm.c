@@ -10,6 +10,8 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -422,10 +424,32 @@ static CUresult close_one(struct area *a)
 	return mprotect((void *)a->base, a->size, PROT_NONE) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
+/* Whether any of the memory is of another GPU than dev. */
+static int elsewhere(uintptr_t p, size_t size, int dev)
+{
+	int any = 0;
+
+	pthread_mutex_lock(&drv_mu);
+	for (uintptr_t at = p; at < p + size;) {
+		struct area *a = area_find(&live, at);
+
+		if (!a || a->kind != MAPPED)
+			break;
+		any = any || (a->phys->gpu >= 0 && a->phys->gpu != dev);
+		at = a->base + a->size;
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return any;
+}
+
 CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t n)
 {
+	const char *peers = getenv("NVSHARE_SIMGPU_PEERS");
+
 	if (!desc || !n)
 		return CUDA_ERROR_INVALID_VALUE;
+	if (desc[0].flags && peers && !strcmp(peers, "refused") && elsewhere((uintptr_t)p, size, desc[0].location.id))
+		return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
 	return each_mapping(p, size, desc[0].flags ? open_one : close_one, !desc[0].flags);
 }
 
