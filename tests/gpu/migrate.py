@@ -31,7 +31,7 @@ def torch_steps(mib):
     # Parameters, gradients and two moments of Adam, in float32.
     layers = max(2, (mib << 20) // (width * width * 4 * 4))
     device = torch.device("cuda", 0)
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)]).to(device)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(width, width, device=device), nn.ReLU()) for _ in range(layers)])
     for block in model:
         nn.init.kaiming_normal_(block[0].weight)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-5)
