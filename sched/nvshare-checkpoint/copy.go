@@ -20,8 +20,9 @@ import (
 
 // A copier has memory of other processes copied to a GPU. Each process has a socket, over which
 // it asks for memory on that GPU, into which it copies; or it sends descriptors of its memory
-// and gets descriptors of the copies. See struct nvs_copy in hook/wire.h. The processes are tenants, so what they send is not believed: the driver
-// says what a descriptor is, and a bound holds for all copies of a process.
+// and gets descriptors of the copies. See struct nvs_copy in hook/wire.h. The processes are
+// tenants, so what they send is not believed: the driver says what a descriptor is, and a bound
+// holds for all that a process asks for.
 
 func copyCommand(f *flags, status *int) *cobra.Command {
 	var from, to string
