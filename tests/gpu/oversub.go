@@ -31,6 +31,8 @@ type oversub struct {
 	Own      [][]float64 `json:"tenant_windows"` // of the tenants, each alone, before and after each round
 	Rounds   [][]float64 `json:"rounds"`         // steps per second of each in each round together
 	CPUMS    [][]float64 `json:"cpu_ms"`         // CPU time of its process for a step: natively, as a tenant alone, together
+	Ran      [][]float64 `json:"ran"`            // part of the time that each ran on a CPU: natively, as a tenant alone, together
+	OfRan    float64     `json:"of_ran"`         // the sum of what they ran together, each relative to the same tenant alone
 	Rates    []float64   `json:"steps_per_second"`
 	Of       []float64   `json:"of_alone"`
 	Sum      float64     `json:"sum"`
@@ -100,7 +102,7 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, rounds int
 	o.Windows, o.Own = make([][]float64, n), make([][]float64, n)
 	w := &oversubRun{
 		pool: p, oversub: o, scheduler: s, aloneLength: 4 * time.Second, length: 24 * time.Second,
-		cpu: map[*worker][]float64{}, together: make([][]counted, n), togetherCPU: make([][]float64, n),
+		cpu: map[*worker][]float64{}, ran: map[*worker][]float64{}, together: make([][]counted, n), togetherCPU: make([][]float64, n),
 	}
 	lead := 15 * time.Second // until their pauses are known
 	if b.simulated {
@@ -140,6 +142,7 @@ type oversubRun struct {
 	length      time.Duration // of what they do together in a round; turns take up to 10 s
 
 	cpu         map[*worker][]float64 // ms of CPU time a step, of each window alone
+	ran         map[*worker][]float64 // part of the time, of each window alone
 	together    [][]counted           // of each program in each round
 	togetherCPU [][]float64
 	moved       moves
@@ -157,7 +160,8 @@ func (w *oversubRun) addAlone(ctx context.Context, workers []*worker, windows []
 			if err != nil {
 				return err
 			}
-			windows[i], w.cpu[workers[i]] = append(windows[i], round(c[0].Rate, 3)), append(w.cpu[workers[i]], ms[0])
+			windows[i] = append(windows[i], round(c[0].Rate, 3))
+			w.cpu[workers[i]], w.ran[workers[i]] = append(w.cpu[workers[i]], ms[0]), append(w.ran[workers[i]], c[0].Ran)
 		}
 	}
 	return nil
@@ -196,8 +200,9 @@ func (w *oversubRun) sumUp() {
 	sums, own := make([]float64, rounds), make([]float64, rounds)
 	for i := range w.Programs {
 		w.Alone = append(w.Alone, round(meanOf(w.Windows[i]), 3))
-		ownRate, rates, longest := meanOf(w.Own[i]), []float64{}, 0.0
+		ownRate, rates, ran, longest := meanOf(w.Own[i]), []float64{}, []float64{}, 0.0
 		for r, c := range w.together[i] {
+			ran = append(ran, c.Ran)
 			rates, longest = append(rates, round(c.Rate, 3)), max(longest, c.LongestGap)
 			sums[r] += c.Rate / ownRate
 			// The windows before and after what they did together.
@@ -212,8 +217,11 @@ func (w *oversubRun) sumUp() {
 			cpu = append(cpu, round(median(ms), 2))
 		}
 		w.CPUMS = append(w.CPUMS, cpu)
+		natively, alone, together := meanOf(w.ran[w.natives[i]]), meanOf(w.ran[w.tenants[i]]), meanOf(ran)
+		w.Ran = append(w.Ran, []float64{round(natively, 4), round(alone, 4), round(together, 4)})
+		w.OfRan += together / alone
 	}
-	w.Sum = round(w.Sum, 4)
+	w.Sum, w.OfRan = round(w.Sum, 4), round(w.OfRan, 4)
 	w.OfOwn = ratioOf(sums, own)
 }
 
@@ -251,6 +259,6 @@ func (o *oversub) line() string {
 	for i, windows := range o.Own {
 		own += meanOf(windows) / o.Alone[i] / float64(len(o.Own))
 	}
-	return text + fmt.Sprintf("alone %.1f, as tenants %.3f of it; sum %.3f of alone (%.3f), %.3f of the tenants alone (%.3f to %.3f; rounds %.2f), %.2f times the GPU's memory, held for %.1f %% of the time, moving takes %.1f %%, longest gaps %.1f s; CPU time of a step natively, as tenants alone, together %.1f ms: %s",
-		o.Alone, own, o.Sum, o.Of, o.OfOwn.Ratio, o.OfOwn.Low, o.OfOwn.High, o.Rounds, o.Promised, 100*o.Held, 100*o.Moving, o.Longest, o.CPUMS, holds(o.Sum >= 0.98))
+	return text + fmt.Sprintf("alone %.1f, as tenants %.3f of it; sum %.3f of alone (%.3f), %.3f of the tenants alone (%.3f to %.3f; rounds %.2f), %.2f times the GPU's memory, held for %.1f %% of the time, moving takes %.1f %%, longest gaps %.1f s; CPU time of a step natively, as tenants alone, together %.1f ms; they ran %.3f of the time, together %.3f of the tenants alone: %s",
+		o.Alone, own, o.Sum, o.Of, o.OfOwn.Ratio, o.OfOwn.Low, o.OfOwn.High, o.Rounds, o.Promised, 100*o.Held, 100*o.Moving, o.Longest, o.CPUMS, o.Ran, o.OfRan, holds(o.Sum >= 0.98))
 }

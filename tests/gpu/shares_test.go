@@ -142,6 +142,18 @@ print(json.dumps(worker.count(marks, 4, 0.5, 2.5, 2.5, 0.25)))
 	}
 }
 
+// CPU time is taken to pass evenly between two steps.
+func TestValueAt(t *testing.T) {
+	lines := runPython(t, `
+import worker
+points = [(1, 10), (2, 12), (4, 13)]
+print(*[worker.value_at(points, x) for x in (0, 1, 1.5, 2, 3, 4, 9)])
+`)
+	if want := "10 10 11.0 12.0 12.5 13.0 13"; lines[0] != want {
+		t.Errorf("%s, want %s", lines[0], want)
+	}
+}
+
 // Ranks that run at different speeds end their windows after the same step.
 func TestRanksAgree(t *testing.T) {
 	lines := runPython(t, `

@@ -252,6 +252,7 @@ type counted struct {
 	FirstMark  float64 `json:"first_mark"`
 	LastMark   float64 `json:"last_mark"`
 	Late       float64 `json:"late_s"`
+	Ran        float64 `json:"ran"` // part of the time that its thread ran on a CPU, or looked for the GPU there
 	Note       string  `json:"note,omitempty"`
 
 	StepMS float64   `json:"step_ms"`        // of a step while it has the GPU

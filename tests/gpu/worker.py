@@ -89,19 +89,31 @@ class Built:
         self.clock.calibrate()
         while time.monotonic() < lead:
             time.sleep(0.0002)
-        pending, times = collections.deque(), []
+        pending, times, ran = collections.deque(), [], [(time.monotonic(), time.thread_time())]
         while more(not times or times[-1] < end):
             for _ in range(self.steps):
                 self.load.step()
             pending.append(self.clock.mark())
             if len(pending) >= self.groups:
                 times.append(self.clock.finish(pending.popleft()))
+            ran.append((time.monotonic(), time.thread_time()))
             if time.monotonic() > end + OVERTIME_S:
                 raise RuntimeError("the window did not end: %d marks passed, %d pending" % (len(times), len(pending)))
         late = time.monotonic()
         while pending:
             times.append(self.clock.finish(pending.popleft()))
-        return count(times, self.steps, start, end, late, every)
+        result = count(times, self.steps, start, end, late, every)
+        result["ran"] = (value_at(ran, end) - value_at(ran, start)) / (end - start)
+        return result
+
+
+def value_at(points, x):
+    """The value at x between points (x, value), in their order; that of the nearest one beyond them."""
+    i = bisect.bisect_left(points, (x,))
+    if i == 0 or i == len(points):
+        return points[min(i, len(points) - 1)][1]
+    (a, before), (b, after) = points[i - 1:i + 1]
+    return before + (after - before) * (x - a) / (b - a)
 
 
 def count(times, steps, start, end, late, every=0):
