@@ -157,7 +157,7 @@ func (h *history) recent(now time.Time, gpu string) []Segment {
 	from := now.Add(-time.Minute).UnixMilli()
 	s := slices.DeleteFunc(h.segments[gpu], func(s Segment) bool { return s.To != 0 && s.To < from })
 	h.segments[gpu] = s
-	return slices.Clone(s)
+	return append([]Segment{}, s...) // a list in JSON, also of a GPU that nobody was granted
 }
 
 // Point is one minute of a GPU, for a browser.

@@ -151,6 +151,23 @@ func TestNow(t *testing.T) {
 	}
 }
 
+// quiet is a scheduler that has granted nothing yet, and what users get who see only
+// their own tenant: no events.
+type quiet struct{ source }
+
+func (*quiet) Events(context.Context, *api.EventsRequest) (*api.EventsResponse, error) {
+	return &api.EventsResponse{Run: 1}, nil
+}
+
+// The page goes through the segments of each GPU: without any there is an empty list.
+func TestNowWithoutEvents(t *testing.T) {
+	s := New(&quiet{}, "")
+	s.look(t.Context(), time.Now())
+	if _, text := get(t, s.Handler(), "/api/now", "localhost"); !strings.Contains(text, `"segments":[]`) {
+		t.Errorf("no empty list: %s", text)
+	}
+}
+
 // A day is kept, not more, of so many tenants as there is room for; what they had is
 // never lost.
 func TestHistoryIsBounded(t *testing.T) {
