@@ -48,6 +48,7 @@ type history struct {
 	buckets  map[string][]bucket                 // by GPU, the oldest first
 	last     map[string]map[string]time.Duration // used so far, by GPU and tenant
 	uptime   int64
+	run      int64 // of the scheduler, of which the latest events are
 	segments map[string][]Segment
 }
 
@@ -127,27 +128,52 @@ func (b *bucket) of(name, namespace string, worked bool) *use {
 	return b.tenants[name]
 }
 
-// turns takes in events: grants begin segments, releases end them.
+// take takes in an answer with events. Another run of the scheduler does not tell how the
+// turns of the one before ended, and where events are lost, ends may be among them: whoever
+// still has the GPU gets a segment by the next grant, or is adopted.
+func (h *history) take(now time.Time, r *api.EventsResponse) {
+	if r.Run != h.run || r.Lost > 0 {
+		at := now.UnixMilli()
+		if len(r.Events) > 0 {
+			at = millis(r.Events[0])
+		}
+		h.end(at, func(Segment) bool { return true })
+	}
+	h.run = r.Run
+	h.turns(r.Events)
+}
+
+// turns takes in events: grants begin segments, releases and deaths end them.
 func (h *history) turns(events []*api.Event) {
 	for _, e := range events {
-		at := e.TimeNs / int64(time.Millisecond)
+		at := millis(e)
+		ofClient := func(s Segment) bool { return s.client == e.Client }
 		switch e.Type {
-		case api.EventType_EVENT_TYPE_GRANT:
-			h.end(e, at)
+		case api.EventType_EVENT_TYPE_GRANT, api.EventType_EVENT_TYPE_ADOPT:
+			h.endOn(e.Uuid, at, ofClient)
 			s := append(h.segments[e.Uuid], Segment{Tenant: api.Tenant(e.Container, e.Uid), From: at, client: e.Client})
 			h.segments[e.Uuid] = s[max(len(s)-maxSegments, 0):]
 		case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
-			h.end(e, at)
+			h.endOn(e.Uuid, at, ofClient)
+		case api.EventType_EVENT_TYPE_END: // of a process, and so on all its GPUs
+			h.end(at, ofClient)
 		}
 	}
 }
 
-func (h *history) end(e *api.Event, at int64) {
-	s := h.segments[e.Uuid]
-	for i := len(s) - 1; i >= 0; i-- {
-		if s[i].client == e.Client && s[i].To == 0 {
-			s[i].To = at
-			return
+func millis(e *api.Event) int64 { return e.TimeNs / int64(time.Millisecond) }
+
+// end ends those open segments of all GPUs.
+func (h *history) end(at int64, which func(Segment) bool) {
+	for gpu := range h.segments {
+		h.endOn(gpu, at, which)
+	}
+}
+
+func (h *history) endOn(gpu string, at int64, which func(Segment) bool) {
+	for i, s := range h.segments[gpu] {
+		if s.To == 0 && which(s) {
+			h.segments[gpu][i].To = max(at, s.From)
 		}
 	}
 }

@@ -64,18 +64,21 @@ func (s *Server) Watch(ctx context.Context) {
 
 func (s *Server) look(ctx context.Context, now time.Time) {
 	r, err := s.source.Status(ctx)
-	var events []*api.Event
+	var answers []*api.EventsResponse
 	req := api.EventsRequest{Since: s.next.Since, Run: s.next.Run}
 	for range maxAnswers {
 		if err != nil {
 			break
 		}
 		e, none := s.source.Events(ctx, &req)
-		if none != nil || len(e.Events) == 0 { // who sees only its own tenant gets no events
+		if none != nil { // who sees only its own tenant gets no events
 			break
 		}
-		events = append(events, e.Events...)
+		answers = append(answers, e)
 		req.Since, req.Run = e.Next, e.Run
+		if len(e.Events) == 0 {
+			break
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,7 +88,9 @@ func (s *Server) look(ctx context.Context, now time.Time) {
 	s.status = r
 	s.next.Since, s.next.Run = req.Since, req.Run
 	s.history.add(now, r)
-	s.history.turns(events)
+	for _, e := range answers {
+		s.history.take(now, e)
+	}
 }
 
 // Handler serves the page.

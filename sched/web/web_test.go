@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -165,6 +166,64 @@ func TestNowWithoutEvents(t *testing.T) {
 	s.look(t.Context(), time.Now())
 	if _, text := get(t, s.Handler(), "/api/now", "localhost"); !strings.Contains(text, `"segments":[]`) {
 		t.Errorf("no empty list: %s", text)
+	}
+}
+
+// script is a scheduler that answers so, one answer to each look.
+type script struct {
+	source
+	answers []*api.EventsResponse
+	given   bool // of this look
+}
+
+func (s *script) Events(context.Context, *api.EventsRequest) (*api.EventsResponse, error) {
+	if s.given = !s.given; !s.given {
+		return &api.EventsResponse{Run: s.answers[0].Run}, nil
+	}
+	if len(s.answers[0].Events) == 0 {
+		s.given = false
+	}
+	return s.answers[0], nil
+}
+
+// A turn ends with the client, with the run of the scheduler that granted it, and where its
+// end may be among events that are lost.
+func TestTurnsEnd(t *testing.T) {
+	now := time.Now().Truncate(time.Millisecond)
+	event := func(kind api.EventType, gpu string, client uint64, after time.Duration) *api.Event {
+		return &api.Event{Type: kind, Uuid: gpu, Container: pod("a"), Client: client, TimeNs: now.Add(after - 30*time.Second).UnixNano()}
+	}
+	grant := event(api.EventType_EVENT_TYPE_GRANT, uuid, 7, 0)
+	other := event(api.EventType_EVENT_TYPE_GRANT, uuid, 8, 5*time.Second)
+	for name, tc := range map[string]struct {
+		then *api.EventsResponse
+		want []time.Duration // how long each turn took; 0: it goes on
+	}{
+		"nothing happens":        {&api.EventsResponse{Run: 1}, []time.Duration{0}},
+		"another tenant comes":   {&api.EventsResponse{Run: 1, Events: []*api.Event{other}}, []time.Duration{0, 0}},
+		"the process ends":       {&api.EventsResponse{Run: 1, Events: []*api.Event{event(api.EventType_EVENT_TYPE_END, "", 7, 2*time.Second)}}, []time.Duration{2 * time.Second}},
+		"another process ends":   {&api.EventsResponse{Run: 1, Events: []*api.Event{event(api.EventType_EVENT_TYPE_END, "", 6, 2*time.Second)}}, []time.Duration{0}},
+		"another scheduler":      {&api.EventsResponse{Run: 2, Events: []*api.Event{event(api.EventType_EVENT_TYPE_START, "", 0, 3*time.Second), other}}, []time.Duration{3 * time.Second, 0}},
+		"another one, no events": {&api.EventsResponse{Run: 2}, []time.Duration{30 * time.Second}},
+		"it adopts the holder":   {&api.EventsResponse{Run: 2, Events: []*api.Event{event(api.EventType_EVENT_TYPE_ADOPT, uuid, 7, 3*time.Second)}}, []time.Duration{3 * time.Second, 0}},
+		"events are lost":        {&api.EventsResponse{Run: 1, Lost: 4, Events: []*api.Event{other}}, []time.Duration{5 * time.Second, 0}},
+	} {
+		src := &script{answers: []*api.EventsResponse{{Run: 1, Events: []*api.Event{grant}}}}
+		s := New(src, "")
+		s.look(t.Context(), now)
+		src.answers = []*api.EventsResponse{tc.then}
+		s.look(t.Context(), now)
+		var got []time.Duration
+		for _, one := range s.history.recent(now, uuid) {
+			took := time.Duration(0)
+			if one.To != 0 {
+				took = time.Duration(one.To-one.From) * time.Millisecond
+			}
+			got = append(got, took)
+		}
+		if !slices.Equal(got, tc.want) {
+			t.Errorf("%s: %v, want %v", name, got, tc.want)
+		}
 	}
 }
 
