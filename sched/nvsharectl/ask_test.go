@@ -63,8 +63,11 @@ func TestStatusWithoutControlSocket(t *testing.T) {
 	if code, out, errs = ctl("top", "--once", "-d", "10ms", "--run-dir", dir); code != exitOK || !strings.Contains(out, "others: 2 tenants") {
 		t.Errorf("top: exit %d, %s, %s", code, out, errs)
 	}
-	if code, out, errs = ctl("-o", "json", "--run-dir", dir); code != exitOK || !strings.Contains(out, `"others": {`) || !strings.Contains(out, `"view": {`) {
+	if code, out, errs = ctl("-o", "json", "--run-dir", dir); code != exitOK || !strings.Contains(out, `"others": {`) || !strings.Contains(out, `"view": {`) || !strings.Contains(out, `"healthy": false`) {
 		t.Errorf("json: exit %d, %s, %s", code, out, errs)
+	}
+	if code, out, errs = ctl("top", "--once", "-d", "10ms", "-o", "json", "--run-dir", dir); code != exitOK || !strings.Contains(out, `"healthy":false`) {
+		t.Errorf("top, json: exit %d, %s, %s", code, out, errs)
 	}
 	// The scheduler refuses who asks too often.
 	if code, _, errs = ctl("--run-dir", serveView(t, nil)); code != exitUnreachable || !strings.Contains(errs, "try again") {

@@ -229,7 +229,7 @@ func newShare(s *api.Share) shareJSON { return shareJSON(api.TermsOf(s, 0)) }
 func newStatusJSON(r *api.StatusResponse) statusJSON {
 	s := statusJSON{
 		Version: r.Version, UptimeSeconds: seconds(r.UptimeNs),
-		Healthy: len(r.Problems) == 0, Problems: append([]string{}, r.Problems...),
+		Healthy: problems(r) == 0, Problems: append([]string{}, r.Problems...),
 		Clients: r.Clients, Connections: r.Connections, Refused: r.Refused, ProtocolErrors: r.ProtocolErrors,
 		GPUs: []gpuJSON{}, Containers: []container{},
 	}

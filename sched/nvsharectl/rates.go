@@ -123,7 +123,7 @@ type topTenantJSON struct {
 
 func newTopJSON(old, r *api.StatusResponse) topJSON {
 	all, interval := ratesOf(old, r)
-	out := topJSON{Seconds: interval.Seconds(), Healthy: len(r.Problems) == 0, GPUs: []topGPUJSON{}}
+	out := topJSON{Seconds: interval.Seconds(), Healthy: problems(r) == 0, GPUs: []topGPUJSON{}}
 	for _, g := range all {
 		one := topGPUJSON{g.gpu.Index, g.gpu.Uuid, []topTenantJSON{}}
 		for _, t := range g.tenants {

@@ -15,6 +15,7 @@ type nowJSON struct {
 	Version  string    `json:"version"`
 	Clients  uint32    `json:"clients"`
 	Problems []string  `json:"problems"`
+	Hidden   uint32    `json:"hidden_problems"` // that only root may read
 	View     string    `json:"view,omitempty"` // the one tenant that is named; "": all are
 	GPUs     []gpuJSON `json:"gpus"`
 }
@@ -61,7 +62,7 @@ func (s *Server) now(t time.Time) nowJSON {
 	out.Version, out.Clients = r.Version, r.Clients
 	out.Problems = append(out.Problems, r.Problems...)
 	if v := r.View; v != nil {
-		out.View = api.Tenant(v.Container, v.Uid)
+		out.View, out.Hidden = api.Tenant(v.Container, v.Uid), v.Problems
 	}
 	for i, g := range r.Gpus {
 		if i == MaxGPUs {

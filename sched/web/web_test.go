@@ -169,6 +169,24 @@ func TestNowWithoutEvents(t *testing.T) {
 	}
 }
 
+// viewed is the answer to a user who sees only its own tenant.
+type viewed struct{ quiet }
+
+func (v *viewed) Status(ctx context.Context) (*api.StatusResponse, error) {
+	r, err := v.quiet.Status(ctx)
+	r.Problems, r.View = nil, &api.View{Uid: 1000, Problems: 2}
+	return r, err
+}
+
+// Problems whose text only root may read are counted: the page does not say OK.
+func TestNowCountsProblemsOfOthers(t *testing.T) {
+	s := New(&viewed{}, "")
+	s.look(t.Context(), time.Now())
+	if _, text := get(t, s.Handler(), "/api/now", "localhost"); !strings.Contains(text, `"hidden_problems":2`) {
+		t.Errorf("they are not counted: %s", text)
+	}
+}
+
 // script is a scheduler that answers so, one answer to each look.
 type script struct {
 	source

@@ -105,11 +105,13 @@ function fits() {
 }
 
 function show() {
-  const n = present.problems.length;
+  const problems = [...present.problems], numbered = (n) => n === 1 ? "1 problem" : `${n} problems`;
+  const n = problems.length + present.hidden_problems;
+  if (present.hidden_problems) problems.push(`${numbered(present.hidden_problems)} that only root may read`);
   $("health").textContent = present.error ? `no answer: ${present.error}`
-    : `${n === 0 ? "OK" : n === 1 ? "1 problem" : n + " problems"}. Scheduler ${present.version}, ${present.clients} processes`
+    : `${n === 0 ? "OK" : numbered(n)}. Scheduler ${present.version}, ${present.clients} processes`
       + (present.view ? `; only ${present.view} is named` : "");
-  $("problems").replaceChildren(...present.problems.map((p) => el("li", { textContent: p })));
+  $("problems").replaceChildren(...problems.map((p) => el("li", { textContent: p })));
   $("gpus").replaceChildren(...present.gpus.map(gpu));
   $("hours").tBodies[0].replaceChildren(...past.hours.map((h) => el("tr", {},
     el("td", { textContent: h.namespace || "outside Kubernetes" }), el("td", { textContent: h.gpu_hours.toFixed(3) }))));
