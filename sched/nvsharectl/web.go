@@ -28,12 +28,13 @@ The history is that of this process, a day at most. The scheduler can serve the 
 itself (nvshare-scheduler --web-addr), and then has a history since its start. Users who may not use the
 control socket see their own tenant, and of others numbers.`,
 		Example: `  sudo nvsharectl web
+  openssl rand -hex 24 | sudo install -Dm600 /dev/stdin /etc/nvshare/web-token
   sudo nvsharectl web --listen 0.0.0.0:9403 --token-file /etc/nvshare/web-token`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), root.runDir, io) },
 	}
 	cmd.Flags().StringVar(&f.listen, "listen", "127.0.0.1:9403", "`address` and port")
-	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "a `file` with the token that requests need")
+	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "a `file` with the token that requests need: 16 letters and digits or more")
 	return cmd
 }
 

@@ -16,7 +16,7 @@ type nowJSON struct {
 	Clients  uint32    `json:"clients"`
 	Problems []string  `json:"problems"`
 	Hidden   uint32    `json:"hidden_problems"` // that only root may read
-	View     string    `json:"view,omitempty"` // the one tenant that is named; "": all are
+	View     string    `json:"view,omitempty"`  // the one tenant that is named; "": all are
 	GPUs     []gpuJSON `json:"gpus"`
 }
 

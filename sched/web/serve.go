@@ -20,6 +20,11 @@ import (
 const (
 	// minToken is how many characters a token has at least.
 	minToken = 16
+	// tokenLetters are the characters of tokens: those that mean themselves in the query of
+	// an address and in a cookie. A "+" there is a space, and a cookie has no ";".
+	tokenLetters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~-"
+	// howToToken is said to who gives another one.
+	howToToken = "make one with: openssl rand -hex 24"
 	// MaxConns is how many connections a page has at a time.
 	MaxConns = 16
 	// patience bounds the reading of a request, and writePatience that of an answer.
@@ -63,7 +68,10 @@ func Check(address, tokenFile string) (token string, err error) {
 		return "", fmt.Errorf("read the page's token: %w", err)
 	}
 	if token = strings.TrimSpace(string(text)); len(token) < minToken {
-		return "", fmt.Errorf("%s has a token of %d characters: %d are needed", tokenFile, len(token), minToken)
+		return "", fmt.Errorf("%s has a token of %d characters: %d are needed (%s)", tokenFile, len(token), minToken, howToToken)
+	}
+	if strings.ContainsFunc(token, func(r rune) bool { return !strings.ContainsRune(tokenLetters, r) }) {
+		return "", fmt.Errorf("%s has a token with other characters than letters, digits and . _ ~ -, which would not open the page in a browser (%s)", tokenFile, howToToken)
 	}
 	return token, nil
 }

@@ -129,6 +129,46 @@ func TestPageIsReadOnlyAndGuarded(t *testing.T) {
 	}
 }
 
+// A token that is taken opens the page: from the address as it is, and then by the cookie.
+// Others are refused at the start, not in the browser.
+func TestTokens(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "token")
+	for token, refused := range map[string]string{
+		"0123456789abcdef\n":          "",
+		"kX9._~-abcdefGHIJK":          "",
+		"short":                       "5 characters",
+		"kX9+abc/defGHIJK0123456=":    "openssl rand -hex 24",
+		`0123456789"abcdef;ghi`:       "openssl rand -hex 24",
+		"0123456789 abcdef\nghi":      "openssl rand -hex 24",
+		"0123456789abcdef\u00fcghijk": "openssl rand -hex 24",
+	} {
+		if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		read, err := Check("0.0.0.0:9403", file)
+		if refused != "" {
+			if err == nil || !strings.Contains(err.Error(), refused) || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), token) {
+				t.Errorf("%q: %v", token, err)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%q: %v", token, err)
+			continue
+		}
+		h := New(&source{}, read).Handler()
+		w := httptest.NewRecorder()
+		r := httptest.NewRequest("GET", "/?token="+read, nil)
+		if h.ServeHTTP(w, r); w.Code != http.StatusSeeOther || len(w.Result().Cookies()) != 1 {
+			t.Errorf("%q: %d, %v", token, w.Code, w.Header())
+			continue
+		}
+		if code, _ := get(t, h, "/", "node", "Cookie", w.Result().Cookies()[0].String()); code != 200 {
+			t.Errorf("%q: the cookie is refused: %d", token, code)
+		}
+	}
+}
+
 func TestNow(t *testing.T) {
 	src := &source{}
 	s := New(src, "")
