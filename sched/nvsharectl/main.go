@@ -120,8 +120,9 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 		Version:       api.Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		PersistentPreRun: func(*cobra.Command, []string) {
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			*ran = true
+			return gpuIsNamed(cmd)
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.set.given(cmd) {
@@ -144,6 +145,15 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 	complete(root, f)
 	manual.Wrap(root)
 	return root
+}
+
+// gpuIsNamed refuses --gpu with an empty value, which is that of a variable that a script has
+// not set. Without the flag a command is for all GPUs, so it would change them all.
+func gpuIsNamed(cmd *cobra.Command) error {
+	if f := cmd.Flags().Lookup("gpu"); f != nil && f.Changed && f.Value.String() == "" {
+		return usageError{errors.New("--gpu is empty: give a GPU's index or UUID (nvsharectl status lists them)")}
+	}
+	return nil
 }
 
 // call connects, and turns a scheduler that does not answer into an

@@ -229,6 +229,20 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// An empty --gpu is a script's variable that is not set: it means no GPU, and not all.
+func TestEmptyGPU(t *testing.T) {
+	for _, args := range []string{
+		"-S off --gpu=", "-T 1 --gpu=", "status --gpu=", "top --once --gpu=", "events --gpu=", "set --user 1 --core-limit 25 --gpu=",
+		"suspend 1000 --gpu=", "resume 1000 --gpu=", "migrate 1000 --gpu=", "drain --gpu=", "run --gpu= -- true",
+	} {
+		f := &fake{status: sample(), share: &api.SetShareResponse{}} // moves panic
+		code, out, errs := ctl(append([]string{"--run-dir", serve(t, f)}, strings.Fields(args)...)...)
+		if code != exitUsage || f.set != nil || f.setShare != nil || out != "" || !strings.Contains(errs, "--gpu is empty") {
+			t.Errorf("%v: exit %d, %q %q, asked %v %v", args, code, out, errs, f.set, f.setShare)
+		}
+	}
+}
+
 func TestUnreachable(t *testing.T) {
 	dir := t.TempDir()
 	for _, args := range [][]string{nil, {"status"}, {"-T", "1"}, {"events"}, {"events", "-f"}, {"top"}, {"top", "--once"}, {"set", "--user", "1", "--memory-limit", "1Gi"}} {
