@@ -51,7 +51,7 @@ status is the program's.`,
 	}
 	fs := cmd.Flags()
 	fs.SetInterspersed(false) // what follows the program is the program's
-	fs.StringVar(&f.gpu, "gpu", "", "show the program only the GPUs with these `indices or UUIDs`, by CUDA_VISIBLE_DEVICES")
+	fs.StringVar(&f.gpu, "gpu", "", "show the program only the GPUs with these `indices or UUIDs`, by CUDA_VISIBLE_DEVICES; a promise holds on them")
 	fs.StringVar(&f.name, "name", "", "the `name` of the tenant (default: that of the program)")
 	fs.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where it is installed)")
 	for _, t := range api.Fields {
@@ -85,20 +85,23 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 	if err != nil {
 		return err
 	}
-	var gpus []string
+	own := terms != (api.Terms{}) || f.name != "" // a tenant of its own
+	gpus, err := f.gpus(cmd.Context(), runDir, terms, own)
+	if err != nil {
+		return err
+	}
 	if terms.Overlap != "" {
-		g, err := f.overlapGPU(cmd.Context(), runDir)
-		if err != nil {
-			return err
-		}
-		gpus, f.gpu = []string{g.Uuid}, g.Uuid
-		dir := api.OverlapDir(runDir, api.OverlapIn("", uint32(os.Getuid()), terms.Overlap), g.Uuid)
+		dir := api.OverlapDir(runDir, api.OverlapIn("", uint32(os.Getuid()), terms.Overlap), gpus[0])
 		for key, value := range api.OverlapEnvironment(filepath.Join(dir, api.OverlapPipe), terms) {
 			os.Setenv(key, value)
 		}
 	}
-	if f.gpu != "" {
-		os.Setenv("CUDA_VISIBLE_DEVICES", f.gpu)
+	switch {
+	case len(gpus) > 0:
+		os.Setenv(cdi.VisibleDevicesEnv, strings.Join(gpus, ","))
+	case f.gpu != "": // no scheduler tells the UUIDs: CUDA counts the fastest GPU first
+		os.Setenv(cdi.VisibleDevicesEnv, f.gpu)
+		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 	}
 	os.Setenv("NVSHARE_RUN_DIR", runDir)
 	preload := shim
@@ -110,7 +113,7 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 		return err
 	}
 	env := append(os.Environ(), cdi.PreloadEnv+"="+preload)
-	if terms == (api.Terms{}) && f.name == "" {
+	if !own {
 		return fmt.Errorf("run %s: %w", program, unix.Exec(program, args, env))
 	}
 	return f.asTenant(cmd.Context(), runDir, terms, gpus, &exec.Cmd{Path: program, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
@@ -133,29 +136,36 @@ func (f *runFlags) findShim() (string, error) {
 // tells before.
 const overlapPatience = 15 * time.Second
 
-// overlapGPU returns the GPU of a program in an overlap group, which has only one.
-func (f *runFlags) overlapGPU(ctx context.Context, runDir string) (found *api.GPU, err error) {
-	err = call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
-		s, err := c.Status(ctx, &api.StatusRequest{})
-		if err != nil {
-			return err
-		}
-		for _, g := range s.Gpus {
-			if f.gpu == "" && len(s.Gpus) == 1 || f.gpu != "" && (strings.EqualFold(g.Uuid, f.gpu) || strconv.Itoa(int(g.Index)) == f.gpu) {
-				found = g
-			}
-		}
-		return nil
-	})
+// gpus returns the UUIDs of the GPUs that the program is shown: those of --gpu, and that of an
+// overlap group, whose members have one. None: all, or no scheduler knows them, which a tenant
+// of its own needs anyhow.
+func (f *runFlags) gpus(ctx context.Context, runDir string, terms api.Terms, own bool) (uuids []string, err error) {
+	if f.gpu == "" && terms.Overlap == "" {
+		return nil, nil
+	}
+	r, err := askStatus(ctx, runDir)
+	var unreachable *api.UnreachableError
 	switch {
+	case err != nil && !own && errors.As(err, &unreachable):
+		return nil, nil
 	case err != nil:
 		return nil, err
-	case found == nil && f.gpu == "":
+	case f.gpu == "" && len(r.Gpus) == 1:
+		return []string{r.Gpus[0].Uuid}, nil
+	case f.gpu == "":
 		return nil, usageError{errors.New("--overlap: say on which GPU with --gpu: a member of an overlap group has one")}
-	case found == nil:
-		return nil, usageError{fmt.Errorf("--gpu %.64q: the scheduler knows no such GPU (nvsharectl status lists them), or the value names several", f.gpu)}
 	}
-	return found, nil
+	for name := range strings.SplitSeq(f.gpu, ",") {
+		i := slices.IndexFunc(r.Gpus, func(g *api.GPU) bool { return isGPU(g, strings.TrimSpace(name)) })
+		if i < 0 {
+			return nil, usageError{fmt.Errorf("--gpu %.64q: the scheduler knows no such GPU (nvsharectl status lists them)", name)}
+		}
+		uuids = append(uuids, r.Gpus[i].Uuid)
+	}
+	if terms.Overlap != "" && len(uuids) > 1 {
+		return nil, usageError{fmt.Errorf("--gpu %.64q: a member of an overlap group has one GPU", f.gpu)}
+	}
+	return uuids, nil
 }
 
 // asTenant runs a program in a cgroup of its own, which the scheduler takes for a

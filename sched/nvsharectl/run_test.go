@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -58,7 +59,7 @@ func TestRun(t *testing.T) {
 	if code != 0 {
 		t.Fatalf("exit %d, %s", code, out)
 	}
-	for _, want := range []string{"LD_PRELOAD=" + shim, "NVSHARE_RUN_DIR=" + dir, "CUDA_VISIBLE_DEVICES=1"} {
+	for _, want := range []string{"LD_PRELOAD=" + shim, "NVSHARE_RUN_DIR=" + dir, "CUDA_VISIBLE_DEVICES=1", "CUDA_DEVICE_ORDER=PCI_BUS_ID"} {
 		if !strings.Contains(out, want+"\n") {
 			t.Errorf("the program lacks %s in\n%s", want, out)
 		}
@@ -71,6 +72,49 @@ func TestRun(t *testing.T) {
 	}
 	if code, out := ctlProcess(t, "run --shim "+shim+" --memory-limit lots -- true"); code != exitUsage || !strings.Contains(out, "--memory-limit") {
 		t.Errorf("a wrong limit: exit %d, %s", code, out)
+	}
+}
+
+// CUDA counts GPUs by itself: the program is shown those of the scheduler by their UUIDs.
+func TestRunOnSomeGPUs(t *testing.T) {
+	shim, r := someLibrary(t), sample()
+	first, second := r.Gpus[0].Uuid, r.Gpus[1].Uuid
+	for _, tc := range []struct {
+		flags string
+		code  int
+		want  string
+	}{
+		{"--gpu 1", 0, "CUDA_VISIBLE_DEVICES=" + second + "\n"},
+		{"--gpu 1,0", 0, "CUDA_VISIBLE_DEVICES=" + second + "," + first + "\n"},
+		{"--gpu " + strings.ToLower(first), 0, "CUDA_VISIBLE_DEVICES=" + first + "\n"},
+		{"--gpu 7", exitUsage, `--gpu "7": the scheduler knows no such GPU`},
+		{"--gpu 0,7", exitUsage, `--gpu "7": the scheduler knows no such GPU`},
+		{"--overlap small", exitUsage, "say on which GPU"},
+		{"--overlap small --gpu 0,1", exitUsage, "has one GPU"},
+	} {
+		code, out := ctlProcess(t, "run --run-dir "+serve(t, &fake{status: r})+" --shim "+shim+" "+tc.flags+" -- env")
+		if code != tc.code || !strings.Contains(out, tc.want) {
+			t.Errorf("%s: exit %d, %s", tc.flags, code, out)
+		}
+	}
+	if code, out := ctlProcess(t, "run --run-dir "+t.TempDir()+" --shim "+shim+" --gpu 0 --name mine -- env"); code != exitUnreachable {
+		t.Errorf("a tenant without a scheduler: exit %d, %s", code, out)
+	}
+}
+
+// A promise holds on the GPUs that the program is shown, and not on all: the scheduler is told
+// them, and refuses one that is drained.
+func TestRunAsTenantOfAGPU(t *testing.T) {
+	if g, err := makeGroup(strings.Repeat("e", 64)); err != nil {
+		t.Skipf("no cgroup can be made here: %v", err)
+	} else {
+		g.remove()
+	}
+	d := &describing{fake: fake{status: sample()}}
+	code, out := ctlProcess(t, "run --run-dir "+serve(t, d)+" --shim "+someLibrary(t)+" --gpu 1 --core-request 60 -- env")
+	want := d.status.Gpus[1].Uuid
+	if code != 0 || len(d.told) != 1 || !slices.Equal(d.told[0].Container.Gpus, []string{want}) || !strings.Contains(out, "CUDA_VISIBLE_DEVICES="+want+"\n") {
+		t.Errorf("exit %d, %s; told %v", code, out, d.told)
 	}
 }
 
