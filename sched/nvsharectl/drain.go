@@ -18,7 +18,7 @@ import (
 func drainCommand(root *rootFlags, io streams) *cobra.Command {
 	var gpu string
 	var wait, move bool
-	var timeout time.Duration
+	timeout := 10 * time.Minute
 	cmd := &cobra.Command{
 		Use: "drain --gpu GPU [--wait]", Short: "Have a GPU admit no new tenants",
 		Long: `drain has a GPU admit no new tenants, until undrain, also over restarts of the scheduler.
@@ -50,7 +50,7 @@ those that still do; the GPU stays drained.`,
 	cmd.Flags().StringVar(&gpu, "gpu", "", "the GPU, by `index or UUID`")
 	cmd.Flags().BoolVar(&wait, "wait", false, "wait until nobody uses the GPU")
 	cmd.Flags().BoolVar(&move, "move", true, "move the tenants that can move to other GPUs")
-	cmd.Flags().DurationVar(&timeout, "timeout", 10*time.Minute, "with --wait, fail after this `time`")
+	cmd.Flags().Var((*durationFlag)(&timeout), "timeout", "with --wait, fail after this `time`, in seconds or with a unit")
 	return cmd
 }
 

@@ -44,6 +44,7 @@ func TestDrainWaits(t *testing.T) {
 		"two leave":        {[]string{"a", "b"}, false, []string{"--wait"}, 0, "still used by a, b\nGPU 1 admits no new tenants; still used by b\nGPU 1 admits no new tenants; nobody uses it\n", ""},
 		"without --wait":   {[]string{"a"}, false, nil, 0, "still used by a\n", ""},
 		"one stays":        {[]string{"stays"}, false, []string{"--wait", "--timeout", "1ms"}, 1, "still used by stays\n", "GPU 1 is drained and still used by stays after 1ms"},
+		"seconds":          {[]string{"stays"}, false, []string{"--wait", "--timeout", "0.001"}, 1, "still used by stays\n", "GPU 1 is drained and still used by stays after 1ms"},
 		"somebody undrain": {[]string{"stays"}, true, []string{"--wait"}, 1, "", "somebody has undrained it"},
 	} {
 		t.Run(name, func(t *testing.T) {
