@@ -56,7 +56,7 @@ this machine's time zone.`,
 	fs.StringVar(&f.gpu, "gpu", "", "only events of the GPU with this `index or UUID`")
 	fs.StringVar(&f.filter.tenant, "tenant", "", "only events of the container with this `name`, of its pod, of the beginning of an id, or of \"user 1000\"")
 	fs.StringSliceVar(&f.filter.types, "type", nil, "only events of these `types`, like grant,fence; turn means all of turns")
-	fs.StringVar(&f.filter.since, "since", "", "only events since a `time`: how long ago (5m), or when (15:04)")
+	fs.StringVar(&f.filter.since, "since", "", "only events since a `time`: how long ago (5m), or when (15:04, the latest)")
 	return cmd
 }
 

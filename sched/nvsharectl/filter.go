@@ -85,7 +85,11 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	for _, layout := range []string{"15:04:05", "15:04"} {
 		if t, err := time.ParseInLocation(layout, s, now.Location()); err == nil {
 			y, m, d := now.Date()
-			return time.Date(y, m, d, t.Hour(), t.Minute(), t.Second(), 0, now.Location()), nil
+			at := time.Date(y, m, d, t.Hour(), t.Minute(), t.Second(), 0, now.Location())
+			if at.After(now) { // nothing has happened since then: after midnight, 23:50 is yesterday's
+				at = time.Date(y, m, d-1, t.Hour(), t.Minute(), t.Second(), 0, now.Location())
+			}
+			return at, nil
 		}
 	}
 	return time.Time{}, errors.New(strconv.Quote(s) + " is no time: give how long ago (5m), or when (15:04, 2006-01-02 15:04:05)")

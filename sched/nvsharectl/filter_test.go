@@ -63,6 +63,9 @@ func TestParseSince(t *testing.T) {
 	for text, want := range map[string]time.Time{
 		"5m":                   now.Add(-5 * time.Minute),
 		"90":                   now.Add(-90 * time.Second),
+		"17:30":                now,
+		"17:30:01":             time.Date(2026, 11, 21, 17, 30, 1, 0, now.Location()), // yesterday: it is not yet
+		"23:50":                time.Date(2026, 11, 21, 23, 50, 0, 0, now.Location()),
 		"15:04":                time.Date(2026, 11, 22, 15, 4, 0, 0, now.Location()),
 		"2026-11-21":           time.Date(2026, 11, 21, 0, 0, 0, 0, now.Location()),
 		"2026-11-21 08:09:10":  time.Date(2026, 11, 21, 8, 9, 10, 0, now.Location()),
