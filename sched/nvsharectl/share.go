@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -58,6 +59,11 @@ name if no other has the same, or by the beginning of its id.`,
 				f.tenant = args[0]
 			}
 			if f.list {
+				alone := len(args) == 0
+				cmd.LocalNonPersistentFlags().VisitAll(func(flag *pflag.Flag) { alone = alone && (!flag.Changed || flag.Name == "list") })
+				if !alone {
+					return usageError{errors.New("set: --list changes nothing and shows what is set for all: give it alone, or leave it out")}
+				}
 				return listSettings(cmd.Context(), root.runDir, io)
 			}
 			return f.run(cmd, root.runDir, io)
