@@ -79,12 +79,12 @@ type piece struct {
 
 func (p *patient) pieces() []piece {
 	all := []piece{
-		{"doctor.json", func() ([]byte, error) { return json.MarshalIndent(p.examine(), "", "  ") }},
+		{"doctor.json", func() ([]byte, error) { return safely(json.MarshalIndent(p.examine(), "", "  ")) }},
 		{"status.json", func() ([]byte, error) {
 			if p.status == nil {
 				return nil, p.whyNot
 			}
-			return json.MarshalIndent(newStatusJSON(p.status), "", "  ")
+			return safely(json.MarshalIndent(newStatusJSON(p.status), "", "  "))
 		}},
 		{"events.jsonl", p.events},
 		{"version.txt", func() ([]byte, error) { return []byte("nvsharectl " + api.Version + "\n"), nil }},
@@ -113,7 +113,7 @@ func (p *patient) events() (text []byte, err error) {
 		return nil, err
 	}
 	for _, e := range all {
-		line, err := json.Marshal(newEventJSON(e))
+		line, err := safely(json.Marshal(newEventJSON(e)))
 		if err != nil {
 			return text, err
 		}

@@ -179,7 +179,7 @@ func (f *eventsFlags) print(io streams, resp *api.EventsResponse, behind bool) e
 		}
 		text := describeEvent(io, e)
 		if f.output == "json" {
-			line, err := json.Marshal(newEventJSON(e))
+			line, err := safely(json.Marshal(newEventJSON(e)))
 			if err != nil {
 				return fmt.Errorf("print an event: %w", err)
 			}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -182,5 +183,29 @@ func TestEventsFollow(t *testing.T) {
 	}
 	if strings.Count(out.String(), "\n") != 2 || strings.Count(errs.String(), "\n") != 1 {
 		t.Errorf("%s%s", out, errs)
+	}
+}
+
+// A process's name may have any character: those that control a terminal, C1 ones too, never
+// get there.
+func TestJSONKeepsControlsFromTheTerminal(t *testing.T) {
+	const name = "\u007f\u0085\u009b31m\x1bred"
+	f := &fake{status: sample(), events: func(req *api.EventsRequest) *api.EventsResponse {
+		if req.Since != 0 {
+			return &api.EventsResponse{Run: 1, Next: 9}
+		}
+		return &api.EventsResponse{Run: 1, Next: 9, Events: []*api.Event{{Type: api.EventType_EVENT_TYPE_WARNING, Reason: name}}}
+	}}
+	f.status.Gpus[0].Clients[0].Command = name
+	f.status.Gpus[0].Tenants[0].Container.Name = name
+	dir := serve(t, f)
+	for _, args := range []string{"status -o json", "status -o yaml", "top --once -d 10ms -o json", "events -o json"} {
+		code, out, errs := ctl(append(strings.Fields(args), "--run-dir", dir)...)
+		if code != exitOK || !strings.Contains(out, "31m") || strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && unicode.IsControl(r) }) {
+			t.Errorf("%s: exit %d, %q %q", args, code, out, errs)
+		}
+		if strings.HasSuffix(args, "json") && !strings.Contains(out, `\u007f\u0085\u009b31m\u001bred`) {
+			t.Errorf("%s: the name is changed: %q", args, out)
+		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
 )
@@ -19,9 +20,24 @@ func oneOf(flag, value string, values ...string) error {
 	return usageError{fmt.Errorf("%s: %q is none of %s", flag, value, strings.Join(values, ", "))}
 }
 
+// safely escapes what json.Marshal leaves as it is and terminals obey: the control characters
+// from U+007F to U+009F, which names of processes and containers may have. JSON has them in
+// strings only, and yaml refuses them.
+func safely(text []byte, err error) ([]byte, error) {
+	var out []byte
+	for _, r := range string(text) {
+		if r >= 0x7f && r <= 0x9f {
+			out = fmt.Appendf(out, `\u%04x`, r)
+		} else {
+			out = utf8.AppendRune(out, r)
+		}
+	}
+	return out, err
+}
+
 // encode writes v for programs, as json or yaml. Both have the names of v's JSON.
 func encode(io streams, format string, v any) error {
-	text, err := json.MarshalIndent(v, "", "  ")
+	text, err := safely(json.MarshalIndent(v, "", "  "))
 	if err == nil && format == "yaml" {
 		text, err = yaml.JSONToYAML(text)
 	}

@@ -82,7 +82,7 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 			return err
 		}
 		if f.output == "json" {
-			line, err := json.Marshal(newTopJSON(last, r))
+			line, err := safely(json.Marshal(newTopJSON(last, r)))
 			if err != nil {
 				return fmt.Errorf("print a round: %w", err)
 			}
