@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -201,11 +202,23 @@ func checkSocket(p *patient) []finding {
 	return found(pass, "", "programs can connect to %s", path)
 }
 
-// shimPaths are where the shim is put: by the plugin, and by installations.
-var shimPaths = []string{cdi.DefaultPaths.ShimDir + "/" + cdi.ShimFile, "/usr/local/lib/" + cdi.ShimFile, "/usr/lib/" + cdi.ShimFile}
+// shimPaths are where the shim is put: by the plugin, and by installations, that of this
+// program (nvsharectl install --prefix) before others.
+func shimPaths() []string {
+	paths := []string{cdi.DefaultPaths.ShimDir + "/" + cdi.ShimFile}
+	if self, err := os.Executable(); err == nil {
+		paths = append(paths, filepath.Join(filepath.Dir(self), "../lib", cdi.ShimFile))
+	}
+	for _, path := range []string{"/usr/local/lib/" + cdi.ShimFile, "/usr/lib/" + cdi.ShimFile} {
+		if !slices.Contains(paths, path) {
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
 
 func checkShim(p *patient) []finding {
-	paths := shimPaths
+	paths := shimPaths()
 	if p.shim != "" {
 		paths = []string{p.shim}
 	}

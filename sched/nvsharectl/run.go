@@ -120,7 +120,7 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 }
 
 func (f *runFlags) findShim() (string, error) {
-	paths := slices.Clone(shimPaths)
+	paths := shimPaths()
 	if f.shim != "" {
 		paths = []string{f.shim}
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/sched/api"
 )
 
@@ -72,6 +73,32 @@ func TestRun(t *testing.T) {
 	}
 	if code, out := ctlProcess(t, "run --shim "+shim+" --memory-limit lots -- true"); code != exitUsage || !strings.Contains(out, "--memory-limit") {
 		t.Errorf("a wrong limit: exit %d, %s", code, out)
+	}
+}
+
+// An installation elsewhere (nvsharectl install --prefix) has its shim beside its programs.
+func TestRunFindsTheShimOfItsPrefix(t *testing.T) {
+	prefix := t.TempDir()
+	self, shim := filepath.Join(prefix, "bin/nvsharectl"), filepath.Join(prefix, "lib", cdi.ShimFile)
+	for from, to := range map[string]string{"/proc/self/exe": self, someLibrary(t): shim} {
+		text, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := replaceFile(to, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chmod(self, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(cdi.DefaultPaths.ShimDir); err == nil {
+		t.Skip("the plugin's shim of this host goes before it")
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), "NVSHARE_TEST_CTL=run -- env")
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "LD_PRELOAD="+shim) {
+		t.Errorf("%v, %s", err, out)
 	}
 }
 
