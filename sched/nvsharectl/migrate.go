@@ -46,12 +46,24 @@ After the move a process sees the UUID of the new GPU, and the PCI address of th
 	return cmd
 }
 
+// migrate has a tenant moved, and waits for that.
 func migrate(ctx context.Context, root *rootFlags, io streams, req *api.MigrateRequest) error {
+	who := req.Container
+	if req.Uid != nil {
+		who = api.Tenant(nil, *req.Uid)
+	}
+	ctx, cancel := context.WithTimeout(ctx, migrateLimit)
+	defer cancel()
+	asked := false
 	var r *api.MigrateResponse
 	if err := callWithin(ctx, migrateLimit, root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
+		asked = true
 		r, err = c.Migrate(ctx, req)
 		return likeTenant(ctx, c, req.Container, err)
 	}); err != nil {
+		if asked && ctx.Err() != nil { // no tenant stops halfway because nobody waits
+			return fmt.Errorf("%s has not arrived yet; the move goes on without this command: nvsharectl events -f --type migrate --tenant %q shows how it ends", printable(who), who)
+		}
 		return err
 	}
 	fmt.Fprintf(io.out, "%s has moved from GPU %d to GPU %d in %s: %s, %s\n", printable(api.Tenant(r.Container, r.Uid)), r.FromIndex, r.ToIndex,
