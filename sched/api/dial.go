@@ -97,7 +97,7 @@ func (e *UnreachableError) Error() string {
 	next := "is nvshare-scheduler running?"
 	switch {
 	case errors.Is(e.Err, fs.ErrPermission):
-		next = "run as the user that runs nvshare-scheduler, usually root"
+		next = "use sudo, or be in the group of nvshare-scheduler --control-group"
 	case errors.Is(e.Err, fs.ErrNotExist):
 		next = "is nvshare-scheduler running, with this run directory?"
 	case errors.Is(e.Err, syscall.ECONNREFUSED):

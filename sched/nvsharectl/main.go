@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"syscall"
@@ -87,7 +88,7 @@ func exitStatus(err error) int {
 	switch {
 	case errors.As(err, &usage) || status.Code(err) == codes.InvalidArgument:
 		return exitUsage
-	case errors.As(err, &unreachable):
+	case errors.As(err, &unreachable) && !errors.Is(err, fs.ErrPermission): // behind a closed door one may answer
 		return exitUnreachable
 	}
 	return exitFailed
