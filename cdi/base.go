@@ -42,7 +42,7 @@ func bind(host, container string, options []string) *specs.Mount {
 	return &specs.Mount{HostPath: host, ContainerPath: container, Options: slices.Clone(options)}
 }
 
-// hookEnv is the hook's whole environment. Without one, runtimes give the hook the
+// hookEnv is the whole environment of each hook. Without one, runtimes give a hook the
 // environment of the container's image, and variables like GODEBUG change what a Go
 // program does.
 var hookEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -79,7 +79,7 @@ func describeHook(p Paths, gpus []GPU, base Base) *specs.Hook {
 		}
 	}
 	timeout := 10 // seconds; the hook limits itself to half of it
-	return &specs.Hook{HookName: cdi.CreateRuntimeHook, Path: p.Hook, Args: args, Timeout: &timeout}
+	return &specs.Hook{HookName: cdi.CreateRuntimeHook, Path: p.Hook, Args: args, Env: slices.Clone(hookEnv), Timeout: &timeout}
 }
 
 // joinHook returns the hook that gives a container the directories of its overlap group,
