@@ -363,6 +363,45 @@ func TestWatchFollowsTheHost(t *testing.T) {
 	<-done
 }
 
+// A file that NVIDIA's spec needs can go away, and come back, with no other change: without
+// another look no container would start.
+func TestLooksAgainWhenHostFilesChange(t *testing.T) {
+	root, args := host(t, 1)
+	// The directory that counts most; without the hook the spec of host counts.
+	write(t, root+"/run/cdi/nvidia.yaml", `cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices: [{name: "0", containerEdits: {deviceNodes: [{path: /dev/nvidia0}]}}]
+containerEdits: {hooks: [{hookName: createContainer, path: /usr/bin/nvidia-cdi-hook}]}
+`)
+	hook := root + "/usr/bin/nvidia-cdi-hook"
+	write(t, hook, "")
+	n := nodeOn(t, root, args)
+	for _, there := range []bool{true, false, true} {
+		for looks := 0; n.fingerprint() != n.seen; looks++ {
+			if looks == 3 {
+				t.Fatal("it looks again and again")
+			}
+			if _, err := n.refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		text, err := os.ReadFile(root + "/run/cdi/" + cdi.FileName(cdi.Kind))
+		if err != nil || strings.Contains(string(text), "/usr/bin/nvidia-cdi-hook") != there {
+			t.Errorf("the hook is there: %v; %v, and the spec is\n%s", there, err, text)
+		}
+		from, to := hook, hook+".away"
+		if !there {
+			from, to = to, from
+		}
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+		if n.fingerprint() == n.seen {
+			t.Errorf("the hook is there: %v, and nobody looks", !there)
+		}
+	}
+}
+
 // On a host without NRI the plugin is there for podman and Docker: the specs
 // follow NVIDIA's by the kernel's word, for the next look would be a minute later.
 func TestWithoutNRISpecsAreKeptRight(t *testing.T) {
