@@ -249,7 +249,8 @@ image: image-root ## the node image IMAGE:VERSION of what is compiled here, by E
 push: ## push that image: make image push IMAGE=registry.example/nvshare
 	$(ENGINE) push $(IMAGE):$(VERSION)
 
-BUILDX = docker buildx build --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION)
+# podman reads .dockerignore too, BuildKit no .containerignore.
+BUILDX = docker buildx build -f Containerfile --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION)
 buildx-load: ## the node image, compiled in a container, for this host's docker
 	$(BUILDX) --load .
 

@@ -42,7 +42,7 @@ func bind(host, container string, options []string) *specs.Mount {
 	return &specs.Mount{HostPath: host, ContainerPath: container, Options: slices.Clone(options)}
 }
 
-// hookEnv is the hook's whole environment. Without one, runtimes give the hook the
+// hookEnv is the whole environment of each hook. Without one, runtimes give a hook the
 // environment of the container's image, and variables like GODEBUG change what a Go
 // program does.
 var hookEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -60,7 +60,9 @@ func linkerHook(binary string, libraries []string) *specs.Hook {
 
 // describeHook returns the hook that tells the scheduler of a container: its name, its
 // annotations, and which GPUs it has. A GPU is known by its last device node, which for
-// MIG devices no other has, or by a variable of the environment.
+// MIG devices no other has, or by a variable of the environment. A GPU that has MIG devices
+// is known by these only: it has all their nodes, the last one's too, and is used through
+// them.
 func describeHook(p Paths, gpus []GPU, base Base) *specs.Hook {
 	args := []string{path.Base(p.Hook), "describe", "--run-dir", p.RunDir}
 	add := func(uuid string, e *specs.ContainerEdits) {
@@ -73,13 +75,17 @@ func describeHook(p Paths, gpus []GPU, base Base) *specs.Hook {
 		}
 	}
 	for i, g := range gpus {
-		add(g.UUID, &base.PerGPU[i])
+		whole := &base.PerGPU[i]
 		for j, in := range g.Instances {
-			add(in.UUID, base.instance(i, j))
+			if part := base.instance(i, j); part != nil {
+				add(in.UUID, part)
+				whole = nil
+			}
 		}
+		add(g.UUID, whole)
 	}
 	timeout := 10 // seconds; the hook limits itself to half of it
-	return &specs.Hook{HookName: cdi.CreateRuntimeHook, Path: p.Hook, Args: args, Timeout: &timeout}
+	return &specs.Hook{HookName: cdi.CreateRuntimeHook, Path: p.Hook, Args: args, Env: slices.Clone(hookEnv), Timeout: &timeout}
 }
 
 // joinHook returns the hook that gives a container the directories of its overlap group,

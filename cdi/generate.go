@@ -21,6 +21,10 @@ type Generated struct {
 	Specs []*specs.Spec
 	// Source says in words what the specs are built on.
 	Source string
+	// HostFiles are those that containers with the specs cannot start without, and those of
+	// an NVIDIA spec that was passed over because it needs one that is missing. Give them to
+	// Fingerprint, which looks whether they are there.
+	HostFiles []string
 }
 
 // Spec returns the spec of a kind, nil if there is none.
@@ -50,6 +54,9 @@ func Generate(ctx context.Context, o Options, p Paths) (*Generated, error) {
 	if err != nil {
 		return nil, err
 	}
+	g.HostFiles = append(g.HostFiles, base.hostFiles()...)
+	slices.Sort(g.HostFiles)
+	g.HostFiles = slices.Compact(g.HostFiles)
 	for _, kind := range []string{Kind, KindNRI} {
 		spec, err := Build(kind, gpus, base, p)
 		if err != nil {
@@ -69,7 +76,8 @@ func (g *Generated) base(o Options, p Paths) (Base, error) {
 		g.Source = "simulated GPU in " + dir
 		return SimulatedBase(dir, g.GPUs, p.Hook), nil
 	}
-	base, file, warnings := nvidiaBase(host(o.HostRoot), o.specDirs(), g.GPUs)
+	base, file, needed, warnings := nvidiaBase(host(o.HostRoot), o.specDirs(), g.GPUs)
+	g.HostFiles = needed
 	for _, w := range warnings {
 		o.log().Warn(w)
 	}
@@ -107,8 +115,9 @@ func (o Options) specDirs() []string {
 }
 
 // Fingerprint returns a text that changes when what Generate looks at may have
-// changed: GPUs, driver, NVIDIA's specs, ours. It is cheap and wakes no GPU.
-func Fingerprint(o Options) string {
+// changed: GPUs, driver, NVIDIA's specs, ours, and which of the files the host has, the
+// HostFiles of an earlier look. It is cheap and wakes no GPU.
+func Fingerprint(o Options, files ...string) string {
 	h := host(o.HostRoot)
 	var b strings.Builder
 	stat := func(path string) {
@@ -145,6 +154,11 @@ func Fingerprint(o Options) string {
 	}
 	for _, dir := range o.specDirs() {
 		list(filepath.Join(dir, "*"), stat)
+	}
+	for _, f := range files {
+		if h.exists(f) {
+			name(f)
+		}
 	}
 	return b.String()
 }

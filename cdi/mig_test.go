@@ -144,6 +144,23 @@ devices:
 	}
 }
 
+// The hook knows what a container has by marks: a MIG device's must not be its GPU's too. A
+// GPU whose MIG devices cannot be given keeps its own.
+func TestMarksOfMIGDevices(t *testing.T) {
+	gpus := []GPU{
+		{UUID: uuidA, DeviceNodes: []string{"/dev/nvidia0"}, Instances: []Instance{
+			{Index: 0, UUID: "MIG-a", DeviceNodes: []string{capsDir + "/nvidia-cap1"}},
+			{Index: 1, UUID: "MIG-b", DeviceNodes: []string{capsDir + "/nvidia-cap2"}},
+		}},
+		{UUID: uuidB, DeviceNodes: []string{"/dev/nvidia1"}, Instances: []Instance{{UUID: "MIG-c"}}},
+	}
+	h := describeHook(DefaultPaths, gpus, DriverBase(&Driver{}, gpus, "/hook"))
+	want := []string{"--gpu", "MIG-a=" + capsDir + "/nvidia-cap1", "--gpu", "MIG-b=" + capsDir + "/nvidia-cap2", "--gpu", uuidB + "=/dev/nvidia1"}
+	if got := h.Args[4:]; !slices.Equal(got, want) {
+		t.Errorf("marks are %q, want %q", got, want)
+	}
+}
+
 func TestInstanceNames(t *testing.T) {
 	g := GPU{Index: 3, Instances: []Instance{{Index: 1, UUID: "MIG-b"}}}
 	if got, want := Names([]GPU{g}), []string{"3", "", "3:1", "MIG-b", "all"}; !reflect.DeepEqual(got, want) {

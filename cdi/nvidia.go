@@ -137,13 +137,16 @@ func NVIDIABase(spec *cdi.Spec, gpus []GPU) (b Base, dropped []string, err error
 }
 
 // nvidiaBase returns the edits of the first of the host's NVIDIA specs that fits
-// the GPUs, and its file, which is empty if none does.
-func nvidiaBase(h host, dirs []string, gpus []GPU) (base Base, file string, warnings []string) {
+// the GPUs, and its file, which is empty if none does. needed are the host's files of the
+// ones before it that need what the host does not have.
+func nvidiaBase(h host, dirs []string, gpus []GPU) (base Base, file string, needed, warnings []string) {
 	candidates, warnings := nvidiaSpecs(dirs)
 	for _, spec := range candidates {
 		base, dropped, err := NVIDIABase(spec, gpus)
 		if err == nil {
-			err = h.hasAll(base.hostFiles())
+			if err = h.hasAll(base.hostFiles()); err != nil {
+				needed = append(needed, base.hostFiles()...)
+			}
 		}
 		if err != nil {
 			warnings = append(warnings, fmt.Sprintf("%s %v: not using it (regenerate it with nvidia-ctk cdi generate)", spec.GetPath(), err))
@@ -152,9 +155,9 @@ func nvidiaBase(h host, dirs []string, gpus []GPU) (base Base, file string, warn
 		if len(dropped) > 0 {
 			warnings = append(warnings, fmt.Sprintf("%s: left out %s, which CDI %s does not have", spec.GetPath(), strings.Join(dropped, ", "), specVersion))
 		}
-		return base, spec.GetPath(), warnings
+		return base, spec.GetPath(), needed, warnings
 	}
-	return Base{}, "", warnings
+	return Base{}, "", needed, warnings
 }
 
 // hasAll makes sure that the host has the files. A driver upgrade leaves the old

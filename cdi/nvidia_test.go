@@ -64,6 +64,39 @@ func TestSeveralNVIDIASpecs(t *testing.T) {
 	}
 }
 
+// What the specs take from the host can go away, and come back, while NVIDIA's spec stays.
+func TestFingerprintShowsHostFiles(t *testing.T) {
+	fixture, err := os.ReadFile("testdata/nvidia.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := fakeHost(t)
+	write(t, root+"/etc/cdi/nvidia.yaml", string(fixture))
+	hook, smi := root+"/usr/bin/nvidia-cdi-hook", root+"/usr/bin/nvidia-smi"
+	o := Options{HostRoot: root}
+	for _, step := range []struct{ source, old, new string }{
+		{"NVIDIA's CDI spec", hook, hook + ".away"},
+		{"as found", smi, smi + ".away"}, // of the driver, which has no other trace of it
+		{"as found", hook + ".away", hook},
+		{"NVIDIA's CDI spec", hook, hook + ".away"},
+	} {
+		g := generate(t, o)
+		if !strings.Contains(g.Source, step.source) {
+			t.Errorf("before %s: it is built on %q", step.new, g.Source)
+		}
+		before := Fingerprint(o, g.HostFiles...)
+		if before != Fingerprint(o, generate(t, o).HostFiles...) {
+			t.Errorf("before %s: it changes by itself", step.new)
+		}
+		if err := os.Rename(step.old, step.new); err != nil {
+			t.Fatal(err)
+		}
+		if Fingerprint(o, g.HostFiles...) == before {
+			t.Errorf("%s is now %s: unchanged", step.old, step.new)
+		}
+	}
+}
+
 func TestWSL2IsRefusedWithTheReason(t *testing.T) {
 	root := t.TempDir()
 	write(t, root+"/proc/sys/kernel/osrelease", "6.6.87.2-microsoft-standard-WSL2\n")

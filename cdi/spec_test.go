@@ -334,6 +334,20 @@ func TestAnyDevice(t *testing.T) {
 	}
 }
 
+// Without an environment of its own a hook would have the one that an image says.
+func TestHooksHaveTheirOwnEnvironment(t *testing.T) {
+	gpus := []GPU{{UUID: uuidA, DeviceNodes: []string{"/dev/nvidia0"}}}
+	spec, err := Build(Kind, gpus, DriverBase(&Driver{}, gpus, "/hook"), DefaultPaths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range spec.ContainerEdits.Hooks {
+		if !slices.Equal(h.Env, hookEnv) {
+			t.Errorf("hook %s has the environment %q", h.Args[1], h.Env)
+		}
+	}
+}
+
 func TestEdits(t *testing.T) {
 	g := generate(t, Options{HostRoot: fakeHost(t)})
 	spec := g.Spec(KindNRI)

@@ -21,7 +21,7 @@
 #include "vmm.h"
 
 #define TELL_BYTES (64ull << 20) /* between two MOVED messages of a pass */
-#define RUN        32u           /* granules of a run, and one chunk more at most; CARRY_RUN to or from another GPU */
+#define RUN        32u           /* granules of a run, and one chunk more at most; CARRY_RUN to another GPU */
 #define IDLE_NS    (1 * NVS_S)
 #define RETRY_NS   (20 * NVS_MS) /* until a refused driver call is repeated */
 
@@ -123,7 +123,7 @@ static bool pick(struct pass *p, struct run *r)
 
 	*r = (struct run){ .chunks = 0 };
 	nvs_swap_lock(s);
-	if (p->out ? nvs_carry_out(p->gpu) : p->take)
+	if (p->out && nvs_carry_out(p->gpu))
 		granules = CARRY_RUN;
 	while (r->bytes < bytes_of(granules) && r->chunks < NVS_COPIED_AT_ONCE && goes_on(p, s)) {
 		struct chunk *c;

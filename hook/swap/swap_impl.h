@@ -350,7 +350,7 @@ void nvs_arena_fork_child(void);
 #define NVS_STORE_CARRIED 0xff000000u /* no segment of the arena has this number */
 
 /*
- * Granules of a run to another GPU or from there, and one chunk more at most. To map so much
+ * Granules of a run to another GPU, and one chunk more at most. To map so much
  * memory of the other GPU takes 1.2 to 1.8 ms (H100), a request 0.5, and the copy 0.75.
  */
 #define CARRY_RUN 128u

@@ -43,8 +43,9 @@ type node struct {
 	cdiDir  string
 	every   time.Duration // between looks for changes
 
-	seen    string // fingerprint from before the last refresh that succeeded
-	noCover string // why pods have a bind mount of the shim, as it was logged last
+	seen      string   // fingerprint from before the last refresh that succeeded
+	hostFiles []string // what the last look found that the specs need of the host
+	noCover   string   // why pods have a bind mount of the shim, as it was logged last
 }
 
 // refresh puts the placed files right, looks for GPUs and driver, and writes or
@@ -53,13 +54,13 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
 	defer cancel()
 	// The fingerprint is from before the look, so that no change is missed. The specs
-	// that are written then cause one more look.
+	// that are written, and other files that they need, then cause one more look.
 	seen := n.fingerprint()
 	if err := n.placed.place(); err != nil {
 		return nil, err
 	}
 	n.cover()
-	found, err := cdi.Generate(ctx, n.options, n.paths)
+	found, err := n.generate(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +127,7 @@ func (n *node) see(ctx context.Context) (*plugin.Inventory, error) {
 	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
 	defer cancel()
 	n.cover()
-	g, err := cdi.Generate(ctx, n.options, n.paths)
+	g, err := n.generate(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -134,6 +135,15 @@ func (n *node) see(ctx context.Context) (*plugin.Inventory, error) {
 		return plugin.NewInventory(nil, nil, n.options.HostRoot), nil
 	}
 	return plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs, n.options.HostRoot), nil
+}
+
+// generate looks at the node, and remembers which files of the host to look for.
+func (n *node) generate(ctx context.Context) (*cdi.Generated, error) {
+	g, err := cdi.Generate(ctx, n.options, n.paths)
+	if err == nil {
+		n.hostFiles = g.HostFiles
+	}
+	return g, err
 }
 
 // cover has pods see the shim through an overlay, where that is sure to work.
@@ -221,7 +231,7 @@ func (n *node) hasSpecs() bool {
 // fingerprint covers what refresh reads and what it writes.
 func (n *node) fingerprint() string {
 	var b strings.Builder
-	b.WriteString(cdi.Fingerprint(n.options))
+	b.WriteString(cdi.Fingerprint(n.options, n.hostFiles...))
 	b.WriteString(n.placed.fingerprint())
 	for _, kind := range []string{cdi.Kind, cdi.KindNRI} {
 		if info, err := os.Lstat(filepath.Join(n.cdiDir, cdi.FileName(kind))); err == nil {

@@ -422,6 +422,11 @@ func (d *Daemon) problems() (p []string) {
 	if d.settingsErr != nil {
 		p = append(p, fmt.Sprintf("time quanta and modes are not as they were set: %v", d.settingsErr))
 	}
+	for _, err := range []error{d.metricsErr, d.pageErr} {
+		if err != nil {
+			p = append(p, err.Error())
+		}
+	}
 	if now().Sub(d.pluginAt) < reportLife {
 		for _, text := range d.plugin {
 			p = append(p, "nvshare-plugin: "+text)

@@ -129,8 +129,9 @@ func (m *migration) endCopier() {
 func (d *Daemon) wantArenas(m *migration) {
 	for _, cl := range m.clients {
 		for _, g := range []*gpu{m.from, m.to} {
-			if member := g.memberOf(cl.id); member != nil {
+			if member := g.memberOf(cl.id); member != nil && member.copied {
 				member.copied = false
+				g.swap.arenas.Prepare()
 			}
 		}
 	}

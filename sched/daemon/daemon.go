@@ -135,6 +135,8 @@ type Daemon struct {
 	metrics *metrics.Exporter // nil: none
 	page    *web.Page         // nil: none
 
+	metricsErr, pageErr error // why that is not served yet
+
 	events chan func()    // run by the loop
 	ended  chan struct{}  // closed when the loop has ended
 	wg     sync.WaitGroup // every goroutine but the loop
@@ -213,15 +215,10 @@ func New(opts Options) (*Daemon, error) {
 		return nil, err
 	}
 	if err = d.restoreFiles(); err == nil {
-		err = d.openMetrics()
-	}
-	if err == nil {
-		err = d.openPage()
+		err = d.openPorts()
 	}
 	if err != nil {
-		if d.metrics != nil {
-			d.metrics.Close()
-		}
+		d.closePorts()
 		d.dir.Close()
 		return nil, err
 	}
@@ -342,12 +339,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.serveTenants()
 	d.serveView()
 	d.serveControl()
-	if d.metrics != nil {
-		d.wg.Go(func() { d.metrics.Serve(ctx) })
-	}
-	if d.page != nil {
-		d.wg.Go(func() { d.servePage(ctx) })
-	}
+	d.servePorts(ctx)
 	d.startDiscovery()
 	d.checkCheckpoint(ctx)
 	d.watch.Set(now().Add(watchPause))

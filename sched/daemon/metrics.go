@@ -8,14 +8,6 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 )
 
-// openMetrics opens the port, if one was configured.
-func (d *Daemon) openMetrics() (err error) {
-	if d.opts.MetricsAddr != "" {
-		d.metrics, err = metrics.Listen(d.metricsOptions(), metricsSource{d})
-	}
-	return err
-}
-
 func (d *Daemon) metricsOptions() metrics.Options {
 	return metrics.Options{Addr: d.opts.MetricsAddr, Processes: d.opts.MetricsProcesses, DCGM: d.opts.MetricsDCGM, Sample: d.opts.Sample, Log: d.log}
 }

@@ -412,6 +412,31 @@ func TestMigrateByCopier(t *testing.T) {
 	})
 }
 
+// A tenant that was copied, has not got away and stays suspended gets host memory again: what
+// was brought back has to leave once more.
+func TestMigrateStaysSuspended(t *testing.T) {
+	c := &carrier{copier: true, refuse: func(call string) error {
+		if strings.HasPrefix(call, "on ") {
+			return errors.New("the driver says no")
+		}
+		return nil
+	}}
+	s := start(t, t.TempDir(), migrating(c))
+	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
+	done := migrateSelf(t, s, "1")
+	a.departsByCopier(s, e)
+	n := a.arrivesOn(gpuA, 0) // it does not ask for the GPU
+	if r := <-done; r.err == nil {
+		t.Error("it has moved, although it was not restored")
+	}
+	n.moved(wire.MovedElsewhere, 0)
+	n.wantCopier(gpuA)
+	n.has.Resident, n.has.Away = 256*mib, 0
+	n.moved(0, 0)
+	n.moved(wire.MovedStuck|wire.MovedNoArena, 0)
+	s.await("host memory for it", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaUsedBytes >= 256*mib })
+}
+
 // Of two processes one ends while the copier makes the GPUs ready. The other one moves.
 func TestMigrateDiesBeforeTheCopier(t *testing.T) {
 	reached, held := make(chan struct{}), make(chan struct{})

@@ -9,18 +9,10 @@ import (
 	"github.com/nvshare/nvshare/sched/web"
 )
 
-// openPage opens the page's port, if one was configured.
-func (d *Daemon) openPage() (err error) {
-	if d.opts.WebAddr != "" {
-		d.page, err = web.Listen(d.opts.WebAddr, d.opts.WebTokenFile, pageSource{d})
-	}
-	return err
-}
-
 // servePage answers until ctx is done.
-func (d *Daemon) servePage(ctx context.Context) {
-	d.log.Infof("page: http://%s/", d.page.Addr())
-	if err := d.page.Serve(ctx); err != nil && ctx.Err() == nil {
+func (d *Daemon) servePage(ctx context.Context, page *web.Page) {
+	d.log.Infof("page: http://%s/", page.Addr())
+	if err := page.Serve(ctx); err != nil && ctx.Err() == nil {
 		d.log.WithError(err).Error("page: no longer served")
 	}
 }

@@ -185,6 +185,12 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if data, _ := made["ConfigMap nvshare-dashboard"]["data"].(map[string]any); !json.Valid([]byte(fmt.Sprint(data["nvshare.json"]))) {
 		t.Errorf("the dashboard is %v", data)
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "metrics.enabled=true,dra.enabled=true")
+	check(t, err)
+	// The alerts name the node of either.
+	if monitor := pretty(objects(t, out)["PodMonitor nvshare"]); strings.Count(monitor, `"port": "metrics`) != 2 || strings.Count(monitor, `"targetLabel": "node"`) != 2 {
+		t.Errorf("scheduler's and plugin's metrics: %s", monitor)
+	}
 	out, err = helm("template", "nvshare", chart, "--set", "scheduler.fenceAction=kill,overlapGroups.enabled=true,checkpoint.enabled=true")
 	if err != nil || !strings.Contains(out, `add: ["CHOWN","DAC_OVERRIDE","KILL","SETGID","SETUID","SYS_ADMIN","SYS_PTRACE"]`) {
 		t.Errorf("rights of several values: %v\n%s", err, out)

@@ -128,6 +128,24 @@ func TestHelpListsEveryTarget(t *testing.T) {
 	}
 }
 
+// Docker looks for a Dockerfile unless it is told, and its BuildKit reads no .containerignore:
+// the context would hold .build and .git.
+func TestBuildxFindsItsFiles(t *testing.T) {
+	for _, target := range []string{"buildx-load", "buildx-push"} {
+		cmd := exec.Command("make", "-n", "-C", "../..", target, "IMAGE=registry.example/nvshare")
+		cmd.Env = append(os.Environ(), "MAKEFLAGS=") // of the make that runs this test
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "docker buildx build -f Containerfile ") {
+			t.Errorf("make %s: %v\n%s", target, err, out)
+		}
+	}
+	for _, name := range []string{"/.build", "/.git"} {
+		if !slices.Contains(strings.Fields(read(t, "../../.dockerignore")), name) {
+			t.Errorf(".dockerignore lacks %s", name)
+		}
+	}
+}
+
 // A program that was compiled in its folder is easily committed with it.
 func TestNoProgramIsCommitted(t *testing.T) {
 	out, err := exec.Command("git", "-C", "../..", "ls-files", "-z").Output()
