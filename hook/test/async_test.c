@@ -818,6 +818,54 @@ static void cost(void)
 	swapper_end();
 }
 
+/* ---- contexts ---- */
+
+/* Frees in a stream, on a thread without a current context: legal, the stream says it. */
+static void frees_without_a_context(void)
+{
+	CUdeviceptr p[32];
+	CUevent done;
+
+	open_on(GPU);
+	CU(cuEventCreate(&done, CU_EVENT_DISABLE_TIMING));
+	for (int i = 0; i < 32; i++)
+		p[i] = get(100 * MIB, streams[0]);
+	CU(cuCtxSetCurrent(NULL));
+	CHECK(cuMemFreeAsync(p[0], NULL) == CUDA_ERROR_INVALID_CONTEXT);
+	for (int i = 0; i < 32; i++)
+		CU(cuMemFreeAsync(p[i], streams[0]));
+	CU(cuCtxSetCurrent(ctx));
+	CU(cuEventRecord(done, streams[0]));
+	CU(cuEventSynchronize(done));
+	for (int i = 0; i < 32; i++)
+		p[i] = get(100 * MIB + 4 * MIB, streams[1]);
+	swapper_end();
+}
+
+/* Frees in the stream of one context, while another one is current. */
+static void frees_from_another_context(void)
+{
+	CUdeviceptr p[32];
+	CUcontext second;
+	CUevent done;
+
+	open_on(GPU);
+	CU(cuEventCreate(&done, CU_EVENT_DISABLE_TIMING));
+	for (int i = 0; i < 32; i++)
+		p[i] = get(100 * MIB, streams[0]);
+	CU(cuEventRecord(done, streams[0]));
+	CU(cuCtxCreate_v2(&second, 0, 0));
+	for (int i = 0; i < 32; i++)
+		CU(cuMemFreeAsync(p[i], streams[0]));
+	CU(cuCtxDestroy_v2(second));
+	CU(cuCtxSetCurrent(ctx));
+	CU(cuEventRecord(done, streams[0]));
+	CU(cuEventSynchronize(done));
+	for (int i = 0; i < 32; i++) /* from another stream: the first has passed its frees */
+		p[i] = get(100 * MIB + 4 * MIB, streams[1]);
+	swapper_end();
+}
+
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(steps_reach_a_steady_state),
@@ -836,6 +884,8 @@ static const struct test_case cases[] = {
 	CASE(threads_come_and_go),
 	CASE(threads_share_a_pool),
 	CASE(pools_and_contexts_end),
+	CASE(frees_without_a_context),
+	CASE(frees_from_another_context),
 	CASE(who_waits_for_a_fill_is_woken),
 };
 
