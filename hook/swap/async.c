@@ -588,7 +588,7 @@ void nvs_swap_stream_going(void *stream)
 	}
 }
 
-void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
+void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx, bool last)
 {
 	struct nvs_pools *all = gpu->swap->pools;
 	struct nvs_swap *s = gpu->swap;
@@ -605,13 +605,12 @@ void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
 				e->event = e->ctx = NULL;
 			q->stream = q->ctx = NULL;
 		}
-		if (q->pool && (its || !ctx))
+		if (q->pool && (its || last))
 			passed(all, q, UINT64_MAX);
 	}
-	/* With a primary context goes the memory that is of no context. */
-	while (!ctx && nvs_pools_release_one(gpu))
+	while (last && nvs_pools_release_one(gpu))
 		;
-	for (struct nvs_pool *p = all->first; !ctx && p; p = p->next)
+	for (struct nvs_pool *p = all->first; last && p; p = p->next)
 		p->used = 0;
 	nvs_swap_unlock(s);
 }

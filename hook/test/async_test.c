@@ -820,6 +820,28 @@ static void cost(void)
 
 /* ---- contexts ---- */
 
+/* A library takes and gives back the primary context, beside a context of the program's own. */
+static void the_primary_context_takes_no_pool_along(void)
+{
+	CUcontext primary;
+	CUdeviceptr p, used;
+
+	open_on(GPU);
+	p = get(40 * MIB, streams[0]);
+	fill_part(p, 40 * MIB, 5, streams[0]);
+	used = get(60 * MIB, streams[0]);
+	CU(cuCtxSynchronize());
+	run(300 * 1000000ull, streams[0]);
+	CU(cuMemFreeAsync(used, streams[0]));
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	CU(cuDevicePrimaryCtxRelease_v2(0));
+	CHECK(get(60 * MIB, streams[1]) != used); /* the kernel runs */
+	check_part(p, 40 * MIB, 5, streams[0]);
+	CU(cuMemFreeAsync(p, streams[0]));
+	faultless();
+	swapper_end();
+}
+
 /* Frees in a stream, on a thread without a current context: legal, the stream says it. */
 static void frees_without_a_context(void)
 {
@@ -884,6 +906,7 @@ static const struct test_case cases[] = {
 	CASE(threads_come_and_go),
 	CASE(threads_share_a_pool),
 	CASE(pools_and_contexts_end),
+	CASE(the_primary_context_takes_no_pool_along),
 	CASE(frees_without_a_context),
 	CASE(frees_from_another_context),
 	CASE(who_waits_for_a_fill_is_woken),
