@@ -211,9 +211,11 @@ WRAPPER(cuGreenCtxCreate, (void **green, void *desc, int dev, uint flags))
 	if (result == CUDA_SUCCESS && nvs_active()) {
 		struct nvs_gpu *gpu = nvs_gpu_of_device(dev);
 
-		if (gpu)
-			nvs_gpu_use(gpu);
 		green_seen(*green);
+		if (gpu) {
+			nvs_gpu_use(gpu);
+			nvs_swap_context_made(gpu);
+		}
 	}
 	return result;
 }

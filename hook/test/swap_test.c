@@ -396,11 +396,12 @@ static int tenant_async(uint64_t mib, unsigned rounds, uint64_t seed)
 }
 
 /* With a second GPU the memory stays, and copies between the two find it. */
-static int tenant_spread(uint64_t mib, unsigned rounds, uint64_t seed)
+static int spread(uint64_t mib, unsigned rounds, uint64_t seed, bool green)
 {
 	struct buffer a;
 	CUdeviceptr there;
 	CUcontext other;
+	CUgreenCtx part;
 	char one = 0;
 
 	random_state = seed;
@@ -410,7 +411,13 @@ static int tenant_spread(uint64_t mib, unsigned rounds, uint64_t seed)
 	CU(cuMemsetD8_v2(a.p, 7, 4096));
 	CU(cuCtxSynchronize());
 	nap_ms(200);
-	CU(cuCtxCreate_v2(&other, 0, 1));
+	if (green) {
+		CU(cuGreenCtxCreate(&part, NULL, 1, 1));
+		CU(cuCtxFromGreenCtx(&other, part));
+		CU(cuCtxSetCurrent(other));
+	} else {
+		CU(cuCtxCreate_v2(&other, 0, 1));
+	}
 	CU(cuMemAlloc_v2(&there, 4096));
 	for (unsigned i = 0; i < rounds; i++) {
 		CU(cuMemcpyPeer(there, other, a.p, ctx, 4096));
@@ -424,6 +431,17 @@ static int tenant_spread(uint64_t mib, unsigned rounds, uint64_t seed)
 	CU(cuMemFree_v2(there));
 	put(&a);
 	return 0;
+}
+
+static int tenant_spread(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	return spread(mib, rounds, seed, false);
+}
+
+/* The second GPU by a green context. */
+static int tenant_spread_green(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	return spread(mib, rounds, seed, true);
 }
 
 /* What an application is told of its memory, there or not. */
@@ -759,14 +777,14 @@ static void an_application_takes_the_socket_of_handles(void)
 }
 
 static void stream_ordered_memory_moves(void) { beside_another("async", 55, 6); }
-static void memory_of_several_gpus_stays(void)
+static void stays_on_several_gpus(const char *kind)
 {
 	pid_t a, b;
 
 	schedule(usual);
 	b = start("tenant", 60, 1000000, 2);
 	EVENTUALLY(swapper_seen().grants > 0);
-	a = start("spread", 100, 8, 1);
+	a = start(kind, 100, 8, 1);
 	/* What is fixed now leaves no room for the other. */
 	EVENTUALLY(swapper_seen().fixed >= 50 * MIB);
 	kill(b, SIGKILL);
@@ -774,6 +792,9 @@ static void memory_of_several_gpus_stays(void)
 	CHECK(went_well(a));
 	swapper_end();
 }
+
+static void memory_of_several_gpus_stays(void) { stays_on_several_gpus("spread"); }
+static void green_contexts_are_of_a_gpu_too(void) { stays_on_several_gpus("spread-green"); }
 
 static void answers_are_the_applications(void) { beside_another("queries", 50, 4); }
 
@@ -795,6 +816,7 @@ static const struct test_case cases[] = {
 	CASE(contexts_come_and_go),
 	CASE(answers_are_the_applications),
 	CASE(memory_of_several_gpus_stays),
+	CASE(green_contexts_are_of_a_gpu_too),
 	CASE(stream_ordered_memory_moves),
 	CASE(processes_may_share_memory),
 	CASE(an_application_takes_the_socket_of_handles),
@@ -809,6 +831,7 @@ static const struct tenant_kind kinds[] = {
 	{ "queries", tenant_queries },
 	{ "hog", hog },
 	{ "spread", tenant_spread },
+	{ "spread-green", tenant_spread_green },
 	{ "async", tenant_async },
 	{ "ipc", tenant_ipc },
 	{ "ipc-taken", tenant_ipc_taken },

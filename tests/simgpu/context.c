@@ -392,6 +392,30 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice dev) { return primary_drop(dev, 0); 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) { return primary_drop(dev, 1); }
 CUresult cuDevicePrimaryCtxReset(CUdevice dev) { return primary_drop(dev, 1); }
 
+/* A green context holds its GPU's primary context, and is the same here: it has all multiprocessors. */
+CUresult cuGreenCtxCreate(CUgreenCtx *green, void *desc, CUdevice dev, unsigned flags)
+{
+	(void)desc;
+	(void)flags;
+	return cuDevicePrimaryCtxRetain(green, dev);
+}
+
+CUresult cuCtxFromGreenCtx(CUcontext *ctx, CUgreenCtx green)
+{
+	ENTER();
+	NEED(ctx);
+	if (!obj_is(green, M_CTX))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*ctx = green;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGreenCtxDestroy(CUgreenCtx green)
+{
+	ENTER();
+	return obj_is(green, M_CTX) ? primary_drop(green->dev, 0) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned flags)
 {
 	ENTER();

@@ -15,6 +15,7 @@ typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
 typedef uint64_t cuuint64_t;
 typedef struct sim_ctx *CUcontext;
+typedef struct sim_ctx *CUgreenCtx;
 typedef struct sim_stream *CUstream;
 typedef struct sim_event *CUevent;
 typedef struct sim_module *CUmodule;
@@ -429,6 +430,9 @@ CUresult cuCtxCreate_v4(CUcontext *ctx, void *params, unsigned flags, CUdevice d
 CUresult cuCtxDestroy_v2(CUcontext ctx);
 CUresult cuCtxAttach(CUcontext *ctx, unsigned flags);
 CUresult cuCtxDetach(CUcontext ctx);
+CUresult cuGreenCtxCreate(CUgreenCtx *green, void *desc, CUdevice dev, unsigned flags);
+CUresult cuCtxFromGreenCtx(CUcontext *ctx, CUgreenCtx green);
+CUresult cuGreenCtxDestroy(CUgreenCtx green);
 CUresult cuCtxPushCurrent_v2(CUcontext ctx);
 CUresult cuCtxPopCurrent_v2(CUcontext *ctx);
 CUresult cuCtxSetCurrent(CUcontext ctx);
