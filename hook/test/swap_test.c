@@ -288,6 +288,54 @@ static bool serves(void)
 	return waits;
 }
 
+/* Memory that is open is opened once more, where another GPU is current. */
+static int tenant_ipc_both(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	CUipcMemHandle handle;
+	struct buffer b = { 0 };
+	int to[2], from[2];
+	pid_t child;
+	char c;
+
+	(void)rounds;
+	CHECK(pipe(to) == 0 && pipe(from) == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		CUdeviceptr again;
+		CUcontext other;
+
+		close(to[1]);
+		tenant_open();
+		CHECK(read(to[0], &handle, sizeof(handle)) == sizeof(handle));
+		CU(cuIpcOpenMemHandle_v2(&b.p, handle, 1));
+		CU(cuCtxCreate_v2(&other, 0, 1));
+		CHECK(setenv("NVSHARE_SIMGPU_PEERS", "refused", 1) == 0);
+		CHECK(cuIpcOpenMemHandle_v2(&again, handle, 1) != CUDA_SUCCESS); /* it would not reach it */
+		CHECK(unsetenv("NVSHARE_SIMGPU_PEERS") == 0);
+		CU(cuIpcOpenMemHandle_v2(&again, handle, 1));
+		CHECK(again == b.p);
+		CU(cuIpcCloseMemHandle(again));
+		CU(cuMemcpyDtoH_v2(&c, b.p, 1));
+		CU(cuIpcCloseMemHandle(b.p)); /* as often as it was opened */
+		CHECK(cuMemcpyDtoH_v2(&c, b.p, 1) != CUDA_SUCCESS);
+		CHECK(write(from[1], "", 1) == 1);
+		_exit(0);
+	}
+	close(to[0]);
+	close(from[1]);
+	tenant_open();
+	get(&b, mib * MIB);
+	run_fill(&b, seed, NULL);
+	CU(cuCtxSynchronize());
+	CU(cuIpcGetMemHandle(&handle, b.p));
+	CHECK(write(to[1], &handle, sizeof(handle)) == sizeof(handle));
+	CHECK(read(from[0], &c, 1) == 1);
+	CHECK(went_well(child));
+	put(&b);
+	return 0;
+}
+
 /* As after closefrom(3): the number is soon that of a socket of the application, and later of nothing. */
 static int tenant_ipc_taken(uint64_t mib, unsigned rounds, uint64_t seed)
 {
@@ -776,6 +824,13 @@ static void an_application_takes_the_socket_of_handles(void)
 	swapper_end();
 }
 
+static void shared_memory_is_opened_on_both_gpus(void)
+{
+	schedule(usual);
+	CHECK(went_well(start("ipc-both", 8, 1, 1)));
+	swapper_end();
+}
+
 static void stream_ordered_memory_moves(void) { beside_another("async", 55, 6); }
 static void stays_on_several_gpus(const char *kind)
 {
@@ -819,6 +874,7 @@ static const struct test_case cases[] = {
 	CASE(green_contexts_are_of_a_gpu_too),
 	CASE(stream_ordered_memory_moves),
 	CASE(processes_may_share_memory),
+	CASE(shared_memory_is_opened_on_both_gpus),
 	CASE(an_application_takes_the_socket_of_handles),
 };
 
@@ -834,6 +890,7 @@ static const struct tenant_kind kinds[] = {
 	{ "spread-green", tenant_spread_green },
 	{ "async", tenant_async },
 	{ "ipc", tenant_ipc },
+	{ "ipc-both", tenant_ipc_both },
 	{ "ipc-taken", tenant_ipc_taken },
 };
 
