@@ -818,6 +818,39 @@ static void cost(void)
 	swapper_end();
 }
 
+/* ---- what is told of it ---- */
+
+static uint64_t nvml_used(void)
+{
+	struct { unsigned long long total, free, used; } m = { 0 };
+	void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), *dev;
+
+	CHECK(nvml);
+	CHECK(((int (*)(void))dlsym(nvml, "nvmlInit_v2"))() == 0);
+	CHECK(((int (*)(unsigned, void **))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2"))(0, &dev) == 0);
+	CHECK(((int (*)(void *, void *))dlsym(nvml, "nvmlDeviceGetMemoryInfo"))(dev, &m) == 0);
+	return m.used;
+}
+
+/* What is kept for reuse is not in use. */
+static void nvml_agrees_on_what_is_kept(void)
+{
+	size_t left, total;
+	CUdeviceptr p;
+
+	open_on(GPU);
+	threshold(UINT64_MAX);
+	p = get(300 * MIB, streams[0]);
+	CHECK(nvml_used() >= 300 * MIB);
+	CU(cuMemFreeAsync(p, streams[0]));
+	CU(cuCtxSynchronize());
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) >= 300 * MIB);
+	CU(cuMemGetInfo_v2(&left, &total));
+	CHECK(total - left < 300 * MIB);
+	EVENTUALLY(nvml_used() == total - left);
+	swapper_end();
+}
+
 /* ---- contexts ---- */
 
 /* A library takes and gives back the primary context, beside a context of the program's own. */
@@ -933,6 +966,7 @@ static const struct test_case cases[] = {
 	CASE(threads_come_and_go),
 	CASE(threads_share_a_pool),
 	CASE(pools_and_contexts_end),
+	CASE(nvml_agrees_on_what_is_kept),
 	CASE(the_primary_context_takes_no_pool_along),
 	CASE(a_detached_context_lives_on),
 	CASE(frees_without_a_context),
