@@ -167,6 +167,17 @@ bool nvs_context_own(void *ctx)
 	return own;
 }
 
+bool nvs_gpu_has_own_context(const struct nvs_gpu *gpu)
+{
+	bool any = false;
+
+	nvs_lock(&nvs_table_lock);
+	for (unsigned i = 0; i < nvs_contexts_used; i++)
+		any = any || (nvs_contexts[i].ctx && nvs_contexts[i].own && nvs_contexts[i].gpu == gpu);
+	nvs_unlock(&nvs_table_lock);
+	return any;
+}
+
 void *nvs_context_of_green(void *green)
 {
 	void *ctx = NULL;

@@ -66,6 +66,9 @@ bool nvs_context_is_drained(const void *ctx);
 /* Whether it is known as one that cuCtxCreate made. */
 bool nvs_context_own(void *ctx);
 
+/* Whether such a context of the GPU lives. */
+bool nvs_gpu_has_own_context(const struct nvs_gpu *gpu);
+
 /* Forgets a context, or (ctx NULL) the primary one of a GPU and its parts. */
 bool nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu);
 /* It was not destroyed after all. own: what nvs_context_destroyed returned; green: or NULL. */

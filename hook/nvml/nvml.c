@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "query.h"
+#include "reserve.h"
 #include "start.h"
 #include "uuid.h"
 #include "wrap.h"
@@ -30,18 +31,25 @@
 /* ---- memory ---- */
 
 /* Where memory is swapped, a GPU is the container's alone as far as it can see. */
-static bool swapped(const uint8_t *uuid)
+static struct nvs_gpu *swapped(const uint8_t *uuid)
 {
 	struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_uuid(uuid) : NULL;
 
-	return gpu && nvs_swap_is_on(gpu);
+	return gpu && nvs_swap_is_on(gpu) ? gpu : NULL;
 }
 
-/* Whether the container sees figures of its own. */
+/* Whether the container sees figures of its own; those that cuMemGetInfo tells. */
 static bool own(const uint8_t *uuid, struct nvs_limits *l, unsigned long long total,
 		unsigned long long *free)
 {
-	if (swapped(uuid)) {
+	struct nvs_gpu *gpu = swapped(uuid);
+	/* Asked for before what is used: what is given up meanwhile never looks like in use again. */
+	uint64_t kept = gpu && nvs_counting() ? nvs_swap_cached(gpu) : 0;
+
+	if (!nvs_limits_of(NULL, uuid, l))
+		return false;
+	if (gpu) {
+		l->used -= kept < l->used ? kept : l->used;
 		l->limit = l->limit ? l->limit : total;
 		*free = total; /* the rest can be made free */
 	}
@@ -57,7 +65,7 @@ static bool limited(void *device, struct nvs_limits *l, unsigned long long total
 	nvs_at_fork(); /* a process that only asks NVML never comes to cuInit */
 	return nvs_nvml.device_uuid &&
 	       nvs_nvml.device_uuid(device, text, sizeof(text)) == NVML_SUCCESS &&
-	       nvs_uuid_parse(text, uuid) && nvs_limits_of(NULL, uuid, l) && own(uuid, l, total, free);
+	       nvs_uuid_parse(text, uuid) && own(uuid, l, total, free);
 }
 
 /* Of a GPU that is full otherwise less is free than the container may have. */

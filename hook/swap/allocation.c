@@ -329,14 +329,19 @@ void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr address)
 
 /* ---- contexts ---- */
 
-/* Whether the owner's memory is gone with a context, or (NULL) with the primary one. */
-static bool goes(uint64_t owner, const void *ctx)
+/*
+ * Whether the owner's memory is gone with a context, or (NULL) with the primary one. last:
+ * that of pools as well, which are of no context.
+ */
+static bool goes(uint64_t owner, const void *ctx, bool last)
 {
-	return ctx ? owner == (uintptr_t)ctx : !nvs_context_own((void *)(uintptr_t)owner);
+	if (ctx)
+		return owner == (uintptr_t)ctx;
+	return owner & POOLED ? last : !nvs_context_own((void *)(uintptr_t)owner);
 }
 
 /* Frees one region or slab of the context. False: none is left. */
-static bool one_gone(struct nvs_gpu *gpu, const void *ctx)
+static bool one_gone(struct nvs_gpu *gpu, const void *ctx, bool last)
 {
 	for (unsigned i = 0; i < atomic_load(&nvs_spans_used); i++) {
 		struct span *sp = &nvs_spans[i];
@@ -349,12 +354,12 @@ static bool one_gone(struct nvs_gpu *gpu, const void *ctx)
 
 			if (!sp->head[g] || !r->published || r->dying)
 				continue;
-			if (r->kind == REGION_LARGE && goes(r->owner, ctx)) {
+			if (r->kind == REGION_LARGE && goes(r->owner, ctx, last)) {
 				nvs_region_free(gpu, (struct place){ sp, g });
 				return true;
 			}
 			for (uint32_t j = g; r->kind == REGION_SLABS && j < g + r->granules; j++)
-				if (sp->slab[j].entry && goes(sp->slab[j].owner, ctx)) {
+				if (sp->slab[j].entry && goes(sp->slab[j].owner, ctx, last)) {
 					slab_less(gpu, (struct place){ sp, j });
 					return true;
 				}
@@ -365,18 +370,19 @@ static bool one_gone(struct nvs_gpu *gpu, const void *ctx)
 
 void nvs_swap_context_gone(const void *ctx, struct nvs_gpu *gpu)
 {
+	bool last = !ctx && !nvs_gpu_has_own_context(gpu);
 	struct nvs_swap *s = gpu->swap;
 
 	if (!s->mover)
 		return;
-	/* The mover takes another context for its stream. */
-	if (!ctx || s->ctx == ctx) {
+	/* The mover takes another context for its stream. What it has in one that lives stays. */
+	if (ctx ? s->ctx == ctx : !s->ctx || !nvs_context_own(s->ctx)) {
 		s->ctx = NULL;
 		nvs_arena_unregistered(gpu);
 	}
-	nvs_pools_context_gone(gpu, ctx);
+	nvs_pools_context_gone(gpu, ctx, last);
 	nvs_swap_lock(s);
-	while (one_gone(gpu, ctx))
+	while (one_gone(gpu, ctx, last))
 		;
 	nvs_swap_unlock(s);
 }

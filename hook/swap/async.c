@@ -235,12 +235,39 @@ static struct pool_event *event_for(struct nvs_pools *all, struct queue *q)
 	return e;
 }
 
-/* Records an event behind all frees so far. stream: of the queue. */
+/*
+ * Records an event of a context, made if need be, on a stream of that context. The caller
+ * may have another one current, or none, as a free may: the driver asks only for the
+ * stream. refused: the stream takes none. No lock is held.
+ */
+static bool record(struct pool_event *e, void *ctx, void *stream, bool *refused)
+{
+	bool here = nvs_current_context() == ctx, ok;
+	void *popped;
+
+	if (!here && nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
+		return false;
+	ok = e->event || nvs_driver.event_create(&e->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+	if (ok) {
+		ok = nvs_driver.event_record(e->event, stream) == CUDA_SUCCESS;
+		*refused = !ok;
+	} else {
+		e->event = NULL;
+	}
+	if (!here)
+		nvs_driver.ctx_pop(&popped);
+	return ok;
+}
+
+/*
+ * Records an event behind all frees so far. stream: of the queue; if it is a thread's own,
+ * of the calling thread.
+ */
 static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, void *stream)
 {
 	uint64_t serial = atomic_load(&nvs_swap_frees);
 	struct pool_event *e;
-	bool ok;
+	bool ok, refused = false;
 
 	if (q->no_events || !nvs_driver_has(event_query))
 		return;
@@ -250,8 +277,7 @@ static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, voi
 	q->unmarked = q->unmarked_bytes = 0;
 	q->busy++;
 	nvs_swap_unlock(s);
-	ok = (e->event || nvs_driver.event_create(&e->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
-	     nvs_driver.event_record(e->event, stream) == CUDA_SUCCESS;
+	ok = record(e, e->ctx, stream, &refused);
 	nvs_swap_lock(s);
 	q->busy--;
 	if (!q->ctx)
@@ -264,7 +290,8 @@ static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, voi
 	} else {
 		event_unused(all, e);
 	}
-	q->no_events = q->no_events || !ok; /* it will not work the next time either */
+	q->no_events = q->no_events || refused; /* it will not work the next time either */
+	q->unmarked += !ok; /* who wants the memory tries again */
 	queue_end(all, q);
 }
 
@@ -459,6 +486,8 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 	all = at.span->gpu->swap->pools;
 	s = at.span->gpu->swap;
 	who = caller_of(stream);
+	if (nvs_key_is_default(stream) && !who.ctx)
+		return CUDA_ERROR_INVALID_CONTEXT; /* as the driver: each context has a stream of that name */
 	nvs_swap_lock(s);
 	if (!nvs_swap_lookup(p, &r)) {
 		nvs_swap_unlock(s);
@@ -559,7 +588,7 @@ void nvs_swap_stream_going(void *stream)
 	}
 }
 
-void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
+void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx, bool last)
 {
 	struct nvs_pools *all = gpu->swap->pools;
 	struct nvs_swap *s = gpu->swap;
@@ -576,13 +605,12 @@ void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
 				e->event = e->ctx = NULL;
 			q->stream = q->ctx = NULL;
 		}
-		if (q->pool && (its || !ctx))
+		if (q->pool && (its || last))
 			passed(all, q, UINT64_MAX);
 	}
-	/* With a primary context goes the memory that is of no context. */
-	while (!ctx && nvs_pools_release_one(gpu))
+	while (last && nvs_pools_release_one(gpu))
 		;
-	for (struct nvs_pool *p = all->first; !ctx && p; p = p->next)
+	for (struct nvs_pool *p = all->first; last && p; p = p->next)
 		p->used = 0;
 	nvs_swap_unlock(s);
 }

@@ -68,6 +68,7 @@ static struct opened {
 	CUdeviceptr base;     /* 0: free */
 	uint64_t bytes;
 	unsigned references;
+	uint64_t devices;     /* that may use it, a bit each */
 } opened[MAX_OPENED];
 static atomic_uint opened_used;
 
@@ -373,33 +374,55 @@ static void unmap(CUdeviceptr base, uint64_t mapped, uint64_t bytes)
 		nvs_driver.address_free(base, bytes);
 }
 
-/* The lock is held. */
+/* A bit of opened.devices. 0: there are too many devices, one is asked for each time. */
+static uint64_t bit_of(int dev)
+{
+	return dev < 64 ? 1ull << dev : 0;
+}
+
+/* Opens memory that is mapped to a device. */
+static bool let_in(CUdeviceptr base, uint64_t bytes, int dev)
+{
+	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, dev }, CU_MEM_ACCESS_READWRITE };
+
+	return nvs_driver.set_access(base, bytes, &access, 1) == CUDA_SUCCESS;
+}
+
+/* Memory that is open is opened once more, on this device. */
+static int open_again(struct opened *o, int dev, CUdeviceptr *base)
+{
+	if (!(o->devices & bit_of(dev)) && !let_in(o->base, o->bytes, dev))
+		return CUDA_ERROR_INVALID_VALUE;
+	o->devices |= bit_of(dev);
+	o->references++;
+	*base = o->base;
+	return CUDA_SUCCESS;
+}
+
+/* For the current device. The lock is held. */
 static int open_region(const struct ticket *t, CUdeviceptr *base)
 {
-	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, 0 }, CU_MEM_ACCESS_READWRITE };
 	struct opened *o = NULL;
 	uint64_t mapped = 0;
+	int dev;
 
+	if (nvs_driver.ctx_get_device(&dev) != CUDA_SUCCESS)
+		return CUDA_ERROR_INVALID_VALUE;
 	for (unsigned i = 0; i < MAX_OPENED; i++) {
-		if (opened[i].base && opened[i].name == t->name && opened[i].region == t->region) {
-			opened[i].references++;
-			*base = opened[i].base;
-			return CUDA_SUCCESS;
-		}
+		if (opened[i].base && opened[i].name == t->name && opened[i].region == t->region)
+			return open_again(&opened[i], dev, base);
 		if (!opened[i].base && !o)
 			o = &opened[i];
 	}
-	if (!o || !t->region_bytes || t->region_bytes % GRANULE ||
-	    nvs_driver.ctx_get_device(&access.location.id) != CUDA_SUCCESS)
+	if (!o || !t->region_bytes || t->region_bytes % GRANULE)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (nvs_driver.address_reserve(base, t->region_bytes, GRANULE, 0, 0) != CUDA_SUCCESS)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (!fetch(t, *base, &mapped) ||
-	    nvs_driver.set_access(*base, mapped, &access, 1) != CUDA_SUCCESS) {
+	if (!fetch(t, *base, &mapped) || !let_in(*base, mapped, dev)) {
 		unmap(*base, mapped, t->region_bytes);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	*o = (struct opened){ t->name, t->region, *base, t->region_bytes, 1 };
+	*o = (struct opened){ t->name, t->region, *base, t->region_bytes, 1, bit_of(dev) };
 	atomic_fetch_add(&opened_used, 1);
 	return CUDA_SUCCESS;
 }

@@ -818,6 +818,136 @@ static void cost(void)
 	swapper_end();
 }
 
+/* ---- what is told of it ---- */
+
+static uint64_t nvml_used(void)
+{
+	struct { unsigned long long total, free, used; } m = { 0 };
+	void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL), *dev;
+
+	CHECK(nvml);
+	CHECK(((int (*)(void))dlsym(nvml, "nvmlInit_v2"))() == 0);
+	CHECK(((int (*)(unsigned, void **))dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2"))(0, &dev) == 0);
+	CHECK(((int (*)(void *, void *))dlsym(nvml, "nvmlDeviceGetMemoryInfo"))(dev, &m) == 0);
+	return m.used;
+}
+
+/* What is kept for reuse is not in use. */
+static void nvml_agrees_on_what_is_kept(void)
+{
+	size_t left, total;
+	CUdeviceptr p;
+
+	open_on(GPU);
+	threshold(UINT64_MAX);
+	p = get(300 * MIB, streams[0]);
+	CHECK(nvml_used() >= 300 * MIB);
+	CU(cuMemFreeAsync(p, streams[0]));
+	CU(cuCtxSynchronize());
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) >= 300 * MIB);
+	CU(cuMemGetInfo_v2(&left, &total));
+	CHECK(total - left < 300 * MIB);
+	EVENTUALLY(nvml_used() == total - left);
+	swapper_end();
+}
+
+/* ---- contexts ---- */
+
+/* A library takes and gives back the primary context, beside a context of the program's own. */
+static void the_primary_context_takes_no_pool_along(void)
+{
+	CUcontext primary;
+	CUdeviceptr p, used;
+
+	open_on(GPU);
+	p = get(40 * MIB, streams[0]);
+	fill_part(p, 40 * MIB, 5, streams[0]);
+	used = get(60 * MIB, streams[0]);
+	CU(cuCtxSynchronize());
+	run(300 * 1000000ull, streams[0]);
+	CU(cuMemFreeAsync(used, streams[0]));
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	CU(cuDevicePrimaryCtxRelease_v2(0));
+	CHECK(get(60 * MIB, streams[1]) != used); /* the kernel runs */
+	check_part(p, 40 * MIB, 5, streams[0]);
+	CU(cuMemFreeAsync(p, streams[0]));
+	faultless();
+	swapper_end();
+}
+
+/* A context that was attached to lives on after as many detaches, with its memory. */
+static void a_detached_context_lives_on(void)
+{
+	CUcontext again, second;
+	CUdeviceptr p, plain;
+
+	open_on(GPU);
+	CU(cuCtxCreate_v2(&second, 0, 0));
+	CU(cuMemAlloc_v2(&plain, 40 * MIB));
+	p = get(40 * MIB, streams[0]);
+	CU(cuCtxAttach(&again, 0));
+	CHECK(again == second);
+	CU(cuCtxDetach(second));
+	CU(cuMemsetD8_v2(plain, 1, 40 * MIB));
+	CU(cuMemFree_v2(plain));
+	CU(cuMemAlloc_v2(&plain, 40 * MIB));
+	CHECK(used() >= 80 * MIB);
+	CU(cuCtxDetach(second)); /* the last use */
+	CU(cuCtxSetCurrent(ctx));
+	CHECK(cuMemFree_v2(plain) == CUDA_ERROR_INVALID_VALUE);
+	fill_part(p, 40 * MIB, 5, streams[0]);
+	check_part(p, 40 * MIB, 5, streams[0]);
+	CU(cuMemFreeAsync(p, streams[0]));
+	faultless();
+	swapper_end();
+}
+
+/* Frees in a stream, on a thread without a current context: legal, the stream says it. */
+static void frees_without_a_context(void)
+{
+	CUdeviceptr p[32];
+	CUevent done;
+
+	open_on(GPU);
+	CU(cuEventCreate(&done, CU_EVENT_DISABLE_TIMING));
+	for (int i = 0; i < 32; i++)
+		p[i] = get(100 * MIB, streams[0]);
+	CU(cuCtxSetCurrent(NULL));
+	CHECK(cuMemFreeAsync(p[0], NULL) == CUDA_ERROR_INVALID_CONTEXT);
+	for (int i = 0; i < 32; i++)
+		CU(cuMemFreeAsync(p[i], streams[0]));
+	CU(cuCtxSetCurrent(ctx));
+	CU(cuEventRecord(done, streams[0]));
+	CU(cuEventSynchronize(done));
+	for (int i = 0; i < 32; i++)
+		p[i] = get(100 * MIB + 4 * MIB, streams[1]);
+	swapper_end();
+}
+
+/* Frees in the stream of one context, while another one is current. */
+static void frees_from_another_context(void)
+{
+	CUdeviceptr p[32];
+	CUcontext second;
+	CUevent done;
+
+	open_on(GPU);
+	CU(cuEventCreate(&done, CU_EVENT_DISABLE_TIMING));
+	for (int i = 0; i < 32; i++)
+		p[i] = get(100 * MIB, streams[0]);
+	CU(cuEventRecord(done, streams[0]));
+	CU(cuCtxCreate_v2(&second, 0, 0));
+	for (int i = 0; i < 32; i++)
+		CU(cuMemFreeAsync(p[i], streams[0]));
+	CU(cuCtxDestroy_v2(second));
+	CU(cuCtxSetCurrent(ctx));
+	CU(cuEventRecord(done, streams[0]));
+	CU(cuEventSynchronize(done));
+	for (int i = 0; i < 32; i++) /* from another stream: the first has passed its frees */
+		p[i] = get(100 * MIB + 4 * MIB, streams[1]);
+	swapper_end();
+}
+
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(steps_reach_a_steady_state),
@@ -836,6 +966,11 @@ static const struct test_case cases[] = {
 	CASE(threads_come_and_go),
 	CASE(threads_share_a_pool),
 	CASE(pools_and_contexts_end),
+	CASE(nvml_agrees_on_what_is_kept),
+	CASE(the_primary_context_takes_no_pool_along),
+	CASE(a_detached_context_lives_on),
+	CASE(frees_without_a_context),
+	CASE(frees_from_another_context),
 	CASE(who_waits_for_a_fill_is_woken),
 };
 

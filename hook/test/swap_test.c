@@ -288,6 +288,54 @@ static bool serves(void)
 	return waits;
 }
 
+/* Memory that is open is opened once more, where another GPU is current. */
+static int tenant_ipc_both(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	CUipcMemHandle handle;
+	struct buffer b = { 0 };
+	int to[2], from[2];
+	pid_t child;
+	char c;
+
+	(void)rounds;
+	CHECK(pipe(to) == 0 && pipe(from) == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		CUdeviceptr again;
+		CUcontext other;
+
+		close(to[1]);
+		tenant_open();
+		CHECK(read(to[0], &handle, sizeof(handle)) == sizeof(handle));
+		CU(cuIpcOpenMemHandle_v2(&b.p, handle, 1));
+		CU(cuCtxCreate_v2(&other, 0, 1));
+		CHECK(setenv("NVSHARE_SIMGPU_PEERS", "refused", 1) == 0);
+		CHECK(cuIpcOpenMemHandle_v2(&again, handle, 1) != CUDA_SUCCESS); /* it would not reach it */
+		CHECK(unsetenv("NVSHARE_SIMGPU_PEERS") == 0);
+		CU(cuIpcOpenMemHandle_v2(&again, handle, 1));
+		CHECK(again == b.p);
+		CU(cuIpcCloseMemHandle(again));
+		CU(cuMemcpyDtoH_v2(&c, b.p, 1));
+		CU(cuIpcCloseMemHandle(b.p)); /* as often as it was opened */
+		CHECK(cuMemcpyDtoH_v2(&c, b.p, 1) != CUDA_SUCCESS);
+		CHECK(write(from[1], "", 1) == 1);
+		_exit(0);
+	}
+	close(to[0]);
+	close(from[1]);
+	tenant_open();
+	get(&b, mib * MIB);
+	run_fill(&b, seed, NULL);
+	CU(cuCtxSynchronize());
+	CU(cuIpcGetMemHandle(&handle, b.p));
+	CHECK(write(to[1], &handle, sizeof(handle)) == sizeof(handle));
+	CHECK(read(from[0], &c, 1) == 1);
+	CHECK(went_well(child));
+	put(&b);
+	return 0;
+}
+
 /* As after closefrom(3): the number is soon that of a socket of the application, and later of nothing. */
 static int tenant_ipc_taken(uint64_t mib, unsigned rounds, uint64_t seed)
 {
@@ -396,11 +444,12 @@ static int tenant_async(uint64_t mib, unsigned rounds, uint64_t seed)
 }
 
 /* With a second GPU the memory stays, and copies between the two find it. */
-static int tenant_spread(uint64_t mib, unsigned rounds, uint64_t seed)
+static int spread(uint64_t mib, unsigned rounds, uint64_t seed, bool green)
 {
 	struct buffer a;
 	CUdeviceptr there;
 	CUcontext other;
+	CUgreenCtx part;
 	char one = 0;
 
 	random_state = seed;
@@ -410,7 +459,13 @@ static int tenant_spread(uint64_t mib, unsigned rounds, uint64_t seed)
 	CU(cuMemsetD8_v2(a.p, 7, 4096));
 	CU(cuCtxSynchronize());
 	nap_ms(200);
-	CU(cuCtxCreate_v2(&other, 0, 1));
+	if (green) {
+		CU(cuGreenCtxCreate(&part, NULL, 1, 1));
+		CU(cuCtxFromGreenCtx(&other, part));
+		CU(cuCtxSetCurrent(other));
+	} else {
+		CU(cuCtxCreate_v2(&other, 0, 1));
+	}
 	CU(cuMemAlloc_v2(&there, 4096));
 	for (unsigned i = 0; i < rounds; i++) {
 		CU(cuMemcpyPeer(there, other, a.p, ctx, 4096));
@@ -424,6 +479,17 @@ static int tenant_spread(uint64_t mib, unsigned rounds, uint64_t seed)
 	CU(cuMemFree_v2(there));
 	put(&a);
 	return 0;
+}
+
+static int tenant_spread(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	return spread(mib, rounds, seed, false);
+}
+
+/* The second GPU by a green context. */
+static int tenant_spread_green(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	return spread(mib, rounds, seed, true);
 }
 
 /* What an application is told of its memory, there or not. */
@@ -758,15 +824,22 @@ static void an_application_takes_the_socket_of_handles(void)
 	swapper_end();
 }
 
+static void shared_memory_is_opened_on_both_gpus(void)
+{
+	schedule(usual);
+	CHECK(went_well(start("ipc-both", 8, 1, 1)));
+	swapper_end();
+}
+
 static void stream_ordered_memory_moves(void) { beside_another("async", 55, 6); }
-static void memory_of_several_gpus_stays(void)
+static void stays_on_several_gpus(const char *kind)
 {
 	pid_t a, b;
 
 	schedule(usual);
 	b = start("tenant", 60, 1000000, 2);
 	EVENTUALLY(swapper_seen().grants > 0);
-	a = start("spread", 100, 8, 1);
+	a = start(kind, 100, 8, 1);
 	/* What is fixed now leaves no room for the other. */
 	EVENTUALLY(swapper_seen().fixed >= 50 * MIB);
 	kill(b, SIGKILL);
@@ -774,6 +847,9 @@ static void memory_of_several_gpus_stays(void)
 	CHECK(went_well(a));
 	swapper_end();
 }
+
+static void memory_of_several_gpus_stays(void) { stays_on_several_gpus("spread"); }
+static void green_contexts_are_of_a_gpu_too(void) { stays_on_several_gpus("spread-green"); }
 
 static void answers_are_the_applications(void) { beside_another("queries", 50, 4); }
 
@@ -795,8 +871,10 @@ static const struct test_case cases[] = {
 	CASE(contexts_come_and_go),
 	CASE(answers_are_the_applications),
 	CASE(memory_of_several_gpus_stays),
+	CASE(green_contexts_are_of_a_gpu_too),
 	CASE(stream_ordered_memory_moves),
 	CASE(processes_may_share_memory),
+	CASE(shared_memory_is_opened_on_both_gpus),
 	CASE(an_application_takes_the_socket_of_handles),
 };
 
@@ -809,8 +887,10 @@ static const struct tenant_kind kinds[] = {
 	{ "queries", tenant_queries },
 	{ "hog", hog },
 	{ "spread", tenant_spread },
+	{ "spread-green", tenant_spread_green },
 	{ "async", tenant_async },
 	{ "ipc", tenant_ipc },
+	{ "ipc-both", tenant_ipc_both },
 	{ "ipc-taken", tenant_ipc_taken },
 };
 

@@ -303,6 +303,40 @@ CUresult cuCtxDestroy_v2(CUcontext ctx)
 	return CUDA_SUCCESS;
 }
 
+CUresult cuCtxAttach(CUcontext *ctx, unsigned flags)
+{
+	struct sim_ctx *c;
+	CUresult rc;
+
+	ENTER();
+	NEED(ctx);
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	rc = ctx_need(&c);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	c->attached++;
+	pthread_mutex_unlock(&drv_mu);
+	*ctx = c;
+	return CUDA_SUCCESS;
+}
+
+/* As documented, of the current context alone. */
+CUresult cuCtxDetach(CUcontext ctx)
+{
+	int last;
+
+	ENTER();
+	if (!obj_is(ctx, M_CTX) || ctx_current() != ctx)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&drv_mu);
+	last = !ctx->attached;
+	ctx->attached -= !last;
+	pthread_mutex_unlock(&drv_mu);
+	return last ? cuCtxDestroy_v2(ctx) : CUDA_SUCCESS;
+}
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev)
 {
 	CUresult rc = CUDA_SUCCESS;
@@ -357,6 +391,30 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice dev) { return primary_drop(dev, 0
 CUresult cuDevicePrimaryCtxRelease(CUdevice dev) { return primary_drop(dev, 0); }
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) { return primary_drop(dev, 1); }
 CUresult cuDevicePrimaryCtxReset(CUdevice dev) { return primary_drop(dev, 1); }
+
+/* A green context holds its GPU's primary context, and is the same here: it has all multiprocessors. */
+CUresult cuGreenCtxCreate(CUgreenCtx *green, void *desc, CUdevice dev, unsigned flags)
+{
+	(void)desc;
+	(void)flags;
+	return cuDevicePrimaryCtxRetain(green, dev);
+}
+
+CUresult cuCtxFromGreenCtx(CUcontext *ctx, CUgreenCtx green)
+{
+	ENTER();
+	NEED(ctx);
+	if (!obj_is(green, M_CTX))
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*ctx = green;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuGreenCtxDestroy(CUgreenCtx green)
+{
+	ENTER();
+	return obj_is(green, M_CTX) ? primary_drop(green->dev, 0) : CUDA_ERROR_INVALID_CONTEXT;
+}
 
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned flags)
 {

@@ -431,7 +431,7 @@ CUresult cuEventRecordWithFlags(CUevent e, CUstream h, unsigned flags)
 {
 	LOCKED(h, s);
 	(void)flags;
-	if (!rc && !obj_is(e, M_EVENT))
+	if (!rc && (!obj_is(e, M_EVENT) || e->ctx != s->ctx)) /* the driver refuses it, as documented */
 		rc = CUDA_ERROR_INVALID_HANDLE;
 	if (!rc && s->is_legacy)
 		rc = capture_guard_legacy(s->ctx);
