@@ -102,41 +102,7 @@ static void unhold_context(struct nvs_gpu *gpu, bool held)
 	}
 DESTROY(cuCtxDestroy)
 DESTROY(cuCtxDestroy_v2)
-
-/* Whether a context still is one. */
-static bool context_lives(void *ctx)
-{
-	void *popped;
-
-	if (!nvs_driver.ctx_push || !nvs_driver.ctx_pop || nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
-		return false;
-	nvs_driver.ctx_pop(&popped);
-	return true;
-}
-
-/*
- * It lives on while there are other uses of it (cuCtxAttach), with all that it has: so the
- * record goes afterwards.
- */
-WRAPPER(cuCtxDetach, (void *ctx))
-{
-	struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_context(ctx) : NULL;
-	uint64_t stamp = nvs_memory_stamp();
-	bool held = hold_context(gpu);
-	int result = CALL(cuCtxDetach, ctx);
-
-	if (result == CUDA_SUCCESS && nvs_active() && !context_lives(ctx)) {
-		if (gpu)
-			nvs_context_destroyed(ctx, gpu);
-		if (nvs_counting())
-			nvs_memory_context_gone(ctx, stamp);
-		if (gpu)
-			nvs_swap_context_gone(ctx, gpu);
-	}
-	unhold_context(gpu, held);
-	nvs_thread_forget();
-	return result;
-}
+DESTROY(cuCtxDetach)
 
 #define SWITCH(name, P, A) \
 	WRAPPER(name, P) \

@@ -875,33 +875,6 @@ static void the_primary_context_takes_no_pool_along(void)
 	swapper_end();
 }
 
-/* A context that was attached to lives on after as many detaches, with its memory. */
-static void a_detached_context_lives_on(void)
-{
-	CUcontext again, second;
-	CUdeviceptr p, plain;
-
-	open_on(GPU);
-	CU(cuCtxCreate_v2(&second, 0, 0));
-	CU(cuMemAlloc_v2(&plain, 40 * MIB));
-	p = get(40 * MIB, streams[0]);
-	CU(cuCtxAttach(&again, 0));
-	CHECK(again == second);
-	CU(cuCtxDetach(second));
-	CU(cuMemsetD8_v2(plain, 1, 40 * MIB));
-	CU(cuMemFree_v2(plain));
-	CU(cuMemAlloc_v2(&plain, 40 * MIB));
-	CHECK(used() >= 80 * MIB);
-	CU(cuCtxDetach(second)); /* the last use */
-	CU(cuCtxSetCurrent(ctx));
-	CHECK(cuMemFree_v2(plain) == CUDA_ERROR_INVALID_VALUE);
-	fill_part(p, 40 * MIB, 5, streams[0]);
-	check_part(p, 40 * MIB, 5, streams[0]);
-	CU(cuMemFreeAsync(p, streams[0]));
-	faultless();
-	swapper_end();
-}
-
 /* Frees in a stream, on a thread without a current context: legal, the stream says it. */
 static void frees_without_a_context(void)
 {
@@ -968,7 +941,6 @@ static const struct test_case cases[] = {
 	CASE(pools_and_contexts_end),
 	CASE(nvml_agrees_on_what_is_kept),
 	CASE(the_primary_context_takes_no_pool_along),
-	CASE(a_detached_context_lives_on),
 	CASE(frees_without_a_context),
 	CASE(frees_from_another_context),
 	CASE(who_waits_for_a_fill_is_woken),

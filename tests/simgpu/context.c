@@ -303,40 +303,6 @@ CUresult cuCtxDestroy_v2(CUcontext ctx)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxAttach(CUcontext *ctx, unsigned flags)
-{
-	struct sim_ctx *c;
-	CUresult rc;
-
-	ENTER();
-	NEED(ctx);
-	if (flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	rc = ctx_need(&c);
-	if (rc)
-		return rc;
-	pthread_mutex_lock(&drv_mu);
-	c->attached++;
-	pthread_mutex_unlock(&drv_mu);
-	*ctx = c;
-	return CUDA_SUCCESS;
-}
-
-/* As documented, of the current context alone. */
-CUresult cuCtxDetach(CUcontext ctx)
-{
-	int last;
-
-	ENTER();
-	if (!obj_is(ctx, M_CTX) || ctx_current() != ctx)
-		return CUDA_ERROR_INVALID_CONTEXT;
-	pthread_mutex_lock(&drv_mu);
-	last = !ctx->attached;
-	ctx->attached -= !last;
-	pthread_mutex_unlock(&drv_mu);
-	return last ? cuCtxDestroy_v2(ctx) : CUDA_SUCCESS;
-}
-
 CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev)
 {
 	CUresult rc = CUDA_SUCCESS;

@@ -80,7 +80,6 @@ struct sim_ctx {
 	int gpu;      /* index of the node */
 	unsigned flags;
 	int primary, refs;
-	int attached; /* by cuCtxAttach, beside the creation */
 	unsigned long long id;
 	uint32_t rm;           /* its groups and channels */
 	CUresult fault;        /* not 0: it is dead, every call that submits work or asks for it says so */
