@@ -423,7 +423,7 @@ bool nvs_carry_copy(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 	struct nvs_copy q = { .bytes = bytes_of(e->granules) };
 	int fd, result;
 
-	if (!c->now.creates || c->now.socket.fd < 0)
+	if (!c->now.creates)
 		return false;
 	if (!send_request(c, &q, NULL) || (fd = receive_answer(c, &result)) < 0) {
 		nvs_carry_end(gpu); /* the other GPU is full, say */

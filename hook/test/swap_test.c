@@ -288,6 +288,16 @@ static bool serves(void)
 	return waits;
 }
 
+/* The process that has forked becomes a tenant with memory of its own. reads, writes: the child's ends of pipes. */
+static void own_filled(struct buffer *b, uint64_t mib, uint64_t seed, int reads, int writes)
+{
+	close(reads);
+	close(writes);
+	tenant_open();
+	get(b, mib * MIB);
+	run_fill(b, seed, NULL);
+}
+
 /* Memory that is open is opened once more, where another GPU is current. */
 static int tenant_ipc_both(uint64_t mib, unsigned rounds, uint64_t seed)
 {
@@ -322,11 +332,7 @@ static int tenant_ipc_both(uint64_t mib, unsigned rounds, uint64_t seed)
 		CHECK(write(from[1], "", 1) == 1);
 		_exit(0);
 	}
-	close(to[0]);
-	close(from[1]);
-	tenant_open();
-	get(&b, mib * MIB);
-	run_fill(&b, seed, NULL);
+	own_filled(&b, mib, seed, to[0], from[1]);
 	CU(cuCtxSynchronize());
 	CU(cuIpcGetMemHandle(&handle, b.p));
 	CHECK(write(to[1], &handle, sizeof(handle)) == sizeof(handle));
@@ -359,11 +365,7 @@ static int tenant_ipc_taken(uint64_t mib, unsigned rounds, uint64_t seed)
 		}
 		_exit(0);
 	}
-	close(to[0]);
-	close(from[1]);
-	tenant_open();
-	get(&b, mib * MIB);
-	run_fill(&b, seed, NULL);
+	own_filled(&b, mib, seed, to[0], from[1]);
 	CU(cuIpcGetMemHandle(&handle, b.p));
 	mine = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
 	peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);

@@ -132,8 +132,8 @@ type Daemon struct {
 	lookPause                  time.Duration // the same
 
 	dir     *rundir.Dir
-	metrics *metrics.Exporter // nil: none
-	page    *web.Page         // nil: none
+	metrics *metrics.Exporter // nil: none, or not open at the start
+	page    *web.Page         // likewise
 
 	metricsErr, pageErr error // why that is not served yet
 

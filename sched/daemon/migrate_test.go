@@ -412,19 +412,26 @@ func TestMigrateByCopier(t *testing.T) {
 	})
 }
 
-// A tenant that was copied, has not got away and stays suspended gets host memory again: what
-// was brought back has to leave once more.
-func TestMigrateStaysSuspended(t *testing.T) {
-	c := &carrier{copier: true, refuse: func(call string) error {
+// copiedNotRestored is a tenant that has departed by a copier and is not restored on the other GPU.
+func copiedNotRestored(t *testing.T) (c *carrier, s *scheduler, a *swapper, done <-chan migrated) {
+	t.Helper()
+	c = &carrier{copier: true, refuse: func(call string) error {
 		if strings.HasPrefix(call, "on ") {
 			return errors.New("the driver says no")
 		}
 		return nil
 	}}
-	s := start(t, t.TempDir(), migrating(c))
+	s = start(t, t.TempDir(), migrating(c))
 	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
-	done := migrateSelf(t, s, "1")
+	done = migrateSelf(t, s, "1")
 	a.departsByCopier(s, e)
+	return c, s, a, done
+}
+
+// A tenant that was copied, has not got away and stays suspended gets host memory again: what
+// was brought back has to leave once more.
+func TestMigrateStaysSuspended(t *testing.T) {
+	_, s, a, done := copiedNotRestored(t)
 	n := a.arrivesOn(gpuA, 0) // it does not ask for the GPU
 	if r := <-done; r.err == nil {
 		t.Error("it has moved, although it was not restored")
@@ -482,16 +489,7 @@ func TestMigrateCopierFull(t *testing.T) {
 
 // A process whose memory was copied, and that has not got away, has it brought back.
 func TestMigrateBroughtBack(t *testing.T) {
-	c := &carrier{copier: true, refuse: func(call string) error {
-		if strings.HasPrefix(call, "on ") {
-			return errors.New("the driver says no")
-		}
-		return nil
-	}}
-	s := start(t, t.TempDir(), migrating(c))
-	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
-	done := migrateSelf(t, s, "1")
-	a.departsByCopier(s, e)
+	c, s, a, done := copiedNotRestored(t)
 	n := a.arrivesOn(gpuA, wire.AttachWant)
 	n.moved(wire.MovedElsewhere, 0)
 	n.wantCopier(gpuA)

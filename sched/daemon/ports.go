@@ -53,7 +53,7 @@ func (d *Daemon) servePorts(ctx context.Context) {
 	if d.metrics != nil || d.metricsErr != nil {
 		d.wg.Go(func() {
 			if x := awaitPort(ctx, d.metrics, d.listenMetrics); x != nil {
-				d.do(func() { d.metrics, d.metricsErr = x, nil })
+				d.do(func() { d.metricsErr = nil })
 				x.Serve(ctx)
 			}
 		})
@@ -61,7 +61,7 @@ func (d *Daemon) servePorts(ctx context.Context) {
 	if d.page != nil || d.pageErr != nil {
 		d.wg.Go(func() {
 			if p := awaitPort(ctx, d.page, d.listenPage); p != nil {
-				d.do(func() { d.page, d.pageErr = p, nil })
+				d.do(func() { d.pageErr = nil })
 				d.servePage(ctx, p)
 			}
 		})
