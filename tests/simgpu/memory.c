@@ -160,10 +160,10 @@ CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe)
 	return rc;
 }
 
-CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, int gpu)
+CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, struct sim_pool *pool)
 {
 	uint64_t charge = CHARGE(bytes);
-	struct area a = { .size = bytes, .kind = DEVICE, .gpu = gpu };
+	struct area a = { .size = bytes, .kind = pool ? DEVICE : PINNED, .pool = pool };
 	CUresult rc = CUDA_SUCCESS;
 
 	if (!bytes)
@@ -171,17 +171,18 @@ CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, int gpu)
 	if (charge < bytes)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	pthread_mutex_lock(&drv_mu);
-	if (gpu >= 0 && sim_charge(gpu, charge)) {
+	a.gpu = pool ? pool_gpu(pool) : -1;
+	if (pool && pool_take(pool, charge)) {
 		rc = CUDA_ERROR_OUT_OF_MEMORY;
 	} else {
-		if (gpu < 0)
-			a.kind = PINNED;
 		a.base = (uintptr_t)host_pages(bytes);
 		if (!a.base || area_add(&live, a)) {
 			if (a.base)
 				munmap((void *)a.base, bytes);
-			if (gpu >= 0)
-				sim_uncharge(gpu, charge);
+			if (pool) {
+				pool_free(pool, charge);
+				pool_ended(pool, charge);
+			}
 			rc = CUDA_ERROR_OUT_OF_MEMORY;
 		} else {
 			*out = a.base;
@@ -193,8 +194,15 @@ CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, int gpu)
 
 static void area_release(struct area *a)
 {
-	if (a->kind == DEVICE && !a->ending)
-		sim_uncharge(a->gpu, CHARGE(a->size));
+	uint64_t charge = CHARGE(a->size);
+
+	if (a->pool) {
+		if (!a->ending)
+			pool_free(a->pool, charge);
+		pool_ended(a->pool, charge);
+	} else if (a->kind == DEVICE) {
+		sim_uncharge(a->gpu, charge);
+	}
 	if (a->kind == MANAGED)
 		sim_count_managed(-1);
 	if (a->kind != REGISTERED)
@@ -253,8 +261,8 @@ CUresult mem_release_behind(CUstream h, uintptr_t p)
 	if (!rc && p && (!a || a->base != p || a->ending || (a->kind != DEVICE && a->kind != PINNED)))
 		rc = CUDA_ERROR_INVALID_VALUE;
 	if (!rc && p) {
-		if (a->kind == DEVICE)
-			sim_uncharge(a->gpu, CHARGE(a->size));
+		if (a->pool)
+			pool_free(a->pool, CHARGE(a->size));
 		a->ending = 1;
 		stream_done(s, op_queue(s->ctx, &(struct op){ .what = OP_FREE, .dst = (char *)p }, h, stream_deps(s)));
 	}

@@ -36,6 +36,7 @@ struct area {
 	int access; /* MAPPED: cuMemSetAccess was called */
 	int ending; /* freed in a stream that has not come to it */
 	struct phys *phys;
+	struct sim_pool *pool; /* NULL: none, or one of host memory */
 };
 
 /* sorted by base */
@@ -51,8 +52,14 @@ struct area *area_find(struct areas *v, uintptr_t p); /* the one p is in, or NUL
 int area_add(struct areas *v, struct area a); /* -1: out of memory */
 void area_del(struct areas *v, struct area *a);
 
-/* Device memory that belongs to no context; takes drv_mu. */
-CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, int gpu);
+/* Memory that belongs to no context; takes drv_mu. pool NULL: host memory. */
+CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, struct sim_pool *pool);
+/* pool.c; drv_mu is held. Bytes come out of a pool, or of its GPU (-1: that has no room), ... */
+int pool_take(struct sim_pool *pool, uint64_t bytes);
+/* ... are freed in a stream, and the stream has come to that. */
+void pool_free(struct sim_pool *pool, uint64_t bytes);
+void pool_ended(struct sim_pool *pool, uint64_t bytes);
+int pool_gpu(const struct sim_pool *pool);
 /* Takes drv_mu. unsafe: not allowed during a capture (capture_guard_unsafe). */
 CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe);
 /*

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pool.c: stream-ordered allocation. Pools are bookkeeping only: memory comes
- * at once and is free at once, whatever the stream still has to do; its address
- * stays until the stream comes to the free.
+ * pool.c: stream-ordered allocation. A pool keeps what was freed up to its release
+ * threshold, and gives the rest back at once, whatever the stream still has to do.
+ * Addresses are not used again before the stream has come to the free.
  */
 #include "memory.h"
 
@@ -12,16 +12,88 @@ struct sim_pool {
 	struct obj o;
 	CUdevice dev; /* -1: host memory */
 	int is_default;
+	int gone;       /* destroyed; lives on until its last allocation has ended */
+	unsigned areas; /* that are part of it */
+	uint64_t used, ending, reserved; /* bytes: allocated; freed, the stream not there yet; of the GPU */
+	uint64_t used_high, reserved_high;
 	uint64_t attribute[16];
 };
 static struct sim_pool *default_pool[SIM_MAX_GPUS], *current_pool[SIM_MAX_GPUS];
+
+/* ---- bytes; drv_mu is held ---- */
+
+/* What is left of a pool that may keep so many bytes. */
+static void shrink(struct sim_pool *p, uint64_t keep)
+{
+	if (keep < p->used)
+		keep = p->used;
+	if (keep < p->reserved) {
+		sim_uncharge(dev_gpu(p->dev), p->reserved - keep);
+		p->reserved = keep;
+	}
+}
+
+int pool_gpu(const struct sim_pool *p)
+{
+	return dev_gpu(p->dev);
+}
+
+int pool_take(struct sim_pool *p, uint64_t bytes)
+{
+	if (p->used + bytes > p->reserved) {
+		if (sim_charge(dev_gpu(p->dev), p->used + bytes - p->reserved))
+			return -1;
+		p->reserved = p->used + bytes;
+	}
+	p->used += bytes;
+	p->areas++;
+	if (p->used > p->used_high)
+		p->used_high = p->used;
+	if (p->reserved > p->reserved_high)
+		p->reserved_high = p->reserved;
+	return 0;
+}
+
+void pool_free(struct sim_pool *p, uint64_t bytes)
+{
+	p->used -= bytes;
+	p->ending += bytes;
+	shrink(p, p->gone ? 0 : p->attribute[CU_MEMPOOL_ATTR_RELEASE_THRESHOLD]);
+}
+
+void pool_ended(struct sim_pool *p, uint64_t bytes)
+{
+	p->ending -= bytes;
+	if (--p->areas == 0 && p->gone)
+		obj_free(p);
+}
+
+static int is_pool(const struct sim_pool *p)
+{
+	return obj_is(p, M_POOL) && !p->gone;
+}
+
+/* NULL: no memory. */
+static struct sim_pool *default_of(CUdevice dev)
+{
+	struct sim_pool *p = default_pool[dev];
+
+	if (!p && (p = obj_new(M_POOL, sizeof *p))) {
+		p->dev = dev;
+		p->is_default = 1;
+		default_pool[dev] = p;
+	}
+	return p;
+}
+
+/* ---- the driver's functions ---- */
 
 /* pool NULL: the current one of the stream's device. */
 static CUresult alloc_async(CUdeviceptr *p, size_t bytes, struct sim_pool *pool, CUstream h)
 {
 	struct sim_stream *s;
 	CUresult rc = drv_enter();
-	int gpu = -1, capturing = 0;
+	int capturing = 0;
 
 	if (rc)
 		return rc;
@@ -30,13 +102,18 @@ static CUresult alloc_async(CUdeviceptr *p, size_t bytes, struct sim_pool *pool,
 	if (!rc && s->is_legacy)
 		rc = capture_guard_legacy(s->ctx);
 	if (!rc) {
-		gpu = !pool ? s->ctx->gpu : pool->dev < 0 ? -1 : dev_gpu(pool->dev);
+		if (!pool)
+			pool = current_pool[s->ctx->dev] ? current_pool[s->ctx->dev] : default_of(s->ctx->dev);
+		if (!pool)
+			rc = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (!rc) {
 		capturing = s->capture != NULL;
 		if (capturing)
 			rc = capture_alloc(s, bytes, p);
 	}
 	pthread_mutex_unlock(&drv_mu);
-	return rc || capturing ? rc : mem_alloc_pooled(p, bytes, gpu);
+	return rc || capturing ? rc : mem_alloc_pooled(p, bytes, pool->dev < 0 ? NULL : pool);
 }
 
 CUresult cuMemAllocAsync(CUdeviceptr *p, size_t bytes, CUstream h)
@@ -47,7 +124,7 @@ PTSZ(cuMemAllocAsync, (CUdeviceptr *p, size_t n, CUstream s), (p, n, PT(s)))
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *p, size_t bytes, CUmemoryPool pool, CUstream s)
 {
-	return obj_is(pool, M_POOL) ? alloc_async(p, bytes, pool, s) : CUDA_ERROR_INVALID_VALUE;
+	return is_pool(pool) ? alloc_async(p, bytes, pool, s) : CUDA_ERROR_INVALID_VALUE;
 }
 PTSZ(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s), (p, n, pool, PT(s)))
 
@@ -81,11 +158,7 @@ CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice dev)
 	if (!pool || dev_gpu(dev) < 0)
 		return pool ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&drv_mu);
-	if (!default_pool[dev] && (default_pool[dev] = obj_new(M_POOL, sizeof *default_pool[dev]))) {
-		default_pool[dev]->dev = dev;
-		default_pool[dev]->is_default = 1;
-	}
-	*pool = default_pool[dev];
+	*pool = default_of(dev);
 	pthread_mutex_unlock(&drv_mu);
 	return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -101,7 +174,7 @@ CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice dev)
 
 CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 {
-	if (dev_gpu(dev) < 0 || !obj_is(pool, M_POOL) || pool->dev != dev)
+	if (dev_gpu(dev) < 0 || !is_pool(pool) || pool->dev != dev)
 		return CUDA_ERROR_INVALID_VALUE;
 	current_pool[dev] = pool;
 	return CUDA_SUCCESS;
@@ -125,35 +198,71 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-	if (!obj_is(pool, M_POOL) || pool->is_default)
+	if (!is_pool(pool) || pool->is_default)
 		return CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_lock(&drv_mu);
 	if (pool->dev >= 0 && current_pool[pool->dev] == pool)
 		current_pool[pool->dev] = NULL;
-	obj_free(pool);
+	pool->gone = 1;
+	if (pool->dev >= 0)
+		shrink(pool, 0);
+	if (!pool->areas)
+		obj_free(pool);
 	pthread_mutex_unlock(&drv_mu);
 	return CUDA_SUCCESS;
 }
 
+/* What the streams have not come to is outstanding. */
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
-	(void)keep;
-	return obj_is(pool, M_POOL) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	if (!is_pool(pool))
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&drv_mu);
+	if (pool->dev >= 0)
+		shrink(pool, keep > pool->used + pool->ending ? keep : pool->used + pool->ending);
+	pthread_mutex_unlock(&drv_mu);
+	return CUDA_SUCCESS;
 }
 
 /* attributes 1..3 are ints, the others 64 bits */
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
-	if (!obj_is(pool, M_POOL) || !value || attribute < 1 || attribute >= 16)
+	CUresult rc = CUDA_SUCCESS;
+
+	if (!is_pool(pool) || !value || attribute < 1 || attribute >= 16)
 		return CUDA_ERROR_INVALID_VALUE;
-	memcpy(&pool->attribute[attribute], value, attribute <= 3 ? 4 : 8);
-	return CUDA_SUCCESS;
+	pthread_mutex_lock(&drv_mu);
+	switch (attribute) {
+	case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+	case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+		rc = CUDA_ERROR_INVALID_VALUE;
+		break;
+	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: /* can only be set to 0: from now on */
+		pool->reserved_high = pool->reserved;
+		break;
+	case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+		pool->used_high = pool->used;
+		break;
+	default:
+		memcpy(&pool->attribute[attribute], value, attribute <= 3 ? 4 : 8);
+	}
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value)
 {
-	if (!obj_is(pool, M_POOL) || !value || attribute < 1 || attribute >= 16)
+	uint64_t all[16];
+
+	if (!is_pool(pool) || !value || attribute < 1 || attribute >= 16)
 		return CUDA_ERROR_INVALID_VALUE;
-	memcpy(value, &pool->attribute[attribute], attribute <= 3 ? 4 : 8);
+	pthread_mutex_lock(&drv_mu);
+	memcpy(all, pool->attribute, sizeof all);
+	all[CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT] = pool->reserved;
+	all[CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH] = pool->reserved_high;
+	all[CU_MEMPOOL_ATTR_USED_MEM_CURRENT] = pool->used;
+	all[CU_MEMPOOL_ATTR_USED_MEM_HIGH] = pool->used_high;
+	pthread_mutex_unlock(&drv_mu);
+	memcpy(value, &all[attribute], attribute <= 3 ? 4 : 8);
 	return CUDA_SUCCESS;
 }

@@ -207,6 +207,46 @@ static void pools_and_contexts_give_memory_back(void)
 	CHECK(free_bytes() == 64 * MIB);
 }
 
+static uint64_t pool_has(CUmemoryPool pool, int attribute)
+{
+	uint64_t bytes;
+
+	CU(cuMemPoolGetAttribute(pool, attribute, &bytes));
+	return bytes;
+}
+
+static void pools_keep_up_to_their_threshold(void)
+{
+	CUmemPoolProps props = { .allocType = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	uint64_t threshold = 6 * MIB;
+	CUmemoryPool pool;
+	CUdeviceptr p, q;
+
+	CU(cuMemPoolCreate(&pool, &props));
+	CU(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+	CU(cuMemAllocFromPoolAsync(&p, 8 * MIB, pool, NULL));
+	CU(cuMemAllocFromPoolAsync(&q, 2 * MIB, pool, NULL));
+	CU(cuMemFreeAsync(p, NULL));
+	CHECK(free_bytes() == 58 * MIB);
+	CHECK(pool_has(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 6 * MIB);
+	CHECK(pool_has(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 2 * MIB);
+	CHECK(pool_has(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH) == 10 * MIB);
+	/* The next one comes out of that. */
+	CU(cuMemAllocFromPoolAsync(&p, 3 * MIB, pool, NULL));
+	CHECK(free_bytes() == 58 * MIB);
+	CU(cuMemFreeAsync(p, NULL));
+	CU(cuCtxSynchronize());
+	CU(cuMemPoolTrimTo(pool, 3 * MIB));
+	CHECK(free_bytes() == 61 * MIB);
+	/* Destroyed, it keeps nothing; its allocations live on. */
+	CU(cuMemPoolDestroy(pool));
+	CHECK(free_bytes() == 62 * MIB);
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemPoolTrimTo(pool, 0));
+	CU(cuMemcpyHtoD_v2(q, "x", 1));
+	CU(cuMemFree_v2(q));
+	CHECK(free_bytes() == 64 * MIB);
+}
+
 static void pools_lie_where_they_were_made(void)
 {
 	CUmemPoolProps props = { .allocType = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 1 } };
@@ -335,6 +375,7 @@ int main(void)
 	vmm_maps_memory_at_a_fixed_address();
 	kernels_fill_and_check_memory();
 	pools_and_contexts_give_memory_back();
+	pools_keep_up_to_their_threshold();
 	pools_lie_where_they_were_made();
 	arrays_take_memory();
 	graphs_take_memory_when_they_run();
