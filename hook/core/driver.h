@@ -95,6 +95,7 @@ struct cu_mem_op_node;
 	D(mem_unmap, (CUdeviceptr p, size_t n)) \
 	D(mem_import, (unsigned long long *handle, void *os, int type)) \
 	D(pool_get_attribute, (void *pool, int attribute, void *value)) \
+	D(pool_trim, (void *pool, size_t keep)) \
 	D(stream_create, (void **stream, uint flags)) \
 	D(stream_destroy, (void *stream)) \
 	D(pointer_attribute, (void *data, int what, CUdeviceptr p)) \

@@ -115,11 +115,12 @@ WRAPPER(cuMemFree_v2, (CUdeviceptr p))
 /* ---- stream-ordered ---- */
 
 /* Returns what the driver's function is still to be asked for: OOM or success. */
-static int begin_async(struct nvs_claim *claim, bool *graph, struct nvs_gpu *gpu, size_t n, void *key)
+static int begin_async(struct nvs_claim *claim, bool *graph, struct nvs_gpu *gpu, void *pool, size_t n,
+		       void *key)
 {
 	claim->gpu = NULL;
 	*graph = recorded(key);
-	if (*graph ? nvs_graph_may_have(gpu, n) : nvs_claim(claim, gpu, n))
+	if (*graph ? nvs_graph_may_have(gpu, n) : nvs_claim_in_pool(claim, gpu, (uintptr_t)pool, n))
 		return CUDA_SUCCESS;
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -167,14 +168,16 @@ static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdevic
 		unsigned tries = 0; \
 		bool graph; \
 		struct nvs_gpu *gpu; \
+		void *from; \
 		int result; \
 		if (!nvs_counting()) \
 			return CALL(name, NVS_SPREAD A); \
 		gpu = where; \
-		result = nvs_swap_on(gpu) ? movable(gpu, pool_of, n, key, p) : -1; \
+		from = gpu ? pool_of : NULL; \
+		result = nvs_swap_on(gpu) ? movable(gpu, from, n, key, p) : -1; \
 		if (result >= 0) \
 			return result; \
-		result = begin_async(&claim, &graph, gpu, n, key); \
+		result = begin_async(&claim, &graph, gpu, from, n, key); \
 		if (result != CUDA_SUCCESS) \
 			return result; \
 		do \
@@ -185,6 +188,9 @@ static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdevic
 			nvs_claim_drop(&claim); \
 		else /* a pool's memory outlives contexts */ \
 			nvs_claim_keep(&claim, NVS_MEMORY_POINTER, *p, n, NULL); \
+		if (nvs_unlikely(atomic_load_explicit(&nvs_memory_pools_keep, memory_order_relaxed)) && \
+		    claim.gpu) \
+			nvs_memory_pool_grew(claim.gpu, claim.pool); \
 		return result; \
 	}
 #define ASYNC_SZ(name, P, A, gpu_of, pool) \
@@ -196,6 +202,19 @@ static struct nvs_gpu *gpu_of_pool(void *pool, void *key)
 	struct nvs_gpu *gpu;
 
 	return nvs_memory_pool_find((uintptr_t)pool, &gpu) ? gpu : gpu_of_stream(key);
+}
+
+/* Where a pool's memory is. A pool that was not seen may be the current one of a device. */
+static struct nvs_gpu *gpu_with(void *pool)
+{
+	struct nvs_gpu *known;
+
+	if (nvs_memory_pool_find((uintptr_t)pool, &known))
+		return known;
+	NVS_FOR_EACH_GPU(gpu)
+		if (current_pool(gpu) == pool)
+			return gpu;
+	return NULL;
 }
 
 #define FROM_POOL(key) gpu_of_pool(pool, key)
@@ -299,8 +318,11 @@ WRAPPER(cuMemPoolTrimTo, (void *pool, size_t keep))
 {
 	int result = CALL(cuMemPoolTrimTo, pool, keep);
 
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
 		nvs_swap_pool_trim(pool, keep);
+		if (nvs_counting())
+			nvs_memory_pool_look((uintptr_t)pool);
+	}
 	return result;
 }
 
@@ -311,6 +333,8 @@ WRAPPER(cuMemPoolSetAttribute, (void *pool, int attribute, void *value))
 	if (result == CUDA_SUCCESS && attribute >= CU_POOL_RELEASE_THRESHOLD &&
 	    attribute <= CU_POOL_USED_HIGH)
 		nvs_swap_pool_set(pool, attribute, *(uint64_t *)value);
+	if (result == CUDA_SUCCESS && attribute == CU_POOL_RELEASE_THRESHOLD && nvs_counting())
+		nvs_memory_pool_keeps((uintptr_t)pool, gpu_with(pool), *(uint64_t *)value);
 	return result;
 }
 

@@ -45,6 +45,7 @@
 #define NVS_EXPORT_OF_mem_unmap             "cuMemUnmap"
 #define NVS_EXPORT_OF_mem_import            "cuMemImportFromShareableHandle"
 #define NVS_EXPORT_OF_pool_get_attribute    "cuMemPoolGetAttribute"
+#define NVS_EXPORT_OF_pool_trim             "cuMemPoolTrimTo"
 #define NVS_EXPORT_OF_stream_create         "cuStreamCreate"
 #define NVS_EXPORT_OF_stream_destroy        "cuStreamDestroy_v2"
 #define NVS_EXPORT_OF_pointer_attribute     "cuPointerGetAttribute"

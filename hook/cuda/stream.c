@@ -87,6 +87,7 @@ static int waited(int result, uint64_t frees, const void *ctx, void *stream)
 		nvs_swap_host_waited(frees, ctx, stream);
 	if (nvs_unlikely(atomic_load_explicit(&nvs_swap_excess, memory_order_relaxed) != 0))
 		nvs_swap_trim();
+	nvs_memory_waited();
 	return result;
 }
 

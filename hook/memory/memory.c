@@ -32,6 +32,14 @@ static struct physical *physical; /* number 0 is none */
 static uint32_t physical_room, physical_used, physical_free;
 static atomic_uint graph_gpus; /* bit mask */
 
+/* Pools that keep freed memory. Of a program with more of them, the others count by what is in use. */
+#define KEEPERS 64
+static struct keeper {
+	uint64_t pool; /* 0: unused */
+	uint64_t threshold;
+	struct nvs_gpu *gpu;
+} keepers[KEEPERS];
+
 static void lock(void)
 {
 	nvs_memory_locked = true;
@@ -88,6 +96,53 @@ static void exists(struct nvs_gpu *gpu)
 		atomic_store_explicit(&b->peak, now, memory_order_relaxed);
 }
 
+/* The bytes that a pool counts with. */
+static uint64_t held(const struct nvs_entry *pool)
+{
+	return pool->bytes > pool->owner ? pool->bytes : pool->owner;
+}
+
+/* The pool has changed; it counted with so many bytes before. */
+static void recount(const struct nvs_entry *pool, uint64_t before)
+{
+	struct nvs_gpu *gpu = &nvs_gpus[pool->gpu];
+	uint64_t now = held(pool);
+
+	if (now > before)
+		count(gpu, now - before);
+	else
+		uncount(gpu, before - now);
+}
+
+/* An allocation in a pool ends. */
+static void uncount_pooled(struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)
+{
+	struct nvs_entry *e = find(NVS_MEMORY_POOL, pool);
+	uint64_t before;
+
+	if (!e || e->owner < bytes) {
+		uncount(gpu, bytes);
+		return;
+	}
+	before = held(e);
+	e->owner -= bytes;
+	recount(e, before);
+}
+
+/* A pool ends: it keeps nothing. Its allocations live on, and count by themselves. */
+static void pool_drop(const struct nvs_entry *pool)
+{
+	uint64_t key = pool->key;
+
+	uncount(&nvs_gpus[pool->gpu], held(pool) - pool->owner);
+	for (size_t i = 0; i < entries.size && pool->owner; i++)
+		if (entries.at[i].pooled && entries.at[i].owner == key)
+			entries.at[i].pooled = entries.at[i].owner = 0;
+	for (unsigned i = 0; i < KEEPERS; i++)
+		if (keepers[i].pool == key)
+			keepers[i] = (struct keeper){ 0 };
+}
+
 static void physical_drop(uint32_t n)
 {
 	struct physical *p = &physical[n];
@@ -106,7 +161,11 @@ static void strike(struct nvs_entry *e)
 	uint32_t n = (uint32_t)e->owner;
 	unsigned kind = e->kind;
 
-	if (kind != NVS_MEMORY_HANDLE && kind != NVS_MEMORY_MAPPING && e->gpu != NVS_NO_GPU)
+	if (kind == NVS_MEMORY_POOL && e->gpu != NVS_NO_GPU)
+		pool_drop(e);
+	else if (e->pooled)
+		uncount_pooled(&nvs_gpus[e->gpu], e->owner, e->bytes);
+	else if (kind != NVS_MEMORY_HANDLE && kind != NVS_MEMORY_MAPPING && e->gpu != NVS_NO_GPU)
 		uncount(&nvs_gpus[e->gpu], e->bytes);
 	nvs_entry_remove(&entries, e);
 	if (kind == NVS_MEMORY_HANDLE)
@@ -147,12 +206,55 @@ static unsigned mask_of(struct nvs_gpu *gpu)
 
 /* ---- allocations ---- */
 
+/* The pools of a GPU that keep more than is in use. Returns how many. */
+static unsigned pools_with_more(const struct nvs_gpu *gpu, uint64_t pools[KEEPERS])
+{
+	const struct nvs_entry *e;
+	unsigned n = 0;
+
+	lock();
+	for (unsigned i = 0; i < KEEPERS; i++)
+		if (keepers[i].pool && keepers[i].gpu == gpu) {
+			e = find(NVS_MEMORY_POOL, keepers[i].pool);
+			if (e && e->bytes > e->owner)
+				pools[n++] = keepers[i].pool;
+		}
+	unlock();
+	return n;
+}
+
+/*
+ * Takes from the pools of a GPU what they keep, as the driver does when the GPU is full.
+ * What streams may still be using stays, unless they are waited for: as long as for a
+ * free of the driver, and not while a stream captures. False: there was nothing to take.
+ */
+static bool trim_pools(struct nvs_gpu *gpu, bool wait)
+{
+	int saved = errno;
+	uint64_t pools[KEEPERS];
+	unsigned n = pools_with_more(gpu, pools);
+
+	if (!n || !nvs_driver.pool_trim)
+		return false;
+	if (wait && nvs_driver.ctx_synchronize &&
+	    !atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
+		nvs_driver.ctx_synchronize();
+	while (n--) {
+		nvs_driver.pool_trim((void *)(uintptr_t)pools[n], 0);
+		nvs_memory_pool_look(pools[n]);
+	}
+	errno = saved;
+	return true;
+}
+
 /* Cached memory is released before an allocation is refused. */
 static bool reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	return nvs_reserve(gpu, bytes) ||
 	       (nvs_memory_ops.make_room(gpu, bytes) && nvs_reserve(gpu, bytes)) ||
-	       (nvs_memory_ops.make_room(gpu, UINT64_MAX) && nvs_reserve(gpu, bytes));
+	       (nvs_memory_ops.make_room(gpu, UINT64_MAX) && nvs_reserve(gpu, bytes)) ||
+	       (trim_pools(gpu, false) && nvs_reserve(gpu, bytes)) ||
+	       (trim_pools(gpu, true) && nvs_reserve(gpu, bytes));
 }
 
 bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
@@ -160,8 +262,7 @@ bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 	struct nvs_budget *b;
 	bool fits;
 
-	c->gpu = NULL;
-	c->bytes = bytes;
+	*c = (struct nvs_claim){ .bytes = bytes };
 	if (!gpu)
 		return true;
 	b = gpu->budget;
@@ -176,6 +277,50 @@ bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 		return false;
 	c->gpu = gpu;
 	return true;
+}
+
+/* The entry of a pool. NULL: the system has no memory. The lock is held. */
+static struct nvs_entry *pool_entry(uint64_t pool, struct nvs_gpu *gpu)
+{
+	struct nvs_entry *e = find(NVS_MEMORY_POOL, pool);
+
+	if (!e && insert(NVS_MEMORY_POOL, pool, 0, 0, gpu))
+		e = find(NVS_MEMORY_POOL, pool);
+	return e;
+}
+
+/*
+ * A pool counts with what is in use or what it has of the GPU, whichever is more; what a
+ * claim adds to that is claimed of the GPU.
+ */
+bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)
+{
+	struct nvs_entry *e = NULL;
+	struct nvs_claim more;
+	uint64_t before = 0, now = 0;
+
+	if (gpu && pool && bytes <= MAX_BYTES) {
+		lock();
+		e = pool_entry(pool, gpu);
+		if (e && e->gpu == gpu->number) {
+			before = held(e);
+			e->owner += bytes;
+			now = held(e);
+		} else {
+			e = NULL;
+		}
+		unlock();
+	}
+	if (!e)
+		return nvs_claim(c, gpu, bytes);
+	*c = (struct nvs_claim){ gpu, bytes, pool };
+	if (now == before || nvs_claim(&more, gpu, now - before))
+		return true;
+	lock();
+	count(gpu, now - before); /* so that all the bytes are counted */
+	uncount_pooled(gpu, pool, bytes);
+	unlock_and_settle(gpu->bit);
+	return false;
 }
 
 bool nvs_claim_more(struct nvs_claim *c, uint64_t bytes)
@@ -203,7 +348,10 @@ void nvs_claim_drop(const struct nvs_claim *c)
 	if (!c->gpu)
 		return;
 	lock();
-	uncount(c->gpu, c->bytes);
+	if (c->pool)
+		uncount_pooled(c->gpu, c->pool, c->bytes);
+	else
+		uncount(c->gpu, c->bytes);
 	unlock_and_settle(mask_of(c->gpu));
 }
 
@@ -219,15 +367,22 @@ static void correct(const struct nvs_claim *c, uint64_t bytes)
 void nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64_t key,
 		    uint64_t bytes, const void *owner)
 {
+	bool pooled;
+
 	if (!c->gpu)
 		return;
 	lock();
 	correct(c, bytes);
 	supersede(kind, key);
-	if (key && insert(kind, key, bytes, (uintptr_t)owner, c->gpu))
+	pooled = c->pool && find(NVS_MEMORY_POOL, c->pool); /* not destroyed meanwhile */
+	if (key && insert(kind, key, bytes, pooled ? c->pool : (uintptr_t)owner, c->gpu)) {
+		find(kind, key)->pooled = pooled;
 		exists(c->gpu);
-	else
+	} else if (c->pool) {
+		uncount_pooled(c->gpu, c->pool, bytes);
+	} else {
 		uncount(c->gpu, bytes); /* could not be removed later */
+	}
 	unlock_and_settle(mask_of(c->gpu));
 }
 
@@ -255,7 +410,7 @@ void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t before)
 static bool owned(const struct nvs_entry *e, uint64_t before)
 {
 	return (e->kind == NVS_MEMORY_POINTER || e->kind == NVS_MEMORY_ARRAY) && e->owner &&
-	       e->stamp <= before;
+	       !e->pooled && e->stamp <= before;
 }
 
 void nvs_memory_context_gone(const void *ctx, uint64_t before)
@@ -334,6 +489,100 @@ bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu)
 		*gpu = e->gpu == NVS_NO_GPU ? NULL : &nvs_gpus[e->gpu];
 	unlock();
 	return e != NULL;
+}
+
+atomic_bool nvs_memory_pools_keep, nvs_memory_pools_shrink;
+
+/* The record of a pool that keeps memory, or an unused one for pool 0. The lock is held. */
+static struct keeper *keeper_of(uint64_t pool)
+{
+	for (unsigned i = 0; i < KEEPERS; i++)
+		if (keepers[i].pool == pool)
+			return &keepers[i];
+	return NULL;
+}
+
+void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshold)
+{
+	struct keeper *k;
+
+	if (!gpu || !pool)
+		return;
+	lock();
+	k = keeper_of(pool);
+	if (!k && threshold && pool_entry(pool, gpu) && (k = keeper_of(0)) != NULL)
+		*k = (struct keeper){ .pool = pool, .gpu = gpu };
+	if (k) {
+		k->threshold = threshold;
+		atomic_store(&nvs_memory_pools_keep, true);
+	}
+	unlock();
+	nvs_memory_pool_look(pool);
+}
+
+void nvs_memory_pool_look(uint64_t pool)
+{
+	int saved = errno;
+	struct nvs_entry *e;
+	struct keeper *k;
+	uint64_t bytes = 0, before;
+	unsigned gpus = 0;
+	bool keeps;
+
+	lock();
+	keeps = keeper_of(pool) != NULL;
+	unlock();
+	if (!keeps || !nvs_driver.pool_get_attribute ||
+	    nvs_driver.pool_get_attribute((void *)(uintptr_t)pool, CU_POOL_RESERVED_CURRENT, &bytes) !=
+		    CUDA_SUCCESS || bytes > MAX_BYTES)
+		return;
+	lock();
+	k = keeper_of(pool);
+	e = find(NVS_MEMORY_POOL, pool);
+	if (k && e && e->gpu == k->gpu->number) {
+		before = held(e);
+		e->bytes = bytes;
+		recount(e, before);
+		exists(k->gpu);
+		gpus = k->gpu->bit;
+		if (bytes > k->threshold)
+			atomic_store(&nvs_memory_pools_shrink, true);
+	}
+	unlock_and_settle(gpus);
+	errno = saved;
+}
+
+/* Blocks that are kept may be of use to nobody: then the pool has grown although it kept enough. */
+void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool)
+{
+	const struct nvs_budget *b = gpu->budget;
+	bool over;
+
+	nvs_memory_pool_look(pool);
+	lock();
+	over = b->limit && b->used + b->others > b->limit;
+	unlock();
+	if (over)
+		trim_pools(gpu, false);
+}
+
+void nvs_memory_pools_look(void)
+{
+	int saved = errno;
+	uint64_t pools[KEEPERS];
+	unsigned n = 0;
+
+	if (!nvs_counting())
+		return;
+	lock();
+	for (unsigned i = 0; i < KEEPERS; i++)
+		if (keepers[i].pool)
+			pools[n++] = keepers[i].pool;
+	atomic_store(&nvs_memory_pools_shrink, false);
+	unlock();
+	while (n--)
+		nvs_memory_pool_look(pools[n]);
+	errno = saved;
 }
 
 /* ---- graphs ---- */
@@ -607,6 +856,9 @@ void nvs_memory_fork_child(void)
 		munmap(physical, physical_room * sizeof(*physical));
 	physical = NULL;
 	physical_room = physical_used = physical_free = 0;
+	memset(keepers, 0, sizeof(keepers));
+	atomic_store(&nvs_memory_pools_keep, false);
+	atomic_store(&nvs_memory_pools_shrink, false);
 	atomic_store(&nvs_memory_graphs, false);
 	atomic_store(&graph_gpus, 0);
 	nvs_reserve_fork_child();

@@ -27,7 +27,7 @@ static inline struct nvs_gpu *nvs_gpu_of_location(const struct cu_location *l)
 enum nvs_memory_kind {
 	NVS_MEMORY_POINTER = 1,
 	NVS_MEMORY_ARRAY,
-	NVS_MEMORY_POOL,    /* no bytes: the GPU that its allocations are on */
+	NVS_MEMORY_POOL,    /* of the GPU that its allocations are on */
 	NVS_MEMORY_SHARED,  /* no bytes: a pool that others may use */
 	NVS_MEMORY_GRAPH,   /* no bytes: the GPUs that an executable graph works on */
 	NVS_MEMORY_HANDLE,  /* VMM: refers to physical memory */
@@ -37,6 +37,7 @@ enum nvs_memory_kind {
 struct nvs_claim {
 	struct nvs_gpu *gpu; /* NULL: not counted */
 	uint64_t bytes;
+	uint64_t pool;       /* that they are in; 0: none */
 };
 
 /*
@@ -44,6 +45,9 @@ struct nvs_claim {
  * driver is not to be called. gpu NULL: nothing is counted, and the claim succeeds.
  */
 bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes);
+
+/* Likewise, for an allocation from a pool, or 0. What the pool keeps is counted already. */
+bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes);
 
 /* The allocation takes more: so many bytes in all. False: they exceed the limit. */
 bool nvs_claim_more(struct nvs_claim *c, uint64_t bytes);
@@ -54,7 +58,10 @@ void nvs_claim_exists(const struct nvs_claim *c);
 /* The allocation failed; or memory was freed that was claimed and never entered. */
 void nvs_claim_drop(const struct nvs_claim *c);
 
-/* Enters the allocation, of so many bytes. owner: the context it is freed with, or NULL. */
+/*
+ * Enters the allocation, of so many bytes. owner: the context it is freed with, or NULL.
+ * An allocation in a pool has as many bytes as were claimed, and no owner.
+ */
 void nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64_t key,
 		    uint64_t bytes, const void *owner);
 
@@ -70,6 +77,26 @@ void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t stamp);
 
 /* A pool's memory is on a GPU. NULL: it is host memory, or another process counts it. */
 void nvs_memory_pool(uint64_t pool, struct nvs_gpu *gpu);
+
+/*
+ * A pool keeps freed memory, up to a release threshold in bytes, as its owner has said
+ * (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD). From now on it counts with all that it has of the
+ * GPU, which the driver is asked for.
+ */
+void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshold);
+extern atomic_bool nvs_memory_pools_keep; /* any pool does */
+/* The pool, if it keeps memory, may have shrunk, or grown by an allocation. */
+void nvs_memory_pool_look(uint64_t pool);
+void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool);
+
+/* The host has waited: pools with more than their threshold have given it back. */
+void nvs_memory_pools_look(void);
+extern atomic_bool nvs_memory_pools_shrink; /* there are any that may */
+static inline void nvs_memory_waited(void)
+{
+	if (__builtin_expect(atomic_load_explicit(&nvs_memory_pools_shrink, memory_order_relaxed), 0))
+		nvs_memory_pools_look();
+}
 
 /* Others than this process's GPU may use the pool's memory, so that it never moves. */
 void nvs_memory_pool_share(uint64_t pool);

@@ -181,7 +181,7 @@ void nvs_region_free(struct nvs_gpu *gpu, struct place p)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct region *r = region_of(p);
-	struct nvs_claim claim = { gpu, bytes_of(r->granules) };
+	struct nvs_claim claim = { .gpu = gpu, .bytes = bytes_of(r->granules) };
 
 	r->dying = true;
 	for (uint32_t i = 0; i < r->granules;) {

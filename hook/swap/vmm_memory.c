@@ -275,7 +275,7 @@ static void drop_chunk(struct nvs_gpu *gpu, struct memory *m)
 void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
-	struct nvs_claim c = { gpu, bytes_of(m->granules) };
+	struct nvs_claim c = { .gpu = gpu, .bytes = bytes_of(m->granules) };
 
 	m->worker = &c;
 	if (m->at.span) {
@@ -443,7 +443,7 @@ static int materialise(struct nvs_gpu *gpu, struct memory *m)
 /* The memory is the driver's from now on; it is counted already. */
 static void count_as_driver(struct nvs_gpu *gpu, const struct memory *m, CUdeviceptr mapped)
 {
-	struct nvs_claim c = { gpu, bytes_of(m->granules) };
+	struct nvs_claim c = { .gpu = gpu, .bytes = bytes_of(m->granules) };
 
 	nvs_claim_keep_handle(&c, m->real);
 	if (mapped)

@@ -221,6 +221,123 @@ static void stream_and_pool_say_which_gpu(void)
 	CHECK(used() == 0);
 }
 
+/* ---- pools that keep what is freed ---- */
+
+static CUmemoryPool keeping(int gpu, uint64_t threshold)
+{
+	CUmemPoolProps props = { .allocType = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, gpu } };
+	CUmemoryPool pool;
+
+	CU(cuMemPoolCreate(&pool, &props));
+	CU(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+	return pool;
+}
+
+static uint64_t reserved_by(CUmemoryPool pool)
+{
+	uint64_t bytes;
+
+	CU(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &bytes));
+	return bytes;
+}
+
+static void what_pools_keep_counts(void)
+{
+	uint64_t threshold = 50 * MIB;
+	CUmemoryPool pool;
+	CUdeviceptr p, q;
+
+	begin(LIMIT, 0);
+	pool = keeping(0, UINT64_MAX);
+	CU(cuMemAllocFromPoolAsync(&p, 100 * MIB, pool, NULL));
+	CHECK(used() == 100 * MIB);
+	CU(cuMemFreeAsync(p, NULL));
+	CHECK(used() == 100 * MIB);
+	CU(cuMemAllocFromPoolAsync(&p, 60 * MIB, pool, NULL));
+	CHECK(used() == 100 * MIB);
+	CU(cuMemAllocFromPoolAsync(&q, 60 * MIB, pool, NULL));
+	CHECK(used() == 120 * MIB);
+	CU(cuMemFree_v2(q));
+	CU(cuMemFreeAsync(p, NULL));
+	CHECK(used() == 120 * MIB);
+	CU(cuCtxSynchronize());
+	CU(cuMemPoolTrimTo(pool, 70 * MIB));
+	CHECK(used() == 70 * MIB);
+	/* The program may lower the threshold: what is more goes when the host waits. */
+	CU(cuMemAllocFromPoolAsync(&p, 90 * MIB, pool, NULL));
+	CU(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+	CU(cuMemFreeAsync(p, NULL));
+	CU(cuCtxSynchronize());
+	CHECK(used() == 50 * MIB);
+	/* What is in use lives on without the pool. */
+	CU(cuMemAllocFromPoolAsync(&p, 20 * MIB, pool, NULL));
+	CU(cuMemPoolDestroy(pool));
+	CHECK(used() == 20 * MIB);
+	CU(cuMemFree_v2(p));
+	CHECK(used() == 0);
+	/* Nor do contexts take along what is in a pool. */
+	pool = keeping(0, UINT64_MAX);
+	CU(cuMemAllocFromPoolAsync(&p, 20 * MIB, pool, NULL));
+	CU(cuMemAllocFromPoolAsync(&q, 10 * MIB, pool, NULL));
+	CU(cuMemFreeAsync(q, NULL));
+	CU(cuCtxDestroy_v2(contexts[0]));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	CHECK(used() == 30 * MIB);
+}
+
+/* A device's pool, of which the shim hears first when the threshold is set. */
+static void what_the_current_pool_keeps_counts(void)
+{
+	uint64_t all = UINT64_MAX;
+	CUmemoryPool pool;
+	CUdeviceptr p, q;
+
+	begin(LIMIT, 0);
+	CU(cuMemAllocAsync(&p, 10 * MIB, NULL));
+	CU(cuMemAllocAsync(&q, 20 * MIB, NULL));
+	CU(cuDeviceGetMemPool(&pool, 0));
+	CU(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+	CHECK(used() == 30 * MIB);
+	CU(cuMemFreeAsync(p, NULL));
+	CU(cuMemFreeAsync(q, NULL));
+	CHECK(used() == 30 * MIB);
+	CU(cuMemAllocAsync(&p, 25 * MIB, NULL));
+	CHECK(used() == 30 * MIB);
+}
+
+/* The driver takes from its pools before it refuses; so does the limit. */
+static void what_pools_keep_makes_room(void)
+{
+	CUmemoryPool pools[2];
+	CUdeviceptr p, q;
+
+	begin(LIMIT, 0);
+	for (int i = 0; i < 2; i++) {
+		pools[i] = keeping(0, UINT64_MAX);
+		CU(cuMemAllocFromPoolAsync(&p, 100 * MIB, pools[i], NULL));
+		CU(cuMemFreeAsync(p, NULL));
+	}
+	CHECK(used() == 200 * MIB);
+	CU(cuMemAlloc_v2(&p, 230 * MIB));
+	CHECK(used() == 230 * MIB && reserved_by(pools[0]) == 0 && reserved_by(pools[1]) == 0);
+	CHECK(cuMemAlloc_v2(&q, 30 * MIB) == OOM);
+	CU(cuMemFree_v2(p));
+	/* Nor is a pool's own allocation refused for what another keeps. */
+	CU(cuMemAllocFromPoolAsync(&p, 100 * MIB, pools[0], NULL));
+	CU(cuMemFreeAsync(p, NULL));
+	CU(cuMemAllocFromPoolAsync(&p, 250 * MIB, pools[1], NULL));
+	CHECK(used() == 250 * MIB);
+	CHECK(cuMemAllocFromPoolAsync(&q, 10 * MIB, pools[0], NULL) == OOM);
+	CHECK(used() == 250 * MIB);
+	/* What a stream may still be using is waited for. */
+	CU(cuMemFree_v2(p));
+	CU(cuMemAllocFromPoolAsync(&p, 200 * MIB, pools[0], NULL));
+	CU(cuMemsetD8Async(p, 1, 200 * MIB, NULL));
+	CU(cuMemFreeAsync(p, NULL));
+	CU(cuMemAlloc_v2(&p, 250 * MIB));
+	CHECK(used() == 250 * MIB);
+}
+
 static void vmm_counts_until_the_last_reference(void)
 {
 	CUmemAllocationProp prop = vmm_prop(CU_MEM_LOCATION_TYPE_DEVICE, 1);
@@ -738,6 +855,32 @@ static void threads_keep_the_account(void)
 	EVENTUALLY(ledger_reserved(0) <= 2 * 64 * MIB);
 }
 
+static void threads_and_pools_that_keep(void)
+{
+	uint64_t all = UINT64_MAX;
+	CUmemoryPool pool;
+	pthread_t t[THREADS];
+
+	begin(LIMIT / 4, LIMIT / 4);
+	for (int g = 0; g < 2; g++) {
+		CU(cuDeviceGetDefaultMemPool(&pool, g));
+		CU(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+	}
+	for (uintptr_t i = 0; i < THREADS; i++)
+		CHECK(pthread_create(&t[i], NULL, churn, (void *)i) == 0);
+	for (int i = 0; i < THREADS; i++)
+		CHECK(pthread_join(t[i], NULL) == 0);
+	for (int g = 0; g < 2; g++) {
+		CU(cuCtxSetCurrent(contexts[g]));
+		CU(cuCtxSynchronize());
+		CU(cuDeviceGetDefaultMemPool(&pool, g));
+		CHECK(used() == reserved_by(pool));
+		CU(cuMemPoolTrimTo(pool, 0));
+		CHECK(used() == 0);
+	}
+	CHECK(over > 0);
+}
+
 /* ---- against a model ---- */
 
 enum thing { NOTHING, POINTER, POOLED, ARRAY, MIPMAP, HANDLE };
@@ -749,6 +892,9 @@ static struct {
 	uint64_t bytes, key;
 } things[THINGS];
 
+static CUmemoryPool model_pool[2];
+static bool pools_keep;
+
 static uint64_t model_used(int gpu)
 {
 	uint64_t sum = 0;
@@ -757,6 +903,17 @@ static uint64_t model_used(int gpu)
 		if (things[i].what && things[i].gpu == gpu)
 			sum += things[i].bytes;
 	return sum;
+}
+
+/* What the pool of a GPU keeps. */
+static uint64_t model_kept(int gpu)
+{
+	uint64_t kept = reserved_by(model_pool[gpu]);
+
+	for (int i = 0; i < THINGS; i++)
+		if (things[i].what == POOLED && things[i].gpu == gpu)
+			kept -= things[i].bytes;
+	return kept;
 }
 
 static unsigned seed = 1;
@@ -799,6 +956,8 @@ static void model_make(int i)
 		things[i].what = POINTER;
 		break;
 	case 4:
+		if (pools_keep)
+			n = (n + 511) / 512 * 512; /* what pools count in */
 		least = n;
 		result = cuMemAllocAsync(&p, n, NULL);
 		things[i].what = POOLED;
@@ -867,9 +1026,24 @@ static void model_end_context(int which)
 	CU(cuCtxCreate_v2(&contexts[which], 0, which));
 }
 
-static void any_sequence_agrees_with_a_model(void)
+/* The thresholds of the pools change, or they are trimmed. */
+static void model_pools_change(void)
+{
+	int gpu = rand_r(&seed) % 2;
+	uint64_t bytes = rand_r(&seed) % 2 ? UINT64_MAX : some(64 * MIB) / 512 * 512;
+
+	if (rand_r(&seed) % 4 == 0)
+		CU(cuMemPoolTrimTo(model_pool[gpu], bytes));
+	else
+		CU(cuMemPoolSetAttribute(model_pool[gpu], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &bytes));
+	CU(cuCtxSynchronize());
+}
+
+static void agree_with_the_model(void)
 {
 	begin(LIMIT, LIMIT);
+	for (int g = 0; g < 2; g++)
+		CU(cuDeviceGetMemPool(&model_pool[g], g));
 	for (int step = 0; step < 100000; step++) {
 		int i = rand_r(&seed) % THINGS;
 
@@ -886,13 +1060,31 @@ static void any_sequence_agrees_with_a_model(void)
 		}
 		if (step % 5000 == 4999)
 			model_end_context(step / 5000 % 2);
+		if (pools_keep && step % 64 == 63)
+			model_pools_change();
 		if (step % 16 == 0)
 			for (int g = 0; g < 2; g++) {
+				uint64_t sum;
+
 				CU(cuCtxSetCurrent(contexts[g]));
-				CHECK(used() == (model_used(g) < LIMIT ? model_used(g) : LIMIT));
+				if (pools_keep)
+					CU(cuCtxSynchronize());
+				sum = model_used(g) + (pools_keep ? model_kept(g) : 0);
+				CHECK(used() == (sum < LIMIT ? sum : LIMIT));
 			}
 	}
 	CHECK(ledger_counts().refused > 0);
+}
+
+static void any_sequence_agrees_with_a_model(void)
+{
+	agree_with_the_model();
+}
+
+static void any_sequence_with_pools_that_keep(void)
+{
+	pools_keep = true;
+	agree_with_the_model();
 }
 
 /* ---- NVML ---- */
@@ -1250,6 +1442,9 @@ static const struct {
 #define CASE(f) { #f, f }
 	CASE(every_allocator_counts),
 	CASE(stream_and_pool_say_which_gpu),
+	CASE(what_pools_keep_counts),
+	CASE(what_the_current_pool_keeps_counts),
+	CASE(what_pools_keep_makes_room),
 	CASE(vmm_counts_until_the_last_reference),
 	CASE(contexts_take_their_memory_along),
 	CASE(graphs_count_when_they_have_memory),
@@ -1265,7 +1460,9 @@ static const struct {
 	CASE(others_of_the_container_count),
 	CASE(two_processes_share_a_limit),
 	CASE(threads_keep_the_account),
+	CASE(threads_and_pools_that_keep),
 	CASE(any_sequence_agrees_with_a_model),
+	CASE(any_sequence_with_pools_that_keep),
 	CASE(nvml_agrees_with_the_driver),
 	CASE(nvml_alone_is_told_the_limit),
 	CASE(a_scheduler_that_hangs_holds_nvml_up_shortly),
