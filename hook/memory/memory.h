@@ -15,24 +15,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "account.h"
 #include "memory_abi.h"
-#include "reserve.h"
+#include "pools.h"
 
 static inline struct nvs_gpu *nvs_gpu_of_location(const struct cu_location *l)
 {
 	return l->type == CU_MEM_LOCATION_TYPE_DEVICE ? nvs_gpu_of_device(l->id) : NULL;
 }
-
-/* Keys of different kinds may be equal. */
-enum nvs_memory_kind {
-	NVS_MEMORY_POINTER = 1,
-	NVS_MEMORY_ARRAY,
-	NVS_MEMORY_POOL,    /* of the GPU that its allocations are on */
-	NVS_MEMORY_SHARED,  /* no bytes: a pool that others may use */
-	NVS_MEMORY_GRAPH,   /* no bytes: the GPUs that an executable graph works on */
-	NVS_MEMORY_HANDLE,  /* VMM: refers to physical memory */
-	NVS_MEMORY_MAPPING, /* VMM: likewise */
-};
 
 struct nvs_claim {
 	struct nvs_gpu *gpu; /* NULL: not counted */
@@ -74,36 +64,6 @@ void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t stamp);
 /* Pointers and arrays are freed with their context, or with the primary context of a GPU. */
 void nvs_memory_context_gone(const void *ctx, uint64_t stamp);
 void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t stamp);
-
-/* A pool's memory is on a GPU. NULL: it is host memory, or another process counts it. */
-void nvs_memory_pool(uint64_t pool, struct nvs_gpu *gpu);
-
-/*
- * A pool keeps freed memory, up to a release threshold in bytes, as its owner has said
- * (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD). From now on it counts with all that it has of the
- * GPU, which the driver is asked for.
- */
-void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshold);
-extern atomic_bool nvs_memory_pools_keep; /* any pool does */
-/* The pool, if it keeps memory, may have shrunk, or grown by an allocation. */
-void nvs_memory_pool_look(uint64_t pool);
-void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool);
-
-/* The host has waited: pools with more than their threshold have given it back. */
-void nvs_memory_pools_look(void);
-extern atomic_bool nvs_memory_pools_shrink; /* there are any that may */
-static inline void nvs_memory_waited(void)
-{
-	if (__builtin_expect(atomic_load_explicit(&nvs_memory_pools_shrink, memory_order_relaxed), 0))
-		nvs_memory_pools_look();
-}
-
-/* Others than this process's GPU may use the pool's memory, so that it never moves. */
-void nvs_memory_pool_share(uint64_t pool);
-bool nvs_memory_pool_shared(uint64_t pool);
-
-/* Whether the pool is known; *gpu as above. */
-bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu);
 
 /*
  * Physical memory of the VMM exists as long as a handle or a mapping refers to it. The

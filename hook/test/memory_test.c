@@ -988,6 +988,11 @@ static void model_make(int i)
 		CUmemAllocationProp prop = vmm_prop(CU_MEM_LOCATION_TYPE_DEVICE, gpu = rand_r(&seed) % 2);
 		CUmemGenericAllocationHandle h = 0;
 
+		if (pools_keep && gpu != current) { /* only the current context's frees are waited for */
+			CU(cuCtxSetCurrent(contexts[gpu]));
+			CU(cuCtxSynchronize());
+			CU(cuCtxSetCurrent(contexts[current]));
+		}
 		n = least = some(8) * 2 * MIB;
 		result = cuMemCreate(&h, n, &prop, 0);
 		p = h;
@@ -1051,6 +1056,8 @@ static void agree_with_the_model(void)
 			enum thing what = things[i].what;
 
 			things[i].what = NOTHING;
+			if (what == POOLED)
+				CU(cuCtxSetCurrent(contexts[things[i].gpu]));
 			CU(destroy_thing(what, things[i].key));
 			if (what != HANDLE && rand_r(&seed) % 4 == 0) /* its value may be another's */
 				CHECK(destroy_thing(what, things[i].key) != CUDA_SUCCESS);

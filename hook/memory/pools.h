@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * pools.h: the driver's stream-ordered pools in the account: where they lie, and what they
+ * have of the GPU. A pool counts with what is in use in it. If it keeps freed memory for
+ * allocations to come, it counts with all that it has.
+ */
+#ifndef NVSHARE_POOLS_H
+#define NVSHARE_POOLS_H
+
+#include "account.h"
+
+/* A pool's memory is on a GPU. NULL: it is host memory, or another process counts it. */
+void nvs_memory_pool(uint64_t pool, struct nvs_gpu *gpu);
+
+/*
+ * A pool keeps freed memory, up to a release threshold in bytes, as its owner has said
+ * (CU_MEMPOOL_ATTR_RELEASE_THRESHOLD). From now on it counts with all that it has of the
+ * GPU, which the driver is asked for.
+ */
+void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshold);
+extern atomic_bool nvs_memory_pools_keep; /* any pool does */
+/* The pool, if it keeps memory, may have shrunk, or grown by an allocation. */
+void nvs_memory_pool_look(uint64_t pool);
+void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool);
+
+/* The host has waited: pools with more than their threshold have given it back. */
+void nvs_memory_pools_look(void);
+extern atomic_bool nvs_memory_pools_shrink; /* there are any that may */
+static inline void nvs_memory_waited(void)
+{
+	if (__builtin_expect(atomic_load_explicit(&nvs_memory_pools_shrink, memory_order_relaxed), 0))
+		nvs_memory_pools_look();
+}
+
+/* Others than this process's GPU may use the pool's memory, so that it never moves. */
+void nvs_memory_pool_share(uint64_t pool);
+bool nvs_memory_pool_shared(uint64_t pool);
+
+/* Whether the pool is known; *gpu as above. */
+bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu);
+
+/*
+ * Takes from the pools of a GPU what they keep, as the driver does when the GPU is full.
+ * What streams may still be using stays, unless those of the current context are waited
+ * for: as long as for a free of the driver, and not while a stream captures. False: there
+ * was nothing to take.
+ */
+bool nvs_memory_pools_trim(struct nvs_gpu *gpu, bool wait);
+
+void nvs_memory_pools_fork_child(void);
+
+/* ---- for memory.c; the lock of the account is held ---- */
+
+/*
+ * So many bytes more are in use in a pool. *grows: the part of them that it does not count
+ * with yet. False: the pool is not counted on this GPU.
+ */
+bool nvs_pool_add(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t *grows);
+/* An allocation in the pool ends, or its claim does. */
+void nvs_pool_uncount(struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes);
+/* The pool ends: it keeps nothing. Its allocations live on, and count by themselves. */
+void nvs_pool_ends(const struct nvs_entry *pool);
+
+#endif
