@@ -74,7 +74,8 @@ func (b *bench) memoryLimit(ctx context.Context, work string) error {
 	}
 	holder := &memoryCase{Name: "another process holds 2 GiB", args: []string{"driver", "hold", fmt.Sprint(memoryHeldMB)}, who: "holder"}
 	jax := &memoryCase{Name: "limit, JAX", args: []string{"jax"}, who: "jax"}
-	limited := []*memoryCase{{Name: "limit, driver API", args: []string{"driver", "exhaust"}, who: "driver"}}
+	limited := []*memoryCase{{Name: "limit, driver API", args: []string{"driver", "exhaust"}, who: "driver"},
+		{Name: "limit, a pool keeps what is freed", args: []string{"driver", "pool"}, who: "pool"}}
 	unlimited := []*memoryCase{
 		{Name: "native", args: []string{framework}, who: native},
 		{Name: "shim, no limit", args: []string{framework}, who: shim1},
@@ -163,7 +164,7 @@ func (r *memoryResult) limited(c *memoryCase, used float64) {
 		return
 	}
 	limit := float64(r.Limit)
-	for _, when := range []string{"before", "with_1g", "full", "freed"} {
+	for _, when := range []string{"before", "with_1g", "full", "freed", "pooled"} {
 		says := c.totals(when)
 		for _, source := range slices.Sorted(maps.Keys(says)) {
 			t := says[source]
@@ -178,7 +179,18 @@ func (r *memoryResult) limited(c *memoryCase, used float64) {
 			r.check(ok, "%s: %s: %s says %s", c.Name, when, source, t)
 		}
 	}
-	if c.args[len(c.args)-1] != "exhaust" {
+	switch c.args[len(c.args)-1] {
+	case "pool":
+		kept, _ := c.Report["kept"].(float64)
+		left, _ := c.Report["left"].(float64)
+		free := c.totals("pooled")["cuMemGetInfo"].Free
+		r.check(kept >= 3072*mib && free >= 0 && free <= limit-used-1024*mib-kept,
+			"%s: it keeps %.0f MiB, and %.0f are free", c.Name, kept/mib, free/mib)
+		r.check(c.Report["beside"] == "allocated 4 GiB" && left < kept,
+			"%s: beside it: %v; then it keeps %.0f MiB", c.Name, c.Report["beside"], left/mib)
+		return
+	case "exhaust":
+	default:
 		return
 	}
 	got, _ := c.Report["allocated"].(float64)
@@ -220,7 +232,7 @@ func (c *memoryCase) totals(when string) map[string]told {
 
 func (c *memoryCase) print() {
 	fmt.Printf("  %s\n", c.Name)
-	for _, when := range []string{"before", "with_1g", "full", "freed"} {
+	for _, when := range []string{"before", "with_1g", "full", "freed", "pooled"} {
 		sources, _ := c.Report[when].(map[string]any)
 		says := c.totals(when)
 		for _, source := range slices.Sorted(maps.Keys(sources)) {

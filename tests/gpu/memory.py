@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """memory.py: what a process is told about the GPU's memory, and given of it.
 
-usage: memory.py driver|torch|jax [hold MIB | exhaust]
+usage: memory.py driver|torch|jax [hold MIB | exhaust | pool]
 
 Imports the framework and waits for a line on standard input. Then it asks
 everybody, allocates 1 GiB, asks again, and with `exhaust` allocates until it
 is refused. With `hold` it allocates that much and waits for the end of
-standard input. Prints one JSON line.
+standard input. With `pool` it lets the device's pool keep 3 GiB that it has
+freed, asks again, and allocates 4 GiB beside. Prints one JSON line.
 """
 import ctypes
 import json
@@ -17,6 +18,7 @@ import sys
 MIB = 1 << 20
 BLOCK = 256 * MIB
 MOST = 1 << 36   # without a limit, stop here
+RELEASE_THRESHOLD, RESERVED_CURRENT = 4, 5   # CU_MEMPOOL_ATTR_...
 
 
 class NvmlMemory(ctypes.Structure):
@@ -115,6 +117,24 @@ class Driver:
         for p in blocks:
             self.ok("cuMemFree_v2", p)
 
+    def pool(self):
+        pool = ctypes.c_void_p()
+        self.ok("cuDeviceGetMemPool", ctypes.byref(pool), 0)
+        return pool
+
+    def keep(self, size):
+        """The device's pool keeps so much that is in use no more."""
+        p, pool = ctypes.c_uint64(), self.pool()
+        self.ok("cuMemPoolSetAttribute", pool, RELEASE_THRESHOLD, ctypes.byref(ctypes.c_uint64(2**64 - 1)))
+        self.ok("cuMemAllocAsync", ctypes.byref(p), ctypes.c_size_t(size), None)
+        self.ok("cuMemFreeAsync", p, None)
+        self.ok("cuCtxSynchronize")
+
+    def kept(self):
+        size = ctypes.c_uint64()
+        self.ok("cuMemPoolGetAttribute", self.pool(), RESERVED_CURRENT, ctypes.byref(size))
+        return size.value
+
 
 class Torch:
     def __init__(self):
@@ -191,6 +211,13 @@ def main():
         report["with_1g"]["nvidia-smi"] = attempt(smi)
         report["with_1g"]["pynvml"] = attempt(pynvml_memory)
         report["nvidia-smi processes"] = attempt(smi_processes)
+        if what == ["pool"]:
+            attempt(lambda: framework.keep(12 * BLOCK))
+            report["kept"] = attempt(framework.kept)
+            report["pooled"] = ask(framework, driver, nvml)
+            more = attempt(lambda: framework.allocate(16 * BLOCK))
+            report["beside"] = more if isinstance(more, str) else "allocated 4 GiB"
+            report["left"] = attempt(framework.kept)
         if what == ["exhaust"]:
             try:
                 while len(blocks) * BLOCK < MOST:
