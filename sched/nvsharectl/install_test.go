@@ -128,16 +128,22 @@ func TestInstallAndUninstall(t *testing.T) {
 	put(t, root+"/var/run/nvshare/tenant/x", "", 0o644)
 	put(t, root+"/var/run/cdi/nvshare.com-gpu.yaml", "kind: nvshare.com/gpu\n", 0o644)
 	put(t, root+"/etc/cdi/nvidia.yaml", "kind: nvidia.com/gpu\n", 0o644)
+	put(t, root+"/etc/systemd/system/nvshare-scheduler.service.d/override.conf", "[Service]\n", 0o644)
 	h.dryRun = true
 	before := tree(t, root)
 	if err := h.uninstall(ctx); err != nil || !slices.Equal(tree(t, root), before) {
 		t.Errorf("dry run of uninstall: %v", err)
 	}
 	h.dryRun = false
+	h.out.Reset()
 	if err := h.uninstall(ctx); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{"/etc/", "/etc/cdi/", "/etc/cdi/nvidia.yaml", "/var/", "/var/lib/", "/var/run/", "/var/run/cdi/"}
+	if says := "leave /etc/systemd/system/nvshare-scheduler.service.d, which is yours\n"; !strings.HasSuffix(h.out.String(), says) {
+		t.Errorf("uninstall says\n%s, want %q at the end", &h.out, says)
+	}
+	want := []string{"/etc/", "/etc/cdi/", "/etc/cdi/nvidia.yaml", "/etc/systemd/", "/etc/systemd/system/",
+		"/etc/systemd/system/nvshare-scheduler.service.d/", "/etc/systemd/system/nvshare-scheduler.service.d/override.conf", "/var/", "/var/lib/", "/var/run/", "/var/run/cdi/"}
 	if got := tree(t, root); !slices.Equal(got, want) {
 		t.Errorf("left behind:\n%q\nwant\n%q", got, want)
 	}

@@ -25,7 +25,7 @@ func uninstallCommand(in *installer) *cobra.Command {
 		Short: "Remove nvshare from this host",
 		Long: `uninstall stops the services and removes what nvsharectl install and nvshare-plugin
 put on the host: programs, units, shim, hook, CDI specs, sockets. It leaves and names
-files that were changed. Running containers run on, but cannot be started again with
+files that were changed, and your drop-ins of the units. Running containers run on, but cannot be started again with
 a device of nvshare.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -57,7 +57,10 @@ func installedPrefix(otherwise string) string {
 	return otherwise
 }
 
-const preloadFile = "/etc/ld.so.preload"
+const (
+	preloadFile = "/etc/ld.so.preload"
+	dropInRoot  = "/etc/systemd/system" // where systemctl edit writes to
+)
 
 func (in *installer) uninstall(ctx context.Context) error {
 	if err := in.check(); err != nil {
@@ -89,6 +92,12 @@ func (in *installer) uninstall(ctx context.Context) error {
 			if err := in.tell(ctx, "systemctl", "daemon-reload"); err != nil {
 				return err
 			}
+		}
+	}
+	// An administrator's settings would hold again after the next install.
+	for _, unit := range append([]string{schedulerSocket}, services...) {
+		if dropIns := filepath.Join(dropInRoot, unit+".d"); exists(in.at(dropIns)) {
+			in.say("leave %s, which is yours", dropIns)
 		}
 	}
 	if len(kept) > 0 {
