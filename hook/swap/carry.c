@@ -288,10 +288,23 @@ static int receive_answer(const struct nvs_carry *c, int *result)
 
 /* ---- copies ---- */
 
+/* Maps memory at a reserved address. */
+static int map_at(struct nvs_gpu *gpu, CUdeviceptr at, uint64_t bytes, unsigned long long handle)
+{
+	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev }, CU_MEM_ACCESS_READWRITE };
+	int result = nvs_driver.mem_map(at, bytes, 0, handle, 0);
+
+	if (result != CUDA_SUCCESS)
+		return result;
+	result = nvs_driver.set_access(at, bytes, &access, 1);
+	if (result != CUDA_SUCCESS)
+		nvs_driver.mem_unmap(at, bytes);
+	return result;
+}
+
 /* Maps a copy. */
 static int import(struct nvs_gpu *gpu, struct carried *e)
 {
-	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev }, CU_MEM_ACCESS_READWRITE };
 	uint64_t bytes = bytes_of(e->granules);
 	unsigned long long handle;
 	CUdeviceptr at;
@@ -304,22 +317,19 @@ static int import(struct nvs_gpu *gpu, struct carried *e)
 		return result;
 	result = nvs_driver.address_reserve(&at, bytes, GRANULE, 0, 0);
 	if (result == CUDA_SUCCESS) {
-		result = nvs_driver.mem_map(at, bytes, 0, handle, 0);
-		if (result == CUDA_SUCCESS) {
-			result = nvs_driver.set_access(at, bytes, &access, 1);
-			if (result == CUDA_SUCCESS) {
-				nvs_swap_lock(gpu->swap);
-				e->handle = handle;
-				e->at = at;
-				gpu->swap->carry->mapped++;
-				nvs_swap_unlock(gpu->swap);
-				return result;
-			}
-			nvs_driver.mem_unmap(at, bytes);
-		}
-		nvs_driver.address_free(at, bytes);
+		result = map_at(gpu, at, bytes, handle);
+		if (result != CUDA_SUCCESS)
+			nvs_driver.address_free(at, bytes);
 	}
-	nvs_driver.mem_release(handle);
+	if (result != CUDA_SUCCESS) {
+		nvs_driver.mem_release(handle);
+		return result;
+	}
+	nvs_swap_lock(gpu->swap);
+	e->handle = handle;
+	e->at = at;
+	gpu->swap->carry->mapped++;
+	nvs_swap_unlock(gpu->swap);
 	return result;
 }
 
