@@ -86,7 +86,10 @@ static void begin(void)
 	CU(cuModuleGetFunction(&spin, module, "nvshare_spin"));
 }
 
-/* Asks for a grant with a kernel of so many milliseconds, gets epoch 5, and launches. */
+/*
+ * Asks for a grant with a kernel of so many milliseconds, gets epoch 5, and launches. One that
+ * is to be cut lasts for seconds: a slow machine lets the shim's threads run late.
+ */
 static void hold_with(unsigned ms)
 {
 	pthread_t t;
@@ -137,7 +140,7 @@ static void a_long_kernel_is_cut_and_goes_on(void)
 	uint64_t start;
 	struct nvs_frame r;
 
-	hold_with(1000);
+	hold_with(3000);
 	start = test_now();
 	r = ask_back(5);
 	CHECK(preempted(r) && r.code == NVS_RELEASE_REVOKED && r.u.released.calls == 1);
@@ -145,8 +148,8 @@ static void a_long_kernel_is_cut_and_goes_on(void)
 	CHECK(state().off && cuStreamQuery(stream) == CUDA_ERROR_NOT_READY);
 	/* Nobody is at the gate: the kernel itself wants the next grant. */
 	fake_expect(&fake, NVS_REQUEST);
-	CHECK(test_now() - start < 900000000); /* far sooner than the kernel would have ended */
-	nap_ms(1200);
+	CHECK(test_now() - start < 2900000000); /* sooner than the kernel would have ended */
+	nap_ms(3200);
 	CHECK(cuStreamQuery(stream) == CUDA_ERROR_NOT_READY);
 	fake_grant(&fake, 0, 6);
 	CU(cuStreamSynchronize(stream));
@@ -159,26 +162,26 @@ static void a_long_kernel_is_cut_and_goes_on(void)
 /* The drain of the first grant still waits for the kernel while others begin and end. */
 static void many_grants_for_one_kernel(void)
 {
-	uint64_t epoch = 5, start;
+	uint64_t epoch = 5, start = test_now();
 
 	hold_with(2000);
-	start = test_now();
 	while (preempted(ask_back(epoch))) {
-		CHECK(state().off);
+		/* The kernel may have ended when the last drain was cut. */
+		CHECK(state().off || cuStreamQuery(stream) == CUDA_SUCCESS);
 		fake_expect(&fake, NVS_REQUEST);
 		fake_grant(&fake, 0, ++epoch);
 		EVENTUALLY(!state().off);
 		nap_ms(50);
 	}
 	CU(cuStreamSynchronize(stream));
-	CHECK(epoch > 6 && test_now() - start >= 1900000000);
+	CHECK(epoch > 6 && test_now() - start >= 2000000000);
 	end();
 }
 
 /* The old drain ends when the first kernel does; the new kernel is still work. */
 static void work_of_the_next_grant_is_not_forgotten(void)
 {
-	hold_with(300);
+	hold_with(3000);
 	CHECK(preempted(ask_back(5)));
 	fake_expect(&fake, NVS_REQUEST);
 	fake_grant(&fake, 0, 6);
@@ -219,7 +222,7 @@ static void the_kernel_ends_while_it_is_preempted(void)
 static void nothing_is_left(void)
 {
 	CHECK(setenv("NVSHARE_SIMGPU_RM", "ignored", 1) == 0);
-	hold_with(500);
+	hold_with(3000);
 	CHECK(preempted(ask_back(5)));
 	CHECK(state().off);
 	fake_expect(&fake, NVS_REQUEST);
@@ -291,7 +294,7 @@ static void a_driver_that_ignores_off(void)
 /* Who waits for the GPU keeps the channels on. They are not tried again in that drain. */
 static void off_is_refused_once(void)
 {
-	hold_with(1000);
+	hold_with(3000);
 	nvs_rm_keep_on((const uint8_t *)&gpu);
 	fake_revoke(&fake, 0, 5);
 	EVENTUALLY(inside_cut_failed(0));
@@ -380,7 +383,7 @@ static void the_scheduler_dies_while_it_drains(void)
 
 static void a_context_is_destroyed(void)
 {
-	hold_with(500);
+	hold_with(3000);
 	CHECK(preempted(ask_back(5)));
 	CHECK(state().off);
 	CU(cuCtxDestroy_v2(context)); /* waits for the kernel */
@@ -389,7 +392,7 @@ static void a_context_is_destroyed(void)
 
 static void the_process_exits(void)
 {
-	hold_with(500);
+	hold_with(3000);
 	CHECK(preempted(ask_back(5)));
 	fake_end(&fake);
 	exit(0);
