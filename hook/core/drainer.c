@@ -137,6 +137,17 @@ static void *drainer_main(void *arg)
 	return NULL;
 }
 
+/* Whether the page alone has opened the gate: the GRANT, which says what to release, is on its way. */
+static bool awaits_grant(struct nvs_gpu *gpu)
+{
+	bool awaits;
+
+	nvs_lock(&nvs_client_lock);
+	awaits = gpu->lease.link == LEASE_ATTACHED && gpu->lease.gate == LEASE_OPEN && gpu->lease.guessed;
+	nvs_unlock(&nvs_client_lock);
+	return awaits;
+}
+
 /* A thread of its own: who exits may be in a signal handler, and have any lock. */
 static void *give_back_main(void *arg)
 {
@@ -144,6 +155,8 @@ static void *give_back_main(void *arg)
 	struct nvs_gpu *gpu = arg;
 	bool idle = nvs_streams_idle(gpu), draining = false;
 
+	while (idle && awaits_grant(gpu) && !atomic_load(&nvs_exiting))
+		nanosleep(&nap, NULL);
 	nvs_lock(&nvs_client_lock);
 	if (idle)
 		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_IDLE });

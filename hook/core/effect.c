@@ -33,6 +33,15 @@ static void set(struct nvs_gpu *gpu, unsigned step)
 	nvs_futex_wake((uint32_t *)&gpu->effect, true);
 }
 
+/* The looker is through. The helper may be as well, and says so already. */
+static void looked(struct nvs_gpu *gpu)
+{
+	unsigned step = OFF;
+
+	if (atomic_compare_exchange_strong(&gpu->effect, &step, LOOKED))
+		nvs_futex_wake((uint32_t *)&gpu->effect, true);
+}
+
 /* Waits for another step than this one, and returns that. */
 static unsigned await(struct nvs_gpu *gpu, unsigned step, uint64_t ns)
 {
@@ -103,7 +112,7 @@ static enum nvs_effect look(struct nvs_gpu *gpu, void *stream, void *event)
 		seen = NVS_EFFECT_NONE;
 	if (recorded && !came && atomic_load(&gpu->effect) == OFF)
 		seen = NVS_EFFECT_SEEN;
-	set(gpu, LOOKED);
+	looked(gpu);
 	if (await(gpu, LOOKED, HELPER_NS) != ON)
 		return NVS_EFFECT_UNKNOWN;
 	if (seen == NVS_EFFECT_SEEN && !comes(event, COMES_NS, &took))

@@ -857,7 +857,7 @@ static void nvml_agrees_on_what_is_kept(void)
 static void the_primary_context_takes_no_pool_along(void)
 {
 	CUcontext primary;
-	CUdeviceptr p, used;
+	CUdeviceptr p, q, used;
 
 	open_on(GPU);
 	p = get(40 * MIB, streams[0]);
@@ -868,7 +868,8 @@ static void the_primary_context_takes_no_pool_along(void)
 	CU(cuMemFreeAsync(used, streams[0]));
 	CU(cuDevicePrimaryCtxRetain(&primary, 0));
 	CU(cuDevicePrimaryCtxRelease_v2(0));
-	CHECK(get(60 * MIB, streams[1]) != used); /* the kernel runs */
+	q = get(60 * MIB, streams[1]);
+	CHECK(q != used || cuStreamQuery(streams[0]) == CUDA_SUCCESS); /* not while the kernel runs */
 	check_part(p, 40 * MIB, 5, streams[0]);
 	CU(cuMemFreeAsync(p, streams[0]));
 	faultless();

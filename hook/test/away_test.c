@@ -141,6 +141,7 @@ static void a_free_waits_for_work_that_went_ahead(void)
 /* ---- who leaves the wait for memory ---- */
 
 static sigjmp_buf back;
+static pthread_t waiter; /* the main thread */
 static atomic_bool granted;
 
 static void jump(int sig)
@@ -154,7 +155,7 @@ static void interrupt(void)
 {
 	EVENTUALLY(swapper_seen().wants > 0);
 	nap_ms(100);
-	CHECK(kill(getpid(), SIGUSR1) == 0);
+	CHECK(pthread_kill(waiter, SIGUSR1) == 0); /* it may have it blocked just now, and no other thread may jump */
 }
 
 static void grant_late(void)
@@ -172,6 +173,7 @@ static void who_jumped_out_waits_for_a_grant(void)
 	CUgraph g;
 
 	open_tenant();
+	waiter = pthread_self();
 	CHECK(signal(SIGUSR1, jump) != SIG_ERR);
 	a = filled(1);
 	b = filled(2);
@@ -372,6 +374,7 @@ static void who_jumped_out_of_sharing_may_share_again(void)
 	pthread_t t;
 
 	open_tenant();
+	waiter = pthread_self();
 	CHECK(signal(SIGUSR1, jump) != SIG_ERR);
 	b = mapped(8 * MIB);
 	run_fill(&b, 1, NULL);

@@ -687,7 +687,7 @@ static void depth_is_bounded_in_bursts(void)
 /* Turns that end before a batch was ever queued behind another. */
 static void depth_learns_from_drains(void)
 {
-	expect_bursts_bounded(8, 24, 1000000, true, 15000000); /* of 24 ms */
+	expect_bursts_bounded(8, 24, 10000000, true, 150000000); /* of 240 ms: a drain that begins late tells, too */
 }
 
 /* Short work is not held up: the GPU never runs dry while the thread naps. */
@@ -818,7 +818,7 @@ static void allocates_beside_a_drain(void)
 	pthread_t t;
 
 	begin_limited();
-	stub_state()->work_ns = 1500000000u;
+	stub_state()->work_ns = 5000000000u;
 	hold(5);
 	fake_revoke(&fake, 0, 5);
 	nap_ms(100);

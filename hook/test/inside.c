@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "inside.h"
 
+#include <unistd.h>
+
+#include "driver.h"
 #include "gpu.h"
 #include "lock.h"
 #include "connection.h"
+#include "preempt.h"
 #include "stream.h"
 
 bool inside_cut_failed(int dev)
@@ -16,8 +20,36 @@ bool inside_cut_failed(int dev)
 	return failed;
 }
 
-/* The drainer reads it between two looks, 100 ms at least apart. */
 void inside_look_again(int dev)
 {
-	*(volatile unsigned *)&nvs_gpu_of_device(dev)->effect_looks = 0;
+	struct nvs_gpu *gpu = nvs_gpu_of_device(dev);
+
+	/* The drainer's own. Where it counts one just now, another call makes up for this one. */
+	*(volatile unsigned *)&gpu->effect_looks = 0;
+	nvs_lock(&nvs_client_lock);
+	gpu->controls_ns = 0;
+	nvs_unlock(&nvs_client_lock);
 }
+
+static struct nvs_gpu *held; /* until an event has waited */
+static __typeof__(nvs_driver.event_record) record;
+
+static int record_when_on(void *event, void *stream)
+{
+	if (held && nvs_preempt_ops.off(held)) {
+		while (nvs_preempt_ops.off(held))
+			usleep(1000);
+		usleep(20000); /* and who has put them on has said so */
+		held = NULL;
+	}
+	return record(event, stream);
+}
+
+void inside_hold_record(int dev)
+{
+	held = nvs_gpu_of_device(dev);
+	record = nvs_driver.event_record;
+	nvs_driver.event_record = record_when_on;
+}
+
+bool inside_held_record(void) { return !held; }

@@ -15,6 +15,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -30,7 +31,7 @@ static struct {
 	atomic_int at;       /* where the application is */
 	atomic_int go;       /* how far it may go */
 	atomic_int failures; /* results that were not as they should be */
-	atomic_int pid;      /* of a grandchild */
+	atomic_int pid;      /* of a grandchild, or of a thread */
 	atomic_int child[3];
 } *both;
 
@@ -870,6 +871,7 @@ static void *cancelled_any_time(void *arg)
 {
 	(void)arg;
 	CHECK(cuCtxSetCurrent(contexts[0]) == 0);
+	atomic_store(&both->pid, (int)syscall(SYS_gettid));
 	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
 	launch(NULL);
 	return NULL;
@@ -890,6 +892,20 @@ static int run_cancels(void)
 	return 0;
 }
 
+/* Whether a thread of the application sleeps in a futex, as at the gate. */
+static bool app_sleeps(int thread)
+{
+	char path[64], line[64] = "";
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/syscall", app, thread);
+	f = fopen(path, "r");
+	CHECK(f);
+	(void)!fgets(line, sizeof(line), f);
+	fclose(f);
+	return atoi(line) == SYS_futex;
+}
+
 /* A thread that is no more does not wait. */
 static void asynchronous_cancel_at_the_gate(void)
 {
@@ -900,7 +916,7 @@ static void asynchronous_cancel_at_the_gate(void)
 	CHECK(released().epoch == 3);
 	atomic_store(&both->go, 1);
 	fake_expect(&fake, NVS_REQUEST);
-	nap_ms(20);
+	EVENTUALLY(app_sleeps(atomic_load(&both->pid))); /* when it asks, it has a lock */
 	atomic_store(&both->go, 2);
 	app_at(1);
 	CHECK(launches(0) == 1);

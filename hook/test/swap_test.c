@@ -619,22 +619,33 @@ static void alone_nothing_moves(void)
 }
 
 /* Whoever ends does not keep others from working until it has. */
-static void the_end_gives_the_gpu_back(void)
+static void gives_the_gpu_back(struct swapper_config config)
 {
 	int go[2], told[2];
 	pid_t a, b;
 	char c;
 
-	schedule(usual);
+	schedule(config);
 	CHECK(pipe2(go, O_CLOEXEC) == 0 && pipe2(told, O_CLOEXEC) == 0);
 	CHECK(fcntl(go[0], F_SETFD, 0) == 0 && fcntl(told[1], F_SETFD, 0) == 0);
-	a = start("ending", 40, (unsigned)go[0], (unsigned)told[1]);
+	a = start("ending", 4, (unsigned)go[0], (unsigned)told[1]);
 	CHECK(read(told[0], &c, 1) == 1);
 	b = start("tenant", 40, 5, 1);
 	CHECK(went_well(b));
 	close(go[1]);
 	CHECK(went_well(a));
 	swapper_end();
+}
+
+static void the_end_gives_the_gpu_back(void) { gives_the_gpu_back(usual); }
+
+/* It has worked, and ends, before the frame that says which grant that was. */
+static void the_end_awaits_the_grant(void)
+{
+	struct swapper_config c = usual;
+
+	c.late_ms = 300;
+	gives_the_gpu_back(c);
 }
 
 static void off_is_as_ever(void) { check_off(usual, self, "tenant", 50, 20, 1); }
@@ -793,9 +804,9 @@ static void a_dead_context_stays_alone(void)
 
 	schedule(usual);
 	a = start("faulting", 60, 10, 1);
-	b = start("tenant", 65, 30, 2);
+	b = start("tenant", 65, UNTIL_TOLD, 2);
 	CHECK(went_well(a));
-	CHECK(went_well(b));
+	CHECK(kill(b, SIGTERM) == 0 && went_well(b));
 	swapper_end();
 }
 
@@ -859,6 +870,7 @@ static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(alone_nothing_moves),
 	CASE(the_end_gives_the_gpu_back),
+	CASE(the_end_awaits_the_grant),
 	CASE(off_is_as_ever),
 	CASE(one_may_have_more_than_the_gpu),
 	CASE(two_that_do_not_fit_take_turns),

@@ -25,6 +25,7 @@ struct conn {
 	struct nvs_moved m;
 	uint64_t epoch;    /* granted and not released */
 	uint64_t since_ns; /* of its turn; 0: still filling */
+	uint64_t told_ns;  /* when it gets its GRANT; 0: it has */
 	bool revoked;
 	uint64_t last;     /* number of its last turn */
 };
@@ -145,8 +146,12 @@ static void arrange(void)
 		set_epoch(h, ++epochs);
 		h->last = ++turns;
 		h->since_ns = config.off || !h->m.away ? test_now() : 0;
+		h->told_ns = test_now() + config.late_ms * 1000000ull;
 		seen.grants++;
 		word(h, (uint32_t)h->epoch);
+	}
+	if (h && h->told_ns && test_now() >= h->told_ns) {
+		h->told_ns = 0;
 		answer(h, (struct nvs_frame){ .type = NVS_GRANT, .epoch = h->epoch }, -1);
 	}
 	n = next();

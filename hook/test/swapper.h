@@ -14,6 +14,7 @@ struct swapper_config {
 	unsigned quantum_ms;  /* of a turn that others wait for */
 	bool off;             /* nothing is swapped */
 	bool patient;         /* a grace of an hour */
+	unsigned late_ms;     /* a GRANT comes so long after the page has said it */
 };
 
 /* What tenants have said, the dead ones too. */
