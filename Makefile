@@ -13,12 +13,13 @@ GO      ?= go
 # sudo's PATH lacks the directory in which go.dev/dl says to install Go.
 export PATH := $(PATH):/usr/local/go/bin
 # Without gRPC's trace pages the linker can drop methods that nobody calls: Kubernetes'
-# client makes the plugin 56 MB large otherwise, and 35 MB so.
-TAGS := grpcnotrace
-# Go's own stamp of the commit fails in a clone that another user owns. Programs and tests
-# have the same flags, so that each package is compiled once for both. What is released is
-# compiled with -trimpath too; go vet can mistake another clone's files for this one's then.
-export GOFLAGS := $(GOFLAGS) -buildvcs=false -tags=$(TAGS)
+# client makes the plugin 56 MB large otherwise, and 35 MB so. Without netgo and osusergo
+# programs load further libraries of glibc at run time.
+TAGS := grpcnotrace,netgo,osusergo
+# What is built, tested and released has the same flags, so that each package is compiled
+# once for all: with these tags almost all are the same with and without cgo, too.
+# Go's own stamp of the commit fails in a clone that another user owns.
+export GOFLAGS := $(GOFLAGS) -buildvcs=false -trimpath -tags=$(TAGS)
 
 # go-nvml binds functions that nvml.h marks deprecated.
 export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
@@ -39,6 +40,9 @@ ENGINE   ?= podman
 HOSTARCH := $(shell $(GO) env GOHOSTARCH 2>/dev/null)
 ARCH     ?= $(HOSTARCH)
 
+# For what is C: make on all processors.
+MAKE_C := $(MAKE) --no-print-directory -j$(shell nproc)
+
 RESULTS ?= tests/gpu/results tests/bench/results
 
 PREFIX  ?= /usr/local
@@ -57,10 +61,10 @@ help: ## this list
 build: shim binaries ## the shim, the daemons and the tools of the product
 
 shim: ## .build/lib/libnvshare.so
-	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD)
+	@$(MAKE_C) -C hook OUT=$(BUILD)
 
 simgpu: ## the simulated GPU and the test workload
-	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD)
+	@$(MAKE_C) -C tests/simgpu OUT=$(BUILD)
 
 # The hook is static, because it runs in containers' root file systems and on any host.
 # nvshare-checkpoint loads the C library and the driver without a C compiler's help.
@@ -89,7 +93,7 @@ lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck, clan
 
 # Not of make test, whose lint runs staticcheck: this program takes long to build.
 golangci: ## golangci-lint as pinned in tests/tools/golangci, with .golangci.yml (minutes, to build it once)
-	CGO_ENABLED=0 $(GO) build -C tests/tools/golangci -trimpath -o $(BUILD)/tools-lint/ tool
+	CGO_ENABLED=0 $(GO) build -C tests/tools/golangci -o $(BUILD)/tools-lint/ tool
 	$(BUILD)/tools-lint/golangci-lint run ./...
 
 # Each suite can be run alone. A suite that fails does not keep the others from running.
@@ -110,13 +114,14 @@ TEST_TMP ?= /tmp
 test-c test-unit test-race test-compat test-e2e test-engines test-release e2e-k8s: export TMPDIR := $(TEST_TMP)
 
 test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in C
-	@$(MAKE) --no-print-directory -C tests/simgpu OUT=$(BUILD) test
-	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) test
-	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD) check
+	@$(MAKE_C) -C tests/simgpu OUT=$(BUILD) test
+	@$(MAKE_C) -C hook OUT=$(BUILD) test
+	@$(MAKE_C) -C tests/bench OUT=$(BUILD) check
 
 test-unit: shim simgpu binaries ## of make test: everything in Go that needs no containers
-	$(GO) vet -tags $(TAGS),e2e,engines,k8s,release ./...
+	$(GO) vet -tags $(TAGS),e2e,engines,k8s,release $$($(GO) list -tags $(TAGS),e2e,engines,k8s,release ./... | grep -v /sched/cuda$$)
 	$(GO) vet -tags $(TAGS),compat ./tests/compat
+	$(GO) vet -trimpath=false ./sched/cuda
 	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
 	PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) -timeout 60m ./...
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
@@ -126,11 +131,11 @@ test-race: ## of make test: the daemons under Go's race detector
 	$(TEST) -race -timeout 60m ./sched/daemon/... ./plugin/... ./cdi/...
 
 test-compat: build simgpu ## of make test: the shim in other people's programs
-	@$(MAKE) --no-print-directory -C tests/compat OUT=$(BUILD) test
+	@$(MAKE_C) -C tests/compat OUT=$(BUILD) test
 
 compat: GOAL := test
 compat: root deps build simgpu runtimes ## the shim in images of other releases and with NVIDIA's runtime, which it downloads
-	@$(MAKE) --no-print-directory -C tests/compat OUT=$(BUILD) full
+	@$(MAKE_C) -C tests/compat OUT=$(BUILD) full
 
 # containerd 1.7 and 2.0 drop the CDI devices that plugins name.
 RUNTIMES := 1.7 2.0
@@ -219,9 +224,11 @@ export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 
 stage: build $(if $(STATIC),static) ## .build/release: this host's release, ready for nvsharectl install
 	@HERE=$(BIN) sh deployments/package/stage.sh $(if $(STATIC),$(BUILD)/static/$(HOSTARCH),$(BIN)) $(BUILD)/lib/libnvshare.so $(STAGE)
 
-release: build ## .build/dist: tarballs, deb, rpm, SBOM and checksums for ARCHES (amd64 arm64)
-	@set -e; for arch in $(ARCHES); do $(MAKE) --no-print-directory static image-root ARCH=$$arch; done
-	@HERE=$(BIN) VERSION=$(VERSION) sh deployments/package/build.sh $(BUILD) $(ARCHES)
+# The man pages are printed, and the packages' files installed, by this host's static programs.
+release: ## .build/dist: tarballs, deb, rpm, SBOM and checksums for ARCHES (amd64 arm64)
+	@set -e; for arch in $(sort $(HOSTARCH) $(ARCHES)); do $(MAKE) --no-print-directory static ARCH=$$arch; done
+	@set -e; for arch in $(ARCHES); do $(MAKE) --no-print-directory image-root ARCH=$$arch; done
+	@HERE=$(BUILD)/static/$(HOSTARCH) VERSION=$(VERSION) sh deployments/package/build.sh $(BUILD) $(ARCHES)
 
 test-release: simgpu ## of make test: the files of make release; root
 	NVSHARE_TEST_BUILD=$(BUILD) $(TEST) -count=1 -tags $(TAGS),release -timeout 60m ./tests/release
@@ -234,12 +241,12 @@ uninstall: build ## remove what install and nvshare-plugin put there
 
 static: ## .build/static/ARCH: programs for any host or image
 	@mkdir -p $(BUILD)/static/$(ARCH)
-	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
+	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
 		./sched/nvshare-scheduler ./sched/nvshare-checkpoint ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
 
 # The image's programs are linked with the C library, because NVML needs it; see root.sh.
 image-root: ## .build/image/ARCH/root: the files of the node image; ARCH=amd64 or arm64
-	@$(MAKE) --no-print-directory -C hook OUT=$(BUILD) $(if $(filter $(ARCH),$(HOSTARCH)),all,aarch64)
+	@$(MAKE_C) -C hook OUT=$(BUILD) $(if $(filter $(ARCH),$(HOSTARCH)),all,aarch64)
 	BUILD=$(BUILD) LDFLAGS='$(LDFLAGS)' VERSION=$(VERSION) sh deployments/image/root.sh $(ARCH) $(BUILD)/image/$(ARCH)/root
 
 image: image-root ## the node image IMAGE:VERSION of what is compiled here, by ENGINE (podman)

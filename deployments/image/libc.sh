@@ -16,10 +16,11 @@ cc=gcc
 if [ "$arch" != "$(${GO:-go} env GOHOSTARCH)" ]; then
 	cc=$triple-gcc
 fi
-if ! command -v "$cc"; then
+if ! command -v "$cc" >/dev/null; then
 	echo "libc.sh: no $cc: install gcc-$(echo $triple | tr _ -) and libc6-dev-$arch-cross" >&2
 	exit 1
 fi
+echo "$cc"
 test -n "$out" || exit 0
 
 copy() { install -D -m "$1" "$(readlink -f "$($cc -print-file-name="$2")")" "$out/$3"; }

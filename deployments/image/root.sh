@@ -33,10 +33,12 @@ echo 'root:x:0:0:root:/:/nonexistent' >"$out/etc/passwd"
 echo 'root:x:0:' >"$out/etc/group"
 
 cd "$top"
-# Without netgo and osusergo, Go's programs load further libraries of glibc at run time.
-CGO_ENABLED=1 GOOS=linux GOARCH=$arch CC=$cc $go build -trimpath -tags netgo,osusergo,grpcnotrace -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" \
+# The same flags as in the Makefile, of which netgo and osusergo keep further libraries of
+# glibc out.
+tags=grpcnotrace,netgo,osusergo
+CGO_ENABLED=1 GOOS=linux GOARCH=$arch CC=$cc $go build -trimpath -tags "$tags" -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" \
 	./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
-CGO_ENABLED=0 GOOS=linux GOARCH=$arch $go build -trimpath -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint
+CGO_ENABLED=0 GOOS=linux GOARCH=$arch $go build -trimpath -tags "$tags" -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint
 install -m 755 "$shim" "$out/usr/lib/nvshare/libnvshare.so"
 
 sh deployments/image/libc.sh "$arch" "$out" >/dev/null

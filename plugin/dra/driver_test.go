@@ -25,7 +25,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	healthapi "k8s.io/kubelet/pkg/apis/dra-health/v1"
@@ -44,7 +43,7 @@ const patience = 5 * time.Minute
 // served is a driver that serves a kubelet, with an API server that is none.
 type served struct {
 	*Driver
-	client  *fake.Clientset
+	client  *clientset
 	kubelet drapb.DRAPluginClient
 	conn    *grpc.ClientConn // of the kubelet
 	stop    func()
@@ -57,9 +56,9 @@ func serve(t testing.TB, dir string, claims ...*resourceapi.ResourceClaim) *serv
 	return s
 }
 
-func apiServer(t testing.TB, claims ...*resourceapi.ResourceClaim) *fake.Clientset {
+func apiServer(t testing.TB, claims ...*resourceapi.ResourceClaim) *clientset {
 	t.Helper()
-	client := fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, UID: "node"}})
+	client := newClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, UID: "node"}})
 	for _, c := range claims {
 		_, err := client.ResourceV1().ResourceClaims(c.Namespace).Create(context.Background(), c, metav1.CreateOptions{})
 		check(t, err)
@@ -68,7 +67,7 @@ func apiServer(t testing.TB, claims ...*resourceapi.ResourceClaim) *fake.Clients
 }
 
 // serveBeside has a driver of a pod serve the kubelet that does not lead yet.
-func serveBeside(t testing.TB, dir string, client *fake.Clientset, pod types.UID, change ...func(*Config)) *served {
+func serveBeside(t testing.TB, dir string, client *clientset, pod types.UID, change ...func(*Config)) *served {
 	t.Helper()
 	registry, own := filepath.Join(dir, "registry"), filepath.Join(dir, "driver")
 	for _, d := range []string{registry, own} {
@@ -288,7 +287,7 @@ func TestManyAtOnce(t *testing.T) {
 }
 
 // devicesIn returns the names of the published devices.
-func devicesIn(t testing.TB, client *fake.Clientset) (names []string) {
+func devicesIn(t testing.TB, client *clientset) (names []string) {
 	t.Helper()
 	list, err := client.ResourceV1().ResourceSlices().List(context.Background(), metav1.ListOptions{})
 	check(t, err)
@@ -376,7 +375,7 @@ func TestAnotherOwner(t *testing.T) {
 		"":                            {with("nvidia.com/gpu", "0")},
 	} {
 		d := newDriver(t, t.TempDir())
-		d.Client = fake.NewClientset(objects...)
+		d.Client = newClientset(objects...)
 		other, err := d.otherOwner(context.Background())
 		if check(t, err); want == "" && other != nil || want != "" && (other == nil || !strings.Contains(other.Error(), want)) {
 			t.Errorf("%v; want %q", other, want)
@@ -468,7 +467,7 @@ func TestClusterWithoutConsumableCapacity(t *testing.T) {
 // published stays.
 func TestPublishesNothingBeforeItKnows(t *testing.T) {
 	d := newDriver(t, t.TempDir())
-	client := fake.NewClientset() // without the node
+	client := newClientset() // without the node
 	d.Client, d.Problem = client, func(err error) { t.Errorf("a problem: %v", err) }
 	d.write = func(*resourceslice.DriverResources) error {
 		t.Error("slices are written")

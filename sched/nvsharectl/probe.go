@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/nvshare/nvshare/sched/cuda"
 )
 
 const (
@@ -58,7 +60,7 @@ func probeCommand(io streams) *cobra.Command {
 				_, _ = fmt.Fprintf(io.out, "%s\n", line)
 				return err
 			}
-			d, err := openDriver()
+			d, err := cuda.Open()
 			if err != nil {
 				return report(probed{}, err)
 			}
@@ -75,11 +77,11 @@ func probeCommand(io streams) *cobra.Command {
 	return cmd
 }
 
-func (f *probeFlags) run(d *driver, ready func(probed) error) (p probed, err error) {
+func (f *probeFlags) run(d *cuda.Driver, ready func(probed) error) (p probed, err error) {
 	var pieces []uint64
 	word := uint32(os.Getpid()) | 1<<31
 	for p.Got < f.want && !p.Full {
-		at, full, err := d.alloc(probePiece, word+uint32(len(pieces)))
+		at, full, err := d.Alloc(probePiece, word+uint32(len(pieces)))
 		if err != nil && !full {
 			return p, err
 		}
@@ -88,10 +90,10 @@ func (f *probeFlags) run(d *driver, ready func(probed) error) (p probed, err err
 			p.Got += probePiece
 		}
 	}
-	if p.Total, err = d.total(); err != nil {
+	if p.Total, err = d.Total(); err != nil {
 		return p, err
 	}
-	if err := d.spin(1, uint64(probeKernel)); err != nil {
+	if err := d.Spin(1, uint64(probeKernel)); err != nil {
 		return p, err
 	}
 	if err := ready(p); err != nil {
@@ -99,7 +101,7 @@ func (f *probeFlags) run(d *driver, ready func(probed) error) (p probed, err err
 	}
 	began := time.Now()
 	for time.Since(began) < f.time {
-		if err := d.spin(probeBatch, uint64(probeKernel)); err != nil {
+		if err := d.Spin(probeBatch, uint64(probeKernel)); err != nil {
 			return p, err
 		}
 		p.Kernels += probeBatch
@@ -107,7 +109,7 @@ func (f *probeFlags) run(d *driver, ready func(probed) error) (p probed, err err
 	p.Seconds = time.Since(began).Seconds()
 	piece := make([]byte, probePiece)
 	for i, at := range pieces {
-		if err := d.read(piece, at); err != nil {
+		if err := d.Read(piece, at); err != nil {
 			return p, err
 		}
 		p.Wrong += wrongWords(piece, word+uint32(i))

@@ -31,6 +31,7 @@ var rules = map[string][]string{
 	"sched/wire":               {},
 	"sched/api":                {},
 	"sched/checkpoint":         {},
+	"sched/cuda":               {},
 	"sched/segments":           {},
 	"sched/journal":            {},
 	"sched/manual":             {},
@@ -49,11 +50,11 @@ var rules = map[string][]string{
 	"sched/daemon/timer":       {"sched"},
 	"sched/nvshare-scheduler":  {"sched", "sched/checkpoint", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/store", "sched/daemon/timer", "sched/segments", "sched/journal", "sched/manual", "sched/web", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
 	"sched/web":                {"sched/api"},
-	"sched/nvsharectl":         {"sched/api", "sched/manual", "sched/web", "cdi", "cdi/ldcache"},
+	"sched/nvsharectl":         {"sched/api", "sched/cuda", "sched/manual", "sched/web", "cdi", "cdi/ldcache"},
 }
 
 // standardOnly lists the packages that import nothing but the standard library.
-var standardOnly = []string{"sched", "sched/wire", "plugin/placement"}
+var standardOnly = []string{"sched", "sched/cuda", "sched/wire", "plugin/placement"}
 
 func goList(t *testing.T, args ...string) []string {
 	t.Helper()

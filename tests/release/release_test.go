@@ -98,6 +98,7 @@ func one(t *testing.T, pattern string) string {
 
 // Another clone, of another user's umask, language and time zone, makes the same bytes.
 func TestSameBytesTwice(t *testing.T) {
+	t.Parallel()
 	if os.Getenv("NVSHARE_TEST_DIST") != "" {
 		t.Skip("SKIPPED: NVSHARE_TEST_DIST names files that were made at another time")
 	}
@@ -127,6 +128,7 @@ func TestSameBytesTwice(t *testing.T) {
 }
 
 func TestChecksums(t *testing.T) {
+	t.Parallel()
 	check := exec.Command("sha256sum", "--check", "--strict", "SHA256SUMS")
 	check.Dir = first
 	if out, err := check.CombinedOutput(); err != nil {
@@ -196,6 +198,7 @@ test -z "$(echo $left)" || { echo "left behind: $left"; exit 1; }
 )
 
 func TestTarball(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"-static", ""} {
 		name := filepath.Base(one(t, "nvshare-v*-linux-"+runtime.GOARCH+kind+".tar.gz"))
 		t.Run(name, func(t *testing.T) {
@@ -212,6 +215,7 @@ rm -r /tmp/nvshare
 }
 
 func TestDeb(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("dpkg"); err != nil {
 		t.Skip("SKIPPED: no dpkg here")
 	}
@@ -232,6 +236,7 @@ rm -r /tmp/dpkg
 }
 
 func TestRPM(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("rpm"); err != nil {
 		t.Skip("SKIPPED: no rpm here")
 	}
@@ -250,6 +255,7 @@ rm -r /tmp/rpm
 // The programs of each architecture are for its processors, run with glibc 2.34, and the
 // shim with 2.17. The static ones ask for no library.
 func TestPrograms(t *testing.T) {
+	t.Parallel()
 	machines := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 	most := map[string]string{"nvshare-scheduler": "2.34", "nvshare-plugin": "2.34", "nvsharectl": "2.34", "libnvshare.so": "2.17"}
 	for _, arch := range arches {
@@ -277,6 +283,7 @@ func TestPrograms(t *testing.T) {
 
 // The programs for arm64 start, as far as emulation shows that.
 func TestRunsOnArm64(t *testing.T) {
+	t.Parallel()
 	qemu, err := exec.LookPath("qemu-aarch64")
 	if err != nil || !slices.Contains(arches, "arm64") || runtime.GOARCH == "arm64" {
 		t.Skip("SKIPPED: no qemu-aarch64 or no cross compiler here, or this is arm64")
@@ -299,6 +306,7 @@ func TestRunsOnArm64(t *testing.T) {
 // A package says for which processor it is, and has the files that install copies, for
 // each architecture the same.
 func TestPackages(t *testing.T) {
+	t.Parallel()
 	for _, arch := range arches {
 		for _, p := range []struct{ tool, pattern, arch, files, want string }{
 			{"dpkg-deb", "nvshare_*_" + arch + ".deb", `dpkg-deb --field "$1" Architecture`, `dpkg-deb --fsys-tarfile "$1" | tar -tf - | sed 's,^\.,,'`, arch},
@@ -329,6 +337,7 @@ func TestPackages(t *testing.T) {
 // The list of parts is valid, and names nvshare, the C library and Go's modules with
 // their versions.
 func TestSBOM(t *testing.T) {
+	t.Parallel()
 	spaces := map[string]string{} // two documents may not have the same
 	for _, arch := range arches {
 		text, err := os.ReadFile(one(t, "nvshare-v*-linux-"+arch+".spdx.json"))

@@ -2,7 +2,10 @@
 
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package cuda is as much of the CUDA driver as the program of nvsharectl doctor test needs.
+// It is a package of its own because go vet of what uses cgo reads the sources at the path
+// at which they were compiled first, unless that is without -trimpath.
+package cuda
 
 /*
 #cgo LDFLAGS: -ldl
@@ -104,17 +107,17 @@ SPIN:
 // outOfMemory is CUDA_ERROR_OUT_OF_MEMORY.
 const outOfMemory = 2
 
-// driver is CUDA, opened as programs open it.
-type driver struct {
+// Driver is CUDA, opened as programs open it.
+type Driver struct {
 	c      C.struct_cuda
 	kernel unsafe.Pointer
 }
 
-// openDriver makes a context on the first GPU that the process sees. All calls come from
+// Open makes a context on the first GPU that the process sees. All calls come from
 // the thread that made it.
-func openDriver() (*driver, error) {
+func Open() (*Driver, error) {
 	runtime.LockOSThread()
-	d := &driver{}
+	d := &Driver{}
 	if missing := C.nvs_open(&d.c); missing != nil {
 		return nil, fmt.Errorf("the CUDA driver has no %s", C.GoString(missing))
 	}
@@ -129,20 +132,20 @@ func cudaError(what string, rc C.int) error {
 	return fmt.Errorf("%s: CUDA error %d", what, rc)
 }
 
-// spin has the GPU work n times for so many ns.
-func (d *driver) spin(n int, ns uint64) error {
+// Spin has the GPU work n times for so many ns.
+func (d *Driver) Spin(n int, ns uint64) error {
 	return cudaError("run a kernel", C.nvs_spin(&d.c, d.kernel, C.unsigned(n), C.uint64_t(ns)))
 }
 
-// total is the size of the GPU's memory, as programs see it.
-func (d *driver) total() (uint64, error) {
+// Total is the size of the GPU's memory, as programs see it.
+func (d *Driver) Total() (uint64, error) {
 	var free, total C.size_t
 	err := cudaError("ask for the memory", C.nvs_info(&d.c, &free, &total))
 	return uint64(total), err
 }
 
-// alloc makes a piece of memory and fills it with a word; full: there is no more.
-func (d *driver) alloc(bytes uint64, word uint32) (at uint64, full bool, err error) {
+// Alloc makes a piece of memory and fills it with a word; full: there is no more.
+func (d *Driver) Alloc(bytes uint64, word uint32) (at uint64, full bool, err error) {
 	var p C.dptr
 	if rc := C.nvs_alloc(&d.c, &p, C.size_t(bytes)); rc != 0 {
 		return 0, rc == outOfMemory, cudaError("allocate memory", rc)
@@ -150,7 +153,7 @@ func (d *driver) alloc(bytes uint64, word uint32) (at uint64, full bool, err err
 	return uint64(p), false, cudaError("write memory", C.nvs_set(&d.c, p, C.unsigned(word), C.size_t(bytes/4)))
 }
 
-// read copies memory to the host.
-func (d *driver) read(to []byte, at uint64) error {
+// Read copies memory to the host.
+func (d *Driver) Read(to []byte, at uint64) error {
 	return cudaError("read memory", C.nvs_get(&d.c, unsafe.Pointer(&to[0]), C.dptr(at), C.size_t(len(to))))
 }
