@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"os/signal"
 	"os/user"
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -167,16 +169,23 @@ func passedSocket(files []*os.File) (*os.File, error) {
 	return nil, fmt.Errorf("systemd passed on %d sockets: nvshare-scheduler.socket has one", len(files))
 }
 
-// groupNumber reads what a user writes.
+// groupNumber reads what a user writes. Go reads /etc/group only; getent asks the other
+// services of nsswitch.conf too, such as LDAP.
 func groupNumber(name string) (int, error) {
 	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
 		return int(n), nil
 	}
 	g, err := user.LookupGroup(name)
-	if err != nil {
-		return 0, err
+	if err == nil {
+		return strconv.Atoi(g.Gid)
 	}
-	return strconv.Atoi(g.Gid)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	line, failed := exec.CommandContext(ctx, "getent", "group", "--", name).Output()
+	if fields := strings.Split(strings.TrimSpace(string(line)), ":"); failed == nil && len(fields) > 2 {
+		return strconv.Atoi(fields[2])
+	}
+	return 0, err
 }
 
 // defaultSpin: where cores are scarce, tenants need them more.

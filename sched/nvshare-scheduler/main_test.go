@@ -196,3 +196,19 @@ func TestHelpFits(t *testing.T) {
 		t.Error(problem)
 	}
 }
+
+// TestGroupOfANameService: getent asks what Go's lookup does not.
+func TestGroupOfANameService(t *testing.T) {
+	dir := t.TempDir()
+	script := "#!/bin/sh\n[ \"$*\" = 'group -- gpu-staff' ] || exit 2\necho 'gpu-staff:*:70123:ann,bob'\n"
+	if err := os.WriteFile(filepath.Join(dir, "getent"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	if gid, err := groupNumber("gpu-staff"); err != nil || gid != 70123 {
+		t.Errorf("gpu-staff: %d, %v", gid, err)
+	}
+	if gid, err := groupNumber("nobody-has-this"); err == nil {
+		t.Errorf("a group that nobody knows: %d", gid)
+	}
+}

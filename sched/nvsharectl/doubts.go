@@ -3,10 +3,13 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"os/exec"
 	"os/user"
 	"regexp"
 	"strconv"
+	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -20,8 +23,7 @@ var bareNumber = regexp.MustCompile(`^[0-9.]+$`)
 func (f *shareFlags) doubts(req *api.SetShareRequest, r *api.StatusResponse) (doubts []string) {
 	add := func(format string, args ...any) { doubts = append(doubts, fmt.Sprintf(format, args...)) }
 	if req.Uid != nil && *req.Uid != 0 {
-		_, err := user.LookupId(strconv.FormatUint(uint64(*req.Uid), 10))
-		if err != nil && !hasUser(r, *req.Uid) {
+		if !isUser(*req.Uid) && !hasUser(r, *req.Uid) {
 			add("no user of this host has the number %d, and no process of such a user is on a GPU", *req.Uid)
 		}
 	}
@@ -49,6 +51,18 @@ func unitMeant(text string) string {
 		return ""
 	}
 	return fmt.Sprintf(": a number without a unit is MiB; did you mean %sGi?", text)
+}
+
+// isUser reports whether the host knows a user: from /etc/passwd, or from another service of
+// nsswitch.conf, which getent asks.
+func isUser(uid uint32) bool {
+	number := strconv.FormatUint(uint64(uid), 10)
+	if _, err := user.LookupId(number); err == nil {
+		return true
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return exec.CommandContext(ctx, "getent", "passwd", number).Run() == nil
 }
 
 func hasUser(r *api.StatusResponse, uid uint32) bool {
