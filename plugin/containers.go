@@ -62,9 +62,10 @@ func (c Container) String() string { return c.Namespace + "/" + c.Pod + "/" + c.
 // tells the scheduler of all. Handlers change memory only; Run tells the scheduler
 // in its own time.
 type Containers struct {
-	log  logrus.FieldLogger
-	ping time.Duration // between requests for the scheduler's State
-	wake chan struct{} // holds a token when there may be something to tell
+	log    logrus.FieldLogger
+	ping   time.Duration // between requests for the scheduler's State
+	within time.Duration // a call to the scheduler has to be answered
+	wake   chan struct{} // holds a token when there may be something to tell
 
 	onGPUs func() // is called when GPU may return something else
 
@@ -91,7 +92,7 @@ type Containers struct {
 // NewContainers returns an empty set of containers.
 func NewContainers(log logrus.FieldLogger) *Containers {
 	cs := &Containers{
-		log: log, ping: pingInterval, wake: make(chan struct{}, 1), onGPUs: func() {},
+		log: log, ping: pingInterval, within: callLimit, wake: make(chan struct{}, 1), onGPUs: func() {},
 		want: map[string]Container{}, ended: map[string]Container{}, percent: 100,
 		now: time.Now, stuck: map[string]failure{}, registered: make(chan struct{}),
 	}

@@ -151,6 +151,7 @@ func runContainers(t *testing.T, n *Containers, s *fakeScheduler) (stop func()) 
 
 func TestContainersAreToldOnce(t *testing.T) {
 	n, s := NewContainers(quiet()), newScheduler()
+	n.ping = patience // which asks for its state, too
 	// What cancels out before the scheduler is there is not told at all.
 	for range 1000 {
 		n.add(Container{ID: "gone"})

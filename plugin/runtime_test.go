@@ -36,6 +36,9 @@ func quiet() logrus.FieldLogger {
 
 func TestMain(m *testing.M) {
 	nrilog.Set(stubLogger{quiet()}) // NRI's runtime side logs to a global
+	// A runtime drops a plugin after 2 s, which a machine that is busy may take.
+	nri.SetPluginRegistrationTimeout(patience)
+	nri.SetPluginRequestTimeout(patience)
 	os.Exit(m.Run())
 }
 
@@ -354,6 +357,7 @@ func TestHungSchedulerDelaysNothing(t *testing.T) {
 	r.start()
 	defer r.stop()
 	containers := NewContainers(quiet())
+	containers.within = 2 * patience // who waits for a call waits for longer than the runtime does
 	s := newScheduler()
 	s.hang.Store(true)
 	stopContainers := runContainers(t, containers, s)

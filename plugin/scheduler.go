@@ -143,7 +143,7 @@ func (cs *Containers) Run(ctx context.Context, dial func(context.Context) (Sched
 // is in line.
 func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Scheduler, error), worked func()) error {
 	limited := func(f func(context.Context) error) error {
-		ctx, cancel := context.WithTimeout(ctx, callLimit)
+		ctx, cancel := context.WithTimeout(ctx, cs.within)
 		defer cancel()
 		return f(ctx)
 	}

@@ -241,8 +241,12 @@ func (w *Watcher) work() {
 		}
 		w.mu.Lock()
 		if p := w.pods[uid]; p != nil {
-			p.changed = time.Now()
-			w.refuse(p, w.to.SetPod(p.Pod))
+			if wait := time.Until(p.changed.Add(pause)); wait > 0 { // it changed again while it was about to be passed on
+				w.queue.AddAfter(uid, wait)
+			} else {
+				p.changed = time.Now()
+				w.refuse(p, w.to.SetPod(p.Pod))
+			}
 		}
 		w.mu.Unlock()
 		w.queue.Done(uid)

@@ -250,6 +250,7 @@ func TestRefusalsAreTold(t *testing.T) {
 	}
 	s.Set("a", "ml", "train", limit("x"))
 	startWatcher(t, s, l)
+	await(t, l.told, "all pods")
 	expect := func(value string) {
 		t.Helper()
 		for _, name := range []string{"main", "side"} {
@@ -265,7 +266,7 @@ func TestRefusalsAreTold(t *testing.T) {
 	expect("x")
 	// Said once: not after an outage, nor when something else is changed.
 	s.Cut()
-	await(t, l.told, "all pods")
+	await(t, l.told, "all pods again")
 	s.Set("a", "ml", "train", map[string]string{plugin.MemoryLimitAnnotation: "x", "nvshare.com/gpu-weight": "5"})
 	s.Set("a", "ml", "train", limit("y"))
 	expect("y")

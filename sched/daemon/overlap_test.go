@@ -99,13 +99,14 @@ func TestOverlapGroup(t *testing.T) {
 	_ = a.Process.Kill()
 	_ = b.Process.Kill()
 	s.awaitNoGroups(states[0].Group.Dir)
-	var said []string
-	for _, e := range events(t, s.Conn, &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_OVERLAP}}).Events {
-		said = append(said, e.Reason)
-	}
-	if text := strings.Join(said, "|"); !strings.Contains(text, ": runs") || !strings.Contains(text, ": ended") {
-		t.Errorf("events: %q", said)
-	}
+	s.await("the events of its life", func(*api.StatusResponse) bool { // the last one is told after the group is gone
+		var said []string
+		for _, e := range events(t, s.Conn, &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_OVERLAP}}).Events {
+			said = append(said, e.Reason)
+		}
+		text := strings.Join(said, "|")
+		return strings.Contains(text, ": runs") && strings.Contains(text, ": ended")
+	})
 }
 
 // A program whose group cannot be is refused with the reason.

@@ -362,16 +362,14 @@ func TestSocketsAreDeleted(t *testing.T) {
 	s := start(t, filepath.Join(t.TempDir(), "run"), nil)
 	_, old, epoch := newHolder(t, s)
 	tenant := filepath.Join(s.dir, rundir.TenantDir, wire.SocketName)
-	if err := errors.Join(os.Remove(tenant), os.Remove(filepath.Join(s.dir, api.SocketName))); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: tenant, Net: "unixpacket"})
+	// Put there at once: the scheduler may look at any moment.
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: tenant + ".new", Net: "unixpacket"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	usurper, err := os.Lstat(tenant)
-	if err != nil {
+	usurper, err := os.Lstat(tenant + ".new")
+	if err := errors.Join(err, os.Rename(tenant+".new", tenant), os.Remove(filepath.Join(s.dir, api.SocketName))); err != nil {
 		t.Fatal(err)
 	}
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {

@@ -414,6 +414,7 @@ func (o *ordeal) kill(seed int, point failpoint) (regrant time.Duration) {
 	began := time.Now()
 	d := o.newDaemon(func(opts *Options) { opts.Quantum = time.Duration(1+rnd.IntN(3)) * time.Millisecond })
 	goesOn := false
+	var since time.Time // when all has begun that leads to the point; a start may take longer than that
 	d.failpoint = func(p failpoint) {
 		switch {
 		case !goesOn && !slices.Contains(atStart, p):
@@ -422,7 +423,7 @@ func (o *ordeal) kill(seed int, point failpoint) (regrant time.Duration) {
 				o.reached[p]++
 				d.abandon()
 			}
-		case goesOn && time.Since(began) > 100*time.Millisecond: // in vain
+		case !since.IsZero() && time.Since(since) > 100*time.Millisecond: // in vain
 			d.abandon()
 		}
 	}
@@ -450,6 +451,7 @@ func (o *ordeal) kill(seed int, point failpoint) (regrant time.Duration) {
 		o.end(o.clients[i])
 		o.clients[i] = o.spawn(1000*(seed+1)+i, 0)
 	}
+	d.do(func() { since = time.Now() })
 	select {
 	case <-done:
 	case <-time.After(patience):

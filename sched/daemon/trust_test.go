@@ -85,7 +85,7 @@ func TestArenasThrownAway(t *testing.T) {
 
 // A tenant that drains for long is named, and has less time the next time.
 func TestSlowDrainIsNamed(t *testing.T) {
-	s := start(t, t.TempDir(), func(o *Options) { o.Quantum, o.Grace = time.Millisecond, 4*time.Second })
+	s := start(t, t.TempDir(), func(o *Options) { o.Quantum, o.Grace = time.Millisecond, patience })
 	_, a, e := newHolder(t, s)
 	b := newProc(t, s.dir, 0).connect().register(0).attach(0, gpuA, 0, wire.AttachWant)
 	a.expect(wire.TypeRevoke)

@@ -139,10 +139,10 @@ func TestCopierIsNoStranger(t *testing.T) {
 	newSwapper(t, s) // else nobody looks
 	copies, other := firstOf(t, whole("c")), firstOf(t, whole("d"))
 	copier := &checkpoint.Copier{PID: copies.Process.Pid, Ended: make(chan struct{})}
-	nvml.set(nil, map[uint32]uint64{uint32(copier.PID): 1 << 20, uint32(other.Process.Pid): 1 << 20})
-	if err := s.ask(context.Background(), func() { s.knowCopier(copier); s.look.Set(now()) }); err != nil {
+	if err := s.ask(context.Background(), func() { s.knowCopier(copier) }); err != nil {
 		t.Fatal(err)
 	}
+	nvml.set(nil, map[uint32]uint64{uint32(copier.PID): 1 << 20, uint32(other.Process.Pid): 1 << 20})
 	r := s.await("a stranger is seen", func(r *api.StatusResponse) bool { return len(r.Unmanaged) > 0 })
 	if len(r.Unmanaged) != 1 || r.Unmanaged[0].Pid != uint32(other.Process.Pid) {
 		t.Errorf("strangers %v, want only %d", r.Unmanaged, other.Process.Pid)

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/tests/judge"
 	"github.com/nvshare/nvshare/tests/node"
 )
@@ -58,8 +59,8 @@ func TestImages(t *testing.T) {
 			check(t, err)
 			t.Cleanup(func() { removePod(t, pod) })
 			awaitTurns(t, ctx, tenant, from, 1)
-			c := client(t, ctx, pod.PID())
-			if c == nil || c.Interposed == 0 || c.Bypassed != 0 || c.Container.GetPod() != tenant {
+			awaitClient(t, ctx, "its name", pod.PID(), func(c *api.Client) bool { return c.Container.GetPod() == tenant })
+			if c := client(t, ctx, pod.PID()); c == nil || c.Interposed == 0 || c.Bypassed != 0 {
 				t.Errorf("the scheduler knows it as %v", c)
 			}
 			status := string(must(os.ReadFile(fmt.Sprintf("/proc/%d/status", pod.PID())))(t))

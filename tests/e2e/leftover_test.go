@@ -169,11 +169,11 @@ func list(found map[string]bool, root string, depth int) {
 }
 
 // compare fails the test on each trace that is there now and was not before. A trace
-// must stay for some seconds to count, because the machine has other users.
+// must stay to count: the machine has other users, and what is killed takes a while to end.
 func compare(t *testing.T, before map[string]bool, demos ...*exec.Cmd) {
 	t.Helper()
 	var extra []string
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
 		extra = nil
 		for trace := range traces(t) {
 			if !before[trace] && !ofAnotherNode(trace, demos) {

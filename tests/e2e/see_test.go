@@ -69,9 +69,14 @@ func TestPodsAreSeen(t *testing.T) {
 			t.Errorf("no %s", want)
 		}
 	}
-	if code, body, err := scrape("/healthz"); err != nil || code != http.StatusOK || body != "ok\n" {
-		t.Errorf("/healthz: %d %q %v", code, body, err)
-	}
+	// A drain of a second, on a machine that is busy, is a tenant's problem until the next one.
+	check(t, node.UntilEvery(ctx, time.Second, "/healthz without problems", func() error {
+		code, body, err := scrape("/healthz")
+		if err == nil && (code != http.StatusOK || body != "ok\n") {
+			err = fmt.Errorf("%d %q", code, body)
+		}
+		return err
+	}))
 
 	check(t, node.Until(ctx, "the pods' turns among the events", func() error {
 		happened, err := shared.Ctl(ctx, "events")

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/tests/judge"
 	"github.com/nvshare/nvshare/tests/node"
 )
@@ -41,12 +42,11 @@ func TestPodsAndPodmanTakeTurns(t *testing.T) {
 	}
 	observe(t, from).noOverlap(t)
 
-	// The scheduler knows the pods by name.
+	// The plugin tells a scheduler that has just started in its own time.
 	for _, pod := range []*node.Pod{podA, podB} {
-		c := client(t, ctx, pod.PID())
-		if c == nil || c.Container.GetPod() != pod.Name || c.Container.GetNamespace() != "default" || c.Container.GetName() != "main" {
-			t.Errorf("pod %s is client %v", pod.Name, c)
-		}
+		awaitClient(t, ctx, "the name of "+pod.Name, pod.PID(), func(c *api.Client) bool {
+			return c.Container.GetPod() == pod.Name && c.Container.GetNamespace() == "default" && c.Container.GetName() == "main"
+		})
 	}
 	table := must(shared.Ctl(ctx))(t)
 	for _, want := range []string{"share-a", "share-b"} {

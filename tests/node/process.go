@@ -19,8 +19,8 @@ import (
 // pollEvery is the pace of waits for things that send no event.
 const pollEvery = 20 * time.Millisecond
 
-// stopAfter is how long a daemon may take to end after SIGTERM.
-const stopAfter = 10 * time.Second
+// stopAfter is how long a daemon may take to end after SIGTERM, on a machine that is busy.
+const stopAfter = time.Minute
 
 // A Process is a daemon of the node or a program started beside it.
 type Process struct {

@@ -17,8 +17,8 @@ import (
 const cgroupRoot = "/sys/fs/cgroup"
 
 // cgroupGone bounds the wait until the kernel lets cgroups be removed whose processes
-// have just been killed.
-const cgroupGone = 10 * time.Second
+// have just been killed. That takes as long as those processes need to end.
+const cgroupGone = time.Minute
 
 // makeWorkDir creates dir and returns its lock. The directory counts as in use until
 // the lock is closed.

@@ -76,6 +76,8 @@ func TestSuspendToFile(t *testing.T) {
 		x.endScheduler(syscall.SIGKILL)
 		start()
 		x.says("k", 0)
+		// It may have been said before that scheduler's start.
+		x.awaits("is attached", func(c *api.Client) bool { return c.Connected })
 	}
 
 	x.suspend()

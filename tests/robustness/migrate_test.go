@@ -199,7 +199,7 @@ func TestMigrateFaults(t *testing.T) {
 	s.faults("restore hang")
 	failed := make(chan error, 1)
 	go func() { failed <- s.migrate(1) }()
-	pid := s.helperFor("on")
+	pid := s.hanging("on")
 	s.faults("")
 	s.check(syscall.Kill(pid, syscall.SIGKILL))
 	if err := <-failed; err == nil {
@@ -210,7 +210,7 @@ func TestMigrateFaults(t *testing.T) {
 	// The scheduler is killed.
 	s.faults("restore hang")
 	go func() { failed <- s.migrate(1) }()
-	pid = s.helperFor("on")
+	pid = s.hanging("on")
 	s.endScheduler(syscall.SIGKILL)
 	s.faults("")
 	s.check(syscall.Kill(pid, syscall.SIGKILL))
@@ -292,7 +292,7 @@ func TestMigrateKilled(t *testing.T) {
 	s.faults("restore hang")
 	failed := make(chan error, 1)
 	go func() { failed <- s.migrate(1) }()
-	pid := s.helperFor("on")
+	pid := s.hanging("on")
 	s.check(a.cmd.Process.Kill())
 	<-a.end
 	s.faults("")

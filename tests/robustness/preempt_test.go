@@ -22,20 +22,33 @@ func longKernels(length time.Duration) func(*exec.Cmd) {
 	}
 }
 
+// events returns those of a kind that the scheduler has kept. An answer has a part of them.
+func (s *site) events(kind api.EventType) (all []*api.Event, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	conn, err := api.Dial(ctx, filepath.Join(s.dir, "run"))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	for next := uint64(0); ; {
+		r, err := conn.Events(ctx, &api.EventsRequest{Since: next, Types: []api.EventType{kind}})
+		if err != nil || len(r.Events) == 0 {
+			return all, err
+		}
+		all, next = append(all, r.Events...), r.Next
+	}
+}
+
 // drains returns how long the drains took that ended since, of preempted grants and of
 // others.
 func (s *site) drains(since time.Time) (cut, whole []time.Duration) {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	conn, err := api.Dial(ctx, filepath.Join(s.dir, "run"))
+	all, err := s.events(api.EventType_EVENT_TYPE_RELEASE)
 	s.check(err)
-	defer conn.Close()
-	r, err := conn.Events(ctx, &api.EventsRequest{})
-	s.check(err)
-	for _, e := range r.Events {
+	for _, e := range all {
 		switch drained := time.Duration(e.DrainedNs); {
-		case e.Type != api.EventType_EVENT_TYPE_RELEASE || drained == 0 || e.TimeNs < since.UnixNano():
+		case drained == 0 || e.TimeNs < since.UnixNano():
 		case e.Reason == "preempted":
 			cut = append(cut, drained)
 		default:
@@ -47,21 +60,13 @@ func (s *site) drains(since time.Time) (cut, whole []time.Duration) {
 
 // registrations counts the programs of a tenant's process that have become clients.
 func (s *site) registrations(x *tenant) (n int, err error) {
-	conn, err := api.Dial(s.t.Context(), filepath.Join(s.dir, "run"))
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	r, err := conn.Events(s.t.Context(), &api.EventsRequest{})
-	if err != nil {
-		return 0, err
-	}
-	for _, e := range r.Events {
-		if e.Type == api.EventType_EVENT_TYPE_REGISTER && int(e.Pid) == x.cmd.Process.Pid {
+	all, err := s.events(api.EventType_EVENT_TYPE_REGISTER)
+	for _, e := range all {
+		if int(e.Pid) == x.cmd.Process.Pid {
 			n++
 		}
 	}
-	return n, nil
+	return n, err
 }
 
 // A process calls exec() while its channels are off: its work is gone with its context, the
@@ -92,9 +97,11 @@ func TestExecWhileChannelsAreOff(t *testing.T) {
 			}
 			return err
 		})
-		c, err := s.client(x)
-		s.check(err)
-		had = c.Preemptions
+		s.until("the new program is attached", func() error { // a moment after it has registered
+			c, err := s.client(x)
+			had = c.GetPreemptions()
+			return err
+		})
 		s.until("the new program's kernel was preempted", preempted)
 		s.expectTurns(3, other)
 	}

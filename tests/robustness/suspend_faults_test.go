@@ -37,6 +37,7 @@ func faultSite(t *testing.T) (s *site, x, other *suspendTenant) {
 	t.Cleanup(func() {
 		if !t.Failed() {
 			other.does("k")
+			other.awaits("is attached", func(c *api.Client) bool { return c.Connected }) // a scheduler may have come meanwhile
 			if c := other.client(); c.Suspended || c.Context != api.ContextState_CONTEXT_STATE_PRESENT {
 				t.Errorf("the other tenant is %v", c)
 			}
@@ -74,7 +75,7 @@ func TestSuspendTenantDies(t *testing.T) {
 				x.awaitsAway()
 				s.faults("restore hang")
 				x.asks("k")
-				s.helperFor("on")
+				s.hanging("on")
 			}
 			s.check(x.cmd.Process.Kill())
 			<-x.end
@@ -99,8 +100,9 @@ func TestSuspendHelperDies(t *testing.T) {
 	s.suspend()
 	x.awaitState(checkpoint.Locked)
 	x.asks("q") // it waits in the shim
+	pid := s.hanging("off")
 	s.faults("")
-	s.check(unix.Kill(s.helperFor("off"), unix.SIGKILL))
+	s.check(unix.Kill(pid, unix.SIGKILL))
 	x.says("q", 0)
 	x.awaits("keeps its context, with a reason", func(c *api.Client) bool {
 		return c.Context == api.ContextState_CONTEXT_STATE_PRESENT
@@ -111,7 +113,7 @@ func TestSuspendHelperDies(t *testing.T) {
 	x.awaitsAway()
 	s.faults("restore hang")
 	x.asks("k")
-	pid := s.helperFor("on")
+	pid = s.hanging("on")
 	s.faults("")
 	s.check(unix.Kill(pid, unix.SIGKILL))
 	x.says("k", 0)
@@ -148,7 +150,7 @@ func TestSuspendSchedulerDies(t *testing.T) {
 	s.faults("checkpoint hang")
 	s.suspend()
 	x.awaitState(checkpoint.Locked)
-	pid := s.helperFor("off")
+	pid := s.hanging("off")
 	s.faults("")
 	restart()
 	s.check(unix.Kill(pid, unix.SIGKILL))
@@ -158,7 +160,7 @@ func TestSuspendSchedulerDies(t *testing.T) {
 	x.awaitsAway()
 	s.faults("restore hang")
 	x.asks("k")
-	pid = s.helperFor("on")
+	pid = s.hanging("on")
 	s.faults("")
 	restart()
 	s.check(unix.Kill(pid, unix.SIGKILL))

@@ -4,12 +4,12 @@ package robustness
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -61,15 +61,20 @@ func (s *site) helpers(operation string) (pids []int) {
 	return pids
 }
 
-// helperFor waits until nvshare-checkpoint does an operation, and returns its process.
-func (s *site) helperFor(operation string) (pid int) {
+// hanging waits until nvshare-checkpoint hangs in an operation, as faults has it, and returns
+// its process. One that only works on it would go on when there are no faults any more.
+func (s *site) hanging(operation string) (pid int) {
 	s.t.Helper()
-	s.until("nvshare-checkpoint works", func() error {
-		if pids := s.helpers(operation); len(pids) > 0 {
-			pid = pids[0]
-			return nil
+	s.until("nvshare-checkpoint hangs", func() error {
+		text, err := os.ReadFile(filepath.Join(s.dir, "sim", "run", "hangs"))
+		if err != nil {
+			return err
 		}
-		return errors.New("not yet")
+		pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
+		if pids := s.helpers(operation); err == nil && !slices.Contains(pids, pid) {
+			err = fmt.Errorf("%d did, and %v work", pid, pids)
+		}
+		return err
 	})
 	return pid
 }

@@ -14,8 +14,9 @@
  * process stays CHECKPOINTED.
  *
  * The file `checkpoint` in the state directory has calls fail: each line is
- * "lock|checkpoint|restore|unlock ERROR", "... hang" (the call does not return) or
- * "... fail" (error 999, and the process is FAILED for good: so its calls end, too).
+ * "lock|checkpoint|restore|unlock ERROR", "... hang" (the call does not return, and the file
+ * `hangs` has the caller's pid from then on) or "... fail" (error 999, and the process is
+ * FAILED for good: so its calls end, too).
  */
 #include "driver.h"
 #include "shared_state.h"
@@ -73,6 +74,23 @@ static CUresult begin(int pid, struct sim_slot **out)
 	return rc;
 }
 
+/* The call does not return, and the test can know that. */
+static void hang(void)
+{
+	char path[4096];
+	FILE *f;
+
+	sim_unlock();
+	snprintf(path, sizeof path, "%s/hangs", sim_state_dir());
+	f = fopen(path, "we");
+	if (f) {
+		fprintf(f, "%d\n", getpid());
+		fclose(f);
+	}
+	for (;;)
+		pause();
+}
+
 /* The same of a process in a state. What the test wants comes first. */
 static CUresult begin_in(const char *call, int pid, CUprocessState state, struct sim_slot **out)
 {
@@ -87,11 +105,8 @@ static CUresult begin_in(const char *call, int pid, CUprocessState state, struct
 	while (!rc && f && fgets(line, sizeof line, f)) {
 		if (sscanf(line, "%31s %31s", name, what) != 2 || strcmp(name, call) != 0)
 			continue;
-		if (!strcmp(what, "hang")) {
-			sim_unlock();
-			for (;;)
-				pause();
-		}
+		if (!strcmp(what, "hang"))
+			hang();
 		if (!strcmp(what, "fail"))
 			set_state(*out, CU_PROCESS_STATE_FAILED);
 		rc = strcmp(what, "fail") ? (CUresult)atoi(what) : CUDA_ERROR_UNKNOWN;

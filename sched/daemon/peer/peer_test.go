@@ -41,7 +41,16 @@ func sleeper(t *testing.T, uid uint32) *exec.Cmd {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	return cmd
+	// The kernel names a process a moment after its exec is said to be done.
+	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		name, err := os.ReadFile("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/comm")
+		if err == nil && string(name) == "sleep\n" {
+			return cmd
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the process is called %q, %v", name, err)
+		}
+	}
 }
 
 func process(t *testing.T, pid int) Process {
