@@ -123,7 +123,7 @@ func (d *Daemon) considerLeaving(cl *client) {
 		d.prepare(cl)
 	case a.queued.IsZero():
 		a.queued = time.Now()
-		d.planAway(cl, leaveWait, func() {
+		d.planAway(cl, d.leaveWait, func() {
 			if d.canLeave(cl) {
 				d.prepare(cl)
 			}
@@ -160,7 +160,7 @@ func (d *Daemon) canLeave(cl *client) bool {
 // prepare asks a client to keep out of the driver.
 func (d *Daemon) prepare(cl *client) {
 	d.awayStep(cl, preparing)
-	d.planAway(cl, prepareLimit, func() { d.wake(cl, nil) })
+	d.planAway(cl, d.prepareLimit, func() { d.wake(cl, nil) })
 	d.send(cl.conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendPrepare}, nil)
 }
 
@@ -282,7 +282,7 @@ func (d *Daemon) suspended(c *conn, f *wire.Frame) {
 		d.awayStep(cl, present)
 		d.isPresent(cl)
 		if a.tries++; a.tries < busyTries {
-			d.planAway(cl, busyPause, func() { d.considerLeaving(cl) })
+			d.planAway(cl, d.busyPause, func() { d.considerLeaving(cl) })
 		} else if a.why == nil {
 			d.keepsContext(cl, errors.New("its threads keep calling the driver"))
 		}

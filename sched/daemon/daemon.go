@@ -128,8 +128,9 @@ type Daemon struct {
 	sysfs string
 	peers *peer.Finder
 	// These are the constants, but for tests.
-	registerTimeout, restPause time.Duration
-	lookPause                  time.Duration // the same
+	registerTimeout, lookPause                    time.Duration
+	prepareLimit, busyPause, restPause, leaveWait time.Duration
+	departLimit                                   time.Duration
 
 	dir     *rundir.Dir
 	metrics *metrics.Exporter // nil: none, or not open at the start
@@ -255,8 +256,12 @@ func newDaemon(opts Options) (*Daemon, error) {
 		sysfs:           "/sys",
 		peers:           peers,
 		registerTimeout: registerTimeout,
-		restPause:       restPause,
 		lookPause:       lookPause,
+		prepareLimit:    prepareLimit,
+		busyPause:       busyPause,
+		restPause:       restPause,
+		leaveWait:       leaveWait,
+		departLimit:     departLimit,
 		events:          make(chan func(), 256),
 		ended:           make(chan struct{}),
 		clients:         map[sched.ClientID]*client{},

@@ -126,7 +126,7 @@ func begin(t *testing.T, dir string, change func(*Options), more ...func(*Daemon
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.checkAlways = true
+	d.unhurried()
 	for _, f := range more {
 		f(d)
 	}
@@ -156,6 +156,14 @@ func begin(t *testing.T, dir string, change func(*Options), more ...func(*Daemon
 	}
 	t.Cleanup(s.stop)
 	return s
+}
+
+// unhurried has the daemon check itself, and wait for clients for as long as the tests do:
+// on a machine that is busy, host memory alone takes longer to make than a client may be
+// quiet.
+func (d *Daemon) unhurried() {
+	d.checkAlways = true
+	d.prepareLimit, d.busyPause, d.leaveWait, d.departLimit = patience, patience, patience, patience
 }
 
 // lastWords keeps the end of what is written.

@@ -98,7 +98,7 @@ func (d *Daemon) migrate(req *api.MigrateRequest, done func(*migration)) error {
 		m.bytes += bytes
 	}
 	m.limit = d.timers.New(func() { m.late = true })
-	m.mayTake(departLimit)
+	m.mayTake(d.departLimit)
 	d.migrations[account] = m
 	d.expectCheckpoints(0)
 	d.log.Infof("GPU %d: %s moves to GPU %d", from.Index, d.nameOf(account), to.Index)
@@ -120,7 +120,7 @@ func (d *Daemon) advanceWaking(m *migration) {
 		d.prepareCopier(m)
 		return
 	case m.late:
-		m.err = fmt.Errorf("process %d has not come back to GPU %d with its context within %v", m.clients[away].PID, m.from.Index, departLimit)
+		m.err = fmt.Errorf("process %d has not come back to GPU %d with its context within %v", m.clients[away].PID, m.from.Index, d.departLimit)
 	default:
 		return
 	}
@@ -134,7 +134,7 @@ func (d *Daemon) depart(m *migration) {
 	if m.legs == 1 {
 		m.began = time.Now()
 	}
-	m.mayTake(departLimit)
+	m.mayTake(d.departLimit)
 	waiting := m.from.core.Snapshot(now()).Queue
 	for _, cl := range m.clients {
 		if att := cl.attached[m.from]; att != nil {
@@ -330,7 +330,7 @@ func (d *Daemon) advanceDeparture(m *migration) {
 		}
 		d.stay(m)
 	case m.late:
-		m.err = fmt.Errorf("its work or its memory did not leave GPU %d within %v", m.from.Index, departLimit)
+		m.err = fmt.Errorf("its work or its memory did not leave GPU %d within %v", m.from.Index, d.departLimit)
 		d.stay(m)
 	default:
 		return

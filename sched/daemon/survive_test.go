@@ -396,7 +396,7 @@ func (o *ordeal) newDaemon(change func(*Options)) *Daemon {
 		o.last.remains()
 	}
 	o.last = d
-	d.checkAlways = true
+	d.unhurried()
 	return d
 }
 
