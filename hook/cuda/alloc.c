@@ -250,8 +250,11 @@ static int pool_at(int result, void **pool, struct nvs_gpu *gpu)
 
 WRAPPER(cuMemPoolCreate, (void **pool, const struct cu_pool_props *props))
 {
+	uint64_t stamp = nvs_memory_stamp();
 	int result = CALL(cuMemPoolCreate, pool, props);
 
+	if (result == CUDA_SUCCESS && nvs_counting()) /* the last pool with this handle went past the shim, or goes */
+		nvs_memory_remove(NVS_MEMORY_POOL, (uintptr_t)*pool, stamp);
 	result = pool_at(result, pool, result == CUDA_SUCCESS ? nvs_gpu_of_location(&props->location) : NULL);
 	if (result == CUDA_SUCCESS && props->handle_types)
 		nvs_memory_pool_share((uintptr_t)*pool);
@@ -284,11 +287,38 @@ WRAPPER(cuMemGetDefaultMemPool, (void **pool, const struct cu_location *at, int 
 	return pool_at(result, pool, result == CUDA_SUCCESS ? nvs_gpu_of_location(at) : NULL);
 }
 
+/* A pool that is known may be another's, imported. */
+static int pool_found_at(int result, void **pool, struct nvs_gpu *gpu)
+{
+	struct nvs_gpu *known;
+
+	if (result == CUDA_SUCCESS && nvs_counting() && !nvs_memory_pool_find((uintptr_t)*pool, &known))
+		nvs_memory_pool((uintptr_t)*pool, gpu);
+	return result;
+}
+
+WRAPPER(cuDeviceGetMemPool, (void **pool, int dev))
+{
+	return pool_found_at(CALL(cuDeviceGetMemPool, pool, dev), pool, nvs_gpu_of_device(dev));
+}
+
+WRAPPER(cuMemGetMemPool, (void **pool, struct cu_location *at, int type))
+{
+	int result = CALL(cuMemGetMemPool, pool, at, type);
+
+	return pool_found_at(result, pool, result == CUDA_SUCCESS ? nvs_gpu_of_location(at) : NULL);
+}
+
 WRAPPER(cuMemPoolDestroy, (void *pool))
 {
 	uint64_t stamp = nvs_memory_stamp();
-	int result = CALL(cuMemPoolDestroy, pool);
+	int result;
 
+	if (nvs_counting())
+		nvs_memory_pool_going((uintptr_t)pool, true);
+	result = CALL(cuMemPoolDestroy, pool);
+	if (result != CUDA_SUCCESS && nvs_counting())
+		nvs_memory_pool_going((uintptr_t)pool, false);
 	if (result == CUDA_SUCCESS && nvs_counting()) {
 		nvs_memory_remove(NVS_MEMORY_POOL, (uintptr_t)pool, stamp);
 		nvs_memory_remove(NVS_MEMORY_SHARED, (uintptr_t)pool, stamp);

@@ -251,7 +251,7 @@
 	H(cuMemAllocFromPoolAsync) H(cuMemAllocFromPoolAsync_ptsz) \
 	H(cuMemFree_v2) H(cuMemFreeAsync) H(cuMemFreeAsync_ptsz) \
 	H(cuMemPoolSetAccess) H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) H(cuMemPoolDestroy) \
-	H(cuDeviceGetDefaultMemPool) H(cuMemGetDefaultMemPool) \
+	H(cuDeviceGetDefaultMemPool) H(cuMemGetDefaultMemPool) H(cuDeviceGetMemPool) H(cuMemGetMemPool) \
 	H(cuDeviceSetMemPool) H(cuMemSetMemPool) H(cuMemPoolTrimTo) \
 	H(cuMemPoolSetAttribute) H(cuMemPoolGetAttribute) \
 	H(cuArrayCreate_v2) H(cuArray3DCreate_v2) \

@@ -39,12 +39,12 @@
 	H(cuDeviceGetAttribute) H(cuDeviceGetByPCIBusId) H(cuDeviceGetCliqueCount) \
 	H(cuDeviceGetCliqueInfo) H(cuDeviceGetCount) H(cuDeviceGetDevResource) \
 	H(cuDeviceGetExecAffinitySupport) H(cuDeviceGetFabricClusterUuid) \
-	H(cuDeviceGetHostAtomicCapabilities) H(cuDeviceGetLuid) H(cuDeviceGetMemPool) \
+	H(cuDeviceGetHostAtomicCapabilities) H(cuDeviceGetLuid) \
 	H(cuDeviceGetName) H(cuDeviceGetNvSciSyncAttributes) \
 	H(cuDeviceGetP2PAtomicCapabilities) H(cuDeviceGetP2PAttribute) H(cuDeviceGetPCIBusId) \
 	H(cuDeviceGetProperties) H(cuDeviceGetTexture1DLinearMaxWidth) H(cuDeviceGetUuid) \
 	H(cuDeviceGetUuid_v2) H(cuLogicalEndpointGetLimits) H(cuLogicalEndpointQuery) \
-	H(cuMemGetAllocationGranularity) H(cuMemGetLocationInfo) H(cuMemGetMemPool) \
+	H(cuMemGetAllocationGranularity) H(cuMemGetLocationInfo) \
 	H(cuMemHostGetDevicePointer) H(cuMemHostGetDevicePointer_v2) H(cuMemHostGetFlags) \
 	H(cuMemPoolGetAccess) H(cuMemRangeGetAttribute) H(cuMemRangeGetAttributes) \
 	H(cuMipmappedArrayGetLevel) H(cuMipmappedArrayGetMemoryRequirements) \

@@ -81,8 +81,8 @@ static bool reserve(struct nvs_gpu *gpu, uint64_t bytes)
 	return nvs_reserve(gpu, bytes) ||
 	       (nvs_memory_ops.make_room(gpu, bytes) && nvs_reserve(gpu, bytes)) ||
 	       (nvs_memory_ops.make_room(gpu, UINT64_MAX) && nvs_reserve(gpu, bytes)) ||
-	       (nvs_memory_pools_trim(gpu, false) && nvs_reserve(gpu, bytes)) ||
-	       (nvs_memory_pools_trim(gpu, true) && nvs_reserve(gpu, bytes));
+	       (nvs_memory_pools_trim(gpu, bytes, false) && nvs_reserve(gpu, bytes)) ||
+	       (nvs_memory_pools_trim(gpu, bytes, true) && nvs_reserve(gpu, bytes));
 }
 
 bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
@@ -107,27 +107,34 @@ bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 	return true;
 }
 
+/* What the pool will count with in addition is claimed first, which ends: that is `bytes` at most. */
 bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)
 {
+	uint64_t have = 0, grows = 0;
 	struct nvs_claim more;
-	uint64_t grows = 0;
-	bool known = false;
+	bool known = gpu && pool && bytes <= NVS_MAX_BYTES;
 
-	if (gpu && pool && bytes <= NVS_MAX_BYTES) {
+	while (known) {
 		nvs_account_lock();
-		known = nvs_pool_add(pool, gpu, bytes, &grows);
+		known = nvs_pool_grows(pool, gpu, bytes, &grows);
+		if (known && grows <= have) {
+			nvs_pool_enter(pool, bytes);
+			nvs_account_uncount(gpu, have - grows);
+			nvs_account_settle(gpu->bit);
+			*c = (struct nvs_claim){ gpu, bytes, pool };
+			return true;
+		}
 		nvs_account_unlock();
+		if (known && !nvs_claim(&more, gpu, grows - have))
+			break;
+		have = known ? grows : have;
 	}
-	if (!known)
-		return nvs_claim(c, gpu, bytes);
-	*c = (struct nvs_claim){ gpu, bytes, pool };
-	if (!grows || nvs_claim(&more, gpu, grows))
-		return true;
-	nvs_account_lock();
-	nvs_account_count(gpu, grows); /* so that all the bytes are counted */
-	nvs_pool_uncount(gpu, pool, bytes);
-	nvs_account_settle(gpu->bit);
-	return false;
+	if (have) {
+		nvs_account_lock();
+		nvs_account_uncount(gpu, have);
+		nvs_account_settle(gpu->bit);
+	}
+	return !known && nvs_claim(c, gpu, bytes);
 }
 
 bool nvs_claim_more(struct nvs_claim *c, uint64_t bytes)

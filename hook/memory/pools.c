@@ -5,10 +5,16 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <time.h>
 
+#include "clock.h"
+#include "drain.h"
 #include "gate.h"
 #include "memory_abi.h"
 #include "pools.h"
+#include "stream.h"
+
+#define TRIM_WAIT_NS (2 * NVS_S) /* for what streams still use */
 
 /* Pools that keep freed memory. Of a program with more of them, the others count by what is in use. */
 #define KEEPERS 64
@@ -16,11 +22,22 @@ static struct keeper {
 	uint64_t pool; /* 0: unused */
 	uint64_t threshold;
 	struct nvs_gpu *gpu;
+	bool going; /* the program destroys it: the driver is not asked about it any more */
 } keepers[KEEPERS];
+static atomic_uint asking[KEEPERS]; /* threads that ask the driver about the pool at that place */
 
 atomic_bool nvs_memory_pools_keep, nvs_memory_pools_shrink;
 
 /* ---- what a pool counts with; the lock is held ---- */
+
+/* The record of a pool that keeps memory, or an unused one for pool 0. */
+static struct keeper *keeper_of(uint64_t pool)
+{
+	for (unsigned i = 0; i < KEEPERS; i++)
+		if (keepers[i].pool == pool)
+			return &keepers[i];
+	return NULL;
+}
 
 /* The bytes that a pool counts with. */
 static uint64_t held(const struct nvs_entry *pool)
@@ -50,17 +67,19 @@ static struct nvs_entry *entry_of(uint64_t pool, struct nvs_gpu *gpu)
 	return e;
 }
 
-bool nvs_pool_add(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t *grows)
+bool nvs_pool_grows(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t *grows)
 {
 	struct nvs_entry *e = entry_of(pool, gpu);
-	uint64_t before;
 
 	if (!e || e->gpu != gpu->number)
 		return false;
-	before = held(e);
-	e->owner += bytes;
-	*grows = held(e) - before;
+	*grows = e->owner + bytes > e->bytes ? e->owner + bytes - held(e) : 0;
 	return true;
+}
+
+void nvs_pool_enter(uint64_t pool, uint64_t bytes)
+{
+	nvs_account_find(NVS_MEMORY_POOL, pool)->owner += bytes;
 }
 
 void nvs_pool_uncount(struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)
@@ -75,6 +94,12 @@ void nvs_pool_uncount(struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)
 	before = held(e);
 	e->owner -= bytes;
 	recount(e, before);
+	if (e->bytes) {
+		const struct keeper *k = keeper_of(pool);
+
+		if (k && e->bytes > k->threshold)
+			atomic_store(&nvs_memory_pools_shrink, true);
+	}
 }
 
 void nvs_pool_ends(const struct nvs_entry *pool)
@@ -143,46 +168,78 @@ bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu)
 
 /* ---- what pools keep ---- */
 
-/* The record of a pool that keeps memory, or an unused one for pool 0. The lock is held. */
-static struct keeper *keeper_of(uint64_t pool)
+/* The driver may be asked about a pool until release(). -1: it may not. */
+static int hold(uint64_t pool)
 {
-	for (unsigned i = 0; i < KEEPERS; i++)
-		if (keepers[i].pool == pool)
-			return &keepers[i];
-	return NULL;
+	const struct keeper *k;
+	int place;
+
+	nvs_account_lock();
+	k = pool ? keeper_of(pool) : NULL;
+	place = k && !k->going ? (int)(k - keepers) : -1;
+	if (place >= 0)
+		atomic_fetch_add(&asking[place], 1);
+	nvs_account_unlock();
+	return place;
+}
+
+static void release(int place)
+{
+	atomic_fetch_sub(&asking[place], 1);
+}
+
+void nvs_memory_pool_going(uint64_t pool, bool going)
+{
+	static const struct timespec nap = { 0, 1000000 };
+	struct keeper *k;
+
+	nvs_account_lock();
+	k = pool ? keeper_of(pool) : NULL;
+	if (k)
+		k->going = going;
+	nvs_account_unlock();
+	/* A second at most: who asks may be below a signal handler that destroys the pool. */
+	for (int i = 0; k && going && i < 1000 && atomic_load(&asking[k - keepers]); i++)
+		nanosleep(&nap, NULL);
 }
 
 void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshold)
 {
+	struct nvs_entry *e;
 	struct keeper *k;
+	uint64_t before;
+	unsigned gpus = 0;
 
 	if (!gpu || !pool)
 		return;
 	nvs_account_lock();
 	k = keeper_of(pool);
-	if (!k && threshold && entry_of(pool, gpu) && (k = keeper_of(0)) != NULL)
+	e = entry_of(pool, gpu);
+	if (!k && threshold && e && e->gpu == gpu->number && (k = keeper_of(0)) != NULL)
 		*k = (struct keeper){ .pool = pool, .gpu = gpu };
-	if (k) {
+	if (k && threshold) {
 		k->threshold = threshold;
 		atomic_store(&nvs_memory_pools_keep, true);
+	} else if (k && e) { /* what it has kept goes when the host waits next */
+		before = held(e);
+		e->bytes = 0;
+		recount(e, before);
+		*k = (struct keeper){ 0 };
+		gpus = gpu->bit;
 	}
-	nvs_account_unlock();
+	nvs_account_settle(gpus);
 	nvs_memory_pool_look(pool);
 }
 
-void nvs_memory_pool_look(uint64_t pool)
+/* What the driver says that the pool has. Its place is held. */
+static void look(uint64_t pool)
 {
-	int saved = errno;
 	struct nvs_entry *e;
 	struct keeper *k;
 	uint64_t bytes = 0, before;
 	unsigned gpus = 0;
-	bool keeps;
 
-	nvs_account_lock();
-	keeps = pool && keeper_of(pool);
-	nvs_account_unlock();
-	if (!keeps || !nvs_driver.pool_get_attribute ||
+	if (!nvs_driver.pool_get_attribute ||
 	    nvs_driver.pool_get_attribute((void *)(uintptr_t)pool, CU_POOL_RESERVED_CURRENT, &bytes) !=
 		    CUDA_SUCCESS || bytes > NVS_MAX_BYTES)
 		return;
@@ -195,30 +252,32 @@ void nvs_memory_pool_look(uint64_t pool)
 		recount(e, before);
 		nvs_account_exists(k->gpu);
 		gpus = k->gpu->bit;
-		if (bytes > k->threshold)
+		if (bytes > k->threshold && bytes > e->owner)
 			atomic_store(&nvs_memory_pools_shrink, true);
 	}
 	nvs_account_settle(gpus);
+}
+
+void nvs_memory_pool_look(uint64_t pool)
+{
+	int saved = errno, place = hold(pool);
+
+	if (place < 0)
+		return;
+	look(pool);
+	release(place);
 	errno = saved;
 }
 
 /* Blocks that are kept may be of use to nobody: then the pool has grown although it kept enough. */
 void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool)
 {
-	const struct nvs_budget *b = gpu->budget;
-	bool over;
-
 	nvs_memory_pool_look(pool);
-	nvs_account_lock();
-	over = b->limit && b->used + b->others > b->limit;
-	nvs_account_unlock();
-	if (over)
-		nvs_memory_pools_trim(gpu, false);
+	nvs_memory_pools_trim(gpu, 0, false);
 }
 
 void nvs_memory_pools_look(void)
 {
-	int saved = errno;
 	uint64_t pools[KEEPERS];
 	unsigned n = 0;
 
@@ -232,48 +291,69 @@ void nvs_memory_pools_look(void)
 	nvs_account_unlock();
 	while (n--)
 		nvs_memory_pool_look(pools[n]);
-	errno = saved;
 }
 
-/* The pools of a GPU that keep more than is in use. Returns how many. */
-static unsigned pools_with_more(const struct nvs_gpu *gpu, uint64_t pools[KEEPERS])
+/*
+ * The pools of a GPU that keep more than is in use. None, if so many bytes more do not exceed
+ * the limit, or exceed it by more than is kept. Returns how many.
+ */
+static unsigned pools_with_more(const struct nvs_gpu *gpu, uint64_t bytes, uint64_t pools[KEEPERS])
 {
+	const struct nvs_budget *b = gpu->budget;
 	const struct nvs_entry *e;
+	uint64_t spare = 0, used;
 	unsigned n = 0;
 
 	nvs_account_lock();
-	for (unsigned i = 0; i < KEEPERS; i++)
+	used = b->used + b->others + bytes;
+	for (unsigned i = 0; i < KEEPERS && b->limit && used > b->limit; i++)
 		if (keepers[i].pool && keepers[i].gpu == gpu) {
 			e = nvs_account_find(NVS_MEMORY_POOL, keepers[i].pool);
-			if (e && e->bytes > e->owner)
+			if (e && e->bytes > e->owner) {
+				spare += e->bytes - e->owner;
 				pools[n++] = keepers[i].pool;
+			}
 		}
+	if (n && used - b->limit > spare)
+		n = 0;
 	nvs_account_unlock();
 	return n;
 }
 
-bool nvs_memory_pools_trim(struct nvs_gpu *gpu, bool wait)
+bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 {
+	static const struct timespec nap = { 0, 1000000 };
+	uint64_t pools[KEEPERS], before, after, end = nvs_now() + TRIM_WAIT_NS;
+	unsigned n = pools_with_more(gpu, bytes, pools);
 	int saved = errno;
-	uint64_t pools[KEEPERS];
-	unsigned n = pools_with_more(gpu, pools);
+	bool idle = false;
 
-	if (!n || !nvs_driver.pool_trim)
+	if (!n || !nvs_driver.pool_trim ||
+	    atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
 		return false;
-	if (wait && nvs_driver.ctx_synchronize &&
-	    !atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
-		nvs_driver.ctx_synchronize();
+	while (wait && !(idle = nvs_streams_idle(gpu)) && nvs_now() < end && !atomic_load(&nvs_exiting))
+		nanosleep(&nap, NULL);
+	if (idle && nvs_driver.ctx_synchronize && nvs_gpu_here(nvs_current_context()) == gpu)
+		nvs_driver.ctx_synchronize(); /* there is no work; the driver sees what it has freed */
+	before = gpu->budget->used;
 	while (n--) {
+		int place = hold(pools[n]);
+
+		if (place < 0)
+			continue;
 		nvs_driver.pool_trim((void *)(uintptr_t)pools[n], 0);
-		nvs_memory_pool_look(pools[n]);
+		look(pools[n]);
+		release(place);
 	}
+	after = gpu->budget->used;
 	errno = saved;
-	return true;
+	return after < before;
 }
 
 void nvs_memory_pools_fork_child(void)
 {
 	memset(keepers, 0, sizeof(keepers));
+	memset(asking, 0, sizeof(asking));
 	atomic_store(&nvs_memory_pools_keep, false);
 	atomic_store(&nvs_memory_pools_shrink, false);
 }

@@ -18,6 +18,12 @@ void nvs_memory_pool(uint64_t pool, struct nvs_gpu *gpu);
  * GPU, which the driver is asked for.
  */
 void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshold);
+/*
+ * The program is about to destroy a pool, or could not: in between, nobody asks the driver
+ * about the pool. Waits for who does.
+ */
+void nvs_memory_pool_going(uint64_t pool, bool going);
+
 extern atomic_bool nvs_memory_pools_keep; /* any pool does */
 /* The pool, if it keeps memory, may have shrunk, or grown by an allocation. */
 void nvs_memory_pool_look(uint64_t pool);
@@ -41,21 +47,22 @@ bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu);
 
 /*
  * Takes from the pools of a GPU what they keep, as the driver does when the GPU is full.
- * What streams may still be using stays, unless those of the current context are waited
- * for: as long as for a free of the driver, and not while a stream captures. False: there
- * was nothing to take.
+ * Only if so many bytes more exceed the limit, by no more than pools keep, and while no stream
+ * captures. What streams may still be using stays; they are waited for, two seconds at
+ * most. False: nothing was taken.
  */
-bool nvs_memory_pools_trim(struct nvs_gpu *gpu, bool wait);
+bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait);
 
 void nvs_memory_pools_fork_child(void);
 
 /* ---- for memory.c; the lock of the account is held ---- */
 
 /*
- * So many bytes more are in use in a pool. *grows: the part of them that it does not count
- * with yet. False: the pool is not counted on this GPU.
+ * What a pool would count with in addition if so many bytes more were in use. False: the
+ * pool is not counted on this GPU. And they are in use.
  */
-bool nvs_pool_add(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t *grows);
+bool nvs_pool_grows(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t *grows);
+void nvs_pool_enter(uint64_t pool, uint64_t bytes);
 /* An allocation in the pool ends, or its claim does. */
 void nvs_pool_uncount(struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes);
 /* The pool ends: it keeps nothing. Its allocations live on, and count by themselves. */

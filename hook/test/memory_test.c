@@ -332,7 +332,7 @@ static void what_pools_keep_makes_room(void)
 	/* What a stream may still be using is waited for. */
 	CU(cuMemFree_v2(p));
 	CU(cuMemAllocFromPoolAsync(&p, 200 * MIB, pools[0], NULL));
-	CU(cuMemsetD8Async(p, 1, 200 * MIB, NULL));
+	CU(cuMemsetD8Async(p, 1, MIB, NULL));
 	CU(cuMemFreeAsync(p, NULL));
 	CU(cuMemAlloc_v2(&p, 250 * MIB));
 	CHECK(used() == 250 * MIB);
@@ -1035,7 +1035,7 @@ static void model_end_context(int which)
 static void model_pools_change(void)
 {
 	int gpu = rand_r(&seed) % 2;
-	uint64_t bytes = rand_r(&seed) % 2 ? UINT64_MAX : some(64 * MIB) / 512 * 512;
+	uint64_t bytes = rand_r(&seed) % 2 ? UINT64_MAX : some(64 * MIB) / 512 * 512 + 512;
 
 	if (rand_r(&seed) % 4 == 0)
 		CU(cuMemPoolTrimTo(model_pool[gpu], bytes));
