@@ -881,6 +881,48 @@ static void threads_and_pools_that_keep(void)
 	CHECK(over > 0);
 }
 
+/* A thread's own pools end with memory in use, while others allocate at the limit and wait. */
+static void *come_and_go(void *arg)
+{
+	unsigned seed = (unsigned)(uintptr_t)arg;
+	int gpu = seed % 2;
+
+	CU(cuCtxSetCurrent(contexts[gpu]));
+	for (int i = 0; i < 500; i++) {
+		CUmemoryPool pool = keeping(gpu, rand_r(&seed) % 2 ? UINT64_MAX : MIB);
+		CUdeviceptr p[4] = { 0 };
+
+		for (int k = 0; k < 4; k++) {
+			int result = cuMemAllocFromPoolAsync(&p[k], rand_r(&seed) % (8 * MIB) + 1, pool, NULL);
+
+			CHECK(result == CUDA_SUCCESS || result == OOM);
+			if (k % 2 && p[k - 1])
+				CU(cuMemFreeAsync(p[k - 1], NULL));
+		}
+		if (rand_r(&seed) % 4 == 0)
+			CU(cuCtxSynchronize());
+		CU(cuMemPoolDestroy(pool));
+		for (int k = 1; k < 4; k += 2)
+			CU(cuMemFree_v2(p[k]));
+	}
+	return NULL;
+}
+
+static void threads_whose_pools_come_and_go(void)
+{
+	pthread_t t[THREADS];
+
+	begin(LIMIT / 4, LIMIT / 4);
+	for (uintptr_t i = 0; i < THREADS; i++)
+		CHECK(pthread_create(&t[i], NULL, come_and_go, (void *)i) == 0);
+	for (int i = 0; i < THREADS; i++)
+		CHECK(pthread_join(t[i], NULL) == 0);
+	for (int g = 0; g < 2; g++) {
+		CU(cuCtxSetCurrent(contexts[g]));
+		CHECK(used() == 0);
+	}
+}
+
 /* ---- against a model ---- */
 
 enum thing { NOTHING, POINTER, POOLED, ARRAY, MIPMAP, HANDLE };
@@ -1468,6 +1510,7 @@ static const struct {
 	CASE(two_processes_share_a_limit),
 	CASE(threads_keep_the_account),
 	CASE(threads_and_pools_that_keep),
+	CASE(threads_whose_pools_come_and_go),
 	CASE(any_sequence_agrees_with_a_model),
 	CASE(any_sequence_with_pools_that_keep),
 	CASE(nvml_agrees_with_the_driver),
