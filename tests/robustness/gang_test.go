@@ -18,8 +18,8 @@ import (
 	"github.com/nvshare/nvshare/tests/judge"
 )
 
-// openTo lets a user other than root use the site, and returns a function that starts a
-// tenant of that user.
+// openTo lets a user other than root use the site, and returns a function that has a tenant
+// be that user's. The tree may be in a home directory, which no other user enters.
 func (s *site) openTo(uid uint32) func(*exec.Cmd) {
 	s.t.Helper()
 	s.letAllEnter()
@@ -31,7 +31,9 @@ func (s *site) openTo(uid uint32) func(*exec.Cmd) {
 		s.check(os.WriteFile(filepath.Join(theirs, filepath.Base(file)), data, 0o755))
 	}
 	return func(cmd *exec.Cmd) {
-		cmd.Path = filepath.Join(theirs, "cuda-busy")
+		if filepath.Base(cmd.Path) == "cuda-busy" {
+			cmd.Path = filepath.Join(theirs, "cuda-busy")
+		}
 		cmd.Env = append(cmd.Env, "LD_PRELOAD="+theirs+"/libnvshare.so", "LD_LIBRARY_PATH="+theirs)
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
 	}

@@ -29,11 +29,8 @@ func faultSite(t *testing.T) (s *site, x, other *suspendTenant) {
 		t.Skip("needs root: the tenants are two users")
 	}
 	s = suspendSite(t)
-	s.letAllEnter()
 	x = s.startSuspendTenant("x")
-	other = s.startSuspendTenant("other", func(cmd *exec.Cmd) {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: otherUser, Gid: otherUser}
-	})
+	other = s.startSuspendTenant("other", s.openTo(otherUser))
 	t.Cleanup(func() {
 		if !t.Failed() {
 			other.does("k")
