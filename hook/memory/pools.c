@@ -260,8 +260,14 @@ static void look(uint64_t pool)
 
 void nvs_memory_pool_look(uint64_t pool)
 {
-	int saved = errno, place = hold(pool);
+	int saved = errno, place;
 
+	/* A call that the driver does not allow in a capture would end it: later, when the host waits. */
+	if (atomic_load_explicit(&nvs_gate.captures, memory_order_acquire)) {
+		atomic_store(&nvs_memory_pools_shrink, true);
+		return;
+	}
+	place = hold(pool);
 	if (place < 0)
 		return;
 	look(pool);
