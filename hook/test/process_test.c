@@ -892,18 +892,19 @@ static int run_cancels(void)
 	return 0;
 }
 
-/* Whether a thread of the application sleeps in a futex, as at the gate. */
+/* Whether a thread of the application sleeps, as at the gate. An emulated one's system call has another number. */
 static bool app_sleeps(int thread)
 {
-	char path[64], line[64] = "";
+	char path[64], line[512] = "", *state;
 	FILE *f;
 
-	snprintf(path, sizeof(path), "/proc/%d/task/%d/syscall", app, thread);
+	snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", app, thread);
 	f = fopen(path, "r");
 	CHECK(f);
 	(void)!fgets(line, sizeof(line), f);
 	fclose(f);
-	return atoi(line) == SYS_futex;
+	state = strrchr(line, ')');
+	return state && strncmp(state, ") S", 3) == 0;
 }
 
 /* A thread that is no more does not wait. */
