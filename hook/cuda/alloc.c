@@ -204,19 +204,6 @@ static struct nvs_gpu *gpu_of_pool(void *pool, void *key)
 	return nvs_memory_pool_find((uintptr_t)pool, &gpu) ? gpu : gpu_of_stream(key);
 }
 
-/* Where a pool's memory is. A pool that was not seen may be the current one of a device. */
-static struct nvs_gpu *gpu_with(void *pool)
-{
-	struct nvs_gpu *known;
-
-	if (nvs_memory_pool_find((uintptr_t)pool, &known))
-		return known;
-	NVS_FOR_EACH_GPU(gpu)
-		if (current_pool(gpu) == pool)
-			return gpu;
-	return NULL;
-}
-
 #define FROM_POOL(key) gpu_of_pool(pool, key)
 ASYNC_SZ(cuMemAllocAsync, (CUdeviceptr *p, size_t n, void *s), (p, n, s), gpu_of_stream,
 	 current_pool(gpu))
@@ -317,9 +304,11 @@ WRAPPER(cuMemPoolDestroy, (void *pool))
 	if (nvs_counting())
 		nvs_memory_pool_going((uintptr_t)pool, true);
 	result = CALL(cuMemPoolDestroy, pool);
-	if (result != CUDA_SUCCESS && nvs_counting())
+	if (!nvs_counting())
+		return result;
+	if (result != CUDA_SUCCESS) {
 		nvs_memory_pool_going((uintptr_t)pool, false);
-	if (result == CUDA_SUCCESS && nvs_counting()) {
+	} else {
 		nvs_memory_remove(NVS_MEMORY_POOL, (uintptr_t)pool, stamp);
 		nvs_memory_remove(NVS_MEMORY_SHARED, (uintptr_t)pool, stamp);
 		nvs_swap_pool_destroyed(pool);
@@ -359,12 +348,14 @@ WRAPPER(cuMemPoolTrimTo, (void *pool, size_t keep))
 WRAPPER(cuMemPoolSetAttribute, (void *pool, int attribute, void *value))
 {
 	int result = CALL(cuMemPoolSetAttribute, pool, attribute, value);
+	struct nvs_gpu *gpu;
 
 	if (result == CUDA_SUCCESS && attribute >= CU_POOL_RELEASE_THRESHOLD &&
 	    attribute <= CU_POOL_USED_HIGH)
 		nvs_swap_pool_set(pool, attribute, *(uint64_t *)value);
-	if (result == CUDA_SUCCESS && attribute == CU_POOL_RELEASE_THRESHOLD && nvs_counting())
-		nvs_memory_pool_keeps((uintptr_t)pool, gpu_with(pool), *(uint64_t *)value);
+	if (result == CUDA_SUCCESS && attribute == CU_POOL_RELEASE_THRESHOLD && nvs_counting() &&
+	    nvs_memory_pool_find((uintptr_t)pool, &gpu))
+		nvs_memory_pool_keeps((uintptr_t)pool, gpu, *(uint64_t *)value);
 	return result;
 }
 

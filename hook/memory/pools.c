@@ -104,17 +104,16 @@ void nvs_pool_uncount(struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)
 
 void nvs_pool_ends(const struct nvs_entry *pool)
 {
-	uint64_t key = pool->key;
+	struct keeper *k = keeper_of(pool->key);
 
 	if (pool->gpu == NVS_NO_GPU)
 		return;
 	nvs_account_uncount(&nvs_gpus[pool->gpu], held(pool) - pool->owner);
 	for (size_t i = 0; i < nvs_account.size && pool->owner; i++)
-		if (nvs_account.at[i].pooled && nvs_account.at[i].owner == key)
+		if (nvs_account.at[i].pooled && nvs_account.at[i].owner == pool->key)
 			nvs_account.at[i].pooled = nvs_account.at[i].owner = 0;
-	for (unsigned i = 0; i < KEEPERS; i++)
-		if (keepers[i].pool == key)
-			keepers[i] = (struct keeper){ 0 };
+	if (k)
+		*k = (struct keeper){ 0 };
 }
 
 /* ---- where pools lie ---- */
