@@ -54,14 +54,14 @@ func migrate(ctx context.Context, root *rootFlags, io streams, req *api.MigrateR
 	}
 	ctx, cancel := context.WithTimeout(ctx, migrateLimit)
 	defer cancel()
-	asked := false
+	left := false // while the tenant moves: no tenant stops halfway because nobody waits
 	var r *api.MigrateResponse
 	if err := callWithin(ctx, migrateLimit, root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		asked = true
 		r, err = c.Migrate(ctx, req)
+		left = timedOut(err) || ctx.Err() != nil
 		return likeTenant(ctx, c, req.Container, err)
 	}); err != nil {
-		if asked && ctx.Err() != nil { // no tenant stops halfway because nobody waits
+		if left {
 			return fmt.Errorf("%s has not arrived yet; the move goes on without this command: nvsharectl events -f --type migrate --tenant %q shows how it ends", printable(who), who)
 		}
 		return err
