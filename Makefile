@@ -103,10 +103,12 @@ JOBS ?= 1
 test: root deps build simgpu ## every test (35 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
 	@sh tests/run.sh $(BUILD)/log $(JOBS) $(SUITES)
 
-# Names each package as it ends, and in the end each test that failed or was skipped.
-# go vet runs once, in test-unit: go test's own, smaller one would look at all dependencies
-# again.
-TEST := $(GO) tool -modfile=tests/tools/summary/go.mod gotestsum --format pkgname-and-test-fails -- -vet=off
+# $(call TEST,PACKAGES) names each package as it ends, and in the end each test that failed or was
+# skipped. A failed test runs once more, alone; run.sh says so of one that passes then. More than
+# a test and its parts (4), or a data race, is no bad luck. go vet runs once, in test-unit: go
+# test's own, smaller one would look at all dependencies again.
+TEST = $(GO) tool -modfile=tests/tools/summary/go.mod gotestsum --format pkgname-and-test-fails \
+	--rerun-fails=1 --rerun-fails-max-failures=4 --rerun-fails-abort-on-data-race --packages="$(1)" -- -vet=off
 
 # Tests make sockets, whose paths are short, and start programs as other users, who must
 # be able to enter the directory. TMPDIR may be long or closed.
@@ -123,12 +125,12 @@ test-unit: shim simgpu binaries ## of make test: everything in Go that needs no 
 	$(GO) vet -tags $(TAGS),compat ./tests/compat
 	$(GO) vet -trimpath=false ./sched/cuda
 	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
-	PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(TEST) -timeout 60m ./...
+	PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(call TEST,./...) -timeout 60m
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
 
 # With the race detector, what has more than one goroutine.
 test-race: ## of make test: the daemons under Go's race detector
-	$(TEST) -race -timeout 60m ./sched/daemon/... ./plugin/... ./cdi/...
+	$(call TEST,./sched/daemon/... ./plugin/... ./cdi/...) -race -timeout 60m
 
 test-compat: build simgpu ## of make test: the shim in other people's programs
 	@$(MAKE_C) -C tests/compat OUT=$(BUILD) test
@@ -148,10 +150,10 @@ runtimes: root deps build simgpu tools ## pods on containerd 1.7 and 2.0, which 
 	done
 
 test-e2e: build simgpu tools ## of make test: pods and containers, on a real containerd; root
-	$(TEST) -count=1 -tags $(TAGS),e2e -timeout 60m ./tests/e2e
+	$(call TEST,./tests/e2e) -count=1 -tags $(TAGS),e2e -timeout 60m
 
 test-engines: stage simgpu tools ## of make test: the examples of deployments, install and uninstall; root
-	$(TEST) -count=1 -tags $(TAGS),engines -timeout 60m ./tests/engines
+	$(call TEST,./tests/engines) -count=1 -tags $(TAGS),engines -timeout 60m
 
 kueue: ## the sample for Kueue in Kueue's own code, which it builds once (minutes)
 	cd tests/kueue && $(GO) vet . && $(GO) test -count=1 .
@@ -165,7 +167,7 @@ tools-k8s: deps ## Kubernetes, etcd and CNI plugins at the versions pinned in te
 
 e2e-k8s: GOAL := test
 e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a real Kubernetes of one node, which it builds once
-	$(TEST) -count=1 -tags $(TAGS),k8s -timeout 60m ./tests/kubernetes
+	$(call TEST,./tests/kubernetes) -count=1 -tags $(TAGS),k8s -timeout 60m
 
 # The shim is built anew, because its programs count the lines that they reach.
 coverage: COVERED := $(BUILD)/coverage
@@ -231,7 +233,7 @@ release: ## .build/dist: tarballs, deb, rpm, SBOM and checksums for ARCHES (amd6
 	@HERE=$(BUILD)/static/$(HOSTARCH) VERSION=$(VERSION) sh deployments/package/build.sh $(BUILD) $(ARCHES)
 
 test-release: simgpu ## of make test: the files of make release; root
-	NVSHARE_TEST_BUILD=$(BUILD) $(TEST) -count=1 -tags $(TAGS),release -timeout 60m ./tests/release
+	NVSHARE_TEST_BUILD=$(BUILD) $(call TEST,./tests/release) -count=1 -tags $(TAGS),release -timeout 60m
 
 install: stage ## install into PREFIX (/usr/local), below DESTDIR; the default needs root
 	$(STAGE)/nvsharectl install --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))

@@ -4,8 +4,9 @@
 # Usage: run.sh LOGS JOBS SUITE...
 # Runs suites (targets of the Makefile), JOBS at a time, in the order given: most tests
 # wait most of the time. What a suite prints goes to the screen, each line with the
-# suite's name, and to LOGS/SUITE.log. The end says what each took, what was left out and
-# where the logs are; CPU is processor time. Ends with status 1 if a suite failed; the others run anyway.
+# suite's name, and to LOGS/SUITE.log. The end says what each took, what was left out, which
+# tests failed and passed when run again, and where the logs are; CPU is processor time. Ends
+# with status 1 if a suite failed; the others run anyway.
 set -u
 
 logs=${1:?usage: run.sh LOGS JOBS SUITE...} jobs=${2:?usage: run.sh LOGS JOBS SUITE...}
@@ -13,6 +14,10 @@ shift 2
 rm -rf "$logs"
 mkdir -p "$logs"
 start=$(date +%s)
+# gotestsum's words for a test, and our C tests' for a part. A suite that is ok has failures
+# only of tests that passed when run again.
+SKIPPED='^=== SKIP: |SKIPPED|LEFT OUT'
+AGAIN='^=== FAIL: |^PASSED AGAIN: '
 minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
 suite() {
@@ -23,10 +28,10 @@ suite() {
 		times >"$logs/$1.times"
 	} | tee "$logs/$1.log" | sed -u "s/^/$1: /"
 	now=$(date +%s)
-	# gotestsum's words for a test, and our C tests' for a part.
-	skipped=$(grep -c -E '^=== SKIP: |SKIPPED|LEFT OUT' "$logs/$1.log")
+	skipped=$(grep -c -E "$SKIPPED" "$logs/$1.log")
 	result=ok
 	[ "$(cat "$logs/$1.status")" = 0 ] || result=FAILED
+	[ $result = FAILED ] || grep -E -A 4 "$AGAIN" "$logs/$1.log" | cut -c 1-150 >>"$logs/again.txt"
 	# The second line of times: the user's and the system's time of all that the suite ran.
 	cpu=$(awk 'NR == 2 { gsub("s", ""); for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } print int(s) }' "$logs/$1.times")
 	printf '%-14s %-7s %7s %7s  %s\n' "$1" $result "$(minutes $((now - began)))" "$(minutes "$cpu")" "$(test "$skipped" = 0 || echo "$skipped left out")" >>"$logs/summary.txt"
@@ -47,9 +52,14 @@ done
 wait
 rm -f "$logs"/*.status "$logs"/*.times
 echo
-if grep -q -h -E '^=== SKIP: |SKIPPED|LEFT OUT' "$logs"/*.log; then
+if grep -q -h -E "$SKIPPED" "$logs"/*.log; then
 	echo "LEFT OUT on this machine (each says why in its log):"
-	grep -h -E '^=== SKIP: |SKIPPED|LEFT OUT' "$logs"/*.log | sort -u | sed 's/^/  /'
+	grep -h -E "$SKIPPED" "$logs"/*.log | sort -u | sed 's/^/  /'
+	echo
+fi
+if [ -s "$logs/again.txt" ]; then
+	echo "FAILED, and passed when run again (more is in the log):"
+	sed 's/^/  /' "$logs/again.txt"
 	echo
 fi
 printf '%-14s %-7s %7s %7s\n' SUITE RESULT MIN:S CPU
