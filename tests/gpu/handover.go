@@ -27,9 +27,12 @@ type handoverResult struct {
 	Overlaps int    `json:"overlaps"`
 	// From the end of one tenant's last kernel to the start of the other's
 	// first, nanoseconds.
-	P50   int64   `json:"p50_ns"`
-	P90   int64   `json:"p90_ns"`
-	P99   int64   `json:"p99_ns"`
+	P50 int64 `json:"p50_ns"`
+	P90 int64 `json:"p90_ns"`
+	P99 int64 `json:"p99_ns"`
+	// The longest, and the last: the tenant that ends first destroys its context near it.
+	Max   int64   `json:"max_ns"`
+	Last  int64   `json:"last_ns"`
 	Busy  float64 `json:"busy"`  // part of the time from first to last kernel
 	Alone float64 `json:"alone"` // the same for one of them without the shim
 }
@@ -85,8 +88,8 @@ func (b *bench) handovers(ctx context.Context, _ string) error {
 			r := handoverResult{Quantum: quantum, KernelUS: kernel, Alone: alone, Overlaps: judge.Judge(trace, judge.Options{}).Overlaps()}
 			r.measure(trace)
 			all = append(all, r)
-			fmt.Printf("hand-over at %-5s kernels of %4d µs: p50 %3d µs, p90 %3d µs, p99 %3d µs (%d), %d overlaps; GPU busy %.2f %%, one native tenant alone %.2f %%\n",
-				r.Quantum, r.KernelUS, r.P50/1000, r.P90/1000, r.P99/1000, r.Count, r.Overlaps, 100*r.Busy, 100*r.Alone)
+			fmt.Printf("hand-over at %-5s kernels of %4d µs: p50 %3d µs, p90 %3d µs, p99 %3d µs, longest %d µs, last %d µs (%d), %d overlaps; GPU busy %.2f %%, one native tenant alone %.2f %%\n",
+				r.Quantum, r.KernelUS, r.P50/1000, r.P90/1000, r.P99/1000, r.Max/1000, r.Last/1000, r.Count, r.Overlaps, 100*r.Busy, 100*r.Alone)
 		}
 	}
 	if _, err := b.node.Ctl(ctx, "-T", "100ms"); err != nil {
@@ -107,7 +110,9 @@ func (r *handoverResult) measure(trace judge.Trace) {
 	if len(gaps) == 0 {
 		return
 	}
+	r.Last = gaps[len(gaps)-1]
 	slices.Sort(gaps)
+	r.Max = gaps[len(gaps)-1]
 	at := func(p int) int64 { return gaps[min(len(gaps)-1, len(gaps)*p/100)] }
 	r.P50, r.P90, r.P99 = at(50), at(90), at(99)
 }
