@@ -120,17 +120,21 @@ test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in
 	@$(MAKE_C) -C hook OUT=$(BUILD) test
 	@$(MAKE_C) -C tests/bench OUT=$(BUILD) check
 
-test-unit: shim simgpu binaries ## of make test: everything in Go that needs no containers
+# The daemons are tested with the race detector, everything else without.
+RACED := ./sched/daemon/... ./plugin/... ./cdi/...
+TESTED_ENV = PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu
+
+test-unit: shim simgpu binaries ## of make test: everything in Go that needs no containers, but test-race
 	$(GO) vet -tags $(TAGS),e2e,engines,k8s,release $$($(GO) list -tags $(TAGS),e2e,engines,k8s,release ./... | grep -v /sched/cuda$$)
 	$(GO) vet -tags $(TAGS),compat ./tests/compat
 	$(GO) vet -trimpath=false ./sched/cuda
 	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
-	PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu $(call TEST,./...) -timeout 60m
+	$(TESTED_ENV) $(call TEST,$$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACED))")) -timeout 60m
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
 
-# With the race detector, what has more than one goroutine.
-test-race: ## of make test: the daemons under Go's race detector
-	$(call TEST,./sched/daemon/... ./plugin/... ./cdi/...) -race -timeout 60m
+test-race: shim simgpu binaries ## of make test: the daemons, under Go's race detector
+	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
+	$(TESTED_ENV) $(call TEST,$(RACED)) -race -timeout 60m
 
 test-compat: build simgpu ## of make test: the shim in other people's programs
 	@$(MAKE_C) -C tests/compat OUT=$(BUILD) test
