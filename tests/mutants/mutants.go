@@ -11,15 +11,12 @@ import (
 	"testing"
 )
 
-// Executions is how many inputs Run gives a target.
-const Executions = 50_000
-
-// Run runs a target with Executions inputs, made from seeds of the same types. A
+// Run runs a target with executions inputs, made from seeds of the same types. A
 // failure names the input.
 func Run(t *testing.T, seeds [][]any, target func(t *testing.T, input []any)) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))
-	for i := range Executions {
+	for i := range executions {
 		input := slices.Clone(seeds[i%len(seeds)])
 		if i >= len(seeds) {
 			for range 1 + rng.IntN(4) {
