@@ -44,6 +44,8 @@
 //   - Two drivers may run while one replaces the other (rolling update). Either answers the
 //     kubelet; only the one that leads publishes devices and writes anything else.
 //   - Nothing is published where a device plugin or another driver gives the GPUs too.
+//   - A driver that starts publishes once the scheduler has said what it knows of the GPUs, or
+//     was away for 20 s. What was published before stays until then.
 //   - The kubelet is told when a GPU of a prepared claim is lost, or does no more work.
 //   - A GPU that is drained or does no more work is tainted.
 package dra

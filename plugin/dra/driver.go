@@ -52,6 +52,9 @@ const (
 	// GPUs, and then for the plugin's registration with the runtime: the kubelet tries again
 	// only after a minute.
 	knownLimit = 20 * time.Second
+	// heardLimit bounds how long the first slices wait for the scheduler's word on the GPUs. It
+	// starts with the driver, and takes seconds with NVML.
+	heardLimit = 20 * time.Second
 	// dialLimit bounds the look whether somebody listens on a socket.
 	dialLimit = time.Second
 	// maxDevices is how many devices fit into one slice.
@@ -96,6 +99,7 @@ type Driver struct {
 	looked    bool                                       // owner is known
 	owner     bool                                       // nobody else gives the GPUs
 	unusable  error                                      // why the cluster cannot use what is published; nil: it can
+	waited    bool                                       // heardLimit is over
 	published []resourceapi.Device
 }
 
@@ -173,6 +177,8 @@ func (d *Driver) Run(ctx context.Context) error {
 	defer parts.Wait()
 	defer d.status.queue.ShutDown()
 	parts.Go(func() { d.writeStatuses(ctx) })
+	waited := time.AfterFunc(heardLimit, d.waitNoMore)
+	defer waited.Stop()
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
 	sweep.Reset(d.look(ctx))
@@ -288,6 +294,9 @@ func (d *Driver) publish() error {
 	}
 	var devices []resourceapi.Device
 	if d.owner && d.unusable == nil {
+		if d.published == nil && !d.heard() {
+			return nil
+		}
 		devices = Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
 	}
 	if d.published != nil && slices.EqualFunc(devices, d.published, equal) {
@@ -306,6 +315,26 @@ func (d *Driver) publish() error {
 	d.published = append([]resourceapi.Device{}, devices...)
 	d.Log.Infof("published %d devices in pool %s of driver %s", len(devices), d.NodeName, DriverName)
 	return nil
+}
+
+// heard tells whether the scheduler has said what it knows of the GPUs, or is not waited for
+// any more. Slices without its word lack taints, and the memory that it alone knows: a pod
+// that is allocated meanwhile gets a GPU that does no work, or has no memory limit as long as
+// it runs. What an earlier driver has published stays. The lock is held.
+func (d *Driver) heard() bool {
+	if d.Options.Scheduler == nil || d.waited {
+		return true
+	}
+	devices := devicesOf(d.inventory.GPUs(), d.inventory.Offers, d.Options)
+	return len(devices) == 0 || slices.ContainsFunc(devices, func(dev device) bool { return dev.state.Sharing != "" })
+}
+
+// waitNoMore has slices published without the scheduler.
+func (d *Driver) waitNoMore() {
+	d.mu.Lock()
+	d.waited = true
+	d.mu.Unlock()
+	d.Refresh()
 }
 
 // devices returns what can be given now.

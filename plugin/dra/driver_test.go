@@ -387,7 +387,9 @@ func TestAnotherOwner(t *testing.T) {
 func TestRefreshPublishes(t *testing.T) {
 	var drained atomic.Bool
 	s := serveBeside(t, shortDir(t), apiServer(t), "", func(c *Config) {
-		c.Options.Scheduler = func(uuid string) plugin.GPUState { return plugin.GPUState{Drained: drained.Load()} }
+		c.Options.Scheduler = func(uuid string) plugin.GPUState {
+			return plugin.GPUState{Sharing: plugin.SharedByTurns, Drained: drained.Load()}
+		}
 	})
 	defer s.stop()
 	s.Lead()
@@ -476,6 +478,49 @@ func TestPublishesNothingBeforeItKnows(t *testing.T) {
 	check(t, d.publish())
 	if next := d.look(context.Background()); next != ownerInterval {
 		t.Errorf("next look in %v", next)
+	}
+}
+
+// A driver that starts does not know yet what the scheduler knows of the GPUs. What an earlier
+// driver has published stays until then: slices without taints, and without memory, give away
+// GPUs that do no work, and parts without a memory limit. A scheduler that is away is not
+// waited for longer than heardLimit.
+func TestPublishesWhatTheSchedulerKnows(t *testing.T) {
+	for name, answers := range map[string]bool{"the scheduler answers": true, "it is away": false} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			synctest.Test(t, func(t *testing.T) {
+				var state plugin.GPUState
+				options := whole
+				options.Scheduler = func(string) plugin.GPUState { return state }
+				d, err := New(Config{Problem: func(error) {}, Client: apiServer(t), NodeName: node, Directory: filepath.Join(dir, "driver"), CDIDir: filepath.Join(dir, "cdi"), Options: options, Log: silent()})
+				check(t, err)
+				defer d.status.queue.ShutDown()
+				var written [][]resourceapi.Device
+				d.write = func(r *resourceslice.DriverResources) error {
+					written = append(written, r.Pools[node].Slices[0].Devices)
+					return nil
+				}
+				gpus := twoGPUs()
+				gpus[0].MemoryBytes, gpus[1].MemoryBytes = 0, 0 // as the kernel tells
+				d.SetInventory(inventory(t, gpus))
+				d.look(t.Context())
+				if len(written) > 0 {
+					t.Fatalf("published before the scheduler has answered: %v", written)
+				}
+				if !answers {
+					d.waitNoMore()
+					if check(t, d.publish()); len(written) != 1 {
+						t.Errorf("published %d times, want 1", len(written))
+					}
+					return
+				}
+				state = plugin.GPUState{Sharing: plugin.SharedByTurns, Memory: 80 << 30, Fault: "Xid 79: gone"}
+				if check(t, d.publish()); len(written) != 1 || len(written[0][0].Taints) != 1 || len(written[0][0].Capacity) != 3 {
+					t.Errorf("published: %+v", written)
+				}
+			})
+		})
 	}
 }
 
