@@ -456,6 +456,7 @@ func (d *Driver) sweep(ctx context.Context) {
 			d.Log.Warnf("look whether claim %s/%s still exists: %v", r.Namespace, r.Name, err)
 		}
 	}
+	d.forgetStatuses()
 }
 
 func (d *Driver) gone(ctx context.Context, r Record) (bool, error) {

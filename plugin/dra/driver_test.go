@@ -437,6 +437,25 @@ func TestRemovedSlicesComeBack(t *testing.T) {
 	})
 }
 
+// A node sees thousands of claims a day: nothing of one stays after its end.
+func TestForgetsWhatClaimsHad(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	defer d.status.queue.ShutDown()
+	stays, ends := claimOf(uid(1), part(name0, "s1", "40", "")), claimOf(uid(2), part(name1, "s2", "40", ""))
+	stays.Name, ends.Name = "stays", "ends"
+	d.Client = apiServer(t, stays, ends)
+	for _, c := range []*resourceapi.ResourceClaim{stays, ends} {
+		check(t, prepare(d, c).Err)
+		name := d.store.Records()[len(d.store.Records())-1].Shares[0].Name
+		d.Told(plugin.Container{Claims: name}, api.Terms{CoreRequest: 40})
+		check(t, d.writeStatus(t.Context(), name))
+	}
+	check(t, d.store.unprepare(ends.UID))
+	if d.sweep(t.Context()); len(d.status.latest) != 1 || d.status.latest[d.store.Records()[0].Shares[0].Name].CoreRequest != 40 {
+		t.Errorf("known of shares: %v, want that of claim %s", d.status.latest, stays.UID)
+	}
+}
+
 // A cluster that would give whole GPUs away as shares gets none.
 func TestClusterWithoutConsumableCapacity(t *testing.T) {
 	dir := shortDir(t)

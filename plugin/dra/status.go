@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 
@@ -73,12 +74,12 @@ func (d *Driver) writeStatuses(ctx context.Context) {
 func (d *Driver) writeStatus(ctx context.Context, name string) error {
 	record, share, ok := d.store.share(name)
 	d.status.mu.Lock()
-	terms := d.status.latest[name]
+	terms, told := d.status.latest[name]
 	if !ok {
 		delete(d.status.latest, name)
 	}
 	d.status.mu.Unlock()
-	if !ok {
+	if !ok || !told {
 		return nil
 	}
 	effective := map[string]string{}
@@ -102,6 +103,20 @@ func (d *Driver) writeStatus(ctx context.Context, name string) error {
 		return nil
 	}
 	return err
+}
+
+// forgetStatuses forgets what was written for shares that are not prepared any more. A share
+// is told of after its claim was prepared: what is not among the records then was unprepared.
+func (d *Driver) forgetStatuses() {
+	d.status.mu.Lock()
+	defer d.status.mu.Unlock()
+	prepared := map[string]bool{}
+	for _, r := range d.store.Records() {
+		for _, s := range r.Shares {
+			prepared[s.Name] = true
+		}
+	}
+	maps.DeleteFunc(d.status.latest, func(name string, _ api.Terms) bool { return !prepared[name] })
 }
 
 // manager is the field manager of a share: names have at most 128 characters.
