@@ -124,7 +124,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 	for i := range devices {
 		d := &devices[i]
 		d.Memory = cmp.Or(d.Memory, cs.gpus[d.UUID].Memory) * cs.percent / 100
-		d.Closed = cs.gpus[d.UUID].Closed()
+		d.Closed, d.Dead = cs.gpus[d.UUID].Closed(), cs.gpus[d.UUID].Fault != ""
 		at[d.UUID] = d
 	}
 	old := func(o Container) bool { return o.ID == except.ID || o.sameAs(except) }

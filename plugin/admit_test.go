@@ -287,8 +287,8 @@ func TestParallelCreations(t *testing.T) {
 	}
 }
 
-// Nobody new comes onto a GPU that is drained or does no more work; who had it before goes
-// back to it.
+// Nobody new comes onto a GPU that is drained or does no more work; who had a drained one
+// before goes back to it.
 func TestClosedGPUs(t *testing.T) {
 	p := newPlacing(t, 2)
 	if got, err := p.create("a", "gpu=nvshare.com/gpu=0"); err != nil {
@@ -307,6 +307,33 @@ func TestClosedGPUs(t *testing.T) {
 	p.containers.learn(State{IDs: []string{"id-a"}, GPUs: map[string]GPUState{gpuID(0): {Drained: true}, gpuID(1): {Fault: "Xid 79: gone"}}})
 	if got, err := p.create("d", "gpu=1"); err == nil || !strings.Contains(err.Error(), "it is drained") || !strings.Contains(err.Error(), "Xid 79: gone") {
 		t.Errorf("given %q, %v", got, err)
+	}
+}
+
+// A container that ends because its GPU does no more work, and is started again, gets
+// another GPU where the plugin chooses: back on that one it would end again and again.
+func TestRestartedAwayFromADeadGPU(t *testing.T) {
+	p := newPlacing(t, 2)
+	if got, err := p.create("a", "gpu=1"); got != "0" {
+		t.Fatalf("given %q, %v", got, err)
+	}
+	if got, err := p.create("named", "gpu=nvshare.com/gpu=0"); got != "0" {
+		t.Fatalf("given %q, %v", got, err)
+	}
+	one := GPUState{Drained: true}
+	p.containers.learn(State{IDs: []string{"id-a", "id-named"}, GPUs: map[string]GPUState{gpuID(0): one, gpuID(1): {}}})
+	p.stop("a")
+	if got, err := p.create("a", "gpu=1"); got != "0" {
+		t.Errorf("drained: given %q, %v; want the GPU that it had", got, err)
+	}
+	one.Fault = "Xid 79: gone"
+	p.containers.learn(State{IDs: []string{"id-a", "id-named"}, GPUs: map[string]GPUState{gpuID(0): one, gpuID(1): {}}})
+	p.stop("a")
+	if got, err := p.create("a", "gpu=1"); got != "1" {
+		t.Errorf("does no work: given %q, %v; want the other GPU", got, err)
+	}
+	if got, err := p.create("named", "gpu=nvshare.com/gpu=0"); got != "0" {
+		t.Errorf("by name: given %q, %v", got, err)
 	}
 }
 

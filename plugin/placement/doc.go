@@ -6,6 +6,7 @@
 //
 // A device can take a container if
 //
+//   - it is open, or the container had it before it was started again and it does work;
 //   - its tenants' promises leave the requested part of its time (core request) and of
 //     its memory (memory limit);
 //   - all its tenants have the same exclusion label as the container, or neither they

@@ -24,6 +24,7 @@ type Device struct {
 	Memory  uint64 // bytes that can be promised; 0: not known, and then not counted
 	Tenants []Tenant
 	Closed  string // why no new container may have it; "": it may
+	Dead    bool   // it does no work: nobody goes back to it either
 }
 
 // Tenant is who has a device, and what it was promised of it.
@@ -110,7 +111,7 @@ func (d Device) Neighbours(l Labels) (why []string) {
 
 // unable says why a device cannot take a container; empty: it can.
 func (d Device) unable(r Request) (why []string) {
-	if d.Closed != "" && !slices.Contains(r.Had, d.UUID) {
+	if d.Closed != "" && (d.Dead || !slices.Contains(r.Had, d.UUID)) {
 		why = append(why, d.Closed)
 	}
 	if r.Core > d.coreLeft() {
