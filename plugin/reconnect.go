@@ -135,8 +135,7 @@ func register(ctx context.Context, conn net.Conn, c Connection, p *Plugin) error
 	case err = <-done:
 		return s.unlessSynchronized(ctx, err)
 	case <-limit.C: // the connection may last
-		p.log.Error(errSynchronizedLate)
-		p.containers.Health.Problem(runtimePart, errSynchronizedLate)
+		s.late()
 	}
 	return s.unlessSynchronized(ctx, <-done)
 }
@@ -148,6 +147,19 @@ type session struct {
 	syncOnce     sync.Once // closes synchronized
 	configured   chan struct{}
 	synchronized chan struct{}
+	says         sync.Mutex // held while Health is told which of the two there is: a list, or none
+}
+
+// late says that the runtime has not sent its list yet, unless it has just done so.
+func (s *session) late() {
+	s.says.Lock()
+	defer s.says.Unlock()
+	select {
+	case <-s.synchronized:
+	default:
+		s.log.Error(errSynchronizedLate)
+		s.containers.Health.Problem(runtimePart, errSynchronizedLate)
+	}
 }
 
 // unlessSynchronized says what the end of a connection means that the runtime never
@@ -167,6 +179,8 @@ func (s *session) unlessSynchronized(ctx context.Context, err error) error {
 // Synchronize notes that the runtime asks the plugin about new pods from now on.
 func (s *session) Synchronize(ctx context.Context, pods []*api.PodSandbox, ctrs []*api.Container) ([]*api.ContainerUpdate, error) {
 	updates, err := s.Plugin.Synchronize(ctx, pods, ctrs)
+	s.says.Lock()
+	defer s.says.Unlock()
 	s.syncOnce.Do(func() { close(s.synchronized) })
 	s.containers.Health.Problem(runtimePart, nil)
 	return updates, err

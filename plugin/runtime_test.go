@@ -558,6 +558,24 @@ func TestListThatComesLate(t *testing.T) {
 	until("the plugin to be well", func() bool { return len(health.NotReady()) == 0 })
 }
 
+// A list that comes as syncLimit ends is there: the plugin would stay not ready for as long as
+// the connection lasts, and with it the update of a DaemonSet.
+func TestListThatComesAtTheLimit(t *testing.T) {
+	for name, list := range map[string]bool{"it has come": true, "it has not": false} {
+		p := New(quiet(), NewContainers(quiet()))
+		s := &session{Plugin: p, configured: make(chan struct{}), synchronized: make(chan struct{})}
+		if list {
+			if _, err := s.Synchronize(t.Context(), nil, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.late() // which the runtime's list has just overtaken
+		if got := p.containers.Health.NotReady(); (len(got) == 0) != list {
+			t.Errorf("%s: not ready for %q", name, got)
+		}
+	}
+}
+
 // A pod whose containers are too large for NRI's messages keeps the runtime from sending
 // its list. The plugin is configured, and asked about no pod. It says so, with the cause,
 // and is well again when the containers are smaller.
