@@ -22,6 +22,8 @@ type refusal struct {
 
 func (r refusal) Unwrap() error { return r.error }
 
+var errUnheard = errors.New("the scheduler has not said yet how much memory the GPUs have, and which of them do work: try again")
+
 // admit enters a container that does not exist yet, and decides which GPUs it has
 // if count of them are to be chosen. All decisions are made here, so that no two
 // contradict each other. It fails, and changes nothing, if no GPU can be chosen, or
@@ -39,6 +41,9 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 	}
 	devices := cs.devices(gpus, c)
 	if count > 0 {
+		if cs.now().Before(cs.awaited) {
+			return c, refusal{error: errUnheard}
+		}
 		r := placement.Request{Count: count, Core: c.Terms.CoreRequest, Memory: c.Terms.MemoryLimit, Labels: c.Labels, Had: cs.had(c)}
 		chosen, err := placement.Choose(devices, r)
 		if err != nil {

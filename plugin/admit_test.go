@@ -4,12 +4,15 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/containerd/nri/pkg/api"
 	"pgregory.net/rapid"
@@ -307,6 +310,39 @@ func TestClosedGPUs(t *testing.T) {
 	p.containers.learn(State{IDs: []string{"id-a"}, GPUs: map[string]GPUState{gpuID(0): {Drained: true}, gpuID(1): {Fault: "Xid 79: gone"}}})
 	if got, err := p.create("d", "gpu=1"); err == nil || !strings.Contains(err.Error(), "it is drained") || !strings.Contains(err.Error(), "Xid 79: gone") {
 		t.Errorf("given %q, %v", got, err)
+	}
+}
+
+// A plugin that has just started does not choose before the scheduler has said what it alone
+// knows: the container would get a GPU that does no work, or more memory than there is. A
+// scheduler that is away is not waited for longer than wordLimit.
+func TestChoosesByTheSchedulersWord(t *testing.T) {
+	for name, answers := range map[string]bool{"the scheduler answers": true, "it is away": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := newPlacing(t, 2)
+				s, started := newScheduler(), time.Now()
+				s.gpus = map[string]GPUState{gpuID(0): {Fault: "Xid 79: gone"}, gpuID(1): {}}
+				go p.containers.Run(t.Context(), func(ctx context.Context) (Scheduler, error) {
+					if !answers || time.Since(started) < time.Second {
+						return nil, errors.New("not there")
+					}
+					return s.dial(ctx)
+				})
+				synctest.Wait()
+				if got, err := p.create("a", "gpu=1"); err == nil || !strings.Contains(err.Error(), "try again") {
+					t.Errorf("at first: given %q, %v", got, err)
+				}
+				if got, err := p.create("named", "gpu=nvshare.com/gpu=1"); err != nil {
+					t.Errorf("by name: given %q, %v", got, err)
+				}
+				time.Sleep(map[bool]time.Duration{true: 5 * time.Second, false: wordLimit}[answers])
+				synctest.Wait()
+				if got, err := p.create("a", "gpu=1"); got != map[bool]string{true: "1", false: "0"}[answers] {
+					t.Errorf("then: given %q, %v", got, err)
+				}
+			})
+		})
 	}
 }
 

@@ -79,12 +79,13 @@ type Containers struct {
 	ended    map[string]Container // that the runtime may start again: see admit
 	promises []Promise            // of the scheduler's latest State
 	gpus     map[string]GPUState  // by UUID, of the scheduler's latest State
+	awaited  time.Time            // until when no GPU is chosen without the scheduler's word; zero: it has come
 	percent  uint64               // of each GPU's memory that may be promised
 	live     livePods
 	claims   Claims // nil: pods ask by annotations
 
 	move  Mover              // nil: nobody is moved
-	now   func() time.Time   // the clock of the two below
+	now   func() time.Time   // the clock of awaited, and of the two below
 	made  *room              // nil: none is made or kept
 	stuck map[string]failure // by container ID
 }

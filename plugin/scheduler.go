@@ -73,6 +73,10 @@ type Promise struct {
 }
 
 const (
+	// wordLimit bounds for how long a plugin that starts refuses to choose GPUs before the
+	// scheduler has said how much memory they have, and which of them do work. The kubelet
+	// creates a refused container again after some 10 s.
+	wordLimit    = 10 * time.Second
 	callLimit    = 2 * time.Second
 	pingInterval = 5 * time.Second
 )
@@ -99,7 +103,11 @@ func (cs *Containers) takeOver(s State) bool {
 			cs.want[id] = c
 		}
 	}
-	if len(s.GPUs) == 0 || maps.Equal(s.GPUs, cs.gpus) { // without GPUs, it has just been started
+	if len(s.GPUs) == 0 { // it has just been started
+		return false
+	}
+	cs.awaited = time.Time{}
+	if maps.Equal(s.GPUs, cs.gpus) {
 		return false
 	}
 	cs.gpus = s.GPUs
@@ -129,6 +137,9 @@ func (cs *Containers) snapshot() (want map[string]Container, complete bool) {
 // A scheduler that lags behind costs no queue: changes that cancel out, or repeat,
 // are told once or not at all.
 func (cs *Containers) Run(ctx context.Context, dial func(context.Context) (Scheduler, error)) {
+	cs.mu.Lock()
+	cs.awaited = cs.now().Add(wordLimit)
+	cs.mu.Unlock()
 	wait := backoff{min: 50 * time.Millisecond, max: 2 * time.Second}
 	for ctx.Err() == nil {
 		err := cs.serve(ctx, dial, wait.reset)
