@@ -24,6 +24,11 @@ type Record struct {
 
 const recordVersion = 1
 
+// sameShares tells whether both are of one allocation: each allocation has share IDs of its own.
+func (r Record) sameShares(o Record) bool {
+	return slices.EqualFunc(r.Shares, o.Shares, func(a, b Share) bool { return a.Name == b.Name })
+}
+
 // Share is a part of one device that a claim has.
 type Share struct {
 	Name    string     `json:"name"`  // of the CDI device, without the kind

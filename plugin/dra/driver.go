@@ -441,7 +441,7 @@ func (d *Driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplug
 	return results, nil
 }
 
-// sweep unprepares claims that do not exist any more.
+// sweep unprepares claims that do not exist any more, or have nothing of this node any more.
 func (d *Driver) sweep(ctx context.Context) {
 	if err := d.store.load(); err != nil {
 		d.Log.Warn(err)
@@ -449,7 +449,7 @@ func (d *Driver) sweep(ctx context.Context) {
 	for _, r := range d.store.Records() {
 		gone, err := d.gone(ctx, r)
 		if err == nil && gone {
-			d.Log.Infof("claim %s/%s does not exist any more: unpreparing it", r.Namespace, r.Name)
+			d.Log.Infof("claim %s/%s does not exist any more, or is not allocated here: unpreparing it", r.Namespace, r.Name)
 			err = d.store.unprepare(r.UID)
 		}
 		if err != nil && ctx.Err() == nil {
@@ -466,7 +466,14 @@ func (d *Driver) gone(ctx context.Context, r Record) (bool, error) {
 	if apierrors.IsNotFound(err) {
 		return true, nil
 	}
-	return err == nil && claim.UID != r.UID, err
+	return err == nil && (claim.UID != r.UID || !d.allocatedHere(claim)), err
+}
+
+// allocatedHere tells whether a claim has a device of this node.
+func (d *Driver) allocatedHere(claim *resourceapi.ResourceClaim) bool {
+	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return r.Driver == DriverName && r.Pool == d.NodeName
+	})
 }
 
 // HandleError says what failed in the background, and is tried again. Where the API

@@ -437,6 +437,47 @@ func TestRemovedSlicesComeBack(t *testing.T) {
 	})
 }
 
+// A claim that somebody has made, and no pod uses for a while, is allocated anew for the next
+// pod. The kubelet unprepares it in between, unless it has lost its state: then the devices of
+// before count for nobody any more.
+func TestClaimIsAllocatedAnew(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	check(t, prepare(d, claimOf(uid(1), part(name0, "before", "60", "20Gi"))).Err)
+	was := d.store.Records()[0].Shares[0]
+	claim := claimOf(uid(1), part(name1, "now", "60", "20Gi"))
+	r := prepare(d, claim)
+	if check(t, r.Err); len(r.Devices) != 1 || r.Devices[0].DeviceName != name1 || *r.Devices[0].ShareID != "now" {
+		t.Errorf("the kubelet gets %+v", r.Devices)
+	}
+	if spec := specOf(t, d, uid(1)); len(spec.Devices) != 1 || !strings.HasSuffix(spec.Devices[0].Name, name1+"-now") {
+		t.Errorf("CDI devices: %+v", spec.Devices)
+	}
+	if _, known := d.store.ByDevice(was.Name); known {
+		t.Error("the share of before is known by its name")
+	}
+	if _, known := d.store.ByToken(was.Token); known {
+		t.Error("the share of before is known by its token")
+	}
+	check(t, prepare(d, claimOf(uid(2), part(name0, "other", "60", "20Gi"))).Err)
+
+	// It goes to another node, or to none.
+	for n, results := range [][]resourceapi.DeviceRequestAllocationResult{{part(name0, "there", "60", "")}, nil} {
+		claim := claimOf(uid(3+n), part(name0, "here", "10", ""))
+		check(t, prepare(d, claim).Err)
+		for i := range results {
+			results[i].Pool = "n1"
+		}
+		claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}
+		if results == nil {
+			claim.Status.Allocation = nil
+		}
+		d.Client = apiServer(t, claim)
+		if d.sweep(t.Context()); len(d.store.Records()) != 0 {
+			t.Errorf("prepared here: %v", d.store.Records())
+		}
+	}
+}
+
 // A node sees thousands of claims a day: nothing of one stays after its end.
 func TestForgetsWhatClaimsHad(t *testing.T) {
 	d := newDriver(t, t.TempDir())

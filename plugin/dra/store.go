@@ -311,8 +311,9 @@ func (s *Store) Records() (all []Record) {
 }
 
 // prepare writes the record of a claim and its CDI spec. A claim that is prepared
-// already keeps its record. accept is asked whether there is room for a new one beside
-// the others.
+// already keeps its record, unless it was allocated anew since: a claim may be without pods,
+// and then get other devices. accept is asked whether there is room for a new one beside the
+// others.
 func (s *Store) prepare(r Record, accept func(Record, []Record) error, edits editor) (Record, error) {
 	unlock, err := s.lock()
 	if err != nil {
@@ -322,7 +323,7 @@ func (s *Store) prepare(r Record, accept func(Record, []Record) error, edits edi
 	if err := s.load(); err != nil {
 		return r, err
 	}
-	if old, ok := s.record(r.UID); ok {
+	if old, ok := s.record(r.UID); ok && old.sameShares(r) {
 		return old, s.writeSpec(old, edits)
 	}
 	if err := accept(r, s.Records()); err != nil {
@@ -344,6 +345,7 @@ func (s *Store) prepare(r Record, accept func(Record, []Record) error, edits edi
 		return r, fmt.Errorf("record the prepared claim: %w", err)
 	}
 	s.mu.Lock()
+	s.forget(r.UID)
 	s.enter(r, file)
 	s.mu.Unlock()
 	s.at(beforeSpec)
