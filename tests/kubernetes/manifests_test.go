@@ -191,6 +191,15 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if monitor := pretty(objects(t, out)["PodMonitor nvshare"]); strings.Count(monitor, `"port": "metrics`) != 2 || strings.Count(monitor, `"targetLabel": "node"`) != 2 {
 		t.Errorf("scheduler's and plugin's metrics: %s", monitor)
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "metrics.enabled=true,metrics.podMonitor=false,metrics.serviceMonitor=true,dra.enabled=true")
+	check(t, err)
+	made = objects(t, out)
+	if monitor := pretty(made["ServiceMonitor nvshare"]); strings.Count(monitor, `"port": "metrics`) != 2 || strings.Count(monitor, `"targetLabel": "node"`) != 2 {
+		t.Errorf("scheduler's and plugin's metrics, by a service: %s", monitor)
+	}
+	if service := pretty(made["Service nvshare"]); strings.Count(service, `"targetPort": "metrics`) != 2 {
+		t.Errorf("the service for scheduler's and plugin's metrics: %s", service)
+	}
 	out, err = helm("template", "nvshare", chart, "--set", "scheduler.fenceAction=kill,overlapGroups.enabled=true,checkpoint.enabled=true")
 	if err != nil || !strings.Contains(out, `add: ["CHOWN","DAC_OVERRIDE","KILL","SETGID","SETUID","SYS_ADMIN","SYS_PTRACE"]`) {
 		t.Errorf("rights of several values: %v\n%s", err, out)
