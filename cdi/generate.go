@@ -153,7 +153,9 @@ func Fingerprint(o Options, files ...string) string {
 		}
 	}
 	for _, dir := range o.specDirs() {
-		list(filepath.Join(dir, "*"), stat)
+		for _, file := range specFiles(dir) { // and not what becomes one, as of a claim
+			stat(file)
+		}
 	}
 	for _, f := range files {
 		if h.exists(f) {

@@ -307,6 +307,14 @@ func TestFingerprintShowsChanges(t *testing.T) {
 		}
 		seen = append(seen, now)
 	}
+	// Claims come and go with pods; their files are written beside these, under other names.
+	claim := ClaimFile(root+"/etc/cdi", "00000001-0000-4000-8000-000000000000")
+	for _, file := range []string{claim, filepath.Join(root, "/etc/cdi", "."+filepath.Base(claim)+".123.tmp")} {
+		write(t, file, "{}")
+		if Fingerprint(o) != seen[len(seen)-1] {
+			t.Errorf("%s changes it", file)
+		}
+	}
 }
 
 func TestOnHostFollowsLinksInsideTheRoot(t *testing.T) {
