@@ -568,6 +568,9 @@ func TestPublishesWhatTheSchedulerKnows(t *testing.T) {
 				if len(written) > 0 {
 					t.Fatalf("published before the scheduler has answered: %v", written)
 				}
+				if r, known := d.health(time.Now()); known {
+					t.Errorf("health before the scheduler has answered: %v", r.Devices)
+				}
 				if !answers {
 					d.waitNoMore()
 					if check(t, d.publish()); len(written) != 1 {
@@ -578,6 +581,9 @@ func TestPublishesWhatTheSchedulerKnows(t *testing.T) {
 				state = plugin.GPUState{Sharing: plugin.SharedByTurns, Memory: 80 << 30, Fault: "Xid 79: gone"}
 				if check(t, d.publish()); len(written) != 1 || len(written[0][0].Taints) != 1 || len(written[0][0].Capacity) != 3 {
 					t.Errorf("published: %+v", written)
+				}
+				if r, known := d.health(time.Now()); !known || r.Devices[0].Health != kubeletplugin.HealthStatusUnhealthy {
+					t.Errorf("health: %v", r.Devices)
 				}
 			})
 		})

@@ -39,10 +39,17 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 }
 
 // health returns the health of the devices that the node has, and of those that claims
-// have and the node does not. It is not known before the first look at the GPUs.
+// have and the node does not. It is not known before the first look at the GPUs, and before
+// the scheduler has said which of them do work.
 func (d *Driver) health(now time.Time) (r kubeletplugin.DeviceHealthReport, known bool) {
 	devices, err := d.devices()
 	if err != nil {
+		return r, false
+	}
+	d.mu.Lock()
+	known = d.heard()
+	d.mu.Unlock()
+	if !known {
 		return r, false
 	}
 	said := map[string]bool{}
