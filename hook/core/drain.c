@@ -109,11 +109,11 @@ void nvs_drain_forget(struct nvs_gpu *gpu, uint64_t took_ns)
 /* What a question about a stream needs. */
 struct question {
 	void *key, *ctx;
-	bool capturing;
+	bool capturing, own; /* own: of the calling thread, if it is a thread's */
 };
 
-/* The next stream of the GPU with work, from *i on. False: there is none. */
-static bool next_with_work(struct nvs_gpu *gpu, unsigned *i, struct question *q)
+/* The next stream of the GPU with work, or (all) any, from *i on. False: there is none. */
+static bool next_stream(struct nvs_gpu *gpu, bool all, unsigned *i, struct question *q)
 {
 	bool found = false;
 
@@ -122,20 +122,21 @@ static bool next_with_work(struct nvs_gpu *gpu, unsigned *i, struct question *q)
 		struct nvs_stream *s = &nvs_streams[*i];
 		struct nvs_context *c = s->context;
 
-		found = s->key && s->gpu == gpu && atomic_load(&s->dirty);
+		found = s->key && s->gpu == gpu && (all || atomic_load(&s->dirty));
 		if (found)
-			*q = (struct question){ s->key, c ? c->ctx : NULL, s->capturing };
+			*q = (struct question){ s->key, c ? c->ctx : NULL, s->capturing,
+						nvs_self && s->owner == nvs_self };
 	}
 	nvs_unlock(&nvs_table_lock);
 	return found;
 }
 
 /*
- * What the streams of the GPU with work do: BUSY if one is, else IDLE; left_out says
- * whether the state of one is not known. The driver is asked under query_lock alone:
+ * What the streams of the GPU with work, or all, do: BUSY if one is, else IDLE; left_out
+ * says whether the state of one is not known. The driver is asked under query_lock alone:
  * who destroys a stream waits for the answer, see nvs_stream_destroyed; nobody else does.
  */
-static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu,
+static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, bool all,
 					  enum nvs_streams_state (*ask)(const struct question *q),
 					  bool *left_out)
 {
@@ -146,7 +147,7 @@ static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu,
 	*left_out = false;
 	for (unsigned i = 0; more && state != NVS_STREAMS_BUSY;) {
 		nvs_lock(&gpu->query_lock);
-		more = next_with_work(gpu, &i, &q);
+		more = next_stream(gpu, all, &i, &q);
 		state = more ? ask(&q) : NVS_STREAMS_IDLE;
 		nvs_unlock(&gpu->query_lock);
 		*left_out = *left_out || state == NVS_STREAMS_UNKNOWN;
@@ -171,7 +172,7 @@ static bool streams_done(struct nvs_gpu *gpu)
 	bool left_out;
 
 	return !atomic_load(&gpu->overflow.dirty) &&
-	       ask_streams(gpu, state_beside_capture, &left_out) == NVS_STREAMS_IDLE;
+	       ask_streams(gpu, false, state_beside_capture, &left_out) == NVS_STREAMS_IDLE;
 }
 
 bool nvs_gpu_has_work(struct nvs_gpu *gpu)
@@ -216,7 +217,7 @@ static enum nvs_streams_state state_of(const struct question *q)
 	int result;
 
 	/* Another thread's default stream can't be asked about; a drain will find its work. */
-	if (q->key == CU_STREAM_PER_THREAD || !q->ctx || nvs_driver.ctx_push(q->ctx) != CUDA_SUCCESS)
+	if ((q->key == CU_STREAM_PER_THREAD && !q->own) || !q->ctx || nvs_driver.ctx_push(q->ctx) != CUDA_SUCCESS)
 		return NVS_STREAMS_UNKNOWN;
 	result = nvs_driver.stream_query(q->key);
 	nvs_driver.ctx_pop(&popped);
@@ -233,7 +234,7 @@ static enum nvs_streams_state look(struct nvs_gpu *gpu, bool *left_out)
 	if (!nvs_trylock(&gpu->drain_lock))
 		return state;
 	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
-		state = ask_streams(gpu, state_of, left_out);
+		state = ask_streams(gpu, false, state_of, left_out);
 		nvs_driver_leave();
 	}
 	nvs_unlock(&gpu->drain_lock);
@@ -253,6 +254,23 @@ bool nvs_streams_idle(struct nvs_gpu *gpu)
 	bool left_out;
 
 	return look(gpu, &left_out) == NVS_STREAMS_IDLE;
+}
+
+bool nvs_context_settle(struct nvs_gpu *gpu)
+{
+	bool left_out, idle = false;
+
+	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop ||
+	    !nvs_driver.ctx_synchronize || !nvs_trylock(&gpu->drain_lock))
+		return false;
+	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
+		idle = ask_streams(gpu, true, state_of, &left_out) == NVS_STREAMS_IDLE;
+		if (idle && nvs_gpu_here(nvs_current_context()) == gpu)
+			nvs_driver.ctx_synchronize();
+		nvs_driver_leave();
+	}
+	nvs_unlock(&gpu->drain_lock);
+	return idle;
 }
 
 void nvs_drain_fork_child(void)

@@ -46,6 +46,14 @@ enum nvs_streams_state nvs_streams_look(struct nvs_gpu *gpu);
 /* Whether all streams that can be asked about are idle now; a drain confirms the guess. */
 bool nvs_streams_idle(struct nvs_gpu *gpu);
 
+/*
+ * Synchronises the current context if all streams of the GPU that can be asked about are
+ * idle now, also those that no call passed the gate to: a bare stream memory operation may
+ * wait for the caller. So the driver sees what has ended. False: one is not, or a capture is
+ * open.
+ */
+bool nvs_context_settle(struct nvs_gpu *gpu);
+
 /* No driver calls of our own from now on; waits up to a second for the last. */
 void nvs_driver_stop(void);
 bool nvs_driver_stopped(void);

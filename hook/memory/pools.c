@@ -12,7 +12,6 @@
 #include "gate.h"
 #include "memory_abi.h"
 #include "pools.h"
-#include "stream.h"
 
 #define TRIM_WAIT_NS (2 * NVS_S) /* for what streams still use */
 
@@ -331,15 +330,14 @@ bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 	uint64_t pools[KEEPERS], before, after, end = nvs_now() + TRIM_WAIT_NS;
 	unsigned n = pools_with_more(gpu, bytes, pools);
 	int saved = errno;
-	bool idle = false;
 
-	if (!n || !nvs_driver.pool_trim ||
-	    atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
+	if (!n || !nvs_driver.pool_trim)
 		return false;
-	while (wait && !(idle = nvs_streams_idle(gpu)) && nvs_now() < end && !atomic_load(&nvs_exiting))
+	while (!atomic_load_explicit(&nvs_gate.captures, memory_order_acquire) && wait &&
+	       !nvs_context_settle(gpu) && nvs_now() < end && !atomic_load(&nvs_exiting))
 		nanosleep(&nap, NULL);
-	if (idle && nvs_driver.ctx_synchronize && nvs_gpu_here(nvs_current_context()) == gpu)
-		nvs_driver.ctx_synchronize(); /* there is no work; the driver sees what it has freed */
+	if (atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
+		return false;
 	before = gpu->budget->used;
 	while (n--) {
 		int place = hold(pools[n]);

@@ -338,6 +338,31 @@ static void what_pools_keep_makes_room(void)
 	CHECK(used() == 250 * MIB);
 }
 
+/*
+ * A stream that waits for a word, and for nothing that passed the gate: the program may write
+ * the word when it has its answer.
+ */
+static void a_refusal_waits_for_no_word(void)
+{
+	CUmemoryPool pool;
+	CUdeviceptr p, q;
+	uint32_t *word;
+	CUstream s;
+
+	begin(LIMIT, 0);
+	pool = keeping(0, UINT64_MAX);
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	CU(cuMemHostAlloc((void **)&word, sizeof(*word), 0));
+	*word = 0;
+	CU(cuMemAllocFromPoolAsync(&p, 200 * MIB, pool, s));
+	CU(cuStreamWaitValue32(s, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_EQ));
+	CU(cuMemFreeAsync(p, s));
+	CHECK(cuMemAlloc_v2(&q, 100 * MIB) == OOM);
+	__atomic_store_n(word, 1, __ATOMIC_RELEASE);
+	CU(cuMemAlloc_v2(&q, 100 * MIB));
+	CHECK(used() == 100 * MIB);
+}
+
 static void vmm_counts_until_the_last_reference(void)
 {
 	CUmemAllocationProp prop = vmm_prop(CU_MEM_LOCATION_TYPE_DEVICE, 1);
@@ -1494,6 +1519,7 @@ static const struct {
 	CASE(what_pools_keep_counts),
 	CASE(what_the_current_pool_keeps_counts),
 	CASE(what_pools_keep_makes_room),
+	CASE(a_refusal_waits_for_no_word),
 	CASE(vmm_counts_until_the_last_reference),
 	CASE(contexts_take_their_memory_along),
 	CASE(graphs_count_when_they_have_memory),
