@@ -306,7 +306,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 
 		answered = wait_answer(b, serial, until);
 		lock();
-		code = answered ? b->code : NVS_ERR_INTERNAL;
+		code = answered && b->coded == serial ? b->code : NVS_ERR_INTERNAL;
 		b->asking = 0;
 		b->busy = false;
 		if (code != NVS_OK)
@@ -394,7 +394,7 @@ void nvs_reserve_answered(struct nvs_gpu *gpu, const struct nvs_frame *f)
 		b->limit = f->u.memory.limit;
 		b->known = true;
 		b->code = f->code;
-		b->answered = b->sent;
+		b->answered = b->coded = b->sent;
 	}
 	unlock();
 	atomic_fetch_add(&b->event, 1);
@@ -437,10 +437,7 @@ void nvs_reserve_lost(void)
 		struct nvs_budget *b = gpu->budget;
 
 		lock();
-		if (b->answered < b->sent) {
-			b->answered = b->sent;
-			b->code = NVS_ERR_INTERNAL;
-		}
+		b->answered = b->sent;
 		unlock();
 		atomic_fetch_add(&b->event, 1);
 		nvs_futex_wake((uint32_t *)&b->event, true);

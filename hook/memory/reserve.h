@@ -32,7 +32,8 @@ struct nvs_budget {
 	uint64_t acked;     /* reserved, in the scheduler's last answer */
 	uint64_t sent;      /* serial of the last RESERVE */
 	uint64_t answered;  /* no answer is awaited up to this serial */
-	uint32_t code;      /* of the last answer */
+	uint32_t code;      /* of the last answer ... */
+	uint64_t coded;     /* ... which was to this serial */
 	bool known;         /* was attached once, so that limit is valid */
 	bool busy;          /* a thread waits for an answer */
 	bool deaf;          /* the scheduler did not answer; its answers are not waited for */

@@ -7,12 +7,15 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -677,6 +680,70 @@ static void without_a_scheduler_the_limit_stands(void)
 	CHECK(cuMemAlloc_v2(&p, 1) == OOM);
 	CU(cuMemFree_v2(q));
 	CU(cuMemAlloc_v2(&q, 100 * MIB));
+}
+
+static __thread bool asks;
+static atomic_bool late; /* who asks the scheduler does not see yet that its wait has ended */
+
+/* The shim's, and everybody's. */
+long syscall(long number, ...)
+{
+	static long (*_Atomic found)(long, ...);
+	long (*real)(long, ...) = found;
+	long a[6], result;
+	va_list args;
+	int error;
+
+	va_start(args, number);
+	for (int i = 0; i < 6; i++)
+		a[i] = va_arg(args, long);
+	va_end(args);
+	if (!real)
+		found = real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+	result = real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+	error = errno;
+	if (number == SYS_futex && asks && (a[1] & ~FUTEX_PRIVATE_FLAG) == FUTEX_WAIT && a[3] &&
+	    ((const struct timespec *)a[3])->tv_sec >= 5)
+		while (late)
+			nap_ms(1);
+	errno = error;
+	return result;
+}
+
+static void *ask_for_too_much(void *result)
+{
+	CUdeviceptr p;
+
+	asks = true;
+	CU(cuCtxSetCurrent(contexts[0]));
+	*(int *)result = cuMemAlloc_v2(&p, 200 * MIB);
+	return NULL;
+}
+
+/* The scheduler dies, and the next one answers something else before the thread has noticed. */
+static void another_answer_grants_nothing(void)
+{
+	struct ledger_counts before;
+	CUdeviceptr p;
+	int result = -1;
+	pthread_t t;
+
+	begin(LIMIT, 0);
+	CU(cuMemAlloc_v2(&p, 100 * MIB));
+	before = ledger_counts();
+	ledger_mute(true);
+	late = true;
+	CHECK(pthread_create(&t, NULL, ask_for_too_much, &result) == 0);
+	EVENTUALLY(ledger_counts().asked > before.asked);
+	ledger_stop();
+	ledger_mute(false);
+	ledger_start();
+	EVENTUALLY(ledger_counts().forced > before.forced);
+	used(); /* waits for the answer */
+	late = false;
+	CHECK(pthread_join(t, NULL) == 0);
+	CHECK(result == OOM);
+	CHECK(used() == 100 * MIB);
 }
 
 static void never_a_scheduler(void)
@@ -1530,6 +1597,7 @@ static const struct {
 	CASE(a_silent_scheduler_costs_one_wait),
 	CASE(a_silent_scheduler_has_told_of_others),
 	CASE(without_a_scheduler_the_limit_stands),
+	CASE(another_answer_grants_nothing),
 	CASE(never_a_scheduler),
 	CASE(the_first_allocation_is_limited),
 	CASE(others_of_the_container_count),
