@@ -5,10 +5,10 @@
  */
 #include <errno.h>
 #include <string.h>
-#include <time.h>
 
 #include "clock.h"
 #include "drain.h"
+#include "futex.h"
 #include "gate.h"
 #include "memory_abi.h"
 #include "pools.h"
@@ -26,6 +26,14 @@ static struct keeper {
 static atomic_uint asking[KEEPERS]; /* threads that ask the driver about the pool at that place */
 
 atomic_bool nvs_memory_pools_keep, nvs_memory_pools_shrink;
+
+/* No cancellation point. */
+static void nap(void)
+{
+	static const uint32_t nothing;
+
+	nvs_futex_wait(&nothing, 0, NVS_MS, true);
+}
 
 /* ---- what a pool counts with; the lock is held ---- */
 
@@ -188,8 +196,8 @@ static void release(int place)
 
 void nvs_memory_pool_going(uint64_t pool, bool going)
 {
-	static const struct timespec nap = { 0, 1000000 };
 	struct keeper *k;
+	int saved = errno;
 
 	nvs_account_lock();
 	k = pool ? keeper_of(pool) : NULL;
@@ -198,7 +206,8 @@ void nvs_memory_pool_going(uint64_t pool, bool going)
 	nvs_account_unlock();
 	/* A second at most: who asks may be below a signal handler that destroys the pool. */
 	for (int i = 0; k && going && i < 1000 && atomic_load(&asking[k - keepers]); i++)
-		nanosleep(&nap, NULL);
+		nap();
+	errno = saved;
 }
 
 void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshold)
@@ -326,7 +335,6 @@ static unsigned pools_with_more(const struct nvs_gpu *gpu, uint64_t bytes, uint6
 
 bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 {
-	static const struct timespec nap = { 0, 1000000 };
 	uint64_t pools[KEEPERS], before, after, end = nvs_now() + TRIM_WAIT_NS;
 	unsigned n = pools_with_more(gpu, bytes, pools);
 	int saved = errno;
@@ -335,7 +343,7 @@ bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 		return false;
 	while (!atomic_load_explicit(&nvs_gate.captures, memory_order_acquire) && wait &&
 	       !nvs_context_settle(gpu) && nvs_now() < end && !atomic_load(&nvs_exiting))
-		nanosleep(&nap, NULL);
+		nap();
 	if (atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
 		return false;
 	before = gpu->budget->used;

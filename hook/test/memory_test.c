@@ -366,6 +366,44 @@ static void a_refusal_waits_for_no_word(void)
 	CHECK(used() == 100 * MIB);
 }
 
+static bool refused;
+
+static void *cancelled_already(void *limit)
+{
+	CUdeviceptr p;
+
+	CU(cuCtxSetCurrent(contexts[0]));
+	CHECK(pthread_cancel(pthread_self()) == 0);
+	refused = cuMemAlloc_v2(&p, *(uint64_t *)limit) == OOM;
+	pthread_testcancel();
+	return NULL;
+}
+
+/* A thread ends where it may; the driver's allocation is no such place. */
+static void a_refusal_is_no_cancellation_point(void)
+{
+	uint64_t bytes = 100 * MIB;
+	CUmemoryPool pool;
+	uint32_t *word;
+	CUdeviceptr p;
+	pthread_t t;
+	CUstream s;
+	void *ended;
+
+	begin(LIMIT, 0);
+	pool = keeping(0, UINT64_MAX);
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	CU(cuMemHostAlloc((void **)&word, sizeof(*word), 0));
+	*word = 0;
+	CU(cuMemAllocFromPoolAsync(&p, 200 * MIB, pool, s));
+	CU(cuStreamWaitValue32(s, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_EQ));
+	CU(cuMemFreeAsync(p, s));
+	CHECK(pthread_create(&t, NULL, cancelled_already, &bytes) == 0);
+	CHECK(pthread_join(t, &ended) == 0);
+	CHECK(refused && ended == PTHREAD_CANCELED);
+	__atomic_store_n(word, 1, __ATOMIC_RELEASE);
+}
+
 static void vmm_counts_until_the_last_reference(void)
 {
 	CUmemAllocationProp prop = vmm_prop(CU_MEM_LOCATION_TYPE_DEVICE, 1);
@@ -1587,6 +1625,7 @@ static const struct {
 	CASE(what_the_current_pool_keeps_counts),
 	CASE(what_pools_keep_makes_room),
 	CASE(a_refusal_waits_for_no_word),
+	CASE(a_refusal_is_no_cancellation_point),
 	CASE(vmm_counts_until_the_last_reference),
 	CASE(contexts_take_their_memory_along),
 	CASE(graphs_count_when_they_have_memory),
