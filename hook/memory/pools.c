@@ -219,6 +219,8 @@ void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshol
 
 	if (!gpu || !pool)
 		return;
+	if (!threshold) /* the record goes, by which who destroys the pool waits for who asks */
+		nvs_memory_pool_going(pool, true);
 	nvs_account_lock();
 	k = keeper_of(pool);
 	e = entry_of(pool, gpu);
