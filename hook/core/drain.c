@@ -8,6 +8,7 @@
 #include "drain.h"
 #include "glibc.h"
 #include "log.h"
+#include "signals.h"
 #include "stream.h"
 #include "thread.h"
 #include "throttle.h"
@@ -259,10 +260,15 @@ bool nvs_streams_idle(struct nvs_gpu *gpu)
 bool nvs_context_settle(struct nvs_gpu *gpu)
 {
 	bool left_out, idle = false;
+	struct nvs_signals q;
 
-	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop ||
-	    !nvs_driver.ctx_synchronize || !nvs_trylock(&gpu->drain_lock))
+	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop || !nvs_driver.ctx_synchronize)
 		return false;
+	nvs_signals_block(&q);
+	if (!nvs_trylock(&gpu->drain_lock)) {
+		nvs_signals_restore(&q);
+		return false;
+	}
 	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
 		idle = ask_streams(gpu, true, state_of, &left_out) == NVS_STREAMS_IDLE;
 		if (idle && nvs_gpu_here(nvs_current_context()) == gpu)
@@ -270,6 +276,7 @@ bool nvs_context_settle(struct nvs_gpu *gpu)
 		nvs_driver_leave();
 	}
 	nvs_unlock(&gpu->drain_lock);
+	nvs_signals_restore(&q);
 	return idle;
 }
 
