@@ -480,9 +480,12 @@ void nvs_vmm_pin(CUdeviceptr p, size_t n)
 			nvs_vmm_pause(s, seen);
 			continue;
 		}
-		if (m)
+		if (m) { /* once, also if the driver has no memory for it */
+			at.granule = m->at.granule + m->granules;
 			nvs_vmm_hand_over(at.span->gpu, m);
-		at.granule++;
+		} else {
+			at.granule++;
+		}
 	}
 	nvs_swap_unlock(s);
 }

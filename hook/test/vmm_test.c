@@ -636,6 +636,34 @@ static void memory_that_others_took_is_waited_for(void)
 	swapper_end();
 }
 
+/* Has not worked yet, so that its memory is nowhere; what is bound is to be there. */
+static int tenant_binds(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	CUdeviceptr p = reserve(mib * MIB);
+	uint64_t start = test_now();
+
+	(void)rounds;
+	(void)seed;
+	map(p, mib * MIB, make(mib * MIB));
+	CHECK(cuLogicalEndpointBindAddr(1, 0, 0, (void *)(uintptr_t)p, mib * MIB, 0) != CUDA_SUCCESS);
+	CHECK(test_now() - start < 40 * 1000000000ull);
+	return 0;
+}
+
+/* The driver's memory is waited for once, however large the range. */
+static void memory_that_is_bound_is_waited_for_once(void)
+{
+	pid_t c;
+
+	schedule(usual);
+	c = start("hog", 90, 0, 0);
+	nap_ms(2000);
+	CHECK(went_well(start("binds", 20, 0, 0)));
+	kill(c, SIGKILL);
+	CHECK(waitpid(c, NULL, 0) == c);
+	swapper_end();
+}
+
 /* A tenant's standard output. */
 static void output_of(const char *kind, bool native, char *text, size_t size)
 {
@@ -708,6 +736,7 @@ static const struct test_case cases[] = {
 	CASE(captures_and_graphs),
 	CASE(threads_in_one_range),
 	CASE(memory_that_others_took_is_waited_for),
+	CASE(memory_that_is_bound_is_waited_for_once),
 	CASE(wrong_calls_fail_as_ever),
 };
 
@@ -719,6 +748,7 @@ static const struct tenant_kind kinds[] = {
 	{ "capture", tenant_capture },
 	{ "threads", tenant_threads },
 	{ "hog", hog },
+	{ "binds", tenant_binds },
 	{ "errors", tenant_errors },
 	{ "native", tenant_native },
 };
