@@ -44,7 +44,7 @@ const (
 
 const (
 	prepareLimit = 5 * time.Second // for the shim's answer, which comes within 1 s
-	busyPause    = 5 * time.Second // after which a process that was in the driver is asked again
+	busyPause    = 5 * time.Second // after which a process that was in the driver, or did not answer, is asked again
 	busyTries    = 3
 	// restPause is how long a process stays that came back for a call and was granted
 	// nothing. A program that only asks now and then would else be off and on, half a
@@ -160,7 +160,7 @@ func (d *Daemon) canLeave(cl *client) bool {
 // prepare asks a client to keep out of the driver.
 func (d *Daemon) prepare(cl *client) {
 	d.awayStep(cl, preparing)
-	d.planAway(cl, d.prepareLimit, func() { d.wake(cl, nil) })
+	d.planAway(cl, d.prepareLimit, func() { d.notNow(cl, errors.New("its shim does not answer")) })
 	d.send(cl.conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendPrepare}, nil)
 }
 
@@ -276,18 +276,24 @@ func (d *Daemon) suspended(c *conn, f *wire.Frame) {
 			d.send(c, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
 		}
 	case wire.SuspendedBusy:
-		if a.step != preparing {
-			return
-		}
-		d.awayStep(cl, present)
-		d.isPresent(cl)
-		if a.tries++; a.tries < busyTries {
-			d.planAway(cl, d.busyPause, func() { d.considerLeaving(cl) })
-		} else if a.why == nil {
-			d.keepsContext(cl, errors.New("its threads keep calling the driver"))
+		if a.step == preparing {
+			d.notNow(cl, errors.New("its threads keep calling the driver"))
 		}
 	case wire.SuspendedWake:
 		d.wake(cl, nil)
+	}
+}
+
+// notNow is for a client that was asked to keep out of the driver, and does not: it is asked
+// again later, and not for ever.
+func (d *Daemon) notNow(cl *client, why error) {
+	a := &cl.away
+	d.awayStep(cl, present)
+	d.isPresent(cl)
+	if a.tries++; a.tries < busyTries {
+		d.planAway(cl, d.busyPause, func() { d.considerLeaving(cl) })
+	} else if a.why == nil {
+		d.keepsContext(cl, why)
 	}
 }
 

@@ -273,6 +273,27 @@ func TestTooBusyToLeave(t *testing.T) {
 	l.wantSuspend(wire.SuspendOver)
 }
 
+// A shim that does not answer in time is asked again, and then the status says why the process
+// stays.
+func TestNoAnswerWhetherItCanLeave(t *testing.T) {
+	l := newLeaver(t, func(d *Daemon) { d.prepareLimit, d.busyPause = 10*time.Millisecond, 10*time.Millisecond })
+	l.suspended()
+	for range busyTries - 1 {
+		l.wantSuspend(wire.SuspendOver)
+		l.wantSuspend(wire.SuspendPrepare)
+	}
+	l.wantSuspend(wire.SuspendOver)
+	l.s.await("why its context stays", func(*api.StatusResponse) bool {
+		return strings.Contains(l.status(l.s).ContextProblem, "its shim does not answer")
+	})
+	l.says(wire.SuspendedReady) // too late
+	l.wantSuspend(wire.SuspendOver)
+	l.works()
+	if c := l.status(l.s); c.ContextProblem != "" || c.Context != api.ContextState_CONTEXT_STATE_PRESENT {
+		t.Errorf("%v", c)
+	}
+}
+
 // What fails is said. A process that may be locked is put right first, and one that cannot
 // come back yet is tried again.
 func TestCannotLeaveOrComeBack(t *testing.T) {
