@@ -31,6 +31,23 @@ const char *nvs_socket_path(void)
 	return address.sun_path;
 }
 
+/*
+ * A program that has closed its standard streams may go on to use them: what it prints
+ * would go to the scheduler, and what it reads would be a frame that the shim never sees.
+ */
+static int off_standard_streams(int fd)
+{
+	int high, saved;
+
+	if (fd < 0 || fd > STDERR_FILENO)
+		return fd;
+	high = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+	saved = errno;
+	close(fd);
+	errno = saved;
+	return high;
+}
+
 int nvs_connect(int *error)
 {
 	int fd;
@@ -39,7 +56,7 @@ int nvs_connect(int *error)
 		*error = ENAMETOOLONG;
 		return -1;
 	}
-	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	fd = off_standard_streams(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 	if (fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0)
 		return fd;
 	*error = errno;

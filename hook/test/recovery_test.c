@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -678,10 +679,30 @@ static void an_application_takes_our_descriptor(void)
 	CHECK(recv(pair[1], text, sizeof(text), MSG_DONTWAIT) == -1 && errno == EAGAIN);
 }
 
+/* Such a program prints and reads all the same: not to and from the scheduler. */
+static void a_program_without_standard_streams(void)
+{
+	struct pollfd p;
+	char text[64];
+
+	fake_init(&fake);
+	fake_listen(&fake);
+	p = (struct pollfd){ .fd = fake.listener, .events = POLLIN };
+	close(STDIN_FILENO);
+	close(STDOUT_FILENO);
+	CHECK(cuInit(0) == 0 && poll(&p, 1, PATIENCE_MS) == 1); /* the shim is connected */
+	CHECK(write(STDOUT_FILENO, "text", 4) == -1 && read(STDIN_FILENO, text, sizeof(text)) == -1);
+	CHECK(write(STDIN_FILENO, "text", 4) == -1 && errno == EBADF);
+	fake_accept(&fake);
+	CHECK(cuCtxCreate_v2(&contexts[0], 0, 0) == 0);
+	fake_attach(&fake);
+}
+
 static const struct life_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(drain_waits_for_a_thread_at_the_gate),
 	CASE(an_application_takes_our_descriptor),
+	CASE(a_program_without_standard_streams),
 	CASE(drain_waits_more_than_once),
 	CASE(passes_end_with_the_release),
 	CASE(long_drain_ends_by_itself),
