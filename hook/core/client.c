@@ -112,6 +112,14 @@ static bool absent(uint64_t now)
 	       nvs_elapsed(now, nvs_client.since_ns) > ABSENT_NS;
 }
 
+/* Nobody weighs this process's time slice against those of others any more. */
+static void run_alone(void)
+{
+	set_link(LINK_ABSENT);
+	NVS_FOR_EACH_GPU(gpu)
+		nvs_slice_want(gpu, 0);
+}
+
 static void refused(const struct nvs_frame *f)
 {
 	nvs_debugf("refused: error %u: %.48s", f->code, f->u.refused.text);
@@ -370,7 +378,7 @@ static void *client_main(void *arg)
 		if (nvs_client.socket.fd < 0 && now >= nvs_client.retry_ns)
 			try_connect();
 		if (absent(now))
-			set_link(LINK_ABSENT);
+			run_alone();
 		nvs_away_tick(now);
 		send_stats(now);
 		nvs_gate_forget_waiters(now);
@@ -389,6 +397,7 @@ static void *client_main(void *arg)
 		p.fd = nvs_client.socket.fd;
 		nvs_unlock(&nvs_client_lock);
 		nvs_drains_start();
+		nvs_slices_apply();
 
 		t.tv_sec = (time_t)(wait / NVS_S);
 		t.tv_nsec = (long)(wait % NVS_S);
@@ -397,7 +406,6 @@ static void *client_main(void *arg)
 			receive();
 			nvs_unlock(&nvs_client_lock);
 			nvs_drains_start();
-			nvs_slices_apply();
 		}
 	}
 	return NULL;

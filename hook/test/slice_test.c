@@ -85,6 +85,29 @@ static void a_slice_is_set_and_taken_back(void)
 	await_slice(own);
 }
 
+/* Without a scheduler the process has what it would have without the shim. */
+static void a_slice_ends_with_the_scheduler(void)
+{
+	CUcontext context;
+	uint64_t own;
+
+	begin();
+	CHECK(cuCtxCreate_v2(&context, 0, 0) == 0);
+	own = slice_us();
+	fake_attach(&fake);
+	send_slice(50000);
+	await_slice(50);
+	fake_die(&fake);
+	await_slice(own);
+	CHECK(cuCtxCreate_v2(&context, 0, 0) == 0 && slice_us() == own);
+	/* The next scheduler may give it one again. */
+	fake_listen(&fake);
+	fake_accept(&fake);
+	fake_attach(&fake);
+	send_slice(50000);
+	await_slice(50);
+}
+
 /* What a context has that is made after a slice was wanted is not the driver's own. */
 static void a_slice_comes_before_the_context(void)
 {
@@ -278,6 +301,7 @@ static void an_older_scheduler_is_told_nothing(void)
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(a_slice_is_set_and_taken_back),
+	CASE(a_slice_ends_with_the_scheduler),
 	CASE(a_slice_comes_before_the_context),
 	CASE(a_slice_is_clamped),
 	CASE(controls_work),
