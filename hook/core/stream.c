@@ -52,6 +52,7 @@ static struct nvs_context *context_add(void *ctx, struct nvs_gpu *gpu, void *gre
 	if (c->ctx != ctx) {
 		atomic_store(&c->dirty, false);
 		c->own = false;
+		c->attached = 0;
 	}
 	c->ctx = ctx;
 	c->gpu = gpu;
@@ -165,6 +166,31 @@ bool nvs_context_own(void *ctx)
 	own = c && c->own;
 	nvs_unlock(&nvs_table_lock);
 	return own;
+}
+
+void nvs_context_attached(void *ctx)
+{
+	struct nvs_context *c;
+
+	nvs_lock(&nvs_table_lock);
+	c = context_find(ctx);
+	if (c)
+		c->attached++;
+	nvs_unlock(&nvs_table_lock);
+}
+
+bool nvs_context_detaches(void *ctx)
+{
+	struct nvs_context *c;
+	bool lives;
+
+	nvs_lock(&nvs_table_lock);
+	c = context_find(ctx);
+	lives = c && c->attached;
+	if (lives)
+		c->attached--;
+	nvs_unlock(&nvs_table_lock);
+	return lives;
 }
 
 bool nvs_gpu_has_own_context(const struct nvs_gpu *gpu)

@@ -66,6 +66,11 @@ bool nvs_context_is_drained(const void *ctx);
 /* Whether it is known as one that cuCtxCreate made. */
 bool nvs_context_own(void *ctx);
 
+/* cuCtxAttach has added a use of the context. */
+void nvs_context_attached(void *ctx);
+/* cuCtxDetach is about to take one away: whether the context lives on. */
+bool nvs_context_detaches(void *ctx);
+
 /* Whether such a context of the GPU lives. */
 bool nvs_gpu_has_own_context(const struct nvs_gpu *gpu);
 

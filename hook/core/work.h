@@ -25,6 +25,7 @@ struct nvs_context {
 	void *green;
 	struct nvs_gpu *gpu;
 	bool own;          /* made by cuCtxCreate: outlives the primary context */
+	unsigned attached; /* by cuCtxAttach: so many cuCtxDetach do not end it */
 	atomic_bool dirty; /* work since the last drain */
 };
 

@@ -81,9 +81,27 @@ static void unhold_context(struct nvs_gpu *gpu, bool held)
 		nvs_rm_let_go(gpu->device.uuid);
 }
 
-#define DESTROY(name) \
+WRAPPER(cuCtxAttach, (void **ctx, uint flags))
+{
+	int result = CALL(cuCtxAttach, ctx, flags);
+
+	if (result == CUDA_SUCCESS && nvs_active())
+		nvs_context_attached(*ctx);
+	return result;
+}
+
+static int detached(int result, void *ctx)
+{
+	if (result != CUDA_SUCCESS)
+		nvs_context_attached(ctx);
+	return result;
+}
+
+#define DESTROY(name, lives_on) \
 	WRAPPER(name, (void *ctx)) \
 	{ \
+		if (lives_on) \
+			return detached(CALL(name, ctx), ctx); \
 		struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_context(ctx) : NULL; \
 		uint64_t stamp = nvs_memory_stamp(); \
 		bool held = hold_context(gpu); \
@@ -100,9 +118,9 @@ static void unhold_context(struct nvs_gpu *gpu, bool held)
 		nvs_thread_forget(); \
 		return result; \
 	}
-DESTROY(cuCtxDestroy)
-DESTROY(cuCtxDestroy_v2)
-DESTROY(cuCtxDetach)
+DESTROY(cuCtxDestroy, false)
+DESTROY(cuCtxDestroy_v2, false)
+DESTROY(cuCtxDetach, nvs_active() && nvs_context_detaches(ctx))
 
 #define SWITCH(name, P, A) \
 	WRAPPER(name, P) \

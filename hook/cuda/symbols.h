@@ -191,7 +191,7 @@
 #define NVS_CONTEXTS(H) \
 	H(cuCtxCreate) H(cuCtxCreate_v2) H(cuCtxCreate_v3) H(cuCtxCreate_v4) \
 	H(cuGLCtxCreate) H(cuGLCtxCreate_v2) H(cuVDPAUCtxCreate) H(cuVDPAUCtxCreate_v2) \
-	H(cuCtxDestroy) H(cuCtxDestroy_v2) H(cuCtxDetach) \
+	H(cuCtxAttach) H(cuCtxDestroy) H(cuCtxDestroy_v2) H(cuCtxDetach) \
 	H(cuCtxSetCurrent) H(cuCtxPushCurrent) H(cuCtxPushCurrent_v2) \
 	H(cuCtxPopCurrent) H(cuCtxPopCurrent_v2) \
 	H(cuDevicePrimaryCtxRetain) \

@@ -52,7 +52,7 @@
 
 /* State of a context that leaves its streams where they are. */
 #define NVS_UNGATED_CONTEXT(H) \
-	H(cuCtxAttach) H(cuCtxDisablePeerAccess) H(cuCtxEnablePeerAccess) \
+	H(cuCtxDisablePeerAccess) H(cuCtxEnablePeerAccess) \
 	H(cuCtxGetApiVersion) H(cuCtxGetCacheConfig) H(cuCtxGetCurrent) \
 	H(cuCtxGetDevResource) H(cuCtxGetDevice) H(cuCtxGetDevice_v2) H(cuCtxGetExecAffinity) \
 	H(cuCtxGetFlags) H(cuCtxGetId) H(cuCtxGetLimit) H(cuCtxGetSharedMemConfig) \

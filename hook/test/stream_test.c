@@ -145,6 +145,22 @@ static void context_destroyed_with_work_queued(void)
 	}
 }
 
+/* cuCtxDetach takes back what cuCtxAttach did; only the last one destroys. */
+static void context_lives_while_attached(void)
+{
+	void *ctx;
+
+	begin(1);
+	hold(3);
+	CHECK(cuCtxAttach(&ctx, 0) == 0 && ctx == contexts[0] && cuCtxDetach(contexts[1]) == 201);
+	stub_state()->work_ns = 300000000;
+	CHECK(launch(NULL) == 0 && cuCtxDetach(ctx) == 0);
+	CHECK(atomic_load(&stub_state()->destroyed) == 0);
+	drained(0, 3);
+	CHECK(cuCtxAttach(&ctx, 0) == 0 && cuCtxDetach(ctx) == 0 && cuCtxDetach(ctx) == 0);
+	CHECK(atomic_load(&stub_state()->destroyed) == 1);
+}
+
 /* A new context with the handle of one that another thread is destroying. */
 static void handle_used_again_at_once(void)
 {
@@ -441,6 +457,7 @@ static const struct life_case cases[] = {
 	CASE(work_of_per_thread_streams_is_drained),
 	CASE(all_contexts_are_drained),
 	CASE(context_destroyed_with_work_queued),
+	CASE(context_lives_while_attached),
 	CASE(handle_used_again_at_once),
 	CASE(primary_context_goes_and_comes),
 	CASE(work_belongs_to_the_streams_gpu),

@@ -50,6 +50,8 @@ int cuDevicePrimaryCtxRetain(void **ctx, int dev);
 int cuDevicePrimaryCtxRelease_v2(int dev);
 int cuCtxCreate_v2(void **ctx, unsigned flags, int dev);
 int cuCtxDestroy_v2(void *ctx);
+int cuCtxAttach(void **ctx, unsigned flags);
+int cuCtxDetach(void *ctx);
 int cuCtxGetCurrent(void **ctx);
 int cuCtxSetCurrent(void *ctx);
 int cuCtxSynchronize(void);

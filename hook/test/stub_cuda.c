@@ -19,6 +19,7 @@ struct context {
 	int dev;
 	_Atomic uint64_t busy_until;
 	atomic_int waiting; /* threads in cuCtxSynchronize */
+	int attached;
 };
 struct stream {
 	struct context *ctx;
@@ -128,6 +129,24 @@ int cuCtxDestroy_v2(void *ctx)
 	for (uint64_t end = now() + state.destroy_ns; now() < end;)
 		nap();
 	return 0;
+}
+int cuCtxAttach(void **ctx, unsigned flags)
+{
+	struct context *c = current();
+
+	if (!c || flags)
+		return c ? 1 : 201;
+	c->attached++;
+	*ctx = c;
+	return 0;
+}
+int cuCtxDetach(void *ctx)
+{
+	struct context *c = ctx;
+
+	if (c != current())
+		return 201;
+	return c->attached-- > 0 ? 0 : cuCtxDestroy_v2(c);
 }
 int cuCtxGetCurrent(void **ctx) { *ctx = current(); return 0; }
 int cuCtxSetCurrent(void *ctx)
