@@ -492,6 +492,22 @@ static void contexts_take_their_memory_along(void)
 	CHECK(used() == 0);
 }
 
+static void a_context_ends_with_its_last_use(void)
+{
+	CUcontext again;
+	CUdeviceptr p;
+
+	begin(LIMIT, 0);
+	CU(cuCtxAttach(&again, 0));
+	CHECK(again == contexts[0]);
+	CU(cuMemAlloc_v2(&p, 8 * MIB));
+	CU(cuCtxDetach(again));
+	CHECK(used() == 8 * MIB);
+	CU(cuCtxDetach(contexts[0]));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	CHECK(used() == 0);
+}
+
 static void graphs_count_when_they_have_memory(void)
 {
 	CUDA_MEM_ALLOC_NODE_PARAMS params = { .poolProps = { .allocType = 1, .location = { 1, 0 } } };
@@ -1628,6 +1644,7 @@ static const struct {
 	CASE(a_refusal_is_no_cancellation_point),
 	CASE(vmm_counts_until_the_last_reference),
 	CASE(contexts_take_their_memory_along),
+	CASE(a_context_ends_with_its_last_use),
 	CASE(graphs_count_when_they_have_memory),
 	CASE(the_limit_is_the_gpu),
 	CASE(padding_counts_against_the_limit),

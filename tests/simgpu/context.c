@@ -303,6 +303,38 @@ CUresult cuCtxDestroy_v2(CUcontext ctx)
 	return CUDA_SUCCESS;
 }
 
+/* Uses of the current context, deprecated long ago: the last one that ends destroys it. */
+CUresult cuCtxAttach(CUcontext *ctx, unsigned flags)
+{
+	struct sim_ctx *c = ctx_current();
+
+	ENTER();
+	NEED(ctx);
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!c || c->primary)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&drv_mu);
+	c->refs++;
+	pthread_mutex_unlock(&drv_mu);
+	*ctx = c;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxDetach(CUcontext ctx)
+{
+	int last;
+
+	ENTER();
+	if (!obj_is(ctx, M_CTX) || ctx->primary || ctx != ctx_current())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&drv_mu);
+	last = !ctx->refs;
+	ctx->refs -= !last;
+	pthread_mutex_unlock(&drv_mu);
+	return last ? cuCtxDestroy_v2(ctx) : CUDA_SUCCESS;
+}
+
 CUresult cuDevicePrimaryCtxRetain(CUcontext *ctx, CUdevice dev)
 {
 	CUresult rc = CUDA_SUCCESS;

@@ -428,6 +428,8 @@ CUresult cuCtxCreate_v2(CUcontext *ctx, unsigned flags, CUdevice dev);
 CUresult cuCtxCreate_v3(CUcontext *ctx, void *params, int n, unsigned flags, CUdevice dev);
 CUresult cuCtxCreate_v4(CUcontext *ctx, void *params, unsigned flags, CUdevice dev);
 CUresult cuCtxDestroy_v2(CUcontext ctx);
+CUresult cuCtxAttach(CUcontext *ctx, unsigned flags);
+CUresult cuCtxDetach(CUcontext ctx);
 CUresult cuGreenCtxCreate(CUgreenCtx *green, void *desc, CUdevice dev, unsigned flags);
 CUresult cuCtxFromGreenCtx(CUcontext *ctx, CUgreenCtx green);
 CUresult cuGreenCtxDestroy(CUgreenCtx green);
