@@ -36,15 +36,16 @@ func copyCommand(f *flags, status *int) *cobra.Command {
 			if sockets < 1 || to == "" {
 				return errors.New("copy: want --to, and --sockets above 0: the scheduler gives both")
 			}
-			*status = 0
+			*status = exitFailed
 			r := checkpoint.Result{}
 			c, err := newCopier(f.library, from, to)
 			if err != nil {
-				r.Step, r.Error, *status = "copy", fmt.Sprintf("copy to %s: %v", to, err), exitFailed
+				r.Step, r.Error = "copy", fmt.Sprintf("copy to %s: %v", to, err)
 			}
 			if err := json.NewEncoder(os.Stdout).Encode(r); err != nil || c == nil {
 				return err
 			}
+			*status = 0
 			name("copy", 0)
 			var all sync.WaitGroup
 			for i := range sockets {

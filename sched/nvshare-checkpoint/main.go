@@ -36,15 +36,19 @@ type flags struct {
 }
 
 func main() {
-	status := exitUsage
+	status := 0
 	if err := command(&status).Execute(); err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", checkpoint.Name, err)
-		os.Exit(status)
+		if status == 0 { // nothing was tried
+			fmt.Fprintf(os.Stderr, "Run %s --help\n", checkpoint.Name)
+			status = exitUsage
+		}
 	}
 	os.Exit(status)
 }
 
-// command returns the program; status is set to what it exits with.
+// command returns the program; status is what it exits with: where it is 0 after an error,
+// the command line was wrong.
 func command(status *int) *cobra.Command {
 	var f flags
 	cmd := &cobra.Command{
@@ -57,12 +61,15 @@ state (0 running, 1 locked, 2 checkpointed, 3 failed), and what failed.
 
 With serve, it does the operations that it reads from standard input, each a line of JSON
 with op, pid and pairs, until there are no more: this is how nvshare-scheduler has
-tenants suspended, resumed and moved. With copy, it copies memory of a tenant that moves to
-another GPU, for the scheduler. By hand it is for
-processes that a scheduler has left checkpointed: nvshare-checkpoint on PID. Their calls go
-on once the scheduler has been gone for 5 s, unless they run with
-NVSHARE_SCHEDULER_LOSS=closed, which leaves that to a scheduler. It needs the
-rights to trace the process: the same user, or root, or CAP_SYS_PTRACE.`,
+tenants suspended, resumed and moved. With copy, it copies memory of a tenant that moves
+to another GPU, for the scheduler.
+
+By hand it is for processes that a scheduler has left checkpointed: nvshare-checkpoint on
+PID. Their calls go on once the scheduler has been gone for 5 s, unless they run with
+NVSHARE_SCHEDULER_LOSS=closed, which leaves that to a scheduler. It needs the rights to
+trace the process: the same user, or root, or CAP_SYS_PTRACE.
+
+Exit status: 0 done, 1 failed, 2 usage.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 && !slices.Equal(args, []string{"serve"}) {
 				return errors.New("want off, on or state and a process id, or serve")
@@ -74,8 +81,12 @@ rights to trace the process: the same user, or root, or CAP_SYS_PTRACE.`,
 		SilenceUsage:  true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 1 {
+				*status = exitFailed
+				if err := serve(f, os.Stdin, os.Stdout); err != nil {
+					return err
+				}
 				*status = 0
-				return serve(f, os.Stdin, os.Stdout)
+				return nil
 			}
 			pid, err := strconv.Atoi(args[1])
 			if err != nil || pid <= 0 {
@@ -88,17 +99,18 @@ rights to trace the process: the same user, or root, or CAP_SYS_PTRACE.`,
 			if args[0] != "off" && args[0] != "on" && args[0] != "state" {
 				return fmt.Errorf("operation %q: want off, on or state", args[0])
 			}
+			*status = exitFailed
 			d, broken := open(f)
 			result := broken
 			if d != nil {
 				result = d.operate(f, args[0], pid, pairs)
 			}
 			result.PID = pid
-			*status = 0
-			if result.Error != "" {
-				*status = exitFailed
+			if err := json.NewEncoder(os.Stdout).Encode(result); err != nil || result.Error != "" {
+				return err
 			}
-			return json.NewEncoder(os.Stdout).Encode(result)
+			*status = 0
+			return nil
 		},
 	}
 	cmd.Flags().StringArrayVar(&f.pairs, "pair", nil, "on: restore what was on one GPU on another, `UUID=UUID`; each GPU of the machine is named once")

@@ -210,3 +210,27 @@ func TestNoDriver(t *testing.T) {
 		}
 	}
 }
+
+// Help is no failure, and requests that cannot be read are one.
+func TestExitStatus(t *testing.T) {
+	n := newNode(t)
+	for _, c := range []struct {
+		args, in string
+		want     int
+		says     string
+	}{
+		{"--help", "", 0, "brings it back"},
+		{"--version", "", 0, "version"},
+		{"serve", "", 0, ""},
+		{"serve", "off 1", exitFailed, "read a request"},
+		{"off", "", exitUsage, "Run nvshare-checkpoint --help"},
+		{"--nothing", "", exitUsage, "Run nvshare-checkpoint --help"},
+	} {
+		cmd := exec.Command(n.Program, c.args)
+		cmd.Stdin = strings.NewReader(c.in)
+		out, _ := cmd.CombinedOutput()
+		if got := cmd.ProcessState.ExitCode(); got != c.want || !strings.Contains(string(out), c.says) {
+			t.Errorf("%s: status %d, want %d and %q: %s", c.args, got, c.want, c.says, out)
+		}
+	}
+}
