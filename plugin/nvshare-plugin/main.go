@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	nri "github.com/containerd/nri/pkg/api"
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
@@ -50,16 +51,27 @@ func main() {
 	log := journal.New()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := command(log).ExecuteContext(ctx); err != nil {
+	status := exitUsage
+	if err := command(&status, log).ExecuteContext(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "nvshare-plugin: %v\n", err)
-		os.Exit(1)
+		if status == exitUsage {
+			fmt.Fprintln(os.Stderr, "Run nvshare-plugin --help")
+		}
+		os.Exit(status)
 	}
 }
+
+// Exit statuses.
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
 
 // maxPromise is a hundred times the memory of a GPU: more must be a mistake.
 const maxPromise = 10000
 
-func command(log logrus.FieldLogger) *cobra.Command {
+// command returns the program; status is set to what its errors then mean.
+func command(status *int, log logrus.FieldLogger) *cobra.Command {
 	var f flags
 	cmd := &cobra.Command{
 		Use:   "nvshare-plugin",
@@ -75,7 +87,12 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 			if cmd.Flags().Changed("promise-memory") {
 				f.dra.promise = f.promiseMemory
 			}
-			return run(cmd.Context(), f, log)
+			audit, err := f.check()
+			if err != nil {
+				return err
+			}
+			*status = exitFailed
+			return run(cmd.Context(), f, audit, log)
 		},
 	}
 	s := cmd.Flags()
@@ -110,14 +127,27 @@ func env(key, otherwise string) string {
 	return otherwise
 }
 
-func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
+// check finds what is wrong on the command line before the host is touched.
+func (f *flags) check() (audit plugin.Audit, err error) {
 	if f.promiseMemory < 1 || f.promiseMemory > maxPromise {
-		return fmt.Errorf("--promise-memory %d: give a percentage from 1 to %d", f.promiseMemory, maxPromise)
+		return audit, fmt.Errorf("--promise-memory %d: give a percentage from 1 to %d", f.promiseMemory, maxPromise)
 	}
-	audit, err := plugin.ParseAudit(f.audit)
-	if err != nil {
-		return fmt.Errorf("--audit: %w", err)
+	if err := nri.CheckPluginIndex(f.index); err != nil {
+		return audit, fmt.Errorf("--index: %w", err)
 	}
+	if err := nri.CheckPluginName(f.name); err != nil {
+		return audit, fmt.Errorf("--name: %w", err)
+	}
+	if f.noNRI && f.dra.on {
+		return audit, errors.New("--dra needs NRI, which puts the shim into the containers of claims: leave out --no-nri")
+	}
+	if audit, err = plugin.ParseAudit(f.audit); err != nil {
+		return audit, fmt.Errorf("--audit: %w", err)
+	}
+	return audit, nil
+}
+
+func run(ctx context.Context, f flags, audit plugin.Audit, log logrus.FieldLogger) (err error) {
 	if f.binDir == "" {
 		f.binDir = filepath.Join(filepath.Dir(filepath.Clean(f.libDir)), "bin")
 	}
@@ -146,9 +176,6 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) error {
 	}
 	if f.place {
 		return n.placed.place()
-	}
-	if f.noNRI && f.dra.on {
-		return errors.New("--dra needs NRI, which puts the shim into the containers of claims: leave out --no-nri")
 	}
 	if f.noNRI {
 		_, err := n.refresh(ctx)

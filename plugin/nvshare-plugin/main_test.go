@@ -95,7 +95,7 @@ func nodeOn(t *testing.T, root string, args []string) *node {
 }
 
 func execute(args ...string) error {
-	cmd := command(quiet())
+	cmd := command(new(int), quiet())
 	cmd.SetArgs(args)
 	return cmd.Execute()
 }
@@ -168,15 +168,43 @@ func TestStartFails(t *testing.T) {
 		}
 	}
 	for says, more := range map[string][]string{
-		"--dra needs NRI": {"--dra"},
 		"--dra: Kubernetes API: not in a Kubernetes pod": {"--dra", "--no-nri=false", "--kubeconfig="},
 	} {
 		if err := execute(slices.Concat(args, []string{"--cdi-dir", "/run/claims"}, more)...); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v: %v; want %q", more, err, says)
 		}
 	}
-	if err := execute("surplus"); err == nil {
-		t.Error("a surplus argument was accepted")
+}
+
+// What is wrong on the command line is said before anything is placed, and is no failure of
+// the host.
+func TestUsage(t *testing.T) {
+	root, args := host(t, 1)
+	for wrong, want := range map[string]string{
+		"surplus":            "surplus",
+		"--indes 10":         "--indes",
+		"--index 1":          "--index",
+		"--index xx":         "--index",
+		"--name a/b":         "--name",
+		"--promise-memory 0": "--promise-memory",
+		"--promise-memory x": "--promise-memory",
+		"--dra":              "--dra needs NRI",
+	} {
+		status := exitUsage
+		cmd := command(&status, quiet())
+		cmd.SetArgs(append(slices.Clone(args), strings.Fields(wrong)...))
+		if err := cmd.Execute(); err == nil || status != exitUsage || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: status %d, %v, want %q", wrong, status, err, want)
+		}
+	}
+	if _, err := os.Stat(root + "/var/lib/nvshare"); err == nil {
+		t.Error("a wrong command line has placed files")
+	}
+	status := exitUsage
+	cmd := command(&status, quiet())
+	cmd.SetArgs(append(args, "--lib", root+"/none"))
+	if err := cmd.Execute(); err == nil || status != exitFailed {
+		t.Errorf("no shim: status %d, %v", status, err)
 	}
 }
 
@@ -408,7 +436,7 @@ func TestWithoutNRISpecsAreKeptRight(t *testing.T) {
 	t.Setenv("NVSHARE_SIMGPU", "")
 	t.Setenv("NVSHARE_RUN_DIR", "")
 	root, args := host(t, 1)
-	cmd := command(quiet())
+	cmd := command(new(int), quiet())
 	cmd.SetArgs(slices.DeleteFunc(args, func(a string) bool { return a == "--no-nri" }))
 	ctx, cancel := context.WithTimeout(context.Background(), watchInterval/2)
 	done := make(chan error, 1)
@@ -587,7 +615,7 @@ func TestPlaceOnly(t *testing.T) {
 // The help of every command fits a terminal of 80 columns, and names what each flag wants, and
 // not its type in Go.
 func TestHelpFits(t *testing.T) {
-	for _, problem := range manual.Unfit(command(quiet())) {
+	for _, problem := range manual.Unfit(command(new(int), quiet())) {
 		t.Error(problem)
 	}
 }

@@ -37,7 +37,7 @@ func serving(t *testing.T, root string, args []string) {
 	t.Helper()
 	t.Setenv("NVSHARE_SIMGPU", "")
 	t.Setenv("NVSHARE_RUN_DIR", "")
-	cmd := command(quiet())
+	cmd := command(new(int), quiet())
 	cmd.SetArgs(slices.DeleteFunc(args, func(a string) bool { return a == "--no-nri" }))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
