@@ -37,7 +37,7 @@ func ParsePercent(s string) (uint32, error) {
 func ParseWeight(s string) (uint32, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if !weight.MatchString(s) || err != nil || n < 1 || n > MaxWeight {
-		return 0, fmt.Errorf("%.64q is not a weight: give a whole number from 1 to %d; a tenant without one has 100", s, MaxWeight)
+		return 0, fmt.Errorf("%.64q is not a weight: give a whole number from 1 to %d", s, MaxWeight)
 	}
 	return uint32(n), nil
 }

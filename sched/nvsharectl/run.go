@@ -44,7 +44,12 @@ program and its children are a tenant of their own until the program ends. The e
 status is the program's.`,
 		Example: `  nvsharectl run -- python3 train.py
   sudo nvsharectl run --memory-limit 8Gi --core-limit 25 -- python3 train.py`,
-		Args: cobra.MinimumNArgs(1),
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("which program? give it after --, like nvsharectl run -- python3 train.py")
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd, root.runDir, io, args)
 		},
@@ -74,7 +79,7 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 		if !cmd.Flags().Changed(t.Key) {
 			continue
 		}
-		if err := t.Parse(&terms, *f.values[t.Key]); err != nil {
+		if err := parseField(&t, &terms, *f.values[t.Key]); err != nil {
 			return usageError{fmt.Errorf("--%s: %w", t.Key, err)}
 		}
 	}

@@ -74,6 +74,18 @@ func TestRun(t *testing.T) {
 	if code, out := ctlProcess(t, "run --shim "+shim+" --memory-limit lots -- true"); code != exitUsage || !strings.Contains(out, "--memory-limit") {
 		t.Errorf("a wrong limit: exit %d, %s", code, out)
 	}
+	if code, out := ctlProcess(t, "run --shim "+shim); code != exitUsage || !strings.Contains(out, "which program?") {
+		t.Errorf("no program: exit %d, %s", code, out)
+	}
+	nothing := ""
+	for _, field := range api.Fields {
+		if strings.Contains(field.Usage, "none") {
+			nothing += " --" + field.Key + " none"
+		}
+	}
+	if code, out := ctlProcess(t, "run --shim "+shim+nothing+" -- true"); code != 0 || out != "" {
+		t.Errorf("%s: exit %d, %s", nothing, code, out)
+	}
 }
 
 // An installation elsewhere (nvsharectl install --prefix) has its shim beside its programs.
