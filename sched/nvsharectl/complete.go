@@ -6,9 +6,11 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -43,7 +45,6 @@ func complete(root *cobra.Command, f *rootFlags) {
 		"tenant":      names(tenantNames),
 		"gpu":         names(gpuNames),
 		"type":        fixed(types...),
-		"output":      fixed("table", "wide", "json", "yaml", "text"),
 		"anti-thrash": fixed("on", "off", "auto"),
 		"priority":    fixed("batch", "latency", "none"),
 		"memory-mode": fixed("swap", "resident", "managed", "none"),
@@ -55,8 +56,33 @@ func complete(root *cobra.Command, f *rootFlags) {
 				_ = cmd.RegisterFlagCompletionFunc(name, values) // fails for flags that do not exist
 			}
 		}
+		if output := cmd.Flags().Lookup("output"); output != nil { // in cdi generate, a file
+			if forms, _ := pflag.UnquoteUsage(output); strings.Contains(forms, "|") {
+				_ = cmd.RegisterFlagCompletionFunc("output", fixed(strings.Split(forms, "|")...))
+			}
+		}
 		if slices.Contains(withTenant, cmd.Name()) {
 			cmd.ValidArgsFunction = names(tenantNames)
+		}
+	}
+}
+
+// refuseUnknown has "completion" and "help" refuse an unknown shell or command. cobra would answer
+// with a help text and status 0, which a script takes for the completion.
+func refuseUnknown(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	root.InitDefaultHelpCmd()
+	for _, cmd := range root.Commands() {
+		switch cmd.Name() {
+		case "completion":
+			cmd.Args, cmd.RunE = noCommand, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		case "help":
+			cmd.Args = func(_ *cobra.Command, args []string) error {
+				if found, _, err := root.Find(args); err != nil || found == root {
+					return noCommand(root, args)
+				}
+				return nil
+			}
 		}
 	}
 }

@@ -40,6 +40,23 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
+// What is offered is what the command takes.
+func TestCompletionOfOutput(t *testing.T) {
+	for args, want := range map[string]string{
+		"-o":                    "table wide json yaml :4",
+		"status -o":             "table wide json yaml :4",
+		"top -o":                "text json :4",
+		"events -o":             "text json :4",
+		"why -o":                "text json yaml :4",
+		"cdi generate --output": ":0", // files
+	} {
+		_, out, errs := ctl(append(append([]string{"__complete"}, strings.Fields(args)...), "")...)
+		if got := strings.Join(strings.Fields(out), " "); got != want {
+			t.Errorf("%s: got %q, want %q; %s", args, got, want, errs)
+		}
+	}
+}
+
 func TestPages(t *testing.T) {
 	dir := t.TempDir()
 	if code, _, errs := ctl("pages", dir); code != exitOK {

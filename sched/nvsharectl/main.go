@@ -46,6 +46,7 @@ func main() {
 func run(ctx context.Context, args []string, io streams) int {
 	ran := false
 	cmd := rootCommand(io, &ran)
+	refuseUnknown(cmd)
 	cmd.SetArgs(args)
 	called, err := cmd.ExecuteContextC(ctx)
 	if err == nil {
