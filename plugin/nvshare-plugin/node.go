@@ -70,7 +70,8 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 			return nil, err
 		}
 		n.seen = seen
-		n.log.Infof("%s; old CDI specs removed: %v", found.Source, removed)
+		n.log.Infof("%s (is the NVIDIA driver loaded? nvidia-smi -L lists its GPUs): %s in %s", found.Source,
+			map[bool]string{true: "CDI specs removed, which were", false: "no CDI spec"}[removed], n.cdiDir)
 		return plugin.NewInventory(nil, nil, n.options.HostRoot), nil
 	}
 	changed, err := cdi.Write(n.cdiDir, found.Specs...)

@@ -67,8 +67,11 @@ func main() {
 	defer stop()
 	status := exitUsage
 	cmd := command(&status)
-	if err := cmd.ExecuteContext(ctx); err != nil {
+	if called, err := cmd.ExecuteContextC(ctx); err != nil {
 		fmt.Fprintf(os.Stderr, "nvshare-scheduler: %v\n", err)
+		if status == exitUsage {
+			fmt.Fprintf(os.Stderr, "Run %s --help\n", called.CommandPath())
+		}
 		os.Exit(status)
 	}
 }
@@ -95,7 +98,7 @@ or a process that removes LD_PRELOAD is not held.`,
 			f.swap.readyGiven = cmd.Flags().Changed("swap-ready")
 			opts, err := f.options(logrus.NewEntry(journal.New()))
 			if err != nil {
-				return fmt.Errorf("%w\nRun nvshare-scheduler --help", err)
+				return err
 			}
 			*status = exitFailed
 			if opts.Sockets.Tenants, err = passedSocket(activation.Files(true)); err != nil {
@@ -147,8 +150,8 @@ func prepareCommand(status *int, runDir *string) *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			var uid, gid uint32
-			if n, err := fmt.Sscanf(owner, "%d:%d", &uid, &gid); n != 2 || owner != fmt.Sprintf("%d:%d", uid, gid) {
-				return fmt.Errorf("--owner: %.64q is not UID:GID: %v", owner, err)
+			if n, _ := fmt.Sscanf(owner, "%d:%d", &uid, &gid); n != 2 || owner != fmt.Sprintf("%d:%d", uid, gid) {
+				return fmt.Errorf("--owner: %.64q is not UID:GID: give two numbers, like 65529:65529", owner)
 			}
 			*status = exitFailed
 			return rundir.Prepare(*runDir, int(uid), int(gid))

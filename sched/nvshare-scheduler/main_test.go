@@ -72,7 +72,7 @@ func TestUsage(t *testing.T) {
 
 		"--control-group no-such-group": "--control-group",
 		"--control-group -1":            "--control-group",
-		"prepare":                       "--owner",
+		"prepare":                       "like 65529:65529",
 		"prepare --owner 65529":         "UID:GID",
 		"prepare --owner 65529:x":       "UID:GID",
 		"prepare --owner 1:2:3":         "UID:GID",
