@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -53,6 +54,9 @@ func main() {
 	defer stop()
 	status := exitUsage
 	if err := command(&status, log).ExecuteContext(ctx); err != nil {
+		if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+			err = fmt.Errorf("%w\nRun it as root", err)
+		}
 		fmt.Fprintf(os.Stderr, "nvshare-plugin: %v\n", err)
 		if status == exitUsage {
 			fmt.Fprintln(os.Stderr, "Run nvshare-plugin --help")

@@ -42,10 +42,10 @@ func cdiCommand(io streams) *cobra.Command {
 	generate := &cobra.Command{
 		Use:   "generate",
 		Short: "Print the CDI spec of this node's GPUs",
-		Example: `  nvsharectl cdi generate --output /etc/cdi/nvshare.com-gpu.yaml
+		Example: `  sudo nvsharectl cdi generate --output /etc/cdi/nvshare.com-gpu.yaml
   podman run --device nvshare.com/gpu=0 ...`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return f.generate(cmd, io) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return asRoot(f.generate(cmd, io)) },
 	}
 	fs := generate.Flags()
 	fs.StringVar(&f.output, "output", "", "write to `file`, replacing it as a whole, and not to standard output")
@@ -75,7 +75,7 @@ whether this node has the files that they name. Exit status 1: containers would 
 		Long: `remove removes nvshare's specs, under any name, and no others. A running
 nvshare-plugin writes its specs again.`,
 		Args: cobra.NoArgs,
-		RunE: func(_ *cobra.Command, _ []string) error { return f.remove(io) },
+		RunE: func(_ *cobra.Command, _ []string) error { return asRoot(f.remove(io)) },
 	}
 	remove.Flags().BoolVar(&f.dryRun, "dry-run", false, "say what would be removed")
 	for _, c := range []*cobra.Command{validate, remove} {

@@ -100,10 +100,10 @@ func installCommand(in *installer) *cobra.Command {
 		Long: `install puts the files of an unpacked release in place: programs, shim, systemd
 units. If a file exists that is not nvshare's, or that was changed, nothing is
 installed. A second install changes nothing; with a newer release, it upgrades.`,
-		Example: `  mkdir nvshare && tar -xzf nvshare-v0.1.0.tar.gz -C nvshare
+		Example: `  mkdir nvshare && tar -xzf nvshare-v0.1.0-linux-amd64.tar.gz -C nvshare
   sudo nvshare/nvsharectl install --start`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return in.install(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error { return asRoot(in.install(cmd.Context())) },
 	}
 	in.flags(cmd)
 	cmd.Flags().StringVar(&in.from, "from", "", "the unpacked release's `directory` (default: where this program is)")

@@ -95,6 +95,14 @@ func exitStatus(err error) int {
 	return exitFailed
 }
 
+// asRoot says what to do where the host refused to have its files changed.
+func asRoot(err error) error {
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+		return fmt.Errorf("%w (use sudo)", err)
+	}
+	return err
+}
+
 type rootFlags struct {
 	runDir string
 	output string

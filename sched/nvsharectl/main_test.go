@@ -371,6 +371,28 @@ func TestPermissionDenied(t *testing.T) {
 	}
 }
 
+// A command that changes the host's files says that it is for root.
+func TestNeedsRoot(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to be somebody else")
+	}
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(dir+"/nvshare.com-gpu.yaml", []byte("cdiVersion: 0.5.0\nkind: nvshare.com/gpu\ndevices: [{name: \"0\", containerEdits: {env: [A=b]}}]\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "NVSHARE_TEST_CTL=cdi remove --cdi-dir "+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if out, _ := cmd.CombinedOutput(); cmd.ProcessState.ExitCode() != exitFailed || !strings.Contains(string(out), "permission denied (use sudo)") {
+		t.Errorf("status %d, %s", cmd.ProcessState.ExitCode(), out)
+	}
+}
+
 // Whatever tenants are called, the status and top fit a terminal of 80 columns.
 func TestScreensFit(t *testing.T) {
 	r := swapped()

@@ -36,7 +36,7 @@ cannot be started again with a device of nvshare.`,
 			if err == nil && stay {
 				<-cmd.Context().Done()
 			}
-			return err
+			return asRoot(err)
 		},
 	}
 	in.flags(cmd)
