@@ -46,22 +46,42 @@ import (
 	"os"
 	"path"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
 )
 
 const (
 	// timeLimit ends a hook that hangs, well before the runtime's own limit.
 	timeLimit = 5 * time.Second
+
+	usage = "usage: nvshare-cdi-hook update-ldcache [--strict] [--lib PATH]...\n" +
+		"       nvshare-cdi-hook describe --run-dir DIR [--gpu UUID=MARK]...\n" +
+		"       nvshare-cdi-hook join --run-dir DIR"
 )
 
 func main() {
+	if text := help(os.Args[1:]); text != "" {
+		fmt.Println(text)
+		return
+	}
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stderr))
+}
+
+// help answers people; engines never ask.
+func help(args []string) string {
+	switch {
+	case len(args) != 1:
+	case args[0] == "-h" || args[0] == "--help":
+		return "nvshare-cdi-hook is the OCI hook of nvshare's CDI devices. Container engines run it,\n" +
+			"with the container's state on standard input.\n\n" + usage
+	case args[0] == "-v" || args[0] == "--version":
+		return "nvshare-cdi-hook version " + api.Version
+	}
+	return ""
 }
 
 // run returns the exit status: 0, 1 for a failure under --strict, 2 for usage.
 func run(args []string, stdin io.Reader, stderr io.Writer) int {
-	const usage = "usage: nvshare-cdi-hook update-ldcache [--strict] [--lib PATH]...\n" +
-		"       nvshare-cdi-hook describe --run-dir DIR [--gpu UUID=MARK]...\n" +
-		"       nvshare-cdi-hook join --run-dir DIR"
 	switch {
 	case len(args) > 0 && args[0] == "join":
 		return runJoin(args[1:], stdin, stderr, usage)

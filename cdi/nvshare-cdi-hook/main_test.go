@@ -338,3 +338,11 @@ func TestDynamicLinkerFindsLibrary(t *testing.T) {
 	}
 	sh("chroot", rootfs, "/main")
 }
+
+func TestHelp(t *testing.T) {
+	for arg, want := range map[string]string{"--help": "join --run-dir", "-h": "OCI hook", "--version": "version", "describe": ""} {
+		if got := help([]string{arg}); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("%s: %q lacks %q", arg, got, want)
+		}
+	}
+}
