@@ -44,6 +44,7 @@
 # The frameworks are those of python3; PYTHON names another interpreter.
 # bin/nvshare-gpu -h explains the flags.
 set -u
+asked=$*
 
 here=$(cd "$(dirname "$0")" && pwd)
 results=$here/results
@@ -75,6 +76,7 @@ fi
 	uname -srm
 	nvidia-smi --query-gpu=name,uuid,driver_version,memory.total,pcie.link.gen.max --format=csv,noheader
 	nproc
+	echo "run.sh $asked"
 } >"$results/host.txt" 2>&1
 cat "$results/host.txt"
 

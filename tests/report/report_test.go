@@ -121,3 +121,16 @@ func TestBadResults(t *testing.T) {
 		t.Errorf("of a broken file: %v", err)
 	}
 }
+
+// What run.sh was asked for is for people, who repeat the run.
+func TestCircumstances(t *testing.T) {
+	dir := t.TempDir()
+	host := "2026-11-26T03:00:00Z\ncommit 0123abc\nLinux 6.18 x86_64\nNVIDIA H200, GPU-1, 580.159.04, 143771 MiB, 5\n16\nrun.sh out --only gemm@30,decode programs\n"
+	if err := os.WriteFile(filepath.Join(dir, "host.txt"), []byte(host), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	want := run{Date: "2026-11-26T03:00:00Z", Commit: "0123abc", Kernel: "Linux 6.18 x86_64", GPU: "NVIDIA H200 (143771 MiB)", Driver: "580.159.04", Cores: "16"}
+	if got := circumstances(dir, dir); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
