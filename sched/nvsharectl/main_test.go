@@ -421,7 +421,7 @@ func TestReadmeShowsTheStatus(t *testing.T) {
 		return c
 	}
 	r := &api.StatusResponse{Version: "0.1.0", UptimeNs: 126e9, Clients: 2, Gpus: []*api.GPU{{
-		Name: "NVIDIA H200", MemoryBytes: 141 << 30, Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_EXCLUSIVE, ModeReason: "tenants have limits, requests or priorities", QuantumNs: 100e6,
+		Name: "NVIDIA H200", MemoryBytes: 141 << 30, Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_EXCLUSIVE, ModeReason: "a tenant has a core limit, which turns hold exactly", QuantumNs: 100e6,
 		Clients: []*api.Client{user(1001, api.ClientState_CLIENT_STATE_HOLDING), user(1000, api.ClientState_CLIENT_STATE_WAITING)},
 		Memory:  []*api.MemoryAccount{{Container: &api.Container{}, Uid: 1001, UsedBytes: 4 << 30}, {Container: &api.Container{}, Uid: 1000, UsedBytes: 2 << 30, LimitBytes: 8 << 30}},
 		Tenants: []*api.TenantUse{
