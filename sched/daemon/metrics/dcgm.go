@@ -47,11 +47,19 @@ func (x *exposition) dcgm(g *api.GPU) {
 	if n, ok := strings.CutPrefix(g.Fault, "Xid "); ok {
 		_, _ = fmt.Sscanf(n, "%f", &xid) // 0 where it is no number
 	}
+	seen := map[[3]string]bool{}
 	for i, t := range g.Tenants {
 		if i == maxMetricTenants {
 			return
 		}
 		of := names(t.Container)
+		// Labels that two tenants have would fail the whole scrape. Users have no names here, and
+		// engines may have containers of the same name.
+		if key := [3]string(of); t.Container.GetId() == "" || seen[key] {
+			of[2] = tenantID(t.Container, t.Uid)
+		} else {
+			seen[key] = true
+		}
 		used, most := uint64(0), g.MemoryBytes
 		left := most - min(reserved, most)
 		if m := memoryOf(g, t.Container, t.Uid); m != nil {

@@ -3,6 +3,7 @@
 package metrics
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -65,5 +66,32 @@ func TestDCGM(t *testing.T) {
 	}
 	if err := testutil.CollectAndCompare(gpus, strings.NewReader(want.String())); err != nil {
 		t.Error(err)
+	}
+}
+
+// Tenants without names of their own, and those that have the same, have different labels: else
+// the scrape would fail, with all other metrics.
+func TestDCGMTellsTenantsApart(t *testing.T) {
+	train := func(id string) *api.Container { return &api.Container{Id: id, Name: "train"} }
+	gpus := dcgmOf{{Uuid: "GPU-a", Tenants: []*api.TenantUse{
+		{Container: &api.Container{}, Uid: 1000}, {Container: &api.Container{}, Uid: 1001}, {Container: train("abc")}, {Container: train("def")},
+	}}}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(gpus)
+	found, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, m := range found[0].Metric {
+		for _, l := range m.Label {
+			if l.GetName() == "container" {
+				names = append(names, l.GetValue())
+			}
+		}
+	}
+	slices.Sort(names)
+	if want := []string{"def", "train", "user 1000", "user 1001"}; !slices.Equal(names, want) {
+		t.Errorf("containers %q, want %q", names, want)
 	}
 }
