@@ -94,6 +94,17 @@ func TestWhyFindsTenants(t *testing.T) {
 	}
 }
 
+// Events that come as fast as they are asked for keep no command from its end.
+func TestWhyBesideShortTurns(t *testing.T) {
+	f := &fake{status: sample(), events: func(req *api.EventsRequest) *api.EventsResponse {
+		e := &api.Event{Sequence: req.Since + 1, TimeNs: time.Now().UnixNano()}
+		return &api.EventsResponse{Run: 1, Next: e.Sequence, Events: []*api.Event{e}}
+	}}
+	if code, _, errs := ctl("why", "train-a", "--run-dir", serve(t, f)); code != exitOK {
+		t.Errorf("exit %d, %s", code, errs)
+	}
+}
+
 // A mistake on the command line is answered with what was meant, and where the help is.
 func TestSuggestions(t *testing.T) {
 	for args, want := range map[string]string{
