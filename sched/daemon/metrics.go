@@ -29,13 +29,10 @@ func (s metricsSource) Problems(ctx context.Context) (own, tenants []string, err
 }
 
 func (d *Daemon) snapshot() *metrics.Snapshot {
-	s := &metrics.Snapshot{Status: d.status(), Own: d.problems(), Traffic: d.traffic, Processes: make(map[uint32]bool, len(d.clients))}
+	s := &metrics.Snapshot{Status: d.status(), Own: d.problems(), Traffic: d.traffic, Managed: d.managed()}
 	s.Groups = d.overlapGroups()
 	for _, g := range d.order {
 		s.Turns = append(s.Turns, g.turns)
-	}
-	for _, cl := range d.clients {
-		s.Processes[uint32(cl.PID)] = true
 	}
 	return s
 }

@@ -50,18 +50,7 @@ func (d *Daemon) lookForStrangers() {
 		d.look.Set(now().Add(d.lookPause))
 		return
 	}
-	clients := make(map[uint32]bool, len(d.clients))
-	for _, cl := range d.clients {
-		clients[uint32(cl.PID)] = true
-	}
-	for pid := range d.copiers { // they have memory on two GPUs
-		clients[uint32(pid)] = true
-	}
-	if d.overlap != nil { // the driver counts what members do to their MPS server
-		for _, group := range d.overlap.States() {
-			clients[uint32(group.Server)] = true
-		}
-	}
+	managed := d.managed()
 	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
 	d.wg.Go(func() {
 		select {
@@ -73,7 +62,7 @@ func (d *Daemon) lookForStrangers() {
 	d.wg.Go(func() {
 		defer cancel()
 		samples, err := d.opts.Sample(ctx)
-		found := d.strangersIn(samples, clients)
+		found := d.strangersIn(samples, managed)
 		d.do(func() {
 			d.noteFaults(samples)
 			d.noteFilled(samples)
@@ -83,13 +72,30 @@ func (d *Daemon) lookForStrangers() {
 	})
 }
 
-// strangersIn finds out who the processes are that are no clients, by GPU. It reads
+// managed are the pids of those that are on GPUs by our doing: clients, and what runs for them.
+func (d *Daemon) managed() map[uint32]bool {
+	all := make(map[uint32]bool, len(d.clients))
+	for _, cl := range d.clients {
+		all[uint32(cl.PID)] = true
+	}
+	for pid := range d.copiers { // they have memory on two GPUs
+		all[uint32(pid)] = true
+	}
+	if d.overlap != nil { // the driver counts what members do to their MPS server
+		for _, group := range d.overlap.States() {
+			all[uint32(group.Server)] = true
+		}
+	}
+	return all
+}
+
+// strangersIn finds out who the processes are that are not managed, by GPU. It reads
 // /proc.
-func (d *Daemon) strangersIn(samples []metrics.GPUSample, clients map[uint32]bool) map[string][]stranger {
+func (d *Daemon) strangersIn(samples []metrics.GPUSample, managed map[uint32]bool) map[string][]stranger {
 	found := map[string][]stranger{}
 	for _, s := range samples {
 		for pid, bytes := range s.Processes {
-			if clients[pid] || len(found[s.UUID]) == maxUnmanaged {
+			if managed[pid] || len(found[s.UUID]) == maxUnmanaged {
 				continue
 			}
 			if p, err := d.peers.Look(int32(pid)); err == nil { // else it has just ended

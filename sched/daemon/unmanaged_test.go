@@ -135,7 +135,7 @@ func TestShimTooOldForItsLimit(t *testing.T) {
 // A copier has memory on two GPUs, and is no stranger there until it has ended.
 func TestCopierIsNoStranger(t *testing.T) {
 	var nvml driver
-	s := start(t, t.TempDir(), swapping, func(d *Daemon) { d.opts.Sample = nvml.sample; d.lookPause = time.Millisecond })
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.MetricsAddr = "127.0.0.1:0" }, func(d *Daemon) { d.opts.Sample = nvml.sample; d.lookPause = time.Millisecond })
 	newSwapper(t, s) // else nobody looks
 	copies, other := firstOf(t, whole("c")), firstOf(t, whole("d"))
 	copier := &checkpoint.Copier{PID: copies.Process.Pid, Ended: make(chan struct{})}
@@ -146,6 +146,10 @@ func TestCopierIsNoStranger(t *testing.T) {
 	r := s.await("a stranger is seen", func(r *api.StatusResponse) bool { return len(r.Unmanaged) > 0 })
 	if len(r.Unmanaged) != 1 || r.Unmanaged[0].Pid != uint32(other.Process.Pid) {
 		t.Errorf("strangers %v, want only %d", r.Unmanaged, other.Process.Pid)
+	}
+	_, text := get(t, s, "/metrics")
+	if n := values(text)["nvshare_gpu_unmanaged_processes"]; n != "1" {
+		t.Errorf("the metric counts %s strangers, and there is 1", n)
 	}
 	close(copier.Ended)
 	s.await("both are strangers", func(r *api.StatusResponse) bool { return len(r.Unmanaged) == 2 })

@@ -174,7 +174,7 @@ func (x *exposition) sample(g *api.GPU) {
 	if s.Processes != nil {
 		unmanaged := 0
 		for pid := range s.Processes {
-			if !x.s.Processes[pid] {
+			if !x.s.Managed[pid] {
 				unmanaged++
 			}
 		}

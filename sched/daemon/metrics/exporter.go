@@ -79,12 +79,12 @@ type Traffic struct {
 
 // Snapshot is what the scheduler knows at one instant.
 type Snapshot struct {
-	Status    *api.StatusResponse
-	Own       []string // those of Status.Problems that tenants cannot cause
-	Turns     []Turns  // by GPU, as in Status
-	Groups    []OverlapGroup
-	Traffic   Traffic
-	Processes map[uint32]bool // pids of clients
+	Status  *api.StatusResponse
+	Own     []string // those of Status.Problems that tenants cannot cause
+	Turns   []Turns  // by GPU, as in Status
+	Groups  []OverlapGroup
+	Traffic Traffic
+	Managed map[uint32]bool // pids of clients, and of what runs on GPUs for them
 }
 
 // Source is the scheduler, as far as metrics need it. Both calls wait for its
