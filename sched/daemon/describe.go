@@ -69,7 +69,7 @@ func (d *Daemon) setPodTerms(c *api.Container) {
 	if c.Engine == "" {
 		to.Engine = nil // the plugin describes the container now
 	}
-	if to.Pod, to.Has = podTerms(c), c.Gpus; to.Pod == (api.Terms{}) && to.Engine == nil {
+	if to.Pod, to.Has = podTerms(c), c.Gpus; to.isZero() {
 		to.Has = nil // d.names has the GPUs as long as they matter
 	}
 	if to.Pod != old.Pod || !slices.Equal(to.Has, old.Has) {

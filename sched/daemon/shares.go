@@ -138,8 +138,8 @@ func (d *Daemon) shareOf(g *gpu, account string) sched.Share {
 func (d *Daemon) sharesPath() string { return filepath.Join(d.opts.RunDir, "shares.json") }
 
 // restoreShares reads the record of an earlier scheduler. It makes the containers
-// of pods with shares known, so that the plugin can tell us to forget those that
-// have ended.
+// that were described, and have shares, known, so that the plugin can tell us to
+// forget those that have ended.
 func (d *Daemon) restoreShares() {
 	d.shares, d.sharesErr = state.ReadRecord[shares](d.sharesPath(), sharesVersion)
 	if d.sharesErr != nil {
@@ -150,7 +150,7 @@ func (d *Daemon) restoreShares() {
 	}
 	for account, t := range d.shares.Tenants {
 		id, ok := strings.CutPrefix(account, peer.ContainerAccount)
-		if !ok || t.Pod == (api.Terms{}) && t.Engine == nil {
+		if !ok || t.Pod == (api.Terms{}) && t.Engine == nil && len(t.Has) == 0 {
 			continue
 		}
 		c := &api.Container{Id: id, Gpus: t.Has}
@@ -357,6 +357,7 @@ func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, erro
 	old, known := d.shares.Tenants[account]
 	terms.Gang = gangIn(resp.Container.Namespace, terms.Gang)
 	to := old.with(uuid, terms, fields)
+	to.Has = resp.Container.Gpus // it was described, if there are any: see restoreShares
 	if !known && !to.isZero() && len(d.shares.Tenants) >= maxShares {
 		return nil, status.Errorf(codes.ResourceExhausted, "set a share: %d tenants have one already; remove some", len(d.shares.Tenants))
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -268,6 +269,47 @@ func TestSharesSurviveARestart(t *testing.T) {
 	s.describe("a", &api.Share{CoreRequest: 60, Gang: "ring"}, gpuA.UUID)
 	if after := readFile(t, filepath.Join(dir, "shares.json")); after != before {
 		t.Errorf("described again: %s, before %s", after, before)
+	}
+}
+
+// What was set for a container that the plugin had described ends with it, also if it ends while
+// there is no scheduler: the next one has the plugin know of it. Till then it counts on its GPU only.
+func TestSetShareEndsWithItsContainer(t *testing.T) {
+	dir := t.TempDir()
+	s := newSharing(t, dir)
+	ctx := context.Background()
+	set := func(id string) {
+		t.Helper()
+		if _, err := s.SetShare(ctx, &api.SetShareRequest{Container: whole(id), CoreRequest: proto.Uint32(30)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.describe("a", nil, gpuA.UUID)
+	set("a")
+	set("b")
+	s.describe("b", nil, gpuA.UUID)
+	set("c") // nobody describes it
+	s.stop()
+
+	s = newSharing(t, dir)
+	var known []string
+	r := s.status()
+	if n := len(r.Gpus[1].Promises); n != 1 {
+		t.Errorf("GPU 1, of which a and b have nothing: promised %v", r.Gpus[1].Promises)
+	}
+	for _, c := range r.Containers {
+		known = append(known, c.Id)
+		if _, err := s.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: c.Id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{whole("a"), whole("b")}; !slices.Equal(known, want) {
+		t.Errorf("the plugin is told of %q, want %q", known, want)
+	}
+	for _, g := range s.status().Gpus {
+		if len(g.Promises) != 1 || g.Promises[0].Container.Id != whole("c") {
+			t.Errorf("GPU %d: still promised: %v", g.Index, g.Promises)
+		}
 	}
 }
 
