@@ -313,6 +313,7 @@ func (d *Daemon) bury(cl *client) {
 		cl.bringing.copier.End()
 	}
 	d.dropFile(cl)
+	d.dropHeld(cl)
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.Process)
 	delete(d.byAccount[cl.Account], cl)
@@ -383,8 +384,9 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	moved := d.arrive(c.client, g)
 	att := &attachment{client: c.client, gpu: g, channel: f.Channel, ordinal: f.Attach.Ordinal}
 	want := f.Code&wire.AttachWant != 0
-	if g.drained && !c.again && f.Epoch == 0 && !d.belongs(g, c.client) {
+	if d.holds(g, c.client, c.again, f.Epoch) {
 		att.held, att.wants, want = true, want, false
+		d.noteHeld(g, c.client)
 		d.tell(c.subject(), logrus.InfoLevel, fmt.Sprintf("GPU %d is drained: the client waits until it is undrained", g.Index))
 	}
 	c.client.attached[g] = att

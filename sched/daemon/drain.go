@@ -15,6 +15,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 // A drained GPU admits no new tenants. Those that use the GPU, or were given it by the
@@ -30,6 +31,39 @@ func (d *Daemon) belongs(g *gpu, cl *client) bool {
 		}
 	}
 	return slices.Contains(d.names[cl.Container].GetGpus(), g.UUID)
+}
+
+// holds says whether a client is to wait because the GPU is drained. An epoch is of a grant.
+func (d *Daemon) holds(g *gpu, cl *client, again bool, epoch uint64) bool {
+	if !g.drained || epoch != 0 || d.belongs(g, cl) {
+		return false
+	}
+	return !again || slices.Contains(d.settings.Held[g.UUID], cl.Process)
+}
+
+// noteHeld records that a client waits because the GPU is drained.
+func (d *Daemon) noteHeld(g *gpu, cl *client) {
+	held := d.settings.Held[g.UUID]
+	if slices.Contains(held, cl.Process) {
+		return
+	}
+	all := maps.Clone(d.settings.Held)
+	if all == nil {
+		all = map[string][]peer.Process{}
+	}
+	all[g.UUID] = append(slices.Clone(held), cl.Process)
+	d.settings.Held = all
+	d.extraWork += persistCost
+	_ = d.recordSettings(d.settings) // else only the next scheduler does not know
+}
+
+// dropHeld forgets that a client waits that has ended. The next record says so.
+func (d *Daemon) dropHeld(cl *client) {
+	for uuid, held := range d.settings.Held {
+		if i := slices.Index(held, cl.Process); i >= 0 {
+			d.settings.Held[uuid] = slices.Delete(slices.Clone(held), i, i+1)
+		}
+	}
 }
 
 // drain answers the control call.
@@ -56,6 +90,9 @@ func (d *Daemon) setDrained(g *gpu, on bool) error {
 	next.Drained = slices.DeleteFunc(slices.Clone(next.Drained), func(uuid string) bool { return uuid == g.UUID })
 	if on {
 		next.Drained = append(next.Drained, g.UUID)
+	} else {
+		next.Held = maps.Clone(next.Held)
+		delete(next.Held, g.UUID)
 	}
 	if g.drained != on {
 		if err := d.recordSettings(next); err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/wire"
 )
 
 func drainGPU(t *testing.T, s *scheduler, req *api.DrainRequest) *api.DrainResponse {
@@ -63,6 +64,44 @@ func TestDrainedGPUAdmitsNoNewTenants(t *testing.T) {
 	newcomer.granted()
 	if r := s.status(); r.Gpus[0].Drained || r.Gpus[0].Held != 0 || len(r.Problems) != 0 {
 		t.Errorf("undrained: %v, %q", r.Gpus[0], r.Problems)
+	}
+}
+
+// A process that waits for a drained GPU waits on when it comes back over another connection, also
+// to another scheduler. Those that use the GPU go on, until an undrain and beyond.
+func TestHeldProcessComesBack(t *testing.T) {
+	dir := t.TempDir()
+	twoUsers(t, dir)
+	s := start(t, dir, nil)
+	user, _ := newClient(t, s)
+	drainGPU(t, s, &api.DrainRequest{Gpu: "0"})
+	waits := newProc(t, dir, nobody)
+	back := func(p *proc, held uint32) {
+		t.Helper()
+		p.connect().register(wire.RegisterReconnect).attach(0, gpuA, 0, 0)
+		if n := s.status().Gpus[0].Held; n != held {
+			t.Errorf("%d processes wait, want %d", n, held)
+		}
+	}
+	waits.connect().register(0).attach(0, gpuA, 0, 0)
+	back(waits, 1)
+	s.stop()
+	s = start(t, dir, nil)
+	back(waits, 1)
+	back(user, 1)
+	drainGPU(t, s, &api.DrainRequest{Gpu: "0", Undrain: true})
+	drainGPU(t, s, &api.DrainRequest{Gpu: "0"})
+	s.stop()
+	s = start(t, dir, nil)
+	back(waits, 0)
+
+	gone := newProc(t, dir, nobody+1)
+	gone.connect().register(0).attach(0, gpuA, 0, 0)
+	gone.kill()
+	s.await("its end", func(r *api.StatusResponse) bool { return r.Clients == 1 })
+	s.stop()
+	if held := s.settings.Held[gpuA.UUID]; len(held) != 0 {
+		t.Errorf("still recorded: %v", held)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 )
 
@@ -27,6 +28,8 @@ type settings struct {
 	All     setting            `json:"all"`               // by Set for all GPUs
 	GPUs    map[string]setting `json:"gpus,omitempty"`    // by Set for one, by UUID
 	Drained []string           `json:"drained,omitempty"` // UUIDs of GPUs that admit no new tenants
+	// Held are the processes that wait for such a GPU, by UUID.
+	Held map[string][]peer.Process `json:"held,omitempty"`
 }
 
 // setting is how a GPU is shared. A part that is zero is not set.
