@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"github.com/sirupsen/logrus"
@@ -65,7 +66,13 @@ func mover(runDir string) plugin.Mover {
 		}
 		defer conn.Close()
 		_, err = conn.Migrate(ctx, &api.MigrateRequest{Container: id, Gpu: uuid})
-		return err
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded: // the scheduler knows the time, too
+			return errors.New("it has not arrived yet, and goes on moving")
+		}
+		return errors.New(status.Convert(err).Message())
 	}
 }
 
