@@ -137,8 +137,15 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 	}
 	slices.SortFunc(s.Clients, func(a, b ClientSnapshot) int { return cmp.Compare(a.ID, b.ID) })
 	d := c.dues()
+	live := map[string]bool{}
 	for _, t := range c.tenants {
-		if !t.ghost || t.credit < 0 {
+		if !t.ghost {
+			live[t.displayName()] = true
+		}
+	}
+	for _, t := range c.tenants {
+		// A tenant that has become a gang of itself has left its debt to one of the same name.
+		if !t.ghost || t.credit < 0 && !live[t.displayName()] {
 			s.Tenants = append(s.Tenants, c.tenantSnapshot(t, now, &d))
 		}
 	}
