@@ -96,13 +96,15 @@ func awaitDrained(ctx context.Context, root *rootFlags, io streams, last *api.Dr
 	for {
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return staysDrained(last)
 		case <-over.C:
 			return fmt.Errorf("GPU %d is drained and %s after %v", last.Index, usedBy(last), timeout)
 		case <-look.C:
 		}
 		r, err := askDrain(ctx, root, &api.DrainRequest{Gpu: last.Uuid, Look: true})
 		switch {
+		case ctx.Err() != nil:
+			return staysDrained(last)
 		case err != nil:
 			return err
 		case !r.WasDrained:
@@ -115,6 +117,11 @@ func awaitDrained(ctx context.Context, root *rootFlags, io streams, last *api.Dr
 		}
 		last = r
 	}
+}
+
+// staysDrained is what a command says that its user ends.
+func staysDrained(r *api.DrainResponse) error {
+	return fmt.Errorf("interrupted; GPU %d stays drained until nvsharectl undrain --gpu %d", r.Index, r.Index)
 }
 
 func describeDrain(r *api.DrainResponse) string {

@@ -88,6 +88,9 @@ func moveAway(ctx context.Context, root *rootFlags, io streams, r *api.DrainResp
 		if why != "" {
 			fmt.Fprintln(io.out, printable(why))
 		}
+		if ctx.Err() != nil {
+			return nil, staysDrained(r)
+		}
 	}
 	if len(r.Uses) == 0 {
 		return r, nil

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -43,5 +44,20 @@ func TestMigratePastItsLimit(t *testing.T) {
 			}
 		}
 		cancel()
+	}
+}
+
+func (m *moving) Drain(context.Context, *api.DrainRequest) (*api.DrainResponse, error) {
+	return &api.DrainResponse{Uuid: "GPU-1", Index: 1, Tenants: []string{"a", "b"}, Uses: []*api.DrainTenant{{Container: &api.Container{Id: "a"}}, {Container: &api.Container{Id: "b"}}}}, nil
+}
+
+// Who ends a drain hears what goes on, and what stays, and not that no scheduler answers.
+func TestDrainIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var out, errs bytes.Buffer
+	code := run(ctx, []string{"drain", "--gpu", "1", "--run-dir", serve(t, &moving{interrupt: cancel})}, streams{out: &out, err: &errs})
+	if moves := strings.Count(out.String(), "has not arrived yet"); code != exitFailed || moves != 1 || !strings.Contains(errs.String(), "GPU 1 stays drained") || strings.Contains(out.String()+errs.String(), "connect") {
+		t.Errorf("exit %d\n%s%s", code, &out, &errs)
 	}
 }
