@@ -295,3 +295,15 @@ func TestPipeDirectoryIsHostile(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What somebody answers in the daemon's place is no text that the status could not have.
+func TestAnswersAreReadable(t *testing.T) {
+	control := filepath.Join(t.TempDir(), "control")
+	if err := os.WriteFile(control, []byte("#!/bin/sh\nhead -c 100000 /dev/zero\nprintf 'no\\377'\nexit 1\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	k := newKeeper(&Manager{}, Group{UID: uint32(os.Geteuid())})
+	if said, err := k.ask(t.Context(), control, "x"); err == nil || !strings.HasSuffix(said, "no?") || len(said) > 512 {
+		t.Errorf("%d bytes, %q, %v", len(said), said[max(len(said)-8, 0):], err)
+	}
+}

@@ -123,10 +123,14 @@ func (k *keeper) start() (*peer.Peer, error) {
 // said returns what a daemon that did not start has written.
 func (k *keeper) said() string {
 	data, _ := os.ReadFile(k.path("start.log"))
-	if len(data) > 512 {
-		data = data[len(data)-512:]
-	}
-	return strings.TrimSpace(strings.ToValidUTF8(string(data), "?"))
+	return readable(data)
+}
+
+// readable is the end of what was said, fit for the status: a member may have said it, who has the
+// directory of the daemon's socket.
+func readable(said []byte) string {
+	said = said[max(len(said)-512, 0):]
+	return strings.TrimSpace(strings.ToValidUTF8(string(said), "?"))
 }
 
 func (k *keeper) awaitAnswer(control string, ended <-chan struct{}) error {
@@ -166,7 +170,7 @@ func (k *keeper) ask(ctx context.Context, control, command string) (string, erro
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: k.g.UID, Gid: k.g.UID}}
 	}
 	out, err := cmd.CombinedOutput()
-	return strings.TrimSpace(string(out)), err
+	return readable(out), err
 }
 
 func (k *keeper) environment() []string {
