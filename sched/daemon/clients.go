@@ -98,6 +98,7 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		d.attach(c, f, false)
 		return
 	case wire.TypeSuspended:
+		d.extraWork += uint64(len(d.clients)) / clientsPerWork // it is looked for who leaves next
 		d.suspended(c, f)
 		return
 	}

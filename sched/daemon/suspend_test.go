@@ -180,3 +180,25 @@ func TestSuspendWithoutGPU(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What a process says of its context has all clients looked at, and costs its account as much.
+func TestSuspendedIsCharged(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	_, c := newClient(t, s)
+	const others, first = 1000, sched.ClientID(1 << 32)
+	if err := s.ask(context.Background(), func() {
+		for i := range others {
+			s.clients[first+sched.ClientID(i)] = &client{}
+		}
+		before := s.work()
+		s.frame(s.clients[sched.ClientID(c.id)].conn, &wire.Frame{Type: wire.TypeSuspended, Code: wire.SuspendedWake})
+		if cost := s.work() - before; cost < others/clientsPerWork {
+			t.Errorf("it costs %d frames beside %d clients", cost, others)
+		}
+		for i := range others {
+			delete(s.clients, first+sched.ClientID(i))
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
