@@ -91,10 +91,11 @@ func (d *Daemon) setDrained(g *gpu, on bool) error {
 	if on {
 		next.Drained = append(next.Drained, g.UUID)
 	} else {
-		next.Held = maps.Clone(next.Held)
+		next.Held, next.Faults = maps.Clone(next.Held), maps.Clone(next.Faults)
 		delete(next.Held, g.UUID)
+		delete(next.Faults, g.UUID)
 	}
-	if g.drained != on {
+	if g.drained != on || !on && g.fault != "" {
 		if err := d.recordSettings(next); err != nil {
 			return status.Error(codes.Unavailable, err.Error())
 		}
@@ -173,6 +174,23 @@ func (d *Daemon) held(g *gpu) (n uint32) {
 	return n
 }
 
+// recordFault has the next scheduler know of a GPU's fault: the driver tells of most of them once.
+func (d *Daemon) recordFault(g *gpu) {
+	all := map[string]fault{}
+	maps.Copy(all, d.settings.Faults)
+	all[g.UUID] = fault{d.bootID, g.fault}
+	d.settings.Faults = all
+	_ = d.recordSettings(d.settings) // else only the next scheduler does not know
+}
+
+// faultBefore is a fault that an earlier scheduler has recorded; "": none since the machine's start.
+func (d *Daemon) faultBefore(uuid string) string {
+	if f := d.settings.Faults[uuid]; f.BootID == d.bootID {
+		return f.Text
+	}
+	return ""
+}
+
 // noteFaults takes over what the driver tells of GPUs that do no more work.
 func (d *Daemon) noteFaults(samples []metrics.GPUSample) {
 	for _, s := range samples {
@@ -181,6 +199,7 @@ func (d *Daemon) noteFaults(samples []metrics.GPUSample) {
 				continue
 			}
 			g.faults, g.fault = s.Faults, s.Fault
+			d.recordFault(g)
 			d.log.Errorf("GPU %d: %s", g.Index, s.Fault)
 			d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_GPU, Text: s.Fault})
 		}

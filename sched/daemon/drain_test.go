@@ -106,11 +106,13 @@ func TestHeldProcessComesBack(t *testing.T) {
 }
 
 // What the driver tells of a GPU that does no more work stays in the status until
-// somebody says that the GPU is well.
+// somebody says that the GPU is well, over restarts of the scheduler too, or until the machine
+// starts.
 func TestFaultStaysUntilUndrain(t *testing.T) {
 	fault := make(chan string, 1)
 	samples := []metrics.GPUSample{{UUID: gpuA.UUID}, {UUID: gpuB.UUID}}
-	s := start(t, t.TempDir(), func(o *Options) {
+	dir := t.TempDir()
+	s := start(t, dir, func(o *Options) {
 		o.Sample = func(context.Context) ([]metrics.GPUSample, error) {
 			select {
 			case why := <-fault:
@@ -133,4 +135,19 @@ func TestFaultStaysUntilUndrain(t *testing.T) {
 			t.Errorf("after undrain: %q, %q", r.Gpus[1].Fault, r.Problems)
 		}
 	}
+	fault <- "Xid 79"
+	s.await("the fault", func(r *api.StatusResponse) bool { return r.Gpus[1].Fault != "" })
+	restarted := func(want string, more ...func(*Daemon)) {
+		t.Helper()
+		s.stop()
+		s = start(t, dir, nil, more...)
+		if r := s.status(); r.Gpus[1].Fault != want || r.Gpus[0].Fault != "" {
+			t.Errorf("after a restart: %q on GPU 1, want %q; %q on GPU 0", r.Gpus[1].Fault, want, r.Gpus[0].Fault)
+		}
+	}
+	restarted("Xid 79")
+	restarted("", func(d *Daemon) { d.bootID = "another" })
+	restarted("Xid 79")
+	drainGPU(t, s, &api.DrainRequest{Gpu: "1", Undrain: true})
+	restarted("")
 }

@@ -168,7 +168,7 @@ func (d *Daemon) addGPU(info GPU) error {
 		d.state.GPUs[info.UUID] = last
 	}
 	quantum, mode := d.settingOf(info.UUID)
-	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode, drained: slices.Contains(d.settings.Drained, info.UUID)}
+	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode, drained: slices.Contains(d.settings.Drained, info.UUID), fault: d.faultBefore(info.UUID)}
 	g.core = sched.New(sched.Config{
 		Quantum:   quantum,
 		Grace:     d.opts.Grace,

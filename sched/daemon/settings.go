@@ -30,6 +30,15 @@ type settings struct {
 	Drained []string           `json:"drained,omitempty"` // UUIDs of GPUs that admit no new tenants
 	// Held are the processes that wait for such a GPU, by UUID.
 	Held map[string][]peer.Process `json:"held,omitempty"`
+	// Faults are what has ended all work on GPUs, by UUID.
+	Faults map[string]fault `json:"faults,omitempty"`
+}
+
+// fault is what has ended all work on a GPU, which nobody has said to be well since. A start of
+// the machine resets GPUs.
+type fault struct {
+	BootID string `json:"boot_id"`
+	Text   string `json:"text"`
 }
 
 // setting is how a GPU is shared. A part that is zero is not set.
