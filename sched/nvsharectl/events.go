@@ -98,6 +98,8 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 			continue
 		case err != nil:
 			return err
+		case f.last == 0 && !f.follow:
+			return nil // it answers: a probe of a busy node does not wait for all that is kept
 		}
 		n := len(resp.Events)
 		current := n == 0 || resp.Events[n-1].TimeNs >= began

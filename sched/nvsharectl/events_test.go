@@ -209,3 +209,17 @@ func TestJSONKeepsControlsFromTheTerminal(t *testing.T) {
 		}
 	}
 }
+
+// Probes ask once whether the scheduler answers, however many events it keeps.
+func TestEventsAsAProbe(t *testing.T) {
+	asked := 0
+	f := &fake{events: func(req *api.EventsRequest) *api.EventsResponse {
+		if asked++; req.Since == 20 {
+			return &api.EventsResponse{Run: 1, Next: req.Since}
+		}
+		return &api.EventsResponse{Run: 1, Next: req.Since + 1, Events: []*api.Event{{Sequence: req.Since + 1}}}
+	}}
+	if code, out, errs := ctl("events", "--last=0", "--run-dir", serve(t, f)); code != exitOK || out+errs != "" || asked != 1 {
+		t.Errorf("exit %d after %d questions: %q, %q", code, asked, out, errs)
+	}
+}
