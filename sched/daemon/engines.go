@@ -89,13 +89,14 @@ func (d *Daemon) watchFirst(id string, p *peer.Peer) {
 // restoreFirst watches a container of an earlier scheduler, or forgets it if it has
 // stopped meanwhile.
 func (d *Daemon) restoreFirst(id string, e engineContainer) {
-	p, err := d.peers.Find(*e.First)
-	if err != nil {
-		d.log.Infof("container %.12s (%s) has stopped", id, e.Name)
-		d.forget(id)
-		return
+	if e.First != nil { // else somebody has changed the file, and nobody would tell of its end
+		if p, err := d.peers.Find(*e.First); err == nil {
+			d.watchFirst(id, p)
+			return
+		}
 	}
-	d.watchFirst(id, p)
+	d.log.Infof("container %.12s (%s) has stopped", id, e.Name)
+	d.forget(id)
 }
 
 // forget drops the names and all settings of a container.

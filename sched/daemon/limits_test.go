@@ -194,7 +194,8 @@ func TestSharesFileIsDamaged(t *testing.T) {
 		}
 	}
 	// Odd, but what it says is clear.
-	for _, text := range []string{`{"version":1}`, `{"version":1,"tenants":null}`, `{"version":1,"tenants":{"user 0":{},"x":{"all":{"memory":5}},"container ":{"pod":{"memory":1}}}}`} {
+	for _, text := range []string{`{"version":1}`, `{"version":1,"tenants":null}`, `{"version":1,"tenants":{"user 0":{},"x":{"all":{"memory":5}},"container ":{"pod":{"memory":1}}}}`,
+		`{"version":1,"tenants":{"container a":{"engine":{"engine":"podman"}}}}`} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "shares.json"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
