@@ -153,8 +153,10 @@ static void *give_back_main(void *arg)
 {
 	static const struct timespec nap = { 0, 1000000 };
 	struct nvs_gpu *gpu = arg;
-	bool idle = nvs_streams_idle(gpu), draining = false;
+	bool idle, draining = false;
 
+	nvs_of_shim = true; /* it may come to run when the driver is taken down */
+	idle = nvs_streams_idle(gpu);
 	while (idle && awaits_grant(gpu) && !atomic_load(&nvs_exiting))
 		nanosleep(&nap, NULL);
 	nvs_lock(&nvs_client_lock);

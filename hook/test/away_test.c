@@ -576,6 +576,60 @@ static void a_late_handler_obeys_a_revoke(void)
 	late = filled(1);
 }
 
+static atomic_bool hold_threads; /* those that are made begin later */
+static atomic_bool let_them_go, late_ended;
+
+struct entry {
+	void *(*run)(void *);
+	void *arg;
+};
+
+static void *run_late(void *arg)
+{
+	struct entry e = *(struct entry *)arg;
+
+	free(arg);
+	EVENTUALLY(let_them_go);
+	e.run(e.arg);
+	late_ended = true;
+	return NULL;
+}
+
+/* The shim's too. */
+int pthread_create(pthread_t *t, const pthread_attr_t *attr, void *(*run)(void *), void *arg)
+{
+	int (*real)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+		(int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(RTLD_NEXT, "pthread_create");
+	struct entry *e;
+
+	if (!hold_threads)
+		return real(t, attr, run, arg);
+	e = malloc(sizeof(*e));
+	CHECK(e);
+	*e = (struct entry){ run, arg };
+	return real(t, attr, run_late, e);
+}
+
+/* The driver may be taken down by now: the shim calls it no more, and the grant ends with the process. */
+static void run_the_late_thread(void)
+{
+	struct timespec heard = { 0, 100000000 };
+
+	let_them_go = true;
+	EVENTUALLY(late_ended);
+	nanosleep(&heard, NULL);
+	CHECK(swapper_seen().holder == getpid());
+}
+
+static void a_late_thread_leaves_the_driver_alone(void)
+{
+	CHECK(atexit(run_the_late_thread) == 0); /* before cuInit, see end_with_memory_away */
+	open_tenant();
+	late = filled(1);
+	CHECK(swapper_seen().holder == getpid());
+	hold_threads = true; /* that of the shim which gives the grant back */
+}
+
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(an_allocation_outlives_the_scheduler),
@@ -588,6 +642,7 @@ static const struct test_case cases[] = {
 	CASE(who_else_uses_memory_keeps_it_here),
 	CASE(an_application_takes_an_arena_segment),
 	CASE(a_late_handler_obeys_a_revoke),
+	CASE(a_late_thread_leaves_the_driver_alone),
 	CASE(a_late_handler_gets_its_memory),
 	CASE(a_late_handler_waits_for_all_its_memory),
 };
