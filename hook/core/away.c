@@ -273,6 +273,12 @@ bool nvs_away_receive(const struct nvs_frame *f)
 	return true;
 }
 
+void nvs_away_lost(void)
+{
+	if (atomic_load(&nvs_away) == LEAVING)
+		come_back();
+}
+
 /* ---- without a scheduler ---- */
 
 bool nvs_away_said(void)

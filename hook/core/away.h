@@ -34,6 +34,8 @@ struct nvs_frame;
 bool nvs_away_receive(const struct nvs_frame *f);
 /* Whether the process has left, or is about to, and no scheduler has said that it is back. */
 bool nvs_away_said(void);
+/* The connection is lost: an order that was not answered is void. */
+void nvs_away_lost(void);
 /* By the client thread, once a second at least. */
 void nvs_away_tick(uint64_t now);
 

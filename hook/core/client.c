@@ -91,6 +91,7 @@ static void disconnect(const char *why)
 	if (nvs_client.link == LINK_UP) {
 		step_all(LEASE_EV_DOWN);
 		set_link(LINK_LOST);
+		nvs_away_lost();
 		nvs_memory_ops.lost();
 	} else {
 		nvs_client.backoff_ns = next_backoff();

@@ -423,6 +423,44 @@ static void checkpointed_and_alone(void)
 	fake_die(&fake);
 }
 
+static int vforked[2]; /* the child of vfork lives until this pipe is closed */
+
+/* The thread waits in the kernel as one that is on its way into the driver may: the process cannot leave yet. */
+static void *vfork_main(void *arg)
+{
+	char c;
+
+	if (vfork() == 0) {
+		close(vforked[1]);
+		close(fake.conn); /* the scheduler is to go while it lives */
+		close(fake.listener);
+		_exit(read(vforked[0], &c, 1) != 0);
+	}
+	return arg;
+}
+
+/* The scheduler goes before the process has left: it is there, and says so to the next one. */
+static void loss_takes_back_a_suspension(void)
+{
+	pthread_t t;
+
+	begin(1);
+	hold(5);
+	fake_revoke(&fake, 0, 5);
+	fake_expect(&fake, NVS_RELEASE);
+	CHECK(pipe2(vforked, O_CLOEXEC) == 0 && pthread_create(&t, NULL, vfork_main, NULL) == 0);
+	nap_ms(50);
+	fake_send(&fake, NVS_SUSPEND, 0, NVS_SUSPEND_PREPARE, 0);
+	nap_ms(50);
+	fake_die(&fake);
+	fake_listen(&fake);
+	CHECK(!(fake_accept(&fake).code & NVS_REGISTER_AWAY));
+	fake_attach(&fake);
+	CHECK(cuCtxSynchronize() == 0);
+	close(vforked[1]);
+	CHECK(pthread_join(t, NULL) == 0);
+}
+
 /* The next scheduler is asked for the wake, and restores the process. */
 static void brought_back_by_a_scheduler(void)
 {
@@ -718,6 +756,7 @@ static const struct life_case cases[] = {
 	CASE(crowded_scheduler_is_asked_again),
 	CASE(refusals_end_the_wait),
 	CASE(closed_waits_for_the_first_scheduler),
+	CASE(loss_takes_back_a_suspension),
 	CASE(restored_by_hand),
 	CASE(restored_by_a_late_scheduler),
 	CASE(closed_waits_for_a_scheduler_to_restore),
