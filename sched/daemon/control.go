@@ -70,19 +70,21 @@ func (s controlService) Drain(ctx context.Context, req *api.DrainRequest) (resp 
 	return resp, err
 }
 
-func (s controlService) Migrate(ctx context.Context, req *api.MigrateRequest) (resp *api.MigrateResponse, err error) {
-	ended := make(chan error, 1)
+func (s controlService) Migrate(ctx context.Context, req *api.MigrateRequest) (*api.MigrateResponse, error) {
+	type answer struct {
+		resp *api.MigrateResponse
+		err  error
+	}
+	ended := make(chan answer, 1)
+	var err error
 	if askErr := s.d.ask(ctx, func() {
-		err = s.d.migrate(req, func(m *migration) {
-			resp = m.response(s.d)
-			ended <- m.failure(s.d)
-		})
+		err = s.d.migrate(req, func(m *migration) { ended <- answer{m.response(s.d), m.failure(s.d)} })
 	}); askErr != nil || err != nil {
 		return nil, cmp.Or(askErr, err)
 	}
 	select {
-	case err = <-ended:
-		return resp, err
+	case a := <-ended:
+		return a.resp, a.err
 	case <-ctx.Done(): // the tenant goes on
 		return nil, ctx.Err()
 	case <-s.d.ended:
@@ -141,19 +143,19 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: an OCI hook names both its engine and the first process", c.Id)
 	}
 	var first *peer.Peer
+	keep := false
 	if req.Pid != 0 {
 		if first, err = s.d.firstProcess(c, req.Pid); err != nil {
 			return nil, err
 		}
-	}
-	if askErr := s.d.ask(ctx, func() {
-		keep := false
 		defer func() {
-			if first != nil && !keep {
+			if !keep {
 				first.Close()
 			}
 		}()
-		if ctx.Err() != nil { // nobody learns the answer
+	}
+	if askErr := s.d.ask(ctx, func() {
+		if err = ctx.Err(); err != nil { // nobody learns the answer
 			return
 		}
 		if s.d.names[c.Id] == nil && len(s.d.names) >= maxContainers {

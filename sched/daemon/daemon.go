@@ -10,6 +10,7 @@ import (
 	"net"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -464,10 +465,17 @@ func (d *Daemon) do(f func()) bool {
 	}
 }
 
-// ask is do for callers that need the answer; f has run when it returns nil.
+// ask is do for callers that need the answer. f has run when it returns nil, and never runs once
+// it has returned an error: what f writes is the caller's again.
 func (d *Daemon) ask(ctx context.Context, f func()) error {
 	done := make(chan struct{})
-	g := func() { f(); close(done) }
+	var begun atomic.Bool // or given up
+	g := func() {
+		if begun.CompareAndSwap(false, true) {
+			f()
+			close(done)
+		}
+	}
 	select {
 	case d.events <- g:
 	case <-ctx.Done():
@@ -479,7 +487,14 @@ func (d *Daemon) ask(ctx context.Context, f func()) error {
 	case <-done:
 		return nil
 	case <-ctx.Done():
-		return ctx.Err()
+		if begun.CompareAndSwap(false, true) {
+			return ctx.Err()
+		}
+	case <-d.ended:
+	}
+	select { // f runs, or the loop has ended
+	case <-done:
+		return nil
 	case <-d.ended:
 		return errors.New("the scheduler is ending")
 	}

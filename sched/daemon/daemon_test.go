@@ -8,6 +8,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -366,4 +367,34 @@ func TestStateFileCannotBeWritten(t *testing.T) {
 	}
 	a.granted()
 	s.await("the problem is over", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+}
+
+// Who asks and gives up gets back what it lent: its question is never answered later. A question
+// that the loop has begun with is answered.
+func TestAskIsGivenUp(t *testing.T) {
+	s := start(t, t.TempDir(), func(*Options) {})
+	busy, release := make(chan struct{}), make(chan struct{})
+	s.do(func() { close(busy); <-release })
+	<-busy
+	ctx, cancel := context.WithCancel(t.Context())
+	ran, answer := false, make(chan error)
+	go func() { answer <- s.ask(ctx, func() { ran = true }) }()
+	for len(s.events) == 0 {
+		runtime.Gosched()
+	}
+	cancel()
+	if err := <-answer; err == nil {
+		t.Error("a question that nobody has heard was answered")
+	}
+	close(release)
+	if err := s.ask(t.Context(), func() {}); err != nil || ran {
+		t.Errorf("%v; ran %v", err, ran)
+	}
+	for range 100 {
+		ctx, cancel := context.WithCancel(t.Context())
+		ran = false
+		if err := s.ask(ctx, func() { cancel(); ran = true }); err != nil || !ran {
+			t.Fatalf("a question that the loop has begun with: %v; ran %v", err, ran)
+		}
+	}
 }
