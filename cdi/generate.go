@@ -143,6 +143,12 @@ func Fingerprint(o Options, files ...string) string {
 			b.Write(text)
 		}
 		list(h.at(procGPUs+"/*"), name)
+		list(h.at(procGPUs+"/*/information"), func(file string) {
+			if text, err := os.ReadFile(file); err == nil {
+				gpu, _, _ := parseInformation(string(text))
+				name(gpu.UUID) // which becomes known with the first use of the GPU
+			}
+		})
 		list(h.at(procCapabilities+"/gpu*/mig/gi*/ci*"), name)
 		for _, place := range driverPlaces {
 			list(h.at(place.root+"/dev/nvidia*"), name)

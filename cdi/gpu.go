@@ -26,7 +26,9 @@ type GPU struct {
 	Instances []Instance
 }
 
-// Lister lists the GPUs of this node in index order.
+// Lister lists the GPUs of this node in index order. A GPU that cannot be opened keeps its
+// index, and is left out with a warning: the others do work. If there is no other, the error
+// says what failed.
 type Lister interface {
 	List(ctx context.Context) ([]GPU, error)
 }
@@ -70,7 +72,7 @@ func Discover(ctx context.Context, o Options) ([]GPU, error) {
 	// NVML of a host whose root is elsewhere would be loaded against this
 	// container's libraries: ask the kernel module instead.
 	if host(o.HostRoot).isSelf() {
-		gpus, err := NVML{}.List(ctx)
+		gpus, err := NVML{Log: o.Log}.List(ctx)
 		if err == nil {
 			return gpus, nil
 		}
@@ -81,7 +83,7 @@ func Discover(ctx context.Context, o Options) ([]GPU, error) {
 			o.log().Warnf("asking the kernel module for GPUs, because NVML failed: %v", err)
 		}
 	}
-	return ProcFS{Root: o.HostRoot}.List(ctx)
+	return ProcFS{Root: o.HostRoot, Log: o.Log}.List(ctx)
 }
 
 // AnyDevice is the name of the device of a container that may move among the GPUs: it holds
@@ -94,6 +96,17 @@ const AllDevices = "all"
 // OverlapDevice is the name of a device of KindNRI that holds no GPU: it makes its
 // container wait for the overlap group, and gives it the group's directories.
 const OverlapDevice = "overlap"
+
+// usable is what a lister returns that found these GPUs, and could not open some more.
+func usable(gpus []GPU, failed []error, log logrus.FieldLogger) ([]GPU, error) {
+	if len(gpus) == 0 {
+		return nil, errors.Join(failed...)
+	}
+	for _, err := range failed {
+		Options{Log: log}.log().Warnf("leave out a GPU that cannot be opened: %v", err)
+	}
+	return gpus, nil
+}
 
 // Names returns the CDI device names of the GPUs: every index, every UUID, the
 // MIG devices' as Instance.Name and by UUID, and "all". Without GPUs there is

@@ -3,6 +3,7 @@
 package cdi
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -11,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/sirupsen/logrus"
 )
 
 func TestProcFSListsInBusOrder(t *testing.T) {
@@ -46,6 +49,32 @@ func TestProcFSErrors(t *testing.T) {
 		if len(gpus) != c.gpus || (err == nil) != (c.says == "") || (err != nil && !strings.Contains(err.Error(), c.says)) {
 			t.Errorf("%s: got %v, %v", name, gpus, err)
 		}
+	}
+}
+
+// A GPU that fails keeps its index, and takes no others with it.
+func TestBrokenGPUIsLeftOut(t *testing.T) {
+	root, log := fakeHost(t), new(bytes.Buffer)
+	o := Options{HostRoot: root, Log: &logrus.Logger{Out: log, Formatter: &logrus.TextFormatter{}, Level: logrus.WarnLevel}}
+	file := filepath.Join(root, procGPUs, "0000:17:00.0/information")
+	whole := Fingerprint(o)
+	for _, text := range []string{information("NVIDIA H200", "GPU-????????-????-????-????-????????????", "0000:17:00.0", 1), "", "Model: \t\t NVIDIA H200\n"} {
+		write(t, file, text)
+		log.Reset()
+		gpus, err := Discover(t.Context(), o)
+		if err != nil || len(gpus) != 1 || gpus[0].UUID != uuidB || gpus[0].Index != 1 {
+			t.Errorf("%q: got %v, %v", text, gpus, err)
+		}
+		if !strings.Contains(log.String(), "0000:17:00.0") {
+			t.Errorf("%q: the log is %q", text, log)
+		}
+		if Fingerprint(o) == whole {
+			t.Errorf("%q: no change of the node", text)
+		}
+	}
+	write(t, file, information("NVIDIA H200", uuidA, "0000:17:00.0", 1))
+	if Fingerprint(o) != whole {
+		t.Error("nobody sees that it is back")
 	}
 }
 

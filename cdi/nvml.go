@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/sirupsen/logrus"
 )
 
 // NVML lists GPUs through NVIDIA's management library.
@@ -17,6 +18,7 @@ type NVML struct {
 	// Library is the path of libnvidia-ml.so.1; empty leaves the search to the
 	// dynamic linker.
 	Library string
+	Log     logrus.FieldLogger // as Options.Log
 }
 
 var _ Lister = NVML{}
@@ -86,26 +88,31 @@ func (n NVML) list() ([]GPU, error) {
 	}
 	defer lib.Shutdown()
 	// A call to a function that the library lacks would end this program.
-	return listNVML(lib, func(symbol string) bool { return lib.Extensions().LookupSymbol(symbol) == nil })
+	gpus, failed, err := listNVML(lib, func(symbol string) bool { return lib.Extensions().LookupSymbol(symbol) == nil })
+	if err != nil {
+		return nil, err
+	}
+	return usable(gpus, failed, n.Log)
 }
 
 // listNVML asks a library that has been started; has tells which functions it
-// has.
-func listNVML(lib nvml.Interface, has func(symbol string) bool) ([]GPU, error) {
+// has. failed is of the GPUs that cannot be opened.
+func listNVML(lib nvml.Interface, has func(symbol string) bool) (gpus []GPU, failed []error, err error) {
 	count, ret := lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("count GPUs through NVML: %v", ret)
+		return nil, nil, fmt.Errorf("count GPUs through NVML: %v", ret)
 	}
 	driver := versionsNVML(lib, has)
-	var gpus []GPU
 	for i := range count {
 		dev, ret := lib.DeviceGetHandleByIndex(i)
 		if ret != nvml.SUCCESS {
-			return nil, fmt.Errorf("open GPU %d through NVML: %v", i, ret)
+			failed = append(failed, fmt.Errorf("open GPU %d through NVML: %v", i, ret))
+			continue
 		}
 		gpu := GPU{Index: i}
 		if gpu.UUID, ret = dev.GetUUID(); ret != nvml.SUCCESS {
-			return nil, fmt.Errorf("read the UUID of GPU %d through NVML: %v", i, ret)
+			failed = append(failed, fmt.Errorf("read the UUID of GPU %d through NVML: %v", i, ret))
+			continue
 		}
 		if has("nvmlDeviceGetName") {
 			gpu.Name, _ = dev.GetName() // for display only
@@ -123,19 +130,19 @@ func listNVML(lib nvml.Interface, has func(symbol string) bool) ([]GPU, error) {
 		gpu.Model = modelNVML(driver, dev, has)
 		if has("nvmlDeviceGetMinorNumber") {
 			if gpu.Minor, ret = dev.GetMinorNumber(); ret != nvml.SUCCESS {
-				return nil, fmt.Errorf("read the device minor of GPU %s through NVML: %v", gpu.UUID, ret)
+				failed = append(failed, fmt.Errorf("read the device minor of GPU %s through NVML: %v", gpu.UUID, ret))
+				continue
 			}
 		}
 		gpu.DeviceNodes = []string{fmt.Sprintf("/dev/nvidia%d", gpu.Minor)}
 		if has("nvmlDeviceGetMigDeviceHandleByIndex") && has("nvmlDeviceGetMaxMigDeviceCount") {
-			var err error
 			if gpu.Instances, err = instancesNVML(gpu, dev); err != nil {
-				return nil, err
+				return nil, nil, err
 			}
 		}
 		gpus = append(gpus, gpu)
 	}
-	return gpus, nil
+	return gpus, failed, nil
 }
 
 // instancesNVML lists the MIG devices of a GPU; only NVML knows their UUIDs.

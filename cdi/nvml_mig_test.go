@@ -5,6 +5,7 @@
 package cdi
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -53,7 +54,7 @@ func TestMIGDevicesThroughNVML(t *testing.T) {
 		SystemGetCudaDriverVersionFunc: func() (int, nvml.Return) { return 13010, nvml.SUCCESS },
 		DeviceGetHandleByIndexFunc:     func(i int) (nvml.Device, nvml.Return) { return devices[i], nvml.SUCCESS },
 	}
-	gpus, err := listNVML(lib, func(string) bool { return true })
+	gpus, _, err := listNVML(lib, func(string) bool { return true })
 	if err != nil || len(gpus) != 2 || len(gpus[0].Instances) != 2 || len(gpus[1].Instances) != 0 {
 		t.Fatalf("got %+v, %v", gpus, err)
 	}
@@ -64,8 +65,47 @@ func TestMIGDevicesThroughNVML(t *testing.T) {
 		t.Errorf("the GPU is a %+v, want %+v", gpus[0].Model, want)
 	}
 	// Drivers from before MIG lack the functions, and calling one would end the program.
-	gpus, err = listNVML(lib, func(symbol string) bool { return symbol != "nvmlDeviceGetMigDeviceHandleByIndex" })
+	gpus, _, err = listNVML(lib, func(symbol string) bool { return symbol != "nvmlDeviceGetMigDeviceHandleByIndex" })
 	if err != nil || len(gpus[0].Instances) != 0 {
 		t.Errorf("an old library: %+v, %v", gpus, err)
+	}
+	// A GPU that has fallen off the bus takes no others with it.
+	lib.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
+		if i == 0 {
+			return nil, nvml.ERROR_GPU_IS_LOST
+		}
+		return devices[i], nvml.SUCCESS
+	}
+	gpus, failed, err := listNVML(lib, func(string) bool { return true })
+	if err != nil || len(gpus) != 1 || gpus[0].UUID != uuidB || gpus[0].Index != 1 || len(failed) != 1 {
+		t.Errorf("beside a lost one: %+v, %v, %v", gpus, failed, err)
+	}
+	if gpus, err := usable(nil, failed, nil); len(gpus) != 0 || err == nil {
+		t.Errorf("a lost one alone: %v, %v", gpus, err)
+	}
+}
+
+// What cannot be opened has no sample, and the others do.
+func TestSamplesBesideALostGPU(t *testing.T) {
+	lost := 0
+	s := Sampler{lib: &mock.Interface{
+		ExtensionsFunc: func() nvml.ExtendedInterface {
+			return &mock.ExtendedInterface{LookupSymbolFunc: func(string) error { return errors.New("an old library") }}
+		},
+		DeviceGetCountFunc: func() (int, nvml.Return) { return 2, nvml.SUCCESS },
+		DeviceGetHandleByIndexFunc: func(i int) (nvml.Device, nvml.Return) {
+			if i <= lost {
+				return nil, nvml.ERROR_UNKNOWN
+			}
+			return &mock.Device{GetUUIDFunc: func() (string, nvml.Return) { return uuidB, nvml.SUCCESS }}, nvml.SUCCESS
+		},
+	}}
+	s.faults.listen(s.lib)
+	if samples, err := s.ask(); err != nil || len(samples) != 1 || samples[0].UUID != uuidB {
+		t.Errorf("got %v, %v", samples, err)
+	}
+	lost = 1
+	if samples, err := s.ask(); err == nil {
+		t.Errorf("of no GPU: %v", samples)
 	}
 }

@@ -6,6 +6,7 @@ package cdi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,7 +27,7 @@ type Sampler struct {
 	seen   map[string]uint64         // the driver's time of the latest use by a process, by UUID
 }
 
-// Sample returns what NVML says of each GPU, or ErrNoNVML. It returns when ctx
+// Sample returns what NVML says of each GPU that it can open, or ErrNoNVML. It returns when ctx
 // ends even if NVML hangs; further calls then fail until it goes on.
 func (s *Sampler) Sample(ctx context.Context) ([]Sample, error) {
 	var samples []Sample
@@ -88,6 +89,7 @@ func (s *Sampler) ask() ([]Sample, error) {
 	processes, busy := has("nvmlDeviceGetComputeRunningProcesses"), has("nvmlDeviceGetProcessUtilization")
 	s.faults.collect()
 	var samples []Sample
+	var failed []error
 	for i := range count {
 		dev, ret := s.lib.DeviceGetHandleByIndex(i)
 		if sample, ok := s.faults.lost(i, ret); ok {
@@ -95,11 +97,13 @@ func (s *Sampler) ask() ([]Sample, error) {
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			return nil, fmt.Errorf("open GPU %d through NVML: %v", i, ret)
+			failed = append(failed, fmt.Errorf("open GPU %d through NVML: %v", i, ret))
+			continue
 		}
 		sample := Sample{Utilization: -1, MemoryUtilization: -1}
 		if sample.UUID, ret = dev.GetUUID(); ret != nvml.SUCCESS {
-			return nil, fmt.Errorf("read the UUID of GPU %d through NVML: %v", i, ret)
+			failed = append(failed, fmt.Errorf("read the UUID of GPU %d through NVML: %v", i, ret))
+			continue
 		}
 		s.faults.saw(i, sample.UUID)
 		if rates {
@@ -133,7 +137,10 @@ func (s *Sampler) ask() ([]Sample, error) {
 		}
 		samples = append(samples, sample)
 	}
-	return samples, nil
+	if len(samples) == 0 {
+		return nil, errors.Join(failed...)
+	}
+	return samples, nil // the metrics say of which GPUs there is none
 }
 
 // busy returns which part of a GPU's time processes had lately, nil if the driver does not

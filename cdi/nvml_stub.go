@@ -7,12 +7,15 @@ package cdi
 import (
 	"context"
 	"fmt"
+
+	"github.com/sirupsen/logrus"
 )
 
 // NVML would list GPUs through NVIDIA's management library, which cannot be
 // loaded without cgo.
 type NVML struct {
 	Library string
+	Log     logrus.FieldLogger
 }
 
 var _ Lister = NVML{}

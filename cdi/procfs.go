@@ -12,13 +12,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sirupsen/logrus"
 )
 
 // ProcFS lists GPUs as the NVIDIA kernel module shows them in
 // /proc/driver/nvidia/gpus. It needs neither NVML nor cgo, and does not know
 // the size of GPU memory, nor the UUIDs of MIG devices.
 type ProcFS struct {
-	Root string // as Options.HostRoot
+	Root string             // as Options.HostRoot
+	Log  logrus.FieldLogger // as Options.Log
 }
 
 var _ Lister = ProcFS{}
@@ -37,6 +40,7 @@ func (p ProcFS) List(context.Context) ([]GPU, error) {
 		return nil, fmt.Errorf("list GPUs: %w", err)
 	}
 	var gpus []GPU
+	var failed []error
 	for _, e := range entries {
 		file := filepath.Join(dir, e.Name(), "information")
 		text, err := os.ReadFile(file)
@@ -44,14 +48,16 @@ func (p ProcFS) List(context.Context) ([]GPU, error) {
 			return nil, fmt.Errorf("read GPU %s: %w", e.Name(), err)
 		}
 		gpu, excluded, err := parseInformation(string(text))
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", file, err)
-		}
 		if excluded {
 			continue // by the administrator: NVML does not count it either
 		}
 		if gpu.PCIBusID == "" {
 			gpu.PCIBusID = e.Name()
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", file, err))
+			gpus = append(gpus, GPU{PCIBusID: gpu.PCIBusID})
+			continue
 		}
 		gpu.Model.DriverVersion = host(p.Root).moduleVersion()
 		if gpu.Instances, err = host(p.Root).instances(gpu.Minor); err != nil {
@@ -63,7 +69,7 @@ func (p ProcFS) List(context.Context) ([]GPU, error) {
 	for i := range gpus {
 		gpus[i].Index = i
 	}
-	return gpus, nil
+	return usable(slices.DeleteFunc(gpus, func(g GPU) bool { return g.UUID == "" }), failed, p.Log)
 }
 
 // parseInformation reads the "Key: value" lines that the kernel module prints
@@ -87,7 +93,7 @@ func parseInformation(text string) (gpu GPU, excluded bool, err error) {
 			excluded = strings.EqualFold(value, "yes")
 		case "Device Minor":
 			if gpu.Minor, err = strconv.Atoi(value); err != nil {
-				return GPU{}, false, fmt.Errorf("device minor %q is no number", value)
+				return gpu, false, fmt.Errorf("device minor %q is no number", value)
 			}
 		}
 	}
@@ -95,11 +101,11 @@ func parseInformation(text string) (gpu GPU, excluded bool, err error) {
 		return gpu, true, nil
 	}
 	if gpu.Minor < 0 {
-		return GPU{}, false, errors.New("no device minor")
+		return gpu, false, errors.New("no device minor")
 	}
-	// The module knows the UUID only after the first use of the GPU.
+	// The module knows the UUID only after the first use of the GPU, and never if that fails.
 	if !strings.HasPrefix(gpu.UUID, "GPU-") || strings.Contains(gpu.UUID, "?") {
-		return GPU{}, false, fmt.Errorf("UUID %q is not known yet: run nvidia-smi once, or enable persistence mode", gpu.UUID)
+		return gpu, false, fmt.Errorf("UUID %q is not known yet: run nvidia-smi once, or enable persistence mode; see dmesg if that does not help", gpu.UUID)
 	}
 	gpu.DeviceNodes = []string{fmt.Sprintf("/dev/nvidia%d", gpu.Minor)}
 	return gpu, false, nil

@@ -285,7 +285,9 @@ func lister(simGPU string, log *logrus.Entry) daemon.Lister {
 	return func(ctx context.Context) ([]daemon.GPU, error) {
 		found, err := cdi.Discover(ctx, cdi.Options{SimDir: simGPU, Log: log})
 		gpus := make([]daemon.GPU, 0, len(found))
+		next := 0 // after all indexes
 		for _, g := range found {
+			next = g.Index + 1
 			gpus = append(gpus, daemon.GPU{Index: g.Index, UUID: g.UUID, Name: g.Name, MemoryBytes: g.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model)})
 		}
 		// To a program in a MIG device, that is the GPU: CUDA shows it with a UUID
@@ -293,7 +295,8 @@ func lister(simGPU string, log *logrus.Entry) daemon.Lister {
 		for _, g := range found {
 			for _, in := range g.Instances {
 				if in.UUID != "" {
-					gpus = append(gpus, daemon.GPU{Index: len(gpus), UUID: in.UUID, Name: g.Name + " MIG " + in.Name(g), MemoryBytes: in.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model)})
+					gpus = append(gpus, daemon.GPU{Index: next, UUID: in.UUID, Name: g.Name + " MIG " + in.Name(g), MemoryBytes: in.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model)})
+					next++
 				}
 			}
 		}
