@@ -214,17 +214,19 @@ static bool needed(void)
 	return false;
 }
 
+/* The PREPAREs that were followed: the latest is the one to answer. Under nvs_client_lock. */
+static uintptr_t orders;
+
 /* A thread of its own: the scheduler is to be heard meanwhile. */
-static void *prepare_main(void *arg)
+static void *prepare_main(void *order)
 {
 	uint64_t end = nvs_now() + SAFE_NS;
 	bool safe;
 
-	(void)arg;
 	nvs_of_shim = true;
 	safe = nvs_driver_quiet(end) && threads_safe(end);
 	nvs_lock(&nvs_client_lock);
-	if (atomic_load(&nvs_away) == LEAVING) {
+	if (atomic_load(&nvs_away) == LEAVING && (uintptr_t)order == orders) {
 		if (safe && !asked_ns && !needed() && send(NVS_SUSPENDED_READY)) {
 			atomic_store(&nvs_away, AWAY);
 			nvs_futex_wake((uint32_t *)&nvs_away, true);
@@ -266,7 +268,7 @@ bool nvs_away_receive(const struct nvs_frame *f)
 	through = false;
 	atomic_store(&called, false);
 	atomic_store(&nvs_away, LEAVING);
-	if (!nvs_thread_start(prepare_main, NULL)) {
+	if (!nvs_thread_start(prepare_main, (void *)++orders)) {
 		come_back();
 		send(NVS_SUSPENDED_BUSY);
 	}

@@ -407,6 +407,7 @@ static void *client_main(void *arg)
 			receive();
 			nvs_unlock(&nvs_client_lock);
 			nvs_drains_start();
+			nvs_slices_apply();
 		}
 	}
 	return NULL;

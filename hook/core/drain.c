@@ -212,7 +212,7 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns)
 	}
 }
 
-static enum nvs_streams_state state_of(const struct question *q)
+static enum nvs_streams_state ask_stream(const struct question *q, bool settle)
 {
 	void *popped;
 	int result;
@@ -221,8 +221,21 @@ static enum nvs_streams_state state_of(const struct question *q)
 	if ((q->key == CU_STREAM_PER_THREAD && !q->own) || !q->ctx || nvs_driver.ctx_push(q->ctx) != CUDA_SUCCESS)
 		return NVS_STREAMS_UNKNOWN;
 	result = nvs_driver.stream_query(q->key);
+	if (settle && result == CUDA_SUCCESS)
+		nvs_driver.stream_synchronize(q->key);
 	nvs_driver.ctx_pop(&popped);
 	return result == CUDA_ERROR_NOT_READY ? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
+}
+
+static enum nvs_streams_state state_of(const struct question *q)
+{
+	return ask_stream(q, false);
+}
+
+/* The driver sees what has ended in an idle stream. No other is waited for. */
+static enum nvs_streams_state settled(const struct question *q)
+{
+	return ask_stream(q, true);
 }
 
 static enum nvs_streams_state look(struct nvs_gpu *gpu, bool *left_out)
@@ -257,25 +270,26 @@ bool nvs_streams_idle(struct nvs_gpu *gpu)
 	return look(gpu, &left_out) == NVS_STREAMS_IDLE;
 }
 
-bool nvs_context_settle(struct nvs_gpu *gpu)
+bool nvs_streams_settle(struct nvs_gpu *gpu)
 {
+	struct nvs_thread *t = nvs_self ? nvs_self : nvs_thread_register();
 	bool left_out, idle = false;
 	struct nvs_signals q;
 
-	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop || !nvs_driver.ctx_synchronize)
+	if (!nvs_driver.stream_query || !nvs_driver.stream_synchronize || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
 		return false;
 	nvs_signals_block(&q);
-	if (!nvs_trylock(&gpu->drain_lock)) {
-		nvs_signals_restore(&q);
-		return false;
+	if (t) { /* other streams are known since they were created */
+		nvs_stream_find(t, CU_STREAM_LEGACY);
+		nvs_stream_find(t, CU_STREAM_PER_THREAD);
 	}
-	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
-		idle = ask_streams(gpu, true, state_of, &left_out) == NVS_STREAMS_IDLE;
-		if (idle && nvs_gpu_here(nvs_current_context()) == gpu)
-			nvs_driver.ctx_synchronize();
-		nvs_driver_leave();
+	if (nvs_trylock(&gpu->drain_lock)) {
+		if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
+			idle = ask_streams(gpu, true, settled, &left_out) == NVS_STREAMS_IDLE;
+			nvs_driver_leave();
+		}
+		nvs_unlock(&gpu->drain_lock);
 	}
-	nvs_unlock(&gpu->drain_lock);
 	nvs_signals_restore(&q);
 	return idle;
 }

@@ -47,12 +47,13 @@ enum nvs_streams_state nvs_streams_look(struct nvs_gpu *gpu);
 bool nvs_streams_idle(struct nvs_gpu *gpu);
 
 /*
- * Synchronises the current context if all streams of the GPU that can be asked about are
- * idle now, also those that no call passed the gate to: a bare stream memory operation may
- * wait for the caller. So the driver sees what has ended. False: one is not, or a capture is
- * open.
+ * Has the driver see what has ended in the streams of the GPU that are idle now: each that can
+ * be asked about is asked, also those that no call passed the gate to and the caller's default
+ * ones, and synchronised if it is idle. A busy one is not waited for: a stream memory operation in it may wait for the
+ * caller. True: none was busy. False: one was, a capture is open, a drain is under way, or the
+ * driver lacks a function.
  */
-bool nvs_context_settle(struct nvs_gpu *gpu);
+bool nvs_streams_settle(struct nvs_gpu *gpu);
 
 /* No driver calls of our own from now on; waits up to a second for the last. */
 void nvs_driver_stop(void);

@@ -37,6 +37,8 @@ void nvs_slices_apply(void)
 		nvs_debugf("GPU %u: its time slice stays as it is", gpu->number);
 		nvs_lock(&nvs_client_lock);
 		gpu->controls_ns = 0; /* the scheduler is to know */
+		if (nvs_client.link == LINK_ABSENT) /* and nobody says it again */
+			gpu->slice_due = true;
 		nvs_unlock(&nvs_client_lock);
 	}
 }

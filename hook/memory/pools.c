@@ -235,6 +235,8 @@ void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshol
 		recount(e, before);
 		*k = (struct keeper){ 0 };
 		gpus = gpu->bit;
+	} else if (k) {
+		k->going = false;
 	}
 	nvs_account_settle(gpus);
 	nvs_memory_pool_look(pool);
@@ -344,7 +346,7 @@ bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 	if (!n || !nvs_driver.pool_trim)
 		return false;
 	while (!atomic_load_explicit(&nvs_gate.captures, memory_order_acquire) && wait &&
-	       !nvs_context_settle(gpu) && nvs_now() < end && !atomic_load(&nvs_exiting))
+	       !nvs_streams_settle(gpu) && nvs_now() < end && !atomic_load(&nvs_exiting))
 		nap();
 	if (atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
 		return false;

@@ -347,6 +347,7 @@ static void what_pools_keep_makes_room(void)
  */
 static void a_refusal_waits_for_no_word(void)
 {
+	static const CUstream defaults[] = { NULL, CU_STREAM_PER_THREAD };
 	CUmemoryPool pool;
 	CUdeviceptr p, q;
 	uint32_t *word;
@@ -362,8 +363,22 @@ static void a_refusal_waits_for_no_word(void)
 	CU(cuMemFreeAsync(p, s));
 	CHECK(cuMemAlloc_v2(&q, 100 * MIB) == OOM);
 	__atomic_store_n(word, 1, __ATOMIC_RELEASE);
+	CU(cuStreamSynchronize(s));
 	CU(cuMemAlloc_v2(&q, 100 * MIB));
 	CHECK(used() == 100 * MIB);
+	CU(cuMemFree_v2(q));
+	/* Into the default streams no call passes a gate that would have recorded them. */
+	for (int i = 0; i < 2; i++) {
+		CU(cuMemAllocFromPoolAsync(&p, 200 * MIB, pool, s));
+		CU(cuMemFreeAsync(p, s));
+		CU(cuStreamSynchronize(s));
+		*word = 0;
+		CU(cuStreamWaitValue32(defaults[i], (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_EQ));
+		CU(cuMemAlloc_v2(&q, 100 * MIB));
+		__atomic_store_n(word, 1, __ATOMIC_RELEASE);
+		CU(cuMemFree_v2(q));
+		CU(cuCtxSynchronize());
+	}
 }
 
 static bool refused;

@@ -423,7 +423,8 @@ static void checkpointed_and_alone(void)
 	fake_die(&fake);
 }
 
-static int vforked[2]; /* the child of vfork lives until this pipe is closed */
+static int vforked[2]; /* the child of vfork lives until this pipe is closed, */
+static int began[2];   /* and says here that it does */
 
 /* The thread waits in the kernel as one that is on its way into the driver may: the process cannot leave yet. */
 static void *vfork_main(void *arg)
@@ -432,6 +433,8 @@ static void *vfork_main(void *arg)
 
 	if (vfork() == 0) {
 		close(vforked[1]);
+		if (write(began[1], "", 1) != 1)
+			_exit(1);
 		close(fake.conn); /* the scheduler is to go while it lives */
 		close(fake.listener);
 		_exit(read(vforked[0], &c, 1) != 0);
@@ -443,13 +446,14 @@ static void *vfork_main(void *arg)
 static void loss_takes_back_a_suspension(void)
 {
 	pthread_t t;
+	char c;
 
 	begin(1);
 	hold(5);
 	fake_revoke(&fake, 0, 5);
 	fake_expect(&fake, NVS_RELEASE);
-	CHECK(pipe2(vforked, O_CLOEXEC) == 0 && pthread_create(&t, NULL, vfork_main, NULL) == 0);
-	nap_ms(50);
+	CHECK(pipe2(vforked, O_CLOEXEC) == 0 && pipe2(began, O_CLOEXEC) == 0);
+	CHECK(pthread_create(&t, NULL, vfork_main, NULL) == 0 && read(began[0], &c, 1) == 1);
 	fake_send(&fake, NVS_SUSPEND, 0, NVS_SUSPEND_PREPARE, 0);
 	nap_ms(50);
 	fake_die(&fake);

@@ -6,8 +6,10 @@
 #ifndef NVSHARE_TEST_TENANT_H
 #define NVSHARE_TEST_TENANT_H
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -126,6 +128,15 @@ static inline uint64_t used(void)
 }
 
 /* Takes so much memory, and never gives it back. There is a context. */
+/* Where a process says that it has taken what it wanted. */
+static inline const char *taken_path(void)
+{
+	static char path[256];
+
+	snprintf(path, sizeof(path), "%s/taken", getenv("NVSHARE_SIMGPU_DIR"));
+	return path;
+}
+
 static inline int take_for_good(uint64_t mib)
 {
 	CUdeviceptr p;
@@ -135,6 +146,7 @@ static inline int take_for_good(uint64_t mib)
 			mib -= 2;
 		else
 			nap_ms(1);
+	close(open(taken_path(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
 	for (;;)
 		nap_ms(1000);
 	return 0;
