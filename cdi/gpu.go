@@ -3,10 +3,12 @@
 package cdi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"github.com/sirupsen/logrus"
 )
@@ -84,6 +86,27 @@ func Discover(ctx context.Context, o Options) ([]GPU, error) {
 		}
 	}
 	return ProcFS{Root: o.HostRoot, Log: o.Log}.List(ctx)
+}
+
+// AddUnopened adds to what Discover found the GPUs that NVML counts and cannot open, and that the
+// kernel module still knows, such as one that has fallen off the bus. A container with one of them
+// may not start; but what is recorded of them is still to be told. Their memory is not known.
+func AddUnopened(ctx context.Context, o Options, gpus []GPU) []GPU {
+	if o.SimDir != "" {
+		return gpus
+	}
+	known, err := ProcFS{Root: o.HostRoot}.List(ctx)
+	if err != nil {
+		o.log().Warnf("look for GPUs that NVML cannot open: %v", err)
+	}
+	for _, k := range known {
+		same := func(g GPU) bool { return g.UUID == k.UUID || g.Index == k.Index }
+		if !slices.ContainsFunc(gpus, same) {
+			gpus = append(gpus, k)
+		}
+	}
+	slices.SortFunc(gpus, func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
+	return gpus
 }
 
 // AnyDevice is the name of the device of a container that may move among the GPUs: it holds

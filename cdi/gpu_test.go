@@ -78,6 +78,27 @@ func TestBrokenGPUIsLeftOut(t *testing.T) {
 	}
 }
 
+// What NVML cannot open is still there for those who ask, in its place.
+func TestUnopenedGPUsAreAdded(t *testing.T) {
+	o := Options{HostRoot: fakeHost(t)}
+	a, b := GPU{UUID: uuidA, MemoryBytes: 1}, GPU{Index: 1, UUID: uuidB, MemoryBytes: 2}
+	for name, opened := range map[string][]GPU{"both": {a, b}, "the first": {a}, "the second": {b}, "another one": {{UUID: "GPU-c"}, b}} {
+		got := AddUnopened(t.Context(), o, slices.Clone(opened))
+		if len(got) != 2 || got[0].Index != 0 || got[1].Index != 1 || got[1].UUID != uuidB {
+			t.Fatalf("%s: %+v", name, got)
+		}
+		if want := opened[0]; got[want.Index].MemoryBytes != want.MemoryBytes || got[want.Index].UUID != want.UUID {
+			t.Errorf("%s: %+v has taken the place of %+v", name, got, want)
+		}
+	}
+	if got := AddUnopened(t.Context(), Options{HostRoot: t.TempDir()}, nil); len(got) != 0 {
+		t.Errorf("without driver: %+v", got)
+	}
+	if got := AddUnopened(t.Context(), Options{HostRoot: o.HostRoot, SimDir: "sim"}, nil); len(got) != 0 {
+		t.Errorf("simulated: %+v", got)
+	}
+}
+
 func TestDiscoverWithoutDriverFindsNothing(t *testing.T) {
 	gpus, err := Discover(context.Background(), Options{HostRoot: t.TempDir()})
 	if err != nil || len(gpus) != 0 {

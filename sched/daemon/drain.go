@@ -107,6 +107,9 @@ func (d *Daemon) setDrained(g *gpu, on bool) error {
 	if !on {
 		g.fault = ""
 		d.admitHeld(g)
+		if g.MemoryBytes == 0 { // it could not be opened; it may have been reset
+			d.search.Set(d.discovered.Add(rediscoverPause))
+		}
 	}
 	return nil
 }

@@ -105,6 +105,36 @@ func TestHeldProcessComesBack(t *testing.T) {
 	}
 }
 
+// A GPU that could not be opened keeps what is known of it, and is looked at again when it is well.
+func TestUnopenedGPU(t *testing.T) {
+	lost := make(chan bool, 1)
+	lost <- false
+	s := start(t, t.TempDir(), func(o *Options) {
+		o.List = func(context.Context) ([]GPU, error) {
+			a, b, now := gpuA, gpuB, <-lost
+			if lost <- now; now {
+				a.MemoryBytes = 0
+			} else {
+				b.MemoryBytes = 0
+			}
+			return []GPU{a, b}, nil
+		}
+	})
+	if r := s.status(); r.Gpus[0].MemoryBytes != gpuA.MemoryBytes || r.Gpus[1].MemoryBytes != 0 {
+		t.Fatalf("at start: %v", r.Gpus)
+	}
+	<-lost
+	lost <- true
+	if err := s.ask(t.Context(), func() { s.discovered = now().Add(-rediscoverPause) }); err != nil {
+		t.Fatal(err)
+	}
+	drainGPU(t, s, &api.DrainRequest{Gpu: "1", Undrain: true})
+	r := s.await("the memory is known", func(r *api.StatusResponse) bool { return r.Gpus[1].MemoryBytes == gpuB.MemoryBytes })
+	if r.Gpus[0].MemoryBytes != gpuA.MemoryBytes {
+		t.Errorf("GPU 0 has %d bytes", r.Gpus[0].MemoryBytes)
+	}
+}
+
 // What the driver tells of a GPU that does no more work stays in the status until
 // somebody says that the GPU is well, over restarts of the scheduler too, or until the machine
 // starts.

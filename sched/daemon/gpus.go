@@ -142,6 +142,9 @@ func (d *Daemon) addGPU(info GPU) error {
 		return err
 	}
 	physical := info.MemoryBytes
+	if d.gpus[uuid] != nil && physical == 0 {
+		return nil // nothing new: NVML cannot open it, at least now
+	}
 	if d.opts.GPUMemory != 0 && physical == 0 { // not known: no NVML
 		physical, info.MemoryBytes = d.opts.GPUMemory, d.opts.GPUMemory
 	} else if d.opts.GPUMemory != 0 {

@@ -283,7 +283,11 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 
 func lister(simGPU string, log *logrus.Entry) daemon.Lister {
 	return func(ctx context.Context) ([]daemon.GPU, error) {
-		found, err := cdi.Discover(ctx, cdi.Options{SimDir: simGPU, Log: log})
+		o := cdi.Options{SimDir: simGPU, Log: log}
+		found, err := cdi.Discover(ctx, o)
+		if err == nil { // a fault that is recorded of a lost GPU keeps new containers off it
+			found = cdi.AddUnopened(ctx, o, found)
+		}
 		gpus := make([]daemon.GPU, 0, len(found))
 		next := 0 // after all indexes
 		for _, g := range found {
