@@ -25,6 +25,7 @@ var fatal = map[uint64]string{
 // faults collects what ended all work on GPUs.
 type faults struct {
 	set     nvml.EventSet // nil: the library has no events
+	heard   map[int]bool  // whose errors come in set
 	uuids   map[int]string
 	count   map[string]uint64 // by UUID
 	latest  map[string]string
@@ -36,7 +37,7 @@ func (f *faults) listen(lib nvml.Interface) {
 	if f.uuids == nil {
 		*f = faults{uuids: map[int]string{}, count: map[string]uint64{}, latest: map[string]string{}, missing: map[int]bool{}}
 	}
-	f.set = nil
+	f.set, f.heard = nil, map[int]bool{}
 	for _, symbol := range []string{"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"} {
 		if lib.Extensions().LookupSymbol(symbol) != nil {
 			return
@@ -46,13 +47,21 @@ func (f *faults) listen(lib nvml.Interface) {
 	if ret != nvml.SUCCESS {
 		return
 	}
+	f.set = set
 	count, _ := lib.DeviceGetCount()
 	for i := range count {
 		if dev, ret := lib.DeviceGetHandleByIndex(i); ret == nvml.SUCCESS {
-			_ = dev.RegisterEvents(nvml.EventTypeXidCriticalError, set) // a GPU without these events tells of none
+			f.hear(i, dev)
 		}
 	}
-	f.set = set
+}
+
+// hear asks for the errors of one GPU.
+func (f *faults) hear(index int, dev nvml.Device) {
+	if f.set != nil && !f.heard[index] {
+		f.heard[index] = true
+		_ = dev.RegisterEvents(nvml.EventTypeXidCriticalError, f.set) // a GPU without these events tells of none
+	}
 }
 
 // collect takes the errors since the last sample. It does not wait.
@@ -82,6 +91,9 @@ func (f *faults) note(uuid, why string) {
 
 // lost returns a sample of a GPU that NVML calls lost, if the GPU is known from before.
 func (f *faults) lost(index int, ret nvml.Return) (s Sample, ok bool) {
+	if ret != nvml.SUCCESS {
+		delete(f.heard, index) // a reset may have ended it
+	}
 	uuid := f.uuids[index]
 	if ret != nvml.ERROR_GPU_IS_LOST || uuid == "" {
 		return s, false
@@ -95,7 +107,8 @@ func (f *faults) lost(index int, ret nvml.Return) (s Sample, ok bool) {
 	return s, true
 }
 
-func (f *faults) saw(index int, uuid string) {
+func (f *faults) saw(index int, uuid string, dev nvml.Device) {
+	f.hear(index, dev) // once it can be opened
 	f.uuids[index] = uuid
 	delete(f.missing, index)
 }

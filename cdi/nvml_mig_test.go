@@ -109,3 +109,51 @@ func TestSamplesBesideALostGPU(t *testing.T) {
 		t.Errorf("of no GPU: %v", samples)
 	}
 }
+
+// The errors of a GPU come too if it could not be opened at first, and when it is back.
+func TestErrorsOfALateGPU(t *testing.T) {
+	lost, asked := true, 0
+	s := Sampler{lib: &mock.Interface{
+		ExtensionsFunc: func() nvml.ExtendedInterface {
+			return &mock.ExtendedInterface{LookupSymbolFunc: func(symbol string) error {
+				switch symbol {
+				case "nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2":
+					return nil
+				}
+				return errors.New("not needed here")
+			}}
+		},
+		EventSetCreateFunc: func() (nvml.EventSet, nvml.Return) {
+			return &mock.EventSet{WaitFunc: func(uint32) (nvml.EventData, nvml.Return) {
+				return nvml.EventData{}, nvml.ERROR_TIMEOUT
+			}}, nvml.SUCCESS
+		},
+		DeviceGetCountFunc: func() (int, nvml.Return) { return 2, nvml.SUCCESS },
+		DeviceGetHandleByIndexFunc: func(i int) (nvml.Device, nvml.Return) {
+			uuid := uuidA
+			switch {
+			case i == 1:
+				uuid = uuidB
+			case lost:
+				return nil, nvml.ERROR_GPU_IS_LOST
+			}
+			return &mock.Device{
+				GetUUIDFunc: func() (string, nvml.Return) { return uuid, nvml.SUCCESS },
+				RegisterEventsFunc: func(uint64, nvml.EventSet) nvml.Return {
+					asked++
+					return nvml.SUCCESS
+				},
+			}, nvml.SUCCESS
+		},
+	}}
+	s.faults.listen(s.lib)
+	for i, c := range []struct {
+		lost bool
+		want int
+	}{{true, 1}, {false, 2}, {false, 2}, {true, 2}, {false, 3}} {
+		lost = c.lost
+		if _, err := s.ask(); err != nil || asked != c.want {
+			t.Errorf("sample %d: asked for errors %d times, want %d; %v", i, asked, c.want, err)
+		}
+	}
+}

@@ -105,7 +105,7 @@ func (s *Sampler) ask() ([]Sample, error) {
 			failed = append(failed, fmt.Errorf("read the UUID of GPU %d through NVML: %v", i, ret))
 			continue
 		}
-		s.faults.saw(i, sample.UUID)
+		s.faults.saw(i, sample.UUID, dev)
 		if rates {
 			if u, ret := dev.GetUtilizationRates(); ret == nvml.SUCCESS {
 				sample.Utilization, sample.MemoryUtilization = float64(u.Gpu)/100, float64(u.Memory)/100
