@@ -41,7 +41,7 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 	}
 	devices := cs.devices(gpus, c)
 	if count > 0 {
-		if cs.now().Before(cs.awaited) {
+		if cs.awaits() {
 			return c, refusal{error: errUnheard}
 		}
 		r := placement.Request{Count: count, Core: c.Terms.CoreRequest, Memory: c.Terms.MemoryLimit, Labels: c.Labels, Had: cs.had(c)}

@@ -321,6 +321,7 @@ func TestChoosesByTheSchedulersWord(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newPlacing(t, 2)
+				p.containers.Await()
 				s, started := newScheduler(), time.Now()
 				s.gpus = map[string]GPUState{gpuID(0): {Fault: "Xid 79: gone"}, gpuID(1): {}}
 				go p.containers.Run(t.Context(), func(ctx context.Context) (Scheduler, error) {
@@ -344,6 +345,47 @@ func TestChoosesByTheSchedulersWord(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A plugin that serves beside an earlier one waits for that word too, if it is asked alone before
+// it leads, and takes over what the earlier one has chosen meanwhile.
+func TestWaitsForTheWordBeforeItLeads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPlacing(t, 2)
+		p.containers.Await()
+		time.Sleep(time.Hour)
+		follows := func() {
+			t.Helper()
+			ctr := &api.Container{Id: "id-f", PodSandboxId: "pod-f", Name: "f", CDIDevices: []*api.CDIDevice{{Name: cdi.KindNRI + "=" + gpuID(0)}}}
+			ctr.Annotations = map[string]string{PlacementAnnotation: gpuID(0)}
+			pod := &api.PodSandbox{Id: "pod-f", Name: "f", Annotations: map[string]string{"nvshare.com/gpu": "1"}}
+			if _, _, err := p.CreateContainer(t.Context(), pod, ctr); err != nil {
+				t.Errorf("chosen by the earlier plugin: %v", err)
+			}
+		}
+		refuses := func() {
+			t.Helper()
+			if got, err := p.create("a", "gpu=1"); err == nil || !strings.Contains(err.Error(), "try again") {
+				t.Errorf("alone: given %q, %v", got, err)
+			}
+			follows()
+		}
+		follows()
+		refuses()
+		time.Sleep(wordLimit)
+		if got, err := p.create("b", "gpu=1"); err != nil {
+			t.Errorf("asked first for long: given %q, %v", got, err)
+		}
+		go p.containers.Run(t.Context(), func(context.Context) (Scheduler, error) { return nil, errors.New("not there") })
+		synctest.Wait()
+		refuses()
+		time.Sleep(wordLimit - 1)
+		refuses()
+		time.Sleep(1)
+		if got, err := p.create("a", "gpu=1"); err != nil {
+			t.Errorf("after the wait: given %q, %v", got, err)
+		}
+	})
 }
 
 // A container that ends because its GPU does no more work, and is started again, gets

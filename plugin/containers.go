@@ -79,7 +79,8 @@ type Containers struct {
 	ended    map[string]Container // that the runtime may start again: see admit
 	promises []Promise            // of the scheduler's latest State
 	gpus     map[string]GPUState  // by UUID, of the scheduler's latest State
-	awaited  time.Time            // until when no GPU is chosen without the scheduler's word; zero: it has come
+	unheard  bool                 // the scheduler's word has not come, see Await
+	awaited  time.Time            // until when none is chosen without it; zero: see awaits
 	percent  uint64               // of each GPU's memory that may be promised
 	live     livePods
 	claims   Claims // nil: pods ask by annotations
@@ -105,6 +106,25 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 // has said which containers there are. From then on the runtime asks the plugin about each
 // new one.
 func (cs *Containers) Registered() <-chan struct{} { return cs.registered }
+
+// Await has no GPU chosen before the scheduler has said how much memory the GPUs have, and which of
+// them do work, for at most wordLimit from the beginning of Run. Await is called before the runtime
+// asks: a plugin that serves beside an earlier one can be the only one before its Run begins.
+func (cs *Containers) Await() {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.unheard = true
+}
+
+// awaits tells whether no GPU may be chosen now. Before Run, wordLimit begins when it is asked
+// first: the earlier plugin may stay for long, and a runtime that asks this one first would
+// refuse all. The lock is held.
+func (cs *Containers) awaits() bool {
+	if cs.unheard && cs.awaited.IsZero() {
+		cs.awaited = cs.now().Add(wordLimit)
+	}
+	return cs.unheard && cs.now().Before(cs.awaited)
+}
 
 // OnGPUs has f called each time that GPU may return something else. f does not wait for
 // anything. OnGPUs is called before Run.

@@ -106,7 +106,7 @@ func (cs *Containers) takeOver(s State) bool {
 	if len(s.GPUs) == 0 { // it has just been started
 		return false
 	}
-	cs.awaited = time.Time{}
+	cs.unheard = false
 	if maps.Equal(s.GPUs, cs.gpus) {
 		return false
 	}
