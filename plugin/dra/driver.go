@@ -450,7 +450,7 @@ func (d *Driver) sweep(ctx context.Context) {
 		gone, err := d.gone(ctx, r)
 		if err == nil && gone {
 			d.Log.Infof("claim %s/%s does not exist any more, or is not allocated here: unpreparing it", r.Namespace, r.Name)
-			err = d.store.unprepare(r.UID)
+			err = d.store.unprepareSame(r) // it may be back by now
 		}
 		if err != nil && ctx.Err() == nil {
 			d.Log.Warnf("look whether claim %s/%s still exists: %v", r.Namespace, r.Name, err)

@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	healthapi "k8s.io/kubelet/pkg/apis/dra-health/v1"
@@ -476,6 +477,21 @@ func TestClaimIsAllocatedAnew(t *testing.T) {
 			t.Errorf("prepared here: %v", d.store.Records())
 		}
 	}
+
+	// It comes back while the API server answers.
+	check(t, prepare(d, claimOf(uid(5), part(name0, "gone", "10", ""))).Err)
+	none := claimOf(uid(5))
+	none.Status.Allocation = nil
+	client := apiServer(t, none)
+	client.PrependReactor("get", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		check(t, prepare(d, claimOf(uid(5), part(name0, "back", "10", ""))).Err)
+		return false, nil, nil
+	})
+	d.Client = client
+	if d.sweep(t.Context()); len(d.store.Records()) != 1 || *d.store.Records()[0].Shares[0].ShareID != "back" {
+		t.Errorf("prepared here: %v", d.store.Records())
+	}
+	specOf(t, d, uid(5))
 }
 
 // A node sees thousands of claims a day: nothing of one stays after its end.

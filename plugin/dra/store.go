@@ -363,6 +363,28 @@ func (s *Store) unprepare(uid types.UID) error {
 		return err
 	}
 	defer unlock()
+	return s.remove(uid)
+}
+
+// unprepareSame removes all of a claim, unless it was unprepared or allocated anew since the
+// record was read.
+func (s *Store) unprepareSame(was Record) error {
+	unlock, err := s.lock()
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := s.load(); err != nil {
+		return err
+	}
+	if r, ok := s.record(was.UID); !ok || !r.sameShares(was) {
+		return nil
+	}
+	return s.remove(was.UID)
+}
+
+// remove is unprepare with the lock held.
+func (s *Store) remove(uid types.UID) error {
 	s.at(beforeRemoval)
 	if err := os.Remove(cdi.ClaimFile(s.cdiDir, string(uid))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the claim's CDI spec: %w", err)
