@@ -137,19 +137,17 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 	}
 	slices.SortFunc(s.Clients, func(a, b ClientSnapshot) int { return cmp.Compare(a.ID, b.ID) })
 	d := c.dues()
-	live := map[string]bool{}
 	for _, t := range c.tenants {
-		if !t.ghost {
-			live[t.displayName()] = true
-		}
-	}
-	for _, t := range c.tenants {
-		// A tenant that has become a gang of itself has left its debt to one of the same name.
-		if !t.ghost || t.credit < 0 && !live[t.displayName()] {
+		if !t.ghost || t.credit < 0 {
 			s.Tenants = append(s.Tenants, c.tenantSnapshot(t, now, &d))
 		}
 	}
-	slices.SortFunc(s.Tenants, func(a, b TenantSnapshot) int { return cmp.Compare(a.Tenant, b.Tenant) })
+	// A tenant that has become a gang of itself has left its debt to one of the same name, and may
+	// leave another one. Those with clients first, then the greatest debt.
+	slices.SortFunc(s.Tenants, func(a, b TenantSnapshot) int {
+		return cmp.Or(cmp.Compare(a.Tenant, b.Tenant), cmp.Compare(b.Clients, a.Clients), cmp.Compare(b.Debt, a.Debt))
+	})
+	s.Tenants = slices.CompactFunc(s.Tenants, func(a, b TenantSnapshot) bool { return a.Tenant == b.Tenant })
 	return s
 }
 
