@@ -115,23 +115,34 @@ func (d *Daemon) setDrained(g *gpu, on bool) error {
 }
 
 // usesOf returns the tenants that use a GPU, by name, and why those stay that cannot move to
-// another one.
+// another one. Who waits because the GPU is drained uses it only with memory there.
 func (d *Daemon) usesOf(g *gpu) (all []*api.DrainTenant) {
 	for account, clients := range d.byAccount {
+		uses, waits := false, false
 		for cl := range clients {
-			if att := cl.attached[g]; att != nil && !att.held || g.restored[cl.id] || g.memberOf(cl.id) != nil && att == nil {
-				u := &api.DrainTenant{}
-				u.Container, u.Uid = d.tenantOf(account)
-				from, _, reserved, why := d.movable(account)
-				if why == nil {
-					_, why = d.destination(account, from, reserved, "")
-				}
-				if why != nil {
-					u.Stays = status.Convert(why).Message()
-				}
-				all = append(all, u)
-				break
+			att := cl.attached[g]
+			if att != nil && att.held {
+				waits = waits || att.stats.MemBytes > 0 || g.core.ReservedBy(account, cl.id).Total > 0
+			} else {
+				uses = uses || att != nil || g.restored[cl.id] || g.memberOf(cl.id) != nil
 			}
+		}
+		if !uses && !waits {
+			continue
+		}
+		u := &api.DrainTenant{}
+		u.Container, u.Uid = d.tenantOf(account)
+		all = append(all, u)
+		if !uses {
+			u.Stays = fmt.Sprintf("%s cannot move to another GPU: it waits for this one, where it has memory", d.nameOf(account))
+			continue
+		}
+		from, _, reserved, why := d.movable(account)
+		if why == nil {
+			_, why = d.destination(account, from, reserved, "")
+		}
+		if why != nil {
+			u.Stays = status.Convert(why).Message()
 		}
 	}
 	slices.SortFunc(all, func(a, b *api.DrainTenant) int {

@@ -67,6 +67,28 @@ func TestDrainedGPUAdmitsNoNewTenants(t *testing.T) {
 	}
 }
 
+// A process that waits for a drained GPU uses the GPU if it has memory there, as it can have that ran
+// while there was no scheduler.
+func TestHeldMemoryIsAUse(t *testing.T) {
+	dir := t.TempDir()
+	twoUsers(t, dir)
+	s := start(t, dir, nil)
+	drainGPU(t, s, &api.DrainRequest{Gpu: "0"})
+	c := newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0)
+	look := func() []*api.DrainTenant { return drainGPU(t, s, &api.DrainRequest{Gpu: "0", Look: true}).Uses }
+	if u := look(); len(u) != 0 {
+		t.Errorf("without memory: %v", u)
+	}
+	c.reserve(gib, gib, wire.ReserveForce)
+	if u := look(); len(u) != 1 || u[0].Uid != nobody || !strings.Contains(u[0].Stays, "it has memory") {
+		t.Errorf("with memory: %v", u)
+	}
+	c.reserve(0, 0, 0)
+	if u := look(); len(u) != 0 {
+		t.Errorf("without memory again: %v", u)
+	}
+}
+
 // A process that waits for a drained GPU waits on when it comes back over another connection, also
 // to another scheduler. Those that use the GPU go on, until an undrain and beyond.
 func TestHeldProcessComesBack(t *testing.T) {
