@@ -102,7 +102,7 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 			return nil // it answers: a probe of a busy node does not wait for all that is kept
 		}
 		n := len(resp.Events)
-		current := n == 0 || resp.Events[n-1].TimeNs >= began
+		current := n == 0 || cameSince(resp.Events[n-1], began)
 		next, run := resp.Next, resp.Run
 		strange = strange && !slices.ContainsFunc(resp.Events, f.filter.isOf)
 		if strange && current {

@@ -117,6 +117,25 @@ func TestEventsTakesAllPages(t *testing.T) {
 	}
 }
 
+// Events from before the clock was set back, whose times are still to come, end no search.
+func TestEventsOfTheFuture(t *testing.T) {
+	pages := 0
+	dir := serve(t, &fake{status: sample(), events: func(req *api.EventsRequest) *api.EventsResponse {
+		pages++
+		resp := &api.EventsResponse{Run: 5, Next: min(req.Since+1, 2)}
+		if ahead := []time.Duration{time.Hour, -time.Minute}; req.Since < 2 {
+			resp.Events = []*api.Event{{Sequence: resp.Next, TimeNs: time.Now().Add(ahead[req.Since]).UnixNano()}}
+		}
+		return resp
+	}})
+	for _, args := range [][]string{{"events"}, {"events", "--last", "9"}, {"why", "train-a"}} {
+		pages = 0
+		if code, _, errs := ctl(append(args, "--run-dir", dir)...); code != exitOK || pages != 3 {
+			t.Errorf("%v: exit %d, asked %d times, %s", args, code, pages, errs)
+		}
+	}
+}
+
 // --last counts from the end, over all pages.
 func TestLastEvents(t *testing.T) {
 	all := happened()

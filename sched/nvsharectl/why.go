@@ -108,11 +108,17 @@ func allEvents(ctx context.Context, c *api.Conn) (all []*api.Event, err error) {
 			return nil, err
 		}
 		all = append(all, resp.Events...)
-		if n := len(resp.Events); n == 0 || resp.Next == req.Since || resp.Events[n-1].TimeNs >= began {
+		if n := len(resp.Events); n == 0 || resp.Next == req.Since || cameSince(resp.Events[n-1], began) {
 			return all, nil
 		}
 		req.Since, req.Run = resp.Next, resp.Run
 	}
+}
+
+// cameSince says whether an event came after a time of this command. One from before the clock was
+// set back may have a time that is still to come.
+func cameSince(e *api.Event, began int64) bool {
+	return e.TimeNs >= began && e.TimeNs <= time.Now().UnixNano()
 }
 
 func tenantNames(r *api.StatusResponse) (names []string) {
