@@ -72,6 +72,15 @@ func TestBrokenGPUIsLeftOut(t *testing.T) {
 			t.Errorf("%q: no change of the node", text)
 		}
 	}
+	if err := errors.Join(os.Remove(file), os.Mkdir(file, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if gpus, err := Discover(t.Context(), o); err != nil || len(gpus) != 1 || gpus[0].UUID != uuidB || gpus[0].Index != 1 {
+		t.Errorf("unreadable: got %v, %v", gpus, err)
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
 	write(t, file, information("NVIDIA H200", uuidA, "0000:17:00.0", 1))
 	if Fingerprint(o) != whole {
 		t.Error("nobody sees that it is back")

@@ -136,8 +136,10 @@ func listNVML(lib nvml.Interface, has func(symbol string) bool) (gpus []GPU, fai
 		}
 		gpu.DeviceNodes = []string{fmt.Sprintf("/dev/nvidia%d", gpu.Minor)}
 		if has("nvmlDeviceGetMigDeviceHandleByIndex") && has("nvmlDeviceGetMaxMigDeviceCount") {
+			var err error
 			if gpu.Instances, err = instancesNVML(gpu, dev); err != nil {
-				return nil, nil, err
+				failed = append(failed, err)
+				continue
 			}
 		}
 		gpus = append(gpus, gpu)

@@ -69,6 +69,14 @@ func TestMIGDevicesThroughNVML(t *testing.T) {
 	if err != nil || len(gpus[0].Instances) != 0 {
 		t.Errorf("an old library: %+v, %v", gpus, err)
 	}
+	// MIG devices that tell nothing, as while they are taken down, take no other GPU with them.
+	parts := devices[0]
+	devices[0] = whole(uuidA, 1, map[int]*mock.Device{0: {GetUUIDFunc: func() (string, nvml.Return) { return "", nvml.ERROR_UNKNOWN }}})
+	gpus, failed, err := listNVML(lib, func(string) bool { return true })
+	if err != nil || len(gpus) != 1 || gpus[0].UUID != uuidB || len(failed) != 1 {
+		t.Errorf("beside odd MIG devices: %+v, %v, %v", gpus, failed, err)
+	}
+	devices[0] = parts
 	// A GPU that has fallen off the bus takes no others with it.
 	lib.DeviceGetHandleByIndexFunc = func(i int) (nvml.Device, nvml.Return) {
 		if i == 0 {
@@ -76,7 +84,7 @@ func TestMIGDevicesThroughNVML(t *testing.T) {
 		}
 		return devices[i], nvml.SUCCESS
 	}
-	gpus, failed, err := listNVML(lib, func(string) bool { return true })
+	gpus, failed, err = listNVML(lib, func(string) bool { return true })
 	if err != nil || len(gpus) != 1 || gpus[0].UUID != uuidB || gpus[0].Index != 1 || len(failed) != 1 {
 		t.Errorf("beside a lost one: %+v, %v, %v", gpus, failed, err)
 	}

@@ -41,11 +41,16 @@ func (p ProcFS) List(context.Context) ([]GPU, error) {
 	}
 	var gpus []GPU
 	var failed []error
+	leaveOut := func(bus string, err error) {
+		failed = append(failed, err)
+		gpus = append(gpus, GPU{PCIBusID: bus}) // for the others' indexes
+	}
 	for _, e := range entries {
 		file := filepath.Join(dir, e.Name(), "information")
 		text, err := os.ReadFile(file)
 		if err != nil {
-			return nil, fmt.Errorf("read GPU %s: %w", e.Name(), err)
+			leaveOut(e.Name(), fmt.Errorf("read GPU %s: %w", e.Name(), err))
+			continue
 		}
 		gpu, excluded, err := parseInformation(string(text))
 		if excluded {
@@ -55,8 +60,7 @@ func (p ProcFS) List(context.Context) ([]GPU, error) {
 			gpu.PCIBusID = e.Name()
 		}
 		if err != nil {
-			failed = append(failed, fmt.Errorf("%s: %w", file, err))
-			gpus = append(gpus, GPU{PCIBusID: gpu.PCIBusID})
+			leaveOut(gpu.PCIBusID, fmt.Errorf("%s: %w", file, err))
 			continue
 		}
 		gpu.Model.DriverVersion = host(p.Root).moduleVersion()
