@@ -25,8 +25,9 @@ type Record struct {
 const recordVersion = 1
 
 // sameShares tells whether both are of one allocation: each allocation has share IDs of its own.
+// A whole device has none, and may be given for another request of the claim.
 func (r Record) sameShares(o Record) bool {
-	return slices.EqualFunc(r.Shares, o.Shares, func(a, b Share) bool { return a.Name == b.Name })
+	return slices.EqualFunc(r.Shares, o.Shares, func(a, b Share) bool { return a.Name == b.Name && a.Request == b.Request })
 }
 
 // Share is a part of one device that a claim has.

@@ -461,6 +461,16 @@ func TestClaimIsAllocatedAnew(t *testing.T) {
 	}
 	check(t, prepare(d, claimOf(uid(2), part(name0, "other", "60", "20Gi"))).Err)
 
+	// The whole device is given for another alternative of the request.
+	for _, request := range []string{"gpu/first", "gpu/second"} {
+		result := part(name0, "", "0", "")
+		result.Request = request
+		if r := prepare(d, claimOf(uid(6), result)); r.Err != nil || r.Devices[0].Requests[0] != request {
+			t.Errorf("the kubelet gets %+v", r)
+		}
+	}
+	check(t, unprepare(d, claimOf(uid(6))))
+
 	// It goes to another node, or to none.
 	for n, results := range [][]resourceapi.DeviceRequestAllocationResult{{part(name0, "there", "60", "")}, nil} {
 		claim := claimOf(uid(3+n), part(name0, "here", "10", ""))
