@@ -55,11 +55,13 @@ func (x *exposition) dcgm(g *api.GPU) {
 		of := names(t.Container)
 		// Labels that two tenants have would fail the whole scrape. Users have no names here, and
 		// engines may have containers of the same name.
-		if key := [3]string(of); t.Container.GetId() == "" || seen[key] {
+		if t.Container.GetId() == "" || seen[[3]string(of)] {
 			of[2] = tenantID(t.Container, t.Uid)
-		} else {
-			seen[key] = true
 		}
+		if seen[[3]string(of)] {
+			continue // somebody has named a container like another one's id
+		}
+		seen[[3]string(of)] = true
 		used, most := uint64(0), g.MemoryBytes
 		left := most - min(reserved, most)
 		if m := memoryOf(g, t.Container, t.Uid); m != nil {

@@ -75,6 +75,7 @@ func TestDCGMTellsTenantsApart(t *testing.T) {
 	train := func(id string) *api.Container { return &api.Container{Id: id, Name: "train"} }
 	gpus := dcgmOf{{Uuid: "GPU-a", Tenants: []*api.TenantUse{
 		{Container: &api.Container{}, Uid: 1000}, {Container: &api.Container{}, Uid: 1001}, {Container: train("abc")}, {Container: train("def")},
+		{Container: &api.Container{Id: "xyz", Name: "ghi"}}, {Container: train("ghi")}, // which has no labels left
 	}}}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(gpus)
@@ -91,7 +92,7 @@ func TestDCGMTellsTenantsApart(t *testing.T) {
 		}
 	}
 	slices.Sort(names)
-	if want := []string{"def", "train", "user 1000", "user 1001"}; !slices.Equal(names, want) {
+	if want := []string{"def", "ghi", "train", "user 1000", "user 1001"}; !slices.Equal(names, want) {
 		t.Errorf("containers %q, want %q", names, want)
 	}
 }
