@@ -66,6 +66,19 @@ func (d *Daemon) dropHeld(cl *client) {
 	}
 }
 
+// dropEnded forgets those that ended while no scheduler ran.
+func (d *Daemon) dropEnded() {
+	for uuid, held := range d.settings.Held {
+		d.settings.Held[uuid] = slices.DeleteFunc(held, func(was peer.Process) bool {
+			p, err := d.peers.Find(was)
+			if err == nil {
+				p.Close()
+			}
+			return err != nil
+		})
+	}
+}
+
 // drain answers the control call.
 func (d *Daemon) drain(req *api.DrainRequest) (*api.DrainResponse, error) {
 	g := d.findGPU(req.Gpu)

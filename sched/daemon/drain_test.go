@@ -125,6 +125,19 @@ func TestHeldProcessComesBack(t *testing.T) {
 	if held := s.settings.Held[gpuA.UUID]; len(held) != 0 {
 		t.Errorf("still recorded: %v", held)
 	}
+
+	// It ends while no scheduler runs.
+	s = start(t, dir, nil)
+	gone, stays := newProc(t, dir, nobody+1), newProc(t, dir, nobody+1)
+	gone.connect().register(0).attach(0, gpuA, 0, 0)
+	stays.connect().register(0).attach(0, gpuA, 0, 0)
+	s.stop()
+	gone.kill()
+	s = start(t, dir, nil)
+	s.stop()
+	if held := s.settings.Held[gpuA.UUID]; len(held) != 1 || held[0].PID != int32(stays.cmd.Process.Pid) {
+		t.Errorf("still recorded: %v", held)
+	}
 }
 
 // A GPU that could not be opened keeps what is known of it, and is looked at again when it is well.
