@@ -155,6 +155,9 @@ func (d *Daemon) addGPU(info GPU) error {
 		g.GPU = info
 		if changed {
 			d.step(g, sched.SetGPUMemory{Bytes: info.MemoryBytes})
+			if g.swap == nil && d.opts.SwapMemory != 0 {
+				d.log.Warnf("GPU %d: it has %d MiB, as is known now; they are swapped once nvshare-scheduler was restarted", g.Index, info.MemoryBytes>>20)
+			}
 		}
 		return nil
 	}
