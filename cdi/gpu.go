@@ -23,6 +23,7 @@ type GPU struct {
 	Model       Model
 	Minor       int      // N of /dev/nvidiaN
 	DeviceNodes []string // device nodes of this GPU alone; none if simulated
+	Unopened    bool     // see AddUnopened
 	// Instances are its MIG devices. A GPU in MIG mode can be used through them
 	// only.
 	Instances []Instance
@@ -88,20 +89,31 @@ func Discover(ctx context.Context, o Options) ([]GPU, error) {
 	return ProcFS{Root: o.HostRoot, Log: o.Log}.List(ctx)
 }
 
-// AddUnopened adds to what Discover found the GPUs that NVML counts and cannot open, and that the
-// kernel module still knows, such as one that has fallen off the bus. A container with one of them
-// may not start; but what is recorded of them is still to be told. Their memory is not known.
+// AddUnopened adds to what Discover found the GPUs that the kernel module knows and NVML did not
+// open, such as one that has fallen off the bus, and marks them so. A container with one of them
+// may not start; but what is recorded of them is still to be told. Their memory is not known. It
+// returns when ctx ends even if the module does not answer.
 func AddUnopened(ctx context.Context, o Options, gpus []GPU) []GPU {
 	if o.SimDir != "" {
 		return gpus
 	}
-	known, err := ProcFS{Root: o.HostRoot}.List(ctx)
-	if err != nil {
-		o.log().Warnf("look for GPUs that NVML cannot open: %v", err)
+	answer := make(chan []GPU, 1)
+	go func() {
+		known, err := ProcFS{Root: o.HostRoot}.List(ctx)
+		if err != nil {
+			o.log().Warnf("look for GPUs that NVML cannot open: %v", err)
+		}
+		answer <- known
+	}()
+	var known []GPU
+	select {
+	case known = <-answer:
+	case <-ctx.Done():
 	}
 	for _, k := range known {
 		same := func(g GPU) bool { return g.UUID == k.UUID || g.Index == k.Index }
 		if !slices.ContainsFunc(gpus, same) {
+			k.Unopened = true
 			gpus = append(gpus, k)
 		}
 	}

@@ -96,6 +96,9 @@ func TestUnopenedGPUsAreAdded(t *testing.T) {
 		if len(got) != 2 || got[0].Index != 0 || got[1].Index != 1 || got[1].UUID != uuidB {
 			t.Fatalf("%s: %+v", name, got)
 		}
+		if got[0].Unopened != (name == "the second") || got[1].Unopened != (name == "the first") {
+			t.Errorf("%s: opened %v, %v", name, !got[0].Unopened, !got[1].Unopened)
+		}
 		if want := opened[0]; got[want.Index].MemoryBytes != want.MemoryBytes || got[want.Index].UUID != want.UUID {
 			t.Errorf("%s: %+v has taken the place of %+v", name, got, want)
 		}

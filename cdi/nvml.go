@@ -136,10 +136,8 @@ func listNVML(lib nvml.Interface, has func(symbol string) bool) (gpus []GPU, fai
 		}
 		gpu.DeviceNodes = []string{fmt.Sprintf("/dev/nvidia%d", gpu.Minor)}
 		if has("nvmlDeviceGetMigDeviceHandleByIndex") && has("nvmlDeviceGetMaxMigDeviceCount") {
-			var err error
 			if gpu.Instances, err = instancesNVML(gpu, dev); err != nil {
-				failed = append(failed, err)
-				continue
+				return nil, nil, err // one is being made or taken down: who asks tries again
 			}
 		}
 		gpus = append(gpus, gpu)

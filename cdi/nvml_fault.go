@@ -59,8 +59,8 @@ func (f *faults) listen(lib nvml.Interface) {
 // hear asks for the errors of one GPU.
 func (f *faults) hear(index int, dev nvml.Device) {
 	if f.set != nil && !f.heard[index] {
-		f.heard[index] = true
-		_ = dev.RegisterEvents(nvml.EventTypeXidCriticalError, f.set) // a GPU without these events tells of none
+		ret := dev.RegisterEvents(nvml.EventTypeXidCriticalError, f.set)
+		f.heard[index] = ret == nvml.SUCCESS || ret == nvml.ERROR_NOT_SUPPORTED // which tells of none
 	}
 }
 

@@ -69,12 +69,11 @@ func TestMIGDevicesThroughNVML(t *testing.T) {
 	if err != nil || len(gpus[0].Instances) != 0 {
 		t.Errorf("an old library: %+v, %v", gpus, err)
 	}
-	// MIG devices that tell nothing, as while they are taken down, take no other GPU with them.
+	// MIG devices that tell nothing, as while they are taken down: who asks tries again.
 	parts := devices[0]
 	devices[0] = whole(uuidA, 1, map[int]*mock.Device{0: {GetUUIDFunc: func() (string, nvml.Return) { return "", nvml.ERROR_UNKNOWN }}})
-	gpus, failed, err := listNVML(lib, func(string) bool { return true })
-	if err != nil || len(gpus) != 1 || gpus[0].UUID != uuidB || len(failed) != 1 {
-		t.Errorf("beside odd MIG devices: %+v, %v, %v", gpus, failed, err)
+	if gpus, _, err := listNVML(lib, func(string) bool { return true }); err == nil {
+		t.Errorf("odd MIG devices: %+v", gpus)
 	}
 	devices[0] = parts
 	// A GPU that has fallen off the bus takes no others with it.
@@ -84,7 +83,7 @@ func TestMIGDevicesThroughNVML(t *testing.T) {
 		}
 		return devices[i], nvml.SUCCESS
 	}
-	gpus, failed, err = listNVML(lib, func(string) bool { return true })
+	gpus, failed, err := listNVML(lib, func(string) bool { return true })
 	if err != nil || len(gpus) != 1 || gpus[0].UUID != uuidB || gpus[0].Index != 1 || len(failed) != 1 {
 		t.Errorf("beside a lost one: %+v, %v, %v", gpus, failed, err)
 	}

@@ -117,8 +117,10 @@ static bool absent(uint64_t now)
 static void run_alone(void)
 {
 	set_link(LINK_ABSENT);
-	NVS_FOR_EACH_GPU(gpu)
+	NVS_FOR_EACH_GPU(gpu) {
 		nvs_slice_want(gpu, 0);
+		gpu->slice_due = gpu->slice_due || gpu->sliced; /* it may not have been taken back */
+	}
 }
 
 static void refused(const struct nvs_frame *f)

@@ -133,27 +133,28 @@ static bool next_stream(struct nvs_gpu *gpu, bool all, unsigned *i, struct quest
 }
 
 /*
- * What the streams of the GPU with work, or all, do: BUSY if one is, else IDLE; left_out
- * says whether the state of one is not known. The driver is asked under query_lock alone:
+ * What the streams of the GPU with work do, up to the first that is busy, or (all) what all do:
+ * BUSY if one is, else IDLE; left_out says whether the state of one is not known. The driver is asked under query_lock alone:
  * who destroys a stream waits for the answer, see nvs_stream_destroyed; nobody else does.
  */
 static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, bool all,
 					  enum nvs_streams_state (*ask)(const struct question *q),
 					  bool *left_out)
 {
-	enum nvs_streams_state state = NVS_STREAMS_IDLE;
+	enum nvs_streams_state state;
+	bool more = true, busy = false;
 	struct question q;
-	bool more = true;
 
 	*left_out = false;
-	for (unsigned i = 0; more && state != NVS_STREAMS_BUSY;) {
+	for (unsigned i = 0; more && (all || !busy);) {
 		nvs_lock(&gpu->query_lock);
 		more = next_stream(gpu, all, &i, &q);
 		state = more ? ask(&q) : NVS_STREAMS_IDLE;
 		nvs_unlock(&gpu->query_lock);
 		*left_out = *left_out || state == NVS_STREAMS_UNKNOWN;
+		busy = busy || state == NVS_STREAMS_BUSY;
 	}
-	return state;
+	return busy ? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
 }
 
 static enum nvs_streams_state state_beside_capture(const struct question *q)
@@ -221,7 +222,8 @@ static enum nvs_streams_state ask_stream(const struct question *q, bool settle)
 	if ((q->key == CU_STREAM_PER_THREAD && !q->own) || !q->ctx || nvs_driver.ctx_push(q->ctx) != CUDA_SUCCESS)
 		return NVS_STREAMS_UNKNOWN;
 	result = nvs_driver.stream_query(q->key);
-	if (settle && result == CUDA_SUCCESS)
+	/* The legacy stream might be synchronised with others that are busy. */
+	if (settle && result == CUDA_SUCCESS && q->key != CU_STREAM_LEGACY)
 		nvs_driver.stream_synchronize(q->key);
 	nvs_driver.ctx_pop(&popped);
 	return result == CUDA_ERROR_NOT_READY ? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
@@ -279,7 +281,7 @@ bool nvs_streams_settle(struct nvs_gpu *gpu)
 	if (!nvs_driver.stream_query || !nvs_driver.stream_synchronize || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
 		return false;
 	nvs_signals_block(&q);
-	if (t) { /* other streams are known since they were created */
+	if (t && nvs_current_context()) { /* other streams are known since they were created */
 		nvs_stream_find(t, CU_STREAM_LEGACY);
 		nvs_stream_find(t, CU_STREAM_PER_THREAD);
 	}

@@ -127,7 +127,6 @@ static inline uint64_t used(void)
 	return total - left;
 }
 
-/* Takes so much memory, and never gives it back. There is a context. */
 /* Where a process says that it has taken what it wanted. */
 static inline const char *taken_path(void)
 {
@@ -137,6 +136,7 @@ static inline const char *taken_path(void)
 	return path;
 }
 
+/* Takes so much memory, and never gives it back. There is a context. */
 static inline int take_for_good(uint64_t mib)
 {
 	CUdeviceptr p;

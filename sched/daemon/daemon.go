@@ -40,6 +40,7 @@ type GPU struct {
 	MemoryBytes uint64
 	PCIBusID    string        // 0000:17:00.0, or "": not known
 	Model       *api.GPUModel // nil: not known
+	Unopened    bool          // the driver knows it, and did not open it: only what is recorded of it counts
 }
 
 // Lister finds the GPUs of this node.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -140,26 +141,39 @@ func TestHeldProcessComesBack(t *testing.T) {
 	}
 }
 
-// A GPU that could not be opened keeps what is known of it, and is looked at again when it is well.
+// A GPU that could not be opened is there for what is recorded of it, keeps what is known of it,
+// and is looked at again when it is well.
 func TestUnopenedGPU(t *testing.T) {
-	lost := make(chan bool, 1)
-	lost <- false
-	s := start(t, t.TempDir(), func(o *Options) {
+	dir := t.TempDir()
+	found := func(a, b GPU) func(o *Options) {
+		return func(o *Options) { o.List = func(context.Context) ([]GPU, error) { return []GPU{a, b}, nil } }
+	}
+	lost := func(g GPU) GPU {
+		g.MemoryBytes, g.Unopened = 0, true
+		return g
+	}
+	s := start(t, dir, found(gpuA, gpuB))
+	drainGPU(t, s, &api.DrainRequest{Gpu: "1"})
+	s.stop()
+	// Of GPU 0 nothing is recorded.
+	s = start(t, dir, found(lost(gpuA), lost(gpuB)))
+	if r := s.status(); len(r.Gpus) != 1 || r.Gpus[0].Uuid != gpuB.UUID || !r.Gpus[0].Drained || r.Gpus[0].MemoryBytes != 0 {
+		t.Fatalf("both lost: %v", r.Gpus)
+	}
+	s.stop()
+	var well atomic.Bool
+	s = start(t, dir, func(o *Options) {
 		o.List = func(context.Context) ([]GPU, error) {
-			a, b, now := gpuA, gpuB, <-lost
-			if lost <- now; now {
-				a.MemoryBytes = 0
-			} else {
-				b.MemoryBytes = 0
+			if well.Load() {
+				return []GPU{lost(gpuA), gpuB}, nil
 			}
-			return []GPU{a, b}, nil
+			return []GPU{gpuA, lost(gpuB)}, nil
 		}
 	})
-	if r := s.status(); r.Gpus[0].MemoryBytes != gpuA.MemoryBytes || r.Gpus[1].MemoryBytes != 0 {
-		t.Fatalf("at start: %v", r.Gpus)
+	if r := s.status(); len(r.Gpus) != 2 || r.Gpus[0].MemoryBytes != gpuA.MemoryBytes || r.Gpus[1].MemoryBytes != 0 {
+		t.Fatalf("one lost: %v", r.Gpus)
 	}
-	<-lost
-	lost <- true
+	well.Store(true)
 	if err := s.ask(t.Context(), func() { s.discovered = now().Add(-rediscoverPause) }); err != nil {
 		t.Fatal(err)
 	}

@@ -145,6 +145,9 @@ func (d *Daemon) addGPU(info GPU) error {
 	if d.gpus[uuid] != nil && physical == 0 {
 		return nil // nothing new: NVML cannot open it, at least now
 	}
+	if info.Unopened && d.faultBefore(info.UUID) == "" && !slices.Contains(d.settings.Drained, info.UUID) {
+		return nil // it is found with its memory when it is well, and somebody uses it
+	}
 	if d.opts.GPUMemory != 0 && physical == 0 { // not known: no NVML
 		physical, info.MemoryBytes = d.opts.GPUMemory, d.opts.GPUMemory
 	} else if d.opts.GPUMemory != 0 {

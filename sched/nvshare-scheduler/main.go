@@ -292,7 +292,7 @@ func lister(simGPU string, log *logrus.Entry) daemon.Lister {
 		next := 0 // after all indexes
 		for _, g := range found {
 			next = g.Index + 1
-			gpus = append(gpus, daemon.GPU{Index: g.Index, UUID: g.UUID, Name: g.Name, MemoryBytes: g.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model)})
+			gpus = append(gpus, daemon.GPU{Index: g.Index, UUID: g.UUID, Name: g.Name, MemoryBytes: g.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model), Unopened: g.Unopened})
 		}
 		// To a program in a MIG device, that is the GPU: CUDA shows it with a UUID
 		// of its own (cuDeviceGetUuid_v2).
