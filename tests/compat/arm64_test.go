@@ -63,10 +63,12 @@ func arm64(t *testing.T) {
 
 // notEmulated lists tests that fail because of the emulator. It has a thread of its own
 // in each process, keeps descriptors open, is slow at times, fails at forks beside busy
-// threads, lacks parts of prctl, and is not registered with the kernel for execve.
+// threads, does vfork as fork, lacks parts of prctl, and is not registered with the kernel
+// for execve.
 var notEmulated = []string{
 	"forks", "descriptors_nobody_asked_for", "depth_follows_short_work", "small_allocations_stay_in_the_process",
 	"forks_while_threads_are_at_work", "fork_in_a_handler_at_the_gate", "exec_is_a_new_client",
+	"loss_takes_back_a_suspension",
 }
 
 // arm64Tests are the shim's own tests, emulated.
