@@ -50,8 +50,8 @@ bool nvs_streams_idle(struct nvs_gpu *gpu);
  * Has the driver see what has ended in the streams of the GPU that are idle now: each that can
  * be asked about is asked, also those that no call passed the gate to and the caller's default
  * ones, and synchronised if it is idle. A busy one is not waited for: a stream memory operation
- * in it may wait for the caller. True: none was busy. False: one was, a capture is open, a drain is under way, or the
- * driver lacks a function.
+ * in it may wait for the caller. True: none was busy. False: one was, a capture is open, a
+ * drain is under way, or the driver lacks a function.
  */
 bool nvs_streams_settle(struct nvs_gpu *gpu);
 

@@ -54,7 +54,6 @@ static unsigned await(struct nvs_gpu *gpu, unsigned step, uint64_t ns)
 
 static void *helper_main(void *arg)
 {
-	static const uint32_t nothing;
 	struct nvs_gpu *gpu = arg;
 
 	nvs_thread_setup("nvshare-effect");
@@ -65,7 +64,7 @@ static void *helper_main(void *arg)
 	set(gpu, OFF);
 	await(gpu, OFF, BOUND_NS);
 	while (!nvs_preempt_ops.channels(gpu, true))
-		nvs_futex_wait(&nothing, 0, AGAIN_NS, true);
+		nvs_nap(AGAIN_NS);
 	set(gpu, ON);
 	return NULL;
 }

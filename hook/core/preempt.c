@@ -78,14 +78,12 @@ static void cut(struct nvs_gpu *gpu)
 
 static void put_on(struct nvs_gpu *gpu)
 {
-	static const uint32_t nothing;
-
 	gpu->off = !switch_channels(gpu, true);
 	gpu->on_ns = nvs_now();
 	if (!gpu->off)
 		return;
 	nvs_unlock(&nvs_client_lock);
-	nvs_futex_wait(&nothing, 0, RETRY_NS, true);
+	nvs_nap(RETRY_NS);
 	nvs_lock(&nvs_client_lock);
 }
 

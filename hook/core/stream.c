@@ -218,7 +218,6 @@ void *nvs_context_of_green(void *green)
 
 bool nvs_context_hold(struct nvs_gpu *gpu)
 {
-	static const uint32_t nothing;
 	int saved = errno;
 	uint64_t start;
 	bool held;
@@ -229,7 +228,7 @@ bool nvs_context_hold(struct nvs_gpu *gpu)
 		return true;
 	start = nvs_now();
 	do {
-		nvs_futex_wait(&nothing, 0, 200000, true); /* a nap, no cancellation point */
+		nvs_nap(200000);
 		held = nvs_trylock(&gpu->drain_lock);
 	} while (!held && (atomic_load(&gpu->moving) || nvs_now() - start < HOLD_NS));
 	if (!held)

@@ -71,7 +71,6 @@ static unsigned adapt(unsigned batch, uint64_t took)
 /* False: it has not passed, and the thread has waited long enough. */
 static bool wait_for(struct nvs_throttle *d, void *event)
 {
-	static const uint32_t nothing;
 	uint64_t start = nvs_now(), patience = d->patience_ns ? d->patience_ns : PATIENCE_NS;
 
 	while (nvs_driver.event_query(event) == CUDA_ERROR_NOT_READY) {
@@ -85,7 +84,7 @@ static bool wait_for(struct nvs_throttle *d, void *event)
 		if (d->took_ns < SPIN_NS && waited < SPIN_NS)
 			nvs_cpu_relax();
 		else
-			nvs_futex_wait(&nothing, 0, LOOK_NS, true); /* a nap, no cancellation point */
+			nvs_nap(LOOK_NS);
 	}
 	return true;
 }

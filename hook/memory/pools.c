@@ -27,14 +27,6 @@ static atomic_uint asking[KEEPERS]; /* threads that ask the driver about the poo
 
 atomic_bool nvs_memory_pools_keep, nvs_memory_pools_shrink;
 
-/* No cancellation point. */
-static void nap(void)
-{
-	static const uint32_t nothing;
-
-	nvs_futex_wait(&nothing, 0, NVS_MS, true);
-}
-
 /* ---- what a pool counts with; the lock is held ---- */
 
 /* The record of a pool that keeps memory, or an unused one for pool 0. */
@@ -206,7 +198,7 @@ void nvs_memory_pool_going(uint64_t pool, bool going)
 	nvs_account_unlock();
 	/* A second at most: who asks may be below a signal handler that destroys the pool. */
 	for (int i = 0; k && going && i < 1000 && atomic_load(&asking[k - keepers]); i++)
-		nap();
+		nvs_nap(NVS_MS);
 	errno = saved;
 }
 
@@ -347,7 +339,7 @@ bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 		return false;
 	while (!atomic_load_explicit(&nvs_gate.captures, memory_order_acquire) && wait &&
 	       !nvs_streams_settle(gpu) && nvs_now() < end && !atomic_load(&nvs_exiting))
-		nap();
+		nvs_nap(NVS_MS);
 	if (atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
 		return false;
 	before = gpu->budget->used;

@@ -230,7 +230,6 @@ static bool wait_answer(struct nvs_budget *b, uint64_t serial, uint64_t until)
 /* Whether other processes have returned enough. No lock is held. */
 static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 {
-	static const uint32_t nothing;
 	struct nvs_budget *b = gpu->budget;
 
 	for (;;) {
@@ -247,7 +246,7 @@ static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 		nvs_unlock(&nvs_client_lock);
 		if (fits || !hope || nvs_now() >= until)
 			return fits;
-		nvs_futex_wait(&nothing, 0, 2 * NVS_MS, true); /* a nap, no cancellation point */
+		nvs_nap(2 * NVS_MS);
 	}
 }
 

@@ -29,6 +29,14 @@ static inline void nvs_futex_wait(const uint32_t *word, uint32_t seen, uint64_t 
 	syscall(SYS_futex, word, FUTEX_WAIT | (local ? FUTEX_PRIVATE_FLAG : 0), seen, &t, NULL, 0);
 }
 
+/* A nap; may end early. */
+static inline void nvs_nap(uint64_t ns)
+{
+	static const uint32_t nothing;
+
+	nvs_futex_wait(&nothing, 0, ns, true);
+}
+
 /* Wakes up to n threads, those that have waited longest first. */
 static inline void nvs_futex_wake_some(const uint32_t *word, unsigned n)
 {

@@ -33,14 +33,6 @@
 
 _Atomic uint64_t nvs_swap_frees;
 
-/* No cancellation point. */
-static void nap(void)
-{
-	static const uint32_t nothing;
-
-	nvs_futex_wait(&nothing, 0, NAP_NS, true);
-}
-
 /* The caller, and the stream of the call. */
 struct caller {
 	void *stream;
@@ -345,7 +337,7 @@ bool nvs_pools_wait(struct nvs_gpu *gpu)
 
 	nvs_pools_mark(gpu);
 	while ((seen = nvs_pools_look(gpu, NULL)) == LOOK_LATER && !atomic_load(&nvs_exiting))
-		nap();
+		nvs_nap(NAP_NS);
 	errno = saved;
 	return seen == LOOK_PASSED;
 }
@@ -577,7 +569,7 @@ void nvs_swap_stream_going(void *stream)
 				mark(s, all, q, stream);
 			while (q->busy) { /* another thread may be in a driver call with the stream */
 				nvs_swap_unlock(s);
-				nap();
+				nvs_nap(NAP_NS);
 				nvs_swap_lock(s);
 			}
 			if (q->stream == stream)

@@ -342,25 +342,33 @@ static void what_pools_keep_makes_room(void)
 }
 
 /*
- * A stream that waits for a word, and for nothing that passed the gate: the program may write
- * the word when it has its answer.
+ * A stream that waits for a word, and then frees 200 MiB into a pool that keeps memory; it
+ * waits for nothing that passed the gate. The program may write the word when it has its answer.
  */
+static CUstream frees_after_a_word(CUmemoryPool *pool, uint32_t **word)
+{
+	CUdeviceptr p;
+	CUstream s;
+
+	begin(LIMIT, 0);
+	*pool = keeping(0, UINT64_MAX);
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	CU(cuMemHostAlloc((void **)word, sizeof(**word), 0));
+	**word = 0;
+	CU(cuMemAllocFromPoolAsync(&p, 200 * MIB, *pool, s));
+	CU(cuStreamWaitValue32(s, (uintptr_t)*word, 1, CU_STREAM_WAIT_VALUE_EQ));
+	CU(cuMemFreeAsync(p, s));
+	return s;
+}
+
 static void a_refusal_waits_for_no_word(void)
 {
 	static const CUstream defaults[] = { NULL, CU_STREAM_PER_THREAD };
 	CUmemoryPool pool;
 	CUdeviceptr p, q;
 	uint32_t *word;
-	CUstream s;
+	CUstream s = frees_after_a_word(&pool, &word);
 
-	begin(LIMIT, 0);
-	pool = keeping(0, UINT64_MAX);
-	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-	CU(cuMemHostAlloc((void **)&word, sizeof(*word), 0));
-	*word = 0;
-	CU(cuMemAllocFromPoolAsync(&p, 200 * MIB, pool, s));
-	CU(cuStreamWaitValue32(s, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_EQ));
-	CU(cuMemFreeAsync(p, s));
 	CHECK(cuMemAlloc_v2(&q, 100 * MIB) == OOM);
 	__atomic_store_n(word, 1, __ATOMIC_RELEASE);
 	CU(cuStreamSynchronize(s));
@@ -400,19 +408,10 @@ static void a_refusal_is_no_cancellation_point(void)
 	uint64_t bytes = 100 * MIB;
 	CUmemoryPool pool;
 	uint32_t *word;
-	CUdeviceptr p;
 	pthread_t t;
-	CUstream s;
 	void *ended;
 
-	begin(LIMIT, 0);
-	pool = keeping(0, UINT64_MAX);
-	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-	CU(cuMemHostAlloc((void **)&word, sizeof(*word), 0));
-	*word = 0;
-	CU(cuMemAllocFromPoolAsync(&p, 200 * MIB, pool, s));
-	CU(cuStreamWaitValue32(s, (uintptr_t)word, 1, CU_STREAM_WAIT_VALUE_EQ));
-	CU(cuMemFreeAsync(p, s));
+	frees_after_a_word(&pool, &word);
 	CHECK(pthread_create(&t, NULL, cancelled_already, &bytes) == 0);
 	CHECK(pthread_join(t, &ended) == 0);
 	CHECK(refused && ended == PTHREAD_CANCELED);

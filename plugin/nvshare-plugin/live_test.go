@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
-	"github.com/containerd/ttrpc"
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/rest"
 
@@ -409,17 +407,7 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	l, err := net.Listen("unix", sched.SocketPath(dir))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err := ttrpc.NewServer()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer server.Close()
-	sched.RegisterControlService(server, control)
-	go server.Serve(ctx, l)
+	serveControl(t, dir, control)
 	conn, err := dialScheduler(ctx, dir, quiet(), pods)
 	if err != nil {
 		t.Fatal(err)

@@ -69,7 +69,7 @@ func mover(runDir string) plugin.Mover {
 		switch {
 		case err == nil:
 			return nil
-		case errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded: // the scheduler knows the time, too
+		case api.TimedOut(err):
 			return errors.New("it has not arrived yet, and goes on moving")
 		}
 		return errors.New(status.Convert(err).Message())

@@ -14,6 +14,22 @@ import (
 	sched "github.com/nvshare/nvshare/sched/api"
 )
 
+// serveControl serves a scheduler's control socket, as long as the test runs.
+func serveControl(t *testing.T, dir string, s sched.ControlService) {
+	t.Helper()
+	l, err := net.Listen("unix", sched.SocketPath(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	sched.RegisterControlService(server, s)
+	go server.Serve(context.Background(), l)
+	t.Cleanup(func() { server.Close() })
+}
+
 // unmoving is a scheduler that moves nobody.
 type unmoving struct {
 	sched.ControlService
@@ -32,19 +48,9 @@ func TestMoverSaysWhy(t *testing.T) {
 		"it has not arrived yet, and goes on moving": context.DeadlineExceeded,
 	} {
 		dir := t.TempDir()
-		l, err := net.Listen("unix", sched.SocketPath(dir))
-		if err != nil {
-			t.Fatal(err)
-		}
-		server, err := ttrpc.NewServer()
-		if err != nil {
-			t.Fatal(err)
-		}
-		sched.RegisterControlService(server, unmoving{why: why})
-		go server.Serve(context.Background(), l)
+		serveControl(t, dir, unmoving{why: why})
 		if err := mover(dir)(t.Context(), "a", "GPU-x"); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
-		server.Close()
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/containerd/ttrpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -86,6 +88,12 @@ func AskView(ctx context.Context, runDir string) (*StatusResponse, error) {
 
 // Close ends the connection; calls under way fail.
 func (c *Conn) Close() error { return c.conn.Close() }
+
+// TimedOut says that a call failed because its time was over. The scheduler knows that time,
+// and may say so before the context of the call ends here.
+func TimedOut(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded
+}
 
 // UnreachableError says that no scheduler answers at Path, and what to do.
 type UnreachableError struct {

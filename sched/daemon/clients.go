@@ -314,7 +314,7 @@ func (d *Daemon) bury(cl *client) {
 		cl.bringing.copier.End()
 	}
 	d.dropFile(cl)
-	d.dropHeld(cl)
+	d.dropHeld(func(p peer.Process) bool { return p == cl.Process })
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.Process)
 	delete(d.byAccount[cl.Account], cl)

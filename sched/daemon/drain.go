@@ -47,36 +47,28 @@ func (d *Daemon) noteHeld(g *gpu, cl *client) {
 	if slices.Contains(held, cl.Process) {
 		return
 	}
-	all := maps.Clone(d.settings.Held)
-	if all == nil {
-		all = map[string][]peer.Process{}
+	if d.settings.Held == nil {
+		d.settings.Held = map[string][]peer.Process{}
 	}
-	all[g.UUID] = append(slices.Clone(held), cl.Process)
-	d.settings.Held = all
+	d.settings.Held[g.UUID] = append(held, cl.Process)
 	d.extraWork += persistCost
 	_ = d.recordSettings(d.settings) // else only the next scheduler does not know
 }
 
-// dropHeld forgets that a client waits that has ended. The next record says so.
-func (d *Daemon) dropHeld(cl *client) {
+// dropHeld forgets that those wait who have ended. The next record says so.
+func (d *Daemon) dropHeld(ended func(peer.Process) bool) {
 	for uuid, held := range d.settings.Held {
-		if i := slices.Index(held, cl.Process); i >= 0 {
-			d.settings.Held[uuid] = slices.Delete(slices.Clone(held), i, i+1)
-		}
+		d.settings.Held[uuid] = slices.DeleteFunc(held, ended)
 	}
 }
 
-// dropEnded forgets those that ended while no scheduler ran.
-func (d *Daemon) dropEnded() {
-	for uuid, held := range d.settings.Held {
-		d.settings.Held[uuid] = slices.DeleteFunc(held, func(was peer.Process) bool {
-			p, err := d.peers.Find(was)
-			if err == nil {
-				p.Close()
-			}
-			return err != nil
-		})
+// hasEnded looks for a process of an earlier scheduler.
+func (d *Daemon) hasEnded(was peer.Process) bool {
+	p, err := d.peers.Find(was)
+	if err == nil {
+		p.Close()
 	}
+	return err != nil
 }
 
 // drain answers the control call.
@@ -203,10 +195,10 @@ func (d *Daemon) held(g *gpu) (n uint32) {
 
 // recordFault has the next scheduler know of a GPU's fault: the driver tells of most of them once.
 func (d *Daemon) recordFault(g *gpu) {
-	all := map[string]fault{}
-	maps.Copy(all, d.settings.Faults)
-	all[g.UUID] = fault{d.bootID, g.fault}
-	d.settings.Faults = all
+	if d.settings.Faults == nil {
+		d.settings.Faults = map[string]fault{}
+	}
+	d.settings.Faults[g.UUID] = fault{d.bootID, g.fault}
 	_ = d.recordSettings(d.settings) // else only the next scheduler does not know
 }
 

@@ -167,7 +167,7 @@ func (d *Daemon) restoreSettings() {
 		d.settings, d.settingsErr = settings{}, fmt.Errorf("%s: %w", d.settingsPath(), err)
 	}
 	d.settings.Version = settingsVersion
-	d.dropEnded()
+	d.dropHeld(d.hasEnded)
 	if d.settingsErr != nil {
 		d.log.WithError(d.settingsErr).Error("the settings of time quantum, mode and swap share are lost: set them again")
 	}

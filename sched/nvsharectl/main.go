@@ -182,14 +182,8 @@ func callWithin(ctx context.Context, patience time.Duration, runDir string, f fu
 	}
 	defer c.Close()
 	err = f(ctx, c)
-	if errors.Is(err, ttrpc.ErrClosed) || timedOut(err) {
+	if errors.Is(err, ttrpc.ErrClosed) || api.TimedOut(err) {
 		return &api.UnreachableError{Path: api.SocketPath(runDir), Err: errors.New("no answer")}
 	}
 	return err
-}
-
-// timedOut says that a call failed because its time was over. The scheduler knows that time,
-// and may say so before the context of the call ends here.
-func timedOut(err error) bool {
-	return errors.Is(err, context.DeadlineExceeded) || status.Code(err) == codes.DeadlineExceeded
 }

@@ -58,7 +58,7 @@ func migrate(ctx context.Context, root *rootFlags, io streams, req *api.MigrateR
 	var r *api.MigrateResponse
 	if err := callWithin(ctx, migrateLimit, root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
 		r, err = c.Migrate(ctx, req)
-		left = timedOut(err) || ctx.Err() != nil
+		left = api.TimedOut(err) || ctx.Err() != nil
 		return likeTenant(ctx, c, req.Container, err)
 	}); err != nil {
 		if left {
