@@ -11,12 +11,17 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/nvshare/nvshare/tests/judge"
 )
 
-// handoverSeconds is how long two tenants take turns in each case.
-const handoverSeconds = 4
+// handoverSeconds is how long two tenants take turns in each case. Then the second goes
+// on alone for aloneSeconds.
+const (
+	handoverSeconds = 4
+	aloneSeconds    = 1
+)
 
 // A handover case: how long the GPU stands still when it passes from one
 // tenant to the other, by the stamps that the kernels take on the GPU.
@@ -26,15 +31,17 @@ type handoverResult struct {
 	Count    int    `json:"handovers"`
 	Overlaps int    `json:"overlaps"`
 	// From the end of one tenant's last kernel to the start of the other's
-	// first, nanoseconds.
+	// first, nanoseconds, until the first tenant ends.
 	P50 int64 `json:"p50_ns"`
 	P90 int64 `json:"p90_ns"`
 	P99 int64 `json:"p99_ns"`
-	// The longest, and the last: the tenant that ends first destroys its context near it.
-	Max   int64   `json:"max_ns"`
-	Last  int64   `json:"last_ns"`
-	Busy  float64 `json:"busy"`  // part of the time from first to last kernel
-	Alone float64 `json:"alone"` // the same for one of them without the shim
+	Max int64 `json:"max_ns"`
+	// The longest pause of the other in the second after the first tenant's last kernel:
+	// the driver destroys a context then. The same for two processes without the shim.
+	End       int64   `json:"end_ns"`
+	NativeEnd int64   `json:"native_end_ns"`
+	Busy      float64 `json:"busy"`  // part of the time until the first tenant ends
+	Alone     float64 `json:"alone"` // the same for one of them without the shim
 }
 
 // handoverLimit is what a hand-over costs two processes that need nobody to
@@ -77,6 +84,11 @@ func (b *bench) handovers(ctx context.Context, _ string) error {
 		if err != nil {
 			return err
 		}
+		both, err := b.busyTenants(ctx, kernel, false, "a", "b")
+		if err != nil {
+			return err
+		}
+		nativeEnd := pauseAfterEnd(byStart(both))
 		for _, quantum := range []string{"100ms", "20ms", "5ms"} {
 			if _, err := b.node.Ctl(ctx, "-T", quantum); err != nil {
 				return err
@@ -85,11 +97,11 @@ func (b *bench) handovers(ctx context.Context, _ string) error {
 			if err != nil {
 				return err
 			}
-			r := handoverResult{Quantum: quantum, KernelUS: kernel, Alone: alone, Overlaps: judge.Judge(trace, judge.Options{}).Overlaps()}
+			r := handoverResult{Quantum: quantum, KernelUS: kernel, Alone: alone, NativeEnd: nativeEnd, Overlaps: judge.Judge(trace, judge.Options{}).Overlaps()}
 			r.measure(trace)
 			all = append(all, r)
-			fmt.Printf("hand-over at %-5s kernels of %4d µs: p50 %3d µs, p90 %3d µs, p99 %3d µs, longest %d µs, last %d µs (%d), %d overlaps; GPU busy %.2f %%, one native tenant alone %.2f %%\n",
-				r.Quantum, r.KernelUS, r.P50/1000, r.P90/1000, r.P99/1000, r.Max/1000, r.Last/1000, r.Count, r.Overlaps, 100*r.Busy, 100*r.Alone)
+			fmt.Printf("hand-over at %-5s kernels of %4d µs: p50 %3d µs, p90 %3d µs, p99 %3d µs, longest %d µs (%d), %d overlaps; GPU busy %.2f %%, one native tenant alone %.2f %%; pause when a tenant ends %d µs, natively %d µs\n",
+				r.Quantum, r.KernelUS, r.P50/1000, r.P90/1000, r.P99/1000, r.Max/1000, r.Count, r.Overlaps, 100*r.Busy, 100*r.Alone, r.End/1000, r.NativeEnd/1000)
 		}
 	}
 	if _, err := b.node.Ctl(ctx, "-T", "100ms"); err != nil {
@@ -101,6 +113,9 @@ func (b *bench) handovers(ctx context.Context, _ string) error {
 func (r *handoverResult) measure(trace judge.Trace) {
 	var gaps []int64
 	work := byStart(trace)
+	r.End = pauseAfterEnd(work)
+	_, end := firstEnd(work)
+	work = slices.DeleteFunc(work, func(w judge.Interval) bool { return w.Start >= end })
 	for i, next := range work[1:] {
 		if last := work[i]; last.Process != next.Process {
 			gaps = append(gaps, next.Start-last.End)
@@ -110,11 +125,40 @@ func (r *handoverResult) measure(trace judge.Trace) {
 	if len(gaps) == 0 {
 		return
 	}
-	r.Last = gaps[len(gaps)-1]
 	slices.Sort(gaps)
 	r.Max = gaps[len(gaps)-1]
 	at := func(p int) int64 { return gaps[min(len(gaps)-1, len(gaps)*p/100)] }
 	r.P50, r.P90, r.P99 = at(50), at(90), at(99)
+}
+
+// firstEnd is the process whose last work ended first, and when that was.
+func firstEnd(work []judge.Interval) (judge.Process, int64) {
+	ends := map[judge.Process]int64{}
+	for _, w := range work {
+		ends[w.Process] = max(ends[w.Process], w.End)
+	}
+	var first judge.Process
+	for p, end := range ends {
+		if first == (judge.Process{}) || end < ends[first] {
+			first = p
+		}
+	}
+	return first, ends[first]
+}
+
+// pauseAfterEnd is the longest time without work of the others, ns, in the second after the
+// end of the process that ended first. work: by its start.
+func pauseAfterEnd(work []judge.Interval) int64 {
+	first, at := firstEnd(work)
+	until := at + aloneSeconds*int64(time.Second)
+	var longest int64
+	for _, w := range work {
+		if w.Process != first && w.End > at && w.Start < until {
+			longest = max(longest, w.Start-at)
+			at = w.End
+		}
+	}
+	return longest
 }
 
 func (b *bench) busyAlone(ctx context.Context, kernel int) (float64, error) {
@@ -140,19 +184,19 @@ func busy(work []judge.Interval) float64 {
 	return float64(sum) / float64(end-work[0].Start)
 }
 
-// busyTenants runs cuda-busy processes at the same time and returns what the
-// GPU recorded of them.
+// busyTenants runs cuda-busy processes at the same time, each aloneSeconds longer than the
+// one before, and returns what the GPU recorded of them.
 func (b *bench) busyTenants(ctx context.Context, kernel int, shim bool, names ...string) (judge.Trace, error) {
 	var files []string
 	var cmds []*exec.Cmd
-	for _, name := range names {
+	for i, name := range names {
 		file := filepath.Join(b.node.Records, "handover-"+name)
 		if err := os.RemoveAll(file); err != nil {
 			return judge.Trace{}, err
 		}
 		files = append(files, file)
 		cmd := exec.CommandContext(ctx, b.node.Bin("cuda-busy"), "--tenant", name, "--record", file,
-			"--kernel-us", strconv.Itoa(kernel), "--seconds", strconv.Itoa(handoverSeconds))
+			"--kernel-us", strconv.Itoa(kernel), "--seconds", strconv.Itoa(handoverSeconds+i*aloneSeconds))
 		who := native
 		if shim {
 			who = name
