@@ -25,6 +25,7 @@
 #include "stream.h"
 #include "slice.h"
 #include "thread.h"
+#include "throttle.h"
 #include "utilization.h"
 #include "wait.h"
 #include "wire_io.h"
@@ -445,19 +446,23 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 }
 
 /*
- * With memory that can be swapped a process takes up to 0.2 s for each GiB of host memory
- * to end (H200; 0.02 s, if that is of huge pages): its grant is given back before that, if
- * its work is done. The lock is held.
+ * The driver takes some 50 ms to take a process down, and up to 0.2 s for each GiB of host
+ * memory to which memory can be swapped (H200; 0.02 s, if that is of huge pages). Who waits
+ * for the GPU would wait for that too: the grant is given back before, if the process's work
+ * is done. The lock is held.
  */
 static bool give_back(void)
 {
 	bool any = false;
 
-	NVS_FOR_EACH_GPU(gpu)
-		if (gpu->lease.gate == LEASE_OPEN && nvs_memory_ops.leave(gpu)) {
+	NVS_FOR_EACH_GPU(gpu) {
+		bool wanted = nvs_throttled(atomic_load(&gpu->slot)) || nvs_memory_ops.moves(gpu);
+
+		if (gpu->lease.gate == LEASE_OPEN && wanted && nvs_memory_ops.leave(gpu)) {
 			nvs_gpu_give_back(gpu);
 			any = true;
 		}
+	}
 	return any;
 }
 

@@ -40,7 +40,7 @@ struct nvs_memory_ops {
 	void (*before_release)(struct nvs_gpu *gpu);
 	/*
 	 * The process ends. Whether all memory is on the GPU: then it stays there,
-	 * so that later calls need no more than a grant.
+	 * so that later calls need no more than a grant. True also if none can leave it.
 	 */
 	bool (*leave)(struct nvs_gpu *gpu);
 

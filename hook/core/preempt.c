@@ -19,11 +19,11 @@
 #include "wait.h"
 
 /*
- * The throttle keeps two batches of 2.5 ms ahead of the GPU. A drain of so much work
- * keeps the GPU busy, while off and on leave it idle for 0.7 ms together (H200): only
- * a drain that takes longer is cut.
+ * The throttle keeps two batches ahead of the GPU, each of 2.5 ms and the kernel with which
+ * it is full. A drain of so much work keeps the GPU busy, while off and on leave it idle for
+ * 0.7 ms together (H200): only a drain that takes longer is cut, so of kernels beyond 2.5 ms.
  */
-#define LATE_NS (6 * NVS_MS)
+#define LATE_NS (10 * NVS_MS)
 /* Where drains have taken longer lately. A drain with nothing to wait for ends sooner. */
 #define SOON_NS (200 * NVS_US)
 /* For so many drains, each of which may show that the work has become short again. */

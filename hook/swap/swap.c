@@ -327,7 +327,9 @@ bool nvs_swap_leave(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
 
-	if (!s->mover || nvs_memory_locked) /* in a signal handler */
+	if (!s->mover)
+		return true;
+	if (nvs_memory_locked) /* in a signal handler */
 		return false;
 	nvs_swap_lock(s);
 	s->leaving = s->hold && all_here(s);

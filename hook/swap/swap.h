@@ -154,7 +154,7 @@ uint64_t nvs_swap_cached(struct nvs_gpu *gpu);
 
 /*
  * If all memory is on the GPU, it stays there from now on: later calls need only a grant.
- * nvs_client_lock is held.
+ * True also if no memory can leave it. nvs_client_lock is held.
  */
 bool nvs_swap_leave(struct nvs_gpu *gpu);
 

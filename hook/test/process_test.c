@@ -613,6 +613,19 @@ static void ends_without_another_scheduler(void)
 	ENDS_WITH(13);
 }
 
+/* The driver takes long to take a process down. Nobody waits for that. */
+static void the_end_gives_the_gpu_back(void)
+{
+	CHECK(atexit(linger) == 0);
+	start_holder(run_lingers, 3);
+	fake.page->slot[0].present = 1;
+	atomic_store(&both->go, 1);
+	CHECK(released().epoch == 3);
+	app_at(1);
+	atomic_store(&both->go, 2);
+	ENDS_WITH(13);
+}
+
 /* The shim's threads drain no more: the thread that waits does, and asks for the next turn. */
 static void cuda_after_exit_beside_a_revoke(void)
 {
@@ -953,6 +966,7 @@ static const struct life_case cases[] = {
 	CASE(exit_in_a_handler_at_the_gate),
 	CASE(exit_in_a_handler_while_allocating),
 	CASE(ends_without_another_scheduler),
+	CASE(the_end_gives_the_gpu_back),
 	CASE(jump_out_of_the_wait),
 	CASE(stopped_while_holding),
 	CASE(stopped_while_waiting),
