@@ -41,7 +41,7 @@ func (b *bench) installSwap() error {
 		return err
 	}
 	for to, from := range map[string]string{"libnvshare.so": b.node.Shim(), "swap-load": b.node.Bin("swap-load"),
-		"cuda-busy": b.node.Bin("cuda-busy"), "short-request": b.node.Bin("short-request")} {
+		"cuda-busy": b.node.Bin("cuda-busy"), "short-request": b.node.Bin("short-request"), "suspend.py": b.script("suspend.py")} {
 		data, err := os.ReadFile(from)
 		if err != nil {
 			return err

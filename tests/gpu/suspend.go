@@ -303,9 +303,9 @@ func (x *suspendBench) many(ctx context.Context) error {
 	more := 512
 	if x.simulated {
 		more = 16
-		if x.suspendDir != "" { // of which a quarter is kept free
-			m.N = 8
-		}
+	}
+	if x.suspendDir != "" {
+		m.N = max(m.N, 16) // half of them fill host memory; a quarter of that has room for two, see awaitHost
 	}
 	host := m.MiB + more
 	if x.suspendDir != "" { // files keep the other half
@@ -411,7 +411,7 @@ func (x *suspendBench) tenant(i, mib int) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := startWorkerAs(who, x.python, x.script("suspend.py"), fmt.Sprintf("tenant %d", i), filepath.Join(x.results, "suspend-stderr.txt"), env, kind, fmt.Sprint(mib))
+	w, err := startWorkerAs(who, x.python, filepath.Join(swapDir, "suspend.py"), fmt.Sprintf("tenant %d", i), filepath.Join(x.results, "suspend-stderr.txt"), env, kind, fmt.Sprint(mib))
 	if err == nil {
 		w.user = who.Uid
 	}
