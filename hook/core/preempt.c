@@ -26,7 +26,10 @@
 #define LATE_NS (10 * NVS_MS)
 /* Where drains have taken longer lately. A drain with nothing to wait for ends sooner. */
 #define SOON_NS (200 * NVS_US)
-/* For so many drains, each of which may show that the work has become short again. */
+/*
+ * For so many drains after one that was long indeed, each of which may show that the work has
+ * become short again. A cut alone shows little: what was cut may have been about to end.
+ */
 #define LONG_DRAINS 8
 #define RETRY_NS (100 * NVS_MS) /* between two tries to put channels on */
 #define NUDGE_NS (1 * NVS_S)    /* unfinished work repeats its request */
@@ -72,7 +75,8 @@ static void cut(struct nvs_gpu *gpu)
 	if (gpu->closed_ns != closed)
 		return; /* of another drain */
 	gpu->drain_ns = nvs_now() - closed;
-	gpu->long_drains = LONG_DRAINS;
+	if (!gpu->long_drains)
+		gpu->long_drains = 1;
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_PREEMPTED });
 }
 
@@ -134,6 +138,8 @@ void nvs_preempt_learn(struct nvs_gpu *gpu, unsigned offs)
 	bool was_short = cuts == 0 ||
 			 (cuts == 1 && (gpu->off || nvs_elapsed(nvs_now(), gpu->on_ns) < LATE_NS));
 
-	if (gpu->long_drains && was_short)
+	if (!was_short)
+		gpu->long_drains = LONG_DRAINS;
+	else if (gpu->long_drains)
 		gpu->long_drains--;
 }

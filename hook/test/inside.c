@@ -20,6 +20,16 @@ bool inside_cut_failed(int dev)
 	return failed;
 }
 
+bool inside_cuts_soon(int dev)
+{
+	bool soon;
+
+	nvs_lock(&nvs_client_lock);
+	soon = nvs_gpu_of_device(dev)->long_drains > 1;
+	nvs_unlock(&nvs_client_lock);
+	return soon;
+}
+
 void inside_look_again(int dev)
 {
 	struct nvs_gpu *gpu = nvs_gpu_of_device(dev);
