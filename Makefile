@@ -97,11 +97,13 @@ golangci: ## golangci-lint as pinned in tests/tools/golangci, with .golangci.yml
 	$(BUILD)/tools-lint/golangci-lint run ./...
 
 # Each suite can be run alone. A suite that fails does not keep the others from running.
-# JOBS of them run at a time, in this order, the longest first: most tests wait most of the time.
+# JOBS of them run at a time, in this order, the longest first. Nothing in those of BESIDE waits
+# or has a time limit of its own: they have the processor time that the others leave.
 SUITES := e2e-k8s test-unit test-c test-e2e test-race test-release lint test-compat test-engines
+BESIDE := lint test-release
 JOBS ?= 1
 test: root deps build simgpu ## every test (35 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
-	@sh tests/run.sh $(BUILD)/log $(JOBS) $(SUITES)
+	@BESIDE='$(BESIDE)' sh tests/run.sh $(BUILD)/log $(JOBS) $(SUITES)
 
 # $(call TEST,PACKAGES) names each package as it ends, and in the end each test that failed or was
 # skipped. A failed test runs once more, alone; run.sh says so of one that passes then. More than

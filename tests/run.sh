@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: run.sh LOGS JOBS SUITE...
-# Runs suites (targets of the Makefile), JOBS at a time, in the order given: most tests
-# wait most of the time. What a suite prints goes to the screen, each line with the
+# Runs suites (targets of the Makefile), JOBS at a time, in the order given. Those in $BESIDE run
+# beside these, one after the other, with the processor time that the others leave: most
+# tests wait most of the time. What a suite prints goes to the screen, each line with the
 # suite's name, and to LOGS/SUITE.log. The end says what each took, what was left out, which
 # tests failed and passed when run again, and where the logs are; CPU is processor time. Ends
 # with status 1 if a suite failed; the others run anyway.
@@ -18,12 +19,18 @@ start=$(date +%s)
 # only of tests that passed when run again.
 SKIPPED='^=== SKIP: |SKIPPED|LEFT OUT'
 AGAIN='^=== FAIL: |^PASSED AGAIN: '
+idle=
+if chrt -i 0 true 2>/dev/null; then
+	idle='chrt -i 0'
+fi
 minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 
+# suite NAME [PREFIX]: PREFIX goes before make.
 suite() {
 	began=$(date +%s)
 	{
-		make --no-print-directory "$1" 2>&1
+		# shellcheck disable=SC2086 # words
+		${2:-} make --no-print-directory "$1" 2>&1
 		echo $? >"$logs/$1.status"
 		times >"$logs/$1.times"
 	} | tee "$logs/$1.log" | sed -u "s/^/$1: /"
@@ -42,11 +49,25 @@ suite() {
 mkfifo "$logs/free"
 exec 3<>"$logs/free"
 rm "$logs/free"
-suites=$# n=0
+suites=$# n=0 beside=
+begins() {
+	echo "=== make test: $1 begins, see $logs/$1.log" >&2
+}
+for name; do
+	case " ${BESIDE:-} " in
+	*" $name "*) beside="$beside $name" && continue ;;
+	esac
+	set -- "$@" "$name"
+done
+shift $suites
+for name in $beside; do
+	begins "$name"
+	suite "$name" "$idle" 3>&-
+done &
 for name; do
 	[ $n -lt "$jobs" ] || read -r _ <&3
 	n=$((n + 1))
-	echo "=== make test: $name begins ($n of $suites), see $logs/$name.log" >&2
+	begins "$name"
 	{ suite "$name" 3>&-; echo >&3; } &
 done
 wait
