@@ -110,6 +110,48 @@ static void release_if_idle(struct nvs_gpu *gpu)
 	nvs_unlock(&nvs_client_lock);
 }
 
+/* Whether the page alone has opened the gate: the GRANT, which says what to release, is on its way. */
+static bool awaits_grant(struct nvs_gpu *gpu)
+{
+	bool awaits;
+
+	nvs_lock(&nvs_client_lock);
+	awaits = gpu->lease.link == LEASE_ATTACHED && gpu->lease.gate == LEASE_OPEN && gpu->lease.guessed;
+	nvs_unlock(&nvs_client_lock);
+	return awaits;
+}
+
+static void leave(struct nvs_gpu *gpu)
+{
+	static const struct timespec nap = { 0, 1000000 };
+	bool idle = nvs_streams_idle(gpu), draining = false;
+
+	while (idle && awaits_grant(gpu) && !atomic_load(&nvs_exiting))
+		nanosleep(&nap, NULL);
+	nvs_lock(&nvs_client_lock);
+	if (idle)
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_IDLE });
+	nvs_unlock(&nvs_client_lock);
+	if (atomic_exchange(&gpu->drain, false))
+		do_drain(gpu);
+	else
+		draining = idle; /* by another thread, which may have been faster */
+	while (draining && !atomic_load(&nvs_exiting)) {
+		nanosleep(&nap, NULL);
+		nvs_lock(&nvs_client_lock);
+		draining = gpu->lease.gate == LEASE_DRAINING;
+		nvs_unlock(&nvs_client_lock);
+	}
+	atomic_store(&gpu->leaves, false);
+}
+
+static void *leaver_main(void *arg)
+{
+	nvs_of_shim = true; /* it may come to run when the driver is taken down */
+	leave(arg);
+	return NULL;
+}
+
 static void *drainer_main(void *arg)
 {
 	struct nvs_gpu *gpu = arg;
@@ -131,57 +173,12 @@ static void *drainer_main(void *arg)
 			nvs_utilization_sample(gpu);
 		if (look & NVS_LOOK_CONTROLS)
 			nvs_controls_look(gpu);
+		if (look & NVS_LOOK_LEAVE)
+			leave(gpu);
 		if (atomic_exchange(&gpu->drain, false))
 			do_drain(gpu);
 	}
 	return NULL;
-}
-
-/* Whether the page alone has opened the gate: the GRANT, which says what to release, is on its way. */
-static bool awaits_grant(struct nvs_gpu *gpu)
-{
-	bool awaits;
-
-	nvs_lock(&nvs_client_lock);
-	awaits = gpu->lease.link == LEASE_ATTACHED && gpu->lease.gate == LEASE_OPEN && gpu->lease.guessed;
-	nvs_unlock(&nvs_client_lock);
-	return awaits;
-}
-
-/* A thread of its own: who exits may be in a signal handler, and have any lock. */
-static void *give_back_main(void *arg)
-{
-	static const struct timespec nap = { 0, 1000000 };
-	struct nvs_gpu *gpu = arg;
-	bool idle, draining = false;
-
-	nvs_of_shim = true; /* it may come to run when the driver is taken down */
-	idle = nvs_streams_idle(gpu);
-	while (idle && awaits_grant(gpu) && !atomic_load(&nvs_exiting))
-		nanosleep(&nap, NULL);
-	nvs_lock(&nvs_client_lock);
-	if (idle)
-		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_IDLE });
-	nvs_unlock(&nvs_client_lock);
-	if (atomic_exchange(&gpu->drain, false))
-		do_drain(gpu);
-	else
-		draining = idle; /* by the client thread, which may have been faster */
-	while (draining && !atomic_load(&nvs_exiting)) {
-		nanosleep(&nap, NULL);
-		nvs_lock(&nvs_client_lock);
-		draining = gpu->lease.gate == LEASE_DRAINING;
-		nvs_unlock(&nvs_client_lock);
-	}
-	atomic_store(&gpu->leaves, false);
-	return NULL;
-}
-
-void nvs_gpu_give_back(struct nvs_gpu *gpu)
-{
-	atomic_store(&gpu->leaves, true);
-	if (!nvs_thread_start(give_back_main, gpu))
-		atomic_store(&gpu->leaves, false);
 }
 
 /* False: there can be no thread. */
@@ -200,6 +197,21 @@ void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why)
 {
 	if (nvs_active() && !(atomic_fetch_or(&gpu->look, why) & why))
 		wake(gpu);
+}
+
+/*
+ * On a thread of the shim: who exits may be in a signal handler, and have any lock. To start
+ * a thread takes malloc's, so that is done only where memory could not leave otherwise.
+ */
+void nvs_gpu_give_back(struct nvs_gpu *gpu)
+{
+	atomic_store(&gpu->leaves, true);
+	if (gpu->drainer) {
+		atomic_fetch_or(&gpu->look, NVS_LOOK_LEAVE);
+		wake(gpu);
+	} else if (!nvs_memory_ops.moves(gpu) || !nvs_thread_start(leaver_main, gpu)) {
+		atomic_store(&gpu->leaves, false);
+	}
 }
 
 void nvs_drains_start(void)

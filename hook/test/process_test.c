@@ -593,6 +593,13 @@ static int run_lingers(void)
 	return 13;
 }
 
+static int run_lingers_later(void)
+{
+	note(launch(NULL) == 0);
+	await(1);
+	return run_lingers();
+}
+
 /*
  * The driver is asked no more, so it is not known which GPU the process is on by now: a
  * scheduler that starts does not hear of it.
@@ -617,10 +624,14 @@ static void ends_without_another_scheduler(void)
 static void the_end_gives_the_gpu_back(void)
 {
 	CHECK(atexit(linger) == 0);
-	start_holder(run_lingers, 3);
+	start_holder(run_lingers_later, 3);
+	fake_revoke(&fake, 0, 3);
+	CHECK(released().epoch == 3);
 	fake.page->slot[0].present = 1;
 	atomic_store(&both->go, 1);
-	CHECK(released().epoch == 3);
+	fake_expect(&fake, NVS_REQUEST);
+	give(4);
+	CHECK(released().epoch == 4);
 	app_at(1);
 	atomic_store(&both->go, 2);
 	ENDS_WITH(13);
