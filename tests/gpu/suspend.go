@@ -304,11 +304,9 @@ func (x *suspendBench) many(ctx context.Context) error {
 	if x.simulated {
 		more = 16
 	}
-	if x.suspendDir != "" {
-		m.N = max(m.N, 16) // half of them fill host memory; a quarter of that has room for two, see awaitHost
-	}
 	host := m.MiB + more
 	if x.suspendDir != "" { // files keep the other half
+		m.N = max(m.N, 16) // a quarter of the first half has room for two, see awaitHost
 		host /= 2
 		args = append(args, "--suspend-dir", x.suspendDir)
 	}
