@@ -93,9 +93,14 @@ const (
 
 const (
 	// stepAfter is how long drains may take before the other ranks make a call
-	// for them. stepPause is the pause after the end of a drain: others often end
-	// together with it.
-	stepAfter = 10 * time.Millisecond
+	// for them. It is shorter than the 10 ms after which the shim cuts a drain. A drain
+	// that begins stepsSoon after the end of the turn or later may take stepLate. Else
+	// ranks with calls of 5 to 10 ms would make them for each other for ever, and the shim
+	// would cut none of their drains.
+	// stepPause is the pause after the end of a drain: others often end together with it.
+	stepAfter = 5 * time.Millisecond
+	stepsSoon = 20 * time.Millisecond
+	stepLate  = 10 * time.Millisecond
 	stepPause = 500 * time.Microsecond
 
 	// gatherTime is how long the clients need to come back after a restart: they
@@ -276,11 +281,17 @@ func (g *gang) nextStep() (Time, bool) {
 	if g.phase != stopping || g.free {
 		return 0, false
 	}
-	at, drains := g.releasedAt.Add(stepPause), false
+	at, drains := max(g.releasedAt.Add(stepPause), g.stoppedAt.Add(stepAfter)), false
 	for _, s := range g.seats {
-		if since, ok := s.drains(); ok && s.counts() {
-			at, drains = max(at, g.stoppedAt.Add(stepAfter), since.Add(stepAfter)), true
+		since, ok := s.drains()
+		if !ok || !s.counts() {
+			continue
 		}
+		wait := stepAfter
+		if since >= g.stoppedAt.Add(stepsSoon) {
+			wait = stepLate
+		}
+		at, drains = max(at, since.Add(wait)), true
 	}
 	soonest := max(at, g.gangs.clock.now)
 	return at, drains && slices.ContainsFunc(g.seats, func(s *seat) bool { return s.stepsAt(soonest) })

@@ -362,15 +362,68 @@ func TestGangScripts(t *testing.T) {
 		0: revoke 2 epoch=2 grace=1s waiters=1 why=quantum
 	102ms 0 release 1 epoch=1 revoked
 	102ms 0 request 1
-	111ms 0 tick
-		0: step 1 epoch=3 grace=990ms
-	112ms 0 release 1 epoch=3 revoked
-	112ms 0 request 1
-	113ms 0 tick
-		0: step 1 epoch=4 grace=988ms
-	114ms 0 release 1 epoch=4 revoked
-	114ms 0 release 2 epoch=2 revoked
+	106ms 0 tick
+		0: step 1 epoch=3 grace=995ms
+	107ms 0 release 1 epoch=3 revoked
+	107ms 0 request 1
+	108ms 0 tick
+		0: step 1 epoch=4 grace=993ms
+	109ms 0 release 1 epoch=4 revoked
+	109ms 0 release 2 epoch=2 revoked
 		0: grant 3 epoch=5 quantum=100ms
+	`},
+		"two GPUs: ranks with calls of 7 ms end their turn all the same": {2, `
+	0ms 0 attach 1 want gang=a
+		0: grant 1 epoch=1 quantum=100ms
+	0ms 1 attach 2 want gang=a
+		1: grant 2 epoch=1 quantum=100ms
+	1ms 0 attach 3 want
+	101ms 0 tick
+		0: revoke 1 epoch=1 grace=1s waiters=1 why=quantum
+		1: revoke 2 epoch=1 grace=1s waiters=0 why=gang
+	102ms 0 release 1 epoch=1 revoked
+	102ms 0 request 1
+	106ms 0 tick
+		0: step 1 epoch=2 grace=995ms
+	107ms 1 release 2 epoch=1 revoked
+	107ms 1 request 2
+	111ms 1 tick
+		1: step 2 epoch=2 grace=990ms
+	113ms 0 release 1 epoch=2 revoked
+	113ms 0 request 1
+	116ms 0 tick
+		0: step 1 epoch=3 grace=985ms
+	118ms 1 release 2 epoch=2 revoked
+	118ms 1 request 2
+	121ms 1 tick
+		1: step 2 epoch=3 grace=980ms
+	123ms 0 release 1 epoch=3 revoked
+	123ms 0 request 1
+	127ms 0 tick
+	128ms 1 release 2 epoch=3 revoked
+		0: grant 3 epoch=4 quantum=100ms
+	`},
+		"two GPUs: a late drain is waited for 10 ms": {2, `
+	0ms 0 attach 1 want gang=a
+		0: grant 1 epoch=1 quantum=100ms
+	0ms 1 attach 2 want gang=a
+		1: grant 2 epoch=1 quantum=100ms
+	1ms 0 attach 3 want
+	101ms 0 tick
+		0: revoke 1 epoch=1 grace=1s waiters=1 why=quantum
+		1: revoke 2 epoch=1 grace=1s waiters=0 why=gang
+	121ms 0 release 1 epoch=1 revoked
+	121ms 0 request 1
+	122ms 0 tick
+		0: step 1 epoch=2 grace=979ms
+	123ms 1 release 2 epoch=1 revoked
+	123ms 1 request 2
+	131ms 1 tick
+	132ms 1 tick
+		1: step 2 epoch=2 grace=969ms
+	133ms 1 release 2 epoch=2 revoked
+	133ms 0 release 1 epoch=2 revoked
+		0: grant 3 epoch=3 quantum=100ms
 	`},
 		"two GPUs: its turn has to come on both": {2, `
 	0ms 0 attach 1 want

@@ -216,6 +216,9 @@ func (g *gangs) run(ctx context.Context) error {
 		{"100ms", true, []string{"A", "B"}}, {"100ms", true, []string{"A", "B", "s", "t"}},
 		{"100ms", false, []string{"A", "s", "t"}}, {"100ms", false, []string{"A", "B"}},
 	}
+	if g.b.cells.quick {
+		runs = runs[:3]
+	}
 	names := map[int]string{3: "a gang and a tenant on each GPU", 2: "two gangs", 4: "two gangs and a tenant on each GPU"}
 	for _, r := range runs {
 		if err := g.grantTogether(ctx, r.gangs); err != nil {
@@ -282,7 +285,7 @@ func (c *gangCell) line() string {
 	if c.OfAlone != nil {
 		line += fmt.Sprintf("; use of GPU 0 %.1f %%, GPU 1 %.1f %%", 100*c.Use[0], 100*c.Use[1])
 	}
-	line += fmt.Sprintf("; %d revokes, %d fences", c.Counters["revokes"], c.Counters["fences"])
+	line += fmt.Sprintf("; %d revokes, %d preemptions, %d fences", c.Counters["revokes"], c.Counters["preemptions"], c.Counters["fences"])
 	if c.Problem != "" {
 		line += "\n      PROBLEM " + c.Problem[:min(600, len(c.Problem))]
 	}

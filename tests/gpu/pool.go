@@ -329,6 +329,7 @@ func (b *bench) bill(ctx context.Context) (billed, error) {
 		now.counters["grants"] += g.Grants
 		now.counters["revokes"] += g.Revokes
 		now.counters["fences"] += g.Fences
+		now.counters["preemptions"] += g.Preemptions
 		for _, t := range g.Tenants {
 			who := tenantOn{int(t.Uid), g.Index}
 			now.used[who] = float64(t.UsedNs) / 1e9
