@@ -325,11 +325,25 @@ func rollingUpdate(t *testing.T) {
 	newTenant(t, ctx)
 }
 
+// churnPods is how many pods come and go in each of the two jobs: 50, or NVSHARE_CHURN.
+func churnPods(t *testing.T) string {
+	text, set := os.LookupEnv("NVSHARE_CHURN")
+	if !set {
+		return "50"
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		t.Fatalf("NVSHARE_CHURN=%q is no number of pods", text)
+	}
+	return text
+}
+
+// churnJob takes a number of pods.
 const churnJob = `apiVersion: batch/v1
 kind: Job
 metadata: {name: churn}
 spec:
-  completions: 100
+  completions: %s
   parallelism: 12
   backoffLimit: 0
   template:
@@ -343,24 +357,25 @@ spec:
         args: [/usr/bin/cuda-busy, --launches, "8", --depth, "4"]
 `
 
-// A hundred pods come and go, and leave nothing behind. Meanwhile nvshare is replaced, twice,
+// Pods come and go, and leave nothing behind. Meanwhile nvshare is replaced, twice,
 // with the surge overlay: a pod that started without a GPU would fail, and the job with it.
 func churn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(within(t), patience)
 	defer cancel()
 	kubectl(t, ctx, "apply", "-k", "simgpu/surge")
-	_, err := cluster.Apply(ctx, churnJob, "apply")
+	pods := churnPods(t)
+	_, err := cluster.Apply(ctx, fmt.Sprintf(churnJob, pods), "apply")
 	check(t, err)
 	for range 2 {
 		kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
 		rolledOut(t, ctx)
 	}
-	await(t, ctx, "a hundred pods", func() error {
+	await(t, ctx, pods+" pods", func() error {
 		out, err := cluster.Kubectl(ctx, "get", "job", "churn", "-o", "jsonpath={.status.succeeded}/{.status.failed}")
 		if _, failed, _ := strings.Cut(out, "/"); err == nil && failed != "" {
 			t.Fatalf("%s pods failed: %s", failed, kubectl(t, ctx, "logs", "-l", "job-name=churn", "--prefix", "--tail=3"))
 		}
-		if err == nil && out != "100/" {
+		if err == nil && out != pods+"/" {
 			err = fmt.Errorf("%s have come and gone", out)
 		}
 		return err

@@ -432,11 +432,11 @@ func draForms(t *testing.T) {
 	noClaims(t, ctx)
 }
 
-// A hundred pods come and go, and leave nothing behind.
+// Pods come and go, and leave nothing behind.
 func draChurn(t *testing.T) {
 	ctx := within(t)
 	job := strings.NewReplacer("    metadata: {annotations: {nvshare.com/gpu: nvshare.com/gpu=1}}\n", "",
-		"        args:", "        resources: {limits: {nvshare.com/gpu: 1}}\n        args:").Replace(churnJob)
+		"        args:", "        resources: {limits: {nvshare.com/gpu: 1}}\n        args:").Replace(fmt.Sprintf(churnJob, churnPods(t)))
 	_, err := cluster.Apply(ctx, job, "apply")
 	check(t, err)
 	kubectl(t, ctx, "wait", "--for=condition=complete", "job/churn", "--timeout="+patience.String())
