@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "away_flag.h"
@@ -143,7 +142,6 @@ static bool thread_state(long tid, char *state, unsigned long long *ticks)
 /* Waits until the thread cannot be on its way from a look at nvs_away of before into the driver. */
 static bool thread_safe(long tid, uint64_t end_ns)
 {
-	static const struct timespec nap = { 0, 2000000 };
 	unsigned long long first, ticks;
 	char state;
 
@@ -152,7 +150,7 @@ static bool thread_safe(long tid, uint64_t end_ns)
 	while (state != 'S' && state != 'Z' && state != 'X') {
 		if (nvs_now() >= end_ns)
 			return false;
-		nanosleep(&nap, NULL);
+		nvs_nap(2 * NVS_MS);
 		if (!thread_state(tid, &state, &ticks))
 			return true;
 		if (ticks != first)

@@ -8,7 +8,6 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "away.h"
@@ -16,6 +15,7 @@
 #include "connection.h"
 #include "drain.h"
 #include "drainer.h"
+#include "futex.h"
 #include "glibc.h"
 #include "grant.h"
 #include "identify.h"
@@ -477,17 +477,15 @@ static bool given_back(void)
 /* A signal handler that exits may have interrupted the lock's owner. */
 static bool lock_at_exit(void)
 {
-	static const struct timespec nap = { 0, 1000000 };
 	bool locked = false;
 
 	for (int i = 0; i < 200 && !(locked = nvs_trylock(&nvs_client_lock)); i++)
-		nanosleep(&nap, NULL);
+		nvs_nap(NVS_MS);
 	return locked;
 }
 
 void nvs_client_exit(void)
 {
-	static const struct timespec nap = { 0, 1000000 };
 	bool locked, draining = false;
 
 	if (!atomic_load(&nvs_gate.active) || atomic_load(&nvs_exiting))
@@ -505,7 +503,7 @@ void nvs_client_exit(void)
 		nvs_unlock(&nvs_client_lock);
 		/* As long as nvs_driver_stop() waits, at most: work that still runs is not waited for. */
 		for (int i = 0; i < 1000 && !given_back(); i++)
-			nanosleep(&nap, NULL);
+			nvs_nap(NVS_MS);
 		locked = lock_at_exit();
 	}
 	atomic_store(&nvs_exiting, true);

@@ -2,9 +2,9 @@
 /*
  * drain.c: whether the GPU has finished what was submitted.
  */
-#include <time.h>
 
 #include "clock.h"
+#include "futex.h"
 #include "drain.h"
 #include "glibc.h"
 #include "log.h"
@@ -32,10 +32,8 @@ void nvs_driver_leave(void)
 
 bool nvs_driver_quiet(uint64_t end_ns)
 {
-	static const struct timespec nap = { 0, 1000000 };
-
 	while (atomic_load(&in_driver) && nvs_now() < end_ns)
-		nanosleep(&nap, NULL);
+		nvs_nap(NVS_MS);
 	return !atomic_load(&in_driver);
 }
 
@@ -43,11 +41,9 @@ bool nvs_driver_stopped(void) { return atomic_load(&stopped); }
 
 void nvs_driver_stop(void)
 {
-	static const struct timespec nap = { 0, 1000000 };
-
 	atomic_store(&stopped, true);
 	for (int i = 0; i < 1000 && atomic_load(&in_driver); i++)
-		nanosleep(&nap, NULL);
+		nvs_nap(NVS_MS);
 }
 
 /* gpu->drain_lock is held. False: a capture was begun, see HOLD_NS. */
@@ -192,7 +188,6 @@ bool nvs_gpu_has_work(struct nvs_gpu *gpu)
 
 enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns)
 {
-	static const struct timespec nap = { 0, 200000 };
 	uint64_t deadline = nvs_now() + patience_ns;
 
 	if (!nvs_driver.ctx_push || !nvs_driver.ctx_pop || !nvs_driver.ctx_synchronize)
@@ -210,7 +205,7 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns)
 			return NVS_DRAINED;
 		if (nvs_now() >= deadline)
 			return NVS_DRAIN_UNPROVEN;
-		nanosleep(&nap, NULL);
+		nvs_nap(200 * NVS_US);
 	}
 }
 

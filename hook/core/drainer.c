@@ -123,11 +123,10 @@ static bool awaits_grant(struct nvs_gpu *gpu)
 
 static void leave(struct nvs_gpu *gpu)
 {
-	static const struct timespec nap = { 0, 1000000 };
 	bool idle = nvs_streams_idle(gpu), draining = false;
 
 	while (idle && awaits_grant(gpu) && !atomic_load(&nvs_exiting))
-		nanosleep(&nap, NULL);
+		nvs_nap(NVS_MS);
 	nvs_lock(&nvs_client_lock);
 	if (idle)
 		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_IDLE });
@@ -137,7 +136,7 @@ static void leave(struct nvs_gpu *gpu)
 	else
 		draining = idle; /* by another thread, which may have been faster */
 	while (draining && !atomic_load(&nvs_exiting)) {
-		nanosleep(&nap, NULL);
+		nvs_nap(NVS_MS);
 		nvs_lock(&nvs_client_lock);
 		draining = gpu->lease.gate == LEASE_DRAINING;
 		nvs_unlock(&nvs_client_lock);

@@ -6,7 +6,6 @@
  */
 #include "effect.h"
 
-#include <time.h>
 
 #include "clock.h"
 #include "connection.h"
@@ -72,7 +71,6 @@ static void *helper_main(void *arg)
 /* Whether the event comes within a time. *took: how long it took. */
 static bool comes(void *event, uint64_t ns, uint64_t *took)
 {
-	static const struct timespec nap = { 0, 20000 };
 	uint64_t start = nvs_now();
 	int result;
 
@@ -80,7 +78,7 @@ static bool comes(void *event, uint64_t ns, uint64_t *took)
 		result = nvs_driver.event_query(event);
 		*took = nvs_now() - start;
 		if (result == CUDA_ERROR_NOT_READY)
-			nanosleep(&nap, NULL);
+			nvs_nap(20 * NVS_US);
 	} while (result == CUDA_ERROR_NOT_READY && *took < ns);
 	return result == CUDA_SUCCESS;
 }

@@ -7,8 +7,9 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
-#include <time.h>
 
+#include "clock.h"
+#include "futex.h"
 #include "glibc.h"
 
 #define TIMER_SLACK_NS 1000ul /* of our threads: they time in tens of microseconds */
@@ -115,13 +116,11 @@ bool nvs_gate_keeps(struct nvs_gpu *gpu)
  */
 void nvs_gate_quiesce(struct nvs_gpu *gpu)
 {
-	static const struct timespec nap = { 0, 20000 };
-
 	for (int spins = 0; nvs_gate_busy(gpu); spins++) {
 		if (spins < 100)
 			sched_yield();
 		else
-			nanosleep(&nap, NULL);
+			nvs_nap(20 * NVS_US);
 	}
 }
 

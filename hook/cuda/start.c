@@ -6,11 +6,11 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "client.h"
 #include "clock.h"
 #include "drain.h"
+#include "futex.h"
 #include "gate.h"
 #include "hook.h"
 #include "identify.h"
@@ -110,11 +110,10 @@ static void start(void)
  */
 static void wait_ready(void)
 {
-	static const struct timespec nap = { 0, 100000 };
 	uint64_t start_ns = nvs_now();
 
 	while (!atomic_load(&ready) && !starting && nvs_now() - start_ns < READY_WAIT_NS)
-		nanosleep(&nap, NULL);
+		nvs_nap(100 * NVS_US);
 }
 
 void nvs_before_start(void)

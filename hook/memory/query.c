@@ -6,11 +6,11 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client.h"
 #include "clock.h"
+#include "futex.h"
 #include "glibc.h"
 #include "gate.h"
 #include "signals.h"
@@ -80,7 +80,6 @@ static bool ask(const uint8_t *uuid, uint32_t flags, uint64_t wait_ns, struct nv
 {
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REGISTER };
 	uint64_t until = nvs_now() + wait_ns;
-	static const struct timespec nap = { 0, 1000000 };
 	int page = -1, error, none = -1, fd;
 	bool ok;
 
@@ -88,7 +87,7 @@ static bool ask(const uint8_t *uuid, uint32_t flags, uint64_t wait_ns, struct nv
 		nvs_connect_init();
 	/* EAGAIN: the scheduler's queue is full. */
 	while ((fd = nvs_connect(&error)) < 0 && error == EAGAIN && nvs_now() < until)
-		nanosleep(&nap, NULL);
+		nvs_nap(NVS_MS);
 	if (fd < 0)
 		return false;
 	f.u.reg.min_version = NVS_WIRE_VERSION;

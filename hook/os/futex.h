@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* futex.h: bounded waits on a 32-bit word; no cancellation point, errno kept by no one. */
+/* futex.h: bounded waits on a 32-bit word; no cancellation point. Only nvs_nap keeps errno. */
 #ifndef NVSHARE_FUTEX_H
 #define NVSHARE_FUTEX_H
 
+#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <stdbool.h>
@@ -29,12 +30,14 @@ static inline void nvs_futex_wait(const uint32_t *word, uint32_t seen, uint64_t 
 	syscall(SYS_futex, word, FUTEX_WAIT | (local ? FUTEX_PRIVATE_FLAG : 0), seen, &t, NULL, 0);
 }
 
-/* A nap; may end early. */
+/* A nap; may end early. No cancellation point, and errno stays: a program's own thread may nap here. */
 static inline void nvs_nap(uint64_t ns)
 {
 	static const uint32_t nothing;
+	int saved = errno;
 
 	nvs_futex_wait(&nothing, 0, ns, true);
+	errno = saved;
 }
 
 /* Wakes up to n threads, those that have waited longest first. */

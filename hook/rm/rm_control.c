@@ -11,9 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
+#include "futex.h"
 #include "lock.h"
 #include "log.h"
 #include "signals.h"
@@ -53,7 +54,6 @@ static struct rm_target targets[NVS_RM_MAX_TARGETS];
 
 static bool begin_turn(struct nvs_signals *q)
 {
-	static const struct timespec nap = { 0, 20000 };
 	pid_t me = getpid();
 
 	nvs_signals_block(q);
@@ -63,11 +63,9 @@ static bool begin_turn(struct nvs_signals *q)
 		turn_owner = me;
 	}
 	nvs_lock_check(&turn);
-	for (uint64_t waited = 0; waited < TURN_WAIT_NS; waited += (uint64_t)nap.tv_nsec) {
+	for (uint64_t end = nvs_now() + TURN_WAIT_NS; nvs_now() < end; nvs_nap(20 * NVS_US))
 		if (nvs_trylock(&turn))
 			return true;
-		nanosleep(&nap, NULL);
-	}
 	nvs_signals_restore(q);
 	return false;
 }

@@ -26,6 +26,7 @@
 #include "connection.h"
 #include "descriptor.h"
 #include "drain.h"
+#include "futex.h"
 #include "gate.h"
 #include "signals.h"
 #include "swap.h"
@@ -91,14 +92,6 @@ static bool same_user(int fd)
 
 	return syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_PEERCRED, &peer, &n) == 0 &&
 	       (peer.uid == (uid_t)syscall(SYS_geteuid) || peer.uid == 0);
-}
-
-/* No cancellation point. */
-static void nap(long ns)
-{
-	struct timespec t = { 0, ns };
-
-	syscall(SYS_nanosleep, &t, NULL);
 }
 
 static bool readable(int fd)
@@ -201,7 +194,7 @@ static void *ipc_main(void *arg)
 		if (keep_listener())
 			c = nvs_descriptor_of((int)syscall(SYS_accept4, listener.fd, NULL, NULL, SOCK_CLOEXEC));
 		if (c.fd < 0) {
-			nap(CONNECT_NAP_NS); /* no descriptor is left, or the name is not free yet */
+			nvs_nap(CONNECT_NAP_NS); /* no descriptor is left, or the name is not free yet */
 		} else if (nvs_driver_enter()) {
 			keep_listener(); /* before the peer has its answer, and may connect again */
 			serve(c.fd);
@@ -344,7 +337,7 @@ static bool connected(int fd, const struct sockaddr_un *a, socklen_t n)
 	long result;
 
 	for (int i = 0; (result = syscall(SYS_connect, fd, a, n)) != 0 && errno == ECONNREFUSED && i < CONNECT_TRIES; i++)
-		nap(CONNECT_NAP_NS);
+		nvs_nap(CONNECT_NAP_NS);
 	return result == 0;
 }
 

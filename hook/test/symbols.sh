@@ -1,11 +1,12 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What the built shim needs and exports: symbols.sh LIBRARY...
+# What the built shim needs and exports: symbols.sh LIBRARY... nanosleep is not among it: a
+# program's thread that is cancelled would end there, inside a call of the driver.
 set -eu
 here=$(dirname "$0")
 hook=$here/..
 both="__cxa_atexit __errno_location clock_gettime close connect dl_iterate_phdr dladdr dlerror
-dlopen fcntl getauxval getenv getpid lseek memcmp memcpy memmem memmove memset mmap mremap munmap nanosleep ppoll prctl
+dlopen fcntl getauxval getenv getpid lseek memcmp memcpy memmem memmove memset mmap mremap munmap ppoll prctl
 pthread_create pthread_detach pthread_key_create pthread_mutex_lock pthread_mutex_trylock
 pthread_mutex_unlock pthread_setcancelstate pthread_setspecific pthread_sigmask recvmsg sched_yield shutdown sigfillset
 snprintf socket strcmp strerror strlen strncmp strrchr syscall vsnprintf write"
