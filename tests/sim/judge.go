@@ -271,18 +271,25 @@ func (j *judge) checkStarvation() {
 }
 
 // spoilt says whether the client, or one that has its limit in common with it,
-// makes claims that keep it from its turn.
+// makes claims that keep it from its turn. Tenants of an overlap group, or of a gang, have
+// the limit of any of them in common.
 func (j *judge) spoilt(c *client) bool {
-	if j.w.outOfRoom(c) {
+	if c.hostile || j.w.outOfRoom(c) {
 		return true
 	}
-	if c.hostile || c.tenant == nil || c.tenant.share.Limit == 0 {
-		return c.hostile
-	}
+	limited, hostile := false, false
 	for _, other := range j.w.client {
-		if other != nil && other.tenant == c.tenant && other.hostile {
-			return true
+		if other != nil && other.sharesLimit(c) {
+			limited, hostile = limited || other.tenant.share.Limit != 0, hostile || other.hostile
 		}
 	}
-	return false
+	return limited && hostile
+}
+
+func (c *client) sharesLimit(o *client) bool {
+	if c.tenant == nil || o.tenant == nil {
+		return false
+	}
+	crew := c.tenant.share.Crew()
+	return c.tenant == o.tenant || crew != "" && crew == o.tenant.share.Crew()
 }
