@@ -274,11 +274,13 @@ func (r *running) besideAt(ctx context.Context, load, quantum string) (*besideWi
 	if err := r.m.arbiter.setQuantum(ctx, quantum); err != nil {
 		return nil, err
 	}
+	before := r.m.proofs(ctx)
 	w, err := r.shared(ctx, load, r.m.beside, shim1, shim2)
 	if err != nil {
 		return nil, fmt.Errorf("two at %s: %w", quantum, err)
 	}
-	w.Quantum = quantum
+	now := r.m.proofs(ctx)
+	w.Quantum, w.Revokes, w.Preemptions = quantum, now.revokes-before.revokes, now.preemptions-before.preemptions
 	if quantum != longQuantum {
 		err = r.m.arbiter.setQuantum(ctx, longQuantum)
 	}
@@ -373,9 +375,10 @@ func (w *besideWindow) refer(native, shim float64) {
 
 // proofs is what the scheduler knows of each process now, and of GPU 0.
 type proofs struct {
-	clients map[uint32]*api.Client
-	revokes uint64
-	fences  uint64
+	clients     map[uint32]*api.Client
+	revokes     uint64
+	fences      uint64
+	preemptions uint64
 }
 
 func (m *matrix) proofs(ctx context.Context) proofs {
@@ -387,6 +390,7 @@ func (m *matrix) proofs(ctx context.Context) proofs {
 	for _, g := range status.Gpus {
 		p.revokes += g.Revokes
 		p.fences += g.Fences
+		p.preemptions += g.Preemptions
 		for _, c := range g.Clients {
 			if p.clients[c.Pid] == nil {
 				p.clients[c.Pid] = c

@@ -131,6 +131,9 @@ type besideWindow struct {
 	Shim     float64            `json:"shim_rate,omitempty"`
 	OfNative float64            `json:"of_native"`
 	OfShim   float64            `json:"of_shim,omitempty"`
+	// Of both tenants, in the window and the time before it.
+	Revokes     uint64 `json:"revokes,omitempty"`
+	Preemptions uint64 `json:"preemptions,omitempty"` // drains that were cut
 }
 
 // results compares what the load computes from fixed seeds.
