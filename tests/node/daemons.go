@@ -93,7 +93,8 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
-// StartScheduler starts or restarts nvshare-scheduler, and waits until it answers.
+// StartScheduler starts or restarts nvshare-scheduler, and waits until it answers and has found
+// the simulated GPUs: it answers before.
 // args are added to the command line. Tenants take turns unless args say otherwise:
 // most tests judge that no two of them are on the GPU at the same time.
 func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
@@ -104,7 +105,10 @@ func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
 	}
 	n.Scheduler = p
 	return p.ready(ctx, "its control socket", func() error {
-		_, err := n.Status(ctx)
+		s, err := n.Status(ctx)
+		if err == nil && n.simulated && len(s.Gpus) == 0 {
+			err = errors.New("it has found no GPU yet")
+		}
 		return err
 	})
 }
