@@ -93,8 +93,8 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
-// StartScheduler starts or restarts nvshare-scheduler, and waits until it answers and has found
-// the simulated GPUs: it answers before.
+// StartScheduler starts or restarts nvshare-scheduler, and waits until it answers. A scheduler
+// answers before it has found its GPUs, so this waits for simulated ones, too.
 // args are added to the command line. Tenants take turns unless args say otherwise:
 // most tests judge that no two of them are on the GPU at the same time.
 func (n *Node) StartScheduler(ctx context.Context, args ...string) error {

@@ -112,8 +112,8 @@ func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
 
 // ganged says whether two clients are of one gang, now or when they were granted.
 func (j *judge) ganged(a, b sched.ClientID) bool {
-	now, then := j.w.gangOf(a), j.grants[a].gang
-	return now != "" && now == j.w.gangOf(b) || then != "" && then == j.grants[b].gang
+	then := j.grants[a].gang
+	return j.w.ofOneGang(a, b) || then != "" && then == j.grants[b].gang
 }
 
 func (j *judge) granted(a sched.Grant) {
@@ -279,17 +279,9 @@ func (j *judge) spoilt(c *client) bool {
 	}
 	limited, hostile := false, false
 	for _, other := range j.w.client {
-		if other != nil && other.sharesLimit(c) {
+		if other != nil && other.tenant != nil && (other.tenant == c.tenant || j.w.ofOneGang(other.id, c.id)) {
 			limited, hostile = limited || other.tenant.share.Limit != 0, hostile || other.hostile
 		}
 	}
 	return limited && hostile
-}
-
-func (c *client) sharesLimit(o *client) bool {
-	if c.tenant == nil || o.tenant == nil {
-		return false
-	}
-	crew := c.tenant.share.Crew()
-	return c.tenant == o.tenant || crew != "" && crew == o.tenant.share.Crew()
 }

@@ -114,10 +114,8 @@ func (c *client) moves() bool {
 // theirs for good.
 func (w *world) outOfRoom(c *client) bool {
 	need := c.mem.size
-	together := func(a, b string) bool { return a != "" && a == b }
 	for _, other := range w.client {
-		if other != nil && other != c && (together(w.gangOf(c.id), w.gangOf(other.id)) ||
-			together(w.judge.grants[c.id].gang, w.judge.grants[other.id].gang)) { // until the grants of before end
+		if other != nil && other != c && w.judge.ganged(c.id, other.id) {
 			need += other.mem.size // a gang is on the GPU as a whole
 			continue
 		}

@@ -269,6 +269,12 @@ func (w *world) gangOf(id sched.ClientID) string {
 	return ""
 }
 
+// ofOneGang says whether two clients are of one gang, or of one overlap group.
+func (w *world) ofOneGang(a, b sched.ClientID) bool {
+	gang := w.gangOf(a)
+	return gang != "" && gang == w.gangOf(b)
+}
+
 // after calls do when d has passed; things due at once happen in the order in
 // which they were asked for.
 func (w *world) after(d time.Duration, do func()) { w.at(w.now.Add(d), do) }
