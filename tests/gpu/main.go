@@ -69,7 +69,7 @@ func main() {
 	b := &bench{}
 	bundle := flag.String("bundle", ".", "unpacked bundle, or a build directory")
 	results := flag.String("results", "results", "directory for the results")
-	only := flag.String("only", "", "a regular expression: cells of the matrix (framework/allocator/load), mixes of programs, or parts of overlap")
+	only := flag.String("only", "", "a regular expression: cells of the matrix (framework/allocator/load), mixes of programs (of oversub with the GPU's MiB: a+b/5120), or parts of overlap and suspend")
 	flag.Float64Var(&b.seconds, "seconds", 8, "length of gemm's windows")
 	flag.BoolVar(&b.cells.quick, "quick", false, "shorter windows and fewer tenants, to try it")
 	flag.Float64Var(&b.cells.minutes, "minutes", -1, "matrix: begin no cell that would end later; 0: no limit; default 8.5, 3.2 with --quick")
@@ -77,7 +77,7 @@ func main() {
 	loads := flag.String("loads", "", "shares: some of "+strings.Join(sharesByDefault, ", ")+" and hot-gemm, hot-graph, separated by commas")
 	flag.Float64Var(&b.cellSeconds, "cell", 0, "shares: length of a cell, `seconds`; default 6.6")
 	flag.IntVar(&b.rounds, "rounds", 0, "programs, alone: windows of each mix each way, default 4, programs with --quick 1; oversub: rounds, default 3, with --quick 2")
-	flag.DurationVar(&b.window, "window", 0, "programs: length of a window; default 5s, with --quick 3s")
+	flag.DurationVar(&b.window, "window", 0, "programs: length of a window, default 5s, with --quick 3s; oversub: of a round, default 24s")
 	ways := flag.String("ways", "", "programs: only these ways to share, of native, on, off and auto, separated by commas")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
 	flag.IntVar(&b.tenantMiB, "tenant-mib", 0, "swap: memory of each tenant, `MiB`, in place of 16 GiB and up to 60")

@@ -67,7 +67,7 @@ func (b *bench) oversubStep(ctx context.Context, _ string) error {
 	var errs []error
 	for i := range all {
 		o := &all[i]
-		if b.cells.only != nil && !b.cells.only.MatchString(strings.Join(o.Programs, "+")) {
+		if b.cells.only != nil && !b.cells.only.MatchString(fmt.Sprintf("%s/%d", strings.Join(o.Programs, "+"), o.GPUMiB)) {
 			continue
 		}
 		if err := b.oversub(ctx, o, fmt.Sprintf("oversub-%d", i), rounds); err != nil {
@@ -103,6 +103,9 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, rounds int
 	w := &oversubRun{
 		pool: p, oversub: o, scheduler: s, aloneLength: 4 * time.Second, length: 24 * time.Second,
 		cpu: map[*worker][]float64{}, ran: map[*worker][]float64{}, together: make([][]counted, n), togetherCPU: make([][]float64, n),
+	}
+	if b.window > 0 {
+		w.length = b.window
 	}
 	lead := 15 * time.Second // until their pauses are known
 	if b.simulated {

@@ -90,10 +90,15 @@ func (b *bench) suspendStep(ctx context.Context, _ string) error {
 	if err := x.watch.call(ctx, suspendCall, map[string]any{"op": "load"}, nil); err != nil {
 		return err
 	}
-	errs := []error{x.one(ctx)}
-	errs = append(errs, b.saveJSON("suspend.json", x.r))
-	errs = append(errs, x.many(ctx))
-	errs = append(errs, b.saveJSON("suspend.json", x.r))
+	var errs []error
+	for _, part := range []struct {
+		name string
+		run  func(context.Context) error
+	}{{"rounds", x.one}, {"servers", x.many}} {
+		if b.cells.only == nil || b.cells.only.MatchString(part.name) {
+			errs = append(errs, part.run(ctx), b.saveJSON("suspend.json", x.r))
+		}
+	}
 	for _, p := range x.r.Problems {
 		errs = append(errs, errors.New(p))
 	}
