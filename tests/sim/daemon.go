@@ -251,8 +251,12 @@ func (d *daemon) receive(k *conn, ev sched.Event) {
 		return
 	}
 	if old := d.conns[id]; old != nil && old != k {
-		// The end of the old connection is still on its way.
+		// The end of the old connection is still on its way; or this is the old one, whose frames
+		// come late, and the client learns that the new one is closed.
 		old.closed = true
+		if old.c.conn == old {
+			old.c.endOfFile(old)
+		}
 		if d.w.chance(0.5) {
 			d.step(sched.Lost{Client: id})
 			if d.core == nil {
