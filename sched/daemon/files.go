@@ -40,8 +40,8 @@ const (
 	// readyPart is the part of --swap-memory that files keep free for clients to come, as
 	// long as there is anything to write: a quarter.
 	readyPart = 4
-	// filePause is the pause after something could not be written. A full disk does not
-	// empty itself.
+	// filePause is the pause after something could not be written. Where there was no room, a
+	// file that goes ends it.
 	filePause = time.Minute
 	// refusedLately is for how long room is made for what was refused for want of host memory.
 	refusedLately = time.Minute
@@ -78,6 +78,7 @@ type files struct {
 	look    *timer.Timer
 	number  uint64    // of the latest file
 	err     error     // why the latest could not be written
+	full    bool      // there was no room for it
 	wanted  uint64    // what Arenas.Left has to be so that nobody would have been refused
 	until   time.Time // for wanted
 }
@@ -206,6 +207,7 @@ func (d *Daemon) write(cl *client) {
 	}
 	if err := t.dir.Room(f.bytes, d.filedBytes()); err != nil {
 		d.notFiled(cl, err)
+		t.full, cl.away.unfiled = true, time.Time{}
 		return
 	}
 	cl.file, t.writing = f, f
@@ -329,9 +331,8 @@ func (d *Daemon) isEmpty(f *file, err error) {
 	if f.earlier {
 		f.earlier = false
 	} else {
-		if t.err = nil; t.retry.Planned() {
-			t.retry.Stop()
-		}
+		t.err, t.full = nil, false
+		t.retry.Stop()
 		text := fmt.Sprintf("its memory is in a file, %d MiB, written in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond))
 		d.logOf(cl.subject()).Info(text)
 		d.noteAway(cl, text)
@@ -482,6 +483,10 @@ func (d *Daemon) removeFile(f *file) {
 	}
 	if err := d.recordFiles(); err != nil {
 		d.log.WithError(err).Warn("a file that is removed is still recorded")
+	}
+	if t := &d.files; t.full { // there may be room now
+		t.full = false
+		t.retry.Set(now())
 	}
 }
 

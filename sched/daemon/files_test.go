@@ -346,6 +346,22 @@ func TestFileDiskFull(t *testing.T) {
 	x.isBack()
 }
 
+// What was not written for want of room is written once a file is gone: nobody waits for the pause.
+func TestFileRoomComes(t *testing.T) {
+	a := newFiler(t, func(o *Options) { o.SwapMemory, o.SuspendDirSize = 150*mib, 100*mib }, func(d *Daemon) { d.files.pause = time.Hour })
+	a.left()
+	b := &filer{leaver: newLeaverWith(t, a.s, a.f, gpuB, filerBytes), shelf: a.shelf, dir: a.dir, run: a.run}
+	b.left()
+	a.s.await("there is room for one only", func(r *api.StatusResponse) bool {
+		return r.Gpus[0].Swap.ArenaFileBytes == filerBytes && len(r.Problems) == 1 && strings.Contains(r.Problems[0], "--suspend-dir-size")
+	})
+	a.says(wire.SuspendedWake)
+	a.f.next(t, "on")
+	a.f.ends <- nil
+	a.wantSuspend(wire.SuspendOver)
+	a.s.await("the other is written", func(r *api.StatusResponse) bool { return b.status(b.s).FileBytes == filerBytes && len(r.Problems) == 0 })
+}
+
 // The file of a process that ends is removed, whatever is done with it.
 func TestFileOwnerDies(t *testing.T) {
 	for _, when := range []string{"writing", "filed", "reading"} {
