@@ -22,6 +22,7 @@ const alonePairs = 3
 // An aloneCell is a program that has the GPU to itself, natively and with the shim.
 type aloneCell struct {
 	Program string      `json:"program"`
+	Way     way         `json:"way"`
 	Seconds float64     `json:"seconds"` // of a window
 	Native  [][]float64 `json:"native"`  // steps per second of each process in each round
 	Shim    [][]float64 `json:"shim"`
@@ -31,7 +32,8 @@ type aloneCell struct {
 	ShimCPU   float64 `json:"shim_cpu_ms"`
 }
 
-// aloneStep measures what the shim costs programs that share the GPU with nobody.
+// aloneStep measures what the shim costs programs that share the GPU with nobody: in mode auto,
+// or the ways that --ways names. The other tenants are there, and do nothing.
 func (b *bench) aloneStep(ctx context.Context, _ string) error {
 	defer b.poolOfPrograms()()
 	programs, length, rounds := []string{"decode", "train", "embed", "compiled", "gemm"}, 4*time.Second, 4
@@ -52,27 +54,34 @@ func (b *bench) aloneStep(ctx context.Context, _ string) error {
 	if err != nil {
 		return err
 	}
+	ways := []way{"auto"}
+	if len(b.ways) > 0 {
+		ways = slices.DeleteFunc(b.waysOf(), func(w way) bool { return w == nativeWay })
+	}
+	defer func() { _, _ = b.node.Ctl(context.WithoutCancel(ctx), "-S", "on") }()
 	var cells []*aloneCell
 	var errs []error
 	for _, program := range programs {
 		if err := p.keepOnly(ctx, []string{program}); err != nil {
 			errs = append(errs, err)
 		}
-		c, err := p.compare(ctx, program, length, rounds)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", program, err))
-			continue
+		for _, w := range ways {
+			c, err := p.compare(ctx, program, w, length, rounds)
+			if err != nil {
+				errs = append(errs, fmt.Errorf("%s, %s: %w", program, w, err))
+				continue
+			}
+			cells = append(cells, c)
+			fmt.Printf("  %-8s %-4s %.3f of native (%.3f to %.3f); CPU %.2f ms a step natively, %.2f with the shim\n", program, w, c.Ratio.Ratio, c.Ratio.Low, c.Ratio.High, c.NativeCPU, c.ShimCPU)
+			fmt.Printf("           native %.2f\n           shim   %.2f\n", c.Native, c.Shim)
+			errs = append(errs, b.saveJSON("alone.json", cells))
 		}
-		cells = append(cells, c)
-		fmt.Printf("  %-8s %.3f of native (%.3f to %.3f); CPU %.2f ms a step natively, %.2f with the shim\n", program, c.Ratio.Ratio, c.Ratio.Low, c.Ratio.High, c.NativeCPU, c.ShimCPU)
-		fmt.Printf("           native %.2f\n           shim   %.2f\n", c.Native, c.Shim)
-		errs = append(errs, b.saveJSON("alone.json", cells))
 	}
 	return errors.Join(errs...)
 }
 
 // compare lets each process of both kinds work alone, on the same processors, in each round.
-func (p *pool) compare(ctx context.Context, program string, length time.Duration, rounds int) (*aloneCell, error) {
+func (p *pool) compare(ctx context.Context, program string, by way, length time.Duration, rounds int) (*aloneCell, error) {
 	all := slices.Concat(p.natives, p.tenants)
 	for _, w := range all {
 		if err := bind(w, processors(0, min(6, runtime.NumCPU()))); err != nil {
@@ -82,7 +91,15 @@ func (p *pool) compare(ctx context.Context, program string, length time.Duration
 	if err := p.have(ctx, all, slices.Repeat([]string{program}, len(all))); err != nil {
 		return nil, err
 	}
-	c := &aloneCell{Program: program, Seconds: length.Seconds()}
+	if _, err := p.b.node.Ctl(ctx, "-S", string(by)); err != nil {
+		return nil, err
+	}
+	if by == "auto" { // until the way to share is chosen
+		if _, err := p.work(ctx, soon(refLead, autoLead), 0, p.tenants[:1], []string{program}); err != nil {
+			return nil, err
+		}
+	}
+	c := &aloneCell{Program: program, Way: by, Seconds: length.Seconds()}
 	cpu := map[bool][]float64{}
 	for r := range rounds {
 		rates := map[bool][]float64{false: make([]float64, alonePairs), true: make([]float64, alonePairs)}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -311,6 +312,9 @@ func (x *suspendBench) many(ctx context.Context) error {
 	}
 	host := m.MiB + more
 	if x.suspendDir != "" { // files keep the other half
+		if err := os.MkdirAll(x.suspendDir, 0o700); err != nil {
+			return err
+		}
 		m.N = max(m.N, 16) // a quarter of the first half has room for two, see awaitHost
 		host /= 2
 		args = append(args, "--suspend-dir", x.suspendDir)
