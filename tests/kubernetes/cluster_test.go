@@ -256,9 +256,6 @@ func untouched(t *testing.T, ctx context.Context, disturb func()) {
 		if err != nil {
 			return err
 		}
-		if len(s.Gpus) == 0 { // a scheduler that has just begun looks for the GPUs
-			return errors.New("the scheduler has no GPU")
-		}
 		if n := len(s.Gpus[0].Clients); n != 2 {
 			return fmt.Errorf("the GPU has %d clients", n)
 		}
@@ -384,9 +381,6 @@ func churn(t *testing.T) {
 	kubectl(t, ctx, "apply", "-k", "simgpu")
 	await(t, ctx, "the scheduler to forget them", func() error {
 		s, err := shared.Status(ctx)
-		if err == nil && len(s.Gpus) == 0 { // a scheduler that has just begun looks for the GPUs
-			return errors.New("it has found no GPU yet")
-		}
 		if err == nil && (len(s.Containers) != 2 || len(s.Gpus[1].Clients) != 0) {
 			err = fmt.Errorf("the scheduler has %d containers, and %d clients of the second GPU", len(s.Containers), len(s.Gpus[1].Clients))
 		}

@@ -105,22 +105,24 @@ func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
 	}
 	n.Scheduler = p
 	return p.ready(ctx, "its control socket", func() error {
-		s, err := n.Status(ctx)
-		if err == nil && n.simulated && len(s.Gpus) == 0 {
-			err = errors.New("it has found no GPU yet")
-		}
+		_, err := n.Status(ctx)
 		return err
 	})
 }
 
-// Status asks the scheduler.
+// Status asks the scheduler, which answers before it has looked for GPUs. Until it has found the
+// simulated ones that is an error.
 func (n *Node) Status(ctx context.Context) (*api.StatusResponse, error) {
 	conn, err := api.Dial(ctx, RunDir)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	return conn.Status(ctx, &api.StatusRequest{})
+	s, err := conn.Status(ctx, &api.StatusRequest{})
+	if err == nil && n.simulated && len(s.Gpus) == 0 {
+		return nil, errors.New("the scheduler has found no GPU yet")
+	}
+	return s, err
 }
 
 // Ctl runs nvsharectl as a user would and returns what it printed.

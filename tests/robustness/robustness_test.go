@@ -208,7 +208,11 @@ func (s *site) status() (*api.StatusResponse, error) {
 		return nil, err
 	}
 	defer conn.Close()
-	return conn.Status(ctx, &api.StatusRequest{})
+	r, err := conn.Status(ctx, &api.StatusRequest{})
+	if err == nil && len(r.Gpus) == 0 {
+		return nil, errors.New("the scheduler has found no GPU yet")
+	}
+	return r, err
 }
 
 // until polls, because scheduler and GPU send no event to the test.
