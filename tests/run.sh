@@ -4,10 +4,11 @@
 # Usage: run.sh LOGS JOBS SUITE...
 # Runs suites (targets of the Makefile), JOBS at a time, in the order given. Those in $BESIDE run
 # beside these, one after the other, with the processor time that the others leave: most
-# tests wait most of the time. What a suite prints goes to the screen, each line with the
-# suite's name, and to LOGS/SUITE.log. The end says what each took, what was left out, which
-# tests failed and passed when run again, and where the logs are; CPU is processor time. Ends
-# with status 1 if a suite failed; the others run anyway.
+# tests wait most of the time. Once they are done, JOBS + 1 of the others run at a time. What a
+# suite prints goes to the screen, each line with the suite's name, and to LOGS/SUITE.log. The
+# end says what each took, what was left out, which tests failed and passed when run again, and
+# where the logs are; CPU is processor time. Ends with status 1 if a suite failed; the others
+# run anyway.
 set -u
 
 logs=${1:?usage: run.sh LOGS JOBS SUITE...} jobs=${2:?usage: run.sh LOGS JOBS SUITE...}
@@ -60,10 +61,15 @@ for name; do
 	set -- "$@" "$name"
 done
 shift $suites
-for name in $beside; do
-	begins "$name"
-	suite "$name" "$idle" 3>&-
-done &
+if [ -n "$beside" ]; then
+	{
+		for name in $beside; do
+			begins "$name"
+			suite "$name" "$idle" 3>&-
+		done
+		echo >&3
+	} &
+fi
 for name; do
 	[ $n -lt "$jobs" ] || read -r _ <&3
 	n=$((n + 1))
