@@ -35,31 +35,42 @@ type aloneCell struct {
 // aloneStep measures what the shim costs programs that share the GPU with nobody: in mode auto,
 // or the ways that --ways names. The other tenants are there, and do nothing.
 func (b *bench) aloneStep(ctx context.Context, _ string) error {
+	defer func() { _, _ = b.node.Ctl(context.WithoutCancel(ctx), "-S", "on") }()
+	var cells []*aloneCell
+	if b.simulated {
+		return b.alone(ctx, &cells, "driver", "spin", "phases")
+	}
+	return errors.Join(b.alone(ctx, &cells, "programs", "decode", "train", "embed", "compiled", "gemm"), b.alone(ctx, &cells, "driver", "phases"))
+}
+
+// alone adds a cell for each of the programs of a backend, and for each way.
+func (b *bench) alone(ctx context.Context, cells *[]*aloneCell, backend string, programs ...string) error {
 	defer b.poolOfPrograms()()
-	programs, length, rounds := []string{"decode", "train", "embed", "compiled", "gemm"}, 4*time.Second, 4
-	if b.cells.quick {
+	b.backendName = []string{backend}
+	length, rounds := 4*time.Second, 4
+	switch {
+	case b.simulated:
+		length = time.Second
+	case b.cells.quick:
 		length = 3 * time.Second
 	}
 	if b.rounds > 0 {
 		rounds = b.rounds
 	}
-	if b.simulated {
-		b.backendName = []string{"driver"}
-		programs, length = []string{"spin"}, time.Second
-	}
 	if b.cells.only != nil {
 		programs = slices.DeleteFunc(programs, func(p string) bool { return !b.cells.only.MatchString(p) })
-	}
-	p, err := b.pool(ctx, alonePairs, alonePairs)
-	if err != nil {
-		return err
 	}
 	ways := []way{"auto"}
 	if len(b.ways) > 0 {
 		ways = slices.DeleteFunc(b.waysOf(), func(w way) bool { return w == nativeWay })
 	}
-	defer func() { _, _ = b.node.Ctl(context.WithoutCancel(ctx), "-S", "on") }()
-	var cells []*aloneCell
+	if len(programs) == 0 {
+		return nil
+	}
+	p, err := b.pool(ctx, alonePairs, alonePairs)
+	if err != nil {
+		return err
+	}
 	var errs []error
 	for _, program := range programs {
 		if err := p.keepOnly(ctx, []string{program}); err != nil {
@@ -71,10 +82,10 @@ func (b *bench) aloneStep(ctx context.Context, _ string) error {
 				errs = append(errs, fmt.Errorf("%s, %s: %w", program, w, err))
 				continue
 			}
-			cells = append(cells, c)
+			*cells = append(*cells, c)
 			fmt.Printf("  %-8s %-4s %.3f of native (%.3f to %.3f); CPU %.2f ms a step natively, %.2f with the shim\n", program, w, c.Ratio.Ratio, c.Ratio.Low, c.Ratio.High, c.NativeCPU, c.ShimCPU)
 			fmt.Printf("           native %.2f\n           shim   %.2f\n", c.Native, c.Shim)
-			errs = append(errs, b.saveJSON("alone.json", cells))
+			errs = append(errs, b.saveJSON("alone.json", *cells))
 		}
 	}
 	return errors.Join(errs...)

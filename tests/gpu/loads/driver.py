@@ -2,6 +2,7 @@
 """Loads on the driver API alone, no framework: a kernel that spins. Runs on
 the simulated driver too."""
 import ctypes
+import time
 
 from loads import common
 
@@ -68,6 +69,30 @@ class Spin:
         self.cu.cuLaunchKernel(self.gpu.spin, 1, 1, 1, 32, 1, 1, 0, self.gpu.stream, self.params, None)
 
 
+class Phases(Spin):
+    """Long kernels, then many short ones, for each of which the CPU works longer than the GPU.
+    A CPU that is far enough ahead gets through these while the GPU has the long ones."""
+    LONG, LONG_NS, SHORT, SHORT_NS, CPU_S = 8, 1500000, 200, 5000, 40e-6
+
+    def __init__(self, cu, gpu):
+        super().__init__(cu, gpu)
+        self.ns.value = self.LONG_NS
+        self.short_ns = ctypes.c_uint64(self.SHORT_NS)
+        self.long = self.params
+        self.short = (ctypes.c_void_p * 2)(ctypes.addressof(self.short_ns), ctypes.addressof(self.at))
+
+    def step(self):
+        self.params = self.long
+        for _ in range(self.LONG):
+            super().step()
+        self.params = self.short
+        for _ in range(self.SHORT):
+            end = time.perf_counter() + self.CPU_S
+            while time.perf_counter() < end:
+                pass
+            super().step()
+
+
 HOSTFN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -121,9 +146,10 @@ class Backend(common.Backend):
     def build(self, name, gpu):
         if name == "ranks" and self.ranks:
             return Meet(self.cu, self.gpu(gpu), self.ranks)
-        if name != "spin":
-            raise common.Skip("the driver backend has only spin")
-        return Spin(self.cu, self.gpu(gpu))
+        loads = {"spin": Spin, "phases": Phases}
+        if name not in loads:
+            raise common.Skip("the driver backend has only spin and phases")
+        return loads[name](self.cu, self.gpu(gpu))
 
     def clock(self, gpu):
         cu, stream = self.cu, self.gpu(gpu).stream
