@@ -78,7 +78,6 @@ type files struct {
 	look    *timer.Timer
 	number  uint64    // of the latest file
 	err     error     // why the latest could not be written
-	full    bool      // there was no room for it
 	wanted  uint64    // what Arenas.Left has to be so that nobody would have been refused
 	until   time.Time // for wanted
 }
@@ -207,7 +206,6 @@ func (d *Daemon) write(cl *client) {
 	}
 	if err := t.dir.Room(f.bytes, d.filedBytes()); err != nil {
 		d.notFiled(cl, err)
-		t.full, cl.away.unfiled = true, time.Time{}
 		return
 	}
 	cl.file, t.writing = f, f
@@ -279,7 +277,9 @@ func (d *Daemon) isWritten(f *file, parts []store.Part, err error) {
 // notFiled notes that a client's memory stays where it is for now; nil: because it has none.
 func (d *Daemon) notFiled(cl *client, err error) {
 	t := &d.files
-	cl.away.unfiled = time.Now().Add(t.pause)
+	if !errors.Is(err, store.ErrFull) { // that is no fault of this client's memory
+		cl.away.unfiled = time.Now().Add(t.pause)
+	}
 	var e *unreachable
 	switch {
 	case err == nil:
@@ -331,7 +331,7 @@ func (d *Daemon) isEmpty(f *file, err error) {
 	if f.earlier {
 		f.earlier = false
 	} else {
-		t.err, t.full = nil, false
+		t.err = nil
 		t.retry.Stop()
 		text := fmt.Sprintf("its memory is in a file, %d MiB, written in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond))
 		d.logOf(cl.subject()).Info(text)
@@ -484,8 +484,7 @@ func (d *Daemon) removeFile(f *file) {
 	if err := d.recordFiles(); err != nil {
 		d.log.WithError(err).Warn("a file that is removed is still recorded")
 	}
-	if t := &d.files; t.full { // there may be room now
-		t.full = false
+	if t := &d.files; t.retry.Planned() && errors.Is(t.err, store.ErrFull) { // there may be room now
 		t.retry.Set(now())
 	}
 }

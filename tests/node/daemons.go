@@ -93,8 +93,7 @@ func (n *Node) Start(ctx context.Context) error {
 	return nil
 }
 
-// StartScheduler starts or restarts nvshare-scheduler, and waits until it answers. A scheduler
-// answers before it has found its GPUs, so this waits for simulated ones, too.
+// StartScheduler starts or restarts nvshare-scheduler, and waits for its Status.
 // args are added to the command line. Tenants take turns unless args say otherwise:
 // most tests judge that no two of them are on the GPU at the same time.
 func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
