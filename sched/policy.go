@@ -33,8 +33,8 @@ func policies() []policy {
 
 // applyPolicies runs at the end of each Step.
 func (c *GPU) applyPolicies() {
-	for done := -1; done != len(c.acts)+c.gangs.changes; { // one may make another due
-		done = len(c.acts) + c.gangs.changes
+	for done := -1; done != c.changes(); { // one may make another due
+		done = c.changes()
 		for _, p := range c.policies {
 			if p.revoke != nil {
 				p.revoke(c)
@@ -47,6 +47,10 @@ func (c *GPU) applyPolicies() {
 		}
 	}
 }
+
+// changes counts what policies change and others look at: actions, phases of gangs, and
+// clients that begin to wait.
+func (c *GPU) changes() int { return len(c.acts) + c.gangs.changes + int(c.seq) }
 
 // due returns when something has to be done.
 func (c *GPU) due() (Time, bool) {
