@@ -21,7 +21,8 @@ import (
 //	           Holders are revoked. A GPU that becomes free is kept for the gang.
 //	running    all GPUs are kept. All clients are granted at once, also those that ask
 //	           later. When the turn is over on one GPU it is over on all. If a client
-//	           comes on another GPU meanwhile, the gang is called there.
+//	           comes on another GPU meanwhile, the gang is called there, and lacks that
+//	           GPU. While it does, it makes way at once for a gang with a lower ticket.
 //	stopping   all clients are revoked. The GPUs stay kept until nobody drains.
 //
 // There is no deadlock. A GPU is kept only for a gang that is called, runs or stops.
@@ -115,6 +116,7 @@ type gang struct {
 	seats  []*seat // one on each GPU with clients of it
 	phase  phase
 	ticket uint64 // since it was called
+	lacks  bool   // while running: a client waits on a GPU that the gang does not have
 
 	stoppedAt  Time // while stopping
 	releasedAt Time // the latest end of a drain since, or step
@@ -202,6 +204,11 @@ func (g *gang) advance() {
 			if len(g.seats) == 0 {
 				to = stopping
 			}
+			if lacks := slices.ContainsFunc(g.seats, (*seat).isCalled); lacks != g.lacks {
+				g.lacks = lacks
+				g.gangs.changes++
+				g.tell()
+			}
 		case stopping:
 			if !live {
 				to = resting
@@ -215,7 +222,7 @@ func (g *gang) advance() {
 }
 
 func (g *gang) enter(to phase) {
-	g.phase = to
+	g.phase, g.lacks = to, false
 	g.gangs.changes++
 	switch to {
 	case called:
@@ -257,6 +264,11 @@ func (gs *gangs) others(stepped string) (gpus []string) {
 	gs.moved = gs.moved[:0]
 	return gpus
 }
+
+// makesWay says whether a gang that runs is to end its turn at once for another one. Two
+// jobs may start on the same GPUs in turns: each has one GPU, and its other rank waits for
+// the other job's. Soon the ranks that run call collectives that wait for the others.
+func (g *gang) makesWay(o *gang) bool { return g.lacks && o.ticket <= g.ticket }
 
 // isCalled says whether the gang is next on the GPU, before all that are not called.
 // A gang that has its turn, or drains, on other GPUs is called on a new one.

@@ -568,6 +568,26 @@ func TestGangScripts(t *testing.T) {
 		1: grant 2 epoch=7 quantum=100ms
 		0: grant 1 epoch=6 quantum=100ms
 	`},
+		"two GPUs: two jobs start on them in turns": {2, `
+	0ms 0 attach 1 want gang=a
+		0: grant 1 epoch=1 quantum=100ms
+	0ms 1 attach 2 want gang=b
+		1: grant 2 epoch=1 quantum=100ms
+	1ms 1 attach 3 want gang=a
+	1ms 0 attach 4 want gang=b
+		1: revoke 2 epoch=1 grace=1s waiters=0 why=gang
+	2ms 1 release 2 epoch=1 revoked
+		1: grant 3 epoch=2 quantum=100ms
+	2ms 1 request 2
+	100ms 0 tick
+	102ms 1 tick
+		1: revoke 3 epoch=2 grace=1s waiters=0 why=gang
+		0: revoke 1 epoch=1 grace=1s waiters=0 why=gang
+	104ms 0 release 1 epoch=1 revoked
+	104ms 1 release 3 epoch=2 revoked
+		0: grant 4 epoch=2 quantum=100ms
+		1: grant 2 epoch=3 quantum=100ms
+	`},
 		"two GPUs: half of a gang had drained before a restart": {2, `
 	0ms 0 restore 1 epoch=5 gang=a
 	1ms 1 attach 3 want

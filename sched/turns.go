@@ -89,7 +89,7 @@ func (c *GPU) turnOver() (Time, bool) {
 		return 0, false
 	}
 	if next.seat.isCalled() {
-		if c.kept == nil {
+		if c.kept == nil || c.kept.seat.gang.makesWay(next.seat.gang) {
 			return c.now, true // the virtual time of the holder makes up for it
 		}
 		end := g.runFrom.Add(c.minTurn() - g.ran) // or gangs would stop each other all the time

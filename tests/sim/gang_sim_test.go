@@ -3,6 +3,7 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -17,7 +18,9 @@ import (
 // ganged simulates processes on several GPUs that share gangs. A process has one
 // thread that makes calls, and one stream: calls are queued, some ahead of the
 // GPU, and run in order. The ranks of a job make the same calls; some are
-// collectives, which run when all ranks have launched them and come to them.
+// collectives, which run when all ranks have launched them and come to them. Ranks call
+// collectives from a millisecond after all of them have come to the scheduler: they meet
+// before, as those of NCCL make a communicator, which takes longer.
 type ganged struct {
 	t      testing.TB
 	rng    *rand.Rand
@@ -59,6 +62,7 @@ type rank struct {
 	gpu          int
 	id           sched.ClientID
 	dead, fenced bool
+	came         sched.Time // to a scheduler; 0: it did not
 
 	word         sched.Epoch // of its page
 	local, drain sched.Epoch // under which its gate is open; it drains
@@ -103,10 +107,19 @@ func (j *job) collective(i int) bool {
 	return len(j.gpus) > 1 && (uint64(i)*2654435761+j.seed)%3 == 0
 }
 
+func (j *job) met() bool {
+	return !slices.ContainsFunc(j.ranks, func(r *rank) bool { return r.came == 0 || j.g.now < r.came.Add(time.Millisecond) })
+}
+
 // work lets the thread make calls until its gate is shut or it is far ahead.
 func (r *rank) work() {
 	g := r.j.g
 	if r.dead || r.thinks || r.made-r.done >= gangAhead {
+		return
+	}
+	if r.j.collective(r.made) && !r.j.met() {
+		r.thinks = true
+		g.after(50*time.Microsecond, func() { r.thinks = false; r.work() })
 		return
 	}
 	if g.now < r.stopped {
@@ -201,6 +214,7 @@ func (r *rank) send(ev sched.Event) {
 	life := r.life
 	g.at(r.up, func() {
 		if g.life == life { // else what was sent is lost
+			r.came = cmp.Or(r.came, g.now)
 			g.step(r.gpu, ev)
 		}
 	})
@@ -518,6 +532,7 @@ type gangFaults struct {
 	fate    bool          // ranks die, are stopped and lose their connections
 	crashes time.Duration // about so often the scheduler ends; 0: never
 	leaps   int           // one in so many revokes of a rank meets a suspension of the machine; 0: none
+	rush    bool          // all jobs start within 100 µs, not 20 ms
 }
 
 // runGanged runs jobs for some time of their own: suspensions do not count.
@@ -526,10 +541,14 @@ func runGanged(t testing.TB, seed uint64, faults gangFaults, length time.Duratio
 	g := &ganged{t: t, rng: rand.New(rand.NewPCG(seed, 7)), calm: calm, leapOdds: faults.leaps, procs: map[sched.ClientID]*rank{},
 		persisted: make([]sched.Persist, gpus), wait: map[bool]time.Duration{}, used: make([]time.Duration, gpus)}
 	g.boot()
+	starts := 20 * time.Millisecond
+	if faults.rush {
+		starts = 100 * time.Microsecond
+	}
 	for i, gpus := range jobs {
 		j := &job{g: g, name: fmt.Sprintf("job%d%v", i, gpus), gpus: gpus}
 		g.jobs = append(g.jobs, j)
-		g.after(g.dur(0, 20*time.Millisecond), j.start)
+		g.after(g.dur(0, starts), j.start)
 	}
 	if !calm {
 		g.after(0, g.fate)

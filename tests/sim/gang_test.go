@@ -30,6 +30,20 @@ func TestGangsShare(t *testing.T) {
 	}
 }
 
+// TestGangsStartTogether has jobs start on the same GPUs in turns: each has one GPU
+// first, and the other's rank waits for that. Nobody may be fenced.
+func TestGangsStartTogether(t *testing.T) {
+	for _, jobs := range [][][]int{
+		{{0, 1}, {1, 0}},
+		{{0, 1, 2}, {1, 2, 0}, {2, 0, 1}},
+		{{0, 1}, {1, 2}, {2, 0}},
+	} {
+		for seed := uint64(1); seed <= 100; seed++ {
+			runGanged(t, seed, gangFaults{rush: true}, 2*gangGrace, jobs...).progressed(t)
+		}
+	}
+}
+
 // TestGangsOutliveSuspensions suspends the machine while gangs stop. Nobody may be
 // fenced: it had no time to drain.
 func TestGangsOutliveSuspensions(t *testing.T) {
