@@ -389,6 +389,7 @@ static void *client_main(void *arg)
 		wait = early_release(now);
 		NVS_FOR_EACH_GPU(gpu) {
 			nvs_preempt_tick(gpu, now, &wait);
+			nvs_throttle_tick(gpu, now);
 			if (nvs_utilization_due(gpu, now, &wait))
 				nvs_drainer_look(gpu, NVS_LOOK_SAMPLE);
 			if (nvs_controls_due(gpu, now, &wait))
@@ -456,7 +457,7 @@ static bool give_back(void)
 	bool any = false;
 
 	NVS_FOR_EACH_GPU(gpu) {
-		bool wanted = nvs_throttled(atomic_load(&gpu->slot)) || nvs_memory_ops.moves(gpu);
+		bool wanted = nvs_takes_turns(atomic_load(&gpu->slot)) || nvs_memory_ops.moves(gpu);
 
 		if (gpu->lease.gate == LEASE_OPEN && wanted && nvs_memory_ops.leave(gpu)) {
 			nvs_gpu_give_back(gpu);

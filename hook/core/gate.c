@@ -89,7 +89,7 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 		return nvs_gate_enter_memory(gpu);
 	for (;;) {
 		/* After each wait: a thousand threads may have waited at the gate for one stream. */
-		if (nvs_throttled(atomic_load_explicit(&gpu->slot, memory_order_acquire)))
+		if (nvs_throttled(gpu, atomic_load_explicit(&gpu->slot, memory_order_acquire)))
 			nvs_throttle_step(s, key);
 		if (nvs_likely(gate_try(t, gpu)) || nvs_gate_wait(t, gpu, NVS_NEED_GPU, 0))
 			break;
@@ -185,7 +185,7 @@ struct nvs_thread *nvs_gate_enter_several(void *key, unsigned gpus)
 
 	if (!s || gpus == s->gpu->bit || (atomic_load(&nvs_gate.captures) && nvs_capturing(key)))
 		return nvs_gate_enter(key);
-	if (nvs_throttled(atomic_load_explicit(&s->gpu->slot, memory_order_acquire)))
+	if (nvs_throttled(s->gpu, atomic_load_explicit(&s->gpu->slot, memory_order_acquire)))
 		nvs_throttle_step(s, key);
 	if (!enter_together(t, gpus | s->gpu->bit))
 		return NULL;

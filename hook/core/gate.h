@@ -67,7 +67,7 @@ static inline struct nvs_thread *nvs_gate_enter(void *key)
 	 * counts: our own client thread sets it, and looks at the flag afterwards.
 	 */
 	slot = atomic_load_explicit(&gpu->slot, memory_order_acquire);
-	if (nvs_unlikely(nvs_throttled(slot)) && nvs_throttle_due(t->stream))
+	if (nvs_unlikely(nvs_throttled(gpu, slot)) && nvs_throttle_due(t->stream))
 		return nvs_gate_enter_slow(key);
 	atomic_store_explicit(&t->in_flight, t->flag, memory_order_seq_cst);
 	if (nvs_unlikely(__atomic_load_n(&slot->word, __ATOMIC_SEQ_CST) !=

@@ -41,6 +41,7 @@ struct nvs_gpu {
 	_Alignas(NVS_CACHE_LINE) _Atomic(const struct nvs_slot *) slot;
 	_Atomic uint32_t epoch; /* NVS_WORD_NONE: closed */
 	uint32_t bit;           /* in nvs_thread.in_flight: 1 << number */
+	atomic_bool unbound;    /* while nobody waits; see nvs_throttle_tick */
 
 	/* Set once, before the first call passes the gate. */
 	_Alignas(NVS_CACHE_LINE) unsigned number; /* the channel on the wire */
@@ -77,6 +78,7 @@ struct nvs_gpu {
 	atomic_uint offs;        /* how often they went off */
 	uint64_t on_ns;          /* when they were put on */
 	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */
+	bool cut_failed;         /* of one since the scheduler was told of the controls */
 	unsigned long_drains;    /* so many drains are cut soon, because drains took long */
 	uint64_t grace_ns;       /* of the last REVOKE */
 	uint64_t unattached_ns;  /* since when no scheduler knows of us */

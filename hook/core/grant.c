@@ -116,6 +116,7 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 	if (out.actions & LEASE_ACT_CLOSE) {
 		set_epoch(gpu, NVS_WORD_NONE);
 		gpu->closed_ns = nvs_now();
+		atomic_store(&gpu->unbound, false); /* others want the GPU */
 		plan_passes(gpu);
 	}
 	wake_preempter(gpu);

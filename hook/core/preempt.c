@@ -67,6 +67,7 @@ static void cut(struct nvs_gpu *gpu)
 
 	if (!switch_channels(gpu, false)) {
 		gpu->uncut_ns = closed; /* the drain goes on to its end */
+		gpu->cut_failed = true;
 		nvs_debugf("GPU %u: the drain is not cut", gpu->number);
 		return;
 	}

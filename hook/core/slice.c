@@ -73,6 +73,7 @@ void nvs_controls_look(struct nvs_gpu *gpu)
 	    nvs_client_send(&f)) {
 		gpu->controls = f.u.controls;
 		gpu->controls_told = true;
+		gpu->cut_failed = false;
 	}
 	nvs_unlock(&nvs_client_lock);
 }

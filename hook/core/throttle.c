@@ -28,6 +28,7 @@
 #include "clock.h"
 #include "futex.h"
 #include "gpu.h"
+#include "ops.h"
 #include "stream.h"
 #include "throttle.h"
 
@@ -43,6 +44,18 @@
 #define SPIN_NS     500000ull  /* batches shorter than this would run out during a nap */
 #define PATIENCE_NS 2000000000ull
 #define PATIENCE_MAX_NS 16000000000ull
+
+/* Tenants that pause for less take turns: each drain of a few milliseconds counts. */
+#define QUIET_NS (2 * NVS_S)
+
+void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now)
+{
+	const struct nvs_controls *c = &gpu->controls;
+	bool cut = c->slices == NVS_CONTROL_WORKS && c->channels == NVS_CONTROL_WORKS && !c->bare &&
+		   !gpu->cut_failed && !nvs_memory_ops.moves(gpu);
+
+	atomic_store(&gpu->unbound, cut && nvs_elapsed(now, gpu->closed_ns) >= QUIET_NS);
+}
 
 static bool events_made(struct nvs_throttle *d)
 {

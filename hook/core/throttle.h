@@ -8,17 +8,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "gpu.h"
 #include "wire.h"
 #include "work.h"
 
 /*
- * Whether the work ahead of the GPU is to be kept short: somebody else may get
- * the GPU after this client. Nobody takes turns where all hold it at the same
- * time, and a launch shall cost nothing there, but a client with a core limit
- * has to leave when its time is used up. A latency client holds the GPU at the
- * same time as others that are kept from it.
+ * Whether somebody else may get the GPU after this client. Nobody takes turns where all
+ * hold it at the same time, and a launch shall cost nothing there, but a client with a core
+ * limit has to leave when its time is used up. A latency client holds the GPU at the same
+ * time as others that are kept from it.
  */
-static inline bool nvs_throttled(const struct nvs_slot *slot)
+static inline bool nvs_takes_turns(const struct nvs_slot *slot)
 {
 	uint32_t all_at_once = NVS_GRANT_CONCURRENT | NVS_GRANT_LATENCY;
 
@@ -26,6 +26,15 @@ static inline bool nvs_throttled(const struct nvs_slot *slot)
 	       ((__atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & all_at_once) !=
 			NVS_GRANT_CONCURRENT ||
 		__atomic_load_n(&slot->core_limit, __ATOMIC_RELAXED));
+}
+
+/* Whether the work ahead of the GPU is to be kept short. */
+static inline bool nvs_throttled(struct nvs_gpu *gpu, const struct nvs_slot *slot)
+{
+	return nvs_takes_turns(slot) &&
+	       (__atomic_load_n(&slot->waiters, __ATOMIC_RELAXED) ||
+		__atomic_load_n(&slot->core_limit, __ATOMIC_RELAXED) ||
+		!atomic_load_explicit(&gpu->unbound, memory_order_relaxed));
 }
 
 /* Whether nvs_throttle_step has to see this call; if not, it is counted. */
@@ -38,6 +47,14 @@ static inline bool nvs_throttle_due(struct nvs_stream *s)
 	atomic_store_explicit(&s->throttle.count, count, memory_order_relaxed);
 	return false;
 }
+
+/*
+ * Called by the client thread now and then, with its lock: nothing is bounded while nobody
+ * waits, if nobody has wanted the GPU for a while and a drain that takes long can be cut. So
+ * a program whose CPU is slower than the GPU for a time does ahead what it can, as it would
+ * without us.
+ */
+void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now);
 
 /* Keeps the work ahead of the GPU short. Never called with a flag up. */
 void nvs_throttle_step(struct nvs_stream *s, void *key);

@@ -316,6 +316,85 @@ static void a_driver_that_ignores_off(void)
 	drains_to_the_end("ignored");
 }
 
+static void has_controls(void)
+{
+	struct nvs_frame r = { 0 };
+
+	fake.page->features |= NVS_FEATURE_CONTROLS;
+	inside_look_again(0);
+	while (r.type != NVS_CONTROLS || r.u.controls.channels != NVS_CONTROL_WORKS) {
+		fake_send(&fake, NVS_NOTICE, 0, 0, 0);
+		fake_receive(&fake, &r, 100);
+	}
+}
+
+static atomic_int launched;
+
+static void *launch_many(void *unused)
+{
+	(void)unused;
+	CU(cuCtxSetCurrent(context));
+	for (int i = 0; i < 300; i++) {
+		launch_on(stream, 1);
+		atomic_fetch_add(&launched, 1);
+	}
+	return NULL;
+}
+
+/* A program may be as far ahead as ever while nobody waits, since its drain would be cut. */
+static void nothing_is_bounded_while_nobody_waits(void)
+{
+	uint64_t start = test_now();
+	pthread_t t;
+
+	hold_with(60000);
+	has_controls();
+	fake.page->slot[0].present = 1;
+	launch_many(NULL);
+	CHECK(test_now() - start < 50000000000); /* the kernel still runs */
+	fake.page->slot[0].waiters = 1;
+	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
+	nap_ms(300);
+	CHECK(atomic_load(&launched) < 600);
+	CHECK(preempted(ask_back(5)) && state().off);
+	end();
+}
+
+/* Somebody has wanted the GPU a moment ago, and may want it again. */
+static void what_others_want_is_bounded(void)
+{
+	pthread_t t;
+
+	hold_with(60000);
+	has_controls();
+	CHECK(preempted(ask_back(5)));
+	fake_expect(&fake, NVS_REQUEST);
+	fake.page->slot[0].present = 1;
+	fake_grant(&fake, 0, 6);
+	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
+	nap_ms(300);
+	CHECK(atomic_load(&launched) < 300);
+	end();
+}
+
+/* What is cut nowhere is bounded as ever: the 60th call waits for the kernel. */
+static void what_is_not_cut_is_bounded(void)
+{
+	pthread_t t;
+
+	CHECK(setenv("NVSHARE_SIMGPU_RM", "refused", 1) == 0);
+	hold_with(60000);
+	fake.page->features |= NVS_FEATURE_CONTROLS;
+	inside_look_again(0);
+	fake_send(&fake, NVS_NOTICE, 0, 0, 0);
+	CHECK(fake_expect(&fake, NVS_CONTROLS).u.controls.slices == NVS_CONTROL_REFUSED);
+	fake.page->slot[0].present = 1;
+	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
+	nap_ms(300);
+	CHECK(atomic_load(&launched) < 300);
+	end();
+}
+
 /* Who waits for the GPU keeps the channels on. They are not tried again in that drain. */
 static void off_is_refused_once(void)
 {
@@ -496,6 +575,9 @@ static const struct test_case cases[] = {
 	CASE(a_driver_is_seen_to_work_later),
 	CASE(a_driver_that_ignores_off),
 	CASE(channels_that_nobody_saw),
+	CASE(nothing_is_bounded_while_nobody_waits),
+	CASE(what_others_want_is_bounded),
+	CASE(what_is_not_cut_is_bounded),
 	CASE(off_is_refused_once),
 	CASE(an_earlier_scheduler),
 	CASE(threads_wait_at_the_gate),
