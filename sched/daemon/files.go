@@ -78,6 +78,7 @@ type files struct {
 	look    *timer.Timer
 	number  uint64    // of the latest file
 	err     error     // why the latest could not be written
+	full    time.Time // when it was told last that there is no room for files
 	wanted  uint64    // what Arenas.Left has to be so that nobody would have been refused
 	until   time.Time // for wanted
 }
@@ -289,8 +290,15 @@ func (d *Daemon) notFiled(cl *client, err error) {
 		d.logOf(cl.subject()).WithError(err).Warn("its memory stays in host memory")
 		d.noteAway(cl, "its memory stays in host memory: "+err.Error())
 	default: // for others, too
-		if t.err == nil || t.err.Error() != err.Error() {
-			text := fmt.Sprintf("its memory cannot be written to a file and stays in host memory; the next try is in %v: %v", t.pause, err)
+		next, told := fmt.Sprintf("in %v", t.pause), t.err != nil && t.err.Error() == err.Error()
+		if errors.Is(err, store.ErrFull) { // with room for almost all this comes and goes
+			next += ", or when another file goes"
+			if told = time.Since(t.full) < t.pause; !told {
+				t.full = time.Now()
+			}
+		}
+		if !told {
+			text := fmt.Sprintf("its memory cannot be written to a file and stays in host memory; the next try is %s: %v", next, err)
 			d.tell(cl.subject(), logrus.WarnLevel, text)
 			d.noteAway(cl, text)
 		}

@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"hash/crc32"
 	"math/rand/v2"
 	"os"
@@ -360,6 +361,13 @@ func TestFileRoomComes(t *testing.T) {
 	a.f.ends <- nil
 	a.wantSuspend(wire.SuspendOver)
 	a.s.await("the other is written", func(r *api.StatusResponse) bool { return b.status(b.s).FileBytes == filerBytes && len(r.Problems) == 0 })
+	// It is full again: the status says so, and the log does once in a pause.
+	a.works()
+	a.left()
+	a.s.await("there is no room again", func(r *api.StatusResponse) bool { return len(r.Problems) == 1 })
+	if n := strings.Count(fmt.Sprint(a.s.eventsOf(&api.EventsRequest{}).Events), "cannot be written to a file"); n != 1 {
+		t.Errorf("it is said %d times that there is no room", n)
+	}
 }
 
 // The file of a process that ends is removed, whatever is done with it.
