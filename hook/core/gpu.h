@@ -79,6 +79,7 @@ struct nvs_gpu {
 	uint64_t on_ns;          /* when they were put on */
 	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */
 	bool cut_failed;         /* of one since the scheduler was told of the controls */
+	uint64_t wanted_ns;      /* when others were last seen to want the GPU; throttle.c */
 	unsigned long_drains;    /* so many drains are cut soon, because drains took long */
 	uint64_t grace_ns;       /* of the last REVOKE */
 	uint64_t unattached_ns;  /* since when no scheduler knows of us */

@@ -12,6 +12,7 @@
 #include "log.h"
 #include "ops.h"
 #include "thread.h"
+#include "throttle.h"
 
 /* Calls pass in windows during a drain that does not end: the gap to the first. */
 #define PASS_GAP_NS (1 * NVS_S) /* or an eighth of the grace, if that is less */
@@ -116,7 +117,7 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 	if (out.actions & LEASE_ACT_CLOSE) {
 		set_epoch(gpu, NVS_WORD_NONE);
 		gpu->closed_ns = nvs_now();
-		atomic_store(&gpu->unbound, false); /* others want the GPU */
+		nvs_throttle_wanted(gpu, gpu->closed_ns);
 		plan_passes(gpu);
 	}
 	wake_preempter(gpu);

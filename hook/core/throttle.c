@@ -54,7 +54,13 @@ void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now)
 	bool cut = c->slices == NVS_CONTROL_WORKS && c->channels == NVS_CONTROL_WORKS && !c->bare &&
 		   !gpu->cut_failed && !nvs_memory_ops.moves(gpu);
 
-	atomic_store(&gpu->unbound, cut && nvs_elapsed(now, gpu->closed_ns) >= QUIET_NS);
+	atomic_store(&gpu->unbound, cut && nvs_elapsed(now, gpu->wanted_ns) >= QUIET_NS);
+}
+
+void nvs_throttle_wanted(struct nvs_gpu *gpu, uint64_t now)
+{
+	gpu->wanted_ns = now;
+	atomic_store(&gpu->unbound, false);
 }
 
 static bool events_made(struct nvs_throttle *d)

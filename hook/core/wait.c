@@ -20,6 +20,7 @@
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
+#include "throttle.h"
 
 #define LOSS_WAIT_NS   (5 * NVS_S)    /* calls wait this long for a lost scheduler */
 #define GONE_NS        (2 * NVS_S)    /* who has not looked for so long does not wait */
@@ -340,7 +341,10 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	}
 	wakes = leave(t);
 	gpu->idle_ns = 0; /* its call comes now */
-	waited = nvs_now() - start;
+	now = nvs_now();
+	if (need == NVS_NEED_GPU)
+		nvs_throttle_wanted(gpu, now);
+	waited = now - start;
 	gpu->stats.waits++;
 	gpu->stats.wait_ns += waited;
 	if (waited > gpu->stats.wait_max_ns)
