@@ -30,6 +30,9 @@ func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*ap
 	if len(devices) == 0 && len(has) == 0 && len(req.Shares) == 0 {
 		return nil, nil
 	}
+	if err := checkLoss(ctr.GetEnv()); err != nil {
+		return nil, err
+	}
 	adjust := &api.ContainerAdjustment{}
 	changed := len(devices) > 0 || len(req.Shares) > 0 // the placement is to be recorded
 	switch {
@@ -112,6 +115,18 @@ func lookupEnv(env []string, key string) (value string, set bool) {
 		}
 	}
 	return value, set
+}
+
+// checkLoss finds a policy that the shim does not know: it would run without turns where
+// the user may want it to wait for a scheduler.
+func checkLoss(env []string) error {
+	const key = "NVSHARE_SCHEDULER_LOSS"
+	switch value, _ := lookupEnv(env, key); value {
+	case "", "open", "closed":
+		return nil
+	default:
+		return fmt.Errorf("environment %s=%q: give open (a program runs without turns while there is no scheduler) or closed (it waits)", key, shown(value))
+	}
 }
 
 // isSeparator tells whether the dynamic linker splits LD_PRELOAD at r.

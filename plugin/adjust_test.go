@@ -219,6 +219,20 @@ func TestRunDirectoryIsTheNodes(t *testing.T) {
 	}
 }
 
+// The shim takes any other word for open.
+func TestSchedulerLossIsAKnownWord(t *testing.T) {
+	for value, ok := range map[string]bool{"open": true, "closed": true, "": true, "close": false, "CLOSED": false} {
+		ctr := &api.Container{Env: []string{"NVSHARE_SCHEDULER_LOSS=" + value}}
+		_, err := Adjust(Request{Devices: []string{"0"}}, ctr, inventory(t), false)
+		if (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "give open") {
+			t.Errorf("%q: %v", value, err)
+		}
+		if a, err := Adjust(Request{}, ctr, inventory(t), false); a != nil || err != nil {
+			t.Errorf("a container that asks for nothing: %v, %v", a, err)
+		}
+	}
+}
+
 // The kind for this plugin alone does not set LD_PRELOAD. Whoever was given such a
 // device by other means gets the shim all the same.
 func TestDevicesOfTheInternalKindGetTheShim(t *testing.T) {

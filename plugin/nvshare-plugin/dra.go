@@ -51,6 +51,16 @@ func (f *draFlags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.kubelet, "kubelet-dir", "/var/lib/kubelet", "with --dra: the kubelet's `directory`; its subdirectories plugins/"+dra.DriverName+" and plugins_registry must have the same paths here as on the host")
 }
 
+// check finds flags that mean something only with --dra.
+func (f *draFlags) check(s *pflag.FlagSet) error {
+	for _, name := range []string{"slots", "metrics-addr", "kubelet-dir"} {
+		if s.Changed(name) && !f.on {
+			return fmt.Errorf("--%s is for resource claims: give --dra as well, or leave it out", name)
+		}
+	}
+	return nil
+}
+
 // podUID is the pod of this driver, "" outside of pods.
 func podUID() types.UID { return types.UID(os.Getenv("POD_UID")) }
 

@@ -91,6 +91,9 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 			if cmd.Flags().Changed("promise-memory") {
 				f.dra.promise = f.promiseMemory
 			}
+			if err := f.dra.check(cmd.Flags()); err != nil {
+				return err
+			}
 			audit, err := f.check()
 			if err != nil {
 				return err

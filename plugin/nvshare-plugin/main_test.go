@@ -189,6 +189,8 @@ func TestUsage(t *testing.T) {
 		"--promise-memory 0": "--promise-memory",
 		"--promise-memory x": "--promise-memory",
 		"--dra":              "--dra needs NRI",
+		"--slots 4":          "--slots is for resource claims",
+		"--metrics-addr :1":  "--metrics-addr is for resource claims",
 	} {
 		status := exitUsage
 		cmd := command(&status, quiet())

@@ -14,6 +14,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"syscall"
@@ -63,6 +64,7 @@ type flags struct {
 }
 
 func main() {
+	debug.SetTraceback("crash") // a panic ends it by a signal: status 2 is a wrong command line, see the unit of systemd
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	status := exitUsage

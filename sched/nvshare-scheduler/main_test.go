@@ -7,14 +7,17 @@ import (
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/manual"
@@ -210,5 +213,26 @@ func TestGroupOfANameService(t *testing.T) {
 	}
 	if gid, err := groupNumber("nobody-has-this"); err == nil {
 		t.Errorf("a group that nobody knows: %d", gid)
+	}
+}
+
+// A panic ends the program by a signal: with Go's own status for it, 2, systemd would take
+// it for a wrong command line and not restart the scheduler.
+func TestAPanicIsNoWrongCommandLine(t *testing.T) {
+	const child = "NVSHARE_TEST_PANIC"
+	if os.Getenv(child) != "" {
+		if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+			t.Fatal(err)
+		}
+		os.Args = []string{"nvshare-scheduler", "--version"}
+		main()
+		go panic("test")
+		select {}
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^TestAPanicIsNoWrongCommandLine$")
+	cmd.Env = append(os.Environ(), child+"=1")
+	out, err := cmd.CombinedOutput()
+	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); !ws.Signaled() || !strings.Contains(string(out), "panic: test") {
+		t.Errorf("%v, signaled: %t\n%.2000s", err, ws.Signaled(), out)
 	}
 }
