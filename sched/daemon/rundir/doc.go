@@ -7,8 +7,9 @@
 //
 //   - One scheduler has the directory at a time. The kernel drops its lock with
 //     the process, so a file or socket that was left behind means nothing.
-//   - Nothing is used that belongs to another user: neither the directory, nor
-//     the lock, nor the part that containers see. No link is followed there.
+//   - Nothing is used that belongs to another user, or that everybody may replace:
+//     neither the directory, nor the lock, nor the part that containers see. No link is
+//     followed there.
 //   - Each socket has its mode and group before anybody can connect.
 //   - A socket that somebody deletes or replaces is made anew. Connections stay.
 //   - Close removes this process's sockets and no others. A socket that systemd made

@@ -125,6 +125,9 @@ func TestRefused(t *testing.T) {
 		"another user's directory": {func(dir string) error {
 			return os.Chown(dir, other, other)
 		}, "it belongs to user 3000", true},
+		"everybody's directory": {func(dir string) error {
+			return os.Chmod(dir, 0o777)
+		}, "may be changed by everybody", false},
 		"another user's tenant directory": {func(dir string) error {
 			return errors.Join(os.Mkdir(dir+"/tenant", 0o755), os.Chown(dir+"/tenant", other, other))
 		}, "it belongs to user 3000", true},
