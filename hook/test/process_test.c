@@ -589,6 +589,7 @@ static int run_lingers(void)
 {
 	lingers = true;
 	note(launch(NULL) == 0);
+	note(cuCtxSynchronize() == 0); /* work that still runs is not waited for at the end */
 	await(1);
 	return 13;
 }
