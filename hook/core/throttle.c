@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * throttle.c: keep the work ahead of the GPU short while another client is there,
- * so that a revoke is answered soon.
+ * throttle.c: keep the work ahead of the GPU short while another client wants it,
+ * so that a revoke is answered soon. Not while the others rest: see nvs_throttle_tick.
  *
  * Every `batch` calls an event goes into the stream, and the thread goes on
  * when the event before it has passed: at most two batches are ahead. `batch`
