@@ -56,7 +56,7 @@ static inline bool nvs_throttle_due(struct nvs_stream *s)
  */
 void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now);
 
-/* The gate was closed, or a thread has waited at it: others want the GPU. The client's lock is held. */
+/* The gate was closed, or shut for a moment: others want the GPU. The client's lock is held. */
 void nvs_throttle_wanted(struct nvs_gpu *gpu, uint64_t now);
 
 /* Keeps the work ahead of the GPU short. Never called with a flag up. */

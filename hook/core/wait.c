@@ -293,7 +293,7 @@ static void wait_piece(struct nvs_gpu *gpu, uint32_t word, bool *spun, sigset_t 
 bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, unsigned keeps)
 {
 	uint64_t start = nvs_now(), now = start, waited;
-	bool spun = false, pass = false;
+	bool spun = false, pass = false, paused = false;
 	int saved = errno;
 	unsigned wakes;
 	sigset_t mask;
@@ -320,6 +320,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 		if (word == atomic_load(&gpu->epoch) ||
 		    !atomic_load(&nvs_gate.active))
 			break;
+		paused = paused || gpu->lease.gate == LEASE_OPEN;
 		if (may_pass(gpu, now) || may_go_ahead(gpu) ||
 		    (need == NVS_NEED_MEMORY && nvs_memory_ops.all_there(gpu))) {
 			/* Before the lock is given up: do_drain sees flag or count. */
@@ -342,7 +343,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	wakes = leave(t);
 	gpu->idle_ns = 0; /* its call comes now */
 	now = nvs_now();
-	if (need == NVS_NEED_GPU)
+	if (paused)
 		nvs_throttle_wanted(gpu, now);
 	waited = now - start;
 	gpu->stats.waits++;

@@ -377,6 +377,26 @@ static void what_others_want_is_bounded(void)
 	end();
 }
 
+/* Others were let in for a moment, beside a grant that goes on. */
+static void a_pause_bounds(void)
+{
+	pthread_t t;
+
+	hold_with(60000);
+	has_controls();
+	fake.page->slot[0].present = 1;
+	launch_many(NULL); /* nothing is bounded */
+	fake_word(&fake, 0, NVS_WORD_CLOSED);
+	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
+	nap_ms(200);
+	CHECK(atomic_load(&launched) == 300);
+	fake_word(&fake, 0, 5);
+	EVENTUALLY(atomic_load(&launched) > 300);
+	nap_ms(300);
+	CHECK(atomic_load(&launched) < 600);
+	end();
+}
+
 /* What is cut nowhere is bounded as ever: the 60th call waits for the kernel. */
 static void what_is_not_cut_is_bounded(void)
 {
@@ -577,6 +597,7 @@ static const struct test_case cases[] = {
 	CASE(channels_that_nobody_saw),
 	CASE(nothing_is_bounded_while_nobody_waits),
 	CASE(what_others_want_is_bounded),
+	CASE(a_pause_bounds),
 	CASE(what_is_not_cut_is_bounded),
 	CASE(off_is_refused_once),
 	CASE(an_earlier_scheduler),
