@@ -278,14 +278,11 @@ static void a_driver_that_says_no_version(void)
 	end();
 }
 
-static void is_seen_to_work(bool held)
+/* The shim says that its channels can be taken off. */
+static void has_controls(void)
 {
 	struct nvs_frame r;
 
-	CHECK(setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1) == 0);
-	hold_with(1);
-	if (held)
-		inside_hold_record(0);
 	fake.page->features |= NVS_FEATURE_CONTROLS;
 	for (uint64_t start = test_now();; inside_look_again(0)) { /* on a slow machine many looks see nothing */
 		CHECK(test_now() - start < PATIENCE_MS * 1000000ull);
@@ -296,6 +293,15 @@ static void is_seen_to_work(bool held)
 		if (r.u.controls.channels == NVS_CONTROL_WORKS)
 			break;
 	}
+}
+
+static void is_seen_to_work(bool held)
+{
+	CHECK(setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1) == 0);
+	hold_with(1);
+	if (held)
+		inside_hold_record(0);
+	has_controls();
 	CHECK(!held || inside_held_record());
 	launch_on(stream, 60000);
 	CHECK(preempted(ask_back(5)) && state().off);
@@ -314,18 +320,6 @@ static void a_driver_that_ignores_off(void)
 {
 	CHECK(setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1) == 0);
 	drains_to_the_end("ignored");
-}
-
-static void has_controls(void)
-{
-	struct nvs_frame r = { 0 };
-
-	fake.page->features |= NVS_FEATURE_CONTROLS;
-	inside_look_again(0);
-	while (r.type != NVS_CONTROLS || r.u.controls.channels != NVS_CONTROL_WORKS) {
-		fake_send(&fake, NVS_NOTICE, 0, 0, 0);
-		fake_receive(&fake, &r, 100);
-	}
 }
 
 static atomic_int launched;
