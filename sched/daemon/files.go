@@ -277,8 +277,8 @@ func (d *Daemon) isWritten(f *file, parts []store.Part, err error) {
 
 // notFiled notes that a client's memory stays where it is for now; nil: because it has none.
 func (d *Daemon) notFiled(cl *client, err error) {
-	t := &d.files
-	if !errors.Is(err, store.ErrFull) { // that is no fault of this client's memory
+	t, full := &d.files, errors.Is(err, store.ErrFull)
+	if !full { // that is no fault of this client's memory
 		cl.away.unfiled = time.Now().Add(t.pause)
 	}
 	var e *unreachable
@@ -291,7 +291,7 @@ func (d *Daemon) notFiled(cl *client, err error) {
 		d.noteAway(cl, "its memory stays in host memory: "+err.Error())
 	default: // for others, too
 		next, told := fmt.Sprintf("in %v", t.pause), t.err != nil && t.err.Error() == err.Error()
-		if errors.Is(err, store.ErrFull) { // with room for almost all this comes and goes
+		if full { // with room for almost all this comes and goes
 			next += ", or when another file goes"
 			if told = time.Since(t.full) < t.pause; !told {
 				t.full = time.Now()

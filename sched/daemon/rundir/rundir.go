@@ -268,6 +268,11 @@ func makeDirs(dir string) error {
 	if err := ours(dir, unix.S_IFDIR, true); err != nil {
 		return fail(err)
 	}
+	if info, err := os.Lstat(dir); err != nil {
+		return fail(err)
+	} else if info.Mode()&0o002 != 0 && info.Mode()&fs.ModeSticky == 0 {
+		return fail(fmt.Errorf("%s may be changed by everybody, who could put a socket in place of the scheduler's; chmod o-w it or name another directory with --run-dir", dir))
+	}
 	tenant := filepath.Join(dir, TenantDir)
 	if os.Geteuid() != 0 && ours(tenant, unix.S_IFDIR, false) != nil && ours(tenant, unix.S_IFDIR, true) == nil {
 		os.Remove(tenant) // root's plugin was faster; this fails if the directory is in use
@@ -333,8 +338,7 @@ func give(root *os.Root, name string, uid, gid int) error {
 }
 
 // ours returns an error unless the path is what kind says, no link to that, and
-// belongs to this process's user, or to root where root may own it. Not everybody may
-// replace what is in a directory.
+// belongs to this process's user, or to root where root may own it.
 func ours(path string, kind uint32, orRoots bool) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
@@ -348,8 +352,6 @@ func ours(path string, kind uint32, orRoots bool) error {
 		return fmt.Errorf("%s is not a %s of ours; remove it or name another directory with --run-dir", path, what)
 	case int(st.Uid) != os.Geteuid() && (st.Uid != 0 || !orRoots):
 		return fmt.Errorf("%s is not a %s of ours: it belongs to user %d, who could change what is in it; remove it or name another directory with --run-dir", path, what, st.Uid)
-	case kind == unix.S_IFDIR && st.Mode&0o002 != 0 && st.Mode&unix.S_ISVTX == 0:
-		return fmt.Errorf("%s may be changed by everybody, who could put a socket in place of the scheduler's; chmod o-w it or name another directory with --run-dir", path)
 	}
 	return nil
 }
