@@ -133,8 +133,8 @@ func (a *account) billCredit(dt, charge time.Duration, r rates) {
 	if charge > 0 || r.waits {
 		top = max(top, r.tuning.Window*limit/100)
 	}
-	a.credit = min(a.credit+dt*limit/100, max(top, a.credit)) - charge
-	a.credit = max(a.credit, -maxDebt)
+	// What is used meanwhile makes room for what fills it: dt may be minutes.
+	a.credit = max(min(a.credit+dt*limit/100-charge, max(top, a.credit)), -maxDebt)
 	switch {
 	case a.credit <= 0:
 		a.capped = true
@@ -144,10 +144,11 @@ func (a *account) billCredit(dt, charge time.Duration, r rates) {
 }
 
 func (a *account) billPatience(dt, charge time.Duration, r rates) {
-	a.patience = min(a.patience+dt*time.Duration(r.patience)/100, patienceMax)
-	if r.keepsOut && charge > 0 {
-		a.patience = max(a.patience-min(dt, charge), 0)
+	a.patience += dt * time.Duration(r.patience) / 100
+	if r.keepsOut {
+		a.patience -= min(dt, charge)
 	}
+	a.patience = min(max(a.patience, 0), patienceMax)
 	switch {
 	case a.patience <= 0 && r.common <= 0:
 		a.demoted = true

@@ -51,11 +51,11 @@ func (p *latencyPool) partOf(s Share) int {
 func (c *GPU) commonPatience() time.Duration {
 	p := &c.pool
 	dt := max(c.now.Sub(p.countedAt), 0)
-	left := min(p.patience+dt*time.Duration(p.percent())/100, patienceMax)
+	left := p.patience + dt*time.Duration(p.percent())/100
 	if c.keptOut {
 		left -= dt
 	}
-	return max(left, -patienceMax) // what tenants used of their own is owed first
+	return min(max(left, -patienceMax), patienceMax) // what tenants used of their own is owed first
 }
 
 // countPatience brings the common patience up to now. It comes before any change of what

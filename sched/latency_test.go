@@ -76,3 +76,33 @@ func TestLatencyTenantsShareOnePart(t *testing.T) {
 		t.Errorf("beside one: %.3f", alone)
 	}
 }
+
+// A latency tenant keeps the others out for as long as it may, whether or not something else
+// has its account brought up to date meanwhile.
+func TestPatienceDoesNotDependOnHowOftenItIsCounted(t *testing.T) {
+	outAfter := func(every time.Duration) Time {
+		c := New(Config{Quantum: 100 * time.Millisecond})
+		c.Step(0, Attach{Client: 1, Tenant: "batch", Want: true})
+		c.Step(0, Attach{Client: 2, Tenant: "fast", Share: Share{Priority: Latency}, Want: true})
+		for now := Time(0); now < Time(2*time.Second); {
+			at, ok := c.Deadline()
+			if !ok {
+				break
+			}
+			now = min(max(at, now), now.Add(every))
+			for _, a := range c.Step(now, Tick{}) {
+				if r, ok := a.(Revoke); ok && r.Client == 2 {
+					return now
+				}
+			}
+		}
+		t.Fatalf("looked at every %v, the latency tenant is never asked to go", every)
+		return 0
+	}
+	want := outAfter(time.Hour)
+	for _, every := range []time.Duration{10 * time.Millisecond, 300 * time.Millisecond} {
+		if got := outAfter(every); got != want {
+			t.Errorf("it is asked to go after %v; looked at every %v, after %v", time.Duration(want), every, time.Duration(got))
+		}
+	}
+}
