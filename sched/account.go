@@ -28,10 +28,13 @@ const (
 	// minPart keeps virtual time finite.
 	minPart = 100
 
-	// slicePeriod is the time in which a tenant alone gets its limit once.
-	// minSlice is the least that it gets at once.
+	// slicePeriod is for how long a tenant that is alone pauses when its credit is used up,
+	// so that it has a slice again: its limit's part of that. minSlice and maxSlice bound a
+	// slice. What a tenant alone gets differs from its limit by a slice and a drain at most,
+	// over any time: by 0.7 points over five seconds.
 	slicePeriod = 100 * time.Millisecond
 	minSlice    = 5 * time.Millisecond
+	maxSlice    = 25 * time.Millisecond
 
 	// Latency tenants together go before batch tenants for half of the time, and for a
 	// quarter of a second more if they have left that unused. Then they take turns as

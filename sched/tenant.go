@@ -115,7 +115,8 @@ func (t *tenant) limited() bool { return t.share.limited() }
 
 // slice is what a tenant with a limit gets at once if nobody else wants it.
 func (t *tenant) slice() time.Duration {
-	return max(slicePeriod*time.Duration(t.share.Limit)/100, minSlice, t.stretch)
+	at := slicePeriod * time.Duration(t.share.Limit) / 100
+	return max(min(at, maxSlice), minSlice, t.stretch)
 }
 
 func (t *tenant) displayName() string {
