@@ -199,9 +199,14 @@ func (c *GPU) turnPart(t *tenant) int64 {
 	if !t.active {
 		r.countShare(t.share, 1)
 	}
-	rest := max(0, one-int64(r.requests)*one/100)
-	p := int64(r.requests-r.apart.requests)*one/100 + rest*int64(r.weights-r.apart.weights)/int64(r.weights)
-	return min(max(p, minPart), one)
+	requests, weights := int64(r.requests-r.apart.requests)*one/100, int64(r.weights-r.apart.weights)
+	d := c.duesNow()
+	rest, all := d.rest, d.weights
+	if !t.wants() {
+		rest, all = max(rest-int64(t.share.Request)*one/100, 0), all+int64(t.share.Weight)
+	}
+	// Its tenants have no limit, so there are weights.
+	return min(max(requests+rest*weights/all, minPart), one)
 }
 
 // cohortParts returns the parts that the tenants of the cohort are to have of its turn, 1 in

@@ -9,17 +9,59 @@ package sched
 type dues struct {
 	wanting       []*tenant
 	rest, weights int64 // of tenants below their limits: what weights share out, of one
+	here          int64 // the dues of those that no limit keeps away at this moment, of one
 }
 
 func (c *GPU) dues() dues {
 	var d dues
 	for _, t := range c.tenants {
-		if t.active || t.place == throttled {
+		if t.wants() {
 			d.wanting = append(d.wanting, t)
 		}
 	}
 	d.share()
 	return d
+}
+
+// wants says whether the tenant counts among those that want the GPU.
+func (t *tenant) wants() bool { return t.active || t.place == throttled }
+
+// duesNow returns what dues are now. They are worked out again when a tenant or a share has changed.
+func (r *roster) duesNow() *dues {
+	if r.dueStale {
+		r.dueStale = false
+		r.dueNow.wanting = r.dueNow.wanting[:0]
+		for _, t := range r.tenants {
+			if t.wants() {
+				r.dueNow.wanting = append(r.dueNow.wanting, t)
+			}
+		}
+		r.dueNow.share()
+		r.dueNow.here = 0
+		for _, t := range r.dueNow.wanting {
+			if t.active {
+				r.dueNow.here += r.dueNow.of(t)
+			}
+		}
+	}
+	return &r.dueNow
+}
+
+// part returns the part of the GPU by which a tenant's virtual time passes, of one: its due, or
+// what would be its due if it wanted the GPU and had no limit. The parts of others do not change
+// while a limit keeps a tenant away. If what it was promised went to them by their weights
+// meanwhile, those that were promised much would get too little.
+func (r *roster) part(t *tenant) int64 {
+	d := r.duesNow()
+	rest, weights := d.rest, d.weights
+	request, weight := int64(t.share.Request)*one/100, int64(t.share.Weight)
+	switch {
+	case !t.wants():
+		rest, weights = rest-request, weights+weight
+	case t.limited() && d.of(t) == t.most():
+		rest, weights = rest+t.most()-request, weights+weight
+	}
+	return min(max(request+max(rest, 0)*weight/weights, minPart), one)
 }
 
 // share works out rest and weights.

@@ -229,6 +229,7 @@ func (c *GPU) checkTenants(waiting int) error {
 			}
 		}
 	}
+	fresh := c.dues()
 	switch {
 	case queued != waiting:
 		return fmt.Errorf("%d clients wait, queues hold %d", waiting, queued)
@@ -236,6 +237,8 @@ func (c *GPU) checkTenants(waiting int) error {
 		return fmt.Errorf("%d clients may be granted, counted %d", eligible, c.waiting)
 	case apart.requests != 0 || apart.weights != 0:
 		return fmt.Errorf("active tenants apart from a cohort: counted %+v, %+v too much", c.apart, apart)
+	case !c.dueStale && (fresh.rest != c.dueNow.rest || fresh.weights != c.dueNow.weights):
+		return fmt.Errorf("weights of %d share %d of the GPU, counted %d and %d", fresh.weights, fresh.rest, c.dueNow.weights, c.dueNow.rest)
 	case active != c.active || requests != c.requests || weights != c.weights || special != c.special || exact != c.exact:
 		return fmt.Errorf("%d tenants are active with %d %% and weight %d, %d special, %d exact; counted %d, %d, %d, %d, %d",
 			active, requests, weights, special, exact, c.active, c.requests, c.weights, c.special, c.exact)

@@ -41,7 +41,7 @@ func TestGotAndWaited(t *testing.T) {
 			}
 		}
 	}
-	if w, l := waits["limited"], limited["limited"]; l < w*9/10 || l > w || w < 10*time.Second || limited["free"] != 0 {
+	if w, l := waits["limited"], limited["limited"]; l < w*8/10 || l > w || w < 10*time.Second || limited["free"] != 0 {
 		t.Errorf("the limited tenant waited %v, %v of that for its limit; the other for one: %v", w, l, limited["free"])
 	}
 	for _, s := range c.Snapshot(now).Tenants {

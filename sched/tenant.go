@@ -34,6 +34,9 @@ type roster struct {
 	special                   int                             // tenants that ask for more than turns, see review
 	exact                     int                             // those of them with a limit or a request
 	vtime                     int64                           // see virtualNow
+
+	dueNow   dues // see duesNow
+	dueStale bool
 }
 
 // queues holds the tenants with waiting clients.
@@ -237,7 +240,10 @@ func (c *GPU) abandon(t *tenant) {
 	}
 }
 
-func (c *GPU) dropTenant(t *tenant) { delete(c.tenants, t.name) }
+func (c *GPU) dropTenant(t *tenant) {
+	delete(c.tenants, t.name)
+	c.dueStale = true
+}
 
 // maxGhosts is how many tenants without clients are remembered.
 const maxGhosts = 1024
@@ -261,19 +267,6 @@ func (c *GPU) exorcise() {
 			c.dropTenant(t)
 		}
 	}
-}
-
-// part returns what a tenant gets of the GPU if all active tenants want it, as a part
-// of one: what it was promised, and as much of the rest as its weight says.
-func (r *roster) part(t *tenant) int64 {
-	requests, weights := r.requests, r.weights
-	if !t.active {
-		requests += t.share.Request
-		weights += t.share.Weight
-	}
-	rest := max(0, one-int64(requests)*one/100)
-	p := int64(t.share.Request)*one/100 + rest*int64(t.share.Weight)/int64(weights)
-	return min(max(p, minPart), one)
 }
 
 // bill charges a tenant for the time since it was last billed.
@@ -349,7 +342,7 @@ func (c *GPU) setActive(t *tenant, active bool) {
 		n = -1
 		c.bill(t) // while it still counts
 	}
-	t.active = active
+	t.active, c.dueStale = active, true
 	c.active += n
 	c.countShare(t.share, n)
 	if c.active == 0 {
@@ -380,6 +373,7 @@ func (c *GPU) review(t *tenant) {
 	if t.inHeap() && t.place != to {
 		c.heap(t.place).remove(t)
 	}
+	c.dueStale = c.dueStale || (t.place == throttled) != (to == throttled)
 	switch from := t.place; {
 	case to == nowhere || to == aside:
 		t.place = to
@@ -462,7 +456,7 @@ func (c *GPU) setShare(t *tenant, s Share) {
 		t.credit = 0
 	}
 	t.share = s
-	c.slices.stale = true
+	c.slices.stale, c.dueStale = true, true
 	c.slices.ever = c.slices.ever || s.Priority == Latency
 	if t.limited() {
 		t.credit = min(t.credit, t.slice())

@@ -102,8 +102,8 @@ func (c *GPU) turnOver() (Time, bool) {
 	switch lead, part := g.startVT-next.vt, c.turnPart(cl.tenant); {
 	case lead > 0 && next != cl.tenant:
 		turn = max(turn-time.Duration(scale(lead, part, one)), min(turn, c.minTurn()))
-	case lead < 0 && c.active == 2 && c.exact > 0:
-		// The other tenant is next even if this one is behind it after its turn.
+	case lead < 0 && c.exact > 0 && (c.active == 2 || !c.cohort.on):
+		// Another tenant is next even if this one is behind it after its turn.
 		left := time.Duration(scale(-lead, part, one)) - turn
 		turn += min(max(left, 0), turn)
 	}
@@ -121,7 +121,9 @@ func (c *GPU) turn(t *tenant) time.Duration {
 	if c.exact > 0 {
 		round = min(round, max(int64(c.quantum), int64(maxRound)))
 	}
-	d := time.Duration(scale(round, c.turnPart(t), one))
+	// What is due to tenants that their limits keep away now is no part of the round.
+	here := max(min(c.duesNow().here, one), minPart)
+	d := time.Duration(scale(round, min(c.turnPart(t), here), here))
 	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
 }
 

@@ -31,6 +31,7 @@ var shareCases = []struct {
 	{"limit 25 alone", []share{{Limit: 25}}},
 	{"limit 50 alone", []share{{Limit: 50}}},
 	{"limit 75 alone", []share{{Limit: 75}}},
+	{"limit 90 alone", []share{{Limit: 90}}},
 	{"limits 25/75", []share{{Limit: 25}, {Limit: 75}}},
 	{"limits 30/60", []share{{Limit: 30}, {Limit: 60}}},
 	{"limits 10/90", []share{{Limit: 10}, {Limit: 90}}},

@@ -164,3 +164,62 @@ func TestSharesAreExact(t *testing.T) {
 		}
 	}
 }
+
+// due returns what each tenant is to have of the GPU, percent: what it was promised and by weight
+// a part of the rest, up to its limit; what limits leave is part of the rest.
+func due(tenants []backlogged) []float64 {
+	due, capped := make([]float64, len(tenants)), make([]bool, len(tenants))
+	for more := true; more; {
+		more = false
+		rest, weights := 100.0, 0.0
+		for i, t := range tenants {
+			if capped[i] {
+				rest -= due[i]
+			} else {
+				rest -= float64(t.share.Request)
+				weights += float64(t.share.Weight)
+			}
+		}
+		for i, t := range tenants {
+			if capped[i] {
+				continue
+			}
+			due[i] = float64(t.share.Request) + rest*float64(t.share.Weight)/weights
+			if most := float64(t.share.Limit); most > 0 && due[i] > most {
+				due[i], capped[i], more = most, true, true
+			}
+		}
+	}
+	return due
+}
+
+// TestAnySharesHold has tenants with limits, requests and weights drawn at random, which all want
+// the GPU always. In the long run each has its due, to 2 percentage points.
+func TestAnySharesHold(t *testing.T) {
+	const first, run = 5 * time.Second, 40 * time.Second
+	for seed := uint64(1); seed <= 300; seed++ {
+		rng := rand.New(rand.NewPCG(seed, 8))
+		var tenants []backlogged
+		left := 90 // percent that are promised to nobody
+		for i := range 2 + rng.IntN(4) {
+			s := sched.Share{Weight: []int{10, 50, 100, 200, 400}[rng.IntN(5)]}
+			if rng.IntN(2) == 0 {
+				s.Limit = 1 + rng.IntN(99)
+			}
+			if rng.IntN(2) == 0 {
+				s.Request = rng.IntN(left + 1)
+				if s.Limit > 0 {
+					s.Request = min(s.Request, s.Limit)
+				}
+				left -= s.Request
+			}
+			tenants = append(tenants, backlogged{name: fmt.Sprint("t", i), share: s, clients: 1 + rng.IntN(3)})
+		}
+		held := spans(t, seed, sched.Config{}, run, tenants)
+		for i, want := range due(tenants) {
+			if got := heldIn(held[i], sched.Time(first), sched.Time(run)); math.Abs(got-want) > accuracyError {
+				t.Errorf("seed %d: tenant %d of %+v held %.1f %%, want %.1f %%", seed, i, tenants, got, want)
+			}
+		}
+	}
+}

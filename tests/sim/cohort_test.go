@@ -172,7 +172,8 @@ func TestLatencyTenantComesToACohort(t *testing.T) {
 		t.Errorf("the way was changed: %q", g.reasons)
 	}
 	for i := range processes {
-		if beside[3] < 0.9 || beside[i] < 0.28 || after[i] < 0.98*before[i] {
+		// As above, such short slices cost the limited one up to three points.
+		if beside[3] < 0.9 || beside[i] < 0.265 || after[i] < 0.98*before[i] {
 			t.Errorf("process %d gets %.3f, beside the latency tenant %.3f, then %.3f", i, before[i], beside[i], after[i])
 		}
 	}
