@@ -203,7 +203,7 @@ func (c *GPU) checkTenants(waiting int) error {
 			return fmt.Errorf("tenant %s is behind one that comes later", t.displayName())
 		case t.active != (t.takesTurn() || t.place == aside || t.batch > 0):
 			return fmt.Errorf("tenant %s is active: %t, in place %d with %d grants", t.displayName(), t.active, t.place, t.batch)
-		case (t.metered >= 0) != (t.open > 0 && (t.limited() || t.share.Priority == Latency)):
+		case (t.metered >= 0) != t.spends():
 			return fmt.Errorf("tenant %s is metered: %t", t.displayName(), t.metered >= 0)
 		}
 		if err := c.checkList("the queue of "+t.displayName(), &t.queue); err != nil {

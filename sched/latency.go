@@ -11,7 +11,7 @@ func latencyTenants() policy {
 		due: func(c *GPU) (Time, bool) {
 			var e earliest
 			for _, t := range c.metered {
-				if t.share.Priority == Latency && c.keptOut {
+				if t.share.Priority == Latency && t.open > 0 && c.keptOut {
 					e.either(c.patienceEnds(t))
 				}
 			}

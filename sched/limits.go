@@ -49,6 +49,7 @@ func (c *GPU) revokeLimited() {
 		}
 		c.revokeTenant(t, &c.open, LimitReached)
 		c.revokeTenant(t, &c.latency, LimitReached)
+		c.review(t) // it may wait, and only its fenced processes have used the credit
 		c.standAll(t)
 		i = -1 // the list has changed
 	}
@@ -81,9 +82,16 @@ func (c *GPU) usedUp(t *tenant, left time.Duration, fill, use int) (Time, bool) 
 	return t.billedAt.Add((left*100 + rate - 1) / rate), true
 }
 
-// meter keeps the list of tenants whose grants can use up their credit or patience.
+// spends says whether the tenant's grants use up its credit or patience, at whose end they are
+// asked back, or its place among those who wait is lost.
+func (t *tenant) spends() bool {
+	return t.open > 0 && (t.limited() || t.share.Priority == Latency) ||
+		t.fenced > 0 && t.limited() && (t.takesTurn() || t.place == urgent)
+}
+
+// meter keeps the list of such tenants.
 func (c *GPU) meter(t *tenant) {
-	want := t.open > 0 && (t.limited() || t.share.Priority == Latency)
+	want := t.spends()
 	switch {
 	case want && t.metered < 0:
 		t.metered = len(c.metered)

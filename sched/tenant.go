@@ -369,7 +369,6 @@ func (c *GPU) review(t *tenant) {
 	}
 	c.setActive(t, to == ready || to == afar || to == aside || t.batch > 0)
 	c.keepUp(t)
-	c.meter(t)
 	if t.inHeap() && t.place != to {
 		c.heap(t.place).remove(t)
 	}
@@ -383,6 +382,7 @@ func (c *GPU) review(t *tenant) {
 		t.place = to
 		c.heap(to).push(t)
 	}
+	c.meter(t)
 	n := 0
 	if to == ready || to == afar || to == urgent {
 		n = max(t.queue.n, 1) // members of its gang may wait on other GPUs
