@@ -38,7 +38,8 @@ limited   it wanted the GPU, and its core limit kept it away, whoever had the GP
 waiting   it wanted the GPU otherwise, and others had it or it changed hands
 idle      it wanted nothing
 
-It names those that the tenant waited for, whoever took long to release the GPU,
+What several of its processes do at the same time counts once, and as waiting or limited only
+while none of them has the GPU. It names those that the tenant waited for, whoever took long to release the GPU,
 what its memory limit refused, and which of its processes are suspended, were, or could not
 leave the GPU.`,
 		Example: `  nvsharectl why ml/train-a/main
@@ -168,6 +169,52 @@ type span struct{ from, to int64 }
 // within returns how much of s is in other, ns.
 func (s span) within(other span) int64 { return max(min(s.to, other.to)-max(s.from, other.from), 0) }
 
+// spans are times of several processes.
+type spans []span
+
+// once returns the same times in order, each moment once.
+func (s spans) once() (all spans) {
+	s = slices.Clone(s)
+	slices.SortFunc(s, func(a, b span) int { return cmp.Compare(a.from, b.from) })
+	for _, one := range s {
+		switch last := len(all) - 1; {
+		case one.from >= one.to:
+		case last >= 0 && one.from <= all[last].to:
+			all[last].to = max(all[last].to, one.to)
+		default:
+			all = append(all, one)
+		}
+	}
+	return all
+}
+
+// without returns what is left of s, which has each moment once as other has.
+func (s spans) without(other spans) (left spans) {
+	for _, one := range s {
+		for _, o := range other {
+			if o.from >= one.to || o.to <= one.from {
+				continue
+			}
+			if o.from > one.from {
+				left = append(left, span{one.from, o.from})
+			}
+			one.from = o.to
+		}
+		if one.from < one.to {
+			left = append(left, one)
+		}
+	}
+	return left
+}
+
+// within returns how much of s is in other, ns.
+func (s spans) within(other span) (sum int64) {
+	for _, one := range s {
+		sum += one.within(other)
+	}
+	return sum
+}
+
 // held is a time in which a tenant had the GPU.
 type held struct {
 	who string
@@ -203,40 +250,52 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 			waits = append(waits, w)
 		}
 	}
-	blamed := map[string]*blame{}
+	var running, draining, waiting, limited spans // of all its processes
 	for _, h := range turns {
 		if h.who == who && h.within(window) > 0 {
 			a.Turns++
-			a.Running += sec(h.within(window))
-			a.Draining += sec(h.drain.within(window))
+			running, draining = append(running, h.span), append(draining, h.drain)
 		}
 	}
 	for _, w := range waits {
-		if w.who != who {
-			continue
-		}
-		a.Limited += sec(w.limited.within(window))
-		mine := span{max(w.from, w.limited.to, from), min(w.to, to)}
-		a.Waiting += sec(mine.within(window))
-		for _, h := range turns {
-			ns := h.within(mine)
-			if h.who == who || ns == 0 {
-				continue
-			}
-			b := blamed[h.who]
-			if b == nil {
-				b = &blame{Tenant: h.who}
-				blamed[h.who] = b
-			}
-			b.Seconds += sec(ns)
-			b.Draining += sec(h.drain.within(mine))
+		if w.who == who {
+			waiting, limited = append(waiting, w.span), append(limited, w.limited)
 		}
 	}
+	running = running.once()
+	limited = limited.once().without(running)
+	waiting = waiting.once().without(running).without(limited)
+	a.Running, a.Draining = sec(running.within(window)), sec(draining.once().within(window))
+	a.Waiting, a.Limited = sec(waiting.within(window)), sec(limited.within(window))
+	had := map[string]*struct{ turns, drains spans }{}
+	for _, h := range turns {
+		if h.who != who {
+			if had[h.who] == nil {
+				had[h.who] = &struct{ turns, drains spans }{}
+			}
+			had[h.who].turns, had[h.who].drains = append(had[h.who].turns, h.span), append(had[h.who].drains, h.drain)
+		}
+	}
+	blamed := map[string]*blame{}
+	for other, h := range had {
+		b := &blame{Tenant: other}
+		turns, drains := h.turns.once(), h.drains.once()
+		for _, w := range waiting {
+			mine := span{max(w.from, from), min(w.to, to)}
+			b.Seconds += sec(turns.within(mine))
+			b.Draining += sec(drains.within(mine))
+		}
+		if b.Seconds > 0 {
+			blamed[other] = b
+		}
+	}
+	var moving spans
 	for _, e := range events {
 		if e.Uuid == g.Uuid && e.Type == api.EventType_EVENT_TYPE_SWAP_IN && api.Tenant(e.Container, e.Uid) == who {
-			a.Moving += sec(span{e.TimeNs - e.TookNs, e.TimeNs}.within(window))
+			moving = append(moving, span{e.TimeNs - e.TookNs, e.TimeNs})
 		}
 	}
+	a.Moving = sec(moving.once().within(window))
 	a.Idle = max(a.Known-a.Running-a.Waiting-a.Limited, 0)
 	for _, c := range g.Clients {
 		name := api.Tenant(c.Container, c.Uid)

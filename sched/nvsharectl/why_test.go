@@ -78,6 +78,43 @@ func TestWhy(t *testing.T) {
 	golden(t, "why.txt", out.String())
 }
 
+// Of tenants with several processes each moment counts once: one that runs in two processes runs
+// once, one of which a process runs does not wait, and who waits for two processes of another
+// tenant waits once.
+func TestWhyCountsTimeOnce(t *testing.T) {
+	const second = int64(time.Second)
+	mine, other := &api.Container{Id: "a", Name: "mine"}, &api.Container{Id: "b", Name: "other"}
+	grant := func(c *api.Container, client uint64, at, waited, limited int64) *api.Event {
+		return &api.Event{Type: api.EventType_EVENT_TYPE_GRANT, Uuid: "GPU-x", Container: c, Client: client,
+			TimeNs: at * second, WaitedNs: waited * second, LimitedNs: limited * second}
+	}
+	release := func(c *api.Container, client uint64, at, held, drained int64) *api.Event {
+		return &api.Event{Type: api.EventType_EVENT_TYPE_RELEASE, Uuid: "GPU-x", Container: c, Client: client,
+			TimeNs: at * second, HeldNs: held * second, DrainedNs: drained * second}
+	}
+	g := &api.GPU{Uuid: "GPU-x", Clients: []*api.Client{{Id: 1, Container: mine}, {Id: 2, Container: mine}, {Id: 3, Container: other}, {Id: 4, Container: other}}}
+	a := accountOf(g, tenantsOf(g)[0], []*api.Event{
+		{Type: api.EventType_EVENT_TYPE_START, TimeNs: 1},
+		release(other, 3, 10, 10, 4), release(other, 4, 11, 11, 4), // from 0 to 11, draining from 6 on
+		grant(mine, 1, 12, 10, 4), // waits from 2 on, limited to 6
+		grant(mine, 2, 14, 11, 2), // waits from 3 on, limited to 5
+		release(mine, 1, 20, 8, 1), release(mine, 2, 20, 6, 2),
+	}, 0, 20*second)
+	for _, tc := range []struct {
+		name      string
+		got, want float64
+	}{
+		{"running", a.Running, 8}, {"draining", a.Draining, 2}, {"waiting", a.Waiting, 6}, {"limited", a.Limited, 4}, {"idle", a.Idle, 2}, {"turns", float64(a.Turns), 2},
+	} {
+		if math.Abs(tc.got-tc.want) > 1e-6 {
+			t.Errorf("%s: %v, want %v", tc.name, tc.got, tc.want)
+		}
+	}
+	if len(a.For) != 1 || a.For[0].Seconds != 5 || a.For[0].Draining != 5 {
+		t.Errorf("waited for %+v", a.For)
+	}
+}
+
 func TestWhyFindsTenants(t *testing.T) {
 	f := &fake{status: sample(), events: func(req *api.EventsRequest) *api.EventsResponse { return &api.EventsResponse{Run: 1, Next: req.Since} }}
 	dir := serve(t, f)
