@@ -86,9 +86,12 @@ func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, ac
 			resp.Gpus = append(resp.Gpus, &api.Suspended{Uuid: g.UUID, Index: uint32(g.Index), Bytes: bytes, Context: contexts})
 			continue
 		}
-		none = status.Errorf(codes.FailedPrecondition, "GPU %d: %s cannot be %s: %v", g.Index, who, done, why)
+		err := status.Errorf(codes.FailedPrecondition, "GPU %d: %s cannot be %s: %v", g.Index, who, done, why)
 		if !errors.Is(why, sched.ErrNothingMoves) && !errors.Is(why, sched.ErrNothingAway) {
-			return nil, none
+			return nil, err
+		}
+		if none == nil || d.onGPU(g, account) { // of the others there is nothing to say
+			none = err
 		}
 	}
 	if len(gpus) == 0 {
@@ -99,4 +102,14 @@ func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, ac
 	}
 	order(account, able)
 	return resp, nil
+}
+
+// onGPU says whether processes of a tenant use a GPU.
+func (d *Daemon) onGPU(g *gpu, account string) bool {
+	for cl := range d.byAccount[account] {
+		if cl.attached[g] != nil {
+			return true
+		}
+	}
+	return false
 }

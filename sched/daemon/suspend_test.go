@@ -96,8 +96,8 @@ func TestResume(t *testing.T) {
 	s.await("it has its memory", func(*api.StatusResponse) bool { return a.status(s).ResidentBytes == 256*mib })
 	nothing := func(when string) {
 		t.Helper()
-		if _, err := resumeSelf(t, s); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "is not suspended") {
-			t.Errorf("%s: %v", when, err)
+		if _, err := resumeSelf(t, s); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "GPU 0: ") || !strings.Contains(err.Error(), "is not suspended") {
+			t.Errorf("%s, on a node with another GPU: %v", when, err)
 		}
 	}
 	nothing("before it is suspended")
