@@ -100,6 +100,31 @@ func TestMadeToMove(t *testing.T) {
 	}
 }
 
+// A program of nvsharectl run can open all GPUs, but is shown those that it was started with, if any
+// were named.
+func TestWhatRunReaches(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	id := whole("a")
+	for _, tc := range []struct {
+		engine string
+		gpus   []string
+		want   string // why it cannot move to the other GPU
+	}{
+		{runEngine, nil, "GPU 1 has no place for it: nothing is swapped"}, // by this scheduler
+		{runEngine, []string{gpuA.UUID}, "GPU 1 is none of those that nvsharectl run --gpu has named"},
+		{"podman", []string{gpuA.UUID}, "GPU 1 is none that its container can open: give the container nvshare.com/gpu=any"},
+		{"podman", nil, "GPU 1 is none that its container can open: give the container nvshare.com/gpu=any"},
+	} {
+		why := ""
+		if err := s.ask(context.Background(), func() {
+			s.names[id] = &api.Container{Id: id, Engine: tc.engine, Gpus: tc.gpus}
+			why = s.unfitFor(s.findGPU(gpuB.UUID), peer.ContainerAccount+id, s.findGPU(gpuA.UUID), nil)
+		}); err != nil || !strings.HasPrefix(why, tc.want) {
+			t.Errorf("%s, %v: %q, %v, want %q", tc.engine, tc.gpus, why, err, tc.want)
+		}
+	}
+}
+
 // A container that has moved stays where it is for whoever describes it again as it began,
 // over a restart too.
 func TestDescribeAfterAMove(t *testing.T) {

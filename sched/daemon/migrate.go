@@ -274,6 +274,9 @@ func (d *Daemon) unfitFor(g *gpu, account string, from *gpu, reserved map[sched.
 		closed = fmt.Sprintf("is another model (%s)", g.Name)
 	case !d.reaches(account, g):
 		closed = "is none that its container can open: give the container nvshare.com/gpu=any, or all GPUs and CUDA_VISIBLE_DEVICES for the one that it uses"
+		if c, _ := d.tenantOf(account); c.Engine == runEngine {
+			closed = "is none of those that nvsharectl run --gpu has named"
+		}
 	case g.drained:
 		closed = "is drained"
 	case g.fault != "":
@@ -290,10 +293,12 @@ func (d *Daemon) unfitFor(g *gpu, account string, from *gpu, reserved map[sched.
 }
 
 // reaches says whether a tenant's processes can open a GPU: those of containers can open the
-// GPUs that the container was given.
+// GPUs that the container was given, and those of nvsharectl run all, if it was told none.
 func (d *Daemon) reaches(account string, g *gpu) bool {
 	id, container := strings.CutPrefix(account, peer.ContainerAccount)
-	return !container || slices.Contains(d.names[id].GetGpus(), g.UUID) || slices.Contains(d.names[id].GetReach(), g.UUID)
+	c := d.names[id]
+	return !container || c.GetEngine() == runEngine && len(c.Gpus) == 0 ||
+		slices.Contains(c.GetGpus(), g.UUID) || slices.Contains(c.GetReach(), g.UUID)
 }
 
 // advanceMigrations has tenants that move go on to their next phase. It runs after each
