@@ -251,7 +251,9 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 		c := &api.Change{Uuid: uuid, OldQuantumNs: int64(*q), OldMode: apiMode(*m)}
 		*q, *m = d.settingOf(uuid)
 		c.NewQuantumNs, c.NewMode = int64(*q), apiMode(*m)
-		c.OldSwapShare, c.NewSwapShare = uint32(oldShare[uuid]), uint32(d.swapShareOf(uuid))
+		if req.SwapShare != 0 || d.opts.SwapMemory != 0 { // else it means nothing
+			c.OldSwapShare, c.NewSwapShare = uint32(oldShare[uuid]), uint32(d.swapShareOf(uuid))
+		}
 		resp.Changes = append(resp.Changes, c)
 		return c
 	}

@@ -424,6 +424,16 @@ func TestSwapShareSetting(t *testing.T) {
 	if _, err := c.Set(context.Background(), &api.SetRequest{SwapShare: 51}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("51 %%: %v", err)
 	}
+
+	// Where nothing is swapped, setting the quantum changes no more.
+	s = start(t, t.TempDir(), func(o *Options) { o.SwapShare = 10 })
+	if c, err = api.Dial(context.Background(), s.dir); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if ch := set(&api.SetRequest{QuantumNs: int64(time.Second)}); ch.OldSwapShare != ch.NewSwapShare {
+		t.Errorf("nothing is swapped: %v", ch)
+	}
 }
 
 // A GPU that is to look small does so to everybody.

@@ -88,22 +88,28 @@ func TestSet(t *testing.T) {
 	gpu0 := &api.Change{
 		Uuid: "GPU-x", OldQuantumNs: 100_000_000, NewQuantumNs: 45_000_000_000,
 		OldMode: api.Mode_MODE_EXCLUSIVE, NewMode: api.Mode_MODE_CONCURRENT,
-		OldSwapShare: 10, NewSwapShare: 25,
+		OldSwapShare: 10, NewSwapShare: 10,
 	}
+	sharing := proto.Clone(gpu0).(*api.Change)
+	sharing.NewSwapShare = 25
+	fixed := proto.Clone(gpu0).(*api.Change) // turns are as long as the quantum says from now on
+	fixed.NewSwapShare = 0
 	for _, tc := range []struct {
-		args string
-		want *api.SetRequest
-		out  string
+		args   string
+		want   *api.SetRequest
+		out    string
+		change *api.Change
 	}{
-		{"-T 45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n"},
-		{"--set-tq=45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n"},
-		{"-T 200ms --gpu 0", &api.SetRequest{QuantumNs: 200e6, Gpu: "0"}, "GPU 0: time quantum 100ms → 45s\n"},
-		{"-S auto", &api.SetRequest{Mode: api.Mode_MODE_AUTO}, "GPU 0: anti-thrash on → off\n"},
-		{"-S off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, "GPU 0: anti-thrash on → off\n"},
-		{"--swap-share 25%", &api.SetRequest{SwapShare: 25}, "GPU 0: swap share 10% → 25%\n"},
-		{"--anti-thrash=on -T 1", &api.SetRequest{QuantumNs: 1e9, Mode: api.Mode_MODE_EXCLUSIVE}, "GPU 0: time quantum 100ms → 45s, anti-thrash on → off\n"},
+		{"-T 45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n", gpu0},
+		{"-T 45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s, swap share 10% → none\n", fixed},
+		{"--set-tq=45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n", gpu0},
+		{"-T 200ms --gpu 0", &api.SetRequest{QuantumNs: 200e6, Gpu: "0"}, "GPU 0: time quantum 100ms → 45s\n", gpu0},
+		{"-S auto", &api.SetRequest{Mode: api.Mode_MODE_AUTO}, "GPU 0: anti-thrash on → off\n", gpu0},
+		{"-S off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, "GPU 0: anti-thrash on → off\n", gpu0},
+		{"--swap-share 25%", &api.SetRequest{SwapShare: 25}, "GPU 0: swap share 10% → 25%\n", sharing},
+		{"--anti-thrash=on -T 1", &api.SetRequest{QuantumNs: 1e9, Mode: api.Mode_MODE_EXCLUSIVE}, "GPU 0: time quantum 100ms → 45s, anti-thrash on → off\n", gpu0},
 	} {
-		f := &fake{changes: []*api.Change{gpu0}}
+		f := &fake{changes: []*api.Change{tc.change}}
 		code, out, errs := ctl(append(strings.Fields(tc.args), "--run-dir", serve(t, f))...)
 		if code != exitOK || out != tc.out || errs != "" || !proto.Equal(f.set, tc.want) {
 			t.Errorf("%s: exit %d, %q %q, request %v", tc.args, code, out, errs, f.set)

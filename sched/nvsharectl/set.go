@@ -91,7 +91,7 @@ func describeChange(req *api.SetRequest, c *api.Change) string {
 	if req.Mode != api.Mode_MODE_UNSPECIFIED {
 		parts = append(parts, fmt.Sprintf("anti-thrash %s → %s", api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode)))
 	}
-	if req.SwapShare != 0 {
+	if req.SwapShare != 0 || c.OldSwapShare != c.NewSwapShare { // a time quantum that is set goes before it
 		parts = append(parts, fmt.Sprintf("swap share %s → %s", api.FormatPercent(c.OldSwapShare), api.FormatPercent(c.NewSwapShare)))
 	}
 	return what + ": " + strings.Join(parts, ", ")
