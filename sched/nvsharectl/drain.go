@@ -21,7 +21,8 @@ func drainCommand(root *rootFlags, io streams) *cobra.Command {
 	timeout := 10 * time.Minute
 	cmd := &cobra.Command{
 		Use: "drain --gpu GPU [--wait]", Short: "Have a GPU admit no new tenants",
-		Long: `drain has a GPU admit no new tenants, until undrain, also over restarts of the scheduler.
+		Long: `drain has a GPU admit no new tenants, until undrain, also over restarts of the scheduler. A
+start of the machine ends it: the run directory is emptied then.
 Tenants that can move to another GPU of the node are moved there, one after the other, as
 with nvsharectl migrate. The others go on; end them yourself. The programs of others wait, and podman
 and Docker refuse new containers with the GPU. On Kubernetes no new pod is given the GPU: the
