@@ -24,7 +24,7 @@ func (c *GPU) lessGrace(t *tenant) time.Duration {
 // noteDrain is for a grant that ends after it was asked back. The tenant is billed up to now.
 func (c *GPU) noteDrain(g *grant) {
 	t := g.client.tenant
-	t.slow = max(c.now.Sub(g.revokedAt)-drainAllowance, 0)
+	t.slow, t.slowAt = max(c.now.Sub(g.revokedAt)-drainAllowance, 0), c.now
 	if forgiven := t.slow * time.Duration(c.tuning.DropTail) / 100; forgiven > 0 && g.state == draining {
 		t.charge(c.now, forgiven, c.ratesOf(t))
 		if t.inHeap() {

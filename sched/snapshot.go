@@ -71,6 +71,7 @@ type TenantSnapshot struct {
 	Grants      uint64
 	LongestWait time.Duration // for a grant, up to now
 	Slow        time.Duration // that its latest drain took beyond what a drain may take
+	SlowAt      Time          // when that ended
 	Grace       time.Duration // that its next drain has
 	RecentWait  time.Duration // the longest in the latest minute
 	Waits       Spread        // for the grants of the latest minute
@@ -181,6 +182,7 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time, d *dues) TenantSnapshot {
 		Grants:      t.grants,
 		LongestWait: t.longestWait,
 		Slow:        t.slow,
+		SlowAt:      c.clock.toCaller(t.slowAt),
 		Grace:       c.grace - c.lessGrace(t),
 	}
 	if t.limited() {

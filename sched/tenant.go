@@ -79,6 +79,7 @@ type tenant struct {
 	notBefore   Time          // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
 	slow        time.Duration // that its latest drain took too long, see grace.go
+	slowAt      Time          // when that ended
 	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration

@@ -342,9 +342,9 @@ func (d *Daemon) status() *api.StatusResponse {
 		for i := range s.Tenants {
 			use := d.tenantUse(g, &s.Tenants[i])
 			out.Tenants = append(out.Tenants, use)
-			if t := &s.Tenants[i]; t.Slow >= slowDrain {
+			if had := &s.Tenants[i]; had.Slow >= slowDrain && t.Sub(had.SlowAt) < d.slowLately {
 				r.Problems = append(r.Problems, fmt.Sprintf("GPU %d: %s took %v too long to release the GPU the last time it was asked to; it has %v the next time",
-					g.Index, api.Tenant(use.Container, use.Uid), t.Slow.Round(10*time.Millisecond), t.Grace))
+					g.Index, api.Tenant(use.Container, use.Uid), had.Slow.Round(10*time.Millisecond), had.Grace.Round(10*time.Millisecond)))
 			}
 		}
 		if g.demoted {

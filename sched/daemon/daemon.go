@@ -132,7 +132,7 @@ type Daemon struct {
 	// These are the constants, but for tests.
 	registerTimeout, lookPause                    time.Duration
 	prepareLimit, busyPause, restPause, leaveWait time.Duration
-	departLimit                                   time.Duration
+	departLimit, slowLately                       time.Duration
 
 	dir     *rundir.Dir
 	metrics *metrics.Exporter // nil: none, or not open at the start
@@ -264,6 +264,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		restPause:       restPause,
 		leaveWait:       leaveWait,
 		departLimit:     departLimit,
+		slowLately:      slowLately,
 		events:          make(chan func(), 256),
 		ended:           make(chan struct{}),
 		clients:         map[sched.ClientID]*client{},

@@ -56,8 +56,10 @@ const (
 	// noRoomLately is for how long the refusal of a reservation is a problem.
 	noRoomLately = time.Minute
 	// slowDrain is the time beyond what a drain may take from which on a tenant that
-	// drains slowly is a problem.
-	slowDrain = time.Second
+	// drains slowly is a problem, and slowLately for how long it is one: its next drain may
+	// be far away.
+	slowDrain  = time.Second
+	slowLately = 10 * time.Minute
 
 	// rediscoverPause is the least time between searches for GPUs that
 	// unknown UUIDs cause; rescanPause between searches while there is none.

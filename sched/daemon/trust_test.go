@@ -95,4 +95,11 @@ func TestSlowDrainIsNamed(t *testing.T) {
 	if r := s.status(); !hasProblem(r, "too long to release the GPU") {
 		t.Errorf("problems %q", r.Problems)
 	}
+	// A tenant that has the GPU alone may not be asked again for weeks.
+	if err := s.ask(t.Context(), func() { s.slowLately = time.Nanosecond }); err != nil {
+		t.Fatal(err)
+	}
+	if r := s.status(); hasProblem(r, "too long to release the GPU") {
+		t.Errorf("long after: problems %q", r.Problems)
+	}
 }
