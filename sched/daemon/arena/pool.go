@@ -116,7 +116,7 @@ type Segment struct {
 // New returns a Pool that has nothing yet.
 func New(c Config) *Pool {
 	a := &Pool{Config: c}
-	a.retry = c.Timers.New(a.Prepare)
+	a.retry = c.Timers.New(a.tryAgain)
 	a.stock.look = c.Timers.New(a.lookAtStock)
 	return a
 }
@@ -315,6 +315,15 @@ func (c *Client) makeSegment(size, lacks uint64) {
 			seg.File.Close()
 		}
 	})
+}
+
+// tryAgain is for a while after a segment could not be made. If nobody needs one any more,
+// whether one can be made is not known: who needs the next one finds out.
+func (a *Pool) tryAgain() {
+	a.Prepare()
+	if a.jobs == 0 {
+		a.err = nil
+	}
 }
 
 // goOn says whether memory is still to be filled.

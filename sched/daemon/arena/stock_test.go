@@ -310,6 +310,39 @@ func TestMakingFails(t *testing.T) {
 	})
 }
 
+// A failure is forgotten when nobody needs what could not be made: else clients would be refused
+// more for ever, and nobody would find out that it can be had again.
+func TestFailureIsForgotten(t *testing.T) {
+	host := roomy()
+	host.make = func(uint64, func(uint64) error) (Segment, error) { return Segment{}, unix.ENOMEM }
+	f := start(t, 2*gib, 0, host, 0)
+	a := f.client(0, 64*mib)
+	f.await("it is said", func() bool { return f.pool.Err() != nil })
+	again := func() {
+		f.inLoop(func() {
+			at, ok := f.timers.Next()
+			if !ok {
+				t.Error("it is not tried again")
+			}
+			f.timers.Run(at)
+		})
+	}
+	again()
+	f.await("it has failed again", func() bool { return f.pool.jobs == 0 && f.pool.retry.Planned() })
+	f.inLoop(func() {
+		if f.pool.Err() == nil {
+			t.Error("it is not said while somebody needs it")
+		}
+		a.Drop()
+	})
+	again()
+	f.inLoop(func() {
+		if err := f.pool.Err(); err != nil {
+			t.Errorf("still said, and nobody needs it: %v", err)
+		}
+	})
+}
+
 // A client that is away gets its segments when it is back, each once.
 func TestClientIsAway(t *testing.T) {
 	f := start(t, 2*gib, 0, roomy(), 0)
