@@ -87,7 +87,7 @@ type files struct {
 func (d *Daemon) openFiles() error {
 	t := &d.files
 	t.open, t.pause = segments.Open, filePause
-	t.retry, t.look = d.timers.New(d.considerWriting), d.timers.New(d.considerWriting)
+	t.retry, t.look = d.timers.New(d.writeAgain), d.timers.New(d.considerWriting)
 	if d.opts.SuspendDir == "" {
 		return nil
 	}
@@ -182,6 +182,15 @@ func (d *Daemon) considerWriting() {
 		return
 	}
 	d.write(next)
+}
+
+// writeAgain is for a while after something could not be written. If nothing is to be written any
+// more, that is no problem.
+func (d *Daemon) writeAgain() {
+	d.considerWriting()
+	if t := &d.files; t.writing == nil && !t.retry.Planned() {
+		t.err = nil
+	}
 }
 
 // watchRefusals has files written where somebody was refused for want of host memory.

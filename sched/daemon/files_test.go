@@ -347,6 +347,26 @@ func TestFileDiskFull(t *testing.T) {
 	x.isBack()
 }
 
+// What could not be written is no problem any more when there is nothing to write.
+func TestFileProblemEnds(t *testing.T) {
+	for name, end := range map[string]func(x *filer){
+		"the process ends": func(x *filer) { x.proc.kill() },
+		"the process is back": func(x *filer) {
+			x.says(wire.SuspendedWake)
+			x.isBack()
+			x.works()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			x := newFiler(t, func(o *Options) { o.SuspendDirSize = 16 * mib }, func(d *Daemon) { d.files.pause = 100 * time.Millisecond })
+			x.left()
+			x.s.await("it is said", func(r *api.StatusResponse) bool { return len(r.Problems) == 1 })
+			end(x)
+			x.s.await("it is not said any more", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+		})
+	}
+}
+
 // What was not written for want of room is written once a file is gone: nobody waits for the pause.
 func TestFileRoomComes(t *testing.T) {
 	a := newFiler(t, func(o *Options) { o.SwapMemory, o.SuspendDirSize = 150*mib, 100*mib }, func(d *Daemon) { d.files.pause = time.Hour })
