@@ -149,6 +149,7 @@ type Daemon struct {
 	timers  timer.List
 	search  *timer.Timer // for GPUs
 	members *timer.Timer // write the file of who has memory
+	reshare *timer.Timer // write the file of shares, which could not be written
 	watch   *timer.Timer // that the run directory is there
 	look    *timer.Timer // which processes use GPUs
 	// These serve the listeners of dir, which are new ones after a socket was lost.
@@ -196,6 +197,7 @@ type Daemon struct {
 	files         files
 	overlap       *overlap.Manager         // nil: none
 	before        map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
+	unrecorded    bool                     // who has memory could not be recorded
 	history       *history.Log
 	traffic       metrics.Traffic
 	checkAlways   bool            // tests
@@ -285,6 +287,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 	d.node.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
 	d.search = d.timers.New(d.startDiscovery)
 	d.members = d.timers.New(d.recordMembers)
+	d.reshare = d.timers.New(d.recordShares)
 	d.watch = d.timers.New(d.watchRunDir)
 	d.look = d.timers.New(d.lookForStrangers)
 	d.openArena(arena.Kernel{}, maxReady, maxHeld)
@@ -357,6 +360,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.loop(ctx)
 	if d.members.Planned() {
 		d.recordMembers()
+	}
+	if d.reshare.Planned() {
+		d.recordShares()
 	}
 	close(d.ended) // before anything is closed that others wait for
 

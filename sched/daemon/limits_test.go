@@ -233,6 +233,10 @@ func TestSharesFileCannotBeWritten(t *testing.T) {
 	if err := os.Remove(block); err != nil {
 		t.Fatal(err)
 	}
+	s.await("it is recorded", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+	if text, err := os.ReadFile(filepath.Join(dir, "shares.json")); err != nil || !strings.Contains(string(text), "container pod") {
+		t.Errorf("%s, %v", text, err)
+	}
 	s.limit("", gib)
 	a.shows(gib, 0)
 	if p := s.status().Problems; len(p) != 0 {

@@ -175,7 +175,7 @@ func (d *Daemon) restoreShares() {
 }
 
 // changeShares records a tenant's shares and puts them in force. If the record
-// fails nothing changes, unless force is set.
+// fails nothing changes, unless force is set: then it is tried again.
 func (d *Daemon) changeShares(account string, to tenantShares, force bool) error {
 	next := shares{sharesVersion, maps.Clone(d.shares.Tenants)}
 	if to.isZero() {
@@ -190,6 +190,9 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 		if !force {
 			return err
 		}
+	}
+	if d.reshare.Stop(); err != nil {
+		d.reshare.Set(now().Add(recordRetry))
 	}
 	old := d.shares.Tenants[account]
 	d.shares, d.sharesErr = next, err
@@ -206,6 +209,16 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 		}
 	}
 	return err
+}
+
+// recordShares writes what is in force, and could not be recorded.
+func (d *Daemon) recordShares() {
+	if err := state.WriteRecord(d.sharesPath(), d.shares); err != nil {
+		d.reshare.Set(now().Add(recordRetry))
+		return
+	}
+	d.sharesErr = nil
+	d.log.Info("shares are recorded again")
 }
 
 // noteShare notes in the log and the events which terms have changed on a GPU.

@@ -135,7 +135,12 @@ func (d *Daemon) recordMembers() {
 	for uuid, list := range d.before { // GPUs that are not found yet
 		file.GPUs[uuid] = list
 	}
-	if err := state.WriteRecord(membersPath(d.opts.RunDir), file); err != nil {
-		d.log.WithError(fmt.Errorf("record who has memory on GPUs: %w", err)).Warn("after a restart it is not known before all are back")
+	err := state.WriteRecord(membersPath(d.opts.RunDir), file)
+	if err != nil {
+		if !d.unrecorded {
+			d.log.WithError(fmt.Errorf("record who has memory on GPUs: %w", err)).Warnf("after a restart it is not known before all are back; trying again every %v", recordRetry)
+		}
+		d.members.Set(now().Add(recordRetry))
 	}
+	d.unrecorded = err != nil
 }

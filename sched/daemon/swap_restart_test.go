@@ -3,11 +3,13 @@
 package daemon
 
 import (
+	"os"
 	"strings"
 	"testing"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -171,4 +173,29 @@ func TestSwapRestartWhileHeld(t *testing.T) {
 	s.stop()
 	s = start(t, dir, swapping)
 	newSwapper(t, s).allocates(500 * mib)
+}
+
+// Who has memory is recorded as soon as that can be, though nothing more changes.
+func TestMembersCannotBeRecorded(t *testing.T) {
+	dir := t.TempDir()
+	block := membersPath(dir) + ".tmp"
+	if err := os.Mkdir(block, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := start(t, dir, swapping)
+	a := newSwapper(t, s)
+	a.allocates(256 * mib)
+	s.await("it is known that they are not recorded", func(*api.StatusResponse) (unrecorded bool) {
+		if err := s.ask(t.Context(), func() { unrecorded = s.unrecorded }); err != nil {
+			t.Fatal(err)
+		}
+		return unrecorded
+	})
+	if err := os.Remove(block); err != nil {
+		t.Fatal(err)
+	}
+	s.await("it is recorded", func(*api.StatusResponse) bool {
+		m, err := state.ReadRecord[members](membersPath(dir), membersVersion)
+		return err == nil && len(m.GPUs[gpuA.UUID]) == 1
+	})
 }
