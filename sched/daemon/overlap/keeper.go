@@ -14,9 +14,9 @@ import (
 // keeper keeps one group's daemon running for as long as the group is wanted.
 type keeper struct {
 	m *Manager
-	g Group
 
 	mu      sync.Mutex
+	g       Group // one that was found by its directory is known later
 	wanted  bool
 	now     status
 	changed chan struct{} // closed at the next change
@@ -42,6 +42,12 @@ func (k *keeper) set(f func()) {
 	k.changed = make(chan struct{})
 }
 
+func (k *keeper) group() Group {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.g
+}
+
 func (k *keeper) want(yes bool) {
 	k.mu.Lock()
 	same := k.wanted == yes
@@ -64,7 +70,7 @@ func (k *keeper) state() (status, <-chan struct{}) {
 }
 
 func (k *keeper) tell(kind Kind, pid int, err error) {
-	k.m.o.Changed(Change{k.g, kind, pid, err})
+	k.m.o.Changed(Change{k.group(), kind, pid, err})
 }
 
 // pauseOrChange waits until something has changed, or d has passed; false: the Manager is

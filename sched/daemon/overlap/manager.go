@@ -121,7 +121,7 @@ func (m *Manager) keep(g Group) *keeper {
 		k = newKeeper(m, g)
 		m.keepers[g.Dir] = k
 		m.wg.Go(k.run)
-	} else if k.g.GPU == "" { // it was found by its directory
+	} else if k.group().GPU == "" { // it was found by its directory
 		k.set(func() { k.g = g })
 	}
 	return k
@@ -151,14 +151,14 @@ func (m *Manager) Await(ctx context.Context, dir string) error {
 		case s.running:
 			return nil
 		case s.err != nil:
-			return fmt.Errorf("overlap group %s: %w", k.g.Name, s.err)
+			return fmt.Errorf("overlap group %s: %w", k.group().Name, s.err)
 		}
 		select {
 		case <-changed:
 		case <-m.closed:
 			return errors.New("the scheduler is ending")
 		case <-ctx.Done():
-			return fmt.Errorf("overlap group %s: its MPS daemon does not answer: %w", k.g.Name, ctx.Err())
+			return fmt.Errorf("overlap group %s: its MPS daemon does not answer: %w", k.group().Name, ctx.Err())
 		}
 	}
 }
@@ -179,7 +179,7 @@ func (m *Manager) States() (all []State) {
 	defer m.mu.Unlock()
 	for _, k := range m.keepers {
 		s, _ := k.state()
-		all = append(all, State{k.g, s.running, s.daemon, s.server, s.restarts, s.err})
+		all = append(all, State{k.group(), s.running, s.daemon, s.server, s.restarts, s.err})
 	}
 	return all
 }
@@ -197,7 +197,7 @@ func (m *Manager) gone(k *keeper) bool {
 	if k.isWanted() {
 		return false
 	}
-	delete(m.keepers, k.g.Dir)
+	delete(m.keepers, k.group().Dir)
 	if len(m.keepers) == 0 {
 		_ = os.Remove(m.o.Dir) // fails if somebody has made a group's directory meanwhile
 	}

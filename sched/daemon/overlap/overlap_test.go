@@ -236,6 +236,19 @@ func TestNextManagerTakesOver(t *testing.T) {
 	s.Close()
 	s.closed = true
 
+	// It is found by its directory, and its member is described a moment later.
+	s = newSite(t, dir, nil)
+	s.Want(nil)
+	s.Want([]Group{g})
+	if c := s.await(Runs); c.PID != daemon {
+		t.Errorf("%+v, want daemon %d", c, daemon)
+	}
+	if got := s.running(g).Group; got != g {
+		t.Errorf("%+v, want %+v", got, g)
+	}
+	s.Close()
+	s.closed = true
+
 	s = newSite(t, dir, nil)
 	s.Want(nil)
 	s.await(Ended)

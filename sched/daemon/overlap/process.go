@@ -31,7 +31,7 @@ const (
 // controlSocket is what the daemon makes in its pipe directory when it can be asked.
 const controlSocket = "control"
 
-func (k *keeper) path(name string) string { return filepath.Join(k.g.Dir, name) }
+func (k *keeper) path(name string) string { return filepath.Join(k.group().Dir, name) }
 
 func readProcess(path string) (p peer.Process, ok bool) {
 	data, err := os.ReadFile(path)
@@ -78,12 +78,12 @@ func (k *keeper) start() (*peer.Peer, error) {
 		return nil, err
 	}
 	k.endServer() // of a daemon that was killed: two servers would share the GPU by time slices
-	cmd := exec.Command(k.m.o.Starter[0], append(k.m.o.Starter[1:], k.g.Dir, strconv.FormatUint(uint64(k.g.UID), 10), strconv.FormatBool(k.g.Own), control, "-f")...)
+	cmd := exec.Command(k.m.o.Starter[0], append(k.m.o.Starter[1:], k.group().Dir, strconv.FormatUint(uint64(k.group().UID), 10), strconv.FormatBool(k.group().Own), control, "-f")...)
 	cmd.Env = k.environment()
 	cmd.Dir = "/"
 	// A session of its own: what ends the scheduler's does not end the members'.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if k.g.Own {
+	if k.group().Own {
 		cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWNS
 	}
 	log, err := os.OpenFile(k.path("start.log"), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
@@ -166,8 +166,8 @@ func (k *keeper) ask(ctx context.Context, control, command string) (string, erro
 	cmd.Dir = "/"
 	cmd.Stdin = strings.NewReader(command + "\n")
 	cmd.WaitDelay = time.Second
-	if int(k.g.UID) != os.Geteuid() {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: k.g.UID, Gid: k.g.UID}}
+	if int(k.group().UID) != os.Geteuid() {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: k.group().UID, Gid: k.group().UID}}
 	}
 	out, err := cmd.CombinedOutput()
 	return readable(out), err
@@ -176,7 +176,7 @@ func (k *keeper) ask(ctx context.Context, control, command string) (string, erro
 func (k *keeper) environment() []string {
 	env := append([]string{
 		api.MPSPipeEnv + "=" + k.path(api.OverlapPipe), "CUDA_MPS_LOG_DIRECTORY=" + k.path(api.OverlapLog),
-		"CUDA_VISIBLE_DEVICES=" + k.g.GPU,
+		"CUDA_VISIBLE_DEVICES=" + k.group().GPU,
 	}, k.m.o.Env...)
 	for _, name := range []string{"PATH", "LD_LIBRARY_PATH"} { // where the driver's libraries are
 		if v, set := os.LookupEnv(name); set {
@@ -189,7 +189,7 @@ func (k *keeper) environment() []string {
 // makeDirs makes the group's directories, and empties those that are there: members may have
 // them mounted.
 func (k *keeper) makeDirs() error {
-	for dir, mode := range map[string]os.FileMode{k.m.o.Dir: 0o711, k.g.Dir: 0o711} {
+	for dir, mode := range map[string]os.FileMode{k.m.o.Dir: 0o711, k.group().Dir: 0o711} {
 		if err := os.MkdirAll(dir, mode); err != nil {
 			return err
 		}
@@ -205,8 +205,8 @@ func (k *keeper) makeDirs() error {
 		if name != api.OverlapShared {
 			empty(dir)
 		}
-		if err := os.Lchown(dir, int(k.g.UID), -1); err != nil && int(k.g.UID) != os.Geteuid() {
-			return fmt.Errorf("%w (the scheduler runs as user %d, and overlap groups of user %d need one that runs as root: under systemd, install deployments/systemd/overlap-groups.conf into /etc/systemd/system/nvshare-scheduler.service.d, then systemctl daemon-reload and systemctl restart nvshare-scheduler.service)", err, os.Geteuid(), k.g.UID)
+		if err := os.Lchown(dir, int(k.group().UID), -1); err != nil && int(k.group().UID) != os.Geteuid() {
+			return fmt.Errorf("%w (the scheduler runs as user %d, and overlap groups of user %d need one that runs as root: under systemd, install deployments/systemd/overlap-groups.conf into /etc/systemd/system/nvshare-scheduler.service.d, then systemctl daemon-reload and systemctl restart nvshare-scheduler.service)", err, os.Geteuid(), k.group().UID)
 		}
 	}
 	return nil
@@ -223,7 +223,7 @@ func empty(dir string) {
 func (k *keeper) end(p *peer.Peer, dead <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
-	if control, err := k.m.o.Control(); err == nil && k.g.GPU != "" {
+	if control, err := k.m.o.Control(); err == nil && k.group().GPU != "" {
 		_, _ = k.ask(ctx, control, "quit -t 1")
 	} else {
 		_ = p.Kill()
@@ -258,7 +258,7 @@ func (k *keeper) clean() {
 	for _, name := range []string{api.OverlapPipe, api.OverlapShared, api.OverlapLog} {
 		empty(k.path(name))
 	}
-	if err := os.RemoveAll(k.g.Dir); err != nil {
+	if err := os.RemoveAll(k.group().Dir); err != nil {
 		k.m.o.Log.WithError(err).Warn("remove the directory of an overlap group")
 	}
 }
