@@ -382,6 +382,9 @@ func TestRemedies(t *testing.T) {
 
 	p.runDir = "/run/user/1000/nvshare"
 	check(p.scheduler("start"), "nvshare-scheduler --run-dir /run/user/1000/nvshare &")
+	check(p.scheduler("restart"), "end the nvshare-scheduler of /run/user/1000/nvshare, then nvshare-scheduler --run-dir /run/user/1000/nvshare &")
+	p.whyNot = &api.UnreachableError{Path: "x", Err: fs.ErrNotExist} // none runs that could be ended
+	check(p.scheduler("restart"), "nvshare-scheduler --run-dir /run/user/1000/nvshare &")
 	write(t, p, "/etc/systemd/system/nvshare-plugin.service", "")
 	check(p.pluginOr("nvshare-plugin --no-nri"), "systemctl restart nvshare-plugin")
 	clone := t.TempDir()

@@ -3,9 +3,13 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/cdi"
 )
@@ -18,7 +22,8 @@ func (p *patient) scheduler(verb string) string {
 		return "systemctl " + verb + " nvshare-scheduler"
 	}
 	start := "nvshare-scheduler --run-dir " + p.runDir + " &"
-	if verb == "restart" {
+	none := errors.Is(p.whyNot, fs.ErrNotExist) || errors.Is(p.whyNot, unix.ECONNREFUSED)
+	if verb == "restart" && !none {
 		return "end the nvshare-scheduler of " + p.runDir + ", then " + start
 	}
 	return start
