@@ -22,8 +22,11 @@ func (c *GPU) DepartFits(tenant string) (reserved map[ClientID]uint64, why error
 	}
 	reserved = map[ClientID]uint64{}
 	for _, m := range c.membersOf(tenant) {
-		if o := c.mem.residency.clients[m.id]; o.keep != Swapped || o.unknown {
+		switch o := c.mem.residency.clients[m.id]; {
+		case o.keep != Swapped:
 			return nil, errResident
+		case o.unknown:
+			return nil, errNotSaid
 		}
 		reserved[m.id] = m.promised
 	}

@@ -2,7 +2,10 @@
 
 package sched
 
-import "testing"
+import (
+	"errors"
+	"testing"
+)
 
 // Mode auto takes note of how much memory is reserved, but not of every page: at the line
 // where it chooses otherwise it would change its mind with each allocation.
@@ -95,5 +98,28 @@ func TestDefaultLimit(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A process that has just come from another GPU, or back after a restart, has not said yet what it
+// has on the GPU: until then it cannot leave, and the reason says that this is for a moment.
+func TestUnknownMemoryLeavesLater(t *testing.T) {
+	c := New(Config{Memory: Memory{Bytes: 1 << 30, Swap: true, Capacity: 1 << 30}})
+	c.Step(1, RestoreMemory{Client: 1, Tenant: "a", CanMove: true, Bytes: 100 << 20})
+	c.Step(2, Attach{Client: 1, Tenant: "a", CanMove: true, Again: true})
+	for what, fits := range map[string]func() error{
+		"suspend": func() error { _, err := c.SuspendFits("a"); return err },
+		"depart":  func() error { _, err := c.DepartFits("a"); return err },
+	} {
+		if err := fits(); !errors.Is(err, errNotSaid) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, err := c.SuspendFits("b"); !errors.Is(err, ErrNothingMoves) {
+		t.Errorf("nobody: %v", err)
+	}
+	c.Step(3, Moved{Client: 1, Report: Report{Resident: 100 << 20}})
+	if _, err := c.DepartFits("a"); err != nil {
+		t.Errorf("it has said so: %v", err)
 	}
 }

@@ -16,6 +16,7 @@ var (
 	ErrNothingMoves   = errors.New("none of its processes has memory that can be moved")
 	ErrNothingAway    = errors.New("it is not suspended: none of its memory is off the GPU")
 	errGangSuspends   = errors.New("it is part of a gang, which has the GPU as one")
+	errNotSaid        = errors.New("its processes have not said yet what memory they have on the GPU: try again in a moment")
 )
 
 // suspend has a tenant leave the GPU.
@@ -101,16 +102,22 @@ func (c *GPU) SuspendFits(tenant string) (bytes uint64, why error) {
 	if r == nil {
 		return 0, errNothingSwapped
 	}
-	gang := ""
+	gang, unknown := "", false
 	var all []*occupant
 	for _, m := range c.membersOf(tenant) {
-		if o := r.clients[m.id]; o.keep == Swapped && !o.unknown {
+		switch o := r.clients[m.id]; {
+		case o.keep != Swapped:
+		case o.unknown:
+			unknown = true
+		default:
 			bytes += less(o.resident, o.fixed)
 			all = append(all, o)
 			gang = m.gang
 		}
 	}
 	switch {
+	case len(all) == 0 && unknown:
+		return 0, errNotSaid
 	case len(all) == 0:
 		return 0, ErrNothingMoves
 	case gang != "":
