@@ -178,6 +178,9 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 		c.resumeTenant(ev.Tenant)
 	case SetGPUMemory:
 		c.mem.Bytes = ev.Bytes
+		if ev.Swap != nil && c.mem.residency == nil && c.Unused() {
+			c.mem.configure(*ev.Swap, c.later)
+		}
 		c.memoryChanged()
 	case ArenaChanged:
 		c.arenaChanged(ev)

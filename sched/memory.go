@@ -125,7 +125,14 @@ type member struct {
 }
 
 func newMemory(cfg Memory, arenas *Arenas, later func(a, b ClientID) bool) memory {
-	m := memory{Memory: cfg, arenas: arenas, ledger: newLedger(), members: map[ClientID]*member{}, keeps: map[string]Keep{}, idleTimes: map[string]time.Duration{}}
+	m := memory{arenas: arenas, ledger: newLedger(), members: map[ClientID]*member{}, keeps: map[string]Keep{}, idleTimes: map[string]time.Duration{}}
+	m.configure(cfg, later)
+	return m
+}
+
+// configure says how the memory of a GPU is shared that nobody has used yet.
+func (m *memory) configure(cfg Memory, later func(a, b ClientID) bool) {
+	m.Memory = cfg
 	m.ledger.fallback = cfg.DefaultLimit
 	if m.StallAfter == 0 {
 		m.StallAfter = DefaultStallAfter
@@ -137,11 +144,14 @@ func newMemory(cfg Memory, arenas *Arenas, later func(a, b ClientID) bool) memor
 		m.residency = newResidency(cfg.Capacity)
 		m.residency.later = later
 		m.residency.moveUnit, m.residency.arenaUnit = cfg.MoveUnit, cfg.ArenaUnit
+		m.ledger.setCeiling(0) // each client is bounded, by residency.fits
 	} else {
 		m.ledger.setCeiling(cfg.Ceiling)
-	} // with swap each client is bounded, by residency.fits
-	return m
+	}
 }
+
+// Unused says whether the GPU has no client, and nobody has memory on it.
+func (c *GPU) Unused() bool { return len(c.clients) == 0 && len(c.mem.members) == 0 }
 
 // accountOf is the name under which a tenant's memory is counted.
 func accountOf(tenant string, id ClientID) string {

@@ -54,7 +54,12 @@ type SetTenantMemory struct {
 }
 
 // SetGPUMemory says how much memory the GPU has, where that has changed.
-type SetGPUMemory struct{ Bytes uint64 }
+type SetGPUMemory struct {
+	Bytes uint64
+	// Swap is how it is swapped from now on; nil: as before. It takes effect on a GPU that is
+	// Unused and was not swapped before: how much it has was not known.
+	Swap *Memory
+}
 
 // ArenaChanged says how much host memory a client has for what is away, or that is
 // being made for it.

@@ -265,7 +265,7 @@ func TestAnyHistory(t *testing.T) {
 			case 19:
 				return rapid.SampledFrom([]Event{
 					SetTenantMemory{tenant, bytes.Draw(t, "limit"), Keep(rapid.IntRange(0, 2).Draw(t, "keep")), time.Duration(rapid.IntRange(-1, 3).Draw(t, "idle time")) * time.Second},
-					SetGPUMemory{bytes.Draw(t, "GPU")}, ArenaChanged{id, bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
+					SetGPUMemory{Bytes: bytes.Draw(t, "GPU")}, SetGPUMemory{Bytes: bytes.Draw(t, "GPU"), Swap: &Memory{Swap: true, Capacity: bytes.Draw(t, "capacity")}}, ArenaChanged{id, bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
 					RestoreMemory{id, tenant, "", rapid.Bool().Draw(t, "can move"), bytes.Draw(t, "bytes"), rapid.Bool().Draw(t, "suspended")},
 				}).Draw(t, "memory")
 			case 21, 26:

@@ -163,6 +163,7 @@ func TestUnopenedGPU(t *testing.T) {
 	s.stop()
 	var well atomic.Bool
 	s = start(t, dir, func(o *Options) {
+		swapping(o)
 		o.List = func(context.Context) ([]GPU, error) {
 			if well.Load() {
 				return []GPU{lost(gpuA), gpuB}, nil
@@ -181,6 +182,15 @@ func TestUnopenedGPU(t *testing.T) {
 	r := s.await("the memory is known", func(r *api.StatusResponse) bool { return r.Gpus[1].MemoryBytes == gpuB.MemoryBytes })
 	if r.Gpus[0].MemoryBytes != gpuA.MemoryBytes {
 		t.Errorf("GPU 0 has %d bytes", r.Gpus[0].MemoryBytes)
+	}
+	if a, b := r.Gpus[0].Swap, r.Gpus[1].Swap; b == nil || b.CapacityBytes != a.CapacityBytes {
+		t.Fatalf("GPU 1 swaps %v, GPU 0 %v", b, a)
+	}
+	c := newSwapperOn(t, s, gpuB)
+	c.allocates(256 * mib)
+	c.request()
+	if c.granted(); c.page.Room(0) < 256*mib {
+		t.Errorf("room for %d MiB", c.page.Room(0)>>20)
 	}
 }
 
