@@ -32,7 +32,7 @@ func cdiCommand(io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cdi",
 		Short: "Describe this node's GPUs to container engines",
-		Args:  cobra.NoArgs,
+		Args:  noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return usageError{errors.New("cdi: say generate, list, validate or remove")}
 		},
@@ -44,7 +44,7 @@ func cdiCommand(io streams) *cobra.Command {
 		Short: "Print the CDI spec of this node's GPUs",
 		Example: `  sudo nvsharectl cdi generate --output /etc/cdi/nvshare.com-gpu.yaml
   podman run --device nvshare.com/gpu=0 ...`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error { return asRoot(f.generate(cmd, io)) },
 	}
 	fs := generate.Flags()
@@ -57,7 +57,7 @@ func cdiCommand(io streams) *cobra.Command {
 	list := &cobra.Command{
 		Use:   "list",
 		Short: "List the names of this node's devices",
-		Args:  cobra.NoArgs,
+		Args:  noWords,
 		RunE:  func(cmd *cobra.Command, _ []string) error { return f.list(cmd, io) },
 	}
 	validate := &cobra.Command{
@@ -66,7 +66,7 @@ func cdiCommand(io streams) *cobra.Command {
 		Long: `validate checks the specs that container engines read: whether nvshare's specs are
 valid and of the loaded driver, whether another file declares the same devices, and
 whether this node has the files that they name. Exit status 1: containers would fail.`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(_ *cobra.Command, _ []string) error { return f.validate(io) },
 	}
 	remove := &cobra.Command{
@@ -74,7 +74,7 @@ whether this node has the files that they name. Exit status 1: containers would 
 		Short: "Remove the CDI specs that nvshare has written",
 		Long: `remove removes nvshare's specs, under any name, and no others. A running
 nvshare-plugin writes its specs again.`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(_ *cobra.Command, _ []string) error { return asRoot(f.remove(io)) },
 	}
 	remove.Flags().BoolVar(&f.dryRun, "dry-run", false, "say what would be removed")

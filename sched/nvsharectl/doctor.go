@@ -71,7 +71,7 @@ failed. With --wait it tries again until none fails.`,
   sudo nvsharectl doctor --image docker.io/pytorch/pytorch
   sudo nvsharectl doctor test           two programs prove shares and limits
   sudo nvsharectl doctor bundle         a file for a bug report`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), root.runDir, io) },
 	}
 	fs := cmd.PersistentFlags()

@@ -30,7 +30,7 @@ plugin refuses it, or, with --dra, kube-scheduler sees a taint on the device.
 
 With --wait the command ends when nobody uses the GPU. After --timeout it fails and names
 those that still do; the GPU stays drained.`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := askDrain(cmd.Context(), root, &api.DrainRequest{Gpu: gpu})
 			if err != nil {
@@ -61,7 +61,7 @@ func undrainCommand(root *rootFlags, io streams) *cobra.Command {
 		Use: "undrain --gpu GPU", Short: "Have a GPU admit tenants again",
 		Long: `undrain has a GPU admit tenants again. The scheduler also forgets the GPU's fault: say it
 after the GPU was reset.`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := askDrain(cmd.Context(), root, &api.DrainRequest{Gpu: gpu, Undrain: true})
 			if err == nil {

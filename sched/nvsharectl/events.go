@@ -44,7 +44,7 @@ this machine's time zone.`,
 		Example: `  nvsharectl events -f
   nvsharectl events --since 10m --tenant ml/train-a/main
   nvsharectl events --type fence,unfence,out-of-memory,warning`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), root.runDir, io)
 		},
@@ -66,6 +66,9 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 	}
 	if err := f.filter.parse(time.Now()); err != nil {
 		return err
+	}
+	if f.last < -1 { // the default: all
+		return usageError{fmt.Errorf("--last: %d is below 0: give how many of the past events, or leave it out for all", f.last)}
 	}
 	if f.follow && f.output == "text" && f.filter.kinds == nil {
 		f.sums = &turnSums{}

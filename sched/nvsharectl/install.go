@@ -102,7 +102,7 @@ units. If a file exists that is not nvshare's, or that was changed, nothing is
 installed. A second install changes nothing; with a newer release, it upgrades.`,
 		Example: `  mkdir nvshare && tar -xzf nvshare-v0.1.0-linux-amd64.tar.gz -C nvshare
   sudo nvshare/nvsharectl install --start`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error { return asRoot(in.install(cmd.Context())) },
 	}
 	in.flags(cmd)

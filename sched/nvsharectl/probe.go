@@ -50,7 +50,7 @@ func probeCommand(io streams) *cobra.Command {
 		Use:    "probe",
 		Short:  "The program that doctor test runs",
 		Hidden: true,
-		Args:   cobra.NoArgs,
+		Args:   noWords,
 		RunE: func(*cobra.Command, []string) error {
 			report := func(p probed, err error) error {
 				if err != nil {

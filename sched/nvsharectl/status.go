@@ -48,7 +48,7 @@ problem.
 
 Users who may not use the control socket, and containers, see their own tenant, and
 of all others numbers.`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return showStatus(cmd.Context(), f, io)
 		},

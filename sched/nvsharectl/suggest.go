@@ -29,6 +29,18 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unknown command %q%s", args[0], suggestion(args[0], names))
 }
 
+// noWords refuses words beside the flags of a command that takes none.
+func noWords(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	hint := ""
+	if cmd.Flags().Lookup("gpu") != nil {
+		hint = ": name a GPU with --gpu"
+	}
+	return fmt.Errorf("%s takes no word like %q%s", cmd.Name(), args[0], hint)
+}
+
 // flagError names the flag that is most like one that does not exist.
 func flagError(cmd *cobra.Command, err error) error {
 	var unknown *pflag.NotExistError

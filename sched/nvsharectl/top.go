@@ -37,7 +37,7 @@ last table showed a problem.
 On a terminal a strip for each GPU shows who had most of it over the last minute, and
 who waits now. Keys and the mouse select, sort and filter, show processes, and change
 what the selected tenant may have, or suspend it, after a question; ? lists them.`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), root.runDir, io)
 		},

@@ -64,7 +64,7 @@ It needs root, the shim, and a GPU with little other work: what others use is mi
 in the shares.`,
 		Example: `  sudo nvsharectl doctor test
   sudo nvsharectl doctor test --gpu 1 -o json`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := oneOf("--output", output, "text", "json", "yaml"); err != nil {
 				return err

@@ -27,7 +27,7 @@ func uninstallCommand(in *installer) *cobra.Command {
 put on the host: programs, units, shim, hook, CDI specs, sockets. It leaves and names
 files that were changed, and your drop-ins of the units. Running containers run on, but
 cannot be started again with a device of nvshare.`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("prefix") && in.root == "" {
 				in.prefix = installedPrefix(in.prefix)

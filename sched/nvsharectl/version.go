@@ -24,7 +24,7 @@ func versionCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Show the versions of nvsharectl and of the scheduler that runs",
-		Args:  cobra.NoArgs,
+		Args:  noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return printVersions(cmd.Context(), root.runDir, io, output)
 		},

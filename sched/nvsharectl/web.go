@@ -30,7 +30,7 @@ control socket see their own tenant, and of others numbers.`,
 		Example: `  sudo nvsharectl web
   openssl rand -hex 24 | sudo install -Dm600 /dev/stdin /etc/nvshare/web-token
   sudo nvsharectl web --listen 0.0.0.0:9403 --token-file /etc/nvshare/web-token`,
-		Args: cobra.NoArgs,
+		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), root.runDir, io) },
 	}
 	cmd.Flags().StringVar(&f.listen, "listen", "127.0.0.1:9403", "`address` and port")

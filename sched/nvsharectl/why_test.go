@@ -153,6 +153,9 @@ func TestSuggestions(t *testing.T) {
 		"set --container a":          "Run nvsharectl set --help",
 		"set --user 1 --core-limt 5": "did you mean --core-limit?",
 		"cdi nonsense":               "nvsharectl cdi --help",
+		"drain 0":                    `drain takes no word like "0": name a GPU with --gpu`,
+		"version now":                `version takes no word like "now"`,
+		"events -n -2":               "--last: -2 is below 0",
 	} {
 		if code, _, errs := ctl(append(strings.Fields(args), "--run-dir", "/nonexistent")...); code != exitUsage || !strings.Contains(errs, want) {
 			t.Errorf("%s: exit %d, %q, want %q", args, code, errs, want)
