@@ -148,6 +148,7 @@ type Released struct {
 	Drained time.Duration // the part after the revoke; 0: not revoked
 	Moved   time.Duration // the part in which it moved memory, before its turn began
 	Fenced  bool          // the grant was fenced before
+	Claimed bool          // the client said that it had the grant, and there is no record of that
 }
 
 // ModeChosen says which mode is in effect, and why, when either has changed. There is

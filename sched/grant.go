@@ -203,7 +203,7 @@ func (c *GPU) askBack(g *grant) {
 func (c *GPU) endGrant(cl *client, how EndReason) {
 	g, t := cl.grant, cl.tenant
 	held := c.now.Sub(g.since)
-	r := Released{Client: cl.id, Tenant: t.displayName(), Epoch: g.epoch, Reason: how, Held: held, Fenced: g.state == fenced}
+	r := Released{Client: cl.id, Tenant: t.displayName(), Epoch: g.epoch, Reason: how, Held: held, Fenced: g.state == fenced, Claimed: g.claimed}
 	if g.revoked() {
 		r.Drained = c.now.Sub(g.revokedAt)
 		c.bill(t)

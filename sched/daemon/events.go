@@ -44,18 +44,28 @@ func (d *Daemon) observe(g *gpu, a sched.Action) {
 		d.turn(t, g, a.Client, &history.Event{Kind: kind, Epoch: a.Epoch,
 			Reason: uint8(a.Reason), Held: a.Held, Drained: a.Drained, Fenced: a.Fenced})
 		if a.Fenced { // one that outlives the turns, as the fence does
-			d.history.AddChange(d.eventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_UNFENCE, Epoch: a.Epoch, Held: a.Held, Text: a.Reason.String()}))
+			d.fenceEvent(d.eventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_UNFENCE, Epoch: a.Epoch, Held: a.Held, Text: a.Reason.String()}), a.Claimed)
 		}
 	case sched.Adopt:
 		d.turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_ADOPT, Epoch: a.Epoch})
 	case sched.Pause:
 		g.turns.Paused()
 	case sched.Fence:
-		e := d.eventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_FENCE, Epoch: a.Epoch, Text: string(d.fenceAction(g, a))})
-		d.history.AddChange(e)
+		d.fenceEvent(d.eventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_FENCE, Epoch: a.Epoch, Text: string(d.fenceAction(g, a))}), a.Claimed)
 	case sched.ModeChosen:
-		d.log.WithFields(logrus.Fields{"gpu": g.UUID, "reason": a.Reason}).Infof("GPU %d: %v", g.Index, a.Mode)
-		d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_MODE, Concurrent: a.Mode == sched.Concurrent, Text: a.Reason})
+		// Tenants that come and go cause it.
+		d.tellOf(d.log.WithFields(logrus.Fields{"gpu": g.UUID, "reason": a.Reason}), logrus.InfoLevel, fmt.Sprintf("GPU %d: %v", g.Index, a.Mode))
+		d.history.AddCaused(d.eventOf(t, g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_MODE, Concurrent: a.Mode == sched.Concurrent, Text: a.Reason}))
+	}
+}
+
+// fenceEvent notes the begin or the end of a fence. Whoever claims a grant causes one as often as
+// he connects.
+func (d *Daemon) fenceEvent(e *history.Event, claimed bool) {
+	if claimed {
+		d.history.AddTurn(e)
+	} else {
+		d.history.AddCaused(e)
 	}
 }
 

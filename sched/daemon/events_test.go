@@ -274,3 +274,51 @@ func BenchmarkObserve(b *testing.B) {
 		d.observe(g, sched.Grant{Client: i, Epoch: 2, Waited: time.Second})
 	}
 }
+
+// Whoever claims grants that nobody gave is fenced each time, and a tenant with a limit that comes
+// and goes changes how all share the GPU. Neither pushes out what no tenant causes, or fills the log.
+func TestTenantsPushNothingOut(t *testing.T) {
+	const times = 700 // two events each, in room for 1024
+	for name, tc := range map[string]struct {
+		line  string // of the log
+		cause func(s *scheduler, p *proc, i int)
+	}{
+		"claims": {"fenced:", func(s *scheduler, p *proc, i int) {
+			c := p.connect().register(0).attach(0, gpuA, uint64(1000+i), 0)
+			c.release(uint64(1000 + i))
+			c.Close()
+		}},
+		"limits": {"GPU 0: exclusive", func(s *scheduler, p *proc, i int) {
+			p.connect().register(0).attach(0, gpuA, 0, 0).Close()
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log strings.Builder
+			dir := t.TempDir()
+			s := start(t, dir, nil)
+			_, a, e := newHolder(t, s)
+			a.release(e)
+			s.stop()
+			s = start(t, dir, func(o *Options) { logTo(&log)(o); o.Mode = sched.Auto }) // it knows that nobody has a grant
+			r := limitRequest(t, "", 0)
+			if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Container: r.Container, Uid: r.Uid, CoreLimit: proto.Uint32(25)}); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // each may connect so often
+				p := newProc(t, s.dir, 0)
+				for i := range times / 2 {
+					tc.cause(s, p, i)
+				}
+			}
+			s.await("they are gone", func(r *api.StatusResponse) bool { return r.Connections == 0 })
+			found := s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_SET}}).Events
+			if len(found) == 0 {
+				t.Error("that the limit was set is forgotten")
+			}
+			s.stop()
+			if n := strings.Count(log.String(), tc.line); n == 0 || n > times/2 {
+				t.Errorf("%d lines of log", n)
+			}
+		})
+	}
+}

@@ -5,6 +5,8 @@ package daemon
 import (
 	"fmt"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/nvshare/nvshare/sched"
 )
 
@@ -64,7 +66,11 @@ func (d *Daemon) fence(g *gpu, a sched.Fence) {
 		g.fenced[a.Client] = true
 		d.fencesChanged = true
 	default:
-		log.Warnf("%s, and may still use it", text)
+		if text += ", and may still use it"; a.Claimed { // a tenant can cause that as often as it connects
+			d.tell(cl.subject(), logrus.WarnLevel, text)
+		} else {
+			log.Warn(text)
+		}
 	}
 }
 

@@ -38,6 +38,11 @@ func (d *Daemon) logOf(s subject) *logrus.Entry {
 // tell writes a line that a tenant causes. A tenant can cause as many as it
 // likes, so those above a limit are written for debugging only.
 func (d *Daemon) tell(s subject, level logrus.Level, text string) {
+	d.tellOf(d.logOf(s), level, text)
+}
+
+// tellOf is tell with other fields.
+func (d *Daemon) tellOf(to *logrus.Entry, level logrus.Level, text string) {
 	switch {
 	case level >= logrus.DebugLevel:
 	case !d.tenantLog.Allow():
@@ -47,5 +52,5 @@ func (d *Daemon) tell(s subject, level logrus.Level, text string) {
 		d.log.WithField("lines", d.traffic.UnloggedLines-d.unloggedTold).Warn("clients caused more lines than these: they are written with NVSHARE_DEBUG=1 only")
 		d.unloggedTold = d.traffic.UnloggedLines
 	}
-	d.logOf(s).Log(level, text)
+	to.Log(level, text)
 }

@@ -69,7 +69,7 @@ func (d *Daemon) noteOverlap(c overlap.Change) {
 		members = append(members, nil)
 	}
 	for _, member := range members {
-		d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_OVERLAP, Names: member, Text: text})
+		d.history.AddCaused(d.eventOf(time.Now(), g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_OVERLAP, Names: member, Text: text}))
 	}
 }
 

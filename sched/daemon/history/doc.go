@@ -7,8 +7,8 @@
 //
 //   - Adding an event costs no search, no format and no allocation: the
 //     scheduler does so at each turn of a GPU.
-//   - Tenants cannot push out what is rare: events that tenants cause and other
-//     events have room of their own.
+//   - Tenants cannot push out what is rare: events that tenants cause by taking turns, those
+//     that they cause otherwise, and other events have room of their own.
 //   - Who reads learns how many events are gone, and gets each of the others
 //     once and in order.
 //

@@ -14,9 +14,10 @@ import (
 )
 
 const (
-	// keptTurns is how many events are kept that tenants cause, by taking
-	// turns, coming and going; keptChanges how many of the others.
+	// keptTurns is how many events are kept that tenants cause by taking turns, coming and
+	// going; keptCaused how many that they cause otherwise; keptChanges how many of the others.
 	keptTurns   = 16384
+	keptCaused  = 1024
 	keptChanges = 1024
 	// MaxAnswer is how many events Since returns at most. It keeps an answer
 	// under the 4 MiB of a ttrpc message, with the longest names.
@@ -83,24 +84,28 @@ func (r *ring) after(seq uint64) int {
 
 // Log is what has happened, as far as it is kept.
 type Log struct {
-	run            int64
-	seq            uint64 // of the latest event
-	turns, changes ring
-	more           chan struct{} // closed at the next event; nil: nobody waits
+	run                    int64
+	seq                    uint64 // of the latest event
+	turns, caused, changes ring
+	more                   chan struct{} // closed at the next event; nil: nobody waits
 }
 
 // New returns an empty Log. run tells this Log from those of other schedulers.
 func New(run int64) *Log {
-	return &Log{run: run, turns: ring{buf: make([]Event, keptTurns)}, changes: ring{buf: make([]Event, keptChanges)}}
+	return &Log{run: run, turns: ring{buf: make([]Event, keptTurns)}, caused: ring{buf: make([]Event, keptCaused)}, changes: ring{buf: make([]Event, keptChanges)}}
 }
 
 // Run is what New was told.
 func (l *Log) Run() int64 { return l.run }
 
-// AddTurn adds an event that a tenant causes.
+// AddTurn adds an event that a tenant causes by what all of them do all the time.
 func (l *Log) AddTurn(e *Event) { l.add(&l.turns, e) }
 
-// AddChange adds any other event. They are rare, and outlive turns.
+// AddCaused adds another event that a tenant causes. They outlive turns, as long as no tenant
+// causes many.
+func (l *Log) AddCaused(e *Event) { l.add(&l.caused, e) }
+
+// AddChange adds an event that no tenant causes. They are rare, and outlive all others.
 func (l *Log) AddChange(e *Event) { l.add(&l.changes, e) }
 
 func (l *Log) add(r *ring, e *Event) {
@@ -131,17 +136,25 @@ func (l *Log) Since(seq uint64, uuid string, kinds ...api.EventType) (found []Ev
 	if seq > l.seq {
 		seq = 0
 	}
-	i, j := l.turns.after(seq), l.changes.after(seq)
-	lost = l.seq - seq - uint64(l.turns.len()-i) - uint64(l.changes.len()-j)
-	for i < l.turns.len() || j < l.changes.len() {
+	rings := [...]*ring{&l.turns, &l.caused, &l.changes}
+	var at [len(rings)]int
+	lost = l.seq - seq
+	for i, r := range rings {
+		at[i] = r.after(seq)
+		lost -= uint64(r.len() - at[i])
+	}
+	for {
 		var e *Event
-		if j == l.changes.len() || i < l.turns.len() && l.turns.at(i).Seq < l.changes.at(j).Seq {
-			e = l.turns.at(i)
-			i++
-		} else {
-			e = l.changes.at(j)
-			j++
+		from := 0
+		for i, r := range rings {
+			if at[i] < r.len() && (e == nil || r.at(at[i]).Seq < e.Seq) {
+				e, from = r.at(at[i]), i
+			}
 		}
+		if e == nil {
+			break
+		}
+		at[from]++
 		if uuid != "" && e.UUID != uuid || len(kinds) > 0 && !slices.Contains(kinds, e.Kind) {
 			continue
 		}
