@@ -22,8 +22,10 @@ func (s metricsSource) Snapshot(ctx context.Context) (found *metrics.Snapshot, e
 
 func (s metricsSource) Problems(ctx context.Context) (own, tenants []string, err error) {
 	err = s.d.ask(ctx, func() {
+		// They begin with the scheduler's own, of which a report of the plugin may end meanwhile.
+		all := s.d.status().Problems
 		own = s.d.problems()
-		tenants = s.d.status().Problems[len(own):] // which begin with the scheduler's own
+		tenants = all[len(own):]
 	})
 	return own, tenants, err
 }
