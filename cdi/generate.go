@@ -149,7 +149,14 @@ func Fingerprint(o Options, files ...string) string {
 				name(gpu.UUID) // which becomes known with the first use of the GPU
 			}
 		})
-		list(h.at(procCapabilities+"/gpu*/mig/gi*/ci*"), name)
+		for _, files := range []string{"/gpu*/mig/gi*/access", "/gpu*/mig/gi*/ci*/access"} {
+			list(h.at(procCapabilities+files), func(file string) {
+				name(file)
+				if text, err := os.ReadFile(file); err == nil {
+					b.Write(text)
+				}
+			})
+		}
 		for _, place := range driverPlaces {
 			list(h.at(place.root+"/dev/nvidia*"), name)
 			list(h.at(place.root+capsDir+"/*"), name)

@@ -3,6 +3,7 @@
 package cdi
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"reflect"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sirupsen/logrus"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -89,9 +91,32 @@ func TestMIGDeviceWithoutCapabilities(t *testing.T) {
 	if err != nil || slices.ContainsFunc(spec.Devices, func(d specs.Device) bool { return d.Name == "MIG-x" }) {
 		t.Errorf("a MIG device without device nodes was declared: %v", err)
 	}
-	write(t, root+procCapabilities+"/gpu1/mig/gi13/access", "nonsense\n")
-	if _, err := (ProcFS{Root: root}).List(t.Context()); err == nil || !strings.Contains(err.Error(), "gi13") {
-		t.Errorf("an unreadable capability: %v", err)
+}
+
+// A capability file that tells nothing leaves its GPU out, and no other.
+func TestOddMIGCapability(t *testing.T) {
+	root, log := fakeHost(t), new(bytes.Buffer)
+	withMIG(t, root)
+	o := Options{HostRoot: root, Log: &logrus.Logger{Out: log, Formatter: &logrus.TextFormatter{}, Level: logrus.WarnLevel}}
+	file, whole := root+procCapabilities+"/gpu1/mig/gi13/access", Fingerprint(o)
+	good, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, file, "nonsense\n")
+	gpus, err := Discover(t.Context(), o)
+	if err != nil || len(gpus) != 1 || gpus[0].UUID != uuidB || gpus[0].Index != 1 {
+		t.Errorf("got %v, %v", gpus, err)
+	}
+	if !strings.Contains(log.String(), "gi13") {
+		t.Errorf("the log is %q", log)
+	}
+	if Fingerprint(o) == whole {
+		t.Error("no change of the node")
+	}
+	write(t, file, string(good))
+	if Fingerprint(o) != whole {
+		t.Error("nobody sees that it is back")
 	}
 }
 

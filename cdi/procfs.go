@@ -65,7 +65,8 @@ func (p ProcFS) List(context.Context) ([]GPU, error) {
 		}
 		gpu.Model.DriverVersion = host(p.Root).moduleVersion()
 		if gpu.Instances, err = host(p.Root).instances(gpu.Minor); err != nil {
-			return nil, fmt.Errorf("list the MIG devices of GPU %s: %w", gpu.UUID, err)
+			leaveOut(gpu.PCIBusID, fmt.Errorf("list the MIG devices of GPU %s: %w", gpu.UUID, err))
+			continue
 		}
 		gpus = append(gpus, gpu)
 	}
