@@ -68,7 +68,7 @@ func (d *Daemon) hasEnded(was peer.Process) bool {
 	if err == nil {
 		p.Close()
 	}
-	return err != nil
+	return peer.Ended(err)
 }
 
 // drain answers the control call.

@@ -10,8 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -138,6 +141,49 @@ func TestHeldProcessComesBack(t *testing.T) {
 	s.stop()
 	if held := s.settings.Held[gpuA.UUID]; len(held) != 1 || held[0].PID != int32(stays.cmd.Process.Pid) {
 		t.Errorf("still recorded: %v", held)
+	}
+}
+
+// A process that the scheduler cannot look at, as while no descriptor is free, may live.
+func TestUnseenProcessHasNotEnded(t *testing.T) {
+	finder, err := peer.NewFinder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &Daemon{peers: finder, log: testOptions(t.TempDir()).Log}
+	p := newProc(t, t.TempDir(), nobody)
+	found, err := finder.FindPID(int32(p.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found.Close()
+	var lim unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		t.Fatal(err)
+	}
+	none := lim
+	none.Cur = 0
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	unseen := d.hasEnded(found.Process)
+	_, failed := d.onProcess(found.Process, nil)
+	kept := d.restoreFile(fileRecord{Process: found.Process})
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
+		t.Fatal(err)
+	}
+	if unseen || d.hasEnded(found.Process) {
+		t.Error("it lives")
+	}
+	if failed == nil || !kept {
+		t.Errorf("it stays off its GPU: %v; its memory is kept: %v", failed, kept)
+	}
+	if !d.hasEnded(peer.Process{PID: found.PID, Start: found.Start + 1}) {
+		t.Error("another process has its pid")
+	}
+	p.kill()
+	if !d.hasEnded(found.Process) {
+		t.Error("it has ended")
 	}
 }
 

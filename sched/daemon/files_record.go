@@ -74,13 +74,7 @@ func (d *Daemon) restoreFiled() {
 	if d.files.dir == nil {
 		return
 	}
-	lives := func(was peer.Process) bool {
-		p, err := d.peers.Find(was)
-		if err == nil {
-			p.Close()
-		}
-		return err == nil
-	}
+	lives := func(was peer.Process) bool { return !d.hasEnded(was) }
 	nobodys, somebodys, err := d.files.dir.Others(known, lives)
 	for _, path := range nobodys {
 		if err := os.Remove(path); err == nil {
@@ -100,8 +94,12 @@ func (d *Daemon) restoreFile(was fileRecord) bool {
 	cl := d.byProc[was.Process]
 	if cl == nil {
 		p, err := d.peers.Find(was.Process)
-		if err != nil {
+		if peer.Ended(err) {
 			return false
+		}
+		if err != nil {
+			d.log.WithError(err).Errorf("its memory stays in %s, and it is not restored: end process %d", was.Path, was.PID)
+			return true
 		}
 		cl = d.addClient(p)
 	}

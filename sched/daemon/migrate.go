@@ -543,9 +543,12 @@ func (d *Daemon) carryOne(p peer.Process, pairs []checkpoint.Pair) (checkpoint.T
 // onProcess operates on a process. One that has ended is left alone, because its PID may be
 // another's, and is no error.
 func (d *Daemon) onProcess(p peer.Process, operate func(pid int) (checkpoint.Times, error)) (checkpoint.Times, error) {
-	lives, gone := d.peers.Find(p)
-	if gone != nil {
+	lives, err := d.peers.Find(p)
+	if peer.Ended(err) {
 		return nil, nil
+	}
+	if err != nil {
+		return nil, err
 	}
 	defer lives.Close()
 	return operate(int(p.PID))
@@ -580,11 +583,9 @@ func (d *Daemon) tryBack(p peer.Process) error {
 	if err == nil {
 		return nil
 	}
-	lives, gone := d.peers.Find(p)
-	if gone != nil {
+	if d.hasEnded(p) {
 		return nil
 	}
-	lives.Close()
 	if e := (*checkpoint.Error)(nil); errors.As(err, &e) && e.State == checkpoint.Failed {
 		d.log.WithError(err).Errorf("process %d is off its GPU, and the driver cannot restore it: end it", p.PID)
 		return nil

@@ -5,8 +5,10 @@ package peer
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -143,9 +145,20 @@ func (f *Finder) Find(want Process) (*Peer, error) {
 	}
 	if p.Process != want {
 		p.pidfd.Close()
-		return nil, fmt.Errorf("process %d is another process now", want.PID)
+		return nil, fmt.Errorf("process %d is another process now: %w", want.PID, errEnded)
 	}
 	return p, nil
+}
+
+var errEnded = errors.New("the process has ended")
+
+// Ended tells whether an error of Find says that the process has ended. With another one, as
+// for want of descriptors, the process may live.
+func Ended(err error) bool {
+	return slices.ContainsFunc([]error{
+		errEnded, unix.ESRCH, fs.ErrNotExist,
+		unix.EINVAL, // of pidfd_open: its pid is that of a thread now
+	}, func(e error) bool { return errors.Is(err, e) })
 }
 
 // Look says who a process is, for display: the Peer is closed, so the process may end
@@ -176,7 +189,7 @@ func (f *Finder) describe(pid int32, uid uint32, pidfd int) (*Peer, error) {
 	p := &Peer{Process: Process{PID: pid}, UID: uid, pidfd: os.NewFile(uintptr(pidfd), "pidfd")}
 	err := f.read(p)
 	if err == nil && dead(pidfd) {
-		err = errors.New("the process has ended") // what we read may be of the pid's next owner
+		err = errEnded // what we read may be of the pid's next owner
 	}
 	if err != nil {
 		p.Close()
