@@ -128,8 +128,9 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 	at := make(map[string]*placement.Device, len(devices))
 	for i := range devices {
 		d := &devices[i]
-		d.Memory = cmp.Or(d.Memory, cs.gpus[d.UUID].Memory) * cs.percent / 100
-		d.Closed, d.Dead = cs.gpus[d.UUID].Closed(), cs.gpus[d.UUID].Fault != ""
+		state := cs.gpus[d.UUID].Within(cs.gpus[d.GPU])
+		d.Memory = cmp.Or(d.Memory, state.Memory) * cs.percent / 100
+		d.Closed, d.Dead = state.Closed(), state.Fault != ""
 		at[d.UUID] = d
 	}
 	old := func(o Container) bool { return o.ID == except.ID || o.sameAs(except) }

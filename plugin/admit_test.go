@@ -578,6 +578,27 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 	}
 }
 
+// What ends all work on a GPU ends that of its MIG devices, and who drains it drains these.
+func TestMIGDevicesOfClosedGPUs(t *testing.T) {
+	null := []string{"/dev/null"}
+	gpus := []cdi.GPU{
+		{Index: 0, UUID: gpuID(0), DeviceNodes: null, Instances: []cdi.Instance{{UUID: "MIG-a", DeviceNodes: null}}},
+		{Index: 1, UUID: gpuID(1), DeviceNodes: null, Instances: []cdi.Instance{{DeviceNodes: null}}}, // as the kernel shows it
+	}
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(&cdi.Driver{}, gpus, "/bin/hook"), cdi.DefaultPaths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPlacing(t, 1)
+	p.SetInventory(NewInventory(spec, gpus, ""))
+	p.containers.learn(State{GPUs: map[string]GPUState{gpuID(0): {Fault: "Xid 79: gone"}, gpuID(1): {Drained: true}, "MIG-a": {}}})
+	for _, asks := range []string{"gpu=1", "gpu=nvshare.com/gpu=MIG-a", "gpu=nvshare.com/gpu=1:0"} {
+		if got, err := p.create("a", asks); err == nil || !strings.Contains(err.Error(), map[bool]string{true: "it is drained", false: "Xid 79: gone"}[strings.HasSuffix(asks, "1:0")]) {
+			t.Errorf("%s: given %q, %v", asks, got, err)
+		}
+	}
+}
+
 // Signs of nvshare that anybody can write into a pod book nothing, and keep nobody
 // from the GPUs.
 func TestForgedSignsBookNothing(t *testing.T) {

@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -52,6 +53,12 @@ func (s GPUState) Closed() string {
 		return "it is drained"
 	}
 	return ""
+}
+
+// Within adds to what is known of a MIG device what its GPU is closed for.
+func (s GPUState) Within(gpu GPUState) GPUState {
+	s.Drained, s.Fault = s.Drained || gpu.Drained, cmp.Or(s.Fault, gpu.Fault)
+	return s
 }
 
 // How tenants share a GPU. A scheduler that chooses shares by slices where it can.

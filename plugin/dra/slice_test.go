@@ -154,6 +154,19 @@ func TestTaints(t *testing.T) {
 	}
 }
 
+// So are the MIG devices of such a GPU.
+func TestTaintsOfMIGDevices(t *testing.T) {
+	gpus := twoGPUs()[:1]
+	gpus[0].Instances = []cdi.Instance{{UUID: "MIG-0a"}}
+	o := whole
+	o.Scheduler = func(uuid string) plugin.GPUState {
+		return plugin.GPUState{Drained: uuid == gpus[0].UUID, Fault: map[string]string{gpus[0].UUID: "Xid 79: gone"}[uuid]}
+	}
+	if got := Devices(gpus, all, o)[0].Taints; len(got) != 2 || got[0].Key != FaultTaint || got[1].Key != DrainedTaint {
+		t.Errorf("taints %v", got)
+	}
+}
+
 func TestSlotsOutOfRange(t *testing.T) {
 	for _, n := range []int{-1, 0, 101} {
 		if _, err := New(Config{Options: Options{Slots: n}, Log: silent(), Directory: t.TempDir(), CDIDir: t.TempDir()}); err == nil {
