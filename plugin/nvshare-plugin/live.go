@@ -95,12 +95,20 @@ func (l *live) bypassed(all []*api.Unmanaged) {
 	l.seen = seen
 }
 
+// warn says something of a container on its pod, as often as the pod's events may come. One
+// that is not known, as before the first list of pods, has no such bound.
+func (l *live) warn(p plugin.Pod, container, reason, note string) {
+	if !l.w.WarnPod(p.UID, container, reason, note) {
+		l.w.Warn(p, container, reason, note)
+	}
+}
+
 // unmanaged is called with each container that runs without nvshare.
 func (l *live) unmanaged(u plugin.Unmanaged) {
 	if l == nil {
 		return
 	}
-	l.w.Warn(plugin.Pod{UID: u.PodUID, Namespace: u.Namespace, Name: u.Pod}, u.Name, "GPUUnmanaged",
+	l.warn(plugin.Pod{UID: u.PodUID, Namespace: u.Namespace, Name: u.Pod}, u.Name, "GPUUnmanaged",
 		fmt.Sprintf("runs without nvshare (asked for: %s): %s", cmp.Or(u.Asked, "nothing"), u.Why))
 }
 
@@ -119,5 +127,5 @@ func (l *live) event(e *api.Event) {
 	default: // of an older scheduler, which sends events of all kinds
 		return
 	}
-	l.w.Warn(plugin.Pod{UID: e.Container.PodUid, Namespace: e.Container.Namespace, Name: e.Container.Pod}, e.Container.Name, reason, note)
+	l.warn(plugin.Pod{UID: e.Container.PodUid, Namespace: e.Container.Namespace, Name: e.Container.Pod}, e.Container.Name, reason, note)
 }

@@ -300,6 +300,45 @@ func TestBypassIsTold(t *testing.T) {
 	(*live)(nil).bypassed([]*sched.Unmanaged{one}) // without an API server
 }
 
+// Whatever a pod does again and again makes no more events than its changes of annotations do.
+func TestEventsOfPodAreBounded(t *testing.T) {
+	s := kubeapi.New(t)
+	s.Set("uid", "ml", "train", nil)
+	s.Set("last", "ml", "last", nil)
+	pods := watchPods(t.Context(), t, s)
+	until(t, "the pods to be known", func() error {
+		for _, uid := range []string{"uid", "last"} {
+			if !pods.w.WarnPod(uid, "", "Known", "") {
+				return errors.New("they are not")
+			}
+		}
+		return nil
+	})
+	outOfMemory := func(uid, pod string) {
+		pods.event(&sched.Event{Type: sched.EventType_EVENT_TYPE_OUT_OF_MEMORY, Container: &sched.Container{Namespace: "ml", Pod: pod, PodUid: uid}})
+	}
+	for range 50 {
+		outOfMemory("uid", "train")
+		pods.unmanaged(plugin.Unmanaged{Namespace: "ml", Pod: "train", PodUID: "uid"})
+	}
+	outOfMemory("last", "last")
+	for n := 0; ; {
+		select {
+		case e := <-s.Events:
+			if e.Regarding.UID == "uid" {
+				n++
+			} else if e.Reason != "Known" {
+				if n > 10 {
+					t.Errorf("%d events at once", n)
+				}
+				return
+			}
+		case <-time.After(patience):
+			t.Fatal("no event of the last pod")
+		}
+	}
+}
+
 // Without an API server to ask, the plugin serves as the runtime has it, unless
 // it was told that there is one.
 func TestKubeFlags(t *testing.T) {
