@@ -372,6 +372,7 @@ func TestAnotherOwner(t *testing.T) {
 	for want, objects := range map[string][]runtime.Object{
 		"nvidia.com/gpu: 8":           {with("nvidia.com/gpu", "8")},
 		"nvshare.com/gpu: 10":         {with("nvshare.com/gpu", "10")},
+		"nvidia.com/mig-1g.10gb: 7":   {with("nvidia.com/mig-1g.10gb", "7")},
 		"driver gpu.nvidia.com gives": {with("cpu", "2"), another},
 		"":                            {with("nvidia.com/gpu", "0")},
 	} {

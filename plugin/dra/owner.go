@@ -5,6 +5,8 @@ package dra
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -19,6 +21,9 @@ var (
 	otherDrivers   = []string{"gpu.nvidia.com"}
 )
 
+// otherMIG begins the resources by which NVIDIA's device plugin gives MIG devices.
+const otherMIG = "nvidia.com/mig-"
+
 // otherOwner returns which device plugin or other driver gives the node's GPUs too, and
 // what to do about that; nil: none does. err says why that is not known.
 func (d *Driver) otherOwner(ctx context.Context) (other, err error) {
@@ -28,7 +33,14 @@ func (d *Driver) otherOwner(ctx context.Context) (other, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read node %s: %w", d.NodeName, err)
 	}
-	for _, name := range otherResources {
+	names := slices.Clone(otherResources)
+	for name := range node.Status.Allocatable {
+		if strings.HasPrefix(string(name), otherMIG) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	for _, name := range names {
 		if n := node.Status.Allocatable[name]; !n.IsZero() {
 			return fmt.Errorf("a device plugin gives GPUs of this node too (%s: %s): remove it from the node, or run nvshare without --dra there", name, n.String()), nil
 		}
