@@ -92,6 +92,7 @@ type Driver struct {
 	stale   chan struct{} // holds a token when what is published may be stale
 	known   chan struct{} // closed once the GPUs are known
 	leads   chan struct{} // closed by Lead
+	swept   time.Time     // the end of the latest sweep; only Run's goroutine has it
 
 	mu        sync.Mutex
 	write     func(*resourceslice.DriverResources) error // makes these the node's slices, in its own time; nil: the driver does not lead yet
@@ -278,7 +279,10 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 	if failed != nil {
 		d.Log.Error(failed)
 	}
-	d.sweep(ctx)
+	if time.Since(d.swept) >= sweepInterval { // it asks the API server for each claim
+		d.sweep(ctx)
+		d.swept = time.Now()
+	}
 	if why != nil || failed != nil {
 		return ownerInterval
 	}

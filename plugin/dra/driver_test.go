@@ -385,6 +385,35 @@ func TestAnotherOwner(t *testing.T) {
 	}
 }
 
+// While somebody else gives the GPUs, the driver looks for that often, and not for each claim.
+func TestLooksForClaimsSeldom(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	d.Problem = func(error) {}
+	c := claimOf(uid(1), part(name0, "s1", "40", ""))
+	check(t, prepare(d, c).Err)
+	client := apiServer(t, c)
+	nodes, err := client.CoreV1().Nodes().Get(t.Context(), node, metav1.GetOptions{})
+	check(t, err)
+	nodes.Status.Allocatable = corev1.ResourceList{"nvidia.com/gpu": k8sresource.MustParse("8")}
+	_, err = client.CoreV1().Nodes().UpdateStatus(t.Context(), nodes, metav1.UpdateOptions{})
+	check(t, err)
+	d.Client = client
+	for range 4 {
+		if next := d.look(t.Context()); next != ownerInterval {
+			t.Errorf("the next look is after %v", next)
+		}
+	}
+	n := 0
+	for _, a := range client.Actions() {
+		if a.Matches("get", "resourceclaims") {
+			n++
+		}
+	}
+	if n != 1 {
+		t.Errorf("the claim was read %d times", n)
+	}
+}
+
 // What the scheduler learns of a GPU is published at once.
 func TestRefreshPublishes(t *testing.T) {
 	var drained atomic.Bool
