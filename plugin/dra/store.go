@@ -140,14 +140,15 @@ func (s *Store) recordFiles() (map[types.UID]fs.FileInfo, error) {
 }
 
 // removeDamaged removes records of which nothing can be relied on. The kubelet prepares
-// their claims again. The lock is held.
+// their claims again, unless it knows that they are prepared: so a record that cannot be read
+// now stays. The lock is held.
 func (s *Store) removeDamaged() error {
 	files, err := s.recordFiles()
 	if err != nil {
 		return err
 	}
 	for uid := range files {
-		if _, wrong := s.read(uid); wrong != nil {
+		if _, wrong := s.read(uid); wrong != nil && !errors.As(wrong, new(*fs.PathError)) {
 			s.log.Errorf("prepared claim %s: %v; removed", s.file(uid), wrong)
 			if err := os.Remove(s.file(uid)); err != nil {
 				return fmt.Errorf("remove a damaged record: %w", err)
@@ -228,7 +229,7 @@ func (s *Store) removeOrphans() error {
 		return err
 	}
 	for uid, file := range files {
-		if _, known := s.record(types.UID(uid)); known {
+		if _, err := os.Lstat(s.file(types.UID(uid))); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -4,6 +4,7 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -202,6 +203,27 @@ func TestDamagedRecords(t *testing.T) {
 	check(t, os.WriteFile(nvcdi.ClaimFile(d.CDIDir, uid(5)), []byte("{}"), 0o644))
 	if d = newDriver(t, dir); len(d.store.Records()) != 1 || len(files(t, dir)) != 2 {
 		t.Errorf("records %+v, files %v", d.store.Records(), files(t, dir))
+	}
+}
+
+// A record that cannot be read, as on a disk with errors, is not damaged: the kubelet does not
+// prepare its claim again, whose containers need the spec when they are started again.
+func TestUnreadableRecordStays(t *testing.T) {
+	dir := t.TempDir()
+	d := newDriver(t, dir)
+	check(t, prepare(d, claimOf(uid(1), part(name0, "", "60", ""))).Err)
+	record := d.store.file(types.UID(uid(1)))
+	text, err := os.ReadFile(record)
+	check(t, err)
+	check(t, errors.Join(os.Remove(record), os.Mkdir(record, 0o755)))
+	d = newDriver(t, dir)
+	if _, err := os.Stat(record); err != nil || len(d.store.Records()) != 0 {
+		t.Errorf("records %v; %v", d.store.Records(), err)
+	}
+	specOf(t, d, uid(1))
+	check(t, errors.Join(os.Remove(record), os.WriteFile(record, text, 0o600)))
+	if d.store.Load(); len(d.store.Records()) != 1 {
+		t.Errorf("once it can be read: %v", d.store.Records())
 	}
 }
 
