@@ -603,13 +603,18 @@ func TestMIGDevicesOfClosedGPUs(t *testing.T) {
 // from the GPUs.
 func TestForgedSignsBookNothing(t *testing.T) {
 	elsewhere := &api.Mount{Source: "/var/lib/kubelet/pods/x/volumes/kubernetes.io~empty-dir/v", Destination: cdi.ShimDir}
-	for name, forge := range map[string]func(*api.Container){
-		"preload": func(c *api.Container) { c.Env = []string{cdi.PreloadEnv + "=" + cdi.ShimPath} },
-		"mount":   func(c *api.Container) { c.Mounts = []*api.Mount{elsewhere} },
+	record := map[string]string{PlacementAnnotation: gpuID(0)}
+	for name, forge := range map[string]func(*api.PodSandbox, *api.Container){
+		"preload": func(_ *api.PodSandbox, c *api.Container) { c.Env = []string{cdi.PreloadEnv + "=" + cdi.ShimPath} },
+		"mount":   func(_ *api.PodSandbox, c *api.Container) { c.Mounts = []*api.Mount{elsewhere} },
+		"record": func(p *api.PodSandbox, c *api.Container) { // with pod_annotations in containerd's settings
+			maps.Copy(p.Annotations, record)
+			c.Annotations = record
+		},
 	} {
 		p := newPlacing(t, 1)
 		pod, ctr := podOf("forger", "forger", says("gpu=none", "gpu-core-request=100", "gpu-exclusion=mine"))
-		forge(ctr)
+		forge(pod, ctr)
 		if adjust, _, err := p.CreateContainer(context.Background(), pod, ctr); err != nil || adjust != nil {
 			t.Errorf("%s: created with %v, %v", name, adjust, err)
 		}
@@ -626,7 +631,7 @@ func TestForgedSignsBookNothing(t *testing.T) {
 		}
 		// Who asks for a GPU gets one all the same.
 		pod, ctr = podOf("asking", "asking", says("gpu=1"))
-		forge(ctr)
+		forge(pod, ctr)
 		if adjust, _, err := newPlacing(t, 1).CreateContainer(context.Background(), pod, ctr); err != nil || len(cdiNames(adjust)) != 1 {
 			t.Errorf("%s: asked for a GPU and got %v, %v", name, adjust, err)
 		}

@@ -102,7 +102,7 @@ func (p *Plugin) lookAt(pod *api.PodSandbox, ctr *api.Container) {
 	case p.missedClaim(ctr):
 		u.Asked = "a resource claim"
 		p.act(u)
-	case p.usesGPU(ctr):
+	case p.usesGPU(pod, ctr):
 		p.examine(u)
 	case u.Asked != "" && !p.containers.knows(u.ID): // a known one was admitted, whatever the runtime tells now
 		p.act(u)

@@ -102,7 +102,7 @@ func (p *Plugin) enter(pods map[string]*api.PodSandbox, ctrs []*api.Container, i
 	for _, ctr := range ctrs {
 		pod := pods[ctr.GetPodSandboxId()]
 		switch {
-		case pod == nil || !p.usesGPU(ctr):
+		case pod == nil || !p.usesGPU(pod, ctr):
 		case !alive(ctr):
 			ended = append(ended, describeExisting(pod, ctr, Request{}, inv))
 		default:
@@ -163,7 +163,8 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 
 // adjusted tells whether another plugin of this node has given a new container its GPUs:
 // while one plugin replaces another, the runtime asks both about each container. Where a
-// runtime passes annotations of pods on, a pod could have written the record.
+// runtime passes annotations of pods on, a pod could have written the record: one that has
+// the annotation is not believed.
 func adjusted(pod *api.PodSandbox, ctr *api.Container) bool {
 	_, forged := pod.GetAnnotations()[PlacementAnnotation]
 	return recorded(ctr) != "" && !forged
@@ -197,7 +198,7 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 		req.Count = 0 // somebody else has chosen
 	}
 	c = describe(pod, ctr, req, inv)
-	if uses = len(req.Devices) > 0 || req.Count > 0 || len(req.Shares) > 0 || p.usesGPU(ctr); !uses {
+	if uses = len(req.Devices) > 0 || req.Count > 0 || len(req.Shares) > 0 || p.usesGPU(pod, ctr); !uses {
 		return c, req, false, nil
 	}
 	if req.Terms.Overlap != "" {
@@ -274,10 +275,10 @@ func describeExisting(pod *api.PodSandbox, ctr *api.Container, req Request, inv 
 
 // usesGPU tells whether a container was given GPUs, by this plugin or by other
 // means. It believes what only the node's own programs can write: the record of a
-// placement, devices, and a mount of the shim. Environment and other mounts are the
-// pod's to choose.
-func (p *Plugin) usesGPU(ctr *api.Container) bool {
-	return recorded(ctr) != "" || len(given(ctr)) > 0 || p.hasShim(ctr)
+// placement, devices, and a mount of the shim, which who has a record has, too. Environment
+// and other mounts are the pod's to choose.
+func (p *Plugin) usesGPU(pod *api.PodSandbox, ctr *api.Container) bool {
+	return adjusted(pod, ctr) || len(given(ctr)) > 0 || p.hasShim(ctr)
 }
 
 // hasShim tells whether the node's shim is mounted in a container.
