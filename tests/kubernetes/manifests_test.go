@@ -160,7 +160,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		t.Errorf("helm lint: %v\n%s", err, out)
 	}
 	for _, value := range []string{
-		"scheduler.fenceAction=shout", "plugin.audit=shout", "metrics.enabeld=true", "plugin.args={nri}", "image.pullPolicy=Sometimes", "image.digest=latest", "required.apiVersion=v1",
+		"scheduler.fenceAction=shout", "plugin.audit=shout", "metrics.enabeld=true", "plugin.args={nri}", "image.pullPolicy=Sometimes", "image.digest=latest", "required.apiVersion=v1", "upgradeNodes=0", "upgradeNodes=five",
 	} {
 		out, err := helm("template", "nvshare", chart, "--set", value)
 		if err == nil || !strings.Contains(out, strings.Split(value, ".")[0]) {
@@ -171,6 +171,13 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `["--control-group=65529","--fence-action=kill","--tq=200ms"]`) || !strings.Contains(out, `add: ["KILL"]`) ||
 		!strings.Contains(out, "--owner=0:65529") || strings.Contains(out, "runAsUser: 65529") {
 		t.Errorf("fenceAction=kill: %v\n%s", err, out)
+	}
+	for values, want := range map[string]string{
+		"upgradeNodes=5%": "rollingUpdate: {maxUnavailable: 5%}", "upgradeNodes=20,surge.enabled=true": "rollingUpdate: {maxSurge: 20, maxUnavailable: 0}",
+	} {
+		if out, err := helm("template", "nvshare", chart, "--set", values); err != nil || !strings.Contains(out, want) {
+			t.Errorf("%s: %v\n%s", values, err, out)
+		}
 	}
 	digest := "sha256:" + strings.Repeat("0a", 32)
 	out, err = helm("template", "nvshare", chart, "--set", "image.repository=registry.example/nvshare,image.tag=v1,image.digest="+digest)
