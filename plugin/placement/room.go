@@ -23,8 +23,18 @@ type Move struct {
 func MakeRoom(devices []Device, r Request) (best Move, ok bool) {
 	for i, from := range devices {
 		for _, t := range from.Tenants {
+			if t.ID == "" {
+				continue
+			}
+			without := from
+			without.Tenants = slices.DeleteFunc(slices.Clone(from.Tenants), func(o Tenant) bool { return o.ID == t.ID })
+			// Who moves makes room where it was, or is the neighbour that the request wants. All
+			// else costs too much here: a runtime waits for the answer.
+			if (r.Affinity == "" || t.Affinity != r.Affinity) && len(without.unable(r)) > 0 {
+				continue
+			}
 			for j, to := range devices {
-				if i == j || t.ID == "" || !slices.Contains(t.Reach, to.UUID) ||
+				if i == j || !slices.Contains(t.Reach, to.UUID) ||
 					len(to.unable(Request{Core: t.Core, Memory: t.Memory, Labels: t.Labels})) > 0 {
 					continue
 				}
@@ -33,7 +43,7 @@ func MakeRoom(devices []Device, r Request) (best Move, ok bool) {
 					continue
 				}
 				after := slices.Clone(devices)
-				after[i].Tenants = slices.DeleteFunc(slices.Clone(from.Tenants), func(o Tenant) bool { return o.ID == t.ID })
+				after[i] = without
 				after[j].Tenants = append(slices.Clone(to.Tenants), t)
 				if chosen, err := Choose(after, r); err == nil {
 					m.Chosen = chosen

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -122,4 +123,28 @@ func TestMakeRoomAgainstModel(t *testing.T) {
 			t.Fatalf("%+v, in another order %+v", m, again)
 		}
 	})
+}
+
+// The runtime waits for the answer, and creates nothing meanwhile on the node.
+func TestMakeRoomTakesNoTime(t *testing.T) {
+	const gpus, tenants, limit = 16, 200, 2 * time.Second // it takes a tenth of that
+	var reach []string
+	for i := range gpus {
+		reach = append(reach, fmt.Sprint("GPU-", i))
+	}
+	var devices []Device
+	for i, uuid := range reach {
+		d := Device{UUID: uuid, GPU: uuid, Name: uuid, Index: i, Memory: 80 * gib}
+		for k := range tenants {
+			d.Tenants = append(d.Tenants, Tenant{Name: "ns/pod/main", Memory: uint64(k + 1), ID: fmt.Sprint(uuid, "-", k), Reach: reach})
+		}
+		devices = append(devices, d)
+	}
+	begin := time.Now()
+	if m, ok := MakeRoom(devices, Request{Count: 1, Memory: 80 * gib}); ok {
+		t.Errorf("%v makes room for all of a GPU", m.Tenant.ID)
+	}
+	if took := time.Since(begin); took > limit {
+		t.Errorf("it took %v", took)
+	}
 }
