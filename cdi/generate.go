@@ -121,9 +121,6 @@ func Fingerprint(o Options, files ...string) string {
 	h := host(o.HostRoot)
 	var b strings.Builder
 	stat := func(path string) {
-		if isClaim(path) {
-			return // it comes and goes with a pod
-		}
 		if info, err := os.Stat(path); err == nil {
 			fmt.Fprintf(&b, "%s %d %d %v\n", path, info.Size(), info.ModTime().UnixNano(), info.Mode())
 		}
@@ -167,7 +164,9 @@ func Fingerprint(o Options, files ...string) string {
 	}
 	for _, dir := range o.specDirs() {
 		for _, file := range specFiles(dir) { // and not what becomes one, as of a claim
-			stat(file)
+			if concerns(file) {
+				stat(file)
+			}
 		}
 	}
 	for _, f := range files {
@@ -176,4 +175,14 @@ func Fingerprint(o Options, files ...string) string {
 		}
 	}
 	return b.String()
+}
+
+// concerns tells whether Generate or Write may do something else because of a spec. Drivers for
+// resource claims write a spec for each pod, which is of a kind of their own, or ours.
+func concerns(file string) bool {
+	if isClaim(file) {
+		return false
+	}
+	kind, err := kindOf(file)
+	return err != nil || slices.Contains([]string{Kind, KindNRI, nvidiaKind}, kind)
 }

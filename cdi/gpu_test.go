@@ -371,8 +371,10 @@ func TestFingerprintShowsChanges(t *testing.T) {
 	}
 	// Claims come and go with pods; their files are written beside these, under other names.
 	claim := ClaimFile(root+"/etc/cdi", "00000001-0000-4000-8000-000000000000")
-	for _, file := range []string{claim, filepath.Join(root, "/etc/cdi", "."+filepath.Base(claim)+".123.tmp")} {
-		write(t, file, "{}")
+	// So do those of other drivers.
+	another := root + "/etc/cdi/k8s.gpu.nvidia.com-claim_00000002.json"
+	for _, file := range []string{claim, filepath.Join(root, "/etc/cdi", "."+filepath.Base(claim)+".123.tmp"), another} {
+		write(t, file, `{"cdiVersion": "0.5.0", "kind": "k8s.gpu.nvidia.com/claim"}`)
 		if Fingerprint(o) != seen[len(seen)-1] {
 			t.Errorf("%s changes it", file)
 		}
