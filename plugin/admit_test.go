@@ -437,6 +437,23 @@ func TestChangesOfGPUsAreTold(t *testing.T) {
 	}
 }
 
+// A scheduler that is started while NVML fails does not know how much memory a GPU has. The GPU
+// has as much as before.
+func TestMemoryOfGPUStays(t *testing.T) {
+	p := newPlacing(t, 1)
+	p.inventory.Load().gpus[0].MemoryBytes = 0
+	for _, memory := range []uint64{16 * gib, 0} {
+		p.containers.learn(State{GPUs: map[string]GPUState{gpuID(0): {Memory: memory, Sharing: SharedByTurns}}})
+		if got, err := p.create("a", "gpu=1", "gpu-memory-limit=17Gi"); err == nil {
+			t.Errorf("%d bytes are told: given %q", memory, got)
+		}
+	}
+	p.containers.learn(State{GPUs: map[string]GPUState{gpuID(0): {Memory: 20 * gib}}}) // --gpu-memory is another one
+	if _, err := p.create("a", "gpu=1", "gpu-memory-limit=17Gi"); err != nil {
+		t.Error(err)
+	}
+}
+
 // What the scheduler says counts: the size of GPUs that this host's kernel does
 // not tell, and limits that were changed since.
 func TestPlacementByTheSchedulersWord(t *testing.T) {

@@ -114,6 +114,10 @@ func (cs *Containers) takeOver(s State) bool {
 		return false
 	}
 	cs.unheard = false
+	for uuid, g := range s.GPUs {
+		g.Memory = cmp.Or(g.Memory, cs.gpus[uuid].Memory) // else not known to it yet
+		s.GPUs[uuid] = g
+	}
 	if maps.Equal(s.GPUs, cs.gpus) {
 		return false
 	}
