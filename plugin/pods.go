@@ -322,7 +322,7 @@ func (cs *Containers) deniable(old, c Container, gpus []cdi.GPU) (d denial, err 
 				deny(CoreRequestAnnotation, why)
 			}
 		}
-		if !larger || d.memory != 0 {
+		if !larger || d.memory != 0 || g.Memory == 0 { // not known, so not counted
 			continue
 		}
 		var sum uint64

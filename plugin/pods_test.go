@@ -226,6 +226,16 @@ func TestLiveMemoryIsPromised(t *testing.T) {
 	}
 }
 
+// As long as nobody knows how much memory a GPU has, nothing is counted: at a creation, and now.
+func TestLiveMemoryOfUnknownGPU(t *testing.T) {
+	s := newLiveSite(t, map[string]string{Annotation: "1", MemoryLimitAnnotation: "8Gi"})
+	s.mustCreate("main", "1")
+	if refused := s.annotate(MemoryLimitAnnotation, "12Gi"); refused != "" {
+		t.Error(refused)
+	}
+	s.holds("raised", "1", "12Gi 0/0 0 batch none")
+}
+
 // Which GPUs a container asks for was said when the pod was created.
 func TestLiveRequestAsksForNothing(t *testing.T) {
 	request := func(created map[string]string, live ...string) Request {
