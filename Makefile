@@ -73,6 +73,9 @@ binaries: ## nvshare-scheduler, nvshare-checkpoint, nvshare-plugin, nvsharectl, 
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint
 
+# What root has built by sudo is its caller's again, who builds on.
+GIVE_BACK := if [ -n "$$SUDO_UID" ]; then chown -R -h "$$SUDO_UID:$$SUDO_GID" $(BUILD); fi
+
 root:
 	@test "$$(id -u)" = 0 || { echo "make $(GOAL) needs root, for namespaces, mounts and cgroups: sudo make $(GOAL)" >&2; exit 1; }
 
@@ -85,7 +88,7 @@ tools: deps ## containerd, runc, crictl at the versions pinned in tests/tools
 
 demo: root deps build simgpu tools ## two pods and a podman container share one GPU; SIM=1 simulates it
 	$(GO) build -o $(BIN)/ ./tests/demo
-	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD)
+	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD); status=$$?; $(GIVE_BACK); exit $$status
 
 lint: GOAL := lint
 lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck, clang-tidy, the dashboard and go mod verify
@@ -103,7 +106,7 @@ SUITES := e2e-k8s test-unit test-c test-e2e test-race test-release lint test-com
 BESIDE := lint test-release
 JOBS ?= 1
 test: root deps build simgpu ## every test (25 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
-	@BESIDE='$(BESIDE)' sh tests/run.sh $(BUILD)/log $(JOBS) $(SUITES)
+	@BESIDE='$(BESIDE)' sh tests/run.sh $(BUILD)/log $(JOBS) $(SUITES); status=$$?; $(GIVE_BACK); exit $$status
 
 # $(call TEST,PACKAGES) names each package as it ends, and in the end each test that failed or was
 # skipped. A failed test runs once more, alone; run.sh says so of one that passes then. More than
@@ -234,6 +237,7 @@ stage: build $(if $(STATIC),static) ## .build/release: this host's release, read
 
 # The man pages are printed, and the packages' files installed, by this host's static programs.
 release: ## .build/dist: tarballs, deb, rpm, SBOM and checksums for ARCHES (amd64 arm64)
+	@set -e; for arch in $(ARCHES); do sh deployments/image/libc.sh $$arch >/dev/null; done # fails before it takes time
 	@set -e; for arch in $(sort $(HOSTARCH) $(ARCHES)); do $(MAKE) --no-print-directory static ARCH=$$arch; done
 	@set -e; for arch in $(ARCHES); do $(MAKE) --no-print-directory image-root ARCH=$$arch; done
 	@HERE=$(BUILD)/static/$(HOSTARCH) VERSION=$(VERSION) sh deployments/package/build.sh $(BUILD) $(ARCHES)
