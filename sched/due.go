@@ -26,33 +26,33 @@ func (c *GPU) dues() dues {
 // wants says whether the tenant counts among those that want the GPU.
 func (t *tenant) wants() bool { return t.active || t.place == throttled }
 
-// duesNow returns what dues are now. They are worked out again when a tenant or a share has changed.
-func (r *roster) duesNow() *dues {
-	if r.dueStale {
-		r.dueStale = false
-		r.dueNow.wanting = r.dueNow.wanting[:0]
-		for _, t := range r.tenants {
-			if t.wants() {
-				r.dueNow.wanting = append(r.dueNow.wanting, t)
-			}
-		}
-		r.dueNow.share()
-		r.dueNow.here = 0
-		for _, t := range r.dueNow.wanting {
+// duesNow returns what dues are now. Where limits count they are worked out again when a tenant
+// or a share has changed.
+func (c *GPU) duesNow() *dues {
+	d := &c.dueCache.now
+	switch {
+	case c.limited == 0 && c.throttled.top() == nil: // this costs the same beside any number of tenants
+		c.dueCache.stale = true
+		d.rest, d.weights, d.here = max(one-int64(c.requests)*one/100, 0), int64(c.weights), one
+	case c.dueCache.stale:
+		c.dueCache.stale = false
+		*d = c.dues()
+		d.here = 0
+		for _, t := range d.wanting {
 			if t.active {
-				r.dueNow.here += r.dueNow.of(t)
+				d.here += d.of(t)
 			}
 		}
 	}
-	return &r.dueNow
+	return d
 }
 
 // part returns the part of the GPU by which a tenant's virtual time passes, of one: its due, or
 // what would be its due if it wanted the GPU and had no limit. The parts of others do not change
 // while a limit keeps a tenant away. If what it was promised went to them by their weights
 // meanwhile, those that were promised much would get too little.
-func (r *roster) part(t *tenant) int64 {
-	d := r.duesNow()
+func (c *GPU) part(t *tenant) int64 {
+	d := c.duesNow()
 	rest, weights := d.rest, d.weights
 	request, weight := int64(t.share.Request)*one/100, int64(t.share.Weight)
 	switch {

@@ -92,7 +92,7 @@ func New(cfg Config) *GPU {
 			swapShare: clampShareOfSwap(cfg.SwapShare),
 		},
 		clients:  make(map[ClientID]*client),
-		roster:   roster{tenants: make(map[string]*tenant), dueStale: true},
+		roster:   roster{tenants: make(map[string]*tenant)},
 		queues:   newQueues(),
 		records:  newRecords(cfg.LastEpoch),
 		intact:   cfg.Intact,

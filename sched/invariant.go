@@ -177,7 +177,7 @@ func (c *GPU) checkTenants(waiting int) error {
 			s.batch++
 		}
 	}
-	queued, eligible, active, requests, weights, special, exact := 0, 0, 0, 0, 0, 0, 0
+	queued, eligible, active, requests, weights, special, exact, limited := 0, 0, 0, 0, 0, 0, 0, 0
 	apart := c.apart
 	for name, t := range c.tenants {
 		s := has[t]
@@ -217,6 +217,9 @@ func (c *GPU) checkTenants(waiting int) error {
 			active++
 			requests += t.share.Request
 			weights += t.share.Weight
+			if t.limited() {
+				limited++
+			}
 			if !t.mayShareTurn() {
 				apart.requests -= t.share.Request
 				apart.weights -= t.share.Weight
@@ -229,7 +232,7 @@ func (c *GPU) checkTenants(waiting int) error {
 			}
 		}
 	}
-	fresh := c.dues()
+	fresh, due := c.dues(), c.duesNow()
 	switch {
 	case queued != waiting:
 		return fmt.Errorf("%d clients wait, queues hold %d", waiting, queued)
@@ -237,8 +240,10 @@ func (c *GPU) checkTenants(waiting int) error {
 		return fmt.Errorf("%d clients may be granted, counted %d", eligible, c.waiting)
 	case apart.requests != 0 || apart.weights != 0:
 		return fmt.Errorf("active tenants apart from a cohort: counted %+v, %+v too much", c.apart, apart)
-	case !c.dueStale && (fresh.rest != c.dueNow.rest || fresh.weights != c.dueNow.weights):
-		return fmt.Errorf("weights of %d share %d of the GPU, counted %d and %d", fresh.weights, fresh.rest, c.dueNow.weights, c.dueNow.rest)
+	case limited != c.limited:
+		return fmt.Errorf("%d active tenants have a limit, counted %d", limited, c.limited)
+	case fresh.rest != due.rest || fresh.weights != due.weights:
+		return fmt.Errorf("weights of %d share %d of the GPU, counted %d and %d", fresh.weights, fresh.rest, due.weights, due.rest)
 	case active != c.active || requests != c.requests || weights != c.weights || special != c.special || exact != c.exact:
 		return fmt.Errorf("%d tenants are active with %d %% and weight %d, %d special, %d exact; counted %d, %d, %d, %d, %d",
 			active, requests, weights, special, exact, c.active, c.requests, c.weights, c.special, c.exact)

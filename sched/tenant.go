@@ -33,10 +33,13 @@ type roster struct {
 	apart                     struct{ requests, weights int } // the same, of those that share their turns with nobody
 	special                   int                             // tenants that ask for more than turns, see review
 	exact                     int                             // those of them with a limit or a request
+	limited                   int                             // active tenants with a limit
 	vtime                     int64                           // see virtualNow
 
-	dueNow   dues // see duesNow
-	dueStale bool
+	dueCache struct { // see duesNow
+		now   dues
+		stale bool
+	}
 }
 
 // queues holds the tenants with waiting clients.
@@ -243,7 +246,7 @@ func (c *GPU) abandon(t *tenant) {
 
 func (c *GPU) dropTenant(t *tenant) {
 	delete(c.tenants, t.name)
-	c.dueStale = true
+	c.dueCache.stale = true
 }
 
 // maxGhosts is how many tenants without clients are remembered.
@@ -324,6 +327,9 @@ func (c *GPU) ratesOf(t *tenant) rates {
 func (r *roster) countShare(s Share, n int) {
 	r.requests += n * s.Request
 	r.weights += n * s.Weight
+	if s.limited() {
+		r.limited += n
+	}
 	if s.apart() {
 		r.apart.requests += n * s.Request
 		r.apart.weights += n * s.Weight
@@ -343,7 +349,7 @@ func (c *GPU) setActive(t *tenant, active bool) {
 		n = -1
 		c.bill(t) // while it still counts
 	}
-	t.active, c.dueStale = active, true
+	t.active, c.dueCache.stale = active, true
 	c.active += n
 	c.countShare(t.share, n)
 	if c.active == 0 {
@@ -373,7 +379,7 @@ func (c *GPU) review(t *tenant) {
 	if t.inHeap() && t.place != to {
 		c.heap(t.place).remove(t)
 	}
-	c.dueStale = c.dueStale || (t.place == throttled) != (to == throttled)
+	c.dueCache.stale = c.dueCache.stale || (t.place == throttled) != (to == throttled)
 	switch from := t.place; {
 	case to == nowhere || to == aside:
 		t.place = to
@@ -457,7 +463,7 @@ func (c *GPU) setShare(t *tenant, s Share) {
 		t.credit = 0
 	}
 	t.share = s
-	c.slices.stale, c.dueStale = true, true
+	c.slices.stale, c.dueCache.stale = true, true
 	c.slices.ever = c.slices.ever || s.Priority == Latency
 	if t.limited() {
 		t.credit = min(t.credit, t.slice())

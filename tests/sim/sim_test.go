@@ -139,7 +139,7 @@ func TestSameSeedSameRun(t *testing.T) {
 // latency tenants, with all faults.
 func TestCohorts(t *testing.T) {
 	total := Report{}
-	for s := uint64(1); s <= 60; s++ {
+	for s := uint64(1); s <= 120; s++ {
 		report, err := Run(s, stepsPerSeed, Options{Cohorts: true})
 		if err != nil {
 			t.Fatal(err)
