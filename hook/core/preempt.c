@@ -61,14 +61,20 @@ static bool switch_channels(struct nvs_gpu *gpu, bool on)
 	return done;
 }
 
+/* The drain that began then goes on to its end. Later ones may have to, so work is bounded again. */
+static void not_cut(struct nvs_gpu *gpu, uint64_t closed)
+{
+	gpu->uncut_ns = closed;
+	gpu->cut_failed = true;
+	nvs_debugf("GPU %u: the drain is not cut", gpu->number);
+}
+
 static void cut(struct nvs_gpu *gpu)
 {
 	uint64_t closed = gpu->closed_ns;
 
 	if (!switch_channels(gpu, false)) {
-		gpu->uncut_ns = closed; /* the drain goes on to its end */
-		gpu->cut_failed = true;
-		nvs_debugf("GPU %u: the drain is not cut", gpu->number);
+		not_cut(gpu, closed);
 		return;
 	}
 	gpu->off = true;
@@ -123,7 +129,8 @@ void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 		*next = due - now < *next ? due - now : *next;
 	} else if (due) {
 		gpu->preempter = nvs_thread_start(preempter_main, gpu);
-		gpu->uncut_ns = gpu->preempter ? 0 : gpu->closed_ns;
+		if (!gpu->preempter)
+			not_cut(gpu, gpu->closed_ns);
 	}
 	/* No thread may be at the gate to do that for the work. */
 	if (gpu->lease.unfinished && nvs_elapsed(now, gpu->request_ns) > NUDGE_NS)
