@@ -438,23 +438,26 @@ void nvs_stream_destroyed(void *handle)
 			nvs_driver.event_destroy(event[i]);
 }
 
-void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, bool own, void *green)
+void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, const struct nvs_context_was *was)
 {
 	struct nvs_context *c;
 
 	nvs_lock(&nvs_table_lock);
-	c = context_add(ctx, gpu, green);
+	c = context_add(ctx, gpu, was->green);
 	if (c) {
-		c->own = own;
+		c->own = was->own;
+		c->attached += was->attached; /* another thread may have attached meanwhile */
 		atomic_store(&c->dirty, true);
 	}
 	nvs_unlock(&nvs_table_lock);
 }
 
-bool nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
+struct nvs_context_was nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 {
-	bool own = false;
+	struct nvs_context_was was = { 0 };
 
+	if (!gpu)
+		return was;
 	nvs_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_streams_used; i++) {
 		struct nvs_stream *s = &nvs_streams[i];
@@ -470,12 +473,13 @@ bool nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 	for (unsigned i = 0; i < nvs_contexts_used; i++)
 		if (nvs_contexts[i].ctx && nvs_contexts[i].gpu == gpu &&
 		    (ctx ? nvs_contexts[i].ctx == ctx : !nvs_contexts[i].own)) {
-			own = nvs_contexts[i].own;
+			was = (struct nvs_context_was){ nvs_contexts[i].green, nvs_contexts[i].attached,
+							nvs_contexts[i].own };
 			nvs_contexts[i].ctx = NULL;
 			nvs_contexts[i].green = NULL;
 		}
 	nvs_unlock(&nvs_table_lock);
-	return own;
+	return was;
 }
 
 /* ---- captures ---- */

@@ -74,10 +74,17 @@ bool nvs_context_detaches(void *ctx);
 /* Whether such a context of the GPU lives. */
 bool nvs_gpu_has_own_context(const struct nvs_gpu *gpu);
 
-/* Forgets a context, or (ctx NULL) the primary one of a GPU and its parts. */
-bool nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu);
-/* It was not destroyed after all. own: what nvs_context_destroyed returned; green: or NULL. */
-void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, bool own, void *green);
+/* What was known of a context that is forgotten. */
+struct nvs_context_was {
+	void *green;
+	unsigned attached;
+	bool own;
+};
+
+/* Forgets a context, or (ctx NULL) the primary one of a GPU and its parts. gpu NULL does nothing. */
+struct nvs_context_was nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu);
+/* It was not destroyed after all. was: what nvs_context_destroyed returned. */
+void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, const struct nvs_context_was *was);
 void *nvs_context_of_green(void *green);
 
 /*

@@ -106,14 +106,14 @@ static int detached(int result, void *ctx)
 		uint64_t stamp = nvs_memory_stamp(); \
 		bool held = hold_context(gpu); \
 		/* The record goes first: afterwards the handle may be somebody else's. */ \
-		bool own = gpu && nvs_context_destroyed(ctx, gpu); \
+		struct nvs_context_was was = nvs_context_destroyed(ctx, gpu); \
 		int result = CALL(name, ctx); \
 		if (result == CUDA_SUCCESS && nvs_counting()) \
 			nvs_memory_context_gone(ctx, stamp); \
 		if (result == CUDA_SUCCESS && gpu) \
 			nvs_swap_context_gone(ctx, gpu); \
 		if (gpu && result != CUDA_SUCCESS) \
-			nvs_context_kept(ctx, gpu, own, NULL); \
+			nvs_context_kept(ctx, gpu, &was); \
 		unhold_context(gpu, held); \
 		nvs_thread_forget(); \
 		return result; \
@@ -231,11 +231,11 @@ WRAPPER(cuGreenCtxDestroy, (void *green))
 	void *ctx = nvs_active() ? nvs_context_of_green(green) : NULL;
 	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
 	bool held = hold_context(gpu);
-	bool own = gpu && nvs_context_destroyed(ctx, gpu); /* first, see DESTROY */
+	struct nvs_context_was was = nvs_context_destroyed(ctx, gpu); /* first, see DESTROY */
 	int result = CALL(cuGreenCtxDestroy, green);
 
 	if (gpu && result != CUDA_SUCCESS)
-		nvs_context_kept(ctx, gpu, own, green);
+		nvs_context_kept(ctx, gpu, &was);
 	unhold_context(gpu, held);
 	return result;
 }

@@ -161,6 +161,23 @@ static void context_lives_while_attached(void)
 	CHECK(atomic_load(&stub_state()->destroyed) == 1);
 }
 
+/* The driver refuses to destroy it, and it is as attached as before. */
+static void context_lives_that_cannot_be_destroyed(void)
+{
+	void *ctx;
+
+	begin(1);
+	hold(3);
+	CHECK(cuCtxAttach(&ctx, 0) == 0 && ctx == contexts[0]);
+	stub_state()->refuses_destroy = 201;
+	CHECK(cuCtxDestroy_v2(ctx) == 201);
+	stub_state()->refuses_destroy = 0;
+	stub_state()->work_ns = 300000000;
+	CHECK(launch(NULL) == 0 && cuCtxDetach(ctx) == 0);
+	CHECK(atomic_load(&stub_state()->destroyed) == 0);
+	drained(0, 3);
+}
+
 /* A new context with the handle of one that another thread is destroying. */
 static void handle_used_again_at_once(void)
 {
@@ -458,6 +475,7 @@ static const struct life_case cases[] = {
 	CASE(all_contexts_are_drained),
 	CASE(context_destroyed_with_work_queued),
 	CASE(context_lives_while_attached),
+	CASE(context_lives_that_cannot_be_destroyed),
 	CASE(handle_used_again_at_once),
 	CASE(primary_context_goes_and_comes),
 	CASE(work_belongs_to_the_streams_gpu),

@@ -116,6 +116,8 @@ int cuCtxDestroy_v2(void *ctx)
 {
 	struct context *c = ctx;
 
+	if (state.refuses_destroy)
+		return state.refuses_destroy;
 	while (now() < atomic_load(&c->busy_until)) /* as the driver does */
 		nap();
 	atomic_fetch_add(&state.destroyed, 1);
