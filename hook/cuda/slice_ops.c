@@ -140,8 +140,11 @@ static void prove(struct nvs_gpu *gpu, struct nvs_controls *c)
 		s.slice = s.off_on = NVS_RM_UNSEEN;
 	else if (s.slice == NVS_RM_UNTRIED || s.slice == NVS_RM_UNSEEN)
 		s.slice = nvs_rm_prove(uuid);
-	/* A driver that fakes the one control is not trusted with the other. */
-	if (s.slice == NVS_RM_OK && s.off_on == NVS_RM_UNTRIED)
+	/*
+	 * A driver that fakes the one control is not trusted with the other. UNSEEN: there were no
+	 * channels when they were tried, or put on, but now there are.
+	 */
+	if (s.slice == NVS_RM_OK && (s.off_on == NVS_RM_UNTRIED || s.off_on == NVS_RM_UNSEEN))
 		s.off_on = nvs_rm_prove_channels(uuid);
 	if (s.off_on == NVS_RM_OK && !listed(&s))
 		s.off_on = prove_effect(gpu);

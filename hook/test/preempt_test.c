@@ -278,8 +278,8 @@ static void a_driver_that_says_no_version(void)
 	end();
 }
 
-/* The shim says that its channels can be taken off. */
-static void has_controls(void)
+/* The shim says this of taking its channels off. */
+static void says_of_channels(enum nvs_control said)
 {
 	struct nvs_frame r;
 
@@ -290,10 +290,12 @@ static void has_controls(void)
 		if (!fake_receive(&fake, &r, 100) || r.type != NVS_CONTROLS)
 			continue;
 		CHECK(r.u.controls.channels != NVS_CONTROL_FAKED);
-		if (r.u.controls.channels == NVS_CONTROL_WORKS)
+		if (r.u.controls.channels == said)
 			break;
 	}
 }
+
+static void has_controls(void) { says_of_channels(NVS_CONTROL_WORKS); }
 
 static void is_seen_to_work(bool held)
 {
@@ -406,6 +408,55 @@ static void what_is_not_cut_is_bounded(void)
 	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
 	nap_ms(300);
 	CHECK(atomic_load(&launched) < 300);
+	end();
+}
+
+/* Whether the system has a thread for who asks. The test's own had theirs before. */
+static void give_threads(bool any)
+{
+	static pthread_attr_t usual;
+	pthread_attr_t none;
+
+	if (any) {
+		CHECK(pthread_setattr_default_np(&usual) == 0);
+		return;
+	}
+	CHECK(pthread_getattr_default_np(&usual) == 0);
+	CHECK(pthread_attr_init(&none) == 0 && pthread_attr_setstacksize(&none, (size_t)1 << 50) == 0);
+	CHECK(pthread_setattr_default_np(&none) == 0);
+}
+
+/* Nobody takes the channels off, so that what is far ahead would not be cut later either. */
+static void without_a_thread_nothing_is_cut(void)
+{
+	pthread_t t;
+
+	hold_with(400);
+	has_controls();
+	give_threads(false);
+	CHECK(!preempted(ask_back(5)));
+	give_threads(true);
+	CHECK(cuStreamQuery(stream) == CUDA_SUCCESS);
+	fake.page->slot[0].present = 1;
+	fake_grant(&fake, 0, 6);
+	launch_on(stream, 60000);
+	nap_ms(3500); /* nobody has wanted the GPU for long enough */
+	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
+	nap_ms(300);
+	CHECK(atomic_load(&launched) < 300);
+	end();
+}
+
+/* A drain was to be cut, or its channels to go on, just when there was no context. */
+static void the_next_context_has_controls_too(void)
+{
+	hold_with(1);
+	has_controls();
+	CU(cuCtxDestroy_v2(context));
+	CHECK(nvs_rm_channels((const uint8_t *)&gpu, true) == NVS_RM_UNSEEN);
+	says_of_channels(NVS_CONTROL_UNSEEN);
+	CU(cuCtxCreate_v2(&context, 0, 0));
+	has_controls();
 	end();
 }
 
@@ -593,6 +644,8 @@ static const struct test_case cases[] = {
 	CASE(what_others_want_is_bounded),
 	CASE(a_pause_bounds),
 	CASE(what_is_not_cut_is_bounded),
+	CASE(without_a_thread_nothing_is_cut),
+	CASE(the_next_context_has_controls_too),
 	CASE(off_is_refused_once),
 	CASE(an_earlier_scheduler),
 	CASE(threads_wait_at_the_gate),
