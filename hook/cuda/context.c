@@ -65,9 +65,13 @@ WRAPPER(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, voi
 /*
  * While a context is destroyed: the driver waits for its work, so the channels
  * are on; and nobody drains it. The channels first: who drains may wait for them.
+ * A process that is away comes back before, perhaps on another GPU: until then its
+ * contexts are known, and no channels are kept on.
  */
 static bool hold_context(struct nvs_gpu *gpu)
 {
+	if (nvs_is_away())
+		nvs_away_wait();
 	if (gpu)
 		nvs_rm_keep_on(gpu->device.uuid);
 	return nvs_context_hold(gpu);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "inside.h"
 
+#include <string.h>
 #include <unistd.h>
 
 #include "driver.h"
@@ -9,6 +10,13 @@
 #include "connection.h"
 #include "preempt.h"
 #include "stream.h"
+
+void inside_move(int dev, const void *uuid)
+{
+	nvs_lock(&nvs_client_lock);
+	memcpy(nvs_gpu_of_device(dev)->device.uuid, uuid, NVS_UUID_SIZE);
+	nvs_unlock(&nvs_client_lock);
+}
 
 bool inside_cut_failed(int dev)
 {

@@ -7,7 +7,9 @@
 #define INSIDE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
+void inside_move(int dev, const void *uuid); /* the process is on this GPU now, as when it was restored there */
 bool inside_cut_failed(int dev); /* a drain was to be cut, and could not be */
 bool inside_cuts_soon(int dev); /* several drains from now on are cut soon */
 void inside_look_again(int dev); /* for the effect of the controls, when the client thread wakes up, as if there had been no look */

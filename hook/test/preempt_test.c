@@ -559,6 +559,37 @@ static void a_context_is_destroyed(void)
 	end();
 }
 
+static void *destroyer(void *unused)
+{
+	(void)unused;
+	CU(cuCtxDestroy_v2(context));
+	return NULL;
+}
+
+/* Its end waits until the process is restored, which is on another GPU. Then it comes back. */
+static void a_context_ends_on_another_gpu(void)
+{
+	static const uint8_t there[16] = { 7 };
+	struct nvs_frame r;
+	pthread_t t;
+
+	hold_with(1);
+	CU(cuStreamSynchronize(stream));
+	CHECK(!preempted(ask_back(5)));
+	fake_send(&fake, NVS_SUSPEND, 0, NVS_SUSPEND_PREPARE, 0);
+	CHECK(fake_expect(&fake, NVS_SUSPENDED).code == NVS_SUSPENDED_READY);
+	CHECK(pthread_create(&t, NULL, destroyer, NULL) == 0);
+	r = fake_expect(&fake, NVS_SUSPENDED);
+	CHECK(r.code == NVS_SUSPENDED_WAKE);
+	inside_move(0, there);
+	fake_send(&fake, NVS_SUSPEND, 0, NVS_SUSPEND_OVER, 0);
+	pthread_join(t, NULL);
+	inside_move(0, &gpu);
+	CU(cuCtxCreate_v2(&context, 0, 0));
+	CHECK(!state().keepers);
+	end();
+}
+
 static void the_process_exits(void)
 {
 	hold_with(3000);
@@ -653,6 +684,7 @@ static const struct test_case cases[] = {
 	CASE(the_scheduler_starts_anew),
 	CASE(the_scheduler_dies_while_it_drains),
 	CASE(a_context_is_destroyed),
+	CASE(a_context_ends_on_another_gpu),
 	CASE(the_process_exits),
 	CASE(a_child_is_forked),
 	CASE(a_thread_jumps_out_of_the_wait),

@@ -528,6 +528,25 @@ static void restored_by_a_late_scheduler(void)
 	CHECK(atomic_load(&stub_state()->violations) == 0);
 }
 
+static void *destroy(void *ctx)
+{
+	CHECK(cuCtxDestroy_v2(ctx) == 0);
+	return NULL;
+}
+
+/* The call that waits is the end of the only context, by which the shim sees that the process is back. */
+static void a_context_ends_when_it_is_restored(void)
+{
+	pthread_t t;
+
+	checkpointed_and_alone();
+	CHECK(pthread_create(&t, NULL, destroy, contexts[0]) == 0);
+	EVENTUALLY(atomic_load(&stub_state()->waiting) == 1); /* a thread of the shim, in the driver */
+	CHECK(!atomic_load(&stub_state()->destroyed));
+	atomic_store(&stub_state()->checkpointed, 0);
+	CHECK(pthread_join(t, NULL) == 0 && atomic_load(&stub_state()->destroyed) == 1);
+}
+
 static void closed_waits_for_a_scheduler_to_restore(void)
 {
 	struct launcher l;
@@ -763,6 +782,7 @@ static const struct life_case cases[] = {
 	CASE(loss_takes_back_a_suspension),
 	CASE(restored_by_hand),
 	CASE(restored_by_a_late_scheduler),
+	CASE(a_context_ends_when_it_is_restored),
 	CASE(closed_waits_for_a_scheduler_to_restore),
 	CASE(grants_of_no_epoch),
 	CASE(descriptors_nobody_asked_for),
