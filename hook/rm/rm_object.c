@@ -145,38 +145,11 @@ static void forget_missed(uint32_t client, uint64_t before)
 			missed[i--] = missed[--missed_used];
 }
 
-uint64_t rm_serial(void)
+/* Objects that were there at `before`: this one, or all of a client, and what sits below. */
+static void forget(uint32_t client, uint32_t handle, uint64_t before)
 {
-	return __atomic_load_n(&serial, __ATOMIC_ACQUIRE);
-}
-
-bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, uint32_t class, uint32_t engine)
-{
-	struct nvs_signals q;
-	unsigned via;
-
-	if (class != RM_CLASS_DEVICE && class != RM_CLASS_SUBDEVICE && class != RM_CLASS_GROUP &&
-	    !RM_IS_CHANNEL(class))
-		return false;
-	begin(&q);
-	via = descriptor(fd);
-	if (used == MAX_OBJECTS || via == MAX_DESCRIPTORS)
-		miss(client, serial + 1);
-	else
-		objects[used++] = (struct object){ .serial = serial + 1, .client = client, .handle = handle,
-						   .parent = parent, .class = class, .engine = engine,
-						   .via = (uint16_t)via, .unnamed = class == RM_CLASS_SUBDEVICE };
-	__atomic_store_n(&serial, serial + 1, __ATOMIC_RELEASE);
-	end(&q);
-	return class == RM_CLASS_GROUP && RM_IS_COMPUTE(engine);
-}
-
-void rm_note_free(uint32_t client, uint32_t handle, uint64_t before)
-{
-	struct nvs_signals q;
 	bool more;
 
-	begin(&q);
 	for (unsigned i = 0; i < used; i++) {
 		struct object *o = &objects[i];
 
@@ -197,11 +170,48 @@ void rm_note_free(uint32_t client, uint32_t handle, uint64_t before)
 			}
 		}
 	} while (more);
-	if (client == handle)
-		forget_missed(client, before);
 	for (unsigned i = used; i-- > 0;)
 		if (!objects[i].serial)
 			memmove(&objects[i], &objects[i + 1], sizeof(objects[0]) * (--used - i));
+}
+
+uint64_t rm_serial(void)
+{
+	return __atomic_load_n(&serial, __ATOMIC_ACQUIRE);
+}
+
+bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, uint32_t class, uint32_t engine)
+{
+	struct nvs_signals q;
+	unsigned via;
+
+	if (class != RM_CLASS_DEVICE && class != RM_CLASS_SUBDEVICE && class != RM_CLASS_GROUP &&
+	    !RM_IS_CHANNEL(class))
+		return false;
+	begin(&q);
+	/* A handle that is given out again: the end of the object, with the driver's descriptor, went past us. */
+	if (find(client, handle))
+		forget(client, handle, serial);
+	via = descriptor(fd);
+	if (used == MAX_OBJECTS || via == MAX_DESCRIPTORS)
+		miss(client, serial + 1);
+	else
+		objects[used++] = (struct object){ .serial = serial + 1, .client = client, .handle = handle,
+						   .parent = parent, .class = class, .engine = engine,
+						   .via = (uint16_t)via, .unnamed = class == RM_CLASS_SUBDEVICE };
+	__atomic_store_n(&serial, serial + 1, __ATOMIC_RELEASE);
+	end(&q);
+	return class == RM_CLASS_GROUP && RM_IS_COMPUTE(engine);
+}
+
+void rm_note_free(uint32_t client, uint32_t handle, uint64_t before)
+{
+	struct nvs_signals q;
+
+	begin(&q);
+	forget(client, handle, before);
+	if (client == handle)
+		forget_missed(client, before);
 	__atomic_store_n(&serial, serial + 1, __ATOMIC_RELEASE);
 	end(&q);
 }

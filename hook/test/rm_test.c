@@ -553,6 +553,27 @@ static void after_a_move_the_gpus_are_asked_anew(void)
 	CHECK(nvs_rm_prove(uuid_of(0)) == NVS_RM_UNSEEN && state(2).channels == 8);
 }
 
+/*
+ * The application has closed the driver's descriptor, by which the kernel frees all that was made
+ * through it, and the driver begins anew with the same handles.
+ */
+static void handles_are_used_again(void)
+{
+	start();
+	make_device(1, 0);
+	make_group(1, 0, 0, 8);
+	CHECK(OFF(0) == NVS_RM_OK && ON(0) == NVS_RM_OK);
+	for (unsigned i = 0; i < used; i++)
+		objects[i].live = false;
+	alarm(20);
+	make_device(1, 0);
+	make_group(1, 0, 0, 6);
+	CHECK(state(0).compute_groups == 1 && state(0).channels == 6);
+	CHECK(OFF(0) == NVS_RM_OK && atomic_load(&live_off) == 6 && ON(0) == NVS_RM_OK);
+	CHECK(unknown_named == 0);
+	alarm(0);
+}
+
 static void a_full_table_says_so(void)
 {
 	start();
@@ -804,6 +825,7 @@ static void (*const cases[])(void) = {
 	a_closed_descriptor_is_not_used,
 	a_gpu_without_a_name_is_not_asked_again,
 	after_a_move_the_gpus_are_asked_anew,
+	handles_are_used_again,
 	a_full_table_says_so,
 	descriptors_come_and_go,
 	too_many_descriptors_say_so,
