@@ -10,8 +10,6 @@ static void let_in(struct nvs_gpu *gpu, struct place p)
 {
 	int dev = gpu->device.dev, can = 0;
 
-	if (p.span->region[p.span->head[p.granule] - 1].kind >= REGION_APP)
-		return; /* the application gives access itself */
 	NVS_FOR_EACH_GPU(other) {
 		struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, other->device.dev },
 				       CU_MEM_ACCESS_READWRITE };
@@ -103,14 +101,17 @@ void nvs_swap_open_to_peers(struct nvs_gpu *gpu)
 	uint32_t looked = 0;
 
 	for (;;) {
-		bool found;
+		bool found, ours;
 
 		nvs_swap_lock(s);
-		found = nvs_chunk_next(gpu, 1u << CHUNK_HERE, &at, &looked);
+		found = nvs_chunk_next(gpu, 1u << CHUNK_HERE | 1u << CHUNK_PINNED, &at, &looked);
+		/* Under the lock: another thread may free it. To its own range the application gives access itself. */
+		ours = found && at.span->region[at.span->head[at.granule] - 1].kind < REGION_APP;
 		nvs_swap_unlock(s);
 		if (!found)
 			return;
-		let_in(gpu, at);
+		if (ours)
+			let_in(gpu, at);
 		next_chunk(&at);
 	}
 }

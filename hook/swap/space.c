@@ -195,7 +195,8 @@ static bool in_region(struct span *s, uint32_t i, uint32_t from, unsigned states
 	const struct region *r = &s->region[i];
 	uint32_t j = i, end = i + (r->kind < REGION_APP ? r->granules : r->end);
 
-	if (!s->head[i] || r->dying || r->cached || (r->pinned && states & 1u << CHUNK_HERE))
+	if (!s->head[i] || r->dying || r->cached ||
+	    (r->pinned && states & 1u << CHUNK_HERE && !(states & 1u << CHUNK_PINNED)))
 		return false;
 	if (from > i)
 		j += (from - i + r->piece - 1) / r->piece * r->piece;

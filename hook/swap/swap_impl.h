@@ -233,8 +233,9 @@ void nvs_region_drop(struct place p);
 struct place nvs_place_of(uint64_t address);
 
 /*
- * Finds the next chunk that may be moved and is in one of these states (a bit each). The
- * search begins at *at and goes round once. looked: 0 at first.
+ * Finds the next chunk that may be moved and is in one of these states (a bit each); with
+ * CHUNK_PINNED also what stays on the GPU for good. The search begins at *at and goes round
+ * once. looked: 0 at first.
  */
 bool nvs_chunk_next(struct nvs_gpu *gpu, unsigned states, struct place *at, uint32_t *looked);
 

@@ -445,10 +445,21 @@ static int tenant_async(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 1;
 }
 
+/* Whether the second GPU has access to memory of the first. */
+static bool open_to_other(CUdeviceptr p)
+{
+	CUmemLocation other = { CU_MEM_LOCATION_TYPE_DEVICE, 1 };
+	unsigned long long flags = 0;
+
+	CU(cuMemGetAccess(&flags, &other, p));
+	return flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+}
+
 /* With a second GPU the memory stays, and copies between the two find it. */
 static int spread(uint64_t mib, unsigned rounds, uint64_t seed, bool green)
 {
-	struct buffer a;
+	struct buffer a, shared;
+	CUipcMemHandle handle;
 	CUdeviceptr there;
 	CUcontext other;
 	CUgreenCtx part;
@@ -458,6 +469,8 @@ static int spread(uint64_t mib, unsigned rounds, uint64_t seed, bool green)
 	tenant_open();
 	get(&a, mib * MIB / 2);
 	run_fill(&a, seed, NULL);
+	get(&shared, 4 * MIB);
+	CU(cuIpcGetMemHandle(&handle, shared.p));
 	CU(cuMemsetD8_v2(a.p, 7, 4096));
 	CU(cuCtxSynchronize());
 	nap_ms(200);
@@ -468,6 +481,8 @@ static int spread(uint64_t mib, unsigned rounds, uint64_t seed, bool green)
 	} else {
 		CU(cuCtxCreate_v2(&other, 0, 1));
 	}
+	CHECK(open_to_other(a.p));
+	CHECK(open_to_other(shared.p));
 	CU(cuMemAlloc_v2(&there, 4096));
 	for (unsigned i = 0; i < rounds; i++) {
 		CU(cuMemcpyPeer(there, other, a.p, ctx, 4096));

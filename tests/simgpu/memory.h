@@ -34,6 +34,7 @@ struct area {
 	struct sim_ctx *ctx; /* NULL: outlives contexts (VMM, pools, graphs) */
 	int gpu;
 	int access; /* MAPPED: cuMemSetAccess was called */
+	uint64_t opened; /* for these devices, a bit each; work on others is not held to it */
 	int ending; /* freed in a stream that has not come to it */
 	struct phys *phys;
 	struct sim_pool *pool; /* NULL: none, or one of host memory */

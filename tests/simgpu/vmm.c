@@ -442,18 +442,33 @@ static int elsewhere(uintptr_t p, size_t size, int dev)
 	return any;
 }
 
+static void note_opened(uintptr_t p, size_t size, const CUmemAccessDesc *desc)
+{
+	uint64_t bit = desc->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? 1ull << (desc->location.id & 63) : 0;
+	struct area *a;
+
+	pthread_mutex_lock(&drv_mu);
+	for (uintptr_t at = p; at < p + size && (a = area_find(&live, at)); at = a->base + a->size)
+		a->opened = desc->flags ? a->opened | bit : a->opened & ~bit;
+	pthread_mutex_unlock(&drv_mu);
+}
+
 CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc, size_t n)
 {
 	const char *peers = getenv("NVSHARE_SIMGPU_PEERS");
 
 	if (!desc || !n)
 		return CUDA_ERROR_INVALID_VALUE;
+	CUresult rc;
+
 	if (desc[0].flags && peers && !strcmp(peers, "refused") && elsewhere((uintptr_t)p, size, desc[0].location.id))
 		return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-	return each_mapping(p, size, desc[0].flags ? open_one : close_one, !desc[0].flags);
+	rc = each_mapping(p, size, desc[0].flags ? open_one : close_one, !desc[0].flags);
+	for (size_t i = 0; !rc && i < n; i++)
+		note_opened((uintptr_t)p, size, &desc[i]);
+	return rc;
 }
 
-/* Mappings are open to all GPUs or to none. */
 CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr p)
 {
 	CUresult rc = drv_enter();
@@ -466,7 +481,7 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
 	pthread_mutex_lock(&drv_mu);
 	a = area_find(&live, (uintptr_t)p);
 	if (a && a->kind == MAPPED)
-		*flags = a->access ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
+		*flags = a->opened >> (location->id & 63) & 1 ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : 0;
 	else
 		rc = CUDA_ERROR_INVALID_VALUE;
 	pthread_mutex_unlock(&drv_mu);
