@@ -2,6 +2,8 @@
 /*
  * context.c: wrappers that note which contexts there are, and of which GPU.
  */
+#include <string.h>
+
 #include "rm.h"
 #include "swap.h"
 #include "wait.h"
@@ -68,21 +70,32 @@ WRAPPER(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, voi
  * A process that is away comes back before, perhaps on another GPU: until then its
  * contexts are known, and no channels are kept on.
  */
-static bool hold_context(struct nvs_gpu *gpu)
+struct hold {
+	struct nvs_gpu *gpu;
+	uint8_t kept[NVS_UUID_SIZE]; /* the GPU then: the process may move while the call is in the driver */
+	bool drain;
+};
+
+static struct hold hold_context(struct nvs_gpu *gpu)
 {
+	struct hold h = { .gpu = gpu };
+
 	if (nvs_is_away())
 		nvs_away_wait();
-	if (gpu)
-		nvs_rm_keep_on(gpu->device.uuid);
-	return nvs_context_hold(gpu);
+	if (gpu) {
+		memcpy(h.kept, gpu->device.uuid, NVS_UUID_SIZE);
+		nvs_rm_keep_on(h.kept);
+	}
+	h.drain = nvs_context_hold(gpu);
+	return h;
 }
 
-static void unhold_context(struct nvs_gpu *gpu, bool held)
+static void unhold_context(const struct hold *h)
 {
-	if (held)
-		nvs_context_unhold(gpu);
-	if (gpu)
-		nvs_rm_let_go(gpu->device.uuid);
+	if (h->drain)
+		nvs_context_unhold(h->gpu);
+	if (h->gpu)
+		nvs_rm_let_go(h->kept);
 }
 
 WRAPPER(cuCtxAttach, (void **ctx, uint flags))
@@ -108,7 +121,7 @@ static int detached(int result, void *ctx)
 			return detached(CALL(name, ctx), ctx); \
 		struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_context(ctx) : NULL; \
 		uint64_t stamp = nvs_memory_stamp(); \
-		bool held = hold_context(gpu); \
+		struct hold held = hold_context(gpu); \
 		/* The record goes first: afterwards the handle may be somebody else's. */ \
 		struct nvs_context_was was = nvs_context_destroyed(ctx, gpu); \
 		int result = CALL(name, ctx); \
@@ -118,7 +131,7 @@ static int detached(int result, void *ctx)
 			nvs_swap_context_gone(ctx, gpu); \
 		if (gpu && result != CUDA_SUCCESS) \
 			nvs_context_kept(ctx, gpu, &was); \
-		unhold_context(gpu, held); \
+		unhold_context(&held); \
 		nvs_thread_forget(); \
 		return result; \
 	}
@@ -167,11 +180,11 @@ static void primary_gone(int dev, struct nvs_gpu *gpu, uint64_t stamp)
 	{ \
 		struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_device(dev) : NULL; \
 		uint64_t stamp = nvs_memory_stamp(); \
-		bool held = hold_context(gpu); \
+		struct hold held = hold_context(gpu); \
 		int result = CALL(name, dev); \
 		if (gpu && result == CUDA_SUCCESS) \
 			gone; \
-		unhold_context(gpu, held); \
+		unhold_context(&held); \
 		nvs_thread_forget(); \
 		return result; \
 	}
@@ -234,12 +247,12 @@ WRAPPER(cuGreenCtxDestroy, (void *green))
 {
 	void *ctx = nvs_active() ? nvs_context_of_green(green) : NULL;
 	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
-	bool held = hold_context(gpu);
+	struct hold held = hold_context(gpu);
 	struct nvs_context_was was = nvs_context_destroyed(ctx, gpu); /* first, see DESTROY */
 	int result = CALL(cuGreenCtxDestroy, green);
 
 	if (gpu && result != CUDA_SUCCESS)
 		nvs_context_kept(ctx, gpu, &was);
-	unhold_context(gpu, held);
+	unhold_context(&held);
 	return result;
 }

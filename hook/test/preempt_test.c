@@ -590,6 +590,23 @@ static void a_context_ends_on_another_gpu(void)
 	end();
 }
 
+/* The scheduler has the process moved while the call is in the driver. */
+static void a_context_ends_while_the_process_moves(void)
+{
+	static const uint8_t there[16] = { 7 };
+	pthread_t t;
+
+	hold_with(2000);
+	CHECK(pthread_create(&t, NULL, destroyer, NULL) == 0);
+	EVENTUALLY(state().keepers);
+	inside_move(0, there);
+	pthread_join(t, NULL);
+	inside_move(0, &gpu);
+	CU(cuCtxCreate_v2(&context, 0, 0));
+	CHECK(!state().keepers);
+	end();
+}
+
 static void the_process_exits(void)
 {
 	hold_with(3000);
@@ -685,6 +702,7 @@ static const struct test_case cases[] = {
 	CASE(the_scheduler_dies_while_it_drains),
 	CASE(a_context_is_destroyed),
 	CASE(a_context_ends_on_another_gpu),
+	CASE(a_context_ends_while_the_process_moves),
 	CASE(the_process_exits),
 	CASE(a_child_is_forked),
 	CASE(a_thread_jumps_out_of_the_wait),
