@@ -180,12 +180,17 @@ static bool ends_batch(struct nvs_stream *s)
 {
 	struct nvs_throttle *d = &s->throttle;
 
-	for (;;) {
+	for (bool waited = false;; waited = true) {
 		unsigned ended = atomic_load(&d->ended);
 		unsigned batch = atomic_load_explicit(&d->batch, memory_order_relaxed);
 
-		if (atomic_fetch_add(&d->count, 1) < (batch ? batch : BATCH_FIRST) || !can_end(s))
+		if (atomic_fetch_add(&d->count, 1) < (batch ? batch : BATCH_FIRST))
 			return false;
+		if (!can_end(s)) {
+			if (waited) /* it was woken to end the batch, and to wake others then */
+				nvs_futex_wake((uint32_t *)&d->ended, true);
+			return false;
+		}
 		if (!atomic_flag_test_and_set(&d->busy))
 			return true;
 		await_end(d, ended);

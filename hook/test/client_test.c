@@ -600,6 +600,35 @@ static void depth_is_bounded_beside_others(void)
 	finish(&l);
 }
 
+/* Nothing is bounded while a stream captures: the threads that wait behind one that ends a batch go on with it. */
+static void a_capture_ends_the_waits(void)
+{
+	enum { THREADS = 40 };
+	struct launcher l[THREADS];
+	unsigned long done = 0;
+	uint64_t began;
+	void *stream, *graph;
+
+	begin(1);
+	hold(3);
+	CHECK(cuStreamCreate(&stream, 0) == 0);
+	fake.page->slot[0].present = 1;
+	stub_state()->queued = 1;
+	stub_state()->work_ns = 100000000;
+	began = test_now();
+	for (int i = 0; i < THREADS; i++)
+		start(&l[i], 0, 1);
+	nap_ms(100);
+	for (int i = 0; i < THREADS; i++)
+		done += atomic_load(&l[i].done);
+	CHECK(done < THREADS);
+	CHECK(cuStreamBeginCapture_v2(stream, 0) == 0);
+	for (int i = 0; i < THREADS; i++)
+		finish(&l[i]);
+	CHECK(test_now() - began < 3000000000u);
+	CHECK(cuStreamEndCapture(stream, &graph) == 0);
+}
+
 /* Where nobody takes turns a launch costs no event, unless a core limit may take the GPU away. */
 static void depth_is_free_without_turns(void)
 {
@@ -974,6 +1003,7 @@ static const struct life_case cases[] = {
 	CASE(unknown_gpu_runs_free),
 	CASE(captures_are_left_alone),
 	CASE(depth_is_bounded_beside_others),
+	CASE(a_capture_ends_the_waits),
 	CASE(depth_is_free_without_turns),
 	CASE(depth_is_bounded_in_bursts),
 	CASE(depth_learns_from_drains),
