@@ -194,8 +194,8 @@ static bool wake(struct nvs_gpu *gpu)
 
 void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why)
 {
-	if (nvs_active() && !(atomic_fetch_or(&gpu->look, why) & why))
-		wake(gpu);
+	if (nvs_active() && !(atomic_fetch_or(&gpu->look, why) & why) && !wake(gpu))
+		atomic_fetch_and(&gpu->look, ~(unsigned)why); /* the next look tries again */
 }
 
 /*

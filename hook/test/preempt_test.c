@@ -447,6 +447,19 @@ static void without_a_thread_nothing_is_cut(void)
 	end();
 }
 
+/* There was no thread that could try the controls. Later there is. */
+static void the_controls_are_tried_later(void)
+{
+	hold_with(1);
+	give_threads(false);
+	fake.page->features |= NVS_FEATURE_CONTROLS;
+	fake_send(&fake, NVS_NOTICE, 0, 0, 0);
+	nap_ms(300);
+	give_threads(true);
+	has_controls();
+	end();
+}
+
 /* A drain was to be cut, or its channels to go on, just when there was no context. */
 static void the_next_context_has_controls_too(void)
 {
@@ -693,6 +706,7 @@ static const struct test_case cases[] = {
 	CASE(a_pause_bounds),
 	CASE(what_is_not_cut_is_bounded),
 	CASE(without_a_thread_nothing_is_cut),
+	CASE(the_controls_are_tried_later),
 	CASE(the_next_context_has_controls_too),
 	CASE(off_is_refused_once),
 	CASE(an_earlier_scheduler),
