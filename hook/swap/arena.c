@@ -229,6 +229,14 @@ static void *arena_main(void *arg)
 	return NULL;
 }
 
+void nvs_arena_tick(struct nvs_gpu *gpu)
+{
+	struct arena *a = gpu->swap->arena;
+
+	if (a && a->count && !a->thread)
+		a->thread = nvs_thread_start(arena_main, gpu);
+}
+
 void nvs_swap_arena(struct nvs_gpu *gpu, const struct nvs_arena *f, int fd)
 {
 	struct nvs_swap *s = gpu->swap;
@@ -251,8 +259,7 @@ void nvs_swap_arena(struct nvs_gpu *gpu, const struct nvs_arena *f, int fd)
 	a->segment[a->count++] = (struct segment){ .file = nvs_descriptor_of(fd),
 						   .granules = (uint32_t)granules };
 	nvs_swap_unlock(s);
-	if (!a->thread)
-		a->thread = nvs_thread_start(arena_main, gpu);
+	nvs_arena_tick(gpu);
 	nvs_swap_kick(s);
 }
 

@@ -274,9 +274,11 @@ void nvs_swap_tell_news(struct nvs_gpu *gpu)
 
 void nvs_swap_tick(uint64_t now)
 {
-	NVS_FOR_EACH_GPU(gpu)
+	NVS_FOR_EACH_GPU(gpu) {
+		nvs_arena_tick(gpu);
 		if (nvs_elapsed(now, gpu->swap->told_ns) >= TELL_NS)
 			nvs_swap_tell_news(gpu);
+	}
 }
 
 /* ---- the lease; the client's lock is held ---- */

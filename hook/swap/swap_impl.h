@@ -339,6 +339,9 @@ void nvs_arena_free(struct nvs_gpu *gpu, struct place p, uint32_t granules);
 /* Copies a chunk asynchronously, in the mover's stream. Returns CUresult. */
 int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, uint32_t granules, bool out);
 
+/* Starts the thread that maps segments, if it could not be started when the first came. nvs_client_lock is held. */
+void nvs_arena_tick(struct nvs_gpu *gpu);
+
 /* Bytes of the arena that are mapped. The lock is held. */
 uint64_t nvs_arena_bytes(struct nvs_gpu *gpu);
 

@@ -115,6 +115,28 @@ static void without_a_scheduler(CUresult (*allocate)(CUdeviceptr *, size_t))
 static void an_allocation_outlives_the_scheduler(void) { without_a_scheduler(cuMemAlloc_v2); }
 static void a_handle_outlives_the_scheduler(void) { without_a_scheduler(create); }
 
+/* The system has no thread to map a segment of the arena when that comes. Later it has. */
+static void an_arena_is_mapped_later(void)
+{
+	struct swapper_config c = { .gpu = GPU, .quantum_ms = 30 };
+	pthread_attr_t usual, none;
+	struct buffer b;
+
+	schedule(c);
+	tenant_open();
+	work(1);
+	b = filled(5);
+	CHECK(pthread_getattr_default_np(&usual) == 0 && pthread_attr_init(&none) == 0);
+	CHECK(pthread_attr_setstacksize(&none, (size_t)1 << 50) == 0 && pthread_setattr_default_np(&none) == 0);
+	swapper_arena(64 * MIB);
+	nap_ms(500);
+	CHECK(pthread_setattr_default_np(&usual) == 0);
+	take_memory_away();
+	swapper_room(0);
+	swapper_withhold(false);
+	verify(&b);
+}
+
 /* ---- work without a grant ---- */
 
 /* A latency tenant's work begins before its grant; what it uses is freed after it. */
@@ -641,6 +663,7 @@ static const struct test_case cases[] = {
 	CASE(who_jumped_out_of_sharing_may_share_again),
 	CASE(who_else_uses_memory_keeps_it_here),
 	CASE(an_application_takes_an_arena_segment),
+	CASE(an_arena_is_mapped_later),
 	CASE(a_late_handler_obeys_a_revoke),
 	CASE(a_late_thread_leaves_the_driver_alone),
 	CASE(a_late_handler_gets_its_memory),
