@@ -16,6 +16,7 @@ type draining struct {
 	api.ControlService
 	mu        sync.Mutex
 	tenants   []string
+	uses      []*api.DrainTenant
 	undrained bool // by somebody else
 	asked     []*api.DrainRequest
 }
@@ -27,7 +28,7 @@ func (d *draining) Drain(_ context.Context, req *api.DrainRequest) (*api.DrainRe
 	if req.Look && len(d.tenants) > 0 && d.tenants[0] != "stays" {
 		d.tenants = d.tenants[1:]
 	}
-	return &api.DrainResponse{Uuid: "GPU-1", Index: 1, WasDrained: req.Look && !d.undrained, Tenants: d.tenants}, nil
+	return &api.DrainResponse{Uuid: "GPU-1", Index: 1, WasDrained: req.Look && !d.undrained, Tenants: d.tenants, Uses: d.uses}, nil
 }
 
 // drain --wait ends when the last tenant has left, when somebody undrains the GPU, and
@@ -65,5 +66,18 @@ func TestDrainWaits(t *testing.T) {
 	}
 	if code, _, errs := ctl("drain", "--run-dir", t.TempDir()); code != exitUsage || !strings.Contains(errs, "which GPU") {
 		t.Errorf("without --gpu: exit %d, %q", code, errs)
+	}
+}
+
+// Where no tenant moves, drain says once who uses the GPU, and then why they stay.
+func TestDrainSaysOnceWhoStays(t *testing.T) {
+	d := &draining{tenants: []string{"stays"}, uses: []*api.DrainTenant{{Stays: "stays: this node has one GPU"}}}
+	code, out, errs := ctl("drain", "--gpu", "1", "--run-dir", serve(t, d))
+	if want := "GPU 1 admits no new tenants; still used by stays\nstays: this node has one GPU\n"; code != exitOK || out != want || errs != "" {
+		t.Errorf("exit %d, %q, %q", code, out, errs)
+	}
+	d = &draining{tenants: []string{"a", "stays"}, uses: d.uses}
+	if _, out, _ := ctl("drain", "--gpu", "1", "--run-dir", serve(t, d)); !strings.HasSuffix(out, "GPU\nGPU 1 admits no new tenants; still used by stays\n") {
+		t.Errorf("after one has left: %q", out)
 	}
 }

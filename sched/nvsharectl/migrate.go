@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -96,7 +97,7 @@ func moveAway(ctx context.Context, root *rootFlags, io streams, r *api.DrainResp
 		return r, nil
 	}
 	left, err := askDrain(ctx, root, &api.DrainRequest{Gpu: r.Uuid, Look: true})
-	if err == nil {
+	if err == nil && !slices.Equal(left.Tenants, r.Tenants) { // drain has said the same already
 		fmt.Fprintln(io.out, describeDrain(left))
 	}
 	return left, err
