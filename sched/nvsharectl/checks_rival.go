@@ -71,6 +71,9 @@ func checkMPS(p *patient) []finding {
 		if !strings.HasPrefix(string(name), "nvidia-cuda-mps") {
 			continue
 		}
+		if stat, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "stat")); strings.Contains(string(stat), ") Z ") {
+			continue // a zombie: it has ended
+		}
 		environment, _ := os.ReadFile(filepath.Join(filepath.Dir(file), "environ"))
 		if strings.Contains(string(environment), "CUDA_MPS_PIPE_DIRECTORY="+p.runDir) {
 			continue // the scheduler started it

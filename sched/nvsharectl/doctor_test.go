@@ -237,12 +237,14 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// An MPS daemon that the scheduler started for an overlap group is in nobody's way, and MIG
-// devices that are there are as good as GPUs.
+// An MPS daemon that the scheduler started for an overlap group is in nobody's way, nor is one
+// that has ended and that nobody has waited for. MIG devices that are there are as good as GPUs.
 func TestDoctorKnowsItsOwn(t *testing.T) {
 	p := host(t)
 	write(t, p, "/proc/78/comm", "nvidia-cuda-mps\n")
 	write(t, p, "/proc/78/environ", "A=b\x00CUDA_MPS_PIPE_DIRECTORY=/run/nvshare/overlap/x\x00")
+	write(t, p, "/proc/79/comm", "nvidia-cuda-mps\n")
+	write(t, p, "/proc/79/stat", "79 (nvidia-cuda-mps) Z 1 79 79 0 -1\n")
 	write(t, p, "/proc/driver/nvidia/capabilities/gpu0/mig/gi3/access", "")
 	p.smi = func() (string, error) { return "0, Enabled, Default\n", nil }
 	for _, f := range p.examine() {
