@@ -6,5 +6,5 @@ case $1 in remove | 0) ;; *) exit 0 ;; esac
 if test -d /run/systemd/system; then
 	systemctl disable --now nvshare-plugin.service nvshare-scheduler.service nvshare-scheduler.socket
 fi
-# What the plugin has placed: shim, hook, CDI specs. It refuses while a scheduler runs.
-nvsharectl uninstall --prefix /usr
+# Shim, hook and CDI specs, which no package manager knows. It refuses while a scheduler runs.
+nvsharectl uninstall --placed --prefix /usr

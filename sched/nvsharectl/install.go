@@ -25,6 +25,8 @@ type installer struct {
 	root   string // of the host, "" is "/": for packages and images
 	dryRun bool
 	start  bool
+	placed bool   // uninstall: only what the plugin has placed; for packages
+	self   string // this program
 	io     streams
 	// command runs a program of the host.
 	command func(ctx context.Context, name string, args ...string) error
@@ -35,7 +37,8 @@ type installer struct {
 }
 
 func newInstaller(io streams) *installer {
-	return &installer{io: io, command: runCommand, systemd: systemdRuns, scheduler: schedulerAnswers}
+	self, _ := os.Executable()
+	return &installer{self: self, io: io, command: runCommand, systemd: systemdRuns, scheduler: schedulerAnswers}
 }
 
 // services are started, in this order, and stopped. The scheduler's service starts its

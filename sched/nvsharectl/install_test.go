@@ -299,6 +299,41 @@ func TestUninstallMindsThePreloadFile(t *testing.T) {
 	}
 }
 
+// What a package has installed is its own: uninstall names the command that removes it. The
+// package's removal has nvsharectl remove what the plugin has placed, and says no more.
+func TestUninstallOfAPackage(t *testing.T) {
+	some := manifest{files: map[string][]string{"/usr/local/bin/nvsharectl": nil}}
+	for name, c := range map[string]struct {
+		self, prefix, root string
+		placed, refused    bool
+		m                  manifest
+	}{
+		"of a package":            {self: "/usr/bin/nvsharectl", prefix: "/usr/local", refused: true},
+		"by its prefix":           {self: "/usr/bin/nvsharectl", prefix: "/usr", refused: true},
+		"by the package":          {self: "/usr/bin/nvsharectl", prefix: "/usr", placed: true},
+		"another one beside it":   {self: "/usr/bin/nvsharectl", prefix: "/usr/local", m: some},
+		"another prefix":          {self: "/usr/bin/nvsharectl", prefix: "/opt/nvshare"},
+		"installed here":          {self: "/usr/local/bin/nvsharectl", prefix: "/usr/local", m: some},
+		"of a release":            {self: "/root/nvshare/nvsharectl", prefix: "/usr/local"},
+		"of a host, by its image": {self: "/usr/bin/nvsharectl", prefix: "/none", root: "/host"},
+	} {
+		h := newHost(t, "", c.root)
+		h.self, h.prefix, h.placed = c.self, c.prefix, c.placed
+		err := h.refusePackage(c.m)
+		if (err != nil) != c.refused || err != nil && (!strings.Contains(err.Error(), "apt remove nvshare") || !strings.Contains(err.Error(), "dnf remove nvshare")) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if code, out, errs := ctl("uninstall", "--placed", "--root", t.TempDir(), "--prefix", "/usr"); code != exitOK || out+errs != "" {
+		t.Errorf("nothing to do: exit %d, %q %q", code, out, errs)
+	}
+	root := t.TempDir()
+	put(t, root+"/var/lib/nvshare/bin/nvshare-cdi-hook", "", 0o755)
+	if code, out, _ := ctl("uninstall", "--placed", "--root", root, "--prefix", "/usr"); code != exitOK || out != "remove "+root+"/var/lib/nvshare/bin/nvshare-cdi-hook\n" {
+		t.Errorf("what the plugin has placed: exit %d, %q", code, out)
+	}
+}
+
 // From a container of the host, which sees its sockets.
 func TestUninstallBesideAScheduler(t *testing.T) {
 	root := t.TempDir()

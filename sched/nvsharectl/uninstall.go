@@ -26,7 +26,8 @@ func uninstallCommand(in *installer) *cobra.Command {
 		Long: `uninstall stops the services and removes what nvsharectl install and nvshare-plugin
 put on the host: programs, units, shim, hook, CDI specs, sockets. It leaves and names
 files that were changed, and your drop-ins of the units. Running containers run on, but
-cannot be started again with a device of nvshare.`,
+cannot be started again with a device of nvshare. What a deb or rpm has installed, apt or
+dnf removes.`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("prefix") && in.root == "" {
@@ -40,6 +41,8 @@ cannot be started again with a device of nvshare.`,
 		},
 	}
 	in.flags(cmd)
+	cmd.Flags().BoolVar(&in.placed, "placed", false, "remove only what nvshare-plugin has placed; the rest is a package's")
+	_ = cmd.Flags().MarkHidden("placed")
 	cmd.Flags().BoolVar(&stay, "stay", false, "afterwards wait for a signal, because the containers of a DaemonSet must not end")
 	return cmd
 }
@@ -68,6 +71,9 @@ func (in *installer) uninstall(ctx context.Context) error {
 	}
 	m, err := readManifest(in.at(in.manifestPath()))
 	if err != nil {
+		return err
+	}
+	if err := in.refusePackage(m); err != nil {
 		return err
 	}
 	// Every program of the host would print a warning, for ever.
@@ -106,6 +112,15 @@ func (in *installer) uninstall(ctx context.Context) error {
 	return nil
 }
 
+// refusePackage returns an error if a package has installed this program. Without the files
+// that the plugin has placed, the package's services would not work.
+func (in *installer) refusePackage(m manifest) error {
+	if in.placed || !in.here() || len(m.files) > 0 || filepath.Dir(in.self) != "/usr/bin" || in.prefix != builtPrefix && in.prefix != "/usr" {
+		return nil
+	}
+	return errors.New("a package has installed nvshare: remove it with sudo apt remove nvshare, or sudo dnf remove nvshare")
+}
+
 // stop ends the services, and makes sure that no scheduler runs any more.
 func (in *installer) stop(ctx context.Context, m manifest) error {
 	run := cdi.OnHost(in.root, cdi.DefaultRunDir)
@@ -139,7 +154,7 @@ func (*installer) units(m manifest) []string {
 // removeInstalled removes the files of a manifest, and returns those that were
 // changed and left. Then the manifest stays, with these.
 func (in *installer) removeInstalled(m manifest) (kept []string, err error) {
-	if len(m.files) == 0 {
+	if len(m.files) == 0 && !in.placed {
 		fmt.Fprintf(in.io.out, "nothing that nvsharectl install has put below %s\n", in.at(in.prefix))
 	}
 	for _, path := range m.paths() {

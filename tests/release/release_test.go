@@ -229,7 +229,11 @@ dpkg -i "/dist/$1"
 dpkg -i "/dist/$1"
 test -x /usr/sbin/nvshare-scheduler
 test -d /var/lib/nvshare
-dpkg -r nvshare
+if nvsharectl uninstall 2>/tmp/said; then exit 1; fi
+grep 'apt remove nvshare' /tmp/said
+test -d /var/lib/nvshare
+dpkg -r nvshare >/tmp/said
+if grep 'nothing that' /tmp/said; then exit 1; fi
 dpkg -P nvshare
 rm -r /tmp/dpkg
 `+gone, filepath.Base(one(t, "nvshare_*_"+runtime.GOARCH+".deb")))
