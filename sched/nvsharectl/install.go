@@ -110,7 +110,7 @@ installed. A second install changes nothing; with a newer release, it upgrades.`
 	}
 	in.flags(cmd)
 	cmd.Flags().StringVar(&in.from, "from", "", "the unpacked release's `directory` (default: where this program is)")
-	cmd.Flags().BoolVar(&in.start, "start", false, "enable and start the services; after an upgrade, restart them")
+	cmd.Flags().BoolVar(&in.start, "start", false, "enable and start the services of systemd; after an upgrade, restart them")
 	return cmd
 }
 
@@ -317,8 +317,12 @@ func (in *installer) settle(ctx context.Context, changed bool) error {
 		}
 	}
 	if !in.systemd() {
-		if changed {
-			fmt.Fprintf(in.io.out, "systemd does not run here: start nvshare-scheduler and nvshare-plugin in %s/sbin\n", in.prefix)
+		todo := fmt.Sprintf("start %[1]s/nvshare-scheduler and %[1]s/nvshare-plugin as root, as your daemons are started", filepath.Join(in.prefix, "sbin"))
+		switch {
+		case in.start:
+			return errors.New("--start cannot start the services, because systemd does not run here: " + todo)
+		case changed:
+			fmt.Fprintln(in.io.out, "systemd does not run here: "+todo)
 		}
 		return nil
 	}

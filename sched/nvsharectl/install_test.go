@@ -267,13 +267,20 @@ func TestInstallTellsTheHost(t *testing.T) {
 		"installed, started": {true, true, true, []string{"ldconfig /usr/local/lib", "systemd-sysusers nvshare.conf", "systemd-tmpfiles --create nvshare.conf", "systemctl daemon-reload", "systemctl enable nvshare-scheduler.service nvshare-plugin.service", "systemctl restart nvshare-scheduler.service nvshare-plugin.service"}, ""},
 		"nothing new":        {false, false, true, nil, ""},
 		"nothing new, start": {false, true, true, []string{"systemctl enable --now nvshare-scheduler.service nvshare-plugin.service"}, ""},
-		"a host of its own":  {true, true, false, []string{"ldconfig /usr/local/lib"}, "systemd does not run here"},
+		"a host of its own":  {true, false, false, []string{"ldconfig /usr/local/lib"}, "systemd does not run here"},
 	} {
 		h := newHost(t, "", "")
 		h.start = c.start
 		h.systemd = func() bool { return c.systemd }
 		if err := h.settle(ctx, c.changed); err != nil || !slices.Equal(h.ran, c.want) || !strings.Contains(h.out.String(), c.says) {
 			t.Errorf("%s: %v, ran %q, said %s", name, err, h.ran, &h.out)
+		}
+	}
+	for _, changed := range []bool{true, false} { // --start that starts nothing has failed
+		h := newHost(t, "", "")
+		h.start, h.systemd = true, func() bool { return false }
+		if err := h.settle(ctx, changed); err == nil || !strings.Contains(err.Error(), "/usr/local/sbin/nvshare-scheduler and /usr/local/sbin/nvshare-plugin") {
+			t.Errorf("started without systemd: %v, said %s", err, &h.out)
 		}
 	}
 	h := newHost(t, "", "")
