@@ -86,7 +86,7 @@ func checkDriver(p *patient) []finding {
 func checkScheduler(p *patient) []finding {
 	switch {
 	case errors.Is(p.whyNot, fs.ErrPermission):
-		return found(warn, "sudo nvsharectl doctor", "the control socket is for root; what it would say is not checked")
+		return found(warn, p.sudo("doctor"), "the control socket is for root; what it would say is not checked")
 	case p.whyNot != nil:
 		return found(fail, p.scheduler("start"), "%v", p.whyNot)
 	}
@@ -140,7 +140,7 @@ func checkControls(p *patient) (all []finding) {
 			}
 		}
 		if len(g.Clients) == 0 {
-			all = append(all, finding{Level: pass, Text: fmt.Sprintf("GPU %d: not tried now, because no program uses it: nvsharectl doctor test runs two", g.Index)})
+			all = append(all, finding{Level: pass, Text: fmt.Sprintf("GPU %d: not tried now, because no program uses it: %s runs two", g.Index, p.sudo("doctor", "test"))})
 			continue
 		}
 		f := finding{Level: pass, Text: fmt.Sprintf("GPU %d: slices and channels off and on: proved in %d processes, tried in %d, refused in %d, not known in %d; %d grants preempted",
@@ -177,7 +177,10 @@ func checkHandOver(p *patient) (all []finding) {
 			f.Text += ", the last grant " + brief(since) + " ago"
 		}
 		if g.HandOvers.P99Ns > int64(slowHandOver) {
-			f.Level, f.Fix = warn, "systemctl set-property nvshare-scheduler CPUWeight=10000"
+			f.Level, f.Fix = warn, "renice -n -10 -p $(pidof nvshare-scheduler)"
+			if p.unit() {
+				f.Fix = "systemctl set-property nvshare-scheduler CPUWeight=10000"
+			}
 			f.Text += ": the scheduler or its tenants get too little of the CPU"
 		}
 		all = append(all, f)
@@ -297,6 +300,8 @@ func checkCheckpoint(p *patient) []finding {
 	}
 	fix := "nvshare-checkpoint state 1 tells more; see sched/README.md, Rights for that"
 	switch {
+	case strings.Contains(why, "CAP_SYS_PTRACE") && !p.unit():
+		fix = "start nvshare-scheduler with CAP_SYS_PTRACE"
 	case strings.Contains(why, "CAP_SYS_PTRACE"):
 		fix = "install deployments/systemd/checkpoint.conf of the release into /etc/systemd/system/nvshare-scheduler.service.d, then systemctl daemon-reload and systemctl restart nvshare-scheduler"
 	case strings.Contains(why, "older than 570"):

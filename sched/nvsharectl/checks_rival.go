@@ -162,7 +162,11 @@ func checkVersion(p *patient) (all []finding) {
 	}
 	own := p.status.Version
 	if own != api.Version {
-		all = found(warn, "systemctl restart nvshare-scheduler nvshare-plugin", "the scheduler is %s, nvsharectl is %s", own, api.Version)
+		fix := p.scheduler("restart")
+		if p.unit() {
+			fix += " nvshare-plugin"
+		}
+		all = found(warn, fix, "the scheduler is %s, nvsharectl is %s", own, api.Version)
 	}
 	for _, v := range p.plugins() {
 		if v != own {

@@ -349,8 +349,8 @@ func TestInsideAContainer(t *testing.T) {
 }
 
 func TestControlsOfUnusedGPU(t *testing.T) {
-	p := &patient{status: &api.StatusResponse{Gpus: []*api.GPU{{}}}}
-	if all := checkControls(p); len(all) != 1 || all[0].Level != pass || !strings.Contains(all[0].Text, "no program uses it: nvsharectl doctor test") {
+	p := &patient{runDir: "/run/nvshare", status: &api.StatusResponse{Gpus: []*api.GPU{{}}}}
+	if all := checkControls(p); len(all) != 1 || all[0].Level != pass || !strings.Contains(all[0].Text, "no program uses it: sudo nvsharectl doctor test runs two") {
 		t.Errorf("%v", all)
 	}
 }
@@ -378,6 +378,10 @@ func TestRemedies(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
+	check(p.scheduler("start"), "nvshare-scheduler &") // no systemd runs here
+	check(p.scheduler("restart"), "end the nvshare-scheduler of /run/nvshare, then nvshare-scheduler &")
+	check(p.sudo("doctor"), "sudo nvsharectl doctor")
+	write(t, p, "/run/systemd/system/x", "")
 	check(p.scheduler("start"), "systemctl start nvshare-scheduler")
 	check(p.install(), "sudo nvsharectl install")
 	check(p.pluginOr("nvshare-plugin --no-nri"), "nvshare-plugin --no-nri")
@@ -395,6 +399,37 @@ func TestRemedies(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := os.RemoveAll(p.root + "/run/systemd"); err != nil {
+		t.Fatal(err)
+	}
+	check(p.pluginOr("nvshare-plugin --no-nri"), "nvshare-plugin --no-nri") // units are installed, and no systemd runs
+	p.simGPU, p.shim = "/sim", "/lib/libnvshare.so"                         // sudo drops NVSHARE_RUN_DIR and NVSHARE_SIMGPU
+	check(p.sudo("doctor"), "sudo nvsharectl doctor --run-dir /run/user/1000/nvshare --simgpu /sim --shim /lib/libnvshare.so")
 	p.self = clone + "/.build/bin/nvsharectl"
+	check((&patient{runDir: "/var/run/nvshare", self: p.self}).sudo("doctor", "test"), "sudo "+p.self+" doctor test")
 	check(p.install(), "cd "+clone+" && make stage && sudo .build/release/nvsharectl install")
+}
+
+// Without systemd no remedy is a command of systemd's.
+func TestRemediesWithoutSystemd(t *testing.T) {
+	p := host(t)
+	p.status.Version, p.status.CheckpointProblem = "0.0.9", "no CAP_SYS_PTRACE to pass on"
+	p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 1 << 30}
+	p.status.Gpus[0].HandOvers = &api.Spread{Count: 12, P50Ns: 300_000, P99Ns: 250_000_000}
+	write(t, p, "/etc/systemd/system/nvshare-plugin.service", "")
+	if err := os.Remove(filepath.Join(p.root, "/run/nvshare/tenant/scheduler.sock")); err != nil {
+		t.Fatal(err)
+	}
+	for _, systemd := range []bool{false, true} {
+		var with []string
+		for _, f := range p.examine() {
+			if strings.Contains(f.Fix, "systemctl") {
+				with = append(with, f.Check)
+			}
+		}
+		if want := []string{"version", "hand-over", "socket", "cdi", "checkpoint"}; !systemd && with != nil || systemd && !slices.Equal(slices.Compact(with), want) {
+			t.Errorf("systemd %v: its commands for %q", systemd, with)
+		}
+		write(t, p, "/run/systemd/system/x", "")
+	}
 }

@@ -31,6 +31,8 @@ const (
 	// maxTrialSwap is the largest GPU whose memory doctor test fills to see it swapped,
 	// bytes.
 	maxTrialSwap = 8 << 30
+	// firstGPU is the GPU of the test, unless --gpu names another.
+	firstGPU = "0"
 	// trialPatience is how long a pair of programs may take beyond the time of the test.
 	trialPatience = 3 * time.Minute
 )
@@ -82,7 +84,7 @@ in the shares.`,
 		},
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "text", "`text|json|yaml`")
-	cmd.Flags().StringVar(&t.gpu, "gpu", "0", "the GPU with this `index or UUID`")
+	cmd.Flags().StringVar(&t.gpu, "gpu", firstGPU, "the GPU with this `index or UUID`")
 	cmd.Flags().Var((*durationFlag)(&t.time), "time", "how long the programs run, in seconds or with a unit")
 	return cmd
 }
@@ -99,16 +101,29 @@ func (t *trial) run(ctx context.Context) ([]finding, error) {
 		return nil, err
 	}
 	g := r.Gpus[0]
+	fix := t.remedy(os.Geteuid())
 	t.gpu = g.Uuid
 	all := busyOthers(g)
 	free, limited, err := t.pair(ctx, 0, trialMemory+probePiece,
 		"--core-limit", fmt.Sprint(trialLimit), "--memory-limit", fmt.Sprintf("%dMi", trialMemory>>20))
 	if err != nil {
-		return append(all, finding{Check: "programs", Level: fail, Text: err.Error(), Fix: "sudo nvsharectl doctor"}), nil
+		return append(all, finding{Check: "programs", Level: fail, Text: err.Error(), Fix: fix}), nil
 	}
 	all = append(all, judgeShares(free, limited)...)
 	all = append(all, judgeMemory(limited))
 	return append(all, t.swapping(ctx, g)), nil
+}
+
+// remedy returns what a user does whose programs have failed: limits need root.
+func (t *trial) remedy(uid int) string {
+	words := []string{"doctor"}
+	if uid != 0 {
+		words = append(words, "test")
+		if t.gpu != firstGPU {
+			words = append(words, "--gpu", t.gpu)
+		}
+	}
+	return (&patient{self: t.self, runDir: t.runDir, simGPU: t.simGPU, shim: t.shim}).sudo(words...)
 }
 
 func busyOthers(g *api.GPU) []finding {

@@ -93,3 +93,17 @@ func TestWrongWords(t *testing.T) {
 		t.Errorf("another word everywhere: found %d", n)
 	}
 }
+
+// A test that a user has tried is tried again whole by root, for whom sudo drops the user's
+// variables. Where root has tried it, doctor says more.
+func TestTrialRemedy(t *testing.T) {
+	tr := &trial{self: "/usr/bin/nvsharectl", runDir: "/tmp/run", simGPU: "/tmp/sim", gpu: "1", time: 5 * time.Second}
+	for uid, want := range map[int]string{
+		1000: "sudo nvsharectl doctor test --gpu 1 --run-dir /tmp/run --simgpu /tmp/sim",
+		0:    "sudo nvsharectl doctor --run-dir /tmp/run --simgpu /tmp/sim",
+	} {
+		if got := tr.remedy(uid); got != want {
+			t.Errorf("user %d: %q, want %q", uid, got, want)
+		}
+	}
+}
