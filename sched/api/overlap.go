@@ -66,6 +66,16 @@ func OverlapIn(namespace string, uid uint32, name string) string {
 	return namespace + "/" + strconv.FormatUint(uint64(uid), 10) + "/" + name
 }
 
+// OverlapFor writes the full name of a group for people: programs outside containers are in no
+// namespace.
+func OverlapFor(group string) string {
+	namespace, uid, name, ok := SplitOverlap(group)
+	if !ok || namespace != "" {
+		return group
+	}
+	return fmt.Sprintf("%s of user %d", name, uid)
+}
+
 // SplitOverlap is the opposite of OverlapIn.
 func SplitOverlap(group string) (namespace string, uid uint32, name string, ok bool) {
 	parts := strings.Split(group, "/")

@@ -173,7 +173,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 			bounded.Overlap, refused = "", errors.Join(refused, why)
 		}
 		if refused != nil {
-			refused = status.Errorf(codes.InvalidArgument, "container %.12s: %v", c.Id, refused)
+			refused = status.Errorf(codes.InvalidArgument, "%s: %v", whose(c), refused)
 		}
 		if first != nil && refused != nil { // the container is yet to start
 			err = refused

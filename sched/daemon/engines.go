@@ -26,13 +26,21 @@ type engineContainer struct {
 	First  *peer.Process `json:"first"` // the container's first process
 }
 
+// whose names a described container in errors. A program of nvsharectl run is in none.
+func whose(c *api.Container) string {
+	if c.GetEngine() == runEngine {
+		return fmt.Sprintf("program %q", c.Name)
+	}
+	return fmt.Sprintf("container %.12s", c.GetId())
+}
+
 // firstProcess returns the first process of a described container. It refuses a
 // container whose processes would count to another tenant: a limit would hold for
 // nobody, or for others.
 func (d *Daemon) firstProcess(c *api.Container, pid uint32) (*peer.Peer, error) {
 	p, err := d.peers.FindPID(int32(pid))
 	if err != nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "container %.12s: its first process: %v", c.Id, err)
+		return nil, status.Errorf(codes.FailedPrecondition, "%s: its first process: %v", whose(c), err)
 	}
 	if p.Account != peer.ContainerAccount+c.Id {
 		p.Close()
@@ -40,7 +48,7 @@ func (d *Daemon) firstProcess(c *api.Container, pid uint32) (*peer.Peer, error) 
 		if id, ok := strings.CutPrefix(who, peer.ContainerAccount); ok {
 			who = api.Tenant(&api.Container{Id: id}, 0)
 		}
-		return nil, status.Errorf(codes.FailedPrecondition, "the processes of container %.12s count to %s, because the container's cgroup does not have its id or belongs to a user", c.Id, who)
+		return nil, status.Errorf(codes.FailedPrecondition, "the processes of %s count to %s, because the cgroup does not have the container's id or belongs to a user", whose(c), who)
 	}
 	return p, nil
 }

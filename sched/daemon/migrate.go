@@ -195,7 +195,7 @@ func (d *Daemon) movable(account string) (from *gpu, clients []*client, reserved
 	terms := d.shares.Tenants[account].on(from.UUID)
 	switch {
 	case terms.Overlap != "":
-		return nil, nil, nil, why("it is in overlap group %s, which shares a process of MPS", terms.Overlap)
+		return nil, nil, nil, why("it is in overlap group %s, which shares a process of MPS", api.OverlapFor(terms.Overlap))
 	case terms.Gang != "":
 		return nil, nil, nil, why("it is in gang %s, which has the GPU as one", terms.Gang)
 	case strings.HasPrefix(account, peer.ContainerAccount) && !terms.Migratable:

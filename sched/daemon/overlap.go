@@ -47,7 +47,7 @@ func (d *Daemon) noteOverlap(c overlap.Change) {
 	if c.Group.GPU == "" {
 		return // a group that an earlier scheduler has left
 	}
-	text := fmt.Sprintf("overlap group %s: %s", c.Group.Name, c.Kind)
+	text := fmt.Sprintf("overlap group %s: %s", api.OverlapFor(c.Group.Name), c.Kind)
 	if c.PID != 0 {
 		text += fmt.Sprintf(" (pid %d)", c.PID)
 	}
@@ -179,22 +179,22 @@ func (d *Daemon) overlapDirOf(id string) string {
 
 // joinOverlap waits until the group of a program that has not started yet can be used.
 func (s controlService) joinOverlap(ctx context.Context, id string) error {
-	dir := ""
-	if err := s.d.ask(ctx, func() { dir = s.d.overlapDirOf(id) }); err != nil || dir == "" {
+	dir, who := "", ""
+	if err := s.d.ask(ctx, func() { dir, who = s.d.overlapDirOf(id), whose(s.d.names[id]) }); err != nil || dir == "" {
 		return err
 	}
-	if err := s.awaitOverlap(ctx, id, dir); err != nil {
+	if err := s.awaitOverlap(ctx, who, dir); err != nil {
 		s.d.do(func() { s.d.forget(id) })
 		return err
 	}
 	return nil
 }
 
-func (s controlService) awaitOverlap(ctx context.Context, id, dir string) error {
+func (s controlService) awaitOverlap(ctx context.Context, who, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, overlap.Patience+time.Second)
 	defer cancel()
 	if err := s.d.overlap.Await(ctx, dir); err != nil {
-		return status.Errorf(codes.FailedPrecondition, "container %.12s: %v", id, err)
+		return status.Errorf(codes.FailedPrecondition, "%s: %v", who, err)
 	}
 	return nil
 }
@@ -223,7 +223,7 @@ func (s controlService) JoinOverlap(ctx context.Context, req *api.JoinOverlapReq
 			return nil, err
 		}
 		if dir != "" {
-			if err := s.awaitOverlap(ctx, req.Id, dir); err != nil {
+			if err := s.awaitOverlap(ctx, whose(c), dir); err != nil {
 				return nil, err
 			}
 			return &api.JoinOverlapResponse{Dir: filepath.Join(api.OverlapBelow, filepath.Base(dir))}, nil
@@ -304,7 +304,7 @@ func (d *Daemon) overlapProblems() (problems []string) {
 	}
 	for _, s := range d.overlap.States() {
 		if s.Err != nil {
-			problems = append(problems, fmt.Sprintf("overlap group %s on GPU %s: %v; its members run without it", s.Group.Name, s.Group.GPU, s.Err))
+			problems = append(problems, fmt.Sprintf("overlap group %s on GPU %s: %v; its members run without it", api.OverlapFor(s.Group.Name), s.Group.GPU, s.Err))
 		}
 	}
 	slices.SortFunc(problems, strings.Compare)

@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -105,7 +106,7 @@ func TestOverlapGroup(t *testing.T) {
 			said = append(said, e.Reason)
 		}
 		text := strings.Join(said, "|")
-		return strings.Contains(text, ": runs") && strings.Contains(text, ": ended")
+		return strings.Contains(text, fmt.Sprintf("overlap group g of user %d: runs", os.Getuid())) && strings.Contains(text, ": ended")
 	})
 }
 
@@ -121,8 +122,11 @@ func TestNoOverlapGroup(t *testing.T) {
 		first := firstOf(t, whole(id))
 		c := &api.Container{Id: whole(id), Name: "a", Engine: runEngine, Gpus: []string{gpuA.UUID}, Share: &api.Share{Overlap: "g"}}
 		_, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Pid: uint32(first.Process.Pid), Container: c})
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `program "a": `) || strings.Contains(err.Error(), "container") {
+			t.Errorf("%v, want %q, of a program that is in no container", err, want)
+		}
+		if group := fmt.Sprintf("overlap group g of user %d: ", os.Getuid()); id == "d" && !strings.Contains(err.Error(), group) {
+			t.Errorf("%v, want %q", err, group)
 		}
 		s.stop()
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
+	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
@@ -151,14 +152,14 @@ func (m *Manager) Await(ctx context.Context, dir string) error {
 		case s.running:
 			return nil
 		case s.err != nil:
-			return fmt.Errorf("overlap group %s: %w", k.group().Name, s.err)
+			return fmt.Errorf("overlap group %s: %w", api.OverlapFor(k.group().Name), s.err)
 		}
 		select {
 		case <-changed:
 		case <-m.closed:
 			return errors.New("the scheduler is ending")
 		case <-ctx.Done():
-			return fmt.Errorf("overlap group %s: its MPS daemon does not answer: %w", k.group().Name, ctx.Err())
+			return fmt.Errorf("overlap group %s: its MPS daemon does not answer: %w", api.OverlapFor(k.group().Name), ctx.Err())
 		}
 	}
 }
