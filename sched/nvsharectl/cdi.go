@@ -223,7 +223,7 @@ func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 	if err := replaceFile(f.output, data); err != nil {
 		return fmt.Errorf("write the CDI spec: %w", err)
 	}
-	fmt.Fprintf(io.err, "wrote %s: %d GPUs, from %s\n", f.output, len(found.GPUs), found.Source)
+	fmt.Fprintf(io.err, "wrote %s: %s, from %s\n", f.output, numbered(len(found.GPUs), "GPU", "GPUs"), found.Source)
 	f.warnOfTwins(io)
 	return nil
 }

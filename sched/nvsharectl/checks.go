@@ -90,7 +90,7 @@ func checkScheduler(p *patient) []finding {
 	case p.whyNot != nil:
 		return found(fail, p.scheduler("start"), "%v", p.whyNot)
 	}
-	return found(pass, "", "answers on %s, up %v, %d GPUs", api.SocketPath(p.runDir), time.Duration(p.status.UptimeNs).Round(time.Second), len(p.status.Gpus))
+	return found(pass, "", "answers on %s, up %v, %s", api.SocketPath(p.runDir), time.Duration(p.status.UptimeNs).Round(time.Second), numbered(len(p.status.Gpus), "GPU", "GPUs"))
 }
 
 func checkHealth(p *patient) (all []finding) {
@@ -143,7 +143,7 @@ func checkControls(p *patient) (all []finding) {
 			all = append(all, finding{Level: pass, Text: fmt.Sprintf("GPU %d: not tried now, because no program uses it: %s runs two", g.Index, p.sudo("doctor", "test"))})
 			continue
 		}
-		f := finding{Level: pass, Text: fmt.Sprintf("GPU %d: slices and channels off and on: proved in %d processes, tried in %d, refused in %d, not known in %d; %d grants preempted",
+		f := finding{Level: pass, Text: fmt.Sprintf("GPU %d: slices and channels off and on, processes: proved in %d, tried in %d, refused in %d, not known in %d; %d grants preempted",
 			g.Index, proved, tried, refused, silent, g.Preemptions)}
 		if members > 0 {
 			f.Text += fmt.Sprintf("; in overlap groups %d, whose slice stays the driver's own", members)

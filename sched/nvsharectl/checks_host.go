@@ -100,7 +100,7 @@ func checkPCIe(p *patient) (all []finding) {
 		}
 	}
 	if n > 0 && len(all) == 0 {
-		return found(pass, "", "%d GPUs have all their lanes", n)
+		return found(pass, "", "the links of %s have all their lanes", numbered(n, "GPU", "GPUs"))
 	}
 	return all
 }

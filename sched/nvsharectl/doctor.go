@@ -151,5 +151,5 @@ func printFindings(io streams, all []finding) {
 			fmt.Fprintf(io.out, "%16s  → %s\n", "", printable(f.Fix))
 		}
 	}
-	fmt.Fprintf(io.out, "%d passed, %d warnings, %d failed\n", count[pass], count[warn], count[fail])
+	fmt.Fprintf(io.out, "%d passed, %s, %d failed\n", count[pass], numbered(count[warn], "warning", "warnings"), count[fail])
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"archive/tar"
+	"bytes"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -145,7 +146,7 @@ func TestDoctor(t *testing.T) {
 			g.Clients[0].Controls = &api.Controls{Slices: "works", Channels: "works", Listed: true}
 			g.Clients[1].Controls = &api.Controls{Slices: "works", Channels: "driver refused"}
 			g.Clients[2].Controls = &api.Controls{Slices: "not tried", Channels: "not tried"}
-		}, "controls", warn, "proved in 1 processes, tried in 0, refused in 1, not known in 1; 7 grants preempted"},
+		}, "controls", warn, "processes: proved in 1, tried in 0, refused in 1, not known in 1; 7 grants preempted"},
 		"slow hand-overs": {func(_ *testing.T, p *patient) {
 			p.status.Gpus[0].HandOvers = &api.Spread{Count: 12, P50Ns: 300_000, P99Ns: 250_000_000}
 		}, "hand-over", warn, "12 so far, p50 and p99 300µs/250ms, the last grant "},
@@ -431,5 +432,23 @@ func TestRemediesWithoutSystemd(t *testing.T) {
 			t.Errorf("systemd %v: its commands for %q", systemd, with)
 		}
 		write(t, p, "/run/systemd/system/x", "")
+	}
+}
+
+// One is one.
+func TestDoctorCounts(t *testing.T) {
+	for n, want := range map[int]string{1: "2 passed, 1 warning, 1 failed\n", 2: "4 passed, 2 warnings, 2 failed\n"} {
+		var out bytes.Buffer
+		printFindings(streams{out: &out}, slices.Repeat([]finding{{Level: pass}, {Level: pass}, {Level: warn}, {Level: fail}}, n))
+		if !strings.HasSuffix(out.String(), want) {
+			t.Errorf("%q, want %q", &out, want)
+		}
+	}
+	p := host(t)
+	p.status.Gpus = p.status.Gpus[:1]
+	for _, f := range p.examine() {
+		if strings.Contains(f.Text, "1 GPUs") {
+			t.Errorf("%+v", f)
+		}
 	}
 }

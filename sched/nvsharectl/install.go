@@ -349,7 +349,7 @@ func (in *installer) settle(ctx context.Context, changed bool) error {
 
 // tell runs a program of the host, or prints that it would.
 func (in *installer) tell(ctx context.Context, name string, args ...string) error {
-	in.say("run %s %s", name, strings.Join(args, " "))
+	in.say("run %s", strings.Join(append([]string{name}, args...), " "))
 	if in.dryRun {
 		return nil
 	}

@@ -306,6 +306,14 @@ func TestUninstallMindsThePreloadFile(t *testing.T) {
 	}
 }
 
+// A command that is named has nothing behind it.
+func TestTellsWhatItRuns(t *testing.T) {
+	h := newHost(t, "", "")
+	if err := h.tell(context.Background(), "ldconfig"); err != nil || h.out.String() != "run ldconfig\n" {
+		t.Errorf("%v, said %q", err, &h.out)
+	}
+}
+
 // What a package has installed is its own: uninstall names the command that removes it. The
 // package's removal has nvsharectl remove what the plugin has placed, and says no more.
 func TestUninstallOfAPackage(t *testing.T) {

@@ -299,7 +299,14 @@ func (p *program) report() (said probed, err error) {
 		err = cmp.Or(p.cmd.Wait(), err)
 	}
 	if err != nil {
-		return said, fmt.Errorf("a program of the test says nothing: %w %s", err, strings.TrimSpace(p.stderr.String()))
+		text, ours := strings.CutPrefix(strings.TrimSpace(p.stderr.String()), "nvsharectl: ")
+		switch {
+		case ours: // it says what has failed
+			err = errors.New(text)
+		case text != "":
+			err = fmt.Errorf("%w: %s", err, text)
+		}
+		return said, fmt.Errorf("a program of the test has failed: %w", err)
 	}
 	if said.Error != "" {
 		return said, errors.New(said.Error)

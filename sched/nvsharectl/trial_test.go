@@ -74,6 +74,24 @@ func TestTrialIsLate(t *testing.T) {
 	}
 }
 
+// A program that fails is quoted, and where it says nothing, its exit status is.
+func TestTrialFails(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "fails")
+	for says, want := range map[string]string{
+		"nvsharectl: mkdir /sys/fs/cgroup/x: permission denied": "a program of the test has failed: mkdir /sys/fs/cgroup/x: permission denied",
+		"Killed": "a program of the test has failed: exit status 7: Killed",
+		"":       "a program of the test has failed: exit status 7",
+	} {
+		if err := os.WriteFile(file, []byte("#!/bin/sh\nprintf '"+says+"' >&2\nexit 7\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		tr := &trial{self: file, patience: time.Minute}
+		if _, _, err := tr.pair(t.Context(), 0, 0); err == nil || err.Error() != want {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+}
+
 // A word that is not as it was written is found wherever it is.
 func TestWrongWords(t *testing.T) {
 	piece := make([]byte, 4096)
