@@ -106,6 +106,8 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 	switch err := tell(runDir, req); {
 	case status.Code(err) == codes.Aborted: // it may not start, whatever it asks for
 		return said(err)
+	case errors.Is(err, fs.ErrPermission) && asked != (api.Terms{}):
+		return fmt.Errorf("annotations %s: %w; %s", strings.Join(saidBy(asked), ", "), err, ofUser(asked))
 	case err != nil && asked != (api.Terms{}):
 		return fmt.Errorf("annotations %s: %w", strings.Join(saidBy(asked), ", "), said(err))
 	}
@@ -141,15 +143,26 @@ func tell(runDir string, req *api.DescribeContainerRequest) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeLimit/2)
 	defer cancel()
 	conn, err := api.Dial(ctx, runDir)
-	switch {
-	case errors.Is(err, fs.ErrPermission):
-		return fmt.Errorf("%w; containers without root have what their user has: nvsharectl set --user", err)
-	case err != nil:
+	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	_, err = conn.DescribeContainer(ctx, req)
 	return err
+}
+
+// ofUser says what the user of a rootless container can do about terms.
+func ofUser(asked api.Terms) string {
+	var fixed api.Terms
+	fixed.Copy(asked, api.FixedFields)
+	if fixed == (api.Terms{}) {
+		return "a rootless container has the limits of its user: set them with sudo nvsharectl set --user"
+	}
+	keys, them := saidBy(fixed), "it"
+	if len(keys) > 1 {
+		them = "them"
+	}
+	return fmt.Sprintf("a rootless container cannot have %s: leave %s out, or run the container as root", strings.Join(keys, ", "), them)
 }
 
 // termsOf reads a container's annotations. The warnings name those without effect.

@@ -179,6 +179,20 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// A rootless container is told to set its user's limits where that helps, and that nothing gives
+// it what is fixed when a container starts.
+func TestDescribeRootless(t *testing.T) {
+	for want, asked := range map[string]api.Terms{
+		"set them with sudo nvsharectl set --user":                                                                                           {MemoryLimit: 8 << 30},
+		"a rootless container cannot have nvshare.com/gpu-overlap: leave it out, or run the container as root":                               {Overlap: "small"},
+		"a rootless container cannot have nvshare.com/gpu-overlap, nvshare.com/gpu-migratable: leave them out, or run the container as root": {Overlap: "small", Migratable: true, CoreLimit: 40},
+	} {
+		if got := ofUser(asked); !strings.Contains(got, want) || asked.Overlap != "" && strings.Contains(got, "--user") {
+			t.Errorf("%+v: %q, want %q", asked, got, want)
+		}
+	}
+}
+
 // A container of an engine whose group's terms its environment does not carry is refused; the
 // scheduler is told as which user the container runs.
 func TestDescribeOverlap(t *testing.T) {
