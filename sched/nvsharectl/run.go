@@ -183,7 +183,12 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 	id := hex.EncodeToString(random[:])
 	g, err := f.groups(id)
 	if err != nil {
-		return fmt.Errorf("%w; limits of a program need root (without root: nvsharectl set --user, by root)", err)
+		hint := "a program needs root to be a tenant of its own (sudo nvsharectl run)"
+		var fixed api.Terms
+		if fixed.Copy(terms, api.FixedFields); fixed == (api.Terms{}) && terms != fixed {
+			hint += "; without root it has what root sets for its user: sudo nvsharectl set --user"
+		}
+		return fmt.Errorf("%w; %s", err, hint)
 	}
 	defer g.remove()
 	name := f.name

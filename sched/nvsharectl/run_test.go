@@ -4,6 +4,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -189,5 +191,16 @@ func TestRunAsTenant(t *testing.T) {
 	d := &describing{}
 	if code, out := ctlProcess(t, "run --run-dir "+serve(t, d)+" --shim "+shim+" --name mine -- false"); code != 1 || out != "" {
 		t.Errorf("the program's exit status: %d, %s", code, out)
+	}
+}
+
+// Without root a program may have its user's limits, but no overlap group.
+func TestRunWithoutRoot(t *testing.T) {
+	f := &runFlags{groups: func(string) (group, error) { return group{}, fs.ErrPermission }}
+	for want, terms := range map[string]api.Terms{"--user": {MemoryLimit: 8 << 30}, "needs root to be a tenant of its own (sudo nvsharectl run)": {Overlap: "small"}} {
+		err := f.asTenant(t.Context(), "", terms, nil, nil)
+		if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), want) || terms.Overlap != "" && strings.Contains(err.Error(), "--user") {
+			t.Errorf("%+v: %v", terms, err)
+		}
 	}
 }
