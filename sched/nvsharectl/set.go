@@ -79,6 +79,13 @@ func (f *setFlags) run(ctx context.Context, runDir string, io streams) error {
 	return nil
 }
 
+// waysToShare are what tenants do in each mode, as README says it.
+var waysToShare = map[api.Mode]string{
+	api.Mode_MODE_EXCLUSIVE:  "take turns",
+	api.Mode_MODE_CONCURRENT: "run at the same time",
+	api.Mode_MODE_AUTO:       "share by time slices, by turns, or all at the same time, as suits them",
+}
+
 func describeChange(req *api.SetRequest, c *api.Change) string {
 	what := "new GPUs"
 	if c.Uuid != "" {
@@ -89,7 +96,7 @@ func describeChange(req *api.SetRequest, c *api.Change) string {
 		parts = append(parts, fmt.Sprintf("time quantum %v → %v", time.Duration(c.OldQuantumNs), time.Duration(c.NewQuantumNs)))
 	}
 	if req.Mode != api.Mode_MODE_UNSPECIFIED {
-		parts = append(parts, fmt.Sprintf("anti-thrash %s → %s", api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode)))
+		parts = append(parts, fmt.Sprintf("tenants %s (-S %s → %s)", waysToShare[c.NewMode], api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode)))
 	}
 	if req.SwapShare != 0 || c.OldSwapShare != c.NewSwapShare { // a time quantum that is set goes before it
 		parts = append(parts, fmt.Sprintf("swap share %s → %s", api.FormatPercent(c.OldSwapShare), api.FormatPercent(c.NewSwapShare)))
