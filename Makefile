@@ -106,7 +106,7 @@ SUITES := e2e-k8s test-unit test-c test-e2e test-race test-release lint test-com
 BESIDE := lint test-release
 JOBS ?= 1
 test: root deps build simgpu ## every test (25 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
-	@BESIDE='$(BESIDE)' sh tests/run.sh $(BUILD)/log $(JOBS) $(SUITES); status=$$?; $(GIVE_BACK); exit $$status
+	@exec env BESIDE='$(BESIDE)' AT_END='$(GIVE_BACK)' sh tests/run.sh $(BUILD)/log $(JOBS) $(SUITES)
 
 # $(call TEST,PACKAGES) names each package as it ends, and in the end each test that failed or was
 # skipped. A failed test runs once more, alone; run.sh says so of one that passes then. More than

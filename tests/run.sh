@@ -8,7 +8,7 @@
 # suite prints goes to the screen, each line with the suite's name, and to LOGS/SUITE.log. The
 # end says what each took, what was left out, which tests failed and passed when run again, and
 # where the logs are; CPU is processor time. Ends with status 1 if a suite failed; the others
-# run anyway.
+# run anyway. If it is ended by a signal, it ends what the suites run first. $AT_END, shell, comes last.
 set -u
 
 logs=${1:?usage: run.sh LOGS JOBS SUITE...} jobs=${2:?usage: run.sh LOGS JOBS SUITE...}
@@ -30,9 +30,11 @@ minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 suite() {
 	began=$(date +%s)
 	{
-		# shellcheck disable=SC2086 # words
-		${2:-} make --no-print-directory "$1" 2>&1
+		# A session of its own has all that the suite starts, so that ended() finds it.
+		# shellcheck disable=SC2086,SC2016 # words; the inner shell's
+		${2:-} setsid -w sh -c 'echo $$ >"$1/$2.session"; [ -e "$1/ended" ] || exec make --no-print-directory "$2"' - "$logs" "$1" 2>&1
 		echo $? >"$logs/$1.status"
+		rm -f "$logs/$1.session"
 		times >"$logs/$1.times"
 	} | tee "$logs/$1.log" | sed -u "s/^/$1: /"
 	now=$(date +%s)
@@ -45,6 +47,37 @@ suite() {
 	printf '%-14s %-7s %7s %7s  %s\n' "$1" $result "$(minutes $((now - began)))" "$(minutes "$cpu")" "$(test "$skipped" = 0 || echo "$skipped left out")" >>"$logs/summary.txt"
 	echo "=== make test: $1 $result after $(minutes $((now - began))); $(wc -l <"$logs/summary.txt") of $suites done after $(minutes $((now - start)))" >&2
 }
+
+# members SESSION...: the processes of these sessions.
+members() {
+	sed -n 's/^\([0-9]*\) .*) [^Z] [0-9]* [0-9]* \([0-9]*\) .*/\1 \2/p' /proc/[0-9]*/stat 2>/dev/null |
+		awk -v of=" $* " 'index(of, " " $2 " ") { print $1 }'
+}
+# ended STATUS: no suite begins any more, and what runs ends, if need be by SIGKILL after 10 s.
+running=
+ended() {
+	trap '' HUP INT TERM
+	echo "=== make test: ended by a signal" >&2
+	# shellcheck disable=SC2086 # words
+	kill $running 2>/dev/null
+	# Before the sessions are read: a suite that writes its own later sees this file.
+	: >"$logs/ended"
+	sessions=$(cat "$logs"/*.session 2>/dev/null | tr '\n' ' ')
+	signal=TERM tries=0
+	while left=$(members "$sessions") && [ -n "$left" ]; do
+		# shellcheck disable=SC2086 # words
+		[ $((tries % 100)) != 0 ] || kill -$signal $left 2>/dev/null
+		tries=$((tries + 1))
+		[ $tries -lt 100 ] || signal=KILL
+		sleep 0.1
+	done
+	rm -f "$logs"/*.session "$logs"/*.status "$logs"/*.times
+	exit "$1"
+}
+trap 'eval "${AT_END:-}"' EXIT
+trap 'ended 129' HUP
+trap 'ended 130' INT
+trap 'ended 143' TERM
 
 # A line in this pipe for each suite that may begin.
 mkfifo "$logs/free"
@@ -69,12 +102,14 @@ if [ -n "$beside" ]; then
 		done
 		echo >&3
 	} &
+	running=$!
 fi
 for name; do
 	[ $n -lt "$jobs" ] || read -r _ <&3
 	n=$((n + 1))
 	begins "$name"
 	{ suite "$name" 3>&-; echo >&3; } &
+	running="$running $!"
 done
 wait
 rm -f "$logs"/*.status "$logs"/*.times
