@@ -52,7 +52,7 @@ DESTDIR ?=
 # Prerequisites run in order, because installing packages comes first; sub-makes run
 # their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
+.PHONY: help env build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
 	engines test-engines lint golangci gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s kueue clean
 
 help: ## this list
@@ -72,6 +72,9 @@ binaries: ## nvshare-scheduler, nvshare-checkpoint, nvshare-plugin, nvsharectl, 
 	@mkdir -p $(BIN)
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
 	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint
+
+env: ## for a shell: eval "$(make -s env)" gives go these flags; it compiles everything again with others
+	@echo "export GOFLAGS='$(strip $(GOFLAGS))' CGO_CFLAGS='$(CGO_CFLAGS)' TAGS='$(TAGS)'"
 
 # What root has built by sudo is its caller's again, who builds on.
 GIVE_BACK := if [ -n "$$SUDO_UID" ]; then chown -R -h "$$SUDO_UID:$$SUDO_GID" $(BUILD); fi

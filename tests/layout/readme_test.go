@@ -128,6 +128,23 @@ func TestHelpListsEveryTarget(t *testing.T) {
 	}
 }
 
+// A shell has the flags with which the Makefile builds, after the line that README.md has for it.
+func TestShellHasTheMakefilesFlags(t *testing.T) {
+	const line = `eval "$(make -s env)"`
+	if !strings.Contains(read(t, "../../README.md"), line) {
+		t.Fatalf("README.md has no %s", line)
+	}
+	cmd := exec.Command("sh", "-euc", line+"; go env GOFLAGS CGO_CFLAGS; echo $TAGS")
+	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "GOFLAGS=") // of the make that runs this test
+	out, err := cmd.CombinedOutput()
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	if err != nil || len(lines) != 3 || !strings.HasSuffix(lines[0], " -trimpath -tags="+lines[2]) ||
+		!strings.Contains(lines[1], "-Wno-deprecated-declarations") || lines[2] == "" {
+		t.Errorf("%s: %v\n%s", line, err, out)
+	}
+}
+
 // Docker looks for a Dockerfile unless it is told, and its BuildKit reads no .containerignore:
 // the context would hold .build and .git.
 func TestBuildxFindsItsFiles(t *testing.T) {
