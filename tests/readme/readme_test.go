@@ -220,7 +220,7 @@ func TestCommandsOfSimulatedGPU(t *testing.T) {
 	if ctx.Err() != nil || readErr != nil {
 		t.Fatalf("%v %v\n%s", err, readErr, out)
 	}
-	for _, want := range []string{"overlap", "GPU 0", "turns"} {
+	for _, want := range []string{"GPU 0", "turns", "overlaps: 0\n", "nvshare-scheduler has ended"} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("the commands do not say %q:\n%s", want, out)
 		}
