@@ -184,6 +184,7 @@ func (c *GPU) claim(cl *client, held Epoch) {
 }
 
 func (c *GPU) request(cl *client) {
+	wakes := c.cohort.on && c.sleeps(cl)
 	c.endPause(cl)
 	c.wantsGPU(cl)
 	switch {
@@ -194,6 +195,7 @@ func (c *GPU) request(cl *client) {
 			cl.later, cl.waitingSince, cl.limitedThen = true, c.now, cl.tenant.limitedFor
 		}
 	case cl.in == nil:
+		c.slices.stale = c.slices.stale || wakes
 		c.bill(cl.tenant)
 		cl.waitingSince, cl.limitedThen = c.now, cl.tenant.limitedFor
 		c.seq++

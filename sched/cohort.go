@@ -210,25 +210,28 @@ func (c *GPU) turnPart(t *tenant) int64 {
 }
 
 // cohortParts returns the parts that the tenants of the cohort are to have of its turn, 1 in
-// all. A tenant that does not want the GPU for a moment counts, as turns end all the time.
-func (c *GPU) cohortParts() map[*tenant]float64 {
+// all. A tenant that does not want the GPU for a moment counts, as turns end all the time. One
+// that sleeps has none; sleepers: it has, beyond that 1, about what it would have awake.
+func (c *GPU) cohortParts(sleepers bool) map[*tenant]float64 {
 	requests, weights := 0, 0
-	parts := map[*tenant]float64{}
+	awake := map[*tenant]bool{}
 	for _, cl := range c.inOrder() {
-		if _, counted := parts[cl.tenant]; cl.shares() && !c.sleeps(cl) && !counted {
-			parts[cl.tenant] = 0
-			requests += cl.tenant.share.Request
-			weights += cl.tenant.share.Weight
+		if t := cl.tenant; cl.shares() && !c.sleeps(cl) && !awake[t] {
+			awake[t] = true
+			requests += t.share.Request
+			weights += t.share.Weight
 		}
 	}
+	parts := map[*tenant]float64{}
 	sum := 0.0
 	for _, t := range c.tenantsInOrder() { // sums of floats depend on the order
-		if _, counted := parts[t]; !counted || !c.inCohort(t) {
-			delete(parts, t)
+		if !c.inCohort(t) || !awake[t] && !sleepers {
 			continue
 		}
-		parts[t] = float64(t.share.Request)/100 + max(1-float64(requests)/100, 0)*float64(t.share.Weight)/float64(weights)
-		sum += parts[t]
+		parts[t] = float64(t.share.Request)/100 + max(1-float64(requests)/100, 0)*float64(t.share.Weight)/float64(max(weights, 1))
+		if awake[t] {
+			sum += parts[t]
+		}
 	}
 	for t := range parts {
 		parts[t] /= max(sum, minPart/float64(one))

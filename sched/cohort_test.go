@@ -3,7 +3,9 @@
 package sched
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -161,6 +163,56 @@ func TestCohortMemberIsBack(t *testing.T) {
 		t.Errorf("client 2 is back and may not go on: %+v", g.c.clients[2].grant)
 	}
 	g.holders(1, 2, 3)
+}
+
+// One of a cohort that sleeps stretches nobody's slice, and has its own as soon as it wakes.
+func TestSleeperOfACohort(t *testing.T) {
+	for name, test := range map[string]struct {
+		share         Share
+		asleep, awake float64 // its slice, in those of another one
+	}{
+		"equal parts":    {Share{}, 1, 1},
+		"a large weight": {Share{Weight: 200}, 2, 2},
+		"a small weight": {Share{Weight: 25}, 0.25, 0.25},
+		"a request":      {Share{Request: 40}, 2.2, 1 + 0.4/0.15}, // 60 % for four by weight
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newCohort(t)
+			g.step(Gone{Client: 3})
+			g.step(Attach{Client: 3, Tenant: "s", Share: test.share, Want: true})
+			g.step(Controls{Client: 3, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
+			g.holders(1, 2, 3)
+			g.step(Release{Client: 3, Epoch: g.c.clients[3].grant.epoch, Reason: Idle})
+			is := func(want float64, when string) {
+				of := func(id ClientID) time.Duration { return cmp.Or(g.c.clients[id].slice, DriverSlice) }
+				if got := of(3).Seconds() / of(1).Seconds(); of(1) != of(2) || math.Abs(got/want-1) > 0.1 || max(of(1), of(3)) > g.c.cohortSlice() {
+					t.Errorf("%s: slices of %v and %v, and %v of the sleeper, want %.2f times that and %v at most", when, of(1), of(2), of(3), want, g.c.cohortSlice())
+				}
+			}
+			is(test.awake, "awake")
+			g.run(1250 * time.Millisecond)
+			g.step(Attach{Client: 5, Tenant: "m", Share: Share{Limit: 10}}) // slices are set anew
+			if g.is(Exclusive, reasonCohort); !g.c.sleeps(g.c.clients[3]) {
+				t.Fatal("client 3 does not sleep")
+			}
+			is(test.asleep, "asleep")
+			g.step(Request{Client: 3})
+			is(test.awake, "when it wakes")
+		})
+	}
+}
+
+// One that worked in a window of slices, and sleeps at its end, had not too much in it.
+func TestSleeperOfACohortIsNotCorrected(t *testing.T) {
+	g := newCohort(t)
+	g.run(5*time.Second, 1, 1, 1, 1)
+	g.holders(4)
+	g.holders(1, 2, 3)
+	g.step(Release{Client: 3, Epoch: g.c.clients[3].grant.epoch, Reason: Idle})
+	g.run(3*time.Second, 1, 1)
+	if cl := g.c.clients[3]; !g.c.sleeps(cl) || cl.tenant.sliceFactor != 0 {
+		t.Errorf("client 3 sleeps: %t, and its slice is %.2f of what its part says", g.c.sleeps(cl), cl.tenant.sliceFactor)
+	}
 }
 
 // newIdleCohort is newCohort with clients 1 to 3 that leave the GPU idle.

@@ -96,7 +96,7 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 	}
 	partOf := func(t *tenant) float64 { return float64(c.part(t)) }
 	if c.cohort.on {
-		parts := c.cohortParts()
+		parts := c.cohortParts(true) // the shortest slice, and so all, would else be a sleeper's
 		partOf = func(t *tenant) float64 { return max(parts[t]*one, minPart) }
 	}
 	weights := map[*client]float64{}

@@ -227,7 +227,7 @@ func (c *GPU) measure(window time.Duration) measured {
 	latency, shared := c.servesLatency(), c.sharedIn(window)
 	c.cohort.had, c.cohort.since = shared.Seconds()/window.Seconds(), c.cohort.ran
 	if c.cohort.on {
-		c.cohort.parts = c.cohortParts()
+		c.cohort.parts = c.cohortParts(false)
 	}
 	members := c.members(func(cl *client) bool {
 		_, active := cl.progress.rate(shared)
@@ -333,7 +333,10 @@ type fed struct {
 func (c *GPU) fedOf(t *tenant) fed {
 	f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one, had: c.cohort.had}
 	if c.inCohort(t) {
-		f.part = c.cohort.parts[t]
+		part, awake := c.cohort.parts[t]
+		if f.part = part; !awake {
+			f.got = 0 // before it slept it was nobody's rival for these parts
+		}
 	}
 	counts := func(cl *client) bool {
 		_, _, known := cl.progress.alone()

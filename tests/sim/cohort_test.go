@@ -225,3 +225,23 @@ func TestGroupsBesideALimit(t *testing.T) {
 		})
 	}
 }
+
+// One of a cohort that slept while another tenant came and went gets its part from the moment in
+// which it wakes.
+func TestOneOfACohortWakes(t *testing.T) {
+	sleeper := program{time.Millisecond, 2000, 20 * time.Second}
+	g := newGPUModel(t, sched.Auto,
+		process{program: gemm, share: sched.Share{Limit: 25}}, process{program: gemm}, process{program: sleeper},
+		process{program: gemm, share: sched.Share{Limit: 10}, starts: 15 * time.Second, ends: 18 * time.Second})
+	g.run(20 * time.Second)
+	p := g.processes[2]
+	if p.wants() || g.now.Add(10*time.Second) < p.wakes {
+		t.Fatalf("the sleeper is awake, or sleeps for another %v", p.wakes.Sub(g.now))
+	}
+	g.run(p.wakes.Sub(g.now))
+	parts, _ := g.got(5 * time.Second)
+	t.Logf("%.3f: %q", parts, g.reasons)
+	if parts[2] < 0.95*parts[1] || parts[2] < 0.3 {
+		t.Errorf("it gets %.3f of the GPU, and the other one %.3f", parts[2], parts[1])
+	}
+}
