@@ -74,7 +74,7 @@ ended() {
 	rm -f "$logs"/*.session "$logs"/*.status "$logs"/*.times
 	exit "$1"
 }
-trap 'eval "${AT_END:-}"' EXIT
+trap 'sh -c "${AT_END:-}"' EXIT
 trap 'ended 129' HUP
 trap 'ended 130' INT
 trap 'ended 143' TERM
