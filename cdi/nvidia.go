@@ -174,7 +174,7 @@ func (h host) hasAll(files []string) error {
 }
 
 // hostFiles returns the files of the host that a container with these edits
-// cannot start without, but for device nodes.
+// cannot start without, except device nodes.
 func (b *Base) hostFiles() (files []string) {
 	all := append([]specs.ContainerEdits{b.Common}, b.PerGPU...)
 	for _, parts := range b.PerInstance {

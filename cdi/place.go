@@ -60,7 +60,7 @@ const (
 // PlaceShim places a shim below libDir, in a directory that is named by the shim's
 // contents, and has ShimLink lead there. So the path of a shim in use is never
 // written again: cutting a mapped file short kills every process that maps it. The
-// latest shims of before stay, because running containers use them.
+// latest earlier shims stay, because running containers use them.
 func PlaceShim(from, libDir string) (changed bool, err error) {
 	data, err := os.ReadFile(from)
 	if err != nil {

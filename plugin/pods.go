@@ -143,7 +143,7 @@ func (l *livePods) of(uid, namespace, name string) *livePod {
 
 // terms returns what a container of the pod may have now. Where the annotations say
 // nonsense or what cannot be promised, it keeps the latest good value: of the
-// container, or else of before. The error says where, and why.
+// container, or else the earlier ones. The error says where, and why.
 func (p *livePod) terms(container string, before sched.Terms) (t sched.Terms, keep sched.FieldSet, err error) {
 	if latest, ok := p.latest[container]; ok {
 		before = latest

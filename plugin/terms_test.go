@@ -159,7 +159,7 @@ func TestPromiseOfARestartedContainer(t *testing.T) {
 	}
 }
 
-// Containers of before the plugin are in the book: by their pod's annotation,
+// Containers that began before the plugin are in the book: by their pod's annotation,
 // by what the runtime says, or else on all GPUs. They are not refused.
 func TestPromisesOfEarlierContainers(t *testing.T) {
 	p := New(quiet(), NewContainers(quiet()))

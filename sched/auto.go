@@ -76,7 +76,7 @@ type auto struct {
 	backoff    time.Duration        // the latest time for which slices were given up
 	gaveUp     map[ClientID]float64 // calls per second alone of the clients for which they were
 	worse      int                  // windows, one after the other, in which slices gave less than turns
-	underfed   int                  // windows, likewise, in which a tenant did not get its part, and did by turns
+	underfed   int                  // windows, in the same way, in which a tenant did not get its part, and did by turns
 	gaps       bool                 // several beside a latency tenant leave the GPU idle in their turns
 	util       map[ClientID]samples
 }

@@ -41,7 +41,7 @@ func newNode(gpus int, cfg Config) *node {
 	return n
 }
 
-// start makes the cores, of which the first know nothing of before.
+// start makes the cores, of which the first know nothing of an earlier run.
 func (n *node) start() {
 	n.node, n.cores = NewNode(), nil
 	for i, p := range n.persisted {

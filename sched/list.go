@@ -13,7 +13,7 @@ type list struct {
 func (l *list) push(cl *client) { l.insertAfter(l.tail, cl) }
 
 // insert puts a client with a grant, which is in no list, behind those whose grace
-// period began earlier. It begins at the insertion, but for restored grants and
+// period began earlier. It begins at the insertion, except for restored grants and
 // those of StepOne, so this passes no others.
 func (l *list) insert(cl *client) {
 	at := l.tail

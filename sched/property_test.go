@@ -88,7 +88,7 @@ func (h *history) saw(ev Event, acts []Action) error {
 		}
 	}
 	attach, _ := ev.(Attach)
-	first := true // but for the room on the new page
+	first := true // except the room on the new page
 	for _, a := range acts {
 		if _, ok := a.(Adopt); ok && !first {
 			return fmt.Errorf("%v is not the first of %v", a, acts)
@@ -159,7 +159,7 @@ func (h *history) granted(a Grant) error {
 	case h.live[a.Client] != nil:
 		return fmt.Errorf("%v to one that holds epoch %d", a, h.live[a.Client].epoch)
 	case a.Beside: // may be recorded afterwards
-	case a.Latency: // likewise
+	case a.Latency: // the same
 		for id, g := range h.live {
 			if g.open && !g.latency {
 				return fmt.Errorf("%v while the gate of client %d is open", a, id)

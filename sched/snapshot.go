@@ -85,7 +85,7 @@ type ClientSnapshot struct {
 	Connected    bool
 	Epoch        Epoch         // of its grant, also when fenced; 0: none
 	Since        Time          // the beginning of that grant; the time of a suspension is left out
-	WaitingSince Time          // while waiting; likewise
+	WaitingSince Time          // while waiting; as above
 	Grants       uint64        // given to it
 	Preemptions  uint64        // of these, how many ended with work left
 	Held         time.Duration // under grants, drain included, up to now

@@ -139,7 +139,7 @@ static bool thread_state(long tid, char *state, unsigned long long *ticks)
 	return p && parse_stat(p + 1, state, ticks);
 }
 
-/* Waits until the thread cannot be on its way from a look at nvs_away of before into the driver. */
+/* Waits until the thread cannot be on its way from an earlier look at nvs_away into the driver. */
 static bool thread_safe(long tid, uint64_t end_ns)
 {
 	unsigned long long first, ticks;
@@ -166,7 +166,7 @@ struct entry {
 	char name[];
 };
 
-/* All threads of before nvs_away was set; later ones have seen it. */
+/* All threads that began before nvs_away was set; later ones have seen it. */
 static bool threads_safe(uint64_t end_ns)
 {
 	_Alignas(uint64_t) char buf[4096];

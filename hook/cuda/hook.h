@@ -41,7 +41,7 @@ extern void *const nvs_wrappers[NVS_F_COUNT];
  */
 bool nvs_resolve(void *hint, bool load);
 
-/* Likewise for libnvidia-ml, which is never loaded. */
+/* The same for libnvidia-ml, which is never loaded. */
 bool nvs_resolve_nvml(void *hint);
 
 /* The real function, looked for if need be; NULL if its library lacks it. */

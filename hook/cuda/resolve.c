@@ -205,7 +205,7 @@ void *nvs_resolve_one(enum nvs_function f)
  * The real dlsym. Both dlsym and dlvsym are interposed, also for versioned
  * look-ups, so that the linker can't be asked: glibc's dlvsym is read from its
  * symbol table, and asked for the dlsym next in line. On musl there is no
- * driver for us; its own dlsym is read likewise, so that whoever has us
+ * driver for us; its own dlsym is read in the same way, so that whoever has us
  * preloaded there runs on.
  */
 typedef void *dlsym_fn(void *, const char *);

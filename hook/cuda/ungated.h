@@ -222,7 +222,7 @@
 	H(cuProfilerStop)
 
 /*
- * Of before CUDA 3.2, with sizes and addresses of 32 bits: today's programs and runtimes
+ * From before CUDA 3.2, with sizes and addresses of 32 bits: today's programs and runtimes
  * get the second versions, which are interposed. Their copies and memsets are gated.
  */
 #define NVS_UNGATED_OLD(H) \

@@ -24,7 +24,7 @@ enum nvs_memory_kind {
 	NVS_MEMORY_SHARED,  /* no bytes: a pool that others may use */
 	NVS_MEMORY_GRAPH,   /* no bytes: the GPUs that an executable graph works on */
 	NVS_MEMORY_HANDLE,  /* VMM: refers to physical memory */
-	NVS_MEMORY_MAPPING, /* VMM: likewise */
+	NVS_MEMORY_MAPPING, /* VMM: the same */
 };
 
 extern struct nvs_entries nvs_account;

@@ -36,7 +36,7 @@ struct nvs_claim {
  */
 bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes);
 
-/* Likewise, for an allocation from a pool, or 0. What the pool keeps is counted already. */
+/* The same for an allocation from a pool, or 0. What the pool keeps is counted already. */
 bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes);
 
 /* The allocation takes more: so many bytes in all. False: they exceed the limit. */

@@ -196,7 +196,7 @@ static void nothing_is_released_between_synchronisations(void)
 {
 	open_on(GPU);
 	steady(false);
-	/* Then it is, but for the usual. */
+	/* Then it is, except the usual. */
 	CU(cuCtxSynchronize());
 	EVENTUALLY(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) <= CACHE);
 	EVENTUALLY(swapper_seen().resident <= CACHE + 64 * MIB);

@@ -52,7 +52,7 @@ static void take_the_gpu(void)
 	EVENTUALLY(swapper_seen().holder == 0);
 }
 
-/* But for so many bytes, which stay. */
+/* Except so many bytes, which stay. */
 static void take_away_all_but(uint64_t fixed)
 {
 	take_the_gpu();

@@ -905,7 +905,7 @@ static void small_allocations_stay_in_the_process(void)
 	CHECK(pthread_join(t, NULL) == 0);
 }
 
-/* A scheduler of before there were limits would close the connection. */
+/* A scheduler that is older than limits would close the connection. */
 static void an_old_scheduler_is_not_asked_for_memory(void)
 {
 	unsigned long long p;

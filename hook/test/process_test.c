@@ -932,7 +932,7 @@ static bool app_sleeps(int thread)
 	return state && strncmp(state, ") S", 3) == 0;
 }
 
-/* A thread that is no more does not wait. */
+/* A thread that has ended does not wait. */
 static void asynchronous_cancel_at_the_gate(void)
 {
 	struct nvs_frame f;

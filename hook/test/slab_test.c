@@ -145,7 +145,7 @@ static void slabs_keep_to_the_model(uint64_t count)
 		CHECK(!heap.partial[c]);
 	/* Each class had no more slabs at a time than there are: no leak of metadata. */
 	CHECK(heap.metadata <= (uint64_t)NVS_SLAB_CLASSES * SLABS * UNITS * 4);
-	printf("slabs: %llu refused for want of room, %llu KiB of metadata\n",
+	printf("slabs: %llu refused because there was no room, %llu KiB of metadata\n",
 	       (unsigned long long)refused, (unsigned long long)heap.metadata >> 10);
 }
 

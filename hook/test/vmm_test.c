@@ -324,7 +324,7 @@ static int tenant_shares(uint64_t mib, unsigned rounds, uint64_t seed)
 			map(b.p, n, h);
 			map(twin.p, n, h);
 			break;
-		case 2: /* of somebody whose handle it is no more */
+		case 2: /* of somebody whose handle has ended */
 		case 3:
 			map(b.p, n, h);
 			CU(cuMemRelease(h));

@@ -484,10 +484,10 @@ func TestClaimIsAllocatedAnew(t *testing.T) {
 		t.Errorf("CDI devices: %+v", spec.Devices)
 	}
 	if _, known := d.store.ByDevice(was.Name); known {
-		t.Error("the share of before is known by its name")
+		t.Error("the earlier share is known by its name")
 	}
 	if _, known := d.store.ByToken(was.Token); known {
-		t.Error("the share of before is known by its token")
+		t.Error("the earlier share is known by its token")
 	}
 	check(t, prepare(d, claimOf(uid(2), part(name0, "other", "60", "20Gi"))).Err)
 

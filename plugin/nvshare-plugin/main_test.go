@@ -238,7 +238,7 @@ func TestServesWithoutADriver(t *testing.T) {
 	if err := os.Rename(root+"/etc/cdi/.nvidia", root+"/etc/cdi/nvidia.yaml"); err != nil {
 		t.Fatal(err)
 	}
-	// The first look may be of before the driver came.
+	// The first look may be older than the driver.
 	for end, err := time.After(patience), errors.New("no look"); err != nil; {
 		select {
 		case inv := <-found:

@@ -107,7 +107,7 @@ func (n *node) peek(ctx context.Context, every time.Duration, found func(*plugin
 			case err.Error() != failure: // tried again, not said again
 				seen, failure = "", err.Error()
 				if known {
-					n.log.Errorf("GPUs or driver changed, and pods get those of before: %v", err)
+					n.log.Errorf("GPUs or driver changed, and pods get the earlier ones: %v", err)
 					break
 				}
 				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
@@ -219,7 +219,7 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 	}
 }
 
-// hasSpecs tells whether specs are there, of now or of before.
+// hasSpecs tells whether specs are there, of now or earlier ones.
 func (n *node) hasSpecs() bool {
 	for _, kind := range []string{cdi.Kind, cdi.KindNRI} {
 		if _, err := os.Stat(filepath.Join(n.cdiDir, cdi.FileName(kind))); err != nil {

@@ -3510,7 +3510,7 @@ type SetShareRequest struct {
 	MemoryBytes   *uint64     `protobuf:"varint,9,opt,name=memory_bytes,json=memoryBytes,proto3,oneof" json:"memory_bytes,omitempty"`
 	MemoryMode    *MemoryMode `protobuf:"varint,10,opt,name=memory_mode,json=memoryMode,proto3,enum=nvshare.v1.MemoryMode,oneof" json:"memory_mode,omitempty"`
 	Overlap       *string     `protobuf:"bytes,11,opt,name=overlap,proto3,oneof" json:"overlap,omitempty"`                                     // only "", which changes nothing: it is fixed at the start
-	Migratable    *bool       `protobuf:"varint,12,opt,name=migratable,proto3,oneof" json:"migratable,omitempty"`                              // only false, likewise
+	Migratable    *bool       `protobuf:"varint,12,opt,name=migratable,proto3,oneof" json:"migratable,omitempty"`                              // only false, as above
 	SuspendAfterS *uint32     `protobuf:"varint,13,opt,name=suspend_after_s,json=suspendAfterS,proto3,oneof" json:"suspend_after_s,omitempty"` // 0: none
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -19,7 +19,7 @@ type Terms struct {
 	Gang        string     `json:"gang,omitempty"`     //
 	MemoryMode  MemoryMode `json:"memory_mode,omitempty"`
 	Overlap     string     `json:"overlap,omitempty"`    // fixed when a container starts
-	Migratable  bool       `json:"migratable,omitempty"` // likewise
+	Migratable  bool       `json:"migratable,omitempty"` // as above
 	// SuspendAfter is in seconds; SuspendNever: never.
 	SuspendAfter uint32 `json:"suspend_after,omitempty"`
 }

@@ -133,7 +133,7 @@ func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
 }
 
 // flush carries out the outbox in order. If the state file cannot be written
-// the rest waits, but for what concerns memory: a grant that is not recorded could
+// the rest waits, except what concerns memory: a grant that is not recorded could
 // be given twice after a restart.
 func (d *Daemon) flush(g *gpu) {
 	kept := g.outbox[:0]

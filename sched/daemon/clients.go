@@ -58,7 +58,7 @@ type attachment struct {
 	reserves bool // it reserves memory: its shim holds memory limits
 	outside  outside
 	held     bool // by a drained GPU: the core does not know what the client wants
-	moves    bool // its tenant leaves the GPU for another one: likewise
+	moves    bool // its tenant leaves the GPU for another one: the same
 	wants    bool // while either is so
 }
 

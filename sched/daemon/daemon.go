@@ -129,14 +129,14 @@ type Daemon struct {
 	// sysfs is where that is; not /sys in tests.
 	sysfs string
 	peers *peer.Finder
-	// These are the constants, but for tests.
+	// These are the constants, except in tests.
 	registerTimeout, lookPause                    time.Duration
 	prepareLimit, busyPause, restPause, leaveWait time.Duration
 	departLimit, slowLately                       time.Duration
 
 	dir     *rundir.Dir
 	metrics *metrics.Exporter // nil: none, or not open at the start
-	page    *web.Page         // likewise
+	page    *web.Page         // the same
 
 	metricsErr, pageErr error // why that is not served yet
 
@@ -163,7 +163,7 @@ type Daemon struct {
 	byProc      map[peer.Process]*client
 	conns       map[*conn]struct{}
 	byAccount   map[string]map[*client]struct{} // by peer.Peer.Account
-	outOfMemory map[string]map[*gpu]*refusals   // likewise, of those with a client
+	outOfMemory map[string]map[*gpu]*refusals   // the same, of those with a client
 	gpus        map[wire.UUID]*gpu
 	order       []*gpu                    // by index
 	node        *sched.Node               // of all GPUs

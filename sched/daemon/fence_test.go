@@ -94,7 +94,7 @@ func TestFenceDemotes(t *testing.T) {
 }
 
 // A word of a tenant demotes nothing: neither a grant that it only says it has,
-// nor one of before a restart.
+// nor one that began before a restart.
 func TestClaimsAreOnlyReported(t *testing.T) {
 	for _, action := range []FenceAction{FenceDemote, FenceKill} {
 		dir := t.TempDir()

@@ -43,7 +43,7 @@ const (
 	// filePause is the pause after something could not be written. Where there was no room, a
 	// file that goes ends it.
 	filePause = time.Minute
-	// refusedLately is for how long room is made for what was refused for want of host memory.
+	// refusedLately is for how long room is made for what was refused because host memory was short.
 	refusedLately = time.Minute
 	// hostLook is the pause between two looks at whether host memory is short.
 	hostLook = 2 * time.Second
@@ -72,7 +72,7 @@ type files struct {
 	dir     *store.Dir // nil: nothing is written
 	open    func(pid int) ([]segments.Segment, error)
 	step    func()        // tests: before each piece that is copied
-	pause   time.Duration // filePause, but for tests
+	pause   time.Duration // filePause, except in tests
 	writing *file         // nil: nothing is written now
 	retry   *timer.Timer  // until then nothing is
 	look    *timer.Timer
@@ -193,7 +193,7 @@ func (d *Daemon) writeAgain() {
 	}
 }
 
-// watchRefusals has files written where somebody was refused for want of host memory.
+// watchRefusals has files written where somebody was refused because host memory was short.
 func (d *Daemon) watchRefusals() {
 	if d.files.dir != nil && d.node.Arenas.Refused() {
 		d.considerWriting()

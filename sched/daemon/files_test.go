@@ -367,7 +367,7 @@ func TestFileProblemEnds(t *testing.T) {
 	}
 }
 
-// What was not written for want of room is written once a file is gone: nobody waits for the pause.
+// What was not written because there was no room is written once a file is gone: nobody waits for the pause.
 func TestFileRoomComes(t *testing.T) {
 	a := newFiler(t, func(o *Options) { o.SwapMemory, o.SuspendDirSize = 150*mib, 100*mib }, func(d *Daemon) { d.files.pause = time.Hour })
 	a.left()

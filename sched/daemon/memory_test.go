@@ -445,7 +445,7 @@ func TestReserveFlood(t *testing.T) {
 }
 
 // BenchmarkReserve is one reservation of a container with as many processes
-// as it may have, but for the frames.
+// as it may have, except the frames.
 func BenchmarkReserve(b *testing.B) {
 	g := &gpu{core: sched.New(sched.Config{})}
 	g.core.Step(0, sched.Attach{Client: 1, Tenant: "c"})

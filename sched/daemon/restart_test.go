@@ -305,7 +305,7 @@ func TestUpgradeFromVersion1(t *testing.T) {
 	}
 	b := pb.connect().register(wire.RegisterReconnect).attach(0, gpuA, 0, wire.AttachWant)
 	if r := s.status(); stateOf(r, b.id) != api.ClientState_CLIENT_STATE_WAITING {
-		t.Errorf("state %v while the holder of before lives", stateOf(r, b.id))
+		t.Errorf("state %v while the earlier holder lives", stateOf(r, b.id))
 	}
 	again := pa.connect().register(wire.RegisterReconnect).attach(0, gpuA, e, 0)
 	if again.page.Word(0) != uint32(e) {

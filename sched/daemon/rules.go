@@ -17,7 +17,7 @@ const AllNamespaces = "*"
 // what root sets with nvsharectl. The zero Rules allow everything.
 type Rules struct {
 	// Latency and Gang are the namespaces whose pods may have the priority latency, and
-	// gangs; nil: all. Overlap is likewise for overlap groups.
+	// gangs; nil: all. Overlap is the same for overlap groups.
 	Latency, Gang, Overlap []string
 	// Weight is the greatest weight by namespace, or of AllNamespaces for the others; a
 	// namespace without one has no bound.

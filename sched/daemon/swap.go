@@ -151,7 +151,7 @@ func (d *Daemon) dropMemory(cl *client, why sched.Event) {
 	}
 }
 
-// observeHost tells the node what there is of host memory.
+// observeHost tells the node how much host memory there is.
 func (d *Daemon) observeHost() {
 	pages, huge, known := d.arena.Host.Free()
 	ready := d.arena.Held() // which is there for clients

@@ -12,7 +12,7 @@ import (
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// fakeDriver is a driver whose calls succeed, but for the creation of memory.
+// fakeDriver is a driver whose calls succeed, except the creation of memory.
 func fakeDriver(t *testing.T, create func() int32) *copier {
 	t.Helper()
 	file, err := os.CreateTemp(t.TempDir(), "")

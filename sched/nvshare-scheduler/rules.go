@@ -18,8 +18,8 @@ type ruleFlags struct{ latency, gang, overlap, weight string }
 func (f *ruleFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.StringVar(&f.latency, "latency-namespaces", daemon.AllNamespaces, "`namespaces` whose pods may have the priority latency, separated by commas; *: all, and containers outside Kubernetes; \"\": none")
-	fs.StringVar(&f.overlap, "overlap-namespaces", daemon.AllNamespaces, "`namespaces` whose pods may be in overlap groups, likewise")
-	fs.StringVar(&f.gang, "gang-namespaces", daemon.AllNamespaces, "`namespaces` whose pods may have gangs, likewise")
+	fs.StringVar(&f.overlap, "overlap-namespaces", daemon.AllNamespaces, "`namespaces` whose pods may be in overlap groups, in the same form")
+	fs.StringVar(&f.gang, "gang-namespaces", daemon.AllNamespaces, "`namespaces` whose pods may have gangs, in the same form")
 	fs.StringVar(&f.weight, "max-weight", "", "greatest `weight` that pods may ask for, also by namespace: 100,prod=1000; \"\": no bound")
 }
 

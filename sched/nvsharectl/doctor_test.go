@@ -120,8 +120,8 @@ func TestDoctor(t *testing.T) {
 		"for one process": {func(_ *testing.T, p *patient) {
 			p.smi = func() (string, error) { return "0, [N/A], Exclusive_Process\n", nil }
 		}, "mig", fail, "Exclusive_Process"},
-		"MPS":           {func(t *testing.T, p *patient) { write(t, p, "/proc/77/comm", "nvidia-cuda-mps\n") }, "mps", warn, "pid 77"},
-		"MPS of before": {func(t *testing.T, p *patient) { write(t, p, "/tmp/nvidia-mps/control", "") }, "mps", warn, "MPS server"},
+		"MPS":                {func(t *testing.T, p *patient) { write(t, p, "/proc/77/comm", "nvidia-cuda-mps\n") }, "mps", warn, "pid 77"},
+		"MPS that has ended": {func(t *testing.T, p *patient) { write(t, p, "/tmp/nvidia-mps/control", "") }, "mps", warn, "MPS server"},
 		"AppArmor": {func(t *testing.T, p *patient) {
 			write(t, p, "/sys/module/apparmor/parameters/enabled", "Y\n")
 			write(t, p, "/var/log/kern.log", "x\nkernel: audit: apparmor=\"DENIED\" operation=\"connect\" profile=\"strict\" name=\"/run/nvshare/tenant/scheduler.sock\"\n")

@@ -278,7 +278,7 @@ func (m *monitor) move(by int) {
 	}
 }
 
-// cursor is the place of the selected line. The first one is where it is no more.
+// cursor is the place of the selected line. The first line is selected where it has gone.
 func (m *monitor) cursor() int {
 	return max(slices.IndexFunc(m.lines, func(l line) bool { return l.key() == m.selected }), 0)
 }

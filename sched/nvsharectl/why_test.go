@@ -49,7 +49,7 @@ func TestWhy(t *testing.T) {
 	}
 	g := &api.GPU{Uuid: gpu, QuantumNs: 100e6, Clients: []*api.Client{
 		{Id: 1, Container: mine, State: api.ClientState_CLIENT_STATE_WAITING, SinceNs: 10 * second},           // from 50 on
-		{Id: 2, Container: other, State: api.ClientState_CLIENT_STATE_FENCED, SinceNs: 10 * second, Epoch: 7}, // likewise
+		{Id: 2, Container: other, State: api.ClientState_CLIENT_STATE_FENCED, SinceNs: 10 * second, Epoch: 7}, // the same
 	}, Tenants: []*api.TenantUse{{Container: mine, OutOfMemory: 3, Share: &api.Share{CoreLimit: 25}}, {Container: other}}}
 
 	var tenant *tenant

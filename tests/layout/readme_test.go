@@ -163,13 +163,39 @@ func TestBuildxFindsItsFiles(t *testing.T) {
 	}
 }
 
-// A program that was compiled in its folder is easily committed with it.
-func TestNoProgramIsCommitted(t *testing.T) {
+// committed lists the files of the clone, from its top.
+func committed(t *testing.T) []string {
+	t.Helper()
 	out, err := exec.Command("git", "-C", "../..", "ls-files", "-z").Output()
 	if err != nil {
 		t.Skipf("SKIPPED: this is no clone: %v", err)
 	}
-	for _, name := range strings.Split(strings.TrimRight(string(out), "\x00"), "\x00") {
+	return strings.Split(strings.TrimRight(string(out), "\x00"), "\x00")
+}
+
+// archaic are turns of phrase that a reader stumbles over.
+var archaic = regexp.MustCompile(`(?i)\bof before\b( and after\b)?|\bfor want of\b|\bat one stroke\b|\bwhat there is of\b|\b(that|who|which) (is|are) no more\b`)
+
+func TestEnglishIsPlain(t *testing.T) {
+	for _, name := range committed(t) {
+		if !slices.Contains([]string{".go", ".c", ".h", ".md", ".sh", ".proto", ".yaml"}, filepath.Ext(name)) || strings.Contains(name, "/results/") || name == "tests/layout/readme_test.go" {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join("../..", name))
+		if err != nil {
+			continue // deleted, and not committed yet
+		}
+		for _, found := range archaic.FindAllString(string(text), -1) {
+			if !strings.HasSuffix(found, "and after") {
+				t.Errorf("%s: %q", name, found)
+			}
+		}
+	}
+}
+
+// A program that was compiled in its folder is easily committed with it.
+func TestNoProgramIsCommitted(t *testing.T) {
+	for _, name := range committed(t) {
 		f, err := os.Open(filepath.Join("../..", name))
 		if err != nil {
 			continue // deleted, and not committed yet

@@ -20,7 +20,7 @@ import (
 // Patience bounds a start of a daemon, and each command to it.
 const Patience = 10 * time.Second
 
-// times are constants, but for tests.
+// times are constants, except in tests.
 type times struct {
 	linger time.Duration // for which a group outlives its last member, which may be started again
 	look   time.Duration // between two looks for a daemon's server

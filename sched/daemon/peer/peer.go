@@ -153,7 +153,7 @@ func (f *Finder) Find(want Process) (*Peer, error) {
 var errEnded = errors.New("the process has ended")
 
 // Ended tells whether an error of Find says that the process has ended. With another one, as
-// for want of descriptors, the process may live.
+// where descriptors are short, the process may live.
 func Ended(err error) bool {
 	return slices.ContainsFunc([]error{
 		errEnded, unix.ESRCH, fs.ErrNotExist,
