@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -362,7 +363,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 			return
 		}
 		if !observe {
-			d.tell(c.subject(), logrus.WarnLevel, fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", formatUUID(f.Attach.UUID)))
+			d.noteUnknown(c, f.Channel, f.Attach.UUID)
 		}
 		fail(wire.ErrUnknownGPU)
 		return
@@ -392,6 +393,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	}
 	c.client.attached[g] = att
 	c.channels[f.Channel] = att
+	maps.DeleteFunc(c.unknown, func(channel uint16, uuid wire.UUID) bool { return channel == f.Channel || uuid == f.Attach.UUID })
 	if m := d.migrations[c.client.Account]; m != nil && m.from == g && m.phase <= departs {
 		if m.phase == departs {
 			d.keepOff(att, want)

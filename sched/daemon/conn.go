@@ -44,6 +44,7 @@ type conn struct {
 	channels [wire.MaxChannels]*attachment    // attached over this connection
 	waiting  [wire.MaxChannels]*pendingAttach // ATTACH not answered yet
 	failed   [wire.MaxChannels]bool           // ATTACH was answered with an error
+	unknown  map[uint16]wire.UUID             // by channel: because that GPU is not known; see unknown.go
 	dead     bool                             // closed by us; frames still queued are ignored
 }
 

@@ -376,6 +376,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		r.Problems = append(r.Problems, stuck...)
 		r.Gpus = append(r.Gpus, out)
 	}
+	r.Problems = append(r.Problems, d.unknownProblems()...)
 	for _, c := range d.names {
 		r.Containers = append(r.Containers, c)
 	}

@@ -164,6 +164,7 @@ type Daemon struct {
 	conns       map[*conn]struct{}
 	byAccount   map[string]map[*client]struct{} // by peer.Peer.Account
 	outOfMemory map[string]map[*gpu]*refusals   // the same, of those with a client
+	unknownTold map[string]time.Time            // by account: the latest event of noteUnknown, for refusalPause
 	gpus        map[wire.UUID]*gpu
 	order       []*gpu                    // by index
 	node        *sched.Node               // of all GPUs
@@ -274,6 +275,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		conns:           map[*conn]struct{}{},
 		byAccount:       map[string]map[*client]struct{}{},
 		outOfMemory:     map[string]map[*gpu]*refusals{},
+		unknownTold:     map[string]time.Time{},
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},

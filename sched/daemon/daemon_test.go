@@ -6,9 +6,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -192,7 +194,7 @@ func TestSeveralGPUs(t *testing.T) {
 
 func TestAttachErrors(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
-	_, c := newClient(t, s)
+	p, c := newClient(t, s)
 	for name, tc := range map[string]struct {
 		channel uint16
 		uuid    wire.UUID
@@ -209,6 +211,58 @@ func TestAttachErrors(t *testing.T) {
 		}
 	}
 	c.request().granted() // none of it did harm
+	// Of these, the process runs on the unknown GPU.
+	text := fmt.Sprintf("user 0 (pid %d) runs unarbitrated on GPU-01000000-0000-0000-0000-000000000000: no such GPU is known here", p.cmd.Process.Pid)
+	if r := s.status(); len(r.Problems) != 1 || r.Problems[0] != text {
+		t.Errorf("problems %q, want %q", r.Problems, text)
+	}
+	p.kill() // and its socket stays open, as where a child has it
+	s.await("no problem is left of a dead process", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
+}
+
+// However many processes of a tenant run on GPUs that the scheduler lacks, they are a few
+// problems, and for a while one event.
+func TestUnknownGPUsAreToldOfOnce(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	var last *peerConn
+	for range maxNamed + 2 {
+		last = newProc(t, s.dir, 0).connect().register(0)
+		for i := range byte(2) {
+			last.send(wire.Frame{Type: wire.TypeAttach, Attach: wire.Attach{UUID: wire.UUID{i + 1}}})
+			last.expect(wire.TypeAttached)
+		}
+	}
+	r := s.status()
+	if n := len(r.Problems); n != maxNamed+1 || !strings.HasPrefix(r.Problems[n-1], "2 more processes") {
+		t.Errorf("%d problems: %q", n, r.Problems)
+	}
+	var own []string
+	if err := s.ask(t.Context(), func() { own = s.problems() }); err != nil || len(own) != 0 {
+		t.Errorf("a tenant makes the scheduler itself unwell: %q, %v", own, err)
+	}
+	warnings := func() []*api.Event {
+		t.Helper()
+		r, err := dial(t, s).Events(t.Context(), &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_WARNING}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Events
+	}
+	if all := warnings(); len(all) != 1 || all[0].Pid == 0 || !strings.Contains(all[0].Reason, "no GPU GPU-01000000-") {
+		t.Errorf("events %v, want one", all)
+	}
+	if err := s.ask(t.Context(), func() {
+		for account, told := range s.unknownTold {
+			s.unknownTold[account] = told.Add(-refusalPause)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	last.send(wire.Frame{Type: wire.TypeAttach, Attach: wire.Attach{UUID: wire.UUID{3}}})
+	last.expect(wire.TypeAttached)
+	if all := warnings(); len(all) != 2 {
+		t.Errorf("events %v, want another one after the pause", all)
+	}
 }
 
 // A GPU that appears after the start is found by the first client that uses
@@ -232,9 +286,17 @@ func TestGPUFoundLater(t *testing.T) {
 	if f := c.expect(wire.TypeAttached); f.Code != wire.ErrUnknownGPU {
 		t.Errorf("code %d before the GPU is there", f.Code)
 	}
-	if r := s.status(); len(r.Problems) != 1 {
+	unarbitrated := func(r *api.StatusResponse, why string) bool {
+		return slices.ContainsFunc(r.Problems, func(p string) bool {
+			return strings.Contains(p, "runs unarbitrated on "+gpuA.UUID) && strings.HasSuffix(p, why)
+		})
+	}
+	if r := s.status(); len(r.Problems) != 2 || !unarbitrated(r, "no such GPU is known here") {
 		t.Errorf("problems without a GPU: %v", r.Problems)
 	}
+	other := newProc(t, s.dir, 0).connect().register(0)
+	other.send(wire.Frame{Type: wire.TypeAttach, Attach: wire.Attach{UUID: uuidOf(gpuA)}})
+	other.expect(wire.TypeAttached)
 	if err := s.ask(context.Background(), func() { s.discovered = 0 }); err != nil { // as after the pause
 		t.Fatal(err)
 	}
@@ -245,6 +307,13 @@ func TestGPUFoundLater(t *testing.T) {
 		t.Errorf("code %d after the GPU appeared", f.Code)
 	}
 	c.granted()
+	if r := s.status(); len(r.Problems) != 1 || !unarbitrated(r, "it was found later: start the process anew") {
+		t.Errorf("the other process goes on as before: %v", r.Problems)
+	}
+	other.attach(0, gpuA, 0, 0)
+	if r := s.status(); len(r.Problems) != 0 {
+		t.Errorf("both are arbitrated: %v", r.Problems)
+	}
 }
 
 func TestConcurrentMode(t *testing.T) {

@@ -19,7 +19,7 @@ const (
 	// maxGPUs is how many GPUs a container's description may name.
 	maxGPUs = 128
 	// refusalPause is the least time between two events of one tenant that say that its
-	// memory limit refused memory.
+	// memory limit refused memory, and between two that say that a GPU of its is not known.
 	refusalPause = 10 * time.Second
 	// maxReported is how many problems the plugin may report.
 	maxReported = 16

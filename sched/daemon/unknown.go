@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// A process may have a GPU that the scheduler does not know. Its shim then lets it run on
+// that GPU, beside whoever else is there, until it connects anew: also if the GPU is
+// found meanwhile.
+
+// noteUnknown notes that an ATTACH was for a GPU that is not known. Who starts processes
+// causes as many as he likes, so a tenant causes an event in refusalPause only.
+func (d *Daemon) noteUnknown(c *conn, channel uint16, uuid wire.UUID) {
+	if c.unknown == nil {
+		c.unknown = map[uint16]wire.UUID{}
+	}
+	c.unknown[channel] = uuid
+	text := fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", formatUUID(uuid))
+	d.tell(c.subject(), logrus.WarnLevel, text)
+	t := time.Now()
+	account := c.client.Account
+	if told := d.unknownTold[account]; t.Sub(told) < refusalPause {
+		return
+	}
+	maps.DeleteFunc(d.unknownTold, func(_ string, told time.Time) bool { return t.Sub(told) >= refusalPause })
+	d.unknownTold[account] = t
+	d.history.AddCaused(d.eventOf(t, nil, c.client.id, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Text: text}))
+}
+
+// unknownProblems names the processes that run on GPUs that were not known when they
+// began.
+func (d *Daemon) unknownProblems() (problems []string) {
+	var all []*conn
+	for c := range d.conns {
+		// A child of a dead process may have its socket.
+		if len(c.unknown) > 0 && d.clients[c.client.id] == c.client {
+			all = append(all, c)
+		}
+	}
+	slices.SortFunc(all, func(a, b *conn) int { return cmp.Compare(a.client.id, b.client.id) })
+	all = slices.CompactFunc(all, func(a, b *conn) bool { return a.client == b.client })
+	for _, c := range all[:min(len(all), maxNamed)] {
+		problems = append(problems, d.describeUnknown(c))
+	}
+	if more := len(all) - len(problems); more > 0 {
+		problems = append(problems, fmt.Sprintf("%d more processes run unarbitrated on GPUs that the scheduler did not know", more))
+	}
+	return problems
+}
+
+// describeUnknown names a process that runs on GPUs that were not known, and those.
+func (d *Daemon) describeUnknown(c *conn) string {
+	var gpus []string
+	found := true
+	for _, uuid := range c.unknown {
+		gpus = append(gpus, formatUUID(uuid))
+		found = found && d.gpus[uuid] != nil
+	}
+	slices.Sort(gpus)
+	gpus = slices.Compact(gpus)
+	text := "no such GPU is known here"
+	if found {
+		text = "it was found later: start the process anew"
+	}
+	p := c.client.Peer
+	return fmt.Sprintf("%s (pid %d) runs unarbitrated on %s: %s", api.Tenant(d.containerOf(p), p.UID), p.PID, describeSome(gpus), text)
+}
