@@ -15,7 +15,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// maxBlamed is how many tenants why names.
+// maxBlamed is how many tenants why names, and how many processes without nvshare.
 const maxBlamed = 5
 
 type whyFlags struct {
@@ -40,8 +40,8 @@ idle      it wanted nothing
 
 What several of its processes do at the same time counts once, and as waiting or limited only
 while none of them has the GPU. It names those that the tenant waited for, whoever took long to release the GPU,
-what its memory limit refused, and which of its processes are suspended, were, or could not
-leave the GPU.`,
+what its memory limit refused, which of its processes are suspended, were, or could not
+leave the GPU, and which processes use the GPU without nvshare.`,
 		Example: `  nvsharectl why ml/train-a/main
   nvsharectl why 1000             the processes of user 1000 outside containers`,
 		Args: oneTenant(root),
@@ -75,7 +75,9 @@ func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want stri
 	for _, g := range r.Gpus {
 		for _, t := range tenantsOf(g) {
 			if isTenant(t.container, t.uid, true, want) {
-				all = append(all, accountOf(g, t, events, now-int64(f.last), now))
+				a := accountOf(g, t, events, now-int64(f.last), now)
+				a.Unmanaged = unmanagedOn(g, r.Unmanaged)
+				all = append(all, a)
 			}
 		}
 	}
@@ -150,6 +152,8 @@ type account struct {
 	For         []blame `json:"waited_for"`
 	// Suspended says which of its processes are off the GPU, were, or cannot leave.
 	Suspended []string `json:"suspended,omitempty"`
+	// Unmanaged are processes that use the GPU without nvshare, whoever's turn it is.
+	Unmanaged []string `json:"unmanaged,omitempty"`
 
 	sharing, share string
 	came           bool // the tenant came in the time asked for
@@ -364,6 +368,16 @@ func suspension(c *api.Client) string {
 	return text
 }
 
+// unmanagedOn names the processes on a GPU that nobody arbitrates.
+func unmanagedOn(g *api.GPU, all []*api.Unmanaged) (names []string) {
+	for _, u := range all {
+		if u.Uuid == g.Uuid {
+			names = append(names, fmt.Sprintf("%s (pid %d, %s)", api.Tenant(u.Container, u.Uid), u.Pid, u.Command))
+		}
+	}
+	return names
+}
+
 type wait struct {
 	who string
 	span
@@ -454,6 +468,13 @@ func (a *account) print(io streams) {
 	}
 	row("limited", a.Limited, note)
 	row("idle", a.Idle, "")
+	if n := len(a.Unmanaged); n > 0 {
+		who := slices.Clone(a.Unmanaged[:min(n, maxBlamed)])
+		if n > len(who) {
+			who = append(who, fmt.Sprintf("%d more", n-len(who)))
+		}
+		fmt.Fprintf(io.out, "\nAlso on the GPU, without nvshare, whoever's turn it is: %s.\n", printable(strings.Join(who, ", ")))
+	}
 	if a.OutOfMemory > 0 {
 		fmt.Fprintf(io.out, "\nIts memory limit refused %d reservations: raise it with nvsharectl set --memory-limit.\n", a.OutOfMemory)
 	}

@@ -231,6 +231,31 @@ func TestWhySaysWhoIsSuspended(t *testing.T) {
 	}
 }
 
+// why names the processes on the tenant's GPU that nobody arbitrates, beside those that it
+// waits for, and none of other GPUs.
+func TestWhyNamesUnmanagedProcesses(t *testing.T) {
+	r := sample()
+	r.Unmanaged = []*api.Unmanaged{{Uuid: r.Gpus[0].Uuid + "x", Pid: 8, Command: "elsewhere"}}
+	f := &fake{status: r, events: func(req *api.EventsRequest) *api.EventsResponse { return &api.EventsResponse{Run: 1, Next: req.Since} }}
+	dir := serve(t, f)
+	const says = "without nvshare"
+	if code, out, _ := ctl("why", "train-a", "--run-dir", dir); code != exitOK || strings.Contains(out, says) {
+		t.Errorf("exit %d\n%s", code, out)
+	}
+	for pid := range uint32(maxBlamed + 2) {
+		r.Unmanaged = append(r.Unmanaged, &api.Unmanaged{Uuid: r.Gpus[0].Uuid, Pid: 90 + pid, Uid: 1001, Command: "py\x1bthon"})
+	}
+	code, out, _ := ctl("why", "train-a", "--run-dir", dir)
+	want := "\nAlso on the GPU, without nvshare, whoever's turn it is: user 1001 (pid 90, py?thon), user 1001 (pid 91, py?thon), " +
+		"user 1001 (pid 92, py?thon), user 1001 (pid 93, py?thon), user 1001 (pid 94, py?thon), 2 more.\n"
+	if code != exitOK || !strings.Contains(out, want) {
+		t.Errorf("exit %d, want %q in\n%s", code, want, out)
+	}
+	if code, out, _ = ctl("why", "train-a", "-o", "json", "--run-dir", dir); code != exitOK || strings.Count(out, "user 1001 (pid 9") != maxBlamed+2 {
+		t.Errorf("exit %d\n%s", code, out)
+	}
+}
+
 // A group's own line says so while it has members, who have lines of their own.
 func TestGroupsLine(t *testing.T) {
 	name := "overlap default/0/small"
