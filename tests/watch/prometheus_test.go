@@ -21,6 +21,8 @@ import (
 
 const monitoring = "../../deployments/helm/nvshare/monitoring/"
 
+var metricName = regexp.MustCompile(`nvshare_[a-z_]+`)
+
 // expressions returns the queries of the dashboard, by panel.
 func expressions(t *testing.T) map[string]string {
 	t.Helper()
@@ -49,6 +51,29 @@ func expressions(t *testing.T) map[string]string {
 		t.Fatalf("found %d queries in the dashboard: its form is another", len(all))
 	}
 	return all
+}
+
+// The dashboard shows what of tenants is off their GPU, and asks for no metric that there
+// is not.
+func TestDashboardNamesMetrics(t *testing.T) {
+	listed, err := os.ReadFile("../../sched/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := map[string]bool{}
+	for panel, query := range expressions(t) {
+		for _, name := range metricName.FindAllString(query, -1) {
+			shown[name] = true
+			if !strings.Contains(string(listed), "`"+strings.TrimSuffix(name, "_bucket")+"`") {
+				t.Errorf("%s: sched/metrics.md has no %s", panel, name)
+			}
+		}
+	}
+	for _, name := range []string{"nvshare_gpu_suspended_clients", "nvshare_gpu_suspends_total", "nvshare_gpu_migrations_total", "nvshare_arena_file_bytes"} {
+		if !shown[name] {
+			t.Errorf("the dashboard does not show %s", name)
+		}
+	}
 }
 
 type alert struct {
@@ -219,12 +244,11 @@ func TestDashboardAndAlertsInPrometheus(t *testing.T) {
 	for panel, query := range expressions(t) {
 		p.awaitSeries(t, b, panel, query)
 	}
-	metric := regexp.MustCompile(`nvshare_[a-z_]+`)
 	for _, a := range alerts(t) {
 		if _, err := p.series(t, a.Expr); err != nil {
 			t.Errorf("%s: %v", a.Alert, err)
 		}
-		for _, name := range metric.FindAllString(a.Expr, -1) {
+		for _, name := range metricName.FindAllString(a.Expr, -1) {
 			p.awaitSeries(t, b, a.Alert, name)
 		}
 	}
