@@ -23,6 +23,7 @@ run) exec `+shared.Tools()+`/ctr --namespace k8s.io run --net-host --cgroup `+sh
 esac
 `)
 	runExample(t, e, "ctr", append([]string{"sh", examples + "/ctr.sh", node.WorkloadImage}, busy("ctr")...)...)
+	t.Run("annotations", func(t *testing.T) { testAnnotations(t, e, limitedByCtr(t)) })
 }
 
 func TestDocker(t *testing.T) {
@@ -79,6 +80,7 @@ func testDocker(t *testing.T, name, root string, options ...string) {
 		t.Errorf("the scheduler takes it for a process without container: %v", got)
 	}
 	t.Run("exec", func(t *testing.T) { testDockerExec(t, e, name) })
+	t.Run("annotations", func(t *testing.T) { testAnnotations(t, e, limitedByCLI("docker", name)) })
 }
 
 // testDockerExec: a program that docker exec starts has nothing of the CDI device's environment,

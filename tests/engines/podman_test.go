@@ -76,7 +76,7 @@ func testPodman(t *testing.T, name, root, scripts string) {
 		runExample(t, e, name+"-"+what, append(append(argv, image), busy(what)...)...)
 	}
 	t.Run("any GPU", func(t *testing.T) { testAnyGPU(t, e, name) })
-	t.Run("annotations", func(t *testing.T) { testAnnotations(t, e, name) })
+	t.Run("annotations", func(t *testing.T) { testAnnotations(t, e, limitedByCLI("podman", name)) })
 	t.Run("read-only root", func(t *testing.T) { run(t, "readonly", "--read-only") })
 	t.Run("another user", func(t *testing.T) {
 		run(t, "user", "--user", "65534:65534", "--cap-drop", "all", "--security-opt", "no-new-privileges")
@@ -135,54 +135,6 @@ func testAnyGPU(t *testing.T, e *node.Engine, name string) {
 	end(t, ctx, exec, third)
 	end(t, ctx, q, second)
 	end(t, ctx, p, c)
-}
-
-// testAnnotations: an annotation limits a container from its first call on, and
-// nvsharectl knows the container by the name that its user gave it, and says the same inside
-// the container. A container whose annotation cannot be met does not start.
-func testAnnotations(t *testing.T, e *node.Engine, name string) {
-	ctx := within(t)
-	ctl := filepath.Join(e.Private, "nvsharectl") // static, for any image
-	build := exec.CommandContext(ctx, "go", "build", "-o", ctl, "../../sched/nvsharectl")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
-	run := func(annotation string, program ...string) []string {
-		return slices.Concat([]string{"podman", "run", "--rm", "--name", name + "-limited", "--device", "nvshare.com/gpu=1", "--annotation", annotation,
-			"--volume", ctl + ":/usr/bin/nvsharectl:ro", image}, program)
-	}
-	known := clients(t, ctx)
-	p := must(e.Start(name+"-limited", run("nvshare.com/gpu-memory-limit=8Gi", busy("limited")...)...))(t)
-	c := awaitTurns(t, ctx, p, known)
-	if c.Container.Name != name+"-limited" || c.Container.Engine != "podman" || !slices.Equal(c.Container.Gpus, []string{must(shared.Status(ctx))(t).Gpus[1].Uuid}) {
-		t.Errorf("the scheduler knows the container as %v", c.Container)
-	}
-	for _, m := range must(shared.Status(ctx))(t).Gpus[1].Memory {
-		if m.Container.Id == c.Container.Id && m.LimitBytes != 8<<30 {
-			t.Errorf("in force: %v", m)
-		}
-	}
-	if c.Container.MemoryLimitBytes != 8<<30 {
-		t.Errorf("the annotation is lost: %v", c.Container)
-	}
-	inside := must(e.Run(ctx, "podman", "exec", name+"-limited", "nvsharectl"))(t)
-	for _, want := range []string{"only " + name + "-limited is named here", "of 8Gi"} {
-		if !strings.Contains(inside, want) {
-			t.Errorf("nvsharectl in the container does not say %q:\n%s", want, inside)
-		}
-	}
-	end(t, ctx, p, c)
-	check(t, node.Until(ctx, "the container is forgotten", func() error {
-		if left := must(shared.Status(ctx))(t).Containers; len(left) > 0 {
-			return fmt.Errorf("the scheduler knows %v", left)
-		}
-		return nil
-	}))
-	out, err := e.Run(ctx, run("nvshare.com/gpu-memory-limit=lots", "/usr/bin/sleep", "0")...)
-	if err == nil || !strings.Contains(err.Error()+out, `nvshare.com/gpu-memory-limit="lots"`) {
-		t.Errorf("a malformed annotation: %q, %v", out, err)
-	}
 }
 
 // testRootless: without root, podman reads the same specs, and the scheduler knows the
