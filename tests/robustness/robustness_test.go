@@ -58,12 +58,17 @@ type tenant struct {
 	err  error         // how the process ended
 }
 
-// newSite needs what `make shim simgpu` builds.
+// newSite needs what `make shim simgpu` builds. Without that, a run must not seem to have
+// tested anything, unless it was to be short.
 func newSite(t *testing.T) *site {
 	t.Helper()
 	simgpu := os.Getenv("NVSHARE_TEST_SIMGPU")
+	if simgpu == "" && testing.Short() {
+		t.Skip("SKIPPED: NVSHARE_TEST_SIMGPU names no simulated GPU: make test-unit does")
+	}
 	if simgpu == "" {
-		t.Skip("NVSHARE_TEST_SIMGPU is not set")
+		t.Fatal("NVSHARE_TEST_SIMGPU names no simulated GPU. In the repository's root: make shim simgpu, " +
+			"then NVSHARE_TEST_SIMGPU=$PWD/.build/simgpu go test ./tests/robustness; go test -short leaves this out")
 	}
 	s := &site{t: t, dir: t.TempDir(), build: filepath.Dir(simgpu)}
 	s.check(os.MkdirAll(filepath.Join(s.dir, "gpu"), 0o755))
