@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -314,23 +313,17 @@ func checkSwap(p *patient) []finding {
 	if p.status == nil {
 		return nil
 	}
-	var limit uint64
-	for _, g := range p.status.Gpus {
+	var limit, held uint64
+	for _, g := range p.status.Gpus { // each says the same of the node
 		limit = max(limit, g.Swap.GetArenaLimitBytes())
+		taken := g.Swap.GetArenaUsedBytes() + g.Swap.GetArenaReadyBytes()
+		held = max(held, taken-min(taken, g.Swap.GetArenaFileBytes()))
 	}
 	if limit == 0 {
 		return found(pass, "", "off: memory is not promised beyond the GPUs' (--swap-memory)")
 	}
-	var has uint64
-	text, _ := os.ReadFile(p.at("/proc/meminfo"))
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "MemTotal:" {
-			kib, _ := strconv.ParseUint(fields[1], 10, 64)
-			has = kib << 10
-		}
-	}
-	if has != 0 && limit > has*9/10 {
-		return found(warn, "nvshare-scheduler --swap-memory with less", "swapping may pin %s of this host's %s", size(limit), size(has))
+	if most, whose := p.pinnable(held); most != 0 && limit > most/10*9 {
+		return found(warn, "nvshare-scheduler --swap-memory with less", "swapping may pin %s, and %s has %s for it", size(limit), whose, size(most))
 	}
 	return found(pass, "", "at most %s of host memory", size(limit))
 }

@@ -46,6 +46,7 @@ type patient struct {
 	inside  func(dir string) error                       // connects from a container that has this directory
 	smi     func() (string, error)                       // asks the driver about modes
 	plugins func() []string                              // the versions of those that run
+	daemon  int                                          // process id of the scheduler; 0: not known
 	image   string                                       // of programs to come, or its root; "": none
 	mount   func(image string) (dir string, leave func(), err error)
 }
@@ -125,6 +126,9 @@ func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 		p.status, err = c.Status(ctx, &api.StatusRequest{})
 		return err
 	})
+	if p.status != nil {
+		p.daemon = findDaemon(ctx, runDir)
+	}
 	return p
 }
 

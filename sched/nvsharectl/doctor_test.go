@@ -8,6 +8,7 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	stdio "io"
 	"io/fs"
 	"net"
@@ -35,7 +36,9 @@ func host(t *testing.T) *patient {
 	}
 	put("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04\nGCC\n")
 	put("/dev/nvidia-uvm", "")
-	put("/proc/meminfo", "MemTotal: 67108864 kB\n")
+	put("/proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 62914560 kB\nHugePages_Free: 0\nHugepagesize: 2048 kB\n")
+	put("/proc/4711/cgroup", "0::/system.slice/nvshare-scheduler.service\n")
+	put("/sys/fs/cgroup/system.slice/memory.max", "max\n")
 	put("/var/run/nri/nri.sock", "")
 	put("/var/lib/nvshare/lib/current/libnvshare.so", "")
 	put("/run/nvshare/tenant/x", "")
@@ -65,7 +68,7 @@ func host(t *testing.T) *patient {
 	}
 	listenView(t, filepath.Join(root, "run/nvshare"), answer)
 	return &patient{
-		ctx: context.Background(), runDir: "/run/nvshare", root: root, status: r,
+		ctx: context.Background(), runDir: "/run/nvshare", root: root, status: r, daemon: 4711,
 		program: func(string) (string, error) { return "", nil },
 		runtime: func() (string, error) { return "containerd containerd.io v2.1.0 abc", nil },
 		inside:  func(string) error { return nil },
@@ -171,9 +174,13 @@ func TestDoctor(t *testing.T) {
 		"no rights to checkpoint": {func(_ *testing.T, p *patient) {
 			p.status.Gpus[0].Swap, p.status.CheckpointProblem = &api.Swap{ArenaLimitBytes: 1 << 30}, "no CAP_SYS_PTRACE to pass on"
 		}, "checkpoint", warn, "none moves: no CAP_SYS_PTRACE"},
-		"too much to pin": {func(_ *testing.T, p *patient) { p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 63 << 30} }, "swap", warn, "63Gi of this host's 64Gi"},
-		"no status":       {remove("/run/nvshare/status.sock"), "status", warn, "get no status"},
-		"an old runtime":  {func(_ *testing.T, p *patient) { p.runtime = func() (string, error) { return "containerd 1.7.13", nil } }, "runtime", fail, "1.7.13 drops"},
+		"too much to pin": {func(_ *testing.T, p *patient) { p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 56 << 30} }, "swap", warn, "may pin 56Gi, and this host has 60Gi for it"},
+		"too much for the cgroup": {func(t *testing.T, p *patient) {
+			p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 8 << 30}
+			write(t, p, "/sys/fs/cgroup/system.slice/memory.max", "8589934592\n")
+		}, "swap", warn, "may pin 8Gi, and the scheduler's cgroup has 8Gi"},
+		"no status":      {remove("/run/nvshare/status.sock"), "status", warn, "get no status"},
+		"an old runtime": {func(_ *testing.T, p *patient) { p.runtime = func() (string, error) { return "containerd 1.7.13", nil } }, "runtime", fail, "1.7.13 drops"},
 		"NRI is off": {func(t *testing.T, p *patient) {
 			write(t, p, "/etc/containerd/conf.d/99-other.toml", "[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = true\n")
 		}, "nri", warn, "99-other.toml"},
@@ -202,6 +209,33 @@ func TestDoctor(t *testing.T) {
 		all := p.examine()
 		i := slices.IndexFunc(all, func(f finding) bool { return f.Check == tc.check && f.Level == tc.level })
 		if i < 0 || !strings.Contains(all[i].Text, tc.text) || all[i].Fix == "" {
+			t.Errorf("%s: %+v", name, all)
+		}
+	}
+}
+
+// What swapping may pin is compared with what there is to be had: what it has pinned already and
+// huge pages that are reserved count as that.
+func TestDoctorKnowsFreeMemory(t *testing.T) {
+	for name, tc := range map[string]struct {
+		swap   *api.Swap
+		extra  uint64 // huge pages of 2 MiB
+		cgroup string // memory.max of the scheduler's own
+		want   level
+	}{
+		"a part":                  {&api.Swap{ArenaLimitBytes: 50 << 30}, 0, "max", pass},
+		"more than is free":       {&api.Swap{ArenaLimitBytes: 56 << 30}, 0, "max", warn},
+		"and pinned already":      {&api.Swap{ArenaLimitBytes: 56 << 30, ArenaUsedBytes: 10 << 30, ArenaReadyBytes: 5 << 30}, 0, "max", pass},
+		"in files, so not pinned": {&api.Swap{ArenaLimitBytes: 56 << 30, ArenaUsedBytes: 10 << 30, ArenaFileBytes: 10 << 30}, 0, "max", warn},
+		"huge pages":              {&api.Swap{ArenaLimitBytes: 56 << 30}, 10 << 9, "max", pass},
+		"a large cgroup":          {&api.Swap{ArenaLimitBytes: 50 << 30}, 0, "107374182400", pass},
+		"a small cgroup":          {&api.Swap{ArenaLimitBytes: 50 << 30}, 0, "34359738368", warn},
+	} {
+		p := host(t)
+		p.status.Gpus[0].Swap = tc.swap
+		write(t, p, "/proc/meminfo", fmt.Sprintf("MemTotal: 67108864 kB\nMemAvailable: 62914560 kB\nHugePages_Free: %d\nHugepagesize: 2048 kB\n", tc.extra))
+		write(t, p, "/sys/fs/cgroup/system.slice/nvshare-scheduler.service/memory.max", tc.cgroup+"\n")
+		if all := checkSwap(p); len(all) != 1 || all[0].Level != tc.want {
 			t.Errorf("%s: %+v", name, all)
 		}
 	}
@@ -252,6 +286,16 @@ func TestDoctorKnowsItsOwn(t *testing.T) {
 		if f.Level != pass && f.Check != "cdi" {
 			t.Errorf("%+v", f)
 		}
+	}
+}
+
+// The scheduler is who serves the control socket.
+func TestFindDaemon(t *testing.T) {
+	if pid := findDaemon(t.Context(), serve(t, &fake{})); pid != os.Getpid() {
+		t.Errorf("it is %d, want %d", pid, os.Getpid())
+	}
+	if pid := findDaemon(t.Context(), t.TempDir()); pid != 0 {
+		t.Errorf("it is %d, and there is none", pid)
 	}
 }
 
