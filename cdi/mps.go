@@ -17,7 +17,7 @@ const mpsName = "nvidia-cuda-mps-control"
 var mpsSearch = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/nvidia/driver/usr/bin", "/home/kubernetes/bin/nvidia/bin"}
 
 // FindMPSControl returns the path of the driver's MPS control daemon, as this program sees
-// it: among the programs that PATH names, or where the driver is installed.
+// it: among the programs that PATH names, or where the driver is installed, below HostRoot.
 func FindMPSControl(o Options) (string, error) {
 	search := append(filepath.SplitList(os.Getenv("PATH")), mpsSearch...)
 	if o.SimDir != "" {
@@ -29,7 +29,10 @@ func FindMPSControl(o Options) (string, error) {
 	}
 	for _, dir := range search {
 		path := filepath.Join(dir, mpsName)
-		if st, err := os.Stat(path); filepath.IsAbs(path) && err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+		if o.SimDir == "" {
+			path = OnHost(o.HostRoot, path)
+		}
+		if st, err := os.Stat(path); filepath.IsAbs(dir) && err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
 			return path, nil
 		}
 	}

@@ -49,6 +49,7 @@ var checks = []struct {
 	{"apparmor", checkAppArmor},
 	{"mig", checkMIG},
 	{"mps", checkMPS},
+	{"overlap", checkOverlap},
 	{"image", checkImage},
 }
 
@@ -281,32 +282,6 @@ func checkNRI(p *patient) []finding {
 			"%s is missing: pods cannot ask for GPUs; podman, Docker, nerdctl and ctr can", socket)
 	}
 	return found(pass, "", "the container runtime serves NRI")
-}
-
-// checkCheckpoint says whether suspended tenants leave the GPU with their contexts, and whether
-// tenants can move.
-func checkCheckpoint(p *patient) []finding {
-	swaps := false
-	for _, g := range p.status.GetGpus() {
-		swaps = swaps || g.Swap != nil
-	}
-	if !swaps {
-		return nil // nothing is suspended
-	}
-	why := p.status.CheckpointProblem
-	if why == "" {
-		return found(pass, "", "suspended tenants leave the GPU with their contexts, and can move")
-	}
-	fix := "nvshare-checkpoint state 1 tells more; see sched/README.md, Rights for that"
-	switch {
-	case strings.Contains(why, "CAP_SYS_PTRACE") && !p.unit():
-		fix = "start nvshare-scheduler with CAP_SYS_PTRACE"
-	case strings.Contains(why, "CAP_SYS_PTRACE"):
-		fix = "install deployments/systemd/checkpoint.conf of the release into /etc/systemd/system/nvshare-scheduler.service.d, then systemctl daemon-reload and systemctl restart nvshare-scheduler"
-	case strings.Contains(why, "older than 570"):
-		fix = "install a driver of CUDA 12.8 or later"
-	}
-	return found(warn, fix, "suspended tenants keep their contexts, and none moves: %s", why)
 }
 
 func checkSwap(p *patient) []finding {

@@ -44,14 +44,70 @@ func (p *patient) ofDaemon(name string) string {
 	return p.at(fmt.Sprintf("/proc/%d/%s", p.daemon, name))
 }
 
-// pinnable returns how much memory the scheduler can pin, in words too, with what it has pinned
-// already; 0: not known.
+// daemonRoot returns the root of the file system that the scheduler sees: it may run in a
+// container. Only root can look there.
+func (p *patient) daemonRoot() string {
+	if root := p.ofDaemon("root"); isDir(root + "/.") {
+		return root
+	}
+	return p.root
+}
+
+func isDir(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.IsDir()
+}
+
+// rights are what a process may do.
+type rights struct {
+	uid                int // effective
+	effective, ambient uint64
+}
+
+func (r rights) has(capability uint) bool { return r.effective&(1<<capability) != 0 }
+
+// traces tells whether programs that the process starts may trace those of all users.
+func (r rights) traces() bool {
+	if r.uid == 0 {
+		return r.has(unix.CAP_SYS_PTRACE)
+	}
+	return r.ambient&(1<<unix.CAP_SYS_PTRACE) != 0
+}
+
+// rights returns those of the scheduler; false: not known.
+func (p *patient) rights() (r rights, known bool) {
+	status := fieldsIn(p.ofDaemon("status"))
+	if len(status["Uid"]) < 2 || len(status["CapEff"]) < 1 {
+		return r, false
+	}
+	uid, err := strconv.Atoi(status["Uid"][1])
+	if err != nil {
+		return r, false
+	}
+	r.uid = uid
+	if r.effective, err = strconv.ParseUint(status["CapEff"][0], 16, 64); err != nil {
+		return r, false
+	}
+	if len(status["CapAmb"]) > 0 {
+		r.ambient, _ = strconv.ParseUint(status["CapAmb"][0], 16, 64)
+	}
+	return r, true
+}
+
+// pinnable returns how much memory the scheduler can pin, with what it has pinned already, and
+// what bounds that; 0: not known.
 func (p *patient) pinnable(held uint64) (most uint64, whose string) {
-	info := numbersIn(p.at("/proc/meminfo"), 10)
-	if info["MemAvailable"] == 0 {
+	lines := fieldsIn(p.at("/proc/meminfo"))
+	number := func(key string) (n uint64) {
+		if f := lines[key]; len(f) > 0 {
+			n, _ = strconv.ParseUint(f[0], 10, 64)
+		}
+		return n
+	}
+	if number("MemAvailable") == 0 {
 		return 0, ""
 	}
-	most = info["MemAvailable"]<<10 + info["HugePages_Free"]*info["Hugepagesize"]<<10 + held
+	most = number("MemAvailable")<<10 + number("HugePages_Free")*number("Hugepagesize")<<10 + held
 	whose = "this host"
 	if limit, limited := p.cgroupLimit(); limited && limit < most {
 		most, whose = limit, "the scheduler's cgroup"
@@ -77,18 +133,13 @@ func (p *patient) cgroupLimit() (least uint64, limited bool) {
 	}
 }
 
-// numbersIn reads the lines "key: number" of a file of /proc; of several numbers the first
-// counts.
-func numbersIn(path string, base int) map[string]uint64 {
-	numbers := map[string]uint64{}
+// fieldsIn reads the lines "key: field ..." of a file of /proc.
+func fieldsIn(path string) map[string][]string {
+	lines := map[string][]string{}
 	text, _ := os.ReadFile(path)
 	for line := range strings.Lines(string(text)) {
 		key, rest, _ := strings.Cut(line, ":")
-		if fields := strings.Fields(rest); len(fields) > 0 {
-			if n, err := strconv.ParseUint(fields[0], base, 64); err == nil {
-				numbers[key] = n
-			}
-		}
+		lines[key] = strings.Fields(rest)
 	}
-	return numbers
+	return lines
 }

@@ -19,6 +19,7 @@ type level string
 
 const (
 	pass level = "PASS"
+	info level = "INFO" // of what nobody has asked for
 	warn level = "WARN"
 	fail level = "FAIL"
 )
@@ -33,22 +34,24 @@ type finding struct {
 
 // patient is what doctor examines.
 type patient struct {
-	ctx     context.Context
-	runDir  string
-	self    string // path of this program
-	root    string // of the host's file system
-	simGPU  string
-	shim    string                                       // path of the shim
-	status  *api.StatusResponse                          // nil: no scheduler answers
-	whyNot  error                                        // then
-	program func(shim string) (stderr string, err error) // runs a program under the shim
-	runtime func() (version string, err error)           // asks containerd
-	inside  func(dir string) error                       // connects from a container that has this directory
-	smi     func() (string, error)                       // asks the driver about modes
-	plugins func() []string                              // the versions of those that run
-	daemon  int                                          // process id of the scheduler; 0: not known
-	image   string                                       // of programs to come, or its root; "": none
-	mount   func(image string) (dir string, leave func(), err error)
+	ctx        context.Context
+	runDir     string
+	self       string // path of this program
+	root       string // of the host's file system
+	simGPU     string
+	shim       string                                       // path of the shim
+	status     *api.StatusResponse                          // nil: no scheduler answers
+	whyNot     error                                        // then
+	program    func(shim string) (stderr string, err error) // runs a program under the shim
+	runtime    func() (version string, err error)           // asks containerd
+	inside     func(dir string) error                       // connects from a container that has this directory
+	smi        func() (string, error)                       // asks the driver about modes
+	plugins    func() []string                              // the versions of those that run
+	checkpoint func() error                                 // why the driver cannot checkpoint processes
+	uid        int                                          // who asks
+	daemon     int                                          // process id of the scheduler; 0: not known
+	image      string                                       // of programs to come, or its root; "": none
+	mount      func(image string) (dir string, leave func(), err error)
 }
 
 // at returns a path of the host.
@@ -64,9 +67,9 @@ func doctorCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check this host, and say how to mend what does not work",
-		Long: `doctor makes one check a line: PASS, WARN (something does not work that not
-everybody needs) or FAIL, with the command that mends it. Exit status 1: a check has
-failed. With --wait it tries again until none fails.`,
+		Long: `doctor makes one check a line: PASS, INFO (what this host cannot do, and nobody asks for),
+WARN (something does not work that not everybody needs) or FAIL, with the command that
+mends it. Exit status 1: a check has failed. With --wait it tries again until none fails.`,
 		Example: `  sudo nvsharectl doctor
   sudo nvsharectl doctor --wait 60      after an installation
   sudo nvsharectl doctor --image docker.io/pytorch/pytorch
@@ -129,6 +132,7 @@ func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 	if p.status != nil {
 		p.daemon = findDaemon(ctx, runDir)
 	}
+	p.uid, p.checkpoint = os.Geteuid(), p.canCheckpoint()
 	return p
 }
 

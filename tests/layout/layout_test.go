@@ -50,7 +50,7 @@ var rules = map[string][]string{
 	"sched/daemon/timer":       {"sched"},
 	"sched/nvshare-scheduler":  {"sched", "sched/checkpoint", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/store", "sched/daemon/timer", "sched/segments", "sched/journal", "sched/manual", "sched/web", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
 	"sched/web":                {"sched/api"},
-	"sched/nvsharectl":         {"sched/api", "sched/cuda", "sched/manual", "sched/web", "cdi", "cdi/ldcache"},
+	"sched/nvsharectl":         {"sched/api", "sched/checkpoint", "sched/cuda", "sched/manual", "sched/web", "cdi", "cdi/ldcache"},
 }
 
 // standardOnly lists the packages that import nothing but the standard library.
