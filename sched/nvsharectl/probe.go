@@ -28,6 +28,7 @@ const (
 // probed is what the program of doctor test has seen. It prints one line when it is
 // ready, runs when it reads a line, and prints another at the end.
 type probed struct {
+	PID   uint32 `json:"pid"`
 	Total uint64 `json:"total"` // size of the GPU's memory, as the program sees it, bytes
 	Got   uint64 `json:"got"`   // memory, bytes
 	Full  bool   `json:"full"`  // it wanted more memory, and CUDA said out of memory
@@ -79,7 +80,8 @@ func probeCommand(io streams) *cobra.Command {
 
 func (f *probeFlags) run(d *cuda.Driver, ready func(probed) error) (p probed, err error) {
 	var pieces []uint64
-	word := uint32(os.Getpid()) | 1<<31
+	p.PID = uint32(os.Getpid())
+	word := p.PID | 1<<31
 	for p.Got < f.want && !p.Full {
 		at, full, err := d.Alloc(probePiece, word+uint32(len(pieces)))
 		if err != nil && !full {

@@ -45,6 +45,7 @@ type trial struct {
 	shim   string
 	gpu    string
 	time   time.Duration
+	env    []string // of the programs, besides
 	// patience is how long the programs may take beyond that.
 	patience time.Duration
 }
@@ -54,10 +55,11 @@ func trialCommand(root *rootFlags, f *doctorFlags, io streams) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "test",
-		Short: "Run two small programs, and check share, limits and swapping",
+		Short: "Run two small programs, and check shim, share, limits and swapping",
 		Long: `test runs two tenants at the same time for five seconds (--time). One has a core
 limit of 25 % and a memory limit of 256Mi, the other none. The programs themselves say
-what they got. Where memory may be swapped, and the GPU has at most 8Gi (see
+what they got, and the scheduler what their shims hold, and whether the driver lets them
+set time slices and cut kernels. Where memory may be swapped, and the GPU has at most 8Gi (see
 --gpu-memory of nvshare-scheduler), two more programs want more memory than the GPU
 has. Their memory has to move at each turn while they fill and read it, so this part
 may take minutes; the test gives up on a pair of programs 3 minutes after their time.
@@ -90,14 +92,8 @@ in the shares.`,
 }
 
 func (t *trial) run(ctx context.Context) ([]finding, error) {
-	var r *api.StatusResponse
-	if err := call(ctx, t.runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		r, err = c.Status(ctx, &api.StatusRequest{})
-		return err
-	}); err != nil {
-		return nil, err
-	}
-	if err := restrict(r, t.gpu); err != nil {
+	r, err := t.status(ctx)
+	if err != nil {
 		return nil, err
 	}
 	g := r.Gpus[0]
@@ -109,8 +105,10 @@ func (t *trial) run(ctx context.Context) ([]finding, error) {
 	if err != nil {
 		return append(all, finding{Check: "programs", Level: fail, Text: err.Error(), Fix: fix}), nil
 	}
-	all = append(all, judgeShares(free, limited)...)
-	all = append(all, judgeMemory(limited))
+	all = append(all, judgeShims(func() []string { return t.past(ctx) }, free, limited))
+	all = append(all, t.judgeControls(g.Swap != nil, free, limited)...)
+	all = append(all, judgeShares(free.probed, limited.probed)...)
+	all = append(all, judgeMemory(limited.probed))
 	return append(all, t.swapping(ctx, g)), nil
 }
 
@@ -123,7 +121,22 @@ func (t *trial) remedy(uid int) string {
 			words = append(words, "--gpu", t.gpu)
 		}
 	}
-	return (&patient{self: t.self, runDir: t.runDir, simGPU: t.simGPU, shim: t.shim}).sudo(words...)
+	return t.patient().sudo(words...)
+}
+
+func (t *trial) patient() *patient {
+	return &patient{self: t.self, runDir: t.runDir, simGPU: t.simGPU, shim: t.shim}
+}
+
+// status is what the scheduler says of the GPU.
+func (t *trial) status(ctx context.Context) (r *api.StatusResponse, err error) {
+	if err := call(ctx, t.runDir, func(ctx context.Context, c *api.Conn) (err error) {
+		r, err = c.Status(ctx, &api.StatusRequest{})
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	return r, restrict(r, t.gpu)
 }
 
 func busyOthers(g *api.GPU) []finding {
@@ -213,19 +226,17 @@ func (t *trial) swapping(ctx context.Context, g *api.GPU) finding {
 
 // pair runs two programs at the same time, which want so much memory; the terms are the
 // second one's.
-func (t *trial) pair(ctx context.Context, first, second uint64, terms ...string) (a, b probed, err error) {
+func (t *trial) pair(ctx context.Context, first, second uint64, terms ...string) (a, b *program, err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.time+t.patience)
 	defer cancel()
-	pa, err := t.start(ctx, "doctor-a", first)
-	if err != nil {
-		return a, b, err
+	if a, err = t.start(ctx, "doctor-a", first); err != nil {
+		return nil, nil, err
 	}
-	defer pa.end()
-	pb, err := t.start(ctx, "doctor-b", second, terms...)
-	if err != nil {
-		return a, b, err
+	defer a.end()
+	if b, err = t.start(ctx, "doctor-b", second, terms...); err != nil {
+		return nil, nil, err
 	}
-	defer pb.end()
+	defer b.end()
 	began := time.Now()
 	late := func(err error, doing string) error {
 		if ctx.Err() == nil {
@@ -233,28 +244,34 @@ func (t *trial) pair(ctx context.Context, first, second uint64, terms ...string)
 		}
 		return fmt.Errorf("the programs did not finish in %v, when they had to %s", time.Since(began).Round(time.Second), doing)
 	}
-	for _, p := range []*program{pa, pb} {
-		if _, err := p.report(); err != nil {
-			return a, b, late(err, "take their memory")
+	both := []*program{a, b}
+	for _, p := range both {
+		if err := p.report(); err != nil {
+			return nil, nil, late(err, "take their memory")
 		}
 	}
 	// Both are ready, so their times are the same.
-	for _, p := range []*program{pa, pb} {
+	for _, p := range both {
 		if _, err := p.in.Write([]byte("\n")); err != nil {
-			return a, b, err
+			return nil, nil, err
 		}
 	}
-	if a, err = pa.report(); err != nil {
-		return a, b, late(err, "work and read their memory")
+	if err := t.look(ctx, time.Now().Add(t.time*3/4), both...); err != nil {
+		return nil, nil, err
 	}
-	if b, err = pb.report(); err != nil {
-		return a, b, late(err, "work and read their memory")
+	for _, p := range both {
+		if err := p.report(); err != nil {
+			return nil, nil, late(err, "work and read their memory")
+		}
 	}
 	return a, b, nil
 }
 
 // program is a probe that runs as a tenant of its own.
 type program struct {
+	name string
+	probed
+	known  known
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	out    *bufio.Reader
@@ -268,8 +285,8 @@ func (t *trial) start(ctx context.Context, name string, want uint64, terms ...st
 	}
 	args = append(args, terms...)
 	args = append(args, "--", t.self, "doctor", "probe", "--time", t.time.String(), "--bytes", fmt.Sprint(want))
-	p := &program{cmd: exec.CommandContext(ctx, t.self, args...)}
-	p.cmd.Env = os.Environ()
+	p := &program{name: name, cmd: exec.CommandContext(ctx, t.self, args...)}
+	p.cmd.Env = append(os.Environ(), t.env...)
 	if t.simGPU != "" {
 		p.cmd.Env = append(p.cmd.Env, "NVSHARE_SIMGPU_DIR="+filepath.Join(t.simGPU, "run"), "LD_LIBRARY_PATH="+filepath.Join(t.simGPU, "lib"))
 	}
@@ -290,7 +307,8 @@ func (t *trial) start(ctx context.Context, name string, want uint64, terms ...st
 }
 
 // report reads what the program says next.
-func (p *program) report() (said probed, err error) {
+func (p *program) report() error {
+	var said probed
 	line, err := p.out.ReadBytes('\n')
 	if err == nil {
 		err = json.Unmarshal(line, &said)
@@ -306,12 +324,13 @@ func (p *program) report() (said probed, err error) {
 		case text != "":
 			err = fmt.Errorf("%w: %s", err, text)
 		}
-		return said, fmt.Errorf("a program of the test has failed: %w", err)
+		return fmt.Errorf("a program of the test has failed: %w", err)
 	}
 	if said.Error != "" {
-		return said, errors.New(said.Error)
+		return errors.New(said.Error)
 	}
-	return said, nil
+	p.probed = said
+	return nil
 }
 
 func (p *program) end() {

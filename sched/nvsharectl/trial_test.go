@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -57,6 +58,107 @@ func TestTrialJudges(t *testing.T) {
 	} {
 		if f := tr.swapping(t.Context(), &api.GPU{Swap: tc.swap}); f.Level != tc.want {
 			t.Errorf("%s: %+v", name, f)
+		}
+	}
+}
+
+// While the programs of the test run, the scheduler says what their shims hold, and what the
+// driver lets them do.
+func TestTrialAsksTheScheduler(t *testing.T) {
+	self := filepath.Join(t.TempDir(), "nvsharectl")
+	if err := os.WriteFile(self, []byte(`#!/bin/sh
+case "$*" in *doctor-a*) pid=4711;; *) pid=4712;; esac
+if [ -n "$NVSHARE_DEBUG" ]; then
+	echo "nvshare[$pid]: not interposed: cuLaunchKernel by dlsym" >&2
+	echo "nvshare[$pid]: not interposed: cuMemcpyAsync by cuGetProcAddress" >&2
+	echo "nvshare[$pid]: interposed 40 entry points, 2 lead past the shim" >&2
+fi
+echo '{"pid":'$pid'}'
+read line
+sleep 0.3
+echo '{"pid":'$pid',"kernels":2500,"seconds":5}'
+`), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	works := &api.Controls{Slices: "works", Channels: "works", Driver: "580.159.04", Listed: true}
+	of := func(slices, channels string) *api.Controls {
+		return &api.Controls{Slices: slices, Channels: channels, Driver: "575.1"}
+	}
+	answer := func(change func(a, b *api.Client, r *api.StatusResponse)) *api.StatusResponse {
+		a, b := &api.Client{Pid: 4711, Interposed: 42, Connected: true}, &api.Client{Pid: 4712, Interposed: 42, Connected: true}
+		r := &api.StatusResponse{Gpus: []*api.GPU{{Uuid: "GPU-1", Clients: []*api.Client{a, {Pid: 1, Bypassed: 9, Controls: of("driver refused", "driver refused")}, b}}}}
+		change(a, b, r)
+		return r
+	}
+	type want struct {
+		check string
+		level level
+		text  string
+	}
+	const known = "42 entry points interposed, none bypassed"
+	for name, tc := range map[string]struct {
+		change func(a, b *api.Client, r *api.StatusResponse)
+		want   []want
+	}{
+		"all is well": {func(a, b *api.Client, _ *api.StatusResponse) { a.Controls, b.Controls = works, works }, []want{
+			{"shim", pass, known},
+			{"controls", pass, "time slices: works (seen with driver 580.159.04): tenants can share the GPU by its time slices"},
+			{"controls", pass, "channels off and on: works (seen with driver 580.159.04): a kernel that goes on beyond its turn is cut"},
+		}},
+		"another driver": {func(a, b *api.Client, _ *api.StatusResponse) { a.Controls, b.Controls = of("works", "works"), works }, []want{
+			{"controls", pass, "time slices: works (tried with driver 575.1): "},
+		}},
+		"while memory is swapped": {func(a, b *api.Client, r *api.StatusResponse) {
+			a.Controls, b.Controls, r.Gpus[0].Swap = works, works, &api.Swap{}
+		}, []want{
+			{"controls", pass, "is cut, but not while memory is swapped"},
+		}},
+		"bypassed": {func(a, b *api.Client, _ *api.StatusResponse) { b.Interposed, b.Bypassed = 40, 2 }, []want{
+			{"shim", fail, "doctor-b (pid 4712): 2 of 42 entry points lead past the shim: cuLaunchKernel by dlsym, cuMemcpyAsync by cuGetProcAddress"},
+			{"controls", info, "time slices: not tried"},
+			{"controls", info, "channels off and on: not tried"},
+		}},
+		"not known": {func(a, _ *api.Client, r *api.StatusResponse) {
+			a.Pid, a.Interposed = 4713, 0
+			r.Unmanaged = []*api.Unmanaged{{Pid: 4711}}
+		}, []want{
+			{"shim", fail, "doctor-a (pid 4711): not known to the scheduler, and uses the GPU without nvshare"},
+		}},
+		"without a proof": {func(a, _ *api.Client, _ *api.StatusResponse) { a.Interposed = 0 }, []want{
+			{"shim", fail, "doctor-a (pid 4711): its shim holds no entry point"},
+		}},
+		"refused and faked": {func(a, b *api.Client, _ *api.StatusResponse) {
+			a.Controls, b.Controls = of("driver refused", "driver fakes it"), of("driver refused", "driver fakes it")
+		}, []want{
+			{"controls", warn, "time slices: driver refused (driver 575.1): tenants take turns"},
+			{"controls", warn, "channels off and on: driver fakes it (driver 575.1): a kernel that runs for seconds holds the GPU for seconds"},
+		}},
+		"unseen in one": {func(a, b *api.Client, _ *api.StatusResponse) {
+			a.Controls, b.Controls = works, of("no channels seen", "not tried")
+		}, []want{
+			{"controls", warn, "time slices: works in doctor-a, no channels seen in doctor-b (driver 575.1): tenants take turns"},
+			{"controls", pass, "channels off and on: works in doctor-a, not tried in doctor-b"},
+		}},
+	} {
+		bare := answer(func(*api.Client, *api.Client, *api.StatusResponse) {})
+		f := &fake{status: bare, later: []*api.StatusResponse{bare, answer(tc.change)}}
+		tr := &trial{self: self, runDir: serve(t, f), gpu: firstGPU, time: 250 * time.Millisecond, patience: time.Minute}
+		switch name {
+		case "not known":
+			f.later = f.later[1:]
+		case "while memory is swapped":
+			bare.Gpus[0].Swap = &api.Swap{}
+		}
+		all, err := tr.run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, w := range tc.want {
+			if !slices.ContainsFunc(all, func(f finding) bool {
+				return f.Check == w.check && f.Level == w.level && strings.Contains(f.Text, w.text) && (f.Fix != "") == (w.level != pass)
+			}) {
+				t.Errorf("%s: no %+v in %+v", name, w, all)
+			}
 		}
 	}
 }

@@ -61,7 +61,7 @@ func TestDoctorTest(t *testing.T) {
 		t.Logf("%s %s: %s", f.Level, f.Check, f.Text)
 		found[f.Check] = f.Level
 	}
-	for _, check := range []string{"memory", "swap"} {
+	for _, check := range []string{"shim", "controls", "memory", "swap"} {
 		if found[check] != "PASS" {
 			t.Errorf("%s: %q", check, found[check])
 		}
