@@ -42,8 +42,7 @@ func checkOverlap(p *patient) []finding {
 		return info
 	}
 	if _, err := cdi.FindMPSControl(cdi.Options{SimDir: p.simGPU, HostRoot: p.daemonRoot()}); err != nil {
-		why, _, _ := strings.Cut(err.Error(), ": ")
-		return found(worse(anybody), "install the driver's MPS programs where the scheduler sees them", "no overlap group can run: %s", why)
+		return found(worse(anybody), "install the driver's MPS programs where the scheduler sees them", "no overlap group can run: the scheduler finds no nvidia-cuda-mps-control")
 	}
 	r, known := p.rights()
 	if !known {
@@ -70,8 +69,11 @@ func checkOverlap(p *patient) []finding {
 	if r.uid != 0 && r.uid == p.uid && !inContainers { // those are the ones that this user has
 		return found(pass, "", can, what, why)
 	}
-	fix := p.giveRights("overlap-groups.conf", "overlap-groups", "overlapGroups.enabled", "start nvshare-scheduler as root, with "+strings.Join(append(missing, "CAP_SYS_ADMIN"), ", "))
-	return found(worse(inContainers), fix, can, what, why)
+	command := "start nvshare-scheduler as root"
+	if r.uid == 0 {
+		command = "start nvshare-scheduler with " + strings.Join(append(missing, "CAP_SYS_ADMIN"), ", ")
+	}
+	return found(worse(inContainers), p.giveRights("overlap-groups.conf", "overlap-groups", "overlapGroups.enabled", command), can, what, why)
 }
 
 // wantOverlap tells whether a container, and whether anybody, is to be in an overlap group.
@@ -96,7 +98,7 @@ func wantOverlap(r *api.StatusResponse) (inContainers, anybody bool) {
 // checkCheckpoint says whether suspended tenants leave the GPU with their contexts, and whether
 // tenants can move.
 func checkCheckpoint(p *patient) []finding {
-	if p.status == nil {
+	if len(p.status.GetGpus()) == 0 {
 		return nil
 	}
 	if !slices.ContainsFunc(p.status.Gpus, func(g *api.GPU) bool { return g.Swap != nil }) {
@@ -117,7 +119,8 @@ func (p *patient) couldCheckpoint() []finding {
 		err = errors.New("the scheduler has no CAP_SYS_PTRACE to pass on, so only processes of its user could leave")
 	}
 	if err != nil {
-		return found(info, p.fixCheckpoint(err.Error()), "with --swap-memory, suspended tenants would keep their contexts, and none would move: %v", err)
+		why, _, _ := strings.Cut(err.Error(), "\n") // one line of each place where the driver is not
+		return found(info, p.fixCheckpoint(why), "with --swap-memory, suspended tenants would keep their contexts, and none would move: %s", why)
 	}
 	return found(pass, "", "the driver can checkpoint processes: with --swap-memory, suspended tenants would leave the GPU with their contexts, and could move")
 }

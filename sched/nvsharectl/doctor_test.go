@@ -260,11 +260,11 @@ func TestDoctorTellsOfFeatures(t *testing.T) {
 		text, fix string
 	}{
 		"all":    {func(*patient) {}, "overlap", pass, "overlap groups can run, also of containers", ""},
-		"no MPS": {func(p *patient) { _ = os.Remove(p.root + "/usr/bin/nvidia-cuda-mps-control") }, "overlap", info, "no nvidia-cuda-mps-control in", "where the scheduler sees them"},
+		"no MPS": {func(p *patient) { _ = os.Remove(p.root + "/usr/bin/nvidia-cuda-mps-control") }, "overlap", info, "the scheduler finds no nvidia-cuda-mps-control", "where the scheduler sees them"},
 		"no MPS, and asked for": {func(p *patient) {
 			_ = os.Remove(p.root + "/usr/bin/nvidia-cuda-mps-control")
 			asks(p, &api.Container{Engine: runEngine})
-		}, "overlap", warn, "no nvidia-cuda-mps-control in", "where the scheduler sees them"},
+		}, "overlap", warn, "the scheduler finds no nvidia-cuda-mps-control", "where the scheduler sees them"},
 		"a user of its own": {func(p *patient) { write(t, p, "/proc/4711/status", service) }, "overlap", info, "user 998 outside containers", "as root"},
 		"under systemd":     {func(p *patient) { write(t, p, "/proc/4711/status", service); write(t, p, "/run/systemd/system/x", "") }, "overlap", info, "user 998 outside containers", "overlap-groups.conf"},
 		"in a pod": {func(p *patient) {
@@ -287,6 +287,9 @@ func TestDoctorTellsOfFeatures(t *testing.T) {
 		"the driver is old": {func(p *patient) {
 			p.checkpoint = func() error { return errors.New("it is older than 570 (CUDA 12.8)") }
 		}, "checkpoint", info, "older than 570", "CUDA 12.8 or later"},
+		"no driver": {func(p *patient) {
+			p.checkpoint = func() error { return errors.New("load the driver's library: a\nb") }
+		}, "checkpoint", info, "would move: load the driver's library: a", "state 1 tells more"},
 		"no program": {func(p *patient) { p.checkpoint = func() error { return checkpoint.ErrNone } }, "checkpoint", info, "nvshare-checkpoint is not there", "nvsharectl install"},
 		"no rights":  {func(p *patient) { write(t, p, "/proc/4711/status", service) }, "checkpoint", info, "no CAP_SYS_PTRACE", "with CAP_SYS_PTRACE"},
 		"no rights in a pod": {func(p *patient) {
