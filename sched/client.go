@@ -207,7 +207,9 @@ func (c *GPU) request(cl *client) {
 
 // unqueue takes a client out of its tenant's queue, if it waits.
 func (c *GPU) unqueue(cl *client) {
-	cl.later = false
+	if cl.later || cl.in == &cl.tenant.queue {
+		cl.later, cl.idleSince = false, c.now
+	}
 	if cl.in != &cl.tenant.queue {
 		return
 	}

@@ -216,7 +216,7 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 	c.become(g, over)
 	r.Moved = g.move.took
 	cl.held += held
-	cl.grant = nil
+	cl.grant, cl.idleSince = nil, c.now
 	c.releasedMemory(cl, r.Moved)
 	cl.want = false
 	if t.seat != nil {
