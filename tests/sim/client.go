@@ -37,21 +37,32 @@ type client struct {
 	blockedSince sched.Time // when waiting began that is not its own fault
 	blocked      bool
 
-	reports  bool // now and then
-	reported int  // bursts up to the latest report
-	told     int  // of these calls, by releases
+	reports  bool       // now and then
+	reported int        // bursts up to the latest report
+	told     int        // of these calls, by releases
+	counted  int        // and by the latest statistics
+	lately   sched.Time // when those were sent
 
-	mem   memory
-	known bool // it was attached before
+	mem      memory
+	idleFrom sched.Time // when it had the GPU last
+	known    bool       // it was attached before
+	program  int        // which one the process runs
 }
 
 func (w *world) spawn(slot int) {
 	w.lastID++
 	c := &client{w: w, id: w.lastID, slot: slot, alive: true, page: &page{}, hostile: w.chance(w.faults.hostile)}
 	c.tenant = w.tenantOf[slot]
-	c.allocates()
 	w.client[slot] = c
 	w.byID[c.id], w.joined[c.id] = c, c.tenant
+	c.begin()
+}
+
+// begin is a program's start.
+func (c *client) begin() {
+	w := c.w
+	c.idleFrom = w.now
+	c.allocates()
 	c.later(w.duration(0, 20*time.Millisecond), c.connect)
 	c.later(w.duration(0, 20*time.Millisecond), c.work)
 	if c.hostile {
@@ -59,9 +70,17 @@ func (w *world) spawn(slot int) {
 	}
 }
 
-// later calls do in this process, which may be stopped or dead by then.
+// later calls do in this process, which may be stopped or dead by then, or run another
+// program.
 func (c *client) later(d time.Duration, do func()) {
-	c.w.after(d, func() { c.run(do) })
+	program := c.program
+	c.w.after(d, func() {
+		c.run(func() {
+			if c.program == program {
+				do()
+			}
+		})
+	})
 }
 
 func (c *client) run(do func()) {
@@ -90,7 +109,7 @@ func (c *client) connect() {
 		c.later(c.w.duration(5*time.Millisecond, 50*time.Millisecond), c.connect)
 		return
 	}
-	c.conn = &conn{c: c}
+	c.conn = &conn{c: c, again: c.known}
 	held := max(c.local, c.closing)
 	if held == 0 {
 		c.w.judge.drained(c)
@@ -194,7 +213,7 @@ func (c *client) onRevoke(epoch sched.Epoch) {
 			return // the page was faster than this frame: it gave that back since
 		}
 		// never opened
-		c.released = epoch
+		c.released, c.idleFrom = epoch, c.w.now
 		c.w.judge.drained(c)
 		c.send(sched.Release{Client: c.id, Epoch: epoch, Reason: sched.Revoked})
 		c.requested = false
@@ -239,7 +258,7 @@ func (c *client) drain(epoch sched.Epoch, why sched.Reason) {
 	c.note("closes its gate, drains for %v", drain)
 	c.later(drain, func() {
 		c.released, c.closing = c.closing, 0
-		c.blockedSince = c.w.now
+		c.blockedSince, c.idleFrom = c.w.now, c.w.now
 		c.w.judge.drained(c)
 		c.cut = cut
 		c.send(sched.Release{Client: c.id, Epoch: c.released, Reason: why, Preempted: cut, Calls: uint64(c.burst - c.told)})
@@ -301,6 +320,10 @@ func (c *client) sayHow() {
 	if c.local != 0 && c.attached {
 		c.send(u)
 	}
+	if c.attached && c.counted != c.burst && c.w.now.Sub(c.lately) >= statsEvery {
+		c.counted, c.lately = c.burst, c.w.now
+		c.send(sched.Called{Client: c.id})
+	}
 }
 
 // Work.
@@ -348,6 +371,9 @@ func (c *client) pass() {
 		if c.w.chance(0.3) {
 			pause = c.w.duration(0, 100*time.Millisecond)
 		}
+		if c.w.chance(c.w.mem.sleeps) {
+			pause = c.w.duration(0, 6*sched.MinSuspendAfter)
+		}
 		c.later(pause, c.work)
 		c.idle()
 	})
@@ -383,6 +409,8 @@ func (c *client) fate() {
 	switch {
 	case w.chance(w.faults.kill):
 		c.later(w.duration(0, 20*time.Millisecond), c.die)
+	case w.chance(w.faults.exec):
+		c.later(w.duration(0, 20*time.Millisecond), c.exec)
 	case w.chance(w.faults.stop):
 		c.later(w.duration(0, 20*time.Millisecond), func() {
 			w.report.Stops++
@@ -410,6 +438,9 @@ func (c *client) die() {
 	w := c.w
 	w.report.Deaths++
 	c.note("dies")
+	if w.chance(0.3) {
+		c.leave()
+	}
 	c.hangUp()
 	c.alive = false
 	w.judge.drained(c)
@@ -420,6 +451,28 @@ func (c *client) die() {
 		w.daemon.gone(id)
 	})
 	w.after(w.duration(0, 100*time.Millisecond), func() { w.spawn(c.slot) })
+}
+
+// leave gives back what a process has that ends in good order.
+func (c *client) leave() {
+	switch {
+	case !c.attached || c.closing != 0 || c.busy:
+	case c.local != 0:
+		c.w.judge.drained(c)
+		c.send(sched.Release{Client: c.id, Epoch: c.local, Reason: sched.Exit, Calls: uint64(c.burst - c.told)})
+	default:
+		c.send(sched.Withdraw{Client: c.id})
+	}
+}
+
+// exec has the process run another program: its connection ends, and with its address space
+// all that it had on the GPU.
+func (c *client) exec() {
+	c.note("runs another program")
+	c.hangUp()
+	*c = client{w: c.w, id: c.id, slot: c.slot, alive: true, stopped: c.stopped, hostile: c.hostile, tenant: c.tenant, page: &page{}, program: c.program + 1}
+	c.w.judge.drained(c)
+	c.begin()
 }
 
 // annoy sends what an honest client would not: requests again, and releases of

@@ -21,6 +21,7 @@ type page struct {
 // when an end is closed by the daemon is lost.
 type conn struct {
 	c        *client
+	again    bool       // the program was attached before
 	up, down sched.Time // when the latest frame each way arrives
 	closed   bool       // by the daemon
 }
@@ -36,6 +37,7 @@ type daemon struct {
 	mode           sched.Mode
 	tuning         sched.Tuning
 	swapShare      int
+	bytes          uint64                    // of the GPU, as the driver tells
 	promised       map[sched.ClientID]uint64 // as it was recorded, see memory.go
 
 	// Does not. core is nil while the daemon is down.
@@ -45,10 +47,14 @@ type daemon struct {
 	conns     map[sched.ClientID]*conn
 	pages     map[sched.ClientID]*page
 	timer     sched.Time // of the tick that is under way; 0: none
+	restored  map[sched.ClientID]bool
 
-	// Memory, see memory.go.
-	node   *sched.Node
-	arenas map[sched.ClientID]uint64
+	// Memory, see memory.go and suspend.go.
+	node    *sched.Node
+	arenas  map[sched.ClientID]uint64
+	late    bool                    // how much memory the GPU has is not known yet
+	keptOff map[sched.ClientID]bool // clients of tenants that depart; whether they want the GPU
+	departs *tenant
 }
 
 func (d *daemon) start() {
@@ -56,7 +62,10 @@ func (d *daemon) start() {
 	d.conns = map[sched.ClientID]*conn{}
 	d.pages = map[sched.ClientID]*page{}
 	d.timer = 0
+	d.restored = map[sched.ClientID]bool{}
+	d.departs, d.keptOff = nil, map[sched.ClientID]bool{}
 	d.node = sched.NewNode()
+	d.late = d.w.mem.limits && d.persisted.Holders == [len(d.persisted.Holders)]sched.Holder{} && len(d.promised) == 0 && d.w.chance(0.3)
 	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch, Intact: true, Node: d.node, Memory: d.memoryConfig()})
 	if d.w.trace != nil {
 		d.w.note("daemon", text(fmt.Sprintf("starts with %v, mode %v", d.persisted, d.mode)))
@@ -73,6 +82,7 @@ func (d *daemon) start() {
 				r.Tenant, r.Gang, r.Overlap = c.tenant.name, c.tenant.share.Gang, c.tenant.share.Overlap
 			}
 			d.w.judge.restored(r)
+			d.restored[c.id] = true
 			d.step(r)
 		}
 	}
@@ -84,9 +94,15 @@ func (d *daemon) crash() {
 	d.w.report.Crashes++
 	d.core = nil
 	for _, c := range d.w.client {
-		if c != nil && d.conns[c.id] != nil {
-			d.conns[c.id].closed = true
-			c.endOfFile(d.conns[c.id])
+		if c == nil {
+			continue
+		}
+		if k := d.conns[c.id]; k != nil {
+			k.closed = true
+		}
+		if k := c.conn; k != nil { // perhaps its ATTACH has not arrived yet
+			k.closed = true
+			c.endOfFile(k)
 		}
 	}
 	if d.w.chance(0.2) {
@@ -104,6 +120,8 @@ func (d *daemon) step(ev sched.Event) {
 	}
 	w.report.Steps++
 	w.note("event", ev)
+	w.report.count(ev)
+	w.judge.wants(ev)
 	d.before(ev)
 	acts := d.core.Step(w.now, ev)
 	// A broken invariant rarely mends itself, and to check them costs more
@@ -244,7 +262,7 @@ func (d *daemon) receive(k *conn, ev sched.Event) {
 	id := k.c.id
 	attach, ok := ev.(sched.Attach)
 	if !ok {
-		if d.conns[id] == k {
+		if d.conns[id] == k && !d.keeps(ev) {
 			d.w.judge.asks(ev)
 			d.step(ev)
 		}
@@ -264,13 +282,23 @@ func (d *daemon) receive(k *conn, ev sched.Event) {
 			}
 		}
 	}
+	if !k.again && (d.pages[id] != nil || d.restored[id]) {
+		d.replaced(id)
+		if d.core == nil {
+			return
+		}
+	}
 	d.conns[id] = k
 	d.pages[id] = &page{}
 	d.w.judge.attaches(k.c)
 	if t := k.c.tenant; t != nil {
 		attach.Tenant, attach.Share = t.name, t.share
 	}
-	attach.CanMove, attach.Again = k.c.mem.canMove, k.c.known
+	attach.CanMove, attach.Again = k.c.mem.canMove, k.again
+	if t := k.c.tenant; t != nil && t == d.departs {
+		d.keptOff[id] = attach.Want
+		attach.Want = false
+	}
 	d.step(attach)
 }
 

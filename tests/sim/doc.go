@@ -3,7 +3,8 @@
 // Package sim runs the scheduler core in virtual time against models of its
 // surroundings: clients that behave as the shim does, or worse; the frames and pages
 // between; a daemon that crashes between any two actions; an operator who changes
-// shares, modes and times; and a machine that is suspended. Some tenants are gangs, and
+// shares, modes and times, suspends tenants, and has them leave for another GPU; and a
+// machine that is suspended. Some tenants are gangs, and
 // in some worlds clients have more memory than the GPU and move it. One seed decides
 // everything, so a failure is repeated by running its seed again.
 //

@@ -25,6 +25,10 @@ type judge struct {
 	has    map[sched.ClientID]uint64     // granted by RESERVED
 	asked  map[sched.ClientID]sched.Time // since when an answer is owed
 	forced map[sched.ClientID]bool       // has reserved by force
+
+	// See suspend.go; in this life of the daemon, too.
+	withdrew map[sched.ClientID]bool       // and has not asked since
+	owed     map[sched.ClientID]sched.Time // was resumed then, and was granted nothing since
 }
 
 // grant is the latest one of a client.
@@ -57,6 +61,7 @@ func (j *judge) restarted() {
 	}
 	j.w.changed()
 	j.has, j.asked, j.forced = map[sched.ClientID]uint64{}, map[sched.ClientID]sched.Time{}, map[sched.ClientID]bool{}
+	j.withdrew, j.owed = map[sched.ClientID]bool{}, map[sched.ClientID]sched.Time{}
 	j.holdOff = 0
 	if d.persisted.Unrecorded {
 		j.holdOff = j.w.now.Add(d.quantum + d.grace)
@@ -121,6 +126,10 @@ func (j *judge) granted(a sched.Grant) {
 		j.w.fail("%v: that epoch was used before", a)
 	}
 	j.used[a.Epoch] = true
+	if j.withdrew[a.Client] && j.w.gangOf(a.Client) == "" {
+		j.w.fail("%v, and its client wants nothing any more", a)
+	}
+	delete(j.owed, a.Client)
 	delete(j.fenced, j.w.byID[a.Client])
 	j.ended(a.Client)
 	j.grants[a.Client] = grant{concurrent: a.Concurrent, latency: a.Latency || a.Beside, beside: a.Beside, shared: a.Shared, gang: j.w.gangOf(a.Client), overlap: j.overlap, counts: true}
@@ -266,6 +275,14 @@ func (j *judge) checkStarvation() {
 		}
 		if wait, bound := j.w.now.Sub(max(c.blockedSince, j.w.stable)), j.patience(c); wait > bound && !j.spoilt(c) {
 			j.w.fail("client %d waits for %v, more than %v", c.id, wait, bound)
+		}
+	}
+	for _, c := range j.w.client {
+		if c == nil || j.owed[c.id] == 0 || !c.attached {
+			continue
+		}
+		if wait, bound := j.w.now.Sub(max(j.owed[c.id], c.idleFrom, j.w.stable)), j.patience(c); wait > bound && !j.spoilt(c) {
+			j.w.fail("client %d was resumed %v ago, and has not been granted, within %v", c.id, wait, bound)
 		}
 	}
 }

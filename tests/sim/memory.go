@@ -32,6 +32,9 @@ type memoryWorld struct {
 	capacity uint64 // of the GPU where memory is swapped; 0: it is not
 	arena    uint64 // host memory for what is away; 0: without bounds
 	exports  bool   // clients make memory unmovable at times
+
+	suspendAfter time.Duration // of all tenants that have no time of their own
+	sleeps       float64       // odds that a client pauses for long
 }
 
 // memory is what one client has.
@@ -61,7 +64,11 @@ func (w *world) newMemory() {
 	if w.chance(0.3) {
 		w.mem.arena = 100 + w.rng.Uint64N(200)
 	}
-	w.daemon.swapShare = []int{0, 50}[w.rng.IntN(2)]
+	w.daemon.swapShare = swapShares[w.rng.IntN(len(swapShares))]
+	if w.chance(0.5) {
+		w.mem.suspendAfter = sched.MinSuspendAfter
+	}
+	w.mem.sleeps = []float64{0, 0.01}[w.rng.IntN(2)]
 }
 
 // newLimit chooses a tenant's memory limit and mode.
@@ -72,6 +79,9 @@ func (w *world) newLimit(t *tenant) sched.SetTenantMemory {
 	}
 	if w.chance(0.1) {
 		ev.Keep = sched.Resident
+	}
+	if w.chance(0.5) {
+		ev.SuspendAfter = []time.Duration{-1, 1, 2}[w.rng.IntN(3)] * sched.MinSuspendAfter
 	}
 	return ev
 }
@@ -377,6 +387,7 @@ func (d *daemon) gone(id sched.ClientID) {
 	d.w.judge.forget(id)
 	delete(d.arenas, id)
 	delete(d.promised, id)
+	delete(d.keptOff, id)
 	d.step(sched.Gone{Client: id})
 }
 
@@ -384,7 +395,14 @@ func (d *daemon) gone(id sched.ClientID) {
 
 // memoryConfig is what a daemon starts with.
 func (d *daemon) memoryConfig() sched.Memory {
-	return sched.Memory{Bytes: gpuMemory, Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity, StallAfter: stallAfter, SuspendAfter: sched.MinSuspendAfter}
+	if d.late {
+		return sched.Memory{}
+	}
+	return d.wholeMemory()
+}
+
+func (d *daemon) wholeMemory() sched.Memory {
+	return sched.Memory{Bytes: d.bytes, Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity, StallAfter: stallAfter, SuspendAfter: d.w.mem.suspendAfter}
 }
 
 // startMemory tells a new core what was set and recorded before.
@@ -402,23 +420,36 @@ func (d *daemon) startMemory() {
 			d.step(t.memory)
 		}
 	}
+	if d.late {
+		d.late = false
+		ev := sched.SetGPUMemory{Bytes: d.bytes}
+		if m := d.wholeMemory(); m.Swap {
+			ev.Swap = &m
+		}
+		d.step(ev)
+	}
 	for _, c := range w.client {
-		if c == nil || d.promised[c.id] == 0 || w.chance(0.1) { // it was not recorded yet
+		if c == nil || d.core == nil || d.promised[c.id] == 0 || w.chance(0.1) { // it was not recorded yet
 			continue
 		}
 		r := sched.RestoreMemory{Client: c.id, CanMove: c.mem.canMove, Bytes: d.promised[c.id], Gang: w.gangOf(c.id)}
 		if c.tenant != nil {
 			r.Tenant = c.tenant.name
 		}
+		d.restored[c.id] = true
 		d.step(r)
 	}
 }
 
 // before is for what a core has to know before an event.
 func (d *daemon) before(ev sched.Event) {
-	if !d.core.AsksHost(ev) {
-		return
+	if d.core.AsksHost(ev) {
+		d.observeHost()
 	}
+}
+
+// observeHost tells the core how much host memory there is.
+func (d *daemon) observeHost() {
 	sum := uint64(0)
 	for _, n := range d.arenas {
 		sum += n
@@ -442,9 +473,13 @@ func (d *daemon) performMemory(a sched.Action) bool {
 		w.judge.reserved(a)
 		d.send(a.Client, func(c *client) { c.onReserved(a) })
 	case sched.ArenaWanted:
-		run := d.run
+		run, c := d.run, w.byID[a.Client]
+		if c == nil {
+			break
+		}
+		program := c.program
 		w.after(w.latency(), func() {
-			if d.run == run && d.core != nil && w.byID[a.Client] != nil {
+			if d.run == run && d.core != nil && w.byID[a.Client] == c && c.program == program {
 				d.arenas[a.Client] = max(d.arenas[a.Client], a.Bytes)
 				d.step(sched.ArenaChanged{Client: a.Client, Bytes: d.arenas[a.Client]})
 			}
@@ -455,7 +490,12 @@ func (d *daemon) performMemory(a sched.Action) bool {
 		w.report.Stalls++
 	case sched.Stranded:
 		w.report.Stranded++
-	case sched.LimitsChanged, sched.Suspended, sched.SwapDone, sched.ArenaFound:
+	case sched.Suspended:
+		if a.Idle {
+			w.report.Idle++
+			w.judge.idle(a.Client)
+		}
+	case sched.LimitsChanged, sched.SwapDone, sched.ArenaFound:
 	default:
 		return false
 	}

@@ -47,6 +47,12 @@ type Report struct {
 	Reserved, OverLimit    int // RESERVE granted; refused by a limit
 	NoPlace, Stranded      int // refused as there is no place; clients that have none any more
 	Exports, MemoryLimits  int // memory made unmovable; changes of memory limits and modes
+	Suspends, Resumes      int // of tenants, by the operator
+	IdleTimes, Idle        int // changes of the time after which a tenant's clients are suspended; clients for which it was over
+	Withdrawals, Departed  int // clients that want nothing any more; tenants of which nothing was left on the GPU
+	Calls, Execs           int // reports of calls; programs that another one has replaced
+	Fills, Roomy           int // looks at how full the GPU is, and those with which it had room for a group
+	Sizes, SwapShares      int // changes of the GPU's memory, and of what moving may take
 	LongestWait            time.Duration
 }
 
@@ -55,10 +61,12 @@ func (r Report) String() string {
 		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d, of slices %d; "+
 		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"reserved %d, over a limit %d, no place %d, stranded %d, exports %d, memory limits %d; "+
+		"suspends %d, resumes %d, idle times %d, idle %d, withdrawals %d, departed %d, reports of calls %d, execs %d, looks %d, with room %d, sizes %d, swap shares %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v",
 		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Shared, r.SharedLatency, r.SharedGroup, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
 		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Slices, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
-		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits, r.Overlaps, r.Limits, r.LongestWait)
+		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits,
+		r.Suspends, r.Resumes, r.IdleTimes, r.Idle, r.Withdrawals, r.Departed, r.Calls, r.Execs, r.Fills, r.Roomy, r.Sizes, r.SwapShares, r.Overlaps, r.Limits, r.LongestWait)
 }
 
 // Bounds of what the operator sets. Short, so that faults meet often.
@@ -70,8 +78,8 @@ const (
 // faults are the rates of what goes wrong, each a probability for each
 // occasion. A seed turns each on or off, because faults hide each other.
 type faults struct {
-	kill, stop, cut, ignore, hostile, crash, leap, operator float64
-	cutDrains                                               float64 // no fault: drains that are cut
+	kill, exec, stop, cut, ignore, hostile, crash, leap, operator float64
+	cutDrains                                                     float64 // no fault: drains that are cut
 }
 
 type world struct {
@@ -134,13 +142,13 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 			return p
 		}
 		w.faults = faults{
-			kill: rate(0.002), stop: rate(0.005), cut: rate(0.005), ignore: rate(0.02),
+			kill: rate(0.002), exec: rate(0.002), stop: rate(0.005), cut: rate(0.005), ignore: rate(0.02),
 			hostile: rate(0.3), crash: rate(0.002), leap: rate(0.01), operator: rate([]float64{0.3, 0.3, 0.005}[w.rng.IntN(3)]),
 		}
 	}
 	w.faults.cutDrains = []float64{0, 0.1, 0.9}[w.rng.IntN(3)]
 	w.judge = newJudge(w)
-	w.daemon = &daemon{w: w, promised: map[sched.ClientID]uint64{}}
+	w.daemon = &daemon{w: w, promised: map[sched.ClientID]uint64{}, bytes: gpuMemory}
 	if !opts.Calm && w.chance(0.3) {
 		w.daemon.mode = sched.Mode(1 + w.rng.IntN(2))
 		w.faults.operator = 0.3 // concurrent holders alone give the core nothing to do
@@ -188,17 +196,25 @@ func (w *world) everySoOften() {
 	w.judge.checkStarvation()
 	w.judge.checkLimits()
 	w.judge.checkReservations()
+	w.judge.checkIdle()
 	if w.chance(w.faults.leap) {
 		w.leap()
 	}
 	if w.chance(w.faults.operator) {
 		w.operate()
 	}
+	if w.chance(0.1) {
+		w.daemon.look()
+	}
 	w.after(often, w.everySoOften)
 }
 
 func (w *world) operate() {
 	d := w.daemon
+	if w.mem.limits && w.chance(0.5) {
+		w.operateMemory()
+		return
+	}
 	switch w.rng.IntN(8) {
 	case 0:
 		d.quantum = w.duration(minQuantum, maxQuantum)
@@ -217,9 +233,13 @@ func (w *world) operate() {
 			return
 		}
 		t := w.tenants[w.rng.IntN(len(w.tenants))]
+		was := t.memory.SuspendAfter
 		t.memory = w.newLimit(t)
 		w.modesChange = w.modesChange || t.memory.Keep != sched.Swapped
 		w.report.MemoryLimits++
+		if t.memory.SuspendAfter != was && w.mem.capacity != 0 {
+			w.report.IdleTimes++
+		}
 		d.step(t.memory)
 	case 5:
 		d.tuning = sched.Tuning{}

@@ -24,6 +24,9 @@ const gatherTime = 1200 * time.Millisecond
 // reportEvery is how often a client says how it gets on.
 const reportEvery = 250 * time.Millisecond
 
+// statsEvery is how often it says that it has made calls.
+const statsEvery = time.Second
+
 // maxRequests is what the simulated tenants are promised in sum, percent.
 const maxRequests = 80
 
