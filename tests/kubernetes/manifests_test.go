@@ -163,7 +163,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"scheduler.fenceAction=shout", "plugin.audit=shout", "metrics.enabeld=true", "plugin.args={nri}", "image.pullPolicy=Sometimes", "image.digest=latest", "required.apiVersion=v1", "upgradeNodes=0", "upgradeNodes=five",
 	} {
 		out, err := helm("template", "nvshare", chart, "--set", value)
-		if err == nil || !strings.Contains(out, strings.Split(value, ".")[0]) {
+		name, _, _ := strings.Cut(strings.Split(value, "=")[0], ".")
+		if err == nil || !strings.Contains(out, name) {
 			t.Errorf("%s: %v\n%s", value, err, out)
 		}
 	}
