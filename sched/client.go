@@ -49,6 +49,7 @@ type client struct {
 	held         time.Duration // the GPU, under grants that are over
 	grants       uint64
 	preemptions  uint64 // grants that ended with work left
+	cut          bool   // the latest one did
 
 	prev, next *client // in the list that it is in
 	in         *list
@@ -259,6 +260,7 @@ func (c *GPU) release(ev Release) {
 		c.auto.turnEnded = c.now
 	}
 	c.endGrant(cl, how)
+	cl.cut = ev.Preempted
 	switch {
 	case !cl.connected:
 		c.forget(cl)

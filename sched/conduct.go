@@ -117,7 +117,7 @@ func (c *GPU) stop(t *tenant, why RevokeReason) {
 func (c *GPU) stepMembers(t *tenant) {
 	var stepped []*client
 	for _, cl := range slices.Clone(t.crew) {
-		if cl.in != &t.queue {
+		if cl.in != &t.queue || cl.cut {
 			continue
 		}
 		g := c.give(cl, c.unqueueForGrant(cl))
@@ -244,6 +244,14 @@ func (t *tenant) asks() bool           { return t.queue.n > 0 }
 func (t *tenant) live() bool           { return t.batch > 0 }
 func (t *tenant) alone() bool          { return t.core.alone(t) }
 func (t *tenant) grace() time.Duration { return t.core.grace }
+
+func (t *tenant) calls() bool {
+	cl := t.queue.head
+	for cl != nil && cl.cut {
+		cl = cl.next
+	}
+	return cl != nil
+}
 
 func (t *tenant) manned() bool {
 	return slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.connected && (cl.grant == nil || cl.grant.state != fenced) })

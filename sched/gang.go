@@ -45,7 +45,8 @@ import (
 // the other half is a call that waits at the gate of another rank. So the ranks that
 // have drained, and wait at the gate, may make one call each while others drain
 // (StepOne). The calls of all ranks have one order, and no rank makes a call once all
-// others have drained, so all ranks stop at the same call.
+// others have drained, so all ranks stop at the same call. A rank whose drain was cut makes
+// none: its channels are off.
 //
 // The costs: a GPU is idle from its own drain to the last drain on the gang's GPUs,
 // twice a turn. Jobs of two GPUs keep them busy for 84 % alone (TestGangsShare prints
@@ -137,6 +138,7 @@ type members interface {
 	gpu() string                   // its name
 	counts() bool                  // turns on this GPU are those of the gang
 	asks() bool                    // a member waits for a grant
+	calls() bool                   // and could make a call before
 	live() bool                    // a member has a grant that keeps others out
 	manned() bool                  // there is a member that would be granted
 	drains() (since Time, ok bool) // a member drains or is lost; since is the latest revoke
@@ -311,7 +313,7 @@ func (g *gang) nextStep() (Time, bool) {
 
 // stepsAt says whether members on this GPU could make a call at that time.
 func (s *seat) stepsAt(at Time) bool {
-	return s.counts() && s.hold == leaving && s.asks() && at < s.gang.stoppedAt.Add(s.grace()) && s.alone()
+	return s.counts() && s.hold == leaving && s.calls() && at < s.gang.stoppedAt.Add(s.grace()) && s.alone()
 }
 
 // check is Node.Check.

@@ -180,6 +180,7 @@ func (c *GPU) recount(g *grant, change func()) {
 // give makes a grant for a client that has none. It counts from its first change on.
 func (c *GPU) give(cl *client, epoch Epoch) *grant {
 	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now}
+	cl.cut = false
 	c.memoryActive(cl)
 	return cl.grant
 }
