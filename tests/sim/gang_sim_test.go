@@ -20,7 +20,8 @@ import (
 // GPU, and run in order. The ranks of a job make the same calls; some are
 // collectives, which run when all ranks have launched them and come to them. Ranks call
 // collectives from a millisecond after all of them have come to the scheduler: they meet
-// before, as those of NCCL make a communicator, which takes longer.
+// before, as those of NCCL make a communicator, which takes longer. A drain that takes
+// longer than 10 ms is cut: what is left of the work goes on under the next grant.
 type ganged struct {
 	t      testing.TB
 	rng    *rand.Rand
@@ -39,7 +40,7 @@ type ganged struct {
 	jobs      []*job
 
 	fences, steps, grants, revokes, deaths, crashes, adopted, drained int
-	leaps, cuts, stops                                                int
+	leaps, cuts, stops, preempted                                     int
 	leapt                                                             sched.Time             // the latest
 	away                                                              time.Duration          // the sum of them
 	leapOdds                                                          int                    // one in so many revokes of a gang meets a suspension; 0: none
@@ -68,11 +69,13 @@ type rank struct {
 	local, drain sched.Epoch // under which its gate is open; it drains
 	released     sched.Epoch
 	up, down     sched.Time
-	gone         bool // it is dead, and that is known
-	life         int  // of the scheduler to which it is connected; 0: to none
-	made         int  // calls made
-	done         int  // and ended
-	busy         bool // one runs
+	gone         bool   // it is dead, and that is known
+	life         int    // of the scheduler to which it is connected; 0: to none
+	made         int    // calls made
+	done         int    // and ended
+	work         *work  // what runs; nil: nothing
+	off          bool   // its channels are off, and its work is not finished
+	saidIn       [2]int // the life of the scheduler, and the connection, in which it said so
 	waits        bool
 	since        sched.Time
 	thinks       bool
@@ -84,7 +87,16 @@ const (
 	gangQuantum = 20 * time.Millisecond
 	gangGrace   = 150 * time.Millisecond
 	gangAhead   = 6
+	gangLate    = 10 * time.Millisecond // a drain that takes longer is cut
 )
+
+// work is a call that runs, or one of each rank that run together.
+type work struct {
+	of    []*rank
+	left  time.Duration // when it began to run
+	since sched.Time    // it runs; 0: it does not
+	runs  int           // how often it began to
+}
 
 func (g *ganged) at(t sched.Time, do func()) {
 	g.seq++
@@ -111,19 +123,19 @@ func (j *job) met() bool {
 	return !slices.ContainsFunc(j.ranks, func(r *rank) bool { return r.came == 0 || j.g.now < r.came.Add(time.Millisecond) })
 }
 
-// work lets the thread make calls until its gate is shut or it is far ahead.
-func (r *rank) work() {
+// think lets the thread make calls until its gate is shut or it is far ahead.
+func (r *rank) think() {
 	g := r.j.g
 	if r.dead || r.thinks || r.made-r.done >= gangAhead {
 		return
 	}
 	if r.j.collective(r.made) && !r.j.met() {
 		r.thinks = true
-		g.after(50*time.Microsecond, func() { r.thinks = false; r.work() })
+		g.after(50*time.Microsecond, func() { r.thinks = false; r.think() })
 		return
 	}
 	if g.now < r.stopped {
-		g.at(r.stopped, r.work)
+		g.at(r.stopped, r.think)
 		return
 	}
 	if r.local == 0 || r.word != r.local {
@@ -150,54 +162,105 @@ func (r *rank) call() {
 	if g.rng.IntN(100) == 0 {
 		pause = g.dur(0, 3*time.Millisecond)
 	}
-	g.after(pause, func() { r.thinks = false; r.work() })
+	g.after(pause, func() { r.thinks = false; r.think() })
 	r.run()
 }
 
 // run has the stream go on.
 func (r *rank) run() {
 	g := r.j.g
-	if r.dead || r.busy || r.done == r.made {
+	if r.dead || r.off || r.work != nil || r.done == r.made {
 		return
 	}
 	if r.j.collective(r.done) {
 		for _, o := range r.j.ranks {
-			if o.dead || o.done != r.done || o.made == o.done || o.busy {
+			if o.dead || o.off || o.done != r.done || o.made == o.done || o.work != nil {
 				return // the last one that comes begins it
 			}
 		}
-		d := g.dur(50*time.Microsecond, 500*time.Microsecond)
-		for _, o := range r.j.ranks {
-			o.begin(d)
-		}
+		g.begin(r.j.ranks, g.dur(50*time.Microsecond, 500*time.Microsecond))
 		return
 	}
-	r.begin(g.dur(100*time.Microsecond, 2*time.Millisecond))
+	g.begin([]*rank{r}, g.dur(100*time.Microsecond, 2*time.Millisecond))
 }
 
-func (r *rank) begin(d time.Duration) {
-	g := r.j.g
-	r.busy = true
-	g.used[r.gpu] += d
-	g.after(d, func() {
-		if r.dead {
+func (g *ganged) begin(of []*rank, d time.Duration) {
+	w := &work{of: of, left: d}
+	for _, r := range of {
+		r.work = w
+		g.used[r.gpu] += d
+	}
+	g.resume(w)
+}
+
+// resume has work go on, if nobody's part of it is off.
+func (g *ganged) resume(w *work) {
+	if w == nil || w.since != 0 || slices.ContainsFunc(w.of, func(r *rank) bool { return r.off }) {
+		return
+	}
+	w.since = g.now
+	w.runs++
+	runs := w.runs
+	g.after(w.left, func() {
+		if w.since == 0 || w.runs != runs {
 			return
 		}
-		r.busy = false
-		r.done++
-		r.drained()
-		r.run()
-		r.work()
+		for _, r := range w.of {
+			if r.dead {
+				continue
+			}
+			r.work = nil
+			r.done++
+			r.drained()
+			r.run()
+			r.think()
+		}
 	})
+}
+
+// cutLater ends the drain under an epoch if it takes for too long.
+func (r *rank) cutLater(epoch sched.Epoch) {
+	g := r.j.g
+	var look func()
+	look = func() {
+		switch {
+		case r.dead || r.drain != epoch || r.made == r.done:
+		case g.now < r.stopped:
+			g.at(r.stopped, look)
+		case r.life == 0: // no grant would bring the work back
+			g.after(gangLate, look)
+		default:
+			g.preempted++
+			r.off = true
+			if w := r.work; w != nil && w.since != 0 {
+				w.left = max(w.left-g.now.Sub(w.since), 0) // the machine may have been suspended
+				w.since = 0
+			}
+			r.drained()
+		}
+	}
+	g.after(gangLate, look)
+}
+
+// on has its channels go on.
+func (r *rank) on() {
+	if r.off {
+		r.off = false
+		r.j.g.resume(r.work)
+		r.run()
+	}
 }
 
 // drained releases once nothing runs.
 func (r *rank) drained() {
-	if r.drain == 0 || r.made != r.done {
+	if r.drain == 0 || r.made != r.done && !r.off {
 		return
 	}
 	r.released, r.drain = r.drain, 0
-	r.send(sched.Release{Client: r.id, Epoch: r.released, Reason: sched.Revoked})
+	if r.off {
+		r.saidIn = [2]int{r.life, r.conn}
+	}
+	r.send(sched.Release{Client: r.id, Epoch: r.released, Reason: sched.Revoked, Preempted: r.off})
 	if r.waits {
 		r.send(sched.Request{Client: r.id})
 	}
@@ -258,7 +321,7 @@ func (g *ganged) one(gpu int, ev sched.Event) (todo []string) {
 		if len(acts) > 0 && acts[0] == (sched.Adopt{Client: r.id, Epoch: ev.Held}) {
 			g.adopted++
 			r.word = ev.Held
-			r.receive(r.work)
+			r.receive(r.think)
 		} else { // its new page says that it is to drain
 			g.drained++
 			r.receive(func() {
@@ -281,7 +344,8 @@ func (g *ganged) one(gpu int, ev sched.Event) (todo []string) {
 			r.receive(func() {
 				if r.word == a.Epoch && r.drain == 0 {
 					r.local = a.Epoch
-					r.work()
+					r.on()
+					r.think()
 				}
 			})
 		case sched.Revoke:
@@ -296,13 +360,17 @@ func (g *ganged) one(gpu int, ev sched.Event) (todo []string) {
 			g.steps++
 			g.alone(gpu, a.Client)
 			r := g.procs[a.Client]
+			if r.off && r.saidIn == [2]int{r.life, r.conn} {
+				g.fail("client %d of %s is to make a call, and its channels are off", r.id, r.j.name)
+			}
 			r.receive(func() {
 				r.drain = a.Epoch
-				if r.waits && !r.thinks {
+				if r.waits && !r.thinks && !r.off {
 					r.waits = false
 					r.call()
 				}
 				r.drained()
+				r.cutLater(a.Epoch)
 			})
 		case sched.Close:
 			g.procs[a.Client].word = 0
@@ -323,13 +391,14 @@ func (g *ganged) one(gpu int, ev sched.Event) (todo []string) {
 func (r *rank) revoked(epoch sched.Epoch) {
 	r.local, r.drain = 0, epoch
 	r.drained()
+	r.cutLater(epoch)
 }
 
 // alone fails if others than ranks of the same job have work on the GPU.
 func (g *ganged) alone(gpu int, id sched.ClientID) {
 	r := g.procs[id]
 	for _, o := range g.procs {
-		if o != r && !o.dead && !o.fenced && o.gpu == gpu && o.j != r.j && (o.local != 0 && o.word == o.local || o.drain != 0 || o.made != o.done) {
+		if o != r && !o.dead && !o.fenced && o.gpu == gpu && o.j != r.j && (o.local != 0 && o.word == o.local || o.drain != 0 || o.made != o.done && !o.off) {
 			g.fail("client %d of %s is granted GPU %d, while %d of %s is on it: %+v", id, r.j.name, gpu, o.id, o.j.name, *o)
 		}
 	}
@@ -338,7 +407,7 @@ func (g *ganged) alone(gpu int, id sched.ClientID) {
 func (j *job) String() string {
 	s := j.name
 	for _, r := range j.ranks {
-		s += fmt.Sprintf("; client %d made %d, done %d, busy %t, waits %t, thinks %t, gate %d, drains %d, next is collective %t", r.id, r.made, r.done, r.busy, r.waits, r.thinks, r.local, r.drain, j.collective(r.done))
+		s += fmt.Sprintf("; client %d made %d, done %d, busy %t, waits %t, thinks %t, gate %d, drains %d, next is collective %t", r.id, r.made, r.done, r.work != nil, r.waits, r.thinks, r.local, r.drain, j.collective(r.done))
 	}
 	return s
 }
@@ -368,7 +437,7 @@ func (j *job) share() (s sched.Share) {
 }
 
 func (r *rank) attach() {
-	r.send(sched.Attach{Client: r.id, Tenant: r.j.name, Share: r.j.share(), Held: max(r.local, r.drain), Want: r.waits})
+	r.send(sched.Attach{Client: r.id, Tenant: r.j.name, Share: r.j.share(), Held: max(r.local, r.drain), Want: r.waits || r.off})
 }
 
 func (r *rank) die() {
@@ -588,8 +657,8 @@ func runGanged(t testing.TB, seed uint64, faults gangFaults, length time.Duratio
 
 func (g *ganged) String() string {
 	awake := time.Duration(g.now) - g.away
-	s := fmt.Sprintf("grants %d, revokes %d, steps %d, fences %d, deaths %d, stops %d, lost connections %d, suspensions %d, crashes %d, adopted %d, drained after one %d; longest wait %v, of a gang %v; use of GPUs",
-		g.grants, g.revokes, g.steps, g.fences, g.deaths, g.stops, g.cuts, g.leaps, g.crashes, g.adopted, g.drained, g.wait[false], g.wait[true])
+	s := fmt.Sprintf("grants %d, revokes %d, steps %d, fences %d, deaths %d, stops %d, lost connections %d, suspensions %d, cut drains %d, crashes %d, adopted %d, drained after one %d; longest wait %v, of a gang %v; use of GPUs",
+		g.grants, g.revokes, g.steps, g.fences, g.deaths, g.stops, g.cuts, g.leaps, g.preempted, g.crashes, g.adopted, g.drained, g.wait[false], g.wait[true])
 	for _, u := range g.used {
 		s += fmt.Sprintf(" %.0f %%", 100*u.Seconds()/awake.Seconds())
 	}

@@ -102,7 +102,7 @@ func surviveTogether(t *testing.T, faults gangFaults, length time.Duration) gang
 			of  int
 		}{
 			{&sum.grants, g.grants}, {&sum.revokes, g.revokes}, {&sum.steps, g.steps}, {&sum.fences, g.fences}, {&sum.deaths, g.deaths}, {&sum.stops, g.stops},
-			{&sum.cuts, g.cuts}, {&sum.leaps, g.leaps}, {&sum.adopted, g.adopted}, {&sum.drained, g.drained}, {&sum.crashes, g.crashes},
+			{&sum.cuts, g.cuts}, {&sum.preempted, g.preempted}, {&sum.leaps, g.leaps}, {&sum.adopted, g.adopted}, {&sum.drained, g.drained}, {&sum.crashes, g.crashes},
 		} {
 			*n.sum += n.of
 		}
@@ -111,7 +111,7 @@ func surviveTogether(t *testing.T, faults gangFaults, length time.Duration) gang
 		}
 	}
 	for what, n := range map[string]int{"grant": sum.grants, "revoke": sum.revokes, "step": sum.steps, "fence": sum.fences,
-		"death": sum.deaths, "stop": sum.stops, "lost connection": sum.cuts, "suspension": sum.leaps} {
+		"death": sum.deaths, "stop": sum.stops, "lost connection": sum.cuts, "cut drain": sum.preempted, "suspension": sum.leaps} {
 		if n < 10 {
 			t.Errorf("%d times a %s in ten runs: too few to prove anything", n, what)
 		}
