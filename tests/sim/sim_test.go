@@ -114,12 +114,12 @@ func runSeeds(first uint64, steps int) (total, failed Report, err error) {
 	return total, failed, err
 }
 
-// TestSeedsThatFailed runs seeds in which a defect showed that no smaller test shows. A
-// client that did not get its memory kept the GPU for ever: in the first from a gang whose
-// turn had come, because nothing was due for such a gang, which is in no queue; in the
-// second because each report that it was stuck counted as progress.
+// TestSeedsThatFailed runs seeds that fail with a defect which no smaller test shows. A
+// client that did not get its memory kept the GPU for ever from a gang whose turn had come,
+// because nothing was due for such a gang, which is in no queue (GPU.isWaitedFor). A change
+// of the simulator or the core may give a seed another meaning: then it shows nothing.
 func TestSeedsThatFailed(t *testing.T) {
-	for _, seed := range []uint64{100063, 20261122022168} {
+	for _, seed := range []uint64{676} {
 		if _, err := Run(seed, stepsPerSeed, Options{Trace: discard{}}); err != nil {
 			t.Error(err)
 		}
