@@ -408,7 +408,9 @@ struct nvs_copy {
 
 /*
  * The time slice that the GPU's own scheduler is to give this process, from now on
- * and for contexts to come. After each ATTACHED it is the driver's own.
+ * and for contexts to come. After each ATTACHED it is the driver's own. It is a frame, and
+ * no field of the grant page, because a driver has to be told of it by a call that may wait; nobody
+ * waits for an answer: whether slices work is in CONTROLS.
  */
 struct nvs_slice {
 	uint64_t slice_ns; /* 0: the driver's own */

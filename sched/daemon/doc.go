@@ -34,6 +34,8 @@
 //	history  the latest events
 //	metrics  /metrics and /healthz
 //	arena    host memory for what is away from GPUs
+//	store    the same in files, of suspended processes
+//	overlap  the MPS daemons of overlap groups
 //	timer    what the loop does at a time
 //
 // In the run directory, beside what package rundir has there:
