@@ -108,7 +108,7 @@ golangci: ## golangci-lint as pinned in tests/tools/golangci, with .golangci.yml
 SUITES := e2e-k8s test-unit test-c test-e2e test-race test-release lint test-compat test-engines
 BESIDE := lint test-release
 JOBS ?= 1
-test: root deps build simgpu ## every test (25 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
+test: root deps build simgpu ## every test (20 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
 	@exec env BESIDE='$(BESIDE)' AT_END='$(GIVE_BACK)' sh tests/run.sh $(BUILD)/log $(JOBS) $(SUITES)
 
 # $(call TEST,PACKAGES) names each package as it ends, and in the end each test that failed or was
