@@ -27,16 +27,22 @@ func (f *shareFlags) doubts(req *api.SetShareRequest, r *api.StatusResponse) (do
 			add("no user of this host has the number %d, and no process of such a user is on a GPU", *req.Uid)
 		}
 	}
-	limit, text := req.GetMemoryBytes(), *f.values[memoryLimitKey]
+	return append(doubts, doubtsOfMemory(req.GetMemoryBytes(), *f.values[memoryLimitKey], r, func(g *api.GPU) bool {
+		return req.Gpu == "" || isGPU(g, req.Gpu)
+	})...)
+}
+
+// doubtsOfMemory returns why a memory limit on these GPUs, 0: none, may not be what its author meant.
+func doubtsOfMemory(limit uint64, text string, r *api.StatusResponse, on func(g *api.GPU) bool) (doubts []string) {
 	if limit == 0 {
-		return doubts
+		return nil
 	}
 	if limit < fewMiB {
-		add("a memory limit of %s is too small for any CUDA program%s", api.FormatMemory(limit), unitMeant(text))
+		doubts = append(doubts, fmt.Sprintf("a memory limit of %s is too small for any CUDA program%s", api.FormatMemory(limit), unitMeant(text)))
 	}
 	for _, g := range r.GetGpus() {
-		if one := req.Gpu == "" || isGPU(g, req.Gpu); one && g.MemoryBytes != 0 && limit > g.MemoryBytes {
-			add("GPU %d has %s: a memory limit of %s limits nothing there", g.Index, size(g.MemoryBytes), api.FormatMemory(limit))
+		if on(g) && g.MemoryBytes != 0 && limit > g.MemoryBytes {
+			doubts = append(doubts, fmt.Sprintf("GPU %d has %s: a memory limit of %s limits nothing there", g.Index, size(g.MemoryBytes), api.FormatMemory(limit)))
 		}
 	}
 	return doubts
