@@ -234,7 +234,7 @@ func (w *world) operate() {
 		}
 		t := w.tenants[w.rng.IntN(len(w.tenants))]
 		was := t.memory.SuspendAfter
-		t.memory = w.newLimit(t)
+		t.memory, t.kept = w.newLimit(t), w.now
 		w.modesChange = w.modesChange || t.memory.Keep != sched.Swapped
 		w.report.MemoryLimits++
 		if t.memory.SuspendAfter != was && w.mem.capacity != 0 {

@@ -300,8 +300,11 @@ func (j *judge) checkIdle() {
 		if c.tenant != nil && c.tenant.share.Crew() != "" || j.owed[c.id] != 0 || w.daemon.conns[c.id] != c.conn {
 			continue
 		}
-		after := c.idleTime()
-		if been := w.now.Sub(max(c.idleFrom, c.blockedSince, w.stable)); after > 0 && been > 2*after+time.Second {
+		after, kept := c.idleTime(), sched.Time(0)
+		if c.tenant != nil {
+			kept = c.tenant.kept
+		}
+		if been := w.now.Sub(max(c.idleFrom, c.blockedSince, w.stable, kept)); after > 0 && been > 2*after+time.Second {
 			w.fail("client %d has %d on the GPU, idle for %v, more than %v", c.id, c.mem.resident, been, after)
 		}
 	}

@@ -36,6 +36,7 @@ type tenant struct {
 	name    string
 	share   sched.Share
 	memory  sched.SetTenantMemory // no Tenant: nothing was set
+	kept    sched.Time            // since when its memory is kept as that says
 	clients int                   // slots
 	stable  sched.Time            // since then nothing has changed that bounds it
 
