@@ -223,7 +223,8 @@ func (c *GPU) grantGang() {
 		t.seat.take(playing)
 		t.vt = max(t.vt, c.virtualNow()-int64(c.quantum)*int64(c.active+1)) // see setActive
 		for _, cl := range slices.Clone(t.crew) {
-			if !t.overlaps() && cl.connected && cl.in == nil && cl.grant == nil {
+			// One without a place would wait for it, also when it is of no gang any more.
+			if !t.overlaps() && cl.connected && cl.in == nil && cl.grant == nil && !cl.stranded {
 				c.request(cl)
 			}
 		}
