@@ -28,10 +28,10 @@ const (
 	// minPart keeps virtual time finite.
 	minPart = 100
 
-	// slicePeriod is for how long a tenant that is alone pauses when its credit is used up,
-	// so that it has a slice again: its limit's part of that. minSlice and maxSlice bound a
-	// slice. What a tenant alone gets differs from its limit by a slice and a drain at most,
-	// over any time: by 0.7 points over five seconds.
+	// A slice is what a tenant's limit allows in slicePeriod, within minSlice and maxSlice. A
+	// tenant that is alone pauses until it has one again when its credit is used up. What it
+	// gets differs from its limit by a slice and a drain at most, over any time: by 0.7 points
+	// over five seconds.
 	slicePeriod = 100 * time.Millisecond
 	minSlice    = 5 * time.Millisecond
 	maxSlice    = 25 * time.Millisecond

@@ -200,11 +200,7 @@ func (c *GPU) turnPart(t *tenant) int64 {
 		r.countShare(t.share, 1)
 	}
 	requests, weights := int64(r.requests-r.apart.requests)*one/100, int64(r.weights-r.apart.weights)
-	d := c.duesNow()
-	rest, all := d.rest, d.weights
-	if !t.wants() {
-		rest, all = max(rest-int64(t.share.Request)*one/100, 0), all+int64(t.share.Weight)
-	}
+	rest, all := c.duesNow().with(t)
 	// Its tenants have no limit, so there are weights.
 	return min(max(requests+rest*weights/all, minPart), one)
 }

@@ -53,15 +53,20 @@ func (c *GPU) duesNow() *dues {
 // meanwhile, those that were promised much would get too little.
 func (c *GPU) part(t *tenant) int64 {
 	d := c.duesNow()
-	rest, weights := d.rest, d.weights
+	rest, weights := d.with(t)
 	request, weight := int64(t.share.Request)*one/100, int64(t.share.Weight)
-	switch {
-	case !t.wants():
-		rest, weights = rest-request, weights+weight
-	case t.limited() && d.of(t) == t.most():
+	if t.wants() && t.limited() && d.of(t) == t.most() {
 		rest, weights = rest+t.most()-request, weights+weight
 	}
 	return min(max(request+max(rest, 0)*weight/weights, minPart), one)
+}
+
+// with returns rest and weights as they are if the tenant, which may want nothing, wants the GPU.
+func (d *dues) with(t *tenant) (rest, weights int64) {
+	if t.wants() {
+		return d.rest, d.weights
+	}
+	return max(d.rest-int64(t.share.Request)*one/100, 0), d.weights + int64(t.share.Weight)
 }
 
 // share works out rest and weights.

@@ -48,6 +48,13 @@ func doubtsOfMemory(limit uint64, text string, r *api.StatusResponse, on func(g 
 	return doubts
 }
 
+// warn prints doubts.
+func (io streams) warn(doubts []string) {
+	for _, w := range doubts {
+		fmt.Fprintf(io.err, "nvsharectl: warning: %s\n", w)
+	}
+}
+
 // memoryLimitKey is the flag of the memory limit.
 const memoryLimitKey = "memory-limit"
 

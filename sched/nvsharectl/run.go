@@ -98,9 +98,7 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 	if terms.MemoryLimit != 0 {
 		now, _ := askStatus(cmd.Context(), runDir) // only for warnings
 		shown := func(g *api.GPU) bool { return len(gpus) == 0 || slices.Contains(gpus, g.Uuid) }
-		for _, w := range doubtsOfMemory(terms.MemoryLimit, *f.values[memoryLimitKey], now, shown) {
-			fmt.Fprintf(io.err, "nvsharectl: warning: %s\n", w)
-		}
+		io.warn(doubtsOfMemory(terms.MemoryLimit, *f.values[memoryLimitKey], now, shown))
 	}
 	if terms.Overlap != "" {
 		dir := api.OverlapDir(runDir, api.OverlapIn("", uint32(os.Getuid()), terms.Overlap), gpus[0])

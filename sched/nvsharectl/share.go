@@ -157,9 +157,7 @@ func (f *shareFlags) run(cmd *cobra.Command, runDir string, io streams) error {
 	}); err != nil {
 		return err
 	}
-	for _, w := range f.doubts(req, now) {
-		fmt.Fprintf(io.err, "nvsharectl: warning: %s\n", w)
-	}
+	io.warn(f.doubts(req, now))
 	for _, line := range describeShareChange(resp, fields) {
 		fmt.Fprintln(io.out, line)
 	}
