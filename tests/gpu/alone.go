@@ -123,7 +123,7 @@ func (p *pool) compare(ctx context.Context, program string, by way, length time.
 			if shim {
 				w = p.tenants[i]
 			}
-			counts, ms, err := p.workAndCPU(ctx, refLead, length, []*worker{w}, []string{program})
+			counts, ms, err := p.workAndCPU(ctx, soon(refLead, length), []*worker{w}, []string{program})
 			if err != nil {
 				return nil, err
 			}
@@ -139,12 +139,12 @@ func (p *pool) compare(ctx context.Context, program string, by way, length time.
 
 // workAndCPU is work, and the CPU time that each worker's process took for a step, in ms. The
 // lead's steps are taken to be as fast as those of the window.
-func (p *pool) workAndCPU(ctx context.Context, lead, length time.Duration, workers []*worker, loads []string) (counts []counted, ms []float64, err error) {
+func (p *pool) workAndCPU(ctx context.Context, s span, workers []*worker, loads []string) (counts []counted, ms []float64, err error) {
 	before, err := cpuOfAll(workers, cpuOf)
 	if err != nil {
 		return nil, nil, err
 	}
-	if counts, err = p.work(ctx, soon(lead, length), 0, workers, loads); err != nil {
+	if counts, err = p.work(ctx, s, 0, workers, loads); err != nil {
 		return nil, nil, err
 	}
 	after, err := cpuOfAll(workers, cpuOf)
@@ -152,7 +152,7 @@ func (p *pool) workAndCPU(ctx context.Context, lead, length time.Duration, worke
 		return nil, nil, err
 	}
 	for i, c := range counts {
-		ms = append(ms, cpuOfStep(after[i]-before[i], c, lead+length))
+		ms = append(ms, cpuOfStep(after[i]-before[i], c, s.all()))
 	}
 	return counts, ms, nil
 }

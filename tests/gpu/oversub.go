@@ -19,6 +19,9 @@ var oversubs = []oversub{
 	{Programs: []string{"decode", "decode", "decode"}, GPUMiB: 5 << 10},
 	{Programs: []string{"train", "train"}, GPUMiB: 6 << 10},
 	{Programs: []string{"decode", "train"}, GPUMiB: 5 << 10},
+	{Programs: []string{"notebook", "train"}, GPUMiB: 5 << 10},
+	{Programs: []string{"decode", "decode"}, GPUMiB: 15 << 8},
+	{Programs: []string{"decode", "decode", "decode", "decode"}, GPUMiB: 13 << 8},
 }
 
 // An oversub is what programs did together on a GPU that was made to look so small.
@@ -38,11 +41,17 @@ type oversub struct {
 	Sum      float64     `json:"sum"`
 	OfOwn    *interval   `json:"of_tenants_alone"` // the sum, each relative to the same tenant alone
 	Longest  []float64   `json:"longest_gaps_s"`
-	Moving   float64     `json:"moving"` // part of the time
-	Held     float64     `json:"held"`   // by tenants, as they are billed, part of the time
-	In       uint64      `json:"in_bytes"`
-	Problem  string      `json:"problem,omitempty"`
+	// Seconds of an answer, median and longest, of programs that have a user: natively, as a
+	// tenant alone, together.
+	Answers [][][]float64 `json:"answers_s,omitempty"`
+	Moving  float64       `json:"moving"` // part of the time
+	Held    float64       `json:"held"`   // by tenants, as they are billed, part of the time
+	In      uint64        `json:"in_bytes"`
+	Problem string        `json:"problem,omitempty"`
 }
+
+// notebookPeriod is PERIOD_S of loads/programs.py: the windows of a notebook are whole periods.
+const notebookPeriod = 10 * time.Second
 
 // ownWindows is how many windows each program has alone, before and after each round.
 const ownWindows = 2
@@ -102,10 +111,13 @@ func (b *bench) oversub(ctx context.Context, o *oversub, name string, rounds int
 	o.Windows, o.Own = make([][]float64, n), make([][]float64, n)
 	w := &oversubRun{
 		pool: p, oversub: o, scheduler: s, aloneLength: 4 * time.Second, length: 24 * time.Second,
-		cpu: map[*worker][]float64{}, ran: map[*worker][]float64{}, together: make([][]counted, n), togetherCPU: make([][]float64, n),
+		cpu: map[*worker][]float64{}, ran: map[*worker][]float64{}, answersAlone: map[*worker][]float64{}, answers: map[*worker][]float64{}, together: make([][]counted, n), togetherCPU: make([][]float64, n),
 	}
 	if b.window > 0 {
 		w.length = b.window
+	}
+	if slices.Contains(o.Programs, "notebook") {
+		w.aloneLength, w.length = notebookPeriod, (w.length + notebookPeriod - 1).Truncate(notebookPeriod)
 	}
 	lead := 15 * time.Second // until their pauses are known
 	if b.simulated {
@@ -148,8 +160,11 @@ type oversubRun struct {
 	ran         map[*worker][]float64 // part of the time, of each window alone
 	together    [][]counted           // of each program in each round
 	togetherCPU [][]float64
-	moved       moves
-	worked      time.Duration // together, leads included
+
+	answersAlone, answers map[*worker][]float64 // seconds
+
+	moved  moves
+	worked time.Duration // together, leads included
 }
 
 // addAlone adds two windows of each program, in which the others do nothing.
@@ -159,8 +174,12 @@ func (w *oversubRun) addAlone(ctx context.Context, workers []*worker, windows []
 	}
 	for range ownWindows {
 		for i, program := range w.Programs { // on the same processors natively and as tenants
-			c, ms, err := w.workAndCPU(ctx, refLead, w.aloneLength, workers[i:i+1], []string{program})
+			at := soon(refLead, w.aloneLength)
+			c, ms, err := w.workAndCPU(ctx, at, workers[i:i+1], []string{program})
 			if err != nil {
+				return err
+			}
+			if err := w.addAnswers(ctx, w.answersAlone, workers[i], program, at); err != nil {
 				return err
 			}
 			windows[i] = append(windows[i], round(c[0].Rate, 3))
@@ -176,9 +195,15 @@ func (w *oversubRun) addTogether(ctx context.Context, lead time.Duration) error 
 	if err != nil {
 		return err
 	}
-	counts, ms, err := w.workAndCPU(ctx, lead, w.length, w.tenants, w.Programs)
+	at := soon(lead, w.length)
+	counts, ms, err := w.workAndCPU(ctx, at, w.tenants, w.Programs)
 	if err != nil {
 		return err
+	}
+	for i, program := range w.Programs {
+		if err := w.addAnswers(ctx, w.answers, w.tenants[i], program, at); err != nil {
+			return err
+		}
 	}
 	after, err := w.scheduler.swapped(ctx)
 	if err != nil {
@@ -193,6 +218,13 @@ func (w *oversubRun) addTogether(ctx context.Context, lead time.Duration) error 
 	w.moved.used += after.used - before.used
 	w.worked += lead + w.length
 	return nil
+}
+
+// addAnswers adds how long the answers of a program that has a user took, from start to end.
+func (w *oversubRun) addAnswers(ctx context.Context, to map[*worker][]float64, of *worker, program string, at span) error {
+	more, err := of.latencies(ctx, program, at)
+	to[of] = append(to[of], more...)
+	return err
 }
 
 func (w *oversubRun) sumUp() {
@@ -223,6 +255,13 @@ func (w *oversubRun) sumUp() {
 		natively, alone, together := meanOf(w.ran[w.natives[i]]), meanOf(w.ran[w.tenants[i]]), meanOf(ran)
 		w.Ran = append(w.Ran, []float64{round(natively, 4), round(alone, 4), round(together, 4)})
 		w.OfRan += together / alone
+		var answers [][]float64
+		for _, seconds := range [][]float64{w.answersAlone[w.natives[i]], w.answersAlone[w.tenants[i]], w.answers[w.tenants[i]]} {
+			if len(seconds) > 0 {
+				answers = append(answers, []float64{round(median(seconds), 3), round(slices.Max(seconds), 3)})
+			}
+		}
+		w.Answers = append(w.Answers, answers)
 	}
 	w.Sum, w.OfRan = round(w.Sum, 4), round(w.OfRan, 4)
 	w.OfOwn = ratioOf(sums, own)
@@ -262,6 +301,6 @@ func (o *oversub) line() string {
 	for i, windows := range o.Own {
 		own += meanOf(windows) / o.Alone[i] / float64(len(o.Own))
 	}
-	return text + fmt.Sprintf("alone %.1f, as tenants %.3f of it; sum %.3f of alone (%.3f), %.3f of the tenants alone (%.3f to %.3f; rounds %.2f), %.2f times the GPU's memory, held for %.1f %% of the time, moving takes %.1f %%, longest gaps %.1f s; CPU time of a step natively, as tenants alone, together %.1f ms; they ran %.3f of the time, together %.3f of the tenants alone: %s",
-		o.Alone, own, o.Sum, o.Of, o.OfOwn.Ratio, o.OfOwn.Low, o.OfOwn.High, o.Rounds, o.Promised, 100*o.Held, 100*o.Moving, o.Longest, o.CPUMS, o.Ran, o.OfRan, holds(o.Sum >= 0.98))
+	return text + fmt.Sprintf("alone %.1f, as tenants %.3f of it; sum %.3f of alone (%.3f), %.3f of the tenants alone (%.3f to %.3f; rounds %.2f), %.2f times the GPU's memory, held for %.1f %% of the time, moving takes %.1f %%, longest gaps %.1f s; CPU time of a step natively, as tenants alone, together %.1f ms; they ran %.3f of the time, together %.3f of the tenants alone; answers natively, as tenants alone, together %.2f s (median, longest): %s",
+		o.Alone, own, o.Sum, o.Of, o.OfOwn.Ratio, o.OfOwn.Low, o.OfOwn.High, o.Rounds, o.Promised, 100*o.Held, 100*o.Moving, o.Longest, o.CPUMS, o.Ran, o.OfRan, o.Answers, holds(o.Sum >= 0.98))
 }

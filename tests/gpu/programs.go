@@ -422,7 +422,7 @@ func (r *ran) sum(alone map[string]float64, programs []string, lats [][]float64)
 
 // latencies are those of a program that answers requests, in seconds; empty for others.
 func (w *worker) latencies(ctx context.Context, load string, s span) ([]float64, error) {
-	if load != "embed" {
+	if load != "embed" && load != "notebook" {
 		return nil, nil
 	}
 	var r struct {

@@ -269,6 +269,9 @@ type digested struct {
 // lead on and is counted from start to end.
 type span struct{ lead, start, end float64 }
 
+// all is how long work goes on.
+func (s span) all() time.Duration { return time.Duration((s.end - s.lead) * float64(time.Second)) }
+
 // soon makes a span that leaves time to give the orders.
 func soon(lead, length time.Duration) span {
 	at := float64(monotonic())/1e9 + 0.03

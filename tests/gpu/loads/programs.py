@@ -16,6 +16,7 @@ torch = None   # imported on order
 DECODE = dict(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22,
               num_attention_heads=32, num_key_value_heads=4, vocab_size=32000)   # 1.1e9 parameters
 DECODE_BATCH, PROMPT, NEW_TOKENS = 8, 256, 16
+CELL, PERIOD_S = 6, 10.0   # requests of a notebook's cell; from one cell to the next
 IMAGES, SIDE, LOADERS = 64, 224, 4
 GPT = dict(n_layer=8, n_embd=768, n_head=12, vocab_size=32000, n_positions=512)
 GPT_BATCH, GPT_LENGTH = 16, 512
@@ -49,6 +50,31 @@ class Decode:
         with torch.inference_mode():
             self.model.generate(self.prompt, attention_mask=torch.ones_like(self.prompt), do_sample=False,
                                 min_new_tokens=NEW_TOKENS, max_new_tokens=NEW_TOKENS)
+
+
+class Notebook(Decode):
+    """Somebody who runs a cell of the same model every ten seconds, and reads the result in
+    between. The cells begin at multiples of the period, so that windows of whole periods hold
+    the same work, unless a cell takes longer than a period."""
+
+    def __init__(self, gpu):
+        super().__init__(gpu)
+        self.n, self.began = 0, 0.0
+        self.latencies, self.lock = [], threading.Lock()
+
+    def step(self):
+        if self.n % CELL == 0:
+            time.sleep(-time.monotonic() % PERIOD_S)
+            self.began = time.monotonic()
+        super().step()
+        self.n += 1
+        if self.n % CELL == 0:
+            torch.cuda.synchronize()
+            with self.lock:
+                self.latencies.append((self.began, time.monotonic() - self.began))
+
+    def more(self, wanted):
+        return wanted or self.n % CELL != 0   # no window ends within a cell
 
 
 class Pictures:
@@ -159,7 +185,7 @@ class Gemm(torch_loads.Gemm):
         super().__init__(gpu, 1)
 
 
-LOADS = {"decode": Decode, "train": Train, "compiled": Compiled, "embed": Embed, "gemm": Gemm}
+LOADS = {"decode": Decode, "notebook": Notebook, "train": Train, "compiled": Compiled, "embed": Embed, "gemm": Gemm}
 
 
 class Backend(torch_loads.Backend):
