@@ -65,6 +65,7 @@ type besideCell struct {
 	Rounds   []float64 `json:"rounds,omitempty"`             // the sums of each window
 	Group    float64   `json:"group_part_percent,omitempty"` // of the GPU's time, as it was billed
 	Outsider float64   `json:"outsider_part_percent,omitempty"`
+	Requests *requests `json:"requests,omitempty"` // the other is short requests
 	Error    string    `json:"error,omitempty"`
 }
 
@@ -111,7 +112,7 @@ func (b *bench) overlapStep(ctx context.Context, _ string) error {
 	for _, part := range []struct {
 		name string
 		run  func(context.Context) error
-	}{{"small kernels", o.smallKernels}, {"limits", o.limits}, {"memory limit", o.memory}, {"beside an outsider", o.outsider}, {"faults", o.faults}, {"decoders", o.decoders}, {besideTraining, o.outsideTraining}, {besideGEMM, o.mixed}} {
+	}{{"small kernels", o.smallKernels}, {"limits", o.limits}, {"memory limit", o.memory}, {"beside an outsider", o.outsider}, {"beside priority and a limit", o.outsiderShares}, {"faults", o.faults}, {"decoders", o.decoders}, {besideTraining, o.outsideTraining}, {besideGEMM, o.mixed}} {
 		if strings.HasPrefix(part.name, "decoder") && b.simulated || part.name != besideGEMM && !o.chosen(part.name) {
 			continue
 		}
@@ -363,6 +364,84 @@ func (o *overlapBench) outsider(ctx context.Context) error {
 		}
 		if row.member != nil {
 			fmt.Printf(": %s", holds(max(c.Group-50, 50-c.Group) <= groupPartError))
+		}
+		fmt.Println(" " + c.Error)
+	}
+	return nil
+}
+
+// outsiderShares has two members beside short requests of priority latency, and beside a tenant
+// with a core limit that fills the GPU.
+func (o *overlapBench) outsiderShares(ctx context.Context) error {
+	aloneSmall, err := rates([]*exec.Cmd{o.command(ctx, native, nil, busyProgram(20, 20, o.length)...)})
+	if err != nil {
+		return err
+	}
+	request := func(length time.Duration) []string {
+		return []string{filepath.Join(swapDir, "short-request"), "0", fmt.Sprintf("%.3f", length.Seconds()),
+			strconv.Itoa(requestPeriodUS), strconv.Itoa(requestKernels), strconv.Itoa(requestKernelUS)}
+	}
+	for _, row := range []struct {
+		way, name, what string
+		members         int
+		outside         []string // flags of nvsharectl run
+	}{
+		{native, native, "short requests alone", 0, nil},
+		{native, native, "2 of 20 blocks beside short requests", 2, nil},
+		{inGroup, "priority latency", "2 of 20 blocks beside short requests", 2, []string{"--priority", "latency"}},
+		{inGroup, "limit 30 %", "2 of 20 blocks beside one of 264 blocks, 1 ms", 2, []string{"--core-limit", "30"}},
+	} {
+		c := besideCell{Way: row.name, What: row.what}
+		length := o.length
+		if row.way == inGroup {
+			length *= 2
+		}
+		var cmds []*exec.Cmd
+		for range row.members {
+			cmds = append(cmds, o.command(ctx, row.way, nil, busyProgram(20, 20, length)...))
+		}
+		outside := request(length)
+		limited := strings.HasPrefix(row.name, "limit")
+		if limited {
+			outside = busyProgram(264, 1000, length)
+		}
+		var out, stderr bytes.Buffer
+		other := o.command(ctx, native, nil, outside...)
+		if row.way == inGroup {
+			other = o.command(ctx, shim1, row.outside, outside...)
+		}
+		other.Stdout, other.Stderr = &out, &stderr
+		parts := make(chan [2]float64, 1)
+		go func() { parts <- o.parts(ctx, length) }()
+		if err := other.Start(); err != nil {
+			return err
+		}
+		all, err := rates(cmds)
+		if failed := other.Wait(); failed != nil {
+			err = errors.Join(err, fmt.Errorf("%v: %w: %s", other.Args, failed, strings.TrimSpace(stderr.String())))
+		}
+		p := <-parts
+		if row.way == inGroup {
+			c.Group, c.Outsider = p[0], p[1]
+		}
+		if !limited && err == nil {
+			c.Requests = &requests{}
+			err = json.Unmarshal(out.Bytes(), c.Requests)
+		}
+		c.Members = all
+		for _, r := range all {
+			c.OfAlone = append(c.OfAlone, round(r/max(aloneSmall[0], 1), 3))
+		}
+		if err != nil {
+			c.Error = err.Error()
+		}
+		o.r.Beside = append(o.r.Beside, c)
+		fmt.Printf("  %s, %s: members %.3f of alone", c.What, c.Way, c.OfAlone)
+		if c.Requests != nil {
+			fmt.Printf("; requests p50 %.2f, p99 %.2f ms", c.Requests.P50, c.Requests.P99)
+		}
+		if row.way == inGroup {
+			fmt.Printf("; the group has %.1f %% of the time, the outsider %.1f %%", c.Group, c.Outsider)
 		}
 		fmt.Println(" " + c.Error)
 	}
