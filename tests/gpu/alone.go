@@ -33,7 +33,8 @@ type aloneCell struct {
 }
 
 // aloneStep measures what the shim costs programs that share the GPU with nobody: in mode auto,
-// or the ways that --ways names. The other tenants are there, and do nothing.
+// or the ways that --ways names; with --swapping also where memory may be swapped, in turns. The
+// other tenants are there, and do nothing.
 func (b *bench) aloneStep(ctx context.Context, _ string) error {
 	defer func() { _, _ = b.node.Ctl(context.WithoutCancel(ctx), "-S", "on") }()
 	var cells []*aloneCell
@@ -67,7 +68,19 @@ func (b *bench) alone(ctx context.Context, cells *[]*aloneCell, backend string, 
 	if len(programs) == 0 {
 		return nil
 	}
-	p, err := b.pool(ctx, alonePairs, alonePairs)
+	runDir := ""
+	if b.swapping {
+		s, err := b.scheduler(ctx, "alone-"+backend, "--swap-memory", "16Gi")
+		if err != nil {
+			return err
+		}
+		defer s.stop()
+		ways, runDir = []way{"on"}, s.dir
+	}
+	p, err := b.poolOf(ctx, alonePairs, alonePairs, runDir)
+	if b.swapping && p != nil {
+		defer func() { b.shared = nil; _ = p.stop() }() // its scheduler ends as well
+	}
 	if err != nil {
 		return err
 	}
@@ -102,8 +115,10 @@ func (p *pool) compare(ctx context.Context, program string, by way, length time.
 	if err := p.have(ctx, all, slices.Repeat([]string{program}, len(all))); err != nil {
 		return nil, err
 	}
-	if _, err := p.b.node.Ctl(ctx, "-S", string(by)); err != nil {
-		return nil, err
+	if p.runDir == "" { // else its scheduler takes turns
+		if _, err := p.b.node.Ctl(ctx, "-S", string(by)); err != nil {
+			return nil, err
+		}
 	}
 	if by == "auto" { // until the way to share is chosen
 		if _, err := p.work(ctx, soon(refLead, autoLead), 0, p.tenants[:1], []string{program}); err != nil {

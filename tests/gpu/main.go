@@ -79,6 +79,7 @@ func main() {
 	flag.IntVar(&b.rounds, "rounds", 0, "programs, alone: windows of each mix each way, default 4, programs with --quick 1; oversub: rounds, default 3, with --quick 2")
 	flag.DurationVar(&b.window, "window", 0, "programs: length of a window, default 5s, with --quick 3s; oversub: of a round, default 24s")
 	ways := flag.String("ways", "", "programs, alone: only these ways to share, of native, on, off and auto, separated by commas; default of alone: auto")
+	flag.BoolVar(&b.swapping, "swapping", false, "alone: in turns, with memory that may be swapped")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
 	flag.IntVar(&b.tenantMiB, "tenant-mib", 0, "swap: memory of each tenant, `MiB`, in place of 16 GiB and up to 60")
 	flag.StringVar(&b.suspendDir, "suspend-dir", "", "suspend: a `directory` on a disk, to which memory of the servers goes on from half as much host memory")
@@ -180,6 +181,7 @@ type bench struct {
 	seconds         float64
 	python          string
 	simulated       bool
+	swapping        bool
 	cells           matrixOptions
 	loads           []string // of the step shares
 	cellSeconds     float64
