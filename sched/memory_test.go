@@ -77,6 +77,27 @@ func TestNobodyClaimsMemoryByAReport(t *testing.T) {
 	}
 }
 
+// Memory that had to stay may leave once a tenant's is swapped again, but for what its process
+// has pinned. The process need not say so once more.
+func TestMemoryThatHadToStayMayLeave(t *testing.T) {
+	c := New(Config{Memory: Memory{Bytes: 100, Swap: true, Capacity: 100}})
+	c.Step(0, Attach{Client: 1, Tenant: "a", CanMove: true})
+	c.Step(0, Reserve{Client: 1, Total: 40})
+	c.Step(0, Request{Client: 1})
+	c.Step(0, Moved{Client: 1, Epoch: 1, Report: Report{Resident: 40, Fixed: 5}, Ready: true})
+	c.Step(1, SetTenantMemory{Tenant: "a", Keep: Resident})
+	if _, err := c.SuspendFits("a"); err == nil {
+		t.Error("it may leave while it has to stay")
+	}
+	c.Step(2, SetTenantMemory{Tenant: "a", Keep: Swapped})
+	if bytes, err := c.SuspendFits("a"); bytes != 35 {
+		t.Errorf("%d bytes may leave, %v; want 35", bytes, err)
+	}
+	if err := c.Check(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestDefaultLimit(t *testing.T) {
 	for _, swap := range []bool{false, true} {
 		c := New(Config{Memory: Memory{Bytes: gib, Swap: swap, Capacity: gib, DefaultLimit: 100}})

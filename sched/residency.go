@@ -92,7 +92,8 @@ type occupant struct {
 	slack    uint64 // see sure
 	extra    uint64 // allocated beyond promised, as of the latest report
 
-	resident, fixed, away uint64 // as it says
+	resident, fixed, away uint64 // as it says; fixed is all while its memory has to stay
+	pins                  uint64 // fixed, as it says
 
 	room     uint64
 	told     uint64 // room, as the client knows it
@@ -262,9 +263,13 @@ func (r *residency) attach(id ClientID, keep Keep, group string, back bool) {
 		r.clients[id] = o
 		r.all, r.order = enlist(r.all, o, byID), enlist(r.order, o, byGrant)
 	}
+	was := o.keep
 	r.reorder(o, func() { o.keep, o.group = keep, group })
-	if keep != Swapped {
+	switch {
+	case keep != Swapped:
 		r.wake(o)
+	case was == Resident:
+		o.fixed = min(o.pins, o.resident) // all was: see settle
 	}
 	r.settle(o)
 }
@@ -338,7 +343,7 @@ func (r *residency) moved(id ClientID, resident, fixed, away uint64, stuck bool)
 		return
 	}
 	o.resident = min(resident, o.most)
-	o.fixed = min(fixed, o.resident)
+	o.fixed, o.pins = min(fixed, o.resident), fixed
 	o.away = min(away, o.most-o.resident)
 	o.extra = less(o.resident+o.away, o.promised)
 	if o.unknown {
