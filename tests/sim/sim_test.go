@@ -119,7 +119,7 @@ func runSeeds(first uint64, steps int) (total, failed Report, err error) {
 // because nothing was due for such a gang, which is in no queue (GPU.isWaitedFor). A change
 // of the simulator or the core may give a seed another meaning: then it shows nothing.
 func TestSeedsThatFailed(t *testing.T) {
-	for _, seed := range []uint64{676, 3018569} {
+	for _, seed := range []uint64{676, 3018569, 7062079} {
 		if _, err := Run(seed, stepsPerSeed, Options{Trace: discard{}}); err != nil {
 			t.Error(err)
 		}
