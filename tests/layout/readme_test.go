@@ -208,3 +208,32 @@ func TestNoProgramIsCommitted(t *testing.T) {
 		}
 	}
 }
+
+// CHANGELOG.md has the form of Keep a Changelog 1.1: versions, newest first, with what changed by
+// kind. The builds take their version from its first one.
+func TestChangelogKeepsItsForm(t *testing.T) {
+	page := read(t, "../../CHANGELOG.md")
+	if !strings.HasPrefix(page, "# Changelog\n") {
+		t.Error("CHANGELOG.md does not begin with # Changelog")
+	}
+	kinds := []string{"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+	version := regexp.MustCompile(`^\[\d+\.\d+\.\d+\] - (Unreleased|\d{4}-\d\d-\d\d)$|^\[Unreleased\]$`)
+	versions := 0
+	var seen []string // kinds of this version
+	for _, h := range regexp.MustCompile(`(?m)^(##|###) (.*)$`).FindAllStringSubmatch(page, -1) {
+		switch {
+		case h[1] == "##":
+			versions, seen = versions+1, nil
+			if !version.MatchString(h[2]) {
+				t.Errorf("%q is no version with its date, or Unreleased", h[2])
+			}
+		case versions == 0 || !slices.Contains(kinds, h[2]) || slices.Contains(seen, h[2]):
+			t.Errorf("%q: want one of %v, once in a version", h[2], kinds)
+		default:
+			seen = append(seen, h[2])
+		}
+	}
+	if !regexp.MustCompile(`(?m)^## \[\d`).MatchString(page) {
+		t.Error("CHANGELOG.md names no version: the builds have theirs from it")
+	}
+}
