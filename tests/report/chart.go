@@ -7,6 +7,7 @@ import (
 	"html"
 	"math"
 	"strings"
+	"unicode/utf8"
 )
 
 // A chart has level bars in groups: one group for each label, one bar for each series.
@@ -26,16 +27,23 @@ var colours = []string{"#707070", "#2060a8", "#388840", "#c87818", "#884898", "#
 // svg draws the chart. A line stands at 1, which is what one alone gets.
 func (c *chart) svg(title string) string {
 	const (
-		width, left, right, top = 860, 300, 60, 60
-		bar, gap                = 14, 12
+		bars, right, top = 500, 60, 60
+		bar, gap         = 14, 12
 	)
+	left := 100
+	for _, label := range c.labels {
+		left = max(left, 20+7*utf8.RuneCountInString(label)) // the font's letters are 6 to 7 wide
+	}
+	width := left + bars + right
 	most := 1.0
 	for _, group := range c.values {
 		for _, v := range group {
-			most = math.Max(most, v)
+			if v > most { // which NaN is not
+				most = v
+			}
 		}
 	}
-	x := func(v float64) float64 { return left + v/most*(width-left-right) }
+	x := func(v float64) float64 { return float64(left) + v/most*bars }
 	height := top + len(c.labels)*(len(c.series)*bar+gap) + 30
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", width, height)
@@ -48,13 +56,17 @@ func (c *chart) svg(title string) string {
 	for i, label := range c.labels {
 		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, y+len(c.series)*bar/2+4, html.EscapeString(label))
 		for j, v := range c.values[i] {
+			if math.IsNaN(v) { // not measured
+				y += bar
+				continue
+			}
 			fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/><text x="%.1f" y="%d" font-size="10">%.2f</text>`+"\n",
-				left, y, x(v)-left, bar-2, colours[j%len(colours)], x(v)+4, y+bar-4, v)
+				left, y, v/most*bars, bar-2, colours[j%len(colours)], x(v)+4, y+bar-4, v)
 			y += bar
 		}
 		y += gap
 	}
-	fmt.Fprintf(&b, `<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="#c03028"/><text x="%.1f" y="%d" text-anchor="middle">1</text><text x="%d" y="%d" text-anchor="end">%s</text>`+"\n</svg>\n",
-		x(1), top-6, x(1), y, x(1), y+14, width-10, y+14, html.EscapeString(c.unit))
+	fmt.Fprintf(&b, `<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="#c03028"/><text x="%.1f" y="%d" text-anchor="middle">1</text><text x="%d" y="20" text-anchor="end">%s</text>`+"\n</svg>\n",
+		x(1), top-6, x(1), y, x(1), y+14, width-10, html.EscapeString(c.unit))
 	return b.String()
 }

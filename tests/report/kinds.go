@@ -5,6 +5,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -15,6 +16,53 @@ func percent(v float64) string { return fmt.Sprintf("%.1f %%", 100*v) }
 func decoded[T any](data []byte) (v T, err error) {
 	err = json.Unmarshal(data, &v)
 	return v, err
+}
+
+// quantile is that of tests/gpu: linear between the samples, of which there is at least one.
+func quantile(v []float64, q float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	at := q * float64(len(v)-1)
+	i := int(at)
+	if i+1 >= len(v) {
+		return v[len(v)-1]
+	}
+	return v[i] + (at-float64(i))*(v[i+1]-v[i])
+}
+
+// An interval is a ratio with its 95 % interval. Early results have the ratio only.
+type interval struct{ Ratio, Low, High float64 }
+
+func (i *interval) UnmarshalJSON(data []byte) error {
+	if json.Unmarshal(data, &i.Ratio) == nil {
+		return nil
+	}
+	type plain interval
+	return json.Unmarshal(data, (*plain)(i))
+}
+
+func (i *interval) String() string {
+	switch {
+	case i == nil:
+		return "-"
+	case i.High == 0:
+		return fmt.Sprintf("%.2f", i.Ratio)
+	}
+	return fmt.Sprintf("%.2f (%.2f to %.2f)", i.Ratio, i.Low, i.High)
+}
+
+// figures are numbers of a cell, with two digits.
+func figures(v []float64) string {
+	var text []string
+	for _, x := range v {
+		text = append(text, fmt.Sprintf("%.2f", x))
+	}
+	return strings.Join(text, ", ")
+}
+
+// failed is what stands in the place of a result that could not be had.
+func failed(problem string) string {
+	first, _, _ := strings.Cut(problem, "\n")
+	return "failed: " + strings.ReplaceAll(first, "|", "/")
 }
 
 func programs(data []byte) (*section, error) {
@@ -49,6 +97,7 @@ func programs(data []byte) (*section, error) {
 		row, values := []string{name}, make([]float64, len(ways))
 		for i, w := range ways {
 			text := ""
+			values[i] = math.NaN()
 			if j := slices.IndexFunc(m.Runs, func(run ran) bool { return run.Way == w }); j >= 0 {
 				values[i] = m.Runs[j].Sum
 				text = fmt.Sprintf("%.2f", values[i])
@@ -58,6 +107,240 @@ func programs(data []byte) (*section, error) {
 		s.Rows = append(s.Rows, row)
 		s.bars.add(name, values...)
 	}
+	return s, nil
+}
+
+func alone(data []byte) (*section, error) {
+	cells, err := decoded[[]struct {
+		Program   string      `json:"program"`
+		Way       string      `json:"way"`
+		Native    [][]float64 `json:"native"`
+		Ratio     *interval   `json:"shim_of_native"`
+		NativeCPU float64     `json:"native_cpu_ms"`
+		ShimCPU   float64     `json:"shim_cpu_ms"`
+	}](data)
+	if err != nil {
+		return nil, err
+	}
+	s := &section{Title: "Real programs that have the GPU to themselves",
+		About: "The rate of processes with the shim, relative to native ones of the same program in the same windows, with a 95 % interval: 1 is no loss. CPU time is of a step, in milliseconds.",
+		Head:  []string{"program", "way", "windows of each", "with the shim, of native", "CPU ms, native", "CPU ms, with the shim"},
+		bars:  &chart{unit: "of native", series: []string{"with the shim"}}}
+	for _, c := range cells {
+		windows := 0
+		for _, round := range c.Native {
+			windows += len(round)
+		}
+		way := c.Way
+		if way == "" {
+			way = "not recorded"
+		}
+		s.Rows = append(s.Rows, []string{c.Program, way, fmt.Sprint(windows), c.Ratio.String(), fmt.Sprintf("%.2f", c.NativeCPU), fmt.Sprintf("%.2f", c.ShimCPU)})
+		if c.Ratio != nil {
+			s.bars.add(c.Program+", "+way, c.Ratio.Ratio)
+		}
+	}
+	return s, nil
+}
+
+func oversub(data []byte) (*section, error) {
+	cases, err := decoded[[]struct {
+		Programs []string  `json:"programs"`
+		GPU      float64   `json:"gpu_mib"`
+		Promised float64   `json:"promised_of_gpu"`
+		Of       []float64 `json:"of_alone"`
+		Sum      float64   `json:"sum"`
+		OfOwn    *interval `json:"of_tenants_alone"`
+		Longest  []float64 `json:"longest_gaps_s"`
+		Moving   float64   `json:"moving"`
+		Problem  string    `json:"problem"`
+	}](data)
+	if err != nil {
+		return nil, err
+	}
+	s := &section{Title: "Real programs whose memory does not fit together",
+		About: "Rates together, each relative to the same program alone: natively, and as the same tenant, with a 95 % interval. A sum of 1 is what they get done one after the other. `moving` is the part of the time in which memory moves, `stood still` the longest gap between two steps of each, in seconds.",
+		Head:  []string{"programs", "GPU made to look like", "memory, of the GPU", "each, of native alone", "sum", "sum, of the tenants alone", "moving", "stood still, s"},
+		bars:  &chart{unit: "sum, of one alone", series: []string{"of native", "of the tenants"}}}
+	for _, c := range cases {
+		name, size := strings.Join(c.Programs, " + "), fmt.Sprintf("%.3g GiB", c.GPU/1024)
+		switch {
+		case c.Problem != "":
+			s.Rows = append(s.Rows, []string{name, size, "-", failed(c.Problem), "-", "-", "-", "-"})
+		case c.Sum > 0: // else the run left it out
+			own := math.NaN()
+			if c.OfOwn != nil {
+				own = c.OfOwn.Ratio
+			}
+			s.Rows = append(s.Rows, []string{name, size, fmt.Sprintf("%.3g", c.Promised), figures(c.Of), fmt.Sprintf("%.2f", c.Sum), c.OfOwn.String(), percent(c.Moving), figures(c.Longest)})
+			s.bars.add(fmt.Sprintf("%s, %.3g×", name, c.Promised), c.Sum, own)
+		}
+	}
+	return s, nil
+}
+
+func suspend(data []byte) (*section, error) {
+	r, err := decoded[struct {
+		MiB    float64 `json:"mib"`
+		Rounds []struct {
+			Off   float64 `json:"off"`
+			On    float64 `json:"on"`
+			Again float64 `json:"again"`
+		} `json:"rounds"`
+		Servers *struct {
+			N      int                  `json:"servers"`
+			MiB    float64              `json:"mib_each"`
+			Fit    int                  `json:"fit_without_nvshare"`
+			Errors []string             `json:"errors"`
+			First  map[string][]float64 `json:"first_token_s"`
+		} `json:"model_servers"`
+	}](data)
+	if err != nil {
+		return nil, err
+	}
+	s := &section{Title: "Suspended programs, and many model servers on a small GPU",
+		About: "Seconds. A process leaves the GPU with its context, and its next call brings it back; the same call while it is there is what that compares with. Servers answer by their first token: `resident` ones are on the GPU, `swapped` ones have memory on the host, `suspended` ones have left the GPU, `filed` ones are in files.",
+		Head:  []string{"what", "times", "p50 s", "p99 s"}}
+	add := func(what string, v []float64) {
+		if len(v) > 0 {
+			s.Rows = append(s.Rows, []string{what, fmt.Sprint(len(v)), fmt.Sprintf("%.3f", quantile(v, 0.5)), fmt.Sprintf("%.3f", quantile(v, 0.99))})
+		}
+	}
+	var off, on, again []float64
+	for _, round := range r.Rounds {
+		off, on, again = append(off, round.Off), append(on, round.On), append(again, round.Again)
+	}
+	process := fmt.Sprintf("a process of %.3g GiB", r.MiB/1024)
+	add(process+" leaves", off)
+	add(process+" comes back with its next call", on)
+	add(process+", the same call while it is there", again)
+	if m := r.Servers; m != nil {
+		servers := fmt.Sprintf("%d servers of %.3g GiB, of which %d fit", m.N, m.MiB/1024, m.Fit)
+		for _, where := range []string{"resident", "swapped", "suspended", "filed"} {
+			add(servers+": one that was "+where, m.First[where])
+		}
+		if n := len(m.Errors); n > 0 {
+			s.Rows = append(s.Rows, []string{servers + ": requests that failed", fmt.Sprint(n), "-", "-"})
+		}
+	}
+	return s, nil
+}
+
+func migrate(data []byte) (*section, error) {
+	type pauses struct{ P50, P99 float64 }
+	cases, err := decoded[[]struct {
+		Program string     `json:"program"`
+		MiB     float64    `json:"mib"`
+		Steps   int        `json:"steps"`
+		Same    int        `json:"same_results"`
+		StepMs  float64    `json:"step_ms"`
+		Moves   []struct{} `json:"moves"`
+		Told    pauses     `json:"told_s"`
+		Pause   pauses     `json:"pause_s"`
+		Problem string     `json:"problem"`
+	}](data)
+	if err != nil {
+		return nil, err
+	}
+	s := &section{Title: "A training that changes its GPU",
+		About: "Seconds of a move: how much longer its longest step took than the median, and what the scheduler says. The results are compared bit by bit with those of the same training that stays.",
+		Head:  []string{"program", "memory", "moves", "a step, ms", "pause p50", "pause p99", "by the scheduler, p50", "p99", "steps with the same result"}}
+	for _, c := range cases {
+		same := fmt.Sprintf("%d of %d", c.Same, c.Steps)
+		if c.Steps == 0 {
+			same = failed(c.Problem)
+		}
+		s.Rows = append(s.Rows, []string{c.Program, fmt.Sprintf("%.3g GiB", c.MiB/1024), fmt.Sprint(len(c.Moves)), fmt.Sprintf("%.0f", c.StepMs), fmt.Sprintf("%.2f", c.Pause.P50), fmt.Sprintf("%.2f", c.Pause.P99), fmt.Sprintf("%.2f", c.Told.P50), fmt.Sprintf("%.2f", c.Told.P99), same})
+	}
+	return s, nil
+}
+
+// overlap is of programs of one host, its part of decoders included; groupsInPods is of pods.
+func overlap(data []byte) (*section, error) {
+	return groups("Overlap groups: programs that run at the same time", data, "native", "mps", "group")
+}
+
+func groupsInPods(data []byte) (*section, error) {
+	return groups("Overlap groups of pods", data, "native", "mps", "pods of a group")
+}
+
+// groups compares ways to run programs at the same time. The picture has the ways that are named.
+func groups(title string, data []byte, ways ...string) (*section, error) {
+	type cell struct {
+		Load    string  `json:"load"`
+		Way     string  `json:"way"`
+		N       int     `json:"n"`
+		OfAlone float64 `json:"of_one_alone_natively"`
+		Error   string  `json:"error"`
+	}
+	r, err := decoded[struct {
+		Cells  []cell `json:"cells"`
+		Beside []struct {
+			Way     string    `json:"way"`
+			What    string    `json:"what"`
+			OfAlone []float64 `json:"of_alone"`
+			Sum     float64   `json:"sum_of_alone"`
+			Error   string    `json:"error"`
+		} `json:"beside"`
+		Limits []cell `json:"limits"`
+	}](data)
+	if err != nil {
+		return nil, err
+	}
+	s := &section{Title: title,
+		About: "What programs do together, relative to one alone, natively; for different programs each relative to itself alone. `native` is the driver's time slicing, `mps` plain MPS, `group` and `pods of a group` an overlap group of nvshare. Groups with a core limit are relative to one member without it.",
+		Head:  []string{"programs", "way", "each, of it alone", "together"},
+		bars:  &chart{unit: "of one alone", series: ways}}
+	bar := func(what, way string, sum float64) {
+		i := slices.Index(ways, way)
+		if i < 0 {
+			return
+		}
+		at := slices.Index(s.bars.labels, what)
+		if at < 0 {
+			at = len(s.bars.labels)
+			s.bars.add(what, slices.Repeat([]float64{math.NaN()}, len(ways))...)
+		}
+		s.bars.values[at][i] = sum
+	}
+	add := func(what, way string, each []float64, sum float64, problem string) {
+		if problem != "" {
+			s.Rows = append(s.Rows, []string{what, way, failed(problem), "-"})
+			return
+		}
+		text := "-"
+		if len(each) > 0 {
+			text = figures(each)
+		}
+		s.Rows = append(s.Rows, []string{what, way, text, fmt.Sprintf("%.2f", sum)})
+		bar(what, way, sum)
+	}
+	many := func(cells []cell, real bool) {
+		for _, c := range cells {
+			if (c.Load == "decode") == real && (c.OfAlone > 0 || c.Error != "") { // 0: what limits compare with
+				add(fmt.Sprintf("%d × %s", c.N, c.Load), c.Way, nil, c.OfAlone, c.Error)
+			}
+		}
+	}
+	beside := func(real bool) {
+		for _, c := range r.Beside {
+			if strings.Contains(c.What, "decoder") != real {
+				continue
+			}
+			sum := c.Sum
+			if sum == 0 {
+				for _, of := range c.OfAlone {
+					sum += of
+				}
+			}
+			add(c.What, c.Way, c.OfAlone, sum, c.Error)
+		}
+	}
+	for _, real := range []bool{true, false} { // programs of people before made-up kernels
+		many(r.Cells, real)
+		beside(real)
+	}
+	many(r.Limits, false)
 	return s, nil
 }
 
@@ -160,6 +443,41 @@ func tenants(data []byte) (*section, error) {
 		}
 		s.Rows = append(s.Rows, []string{c.Load, with, fmt.Sprint(c.Tenants), percent(c.Of), fmt.Sprintf("%.2f", c.Spread)})
 		s.bars.add(fmt.Sprintf("%s, %s, %d", c.Load, with, c.Tenants), c.Of)
+	}
+	return s, nil
+}
+
+func gang(data []byte) (*section, error) {
+	cells, err := decoded[[]struct {
+		Case    string             `json:"case"`
+		Quantum string             `json:"quantum"`
+		Gangs   bool               `json:"gangs"`
+		Of      map[string]float64 `json:"of_alone"`
+		Use     []float64          `json:"use"`
+		Problem string             `json:"problem"`
+	}](data)
+	if err != nil {
+		return nil, err
+	}
+	s := &section{Title: "Jobs on two GPUs",
+		About: "Jobs with a process on each of two GPUs, and tenants of one GPU. The use of a GPU is the sum of the rates of its processes, each relative to itself alone: 1 is no loss.",
+		Head:  []string{"case", "way", "use of GPU 0", "use of GPU 1"},
+		bars:  &chart{unit: "use of the GPU", series: []string{"GPU 0", "GPU 1"}}}
+	for _, c := range cells {
+		way := "the driver alone"
+		switch {
+		case c.Gangs:
+			way = "gangs, turns of " + c.Quantum
+		case c.Quantum != "":
+			way = "no gangs, turns of " + c.Quantum
+		}
+		switch {
+		case c.Problem != "":
+			s.Rows = append(s.Rows, []string{c.Case, way, failed(c.Problem), "-"})
+		case len(c.Of) > 0 && len(c.Use) == 2: // else it is what the others compare with
+			s.Rows = append(s.Rows, []string{c.Case, way, percent(c.Use[0]), percent(c.Use[1])})
+			s.bars.add(c.Case+": "+way, c.Use...)
+		}
 	}
 	return s, nil
 }
@@ -284,7 +602,7 @@ func launch(data []byte) (*section, error) {
 
 // calls are tests/bench's, which need no GPU.
 func calls(data []byte) (*section, error) {
-	type figures struct {
+	type cost struct {
 		Native float64                  `json:"native_ns"`
 		Added  struct{ Median float64 } `json:"added_ns"`
 	}
@@ -295,7 +613,7 @@ func calls(data []byte) (*section, error) {
 		Results                   []struct {
 			Name    string
 			Calls   []string
-			Figures map[string]map[string]figures
+			Figures map[string]map[string]cost
 		}
 	}](data)
 	if err != nil {

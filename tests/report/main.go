@@ -2,8 +2,8 @@
 
 // Command report makes one report of raw results: report.md, a picture for each section
 // that has one, and report.json with every figure of the tables. It reads what tests/gpu
-// and tests/bench have left in directories, computes nothing that the results do not
-// hold, and names for each table its file, date, commit, hardware and driver.
+// and tests/bench have left in directories, computes nothing but sums and quantiles of
+// them, and names for each table its file, date, commit, hardware and driver.
 package main
 
 import (
@@ -53,6 +53,11 @@ func (r run) String() string {
 	return strings.Join(parts, "; ")
 }
 
+// simulated begins the line of host.txt that says of a run that no GPU was there.
+const simulated = "simulated GPU"
+
+func (r run) onGPU() bool { return !strings.HasPrefix(r.GPU, simulated) }
+
 // A kind is a file of results that the report knows.
 type kind struct {
 	pattern string // of its name
@@ -63,10 +68,17 @@ type kind struct {
 // programs first.
 var kinds = []kind{
 	{"programs.json", programs},
+	{"alone.json", alone},
+	{"oversub.json", oversub},
+	{"suspend.json", suspend},
+	{"migrate.json", migrate},
+	{"overlap.json", overlap},
+	{"groups-in-pods.json", groupsInPods},
 	{"makespan.json", makespan},
 	{"priority-cells.json", priority},
 	{"gemm.json", containers},
 	{"tenants.json", tenants},
+	{"gang.json", gang},
 	{"matrix.json", matrix},
 	{"handover.json", handover},
 	{"swap.json", swap},
@@ -106,8 +118,8 @@ func report(out string, roots []string) error {
 	var errs []error
 	pictures := map[int]string{}
 	for i, s := range sections {
-		if s.bars == nil || slices.ContainsFunc(sections[:i], func(o *section) bool { return o.Kind == s.Kind }) {
-			continue // the newest of a kind has the picture
+		if s != pictured(sections, s.Kind) {
+			continue
 		}
 		pictures[i] = strings.TrimSuffix(s.Kind, ".json") + ".svg"
 		errs = append(errs, os.WriteFile(filepath.Join(out, pictures[i]), []byte(s.bars.svg(s.Title)), 0o644))
@@ -117,6 +129,21 @@ func report(out string, roots []string) error {
 		os.WriteFile(filepath.Join(out, "report.json"), append(data, '\n'), 0o644),
 		os.WriteFile(filepath.Join(out, "report.md"), []byte(markdown(sections, pictures, other)), 0o644))
 	return errors.Join(errs...)
+}
+
+// pictured is the section of a kind that has the picture: the newest that compares three cases
+// or more, or else the newest; nil for a kind without pictures.
+func pictured(sections []*section, kind string) (first *section) {
+	for _, s := range sections {
+		switch {
+		case s.Kind != kind || s.bars == nil:
+		case len(s.bars.labels) >= 3:
+			return s
+		case first == nil:
+			first = s
+		}
+	}
+	return first
 }
 
 // collect reads the results below roots, in the report's order and newest first, and
@@ -143,6 +170,10 @@ func collect(roots []string) (sections []*section, other []string, err error) {
 			if err != nil {
 				return fmt.Errorf("%s: %w", path, err)
 			}
+			if len(s.Rows) == 0 { // a part of the step that has no table
+				other = append(other, filepath.ToSlash(path))
+				return nil
+			}
 			s.Kind, s.File = kinds[i].pattern, filepath.ToSlash(path)
 			if strings.Contains(s.Kind, "*") {
 				s.Kind = "calls.json"
@@ -165,6 +196,9 @@ func collect(roots []string) (sections []*section, other []string, err error) {
 	slices.SortStableFunc(sections, func(a, b *section) int {
 		if a.Kind != b.Kind {
 			return order(a) - order(b)
+		}
+		if a.Run.onGPU() != b.Run.onGPU() { // runs on a simulated GPU come last
+			return strings.Compare(fmt.Sprint(b.Run.onGPU()), fmt.Sprint(a.Run.onGPU()))
 		}
 		return strings.Compare(b.Run.Date, a.Run.Date)
 	})
@@ -193,6 +227,8 @@ func circumstances(root, dir string) (r run) {
 			case len(fields) >= 4:
 				gpus = append(gpus, fields[0]+" ("+fields[3]+")")
 				r.Driver = fields[2]
+			case strings.HasPrefix(line, simulated):
+				gpus = append(gpus, line)
 			case strings.HasPrefix(line, "Linux "):
 				r.Kernel = line
 			case len(line) > 10 && line[4] == '-':
@@ -215,7 +251,7 @@ func markdown(sections []*section, pictures map[int]string, other []string) stri
 	for _, s := range sections {
 		newest = max(newest, s.Run.Date)
 	}
-	fmt.Fprintf(&b, "# nvshare: measurements\n\nGenerated from raw results, the newest of %s. Each table names its file and its\ncircumstances; the newest run of a kind comes first and has the picture.\n", newest)
+	fmt.Fprintf(&b, "# nvshare: measurements\n\nGenerated from raw results, the newest of %s. Each table names its file and its\ncircumstances. The newest run of a kind comes first, runs on a simulated GPU last; the\npicture is of the newest run with three cases or more.\n", newest)
 	for i, s := range sections {
 		if i == 0 || sections[i-1].Kind != s.Kind {
 			fmt.Fprintf(&b, "\n## %s\n\n%s\n", s.Title, s.About)

@@ -7,6 +7,7 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -38,7 +39,19 @@ func TestReportOfTheTree(t *testing.T) {
 		"with the peer `libvgpu.so`",
 		"| one thread, one stream | launch | 2.7 | +3.8 | +0.0 |",
 		"![Real programs that share a GPU](programs.svg)",
-		"- `../gpu/results/2026-11-21-h200-580.159.04/gang/gang.json`",
+		"| train | not recorded | 12 | 1.04 | 208.61 | 201.60 |",
+		"| decode | auto | 6 | 1.11 (1.00 to 1.31) | 308.93 | 283.44 |",
+		"simulated GPU, 2 processors",
+		"| decode + decode | 3.25 GiB | 1.5 | 0.49, 0.41 | 0.89 | 1.01 (0.90 to 1.11) | 1.3 % | 6.38, 6.34 |",
+		"| decode + decode + decode | 5 GiB | - | failed: tenant 0: window: context canceled | - | - | - | - |",
+		"| a process of 8 GiB comes back with its next call | 10 | 0.606 | 0.786 |",
+		"| 19 servers of 4.5 GiB, of which 4 fit: one that was suspended | 123 | 0.646 | 0.986 |",
+		"| torch | 8 GiB | 20 | 64 | 0.75 | 0.85 | 0.67 | 0.76 | 229 of 229 |",
+		"| 6 × decode | group | - | 5.40 |",
+		"| a decoder and a GEMM program, both members | group, limit of GEMM | 1.03, 0.74 | 1.77 |",
+		"| a gang and a tenant on each GPU | gangs, turns of 100ms | 98.5 % | 98.8 % |",
+		"| two gangs | no gangs, turns of 100ms | 6.5 % | 6.5 % |",
+		"- `../gpu/results/2026-11-26-h200-580.159.04/memory/memory.json`",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the report lacks %q", want)
@@ -105,6 +118,48 @@ func TestTablesAreComplete(t *testing.T) {
 		if !slices.Contains(seen, k.pattern) {
 			t.Errorf("the tree's results lack %s, or the report does not read it", k.pattern)
 		}
+	}
+}
+
+// The newest run has the picture, unless it compares two cases or fewer; one on a simulated GPU
+// comes last, however new it is.
+func TestOrderAndPictures(t *testing.T) {
+	dir := t.TempDir()
+	const cell = `{"program":"decode","way":"on","native":[[1]],"shim_of_native":{"ratio":0.9,"low":0.8,"high":1}}`
+	for name, run := range map[string]struct {
+		host, cells string
+	}{
+		"sim": {"2026-11-29T00:00:00Z\nsimulated GPU, 2 processors\n", cell + "," + cell + "," + cell},
+		"one": {"2026-11-28T00:00:00Z\nNVIDIA H200, GPU-1, 580.1, 1 MiB\n", cell},
+		"all": {"2026-11-27T00:00:00Z\nNVIDIA H200, GPU-1, 580.1, 1 MiB\n", cell + "," + cell + "," + cell},
+	} {
+		sub := filepath.Join(dir, name)
+		if err := errors.Join(os.Mkdir(sub, 0o755), os.WriteFile(filepath.Join(sub, "host.txt"), []byte(run.host), 0o644),
+			os.WriteFile(filepath.Join(sub, "alone.json"), []byte("["+run.cells+"]"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	sections, _, err := collect([]string{dir})
+	if err != nil || len(sections) != 3 {
+		t.Fatalf("%d sections, %v", len(sections), err)
+	}
+	for i, want := range []string{"one", "all", "sim"} {
+		if got := filepath.Base(filepath.Dir(sections[i].File)); got != want {
+			t.Errorf("section %d is of %s, want %s", i, got, want)
+		}
+	}
+	if pictured(sections, "alone.json") != sections[1] || pictured(sections[:1], "alone.json") != sections[0] {
+		t.Error("the picture is not of the newest run with three cases")
+	}
+}
+
+// A bar of what was not measured is left out: it is not 0.
+func TestChartLeavesOut(t *testing.T) {
+	c := &chart{series: []string{"native", "group"}}
+	c.add("x", math.NaN(), 2)
+	text := c.svg("title")
+	if strings.Contains(text, "NaN") || strings.Contains(text, ">0.00<") || strings.Count(text, ">2.00<") != 1 {
+		t.Errorf("the chart: %s", text)
 	}
 }
 
