@@ -161,8 +161,8 @@ runtimes: root deps build simgpu tools ## pods on containerd 1.7 and 2.0, which 
 		NVSHARE_CONTAINERD=$(BUILD)/containerd-$$v $(GO) test -count=1 -tags $(TAGS),e2e -timeout 60m -run '$(RUNTIME_TESTS)' ./tests/e2e; \
 	done
 
-test-e2e: build simgpu tools ## of make test: pods and containers, on a real containerd; root
-	$(call TEST,./tests/e2e) -count=1 -tags $(TAGS),e2e -timeout 60m
+test-e2e: build simgpu tools ## of make test: pods and containers, on a real containerd, and the demo; root
+	$(call TEST,./tests/e2e ./tests/demo) -p 1 -count=1 -tags $(TAGS),e2e -timeout 60m
 
 test-engines: stage simgpu tools ## of make test: the examples of deployments, install and uninstall; root
 	$(call TEST,./tests/engines) -count=1 -tags $(TAGS),engines -timeout 60m

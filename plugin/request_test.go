@@ -5,6 +5,8 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -21,6 +23,35 @@ var known = []string{"0", "1", "GPU-51600000-0000-4000-8000-000000000000", uuid,
 func parsed(annotations map[string]string, container string, known []string) (Request, error) {
 	r, choiceErr, termsErr := parseRequest(annotations, container, known)
 	return r, errors.Join(choiceErr, termsErr)
+}
+
+// The annotations that README shows, those behind a comment sign too, are ones that the plugin
+// knows, with values that it takes, and each says something.
+func TestAnnotationsOfREADME(t *testing.T) {
+	page, err := os.ReadFile("../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
+	pair := regexp.MustCompile(`([a-z.-]*nvshare\.com[a-z./-]*): (?:"([^"]*)"|([^\s"{},]+))`)
+	n := 0
+	for _, block := range blocks {
+		for _, m := range pair.FindAllStringSubmatch(block[1], -1) {
+			n++
+			key, value := m[1], m[2]+m[3]
+			annotations := map[string]string{key: value}
+			nothing, _ := parsed(nil, "train", known)
+			r, err := parsed(annotations, "train", known)
+			if text := UnknownAnnotations(annotations); err != nil || text != "" {
+				t.Errorf("%s: %q: %v %s", key, value, err, text)
+			} else if value != "batch" && fmt.Sprint(r) == fmt.Sprint(nothing) {
+				t.Errorf("%s: %q asks for nothing", key, value)
+			}
+		}
+	}
+	if len(blocks) < 4 || n < 10 {
+		t.Errorf("found %d annotations in %d blocks: the pattern is wrong", n, len(blocks))
+	}
 }
 
 func TestParseRequest(t *testing.T) {

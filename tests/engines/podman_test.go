@@ -10,11 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/nvshare/nvshare/tests/node"
+	"github.com/nvshare/nvshare/tests/readme"
 )
 
 // podman prepares an engine for podman, with the node's cgroups and network, and with
@@ -75,6 +77,7 @@ func testPodman(t *testing.T, name, root, scripts string) {
 		argv := append([]string{"podman", "run", "--rm", "--device", "nvshare.com/gpu=1"}, options...)
 		runExample(t, e, name+"-"+what, append(append(argv, image), busy(what)...)...)
 	}
+	t.Run("README", func(t *testing.T) { testREADME(t, e) })
 	t.Run("any GPU", func(t *testing.T) { testAnyGPU(t, e, name) })
 	t.Run("annotations", func(t *testing.T) { testAnnotations(t, e, limitedByCLI("podman", name)) })
 	t.Run("read-only root", func(t *testing.T) { run(t, "readonly", "--read-only") })
@@ -92,6 +95,61 @@ func testPodman(t *testing.T, name, root, scripts string) {
 			t.Errorf("got %q, %v", out, err)
 		}
 	})
+}
+
+// testREADME runs README's commands for podman as they are printed, but for the names of an image
+// and a program: two containers with a limit that each sees as the GPU's size and nvsharectl
+// shows by name, and a member of an overlap group.
+func testREADME(t *testing.T, e *node.Engine) {
+	ctx := within(t)
+	var member []string
+	ran := 0
+	for _, line := range must(readme.Commands("../../README.md"))(t) {
+		argv := strings.Fields(strings.TrimPrefix(line, "sudo "))
+		if argv[0] != "podman" {
+			continue
+		}
+		ran++
+		for i, word := range argv {
+			switch word {
+			case "IMAGE":
+				argv[i] = image
+			case "PROGRAM":
+				argv = append(argv[:i], busy("README")...)
+			}
+		}
+		switch {
+		case slices.Contains(argv, "nvshare.com/gpu-overlap=small"):
+			member = append(argv, busy("README-member")...)
+		case argv[1] == "run":
+			name := argv[slices.Index(argv, "--name")+1]
+			must(e.Run(ctx, argv...))(t)
+			t.Cleanup(func() { must(e.Run(within(t), "podman", "rm", "--force", "--time", "0", name))(t) })
+		case argv[1] == "exec":
+			if said := must(e.Run(ctx, argv...))(t); !strings.Contains(said, " / 8192MiB") {
+				t.Fatalf("%s: %s", line, said)
+			}
+		}
+	}
+	if ran < 4 || member == nil {
+		t.Fatalf("README has %d commands for podman, and %q: the pattern is wrong", ran, member)
+	}
+	check(t, node.Until(ctx, "nvsharectl to name both containers", func() error {
+		said := must(shared.Ctl(ctx))(t)
+		for _, name := range []string{"a", "b"} {
+			if !regexp.MustCompile(`(?m)^0 +` + name + ` .* of 8Gi`).MatchString(said) {
+				return fmt.Errorf("no line of %s:\n%s", name, said)
+			}
+		}
+		return nil
+	}))
+	known := clients(t, ctx)
+	p := must(e.Start("README-member", member...))(t)
+	c := awaitTurns(t, ctx, p, known)
+	if got := c.Container.GetShare().GetOverlap(); got != "small" {
+		t.Errorf("the member is in group %q: %v", got, c)
+	}
+	end(t, ctx, p, c)
 }
 
 // testAnyGPU: a container that may move can open all GPUs, begins on the one with the fewest

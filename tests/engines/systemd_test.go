@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/nvshare/nvshare/tests/node"
+	"github.com/nvshare/nvshare/tests/readme"
 )
 
 // bootScript makes a copy on write of this machine's files, in memory, and starts systemd
@@ -44,7 +45,8 @@ for node in null zero full random urandom tty; do
 done
 mkdir dev/shm dev/pts
 mount -t tmpfs tmpfs dev/shm
-mount -t devpts -o newinstance devpts dev/pts
+mount -t devpts -o newinstance,ptmxmode=666 devpts dev/pts
+ln -s pts/ptmx dev/ptmx
 ln -s /proc/self/fd dev/fd
 mkdir -p "./$2"
 mount --bind "$2" "./$2"
@@ -62,10 +64,11 @@ func ownCgroup(t *testing.T) string {
 	check(t, err)
 	for line := range strings.Lines(string(mounts)) {
 		if f := strings.Fields(line); len(f) > 2 && f[2] == "cgroup2" {
-			dir := filepath.Join(f[1], "nvshare-boot-"+strconv.Itoa(os.Getpid()))
-			if err := os.Mkdir(dir, 0o755); err != nil {
-				t.Skipf("no cgroup can be made here: %v", err)
+			dir, err := os.MkdirTemp(f[1], "nvshare-boot-") // another clone's tests may run now
+			if err != nil {
+				t.Skipf("SKIPPED: no cgroup can be made here: %v", err)
 			}
+			check(t, os.Chmod(dir, 0o755)) // for services that are not root
 			t.Cleanup(func() { check(t, node.RemoveCgroup(dir)) })
 			return dir
 		}
@@ -235,6 +238,7 @@ mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler le
 	m.await("it to hold the GPU under the next scheduler", holding)
 
 	check(t, tenant.Process.Kill())
+	testEditedUnit(m)
 	testOverlapUnit(m)
 	m.run("nvsharectl", "uninstall")
 	if out, err := m.try("ls", "/run/nvshare"); err == nil {
@@ -264,6 +268,31 @@ func testPluginUnit(m *machine) {
 			m.t.Errorf("the plugin's status lacks %q:\n%s", want, status)
 		}
 	}
+}
+
+// testEditedUnit: what README has for systemctl edit gives the installed unit the option.
+func testEditedUnit(m *machine) {
+	m.t.Helper()
+	var block string
+	for _, b := range must(readme.Blocks("../../README.md"))(m.t) {
+		if b.Language == "ini" {
+			block += b.Text
+		}
+	}
+	const size = "--swap-memory 200Gi" // this machine may have less
+	if strings.Count(block, size) != 1 {
+		m.t.Fatalf("README's block for systemctl edit: %q", block)
+	}
+	m.run("sh", "-c", `printf %s "$1" >/tmp/block && printf '#!/bin/sh\ncat /tmp/block >"$1"\n' >/tmp/editor && chmod +x /tmp/editor`, "sh",
+		strings.Replace(block, size, "--swap-memory 64Mi", 1))
+	// It edits on a terminal only.
+	m.run("script", "--quiet", "--return", "--command", "EDITOR=/tmp/editor systemctl edit nvshare-scheduler", "/dev/null")
+	m.run("systemctl", "restart", "nvshare-scheduler")
+	m.await("the scheduler to have the option", `"arena_limit_bytes":67108864`)
+	m.run("rm", "/etc/systemd/system/nvshare-scheduler.service.d/override.conf")
+	m.run("systemctl", "daemon-reload")
+	m.run("systemctl", "restart", "nvshare-scheduler")
+	m.await("the scheduler without the option", `"index":0`)
 }
 
 // testOverlapUnit: the unit refuses overlap groups, and says what to install. With that, a

@@ -105,9 +105,10 @@ func (n *Node) BuildImages(ctx context.Context) error {
 	if err := work.copyProgram("usr/bin/sleep", "/usr/bin/sleep"); err != nil {
 		return err
 	}
-	busy := filepath.Join(n.build, "bin", "cuda-busy")
-	if err := work.copyProgram("usr/bin/cuda-busy", busy); err != nil {
-		return fmt.Errorf("%w (make simgpu builds it)", err)
+	for name, program := range map[string]string{"cuda-busy": "cuda-busy", "nvidia-smi": "gpu-sizes"} {
+		if err := work.copyProgram("usr/bin/"+name, filepath.Join(n.build, "bin", program)); err != nil {
+			return fmt.Errorf("%w (make simgpu builds it)", err)
+		}
 	}
 	if err := work.copyCLibrary(); err != nil {
 		return err

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -29,27 +28,35 @@ var elsewhere = []struct{ begins, file, test string }{
 	{".build/release/nvsharectl install --start", "../engines/systemd_test.go", "TestUnderSystemd"},
 	{"systemctl enable --now", "../engines/systemd_test.go", "TestUnderSystemd"},
 	{"nvsharectl uninstall", "../engines/uninstall_test.go", "TestInstallAndUninstall"},
-	{"podman", "../engines/podman_test.go", "TestPodman"},
+	{"podman run -d --name a ", "../engines/podman_test.go", "TestPodman"},
+	{"podman run -d --name b ", "../engines/podman_test.go", "TestPodman"},
+	{"podman exec a ", "../engines/podman_test.go", "TestPodman"},
+	{"podman run --device nvshare.com/gpu=0 --annotation nvshare.com/gpu-overlap=", "../engines/podman_test.go", "TestPodman"},
+	{"make demo", "../demo/demo_test.go", "TestDemo"},
 	{"kubectl annotate", "../kubernetes/cluster_test.go", "TestCluster"},
 	{"nvsharectl run --overlap", "../engines/systemd_test.go", "TestUnderSystemd"},
 	{"nvsharectl run --memory-limit", "../../sched/nvsharectl/run_test.go", "TestRunAsTenant"},
 }
 
-// commands returns the lines of a page's sh blocks, without comments, joined where they go
-// on.
-func commands(t *testing.T, page string) (all []string) {
+// others names the tests of blocks that are no commands, by their language.
+var others = map[string]struct{ file, test string }{
+	"yaml": {"../../plugin/request_test.go", "TestAnnotationsOfREADME"},
+	"ini":  {"../engines/systemd_test.go", "TestUnderSystemd"},
+}
+
+// thereIs fails if a file has no such test.
+func thereIs(t *testing.T, what, file, test string) {
 	t.Helper()
-	text, err := os.ReadFile(page)
+	if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), "func "+test+"(") {
+		t.Errorf("%q is run by %s in %s, which is not there: %v", what, test, file, err)
+	}
+}
+
+func commands(t *testing.T, page string) []string {
+	t.Helper()
+	all, err := Commands(page)
 	if err != nil {
 		t.Fatal(err)
-	}
-	comment := regexp.MustCompile(`\s+#.*$`)
-	for _, block := range regexp.MustCompile("(?ms)^```sh\n(.*?)^```$").FindAllStringSubmatch(string(text), -1) {
-		for line := range strings.Lines(strings.ReplaceAll(block[1], "\\\n", " ")) {
-			if line = comment.ReplaceAllString(strings.TrimSpace(line), ""); line != "" {
-				all = append(all, line)
-			}
-		}
 	}
 	return all
 }
@@ -167,9 +174,7 @@ next:
 		bare := strings.TrimPrefix(line, "sudo ")
 		for _, e := range elsewhere {
 			if strings.HasPrefix(bare, e.begins) {
-				if text, err := os.ReadFile(e.file); err != nil || !strings.Contains(string(text), "func "+e.test+"(") {
-					t.Errorf("%q is run by %s in %s, which is not there: %v", line, e.test, e.file, err)
-				}
+				thereIs(t, line, e.file, e.test)
 				continue next
 			}
 		}
@@ -195,6 +200,30 @@ next:
 		default:
 			t.Errorf("nothing runs %q: run it here, or name its test in elsewhere", line)
 		}
+	}
+}
+
+// What is to be put into a file has a test, too.
+func TestBlocksOfREADME(t *testing.T) {
+	blocks, err := Blocks("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, block := range blocks {
+		if block.Language == "sh" || block.Language == "" {
+			continue
+		}
+		o, known := others[block.Language]
+		if !known {
+			t.Errorf("nothing tries what this block says: name its test in others\n%s", block.Text)
+			continue
+		}
+		thereIs(t, block.Language, o.file, o.test)
+		seen[block.Language] = true
+	}
+	if len(seen) != len(others) {
+		t.Errorf("README has blocks of %v only", seen)
 	}
 }
 

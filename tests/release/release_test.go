@@ -13,12 +13,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/nvshare/nvshare/tests/readme"
 )
 
 const top = "../.."
@@ -141,6 +144,27 @@ func TestChecksums(t *testing.T) {
 	for _, name := range files(t, first) {
 		if name != "SHA256SUMS" && !strings.Contains(string(sums), "  "+name+"\n") {
 			t.Errorf("SHA256SUMS lacks %s", name)
+		}
+	}
+}
+
+// README's commands name this release's files.
+func TestNamesOfREADME(t *testing.T) {
+	t.Parallel()
+	if !slices.Contains(arches, "amd64") {
+		t.Skip("SKIPPED: README names the files for amd64")
+	}
+	var named []string
+	commands, err := readme.Commands("../../README.md")
+	for _, line := range commands {
+		named = append(named, regexp.MustCompile(`\bnvshare[-_][0-9a-z._-]*\.(deb|rpm|tar\.gz)\b`).FindAllString(line, -1)...)
+	}
+	if err != nil || len(named) != 3 {
+		t.Errorf("README names %v, %v: want a deb, an rpm and a tarball", named, err)
+	}
+	for _, name := range named {
+		if !slices.Contains(files(t, first), name) {
+			t.Errorf("README names %s, of %v", name, files(t, first))
 		}
 	}
 }
