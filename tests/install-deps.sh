@@ -72,6 +72,9 @@ if [ "$goal" = test ]; then
 	want valgrind "counts the instructions that the shim adds; left out without it" program valgrind
 	want spin "checks the model of grants and restarts; left out without it" program spin
 	want chromium "sees the page of nvsharectl web; left out without it" program chromium
+	want bash-completion "nvsharectl's completion in bash; left out without it" test -e /usr/share/bash-completion/bash_completion
+	want zsh "the same in zsh; left out without it" program zsh
+	want fish "the same in fish; left out without it" program fish
 	# Libraries that people preload beside the shim.
 	want libjemalloc2 "beside the shim; left out without it" installed libjemalloc.so.2
 	want libtcmalloc-minimal4 "beside the shim; left out without it" installed libtcmalloc_minimal.so.4

@@ -35,16 +35,11 @@ func complete(root *cobra.Command, f *rootFlags) {
 	fixed := func(values ...string) cobra.CompletionFunc {
 		return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
 	}
-	types := []string{"turn"}
-	for n := range api.EventType_name {
-		types = append(types, eventTypeName(api.EventType(n)))
-	}
-	slices.Sort(types)
 	byFlag := map[string]cobra.CompletionFunc{
 		"container":   names(containerNames),
 		"tenant":      names(tenantNames),
 		"gpu":         names(gpuNames),
-		"type":        fixed(types...),
+		"type":        fixed(eventTypeNames()...),
 		"anti-thrash": fixed("on", "off", "auto"),
 		"priority":    fixed("batch", "latency", "none"),
 		"memory-mode": fixed("swap", "resident", "managed", "none"),

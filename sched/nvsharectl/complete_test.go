@@ -40,6 +40,21 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
+// Each type of event that is offered is one that the command takes.
+func TestCompletionOfTypes(t *testing.T) {
+	dir := serve(t, &fake{status: sample()})
+	_, out, _ := ctl("__complete", "--run-dir", dir, "events", "--type", "")
+	types := strings.Fields(out)
+	if len(types) < 10 || types[len(types)-1] != ":4" {
+		t.Fatalf("offered: %q", out)
+	}
+	for _, name := range types[:len(types)-1] {
+		if code, _, errs := ctl("--run-dir", dir, "events", "--type", name); code == exitUsage {
+			t.Errorf("%s is offered: %s", name, errs)
+		}
+	}
+}
+
 // What is offered is what the command takes.
 func TestCompletionOfOutput(t *testing.T) {
 	for args, want := range map[string]string{

@@ -57,19 +57,25 @@ func eventTypes(name string) ([]api.EventType, error) {
 	if name == "turn" {
 		return turnEvents, nil
 	}
-	names := []string{"turn"}
 	for n := range api.EventType_name {
-		t := api.EventType(n)
-		if t == api.EventType_EVENT_TYPE_UNSPECIFIED {
-			continue
-		}
-		if eventTypeName(t) == name {
+		if t := api.EventType(n); t != api.EventType_EVENT_TYPE_UNSPECIFIED && eventTypeName(t) == name {
 			return []api.EventType{t}, nil
 		}
-		names = append(names, eventTypeName(t))
+	}
+	names := eventTypeNames()
+	return nil, fmt.Errorf("%q is no type of event%s: give some of %s", name, suggestion(name, names), strings.Join(names, ", "))
+}
+
+// eventTypeNames returns what --type takes.
+func eventTypeNames() []string {
+	names := []string{"turn"}
+	for n := range api.EventType_name {
+		if t := api.EventType(n); t != api.EventType_EVENT_TYPE_UNSPECIFIED {
+			names = append(names, eventTypeName(t))
+		}
 	}
 	slices.Sort(names)
-	return nil, fmt.Errorf("%q is no type of event%s: give some of %s", name, suggestion(name, names), strings.Join(names, ", "))
+	return names
 }
 
 // parseSince reads how long ago, or when.
