@@ -205,6 +205,18 @@ printf '[Service]\nEnvironment=NVSHARE_SIMGPU=/simgpu\n%s\n%s\n%s\n%s\n%s\n' \
 mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler left it
 `, "prepare", buildDir)
 	m.run(filepath.Join(buildDir, "release", "nvsharectl"), "install", "--start")
+	m.run("systemctl", "disable", "--now", "nvshare-scheduler", "nvshare-plugin")
+	enabled := 0
+	for _, line := range must(readme.Commands("../../README.md"))(t) {
+		if command, ok := strings.CutPrefix(line, "sudo systemctl enable "); ok { // as after a package
+			m.run(strings.Fields("systemctl enable " + command)...)
+			enabled++
+		}
+	}
+	if enabled != 1 {
+		t.Errorf("README starts the services with %d commands", enabled)
+	}
+	m.run("systemctl", "is-enabled", "nvshare-scheduler", "nvshare-plugin")
 
 	pid := strings.TrimSpace(m.run("systemctl", "show", "--value", "-p", "MainPID", "nvshare-scheduler.service"))
 	status := m.run("cat", "/proc/"+pid+"/status")
