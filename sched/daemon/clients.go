@@ -400,7 +400,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 			want = false
 		}
 		if !slices.Contains(m.clients, c.client) {
-			m.clients = append(m.clients, c.client)
+			m.clients, m.count = append(m.clients, c.client), m.count+1
 		}
 	}
 	c.page.SetLimits(f.Channel, g.limits(c.client.Account, c.client.id))

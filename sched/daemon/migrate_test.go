@@ -586,6 +586,32 @@ func TestMigrateLatecomer(t *testing.T) {
 	})
 }
 
+// A process that comes back with memory on the GPU while its tenant departs is asked to move
+// that memory out, too.
+func TestMigrateComesBackMeanwhile(t *testing.T) {
+	s := start(t, t.TempDir(), migrating(&carrier{}))
+	a, e := newWorking(t, s, wire.RegisterSwap)
+	done := migrateSelf(t, s, "1")
+	if f := a.want(wire.TypeRevoke); f.Epoch != e {
+		t.Fatalf("%+v", f)
+	}
+	p := newProc(t, s.dir, 0) // of the same user
+	b := &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterReconnect), proc: p}
+	b.attach(0, gpuA, 0, 0)
+	b.has.Resident = 64 * mib
+	b.send(wire.Frame{Type: wire.TypeReserve, Code: wire.ReserveForce, Reserve: wire.Reserve{Total: 64 * mib, Least: 64 * mib, Serial: 1}})
+	b.want(wire.TypeReserved)
+	b.moved(0, 0)
+	b.awaitLess(s, 1)
+	b.out()
+	a.gives256Back(s, e)
+	a.arrivesOn(gpuB, 0)
+	b.arrivesOn(gpuB, 0)
+	if r := <-done; r.err != nil || r.Processes != 2 {
+		t.Fatalf("%v, %v", r.MigrateResponse, r.err)
+	}
+}
+
 // The record of processes that are off their GPUs keeps those of an earlier scheduler,
 // whatever else moves.
 func TestMigrateRecordKeeps(t *testing.T) {

@@ -244,6 +244,9 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 		Client: id, Epoch: sched.Epoch(f.Epoch), Report: sched.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
 		Ready: is(wire.MovedReady), Stuck: is(wire.MovedStuck), NoMemory: is(wire.MovedNoMemory), NoArena: is(wire.MovedNoArena),
 	})
+	if att.moves && f.Moved.Resident > f.Moved.Fixed {
+		d.step(g, sched.Suspend{Tenant: att.client.Account}) // it came back after its tenant began to depart
+	}
 }
 
 // residentFits says why a tenant's memory cannot be kept on a GPU.

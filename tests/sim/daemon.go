@@ -265,6 +265,7 @@ func (d *daemon) receive(k *conn, ev sched.Event) {
 		if d.conns[id] == k && !d.keeps(ev) {
 			d.w.judge.asks(ev)
 			d.step(ev)
+			d.mayHaveToLeave(ev)
 		}
 		return
 	}

@@ -168,6 +168,15 @@ func (d *daemon) stay(t *tenant) {
 	}
 }
 
+// mayHaveToLeave is for a client that has memory on the GPU although its tenant departs: it has
+// come back meanwhile.
+func (d *daemon) mayHaveToLeave(ev sched.Event) {
+	moved, ok := ev.(sched.Moved)
+	if _, off := d.keptOff[moved.Client]; ok && off && d.core != nil && moved.Report.Resident > moved.Report.Fixed {
+		d.step(sched.Suspend{Tenant: d.departs.name})
+	}
+}
+
 // keeps says whether the core is not to be told what a client says.
 func (d *daemon) keeps(ev sched.Event) bool {
 	switch ev := ev.(type) {
