@@ -106,6 +106,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"overlays/surge":            {"surge.enabled=true"},
 		"overlays/overlap-groups":   {"overlapGroups.enabled=true"},
 		"overlays/checkpoint":       {"checkpoint.enabled=true"},
+		"overlays/suspend-dir":      {"checkpoint.enabled=true", "checkpoint.suspendDir=/var/lib/nvshare/suspended", "scheduler.args={--swap-memory=auto}"},
 		"overlays/required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
 	} {
 		args := []string{"template", "nvshare", chart, "--namespace", "nvshare-system"}
@@ -161,6 +162,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	}
 	for _, value := range []string{
 		"scheduler.fenceAction=shout", "plugin.audit=shout", "metrics.enabeld=true", "plugin.args={nri}", "image.pullPolicy=Sometimes", "image.digest=latest", "required.apiVersion=v1", "upgradeNodes=0", "upgradeNodes=five",
+		"checkpoint.suspendDir=/srv/a", "checkpoint.enabled=true,checkpoint.suspendDir=/srv/a", "checkpoint.enabled=true,checkpoint.suspendDir=srv/a,scheduler.args={--swap-memory=1Gi}",
+		"checkpoint.enabled=true,checkpoint.suspendDirSize=5Gi",
 	} {
 		out, err := helm("template", "nvshare", chart, "--set", value)
 		name, _, _ := strings.Cut(strings.Split(value, "=")[0], ".")
@@ -217,6 +220,10 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `add: ["CHOWN","DAC_OVERRIDE","KILL","SETGID","SETUID","SYS_ADMIN","SYS_PTRACE"]`) {
 		t.Errorf("rights of several values: %v\n%s", err, out)
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "checkpoint.enabled=true,checkpoint.suspendDir=/srv/a b,checkpoint.suspendDirSize=5Gi,scheduler.args={--swap-memory=1Gi}")
+	if err != nil || !strings.Contains(out, `"--suspend-dir=/var/lib/nvshare/suspended","--suspend-dir-size=5Gi","--swap-memory=1Gi"]`) || !strings.Contains(out, `hostPath: {path: "/srv/a b", type: DirectoryOrCreate}`) {
+		t.Errorf("files of suspended tenants: %v\n%s", err, out)
+	}
 	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
 	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=stop"]`) || strings.Count(out, `add: ["KILL"]`) != 1 {
 		t.Errorf("audit=stop: %v\n%s", err, out)
@@ -242,7 +249,7 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/dra-surge", "overlays/surge", "overlays/overlap-groups", "overlays/checkpoint", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
+	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/dra-surge", "overlays/surge", "overlays/overlap-groups", "overlays/checkpoint", "overlays/suspend-dir", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
 		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
 	}
 	files, err := filepath.Glob("manifests/*.yaml")
