@@ -5,7 +5,8 @@
 //
 // It opens them through the process's mappings, because neither side keeps the descriptors:
 // the shim closes them, and those of an earlier scheduler are gone with it. That takes
-// CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN, and the rights to trace the process.
+// CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN, and of a process of another user CAP_DAC_READ_SEARCH and
+// CAP_SYS_PTRACE too.
 package segments
 
 import (
@@ -66,7 +67,7 @@ func Open(pid int) (all []Segment, err error) {
 			continue // it is not mapped any more
 		}
 		if err != nil {
-			return all, fmt.Errorf("open the memory of process %d (that takes root, or CAP_CHECKPOINT_RESTORE and CAP_SYS_PTRACE): %w", pid, err)
+			return all, fmt.Errorf("open the memory of process %d (that takes root, or CAP_CHECKPOINT_RESTORE, and of another user CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE too): %w", pid, err)
 		}
 		s, ok := describe(f)
 		if !ok {
@@ -122,7 +123,7 @@ func CanOpen() error {
 	defer func() { _ = unix.MunmapPtr(page, uintptr(size)) }()
 	f, err := os.Open(fmt.Sprintf("/proc/self/map_files/%x-%x", uintptr(page), uintptr(page)+uintptr(size)))
 	if err != nil {
-		return fmt.Errorf("memory of other processes cannot be opened (run the scheduler as root, or with CAP_CHECKPOINT_RESTORE and CAP_SYS_PTRACE): %w", err)
+		return fmt.Errorf("memory of other processes cannot be opened (run the scheduler as root, or with CAP_CHECKPOINT_RESTORE, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE): %w", err)
 	}
 	return f.Close()
 }

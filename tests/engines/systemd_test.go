@@ -5,9 +5,11 @@
 package engines
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -252,6 +254,7 @@ mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler le
 	check(t, tenant.Process.Kill())
 	testEditedUnit(m)
 	testOverlapUnit(m)
+	testCheckpointUnit(m)
 	m.run("nvsharectl", "uninstall")
 	if out, err := m.try("ls", "/run/nvshare"); err == nil {
 		t.Errorf("left behind: %s", out)
@@ -350,16 +353,81 @@ func testOverlapUnit(m *machine) {
 	}
 }
 
+// testCheckpointUnit: with its drop-ins the unit takes a process of another user off the GPU with its
+// context, keeps its memory in a file, and brings it back as it was.
+func testCheckpointUnit(m *machine) {
+	m.t.Helper()
+	tenant := fmt.Sprintf("/proc/%d/root/simgpu/suspend-tenant", m.init)
+	cc := exec.Command("cc", "-std=c11", "-D_GNU_SOURCE", "-pthread", "-I../simgpu", "-o", tenant,
+		"../workload/suspend-tenant.c", filepath.Join(buildDir, "simgpu", "libcuda.so.1"))
+	if out, err := cc.CombinedOutput(); err != nil {
+		m.t.Fatalf("build suspend-tenant: %v\n%s", err, out)
+	}
+	const dropIns = "/etc/systemd/system/nvshare-scheduler.service.d/"
+	m.run("sh", "-c", `
+set -e
+rm "$2overlap-groups.conf"
+for name in checkpoint.conf suspend-dir.conf; do
+	install -D -m 644 "$1/$name" "$2$name"
+done
+printf '[Service]\nExecStart=\nExecStart=/usr/local/sbin/nvshare-scheduler %s\n' \
+	"--swap-memory 150Mi --swap-ready 0 --suspend-dir /var/lib/nvshare/suspended" >"$2options.conf"
+systemctl daemon-reload
+systemctl restart nvshare-scheduler.service
+`, "drop-ins", filepath.Join(buildDir, "release/deployments/systemd"), dropIns)
+	m.await("the scheduler to swap", `"swap":{`)
+	if out := m.run("nvsharectl", "status", "-o", "json"); strings.Contains(out, `"checkpoint_problem"`) {
+		m.t.Errorf("contexts stay: %s", out)
+	}
+	// What is left of the host memory then is less than a quarter of it.
+	cmd := m.command("env", "NVSHARE_SIMGPU_DIR=/simgpu/run", "LD_LIBRARY_PATH=/simgpu/lib", "LD_PRELOAD=libnvshare.so", "/simgpu/suspend-tenant", "64")
+	in, err := cmd.StdinPipe()
+	check(m.t, err)
+	out, err := cmd.StdoutPipe()
+	check(m.t, err)
+	check(m.t, cmd.Start())
+	m.t.Cleanup(func() { in.Close(); _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil || line != "filled 0\n" {
+		m.t.Fatalf("the tenant says %q, %v", line, err)
+	}
+	m.run("nvsharectl", "suspend", "0")
+	m.await("its memory to be in a file", `"context":"away"`, `"arena_bytes":0`)
+	if got := strings.TrimSpace(m.run("sh", "-c", "stat -c '%U %a' /var/lib/nvshare /var/lib/nvshare/suspended /var/lib/nvshare/suspended/*")); got != "root 755\nnvshare 700\nnvshare 600" {
+		m.t.Errorf("owners and modes: %q", got)
+	}
+	_, err = in.Write([]byte("k"))
+	check(m.t, err)
+	check(m.t, in.Close())
+	said, err := io.ReadAll(out)
+	if err := errors.Join(err, cmd.Wait()); err != nil || string(said) != "k 0\n" {
+		m.t.Errorf("the tenant ends with %v, and says %q", err, said)
+	}
+	m.run("rm", dropIns+"checkpoint.conf", dropIns+"suspend-dir.conf", dropIns+"options.conf")
+}
+
 // The units are as confined as their work allows; each says what it needs, and why.
 func TestExposure(t *testing.T) {
-	for unit, most := range map[string]string{"scheduler": "25", "plugin": "40"} { // tenths
-		unit = "../../deployments/systemd/nvshare-" + unit + ".service"
-		out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold="+most, "--no-pager", unit).CombinedOutput()
+	for _, c := range []struct {
+		unit, most string // tenths
+		dropIns    []string
+	}{
+		{"scheduler", "25", nil}, {"plugin", "40", nil},
+		{"scheduler", "26", []string{"checkpoint.conf"}},
+		{"scheduler", "27", []string{"checkpoint.conf", "suspend-dir.conf"}},
+		{"scheduler", "37", []string{"overlap-groups.conf"}},
+	} {
+		dir, name := t.TempDir(), "nvshare-"+c.unit+".service"
+		text, err := os.ReadFile("../../deployments/systemd/" + name)
+		check(t, err)
+		check(t, os.WriteFile(filepath.Join(dir, name), text, 0o644))
+		dropIns(t, dir, append(c.dropIns, "none")...)
+		out, err := exec.Command("systemd-analyze", "security", "--offline=true", "--threshold="+c.most, "--no-pager", filepath.Join(dir, name)).CombinedOutput()
 		if strings.Contains(string(out), "unrecognized option") || errors.Is(err, exec.ErrNotFound) {
 			t.Skip("there is no systemd-analyze here that judges files (systemd 250)")
 		}
 		if err != nil {
-			t.Errorf("%s: %v, the exposure may be %s tenths at most:\n%s", unit, err, most, out)
+			t.Errorf("%s with %v: %v, the exposure may be %s tenths at most:\n%s", name, c.dropIns, err, c.most, out)
 		}
 	}
 }

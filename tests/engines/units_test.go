@@ -38,6 +38,7 @@ func TestUnits(t *testing.T) {
 		}
 		args = append(args, file)
 	}
+	dropIns(t, dir)
 	out, err := exec.Command("systemd-analyze", args...).CombinedOutput()
 	for line := range strings.Lines(string(out)) {
 		if strings.Contains(line, "nvshare") { // systemd-analyze checks the machine's units too
@@ -46,6 +47,37 @@ func TestUnits(t *testing.T) {
 	}
 	if err != nil && !t.Failed() {
 		t.Logf("systemd-analyze: %v\n%s", err, out)
+	}
+}
+
+// dropIns puts all drop-ins beside the units in dir, where each of them says that it belongs.
+func dropIns(t *testing.T, dir string, only ...string) {
+	t.Helper()
+	files, err := filepath.Glob("../../deployments/systemd/*.conf")
+	if err != nil || len(files) < 3 {
+		t.Fatalf("drop-ins: %v, %v", files, err)
+	}
+	for _, file := range files {
+		name := filepath.Base(file)
+		if len(only) > 0 && !slices.Contains(only, name) {
+			continue
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, unit, _ := strings.Cut(string(text), "install -D -m 644 "+name+" /etc/systemd/system/")
+		unit, _, found := strings.Cut(unit, ".d/"+name+"\n")
+		if !found {
+			t.Errorf("%s does not say how it is installed", name)
+			continue
+		}
+		if err := os.MkdirAll(filepath.Join(dir, unit+".d"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, unit+".d", name), text, 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

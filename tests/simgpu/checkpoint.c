@@ -23,6 +23,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <linux/futex.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,6 +53,17 @@ static void set_state(struct sim_slot *s, CUprocessState state)
 	syscall(SYS_futex, &s->process, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+/* As the kernel has it for ptrace(2). */
+static int may_trace(uint32_t uid)
+{
+	struct __user_cap_header_struct who = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct has[2] = { { 0, 0, 0 }, { 0, 0, 0 } };
+
+	if (!geteuid() || uid == (uint32_t)geteuid())
+		return 1;
+	return !syscall(SYS_capget, &who, has) && (has[0].effective & 1u << CAP_SYS_PTRACE);
+}
+
 /* The process's slot, with the lock held; or an error, without the lock. */
 static CUresult begin(int pid, struct sim_slot **out)
 {
@@ -64,7 +76,7 @@ static CUresult begin(int pid, struct sim_slot **out)
 	i = pid > 0 ? sim_slot_of((uint32_t)pid) : -1;
 	if (i < 0) {
 		rc = CUDA_ERROR_INVALID_VALUE;
-	} else if (geteuid() && sim_st->slot[i].uid != (uint32_t)geteuid()) {
+	} else if (!may_trace(sim_st->slot[i].uid)) {
 		rc = CUDA_ERROR_NOT_PERMITTED;
 	} else {
 		*out = &sim_st->slot[i];
