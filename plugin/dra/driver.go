@@ -125,6 +125,13 @@ func New(c Config) (*Driver, error) {
 // Lead says that no earlier driver of this node runs any more. It is called once.
 func (d *Driver) Lead() { close(d.leads) }
 
+// Alive returns once the locks are free that requests of the kubelet and the runtime need. A driver
+// for which it does not return is stuck.
+func (d *Driver) Alive() {
+	_, _ = d.devices()
+	_, _ = d.store.record("")
+}
+
 // leading tells whether Lead was called.
 func (d *Driver) leading() bool {
 	select {

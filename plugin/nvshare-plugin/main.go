@@ -41,7 +41,8 @@ type flags struct {
 	cdiDir, hostRoot       string
 	nriSocket, name, index string
 	simgpu                 string
-	noNRI, place, ready    bool
+	noNRI, place           bool
+	ready, live            bool
 	promiseMemory          uint32
 	kube                   liveFlags
 	dra                    draFlags
@@ -117,6 +118,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "`percent` of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps. With --dra, the default is the GPU's memory and an equal part of the scheduler's --swap-memory")
 	s.BoolVar(&f.place, "place", false, "place shim and hook on the host and exit")
 	s.BoolVar(&f.ready, "ready", false, "say whether the plugin that runs gives GPUs, and exit: status 1 and the reason if it does not")
+	s.BoolVar(&f.live, "live", false, "say whether the plugin that runs is stuck, and exit: status 1 if it is and has to be started again; not where it gives no GPUs for another reason")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	f.kube.add(s)
 	f.dra.add(s)
@@ -166,6 +168,9 @@ func run(ctx context.Context, f flags, audit plugin.Audit, log logrus.FieldLogge
 		*p = abs
 	}
 	runDir := cdi.OnHost(f.hostRoot, f.runDir)
+	if f.live {
+		return isLive(runDir, namespaceFile, canWrite)
+	}
 	if f.ready {
 		return errors.Join(isReady(runDir, namespaceFile), f.dra.isRegistered())
 	}

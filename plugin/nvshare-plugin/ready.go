@@ -38,9 +38,10 @@ func mountNamespace() string {
 	return name
 }
 
-// publish writes for isReady whether the plugin is ready, until ctx ends. leads is closed
-// when the plugin has the node's seat. publish is called before other goroutines use h.
-func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugin.Health, log logrus.FieldLogger) {
+// publish writes for isReady and isLive whether the plugin is ready, until ctx ends. leads is closed
+// when the plugin has the node's seat. alive is called before each write but the first; it returns
+// unless the plugin is stuck. publish is called before other goroutines use h.
+func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugin.Health, alive func(), log logrus.FieldLogger) {
 	changed := make(chan struct{}, 1)
 	h.OnChange(func() {
 		select {
@@ -75,6 +76,7 @@ func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugi
 			case <-changed:
 			case <-tick.C:
 			}
+			alive()
 		}
 	}()
 }
@@ -94,6 +96,28 @@ func isReady(runDir, namespaceFile string) error {
 	return errNotThere
 }
 
+// isLive returns why the plugin has to be started again: it has not said anything for long,
+// although it could write (canWrite). A plugin that says that it gives no GPUs is alive, whatever
+// the reason: it mends that itself, or nobody can by starting it again.
+func isLive(runDir, namespaceFile string, canWrite func(dir string) error) error {
+	if err := isReady(runDir, namespaceFile); !errors.Is(err, errSilent) || canWrite(runDir) != nil {
+		return nil
+	}
+	return fmt.Errorf("%w: it has not written its state for %v, and could", errSilent, readyLife)
+}
+
+// canWrite says why what publish writes cannot be written.
+func canWrite(dir string) error {
+	f, err := os.CreateTemp(dir, ".plugin.live.*.tmp")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(make([]byte, os.Getpagesize()))
+	return errors.Join(err, f.Close(), os.Remove(f.Name()))
+}
+
+var errSilent = errors.New("nvshare-plugin hangs")
+
 var errNotThere = errors.New("nvshare-plugin does not run here, or has not looked at the GPUs yet")
 
 // said returns what a plugin has said in a file; errNotThere: no plugin has, or one that
@@ -112,7 +136,7 @@ func said(file, namespace string) error {
 		return errNotThere
 	}
 	if old := time.Since(info.ModTime()); old > readyLife {
-		return fmt.Errorf("nvshare-plugin has not written %s for %v: it hangs, was killed, or cannot write there", file, old.Round(time.Second))
+		return fmt.Errorf("%w, was killed, or cannot write %s: it has not for %v", errSilent, file, old.Round(time.Second))
 	}
 	if why = strings.TrimSpace(why); why != "" {
 		return errors.New(why)

@@ -31,7 +31,7 @@ func TestReady(t *testing.T) {
 	}
 	var h plugin.Health
 	ctx, cancel := context.WithCancel(context.Background())
-	publish(ctx, run, led(), &h, quiet())
+	publish(ctx, run, led(), &h, func() {}, quiet())
 	until(t, "a plugin without problems to be ready", ready)
 	h.Waits("runtime", "no runtime yet")
 	h.Problem("node", errors.New("disk\nfull"))
@@ -79,7 +79,7 @@ func TestReadyOfThisPod(t *testing.T) {
 	var h plugin.Health
 	h.Waits("runtime", "not registered yet")
 	leads := make(chan struct{})
-	publish(t.Context(), run, leads, &h, quiet())
+	publish(t.Context(), run, leads, &h, func() {}, quiet())
 	until(t, "its reason", func() error {
 		if err := pod(); err == nil || err.Error() != "not registered yet" {
 			return fmt.Errorf("ready says %v", err)
@@ -98,4 +98,50 @@ func TestReadyOfThisPod(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(run, nextFile)); err == nil {
 		t.Error("what it said beside the other one is still there")
 	}
+}
+
+// --live fails only for a plugin that is stuck: not before it has said anything, not where it
+// gives no GPUs, and not where it could not write.
+func TestLive(t *testing.T) {
+	run := t.TempDir()
+	live := func() error { return execute("--live", "--run-dir", run) }
+	if err := live(); err != nil {
+		t.Errorf("before the plugin has said anything: %v", err)
+	}
+	var h plugin.Health
+	h.Waits("runtime", "the runtime restarts")
+	inside, free := make(chan struct{}), make(chan struct{})
+	publish(t.Context(), run, led(), &h, func() {
+		select {
+		case inside <- struct{}{}:
+			<-free
+		case <-free:
+		}
+	}, quiet())
+	file := filepath.Join(run, readyFile)
+	until(t, "the plugin to say something", func() error {
+		_, err := os.Stat(file)
+		return err
+	})
+	if err := live(); err != nil {
+		t.Errorf("a plugin that is not ready: %v", err)
+	}
+	h.Waits("runtime", "")
+	<-inside // and stays
+	past := time.Now().Add(-2 * readyLife)
+	if err := os.Chtimes(file, past, past); err != nil {
+		t.Fatal(err)
+	}
+	if err := live(); err == nil || !strings.Contains(err.Error(), "hangs") {
+		t.Errorf("a plugin that is stuck: %v", err)
+	}
+	full := func(string) error { return errors.New("no space") }
+	if err := isLive(run, filepath.Join(run, "none"), full); err != nil {
+		t.Errorf("a plugin that cannot write: %v", err)
+	}
+	if left, err := os.ReadDir(run); err != nil || len(left) != 1 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	close(free)
+	until(t, "the plugin to go on", live)
 }

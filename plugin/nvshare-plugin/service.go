@@ -60,7 +60,7 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 	s.plugin = plugin.New(s.log, s.containers)
 	s.plugin.SetLibDir(f.libDir)
 	s.ctx, s.cancel = context.WithCancel(ctx)
-	publish(s.ctx, runDir, s.leads, n.health, s.log)
+	publish(s.ctx, runDir, s.leads, n.health, s.alive, s.log)
 	if s.pods, err = f.kube.watch(s.ctx, s.plugin, s.log); err != nil {
 		s.cancel()
 		return nil, err
@@ -79,6 +79,15 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 		s.serve = s.part(func() error { return s.driver.Run(s.ctx) })
 	}
 	return s, nil
+}
+
+// alive returns once the locks are free that requests of the runtime and the kubelet need. Whoever has
+// them waits for no other program: so it always returns, unless the service is stuck.
+func (s *service) alive() {
+	s.containers.GPU("")
+	if s.driver != nil {
+		s.driver.Alive()
+	}
 }
 
 // part returns a function that starts a part of the service, once.

@@ -134,6 +134,26 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	}
 }
 
+// A plugin that hangs is restarted. One on a node that is so busy that its probe takes long is not: pods
+// that ask for a GPU would start without one meanwhile.
+func TestPluginIsRestarted(t *testing.T) {
+	made := objects(t, kustomize(t, within(t), deployments+"base"))["DaemonSet nvshare"]
+	pod := made["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
+	for _, c := range pod["containers"].([]any) {
+		c := c.(map[string]any)
+		if c["name"] != "plugin" {
+			continue
+		}
+		probe, _ := c["livenessProbe"].(map[string]any)
+		if command := fmt.Sprint(probe["exec"]); !strings.Contains(command, "/usr/bin/nvshare-plugin --host-root=/host --live") {
+			t.Errorf("the probe runs %s", command)
+		}
+		if timeout, _ := probe["timeoutSeconds"].(int); timeout < 20 {
+			t.Errorf("the probe may take %d s", timeout)
+		}
+	}
+}
+
 // unorder turns a DaemonSet's containers, volumes and environments into maps, because
 // patches put the parts that they change first.
 func unorder(o map[string]any) {
