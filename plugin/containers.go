@@ -85,10 +85,11 @@ type Containers struct {
 	live     livePods
 	claims   Claims // nil: pods ask by annotations
 
-	move  Mover              // nil: nobody is moved
-	now   func() time.Time   // the clock of awaited, and of the two below
-	made  *room              // nil: none is made or kept
-	stuck map[string]failure // by container ID
+	move  Mover                  // nil: nobody is moved
+	now   func() time.Time       // the clock of awaited, and of those below
+	made  *room                  // nil: none is made or kept
+	stuck map[string]failure     // by container ID
+	moved map[string][]time.Time // by namespace: when containers began to move for its pods
 }
 
 // NewContainers returns an empty set of containers.
@@ -96,7 +97,7 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 	cs := &Containers{
 		log: log, ping: pingInterval, within: callLimit, wake: make(chan struct{}, 1), onGPUs: func() {},
 		want: map[string]Container{}, ended: map[string]Container{}, percent: 100,
-		now: time.Now, stuck: map[string]failure{}, registered: make(chan struct{}),
+		now: time.Now, stuck: map[string]failure{}, moved: map[string][]time.Time{}, registered: make(chan struct{}),
 	}
 	cs.Health.OnChange(cs.poke)
 	return cs

@@ -20,6 +20,10 @@ const (
 	roomKept = 3 * time.Minute
 	// moveAgain is when a tenant that could not move may be asked to move again.
 	moveAgain = 10 * time.Minute
+	// maxMoves bounds how many containers move within movesWithin for pods of one namespace:
+	// each of them pauses, mostly for seconds, and only one moves at a time on the node.
+	maxMoves    = 6
+	movesWithin = 10 * time.Minute
 )
 
 // Mover moves a container to another GPU of the node. It returns when the container is
@@ -64,10 +68,30 @@ func (cs *Containers) makeRoom(c Container, devices []placement.Device, r placem
 	if !ok {
 		return fmt.Errorf("%w%s", refused, stuck)
 	}
+	if wait := cs.countMove(c.Namespace); wait > 0 {
+		return fmt.Errorf("namespace %s has had %d containers moved within %v, which is the most: try again in %v; until then: %w",
+			c.Namespace, maxMoves, movesWithin, wait.Round(time.Second), refused)
+	}
 	c.GPUs = strings.Join(m.Chosen, ",")
 	cs.made = &room{waiter: c, move: m}
 	go cs.carry(cs.made)
 	return fmt.Errorf("%s moves from %s to %s to make room: try again; until then: %w", m.Tenant.Name, m.From.Name, m.To.Name, refused)
+}
+
+// countMove counts a move for a pod of a namespace, unless there were too many: it returns how long
+// the namespace has to wait, 0: not at all. The lock is held.
+func (cs *Containers) countMove(namespace string) time.Duration {
+	for of, times := range cs.moved {
+		times = slices.DeleteFunc(times, func(t time.Time) bool { return cs.now().Sub(t) >= movesWithin })
+		if cs.moved[of] = times; len(times) == 0 {
+			delete(cs.moved, of)
+		}
+	}
+	if times := cs.moved[namespace]; len(times) >= maxMoves {
+		return times[0].Add(movesWithin).Sub(cs.now())
+	}
+	cs.moved[namespace] = append(cs.moved[namespace], cs.now())
+	return 0
 }
 
 // room returns what is being made or kept; nil: nothing. The lock is held.

@@ -160,3 +160,43 @@ func TestNobodyMovesInVain(t *testing.T) {
 		t.Error("a move is under way")
 	}
 }
+
+// The pods of one namespace have only so many containers moved for them in a time, also such as are
+// never created in the end. Those of another namespace have theirs.
+func TestMovesOfANamespaceAreBounded(t *testing.T) {
+	p, m := fragmented(t)
+	now := time.Unix(1e9, 0)
+	p.containers.now = func() time.Time { return now }
+	for i := range maxMoves {
+		p.refused("big", "try again; until then", big...)
+		<-m.asked
+		m.end <- errors.New("it stays")
+		p.moveEnded()
+		now = now.Add(time.Second)
+		clear(p.containers.stuck)
+		if i == 0 {
+			now = now.Add(time.Minute)
+		}
+	}
+	p.refused("big", "namespace ml has had 6 containers moved within 10m0s, which is the most: try again in 8m54s; until then: ", big...)
+	pod, ctr := podOf("other", "id-other", says(big...))
+	pod.Namespace = "web"
+	if _, _, err := p.CreateContainer(t.Context(), pod, ctr); err == nil || !strings.Contains(err.Error(), "to make room") {
+		t.Errorf("a pod of another namespace: %v", err)
+	}
+	<-m.asked
+	m.end <- errors.New("it stays")
+	p.moveEnded()
+	clear(p.containers.stuck)
+	for _, later := range []time.Duration{movesWithin - time.Minute, 2 * movesWithin} {
+		now = now.Add(later)
+		p.refused("big", "try again; until then", big...)
+		<-m.asked
+		m.end <- errors.New("it stays")
+		p.moveEnded()
+		clear(p.containers.stuck)
+	}
+	if n := len(p.containers.moved); n != 1 {
+		t.Errorf("%d namespaces are remembered", n)
+	}
+}
