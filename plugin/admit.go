@@ -47,10 +47,12 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 		r := placement.Request{Count: count, Core: c.Terms.CoreRequest, Memory: c.Terms.MemoryLimit, Labels: c.Labels, Had: cs.had(c)}
 		chosen, err := placement.Choose(devices, r)
 		if err != nil {
+			cs.log.Infof("%s is refused on GPUs that have %s", c, placement.Who(devices))
 			return c, refusal{error: cs.makeRoom(c, devices, r, err)}
 		}
 		c.GPUs = strings.Join(chosen, ",")
 	} else if err := c.acceptable(devices, cs.had(c)); err != nil {
+		cs.log.Infof("%s is refused on GPUs that have %s", c, placement.Who(devices))
 		return c, err
 	}
 	c.Reach = reach(c, gpus)
@@ -122,7 +124,8 @@ func (cs *Containers) PromiseMemory(percent uint32) {
 
 // devices returns what can be given of this node's GPUs, each with the tenants that
 // have it or are promised a part of it, without one container and what it was
-// before it was started again.
+// before it was started again. Errors name only the tenants of that one's namespace: whoever may
+// create a pod may read them.
 func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Device {
 	devices := devicesOf(gpus)
 	at := make(map[string]*placement.Device, len(devices))
@@ -145,7 +148,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 			said[part{p.ID, p.UUID}] = p
 		default:
 			said[part{p.ID, p.UUID}] = p
-			d.Tenants = append(d.Tenants, placement.Tenant{Name: p.Who, Core: p.Percent, Memory: p.Memory, Outside: true})
+			d.Tenants = append(d.Tenants, placement.Tenant{Name: p.Who, Core: p.Percent, Memory: p.Memory, Outside: true, Hidden: !ours || o.Namespace != except.Namespace})
 		}
 	}
 	for id, o := range cs.want {
@@ -160,7 +163,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 			}
 			d.Tenants = append(d.Tenants, placement.Tenant{
 				Name: cmp.Or(p.Who, name), Core: cmp.Or(p.Percent, o.Terms.CoreRequest), Memory: cmp.Or(p.Memory, o.Terms.MemoryLimit),
-				Labels: o.Labels, Outside: o.GPUs == "", ID: o.ID, Reach: list(o.Reach),
+				Labels: o.Labels, Outside: o.GPUs == "", ID: o.ID, Reach: list(o.Reach), Hidden: o.Namespace != except.Namespace,
 			})
 		}
 		if o.GPUs == "" {
@@ -216,6 +219,7 @@ func keepable(percent uint32, d placement.Device) error {
 	for _, t := range others {
 		sum += t.Core
 	}
+	others, hidden := placement.Named(others)
 	if sum+percent <= 100 {
 		return nil
 	}
@@ -228,6 +232,9 @@ func keepable(percent uint32, d placement.Device) error {
 	}
 	if more := len(others) - len(who); more > 0 {
 		who = append(who, fmt.Sprintf("the rest to %d more", more))
+	}
+	if hidden.N > 0 {
+		who = append(who, fmt.Sprintf("%d %% to %v", hidden.Core, hidden))
 	}
 	return fmt.Errorf("%d %% of %s cannot be promised: %d %% are already, %s; at most %d %% are left",
 		percent, d.Name, sum, strings.Join(who, ", "), 100-min(sum, 100))

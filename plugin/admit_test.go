@@ -479,7 +479,7 @@ func TestPlacementByTheSchedulersWord(t *testing.T) {
 	})
 	p.containers.learn(State{IDs: []string{"id-a"}, Promises: p.containers.promises}) // a scheduler that has just started
 	_, err := p.create("c", "gpu=1", "gpu-memory-limit=11Gi")
-	for _, part := range []string{"GPU 0 (" + gpuID(0) + ") has 100 % and 10Gi of 16Gi left (ml/a/main has 6Gi)", "GPU 1 (" + gpuID(1) + ") has 80 % and 5Gi of 8Gi left (user 1000 has 20 % and 3Gi)"} {
+	for _, part := range []string{"GPU 0 (" + gpuID(0) + ") has 100 % and 10Gi of 16Gi left (ml/a/main has 6Gi)", "GPU 1 (" + gpuID(1) + ") has 80 % and 5Gi of 8Gi left (1 tenant outside the namespace has 20 % and 3Gi)"} {
 		if !strings.Contains(fmt.Sprint(err), part) {
 			t.Errorf("the error lacks %q: %v", part, err)
 		}

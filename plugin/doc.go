@@ -32,8 +32,8 @@
 //
 // They hold for named GPUs too. A container without an exclusion label gets no GPU of
 // containers with one. A container whose request cannot be met is refused at its
-// creation. The error says what is left of each GPU and who has the rest. The kubelet
-// tries again.
+// creation. The error says what is left of each GPU and which containers of the namespace have
+// the rest; others are counted, and named in the log only. The kubelet tries again.
 //
 // The plugin writes its choice on the container (PlacementAnnotation), where the next
 // plugin finds it. While that one replaces this one, the runtime asks both, and the second
@@ -71,7 +71,7 @@
 //     lock that is held across one. The runtime calls plugins one at a time for the
 //     whole node and drops a plugin that takes 2 s.
 //   - A container whose request cannot be met fails with an error that names the pod,
-//     the container, the annotation and what is possible.
+//     the container, the annotation and what is possible. It names nobody of another namespace.
 //   - A container that does not ask is not changed.
 //   - While the files that containers need are not right and cannot be put right,
 //     containers that ask are refused with the reason.

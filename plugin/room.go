@@ -51,7 +51,7 @@ func (cs *Containers) makeRoom(c Container, devices []placement.Device, r placem
 	}
 	if held := cs.room(); held != nil {
 		if held.until.IsZero() && held.waiter.sameAs(c) {
-			return fmt.Errorf("%s moves to %s to make room: try again; until then: %w", held.move.Tenant.Name, held.move.To.Name, refused)
+			return fmt.Errorf("%s moves to %s to make room: try again; until then: %w", held.move.Tenant.Told(), held.move.To.Name, refused)
 		}
 		return refused
 	}
@@ -60,7 +60,9 @@ func (cs *Containers) makeRoom(c Container, devices []placement.Device, r placem
 		for k, t := range devices[i].Tenants {
 			if f := cs.stuck[t.ID]; t.ID != "" && cs.now().Before(f.until) {
 				devices[i].Tenants[k].Reach = nil
-				stuck = fmt.Sprintf("; %s could not move away: %s", t.Name, f.why)
+				if stuck = fmt.Sprintf("; %s could not move away", t.Told()); !t.Hidden {
+					stuck += ": " + f.why
+				}
 			}
 		}
 	}
@@ -75,7 +77,7 @@ func (cs *Containers) makeRoom(c Container, devices []placement.Device, r placem
 	c.GPUs = strings.Join(m.Chosen, ",")
 	cs.made = &room{waiter: c, move: m}
 	go cs.carry(cs.made)
-	return fmt.Errorf("%s moves from %s to %s to make room: try again; until then: %w", m.Tenant.Name, m.From.Name, m.To.Name, refused)
+	return fmt.Errorf("%s moves from %s to %s to make room: try again; until then: %w", m.Tenant.Told(), m.From.Name, m.To.Name, refused)
 }
 
 // countMove counts a move for a pod of a namespace, unless there were too many: it returns how long
@@ -150,11 +152,13 @@ func (cs *Containers) keepRoom(devices []placement.Device, except Container) {
 		d := &devices[i]
 		there := func(t placement.Tenant) bool { return t.ID == r.move.Tenant.ID }
 		if d.UUID == r.move.To.UUID && r.until.IsZero() && !slices.ContainsFunc(d.Tenants, there) {
-			d.Tenants = append(d.Tenants, r.move.Tenant)
+			t := r.move.Tenant
+			t.Hidden = cs.want[t.ID].Namespace != except.Namespace // whoever asked then
+			d.Tenants = append(d.Tenants, t)
 		}
 		if c := r.waiter; !r.taken && c.uses(d.UUID) && !c.sameAs(except) {
 			d.Tenants = append(d.Tenants, placement.Tenant{
-				Name: c.String() + ", which waits", Core: c.Terms.CoreRequest, Memory: c.Terms.MemoryLimit, Labels: c.Labels})
+				Name: c.String() + ", which waits", Core: c.Terms.CoreRequest, Memory: c.Terms.MemoryLimit, Labels: c.Labels, Hidden: c.Namespace != except.Namespace})
 		}
 	}
 }

@@ -235,8 +235,8 @@ func TestPromisesOfTheScheduler(t *testing.T) {
 		}
 	}
 	for gpu, says := range map[string]string{
-		"0": "50 % are already, 30 % to user 1000, 20 % to ml/a/main; at most 50 % are left",
-		"1": "40 % are already, 40 % to container abc; at most 60 % are left",
+		"0": "50 % are already, 20 % to ml/a/main, 30 % to 1 tenant outside the namespace; at most 50 % are left",
+		"1": "40 % are already, 40 % to 1 tenant outside the namespace; at most 60 % are left",
 	} {
 		if err := create("new", gpu, "61"); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("GPU %s: %v, want %q", gpu, err, says)

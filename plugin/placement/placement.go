@@ -38,6 +38,16 @@ type Tenant struct {
 	// Outside has what it was promised kept free and is nobody's neighbour: a
 	// user or container of another engine, which may use the device or not.
 	Outside bool
+	// Hidden has errors not name it: whoever asks may not know who has a device.
+	Hidden bool
+}
+
+// Told is what errors call a tenant.
+func (t Tenant) Told() string {
+	if t.Hidden {
+		return "a tenant outside the namespace"
+	}
+	return short(t.Name)
 }
 
 // Request is what a container asks for.
@@ -92,12 +102,14 @@ func (d Device) Neighbours(l Labels) (why []string) {
 		idle = false
 		alike = alike || l.Affinity != "" && t.Affinity == l.Affinity
 		switch {
+		case t.Exclusion != l.Exclusion && t.Exclusion != "" && t.Hidden:
+			why = append(why, "it is only for an exclusion label of another namespace")
 		case t.Exclusion != l.Exclusion && t.Exclusion != "":
-			why = append(why, "it is only for exclusion label "+quote(t.Exclusion)+", which "+short(t.Name)+" has")
+			why = append(why, "it is only for exclusion label "+quote(t.Exclusion)+", which "+t.Told()+" has")
 		case t.Exclusion != l.Exclusion:
-			why = append(why, short(t.Name)+" is there without exclusion label "+quote(l.Exclusion))
+			why = append(why, t.Told()+" is there without exclusion label "+quote(l.Exclusion))
 		case l.AntiAffinity != "" && t.AntiAffinity == l.AntiAffinity:
-			why = append(why, short(t.Name)+" has the same anti-affinity label "+quote(l.AntiAffinity))
+			why = append(why, t.Told()+" has the same anti-affinity label "+quote(l.AntiAffinity))
 		default:
 			continue
 		}

@@ -72,9 +72,58 @@ func (r *Refusal) Error() string {
 	return b.String()
 }
 
+// Who names, for the node's log, the tenants of devices with what they were promised, those that
+// errors do not name too.
+func Who(devices []Device) string {
+	var all []string
+	for _, d := range devices[:min(len(devices), maxDevices)] {
+		if len(d.Tenants) == 0 {
+			continue
+		}
+		var who []string
+		for _, t := range d.Tenants[:min(len(d.Tenants), maxTenants)] {
+			who = append(who, strings.TrimSpace(short(t.Name)+" "+parts(t.Core, t.Memory)))
+		}
+		if more := len(d.Tenants) - len(who); more > 0 {
+			who = append(who, fmt.Sprintf("%d more", more))
+		}
+		all = append(all, short(d.Name)+": "+strings.Join(who, ", "))
+	}
+	return strings.Join(all, "; ")
+}
+
+// Others are tenants that errors do not name.
+type Others struct {
+	N      int
+	Core   uint32 // of all of them together
+	Memory uint64
+}
+
+func (o Others) String() string {
+	if o.N == 1 {
+		return "1 tenant outside the namespace"
+	}
+	return fmt.Sprintf("%d tenants outside the namespace", o.N)
+}
+
+// Named returns the tenants that errors name, and the sum of the others.
+func Named(tenants []Tenant) (named []Tenant, others Others) {
+	for _, t := range tenants {
+		if !t.Hidden {
+			named = append(named, t)
+			continue
+		}
+		others.N++
+		others.Core += t.Core
+		others.Memory += t.Memory
+	}
+	return named, others
+}
+
 // promised says who was promised how much of a device.
 func (d Device) promised() string {
 	tenants := slices.DeleteFunc(slices.Clone(d.Tenants), func(t Tenant) bool { return t.Core == 0 && t.Memory == 0 })
+	tenants, others := Named(tenants)
 	slices.SortFunc(tenants, func(a, b Tenant) int {
 		return cmp.Or(cmp.Compare(b.Core, a.Core), cmp.Compare(b.Memory, a.Memory), cmp.Compare(a.Name, b.Name))
 	})
@@ -84,6 +133,10 @@ func (d Device) promised() string {
 	}
 	if more := len(tenants) - len(have); more > 0 {
 		have = append(have, fmt.Sprintf("%d more have the rest", more))
+	}
+	if others.N > 0 {
+		verb := map[bool]string{true: " has ", false: " have "}[others.N == 1]
+		have = append(have, others.String()+verb+parts(others.Core, others.Memory))
 	}
 	return strings.Join(have, ", ")
 }
