@@ -39,6 +39,7 @@
 //     alone: a container names its shares by the CDI devices that the kubelet asked the
 //     runtime for, or, where the runtime does not tell, by a random token.
 //   - The sum of the prepared shares of a GPU is never above what the GPU has.
+//   - A record of a newer version is kept until that version is back, and nothing is written over it.
 //   - A record whose claim does not exist any more, or has no device of the node, is removed.
 //   - While the API server is away, prepared claims stay.
 //   - Two drivers may run while one replaces the other (rolling update). Either answers the

@@ -58,6 +58,7 @@ type Store struct {
 	records map[types.UID]Record
 	names   map[string]plugin.Share // by CDI device
 	tokens  map[string]plugin.Share
+	newer   map[types.UID]bool // records of a newer version, of which the log tells
 }
 
 var _ plugin.Claims = (*Store)(nil)
@@ -68,6 +69,7 @@ func Open(dir, cdiDir string, log logrus.FieldLogger) (*Store, error) {
 	s := &Store{
 		dir: dir, cdiDir: cdiDir, log: log, at: func(failpoint) {},
 		files: map[types.UID]fs.FileInfo{}, records: map[types.UID]Record{}, names: map[string]plugin.Share{}, tokens: map[string]plugin.Share{},
+		newer: map[types.UID]bool{},
 	}
 	for _, d := range []string{dir, cdiDir} {
 		if err := cdi.MakeDir(d); err != nil {
@@ -141,14 +143,14 @@ func (s *Store) recordFiles() (map[types.UID]fs.FileInfo, error) {
 
 // removeDamaged removes records of which nothing can be relied on. The kubelet prepares
 // their claims again, unless it knows that they are prepared: so a record that cannot be read
-// now stays. The lock is held.
+// now stays, and one of a newer version, which may come back after a rollback. The lock is held.
 func (s *Store) removeDamaged() error {
 	files, err := s.recordFiles()
 	if err != nil {
 		return err
 	}
 	for uid := range files {
-		if _, wrong := s.read(uid); wrong != nil && !errors.As(wrong, new(*fs.PathError)) {
+		if _, wrong := s.read(uid); wrong != nil && !errors.As(wrong, new(*fs.PathError)) && !errors.As(wrong, new(newerError)) {
 			s.log.Errorf("prepared claim %s: %v; removed", s.file(uid), wrong)
 			if err := os.Remove(s.file(uid)); err != nil {
 				return fmt.Errorf("remove a damaged record: %w", err)
@@ -177,6 +179,10 @@ func (s *Store) load() error {
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // unprepared since
 		}
+		if errors.As(err, new(newerError)) {
+			s.warnOfNewer(uid, err)
+			continue
+		}
 		if err != nil {
 			s.log.Errorf("prepared claim %s is not known: %v", s.file(uid), err)
 			continue
@@ -189,6 +195,17 @@ func (s *Store) load() error {
 		}
 	}
 	return nil
+}
+
+// warnOfNewer says, once, that a record of a newer version is kept and not used.
+func (s *Store) warnOfNewer(uid types.UID, err error) {
+	s.mu.Lock()
+	said := s.newer[uid]
+	s.newer[uid] = true
+	s.mu.Unlock()
+	if !said {
+		s.log.Warnf("prepared claim %s: %v; its containers run on, and cannot be started again before that", s.file(uid), err)
+	}
 }
 
 // change forgets a claim and calls enter, unless its file is another one than was known.
@@ -214,13 +231,29 @@ func readRecord(file string) (r Record, err error) {
 	if err != nil {
 		return r, err
 	}
+	var of struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &of); err != nil {
+		return r, fmt.Errorf("damaged: %w", err)
+	}
+	switch {
+	case of.Version > recordVersion:
+		return r, newerError(of.Version)
+	case of.Version != recordVersion:
+		return r, fmt.Errorf("version %d is unknown, this program writes %d", of.Version, recordVersion)
+	}
 	if err := json.Unmarshal(data, &r); err != nil {
 		return r, fmt.Errorf("damaged: %w", err)
 	}
-	if r.Version != recordVersion {
-		return r, fmt.Errorf("version %d is unknown, this program writes %d", r.Version, recordVersion)
-	}
 	return r, nil
+}
+
+// newerError is the version of a record that a newer program wrote.
+type newerError int
+
+func (e newerError) Error() string {
+	return fmt.Sprintf("a newer nvshare has prepared it (its record has version %d, this program knows %d): install that one again, or delete the claim's pods", int(e), recordVersion)
 }
 
 func (s *Store) removeOrphans() error {
@@ -257,6 +290,7 @@ func (s *Store) forget(uid types.UID) {
 	}
 	delete(s.records, uid)
 	delete(s.files, uid)
+	delete(s.newer, uid)
 }
 
 // Load is load for the plugin.
@@ -326,6 +360,9 @@ func (s *Store) prepare(r Record, accept func(Record, []Record) error, edits edi
 	}
 	if old, ok := s.record(r.UID); ok && old.sameShares(r) {
 		return old, s.writeSpec(old, edits)
+	}
+	if _, err := s.read(r.UID); errors.As(err, new(newerError)) {
+		return r, err // its containers run, and that one knows what they have
 	}
 	if err := accept(r, s.Records()); err != nil {
 		return r, err

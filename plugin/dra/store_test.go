@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
+	"github.com/sirupsen/logrus"
+	logtest "github.com/sirupsen/logrus/hooks/test"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -197,7 +199,7 @@ func TestDamagedRecords(t *testing.T) {
 	dir := t.TempDir()
 	d := newDriver(t, dir)
 	check(t, prepare(d, claimOf(uid(1), part(name0, "", "60", ""))).Err)
-	for name, text := range map[string]string{uid(2): "{", uid(3): `{"version": 9}`, uid(4): `{"version": 1, "uid": "x"}`} {
+	for name, text := range map[string]string{uid(2): "{", uid(3): `{"version": 0}`, uid(4): `{"version": 1, "uid": "x"}`} {
 		check(t, os.WriteFile(d.store.file(types.UID(name)), []byte(text), 0o600))
 	}
 	check(t, os.WriteFile(nvcdi.ClaimFile(d.CDIDir, uid(5)), []byte("{}"), 0o644))
@@ -225,6 +227,47 @@ func TestUnreadableRecordStays(t *testing.T) {
 	if d.store.Load(); len(d.store.Records()) != 1 {
 		t.Errorf("once it can be read: %v", d.store.Records())
 	}
+}
+
+// After a rollback, what the newer version has recorded stays for when it is back: containers of the
+// claim run. Nothing is written over it, and the kubelet is told why its claim is not prepared again.
+func TestRecordOfANewerVersionStays(t *testing.T) {
+	dir := t.TempDir()
+	d := newDriver(t, dir)
+	c := claimOf(uid(1), part(name0, "", "60", ""))
+	check(t, prepare(d, c).Err)
+	const newer = `{"version": 2, "uid": "00000001-0000-4000-8000-000000000000", "shares": {"a": "map"}}`
+	record := d.store.file(types.UID(uid(1)))
+	check(t, os.WriteFile(record, []byte(newer), 0o600))
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	lines := logtest.NewLocal(log)
+	d, err := New(Config{NodeName: node, Directory: d.Directory, CDIDir: d.CDIDir, Options: whole, Log: log})
+	check(t, err)
+	d.Lead()
+	d.SetInventory(inventory(t, twoGPUs()))
+	d.Claims().Load()
+	specOf(t, d, uid(1))
+	if err := prepare(d, c).Err; err == nil || !strings.Contains(err.Error(), "version 2") || !strings.Contains(err.Error(), "newer nvshare") {
+		t.Errorf("prepared again: %v", err)
+	}
+	if text, err := os.ReadFile(record); string(text) != newer {
+		t.Errorf("the record is %q, %v", text, err)
+	}
+	warnings := 0
+	for _, e := range lines.AllEntries() {
+		if e.Level <= logrus.WarnLevel && strings.Contains(e.Message, "version 2") && !strings.Contains(e.Message, "claim ml/") {
+			warnings++
+		}
+	}
+	if warnings != 1 {
+		t.Errorf("%d lines warn of it", warnings)
+	}
+	check(t, unprepare(d, c))
+	if left := files(t, dir); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	check(t, prepare(d, c).Err)
 }
 
 // A claim takes one record and one spec, each flushed to the disk: milliseconds.
