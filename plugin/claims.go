@@ -148,14 +148,19 @@ func (p *Plugin) missedClaim(ctr *api.Container) bool {
 	return p.containers.claims != nil && p.hasShim(ctr) && recorded(ctr) == ""
 }
 
-// limit keeps the terms of a container within its claims. The error names the fields
-// that ask for more. The lock is held.
-func (cs *Containers) limit(c *Container) error {
+// limit keeps the terms of a container within its claims; old is what it had. The error names the
+// fields that ask for more. A container of whose claims nothing is known keeps its terms: the claim
+// was given back, so that the container ends, or its record is lost. The lock is held.
+func (cs *Containers) limit(c *Container, old Container) error {
 	var errs []error
 	for _, name := range c.claims() {
-		s, ok := cs.claims.ByDevice(name)
+		s, ok := Share{}, false
+		if cs.claims != nil {
+			s, ok = cs.claims.ByDevice(name)
+		}
 		if !ok {
-			continue // the claim was given back, so the container ends
+			c.Terms, c.Keep = old.Terms, old.Keep
+			continue
 		}
 		asked := c.Terms
 		var more sched.FieldSet

@@ -376,3 +376,55 @@ func TestCoreRequestBesideClaims(t *testing.T) {
 		t.Errorf("reported: %+v", u)
 	}
 }
+
+// A container whose claim's record is lost keeps what it has: at a new start of the plugin what the
+// scheduler was told last, whatever the pod's annotations say then.
+func TestLostClaimKeepsTerms(t *testing.T) {
+	s := newClaimSite(t)
+	adjust, err := s.create("a", nil, s.prepare(1, 0, part40))
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(s.shares)
+	pods := map[string]Pod{"unchanged": {UID: "uid-a", Namespace: "ml", Name: "a"},
+		"annotated": {UID: "uid-a", Namespace: "ml", Name: "a", Annotations: says("gpu-core-limit=90", "gpu-memory-limit=70Gi")}}
+	for _, pod := range pods {
+		s.SetPod(pod)
+		s.expect("a", "memory limit 20Gi, core request 40% on "+known[2])
+	}
+
+	for name, next := range map[string]*claimSite{
+		"claims": newClaimSite(t), "annotations": {Plugin: New(quiet(), NewContainers(quiet()))}, // the node's tier was changed
+	} {
+		t.Run(name, func(t *testing.T) { testLostAtStart(t, next, adjust, pods) })
+	}
+}
+
+func testLostAtStart(t *testing.T, next *claimSite, adjust *api.ContainerAdjustment, pods map[string]Pod) {
+	next.t = t
+	next.SetInventory(inventory(t))
+	pod, ctr := podOf("a", "id-a", nil)
+	next.ExpectPods()
+	if _, err := next.Synchronize(context.Background(), []*api.PodSandbox{pod}, []*api.Container{applied(ctr, adjust)}); err != nil {
+		t.Fatal(err)
+	}
+	keeps := func(when string) {
+		t.Helper()
+		all, _ := next.containers.snapshot()
+		if c := all["id-a"]; c.Keep != sched.AllFields || c.GPUs != known[2] {
+			t.Errorf("%s the scheduler is told %+v", when, c)
+		}
+	}
+	keeps("at the start,")
+	for when, pod := range pods {
+		next.SetPods([]Pod{pod})
+		keeps(when)
+	}
+	next.SetPods(nil)
+	keeps("without the pod,")
+	all, _ := next.containers.snapshot()
+	next.KeptByScheduler(all["id-a"], part40)
+	next.expect("a", "memory limit 20Gi, core request 40% on "+known[2])
+	next.SetPod(pods["annotated"])
+	next.expect("a", "memory limit 20Gi, core request 40% on "+known[2])
+}

@@ -97,7 +97,8 @@
 // the terms of its claims. Annotations may lower these, and say what the claims leave
 // open. A container that asks for a GPU by annotation is refused; a core request does not
 // ask for one here. Containers that use one claim at the same time have equal parts of
-// what the claim has.
+// what the claim has. A container whose claim's record is lost keeps what the scheduler was told
+// of it before, and is not started again.
 //
 // NRI tells the plugin nothing of a pod's resource requests, and only CRI calls NRI:
 // podman, nerdctl and ctr use the CDI specs by themselves.

@@ -18,6 +18,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/cdi"
+	sched "github.com/nvshare/nvshare/sched/api"
 )
 
 // Plugin handles the events of one container runtime. It subscribes only to events
@@ -258,11 +259,20 @@ func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Invento
 }
 
 // existing returns a container that another plugin may have admitted, and why a part of what
-// it asks for cannot be met. The lock is held.
+// it asks for cannot be met. One of whose claims nothing is known keeps the terms that the
+// scheduler was told before. The lock is held.
 func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) (Container, error) {
 	req, err := cs.request(pod, ctr.GetName(), inv.Devices())
-	err = errors.Join(err, cs.claimed(&req, pod, ctr, true))
-	return describeExisting(pod, ctr, req, inv), err
+	unclaimed := cs.claimed(&req, pod, ctr, true)
+	c := describeExisting(pod, ctr, req, inv)
+	if names := recordedClaims(ctr); names != "" && len(req.Shares) == 0 {
+		if unclaimed == nil {
+			unclaimed = errors.New("it has a resource claim, and this plugin knows none")
+		}
+		unclaimed = fmt.Errorf("%w; it keeps what the scheduler was told of it before", unclaimed)
+		c.Claims, c.Keep = names, sched.AllFields
+	}
+	return c, errors.Join(err, unclaimed)
 }
 
 // describeExisting is describe for a container that may have its GPUs from another plugin.

@@ -223,7 +223,7 @@ func (p *Plugin) SetPods(all []Pod) (refused []Refusal) {
 	maps.DeleteFunc(cs.live.byUID, func(uid string, _ *livePod) bool { return !listed[uid] })
 	for id, c := range cs.want {
 		// The API server does not know the pod: the annotations of the runtime hold.
-		if c.Keep == sched.AllFields && !listed[c.PodUID] {
+		if c.Keep == sched.AllFields && !listed[c.PodUID] && c.Claims == "" {
 			c.Keep = 0
 			cs.want[id] = c
 			cs.poke()
@@ -270,7 +270,7 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 		var err error
 		c.Terms, c.Keep, err = p.terms(c.Name, old.Terms)
 		if c.Claims != "" {
-			err = errors.Join(err, cs.limit(&c))
+			err = errors.Join(err, cs.limit(&c, old))
 		}
 		denied, why := cs.deniable(old, c, gpus)
 		if why != nil {

@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/containerd/nri/pkg/api"
@@ -40,6 +41,17 @@ func record(adjust *api.ContainerAdjustment, c Container) {
 // recorded returns the GPUs that a plugin has recorded on a container, in the form of
 // Container.GPUs; "" without a record. The node may not have all of them any more.
 func recorded(ctr *api.Container) string { return uuidsIn(ctr, PlacementAnnotation) }
+
+// recordedClaims returns the shares that a plugin has recorded on a container, in the form of
+// Container.Claims.
+func recordedClaims(ctr *api.Container) string {
+	value := ctr.GetAnnotations()[ClaimAnnotation]
+	names := list(value)
+	if len(value) > 16<<10 || slices.ContainsFunc(names, func(name string) bool { return !claimDevice.MatchString(name) }) {
+		return ""
+	}
+	return strings.Join(names, ",")
+}
 
 func uuidsIn(ctr *api.Container, annotation string) string {
 	value := ctr.GetAnnotations()[annotation]
