@@ -55,6 +55,9 @@ const (
 	// heardLimit bounds how long the first slices wait for the scheduler's word on the GPUs. It
 	// starts with the driver, and takes seconds with NVML.
 	heardLimit = 20 * time.Second
+	// usableLooks is how many looks in a row have to find that the cluster takes the devices as they
+	// are, where it did not before: of several API servers one may be older.
+	usableLooks = 4
 	// dialLimit bounds the look whether somebody listens on a socket.
 	dialLimit = time.Second
 	// maxDevices is how many devices fit into one slice.
@@ -93,6 +96,7 @@ type Driver struct {
 	known   chan struct{} // closed once the GPUs are known
 	leads   chan struct{} // closed by Lead
 	swept   time.Time     // the end of the latest sweep; only Run's goroutine has it
+	usable  int           // looks in a row that have found the cluster usable again; as swept
 
 	mu        sync.Mutex
 	write     func(*resourceslice.DriverResources) error // makes these the node's slices, in its own time; nil: the driver does not lead yet
@@ -190,6 +194,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
 	sweep.Reset(d.look(ctx))
+	lacking := false
 	for {
 		select {
 		case <-ctx.Done():
@@ -197,6 +202,10 @@ func (d *Driver) Run(ctx context.Context) error {
 		case <-d.stale:
 			if err := d.publish(); err != nil {
 				d.Log.Error(err)
+				sweep.Reset(ownerInterval)
+			}
+			before := lacking
+			if lacking = d.lacking() != nil; lacking && !before {
 				sweep.Reset(ownerInterval)
 			}
 		case <-sweep.C:
@@ -274,7 +283,11 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 		}
 		return ownerInterval
 	}
+	again := d.usableAgain(ctx)
 	d.mu.Lock()
+	if again {
+		d.unusable = nil
+	}
 	why := errors.Join(d.unusable, other)
 	d.looked, d.owner = true, other == nil
 	d.mu.Unlock()
@@ -294,6 +307,54 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 		return ownerInterval
 	}
 	return sweepInterval
+}
+
+// lacking returns why the cluster cannot use what is published; nil: it can.
+func (d *Driver) lacking() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.unusable
+}
+
+// usableAgain tells whether the cluster has got what it lacked: the API server is asked what it would
+// make of the devices, without making it.
+func (d *Driver) usableAgain(ctx context.Context) bool {
+	d.mu.Lock()
+	inv, lacks := d.inventory, d.unusable != nil
+	d.mu.Unlock()
+	if !lacks || inv == nil {
+		return false
+	}
+	devices := Devices(inv.GPUs(), inv.Offers, d.Options)
+	devices = devices[:min(len(devices), maxDevices)]
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	taken, err := d.Client.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "nvshare-"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: DriverName, NodeName: &d.NodeName, Devices: devices,
+			Pool: resourceapi.ResourcePool{Name: d.NodeName, ResourceSliceCount: 1},
+		},
+	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		d.Log.Debugf("see whether this cluster can use the GPUs now: %v", err)
+		d.usable = 0
+		return false
+	}
+	for i := range taken.Spec.Devices {
+		for k := range taken.Spec.Devices[i].Taints {
+			taken.Spec.Devices[i].Taints[k].TimeAdded = nil // which the API server says
+		}
+	}
+	if d.usable++; !slices.EqualFunc(taken.Spec.Devices, devices, equal) {
+		d.usable = 0
+	}
+	if d.usable < usableLooks {
+		return false
+	}
+	d.usable = 0
+	d.Log.Info("this cluster can use the GPUs now: publishing them")
+	return true
 }
 
 // publish has the slices written, if they change. Only Run calls it.
@@ -489,7 +550,7 @@ func (d *Driver) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 
 // HandleError says what failed in the background, and is tried again. Where the API
 // server does not know that a device may have several claims, nothing is published until
-// the driver starts again: whole GPUs would be given away as shares.
+// it does: whole GPUs would be given away as shares.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 	if dropped := (*resourceslice.DroppedFieldsError)(nil); errors.As(err, &dropped) {
 		err = fmt.Errorf("this cluster lacks %v, so GPUs are not published: it needs Kubernetes 1.36, or these feature gates", dropped.DisabledFeatures())
