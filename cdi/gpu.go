@@ -144,7 +144,7 @@ func usable(gpus []GPU, failed []error, log logrus.FieldLogger) ([]GPU, error) {
 }
 
 // Names returns the CDI device names of the GPUs: every index, every UUID, the
-// MIG devices' as Instance.Name and by UUID, and "all". Without GPUs there is
+// MIG devices' as Instance.Name and Instance.ID, and "all". Without GPUs there is
 // none. AnyDevice is none of them: it chooses among these.
 func Names(gpus []GPU) []string {
 	if len(gpus) == 0 {
@@ -158,10 +158,7 @@ func Names(gpus []GPU) []string {
 	names = append(names, uuids...)
 	for _, g := range gpus {
 		for _, i := range g.Instances {
-			names = append(names, i.Name(g))
-			if i.UUID != "" {
-				names = append(names, i.UUID)
-			}
+			names = append(names, i.Name(g), i.ID(g))
 		}
 	}
 	return append(names, AllDevices)

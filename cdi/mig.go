@@ -28,8 +28,18 @@ type Instance struct {
 	DeviceNodes []string
 }
 
-// Name is the instance's device name beside its UUID: that of NVIDIA's specs.
+// Name is the instance's device name beside its ID: that of NVIDIA's specs.
 func (i Instance) Name(gpu GPU) string { return fmt.Sprintf("%d:%d", gpu.Index, i.Index) }
+
+// ID is what the instance is known by as long as it is there, whatever becomes of the others on its
+// GPU: its UUID or, where that is not known, the driver's numbers. Its Name goes on to another
+// instance when one before it is taken down.
+func (i Instance) ID(gpu GPU) string {
+	if i.UUID != "" {
+		return i.UUID
+	}
+	return fmt.Sprintf("MIG-%s:%d:%d", gpu.UUID, i.GPUInstance, i.ComputeInstance)
+}
 
 const (
 	procCapabilities = "/proc/driver/nvidia/capabilities"

@@ -47,7 +47,7 @@ func TestMIGDevicesAsFound(t *testing.T) {
 	root := fakeHost(t)
 	withMIG(t, root)
 	g := generate(t, Options{HostRoot: root})
-	if got, want := Names(g.GPUs), []string{"0", "1", uuidA, uuidB, "0:0", "0:1", "all"}; !slices.Equal(got, want) {
+	if got, want := Names(g.GPUs), []string{"0", "1", uuidA, uuidB, "0:0", "MIG-" + uuidA + ":9:0", "0:1", "MIG-" + uuidA + ":13:0", "all"}; !slices.Equal(got, want) {
 		t.Errorf("names are %v, want %v", got, want)
 	}
 	const caps = capsDir + "/nvidia-cap"

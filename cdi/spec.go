@@ -134,9 +134,8 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 			if edits == nil {
 				continue
 			}
-			spec.Devices = append(spec.Devices, specs.Device{Name: in.Name(g), ContainerEdits: copyEdits(*edits)})
-			if in.UUID != "" {
-				spec.Devices = append(spec.Devices, specs.Device{Name: in.UUID, ContainerEdits: copyEdits(*edits)})
+			for _, name := range []string{in.Name(g), in.ID(g)} {
+				spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: copyEdits(*edits)})
 			}
 		}
 	}

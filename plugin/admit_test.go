@@ -564,7 +564,7 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 		{Index: 0, UUID: gpuID(0), DeviceNodes: null, Instances: []cdi.Instance{
 			{Index: 0, UUID: "MIG-a", MemoryBytes: 5 * gib, DeviceNodes: null}, {Index: 1, UUID: "MIG-b", MemoryBytes: 10 * gib, DeviceNodes: null}}},
 		{Index: 1, UUID: gpuID(1), DeviceNodes: null, Instances: []cdi.Instance{ // as the kernel shows them, one hidden
-			{Index: 0, DeviceNodes: null}, {Index: 1, DeviceNodes: null}, {Index: 2}}},
+			{Index: 0, GPUInstance: 7, DeviceNodes: null}, {Index: 1, GPUInstance: 8, DeviceNodes: null}, {Index: 2, GPUInstance: 9}}},
 		{Index: 2, UUID: gpuID(2), DeviceNodes: null, MemoryBytes: 16 * gib},
 	}
 	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(&cdi.Driver{}, gpus, "/bin/hook"), cdi.DefaultPaths)
@@ -573,14 +573,15 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 	}
 	p := newPlacing(t, 1)
 	p.SetInventory(NewInventory(spec, gpus, ""))
+	kernels := "MIG-" + gpuID(1)
 	for _, c := range []struct{ name, asks, memory, want, says string }{
-		{"a", "gpu-core-request=60", "gpu-memory-limit=1Gi", "1:0", ""}, // of unknown size, as if it had none to spare
-		{"b", "gpu-core-request=60", "gpu-memory-limit=6Gi", "1:1", ""},
+		{"a", "gpu-core-request=60", "gpu-memory-limit=1Gi", kernels + ":7:0", ""}, // of unknown size, as if it had none to spare
+		{"b", "gpu-core-request=60", "gpu-memory-limit=6Gi", kernels + ":8:0", ""},
 		{"c", "gpu-core-request=60", "gpu-memory-limit=6Gi", "MIG-b", ""},
 		{"d", "gpu-core-request=60", "gpu-memory-limit=4Gi", "MIG-a", ""},
-		{"e", "gpu=3", "", "MIG-b,1:0," + gpuID(2), ""}, // most memory
+		{"e", "gpu=3", "", "MIG-b," + kernels + ":7:0," + gpuID(2), ""}, // most memory
 		{"f", "gpu=4", "", "", "4 different GPUs are asked for, and this node has 3"},
-		{"g", "gpu=nvshare.com/gpu=1:1", "gpu-core-request=40", "1:1", ""},
+		{"g", "gpu=nvshare.com/gpu=1:1", "gpu-core-request=40", kernels + ":8:0", ""},
 		{"h", "gpu=nvshare.com/gpu=1", "gpu-core-request=40", "", "40 % of MIG device 1:1 (of " + gpuID(1) + ") cannot be promised: 100 % are already, 60 % to ml/b/main, 40 % to ml/g/main"},
 		{"i", "gpu-core-request=41", "gpu-memory-limit=17Gi", "", "MIG device 0:0 (MIG-a) has 40 % and 1Gi of 5Gi left (ml/d/main has 60 % and 4Gi): too little time, too little memory"},
 	} {

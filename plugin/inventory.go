@@ -84,8 +84,7 @@ func (inv *Inventory) givable() (gpus []cdi.GPU) {
 }
 
 // devicesOf returns the devices of GPUs: each GPU, or its MIG devices if it has any,
-// because then it can be used through them only. A MIG device without a known UUID
-// has its device name instead.
+// because then it can be used through them only.
 func devicesOf(gpus []cdi.GPU) (devices []placement.Device) {
 	add := func(d placement.Device) {
 		d.Index = len(devices)
@@ -94,7 +93,7 @@ func devicesOf(gpus []cdi.GPU) (devices []placement.Device) {
 	for _, g := range gpus {
 		for _, in := range g.Instances {
 			name := in.Name(g)
-			add(placement.Device{UUID: cmp.Or(in.UUID, name), GPU: g.UUID, Name: fmt.Sprintf("MIG device %s (%s)", name, cmp.Or(in.UUID, "of "+g.UUID)), Memory: in.MemoryBytes})
+			add(placement.Device{UUID: in.ID(g), GPU: g.UUID, Name: fmt.Sprintf("MIG device %s (%s)", name, cmp.Or(in.UUID, "of "+g.UUID)), Memory: in.MemoryBytes})
 		}
 		if len(g.Instances) == 0 {
 			add(placement.Device{UUID: g.UUID, GPU: g.UUID, Name: fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID), Memory: g.MemoryBytes})
@@ -113,8 +112,8 @@ func (inv *Inventory) identify(names []string) []string {
 				meant[g.UUID] = true
 			}
 			for _, in := range g.Instances {
-				if d == in.Name(g) || d == in.UUID {
-					meant[cmp.Or(in.UUID, in.Name(g))] = true
+				if d == in.Name(g) || d == in.ID(g) {
+					meant[in.ID(g)] = true
 				}
 			}
 		}

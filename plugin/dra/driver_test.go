@@ -638,6 +638,36 @@ func TestClusterGetsConsumableCapacity(t *testing.T) {
 	}
 }
 
+// In a pod the MIG devices' UUIDs are not known. A claim keeps its MIG device where another one is taken
+// down or made, which changes the places of those after it; and its spec, where its own is gone.
+func TestClaimKeepsItsMIGDevice(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	partition := func(instances ...int) []nvcdi.GPU {
+		gpus := twoGPUs()[:1]
+		for i, gi := range instances {
+			gpus[0].Instances = append(gpus[0].Instances, nvcdi.Instance{Index: i, GPUInstance: gi, DeviceNodes: []string{fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", gi)}})
+		}
+		d.SetInventory(inventory(t, gpus))
+		return gpus
+	}
+	device := Devices(partition(1, 2), all, whole)[1]
+	c := claimOf(uid(1), part(device.Name, "s1", "40", ""))
+	check(t, prepare(d, c).Err)
+	for _, instances := range [][]int{{1, 2}, {2, 5}, {2}, {1, 5, 7}} {
+		partition(instances...)
+		nodes := specOf(t, d, uid(1)).Devices[0].ContainerEdits.DeviceNodes
+		if last := nodes[len(nodes)-1].Path; last != "/dev/nvidia-caps/nvidia-cap2" {
+			t.Errorf("with GPU instances %v, the claim has %s", instances, last)
+		}
+		if slices.Contains(instances, 2) {
+			check(t, prepare(d, c).Err)
+		}
+	}
+	if r, _ := d.health(time.Now()); r.Devices[len(r.Devices)-1].DeviceName != device.Name || r.Devices[len(r.Devices)-1].Health != kubeletplugin.HealthStatusUnhealthy {
+		t.Errorf("without its MIG device, the claim's health is %+v", r.Devices)
+	}
+}
+
 // Until the driver knows whether somebody else gives the GPUs, what an earlier driver has
 // published stays.
 func TestPublishesNothingBeforeItKnows(t *testing.T) {

@@ -89,8 +89,7 @@ func devicesOf(gpus []cdi.GPU, offered func(string) bool, o Options) (all []devi
 	}
 	for _, g := range gpus {
 		for _, in := range g.Instances {
-			name := in.Name(g)
-			add(device{uuid: cmp.Or(in.UUID, name), spec: name, gpu: g, mig: true, memory: in.MemoryBytes})
+			add(device{uuid: in.ID(g), spec: in.ID(g), gpu: g, mig: true, memory: in.MemoryBytes})
 		}
 		if len(g.Instances) == 0 {
 			add(device{uuid: g.UUID, spec: g.UUID, gpu: g, memory: g.MemoryBytes})

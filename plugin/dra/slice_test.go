@@ -26,7 +26,7 @@ func swaps(room, host uint64) func(string) plugin.GPUState {
 
 func TestDevices(t *testing.T) {
 	mig := twoGPUs()[:1]
-	mig[0].Instances = []cdi.Instance{{Index: 0, UUID: "MIG-0a", MemoryBytes: 10 << 30}, {Index: 1, UUID: "", MemoryBytes: 0}}
+	mig[0].Instances = []cdi.Instance{{Index: 0, UUID: "MIG-0a", MemoryBytes: 10 << 30}, {Index: 1, GPUInstance: 13, ComputeInstance: 1}}
 	unknown := twoGPUs()[:1]
 	unknown[0].MemoryBytes = 0
 	for _, c := range []struct {
@@ -46,8 +46,8 @@ func TestDevices(t *testing.T) {
 		{"one slot of more than the GPU", twoGPUs()[:1], all, Options{Slots: 1, PromiseMemory: 150}, []string{name0 + " gpu 100/100 120Gi/80Gi 1/1"}},
 		{"hardly any host memory", twoGPUs()[:1], all, Options{Slots: 10, Scheduler: swaps(70<<30, 1<<30)}, []string{name0 + " gpu 100/10 80Gi/8Gi 10/1"}},
 		{"no swapping", twoGPUs()[:1], all, Options{Slots: 10}, []string{name0 + " gpu 100/10 80Gi/8Gi 10/1"}},
-		{"MIG devices take the GPU's place", mig, all, whole, []string{"mig-0a mig 100/10 10Gi/1Gi 10/1", "0-1 mig 100/10 none 10/1"}},
-		{"a MIG device without its nodes", mig, func(name string) bool { return name != "0:1" }, whole, []string{"mig-0a mig 100/10 10Gi/1Gi 10/1"}},
+		{"MIG devices take the GPU's place", mig, all, whole, []string{"mig-0a mig 100/10 10Gi/1Gi 10/1", "mig-" + name0 + "-13-1 mig 100/10 none 10/1"}},
+		{"a MIG device without its nodes", mig, func(name string) bool { return name == "MIG-0a" }, whole, []string{"mig-0a mig 100/10 10Gi/1Gi 10/1"}},
 		{"memory not known", unknown, all, whole, []string{name0 + " gpu 100/10 none 10/1"}},
 		{"memory known to the scheduler", unknown, all, Options{Slots: 10, PromiseMemory: 100, Scheduler: func(string) plugin.GPUState { return plugin.GPUState{Memory: 1<<30 + 5} }},
 			[]string{name0 + " gpu 100/10 1Gi/64Mi 10/1"}},
