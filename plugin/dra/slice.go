@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -129,7 +130,7 @@ func (d device) publish(o Options) resourceapi.Device {
 		Name:                     d.name,
 		AllowMultipleAllocations: ptr.To(true),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			"uuid":  {StringValue: ptr.To(d.uuid)},
+			"uuid":  {StringValue: ptr.To(cut(d.uuid))},
 			"type":  {StringValue: ptr.To(kind)},
 			"index": {IntValue: ptr.To(int64(d.gpu.Index))},
 		},
@@ -140,7 +141,7 @@ func (d device) publish(o Options) resourceapi.Device {
 	}
 	say := func(name resourceapi.QualifiedName, text string) {
 		if text != "" {
-			out.Attributes[name] = resourceapi.DeviceAttribute{StringValue: ptr.To(text)}
+			out.Attributes[name] = resourceapi.DeviceAttribute{StringValue: ptr.To(cut(text))}
 		}
 	}
 	say("productName", d.gpu.Name)
@@ -180,6 +181,16 @@ func (d device) publish(o Options) resourceapi.Device {
 		out.Attributes["memorySize"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.memory))}
 	}
 	return out
+}
+
+// cut returns what a text attribute can have of a text: the API server refuses a slice with more.
+func cut(text string) string {
+	text = strings.ToValidUTF8(text, "")
+	end := min(len(text), resourceapi.DeviceAttributeMaxValueLength)
+	for end < len(text) && !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end]
 }
 
 // The taints of devices. No taint ends pods: an administrator may add one that does.

@@ -154,6 +154,29 @@ func TestTaints(t *testing.T) {
 	}
 }
 
+// The API server refuses a slice with a longer text, and then the node has no devices.
+func TestLongNamesAreCut(t *testing.T) {
+	for name, want := range map[string]string{
+		strings.Repeat("x", 64):       strings.Repeat("x", 64),
+		strings.Repeat("x", 65):       strings.Repeat("x", 64),
+		strings.Repeat("x", 63) + "é": strings.Repeat("x", 63),
+		strings.Repeat("é", 40):       strings.Repeat("é", 32),
+		"NVIDIA\xff H200":             "NVIDIA H200",
+	} {
+		gpus := twoGPUs()[:1]
+		gpus[0].Name, gpus[0].Model.Brand, gpus[0].UUID = name, name, "GPU-"+strings.Repeat("a", 80)
+		attributes := Devices(gpus, all, whole)[0].Attributes
+		for _, attribute := range []resourceapi.QualifiedName{"productName", "brand"} {
+			if got := *attributes[attribute].StringValue; got != want {
+				t.Errorf("%q is published as %s %q, want %q", name, attribute, got, want)
+			}
+		}
+		if got := *attributes["uuid"].StringValue; len(got) > resourceapi.DeviceAttributeMaxValueLength {
+			t.Errorf("a UUID of %d bytes", len(got))
+		}
+	}
+}
+
 // So are the MIG devices of such a GPU.
 func TestTaintsOfMIGDevices(t *testing.T) {
 	gpus := twoGPUs()[:1]
