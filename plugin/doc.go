@@ -82,6 +82,8 @@
 //   - An annotation that looks like nvshare's and is unknown is named in the log and,
 //     with package kube, in an Event on the pod. The pod starts: the annotation may be
 //     of a later nvshare.
+//   - What a container was promised is free once its processes have ended, also where it ended after the
+//     runtime sent the list of its containers, and before it had registered the plugin.
 //   - A lost connection to the runtime is made again, whichever side was restarted. A
 //     runtime that does not ask the plugin about pods is a problem of its Health.
 //   - A container that asked and runs without nvshare is reported, because it was

@@ -32,7 +32,9 @@ type Plugin struct {
 	shimDirs   []string    // of the host, one of which containers have mounted
 	audit      Audit
 	report     func(Unmanaged)
-	syncLimit  time.Duration // of a runtime for the list of its containers, until it is a problem
+	// seesProcesses is inHostPIDNamespace, except in tests.
+	seesProcesses func() bool
+	syncLimit     time.Duration // of a runtime for the list of its containers, until it is a problem
 }
 
 var (
@@ -49,7 +51,7 @@ var (
 // New returns a plugin that knows no devices yet. It enters the containers that use
 // GPUs in containers.
 func New(log logrus.FieldLogger, containers *Containers) *Plugin {
-	p := &Plugin{log: log, containers: containers, syncLimit: syncLimit}
+	p := &Plugin{log: log, containers: containers, syncLimit: syncLimit, seesProcesses: inHostPIDNamespace}
 	p.SetLibDir(cdi.DefaultLibDir)
 	p.inventory.Store(&Inventory{})
 	containers.Health.Waits(runtimePart, "not registered with the container runtime yet")
@@ -89,6 +91,7 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 		p.log.Warn(err)
 	}
 	go p.look(byID, ctrs)
+	go p.awaitEnds(ctrs, settles)
 	p.log.Debugf("synchronized: %d containers, %d use GPUs through nvshare", len(ctrs), using)
 	return nil, nil
 }

@@ -53,6 +53,7 @@ type fakeRuntime struct {
 	version string
 	pods    []*api.PodSandbox
 	ctrs    []*api.Container
+	listed  func() // is called between the list and the registration; nil: nothing is
 
 	nri    *nri.Adaptation
 	relay  net.Listener
@@ -78,6 +79,9 @@ func (r *fakeRuntime) start() {
 	r.nri, err = nri.New(r.name, r.version,
 		func(ctx context.Context, sync nri.SyncCB) error {
 			_, err := sync(ctx, r.pods, r.ctrs)
+			if r.listed != nil {
+				r.listed()
+			}
 			r.synced <- struct{}{} // create waits until NRI has taken note, too
 			return err
 		},
