@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
@@ -107,27 +108,40 @@ const tooLarge = "NRI cannot send the list when eight pods and containers are la
 func register(ctx context.Context, conn net.Conn, c Connection, p *Plugin) error {
 	defer conn.Close() // the stub leaves it open if the registration fails
 	s := &session{Plugin: p, configured: make(chan struct{}), synchronized: make(chan struct{})}
+	watched := &watchedConn{Conn: conn, asked: make(chan struct{}), gone: make(chan struct{})}
 	// A stub that failed keeps its dead connection, so each connection has a new stub.
 	plugin, err := stub.New(s, stub.WithPluginName(c.Name), stub.WithPluginIdx(c.Index),
-		stub.WithConnection(conn), stub.WithLogger(stubLogger{p.log}))
+		stub.WithConnection(watched), stub.WithLogger(stubLogger{p.log}))
 	if err != nil {
 		return fmt.Errorf("set up NRI plugin %s-%s: %w", c.Index, c.Name, err)
 	}
 	done := make(chan error, 1)
 	go func() { done <- plugin.Run(ctx) }()
 
-	// A stub whose runtime ends between registration and configuration waits for ever
-	// and ignores ctx. After configureLimit it is left behind.
 	limit := time.NewTimer(configureLimit)
 	defer limit.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-limit.C:
-		return errNotConfigured
-	case <-s.configured:
+	gone := watched.gone
+	for waiting := true; waiting; {
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done():
+			s.giveUp(plugin, watched.asked, done)
+			return ctx.Err()
+		case <-limit.C:
+			s.giveUp(plugin, watched.asked, done)
+			return errNotConfigured
+		case <-gone:
+			gone = nil
+			select {
+			case <-s.configured: // before that
+			default:
+				s.giveUp(plugin, watched.asked, done)
+				return errGoneEarly
+			}
+		case <-s.configured:
+			waiting = false
+		}
 	}
 	limit.Reset(p.syncLimit)
 	select {
@@ -140,9 +154,50 @@ func register(ctx context.Context, conn net.Conn, c Connection, p *Plugin) error
 	return s.unlessSynchronized(ctx, <-done)
 }
 
+var errGoneEarly = errors.New("the container runtime ended before it configured the plugin")
+
+// watchedConn says when the stub's first request goes out, which is its registration, and when
+// nothing more can be read.
+type watchedConn struct {
+	net.Conn
+	first, last sync.Once // close asked, gone
+	asked, gone chan struct{}
+}
+
+func (c *watchedConn) Write(b []byte) (int, error) {
+	c.first.Do(func() { close(c.asked) })
+	return c.Conn.Write(b)
+}
+
+func (c *watchedConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if err != nil {
+		c.last.Do(func() { close(c.gone) })
+	}
+	return n, err
+}
+
+// giveUp ends a stub whose runtime has not configured it. The stub waits for that for ever, whatever
+// becomes of the connection and of its context: so a configuration comes from here, and fails. done is
+// told when the stub ends by itself.
+func (s *session) giveUp(plugin stub.Stub, asked <-chan struct{}, done <-chan error) {
+	s.givenUp.Store(true)
+	go func() {
+		select {
+		case <-asked: // the stub is set up
+		case <-done:
+			return
+		}
+		if p, ok := plugin.(api.PluginService); ok {
+			_, _ = p.Configure(context.Background(), &api.ConfigureRequest{NRIVersion: "none"})
+		}
+	}()
+}
+
 // session is the plugin for the time of one connection.
 type session struct {
 	*Plugin
+	givenUp      atomic.Bool
 	once         sync.Once // closes configured
 	syncOnce     sync.Once // closes synchronized
 	configured   chan struct{}
@@ -188,6 +243,9 @@ func (s *session) Synchronize(ctx context.Context, pods []*api.PodSandbox, ctrs 
 
 // Configure notes that the runtime answers.
 func (s *session) Configure(ctx context.Context, config, runtime, version string) (api.EventMask, error) {
+	if s.givenUp.Load() {
+		return 0, errGoneEarly
+	}
 	s.once.Do(func() { close(s.configured) })
 	return s.Plugin.Configure(ctx, config, runtime, version)
 }
