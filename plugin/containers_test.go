@@ -5,6 +5,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -45,6 +46,7 @@ type fakeScheduler struct {
 	mu       sync.Mutex
 	life     int // counts restarts: connections of an earlier life fail
 	known    map[string]Container
+	room     int // for how many descriptions there is room; 0: for all
 	promises []Promise
 	gpus     map[string]GPUState
 	calls    int
@@ -120,7 +122,17 @@ func (c *fakeConn) call(ctx context.Context, f func()) error {
 }
 
 func (c *fakeConn) Describe(ctx context.Context, ctr Container) error {
-	return c.call(ctx, func() { c.known[ctr.ID] = ctr })
+	full := false
+	err := c.call(ctx, func() {
+		_, known := c.known[ctr.ID]
+		if full = c.room > 0 && len(c.known) >= c.room && !known; !full {
+			c.known[ctr.ID] = ctr
+		}
+	})
+	if full {
+		err = fmt.Errorf("%w: %d are described", ErrFull, c.room)
+	}
+	return err
 }
 func (c *fakeConn) Forget(ctx context.Context, id string) error {
 	return c.call(ctx, func() { delete(c.known, id) })
@@ -200,4 +212,34 @@ func TestContainersOfAnEarlierPlugin(t *testing.T) {
 	if c := s.get("runs"); c.Name != "current" {
 		t.Errorf("still described as %+v", c)
 	}
+}
+
+// A container for whose description the scheduler has no room is described once there is some, whether
+// another container of the plugin's has ended or somebody else's.
+func TestDescribedOnceThereIsRoom(t *testing.T) {
+	containers, s := NewContainers(quiet()), newScheduler()
+	containers.ping = time.Millisecond
+	s.room = 2
+	s.known["other"] = Container{ID: "other"}
+	containers.add(Container{ID: "a"})
+	defer runContainers(t, containers, s)()
+	s.await(t, "a", "other")
+	containers.add(Container{ID: "b"})
+	containers.End("a")
+	s.await(t, "b", "other")
+	containers.add(Container{ID: "c"})
+	s.mu.Lock()
+	delete(s.known, "other")
+	s.mu.Unlock()
+	s.await(t, "b", "c")
+	containers.add(Container{ID: "d"})
+	for id := range 3 { // changes of one that is described go on
+		containers.add(Container{ID: "b", Name: fmt.Sprint(id)})
+	}
+	for end := time.Now().Add(patience); s.get("b").Name != "2"; time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("a change is not told")
+		}
+	}
+	s.await(t, "b", "c")
 }

@@ -5,6 +5,7 @@ package plugin
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -15,6 +16,7 @@ import (
 // Scheduler is a connection to the scheduler. Its calls get a context that ends
 // after a while; after an error the connection is not used again.
 type Scheduler interface {
+	// Describe fails with ErrFull, and the connection goes on, if there is no room for one more.
 	Describe(context.Context, Container) error
 	Forget(ctx context.Context, id string) error
 	// Report says what keeps the plugin from giving GPUs. It holds for a while.
@@ -23,6 +25,10 @@ type Scheduler interface {
 	State(context.Context) (State, error)
 	Close() error
 }
+
+// ErrFull means that the scheduler has no room for one more container. It has, once it has forgotten
+// another one.
+var ErrFull = errors.New("the scheduler has no room for one more container")
 
 // State is what the plugin asks the scheduler for.
 type State struct {
@@ -191,6 +197,7 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 		return err
 	}
 
+	full := map[string]Container{} // there was no room for these; not asked again before there may be
 	var reported []string
 	due := true // the report, again
 	tick := time.NewTicker(cs.ping)
@@ -206,12 +213,18 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 				return err
 			}
 			delete(told, id)
+			clear(full)
 		}
 		for id, c := range want {
-			if told[id] == c {
+			if was, refused := full[id]; told[id] == c || refused && was == c {
 				continue
 			}
-			if err := limited(func(ctx context.Context) error { return s.Describe(ctx, c) }); err != nil {
+			err := limited(func(ctx context.Context) error { return s.Describe(ctx, c) })
+			if errors.Is(err, ErrFull) {
+				full[id] = c
+				continue
+			}
+			if err != nil {
 				return err
 			}
 			told[id] = c
@@ -229,6 +242,7 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 		case <-cs.wake:
 		case <-tick.C:
 			due = true
+			clear(full)
 			if err := limited(func(ctx context.Context) error {
 				state, err := s.State(ctx)
 				if err == nil {

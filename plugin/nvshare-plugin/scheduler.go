@@ -26,6 +26,7 @@ type scheduler struct {
 	run   int64  // of the scheduler, 0: nothing was asked yet
 
 	sliced map[string]bool // UUIDs of GPUs whose tenants have shared by slices
+	full   map[string]bool // IDs of containers for which there was no room, as was said
 }
 
 var _ plugin.Scheduler = (*scheduler)(nil)
@@ -37,19 +38,29 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, p
 	if err != nil {
 		return nil, err
 	}
-	return &scheduler{conn: conn, log: log, pods: pods, sliced: map[string]bool{}}, nil
+	return &scheduler{conn: conn, log: log, pods: pods, sliced: map[string]bool{}, full: map[string]bool{}}, nil
 }
 
 // Describe tells the scheduler the names and terms of a container. A refusal is
-// logged, and not an error: the same description would be refused again.
+// logged, and not an error: the same description would be refused again, unless there was no room.
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	described := &api.Container{Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, Uid: c.UID,
 		Gpus: list(c.GPUs), Reach: list(c.Reach)}
 	described.SetTerms(c.Terms)
 	resp, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: described, Keep: c.Keep.Keep()})
+	full := status.Code(err) == codes.ResourceExhausted
+	if full && s.full[c.ID] {
+		return plugin.ErrFull // it was said
+	}
 	s.pods.told(c, resp, err)
-	switch status.Code(err) {
-	case codes.InvalidArgument, codes.ResourceExhausted:
+	switch {
+	case err == nil:
+		clear(s.full) // there may be room
+	case full:
+		s.full[c.ID] = true
+		s.log.Warnf("the scheduler has no room for container %s (%s/%s), which has no limits until there is: %v", c.ID, c.Namespace, c.Pod, err)
+		return plugin.ErrFull
+	case status.Code(err) == codes.InvalidArgument:
 		s.log.Warnf("the scheduler refuses names and shares of container %s (%s/%s): %v", c.ID, c.Namespace, c.Pod, err)
 		return nil
 	}

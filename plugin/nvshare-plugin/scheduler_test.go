@@ -4,13 +4,18 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containerd/ttrpc"
+	"github.com/sirupsen/logrus"
+	"github.com/sirupsen/logrus/hooks/test"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/nvshare/nvshare/plugin"
 	sched "github.com/nvshare/nvshare/sched/api"
 )
 
@@ -52,5 +57,45 @@ func TestMoverSaysWhy(t *testing.T) {
 		if err := mover(dir)(t.Context(), "a", "GPU-x"); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
+	}
+}
+
+// crowded is a scheduler without room for descriptions, until it has some.
+type crowded struct {
+	sched.ControlService
+	room *atomic.Bool
+}
+
+func (c crowded) DescribeContainer(context.Context, *sched.DescribeContainerRequest) (*sched.DescribeContainerResponse, error) {
+	if !c.room.Load() {
+		return nil, status.Error(codes.ResourceExhausted, "4096 are described already")
+	}
+	return &sched.DescribeContainerResponse{}, nil
+}
+
+// A container for which the scheduler has no room was not told: it is tried again, and said once.
+func TestNoRoomIsNotTold(t *testing.T) {
+	dir, room := t.TempDir(), &atomic.Bool{}
+	serveControl(t, dir, crowded{room: room})
+	log := logrus.New()
+	log.SetOutput(t.Output())
+	lines := test.NewLocal(log)
+	s, err := dialScheduler(t.Context(), dir, log, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	c := plugin.Container{ID: "a"}
+	for range 3 {
+		if err := s.Describe(t.Context(), c); !errors.Is(err, plugin.ErrFull) {
+			t.Errorf("without room: %v", err)
+		}
+	}
+	if n := len(lines.AllEntries()); n != 1 {
+		t.Errorf("it is said %d times", n)
+	}
+	room.Store(true)
+	if err := s.Describe(t.Context(), c); err != nil {
+		t.Errorf("with room: %v", err)
 	}
 }
