@@ -22,6 +22,7 @@
 #include "clock.h"
 #include "drain.h"
 #include "futex.h"
+#include "log.h"
 #include "pool.h"
 #include "stream.h"
 #include "swap.h"
@@ -30,6 +31,8 @@
 #define MARK_FREES 16u
 #define MARK_BYTES (16ull << 20)
 #define NAP_NS     200000u /* between two looks at events that are waited for */
+/* Kernels last less, mostly. A stream that waits for the thread that wants the memory never goes on. */
+#define WAIT_NS    (20 * NVS_S)
 
 _Atomic uint64_t nvs_swap_frees;
 
@@ -332,12 +335,16 @@ enum look nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool)
 
 bool nvs_pools_wait(struct nvs_gpu *gpu)
 {
+	uint64_t end = nvs_now() + WAIT_NS;
 	enum look seen;
 	int saved = errno;
 
 	nvs_pools_mark(gpu);
-	while ((seen = nvs_pools_look(gpu, NULL)) == LOOK_LATER && !atomic_load(&nvs_exiting))
+	while ((seen = nvs_pools_look(gpu, NULL)) == LOOK_LATER && nvs_now() < end && !atomic_load(&nvs_exiting))
 		nvs_nap(NAP_NS);
+	if (seen == LOOK_LATER)
+		nvs_debugf("GPU %u: streams have not passed their frees, an allocation goes on without that memory",
+			   gpu->number);
 	errno = saved;
 	return seen == LOOK_PASSED;
 }

@@ -427,7 +427,10 @@ enum look nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool);
  */
 void nvs_pools_mark(struct nvs_gpu *gpu);
 
-/* Waits until a stream has passed a free. False: there is none to wait for. No lock is held. */
+/*
+ * Waits until a stream has passed a free, 20 seconds at most. False: no stream has, or there is
+ * none to wait for. No lock is held.
+ */
 bool nvs_pools_wait(struct nvs_gpu *gpu);
 
 /* The GPU was drained: streams have passed all frees. No lock is held. */

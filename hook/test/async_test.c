@@ -367,6 +367,32 @@ static void an_eviction_spoils_no_stream(void)
 	swapper_end();
 }
 
+/* The stream waits for what this thread does after the allocation: that fails then, and the thread goes on. */
+static void a_stream_that_waits_for_the_allocation(void)
+{
+	volatile uint32_t *word;
+	CUdeviceptr p, more = 0;
+	void *host;
+	struct swapper_config c = { .gpu = 4096 * MIB, .arena = 64 * MIB, .limit = 96 * MIB, .quantum_ms = 30 };
+
+	schedule(c);
+	pools_open();
+	alarm(PATIENCE_MS / 1000);
+	threshold(UINT64_MAX);
+	CU(cuMemHostAlloc(&host, 4096, CU_MEMHOSTALLOC_DEVICEMAP));
+	word = host;
+	*word = 0;
+	p = get(60 * MIB, streams[0]);
+	CU(cuStreamWaitValue32(streams[0], (uintptr_t)host, 1, CU_STREAM_WAIT_VALUE_EQ));
+	CU(cuMemFreeAsync(p, streams[0]));
+	CHECK(cuMemAlloc_v2(&more, 80 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK(cuStreamQuery(streams[0]) == CUDA_ERROR_NOT_READY);
+	*word = 1;
+	CU(cuMemAlloc_v2(&more, 80 * MIB));
+	CU(cuMemFree_v2(more));
+	swapper_end();
+}
+
 /* ---- another tenant ---- */
 
 static int other(uint64_t mib, int rounds)
@@ -932,6 +958,7 @@ static const struct test_case cases[] = {
 	CASE(a_busy_stream_gives_back),
 	CASE(a_single_free_gives_back),
 	CASE(an_eviction_spoils_no_stream),
+	CASE(a_stream_that_waits_for_the_allocation),
 	CASE(another_tenant_gets_what_is_kept),
 	CASE(what_is_freed_is_had_again),
 	CASE(any_sequence_keeps_the_order_of_streams),

@@ -268,6 +268,7 @@ static bool serve(struct conn *c)
 		c->page->slots = NVS_MAX_CHANNELS;
 		for (int i = 0; i < NVS_MAX_CHANNELS; i++)
 			c->page->slot[i].limit_seq = 2;
+		c->page->slot[0].mem_limit = config.limit;
 		r.type = NVS_WELCOME;
 		r.u.welcome.page_size = NVS_PAGE_SIZE;
 		r.u.welcome.slots = NVS_MAX_CHANNELS;
@@ -295,9 +296,15 @@ static bool serve(struct conn *c)
 			set_epoch(c, 0);
 		break;
 	case NVS_RESERVE:
-		c->reserved = f.u.reserve.total;
 		r.type = NVS_RESERVED;
+		if (config.limit && f.u.reserve.least > config.limit && !(f.code & NVS_RESERVE_FORCE))
+			r.code = NVS_ERR_MEMORY;
+		else if (config.limit && f.u.reserve.total > config.limit)
+			c->reserved = f.u.reserve.least;
+		else
+			c->reserved = f.u.reserve.total;
 		r.u.memory.total = r.u.memory.used = c->reserved;
+		r.u.memory.limit = config.limit;
 		r.u.memory.serial = f.u.reserve.serial;
 		answer(c, r, -1);
 		break;
