@@ -46,18 +46,20 @@ static uint64_t due_at(struct nvs_gpu *gpu)
 	return due > gpu->step_until_ns ? due : gpu->step_until_ns; /* a call of the gang's goes first */
 }
 
-/* The lock is held, and given up meanwhile. */
+/* The lock is held, and given up meanwhile. False: they are as before, or (off) some are off and to be put on. */
 static bool switch_channels(struct nvs_gpu *gpu, bool on)
 {
-	bool done;
+	bool done, off;
 
 	gpu->switching = true;
 	nvs_unlock(&nvs_client_lock);
 	if (!on && !gpu->cuttable)
 		gpu->cuttable = nvs_preempt_ops.works(gpu);
 	done = (on || gpu->cuttable) && nvs_preempt_ops.channels(gpu, on);
+	off = on ? !done : done || nvs_preempt_ops.off(gpu);
 	nvs_lock(&nvs_client_lock);
 	gpu->switching = false;
+	gpu->off = off;
 	return done;
 }
 
@@ -77,7 +79,6 @@ static void cut(struct nvs_gpu *gpu)
 		not_cut(gpu, closed);
 		return;
 	}
-	gpu->off = true;
 	atomic_fetch_add(&gpu->offs, 1);
 	if (gpu->closed_ns != closed)
 		return; /* of another drain */
@@ -89,9 +90,10 @@ static void cut(struct nvs_gpu *gpu)
 
 static void put_on(struct nvs_gpu *gpu)
 {
-	gpu->off = !switch_channels(gpu, true);
+	bool on = switch_channels(gpu, true);
+
 	gpu->on_ns = nvs_now();
-	if (!gpu->off)
+	if (on)
 		return;
 	nvs_unlock(&nvs_client_lock);
 	nvs_nap(RETRY_NS);

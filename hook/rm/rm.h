@@ -50,14 +50,15 @@ enum nvs_rm_result nvs_rm_get_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t *u
  * ran goes on, in its middle, when they are on again. Copy engines go on. If one
  * channel can't be taken off, all are put on again. Takes 0.3 to 0.8 ms on an
  * H200. Not to be called with a lock held that a thread with calls into the
- * driver takes.
+ * driver takes. Channels that the driver refuses to put on stay off; nvs_rm_state,
+ * nvs_rm_keep_on and the end of the process try again.
  */
 enum nvs_rm_result nvs_rm_channels(const uint8_t uuid[NVS_RM_UUID], bool on);
 
 /*
  * For who waits for a GPU and must not wait for ever: puts its channels on, and
  * keeps them on until the last keeper lets go; nvs_rm_channels answers
- * NVS_RM_BUSY meanwhile.
+ * NVS_RM_BUSY meanwhile. Tries again for 5 seconds if the driver refuses.
  */
 void nvs_rm_keep_on(const uint8_t uuid[NVS_RM_UUID]);
 void nvs_rm_let_go(const uint8_t uuid[NVS_RM_UUID]);
@@ -94,7 +95,11 @@ struct nvs_rm_state {
 	char driver[64];         /* version, "" unknown */
 };
 
-/* What is known of a GPU. false: nothing of it was seen; then only bare_channels, overflow and driver are set. */
+/*
+ * What is known of a GPU. Channels that should be on, and that the driver refused to put on,
+ * are tried again first. false: nothing of it was seen; then only bare_channels,
+ * overflow and driver are set.
+ */
 bool nvs_rm_state(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *state);
 
 #endif

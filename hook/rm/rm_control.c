@@ -27,6 +27,9 @@
 /* A control takes less than 1 ms; the driver itself gives up on one after some seconds. */
 #define TURN_WAIT_NS 5000000000ull
 #define TRIES        8 /* looks at a table that changes all the time */
+/* Who needs the channels on tries again for so long, if the driver refuses that. */
+#define ON_WAIT_NS  (5 * NVS_S)
+#define ON_AGAIN_NS (10 * NVS_MS)
 
 const char *nvs_rm_text(enum nvs_rm_result r)
 {
@@ -117,6 +120,15 @@ static void keep_off_on_result(struct rm_gpu *g, void *arg)
 	g->off_on = g->no_effect ? NVS_RM_FAKED : r->r;
 	if (r->r == NVS_RM_REFUSED)
 		g->status = r->status;
+}
+
+/* That channels went on says nothing of taking them off. */
+static void keep_on_result(struct rm_gpu *g, void *arg)
+{
+	const struct result *r = arg;
+
+	if (r->r != NVS_RM_OK || g->off_on == NVS_RM_UNTRIED)
+		keep_off_on_result(g, arg);
 }
 
 static void copy_gpu(struct rm_gpu *g, void *arg)
@@ -273,7 +285,8 @@ static struct result send_channels(const struct rm_target *t, unsigned n, bool o
 
 /*
  * After a control of several failed, which may have changed some: all on. A channel that is
- * gone is forgotten soon; to put one on that is on changes nothing.
+ * gone is forgotten soon, and one whose descriptor is lost can't be reached any more; to put
+ * one on that is on changes nothing.
  */
 static struct result put_on_one_by_one(const struct rm_target *t, unsigned n)
 {
@@ -282,9 +295,10 @@ static struct result put_on_one_by_one(const struct rm_target *t, unsigned n)
 	for (unsigned i = 0; i < n; i++) {
 		struct result one = send_channels(&t[i], 1, true);
 
-		if (one.r == NVS_RM_OK || gone(&one))
-			rm_note_off(&t[i], 1, false);
-		else
+		bool done = one.r == NVS_RM_OK || gone(&one);
+
+		rm_note_off(&t[i], 1, !done && one.r != NVS_RM_LOST);
+		if (!done)
 			all = one;
 	}
 	return all;
@@ -344,15 +358,27 @@ static void mark_off(struct rm_gpu *g, void *may)
 	enum nvs_rm_result *r = may;
 
 	*r = g->no_effect ? NVS_RM_FAKED : g->keepers || ended ? NVS_RM_BUSY : NVS_RM_OK;
-	if (*r == NVS_RM_OK)
+	if (*r == NVS_RM_OK) {
 		g->off = true;
+		g->stuck = false;
+	}
 }
 
-static void mark_on(struct rm_gpu *g, void *was_off)
+static void mark_stuck(struct rm_gpu *g, void *stuck)
 {
-	if (was_off)
-		*(bool *)was_off = g->off;
-	g->off = false;
+	g->off = g->stuck = *(bool *)stuck;
+}
+
+/* With the turn. Some stay off if the driver refuses: they are stuck, and tried again. */
+static struct result switch_on(const uint8_t *uuid)
+{
+	struct result r = switch_until_steady(uuid, true);
+	bool stuck = rm_targets(uuid, RM_KIND_CHANNELS_OFF, targets) != 0;
+
+	rm_with_gpu(uuid, mark_stuck, &stuck);
+	if (stuck)
+		nvs_debugf("rm: channels stay off, the driver refuses to put them on: status %#x", r.status);
+	return r;
 }
 
 /*
@@ -382,20 +408,17 @@ static enum nvs_rm_result take_off(const uint8_t *uuid)
 	if (may != NVS_RM_OK)
 		return may;
 	r = switch_until_steady(uuid, false);
-	if (r.r != NVS_RM_OK) { /* some may be off */
-		switch_until_steady(uuid, true);
-		rm_with_gpu(uuid, mark_on, NULL);
-	}
+	if (r.r != NVS_RM_OK) /* some may be off */
+		switch_on(uuid);
 	rm_with_gpu(uuid, keep_off_on_result, &r);
 	return r.r;
 }
 
 static enum nvs_rm_result put_on(const uint8_t *uuid)
 {
-	struct result r = switch_until_steady(uuid, true);
+	struct result r = switch_on(uuid);
 
-	rm_with_gpu(uuid, mark_on, NULL);
-	rm_with_gpu(uuid, keep_off_on_result, &r);
+	rm_with_gpu(uuid, keep_on_result, &r);
 	return r.r;
 }
 
@@ -442,6 +465,22 @@ void nvs_rm_has_no_effect(const uint8_t uuid[NVS_RM_UUID])
 	rm_with_gpu(uuid, mark_no_effect, NULL);
 }
 
+/* For who can't go on before. False: they are off still, after some seconds. */
+static bool put_on_for_sure(const uint8_t *uuid)
+{
+	uint64_t end = nvs_now() + ON_WAIT_NS;
+	struct rm_gpu g;
+
+	for (;; nvs_nap(ON_AGAIN_NS)) {
+		enum nvs_rm_result r = nvs_rm_channels(uuid, true);
+
+		if (r != NVS_RM_BUSY && rm_with_gpu(uuid, copy_gpu, &g) && !g.off)
+			return true;
+		if (r == NVS_RM_BUSY || nvs_now() >= end)
+			return false;
+	}
+}
+
 struct keep {
 	int by;
 	bool off;
@@ -462,7 +501,7 @@ void nvs_rm_keep_on(const uint8_t uuid[NVS_RM_UUID])
 	int saved = errno;
 
 	if (rm_with_gpu(uuid, count_keepers, &k) && k.off)
-		nvs_rm_channels(uuid, true);
+		put_on_for_sure(uuid);
 	errno = saved;
 }
 
@@ -477,9 +516,8 @@ void rm_put_all_on(void)
 {
 	uint8_t uuid[NVS_RM_UUID];
 
-	while (rm_gpu_off(uuid))
-		if (nvs_rm_channels(uuid, true) == NVS_RM_BUSY)
-			break;
+	while (rm_gpu_off(uuid) && put_on_for_sure(uuid))
+		;
 }
 
 /* ---- state ---- */
@@ -508,6 +546,8 @@ bool nvs_rm_state(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 	memset(s, 0, sizeof(*s));
 	if (begin_turn(&q)) {
 		name_subdevices();
+		if (rm_with_gpu(uuid, copy_gpu, &g) && g.stuck)
+			put_on(uuid);
 		end_turn(&q);
 	}
 	rm_count(uuid, s);

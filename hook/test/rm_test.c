@@ -44,6 +44,7 @@ static pthread_mutex_t rm_mutex = PTHREAD_MUTEX_INITIALIZER;
 static bool refuses_slices, fakes_slices, has_no_uuid;
 static unsigned moved_by; /* the device n is GPU n + moved_by */
 static int refuses_channels_after = -1; /* so many calls succeed */
+static unsigned refuses_on;             /* so many calls that put channels on */
 static unsigned channel_calls, largest_call, copy_channels_named;
 static atomic_uint live_off;   /* channels that are off now */
 static unsigned off_at_free;   /* how many were, when an object was freed */
@@ -97,6 +98,8 @@ static uint32_t channels(const struct rm_channels *c)
 	if (c->count > largest_call)
 		largest_call = c->count;
 	if (refuses_channels_after >= 0 && c->disable && refuses_channels_after-- == 0)
+		return RM_NOT_PERMITTED;
+	if (!c->disable && refuses_on && refuses_on--)
 		return RM_NOT_PERMITTED;
 	for (unsigned i = 0; i < c->count; i++) {
 		struct fake *o = find(c->client[i], c->channel[i]), *group = o ? find(o->client, o->parent) : NULL;
@@ -514,6 +517,52 @@ static void who_waits_for_the_gpu_keeps_channels_on(void)
 	CHECK(state(0).keepers == 0);
 }
 
+/* The driver refuses to put channels on: who looks, or needs them on, tries again. */
+static void what_stays_off_is_put_on_again(void)
+{
+	start();
+	make_device(1, 0);
+	make_group(1, 0, 0, 8);
+	CHECK(OFF(0) == NVS_RM_OK);
+	refuses_on = 9 + 9; /* all at once, and each: twice */
+	CHECK(ON(0) == NVS_RM_REFUSED && atomic_load(&live_off) == 8);
+	CHECK(state(0).off && state(0).off_on == NVS_RM_REFUSED);
+	CHECK(!state(0).off && atomic_load(&live_off) == 0);
+	CHECK(OFF(0) == NVS_RM_OK && state(0).off); /* what is wanted off stays off */
+	refuses_on = 9 + 9;
+	nvs_rm_keep_on(uuid_of(0));
+	CHECK(!state(0).off && atomic_load(&live_off) == 0);
+	nvs_rm_let_go(uuid_of(0));
+	refuses_on = 9 + 3; /* the second time some go on */
+	CHECK(nvs_rm_prove_channels(uuid_of(0)) == NVS_RM_REFUSED && atomic_load(&live_off) == 8);
+	CHECK(state(0).off && atomic_load(&live_off) == 2);
+	CHECK(!state(0).off && atomic_load(&live_off) == 0);
+	make_group(1, 0, 2, 100);
+	refuses_channels_after = 1; /* off fails at the second 64, and so does what mends that */
+	refuses_on = 1 + 64 + 1 + 64;
+	CHECK(OFF(0) == NVS_RM_REFUSED && atomic_load(&live_off) == 64);
+	CHECK(!state(0).off && atomic_load(&live_off) == 0);
+	CHECK(state(0).off_on == NVS_RM_REFUSED); /* that they went on says nothing of off */
+}
+
+static void what_never_goes_on_ends_the_wait(void)
+{
+	start();
+	make_device(1, 0);
+	make_group(1, 0, 0, 8);
+	CHECK(OFF(0) == NVS_RM_OK);
+	refuses_on = 1000000;
+	nvs_rm_keep_on(uuid_of(0));
+	CHECK(state(0).off && atomic_load(&live_off) == 8);
+	refuses_on = 0;
+	CHECK(!state(0).off && atomic_load(&live_off) == 0);
+	nvs_rm_let_go(uuid_of(0));
+	/* Nobody can reach them any more: nobody tries. */
+	CHECK(OFF(0) == NVS_RM_OK);
+	close(fd);
+	CHECK(ON(0) == NVS_RM_LOST && !state(0).off);
+}
+
 static void a_closed_descriptor_is_not_used(void)
 {
 	uint64_t us;
@@ -822,6 +871,8 @@ static void (*const cases[])(void) = {
 	what_is_freed_is_forgotten_with_all_below,
 	channels_are_on_when_objects_are_freed,
 	who_waits_for_the_gpu_keeps_channels_on,
+	what_stays_off_is_put_on_again,
+	what_never_goes_on_ends_the_wait,
 	a_closed_descriptor_is_not_used,
 	a_gpu_without_a_name_is_not_asked_again,
 	after_a_move_the_gpus_are_asked_anew,
