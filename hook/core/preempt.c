@@ -9,6 +9,7 @@
  */
 #include "preempt.h"
 
+#include "away.h"
 #include "clock.h"
 #include "connection.h"
 #include "futex.h"
@@ -33,6 +34,7 @@
 #define LONG_DRAINS 8
 #define RETRY_NS (100 * NVS_MS) /* between two tries to put channels on */
 #define NUDGE_NS (1 * NVS_S)    /* unfinished work repeats its request */
+#define STRAY_NS (20 * NVS_MS)  /* between two looks whether others have put channels on */
 
 /* When the running drain is to be cut; 0: never. */
 static uint64_t due_at(struct nvs_gpu *gpu)
@@ -88,6 +90,21 @@ static void cut(struct nvs_gpu *gpu)
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_PREEMPTED });
 }
 
+/* The channels of a preempted process were put on for the end of a context, which may be over. */
+static void keep_off(struct nvs_gpu *gpu)
+{
+	bool on;
+
+	nvs_unlock(&nvs_client_lock);
+	on = !nvs_is_away() && !atomic_load(&nvs_exiting) && nvs_preempt_ops.on(gpu);
+	nvs_lock(&nvs_client_lock);
+	if (!on || !gpu->lease.unfinished)
+		return;
+	if (switch_channels(gpu, false))
+		atomic_fetch_add(&gpu->offs, 1);
+	gpu->off = true; /* if not, the next look tries again */
+}
+
 static void put_on(struct nvs_gpu *gpu)
 {
 	bool on = switch_channels(gpu, true);
@@ -115,8 +132,13 @@ static void *preempter_main(void *arg)
 		} else if (due && now >= due) {
 			cut(gpu);
 		} else {
+			uint64_t most = gpu->off ? STRAY_NS : 60 * NVS_S;
+
+			if (gpu->off)
+				keep_off(gpu);
 			nvs_unlock(&nvs_client_lock);
-			nvs_futex_wait((uint32_t *)&gpu->preempt_wanted, seen, due ? due - now : 60 * NVS_S, true);
+			nvs_futex_wait((uint32_t *)&gpu->preempt_wanted, seen, due && due - now < most ? due - now : most,
+				       true);
 			nvs_lock(&nvs_client_lock);
 		}
 	}

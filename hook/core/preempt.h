@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * preempt.h: a drain that takes long is cut: the channels of this process go off the
- * GPU in the middle of its work, and go on again with the next grant.
+ * GPU in the middle of its work, and go on again with the next grant. Who waits for the
+ * GPU, as the end of a context does, puts them on before. They go off again when it ends.
  *
  * Copies between host and GPU that have begun go on. Nothing is cut where memory of the
  * process can be moved: a chunk must not change under work that is unfinished.
@@ -25,6 +26,8 @@ struct nvs_preempt_ops {
 	bool (*channels)(const struct nvs_gpu *gpu, bool on);
 	/* Whether they are off, and nobody has asked for them to be on. */
 	bool (*off)(const struct nvs_gpu *gpu);
+	/* Whether they are on, and nobody keeps them on. */
+	bool (*on)(const struct nvs_gpu *gpu);
 };
 
 extern const struct nvs_preempt_ops nvs_preempt_ops;

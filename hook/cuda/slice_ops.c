@@ -73,13 +73,20 @@ static bool off(const struct nvs_gpu *gpu)
 	return nvs_rm_state(gpu->device.uuid, &s) && s.off && !s.keepers;
 }
 
-static bool channels(const struct nvs_gpu *gpu, bool on)
+static bool on(const struct nvs_gpu *gpu)
+{
+	struct nvs_rm_state s;
+
+	return nvs_rm_state(gpu->device.uuid, &s) && s.channels && !s.off && !s.keepers;
+}
+
+static bool channels(const struct nvs_gpu *gpu, bool want_on)
 {
 	const uint8_t *uuid = gpu->device.uuid;
 	struct nvs_rm_state s;
 	enum nvs_rm_result r;
 
-	if (!on) { /* all channels, or none: what was not seen would run on */
+	if (!want_on) { /* all channels, or none: what was not seen would run on */
 		return nvs_rm_state(uuid, &s) && !s.bare_channels && !s.overflow &&
 		       nvs_rm_channels(uuid, false) == NVS_RM_OK;
 	}
@@ -88,7 +95,7 @@ static bool channels(const struct nvs_gpu *gpu, bool on)
 	return r == NVS_RM_OK || r == NVS_RM_UNSEEN || r == NVS_RM_LOST;
 }
 
-const struct nvs_preempt_ops nvs_preempt_ops = { .works = works, .channels = channels, .off = off };
+const struct nvs_preempt_ops nvs_preempt_ops = { .works = works, .channels = channels, .off = off, .on = on };
 
 static uint8_t on_wire(enum nvs_rm_result r)
 {

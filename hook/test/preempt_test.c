@@ -572,6 +572,32 @@ static void a_context_is_destroyed(void)
 	end();
 }
 
+/* Another context of a preempted process ends, or could not: its work goes on with its next grant only. */
+static void another_context_is_destroyed(void)
+{
+	CUcontext second, popped;
+
+	begin();
+	CU(cuCtxCreate_v2(&second, 0, 0));
+	CU(cuCtxPopCurrent_v2(&popped));
+	fake_word(&fake, 0, 5);
+	fake_grant(&fake, 0, 5);
+	launch_on(stream, 60000);
+	CHECK(preempted(ask_back(5)));
+	CHECK(state().off);
+	fake_expect(&fake, NVS_REQUEST);
+	CU(cuCtxDestroy_v2(second));
+	EVENTUALLY(state().off);
+	nap_ms(100);
+	CHECK(state().off);
+	fake_grant(&fake, 0, 6);
+	EVENTUALLY(!state().off);
+	nap_ms(100);
+	CHECK(!state().off);
+	CHECK(preempted(ask_back(6)) && state().off);
+	end();
+}
+
 static void *destroyer(void *unused)
 {
 	(void)unused;
@@ -715,6 +741,7 @@ static const struct test_case cases[] = {
 	CASE(the_scheduler_starts_anew),
 	CASE(the_scheduler_dies_while_it_drains),
 	CASE(a_context_is_destroyed),
+	CASE(another_context_is_destroyed),
 	CASE(a_context_ends_on_another_gpu),
 	CASE(a_context_ends_while_the_process_moves),
 	CASE(the_process_exits),
