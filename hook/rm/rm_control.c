@@ -512,6 +512,14 @@ void nvs_rm_let_go(const uint8_t uuid[NVS_RM_UUID])
 	rm_with_gpu(uuid, count_keepers, &k);
 }
 
+void rm_put_on_below(uint32_t client, uint32_t object)
+{
+	uint8_t uuid[NVS_RM_UUID];
+
+	while (rm_off_below(client, object, uuid) && put_on_for_sure(uuid))
+		;
+}
+
 void rm_put_all_on(void)
 {
 	uint8_t uuid[NVS_RM_UUID];

@@ -19,6 +19,7 @@
 #define MAX_OBJECTS     8192
 #define MAX_DESCRIPTORS 64
 #define MAX_MISSED      64
+#define MAX_DEPTH       8  /* of objects below each other: client, device, group, channel */
 
 struct object {
 	uint64_t serial;
@@ -225,18 +226,6 @@ void rm_note_version(const char text[64])
 	end(&q);
 }
 
-bool rm_note_known(int fd)
-{
-	struct nvs_signals q;
-	bool known = false;
-
-	begin(&q);
-	for (unsigned i = 0; i < descriptors_used; i++)
-		known |= descriptors[i].fd == fd;
-	end(&q);
-	return known;
-}
-
 /* ---- GPUs ---- */
 
 static int gpu_of_uuid(const uint8_t uuid[NVS_RM_UUID])
@@ -404,6 +393,40 @@ bool rm_gpu_off(uint8_t uuid[NVS_RM_UUID])
 			memcpy(uuid, gpus[i].uuid, NVS_RM_UUID);
 			found = true;
 		}
+	end(&q);
+	return found;
+}
+
+/* Whether an object is this one, or below it. */
+static bool is_below(const struct object *o, uint32_t client, uint32_t handle)
+{
+	if (o->client != client)
+		return false;
+	for (unsigned depth = 0; o && depth < MAX_DEPTH; depth++) {
+		if (o->handle == handle || o->parent == handle)
+			return true;
+		o = find(client, o->parent);
+	}
+	return client == handle;
+}
+
+bool rm_off_below(uint32_t client, uint32_t handle, uint8_t uuid[NVS_RM_UUID])
+{
+	struct nvs_signals q;
+	bool found = false;
+
+	begin(&q);
+	for (unsigned i = 0; i < used && !found; i++) {
+		const struct object *o = &objects[i], *group = o->off ? group_of(o) : NULL;
+
+		if (!group || !is_below(o, client, handle))
+			continue;
+		for (int gpu = 0; gpu < NVS_RM_MAX_GPUS && !found; gpu++)
+			if (gpus[gpu].used && subdevice_of(group, gpu)) {
+				memcpy(uuid, gpus[gpu].uuid, NVS_RM_UUID);
+				found = true;
+			}
+	}
 	end(&q);
 	return found;
 }

@@ -55,7 +55,6 @@ bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t object, ui
 /* Forgets an object that was there at `serial`, and all below it. client == object: all of the client. */
 void rm_note_free(uint32_t client, uint32_t object, uint64_t serial);
 void rm_note_version(const char text[64]);
-bool rm_note_known(int fd); /* an object was made through this descriptor */
 
 /* A subdevice whose GPU is not known yet; false: there is none. */
 bool rm_unnamed_subdevice(struct rm_target *t);
@@ -71,8 +70,10 @@ bool rm_wanted_slice(unsigned i, uint8_t uuid[NVS_RM_UUID], uint64_t *us);
 
 /* Calls fn with the GPU's record, which it may change; a new one if there is none. false: no room. */
 bool rm_with_gpu(const uint8_t uuid[NVS_RM_UUID], void (*fn)(struct rm_gpu *, void *), void *arg);
-/* The i-th GPU whose channels are off. */
+/* A GPU whose channels are off. */
 bool rm_gpu_off(uint8_t uuid[NVS_RM_UUID]);
+/* A GPU that has channels off among an object and those below it. client == object: all of the client. */
+bool rm_off_below(uint32_t client, uint32_t object, uint8_t uuid[NVS_RM_UUID]);
 bool rm_any_off(void); /* without the lock */
 
 void rm_count(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *state);

@@ -492,8 +492,27 @@ static void channels_are_on_when_objects_are_freed(void)
 	make_group(1, 1, 0, 8);
 	make_group(1, 0, 2, 8);
 	CHECK(OFF(0) == NVS_RM_OK && OFF(1) == NVS_RM_OK);
+	release(1, 0x999); /* memory, say: no channel is below it */
+	CHECK(state(0).off && state(1).off && off_at_free == 24);
+	off_at_free = 0;
 	release(1, GROUP(0, 2) + 1);
-	CHECK(off_at_free == 0 && atomic_load(&live_off) == 0 && !state(0).off && !state(1).off);
+	CHECK(off_at_free == 8 && atomic_load(&live_off) == 8 && !state(0).off && state(1).off);
+	CHECK(OFF(0) == NVS_RM_OK);
+	off_at_free = 0;
+	release(1, GROUP(0, 2));
+	CHECK(off_at_free == 8 && !state(0).off && state(1).off);
+	CHECK(OFF(0) == NVS_RM_OK);
+	CHECK(ioctl(fd, RM_FREE, (void *)8) == -1 && errno == EFAULT); /* of what, is not known */
+	CHECK(!state(0).off && !state(1).off);
+	CHECK(OFF(0) == NVS_RM_OK && OFF(1) == NVS_RM_OK);
+	off_at_free = 0;
+	release(1, DEVICE(1));
+	CHECK(off_at_free == 8 && state(0).off);
+	off_at_free = 0;
+	release(1, 1);
+	CHECK(off_at_free == 0 && !state(0).compute_groups);
+	make_device(2, 0);
+	make_group(2, 0, 0, 8);
 	CHECK(OFF(0) == NVS_RM_OK);
 	other = memfd_create("other", 0); /* not the driver's */
 	CHECK(ioctl(other, RM_FREE, &(struct rm_free){ 9, 9, 9, 0 }) == 0 && state(0).off);
