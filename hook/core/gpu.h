@@ -74,11 +74,13 @@ struct nvs_gpu {
 	bool looking;            /* effect.c has them; drains are not cut meanwhile */
 	atomic_uint effect;      /* futex of effect.c */
 	atomic_bool effective;   /* channels that were off were seen to stand still */
-	unsigned effect_looks;   /* for that; of the drainer thread alone */
+	unsigned effect_looks;   /* for that; of the drainer thread alone, as the next */
+	unsigned refused_looks;  /* since the driver refused to take channels off */
 	atomic_uint offs;        /* how often they went off */
 	uint64_t on_ns;          /* when they were put on */
 	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */
-	bool cut_failed;         /* of one since the scheduler was told of the controls */
+	unsigned cut_failures;   /* one after the other, since the scheduler was told of the controls */
+	uint64_t bound_until_ns; /* after such a failure work is bounded until then */
 	uint64_t wanted_ns;      /* when others were last seen to want the GPU; throttle.c */
 	unsigned long_drains;    /* so many drains are cut soon, because drains took long */
 	uint64_t grace_ns;       /* of the last REVOKE */

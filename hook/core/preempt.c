@@ -34,6 +34,8 @@
 #define LONG_DRAINS 8
 #define RETRY_NS (100 * NVS_MS) /* between two tries to put channels on */
 #define NUDGE_NS (1 * NVS_S)    /* unfinished work repeats its request */
+#define BOUND_NS (5 * NVS_S)    /* for so long work is bounded after a drain could not be cut */
+#define MOST_DOUBLINGS 10       /* of that, to 85 minutes */
 #define STRAY_NS (20 * NVS_MS)  /* between two looks whether others have put channels on */
 
 /* When the running drain is to be cut; 0: never. */
@@ -65,11 +67,16 @@ static bool switch_channels(struct nvs_gpu *gpu, bool on)
 	return done;
 }
 
-/* The drain that began then goes on to its end. Later ones may have to, so work is bounded again. */
+/*
+ * The drain that began then goes on to its end. Later ones may have to, so work is bounded for a
+ * time, which doubles with each failure: somebody may have kept the channels on just now, or the
+ * driver may refuse for good.
+ */
 static void not_cut(struct nvs_gpu *gpu, uint64_t closed)
 {
 	gpu->uncut_ns = closed;
-	gpu->cut_failed = true;
+	gpu->bound_until_ns = nvs_now() + (BOUND_NS << gpu->cut_failures);
+	gpu->cut_failures += gpu->cut_failures < MOST_DOUBLINGS;
 	nvs_debugf("GPU %u: the drain is not cut", gpu->number);
 }
 
@@ -82,6 +89,8 @@ static void cut(struct nvs_gpu *gpu)
 		return;
 	}
 	atomic_fetch_add(&gpu->offs, 1);
+	gpu->cut_failures = 0;
+	gpu->bound_until_ns = 0;
 	if (gpu->closed_ns != closed)
 		return; /* of another drain */
 	gpu->drain_ns = nvs_now() - closed;

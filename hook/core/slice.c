@@ -73,7 +73,8 @@ void nvs_controls_look(struct nvs_gpu *gpu)
 	    nvs_client_send(&f)) {
 		gpu->controls = f.u.controls;
 		gpu->controls_told = true;
-		gpu->cut_failed = false;
+		gpu->cut_failures = 0;
+		gpu->bound_until_ns = 0;
 	}
 	nvs_unlock(&nvs_client_lock);
 }

@@ -15,6 +15,7 @@
 #define LEAST_US 50u
 #define MOST_US  1000000u
 
+#define MOST_REFUSED_LOOKS 1024 /* one each 2 s: after half an hour a driver that refuses is believed */
 #define MOST_LOOKS 5 /* for an effect, each of which stops the process for 2 ms */
 
 /*
@@ -137,6 +138,14 @@ static enum nvs_rm_result prove_effect(struct nvs_gpu *gpu)
 	return NVS_RM_UNTRIED;
 }
 
+/* With the 1st, 2nd, 4th look after a refusal, and so on: what was in the way may be gone. */
+static bool try_refused_again(struct nvs_gpu *gpu)
+{
+	unsigned n = gpu->refused_looks < MOST_REFUSED_LOOKS ? ++gpu->refused_looks : 0;
+
+	return n && !(n & (n - 1));
+}
+
 static void prove(struct nvs_gpu *gpu, struct nvs_controls *c)
 {
 	const uint8_t *uuid = gpu->device.uuid;
@@ -151,8 +160,11 @@ static void prove(struct nvs_gpu *gpu, struct nvs_controls *c)
 	 * A driver that fakes the one control is not trusted with the other. UNSEEN: there were no
 	 * channels when they were tried, or put on, but now there are.
 	 */
-	if (s.slice == NVS_RM_OK && (s.off_on == NVS_RM_UNTRIED || s.off_on == NVS_RM_UNSEEN))
+	if (s.slice == NVS_RM_OK && (s.off_on == NVS_RM_UNTRIED || s.off_on == NVS_RM_UNSEEN ||
+				     (s.off_on == NVS_RM_REFUSED && try_refused_again(gpu))))
 		s.off_on = nvs_rm_prove_channels(uuid);
+	if (s.off_on == NVS_RM_OK)
+		gpu->refused_looks = 0;
 	if (s.off_on == NVS_RM_OK && !listed(&s))
 		s.off_on = prove_effect(gpu);
 	c->slices = on_wire(s.slice);

@@ -28,6 +28,11 @@ bool inside_cut_failed(int dev)
 	return failed;
 }
 
+bool inside_unbound(int dev)
+{
+	return atomic_load(&nvs_gpu_of_device(dev)->unbound);
+}
+
 bool inside_cuts_soon(int dev)
 {
 	bool soon;

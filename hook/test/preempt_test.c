@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -19,6 +20,7 @@
 #include "fake.h"
 #include "inside.h"
 #include "rm.h"
+#include "rm_abi.h"
 
 
 #define CU(call) CHECK((call) == CUDA_SUCCESS)
@@ -486,6 +488,58 @@ static void off_is_refused_once(void)
 	end();
 }
 
+/* The next drain may be cut, so work may be far ahead again. */
+static void a_refusal_bounds_for_a_time(void)
+{
+	hold_with(3000);
+	has_controls();
+	EVENTUALLY(inside_unbound(0));
+	nvs_rm_keep_on((const uint8_t *)&gpu);
+	fake_revoke(&fake, 0, 5);
+	EVENTUALLY(inside_cut_failed(0));
+	nvs_rm_let_go((const uint8_t *)&gpu);
+	CHECK(!preempted(fake_expect(&fake, NVS_RELEASE)));
+	CHECK(!inside_unbound(0));
+	fake_grant(&fake, 0, 6);
+	launch_on(stream, 60000);
+	EVENTUALLY(inside_unbound(0));
+	CHECK(preempted(ask_back(6)) && state().off);
+	end();
+}
+
+static atomic_bool refuses;
+
+/* The driver refuses to take channels off, for a time. */
+static int refusing_ioctl(int fd, unsigned long request, ...)
+{
+	static nvs_rm_ioctl *next;
+	struct rm_control *c;
+	va_list list;
+	void *arg;
+
+	va_start(list, request);
+	arg = va_arg(list, void *);
+	va_end(list);
+	c = arg;
+	if (request == RM_CONTROL && c->command == RM_CHANNELS && atomic_load(&refuses)) {
+		c->status = RM_NOT_PERMITTED;
+		return 0;
+	}
+	next = next ? next : (nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl");
+	return next(fd, request, arg);
+}
+
+static void a_driver_that_refuses_is_tried_again(void)
+{
+	hold_with(1);
+	atomic_store(&refuses, true);
+	nvs_rm_set_next(refusing_ioctl);
+	says_of_channels(NVS_CONTROL_REFUSED);
+	atomic_store(&refuses, false);
+	has_controls();
+	end();
+}
+
 /* An earlier scheduler knows no flags: RELEASE and REQUEST are what it is told. */
 static void an_earlier_scheduler(void)
 {
@@ -735,6 +789,8 @@ static const struct test_case cases[] = {
 	CASE(the_controls_are_tried_later),
 	CASE(the_next_context_has_controls_too),
 	CASE(off_is_refused_once),
+	CASE(a_refusal_bounds_for_a_time),
+	CASE(a_driver_that_refuses_is_tried_again),
 	CASE(an_earlier_scheduler),
 	CASE(threads_wait_at_the_gate),
 	CASE(the_scheduler_is_lost),
