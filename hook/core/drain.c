@@ -132,7 +132,7 @@ static bool next_stream(struct nvs_gpu *gpu, bool all, unsigned *i, struct quest
  * What the streams of the GPU with work do, up to the first that is busy, or (all) what all do:
  * BUSY if one is, else IDLE; left_out says whether the state of one is not known. The driver
  * is asked under query_lock alone: who destroys a stream waits for the answer, see
- * nvs_stream_destroyed; nobody else does.
+ * nvs_stream_going; nobody else does.
  */
 static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, bool all,
 					  enum nvs_streams_state (*ask)(const struct question *q),

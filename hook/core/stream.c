@@ -371,29 +371,6 @@ void nvs_stream_mark(struct nvs_stream *s)
 	atomic_store(&s->dirty, true);
 }
 
-void nvs_stream_created(void *handle)
-{
-	struct nvs_gpu *gpu = nvs_gpu_of_current();
-	void *ctx = NULL;
-
-	if (!handle || !gpu)
-		return;
-	if (!nvs_driver.stream_get_ctx || nvs_driver.stream_get_ctx(handle, &ctx) != CUDA_SUCCESS)
-		ctx = nvs_current_context();
-	nvs_stream_destroyed(handle); /* a handle that went unseen with its context */
-	stream_add(handle, NULL, ctx, gpu);
-}
-
-void nvs_stream_created_in(void *handle, void *ctx)
-{
-	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
-
-	if (!handle || !gpu)
-		return;
-	nvs_stream_destroyed(handle);
-	stream_add(handle, NULL, ctx, gpu);
-}
-
 /* table_lock is held; the capture is counted off by the caller. */
 static void stream_forget(struct nvs_stream *s)
 {
@@ -415,27 +392,77 @@ static void capture_off(struct nvs_stream *s)
 		capture_uncount(s->gpu);
 }
 
-void nvs_stream_destroyed(void *handle)
+struct nvs_stream_was nvs_stream_going(void *handle)
 {
 	struct nvs_stream *s = nvs_key_is_default(handle) ? NULL : stream_lookup(handle, NULL, NULL);
+	struct nvs_stream_was was = { 0 };
+	struct nvs_context *c;
 	void *event[2];
 
 	if (!s)
-		return;
-	capture_off(s);
+		return was;
 	/* Its work may run on; only a drain of the context tells. */
 	if (atomic_load(&s->dirty))
 		atomic_store(&s->gpu->overflow.dirty, true);
 	nvs_lock(&nvs_table_lock);
+	c = s->context;
+	was = (struct nvs_stream_was){ s->gpu, c ? c->ctx : NULL, atomic_exchange(&s->capturing, false) };
 	memcpy(event, s->throttle.event, sizeof(event));
 	stream_forget(s);
 	nvs_unlock(&nvs_table_lock);
 	/* Who asks the driver about the stream has done so. */
-	nvs_lock(&s->gpu->query_lock);
-	nvs_unlock(&s->gpu->query_lock);
+	nvs_lock(&was.gpu->query_lock);
+	nvs_unlock(&was.gpu->query_lock);
 	for (int i = 0; i < 2; i++)
 		if (event[i])
 			nvs_driver.event_destroy(event[i]);
+	return was;
+}
+
+void nvs_stream_destroyed(const struct nvs_stream_was *was)
+{
+	if (was->capturing)
+		capture_uncount(was->gpu);
+}
+
+void nvs_stream_kept(void *handle, const struct nvs_stream_was *was)
+{
+	struct nvs_stream *s = was->gpu ? stream_add(handle, NULL, was->ctx, was->gpu) : NULL;
+
+	/* Where there was no room, the record is shared, and nobody would hear of the end. */
+	if (was->capturing && (s->key != handle || atomic_exchange(&s->capturing, true)))
+		capture_uncount(was->gpu);
+}
+
+/* The driver has given out the handle again: the stream went unseen with its context. */
+static void forget_unseen(void *handle)
+{
+	struct nvs_stream_was was = nvs_stream_going(handle);
+
+	nvs_stream_destroyed(&was);
+}
+
+void nvs_stream_created(void *handle)
+{
+	struct nvs_gpu *gpu = nvs_gpu_of_current();
+	void *ctx = NULL;
+
+	if (!handle || !gpu)
+		return;
+	if (!nvs_driver.stream_get_ctx || nvs_driver.stream_get_ctx(handle, &ctx) != CUDA_SUCCESS)
+		ctx = nvs_current_context();
+	forget_unseen(handle);
+	stream_add(handle, NULL, ctx, gpu);
+}
+
+void nvs_stream_created_in(void *handle, void *ctx)
+{
+	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
+
+	if (!handle || !gpu)
+		return;
+	forget_unseen(handle);
+	stream_add(handle, NULL, ctx, gpu);
 }
 
 void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, const struct nvs_context_was *was)

@@ -41,7 +41,19 @@ void nvs_contexts_mark(struct nvs_gpu *gpu);
 
 void nvs_stream_created(void *handle);
 void nvs_stream_created_in(void *handle, void *ctx); /* a known context */
-void nvs_stream_destroyed(void *handle);
+
+/* What was known of a stream that is forgotten. */
+struct nvs_stream_was {
+	struct nvs_gpu *gpu; /* NULL: nothing */
+	void *ctx;
+	bool capturing;      /* still counted */
+};
+
+/* Forgets a stream that is about to be destroyed. One of the next two follows. */
+struct nvs_stream_was nvs_stream_going(void *handle);
+void nvs_stream_destroyed(const struct nvs_stream_was *was);
+/* It was not destroyed after all. */
+void nvs_stream_kept(void *handle, const struct nvs_stream_was *was);
 
 /* A context of this GPU exists; own: not the primary one, nor part of it. */
 void nvs_context_created(void *ctx, struct nvs_gpu *gpu, bool own);

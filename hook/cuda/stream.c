@@ -27,11 +27,18 @@ WRAPPER(cuStreamCreateWithPriority, (void **stream, uint flags, int priority))
 #define STREAM_DESTROY(name) \
 	WRAPPER(name, (void *stream)) \
 	{ \
-		if (nvs_active()) { \
-			nvs_swap_stream_going(stream); \
-			nvs_stream_destroyed(stream); \
-		} \
-		return CALL(name, stream); \
+		struct nvs_stream_was was; \
+		int result; \
+		if (!nvs_active()) \
+			return CALL(name, stream); \
+		nvs_swap_stream_going(stream); \
+		was = nvs_stream_going(stream); \
+		result = CALL(name, stream); \
+		if (result == CUDA_SUCCESS) \
+			nvs_stream_destroyed(&was); \
+		else \
+			nvs_stream_kept(stream, &was); \
+		return result; \
 	}
 STREAM_DESTROY(cuStreamDestroy)
 STREAM_DESTROY(cuStreamDestroy_v2)

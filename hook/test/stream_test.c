@@ -468,6 +468,34 @@ static void captures_begin_beside_a_drain(void)
 	CHECK(atomic_load(&stub_state()->broken_captures) == 0);
 }
 
+/* The driver refuses to destroy a stream: it captures as before, and no drain breaks that. */
+static void stream_lives_that_cannot_be_destroyed(void)
+{
+	void *stream, *graph;
+
+	begin(1);
+	hold(3);
+	CHECK(cuStreamCreate(&stream, 0) == 0 && cuStreamBeginCapture_v2(stream, 0) == 0);
+	stub_state()->refuses_destroy = 700;
+	CHECK(cuStreamDestroy_v2(stream) == 700);
+	CHECK(cuStreamDestroy_v2(NULL) == 700);
+	stub_state()->refuses_destroy = 0;
+	CHECK(launch(NULL) == 0);
+	drained(0, 3);
+	CHECK(atomic_load(&stub_state()->broken_captures) == 0);
+	allow(0, 0);
+	CHECK(launch(stream) == 0); /* is recorded, with the gate closed */
+	CHECK(cuStreamEndCapture(stream, &graph) == 0);
+	CHECK(cuStreamDestroy_v2(stream) == 0);
+	/* No capture is open any more: a drain waits for the context. */
+	allow(0, 1);
+	fake_grant(&fake, 0, 4);
+	stub_state()->work_ns = 300000000;
+	CHECK(launch(NULL) == 0);
+	drained(0, 4);
+	CHECK(atomic_load(&stub_state()->broken_captures) == 0);
+}
+
 static const struct life_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(variants_reach_their_own_export),
@@ -486,6 +514,7 @@ static const struct life_case cases[] = {
 	CASE(asking_is_not_using),
 	CASE(captures_go_on_through_revokes),
 	CASE(captures_begin_beside_a_drain),
+	CASE(stream_lives_that_cannot_be_destroyed),
 };
 
 int main(int argc, char **argv)

@@ -36,7 +36,7 @@ struct stub {
 	atomic_int checkpointed;               /* event calls and launches do not return until it is restored */
 	atomic_int waiting;                    /* so many do */
 	atomic_ulong destroyed;                /* contexts, and primary ones let go of */
-	int refuses_destroy;                   /* cuCtxDestroy fails, with this error */
+	int refuses_destroy;                   /* cuCtxDestroy and cuStreamDestroy fail, with this error */
 };
 
 /* Exported by the stub. */

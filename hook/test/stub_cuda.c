@@ -215,7 +215,13 @@ int cuStreamCreate(void **stream, unsigned flags)
 	*stream = s;
 	return 0;
 }
-int cuStreamDestroy_v2(void *stream) { free(stream); return 0; }
+int cuStreamDestroy_v2(void *stream)
+{
+	if (state.refuses_destroy)
+		return state.refuses_destroy;
+	free(stream);
+	return 0;
+}
 int cuStreamGetCtx(void *stream, void **ctx);
 int cuStreamGetCtx(void *stream, void **ctx)
 {
