@@ -392,6 +392,13 @@ static void capture_off(struct nvs_stream *s)
 		capture_uncount(s->gpu);
 }
 
+static void events_end(void *const event[2])
+{
+	for (int i = 0; i < 2; i++)
+		if (event[i])
+			nvs_driver.event_destroy(event[i]);
+}
+
 struct nvs_stream_was nvs_stream_going(void *handle)
 {
 	struct nvs_stream *s = nvs_key_is_default(handle) ? NULL : stream_lookup(handle, NULL, NULL);
@@ -413,9 +420,7 @@ struct nvs_stream_was nvs_stream_going(void *handle)
 	/* Who asks the driver about the stream has done so. */
 	nvs_lock(&was.gpu->query_lock);
 	nvs_unlock(&was.gpu->query_lock);
-	for (int i = 0; i < 2; i++)
-		if (event[i])
-			nvs_driver.event_destroy(event[i]);
+	events_end(event);
 	return was;
 }
 
@@ -479,12 +484,36 @@ void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, const struct nvs_context_w
 	nvs_unlock(&nvs_table_lock);
 }
 
+/* Takes the throttle's events from a stream of a green context. False: none has any. */
+static bool take_events(void *green_ctx, void *event[2])
+{
+	bool found = false;
+
+	nvs_lock(&nvs_table_lock);
+	for (unsigned i = 0; !found && i < nvs_streams_used; i++) {
+		struct nvs_stream *s = &nvs_streams[i];
+		struct nvs_context *c = s->context;
+
+		if (!s->key || !c || c->ctx != green_ctx || !c->green || (!s->throttle.event[0] && !s->throttle.event[1]))
+			continue;
+		memcpy(event, s->throttle.event, sizeof(s->throttle.event));
+		memset(s->throttle.event, 0, sizeof(s->throttle.event));
+		found = true;
+	}
+	nvs_unlock(&nvs_table_lock);
+	return found;
+}
+
 struct nvs_context_was nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 {
 	struct nvs_context_was was = { 0 };
+	void *event[2];
 
 	if (!gpu)
 		return was;
+	/* The driver destroys events with their context, which for a green one is the primary. */
+	while (ctx && take_events(ctx, event))
+		events_end(event);
 	nvs_lock(&nvs_table_lock);
 	for (unsigned i = 0; i < nvs_streams_used; i++) {
 		struct nvs_stream *s = &nvs_streams[i];

@@ -496,6 +496,26 @@ static void stream_lives_that_cannot_be_destroyed(void)
 	CHECK(atomic_load(&stub_state()->broken_captures) == 0);
 }
 
+/* What bounds the work of a green context's streams ends with it: the driver keeps events for the primary one. */
+static void a_green_context_leaves_no_events(void)
+{
+	void *green, *ctx, *stream;
+
+	begin(1);
+	hold(3);
+	fake.page->slot[0].present = 1;
+	for (int i = 0; i < 3; i++) {
+		CHECK(cuGreenCtxCreate(&green, NULL, 0, 1) == 0 && cuCtxFromGreenCtx(&ctx, green) == 0);
+		CHECK(cuCtxSetCurrent(ctx) == 0 && cuGreenCtxStreamCreate(&stream, green, 1, 0) == 0);
+		for (int j = 0; j < 100; j++)
+			CHECK(launch(stream) == 0);
+		CHECK(atomic_load(&stub_state()->live_events) == 2);
+		CHECK(cuCtxSetCurrent(contexts[0]) == 0 && cuGreenCtxDestroy(green) == 0);
+		CHECK(atomic_load(&stub_state()->live_events) == 0);
+		CHECK(cuStreamDestroy_v2(stream) == 0);
+	}
+}
+
 static const struct life_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(variants_reach_their_own_export),
@@ -515,6 +535,7 @@ static const struct life_case cases[] = {
 	CASE(captures_go_on_through_revokes),
 	CASE(captures_begin_beside_a_drain),
 	CASE(stream_lives_that_cannot_be_destroyed),
+	CASE(a_green_context_leaves_no_events),
 };
 
 int main(int argc, char **argv)

@@ -31,6 +31,7 @@ struct stub {
 	atomic_ulong recorded;                 /* launches into a capture */
 	atomic_ulong asked;                    /* streams, whether they have work */
 	atomic_ulong events;                   /* event records */
+	atomic_long live_events;               /* made, and not destroyed */
 	atomic_ulong per_thread;               /* launches by way of cuLaunchKernel_ptsz */
 	atomic_int blocked[STUB_GPUS];         /* event and stream calls do not return: the driver is busy */
 	atomic_int checkpointed;               /* event calls and launches do not return until it is restored */

@@ -304,10 +304,16 @@ int cuEventCreate(void **event, unsigned flags)
 	(void)flags;
 	wait_while_checkpointed();
 	*event = calloc(1, sizeof(_Atomic uint64_t));
+	atomic_fetch_add(&state.live_events, 1);
 	return 0;
 }
 int cuEventDestroy_v2(void *event);
-int cuEventDestroy_v2(void *event) { free(event); return 0; }
+int cuEventDestroy_v2(void *event)
+{
+	free(event);
+	atomic_fetch_sub(&state.live_events, 1);
+	return 0;
+}
 int cuEventRecord(void *event, void *stream);
 int cuEventRecord(void *event, void *stream)
 {
