@@ -9,6 +9,12 @@
 
 /* ---- addresses ---- */
 
+/* Whether the application has the addresses there still: another thread may free them. The lock is held. */
+static bool is_reserved(struct place p)
+{
+	return p.span->head[p.granule] && nvs_vmm_region(p)->kind == REGION_APP;
+}
+
 struct place nvs_vmm_place(CUdeviceptr p)
 {
 	struct place at = nvs_place_of(p);
@@ -18,7 +24,7 @@ struct place nvs_vmm_place(CUdeviceptr p)
 		return (struct place){ NULL, 0 };
 	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
-	if (!at.span->head[at.granule] || nvs_vmm_region(at)->kind != REGION_APP)
+	if (!is_reserved(at))
 		at.span = NULL;
 	nvs_swap_unlock(s);
 	return at;
@@ -61,8 +67,11 @@ int nvs_vmm_reserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsi
 /* Whether nothing is mapped in a range of the region. The lock is held. */
 static bool vacant(struct place p, uint64_t granules)
 {
-	uint64_t first = p.span->head[p.granule] - 1;
+	uint64_t first;
 
+	if (!is_reserved(p))
+		return false;
+	first = p.span->head[p.granule] - 1;
 	if (p.granule + granules > first + nvs_vmm_region(p)->granules)
 		return false;
 	for (uint32_t i = 0; i < granules; i++)
@@ -216,18 +225,23 @@ void nvs_vmm_mapped(CUdeviceptr p, size_t n)
 
 /* ---- ranges of whole mappings ---- */
 
+/* The chunk after that at a place; or the next granule, where none begins: another thread may have mapped anew. */
 static struct place next_of(struct place p)
 {
-	p.granule += nvs_vmm_chunk(p)->granules;
+	const struct chunk *c = nvs_vmm_chunk(p);
+
+	p.granule += c->state == CHUNK_NONE || !c->granules ? 1 : c->granules;
 	return p;
 }
 
 /* Whether a range consists of whole mappings. The lock is held. */
 static bool whole(struct place at, CUdeviceptr p, size_t n)
 {
-	uint64_t end = at.granule + n / GRANULE;
-	uint32_t first = at.span->head[at.granule] - 1;
+	uint64_t end = at.granule + n / GRANULE, first;
 
+	if (!is_reserved(at))
+		return false;
+	first = at.span->head[at.granule] - 1;
 	if (!n || n % GRANULE || p % GRANULE || end > first + nvs_vmm_region(at)->granules)
 		return false;
 	while (at.granule < end && nvs_vmm_chunk(at)->state != CHUNK_NONE)
@@ -383,6 +397,8 @@ static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end,
 
 		while (to.granule < end && is_claimed(to, worker))
 			to = next_of(to);
+		if (to.granule > end)
+			to.granule = (uint32_t)end;
 		if (to.granule == at.granule) {
 			at = next_of(at);
 			continue;
@@ -392,7 +408,7 @@ static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end,
 			result = nvs_driver.set_access(address_of(at), bytes_of(to.granule - at.granule),
 						       a, count);
 		nvs_swap_lock(s);
-		for (; at.granule < to.granule; at = next_of(at)) {
+		for (; at.granule < to.granule; at.granule++) { /* what was not claimed may be mapped anew */
 			struct memory *m = nvs_vmm_at(at);
 
 			if (!m || m->worker != worker)
@@ -400,7 +416,7 @@ static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end,
 			if (result == CUDA_SUCCESS)
 				m->access = (uint8_t)a[count - 1].flags;
 			m->worker = NULL;
-			nvs_vmm_chunk(at)->state = CHUNK_HERE;
+			nvs_vmm_chunk(m->at)->state = CHUNK_HERE;
 		}
 	}
 	return result;
@@ -469,7 +485,7 @@ void nvs_vmm_pin(CUdeviceptr p, size_t n)
 		return;
 	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
-	end = at.span->head[at.granule] - 1 + (uint64_t)nvs_vmm_region(at)->end;
+	end = is_reserved(at) ? at.span->head[at.granule] - 1 + (uint64_t)nvs_vmm_region(at)->end : 0;
 	if (end > at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE)
 		end = at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE;
 	while (at.granule < end) {

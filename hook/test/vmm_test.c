@@ -6,6 +6,7 @@
  */
 #include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "tenant.h"
@@ -449,6 +450,43 @@ static void *lane_main(void *arg)
 	return NULL;
 }
 
+/* A thread that changes the access to a range that another one maps anew, or frees. It may fail, and does no harm. */
+static _Atomic CUdeviceptr contended;
+static atomic_bool quits;
+
+static void *meddler_main(void *unused)
+{
+	(void)unused;
+	CU(cuCtxSetCurrent(ctx));
+	while (!atomic_load(&quits))
+		(void)cuMemSetAccess(atomic_load(&contended), 4 * GRANULE, &usual_access, 1);
+	return NULL;
+}
+
+static int tenant_contends(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	CUmemGenericAllocationHandle all = make(4 * GRANULE), one = make(GRANULE);
+	CUdeviceptr p;
+	pthread_t t[2];
+
+	(void)mib, (void)seed;
+	for (unsigned i = 0; i < rounds; i++) {
+		p = reserve(4 * GRANULE);
+		atomic_store(&contended, p);
+		for (unsigned j = 0; i == 0 && j < 2; j++)
+			CHECK(pthread_create(&t[j], NULL, meddler_main, NULL) == 0);
+		map(p, 4 * GRANULE, all);
+		CU(cuMemUnmap(p, 4 * GRANULE));
+		map(p, GRANULE, one);
+		CU(cuMemUnmap(p, GRANULE));
+		CU(cuMemAddressFree(p, 4 * GRANULE));
+	}
+	atomic_store(&quits, true);
+	for (unsigned j = 0; j < 2; j++)
+		CHECK(pthread_join(t[j], NULL) == 0);
+	return 0;
+}
+
 static int tenant_threads(uint64_t mib, unsigned rounds, uint64_t seed)
 {
 	enum { LANES = 4 };
@@ -613,6 +651,14 @@ static void what_is_shared_stays(void) { beside_another("shares", 60, 12); }
 static void captures_and_graphs(void) { beside_another("capture", 50, 5); }
 static void threads_in_one_range(void) { beside_another("threads", 60, 12); }
 
+static void threads_contend_for_a_range(void)
+{
+	alarm(PATIENCE_MS / 1000);
+	schedule(usual);
+	CHECK(went_well(start("contends", 0, 40000, 0)));
+	swapper_end();
+}
+
 static void memory_that_others_took_is_waited_for(void)
 {
 	unsigned before;
@@ -735,6 +781,7 @@ static const struct test_case cases[] = {
 	CASE(what_is_shared_stays),
 	CASE(captures_and_graphs),
 	CASE(threads_in_one_range),
+	CASE(threads_contend_for_a_range),
 	CASE(memory_that_others_took_is_waited_for),
 	CASE(memory_that_is_bound_is_waited_for_once),
 	CASE(wrong_calls_fail_as_ever),
@@ -747,6 +794,7 @@ static const struct tenant_kind kinds[] = {
 	{ "shares", tenant_shares },
 	{ "capture", tenant_capture },
 	{ "threads", tenant_threads },
+	{ "contends", tenant_contends },
 	{ "hog", hog },
 	{ "binds", tenant_binds },
 	{ "errors", tenant_errors },
