@@ -214,6 +214,7 @@ struct graph_memory { /* allocations of a graph: bytes on each GPU */
 };
 /* An address for a node; nothing is charged until the graph is launched. */
 CUresult graph_memory_add(struct graph_memory *m, int gpu, size_t bytes, CUdeviceptr *p);
+int graph_memory_is(CUdeviceptr p); /* the address of a node */
 /* Before an executable graph's first launch: charges what the pool lacks. */
 CUresult graph_memory_use(const struct graph_memory *m);
 void graph_memory_drop(const struct graph_memory *m); /* it is destroyed */

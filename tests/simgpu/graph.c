@@ -218,9 +218,14 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphN
 
 CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, CUdeviceptr p)
 {
+	int ok;
+
 	(void)deps;
 	(void)n;
-	return p ? node_add(node, graph, NULL) : CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&drv_mu);
+	ok = graph_memory_is(p);
+	pthread_mutex_unlock(&drv_mu);
+	return ok ? node_add(node, graph, NULL) : CUDA_ERROR_INVALID_VALUE; /* as an H200 */
 }
 
 CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const void *edges, size_t n,

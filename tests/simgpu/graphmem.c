@@ -30,6 +30,13 @@ CUresult graph_memory_add(struct graph_memory *m, int gpu, size_t bytes, CUdevic
 	return CUDA_SUCCESS;
 }
 
+int graph_memory_is(CUdeviceptr p)
+{
+	const struct area *a = area_find(&live, (uintptr_t)p);
+
+	return a && a->kind == GRAPH && a->base == (uintptr_t)p;
+}
+
 CUresult graph_memory_use(const struct graph_memory *m)
 {
 	for (int i = 0; i < SIM_MAX_GPUS; i++) {
