@@ -222,7 +222,7 @@ static void *prepare_main(void *order)
 	bool safe;
 
 	nvs_of_shim = true;
-	safe = nvs_driver_quiet(end) && threads_safe(end);
+	safe = nvs_driver_wait_idle(end) && threads_safe(end);
 	nvs_lock(&nvs_client_lock);
 	if (atomic_load(&nvs_away) == LEAVING && (uintptr_t)order == orders) {
 		if (safe && !asked_ns && !needed() && send(NVS_SUSPENDED_READY)) {

@@ -30,7 +30,7 @@ void nvs_driver_leave(void)
 	atomic_fetch_sub(&in_driver, 1);
 }
 
-bool nvs_driver_quiet(uint64_t end_ns)
+bool nvs_driver_wait_idle(uint64_t end_ns)
 {
 	while (atomic_load(&in_driver) && nvs_now() < end_ns)
 		nvs_nap(NVS_MS);

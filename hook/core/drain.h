@@ -59,8 +59,8 @@ bool nvs_streams_settle(struct nvs_gpu *gpu);
 void nvs_driver_stop(void);
 bool nvs_driver_stopped(void);
 
-/* Whether no thread is in such a bracket, or none is before then. */
-bool nvs_driver_quiet(uint64_t end_ns);
+/* Waits until no thread is in such a bracket, or until then. False: one is. */
+bool nvs_driver_wait_idle(uint64_t end_ns);
 
 /*
  * Brackets driver calls that the shim makes for itself. False: the process ends, or is

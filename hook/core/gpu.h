@@ -53,8 +53,8 @@ struct nvs_gpu {
 	/* ---- turns; guarded by nvs_client_lock, but what is atomic ---- */
 	struct lease lease;
 	atomic_uint changed;     /* futex: the lease or the connection changed */
-	atomic_uint line;        /* futex: threads at the gate, but the one that looks out */
-	struct nvs_thread *lookout; /* see wait.c; NULL: none does */
+	atomic_uint followers;   /* futex: threads at the gate, but the leader */
+	struct nvs_thread *leader; /* of the threads at the gate, see wait.c; NULL: none */
 	atomic_bool used;
 	atomic_bool drain;       /* LEASE_ACT_DRAIN is to be done */
 	atomic_uint look;        /* enum nvs_look: what the drainer is to look for */

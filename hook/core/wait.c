@@ -2,10 +2,10 @@
 /*
  * wait.c: threads of the application wait at the gate of a GPU.
  *
- * One of them looks out: it waits for the page and for the lease. The others wait in
- * line, and each thread that leaves the gate wakes the next. So of thousands of threads
- * only a few run when the gate opens, and none has to be put to sleep again when it
- * closes before its turn in the line.
+ * One of them leads: it waits for the page and for the lease. The others follow: they wait
+ * for a futex, and each thread that leaves the gate wakes one of them. So of thousands of
+ * threads only a few run when the gate opens, and a follower sleeps on if the gate closes
+ * before the follower was woken.
  */
 #include "wait.h"
 
@@ -26,9 +26,9 @@
 #define GONE_NS        (2 * NVS_S)    /* who has not looked for so long does not wait */
 #define NUDGE_NS       (1 * NVS_S)    /* waiting threads repeat their request */
 #define WAIT_PIECE_NS  (200 * NVS_MS) /* a wait looks at the connection this often */
-#define LINE_WAKES     8              /* so many at once go to the gate when it opens */
-#define LINE_LONG      64             /* threads in a line whose waits take longer, up to LINE_PIECE_NS */
-#define LINE_PIECE_NS  (1 * NVS_S)    /* less than GONE_NS */
+#define FOLLOWER_WAKES 8              /* so many at once go to the gate when it opens */
+#define FOLLOWERS_MANY 64             /* waiting threads that make each wait longer, up to FOLLOWER_PIECE_NS */
+#define FOLLOWER_PIECE_NS (1 * NVS_S) /* less than GONE_NS */
 #define EXIT_WAIT_NS   (1 * NVS_S)    /* at the end of the process a call waits this long for a scheduler */
 #define EXIT_PIECE_NS  (5 * NVS_MS)   /* at the end of the process a waiting call looks at its work this often */
 
@@ -55,14 +55,14 @@ static void unlock_masked(const sigset_t *old)
 	pthread_sigmask(SIG_SETMASK, old, NULL);
 }
 
-/* Threads in line go to the gate. */
-static void wake_line(struct nvs_gpu *gpu, unsigned n)
+/* So many followers go to the gate. */
+static void wake_followers(struct nvs_gpu *gpu, unsigned n)
 {
-	atomic_fetch_add(&gpu->line, 1);
-	nvs_futex_wake_some((uint32_t *)&gpu->line, n);
+	atomic_fetch_add(&gpu->followers, 1);
+	nvs_futex_wake_some((uint32_t *)&gpu->followers, n);
 }
 
-/* Returns how many threads in line are to go to the gate now: the next one, more at the gate's opening. */
+/* Returns how many followers are to go to the gate now: one, or more at the gate's opening. */
 static unsigned leave(struct nvs_thread *t)
 {
 	struct nvs_gpu *gpu = t->waits_at;
@@ -71,21 +71,21 @@ static unsigned leave(struct nvs_thread *t)
 	if (!gpu)
 		return 0;
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_LEAVE });
-	if (gpu->lookout == t) {
-		gpu->lookout = NULL;
-		wakes = LINE_WAKES;
+	if (gpu->leader == t) {
+		gpu->leader = NULL;
+		wakes = FOLLOWER_WAKES;
 	}
 	t->waits_at = NULL;
 	return gpu->lease.waiting ? wakes : 0;
 }
 
-/* The thread has gone from the gate without a word: another one looks out. */
+/* The thread has gone from the gate without a word: another one leads. */
 static void leave_unseen(struct nvs_thread *t)
 {
 	struct nvs_gpu *gpu = t->waits_at;
 
 	if (leave(t))
-		wake_line(gpu, 1);
+		wake_followers(gpu, 1);
 }
 
 /* The thread waits at the gate; it may have been taken for gone, or have gone from another. */
@@ -180,7 +180,7 @@ static bool may_go_ahead(struct nvs_gpu *gpu)
 }
 
 /*
- * The scheduler says that this GPU is next for the process: looks out for the grant
+ * The scheduler says that this GPU is next for the process: watches for the grant
  * without sleeping, one thread of the process, once in its wait.
  */
 static void spin_for_grant(struct nvs_gpu *gpu, const struct nvs_slot *slot, uint32_t seen)
@@ -239,20 +239,20 @@ static bool work_at_exit(struct nvs_gpu *gpu, sigset_t *mask)
 	return (gate == LEASE_OPEN || gate == LEASE_FREE) && fill_at_exit(gpu, mask);
 }
 
-/* The lock is held, and given up while waiting. False: this thread looks out. */
-static bool wait_in_line(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, sigset_t *mask)
+/* The lock is held, and given up while waiting. False: this thread leads. */
+static bool wait_as_follower(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, sigset_t *mask)
 {
-	uint64_t ns = WAIT_PIECE_NS * (1 + gpu->lease.waiting / LINE_LONG);
-	uint32_t seen = atomic_load(&gpu->line);
+	uint64_t ns = WAIT_PIECE_NS * (1 + gpu->lease.waiting / FOLLOWERS_MANY);
+	uint32_t seen = atomic_load(&gpu->followers);
 
 	if (need == NVS_NEED_MEMORY || atomic_load(&nvs_exiting))
 		return false;
-	if (!gpu->lookout)
-		gpu->lookout = t;
-	if (gpu->lookout == t)
+	if (!gpu->leader)
+		gpu->leader = t;
+	if (gpu->leader == t)
 		return false;
 	unlock_masked(mask);
-	nvs_futex_wait((uint32_t *)&gpu->line, seen, ns < LINE_PIECE_NS ? ns : LINE_PIECE_NS, true);
+	nvs_futex_wait((uint32_t *)&gpu->followers, seen, ns < FOLLOWER_PIECE_NS ? ns : FOLLOWER_PIECE_NS, true);
 	lock_masked(mask);
 	return true;
 }
@@ -336,7 +336,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 		} else if (nvs_elapsed(now, gpu->request_ns) > NUDGE_NS) {
 			nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_NUDGE });
 		}
-		if (!work_at_exit(gpu, &mask) && !wait_in_line(t, gpu, need, &mask))
+		if (!work_at_exit(gpu, &mask) && !wait_as_follower(t, gpu, need, &mask))
 			wait_piece(gpu, word, &spun, &mask);
 		now = nvs_now();
 	}
@@ -352,7 +352,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 		gpu->stats.wait_max_ns = waited;
 	unlock_masked(&mask);
 	if (wakes)
-		wake_line(gpu, wakes);
+		wake_followers(gpu, wakes);
 	errno = saved;
 	return pass;
 }

@@ -23,7 +23,7 @@ struct physical {
 atomic_bool nvs_memory_graphs;
 
 static struct physical *physical; /* number 0 is none */
-static uint32_t physical_room, physical_used, physical_free;
+static uint32_t physical_capacity, physical_used, physical_free;
 static atomic_uint graph_gpus; /* bit mask */
 
 static void physical_drop(uint32_t n)
@@ -296,19 +296,19 @@ static uint32_t physical_new(uint64_t bytes, struct nvs_gpu *gpu)
 	if (n) {
 		physical_free = physical[n].next;
 	} else {
-		if (physical_used + 1 >= physical_room) {
-			uint32_t room = physical_room ? physical_room * 2 : 128;
-			void *p = mmap(NULL, room * sizeof(*physical), PROT_READ | PROT_WRITE,
+		if (physical_used + 1 >= physical_capacity) {
+			uint32_t capacity = physical_capacity ? physical_capacity * 2 : 128;
+			void *p = mmap(NULL, capacity * sizeof(*physical), PROT_READ | PROT_WRITE,
 				       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 			if (p == MAP_FAILED)
 				return 0;
 			if (physical) {
-				memcpy(p, physical, physical_room * sizeof(*physical));
-				munmap(physical, physical_room * sizeof(*physical));
+				memcpy(p, physical, physical_capacity * sizeof(*physical));
+				munmap(physical, physical_capacity * sizeof(*physical));
 			}
 			physical = p;
-			physical_room = room;
+			physical_capacity = capacity;
 		}
 		n = ++physical_used;
 	}
@@ -527,9 +527,9 @@ void nvs_memory_fork_child(void)
 	nvs_memory_locked = false; /* a signal handler may have forked */
 	nvs_entries_reset(&nvs_account); /* fork() may have caught it half changed */
 	if (physical)
-		munmap(physical, physical_room * sizeof(*physical));
+		munmap(physical, physical_capacity * sizeof(*physical));
 	physical = NULL;
-	physical_room = physical_used = physical_free = 0;
+	physical_capacity = physical_used = physical_free = 0;
 	nvs_memory_pools_fork_child();
 	atomic_store(&nvs_memory_graphs, false);
 	atomic_store(&graph_gpus, 0);
