@@ -190,10 +190,9 @@ static void register_slice(struct nvs_gpu *gpu, struct segment *g)
 			   "driver's buffers", gpu->number, result);
 }
 
-static struct segment *next_job(struct nvs_gpu *gpu)
+static struct segment *next_job(struct nvs_swap *s)
 {
-	struct arena *a = gpu->swap->arena;
-	struct nvs_swap *s = gpu->swap;
+	struct arena *a = s->arena;
 	struct segment *found = NULL;
 
 	nvs_swap_lock(s);
@@ -217,7 +216,7 @@ static void *arena_main(void *arg)
 	nvs_thread_setup("nvshare-arena");
 	while (!atomic_load(&nvs_exiting)) {
 		unsigned seen = atomic_load(&s->kick);
-		struct segment *g = next_job(gpu);
+		struct segment *g = next_job(s);
 
 		if (!g)
 			nvs_swap_wait(s, seen, 10 * NVS_S);
