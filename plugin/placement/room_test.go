@@ -3,7 +3,9 @@
 package placement
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -62,7 +64,7 @@ func TestMakeRoom(t *testing.T) {
 }
 
 // Whatever move is found: with it done, the moved tenant and the request fit, nobody else has
-// changed, and no order of the devices changes the answer. Where none is found, none helps.
+// changed, no other helpful move has less memory, and no order of the devices changes the answer. Where none is found, none helps.
 func TestMakeRoomAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 4).Draw(t, "devices")
@@ -93,13 +95,15 @@ func TestMakeRoomAgainstModel(t *testing.T) {
 			after[to].Tenants = append(slices.Clone(after[to].Tenants), x)
 			return after
 		}
-		helps := false
+		helps, least := false, uint64(math.MaxUint64) // and the fewest bytes that help
 		for i, from := range devices {
 			for _, x := range from.Tenants {
 				for j, to := range devices {
 					if x.ID != "" && i != j && slices.Contains(x.Reach, to.UUID) &&
 						fits(to, Request{Core: x.Core, Memory: x.Memory, Labels: x.Labels}) {
-						helps = helps || best(moved(i, j, x), r) != nil
+						if best(moved(i, j, x), r) != nil {
+							helps, least = true, min(least, cmp.Or(x.Memory, math.MaxUint64))
+						}
 					}
 				}
 			}
@@ -113,6 +117,9 @@ func TestMakeRoomAgainstModel(t *testing.T) {
 		}
 		if !slices.Contains(m.Tenant.Reach, m.To.UUID) || !strings.HasPrefix(m.Tenant.Name, fmt.Sprintf("t%d-", m.From.Index)) {
 			t.Fatalf("%+v", m)
+		}
+		if got := cmp.Or(m.Tenant.Memory, math.MaxUint64); got != least {
+			t.Fatalf("%+v moves %d bytes, and %d would do", m, got, least)
 		}
 		after := moved(m.From.Index, m.To.Index, m.Tenant)
 		if !fits(m.To, Request{Core: m.Tenant.Core, Memory: m.Tenant.Memory, Labels: m.Tenant.Labels}) || !slices.Equal(m.Chosen, best(after, r)) {

@@ -118,7 +118,8 @@ func TestWhatRunReaches(t *testing.T) {
 		why := ""
 		if err := s.ask(context.Background(), func() {
 			s.names[id] = &api.Container{Id: id, Engine: tc.engine, Gpus: tc.gpus}
-			why = s.unfitFor(s.findGPU(gpuB.UUID), peer.ContainerAccount+id, s.findGPU(gpuA.UUID), nil)
+			_, err := s.destination(peer.ContainerAccount+id, s.findGPU(gpuA.UUID), nil, gpuB.UUID)
+			_, why, _ = strings.Cut(err.Error(), "cannot move from GPU 0: ")
 		}); err != nil || !strings.HasPrefix(why, tc.want) {
 			t.Errorf("%s, %v: %q, %v, want %q", tc.engine, tc.gpus, why, err, tc.want)
 		}
@@ -146,7 +147,7 @@ func TestDescribeAfterAMove(t *testing.T) {
 	moved := make(chan bool, 1)
 	s.do(func() {
 		a, b := s.findGPU(gpuA.UUID), s.findGPU(gpuB.UUID)
-		could := s.reaches(peer.ContainerAccount+id, b)
+		could := slices.Contains(s.placementTenant(peer.ContainerAccount+id).Reach, gpuB.UUID)
 		s.hasMoved(id, b, a) // it is not there
 		s.hasMoved(id, a, b)
 		moved <- could

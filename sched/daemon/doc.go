@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package daemon runs the scheduler: it owns the sockets and the clock, and
-// carries out what the pure core (package sched) decides, one core per GPU.
+// carries out what pure packages decide: a core per GPU (package sched), and package
+// placement, which says who goes to which GPU.
 //
 // What it guarantees:
 //

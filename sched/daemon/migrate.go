@@ -7,8 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -21,6 +21,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/placement"
 )
 
 // A tenant moves to another GPU in three phases. First it leaves: nothing of it is granted,
@@ -156,65 +157,57 @@ func (d *Daemon) nameOf(account string) string { return api.Tenant(d.tenantOf(ac
 // movable returns the GPU that a tenant uses, its processes and what each of them has
 // reserved, or why it cannot move.
 func (d *Daemon) movable(account string) (from *gpu, clients []*client, reserved map[sched.ClientID]uint64, err error) {
-	why := func(format string, args ...any) error {
-		return status.Errorf(codes.FailedPrecondition, "%s cannot move to another GPU: %s", d.nameOf(account), fmt.Sprintf(format, args...))
+	var t placement.Tenant
+	t, clients = d.mover(account)
+	if len(t.Uses) == 1 {
+		from = d.findGPU(t.Uses[0].UUID)
+		d.observeHost()
+		reserved, t.Stays = from.core.DepartFits(account)
 	}
-	if d.opts.Checkpoint == nil {
-		return nil, nil, nil, why("%v", checkpoint.ErrNone)
-	}
-	if m := d.migrations[account]; m != nil {
-		return nil, nil, nil, why("it is on its way to GPU %d", m.to.Index)
-	}
-	var gpus []string
-	for _, g := range d.order {
-		for cl := range d.byAccount[account] {
-			if g.restored[cl.id] || g.memberOf(cl.id) != nil && cl.attached[g] == nil || cl.from != nil {
-				return nil, nil, nil, why("process %d has not come back since the scheduler's start", cl.PID)
-			}
-			if att := cl.attached[g]; att != nil && !att.held {
-				from, clients = g, append(clients, cl)
-			}
-		}
-		if from == g {
-			gpus = append(gpus, fmt.Sprint(g.Index))
-		}
-	}
-	switch {
-	case len(gpus) == 0:
-		return nil, nil, nil, why("it uses no GPU")
-	case len(gpus) > 1:
-		return nil, nil, nil, why("it uses GPUs %s, and only tenants of one GPU move", strings.Join(gpus, ", "))
-	case strings.HasPrefix(from.UUID, "MIG-"):
-		return nil, nil, nil, why("it uses a MIG device")
-	}
-	if i := slices.IndexFunc(d.order, func(g *gpu) bool { return strings.HasPrefix(g.UUID, "MIG-") }); i >= 0 {
-		// The driver wants each GPU of the machine to be named; how it wants MIG devices was not tried.
-		return nil, nil, nil, why("GPU %d of this node is a MIG device", d.order[i].Index)
-	}
-	slices.SortFunc(clients, func(a, b *client) int { return cmp.Compare(a.id, b.id) })
-	terms := d.shares.Tenants[account].on(from.UUID)
-	switch {
-	case terms.Overlap != "":
-		return nil, nil, nil, why("it is in overlap group %s, which shares a process of MPS", api.OverlapFor(terms.Overlap))
-	case terms.Gang != "":
-		return nil, nil, nil, why("it is in gang %s, which has the GPU as one", terms.Gang)
-	case strings.HasPrefix(account, peer.ContainerAccount) && !terms.Migratable:
-		c, _ := d.tenantOf(account)
-		return nil, nil, nil, why("it was not made for that: %s", madeToMove(c))
-	}
-	for _, cl := range clients {
-		switch {
-		case cl.reg.Bypassed > 0:
-			return nil, nil, nil, why("process %d can use the GPU past the shim", cl.PID)
-		case cl.conn == nil:
-			return nil, nil, nil, why("process %d has lost its connection to the scheduler", cl.PID)
-		}
-	}
-	d.observeHost()
-	if reserved, err = from.core.DepartFits(account); err != nil {
-		return nil, nil, nil, why("%v", err)
+	if why := d.placementNode().May(t); why != nil {
+		return nil, nil, nil, status.Errorf(codes.FailedPrecondition, "%s cannot move to another GPU: %v", d.nameOf(account), why)
 	}
 	return from, clients, reserved, nil
+}
+
+// mover describes a tenant that is to move, but for whether its memory can leave, and returns
+// its processes on GPUs.
+func (d *Daemon) mover(account string) (t placement.Tenant, clients []*client) {
+	t = d.placementTenant(account)
+	if m := d.migrations[account]; m != nil {
+		to := m.to.placement()
+		t.Moves = &to
+	}
+	all := slices.SortedFunc(maps.Keys(d.byAccount[account]), func(a, b *client) int { return cmp.Compare(a.id, b.id) })
+	for _, g := range d.order {
+		uses := false
+		for _, cl := range all {
+			if g.restored[cl.id] || g.memberOf(cl.id) != nil && cl.attached[g] == nil || cl.from != nil {
+				t.Absent = append(t.Absent, cl.PID)
+			}
+			if att := cl.attached[g]; att != nil && !att.held {
+				uses = true
+				clients = append(clients, cl)
+				t.Processes = append(t.Processes, placement.Process{PID: cl.PID, Evades: cl.reg.Bypassed > 0, Severed: cl.conn == nil})
+			}
+		}
+		if uses {
+			t.Uses = append(t.Uses, g.placement())
+		}
+	}
+	if len(t.Uses) == 0 {
+		return t, nil
+	}
+	terms := d.shares.Tenants[account].on(t.Uses[0].UUID)
+	t.Gang = terms.Gang
+	if terms.Overlap != "" {
+		t.Overlap = api.OverlapFor(terms.Overlap)
+	}
+	if t.Kind != placement.User && !terms.Migratable {
+		c, _ := d.tenantOf(account)
+		t.Fixed = madeToMove(c)
+	}
+	return t, clients
 }
 
 // madeToMove says how somebody makes a container of this kind so that it can move.
@@ -226,79 +219,31 @@ func madeToMove(c *api.Container) string {
 }
 
 // destination returns the GPU to which a tenant can move: the one with this name, or for ""
-// the one with the least memory promised.
+// the best one.
 func (d *Daemon) destination(account string, from *gpu, reserved map[sched.ClientID]uint64, name string) (*gpu, error) {
-	refuse := func(why string) error {
-		return status.Errorf(codes.FailedPrecondition, "%s cannot move from GPU %d: %s", d.nameOf(account), from.Index, why)
-	}
+	want := ""
 	if name != "" {
 		g := d.findGPU(name)
 		if g == nil {
 			return nil, noSuchGPU(name)
 		}
-		if why := d.unfitFor(g, account, from, reserved); why != "" {
-			return nil, refuse(why)
-		}
-		return g, nil
+		want = g.UUID
 	}
-	var best *gpu
-	var least uint64
-	whys := []string{"there is no other GPU"}
+	t := d.placementTenant(account)
+	t.Uses = []placement.GPU{from.placement()}
+	var places []placement.Place
 	for _, g := range d.order {
-		if g == from {
-			continue
+		p := d.placementOn(g, account, d.shares.Tenants[account])
+		if p.NoRoom = g.core.ArriveFits(account, reserved); p.NoRoom == nil {
+			p.Owed = g.core.MemorySnapshot().Promised
 		}
-		if why := d.unfitFor(g, account, from, reserved); why != "" {
-			whys = append(whys, why)
-			continue
-		}
-		if promised := g.core.MemorySnapshot().Promised; best == nil || promised < least {
-			best, least = g, promised
-		}
+		places = append(places, p)
 	}
-	if best == nil {
-		return nil, refuse(strings.Join(whys[min(len(whys)-1, 1):], "; "))
+	to, why := placement.Destination(t, places, want)
+	if why != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot move from GPU %d: %v", d.nameOf(account), from.Index, why)
 	}
-	return best, nil
-}
-
-// unfitFor says why a tenant cannot move to a GPU; "": it can.
-func (d *Daemon) unfitFor(g *gpu, account string, from *gpu, reserved map[sched.ClientID]uint64) string {
-	closed := ""
-	switch {
-	case g == from:
-		return fmt.Sprintf("it uses GPU %d already", g.Index)
-	case strings.HasPrefix(g.UUID, "MIG-"):
-		closed = "is a MIG device"
-	case g.Name != from.Name || g.MemoryBytes != from.MemoryBytes:
-		closed = fmt.Sprintf("is another model (%s)", g.Name)
-	case !d.reaches(account, g):
-		closed = "is none that its container can open: give the container nvshare.com/gpu=any, or all GPUs and CUDA_VISIBLE_DEVICES for the one that it uses"
-		if c, _ := d.tenantOf(account); c.Engine == runEngine {
-			closed = "is none of those that nvsharectl run --gpu has named"
-		}
-	case g.drained:
-		closed = "is drained"
-	case g.fault != "":
-		closed = "does no work: " + g.fault
-	default:
-		if err := g.core.ArriveFits(account, reserved); err != nil {
-			closed = "has no place for it: " + err.Error()
-		}
-	}
-	if closed == "" {
-		return ""
-	}
-	return fmt.Sprintf("GPU %d %s", g.Index, closed)
-}
-
-// reaches says whether a tenant's processes can open a GPU: those of containers can open the
-// GPUs that the container was given, and those of nvsharectl run all, if it was told none.
-func (d *Daemon) reaches(account string, g *gpu) bool {
-	id, container := strings.CutPrefix(account, peer.ContainerAccount)
-	c := d.names[id]
-	return !container || c.GetEngine() == runEngine && len(c.Gpus) == 0 ||
-		slices.Contains(c.GetGpus(), g.UUID) || slices.Contains(c.GetReach(), g.UUID)
+	return d.findGPU(to), nil
 }
 
 // advanceMigrations has tenants that move go on to their next phase. It runs after each

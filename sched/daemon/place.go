@@ -7,13 +7,16 @@ import (
 	"strings"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/placement"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// chooseGPU has a new container that may begin on any GPU in its reach begin where there is
-// what it asks for: on the GPU with the fewest tenants, and of these on that of which the
-// least memory is reserved. The programs of the container learn it by placeOf.
+// What package placement is told of the node, and what it answers.
+
+// chooseGPU has a new container that may begin on any GPU in its reach begin on the best of
+// them. The programs of the container learn it by placeOf.
 func (d *Daemon) chooseGPU(c *api.Container) {
 	if d.gpuOf(c.Id) != "" {
 		return // it is started again, or told again
@@ -21,20 +24,48 @@ func (d *Daemon) chooseGPU(c *api.Container) {
 	account := peer.ContainerAccount + c.Id
 	asks := d.shares.Tenants[account]
 	asks.Pod = podTerms(c)
-	var best *gpu
-	var tenants int
+	var places []placement.Place
 	for _, g := range d.order {
-		if !slices.Contains(c.Reach, g.UUID) || g.drained || g.fault != "" ||
-			d.promisable("", g.UUID, account, promisedBy(asks.on(g.UUID)), "") != nil {
-			continue
-		}
-		if n := d.tenantsOn(g); best == nil || n < tenants || n == tenants && reservedOn(g) < reservedOn(best) {
-			best, tenants = g, n
-		}
+		p := d.placementOn(g, account, asks)
+		p.Tenants, p.Reserved = d.tenantsOn(g), reservedOn(g)
+		places = append(places, p)
 	}
-	if best != nil {
-		c.Gpus = []string{best.UUID}
+	if best := placement.Begin(placement.Tenant{Kind: placement.Container, Reach: c.Reach}, places); best != "" {
+		c.Gpus = []string{best}
 	}
+}
+
+func (g *gpu) placement() placement.GPU {
+	return placement.GPU{UUID: g.UUID, Index: g.Index, Model: g.Name, MemoryBytes: g.MemoryBytes, Drained: g.drained, Fault: g.fault}
+}
+
+func (d *Daemon) placementNode() (n placement.Node) {
+	if d.opts.Checkpoint == nil {
+		n.Unable = checkpoint.ErrNone
+	}
+	for _, g := range d.order {
+		n.GPUs = append(n.GPUs, g.placement())
+	}
+	return n
+}
+
+// placementTenant says which GPUs a tenant's processes can open.
+func (d *Daemon) placementTenant(account string) placement.Tenant {
+	id, container := strings.CutPrefix(account, peer.ContainerAccount)
+	if !container {
+		return placement.Tenant{Kind: placement.User}
+	}
+	c := d.names[id]
+	t := placement.Tenant{Kind: placement.Container, Given: c.GetGpus(), Reach: c.GetReach()}
+	if c.GetEngine() == runEngine {
+		t.Kind = placement.Program
+	}
+	return t
+}
+
+// placementOn is a GPU as a tenant with these shares finds it, but for who and what is there.
+func (d *Daemon) placementOn(g *gpu, account string, asks tenantShares) placement.Place {
+	return placement.Place{GPU: g.placement(), Request: promisedBy(asks.on(g.UUID)), Promised: d.promised(g.UUID, account).sum()}
 }
 
 func reservedOn(g *gpu) (bytes uint64) {
