@@ -126,6 +126,46 @@ func TestWhatRunReaches(t *testing.T) {
 	}
 }
 
+// A tenant does not move to a GPU that has less time left than the tenant is promised. What
+// somebody is promised who is on the way there is not left.
+func TestMovesWhereTimeIsLeft(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	describe := func(id string, request uint32, on GPU) {
+		t.Helper()
+		if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Container: &api.Container{
+			Id: whole(id), Namespace: "ml", Pod: id, Name: "main", Share: &api.Share{CoreRequest: request, Migratable: true},
+			Gpus: []string{on.UUID}, Reach: []string{gpuA.UUID, gpuB.UUID}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	refused := func(id, want string) {
+		t.Helper()
+		why := ""
+		if err := s.ask(context.Background(), func() {
+			_, err := s.destination(peer.ContainerAccount+whole(id), s.findGPU(gpuB.UUID), nil, gpuA.UUID)
+			_, why, _ = strings.Cut(err.Error(), "GPU 0 ")
+		}); err != nil || !strings.HasPrefix(why, want) {
+			t.Errorf("%s: %q, %v, want %q", id, why, err, want)
+		}
+	}
+	const fits = "has no place for it: nothing is swapped" // by this scheduler
+	describe("a", 60, gpuA)
+	describe("b", 50, gpuB)
+	describe("c", 40, gpuB)
+	describe("d", 0, gpuB)
+	refused("b", "has no place for it: it is promised 50 % of a GPU's time, and 40 % of this one are left")
+	refused("c", fits)
+	refused("d", fits)
+	describe("b", 20, gpuB)
+	if err := s.ask(context.Background(), func() {
+		s.migrations[peer.ContainerAccount+whole("b")] = &migration{to: s.findGPU(gpuA.UUID), phase: carried}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	refused("c", "has no place for it: it is promised 40 % of a GPU's time, and 20 % of this one are left")
+	refused("d", fits)
+}
+
 // A container that has moved stays where it is for whoever describes it again as it began,
 // over a restart too.
 func TestDescribeAfterAMove(t *testing.T) {

@@ -286,8 +286,11 @@ func (d *Daemon) promised(uuid, except string) (p promises) {
 	return p
 }
 
-// has says whether a tenant may use a GPU, as far as we were told.
+// has says whether a tenant may use a GPU, as far as we were told, or is on its way there.
 func (d *Daemon) has(account, uuid string) bool {
+	if m := d.migrations[account]; m != nil && m.to.UUID == uuid {
+		return true
+	}
 	id, _ := strings.CutPrefix(account, peer.ContainerAccount)
 	c := d.names[id]
 	return id == account || len(c.GetGpus()) == 0 || slices.Contains(c.Gpus, uuid)

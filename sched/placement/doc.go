@@ -7,8 +7,8 @@
 //
 // What it guarantees:
 //
-//   - A container never begins on a GPU of whose time more than 100 % would then be promised.
-//     A tenant never moves to a GPU whose core has no place for the tenant's memory.
+//   - A tenant never goes to a GPU of whose time more than 100 % would then be promised. One
+//     that moves does not go to a GPU either whose core has no place for the tenant's memory.
 //   - A tenant never goes to a GPU that is drained or does no work, or that its processes
 //     cannot open. One that moves does not go to another model or to a MIG device either.
 //   - A tenant that may not move never has a destination, and each refusal names its reason.

@@ -175,6 +175,8 @@ func (t Tenant) unfit(from GPU, p Place) string {
 		closed = "is drained"
 	case p.Fault != "":
 		closed = "does no work: " + p.Fault
+	case p.overTime():
+		closed = fmt.Sprintf("has no place for it: it is promised %d %% of a GPU's time, and %d %% of this one are left", p.Request, 100-min(p.Promised, 100))
 	case p.NoRoom != nil:
 		closed = "has no place for it: " + p.NoRoom.Error()
 	default:

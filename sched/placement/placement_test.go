@@ -93,6 +93,9 @@ func TestDestination(t *testing.T) {
 		"drained, named":      {container, places(func(p []Place) { p[2].Drained = true }), "g2", "GPU 2 is drained"},
 		"each says why": {container, places(func(p []Place) { p[1].Fault = "Xid 79"; p[2].NoRoom = errors.New("600 MiB are missing") }), "",
 			"GPU 1 does no work: Xid 79; GPU 2 has no place for it: 600 MiB are missing"},
+		"its time is promised": {container, places(func(p []Place) { p[1].Promised, p[1].Request = 60, 50 }), "g1",
+			"GPU 1 has no place for it: it is promised 50 % of a GPU's time, and 40 % of this one are left"},
+		"who is promised no time": {container, places(func(p []Place) { p[1].Promised = 120 }), "g1", "g1"},
 		"another model":           {container, places(func(p []Place) { p[1].Model = "H100" }), "g1", "GPU 1 is another model (H100)"},
 		"another size":            {container, places(func(p []Place) { p[1].MemoryBytes = gib }), "g1", "GPU 1 is another model (H200)"},
 		"a MIG device":            {container, places(func(p []Place) { p[1].UUID = "MIG-1" }), "MIG-1", "GPU 1 is a MIG device"},
@@ -158,7 +161,7 @@ type one struct {
 
 // Tenants begin, move and end on a node. None moves that may not; whoever goes somewhere can
 // open that GPU, which is well and not drained, and less of it was promised than of any other
-// that would do. The memory of no GPU is ever overcommitted. Where there is no answer, no GPU would do.
+// that would do. No GPU is ever overcommitted. Where there is no answer, no GPU would do.
 func TestNode(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		all := gpus(rapid.IntRange(1, 5).Draw(t, "GPUs"))
@@ -258,7 +261,7 @@ func TestNode(t *testing.T) {
 				var able []Place
 				for _, p := range ps {
 					if p.UUID != o.on && (want == "" || want == p.UUID) && slices.Contains(o.Reach, p.UUID) && !p.Drained && p.Fault == "" &&
-						p.Model == from.Model && p.NoRoom == nil {
+						p.Model == from.Model && p.NoRoom == nil && (o.percent == 0 || p.Promised+o.percent <= 100) {
 						able = append(able, p)
 					}
 				}
@@ -283,8 +286,8 @@ func TestNode(t *testing.T) {
 				o.on = to
 			}
 			for _, g := range all {
-				if _, bytes, _ := promised(g.UUID, nil); bytes > g.MemoryBytes {
-					t.Fatalf("%s: promised are %d bytes", g.UUID, bytes)
+				if percent, bytes, _ := promised(g.UUID, nil); percent > 100 || bytes > g.MemoryBytes {
+					t.Fatalf("%s: promised are %d %% and %d bytes", g.UUID, percent, bytes)
 				}
 			}
 		}
