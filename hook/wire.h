@@ -155,6 +155,25 @@ enum nvs_moved_flags {
 	NVS_MOVED_NO_ARENA  = 1u << 17, /* no host memory for what has to go out */
 	NVS_MOVED_ERROR     = 1u << 18, /* the driver fails otherwise; the rest is not movable */
 	NVS_MOVED_ELSEWHERE = 1u << 19, /* some of it is on another GPU: a copier to this GPU brings it back */
+	/* Where nothing of the process can be moved: an enum nvs_fixed, from this bit on. */
+	NVS_MOVED_FIXED_BY  = 1u << 24,
+};
+
+/*
+ * Why nothing of a process's memory can be moved. A scheduler that does not know a value says
+ * that it does not know the reason.
+ */
+enum nvs_fixed {
+	NVS_FIXED_NOT          = 0, /* some can be moved, or the reason is another one */
+	NVS_FIXED_SEVERAL_GPUS = 1, /* the process uses several GPUs */
+	/* What the process has mapped uses its memory without the driver functions that the shim sees. */
+	NVS_FIXED_OPTIX        = 2,
+	NVS_FIXED_ENCODER      = 3, /* NVENC */
+	NVS_FIXED_DECODER      = 4, /* NVDEC */
+	NVS_FIXED_OPTICAL_FLOW = 5,
+	NVS_FIXED_STORAGE      = 6, /* GPUDirect Storage, of cuFile */
+	NVS_FIXED_RDMA         = 7,
+	NVS_FIXED_LAST         = 15,
 };
 
 enum nvs_release {

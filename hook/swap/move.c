@@ -23,6 +23,7 @@
 #define TELL_BYTES (64ull << 20) /* between two MOVED messages of a pass */
 #define RUN        32u           /* granules of a run, and one chunk more at most; CARRY_RUN to another GPU */
 #define IDLE_NS    (1 * NVS_S)
+#define LOOK_NS    (10 * NVS_S) /* between two looks for other users of the memory */
 #define RETRY_NS   (20 * NVS_MS) /* until a refused driver call is repeated */
 
 /* Chunks side by side. All are CHUNK_BUSY: no other thread changes them. */
@@ -425,14 +426,21 @@ static bool flushed(struct nvs_gpu *gpu)
 	return !over;
 }
 
-/* Asked before memory leaves: what else uses it may have been loaded at any time. */
+/*
+ * Asked before memory leaves, because what else uses it may have been loaded at any time, and
+ * now and then: the scheduler is not to promise others the room that nobody can make.
+ */
 static bool may_leave(struct nvs_gpu *gpu)
 {
-	bool outside = nvs_used_outside();
+	enum nvs_fixed outside = nvs_used_outside();
+	bool news;
 
 	nvs_swap_lock(gpu->swap);
-	atomic_store(&gpu->swap->used_outside, outside);
+	news = atomic_exchange(&gpu->swap->used_outside, outside) != outside;
+	gpu->swap->looked_ns = nvs_now();
 	nvs_swap_unlock(gpu->swap);
+	if (news && outside)
+		nvs_debugf("memory stays on the GPU: other libraries of the process use it (%u)", outside);
 	return !outside;
 }
 
@@ -451,6 +459,8 @@ static void *mover_main(void *arg)
 
 		nvs_pools_trim(gpu);
 		nvs_cache_trim(gpu);
+		if (nvs_swap_is_on(gpu) && nvs_elapsed(nvs_now(), s->looked_ns) >= LOOK_NS)
+			may_leave(gpu);
 		plan = decide(gpu);
 		if (plan == PLAN_OUT && !flushed(gpu)) {
 			again = !may_leave(gpu) || !drained(gpu);

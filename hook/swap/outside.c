@@ -13,20 +13,25 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "log.h"
 #include "swap_impl.h"
 
-static const char *const paths[] = {
-	"/libnvoptix.so", "/libnvidia-encode.so", "/libnvcuvid.so", "/libnvidia-opticalflow.so",
-	"/dev/nvidia-fs", /* cuFile (GPUDirect Storage) */
-	"/dev/infiniband/uverbs", /* RDMA */
+static const struct {
+	const char *path;
+	enum nvs_fixed by;
+} marks[] = {
+	{ "/libnvoptix.so", NVS_FIXED_OPTIX },
+	{ "/libnvidia-encode.so", NVS_FIXED_ENCODER },
+	{ "/libnvcuvid.so", NVS_FIXED_DECODER },
+	{ "/libnvidia-opticalflow.so", NVS_FIXED_OPTICAL_FLOW },
+	{ "/dev/nvidia-fs", NVS_FIXED_STORAGE },
+	{ "/dev/infiniband/uverbs", NVS_FIXED_RDMA },
 };
 #define LONGEST 32u /* no path is longer */
 
-bool nvs_used_outside(void)
+enum nvs_fixed nvs_used_outside(void)
 {
 	char text[8192];
-	const char *found = NULL;
+	enum nvs_fixed found = NVS_FIXED_NOT;
 	size_t kept = 0;
 	int fd = (int)syscall(SYS_openat, AT_FDCWD, "/proc/self/maps", O_RDONLY | O_CLOEXEC);
 	long n;
@@ -34,16 +39,14 @@ bool nvs_used_outside(void)
 	while (!found && (n = syscall(SYS_read, fd, text + kept, sizeof(text) - kept)) > 0) {
 		size_t end = kept + (size_t)n;
 
-		for (unsigned i = 0; !found && i < sizeof(paths) / sizeof(paths[0]); i++)
-			if (memmem(text, end, paths[i], strlen(paths[i])))
-				found = paths[i];
+		for (unsigned i = 0; !found && i < sizeof(marks) / sizeof(marks[0]); i++)
+			if (memmem(text, end, marks[i].path, strlen(marks[i].path)))
+				found = marks[i].by;
 		/* A path may go on in the next piece. */
 		kept = end < LONGEST ? end : LONGEST;
 		memmove(text, text + end - kept, kept);
 	}
 	if (fd >= 0)
 		close(fd);
-	if (found)
-		nvs_debugf("memory stays on the GPU: the process has mapped %s", found + 1);
 	return found;
 }

@@ -233,6 +233,7 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_MOVED,
 			       .channel = (uint16_t)gpu->number, .code = code };
+	enum nvs_fixed by;
 	bool takes, ending;
 
 	if (gpu->lease.link != LEASE_ATTACHED || atomic_load(&s->mode) != SWAP_ON)
@@ -243,6 +244,8 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 	takes = nvs_carry_takes(s);
 	ending = f.epoch && s->want && !s->away;
 	f.code |= nvs_carry_astray(s) ? NVS_MOVED_ELSEWHERE : 0;
+	by = fixed_by(s);
+	f.code |= by * NVS_MOVED_FIXED_BY;
 	nvs_swap_unlock(s);
 	/*
 	 * Where the process has arrived, its memory comes first: then the scheduler hears of both at
@@ -252,6 +255,7 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 	if (takes || (ending && !code))
 		return;
 	f.u.moved = s->told = state_of(gpu);
+	s->told_by = by;
 	s->told_ns = nvs_now();
 	nvs_client_send(&f);
 }
@@ -266,7 +270,8 @@ void nvs_swap_tell_news(struct nvs_gpu *gpu)
 		return;
 	m = state_of(gpu);
 	nvs_swap_lock(s);
-	again = nvs_carry_astray(s) && nvs_elapsed(nvs_now(), s->told_ns) >= AGAIN_NS;
+	again = fixed_by(s) != s->told_by ||
+		(nvs_carry_astray(s) && nvs_elapsed(nvs_now(), s->told_ns) >= AGAIN_NS);
 	nvs_swap_unlock(s);
 	if (again || memcmp(&m, &s->told, sizeof(m)) != 0)
 		nvs_swap_tell_locked(gpu, 0);

@@ -134,7 +134,7 @@ struct nvs_swap {
 	bool mover;            /* the mover's thread runs */
 	bool broken;           /* the driver fails: nothing moves any more */
 	atomic_bool several_gpus; /* the process uses several GPUs: nothing moves any more */
-	atomic_bool used_outside; /* the same, because of nvs_used_outside() */
+	atomic_uint used_outside; /* the same, because of nvs_used_outside() */
 	bool leaving;          /* the process ends with all memory on the GPU: it stays */
 	uint32_t opens;        /* how often calls may have begun to use memory */
 	uint64_t claimed;      /* bytes of all regions */
@@ -162,7 +162,9 @@ struct nvs_swap {
 	} handles;
 	/* Guarded by nvs_client_lock. */
 	struct nvs_moved told;
+	enum nvs_fixed told_by;
 	uint64_t told_ns;
+	uint64_t looked_ns;    /* for other users of the memory */
 	/* The mover's. Guarded by the GPU's drain lock. */
 	void *ctx, *stream, *event[FLIGHTS];
 };
@@ -271,11 +273,17 @@ struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules);
 /* Frees a region. Waits while its chunks are being moved. */
 void nvs_region_free(struct nvs_gpu *gpu, struct place p);
 
-/* Whether nothing leaves the GPU any more. Asked with the lock and, by nvs_swap_on(), without. */
+/* Why nothing leaves the GPU any more. Asked with the lock and, by nvs_swap_on(), without. */
+static inline enum nvs_fixed fixed_by(const struct nvs_swap *s)
+{
+	if (atomic_load_explicit(&s->several_gpus, memory_order_relaxed))
+		return NVS_FIXED_SEVERAL_GPUS;
+	return (enum nvs_fixed)atomic_load_explicit(&s->used_outside, memory_order_relaxed);
+}
+
 static inline bool immovable(const struct nvs_swap *s)
 {
-	return atomic_load_explicit(&s->several_gpus, memory_order_relaxed) ||
-	       atomic_load_explicit(&s->used_outside, memory_order_relaxed);
+	return fixed_by(s) != NVS_FIXED_NOT;
 }
 
 /* Whether all memory is on the GPU, and none is about to leave. */
@@ -458,7 +466,7 @@ void nvs_pools_free(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p);
 /* ---- outside.c ---- */
 
 /* Whether the process has anything that uses device memory past the shim. No lock is held. */
-bool nvs_used_outside(void);
+enum nvs_fixed nvs_used_outside(void);
 
 /* ---- move.c ---- */
 

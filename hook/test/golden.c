@@ -52,6 +52,8 @@ static const struct {
 	       .u.moved = { .resident = 0x0818283848586878ull, .fixed = 0x0919293949596979ull,
 			    .away = 0x0a1a2a3a4a5a6a7aull, .out_bytes = 0x0b1b2b3b4b5b6b7bull,
 			    .in_bytes = 0x0c1c2c3c4c5c6c7cull, .arena = 0x0d1d2d3d4d5d6d7dull }),
+	FILLED("moved_fixed", .type = NVS_MOVED, .channel = 11, .code = NVS_FIXED_RDMA * NVS_MOVED_FIXED_BY,
+	       .u.moved = { .resident = 0x0818283848586878ull, .fixed = 0x0818283848586878ull }),
 	FILLED("util", .type = NVS_UTIL, .channel = 14,
 	       .u.util = { .samples = 0x000a1b2c, .busy = 0x00091a2b }),
 	FILLED("util_calls", .type = NVS_UTIL, .channel = 14,

@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -509,6 +510,48 @@ static int tenant_spread_green(uint64_t mib, unsigned rounds, uint64_t seed)
 	return spread(mib, rounds, seed, true);
 }
 
+/* Has mapped a file of this name, as if it used the library, from now on. */
+static void maps(const char *name)
+{
+	int fd = memfd_create(name, MFD_CLOEXEC);
+
+	CHECK(fd >= 0 && ftruncate(fd, 4096) == 0);
+	CHECK(mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, fd, 0) != MAP_FAILED);
+	close(fd);
+}
+
+/* Works with memory that OptiX uses too, first or later. */
+static int traces_rays(uint64_t mib, unsigned rounds, uint64_t seed, bool first)
+{
+	struct buffer a;
+
+	if (first)
+		maps("nvidia/libnvoptix.so.1");
+	random_state = seed;
+	tenant_open();
+	get(&a, mib * MIB / 2);
+	run_fill(&a, seed, NULL);
+	if (!first)
+		maps("nvidia/libnvoptix.so.1");
+	for (unsigned i = 0; i < rounds; i++) {
+		work(20);
+		CU(cuMemsetD8_v2(a.p, 7, 4096));
+		CU(cuCtxSynchronize());
+	}
+	put(&a);
+	return 0;
+}
+
+static int tenant_traces_rays(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	return traces_rays(mib, rounds, seed, true);
+}
+
+static int tenant_traces_rays_later(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	return traces_rays(mib, rounds, seed, false);
+}
+
 /* What an application is told of its memory, there or not. */
 static int tenant_queries(uint64_t mib, unsigned rounds, uint64_t seed)
 {
@@ -860,7 +903,7 @@ static void shared_memory_is_opened_on_both_gpus(void)
 }
 
 static void stream_ordered_memory_moves(void) { beside_another("async", 55, 6); }
-static void stays_on_several_gpus(const char *kind)
+static void stays(const char *kind, enum nvs_fixed by)
 {
 	pid_t a, b;
 
@@ -870,14 +913,30 @@ static void stays_on_several_gpus(const char *kind)
 	a = start(kind, 100, 8, 1);
 	/* What is fixed now leaves no room for the other. */
 	EVENTUALLY(swapper_seen().fixed >= 50 * MIB);
+	CHECK(swapper_seen().by == by);
 	kill(b, SIGKILL);
 	CHECK(waitpid(b, NULL, 0) == b);
 	CHECK(went_well(a));
 	swapper_end();
 }
 
-static void memory_of_several_gpus_stays(void) { stays_on_several_gpus("spread"); }
-static void green_contexts_are_of_a_gpu_too(void) { stays_on_several_gpus("spread-green"); }
+static void memory_of_several_gpus_stays(void) { stays("spread", NVS_FIXED_SEVERAL_GPUS); }
+static void green_contexts_are_of_a_gpu_too(void) { stays("spread-green", NVS_FIXED_SEVERAL_GPUS); }
+static void memory_that_optix_uses_stays(void) { stays("rays-later", NVS_FIXED_OPTIX); }
+
+/* The scheduler learns it before it asks: it has promised nobody the room until then. */
+static void memory_that_cannot_move_is_told_unasked(void)
+{
+	pid_t a;
+
+	schedule(usual);
+	a = start("rays", 100, 1000000, 1);
+	EVENTUALLY(swapper_seen().fixed >= 50 * MIB);
+	CHECK(swapper_seen().by == NVS_FIXED_OPTIX);
+	kill(a, SIGKILL);
+	CHECK(waitpid(a, NULL, 0) == a);
+	swapper_end();
+}
 
 static void answers_are_the_applications(void) { beside_another("queries", 50, 4); }
 
@@ -901,6 +960,8 @@ static const struct test_case cases[] = {
 	CASE(answers_are_the_applications),
 	CASE(memory_of_several_gpus_stays),
 	CASE(green_contexts_are_of_a_gpu_too),
+	CASE(memory_that_optix_uses_stays),
+	CASE(memory_that_cannot_move_is_told_unasked),
 	CASE(stream_ordered_memory_moves),
 	CASE(processes_may_share_memory),
 	CASE(shared_memory_is_opened_on_both_gpus),
@@ -917,6 +978,8 @@ static const struct tenant_kind kinds[] = {
 	{ "hog", hog },
 	{ "spread", tenant_spread },
 	{ "spread-green", tenant_spread_green },
+	{ "rays", tenant_traces_rays },
+	{ "rays-later", tenant_traces_rays_later },
 	{ "async", tenant_async },
 	{ "ipc", tenant_ipc },
 	{ "ipc-both", tenant_ipc_both },

@@ -205,6 +205,8 @@ static void on_moved(struct conn *c, const struct nvs_frame *f)
 	atomic_store(&told[c - conns].fixed, c->m.fixed);
 	atomic_store(&told[c - conns].pid, c->pid);
 	seen.moved++;
+	if (f->code / NVS_MOVED_FIXED_BY % (NVS_FIXED_LAST + 1))
+		seen.by = f->code / NVS_MOVED_FIXED_BY % (NVS_FIXED_LAST + 1);
 	if (f->code & NVS_MOVED_READY) {
 		CHECK(f->epoch == c->epoch || c->revoked);
 		seen.ready++;

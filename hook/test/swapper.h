@@ -26,6 +26,7 @@ struct swapper_seen {
 	uint64_t out, in;     /* bytes, of the living */
 	uint64_t resident, resident_max; /* sum over tenants, now and at most */
 	uint64_t fixed, away, reserved;
+	enum nvs_fixed by;    /* the latest reason why nothing of a tenant moves; 0: none */
 	unsigned wants;       /* tenants that have asked for the GPU and do not have it */
 	bool filling;         /* the holder is on its way in */
 	bool revoked;         /* the holder has to leave */

@@ -326,6 +326,7 @@ const (
 	EventType_EVENT_TYPE_SUSPEND       EventType = 23 // a client's memory is to leave until the client has a grant again
 	EventType_EVENT_TYPE_MIGRATE       EventType = 26 // a tenant has moved here from another GPU, or could not move away
 	EventType_EVENT_TYPE_CONTEXT       EventType = 24 // a process has left the GPU with its context, has come back, or cannot
+	EventType_EVENT_TYPE_FIXED         EventType = 27 // nothing of a client's memory can be moved any more
 	EventType_EVENT_TYPE_OVERLAP       EventType = 22 // an overlap group begins or ends, or its MPS daemon or server has ended
 )
 
@@ -357,6 +358,7 @@ var (
 		23: "EVENT_TYPE_SUSPEND",
 		26: "EVENT_TYPE_MIGRATE",
 		24: "EVENT_TYPE_CONTEXT",
+		27: "EVENT_TYPE_FIXED",
 		22: "EVENT_TYPE_OVERLAP",
 	}
 	EventType_value = map[string]int32{
@@ -385,6 +387,7 @@ var (
 		"EVENT_TYPE_SUSPEND":       23,
 		"EVENT_TYPE_MIGRATE":       26,
 		"EVENT_TYPE_CONTEXT":       24,
+		"EVENT_TYPE_FIXED":         27,
 		"EVENT_TYPE_OVERLAP":       22,
 	}
 )
@@ -1789,6 +1792,7 @@ type Client struct {
 	ContextProblem string       `protobuf:"bytes,39,opt,name=context_problem,json=contextProblem,proto3" json:"context_problem,omitempty"` // it keeps its context, or cannot come back: why; empty: no attempt has failed
 	RestoreNs      int64        `protobuf:"varint,40,opt,name=restore_ns,json=restoreNs,proto3" json:"restore_ns,omitempty"`               // its latest restore; 0: none
 	FileBytes      uint64       `protobuf:"varint,41,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`               // of what it was given, what is in a file instead of host memory (--suspend-dir)
+	FixedReason    string       `protobuf:"bytes,42,opt,name=fixed_reason,json=fixedReason,proto3" json:"fixed_reason,omitempty"`          // why nothing of it can be moved; empty: some can be, or its shim has not said why
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
@@ -2108,6 +2112,13 @@ func (x *Client) GetFileBytes() uint64 {
 		return x.FileBytes
 	}
 	return 0
+}
+
+func (x *Client) GetFixedReason() string {
+	if x != nil {
+		return x.FixedReason
+	}
+	return ""
 }
 
 // Controls says what the GPU's own scheduler lets a process do, as the shim has tried it:
@@ -4987,7 +4998,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xbd\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xe0\n" +
 	"\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
@@ -5041,7 +5052,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\n" +
 	"restore_ns\x18( \x01(\x03R\trestoreNs\x12\x1d\n" +
 	"\n" +
-	"file_bytes\x18) \x01(\x04R\tfileBytes\"\x9a\x01\n" +
+	"file_bytes\x18) \x01(\x04R\tfileBytes\x12!\n" +
+	"\ffixed_reason\x18* \x01(\tR\vfixedReason\"\x9a\x01\n" +
 	"\bControls\x12\x16\n" +
 	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
 	"\bchannels\x18\x02 \x01(\tR\bchannels\x12\x16\n" +
@@ -5331,7 +5343,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x15CONTEXT_STATE_PRESENT\x10\x00\x12\x19\n" +
 	"\x15CONTEXT_STATE_LEAVING\x10\x01\x12\x16\n" +
 	"\x12CONTEXT_STATE_AWAY\x10\x02\x12\x1b\n" +
-	"\x17CONTEXT_STATE_RETURNING\x10\x03*\xee\x04\n" +
+	"\x17CONTEXT_STATE_RETURNING\x10\x03*\x84\x05\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -5358,7 +5370,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
 	"\x12EVENT_TYPE_SUSPEND\x10\x17\x12\x16\n" +
 	"\x12EVENT_TYPE_MIGRATE\x10\x1a\x12\x16\n" +
-	"\x12EVENT_TYPE_CONTEXT\x10\x18\x12\x16\n" +
+	"\x12EVENT_TYPE_CONTEXT\x10\x18\x12\x14\n" +
+	"\x10EVENT_TYPE_FIXED\x10\x1b\x12\x16\n" +
 	"\x12EVENT_TYPE_OVERLAP\x10\x162\xcd\a\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +

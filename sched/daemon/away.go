@@ -145,6 +145,10 @@ func (d *Daemon) canLeave(cl *client) bool {
 		if !g.core.Left(cl.id) {
 			return false
 		}
+		if why := foreignOn(g, []*client{cl}); why != nil {
+			d.keepsContext(cl, why)
+			return false
+		}
 		if has, _ := g.core.ClientMemory(cl.id); has.Fixed > maxFixed {
 			d.keepsContext(cl, fmt.Errorf("%d MiB of its memory cannot be moved", has.Fixed>>20))
 			return false

@@ -55,12 +55,14 @@ type attachment struct {
 	stats   wire.Stats
 	told    wire.Notice
 
-	answered bool // ATTACHED was sent
-	reserves bool // it reserves memory: its shim holds memory limits
-	outside  outside
-	held     bool // by a drained GPU: the core does not know what the client wants
-	moves    bool // its tenant leaves the GPU for another one: the same
-	wants    bool // while either is so
+	fixed     wire.Fixed // why nothing of its memory can be moved
+	fixedTold uint16     // the reasons that were told, by bit
+	answered  bool       // ATTACHED was sent
+	reserves  bool       // it reserves memory: its shim holds memory limits
+	outside   outside
+	held      bool // by a drained GPU: the core does not know what the client wants
+	moves     bool // its tenant leaves the GPU for another one: the same
+	wants     bool // while either is so
 }
 
 // pendingAttach is an ATTACH that waits for a search for GPUs.

@@ -178,7 +178,7 @@ func (d *Daemon) mover(account string) (t placement.Tenant, clients []*client) {
 		to := m.to.placement()
 		t.Moves = &to
 	}
-	all := slices.SortedFunc(maps.Keys(d.byAccount[account]), func(a, b *client) int { return cmp.Compare(a.id, b.id) })
+	all := d.clientsOf(account)
 	for _, g := range d.order {
 		uses := false
 		for _, cl := range all {
@@ -188,7 +188,7 @@ func (d *Daemon) mover(account string) (t placement.Tenant, clients []*client) {
 			if att := cl.attached[g]; att != nil && !att.held {
 				uses = true
 				clients = append(clients, cl)
-				t.Processes = append(t.Processes, placement.Process{PID: cl.PID, Evades: cl.reg.Bypassed > 0, Severed: cl.conn == nil})
+				t.Processes = append(t.Processes, placement.Process{PID: cl.PID, Evades: cl.reg.Bypassed > 0, Severed: cl.conn == nil, Fixed: att.foreign()})
 			}
 		}
 		if uses {
@@ -208,6 +208,11 @@ func (d *Daemon) mover(account string) (t placement.Tenant, clients []*client) {
 		t.Fixed = madeToMove(c)
 	}
 	return t, clients
+}
+
+// clientsOf returns the processes of a tenant in the order in which they came.
+func (d *Daemon) clientsOf(account string) []*client {
+	return slices.SortedFunc(maps.Keys(d.byAccount[account]), func(a, b *client) int { return cmp.Compare(a.id, b.id) })
 }
 
 // madeToMove says how somebody makes a container of this kind so that it can move.
@@ -274,7 +279,7 @@ func (d *Daemon) advanceDeparture(m *migration) {
 	switch {
 	case len(m.clients) == 0:
 	case m.from.core.Departed(m.account):
-		if m.err = d.onOthers(m); m.err == nil {
+		if m.err = cmp.Or(d.onOthers(m), foreignOn(m.from, m.clients)); m.err == nil {
 			d.carry(m)
 			return
 		}

@@ -239,6 +239,7 @@ func (d *Daemon) moved(att *attachment, f *wire.Frame) {
 	if is(wire.MovedStuck) {
 		d.log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)
 	}
+	d.noteFixed(att, f.FixedBy())
 	d.noteCopied(att, is(wire.MovedNoArena), is(wire.MovedElsewhere))
 	d.step(g, sched.Moved{
 		Client: id, Epoch: sched.Epoch(f.Epoch), Report: sched.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},

@@ -100,6 +100,9 @@ func (d *Daemon) memoryOfClient(g *gpu, cl *client, c *api.Client) {
 	if cl.away.why != nil {
 		c.ContextProblem = cl.away.why.Error()
 	}
+	if att := cl.attached[g]; att != nil {
+		c.FixedReason = fixedText(att.fixed)
+	}
 	c.ArenaBytes, c.FileBytes = m.arena.Given()-m.arena.Filed(), m.arena.Filed()
 	c.SwappedOutBytes, c.SwappedInBytes = has.Out, has.In
 }

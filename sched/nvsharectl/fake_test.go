@@ -159,6 +159,7 @@ func swapped() *api.StatusResponse {
 	holder, waiter := g.Clients[0], g.Clients[1]
 	holder.Moving, holder.MemoryMode, holder.ResidentBytes, holder.AwayBytes, holder.RoomBytes, holder.LacksBytes = true, api.MemoryMode_MEMORY_MODE_SWAP, 8<<30, 2<<30, 8<<30, 2<<30
 	waiter.MemoryMode, waiter.ResidentBytes, waiter.FixedBytes, waiter.AwayBytes, waiter.RoomBytes, waiter.Stalled = api.MemoryMode_MEMORY_MODE_SWAP, 6<<30, 1<<30, 4<<30, 4<<30, true
+	holder.FixedReason = "OptiX uses it (libnvoptix is mapped)"
 	waiter.ArenaBytes, waiter.SwappedOutBytes, waiter.SwappedInBytes = 10<<30, 500<<30, 400<<30
 	g.Tenants[0].MovedNs, g.Tenants[1].Share.MemoryMode = 6e9, api.MemoryMode_MEMORY_MODE_RESIDENT
 	r.Gpus[1].Swap = &api.Swap{CapacityBytes: 15 << 30, ArenaLimitBytes: 64 << 30}

@@ -37,7 +37,8 @@ DEBT          the time that it used above its core limit and has to make up for
 LONGEST WAIT  its longest wait for a grant in the latest minute
 OOM           reservations of memory that its memory limit refused
 FIXED, AWAY   where memory is swapped: what cannot be moved off the GPU, and what
-              is in host memory or was never used
+              is in host memory or was never used; WHY FIXED says why nothing of a
+              process can be moved
 ENFORCED BY   what the library, the kernel and the hardware hold tenants to, and
               which processes are known to run unarbitrated now
 

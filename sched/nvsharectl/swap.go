@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -31,7 +32,7 @@ func addSwap(t *table, g *api.GPU) {
 
 // placeTable shows how much memory is where, by process.
 func placeTable() table {
-	return table{head: []string{"GPU", "CLIENT", "PID", "KEPT", "ON GPU", "FIXED", "AWAY", "ROOM", "LACKS", "HOST MEMORY", "IN FILE", "MOVED OUT", "MOVED IN"}}
+	return table{head: []string{"GPU", "CLIENT", "PID", "KEPT", "ON GPU", "FIXED", "AWAY", "ROOM", "LACKS", "HOST MEMORY", "IN FILE", "MOVED OUT", "MOVED IN", "WHY FIXED"}}
 }
 
 func addPlace(t *table, g *api.GPU, c *api.Client) {
@@ -40,7 +41,8 @@ func addPlace(t *table, g *api.GPU, c *api.Client) {
 	}
 	t.add(map[int]string{8: alarm(c.LacksBytes > 0), 3: alarm(c.Stalled)},
 		fmt.Sprint(g.Index), api.Who(c), fmt.Sprint(c.Pid), kept(c), size(c.ResidentBytes), size(c.FixedBytes), size(c.AwayBytes),
-		size(c.RoomBytes), size(c.LacksBytes), size(c.ArenaBytes), size(c.FileBytes), size(c.SwappedOutBytes), size(c.SwappedInBytes))
+		size(c.RoomBytes), size(c.LacksBytes), size(c.ArenaBytes), size(c.FileBytes), size(c.SwappedOutBytes), size(c.SwappedInBytes),
+		cmp.Or(c.FixedReason, "-"))
 }
 
 func kept(c *api.Client) string {
@@ -103,6 +105,7 @@ type clientSwapJSON struct {
 	MemoryMode    string `json:"memory_mode"` // "" : its shim cannot move memory
 	ResidentBytes uint64 `json:"resident_bytes"`
 	FixedBytes    uint64 `json:"fixed_bytes"`
+	FixedReason   string `json:"fixed_reason,omitempty"` // why nothing of it can be moved
 	AwayBytes     uint64 `json:"away_bytes"`
 	RoomBytes     uint64 `json:"room_bytes"`  // that it may have on the GPU
 	LacksBytes    uint64 `json:"lacks_bytes"` // that it needs more, and does not get yet
@@ -135,6 +138,6 @@ func newClientSwapJSON(g *api.GPU, c *api.Client) *clientSwapJSON {
 	if c.MemoryMode != api.MemoryMode_MEMORY_MODE_UNSPECIFIED {
 		mode = api.FormatMemoryMode(c.MemoryMode)
 	}
-	return &clientSwapJSON{mode, c.ResidentBytes, c.FixedBytes, c.AwayBytes, c.RoomBytes, c.LacksBytes, c.ArenaBytes, c.FileBytes,
+	return &clientSwapJSON{mode, c.ResidentBytes, c.FixedBytes, c.FixedReason, c.AwayBytes, c.RoomBytes, c.LacksBytes, c.ArenaBytes, c.FileBytes,
 		c.SwappedOutBytes, c.SwappedInBytes, c.Moving, c.Stalled, c.Suspended, contextOf(c), c.ContextProblem, seconds(c.RestoreNs)}
 }

@@ -311,6 +311,9 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 		if text := suspension(c); text != "" {
 			a.Suspended = append(a.Suspended, fmt.Sprintf("process %d %s", c.Pid, text))
 		}
+		if c.FixedReason != "" {
+			a.Suspended = append(a.Suspended, fmt.Sprintf("process %d cannot leave the GPU: %s", c.Pid, c.FixedReason))
+		}
 	}
 	for _, b := range blamed {
 		a.For = append(a.For, *b)

@@ -220,6 +220,7 @@ func TestWhySaysWhoIsSuspended(t *testing.T) {
 		"process 1 is suspended: its memory has left the GPU, or is leaving; its context stays: no driver": {Pid: 1, Suspended: true, ContextProblem: "no driver"},
 		"process 1 is coming back to the GPU: out of memory":                                               {Pid: 1, Context: returning, ContextProblem: "out of memory"},
 		"process 1 was suspended: it took 200ms to bring its context back":                                 {Pid: 1, RestoreNs: 200e6},
+		"process 1 cannot leave the GPU: OptiX uses it":                                                    {Pid: 1, FixedReason: "OptiX uses it"},
 	} {
 		g := &api.GPU{Uuid: "GPU-x", Clients: []*api.Client{c}}
 		a := accountOf(g, tenantsOf(g)[0], nil, 0, 1)

@@ -56,8 +56,9 @@ type Tenant struct {
 // Process is a process of a tenant on a GPU.
 type Process struct {
 	PID     int32
-	Evades  bool // it can use the GPU past the shim
-	Severed bool // it has lost its connection to the scheduler
+	Evades  bool   // it can use the GPU past the shim
+	Severed bool   // it has lost its connection to the scheduler
+	Fixed   string // why its memory cannot be moved; "": it can
 }
 
 // Place is a GPU as a tenant finds it.
@@ -109,6 +110,8 @@ func (n Node) May(t Tenant) error {
 			return fmt.Errorf("process %d can use the GPU past the shim", p.PID)
 		case p.Severed:
 			return fmt.Errorf("process %d has lost its connection to the scheduler", p.PID)
+		case p.Fixed != "":
+			return fmt.Errorf("the memory of process %d cannot be moved: %s", p.PID, p.Fixed)
 		}
 	}
 	return t.Stays

@@ -45,6 +45,7 @@ func TestMay(t *testing.T) {
 		"not made for it":      {tenant: func(t *Tenant) { t.Fixed = "annotate it" }, want: "it was not made for that: annotate it"},
 		"past the shim":        {tenant: func(t *Tenant) { t.Processes = []Process{{PID: 7}, {PID: 8, Evades: true}} }, want: "process 8 can use the GPU past the shim"},
 		"severed":              {tenant: func(t *Tenant) { t.Processes = []Process{{PID: 7, Severed: true}} }, want: "process 7 has lost its connection to the scheduler"},
+		"fixed":                {tenant: func(t *Tenant) { t.Processes = []Process{{PID: 7}, {PID: 8, Fixed: "OptiX uses it"}} }, want: "the memory of process 8 cannot be moved: OptiX uses it"},
 		"its memory stays":     {tenant: func(t *Tenant) { t.Stays = errors.New("it is mapped elsewhere") }, want: "it is mapped elsewhere"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -61,6 +61,19 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
+// What MOVED says of its flags and of the reason do not mix.
+func TestFixedBy(t *testing.T) {
+	f, err := Decode(readHex(t, filepath.Join("../../tests/golden/v1", "moved_fixed.hex")))
+	if err != nil || f.FixedBy() != FixedRDMA || f.Code&(MovedReady|MovedStuck|MovedElsewhere) != 0 {
+		t.Errorf("%+v, %v, fixed by %d", f, err, f.FixedBy())
+	}
+	for _, code := range []uint32{0, MovedReady | MovedStuck | MovedNoMemory | MovedNoArena | MovedError | MovedElsewhere, 1 << 31} {
+		if f := (Frame{Code: code}); f.FixedBy() != FixedNot {
+			t.Errorf("code %#x: fixed by %d", code, f.FixedBy())
+		}
+	}
+}
+
 // TestGolden decodes and re-encodes the frames that the C side prints from the
 // structures of hook/wire.h.
 func TestGolden(t *testing.T) {

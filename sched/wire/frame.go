@@ -304,6 +304,29 @@ type Moved struct {
 	Arena    uint64 // of segments that are mapped and ready
 }
 
+// Fixed says why nothing of a process's memory can be moved. A newer shim may say what is not
+// listed here.
+type Fixed uint8
+
+// The values of a Fixed.
+const (
+	FixedNot         Fixed = iota // some can be moved, or the reason is another one
+	FixedSeveralGPUs              // the process uses several GPUs
+	FixedOptiX                    // from here on: what the process has mapped uses its memory past the shim
+	FixedEncoder
+	FixedDecoder
+	FixedOpticalFlow
+	FixedStorage
+	FixedRDMA
+	fixedLast Fixed = 15
+)
+
+// movedFixedBy is where the code of MOVED has a Fixed.
+const movedFixedBy uint32 = 1 << 24
+
+// FixedBy returns what MOVED says of the memory that it calls fixed.
+func (f *Frame) FixedBy() Fixed { return Fixed(f.Code/movedFixedBy) & fixedLast }
+
 // Util is the payload of UTIL: how often the GPU had work of this client, of so many
 // times that the client looked while its gate was open and others were attached.
 type Util struct {

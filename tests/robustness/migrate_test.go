@@ -318,3 +318,30 @@ func TestMigrateKilled(t *testing.T) {
 		return nil
 	})
 }
+
+// A process that has mapped OptiX says so before anybody needs its memory. It stays where it
+// is, and the answer names the reason.
+func TestMigrateRefusesForeignMemory(t *testing.T) {
+	library := filepath.Join(t.TempDir(), "libnvoptix.so.1")
+	if err := os.WriteFile(library, make([]byte, 4096), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s, a := newPair(t, "SWAP_TENANT_MAPS="+library)
+	const want = "OptiX uses it (libnvoptix is mapped)"
+	s.until("it says what its memory is used by", func() error {
+		r, err := s.status()
+		if err != nil {
+			return err
+		}
+		for _, c := range r.Gpus[0].Clients {
+			if c.FixedReason == want && c.FixedBytes >= tenantMiB<<20 {
+				return nil
+			}
+		}
+		return fmt.Errorf("GPU 0: %v", r.Gpus[0].Clients)
+	})
+	if err := s.migrate(1); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("migrate: %v", err)
+	}
+	s.awaitOn(0, a)
+}

@@ -12,6 +12,8 @@
  *   rounds   how many times all memory was checked
  *   wrong    words of 8 bytes with a wrong value
  *   mib      how much memory it got
+ *
+ * It maps the file that SWAP_TENANT_MAPS names, as if it used that library.
  */
 #include "cudadrv.h"
 
@@ -20,6 +22,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #define PIECE (32ull << 20)
@@ -51,6 +54,7 @@ int main(int argc, char **argv)
 {
 	uint64_t mib = argc > 1 ? strtoull(argv[1], NULL, 10) : 0, seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 0;
 	uint64_t left = mib << 20, wrong = 0, rounds = 0, zero = 0, work = WORK_NS;
+	const char *maps = getenv("SWAP_TENANT_MAPS");
 	CUdeviceptr piece[4096], result;
 	uint64_t bytes[4096];
 	CUfunction spin, fill, look;
@@ -64,6 +68,10 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	fcntl(0, F_SETFL, O_NONBLOCK);
+	if (maps && mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, open(maps, O_RDONLY | O_CLOEXEC), 0) == MAP_FAILED) {
+		perror(maps);
+		return 1;
+	}
 	CHECK(cuInit(0));
 	CHECK(cuDeviceGet(&dev, 0));
 	CHECK(cuDevicePrimaryCtxRetain(&ctx, dev));
