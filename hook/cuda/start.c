@@ -64,6 +64,9 @@ static unsigned list_devices(struct nvs_device *d)
 			d[n].total_mem = bytes;
 		n++;
 	}
+	if (count > NVS_MAX_CHANNELS)
+		nvs_debugf("the process sees %d GPUs; nobody arbitrates its work on all but the first %d", count,
+			   NVS_MAX_CHANNELS);
 	return n;
 }
 

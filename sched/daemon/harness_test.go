@@ -445,8 +445,14 @@ func registerFrame() wire.Frame {
 // register registers and maps the grant page.
 func (c *peerConn) register(flags uint32) *peerConn {
 	c.t.Helper()
+	return c.registerOn(registerFrame().Register.Channels, flags)
+}
+
+// registerOn is register of a process that sees so many GPUs.
+func (c *peerConn) registerOn(gpus uint16, flags uint32) *peerConn {
+	c.t.Helper()
 	f := registerFrame()
-	f.Code = flags
+	f.Code, f.Register.Channels = flags, gpus
 	c.send(f)
 	w, oob, err := c.recv()
 	if err != nil || w.Type != wire.TypeWelcome {

@@ -244,7 +244,7 @@ static int gpu_of(const CUuuid *uuid)
 /* Where each GPU of the node goes. */
 static CUresult targets(const CUcheckpointRestoreArgs *args, int to[SIM_MAX_GPUS])
 {
-	unsigned from = 0, onto = 0;
+	uint64_t from = 0, onto = 0;
 
 	for (int g = 0; g < SIM_MAX_GPUS; g++)
 		to[g] = g;
@@ -257,11 +257,11 @@ static CUresult targets(const CUcheckpointRestoreArgs *args, int to[SIM_MAX_GPUS
 
 		if (a < 0 || b < 0)
 			return CUDA_ERROR_INVALID_DEVICE;
-		from |= 1u << a;
-		onto |= 1u << b;
+		from |= 1ull << a;
+		onto |= 1ull << b;
 		to[a] = b;
 	}
-	return from == onto && from == (1u << sim_gpus()) - 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return from == onto && from == (1ull << sim_gpus()) - 1 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args)

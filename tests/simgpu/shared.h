@@ -35,7 +35,7 @@
 
 #define SIM_STATE_MAGIC 0x3155504753564e00ull /* "\0NVSGPU1" */
 #define SIM_LOG_MAGIC   0x31474c5355474d53ull
-#define SIM_MAX_GPUS    16
+#define SIM_MAX_GPUS    36 /* more than the shim arbitrates */
 #define SIM_MAX_SLOTS   1024 /* processes at a time */
 
 /*
