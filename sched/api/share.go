@@ -131,7 +131,8 @@ func FormatPriority(p Priority) string {
 	return "batch"
 }
 
-// FormatGang writes a gang for people; "" is "none".
+// FormatGang writes a gang for people; "" is "none". A gang has its namespace before its name,
+// as in ml/ring; one outside namespaces has a slash only.
 func FormatGang(gang string) string {
 	switch gang {
 	case "":
@@ -139,7 +140,7 @@ func FormatGang(gang string) string {
 	case GangOfItself:
 		return "of itself"
 	}
-	return gang
+	return strings.TrimPrefix(gang, "/")
 }
 
 // FormatMemoryMode writes a memory mode; one that is not said is swap.

@@ -136,6 +136,9 @@ func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
 // the rest waits, except what concerns memory: a grant that is not recorded could
 // be given twice after a restart.
 func (d *Daemon) flush(g *gpu) {
+	if d.persistErr != nil {
+		d.shrink(g)
+	}
 	kept := g.outbox[:0]
 	for i := range g.outbox {
 		w := g.outbox[i]

@@ -263,10 +263,10 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 	for _, g := range gpus {
 		c := apply(&g.quantum, &g.mode, g.UUID)
 		c.Index = uint32(g.Index)
-		d.noteSetting(g, "", "time quantum", time.Duration(c.OldQuantumNs), time.Duration(c.NewQuantumNs))
-		d.noteSetting(g, "", "anti-thrash", api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode))
+		d.noteSetting(g, "", false, "time quantum", time.Duration(c.OldQuantumNs), time.Duration(c.NewQuantumNs))
+		d.noteSetting(g, "", false, "anti-thrash", api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode))
 		if c.NewSwapShare != c.OldSwapShare && d.opts.SwapMemory != 0 {
-			d.noteSetting(g, "", "swap share", api.FormatPercent(c.OldSwapShare), api.FormatPercent(c.NewSwapShare))
+			d.noteSetting(g, "", false, "swap share", api.FormatPercent(c.OldSwapShare), api.FormatPercent(c.NewSwapShare))
 			d.step(g, sched.SetSwapShare{Percent: int(c.NewSwapShare)})
 		}
 		if c.NewQuantumNs != c.OldQuantumNs {

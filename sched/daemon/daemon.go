@@ -129,6 +129,7 @@ type Daemon struct {
 	// sysfs is where that is; not /sys in tests.
 	sysfs string
 	peers *peer.Finder
+	find  func(peer.Process) (*peer.Peer, error) // of peers, except in tests
 	// These are the constants, except in tests.
 	registerTimeout, lookPause                    time.Duration
 	prepareLimit, busyPause, restPause, leaveWait time.Duration
@@ -150,6 +151,7 @@ type Daemon struct {
 	search  *timer.Timer // for GPUs
 	members *timer.Timer // write the file of who has memory
 	reshare *timer.Timer // write the file of shares, which could not be written
+	reset   *timer.Timer // the same of settings
 	watch   *timer.Timer // that the run directory is there
 	look    *timer.Timer // which processes use GPUs
 	// These serve the listeners of dir, which are new ones after a socket was lost.
@@ -163,8 +165,8 @@ type Daemon struct {
 	byProc      map[peer.Process]*client
 	conns       map[*conn]struct{}
 	byAccount   map[string]map[*client]struct{} // by peer.Peer.Account
-	outOfMemory map[string]map[*gpu]*refusals   // the same, of those with a client
-	unknownTold map[string]time.Time            // by account: the latest event of noteUnknown, for refusalPause
+	outOfMemory map[string]map[*gpu]uint64      // the same, of those with a client: what its limit refused
+	told        map[string]time.Time            // see mayTell
 	gpus        map[wire.UUID]*gpu
 	order       []*gpu                    // by index
 	node        *sched.Node               // of all GPUs
@@ -199,6 +201,7 @@ type Daemon struct {
 	overlap       *overlap.Manager         // nil: none
 	before        map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
 	unrecorded    bool                     // who has memory could not be recorded
+	unsettled     bool                     // the same of settings
 	history       *history.Log
 	traffic       metrics.Traffic
 	checkAlways   bool            // tests
@@ -260,6 +263,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		desk:            admission.New(maxConnections, opts.SwapMemory),
 		sysfs:           "/sys",
 		peers:           peers,
+		find:            peers.Find,
 		registerTimeout: registerTimeout,
 		lookPause:       lookPause,
 		prepareLimit:    prepareLimit,
@@ -274,8 +278,8 @@ func newDaemon(opts Options) (*Daemon, error) {
 		byProc:          map[peer.Process]*client{},
 		conns:           map[*conn]struct{}{},
 		byAccount:       map[string]map[*client]struct{}{},
-		outOfMemory:     map[string]map[*gpu]*refusals{},
-		unknownTold:     map[string]time.Time{},
+		outOfMemory:     map[string]map[*gpu]uint64{},
+		told:            map[string]time.Time{},
 		gpus:            map[wire.UUID]*gpu{},
 		node:            sched.NewNode(),
 		names:           map[string]*api.Container{},
@@ -290,6 +294,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 	d.search = d.timers.New(d.startDiscovery)
 	d.members = d.timers.New(d.recordMembers)
 	d.reshare = d.timers.New(d.recordShares)
+	d.reset = d.timers.New(d.keepSettings)
 	d.watch = d.timers.New(d.watchRunDir)
 	d.look = d.timers.New(d.lookForStrangers)
 	d.openArena(arena.Kernel{}, maxReady, maxHeld)
@@ -365,6 +370,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	if d.reshare.Planned() {
 		d.recordShares()
+	}
+	if d.reset.Planned() {
+		d.keepSettings()
 	}
 	close(d.ended) // before anything is closed that others wait for
 

@@ -252,8 +252,8 @@ func TestUnknownGPUsAreToldOfOnce(t *testing.T) {
 		t.Errorf("events %v, want one", all)
 	}
 	if err := s.ask(t.Context(), func() {
-		for account, told := range s.unknownTold {
-			s.unknownTold[account] = told.Add(-refusalPause)
+		for what, told := range s.told {
+			s.told[what] = told.Add(-refusalPause)
 		}
 	}); err != nil {
 		t.Fatal(err)

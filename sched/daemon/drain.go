@@ -52,7 +52,7 @@ func (d *Daemon) noteHeld(g *gpu, cl *client) {
 	}
 	d.settings.Held[g.UUID] = append(held, cl.Process)
 	d.extraWork += persistCost
-	_ = d.recordSettings(d.settings) // else only the next scheduler does not know
+	d.keepSettings()
 }
 
 // dropHeld forgets that those wait who have ended. The next record says so.
@@ -105,7 +105,7 @@ func (d *Daemon) setDrained(g *gpu, on bool) error {
 			return status.Error(codes.Unavailable, err.Error())
 		}
 		d.settings, d.settingsErr = next, nil
-		d.noteSetting(g, "", "drained", fmt.Sprint(g.drained), fmt.Sprint(on))
+		d.noteSetting(g, "", false, "drained", fmt.Sprint(g.drained), fmt.Sprint(on))
 		d.log.Infof("GPU %d: drained: %v", g.Index, on)
 	}
 	g.drained = on
@@ -199,7 +199,7 @@ func (d *Daemon) recordFault(g *gpu) {
 		d.settings.Faults = map[string]fault{}
 	}
 	d.settings.Faults[g.UUID] = fault{d.bootID, g.fault}
-	_ = d.recordSettings(d.settings) // else only the next scheduler does not know
+	d.keepSettings()
 }
 
 // faultBefore is a fault that an earlier scheduler has recorded; "": none since the machine's start.

@@ -98,8 +98,18 @@ func (d *Daemon) watchFirst(id string, p *peer.Peer) {
 // stopped meanwhile.
 func (d *Daemon) restoreFirst(id string, e engineContainer) {
 	if e.First != nil { // else somebody has changed the file, and nobody would tell of its end
-		if p, err := d.peers.Find(*e.First); err == nil {
+		p, err := d.find(*e.First)
+		if err == nil {
 			d.watchFirst(id, p)
+			return
+		}
+		if !peer.Ended(err) { // it may run, with what it was promised
+			d.log.WithError(err).Warnf("container %.12s (%s): whether it runs is not known; trying again every %v", id, e.Name, recordRetry)
+			d.timers.New(func() {
+				if d.names[id] != nil && d.firsts[id] == nil {
+					d.restoreFirst(id, e)
+				}
+			}).Set(now().Add(recordRetry))
 			return
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -101,8 +102,9 @@ func (d *Daemon) noteChange(g *gpu, e *history.Event) {
 }
 
 // noteSetting notes a setting that was changed: on one GPU, or (nil) for GPUs that
-// are found later. account is the tenant whose setting it is, or "".
-func (d *Daemon) noteSetting(g *gpu, account, setting string, old, new any) {
+// are found later. account is the tenant whose setting it is, or "". caused: by a container that
+// comes or goes, which may be often.
+func (d *Daemon) noteSetting(g *gpu, account string, caused bool, setting string, old, new any) {
 	c := &history.Change{Setting: setting, Old: fmt.Sprint(old), New: fmt.Sprint(new)}
 	if c.Old == c.New {
 		return
@@ -110,14 +112,30 @@ func (d *Daemon) noteSetting(g *gpu, account, setting string, old, new any) {
 	if account != "" {
 		c.Tenant, c.UID = d.tenantOf(account)
 	}
-	d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_SET, Change: c})
+	e := d.eventOf(time.Now(), g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_SET, Change: c})
+	if caused {
+		d.history.AddCaused(e)
+	} else {
+		d.history.AddChange(e)
+	}
+}
+
+// mayTell says whether an event may be noted that a tenant causes as often as it likes: once in
+// refusalPause for each subject, also if its processes end meanwhile.
+func (d *Daemon) mayTell(what string, t time.Time) bool {
+	if told, ok := d.told[what]; ok && t.Sub(told) < refusalPause {
+		return false
+	}
+	maps.DeleteFunc(d.told, func(_ string, told time.Time) bool { return t.Sub(told) >= refusalPause })
+	d.told[what] = t
+	return true
 }
 
 // noteWarnings notes what a container asks for in vain, in the log and the events.
 func (d *Daemon) noteWarnings(c *api.Container, warnings []string) {
 	for _, text := range warnings {
 		d.log.Warnf("%s: %s", api.Tenant(c, 0), text)
-		d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Names: c, Text: text})
+		d.history.AddCaused(d.eventOf(time.Now(), nil, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Names: c, Text: text}))
 	}
 }
 

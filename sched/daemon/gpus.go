@@ -43,8 +43,9 @@ type gpu struct {
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
-	outbox []work
-	retry  *timer.Timer // to carry out the outbox
+	outbox   []work
+	shrinkAt int          // the length from which on to look again for what has no effect
+	retry    *timer.Timer // to carry out the outbox
 
 	turn *timer.Timer // the core's Deadline
 }
@@ -156,6 +157,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	if g := d.gpus[uuid]; g != nil {
 		changed := g.MemoryBytes != info.MemoryBytes
 		g.GPU = info
+		d.sortGPUs() // its index may be another one since
 		if !changed {
 			return nil
 		}
@@ -201,7 +203,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	g.retry = d.timers.New(func() { d.flush(g) })
 	d.gpus[uuid] = g
 	d.order = append(d.order, g)
-	slices.SortStableFunc(d.order, func(a, b *gpu) int { return cmp.Compare(a.Index, b.Index) })
+	d.sortGPUs()
 	d.log.Infof("GPU %d: %s %s, %d MiB", info.Index, info.UUID, info.Name, info.MemoryBytes>>20)
 	d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_GPU, Text: info.Name})
 	unrecorded, holders := last.Unrecorded, slices.Clone(last.Holders) // steps write to last
@@ -219,14 +221,23 @@ func (d *Daemon) addGPU(info GPU) error {
 	return nil
 }
 
+func (d *Daemon) sortGPUs() {
+	slices.SortStableFunc(d.order, func(a, b *gpu) int { return cmp.Compare(a.Index, b.Index) })
+}
+
 // restore keeps the GPU for the process that held the GPU when an earlier scheduler
 // ended, if that process lives.
 func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
 	cl := d.byProc[proc]
 	if cl == nil {
-		p, err := d.peers.Find(proc)
-		if err != nil {
+		p, err := d.find(proc)
+		switch {
+		case peer.Ended(err):
 			d.log.WithError(err).Infof("GPU %d: the earlier holder has ended", g.Index)
+			return
+		case err != nil: // it may live, and hold the GPU
+			d.log.WithError(err).Warnf("GPU %d: whether the earlier holder lives is not known; the first grant waits for one quantum and grace period", g.Index)
+			d.step(g, sched.RestoreUnknown{Epoch: epoch})
 			return
 		}
 		cl = d.addClient(p)

@@ -83,31 +83,19 @@ func (d *Daemon) noteNoRoom(g *gpu, cl *client, bytes uint64, why string) {
 	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, bytes>>20, why))
 }
 
-// refusals are a tenant's reservations on one GPU that its memory limit refused.
-type refusals struct {
-	n    uint64
-	told time.Time // of the latest event
-}
-
 // noteOutOfMemory counts a reservation that its tenant's limit refused. Programs try
 // again and again, so the tenant causes an event in refusalPause only.
 func (d *Daemon) noteOutOfMemory(g *gpu, cl *client, bytes uint64, stands sched.Standing) {
 	all := d.outOfMemory[cl.Account]
 	if all == nil {
-		all = map[*gpu]*refusals{}
+		all = map[*gpu]uint64{}
 		d.outOfMemory[cl.Account] = all
 	}
-	r := all[g]
-	if r == nil {
-		r = &refusals{}
-		all[g] = r
-	}
-	r.n++
+	all[g]++
 	t := time.Now()
-	if !r.told.IsZero() && t.Sub(r.told) < refusalPause {
+	if !d.mayTell("memory of "+g.UUID+" "+cl.Account, t) {
 		return
 	}
-	r.told = t
 	why := fmt.Sprintf("the limit of %d MiB: its process wanted %d MiB in all, and all of its processes have %d MiB", stands.Limit>>20, bytes>>20, stands.Used>>20)
 	d.history.AddCaused(d.eventOf(t, g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_OUT_OF_MEMORY, Bytes: bytes, Text: why}))
 	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: out of memory by %s", g.Index, why))
@@ -115,10 +103,7 @@ func (d *Daemon) noteOutOfMemory(g *gpu, cl *client, bytes uint64, stands sched.
 
 // refusedOn returns how many reservations of a tenant its memory limit refused.
 func (d *Daemon) refusedOn(g *gpu, account string) uint64 {
-	if r := d.outOfMemory[account][g]; r != nil {
-		return r.n
-	}
-	return 0
+	return d.outOfMemory[account][g]
 }
 
 // setMemoryLimit answers the control call, which is SetShare for memory alone.

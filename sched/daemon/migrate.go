@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -199,7 +200,7 @@ func (d *Daemon) mover(account string) (t placement.Tenant, clients []*client) {
 		return t, nil
 	}
 	terms := d.shares.Tenants[account].on(t.Uses[0].UUID)
-	t.Gang = terms.Gang
+	t.Gang = strings.TrimPrefix(terms.Gang, "/")
 	if terms.Overlap != "" {
 		t.Overlap = api.OverlapFor(terms.Overlap)
 	}

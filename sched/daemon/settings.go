@@ -179,8 +179,8 @@ func (d *Daemon) restoreSettings() {
 	replace(d.log, "swap share %v %%", &all.SwapShare, was.SwapShare, given.SwapShare)
 	if *all != before {
 		// Recorded, or the next start with the earlier command line would bring
-		// the setting back. If the record fails, that is all that goes wrong.
-		_ = d.recordSettings(d.settings)
+		// the setting back.
+		d.keepSettings()
 	}
 	if now := all.or(given); now != given {
 		d.log.Infof("settings from before: time quantum %v, mode %s, swap share %d %%; the command line says %v, %s, %d %%",
@@ -245,4 +245,20 @@ func (d *Daemon) recordSettings(s settings) error {
 		d.log.Error(err)
 	}
 	return err
+}
+
+// keepSettings records what is in force, and tries again until that is done.
+func (d *Daemon) keepSettings() {
+	again := d.unsettled
+	err := state.WriteRecord(d.settingsPath(), d.settings)
+	switch {
+	case err != nil:
+		if !again {
+			d.log.WithError(fmt.Errorf("record the settings: %w", err)).Errorf("the next scheduler would not know them; trying again every %v", recordRetry)
+		}
+		d.reset.Set(now().Add(recordRetry))
+	case again:
+		d.log.Info("the settings are recorded again")
+	}
+	d.unsettled = err != nil
 }

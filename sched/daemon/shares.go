@@ -196,6 +196,7 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 	}
 	old := d.shares.Tenants[account]
 	d.shares, d.sharesErr = next, err
+	caused := force || to.Engine != old.Engine // by a container that comes or goes
 	defer d.reviewOverlap(old.Pod.Overlap, to.Pod.Overlap)
 	for _, g := range d.order {
 		if s := d.shareOf(g, account); s != coreShare(old.on(g.UUID), account) {
@@ -205,7 +206,7 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 			d.setTenantMemory(g, account)
 		}
 		if d.has(account, g.UUID) {
-			d.noteShare(g, account, old.on(g.UUID), to.on(g.UUID))
+			d.noteShare(g, account, caused, old.on(g.UUID), to.on(g.UUID))
 		}
 	}
 	return err
@@ -222,14 +223,14 @@ func (d *Daemon) recordShares() {
 }
 
 // noteShare notes in the log and the events which terms have changed on a GPU.
-func (d *Daemon) noteShare(g *gpu, account string, old, new api.Terms) {
+func (d *Daemon) noteShare(g *gpu, account string, caused bool, old, new api.Terms) {
 	c, uid := d.tenantOf(account)
 	who := api.Tenant(c, uid)
 	for _, f := range api.Fields {
 		was, is := f.Format(old), f.Format(new)
 		if was != is {
 			d.log.Infof("GPU %d: %s of %s: %s, was %s", g.Index, f.Name, who, is, was)
-			d.noteSetting(g, account, f.Name, was, is)
+			d.noteSetting(g, account, caused, f.Name, was, is)
 		}
 	}
 }

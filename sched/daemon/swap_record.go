@@ -83,13 +83,17 @@ func (d *Daemon) awaitMembers(g *gpu) {
 	if g.swap == nil {
 		return
 	}
+	var unsure []memberState
 	for _, was := range list[:min(len(list), maxMembers)] {
 		proc := peer.Process{PID: was.PID, Start: was.StartTime}
 		cl := d.byProc[proc]
 		if cl == nil {
-			p, err := d.peers.Find(proc)
+			p, err := d.find(proc)
 			if err != nil {
-				continue // it has ended
+				if !peer.Ended(err) { // it may live, with its memory on the GPU
+					unsure = append(unsure, was)
+				}
+				continue
 			}
 			cl = d.addClient(p)
 		}
@@ -109,6 +113,11 @@ func (d *Daemon) awaitMembers(g *gpu) {
 		m.arena.Had(min(was.Arena, promised.Promised+arena.MaxSegment))
 		d.foundFiled(m)
 		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)
+	}
+	if len(unsure) > 0 {
+		d.before[g.UUID] = unsure
+		d.log.Warnf("GPU %d: whether %d processes live that had memory on it is not known; trying again every %v", g.Index, len(unsure), recordRetry)
+		d.timers.New(func() { d.awaitMembers(g) }).Set(now().Add(recordRetry))
 	}
 }
 

@@ -5,7 +5,6 @@ package daemon
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -30,12 +29,9 @@ func (d *Daemon) noteUnknown(c *conn, channel uint16, uuid wire.UUID) {
 	text := fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", formatUUID(uuid))
 	d.tell(c.subject(), logrus.WarnLevel, text)
 	t := time.Now()
-	account := c.client.Account
-	if told := d.unknownTold[account]; t.Sub(told) < refusalPause {
+	if !d.mayTell("unknown GPU of "+c.client.Account, t) {
 		return
 	}
-	maps.DeleteFunc(d.unknownTold, func(_ string, told time.Time) bool { return t.Sub(told) >= refusalPause })
-	d.unknownTold[account] = t
 	d.history.AddCaused(d.eventOf(t, nil, c.client.id, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Text: text}))
 }
 

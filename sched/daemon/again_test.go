@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+)
+
+// inLoop runs f as the daemon's loop does.
+func (s *scheduler) inLoop(f func()) {
+	s.t.Helper()
+	if err := s.ask(context.Background(), f); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Containers that come and go push nothing out of the events that an administrator needs.
+func TestPodsPushNoFaultOut(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	s.inLoop(func() {
+		s.noteFaults([]metrics.GPUSample{{UUID: gpuA.UUID, Faults: 1, Fault: "Xid 79: it has fallen off the bus"}})
+		for i := range 1100 {
+			s.setPodTerms(&api.Container{Id: whole("a"), Namespace: "ml", Pod: "a", Name: "main", Share: &api.Share{Weight: uint32(100 + i%2)}})
+			s.noteWarnings(&api.Container{Id: whole("a")}, []string{"a weight of its own"})
+		}
+	})
+	found := false
+	for _, e := range s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_GPU}}).Events {
+		found = found || strings.Contains(e.Reason, "Xid 79")
+	}
+	if !found {
+		t.Error("the fault is forgotten")
+	}
+}
+
+// A tenant whose processes begin, are refused memory and end causes no more events than one
+// whose process stays.
+func TestOutOfMemoryOfManyProcesses(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	s.limit("", gib)
+	for range 3 {
+		p, c := newClient(t, s)
+		c.reserve(2*gib, 2*gib, 0)
+		p.kill()
+		s.await("it is gone", func(r *api.StatusResponse) bool { return len(r.Gpus[0].Clients) == 0 })
+	}
+	if n := len(s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY}}).Events); n != 1 {
+		t.Errorf("%d events of 3 processes", n)
+	}
+}
+
+// A fault that could not be recorded is recorded as soon as it can be.
+func TestSettingsAreRecordedLater(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	recorded := func() bool {
+		text, err := os.ReadFile(filepath.Join(s.dir, "settings.json"))
+		return err == nil && strings.Contains(string(text), "Xid 79")
+	}
+	s.inLoop(func() {
+		s.opts.RunDir = filepath.Join(s.dir, "none")
+		s.noteFaults([]metrics.GPUSample{{UUID: gpuA.UUID, Faults: 1, Fault: "Xid 79"}})
+		s.opts.RunDir = s.dir
+	})
+	if recorded() {
+		t.Fatal("it is recorded where nothing can be")
+	}
+	s.await("it is recorded", func(*api.StatusResponse) bool { return recorded() })
+}
+
+// A GPU that comes back with another index, as after a start of the driver, is where that says.
+func TestGPUsAreSortedAgain(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	a, b := gpuA, gpuB
+	a.Index, b.Index = 1, 0
+	s.inLoop(func() { s.finishDiscovery([]GPU{a, b}, nil) })
+	if r := s.status(); len(r.Gpus) != 2 || r.Gpus[0].Uuid != gpuB.UUID || r.Gpus[0].Index != 0 || r.Gpus[1].Index != 1 {
+		t.Errorf("%v", r.Gpus)
+	}
+}
+
+// cannotSay is a look for a process that finds nothing out.
+func cannotSay(peer.Process) (*peer.Peer, error) { return nil, unix.EMFILE }
+
+// An earlier holder of which nobody can say whether it lives may hold the GPU.
+func TestHolderThatCannotBeFound(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { o.Quantum, o.Grace = sched.MaxQuantum, sched.MinGrace })
+	s.inLoop(func() {
+		s.find = cannotSay
+		s.restore(s.findGPU(gpuA.UUID), peer.Process{PID: 1 << 21, Start: 1}, 7)
+	})
+	_, c := newClient(t, s)
+	c.request()
+	s.await("it waits", func(r *api.StatusResponse) bool {
+		return stateOf(r, c.id) == api.ClientState_CLIENT_STATE_WAITING
+	})
+	s.inLoop(func() {
+		if at, ok := s.findGPU(gpuA.UUID).core.Deadline(); !ok || at.Sub(now()) < sched.MaxQuantum/2 {
+			t.Errorf("the next grant is in %v", at.Sub(now()))
+		}
+		s.find = func(peer.Process) (*peer.Peer, error) { return nil, unix.ESRCH }
+		s.restore(s.findGPU(gpuB.UUID), peer.Process{PID: 1 << 21, Start: 1}, 7)
+	})
+	newProc(t, s.dir, 0).connect().register(0).attach(0, gpuB, 0, 0).request().granted()
+}
+
+// A container of which nobody can say whether it runs keeps what it was promised, and is
+// looked at again.
+func TestContainerThatCannotBeFound(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	first := firstOf(t, whole("a"))
+	var e engineContainer
+	s.inLoop(func() {
+		p, err := s.peers.FindPID(int32(first.Process.Pid))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		p.Close()
+		e = engineContainer{Engine: "podman", Name: "a", First: &p.Process}
+		s.names[whole("a")] = &api.Container{Id: whole("a"), Engine: "podman", Name: "a"}
+		s.find = cannotSay
+		s.restoreFirst(whole("a"), e)
+		if s.names[whole("a")] == nil {
+			t.Error("it is forgotten")
+		}
+		s.find = s.peers.Find
+	})
+	watched := func() (yes bool) {
+		s.inLoop(func() { yes = s.firsts[whole("a")] != nil })
+		return yes
+	}
+	s.await("it is watched", func(*api.StatusResponse) bool { return watched() })
+	s.inLoop(func() {
+		s.find = func(peer.Process) (*peer.Peer, error) { return nil, errors.Join(unix.ESRCH) }
+		s.firsts[whole("a")].Close()
+		delete(s.firsts, whole("a"))
+		s.restoreFirst(whole("a"), e)
+		if s.names[whole("a")] != nil {
+			t.Error("a container that has stopped is remembered")
+		}
+	})
+}
+
+// Memory of a process of which nobody can say whether it lives is kept for it once that is known.
+func TestMemberThatCannotBeFound(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	p := newProc(t, s.dir, 0)
+	kept := func() (bytes uint64) {
+		s.inLoop(func() { bytes = s.findGPU(gpuA.UUID).core.MemorySnapshot().Promised })
+		return bytes
+	}
+	s.inLoop(func() {
+		who, err := s.peers.FindPID(int32(p.cmd.Process.Pid))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		who.Close()
+		s.find = cannotSay
+		s.before = map[string][]memberState{gpuA.UUID: {{PID: who.PID, StartTime: who.Start, Bytes: 256 * mib, Movable: true}}}
+		s.awaitMembers(s.findGPU(gpuA.UUID))
+		s.find = s.peers.Find
+	})
+	s.await("its memory is kept", func(*api.StatusResponse) bool { return kept() == 256*mib })
+}
