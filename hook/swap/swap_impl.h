@@ -276,9 +276,11 @@ void nvs_region_free(struct nvs_gpu *gpu, struct place p);
 /* Why nothing leaves the GPU any more. Asked with the lock and, by nvs_swap_on(), without. */
 static inline enum nvs_fixed fixed_by(const struct nvs_swap *s)
 {
-	if (atomic_load_explicit(&s->several_gpus, memory_order_relaxed))
-		return NVS_FIXED_SEVERAL_GPUS;
-	return (enum nvs_fixed)atomic_load_explicit(&s->used_outside, memory_order_relaxed);
+	enum nvs_fixed outside = (enum nvs_fixed)atomic_load_explicit(&s->used_outside, memory_order_relaxed);
+
+	if (outside != NVS_FIXED_NOT) /* the stronger reason: the process keeps its context too */
+		return outside;
+	return atomic_load_explicit(&s->several_gpus, memory_order_relaxed) ? NVS_FIXED_SEVERAL_GPUS : NVS_FIXED_NOT;
 }
 
 static inline bool immovable(const struct nvs_swap *s)
