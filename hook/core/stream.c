@@ -432,8 +432,11 @@ void nvs_stream_destroyed(const struct nvs_stream_was *was)
 
 void nvs_stream_kept(void *handle, const struct nvs_stream_was *was)
 {
-	struct nvs_stream *s = was->gpu ? stream_add(handle, NULL, was->ctx, was->gpu) : NULL;
+	struct nvs_stream *s;
 
+	if (!was->gpu)
+		return;
+	s = stream_add(handle, NULL, was->ctx, was->gpu);
 	/* Where there was no room, the record is shared, and nobody would hear of the end. */
 	if (was->capturing && (s->key != handle || atomic_exchange(&s->capturing, true)))
 		capture_uncount(was->gpu);
