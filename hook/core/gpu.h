@@ -41,7 +41,7 @@ struct nvs_gpu {
 	_Alignas(NVS_CACHE_LINE) _Atomic(const struct nvs_slot *) slot;
 	_Atomic uint32_t epoch; /* NVS_WORD_NONE: closed */
 	uint32_t bit;           /* in nvs_thread.in_flight: 1 << number */
-	atomic_uint bound;      /* enum nvs_bound, while nobody waits; see nvs_throttle_tick */
+	atomic_bool unbound;    /* while nobody waits; see nvs_throttle_tick */
 
 	/* Set once, before the first call passes the gate. */
 	_Alignas(NVS_CACHE_LINE) unsigned number; /* the channel on the wire */

@@ -5,7 +5,7 @@
  *
  * Every `batch` calls an event goes into the stream, and the thread goes on
  * when the event before it has passed: at most two batches are ahead. `batch`
- * adapts until one takes about BATCH_NS of GPU time, or QUIET_BATCH_NS. Nothing here synchronises
+ * adapts until one takes about BATCH_NS of GPU time. Nothing here synchronises
  * a stream or a context, and nothing is done while a capture is open.
  *
  * How long a batch takes is known only where one is queued behind the other:
@@ -33,7 +33,6 @@
 #include "throttle.h"
 
 #define BATCH_NS    2500000ull
-#define QUIET_BATCH_NS (4 * BATCH_NS) /* a cut begins after as much; see preempt.c */
 #define BATCH_FIRST 4u
 #define BATCH_MAX   512u
 /* Where the GPU keeps up with the thread there is nothing to bound, and events
@@ -55,27 +54,13 @@ void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now)
 	bool cut = c->slices == NVS_CONTROL_WORKS && c->channels == NVS_CONTROL_WORKS && !c->bare &&
 		   now >= gpu->bound_until_ns && !nvs_memory_ops.moves(gpu);
 
-	if (nvs_elapsed(now, gpu->wanted_ns) < QUIET_NS)
-		atomic_store(&gpu->bound, NVS_BOUND_TURNS);
-	else
-		atomic_store(&gpu->bound, cut ? NVS_BOUND_NONE : NVS_BOUND_QUIET);
+	atomic_store(&gpu->unbound, cut && nvs_elapsed(now, gpu->wanted_ns) >= QUIET_NS);
 }
 
 void nvs_throttle_wanted(struct nvs_gpu *gpu, uint64_t now)
 {
 	gpu->wanted_ns = now;
-	atomic_store(&gpu->bound, NVS_BOUND_TURNS);
-}
-
-/* GPU time that a batch of the stream is to take. */
-static uint64_t batch_ns(const struct nvs_stream *s)
-{
-	const struct nvs_slot *slot = atomic_load(&s->gpu->slot);
-	bool quiet = atomic_load(&s->gpu->bound) != NVS_BOUND_TURNS && slot &&
-		     !__atomic_load_n(&slot->waiters, __ATOMIC_RELAXED) &&
-		     !__atomic_load_n(&slot->core_limit, __ATOMIC_RELAXED);
-
-	return quiet ? QUIET_BATCH_NS : BATCH_NS;
+	atomic_store(&gpu->unbound, false);
 }
 
 static bool events_made(struct nvs_throttle *d)
@@ -88,12 +73,12 @@ static bool events_made(struct nvs_throttle *d)
 }
 
 /*
- * took: GPU time of a batch, which is to take aim. Growth is slow, so that one burst of short
- * work does not let a long queue in.
+ * took: GPU time of a batch. Growth is slow, so that one burst of short work
+ * does not let a long queue in.
  */
-static unsigned adapt(unsigned batch, uint64_t took, uint64_t aim)
+static unsigned adapt(unsigned batch, uint64_t took)
 {
-	uint64_t next = batch * aim / (took ? took : 1);
+	uint64_t next = batch * BATCH_NS / (took ? took : 1);
 
 	if (next > batch * 2ull)
 		next = batch * 2ull;
@@ -159,7 +144,7 @@ static void end_batch(struct nvs_stream *s, void *key)
 	offs = atomic_load(&s->gpu->offs);
 	if (d->passed_ns && d->offs == offs) { /* the channels were on all the time */
 		d->took_ns = now - d->passed_ns;
-		atomic_store(&d->batch, adapt(d->last_calls, d->took_ns, batch_ns(s)));
+		atomic_store(&d->batch, adapt(d->last_calls, d->took_ns));
 	}
 	d->offs = offs;
 	d->last_calls = calls;

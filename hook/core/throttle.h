@@ -12,13 +12,6 @@
 #include "wire.h"
 #include "work.h"
 
-/* How much work may be ahead of the GPU. */
-enum nvs_bound {
-	NVS_BOUND_TURNS, /* some 5 ms: others wait, or did not long ago */
-	NVS_BOUND_QUIET, /* some 20 ms: nobody has wanted the GPU for a while; drains can't be cut */
-	NVS_BOUND_NONE,  /* nor is anything bounded where they can */
-};
-
 /*
  * Whether somebody else may get the GPU after this client. Nobody takes turns where all
  * hold it at the same time, and a launch shall cost nothing there, but a client with a core
@@ -41,7 +34,7 @@ static inline bool nvs_throttled(struct nvs_gpu *gpu, const struct nvs_slot *slo
 	return nvs_takes_turns(slot) &&
 	       (__atomic_load_n(&slot->waiters, __ATOMIC_RELAXED) ||
 		__atomic_load_n(&slot->core_limit, __ATOMIC_RELAXED) ||
-		atomic_load_explicit(&gpu->bound, memory_order_relaxed) != NVS_BOUND_NONE);
+		!atomic_load_explicit(&gpu->unbound, memory_order_relaxed));
 }
 
 /* Whether nvs_throttle_step has to see this call; if not, it is counted. */
@@ -59,8 +52,7 @@ static inline bool nvs_throttle_due(struct nvs_stream *s)
  * Called by the client thread now and then, with its lock: nothing is bounded while nobody
  * waits, if nobody has wanted the GPU for a while and a drain that takes long can be cut. So
  * a program whose CPU is slower than the GPU for a time does ahead what it can, as it would
- * without us. Where a drain can't be cut, four times as much may be ahead as in turns: who
- * comes waits for it once.
+ * without us.
  */
 void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now);
 

@@ -10,7 +10,6 @@
 #include "connection.h"
 #include "preempt.h"
 #include "stream.h"
-#include "throttle.h"
 
 void inside_move(int dev, const void *uuid)
 {
@@ -31,7 +30,7 @@ bool inside_cut_failed(int dev)
 
 bool inside_unbound(int dev)
 {
-	return atomic_load(&nvs_gpu_of_device(dev)->bound) == NVS_BOUND_NONE;
+	return atomic_load(&nvs_gpu_of_device(dev)->unbound);
 }
 
 bool inside_cuts_soon(int dev)
@@ -77,17 +76,3 @@ void inside_hold_record(int dev)
 }
 
 bool inside_held_record(void) { return !held; }
-
-unsigned inside_batch(int dev)
-{
-	const struct nvs_gpu *gpu = nvs_gpu_of_device(dev);
-	unsigned most = 0;
-
-	for (size_t i = 0; i < NVS_MAX_STREAMS; i++) {
-		unsigned batch = atomic_load(&nvs_streams[i].throttle.batch);
-
-		if (nvs_streams[i].gpu == gpu && batch > most)
-			most = batch;
-	}
-	return most;
-}

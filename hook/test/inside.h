@@ -12,7 +12,6 @@
 void inside_move(int dev, const void *uuid); /* the process is on this GPU now, as when it was restored there */
 bool inside_cut_failed(int dev); /* a drain was to be cut, and could not be */
 bool inside_unbound(int dev);    /* work is not bounded while nobody waits */
-unsigned inside_batch(int dev);  /* calls between two events of a stream, the most of all streams */
 bool inside_cuts_soon(int dev); /* several drains from now on are cut soon */
 void inside_look_again(int dev); /* for the effect of the controls, when the client thread wakes up, as if there had been no look */
 void inside_hold_record(int dev); /* the first event that is recorded while the channels are off waits until they are on */

@@ -413,43 +413,6 @@ static void what_is_not_cut_is_bounded(void)
 	end();
 }
 
-static atomic_bool stop_launching;
-
-static void *launch_on_and_on(void *unused)
-{
-	(void)unused;
-	CU(cuCtxSetCurrent(context));
-	while (!atomic_load(&stop_launching))
-		launch_on(stream, 1);
-	return NULL;
-}
-
-/*
- * Where nothing is cut, four times as much may be ahead once nobody has wanted the GPU for a
- * while: 10 kernels of 1 ms a batch. In turns there are 2.
- */
-static void more_is_ahead_in_quiet_times(void)
-{
-	pthread_t t;
-
-	CHECK(setenv("NVSHARE_SIMGPU_RM", "refused", 1) == 0);
-	hold_with(1);
-	fake.page->features |= NVS_FEATURE_CONTROLS;
-	inside_look_again(0);
-	fake_send(&fake, NVS_NOTICE, 0, 0, 0);
-	CHECK(fake_expect(&fake, NVS_CONTROLS).u.controls.slices == NVS_CONTROL_REFUSED);
-	fake.page->slot[0].present = 1;
-	CHECK(pthread_create(&t, NULL, launch_on_and_on, NULL) == 0);
-	EVENTUALLY(inside_batch(0) >= 6);
-	ask_back(5);
-	fake_expect(&fake, NVS_REQUEST);
-	fake_grant(&fake, 0, 6);
-	EVENTUALLY(inside_batch(0) < 6);
-	atomic_store(&stop_launching, true);
-	pthread_join(t, NULL);
-	end();
-}
-
 /* Whether the system has a thread for who asks. The test's own had theirs before. */
 static void give_threads(bool any)
 {
@@ -824,7 +787,6 @@ static const struct test_case cases[] = {
 	CASE(what_is_not_cut_is_bounded),
 	CASE(without_a_thread_nothing_is_cut),
 	CASE(the_controls_are_tried_later),
-	CASE(more_is_ahead_in_quiet_times),
 	CASE(the_next_context_has_controls_too),
 	CASE(off_is_refused_once),
 	CASE(a_refusal_bounds_for_a_time),
