@@ -17,6 +17,7 @@ attempt() {
 	if ! LD_PRELOAD=$shim "$test" "$1" 2>"$err" 3>&- || [ -s "$err" ]; then
 		echo "failed, or not silent: $(basename "$test") $1" >&2
 		cat "$err" >&2
+		[ -s "$err" ] || "$test" | grep -qxF "$1" || echo "it has no such case, but these: $("$test")" >&2
 		return 1
 	fi
 }

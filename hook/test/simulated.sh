@@ -20,6 +20,7 @@ attempt() {
 		if [ -n "$SAYS" ]; then ! grep -q "$SAYS" "$dir/$1.err"; else [ -s "$dir/$1.err" ]; fi; then
 		echo "failed, or not silent: $(basename "$test") $1" >&2
 		cat "$dir/$1.err" >&2
+		[ -s "$dir/$1.err" ] || "$test" | grep -qxF "$1" || echo "it has no such case, but these: $("$test")" >&2
 		return 1
 	fi
 }

@@ -163,6 +163,33 @@ func TestBuildxFindsItsFiles(t *testing.T) {
 	}
 }
 
+// Who chooses a test of the shim, or a case of one, is told what there is to choose from.
+func TestChoiceOfAShimTest(t *testing.T) {
+	fake := filepath.Join(t.TempDir(), "fake_test")
+	if err := os.WriteFile(fake, []byte("#!/bin/sh\n[ $# = 0 ] || exit 1\necho its_only_case\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		command string
+		fails   bool
+		says    string
+	}{
+		{"make -s one", false, "memory_test"},
+		{"make -s one TEST=nothing", true, "There is no nothing."},
+		{"make -s one TEST=gate_test CASES=any", true, "gate_test has no cases"},
+		{"make -s -n one TEST=memory_test CASES=any", false, "memory_test"},
+		{"CASES=nothing sh preloaded.sh " + fake, true, "these: its_only_case"},
+		{"CASES=nothing sh simulated.sh " + fake + " . 1 64 1", true, "these: its_only_case"},
+	} {
+		cmd := exec.Command("sh", "-c", c.command)
+		cmd.Dir = "../../hook/test"
+		cmd.Env = append(os.Environ(), "MAKEFLAGS=") // of the make that runs this test
+		if out, err := cmd.CombinedOutput(); (err != nil) != c.fails || !strings.Contains(string(out), c.says) {
+			t.Errorf("%s: %v\n%s", c.command, err, out)
+		}
+	}
+}
+
 // committed lists the files of the clone, from its top.
 func committed(t *testing.T) []string {
 	t.Helper()
