@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...]
+# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...] | --help
 # Run it on a GPU host, as root, from the unpacked bundle. It runs the steps that are
 # named, or the first six, and writes their results to RESULTS-DIR.
 #   demo      the demo on the real GPU
@@ -47,6 +47,13 @@ set -u
 asked=$*
 
 here=$(cd "$(dirname "$0")" && pwd)
+case " $* " in
+*" -h "* | *" --help "*) sed -n '/^# Usage:/,/^set -u/s/^# \{0,1\}//p' "$0" && exit ;;
+esac
+if [ ! -x "$here/bin/nvshare-gpu" ]; then
+	echo "run.sh: $here is not an unpacked bundle: run make gpu-bundle, unpack .build/gpu-bundle.tar.xz, and run the run.sh in it" >&2
+	exit 2
+fi
 results=$here/results
 case ${1:-} in
 -* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) ;;
