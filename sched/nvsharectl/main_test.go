@@ -235,6 +235,7 @@ func TestErrors(t *testing.T) {
 		{"-T 1ns", outOfRange, exitUsage, "time quantum 1ns is below 1ms"},
 		{"status", broken, exitFailed, "it broke"},
 		{"status --gpu 9", &fake{status: sample()}, exitFailed, "no such index or UUID"},
+		{"status --gpu 0", &fake{status: &api.StatusResponse{}}, exitFailed, "has no GPU (nvsharectl doctor"},
 	} {
 		dir := "/nonexistent"
 		if tc.fake != nil {

@@ -108,5 +108,8 @@ func restrict(r *api.StatusResponse, gpu string) error {
 			return nil
 		}
 	}
+	if len(r.Gpus) == 0 {
+		return fmt.Errorf("GPU %q: the scheduler has no GPU (nvsharectl doctor says why)", gpu)
+	}
 	return fmt.Errorf("GPU %q: no such index or UUID (nvsharectl status lists them)", gpu)
 }
