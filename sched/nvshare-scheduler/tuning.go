@@ -35,7 +35,7 @@ func (f *tuningFlags) add(cmd *cobra.Command) {
 	f.window.add(cmd, int(sched.DefaultWindow.Milliseconds()), "how long a tenant may catch up on time that its core limit allowed and that it did not use, in `milliseconds`")
 	f.sample.add(cmd, 0, "how often use is compared with core limits, in `milliseconds`; 0: at the moment when a limit is reached")
 	f.carry.add(cmd, 100, "how much of its use above a core limit a tenant has to make up for, in `percent`")
-	f.tail.add(cmd, 100, "how much of the time from a revoke to the release is billed, in `percent`")
+	f.tail.add(cmd, 100, "how much of the first 50 ms of a drain (the time from a revoke to the release) is billed, in `percent`; the rest is billed in full")
 }
 
 func (n *number) add(cmd *cobra.Command, normally int, usage string) {

@@ -30,8 +30,8 @@ func topCommand(root *rootFlags, io streams) *cobra.Command {
 		Use:   "top",
 		Short: "Show what each tenant uses, again and again",
 		Long: `top shows for each interval the part of the GPU's time that each tenant had (GETS)
-and, of the latest five seconds, the part in which it waited. Otherwise than on a
-terminal, and with -n or --once, one table comes after the other. Exit status 1: the
+and, of the latest five seconds, the part in which it waited. Without a
+terminal, and with -n or --once, it prints one table after the other. Exit status 1: the
 last table showed a problem.
 
 On a terminal a strip for each GPU shows who had most of it over the last minute, and
