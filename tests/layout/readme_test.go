@@ -190,6 +190,17 @@ func TestChoiceOfAShimTest(t *testing.T) {
 	}
 }
 
+// make -n shows what a target would do, in a clone that has nothing built, too.
+func TestTargetsCanBeShown(t *testing.T) {
+	for _, rule := range regexp.MustCompile(`(?m)^([a-z0-9-]+):.*## `).FindAllStringSubmatch(read(t, "../../Makefile"), -1) {
+		cmd := exec.Command("make", "-n", "-C", "../..", "BUILD="+t.TempDir(), rule[1])
+		cmd.Env = append(os.Environ(), "MAKEFLAGS=") // of the make that runs this test
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("make -n %s: %v\n%s", rule[1], err, out)
+		}
+	}
+}
+
 // committed lists the files of the clone, from its top.
 func committed(t *testing.T) []string {
 	t.Helper()
