@@ -201,6 +201,10 @@ func (b *bench) run(ctx context.Context, work string, chosen []string) int {
 	options := node.Options{Build: b.bundle, Simulated: b.simulated}
 	if b.simulated {
 		options.SimConfig = "gpus=2\n"
+		if _, err := os.Stat(filepath.Join(b.bundle, "simgpu")); err != nil {
+			fmt.Fprintf(os.Stderr, "gpu: a bundle has no simulated GPU (%v): in the clone run cp -a .build/simgpu %s\n", err, b.bundle)
+			return 1
+		}
 	}
 	n, err := node.New(work, options)
 	if err == nil {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,5 +37,23 @@ func TestRunOutsideABundle(t *testing.T) {
 		if left, _ := os.ReadDir(filepath.Dir(script)); len(left) != 1 {
 			t.Errorf("run.sh %s left %v", c.args, left)
 		}
+	}
+}
+
+// A bundle is for hosts with a GPU: the simulated one has to be put there.
+func TestSimulatedGPUIsNotInABundle(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stderr := os.Stderr
+	os.Stderr = w
+	b := &bench{bundle: t.TempDir(), simulated: true}
+	status := b.run(t.Context(), t.TempDir(), nil)
+	os.Stderr = stderr
+	w.Close()
+	said, err := io.ReadAll(r)
+	if err != nil || status != 1 || !strings.Contains(string(said), "cp -a .build/simgpu "+b.bundle) {
+		t.Errorf("status %d, %v\n%s", status, err, said)
 	}
 }
