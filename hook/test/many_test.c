@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cases.h"
 #include "cudadrv.h"
 #include "fake.h"
 
@@ -153,10 +154,7 @@ static void one_more_is_nobodys(void)
 	make_context(1); /* the scheduler has heard nothing else */
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(each_gpu_gates_and_drains),
 	CASE(a_copy_needs_the_first_and_the_last),
@@ -165,15 +163,11 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		if (argc < 2) {
-			puts(cases[i].name);
-		} else if (strcmp(argv[1], cases[i].name) == 0) {
-			alarm(120);
-			cases[i].run();
-			fake_end(&fake);
-			return 0;
-		}
-	}
-	return argc >= 2;
+	int status;
+
+	alarm(120);
+	status = run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
+	if (argc > 1 && status == 0)
+		fake_end(&fake);
+	return status;
 }

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cases.h"
 #include "cudadrv.h"
 #include "fake.h"
 
@@ -329,10 +330,7 @@ static void what_it_has_is_kept_meanwhile(void)
 	CHECK(fake_expect(&fake, NVS_RELEASE).channel == first); /* now it is idle */
 }
 
-static const struct {
-	const char *name;
-	void (*run)(void);
-} cases[] = {
+static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(a_copy_needs_both_gpus),
 	CASE(a_copy_on_one_gpu_needs_no_other),
@@ -347,15 +345,11 @@ static const struct {
 
 int main(int argc, char **argv)
 {
-	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		if (argc < 2) {
-			puts(cases[i].name);
-		} else if (strcmp(argv[1], cases[i].name) == 0) {
-			alarm(120);
-			cases[i].run();
-			fake_end(&fake);
-			return 0;
-		}
-	}
-	return argc >= 2;
+	int status;
+
+	alarm(120);
+	status = run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
+	if (argc > 1 && status == 0)
+		fake_end(&fake);
+	return status;
 }
