@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/nvshare/nvshare/tests/quantile"
 )
 
 // launchPairs is how often native and shim are run in turn.
@@ -155,4 +157,4 @@ func medians(samples []launchSample) launchSample {
 	return m
 }
 
-func median(v []float64) float64 { return quantile(v, 0.5) }
+func median(v []float64) float64 { return quantile.Of(v, 0.5) }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/tests/node"
+	"github.com/nvshare/nvshare/tests/quantile"
 )
 
 // matrixOptions say how much of the matrix is run, and how long it may take.
@@ -175,18 +176,7 @@ func newSpread(v []float64) *spread {
 	if len(v) == 0 {
 		return nil
 	}
-	return &spread{quantile(v, 0.5), quantile(v, 0.25), quantile(v, 0.75), len(v)}
-}
-
-// quantile interpolates between the sorted values.
-func quantile(v []float64, q float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	at := q * float64(len(v)-1)
-	i := int(at)
-	if i+1 >= len(v) {
-		return v[len(v)-1]
-	}
-	return v[i] + (at-float64(i))*(v[i+1]-v[i])
+	return &spread{quantile.Of(v, 0.5), quantile.Of(v, 0.25), quantile.Of(v, 0.75), len(v)}
 }
 
 // arbiter is what the matrix needs of the scheduler.

@@ -16,15 +16,6 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-func TestQuantile(t *testing.T) {
-	v := []float64{4, 1, 3, 2}
-	for q, want := range map[float64]float64{0: 1, 0.25: 1.75, 0.5: 2.5, 1: 4} {
-		if got := quantile(v, q); math.Abs(got-want) > 1e-12 {
-			t.Errorf("quantile %v: %v, want %v", q, got, want)
-		}
-	}
-}
-
 func TestJudgeOfResults(t *testing.T) {
 	d := func(digest string, samples ...float64) digested { return digested{digest, samples} }
 	for _, c := range []struct {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/tests/quantile"
 )
 
 const (
@@ -129,7 +130,7 @@ func (b *bench) migrateOne(ctx context.Context, c *migrateCase) error {
 	if err != nil {
 		return err
 	}
-	c.StepMs = round(1000*quantile(quiet, 0.5), 3)
+	c.StepMs = round(1000*quantile.Of(quiet, 0.5), 3)
 	var told, pause []float64
 	for i := range migrateTimes {
 		m, err := b.moveOnce(ctx, s, moving, 1-i%2)
@@ -139,7 +140,7 @@ func (b *bench) migrateOne(ctx context.Context, c *migrateCase) error {
 		m.Pause = round(m.Pause-c.StepMs/1000, 4)
 		c.Moves = append(c.Moves, m)
 		told, pause = append(told, m.Told), append(pause, m.Pause)
-		c.Told, c.Pause = pauses{quantile(told, 0.5), quantile(told, 0.99)}, pauses{quantile(pause, 0.5), quantile(pause, 0.99)}
+		c.Told, c.Pause = pauses{quantile.Of(told, 0.5), quantile.Of(told, 0.99)}, pauses{quantile.Of(pause, 0.5), quantile.Of(pause, 0.99)}
 	}
 	moving.in.Close()
 	if err := moving.rest(ctx); err != nil {

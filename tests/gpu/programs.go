@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/tests/quantile"
 )
 
 // mixes are the programs that share the GPU, two or three at a time. One with "@N" has a core
@@ -102,7 +104,7 @@ func ratioOf(of, to []float64) *interval {
 		}
 		samples = append(samples, a/max(b, 1e-9))
 	}
-	return &interval{round(sumOf(of[:n])/max(sumOf(to[:n]), 1e-9), 4), round(quantile(samples, 0.025), 4), round(quantile(samples, 0.975), 4)}
+	return &interval{round(sumOf(of[:n])/max(sumOf(to[:n]), 1e-9), 4), round(quantile.Of(samples, 0.025), 4), round(quantile.Of(samples, 0.975), 4)}
 }
 
 // A mixed is all that was measured of a mix.
@@ -437,7 +439,7 @@ func inMS(seconds []float64) (p50, p99 float64) {
 	if len(seconds) == 0 {
 		return 0, 0
 	}
-	return round(1000*quantile(seconds, 0.5), 3), round(1000*quantile(seconds, 0.99), 3)
+	return round(1000*quantile.Of(seconds, 0.5), 3), round(1000*quantile.Of(seconds, 0.99), 3)
 }
 
 func (m *mixed) lines() []string {

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/nvshare/nvshare/tests/quantile"
 )
 
 const (
@@ -274,7 +276,7 @@ func (c *shareCell) judge(before, after map[string]counted) {
 		}
 	}
 	if len(errs) > 0 {
-		c.Worst, c.Median = slices.Max(errs), quantile(errs, 0.5)
+		c.Worst, c.Median = slices.Max(errs), quantile.Of(errs, 0.5)
 	}
 }
 
@@ -380,7 +382,7 @@ func (r *sharesResult) verdict() string {
 		return "shares: nothing measured"
 	}
 	return fmt.Sprintf("shares: largest error by load, percentage points: %s; median of medians %.2f; target %d: %s",
-		strings.Join(parts, ", "), quantile(medians, 0.5), sharesTarget, holds(held))
+		strings.Join(parts, ", "), quantile.Of(medians, 0.5), sharesTarget, holds(held))
 }
 
 func holds(ok bool) string {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/tests/quantile"
 )
 
 const (
@@ -249,7 +250,7 @@ func (x *suspendBench) one(ctx context.Context) error {
 		off, on = append(off, r.Off), append(on, r.On)
 	}
 	fmt.Printf("  %d MiB, %d rounds: off p50 %.3f, p99 %.3f s; on p50 %.3f, p99 %.3f s; %d MiB of the GPU used before any process\n",
-		x.r.MiB, len(off), quantile(off, 0.5), quantile(off, 0.99), quantile(on, 0.5), quantile(on, 0.99), x.r.UsedEmpty>>20)
+		x.r.MiB, len(off), quantile.Of(off, 0.5), quantile.Of(off, 0.99), quantile.Of(on, 0.5), quantile.Of(on, 0.99), x.r.UsedEmpty>>20)
 	return nil
 }
 
@@ -399,7 +400,7 @@ func (x *suspendBench) many(ctx context.Context) error {
 		m.N, m.MiB, serverGPU, m.Fit, m.UsedIdle>>20, len(m.Errors))
 	for _, where := range []string{"resident", "swapped", "suspended", "filed"} {
 		if first := m.First[where]; len(first) > 0 {
-			fmt.Printf("  first token, %s: p50 %.3f, p99 %.3f s of %d\n", where, quantile(first, 0.5), quantile(first, 0.99), len(first))
+			fmt.Printf("  first token, %s: p50 %.3f, p99 %.3f s of %d\n", where, quantile.Of(first, 0.5), quantile.Of(first, 0.99), len(first))
 		}
 	}
 	if len(m.Errors) > 0 {

@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -394,5 +393,5 @@ func medianOf(v []float64) float64 {
 	if len(v) == 0 {
 		return 0
 	}
-	return quantile(slices.Clone(v), 0.5)
+	return median(v)
 }

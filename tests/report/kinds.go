@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/nvshare/nvshare/tests/quantile"
 )
 
 func percent(v float64) string { return fmt.Sprintf("%.1f %%", 100*v) }
@@ -16,17 +18,6 @@ func percent(v float64) string { return fmt.Sprintf("%.1f %%", 100*v) }
 func decoded[T any](data []byte) (v T, err error) {
 	err = json.Unmarshal(data, &v)
 	return v, err
-}
-
-// quantile is that of tests/gpu: linear between the samples, of which there is at least one.
-func quantile(v []float64, q float64) float64 {
-	v = slices.Sorted(slices.Values(v))
-	at := q * float64(len(v)-1)
-	i := int(at)
-	if i+1 >= len(v) {
-		return v[len(v)-1]
-	}
-	return v[i] + (at-float64(i))*(v[i+1]-v[i])
 }
 
 // An interval is a ratio with its 95 % interval. Early results have the ratio only.
@@ -203,7 +194,7 @@ func suspend(data []byte) (*section, error) {
 		Head:  []string{"what", "times", "p50 s", "p99 s"}}
 	add := func(what string, v []float64) {
 		if len(v) > 0 {
-			s.Rows = append(s.Rows, []string{what, fmt.Sprint(len(v)), fmt.Sprintf("%.3f", quantile(v, 0.5)), fmt.Sprintf("%.3f", quantile(v, 0.99))})
+			s.Rows = append(s.Rows, []string{what, fmt.Sprint(len(v)), fmt.Sprintf("%.3f", quantile.Of(v, 0.5)), fmt.Sprintf("%.3f", quantile.Of(v, 0.99))})
 		}
 	}
 	var off, on, again []float64
