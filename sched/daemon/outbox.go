@@ -8,8 +8,8 @@ import (
 	"github.com/nvshare/nvshare/sched"
 )
 
-// While the state file cannot be written, tenants go on to come, ask and go. What that leaves
-// in the outbox of a GPU has no effect any more, most of it.
+// While the state file cannot be written, tenants come, ask and go as before, and each step adds
+// to the outbox of its GPU. Most of these entries have no effect any more.
 
 // shortOutbox is the length of an outbox up to which each search is cheap. A longer one is
 // searched when it has doubled.

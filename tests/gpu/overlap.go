@@ -378,18 +378,18 @@ func (o *overlapBench) outsiderShares(ctx context.Context) error {
 		return err
 	}
 	request := func(length time.Duration) []string {
-		return []string{filepath.Join(swapDir, "short-request"), "0", fmt.Sprintf("%.3f", length.Seconds()),
-			strconv.Itoa(requestPeriodUS), strconv.Itoa(requestKernels), strconv.Itoa(requestKernelUS)}
+		return append([]string{filepath.Join(swapDir, "short-request")}, requestArgs(0, length.Seconds())...)
 	}
 	for _, row := range []struct {
 		way, name, what string
 		members         int
-		outside         []string // flags of nvsharectl run
+		requests        bool     // the outsider makes short requests; else it fills the GPU
+		flags           []string // the outsider's, of nvsharectl run
 	}{
-		{native, native, "short requests alone", 0, nil},
-		{native, native, "2 of 20 blocks beside short requests", 2, nil},
-		{inGroup, "priority latency", "2 of 20 blocks beside short requests", 2, []string{"--priority", "latency"}},
-		{inGroup, "limit 30 %", "2 of 20 blocks beside one of 264 blocks, 1 ms", 2, []string{"--core-limit", "30"}},
+		{native, native, "short requests alone", 0, true, nil},
+		{native, native, "2 of 20 blocks beside short requests", 2, true, nil},
+		{inGroup, "priority latency", "2 of 20 blocks beside short requests", 2, true, []string{"--priority", "latency"}},
+		{inGroup, "limit 30 %", "2 of 20 blocks beside one of 264 blocks, 1 ms", 2, false, []string{"--core-limit", "30"}},
 	} {
 		c := besideCell{Way: row.name, What: row.what}
 		length := o.length
@@ -400,15 +400,14 @@ func (o *overlapBench) outsiderShares(ctx context.Context) error {
 		for range row.members {
 			cmds = append(cmds, o.command(ctx, row.way, nil, busyProgram(20, 20, length)...))
 		}
-		outside := request(length)
-		limited := strings.HasPrefix(row.name, "limit")
-		if limited {
-			outside = busyProgram(264, 1000, length)
+		program := busyProgram(264, 1000, length)
+		if row.requests {
+			program = request(length)
 		}
 		var out, stderr bytes.Buffer
-		other := o.command(ctx, native, nil, outside...)
+		other := o.command(ctx, native, nil, program...)
 		if row.way == inGroup {
-			other = o.command(ctx, shim1, row.outside, outside...)
+			other = o.command(ctx, shim1, row.flags, program...)
 		}
 		other.Stdout, other.Stderr = &out, &stderr
 		parts := make(chan [2]float64, 1)
@@ -424,7 +423,7 @@ func (o *overlapBench) outsiderShares(ctx context.Context) error {
 		if row.way == inGroup {
 			c.Group, c.Outsider = p[0], p[1]
 		}
-		if !limited && err == nil {
+		if row.requests && err == nil {
 			c.Requests = &requests{}
 			err = json.Unmarshal(out.Bytes(), c.Requests)
 		}

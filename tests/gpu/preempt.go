@@ -199,8 +199,7 @@ func (s *scheduler) busy(ctx context.Context, user int, kernel time.Duration) (*
 }
 
 func (s *scheduler) shortRequests(ctx context.Context, user int, length time.Duration) (r requests, err error) {
-	cmd, err := s.command(ctx, user, "short-request", "0", fmt.Sprintf("%.3f", length.Seconds()),
-		strconv.Itoa(requestPeriodUS), strconv.Itoa(requestKernels), strconv.Itoa(requestKernelUS))
+	cmd, err := s.command(ctx, user, "short-request", requestArgs(0, length.Seconds())...)
 	if err != nil {
 		return r, err
 	}

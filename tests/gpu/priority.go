@@ -180,6 +180,13 @@ func (b *bench) requestCell(ctx context.Context, load string, batch int, nat boo
 	return c, nil
 }
 
+// requestArgs are short-request's: it begins at start, seconds of CLOCK_MONOTONIC (0: at once), and
+// makes requests for so many seconds.
+func requestArgs(start, length float64) []string {
+	return []string{fmt.Sprintf("%.6f", start), fmt.Sprintf("%.3f", length),
+		strconv.Itoa(requestPeriodUS), strconv.Itoa(requestKernels), strconv.Itoa(requestKernelUS)}
+}
+
 // requests runs the latency tenant.
 func (b *bench) requests(ctx context.Context, s span, nat bool, into *requests) error {
 	p := b.shared
@@ -193,8 +200,7 @@ func (b *bench) requests(ctx context.Context, s span, nat bool, into *requests) 
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(p.dir, "short-request"), fmt.Sprintf("%.6f", s.start), fmt.Sprintf("%.3f", s.end-s.start),
-		strconv.Itoa(requestPeriodUS), strconv.Itoa(requestKernels), strconv.Itoa(requestKernelUS))
+	cmd := exec.CommandContext(ctx, filepath.Join(p.dir, "short-request"), requestArgs(s.start, s.end-s.start)...)
 	cmd.Env = append(cmd.Environ(), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: who}
 	var stderr bytes.Buffer
