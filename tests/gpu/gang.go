@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	gangsWithin = 4 * time.Minute
+	gangsWithin = 6 * time.Minute
 	// gangBeyond is how much longer than its window a cell may take before its
 	// processes are killed.
 	gangBeyond = 20 * time.Second
@@ -36,8 +36,48 @@ type gangCell struct {
 	// Of the rate alone, by process, and their sum by GPU: 1 would be no loss.
 	OfAlone  map[string]float64 `json:"of_alone,omitempty"`
 	Use      [2]float64         `json:"use"`
+	Limits   map[string]int     `json:"limits,omitempty"`   // core limits by job, percent
+	Billed   map[string]float64 `json:"billed,omitempty"`   // percent of its GPU's time, by process with the shim
+	Requests *requests          `json:"requests,omitempty"` // of a latency tenant on GPU 0
 	Counters map[string]uint64  `json:"counters,omitempty"`
 	Problem  string             `json:"problem,omitempty"`
+}
+
+// A gangRun is a cell that is to be measured.
+type gangRun struct {
+	name     string
+	quantum  string // empty: natively
+	gangs    bool
+	limits   map[string]int // percent, by job
+	requests bool           // beside a latency tenant on GPU 0
+	length   time.Duration
+	jobs     []string
+}
+
+const (
+	gangAndTenants = "a gang and a tenant on each GPU"
+	gangLimit      = 30 // percent
+)
+
+// gangRuns are all cells but those that measure what each does alone. The first four are
+// those with --quick.
+var gangRuns = []gangRun{
+	{gangAndTenants, "", false, nil, false, 4 * time.Second, []string{"nA", "ns", "nt"}},
+	{gangAndTenants, "100ms", true, nil, false, 6 * time.Second, []string{"A", "s", "t"}},
+	{gangAndTenants, "20ms", true, nil, false, 6 * time.Second, []string{"A", "s", "t"}},
+	{"two gangs", "100ms", true, nil, false, 6 * time.Second, []string{"A", "B"}},
+	{"two gangs and a tenant on each GPU", "100ms", true, nil, false, 6 * time.Second, []string{"A", "B", "s", "t"}},
+	{gangAndTenants, "100ms", false, nil, false, 6 * time.Second, []string{"A", "s", "t"}},
+	{"two gangs", "100ms", false, nil, false, 6 * time.Second, []string{"A", "B"}},
+	{"a gang and a limited tenant on each GPU", "100ms", true, map[string]int{"s": gangLimit, "t": gangLimit}, false, 12 * time.Second, []string{"A", "s", "t"}},
+	{"a limited gang and a tenant on each GPU", "100ms", true, map[string]int{"A": gangLimit}, false, 12 * time.Second, []string{"A", "s", "t"}},
+	{"a limited gang", "100ms", true, map[string]int{"A": gangLimit}, false, 12 * time.Second, []string{"A"}},
+	{"short requests on GPU 0", "", false, nil, true, 6 * time.Second, nil},
+	{"short requests on GPU 0", "100ms", true, nil, true, 6 * time.Second, nil},
+	{"a gang and short requests on GPU 0", "", false, nil, true, 6 * time.Second, []string{"nA"}},
+	{"a gang and short requests on GPU 0", "100ms", true, nil, true, 12 * time.Second, []string{"A"}},
+	{"a gang, a tenant on each GPU, and short requests on GPU 0", "", false, nil, true, 6 * time.Second, []string{"nA", "ns", "nt"}},
+	{"a gang, a tenant on each GPU, and short requests on GPU 0", "100ms", true, nil, true, 12 * time.Second, []string{"A", "s", "t"}},
 }
 
 // gangs is the step.
@@ -115,11 +155,11 @@ func (g *gangs) of(jobs []string) []*worker {
 	return workers
 }
 
-// grantTogether says for each tenant whether its processes get the GPUs together.
-func (g *gangs) grantTogether(ctx context.Context, yes bool) error {
+// share says for each tenant whether its processes get the GPUs together, and its core limit.
+func (g *gangs) share(ctx context.Context, together bool, limits map[string]int) error {
 	for job, user := range gangUsers {
-		var s share
-		if yes && len(gangJobs[job]) > 1 {
+		s := share{Limit: limits[job]}
+		if together && len(gangJobs[job]) > 1 {
 			s.Gang = "true"
 		}
 		if err := g.p.setShare(ctx, gangUser+user, s); err != nil {
@@ -131,7 +171,10 @@ func (g *gangs) grantTogether(ctx context.Context, yes bool) error {
 
 func (g *gangs) start(ctx context.Context) error {
 	began := time.Now()
-	if err := g.grantTogether(ctx, true); err != nil {
+	if err := g.share(ctx, true, nil); err != nil {
+		return err
+	}
+	if err := g.p.setShare(ctx, requestUser, share{Priority: "latency"}); err != nil {
 		return err
 	}
 	var all []*worker
@@ -197,7 +240,7 @@ func (g *gangs) stop() {
 func (g *gangs) run(ctx context.Context) error {
 	// Each by itself, the tenants of one GPU side by side.
 	for _, jobs := range [][]string{{"A"}, {"B"}, {"s", "t"}, {"nA"}, {"ns", "nt"}} {
-		c := g.cell(ctx, "alone", "", false, 2*time.Second, jobs...)
+		c := g.cell(ctx, gangRun{name: "alone", length: 2 * time.Second, jobs: jobs})
 		if c.Problem != "" {
 			return errors.New(c.Problem)
 		}
@@ -205,47 +248,51 @@ func (g *gangs) run(ctx context.Context) error {
 			g.alone[name] = r
 		}
 	}
-	g.cell(ctx, "a gang and a tenant on each GPU", "", false, 4*time.Second, "nA", "ns", "nt")
-	type run struct {
-		quantum string
-		gangs   bool
-		jobs    []string
-	}
-	runs := []run{
-		{"100ms", true, []string{"A", "s", "t"}}, {"20ms", true, []string{"A", "s", "t"}},
-		{"100ms", true, []string{"A", "B"}}, {"100ms", true, []string{"A", "B", "s", "t"}},
-		{"100ms", false, []string{"A", "s", "t"}}, {"100ms", false, []string{"A", "B"}},
-	}
+	runs := gangRuns
 	if g.b.cells.quick {
-		runs = runs[:3]
+		runs = runs[:4]
 	}
-	names := map[int]string{3: "a gang and a tenant on each GPU", 2: "two gangs", 4: "two gangs and a tenant on each GPU"}
 	for _, r := range runs {
-		if err := g.grantTogether(ctx, r.gangs); err != nil {
+		if err := g.share(ctx, r.gangs, r.limits); err != nil {
 			return err
 		}
-		if err := g.p.quantum(ctx, r.quantum); err != nil {
-			return err
+		if r.quantum != "" {
+			if err := g.p.quantum(ctx, r.quantum); err != nil {
+				return err
+			}
 		}
-		g.cell(ctx, names[len(r.jobs)], r.quantum, r.gangs, 6*time.Second, r.jobs...)
+		g.cell(ctx, r)
 	}
 	return nil
 }
 
 // cell lets the jobs work at the same time. What goes wrong is noted in it.
-func (g *gangs) cell(ctx context.Context, name, quantum string, asOne bool, length time.Duration, jobs ...string) *gangCell {
-	c := &gangCell{Case: name, Quantum: quantum, Gangs: asOne, Seconds: length.Seconds(), Rates: map[string]counted{}}
+func (g *gangs) cell(ctx context.Context, r gangRun) *gangCell {
+	c := &gangCell{Case: r.name, Quantum: r.quantum, Gangs: r.gangs, Seconds: r.length.Seconds(), Rates: map[string]counted{}, Limits: r.limits}
 	g.cells = append(g.cells, c)
-	workers := g.of(jobs)
-	s := soon(time.Second, length)
+	workers := g.of(r.jobs)
+	lead := time.Second
+	if r.requests {
+		c.Requests, lead = &requests{}, requestReady
+	}
+	s := soon(lead, r.length)
 	counts := make([]counted, len(workers))
 	bills, err := g.b.during(ctx, time.Second, func() error {
-		return errors.Join(together(workers, func(w *worker) error {
+		said := make(chan error, 1)
+		go func() {
+			var err error
+			if r.requests {
+				err = g.b.requests(ctx, s, r.quantum == "", c.Requests)
+			}
+			said <- err
+		}()
+		errs := together(workers, func(w *worker) error {
 			load := g.load(w.name)
-			said, err := w.slices(ctx, s, 0, gangBeyond, load)
-			counts[slices.Index(workers, w)] = said[load]
+			done, err := w.slices(ctx, s, 0, gangBeyond, load)
+			counts[slices.Index(workers, w)] = done[load]
 			return err
-		})...)
+		})
+		return errors.Join(append(errs, <-said)...)
 	})
 	c.Counters = counters(bills)
 	if err != nil {
@@ -259,6 +306,13 @@ func (g *gangs) cell(ctx context.Context, name, quantum string, asOne bool, leng
 			}
 			c.OfAlone[w.name] = round(counts[i].Rate/alone, 4)
 			c.Use[gangGPU(w.name)] += counts[i].Rate / alone
+		}
+		if user, ok := gangUsers[w.name[:len(w.name)-1]]; ok {
+			if c.Billed == nil {
+				c.Billed = map[string]float64{}
+			}
+			gpu := gangGPU(w.name)
+			c.Billed[w.name] = round(clockShare(bills, tenantOn{gangUser + user, uint32(gpu)}, s.start, s.end), 2)
 		}
 	}
 	return c
@@ -274,13 +328,19 @@ func (c *gangCell) line() string {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	line := fmt.Sprintf("%-34s %-16s", c.Case, how)
+	line := fmt.Sprintf("%-40s %-16s", c.Case, how)
 	for _, name := range names {
 		line += fmt.Sprintf(" %s %.1f/s", name, c.Rates[name].Rate)
 		if of, ok := c.OfAlone[name]; ok {
 			line += fmt.Sprintf(" (%.1f %%)", 100*of)
 		}
 		line += fmt.Sprintf(" gap %.0f ms", 1000*c.Rates[name].LongestGap)
+		if billed, ok := c.Billed[name]; ok && len(c.Limits) > 0 {
+			line += fmt.Sprintf(" billed %.2f %%", billed)
+		}
+	}
+	if r := c.Requests; r != nil {
+		line += fmt.Sprintf(" requests p50 %.2f p99 %.2f max %.2f ms, %d behind", r.P50, r.P99, r.Max, r.Behind)
 	}
 	if c.OfAlone != nil {
 		line += fmt.Sprintf("; use of GPU 0 %.1f %%, GPU 1 %.1f %%", 100*c.Use[0], 100*c.Use[1])

@@ -37,7 +37,8 @@
 #             overlap groups; members' limits, a group beside an outsider, and faults; then
 #             decoders, also beside GEMM (9 minutes; with --quick 5)
 #   starts    tenants that start at the same time, 20 times (3 minutes)
-#   gang      a job on two GPUs beside tenants of one, and beside another job
+#   gang      a job on two GPUs beside tenants of one, some with limits, beside another job, and
+#             beside short requests (3.5 minutes; with --quick 1)
 #   two-gpu   processes that use two GPUs each
 #   migrate   a PyTorch training of 8 GiB that changes its GPU twenty times, against one
 #             that stays: pauses, and whether the losses are the same (4 minutes; two GPUs)
