@@ -11,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/nvshare/nvshare/tests/node"
 )
 
 const (
@@ -29,6 +31,7 @@ const (
 // each of two GPUs, or a tenant of one GPU.
 type gangCell struct {
 	Case    string             `json:"case"`
+	Mode    string             `json:"mode,omitempty"`    // of the scheduler
 	Quantum string             `json:"quantum,omitempty"` // empty: natively
 	Gangs   bool               `json:"gangs"`             // granted and revoked together
 	Seconds float64            `json:"seconds"`
@@ -46,7 +49,8 @@ type gangCell struct {
 // A gangRun is a cell that is to be measured.
 type gangRun struct {
 	name     string
-	quantum  string // empty: natively
+	mode     string // of the scheduler; empty: natively
+	quantum  string
 	gangs    bool
 	limits   map[string]int // percent, by job
 	requests bool           // beside a latency tenant on GPU 0
@@ -57,27 +61,30 @@ type gangRun struct {
 const (
 	gangAndTenants = "a gang and a tenant on each GPU"
 	gangLimit      = 30 // percent
+	slowRequest    = 10 // ms; what the scheduler did in a cell with a slower one is kept
 )
 
-// gangRuns are all cells but those that measure what each does alone. The first four are
-// those with --quick.
+// gangRuns are all cells but those that measure what each does alone; --only chooses some by
+// their names, and --quick the first four.
 var gangRuns = []gangRun{
-	{gangAndTenants, "", false, nil, false, 4 * time.Second, []string{"nA", "ns", "nt"}},
-	{gangAndTenants, "100ms", true, nil, false, 6 * time.Second, []string{"A", "s", "t"}},
-	{gangAndTenants, "20ms", true, nil, false, 6 * time.Second, []string{"A", "s", "t"}},
-	{"two gangs", "100ms", true, nil, false, 6 * time.Second, []string{"A", "B"}},
-	{"two gangs and a tenant on each GPU", "100ms", true, nil, false, 6 * time.Second, []string{"A", "B", "s", "t"}},
-	{gangAndTenants, "100ms", false, nil, false, 6 * time.Second, []string{"A", "s", "t"}},
-	{"two gangs", "100ms", false, nil, false, 6 * time.Second, []string{"A", "B"}},
-	{"a gang and a limited tenant on each GPU", "100ms", true, map[string]int{"s": gangLimit, "t": gangLimit}, false, 12 * time.Second, []string{"A", "s", "t"}},
-	{"a limited gang and a tenant on each GPU", "100ms", true, map[string]int{"A": gangLimit}, false, 12 * time.Second, []string{"A", "s", "t"}},
-	{"a limited gang", "100ms", true, map[string]int{"A": gangLimit}, false, 12 * time.Second, []string{"A"}},
-	{"short requests on GPU 0", "", false, nil, true, 6 * time.Second, nil},
-	{"short requests on GPU 0", "100ms", true, nil, true, 6 * time.Second, nil},
-	{"a gang and short requests on GPU 0", "", false, nil, true, 6 * time.Second, []string{"nA"}},
-	{"a gang and short requests on GPU 0", "100ms", true, nil, true, 12 * time.Second, []string{"A"}},
-	{"a gang, a tenant on each GPU, and short requests on GPU 0", "", false, nil, true, 6 * time.Second, []string{"nA", "ns", "nt"}},
-	{"a gang, a tenant on each GPU, and short requests on GPU 0", "100ms", true, nil, true, 12 * time.Second, []string{"A", "s", "t"}},
+	{gangAndTenants, "", "", false, nil, false, 4 * time.Second, []string{"nA", "ns", "nt"}},
+	{gangAndTenants, "on", "100ms", true, nil, false, 6 * time.Second, []string{"A", "s", "t"}},
+	{gangAndTenants, "on", "20ms", true, nil, false, 6 * time.Second, []string{"A", "s", "t"}},
+	{"two gangs", "on", "100ms", true, nil, false, 6 * time.Second, []string{"A", "B"}},
+	{"two gangs and a tenant on each GPU", "on", "100ms", true, nil, false, 6 * time.Second, []string{"A", "B", "s", "t"}},
+	{gangAndTenants, "on", "100ms", false, nil, false, 6 * time.Second, []string{"A", "s", "t"}},
+	{"two gangs", "on", "100ms", false, nil, false, 6 * time.Second, []string{"A", "B"}},
+	{"a gang and a limited tenant on each GPU", "on", "100ms", true, map[string]int{"s": gangLimit, "t": gangLimit}, false, 12 * time.Second, []string{"A", "s", "t"}},
+	{"a limited gang and a tenant on each GPU", "on", "100ms", true, map[string]int{"A": gangLimit}, false, 12 * time.Second, []string{"A", "s", "t"}},
+	{"a limited gang", "on", "100ms", true, map[string]int{"A": gangLimit}, false, 12 * time.Second, []string{"A"}},
+	{"short requests on GPU 0", "", "", false, nil, true, 6 * time.Second, nil},
+	{"short requests on GPU 0", "on", "100ms", true, nil, true, 6 * time.Second, nil},
+	{"a gang and short requests on GPU 0", "", "", false, nil, true, 6 * time.Second, []string{"nA"}},
+	{"a gang and short requests on GPU 0", "on", "100ms", true, nil, true, 12 * time.Second, []string{"A"}},
+	{"a gang and short requests on GPU 0", "auto", "100ms", true, nil, true, 12 * time.Second, []string{"A"}},
+	{"a gang, a tenant on each GPU, and short requests on GPU 0", "", "", false, nil, true, 6 * time.Second, []string{"nA", "ns", "nt"}},
+	{"a gang, a tenant on each GPU, and short requests on GPU 0", "on", "100ms", true, nil, true, 12 * time.Second, []string{"A", "s", "t"}},
+	{"a gang, a tenant on each GPU, and short requests on GPU 0", "auto", "100ms", true, nil, true, 12 * time.Second, []string{"A", "s", "t"}},
 }
 
 // gangs is the step.
@@ -252,12 +259,16 @@ func (g *gangs) run(ctx context.Context) error {
 	if g.b.cells.quick {
 		runs = runs[:4]
 	}
+	defer func() { _, _ = g.b.node.Ctl(context.WithoutCancel(ctx), "-S", "on") }()
 	for _, r := range runs {
+		if only := g.b.cells.only; only != nil && !only.MatchString(r.name) {
+			continue
+		}
 		if err := g.share(ctx, r.gangs, r.limits); err != nil {
 			return err
 		}
-		if r.quantum != "" {
-			if err := g.p.quantum(ctx, r.quantum); err != nil {
+		if r.mode != "" {
+			if _, err := g.b.node.Ctl(ctx, "-S", r.mode, "-T", r.quantum); err != nil {
 				return err
 			}
 		}
@@ -268,12 +279,17 @@ func (g *gangs) run(ctx context.Context) error {
 
 // cell lets the jobs work at the same time. What goes wrong is noted in it.
 func (g *gangs) cell(ctx context.Context, r gangRun) *gangCell {
-	c := &gangCell{Case: r.name, Quantum: r.quantum, Gangs: r.gangs, Seconds: r.length.Seconds(), Rates: map[string]counted{}, Limits: r.limits}
+	c := &gangCell{Case: r.name, Mode: r.mode, Quantum: r.quantum, Gangs: r.gangs, Seconds: r.length.Seconds(), Rates: map[string]counted{}, Limits: r.limits}
 	g.cells = append(g.cells, c)
 	workers := g.of(r.jobs)
 	lead := time.Second
 	if r.requests {
 		c.Requests, lead = &requests{}, requestReady
+	}
+	var log *timeline
+	if r.requests && r.mode != "" {
+		log = (&scheduler{b: g.b, dir: node.RunDir}).watch(ctx, time.Second)
+		defer log.stop()
 	}
 	s := soon(lead, r.length)
 	counts := make([]counted, len(workers))
@@ -282,7 +298,7 @@ func (g *gangs) cell(ctx context.Context, r gangRun) *gangCell {
 		go func() {
 			var err error
 			if r.requests {
-				err = g.b.requests(ctx, s, r.quantum == "", c.Requests)
+				err = g.b.requests(ctx, s, r.mode == "", c.Requests)
 			}
 			said <- err
 		}()
@@ -295,6 +311,10 @@ func (g *gangs) cell(ctx context.Context, r gangRun) *gangCell {
 		return errors.Join(append(errs, <-said)...)
 	})
 	c.Counters = counters(bills)
+	if log != nil && c.Requests.Max > slowRequest {
+		log.stop()
+		err = errors.Join(err, g.b.saveJSON(fmt.Sprintf("gang-events-%d.json", len(g.cells)), log))
+	}
 	if err != nil {
 		c.Problem = strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
@@ -319,7 +339,7 @@ func (g *gangs) cell(ctx context.Context, r gangRun) *gangCell {
 }
 
 func (c *gangCell) line() string {
-	how := c.Quantum
+	how := strings.TrimSpace(c.Mode + " " + c.Quantum)
 	if c.Gangs {
 		how += ", together"
 	}
@@ -328,7 +348,7 @@ func (c *gangCell) line() string {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	line := fmt.Sprintf("%-40s %-16s", c.Case, how)
+	line := fmt.Sprintf("%-40s %-20s", c.Case, how)
 	for _, name := range names {
 		line += fmt.Sprintf(" %s %.1f/s", name, c.Rates[name].Rate)
 		if of, ok := c.OfAlone[name]; ok {

@@ -69,7 +69,7 @@ func main() {
 	b := &bench{}
 	bundle := flag.String("bundle", ".", "unpacked bundle, or a build directory")
 	results := flag.String("results", "results", "directory for the results")
-	only := flag.String("only", "", "a regular expression: cells of the matrix (framework/allocator/load), mixes of programs (of oversub with the GPU's MiB: a+b/5120), or parts of overlap and suspend")
+	only := flag.String("only", "", "a regular expression: cells of the matrix (framework/allocator/load), mixes of programs (of oversub with the GPU's MiB: a+b/5120), cases of gang, or parts of overlap and suspend")
 	flag.Float64Var(&b.seconds, "seconds", 8, "length of gemm's windows")
 	flag.BoolVar(&b.cells.quick, "quick", false, "shorter windows and fewer tenants, to try it")
 	flag.Float64Var(&b.cells.minutes, "minutes", -1, "matrix: begin no cell that would end later; 0: no limit; default 8.5, 3.2 with --quick")

@@ -48,6 +48,8 @@ type requests struct {
 	GPU         float64   `json:"gpu_p50_ms"` // first event to last
 	GPU99       float64   `json:"gpu_p99_ms"`
 	Percentiles []float64 `json:"percentiles_ms"` // 0 to 100, then 99.1, 99.2 to 100
+	// The first that took more than 5 ms: when each was due, ns since 1970, and what it took, ms.
+	Slow [][2]float64 `json:"slow,omitempty"`
 }
 
 // A requestCell is one latency tenant beside some batch tenants.

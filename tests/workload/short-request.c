@@ -19,6 +19,8 @@
 
 /* The thread stops sleeping this long before a request is due, ns: timers are late. */
 #define AWAKE 150000u
+/* A request that takes longer is named, ms. */
+#define SLOW_MS 5.0
 
 static void until(uint64_t t)
 {
@@ -71,7 +73,8 @@ static double at(const double *sorted, unsigned n, double q)
 int main(int argc, char **argv)
 {
 	double start = argc > 1 ? atof(argv[1]) : 0, seconds = argc > 2 ? atof(argv[2]) : 0;
-	uint64_t period = 1000u * (uint64_t)(argc > 3 ? atoi(argv[3]) : 5000), first;
+	uint64_t period = 1000u * (uint64_t)(argc > 3 ? atoi(argv[3]) : 5000), first, ended_at;
+	struct timespec wall;
 	unsigned n, late = 0;
 	double *latency, *gpu;
 	CUdevice dev;
@@ -117,9 +120,17 @@ int main(int argc, char **argv)
 		gpu[i] = request();
 		latency[i] = (double)(now_ns() - due) / 1e6;
 	}
+	printf("{\"slow\":["); /* the first late ones: when each was due, in ns since 1970, and what it took, in ms */
+	clock_gettime(CLOCK_REALTIME, &wall);
+	ended_at = now_ns();
+	for (unsigned i = 0, shown = 0; i < n && shown < 50; i++) {
+		if (latency[i] < SLOW_MS)
+			continue;
+		printf("%s[%.0f,%.3f]", shown++ ? "," : "", (double)wall.tv_sec * 1e9 + (double)wall.tv_nsec - (double)(ended_at - (first + i * period)), latency[i]);
+	}
 	qsort(latency, n, sizeof *latency, by_value);
 	qsort(gpu, n, sizeof *gpu, by_value);
-	printf("{\"requests\":%u,\"behind\":%u,\"p50_ms\":%.3f,\"p90_ms\":%.3f,\"p99_ms\":%.3f,\"p999_ms\":%.3f,\"max_ms\":%.3f,"
+	printf("],\"requests\":%u,\"behind\":%u,\"p50_ms\":%.3f,\"p90_ms\":%.3f,\"p99_ms\":%.3f,\"p999_ms\":%.3f,\"max_ms\":%.3f,"
 	       "\"gpu_p50_ms\":%.3f,\"gpu_p99_ms\":%.3f,\"percentiles_ms\":[",
 	       n, late, at(latency, n, 0.5), at(latency, n, 0.9), at(latency, n, 0.99), at(latency, n, 0.999),
 	       latency[n - 1], at(gpu, n, 0.5), at(gpu, n, 0.99));
