@@ -94,10 +94,10 @@ func TestLinksLeadSomewhere(t *testing.T) {
 func TestFiguresHaveSources(t *testing.T) {
 	page := read(t, "../gpu/README.md")
 	directory := map[string]string{}
-	for _, d := range regexp.MustCompile("\\*(\\d+)\\*\\s+is `(results/[^`]*)`").FindAllStringSubmatch(page, -1) {
+	for _, d := range regexp.MustCompile("\\*(\\d+h?)\\*\\s+is `(results/[^`]*)`").FindAllStringSubmatch(page, -1) {
 		directory[d[1]] = filepath.Join("../gpu", d[2])
 	}
-	sources := regexp.MustCompile(`\*(\d+)\*/([a-z0-9/.-]*[a-z0-9])`).FindAllStringSubmatch(page, -1)
+	sources := regexp.MustCompile(`\*(\d+h?)\*/([a-z0-9/.-]*[a-z0-9])`).FindAllStringSubmatch(page, -1)
 	if len(directory) == 0 || len(sources) < 10 {
 		t.Fatalf("found %d sources in %v: the patterns are wrong", len(sources), directory)
 	}
