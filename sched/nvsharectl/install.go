@@ -27,6 +27,7 @@ type installer struct {
 	start  bool
 	placed bool   // uninstall: only what the plugin has placed; for packages
 	self   string // this program
+	uid    int    // of this process
 	io     streams
 	// command runs a program of the host.
 	command func(ctx context.Context, name string, args ...string) error
@@ -38,7 +39,7 @@ type installer struct {
 
 func newInstaller(io streams) *installer {
 	self, _ := os.Executable()
-	return &installer{self: self, io: io, command: runCommand, systemd: systemdRuns, scheduler: schedulerAnswers}
+	return &installer{self: self, uid: os.Geteuid(), io: io, command: runCommand, systemd: systemdRuns, scheduler: schedulerAnswers}
 }
 
 // services are started, in this order, and stopped. The scheduler's service starts its
@@ -94,6 +95,14 @@ func (in *installer) check() error {
 		in.root = abs
 	}
 	return nil
+}
+
+// needRoot returns an error if the host will refuse to have its files changed.
+func (in *installer) needRoot() error {
+	if in.uid == 0 || in.dryRun || !in.here() {
+		return nil
+	}
+	return errors.New("this changes files of the host: use sudo (--dry-run says what would be done, without it)")
 }
 
 func installCommand(in *installer) *cobra.Command {
@@ -183,6 +192,9 @@ func (in *installer) install(ctx context.Context) error {
 	}
 	if in.start && !in.here() {
 		return usageError{errors.New("--start is for this host: it cannot go with --root")}
+	}
+	if err := in.needRoot(); err != nil {
+		return err
 	}
 	items, err := in.items()
 	if err != nil {

@@ -155,6 +155,28 @@ func TestInstallAndUninstall(t *testing.T) {
 	}
 }
 
+// A user who may not change the host learns that before anything else. Without the check both
+// commands end at once here: there is no release, and a scheduler runs.
+func TestInstallNeedsRoot(t *testing.T) {
+	ctx := context.Background()
+	h := newHost(t, "/nonexistent", "")
+	h.uid, h.prefix, h.scheduler = 1000, t.TempDir(), func(context.Context, string) bool { return true }
+	for name, do := range map[string]func(context.Context) error{"install": h.install, "uninstall": h.uninstall} {
+		if err := do(ctx); err == nil || !strings.Contains(err.Error(), "use sudo") || h.out.Len() > 0 || len(h.ran) > 0 {
+			t.Errorf("%s: %v, ran %q, said\n%s", name, err, h.ran, &h.out)
+		}
+	}
+	h.dryRun = true
+	if err := h.needRoot(); err != nil {
+		t.Errorf("dry run: %v", err)
+	}
+	h = newHost(t, release(t, "one"), t.TempDir())
+	h.uid = 1000
+	if err := h.install(ctx); err != nil {
+		t.Errorf("with --root: %v", err)
+	}
+}
+
 // Nothing is overwritten that nvshare did not write, and then nothing at all is
 // done.
 func TestInstallRefusesForeignFiles(t *testing.T) {

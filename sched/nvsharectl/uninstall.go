@@ -76,6 +76,9 @@ func (in *installer) uninstall(ctx context.Context) error {
 	if err := in.refusePackage(m); err != nil {
 		return err
 	}
+	if err := in.needRoot(); err != nil {
+		return err
+	}
 	// Every program of the host would print a warning, for ever.
 	if text, err := os.ReadFile(in.at(preloadFile)); err == nil && strings.Contains(string(text), cdi.ShimFile) {
 		return fmt.Errorf("%s still names %s: remove that line first", in.at(preloadFile), cdi.ShimFile)
