@@ -150,6 +150,9 @@ func pictured(sections []*section, kind string) (first *section) {
 // lists the raw files that it does not know.
 func collect(roots []string) (sections []*section, other []string, err error) {
 	for _, root := range roots {
+		if _, err := os.Stat(root); err != nil {
+			return nil, nil, fmt.Errorf("results: %w (name directories of raw results, as tests/gpu/run.sh and make bench write them: make report RESULTS=DIRECTORY)", err)
+		}
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || filepath.Ext(path) != ".json" || d.Name() == "report.json" {
 				return err

@@ -169,6 +169,9 @@ func TestBadResults(t *testing.T) {
 	if err := report(filepath.Join(dir, "out"), []string{dir}); err == nil || !strings.Contains(err.Error(), "no results") {
 		t.Errorf("of an empty directory: %v", err)
 	}
+	if err := report(filepath.Join(dir, "out"), []string{dir, dir + "/none"}); err == nil || !strings.Contains(err.Error(), dir+"/none") || !strings.Contains(err.Error(), "RESULTS=") {
+		t.Errorf("of no directory: %v", err)
+	}
 	if err := os.WriteFile(filepath.Join(dir, "programs.json"), []byte("[1]"), 0o644); err != nil {
 		t.Fatal(err)
 	}
