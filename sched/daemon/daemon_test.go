@@ -265,6 +265,23 @@ func TestUnknownGPUsAreToldOfOnce(t *testing.T) {
 	}
 }
 
+// A search that fails is not taken for a driver that is not there.
+func TestWhyNoGPU(t *testing.T) {
+	said := &lastWords{}
+	s := begin(t, t.TempDir(), func(o *Options) {
+		o.Log.Logger.SetOutput(said)
+		o.List = func(context.Context) ([]GPU, error) { return nil, errors.New("simulated GPU /x: not there") }
+	})
+	for until := time.Now().Add(patience); !slices.Contains(s.status().Problems, "no GPU found: simulated GPU /x: not there"); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("problems: %v", s.status().Problems)
+		}
+	}
+	if text := said.String(); !strings.Contains(text, "simulated GPU /x: not there") || strings.Contains(text, "driver") {
+		t.Errorf("the scheduler said:\n%s", text)
+	}
+}
+
 // A GPU that appears after the start is found by the first client that uses
 // it. What that client sends meanwhile is not lost.
 func TestGPUFoundLater(t *testing.T) {

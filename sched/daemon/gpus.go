@@ -117,7 +117,7 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 	d.arena.Prepare()
 	d.reviewOverlap()
 	if len(d.order) == 0 {
-		if first {
+		if first && err == nil {
 			d.log.Warnf("no GPU found (is the NVIDIA driver loaded? nvidia-smi -L lists its GPUs): looking again every %v", rescanPause)
 		}
 		d.search.Set(now().Add(rescanPause))

@@ -70,6 +70,9 @@ func found(l level, fix, format string, args ...any) []finding {
 
 func checkDriver(p *patient) []finding {
 	if p.simGPU != "" {
+		if _, err := (cdi.Simulated{Dir: p.simGPU}).List(p.ctx); err != nil {
+			return found(fail, "make simgpu, and NVSHARE_SIMGPU=.build/simgpu", "%v", err)
+		}
 		return found(pass, "", "simulated GPU in %s", p.simGPU)
 	}
 	text, err := os.ReadFile(p.at("/proc/driver/nvidia/version"))
@@ -115,6 +118,8 @@ func fixOf(problem string) string {
 		return "NVSHARE_DEBUG=1 in the program's environment names the entry points"
 	case strings.Contains(problem, "over its limit"), strings.Contains(problem, "of its time are promised"):
 		return "nvsharectl set --list"
+	case strings.Contains(problem, "simulated GPU"):
+		return "make simgpu, and nvshare-scheduler --simgpu .build/simgpu"
 	case strings.Contains(problem, "no GPU found"):
 		return "nvidia-smi"
 	}

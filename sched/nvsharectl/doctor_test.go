@@ -105,8 +105,9 @@ func TestDoctor(t *testing.T) {
 		level level
 		text  string
 	}{
-		"no driver": {remove("/proc/driver/nvidia/version"), "driver", fail, "not loaded"},
-		"no uvm":    {remove("/dev/nvidia-uvm"), "driver", fail, "nvidia-uvm"},
+		"no driver":             {remove("/proc/driver/nvidia/version"), "driver", fail, "not loaded"},
+		"no such simulated GPU": {func(_ *testing.T, p *patient) { p.simGPU = "/nonexistent" }, "driver", fail, "simulated GPU /nonexistent: "},
+		"no uvm":                {remove("/dev/nvidia-uvm"), "driver", fail, "nvidia-uvm"},
 		"no scheduler": {func(_ *testing.T, p *patient) {
 			p.status, p.whyNot = nil, &api.UnreachableError{Path: "x", Err: fs.ErrNotExist}
 		}, "scheduler", fail, "is nvshare-scheduler running"},
@@ -215,6 +216,12 @@ func TestDoctor(t *testing.T) {
 		if i < 0 || !strings.Contains(all[i].Text, tc.text) || all[i].Fix == "" {
 			t.Errorf("%s: %+v", name, all)
 		}
+	}
+}
+
+func TestFixOfASimulatedGPU(t *testing.T) {
+	if fix := fixOf("no GPU found: simulated GPU /x: not there"); !strings.Contains(fix, "--simgpu") {
+		t.Errorf("fix: %s", fix)
 	}
 }
 
