@@ -136,38 +136,53 @@ func alone(data []byte) (*section, error) {
 
 func oversub(data []byte) (*section, error) {
 	cases, err := decoded[[]struct {
-		Programs []string  `json:"programs"`
-		GPU      float64   `json:"gpu_mib"`
-		Promised float64   `json:"promised_of_gpu"`
-		Of       []float64 `json:"of_alone"`
-		Sum      float64   `json:"sum"`
-		OfOwn    *interval `json:"of_tenants_alone"`
-		Longest  []float64 `json:"longest_gaps_s"`
-		Moving   float64   `json:"moving"`
-		Problem  string    `json:"problem"`
+		Programs []string      `json:"programs"`
+		GPU      float64       `json:"gpu_mib"`
+		Promised float64       `json:"promised_of_gpu"`
+		Of       []float64     `json:"of_alone"`
+		Sum      float64       `json:"sum"`
+		OfOwn    *interval     `json:"of_tenants_alone"`
+		Longest  []float64     `json:"longest_gaps_s"`
+		Answers  [][][]float64 `json:"answers_s"`
+		Moving   float64       `json:"moving"`
+		Problem  string        `json:"problem"`
 	}](data)
 	if err != nil {
 		return nil, err
 	}
 	s := &section{Title: "Real programs whose memory does not fit together",
-		About: "Rates together, each relative to the same program alone: natively, and as the same tenant, with a 95 % interval. A sum of 1 is what they get done one after the other. `moving` is the part of the time in which memory moves, `stood still` the longest gap between two steps of each, in seconds.",
-		Head:  []string{"programs", "GPU made to look like", "memory, of the GPU", "each, of native alone", "sum", "sum, of the tenants alone", "moving", "stood still, s"},
+		About: "Rates together, each relative to the same program alone: natively, and as the same tenant, with a 95 % interval. A sum of 1 is what they get done one after the other. `moving` is the part of the time in which memory moves, `stood still` the longest gap between two steps of each, in seconds. Programs that have a user answer within a time: its median and its longest.",
+		Head:  []string{"programs", "GPU made to look like", "memory, of the GPU", "each, of native alone", "sum", "sum, of the tenants alone", "moving", "stood still, s", "answers, s"},
 		bars:  &chart{unit: "sum, of one alone", series: []string{"of native", "of the tenants"}}}
 	for _, c := range cases {
 		name, size := strings.Join(c.Programs, " + "), fmt.Sprintf("%.3g GiB", c.GPU/1024)
 		switch {
 		case c.Problem != "":
-			s.Rows = append(s.Rows, []string{name, size, "-", failed(c.Problem), "-", "-", "-", "-"})
+			s.Rows = append(s.Rows, []string{name, size, "-", failed(c.Problem), "-", "-", "-", "-", "-"})
 		case c.Sum > 0: // else the run left it out
 			own := math.NaN()
 			if c.OfOwn != nil {
 				own = c.OfOwn.Ratio
 			}
-			s.Rows = append(s.Rows, []string{name, size, fmt.Sprintf("%.3g", c.Promised), figures(c.Of), fmt.Sprintf("%.2f", c.Sum), c.OfOwn.String(), percent(c.Moving), figures(c.Longest)})
+			s.Rows = append(s.Rows, []string{name, size, fmt.Sprintf("%.3g", c.Promised), figures(c.Of), fmt.Sprintf("%.2f", c.Sum), c.OfOwn.String(), percent(c.Moving), figures(c.Longest), answers(c.Answers)})
 			s.bars.add(fmt.Sprintf("%s, %.3g×", name, c.Promised), c.Sum, own)
 		}
 	}
 	return s, nil
+}
+
+// answers are seconds, median and longest, of each program that has a user.
+func answers(all [][][]float64) string {
+	var text []string
+	for _, of := range all {
+		if len(of) == 3 {
+			text = append(text, fmt.Sprintf("natively %s; alone %s; together %s", figures(of[0]), figures(of[1]), figures(of[2])))
+		}
+	}
+	if len(text) == 0 {
+		return "-"
+	}
+	return strings.Join(text, "; ")
 }
 
 func suspend(data []byte) (*section, error) {

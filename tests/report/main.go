@@ -76,13 +76,19 @@ var kinds = []kind{
 	{"groups-in-pods.json", groupsInPods},
 	{"makespan.json", makespan},
 	{"priority-cells.json", priority},
+	{"preempt.json", preempt},
+	{"shares-*.json", shares},
+	{"memory.json", memory},
 	{"gemm.json", containers},
 	{"tenants.json", tenants},
 	{"gang.json", gang},
+	{"two-gpu.json", twoGPUs},
 	{"matrix.json", matrix},
 	{"handover.json", handover},
 	{"swap.json", swap},
 	{"launch.json", launch},
+	{"alloc.json", alloc},
+	{"starts.json", starts},
 	{"[0-9]*-*.json", calls},
 }
 
@@ -178,9 +184,6 @@ func collect(roots []string) (sections []*section, other []string, err error) {
 				return nil
 			}
 			s.Kind, s.File = kinds[i].pattern, filepath.ToSlash(path)
-			if strings.Contains(s.Kind, "*") {
-				s.Kind = "calls.json"
-			}
 			if s.Run == (run{}) {
 				s.Run = circumstances(root, filepath.Dir(path))
 			}
@@ -192,9 +195,7 @@ func collect(roots []string) (sections []*section, other []string, err error) {
 		}
 	}
 	order := func(s *section) int {
-		return slices.IndexFunc(kinds, func(k kind) bool {
-			return k.pattern == s.Kind || s.Kind == "calls.json" && strings.Contains(k.pattern, "*")
-		})
+		return slices.IndexFunc(kinds, func(k kind) bool { return k.pattern == s.Kind })
 	}
 	slices.SortStableFunc(sections, func(a, b *section) int {
 		if a.Kind != b.Kind {
