@@ -61,9 +61,13 @@ func (d *Daemon) describeFromHook(c *api.Container, p *peer.Peer) (*api.Describe
 	}
 	to := d.shares.Tenants[p.Account]
 	to.Pod, to.Has = podTerms(c), c.Gpus
+	holders := d.countPromises
+	if c.Engine == runEngine { // root has asked, or one of the control group
+		holders = d.describePromises
+	}
 	for _, g := range d.order {
 		if request := promisedBy(to.on(g.UUID)); len(c.Gpus) == 0 || slices.Contains(c.Gpus, g.UUID) {
-			if err := d.promisable(fmt.Sprintf("GPU %d", g.Index), g.UUID, p.Account, request, api.Tenant(c, 0)); err != nil {
+			if err := d.promisable(fmt.Sprintf("GPU %d", g.Index), g.UUID, p.Account, request, api.Tenant(c, 0), holders); err != nil {
 				return nil, err
 			}
 		}

@@ -78,7 +78,7 @@ func TestContainerOfAnEngine(t *testing.T) {
 	if got := s.told(0, account); got != (sched.Share{Request: 60}) {
 		t.Errorf("in force: %v", got)
 	}
-	if err := describe(b, "b", "serve", 50); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "60 % to train") {
+	if err := describe(b, "b", "serve", 50); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "60 % are already, to 1 tenant (") || strings.Contains(err.Error(), "train") {
 		t.Errorf("110 %% are promised: %v", err)
 	}
 	if err := describe(b, "c", "poser", 1); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "count to container b0") {

@@ -310,6 +310,15 @@ func (d *Daemon) describePromises(p promises) string {
 	return strings.Join(parts, ", ")
 }
 
+// countPromises is describePromises for somebody who may not be root: a container engine shows its
+// user what the OCI hook says.
+func (d *Daemon) countPromises(p promises) string {
+	if len(p) == 1 {
+		return "to 1 tenant (sudo nvsharectl status names it)"
+	}
+	return fmt.Sprintf("to %d tenants (sudo nvsharectl status names them)", len(p))
+}
+
 // promiseStatus describes what is promised of a GPU, and what is wrong with it:
 // containers were created while no plugin could refuse them, or SetShare came
 // between.
@@ -414,16 +423,16 @@ func (d *Daemon) keepable(gpu, uuid, account string, old, to tenantShares, who s
 	if is.CoreRequest <= was.CoreRequest || to.GPUs[uuid].CoreRequest == 0 && !d.has(account, uuid) {
 		return nil
 	}
-	return d.promisable(gpu, uuid, account, is.CoreRequest, who)
+	return d.promisable(gpu, uuid, account, is.CoreRequest, who, d.describePromises)
 }
 
 // promisable returns why a tenant cannot be promised a percentage of a GPU; zero
-// always can.
-func (d *Daemon) promisable(gpu, uuid, account string, request uint32, who string) error {
+// always can. holders says who has the rest.
+func (d *Daemon) promisable(gpu, uuid, account string, request uint32, who string, holders func(promises) string) error {
 	p := d.promised(uuid, account)
 	if request == 0 || p.sum()+request <= 100 {
 		return nil
 	}
 	return status.Errorf(codes.FailedPrecondition, "%s: %d %% cannot be promised to %s: %d %% are already, %s; at most %d %% are left",
-		gpu, request, who, p.sum(), d.describePromises(p), 100-min(p.sum(), 100))
+		gpu, request, who, p.sum(), holders(p), 100-min(p.sum(), 100))
 }
