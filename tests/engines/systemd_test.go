@@ -59,18 +59,18 @@ exec chroot . /usr/bin/env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin container=other
 // enterScript starts a command in the cgroup $1.
 const enterScript = `echo $$ >"$1/cgroup.procs" && shift && exec "$@"`
 
-// ownCgroup makes a cgroup of version 2, and removes it in the end.
+// ownCgroup makes a cgroup of version 2 among those of the node, which are removed even if the
+// tests are ended by a time limit, and removes it in the end.
 func ownCgroup(t *testing.T) string {
 	t.Helper()
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	check(t, err)
 	for line := range strings.Lines(string(mounts)) {
 		if f := strings.Fields(line); len(f) > 2 && f[2] == "cgroup2" {
-			dir, err := os.MkdirTemp(f[1], "nvshare-boot-") // another clone's tests may run now
-			if err != nil {
+			dir := filepath.Join(f[1], shared.Cgroup(), "boot")
+			if err := os.MkdirAll(dir, 0o755); err != nil {
 				t.Skipf("SKIPPED: no cgroup can be made here: %v", err)
 			}
-			check(t, os.Chmod(dir, 0o755)) // for services that are not root
 			t.Cleanup(func() { check(t, node.RemoveCgroup(dir)) })
 			return dir
 		}
