@@ -258,6 +258,57 @@ func TestNextManagerTakesOver(t *testing.T) {
 	awaitDeath(t, daemon)
 }
 
+// An upgrade under systemd gives all files to the scheduler's user. New members reach a daemon that
+// was taken over, and nothing of somebody else's is given away.
+func TestTakenOverAfterAnUpgrade(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root has daemons of other users")
+	}
+	const user = 54321
+	dir := tempDir(t)
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	name := api.OverlapIn("", user, "g")
+	g := Group{Name: name, GPU: "GPU-1", UID: user, Dir: api.OverlapDir(filepath.Dir(dir), name, "GPU-1")}
+	s := newSite(t, dir, nil)
+	s.Want([]Group{g})
+	s.running(g)
+	s.Close()
+	s.closed = true
+	owner := func(path string) uint32 {
+		var st unix.Stat_t
+		if err := unix.Lstat(path, &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Uid
+	}
+	pipe := filepath.Join(g.Dir, api.OverlapPipe)
+	outside := filepath.Join(dir, "outside")
+	if err := errors.Join(os.WriteFile(outside, nil, 0o600), os.Link(outside, filepath.Join(pipe, "link")), os.Symlink(outside, filepath.Join(pipe, "symlink"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := filepath.WalkDir(g.Dir, func(path string, _ os.DirEntry, err error) error {
+		return errors.Join(err, os.Lchown(path, 0, 0))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s = newSite(t, dir, nil)
+	s.Want([]Group{g})
+	s.await(TakenOver)
+	for path, want := range map[string]uint32{
+		pipe: user, filepath.Join(pipe, controlSocket): user, filepath.Join(g.Dir, api.OverlapShared): user, filepath.Join(g.Dir, api.OverlapLog): user,
+		g.Dir: 0, filepath.Join(g.Dir, recordName): 0, outside: 0,
+	} {
+		if got := owner(path); got != want {
+			t.Errorf("%s belongs to user %d, want %d", path, got, want)
+		}
+	}
+	if err := os.Remove(outside); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A daemon that cannot start is an error for whoever waits, and is tried again.
 func TestNoDaemon(t *testing.T) {
 	dir := tempDir(t)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,7 +60,41 @@ func (k *keeper) takeOver() *peer.Peer {
 	if err != nil {
 		return nil
 	}
+	if err := k.giveBack(int(p.UID)); err != nil {
+		k.m.o.Log.WithError(err).Warn("give the directories of an overlap group back to its members' user")
+	}
 	return p
+}
+
+// giveBack gives the group's directories to the members' user again. An upgrade under systemd gives all
+// that is below the run directory to the scheduler's user (tmpfiles.d, RuntimeDirectory=).
+func (k *keeper) giveBack(uid int) (err error) {
+	if uid == os.Geteuid() {
+		return nil
+	}
+	for _, name := range []string{api.OverlapPipe, api.OverlapShared, api.OverlapLog} {
+		// What is in them is the members', who may change it meanwhile: nothing outside of the directory
+		// is reached, and no file that has another name elsewhere.
+		root, failed := os.OpenRoot(k.path(name))
+		if failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		err = errors.Join(err, fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			info, err := d.Info()
+			if err != nil {
+				return err
+			}
+			if st := info.Sys().(*syscall.Stat_t); int(st.Uid) == uid || !d.IsDir() && st.Nlink > 1 {
+				return nil
+			}
+			return root.Lchown(path, uid, -1)
+		}), root.Close())
+	}
+	return err
 }
 
 func (k *keeper) noteServer(server peer.Process) {
