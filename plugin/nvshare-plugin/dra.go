@@ -58,6 +58,11 @@ func (f *draFlags) check(s *pflag.FlagSet) error {
 			return fmt.Errorf("--%s is for resource claims: give --dra as well, or leave it out", name)
 		}
 	}
+	if f.on && f.metrics != "" {
+		if _, _, err := net.SplitHostPort(f.metrics); err != nil {
+			return fmt.Errorf("--metrics-addr: %w (give host:port, like :9403)", err)
+		}
+	}
 	return nil
 }
 
@@ -116,27 +121,32 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 	return driver, nil
 }
 
-// serveMetrics serves what the driver counts until ctx ends; without --metrics-addr it
-// does nothing.
-func (f *draFlags) serveMetrics(ctx context.Context, driver *dra.Driver, log logrus.FieldLogger) error {
+// serveMetrics serves what the driver counts until ctx ends; without --metrics-addr it does nothing. While
+// another process has the port it tries again after each time: pods need the plugin, and not its metrics.
+func (f *draFlags) serveMetrics(ctx context.Context, every time.Duration, driver *dra.Driver, log logrus.FieldLogger) {
 	if f.metrics == "" {
-		return nil
+		return
 	}
 	l, err := net.Listen("tcp", f.metrics)
 	if err != nil {
-		return fmt.Errorf("--metrics-addr: %w", err)
+		log.Errorf("no metrics, trying again every %v: --metrics-addr: %v", every, err)
+	}
+	for err != nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(every):
+			l, err = net.Listen("tcp", f.metrics)
+		}
 	}
 	mux := http.NewServeMux()
 	mux.Handle("/metrics", promhttp.HandlerFor(driver.Metrics(), promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: requestLimit}))
 	server := &http.Server{Handler: mux, ReadTimeout: requestLimit, WriteTimeout: requestLimit, MaxHeaderBytes: 16 << 10}
 	context.AfterFunc(ctx, func() { server.Close() })
-	go func() {
-		if err := server.Serve(netutil.LimitListener(l, maxScrapers)); !errors.Is(err, http.ErrServerClosed) {
-			log.Errorf("serve metrics: %v", err)
-		}
-	}()
 	log.Infof("metrics on http://%s/metrics", l.Addr())
-	return nil
+	if err := server.Serve(netutil.LimitListener(l, maxScrapers)); !errors.Is(err, http.ErrServerClosed) {
+		log.Errorf("serve metrics: %v", err)
+	}
 }
 
 // killedAt returns a function that ends this process by SIGKILL where it comes to the

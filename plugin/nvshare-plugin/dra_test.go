@@ -3,9 +3,18 @@
 package main
 
 import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/plugin"
 	"github.com/nvshare/nvshare/plugin/dra"
@@ -33,6 +42,44 @@ func TestClaimsAreNotHeldBack(t *testing.T) {
 			t.Fatalf("request %d of a burst has to wait", i)
 		}
 	}
+}
+
+// Another process on the port of metrics does not keep the plugin from serving pods.
+func TestBusyMetricsPort(t *testing.T) {
+	dir := t.TempDir()
+	driver, err := dra.New(dra.Config{Directory: filepath.Join(dir, "driver"), CDIDir: filepath.Join(dir, "cdi"), Options: dra.Options{Slots: 1}, Log: quiet()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	out, in := io.Pipe()
+	log, ended := logrus.New(), make(chan struct{})
+	log.SetOutput(in)
+	go func() {
+		defer close(ended)
+		f := draFlags{metrics: other.Addr().String()}
+		f.serveMetrics(ctx, time.Millisecond, driver, log)
+	}()
+	lines := bufio.NewScanner(out)
+	for _, want := range []string{"trying again", "metrics on http://"} {
+		if !lines.Scan() || !strings.Contains(lines.Text(), want) {
+			t.Fatalf("the log has %q, want %q", lines.Text(), want)
+		}
+		other.Close()
+	}
+	r, err := http.Get("http://" + other.Addr().String() + "/metrics")
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Errorf("once the port is free: %v, %v", r, err)
+	}
+	if err == nil {
+		r.Body.Close()
+	}
+	cancel()
+	<-ended
 }
 
 // A pod whose driver replaces another one is ready once the kubelet can reach its driver,

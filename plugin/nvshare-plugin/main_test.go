@@ -191,6 +191,7 @@ func TestUsage(t *testing.T) {
 		"--dra":              "--dra needs NRI",
 		"--slots 4":          "--slots is for resource claims",
 		"--metrics-addr :1":  "--metrics-addr is for resource claims",
+		"--dra --no-nri=false --metrics-addr 9403": "give host:port",
 	} {
 		status := exitUsage
 		cmd := command(&status, quiet())

@@ -152,9 +152,7 @@ func (s *service) serveBeside() {
 func (s *service) lead() error {
 	close(s.leads)
 	if s.driver != nil {
-		if err := s.dra.serveMetrics(s.ctx, s.driver, s.log); err != nil {
-			return errors.Join(err, s.end())
-		}
+		go s.dra.serveMetrics(s.ctx, retryInterval, s.driver, s.log)
 		s.driver.Lead()
 	}
 	s.serve()
