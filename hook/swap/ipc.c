@@ -36,11 +36,10 @@
 
 #define IPC_MAGIC  0x3143504948534e56ull /* "VNSHIPC1" */
 #define BATCH      16 /* descriptors in a packet */
-#define ANSWER_MS  10000
+#define ANSWER_NS  (10 * NVS_S)
 #define MAX_OPENED 1024
-/* Half a second in all. */
-#define CONNECT_NAP_NS 20000000
-#define CONNECT_TRIES  25
+#define CONNECT_NAP_NS (20 * NVS_MS)
+#define ANEW_NS        (500 * NVS_MS) /* a process that has to make its socket anew (keep_listener) refuses for so long */
 
 /* The contents of a handle. */
 struct ticket {
@@ -94,10 +93,11 @@ static bool same_user(int fd)
 	       (peer.uid == (uid_t)syscall(SYS_geteuid) || peer.uid == 0);
 }
 
-static bool readable(int fd)
+/* Waits for POLLIN or POLLOUT: the peer may be stopped. */
+static bool ready(int fd, short events)
 {
-	struct pollfd p = { .fd = fd, .events = POLLIN };
-	struct timespec t = { ANSWER_MS / 1000, 0 };
+	struct pollfd p = { .fd = fd, .events = events };
+	struct timespec t = { ANSWER_NS / NVS_S, 0 };
 
 	return syscall(SYS_ppoll, &p, 1, &t, NULL, 8) > 0;
 }
@@ -141,7 +141,8 @@ static bool send_chunks(int fd, struct place p)
 		c->cmsg_len = CMSG_LEN(reply.count * sizeof(int));
 		memcpy(CMSG_DATA(c), fds, reply.count * sizeof(int));
 		if (ok)
-			ok = syscall(SYS_sendmsg, fd, &m, MSG_NOSIGNAL) == (long)sizeof(reply);
+			ok = ready(fd, POLLOUT) &&
+			     syscall(SYS_sendmsg, fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (long)sizeof(reply);
 		while (reply.count)
 			close(fds[--reply.count]);
 	}
@@ -153,7 +154,7 @@ static void serve(int fd)
 	struct ticket t;
 	struct place p;
 
-	if (!same_user(fd) || !readable(fd) ||
+	if (!same_user(fd) || !ready(fd, POLLIN) ||
 	    syscall(SYS_recvfrom, fd, &t, sizeof(t), MSG_DONTWAIT, NULL, NULL) != (long)sizeof(t) ||
 	    t.magic != IPC_MAGIC || t.secret != own_secret)
 		return;
@@ -317,7 +318,7 @@ static bool receive(int fd, struct reply *r, int *fds)
 	uint32_t got = 0;
 	bool ok;
 
-	ok = readable(fd) && syscall(SYS_recvmsg, fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) ==
+	ok = ready(fd, POLLIN) && syscall(SYS_recvmsg, fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) ==
 				     (long)sizeof(*r);
 	c = ok ? CMSG_FIRSTHDR(&m) : NULL;
 	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
@@ -331,12 +332,14 @@ static bool receive(int fd, struct reply *r, int *fds)
 	return false;
 }
 
-/* A process that has to make its socket anew (keep_listener) refuses for a moment. */
+/* EAGAIN: more wait for the process than its socket takes, or it is stopped. */
 static bool connected(int fd, const struct sockaddr_un *a, socklen_t n)
 {
+	uint64_t start = nvs_now();
 	long result;
 
-	for (int i = 0; (result = syscall(SYS_connect, fd, a, n)) != 0 && errno == ECONNREFUSED && i < CONNECT_TRIES; i++)
+	while ((result = syscall(SYS_connect, fd, a, n)) != 0 &&
+	       nvs_elapsed(nvs_now(), start) < (errno == EAGAIN ? ANSWER_NS : errno == ECONNREFUSED ? ANEW_NS : 0))
 		nvs_nap(CONNECT_NAP_NS);
 	return result == 0;
 }
@@ -345,7 +348,7 @@ static bool fetch(const struct ticket *t, CUdeviceptr base, uint64_t *mapped)
 {
 	struct sockaddr_un a;
 	socklen_t n = address_of_name(t->name, &a);
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), fds[BATCH];
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), fds[BATCH];
 	struct reply r = { .more = 1 };
 	bool ok;
 

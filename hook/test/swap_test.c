@@ -391,6 +391,30 @@ static int tenant_ipc_taken(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
+/* The process of the handle is stopped, and its socket takes nobody any more. */
+static int tenant_ipc_stopped(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	uint64_t ticket[8] = { 0x3143504948534e56ull /* of ipc.c */, seed, 0, 1ull << 40, mib * MIB, 0, mib * MIB, 1 };
+	struct sockaddr_un a = { .sun_family = AF_UNIX };
+	socklen_t n;
+	CUipcMemHandle handle;
+	CUdeviceptr p;
+	int fd, served;
+
+	n = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+			(size_t)sprintf(a.sun_path + 1, "nvshare-ipc-%016llx", (unsigned long long)seed));
+	served = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+	CHECK(bind(served, (struct sockaddr *)&a, n) == 0 && listen(served, (int)rounds) == 0);
+	do
+		fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
+	while (connect(fd, (struct sockaddr *)&a, n) == 0);
+	CHECK(errno == EAGAIN);
+	tenant_open();
+	memcpy(&handle, ticket, sizeof(handle));
+	CHECK(cuIpcOpenMemHandle_v2(&p, handle, 1) != CUDA_SUCCESS);
+	return 0;
+}
+
 /* Stream-ordered memory: reused in its stream at once, by others when it is done. */
 static int tenant_async(uint64_t mib, unsigned rounds, uint64_t seed)
 {
@@ -895,6 +919,13 @@ static void an_application_takes_the_socket_of_handles(void)
 	swapper_end();
 }
 
+static void a_stopped_process_stops_no_other(void)
+{
+	schedule(usual);
+	CHECK(went_well(start("ipc-stopped", 2, 1, (unsigned)getpid())));
+	swapper_end();
+}
+
 static void shared_memory_is_opened_on_both_gpus(void)
 {
 	schedule(usual);
@@ -966,6 +997,7 @@ static const struct test_case cases[] = {
 	CASE(processes_may_share_memory),
 	CASE(shared_memory_is_opened_on_both_gpus),
 	CASE(an_application_takes_the_socket_of_handles),
+	CASE(a_stopped_process_stops_no_other),
 };
 
 static const struct tenant_kind kinds[] = {
@@ -984,6 +1016,7 @@ static const struct tenant_kind kinds[] = {
 	{ "ipc", tenant_ipc },
 	{ "ipc-both", tenant_ipc_both },
 	{ "ipc-taken", tenant_ipc_taken },
+	{ "ipc-stopped", tenant_ipc_stopped },
 };
 
 int main(int argc, char **argv)
