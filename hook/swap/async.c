@@ -33,6 +33,7 @@
 #define NAP_NS     200000u /* between two looks at events that are waited for */
 /* Kernels last less, mostly. A stream that waits for the thread that wants the memory never goes on. */
 #define WAIT_NS    (20 * NVS_S)
+#define BUSY_NS    (1 * NVS_S) /* for a driver call of another thread's; they take microseconds */
 
 _Atomic uint64_t nvs_swap_frees;
 
@@ -574,7 +575,8 @@ void nvs_swap_stream_going(void *stream)
 				continue;
 			if (q->unmarked && q->blocks.oldest && !atomic_load(&nvs_gate.captures))
 				mark(s, all, q, stream);
-			while (q->busy) { /* another thread may be in a driver call with the stream */
+			/* Another thread may be in a driver call with the stream, or this one below a signal handler. */
+			for (uint64_t end = nvs_now() + BUSY_NS; q->busy && nvs_now() < end;) {
 				nvs_swap_unlock(s);
 				nvs_nap(NAP_NS);
 				nvs_swap_lock(s);

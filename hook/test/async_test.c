@@ -644,6 +644,44 @@ static void streams_come_and_go(void)
 	swapper_end();
 }
 
+static CUstream doomed;
+static bool interrupted;
+
+static void destroy_doomed(int sig)
+{
+	(void)sig;
+	interrupted = true;
+	CU(cuStreamDestroy_v2(doomed));
+}
+
+static CUresult interrupt_record(const char *call)
+{
+	if (!interrupted && strcmp(call, "cuEventRecordWithFlags") == 0)
+		raise(SIGUSR1);
+	return CUDA_SUCCESS;
+}
+
+/* A signal handler destroys the stream whose free it interrupts. */
+static void a_stream_ends_in_its_own_free(void)
+{
+	CUdeviceptr p[2];
+
+	open_on(GPU);
+	CHECK(signal(SIGUSR1, destroy_doomed) != SIG_ERR);
+	CU(cuStreamCreate(&doomed, CU_STREAM_NON_BLOCKING));
+	for (int i = 0; i < 2; i++)
+		p[i] = get(32 * MIB, doomed);
+	CU(cuMemFreeAsync(p[0], doomed));
+	simgpu_intercept(interrupt_record);
+	CU(cuMemFreeAsync(p[1], doomed));
+	simgpu_intercept(NULL);
+	CHECK(interrupted);
+	CU(cuCtxSynchronize()); /* the host has waited for what the stream did */
+	CHECK(get(32 * MIB, streams[0]) != get(32 * MIB, streams[1]));
+	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) == 64 * MIB);
+	swapper_end();
+}
+
 #define OWN ((CUstream)2) /* a thread's own default stream */
 
 static CUdeviceptr left;  /* freed behind what still runs */
@@ -964,6 +1002,7 @@ static const struct test_case cases[] = {
 	CASE(any_sequence_keeps_the_order_of_streams),
 	CASE(any_sequence_beside_another_tenant),
 	CASE(streams_come_and_go),
+	CASE(a_stream_ends_in_its_own_free),
 	CASE(threads_come_and_go),
 	CASE(threads_share_a_pool),
 	CASE(pools_and_contexts_end),

@@ -160,8 +160,20 @@ int drv_closed(void)
 	return __atomic_load_n(&state, __ATOMIC_ACQUIRE) == S_CLOSED;
 }
 
-CUresult drv_enter(void)
+static CUresult (*intercept)(const char *call);
+
+void simgpu_intercept(CUresult (*fn)(const char *call))
 {
+	__atomic_store_n(&intercept, fn, __ATOMIC_RELEASE);
+}
+
+CUresult drv_entered(const char *call)
+{
+	CUresult (*fn)(const char *) = __atomic_load_n(&intercept, __ATOMIC_ACQUIRE);
+	CUresult rc = fn ? fn(call) : CUDA_SUCCESS;
+
+	if (rc)
+		return rc;
 	__atomic_fetch_add(&drv_calls.all, 1, __ATOMIC_RELAXED);
 	switch (__atomic_load_n(&state, __ATOMIC_ACQUIRE)) {
 	case S_READY:

@@ -700,6 +700,10 @@ struct simgpu_calls simgpu_calls(void);
  * that submits work or waits for it fails. */
 void simgpu_fail(void);
 
+/* Calls this at the beginning of each call from now on, in its thread; what it returns, if not
+ * CUDA_SUCCESS, is the call's result. call: the function's name, mostly, without _ptsz. NULL ends it. */
+void simgpu_intercept(CUresult (*fn)(const char *call));
+
 #pragma GCC visibility pop
 
 #endif

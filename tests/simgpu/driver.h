@@ -152,7 +152,8 @@ struct sim_module {
 	} while (0)
 
 /* context.c */
-CUresult drv_enter(void); /* first line of every call */
+CUresult drv_entered(const char *call);
+#define drv_enter() drv_entered(__func__) /* first line of every call */
 int drv_closed(void); /* the process ends */
 CUresult ctx_failed(const struct sim_ctx *c); /* its fault, or that of simgpu_fail() */
 struct sim_ctx *ctx_current(void);

@@ -131,11 +131,12 @@ static struct handle *handle_new(struct phys *ph)
 	return h;
 }
 
-static CUresult vmm_enter(void)
+static CUresult vmm_entered(const char *call)
 {
 	__atomic_fetch_add(&drv_calls.vmm, 1, __ATOMIC_RELAXED);
-	return drv_enter();
+	return drv_entered(call);
 }
+#define vmm_enter() vmm_entered(__func__)
 
 CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAllocationProp *prop,
 		     unsigned long long flags)

@@ -16,7 +16,7 @@ for t in "$@"; do
 	rm -rf "$dir"
 done
 # nothing but the API may be seen from outside, what tests need (a count of calls, and a fault), and the kernel's ioctl
-if nm -D --defined-only "$LIB/libcuda.so.1" | grep -v ' T cu[A-Z]' | grep -v -e ' T simgpu_calls$' -e ' T simgpu_fail$' -e ' T ioctl$'; then
+if nm -D --defined-only "$LIB/libcuda.so.1" | grep -v ' T cu[A-Z]' | grep -v -e ' T simgpu_calls$' -e ' T simgpu_fail$' -e ' T simgpu_intercept$' -e ' T ioctl$'; then
 	echo "FAIL exports of libcuda.so.1"
 	failed=$((failed + 1))
 else
