@@ -114,16 +114,20 @@ static bool populate(struct nvs_gpu *gpu, struct place p, uint32_t end)
 	for (;;) {
 		unsigned seen = atomic_load(&s->kick);
 		bool told = since != 0, fits;
+		int result;
 
 		/* The mover may have been faster. */
 		while (p.granule < end && p.span->chunk[p.granule].state != CHUNK_EMPTY)
 			next_chunk(&p);
 		if (p.granule == end || !s->hold)
 			return true;
-		if (populate_some(gpu, p, end, &fits) == CUDA_SUCCESS) {
+		result = populate_some(gpu, p, end, &fits);
+		if (result == CUDA_SUCCESS) {
 			since = 0;
 			continue;
 		}
+		if (result != CUDA_ERROR_OUT_OF_MEMORY)
+			return false;
 		since = !fits ? 0 : since ? since : nvs_now();
 		if (!nvs_swap_refused(gpu, bytes_of(p.span->chunk[p.granule].granules), seen, since,
 				      told))

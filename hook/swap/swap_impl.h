@@ -312,7 +312,9 @@ bool nvs_swap_flush(struct nvs_gpu *gpu, uint64_t bytes);
 /*
  * So many bytes were refused: waits for a change after `seen`, 50 ms at most, and gives
  * up a scheduler that is gone. since: when the driver first refused, ns; 0: there was no
- * room. told: the scheduler knows. False: the memory is not to be had.
+ * room. told: the scheduler knows. False: the memory is not to be had. The scheduler has
+ * promised the room, so who waits for that goes on until it comes, until the GPU is not held
+ * any more, or until the scheduler is lost.
  */
 bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64_t since, bool told);
 

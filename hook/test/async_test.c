@@ -882,6 +882,32 @@ static void cost(void)
 	swapper_end();
 }
 
+/* ---- a driver that fails ---- */
+
+static CUresult fail_create(const char *call)
+{
+	return strcmp(call, "cuMemCreate") == 0 ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
+/* What is not a lack of memory gets no better by waiting, and is not told as one. */
+static void an_error_is_not_waited_for(void)
+{
+	uint64_t start;
+	CUdeviceptr p;
+
+	open_on(GPU);
+	simgpu_intercept(fail_create);
+	start = test_now();
+	CHECK(cuMemAlloc_v2(&p, 64 * MIB) != CUDA_SUCCESS);
+	CHECK(cuMemAllocAsync(&p, 64 * MIB, streams[0]) != CUDA_SUCCESS);
+	CHECK(test_now() - start < 20 * 1000000000ull);
+	simgpu_intercept(NULL);
+	CHECK(swapper_seen().stuck_memory == 0);
+	CU(cuMemAlloc_v2(&p, 64 * MIB));
+	EVENTUALLY(swapper_seen().resident >= 64 * MIB && swapper_seen().resident < 128 * MIB);
+	swapper_end();
+}
+
 /* ---- what is told of it ---- */
 
 static uint64_t nvml_used(void)
@@ -1006,6 +1032,7 @@ static const struct test_case cases[] = {
 	CASE(threads_come_and_go),
 	CASE(threads_share_a_pool),
 	CASE(pools_and_contexts_end),
+	CASE(an_error_is_not_waited_for),
 	CASE(nvml_agrees_on_what_is_kept),
 	CASE(the_primary_context_takes_no_pool_along),
 	CASE(frees_without_a_context),
