@@ -75,7 +75,7 @@ struct nvs_gpu {
 	atomic_uint effect;      /* futex of effect.c */
 	atomic_bool effective;   /* channels that were off were seen to stand still */
 	unsigned effect_looks;   /* for that; of the drainer thread alone, as the next */
-	unsigned refused_looks;  /* since the driver refused to take channels off */
+	unsigned refused_looks;  /* since the driver refused a time slice, or to take channels off */
 	atomic_uint offs;        /* how often they went off */
 	uint64_t on_ns;          /* when they were put on */
 	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */

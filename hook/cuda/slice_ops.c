@@ -154,7 +154,8 @@ static void prove(struct nvs_gpu *gpu, struct nvs_controls *c)
 	nvs_rm_state(uuid, &s);
 	if (!s.compute_groups || s.overflow) /* some that were not seen are as good as none */
 		s.slice = s.off_on = NVS_RM_UNSEEN;
-	else if (s.slice == NVS_RM_UNTRIED || s.slice == NVS_RM_UNSEEN)
+	else if (s.slice == NVS_RM_UNTRIED || s.slice == NVS_RM_UNSEEN ||
+		 (s.slice == NVS_RM_REFUSED && try_refused_again(gpu)))
 		s.slice = nvs_rm_prove(uuid);
 	/*
 	 * A driver that fakes the one control is not trusted with the other. UNSEEN: there were no
@@ -163,7 +164,7 @@ static void prove(struct nvs_gpu *gpu, struct nvs_controls *c)
 	if (s.slice == NVS_RM_OK && (s.off_on == NVS_RM_UNTRIED || s.off_on == NVS_RM_UNSEEN ||
 				     (s.off_on == NVS_RM_REFUSED && try_refused_again(gpu))))
 		s.off_on = nvs_rm_prove_channels(uuid);
-	if (s.off_on == NVS_RM_OK)
+	if (s.slice == NVS_RM_OK && s.off_on == NVS_RM_OK)
 		gpu->refused_looks = 0;
 	if (s.off_on == NVS_RM_OK && !listed(&s))
 		s.off_on = prove_effect(gpu);

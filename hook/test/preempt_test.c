@@ -507,9 +507,8 @@ static void a_refusal_bounds_for_a_time(void)
 	end();
 }
 
-static atomic_bool refuses;
+static atomic_uint refused; /* the driver refuses this control, for a time */
 
-/* The driver refuses to take channels off, for a time. */
 static int refusing_ioctl(int fd, unsigned long request, ...)
 {
 	static nvs_rm_ioctl *next;
@@ -521,7 +520,7 @@ static int refusing_ioctl(int fd, unsigned long request, ...)
 	arg = va_arg(list, void *);
 	va_end(list);
 	c = arg;
-	if (request == RM_CONTROL && c->command == RM_CHANNELS && atomic_load(&refuses)) {
+	if (request == RM_CONTROL && c->command == atomic_load(&refused)) {
 		c->status = RM_NOT_PERMITTED;
 		return 0;
 	}
@@ -532,10 +531,23 @@ static int refusing_ioctl(int fd, unsigned long request, ...)
 static void a_driver_that_refuses_is_tried_again(void)
 {
 	hold_with(1);
-	atomic_store(&refuses, true);
+	atomic_store(&refused, RM_CHANNELS);
 	nvs_rm_set_next(refusing_ioctl);
 	says_of_channels(NVS_CONTROL_REFUSED);
-	atomic_store(&refuses, false);
+	atomic_store(&refused, 0);
+	has_controls();
+	end();
+}
+
+/* Channels are not tried before slices work. */
+static void refused_slices_are_tried_again(void)
+{
+	hold_with(1);
+	atomic_store(&refused, RM_SET_SLICE);
+	nvs_rm_set_next(refusing_ioctl);
+	says_of_channels(NVS_CONTROL_UNTRIED);
+	CHECK(state().slice == NVS_RM_REFUSED);
+	atomic_store(&refused, 0);
 	has_controls();
 	end();
 }
@@ -791,6 +803,7 @@ static const struct test_case cases[] = {
 	CASE(off_is_refused_once),
 	CASE(a_refusal_bounds_for_a_time),
 	CASE(a_driver_that_refuses_is_tried_again),
+	CASE(refused_slices_are_tried_again),
 	CASE(an_earlier_scheduler),
 	CASE(threads_wait_at_the_gate),
 	CASE(the_scheduler_is_lost),
