@@ -360,8 +360,13 @@ static void mark_off(struct rm_gpu *g, void *may)
 	*r = g->no_effect ? NVS_RM_FAKED : g->keepers || ended ? NVS_RM_BUSY : NVS_RM_OK;
 	if (*r == NVS_RM_OK) {
 		g->off = true;
-		g->stuck = false;
+		g->stuck = g->wanted_off = false;
 	}
+}
+
+static void mark_wanted(struct rm_gpu *g, void *off)
+{
+	g->wanted_off = *(bool *)off;
 }
 
 static void mark_stuck(struct rm_gpu *g, void *stuck)
@@ -422,18 +427,28 @@ static enum nvs_rm_result put_on(const uint8_t *uuid)
 	return r.r;
 }
 
-enum nvs_rm_result nvs_rm_channels(const uint8_t uuid[NVS_RM_UUID], bool on)
+/* for_good: not for a keeper's time. */
+static enum nvs_rm_result switch_channels(const uint8_t *uuid, bool on, bool for_good)
 {
 	enum nvs_rm_result r;
 	struct nvs_signals q;
+	bool off;
 
 	if (!begin_turn(&q))
 		return NVS_RM_BUSY;
 	name_subdevices();
 	r = on ? put_on(uuid) : take_off(uuid);
+	off = !on && r == NVS_RM_OK;
+	if (for_good && (on || off))
+		rm_with_gpu(uuid, mark_wanted, &off);
 	end_turn(&q);
 	nvs_debugf("rm: channels %s: %s", on ? "on" : "off", nvs_rm_text(r));
 	return r;
+}
+
+enum nvs_rm_result nvs_rm_channels(const uint8_t uuid[NVS_RM_UUID], bool on)
+{
+	return switch_channels(uuid, on, true);
 }
 
 enum nvs_rm_result nvs_rm_prove_channels(const uint8_t uuid[NVS_RM_UUID])
@@ -472,7 +487,7 @@ static bool put_on_for_sure(const uint8_t *uuid)
 	struct rm_gpu g;
 
 	for (;; nvs_nap(ON_AGAIN_NS)) {
-		enum nvs_rm_result r = nvs_rm_channels(uuid, true);
+		enum nvs_rm_result r = switch_channels(uuid, true, false);
 
 		if (r != NVS_RM_BUSY && rm_with_gpu(uuid, copy_gpu, &g) && !g.off)
 			return true;
@@ -554,7 +569,7 @@ bool nvs_rm_state(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 	memset(s, 0, sizeof(*s));
 	if (begin_turn(&q)) {
 		name_subdevices();
-		if (rm_with_gpu(uuid, copy_gpu, &g) && g.stuck)
+		if (rm_with_gpu(uuid, copy_gpu, &g) && g.stuck && (!g.wanted_off || g.keepers))
 			put_on(uuid);
 		end_turn(&q);
 	}

@@ -37,7 +37,8 @@ struct rm_gpu {
 	uint8_t uuid[NVS_RM_UUID];
 	bool used;
 	bool off;
-	bool stuck;     /* off, and to be on: the driver refused to put them on */
+	bool wanted_off; /* until somebody wants them on for good: a keeper needs them on only for a time */
+	bool stuck;     /* off, and the driver refused to put them on */
 	bool no_effect; /* channels that are off go on: see nvs_rm_has_no_effect */
 	unsigned keepers;
 	uint64_t wanted_us, slice_us;

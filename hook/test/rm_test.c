@@ -576,6 +576,14 @@ static void what_never_goes_on_ends_the_wait(void)
 	refuses_on = 0;
 	CHECK(!state(0).off && atomic_load(&live_off) == 0);
 	nvs_rm_let_go(uuid_of(0));
+	/* Nobody needs them on any more: they stay off, as they were before. */
+	CHECK(OFF(0) == NVS_RM_OK);
+	refuses_on = 1000000;
+	nvs_rm_keep_on(uuid_of(0));
+	nvs_rm_let_go(uuid_of(0));
+	refuses_on = 0;
+	CHECK(state(0).off && atomic_load(&live_off) == 8);
+	CHECK(ON(0) == NVS_RM_OK && atomic_load(&live_off) == 0);
 	/* Nobody can reach them any more: nobody tries. */
 	CHECK(OFF(0) == NVS_RM_OK);
 	close(fd);
