@@ -8,18 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "check.h"
 #include "wire.h"
-
-#define CHECK(cond) \
-	do { \
-		if (!(cond)) { \
-			fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-			exit(1); \
-		} \
-	} while (0)
-
-/* Long enough for any machine; a wait that reaches it is a failure. */
-#define PATIENCE_MS 100000
 
 /* The flags of a code that a peer may not ignore: wire.h. */
 #define MUST_KNOW(code) ((code) & 0xffffu)

@@ -40,13 +40,6 @@ unsigned long launches(int gpu)
 	return atomic_load(&stub_state()->launches[gpu]);
 }
 
-void nap_ms(int ms)
-{
-	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
-
-	nanosleep(&t, NULL);
-}
-
 static void *launcher_main(void *arg)
 {
 	struct launcher *l = arg;

@@ -19,15 +19,6 @@ unsigned descriptors(void);
 int launch(void *stream);
 void allow(int gpu, int on);
 unsigned long launches(int gpu);
-void nap_ms(int ms);
-
-/* Waits for a condition that must come true. */
-#define EVENTUALLY(cond) \
-	do { \
-		for (int ms_ = 0; !(cond) && ms_ < PATIENCE_MS; ms_++) \
-			nap_ms(1); \
-		CHECK(cond); \
-	} while (0)
 
 /* A thread that makes one launch, or many, and says how many are done. */
 struct launcher {

@@ -27,24 +27,9 @@
 #define MIB   (1ull << 20)
 #define LIMIT (256 * MIB)
 #define OOM   CUDA_ERROR_OUT_OF_MEMORY
-#define CU(call) CHECK((call) == CUDA_SUCCESS)
 
 static CUcontext contexts[2];
 static const char *self;
-
-static void nap_ms(int ms)
-{
-	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
-
-	nanosleep(&t, NULL);
-}
-
-#define EVENTUALLY(cond) \
-	do { \
-		for (int ms_ = 0; !(cond) && ms_ < PATIENCE_MS; ms_++) \
-			nap_ms(1); \
-		CHECK(cond); \
-	} while (0)
 
 static unsigned entries(const char *dir)
 {

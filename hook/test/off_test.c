@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "cases.h"
+#include "check.h"
 #include "cudadrv.h"
 #include "rm.h"
 
@@ -20,15 +21,6 @@ struct nvs_gpu;
 struct nvs_gpu *nvs_gpu_of_device(int dev);
 bool nvs_context_hold(struct nvs_gpu *gpu);
 void nvs_context_unhold(struct nvs_gpu *gpu);
-
-#define CHECK(cond) \
-	do { \
-		if (!(cond)) { \
-			fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-			_exit(1); \
-		} \
-	} while (0)
-#define CU(call) CHECK((call) == CUDA_SUCCESS)
 
 static uint8_t gpu[NVS_RM_UUID];
 static CUcontext context;

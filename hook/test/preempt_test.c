@@ -22,27 +22,11 @@
 #include "rm.h"
 #include "rm_abi.h"
 
-
-#define CU(call) CHECK((call) == CUDA_SUCCESS)
-#define EVENTUALLY(cond) \
-	do { \
-		for (int ms_ = 0; !(cond) && ms_ < PATIENCE_MS; ms_++) \
-			nap_ms(1); \
-		CHECK(cond); \
-	} while (0)
-
 static struct fake fake;
 static CUuuid gpu;
 static CUcontext context;
 static CUstream stream, other;
 static CUfunction spin;
-
-static void nap_ms(int ms)
-{
-	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
-
-	nanosleep(&t, NULL);
-}
 
 static struct nvs_rm_state state(void)
 {

@@ -14,15 +14,6 @@
 #include "cudadrv.h"
 #include "fake.h"
 
-#define CU(call) \
-	do { \
-		int rc_ = (call); \
-		if (rc_) { \
-			fprintf(stderr, "%s:%d: %s: error %d\n", __FILE__, __LINE__, #call, rc_); \
-			exit(1); \
-		} \
-	} while (0)
-
 static const char ptx[] = ".version 6.0\n.target sm_50\n.address_size 64\n"
 			  ".visible .entry nvshare_spin(.param .u64 a, .param .u64 b) { ret; }\n";
 

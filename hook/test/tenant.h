@@ -17,19 +17,15 @@
 #include <time.h>
 #include <unistd.h>
 
+#ifndef EVENTUALLY_MS
+#define EVENTUALLY_MS (3 * PATIENCE_MS)
+#endif
+
 #include "cases.h"
 #include "cudadrv.h"
 #include "swapper.h"
 
 #define MIB (1ull << 20)
-#define CU(call) \
-	do { \
-		int rc_ = (call); \
-		if (rc_) { \
-			fprintf(stderr, "%s:%d: %s: error %d\n", __FILE__, __LINE__, #call, rc_); \
-			exit(1); \
-		} \
-	} while (0)
 
 static const char ptx[] =
 	".version 6.0\n.target sm_50\n.address_size 64\n"
@@ -54,23 +50,6 @@ struct buffer {
 	CUdeviceptr p;
 	uint64_t bytes, seed;
 };
-
-static inline void nap_ms(int ms)
-{
-	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
-
-	nanosleep(&t, NULL);
-}
-
-#ifndef EVENTUALLY_MS
-#define EVENTUALLY_MS (3 * PATIENCE_MS)
-#endif
-#define EVENTUALLY(cond) \
-	do { \
-		for (int ms_ = 0; !(cond) && ms_ < EVENTUALLY_MS; ms_++) \
-			nap_ms(1); \
-		CHECK(cond); \
-	} while (0)
 
 static inline void tenant_open(void)
 {
