@@ -49,7 +49,7 @@ struct ticket {
 	uint64_t region_bytes;
 	uint64_t offset;       /* of the allocation in the region */
 	uint64_t bytes;
-	uint64_t serial;
+	uint64_t pinned;       /* of the region: later ones may have its address */
 };
 _Static_assert(sizeof(struct ticket) == sizeof(struct cu_ipc_handle), "CUipcMemHandle");
 
@@ -64,7 +64,7 @@ static struct nvs_descriptor listener = NVS_NO_DESCRIPTOR; /* only its thread ch
 
 /* Memory of other processes that is open in this one. */
 static struct opened {
-	uint64_t name, region;
+	uint64_t name, region, pinned;
 	CUdeviceptr base;     /* 0: free */
 	uint64_t bytes;
 	unsigned references;
@@ -160,7 +160,7 @@ static void serve(int fd)
 		return;
 	p = nvs_place_of(t.region);
 	if (p.span && p.span->head[p.granule] == p.granule + 1 &&
-	    bytes_of(region_of(p)->granules) == t.region_bytes)
+	    bytes_of(region_of(p)->granules) == t.region_bytes && region_of(p)->pinned == t.pinned)
 		send_chunks(fd, p);
 }
 
@@ -224,20 +224,24 @@ static bool listening(void)
 	return false;
 }
 
-/* Pins the region of an address. The caller keeps its memory on the GPU meanwhile. */
-static void pin(CUdeviceptr address)
+/* Pins the region of an address, and returns its number. The caller keeps its memory on the GPU meanwhile. */
+static uint32_t pin(CUdeviceptr address)
 {
+	static _Atomic uint32_t last;
 	struct place p = nvs_place_of(address);
 	struct nvs_swap *s = p.span->gpu->swap;
+	uint32_t number = 0;
 	struct region *r;
 
 	nvs_swap_lock(s);
 	r = p.span->head[p.granule] ? &p.span->region[p.span->head[p.granule] - 1] : NULL;
 	if (r && !r->pinned) {
-		r->pinned = true;
+		r->pinned = ++last;
 		s->pinned += bytes_of(r->granules);
 	}
+	number = r ? r->pinned : 0;
 	nvs_swap_unlock(s);
+	return number;
 }
 
 bool nvs_swap_pin(CUdeviceptr address, struct nvs_swap_range *r)
@@ -247,7 +251,7 @@ bool nvs_swap_pin(CUdeviceptr address, struct nvs_swap_range *r)
 	if (!nvs_swap_find(address, r) || !r->base || r->mapping)
 		return false;
 	t = nvs_gate_enter_memory(r->gpu);
-	pin(address);
+	r->pinned = pin(address);
 	if (t)
 		nvs_gate_leave(t);
 	return true;
@@ -277,7 +281,7 @@ int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p)
 	t.region_bytes = r.mapped_bytes;
 	t.offset = r.base - r.mapped;
 	t.bytes = r.bytes;
-	t.serial = r.serial;
+	t.pinned = r.pinned;
 	memcpy(handle, &t, sizeof(t));
 	return CUDA_SUCCESS;
 }
@@ -405,7 +409,7 @@ static int open_region(const struct ticket *t, CUdeviceptr *base)
 	if (nvs_driver.ctx_get_device(&dev) != CUDA_SUCCESS)
 		return CUDA_ERROR_INVALID_VALUE;
 	for (unsigned i = 0; i < MAX_OPENED; i++) {
-		if (opened[i].base && opened[i].name == t->name && opened[i].region == t->region)
+		if (opened[i].base && opened[i].name == t->name && opened[i].region == t->region && opened[i].pinned == t->pinned)
 			return open_again(&opened[i], dev, base);
 		if (!opened[i].base && !o)
 			o = &opened[i];
@@ -418,7 +422,7 @@ static int open_region(const struct ticket *t, CUdeviceptr *base)
 		unmap(*base, mapped, t->region_bytes);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	*o = (struct opened){ t->name, t->region, *base, t->region_bytes, 1, bit_of(dev) };
+	*o = (struct opened){ t->name, t->region, t->pinned, *base, t->region_bytes, 1, bit_of(dev) };
 	atomic_fetch_add(&opened_used, 1);
 	return CUDA_SUCCESS;
 }

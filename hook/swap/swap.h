@@ -68,7 +68,7 @@ struct nvs_swap_range {
 	CUdeviceptr mapped;    /* the mapping that the driver would tell of */
 	size_t mapped_bytes;
 	bool mapping, rdma;    /* mapping: the application's own, not an allocation */
-	bool pinned;           /* stays on the GPU for good */
+	uint32_t pinned;       /* not 0: stays on the GPU for good; see struct region */
 	int access, handle_types;
 };
 bool nvs_swap_find(CUdeviceptr p, struct nvs_swap_range *r);

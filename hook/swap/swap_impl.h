@@ -94,7 +94,7 @@ struct region {
 	bool published;    /* the application knows the allocation */
 	bool dying;        /* is being freed */
 	bool cached;
-	bool pinned;       /* shared, or used without a grant: stays on the GPU once it is there */
+	uint32_t pinned;   /* shared, or used without a grant: stays on the GPU once it is there; a unique number, or 0 */
 	uint64_t serial;   /* changes with each free in the region */
 	struct nvs_block block; /* in nvs_swap.cache, while cached */
 };

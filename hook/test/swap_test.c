@@ -391,6 +391,57 @@ static int tenant_ipc_taken(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
+/* Memory is freed while another process has it open, and other memory is shared in its place. */
+static int tenant_ipc_replaced(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	struct buffer b = { 0 };
+	CUipcMemHandle handle;
+	int to[2], from[2];
+	pid_t child;
+	char c;
+
+	CHECK(pipe(to) == 0 && pipe(from) == 0);
+	child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		CUdeviceptr first, again, next;
+
+		close(to[1]);
+		tenant_open();
+		CHECK(read(to[0], &handle, sizeof(handle)) == sizeof(handle));
+		CU(cuIpcOpenMemHandle_v2(&first, handle, 1));
+		CHECK(write(from[1], "", 1) == 1);
+		CHECK(read(to[0], &b, sizeof(b)) == sizeof(b));
+		CHECK(cuIpcOpenMemHandle_v2(&again, handle, 1) != CUDA_SUCCESS || again == first);
+		CHECK(read(to[0], &handle, sizeof(handle)) == sizeof(handle));
+		CU(cuIpcOpenMemHandle_v2(&next, handle, 1));
+		b.p = next;
+		verify(&b);
+		CU(cuIpcCloseMemHandle(next));
+		CHECK(write(from[1], "", 1) == 1);
+		_exit(0);
+	}
+	own_filled(&b, mib, seed, to[0], from[1]);
+	CU(cuCtxSynchronize());
+	for (unsigned i = 0; i < rounds; i++) {
+		CUdeviceptr was = b.p;
+
+		CU(cuIpcGetMemHandle(&handle, b.p));
+		CHECK(!i || write(to[1], &b, sizeof(b)) == sizeof(b));
+		CHECK(write(to[1], &handle, sizeof(handle)) == sizeof(handle));
+		CHECK(read(from[0], &c, 1) == 1);
+		if (i + 1 == rounds)
+			break;
+		put(&b);
+		get(&b, mib * MIB);
+		CHECK(b.p == was);
+		run_fill(&b, seed + 1 + i, NULL);
+		CU(cuCtxSynchronize());
+	}
+	CHECK(went_well(child));
+	return 0;
+}
+
 /* The process of the handle is stopped, and its socket takes nobody any more. */
 static int tenant_ipc_stopped(uint64_t mib, unsigned rounds, uint64_t seed)
 {
@@ -919,6 +970,13 @@ static void an_application_takes_the_socket_of_handles(void)
 	swapper_end();
 }
 
+static void what_is_shared_anew_is_opened_anew(void)
+{
+	schedule(usual);
+	CHECK(went_well(start("ipc-replaced", 8, 2, 1)));
+	swapper_end();
+}
+
 static void a_stopped_process_stops_no_other(void)
 {
 	schedule(usual);
@@ -997,6 +1055,7 @@ static const struct test_case cases[] = {
 	CASE(processes_may_share_memory),
 	CASE(shared_memory_is_opened_on_both_gpus),
 	CASE(an_application_takes_the_socket_of_handles),
+	CASE(what_is_shared_anew_is_opened_anew),
 	CASE(a_stopped_process_stops_no_other),
 };
 
@@ -1016,6 +1075,7 @@ static const struct tenant_kind kinds[] = {
 	{ "ipc", tenant_ipc },
 	{ "ipc-both", tenant_ipc_both },
 	{ "ipc-taken", tenant_ipc_taken },
+	{ "ipc-replaced", tenant_ipc_replaced },
 	{ "ipc-stopped", tenant_ipc_stopped },
 };
 
