@@ -908,6 +908,68 @@ static void an_error_is_not_waited_for(void)
 	swapper_end();
 }
 
+static const char *failing; /* the call, when it is made for the time that countdown says */
+static atomic_int countdown;
+
+static CUresult fail_one(const char *call)
+{
+	return strcmp(call, failing) == 0 && atomic_fetch_sub(&countdown, 1) == 1 ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS;
+}
+
+static void allocate_and_free(void)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	CUmemAccessDesc rw = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemGenericAllocationHandle h = 0;
+	CUdeviceptr p;
+
+	if (cuMemAlloc_v2(&p, 200 * MIB) == CUDA_SUCCESS)
+		CU(cuMemFree_v2(p));
+	for (int i = 0; i < 2; i++)
+		if (cuMemAllocAsync(&p, 72 * MIB, streams[0]) == CUDA_SUCCESS)
+			CU(cuMemFreeAsync(p, streams[0]));
+	if (cuMemAddressReserve(&p, 64 * MIB, 0, 0, 0) != CUDA_SUCCESS)
+		return;
+	if (cuMemCreate(&h, 64 * MIB, &prop, 0) == CUDA_SUCCESS) {
+		if (cuMemMap(p, 64 * MIB, 0, h, 0) == CUDA_SUCCESS) {
+			(void)cuMemSetAccess(p, 64 * MIB, &rw, 1);
+			if (cuMemUnmap(p, 64 * MIB) != CUDA_SUCCESS)
+				CU(cuMemUnmap(p, 64 * MIB));
+		}
+		CU(cuMemRelease(h));
+	}
+	CU(cuMemAddressFree(p, 64 * MIB));
+}
+
+/* Whichever call of the driver fails, nothing is lost by it. */
+static void no_failure_leaks(void)
+{
+	static const char *const calls[] = { "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease",
+					     "cuEventRecordWithFlags" };
+	CUdeviceptr p;
+	uint64_t before;
+
+	open_on(GPU);
+	allocate_and_free();
+	CU(cuMemPoolTrimTo(pool, 0));
+	CU(cuCtxSynchronize());
+	before = used();
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
+		for (int n = 1; n <= 8; n++) {
+			failing = calls[i];
+			atomic_store(&countdown, n);
+			simgpu_intercept(fail_one);
+			allocate_and_free();
+			simgpu_intercept(NULL);
+			CU(cuCtxSynchronize());
+			CU(cuMemPoolTrimTo(pool, 0));
+			CHECK(n > 1 || atomic_load(&countdown) <= 0); /* it was made */
+			CHECK(used() == before);
+		}
+	CU(cuMemAlloc_v2(&p, GPU - 32 * MIB));
+	swapper_end();
+}
+
 /* ---- what is told of it ---- */
 
 static uint64_t nvml_used(void)
@@ -1033,6 +1095,7 @@ static const struct test_case cases[] = {
 	CASE(threads_share_a_pool),
 	CASE(pools_and_contexts_end),
 	CASE(an_error_is_not_waited_for),
+	CASE(no_failure_leaks),
 	CASE(nvml_agrees_on_what_is_kept),
 	CASE(the_primary_context_takes_no_pool_along),
 	CASE(frees_without_a_context),

@@ -367,10 +367,10 @@ int vmm_reserved(CUdeviceptr p)
 }
 
 /* Calls fn on each mapping of [p, p+size); the range must be whole mappings. goes: it is taken away. */
-static CUresult each_mapping(CUdeviceptr p, size_t size, CUresult (*fn)(struct area *), int goes)
+static CUresult each_mapping(const char *call, CUdeviceptr p, size_t size, CUresult (*fn)(struct area *), int goes)
 {
 	uintptr_t at, end = (uintptr_t)p + size;
-	CUresult rc = vmm_enter();
+	CUresult rc = vmm_entered(call);
 
 	if (rc)
 		return rc;
@@ -410,7 +410,7 @@ static CUresult unmap_one(struct area *a)
 
 CUresult cuMemUnmap(CUdeviceptr p, size_t size)
 {
-	return each_mapping(p, size, unmap_one, 1);
+	return each_mapping(__func__, p, size, unmap_one, 1);
 }
 
 static CUresult open_one(struct area *a)
@@ -464,7 +464,7 @@ CUresult cuMemSetAccess(CUdeviceptr p, size_t size, const CUmemAccessDesc *desc,
 
 	if (desc[0].flags && peers && !strcmp(peers, "refused") && elsewhere((uintptr_t)p, size, desc[0].location.id))
 		return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-	rc = each_mapping(p, size, desc[0].flags ? open_one : close_one, !desc[0].flags);
+	rc = each_mapping(__func__, p, size, desc[0].flags ? open_one : close_one, !desc[0].flags);
 	for (size_t i = 0; !rc && i < n; i++)
 		note_opened((uintptr_t)p, size, &desc[i]);
 	return rc;
