@@ -14,23 +14,41 @@ import (
 
 var errResident = errors.New("its memory is to stay where it is (memory mode), or its shim cannot move memory")
 
-// DepartFits returns how much each process of a tenant has reserved, or why the tenant
-// cannot leave the GPU for another one.
-func (c *GPU) DepartFits(tenant string) (reserved map[ClientID]uint64, why error) {
+// Mover is a process that is to move to another GPU.
+type Mover struct {
+	Bytes uint64 // that it has reserved
+	Fixed uint64 // of them, what the driver moves with the process, and nothing can move there
+	Arena uint64 // host memory that it has, or needs, where it is
+}
+
+// DepartFits says why a tenant cannot leave the GPU for another one; nil: it can.
+func (c *GPU) DepartFits(tenant string) error {
 	if _, why := c.SuspendFits(tenant); why != nil {
-		return nil, why
+		return why
 	}
-	reserved = map[ClientID]uint64{}
 	for _, m := range c.membersOf(tenant) {
 		switch o := c.mem.residency.clients[m.id]; {
 		case o.keep != Swapped:
-			return nil, errResident
+			return errResident
 		case o.unknown:
-			return nil, errNotSaid
+			return errNotSaid
 		}
-		reserved[m.id] = m.promised
 	}
-	return reserved, nil
+	return nil
+}
+
+// Movers returns the processes of a tenant that have memory on the GPU.
+func (c *GPU) Movers(tenant string) map[ClientID]Mover {
+	r := c.mem.residency
+	if r == nil {
+		return nil
+	}
+	movers := map[ClientID]Mover{}
+	for _, m := range c.membersOf(tenant) {
+		o := r.clients[m.id]
+		movers[m.id] = Mover{m.promised, o.pinned(), max(r.arenaOf(o, 0), o.arena)}
+	}
+	return movers
 }
 
 // Departed says whether no client of a tenant has a grant, waits for one, or has memory on
@@ -48,30 +66,40 @@ func (c *GPU) Departed(tenant string) bool {
 	return true
 }
 
-// ArriveFits says why the processes of a tenant, with so much reserved each, have no place on
-// the GPU; nil: they have.
-func (c *GPU) ArriveFits(tenant string, reserved map[ClientID]uint64) error {
+// ArriveFits says why the processes of a tenant have no place on the GPU, beside those there
+// and others that are on their way there; nil: they have. All that can be moved may arrive in
+// host memory, which clients keep.
+func (c *GPU) ArriveFits(tenant string, movers, others map[ClientID]Mover) error {
 	r := c.mem.residency
 	if r == nil {
 		return errNothingSwapped
 	}
-	sum, largest := uint64(0), uint64(0)
-	for _, bytes := range reserved {
-		sum = add(sum, bytes)
-		largest = max(largest, bytes)
+	sum := uint64(0)
+	for _, m := range movers {
+		sum = add(sum, m.Bytes)
 	}
 	if s := c.Standing(tenant, 0); s.Limit != 0 && add(c.mem.ledger.reservedBy(tenant, 0).Used, sum) > s.Limit {
 		return fmt.Errorf("the tenant's memory limit is %d MiB there, and its processes have %d MiB", s.Limit>>20, sum>>20)
 	}
-	if add(r.promised(), sum) <= r.capacity {
-		return nil
+	defer func(seq uint64) { r.seq = seq }(r.seq)
+	needed := c.mem.arenas.needed - c.mem.needed
+	for _, some := range []map[ClientID]Mover{movers, others} {
+		for id, m := range some {
+			if r.clients[id] != nil {
+				continue // it has arrived
+			}
+			defer r.drop(id)
+			r.attach(id, Swapped, "", false)
+			r.promise(id, m.Bytes, r.capacity)
+			r.moved(id, m.Fixed, m.Fixed, less(m.Bytes, m.Fixed), false)
+			r.setArena(id, m.Arena)
+			r.sleep(r.clients[id])
+			needed = less(needed, m.Arena)
+		}
 	}
-	for _, o := range r.everybody() {
-		largest = max(largest, o.counted.movable)
+	if err := r.placeable(); err != nil {
+		return err
 	}
-	if r.sum.fixed+largest > r.capacity {
-		return &Unplaceable{r.sum.fixed, largest, r.capacity}
-	}
-	// What is away needs host memory; what the tenant has of that it keeps.
-	return c.mem.arenas.Fits(less(add(r.promised(), sum), max(r.promised(), r.capacity)))
+	_, why := c.mem.arenas.check(needed + r.arenaNeeded())
+	return why
 }

@@ -4,6 +4,8 @@ package sched
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 )
 
@@ -130,7 +132,7 @@ func TestUnknownMemoryLeavesLater(t *testing.T) {
 	c.Step(2, Attach{Client: 1, Tenant: "a", CanMove: true, Again: true})
 	for what, fits := range map[string]func() error{
 		"suspend": func() error { _, err := c.SuspendFits("a"); return err },
-		"depart":  func() error { _, err := c.DepartFits("a"); return err },
+		"depart":  func() error { return c.DepartFits("a") },
 	} {
 		if err := fits(); !errors.Is(err, errNotSaid) {
 			t.Errorf("%s: %v", what, err)
@@ -140,7 +142,37 @@ func TestUnknownMemoryLeavesLater(t *testing.T) {
 		t.Errorf("nobody: %v", err)
 	}
 	c.Step(3, Moved{Client: 1, Report: Report{Resident: 100 << 20}})
-	if _, err := c.DepartFits("a"); err != nil {
+	if err := c.DepartFits("a"); err != nil {
 		t.Errorf("it has said so: %v", err)
+	}
+}
+
+// A tenant whose pinned memory would leave the others no place does not arrive, and asking for
+// that changes nothing.
+func TestArriveFits(t *testing.T) {
+	node := NewNode()
+	node.Arenas.Bound(101, 0)
+	c := New(Config{Node: node, Memory: Memory{Bytes: 100, Swap: true, Capacity: 100}})
+	c.Step(0, Attach{Client: 1, Tenant: "here", CanMove: true})
+	c.Step(0, Reserve{Client: 1, Total: 60})
+	before := *c.mem.residency
+	for _, try := range []struct {
+		mover, other Mover
+		want         string
+	}{
+		{Mover{Bytes: 40}, Mover{}, ""},
+		{Mover{Bytes: 50, Fixed: 40}, Mover{}, ""},
+		{Mover{Bytes: 50, Fixed: 41}, Mover{}, "cannot be moved"},
+		{Mover{Bytes: 30, Fixed: 30}, Mover{Bytes: 11, Fixed: 11}, "cannot be moved"},
+		{Mover{Bytes: 40}, Mover{Bytes: 1}, ""},
+		{Mover{Bytes: 50}, Mover{Bytes: 1}, "host memory"},
+	} {
+		err := c.ArriveFits("comes", map[ClientID]Mover{2: try.mover}, map[ClientID]Mover{3: try.other})
+		if got := fmt.Sprint(err); err == nil && try.want != "" || err != nil && (try.want == "" || !strings.Contains(got, try.want)) {
+			t.Errorf("%+v beside %+v: %v, want %q", try.mover, try.other, err, try.want)
+		}
+	}
+	if err := c.Check(); err != nil || len(c.mem.residency.clients) != 1 || c.mem.residency.sum != before.sum || c.mem.residency.seq != before.seq {
+		t.Errorf("changed: %v", err)
 	}
 }

@@ -118,7 +118,7 @@ func TestWhatRunReaches(t *testing.T) {
 		why := ""
 		if err := s.ask(context.Background(), func() {
 			s.names[id] = &api.Container{Id: id, Engine: tc.engine, Gpus: tc.gpus}
-			_, err := s.destination(peer.ContainerAccount+id, s.findGPU(gpuA.UUID), nil, gpuB.UUID)
+			_, err := s.destination(peer.ContainerAccount+id, s.findGPU(gpuA.UUID), gpuB.UUID)
 			_, why, _ = strings.Cut(err.Error(), "cannot move from GPU 0: ")
 		}); err != nil || !strings.HasPrefix(why, tc.want) {
 			t.Errorf("%s, %v: %q, %v, want %q", tc.engine, tc.gpus, why, err, tc.want)
@@ -142,7 +142,7 @@ func TestMovesWhereTimeIsLeft(t *testing.T) {
 		t.Helper()
 		why := ""
 		if err := s.ask(context.Background(), func() {
-			_, err := s.destination(peer.ContainerAccount+whole(id), s.findGPU(gpuB.UUID), nil, gpuA.UUID)
+			_, err := s.destination(peer.ContainerAccount+whole(id), s.findGPU(gpuB.UUID), gpuA.UUID)
 			_, why, _ = strings.Cut(err.Error(), "GPU 0 ")
 		}); err != nil || !strings.HasPrefix(why, want) {
 			t.Errorf("%s: %q, %v, want %q", id, why, err, want)
@@ -158,7 +158,7 @@ func TestMovesWhereTimeIsLeft(t *testing.T) {
 	refused("d", fits)
 	describe("b", 20, gpuB)
 	if err := s.ask(context.Background(), func() {
-		s.migrations[peer.ContainerAccount+whole("b")] = &migration{to: s.findGPU(gpuA.UUID), phase: carried}
+		s.migrations[peer.ContainerAccount+whole("b")] = &migration{from: s.findGPU(gpuB.UUID), to: s.findGPU(gpuA.UUID), phase: carried}
 	}); err != nil {
 		t.Fatal(err)
 	}

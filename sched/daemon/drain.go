@@ -142,9 +142,9 @@ func (d *Daemon) usesOf(g *gpu) (all []*api.DrainTenant) {
 			u.Stays = fmt.Sprintf("%s cannot move to another GPU: it waits for this one, where it has memory", d.nameOf(account))
 			continue
 		}
-		from, _, reserved, why := d.movable(account)
+		from, _, why := d.movable(account)
 		if why == nil {
-			_, why = d.destination(account, from, reserved, "")
+			_, why = d.destination(account, from, "")
 		}
 		if why != nil {
 			u.Stays = status.Convert(why).Message()

@@ -87,17 +87,17 @@ func (d *Daemon) migrate(req *api.MigrateRequest, done func(*migration)) error {
 	if err != nil {
 		return err
 	}
-	from, clients, reserved, err := d.movable(account)
+	from, clients, err := d.movable(account)
 	if err != nil {
 		return err
 	}
-	to, err := d.destination(account, from, reserved, req.Gpu)
+	to, err := d.destination(account, from, req.Gpu)
 	if err != nil {
 		return err
 	}
 	m := &migration{account: account, from: from, to: to, clients: clients, count: len(clients), began: time.Now(), done: done}
-	for _, bytes := range reserved {
-		m.bytes += bytes
+	for _, mover := range from.core.Movers(account) {
+		m.bytes += mover.Bytes
 	}
 	m.limit = d.timers.New(func() { m.late = true })
 	m.mayTake(d.departLimit)
@@ -155,20 +155,19 @@ func (d *Daemon) keepOff(att *attachment, wants bool) {
 
 func (d *Daemon) nameOf(account string) string { return api.Tenant(d.tenantOf(account)) }
 
-// movable returns the GPU that a tenant uses, its processes and what each of them has
-// reserved, or why it cannot move.
-func (d *Daemon) movable(account string) (from *gpu, clients []*client, reserved map[sched.ClientID]uint64, err error) {
+// movable returns the GPU that a tenant uses, and its processes, or why it cannot move.
+func (d *Daemon) movable(account string) (from *gpu, clients []*client, err error) {
 	var t placement.Tenant
 	t, clients = d.mover(account)
 	if len(t.Uses) == 1 {
 		from = d.findGPU(t.Uses[0].UUID)
 		d.observeHost()
-		reserved, t.Stays = from.core.DepartFits(account)
+		t.Stays = from.core.DepartFits(account)
 	}
 	if why := d.placementNode().May(t); why != nil {
-		return nil, nil, nil, status.Errorf(codes.FailedPrecondition, "%s cannot move to another GPU: %v", d.nameOf(account), why)
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "%s cannot move to another GPU: %v", d.nameOf(account), why)
 	}
-	return from, clients, reserved, nil
+	return from, clients, nil
 }
 
 // mover describes a tenant that is to move, but for whether its memory can leave, and returns
@@ -226,7 +225,7 @@ func madeToMove(c *api.Container) string {
 
 // destination returns the GPU to which a tenant can move: the one with this name, or for ""
 // the best one.
-func (d *Daemon) destination(account string, from *gpu, reserved map[sched.ClientID]uint64, name string) (*gpu, error) {
+func (d *Daemon) destination(account string, from *gpu, name string) (*gpu, error) {
 	want := ""
 	if name != "" {
 		g := d.findGPU(name)
@@ -237,11 +236,15 @@ func (d *Daemon) destination(account string, from *gpu, reserved map[sched.Clien
 	}
 	t := d.placementTenant(account)
 	t.Uses = []placement.GPU{from.placement()}
+	movers := from.core.Movers(account)
 	var places []placement.Place
 	for _, g := range d.order {
-		p := d.placementOn(g, account, d.shares.Tenants[account])
-		if p.NoRoom = g.core.ArriveFits(account, reserved); p.NoRoom == nil {
+		p, others := d.placementOn(g, account, d.shares.Tenants[account]), d.moversTo(g)
+		if p.NoRoom = g.core.ArriveFits(account, movers, others); p.NoRoom == nil {
 			p.Owed = g.core.MemorySnapshot().Promised
+			for _, m := range others {
+				p.Owed += m.Bytes
+			}
 		}
 		places = append(places, p)
 	}
@@ -250,6 +253,17 @@ func (d *Daemon) destination(account string, from *gpu, reserved map[sched.Clien
 		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot move from GPU %d: %v", d.nameOf(account), from.Index, why)
 	}
 	return d.findGPU(to), nil
+}
+
+// moversTo returns the processes that are on their way to a GPU.
+func (d *Daemon) moversTo(g *gpu) map[sched.ClientID]sched.Mover {
+	all := map[sched.ClientID]sched.Mover{}
+	for account, m := range d.migrations {
+		if m.to == g {
+			maps.Copy(all, m.from.core.Movers(account))
+		}
+	}
+	return all
 }
 
 // advanceMigrations has tenants that move go on to their next phase. It runs after each

@@ -22,6 +22,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -731,4 +732,51 @@ func TestMigrateDoesNotFit(t *testing.T) {
 	if r := <-migrateSelf(t, s, "1"); status.Code(r.err) != codes.FailedPrecondition || !strings.Contains(r.err.Error(), "GPU 1 has no place for it: 600 MiB that cannot be moved") {
 		t.Errorf("%v, %v", r.MigrateResponse, r.err)
 	}
+}
+
+// A tenant does not move to a GPU if the GPU or the host has no memory for it and for those that
+// are on their way there. Where it may choose it goes to another GPU.
+func TestMigrateTwoAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	twoUsers(t, dir)
+	reached, held := make(chan struct{}), make(chan struct{})
+	c := &carrier{copier: true, before: func() { close(reached); <-held }}
+	var gpus []GPU
+	for i := range 4 {
+		gpus = append(gpus, GPU{Index: i, UUID: fmt.Sprintf("GPU-51600000-0000-4000-8000-%012d", i), Name: gpuA.Name, MemoryBytes: gib})
+	}
+	s := start(t, dir, func(o *Options) {
+		migrating(c)(o)
+		o.SwapMemory, o.List = 1000*mib, func(context.Context) ([]GPU, error) { return gpus, nil }
+	})
+	newOf := func(uid uint32, g GPU, bytes uint64) *swapper {
+		p := newProc(t, dir, uid)
+		w := &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterCopier), proc: p}
+		w.attach(0, g, 0, 0)
+		w.allocates(bytes)
+		return w
+	}
+	newOf(0, gpus[0], 768*mib)
+	b := newOf(nobody, gpus[2], 128*mib)
+	wants := func(gpu, want string) {
+		t.Helper()
+		got := ""
+		if err := s.ask(context.Background(), func() {
+			g, err := s.destination(peer.AccountOfUser(nobody), s.order[2], gpu)
+			if got = fmt.Sprint(err); err == nil {
+				got = g.UUID
+			}
+		}); err != nil || !strings.Contains(got, want) {
+			t.Errorf("to GPU %q: %s, %v, want %s", gpu, got, err, want)
+		}
+	}
+	wants("", gpus[1].UUID)
+	migrateSelf(t, s, "1")
+	<-reached
+	wants("", gpus[3].UUID)
+	wants("1", gpus[1].UUID)
+	b.allocates(640 * mib)
+	wants("3", gpus[3].UUID)
+	wants("1", "GPU 1 has no place for it: what is away then may take 1536 MiB of host memory, and there are 1000 MiB")
+	close(held)
 }

@@ -101,7 +101,7 @@ func (d *daemon) depart(t *tenant) {
 			attached++
 		}
 	}
-	if _, why := d.core.DepartFits(t.name); why != nil || attached == 0 || t.share.Crew() != "" || d.departs != nil {
+	if why := d.core.DepartFits(t.name); why != nil || attached == 0 || t.share.Crew() != "" || d.departs != nil {
 		return
 	}
 	d.departs = t
