@@ -20,10 +20,7 @@ func ReadRecord[T any](path string, version int) (T, error) {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return none, nil
-	case errors.Is(err, ErrNotRegular):
-	case err != nil:
-		return none, err
-	default:
+	case err == nil:
 		err = DecodeRecord(text, version, &t)
 	}
 	if err == nil {

@@ -210,3 +210,32 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 		}
 	}
 }
+
+// A record that cannot be read for once, as where descriptors are short, is put aside: the next
+// one does not destroy it.
+func TestRecordThatCannotBeRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "record.json")
+	if err := WriteRecord(path, map[string]int{"version": 1}); err != nil {
+		t.Fatal(err)
+	}
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := ReadRecord[struct{}](path, 1)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, unix.EMFILE) {
+		t.Fatal(err)
+	}
+	if err := WriteRecord(path, map[string]int{"version": 1, "next": 1}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path + ".damaged"); err != nil {
+		t.Error(err)
+	}
+}
