@@ -7,6 +7,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -174,4 +176,54 @@ func TestMemberThatCannotBeFound(t *testing.T) {
 		s.find = s.peers.Find
 	})
 	s.await("its memory is kept", func(*api.StatusResponse) bool { return kept() == 256*mib })
+}
+
+// What an earlier scheduler has in a file, or has taken off its GPU, stays recorded while nobody
+// can say whether its process lives, and is restored once that is known.
+func TestProcessOffItsGPUThatCannotBeFound(t *testing.T) {
+	driver := &carrier{}
+	s := start(t, t.TempDir(), migrating(driver))
+	p := newProc(t, s.dir, 0)
+	path := filepath.Join(t.TempDir(), "arena")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var who peer.Process
+	recorded := func(file string) bool {
+		text, err := os.ReadFile(filepath.Join(s.dir, file))
+		return err == nil && strings.Contains(string(text), strconv.Itoa(int(who.PID)))
+	}
+	s.inLoop(func() {
+		found, err := s.peers.FindPID(int32(p.cmd.Process.Pid))
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		found.Close()
+		who = found.Process
+		s.find = cannotSay
+		s.restoreFile(fileRecord{Process: who, Path: path, Saved: true})
+		s.restoreOne(carriedProcess{Process: who, From: gpuA.UUID})
+		if err := errors.Join(s.recordFiles(), s.recordCarried()); err != nil || !recorded("files.json") || !recorded("migrating.json") {
+			t.Errorf("it is forgotten: %v", err)
+		}
+		s.find = s.peers.Find
+	})
+	s.await("it is restored", func(*api.StatusResponse) (yes bool) {
+		s.inLoop(func() {
+			cl := s.byProc[who]
+			yes = cl != nil && cl.file != nil && cl.away.step == absent && cl.from == s.findGPU(gpuA.UUID) && slices.Equal(driver.told(), []string{"on"})
+		})
+		return yes
+	})
+	p.kill()
+	s.await("its file is removed", func(*api.StatusResponse) bool {
+		_, err := os.Stat(path)
+		return errors.Is(err, os.ErrNotExist)
+	})
+	s.inLoop(func() {
+		if err := errors.Join(s.recordFiles(), s.recordCarried()); err != nil || recorded("files.json") || recorded("migrating.json") {
+			t.Errorf("it is still recorded: %v", err)
+		}
+	})
 }

@@ -33,14 +33,14 @@ const leavePart = 8
 // autoSwapMemory is how much host memory there may be for what is away if nobody has said:
 // half of what the host has free beyond the part that is left to others. What clients have
 // of it since an earlier scheduler counts as free: a restart changes nothing.
-func autoSwapMemory(o *Options, bootID string, peers *peer.Finder) uint64 {
+func autoSwapMemory(o *Options, before map[string][]memberState, peers *peer.Finder) uint64 {
 	pages, huge, known := arena.Kernel{}.Free()
 	total := arena.Total()
 	if !known || total == 0 {
 		o.Log.Warn("nothing is swapped, because the host does not tell how much memory is free: --swap-memory with a size does without")
 		return 0
 	}
-	bytes := halfOfSpare(pages+huge+heldBefore(o.RunDir, bootID, peers), total)
+	bytes := halfOfSpare(pages+huge+heldBefore(before, peers.Find), total)
 	if bytes == 0 {
 		o.Log.Warnf("nothing is swapped, because the host has no memory to spare: %d MiB of %d MiB are free", (pages+huge)>>20, total>>20)
 	}

@@ -168,18 +168,19 @@ type Daemon struct {
 	outOfMemory map[string]map[*gpu]uint64      // the same, of those with a client: what its limit refused
 	told        map[string]time.Time            // see mayTell
 	gpus        map[wire.UUID]*gpu
-	order       []*gpu                    // by index
-	node        *sched.Node               // of all GPUs
-	toStep      []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
-	names       map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
-	described   chan struct{}             // closed when a container is described, and made anew
-	firsts      map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
-	shares      shares                    // that were set, or asked for by pods
-	settings    settings                  // time quanta and modes that were set
-	broken      []*conn                   // to be treated as lost after the current event
-	migrations  map[string]*migration     // by account
-	copiers     map[int]bool              // PIDs of copiers that run
-	strayed     map[*client]string        // UUIDs of the GPUs that clients may have left, of GPUs not found yet
+	order       []*gpu                          // by index
+	node        *sched.Node                     // of all GPUs
+	toStep      []string                        // GPUs where a gang goes on because of another GPU; see stepGangs
+	names       map[string]*api.Container       // by id; what the plugin told us; never changed, only replaced
+	described   chan struct{}                   // closed when a container is described, and made anew
+	firsts      map[string]*peer.Peer           // first processes of containers that OCI hooks described, by container id
+	shares      shares                          // that were set, or asked for by pods
+	settings    settings                        // time quanta and modes that were set
+	broken      []*conn                         // to be treated as lost after the current event
+	migrations  map[string]*migration           // by account
+	copiers     map[int]bool                    // PIDs of copiers that run
+	strayed     map[*client]string              // UUIDs of the GPUs that clients may have left, of GPUs not found yet
+	unsure      map[peer.Process]carriedProcess // those of which it is not known whether they live
 
 	discovering   bool
 	discovered    sched.Time // when the latest search ended; 0: never
@@ -252,7 +253,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 	}
 	maxReady, maxHeld := maxSegments(moreFiles)
 	if opts.SwapAuto {
-		opts.SwapMemory = autoSwapMemory(&opts, bootID, peers)
+		opts.SwapMemory = autoSwapMemory(&opts, readMembers(&opts, bootID), peers)
 		opts.SwapReady = min(opts.SwapReady, opts.SwapMemory)
 	}
 	d := &Daemon{
@@ -288,6 +289,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		migrations:      map[string]*migration{},
 		copiers:         map[int]bool{},
 		strayed:         map[*client]string{},
+		unsure:          map[peer.Process]carriedProcess{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
 	d.node.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
@@ -320,7 +322,9 @@ func (d *Daemon) restoreFiles() error {
 	}
 	d.restoreSettings()
 	d.restoreShares()
-	d.restoreMembers()
+	if d.opts.SwapMemory != 0 {
+		d.before = readMembers(&d.opts, d.bootID)
+	}
 	d.restoreCarried()
 	d.restoreFiled()
 	return nil

@@ -168,15 +168,14 @@ func TestUnseenProcessHasNotEnded(t *testing.T) {
 	}
 	unseen := d.hasEnded(found.Process)
 	_, failed := d.onProcess(found.Process, nil)
-	kept := d.restoreFile(fileRecord{Process: found.Process})
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
 		t.Fatal(err)
 	}
 	if unseen || d.hasEnded(found.Process) {
 		t.Error("it lives")
 	}
-	if failed == nil || !kept {
-		t.Errorf("it stays off its GPU: %v; its memory is kept: %v", failed, kept)
+	if failed == nil {
+		t.Error("it stays off its GPU")
 	}
 	if !d.hasEnded(peer.Process{PID: found.PID, Start: found.Start + 1}) {
 		t.Error("another process has its pid")

@@ -48,6 +48,9 @@ func (d *Daemon) recordFiles(gone ...*file) error {
 	for _, f := range gone {
 		r.Files = append(r.Files, fileRecord{Process: f.client.Process, Path: f.path})
 	}
+	for _, was := range d.files.unsure {
+		r.Files = append(r.Files, was)
+	}
 	if err := state.WriteRecord(d.filesPath(), r); err != nil {
 		return fmt.Errorf("record which memory is in files: %w", err)
 	}
@@ -64,11 +67,10 @@ func (d *Daemon) restoreFiled() {
 	known := map[string]bool{}
 	for _, was := range r.Files {
 		known[was.Path] = true
-		if r.BootID == d.bootID && was.Saved && d.restoreFile(was) {
-			continue
-		}
-		if err := os.Remove(was.Path); err != nil && !os.IsNotExist(err) {
-			d.log.WithError(err).Error("a file with memory of a process that has ended stays: remove it")
+		if r.BootID == d.bootID && was.Saved {
+			d.restoreFile(was)
+		} else {
+			d.removeRecorded(was)
 		}
 	}
 	if d.files.dir == nil {
@@ -89,24 +91,47 @@ func (d *Daemon) restoreFiled() {
 	}
 }
 
-// restoreFile returns false if the process has ended.
-func (d *Daemon) restoreFile(was fileRecord) bool {
+// removeRecorded removes a file of an earlier scheduler that nobody needs.
+func (d *Daemon) removeRecorded(was fileRecord) {
+	if err := os.Remove(was.Path); err != nil && !os.IsNotExist(err) {
+		d.log.WithError(err).Error("a file with memory of a process that has ended stays: remove it")
+	}
+}
+
+// restoreFile finds the process to which a file belongs, or removes the file if the process has
+// ended.
+func (d *Daemon) restoreFile(was fileRecord) {
+	delete(d.files.unsure, was.Path)
 	cl := d.byProc[was.Process]
 	if cl == nil {
-		p, err := d.peers.Find(was.Process)
-		if peer.Ended(err) {
-			return false
-		}
-		if err != nil {
-			d.log.WithError(err).Errorf("its memory stays in %s, and it is not restored: end process %d", was.Path, was.PID)
-			return true
+		p, err := d.find(was.Process)
+		switch {
+		case peer.Ended(err):
+			d.removeRecorded(was)
+			return
+		case err != nil:
+			d.log.WithError(err).Warnf("whether process %d lives, whose memory is in %s, is not known; trying again every %v", was.PID, was.Path, recordRetry)
+			d.files.unsure[was.Path] = was
+			d.timers.New(func() { d.restoreFile(was) }).Set(now().Add(recordRetry))
+			return
 		}
 		cl = d.addClient(p)
 	}
+	if cl.conn != nil && !cl.conn.isAway { // it is back, or another program, since it could not be found
+		d.removeRecorded(was)
+		return
+	}
 	cl.file = &file{client: cl, path: was.Path, parts: was.Parts, step: filed, bytes: store.Bytes(was.Parts), began: time.Now(), stop: make(chan struct{}), earlier: true}
-	cl.away.step, cl.away.since = absent, time.Now()
+	if cl.away.step == present {
+		cl.away.step, cl.away.since = absent, time.Now()
+	}
 	d.log.Infof("process %d is off the GPU, and %d MiB of its memory are in %s", cl.PID, cl.file.bytes>>20, was.Path)
-	return true
+	for _, m := range d.arenasOf(cl) {
+		d.foundFiled(m)
+	}
+	if cl.conn != nil {
+		d.filedRegistered(cl)
+	}
 }
 
 // foundFiled is for a client that is found on a GPU, with memory that an earlier scheduler has

@@ -38,6 +38,9 @@ func (d *Daemon) recordCarried() error {
 			file.Processes = append(file.Processes, carriedProcess{cl.Process, from})
 		}
 	}
+	for _, was := range d.unsure {
+		file.Processes = append(file.Processes, was)
+	}
 	if err := state.WriteRecord(d.carriedPath(), file); err != nil {
 		return fmt.Errorf("record which processes move: %w", err)
 	}
@@ -54,21 +57,36 @@ func (d *Daemon) restoreCarried() {
 		return
 	}
 	for _, was := range file.Processes {
-		p, err := d.peers.Find(was.Process)
-		if err != nil {
-			continue // it has ended
+		d.restoreOne(was)
+	}
+}
+
+func (d *Daemon) restoreOne(was carriedProcess) {
+	delete(d.unsure, was.Process)
+	cl := d.byProc[was.Process]
+	if cl == nil {
+		p, err := d.find(was.Process)
+		switch {
+		case peer.Ended(err):
+			return
+		case err != nil:
+			d.log.WithError(err).Warnf("whether process %d lives, which was on its way to another GPU, is not known; trying again every %v", was.PID, recordRetry)
+			d.unsure[was.Process] = was
+			d.timers.New(func() { d.restoreOne(was) }).Set(now().Add(recordRetry))
+			return
 		}
-		cl := d.byProc[was.Process]
-		if cl == nil {
-			cl = d.addClient(p)
-		} else {
-			p.Close()
-		}
-		d.strayed[cl] = was.From
-		d.log.Warnf("process %d was on its way to another GPU when the earlier scheduler ended; it is made to run again", was.PID)
-		if d.opts.Checkpoint != nil {
-			d.wg.Go(func() { d.bringBack(was.Process) })
-		}
+		cl = d.addClient(p)
+	}
+	if len(cl.attached) > 0 {
+		return // it has come back since it could not be found
+	}
+	d.strayed[cl] = was.From
+	for _, g := range d.order {
+		d.findStrayed(g)
+	}
+	d.log.Warnf("process %d was on its way to another GPU when the earlier scheduler ended; it is made to run again", was.PID)
+	if d.opts.Checkpoint != nil {
+		d.wg.Go(func() { d.bringBack(was.Process) })
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
 func TestHalfOfSpare(t *testing.T) {
@@ -49,14 +50,20 @@ func TestHeldBefore(t *testing.T) {
 	b.allocates(600 * mib)
 	s.await("both have host memory", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaBytes == 512*mib })
 	s.stop()
-	if n := heldBefore(dir, s.bootID, s.peers); n != 512*mib {
-		t.Errorf("%d MiB", n>>20)
+	held := func(bootID string, find func(peer.Process) (*peer.Peer, error)) uint64 {
+		return heldBefore(readMembers(&s.opts, bootID), find) >> 20
 	}
-	if n := heldBefore(dir, "another boot", s.peers); n != 0 {
-		t.Errorf("%d MiB since another boot", n>>20)
+	if n := held(s.bootID, s.peers.Find); n != 512 {
+		t.Errorf("%d MiB", n)
+	}
+	if n := held("another boot", s.peers.Find); n != 0 {
+		t.Errorf("%d MiB since another boot", n)
 	}
 	a.proc.kill()
-	if n := heldBefore(dir, s.bootID, s.peers); n != 256*mib {
-		t.Errorf("%d MiB, with one dead", n>>20)
+	if n := held(s.bootID, s.peers.Find); n != 256 {
+		t.Errorf("%d MiB, with one dead", n)
+	}
+	if n := held(s.bootID, cannotSay); n != 512 {
+		t.Errorf("%d MiB, where nobody can say who is dead", n)
 	}
 }

@@ -45,32 +45,31 @@ type memberState struct {
 
 func membersPath(runDir string) string { return filepath.Join(runDir, "members.json") }
 
-// restoreMembers reads what an earlier scheduler has written.
-func (d *Daemon) restoreMembers() {
-	if d.opts.SwapMemory == 0 {
-		return
-	}
-	m, err := state.ReadRecord[members](membersPath(d.opts.RunDir), membersVersion)
+// readMembers reads what an earlier scheduler has written.
+func readMembers(o *Options, bootID string) map[string][]memberState {
+	m, err := state.ReadRecord[members](membersPath(o.RunDir), membersVersion)
 	if err != nil {
-		d.log.WithError(err).Warn("who has memory on GPUs is not known until all are back: some may be told to wait by the driver")
+		o.Log.WithError(err).Warn("who has memory on GPUs is not known until all are back: some may be told to wait by the driver")
 	}
-	if m.BootID == d.bootID {
-		d.before = m.GPUs
+	if m.BootID != bootID {
+		return nil
 	}
+	return m.GPUs
 }
 
-// heldBefore is how much host memory processes that live were given by earlier schedulers.
-func heldBefore(runDir, bootID string, peers *peer.Finder) (sum uint64) {
-	m, err := state.ReadRecord[members](membersPath(runDir), membersVersion)
-	if err != nil || m.BootID != bootID {
-		return 0
-	}
-	for _, list := range m.GPUs {
+// heldBefore is how much host memory processes that live, as far as is known, were given by
+// earlier schedulers.
+func heldBefore(before map[string][]memberState, find func(peer.Process) (*peer.Peer, error)) (sum uint64) {
+	for _, list := range before {
 		for _, was := range list[:min(len(list), maxMembers)] {
-			if p, err := peers.Find(peer.Process{PID: was.PID, Start: was.StartTime}); err == nil {
-				p.Close()
-				sum += was.Arena - min(was.Filed, was.Arena)
+			p, err := find(peer.Process{PID: was.PID, Start: was.StartTime})
+			if peer.Ended(err) {
+				continue
 			}
+			if err == nil {
+				p.Close()
+			}
+			sum += was.Arena - min(was.Filed, was.Arena)
 		}
 	}
 	return sum
