@@ -170,6 +170,7 @@ func (c *GPU) passOver() *tenant {
 
 // keep keeps the free GPU for a gang that is called, or runs elsewhere.
 func (c *GPU) keep(t *tenant) {
+	c.bill(t) // fenced members may have used up its credit since it was called
 	c.kept = t
 	t.seat.take(kept)
 	t.seat.gang.advance()
@@ -243,6 +244,7 @@ func (t *tenant) gpu() string          { return t.core.gpu }
 func (t *tenant) counts() bool         { return t.core.effective == Exclusive && !t.core.inCohort(t) }
 func (t *tenant) asks() bool           { return t.queue.n > 0 }
 func (t *tenant) live() bool           { return t.batch > 0 }
+func (t *tenant) broke() bool          { return t.capped }
 func (t *tenant) alone() bool          { return t.core.alone(t) }
 func (t *tenant) grace() time.Duration { return t.core.grace }
 

@@ -18,7 +18,8 @@ import (
 //	           GPUs. Where its turn has come the gang is due, and others go on.
 //	called     the gang is due on all its GPUs, and gets a ticket. It is next on each
 //	           of them, before gangs with a higher ticket and all that are not called.
-//	           Holders are revoked. A GPU that becomes free is kept for the gang.
+//	           Holders are revoked. A GPU that becomes free is kept for the gang. If its
+//	           limit allows it no grant any more, it has to become due anew.
 //	running    all GPUs are kept. All clients are granted at once, also those that ask
 //	           later. When the turn is over on one GPU it is over on all. If a client
 //	           comes on another GPU meanwhile, the gang is called there, and lacks that
@@ -141,6 +142,7 @@ type members interface {
 	calls() bool                   // and could make a call before
 	live() bool                    // a member has a grant that keeps others out
 	manned() bool                  // there is a member that would be granted
+	broke() bool                   // its limit allows no grant now
 	drains() (since Time, ok bool) // a member drains or is lost; since is the latest revoke
 	alone() bool                   // nobody else is on the GPU
 	grace() time.Duration
@@ -197,7 +199,7 @@ func (g *gang) advance() {
 			}
 		case called:
 			switch {
-			case !asks:
+			case !asks, !g.all(func(s *seat) bool { return !s.broke() }):
 				to = stopping
 			case g.all(func(s *seat) bool { return s.hold == kept }):
 				to = running
@@ -276,7 +278,7 @@ func (g *gang) makesWay(o *gang) bool { return g.lacks && o.ticket <= g.ticket }
 // A gang that has its turn, or drains, on other GPUs is called on a new one.
 func (s *seat) isCalled() bool {
 	return s != nil && s.counts() && s.manned() &&
-		(s.gang.phase == called || (s.gang.phase == running || s.gang.phase == stopping) && s.hold == nothing && s.asks())
+		(s.gang.phase == called || (s.gang.phase == running || s.gang.phase == stopping) && s.hold == nothing && s.asks() && !s.broke())
 }
 
 func (g *gang) any(is func(members) bool) bool {
