@@ -455,19 +455,24 @@ func tenants(data []byte) (*section, error) {
 
 func gang(data []byte) (*section, error) {
 	cells, err := decoded[[]struct {
-		Case    string             `json:"case"`
-		Quantum string             `json:"quantum"`
-		Gangs   bool               `json:"gangs"`
-		Of      map[string]float64 `json:"of_alone"`
-		Use     []float64          `json:"use"`
-		Problem string             `json:"problem"`
+		Case     string             `json:"case"`
+		Mode     string             `json:"mode"`
+		Quantum  string             `json:"quantum"`
+		Gangs    bool               `json:"gangs"`
+		Of       map[string]float64 `json:"of_alone"`
+		Use      []float64          `json:"use"`
+		Requests *struct {
+			P50 float64 `json:"p50_ms"`
+			P99 float64 `json:"p99_ms"`
+		} `json:"requests"`
+		Problem string `json:"problem"`
 	}](data)
 	if err != nil {
 		return nil, err
 	}
 	s := &section{Title: "Jobs on two GPUs",
 		About: "Jobs with a process on each of two GPUs, and tenants of one GPU. The use of a GPU is the sum of the rates of its processes, each relative to itself alone: 1 is no loss.",
-		Head:  []string{"case", "way", "use of GPU 0", "use of GPU 1"},
+		Head:  []string{"case", "way", "use of GPU 0", "use of GPU 1", "requests p50, ms", "p99, ms"},
 		bars:  &chart{unit: "use of the GPU", series: []string{"GPU 0", "GPU 1"}}}
 	for _, c := range cells {
 		way := "the driver alone"
@@ -477,12 +482,21 @@ func gang(data []byte) (*section, error) {
 		case c.Quantum != "":
 			way = "no gangs, turns of " + c.Quantum
 		}
+		if c.Mode == "auto" {
+			way += ", auto"
+		}
+		p50, p99 := "-", "-"
+		if c.Requests != nil {
+			p50, p99 = fmt.Sprintf("%.2f", c.Requests.P50), fmt.Sprintf("%.2f", c.Requests.P99)
+		}
 		switch {
 		case c.Problem != "":
-			s.Rows = append(s.Rows, []string{c.Case, way, failed(c.Problem), "-"})
+			s.Rows = append(s.Rows, []string{c.Case, way, failed(c.Problem), "-", p50, p99})
 		case len(c.Of) > 0 && len(c.Use) == 2: // else it is what the others compare with
-			s.Rows = append(s.Rows, []string{c.Case, way, percent(c.Use[0]), percent(c.Use[1])})
+			s.Rows = append(s.Rows, []string{c.Case, way, percent(c.Use[0]), percent(c.Use[1]), p50, p99})
 			s.bars.add(c.Case+": "+way, c.Use...)
+		case c.Requests != nil:
+			s.Rows = append(s.Rows, []string{c.Case, way, "-", "-", p50, p99})
 		}
 	}
 	return s, nil
