@@ -90,7 +90,7 @@ func memory(data []byte) (*section, error) {
 		return nil, err
 	}
 	s := &section{Title: "Memory limits",
-		About: "MiB that a process is told of before it allocates, by the driver, NVML, nvidia-smi and its framework (the least and the most that one of them says), and what it is given until it is refused more.",
+		About: "MiB that a process is told of at its start, by the driver, NVML, nvidia-smi and its framework (the least and the most that one of them says), and what it is given until it is refused more.",
 		Head:  []string{"case, the limit", "told there are", "told are free", "given"}}
 	for _, c := range r.Cases {
 		var totals, free []float64
