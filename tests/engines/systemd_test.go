@@ -337,6 +337,7 @@ func testOverlapUnit(m *machine) {
 		return out
 	}
 	running := mps()
+	m.run("systemd-tmpfiles", "--create", "nvshare.conf") // as rpm does, at the upgrade of any package
 	m.run("systemctl", "restart", "nvshare-scheduler.service")
 	m.await("it to hold the GPU under the next scheduler", `"state":"holding"`, inGroup)
 	if now := mps(); strings.Count(running, "\n") != 2 || now != running {

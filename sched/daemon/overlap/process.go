@@ -66,8 +66,9 @@ func (k *keeper) takeOver() *peer.Peer {
 	return p
 }
 
-// giveBack gives the group's directories to the members' user again. An upgrade under systemd gives all
-// that is below the run directory to the scheduler's user (tmpfiles.d, RuntimeDirectory=).
+// giveBack gives the group's directories to the members' user again. systemd gives all that is below
+// the run directory to the scheduler's user (RuntimeDirectory=) where the owner of that directory is
+// another one, as after systemd-tmpfiles, which rpm runs.
 func (k *keeper) giveBack(uid int) (err error) {
 	if uid == os.Geteuid() {
 		return nil
