@@ -125,13 +125,14 @@ func TestDefaultLimit(t *testing.T) {
 }
 
 // A process that has just come from another GPU, or back after a restart, has not said yet what it
-// has on the GPU: until then it cannot leave, and the reason says that this is for a moment.
+// has on the GPU: until then it cannot leave or be resumed, and the reason says that this is for a moment.
 func TestUnknownMemoryLeavesLater(t *testing.T) {
 	c := New(Config{Memory: Memory{Bytes: 1 << 30, Swap: true, Capacity: 1 << 30}})
 	c.Step(1, RestoreMemory{Client: 1, Tenant: "a", CanMove: true, Bytes: 100 << 20})
 	c.Step(2, Attach{Client: 1, Tenant: "a", CanMove: true, Again: true})
 	for what, fits := range map[string]func() error{
 		"suspend": func() error { _, err := c.SuspendFits("a"); return err },
+		"resume":  func() error { _, err := c.ResumeFits("a"); return err },
 		"depart":  func() error { return c.DepartFits("a") },
 	} {
 		if err := fits(); !errors.Is(err, errNotSaid) {

@@ -68,9 +68,10 @@ func (c *GPU) resumeTenant(tenant string) {
 	c.memoryChanged()
 }
 
-// returns says whether a client has to be granted for its memory to come back.
+// returns says whether a client has to be granted for its memory to come back. One that has not
+// reported yet may have all of it away.
 func (o *occupant) returns() bool {
-	return o.keep == Swapped && !o.unknown && (o.away > 0 || o.room < o.need())
+	return o.keep == Swapped && (o.unknown || o.away > 0 || o.room < o.need())
 }
 
 // ResumeFits returns how much of a tenant's memory would come back to the GPU if it is
@@ -81,16 +82,22 @@ func (c *GPU) ResumeFits(tenant string) (bytes uint64, why error) {
 		return 0, errNothingSwapped
 	}
 	why = ErrNothingAway
+	unknown := false
 	for _, m := range c.membersOf(tenant) {
 		o := r.clients[m.id]
 		switch {
 		case !o.suspended && !o.returns():
 		case m.gang != "":
 			return 0, errGangSuspends
+		case o.unknown && !o.suspended:
+			unknown = true
 		default:
 			bytes += o.away
 			why = nil
 		}
+	}
+	if why != nil && unknown {
+		why = errNotSaid
 	}
 	return bytes, why
 }
