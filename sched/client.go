@@ -310,6 +310,16 @@ func (c *GPU) gone(id ClientID) {
 	c.forget(cl)
 }
 
+// exec is for a process that has lost its connection and runs another program: nothing is left
+// of what the earlier one did on the GPU.
+func (c *GPU) exec(id ClientID) {
+	c.dropMemory(id)
+	if cl := c.clients[id]; cl != nil && !cl.connected {
+		c.endGrant(cl, EndLost)
+		c.forget(cl)
+	}
+}
+
 // forget removes a client that has no grant.
 func (c *GPU) forget(cl *client) {
 	c.unqueue(cl)

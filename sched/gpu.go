@@ -185,7 +185,7 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 	case ArenaChanged:
 		c.arenaChanged(ev)
 	case Exec:
-		c.dropMemory(ev.Client)
+		c.exec(ev.Client)
 	case RestoreMemory:
 		c.restoreMemory(ev)
 	case Utilization:

@@ -68,7 +68,8 @@ type ArenaChanged struct {
 	Bytes  uint64
 }
 
-// Exec says that a process runs another program now: what it had reserved is gone.
+// Exec says that a process runs another program now: what it had reserved is gone, and the
+// grant that it had when its connection was lost is over.
 type Exec struct{ Client ClientID }
 
 // RestoreMemory says that a client had memory on the GPU before a restart of the

@@ -227,3 +227,23 @@ func TestProcessOffItsGPUThatCannotBeFound(t *testing.T) {
 		}
 	})
 }
+
+// A process that becomes another program gives back what the earlier one held, on all GPUs, and
+// uses only those to which the new one attaches.
+func TestExecOnAnotherGPU(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	p, _, _ := newHolder(t, s)
+	_, waiter := newClient(t, s)
+	waiter.request()
+	s.await("it waits", func(r *api.StatusResponse) bool {
+		return stateOf(r, waiter.id) == api.ClientState_CLIENT_STATE_WAITING
+	})
+	next := p.connect().register(0).attach(0, gpuB, 0, 0)
+	waiter.granted() // within a grace period, which is a day
+	s.inLoop(func() {
+		cl := s.clients[sched.ClientID(next.id)]
+		if a, b := s.findGPU(gpuA.UUID), s.findGPU(gpuB.UUID); cl.attached[a] != nil || cl.attached[b] == nil {
+			t.Errorf("it uses GPUs %v", cl.attached)
+		}
+	})
+}

@@ -245,7 +245,7 @@ func (d *Daemon) takeOver(c *conn) {
 	what := "registered again"
 	if !c.again {
 		what = "registered"
-		d.dropMemory(cl, sched.Exec{Client: cl.id}) // what an earlier program of this process had
+		d.dropUse(cl, sched.Exec{Client: cl.id}) // what an earlier program of this process had
 	}
 	d.traffic.Registrations++
 	d.noteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
@@ -304,12 +304,8 @@ func (d *Daemon) bury(cl *client) {
 	for _, att := range cl.attached {
 		cl.page.Shut(att.channel)
 	}
-	d.dropMemory(cl, sched.Gone{Client: cl.id})
+	d.dropUse(cl, sched.Gone{Client: cl.id})
 	delete(d.strayed, cl)
-	for _, g := range d.order {
-		delete(cl.attached, g)
-		delete(g.restored, cl.id)
-	}
 	if cl.away.next != nil {
 		cl.away.next.Stop()
 	}

@@ -132,9 +132,9 @@ func (d *Daemon) attachedMemory(g *gpu, id sched.ClientID) {
 	}
 }
 
-// dropMemory forgets what a client has, and tells the GPUs why: it is dead, or another
+// dropUse forgets what a client has on GPUs, and tells these why: it is dead, or another
 // program now.
-func (d *Daemon) dropMemory(cl *client, why sched.Event) {
+func (d *Daemon) dropUse(cl *client, why sched.Event) {
 	for _, g := range d.order {
 		m := g.memberOf(cl.id)
 		if m == nil && cl.attached[g] == nil && !g.restored[cl.id] {
@@ -145,6 +145,8 @@ func (d *Daemon) dropMemory(cl *client, why sched.Event) {
 			delete(g.swap.members, cl.id)
 		}
 		d.step(g, why)
+		delete(cl.attached, g)
+		delete(g.restored, cl.id)
 		if m != nil {
 			g.swap.arenas.Prepare() // others may have what it had
 		}
