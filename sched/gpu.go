@@ -259,16 +259,4 @@ func (c *GPU) Next() ClientID {
 	return 0
 }
 
-// Requested returns the sum of what tenants with clients are promised, percent,
-// apart from one.
-func (c *GPU) Requested(except string) int {
-	sum := 0
-	for name, t := range c.tenants {
-		if name != except && !t.ghost && !t.isOf(except) {
-			sum += t.share.Request
-		}
-	}
-	return sum
-}
-
 func (c *GPU) do(a Action) { c.acts = append(c.acts, a) }

@@ -146,11 +146,6 @@ func (t *tenant) isGang() bool { return strings.HasPrefix(t.name, gangKey) || t.
 // overlaps says whether the tenant is an overlap group.
 func (t *tenant) overlaps() bool { return strings.HasPrefix(t.name, overlapKey) }
 
-// isOf says whether the tenant is a gang of that account's clients alone.
-func (t *tenant) isOf(account string) bool {
-	return t.seat != nil && !slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.account != account })
-}
-
 // tenantOf returns the tenant of that name, and makes it if there is none. With a gang
 // or an overlap group in the share, it is their tenant; with an empty name, the client's
 // own.
