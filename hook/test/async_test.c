@@ -970,6 +970,39 @@ static void no_failure_leaks(void)
 	swapper_end();
 }
 
+/* Memory that moves arrives as it was, whichever call fails on the way, and the GPU is had again. */
+static void no_failure_spoils_what_moves(void)
+{
+	static const char *const calls[] = { "copy", "cuMemCreate", "cuMemMap", "cuMemSetAccess",
+					     "cuMemUnmap", "cuMemRelease", "cuEventRecordWithFlags", "event_watch" };
+	enum { PIECES = 3 };
+	CUdeviceptr p[PIECES];
+
+	open_on(GPU);
+	for (int i = 0; i < PIECES; i++) {
+		CU(cuMemAlloc_v2(&p[i], 160 * MIB));
+		fill_part(p[i], 160 * MIB, (uint64_t)i, NULL);
+	}
+	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
+		for (int n = 1; n <= 5; n += 2) { /* out, and in */
+			failing = calls[i];
+			atomic_store(&countdown, n);
+			CU(cuCtxSynchronize());
+			simgpu_intercept(fail_one);
+			swapper_room(1);
+			swapper_withhold(true);
+			EVENTUALLY(swapper_seen().resident == swapper_seen().fixed);
+			swapper_room(0);
+			swapper_withhold(false);
+			for (int k = 0; k < PIECES; k++)
+				check_part(p[k], 160 * MIB, (uint64_t)k, NULL);
+			simgpu_intercept(NULL);
+			CHECK(n > 1 || atomic_load(&countdown) <= 0); /* it was made */
+			faultless();
+		}
+	swapper_end();
+}
+
 /* ---- what is told of it ---- */
 
 static uint64_t nvml_used(void)
@@ -1096,6 +1129,7 @@ static const struct test_case cases[] = {
 	CASE(pools_and_contexts_end),
 	CASE(an_error_is_not_waited_for),
 	CASE(no_failure_leaks),
+	CASE(no_failure_spoils_what_moves),
 	CASE(nvml_agrees_on_what_is_kept),
 	CASE(the_primary_context_takes_no_pool_along),
 	CASE(frees_without_a_context),
