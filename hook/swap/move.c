@@ -230,12 +230,18 @@ static void give_up(struct pass *p, int result)
 	p->stuck = result == CUDA_ERROR_OUT_OF_MEMORY ? NVS_MOVED_NO_MEMORY : NVS_MOVED_ERROR;
 }
 
+/* The run is on the GPU: with the access that the application gave, for the mover had some more. */
+static void arrived(struct run r)
+{
+	for (; r.chunks; r.chunks--, next_chunk(&r.first))
+		nvs_vmm_arrived(r.first);
+}
+
 /* Waits for the oldest run in flight and settles it. */
 static void complete(struct pass *p)
 {
 	struct nvs_swap *s = p->gpu->swap;
 	struct flight *f = &p->flight[p->first];
-	struct place at = f->run.first;
 	int result = f->copied ? nvs_driver.event_synchronize(s->event[p->first]) : CUDA_SUCCESS;
 	bool moved = result == CUDA_SUCCESS;
 
@@ -243,10 +249,10 @@ static void complete(struct pass *p)
 		give_up(p, result);
 	if (f->carried.span)
 		moved = nvs_carry_receive(p->gpu, f->carried) && moved;
-	for (uint32_t i = 0; !p->out && moved && i < f->run.chunks; i++, next_chunk(&at))
-		nvs_vmm_arrived(at);
 	if (moved == p->out)
 		nvs_chunk_unmap(f->run.first, f->run.chunks);
+	else
+		arrived(f->run);
 	settle(p, f->run, moved);
 	nvs_carry_fetched(p->gpu, false);
 	p->untold += f->run.bytes;
@@ -315,7 +321,9 @@ static void begin(struct pass *p, struct run r)
 		result = nvs_driver.event_record(s->event[slot], s->stream);
 	if (result != CUDA_SUCCESS) {
 		give_up(p, result); /* waits until copies that were begun have ended */
-		if (!p->out)
+		if (p->out)
+			arrived(r);
+		else
 			nvs_chunk_unmap(r.first, r.chunks);
 		settle(p, r, false);
 		return;

@@ -1003,6 +1003,45 @@ static void no_failure_spoils_what_moves(void)
 	swapper_end();
 }
 
+static atomic_uint copies;
+
+static CUresult fail_copies(const char *call)
+{
+	if (strcmp(call, "copy") != 0)
+		return CUDA_SUCCESS;
+	return atomic_fetch_add(&copies, 1) ? CUDA_ERROR_UNKNOWN : CUDA_SUCCESS; /* the first is that of `wrong` */
+}
+
+/* The mover may read it, for a time. */
+static void closed_memory_that_stays_is_closed(void)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	CUmemAccessDesc a = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemGenericAllocationHandle h;
+	CUdeviceptr p;
+
+	open_on(GPU);
+	CU(cuMemAddressReserve(&p, 64 * MIB, 0, 0, 0));
+	CU(cuMemCreate(&h, 64 * MIB, &prop, 0));
+	CU(cuMemMap(p, 64 * MIB, 0, h, 0));
+	CU(cuMemSetAccess(p, 64 * MIB, &a, 1));
+	CU(cuMemsetD8_v2(p, 1, 8));
+	CU(cuCtxSynchronize());
+	a.flags = 0; /* nobody has access */
+	CU(cuMemSetAccess(p, 64 * MIB, &a, 1));
+	CHECK(cuMemsetD8_v2(p, 2, 8) != CUDA_SUCCESS);
+	simgpu_intercept(fail_copies);
+	swapper_room(1);
+	swapper_withhold(true);
+	EVENTUALLY(atomic_load(&copies) > 2);
+	swapper_room(0);
+	simgpu_intercept(NULL);
+	swapper_withhold(false);
+	CU(cuMemsetD8_v2(wrong, 0, 8)); /* the gate is open again */
+	CHECK(cuMemsetD8_v2(p, 3, 8) != CUDA_SUCCESS);
+	swapper_end();
+}
+
 /* ---- what is told of it ---- */
 
 static uint64_t nvml_used(void)
@@ -1130,6 +1169,7 @@ static const struct test_case cases[] = {
 	CASE(an_error_is_not_waited_for),
 	CASE(no_failure_leaks),
 	CASE(no_failure_spoils_what_moves),
+	CASE(closed_memory_that_stays_is_closed),
 	CASE(nvml_agrees_on_what_is_kept),
 	CASE(the_primary_context_takes_no_pool_along),
 	CASE(frees_without_a_context),
