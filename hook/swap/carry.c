@@ -155,13 +155,11 @@ static void replace(struct nvs_carry *c, struct copier next)
 	c->ends = true;
 }
 
-void nvs_carry_end(struct nvs_gpu *gpu)
+/* The copier is asked for no more: a request's answer may be left unread. What is left goes to the arena. */
+static void end_copier(struct nvs_gpu *gpu)
 {
-	struct nvs_carry *c = gpu->swap->carry;
-
 	nvs_swap_lock(gpu->swap);
-	if (c)
-		nvs_descriptor_close(&c->now.socket);
+	nvs_descriptor_close(&gpu->swap->carry->now.socket);
 	nvs_swap_unlock(gpu->swap);
 }
 
@@ -184,14 +182,14 @@ void nvs_swap_copier(struct nvs_gpu *gpu, const struct nvs_copier *f, int fd)
 
 	if (fd < 0)
 		return;
-	if (!c) {
+	if (!c && s->mover && nvs_carry_capable()) {
 		void *p = mmap(NULL, sizeof(*c), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 		c = p == MAP_FAILED ? NULL : p;
 		if (c)
 			c->now.socket.fd = c->next.socket.fd = -1;
 	}
-	if (!c || !s->mover || !nvs_carry_capable()) {
+	if (!c) {
 		close(fd);
 		return;
 	}
@@ -436,7 +434,7 @@ bool nvs_carry_copy(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 	if (!c->now.creates)
 		return false;
 	if (!send_request(c, &q, NULL) || (fd = receive_answer(c, &result)) < 0) {
-		nvs_carry_end(gpu); /* the other GPU is full, say */
+		end_copier(gpu); /* the other GPU is full, say */
 		return false;
 	}
 	e->file = nvs_descriptor_of(fd);
@@ -477,7 +475,7 @@ void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 		q.bytes += bytes_of(chunk->granules);
 	}
 	if (result != CUDA_SUCCESS || !send_request(c, &q, c->out))
-		nvs_carry_end(gpu); /* nvs_carry_receive() says so */
+		end_copier(gpu); /* nvs_carry_receive() says so */
 	while (q.pieces) {
 		atomic_store(&c->outs, --q.pieces);
 		close(c->out[q.pieces]);
@@ -495,7 +493,7 @@ bool nvs_carry_receive(struct nvs_gpu *gpu, struct place carried)
 	}
 	fd = receive_answer(gpu->swap->carry, &result);
 	if (fd < 0) {
-		nvs_carry_end(gpu); /* the order of answers is lost, or the other GPU is full */
+		end_copier(gpu); /* the order of answers is lost, or the other GPU is full */
 		return false;
 	}
 	e->file = nvs_descriptor_of(fd);
@@ -578,7 +576,7 @@ static int bring_back(struct nvs_gpu *gpu, struct carried *e)
 	if (fd < 0 && result == CUDA_ERROR_OUT_OF_MEMORY)
 		return result; /* others have to make room; the copier is as good as before */
 	if (fd < 0) {
-		nvs_carry_end(gpu);
+		end_copier(gpu);
 		return CUDA_ERROR_NOT_FOUND;
 	}
 	nvs_descriptor_close(&e->file);

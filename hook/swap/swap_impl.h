@@ -396,9 +396,6 @@ void nvs_carry_taken(struct nvs_swap *s);
 /* A pass begins, out or in: a copier that came since the one before takes its place. */
 void nvs_carry_pass(struct nvs_gpu *gpu, bool out);
 
-/* The copier is asked for no more: a request's answer may be left unread. What is left goes to the arena. */
-void nvs_carry_end(struct nvs_gpu *gpu);
-
 /* The process is attached to a GPU: the one to which its memory went, or the one that the memory left. */
 void nvs_carry_attached(struct nvs_gpu *gpu);
 

@@ -81,9 +81,6 @@ void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m);
  */
 int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m);
 
-/* Frees the index. The memory is counted elsewhere, or not at all. */
-void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m);
-
 /* ---- vmm_map.c ---- */
 
 /* The granule of an address in a range that the application has reserved; span NULL: it is in none. */

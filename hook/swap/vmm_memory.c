@@ -48,7 +48,8 @@ static struct memory *memory_new(struct nvs_gpu *gpu, uint32_t granules)
 	return m;
 }
 
-void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m)
+/* Frees the index. The memory is counted elsewhere, or not at all. */
+static void forget(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
 
@@ -235,7 +236,7 @@ int nvs_vmm_create(unsigned long long *handle, size_t n, const struct cu_alloc_p
 	} else {
 		s->claiming -= n;
 		if (m)
-			nvs_vmm_forget(gpu, m);
+			forget(gpu, m);
 		else
 			result = NVS_VMM_DRIVER;
 	}
@@ -287,7 +288,7 @@ void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m)
 	} else {
 		s->claiming -= c.bytes;
 	}
-	nvs_vmm_forget(gpu, m);
+	forget(gpu, m);
 	nvs_swap_unlock(s);
 	nvs_claim_drop(&c);
 	nvs_swap_kick(s);
@@ -311,7 +312,7 @@ int nvs_vmm_release(unsigned long long *handle)
 		if (m->pinned) {
 			*handle = m->real;
 			result = NVS_VMM_DRIVER;
-			nvs_vmm_forget(gpu, m);
+			forget(gpu, m);
 		} else if (!m->shown) {
 			nvs_vmm_destroy(gpu, m);
 		}
@@ -511,7 +512,7 @@ int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m)
 		nvs_gate_leave(t);
 	nvs_vmm_done(s, m);
 	if (m->pinned && !m->handles)
-		nvs_vmm_forget(gpu, m);
+		forget(gpu, m);
 	nvs_swap_unlock(s);
 	nvs_signals_restore(&q);
 	nvs_swap_lock(s);
