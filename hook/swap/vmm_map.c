@@ -107,6 +107,7 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 	struct chunk c = { .granules = m->granules, .opens = TOUCHED };
 	uint64_t bytes = bytes_of(m->granules);
 	int result = CUDA_SUCCESS;
+	bool populated;
 
 	m->worker = &c;
 	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_HERE)
@@ -150,8 +151,10 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 		s->claimed += bytes;
 		s->away += bytes;
 		m->worker = NULL; /* a signal handler may jump out of the wait for room */
-		if (!nvs_chunk_populate(gpu, at) && nvs_vmm_at(at) == m &&
-		    nvs_vmm_chunk(at)->state == CHUNK_EMPTY) {
+		populated = nvs_chunk_populate(gpu, at);
+		if (nvs_vmm_at(at) != m)
+			return CUDA_SUCCESS; /* another thread has unmapped it meanwhile */
+		if (!populated && nvs_vmm_chunk(at)->state == CHUNK_EMPTY) {
 			result = CUDA_ERROR_OUT_OF_MEMORY;
 			s->claiming += bytes;
 			s->claimed -= bytes;

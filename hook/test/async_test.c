@@ -1042,6 +1042,44 @@ static void closed_memory_that_stays_is_closed(void)
 	swapper_end();
 }
 
+struct mapping {
+	CUdeviceptr p;
+	CUmemGenericAllocationHandle h;
+};
+
+static void *map_it(void *arg)
+{
+	const struct mapping *m = arg;
+
+	CU(cuMemMap(m->p, 64 * MIB, 0, m->h, 0));
+	return NULL;
+}
+
+/* Memory is unmapped while the thread that maps it waits for room. */
+static void what_is_unmapped_meanwhile_is_freed(void)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	struct mapping m;
+	pthread_t thread;
+	uint64_t before;
+
+	open_on(48 * MIB);
+	CU(cuMemAddressReserve(&m.p, 64 * MIB, 0, 0, 0));
+	before = used();
+	swapper_withhold(true);
+	EVENTUALLY(!swapper_seen().holder);
+	CU(cuMemCreate(&m.h, 64 * MIB, &prop, 0)); /* nowhere, as the GPU is not held */
+	swapper_withhold(false);
+	CU(cuMemsetD8_v2(wrong, 0, 8));
+	CHECK(pthread_create(&thread, NULL, map_it, &m) == 0);
+	while (cuMemUnmap(m.p, 64 * MIB) != CUDA_SUCCESS)
+		nap_ms(1);
+	CHECK(pthread_join(thread, NULL) == 0);
+	CU(cuMemRelease(m.h));
+	CHECK(used() == before);
+	swapper_end();
+}
+
 /* ---- what is told of it ---- */
 
 static uint64_t nvml_used(void)
@@ -1170,6 +1208,7 @@ static const struct test_case cases[] = {
 	CASE(no_failure_leaks),
 	CASE(no_failure_spoils_what_moves),
 	CASE(closed_memory_that_stays_is_closed),
+	CASE(what_is_unmapped_meanwhile_is_freed),
 	CASE(nvml_agrees_on_what_is_kept),
 	CASE(the_primary_context_takes_no_pool_along),
 	CASE(frees_without_a_context),
