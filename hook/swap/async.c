@@ -405,8 +405,9 @@ int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t
 	if (!pool) {
 		uint64_t threshold = 0;
 
-		if (nvs_driver.pool_get_attribute)
-			nvs_driver.pool_get_attribute(handle, CU_POOL_RELEASE_THRESHOLD, &threshold);
+		if (nvs_driver.pool_get_attribute &&
+		    nvs_driver.pool_get_attribute(handle, CU_POOL_RELEASE_THRESHOLD, &threshold) != CUDA_SUCCESS)
+			return -1; /* no pool: the driver says so */
 		nvs_swap_lock(s);
 		pool = nvs_pool_new(all, handle, threshold);
 		nvs_swap_unlock(s);

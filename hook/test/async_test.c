@@ -1042,6 +1042,22 @@ static void closed_memory_that_stays_is_closed(void)
 	swapper_end();
 }
 
+/* A pool that the driver does not know gives no memory. */
+static void a_pool_that_is_gone_is_empty(void)
+{
+	CUmemPoolProps props = { .allocType = 1, .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	CUmemoryPool own;
+	CUdeviceptr p;
+
+	open_on(GPU);
+	CU(cuMemPoolCreate(&own, &props));
+	CU(cuMemAllocFromPoolAsync(&p, 32 * MIB, own, streams[0]));
+	CU(cuMemFreeAsync(p, streams[0]));
+	CU(cuMemPoolDestroy(own));
+	CHECK(cuMemAllocFromPoolAsync(&p, 32 * MIB, own, streams[0]) != CUDA_SUCCESS);
+	swapper_end();
+}
+
 struct mapping {
 	CUdeviceptr p;
 	CUmemGenericAllocationHandle h;
@@ -1209,6 +1225,7 @@ static const struct test_case cases[] = {
 	CASE(no_failure_spoils_what_moves),
 	CASE(closed_memory_that_stays_is_closed),
 	CASE(what_is_unmapped_meanwhile_is_freed),
+	CASE(a_pool_that_is_gone_is_empty),
 	CASE(nvml_agrees_on_what_is_kept),
 	CASE(the_primary_context_takes_no_pool_along),
 	CASE(frees_without_a_context),
