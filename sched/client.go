@@ -11,6 +11,7 @@ import (
 type client struct {
 	id        ClientID
 	account   string // as in Attach
+	share     Share  // its account's, as told; Weight 0: not told
 	tenant    *tenant
 	connected bool
 	want      bool   // it has a grant, and has asked for the next one
@@ -74,7 +75,8 @@ func (c *GPU) attach(ev Attach) {
 		c.askBack(cl.grant) // the grant was given to another tenant
 	}
 	c.join(cl, t)
-	changed := t.share != clampShare(ev.Share)
+	cl.share = clampShare(ev.Share)
+	changed := t.share != cl.share
 	c.setShare(t, ev.Share)
 	if !cl.connected {
 		cl.connected = true

@@ -312,6 +312,7 @@ func (c *GPU) reshare(account string, s Share) {
 			}
 		}
 		c.join(cl, t)
+		cl.share = clampShare(s)
 		c.setShare(t, s)
 		c.stand(cl)
 	}

@@ -79,6 +79,10 @@ func (h *history) saw(ev Event, acts []Action) error {
 		}
 	case Gone:
 		delete(h.live, ev.Client)
+	case Exec: // without a connection: nothing is left of the earlier program's work
+		if slices.ContainsFunc(acts, func(a Action) bool { r, ok := a.(Released); return ok && r.Client == ev.Client }) {
+			delete(h.live, ev.Client)
+		}
 	case Attach:
 		h.shares[ev.Client] = ev.Share
 		if h.of(ev.Client).epoch != ev.Held {

@@ -186,8 +186,7 @@ func (c *GPU) join(cl *client, t *tenant) {
 		c.tellAll = true // what holders are told depends on their tenants' limits and gangs
 		c.bill(old)
 		c.count(cl.grant, -1)
-		old.clients--
-		old.crew = slices.DeleteFunc(old.crew, func(o *client) bool { return o == cl })
+		c.quit(cl)
 	}
 	c.bill(t)
 	cl.tenant, cl.limitedThen = t, t.limitedFor
@@ -215,10 +214,26 @@ func (c *GPU) join(cl *client, t *tenant) {
 
 // leave takes a client from its tenant for good.
 func (c *GPU) leave(cl *client) {
-	cl.tenant.clients--
-	cl.tenant.crew = slices.DeleteFunc(cl.tenant.crew, func(o *client) bool { return o == cl })
+	c.quit(cl)
 	c.review(cl.tenant)
 	c.abandon(cl.tenant)
+}
+
+// quit counts a client out of its tenant. Where it alone brought the share of a gang or an overlap
+// group, that has the share of a client that stays.
+func (c *GPU) quit(cl *client) {
+	t := cl.tenant
+	t.clients--
+	t.crew = slices.DeleteFunc(t.crew, func(o *client) bool { return o == cl })
+	if slices.ContainsFunc(t.crew, func(o *client) bool { return o.share == t.share }) {
+		return
+	}
+	for _, o := range slices.Backward(t.crew) {
+		if o.share.Weight != 0 {
+			c.setShare(t, o.share)
+			return
+		}
+	}
 }
 
 // abandon forgets a tenant that has no clients, at once or later.

@@ -289,12 +289,12 @@ func (j *judge) checkStarvation() {
 
 // spoilt says whether the client, or one that has its limit in common with it,
 // makes claims that keep it from its turn. Tenants of an overlap group, or of a gang, have
-// the limit of any of them in common.
+// the limit of any of them in common, and owe what one that has left them has used.
 func (j *judge) spoilt(c *client) bool {
 	if c.hostile || j.w.outOfRoom(c) {
 		return true
 	}
-	limited, hostile := false, false
+	limited, hostile := false, j.w.indebted[j.w.gangOf(c.id)] && j.w.gangOf(c.id) != ""
 	for _, other := range j.w.client {
 		if other != nil && other.tenant != nil && (other.tenant == c.tenant || j.w.ofOneGang(other.id, c.id)) {
 			limited, hostile = limited || other.tenant.share.Limit != 0, hostile || other.hostile

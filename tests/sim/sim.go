@@ -97,6 +97,7 @@ type world struct {
 	tenants    []*tenant
 	tenantOf   []*tenant
 	joined     map[sched.ClientID]*tenant // of clients, also of the dead: grants may be on their way to them
+	indebted   map[string]bool            // gangs and overlap groups that hostile clients have left
 	lastID     sched.ClientID
 	mem        memoryWorld
 	onlyLimits bool // shares have limits and weights alone: others share by slices what these leave
@@ -121,7 +122,7 @@ const maxEventsPerStep = 50
 // names the seed and the broken promise, and ends with what happened before.
 // The same seed, steps and options do the same.
 func Run(seed uint64, steps int, opts Options) (report Report, err error) {
-	w := &world{rng: rand.New(rand.NewPCG(seed, 0x6e76736861726531)), trace: opts.Trace, byID: map[sched.ClientID]*client{}, joined: map[sched.ClientID]*tenant{}}
+	w := &world{rng: rand.New(rand.NewPCG(seed, 0x6e76736861726531)), trace: opts.Trace, byID: map[sched.ClientID]*client{}, joined: map[sched.ClientID]*tenant{}, indebted: map[string]bool{}}
 	w.report.Seed = seed
 	defer func() {
 		report = w.report
@@ -253,6 +254,11 @@ func (w *world) operate() {
 			return
 		}
 		t := w.tenants[w.rng.IntN(len(w.tenants))]
+		for _, c := range w.client {
+			if c != nil && c.tenant == t && c.hostile {
+				w.indebted[t.share.Crew()] = true
+			}
+		}
 		t.share = w.newShare(t)
 		w.report.Shares++
 		w.changed()
