@@ -101,8 +101,9 @@
 // # Gangs
 //
 // Processes that work as one (Share.Gang), on one GPU or several, are granted and
-// revoked together. Their shares count as the share of one tenant, and their turn
-// comes when it has come on all their GPUs. Ranks that are idle keep their grants, as
+// revoked together. Their shares count as the share of one tenant: that which was told
+// last, as long as a client of it is there. Their turn comes when it has come on all
+// their GPUs. Ranks that are idle keep their grants, as
 // parts of the job. A gang has no priority, and in concurrent mode gangs mean
 // nothing. The cores of a node share the gangs (Node). gang.go has the rules, says
 // why they cannot end in a deadlock, and how gangs outlive a restart.
