@@ -5,7 +5,9 @@
  * GPU, as the end of a context does, puts them on before. They go off again when it ends.
  *
  * Copies between host and GPU that have begun go on. Nothing is cut where memory of the
- * process can be moved: a chunk must not change under work that is unfinished.
+ * process can be moved: no memory could move then. The application's copies that wait for the
+ * kernel stand before the mover's in the queues of the copy engines, and those that do not wait
+ * may read a chunk that moves (tests/gpu/README.md, "What a driver lets a process do").
  */
 #ifndef NVSHARE_PREEMPT_H
 #define NVSHARE_PREEMPT_H
