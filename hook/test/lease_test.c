@@ -4,15 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "lease.h"
-
-#define CHECK(cond) \
-	do { \
-		if (!(cond)) { \
-			fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-			exit(1); \
-		} \
-	} while (0)
 
 #define STEP(l, ...) lease_step(l, (struct lease_event){ __VA_ARGS__ })
 #define ACTS(out, want) CHECK((out).actions == (unsigned)(want))

@@ -8,16 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "client.h"
 #include "swap_impl.h"
-
-#define CHECK(cond) \
-	do { \
-		if (!(cond)) { \
-			fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #cond); \
-			exit(1); \
-		} \
-	} while (0)
 
 /* Of what is not linked here. Nothing calls the driver. */
 atomic_uint nvs_away;

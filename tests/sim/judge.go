@@ -294,7 +294,7 @@ func (j *judge) spoilt(c *client) bool {
 	if c.hostile || j.w.outOfRoom(c) {
 		return true
 	}
-	limited, hostile := false, j.w.indebted[j.w.gangOf(c.id)] && j.w.gangOf(c.id) != ""
+	limited, hostile := false, j.w.indebted[j.w.gangOf(c.id)]
 	for _, other := range j.w.client {
 		if other != nil && other.tenant != nil && (other.tenant == c.tenant || j.w.ofOneGang(other.id, c.id)) {
 			limited, hostile = limited || other.tenant.share.Limit != 0, hostile || other.hostile

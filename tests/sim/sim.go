@@ -255,7 +255,7 @@ func (w *world) operate() {
 		}
 		t := w.tenants[w.rng.IntN(len(w.tenants))]
 		for _, c := range w.client {
-			if c != nil && c.tenant == t && c.hostile {
+			if c != nil && c.tenant == t && c.hostile && t.share.Crew() != "" {
 				w.indebted[t.share.Crew()] = true
 			}
 		}
