@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -108,7 +107,7 @@ func (b *bench) alone(ctx context.Context, cells *[]*aloneCell, backend string, 
 func (p *pool) compare(ctx context.Context, program string, by way, length time.Duration, rounds int) (*aloneCell, error) {
 	all := slices.Concat(p.natives, p.tenants)
 	for _, w := range all {
-		if err := bind(w, processors(0, min(6, runtime.NumCPU()))); err != nil {
+		if err := bind(w, p.b.processors.part(0, min(6, len(p.b.processors)))); err != nil {
 			return nil, err
 		}
 	}

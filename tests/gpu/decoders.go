@@ -342,7 +342,7 @@ func (o *overlapBench) worker(ctx context.Context, way string, i int, flags []st
 		return nil, err
 	}
 	var w *worker
-	err := onProcessors(i, mostDecoders, func() (err error) {
+	err := o.onProcessors(i, mostDecoders, func() (err error) {
 		w, err = startWorker(script, o.script("worker.py"), fmt.Sprintf("%s %d", way, i), filepath.Join(o.results, "overlap-stderr.txt"), cmd.Env, "programs")
 		return err
 	})
@@ -351,8 +351,8 @@ func (o *overlapBench) worker(ctx context.Context, way string, i int, flags []st
 
 // onProcessors runs f, which starts a process, so that the process has the i-th of n equal sets
 // of processors, where there are so many. What the process starts inherits the set.
-func onProcessors(i, n int, f func() error) error {
-	each := runtime.NumCPU() / n
+func (b *bench) onProcessors(i, n int, f func() error) error {
+	each := len(b.processors) / n
 	if each == 0 {
 		return f()
 	}
@@ -362,7 +362,7 @@ func onProcessors(i, n int, f func() error) error {
 	if err := unix.SchedGetaffinity(0, &old); err != nil {
 		return err
 	}
-	if err := unix.SchedSetaffinity(0, processors(i, each)); err != nil {
+	if err := unix.SchedSetaffinity(0, b.processors.part(i, each)); err != nil {
 		return fmt.Errorf("bind process %d of %d to processors: %w", i, n, err)
 	}
 	return errors.Join(f(), unix.SchedSetaffinity(0, &old))

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -205,12 +204,12 @@ func (o *overlapBench) decodersInPods(ctx context.Context, work string) error {
 		if w != nil {
 			of[way] = append(of[way], w)
 		}
-		each := runtime.NumCPU() / mostDecoders
+		each := len(o.processors) / mostDecoders
 		if err != nil || each == 0 {
 			return err
 		}
 		// containerd starts it, so that it inherits no set of processors from here.
-		return bind(w, processors(i, each))
+		return bind(w, o.processors.part(i, each))
 	}
 	for i := range most {
 		ways := []string{plainMPS, inPods}

@@ -191,6 +191,7 @@ type bench struct {
 	window          time.Duration
 	ways            []string // of the step programs; none: all
 	node            *node.Node
+	processors      processors
 	backendName     []string // of the pool's processes, in place of PyTorch's loads
 	shared          *pool    // of the steps shares, tenants and priority; nil until one needs it
 }
@@ -205,6 +206,11 @@ func (b *bench) run(ctx context.Context, work string, chosen []string) int {
 			fmt.Fprintf(os.Stderr, "gpu: a bundle has no simulated GPU (%v): in the clone run cp -a .build/simgpu %s\n", err, b.bundle)
 			return 1
 		}
+	}
+	var err error
+	if b.processors, err = ownProcessors(); err != nil {
+		fmt.Fprintln(os.Stderr, "gpu:", err)
+		return 1
 	}
 	n, err := node.New(work, options)
 	if err == nil {

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -198,9 +197,9 @@ func (b *bench) programsStep(ctx context.Context, _ string) error {
 // programs that are bound by them vary by a quarter.
 func (p *pool) pin() error {
 	most := max(len(p.tenants), len(p.natives))
-	each := (runtime.NumCPU() - 1) / most // the scheduler has the rest
+	each := (len(p.b.processors) - 1) / most // the scheduler has the rest
 	if each == 0 {
-		fmt.Printf("  processes are not bound to processors: %d for %d tenants\n", runtime.NumCPU(), most)
+		fmt.Printf("  processes are not bound to processors: %d for %d tenants\n", len(p.b.processors), most)
 		return nil
 	}
 	if each > 1 {
@@ -208,21 +207,12 @@ func (p *pool) pin() error {
 	}
 	for _, workers := range [][]*worker{p.tenants, p.natives} {
 		for i, w := range workers {
-			if err := bind(w, processors(i, each)); err != nil {
+			if err := bind(w, p.b.processors.part(i, each)); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// processors is the i-th set of n processors.
-func processors(i, n int) *unix.CPUSet {
-	var set unix.CPUSet
-	for cpu := i * n; cpu < (i+1)*n; cpu++ {
-		set.Set(cpu)
-	}
-	return &set
 }
 
 // bind has a worker's threads, and those that come, use these processors only.
