@@ -13,6 +13,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "packet.h"
+
 static struct sockaddr_un address;
 
 void nvs_connect_init(void)
@@ -93,36 +95,12 @@ bool nvs_send_frame(int fd, const struct nvs_frame *f, bool must)
 
 int nvs_receive_frame(int fd, struct nvs_frame *f, int *passed)
 {
-	union {
-		struct cmsghdr align;
-		char buf[CMSG_SPACE(sizeof(int))];
-	} control;
-	/* One byte more than a frame tells a longer packet. */
-	struct {
-		struct nvs_frame frame;
-		char more;
-	} in;
-	struct iovec iov = { &in, sizeof(in.frame) + 1 };
-	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-			    /* CMSG_SPACE has room for two: the second would be lost open. */
-			    .msg_controllen = CMSG_LEN(sizeof(int)) };
-	ssize_t n = recvmsg(fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	unsigned count = 1;
+	int got = nvs_packet_receive(fd, f, sizeof(*f), passed, &count);
 
-	*passed = -1;
-	if (n < 0)
-		return errno == EAGAIN || errno == EINTR ? 0 : -1;
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c))
-		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
-		    c->cmsg_len == CMSG_LEN(sizeof(int)))
-			memcpy(passed, CMSG_DATA(c), sizeof(int));
-	if (n != sizeof(*f)) {
-		if (*passed >= 0)
-			close(*passed);
+	if (!count)
 		*passed = -1;
-		return -1;
-	}
-	*f = in.frame;
-	return 1;
+	return got;
 }
 
 /* One more than channels that may each look at a page of their own. */

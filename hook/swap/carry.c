@@ -25,7 +25,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -33,6 +32,7 @@
 #include "clock.h"
 #include "descriptor.h"
 #include "log.h"
+#include "packet.h"
 #include "swap.h"
 #include "swap_impl.h"
 
@@ -64,6 +64,7 @@ struct carried {
 };
 
 #define OFFSET_BITS 12u
+_Static_assert(NVS_COPIED_AT_ONCE <= NVS_PACKET_FDS, "descriptors of a request");
 _Static_assert(CARRY_RUN < 1u << OFFSET_BITS, "the beginning of a chunk");
 _Static_assert(MAX_CARRIED << OFFSET_BITS <= 1u << 24, "the number of an entry");
 
@@ -221,58 +222,33 @@ static int out_of_the_way(const struct nvs_carry *c, int fd)
 	return high;
 }
 
-static bool send_request(const struct nvs_carry *c, const struct nvs_copy *q, const int *fd)
+static bool ready(const struct nvs_carry *c, short events)
 {
-	union {
-		struct cmsghdr align;
-		char buf[CMSG_SPACE(NVS_COPIED_AT_ONCE * sizeof(int))];
-	} control = { .buf = { 0 } };
-	long size = (long)(offsetof(struct nvs_copy, granules) + q->pieces * sizeof(q->granules[0]));
-	struct iovec iov = { (void *)q, (size_t)size };
-	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
-	struct pollfd p = { .fd = c->now.socket.fd, .events = POLLOUT };
+	struct pollfd p = { .fd = c->now.socket.fd, .events = events };
 	struct timespec t = { ANSWER_NS / NVS_S, 0 };
 
-	if (q->pieces) {
-		struct cmsghdr *h;
+	return nvs_descriptor_is(&c->now.socket) && syscall(SYS_ppoll, &p, 1, &t, NULL, 8) == 1;
+}
 
-		m.msg_control = &control;
-		m.msg_controllen = CMSG_SPACE(q->pieces * sizeof(int));
-		h = CMSG_FIRSTHDR(&m);
-		h->cmsg_level = SOL_SOCKET;
-		h->cmsg_type = SCM_RIGHTS;
-		h->cmsg_len = CMSG_LEN(q->pieces * sizeof(int));
-		memcpy(CMSG_DATA(h), fd, q->pieces * sizeof(int));
-	}
-	return nvs_descriptor_is(&c->now.socket) && syscall(SYS_ppoll, &p, 1, &t, NULL, 8) == 1 &&
-	       syscall(SYS_sendmsg, c->now.socket.fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == size;
+static bool send_request(const struct nvs_carry *c, const struct nvs_copy *q, const int *fd)
+{
+	return ready(c, POLLOUT) &&
+	       nvs_packet_send(c->now.socket.fd, q, offsetof(struct nvs_copy, granules) + q->pieces * sizeof(q->granules[0]),
+			       fd, q->pieces);
 }
 
 /* Returns the copy's descriptor, or -1. *result: CUresult; below 0 where there is no answer. */
 static int receive_answer(const struct nvs_carry *c, int *result)
 {
-	struct nvs_copy a = { .result = -1 };
-	union {
-		struct cmsghdr align;
-		char buf[CMSG_SPACE(sizeof(int))];
-	} control;
-	const long size = offsetof(struct nvs_copy, granules);
-	struct iovec iov = { &a, sizeof(a) };
-	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-			    .msg_controllen = CMSG_LEN(sizeof(int)) };
-	struct pollfd p = { .fd = c->now.socket.fd, .events = POLLIN };
-	struct timespec t = { ANSWER_NS / NVS_S, 0 };
-	struct cmsghdr *h;
+	struct nvs_copy a;
+	unsigned count = 1;
 	int fd = -1;
 
 	*result = -1;
-	if (!nvs_descriptor_is(&c->now.socket) || syscall(SYS_ppoll, &p, 1, &t, NULL, 8) != 1 ||
-	    syscall(SYS_recvmsg, c->now.socket.fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) != size)
+	if (!ready(c, POLLIN) ||
+	    nvs_packet_receive(c->now.socket.fd, &a, offsetof(struct nvs_copy, granules), &fd, &count) != 1)
 		return -1;
-	h = CMSG_FIRSTHDR(&m);
-	if (h && h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS && h->cmsg_len == CMSG_LEN(sizeof(int)))
-		memcpy(&fd, CMSG_DATA(h), sizeof(int));
-	if (a.result != CUDA_SUCCESS && fd >= 0) {
+	if (a.result != CUDA_SUCCESS && count) {
 		close(fd);
 		fd = -1;
 	}

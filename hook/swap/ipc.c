@@ -28,6 +28,7 @@
 #include "drain.h"
 #include "futex.h"
 #include "gate.h"
+#include "packet.h"
 #include "signals.h"
 #include "swap.h"
 #include "swap_impl.h"
@@ -113,11 +114,7 @@ static bool send_chunks(int fd, struct place p)
 	bool ok = true;
 
 	while (ok && i < r->granules) {
-		union { struct cmsghdr align; char buf[CMSG_SPACE(BATCH * sizeof(int))]; } control;
 		struct reply reply = { 0 };
-		struct iovec iov = { &reply, sizeof(reply) };
-		struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control };
-		struct cmsghdr *c = &control.align;
 		int fds[BATCH];
 
 		for (; ok && i < r->granules && reply.count < BATCH; i += r->piece) {
@@ -134,15 +131,7 @@ static bool send_chunks(int fd, struct place p)
 				reply.granules[reply.count++] = chunk->granules;
 		}
 		reply.more = i < r->granules;
-		memset(&control, 0, sizeof(control));
-		m.msg_controllen = CMSG_SPACE(reply.count * sizeof(int));
-		c->cmsg_level = SOL_SOCKET;
-		c->cmsg_type = SCM_RIGHTS;
-		c->cmsg_len = CMSG_LEN(reply.count * sizeof(int));
-		memcpy(CMSG_DATA(c), fds, reply.count * sizeof(int));
-		if (ok)
-			ok = ready(fd, POLLOUT) &&
-			     syscall(SYS_sendmsg, fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == (long)sizeof(reply);
+		ok = ok && ready(fd, POLLOUT) && nvs_packet_send(fd, &reply, sizeof(reply), fds, reply.count);
 		while (reply.count)
 			close(fds[--reply.count]);
 	}
@@ -314,22 +303,11 @@ static bool map_batch(const struct reply *r, const int *fds, CUdeviceptr base, u
 /* Receives a packet. False: what came is none. */
 static bool receive(int fd, struct reply *r, int *fds)
 {
-	union { struct cmsghdr align; char buf[CMSG_SPACE(BATCH * sizeof(int))]; } control;
-	struct iovec iov = { r, sizeof(*r) };
-	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-			    .msg_controllen = sizeof(control) };
-	struct cmsghdr *c;
-	uint32_t got = 0;
-	bool ok;
+	unsigned got = BATCH;
 
-	ok = ready(fd, POLLIN) && syscall(SYS_recvmsg, fd, &m, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) ==
-				     (long)sizeof(*r);
-	c = ok ? CMSG_FIRSTHDR(&m) : NULL;
-	if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
-		got = (uint32_t)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-		memcpy(fds, CMSG_DATA(c), got * sizeof(int));
-	}
-	if (ok && got == r->count && got)
+	if (!ready(fd, POLLIN) || nvs_packet_receive(fd, r, sizeof(*r), fds, &got) != 1)
+		return false;
+	if (got == r->count && got)
 		return true;
 	while (got)
 		close(fds[--got]);

@@ -7,6 +7,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -442,27 +443,88 @@ static int tenant_ipc_replaced(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
+/* Serves a handle at a socket of the test, which takes so many that wait. Returns the socket. */
+static int serve_handle(CUipcMemHandle *handle, struct sockaddr_un *a, socklen_t *n, uint64_t mib, int backlog,
+			uint64_t name)
+{
+	uint64_t ticket[8] = { 0x3143504948534e56ull /* of ipc.c */, name, 0, 1ull << 40, mib * MIB, 0, mib * MIB, 1 };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+	*a = (struct sockaddr_un){ .sun_family = AF_UNIX };
+	*n = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+			 (size_t)sprintf(a->sun_path + 1, "nvshare-ipc-%016llx", (unsigned long long)name));
+	CHECK(bind(fd, (struct sockaddr *)a, *n) == 0 && listen(fd, backlog) == 0);
+	memcpy(handle, ticket, sizeof(*handle));
+	return fd;
+}
+
 /* The process of the handle is stopped, and its socket takes nobody any more. */
 static int tenant_ipc_stopped(uint64_t mib, unsigned rounds, uint64_t seed)
 {
-	uint64_t ticket[8] = { 0x3143504948534e56ull /* of ipc.c */, seed, 0, 1ull << 40, mib * MIB, 0, mib * MIB, 1 };
-	struct sockaddr_un a = { .sun_family = AF_UNIX };
-	socklen_t n;
+	struct sockaddr_un a;
 	CUipcMemHandle handle;
 	CUdeviceptr p;
-	int fd, served;
+	socklen_t n;
+	int fd;
 
-	n = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
-			(size_t)sprintf(a.sun_path + 1, "nvshare-ipc-%016llx", (unsigned long long)seed));
-	served = socket(AF_UNIX, SOCK_SEQPACKET, 0);
-	CHECK(bind(served, (struct sockaddr *)&a, n) == 0 && listen(served, (int)rounds) == 0);
+	serve_handle(&handle, &a, &n, mib, (int)rounds, seed);
 	do
 		fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0);
 	while (connect(fd, (struct sockaddr *)&a, n) == 0);
 	CHECK(errno == EAGAIN);
 	tenant_open();
-	memcpy(&handle, ticket, sizeof(handle));
 	CHECK(cuIpcOpenMemHandle_v2(&p, handle, 1) != CUDA_SUCCESS);
+	return 0;
+}
+
+static unsigned descriptors(void)
+{
+	DIR *d = opendir("/proc/self/fd");
+	unsigned n = 0;
+
+	CHECK(d);
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+/* Answers each question with descriptors in a packet of the wrong size. */
+static void *answer_wrong(void *listener)
+{
+	for (int fd; (fd = accept(*(int *)listener, NULL, NULL)) >= 0; close(fd)) {
+		union { struct cmsghdr align; char buf[CMSG_SPACE(2 * sizeof(int))]; } control = { .buf = { 0 } };
+		struct iovec iov = { "x", 1 };
+		struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+				    .msg_controllen = sizeof(control) };
+		char ticket[64];
+
+		CHECK(recv(fd, ticket, sizeof(ticket), 0) == sizeof(ticket));
+		control.align = (struct cmsghdr){ CMSG_LEN(2 * sizeof(int)), SOL_SOCKET, SCM_RIGHTS };
+		memcpy(CMSG_DATA(&control.align), (int[]){ fd, fd }, 2 * sizeof(int));
+		CHECK(sendmsg(fd, &m, 0) == 1);
+	}
+	return NULL;
+}
+
+/* The process of the handle answers with nonsense. */
+static int tenant_ipc_wrong(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	struct sockaddr_un a;
+	CUipcMemHandle handle;
+	unsigned before;
+	CUdeviceptr p;
+	socklen_t n;
+	pthread_t t;
+	int fd;
+
+	tenant_open();
+	fd = serve_handle(&handle, &a, &n, mib, 4, seed);
+	CHECK(pthread_create(&t, NULL, answer_wrong, &fd) == 0);
+	before = descriptors();
+	for (unsigned i = 0; i < rounds; i++)
+		CHECK(cuIpcOpenMemHandle_v2(&p, handle, 1) != CUDA_SUCCESS);
+	CHECK(descriptors() <= before + 1); /* the server's own last one may be open */
 	return 0;
 }
 
@@ -984,6 +1046,13 @@ static void a_stopped_process_stops_no_other(void)
 	swapper_end();
 }
 
+static void a_wrong_answer_leaves_no_descriptor(void)
+{
+	schedule(usual);
+	CHECK(went_well(start("ipc-wrong", 2, 5, (unsigned)getpid())));
+	swapper_end();
+}
+
 static void shared_memory_is_opened_on_both_gpus(void)
 {
 	schedule(usual);
@@ -1057,6 +1126,7 @@ static const struct test_case cases[] = {
 	CASE(an_application_takes_the_socket_of_handles),
 	CASE(what_is_shared_anew_is_opened_anew),
 	CASE(a_stopped_process_stops_no_other),
+	CASE(a_wrong_answer_leaves_no_descriptor),
 };
 
 static const struct tenant_kind kinds[] = {
@@ -1077,6 +1147,7 @@ static const struct tenant_kind kinds[] = {
 	{ "ipc-taken", tenant_ipc_taken },
 	{ "ipc-replaced", tenant_ipc_replaced },
 	{ "ipc-stopped", tenant_ipc_stopped },
+	{ "ipc-wrong", tenant_ipc_wrong },
 };
 
 int main(int argc, char **argv)
