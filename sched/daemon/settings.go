@@ -117,7 +117,8 @@ func modeNamed(name string) (sched.Mode, bool) {
 	return 0, false
 }
 
-func (s settings) check() error {
+// Check says what nobody could have set; nil: nothing.
+func (s settings) Check() error {
 	if err := s.All.check(); err != nil {
 		return err
 	}
@@ -163,9 +164,6 @@ func (d *Daemon) settingsPath() string { return filepath.Join(d.opts.RunDir, "se
 func (d *Daemon) restoreSettings() {
 	given := setting{Quantum: d.opts.Quantum, Mode: d.opts.Mode.String(), SwapShare: d.opts.SwapShare}
 	d.settings, d.settingsErr = state.ReadRecord[settings](d.settingsPath(), settingsVersion)
-	if err := d.settings.check(); err != nil {
-		d.settings, d.settingsErr = settings{}, fmt.Errorf("%s: %w", d.settingsPath(), err)
-	}
 	d.settings.Version = settingsVersion
 	d.dropHeld(d.hasEnded)
 	if d.settingsErr != nil {

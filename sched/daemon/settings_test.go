@@ -97,12 +97,14 @@ func TestChangedCommandLineWins(t *testing.T) {
 	s.expectSettings(0, 2*time.Second, auto)
 }
 
-// Settings that cannot be used are reported, and can be set anew.
+// Settings that cannot be used are put aside and reported, and can be set anew.
 func TestSettingsAreDamaged(t *testing.T) {
 	for name, text := range map[string]string{
 		"truncated":      `{"version":1,"all":{"quantum_ns":3000000`,
 		"a newer one":    `{"version":2}`,
 		"quantum":        `{"version":1,"all":{"quantum_ns":5}}`,
+		"negative":       `{"version":1,"all":{"quantum_ns":-1}}`,
+		"swap share":     `{"version":1,"all":{"swap_share":51}}`,
 		"mode":           `{"version":1,"all":{"mode":"sideways"}}`,
 		"mode of a GPU":  `{"version":1,"gpus":{"` + gpuA.UUID + `":{"mode":"up"}}}`,
 		"no GPU's UUID":  `{"version":1,"gpus":{"x":{}}}`,
@@ -113,8 +115,11 @@ func TestSettingsAreDamaged(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := startFound(t, dir, func(o *Options) { o.Quantum = time.Second })
-		if p := s.status().Problems; len(p) != 1 || !strings.Contains(p[0], "settings.json") {
+		if p := s.status().Problems; len(p) != 1 || !strings.Contains(p[0], "settings.json.damaged") {
 			t.Errorf("%s: problems %q", name, p)
+		}
+		if kept, err := os.ReadFile(filepath.Join(dir, "settings.json.damaged")); err != nil || string(kept) != text {
+			t.Errorf("%s: %q is kept: %v", name, kept, err)
 		}
 		s.expectSettings(0, time.Second, exclusive)
 		s.set(&api.SetRequest{QuantumNs: int64(2 * time.Second)})

@@ -10,10 +10,10 @@ import (
 	"os"
 )
 
-// ReadRecord reads a record; its "version" must be the one given. Where there is
-// none, it returns a zero T. Where the file cannot be used, it returns a zero T
-// and an error, and puts the file aside, so that the next WriteRecord does not
-// destroy the file.
+// ReadRecord reads a record; its "version" must be the one given, and its Check, if T has
+// one, must return nil. Where there is no record, it returns a zero T. Where the file cannot
+// be used, it returns a zero T and an error, and puts the file aside, so that the next
+// WriteRecord does not destroy the file.
 func ReadRecord[T any](path string, version int) (T, error) {
 	var none, t T
 	text, err := read(path)
@@ -47,7 +47,11 @@ func DecodeRecord(text []byte, version int, to any) error {
 	case head.Version != version:
 		return fmt.Errorf("version %d, this nvshare-scheduler reads %d", head.Version, version)
 	}
-	return json.Unmarshal(text, to)
+	err := json.Unmarshal(text, to)
+	if c, ok := to.(interface{ Check() error }); ok && err == nil {
+		err = c.Check()
+	}
+	return err
 }
 
 // WriteRecord replaces a record.
