@@ -158,6 +158,7 @@ func TestContainerThatCannotBeFound(t *testing.T) {
 // Memory of a process of which nobody can say whether it lives is kept for it once that is known.
 func TestMemberThatCannotBeFound(t *testing.T) {
 	s := start(t, t.TempDir(), swapping)
+	newSwapper(t, s).reserve(64 * mib)
 	p := newProc(t, s.dir, 0)
 	kept := func() (bytes uint64) {
 		s.inLoop(func() { bytes = s.findGPU(gpuA.UUID).core.MemorySnapshot().Promised })
@@ -173,9 +174,13 @@ func TestMemberThatCannotBeFound(t *testing.T) {
 		s.find = cannotSay
 		s.before = map[string][]memberState{gpuA.UUID: {{PID: who.PID, StartTime: who.Start, Bytes: 256 * mib, Movable: true}}}
 		s.awaitMembers(s.findGPU(gpuA.UUID))
+		s.recordMembers()
+		if m := readMembers(&s.opts, s.bootID)[gpuA.UUID]; len(m) != 2 {
+			t.Errorf("recorded are %+v", m)
+		}
 		s.find = s.peers.Find
 	})
-	s.await("its memory is kept", func(*api.StatusResponse) bool { return kept() == 256*mib })
+	s.await("its memory is kept", func(*api.StatusResponse) bool { return kept() == (64+256)*mib })
 }
 
 // What an earlier scheduler has in a file, or has taken off its GPU, stays recorded while nobody
@@ -202,8 +207,9 @@ func TestProcessOffItsGPUThatCannotBeFound(t *testing.T) {
 		found.Close()
 		who = found.Process
 		s.find = cannotSay
-		s.restoreFile(fileRecord{Process: who, Path: path, Saved: true})
-		s.restoreOne(carriedProcess{Process: who, From: gpuA.UUID})
+		file, carried := fileRecord{Process: who, Path: path, Saved: true}, carriedProcess{Process: who, From: gpuA.UUID}
+		s.onceKnown(file, "", func() error { return s.restoreFile(file) })
+		s.onceKnown(carried, "", func() error { return s.restoreCarriedOne(carried) })
 		if err := errors.Join(s.recordFiles(), s.recordCarried()); err != nil || !recorded("files.json") || !recorded("migrating.json") {
 			t.Errorf("it is forgotten: %v", err)
 		}

@@ -152,6 +152,7 @@ type Daemon struct {
 	members *timer.Timer // write the file of who has memory
 	reshare *timer.Timer // write the file of shares, which could not be written
 	reset   *timer.Timer // the same of settings
+	again   *timer.Timer // restore what is unsure
 	watch   *timer.Timer // that the run directory is there
 	look    *timer.Timer // which processes use GPUs
 	// These serve the listeners of dir, which are new ones after a socket was lost.
@@ -168,19 +169,19 @@ type Daemon struct {
 	outOfMemory map[string]map[*gpu]uint64      // the same, of those with a client: what its limit refused
 	told        map[string]time.Time            // see mayTell
 	gpus        map[wire.UUID]*gpu
-	order       []*gpu                          // by index
-	node        *sched.Node                     // of all GPUs
-	toStep      []string                        // GPUs where a gang goes on because of another GPU; see stepGangs
-	names       map[string]*api.Container       // by id; what the plugin told us; never changed, only replaced
-	described   chan struct{}                   // closed when a container is described, and made anew
-	firsts      map[string]*peer.Peer           // first processes of containers that OCI hooks described, by container id
-	shares      shares                          // that were set, or asked for by pods
-	settings    settings                        // time quanta and modes that were set
-	broken      []*conn                         // to be treated as lost after the current event
-	migrations  map[string]*migration           // by account
-	copiers     map[int]bool                    // PIDs of copiers that run
-	strayed     map[*client]string              // UUIDs of the GPUs that clients may have left, of GPUs not found yet
-	unsure      map[peer.Process]carriedProcess // those of which it is not known whether they live
+	order       []*gpu                    // by index
+	node        *sched.Node               // of all GPUs
+	toStep      []string                  // GPUs where a gang goes on because of another GPU; see stepGangs
+	names       map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
+	described   chan struct{}             // closed when a container is described, and made anew
+	firsts      map[string]*peer.Peer     // first processes of containers that OCI hooks described, by container id
+	shares      shares                    // that were set, or asked for by pods
+	settings    settings                  // time quanta and modes that were set
+	broken      []*conn                   // to be treated as lost after the current event
+	migrations  map[string]*migration     // by account
+	copiers     map[int]bool              // PIDs of copiers that run
+	strayed     map[*client]string        // UUIDs of the GPUs that clients may have left, of GPUs not found yet
+	unsure      []unsure
 
 	discovering   bool
 	discovered    sched.Time // when the latest search ended; 0: never
@@ -289,7 +290,6 @@ func newDaemon(opts Options) (*Daemon, error) {
 		migrations:      map[string]*migration{},
 		copiers:         map[int]bool{},
 		strayed:         map[*client]string{},
-		unsure:          map[peer.Process]carriedProcess{},
 		tenantLog:       rate.NewLimiter(tenantLogRate, tenantLogBurst),
 	}
 	d.node.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
@@ -297,6 +297,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 	d.members = d.timers.New(d.recordMembers)
 	d.reshare = d.timers.New(d.recordShares)
 	d.reset = d.timers.New(d.keepSettings)
+	d.again = d.timers.New(d.restoreAgain)
 	d.watch = d.timers.New(d.watchRunDir)
 	d.look = d.timers.New(d.lookForStrangers)
 	d.openArena(arena.Kernel{}, maxReady, maxHeld)

@@ -101,24 +101,24 @@ func (d *Daemon) watchFirst(id string, p *peer.Peer) {
 // restoreFirst watches a container of an earlier scheduler, or forgets it if it has
 // stopped meanwhile.
 func (d *Daemon) restoreFirst(id string, e engineContainer) {
-	if e.First != nil { // else somebody has changed the file, and nobody would tell of its end
-		p, err := d.find(*e.First)
-		if err == nil {
-			d.watchFirst(id, p)
-			return
+	d.onceKnown(nil, fmt.Sprintf("container %.12s (%s) runs", id, e.Name), func() error {
+		if d.names[id] == nil || d.firsts[id] != nil { // it was forgotten, or described again
+			return nil
 		}
-		if !peer.Ended(err) { // it may run, with what it was promised
-			d.log.WithError(err).Warnf("container %.12s (%s): whether it runs is not known; trying again every %v", id, e.Name, recordRetry)
-			d.timers.New(func() {
-				if d.names[id] != nil && d.firsts[id] == nil {
-					d.restoreFirst(id, e)
-				}
-			}).Set(now().Add(recordRetry))
-			return
+		if e.First != nil { // else somebody has changed the file, and nobody would tell of its end
+			p, err := d.find(*e.First)
+			if err == nil {
+				d.watchFirst(id, p)
+				return nil
+			}
+			if !peer.Ended(err) { // it may run, with what it was promised
+				return err
+			}
 		}
-	}
-	d.log.Infof("container %.12s (%s) has stopped", id, e.Name)
-	d.forget(id)
+		d.log.Infof("container %.12s (%s) has stopped", id, e.Name)
+		d.forget(id)
+		return nil
+	})
 }
 
 // forget drops the names and all settings of a container.

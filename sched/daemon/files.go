@@ -76,18 +76,17 @@ type files struct {
 	writing *file         // nil: nothing is written now
 	retry   *timer.Timer  // until then nothing is
 	look    *timer.Timer
-	number  uint64                // of the latest file
-	unsure  map[string]fileRecord // by path: those of which it is not known whether their process lives
-	err     error                 // why the latest could not be written
-	full    time.Time             // when it was told last that there is no room for files
-	wanted  uint64                // what Arenas.Left has to be so that nobody would have been refused
-	until   time.Time             // for wanted
+	number  uint64    // of the latest file
+	err     error     // why the latest could not be written
+	full    time.Time // when it was told last that there is no room for files
+	wanted  uint64    // what Arenas.Left has to be so that nobody would have been refused
+	until   time.Time // for wanted
 }
 
 // openFiles prepares what --suspend-dir says.
 func (d *Daemon) openFiles() error {
 	t := &d.files
-	t.open, t.pause, t.unsure = segments.Open, filePause, map[string]fileRecord{}
+	t.open, t.pause = segments.Open, filePause
 	t.retry, t.look = d.timers.New(d.writeAgain), d.timers.New(d.considerWriting)
 	if d.opts.SuspendDir == "" {
 		return nil

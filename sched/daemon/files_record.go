@@ -48,9 +48,7 @@ func (d *Daemon) recordFiles(gone ...*file) error {
 	for _, f := range gone {
 		r.Files = append(r.Files, fileRecord{Process: f.client.Process, Path: f.path})
 	}
-	for _, was := range d.files.unsure {
-		r.Files = append(r.Files, was)
-	}
+	r.Files = append(r.Files, unsureOf[fileRecord](d)...)
 	if err := state.WriteRecord(d.filesPath(), r); err != nil {
 		return fmt.Errorf("record which memory is in files: %w", err)
 	}
@@ -68,7 +66,7 @@ func (d *Daemon) restoreFiled() {
 	for _, was := range r.Files {
 		known[was.Path] = true
 		if r.BootID == d.bootID && was.Saved {
-			d.restoreFile(was)
+			d.onceKnown(was, fmt.Sprintf("process %d lives, whose memory is in %s,", was.PID, was.Path), func() error { return d.restoreFile(was) })
 		} else {
 			d.removeRecorded(was)
 		}
@@ -100,26 +98,14 @@ func (d *Daemon) removeRecorded(was fileRecord) {
 
 // restoreFile finds the process to which a file belongs, or removes the file if the process has
 // ended.
-func (d *Daemon) restoreFile(was fileRecord) {
-	delete(d.files.unsure, was.Path)
-	cl := d.byProc[was.Process]
-	if cl == nil {
-		p, err := d.find(was.Process)
-		switch {
-		case peer.Ended(err):
-			d.removeRecorded(was)
-			return
-		case err != nil:
-			d.log.WithError(err).Warnf("whether process %d lives, whose memory is in %s, is not known; trying again every %v", was.PID, was.Path, recordRetry)
-			d.files.unsure[was.Path] = was
-			d.timers.New(func() { d.restoreFile(was) }).Set(now().Add(recordRetry))
-			return
-		}
-		cl = d.addClient(p)
+func (d *Daemon) restoreFile(was fileRecord) error {
+	cl, err := d.clientOf(was.Process)
+	if err != nil {
+		return err
 	}
-	if cl.conn != nil && !cl.conn.isAway { // it is back, or another program, since it could not be found
+	if cl == nil || cl.conn != nil && !cl.conn.isAway { // it is back, or another program, since it could not be found
 		d.removeRecorded(was)
-		return
+		return nil
 	}
 	cl.file = &file{client: cl, path: was.Path, parts: was.Parts, step: filed, bytes: store.Bytes(was.Parts), began: time.Now(), stop: make(chan struct{}), earlier: true}
 	if cl.away.step == present {
@@ -132,6 +118,7 @@ func (d *Daemon) restoreFile(was fileRecord) {
 	if cl.conn != nil {
 		d.filedRegistered(cl)
 	}
+	return nil
 }
 
 // foundFiled is for a client that is found on a GPU, with memory that an earlier scheduler has

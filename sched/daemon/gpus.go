@@ -228,19 +228,15 @@ func (d *Daemon) sortGPUs() {
 // restore keeps the GPU for the process that held the GPU when an earlier scheduler
 // ended, if that process lives.
 func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
-	cl := d.byProc[proc]
-	if cl == nil {
-		p, err := d.find(proc)
-		switch {
-		case peer.Ended(err):
-			d.log.WithError(err).Infof("GPU %d: the earlier holder has ended", g.Index)
-			return
-		case err != nil: // it may live, and hold the GPU
-			d.log.WithError(err).Warnf("GPU %d: whether the earlier holder lives is not known; the first grant waits for one quantum and grace period", g.Index)
-			d.step(g, sched.RestoreUnknown{Epoch: epoch})
-			return
-		}
-		cl = d.addClient(p)
+	cl, err := d.clientOf(proc)
+	switch {
+	case err != nil: // it may live, and hold the GPU
+		d.log.WithError(err).Warnf("GPU %d: whether the earlier holder lives is not known; the first grant waits for one quantum and grace period", g.Index)
+		d.step(g, sched.RestoreUnknown{Epoch: epoch})
+		return
+	case cl == nil:
+		d.log.Infof("GPU %d: the earlier holder, process %d, has ended", g.Index, proc.PID)
+		return
 	}
 	d.reach(beforeRestore)
 	share := d.shareOf(g, cl.Account)

@@ -38,9 +38,7 @@ func (d *Daemon) recordCarried() error {
 			file.Processes = append(file.Processes, carriedProcess{cl.Process, from})
 		}
 	}
-	for _, was := range d.unsure {
-		file.Processes = append(file.Processes, was)
-	}
+	file.Processes = append(file.Processes, unsureOf[carriedProcess](d)...)
 	if err := state.WriteRecord(d.carriedPath(), file); err != nil {
 		return fmt.Errorf("record which processes move: %w", err)
 	}
@@ -57,28 +55,14 @@ func (d *Daemon) restoreCarried() {
 		return
 	}
 	for _, was := range file.Processes {
-		d.restoreOne(was)
+		d.onceKnown(was, fmt.Sprintf("process %d lives, which was on its way to another GPU,", was.PID), func() error { return d.restoreCarriedOne(was) })
 	}
 }
 
-func (d *Daemon) restoreOne(was carriedProcess) {
-	delete(d.unsure, was.Process)
-	cl := d.byProc[was.Process]
-	if cl == nil {
-		p, err := d.find(was.Process)
-		switch {
-		case peer.Ended(err):
-			return
-		case err != nil:
-			d.log.WithError(err).Warnf("whether process %d lives, which was on its way to another GPU, is not known; trying again every %v", was.PID, recordRetry)
-			d.unsure[was.Process] = was
-			d.timers.New(func() { d.restoreOne(was) }).Set(now().Add(recordRetry))
-			return
-		}
-		cl = d.addClient(p)
-	}
-	if len(cl.attached) > 0 {
-		return // it has come back since it could not be found
+func (d *Daemon) restoreCarriedOne(was carriedProcess) error {
+	cl, err := d.clientOf(was.Process)
+	if cl == nil || len(cl.attached) > 0 { // it has come back since it could not be found
+		return err
 	}
 	d.strayed[cl] = was.From
 	for _, g := range d.order {
@@ -88,6 +72,7 @@ func (d *Daemon) restoreOne(was carriedProcess) {
 	if d.opts.Checkpoint != nil {
 		d.wg.Go(func() { d.bringBack(was.Process) })
 	}
+	return nil
 }
 
 // findStrayed notes of a GPU that is found which processes may have left it.

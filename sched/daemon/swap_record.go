@@ -45,6 +45,12 @@ type memberState struct {
 
 func membersPath(runDir string) string { return filepath.Join(runDir, "members.json") }
 
+// gpuMember is one of a GPU that is found.
+type gpuMember struct {
+	uuid string
+	memberState
+}
+
 // readMembers reads what an earlier scheduler has written.
 func readMembers(o *Options, bootID string) map[string][]memberState {
 	m, err := state.ReadRecord[members](membersPath(o.RunDir), membersVersion)
@@ -82,42 +88,33 @@ func (d *Daemon) awaitMembers(g *gpu) {
 	if g.swap == nil {
 		return
 	}
-	var unsure []memberState
 	for _, was := range list[:min(len(list), maxMembers)] {
-		proc := peer.Process{PID: was.PID, Start: was.StartTime}
-		cl := d.byProc[proc]
-		if cl == nil {
-			p, err := d.find(proc)
-			if err != nil {
-				if !peer.Ended(err) { // it may live, with its memory on the GPU
-					unsure = append(unsure, was)
-				}
-				continue
-			}
-			cl = d.addClient(p)
-		}
-		if cl.conn == nil { // a holder is known already, but not what its shim can do
-			cl.canMove = was.Movable
-		}
-		if g.memberOf(cl.id) != nil {
-			continue
-		}
-		m := d.addMember(g, cl)
-		m.arena.Had(min(was.Arena, g.MemoryBytes+arena.MaxSegment)) // before the core says what it needs: or it would be made again
-		d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes, Suspended: was.Away})
-		if was.Away && cl.away.step == present { // or about to leave, or to return: to restore it does no harm
-			cl.away.step = absent
-		}
-		promised, _ := g.core.ClientMemory(cl.id)
-		m.arena.Had(min(was.Arena, promised.Promised+arena.MaxSegment))
-		d.foundFiled(m)
-		d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)
+		d.onceKnown(gpuMember{g.UUID, was}, fmt.Sprintf("process %d lives, which had memory on GPU %d,", was.PID, g.Index), func() error { return d.awaitMember(g, was) })
 	}
-	if len(unsure) > 0 {
-		d.before[g.UUID] = unsure
-		d.log.Warnf("GPU %d: whether %d processes live that had memory on it is not known; trying again every %v", g.Index, len(unsure), recordRetry)
-		d.timers.New(func() { d.awaitMembers(g) }).Set(now().Add(recordRetry))
+}
+
+func (d *Daemon) awaitMember(g *gpu, was memberState) error {
+	cl, err := d.clientOf(peer.Process{PID: was.PID, Start: was.StartTime})
+	if cl == nil {
+		return err
 	}
+	if cl.conn == nil { // a holder is known already, but not what its shim can do
+		cl.canMove = was.Movable
+	}
+	if g.memberOf(cl.id) != nil {
+		return nil
+	}
+	m := d.addMember(g, cl)
+	m.arena.Had(min(was.Arena, g.MemoryBytes+arena.MaxSegment)) // before the core says what it needs: or it would be made again
+	d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes, Suspended: was.Away})
+	if was.Away && cl.away.step == present { // or about to leave, or to return: to restore it does no harm
+		cl.away.step = absent
+	}
+	promised, _ := g.core.ClientMemory(cl.id)
+	m.arena.Had(min(was.Arena, promised.Promised+arena.MaxSegment))
+	d.foundFiled(m)
+	d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)
+	return nil
 }
 
 // noteMembers plans to write the file.
@@ -142,6 +139,9 @@ func (d *Daemon) recordMembers() {
 	}
 	for uuid, list := range d.before { // GPUs that are not found yet
 		file.GPUs[uuid] = list
+	}
+	for _, was := range unsureOf[gpuMember](d) {
+		file.GPUs[was.uuid] = append(file.GPUs[was.uuid], was.memberState)
 	}
 	err := state.WriteRecord(membersPath(d.opts.RunDir), file)
 	if err != nil {
