@@ -32,8 +32,7 @@ const (
 	maxBringPause = 16 * time.Second
 )
 
-// prepareCopier has a copier make both GPUs ready while the tenant works, and then has the
-// tenant depart.
+// prepareCopier has a copier make both GPUs ready, and then has the tenant depart.
 func (d *Daemon) prepareCopier(m *migration) {
 	m.phase = prepares
 	why := ""
@@ -87,7 +86,6 @@ func (d *Daemon) copierReady(m *migration, clients []*client, ours []*os.File, c
 		}
 	}
 	d.depart(m)
-	d.advanceMigrations()
 }
 
 // knowCopier has a copier be no stranger on its GPUs until it ends; nil: there is none.

@@ -25,22 +25,22 @@ import (
 	"github.com/nvshare/nvshare/sched/placement"
 )
 
-// A tenant moves to another GPU in three phases. First it leaves: nothing of it is granted,
-// and its memory is copied to the other GPU (copier.go), or goes to its arena, as when it is
-// suspended. Then each process is checkpointed, and restored with the GPUs exchanged. Last it
-// arrives: its connections are
-// cut, and each process attaches to the GPU that the driver says it is on. So that ATTACH
-// alone decides to which GPU a process belongs, whatever has failed before it.
+// A tenant moves to another GPU in phases:
 //
-// Processes that were suspended with their contexts come back to their GPU before all that,
-// and the tenant is suspended again where it arrives.
+//	wakes → prepares → departs → carried → arrives
+//	                      ▲                   │ processes have begun on the old GPU meanwhile
+//	                      └───────────────────┘
+//
+// Its connections are cut at the last one, and each process attaches to the GPU that the driver
+// says it is on. So that ATTACH alone decides to which GPU a process belongs, whatever has failed
+// before it. A tenant that was suspended with its context is suspended again where it arrives.
 
 const (
-	// departLimit bounds the first phase: the end of a turn, a drain, and moving the memory.
+	// departLimit bounds wakes, and departs: the end of a turn, a drain, and moving the memory.
 	departLimit = 60 * time.Second
 	// maxLegs is how often processes follow that begin while others are on their way.
 	maxLegs = 4
-	// arriveLimit bounds the last one: shims attach again within a second.
+	// arriveLimit bounds arrives: shims attach again within a second.
 	arriveLimit = 30 * time.Second
 	// bringBackPause lies between two tries to have a process run again.
 	bringBackPause = time.Second
@@ -49,11 +49,11 @@ const (
 type phase uint8
 
 const (
-	wakes    phase = iota // processes come back with their contexts
-	prepares              // a copier makes both GPUs ready
-	departs
-	carried // its processes are off the GPUs, or on their way; a goroutine has them
-	arrives
+	wakes    phase = iota // processes that were suspended come back with their contexts
+	prepares              // a copier makes both GPUs ready while the tenant works
+	departs               // nothing is granted; the memory is copied (copier.go), or goes to arenas
+	carried               // a goroutine has each process checkpointed, and restored with the GPUs exchanged
+	arrives               // each process attaches to the GPU that it is on
 )
 
 // migration is a tenant on its way to another GPU.
@@ -110,26 +110,21 @@ func (d *Daemon) migrate(req *api.MigrateRequest, done func(*migration)) error {
 			d.wake(cl, nil)
 		}
 	}
-	d.advanceWaking(m)
 	return nil
 }
 
 func (d *Daemon) advanceWaking(m *migration) {
 	away := slices.IndexFunc(m.clients, func(cl *client) bool { return cl.away.step != present })
 	switch {
-	case len(m.clients) == 0:
 	case away < 0:
 		d.prepareCopier(m)
-		return
 	case m.late:
 		m.err = fmt.Errorf("process %d has not come back to GPU %d with its context within %v", m.clients[away].PID, m.from.Index, d.departLimit)
-	default:
-		return
+		d.endMigration(m)
 	}
-	d.endMigration(m)
 }
 
-// depart begins the first phase.
+// depart has the tenant leave its GPU.
 func (d *Daemon) depart(m *migration) {
 	m.phase = departs
 	m.legs++
@@ -266,33 +261,33 @@ func (d *Daemon) moversTo(g *gpu) map[sched.ClientID]sched.Mover {
 	return all
 }
 
-// advanceMigrations has tenants that move go on to their next phase. It runs after each
-// event.
+// advanceMigrations has tenants that move go on, each as far as it can. It runs after each event.
 func (d *Daemon) advanceMigrations() {
 	for _, m := range d.migrations {
-		if m.phase == carried {
-			continue
+		for was := carried; m.phase != was; {
+			was = m.phase
+			d.advance(m)
 		}
-		m.clients = slices.DeleteFunc(m.clients, func(cl *client) bool { return d.clients[cl.id] != cl })
-		switch m.phase {
-		case wakes:
-			d.advanceWaking(m)
-		case prepares:
-			if len(m.clients) == 0 {
-				d.endMigration(m)
-			}
-		case departs:
-			d.advanceDeparture(m)
-		}
-		if m.phase == arrives {
-			d.advanceArrival(m)
-		}
+	}
+}
+
+func (d *Daemon) advance(m *migration) {
+	m.clients = slices.DeleteFunc(m.clients, func(cl *client) bool { return d.clients[cl.id] != cl })
+	switch {
+	case m.phase == carried:
+	case len(m.clients) == 0:
+		d.endMigration(m)
+	case m.phase == wakes:
+		d.advanceWaking(m)
+	case m.phase == departs:
+		d.advanceDeparture(m)
+	case m.phase == arrives:
+		d.advanceArrival(m)
 	}
 }
 
 func (d *Daemon) advanceDeparture(m *migration) {
 	switch {
-	case len(m.clients) == 0:
 	case m.from.core.Departed(m.account):
 		if m.err = cmp.Or(d.onOthers(m), foreignOn(m.from, m.clients)); m.err == nil {
 			d.carry(m)
@@ -351,12 +346,12 @@ func (d *Daemon) advanceArrival(m *migration) {
 	}
 	late := d.latecomers(m)
 	switch {
-	case len(missing) == 0 && stayed == 0 && len(m.clients) > 0 && len(late) > 0 && m.legs < maxLegs:
+	case len(missing) == 0 && stayed == 0 && len(late) > 0 && m.legs < maxLegs:
 		m.err = nil
 		m.clients, m.count = late, m.count+len(late)
 		d.depart(m)
 		return
-	case len(missing) == 0 && stayed == 0 && len(m.clients) > 0:
+	case len(missing) == 0 && stayed == 0:
 		m.err = nil // whatever failed on the way
 		if len(late) > 0 {
 			m.err = fmt.Errorf("process %d has begun on GPU %d meanwhile: end it, or start the tenant anew", late[0].PID, m.from.Index)
