@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -48,6 +49,25 @@ func TestGang(t *testing.T) {
 	ranks[1].release(f.Epoch)
 	ranks[0].release(first)
 	alone.granted()
+}
+
+// A gang outside of namespaces has its name only, whoever asks.
+func TestGangOutsideNamespaces(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	uid := uint32(os.Getuid())
+	if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, Gang: proto.String("ring")}); err != nil {
+		t.Fatal(err)
+	}
+	newClient(t, s)
+	r := s.status()
+	if got := r.Settings[0].Share.Gang; got != "ring" {
+		t.Errorf("the setting names %q", got)
+	}
+	for _, u := range r.Gpus[0].Tenants {
+		if id := u.Container.Id; u.Share.Gang != "ring" || id != "" && id != "gang ring" {
+			t.Errorf("a tenant: %v", u)
+		}
+	}
 }
 
 // The ranks of a job that hold their GPUs when the scheduler ends go on under what

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -194,7 +193,7 @@ func (d *Daemon) mover(account string) (t placement.Tenant, clients []*client) {
 		return t, nil
 	}
 	terms := d.shares.Tenants[account].on(t.Uses[0].UUID)
-	t.Gang = strings.TrimPrefix(terms.Gang, "/")
+	t.Gang = terms.Gang
 	if terms.Overlap != "" {
 		t.Overlap = api.OverlapFor(terms.Overlap)
 	}

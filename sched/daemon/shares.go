@@ -29,8 +29,7 @@ type shares struct {
 }
 
 // tenantShares are the shares of one tenant. Each field of the terms is taken from
-// the most particular of them that says it. A gang is api.GangOfItself, or has its
-// namespace before its name.
+// the most particular of them that says it. A gang is api.GangOfItself, or as gangIn says.
 type tenantShares struct {
 	Pod  api.Terms            `json:"pod,omitzero"`   // by the pod's annotations, for each GPU
 	All  api.Terms            `json:"all,omitzero"`   // by SetShare, for each GPU
@@ -80,9 +79,10 @@ func podTerms(c *api.Container) api.Terms {
 	return t
 }
 
-// gangIn returns the gang of this name in a namespace.
+// gangIn returns the gang of this name in a namespace; "": outside of namespaces. Names have no
+// slash.
 func gangIn(namespace, gang string) string {
-	if gang == "" || gang == api.GangOfItself {
+	if namespace == "" || gang == "" || gang == api.GangOfItself {
 		return gang
 	}
 	return namespace + "/" + gang
