@@ -50,28 +50,30 @@ func (c *GPU) leaves(m *member, idle bool) bool {
 	return true
 }
 
-// resumeTenant has a tenant's memory come back: a client with memory away waits for a grant as
-// if it had asked for one, and so does one that has said nothing since its last grant or a restart.
-// A client without a connection comes back with its own request.
+// resumeTenant has a tenant's memory come back: a client that has memory away, or may have, waits for
+// a grant as if it had asked for one. A client without a connection comes back with its own request.
 func (c *GPU) resumeTenant(tenant string) {
 	if c.mem.residency == nil {
 		return
 	}
 	for _, m := range c.membersOf(tenant) {
 		o, cl := c.mem.residency.clients[m.id], c.clients[m.id]
-		silent := o.keep == Swapped && !o.reported && cl != nil && cl.grant == nil // much of it may be away
 		switch {
-		case !o.returns() && !silent:
+		case o.returns():
+		case o.keep == Swapped && !o.reported && cl != nil && cl.grant == nil: // it has said nothing since its latest grant, or a restart
+		default:
 			c.mem.residency.wake(o) // nothing of it has left yet
-		case cl != nil && cl.connected && cl.tenant.seat == nil && !cl.grant.holds():
+			continue
+		}
+		if cl != nil && cl.connected && cl.tenant.seat == nil && !cl.grant.holds() {
 			c.request(cl)
 		}
 	}
 	c.memoryChanged()
 }
 
-// returns says whether a client has to be granted for its memory to come back. One that was here
-// before a restart and has not reported yet may have all of it away.
+// returns says whether a client has to be granted for its memory to come back. One that is unknown
+// may have all of it away.
 func (o *occupant) returns() bool {
 	return o.keep == Swapped && (o.unknown || o.away > 0 || o.room < o.need())
 }
