@@ -142,8 +142,10 @@ type Daemon struct {
 	metricsErr, pageErr error // why that is not served yet
 
 	events chan func()    // run by the loop
-	ended  chan struct{}  // closed when the loop has ended
 	wg     sync.WaitGroup // every goroutine but the loop
+	life   context.Context
+	end    context.CancelFunc
+	ended  <-chan struct{} // of life: closed when the loop has ended
 
 	// Below: the loop's own.
 
@@ -257,6 +259,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		opts.SwapMemory = autoSwapMemory(&opts, readMembers(&opts, bootID), peers)
 		opts.SwapReady = min(opts.SwapReady, opts.SwapMemory)
 	}
+	life, end := context.WithCancel(context.Background())
 	d := &Daemon{
 		opts:            opts,
 		log:             opts.Log,
@@ -275,7 +278,9 @@ func newDaemon(opts Options) (*Daemon, error) {
 		departLimit:     departLimit,
 		slowLately:      slowLately,
 		events:          make(chan func(), 256),
-		ended:           make(chan struct{}),
+		life:            life,
+		end:             end,
+		ended:           life.Done(),
 		clients:         map[sched.ClientID]*client{},
 		byProc:          map[peer.Process]*client{},
 		conns:           map[*conn]struct{}{},
@@ -379,7 +384,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if d.reset.Planned() {
 		d.keepSettings()
 	}
-	close(d.ended) // before anything is closed that others wait for
+	d.end() // before anything is closed that others wait for
 
 	d.dir.Tenants.Close()
 	d.dir.View.Close()

@@ -86,14 +86,7 @@ func (d *Daemon) mayRediscover() bool {
 // time, and clients of known GPUs must not wait for it.
 func (d *Daemon) startDiscovery() {
 	d.discovering = true
-	ctx, cancel := context.WithTimeout(context.Background(), discoverTimeout)
-	d.wg.Go(func() {
-		select {
-		case <-d.ended:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
+	ctx, cancel := context.WithTimeout(d.life, discoverTimeout)
 	d.wg.Go(func() {
 		defer cancel()
 		found, err := d.opts.List(ctx)

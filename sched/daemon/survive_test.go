@@ -31,7 +31,7 @@ const killSeedsEnv = "NVSHARE_TEST_KILL_SEEDS"
 // kernel would, see remains.
 func (d *Daemon) abandon() {
 	d.failpoint = nil // for deferred ones
-	close(d.ended)
+	d.end()
 	for c := range d.conns {
 		c.sock.Close()
 		if c.client == nil {

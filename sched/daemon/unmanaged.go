@@ -51,14 +51,7 @@ func (d *Daemon) lookForStrangers() {
 		return
 	}
 	managed := d.managed()
-	ctx, cancel := context.WithTimeout(context.Background(), lookTimeout)
-	d.wg.Go(func() {
-		select {
-		case <-d.ended:
-			cancel()
-		case <-ctx.Done():
-		}
-	})
+	ctx, cancel := context.WithTimeout(d.life, lookTimeout)
 	d.wg.Go(func() {
 		defer cancel()
 		samples, err := d.opts.Sample(ctx)
