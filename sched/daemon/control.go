@@ -56,18 +56,18 @@ func (s controlService) Status(ctx context.Context, req *api.StatusRequest) (res
 	}, nil
 }
 
-func (s controlService) Set(ctx context.Context, req *api.SetRequest) (resp *api.SetResponse, err error) {
-	if askErr := s.d.ask(ctx, func() { resp, err = s.d.set(req) }); askErr != nil {
-		return nil, askErr
-	}
-	return resp, err
+// inLoop has the loop answer a call.
+func inLoop[Request, Response any](ctx context.Context, d *Daemon, answer func(Request) (Response, error), req Request) (resp Response, err error) {
+	askErr := d.ask(ctx, func() { resp, err = answer(req) })
+	return resp, cmp.Or(askErr, err)
 }
 
-func (s controlService) Drain(ctx context.Context, req *api.DrainRequest) (resp *api.DrainResponse, err error) {
-	if askErr := s.d.ask(ctx, func() { resp, err = s.d.drain(req) }); askErr != nil {
-		return nil, askErr
-	}
-	return resp, err
+func (s controlService) Set(ctx context.Context, req *api.SetRequest) (*api.SetResponse, error) {
+	return inLoop(ctx, s.d, s.d.set, req)
+}
+
+func (s controlService) Drain(ctx context.Context, req *api.DrainRequest) (*api.DrainResponse, error) {
+	return inLoop(ctx, s.d, s.d.drain, req)
 }
 
 func (s controlService) Migrate(ctx context.Context, req *api.MigrateRequest) (*api.MigrateResponse, error) {
@@ -92,32 +92,20 @@ func (s controlService) Migrate(ctx context.Context, req *api.MigrateRequest) (*
 	}
 }
 
-func (s controlService) SetMemoryLimit(ctx context.Context, req *api.SetMemoryLimitRequest) (resp *api.SetMemoryLimitResponse, err error) {
-	if askErr := s.d.ask(ctx, func() { resp, err = s.d.setMemoryLimit(req) }); askErr != nil {
-		return nil, askErr
-	}
-	return resp, err
+func (s controlService) SetMemoryLimit(ctx context.Context, req *api.SetMemoryLimitRequest) (*api.SetMemoryLimitResponse, error) {
+	return inLoop(ctx, s.d, s.d.setMemoryLimit, req)
 }
 
-func (s controlService) Suspend(ctx context.Context, req *api.SuspendRequest) (resp *api.SuspendResponse, err error) {
-	if askErr := s.d.ask(ctx, func() { resp, err = s.d.suspend(req) }); askErr != nil {
-		return nil, askErr
-	}
-	return resp, err
+func (s controlService) Suspend(ctx context.Context, req *api.SuspendRequest) (*api.SuspendResponse, error) {
+	return inLoop(ctx, s.d, s.d.suspend, req)
 }
 
-func (s controlService) Resume(ctx context.Context, req *api.SuspendRequest) (resp *api.SuspendResponse, err error) {
-	if askErr := s.d.ask(ctx, func() { resp, err = s.d.resume(req) }); askErr != nil {
-		return nil, askErr
-	}
-	return resp, err
+func (s controlService) Resume(ctx context.Context, req *api.SuspendRequest) (*api.SuspendResponse, error) {
+	return inLoop(ctx, s.d, s.d.resume, req)
 }
 
-func (s controlService) SetShare(ctx context.Context, req *api.SetShareRequest) (resp *api.SetShareResponse, err error) {
-	if askErr := s.d.ask(ctx, func() { resp, err = s.d.setShare(req) }); askErr != nil {
-		return nil, askErr
-	}
-	return resp, err
+func (s controlService) SetShare(ctx context.Context, req *api.SetShareRequest) (*api.SetShareResponse, error) {
+	return inLoop(ctx, s.d, s.d.setShare, req)
 }
 
 func (s controlService) DescribeContainer(ctx context.Context, req *api.DescribeContainerRequest) (resp *api.DescribeContainerResponse, err error) {
@@ -242,8 +230,8 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 		oldShare[g.UUID] = d.swapShareOf(g.UUID)
 	}
 	if change != (setting{}) {
-		if err := d.changeSettings(uuid, change); err != nil {
-			return nil, status.Error(codes.Unavailable, err.Error())
+		if err := d.changeSettings(d.settings.with(uuid, change)); err != nil {
+			return nil, err
 		}
 	}
 	resp := &api.SetResponse{}

@@ -101,10 +101,9 @@ func (d *Daemon) setDrained(g *gpu, on bool) error {
 		delete(next.Faults, g.UUID)
 	}
 	if g.drained != on || !on && g.fault != "" {
-		if err := d.recordSettings(next); err != nil {
-			return status.Error(codes.Unavailable, err.Error())
+		if err := d.changeSettings(next); err != nil {
+			return err
 		}
-		d.settings, d.settingsErr = next, nil
 		d.noteSetting(g, "", false, "drained", fmt.Sprint(g.drained), fmt.Sprint(on))
 		d.log.Infof("GPU %d: drained: %v", g.Index, on)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -226,23 +228,14 @@ func (d *Daemon) swapShareOf(uuid string) int {
 	return d.opts.SwapShare
 }
 
-// changeSettings records a change by Set. If the record fails nothing changes.
-func (d *Daemon) changeSettings(uuid string, change setting) error {
-	next := d.settings.with(uuid, change)
-	if err := d.recordSettings(next); err != nil {
-		return err
+// changeSettings records other settings and puts them in force. If the record fails nothing changes.
+func (d *Daemon) changeSettings(next settings) error {
+	if err := state.WriteRecord(d.settingsPath(), next); err != nil {
+		d.log.WithError(err).Error("record the settings")
+		return status.Errorf(codes.Unavailable, "record the settings: %v", err)
 	}
 	d.settings, d.settingsErr = next, nil
 	return nil
-}
-
-func (d *Daemon) recordSettings(s settings) error {
-	err := state.WriteRecord(d.settingsPath(), s)
-	if err != nil {
-		err = fmt.Errorf("record the settings: %w", err)
-		d.log.Error(err)
-	}
-	return err
 }
 
 // keepSettings records what is in force, and tries again until that is done.

@@ -89,13 +89,6 @@ func (d *Desk) SetMax(most int) {
 	d.max = most
 }
 
-// Max is how many connections and processes there may be together.
-func (d *Desk) Max() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.max
-}
-
 // SetProcesses says how many processes there are.
 func (d *Desk) SetProcesses(n int) {
 	d.mu.Lock()

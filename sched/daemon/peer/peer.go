@@ -164,16 +164,7 @@ func Ended(err error) bool {
 // Look says who a process is, for display: the Peer is closed, so the process may end
 // at any time.
 func (f *Finder) Look(pid int32) (*Peer, error) {
-	pidfd, err := unix.PidfdOpen(int(pid), 0)
-	if err != nil {
-		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
-	}
-	var st unix.Stat_t
-	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil {
-		unix.Close(pidfd)
-		return nil, err
-	}
-	p, err := f.describe(pid, st.Uid, pidfd)
+	p, err := f.FindPID(pid)
 	if err == nil {
 		p.Close()
 	}
