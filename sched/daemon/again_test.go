@@ -18,6 +18,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // inLoop runs f as the daemon's loop does.
@@ -60,6 +61,23 @@ func TestOutOfMemoryOfManyProcesses(t *testing.T) {
 	}
 	if n := len(s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY}}).Events); n != 1 {
 		t.Errorf("%d events of 3 processes", n)
+	}
+}
+
+// A process that attaches again and again, and says each time that its memory cannot be moved,
+// pushes no other tenant's events out.
+func TestFixedAgainAndAgain(t *testing.T) {
+	s := start(t, t.TempDir(), swapping)
+	w := newSwapper(t, s)
+	s.inLoop(func() {
+		s.noteWarnings(&api.Container{Id: whole("a")}, []string{"a warning"})
+		g := s.findGPU(gpuA.UUID)
+		for range 1100 {
+			s.noteFixed(&attachment{client: s.clients[sched.ClientID(w.id)], gpu: g}, wire.FixedRDMA)
+		}
+	})
+	if len(s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_WARNING}}).Events) != 1 {
+		t.Error("the warning is forgotten")
 	}
 }
 
