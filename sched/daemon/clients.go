@@ -17,7 +17,6 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -37,13 +36,9 @@ type client struct {
 	canMove  bool // its shim can move memory; of the latest conn
 	from     *gpu // it may have left this GPU for another one: its next ATTACH says; see migrate.go
 	away     absence
-	bringing struct { // a copier brings memory back
-		on     bool // or did so a moment ago
-		pause  time.Duration
-		copier *checkpoint.Copier // the latest; nil: there was none
-	}
-	file  *file          // with its memory; nil: that is in host memory
-	named *api.Container // its container's names when they were last known: the end of a process may come after they are forgotten
+	bringing bringing
+	file     *file          // with its memory; nil: that is in host memory
+	named    *api.Container // its container's names when they were last known: the end of a process may come after they are forgotten
 }
 
 // attachment is a client's use of one GPU.

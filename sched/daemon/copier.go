@@ -135,6 +135,26 @@ func (d *Daemon) wantArenas(m *migration) {
 	}
 }
 
+// bringing is a copier that brings a client's memory back.
+type bringing struct {
+	on     bool // it began a moment ago
+	pause  time.Duration
+	copier *checkpoint.Copier // the latest; nil: there was none
+}
+
+// runs says whether there may be a copier.
+func (b *bringing) runs() bool {
+	if b.on || b.copier == nil {
+		return b.on
+	}
+	select {
+	case <-b.copier.Ended:
+		return false
+	default:
+		return true
+	}
+}
+
 // noteCopied takes note of what a process says of its copier: without arena, the copier
 // could not copy all; elsewhere, its memory was copied and the process did not get away.
 func (d *Daemon) noteCopied(att *attachment, noArena, elsewhere bool) {
@@ -146,6 +166,15 @@ func (d *Daemon) noteCopied(att *attachment, noArena, elsewhere bool) {
 	b := &cl.bringing
 	if !elsewhere || b.on || d.opts.Checkpoint == nil {
 		return
+	}
+	others := 0
+	for other := range d.byAccount[cl.Account] {
+		if other != cl && other.bringing.runs() {
+			others++
+		}
+	}
+	if others >= maxCopied {
+		return // no more have memory there, unless they lie
 	}
 	// What a process says costs the GPUs one copier at most, and fewer and fewer starts of one.
 	b.on, b.pause = true, min(max(bringPause, 2*b.pause), maxBringPause)

@@ -523,6 +523,40 @@ func TestMigrateBroughtBack(t *testing.T) {
 	s.await("the last one ends", func(*api.StatusResponse) bool { return ended() == 3 })
 }
 
+// A tenant whose processes all say that their memory is on another GPU has no more copiers than one
+// that was copied can need, until one of them has ended.
+func TestMigrateBringsFewBack(t *testing.T) {
+	c := &carrier{copier: true}
+	s := start(t, t.TempDir(), migrating(c))
+	var all []*swapper
+	for range maxCopied + 2 {
+		all = append(all, newSwapper(t, s))
+	}
+	for i, w := range all {
+		w.moved(wire.MovedElsewhere, 0)
+		s.await("it is heard", func(*api.StatusResponse) (heard bool) {
+			s.inLoop(func() { heard = s.traffic.Messages[wire.TypeMoved] == uint64(len(all)+i+1) })
+			return heard
+		})
+	}
+	copiers := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.copies)
+	}
+	for _, w := range all[:maxCopied] {
+		w.wantCopier(gpuA)
+	}
+	if n := copiers(); n != maxCopied {
+		t.Fatalf("%d copiers", n)
+	}
+	all[0].proc.kill()
+	s.await("another one has a copier", func(*api.StatusResponse) bool {
+		all[maxCopied].moved(wire.MovedElsewhere, 0)
+		return copiers() == maxCopied+1
+	})
+}
+
 // A process that cannot be restored is tried again, and does not hold up the rest of its tenant.
 func TestMigrateNotBackYet(t *testing.T) {
 	var back atomic.Bool
