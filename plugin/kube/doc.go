@@ -37,8 +37,8 @@
 //
 // There is one watch per node. The API server filters it to the node's pods and sends
 // their metadata only, of which nvshare's annotations are kept. A lost watch is made
-// again after 0.8 to 30 s. Events are posted without the recorder of client-go, whose
-// clientset would triple the size of the program.
+// again after 0.8 to 30 s. An Event about a container takes one more request, for its pod:
+// the Event says whether it is an init or an ephemeral container (fieldPath).
 //
 // # Rights
 //

@@ -4,25 +4,27 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metainternal "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/nvshare/nvshare/plugin"
 )
 
 const (
-	normal  = "Normal"
-	warning = "Warning"
+	normal  = corev1.EventTypeNormal
+	warning = corev1.EventTypeWarning
 
 	// eventBurst and eventEvery bound the events of one pod, because everybody who may
 	// annotate the pod can cause them.
@@ -42,72 +44,41 @@ func newLimit() flowcontrol.PassiveRateLimiter {
 	return flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/eventEvery.Seconds()), eventBurst)
 }
 
-// event has the fields of events.k8s.io/v1 that are used. The generated types would
-// add 3 MB to the program.
+// event is an event about a container of a pod, or about a pod.
 type event struct {
-	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata"`
-
-	EventTime           metav1.MicroTime `json:"eventTime"`
-	ReportingController string           `json:"reportingController"`
-	ReportingInstance   string           `json:"reportingInstance"`
-	Action              string           `json:"action"`
-	Reason              string           `json:"reason"`
-	Regarding           regarding        `json:"regarding"`
-	Note                string           `json:"note"`
-	Type                string           `json:"type"`
-}
-
-type regarding struct {
-	APIVersion string `json:"apiVersion"`
-	Kind       string `json:"kind"`
-	Namespace  string `json:"namespace"`
-	Name       string `json:"name"`
-	UID        string `json:"uid"`
-	FieldPath  string `json:"fieldPath,omitempty"`
+	*eventsv1.Event
+	container string // "": the pod
 }
 
 // events posts events in the background. Events beyond the queue are left out.
 type events struct {
-	client *rest.RESTClient
+	client *kubernetes.Clientset
 	node   string
 	log    logrus.FieldLogger
 	queue  chan event
 }
 
-func newEvents(c *rest.Config, client *http.Client, node string, log logrus.FieldLogger) (*events, error) {
-	c = rest.CopyConfig(c)
-	c.NegotiatedSerializer = metainternal.Codecs.WithoutConversion() // of the errors in answers
-	r, err := rest.UnversionedRESTClientForConfigAndClient(c, client)
-	if err != nil {
-		return nil, err
-	}
-	return &events{client: r, node: node, log: log, queue: make(chan event, maxWaiting)}, nil
-}
-
 // add queues an event, unless the queue is full.
 func (e *events) add(p plugin.Pod, container, kind, reason, note string) {
 	now := time.Now()
-	ev := event{
-		TypeMeta: metav1.TypeMeta{APIVersion: "events.k8s.io/v1", Kind: "Event"},
+	if container != "" {
+		note = "container " + container + ": " + note
+	}
+	if len(note) > maxNote {
+		note = strings.ToValidUTF8(note[:maxNote-len("…")], "") + "…"
+	}
+	ev := &eventsv1.Event{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:      fmt.Sprintf("%s.%x", strings.TrimRight(p.Name[:min(len(p.Name), maxEventName)], "-."), now.UnixNano()),
 			Namespace: p.Namespace,
 		},
 		EventTime: metav1.NewMicroTime(now), ReportingController: "nvshare.com/plugin", ReportingInstance: e.node[:min(len(e.node), 128)],
 		Action: "ShareGPU", Reason: reason, Type: kind,
-		Regarding: regarding{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},
+		Regarding: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: types.UID(p.UID)},
 		Note:      note,
 	}
-	if container != "" {
-		ev.Regarding.FieldPath = "spec.containers{" + container + "}"
-		ev.Note = "container " + container + ": " + note
-	}
-	if len(ev.Note) > maxNote {
-		ev.Note = strings.ToValidUTF8(ev.Note[:maxNote-len("…")], "") + "…"
-	}
 	select {
-	case e.queue <- ev:
+	case e.queue <- event{ev, container}:
 	default:
 		e.log.Debugf("event on pod %s/%s left out: %d wait already", p.Namespace, p.Name, maxWaiting)
 	}
@@ -134,13 +105,12 @@ func (e *events) run(ctx context.Context) {
 }
 
 // post posts an event, and tries again unless the API server refuses it.
-func (e *events) post(ctx context.Context, ev event) error {
-	body, err := json.Marshal(ev)
-	if err != nil {
-		return err
+func (e *events) post(ctx context.Context, ev event) (err error) {
+	if ev.container != "" {
+		ev.Regarding.FieldPath = e.fieldOf(ctx, ev) + "{" + ev.container + "}"
 	}
 	for i := range attempts {
-		if err = e.once(ctx, ev.Namespace, body); err == nil || apierrors.IsAlreadyExists(err) {
+		if err = e.once(ctx, ev.Event); err == nil || apierrors.IsAlreadyExists(err) {
 			return nil
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || ctx.Err() != nil {
@@ -154,9 +124,31 @@ func (e *events) post(ctx context.Context, ev event) error {
 	return err
 }
 
-func (e *events) once(ctx context.Context, namespace string, body []byte) error {
+func (e *events) once(ctx context.Context, ev *eventsv1.Event) error {
 	ctx, cancel := context.WithTimeout(ctx, postLimit)
 	defer cancel()
-	return e.client.Post().AbsPath("/apis/events.k8s.io/v1/namespaces", namespace, "events").
-		SetHeader("Content-Type", "application/json").Body(body).Do(ctx).Error()
+	_, err := e.client.EventsV1().Events(ev.Namespace).Create(ctx, ev, metav1.CreateOptions{})
+	return err
+}
+
+// fieldOf returns the field of the pod that has an event's container. The watch tells metadata
+// only, and the runtime does not tell.
+func (e *events) fieldOf(ctx context.Context, ev event) string {
+	ctx, cancel := context.WithTimeout(ctx, postLimit)
+	defer cancel()
+	pods, err := e.client.CoreV1().Pods(ev.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, ev.Regarding.Name).String(), ResourceVersion: "0", // of the server's cache
+	})
+	if err != nil {
+		return "spec.containers"
+	}
+	for _, p := range pods.Items {
+		if slices.ContainsFunc(p.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == ev.container }) {
+			return "spec.initContainers"
+		}
+		if slices.ContainsFunc(p.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == ev.container }) {
+			return "spec.ephemeralContainers"
+		}
+	}
+	return "spec.containers"
 }

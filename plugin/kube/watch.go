@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
@@ -74,13 +75,14 @@ func New(c *rest.Config, node string, to Pods, log logrus.FieldLogger) (*Watcher
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes API: %w", err)
 	}
-	e, err := newEvents(c, client, node, log)
+	k, err := kubernetes.NewForConfigAndClient(c, client)
 	if err != nil {
 		return nil, fmt.Errorf("the Kubernetes API: %w", err)
 	}
 	return &Watcher{
-		log: log, node: node, to: to, events: e, pods: map[string]*pod{},
+		log: log, node: node, to: to, pods: map[string]*pod{},
 		lister: m.Resource(schema.GroupVersionResource{Version: "v1", Resource: "pods"}),
+		events: &events{client: k, node: node, log: log, queue: make(chan event, maxWaiting)},
 		queue:  workqueue.NewTypedDelayingQueue[string](),
 	}, nil
 }

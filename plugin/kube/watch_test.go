@@ -17,6 +17,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/nvshare/nvshare/plugin"
@@ -239,8 +240,9 @@ func TestOutage(t *testing.T) {
 
 func TestRefusalsAreTold(t *testing.T) {
 	s, l := kubeapi.New(t), newListener()
+	names := []string{"main", "side", "debug"}
 	l.refuse = func(p plugin.Pod) (r []plugin.Refusal) {
-		for _, name := range []string{"main", "side"} {
+		for _, name := range names {
 			if value := p.Annotations[plugin.MemoryLimitAnnotation]; value != "" {
 				r = append(r, plugin.Refusal{Container: plugin.Container{Name: name, PodUID: p.UID, Pod: p.Name, Namespace: p.Namespace},
 					Err: fmt.Errorf("%s is\nwrong", value)})
@@ -249,16 +251,22 @@ func TestRefusalsAreTold(t *testing.T) {
 		return r
 	}
 	s.Set("a", "ml", "train", limit("x"))
+	s.SetSpec("ml", "train", corev1.PodSpec{
+		InitContainers:      []corev1.Container{{Name: "side"}},
+		Containers:          []corev1.Container{{Name: "main"}},
+		EphemeralContainers: []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{Name: "debug"}}},
+	})
 	startWatcher(t, s, l)
 	await(t, l.told, "all pods")
 	expect := func(value string) {
 		t.Helper()
-		for _, name := range []string{"main", "side"} {
+		for i, field := range []string{"containers", "initContainers", "ephemeralContainers"} {
+			name := names[i]
 			e := await(t, s.Events, "an event")
 			if want := "container " + name + ": " + value + " is; wrong; what held before stays"; e.Note != want || e.Reason != "GPUShareRefused" || e.Type != "Warning" {
 				t.Errorf("event %s %s: %s, want %s", e.Type, e.Reason, e.Note, want)
 			}
-			if r := e.Regarding; r.Kind != "Pod" || r.APIVersion != "v1" || r.UID != "a" || r.Name != "train" || r.FieldPath != "spec.containers{"+name+"}" {
+			if r := e.Regarding; r.Kind != "Pod" || r.APIVersion != "v1" || r.UID != "a" || r.Name != "train" || r.FieldPath != "spec."+field+"{"+name+"}" {
 				t.Errorf("regarding %+v", r)
 			}
 		}

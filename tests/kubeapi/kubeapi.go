@@ -17,8 +17,11 @@ import (
 	"sync"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 // Node is the name of the only node.
@@ -28,7 +31,7 @@ const Node = "node-1"
 // events.
 type Server struct {
 	*httptest.Server
-	Events chan Event
+	Events chan *eventsv1.Event
 	Asked  chan string // the answers about pods: list, watch, stream, or a status code
 
 	t *testing.T
@@ -36,24 +39,10 @@ type Server struct {
 	mu       sync.Mutex
 	version  int
 	pods     map[types.UID]*metav1.PartialObjectMetadata
+	specs    map[string]corev1.PodSpec // by <namespace>/<name>
 	watchers map[chan watchEvent]bool
 	fail     int // status code of all answers about pods; 0: none
 	old      bool
-}
-
-// Event is an event of events.k8s.io/v1.
-type Event struct {
-	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata"`
-
-	EventTime           metav1.MicroTime
-	ReportingController string
-	ReportingInstance   string
-	Action, Reason      string
-	Note, Type          string
-	Regarding           struct {
-		APIVersion, Kind, Namespace, Name, UID, FieldPath string
-	}
 }
 
 type watchEvent struct {
@@ -64,11 +53,12 @@ type watchEvent struct {
 // New starts a server that ends with the test.
 func New(t *testing.T) *Server {
 	s := &Server{
-		t: t, Events: make(chan Event, 1000), Asked: make(chan string, 1000),
-		pods: map[types.UID]*metav1.PartialObjectMetadata{}, watchers: map[chan watchEvent]bool{},
+		t: t, Events: make(chan *eventsv1.Event, 1000), Asked: make(chan string, 1000),
+		pods: map[types.UID]*metav1.PartialObjectMetadata{}, specs: map[string]corev1.PodSpec{}, watchers: map[chan watchEvent]bool{},
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/v1/pods", s.servePods)
+	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/pods", s.servePod)
 	mux.HandleFunc("POST /apis/events.k8s.io/v1/namespaces/{namespace}/events", s.serveEvent)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		t.Errorf("unexpected request %s %s", r.Method, r.URL)
@@ -111,6 +101,13 @@ func (s *Server) Set(uid, namespace, name string, annotations map[string]string)
 	}
 	s.pods[p.UID] = p
 	s.tell(watchEvent{kind, p})
+}
+
+// SetSpec says what else the pod with this name has.
+func (s *Server) SetSpec(namespace, name string, spec corev1.PodSpec) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.specs[namespace+"/"+name] = spec
 }
 
 // Remove deletes a pod.
@@ -241,21 +238,35 @@ func (s *Server) servePods(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// servePod serves one pod as a whole.
+func (s *Server) servePod(w http.ResponseWriter, r *http.Request) {
+	name, ok := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	if !ok {
+		s.t.Errorf("asked for all pods of a namespace: %s", r.URL)
+	}
+	list := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}}
+	s.mu.Lock()
+	if spec, ok := s.specs[r.PathValue("namespace")+"/"+name]; ok {
+		list.Items = append(list.Items, corev1.Pod{Spec: spec})
+	}
+	s.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(list)
+}
+
 // serveEvent refuses the events that a real API server refuses.
 func (s *Server) serveEvent(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
-	var e Event
+	e := &eventsv1.Event{}
 	if err == nil {
-		err = json.Unmarshal(body, &e)
+		_, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, nil, e)
 	}
 	switch {
 	case err != nil:
-	case e.APIVersion != "events.k8s.io/v1" || e.Kind != "Event" || r.Header.Get("Content-Type") != "application/json":
-		err = fmt.Errorf("%s %s as %s", e.APIVersion, e.Kind, r.Header.Get("Content-Type"))
 	case e.Namespace != r.PathValue("namespace") || e.Regarding.Namespace != e.Namespace || e.Name == "" || len(e.Name) > 253:
 		err = fmt.Errorf("names %+v", e)
 	case e.EventTime.IsZero() || e.Action == "" || e.Reason == "" || e.ReportingController == "" || e.ReportingInstance != Node:
-		err = fmt.Errorf("incomplete: %s", body)
+		err = fmt.Errorf("incomplete: %+v", e)
 	case len(e.Note) > 1024 || e.Type != "Normal" && e.Type != "Warning":
 		err = fmt.Errorf("note of %d bytes, type %s", len(e.Note), e.Type)
 	}
@@ -264,7 +275,7 @@ func (s *Server) serveEvent(w http.ResponseWriter, r *http.Request) {
 		reject(w, http.StatusUnprocessableEntity)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
 	w.WriteHeader(http.StatusCreated)
 	_, _ = w.Write(body)
 	s.Events <- e
