@@ -172,9 +172,22 @@ func TestNames(t *testing.T) {
 		{state{ID: "c", Annotations: map[string]string{"nerdctl/name": "web"}}, withHostname, "nerdctl", "web"},
 		{state{ID: "d"}, withHostname, "docker", "serve"},
 		{state{ID: "demo"}, &config{}, "containerd", "demo"},
+		// Anybody may write annotations on a container of an engine, and podman's pods have some of CRI-O's.
+		{state{ID: "e", Annotations: map[string]string{"nerdctl/name": "web", "io.kubernetes.pod.name": "x"}}, &config{}, "nerdctl", "web"},
+		{state{ID: "a", Bundle: podman + "/a/userdata", Annotations: map[string]string{"io.container.manager": "libpod", "io.kubernetes.cri-o.SandboxID": "x"}}, &config{}, "podman", "train"},
+		{state{ID: "demo", Annotations: map[string]string{"io.kubernetes.cri-o.SandboxID": "x"}}, &config{}, "containerd", "demo"},
 	} {
 		if engine, name, kubernetes := engine(&tc.s, tc.c); engine != tc.engine || name != tc.name || kubernetes {
 			t.Errorf("%+v: %q, %q, %v", tc.s, engine, name, kubernetes)
+		}
+	}
+	// A container of Kubernetes may have annotations of its pod.
+	for _, annotations := range []map[string]string{
+		{"io.kubernetes.cri.sandbox-id": "x", "nerdctl/name": "web", "io.container.manager": "libpod"},
+		{"io.container.manager": "cri-o", "nerdctl/name": "web"},
+	} {
+		if engine, name, kubernetes := engine(&state{ID: "f", Annotations: annotations}, &config{}); engine != "" || name != "" || !kubernetes {
+			t.Errorf("%v: %q, %q, %v", annotations, engine, name, kubernetes)
 		}
 	}
 }

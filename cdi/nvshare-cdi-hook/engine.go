@@ -9,15 +9,15 @@ import (
 )
 
 // engine says which engine runs a container, and the name that people gave it; "": it
-// has none, or none that is found. kubernetes: the plugin describes the container.
+// has none, or none that is found. kubernetes: the plugin describes the container. Only what
+// CRI runtimes write on every container says so: people may write other io.kubernetes.… annotations.
 func engine(s *state, c *config) (name, container string, kubernetes bool) {
-	if s.Annotations["io.container.manager"] == "libpod" {
-		return "podman", podmanName(s), false
+	manager := s.Annotations["io.container.manager"]
+	if _, containerd := s.Annotations["io.kubernetes.cri.sandbox-id"]; containerd || manager == "cri-o" {
+		return "", "", true
 	}
-	for key := range s.Annotations {
-		if strings.HasPrefix(key, "io.kubernetes.") {
-			return "", "", true
-		}
+	if manager == "libpod" {
+		return "podman", podmanName(s), false
 	}
 	if name, ok := s.Annotations["nerdctl/name"]; ok {
 		return "nerdctl", name, false
