@@ -6,8 +6,7 @@ if command -v systemd-sysusers >/dev/null; then
 	systemd-sysusers nvshare.conf
 fi
 test -d /run/systemd/system || exit 0
-# A directory that is there is the scheduler's already, or the unit makes it that.
-test -e /run/nvshare || systemd-tmpfiles --create nvshare.conf
+systemd-tmpfiles --create nvshare.conf
 systemctl daemon-reload
 # After an upgrade. The socket stays: programs wait in its queue meanwhile.
 systemctl try-restart nvshare-scheduler.service nvshare-plugin.service

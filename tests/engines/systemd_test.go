@@ -337,7 +337,12 @@ func testOverlapUnit(m *machine) {
 		return out
 	}
 	running := mps()
+	owners := func() string { return m.run("find", "/run/nvshare", "-type", "d", "-printf", "%p %u %m\n") }
+	before := owners()
 	m.run("systemd-tmpfiles", "--create", "nvshare.conf") // as rpm does, at the upgrade of any package
+	if after := owners(); after != before {
+		m.t.Errorf("the owners were\n%sand are\n%s", before, after)
+	}
 	m.run("systemctl", "restart", "nvshare-scheduler.service")
 	m.await("it to hold the GPU under the next scheduler", `"state":"holding"`, inGroup)
 	if now := mps(); strings.Count(running, "\n") != 2 || now != running {
