@@ -165,7 +165,7 @@ func SimulatedBase(dir string, gpus []GPU, hook string) Base {
 	return b
 }
 
-// reduce removes from e what is newer than specVersion and names it.
+// reduce removes from e what is newer than SpecVersion and names it.
 func reduce(e *specs.ContainerEdits) (dropped []string) {
 	if len(e.AdditionalGIDs) > 0 {
 		e.AdditionalGIDs = nil

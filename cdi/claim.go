@@ -14,9 +14,6 @@ import (
 // A resource claim of Kubernetes has a CDI spec of its own, of Kind, beside those of
 // the GPUs. Write leaves these files alone, and Fingerprint does not look at them.
 
-// SpecVersion is the version of all specs.
-const SpecVersion = specVersion
-
 // ClaimDir is the directory of the driver for resource claims, below which it records
 // prepared claims.
 const ClaimDir = "/var/lib/kubelet/plugins/nvshare.com"

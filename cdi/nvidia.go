@@ -153,7 +153,7 @@ func nvidiaBase(h host, dirs []string, gpus []GPU) (base Base, file string, need
 			continue
 		}
 		if len(dropped) > 0 {
-			warnings = append(warnings, fmt.Sprintf("%s: left out %s, which CDI %s does not have", spec.GetPath(), strings.Join(dropped, ", "), specVersion))
+			warnings = append(warnings, fmt.Sprintf("%s: left out %s, which CDI %s does not have", spec.GetPath(), strings.Join(dropped, ", "), SpecVersion))
 		}
 		return base, spec.GetPath(), needed, warnings
 	}

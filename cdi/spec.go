@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 
 	specs "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -17,9 +18,9 @@ const (
 )
 
 const (
-	// specVersion is what Debian 12's podman reads at most, and what device
-	// names that begin with a digit need at least.
-	specVersion = "0.5.0"
+	// SpecVersion is the version of all specs: what Debian 12's podman reads at most, and
+	// what device names that begin with a digit need at least.
+	SpecVersion = "0.5.0"
 
 	// PreloadEnv makes the dynamic linker load the shim.
 	PreloadEnv = "LD_PRELOAD"
@@ -95,7 +96,7 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 	if len(base.PerGPU) != len(gpus) {
 		panic(fmt.Sprintf("base made for %d GPUs, not %d", len(base.PerGPU), len(gpus)))
 	}
-	spec := &specs.Spec{Version: specVersion, Kind: kind, ContainerEdits: copyEdits(base.Common)}
+	spec := &specs.Spec{Version: SpecVersion, Kind: kind, ContainerEdits: copyEdits(base.Common)}
 	common := &spec.ContainerEdits
 	shim := bind(p.ShimDir, ShimDir, readOnly)
 	if kind == KindNRI && p.EmptyDir != "" {
@@ -120,35 +121,35 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 
 	var all specs.ContainerEdits
 	for i := range gpus {
-		all = merge(all, copyEdits(base.PerGPU[i]))
+		all = merge(all, base.PerGPU[i])
+	}
+	add := func(name string, edits specs.ContainerEdits) {
+		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: copyEdits(edits)})
 	}
 	for i, g := range gpus {
-		spec.Devices = append(spec.Devices, specs.Device{Name: fmt.Sprint(g.Index), ContainerEdits: copyEdits(base.PerGPU[i])})
+		add(fmt.Sprint(g.Index), base.PerGPU[i])
 	}
 	for i, g := range gpus {
-		spec.Devices = append(spec.Devices, specs.Device{Name: g.UUID, ContainerEdits: copyEdits(base.PerGPU[i])})
+		add(g.UUID, base.PerGPU[i])
 	}
 	for i, g := range gpus {
 		for j, in := range g.Instances {
-			edits := base.instance(i, j)
-			if edits == nil {
-				continue
-			}
-			for _, name := range []string{in.Name(g), in.ID(g)} {
-				spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: copyEdits(*edits)})
+			if edits := base.instance(i, j); edits != nil {
+				add(in.Name(g), *edits)
+				add(in.ID(g), *edits)
 			}
 		}
 	}
-	spec.Devices = append(spec.Devices, specs.Device{Name: AllDevices, ContainerEdits: all})
+	add(AllDevices, all)
 	if edits := anyOf(gpus, base); kind == Kind && edits != nil { // for pods the plugin chooses
-		spec.Devices = append(spec.Devices, specs.Device{Name: AnyDevice, ContainerEdits: *edits})
+		add(AnyDevice, *edits)
 	}
 	if kind == KindNRI { // the plugin knows who needs the hook; to start a hook takes 2 ms
-		spec.Devices = append(spec.Devices, specs.Device{Name: OverlapDevice, ContainerEdits: specs.ContainerEdits{Hooks: []*specs.Hook{joinHook(p)}}})
+		add(OverlapDevice, specs.ContainerEdits{Hooks: []*specs.Hook{joinHook(p)}})
 	}
 
-	if min, err := specs.MinimumRequiredVersion(spec); err != nil || min != specVersion {
-		return nil, fmt.Errorf("the spec of %s needs CDI %s, not %s (%v)", kind, min, specVersion, err)
+	if min, err := specs.MinimumRequiredVersion(spec); err != nil || min != SpecVersion {
+		return nil, fmt.Errorf("the spec of %s needs CDI %s, not %s (%v)", kind, min, SpecVersion, err)
 	}
 	return spec, nil
 }
@@ -173,7 +174,7 @@ func anyOf(gpus []GPU, base Base) *specs.ContainerEdits {
 		if first == nil {
 			first = g
 		}
-		edits = merge(edits, copyEdits(base.PerGPU[i]))
+		edits = merge(edits, base.PerGPU[i])
 	}
 	if first == nil {
 		return nil
@@ -201,21 +202,11 @@ func merge(a, b specs.ContainerEdits) specs.ContainerEdits {
 }
 
 func containsNode(nodes []*specs.DeviceNode, path string) bool {
-	for _, n := range nodes {
-		if n.Path == path {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(nodes, func(n *specs.DeviceNode) bool { return n.Path == path })
 }
 
 func containsMount(mounts []*specs.Mount, path string) bool {
-	for _, m := range mounts {
-		if m.ContainerPath == path {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(mounts, func(m *specs.Mount) bool { return m.ContainerPath == path })
 }
 
 // Edits returns everything that the named devices of spec bring, as one: the
@@ -223,15 +214,12 @@ func containsMount(mounts []*specs.Mount, path string) bool {
 // injects the devices. The error names a device that is not in the spec.
 func Edits(spec *specs.Spec, names ...string) (specs.ContainerEdits, error) {
 	edits := copyEdits(spec.ContainerEdits)
-next:
 	for _, name := range names {
-		for _, d := range spec.Devices {
-			if d.Name == name {
-				edits = merge(edits, copyEdits(d.ContainerEdits))
-				continue next
-			}
+		i := slices.IndexFunc(spec.Devices, func(d specs.Device) bool { return d.Name == name })
+		if i < 0 {
+			return specs.ContainerEdits{}, fmt.Errorf("no device %q in the spec of %s", name, spec.Kind)
 		}
-		return specs.ContainerEdits{}, fmt.Errorf("no device %q in the spec of %s", name, spec.Kind)
+		edits = merge(edits, copyEdits(spec.Devices[i].ContainerEdits))
 	}
 	return edits, nil
 }

@@ -113,8 +113,8 @@ func (v *validation) spec(file string, spec *cdi.Spec) {
 	} else if info.Mode().Perm()&0o004 == 0 {
 		v.say(file, false, "rootless engines cannot read it: chmod 644")
 	}
-	if spec.Version != specVersion {
-		v.say(file, false, fmt.Sprintf("declares CDI %s; podman 4.3 reads %s at most", spec.Version, specVersion))
+	if spec.Version != SpecVersion {
+		v.say(file, false, fmt.Sprintf("declares CDI %s; podman 4.3 reads %s at most", spec.Version, SpecVersion))
 	}
 	all := []specs.ContainerEdits{spec.ContainerEdits}
 	for _, d := range spec.Devices {

@@ -31,10 +31,8 @@ const (
 )
 
 // runDescribe returns the exit status, as run does.
-func runDescribe(args []string, stdin io.Reader, stderr io.Writer, usage string) int {
+func runDescribe(args []string, stdin io.Reader, stderr io.Writer) int {
 	flags := flag.NewFlagSet("describe", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	runDir := flags.String("run-dir", "", "the scheduler's run directory")
 	marks := map[string]string{}
 	flags.Func("gpu", "UUID=MARK of a GPU; may be repeated", func(s string) error {
 		uuid, mark, ok := strings.Cut(s, "=")
@@ -44,18 +42,7 @@ func runDescribe(args []string, stdin io.Reader, stderr io.Writer, usage string)
 		marks[uuid] = mark
 		return nil
 	})
-	if err := flags.Parse(args); err != nil {
-		return 2
-	}
-	if *runDir == "" || flags.NArg() > 0 {
-		fmt.Fprintln(stderr, usage)
-		return 2
-	}
-	if err := within(timeLimit, func() error { return describe(stdin, stderr, *runDir, marks) }); err != nil {
-		fmt.Fprintf(stderr, "nvshare-cdi-hook: %v\n", err)
-		return 1
-	}
-	return 0
+	return withRunDir(flags, args, stderr, timeLimit, func(runDir string) error { return describe(stdin, stderr, runDir, marks) })
 }
 
 // describe tells the scheduler of a container. A container that asks for nothing is
@@ -116,16 +103,9 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 
 // sees returns the one of several GPUs that the container's programs see; "": it is not one,
 // or not named by its UUID.
-func (c *config) sees(gpus []string) (uuid string) {
-	if len(gpus) < 2 {
-		return ""
-	}
-	for _, e := range c.Process.Env { // the last one holds
-		if value, ok := strings.CutPrefix(e, visibleDevices+"="); ok {
-			uuid = value
-		}
-	}
-	if !slices.Contains(gpus, uuid) {
+func (c *config) sees(gpus []string) string {
+	uuid, _ := c.env(visibleDevices)
+	if len(gpus) < 2 || !slices.Contains(gpus, uuid) {
 		return ""
 	}
 	return uuid

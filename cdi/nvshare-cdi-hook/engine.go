@@ -65,6 +65,16 @@ func dockerName(c *config) string {
 	return ""
 }
 
+// env returns the value of a variable that the container's programs see.
+func (c *config) env(key string) (value string, set bool) {
+	for _, e := range slices.Backward(c.Process.Env) { // the last one holds
+		if value, set = strings.CutPrefix(e, key+"="); set {
+			return value, true
+		}
+	}
+	return "", false
+}
+
 // has tells whether a container has the device node, or the variable of the
 // environment, that marks a GPU.
 func (c *config) has(mark string) bool {

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -32,22 +33,8 @@ const (
 )
 
 // runJoin returns the exit status, as run does.
-func runJoin(args []string, stdin io.Reader, stderr io.Writer, usage string) int {
-	flags := flag.NewFlagSet("join", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	runDir := flags.String("run-dir", "", "the scheduler's run directory")
-	if err := flags.Parse(args); err != nil {
-		return 2
-	}
-	if *runDir == "" || flags.NArg() > 0 {
-		fmt.Fprintln(stderr, usage)
-		return 2
-	}
-	if err := within(joinLimit, func() error { return join(stdin, *runDir) }); err != nil {
-		fmt.Fprintf(stderr, "nvshare-cdi-hook: %v\n", err)
-		return 1
-	}
-	return 0
+func runJoin(args []string, stdin io.Reader, stderr io.Writer) int {
+	return withRunDir(flag.NewFlagSet("join", flag.ContinueOnError), args, stderr, joinLimit, func(runDir string) error { return join(stdin, runDir) })
 }
 
 // join gives a container the directories of its overlap group, if it is in one.
@@ -138,13 +125,8 @@ func private(root int, dir string) error {
 
 // pipe returns where the container's programs look for MPS.
 func (c *config) pipe() string {
-	pipe := defaultPipe
-	for _, e := range c.Process.Env {
-		if value, ok := strings.CutPrefix(e, api.MPSPipeEnv+"="); ok && value != "" {
-			pipe = value
-		}
-	}
-	return pipe
+	pipe, _ := c.env(api.MPSPipeEnv)
+	return cmp.Or(pipe, defaultPipe)
 }
 
 // canOverlap says why a container of an engine cannot be in an overlap group.
@@ -158,21 +140,11 @@ func (c *config) canOverlap(t api.Terms) error {
 		return fmt.Errorf("%s=%.*q is not an absolute, clean path", api.MPSPipeEnv, maxShown, pipe)
 	}
 	for key, value := range api.OverlapEnvironment(c.pipe(), t) {
-		if key != api.MPSPipeEnv && !c.says(key, value) {
+		if is, set := c.env(key); key != api.MPSPipeEnv && (!set || is != value) {
 			return fmt.Errorf("a core limit in a group holds by the environment: add --env %s=%s", key, value)
 		}
 	}
 	return nil
-}
-
-// says tells whether a variable has a value for the container's programs.
-func (c *config) says(key, value string) (yes bool) {
-	for _, e := range c.Process.Env {
-		if k, v, _ := strings.Cut(e, "="); k == key {
-			yes = v == value // the last one wins
-		}
-	}
-	return yes
 }
 
 // makeInside makes a directory in the container, and those above it.

@@ -84,15 +84,14 @@ func help(args []string) string {
 func run(args []string, stdin io.Reader, stderr io.Writer) int {
 	switch {
 	case len(args) > 0 && args[0] == "join":
-		return runJoin(args[1:], stdin, stderr, usage)
+		return runJoin(args[1:], stdin, stderr)
 	case len(args) > 0 && args[0] == "describe":
-		return runDescribe(args[1:], stdin, stderr, usage)
+		return runDescribe(args[1:], stdin, stderr)
 	case len(args) == 0 || args[0] != "update-ldcache":
 		fmt.Fprintln(stderr, usage)
 		return 2
 	}
 	flags := flag.NewFlagSet("update-ldcache", flag.ContinueOnError)
-	flags.SetOutput(stderr)
 	strict := flags.Bool("strict", false, "fail the container if the cache can't be updated")
 	var libs []string
 	flags.Func("lib", "path of a library in the container; may be repeated", func(p string) error {
@@ -102,24 +101,50 @@ func run(args []string, stdin io.Reader, stderr io.Writer) int {
 		libs = append(libs, p)
 		return nil
 	})
-	if err := flags.Parse(args[1:]); err != nil {
+	if !parse(flags, args[1:], stderr) {
 		return 2
+	}
+	err := within(timeLimit, func() error { return update(stdin, libs) })
+	if err != nil && !*strict {
+		fmt.Fprintf(stderr, "nvshare-cdi-hook: warning: %v; programs may not find the GPU driver's libraries by name\n", err)
+		return 0
+	}
+	return exitStatus(err, stderr)
+}
+
+// parse tells whether the arguments of a command are flags. If not, it says what is wrong.
+func parse(flags *flag.FlagSet, args []string, stderr io.Writer) bool {
+	flags.SetOutput(stderr)
+	if flags.Parse(args) != nil {
+		return false
 	}
 	if flags.NArg() > 0 {
 		fmt.Fprintln(stderr, usage)
+		return false
+	}
+	return true
+}
+
+// withRunDir runs a command that has the flag --run-dir, and returns the exit status.
+func withRunDir(flags *flag.FlagSet, args []string, stderr io.Writer, limit time.Duration, command func(runDir string) error) int {
+	runDir := flags.String("run-dir", "", "the scheduler's run directory")
+	if !parse(flags, args, stderr) {
 		return 2
 	}
-
-	err := within(timeLimit, func() error { return update(stdin, libs) })
-	switch {
-	case err == nil:
-		return 0
-	case *strict:
-		fmt.Fprintf(stderr, "nvshare-cdi-hook: %v\n", err)
-		return 1
+	if *runDir == "" {
+		fmt.Fprintln(stderr, usage)
+		return 2
 	}
-	fmt.Fprintf(stderr, "nvshare-cdi-hook: warning: %v; programs may not find the GPU driver's libraries by name\n", err)
-	return 0
+	return exitStatus(within(limit, func() error { return command(*runDir) }), stderr)
+}
+
+// exitStatus says what has failed, and returns the exit status.
+func exitStatus(err error, stderr io.Writer) int {
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintf(stderr, "nvshare-cdi-hook: %v\n", err)
+	return 1
 }
 
 func update(stdin io.Reader, libs []string) error {
