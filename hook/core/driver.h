@@ -129,9 +129,7 @@ extern struct nvs_driver_table nvs_driver_functions;
 /* Who calls for a thread of the application brings the process back first; see away.h. */
 static inline struct nvs_driver_table *nvs_driver_now(void)
 {
-#ifdef NVS_LOCK_CHECKS
 	nvs_lock_check_driver();
-#endif
 	if (nvs_is_away() && !nvs_of_shim)
 		nvs_away_wait();
 	return &nvs_driver_functions;

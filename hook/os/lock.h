@@ -50,6 +50,7 @@ void nvs_locks_fork_child(void);
 static inline void nvs_lock_check(const struct nvs_lock *l) { (void)l; }
 static inline void nvs_lock_taken(const struct nvs_lock *l) { (void)l; }
 static inline void nvs_lock_given_up(const struct nvs_lock *l) { (void)l; }
+static inline void nvs_lock_check_driver(void) { }
 static inline void nvs_locks_fork_child(void) { }
 #endif
 

@@ -70,8 +70,8 @@ _Static_assert(MAX_CARRIED << OFFSET_BITS <= 1u << 24, "the number of an entry")
 
 /*
  * Of a GPU. Guarded by its swap lock, except for the entries of chunks that are CHUNK_BUSY:
- * the mover alone has their file and copy. An entry whose last chunk is freed while its copy is
- * mapped is left to the mover, too. The mover alone uses the copier, and changes it between
+ * the mover alone has their file and copy. An entry whose last chunk is freed is left to the
+ * mover, too. The mover alone uses the copier, and changes it between
  * two passes only: so each answer is read by the pass that has asked for it.
  */
 struct nvs_carry {
@@ -84,6 +84,7 @@ struct nvs_carry {
 	uint64_t failed_ns; /* since when bringing memory back fails; 0: it does not */
 	uint32_t count, place, most; /* place: where the next search for an entry begins */
 	uint32_t mapped;             /* entries whose copy is mapped */
+	uint32_t ended;              /* entries without chunks, whose copy is to be closed */
 	struct carried *run;         /* of the run that is picked; NULL: none of it is carried yet */
 	struct carried carried[MAX_CARRIED];
 };
@@ -128,7 +129,7 @@ static bool any_elsewhere(const struct nvs_gpu *gpu)
 	bool any = false;
 
 	for (uint32_t i = 0; c->count && !any && i < MAX_CARRIED; i++)
-		any = c->carried[i].used && elsewhere(gpu, &c->carried[i]);
+		any = c->carried[i].used && c->carried[i].chunks && elsewhere(gpu, &c->carried[i]);
 	return any;
 }
 
@@ -358,17 +359,6 @@ static struct carried *add(struct nvs_gpu *gpu)
 	return &c->carried[c->place];
 }
 
-/* The lock is held. */
-static void drop(struct nvs_carry *c, struct carried *e)
-{
-	nvs_descriptor_close(&e->file);
-	e->used = false;
-	if (--c->count == 0) {
-		c->failed_ns = 0;
-		c->astray = false;
-	}
-}
-
 bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p)
 {
 	struct nvs_carry *c = gpu->swap->carry;
@@ -390,8 +380,7 @@ void nvs_carry_free(struct nvs_gpu *gpu, struct place p)
 	struct carried *e = entry_of(gpu, p);
 
 	p.span->store[p.granule] = 0;
-	if (--e->chunks == 0 && !e->at)
-		drop(gpu->swap->carry, e);
+	gpu->swap->carry->ended += --e->chunks == 0;
 }
 
 /* Whether a chunk of a run that leaves is to leave by the copier. */
@@ -584,18 +573,35 @@ int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p)
 	return result;
 }
 
-/* A copy that is to be unmapped. NULL: there is none. */
+/* A copy that is to be unmapped or closed. NULL: there is none. */
 static struct carried *fetched(struct nvs_gpu *gpu, bool all)
 {
 	struct nvs_carry *c = gpu->swap->carry;
 	struct carried *e = NULL;
 
 	nvs_swap_lock(gpu->swap);
-	for (uint32_t i = 0; c && c->mapped && !e && i < MAX_CARRIED; i++)
-		if (c->carried[i].used && c->carried[i].at && (all || !c->carried[i].chunks))
+	for (uint32_t i = 0; c && (c->mapped || c->ended) && !e && i < MAX_CARRIED; i++)
+		if (c->carried[i].used && (!c->carried[i].chunks || (all && c->carried[i].at)))
 			e = &c->carried[i];
 	nvs_swap_unlock(gpu->swap);
 	return e;
+}
+
+/* The kernel frees the copy, which takes long: the lock is not held. */
+static void close_copy(struct nvs_gpu *gpu, struct carried *e)
+{
+	struct nvs_carry *c = gpu->swap->carry;
+
+	nvs_lock_check_driver();
+	nvs_descriptor_close(&e->file);
+	nvs_swap_lock(gpu->swap);
+	e->used = false;
+	c->ended--;
+	if (--c->count == 0) {
+		c->failed_ns = 0;
+		c->astray = false;
+	}
+	nvs_swap_unlock(gpu->swap);
 }
 
 void nvs_carry_fetched(struct nvs_gpu *gpu, bool all)
@@ -604,17 +610,10 @@ void nvs_carry_fetched(struct nvs_gpu *gpu, bool all)
 	struct carried *e;
 
 	while ((e = fetched(gpu, all))) {
-		struct nvs_descriptor file = NVS_NO_DESCRIPTOR;
-
-		unmap(gpu, e);
-		nvs_swap_lock(gpu->swap);
-		if (!e->chunks) {
-			file = e->file;
-			e->file.fd = -1;
-			drop(c, e);
-		}
-		nvs_swap_unlock(gpu->swap);
-		nvs_descriptor_close(&file); /* without the lock, because now the kernel frees the copy */
+		if (e->at)
+			unmap(gpu, e);
+		else
+			close_copy(gpu, e);
 	}
 	if (!all || !c)
 		return;
@@ -622,6 +621,21 @@ void nvs_carry_fetched(struct nvs_gpu *gpu, bool all)
 	if (!c->count && c->now.back) /* it has contexts on both GPUs */
 		nvs_descriptor_close(&c->now.socket);
 	nvs_swap_unlock(gpu->swap);
+}
+
+void nvs_carry_trim(struct nvs_gpu *gpu)
+{
+	struct nvs_swap *s = gpu->swap;
+	bool due;
+
+	nvs_swap_lock(s);
+	due = s->carry && s->carry->ended;
+	nvs_swap_unlock(s);
+	if (!due)
+		return;
+	nvs_lock(&gpu->drain_lock);
+	nvs_carry_fetched(gpu, false);
+	nvs_unlock(&gpu->drain_lock);
 }
 
 void nvs_carry_works(struct nvs_gpu *gpu)

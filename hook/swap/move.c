@@ -467,6 +467,7 @@ static void *mover_main(void *arg)
 
 		nvs_pools_trim(gpu);
 		nvs_cache_trim(gpu);
+		nvs_carry_trim(gpu);
 		if (nvs_swap_is_on(gpu) && nvs_elapsed(nvs_now(), s->looked_ns) >= LOOK_NS)
 			may_leave(gpu);
 		plan = decide(gpu);

@@ -421,6 +421,9 @@ void nvs_carry_works(struct nvs_gpu *gpu);
 /* Releases copies whose chunks all are in; all: no copy is under way, those of a later pass are unmapped too. */
 void nvs_carry_fetched(struct nvs_gpu *gpu, bool all);
 
+/* Releases the copies of what was freed since the latest pass. */
+void nvs_carry_trim(struct nvs_gpu *gpu);
+
 void nvs_carry_fork_child(void);
 
 /* ---- async.c, pool.c ---- */

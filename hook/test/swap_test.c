@@ -17,6 +17,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "packet.h"
 #include "tenant.h"
 
 #define GPU (96 * MIB)
@@ -493,16 +494,10 @@ static unsigned descriptors(void)
 static void *answer_wrong(void *listener)
 {
 	for (int fd; (fd = accept(*(int *)listener, NULL, NULL)) >= 0; close(fd)) {
-		union { struct cmsghdr align; char buf[CMSG_SPACE(2 * sizeof(int))]; } control = { .buf = { 0 } };
-		struct iovec iov = { "x", 1 };
-		struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
-				    .msg_controllen = sizeof(control) };
 		char ticket[64];
 
 		CHECK(recv(fd, ticket, sizeof(ticket), 0) == sizeof(ticket));
-		control.align = (struct cmsghdr){ CMSG_LEN(2 * sizeof(int)), SOL_SOCKET, SCM_RIGHTS };
-		memcpy(CMSG_DATA(&control.align), (int[]){ fd, fd }, 2 * sizeof(int));
-		CHECK(sendmsg(fd, &m, 0) == 1);
+		CHECK(nvs_packet_send(fd, "x", 1, (int[]){ fd, fd }, 2));
 	}
 	return NULL;
 }

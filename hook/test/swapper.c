@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "futex.h"
+#include "packet.h"
 
 #define CONNS 16
 
@@ -51,24 +52,8 @@ static int stop_pipe[2];
 
 static void answer(struct conn *c, struct nvs_frame f, int fd)
 {
-	union { struct cmsghdr align; char buf[CMSG_SPACE(sizeof(int))]; } control;
-	struct iovec iov = { &f, sizeof(f) };
-	struct msghdr m = { .msg_iov = &iov, .msg_iovlen = 1 };
-
 	f.version = NVS_WIRE_VERSION;
-	if (fd >= 0) {
-		struct cmsghdr *h;
-
-		memset(&control, 0, sizeof(control));
-		m.msg_control = &control;
-		m.msg_controllen = CMSG_SPACE(sizeof(int));
-		h = CMSG_FIRSTHDR(&m);
-		h->cmsg_level = SOL_SOCKET;
-		h->cmsg_type = SCM_RIGHTS;
-		h->cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(h), &fd, sizeof(fd));
-	}
-	(void)!sendmsg(c->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
+	nvs_packet_send(c->fd, &f, sizeof(f), &fd, fd >= 0);
 }
 
 static int memory(uint64_t bytes)
@@ -461,6 +446,15 @@ void swapper_arena(uint64_t bytes)
 {
 	pthread_mutex_lock(&lock);
 	config.arena = bytes;
+	pthread_mutex_unlock(&lock);
+}
+
+void swapper_copier(int fd)
+{
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < CONNS; i++)
+		if (conns[i].attached)
+			answer(&conns[i], (struct nvs_frame){ .type = NVS_COPIER, .u.copier.gpu = { 1 } }, fd);
 	pthread_mutex_unlock(&lock);
 }
 
