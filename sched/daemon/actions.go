@@ -27,12 +27,17 @@ const checkPause = time.Second
 
 // step gives an event to a GPU's core and carries out the answer.
 func (d *Daemon) step(g *gpu, ev sched.Event) {
-	for _, a := range d.decide(g, ev) {
-		g.outbox = append(g.outbox, work{action: a})
-	}
+	g.post(d.decide(g, ev))
 	d.flush(g)
 	d.stepGangs()
 	d.makeArenas(g)
+}
+
+// post adds actions to the outbox.
+func (g *gpu) post(acts []sched.Action) {
+	for _, a := range acts {
+		g.outbox = append(g.outbox, work{action: a})
+	}
 }
 
 // makeArenas has arenas made where the step of a GPU has changed what is wanted.
@@ -64,9 +69,7 @@ func (d *Daemon) stepGangs() {
 		uuid := d.toStep[0]
 		d.toStep = d.toStep[1:]
 		g := d.order[slices.IndexFunc(d.order, func(g *gpu) bool { return g.UUID == uuid })]
-		for _, a := range d.decide(g, sched.GangMoved{}) {
-			g.outbox = append(g.outbox, work{action: a})
-		}
+		g.post(d.decide(g, sched.GangMoved{}))
 		d.flush(g)
 		d.makeArenas(g)
 	}
@@ -93,15 +96,9 @@ func (d *Daemon) stepAttach(g *gpu, att *attachment, ev sched.Attach, answer wir
 			answer.Epoch = uint64(adopt.Epoch)
 		}
 	}
-	for i, a := range acts {
-		if i == at {
-			g.outbox = append(g.outbox, work{att: att, answer: &answer})
-		}
-		g.outbox = append(g.outbox, work{action: a})
-	}
-	if at == len(acts) {
-		g.outbox = append(g.outbox, work{att: att, answer: &answer})
-	}
+	g.post(acts[:at])
+	g.outbox = append(g.outbox, work{att: att, answer: &answer})
+	g.post(acts[at:])
 	d.flush(g)
 	d.stepGangs()
 	d.makeArenas(g)

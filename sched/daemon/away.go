@@ -116,7 +116,7 @@ type absence struct {
 func (d *Daemon) considerLeaving(cl *client) {
 	a := &cl.away
 	switch {
-	case a.queued.IsZero() && a.next != nil && a.next.Planned(): // it is considered later
+	case a.queued.IsZero() && a.next.Planned(): // it is considered later
 	case !d.canLeave(cl):
 		d.leaveQueue(cl)
 	case !d.othersMove(cl):
@@ -209,9 +209,7 @@ func (d *Daemon) awayStep(cl *client, step awayStep) {
 	if step != a.step {
 		a.step, a.since = step, time.Now()
 	}
-	if a.next != nil {
-		a.next.Stop()
-	}
+	a.next.Stop()
 	a.queued = time.Time{}
 	if step == present || step == absent {
 		defer d.nextLeaves()
@@ -238,9 +236,7 @@ func (d *Daemon) expectCheckpoints(more int) {
 
 // planAway has something done later, unless the client takes another step before.
 func (d *Daemon) planAway(cl *client, after time.Duration, do func()) {
-	if cl.away.next != nil {
-		cl.away.next.Stop()
-	}
+	cl.away.next.Stop()
 	cl.away.next = d.timers.New(func() {
 		if d.clients[cl.id] == cl {
 			do()
@@ -383,14 +379,7 @@ func (d *Daemon) isBack(cl *client, took checkpoint.Times, err error) {
 	d.reach(afterReturn)
 	var e *checkpoint.Error
 	if err != nil && !(errors.As(err, &e) && e.State == checkpoint.Failed) {
-		text := "cannot come back to the GPU yet: " + err.Error()
-		if a.why == nil || a.why.Error() != err.Error() {
-			d.tell(cl.subject(), logrus.WarnLevel, text)
-			d.noteAway(cl, text)
-		}
-		a.why = err
-		d.planAway(cl, min(minRetry<<min(a.tries, 10), maxRetry), func() { d.comeBack(cl) })
-		a.tries++
+		d.notBack(cl, logrus.WarnLevel, "cannot come back to the GPU yet: ", err)
 		return
 	}
 	a.took = time.Since(a.since)
@@ -408,6 +397,20 @@ func (d *Daemon) isBack(cl *client, took checkpoint.Times, err error) {
 		d.planAway(cl, d.restPause, func() { d.considerLeaving(cl) })
 	}
 	d.isPresent(cl)
+}
+
+// notBack is for a client that has not come back: it is tried again if it is still to.
+func (d *Daemon) notBack(cl *client, level logrus.Level, text string, why error) {
+	a := &cl.away
+	if a.why == nil || a.why.Error() != why.Error() {
+		d.tell(cl.subject(), level, text+why.Error())
+		d.noteAway(cl, text+why.Error())
+	}
+	a.why = why
+	if a.step == returning {
+		d.planAway(cl, min(minRetry<<min(a.tries, 10), maxRetry), func() { d.comeBack(cl) })
+		a.tries++
+	}
 }
 
 // isPresent tells a client that its calls may go on, and does what waited for it.
@@ -454,7 +457,7 @@ func (cl *client) atWork() {
 	a := &cl.away
 	a.why, a.tries, a.again = nil, 0, false
 	a.queued = time.Time{}
-	if a.step == present && a.next != nil {
+	if a.step == present {
 		a.next.Stop()
 	}
 }

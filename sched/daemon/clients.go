@@ -301,9 +301,7 @@ func (d *Daemon) bury(cl *client) {
 	}
 	d.dropUse(cl, sched.Gone{Client: cl.id})
 	delete(d.strayed, cl)
-	if cl.away.next != nil {
-		cl.away.next.Stop()
-	}
+	cl.away.next.Stop()
 	if cl.bringing.copier != nil { // a child, or another process, may have its end of the socket
 		cl.bringing.copier.End()
 	}
@@ -411,13 +409,14 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		CanMove: c.client.canMove,
 		Again:   c.again,
 	}, answer)
-	if m := g.memberOf(c.client.id); moved && m != nil {
-		d.step(g, sched.ArenaChanged{Client: c.client.id, Bytes: m.arena.Bytes()})
-	}
 	if m := g.memberOf(c.client.id); m != nil {
+		if moved {
+			d.step(g, sched.ArenaChanged{Client: c.client.id, Bytes: m.arena.Bytes()})
+		}
 		d.foundFiled(m)
+		m.arena.Flush() // what an earlier connection may have lost
+		g.swap.arenas.Prepare()
 	}
-	d.attachedMemory(g, c.client.id)
 }
 
 // hangUp ends a connection whose reader has stopped.

@@ -380,7 +380,7 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 		MovedNs: int64(t.Moved),
 		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
 		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
-		WaitedPermille: uint32(t.Waited), WaitMaxLatelyNs: int64(t.RecentWait), OutOfMemory: d.refusedOn(g, t.Tenant),
+		WaitedPermille: uint32(t.Waited), WaitMaxLatelyNs: int64(t.RecentWait), OutOfMemory: d.outOfMemory[t.Tenant][g],
 		Waits: metrics.Spread(&t.Waits),
 	}
 	if group, ok := strings.CutPrefix(t.Tenant, overlapTenant); ok {
@@ -400,36 +400,28 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 // problems are the scheduler's own: what tenants say and do cannot cause one.
 // Status.Problems begins with them, and /healthz answers 503 for them.
 func (d *Daemon) problems() (p []string) {
-	if d.invariantErr != nil {
-		p = append(p, fmt.Sprintf("bug in nvshare-scheduler, please report: %v", d.invariantErr))
-	}
-	if d.persistErr != nil {
-		p = append(p, fmt.Sprintf("no grants: %v", d.persistErr))
-	}
-	if problem := d.fileProblem(); problem != "" {
-		p = append(p, problem)
-	}
-	if d.sharesErr != nil {
-		p = append(p, fmt.Sprintf("shares and memory limits are not as they were set: %v", d.sharesErr))
-	}
-	if d.settingsErr != nil {
-		p = append(p, fmt.Sprintf("time quanta and modes are not as they were set: %v", d.settingsErr))
-	}
-	for _, err := range []error{d.metricsErr, d.pageErr} {
-		if err != nil {
-			p = append(p, err.Error())
+	for _, e := range []struct {
+		what string
+		err  error
+	}{
+		{"bug in nvshare-scheduler, please report: ", d.invariantErr},
+		{"no grants: ", d.persistErr},
+		{"memory of suspended processes stays in host memory: ", d.files.err},
+		{"shares and memory limits are not as they were set: ", d.sharesErr},
+		{"time quanta and modes are not as they were set: ", d.settingsErr},
+		{"", d.metricsErr},
+		{"", d.pageErr},
+		{"processes are refused and run unarbitrated: ", d.identifyErr},
+		{"host memory for what is swapped out is short: ", d.arena.Err()},
+	} {
+		if e.err != nil {
+			p = append(p, e.what+e.err.Error())
 		}
 	}
 	if now().Sub(d.pluginAt) < reportLife {
 		for _, text := range d.plugin {
 			p = append(p, "nvshare-plugin: "+text)
 		}
-	}
-	if d.identifyErr != nil {
-		p = append(p, fmt.Sprintf("processes are refused and run unarbitrated: %v", d.identifyErr))
-	}
-	if d.arena.Err() != nil {
-		p = append(p, fmt.Sprintf("host memory for what is swapped out is short: %v", d.arena.Err()))
 	}
 	if len(d.order) == 0 {
 		switch {

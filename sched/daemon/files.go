@@ -456,16 +456,7 @@ func (d *Daemon) isRead(f *file, err error) {
 	if err != nil {
 		f.step = filed
 		d.setFiled(cl, true)
-		text := "cannot come back to the GPU: its memory cannot be read back: " + err.Error()
-		if a.why == nil || a.why.Error() != err.Error() {
-			d.tell(cl.subject(), logrus.ErrorLevel, text)
-			d.noteAway(cl, text)
-		}
-		a.why = err
-		if a.step == returning {
-			d.planAway(cl, min(minRetry<<min(a.tries, 10), maxRetry), func() { d.comeBack(cl) })
-			a.tries++
-		}
+		d.notBack(cl, logrus.ErrorLevel, "cannot come back to the GPU: its memory cannot be read back: ", err)
 		return
 	}
 	d.reach(afterRead)
@@ -527,12 +518,4 @@ func (d *Daemon) largestFiled() (most uint64) {
 		}
 	}
 	return most
-}
-
-// fileProblem is what the status says; "": none.
-func (d *Daemon) fileProblem() string {
-	if d.files.err == nil {
-		return ""
-	}
-	return "memory of suspended processes stays in host memory: " + d.files.err.Error()
 }

@@ -101,11 +101,6 @@ func (d *Daemon) noteOutOfMemory(g *gpu, cl *client, bytes uint64, stands sched.
 	d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: out of memory by %s", g.Index, why))
 }
 
-// refusedOn returns how many reservations of a tenant its memory limit refused.
-func (d *Daemon) refusedOn(g *gpu, account string) uint64 {
-	return d.outOfMemory[account][g]
-}
-
 // setMemoryLimit answers the control call, which is SetShare for memory alone.
 func (d *Daemon) setMemoryLimit(req *api.SetMemoryLimitRequest) (*api.SetMemoryLimitResponse, error) {
 	r, err := d.setShare(&api.SetShareRequest{Container: req.Container, Uid: req.Uid, Gpu: req.Gpu, MemoryBytes: &req.Bytes})

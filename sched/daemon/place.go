@@ -79,11 +79,9 @@ func reservedOn(g *gpu) (bytes uint64) {
 // tenantsOn counts the tenants that use a GPU, and the containers that will.
 func (d *Daemon) tenantsOn(g *gpu) int {
 	on := map[string]bool{}
-	for account, clients := range d.byAccount {
-		for cl := range clients {
-			if cl.attached[g] != nil {
-				on[account] = true
-			}
+	for account := range d.byAccount {
+		if d.onGPU(g, account) {
+			on[account] = true
 		}
 	}
 	for id, c := range d.names {

@@ -124,14 +124,6 @@ func (g *gpu) memberOf(id sched.ClientID) *clientMemory {
 	return g.swap.members[id]
 }
 
-// attachedMemory repeats, after ATTACHED, what an earlier connection may have lost.
-func (d *Daemon) attachedMemory(g *gpu, id sched.ClientID) {
-	if m := g.memberOf(id); m != nil {
-		m.arena.Flush()
-		g.swap.arenas.Prepare()
-	}
-}
-
 // dropUse forgets what a client has on GPUs, and tells these why: it is dead, or another
 // program now.
 func (d *Daemon) dropUse(cl *client, why sched.Event) {

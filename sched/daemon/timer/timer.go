@@ -22,7 +22,7 @@ import (
 // they are searched from end to end. The zero List is empty.
 type List struct{ planned []*Timer }
 
-// Timer is one thing to do.
+// Timer is one thing to do. A nil Timer is never planned.
 type Timer struct {
 	list *List
 	do   func()
@@ -42,13 +42,14 @@ func (t *Timer) Set(at sched.Time) {
 
 // Stop has the Timer do nothing, until it is set again.
 func (t *Timer) Stop() {
-	if i := slices.Index(t.list.planned, t); i >= 0 {
+	if t.Planned() {
+		i := slices.Index(t.list.planned, t)
 		t.list.planned = slices.Delete(t.list.planned, i, i+1)
 	}
 }
 
 // Planned reports whether the Timer has a time.
-func (t *Timer) Planned() bool { return slices.Contains(t.list.planned, t) }
+func (t *Timer) Planned() bool { return t != nil && slices.Contains(t.list.planned, t) }
 
 func byTime(a, b *Timer) int { return cmp.Compare(a.at, b.at) }
 

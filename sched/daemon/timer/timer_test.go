@@ -15,6 +15,10 @@ func TestList(t *testing.T) {
 	if _, ok := l.Next(); ok {
 		t.Error("an empty list has a time")
 	}
+	var none *Timer
+	if none.Stop(); none.Planned() {
+		t.Error("a nil timer is planned")
+	}
 	var done []string
 	note := func(name string) func() { return func() { done = append(done, name) } }
 	a, b, c := l.New(note("a")), l.New(note("b")), l.New(note("c"))
