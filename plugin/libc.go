@@ -4,7 +4,9 @@ package plugin
 
 import (
 	"fmt"
+	"os"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,7 +18,7 @@ var (
 )
 
 // examine reports a container whose programs cannot load the shim. It reports nothing
-// if the plugin cannot look into it, without the host's PID namespace or CAP_SYS_PTRACE.
+// if the plugin cannot look into it.
 func (p *Plugin) examine(u Unmanaged) {
 	fd, err := openProcess(u.PID, u.ID)
 	if err != nil {
@@ -24,11 +26,25 @@ func (p *Plugin) examine(u Unmanaged) {
 		return
 	}
 	defer unix.Close(fd)
-	musl := muslOnly(fmt.Sprintf("/proc/%d/root", u.PID))
+	musl := muslOnly(fmt.Sprintf("/proc/%d/root", u.PID)) // which takes CAP_SYS_PTRACE
+	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err == nil && !musl {
+		musl = muslOnly(rootfs(string(mounts), u.ID))
+	}
 	if !ended(fd, 0) && musl { // else the file system was another process's
 		u.Why = "its image has musl libc, which cannot load it, nor NVIDIA's driver libraries; use an image with glibc"
 		p.tell(u)
 	}
+}
+
+// rootfs returns where containerd has mounted a container's root file system, as this program's
+// mounts (mountinfo) show it; "": it is not seen here.
+func rootfs(mounts, id string) string {
+	for line := range strings.Lines(mounts) {
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasSuffix(fields[4], "/"+id+"/rootfs") {
+			return fields[4]
+		}
+	}
+	return ""
 }
 
 // muslOnly tells whether an image has musl's loader and not glibc's. It follows the

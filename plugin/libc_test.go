@@ -50,3 +50,16 @@ func TestMuslOnly(t *testing.T) {
 		t.Error("what is not there has musl")
 	}
 }
+
+func TestRootfs(t *testing.T) {
+	const mounts = `1 0 254:1 / / rw,relatime - ext4 /dev/vda1 rw
+2 1 0:50 / /host/run/containerd/io.containerd.runtime.v2.task/k8s.io/a11/rootfs rw,relatime master:9 - overlay overlay rw,lowerdir=/x/a1/rootfs
+3 1 0:51 / /host/run/containerd/io.containerd.runtime.v2.task/k8s.io/a1/rootfs rw,relatime master:8 - overlay overlay rw
+4
+`
+	for id, want := range map[string]string{"a1": "/host/run/containerd/io.containerd.runtime.v2.task/k8s.io/a1/rootfs", "a2": ""} {
+		if got := rootfs(mounts, id); got != want {
+			t.Errorf("%s: %q, want %q", id, got, want)
+		}
+	}
+}

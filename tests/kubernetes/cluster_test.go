@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -41,6 +42,7 @@ func TestCluster(t *testing.T) {
 		{"core-limits", coreLimits},
 		{"live-limits", liveLimits},
 		{"refusal", refusal},
+		{"musl", musl},
 		{"restart-kubelet", restartKubelet},
 		{"restart-containerd", restartContainerd},
 		{"restart-scheduler", restartScheduler},
@@ -239,6 +241,30 @@ func refusal(t *testing.T) {
 		return err
 	})
 	kubectl(t, ctx, "delete", "pod", "refused", "--timeout="+patience.String())
+}
+
+// A pod whose image has musl libc is told that nobody arbitrates it.
+func musl(t *testing.T) {
+	const image = "localhost/nvshare-musl:1"
+	ctx := within(t)
+	dir := t.TempDir()
+	check(t, os.WriteFile(dir+"/main.c", []byte("#include <unistd.h>\nint main(void) { return pause(); }\n"), 0o644))
+	if out, err := exec.CommandContext(ctx, "cc", "-static", "-o", dir+"/main", dir+"/main.c").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	files := map[string]string{"/usr/bin/main": dir + "/main", "/usr/lib/ld-musl-x86_64.so.1": dir + "/main", "/usr/lib/ld-musl-aarch64.so.1": dir + "/main"}
+	check(t, shared.AddImage(ctx, image, false, files))
+	_, err := cluster.Apply(ctx, `{apiVersion: v1, kind: Pod, metadata: {name: musl, annotations: {nvshare.com/gpu: nvshare.com/gpu=0}},
+		spec: {terminationGracePeriodSeconds: 0, containers: [{name: main, image: "`+image+`", command: [/usr/bin/main]}]}}`, "apply")
+	check(t, err)
+	await(t, ctx, "an Event about its C library", func() error {
+		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=musl,reason=GPUUnmanaged", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "musl libc") {
+			err = fmt.Errorf("the Events are: %s", out)
+		}
+		return err
+	})
+	kubectl(t, ctx, "delete", "pod", "musl", "--timeout="+patience.String())
 }
 
 // untouched runs disturb, and checks that the tenants' processes ran on meanwhile and
