@@ -98,13 +98,7 @@ func missing(want, have []string) []string {
 	if slices.Contains(have, nvcdi.AllDevices) {
 		return nil
 	}
-	var devices []string
-	for _, d := range want {
-		if !slices.Contains(have, d) {
-			devices = append(devices, d)
-		}
-	}
-	return devices
+	return slices.DeleteFunc(slices.Clone(want), func(d string) bool { return slices.Contains(have, d) })
 }
 
 // lookupEnv returns the value that a process would see.

@@ -4,7 +4,7 @@ package plugin
 
 import (
 	"maps"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
@@ -35,15 +35,7 @@ type Container struct {
 
 // uses tells whether a container has a GPU, or may have it.
 func (c Container) uses(uuid string) bool {
-	if c.GPUs == "" {
-		return true
-	}
-	for u := range strings.SplitSeq(c.GPUs, ",") {
-		if u == uuid {
-			return true
-		}
-	}
-	return false
+	return c.GPUs == "" || slices.Contains(list(c.GPUs), uuid)
 }
 
 // claims returns the names of the container's shares.
