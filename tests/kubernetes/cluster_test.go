@@ -214,13 +214,7 @@ func liveLimits(t *testing.T) {
 	kubectl(t, ctx, "annotate", "pod", pod1, "nvshare.com/gpu-memory-limit=8Gi", "nvshare.com/gpu-core-limit=40", "--overwrite")
 	await(t, ctx, "the limits", limits(8<<30, 40))
 	t.Logf("%v after kubectl annotate began", time.Since(begin))
-	await(t, ctx, "an Event on the pod", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name="+pod1, "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "8Gi") {
-			err = fmt.Errorf("the Events are: %s", out)
-		}
-		return err
-	})
+	awaitEvent(t, ctx, pod1, "8Gi")
 	kubectl(t, ctx, "annotate", "pod", pod1, "nvshare.com/gpu-memory-limit-", "nvshare.com/gpu-core-limit-")
 	await(t, ctx, "no limits", limits(0, 0))
 }
@@ -233,13 +227,7 @@ func refusal(t *testing.T) {
 	pod := strings.NewReplacer("name: "+pod1, "name: refused", "gpu=0", "gpu=99").Replace(string(text))
 	_, err = cluster.Apply(ctx, pod, "apply")
 	check(t, err)
-	await(t, ctx, "an Event that says why", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=refused", "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "nvshare.com/gpu=99") {
-			err = fmt.Errorf("the Events are: %s", out)
-		}
-		return err
-	})
+	awaitEvent(t, ctx, "refused", "nvshare.com/gpu=99")
 	kubectl(t, ctx, "delete", "pod", "refused", "--timeout="+patience.String())
 }
 
@@ -257,13 +245,7 @@ func musl(t *testing.T) {
 	_, err := cluster.Apply(ctx, `{apiVersion: v1, kind: Pod, metadata: {name: musl, annotations: {nvshare.com/gpu: nvshare.com/gpu=0}},
 		spec: {terminationGracePeriodSeconds: 0, containers: [{name: main, image: "`+image+`", command: [/usr/bin/main]}]}}`, "apply")
 	check(t, err)
-	await(t, ctx, "an Event about its C library", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=musl,reason=GPUUnmanaged", "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "musl libc") {
-			err = fmt.Errorf("the Events are: %s", out)
-		}
-		return err
-	})
+	awaitEvent(t, ctx, "musl", "musl libc")
 	kubectl(t, ctx, "delete", "pod", "musl", "--timeout="+patience.String())
 }
 
@@ -502,13 +484,7 @@ func required(t *testing.T) {
 	}
 	kubectl(t, ctx, "delete", "-n", "nvshare-system", "daemonset/nvshare", "--cascade=foreground", "--timeout="+patience.String())
 	kubectl(t, ctx, "apply", "-f", manifest(small1))
-	await(t, ctx, "an Event that refuses the pod", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name="+pod1, "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "required") {
-			err = fmt.Errorf("the Events are: %s", out)
-		}
-		return err
-	})
+	awaitEvent(t, ctx, pod1, "required")
 	// The plugin starts, and the kubelet's next attempt succeeds.
 	kubectl(t, ctx, "apply", "-k", "simgpu")
 	from := judge.Now()
@@ -567,13 +543,7 @@ func overlapGroups(t *testing.T) {
 	}
 	_, err := cluster.Apply(ctx, member("refused"), "apply")
 	check(t, err)
-	await(t, ctx, "an Event that says why", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=refused", "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "overlap") {
-			err = fmt.Errorf("the Events are: %s", out)
-		}
-		return err
-	})
+	awaitEvent(t, ctx, "refused", "overlap")
 	kubectl(t, ctx, "delete", "pod", "refused", "--timeout="+patience.String())
 
 	before := shared.PluginAccepts()

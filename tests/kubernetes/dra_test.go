@@ -234,13 +234,7 @@ func draFractions(t *testing.T) {
 	}
 	_, err := cluster.Apply(ctx, part("too-much", "70", ""), "apply")
 	check(t, err)
-	await(t, ctx, "an Event that the pod does not fit", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=too-much", "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "cannot allocate all claims") {
-			err = fmt.Errorf("the Events are: %s", out)
-		}
-		return err
-	})
+	awaitEvent(t, ctx, "too-much", "cannot allocate all claims")
 	awaitTurns(t, ctx, from, 1, "part-1", "part-2", "part-3")
 	// It starts as soon as there is room.
 	kubectl(t, ctx, "delete", "pod", "part-3", "--timeout="+patience.String())
@@ -263,13 +257,7 @@ func draLiveChange(t *testing.T) {
 		}
 		return err
 	})
-	await(t, ctx, "an Event that names the claim", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=part-1", "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "memory limit 20Gi is more than") {
-			err = fmt.Errorf("the Events are: %s", out)
-		}
-		return err
-	})
+	awaitEvent(t, ctx, "part-1", "memory limit 20Gi is more than")
 }
 
 // taints returns the taints of a device, by its last digit.
@@ -300,13 +288,7 @@ func draDrain(t *testing.T) {
 	awaitTaints(1, "nvshare.com/drained")
 	_, err := cluster.Apply(ctx, part("waits", "40", ""), "apply")
 	check(t, err)
-	await(t, ctx, "an Event that the pod does not fit", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name=waits", "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "cannot allocate all claims") {
-			err = fmt.Errorf("the Events are: %s", out)
-		}
-		return err
-	})
+	awaitEvent(t, ctx, "waits", "cannot allocate all claims")
 	say("undrain", "1")
 	awaitTaints(1, "")
 	ready(t, ctx, "waits")
@@ -517,13 +499,7 @@ spec: {driver: nvshare.com, nodeName: another, pool: {name: another, generation:
 func draAnnotations(t *testing.T) {
 	ctx := within(t)
 	kubectl(t, ctx, "apply", "-f", manifest(small1))
-	await(t, ctx, "an Event that says why", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name="+pod1, "-o", "jsonpath={.items[*].message}")
-		if err == nil && !strings.Contains(out, "this node gives GPUs by resource claims") {
-			err = fmt.Errorf("the Events are: %s", out)
-		}
-		return err
-	})
+	awaitEvent(t, ctx, pod1, "this node gives GPUs by resource claims")
 	deletePods(t, ctx, small1)
 }
 

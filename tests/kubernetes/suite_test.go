@@ -148,6 +148,18 @@ func await(t *testing.T, ctx context.Context, what string, try func() error) {
 	check(t, node.UntilEvery(ctx, 100*time.Millisecond, what, try))
 }
 
+// awaitEvent waits until an Event on a pod says something.
+func awaitEvent(t *testing.T, ctx context.Context, pod, says string) {
+	t.Helper()
+	await(t, ctx, fmt.Sprintf("an Event on pod %s with %q", pod, says), func() error {
+		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name="+pod, "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, says) {
+			err = fmt.Errorf("the Events are: %s", out)
+		}
+		return err
+	})
+}
+
 func manifest(name string) string { return filepath.Join("manifests", name+".yaml") }
 
 // manifests returns kubectl's arguments for the pods of manifests/.
