@@ -87,16 +87,14 @@ func Tenant(c *Container, uid uint32) string {
 }
 
 // NamesOf returns the names by which people may mean a container, beside its id: as
-// Tenant writes the container, its pod with and without the namespace, and its own
-// name.
-func NamesOf(c *Container) (names []string) {
-	for _, name := range []string{c.GetPod(), c.GetName()} {
-		if name != "" {
-			names = append(names, name)
-		}
+// Tenant writes the container, its own name, and its pod with and without the namespace.
+func NamesOf(c *Container) []string {
+	names := []string{Tenant(c, 0)}
+	if c.GetName() != "" {
+		names = append(names, c.Name)
 	}
 	if c.GetPod() != "" {
-		names = append(names, c.Namespace+"/"+c.Pod, Tenant(c, 0))
+		names = append(names, c.Pod, c.Namespace+"/"+c.Pod)
 	}
 	return names
 }

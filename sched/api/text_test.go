@@ -3,6 +3,7 @@
 package api
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -19,6 +20,15 @@ func TestParseDuration(t *testing.T) {
 	for _, in := range []string{"", "0", "-1", "-5ms", "0s", "abc", "10x", "NaN", "Inf", "-Inf", "1e30", "1e-12", " 1"} {
 		if got, err := ParseDuration(in); err == nil {
 			t.Errorf("%q: read as %v, want an error", in, got)
+		}
+	}
+}
+
+// A tenant is found by the name that it is shown by.
+func TestNamesOf(t *testing.T) {
+	for _, c := range []*Container{{Id: "4f0c2b", Name: "main", Namespace: "ml", Pod: "train"}, {Id: "4f0c2b", Name: "main"}, {Id: "4f0c2b91a55e7d"}} {
+		if names := NamesOf(c); !slices.Contains(names, Tenant(c, 0)) {
+			t.Errorf("%v is shown as %q, which is none of %q", c, Tenant(c, 0), names)
 		}
 	}
 }
