@@ -55,7 +55,7 @@ func flagError(cmd *cobra.Command, err error) error {
 // likeTenant adds to the error about a container that is not there the name of the tenant
 // that is most like it.
 func likeTenant(ctx context.Context, c *api.Conn, want string, err error) error {
-	if want == "" || status.Code(err) != codes.NotFound {
+	if want == "" || status.Code(err) != codes.NotFound || !strings.HasPrefix(messageOf(err), "container") { // it is the GPU
 		return err
 	}
 	r, statusErr := c.Status(ctx, &api.StatusRequest{})

@@ -50,6 +50,23 @@ func TestLikeTenant(t *testing.T) {
 	}
 }
 
+// noGPU is a scheduler that has no GPU 9.
+type noGPU struct{ fake }
+
+func (*noGPU) SetShare(context.Context, *api.SetShareRequest) (*api.SetShareResponse, error) {
+	return nil, status.Error(codes.NotFound, `GPU "9": none`)
+}
+
+// It is the GPU that is not there: a tenant's name is no answer.
+func TestLikeNoGPU(t *testing.T) {
+	dir := serve(t, &noGPU{fake{status: sample()}})
+	for _, tenant := range []string{"ml/train-a/main", "aaaa", "ml/trian-a/main"} {
+		if _, _, errs := ctl("set", tenant, "--gpu", "9", "--core-limit", "25", "--run-dir", dir); errs != "nvsharectl: GPU \"9\": none\n" {
+			t.Errorf("%s: %q", tenant, errs)
+		}
+	}
+}
+
 // A user is named by number, or as the status shows the user.
 func TestUserAsTenant(t *testing.T) {
 	s := &strict{}
