@@ -32,7 +32,7 @@ func cdiCommand(io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cdi",
 		Short: "Describe this node's GPUs to container engines",
-		Args:  noWords,
+		Args:  noCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return usageError{errors.New("cdi: say generate, list, validate or remove")}
 		},

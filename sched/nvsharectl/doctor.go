@@ -75,7 +75,7 @@ mends it. Exit status 1: a check has failed. With --wait it tries again until no
   sudo nvsharectl doctor --image docker.io/pytorch/pytorch
   sudo nvsharectl doctor test           two programs prove shares and limits
   sudo nvsharectl doctor bundle         a file for a bug report`,
-		Args: noWords,
+		Args: noCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), root.runDir, io) },
 	}
 	fs := cmd.PersistentFlags()

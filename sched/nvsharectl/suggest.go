@@ -24,7 +24,9 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	}
 	var names []string
 	for _, c := range cmd.Commands() {
-		names = append(names, c.Name())
+		if !c.Hidden {
+			names = append(names, c.Name())
+		}
 	}
 	return fmt.Errorf("unknown command %q%s", args[0], suggestion(args[0], names))
 }
