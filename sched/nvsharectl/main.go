@@ -45,10 +45,15 @@ func main() {
 // run is main without the process.
 func run(ctx context.Context, args []string, io streams) int {
 	ran := false
+	out := &sink{Writer: io.out}
+	io.out = out
 	cmd := rootCommand(io, &ran)
 	refuseUnknown(cmd)
 	cmd.SetArgs(args)
 	called, err := cmd.ExecuteContextC(ctx)
+	if out.err != nil {
+		ran, err = true, fmt.Errorf("print: %w", out.err)
+	}
 	if err == nil {
 		return exitOK
 	}

@@ -230,6 +230,9 @@ func TestErrors(t *testing.T) {
 		{"nonsense", nil, exitUsage, "unknown command"},
 		{"status extra", nil, exitUsage, "extra"},
 		{"cdi", nil, exitUsage, "generate, list, validate or remove"},
+		{"cdi lst", nil, exitUsage, "unknown command \"lst\" (did you mean list?)"},
+		{"doctor tset", nil, exitUsage, "unknown command \"tset\" (did you mean test?)"},
+		{"doctor inseid", nil, exitUsage, "unknown command \"inseid\"\n"},
 		{"cdi generate --kind x", nil, exitUsage, "--kind"},
 		{"-T 1 --gpu 9", notFound, exitFailed, `GPU "9"`},
 		{"-T 1ns", outOfRange, exitUsage, "time quantum 1ns is below 1ms"},
@@ -258,6 +261,23 @@ func TestEmptyGPU(t *testing.T) {
 		code, out, errs := ctl(append([]string{"--run-dir", serve(t, f)}, strings.Fields(args)...)...)
 		if code != exitUsage || f.set != nil || f.setShare != nil || out != "" || !strings.Contains(errs, "--gpu is empty") {
 			t.Errorf("%v: exit %d, %q %q, asked %v %v", args, code, out, errs, f.set, f.setShare)
+		}
+	}
+}
+
+// full is an output that takes no more.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+// What cannot be printed is an error: a script that writes the status to a file learns it.
+func TestOutputIsFull(t *testing.T) {
+	dir := serve(t, &fake{status: sample()})
+	for _, args := range []string{"version", "-o wide", "-o json", "set --list", "top --once --delay 10ms", "--help", "completion bash"} {
+		var errs strings.Builder
+		code := run(context.Background(), append(strings.Fields(args), "--run-dir", dir), streams{out: full{}, err: &errs})
+		if code != exitFailed || errs.String() != "nvsharectl: print: no space left\n" {
+			t.Errorf("%s: exit %d, %q", args, code, errs.String())
 		}
 	}
 }

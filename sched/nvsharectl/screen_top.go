@@ -97,7 +97,7 @@ func (l line) key() string {
 // screen shows top until its user ends it.
 func (f *topFlags) screen(ctx context.Context, runDir string, io streams, first *api.StatusResponse) error {
 	m := newMonitor(f.node(ctx, runDir), f.interval, io.colour, first)
-	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithOutput(io.out)).Run()
+	_, err := tea.NewProgram(m, tea.WithContext(ctx)).Run()
 	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil || errors.Is(err, tea.ErrInterrupted) {
 		err = nil // the user has seen enough
 	}

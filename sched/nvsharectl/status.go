@@ -79,7 +79,7 @@ func showStatus(ctx context.Context, f *rootFlags, io streams) error {
 	switch f.output {
 	case "json", "yaml":
 		if err := encode(io, f.output, newStatusJSON(r)); err != nil {
-			return fmt.Errorf("print the status: %w", err)
+			return err
 		}
 	case "wide":
 		printWide(io, r)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -19,6 +20,18 @@ type streams struct {
 	out, err io.Writer
 	colour   bool
 	size     func() (rows, cols int) // of the terminal; nil: the output is no terminal
+}
+
+// sink is an output that remembers why it took less than it was given.
+type sink struct {
+	io.Writer
+	err error
+}
+
+func (s *sink) Write(text []byte) (int, error) {
+	n, err := s.Writer.Write(text)
+	s.err = cmp.Or(s.err, err)
+	return n, err
 }
 
 // width is how many columns a line may have.
