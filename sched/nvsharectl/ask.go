@@ -12,13 +12,19 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// askStatus asks the control socket. Users who may not use it, and containers, which do
-// not have it, get the answer of the status socket: their own tenant, and numbers.
-func askStatus(ctx context.Context, runDir string) (r *api.StatusResponse, err error) {
+// askAll asks the control socket, which knows all tenants.
+func askAll(ctx context.Context, runDir string) (r *api.StatusResponse, err error) {
 	err = call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
 		r, err = c.Status(ctx, &api.StatusRequest{})
 		return err
 	})
+	return r, err
+}
+
+// askStatus is askAll. Users who may not use the control socket, and containers, which do
+// not have it, get the answer of the status socket: their own tenant, and numbers.
+func askStatus(ctx context.Context, runDir string) (*api.StatusResponse, error) {
+	r, err := askAll(ctx, runDir)
 	if !errors.Is(err, fs.ErrPermission) && !errors.Is(err, fs.ErrNotExist) {
 		return r, err
 	}

@@ -89,7 +89,7 @@ mends it. Exit status 1: a check has failed. With --wait it tries again until no
 }
 
 func (f *doctorFlags) run(ctx context.Context, runDir string, io streams) error {
-	if err := oneOf("--output", f.output, "text", "json", "yaml"); err != nil {
+	if err := checkOutput(f.output, "text", "json", "yaml"); err != nil {
 		return err
 	}
 	end := time.Now().Add(f.wait)
@@ -125,10 +125,7 @@ func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, runtime: containerdVersion,
 		inside: connectInside, smi: askSMI, plugins: pluginVersions, image: f.image, mount: mountImage}
 	p.self, _ = os.Executable()
-	p.whyNot = call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		p.status, err = c.Status(ctx, &api.StatusRequest{})
-		return err
-	})
+	p.status, p.whyNot = askAll(ctx, runDir)
 	if p.status != nil {
 		p.daemon = findDaemon(ctx, runDir)
 	}

@@ -61,7 +61,7 @@ this machine's time zone.`,
 }
 
 func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error {
-	if err := oneOf("--output", f.output, "text", "json"); err != nil {
+	if err := checkOutput(f.output, "text", "json"); err != nil {
 		return err
 	}
 	if err := f.filter.parse(time.Now()); err != nil {
@@ -138,11 +138,8 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 // warnOfName says that no event is of a tenant with the name that is asked for, unless one is on
 // a GPU now.
 func (f *eventsFlags) warnOfName(ctx context.Context, runDir string, io streams) {
-	var r *api.StatusResponse
-	if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		r, err = c.Status(ctx, &api.StatusRequest{})
-		return err
-	}); err != nil {
+	r, err := askAll(ctx, runDir)
+	if err != nil {
 		return
 	}
 	for _, g := range r.Gpus {

@@ -12,11 +12,8 @@ import (
 
 // listSettings prints what annotations and nvsharectl set say of tenants' terms.
 func listSettings(ctx context.Context, runDir string, io streams) error {
-	var r *api.StatusResponse
-	if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		r, err = c.Status(ctx, &api.StatusRequest{})
-		return err
-	}); err != nil {
+	r, err := askAll(ctx, runDir)
+	if err != nil {
 		return err
 	}
 	t := table{names: 0, head: []string{"TENANT", "GPU", "SET BY", "SHARE"}}

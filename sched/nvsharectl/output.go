@@ -12,12 +12,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// oneOf returns a usage error for a flag with another value than these.
-func oneOf(flag, value string, values ...string) error {
-	if slices.Contains(values, value) {
+// checkOutput returns a usage error for another form of output than these.
+func checkOutput(form string, forms ...string) error {
+	if slices.Contains(forms, form) {
 		return nil
 	}
-	return usageError{fmt.Errorf("%s: %q is none of %s", flag, value, strings.Join(values, ", "))}
+	return usageError{fmt.Errorf("--output: %q is none of %s", form, strings.Join(forms, ", "))}
 }
 
 // safely escapes what json.Marshal leaves as it is and terminals obey: the control characters

@@ -66,7 +66,7 @@ func outputFlag(cmd *cobra.Command, f *rootFlags) {
 // showStatus prints the status. It returns errUnhealthy if the scheduler reports
 // problems.
 func showStatus(ctx context.Context, f *rootFlags, io streams) error {
-	if err := oneOf("--output", f.output, "table", "wide", "json", "yaml"); err != nil {
+	if err := checkOutput(f.output, "table", "wide", "json", "yaml"); err != nil {
 		return err
 	}
 	r, err := askStatus(ctx, f.runDir)

@@ -52,7 +52,7 @@ what the selected tenant may have, or suspend it, after a question; ? lists them
 }
 
 func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
-	if err := oneOf("--output", f.output, "text", "json"); err != nil {
+	if err := checkOutput(f.output, "text", "json"); err != nil {
 		return err
 	}
 	if f.once {

@@ -70,7 +70,7 @@ in the shares.`,
   sudo nvsharectl doctor test --gpu 1 -o json`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := oneOf("--output", output, "text", "json", "yaml"); err != nil {
+			if err := checkOutput(output, "text", "json", "yaml"); err != nil {
 				return err
 			}
 			t.runDir, t.simGPU, t.shim = root.runDir, f.simGPU, f.shim
@@ -129,11 +129,9 @@ func (t *trial) patient() *patient {
 }
 
 // status is what the scheduler says of the GPU.
-func (t *trial) status(ctx context.Context) (r *api.StatusResponse, err error) {
-	if err := call(ctx, t.runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		r, err = c.Status(ctx, &api.StatusRequest{})
-		return err
-	}); err != nil {
+func (t *trial) status(ctx context.Context) (*api.StatusResponse, error) {
+	r, err := askAll(ctx, t.runDir)
+	if err != nil {
 		return nil, err
 	}
 	return r, restrict(r, t.gpu)

@@ -35,7 +35,7 @@ func versionCommand(root *rootFlags, io streams) *cobra.Command {
 
 // printVersions prints what is known before it returns that no scheduler answers.
 func printVersions(ctx context.Context, runDir string, io streams, output string) error {
-	if err := oneOf("--output", output, "text", "json", "yaml"); err != nil {
+	if err := checkOutput(output, "text", "json", "yaml"); err != nil {
 		return err
 	}
 	v := versionJSON{Ctl: api.Version}

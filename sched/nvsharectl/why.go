@@ -56,7 +56,7 @@ leave the GPU, and which processes use the GPU without nvshare.`,
 }
 
 func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want string) error {
-	if err := oneOf("--output", f.output, "text", "json", "yaml"); err != nil {
+	if err := checkOutput(f.output, "text", "json", "yaml"); err != nil {
 		return err
 	}
 	var r *api.StatusResponse
