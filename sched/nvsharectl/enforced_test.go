@@ -27,3 +27,13 @@ func TestStatusSaysWhatIsEnforced(t *testing.T) {
 		}
 	}
 }
+
+// Without NVML the scheduler does not know how much memory a GPU has. 0 is not the size.
+func TestSizeOfMemoryIsNotKnown(t *testing.T) {
+	g := &api.GPU{Name: "NVIDIA H200", QuantumNs: 1e8, Memory: []*api.MemoryAccount{{Uid: 1000, UsedBytes: 3 << 30, LimitBytes: 6 << 30}}}
+	for what, text := range map[string]string{"describeGPU": describeGPU(g), "limitsOf": limitsOf(g), "memoryOf": memoryOf(g, "/")} {
+		if strings.Contains(text, "of 0") || strings.Contains(text, "of its 0") || strings.Contains(text, "/0") {
+			t.Errorf("%s: %q", what, text)
+		}
+	}
+}

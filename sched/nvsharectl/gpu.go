@@ -86,7 +86,11 @@ func limitsOf(g *api.GPU) string {
 	if sum == 0 {
 		return ""
 	}
-	return fmt.Sprintf("memory limits add up to %s of its %s: %s", size(sum), size(g.MemoryBytes), strings.Join(of, ", "))
+	total := ""
+	if g.MemoryBytes != 0 {
+		total = " of its " + size(g.MemoryBytes)
+	}
+	return fmt.Sprintf("memory limits add up to %s%s: %s", size(sum), total, strings.Join(of, ", "))
 }
 
 // wayAndSetting returns how a GPU is shared, and the setting where that leaves it open or is
@@ -110,6 +114,14 @@ func longestWaiting(g *api.GPU) string {
 		return "-"
 	}
 	return short(longest)
+}
+
+// memoryOf is what is reserved on a GPU, and its size where the scheduler knows that.
+func memoryOf(g *api.GPU, of string) string {
+	if g.MemoryBytes == 0 {
+		return size(reserved(g))
+	}
+	return size(reserved(g)) + of + size(g.MemoryBytes)
 }
 
 func reserved(g *api.GPU) (n uint64) {

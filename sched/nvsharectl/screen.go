@@ -71,7 +71,7 @@ func printHealth(io streams, r *api.StatusResponse, width int) {
 
 // describeGPU says in one sentence what a GPU is and how it is shared.
 func describeGPU(g *api.GPU) string {
-	parts := []string{fmt.Sprintf("GPU %d  %s, %s of %s reserved", g.Index, g.Name, size(reserved(g)), size(g.MemoryBytes)), sharing(g)}
+	parts := []string{fmt.Sprintf("GPU %d  %s, %s reserved", g.Index, g.Name, memoryOf(g, " of ")), sharing(g)}
 	if others := othersOf(g); others != "" {
 		parts = append(parts, others)
 	}

@@ -26,7 +26,7 @@ func printWide(io streams, r *api.StatusResponse) {
 		gpus.add(map[int]string{11: alarm(fenced > 0)},
 			fmt.Sprint(g.Index), g.Name, g.Uuid, holder, held,
 			fmt.Sprint(count(g, api.ClientState_CLIENT_STATE_WAITING)), longestWaiting(g),
-			time.Duration(g.QuantumNs).String(), wayAndSetting(g), size(reserved(g))+"/"+size(g.MemoryBytes),
+			time.Duration(g.QuantumNs).String(), wayAndSetting(g), memoryOf(g, "/"),
 			fmt.Sprint(g.Grants), fmt.Sprint(fenced))
 		for _, text := range []string{drainedOf(g), wayOf(g), tookOf(g), promisedOf(g), limitsOf(g), g.Hint, othersOf(g)} {
 			if text != "" {
