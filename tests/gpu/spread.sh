@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: spread.sh RESULTS-DIR [PLAN]
-# Runs steps side by side on a host with several GPUs, as root: each run of PLAN sees only
-# its own GPUs and has its part of the processors. Without PLAN it runs four-gpus.plan,
-# which measures everything in half an hour.
+# Runs steps side by side on a host with several GPUs, as root. Each run of PLAN has its part of
+# the processors. A step uses the first GPUs that it sees, so a run on others sees only these. Without PLAN it runs four-gpus.plan,
+# which measures everything in half an hour. The driver starts and ends processes under locks that
+# all its GPUs have in common, so the longest pauses are better measured without others.
 # A line of PLAN has the GPUs (N of /dev/nvidiaN, separated by commas), a name, which is
 # that of the directory in RESULTS-DIR, and what run.sh is given. A line begins when the
 # lines before it that use one of its GPUs have ended.
@@ -18,7 +19,7 @@ gpus=$(find /dev -maxdepth 1 -name 'nvidia[0-9]*' | wc -l)
 each=$(($(nproc) / gpus))
 [ "$each" -gt 0 ] || { echo "spread.sh: fewer processors than GPUs" >&2; exit 1; }
 
-# sees runs a command that has only some of the GPUs. A directory in place of /dev has no
+# sees runs a command that sees only some of the GPUs. A directory in place of /dev has no
 # other ones; nobody can write there, so the driver's libraries cannot add them.
 # shellcheck disable=SC2016 # the inner shell expands it
 sees='
@@ -48,8 +49,9 @@ while read -r on name args; do
 		for pid in $before; do tail --pid="$pid" -f /dev/null; done
 		echo "$(date -u +%T) GPU $on: $name"
 		mkdir -p "$results/$name"
+		case $on in 0 | 0,1) with=(env) ;; *) with=(unshare -m --propagation private bash -c "$sees" "$on") ;; esac
 		# shellcheck disable=SC2086 # args are words
-		if ! unshare -m --propagation private taskset -c "${cpus#,}" bash -c "$sees" "$on" \
+		if ! taskset -c "${cpus#,}" "${with[@]}" \
 			"$here/run.sh" "$results/$name" $args >"$results/$name/run.txt" 2>"$results/$name/stderr.txt" </dev/null; then
 			echo "GPU $on: $name failed: see $results/$name/stderr.txt" >&2
 		fi
