@@ -92,18 +92,24 @@ func TestLinksLeadSomewhere(t *testing.T) {
 
 // The figures of tests/gpu name the raw results from which they come.
 func TestFiguresHaveSources(t *testing.T) {
-	page := read(t, "../gpu/README.md")
+	for _, page := range []string{"../gpu/README.md", "../gpu/results/README.md"} {
+		figuresHaveSources(t, page)
+	}
+}
+
+func figuresHaveSources(t *testing.T, name string) {
+	page := read(t, name)
 	directory := map[string]string{}
-	for _, d := range regexp.MustCompile("\\*(\\d+h?)\\*\\s+is `(results/[^`]*)`").FindAllStringSubmatch(page, -1) {
+	for _, d := range regexp.MustCompile("\\*(\\d+h?)\\*\\s+is\\s+`(results/[^`]*)`").FindAllStringSubmatch(page, -1) {
 		directory[d[1]] = filepath.Join("../gpu", d[2])
 	}
 	sources := regexp.MustCompile(`\*(\d+h?)\*/([a-z0-9/.-]*[a-z0-9])`).FindAllStringSubmatch(page, -1)
 	if len(directory) == 0 || len(sources) < 10 {
-		t.Fatalf("found %d sources in %v: the patterns are wrong", len(sources), directory)
+		t.Fatalf("%s: found %d sources in %v: the patterns are wrong", name, len(sources), directory)
 	}
 	for _, s := range sources {
 		if _, err := os.Stat(filepath.Join(directory[s[1]], s[2])); err != nil {
-			t.Errorf("tests/gpu/README.md names %s: %v", s[0], err)
+			t.Errorf("%s names %s: %v", name, s[0], err)
 		}
 	}
 }
