@@ -131,8 +131,8 @@ func FormatPriority(p Priority) string {
 	return "batch"
 }
 
-// FormatGang writes a gang for people; "" is "none". A gang has its namespace before its name,
-// as in ml/ring; one outside namespaces has a slash only.
+// FormatGang writes a gang for people; "" is "none". A gang of a namespace has that before its name,
+// as in ml/ring.
 func FormatGang(gang string) string {
 	switch gang {
 	case "":
@@ -140,7 +140,7 @@ func FormatGang(gang string) string {
 	case GangOfItself:
 		return "of itself"
 	}
-	return strings.TrimPrefix(gang, "/")
+	return gang
 }
 
 // FormatMemoryMode writes a memory mode; one that is not said is swap.

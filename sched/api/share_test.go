@@ -26,7 +26,7 @@ func TestShareText(t *testing.T) {
 			t.Errorf("gang %q: %q, %v", gang, got, err)
 		}
 	}
-	for name, got := range map[string]string{FormatPercent(0): "none", FormatWeight(0): "100", FormatPriority(0): "batch", FormatGang(GangOfItself): "of itself", FormatGang("/ring"): "ring", FormatGang("ml/ring"): "ml/ring"} {
+	for name, got := range map[string]string{FormatPercent(0): "none", FormatWeight(0): "100", FormatPriority(0): "batch", FormatGang(GangOfItself): "of itself", FormatGang("ml/ring"): "ml/ring"} {
 		if name != got {
 			t.Errorf("%q, want %q", name, got)
 		}

@@ -31,8 +31,6 @@ type installer struct {
 	io     streams
 	// command runs a program of the host.
 	command func(ctx context.Context, name string, args ...string) error
-	// there reports whether this host has a file or directory.
-	there func(path string) bool
 	// systemd reports whether systemd runs here.
 	systemd func() bool
 	// scheduler reports whether a scheduler answers in the run directory.
@@ -41,7 +39,7 @@ type installer struct {
 
 func newInstaller(io streams) *installer {
 	self, _ := os.Executable()
-	return &installer{self: self, uid: os.Geteuid(), io: io, command: runCommand, there: exists, systemd: systemdRuns, scheduler: schedulerAnswers}
+	return &installer{self: self, uid: os.Geteuid(), io: io, command: runCommand, systemd: systemdRuns, scheduler: schedulerAnswers}
 }
 
 // services are started, in this order, and stopped. The scheduler's service starts its
@@ -341,14 +339,7 @@ func (in *installer) settle(ctx context.Context, changed bool) error {
 		return nil
 	}
 	if changed {
-		todo := [][]string{{"systemd-sysusers", "nvshare.conf"}}
-		// A run directory that is there is the scheduler's, or systemd gives it to the scheduler's user
-		// at its start. In it are directories that are members' of overlap groups.
-		if !in.there(cdi.DefaultRunDir) {
-			todo = append(todo, []string{"systemd-tmpfiles", "--create", "nvshare.conf"})
-		}
-		todo = append(todo, []string{"systemctl", "daemon-reload"})
-		for _, args := range todo {
+		for _, args := range [][]string{{"systemd-sysusers", "nvshare.conf"}, {"systemd-tmpfiles", "--create", "nvshare.conf"}, {"systemctl", "daemon-reload"}} {
 			if err := in.tell(ctx, args[0], args[1:]...); err != nil {
 				return err
 			}

@@ -68,7 +68,6 @@ func newHost(t *testing.T, from, root string) *testHost {
 			h.ran = append(h.ran, name+" "+strings.Join(args, " "))
 			return nil
 		},
-		there:     func(string) bool { return false },
 		systemd:   func() bool { return true },
 		scheduler: func(context.Context, string) bool { return false },
 	}
@@ -307,11 +306,6 @@ func TestInstallTellsTheHost(t *testing.T) {
 		}
 	}
 	h := newHost(t, "", "")
-	h.there = func(path string) bool { return path == cdi.DefaultRunDir }
-	if err := h.settle(ctx, true); err != nil || slices.Contains(h.ran, "systemd-tmpfiles --create nvshare.conf") {
-		t.Errorf("an upgrade takes the files of overlap groups: %v, ran %q", err, h.ran)
-	}
-	h = newHost(t, "", "")
 	h.scheduler = func(context.Context, string) bool { return true }
 	m := manifest{files: map[string][]string{"/usr/local/sbin/nvshare-scheduler": nil, "/etc/systemd/system/nvshare-scheduler.service": nil, "/etc/systemd/system/nvshare-scheduler.socket": nil}}
 	if err := h.stop(ctx, m); err == nil || !strings.Contains(err.Error(), "end it first") || !slices.Equal(h.ran, []string{"systemctl disable --now nvshare-scheduler.socket nvshare-scheduler.service nvshare-plugin.service"}) {
