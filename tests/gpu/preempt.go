@@ -38,11 +38,18 @@ type preemptCell struct {
 	P50 float64 `json:"handover_p50_ms"`
 	P99 float64 `json:"handover_p99_ms"`
 	Max float64 `json:"handover_max_ms"`
+	// Those of 20 ms and more: what else the host did then may be the reason.
+	Slow []slowHandOver `json:"slow_handovers,omitempty"`
 
 	Requests requests `json:"requests"` // of a latency tenant
 	OfAlone  float64  `json:"requests_p99_of_alone"`
 	// What the tenant used, alone with a core limit, percent of the time.
 	Limited float64 `json:"used_percent_with_limit"`
+}
+
+type slowHandOver struct {
+	At time.Time `json:"at"` // of the revoke
+	MS float64   `json:"ms"`
 }
 
 type preemptResult struct {
@@ -140,7 +147,11 @@ func (s *scheduler) handOvers(ctx context.Context, c *preemptCell, long *busyTen
 		case e.PID == pid && e.Reason == "preempted":
 			c.Preempted++
 		case e.PID != pid && e.Type == "grant" && revoked != 0:
-			took = append(took, float64(e.At-revoked)/1e6)
+			ms := float64(e.At-revoked) / 1e6
+			if ms >= 20 {
+				c.Slow = append(c.Slow, slowHandOver{time.Unix(0, revoked).UTC(), round(ms, 1)})
+			}
+			took = append(took, ms)
 			revoked = 0
 		}
 	}
