@@ -3,6 +3,7 @@
 #ifndef NVSHARE_TEST_CHECK_H
 #define NVSHARE_TEST_CHECK_H
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -36,6 +37,19 @@ static inline void nap_ms(int ms)
 	struct timespec t = { ms / 1000, ms % 1000 * 1000000L };
 
 	nanosleep(&t, NULL);
+}
+
+/* How much is in a directory, "." and ".." included: of threads or descriptors, to see what is left. */
+static inline unsigned entries(const char *dir)
+{
+	DIR *d = opendir(dir);
+	unsigned n = 0;
+
+	CHECK(d);
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
 }
 
 /* Waits for a condition that must come true. */

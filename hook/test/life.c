@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "life.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <string.h>
 #include <time.h>
@@ -9,18 +8,6 @@
 
 struct fake fake;
 void *contexts[STUB_GPUS];
-
-static unsigned entries(const char *dir)
-{
-	DIR *d = opendir(dir);
-	unsigned n = 0;
-
-	CHECK(d);
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
-}
 
 unsigned threads(void) { return entries("/proc/self/task"); }
 unsigned descriptors(void) { return entries("/proc/self/fd"); }

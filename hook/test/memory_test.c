@@ -3,7 +3,6 @@
  * memory_test.c: accounts, limits and what is told of them, over the simulated
  * driver. Run with the shim preloaded; one case per process, "" lists them.
  */
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -30,18 +29,6 @@
 
 static CUcontext contexts[2];
 static const char *self;
-
-static unsigned entries(const char *dir)
-{
-	DIR *d = opendir(dir);
-	unsigned n = 0;
-
-	CHECK(d);
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
-}
 
 /*
  * How long this thread has waited for anything but a processor: a busy machine does not count.

@@ -3,7 +3,6 @@
  * plugin_test.c: a program that knows nothing of CUDA and loads a library that
  * does; it is linked with no driver. The shim preloaded.
  */
-#include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
@@ -13,18 +12,6 @@
 #include "fake.h"
 
 typedef int call(void);
-
-static unsigned entries(const char *dir)
-{
-	DIR *d = opendir(dir);
-	unsigned n = 0;
-
-	CHECK(d);
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
-}
 
 static bool mapped(const char *name)
 {

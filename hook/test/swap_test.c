@@ -478,18 +478,6 @@ static int tenant_ipc_stopped(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
-static unsigned descriptors(void)
-{
-	DIR *d = opendir("/proc/self/fd");
-	unsigned n = 0;
-
-	CHECK(d);
-	while (readdir(d))
-		n++;
-	closedir(d);
-	return n;
-}
-
 /* Answers each question with descriptors in a packet of the wrong size. */
 static void *answer_wrong(void *listener)
 {
@@ -516,10 +504,10 @@ static int tenant_ipc_wrong(uint64_t mib, unsigned rounds, uint64_t seed)
 	tenant_open();
 	fd = serve_handle(&handle, &a, &n, mib, 4, seed);
 	CHECK(pthread_create(&t, NULL, answer_wrong, &fd) == 0);
-	before = descriptors();
+	before = entries("/proc/self/fd");
 	for (unsigned i = 0; i < rounds; i++)
 		CHECK(cuIpcOpenMemHandle_v2(&p, handle, 1) != CUDA_SUCCESS);
-	CHECK(descriptors() <= before + 1); /* the server's own last one may be open */
+	CHECK(entries("/proc/self/fd") <= before + 1); /* the server's own last one may be open */
 	return 0;
 }
 
