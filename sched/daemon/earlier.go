@@ -28,7 +28,8 @@ func (d *Daemon) onceKnown(record any, what string, restore func() error) {
 }
 
 func (d *Daemon) restoreAgain() {
-	d.unsure = slices.DeleteFunc(d.unsure, func(u unsure) bool { return u.restore() == nil })
+	// Of a copy: what is restored may have the records written, which lists d.unsure.
+	d.unsure = slices.DeleteFunc(slices.Clone(d.unsure), func(u unsure) bool { return u.restore() == nil })
 	if len(d.unsure) > 0 {
 		d.again.Set(now().Add(recordRetry))
 	}
