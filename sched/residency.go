@@ -43,8 +43,8 @@ func (k Keep) String() string {
 // never taken from a client with a grant. Room is given as it becomes free, so
 // that one client moves in while another one moves out. Nothing leaves before the
 // grant that lacks the room: what comes in takes as long as what leaves meanwhile, so
-// that leaving ahead would shorten a switch by some 5 % (the link brings in 50 GB/s
-// while nothing leaves, 43 while as much does; tests/gpu/README.md, Swapping).
+// that leaving ahead would shorten a switch by some 5 % (the link brings in 54 GB/s
+// while nothing leaves, 44 while as much does; tests/gpu/README.md, Swapping).
 //
 // The sums over all clients, their order, and whose room has changed, are kept. As long
 // as all that is promised fits the GPU, and while nobody lacks room, an event costs
