@@ -77,6 +77,7 @@ type rates struct {
 	own                   int   // permille of its turn: the others of its cohort have the rest
 	part                  int64 // as tenant's part, for virtual time; 0: the grants do not count for that
 	share                 Share
+	use                   int // permille of its turn that its limit is charged; 0: what it gets
 	slice                 time.Duration
 	waits                 bool          // a client of the tenant waits for a grant
 	keepsOut              bool          // latency grants keep batch tenants from the GPU
@@ -93,7 +94,9 @@ func (a *account) bill(now Time, r rates) {
 		return
 	}
 	a.billedAt = now
-	turn := dt*time.Duration(r.open)*time.Duration(r.gets)/1000 + dt*time.Duration(r.closing)*time.Duration(100-r.tuning.DropTail)/100
+	open := dt * time.Duration(r.open) * time.Duration(r.gets) / 1000
+	drain := dt * time.Duration(r.closing) * time.Duration(100-r.tuning.DropTail) / 100
+	turn := open + drain
 	onGPU := turn * time.Duration(r.own) / 1000
 	charge := onGPU + dt*time.Duration(r.fenced)
 	if charge > 0 {
@@ -110,7 +113,11 @@ func (a *account) bill(now Time, r rates) {
 		a.vt += scale(int64(min(turn, maxDebt)), one, r.part) // bounded, as weeks divided by a small part overflow
 	}
 	if r.share.limited() {
-		a.billCredit(dt, charge, r)
+		used := charge
+		if r.use > 0 {
+			used = open*time.Duration(r.use)/1000 + drain + dt*time.Duration(r.fenced)
+		}
+		a.billCredit(dt, used, r)
 	}
 	if r.share.Priority == Latency {
 		a.billPatience(dt, charge, r)

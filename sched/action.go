@@ -154,8 +154,8 @@ type Released struct {
 // ModeChosen says which mode is in effect, and why, when either has changed. There is
 // nothing to carry out.
 type ModeChosen struct {
-	Mode   Mode // Exclusive or Concurrent
-	Reason string
+	Mode  Mode // Exclusive or Concurrent
+	Cause Cause
 }
 
 // Close shuts the gate without a frame: word := 0. The client has released early, or
@@ -261,7 +261,7 @@ func (a Released) String() string {
 	}
 	return s
 }
-func (a ModeChosen) String() string { return fmt.Sprintf("mode %v: %s", a.Mode, a.Reason) }
+func (a ModeChosen) String() string { return fmt.Sprintf("mode %v: %v", a.Mode, a.Cause) }
 func (a Close) String() string      { return fmt.Sprintf("close %d", a.Client) }
 func (a Adopt) String() string      { return fmt.Sprintf("adopt %d epoch=%d", a.Client, a.Epoch) }
 func (a Fence) String() string      { return fmt.Sprintf("fence %d epoch=%d", a.Client, a.Epoch) }

@@ -60,23 +60,23 @@ func (g *autoGPU) run(d time.Duration, busy ...float64) {
 	}
 }
 
-func (g *autoGPU) is(want Mode, reason string) {
+func (g *autoGPU) is(want Mode, why Why) {
 	g.t.Helper()
-	if g.c.effective != want || g.c.auto.reason != reason {
-		g.t.Fatalf("%v (%s), want %v (%s)", g.c.effective, g.c.auto.reason, want, reason)
+	if got := g.c.auto.cause; g.c.effective != want || got.Why != why {
+		g.t.Fatalf("%v (%v), want %v (%s)", g.c.effective, got, want, why.Code())
 	}
 }
 
 func TestAutoLeavesTurnsThatWaste(t *testing.T) {
 	g := newAutoGPU(t, 3)
 	g.run(2*time.Second, 1, 1, 1)
-	g.is(Exclusive, reasonTurns)
+	g.is(Exclusive, reasonUnproved)
 	g.run(2*time.Second, 0.45, 0.45, 0.45) // three that decode
 	g.is(Concurrent, reasonGaps)
 	g.run(10*time.Second, 0.7, 0.7, 0.7) // at the same time they are less idle
 	g.is(Concurrent, reasonGaps)
 	g.run(5*time.Second, 1, 1, 0.99)
-	g.is(Exclusive, reasonTurns)
+	g.is(Exclusive, reasonUnproved)
 }
 
 // One that saturates the GPU beside one that leaves gaps.
@@ -91,13 +91,13 @@ func TestAutoMixed(t *testing.T) {
 func TestAutoKnowsTooLittle(t *testing.T) {
 	g := newAutoGPU(t, 2)
 	g.run(10 * time.Second) // shims that tell nothing
-	g.is(Exclusive, reasonTurns)
+	g.is(Exclusive, reasonUnproved)
 	g.step(Utilization{Client: 1, Samples: 10, Busy: 0})
 	g.run(2 * time.Second)
-	g.is(Exclusive, reasonTurns)
+	g.is(Exclusive, reasonUnproved)
 	g.step(Utilization{Client: 99, Samples: 1000, Busy: 0}) // nobody
 	g.run(2 * time.Second)
-	g.is(Exclusive, reasonTurns)
+	g.is(Exclusive, reasonUnproved)
 }
 
 // A client that claims more samples than it can have taken weighs no more than one that
@@ -108,19 +108,16 @@ func TestAutoBoundsAClaim(t *testing.T) {
 		g.run(250*time.Millisecond, 1, 1, 1, 1, 1, 1, 1, 1)
 		g.step(Utilization{Client: 1, Samples: 1_000_000, Busy: 850_000})
 	}
-	g.is(Exclusive, reasonTurns)
+	g.is(Exclusive, reasonUnproved)
 }
 
-// Shares, and memory that is short, come before what turns waste.
-func TestAutoKeepsTurnsForShares(t *testing.T) {
+// Memory that fits leaves the way as it is, however little is left.
+func TestMemoryThatFitsDecidesNothing(t *testing.T) {
 	g := newAutoGPU(t, 2)
 	g.run(2*time.Second, 0.5, 0.5)
 	g.is(Concurrent, reasonGaps)
-	g.step(Reserve{Client: 1, Total: 95})
-	g.is(Exclusive, reasonMemory)
-	g.run(2*time.Second, 0.5, 0.5)
-	g.is(Exclusive, reasonMemory)
-	g.step(Reserve{Client: 1, Total: 50})
+	g.step(Reserve{Client: 1, Total: 47})
+	g.step(Reserve{Client: 2, Total: 47})
 	g.run(2*time.Second, 0.5, 0.5)
 	g.is(Concurrent, reasonGaps)
 }

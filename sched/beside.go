@@ -55,7 +55,7 @@ func (c *GPU) lookBeside() {
 	b.lookedAt, b.short = c.now, true
 	for _, cl := range c.inOrder() {
 		proving := cl.controls.Client == 0 && c.now.Sub(cl.wantedAt) < proofPatience
-		if cl.shares() && cl.tenant.share.Priority != Latency && !proving && c.notSliceable(cl) != "" {
+		if cl.shares() && cl.tenant.share.Priority != Latency && !proving && c.notSliceable(cl).Why != reasonNone {
 			b.short = false
 			return
 		}
@@ -99,8 +99,8 @@ func (c *GPU) setBesideUse(permille int) {
 	c.besides.use = permille
 }
 
-// noteUse takes note of how often the GPU had work of a latency tenant.
-func (c *GPU) noteUse(t *tenant, ev Utilization) {
+// noteUseBeside takes note of how often the GPU had work of a latency tenant.
+func (c *GPU) noteUseBeside(t *tenant, ev Utilization) {
 	b := &c.besides
 	t.looks += ev.Samples
 	t.hot += min(ev.Busy, ev.Samples)
@@ -144,7 +144,7 @@ func (c *GPU) crowded() bool {
 		case !cl.connected:
 		case cl.tenant.share.Priority == Latency:
 			latency = true
-		case cl.wanted:
+		case cl.wanted && !c.sleeps(cl):
 			batch++
 		}
 	}

@@ -187,7 +187,7 @@ func (c *GPU) claim(cl *client, held Epoch) {
 }
 
 func (c *GPU) request(cl *client) {
-	wakes := c.cohort.on && c.sleeps(cl)
+	wakes := c.mode == Auto && c.sleeps(cl)
 	c.endPause(cl)
 	c.wantsGPU(cl)
 	switch {

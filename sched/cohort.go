@@ -3,109 +3,185 @@
 package sched
 
 import (
-	"fmt"
 	"time"
 )
 
 // A cohort. Turns hold a core limit exactly, because all that a tenant does in its turn is
 // billed to it; time slices cannot, because what one process had of them is known to some
-// percent only. But turns for all, because one tenant has a limit, would cost the others
-// what they gain by slices: language models half. So the tenants without a limit are a
-// cohort. They have one turn together, in which they share the GPU by time slices, and each
-// tenant with a limit has its own turn between these. An overlap group without a limit is one of
-// the cohort: its clients are then granted as any others, and the GPU is not kept for it.
+// percent only. But turns for all, because one tenant needs them, would cost the others
+// what they gain by slices: language models half. So tenants that need turns of their own are
+// apart, and have these. All others are a cohort. They have one turn together, in which they
+// share the GPU by time slices.
 //
 // To the order of turns the cohort is one tenant: its virtual time is common, its part is
 // the sum of theirs, and its turn is over for all of them at once. What each has of the
 // common turn is billed by what slices give it, as in sliceway.go.
+//
+// Apart are tenants with a core limit, and those with a client whose slice cannot be set or whose
+// channels cannot be taken off; unless they leave the GPU idle in their turns. Then a turn of its
+// own would waste what the tenant leaves, and it is one of the cohort: its limit is charged
+// what it uses of its slices (useOf), and a slice that cannot be set is the driver's, to which
+// those of others are in proportion. Never of a cohort are latency tenants, which do not wait for
+// turns, and gangs, which have their turns on several GPUs at once.
 
 // cohort is what a GPU knows of its cohort.
 type cohort struct {
-	on      bool
-	allowed bool                // there may be one, as of the latest look
-	why     string              // only this is against one, as of the latest look
-	vt      int64               // virtual time of its tenants
-	ran     time.Duration       // that it had the GPU
-	since   time.Duration       // ran at the start of the window
-	had     float64             // of the latest window: all of it where there is no cohort
-	idle    float64             // the sum of the parts of the latest window in which its clients had no work
-	parts   map[*tenant]float64 // as cohortParts, at the end of the latest window
+	on    bool
+	vt    int64               // virtual time of its tenants
+	ran   time.Duration       // that it had the GPU
+	since time.Duration       // ran at the start of the window
+	had   float64             // of the latest window: all of it where there is no cohort
+	idle  float64             // the sum of the parts of the latest window in which its clients had no work
+	parts map[*tenant]float64 // as cohortParts, at the end of the latest window
 }
 
+const (
+	// A tenant leaves the GPU idle if a client of it keeps it busy for less than this part of
+	// its own time, and as one of a cohort for less than stillLeaves.
+	leavesIdle, stillLeaves = 0.75, 0.85
+	// busyBeside is of a tenant in a cohort that leaves no gaps any more: it had work for so much
+	// of the time, permille. It is apart for apartFor then.
+	busyBeside = 950
+	apartFor   = 10 * time.Second
+
+	// maxCohort is how many clients a cohort has at most: each end of its turn is a message to
+	// each, of 3 us.
+	maxCohort = 256
+)
+
 // inCohort says whether a tenant has its turn together with others.
-func (c *GPU) inCohort(t *tenant) bool { return c.cohort.on && t.mayShareTurn() }
+func (c *GPU) inCohort(t *tenant) bool { return c.cohort.on && !t.apart }
 
-// mayShareTurn says whether the tenant may have its turn together with others.
-func (t *tenant) mayShareTurn() bool { return !t.share.apart() }
+// exclusive says whether a tenant with the share is never of a cohort.
+func (s Share) exclusive() bool { return s.Priority == Latency || s.Gang != "" }
 
-// apart says whether a tenant with the share never has a turn together with others: its use must
-// be billed exactly, or it has its turns on several GPUs at once, or it does not wait for turns.
-func (s Share) apart() bool { return s.limited() || s.Priority == Latency || s.Gang != "" }
-
-// maxCohort is how many clients a cohort has at most: each end of its turn is a message to each.
-const maxCohort = 32
-
-// cohortAllowed says whether there may be a cohort: a tenant has a limit, and nothing but
-// limits is against time slices for two others at least. If only these others are against it,
-// why says so.
-//
-// There is no cohort beside a gang. When a gang is called, each of its GPUs is idle from its own
-// drain to the last drain on any of them, and a cohort drains as slowly as the slowest of its
-// clients: what that costs the other GPUs nobody has measured. And the simulator of several GPUs
-// has no time slices, so nothing would show that a gang's call and a cohort's end get on.
-//
-// An overlap group is one of the others, as where all share by slices; with a limit it has turns
-// of its own. There is no cohort with a group beside a latency tenant, as there are no slices.
-//
-// A latency tenant is let in beside the cohort as beside any holder: by a beside grant, for which
-// the slices are short; or, if it has a limit itself, by latency grants, which are billed exactly,
-// and shut the gates of the whole cohort meanwhile. Such short slices cost clients that keep the
-// GPU busy much, and are too short to be of different lengths. So the others share their turn
-// beside it only if they leave the GPU idle in turns, and if their parts are equal.
-func (c *GPU) cohortAllowed() (allowed bool, why string) {
-	limited, others, clients, even, weight := false, 0, 0, true, 0
-	groups := map[*tenant]bool{}
-	for _, cl := range c.inOrder() {
+// lookWhoIsApart finds out which tenants need turns of their own.
+func (c *GPU) lookWhoIsApart() {
+	needs, leaves := map[*tenant]bool{}, map[*tenant]bool{}
+	c.slices.fixed = false
+	for _, cl := range c.clients {
 		t := cl.tenant
-		if t.seat != nil && !t.overlaps() {
-			return false, ""
+		if cl.shares() {
+			c.slices.fixed = c.slices.fixed || t.share.Priority != Latency && c.notSliceable(cl).Why != reasonNone
+			needs[t] = needs[t] || t.limited() || c.notEven(cl)
+			leaves[t] = leaves[t] || cl.leavesGaps()
 		}
-		if !cl.connected {
+	}
+	for _, t := range c.tenantsInOrder() {
+		busy := c.inCohort(t) && t.limited() && t.busy > busyBeside
+		if busy {
+			t.closeTo = c.now.Add(apartFor)
+		}
+		c.setApart(t, t.share.exclusive() || needs[t] && (!leaves[t] || c.now < t.closeTo))
+	}
+}
+
+// notEven says whether a client can have slices of its own only, or may drain for long.
+func (c *GPU) notEven(cl *client) bool {
+	if cl.tenant.overlaps() { // its slice is its MPS server's; it has little work ahead of the GPU, see neighbors
+		return false
+	}
+	return c.notSliceable(cl).Why != reasonNone || cl.controls.Client != 0 && cl.controls.Channels != ControlWorks
+}
+
+// leavesGaps says whether the client leaves the GPU idle in its turns.
+func (cl *client) leavesGaps() bool {
+	most := leavesIdle
+	if !cl.tenant.apart {
+		most = stillLeaves
+	}
+	_, busy, known := cl.progress.alone()
+	return known && busy < most
+}
+
+// setApart has a tenant take turns of its own, or not.
+func (c *GPU) setApart(t *tenant, apart bool) {
+	if t.apart == apart {
+		return
+	}
+	c.bill(t)
+	t.apart, t.use, t.busy = apart, 0, 0
+	c.noteUse(t)
+	c.slices.stale, c.dueCache.stale, c.tellAll = true, true, true
+	c.review(t)
+}
+
+// noteUse has the limit of a tenant in a cohort be charged what its clients use.
+func (c *GPU) noteUse(t *tenant) {
+	if t.apart || !t.limited() {
+		return
+	}
+	c.bill(t)
+	load, use, busy := 0.0, 0.0, 0.0
+	for _, cl := range c.clients {
+		if c.slicing(cl) {
+			load += cl.progress.load()
+		}
+	}
+	for _, cl := range c.clients {
+		if cl.tenant != t || !cl.shares() {
 			continue
 		}
-		limited = limited || t.limited()
-		if !t.mayShareTurn() || !cl.wanted {
+		part := cl.progress.use(load - cl.progress.load())
+		if t.overlaps() { // its clients have the GPU at the same time
+			part *= 1 - use
+		}
+		use += part
+		busy = max(busy, cl.progress.busyNow)
+	}
+	t.use, t.busy = clampInt(int(1000*use), 1, 1000), int(1000*busy)
+}
+
+// againstCohort says why there is no cohort. It is there for tenants with limits or requests, if
+// slices alone cannot serve them and two others at least can share a turn.
+//
+// There is no cohort beside a gang that works. When a gang is called, each of its GPUs is idle from
+// its own drain to the last drain on any of them, and a cohort drains as slowly as the slowest of
+// its clients: what that costs the other GPUs nobody has measured. And the simulator of several GPUs
+// has no time slices, so nothing would show that a gang's call and a cohort's end get on.
+//
+// An overlap group is one of the others, as where all share by slices.
+//
+// A latency tenant is let in beside the cohort as beside any holder: by a beside grant, for which
+// the slices are short; or, if it has a limit itself or the slice of another one cannot be set, by
+// latency grants, which are billed exactly, and shut the gates of the whole cohort meanwhile. Short slices cost clients that keep the
+// GPU busy much, and are too short to hold requests. So the others share their turn
+// beside it only if they leave the GPU idle in turns, and if nothing is promised to them.
+func (c *GPU) againstCohort() Cause {
+	if c.auto.against[slicesWay].Why == reasonNone || c.exact == 0 && !c.slices.crowded {
+		return because(reasonNotNeeded)
+	}
+	others, clients, promised := 0, 0, false
+	short := c.slices.crowded && !c.slices.fixed
+	groups := map[*tenant]bool{}
+	for _, cl := range c.clients {
+		t := cl.tenant
+		switch {
+		case c.gangPlays(cl):
+			return because(reasonGang)
+		case t.apart || !cl.shares():
 			continue
 		}
 		clients++
 		if !groups[t] {
 			others++
 		}
-		even = even && t.share.Request == 0 && (weight == 0 || weight == t.share.Weight)
-		weight = t.share.Weight
-		switch p := cl.controls; {
-		case t.overlaps(): // its slice is its MPS server's; it has little work ahead of the GPU, see neighbors
+		if t.overlaps() {
 			groups[t] = true
-		case c.notSliceable(cl) != "":
-			why = fmt.Sprintf("client %d cannot be sliced: %s", cl.id, c.notSliceable(cl))
-		case p.Client != 0 && p.Channels != ControlWorks: // work that is far ahead of the GPU could not be cut
-			why = fmt.Sprintf("the channels of client %d cannot be taken off: %s", cl.id, p.Channels)
 		}
+		promised = promised || t.share.Request > 0
 	}
 	switch {
-	case !limited || others < 2:
-		return false, ""
-	case why != "":
-	case len(groups) > 0 && c.hasLatencyTenant():
-		why = reasonOverlap
-	case c.slices.crowded && !even:
-		why = reasonUneven
-	case c.slices.crowded && !c.auto.gaps:
-		why = reasonBusy
+	case others < 2:
+		return because(reasonFew)
+	case short && promised:
+		return because(reasonUneven)
+	case short && !c.auto.gaps:
+		return because(reasonBusy)
 	case clients > maxCohort:
-		why = fmt.Sprintf("they are %d clients, and %d at most are stopped together", clients, maxCohort)
+		return because(reasonMany)
 	}
-	return why == "", why
+	return Cause{}
 }
 
 // startCohort is for clients that begin to share their turns by slices.
@@ -195,14 +271,12 @@ func (c *GPU) turnPart(t *tenant) int64 {
 	if !c.inCohort(t) {
 		return c.part(t)
 	}
-	r := c.roster
+	d := c.duesNow()
+	parts := d.cohort
 	if !t.active {
-		r.countShare(t.share, 1)
+		parts += c.part(t)
 	}
-	requests, weights := int64(r.requests-r.apart.requests)*one/100, int64(r.weights-r.apart.weights)
-	rest, all := c.duesNow().with(t)
-	// Its tenants have no limit, so there are weights.
-	return min(max(requests+rest*weights/all, minPart), one)
+	return min(max(parts, minPart), one)
 }
 
 // cohortParts returns the parts that the tenants of the cohort are to have of its turn, 1 in
@@ -225,6 +299,9 @@ func (c *GPU) cohortParts(sleepers bool) map[*tenant]float64 {
 			continue
 		}
 		parts[t] = float64(t.share.Request)/100 + max(1-float64(requests)/100, 0)*float64(t.share.Weight)/float64(max(weights, 1))
+		if t.limited() { // also if it says that it uses little
+			parts[t] = min(parts[t], float64(t.share.Limit)/100)
+		}
 		if awake[t] {
 			sum += parts[t]
 		}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 )
@@ -76,9 +75,6 @@ func TestWhatEndsACohort(t *testing.T) {
 		"its tenant is latency, and the others are busy":  SetShare{Tenant: "l", Share: Share{Priority: Latency, Limit: 30}},
 		"a latency tenant comes, and the others are busy": Attach{Client: 5, Tenant: "m", Share: Share{Priority: Latency}},
 		"a gang comes":                                    Attach{Client: 5, Tenant: "m", Share: Share{Gang: "g"}, Want: true},
-		"a driver that refuses":                           Controls{Client: 2, Slices: ControlRefused},
-		"channels that stay on":                           Controls{Client: 2, Slices: ControlWorks, Channels: ControlRefused, Groups: 1},
-		"memory is short":                                 Reserve{Client: 1, Total: 95},
 		"the user wants turns":                            SetMode{Exclusive},
 		"the user wants all at once":                      SetMode{Concurrent},
 	} {
@@ -96,13 +92,37 @@ func TestWhatEndsACohort(t *testing.T) {
 	}
 }
 
-// The status says whose fault it is that the others do not share their turns.
+// One that cannot be sliced, or whose channels cannot be taken off, has turns of its own. The
+// others go on together. One that leaves the GPU idle in its turns is one of them again.
+func TestUnsliceableIsApart(t *testing.T) {
+	for name, refused := range map[string]Controls{
+		"slices":   {Client: 2, Slices: ControlRefused},
+		"channels": {Client: 2, Slices: ControlWorks, Channels: ControlRefused, Groups: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			g := newCohort(t)
+			g.step(refused)
+			g.holders(1, 3)
+			g.holders(2)
+			g.holders(4)
+			g.run(8*time.Second, 1, 0.5, 1, 1)
+			g.holders(1, 2, 3)
+			g.holders(4)
+			if cl := g.c.clients[2]; name == "slices" && cl.slice != 0 {
+				t.Errorf("it was told slices of %v", cl.slice)
+			}
+		})
+	}
+}
+
+// The status says why others do not share their turns.
 func TestWhyNoCohort(t *testing.T) {
 	g := newCohort(t)
 	g.step(Controls{Client: 2, Slices: ControlWorks, Channels: ControlFaked, Groups: 1})
-	want := reasonLimit + "; the others do not share theirs: the channels of client 2 cannot be taken off: driver fakes it"
-	if way, why := g.c.way(); way != "turns" || why != want {
-		t.Errorf("clients share by %s (%s), want turns (%s)", way, why, want)
+	g.step(Gone{Client: 3})
+	way, why, refused := g.c.way()
+	if want := []WayRefusal{{"slices", because(reasonLimit)}, {"cohort", because(reasonFew)}, {"driver", because(reasonShares)}}; way != "turns" || why.Why != reasonLimit || !slices.Equal(refused, want) {
+		t.Errorf("clients share by %s (%v), refused %v, want turns, and %v", way, why, refused, want)
 	}
 }
 
@@ -115,8 +135,8 @@ func TestCohortIsBounded(t *testing.T) {
 		}
 	}
 	g.step(Attach{Client: maxCohort + 2, Want: true})
-	if want := "they are 33 clients, and 32 at most are stopped together"; g.c.cohort.on || !strings.HasSuffix(g.c.slices.why, want) {
-		t.Errorf("clients share by turns (%s), want %s", g.c.slices.why, want)
+	if _, _, refused := g.c.way(); g.c.cohort.on || refused[1].Why != reasonMany {
+		t.Errorf("refused: %v, want %s", refused, reasonMany.Code())
 	}
 }
 
@@ -324,19 +344,37 @@ func TestJoinsBesideALatencyDrain(t *testing.T) {
 
 // The status says why beside a latency tenant the others do not share their turns.
 func TestWhyNoCohortBesideALatencyTenant(t *testing.T) {
-	for want, do := range map[string]func(*autoGPU){
-		reasonOverlap: func(g *autoGPU) { g.step(Attach{Client: 6, Tenant: "n", Share: Share{Overlap: "o"}, Want: true}) },
+	for want, do := range map[Why]func(*autoGPU){
 		reasonBusy:    func(g *autoGPU) { g.run(8*time.Second, 1, 1, 1, 1) },
-		reasonUneven:  func(g *autoGPU) { g.step(Attach{Client: 6, Tenant: "heavy", Share: Share{Weight: 300}, Want: true}) },
+		reasonUneven:  func(g *autoGPU) { g.step(Attach{Client: 6, Tenant: "r", Share: Share{Request: 30}, Want: true}) },
 	} {
 		g := newIdleCohort(t)
 		do(g)
 		g.step(Attach{Client: 5, Tenant: "m", Share: Share{Priority: Latency}, Want: true})
-		want = reasonLimit + "; the others do not share theirs: " + want
-		if way, why := g.c.way(); way != "turns" || why != want || g.c.cohort.on {
-			t.Errorf("clients share by %s (%s), want turns (%s)", way, why, want)
+		if way, why, refused := g.c.way(); way != "turns" || why.Why != reasonLimit || refused[1].Why != want || g.c.cohort.on {
+			t.Errorf("clients share by %s (%v), refused %v, want turns (%s)", way, why, refused, want.Code())
 		}
 	}
+}
+
+// Where a slice cannot be shortened, as that of a group, the cohort keeps its slices beside a latency
+// tenant, which is let in before it as before any holder.
+func TestLatencyTenantBesideACohortWithAGroup(t *testing.T) {
+	g := newGroupCohort(t, Share{})
+	g.holders(1, 2, 3, 5, 6)
+	g.step(Attach{Client: 7, Tenant: "m", Share: Share{Priority: Latency}, Want: true})
+	g.kindOf(7, latencyGrant)
+	g.is(Exclusive, reasonCohort)
+	for cl := g.c.open.head; cl != nil; cl = cl.next {
+		if cl.grant.state != paused {
+			t.Errorf("client %d goes on: %+v", cl.id, cl.grant)
+		}
+	}
+	if s := g.c.clients[1].slice; s != 0 && s < LeastSlice {
+		t.Errorf("client 1 has slices of %v", s)
+	}
+	g.step(Release{Client: 7, Epoch: g.c.clients[7].grant.epoch, Reason: Idle})
+	g.holders(1, 2, 3, 5, 6)
 }
 
 // newGroupCohort is newCohort with clients 5 and 6, which are an overlap group with this share.
@@ -392,7 +430,7 @@ func TestGroupAndOneAreACohort(t *testing.T) {
 			t.Fatal("the cohort goes on")
 		}
 		g.holders(holders...)
-		g.c.auto.slicedFrom = g.now
+		g.c.auto.notBefore = g.now
 		g.step(Controls{Client: 3, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
 		for range 40 {
 			if !g.c.cohort.on {

@@ -72,45 +72,17 @@ func (c *GPU) wantsGPU(cl *client) {
 	}
 }
 
-// notSliceable says why a client's time slice cannot be set; "": it can.
-func (c *GPU) notSliceable(cl *client) string {
+// notSliceable says why a client's time slice cannot be set; reasonNone: it can.
+func (c *GPU) notSliceable(cl *client) Cause {
 	switch p := &cl.controls; {
 	case p.Client == 0 && c.anySliced() && c.now.Sub(cl.wantedAt) < proofPatience:
-		return ""
+		return Cause{}
 	case p.Client == 0:
-		return "its shim does not say whether time slices work"
+		return Cause{Why: reasonUnproved, Client: cl.id}
 	case p.Slices != ControlWorks:
-		return "time slices: " + p.Slices.String()
+		return Cause{reasonUnsliceable, cl.id, p.Slices}
 	case p.Bare > 0:
-		return "it has channels in no group that was seen"
+		return Cause{Why: reasonBare, Client: cl.id}
 	}
-	return ""
-}
-
-// whyTurns says why clients cannot share the GPU by time slices; "": they can.
-func (c *GPU) whyTurns() string {
-	for _, cl := range c.inOrder() {
-		t := cl.tenant
-		switch {
-		case !cl.connected:
-			continue // it has no time slice of ours, and comes back soon, or ends
-		case t.limited():
-			return reasonLimit
-		case t.seat != nil && !t.overlaps():
-			return reasonGang
-		case !cl.wanted:
-			continue
-		case t.overlaps() && c.hasLatencyTenant():
-			return reasonOverlap
-		case t.overlaps():
-			continue // its MPS server has a slice as any process, which stays the driver's own
-		}
-		if why := c.notSliceable(cl); why != "" {
-			return fmt.Sprintf("client %d cannot be sliced: %s", cl.id, why)
-		}
-	}
-	if c.slices.crowded && !c.auto.gaps {
-		return reasonLatency
-	}
-	return ""
+	return Cause{}
 }

@@ -10,6 +10,7 @@ type dues struct {
 	wanting       []*tenant
 	rest, weights int64 // of tenants below their limits: what weights share out, of one
 	here          int64 // the dues of those that no limit keeps away at this moment, of one
+	cohort        int64 // the dues of those of these that are of the cohort, of one
 }
 
 func (c *GPU) dues() dues {
@@ -31,16 +32,19 @@ func (t *tenant) wants() bool { return t.active || t.place == throttled }
 func (c *GPU) duesNow() *dues {
 	d := &c.dueCache.now
 	switch {
-	case c.limited == 0 && c.throttled.top() == nil: // this costs the same beside any number of tenants
+	case c.limited == 0 && c.throttled.top() == nil && !c.cohort.on: // this costs the same beside any number of tenants
 		c.dueCache.stale = true
 		d.rest, d.weights, d.here = max(one-int64(c.requests)*one/100, 0), int64(c.weights), one
 	case c.dueCache.stale:
 		c.dueCache.stale = false
 		*d = c.dues()
-		d.here = 0
+		d.here, d.cohort = 0, 0
 		for _, t := range d.wanting {
 			if t.active {
 				d.here += d.of(t)
+				if !t.apart {
+					d.cohort += d.of(t)
+				}
 			}
 		}
 	}

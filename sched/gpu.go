@@ -105,9 +105,12 @@ func New(cfg Config) *GPU {
 	}
 	c.clock, c.gangs = &node.clock, &node.gangs
 	node.clock.gpus = append(node.clock.gpus, c)
-	c.effective, c.auto.reason = cfg.Mode, reasonSet
-	if cfg.Mode == Auto {
-		c.effective, c.auto.reason = Exclusive, reasonTurns
+	c.effective, c.auto.cause, c.auto.way = cfg.Mode, because(reasonSet), turnsWay
+	switch cfg.Mode {
+	case Auto:
+		c.effective, c.auto.cause = Exclusive, because(reasonAlone)
+	case Concurrent:
+		c.auto.way = driverWay
 	}
 	c.mem = newMemory(cfg.Memory, &node.Arenas, c.later)
 	return c
@@ -260,3 +263,5 @@ func (c *GPU) Next() ClientID {
 }
 
 func (c *GPU) do(a Action) { c.acts = append(c.acts, a) }
+
+func clampInt(n, lo, hi int) int { return min(max(n, lo), hi) }

@@ -230,9 +230,6 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 		t.capped = true // a turn of less is not worth its hand-over
 	}
 	c.review(t)
-	if how == EndIdle && c.waiting > 0 {
-		c.auto.short++
-	}
 	c.do(r)
 }
 

@@ -177,8 +177,9 @@ func (c *GPU) checkTenants(waiting int) error {
 			s.batch++
 		}
 	}
-	queued, eligible, active, requests, weights, special, exact, limited := 0, 0, 0, 0, 0, 0, 0, 0
-	apart := c.apart
+	queued, eligible, active, requests, weights, exact, limited := 0, 0, 0, 0, 0, 0, 0
+	cohort := int64(0)
+	fresh, due := c.dues(), c.duesNow()
 	for name, t := range c.tenants {
 		s := has[t]
 		if s == nil {
@@ -220,33 +221,31 @@ func (c *GPU) checkTenants(waiting int) error {
 			if t.limited() {
 				limited++
 			}
-			if !t.mayShareTurn() {
-				apart.requests -= t.share.Request
-				apart.weights -= t.share.Weight
+			if !t.apart {
+				cohort += fresh.of(t)
 			}
 		}
-		if t.clients > 0 && (t.limited() || t.share.Request > 0 || t.share.Priority == Latency || t.seat != nil) {
-			special++
-			if t.limited() || t.share.Request > 0 {
-				exact++
-			}
+		if t.clients > 0 && (t.limited() || t.share.Request > 0) {
+			exact++
+		}
+		if !t.apart && t.share.exclusive() {
+			return fmt.Errorf("tenant %s is of the cohort: %v", t.displayName(), t.share)
 		}
 	}
-	fresh, due := c.dues(), c.duesNow()
 	switch {
 	case queued != waiting:
 		return fmt.Errorf("%d clients wait, queues hold %d", waiting, queued)
 	case eligible != c.waiting:
 		return fmt.Errorf("%d clients may be granted, counted %d", eligible, c.waiting)
-	case apart.requests != 0 || apart.weights != 0:
-		return fmt.Errorf("active tenants apart from a cohort: counted %+v, %+v too much", c.apart, apart)
+	case c.cohort.on && cohort != due.cohort:
+		return fmt.Errorf("the cohort is due %d of %d, counted %d", cohort, one, due.cohort)
 	case limited != c.limited:
 		return fmt.Errorf("%d active tenants have a limit, counted %d", limited, c.limited)
 	case fresh.rest != due.rest || fresh.weights != due.weights:
 		return fmt.Errorf("weights of %d share %d of the GPU, counted %d and %d", fresh.weights, fresh.rest, due.weights, due.rest)
-	case active != c.active || requests != c.requests || weights != c.weights || special != c.special || exact != c.exact:
-		return fmt.Errorf("%d tenants are active with %d %% and weight %d, %d special, %d exact; counted %d, %d, %d, %d, %d",
-			active, requests, weights, special, exact, c.active, c.requests, c.weights, c.special, c.exact)
+	case active != c.active || requests != c.requests || weights != c.weights || exact != c.exact:
+		return fmt.Errorf("%d tenants are active with %d %% and weight %d, %d exact; counted %d, %d, %d, %d",
+			active, requests, weights, exact, c.active, c.requests, c.weights, c.exact)
 	}
 	return nil
 }

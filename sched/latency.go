@@ -67,7 +67,7 @@ func (c *GPU) countPatience() {
 // patienceEnds returns when a tenant that keeps others out is out of patience; false if
 // never.
 func (c *GPU) patienceEnds(t *tenant) (Time, bool) {
-	own, ends := c.usedUp(t, t.patience, c.pool.partOf(t.share), 100)
+	own, ends := c.usedUp(t, t.patience, c.pool.partOf(t.share), 1000)
 	rate := time.Duration(100 - c.pool.percent())
 	if !ends || rate == 0 {
 		return 0, false

@@ -61,7 +61,10 @@ func (c *GPU) creditEnds(t *tenant) (Time, bool) {
 	if !t.limited() {
 		return 0, false
 	}
-	use := 100*(t.open+t.fenced) + (100-c.tuning.DropTail)*t.closing
+	use := 1000*(t.open+t.fenced) + 10*(100-c.tuning.DropTail)*t.closing
+	if c.inCohort(t) && t.use > 0 {
+		use = t.use*min(t.open, 1) + 1000*t.fenced + 10*(100-c.tuning.DropTail)*min(t.closing, 1)
+	}
 	at, ok := c.usedUp(t, t.credit, t.share.Limit, use)
 	if s := Time(c.tuning.Sample); s > 0 && ok && t.credit > 0 {
 		at = (at + s - 1) / s * s
@@ -70,16 +73,17 @@ func (c *GPU) creditEnds(t *tenant) (Time, bool) {
 }
 
 // usedUp returns when a tenant will have nothing left of what it has, if that is filled
-// and used at these percentages of the time; false if never.
+// at a percentage of the time, and used at so many permille of it; false if never. Rounding up
+// has account.bill, which rounds down, come to nothing then.
 func (c *GPU) usedUp(t *tenant, left time.Duration, fill, use int) (Time, bool) {
 	switch {
 	case left <= 0:
 		return c.now, true
-	case use <= fill:
+	case use <= 10*fill:
 		return 0, false
 	}
-	rate := time.Duration(use - fill)
-	return t.billedAt.Add((left*100 + rate - 1) / rate), true
+	rate := time.Duration(use - 10*fill)
+	return t.billedAt.Add((left*1000 + rate - 1) / rate), true
 }
 
 // spends says whether the tenant's grants use up its credit or patience, at whose end they are

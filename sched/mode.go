@@ -13,21 +13,20 @@ func (c *GPU) setMode(m Mode) {
 	}
 	c.mode = m
 	c.endCohort()
-	c.auto.until, c.auto.slicing = 0, false
-	c.slices.stale = true
+	c.auto.way, c.slices.stale = turnsWay, true
 	c.auto.startWindow(c.now)
 	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
-		c.setEffective(m, reasonSet)
+		c.setEffective(m, because(reasonSet))
 	}
 }
 
 // setEffective changes how grants are given from now on.
-func (c *GPU) setEffective(m Mode, reason string) {
-	if m == c.effective && reason == c.auto.reason {
+func (c *GPU) setEffective(m Mode, cause Cause) {
+	if m == c.effective && cause == c.auto.cause {
 		return
 	}
-	c.auto.reason = reason
-	c.do(ModeChosen{m, reason})
+	c.auto.cause = cause
+	c.do(ModeChosen{m, cause})
 	if m == c.effective {
 		return
 	}

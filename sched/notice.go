@@ -19,7 +19,7 @@ type neighbors struct {
 	waiting  int       // clients that may be granted and are not
 	turns    int       // turn grants that are open or paused
 	latency  int       // latency grants that are open
-	limited  bool      // its tenant has a limit
+	limited  bool      // its tenant has a limit, which is charged while it is idle, too
 	ganged   bool      // its tenant is a gang
 	shared   bool      // its turn is that of its cohort, and what it has submitted can be cut
 	patient  bool      // it is to keep the GPU over short pauses
@@ -62,7 +62,7 @@ func (c *GPU) expected(cl *client) Notice {
 		waiting:  c.waiting,
 		turns:    c.open.n,
 		latency:  c.latency.n,
-		limited:  t.limited(),
+		limited:  t.limited() && !c.inCohort(t),
 		ganged:   t.seat != nil && !t.overlaps(),
 		shared:   cl.grant.shared && c.effective == Exclusive && !t.overlaps(),
 		patient:  c.patient(cl),

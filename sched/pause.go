@@ -142,7 +142,7 @@ const PatientIdle = 20 * time.Millisecond
 // GPU back and get it again costs some 0.2 ms each time. Beside a cohort a holder with a
 // limit may be as well, see staysInTurn.
 func (c *GPU) patient(cl *client) bool {
-	if c.cohort.on && cl.in == &c.open && cl.tenant.limited() {
+	if c.cohort.on && cl.in == &c.open && cl.tenant.limited() && cl.tenant.apart {
 		return cl.staysInTurn()
 	}
 	if cl.in != &c.open || c.effective != Exclusive || c.now >= c.owedUntil ||

@@ -16,7 +16,7 @@ type policy struct {
 func policies() []policy {
 	return []policy{
 		gracePeriods(),
-		chosenMode(),
+		chosenWay(),
 		limits(),
 		gangTurns(),
 		tenantsBeside(),

@@ -30,6 +30,10 @@ type progress struct {
 	shared      time.Duration // by shareClock, at that time
 	samples     int
 	busySamples int
+
+	// Beside others, lately.
+	busyNow float64 // the part of the time of its open gate in which the GPU had work of it
+	rateNow float64 // calls per second of that time; 0: not known
 }
 
 const (
@@ -45,6 +49,11 @@ const (
 	otherTurns = 3
 	otherLeast = 20 * time.Millisecond
 	otherSpeed = 4.0
+	// A client looks so often a second while its gate is open.
+	looksPerSecond = 200
+	// recentReports is over how many reports, of a quarter of a second each, is told what a client
+	// does now.
+	recentReports = 4
 	// turnsLeast is the least time of turns that says what a client gets in them.
 	turnsLeast = 750 * time.Millisecond
 )
@@ -96,13 +105,47 @@ func (p *progress) report(now Time, ev Utilization, alone bool, shared time.Dura
 		p.hot += float64(ev.Busy)
 		return
 	}
+	busy := float64(min(ev.Busy, ev.Samples)) / float64(ev.Samples)
+	if p.seen == 0 {
+		p.busyNow = busy
+	}
+	p.busyNow += (busy - p.busyNow) / recentReports
 	if gap := now.Sub(p.seen); p.seen != 0 && gap < reportGap {
 		p.beside += float64(ev.Calls)
 		p.over += shared - p.shared
+		rate := float64(ev.Calls) * looksPerSecond / float64(ev.Samples)
+		if p.rateNow == 0 {
+			p.rateNow = rate
+		}
+		p.rateNow += (rate - p.rateNow) / recentReports
 	}
 	p.seen, p.shared = now, shared
 	p.samples += ev.Samples
 	p.busySamples += ev.Busy
+}
+
+// load is how much work of the client waits for the GPU, on average, as a part of one client's
+// that always has work. One that has not said anything always has.
+func (p *progress) load() float64 {
+	if p.seen == 0 {
+		return 1
+	}
+	return p.busyNow
+}
+
+// use returns which part of the time of its open gate the client uses the GPU beside others with
+// such a load: the greater of what its speed says, beside its speed alone, and of its even part of
+// the time in which it has work. Its speed says nothing if it does something else than it did alone.
+func (p *progress) use(others float64) float64 {
+	if p.seen == 0 {
+		return 1
+	}
+	even := p.busyNow / (1 + others)
+	rate, busy, known := p.alone()
+	if !known || p.rateNow == 0 {
+		return max(even, p.busyNow)
+	}
+	return min(max(even, p.rateNow/rate*busy), p.busyNow)
 }
 
 // startWindow forgets what was measured beside others. The first report of a window is

@@ -303,13 +303,13 @@ func TestAnyHistory(t *testing.T) {
 			case 1:
 				step(Attach{Client: 6, Share: s, Want: true})
 				if c.beside.n == 0 || !c.cohort.on {
-					t.Fatalf("a latency tenant does not run beside the cohort: %v", c.auto.reason)
+					t.Fatalf("a latency tenant does not run beside the cohort: %v", c.auto.cause)
 				}
 			case 2:
 				s.Limit = 30
 				step(Attach{Client: 6, Share: s, Want: true})
 				if c.latency.n == 0 || c.open.head.grant.state != paused || !c.cohort.on {
-					t.Fatalf("a latency tenant is not let in before the cohort: %v", c.auto.reason)
+					t.Fatalf("a latency tenant is not let in before the cohort: %v", c.auto.cause)
 				}
 			}
 		}
@@ -345,7 +345,7 @@ func intoCohort(t *rapid.T, c *GPU, now *Time, step func(Event)) {
 	}
 	for end := now.Add(time.Minute); c.open.n < 2; {
 		if *now > end {
-			t.Fatalf("no cohort after a minute: %v", c.auto.reason)
+			t.Fatalf("no cohort after a minute: %v", c.auto.cause)
 		}
 		*now = now.Add(time.Millisecond)
 		step(Tick{})

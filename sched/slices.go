@@ -37,14 +37,14 @@ type sliceState struct {
 	ever  bool // a tenant's priority was ever latency
 	set   bool // some client has a slice that is not the driver's
 
-	why      string // clients cannot share by slices, because; "": they can
-	crowded  bool   // several others want the GPU beside a latency tenant
-	lookedAt Time   // when that was found
+	fixed    bool // the slice of somebody who shares cannot be set, of an overlap group for one
+	crowded  bool // several others want the GPU beside a latency tenant
+	lookedAt Time // when that was found
 	search
 }
 
 // sliced says whether clients share the GPU by time slices.
-func (c *GPU) sliced() bool { return c.auto.slicing }
+func (c *GPU) sliced() bool { return c.auto.way == slicesWay }
 
 // anySliced says whether any clients do: all of them, or those of a cohort in its turns.
 func (c *GPU) anySliced() bool { return c.sliced() || c.cohort.on }
@@ -85,8 +85,8 @@ func differ(old, to time.Duration) bool {
 
 // slicesByPart returns the slices of clients in proportion of their parts. The GPU gives
 // each process one slice after the other, so processes of one tenant share its part. An
-// overlap group has one slice, that of its MPS server, which stays the driver's own: those of
-// others are in proportion to it.
+// overlap group has one slice, that of its MPS server, which stays the driver's own, as that of a
+// client that cannot be sliced does: those of others are in proportion to it.
 func (c *GPU) slicesByPart() map[*client]time.Duration {
 	processes := map[*tenant]int{}
 	for _, cl := range c.clients {
@@ -104,7 +104,7 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 	for _, cl := range c.clients {
 		if c.slicing(cl) {
 			w := partOf(cl.tenant) * cmp.Or(cl.tenant.sliceFactor, 1)
-			if cl.tenant.overlaps() {
+			if c.notSliceable(cl).Why != reasonNone {
 				group = max(group, w)
 			} else {
 				w /= float64(processes[cl.tenant])
@@ -147,7 +147,7 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 // cohort: in a cohort.
 func (c *GPU) groups(cohort bool) (n int) {
 	for _, t := range c.ganged {
-		if t.overlaps() && (!cohort || t.mayShareTurn()) && slices.ContainsFunc(t.crew, (*client).shares) {
+		if t.overlaps() && (!cohort || !t.apart) && slices.ContainsFunc(t.crew, (*client).shares) {
 			n++
 		}
 	}
@@ -194,7 +194,7 @@ func (c *GPU) besideSlice(cl *client) time.Duration {
 
 // servesLatency says whether the slices of others are short because of a latency tenant.
 func (c *GPU) servesLatency() bool {
-	return c.slices.ever && !(c.sliced() && c.besides.blocked) && c.hasLatencyTenant()
+	return c.slices.ever && !(c.sliced() && c.besides.blocked) && !(c.anySliced() && c.slices.fixed) && c.hasLatencyTenant()
 }
 
 func (c *GPU) hasLatencyTenant() bool {

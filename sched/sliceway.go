@@ -24,12 +24,12 @@ const (
 	worseTwice = 2
 )
 
-// readyForSlices says whether there is something to share, and, where tenants are promised
-// parts, whether turns have shown what each gets alone.
-func (c *GPU) readyForSlices(window time.Duration, cohort bool) bool {
-	n, known := c.groups(cohort), true
+// sharers counts the slices that those have who would share by slices, in a cohort or all of them,
+// and says whether turns have shown what each gets alone.
+func (c *GPU) sharers(cohort bool) (known bool, n int) {
+	n, known = c.groups(cohort), true
 	for _, cl := range c.clients {
-		if !cl.shares() || cohort && !cl.tenant.mayShareTurn() {
+		if !cl.shares() || cohort && cl.tenant.apart {
 			continue
 		}
 		if !cl.tenant.overlaps() {
@@ -38,20 +38,21 @@ func (c *GPU) readyForSlices(window time.Duration, cohort bool) bool {
 		_, _, measured := cl.progress.alone()
 		known = known && measured
 	}
-	return n > 1 && (known || window >= staleWindow || !cohort && !c.uneven())
+	return known, n
 }
 
-// beginSlices has clients share the GPU by time slices; in a cohort: its turns.
-func (c *GPU) beginSlices(cohort bool) {
-	a := &c.auto
-	a.until, a.worse, a.underfed, a.gaveUp = 0, 0, 0, nil
+// beginSlices has clients share the GPU by time slices, all of it or the turns of a cohort.
+func (c *GPU) beginSlices(w way) {
+	a, cohort := &c.auto, w == cohortWay
+	c.endCohort()
+	a.worse, a.underfed, a.gaveUp = 0, 0, nil
 	for _, t := range c.tenants {
 		c.bill(t) // as a turn
-		if !cohort || t.mayShareTurn() {
+		if !cohort || !t.apart {
 			t.gets, t.sliceFactor = 0, 0
 		}
 	}
-	a.slicing = !cohort
+	a.way = w
 	if cohort {
 		c.startCohort()
 	}
@@ -66,41 +67,41 @@ func (c *GPU) beginSlices(cohort bool) {
 	}
 	a.startWindow(c.now)
 	if cohort {
-		c.setEffective(Exclusive, reasonCohort)
+		c.setEffective(Exclusive, because(reasonCohort))
 		return
 	}
-	c.setEffective(Concurrent, reasonSlices)
+	c.setEffective(Concurrent, because(reasonSlices))
 }
 
-// endSlices has clients take turns, for a while at least.
-func (c *GPU) endSlices(reason string, atLeast time.Duration) {
+// endSlices has clients take turns, for a while at least if they shared by slices.
+func (c *GPU) endSlices(cause Cause, atLeast time.Duration) {
 	a := &c.auto
 	if c.anySliced() {
 		for _, t := range c.tenants {
 			c.bill(t) // as a slice
 		}
 		for _, cl := range c.clients {
-			if a.slicing || c.inCohort(cl.tenant) {
+			if c.sliced() || c.inCohort(cl.tenant) {
 				cl.progress.startTurns(c.now)
 			}
 		}
 		c.endCohort()
-		a.slicing, c.slices.stale = false, true
-		a.slicedFrom, a.left = c.now.Add(max(atLeast, minTurns)), reason
+		c.slices.stale = true
+		a.notBefore, a.left = c.now.Add(max(atLeast, minTurns)), cause
 	}
-	a.until = 0
+	a.way, a.wastes = turnsWay, false
 	a.startWindow(c.now)
-	c.setEffective(Exclusive, reason)
+	c.setEffective(Exclusive, cause)
 }
 
 // giveUpSlices is endSlices where slices were tried and were worse than turns.
-func (c *GPU) giveUpSlices(reason string) {
+func (c *GPU) giveUpSlices(why Why) {
 	a := &c.auto
-	if c.uneven() || reason == reasonParts {
+	if c.uneven() || why == reasonParts {
 		a.backoff = max(a.backoff, promisedBackoff)
 	}
 	a.backoff = min(max(2*a.backoff, minBackoff), maxBackoff)
-	c.endSlices(reason, a.backoff)
+	c.endSlices(because(why), a.backoff)
 	a.gaveUp = map[ClientID]float64{}
 	for _, cl := range c.clients {
 		if rate, _, known := cl.progress.alone(); cl.shares() && known {
@@ -113,7 +114,7 @@ func (c *GPU) giveUpSlices(reason string) {
 // this says nothing about them: a client came, or one makes calls at another speed.
 func (c *GPU) othersNow() bool {
 	a := &c.auto
-	if a.gaveUp == nil || c.now < a.slicedFrom.Add(minTurns-a.backoff) {
+	if a.gaveUp == nil || c.now < a.notBefore.Add(minTurns-a.backoff) {
 		return false
 	}
 	for _, cl := range c.clients {
@@ -145,7 +146,7 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	case m.slices < oneSlice:
 		return // there is nothing to choose
 	}
-	group := c.groups(c.cohort.on) > 0 // longer slices of the others would take from the group
+	group := s.fixed // longer slices of the others would take from those that cannot be set
 	uneven, settled := c.uneven(), group || s.settled()
 	// By long slices clients that keep the GPU busy get what turns give, within 1 %. By short
 	// ones they get less, but a program that waits for a slice of the others looks as busy:
@@ -154,7 +155,7 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	since := c.now.Sub(a.measuredAt)
 	if !m.known && (uneven && since > worthMeasure || short && m.idle < idleTogether && since > worthDoubt) {
 		a.measuredAt = c.now
-		c.endSlices(reasonMeasure, 0)
+		c.endSlices(because(reasonMeasure), 0)
 		return
 	}
 	worse := short && m.known && m.sum < turnsGive
@@ -301,12 +302,13 @@ const (
 // uneven says whether tenants that share by slices are promised something, or their weights
 // differ.
 func (c *GPU) uneven() bool {
-	if c.exact > 0 && !c.cohort.allowed {
+	cohort := c.auto.against[cohortWay].Why == reasonNone
+	if c.exact > 0 && !cohort {
 		return true
 	}
 	weight := 0
 	for _, t := range c.tenants {
-		if c.cohort.allowed && !t.mayShareTurn() {
+		if cohort && t.apart {
 			continue
 		}
 		if t.clients > 0 && t.share.Priority != Latency {

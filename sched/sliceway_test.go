@@ -24,8 +24,8 @@ func newSlicedGPU(t *testing.T, clients int) *autoGPU {
 
 func (g *autoGPU) way(want string) {
 	g.t.Helper()
-	if way, why := g.c.way(); way != want {
-		g.t.Fatalf("clients share by %s (%s), want %s", way, why, want)
+	if way, why, _ := g.c.way(); way != want {
+		g.t.Fatalf("clients share by %s (%v), want %s", way, why, want)
 	}
 }
 
@@ -34,22 +34,18 @@ func (g *autoGPU) way(want string) {
 func TestWhatEndsSlices(t *testing.T) {
 	for name, test := range map[string]struct {
 		begin, end Event
-		why        string
+		why        Cause
 	}{
-		"a core limit": {
-			SetShare{Tenant: "t", Share: Share{Limit: 50}}, SetShare{Tenant: "t"}, reasonLimit},
 		"a gang": {
-			SetShare{Tenant: "t", Share: Share{Gang: "g"}}, SetShare{Tenant: "t"}, reasonGang},
-		"memory is short": {
-			Reserve{Client: 1, Total: 95}, Reserve{Client: 1, Total: 1}, reasonMemory},
+			SetShare{Tenant: "t", Share: Share{Gang: "g"}}, SetShare{Tenant: "t"}, because(reasonGang)},
 		"a driver that refuses": {
-			Controls{Client: 2, Slices: ControlRefused}, Controls{Client: 2, Slices: ControlWorks}, "client 2 cannot be sliced: time slices: driver refused"},
+			Controls{Client: 2, Slices: ControlRefused}, Controls{Client: 2, Slices: ControlWorks}, Cause{reasonUnsliceable, 2, ControlRefused}},
 		"a driver that fakes": {
-			Controls{Client: 2, Slices: ControlFaked}, Controls{Client: 2, Slices: ControlWorks}, "client 2 cannot be sliced: time slices: driver fakes it"},
+			Controls{Client: 2, Slices: ControlFaked}, Controls{Client: 2, Slices: ControlWorks}, Cause{reasonUnsliceable, 2, ControlFaked}},
 		"channels in no group": {
-			Controls{Client: 2, Slices: ControlWorks, Bare: 8}, Controls{Client: 2, Slices: ControlWorks}, "client 2 cannot be sliced: it has channels in no group that was seen"},
+			Controls{Client: 2, Slices: ControlWorks, Bare: 8}, Controls{Client: 2, Slices: ControlWorks}, Cause{Why: reasonBare, Client: 2}},
 		"a latency tenant beside several": {
-			SetShare{Tenant: "t", Share: Share{Priority: Latency}}, SetShare{Tenant: "t"}, reasonLatency},
+			SetShare{Tenant: "t", Share: Share{Priority: Latency}}, SetShare{Tenant: "t"}, because(reasonLatency)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newSlicedGPU(t, 3)
@@ -57,8 +53,8 @@ func TestWhatEndsSlices(t *testing.T) {
 			g.step(Controls{Client: 3, Slices: ControlWorks})
 			g.way("slices")
 			g.step(test.begin)
-			if way, why := g.c.way(); way != "turns" || why != test.why {
-				t.Errorf("clients share by %s (%s), want turns (%s)", way, why, test.why)
+			if way, why, _ := g.c.way(); way != "turns" || why != test.why {
+				t.Errorf("clients share by %s (%v), want turns (%v)", way, why, test.why)
 			}
 			g.step(test.end)
 			g.run(minTurns - time.Second)
@@ -70,8 +66,8 @@ func TestWhatEndsSlices(t *testing.T) {
 }
 
 // An overlap group has a slice as any other: that of its MPS server, which nobody here sets.
-// So it shares by slices, and nobody's slices grow beside it; but not beside a latency tenant,
-// for which slices would have to be short.
+// So it shares by slices, and nobody's slices grow beside it. Beside a latency tenant all but that
+// one have their turn together: the group's slice cannot be shortened.
 func TestGroupsInSlices(t *testing.T) {
 	g := newSlicedGPU(t, 3)
 	for _, id := range []ClientID{2, 3} {
@@ -95,9 +91,7 @@ func TestGroupsInSlices(t *testing.T) {
 		}
 	}
 	g.step(Attach{Client: 4, Tenant: "l", Share: Share{Priority: Latency}, Want: true})
-	if way, why := g.c.way(); way != "turns" || why != reasonOverlap {
-		t.Errorf("beside a latency tenant clients share by %s (%s), want turns (%s)", way, why, reasonOverlap)
-	}
+	g.is(Exclusive, reasonCohort)
 	if g.c.besideAllowed() {
 		t.Error("the latency tenant runs beside the group, whose slice is long")
 	}
@@ -127,8 +121,8 @@ func TestOneComesWhileOthersAreSliced(t *testing.T) {
 	g.run(proofPatience - 500*time.Millisecond)
 	g.way("slices")
 	g.run(2 * time.Second)
-	if way, why := g.c.way(); way != "turns" || why != "client 3 cannot be sliced: its shim does not say whether time slices work" {
-		t.Errorf("clients share by %s (%s)", way, why)
+	if way, why, _ := g.c.way(); way != "turns" || why != (Cause{Why: reasonUnproved, Client: 3}) {
+		t.Errorf("clients share by %s (%v)", way, why)
 	}
 }
 

@@ -42,14 +42,15 @@ type Counters struct {
 // Snapshot describes a GPU at one moment, and shares nothing with it.
 type Snapshot struct {
 	Quantum, Grace time.Duration
-	Mode           Mode       // as it was set
-	Effective      Mode       // Exclusive or Concurrent
-	ModeReason     string     // why that one
-	Way, WayReason string     // "turns", "slices" or "driver", and why
-	Space          Space      // for an overlap group
-	Epoch          Epoch      // of the latest grant
-	Holders        []ClientID // with a live grant: holding, draining or lost
-	Queue          []ClientID // the next one first
+	Mode           Mode         // as it was set
+	Effective      Mode         // Exclusive or Concurrent
+	Way            string       // "turns", "slices" or "driver"
+	Cause          Cause        // why that way, and that mode
+	Refused        []WayRefusal // why no better way
+	Space          Space        // for an overlap group
+	Epoch          Epoch        // of the latest grant
+	Holders        []ClientID   // with a live grant: holding, draining or lost
+	Queue          []ClientID   // the next one first
 	Clients        []ClientSnapshot
 	Tenants        []TenantSnapshot
 	Counters       Counters
@@ -100,18 +101,17 @@ type ClientSnapshot struct {
 func (c *GPU) Snapshot(now Time) Snapshot {
 	now = max(c.clock.fromCaller(now), c.now)
 	s := Snapshot{
-		Quantum:    c.quantum,
-		Grace:      c.grace,
-		Mode:       c.mode,
-		Effective:  c.effective,
-		ModeReason: c.auto.reason,
-		Epoch:      c.epoch,
-		Holders:    slices.Concat(c.open.ids(), c.latency.ids(), c.beside.ids(), c.closing.ids()),
-		Queue:      c.queueIDs(),
-		Clients:    make([]ClientSnapshot, 0, len(c.clients)),
-		Counters:   c.counters,
+		Quantum:   c.quantum,
+		Grace:     c.grace,
+		Mode:      c.mode,
+		Effective: c.effective,
+		Epoch:     c.epoch,
+		Holders:   slices.Concat(c.open.ids(), c.latency.ids(), c.beside.ids(), c.closing.ids()),
+		Queue:     c.queueIDs(),
+		Clients:   make([]ClientSnapshot, 0, len(c.clients)),
+		Counters:  c.counters,
 	}
-	s.Way, s.WayReason = c.way()
+	s.Way, s.Cause, s.Refused = c.way()
 	s.Space = c.space(now)
 	for _, cl := range c.clients {
 		cs := ClientSnapshot{
@@ -152,17 +152,16 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 	return s
 }
 
-// way says how clients share the GPU, and why.
-func (c *GPU) way() (way, reason string) {
-	switch {
-	case c.sliced():
-		return "slices", c.auto.reason
-	case c.effective == Concurrent:
-		return "driver", c.auto.reason
-	case c.mode == Auto && len(c.clients) > 1 && c.slices.why != "" && !c.cohort.on:
-		return "turns", c.slices.why
+// way says how clients share the GPU, and why in no better way.
+func (c *GPU) way() (w string, cause Cause, refused []WayRefusal) {
+	if c.mode == Auto && len(c.clients) > 1 {
+		for w := slicesWay; w < c.auto.way; w++ {
+			if cause := c.refused(w); cause.Why != reasonNone && cause.Why != reasonNotNeeded {
+				refused = append(refused, WayRefusal{w.name(), cause})
+			}
+		}
 	}
-	return "turns", c.auto.reason
+	return c.auto.way.String(), c.auto.cause, refused
 }
 
 func (c *GPU) tenantSnapshot(t *tenant, now Time, d *dues) TenantSnapshot {

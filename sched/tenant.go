@@ -30,11 +30,9 @@ type roster struct {
 
 	// The number of tenants that are active, and the sums of their shares.
 	active, requests, weights int
-	apart                     struct{ requests, weights int } // the same, of those that share their turns with nobody
-	special                   int                             // tenants that ask for more than turns, see review
-	exact                     int                             // those of them with a limit or a request
-	limited                   int                             // active tenants with a limit
-	vtime                     int64                           // see virtualNow
+	exact                     int   // tenants with clients and with a limit or a request
+	limited                   int   // active tenants with a limit
+	vtime                     int64 // see virtualNow
 
 	dueCache struct { // see duesNow
 		now   dues
@@ -95,10 +93,14 @@ type tenant struct {
 	crew []*client // its clients
 
 	metered int   // index in roster.metered, -1: none
-	special bool  // counted in roster.special
 	latency Share // as counted in GPU.pool; the zero Share: it is not
 	exact   bool  // counted in roster.exact
 	ghost   bool
+
+	apart   bool // it never has its turn together with others, see cohort.go
+	closeTo Time // it has kept the GPU busy in a cohort: it is apart until then
+	use     int  // permille of the time of its open gate that its limit is charged, in a cohort; 0: all of it
+	busy    int  // permille of that time in which the GPU had work of it
 }
 
 func clampShare(s Share) Share {
@@ -163,6 +165,7 @@ func (c *GPU) tenantOf(name string, id ClientID, share Share) *tenant {
 	t := c.tenants[name]
 	if t == nil {
 		t = &tenant{name: name, own: own, share: clampShare(share), account: account{billedAt: c.now, vt: c.virtualNow(), patience: patienceMax}, metered: -1, core: c}
+		t.apart = t.share.exclusive() || t.limited()
 		t.credit = t.slice()
 		c.tenants[name] = t
 	}
@@ -317,7 +320,7 @@ func (c *GPU) ratesOf(t *tenant) rates {
 		r.gets = 1000 - c.besides.use
 	}
 	if c.inCohort(t) {
-		r.open, r.own = min(t.open, 1), t.gets
+		r.open, r.own, r.use = min(t.open, 1), t.gets, t.use
 		r.closing = min(t.closing, 1-r.open)
 	}
 	if t.overlaps() { // its clients have the GPU once, all together
@@ -333,16 +336,13 @@ func (c *GPU) ratesOf(t *tenant) rates {
 	return r
 }
 
-// countShare adds the share of n tenants that are active to the sums.
-func (r *roster) countShare(s Share, n int) {
+// countShare adds the share of a tenant n times to the sums of those that are active.
+func (r *roster) countShare(t *tenant, n int) {
+	s := t.share
 	r.requests += n * s.Request
 	r.weights += n * s.Weight
 	if s.limited() {
 		r.limited += n
-	}
-	if s.apart() {
-		r.apart.requests += n * s.Request
-		r.apart.weights += n * s.Weight
 	}
 }
 
@@ -361,7 +361,7 @@ func (c *GPU) setActive(t *tenant, active bool) {
 	}
 	t.active, c.dueCache.stale = active, true
 	c.active += n
-	c.countShare(t.share, n)
+	c.countShare(t, n)
 	if c.active == 0 {
 		c.vtime = max(c.vtime, t.vt) // or the next tenant would be ahead by all the time that this one had alone
 	}
@@ -426,14 +426,6 @@ func (c *GPU) review(t *tenant) {
 		p.requests += counts.Request - t.latency.Request
 		t.latency = counts
 	}
-	if special := exact || t.clients > 0 && (t.share.Priority == Latency || t.seat != nil); special != t.special {
-		t.special = special
-		if special {
-			c.special++
-		} else {
-			c.special--
-		}
-	}
 }
 
 // proxy says whether the tenant wants its turn because members of its gang on other
@@ -465,14 +457,17 @@ func (c *GPU) setShare(t *tenant, s Share) {
 	}
 	c.bill(t)
 	if t.active {
-		c.countShare(t.share, -1)
-		c.countShare(s, 1)
+		c.countShare(t, -1)
 	}
 	c.tellAll = true // a limit counts as a client that waits, see neighbors
 	if !t.limited() {
 		t.credit = 0
 	}
 	t.share = s
+	if t.active {
+		c.countShare(t, 1)
+	}
+	c.setApart(t, s.exclusive() || s.limited() && (t.apart || t.use == 0))
 	c.slices.stale, c.dueCache.stale = true, true
 	c.slices.ever = c.slices.ever || s.Priority == Latency
 	if t.limited() {

@@ -1047,20 +1047,21 @@ type GPU struct {
 	Clients       []*Client              `protobuf:"bytes,14,rep,name=clients,proto3" json:"clients,omitempty"`
 	Memory        []*MemoryAccount       `protobuf:"bytes,15,rep,name=memory,proto3" json:"memory,omitempty"`                                                          // tenants with a limit or with memory reserved
 	EffectiveMode Mode                   `protobuf:"varint,16,opt,name=effective_mode,json=effectiveMode,proto3,enum=nvshare.v1.Mode" json:"effective_mode,omitempty"` // MODE_EXCLUSIVE or MODE_CONCURRENT
-	ModeReason    string                 `protobuf:"bytes,17,opt,name=mode_reason,json=modeReason,proto3" json:"mode_reason,omitempty"`                                // why that one
 	Tenants       []*TenantUse           `protobuf:"bytes,18,rep,name=tenants,proto3" json:"tenants,omitempty"`                                                        // with clients on this GPU, or in debt
 	Promises      []*Promise             `protobuf:"bytes,19,rep,name=promises,proto3" json:"promises,omitempty"`                                                      // core requests in force, the greatest first
 	Swap          *Swap                  `protobuf:"bytes,20,opt,name=swap,proto3" json:"swap,omitempty"`                                                              // absent: nothing is swapped here
 	// How clients share the GPU: "turns"; "slices": by time slices that the scheduler
 	// sets; "driver": at the same time, by the driver's own.
-	Way         string    `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
-	WayReason   string    `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one
-	Model       *GPUModel `protobuf:"bytes,24,opt,name=model,proto3" json:"model,omitempty"`
-	Drained     bool      `protobuf:"varint,25,opt,name=drained,proto3" json:"drained,omitempty"`         // no new tenants are admitted: an administrator said so
-	Fault       string    `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
-	Held        uint32    `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
-	Migrations  uint64    `protobuf:"varint,40,opt,name=migrations,proto3" json:"migrations,omitempty"`   // of tenants to this GPU, since the scheduler's start
-	Preemptions uint64    `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
+	Way         string        `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
+	WayReason   string        `protobuf:"bytes,22,opt,name=way_reason,json=wayReason,proto3" json:"way_reason,omitempty"` // why that one, for people
+	WayCode     string        `protobuf:"bytes,43,opt,name=way_code,json=wayCode,proto3" json:"way_code,omitempty"`       // the same for programs: sched/README.md lists the codes
+	Refused     []*WayRefusal `protobuf:"bytes,44,rep,name=refused,proto3" json:"refused,omitempty"`                      // why no better way, the best first
+	Model       *GPUModel     `protobuf:"bytes,24,opt,name=model,proto3" json:"model,omitempty"`
+	Drained     bool          `protobuf:"varint,25,opt,name=drained,proto3" json:"drained,omitempty"`         // no new tenants are admitted: an administrator said so
+	Fault       string        `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
+	Held        uint32        `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
+	Migrations  uint64        `protobuf:"varint,40,opt,name=migrations,proto3" json:"migrations,omitempty"`   // of tenants to this GPU, since the scheduler's start
+	Preemptions uint64        `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
 	// What nvshare could do for the tenants if they asked for it, for people; empty: nothing.
 	Hint   string  `protobuf:"bytes,34,opt,name=hint,proto3" json:"hint,omitempty"`
 	Others *Others `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"` // only where StatusResponse.view is set
@@ -1214,13 +1215,6 @@ func (x *GPU) GetEffectiveMode() Mode {
 	return Mode_MODE_UNSPECIFIED
 }
 
-func (x *GPU) GetModeReason() string {
-	if x != nil {
-		return x.ModeReason
-	}
-	return ""
-}
-
 func (x *GPU) GetTenants() []*TenantUse {
 	if x != nil {
 		return x.Tenants
@@ -1254,6 +1248,20 @@ func (x *GPU) GetWayReason() string {
 		return x.WayReason
 	}
 	return ""
+}
+
+func (x *GPU) GetWayCode() string {
+	if x != nil {
+		return x.WayCode
+	}
+	return ""
+}
+
+func (x *GPU) GetRefused() []*WayRefusal {
+	if x != nil {
+		return x.Refused
+	}
+	return nil
 }
 
 func (x *GPU) GetModel() *GPUModel {
@@ -1333,6 +1341,67 @@ func (x *GPU) GetWaits() *Spread {
 	return nil
 }
 
+// WayRefusal says why clients do not share a GPU in a way that would be better.
+type WayRefusal struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Way           string                 `protobuf:"bytes,1,opt,name=way,proto3" json:"way,omitempty"`       // "slices", "cohort", "driver"
+	Code          string                 `protobuf:"bytes,2,opt,name=code,proto3" json:"code,omitempty"`     // as way_code
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"` // for people
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WayRefusal) Reset() {
+	*x = WayRefusal{}
+	mi := &file_sched_api_control_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WayRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WayRefusal) ProtoMessage() {}
+
+func (x *WayRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WayRefusal.ProtoReflect.Descriptor instead.
+func (*WayRefusal) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *WayRefusal) GetWay() string {
+	if x != nil {
+		return x.Way
+	}
+	return ""
+}
+
+func (x *WayRefusal) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *WayRefusal) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // Spread says how long something took.
 type Spread struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1345,7 +1414,7 @@ type Spread struct {
 
 func (x *Spread) Reset() {
 	*x = Spread{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1357,7 +1426,7 @@ func (x *Spread) String() string {
 func (*Spread) ProtoMessage() {}
 
 func (x *Spread) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1370,7 +1439,7 @@ func (x *Spread) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spread.ProtoReflect.Descriptor instead.
 func (*Spread) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Spread) GetCount() uint64 {
@@ -1408,7 +1477,7 @@ type GPUModel struct {
 
 func (x *GPUModel) Reset() {
 	*x = GPUModel{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1420,7 +1489,7 @@ func (x *GPUModel) String() string {
 func (*GPUModel) ProtoMessage() {}
 
 func (x *GPUModel) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1433,7 +1502,7 @@ func (x *GPUModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUModel.ProtoReflect.Descriptor instead.
 func (*GPUModel) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *GPUModel) GetBrand() string {
@@ -1502,7 +1571,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1514,7 +1583,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1527,7 +1596,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -1696,7 +1765,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1708,7 +1777,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1721,7 +1790,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1799,7 +1868,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1811,7 +1880,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1824,7 +1893,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Client) GetId() uint64 {
@@ -2137,7 +2206,7 @@ type Controls struct {
 
 func (x *Controls) Reset() {
 	*x = Controls{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2149,7 +2218,7 @@ func (x *Controls) String() string {
 func (*Controls) ProtoMessage() {}
 
 func (x *Controls) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2162,7 +2231,7 @@ func (x *Controls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Controls.ProtoReflect.Descriptor instead.
 func (*Controls) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Controls) GetSlices() string {
@@ -2220,7 +2289,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2232,7 +2301,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2245,7 +2314,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -2301,7 +2370,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2313,7 +2382,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2326,7 +2395,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Container) GetId() string {
@@ -2434,7 +2503,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +2515,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +2528,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -2539,7 +2608,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2551,7 +2620,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2564,7 +2633,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -2606,7 +2675,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2618,7 +2687,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2631,7 +2700,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DrainRequest) GetGpu() string {
@@ -2668,7 +2737,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2680,7 +2749,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2693,7 +2762,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DrainResponse) GetUuid() string {
@@ -2742,7 +2811,7 @@ type DrainTenant struct {
 
 func (x *DrainTenant) Reset() {
 	*x = DrainTenant{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2754,7 +2823,7 @@ func (x *DrainTenant) String() string {
 func (*DrainTenant) ProtoMessage() {}
 
 func (x *DrainTenant) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,7 +2836,7 @@ func (x *DrainTenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTenant.ProtoReflect.Descriptor instead.
 func (*DrainTenant) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DrainTenant) GetContainer() *Container {
@@ -2803,7 +2872,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2884,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2828,7 +2897,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *MigrateRequest) GetContainer() string {
@@ -2869,7 +2938,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2881,7 +2950,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2894,7 +2963,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MigrateResponse) GetContainer() *Container {
@@ -2969,7 +3038,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2981,7 +3050,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2994,7 +3063,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -3022,7 +3091,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3103,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3116,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Change) GetUuid() string {
@@ -3119,7 +3188,7 @@ type SuspendRequest struct {
 
 func (x *SuspendRequest) Reset() {
 	*x = SuspendRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3131,7 +3200,7 @@ func (x *SuspendRequest) String() string {
 func (*SuspendRequest) ProtoMessage() {}
 
 func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3144,7 +3213,7 @@ func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendRequest.ProtoReflect.Descriptor instead.
 func (*SuspendRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SuspendRequest) GetContainer() string {
@@ -3179,7 +3248,7 @@ type SuspendResponse struct {
 
 func (x *SuspendResponse) Reset() {
 	*x = SuspendResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3260,7 @@ func (x *SuspendResponse) String() string {
 func (*SuspendResponse) ProtoMessage() {}
 
 func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3273,7 @@ func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendResponse.ProtoReflect.Descriptor instead.
 func (*SuspendResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SuspendResponse) GetContainer() *Container {
@@ -3241,7 +3310,7 @@ type Suspended struct {
 
 func (x *Suspended) Reset() {
 	*x = Suspended{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3253,7 +3322,7 @@ func (x *Suspended) String() string {
 func (*Suspended) ProtoMessage() {}
 
 func (x *Suspended) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3266,7 +3335,7 @@ func (x *Suspended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspended.ProtoReflect.Descriptor instead.
 func (*Suspended) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Suspended) GetUuid() string {
@@ -3311,7 +3380,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3323,7 +3392,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3336,7 +3405,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -3378,7 +3447,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3390,7 +3459,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3403,7 +3472,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -3442,7 +3511,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3454,7 +3523,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3467,7 +3536,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -3529,7 +3598,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3541,7 +3610,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3554,7 +3623,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -3659,7 +3728,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3671,7 +3740,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3684,7 +3753,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -3725,7 +3794,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3737,7 +3806,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3750,7 +3819,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -3821,7 +3890,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3833,7 +3902,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3846,7 +3915,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -3903,7 +3972,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3915,7 +3984,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3928,7 +3997,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -4014,7 +4083,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4026,7 +4095,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4039,7 +4108,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -4073,7 +4142,7 @@ type JoinOverlapRequest struct {
 
 func (x *JoinOverlapRequest) Reset() {
 	*x = JoinOverlapRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4085,7 +4154,7 @@ func (x *JoinOverlapRequest) String() string {
 func (*JoinOverlapRequest) ProtoMessage() {}
 
 func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4098,7 +4167,7 @@ func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapRequest.ProtoReflect.Descriptor instead.
 func (*JoinOverlapRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *JoinOverlapRequest) GetId() string {
@@ -4124,7 +4193,7 @@ type JoinOverlapResponse struct {
 
 func (x *JoinOverlapResponse) Reset() {
 	*x = JoinOverlapResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4136,7 +4205,7 @@ func (x *JoinOverlapResponse) String() string {
 func (*JoinOverlapResponse) ProtoMessage() {}
 
 func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4149,7 +4218,7 @@ func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapResponse.ProtoReflect.Descriptor instead.
 func (*JoinOverlapResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *JoinOverlapResponse) GetDir() string {
@@ -4168,7 +4237,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4180,7 +4249,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4193,7 +4262,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -4211,7 +4280,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4223,7 +4292,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4236,7 +4305,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
 }
 
 type ReportPluginRequest struct {
@@ -4248,7 +4317,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4260,7 +4329,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4273,7 +4342,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -4291,7 +4360,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4303,7 +4372,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4316,7 +4385,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -4345,7 +4414,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4357,7 +4426,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4370,7 +4439,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -4499,7 +4568,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[44]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4511,7 +4580,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[44]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4524,7 +4593,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -4574,7 +4643,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[45]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4586,7 +4655,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[45]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4599,7 +4668,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -4662,7 +4731,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[46]
+	mi := &file_sched_api_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4674,7 +4743,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[46]
+	mi := &file_sched_api_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4687,7 +4756,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -4916,7 +4985,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xd8\b\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\x8a\t\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -4935,15 +5004,15 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x0estale_releases\x18\r \x01(\x04R\rstaleReleases\x12,\n" +
 	"\aclients\x18\x0e \x03(\v2\x12.nvshare.v1.ClientR\aclients\x121\n" +
 	"\x06memory\x18\x0f \x03(\v2\x19.nvshare.v1.MemoryAccountR\x06memory\x127\n" +
-	"\x0eeffective_mode\x18\x10 \x01(\x0e2\x10.nvshare.v1.ModeR\reffectiveMode\x12\x1f\n" +
-	"\vmode_reason\x18\x11 \x01(\tR\n" +
-	"modeReason\x12/\n" +
+	"\x0eeffective_mode\x18\x10 \x01(\x0e2\x10.nvshare.v1.ModeR\reffectiveMode\x12/\n" +
 	"\atenants\x18\x12 \x03(\v2\x15.nvshare.v1.TenantUseR\atenants\x12/\n" +
 	"\bpromises\x18\x13 \x03(\v2\x13.nvshare.v1.PromiseR\bpromises\x12$\n" +
 	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\x12\x10\n" +
 	"\x03way\x18\x15 \x01(\tR\x03way\x12\x1d\n" +
 	"\n" +
-	"way_reason\x18\x16 \x01(\tR\twayReason\x12*\n" +
+	"way_reason\x18\x16 \x01(\tR\twayReason\x12\x19\n" +
+	"\bway_code\x18+ \x01(\tR\awayCode\x120\n" +
+	"\arefused\x18, \x03(\v2\x16.nvshare.v1.WayRefusalR\arefused\x12*\n" +
 	"\x05model\x18\x18 \x01(\v2\x14.nvshare.v1.GPUModelR\x05model\x12\x18\n" +
 	"\adrained\x18\x19 \x01(\bR\adrained\x12\x14\n" +
 	"\x05fault\x18\x1a \x01(\tR\x05fault\x12\x12\n" +
@@ -4957,7 +5026,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x06drains\x18\x1f \x01(\v2\x12.nvshare.v1.SpreadR\x06drains\x121\n" +
 	"\n" +
 	"hand_overs\x18  \x01(\v2\x12.nvshare.v1.SpreadR\thandOvers\x12(\n" +
-	"\x05waits\x18! \x01(\v2\x12.nvshare.v1.SpreadR\x05waits\"L\n" +
+	"\x05waits\x18! \x01(\v2\x12.nvshare.v1.SpreadR\x05waitsJ\x04\b\x11\x10\x12\"J\n" +
+	"\n" +
+	"WayRefusal\x12\x10\n" +
+	"\x03way\x18\x01 \x01(\tR\x03way\x12\x12\n" +
+	"\x04code\x18\x02 \x01(\tR\x04code\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"L\n" +
 	"\x06Spread\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x04R\x05count\x12\x15\n" +
 	"\x06p50_ns\x18\x02 \x01(\x03R\x05p50Ns\x12\x15\n" +
@@ -5401,7 +5475,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -5417,139 +5491,141 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*Setting)(nil),                   // 11: nvshare.v1.Setting
 	(*Piece)(nil),                     // 12: nvshare.v1.Piece
 	(*GPU)(nil),                       // 13: nvshare.v1.GPU
-	(*Spread)(nil),                    // 14: nvshare.v1.Spread
-	(*GPUModel)(nil),                  // 15: nvshare.v1.GPUModel
-	(*Swap)(nil),                      // 16: nvshare.v1.Swap
-	(*Promise)(nil),                   // 17: nvshare.v1.Promise
-	(*Client)(nil),                    // 18: nvshare.v1.Client
-	(*Controls)(nil),                  // 19: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 20: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 21: nvshare.v1.Container
-	(*Share)(nil),                     // 22: nvshare.v1.Share
-	(*SetRequest)(nil),                // 23: nvshare.v1.SetRequest
-	(*DrainRequest)(nil),              // 24: nvshare.v1.DrainRequest
-	(*DrainResponse)(nil),             // 25: nvshare.v1.DrainResponse
-	(*DrainTenant)(nil),               // 26: nvshare.v1.DrainTenant
-	(*MigrateRequest)(nil),            // 27: nvshare.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 28: nvshare.v1.MigrateResponse
-	(*SetResponse)(nil),               // 29: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 30: nvshare.v1.Change
-	(*SuspendRequest)(nil),            // 31: nvshare.v1.SuspendRequest
-	(*SuspendResponse)(nil),           // 32: nvshare.v1.SuspendResponse
-	(*Suspended)(nil),                 // 33: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 34: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 35: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 36: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 37: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 38: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 39: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 40: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 41: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 42: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 43: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 44: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 45: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 46: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 47: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 48: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 49: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 50: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 51: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 52: nvshare.v1.Event
+	(*WayRefusal)(nil),                // 14: nvshare.v1.WayRefusal
+	(*Spread)(nil),                    // 15: nvshare.v1.Spread
+	(*GPUModel)(nil),                  // 16: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 17: nvshare.v1.Swap
+	(*Promise)(nil),                   // 18: nvshare.v1.Promise
+	(*Client)(nil),                    // 19: nvshare.v1.Client
+	(*Controls)(nil),                  // 20: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 21: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 22: nvshare.v1.Container
+	(*Share)(nil),                     // 23: nvshare.v1.Share
+	(*SetRequest)(nil),                // 24: nvshare.v1.SetRequest
+	(*DrainRequest)(nil),              // 25: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 26: nvshare.v1.DrainResponse
+	(*DrainTenant)(nil),               // 27: nvshare.v1.DrainTenant
+	(*MigrateRequest)(nil),            // 28: nvshare.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 29: nvshare.v1.MigrateResponse
+	(*SetResponse)(nil),               // 30: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 31: nvshare.v1.Change
+	(*SuspendRequest)(nil),            // 32: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 33: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 34: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 35: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 36: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 37: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 38: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 39: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 40: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 41: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 42: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 43: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 44: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 45: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 46: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 47: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 48: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 49: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 50: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 51: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 52: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 53: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	13, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	21, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	22, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
 	12, // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
 	10, // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
 	11, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
 	8,  // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
-	21, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
-	21, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	21, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	22, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	22, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	22, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	22, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	23, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
 	0,  // 10: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	18, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	20, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	19, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	21, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	49, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	17, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	16, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	15, // 17: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
-	9,  // 18: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
-	14, // 19: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
-	14, // 20: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
-	14, // 21: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
-	21, // 22: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	21, // 23: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 24: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 25: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	19, // 26: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	4,  // 27: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
-	21, // 28: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	22, // 29: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 30: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 31: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 32: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	26, // 33: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
-	21, // 34: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
-	21, // 35: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
-	30, // 36: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 37: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 38: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	21, // 39: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	33, // 40: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	21, // 41: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	36, // 42: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 43: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 44: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	21, // 45: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	39, // 46: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	22, // 47: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	22, // 48: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	21, // 49: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	41, // 50: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	21, // 51: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	21, // 52: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	39, // 53: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	21, // 54: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	22, // 55: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	14, // 56: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
-	5,  // 57: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	52, // 58: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	5,  // 59: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	21, // 60: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	6,  // 61: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	23, // 62: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	24, // 63: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	27, // 64: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
-	34, // 65: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	37, // 66: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	31, // 67: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	31, // 68: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	40, // 69: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	43, // 70: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	45, // 71: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	47, // 72: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	50, // 73: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	7,  // 74: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	29, // 75: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	25, // 76: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	28, // 77: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
-	35, // 78: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	38, // 79: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	32, // 80: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	32, // 81: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	42, // 82: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	44, // 83: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	46, // 84: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	48, // 85: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	51, // 86: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	74, // [74:87] is the sub-list for method output_type
-	61, // [61:74] is the sub-list for method input_type
-	61, // [61:61] is the sub-list for extension type_name
-	61, // [61:61] is the sub-list for extension extendee
-	0,  // [0:61] is the sub-list for field type_name
+	50, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	18, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	17, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	14, // 17: nvshare.v1.GPU.refused:type_name -> nvshare.v1.WayRefusal
+	16, // 18: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	9,  // 19: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
+	15, // 20: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
+	15, // 21: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
+	15, // 22: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
+	22, // 23: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	22, // 24: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 25: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 26: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	20, // 27: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	4,  // 28: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
+	22, // 29: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	23, // 30: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 31: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 32: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 33: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	27, // 34: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
+	22, // 35: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
+	22, // 36: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
+	31, // 37: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 38: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 39: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	22, // 40: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	34, // 41: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	22, // 42: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	37, // 43: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 44: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 45: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	22, // 46: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	40, // 47: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	23, // 48: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	23, // 49: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	22, // 50: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	42, // 51: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	22, // 52: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	22, // 53: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	40, // 54: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	22, // 55: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	23, // 56: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	15, // 57: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	5,  // 58: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	53, // 59: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	5,  // 60: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	22, // 61: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	6,  // 62: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	24, // 63: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	25, // 64: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	28, // 65: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
+	35, // 66: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	38, // 67: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	32, // 68: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	32, // 69: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	41, // 70: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	44, // 71: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	46, // 72: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	48, // 73: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	51, // 74: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	7,  // 75: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	30, // 76: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	26, // 77: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	29, // 78: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
+	36, // 79: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	39, // 80: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	33, // 81: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	33, // 82: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	43, // 83: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	45, // 84: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	47, // 85: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	49, // 86: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	52, // 87: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	75, // [75:88] is the sub-list for method output_type
+	62, // [62:75] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -5557,17 +5633,17 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[21].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[25].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[28].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[31].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[22].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[26].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[29].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   47,
+			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -322,7 +322,7 @@ func (d *Daemon) status() *api.StatusResponse {
 			Epoch:  uint64(s.Epoch),
 			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
 			Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
-			EffectiveMode: apiMode(s.Effective), ModeReason: s.ModeReason, Way: s.Way, WayReason: s.WayReason,
+			EffectiveMode: apiMode(s.Effective), Way: s.Way, WayCode: s.Cause.Code(), WayReason: s.Cause.String(), Refused: refusals(s.Refused),
 			Drained: g.drained, Fault: g.fault, Held: d.held(g), Migrations: g.arrived, Hint: d.overlapHint(s.Space),
 		}
 		g.turns.Fill(out)
@@ -336,8 +336,7 @@ func (d *Daemon) status() *api.StatusResponse {
 			}
 		}
 		if g.demoted {
-			out.ModeReason = "a fenced client still uses the GPU (--fence-action demote)"
-			out.WayReason = out.ModeReason
+			out.WayCode, out.WayReason, out.Refused = "fenced", "a fenced client still uses the GPU (--fence-action demote)", nil
 		}
 		for _, cs := range s.Clients {
 			c := d.clientStatus(g, cs, t)
@@ -500,4 +499,11 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 	d.memoryOfClient(g, cl, c)
 	c.Moving = cs.Moving
 	return c
+}
+
+func refusals(of []sched.WayRefusal) (all []*api.WayRefusal) {
+	for _, r := range of {
+		all = append(all, &api.WayRefusal{Way: r.Way, Code: r.Code(), Reason: r.Cause.String()})
+	}
+	return all
 }

@@ -55,8 +55,8 @@ func (d *Daemon) observe(g *gpu, a sched.Action) {
 		d.fenceEvent(d.eventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_FENCE, Epoch: a.Epoch, Text: string(d.fenceAction(g, a))}), a.Claimed)
 	case sched.ModeChosen:
 		// Tenants that come and go cause it.
-		d.tellOf(d.log.WithFields(logrus.Fields{"gpu": g.UUID, "reason": a.Reason}), logrus.InfoLevel, fmt.Sprintf("GPU %d: %v", g.Index, a.Mode))
-		d.history.AddCaused(d.eventOf(t, g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_MODE, Concurrent: a.Mode == sched.Concurrent, Text: a.Reason}))
+		d.tellOf(d.log.WithFields(logrus.Fields{"gpu": g.UUID, "reason": a.Cause.String()}), logrus.InfoLevel, fmt.Sprintf("GPU %d: %v", g.Index, a.Mode))
+		d.history.AddCaused(d.eventOf(t, g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_MODE, Concurrent: a.Mode == sched.Concurrent, Text: a.Cause.String()}))
 	}
 }
 

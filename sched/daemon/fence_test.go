@@ -70,8 +70,8 @@ func TestFenceDemotes(t *testing.T) {
 				t.Error("the GPU is not everybody's")
 			}
 			r := s.status()
-			if g := r.Gpus[0]; g.Mode != exclusive || !strings.Contains(g.ModeReason, "fenced") {
-				t.Errorf("mode %v: %s", g.Mode, g.ModeReason)
+			if g := r.Gpus[0]; g.Mode != exclusive || g.WayCode != "fenced" {
+				t.Errorf("mode %v: %s", g.Mode, g.WayReason)
 			}
 			if r.Gpus[0].EffectiveMode != concurrent || r.Gpus[1].EffectiveMode != exclusive || len(r.Problems) == 0 {
 				t.Errorf("%v", r)

@@ -106,7 +106,7 @@ func TestPageSaysThatATurnIsShared(t *testing.T) {
 	b.request()
 	s.await("a cohort", func(r *api.StatusResponse) bool {
 		a.send(wire.Frame{Type: wire.TypeUtil, Util: wire.Util{Samples: 50, Busy: 50, Calls: 20}})
-		return strings.Contains(r.Gpus[0].ModeReason, "share their turn by time slices")
+		return r.Gpus[0].WayCode == "cohort"
 	})
 	a.release(epoch).request()
 	for _, c := range []*peerConn{a, b} {

@@ -126,7 +126,7 @@ func narrowGPU(g *api.GPU, mine func(*api.Container, uint32) bool, myClient func
 	out := &api.GPU{
 		Index: g.Index, Uuid: g.Uuid, Name: g.Name, MemoryBytes: g.MemoryBytes,
 		Mode: g.Mode, QuantumNs: g.QuantumNs, GraceNs: g.GraceNs, Grants: g.Grants, Preemptions: g.Preemptions,
-		EffectiveMode: g.EffectiveMode, ModeReason: g.ModeReason, Way: g.Way, WayReason: g.WayReason,
+		EffectiveMode: g.EffectiveMode, Way: g.Way, WayCode: g.WayCode, WayReason: g.WayReason, Refused: g.Refused,
 		Swap: g.Swap, Others: others,
 	}
 	for _, c := range g.Clients {

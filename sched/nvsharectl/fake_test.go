@@ -123,7 +123,7 @@ func sample() *api.StatusResponse {
 				{Container: waiter.Container, UsedBytes: 2 << 30},
 				{Container: &api.Container{}, Uid: 1000, LimitBytes: 3 << 30, UsedBytes: 4 << 30},
 			},
-			EffectiveMode: api.Mode_MODE_EXCLUSIVE,
+			EffectiveMode: api.Mode_MODE_EXCLUSIVE, Way: "turns", WayCode: "as-set", WayReason: "as set",
 			Promises: []*api.Promise{
 				{Container: pod("not-started"), CoreRequest: 60}, // where a pod was placed, and does not use it yet
 				{Container: holder.Container, CoreRequest: 10},
@@ -140,7 +140,8 @@ func sample() *api.StatusResponse {
 			},
 		}, {
 			Index: 1, Uuid: "GPU-51600000-0000-4000-8000-000000000001", Name: "NVIDIA SimGPU", MemoryBytes: 16 << 30,
-			Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_CONCURRENT, ModeReason: "all memory fits: 1536 of 16384 MiB",
+			Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_CONCURRENT, Way: "driver", WayCode: "gaps", WayReason: "tenants leave the GPU idle in their turns: at the same time they get more done",
+			Refused:   []*api.WayRefusal{{Way: "slices", Code: "slices-refused", Reason: "client 4 cannot be sliced: time slices: driver refused"}},
 			QuantumNs: 30_000_000_000, GraceNs: 10_000_000_000,
 			Clients: []*api.Client{fenced},
 		}},
@@ -170,7 +171,7 @@ func swapped() *api.StatusResponse {
 func older(r *api.StatusResponse) *api.StatusResponse {
 	for _, g := range r.Gpus {
 		g.Promises = nil
-		g.Tenants, g.EffectiveMode, g.ModeReason = nil, api.Mode_MODE_UNSPECIFIED, ""
+		g.Tenants = nil
 	}
 	return r
 }

@@ -10,35 +10,38 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// wayOf says how clients share a GPU, and why; "": as its setting says, or nobody says.
+// wayOf says how clients share a GPU, and why; "": as its setting says, or nobody uses it.
 func wayOf(g *api.GPU) string {
-	overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
-	if unused(g) || g.ModeReason == "" || g.Mode != api.Mode_MODE_AUTO && (g.Swap == nil || !overridden) {
+	if unused(g) || g.Mode != api.Mode_MODE_AUTO && (g.Swap == nil || !overridden(g)) {
 		return ""
 	}
-	reason := g.WayReason
-	if g.Way == "" { // an older scheduler
-		reason = g.ModeReason
-	}
-	return fmt.Sprintf("way: %s (%s)", shortWay(g), bySlices(reason))
+	return fmt.Sprintf("way: %s (%s)", shortWay(g), wayReason(g))
 }
 
-// bySlices returns a reason without the way, which the scheduler puts before it.
-func bySlices(reason string) string { return strings.TrimPrefix(reason, slicesBefore) }
+// wayReason says why clients share a GPU as they do, without the way itself; in turns also why
+// no tenants have theirs together.
+func wayReason(g *api.GPU) string {
+	reason := strings.TrimPrefix(g.WayReason, slicesBefore)
+	for _, r := range g.Refused {
+		if r.Way == "cohort" && r.Code != g.WayCode {
+			reason += "; no tenants have their turn together: " + r.Reason
+		}
+	}
+	return reason
+}
 
 const slicesBefore = "by time slices: "
 
 // shortWay names the way in which clients share a GPU.
 func shortWay(g *api.GPU) string {
-	concurrent := g.EffectiveMode == api.Mode_MODE_CONCURRENT || g.EffectiveMode == api.Mode_MODE_UNSPECIFIED && g.Mode == api.Mode_MODE_CONCURRENT
-	switch {
-	case g.Way == "driver", g.Way == "" && concurrent: // "": an older scheduler
+	if g.Way == "driver" {
 		return "all at once"
-	case g.Way == "":
-		return "turns"
 	}
 	return g.Way
 }
+
+// overridden says whether a GPU is not shared as is set.
+func overridden(g *api.GPU) bool { return g.EffectiveMode != g.Mode }
 
 // slicesOf says whether the client's time slice can be set, and its length.
 func slicesOf(c *api.Client) string {
@@ -96,8 +99,7 @@ func limitsOf(g *api.GPU) string {
 // wayAndSetting returns how a GPU is shared, and the setting where that leaves it open or is
 // overridden.
 func wayAndSetting(g *api.GPU) string {
-	overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
-	if g.Mode == api.Mode_MODE_AUTO || overridden {
+	if g.Mode == api.Mode_MODE_AUTO || overridden(g) {
 		return shortWay(g) + " (" + api.AntiThrash(g.Mode) + ")"
 	}
 	return shortWay(g)

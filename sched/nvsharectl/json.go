@@ -51,12 +51,12 @@ type gpuJSON struct {
 	UUID          string       `json:"uuid"`
 	Name          string       `json:"name"`
 	MemoryBytes   uint64       `json:"memory_bytes"`
-	AntiThrash    string       `json:"anti_thrash"`    // on, off, auto
-	Effective     string       `json:"effective"`      // on, off; "" by an older scheduler
-	ModeReason    string       `json:"mode_reason"`    // why that mode is in effect
-	Way           string       `json:"way"`            // turns, slices, driver; "" by an older scheduler
-	WayReason     string       `json:"way_reason"`     // why that way
-	Hint          string       `json:"hint,omitempty"` // what tenants could ask for
+	AntiThrash    string       `json:"anti_thrash"`       // as it is set: on, off, auto
+	Way           string       `json:"way"`               // how programs share it now: turns, slices, driver
+	WayCode       string       `json:"way_code"`          // why that way
+	WayReason     string       `json:"way_reason"`        // the same, for people
+	Refused       []refusal    `json:"refused,omitempty"` // why no better way
+	Hint          string       `json:"hint,omitempty"`    // what tenants could ask for
 	TQSeconds     float64      `json:"tq_seconds"`
 	GraceSeconds  float64      `json:"grace_seconds"`
 	Epoch         string       `json:"epoch"`
@@ -83,6 +83,13 @@ type gpuJSON struct {
 	Drains    *spreadJSON `json:"drains,omitempty"`     // from a revoke to the release
 	HandOvers *spreadJSON `json:"hand_overs,omitempty"` // from a release to the grant of who waited for it
 	Waits     *spreadJSON `json:"waits,omitempty"`      // from a client's request to its grant
+}
+
+// refusal says why programs do not share a GPU in a way that would be better.
+type refusal struct {
+	Way    string `json:"way"` // slices, cohort, driver
+	Code   string `json:"code"`
+	Reason string `json:"reason"` // for people
 }
 
 // spreadJSON says how long something took. Percentiles are up to an eighth too long.
@@ -252,11 +259,11 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		Epoch:  strconv.FormatUint(g.Epoch, 10),
 		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases, Preemptions: g.Preemptions,
 		Holders: []string{}, Waiting: []string{}, Tenants: []tenantJSON{}, Clients: []clientJSON{}, Memory: []memoryJSON{}, Promises: []promiseJSON{},
-		ModeReason: g.ModeReason, Way: g.Way, WayReason: g.WayReason, Hint: g.Hint,
+		Way: g.Way, WayCode: g.WayCode, WayReason: g.WayReason, Hint: g.Hint,
 		Drained: g.Drained, Fault: g.Fault, Held: g.Held, Migrations: g.Migrations,
 	}
-	if g.EffectiveMode != api.Mode_MODE_UNSPECIFIED {
-		out.Effective = api.AntiThrash(g.EffectiveMode)
+	for _, r := range g.Refused {
+		out.Refused = append(out.Refused, refusal{r.Way, r.Code, r.Reason})
 	}
 	out.Swap = newSwapJSON(g.Swap)
 	out.Drains, out.HandOvers, out.Waits = newSpread(g.Drains), newSpread(g.HandOvers), newSpread(g.Waits)

@@ -431,7 +431,7 @@ func TestScreensFit(t *testing.T) {
 	r := swapped()
 	r.Gpus[0].Clients[0].Container.Name = strings.Repeat("long-", 20) + "end"
 	r.Gpus[0].Name = "NVIDIA H200 NVL with a name of many words"
-	r.Gpus[0].Mode, r.Gpus[0].ModeReason = api.Mode_MODE_AUTO, "each tenant keeps the GPU busy: 98 and 99 % of the time that it holds the GPU"
+	r.Gpus[0].Mode, r.Gpus[0].WayReason = api.Mode_MODE_AUTO, "each tenant keeps the GPU busy: 98 and 99 % of the time that it holds the GPU"
 	var out bytes.Buffer
 	terminal := streams{out: &out, size: func() (int, int) { return 24, 80 }}
 	printStatus(terminal, r)
@@ -454,7 +454,7 @@ func TestReadmeShowsTheStatus(t *testing.T) {
 		return c
 	}
 	r := &api.StatusResponse{Version: "0.1.0", UptimeNs: 126e9, Clients: 2, Gpus: []*api.GPU{{
-		Name: "NVIDIA H200", MemoryBytes: 141 << 30, Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_EXCLUSIVE, ModeReason: "a tenant has a core limit, which turns hold exactly", QuantumNs: 100e6,
+		Name: "NVIDIA H200", MemoryBytes: 141 << 30, Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_EXCLUSIVE, Way: "turns", WayCode: "core-limit", WayReason: "a tenant has a core limit, which turns hold exactly", QuantumNs: 100e6,
 		Clients: []*api.Client{user(1001, api.ClientState_CLIENT_STATE_HOLDING), user(1000, api.ClientState_CLIENT_STATE_WAITING)},
 		Memory:  []*api.MemoryAccount{{Container: &api.Container{}, Uid: 1001, UsedBytes: 4 << 30}, {Container: &api.Container{}, Uid: 1000, UsedBytes: 2 << 30, LimitBytes: 8 << 30}},
 		Tenants: []*api.TenantUse{

@@ -96,21 +96,14 @@ func describeGPU(g *api.GPU) string {
 
 // sharing says how tenants share a GPU, and where the scheduler chose, why.
 func sharing(g *api.GPU) string {
-	way, reason := g.Way, g.WayReason
-	if way == "" { // an older scheduler
-		reason = g.ModeReason
-		if g.EffectiveMode == api.Mode_MODE_CONCURRENT || g.EffectiveMode == api.Mode_MODE_UNSPECIFIED && g.Mode == api.Mode_MODE_CONCURRENT {
-			way = "driver"
-		}
-	}
+	reason := wayReason(g)
 	how := fmt.Sprintf("turns of %v", time.Duration(g.QuantumNs))
-	switch way {
+	switch g.Way {
 	case "driver":
 		how = "all at the same time"
 	case "slices":
-		how, reason = "shared by time slices", bySlices(reason)
+		how = "shared by time slices"
 	}
-	overridden := g.EffectiveMode != api.Mode_MODE_UNSPECIFIED && g.EffectiveMode != g.Mode
 	switch {
 	case g.Mode == api.Mode_MODE_AUTO && unused(g):
 		return how + " (auto: nobody uses it now)"
@@ -118,7 +111,7 @@ func sharing(g *api.GPU) string {
 		return how + " (auto: " + reason + ")"
 	case g.Mode == api.Mode_MODE_AUTO:
 		return how + " (auto)"
-	case overridden && reason != "":
+	case overridden(g) && reason != "":
 		return how + " (" + reason + ")"
 	}
 	return how

@@ -42,7 +42,7 @@ func TestUnusedGPU(t *testing.T) {
 		{&api.GPU{Others: &api.Others{Clients: 1}}, true},
 	} {
 		g := tc.gpu
-		g.Mode, g.Way, g.WayReason, g.ModeReason, g.QuantumNs = api.Mode_MODE_AUTO, "turns", reason, reason, 100e6
+		g.Mode, g.Way, g.WayReason, g.QuantumNs = api.Mode_MODE_AUTO, "turns", reason, 100e6
 		if s := sharing(g) + wayOf(g); strings.Contains(s, reason) != tc.busy || strings.Contains(s, "nobody uses it") == tc.busy {
 			t.Errorf("%v: %s", g.Clients, s)
 		}
@@ -52,7 +52,7 @@ func TestUnusedGPU(t *testing.T) {
 // One word for each way to share, in the status, its wide form and the events.
 func TestWaysHaveOneName(t *testing.T) {
 	const reason = "by time slices: every process can set its slice, and all memory fits"
-	g := &api.GPU{Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_CONCURRENT, Way: "slices", WayReason: reason, ModeReason: reason, Clients: []*api.Client{{}}}
+	g := &api.GPU{Mode: api.Mode_MODE_AUTO, EffectiveMode: api.Mode_MODE_CONCURRENT, Way: "slices", WayReason: reason, Clients: []*api.Client{{}}}
 	e := &api.Event{Type: api.EventType_EVENT_TYPE_MODE, Concurrent: true, Reason: reason}
 	turns := &api.Event{Type: api.EventType_EVENT_TYPE_MODE, Reason: "tenants keep the GPU busy"}
 	for got, want := range map[string]string{
@@ -61,9 +61,9 @@ func TestWaysHaveOneName(t *testing.T) {
 		eventText(e):     "shares by time slices: every process can set its slice, and all memory fits",
 		eventText(turns): "takes turns: tenants keep the GPU busy",
 		wayAndSetting(g): "slices (auto)",
-		wayAndSetting(&api.GPU{Mode: api.Mode_MODE_EXCLUSIVE, EffectiveMode: api.Mode_MODE_EXCLUSIVE, Way: "turns"}):  "turns",
-		wayAndSetting(&api.GPU{Mode: api.Mode_MODE_CONCURRENT}):                                                       "all at once",
-		wayAndSetting(&api.GPU{Mode: api.Mode_MODE_CONCURRENT, EffectiveMode: api.Mode_MODE_EXCLUSIVE, Way: "turns"}): "turns (off)",
+		wayAndSetting(&api.GPU{Mode: api.Mode_MODE_EXCLUSIVE, EffectiveMode: api.Mode_MODE_EXCLUSIVE, Way: "turns"}):    "turns",
+		wayAndSetting(&api.GPU{Mode: api.Mode_MODE_CONCURRENT, EffectiveMode: api.Mode_MODE_CONCURRENT, Way: "driver"}): "all at once",
+		wayAndSetting(&api.GPU{Mode: api.Mode_MODE_CONCURRENT, EffectiveMode: api.Mode_MODE_EXCLUSIVE, Way: "turns"}):   "turns (off)",
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

@@ -357,7 +357,7 @@ func (b *bench) round(ctx context.Context, r *ran, lats [][]float64, programs []
 	}
 	if r.Way == "auto" {
 		if st, err := b.node.Status(ctx); err == nil && len(st.Gpus) > 0 {
-			r.Mode = st.Gpus[0].ModeReason
+			r.Mode = st.Gpus[0].WayReason
 			var round []string
 			for _, c := range st.Gpus[0].Clients {
 				round = append(round, fmt.Sprintf("%d: %v", c.Pid, time.Duration(c.SliceNs)))

@@ -54,6 +54,7 @@ type process struct {
 	ends   time.Duration // 0: never
 	lies   func(*sched.Utilization)
 	own    time.Duration // it has this time slice, whatever it is told
+	fixed  bool          // its driver refuses to set its time slice
 
 	id         sched.ClientID
 	attached   bool
@@ -156,7 +157,11 @@ func (g *gpuModel) attach(p *process) {
 			g.step(sched.Controls{Client: p.id, Slices: sched.ControlUnseen, Channels: sched.ControlWorks, Bare: 2})
 			return
 		}
-		g.step(sched.Controls{Client: p.id, Slices: sched.ControlWorks, Channels: sched.ControlWorks, Groups: 1})
+		controls := sched.Controls{Client: p.id, Slices: sched.ControlWorks, Channels: sched.ControlWorks, Groups: 1}
+		if p.fixed {
+			controls.Slices = sched.ControlRefused
+		}
+		g.step(controls)
 	})
 }
 
@@ -215,7 +220,9 @@ func (g *gpuModel) step(ev sched.Event) {
 		case sched.Slice:
 			p := g.processes[a.Client-1]
 			p.slices++
-			p.slice = cmp.Or(p.own, a.D)
+			if p.slice = cmp.Or(p.own, a.D); p.fixed {
+				p.slice = 0
+			}
 		case sched.ModeChosen:
 			if a.Mode == sched.Concurrent { // as Page.Share
 				for _, p := range g.processes {
