@@ -113,7 +113,8 @@
 // The cores of a node share one clock (Node). It follows the times that Step is
 // given, but stands still while nobody is there to do what is due, because the
 // machine is suspended or the scheduler is stopped: nobody is billed or fenced for
-// that time.
+// that time. Where a Step is only late, by less than a second, the time up to a moment
+// before the deadline counts.
 //
 // # Guarantees
 //

@@ -24,9 +24,13 @@ func NewNode() *Node {
 // is a bug in this package, or nil. Each StepGPU was carried out.
 func (n *Node) Check() error { return n.gangs.check() }
 
-// maxLate is how late a Step may be, after the earliest Deadline of the node, for
-// the time before that Step to count.
-const maxLate = 100 * time.Millisecond
+const (
+	// maxLate is how late a Step may be, after the earliest Deadline of the node, for
+	// the time before that Step to count in full.
+	maxLate = 100 * time.Millisecond
+	// suspended is how late a Step is that comes after a suspension. A busy machine is less late.
+	suspended = time.Second
+)
 
 // fencedLook is the time between two Steps, at most, while a grant is fenced.
 // Nothing is due then, but the tenant pays for the GPU, and must not pay for the
@@ -50,14 +54,28 @@ type clock struct {
 // advance returns the time of a Step that comes at this time of the caller's clock.
 func (k *clock) advance(caller Time) Time {
 	now := k.fromCaller(caller)
+	counts := max(k.now, now)
+	if due, ok := k.deadline(); ok && now > k.now && now.Sub(due) > maxLate {
+		counts = k.now
+		if now.Sub(due) < suspended {
+			// The wait counts up to a moment before the deadline: in that moment the caller reads
+			// what has come meanwhile. After that moment the deadline passes, however late ticks are.
+			counts = max(k.now, min(max(k.now.Add(maxLate), due.Add(-maxLate)), due.Add(maxLate)))
+		}
+		k.lost += now.Sub(counts)
+	}
+	k.now = counts
+	return k.now
+}
+
+// deadline returns the earliest deadline of the node's GPUs.
+func (k *clock) deadline() (earliest Time, any bool) {
 	for _, c := range k.gpus {
-		if at, ok := c.deadline(); ok && now > k.now && now.Sub(at) > maxLate {
-			k.lost += now.Sub(k.now)
-			return k.now
+		if at, ok := c.deadline(); ok && (!any || at < earliest) {
+			earliest, any = at, true
 		}
 	}
-	k.now = max(k.now, now)
-	return k.now
+	return earliest, any
 }
 
 func (k *clock) fromCaller(t Time) Time { return t.Add(-k.lost) }
