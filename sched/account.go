@@ -94,13 +94,14 @@ func (a *account) bill(now Time, r rates) {
 		return
 	}
 	a.billedAt = now
-	open := dt * time.Duration(r.open) * time.Duration(r.gets) / 1000
-	drain := dt * time.Duration(r.closing) * time.Duration(100-r.tuning.DropTail) / 100
+	open := portion(dt, r.open*r.gets, 1000)
+	drain := portion(dt, r.closing*(100-r.tuning.DropTail), 100)
 	turn := open + drain
-	onGPU := turn * time.Duration(r.own) / 1000
-	charge := onGPU + dt*time.Duration(r.fenced)
+	onGPU := portion(turn, r.own, 1000)
+	fenced := portion(dt, r.fenced, 1)
+	charge := onGPU + fenced
 	if charge > 0 {
-		a.used += charge
+		a.used = max(a.used, a.used+charge) // 292 years are all that fit
 		a.got.spread(from, now, charge)
 	}
 	if r.waits && r.open+r.closing == 0 {
@@ -115,7 +116,7 @@ func (a *account) bill(now Time, r rates) {
 	if r.share.limited() {
 		used := charge
 		if r.use > 0 {
-			used = open*time.Duration(r.use)/1000 + drain + dt*time.Duration(r.fenced)
+			used = portion(open, r.use, 1000) + drain + fenced
 		}
 		a.billCredit(dt, used, r)
 	}
@@ -144,7 +145,7 @@ func (a *account) billCredit(dt, charge time.Duration, r rates) {
 		top = max(top, r.tuning.Window*limit/100)
 	}
 	// What is used meanwhile makes room for what fills it: dt may be minutes.
-	a.credit = max(min(a.credit+dt*limit/100-charge, max(top, a.credit)), -maxDebt)
+	a.credit = max(min(a.credit+portion(dt, r.share.Limit, 100)-charge, max(top, a.credit)), -maxDebt)
 	switch {
 	case a.credit <= 0:
 		a.capped = true
@@ -154,7 +155,7 @@ func (a *account) billCredit(dt, charge time.Duration, r rates) {
 }
 
 func (a *account) billPatience(dt, charge time.Duration, r rates) {
-	a.patience += dt * time.Duration(r.patience) / 100
+	a.patience += portion(dt, r.patience, 100)
 	if r.keepsOut {
 		a.patience -= min(dt, charge)
 	}
@@ -172,9 +173,19 @@ func (a *account) backAt(limit int, slice time.Duration) Time {
 	return a.billedAt.Add(((slice-a.credit)*100 + time.Duration(limit) - 1) / time.Duration(limit))
 }
 
-// scale returns a·num/den, which must fit.
+// mostScaled is 73 years in nanoseconds: sums of three fit.
+const mostScaled = 1 << 61
+
+// scale returns a·num/den, and mostScaled at most. Neither a nor num is below 0.
 func scale(a, num, den int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(num))
+	if hi >= uint64(den) {
+		return mostScaled
+	}
 	q, _ := bits.Div64(hi, lo, uint64(den))
-	return int64(q)
+	return int64(min(q, mostScaled))
+}
+
+func portion(d time.Duration, num, den int) time.Duration {
+	return time.Duration(scale(int64(d), int64(num), int64(den)))
 }
