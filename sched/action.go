@@ -17,16 +17,17 @@ type Action interface {
 }
 
 // MaxRecorded is how many holders of a GPU a Persist names.
-const MaxRecorded = 8
+const MaxRecorded = 64
 
 // Persist records what a restart must know, before any later action is carried out: the
-// last epoch, and who holds a grant or may be given one without a further Persist.
-// Latency grants are recorded after they are given. If recording fails, the Grant that
-// follows must not be carried out.
+// last epoch, who holds a grant or may be given one without a further Persist, and how
+// clients share the GPU. Latency grants are recorded after they are given. If recording
+// fails, the Grant that follows must not be carried out.
 type Persist struct {
 	Epoch      Epoch
 	Holders    [MaxRecorded]Holder // the first ones; the rest is zero
 	Unrecorded bool                // clients that are not recorded may hold grants
+	Way        Way
 }
 
 // Holder is a client with the epoch of its grant.
@@ -215,6 +216,9 @@ func (a Persist) String() string {
 	}
 	if a.Unrecorded {
 		s += " unrecorded"
+	}
+	if a.Way != WayTurns {
+		s += " way=" + a.Way.String()
 	}
 	return s
 }

@@ -27,14 +27,14 @@ const (
 
 // auto is what mode Auto knows.
 type auto struct {
-	way             way
-	cause           Cause           // of what is in effect
-	against         [turnsWay]Cause // why a way cannot be taken as things are, as of the latest look
-	refusedAt       [turnsWay]Time  // when that was so, latest
-	reserved, total uint64          // memory, bytes
-	swap            bool            // what is reserved beyond the total is moved out
-	since           Time            // start of the window
-	wastes          bool            // turns leave the GPU idle, or would, as of the latest window
+	way             Way
+	cause           Cause                  // of what is in effect
+	against         [len(candidates)]Cause // why a way cannot be taken as things are, as of the latest look
+	refusedAt       [len(candidates)]Time  // when that was so, latest
+	reserved, total uint64                 // memory, bytes
+	swap            bool                   // what is reserved beyond the total is moved out
+	since           Time                   // start of the window
+	wastes          bool                   // turns leave the GPU idle, or would, as of the latest window
 
 	turnEnded  Time                 // the latest
 	notBefore  Time                 // slices are not begun again
@@ -45,6 +45,7 @@ type auto struct {
 	worse      int                  // windows, one after the other, in which slices gave less than turns
 	underfed   int                  // windows, in the same way, in which a tenant did not get its part, and did by turns
 	gaps       bool                 // several beside a latency tenant leave the GPU idle in their turns
+	keepUntil  Time                 // the way of before a restart goes on until then; 0: it is judged as any other
 	util       map[ClientID]samples
 }
 

@@ -75,6 +75,9 @@ func (c *GPU) attach(ev Attach) {
 		c.askBack(cl.grant) // the grant was given to another tenant
 	}
 	c.join(cl, t)
+	if cl.grant != nil && cl.grant.state == lost && !c.inCohort(t) {
+		cl.grant.shared = false // a restart did not know whose it is
+	}
 	cl.share = clampShare(ev.Share)
 	changed := t.share != cl.share
 	c.setShare(t, ev.Share)
@@ -144,8 +147,8 @@ func (c *GPU) adoptable(g *grant) bool {
 	if g.kind == turnGrant {
 		others-- // this grant
 	}
-	if g.shared && c.inCohort(t) && c.cohortRuns() {
-		return true // the others hold, so the turn is not over
+	if g.shared && c.inCohort(t) && (c.cohortRuns() || c.cohortIsLost()) {
+		return true // the others hold, or are not back, so the turn is not over
 	}
 	// A lost holder is not revoked when its turn is over, as nobody is there to be
 	// told. It is revoked now, or cutting the connection would buy a grace period.
@@ -166,6 +169,11 @@ func (c *GPU) adoptedAs(g *grant) grantKind {
 func (c *GPU) adopt(g *grant) {
 	c.recount(g, func() { c.stopMoving(g) }) // it will say again whether it moves memory
 	c.change(g, granted, c.adoptedAs(g))
+	if c.auto.keepUntil != 0 && g.shared { // how much of the turn was over before the restart is not known
+		for cl := c.open.head; cl != nil; cl = cl.next {
+			cl.grant.ran, cl.grant.runFrom = 0, c.now
+		}
+	}
 	c.notAlone()
 	c.do(Adopt{g.client.id, g.epoch})
 	c.notice(g.client)
@@ -337,6 +345,7 @@ func (c *GPU) restore(ev Restore) {
 	if c.connected != 0 || c.clients[ev.Client] != nil || ev.Client == 0 || ev.Epoch == 0 {
 		panic(fmt.Sprintf("sched: %v: needs a client and an epoch, and comes before any other event", ev))
 	}
+	c.resumeWay()
 	cl := &client{id: ev.Client}
 	share := Share{Gang: ev.Gang, Overlap: ev.Overlap}
 	if share.Crew() != "" {
@@ -345,13 +354,14 @@ func (c *GPU) restore(ev Restore) {
 	c.clients[cl.id] = cl
 	c.join(cl, c.tenantOf("", cl.id, share))
 	g := c.give(cl, ev.Epoch)
-	g.graceFrom = c.now.Add(c.quantum)
+	g.graceFrom, g.shared = c.now.Add(c.quantum), c.cohort.on
 	c.become(g, lost)
 	c.restoreGang(cl.tenant)
 	c.restored(ev.Epoch)
 }
 
 func (c *GPU) restoreUnknown(ev RestoreUnknown) {
+	c.resumeWay()
 	c.holdOff = max(c.holdOff, c.now.Add(c.quantum+c.grace))
 	c.claimsUntil = c.holdOff
 	c.restored(ev.Epoch)

@@ -148,7 +148,7 @@ func (c *GPU) noteUse(t *tenant) {
 // GPU busy much, and are too short to hold requests. So the others share their turn
 // beside it only if they leave the GPU idle in turns, and if nothing is promised to them.
 func (c *GPU) againstCohort() Cause {
-	if c.auto.against[slicesWay].Why == reasonNone || c.exact == 0 && !c.slices.crowded {
+	if c.auto.against[WaySlices].Why == reasonNone || c.exact == 0 && !c.slices.crowded {
 		return because(reasonNotNeeded)
 	}
 	others, clients, promised := 0, 0, false
@@ -238,12 +238,23 @@ func sharedTurns() policy {
 // cohortRuns says whether only the cohort is on the GPU, apart from latency tenants that
 // disturb nobody, and its turn goes on.
 func (c *GPU) cohortRuns() bool {
-	if !c.cohort.on || c.open.n == 0 || c.kept != nil || c.holdOff != 0 || c.latency.n > 0 || len(c.moves) > 0 {
+	return c.open.n > 0 && c.onlyCohort(func(*grant) bool { return true })
+}
+
+// cohortIsLost says whether nobody has the GPU, and those whose turn it is have lost their
+// connections, as after a restart.
+func (c *GPU) cohortIsLost() bool {
+	return c.open.n == 0 && c.onlyCohort(func(g *grant) bool { return g.state == lost })
+}
+
+// onlyCohort says whether all turns are those of the cohort, and all are as ok says.
+func (c *GPU) onlyCohort(ok func(*grant) bool) bool {
+	if !c.cohort.on || c.kept != nil || c.holdOff != 0 || c.latency.n > 0 || len(c.moves) > 0 {
 		return false
 	}
 	for _, l := range []*list{&c.open, &c.closing} {
 		for cl := l.head; cl != nil; cl = cl.next {
-			if cl.grant.kind == turnGrant && !cl.grant.shared {
+			if cl.grant.kind == turnGrant && (!cl.grant.shared || !ok(cl.grant)) {
 				return false
 			}
 		}

@@ -345,8 +345,8 @@ func TestJoinsBesideALatencyDrain(t *testing.T) {
 // The status says why beside a latency tenant the others do not share their turns.
 func TestWhyNoCohortBesideALatencyTenant(t *testing.T) {
 	for want, do := range map[Why]func(*autoGPU){
-		reasonBusy:    func(g *autoGPU) { g.run(8*time.Second, 1, 1, 1, 1) },
-		reasonUneven:  func(g *autoGPU) { g.step(Attach{Client: 6, Tenant: "r", Share: Share{Request: 30}, Want: true}) },
+		reasonBusy:   func(g *autoGPU) { g.run(8*time.Second, 1, 1, 1, 1) },
+		reasonUneven: func(g *autoGPU) { g.step(Attach{Client: 6, Tenant: "r", Share: Share{Request: 30}, Want: true}) },
 	} {
 		g := newIdleCohort(t)
 		do(g)

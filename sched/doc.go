@@ -128,8 +128,10 @@
 // for a gang whose turn has come on all its GPUs. In concurrent mode every request is
 // granted at once, within the tenant's limit. The epochs of a client rise strictly,
 // and what a restart must know is handed out as a Persist before the Grant that
-// depends on it. Who is next after a revoke is chosen, and persisted, while the
-// holder drains. Check tests all this, except what is about time, in O(clients).
+// depends on it, and so is how clients share the GPU: in mode Auto a restart goes on with
+// that, and takes the GPU from none of up to MaxRecorded holders (restart.go). Who is next
+// after a revoke is chosen, and persisted, while the holder drains. Check tests all this,
+// except what is about time, in O(clients).
 //
 // # Memory
 //

@@ -58,7 +58,7 @@ import (
 // three GPUs, each on two, keep them busy for 56 %.
 //
 // After a restart of the caller, a gang that had its turn still has it, as Restore
-// says. With MaxRecorded clients on a GPU the gang drains first, as everybody does. No
+// says. With MaxRecorded holders of a GPU the gang drains first, as everybody does. No
 // other gang is called for a moment (gather): where the ranks of two gangs come back
 // in turns, each gang would get a GPU before it is known to need the other's GPU, and
 // would drain there for a rank that waits.

@@ -28,6 +28,7 @@ type Config struct {
 	Tuning    Tuning
 	SwapShare int    // percent of the time that moving memory may take: turns are as long as that needs; 0: as Quantum says
 	LastEpoch Epoch  // the last epoch persisted; the next grant's is higher
+	Way       Way    // as persisted with that; means something in mode Auto
 	Intact    bool   // what was persisted is known: a client that claims another grant is mistaken, or lies
 	GPU       string // its name in StepGPU
 	Node      *Node  // nil: of this GPU alone
@@ -51,6 +52,7 @@ type GPU struct {
 	intact      bool // as Config says
 	now         Time // of the latest Step; never runs backwards
 	claimsUntil Time // see attach
+	earlier     Way  // of before a restart, until it begins again; see resumeWay
 
 	clients   map[ClientID]*client
 	connected int // clients with a connection
@@ -94,7 +96,7 @@ func New(cfg Config) *GPU {
 		clients:  make(map[ClientID]*client),
 		roster:   roster{tenants: make(map[string]*tenant)},
 		queues:   newQueues(),
-		records:  newRecords(cfg.LastEpoch),
+		records:  newRecords(cfg.LastEpoch, cfg.Way),
 		intact:   cfg.Intact,
 		gpu:      cfg.GPU,
 		policies: policies(),
@@ -105,12 +107,13 @@ func New(cfg Config) *GPU {
 	}
 	c.clock, c.gangs = &node.clock, &node.gangs
 	node.clock.gpus = append(node.clock.gpus, c)
-	c.effective, c.auto.cause, c.auto.way = cfg.Mode, because(reasonSet), turnsWay
+	c.effective, c.auto.cause = cfg.Mode, because(reasonSet)
 	switch cfg.Mode {
 	case Auto:
 		c.effective, c.auto.cause = Exclusive, because(reasonAlone)
+		c.earlier = cfg.Way
 	case Concurrent:
-		c.auto.way = driverWay
+		c.auto.way = WayDriver
 	}
 	c.mem = newMemory(cfg.Memory, &node.Arenas, c.later)
 	return c

@@ -13,7 +13,7 @@ func (c *GPU) setMode(m Mode) {
 	}
 	c.mode = m
 	c.endCohort()
-	c.auto.way, c.slices.stale = turnsWay, true
+	c.auto.way, c.slices.stale = WayTurns, true
 	c.auto.startWindow(c.now)
 	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
 		c.setEffective(m, because(reasonSet))

@@ -193,6 +193,7 @@ func TestAnyHistory(t *testing.T) {
 			Mode:      modes.Draw(t, "mode"),
 			LastEpoch: Epoch(rapid.SampledFrom([]uint64{0, 7, 0xfffffffc - unrecorded}).Draw(t, "last epoch")),
 		}
+		cfg.Way = rapid.SampledFrom([]Way{WayTurns, WaySlices, WayCohort, WayDriver}).Draw(t, "way")
 		cfg.SwapShare = rapid.SampledFrom([]int{0, 10, 50}).Draw(t, "swap share")
 		cfg.Memory = Memory{Bytes: 120, Swap: rapid.Bool().Draw(t, "swap"), Capacity: 100, StallAfter: time.Duration(graces.Draw(t, "stall after")),
 			Ceiling: rapid.SampledFrom([]uint64{0, 0, 90}).Draw(t, "ceiling")}
@@ -215,7 +216,7 @@ func TestAnyHistory(t *testing.T) {
 		}
 		for i := range rapid.IntRange(0, 3).Draw(t, "restored") {
 			r := Restore{Client: ClientID(i + 1), Epoch: cfg.LastEpoch + Epoch(i) + 1}
-			h.live[r.Client] = &liveGrant{epoch: r.Epoch}
+			h.live[r.Client] = &liveGrant{epoch: r.Epoch, shared: cfg.Mode == Auto && cfg.Way == WayCohort}
 			h.epoch = r.Epoch
 			h.used[r.Epoch] = true
 			h.persisted.Epoch = r.Epoch

@@ -16,8 +16,8 @@ type records struct {
 	persisted Persist
 }
 
-func newRecords(last Epoch) records {
-	return records{epoch: last, restarted: last != 0, persisted: Persist{Epoch: last}}
+func newRecords(last Epoch, way Way) records {
+	return records{epoch: last, restarted: last != 0, persisted: Persist{Epoch: last, Way: way}}
 }
 
 // takeEpoch returns the epoch of the next grant.
@@ -41,7 +41,7 @@ func (c *GPU) settle() {
 
 // record returns what a restart would have to know now.
 func (c *GPU) record() Persist {
-	p := Persist{Epoch: c.epoch, Unrecorded: c.holdOff != 0}
+	p := Persist{Epoch: c.epoch, Unrecorded: c.holdOff != 0, Way: c.wayNow()}
 	if c.open.n+c.latency.n+c.beside.n+c.closing.n >= MaxRecorded {
 		p.Unrecorded = true
 		return p

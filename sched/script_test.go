@@ -18,7 +18,7 @@ var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; com
 // TestScripts runs testdata/*.txt. A script is lines of events and the actions
 // expected after each, indented; # begins a comment. The first line may be
 //
-//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH] [intact] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [stallafter=D]
+//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH] [way=WAY] [intact] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [stallafter=D]
 //
 // an event is
 //
@@ -159,6 +159,8 @@ func parseConfig(words []string, cfg *Config) (err error) {
 		switch key {
 		case "quantum":
 			cfg.Quantum, err = time.ParseDuration(value)
+		case "way":
+			err = cfg.Way.UnmarshalText([]byte(value))
 		case "intact":
 			cfg.Intact = true
 		case "grace":

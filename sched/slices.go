@@ -44,7 +44,7 @@ type sliceState struct {
 }
 
 // sliced says whether clients share the GPU by time slices.
-func (c *GPU) sliced() bool { return c.auto.way == slicesWay }
+func (c *GPU) sliced() bool { return c.auto.way == WaySlices }
 
 // anySliced says whether any clients do: all of them, or those of a cohort in its turns.
 func (c *GPU) anySliced() bool { return c.sliced() || c.cohort.on }

@@ -42,8 +42,8 @@ func (c *GPU) sharers(cohort bool) (known bool, n int) {
 }
 
 // beginSlices has clients share the GPU by time slices, all of it or the turns of a cohort.
-func (c *GPU) beginSlices(w way) {
-	a, cohort := &c.auto, w == cohortWay
+func (c *GPU) beginSlices(w Way) {
+	a, cohort := &c.auto, w == WayCohort
 	c.endCohort()
 	a.worse, a.underfed, a.gaveUp = 0, 0, nil
 	for _, t := range c.tenants {
@@ -89,7 +89,7 @@ func (c *GPU) endSlices(cause Cause, atLeast time.Duration) {
 		c.slices.stale = true
 		a.notBefore, a.left = c.now.Add(max(atLeast, minTurns)), cause
 	}
-	a.way, a.wastes = turnsWay, false
+	a.way, a.wastes = WayTurns, false
 	a.startWindow(c.now)
 	c.setEffective(Exclusive, cause)
 }
@@ -302,7 +302,7 @@ const (
 // uneven says whether tenants that share by slices are promised something, or their weights
 // differ.
 func (c *GPU) uneven() bool {
-	cohort := c.auto.against[cohortWay].Why == reasonNone
+	cohort := c.auto.against[WayCohort].Why == reasonNone
 	if c.exact > 0 && !cohort {
 		return true
 	}

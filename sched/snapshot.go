@@ -152,16 +152,24 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 	return s
 }
 
-// way says how clients share the GPU, and why in no better way.
-func (c *GPU) way() (w string, cause Cause, refused []WayRefusal) {
-	if c.mode == Auto && len(c.clients) > 1 {
-		for w := slicesWay; w < c.auto.way; w++ {
-			if cause := c.refused(w); cause.Why != reasonNone && cause.Why != reasonNotNeeded {
-				refused = append(refused, WayRefusal{w.name(), cause})
-			}
+// way says how clients share the GPU, and why in no better way. A cohort takes turns with the others.
+func (c *GPU) way() (way string, cause Cause, refused []WayRefusal) {
+	way = c.auto.way.String()
+	if c.cohort.on {
+		way = WayTurns.String()
+	}
+	if c.mode != Auto || len(c.clients) < 2 {
+		return way, c.auto.cause, nil
+	}
+	for _, w := range candidates {
+		if w == c.auto.way {
+			break
+		}
+		if cause := c.refused(w); cause.Why != reasonNone && cause.Why != reasonNotNeeded {
+			refused = append(refused, WayRefusal{w.String(), cause})
 		}
 	}
-	return c.auto.way.String(), c.auto.cause, refused
+	return way, c.auto.cause, refused
 }
 
 func (c *GPU) tenantSnapshot(t *tenant, now Time, d *dues) TenantSnapshot {

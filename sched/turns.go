@@ -111,6 +111,9 @@ func (c *GPU) turnOver() (Time, bool) {
 	if c.comesFromAway(next) {
 		end = max(end, c.owedUntil)
 	}
+	if g.shared && c.closingBatch > 0 { // others of its cohort may not be back since a restart
+		end = max(end, c.auto.keepUntil)
+	}
 	return end, true
 }
 

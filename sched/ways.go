@@ -2,30 +2,48 @@
 
 package sched
 
-import "time"
-
-// way is how clients share a GPU.
-type way uint8
-
-// The ways, the best first. In mode Auto the first one is taken that is not refused.
-const (
-	// slicesWay: all gates are open, and clients share by the GPU's own time slices, whose lengths
-	// the core sets (slices.go).
-	slicesWay way = iota
-	// cohortWay: tenants that need turns of their own have these, and all others have one turn
-	// together, in which they share by time slices (cohort.go).
-	cohortWay
-	// driverWay: all gates are open, and time slices are the driver's.
-	driverWay
-	// turnsWay: one tenant after the other.
-	turnsWay
-
-	allWays
+import (
+	"fmt"
+	"slices"
+	"time"
 )
 
-// String returns the way as users see it. A cohort takes turns with the others.
-func (w way) String() string {
-	return [...]string{"slices", "turns", "driver", "turns"}[w]
+// Way is how clients share a GPU. It is recorded with the holders, so that a restart stops nobody:
+// where all gates are open, all clients go on as they did.
+type Way uint8
+
+const (
+	// WayTurns: one tenant after the other. It is never refused.
+	WayTurns Way = iota
+	// WaySlices: all gates are open, and clients share by the GPU's own time slices, whose lengths
+	// the core sets (slices.go).
+	WaySlices
+	// WayCohort: tenants that need turns of their own have these, and all others have one turn
+	// together, in which they share by time slices (cohort.go).
+	WayCohort
+	// WayDriver: all gates are open, and time slices are the driver's.
+	WayDriver
+)
+
+// candidates are the ways in mode Auto, the best first. The first one is taken that is not refused.
+var candidates = [...]Way{WaySlices, WayCohort, WayDriver, WayTurns}
+
+var wayNames = [...]string{"turns", "slices", "cohort", "driver"}
+
+func (w Way) String() string {
+	if int(w) < len(wayNames) {
+		return wayNames[w]
+	}
+	return fmt.Sprintf("way(%d)", uint8(w))
+}
+
+// MarshalText is for records.
+func (w Way) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
+
+// UnmarshalText takes a way that only a newer scheduler knows for turns.
+func (w *Way) UnmarshalText(text []byte) error {
+	*w = Way(max(slices.Index(wayNames[:], string(text)), 0))
+	return nil
 }
 
 const (
@@ -41,27 +59,32 @@ const (
 )
 
 // chosenWay has the way follow what is known and what is measured.
-func chosenWay() policy { return policy{revoke: (*GPU).lookAtMode} }
+func chosenWay() policy {
+	return policy{
+		due:    func(c *GPU) (Time, bool) { return c.auto.keepUntil, c.mode == Auto && c.auto.keepUntil != 0 },
+		revoke: (*GPU).lookAtMode,
+	}
+}
 
 // lookAtMode changes the way if that is due.
 func (c *GPU) lookAtMode() {
 	a := &c.auto
 	switch {
 	case c.mode == Concurrent && a.overfull():
-		a.way = turnsWay
+		a.way = WayTurns
 		c.setEffective(Exclusive, because(reasonSwap)) // at the same time they would wait for each other
 	case c.mode == Concurrent:
-		a.way = driverWay
+		a.way = WayDriver
 		c.setEffective(Concurrent, because(reasonSet))
 	}
-	if c.mode != Auto {
+	if c.mode != Auto || c.keepsWay() {
 		return
 	}
 	if c.slices.stale || c.now.Sub(c.slices.lookedAt) >= autoWindow {
 		c.lookAtWays()
 	}
 	c.watch(c.now.Sub(a.since))
-	for w := slicesWay; w < allWays; w++ {
+	for _, w := range candidates {
 		if c.refused(w).Why == reasonNone {
 			c.take(w)
 			return
@@ -82,9 +105,9 @@ func (c *GPU) lookAtWays() {
 	s.crowded, s.lookedAt = crowded, c.now
 	a.gaps = a.gaps && crowded
 	c.lookWhoIsApart()
-	a.against[slicesWay] = c.againstSlices()
-	a.against[cohortWay] = c.againstCohort()
-	a.against[driverWay] = c.againstDriver()
+	a.against[WaySlices] = c.againstSlices()
+	a.against[WayCohort] = c.againstCohort()
+	a.against[WayDriver] = c.againstDriver()
 	for w, cause := range a.against {
 		if cause.Why != reasonNone {
 			a.refusedAt[w] = c.now
@@ -93,18 +116,18 @@ func (c *GPU) lookAtWays() {
 }
 
 // refused says why a way is not taken now; reasonNone: it may be.
-func (c *GPU) refused(w way) Cause {
+func (c *GPU) refused(w Way) Cause {
 	a := &c.auto
 	switch {
-	case w == turnsWay:
+	case w == WayTurns:
 		return Cause{}
 	case a.overfull():
 		return because(reasonSwap)
 	case a.against[w].Why != reasonNone:
 		return a.against[w]
-	case w == driverWay && !a.wastes:
+	case w == WayDriver && !a.wastes:
 		return because(reasonTurns)
-	case w == driverWay || w == a.way:
+	case w == WayDriver || w == a.way:
 		return Cause{}
 	case c.now < a.notBefore && !c.othersNow():
 		return a.left
@@ -116,25 +139,25 @@ func (c *GPU) refused(w way) Cause {
 
 // take has clients share in a way from now on. A way that was left for turns is not taken again
 // for a while, so that the way does not swing.
-func (c *GPU) take(w way) {
+func (c *GPU) take(w Way) {
 	a := &c.auto
 	if w == a.way {
-		if w == turnsWay {
+		if w == WayTurns {
 			c.setEffective(Exclusive, c.whyTurns())
 		}
 		return
 	}
 	switch w {
-	case slicesWay, cohortWay:
+	case WaySlices, WayCohort:
 		c.beginSlices(w)
-	case driverWay:
+	case WayDriver:
 		if c.anySliced() {
 			c.endSlices(c.refused(a.way), minTurns)
 		}
-		a.way = driverWay
+		a.way = WayDriver
 		a.startWindow(c.now)
 		c.setEffective(Concurrent, because(reasonGaps))
-	case turnsWay:
+	case WayTurns:
 		c.endSlices(c.whyTurns(), minTurns)
 	}
 }
@@ -142,7 +165,7 @@ func (c *GPU) take(w way) {
 // whyTurns says why clients take turns.
 func (c *GPU) whyTurns() Cause {
 	a := &c.auto
-	switch first := a.against[slicesWay]; {
+	switch first := a.against[WaySlices]; {
 	case a.overfull():
 		return because(reasonSwap)
 	case len(c.clients) < 2:
@@ -158,10 +181,10 @@ func (c *GPU) whyTurns() Cause {
 // mayBegin says whether clients that do not share by slices may begin to: nothing has been against
 // it for a moment, there is something to share, and, where tenants are promised parts, turns have
 // shown what each gets alone. From one way of slices to the other nothing has to be waited for.
-func (c *GPU) mayBegin(w way) bool {
-	known, n := c.sharers(w == cohortWay)
+func (c *GPU) mayBegin(w Way) bool {
+	known, n := c.sharers(w == WayCohort)
 	free := c.now.Sub(c.auto.refusedAt[w])
-	return n > 1 && (c.anySliced() || free >= autoWindow && (known || free >= staleWindow || w == slicesWay && !c.uneven()))
+	return n > 1 && (c.anySliced() || free >= autoWindow && (known || free >= staleWindow || w == WaySlices && !c.uneven()))
 }
 
 // watch looks at the window that ends, and chooses what follows from it: in turns, whether these
@@ -169,24 +192,24 @@ func (c *GPU) mayBegin(w way) bool {
 func (c *GPU) watch(window time.Duration) {
 	a := &c.auto
 	switch a.way {
-	case slicesWay, cohortWay:
+	case WaySlices, WayCohort:
 		if !a.overfull() && a.against[a.way].Why == reasonNone && c.sharedIn(window) >= c.sliceWindow() {
 			c.lookAtSlices(window)
 		}
-	case driverWay:
+	case WayDriver:
 		if window >= sharedWindow {
 			waste, known := a.wouldWaste()
 			a.wastes = !known || waste >= idleTogether
 			a.startWindow(c.now)
 		}
-	case turnsWay:
+	case WayTurns:
 		idle, known := a.idle(window)
 		if window < autoWindow || !known && window < staleWindow {
 			return
 		}
 		a.wastes = known && idle > idleInTurns
 		if c.slices.crowded {
-			if a.against[cohortWay].Why == reasonBusy {
+			if a.against[WayCohort].Why == reasonBusy {
 				idle = a.meanIdle()
 			}
 			if gaps := known && idle > idleInTurns && c.now >= a.notBefore; gaps != a.gaps {
@@ -252,9 +275,4 @@ func (c *GPU) againstDriver() Cause {
 // CUDA yet, decides nothing for the others.
 func (c *GPU) gangPlays(cl *client) bool {
 	return cl.connected && cl.wanted && cl.tenant.seat != nil && !cl.tenant.overlaps() && !c.sleeps(cl)
-}
-
-// name is the way for programs.
-func (w way) name() string {
-	return [...]string{"slices", "cohort", "driver", "turns"}[w]
 }

@@ -296,7 +296,7 @@ func (d *Daemon) attachmentOf(g *gpu, id sched.ClientID) *attachment {
 
 func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
 	s := d.state.GPUs[g.UUID]
-	s.Epoch, s.Holders, s.Unrecorded = a.Epoch, s.Holders[:0], a.Unrecorded
+	s.Epoch, s.Holders, s.Unrecorded, s.Way = a.Epoch, s.Holders[:0], a.Unrecorded, a.Way
 	for _, h := range a.Holders {
 		if cl := d.clients[h.Client]; cl != nil {
 			s.Holders = append(s.Holders, state.Holder{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch})

@@ -41,7 +41,7 @@
 //
 // In the run directory, beside what package rundir has there:
 //
-//	state.json     epoch and holders of each GPU
+//	state.json     epoch and holders of each GPU, and how they share it
 //	settings.json  time quanta and modes that were set
 //	shares.json    shares and memory limits of tenants
 //	members.json   who has memory on GPUs where it is swapped

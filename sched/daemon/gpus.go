@@ -187,6 +187,7 @@ func (d *Daemon) addGPU(info GPU) error {
 		Tuning:    d.opts.Tuning,
 		SwapShare: d.swapShareOf(info.UUID),
 		LastEpoch: last.Epoch,
+		Way:       last.Way,
 		Intact:    intact,
 		GPU:       info.UUID,
 		Node:      d.node,

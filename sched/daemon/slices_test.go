@@ -68,12 +68,15 @@ func TestClientsShareBySlices(t *testing.T) {
 		*peerConn
 		epoch uint64
 	}{{a, ea}, {b, eb}} {
-		// It cannot go on: two hold the GPU, and turns are the way until both have proved again.
-		c.attach(0, gpuA, c.epoch, 0).release(c.epoch).request()
+		c.attach(0, gpuA, c.epoch, 0)
+		if c.page.Word(0) != uint32(c.epoch) {
+			t.Errorf("client %d may not go on under epoch %d: its word is %d", c.id, c.epoch, c.page.Word(0))
+		}
 		c.prove(wire.ControlWorks)
 	}
-	awaitWay(t, s, "slices", a)
-	ea, eb = a.granted(), b.granted()
+	if g := s.status().Gpus[0]; g.Way != "slices" || g.Mode == api.Mode_MODE_EXCLUSIVE {
+		t.Errorf("after the restart the GPU is shared by %s (%s)", g.Way, g.WayReason)
+	}
 
 	b.prove(wire.ControlRefused)
 	if f := a.expect(wire.TypeRevoke); f.Epoch != ea {
@@ -85,6 +88,40 @@ func TestClientsShareBySlices(t *testing.T) {
 	g := s.status().Gpus[0]
 	if want := fmt.Sprintf("client %d cannot be sliced: time slices: driver refused", b.id); g.Way != "turns" || !strings.Contains(g.WayReason, want) {
 		t.Errorf("the GPU is shared by %s (%s), want turns (%s)", g.Way, g.WayReason, want)
+	}
+}
+
+// However many share the GPU, a restart of the scheduler takes it from nobody.
+func TestRestartDropsNobody(t *testing.T) {
+	dir := t.TempDir()
+	s := start(t, dir, autoMode)
+	const n = 40
+	procs, clients, epochs := make([]*proc, n), make([]*peerConn, n), make([]uint64, n)
+	for i := range procs {
+		procs[i], clients[i] = newClient(t, s)
+		clients[i].request().prove(wire.ControlWorks)
+	}
+	awaitWay(t, s, "slices", clients[0])
+	for i, c := range clients {
+		epochs[i] = c.granted()
+	}
+	s.stop()
+	if st := readState(t, dir).GPUs[gpuA.UUID]; len(st.Holders) != n || st.Unrecorded || st.Way != sched.WaySlices {
+		t.Errorf("%d holders are recorded (others: %t), who share the GPU by %v", len(st.Holders), st.Unrecorded, st.Way)
+	}
+	s = start(t, dir, autoMode)
+	for i, p := range procs {
+		clients[i] = p.connect().register(wire.RegisterReconnect).attach(0, gpuA, epochs[i], 0)
+		clients[i].prove(wire.ControlWorks)
+	}
+	g := s.status().Gpus[0]
+	if g.Way != "slices" {
+		t.Errorf("the GPU is shared by %s (%s)", g.Way, g.WayReason)
+	}
+	for i, c := range clients {
+		if got := c.page.Word(0); got != uint32(epochs[i]) {
+			t.Errorf("client %d may not go on under epoch %d: its word is %d", c.id, epochs[i], got)
+		}
 	}
 }
 

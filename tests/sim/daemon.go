@@ -66,7 +66,7 @@ func (d *daemon) start() {
 	d.departs, d.keptOff = nil, map[sched.ClientID]bool{}
 	d.node = sched.NewNode()
 	d.late = d.w.mem.limits && d.persisted.Holders == [len(d.persisted.Holders)]sched.Holder{} && len(d.promised) == 0 && d.w.chance(0.3)
-	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch, Intact: true, Node: d.node, Memory: d.memoryConfig()})
+	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch, Way: d.persisted.Way, Intact: true, Node: d.node, Memory: d.memoryConfig()})
 	if d.w.trace != nil {
 		d.w.note("daemon", text(fmt.Sprintf("starts with %v, mode %v", d.persisted, d.mode)))
 	}

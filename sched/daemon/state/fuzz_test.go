@@ -24,6 +24,7 @@ func TestStateMutants(t *testing.T) {
 func stateSeeds() (seeds [][]any) {
 	for _, s := range []string{
 		`{"version":2,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holders":[{"pid":5,"starttime":6,"epoch":8},{"pid":7,"starttime":6,"epoch":9}],"unrecorded":true}}}`,
+		`{"version":2,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holders":[{"pid":5,"starttime":6,"epoch":8},{"pid":7,"starttime":6,"epoch":9}],"way":"cohort"}}}`,
 		`{"version":1,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holder":{"pid":5,"starttime":6},"concurrent":true}}}`,
 		`{"version":3}`, `{"version":2,"gpus":null}`, `{`, "", "null", `[1]`, "\x00\xff",
 	} {
@@ -40,7 +41,7 @@ func readsState(t *testing.T, text []byte) {
 		return
 	}
 	for _, g := range s.GPUs {
-		core := sched.New(sched.Config{LastEpoch: g.Epoch})
+		core := sched.New(sched.Config{Mode: sched.Auto, LastEpoch: g.Epoch, Way: g.Way})
 		if g.Unrecorded {
 			core.Step(1, sched.RestoreUnknown{Epoch: g.Epoch})
 		}

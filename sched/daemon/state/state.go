@@ -23,7 +23,7 @@ const version = 2
 // for a century; above it the next ones would overflow.
 const (
 	maxEpoch    = 1 << 62
-	maxRecorded = 64 // holders of a GPU; the core hands out fewer
+	maxRecorded = sched.MaxRecorded // holders of a GPU
 )
 
 // File is what a restarted scheduler must know.
@@ -38,6 +38,7 @@ type GPU struct {
 	Epoch      sched.Epoch `json:"epoch"` // the latest one that was granted
 	Holders    []Holder    `json:"holders,omitempty"`
 	Unrecorded bool        `json:"unrecorded,omitempty"` // there may be more holders
+	Way        sched.Way   `json:"way,omitempty"`        // in which the holders share the GPU; none: turns
 }
 
 // Holder is a process with a grant.
@@ -84,7 +85,7 @@ func Load(path, bootID string) (*File, error) {
 	}
 	if s.BootID != bootID {
 		for _, g := range s.GPUs {
-			g.Holders, g.Unrecorded = nil, false
+			g.Holders, g.Unrecorded, g.Way = nil, false, sched.WayTurns
 		}
 	}
 	s.Version, s.BootID = version, bootID

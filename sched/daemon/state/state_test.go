@@ -136,17 +136,17 @@ func TestLoad(t *testing.T) {
 	}
 	s := &File{Version: version, BootID: "boot", GPUs: map[string]*GPU{
 		"GPU-1": {Epoch: 1<<60 + 1, Holders: []Holder{{PID: 5, StartTime: 6, Epoch: 7}}},
-		"GPU-2": {Epoch: 3, Unrecorded: true},
+		"GPU-2": {Epoch: 3, Unrecorded: true, Way: sched.WayCohort},
 	}}
 	if err := s.Save(path, nil); err != nil {
 		t.Fatal(err)
 	}
 	same, err := Load(path, "boot")
-	if err != nil || same.GPUs["GPU-1"].Epoch != 1<<60+1 || same.GPUs["GPU-1"].Holders[0] != (Holder{5, 6, 7}) || !same.GPUs["GPU-2"].Unrecorded {
+	if err != nil || same.GPUs["GPU-1"].Epoch != 1<<60+1 || same.GPUs["GPU-1"].Holders[0] != (Holder{5, 6, 7}) || !same.GPUs["GPU-2"].Unrecorded || same.GPUs["GPU-2"].Way != sched.WayCohort {
 		t.Errorf("read back %+v, %v", same.GPUs["GPU-1"], err)
 	}
 	other, err := Load(path, "another boot")
-	if err != nil || other.GPUs["GPU-1"].Epoch != 1<<60+1 || other.GPUs["GPU-1"].Holders != nil || other.GPUs["GPU-2"].Unrecorded {
+	if err != nil || other.GPUs["GPU-1"].Epoch != 1<<60+1 || other.GPUs["GPU-1"].Holders != nil || other.GPUs["GPU-2"].Unrecorded || other.GPUs["GPU-2"].Way != sched.WayTurns {
 		t.Errorf("after a reboot %+v, %v", other.GPUs["GPU-1"], err)
 	}
 }
@@ -179,6 +179,29 @@ func TestDecode(t *testing.T) {
 	for _, text := range []string{`{"version":2,"boot_id":"x"}`, gpu(`{"epoch":0}`), gpu(`{"epoch":9,"later":[1]}`) + "  \n\n"} {
 		if _, err := decode([]byte(text)); err != nil {
 			t.Errorf("%s: %v", text, err)
+		}
+	}
+	// As many holders as the core hands out; and as an older scheduler wrote it, or a newer one.
+	holders := strings.Builder{}
+	for pid := 1; pid <= sched.MaxRecorded; pid++ {
+		fmt.Fprintf(&holders, `{"pid":%d,"starttime":3,"epoch":%d},`, pid, pid)
+	}
+	many := `"epoch":99,"holders":[` + strings.TrimSuffix(holders.String(), ",") + `]`
+	for text, want := range map[string]GPU{
+		gpu(`{` + many + `}`):                                                        {},
+		gpu(`{` + many + `,"unrecorded":true}`):                                      {Unrecorded: true},
+		gpu(`{` + many + `,"way":"slices"}`):                                         {Way: sched.WaySlices},
+		gpu(`{` + many + `,"way":"driver"}`):                                         {Way: sched.WayDriver},
+		gpu(`{` + many + `,"way":"another"}`):                                        {},
+		`{"version":1,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"concurrent":true}}}`: {Unrecorded: true},
+	} {
+		s, err := decode([]byte(text))
+		if err != nil {
+			t.Errorf("%.100s: %v", text, err)
+			continue
+		}
+		if g := s.GPUs["GPU-1"]; g.Unrecorded != want.Unrecorded || g.Way != want.Way || strings.Contains(text, "pid") && len(g.Holders) != sched.MaxRecorded {
+			t.Errorf("%.100s: %d holders, others %t, way %v; want %+v", text, len(g.Holders), g.Unrecorded, g.Way, want)
 		}
 	}
 }
