@@ -18,10 +18,11 @@ import (
 // until there is enough for a slice. Credit may become negative, because a drain
 // takes time, and a kernel's length where it can't be cut: that is the tenant's debt.
 //
-// Patience: for how long a latency tenant may still keep batch tenants out. Each has its
-// own, which fills with its part of what latency tenants may have together, and all have
-// a common one, which whoever wants the GPU may use. A tenant is out of patience when both
-// are empty.
+// Patience: for how long a latency tenant may still have the GPU while others want it.
+// Each has its own, which fills with its part of what latency tenants may have together,
+// and all have a common one, which whoever wants the GPU may use. A tenant is out of
+// patience when both are empty, and waits until one of them is half full, or nobody else
+// wants the GPU. Both may become negative, as credit may.
 const (
 	// one is the whole of a GPU, in the unit of part.
 	one = 1_000_000
@@ -37,10 +38,11 @@ const (
 	maxSlice    = 25 * time.Millisecond
 
 	// Latency tenants together go before batch tenants for half of the time, and for a
-	// quarter of a second more if they have left that unused. Then they take turns as
-	// batch tenants do, until they have half of that quarter again.
+	// quarter of a second more if they have left that unused. What drains take beyond that
+	// is owed, up to a second.
 	patiencePercent = 50
 	patienceMax     = 250 * time.Millisecond
+	patienceOwed    = time.Second
 
 	// The more a tenant is ahead of those that wait, the shorter is its turn, down
 	// to this part of the quantum.
@@ -65,7 +67,7 @@ type account struct {
 
 	used   time.Duration
 	got    recent // on the GPU
-	waited recent // it wanted the GPU and had no grant
+	waited recent // it wanted the GPU and did not have it
 
 	limitedFor time.Duration // of what it waited so far, its core limit kept it away
 }
@@ -79,9 +81,9 @@ type rates struct {
 	share                 Share
 	use                   int // permille of its turn that its limit is charged; 0: what it gets
 	slice                 time.Duration
-	waits                 bool          // a client of the tenant waits for a grant
-	keepsOut              bool          // latency grants keep batch tenants from the GPU
-	patience              int           // percent of the time that is the tenant's own, if it is a latency tenant
+	waits                 bool          // a client of the tenant waits for a grant, or its grant is paused
+	keepsOut              bool          // it is a latency tenant that has the GPU while others want it
+	patience              time.Duration // by which its own has filled, if it is a latency tenant
 	common                time.Duration // patience of all latency tenants, now
 	tuning                Tuning
 }
@@ -155,15 +157,21 @@ func (a *account) billCredit(dt, charge time.Duration, r rates) {
 }
 
 func (a *account) billPatience(dt, charge time.Duration, r rates) {
-	a.patience += portion(dt, r.patience, 100)
+	a.patience += r.patience
 	if r.keepsOut {
 		a.patience -= min(dt, charge)
 	}
-	a.patience = min(max(a.patience, 0), patienceMax)
+	a.patience = min(a.patience, patienceMax)
+	a.usePatience(0, r.common)
+}
+
+// usePatience takes from the tenant's own patience what it has used.
+func (a *account) usePatience(d, common time.Duration) {
+	a.patience = max(a.patience-d, -patienceOwed)
 	switch {
-	case a.patience <= 0 && r.common <= 0:
+	case a.patience <= 0 && common <= 0:
 		a.demoted = true
-	case a.patience >= patienceMax/2 || r.common >= patienceMax/2:
+	case a.patience >= patienceMax/2 || common >= patienceMax/2:
 		a.demoted = false
 	}
 }

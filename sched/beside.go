@@ -11,8 +11,9 @@ import "time"
 //
 // A saturating tenant would have nearly all of the GPU beside such short slices. Shims say
 // how often the GPU had work of a latency tenant. Where that is more than latency tenants
-// may have together, they have latency grants instead, which are billed exactly, for a time
-// that doubles; or by time slices, slices as everybody.
+// may have together, the rest of it is taken from their patience, and they have latency grants
+// instead, which are billed exactly, for a time that doubles. Or by time slices, they have
+// slices of their part, which is smaller by what they used too much.
 func tenantsBeside() policy {
 	return policy{
 		due: func(c *GPU) (Time, bool) { return c.besides.from, c.besides.blocked },
@@ -41,13 +42,17 @@ type besides struct {
 	blocked bool // they used too much
 	from    Time // until then
 	pause   time.Duration
+	part    int // permille of the GPU that is theirs by time slices meanwhile
 }
 
 // lookBeside looks whether the time slices of all others can be set.
 func (c *GPU) lookBeside() {
 	b := &c.besides
 	if b.blocked && c.now >= b.from {
-		b.blocked, c.slices.stale = false, true
+		b.blocked, b.since, c.slices.stale = false, c.now, true
+		for _, t := range c.tenants {
+			t.looks, t.hot = 0, 0
+		}
 	}
 	if !c.slices.ever || !c.slices.stale && c.now.Sub(b.lookedAt) < besideWindow {
 		return
@@ -71,14 +76,19 @@ func (c *GPU) besideAllowed() bool {
 // mayBeBeside says whether the clients of a tenant get beside grants. A limit is held
 // exactly, by grants that end when they are not used.
 func (c *GPU) mayBeBeside(t *tenant) bool {
-	return c.besideAllowed() && t.share.Priority == Latency && !t.limited() && t.seat == nil
+	return c.besideAllowed() && t.share.Priority == Latency && !t.demoted && !t.limited() && t.seat == nil
 }
 
 // endBeside asks back the beside grants of tenants that may not have them any more.
 func (c *GPU) endBeside() {
 	for cl := c.beside.head; cl != nil; {
 		next := cl.next
-		if !c.mayBeBeside(cl.tenant) {
+		c.bill(cl.tenant) // its patience may end
+		switch {
+		case c.mayBeBeside(cl.tenant):
+		case cl.tenant.demoted:
+			c.revoke(cl.grant, PriorityUsedUp)
+		default:
 			c.revoke(cl.grant, ModeChange)
 		}
 		cl = next
@@ -124,15 +134,50 @@ func (c *GPU) noteUseBeside(t *tenant, ev Utilization) {
 		}
 	}
 	c.setBesideUse(min(use, 1000))
+	most, long := 10*c.pool.percent(), window > 2*besideWindow // which tells of its end only
+	if !long && c.wantedByOthers() {
+		c.chargeBeside(window)
+	}
 	switch {
-	case window > 2*besideWindow || all <= 10*c.pool.percent(): // a long window tells of its end only
+	case long || all <= most:
 		if c.now.Sub(b.from) > besideForgets {
 			b.pause = 0
 		}
 	case !b.blocked && (c.beside.n > 0 || c.sliced()):
 		b.pause = min(max(2*b.pause, besidePause), maxBesidePause)
 		b.blocked, b.from, c.slices.stale = true, c.now.Add(b.pause), true
+		b.part = max(most-int(window*time.Duration(min(all, 1000)-most)/b.pause), most/2)
 	}
+}
+
+// chargeBeside takes from the patience of latency tenants what they used beside others.
+func (c *GPU) chargeBeside(window time.Duration) {
+	c.countPatience()
+	p := &c.pool
+	p.patience = max(p.patience-window*time.Duration(c.besides.use)/1000, -patienceOwed)
+	for cl := c.beside.head; cl != nil; cl = cl.next {
+		if t := cl.tenant; t.beside > 0 {
+			t.usePatience(window*time.Duration(t.gets)/time.Duration(1000*t.beside), p.patience)
+		}
+	}
+}
+
+// lessLatency is by what latency tenants' parts are multiplied where these tenants share the GPU
+// by slices, so that latency tenants have no more together than they may.
+func (c *GPU) lessLatency(sharing map[*tenant]int) float64 {
+	var latency, others int64
+	for t := range sharing {
+		if t.share.Priority == Latency {
+			latency += c.part(t)
+		} else {
+			others += c.part(t)
+		}
+	}
+	most := float64(c.besides.part) / 1000
+	if latency == 0 || others == 0 || float64(latency)*(1-most) <= float64(others)*most {
+		return 1
+	}
+	return float64(others) * most / (1 - most) / float64(latency)
 }
 
 // crowded says whether several others want the GPU beside a latency tenant. At the same

@@ -94,9 +94,10 @@
 // can be set, in mode Auto, these are short, its gate stays open, and nothing changes for the
 // holder (beside.go). Else the holder's gate is shut meanwhile, without a revoke (Pause,
 // Resume); the work that it submitted goes on.
-// That is for tenants that want the GPU briefly: one that keeps others out for more
-// than half of the time takes turns like everybody, until it has been away for as
-// long.
+// That is for tenants that want the GPU briefly: while others want it, all latency tenants of a
+// GPU together have half of the time that is promised to none of these, or what they are promised
+// themselves, and each an equal part of that. One that has used that up waits until it has some
+// again, or nobody else wants the GPU.
 //
 // # Gangs
 //
@@ -123,7 +124,7 @@
 // grants of latency tenants are given beside it, and grants of one cohort beside each other. Every client that waits gets its grant within
 // the turns and grace periods of those ahead of it, and twice the time for which they
 // move memory, with a minute at most after each in which nobody else moves; unless
-// the limit of its own tenant keeps it waiting. A holder without a limit is not
+// the limit of its own tenant keeps it waiting, or it is a latency tenant's. A holder without a limit is not
 // disturbed while nobody waits, nor before an eighth of the quantum is over, except
 // for a gang whose turn has come on all its GPUs. In concurrent mode every request is
 // granted at once, within the tenant's limit. The epochs of a client rise strictly,

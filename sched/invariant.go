@@ -177,8 +177,8 @@ func (c *GPU) checkTenants(waiting int) error {
 			s.batch++
 		}
 	}
-	queued, eligible, active, requests, weights, exact, limited := 0, 0, 0, 0, 0, 0, 0
-	cohort := int64(0)
+	queued, eligible, active, latency, requests, weights, exact, limited := 0, 0, 0, 0, 0, 0, 0, 0
+	cohort, pool := int64(0), pooled{}
 	fresh, due := c.dues(), c.duesNow()
 	for name, t := range c.tenants {
 		s := has[t]
@@ -202,7 +202,9 @@ func (c *GPU) checkTenants(waiting int) error {
 			return fmt.Errorf("tenant %s is not where it says", t.displayName())
 		case in != nil && t.pos > 0 && in.less(t, in.items[(t.pos-1)/2]):
 			return fmt.Errorf("tenant %s is behind one that comes later", t.displayName())
-		case t.active != (t.takesTurn() || t.place == aside || t.batch > 0):
+		case t.place == spent && (!t.demoted || c.effective != Exclusive || c.unwanted()):
+			return fmt.Errorf("latency tenant %s waits: out of patience: %t, in %v mode, %d tenants want turns", t.displayName(), t.demoted, c.effective, c.active)
+		case t.active != (t.takesTurn() || t.place == aside || t.batch > 0 || t.open > 0 && c.effective == Concurrent):
 			return fmt.Errorf("tenant %s is active: %t, in place %d with %d grants", t.displayName(), t.active, t.place, t.batch)
 		case (t.metered >= 0) != t.spends():
 			return fmt.Errorf("tenant %s is metered: %t", t.displayName(), t.metered >= 0)
@@ -211,7 +213,7 @@ func (c *GPU) checkTenants(waiting int) error {
 			return err
 		}
 		queued += t.queue.n
-		if t.takesTurn() || t.place == urgent {
+		if t.takesTurn() || t.place == urgent || t.place == spent {
 			eligible += max(t.queue.n, 1)
 		}
 		if t.active {
@@ -221,10 +223,17 @@ func (c *GPU) checkTenants(waiting int) error {
 			if t.limited() {
 				limited++
 			}
+			if t.share.Priority == Latency {
+				latency++
+			}
 			if !t.apart {
 				cohort += fresh.of(t)
 			}
 		}
+		if now := t.pools(); now != t.pooled {
+			return fmt.Errorf("tenant %s counts as %+v for latency tenants, counted %+v", t.displayName(), now, t.pooled)
+		}
+		pool.tenants, pool.requests, pool.promised = pool.tenants+t.pooled.tenants, pool.requests+t.pooled.requests, pool.promised+t.pooled.promised
 		if t.clients > 0 && (t.limited() || t.share.Request > 0) {
 			exact++
 		}
@@ -239,6 +248,10 @@ func (c *GPU) checkTenants(waiting int) error {
 		return fmt.Errorf("%d clients may be granted, counted %d", eligible, c.waiting)
 	case c.cohort.on && cohort != due.cohort:
 		return fmt.Errorf("the cohort is due %d of %d, counted %d", cohort, one, due.cohort)
+	case pool != c.pool.pooled:
+		return fmt.Errorf("latency tenants have %+v, counted %+v", pool, c.pool.pooled)
+	case latency != c.activeLatency:
+		return fmt.Errorf("%d active tenants have priority latency, counted %d", latency, c.activeLatency)
 	case limited != c.limited:
 		return fmt.Errorf("%d active tenants have a limit, counted %d", limited, c.limited)
 	case fresh.rest != due.rest || fresh.weights != due.weights:

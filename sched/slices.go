@@ -94,7 +94,13 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 			processes[cl.tenant]++
 		}
 	}
-	partOf := func(t *tenant) float64 { return float64(c.part(t)) }
+	less := c.lessLatency(processes)
+	partOf := func(t *tenant) float64 {
+		if t.share.Priority == Latency {
+			return float64(c.part(t)) * less
+		}
+		return float64(c.part(t))
+	}
 	if c.cohort.on {
 		parts := c.cohortParts(true) // the shortest slice, and so all, would else be a sleeper's
 		partOf = func(t *tenant) float64 { return max(parts[t]*one, minPart) }

@@ -208,7 +208,7 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time, d *dues) TenantSnapshot {
 // queueIDs returns who waits, those first that are next, as things are.
 func (c *GPU) queueIDs() []ClientID {
 	ids := []ClientID{}
-	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.afar, &c.throttled} {
+	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.afar, &c.spent, &c.throttled} {
 		tenants := slices.Clone(h.items)
 		slices.SortFunc(tenants, func(a, b *tenant) int {
 			if h.less(a, b) {

@@ -17,6 +17,7 @@ const (
 	ready                  // it waits for its turn
 	afar                   // it waits for its turn, and then has memory to move first
 	urgent                 // it is to be let in at once
+	spent                  // it waits until it may be, as latency tenants have had their part
 	throttled              // it waits until its limit allows a grant
 	aside                  // it waits for its gang
 )
@@ -30,6 +31,7 @@ type roster struct {
 
 	// The number of tenants that are active, and the sums of their shares.
 	active, requests, weights int
+	activeLatency             int   // those of them with priority latency
 	exact                     int   // tenants with clients and with a limit or a request
 	limited                   int   // active tenants with a limit
 	vtime                     int64 // see virtualNow
@@ -42,15 +44,15 @@ type roster struct {
 
 // queues holds the tenants with waiting clients.
 type queues struct {
-	ready, afar, urgent, throttled tenantHeap
-	waiting                        int    // clients of those in ready, afar and urgent
-	seq                            uint64 // of the latest request
+	ready, afar, urgent, spent, throttled tenantHeap
+	waiting                               int    // clients of those in ready, afar, urgent and spent
+	seq                                   uint64 // of the latest request
 }
 
 func newQueues() queues {
 	return queues{
 		ready: tenantHeap{less: behind}, afar: tenantHeap{less: behind},
-		urgent: tenantHeap{less: before}, throttled: tenantHeap{less: backFirst},
+		urgent: tenantHeap{less: before}, spent: tenantHeap{less: before}, throttled: tenantHeap{less: backFirst},
 	}
 }
 
@@ -92,9 +94,10 @@ type tenant struct {
 	seat *seat
 	crew []*client // its clients
 
-	metered int   // index in roster.metered, -1: none
-	latency Share // as counted in GPU.pool; the zero Share: it is not
-	exact   bool  // counted in roster.exact
+	metered int    // index in roster.metered, -1: none
+	pooled  pooled // as counted in GPU.pool
+	filled  int64  // latencyPool.filled when the tenant was last billed
+	exact   bool   // counted in roster.exact
 	ghost   bool
 
 	apart   bool // it never has its turn together with others, see cohort.go
@@ -164,7 +167,7 @@ func (c *GPU) tenantOf(name string, id ClientID, share Share) *tenant {
 	}
 	t := c.tenants[name]
 	if t == nil {
-		t = &tenant{name: name, own: own, share: clampShare(share), account: account{billedAt: c.now, vt: c.virtualNow(), patience: patienceMax}, metered: -1, core: c}
+		t = &tenant{name: name, own: own, share: clampShare(share), account: account{billedAt: c.now, vt: c.virtualNow(), patience: patienceMax}, filled: c.filledNow(), metered: -1, core: c}
 		t.apart = t.share.exclusive() || t.limited()
 		t.credit = t.slice()
 		c.tenants[name] = t
@@ -293,6 +296,7 @@ func (c *GPU) bill(t *tenant) {
 	}
 	vt := t.vt
 	t.account.bill(c.now, c.ratesOf(t))
+	t.filled = c.filledNow()
 	if t.vt != vt && c.inCohort(t) {
 		c.cohort.vt = max(c.cohort.vt, t.vt)
 	}
@@ -308,7 +312,7 @@ func (c *GPU) bill(t *tenant) {
 func (c *GPU) ratesOf(t *tenant) rates {
 	r := rates{
 		open: t.open, closing: t.closing, fenced: t.fenced,
-		share: t.share, slice: t.slice(), waits: t.queue.n > 0, keepsOut: c.keptOut, tuning: c.tuning,
+		share: t.share, slice: t.slice(), waits: t.queue.n > 0 || t.batch > t.open+t.closing, tuning: c.tuning,
 		gets: 1000, own: 1000,
 	}
 	switch {
@@ -328,7 +332,11 @@ func (c *GPU) ratesOf(t *tenant) rates {
 		r.closing = min(t.closing, 1-r.open)
 	}
 	if t.share.Priority == Latency {
-		r.patience, r.common = c.pool.partOf(t.share), c.commonPatience()
+		if has := t.open+t.closing > 0 && c.effective == Exclusive; !has || c.keptOut {
+			r.patience = time.Duration(c.filledNow()-t.filled+int64(c.now-t.billedAt)*int64(t.share.Request)) / 100
+			r.keepsOut = has
+		}
+		r.common = c.commonPatience()
 	}
 	if t.batch > 0 && t.open+t.closing > 0 {
 		r.part = c.turnPart(t)
@@ -343,6 +351,9 @@ func (r *roster) countShare(t *tenant, n int) {
 	r.weights += n * s.Weight
 	if s.limited() {
 		r.limited += n
+	}
+	if s.Priority == Latency {
+		r.activeLatency += n
 	}
 }
 
@@ -377,14 +388,16 @@ func (c *GPU) review(t *tenant) {
 		to = aside
 	case t.capped, t.notBefore > c.now:
 		to = throttled
-	case t.share.Priority == Latency && !t.demoted && c.effective == Exclusive && !c.allAway(t):
+	case t.demoted && c.effective == Exclusive && !c.unwanted():
+		to = spent
+	case t.share.Priority == Latency && c.effective == Exclusive && !c.allAway(t):
 		to = urgent
 	case c.allAway(t) && c.effective == Exclusive:
 		to = afar
 	default:
 		to = ready
 	}
-	c.setActive(t, to == ready || to == afar || to == aside || t.batch > 0)
+	c.setActive(t, to == ready || to == afar || to == aside || t.batch > 0 || t.open > 0 && c.effective == Concurrent)
 	c.keepUp(t)
 	if t.inHeap() && t.place != to {
 		c.heap(t.place).remove(t)
@@ -401,7 +414,7 @@ func (c *GPU) review(t *tenant) {
 	}
 	c.meter(t)
 	n := 0
-	if to == ready || to == afar || to == urgent {
+	if to == ready || to == afar || to == urgent || to == spent {
 		n = max(t.queue.n, 1) // members of its gang may wait on other GPUs
 	}
 	c.waiting += n - t.counted
@@ -415,17 +428,7 @@ func (c *GPU) review(t *tenant) {
 			c.exact--
 		}
 	}
-	counts := Share{}
-	if t.clients > 0 && t.share.Priority == Latency {
-		counts = t.share
-	}
-	if counts != t.latency {
-		c.countPatience()
-		p := &c.pool
-		p.tenants += int(counts.Priority) - int(t.latency.Priority)
-		p.requests += counts.Request - t.latency.Request
-		t.latency = counts
-	}
+	c.countPooled(t)
 }
 
 // proxy says whether the tenant wants its turn because members of its gang on other
@@ -445,6 +448,8 @@ func (q *queues) heap(p place) *tenantHeap {
 		return &q.afar
 	case urgent:
 		return &q.urgent
+	case spent:
+		return &q.spent
 	}
 	return &q.throttled
 }

@@ -648,18 +648,42 @@ func TestLatencyTenantBesideOthers(t *testing.T) {
 	}
 }
 
-// One that saturates the GPU does not starve the others because it is a latency tenant.
-func TestGreedyLatencyTenant(t *testing.T) {
-	for n := 1; n <= 3; n++ {
-		g := newGPUModel(t, sched.Auto, append([]process{{program: gemm, share: sched.Share{Priority: sched.Latency}}}, several(n, gemm)...)...)
-		g.run(20 * time.Second)
-		for range 6 {
-			_, got := g.got(30 * time.Second)
-			t.Logf("%.3f: %q", got, g.reasons)
-			// Half of the GPU as a latency tenant, and its turns.
-			if least := 0.5 / float64(n+1); slices.Min(got[1:]) < 0.9*least {
-				t.Errorf("beside a latency tenant that saturates the GPU %d others get %.3f", n, got[1:])
+// Latency tenants that saturate the GPU have half of it together, in whichever way it is shared.
+func TestGreedyLatencyTenants(t *testing.T) {
+	greedy := process{program: gemm, share: sched.Share{Priority: sched.Latency}}
+	limited := process{program: gemm, share: sched.Share{Limit: 25}}
+	for _, test := range []struct {
+		name   string
+		greedy int
+		others []process
+		least  float64 // hand-overs take some of their time
+	}{
+		{"one beside one", 1, several(1, gemm), 0.48},
+		{"one beside three", 1, several(3, gemm), 0.45},
+		{"two beside one", 2, several(1, gemm), 0.44},
+		{"two beside two", 2, several(2, gemm), 0.43},
+		{"one beside a limit and another", 1, []process{limited, {program: gemm}}, 0.45},
+		{"one beside a limit and a cohort", 1, append(several(2, gemm), limited), 0.45},
+		{"one beside three that leave gaps", 1, several(3, decoder), 0.35}, // which have the GPU at the same time
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			var all []process
+			for range test.greedy {
+				all = append(all, greedy)
 			}
-		}
+			g := newGPUModel(t, sched.Auto, append(all, test.others...)...)
+			g.run(20 * time.Second)
+			for range 5 {
+				got, _ := g.got(30 * time.Second)
+				t.Logf("%.3f: %q", got, g.reasons)
+				if latency := sum(got[:test.greedy]); latency > 0.51 || latency < test.least {
+					t.Errorf("latency tenants that saturate the GPU have %.3f of it, want %.2f to 0.51: %.3f", latency, test.least, got)
+				}
+				if i := test.greedy - 1; math.Abs(got[i]-got[0]) > 0.01 {
+					t.Errorf("they do not have the same: %.3f", got[:test.greedy])
+				}
+			}
+		})
 	}
 }

@@ -195,5 +195,5 @@ func (j *judge) patience(c *client) time.Duration {
 		bound += (clients + 1) * (turn + 3*maxGrace) * 100 / time.Duration(c.tenant.share.Limit)
 	}
 	bound = min(bound, 24*time.Hour) // with thousands of clients the product is too large
-	return bound * clients * 3       // of which latency tenants may take two thirds
+	return bound * clients * 3       // of which latency tenants may take half, or what they are promised
 }
