@@ -162,11 +162,14 @@ func (c *GPU) chargeBeside(window time.Duration) {
 	}
 }
 
-// lessLatency is by what latency tenants' parts are multiplied where these tenants share the GPU
+// lessLatency is by what latency tenants' parts are multiplied where tenants share the GPU
 // by slices, so that latency tenants have no more together than they may.
-func (c *GPU) lessLatency(sharing map[*tenant]int) float64 {
+func (c *GPU) lessLatency() float64 {
 	var latency, others int64
-	for t := range sharing {
+	for _, t := range c.tenantsInOrder() {
+		if t.processes == 0 || c.cohort.on && t.apart {
+			continue
+		}
 		if t.share.Priority == Latency {
 			latency += c.part(t)
 		} else {
@@ -184,7 +187,10 @@ func (c *GPU) lessLatency(sharing map[*tenant]int) float64 {
 // time with slices as short as theirs they would hinder each other.
 func (c *GPU) crowded() bool {
 	batch, latency := 0, false
-	for _, cl := range c.clients {
+	if c.pool.tenants == 0 {
+		return false
+	}
+	for _, cl := range c.inOrder() {
 		switch {
 		case !cl.connected:
 		case cl.tenant.share.Priority == Latency:

@@ -43,6 +43,7 @@ type client struct {
 	wanted   bool     // it has wanted the GPU over this connection
 	wantedAt Time     // first
 	progress progress
+	tallied  tallied // in GPU.tally
 
 	waitingSince Time
 	limitedThen  time.Duration // account.limitedFor at that time
@@ -65,7 +66,7 @@ func (c *GPU) attach(ev Attach) {
 	if cl == nil {
 		cl = &client{id: ev.Client, idleSince: c.now}
 		cl.progress.startTurns(c.now)
-		c.clients[ev.Client] = cl
+		c.enlist(cl)
 	}
 	cl.account = ev.Tenant
 	c.attachMemory(cl, ev)
@@ -124,6 +125,7 @@ func (c *GPU) attach(ev Attach) {
 	} else {
 		c.stand(cl)
 	}
+	c.addUp(cl)
 }
 
 // adoptable says whether a client that is back may go on under its grant.
@@ -267,6 +269,7 @@ func (c *GPU) release(ev Release) {
 	}
 	if g := cl.grant; g.alone && how != EndExit {
 		cl.progress.hadTurn(ev.Calls, c.ranAt(g))
+		c.addUp(cl)
 		c.auto.turnEnded = c.now
 	}
 	c.endGrant(cl, how)
@@ -287,6 +290,7 @@ func (c *GPU) lost(id ClientID) {
 	}
 	cl.connected = false
 	c.connected--
+	c.addUp(cl)
 	c.slices.stale = true
 	cl.want = false
 	if cl.grant == nil {
@@ -337,7 +341,7 @@ func (c *GPU) forget(cl *client) {
 	if m := c.mem.members[cl.id]; m != nil {
 		c.unstrand(m)
 	}
-	delete(c.clients, cl.id)
+	c.delist(cl)
 	c.leave(cl)
 }
 
@@ -351,7 +355,7 @@ func (c *GPU) restore(ev Restore) {
 	if share.Crew() != "" {
 		cl.account = ev.Tenant // a client without these has no tenant until it is back
 	}
-	c.clients[cl.id] = cl
+	c.enlist(cl)
 	c.join(cl, c.tenantOf("", cl.id, share))
 	g := c.give(cl, ev.Epoch)
 	g.graceFrom, g.shared = c.now.Add(c.quantum), c.cohort.on

@@ -59,7 +59,7 @@ func (s Share) exclusive() bool { return s.Priority == Latency || s.Gang != "" }
 func (c *GPU) lookWhoIsApart() {
 	needs, leaves := map[*tenant]bool{}, map[*tenant]bool{}
 	c.slices.fixed = false
-	for _, cl := range c.clients {
+	for _, cl := range c.inOrder() {
 		t := cl.tenant
 		if cl.shares() {
 			c.slices.fixed = c.slices.fixed || t.share.Priority != Latency && c.notSliceable(cl).Why != reasonNone
@@ -102,6 +102,7 @@ func (c *GPU) setApart(t *tenant, apart bool) {
 	c.bill(t)
 	t.apart, t.use, t.busy = apart, 0, 0
 	c.noteUse(t)
+	c.addUpAll()
 	c.slices.stale, c.dueCache.stale, c.tellAll = true, true, true
 	c.review(t)
 }
@@ -113,12 +114,13 @@ func (c *GPU) noteUse(t *tenant) {
 	}
 	c.bill(t)
 	load, use, busy := 0.0, 0.0, 0.0
-	for _, cl := range c.clients {
+	all := c.inOrder()
+	for _, cl := range all {
 		if c.slicing(cl) {
 			load += cl.progress.load()
 		}
 	}
-	for _, cl := range c.clients {
+	for _, cl := range all {
 		if cl.tenant != t || !cl.shares() {
 			continue
 		}
@@ -154,7 +156,7 @@ func (c *GPU) againstCohort() Cause {
 	others, clients, promised := 0, 0, false
 	short := c.slices.crowded && !c.slices.fixed
 	groups := map[*tenant]bool{}
-	for _, cl := range c.clients {
+	for _, cl := range c.inOrder() {
 		t := cl.tenant
 		switch {
 		case c.gangPlays(cl):

@@ -69,6 +69,7 @@ func (c *GPU) control(ev Controls) {
 func (c *GPU) wantsGPU(cl *client) {
 	if !cl.wanted {
 		cl.wanted, cl.wantedAt, c.slices.stale = true, c.now, true
+		c.addUp(cl)
 	}
 }
 

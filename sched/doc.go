@@ -151,9 +151,10 @@
 // client that does not make room is passed over (Memory.StallAfter); a client for which
 // there is no place any more is stranded and granted nothing.
 //
-// Step costs O(log n) in the number of clients; changes of mode and tuning cost
-// O(n), and so do, in concurrent mode, grants with limits in the number of
-// those. Where memory is swapped, and more is promised than the GPU has or somebody lacks
-// room, a Step costs O(n) in clients, and Work counts that.
+// Step costs O(log n) in the number of clients. Changes of mode and tuning cost O(n), and so
+// do, in concurrent mode, grants with limits in the number of those. In mode Auto a change of
+// who can be sliced costs O(n), and so does what is judged once in some seconds; what each
+// Step asks of all clients is kept in sums (tally.go). Where memory is swapped, and more is
+// promised than the GPU has or somebody lacks room, a Step costs O(n). Work counts the passes.
 // A GPU is not safe for use by several goroutines at once.
 package sched

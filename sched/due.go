@@ -37,6 +37,7 @@ func (c *GPU) duesNow() *dues {
 		d.rest, d.weights, d.here = max(one-int64(c.requests)*one/100, 0), int64(c.weights), one
 	case c.dueCache.stale:
 		c.dueCache.stale = false
+		c.looked += uint64(len(c.tenants))
 		*d = c.dues()
 		d.here, d.cohort = 0, 0
 		for _, t := range d.wanting {

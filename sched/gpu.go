@@ -55,6 +55,8 @@ type GPU struct {
 	earlier     Way  // of before a restart, until it begins again; see resumeWay
 
 	clients   map[ClientID]*client
+	order     []*client // the same, by id
+	tally     tally
 	connected int // clients with a connection
 	roster
 	queues
@@ -65,7 +67,7 @@ type GPU struct {
 	notices
 	records
 	counters Counters
-	looked   uint64 // clients that were looked at, in passes over all
+	looked   uint64 // clients and tenants that were looked at, in passes over all
 
 	mem memory // see memory.go
 

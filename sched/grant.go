@@ -2,12 +2,7 @@
 
 package sched
 
-import (
-	"cmp"
-	"maps"
-	"slices"
-	"time"
-)
+import "time"
 
 // grantState is where a grant is in its life; doc.go draws the way. The states
 // are in the order of that way: a grant may skip some, and goes back only from
@@ -231,10 +226,4 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 	}
 	c.review(t)
 	c.do(r)
-}
-
-// inOrder returns all clients in the order of their ids.
-func (c *GPU) inOrder() []*client {
-	c.looked += uint64(len(c.clients))
-	return slices.SortedFunc(maps.Values(c.clients), func(a, b *client) int { return cmp.Compare(a.id, b.id) })
 }

@@ -18,6 +18,9 @@ func (c *GPU) Check() error {
 			return err
 		}
 	}
+	if err := c.checkTally(); err != nil {
+		return err
+	}
 	connected, listed, waiting, closingBatch := 0, 0, 0, 0
 	for id, cl := range c.clients {
 		if cl.id != id {
@@ -77,6 +80,40 @@ func (c *GPU) Check() error {
 		return err
 	}
 	return c.checkDeadline()
+}
+
+// checkTally checks the sums of clients, and the orders of clients and tenants.
+func (c *GPU) checkTally() error {
+	var fresh tally
+	processes := map[*tenant]int{}
+	for i, cl := range c.order {
+		fresh.add(c.tallyOf(cl), +1)
+		processes[c.tallyOf(cl).tenant]++
+		if c.clients[cl.id] != cl || i > 0 && c.order[i-1].id >= cl.id {
+			return fmt.Errorf("client %d is not in its place of the order", cl.id)
+		}
+	}
+	latency := 0
+	for i, t := range c.byName {
+		if t.clients > 0 && t.share.Priority == Latency {
+			latency++
+		}
+		if t.processes != processes[t] {
+			return fmt.Errorf("%d processes of tenant %s share the GPU, counted %d", processes[t], t.displayName(), t.processes)
+		}
+		if c.tenants[t.name] != t || i > 0 && c.byName[i-1].name >= t.name {
+			return fmt.Errorf("tenant %s is not in its place of the order", t.displayName())
+		}
+	}
+	switch {
+	case latency != c.pool.tenants:
+		return fmt.Errorf("%d latency tenants, counted %d", latency, c.pool.tenants)
+	case fresh != c.tally:
+		return fmt.Errorf("of clients that share the GPU there are %+v, counted %+v", fresh, c.tally)
+	case len(c.order) != len(c.clients), len(c.byName) != len(c.tenants):
+		return fmt.Errorf("%d clients and %d tenants, in order are %d and %d", len(c.clients), len(c.tenants), len(c.order), len(c.byName))
+	}
+	return nil
 }
 
 func (c *GPU) checkList(name string, l *list) error {

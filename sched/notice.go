@@ -103,6 +103,9 @@ func (c *GPU) noticeAll() {
 		c.told, c.tellAll = now, true
 	}
 	for _, l := range []*list{&c.open, &c.latency, &c.beside} {
+		if l.n > noticed && c.tellAll {
+			c.looked += uint64(l.n)
+		}
 		for cl := l.head; cl != nil && (l.n <= noticed || c.tellAll); cl = cl.next {
 			c.notice(cl)
 		}

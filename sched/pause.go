@@ -65,6 +65,7 @@ func (c *GPU) endPause(cl *client) {
 		cl.pauses[cl.nPauses%pausesKept] = c.now.Sub(cl.idleSince)
 		cl.nPauses++
 		cl.progress.hadPause(c.now.Sub(cl.idleSince))
+		c.addUp(cl)
 		c.forgetPause(cl)
 	}
 }

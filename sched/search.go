@@ -2,11 +2,7 @@
 
 package sched
 
-import (
-	"maps"
-	"slices"
-	"time"
-)
+import "time"
 
 // How long the longest time slice is. The driver's own costs tenants that keep the GPU
 // busy 8 %, one of 50 ms 0.1 % (two matrix products on an H200: 2 ms 92.4 %, 10 ms 98.0 %,
@@ -53,12 +49,34 @@ type search struct {
 	growing bool
 	sure    bool          // the longest has been compared twice
 	trial   time.Duration // the length after basing
-	base    map[ClientID]float64
-	gained  float64              // what clients have of base, of windows with this length
-	last    map[ClientID]float64 // of the window before
+	base    speeds
+	gained  float64 // what clients have of base, of windows with this length
+	last    speeds  // of the window before
 	basedAt Time
 	nextTry Time          // of a length that did harm; 0: none did
 	retry   time.Duration // how long it takes to the next
+}
+
+// speeds are calls per second of clients, in the order of their ids. They are not changed.
+type speeds []speed
+
+type speed struct {
+	client ClientID
+	calls  float64
+}
+
+// beside calls f with the speed of each client, and with that in others; 0: it has none there.
+func (s speeds) beside(others speeds, f func(now, was float64)) {
+	for _, a := range s {
+		for len(others) > 0 && others[0].client < a.client {
+			others = others[1:]
+		}
+		if len(others) > 0 && others[0].client == a.client {
+			f(a.calls, others[0].calls)
+		} else {
+			f(a.calls, 0)
+		}
+	}
 }
 
 // newSearch begins with the length after the driver's own, or with the one after that: in a
@@ -85,16 +103,16 @@ func (s *search) settled() bool { return !s.basing && !s.growing }
 
 // window takes note of how fast active clients were, calls per second, and chooses the
 // length for the next window.
-func (s *search) window(now Time, rates map[ClientID]float64) {
-	defer func() { s.last = maps.Clone(rates) }()
+func (s *search) window(now Time, rates speeds) {
+	defer func() { s.last = rates }()
 	if len(rates) < 2 {
 		return // slices mean nothing
 	}
-	for id := range rates {
-		if _, known := s.base[id]; !known && !s.basing {
-			*s = newSearch(s.cohort) // somebody new: from the beginning
-			return
-		}
+	known := true
+	rates.beside(s.base, func(_, was float64) { known = known && was > 0 })
+	if !known && !s.basing {
+		*s = newSearch(s.cohort) // somebody new: from the beginning
+		return
 	}
 	if s.basing {
 		s.noteBase(rates)
@@ -147,14 +165,15 @@ func (s *search) rebase(trial time.Duration) {
 
 // noteBase takes note of what clients have with the driver's slices: of the second time
 // the mean with the first.
-func (s *search) noteBase(rates map[ClientID]float64) {
-	old := s.base
-	s.base = maps.Clone(rates)
-	for id, r := range old {
-		if _, there := rates[id]; there {
-			s.base[id] = (s.base[id] + r) / 2
+func (s *search) noteBase(rates speeds) {
+	base := make(speeds, 0, len(rates))
+	rates.beside(s.base, func(now, was float64) {
+		if was > 0 {
+			now = (now + was) / 2
 		}
-	}
+		base = append(base, speed{rates[len(base)].client, now})
+	})
+	s.base = base
 }
 
 // gainOf returns what clients that keep the GPU busy gain by slices of this length, as a
@@ -165,20 +184,18 @@ func gainOf(d time.Duration) float64 {
 }
 
 // compare returns the mean of what clients have of base, and whether one is harmed.
-func (s *search) compare(rates map[ClientID]float64) (mean float64, harm bool) {
-	for _, id := range slices.Sorted(maps.Keys(rates)) { // sums of floats depend on the order
-		part := rates[id] / s.base[id]
+func (s *search) compare(rates speeds) (mean float64, harm bool) {
+	rates.beside(s.base, func(now, was float64) {
+		part := now / was
 		harm = harm || part < harmed
 		mean += min(part, 2) / float64(len(rates))
-	}
+	})
 	return mean, harm
 }
 
-func (s *search) differs(rates map[ClientID]float64) bool {
-	for id, r := range rates {
-		if was := s.last[id]; was != 0 && (r > changed*was || was > changed*r) {
-			return true
-		}
-	}
-	return false
+func (s *search) differs(rates speeds) (differs bool) {
+	rates.beside(s.last, func(now, was float64) {
+		differs = differs || was != 0 && (now > changed*was || was > changed*now)
+	})
+	return differs
 }

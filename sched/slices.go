@@ -60,19 +60,21 @@ func (c *GPU) setSlices() {
 	if !short && !c.anySliced() && !c.slices.set {
 		return
 	}
-	var parts map[*client]time.Duration
+	all := c.inOrder()
+	parts := make([]time.Duration, len(all))
 	if c.anySliced() && !short {
-		parts = c.slicesByPart()
+		c.slicesByPart(all, parts)
 	}
 	c.slices.set = false
-	for _, cl := range c.inOrder() {
-		want := parts[cl]
+	for i, cl := range all {
+		want := parts[i]
 		if short && cl.tenant.share.Priority != Latency {
 			want = c.besideSlice(cl)
 		}
 		c.slices.set = c.slices.set || want != 0
 		if cl.connected && differ(cl.slice, want) {
 			cl.slice = want
+			c.addUp(cl)
 			c.do(Slice{cl.id, want})
 		}
 	}
@@ -83,18 +85,12 @@ func differ(old, to time.Duration) bool {
 	return (old == 0) != (to == 0) || (old-to).Abs() > old/20
 }
 
-// slicesByPart returns the slices of clients in proportion of their parts. The GPU gives
+// slicesByPart sets the slices of all clients in proportion of their parts. The GPU gives
 // each process one slice after the other, so processes of one tenant share its part. An
 // overlap group has one slice, that of its MPS server, which stays the driver's own, as that of a
 // client that cannot be sliced does: those of others are in proportion to it.
-func (c *GPU) slicesByPart() map[*client]time.Duration {
-	processes := map[*tenant]int{}
-	for _, cl := range c.clients {
-		if c.slicing(cl) {
-			processes[cl.tenant]++
-		}
-	}
-	less := c.lessLatency(processes)
+func (c *GPU) slicesByPart(all []*client, out []time.Duration) {
+	less := c.lessLatency()
 	partOf := func(t *tenant) float64 {
 		if t.share.Priority == Latency {
 			return float64(c.part(t)) * less
@@ -105,16 +101,16 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 		parts := c.cohortParts(true) // the shortest slice, and so all, would else be a sleeper's
 		partOf = func(t *tenant) float64 { return max(parts[t]*one, minPart) }
 	}
-	weights := map[*client]float64{}
+	weights := make([]float64, len(all))
 	least, most, group := 0.0, 0.0, 0.0
-	for _, cl := range c.clients {
+	for i, cl := range all {
 		if c.slicing(cl) {
 			w := partOf(cl.tenant) * cmp.Or(cl.tenant.sliceFactor, 1)
 			if c.notSliceable(cl).Why != reasonNone {
 				group = max(group, w)
 			} else {
-				w /= float64(processes[cl.tenant])
-				weights[cl] = w
+				w /= float64(cl.tenant.processes)
+				weights[i] = w
 			}
 			if least == 0 || w < least {
 				least = w
@@ -131,7 +127,7 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 	}
 	if longest == 0 {
 		if most-least < most/50 { // nothing to be said against the driver's own
-			return nil
+			return
 		}
 		longest = DriverSlice
 	}
@@ -142,11 +138,11 @@ func (c *GPU) slicesByPart() map[*client]time.Duration {
 	if group > 0 {
 		most, longest = group, DriverSlice
 	}
-	out := map[*client]time.Duration{}
-	for cl, w := range weights {
-		out[cl] = clamp(time.Duration(float64(longest)*w/most).Round(10*time.Microsecond), LeastSlice, MaxSlice)
+	for i, w := range weights {
+		if w > 0 {
+			out[i] = clamp(time.Duration(float64(longest)*w/most).Round(10*time.Microsecond), LeastSlice, MaxSlice)
+		}
 	}
-	return out
 }
 
 // groups counts the overlap groups that want the GPU, and share it by slices where anybody does;
@@ -175,6 +171,7 @@ func (c *GPU) members(counts func(*client) bool) map[*tenant]int {
 		if !t.overlaps() {
 			continue
 		}
+		c.looked += uint64(len(t.crew))
 		for _, cl := range t.crew {
 			if counts(cl) {
 				all[t]++
@@ -204,7 +201,10 @@ func (c *GPU) servesLatency() bool {
 }
 
 func (c *GPU) hasLatencyTenant() bool {
-	for _, cl := range c.clients {
+	if c.pool.tenants == 0 {
+		return false
+	}
+	for _, cl := range c.inOrder() {
 		if cl.connected && cl.tenant.share.Priority == Latency {
 			return true
 		}

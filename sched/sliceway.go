@@ -27,18 +27,8 @@ const (
 // sharers counts the slices that those have who would share by slices, in a cohort or all of them,
 // and says whether turns have shown what each gets alone.
 func (c *GPU) sharers(cohort bool) (known bool, n int) {
-	n, known = c.groups(cohort), true
-	for _, cl := range c.clients {
-		if !cl.shares() || cohort && cl.tenant.apart {
-			continue
-		}
-		if !cl.tenant.overlaps() {
-			n++
-		}
-		_, _, measured := cl.progress.alone()
-		known = known && measured
-	}
-	return known, n
+	all := c.tally.sum(cohort)
+	return all.unknown == 0, c.groups(cohort) + all.clients
 }
 
 // beginSlices has clients share the GPU by time slices, all of it or the turns of a cohort.
@@ -57,9 +47,11 @@ func (c *GPU) beginSlices(w Way) {
 		c.startCohort()
 	}
 	c.slices.search, c.slices.stale = newSearch(cohort), true
-	for _, cl := range c.clients {
+	c.addUpAll() // nothing is given up any more
+	sliceOf := c.sliceOf()
+	for _, cl := range c.inOrder() {
 		if c.slicing(cl) {
-			cl.tenant.gets += int(1000 * c.sliceOf(cl))
+			cl.tenant.gets += int(1000 * sliceOf(cl))
 		}
 		if !cohort || c.inCohort(cl.tenant) {
 			cl.progress.endTurns(a.turnEnded) // what the present turn will show is not known
@@ -80,7 +72,7 @@ func (c *GPU) endSlices(cause Cause, atLeast time.Duration) {
 		for _, t := range c.tenants {
 			c.bill(t) // as a slice
 		}
-		for _, cl := range c.clients {
+		for _, cl := range c.inOrder() {
 			if c.sliced() || c.inCohort(cl.tenant) {
 				cl.progress.startTurns(c.now)
 			}
@@ -103,30 +95,19 @@ func (c *GPU) giveUpSlices(why Why) {
 	a.backoff = min(max(2*a.backoff, minBackoff), maxBackoff)
 	c.endSlices(because(why), a.backoff)
 	a.gaveUp = map[ClientID]float64{}
-	for _, cl := range c.clients {
+	for _, cl := range c.inOrder() {
 		if rate, _, known := cl.progress.alone(); cl.shares() && known {
 			a.gaveUp[cl.id] = rate
 		}
 	}
+	c.addUpAll()
 }
 
 // othersNow says whether other programs run now than when slices were given up, so that
 // this says nothing about them: a client came, or one makes calls at another speed.
 func (c *GPU) othersNow() bool {
 	a := &c.auto
-	if a.gaveUp == nil || c.now < a.notBefore.Add(minTurns-a.backoff) {
-		return false
-	}
-	for _, cl := range c.clients {
-		rate, _, known := cl.progress.alone()
-		if !cl.connected || !cl.wanted || !known {
-			continue
-		}
-		if was := a.gaveUp[cl.id]; rate > changed*was || was > changed*rate {
-			return true
-		}
-	}
-	return false
+	return a.gaveUp != nil && c.now >= a.notBefore.Add(minTurns-a.backoff) && c.tally.others > 0
 }
 
 // lookAtSlices judges a window of slices, and chooses those of the next one.
@@ -199,13 +180,7 @@ const (
 )
 
 func (c *GPU) sliceWindow() time.Duration {
-	var round time.Duration
-	for _, cl := range c.clients {
-		if c.slicing(cl) {
-			round += cl.slice
-		}
-	}
-	return clamp(sliceRounds*round, sliceWindow, maxSliceWindow)
+	return clamp(sliceRounds*c.tally.sum(c.cohort.on).round, sliceWindow, maxSliceWindow)
 }
 
 // oneSlice is more than one of the GPU's slices, and less than two: members of an overlap
@@ -214,18 +189,17 @@ const oneSlice = 1.5
 
 // measured is what a window has shown.
 type measured struct {
-	rates  map[ClientID]float64 // of active clients, calls per second
-	slices float64              // how many of the GPU's slices these have
-	known  bool                 // the speed alone of all active clients
-	sum    float64              // of what they get, as parts of what they get alone
-	idle   float64              // the sum of the parts of the window in which they had no work
+	rates  speeds  // of active clients
+	slices float64 // how many of the GPU's slices these have
+	known  bool    // the speed alone of all active clients
+	sum    float64 // of what they get, as parts of what they get alone
+	idle   float64 // the sum of the parts of the window in which they had no work
 }
 
 // measure looks at the window that ends, and begins the next one.
 func (c *GPU) measure(window time.Duration) measured {
-	m := measured{rates: map[ClientID]float64{}, known: true}
-	gets := map[*tenant]float64{}
-	latency, shared := c.servesLatency(), c.sharedIn(window)
+	m := measured{known: true}
+	latency, shared, sliceOf := c.servesLatency(), c.sharedIn(window), c.sliceOf()
 	c.cohort.had, c.cohort.since = shared.Seconds()/window.Seconds(), c.cohort.ran
 	if c.cohort.on {
 		c.cohort.parts = c.cohortParts(false)
@@ -234,13 +208,17 @@ func (c *GPU) measure(window time.Duration) measured {
 		_, active := cl.progress.rate(shared)
 		return active
 	})
+	slicers := c.slicers()
+	for _, t := range c.byName {
+		t.gained = 0
+	}
 	for _, cl := range c.inOrder() {
-		p := &cl.progress
+		p, t := &cl.progress, cl.tenant
 		alone, busy, known := p.alone()
-		served := latency && cl.tenant.share.Priority == Latency // and not judged
+		served := latency && t.share.Priority == Latency // and not judged
 		part := ofSlice(cl, members)
 		if rate, active := p.rate(shared); active && !served {
-			m.rates[cl.id] = rate
+			m.rates = append(m.rates, speed{cl.id, rate})
 			m.slices += part
 			m.idle += part * (1 - float64(p.busySamples)/float64(max(p.samples, 1)))
 			m.known = m.known && known
@@ -249,39 +227,37 @@ func (c *GPU) measure(window time.Duration) measured {
 			}
 		}
 		if known {
-			gets[cl.tenant] += part * min(p.beside/shared.Seconds()/alone, 1) * busy
+			t.gained += part * min(p.beside/shared.Seconds()/alone, 1) * busy
 		} else {
-			gets[cl.tenant] += c.sliceOf(cl) * p.over.Seconds() / shared.Seconds()
+			t.gained += sliceOf(cl) * p.over.Seconds() / shared.Seconds()
 		}
-	}
-	for _, cl := range c.clients {
-		cl.progress.startWindow()
+		p.startWindow()
 	}
 	c.cohort.idle = m.idle
 	all := 0.0
-	for _, t := range c.slicers() {
-		all += gets[t]
+	for _, t := range slicers {
+		all += t.gained
 	}
-	for _, t := range c.slicers() {
+	for _, t := range slicers {
 		c.bill(t) // by what it got so far
-		t.gets = int(1000 * gets[t] / max(all, 1))
+		t.gets = int(1000 * t.gained / max(all, 1))
 	}
 	return m
 }
 
-// sliceOf returns the client's part of the GPU by the slices alone.
-func (c *GPU) sliceOf(cl *client) float64 {
+// sliceOf returns a function that returns a client's part of the GPU by the slices alone.
+func (c *GPU) sliceOf() func(*client) float64 {
 	members := c.members((*client).shares)
 	of := func(o *client) time.Duration { // whole numbers: their sum does not depend on the order
 		return cmp.Or(o.slice, DriverSlice) / time.Duration(max(members[o.tenant], 1))
 	}
 	var sum time.Duration
-	for _, o := range c.clients {
+	for _, o := range c.inOrder() {
 		if c.slicing(o) {
 			sum += of(o)
 		}
 	}
-	return float64(of(cl)) / float64(max(sum, 1))
+	return func(cl *client) float64 { return float64(of(cl)) / float64(max(sum, 1)) }
 }
 
 // Where shares are uneven, slices are corrected by what tenants get: a program that waits
@@ -307,11 +283,11 @@ func (c *GPU) uneven() bool {
 		return true
 	}
 	weight := 0
-	for _, t := range c.tenants {
+	for _, t := range c.tenantsInOrder() {
 		if cohort && t.apart {
 			continue
 		}
-		if t.clients > 0 && t.share.Priority != Latency {
+		if t.share.Priority != Latency {
 			if t.share.Request > 0 {
 				return true
 			}
@@ -332,13 +308,18 @@ type fed struct {
 	had              float64 // for which part of the time it shared the GPU by slices
 }
 
-func (c *GPU) fedOf(t *tenant) fed {
-	f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one, had: c.cohort.had}
-	if c.inCohort(t) {
-		part, awake := c.cohort.parts[t]
-		if f.part = part; !awake {
-			f.got = 0 // before it slept it was nobody's rival for these parts
+// feds finds out how the tenants that share by slices fare, and returns these.
+func (c *GPU) feds() []*tenant {
+	slicers := c.slicers()
+	for _, t := range slicers {
+		f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one, had: c.cohort.had}
+		if c.inCohort(t) {
+			part, awake := c.cohort.parts[t]
+			if f.part = part; !awake {
+				f.got = 0 // before it slept it was nobody's rival for these parts
+			}
 		}
+		t.fed = f
 	}
 	counts := func(cl *client) bool {
 		_, _, known := cl.progress.alone()
@@ -346,15 +327,15 @@ func (c *GPU) fedOf(t *tenant) fed {
 	}
 	members := c.members(counts)
 	for _, cl := range c.inOrder() {
-		if cl.tenant == t && counts(cl) {
+		if counts(cl) {
 			rate, busy, _ := cl.progress.alone()
-			part := ofSlice(cl, members)
+			f, part := &cl.tenant.fed, ofSlice(cl, members)
 			f.needs += part * busy
 			f.byTurns += part * busy * cl.progress.byTurns / rate
 			f.sum += part * cl.progress.byTurns / rate
 		}
 	}
-	return f
+	return slicers
 }
 
 // short says whether the tenant gets less than its part, and than it needs, by more than an
@@ -368,33 +349,35 @@ func (f fed) short(by float64) (short, turnsBetter bool) {
 // what each gets alone; false: of some that is not known.
 func (c *GPU) inTurns() (sum float64, known bool) {
 	known = true
-	for _, t := range c.slicers() {
-		f := c.fedOf(t)
-		sum += f.sum
-		known = known && f.sum > 0
+	for _, t := range c.feds() {
+		sum += t.fed.sum
+		known = known && t.fed.sum > 0
 	}
 	return sum, known
 }
 
 // turnsWouldGive says what clients beside a latency tenant would get in turns together, of what
-// each gets alone. In a cohort's time that is what they got, as they wait for the GPU after each
-// of their pauses; or at most what the latency tenant leaves.
+// each gets alone, as far as is known: what they got, which is more than one has alone if they
+// seldom want the GPU at once. In a cohort's time that is by the part of it; or at most what the
+// latency tenant leaves.
 func (c *GPU) turnsWouldGive() float64 {
-	if !c.cohort.on {
-		return turnsGive
-	}
-	if got, known := c.inTurns(); known {
+	switch got, known := c.inTurns(); {
+	case known && c.cohort.on:
 		return got / max(c.cohort.had, minPart/float64(one))
+	case known:
+		return max(got, turnsGive)
+	case c.cohort.on:
+		return turnsGive * float64(1000-c.besides.use) / 1000
 	}
-	return turnsGive * float64(1000-c.besides.use) / 1000
+	return turnsGive
 }
 
 // starves says whether a tenant gets far less than in turns, and the others do not get more
 // for that: a program may set its own time slices, or work in a way that slices serve badly.
 func (c *GPU) starves(sum float64) bool {
 	inTurns, _ := c.inTurns()
-	starved := slices.ContainsFunc(c.slicers(), func(t *tenant) bool {
-		_, worse := c.fedOf(t).short(starvedBy)
+	starved := slices.ContainsFunc(c.feds(), func(t *tenant) bool {
+		_, worse := t.fed.short(starvedBy)
 		return worse
 	})
 	return starved && sum*c.cohort.had < inTurns+starvedFor
@@ -404,15 +387,16 @@ func (c *GPU) starves(sum float64) bool {
 // part got more in turns.
 func (c *GPU) correct() bool {
 	underfed, turnsBetter := false, false
-	for _, t := range c.slicers() {
-		short, worse := c.fedOf(t).short(shareError)
+	slicers := c.feds()
+	for _, t := range slicers {
+		short, worse := t.fed.short(shareError)
 		underfed, turnsBetter = underfed || short, turnsBetter || worse
 	}
 	if !underfed {
 		return false
 	}
-	for _, t := range c.slicers() {
-		if f := c.fedOf(t); f.got > f.part+shareError {
+	for _, t := range slicers {
+		if f := t.fed; f.got > f.part+shareError {
 			t.sliceFactor = max(cmp.Or(t.sliceFactor, 1)*(1-damping*(f.got-f.part)/f.got), leastFactor)
 			c.slices.stale = true
 		}
@@ -425,12 +409,8 @@ func (c *GPU) slicers() []*tenant {
 	return slices.DeleteFunc(c.tenantsInOrder(), func(t *tenant) bool { return c.cohort.on && !c.inCohort(t) })
 }
 
+// tenantsInOrder returns those with clients, by name.
 func (c *GPU) tenantsInOrder() []*tenant {
-	return slices.SortedFunc(func(yield func(*tenant) bool) {
-		for _, t := range c.tenants {
-			if t.clients > 0 && !yield(t) {
-				return
-			}
-		}
-	}, func(a, b *tenant) int { return cmp.Compare(a.name, b.name) })
+	c.looked += uint64(len(c.byName))
+	return slices.DeleteFunc(slices.Clone(c.byName), func(t *tenant) bool { return t.clients == 0 })
 }

@@ -138,7 +138,7 @@ func TestBillsInSlices(t *testing.T) {
 }
 
 // windows feeds the search with what clients get at a length, until it has settled.
-func windows(t *testing.T, s *search, now *Time, rates func(longest time.Duration) map[ClientID]float64) (tried []time.Duration) {
+func windows(t *testing.T, s *search, now *Time, rates func(longest time.Duration) speeds) (tried []time.Duration) {
 	for range 40 {
 		*now = now.Add(sliceWindow)
 		s.window(*now, rates(s.longest))
@@ -153,11 +153,11 @@ func windows(t *testing.T, s *search, now *Time, rates func(longest time.Duratio
 
 func TestSearch(t *testing.T) {
 	now := Time(time.Hour)
-	busy := func(d time.Duration) map[ClientID]float64 {
+	busy := func(d time.Duration) speeds {
 		if d == 0 {
-			return map[ClientID]float64{1: 92, 2: 920}
+			return speeds{{1, 92}, {2, 920}}
 		}
-		return map[ClientID]float64{1: 100, 2: 1000}
+		return speeds{{1, 100}, {2, 1000}}
 	}
 	s := newSearch(false)
 	windows(t, &s, &now, busy)
@@ -165,8 +165,8 @@ func TestSearch(t *testing.T) {
 		t.Errorf("two that keep the GPU busy have %v", s.longest)
 	}
 	// One waits for a slice of the other before each burst.
-	bursts := func(d time.Duration) map[ClientID]float64 {
-		return map[ClientID]float64{1: 100, 3: 1 / (0.001 + max(d, DriverSlice).Seconds())}
+	bursts := func(d time.Duration) speeds {
+		return speeds{{1, 100}, {3, 1 / (0.001 + max(d, DriverSlice).Seconds())}}
 	}
 	tried := windows(t, &s, &now, bursts)
 	if s.longest != 0 || len(tried) > 3 {
@@ -195,8 +195,8 @@ func TestSearch(t *testing.T) {
 		now = now.Add(sliceWindow)
 		s.window(now, busy(s.longest))
 	}
-	other := func(d time.Duration) map[ClientID]float64 {
-		return map[ClientID]float64{1: 100, 2: 5 / (0.001 + max(d, DriverSlice).Seconds())}
+	other := func(d time.Duration) speeds {
+		return speeds{{1, 100}, {2, 5 / (0.001 + max(d, DriverSlice).Seconds())}}
 	}
 	for range 20 {
 		now = now.Add(sliceWindow)
@@ -216,9 +216,9 @@ func TestSearchAmongNoise(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		s, now := newSearch(false), Time(time.Hour)
 		for end := now.Add(10 * time.Minute); now < end; now = now.Add(sliceWindow) {
-			rates := map[ClientID]float64{}
+			rates := speeds{}
 			for id := range ClientID(clients) {
-				rates[id] = 1000 * (1 + 0.05*r.NormFloat64())
+				rates = append(rates, speed{id, 1000 * (1 + 0.05*r.NormFloat64())})
 			}
 			windows++
 			if s.longest > 0 {

@@ -25,6 +25,7 @@ const (
 // roster is the tenants of a GPU.
 type roster struct {
 	tenants map[string]*tenant
+	byName  []*tenant // the same, in order
 	ghosts  []*tenant // without clients, see leave
 	metered []*tenant // see meter
 	ganged  []*tenant // of gangs
@@ -79,6 +80,9 @@ type tenant struct {
 	gets        int           // permille of the GPU, while clients share it by time slices, or under beside grants
 	looks, hot  int           // of a latency tenant: how often it was looked whether the GPU had work of it, and had
 	sliceFactor float64       // by which its slices are shortened; 0: 1
+	processes   int           // its clients that share the GPU, see tally
+	gained      float64       // of the GPU in the latest window of slices, see measure
+	fed         fed           // see feds
 	notBefore   Time          // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
 	slow        time.Duration // that its latest drain took too long, see grace.go
@@ -170,7 +174,7 @@ func (c *GPU) tenantOf(name string, id ClientID, share Share) *tenant {
 		t = &tenant{name: name, own: own, share: clampShare(share), account: account{billedAt: c.now, vt: c.virtualNow(), patience: patienceMax}, filled: c.filledNow(), metered: -1, core: c}
 		t.apart = t.share.exclusive() || t.limited()
 		t.credit = t.slice()
-		c.tenants[name] = t
+		c.enroll(t)
 	}
 	return t
 }
@@ -197,6 +201,7 @@ func (c *GPU) join(cl *client, t *tenant) {
 	c.bill(t)
 	cl.tenant, cl.limitedThen = t, t.limitedFor
 	c.slices.stale = true
+	c.addUp(cl)
 	t.clients++
 	t.ghost = false
 	if t.isGang() {
@@ -261,7 +266,7 @@ func (c *GPU) abandon(t *tenant) {
 }
 
 func (c *GPU) dropTenant(t *tenant) {
-	delete(c.tenants, t.name)
+	c.strike(t)
 	c.dueCache.stale = true
 }
 

@@ -96,10 +96,12 @@ func (c *GPU) lookAtMode() {
 func (c *GPU) lookAtWays() {
 	a, s := &c.auto, &c.slices
 	crowded := c.crowded()
-	if c.cohort.on && crowded && !s.crowded { // the cohort goes on
-		a.gaps = c.cohort.idle > idleTogether
-		for _, cl := range c.clients {
-			cl.progress.byTurns = 0 // was another thing, without the latency tenant
+	if crowded != s.crowded {
+		for _, cl := range c.inOrder() {
+			cl.progress.byTurns = 0 // is another thing without the latency tenant
+		}
+		if crowded && c.cohort.on { // the cohort goes on
+			a.gaps = c.cohort.idle > idleTogether
 		}
 	}
 	s.crowded, s.lookedAt = crowded, c.now
@@ -257,7 +259,7 @@ func (c *GPU) againstSlices() Cause {
 
 // againstDriver says why the driver alone cannot share the GPU: it knows no parts and no gangs.
 func (c *GPU) againstDriver() Cause {
-	for _, cl := range c.clients {
+	for _, cl := range c.inOrder() {
 		if c.gangPlays(cl) {
 			return because(reasonGang)
 		}

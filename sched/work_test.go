@@ -5,6 +5,7 @@ package sched
 import (
 	"fmt"
 	"testing"
+	"time"
 )
 
 // crowd is a GPU of 512 MiB with n clients of 50 tenants, each with so much reserved.
@@ -78,6 +79,187 @@ func BenchmarkStepBesideACrowd(b *testing.B) {
 					}
 				})
 			}
+		}
+	}
+}
+
+// sliced is a GPU in mode auto whose clients, of so many tenants, share it by time slices.
+type sliced struct {
+	c     *GPU
+	n     int
+	now   Time
+	asked []Revoke
+	saw   func(ev Event, took time.Duration, looked uint64) // nil: nobody looks
+}
+
+func newSliced(tb testing.TB, n, tenants int) *sliced {
+	s := &sliced{c: New(Config{Mode: Auto, Memory: Memory{Bytes: 1 << 40}}), n: n, now: Time(time.Hour)}
+	for id := range ClientID(n) {
+		s.step(Attach{Client: id + 1, Tenant: fmt.Sprint("t", int(id)%tenants), Want: true})
+		s.step(Controls{Client: id + 1, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
+	}
+	for range 60 {
+		if way, _, _ := s.c.way(); way == "slices" {
+			return s
+		}
+		s.run(250 * time.Millisecond)
+	}
+	way, why, _ := s.c.way()
+	tb.Fatalf("%d clients share by %s (%s)", n, way, why)
+	return nil
+}
+
+// step gives an event, and releases what is asked back.
+func (s *sliced) step(ev Event) {
+	looked, from := s.c.looked, time.Now()
+	acts := s.c.Step(s.now, ev)
+	if s.saw != nil {
+		s.saw(ev, time.Since(from), s.c.looked-looked)
+	}
+	for _, a := range acts {
+		if r, ok := a.(Revoke); ok {
+			s.asked = append(s.asked, r)
+		}
+	}
+	for len(s.asked) > 0 {
+		r := s.asked[0]
+		s.asked = s.asked[1:]
+		s.step(Release{Client: r.Client, Epoch: r.Epoch, Reason: Revoked, Calls: 10})
+		s.step(Request{Client: r.Client})
+	}
+}
+
+// run lets time pass, in which all clients keep the GPU busy and say so.
+func (s *sliced) run(d time.Duration) {
+	for i := range int(d / (5 * time.Millisecond)) {
+		s.now = s.now.Add(5 * time.Millisecond)
+		s.step(Tick{})
+		if i%50 == 49 {
+			for id := range ClientID(s.n) {
+				s.step(Utilization{Client: id + 1, Samples: 5, Busy: 5, Calls: 5})
+			}
+		}
+	}
+}
+
+// hostileBySlices is what one client can send while all share by slices.
+var hostileBySlices = map[string]struct {
+	event  func(i int) Event
+	passes float64 // over all clients, at most
+}{
+	"utilization": {func(i int) Event { return Utilization{Client: 7, Samples: 1, Busy: i % 2, Calls: i} }, 0.1},
+	"request":     {hostile["request"], 0.1},
+	"reserve":     {func(i int) Event { return Reserve{Client: 7, Total: uint64(i % 2)} }, 0.1},
+	"called":      {func(int) Event { return Called{7} }, 0.1},
+	"controls": {func(i int) Event {
+		return Controls{Client: 7, Slices: ControlWorks, Channels: ControlWorks, Groups: 1 + i%2}
+	}, 8},
+	"attach": {func(i int) Event {
+		if i%2 == 0 {
+			return Lost{7}
+		}
+		return Attach{Client: 7, Tenant: "t6", Want: true}
+	}, 12},
+}
+
+// By slices no event passes over all clients, but those that change who can be sliced. These pass
+// over them a few times, and Work says so.
+func TestWorkBySlices(t *testing.T) {
+	const events = 100
+	for _, n := range []int{100, 1000} {
+		for name, hostile := range hostileBySlices {
+			s := newSliced(t, n, 50)
+			s.run(500 * time.Millisecond) // into a window
+			before := s.c.Work()
+			for i := range events {
+				s.now = s.now.Add(time.Microsecond)
+				s.step(hostile.event(i))
+			}
+			passes := float64(s.c.Work()-before) * lookedPerWork / float64(events*n)
+			if passes > hostile.passes {
+				t.Errorf("%s beside %d clients by slices: looks at each client %.1f times, want at most %v", name, n, passes, hostile.passes)
+			}
+			if hostile.passes > 1 && passes < 1 {
+				t.Errorf("%s beside %d clients by slices: looks at each client %.1f times, which is not counted", name, n, passes)
+			}
+			if way, why, _ := s.c.way(); way != "slices" && name != "attach" {
+				t.Errorf("%s: %d clients share by %s (%s)", name, n, way, why)
+			}
+		}
+	}
+}
+
+// The Step that judges a window of slices looks at each client and tenant a few times.
+func TestWorkOfAWindow(t *testing.T) {
+	for _, tenants := range []int{50, 2000} {
+		for _, n := range []int{100, 2000} {
+			s := newSliced(t, n, min(n, tenants))
+			most, windows, looked := 0.0, 0, 0
+			s.saw = func(_ Event, _ time.Duration, looks uint64) {
+				per := float64(looks) / float64(n)
+				most = max(most, per)
+				looked += int(looks)
+				if per > 5 {
+					windows++
+				}
+			}
+			const d = 30 * time.Second
+			s.run(d)
+			if most > 30 || windows == 0 {
+				t.Errorf("%d clients of %d tenants: a Step looks at each client %.1f times at most, in %d windows", n, tenants, most, windows)
+			}
+			// And once a second at who can be sliced.
+			if per := float64(looked) / float64(n) / d.Seconds(); per > 20 {
+				t.Errorf("%d clients of %d tenants: each is looked at %.1f times a second", n, tenants, per)
+			}
+		}
+	}
+}
+
+// BenchmarkStepBySlices is an event of one of many clients that share by slices.
+func BenchmarkStepBySlices(b *testing.B) {
+	for _, n := range []int{10, 100, 1000, 2000} {
+		for name, hostile := range hostileBySlices {
+			b.Run(fmt.Sprintf("%s/clients=%d", name, n), func(b *testing.B) {
+				s := newSliced(b, n, 50)
+				for i := 0; b.Loop(); i++ {
+					s.now = s.now.Add(time.Microsecond)
+					s.c.Step(s.now, hostile.event(i))
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkLongestStepBySlices reports the longest Step of 30 s in which all share by slices, and of
+// those with which they begin and end, in which each client is granted or revoked. All rounds have
+// the same Steps, and each Step counts as in the round in which it was shortest: what else runs on
+// the machine is left out.
+func BenchmarkLongestStepBySlices(b *testing.B) {
+	for _, n := range []int{100, 500, 1000, 2000} {
+		for _, tenants := range []int{100, n} {
+			b.Run(fmt.Sprintf("clients=%d/tenants=%d", n, tenants), func(b *testing.B) {
+				var took []time.Duration
+				var changes []bool
+				for b.Loop() {
+					s := newSliced(b, n, tenants)
+					i, was := 0, true
+					s.saw = func(_ Event, d time.Duration, _ uint64) {
+						if i == len(took) {
+							took, changes = append(took, d), append(changes, s.c.sliced() != was)
+						}
+						took[i] = min(took[i], d)
+						i, was = i+1, s.c.sliced()
+					}
+					s.run(30 * time.Second)
+				}
+				longest := map[bool]time.Duration{}
+				for i, d := range took {
+					longest[changes[i]] = max(longest[changes[i]], d)
+				}
+				b.ReportMetric(float64(longest[false].Microseconds()), "longest-µs")
+				b.ReportMetric(float64(longest[true].Microseconds()), "begins-or-ends-µs")
+			})
 		}
 	}
 }

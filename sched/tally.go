@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// tally is what is known of all clients that want their part of the GPU, in sums: each Step asks for
+// them, and a pass over all clients would make each Step as dear as they are many.
+type tally struct {
+	may, apart counts // of tenants that may share their turn with others, and of those that may not
+	others     int    // clients that get on at another speed than when slices were given up
+}
+
+type counts struct {
+	clients int           // apart from members of overlap groups
+	unknown int           // clients whose speed alone is not known
+	round   time.Duration // the sum of their slices
+}
+
+// tallied is what one client adds to the tally, and to its tenant's processes.
+type tallied struct {
+	tenant                        *tenant // nil: it does not share
+	apart, member, unknown, other bool
+	slice                         time.Duration
+}
+
+func (t *tally) add(a tallied, n int) {
+	if a.tenant == nil {
+		return
+	}
+	of := &t.may
+	if a.apart {
+		of = &t.apart
+	}
+	if !a.member {
+		of.clients += n
+	}
+	if a.unknown {
+		of.unknown += n
+	}
+	if a.other {
+		t.others += n
+	}
+	of.round += a.slice * time.Duration(n)
+}
+
+// sum returns the counts of all clients, or of those that may share their turn.
+func (t *tally) sum(cohort bool) counts {
+	sum := t.may
+	if !cohort {
+		sum.clients += t.apart.clients
+		sum.unknown += t.apart.unknown
+		sum.round += t.apart.round
+	}
+	return sum
+}
+
+// addUp brings up to date what a client adds to the tally. It follows each change of whether the
+// client shares, of its slice, and of its speed alone.
+func (c *GPU) addUp(cl *client) {
+	now := c.tallyOf(cl)
+	if now == cl.tallied {
+		return
+	}
+	c.tally.add(cl.tallied, -1)
+	if t := cl.tallied.tenant; t != nil {
+		t.processes--
+	}
+	c.tally.add(now, +1)
+	if t := now.tenant; t != nil {
+		t.processes++
+	}
+	cl.tallied = now
+}
+
+// addUpAll is addUp where that changes for many.
+func (c *GPU) addUpAll() {
+	for _, cl := range c.inOrder() {
+		c.addUp(cl)
+	}
+}
+
+// tallyOf returns what a client is to add.
+func (c *GPU) tallyOf(cl *client) tallied {
+	if !cl.shares() || c.clients[cl.id] != cl {
+		return tallied{}
+	}
+	rate, _, known := cl.progress.alone()
+	a := tallied{tenant: cl.tenant, apart: cl.tenant.apart, member: cl.tenant.overlaps(), unknown: !known, slice: cl.slice}
+	if was := c.auto.gaveUp[cl.id]; known && c.auto.gaveUp != nil {
+		a.other = rate > changed*was || was > changed*rate
+	}
+	return a
+}
+
+func idOf(cl *client, id ClientID) int { return cmp.Compare(cl.id, id) }
+
+// inOrder returns all clients in the order of their ids.
+func (c *GPU) inOrder() []*client {
+	c.looked += uint64(len(c.order))
+	return slices.Clone(c.order) // some may leave meanwhile
+}
+
+// enlist and delist keep the clients in the order of their ids.
+func (c *GPU) enlist(cl *client) {
+	c.clients[cl.id] = cl
+	at, _ := slices.BinarySearchFunc(c.order, cl.id, idOf)
+	c.order = slices.Insert(c.order, at, cl)
+}
+
+func (c *GPU) delist(cl *client) {
+	delete(c.clients, cl.id)
+	at, _ := slices.BinarySearchFunc(c.order, cl.id, idOf)
+	c.order = slices.Delete(c.order, at, at+1)
+	c.addUp(cl)
+}
+
+func nameOf(t *tenant, name string) int { return cmp.Compare(t.name, name) }
+
+// enroll and strike keep the tenants in the order of their names.
+func (r *roster) enroll(t *tenant) {
+	r.tenants[t.name] = t
+	at, _ := slices.BinarySearchFunc(r.byName, t.name, nameOf)
+	r.byName = slices.Insert(r.byName, at, t)
+}
+
+func (r *roster) strike(t *tenant) {
+	delete(r.tenants, t.name)
+	at, _ := slices.BinarySearchFunc(r.byName, t.name, nameOf)
+	r.byName = slices.Delete(r.byName, at, at+1)
+}
