@@ -102,14 +102,18 @@ golangci: ## golangci-lint as pinned in tests/tools/golangci, with .golangci.yml
 	CGO_ENABLED=0 $(GO) build -C tests/tools/golangci -o $(BUILD)/tools-lint/ tool
 	$(BUILD)/tools-lint/golangci-lint run ./...
 
-# Each suite can be run alone. A suite that fails does not keep the others from running.
+# Each suite can be run alone. A suite that fails does not keep the others from running, and one
+# that has not ended after the time beside it is ended: on a machine that does much else, too, the
+# longest takes half of that. What it builds first counts: e2e-k8s builds Kubernetes. The limit of
+# go test, for a package, is below these, because it says where the tests hang.
 # JOBS of them run at a time, in this order, the longest first. Nothing in those of BESIDE waits
 # or has a time limit of its own: they have the processor time that the others leave.
-SUITES := e2e-k8s test-unit test-c test-e2e test-race test-release lint test-compat test-engines
+BOUNDS := e2e-k8s:90m test-unit:60m test-c:45m test-e2e:60m test-race:60m test-release:60m lint:60m test-compat:45m test-engines:60m
+SUITES := $(foreach b,$(BOUNDS),$(firstword $(subst :, ,$b)))
 BESIDE := lint test-release
 JOBS ?= 1
 test: root deps build simgpu ## every test (20 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
-	@exec env BESIDE='$(BESIDE)' AT_END='$(GIVE_BACK)' sh tests/run.sh $(BUILD)/log $(JOBS) $(SUITES)
+	@exec env BESIDE='$(BESIDE)' BOUNDS='$(BOUNDS)' AT_END='$(GIVE_BACK)' sh tests/suites/run.sh $(BUILD)/log $(JOBS) $(SUITES)
 
 # $(call TEST,PACKAGES) names each package as it ends, and in the end each test that failed or was
 # skipped. A failed test runs once more, alone; run.sh says so of one that passes then. More than
@@ -137,12 +141,12 @@ test-unit: shim simgpu binaries ## of make test: everything in Go that needs no 
 	$(GO) vet -tags $(TAGS),compat ./tests/compat
 	$(GO) vet -trimpath=false ./sched/cuda
 	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
-	$(TESTED_ENV) $(call TEST,$$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACED))")) -timeout 60m
+	$(TESTED_ENV) $(call TEST,$$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACED))")) -timeout 40m
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
 
 test-race: shim simgpu binaries ## of make test: the daemons, under Go's race detector
 	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
-	$(TESTED_ENV) $(call TEST,$(RACED)) -race -timeout 60m
+	$(TESTED_ENV) $(call TEST,$(RACED)) -race -timeout 40m
 
 test-compat: build simgpu ## of make test: the shim in other people's programs
 	@$(MAKE_C) -C tests/compat OUT=$(BUILD) test
@@ -162,10 +166,10 @@ runtimes: root deps build simgpu tools ## pods on containerd 1.7 and 2.0, which 
 	done
 
 test-e2e: build simgpu tools ## of make test: pods and containers, on a real containerd, and the demo; root
-	$(call TEST,./tests/e2e ./tests/demo) -p 1 -count=1 -tags $(TAGS),e2e -timeout 60m
+	$(call TEST,./tests/e2e ./tests/demo) -p 1 -count=1 -tags $(TAGS),e2e -timeout 40m
 
 test-engines: stage simgpu tools ## of make test: the examples of deployments, install and uninstall; root
-	$(call TEST,./tests/engines) -count=1 -tags $(TAGS),engines -timeout 60m
+	$(call TEST,./tests/engines) -count=1 -tags $(TAGS),engines -timeout 40m
 
 kueue: ## the sample for Kueue in Kueue's own code, which it builds once (minutes)
 	cd tests/kueue && $(GO) vet . && $(GO) test -count=1 .
@@ -179,7 +183,7 @@ tools-k8s: deps ## Kubernetes, etcd and CNI plugins at the versions pinned in te
 
 e2e-k8s: GOAL := test
 e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a real Kubernetes of one node, which it builds once
-	$(call TEST,./tests/kubernetes) -count=1 -tags $(TAGS),k8s -timeout 60m
+	$(call TEST,./tests/kubernetes) -count=1 -tags $(TAGS),k8s -timeout 40m
 
 # The shim is built anew, because its programs count the lines that they reach.
 coverage: COVERED := $(BUILD)/coverage
@@ -246,7 +250,7 @@ release: ## .build/dist: tarballs, deb, rpm, SBOM and checksums for ARCHES (amd6
 	@HERE=$(BUILD)/static/$(HOSTARCH) VERSION=$(VERSION) sh deployments/package/build.sh $(BUILD) $(ARCHES)
 
 test-release: simgpu ## of make test: the files of make release; root
-	NVSHARE_TEST_BUILD=$(BUILD) $(call TEST,./tests/release) -count=1 -tags $(TAGS),release -timeout 60m
+	NVSHARE_TEST_BUILD=$(BUILD) $(call TEST,./tests/release) -count=1 -tags $(TAGS),release -timeout 40m
 
 install: stage ## install into PREFIX (/usr/local), below DESTDIR; the default needs root
 	$(STAGE)/nvsharectl install --prefix $(PREFIX) $(if $(DESTDIR),--root $(DESTDIR))
