@@ -73,4 +73,13 @@ static inline CUresult spin(struct gpu *g, CUstream s, uint64_t ns, CUdeviceptr 
 
 #define MS 1000000ull
 
+/* A directory of the test's own, in $TMPDIR, which alone.sh removes. */
+static inline void test_dir(char dir[64])
+{
+	const char *tmp = getenv("TMPDIR");
+
+	CHECK(snprintf(dir, 64, "%s/test.XXXXXX", tmp && *tmp ? tmp : "/tmp") < 64);
+	CHECK(mkdtemp(dir));
+}
+
 #endif

@@ -4,33 +4,38 @@
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/stat.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 
-#define PATIENCE_MS 60000
-#define LONG_MS     40000
+/* No wait reaches it, and no kernel ends by itself while the test runs. */
+#define PATIENCE_MS 300000
+#define LONG_MS     3600000
 
-static char dir[] = "/tmp/mps_test.XXXXXX", pipe_dir[64];
-static pid_t daemon_pid;
-
+/* What serves ends with the test, by alone.sh. */
 static void start_daemon(void)
 {
-	char path[4096], control[96];
+	struct sockaddr_un a = { .sun_family = AF_UNIX };
 	const char *lib = getenv("LD_LIBRARY_PATH");
-	struct stat st;
+	char path[4096], dir[64];
+	pid_t pid;
+	int s;
 
-	CHECK(lib && mkdtemp(dir));
-	snprintf(pipe_dir, sizeof pipe_dir, "%s", dir);
+	CHECK(lib);
+	test_dir(dir);
 	snprintf(path, sizeof path, "%s/bin/nvidia-cuda-mps-control", lib);
-	snprintf(control, sizeof control, "%s/control", pipe_dir);
-	setenv("CUDA_MPS_PIPE_DIRECTORY", pipe_dir, 1);
-	daemon_pid = fork();
-	if (daemon_pid == 0) {
+	snprintf(a.sun_path, sizeof a.sun_path, "%s/control", dir);
+	setenv("CUDA_MPS_PIPE_DIRECTORY", dir, 1);
+	pid = fork();
+	if (pid == 0) {
 		execl(path, path, "-f", (char *)NULL);
 		_exit(1);
 	}
-	for (uint64_t end = mono() + PATIENCE_MS * MS; stat(control, &st); poll(NULL, 0, 1))
-		CHECK(mono() < end && waitpid(daemon_pid, NULL, WNOHANG) == 0);
+	/* Once it listens: its socket is there before that. */
+	CHECK((s = socket(AF_UNIX, SOCK_STREAM, 0)) >= 0);
+	for (uint64_t end = mono() + PATIENCE_MS * MS; connect(s, (struct sockaddr *)&a, sizeof a); poll(NULL, 0, 1))
+		CHECK(mono() < end && waitpid(pid, NULL, WNOHANG) == 0);
+	close(s);
 }
 
 /* A child that says a byte when it has reached a point, and goes on for a byte. */
@@ -102,7 +107,9 @@ static void victim(int say, int heard)
 	EXPECT(CUDA_ERROR_MPS_RPC_FAILURE, spin(&g, NULL, MS, 0));
 }
 
-/* The time that a kernel of 10 ms takes beside the long one. */
+enum { AT_THE_SAME_TIME = 10, IN_SLICES };
+
+/* How the GPU ran a kernel of 10 ms beside the long one, by when the kernel began and ended. */
 static void beside(int say, int heard)
 {
 	struct gpu g = gpu_open(0);
@@ -115,7 +122,7 @@ static void beside(int say, int heard)
 	CU(cuStreamSynchronize(NULL));
 	CU(cuMemcpyDtoH_v2(at, record, sizeof at));
 	tell(say);
-	_exit(at[1] - at[0] < 15 * MS ? 10 : 20);
+	_exit(at[1] - at[0] == 10 * MS ? AT_THE_SAME_TIME : IN_SLICES);
 }
 
 static void culprit(int say, int heard)
@@ -137,7 +144,7 @@ int main(void)
 	a = run(victim);
 	await(&a);
 	b = run(beside);
-	EXPECT(20, ends(&b));
+	EXPECT(IN_SLICES, ends(&b));
 	kill(a.pid, SIGKILL);
 	ends(&a);
 
@@ -145,7 +152,7 @@ int main(void)
 	a = run(victim);
 	await(&a);
 	b = run(beside);
-	EXPECT(10, ends(&b)); /* the end of a member ends nobody else */
+	EXPECT(AT_THE_SAME_TIME, ends(&b)); /* the end of a member ends nobody else */
 	b = run(culprit);
 	await(&b);
 	EXPECT(0, ends(&b));
@@ -155,14 +162,5 @@ int main(void)
 	b = run(culprit); /* the daemon has another server by then */
 	await(&b);
 	EXPECT(0, ends(&b));
-	kill(daemon_pid, SIGKILL);
-	waitpid(daemon_pid, NULL, 0);
-	for (unsigned i = 0; i < 3; i++) {
-		char path[96];
-
-		snprintf(path, sizeof path, "%s/%s", pipe_dir, (const char *[]){ "control", "control_lock", "server" }[i]);
-		unlink(path);
-	}
-	rmdir(pipe_dir);
 	return 0;
 }

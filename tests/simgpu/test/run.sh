@@ -1,19 +1,18 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Runs each C test with a state directory of its own.
+export LD_LIBRARY_PATH="$LIB"
 passed=0 failed=0
 for t in "$@"; do
-	dir=$(mktemp -d)
-	printf 'gpus=3\nmemory_mib=64\nlog_records=4096\n' >"$dir/config"
-	if env -u CUDA_VISIBLE_DEVICES -u NVSHARE_SIMGPU_DEVICES -u LD_PRELOAD NVSHARE_SIMGPU_DIR="$dir" \
-		LD_LIBRARY_PATH="$LIB" timeout 120 "$t"; then
+	# shellcheck disable=SC2016 # the inner shell's
+	if ../alone.sh sh -c 'mkdir "$NVSHARE_SIMGPU_DIR" &&
+		printf "gpus=3\nmemory_mib=64\nlog_records=4096\n" >"$NVSHARE_SIMGPU_DIR/config" && timeout 600 "$0"' "$t"; then
 		echo "ok   $(basename "$t")"
 		passed=$((passed + 1))
 	else
 		echo "FAIL $(basename "$t")"
 		failed=$((failed + 1))
 	fi
-	rm -rf "$dir"
 done
 # nothing but the API may be seen from outside, what tests need (a count of calls, and a fault), and the kernel's ioctl
 if nm -D --defined-only "$LIB/libcuda.so.1" | grep -v ' T cu[A-Z]' | grep -v -e ' T simgpu_calls$' -e ' T simgpu_fail$' -e ' T simgpu_intercept$' -e ' T ioctl$'; then

@@ -203,11 +203,12 @@ static void see_none(int unused)
 static void users_come_together(void)
 {
 	for (int round = 0; round < 40; round++) {
-		char base[] = "/tmp/simgpu-XXXXXX", dir[64], clean[80];
+		char base[64], dir[80], clean[80];
 		int go[2];
 		pid_t pid[6];
 
-		CHECK(mkdtemp(base) && !chmod(base, 0777) && !pipe(go));
+		test_dir(base);
+		CHECK(!chmod(base, 0777) && !pipe(go));
 		snprintf(dir, sizeof dir, "%s/sim", base);
 		for (unsigned i = 0; i < 6; i++) {
 			pid[i] = fork();
