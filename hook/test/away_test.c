@@ -471,11 +471,11 @@ static void who_jumped_out_of_sharing_may_share_again(void)
 
 static void stays_with(const char *path)
 {
-	char dir[] = "/tmp/nvshare-hook-test.XXXXXX", whole[128], parts[128];
+	char dir[64], whole[128], parts[128];
 	struct buffer b;
 	int fd;
 
-	CHECK(mkdtemp(dir));
+	test_dir(dir);
 	snprintf(whole, sizeof(whole), "%s%s", dir, path);
 	for (char *slash = whole + strlen(dir); (slash = strchr(slash + 1, '/'));) {
 		snprintf(parts, sizeof(parts), "%.*s", (int)(slash - whole), whole);

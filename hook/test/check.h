@@ -26,6 +26,15 @@
 		} \
 	} while (0)
 
+/* A directory of the test's own, in $TMPDIR, which tests/suites/alone.sh removes. */
+static inline void test_dir(char dir[64])
+{
+	const char *tmp = getenv("TMPDIR");
+
+	CHECK(snprintf(dir, 64, "%s/test.XXXXXX", tmp && *tmp ? tmp : "/tmp") < 64);
+	CHECK(mkdtemp(dir));
+}
+
 /* Long enough for any machine; a wait that reaches it is a failure. */
 #define PATIENCE_MS 100000
 #ifndef EVENTUALLY_MS

@@ -31,8 +31,7 @@ static void address(struct fake *f, struct sockaddr_un *a)
 void fake_init(struct fake *f)
 {
 	memset(f, 0, sizeof(*f));
-	strcpy(f->dir, "/tmp/nvshare-hook-test.XXXXXX");
-	CHECK(mkdtemp(f->dir));
+	test_dir(f->dir);
 	CHECK(setenv(NVS_RUN_DIR_ENV, f->dir, 1) == 0);
 	f->listener = f->conn = f->page_fd = -1;
 }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Runs the cases of a test with the shim preloaded, 12 at a time: preloaded.sh TEST SHIM...
+# Runs the cases of a test with the shim preloaded, 12 at a time: alone.sh preloaded.sh TEST SHIM...
 # Each must also leave standard error empty: the shim is silent by default. The first that
 # fails runs once more.
 set -eu
@@ -9,9 +9,7 @@ shift
 shim=$*
 LD_LIBRARY_PATH=$(dirname "$test")
 export LD_LIBRARY_PATH
-unset NVSHARE_DEBUG NVSHARE_SCHEDULER_LOSS
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
+dir=$TMPDIR
 attempt() {
 	err=$dir/$1.err
 	if ! LD_PRELOAD=$shim "$test" "$1" 2>"$err" 3>&- || [ -s "$err" ]; then

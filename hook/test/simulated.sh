@@ -1,15 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Runs the cases of a test, so many at a time, each on simulated GPUs of its own:
-# simulated.sh TEST SIMGPU GPUS MIB JOBS [SHIM]. Without SHIM it is inside the
+# alone.sh simulated.sh TEST SIMGPU GPUS MIB JOBS [SHIM]. Without SHIM it is inside the
 # program. Standard error must stay empty; with SAYS it must have that text, because
 # NVSHARE_DEBUG=1 asks the shim to speak. The first case that fails runs once more.
 set -eu
 test=$1 simgpu=$2 gpus=$3 mib=$4 jobs=$5 shim=${6:-}
 SAYS=${SAYS:-}
-unset NVSHARE_DEBUG NVSHARE_SCHEDULER_LOSS NVSHARE_ENABLE_SINGLE_OVERSUB CUDA_VISIBLE_DEVICES NVSHARE_SIMGPU_TENANT
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
+dir=$TMPDIR
 export LD_LIBRARY_PATH="$simgpu"
 attempt() {
 	export NVSHARE_SIMGPU_DIR="$dir/$1.$2"

@@ -1,12 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# What the shim says when it is asked to: speaks.sh TESTS SHIM DEBUG-SHIM.
+# What the shim says when it is asked to: alone.sh speaks.sh TESTS SHIM DEBUG-SHIM.
 set -eu
 tests=$1 shim=$2 debug_shim=$3
 export LD_LIBRARY_PATH="$tests"
-unset NVSHARE_DEBUG NVSHARE_SCHEDULER_LOSS
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
+dir=$TMPDIR
 NVSHARE_DEBUG=1 LD_PRELOAD=$shim "$tests/client_test" registers_what_it_proved 2>"$dir/debug"
 grep -q '^nvshare\[[0-9]*\]: interposed [1-9][0-9]* entry points, 0 lead past the shim$' "$dir/debug" || {
 	echo "NVSHARE_DEBUG=1 said:" >&2

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package suites tests run.sh, which is make test: no suite outlives its tests, and what one
-// leaves behind or does not end keeps nobody from the summary.
+// leaves behind or does not end keeps nobody from the summary; and alone.sh, by which C tests run.
 package suites
 
 import (

@@ -73,7 +73,7 @@ static inline CUresult spin(struct gpu *g, CUstream s, uint64_t ns, CUdeviceptr 
 
 #define MS 1000000ull
 
-/* A directory of the test's own, in $TMPDIR, which alone.sh removes. */
+/* A directory of the test's own, in $TMPDIR, which tests/suites/alone.sh removes. */
 static inline void test_dir(char dir[64])
 {
 	const char *tmp = getenv("TMPDIR");

@@ -12,7 +12,7 @@
 #define PATIENCE_MS 300000
 #define LONG_MS     3600000
 
-/* What serves ends with the test, by alone.sh. */
+/* What serves ends with the test, by tests/suites/alone.sh. */
 static void start_daemon(void)
 {
 	struct sockaddr_un a = { .sun_family = AF_UNIX };

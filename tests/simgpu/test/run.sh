@@ -5,7 +5,7 @@ export LD_LIBRARY_PATH="$LIB"
 passed=0 failed=0
 for t in "$@"; do
 	# shellcheck disable=SC2016 # the inner shell's
-	if ../alone.sh sh -c 'mkdir "$NVSHARE_SIMGPU_DIR" &&
+	if ../suites/alone.sh sh -c 'mkdir "$NVSHARE_SIMGPU_DIR" &&
 		printf "gpus=3\nmemory_mib=64\nlog_records=4096\n" >"$NVSHARE_SIMGPU_DIR/config" && timeout 600 "$0"' "$t"; then
 		echo "ok   $(basename "$t")"
 		passed=$((passed + 1))
