@@ -134,6 +134,7 @@ test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in
 
 # The daemons are tested with the race detector, everything else without.
 RACED := ./sched/daemon/... ./plugin/... ./cdi/...
+BENCHED = $$(grep -rl --include='*_test.go' '^func Benchmark' cdi plugin sched tests | xargs -n 1 dirname | sort -u | sed 's,^,./,')
 TESTED_ENV = PATH="$$PATH:$(BUILD)/prometheus/usr/bin" NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu
 
 test-unit: shim simgpu binaries ## of make test: everything in Go that needs no containers, but test-race
@@ -142,6 +143,8 @@ test-unit: shim simgpu binaries ## of make test: everything in Go that needs no 
 	$(GO) vet -trimpath=false ./sched/cuda
 	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
 	$(TESTED_ENV) $(call TEST,$$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACED))")) -timeout 40m
+	@# Each benchmark once, so that none is broken when somebody measures.
+	$(GO) test -vet=off -run '^$$' -bench . -benchtime 1x $(BENCHED) >$(BUILD)/benchmarks.txt 2>&1 || { cat $(BUILD)/benchmarks.txt; exit 1; }
 	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
 
 test-race: shim simgpu binaries ## of make test: the daemons, under Go's race detector
