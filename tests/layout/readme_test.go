@@ -184,8 +184,8 @@ func TestChoiceOfAShimTest(t *testing.T) {
 		{"make -s one TEST=nothing", true, "There is no nothing."},
 		{"make -s one TEST=gate_test CASES=any", true, "gate_test has no cases"},
 		{"make -s -n one TEST=memory_test CASES=any", false, "memory_test"},
-		{"CASES=nothing sh preloaded.sh " + fake, true, "these: its_only_case"},
-		{"CASES=nothing sh simulated.sh " + fake + " . 1 64 1", true, "these: its_only_case"},
+		{"CASES=nothing ../../tests/suites/alone.sh sh preloaded.sh " + fake, true, "these: its_only_case"},
+		{"CASES=nothing ../../tests/suites/alone.sh sh simulated.sh " + fake + " . 1 64 1", true, "these: its_only_case"},
 	} {
 		cmd := exec.Command("sh", "-c", c.command)
 		cmd.Dir = "../../hook/test"

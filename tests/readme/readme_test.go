@@ -89,7 +89,7 @@ func newBed(t *testing.T) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{env: append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "NVSHARE_RUN_DIR="+dir+"/run", "XDG_RUNTIME_DIR="+dir,
-		"NVSHARE_SIMGPU="+sim, "NVSHARE_SIMGPU_DIR="+sim+"/run", "LD_LIBRARY_PATH="+sim+"/lib"), user: fmt.Sprint(os.Getuid())}
+		"NVSHARE_SIMGPU="+sim, "NVSHARE_SIMGPU_DIR="+sim+"/run", "LD_LIBRARY_PATH="+sim+"/lib", "TMPDIR="+t.TempDir()), user: fmt.Sprint(os.Getuid())}
 	b.start(t, "", dir+"/nvshare-scheduler")
 	b.await(t, "the scheduler", "nvsharectl version")
 	b.start(t, filepath.Join(built, "lib/libnvshare.so"), filepath.Join(built, "bin/cuda-busy"), "--seconds", "600")
@@ -247,7 +247,7 @@ func TestCommandsOfSimulatedGPU(t *testing.T) {
 	// Without -e: the status's 1 says that something is not well, like a plugin that is away.
 	cmd := exec.CommandContext(ctx, "sh", "-uc", strings.Join(lines, "\n"))
 	cmd.Dir, cmd.Stdout, cmd.Stderr = "../simgpu", said, said // a file, because the scheduler goes on
-	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=", "LD_PRELOAD=")
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "MAKELEVEL=", "LD_PRELOAD=", "TMPDIR="+t.TempDir())
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	err = cmd.Run()
 	_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)

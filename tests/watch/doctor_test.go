@@ -3,6 +3,7 @@
 package watch
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -19,10 +20,12 @@ func TestDoctor(t *testing.T) {
 	b := newBed(t)
 	cmd := exec.CommandContext(t.Context(), filepath.Join(b.Dir, "nvsharectl"), "doctor", "--shim", b.Shim(), "--image", "/", "-o", "json")
 	cmd.Env = b.Env
+	var complaints bytes.Buffer
+	cmd.Stderr = &complaints
 	text, _ := cmd.Output() // this host has no CDI spec, which is a fault
 	var all []finding
 	if err := json.Unmarshal(text, &all); err != nil {
-		t.Fatalf("%v: %s", err, text)
+		t.Fatalf("%v: %s%s", err, text, complaints.String())
 	}
 	want := map[string]bool{"driver": true, "scheduler": true, "socket": true, "container": true, "shim": true}
 	for _, f := range all {
@@ -51,10 +54,12 @@ func TestDoctorTest(t *testing.T) {
 	b := newBed(t, "--anti-thrash", "on", "--tq", "20ms", "--swap-memory", "1Gi", "--gpu-memory", "336Mi")
 	cmd := exec.CommandContext(t.Context(), filepath.Join(b.Dir, "nvsharectl"), "doctor", "test", "--shim", b.Shim(), "--time", "2", "-o", "json")
 	cmd.Env = b.Env
+	var complaints bytes.Buffer
+	cmd.Stderr = &complaints
 	text, _ := cmd.Output() // the status is that of all checks, also of those that are not judged
 	var all []finding
 	if err := json.Unmarshal(text, &all); err != nil {
-		t.Fatalf("%v: %s", err, text)
+		t.Fatalf("%v: %s%s", err, text, complaints.String())
 	}
 	found := map[string]string{}
 	for _, f := range all {
