@@ -193,7 +193,7 @@ next:
 		case strings.HasSuffix(words[0], "nvshare-scheduler"):
 			// Another run directory, because the bed's has a scheduler.
 			status, said := b.run(t, `dir=$(mktemp -d); `+"nvshare-scheduler --run-dir $dir "+b.asTried(strings.TrimSuffix(strings.Join(words[1:], " "), "&"))+
-				` & pid=$!; tries=0; until nvsharectl --run-dir $dir version; do kill -0 $pid || exit 9; tries=$((tries + 1)); test $tries -lt 500 || exit 8; sleep 0.05; done; kill $pid`)
+				` & pid=$!; tries=0; until nvsharectl --run-dir $dir version; do kill -0 $pid || exit 9; tries=$((tries + 1)); test $tries -lt 3600 || exit 8; sleep 0.05; done; kill $pid`)
 			if status != 0 {
 				t.Errorf("%s: status %d\n%s", line, status, said)
 			}

@@ -26,10 +26,23 @@ type Bed struct {
 	all   []*exec.Cmd
 }
 
-// NewBed starts a scheduler in an empty directory. root is the top of the tree, simgpu the
+// Compile compiles what beds run into a directory of build; go links nothing that is there
+// already. root is the top of the tree.
+func Compile(ctx context.Context, root, build string) error {
+	compile := exec.CommandContext(ctx, "go", "build", "-o", programs(build)+"/", "./sched/nvshare-scheduler", "./sched/nvsharectl")
+	compile.Dir = root
+	if out, err := compile.CombinedOutput(); err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return nil
+}
+
+func programs(build string) string { return filepath.Join(build, "watch") }
+
+// NewBed starts a scheduler in an empty directory. Compile comes before it; simgpu is the
 // configuration of the simulated GPUs. After an error nothing runs; else the
 // caller calls Close.
-func NewBed(ctx context.Context, root, build, dir, simgpu string, args ...string) (b *Bed, err error) {
+func NewBed(ctx context.Context, build, dir, simgpu string, args ...string) (b *Bed, err error) {
 	sim := filepath.Join(dir, "sim")
 	b = &Bed{Dir: dir, Build: build, log: filepath.Join(dir, "scheduler.log")}
 	defer func() {
@@ -37,10 +50,8 @@ func NewBed(ctx context.Context, root, build, dir, simgpu string, args ...string
 			b.Close()
 		}
 	}()
-	compile := exec.CommandContext(ctx, "go", "build", "-o", dir, "./sched/nvshare-scheduler", "./sched/nvsharectl")
-	compile.Dir = root
-	if out, err := compile.CombinedOutput(); err != nil {
-		return b, fmt.Errorf("go build: %w\n%s", err, out)
+	if out, err := exec.CommandContext(ctx, "cp", "-r", programs(build)+"/.", dir).CombinedOutput(); err != nil {
+		return b, fmt.Errorf("copy the programs: %w\n%s", err, out)
 	}
 	if err := errors.Join(os.MkdirAll(sim+"/run", 0o755), os.WriteFile(sim+"/run/config", []byte(simgpu), 0o644),
 		os.Symlink(filepath.Join(build, "simgpu"), sim+"/lib"), os.Mkdir(dir+"/run", 0o755)); err != nil {

@@ -3,12 +3,19 @@
 package watch
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 )
+
+// compiled compiles the programs once for all tests.
+var compiled = sync.OnceValue(func() error {
+	return Compile(context.Background(), "../..", filepath.Dir(os.Getenv("NVSHARE_TEST_SIMGPU")))
+})
 
 // newBed needs what make shim simgpu builds.
 func newBed(t *testing.T, args ...string) *Bed {
@@ -22,7 +29,10 @@ func newBed(t *testing.T, args ...string) *Bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	b, err := NewBed(t.Context(), "../..", filepath.Dir(simgpu), dir, "gpus=1\nmemory_mib=4096\n", args...)
+	if err := compiled(); err != nil {
+		t.Fatal(err)
+	}
+	b, err := NewBed(t.Context(), filepath.Dir(simgpu), dir, "gpus=1\nmemory_mib=4096\n", args...)
 	if err != nil {
 		t.Fatal(err)
 	}

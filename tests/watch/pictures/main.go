@@ -53,7 +53,10 @@ func run(ctx context.Context, build, out string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	b, err := watch.NewBed(ctx, ".", build, dir, "gpus=2\nmemory_mib=8192\n", "--anti-thrash", "on", "--tq", "200ms", "--swap-memory", "2Gi", "--web-addr", "127.0.0.1:0")
+	if err := watch.Compile(ctx, ".", build); err != nil {
+		return err
+	}
+	b, err := watch.NewBed(ctx, build, dir, "gpus=2\nmemory_mib=8192\n", "--anti-thrash", "on", "--tq", "200ms", "--swap-memory", "2Gi", "--web-addr", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
