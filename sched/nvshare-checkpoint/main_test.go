@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,6 +28,17 @@ type node struct {
 	says   *bufio.Scanner
 }
 
+// program compiles nvshare-checkpoint once for all tests, beside the simulated GPU, and returns where.
+var program = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(filepath.Dir(os.Getenv("NVSHARE_TEST_SIMGPU")), "checkpoint", checkpoint.Name)
+	build := exec.Command("go", "build", "-o", path, ".")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return path, nil
+})
+
 // newNode needs what `make simgpu` builds.
 func newNode(t *testing.T) *node {
 	t.Helper()
@@ -36,13 +48,10 @@ func newNode(t *testing.T) *node {
 	}
 	dir := t.TempDir()
 	n := &node{T: t, faults: filepath.Join(dir, "checkpoint")}
-	n.Program = filepath.Join(t.TempDir(), checkpoint.Name)
+	path, err := program()
+	n.check(err)
+	n.Program = path
 	n.Env = []string{"NVSHARE_SIMGPU_DIR=" + dir, "LD_LIBRARY_PATH=" + simgpu}
-	build := exec.Command("go", "build", "-o", n.Program, ".")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
 	n.check(os.WriteFile(filepath.Join(dir, "config"), []byte("gpus=2\nmemory_mib=64\n"), 0o644))
 	n.busy = exec.Command(filepath.Join(filepath.Dir(simgpu), "bin", "cuda-busy"), "--tenant", "a", "--kernel-us", "500", "--depth", "4", "--report-ms", "10")
 	n.busy.Env = append(os.Environ(), n.Env...)
