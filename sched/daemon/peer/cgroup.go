@@ -24,6 +24,8 @@ var (
 	ctrName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
 	// userManager is the cgroup that systemd delegates to a user.
 	userManager = regexp.MustCompile(`^user@([0-9]+)\.service$`)
+	// userSlice is the cgroup in which systemd keeps all sessions of a user.
+	userSlice = regexp.MustCompile(`^user-([0-9]+)\.slice$`)
 )
 
 // named is a directory of a cgroup path that names a container.
@@ -144,4 +146,24 @@ func (h hierarchies) containerOf(cgroup string) (id, podUID string, delegated *u
 		}
 	}
 	return "", "", delegated
+}
+
+// sessionOf finds the user of the sessions that a process is part of; nil: it is part of
+// none. Like a container's, the directory counts only if root made it.
+func (h hierarchies) sessionOf(cgroup string) *uint32 {
+	for _, line := range cgroupLines(cgroup) {
+		segments := strings.Split(line.path, "/")
+		i := slices.IndexFunc(segments, userSlice.MatchString) // inner ones may be the user's own
+		if i < 0 {
+			continue
+		}
+		if owner, ok := h.ownerOf(line.controllers, strings.Join(segments[:i+1], "/")); !ok || owner != 0 {
+			continue
+		}
+		if n, err := strconv.ParseUint(userSlice.FindStringSubmatch(segments[i])[1], 10, 32); err == nil {
+			uid := uint32(n)
+			return &uid
+		}
+	}
+	return nil
 }

@@ -31,7 +31,7 @@ type Process struct {
 // Peer is what the kernel says of a process.
 type Peer struct {
 	Process
-	UID       uint32
+	UID       uint32 // outside containers, of the user that Account names
 	Container string // id, empty outside containers
 	PodUID    string
 	// Account is what the process's connections, clients and memory are counted
@@ -52,7 +52,10 @@ const (
 func AccountOfUser(uid uint32) string { return UserAccount + strconv.FormatUint(uint64(uid), 10) }
 
 // Finder identifies processes on a host whose cgroups it has found.
-type Finder struct{ cgroups hierarchies }
+type Finder struct {
+	cgroups hierarchies
+	users   users
+}
 
 // NewFinder looks for the host's cgroup file systems, once: a later mount is
 // not seen.
@@ -61,7 +64,11 @@ func NewFinder() (*Finder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroup file systems: %w", err)
 	}
-	return &Finder{readHierarchies(string(text))}, nil
+	users, err := newUsers()
+	if err != nil {
+		return nil, fmt.Errorf("find the user namespace of this process: %w", err)
+	}
+	return &Finder{readHierarchies(string(text)), users}, nil
 }
 
 // Knocks returns the pid of the process that connected, and whether the process has hung
@@ -205,14 +212,17 @@ func (f *Finder) read(p *Peer) error {
 	}
 	var delegated *uint32
 	p.Container, p.PodUID, delegated = f.cgroups.containerOf(string(cgroup))
-	switch {
-	case p.Container != "":
+	if p.Container != "" {
 		p.Account = ContainerAccount + p.Container
-	case delegated != nil:
-		p.Account = AccountOfUser(*delegated)
-	default:
-		p.Account = AccountOfUser(p.UID)
+		return nil
 	}
+	if delegated != nil {
+		p.UID = *delegated
+	}
+	if p.UID, err = f.users.behind(p.PID, p.UID, f.cgroups.sessionOf(string(cgroup)), delegated != nil); err != nil {
+		return err
+	}
+	p.Account = AccountOfUser(p.UID)
 	return nil
 }
 
