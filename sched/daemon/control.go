@@ -43,7 +43,7 @@ func (s controlService) Status(ctx context.Context, req *api.StatusRequest) (res
 	if req.PiecesId != 0 {
 		return &api.StatusResponse{Piece: s.pieces.at(req.PiecesId, req.Offset)}, nil
 	}
-	if err := s.d.ask(ctx, func() { resp = s.d.status() }); err != nil || proto.Size(resp) <= maxAnswer {
+	if err := s.d.ask(ctx, func() { resp = s.d.overview().status }); err != nil || proto.Size(resp) <= maxAnswer {
 		return resp, err
 	}
 	whole, err := proto.Marshal(resp)
@@ -56,9 +56,17 @@ func (s controlService) Status(ctx context.Context, req *api.StatusRequest) (res
 	}, nil
 }
 
-// inLoop has the loop answer a call.
+// change has the loop run f, which changes what the status says.
+func (d *Daemon) change(ctx context.Context, f func()) error {
+	return d.ask(ctx, func() {
+		f()
+		d.latest = nil
+	})
+}
+
+// inLoop has the loop answer a call that changes something.
 func inLoop[Request, Response any](ctx context.Context, d *Daemon, answer func(Request) (Response, error), req Request) (resp Response, err error) {
-	askErr := d.ask(ctx, func() { resp, err = answer(req) })
+	askErr := d.change(ctx, func() { resp, err = answer(req) })
 	return resp, cmp.Or(askErr, err)
 }
 
@@ -77,8 +85,11 @@ func (s controlService) Migrate(ctx context.Context, req *api.MigrateRequest) (*
 	}
 	ended := make(chan answer, 1)
 	var err error
-	if askErr := s.d.ask(ctx, func() {
-		err = s.d.migrate(req, func(m *migration) { ended <- answer{m.response(s.d), m.failure(s.d)} })
+	if askErr := s.d.change(ctx, func() {
+		err = s.d.migrate(req, func(m *migration) {
+			ended <- answer{m.response(s.d), m.failure(s.d)}
+			s.d.latest = nil
+		})
 	}); askErr != nil || err != nil {
 		return nil, cmp.Or(askErr, err)
 	}
@@ -142,7 +153,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 			}
 		}()
 	}
-	if askErr := s.d.ask(ctx, func() {
+	if askErr := s.d.change(ctx, func() {
 		if err = ctx.Err(); err != nil { // nobody learns the answer
 			return
 		}
@@ -191,7 +202,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 }
 
 func (s controlService) ForgetContainer(ctx context.Context, req *api.ForgetContainerRequest) (*api.ForgetContainerResponse, error) {
-	return &api.ForgetContainerResponse{}, s.d.ask(ctx, func() {
+	return &api.ForgetContainerResponse{}, s.d.change(ctx, func() {
 		s.d.forget(req.GetId())
 	})
 }
@@ -200,7 +211,7 @@ func (s controlService) ReportPlugin(ctx context.Context, req *api.ReportPluginR
 	if n := len(req.Problems); n > maxReported {
 		return nil, status.Errorf(codes.InvalidArgument, "report of the plugin: %d problems, %d are possible", n, maxReported)
 	}
-	return &api.ReportPluginResponse{}, s.d.ask(ctx, func() {
+	return &api.ReportPluginResponse{}, s.d.change(ctx, func() {
 		s.d.plugin, s.d.pluginAt = req.Problems, now()
 	})
 }

@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -229,5 +230,52 @@ func TestPluginReports(t *testing.T) {
 	}
 	if err := report(make([]string, maxReported+1)...); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("too many: %v", err)
+	}
+}
+
+// All who ask within a moment have one answer, except who has changed something meanwhile: a
+// command is followed by the status that it has led to.
+func TestOneOverviewForAll(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	ctl := dial(t, s)
+	if err := s.ask(t.Context(), func() { s.overview().until = now().Add(patience) }); err != nil {
+		t.Fatal(err)
+	}
+	at := s.status().UptimeNs
+	newClient(t, s)
+	own, _, err := metricsSource{s.Daemon}.Problems(t.Context())
+	snapshot, snapshotErr := metricsSource{s.Daemon}.Snapshot(t.Context())
+	page, pageErr := pageSource{s.Daemon}.Status(t.Context())
+	if err := errors.Join(err, snapshotErr, pageErr); err != nil || len(own) != 0 {
+		t.Fatal(own, err)
+	}
+	for who, r := range map[string]*api.StatusResponse{"control": s.status(), "view": s.view(), "metrics": snapshot.Status, "page": page} {
+		if r.UptimeNs != at || r.Clients != 0 {
+			t.Errorf("%s: made at %d with %d clients, want that of %d, which has none", who, r.UptimeNs, r.Clients, at)
+		}
+	}
+	if _, err := ctl.Set(t.Context(), &api.SetRequest{QuantumNs: int64(time.Second)}); err != nil {
+		t.Fatal(err)
+	}
+	if r := s.status(); r.Gpus[0].QuantumNs != int64(time.Second) || r.Clients != 1 {
+		t.Errorf("after a change: %v", r)
+	}
+}
+
+// One answer lasts so long that those who ask have a small part of the loop's time.
+func TestOverviewIsBounded(t *testing.T) {
+	s := start(t, t.TempDir(), nil, func(d *Daemon) { d.overviewPart = overviewPart })
+	for range 10 {
+		if err := s.ask(t.Context(), func() {
+			s.latest = nil
+			began := now()
+			o := s.overview()
+			made := now()
+			if life := o.until.Sub(made); life > min(overviewPart*made.Sub(began), maxOverviewAge) || s.overview() != o && now() < o.until {
+				t.Errorf("made in %v, used for %v", made.Sub(began), life)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 }

@@ -134,6 +134,7 @@ type Daemon struct {
 	registerTimeout, lookPause                    time.Duration
 	prepareLimit, busyPause, restPause, leaveWait time.Duration
 	departLimit, slowLately                       time.Duration
+	overviewPart                                  time.Duration
 
 	dir     *rundir.Dir
 	metrics *metrics.Exporter // nil: none, or not open at the start
@@ -207,6 +208,7 @@ type Daemon struct {
 	unrecorded    bool                     // who has memory could not be recorded
 	unsettled     bool                     // the same of settings
 	history       *history.Log
+	latest        *overview
 	traffic       metrics.Traffic
 	checkAlways   bool            // tests
 	failpoint     func(failpoint) // tests
@@ -277,6 +279,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		leaveWait:       leaveWait,
 		departLimit:     departLimit,
 		slowLately:      slowLately,
+		overviewPart:    overviewPart,
 		events:          make(chan func(), 256),
 		life:            life,
 		end:             end,

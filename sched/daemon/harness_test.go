@@ -158,11 +158,12 @@ func begin(t *testing.T, dir string, change func(*Options), more ...func(*Daemon
 	return s
 }
 
-// unhurried has the daemon check itself, and wait for clients for as long as the tests do:
+// unhurried has the daemon check itself, make each status anew, and wait for clients for as long as the tests do:
 // on a machine that is busy, host memory alone takes longer to make than a client may be
 // quiet.
 func (d *Daemon) unhurried() {
 	d.checkAlways = true
+	d.overviewPart = 0
 	d.prepareLimit, d.busyPause, d.leaveWait, d.departLimit = patience, patience, patience, patience
 }
 

@@ -22,16 +22,16 @@ func (s metricsSource) Snapshot(ctx context.Context) (found *metrics.Snapshot, e
 
 func (s metricsSource) Problems(ctx context.Context) (own, tenants []string, err error) {
 	err = s.d.ask(ctx, func() {
-		// They begin with the scheduler's own, of which a report of the plugin may end meanwhile.
-		all := s.d.status().Problems
-		own = s.d.problems()
-		tenants = all[len(own):]
+		// All begin with the scheduler's own, of which a report of the plugin may have ended meanwhile.
+		o := s.d.overview()
+		own, tenants = o.own, o.status.Problems[len(o.own):]
 	})
 	return own, tenants, err
 }
 
 func (d *Daemon) snapshot() *metrics.Snapshot {
-	s := &metrics.Snapshot{Status: d.status(), Own: d.problems(), Traffic: d.traffic, Managed: d.managed()}
+	o := d.overview()
+	s := &metrics.Snapshot{Status: o.status, Own: o.own, Traffic: d.traffic, Managed: d.managed()}
 	s.Groups = d.overlapGroups()
 	for _, g := range d.order {
 		s.Turns = append(s.Turns, g.turns)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -253,23 +254,47 @@ func TestMetricsAddressThatIsNone(t *testing.T) {
 	start(t, dir, nil) // nothing is left behind
 }
 
+// crowd is a scheduler that does not run, with clients of a number of containers on each GPU.
+func crowd(gpus, containers, clients int) *Daemon {
+	d := &Daemon{
+		history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1,
+		desk: admission.New(maxConnections, 0), overviewPart: overviewPart,
+	}
+	d.openArena(plenty{}, 0, 0)
+	for i := range gpus {
+		g := &gpu{GPU: gpuA, core: sched.New(sched.Config{})}
+		g.Index = i
+		d.order = append(d.order, g)
+	}
+	for i := range clients {
+		id := fmt.Sprintf("%064x", i%containers)
+		cl := &client{id: sched.ClientID(i + 1), Peer: &peer.Peer{Container: id, Account: peer.ContainerAccount + id, Command: "python3"}}
+		cl.attached = map[*gpu]*attachment{}
+		d.clients[cl.id] = cl
+		d.names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
+		for _, g := range d.order {
+			cl.attached[g] = &attachment{client: cl, gpu: g}
+			g.core.Step(now(), sched.Attach{Client: cl.id, Tenant: cl.Account, Want: true})
+			g.core.Step(now(), sched.Reserve{Client: cl.id, Total: 1 << 30, Least: 1 << 30})
+		}
+	}
+	return d
+}
+
 // BenchmarkScrape is how long the loop is kept by one, with 256 clients of 64
 // containers on a GPU.
 func BenchmarkScrape(b *testing.B) {
-	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1}
-	d.openArena(plenty{}, 0, 0)
-	g := &gpu{GPU: gpuA, core: sched.New(sched.Config{})}
-	d.order = append(d.order, g)
-	for i := range 256 {
-		id := fmt.Sprintf("%064x", i%64)
-		cl := &client{id: sched.ClientID(i + 1), Peer: &peer.Peer{Container: id, Account: peer.ContainerAccount + id, Command: "python3"}}
-		cl.attached = map[*gpu]*attachment{g: {client: cl, gpu: g}}
-		d.clients[cl.id] = cl
-		d.names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
-		g.core.Step(now(), sched.Attach{Client: cl.id, Tenant: cl.Account, Want: true})
-		g.core.Step(now(), sched.Reserve{Client: cl.id, Total: 1 << 30, Least: 1 << 30})
-	}
+	d := crowd(1, 64, 256)
 	for b.Loop() {
+		d.latest = nil
 		d.snapshot()
+	}
+}
+
+// BenchmarkOverview is what a question costs the loop on a large node where many ask.
+func BenchmarkOverview(b *testing.B) {
+	d := crowd(8, 100, 1000)
+	for b.Loop() {
+		d.overview()
 	}
 }

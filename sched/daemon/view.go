@@ -10,7 +10,6 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
@@ -41,11 +40,13 @@ func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
 	d.wg.Go(func() {
 		defer account.Disconnect()
 		defer sock.Close()
-		var r *api.StatusResponse
+		var o *overview
+		view := &api.View{}
 		cost := 0
 		made := make(chan struct{})
 		d.inTurn(account, func() {
-			r, cost = d.view(p), viewCost+len(d.clients)+len(d.shares.Tenants)
+			o, cost = d.overview(), viewCost+len(d.clients)+len(d.shares.Tenants)
+			view.Container, view.Uid = d.tenantOf(p.Account)
 			close(made)
 		})
 		select {
@@ -53,7 +54,7 @@ func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
 		case <-d.ended:
 			return
 		}
-		answer, err := proto.Marshal(r)
+		answer, err := proto.Marshal(o.view(p.Account, view))
 		if err != nil {
 			d.log.WithError(err).Error("answer the status socket")
 			return
@@ -73,22 +74,15 @@ func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
 	})
 }
 
-// view is the status as a process may see it: its tenant's own parts, and of all others
-// numbers.
-func (d *Daemon) view(p *peer.Peer) *api.StatusResponse {
-	all := d.status()
-	container, uid := d.tenantOf(p.Account)
+// view is the status as an account may see it: its own parts, and of all others numbers.
+func (o *overview) view(account string, view *api.View) *api.StatusResponse {
 	mine := func(c *api.Container, user uint32) bool {
 		if id := c.GetId(); id != "" {
-			return peer.ContainerAccount+id == p.Account
+			return peer.ContainerAccount+id == account
 		}
-		return peer.AccountOfUser(user) == p.Account
+		return peer.AccountOfUser(user) == account
 	}
-	myClient := func(c *api.Client) bool {
-		cl := d.clients[sched.ClientID(c.Id)]
-		return cl != nil && cl.Account == p.Account
-	}
-	return narrow(all, &api.View{Container: container, Uid: uid}, mine, myClient)
+	return narrow(o.status, view, mine, func(c *api.Client) bool { return o.accounts[c.Id] == account })
 }
 
 // narrow makes an answer that has of the tenant's own parts everything and of all others

@@ -21,7 +21,7 @@ func (d *Daemon) servePage(ctx context.Context, page *web.Page) {
 type pageSource struct{ d *Daemon }
 
 func (s pageSource) Status(ctx context.Context) (r *api.StatusResponse, err error) {
-	err = s.d.ask(ctx, func() { r = s.d.status() })
+	err = s.d.ask(ctx, func() { r = s.d.overview().status })
 	return r, err
 }
 
