@@ -241,7 +241,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 		// goes on bounding the work ahead of the GPU, for nobody.
 		if a.Mode == sched.Concurrent {
 			for _, cl := range d.clients {
-				if att := cl.attached[g]; att != nil && cl.page != nil {
+				if att := cl.slotOn(g); att != nil {
 					cl.page.Share(att.channel)
 				}
 			}
@@ -285,13 +285,12 @@ func grantFlags(concurrent bool) uint32 {
 }
 
 // attachmentOf returns nil for a client that has no page for this GPU: buried,
-// or restored and not back.
+// restored and not back, or not back on this GPU.
 func (d *Daemon) attachmentOf(g *gpu, id sched.ClientID) *attachment {
-	cl := d.clients[id]
-	if cl == nil || cl.page == nil {
-		return nil
+	if cl := d.clients[id]; cl != nil {
+		return cl.slotOn(g)
 	}
-	return cl.attached[g]
+	return nil
 }
 
 func (d *Daemon) persist(g *gpu, a sched.Persist) bool {

@@ -45,6 +45,7 @@ type client struct {
 type attachment struct {
 	client  *client
 	gpu     *gpu
+	page    *page.Page // of the connection over which it attached, with the channel
 	channel uint16
 	ordinal uint32
 	stats   wire.Stats
@@ -58,6 +59,15 @@ type attachment struct {
 	held      bool // by a drained GPU: the core does not know what the client wants
 	moves     bool // its tenant leaves the GPU for another one: the same
 	wants     bool // while either is so
+}
+
+// slotOn returns the client's attachment to a GPU if its page has a slot for it; nil: it uses
+// no such GPU, or has registered again and is yet to attach there.
+func (cl *client) slotOn(g *gpu) *attachment {
+	if att := cl.attached[g]; att != nil && cl.page != nil && att.page == cl.page {
+		return att
+	}
+	return nil
 }
 
 // pendingAttach is an ATTACH that waits for a search for GPUs.
@@ -375,7 +385,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	}
 	d.takeOver(c)
 	moved := d.arrive(c.client, g)
-	att := &attachment{client: c.client, gpu: g, channel: f.Channel, ordinal: f.Attach.Ordinal}
+	att := &attachment{client: c.client, gpu: g, page: c.page, channel: f.Channel, ordinal: f.Attach.Ordinal}
 	want := f.Code&wire.AttachWant != 0
 	if d.holds(g, c.client, c.again, f.Epoch) {
 		att.held, att.wants, want = true, want, false

@@ -144,7 +144,9 @@ func (d *Daemon) depart(m *migration) {
 // keepOff has a client of a tenant that moves not be granted; wants: it asks for the GPU.
 func (d *Daemon) keepOff(att *attachment, wants bool) {
 	att.moves, att.wants = true, wants
-	att.client.page.Stand(att.channel, false)
+	if att.client.slotOn(att.gpu) == att {
+		att.client.page.Stand(att.channel, false)
+	}
 }
 
 func (d *Daemon) nameOf(account string) string { return api.Tenant(d.tenantOf(account)) }

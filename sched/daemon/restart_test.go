@@ -434,3 +434,25 @@ func TestUUID(t *testing.T) {
 		t.Errorf("a MIG device: %v, %v", u, err)
 	}
 }
+
+// A process that has connected again says anew which channel is which GPU. What concerns a GPU
+// to which it is yet to attach is not written where another one has its slot now.
+func TestSlotsOfAnEarlierConnection(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	p := newProc(t, s.dir, 0)
+	p.connect().register(0).attach(0, gpuA, 0, 0).attach(1, gpuB, 0, 0)
+	c := p.connect().register(wire.RegisterReconnect).attach(0, gpuB, 0, 0)
+	if _, err := dial(t, s).Set(t.Context(), &api.SetRequest{Gpu: "0", Mode: api.Mode_MODE_CONCURRENT}); err != nil {
+		t.Fatal(err)
+	}
+	if flags := c.page.Flags(0); flags != 0 {
+		t.Errorf("the slot of GPU 1 has flags %#x, which GPU 0's mode has set", flags)
+	}
+	c.attach(1, gpuA, 0, 0)
+	if _, err := dial(t, s).Set(t.Context(), &api.SetRequest{Gpu: "1", Mode: api.Mode_MODE_CONCURRENT}); err != nil {
+		t.Fatal(err)
+	}
+	if c.page.Flags(0) != wire.GrantConcurrent {
+		t.Errorf("the slot of GPU 1 has flags %#x after a change of its mode", c.page.Flags(0))
+	}
+}

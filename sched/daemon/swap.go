@@ -100,7 +100,7 @@ func (d *Daemon) showMemoryMode(g *gpu, cl *client, channel uint16) {
 func (d *Daemon) setTenantMemory(g *gpu, account string) {
 	t := d.shares.Tenants[account].on(g.UUID)
 	for cl := range d.byAccount[account] {
-		if att := cl.attached[g]; att != nil && cl.page != nil {
+		if att := cl.slotOn(g); att != nil {
 			d.showMemoryMode(g, cl, att.channel)
 		}
 	}
