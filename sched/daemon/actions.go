@@ -195,7 +195,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 				Revoke: wire.Revoke{GraceNs: uint64(a.Grace), Waiters: uint32(a.Waiters)},
 			}, nil)
 			d.reach(afterRevoke)
-			d.expectRelease(g, att.client.conn)
+			d.expectRelease(g, att.client)
 		}
 	case sched.StepOne:
 		if att := d.attachmentOf(g, a.Client); att != nil {
@@ -264,17 +264,24 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 
 // expectRelease prepares the hand-over that a revoke leads to: the release is
 // looked out for, and so is the grant by the client that gets it. Both would
-// otherwise sleep when it comes, and waking up is most of a hand-over's time.
-func (d *Daemon) expectRelease(g *gpu, holder *conn) {
-	if d.opts.Spin == 0 || holder == nil || holder.dead {
+// otherwise sleep when it comes, and waking up is most of a hand-over's time. Where others hold
+// the GPU too, this release hands nothing over, and all their readers would spin at once.
+func (d *Daemon) expectRelease(g *gpu, holder *client) {
+	if d.opts.Spin == 0 || holder.conn == nil || holder.conn.dead {
 		return
 	}
 	next := d.attachmentOf(g, g.core.Next())
 	if next == nil {
 		return // nobody gains: anti-thrash was turned on
 	}
+	recorded := d.state.GPUs[g.UUID]
+	if recorded.Unrecorded || slices.ContainsFunc(recorded.Holders, func(h state.Holder) bool {
+		return h.PID != holder.PID && h.PID != next.client.PID
+	}) {
+		return
+	}
 	next.client.page.Announce(next.channel)
-	holder.lookOut(now().Add(d.opts.Spin))
+	holder.conn.lookOut(now().Add(d.opts.Spin))
 }
 
 func grantFlags(concurrent bool) uint32 {

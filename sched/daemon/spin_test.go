@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -149,4 +150,37 @@ func TestRevokeOfMany(t *testing.T) {
 		c.release(epochs[i])
 	}
 	conns[0].granted()
+}
+
+// Where several hold the GPU and are asked for it at once, nobody spins for a release: the first
+// ones hand nothing over.
+func TestNoSpinForOneOfMany(t *testing.T) {
+	s := start(t, t.TempDir(), spinsLong)
+	_, a := newClient(t, s)
+	_, b := newClient(t, s)
+	_, c := newClient(t, s)
+	if err := s.ask(t.Context(), func() { // a and b run in one overlap group, c is another tenant
+		g := s.gpus[uuidOf(gpuA)]
+		for _, member := range []*peerConn{a, b} {
+			cl := s.clients[sched.ClientID(member.id)]
+			cl.Account = "container " + whole(fmt.Sprint(member.id))
+			share := sched.Share{Overlap: overlapTenant + "group"}
+			s.step(g, sched.Attach{Client: cl.id, Tenant: cl.Account, Share: share})
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	first, second := a.request().granted(), b.request().granted()
+	c.request()
+	a.expect(wire.TypeRevoke)
+	b.expect(wire.TypeRevoke)
+	if err := s.Answers(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if c.page.Flags(0) == wire.GrantNext {
+		t.Error("the next client looks out for a grant that two releases are to come before")
+	}
+	a.release(first)
+	b.release(second)
+	c.granted()
 }
