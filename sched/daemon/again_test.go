@@ -193,8 +193,8 @@ func TestMemberThatCannotBeFound(t *testing.T) {
 		s.before = map[string][]memberState{gpuA.UUID: {{PID: who.PID, StartTime: who.Start, Bytes: 256 * mib, Movable: true}}}
 		s.awaitMembers(s.findGPU(gpuA.UUID))
 		s.recordMembers()
-		if m := readMembers(&s.opts, s.bootID)[gpuA.UUID]; len(m) != 2 {
-			t.Errorf("recorded are %+v", m)
+		if m, err := readMembers(&s.opts, s.bootID); err != nil || len(m[gpuA.UUID]) != 2 {
+			t.Errorf("recorded are %+v, %v", m, err)
 		}
 		s.find = s.peers.Find
 	})

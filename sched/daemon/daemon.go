@@ -258,7 +258,11 @@ func newDaemon(opts Options) (*Daemon, error) {
 	}
 	maxReady, maxHeld := maxSegments(moreFiles)
 	if opts.SwapAuto {
-		opts.SwapMemory = autoSwapMemory(&opts, readMembers(&opts, bootID), peers)
+		before, err := readMembers(&opts, bootID)
+		if err != nil {
+			return nil, err
+		}
+		opts.SwapMemory = autoSwapMemory(&opts, before, peers)
 		opts.SwapReady = min(opts.SwapReady, opts.SwapMemory)
 	}
 	life, end := context.WithCancel(context.Background())
@@ -329,13 +333,16 @@ func (d *Daemon) restoreFiles() error {
 		d.cautious = true
 		d.log.WithError(err).Warn("the state file cannot be used: epochs go on from the wall clock, and the first grants wait for one quantum and grace period, in case an unknown client still holds a GPU")
 	}
-	d.restoreSettings()
-	d.restoreShares()
 	if d.opts.SwapMemory != 0 {
-		d.before = readMembers(&d.opts, d.bootID)
+		if d.before, err = readMembers(&d.opts, d.bootID); err != nil {
+			return err
+		}
 	}
-	d.restoreCarried()
-	d.restoreFiled()
+	for _, restore := range []func() error{d.restoreSettings, d.restoreShares, d.restoreCarried, d.restoreFiled} {
+		if err := restore(); err != nil {
+			return err
+		}
+	}
 	return nil
 }
 

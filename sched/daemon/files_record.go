@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -57,8 +58,11 @@ func (d *Daemon) recordFiles(gone ...*file) error {
 
 // restoreFiled finds the processes of which an earlier scheduler has memory in files, and
 // removes the files of nobody.
-func (d *Daemon) restoreFiled() {
+func (d *Daemon) restoreFiled() error {
 	r, err := state.ReadRecord[filesRecord](d.filesPath(), filesVersion)
+	if errors.Is(err, state.ErrNewer) {
+		return err
+	}
 	if err != nil {
 		d.log.WithError(err).Error("which processes have memory in files is not known: those are not restored, their calls wait, end them")
 	}
@@ -72,7 +76,7 @@ func (d *Daemon) restoreFiled() {
 		}
 	}
 	if d.files.dir == nil {
-		return
+		return nil
 	}
 	lives := func(was peer.Process) bool { return !d.hasEnded(was) }
 	nobodys, somebodys, err := d.files.dir.Others(known, lives)
@@ -87,6 +91,7 @@ func (d *Daemon) restoreFiled() {
 	if err != nil {
 		d.log.WithError(err).Warn("files of processes that have ended may be left")
 	}
+	return nil
 }
 
 // removeRecorded removes a file of an earlier scheduler that nobody needs.

@@ -170,7 +170,7 @@ func TestLimitsSurviveARestart(t *testing.T) {
 func TestSharesFileIsDamaged(t *testing.T) {
 	for name, text := range map[string]string{
 		"garbage": "\x00\xff", "truncated": `{"version":1,"tenants":{"user 0":{"al`, "empty": "",
-		"version 2": `{"version":2,"tenants":{}}`, "wrong type": `{"version":1,"tenants":{"user 0":{"all":-1}}}`, "negative": `{"version":1,"tenants":{"user 0":{"all":{"memory":-1}}}}`,
+		"version 0": `{"version":0,"tenants":{}}`, "wrong type": `{"version":1,"tenants":{"user 0":{"all":-1}}}`, "negative": `{"version":1,"tenants":{"user 0":{"all":{"memory":-1}}}}`,
 	} {
 		dir := t.TempDir()
 		path := filepath.Join(dir, "shares.json")

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -46,17 +47,21 @@ func (d *Daemon) recordCarried() error {
 }
 
 // restoreCarried has processes run again that an earlier scheduler has taken off their GPUs.
-func (d *Daemon) restoreCarried() {
+func (d *Daemon) restoreCarried() error {
 	file, err := state.ReadRecord[carriedFile](d.carriedPath(), carriedVersion)
+	if errors.Is(err, state.ErrNewer) {
+		return err
+	}
 	if err != nil {
 		d.log.WithError(err).Error("which processes were on their way to another GPU is not known: processes that hang need nvshare-checkpoint on PID")
 	}
 	if file.BootID != d.bootID {
-		return
+		return nil
 	}
 	for _, was := range file.Processes {
 		d.onceKnown(was, fmt.Sprintf("process %d lives, which was on its way to another GPU,", was.PID), func() error { return d.restoreCarriedOne(was) })
 	}
+	return nil
 }
 
 func (d *Daemon) restoreCarriedOne(was carriedProcess) error {

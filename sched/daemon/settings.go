@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -163,9 +164,12 @@ func (d *Daemon) settingsPath() string { return filepath.Join(d.opts.RunDir, "se
 
 // restoreSettings puts earlier settings in force again, except those that another
 // command line replaces.
-func (d *Daemon) restoreSettings() {
+func (d *Daemon) restoreSettings() error {
 	given := setting{Quantum: d.opts.Quantum, Mode: d.opts.Mode.String(), SwapShare: d.opts.SwapShare}
 	d.settings, d.settingsErr = state.ReadRecord[settings](d.settingsPath(), settingsVersion)
+	if errors.Is(d.settingsErr, state.ErrNewer) {
+		return d.settingsErr
+	}
 	d.settings.Version = settingsVersion
 	d.dropHeld(d.hasEnded)
 	if d.settingsErr != nil {
@@ -187,6 +191,7 @@ func (d *Daemon) restoreSettings() {
 			now.Quantum, now.Mode, now.SwapShare, given.Quantum, given.Mode, given.SwapShare)
 	}
 	d.opts.Quantum, d.opts.Mode = all.or(given).values()
+	return nil
 }
 
 // replace drops a setting for all GPUs if the command line has changed since it

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 )
 
 // startFound is start, with all GPUs found.
@@ -101,7 +103,6 @@ func TestChangedCommandLineWins(t *testing.T) {
 func TestSettingsAreDamaged(t *testing.T) {
 	for name, text := range map[string]string{
 		"truncated":      `{"version":1,"all":{"quantum_ns":3000000`,
-		"a newer one":    `{"version":2}`,
 		"quantum":        `{"version":1,"all":{"quantum_ns":5}}`,
 		"negative":       `{"version":1,"all":{"quantum_ns":-1}}`,
 		"swap share":     `{"version":1,"all":{"swap_share":51}}`,
@@ -127,6 +128,29 @@ func TestSettingsAreDamaged(t *testing.T) {
 			t.Errorf("%s: set again, but problems %q", name, p)
 		}
 		s.stop()
+	}
+}
+
+// What a later version has recorded is neither forgotten nor overwritten: this one does not
+// start, and says why.
+func TestNewerRecordsAreKept(t *testing.T) {
+	for _, name := range []string{"settings.json", "shares.json", "members.json", "migrating.json", "files.json"} {
+		o := testOptions(t.TempDir())
+		o.SwapMemory = 1 << 30
+		path, text := filepath.Join(o.RunDir, name), `{"version":2}`
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if d, err := New(o); !errors.Is(err, state.ErrNewer) || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "version 2") {
+			t.Errorf("%s: %v, %v; want an error that names it", name, d, err)
+		}
+		if kept, err := os.ReadFile(path); err != nil || string(kept) != text {
+			t.Errorf("%s: %q is kept: %v", name, kept, err)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		start(t, o.RunDir, nil).stop() // the directory is free
 	}
 }
 

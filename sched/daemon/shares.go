@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -140,8 +141,11 @@ func (d *Daemon) sharesPath() string { return filepath.Join(d.opts.RunDir, "shar
 // restoreShares reads the record of an earlier scheduler. It makes the containers
 // that were described, and have shares, known, so that the plugin can tell us to
 // forget those that have ended.
-func (d *Daemon) restoreShares() {
+func (d *Daemon) restoreShares() error {
 	d.shares, d.sharesErr = state.ReadRecord[shares](d.sharesPath(), sharesVersion)
+	if errors.Is(d.sharesErr, state.ErrNewer) {
+		return d.sharesErr
+	}
 	if d.sharesErr != nil {
 		d.log.WithError(d.sharesErr).Error("shares and memory limits are lost: set them again; nvshare-plugin brings back those of pods")
 	}
@@ -172,6 +176,7 @@ func (d *Daemon) restoreShares() {
 			d.restoreFirst(id, *t.Engine)
 		}
 	}
+	return nil
 }
 
 // changeShares records a tenant's shares and puts them in force. If the record

@@ -51,7 +51,11 @@ func TestHeldBefore(t *testing.T) {
 	s.await("both have host memory", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaBytes == 512*mib })
 	s.stop()
 	held := func(bootID string, find func(peer.Process) (*peer.Peer, error)) uint64 {
-		return heldBefore(readMembers(&s.opts, bootID), find) >> 20
+		before, err := readMembers(&s.opts, bootID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return heldBefore(before, find) >> 20
 	}
 	if n := held(s.bootID, s.peers.Find); n != 512 {
 		t.Errorf("%d MiB", n)

@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -52,15 +53,18 @@ type gpuMember struct {
 }
 
 // readMembers reads what an earlier scheduler has written.
-func readMembers(o *Options, bootID string) map[string][]memberState {
+func readMembers(o *Options, bootID string) (map[string][]memberState, error) {
 	m, err := state.ReadRecord[members](membersPath(o.RunDir), membersVersion)
+	if errors.Is(err, state.ErrNewer) {
+		return nil, err
+	}
 	if err != nil {
 		o.Log.WithError(err).Warn("who has memory on GPUs is not known until all are back: some may be told to wait by the driver")
 	}
 	if m.BootID != bootID {
-		return nil
+		return nil, nil
 	}
-	return m.GPUs
+	return m.GPUs, nil
 }
 
 // heldBefore is how much host memory processes that live, as far as is known, were given by

@@ -10,10 +10,14 @@ import (
 	"os"
 )
 
+// ErrNewer is for a record that a later version of the scheduler wrote. Without it, limits
+// that somebody has set would not hold.
+var ErrNewer = errors.New("a newer nvshare-scheduler wrote it: start that one, or move the file away, and what it says is lost")
+
 // ReadRecord reads a record; its "version" must be the one given, and its Check, if T has
 // one, must return nil. Where there is no record, it returns a zero T. Where the file cannot
-// be used, it returns a zero T and an error, and puts the file aside, so that the next
-// WriteRecord does not destroy the file.
+// be used, it returns a zero T and an error. The file stays if the error is ErrNewer;
+// otherwise it is put aside, so that the next WriteRecord does not destroy it.
 func ReadRecord[T any](path string, version int) (T, error) {
 	var none, t T
 	text, err := read(path)
@@ -27,7 +31,7 @@ func ReadRecord[T any](path string, version int) (T, error) {
 		return t, nil
 	}
 	aside := path + ".damaged"
-	if os.Rename(path, aside) != nil {
+	if errors.Is(err, ErrNewer) || os.Rename(path, aside) != nil {
 		aside = path
 	}
 	return none, fmt.Errorf("%s cannot be used: %w", aside, err)
@@ -43,7 +47,7 @@ func DecodeRecord(text []byte, version int, to any) error {
 	}
 	switch {
 	case head.Version > version:
-		return fmt.Errorf("a newer nvshare-scheduler wrote it: version %d, this one reads %d", head.Version, version)
+		return fmt.Errorf("version %d, this nvshare-scheduler reads %d: %w", head.Version, version, ErrNewer)
 	case head.Version != version:
 		return fmt.Errorf("version %d, this nvshare-scheduler reads %d", head.Version, version)
 	}
