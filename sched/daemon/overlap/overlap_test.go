@@ -5,6 +5,7 @@ package overlap
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -258,6 +259,8 @@ func TestNextManagerTakesOver(t *testing.T) {
 	awaitDeath(t, daemon)
 }
 
+// What runs as the members' user has no right of a group that has the user's number. And
+// What runs as the members' user has no rights of a group that has the number of the user. And
 // systemd may have given all files to the scheduler's user. New members reach a daemon that
 // was taken over, and nothing of somebody else's is given away.
 func TestTakenOverWithOtherOwners(t *testing.T) {
@@ -273,7 +276,13 @@ func TestTakenOverWithOtherOwners(t *testing.T) {
 	g := Group{Name: name, GPU: "GPU-1", UID: user, Dir: api.OverlapDir(filepath.Dir(dir), name, "GPU-1")}
 	s := newSite(t, dir, nil)
 	s.Want([]Group{g})
-	s.running(g)
+	daemon := s.running(g).Daemon
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", daemon))
+	for _, want := range []string{"Uid:\t54321\t54321\t54321\t54321\n", "Gid:\t65534\t65534\t65534\t65534\n", "Groups:\t \n"} {
+		if err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("the daemon's status lacks %q: %v\n%s", want, err, text)
+		}
+	}
 	s.Close()
 	s.closed = true
 	owner := func(path string) uint32 {

@@ -203,7 +203,7 @@ func (k *keeper) ask(ctx context.Context, control, command string) (string, erro
 	cmd.Stdin = strings.NewReader(command + "\n")
 	cmd.WaitDelay = time.Second
 	if int(k.group().UID) != os.Geteuid() {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: k.group().UID, Gid: k.group().UID}}
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: k.group().UID, Gid: nogroup}}
 	}
 	out, err := cmd.CombinedOutput()
 	return readable(out), err

@@ -65,12 +65,17 @@ func ownShared(dir string) error {
 	return nil
 }
 
+// nogroup is the group of what runs as the members' user. MPS goes by users; a group with the
+// user's number may be another one's, docker's for example. The members' own groups differ, and
+// are not known before they run.
+const nogroup = 65534
+
 // become changes the user of all threads.
 func become(uid int) error {
 	if err := syscall.Setgroups(nil); err != nil {
 		return err
 	}
-	if err := syscall.Setresgid(uid, uid, uid); err != nil {
+	if err := syscall.Setresgid(nogroup, nogroup, nogroup); err != nil {
 		return err
 	}
 	return syscall.Setresuid(uid, uid, uid)
