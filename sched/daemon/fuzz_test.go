@@ -175,6 +175,9 @@ func (d fuzzDaemon) controlled(t *testing.T, next fuzzDaemon, first uint8, a []b
 	}
 	close(quit)
 	<-ended
+	if d.reshare.Planned() { // as at the end of Run
+		d.recordShares()
+	}
 	for _, g := range d.order {
 		if err := g.core.Check(); err != nil {
 			t.Fatal(err)

@@ -226,10 +226,12 @@ func TestSharesFileCannotBeWritten(t *testing.T) {
 	// A pod's limit is in force all the same: the plugin says it again.
 	pod := &api.Container{Id: "pod", MemoryLimitBytes: gib}
 	_, err := c.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: pod})
-	p := s.status().Problems
-	if err != nil || len(p) != 1 || !strings.Contains(p[0], "record shares") {
-		t.Errorf("%v, problems %q", err, p)
+	if err != nil {
+		t.Error(err)
 	}
+	s.await("that is a problem", func(r *api.StatusResponse) bool {
+		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "record shares")
+	})
 	if err := os.Remove(block); err != nil {
 		t.Fatal(err)
 	}

@@ -149,6 +149,7 @@ func (d *Daemon) restoreShares() error {
 	if d.sharesErr != nil {
 		d.log.WithError(d.sharesErr).Error("shares and memory limits are lost: set them again; nvshare-plugin brings back those of pods")
 	}
+	d.shares.Version = sharesVersion
 	if d.shares.Tenants == nil {
 		d.shares.Tenants = map[string]tenantShares{}
 	}
@@ -179,28 +180,24 @@ func (d *Daemon) restoreShares() error {
 	return nil
 }
 
-// changeShares records a tenant's shares and puts them in force. If the record
-// fails nothing changes, unless force is set: then it is tried again.
+// changeShares puts a tenant's shares in force, and records them. If the record fails nothing
+// changes, unless force is set: then it is tried again. What the plugin says is written a little
+// later, for many containers at once: it says so again after a restart.
 func (d *Daemon) changeShares(account string, to tenantShares, force bool) error {
-	next := shares{sharesVersion, maps.Clone(d.shares.Tenants)}
-	if to.isZero() {
-		delete(next.Tenants, account)
-	} else {
-		next.Tenants[account] = to
-	}
-	err := state.WriteRecord(d.sharesPath(), next)
-	if err != nil {
-		err = fmt.Errorf("record shares: %w", err)
-		d.log.Error(err)
-		if !force {
+	old := d.shares.Tenants[account]
+	d.keepShares(account, to)
+	switch {
+	case !force:
+		if err := d.writeShares(); err != nil {
+			d.keepShares(account, old)
+			d.log.Error(err)
 			return err
 		}
+	case to.Engine != nil: // nobody describes it again
+		d.recordShares()
+	case !d.reshare.Planned():
+		d.reshare.Set(now().Add(recordPause))
 	}
-	if d.reshare.Stop(); err != nil {
-		d.reshare.Set(now().Add(recordRetry))
-	}
-	old := d.shares.Tenants[account]
-	d.shares, d.sharesErr = next, err
 	caused := force || to.Engine != old.Engine // by a container that comes or goes
 	defer d.reviewOverlap(old.Pod.Overlap, to.Pod.Overlap)
 	for _, g := range d.order {
@@ -214,17 +211,39 @@ func (d *Daemon) changeShares(account string, to tenantShares, force bool) error
 			d.noteShare(g, account, caused, old.on(g.UUID), to.on(g.UUID))
 		}
 	}
-	return err
+	return nil
 }
 
-// recordShares writes what is in force, and could not be recorded.
-func (d *Daemon) recordShares() {
-	if err := state.WriteRecord(d.sharesPath(), d.shares); err != nil {
-		d.reshare.Set(now().Add(recordRetry))
-		return
+func (d *Daemon) keepShares(account string, to tenantShares) {
+	if to.isZero() {
+		delete(d.shares.Tenants, account)
+	} else {
+		d.shares.Tenants[account] = to
 	}
+}
+
+// writeShares records what is in force.
+func (d *Daemon) writeShares() error {
+	if err := state.WriteRecord(d.sharesPath(), d.shares); err != nil {
+		return fmt.Errorf("record shares: %w", err)
+	}
+	d.reshare.Stop()
 	d.sharesErr = nil
-	d.log.Info("shares are recorded again")
+	return nil
+}
+
+// recordShares is writeShares until it succeeds.
+func (d *Daemon) recordShares() {
+	had := d.sharesErr
+	if d.sharesErr = d.writeShares(); d.sharesErr != nil {
+		d.reshare.Set(now().Add(recordRetry))
+	}
+	switch {
+	case had == nil && d.sharesErr != nil:
+		d.log.Error(d.sharesErr)
+	case had != nil && d.sharesErr == nil:
+		d.log.Info("shares are recorded again")
+	}
 }
 
 // noteShare notes in the log and the events which terms have changed on a GPU.

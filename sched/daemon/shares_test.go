@@ -18,6 +18,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 )
 
 var (
@@ -474,5 +475,40 @@ func TestEveryFieldOfAShare(t *testing.T) {
 		if _, err := s.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: whole(id)}); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// When many containers start or end at once, their shares are written together, not all of them
+// for each one.
+func TestManySharesAreOneRecord(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	path := filepath.Join(s.dir, "shares.json")
+	recorded := func() int {
+		r, err := state.ReadRecord[shares](path, sharesVersion)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(r.Tenants)
+	}
+	const many = 50
+	for _, step := range []struct {
+		do   func(id string)
+		want int
+	}{
+		{func(id string) { s.Daemon.describe(&api.Container{Id: id, MemoryLimitBytes: gib}, nil) }, many},
+		{s.forget, 0},
+	} {
+		before := recorded()
+		if err := s.ask(t.Context(), func() {
+			for i := range many {
+				step.do(fmt.Sprintf("%064x", i))
+				if n := recorded(); n != before {
+					t.Errorf("%d are recorded after a change of %d", n, i+1)
+				}
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		s.await("they are recorded", func(*api.StatusResponse) bool { return recorded() == step.want })
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"time"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
@@ -21,8 +20,6 @@ import (
 
 const (
 	membersVersion = 1
-	// membersPause is how long a change may go unrecorded.
-	membersPause = 200 * time.Millisecond
 	// maxMembers of a GPU are believed.
 	maxMembers = maxClients
 )
@@ -124,7 +121,7 @@ func (d *Daemon) awaitMember(g *gpu, was memberState) error {
 // noteMembers plans to write the file.
 func (d *Daemon) noteMembers() {
 	if !d.members.Planned() {
-		d.members.Set(now().Add(membersPause))
+		d.members.Set(now().Add(recordPause))
 	}
 }
 
