@@ -130,3 +130,24 @@ func TestListIsRight(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkTurn is what each turn of the daemon's loop does: it plans what eight GPUs do next, and
+// asks when to wake up. There is a timer for each of 8,000 processes.
+func BenchmarkTurn(b *testing.B) {
+	var l List
+	for i := range 8000 {
+		l.New(func() {}).Set(sched.Time(1000 + i))
+	}
+	var gpus [8]*Timer
+	for i := range gpus {
+		gpus[i] = l.New(func() {})
+	}
+	at := sched.Time(0)
+	for b.Loop() {
+		at++
+		for _, g := range gpus {
+			g.Set(at)
+		}
+		l.Next()
+	}
+}
