@@ -38,12 +38,15 @@ func (d *Daemon) observe(g *gpu, a sched.Action) {
 			Reason: uint8(a.Why), N: uint32(a.Waiters)})
 	case sched.Released:
 		g.turns.Released(t, &a)
-		kind := api.EventType_EVENT_TYPE_RELEASE
-		if a.Reason == sched.EndDeath {
+		kind, reason := api.EventType_EVENT_TYPE_RELEASE, a.Reason
+		switch {
+		case reason == sched.EndDeath && a.Fenced:
 			kind = api.EventType_EVENT_TYPE_RECLAIM
+		case reason == sched.EndDeath: // most programs end so: the GPU was free, and they kept it
+			reason = sched.EndExit
 		}
 		d.turn(t, g, a.Client, &history.Event{Kind: kind, Epoch: a.Epoch,
-			Reason: uint8(a.Reason), Held: a.Held, Drained: a.Drained, Fenced: a.Fenced})
+			Reason: uint8(reason), Held: a.Held, Drained: a.Drained, Fenced: a.Fenced})
 		if a.Fenced { // one that outlives the turns, as the fence does
 			d.fenceEvent(d.eventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_UNFENCE, Epoch: a.Epoch, Held: a.Held, Text: a.Reason.String()}), a.Claimed)
 		}

@@ -133,6 +133,9 @@ func TestFenceKills(t *testing.T) {
 			t.Errorf("event %v", e)
 		}
 	}
+	if got := story(events.Events); !strings.HasSuffix(got, "reclaim:death unfence:death") {
+		t.Errorf("got\n%s, want the death of who was fenced", got)
+	}
 	s.stop()
 	if !strings.Contains(log.String(), "is killed") {
 		t.Errorf("nothing is said about it:\n%s", log.String())

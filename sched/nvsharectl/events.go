@@ -322,7 +322,7 @@ var reasons = map[string]string{
 	"suspend":  "its memory is to leave the GPU",
 	"revoked":  "as asked",
 	"idle":     "nothing to do",
-	"exit":     "leaves",
+	"exit":     "has exited",
 	"death":    "has died",
 	"lost":     "came back without it",
 }
