@@ -82,11 +82,14 @@ type pendingAttach struct {
 func (d *Daemon) refuseUnknown(err error) {
 	d.refused++
 	level := logrus.DebugLevel // it ended as soon as it had connected
-	if errors.Is(err, peer.ErrOtherPIDNamespace) {
+	for _, known := range []error{peer.ErrOtherPIDNamespace, peer.ErrHidden} {
+		if !errors.Is(err, known) {
+			continue
+		}
 		if d.identifyErr == nil {
 			level = logrus.ErrorLevel
 		}
-		d.identifyErr = err
+		d.identifyErr = known
 	}
 	d.log.WithError(err).Log(level, "refuse a connection: cannot identify the process")
 }

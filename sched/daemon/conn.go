@@ -135,7 +135,7 @@ func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 		return
 	}
 	d.wg.Go(func() {
-		if d.ask(ctx, func() { d.conns[c] = struct{}{} }) != nil {
+		if d.ask(ctx, func() { d.enter(c) }) != nil {
 			c.peer.Close()
 			sock.Close()
 			return
@@ -143,6 +143,16 @@ func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 		err := d.read(c)
 		d.inTurn(c.account, func() { d.hangUp(c, err) })
 	})
+}
+
+// enter takes a connection into the books. That its process is known shows that others' are not
+// hidden any more, unless the process is of the scheduler's own user.
+func (d *Daemon) enter(c *conn) {
+	d.conns[c] = struct{}{}
+	if errors.Is(d.identifyErr, peer.ErrHidden) && c.peer.UID != uint32(os.Geteuid()) {
+		d.identifyErr = nil
+		d.log.Info("processes are known again")
+	}
 }
 
 // inTurn is do for what an account causes: accounts are served in turn.

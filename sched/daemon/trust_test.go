@@ -3,7 +3,12 @@
 package daemon
 
 import (
+	"errors"
+	"os"
+	"os/exec"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -101,5 +106,45 @@ func TestSlowDrainIsNamed(t *testing.T) {
 	}
 	if r := s.status(); hasProblem(r, "too long to release the GPU") {
 		t.Errorf("long after: problems %q", r.Problems)
+	}
+}
+
+// Where /proc hides processes of other users from the scheduler, that is a problem which names the
+// remedy; after that, it is none any more.
+func TestProcHidesProcesses(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to mount /proc, and to have a scheduler of another user")
+	}
+	const user = 800
+	for _, option := range []string{"hidepid=1", "hidepid=2"} {
+		dir := t.TempDir()
+		openToAll(t, dir)
+		self, err := os.Open("/proc/self/exe")
+		if err := errors.Join(err, os.Chown(dir, user, user)); err != nil {
+			t.Fatal(err)
+		}
+		cmd := startProcessBy(t, dir, func(cmd *exec.Cmd) {
+			cmd.Path, cmd.Args = "/bin/sh", []string{"sh", "-c",
+				"mount --make-rprivate / && mount -t proc -o " + option + " proc /proc && exec setpriv --reuid 800 --regid 800 --clear-groups /proc/self/fd/3"}
+			cmd.ExtraFiles = []*os.File{self}
+			cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNS
+		})
+		self.Close()
+		s := &scheduler{t: t, dir: dir}
+		const problem = "mount -o remount,hidepid=2,gid=800 /proc"
+		newProc(t, dir, 0).connect().expectRefused(wire.ErrInternal)
+		s.await(option+" is a problem", func(r *api.StatusResponse) bool { return hasProblem(r, problem) })
+		newProc(t, dir, user).connect().register(0) // its own user's are there all the same
+		if !hasProblem(s.status(), problem) {
+			t.Errorf("%s: the problem has gone", option)
+		}
+		remedy := exec.Command("nsenter", "-t", strconv.Itoa(cmd.Process.Pid), "-m", "sh", "-c", problem)
+		if out, err := remedy.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		newProc(t, dir, 0).connect().register(0)
+		if r := s.status(); hasProblem(r, "hidepid") {
+			t.Errorf("%s: after the remedy: %q", option, r.Problems)
+		}
 	}
 }

@@ -7,6 +7,8 @@
 //
 //   - Every answer comes from the kernel: SO_PEERCRED, a pidfd, /proc and the
 //     cgroup file system. Nothing that the process sends is used.
+//   - A process that lives, and whose files in /proc the scheduler may not read, is ErrHidden; it
+//     is not taken for one that has ended.
 //   - A pid alone names nobody: a Process also has the start time, and a Peer a
 //     pidfd. Only the pidfd proves death.
 //   - A process belongs to a container only if the cgroup directory that names

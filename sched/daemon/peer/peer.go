@@ -18,6 +18,9 @@ import (
 // ErrOtherPIDNamespace: without a pid there is no identity, and no proof of death.
 var ErrOtherPIDNamespace = errors.New("the process is not in the scheduler's PID namespace: run nvshare-scheduler in the host's (hostPID: true in Kubernetes, --pid=host in podman and docker)")
 
+// ErrHidden: who a process is cannot be read, though it lives.
+var ErrHidden = fmt.Errorf("/proc hides the processes of other users from the scheduler (hidepid): mount -o remount,hidepid=2,gid=%d /proc, and the same options in /etc/fstab", os.Getegid())
+
 // soPeerPidfd is SO_PEERPIDFD, Linux 6.5.
 const soPeerPidfd = 77
 
@@ -137,8 +140,9 @@ func (f *Finder) FindPID(pid int32) (*Peer, error) {
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &st); err != nil {
+		err = whyUnread(pidfd, err)
 		unix.Close(pidfd)
-		return nil, err
+		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
 	return f.describe(pid, st.Uid, pidfd)
 }
@@ -185,15 +189,23 @@ func (f *Finder) describe(pid int32, uid uint32, pidfd int) (*Peer, error) {
 		return nil, fmt.Errorf("pidfd of process %d: %w", pid, err)
 	}
 	p := &Peer{Process: Process{PID: pid}, UID: uid, pidfd: os.NewFile(uintptr(pidfd), "pidfd")}
-	err := f.read(p)
-	if err == nil && dead(pidfd) {
-		err = errEnded // what we read may be of the pid's next owner
-	}
-	if err != nil {
+	if err := whyUnread(pidfd, f.read(p)); err != nil {
 		p.Close()
 		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
 	return p, nil
+}
+
+// whyUnread tells an error of reading what /proc has of a process from the process's end. What
+// was read after its end may be of the pid's next owner.
+func whyUnread(pidfd int, err error) error {
+	switch {
+	case dead(pidfd):
+		return errEnded
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
+		return ErrHidden
+	}
+	return err
 }
 
 // read fills in what the files below /proc/<pid> say.
