@@ -34,6 +34,7 @@ var checks = []struct {
 	{"health", checkHealth},
 	{"controls", checkControls},
 	{"hand-over", checkHandOver},
+	{"proc", checkProc},
 	{"socket", checkSocket},
 	{"container", checkInside},
 	{"status", checkView},
