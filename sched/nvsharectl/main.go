@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 	"time"
 
@@ -37,9 +38,15 @@ const callTimeout = 10 * time.Second
 var errUnhealthy = errors.New("unhealthy")
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	ctx, stop := untilStopped()
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:], standard()))
+}
+
+// untilStopped returns a context that ends when somebody stops this process.
+func untilStopped() (context.Context, context.CancelFunc) {
+	stops := slices.DeleteFunc([]os.Signal{syscall.SIGTERM, syscall.SIGINT}, signal.Ignored) // a script may have the latter ignored
+	return signal.NotifyContext(context.Background(), stops...)
 }
 
 // run is main without the process.

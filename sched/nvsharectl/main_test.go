@@ -372,7 +372,9 @@ func TestMain(m *testing.M) {
 		main()
 	}
 	if args, ok := os.LookupEnv("NVSHARE_TEST_CTL"); ok {
-		os.Exit(run(context.Background(), strings.Fields(args), streams{out: os.Stdout, err: os.Stderr}))
+		ctx, stop := untilStopped()
+		defer stop()
+		os.Exit(run(ctx, strings.Fields(args), streams{out: os.Stdout, err: os.Stderr}))
 	}
 	os.Exit(m.Run())
 }

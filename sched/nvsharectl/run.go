@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -203,9 +202,8 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 	// The program starts when the scheduler knows it: until then the child waits to be
 	// traced on, stopped before its first instruction.
 	program.SysProcAttr = &syscall.SysProcAttr{Ptrace: true, Pdeathsig: syscall.SIGKILL}
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	defer signal.Stop(signals)
+	caught, stop := catchSignals()
+	defer stop()
 	return onOneThread(func() error {
 		if err := program.Start(); err != nil {
 			return err
@@ -217,7 +215,7 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 			return err
 		}
 		var status unix.WaitStatus
-		if _, err := unix.Wait4(pid, &status, 0, nil); err != nil || !status.Stopped() {
+		if _, err = unix.Wait4(pid, &status, 0, nil); err != nil || !status.Stopped() {
 			return end(fmt.Errorf("start %s: %v, status %d", program.Path, err, status))
 		}
 		if err := g.add(pid); err != nil {
@@ -240,28 +238,18 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 		}
 		done := make(chan struct{})
 		defer close(done)
-		go func() {
-			for {
-				select {
-				case s := <-signals:
-					if s == syscall.SIGTERM || s == syscall.SIGHUP { // the terminal sends the others to all
-						_ = program.Process.Signal(s)
-					}
-				case <-done:
-					return
-				}
-			}
-		}()
-		err := program.Wait()
-		var ended *exec.ExitError
-		if errors.As(err, &ended) {
-			code := ended.ExitCode()
-			if ws, ok := ended.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-				code = 128 + int(ws.Signal())
-			}
-			return exitError{code}
+		go passOn(caught, program.Process, done)
+		status, err = awaitEnd(pid)
+		_ = program.Process.Release() // its number may be another's now
+		switch {
+		case err != nil:
+			return fmt.Errorf("wait for %s: %w", program.Path, err)
+		case status.Signaled():
+			return exitError{128 + int(status.Signal())}
+		case status.ExitStatus() != 0:
+			return exitError{status.ExitStatus()}
 		}
-		return err
+		return nil
 	})
 }
 

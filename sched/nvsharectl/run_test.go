@@ -56,6 +56,16 @@ func someLibrary(t *testing.T) string {
 	return found[0]
 }
 
+// needsGroup skips a test where no program can be a tenant of its own.
+func needsGroup(t *testing.T) {
+	t.Helper()
+	g, err := makeGroup(strings.Repeat("e", 64))
+	if err != nil {
+		t.Skipf("no cgroup can be made here: %v", err)
+	}
+	g.remove()
+}
+
 func TestRun(t *testing.T) {
 	dir, shim := t.TempDir(), someLibrary(t)
 	code, out := ctlProcess(t, "run --run-dir "+dir+" --shim "+shim+" --gpu 1 -- env")
@@ -146,11 +156,7 @@ func TestRunOnSomeGPUs(t *testing.T) {
 // A promise holds on the GPUs that the program is shown, and not on all: the scheduler is told
 // them, and refuses one that is drained.
 func TestRunAsTenantOfAGPU(t *testing.T) {
-	if g, err := makeGroup(strings.Repeat("e", 64)); err != nil {
-		t.Skipf("no cgroup can be made here: %v", err)
-	} else {
-		g.remove()
-	}
+	needsGroup(t)
 	d := &describing{fake: fake{status: sample()}}
 	code, out := ctlProcess(t, "run --run-dir "+serve(t, d)+" --shim "+someLibrary(t)+" --gpu 1 --core-request 60 -- env")
 	want := d.status.Gpus[1].Uuid
@@ -161,11 +167,7 @@ func TestRunAsTenantOfAGPU(t *testing.T) {
 
 // A memory limit that is hardly meant is answered with a warning, and holds.
 func TestRunWarnsOfMemoryLimits(t *testing.T) {
-	if g, err := makeGroup(strings.Repeat("e", 64)); err != nil {
-		t.Skipf("no cgroup can be made here: %v", err)
-	} else {
-		g.remove()
-	}
+	needsGroup(t)
 	for limit, want := range map[string]string{
 		"8":     "did you mean 8Gi?",
 		"900Gi": "GPU 1 has 16Gi: a memory limit of 900Gi limits nothing there",
@@ -182,11 +184,7 @@ func TestRunWarnsOfMemoryLimits(t *testing.T) {
 // A program with a limit is a tenant of its own, which the scheduler knows before the
 // program's first instruction. A scheduler that refuses keeps it from starting.
 func TestRunAsTenant(t *testing.T) {
-	if g, err := makeGroup(strings.Repeat("e", 64)); err != nil {
-		t.Skipf("no cgroup can be made here: %v", err)
-	} else {
-		g.remove()
-	}
+	needsGroup(t)
 	shim, made := someLibrary(t), filepath.Join(t.TempDir(), "made")
 	for _, refuse := range []error{nil, status.Error(codes.FailedPrecondition, "60 % cannot be promised")} {
 		d := &describing{before: made, refuse: refuse}
