@@ -69,6 +69,9 @@ func run(ctx context.Context, args []string, io streams) int {
 	}
 	var program exitError
 	if errors.As(err, &program) {
+		if program.why != nil {
+			fmt.Fprintf(io.err, "nvsharectl: %v\n", err)
+		}
 		return program.status
 	}
 	if !ran { // cobra refused the command line

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,8 +40,11 @@ func startCommand(root *rootFlags, io streams) *cobra.Command {
 		Short: "Run a program that shares GPUs, without a container",
 		Long: `run starts a program with the shim. Without other flags the program counts to its
 user. With a name or with a limit, a promise or a priority, which need root, the
-program and its children are a tenant of their own until the program ends. The exit
-status is the program's.`,
+program and its children are a tenant of their own until the program ends.
+
+Exit status: the program's, or 128 and the number of the signal that ended it; 127: there is no
+such program; 126: it cannot be executed. What keeps nvsharectl from starting it is 1, 2 or 3, as
+in other commands.`,
 		Example: `  nvsharectl run -- python3 train.py
   sudo nvsharectl run --memory-limit 8Gi --core-limit 25 -- python3 train.py`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -53,13 +57,13 @@ status is the program's.`,
 			return f.run(cmd, root.runDir, io, args)
 		},
 	}
-	fs := cmd.Flags()
-	fs.SetInterspersed(false) // what follows the program is the program's
-	fs.StringVar(&f.gpu, "gpu", "", "show the program only the GPUs with these `indices or UUIDs`, by CUDA_VISIBLE_DEVICES; a promise holds on them")
-	fs.StringVar(&f.name, "name", "", "the `name` of the tenant (default: that of the program)")
-	fs.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where it is installed)")
+	flags := cmd.Flags()
+	flags.SetInterspersed(false) // what follows the program is the program's
+	flags.StringVar(&f.gpu, "gpu", "", "show the program only the GPUs with these `indices or UUIDs`, by CUDA_VISIBLE_DEVICES; a promise holds on them")
+	flags.StringVar(&f.name, "name", "", "the `name` of the tenant (default: that of the program)")
+	flags.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where it is installed)")
 	for _, t := range api.Fields {
-		f.values[t.Key] = fs.String(t.Key, "", t.Usage)
+		f.values[t.Key] = flags.String(t.Key, "", t.Usage)
 	}
 	return cmd
 }
@@ -67,10 +71,26 @@ status is the program's.`,
 // runEngine is what the scheduler is told to be the engine of such a tenant.
 const runEngine = "nvsharectl run"
 
-// exitError is the exit status of a program that has failed.
-type exitError struct{ status int }
+// exitError is the exit status of a program that has failed, or did not start.
+type exitError struct {
+	status int
+	why    error // nil: the program has ended, and said why itself
+}
 
-func (e exitError) Error() string { return fmt.Sprintf("the program ended with %d", e.status) }
+func (e exitError) Error() string {
+	if e.why == nil {
+		return fmt.Sprintf("the program ended with %d", e.status)
+	}
+	return e.why.Error()
+}
+
+// noStart says that a program did not start, with the exit status of shells.
+func noStart(why error) error {
+	if errors.Is(why, exec.ErrNotFound) || errors.Is(why, fs.ErrNotExist) {
+		return exitError{127, why}
+	}
+	return exitError{126, why}
+}
 
 func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []string) error {
 	var terms api.Terms
@@ -119,11 +139,11 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 	}
 	program, err := exec.LookPath(args[0])
 	if err != nil {
-		return err
+		return noStart(err)
 	}
 	env := append(os.Environ(), cdi.PreloadEnv+"="+preload)
 	if !own {
-		return fmt.Errorf("run %s: %w", program, unix.Exec(program, args, env))
+		return noStart(fmt.Errorf("run %s: %w", program, unix.Exec(program, args, env)))
 	}
 	return f.asTenant(cmd.Context(), runDir, terms, gpus, &exec.Cmd{Path: program, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
 }
@@ -206,7 +226,7 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 	defer stop()
 	return onOneThread(func() error {
 		if err := program.Start(); err != nil {
-			return err
+			return noStart(err)
 		}
 		pid := program.Process.Pid
 		end := func(err error) error {
@@ -245,9 +265,9 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 		case err != nil:
 			return fmt.Errorf("wait for %s: %w", program.Path, err)
 		case status.Signaled():
-			return exitError{128 + int(status.Signal())}
+			return exitError{128 + int(status.Signal()), nil}
 		case status.ExitStatus() != 0:
-			return exitError{status.ExitStatus()}
+			return exitError{status.ExitStatus(), nil}
 		}
 		return nil
 	})

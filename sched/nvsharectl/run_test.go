@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/grpc/codes"
@@ -97,6 +98,45 @@ func TestRun(t *testing.T) {
 	}
 	if code, out := ctlProcess(t, "run --shim "+shim+nothing+" -- true"); code != 0 || out != "" {
 		t.Errorf("%s: exit %d, %s", nothing, code, out)
+	}
+}
+
+// A program that does not start ends as in a shell, with a word about why.
+func TestRunOfNoProgram(t *testing.T) {
+	needsGroup(t)
+	shim, dir := someLibrary(t), t.TempDir()
+	text, script := filepath.Join(dir, "text"), filepath.Join(dir, "script")
+	for path, mode := range map[string]os.FileMode{text: 0o644, script: 0o755} {
+		if err := os.WriteFile(path, []byte("#!/nosuchshell\n"), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, flags := range []string{"", "--name mine "} {
+		for _, tc := range []struct {
+			program string
+			code    int
+			why     string
+		}{
+			{"nosuchprog", 127, "nosuchprog"},
+			{dir + "/nosuchprog", 127, "no such file"},
+			{script, 127, "no such file"},
+			{text, 126, "permission denied"},
+			{dir, 126, "is a directory"},
+			{"sh -c exit${IFS}3", 3, ""},
+			{"sh -c kill${IFS}-9${IFS}$$", 128 + 9, ""},
+		} {
+			cmd := exec.Command("/proc/self/exe")
+			cmd.Env = append(os.Environ(), "NVSHARE_TEST_CTL=run --run-dir "+serve(t, &describing{})+" --shim "+shim+" "+flags+"-- "+tc.program)
+			out, _ := cmd.CombinedOutput()
+			status := cmd.ProcessState.Sys().(syscall.WaitStatus)
+			code := status.ExitStatus()
+			if status.Signaled() { // a program that nvsharectl has become
+				code = 128 + int(status.Signal())
+			}
+			if code != tc.code || !strings.Contains(string(out), tc.why) || (len(out) > 0) != (tc.why != "") {
+				t.Errorf("run %s-- %s: exit %d, %s", flags, tc.program, code, out)
+			}
+		}
 	}
 }
 
