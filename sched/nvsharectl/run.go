@@ -27,8 +27,8 @@ import (
 )
 
 type runFlags struct {
-	gpu, shim, name string
-	values          map[string]*string // of the terms' flags, by key
+	gpu, shim, name, user string
+	values                map[string]*string // of the terms' flags, by key
 	// groups makes the cgroup of a tenant of its own; tests replace it.
 	groups func(id string) (group, error)
 }
@@ -42,11 +42,15 @@ func startCommand(root *rootFlags, io streams) *cobra.Command {
 user. With a name or with a limit, a promise or a priority, which need root, the
 program and its children are a tenant of their own until the program ends.
 
+With --user root starts the program as another user. Do not use sudo for that after the --: it
+removes LD_PRELOAD, so what it starts has no shim, takes no turns and has no limits.
+
 Exit status: the program's, or 128 and the number of the signal that ended it; 127: there is no
 such program; 126: it cannot be executed. What keeps nvsharectl from starting it is 1, 2 or 3, as
 in other commands.`,
 		Example: `  nvsharectl run -- python3 train.py
-  sudo nvsharectl run --memory-limit 8Gi --core-limit 25 -- python3 train.py`,
+  sudo nvsharectl run --memory-limit 8Gi --core-limit 25 -- python3 train.py
+  sudo nvsharectl run --user $USER --memory-limit 8Gi -- python3 train.py`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return errors.New("which program? give it after --, like nvsharectl run -- python3 train.py")
@@ -61,6 +65,7 @@ in other commands.`,
 	flags.SetInterspersed(false) // what follows the program is the program's
 	flags.StringVar(&f.gpu, "gpu", "", "show the program only the GPUs with these `indices or UUIDs`, by CUDA_VISIBLE_DEVICES; a promise holds on them")
 	flags.StringVar(&f.name, "name", "", "the `name` of the tenant (default: that of the program)")
+	flags.StringVar(&f.user, "user", "", "run the program as the user with this `name or number`, with all groups of that user; needs root")
 	flags.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where it is installed)")
 	for _, t := range api.Fields {
 		f.values[t.Key] = flags.String(t.Key, "", t.Usage)
@@ -109,6 +114,13 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 	if err != nil {
 		return err
 	}
+	as, err := f.as(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if filepath.Base(args[0]) == "sudo" {
+		io.warn([]string{"sudo removes LD_PRELOAD: what it starts has no shim, takes no turns and has no limits; use --user"})
+	}
 	own := terms != (api.Terms{}) || f.name != "" // a tenant of its own
 	gpus, err := f.gpus(cmd.Context(), runDir, terms, own)
 	if err != nil {
@@ -119,8 +131,45 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 		shown := func(g *api.GPU) bool { return len(gpus) == 0 || slices.Contains(gpus, g.Uuid) }
 		io.warn(doubtsOfMemory(terms.MemoryLimit, *f.values[memoryLimitKey], now, shown))
 	}
+	f.setEnvironment(runDir, shim, terms, gpus, as)
+	program := &exec.Cmd{Args: args, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, SysProcAttr: &syscall.SysProcAttr{}}
+	if program.Path, err = exec.LookPath(args[0]); err != nil {
+		return noStart(err)
+	}
+	switch {
+	case own:
+		if as != nil {
+			program.SysProcAttr.Credential = &as.credential
+		}
+		return f.asTenant(cmd.Context(), runDir, terms, gpus, program)
+	case as != nil:
+		if err := as.become(); err != nil {
+			return err
+		}
+	}
+	return noStart(fmt.Errorf("run %s: %w", program.Path, unix.Exec(program.Path, args, os.Environ())))
+}
+
+// as returns the user that --user names; nil: none.
+func (f *runFlags) as(ctx context.Context) (*person, error) {
+	switch {
+	case f.user == "":
+		return nil, nil
+	case os.Geteuid() != 0:
+		return nil, fmt.Errorf("--user needs root: sudo nvsharectl run --user %s", f.user)
+	}
+	return findPerson(ctx, f.user)
+}
+
+// setEnvironment makes the environment of this process that of the program.
+func (f *runFlags) setEnvironment(runDir, shim string, terms api.Terms, gpus []string, as *person) {
+	uid := uint32(os.Getuid())
+	if as != nil {
+		as.setEnvironment()
+		uid = as.credential.Uid
+	}
 	if terms.Overlap != "" {
-		dir := api.OverlapDir(runDir, api.OverlapIn("", uint32(os.Getuid()), terms.Overlap), gpus[0])
+		dir := api.OverlapDir(runDir, api.OverlapIn("", uid, terms.Overlap), gpus[0])
 		for key, value := range api.OverlapEnvironment(filepath.Join(dir, api.OverlapPipe), terms) {
 			os.Setenv(key, value)
 		}
@@ -133,19 +182,10 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 	}
 	os.Setenv("NVSHARE_RUN_DIR", runDir)
-	preload := shim
 	if others := os.Getenv(cdi.PreloadEnv); others != "" {
-		preload += ":" + others
+		shim += ":" + others
 	}
-	program, err := exec.LookPath(args[0])
-	if err != nil {
-		return noStart(err)
-	}
-	env := append(os.Environ(), cdi.PreloadEnv+"="+preload)
-	if !own {
-		return noStart(fmt.Errorf("run %s: %w", program, unix.Exec(program, args, env)))
-	}
-	return f.asTenant(cmd.Context(), runDir, terms, gpus, &exec.Cmd{Path: program, Args: args, Env: env, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr})
+	os.Setenv(cdi.PreloadEnv, shim)
 }
 
 func (f *runFlags) findShim() (string, error) {
@@ -219,58 +259,71 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 	if name == "" {
 		name = filepath.Base(program.Path)
 	}
-	// The program starts when the scheduler knows it: until then the child waits to be
-	// traced on, stopped before its first instruction.
-	program.SysProcAttr = &syscall.SysProcAttr{Ptrace: true, Pdeathsig: syscall.SIGKILL}
+	req := &api.DescribeContainerRequest{Container: &api.Container{Id: id, Name: name, Engine: runEngine, Gpus: gpus}}
+	req.Container.SetTerms(terms)
 	caught, stop := catchSignals()
 	defer stop()
 	return onOneThread(func() error {
-		if err := program.Start(); err != nil {
-			return noStart(err)
-		}
-		pid := program.Process.Pid
-		end := func(err error) error {
-			_ = program.Process.Kill()
-			_ = program.Wait()
+		if err := start(ctx, runDir, program, g, req); err != nil {
 			return err
 		}
-		var status unix.WaitStatus
-		if _, err = unix.Wait4(pid, &status, 0, nil); err != nil || !status.Stopped() {
-			return end(fmt.Errorf("start %s: %v, status %d", program.Path, err, status))
-		}
-		if err := g.add(pid); err != nil {
-			return end(err)
-		}
-		req := &api.DescribeContainerRequest{Pid: uint32(pid), Container: &api.Container{Id: id, Name: name, Engine: runEngine, Gpus: gpus}}
-		req.Container.SetTerms(terms)
-		patience := callTimeout
-		if terms.Overlap != "" {
-			patience = overlapPatience
-		}
-		if err := callWithin(ctx, patience, runDir, func(ctx context.Context, c *api.Conn) error {
-			_, err := c.DescribeContainer(ctx, req)
-			return err
-		}); err != nil {
-			return end(err)
-		}
-		if err := unix.PtraceDetach(pid); err != nil {
-			return end(fmt.Errorf("start %s: %w", program.Path, err))
-		}
-		done := make(chan struct{})
-		defer close(done)
-		go passOn(caught, program.Process, done)
-		status, err = awaitEnd(pid)
-		_ = program.Process.Release() // its number may be another's now
-		switch {
-		case err != nil:
-			return fmt.Errorf("wait for %s: %w", program.Path, err)
-		case status.Signaled():
-			return exitError{128 + int(status.Signal()), nil}
-		case status.ExitStatus() != 0:
-			return exitError{status.ExitStatus(), nil}
-		}
-		return nil
+		return follow(program, caught)
 	})
+}
+
+// start starts a program in a cgroup once the scheduler knows it: until then the child waits to
+// be traced on, stopped before its first instruction.
+func start(ctx context.Context, runDir string, program *exec.Cmd, g group, req *api.DescribeContainerRequest) error {
+	program.SysProcAttr.Ptrace, program.SysProcAttr.Pdeathsig = true, syscall.SIGKILL
+	if err := program.Start(); err != nil {
+		return noStart(err)
+	}
+	pid := program.Process.Pid
+	end := func(err error) error {
+		_ = program.Process.Kill()
+		_ = program.Wait()
+		return err
+	}
+	var status unix.WaitStatus
+	if _, err := unix.Wait4(pid, &status, 0, nil); err != nil || !status.Stopped() {
+		return end(fmt.Errorf("start %s: %v, status %d", program.Path, err, status))
+	}
+	if err := g.add(pid); err != nil {
+		return end(err)
+	}
+	req.Pid = uint32(pid)
+	patience := callTimeout
+	if req.Container.Terms().Overlap != "" {
+		patience = overlapPatience
+	}
+	if err := callWithin(ctx, patience, runDir, func(ctx context.Context, c *api.Conn) error {
+		_, err := c.DescribeContainer(ctx, req)
+		return err
+	}); err != nil {
+		return end(err)
+	}
+	if err := unix.PtraceDetach(pid); err != nil {
+		return end(fmt.Errorf("start %s: %w", program.Path, err))
+	}
+	return nil
+}
+
+// follow passes the signals that are caught on to a program, and returns how the program ends.
+func follow(program *exec.Cmd, caught <-chan os.Signal) error {
+	done := make(chan struct{})
+	defer close(done)
+	go passOn(caught, program.Process, done)
+	status, err := awaitEnd(program.Process.Pid)
+	_ = program.Process.Release() // its number may be another's now
+	switch {
+	case err != nil:
+		return fmt.Errorf("wait for %s: %w", program.Path, err)
+	case status.Signaled():
+		return exitError{128 + int(status.Signal()), nil}
+	case status.ExitStatus() != 0:
+		return exitError{status.ExitStatus(), nil}
+	}
+	return nil
 }
 
 // onOneThread runs f on one thread of the kernel, which is the tracer of a child.
