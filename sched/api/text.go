@@ -5,7 +5,9 @@ package api
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -97,4 +99,27 @@ func NamesOf(c *Container) []string {
 		names = append(names, c.Pod, c.Namespace+"/"+c.Pod)
 	}
 	return names
+}
+
+// Meant returns the ids of those of these containers, by id, that people may mean by a name:
+// that with this id, else those with this name, else those whose id begins so. named: it is not
+// only the beginning of an id.
+func Meant(want string, containers map[string]*Container) (ids []string, named bool) {
+	if containers[want] != nil {
+		return []string{want}, true
+	}
+	var begin []string
+	for id, c := range containers {
+		switch {
+		case slices.Contains(NamesOf(c), want):
+			ids = append(ids, id)
+		case strings.HasPrefix(id, want):
+			begin = append(begin, id)
+		}
+	}
+	if named = len(ids) > 0; !named {
+		ids = begin
+	}
+	slices.Sort(ids)
+	return ids, named
 }

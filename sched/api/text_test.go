@@ -33,6 +33,25 @@ func TestNamesOf(t *testing.T) {
 	}
 }
 
+// A container's name goes before the beginning of another's id, and a whole id before all.
+func TestMeant(t *testing.T) {
+	all := map[string]*Container{}
+	for id, name := range map[string]string{"aa06": "b", "0f00": "a", "0f01": "main", "bb": "main", "c1": "", "c12": ""} {
+		all[id] = &Container{Id: id, Name: name}
+	}
+	for want, tc := range map[string]struct {
+		ids   []string
+		named bool
+	}{
+		"a": {[]string{"0f00"}, true}, "aa": {[]string{"aa06"}, false}, "main": {[]string{"0f01", "bb"}, true}, "0": {[]string{"0f00", "0f01"}, false},
+		"c1": {[]string{"c1"}, true}, "c": {[]string{"c1", "c12"}, false}, "container c12": {[]string{"c12"}, true}, "nobody": {nil, false},
+	} {
+		if ids, named := Meant(want, all); !slices.Equal(ids, tc.ids) || named != tc.named {
+			t.Errorf("%q: %v, %v, want %v, %v", want, ids, named, tc.ids, tc.named)
+		}
+	}
+}
+
 func TestParseAntiThrash(t *testing.T) {
 	for _, in := range []string{"on", "off", "auto"} {
 		m, err := ParseAntiThrash(in)

@@ -126,20 +126,8 @@ func (d *Daemon) findTenant(want string, uid *uint32) (account string, err error
 	case uid != nil:
 		return peer.AccountOfUser(*uid), nil
 	}
-	var found, begin []string
-	for id, c := range d.containers() {
-		switch {
-		case id == want:
-			return peer.ContainerAccount + id, nil
-		case slices.Contains(api.NamesOf(c), want):
-			found = append(found, id)
-		case strings.HasPrefix(id, want):
-			begin = append(begin, id)
-		}
-	}
-	if len(found) == 0 { // a name goes before the beginning of an id
-		found = begin
-	}
+	all := d.containers()
+	found, _ := api.Meant(want, all)
 	switch {
 	case len(found) == 1:
 		return peer.ContainerAccount + found[0], nil
@@ -148,8 +136,6 @@ func (d *Daemon) findTenant(want string, uid *uint32) (account string, err error
 	case len(found) == 0:
 		return "", status.Errorf(codes.NotFound, "container %.128q: none that uses a GPU has this id or name (nvsharectl status lists them)", want)
 	}
-	slices.Sort(found)
-	all := d.containers()
 	return "", status.Errorf(codes.InvalidArgument, "container %.128q: that may be %.12s (%s), %.12s (%s) or another of %d; give more of the name or of the id",
 		want, found[0], api.Tenant(all[found[0]], 0), found[1], api.Tenant(all[found[1]], 0), len(found))
 }

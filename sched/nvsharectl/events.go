@@ -29,6 +29,9 @@ type eventsFlags struct {
 	output, gpu string
 	filter      eventFilter
 	sums        *turnSums // nil: each turn is shown
+
+	held bool         // until it is known which are the last, and whom the name of a tenant means
+	past []*api.Event // that are held
 }
 
 func eventsCommand(root *rootFlags, io streams) *cobra.Command {
@@ -40,7 +43,7 @@ func eventsCommand(root *rootFlags, io streams) *cobra.Command {
 revoke, release), processes that came and went, settings that were changed, and
 errors. With -f it goes on, also after a restart of the scheduler. Of turns -f shows
 one line for each GPU and second; --type turn shows each of them. Times are those of
-this machine's time zone.`,
+this machine's time zone.` + tenantHelp,
 		Example: `  nvsharectl events -f
   nvsharectl events --since 10m --tenant ml/train-a/main
   nvsharectl events --type fence,unfence,out-of-memory,warning`,
@@ -54,7 +57,7 @@ this machine's time zone.`,
 	fs.IntVarP(&f.last, "last", "n", -1, "of the past events only the last ones, so many (a `number`); 0 only asks whether the scheduler answers")
 	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a line")
 	fs.StringVar(&f.gpu, "gpu", "", "only events of the GPU with this `index or UUID`")
-	fs.StringVar(&f.filter.tenant, "tenant", "", "only events of the container with this `name`, of its pod, of the beginning of an id, or of \"user 1000\"")
+	fs.StringVar(&f.filter.tenant, "tenant", "", "only events of the tenant with this `name`")
 	fs.StringSliceVar(&f.filter.types, "type", nil, "only events of these `types`, like grant,fence; turn means all of turns")
 	fs.StringVar(&f.filter.since, "since", "", "only events since a `time`: how long ago (5m), or when (15:04, the latest)")
 	return cmd
@@ -73,12 +76,14 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 	if f.follow && f.output == "text" && f.filter.kinds == nil {
 		f.sums = &turnSums{}
 	}
+	f.held = f.last >= 0 || f.filter.tenant != ""
+	return f.show(ctx, runDir, io, time.Now().UnixNano())
+}
+
+// show prints the events that the scheduler remembers, and with -f those that come.
+func (f *eventsFlags) show(ctx context.Context, runDir string, io streams, began int64) error {
 	req := &api.EventsRequest{Gpu: f.gpu}
-	began := time.Now().UnixNano()
 	answered, away := false, false
-	held := f.last >= 0              // until it is known which are the last
-	strange := f.filter.tenant != "" // until an event is of such a tenant
-	var tail []*api.Event
 	for {
 		var resp *api.EventsResponse
 		err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
@@ -107,27 +112,14 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 		n := len(resp.Events)
 		current := n == 0 || cameSince(resp.Events[n-1], began)
 		next, run := resp.Next, resp.Run
-		strange = strange && !slices.ContainsFunc(resp.Events, f.filter.isOf)
-		if strange && current {
-			strange = false // it is said once
-			f.warnOfName(ctx, runDir, io)
-		}
-		resp.Events = f.filter.of(resp.Events)
-		if held {
-			tail = append(tail, resp.Events...)
-			tail = tail[max(0, len(tail)-f.last):]
-			resp = &api.EventsResponse{Run: run}
-			if current {
-				resp.Events, held = tail, false
-			}
-		}
+		f.choose(ctx, runDir, io, resp, current)
 		if err := f.print(io, resp, answered && run == req.Run); err != nil {
 			return err
 		}
 		req.Since, req.Run = next, run
 		away, answered = false, true
 		switch {
-		case f.follow && !held:
+		case f.follow && !f.held:
 			req.WaitNs = int64(followWait)
 		case current && !f.follow:
 			return nil
@@ -135,16 +127,48 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 	}
 }
 
-// warnOfName says that no event is of a tenant with the name that is asked for, unless one is on
-// a GPU now.
-func (f *eventsFlags) warnOfName(ctx context.Context, runDir string, io streams) {
+// choose leaves those events in an answer that are to be shown now. current: those after it have
+// come since the command began.
+func (f *eventsFlags) choose(ctx context.Context, runDir string, io streams, resp *api.EventsResponse, current bool) {
+	f.filter.learn(resp.Events)
+	if !f.held {
+		resp.Events = f.filter.of(resp.Events)
+		return
+	}
+	f.past = append(f.past, resp.Events...)
+	resp.Events = nil
+	if f.last >= 0 {
+		resp.Lost = 0 // only the last are asked for
+	}
+	if !current {
+		return
+	}
+	f.findTenant(ctx, runDir, io)
+	shown := f.filter.of(f.past)
+	if f.last >= 0 {
+		shown = shown[max(0, len(shown)-f.last):]
+	}
+	resp.Events, f.past, f.held = shown, nil, false
+}
+
+// findTenant has the filter know the tenants that are there now. It says that there is none with
+// the name that is asked for, and no event of one.
+func (f *eventsFlags) findTenant(ctx context.Context, runDir string, io streams) {
+	if f.filter.tenant == "" {
+		return
+	}
 	r, err := askAll(ctx, runDir)
 	if err != nil {
+		return // those of the events are known
+	}
+	f.filter.known.addStatus(r)
+	f.filter.learn(nil)
+	if slices.ContainsFunc(f.past, f.filter.isOf) {
 		return
 	}
 	for _, g := range r.Gpus {
 		for _, t := range tenantsOf(g) {
-			if isTenant(t.container, t.uid, true, f.filter.tenant) {
+			if f.filter.whose.has(t.container, t.uid) {
 				return
 			}
 		}

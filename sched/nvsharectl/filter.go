@@ -21,6 +21,8 @@ type eventFilter struct {
 
 	from  int64 // by since, ns since 1970
 	kinds map[api.EventType]bool
+	known *tenants // nil: none yet
+	whose meant    // by tenant, of those that are known
 }
 
 // turnEvents are what --type turn means: they come with each turn of a GPU.
@@ -108,7 +110,21 @@ func (f *eventFilter) shows(e *api.Event) bool {
 
 // isOf tells whether an event is of the tenant that is asked for.
 func (f *eventFilter) isOf(e *api.Event) bool {
-	return isTenant(e.Container, e.Uid, e.Container != nil, f.tenant)
+	return e.Container != nil && f.whose.has(e.Container, e.Uid)
+}
+
+// learn has the filter know the tenants of these events, before it is asked about them.
+func (f *eventFilter) learn(events []*api.Event) {
+	if f.tenant == "" {
+		return
+	}
+	if f.known == nil {
+		f.known = newTenants()
+	}
+	for _, e := range events {
+		f.known.add(e.Container, e.Uid)
+	}
+	f.whose = f.known.meant(f.tenant)
 }
 
 func (f *eventFilter) of(events []*api.Event) (shown []*api.Event) {
@@ -118,14 +134,4 @@ func (f *eventFilter) of(events []*api.Event) (shown []*api.Event) {
 		}
 	}
 	return shown
-}
-
-// isTenant tells whether people may mean a tenant by a name: a container's names or the
-// beginning of its id, or "user 1000", or 1000. known: there is a tenant.
-func isTenant(c *api.Container, uid uint32, known bool, want string) bool {
-	if id := c.GetId(); id != "" {
-		return strings.HasPrefix(id, want) || slices.Contains(api.NamesOf(c), want)
-	}
-	number := strconv.FormatUint(uint64(uid), 10)
-	return known && (want == number || want == "user "+number || want == "user/"+number)
 }

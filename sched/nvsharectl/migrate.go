@@ -33,13 +33,15 @@ nvshare.com/gpu=any. What cannot: gangs, overlap groups, MIG devices, processes 
 memory with others, and what the driver refuses. It needs nvshare-scheduler --swap-memory,
 nvshare-checkpoint, and a driver of CUDA 12.8 or later.
 
-After the move a process sees the UUID of the new GPU, and the PCI address of the old one.`,
+After the move a process sees the UUID of the new GPU, and the PCI address of the old one.` + tenantHelp,
 		Example: `  nvsharectl migrate ml/notebook/main --gpu 1
   nvsharectl migrate 1000     the processes of user 1000 outside containers`,
 		Args: oneTenant(root),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			req := &api.MigrateRequest{Gpu: gpu}
-			req.Container, req.Uid = tenantArg(args[0])
+			if req.Container, req.Uid, err = askMeant(cmd.Context(), root.runDir, args[0]); err != nil {
+				return err
+			}
 			return migrate(cmd.Context(), root, io, req)
 		},
 	}

@@ -46,9 +46,7 @@ A core request promises a part, which it gets whenever it wants it: more than
 of priority latency do not wait for their turn. What is in use of the memory
 stays, also above a new limit: allocations then fail until enough of it is freed.
 
-A size is a number with a unit (8Gi, 4096Mi, 4G) or a number of MiB. TENANT is the
-number of a user, or a container: as the status shows it, by its pod, by its own
-name if no other has the same, or by the beginning of its id.`,
+A size is a number with a unit (8Gi, 4096Mi, 4G) or a number of MiB.` + tenantHelp,
 		Example: `  nvsharectl set ml/train-a/main --core-limit 25 --memory-limit 8Gi
   nvsharectl set --container 4f0c2b --core-request 30 --weight 200 --gpu 0
   nvsharectl set --container ml/serve/main --priority latency
@@ -96,7 +94,7 @@ func (f *shareFlags) request(given func(flag string) bool) (*api.SetShareRequest
 	case named != 1:
 		return nil, 0, usageError{errors.New("set: say whose share, with either a tenant's name, --container or --user")}
 	case f.tenant != "":
-		req.Container, req.Uid = tenantArg(f.tenant)
+		req.Container = f.tenant // or a user: run looks that up
 	case f.user != "":
 		n, err := strconv.ParseUint(f.user, 10, 32)
 		if err != nil {
@@ -145,6 +143,11 @@ func (f *shareFlags) run(cmd *cobra.Command, runDir string, io streams) error {
 	req, fields, err := f.request(func(flag string) bool { return cmd.Flags().Changed(flag) })
 	if err != nil {
 		return err
+	}
+	if f.tenant != "" {
+		if req.Container, req.Uid, err = askMeant(cmd.Context(), runDir, f.tenant); err != nil {
+			return err
+		}
 	}
 	var resp *api.SetShareResponse
 	var now *api.StatusResponse

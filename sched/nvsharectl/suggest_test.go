@@ -69,7 +69,7 @@ func TestLikeNoGPU(t *testing.T) {
 
 // A user is named by number, or as the status shows the user.
 func TestUserAsTenant(t *testing.T) {
-	s := &strict{}
+	s := &strict{fake: fake{status: sample()}}
 	dir := serve(t, s)
 	for _, name := range []string{"1000", "user 1000"} {
 		if code, _, errs := ctl("suspend", name, "--run-dir", dir); code != exitOK || s.asked.GetUid() != 1000 {

@@ -5,8 +5,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -27,7 +25,7 @@ Then the driver takes the processes off the GPU with their contexts, some 500 Mi
 (nvshare-scheduler --checkpoint). Where that cannot be, a process keeps its context, and
 nvsharectl status and nvsharectl events say why: its memory cannot be moved (FIXED in the
 status with -o wide), it shares memory with other processes, uses managed memory or MPS, or
-the scheduler may not checkpoint it. It needs --swap-memory.`
+the scheduler may not checkpoint it. It needs --swap-memory.` + tenantHelp
 	cmd.Example = `  nvsharectl suspend ml/notebook/main
   nvsharectl suspend 1000 --gpu 0  the processes of user 1000 outside containers`
 	return cmd
@@ -44,7 +42,7 @@ to those that wait. If they need the room, its memory may leave again.
 
 The command does not wait for the turn: nvsharectl status shows when the memory is back.
 Running it again changes nothing. It fails if none of the tenant's memory is off the GPU.
-A process without a connection to the scheduler comes back when it calls CUDA.`
+A process without a connection to the scheduler comes back when it calls CUDA.` + tenantHelp
 	cmd.Example = `  nvsharectl resume ml/notebook/main
   nvsharectl resume 1000 --gpu 0   the processes of user 1000 outside containers`
 	return cmd
@@ -56,9 +54,11 @@ func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Contex
 	gpu := ""
 	cmd := &cobra.Command{
 		Args: oneTenant(root),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			req := &api.SuspendRequest{Gpu: gpu}
-			req.Container, req.Uid = tenantArg(args[0])
+			if req.Container, req.Uid, err = askMeant(cmd.Context(), root.runDir, args[0]); err != nil {
+				return err
+			}
 			var resp *api.SuspendResponse
 			if err := call(cmd.Context(), root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
 				resp, err = move(c, ctx, req)
@@ -74,16 +74,6 @@ func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Contex
 	}
 	cmd.Flags().StringVar(&gpu, "gpu", "", "only on the GPU with this `index or UUID`")
 	return cmd
-}
-
-// tenantArg reads a tenant's name: a user's number, also as the status shows the user, or
-// what names a container.
-func tenantArg(name string) (container string, uid *uint32) {
-	if n, err := strconv.ParseUint(strings.TrimPrefix(name, "user "), 10, 32); err == nil {
-		n := uint32(n)
-		return "", &n
-	}
-	return name, nil
 }
 
 // describeSuspend says how much leaves each GPU, a line for each.

@@ -41,7 +41,7 @@ idle      it wanted nothing
 What several of its processes do at the same time counts once, and as waiting or limited only
 while none of them has the GPU. It names those that the tenant waited for, whoever took long to release the GPU,
 what its memory limit refused, which of its processes are suspended, were, or could not
-leave the GPU, and which processes use the GPU without nvshare.`,
+leave the GPU, and which processes use the GPU without nvshare.` + tenantHelp,
 		Example: `  nvsharectl why ml/train-a/main
   nvsharectl why 1000             the processes of user 1000 outside containers`,
 		Args: oneTenant(root),
@@ -71,10 +71,13 @@ func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want stri
 		return err
 	}
 	now := time.Now().UnixNano()
+	known := newTenants()
+	known.addStatus(r)
+	whose := known.meant(want)
 	var all []*account
 	for _, g := range r.Gpus {
 		for _, t := range tenantsOf(g) {
-			if isTenant(t.container, t.uid, true, want) {
+			if whose.has(t.container, t.uid) {
 				a := accountOf(g, t, events, now-int64(f.last), now)
 				a.Unmanaged = unmanagedOn(g, r.Unmanaged)
 				all = append(all, a)
