@@ -30,8 +30,9 @@ type eventsFlags struct {
 	filter      eventFilter
 	sums        *turnSums // nil: each turn is shown
 
-	held bool         // until it is known which are the last, and whom the name of a tenant means
-	past []*api.Event // that are held
+	began int64        // ns since 1970
+	held  bool         // until it is known which are the last, and whom the name of a tenant means
+	past  []*api.Event // that are held
 }
 
 func eventsCommand(root *rootFlags, io streams) *cobra.Command {
@@ -41,20 +42,25 @@ func eventsCommand(root *rootFlags, io streams) *cobra.Command {
 		Short: "Show what has happened, and why",
 		Long: `events shows the events that the scheduler still remembers: turns of GPUs (grant,
 revoke, release), processes that came and went, settings that were changed, and
-errors. With -f it goes on, also after a restart of the scheduler. Of turns -f shows
-one line for each GPU and second; --type turn shows each of them. Times are those of
-this machine's time zone.` + tenantHelp,
+errors. With -f it shows the events that come from now on, also after a restart of the
+scheduler, and of the past what --since or --last asks for. Of turns -f shows one line for
+each GPU and second, when the second is over; --type turn shows each of them. Times are those
+of this machine's time zone.` + tenantHelp,
 		Example: `  nvsharectl events -f
+  nvsharectl events -f -n 20
   nvsharectl events --since 10m --tenant ml/train-a/main
   nvsharectl events --type fence,unfence,out-of-memory,warning`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if f.follow && f.filter.since == "" && !cmd.Flags().Changed("last") {
+				f.last = 0
+			}
 			return f.run(cmd.Context(), root.runDir, io)
 		},
 	}
 	fs := cmd.Flags()
-	fs.BoolVarP(&f.follow, "follow", "f", false, "go on with new events")
-	fs.IntVarP(&f.last, "last", "n", -1, "of the past events only the last ones, so many (a `number`); 0 only asks whether the scheduler answers")
+	fs.BoolVarP(&f.follow, "follow", "f", false, "show new events as they come")
+	fs.IntVarP(&f.last, "last", "n", -1, "of the past events only the last ones, so many (a `number`); -1: all; 0 without -f only asks whether the scheduler answers")
 	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a line")
 	fs.StringVar(&f.gpu, "gpu", "", "only events of the GPU with this `index or UUID`")
 	fs.StringVar(&f.filter.tenant, "tenant", "", "only events of the tenant with this `name`")
@@ -70,18 +76,19 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 	if err := f.filter.parse(time.Now()); err != nil {
 		return err
 	}
-	if f.last < -1 { // the default: all
-		return usageError{fmt.Errorf("--last: %d is below 0: give how many of the past events, or leave it out for all", f.last)}
+	if f.last < -1 {
+		return usageError{fmt.Errorf("--last: %d is below -1: give how many of the past events, or -1 for all", f.last)}
 	}
 	if f.follow && f.output == "text" && f.filter.kinds == nil {
 		f.sums = &turnSums{}
 	}
 	f.held = f.last >= 0 || f.filter.tenant != ""
-	return f.show(ctx, runDir, io, time.Now().UnixNano())
+	f.began = time.Now().UnixNano()
+	return f.show(ctx, runDir, io)
 }
 
 // show prints the events that the scheduler remembers, and with -f those that come.
-func (f *eventsFlags) show(ctx context.Context, runDir string, io streams, began int64) error {
+func (f *eventsFlags) show(ctx context.Context, runDir string, io streams) error {
 	req := &api.EventsRequest{Gpu: f.gpu}
 	answered, away := false, false
 	for {
@@ -110,7 +117,7 @@ func (f *eventsFlags) show(ctx context.Context, runDir string, io streams, began
 			return nil // it answers: a probe of a busy node does not wait for all that is kept
 		}
 		n := len(resp.Events)
-		current := n == 0 || cameSince(resp.Events[n-1], began)
+		current := n == 0 || cameSince(resp.Events[n-1], f.began)
 		next, run := resp.Next, resp.Run
 		f.choose(ctx, runDir, io, resp, current)
 		if err := f.print(io, resp, answered && run == req.Run); err != nil {
@@ -146,7 +153,11 @@ func (f *eventsFlags) choose(ctx context.Context, runDir string, io streams, res
 	f.findTenant(ctx, runDir, io)
 	shown := f.filter.of(f.past)
 	if f.last >= 0 {
-		shown = shown[max(0, len(shown)-f.last):]
+		past := slices.IndexFunc(shown, func(e *api.Event) bool { return f.follow && cameSince(e, f.began) })
+		if past < 0 {
+			past = len(shown)
+		}
+		shown = shown[max(0, past-f.last):]
 	}
 	resp.Events, f.past, f.held = shown, nil, false
 }
@@ -189,7 +200,7 @@ func (f *eventsFlags) print(io streams, resp *api.EventsResponse, behind bool) e
 		fmt.Fprintln(io.err, "nvsharectl: "+text)
 	}
 	if f.sums != nil && len(resp.Events) == 0 {
-		for _, line := range f.sums.flush() {
+		for _, line := range f.sums.over(time.Now()) {
 			fmt.Fprintln(io.out, line)
 		}
 	}

@@ -197,11 +197,39 @@ func TestEventsFollow(t *testing.T) {
 			t.Error(err)
 		}
 	}}
-	if code := run(ctx, []string{"events", "-f", "--run-dir", dir}, streams{out: out, err: errs}); code != exitOK {
+	if code := run(ctx, []string{"events", "-f", "-n", "-1", "--run-dir", dir}, streams{out: out, err: errs}); code != exitOK {
 		t.Errorf("exit %d, %s", code, errs)
 	}
 	if strings.Count(out.String(), "\n") != 2 || strings.Count(errs.String(), "\n") != 1 {
 		t.Errorf("%s%s", out, errs)
+	}
+}
+
+// -f shows what happens from now on. Of the past it shows what is asked for.
+func TestEventsFollowFromNow(t *testing.T) {
+	past := &api.Event{Sequence: 1, TimeNs: time.Now().Add(-time.Minute).UnixNano(), Reason: "the past"}
+	for flags, want := range map[string]int{"": 0, "--since 5m": 1, "--since 30s": 0, "-n 1": 1, "-n -1": 1} {
+		f := &fake{events: func(req *api.EventsRequest) *api.EventsResponse {
+			switch req.Since {
+			case 0:
+				return &api.EventsResponse{Run: 1, Next: 1, Events: []*api.Event{past}}
+			case 1: // comes while the command reads the past
+				return &api.EventsResponse{Run: 1, Next: 2, Events: []*api.Event{{Sequence: 2, TimeNs: time.Now().UnixNano(), Reason: "as it began"}}}
+			case 2:
+				return &api.EventsResponse{Run: 1, Next: 3, Events: []*api.Event{{Sequence: 3, TimeNs: time.Now().UnixNano(), Reason: "the end"}}}
+			}
+			return &api.EventsResponse{Run: 1, Next: 3}
+		}}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		out := &until{text: "the end", cancel: cancel}
+		args := append([]string{"events", "-f", "--run-dir", serve(t, f)}, strings.Fields(flags)...)
+		if code := run(ctx, args, streams{out: out, err: out}); code != exitOK {
+			t.Errorf("%v: exit %d", args, code)
+		}
+		if got := out.String(); strings.Count(got, "the past") != want || strings.Count(got, "as it began") != 1 || strings.Count(got, "the end") != 1 {
+			t.Errorf("-f %s:\n%s", flags, got)
+		}
+		cancel()
 	}
 }
 

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -99,10 +100,36 @@ func TestTurnsAreSummedUp(t *testing.T) {
 		t.Error("a fence is summed up")
 	}
 	lines = append(lines, got...)
-	want := "2026-11-22 12:00:00.000000 UTC  GPU 0  turns          10 in this second: user 1001 5 for 100ms, user 1000 5 for 50ms\n" +
-		"2026-11-22 12:00:01.000000 UTC  GPU 0  turns          10 in this second: user 1001 5 for 100ms, user 1000 5 for 50ms"
+	want := "2026-11-22 12:00:01.000000 UTC  GPU 0  turns          10 in the last second: user 1001 5 for 100ms, user 1000 5 for 50ms\n" +
+		"2026-11-22 12:00:02.000000 UTC  GPU 0  turns          10 in the last second: user 1001 5 for 100ms, user 1000 5 for 50ms"
 	if strings.Join(lines, "\n") != want {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(lines, "\n"), want)
+	}
+}
+
+// The lines about turns have the time at which their second is over: times never go backwards from
+// line to line, and no second has two lines, however events arrive.
+func TestTimesOfTurnsRise(t *testing.T) {
+	defer func(l *time.Location) { time.Local = l }(time.Local)
+	time.Local = time.UTC
+	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	var s turnSums
+	var lines []string
+	for _, ms := range []int{100, 500, 600, 1200, 1300, 2900} {
+		when := at.Add(time.Duration(ms) * time.Millisecond)
+		e := &api.Event{Type: api.EventType_EVENT_TYPE_RELEASE, TimeNs: when.UnixNano()}
+		if ms == 500 || ms == 1200 {
+			e.Type = api.EventType_EVENT_TYPE_FENCE
+		}
+		more, taken := s.take(e)
+		if lines = append(lines, more...); !taken {
+			lines = append(lines, describeEvent(streams{}, e))
+		}
+		lines = append(lines, s.over(when)...) // an answer without an event that is shown
+	}
+	lines = append(lines, s.over(at.Add(5*time.Second))...) // and nothing comes any more
+	if !slices.IsSorted(lines) || len(lines) != 5 || len(s.gpus) > 0 {
+		t.Errorf("printed\n%s", strings.Join(lines, "\n"))
 	}
 }
 

@@ -65,7 +65,7 @@ func migrate(ctx context.Context, root *rootFlags, io streams, req *api.MigrateR
 		return likeTenant(ctx, c, req.Container, err)
 	}); err != nil {
 		if left {
-			return fmt.Errorf("%s has not arrived yet; the move goes on without this command: nvsharectl events -f --type migrate --tenant %q shows how it ends", printable(who), who)
+			return fmt.Errorf("%s has not arrived yet; the move goes on without this command: nvsharectl events -f --since 10m --type migrate --tenant %q shows how it ends", printable(who), who)
 		}
 		return err
 	}

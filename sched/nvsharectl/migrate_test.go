@@ -32,8 +32,8 @@ func (m *moving) Migrate(ctx context.Context, _ *api.MigrateRequest) (*api.Migra
 func TestMigratePastItsLimit(t *testing.T) {
 	uid := uint32(1000)
 	for want, req := range map[string]*api.MigrateRequest{
-		`nvsharectl events -f --type migrate --tenant "ml/train-a"`: {Container: "ml/train-a"},
-		`nvsharectl events -f --type migrate --tenant "user 1000"`:  {Uid: &uid},
+		`nvsharectl events -f --since 10m --type migrate --tenant "ml/train-a"`: {Container: "ml/train-a"},
+		`nvsharectl events -f --since 10m --type migrate --tenant "user 1000"`:  {Uid: &uid},
 	} {
 		ctx, cancel := context.WithCancel(t.Context())
 		for _, m := range []*moving{{}, {interrupt: cancel}} {

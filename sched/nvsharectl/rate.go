@@ -62,7 +62,16 @@ func (s *turnSums) take(e *api.Event) (lines []string, taken bool) {
 	return lines, true
 }
 
-// flush returns the lines of the second so far and forgets them.
+// over returns the lines of the second if no event of it can come any more at this time.
+func (s *turnSums) over(now time.Time) []string {
+	if now.Unix() < s.second+2 { // one may be on its way
+		return nil
+	}
+	return s.flush()
+}
+
+// flush returns the lines of the second and forgets them. Their time is the end of the second, so
+// that they come after its other events in the order of times, too.
 func (s *turnSums) flush() (lines []string) {
 	for _, g := range s.gpus {
 		slices.SortStableFunc(g.tenants, func(a, b tenantTurns) int { return cmp.Compare(b.held, a.held) })
@@ -76,8 +85,8 @@ func (s *turnSums) flush() (lines []string) {
 		if more := len(g.tenants) - maxTurnsNamed; more > 0 {
 			parts = append(parts, fmt.Sprintf("%d tenants more", more))
 		}
-		lines = append(lines, eventLine(s.second*int64(time.Second), fmt.Sprintf("GPU %d", g.index), fmt.Sprintf("%-13s", "turns"),
-			fmt.Sprintf("%d in this second: %s", turns, printable(strings.Join(parts, ", ")))))
+		lines = append(lines, eventLine((s.second+1)*int64(time.Second), fmt.Sprintf("GPU %d", g.index), fmt.Sprintf("%-13s", "turns"),
+			fmt.Sprintf("%d in the last second: %s", turns, printable(strings.Join(parts, ", ")))))
 	}
 	s.gpus = nil
 	return lines

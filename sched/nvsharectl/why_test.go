@@ -155,7 +155,7 @@ func TestSuggestions(t *testing.T) {
 		"cdi nonsense":               "nvsharectl cdi --help",
 		"drain 0":                    `drain takes no word like "0": name a GPU with --gpu`,
 		"version now":                `version takes no word like "now"`,
-		"events -n -2":               "--last: -2 is below 0",
+		"events -n -2":               "--last: -2 is below -1",
 	} {
 		if code, _, errs := ctl(append(strings.Fields(args), "--run-dir", "/nonexistent")...); code != exitUsage || !strings.Contains(errs, want) {
 			t.Errorf("%s: exit %d, %q, want %q", args, code, errs, want)
