@@ -101,7 +101,7 @@ func (f *topFlags) screen(ctx context.Context, runDir string, io streams, first 
 	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil || errors.Is(err, tea.ErrInterrupted) {
 		err = nil // the user has seen enough
 	}
-	if err == nil && len(m.now.Problems) > 0 {
+	if err == nil && problems(m.now) > 0 {
 		return errUnhealthy
 	}
 	return err

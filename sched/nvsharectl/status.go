@@ -45,7 +45,7 @@ ENFORCED BY   what the library, the kernel and the hardware hold tenants to, and
 "promised" adds up core requests, the parts of the GPU's time that tenants get
 whenever they want them. Core requests and memory limits, also of tenants that do
 not use the GPU now, decide where pods are placed. Exit status 1: there is a
-problem.
+problem, also one that only root may read; "healthy" is false then.
 
 Users who may not use the control socket, and containers, see their own tenant, and
 of all others numbers.`,
@@ -86,7 +86,7 @@ func showStatus(ctx context.Context, f *rootFlags, io streams) error {
 	default:
 		printStatus(io, r)
 	}
-	if len(r.Problems) > 0 {
+	if problems(r) > 0 {
 		return errUnhealthy
 	}
 	return nil

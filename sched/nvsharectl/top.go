@@ -32,7 +32,7 @@ func topCommand(root *rootFlags, io streams) *cobra.Command {
 		Long: `top shows for each interval the part of the GPU's time that each tenant had (GETS)
 and, of the latest five seconds, the part in which it waited. Without a
 terminal, and with -n or --once, it prints one table after the other. Exit status 1: the
-last table showed a problem.
+last table counted a problem, also one that only root may read.
 
 On a terminal a strip for each GPU shows who had most of it over the last minute, and
 who waits now. Keys and the mouse select, sort and filter, show processes, and change
@@ -95,7 +95,7 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 		}
 		last = r
 	}
-	if len(last.Problems) > 0 {
+	if problems(last) > 0 {
 		return errUnhealthy
 	}
 	return nil
