@@ -332,7 +332,11 @@ func eventText(e *api.Event) string {
 		add("%s reserved", size(e.Bytes))
 		add("took %s", short(e.TookNs))
 	case api.EventType_EVENT_TYPE_SUSPEND:
-		add("%s leave the GPU until it calls CUDA again: %s", size(e.Bytes), e.Reason)
+		what := "leaves"
+		if e.Bytes > 0 {
+			what = size(e.Bytes) + " leave"
+		}
+		add("%s the GPU until it calls CUDA again: %s", what, e.Reason)
 	case api.EventType_EVENT_TYPE_NO_ROOM:
 		add("refused %s: %s", size(e.Bytes), e.Reason)
 	case api.EventType_EVENT_TYPE_UNFENCE:

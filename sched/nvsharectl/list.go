@@ -18,13 +18,6 @@ func listSettings(ctx context.Context, runDir string, io streams) error {
 	}
 	t := table{names: 0, head: []string{"TENANT", "GPU", "SET BY", "SHARE"}}
 	for _, s := range r.Settings {
-		by := "nvsharectl"
-		if s.Annotated {
-			by = "annotations"
-			if s.Container.GetEngine() == runEngine {
-				by = runEngine
-			}
-		}
 		gpu := "all"
 		if s.Uuid != "" {
 			gpu = s.Uuid // not found at present
@@ -34,7 +27,7 @@ func listSettings(ctx context.Context, runDir string, io streams) error {
 				gpu = fmt.Sprint(g.Index)
 			}
 		}
-		t.add(nil, api.Tenant(s.Container, s.Uid), gpu, by, describeTerms(api.TermsOf(s.Share, s.MemoryBytes)))
+		t.add(nil, api.Tenant(s.Container, s.Uid), gpu, setBy(s), describeTerms(api.TermsOf(s.Share, s.MemoryBytes)))
 	}
 	if len(t.rows) == 0 {
 		fmt.Fprintln(io.out, "Nothing is set.")
@@ -42,6 +35,17 @@ func listSettings(ctx context.Context, runDir string, io streams) error {
 	}
 	t.print(io)
 	return nil
+}
+
+// setBy names what says a setting.
+func setBy(s *api.Setting) string {
+	switch {
+	case !s.Annotated:
+		return "nvsharectl"
+	case s.Container.GetEngine() == runEngine:
+		return runEngine
+	}
+	return "annotations"
 }
 
 // describeTerms writes the terms that are said.

@@ -31,6 +31,38 @@ user 1234        all  nvsharectl   latency
 	}
 }
 
+// A value that is removed gives way to another: the answer says by whom that is.
+func TestSetNoneSaysWhatHolds(t *testing.T) {
+	c := &api.Container{Id: strings.Repeat("a", 64), Name: "a"}
+	program := &api.Container{Id: strings.Repeat("b", 64), Name: "b", Engine: runEngine}
+	f := &fake{status: sample()}
+	gpu := f.status.Gpus[0].Uuid
+	f.status.Settings = []*api.Setting{
+		{Container: c, Annotated: true, Share: &api.Share{CoreLimit: 25}},
+		{Container: c, Share: &api.Share{Weight: 300}},
+		{Container: c, Uuid: f.status.Gpus[1].Uuid, Share: &api.Share{Weight: 500, CoreLimit: 25}},
+		{Container: program, Annotated: true, Share: &api.Share{CoreLimit: 25}},
+	}
+	for _, tc := range []struct {
+		of   *api.Container
+		args string
+		want string
+	}{
+		{c, "--core-limit none", "core limit 50% → 25% (by annotations)"},
+		{c, "--core-limit none --weight none", "core limit 50% → 25% (by annotations), weight 200 → 300 (by nvsharectl)"},
+		{c, "--core-limit 25", "core limit 50% → 25%"},
+		{c, "--priority none", "priority latency → batch"},
+		{program, "--core-limit none", "core limit 50% → 25% (by nvsharectl run)"},
+	} {
+		f.share = &api.SetShareResponse{Container: tc.of, Changes: []*api.ShareChange{{Uuid: gpu,
+			Old: &api.Share{CoreLimit: 50, Weight: 200, Priority: api.Priority_PRIORITY_LATENCY}, New: &api.Share{CoreLimit: 25, Weight: 300}}}}
+		want := "GPU 0, " + tc.of.Name + ": " + tc.want + "\n"
+		if code, out, errs := ctl(append(strings.Fields("set a "+tc.args), "--run-dir", serve(t, f))...); code != exitOK || out != want {
+			t.Errorf("%s: exit %d, %q%s, want %q", tc.args, code, out, errs, want)
+		}
+	}
+}
+
 // What is carried out and is hardly meant is warned of.
 func TestSetWarns(t *testing.T) {
 	for args, want := range map[string]string{

@@ -61,7 +61,7 @@ func (m *monitor) askChange(key string) {
 		}
 		m.question = &question{fmt.Sprintf("Set the %s of %s from %s to %s? y/n", field.Name, where, field.Format(now), to), func() tea.Msg {
 			resp, err := m.node.set(req)
-			return done(func() []string { return describeShareChange(resp, field.ID) }, err)
+			return done(func() []string { return describeShareChange(resp, field.ID, 0, nil) }, err)
 		}}
 	}}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -91,8 +92,12 @@ func (f *shareFlags) request(given func(flag string) bool) (*api.SetShareRequest
 		}
 	}
 	switch {
-	case named != 1:
-		return nil, 0, usageError{errors.New("set: say whose share, with either a tenant's name, --container or --user")}
+	case named == 0 && !slices.ContainsFunc(api.Fields, func(t api.Field) bool { return f.values[t.Key] != nil && given(t.Key) }):
+		return nil, 0, usageError{errors.New("set what, and whose? give a tenant and a setting, like nvsharectl set ml/train-a/main --core-limit 25 (nvsharectl set --list shows what is set)")}
+	case named == 0:
+		return nil, 0, usageError{errors.New("set: whose? give a tenant's name, --container or --user")}
+	case named > 1:
+		return nil, 0, usageError{fmt.Errorf("set: give one tenant, not %d: its name, --container or --user", named)}
 	case f.tenant != "":
 		req.Container = f.tenant // or a user: run looks that up
 	case f.user != "":
@@ -161,17 +166,21 @@ func (f *shareFlags) run(cmd *cobra.Command, runDir string, io streams) error {
 		return err
 	}
 	io.warn(f.doubts(req, now))
-	for _, line := range describeShareChange(resp, fields) {
+	for _, line := range describeShareChange(resp, fields, removedIn(req), now.GetSettings()) {
 		fmt.Fprintln(io.out, line)
 	}
 	return nil
 }
 
-// describeShareChange says the old and the new values of these fields, a line for each GPU.
-func describeShareChange(resp *api.SetShareResponse, fields api.FieldSet) (lines []string) {
+// describeShareChange says the old and the new values of these fields, a line for each GPU, and
+// who says a value that holds in place of one that was removed.
+func describeShareChange(resp *api.SetShareResponse, fields, removed api.FieldSet, settings []*api.Setting) (lines []string) {
 	who := printable(api.Tenant(resp.Container, resp.Uid))
 	for _, c := range resp.Changes {
-		what := "new GPUs"
+		if c.Uuid == "" && len(resp.Changes) > 1 { // the same goes for GPUs that are found later
+			continue
+		}
+		what := "GPUs found later"
 		if c.Uuid != "" {
 			what = fmt.Sprintf("GPU %d", c.Index)
 		}
@@ -179,7 +188,11 @@ func describeShareChange(resp *api.SetShareResponse, fields api.FieldSet) (lines
 		old, now := api.TermsOf(c.Old, c.OldMemoryBytes), api.TermsOf(c.New, c.NewMemoryBytes)
 		for _, t := range api.Fields {
 			if fields&t.ID != 0 {
-				parts = append(parts, fmt.Sprintf("%s %s → %s", t.Name, printable(t.Format(old)), printable(t.Format(now))))
+				text := fmt.Sprintf("%s %s → %s", t.Name, printable(t.Format(old)), printable(t.Format(now)))
+				if removed&t.ID != 0 {
+					text += inPlace(settings, resp, c.Uuid, t)
+				}
+				parts = append(parts, text)
 			}
 		}
 		note := ""
@@ -189,4 +202,27 @@ func describeShareChange(resp *api.SetShareResponse, fields api.FieldSet) (lines
 		lines = append(lines, fmt.Sprintf("%s, %s: %s%s", what, who, strings.Join(parts, ", "), note))
 	}
 	return lines
+}
+
+// removedIn returns the fields whose values a request removes.
+func removedIn(req *api.SetShareRequest) (removed api.FieldSet) {
+	terms, fields := req.Terms()
+	for _, t := range api.Fields {
+		if fields&t.ID != 0 && !t.Said(terms) {
+			removed |= t.ID
+		}
+	}
+	return removed
+}
+
+// inPlace says who says a tenant's value on a GPU; "": nobody, so it is the default.
+func inPlace(settings []*api.Setting, resp *api.SetShareResponse, uuid string, t api.Field) string {
+	by := ""
+	for _, s := range settings { // of a tenant: annotations, nvsharectl for all GPUs, for one
+		same := s.Container.GetId() == resp.Container.GetId() && (resp.Container.GetId() != "" || s.Uid == resp.Uid)
+		if same && (s.Uuid == "" || s.Uuid == uuid) && t.Said(api.TermsOf(s.Share, s.MemoryBytes)) {
+			by = " (by " + setBy(s) + ")"
+		}
+	}
+	return by
 }

@@ -80,11 +80,17 @@ func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Contex
 func describeSuspend(resp *api.SuspendResponse) (lines []string) {
 	who := printable(api.Tenant(resp.Container, resp.Uid))
 	for _, g := range resp.Gpus {
-		context := "its context stays (nvshare-scheduler --checkpoint)"
-		if g.Context {
+		memory, context := size(g.Bytes)+" leave the GPU until it calls CUDA again", "its context stays (nvshare-scheduler --checkpoint)"
+		switch {
+		case g.Context && g.Bytes > 0:
 			context = "then its context, if the driver can take it off"
+		case g.Context:
+			context = "its context leaves the GPU until it calls CUDA again, if the driver can take it off"
 		}
-		lines = append(lines, fmt.Sprintf("GPU %d, %s: %s leave the GPU until it calls CUDA again; %s", g.Index, who, size(g.Bytes), context))
+		if g.Bytes == 0 {
+			memory = "none of its memory is on the GPU"
+		}
+		lines = append(lines, fmt.Sprintf("GPU %d, %s: %s; %s", g.Index, who, memory, context))
 	}
 	return lines
 }

@@ -9,6 +9,27 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
+// What leaves is named: memory, a context, or neither.
+func TestDescribeSuspend(t *testing.T) {
+	for want, g := range map[string]*api.Suspended{
+		"GPU 1, user 1000: 2Gi leave the GPU until it calls CUDA again; then its context, if the driver can take it off":                          {Index: 1, Bytes: 2 << 30, Context: true},
+		"GPU 1, user 1000: 2Gi leave the GPU until it calls CUDA again; its context stays (nvshare-scheduler --checkpoint)":                       {Index: 1, Bytes: 2 << 30},
+		"GPU 1, user 1000: none of its memory is on the GPU; its context leaves the GPU until it calls CUDA again, if the driver can take it off": {Index: 1, Context: true},
+		"GPU 1, user 1000: none of its memory is on the GPU; its context stays (nvshare-scheduler --checkpoint)":                                  {Index: 1},
+	} {
+		if got := strings.Join(describeSuspend(&api.SuspendResponse{Uid: 1000, Gpus: []*api.Suspended{g}}), "\n"); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	e := &api.Event{Type: api.EventType_EVENT_TYPE_SUSPEND, Reason: "it was idle for 10m0s"}
+	if got := eventText(e); got != "leaves the GPU until it calls CUDA again: it was idle for 10m0s" {
+		t.Errorf("%q", got)
+	}
+	if e.Bytes = 2 << 30; eventText(e) != "2Gi leave the GPU until it calls CUDA again: it was idle for 10m0s" {
+		t.Errorf("%q", eventText(e))
+	}
+}
+
 // What comes back is named: memory, a context, both, or nothing, because nothing has left yet.
 func TestDescribeResume(t *testing.T) {
 	for want, g := range map[string]*api.Suspended{

@@ -58,8 +58,11 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 	if f.once {
 		f.rounds = 1
 	}
-	if f.interval < 10*time.Millisecond || f.rounds < 0 {
-		return usageError{fmt.Errorf("top: --delay %v, --rounds %d: at least 10ms and 0", f.interval, f.rounds)}
+	switch {
+	case f.interval < 10*time.Millisecond:
+		return usageError{fmt.Errorf("--delay: %v is too short: give at least 10ms", f.interval)}
+	case f.rounds < 0:
+		return usageError{fmt.Errorf("--rounds: %d is below 0: give how many tables to print, or 0 to go on", f.rounds)}
 	}
 	last, err := f.ask(ctx, runDir)
 	if err != nil {
