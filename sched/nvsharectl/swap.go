@@ -5,6 +5,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/nvshare/nvshare/sched/api"
@@ -30,17 +31,17 @@ func addSwap(t *table, g *api.GPU) {
 		size(s.OutBytesPerSecond), size(s.InBytesPerSecond), share, fmt.Sprint(s.Refused))
 }
 
-// placeTable shows how much memory is where, by process.
-func placeTable() table {
-	return table{head: []string{"GPU", "CLIENT", "PID", "KEPT", "ON GPU", "FIXED", "AWAY", "ROOM", "LACKS", "HOST MEMORY", "IN FILE", "MOVED OUT", "MOVED IN", "WHY FIXED"}}
-}
+// placeHead names what addPlace says of a process.
+var placeHead = []string{"KEPT", "ON GPU", "FIXED", "AWAY", "ROOM", "LACKS", "HOST MEMORY", "IN FILE", "MOVED OUT", "MOVED IN", "WHY FIXED"}
 
-func addPlace(t *table, g *api.GPU, c *api.Client) {
+// addPlace appends to a process's cells how much of its memory is where.
+func addPlace(cells []string, colours map[int]string, g *api.GPU, c *api.Client) []string {
+	at := len(cells)
 	if g.Swap == nil {
-		return
+		return append(cells, slices.Repeat([]string{"-"}, len(placeHead))...)
 	}
-	t.add(map[int]string{8: alarm(c.LacksBytes > 0), 3: alarm(c.Stalled)},
-		fmt.Sprint(g.Index), api.Who(c), fmt.Sprint(c.Pid), kept(c), size(c.ResidentBytes), size(c.FixedBytes), size(c.AwayBytes),
+	colours[at], colours[at+slices.Index(placeHead, "LACKS")] = alarm(c.Stalled), alarm(c.LacksBytes > 0)
+	return append(cells, kept(c), size(c.ResidentBytes), size(c.FixedBytes), size(c.AwayBytes),
 		size(c.RoomBytes), size(c.LacksBytes), size(c.ArenaBytes), size(c.FileBytes), size(c.SwappedOutBytes), size(c.SwappedInBytes),
 		cmp.Or(c.FixedReason, "-"))
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +18,11 @@ func printWide(io streams, r *api.StatusResponse) {
 	gpus := table{head: []string{"GPU", "NAME", "UUID", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "WAY", "MEMORY", "GRANTS", "FENCED"}}
 	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "GETS", "WAITED", "WAIT p50/p99", "LONGEST WAIT", "DEBT", "SHARE", "MEMORY", "OOM", "PROCESSES"}}
 	clients := table{head: []string{"GPU", "STATE", "PROCESS", "PID", "FOR", "GRANTS", "HELD", "CALLS", "MEMORY", "BYPASSED", "SLICES", "PREEMPTED"}}
-	swaps, places := swapTable(), placeTable()
+	swaps := swapTable()
+	swapping := slices.ContainsFunc(r.Gpus, func(g *api.GPU) bool { return g.Swap != nil })
+	if swapping {
+		clients.head = append(clients.head, placeHead...)
+	}
 	var notes []string
 	for _, g := range r.Gpus {
 		addSwap(&swaps, g)
@@ -41,13 +46,16 @@ func printWide(io streams, r *api.StatusResponse) {
 			if c.SinceNs != 0 {
 				since = short(c.SinceNs)
 			}
-			addPlace(&places, g, c)
-			clients.add(map[int]string{1: stateColour[c.State], 9: alarm(c.Bypassed > 0)},
-				fmt.Sprint(g.Index), doing(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
-				fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed), slicesOf(c), fmt.Sprint(c.Preemptions))
+			colours := map[int]string{1: stateColour[c.State], 9: alarm(c.Bypassed > 0)}
+			cells := []string{fmt.Sprint(g.Index), doing(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
+				fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed), slicesOf(c), fmt.Sprint(c.Preemptions)}
+			if swapping {
+				cells = addPlace(cells, colours, g, c)
+			}
+			clients.add(colours, cells...)
 		}
 	}
-	for i, t := range []table{gpus, tenants, swaps, clients, places, enforcement(r)} {
+	for i, t := range []table{gpus, tenants, swaps, clients, enforcement(r)} {
 		if len(t.rows) == 0 {
 			continue
 		}

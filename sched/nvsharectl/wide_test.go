@@ -30,6 +30,16 @@ func TestHowLongTurnsTake(t *testing.T) {
 	}
 }
 
+// A process has one line, in one table, whether memory is swapped or not.
+func TestWideHasOneTableOfProcesses(t *testing.T) {
+	for _, r := range []*api.StatusResponse{sample(), swapped()} {
+		_, out, _ := ctl("status", "-o", "wide", "--run-dir", serve(t, &fake{status: r}))
+		if swaps := r.Gpus[0].Swap != nil; strings.Count(out, " PID ") != 1 || strings.Count(out, " 1001 ") != 1 || strings.Contains(out, "KEPT") != swaps || strings.Contains(out, "WHY FIXED") != swaps {
+			t.Errorf("swapping %v:\n%s", swaps, out)
+		}
+	}
+}
+
 // What tenants do is no reason while there are none.
 func TestUnusedGPU(t *testing.T) {
 	const reason = "tenants keep the GPU busy"
