@@ -245,6 +245,116 @@ func (ClientState) EnumDescriptor() ([]byte, []int) {
 	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
+// ProblemCode says of what kind a problem is: programs go by it, and not by the text.
+type ProblemCode int32
+
+const (
+	ProblemCode_PROBLEM_CODE_UNSPECIFIED  ProblemCode = 0
+	ProblemCode_PROBLEM_CODE_BUG          ProblemCode = 1 // of the scheduler
+	ProblemCode_PROBLEM_CODE_NO_GRANTS    ProblemCode = 2 // none are given: they cannot be recorded
+	ProblemCode_PROBLEM_CODE_SETTINGS     ProblemCode = 3 // some are not as they were set
+	ProblemCode_PROBLEM_CODE_SUSPEND_DIR  ProblemCode = 4 // memory of suspended processes cannot be written there
+	ProblemCode_PROBLEM_CODE_PORT         ProblemCode = 5 // metrics or the page are not served
+	ProblemCode_PROBLEM_CODE_IDENTIFY     ProblemCode = 6 // processes are refused, because nobody says whose they are
+	ProblemCode_PROBLEM_CODE_HOST_MEMORY  ProblemCode = 7 // is short, for what is swapped out
+	ProblemCode_PROBLEM_CODE_PLUGIN       ProblemCode = 8 // what nvshare-plugin reports
+	ProblemCode_PROBLEM_CODE_NO_GPU       ProblemCode = 9
+	ProblemCode_PROBLEM_CODE_CONNECTIONS  ProblemCode = 10 // are refused, because there are too many
+	ProblemCode_PROBLEM_CODE_OVERLAP      ProblemCode = 11 // an overlap group does not run
+	ProblemCode_PROBLEM_CODE_FAULT        ProblemCode = 12 // of a GPU
+	ProblemCode_PROBLEM_CODE_DRAINED      ProblemCode = 13 // processes wait for a GPU that is drained
+	ProblemCode_PROBLEM_CODE_SLOW_RELEASE ProblemCode = 14 // a tenant took too long to release a GPU
+	ProblemCode_PROBLEM_CODE_FENCED       ProblemCode = 15 // a process has not released a GPU
+	ProblemCode_PROBLEM_CODE_BYPASS       ProblemCode = 16 // calls of a process go past the shim
+	ProblemCode_PROBLEM_CODE_OVERPROMISED ProblemCode = 17 // core requests add up to more than a GPU
+	ProblemCode_PROBLEM_CODE_MEMORY_LIMIT ProblemCode = 18 // a tenant has more memory than its limit
+	ProblemCode_PROBLEM_CODE_UNMANAGED    ProblemCode = 19 // a process uses a GPU without nvshare
+	ProblemCode_PROBLEM_CODE_OUTSIDE      ProblemCode = 20 // a process uses a GPU while it has no grant
+	ProblemCode_PROBLEM_CODE_SWAP         ProblemCode = 21 // memory of a process does not get off or onto a GPU
+	ProblemCode_PROBLEM_CODE_UNKNOWN_GPU  ProblemCode = 22 // a process uses a GPU that was not known when it started
+)
+
+// Enum value maps for ProblemCode.
+var (
+	ProblemCode_name = map[int32]string{
+		0:  "PROBLEM_CODE_UNSPECIFIED",
+		1:  "PROBLEM_CODE_BUG",
+		2:  "PROBLEM_CODE_NO_GRANTS",
+		3:  "PROBLEM_CODE_SETTINGS",
+		4:  "PROBLEM_CODE_SUSPEND_DIR",
+		5:  "PROBLEM_CODE_PORT",
+		6:  "PROBLEM_CODE_IDENTIFY",
+		7:  "PROBLEM_CODE_HOST_MEMORY",
+		8:  "PROBLEM_CODE_PLUGIN",
+		9:  "PROBLEM_CODE_NO_GPU",
+		10: "PROBLEM_CODE_CONNECTIONS",
+		11: "PROBLEM_CODE_OVERLAP",
+		12: "PROBLEM_CODE_FAULT",
+		13: "PROBLEM_CODE_DRAINED",
+		14: "PROBLEM_CODE_SLOW_RELEASE",
+		15: "PROBLEM_CODE_FENCED",
+		16: "PROBLEM_CODE_BYPASS",
+		17: "PROBLEM_CODE_OVERPROMISED",
+		18: "PROBLEM_CODE_MEMORY_LIMIT",
+		19: "PROBLEM_CODE_UNMANAGED",
+		20: "PROBLEM_CODE_OUTSIDE",
+		21: "PROBLEM_CODE_SWAP",
+		22: "PROBLEM_CODE_UNKNOWN_GPU",
+	}
+	ProblemCode_value = map[string]int32{
+		"PROBLEM_CODE_UNSPECIFIED":  0,
+		"PROBLEM_CODE_BUG":          1,
+		"PROBLEM_CODE_NO_GRANTS":    2,
+		"PROBLEM_CODE_SETTINGS":     3,
+		"PROBLEM_CODE_SUSPEND_DIR":  4,
+		"PROBLEM_CODE_PORT":         5,
+		"PROBLEM_CODE_IDENTIFY":     6,
+		"PROBLEM_CODE_HOST_MEMORY":  7,
+		"PROBLEM_CODE_PLUGIN":       8,
+		"PROBLEM_CODE_NO_GPU":       9,
+		"PROBLEM_CODE_CONNECTIONS":  10,
+		"PROBLEM_CODE_OVERLAP":      11,
+		"PROBLEM_CODE_FAULT":        12,
+		"PROBLEM_CODE_DRAINED":      13,
+		"PROBLEM_CODE_SLOW_RELEASE": 14,
+		"PROBLEM_CODE_FENCED":       15,
+		"PROBLEM_CODE_BYPASS":       16,
+		"PROBLEM_CODE_OVERPROMISED": 17,
+		"PROBLEM_CODE_MEMORY_LIMIT": 18,
+		"PROBLEM_CODE_UNMANAGED":    19,
+		"PROBLEM_CODE_OUTSIDE":      20,
+		"PROBLEM_CODE_SWAP":         21,
+		"PROBLEM_CODE_UNKNOWN_GPU":  22,
+	}
+)
+
+func (x ProblemCode) Enum() *ProblemCode {
+	p := new(ProblemCode)
+	*p = x
+	return p
+}
+
+func (x ProblemCode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ProblemCode) Descriptor() protoreflect.EnumDescriptor {
+	return file_sched_api_control_proto_enumTypes[4].Descriptor()
+}
+
+func (ProblemCode) Type() protoreflect.EnumType {
+	return &file_sched_api_control_proto_enumTypes[4]
+}
+
+func (x ProblemCode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ProblemCode.Descriptor instead.
+func (ProblemCode) EnumDescriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+}
+
 // ContextState says where the context of a suspended process is.
 type ContextState int32
 
@@ -282,11 +392,11 @@ func (x ContextState) String() string {
 }
 
 func (ContextState) Descriptor() protoreflect.EnumDescriptor {
-	return file_sched_api_control_proto_enumTypes[4].Descriptor()
+	return file_sched_api_control_proto_enumTypes[5].Descriptor()
 }
 
 func (ContextState) Type() protoreflect.EnumType {
-	return &file_sched_api_control_proto_enumTypes[4]
+	return &file_sched_api_control_proto_enumTypes[5]
 }
 
 func (x ContextState) Number() protoreflect.EnumNumber {
@@ -295,7 +405,7 @@ func (x ContextState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ContextState.Descriptor instead.
 func (ContextState) EnumDescriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 type EventType int32
@@ -403,11 +513,11 @@ func (x EventType) String() string {
 }
 
 func (EventType) Descriptor() protoreflect.EnumDescriptor {
-	return file_sched_api_control_proto_enumTypes[5].Descriptor()
+	return file_sched_api_control_proto_enumTypes[6].Descriptor()
 }
 
 func (EventType) Type() protoreflect.EnumType {
-	return &file_sched_api_control_proto_enumTypes[5]
+	return &file_sched_api_control_proto_enumTypes[6]
 }
 
 func (x EventType) Number() protoreflect.EnumNumber {
@@ -416,7 +526,7 @@ func (x EventType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventType.Descriptor instead.
 func (EventType) EnumDescriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 // A status that is too large for one message comes in pieces; Conn.Status asks for
@@ -483,8 +593,10 @@ type StatusResponse struct {
 	Refused        uint64                 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"`                                     // connections refused at a limit, since start
 	ProtocolErrors uint64                 `protobuf:"varint,7,opt,name=protocol_errors,json=protocolErrors,proto3" json:"protocol_errors,omitempty"` // connections closed for a bad frame, since start
 	Problems       []string               `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`                                    // what is wrong now, for people; empty: healthy
-	Containers     []*Container           `protobuf:"bytes,9,rep,name=containers,proto3" json:"containers,omitempty"`                                // names given by DescribeContainer
-	Piece          *Piece                 `protobuf:"bytes,10,opt,name=piece,proto3" json:"piece,omitempty"`                                         // of a StatusResponse that is too large; this one says nothing else
+	// Of each of the problems, in their order. None: an older scheduler, or the status is in pieces.
+	ProblemCodes []ProblemCode `protobuf:"varint,16,rep,packed,name=problem_codes,json=problemCodes,proto3,enum=nvshare.v1.ProblemCode" json:"problem_codes,omitempty"`
+	Containers   []*Container  `protobuf:"bytes,9,rep,name=containers,proto3" json:"containers,omitempty"` // names given by DescribeContainer
+	Piece        *Piece        `protobuf:"bytes,10,opt,name=piece,proto3" json:"piece,omitempty"`          // of a StatusResponse that is too large; this one says nothing else
 	// Processes that use a GPU and are no clients, where the driver says which use it:
 	// nobody arbitrates them.
 	Unmanaged []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
@@ -579,6 +691,13 @@ func (x *StatusResponse) GetProtocolErrors() uint64 {
 func (x *StatusResponse) GetProblems() []string {
 	if x != nil {
 		return x.Problems
+	}
+	return nil
+}
+
+func (x *StatusResponse) GetProblemCodes() []ProblemCode {
+	if x != nil {
+		return x.ProblemCodes
 	}
 	return nil
 }
@@ -4935,7 +5054,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xa2\x04\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xe0\x04\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -4944,7 +5063,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\vconnections\x18\x05 \x01(\rR\vconnections\x12\x18\n" +
 	"\arefused\x18\x06 \x01(\x04R\arefused\x12'\n" +
 	"\x0fprotocol_errors\x18\a \x01(\x04R\x0eprotocolErrors\x12\x1a\n" +
-	"\bproblems\x18\b \x03(\tR\bproblems\x125\n" +
+	"\bproblems\x18\b \x03(\tR\bproblems\x12<\n" +
+	"\rproblem_codes\x18\x10 \x03(\x0e2\x17.nvshare.v1.ProblemCodeR\fproblemCodes\x125\n" +
 	"\n" +
 	"containers\x18\t \x03(\v2\x15.nvshare.v1.ContainerR\n" +
 	"containers\x12'\n" +
@@ -5412,7 +5532,32 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*y\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*\xfc\x04\n" +
+	"\vProblemCode\x12\x1c\n" +
+	"\x18PROBLEM_CODE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10PROBLEM_CODE_BUG\x10\x01\x12\x1a\n" +
+	"\x16PROBLEM_CODE_NO_GRANTS\x10\x02\x12\x19\n" +
+	"\x15PROBLEM_CODE_SETTINGS\x10\x03\x12\x1c\n" +
+	"\x18PROBLEM_CODE_SUSPEND_DIR\x10\x04\x12\x15\n" +
+	"\x11PROBLEM_CODE_PORT\x10\x05\x12\x19\n" +
+	"\x15PROBLEM_CODE_IDENTIFY\x10\x06\x12\x1c\n" +
+	"\x18PROBLEM_CODE_HOST_MEMORY\x10\a\x12\x17\n" +
+	"\x13PROBLEM_CODE_PLUGIN\x10\b\x12\x17\n" +
+	"\x13PROBLEM_CODE_NO_GPU\x10\t\x12\x1c\n" +
+	"\x18PROBLEM_CODE_CONNECTIONS\x10\n" +
+	"\x12\x18\n" +
+	"\x14PROBLEM_CODE_OVERLAP\x10\v\x12\x16\n" +
+	"\x12PROBLEM_CODE_FAULT\x10\f\x12\x18\n" +
+	"\x14PROBLEM_CODE_DRAINED\x10\r\x12\x1d\n" +
+	"\x19PROBLEM_CODE_SLOW_RELEASE\x10\x0e\x12\x17\n" +
+	"\x13PROBLEM_CODE_FENCED\x10\x0f\x12\x17\n" +
+	"\x13PROBLEM_CODE_BYPASS\x10\x10\x12\x1d\n" +
+	"\x19PROBLEM_CODE_OVERPROMISED\x10\x11\x12\x1d\n" +
+	"\x19PROBLEM_CODE_MEMORY_LIMIT\x10\x12\x12\x1a\n" +
+	"\x16PROBLEM_CODE_UNMANAGED\x10\x13\x12\x18\n" +
+	"\x14PROBLEM_CODE_OUTSIDE\x10\x14\x12\x15\n" +
+	"\x11PROBLEM_CODE_SWAP\x10\x15\x12\x1c\n" +
+	"\x18PROBLEM_CODE_UNKNOWN_GPU\x10\x16*y\n" +
 	"\fContextState\x12\x19\n" +
 	"\x15CONTEXT_STATE_PRESENT\x10\x00\x12\x19\n" +
 	"\x15CONTEXT_STATE_LEAVING\x10\x01\x12\x16\n" +
@@ -5474,158 +5619,160 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 	return file_sched_api_control_proto_rawDescData
 }
 
-var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
 var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
 	(MemoryMode)(0),                   // 2: nvshare.v1.MemoryMode
 	(ClientState)(0),                  // 3: nvshare.v1.ClientState
-	(ContextState)(0),                 // 4: nvshare.v1.ContextState
-	(EventType)(0),                    // 5: nvshare.v1.EventType
-	(*StatusRequest)(nil),             // 6: nvshare.v1.StatusRequest
-	(*StatusResponse)(nil),            // 7: nvshare.v1.StatusResponse
-	(*View)(nil),                      // 8: nvshare.v1.View
-	(*Others)(nil),                    // 9: nvshare.v1.Others
-	(*Unmanaged)(nil),                 // 10: nvshare.v1.Unmanaged
-	(*Setting)(nil),                   // 11: nvshare.v1.Setting
-	(*Piece)(nil),                     // 12: nvshare.v1.Piece
-	(*GPU)(nil),                       // 13: nvshare.v1.GPU
-	(*WayRefusal)(nil),                // 14: nvshare.v1.WayRefusal
-	(*Spread)(nil),                    // 15: nvshare.v1.Spread
-	(*GPUModel)(nil),                  // 16: nvshare.v1.GPUModel
-	(*Swap)(nil),                      // 17: nvshare.v1.Swap
-	(*Promise)(nil),                   // 18: nvshare.v1.Promise
-	(*Client)(nil),                    // 19: nvshare.v1.Client
-	(*Controls)(nil),                  // 20: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 21: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 22: nvshare.v1.Container
-	(*Share)(nil),                     // 23: nvshare.v1.Share
-	(*SetRequest)(nil),                // 24: nvshare.v1.SetRequest
-	(*DrainRequest)(nil),              // 25: nvshare.v1.DrainRequest
-	(*DrainResponse)(nil),             // 26: nvshare.v1.DrainResponse
-	(*DrainTenant)(nil),               // 27: nvshare.v1.DrainTenant
-	(*MigrateRequest)(nil),            // 28: nvshare.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 29: nvshare.v1.MigrateResponse
-	(*SetResponse)(nil),               // 30: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 31: nvshare.v1.Change
-	(*SuspendRequest)(nil),            // 32: nvshare.v1.SuspendRequest
-	(*SuspendResponse)(nil),           // 33: nvshare.v1.SuspendResponse
-	(*Suspended)(nil),                 // 34: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 35: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 36: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 37: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 38: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 39: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 40: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 41: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 42: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 43: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 44: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 45: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 46: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 47: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 48: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 49: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 50: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 51: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 52: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 53: nvshare.v1.Event
+	(ProblemCode)(0),                  // 4: nvshare.v1.ProblemCode
+	(ContextState)(0),                 // 5: nvshare.v1.ContextState
+	(EventType)(0),                    // 6: nvshare.v1.EventType
+	(*StatusRequest)(nil),             // 7: nvshare.v1.StatusRequest
+	(*StatusResponse)(nil),            // 8: nvshare.v1.StatusResponse
+	(*View)(nil),                      // 9: nvshare.v1.View
+	(*Others)(nil),                    // 10: nvshare.v1.Others
+	(*Unmanaged)(nil),                 // 11: nvshare.v1.Unmanaged
+	(*Setting)(nil),                   // 12: nvshare.v1.Setting
+	(*Piece)(nil),                     // 13: nvshare.v1.Piece
+	(*GPU)(nil),                       // 14: nvshare.v1.GPU
+	(*WayRefusal)(nil),                // 15: nvshare.v1.WayRefusal
+	(*Spread)(nil),                    // 16: nvshare.v1.Spread
+	(*GPUModel)(nil),                  // 17: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 18: nvshare.v1.Swap
+	(*Promise)(nil),                   // 19: nvshare.v1.Promise
+	(*Client)(nil),                    // 20: nvshare.v1.Client
+	(*Controls)(nil),                  // 21: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 22: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 23: nvshare.v1.Container
+	(*Share)(nil),                     // 24: nvshare.v1.Share
+	(*SetRequest)(nil),                // 25: nvshare.v1.SetRequest
+	(*DrainRequest)(nil),              // 26: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 27: nvshare.v1.DrainResponse
+	(*DrainTenant)(nil),               // 28: nvshare.v1.DrainTenant
+	(*MigrateRequest)(nil),            // 29: nvshare.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 30: nvshare.v1.MigrateResponse
+	(*SetResponse)(nil),               // 31: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 32: nvshare.v1.Change
+	(*SuspendRequest)(nil),            // 33: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 34: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 35: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 36: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 37: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 38: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 39: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 40: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 41: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 42: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 43: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 44: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 45: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 46: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 47: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 48: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 49: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 50: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 51: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 52: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 53: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 54: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	13, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	22, // 1: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	12, // 2: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	10, // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
-	11, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
-	8,  // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
-	22, // 6: nvshare.v1.View.container:type_name -> nvshare.v1.Container
-	22, // 7: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	22, // 8: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	23, // 9: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
-	0,  // 10: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	19, // 11: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	21, // 12: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 13: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	50, // 14: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	18, // 15: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	17, // 16: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	14, // 17: nvshare.v1.GPU.refused:type_name -> nvshare.v1.WayRefusal
-	16, // 18: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
-	9,  // 19: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
-	15, // 20: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
-	15, // 21: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
-	15, // 22: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
-	22, // 23: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	22, // 24: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 25: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 26: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	20, // 27: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	4,  // 28: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
-	22, // 29: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	23, // 30: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 31: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 32: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 33: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	27, // 34: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
-	22, // 35: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
-	22, // 36: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
-	31, // 37: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 38: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 39: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	22, // 40: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	34, // 41: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	22, // 42: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	37, // 43: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 44: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 45: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	22, // 46: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	40, // 47: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	23, // 48: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	23, // 49: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	22, // 50: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	42, // 51: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	22, // 52: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	22, // 53: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	40, // 54: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	22, // 55: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	23, // 56: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	15, // 57: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
-	5,  // 58: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	53, // 59: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	5,  // 60: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	22, // 61: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	6,  // 62: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	24, // 63: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	25, // 64: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	28, // 65: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
-	35, // 66: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	38, // 67: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	32, // 68: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	32, // 69: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	41, // 70: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	44, // 71: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	46, // 72: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	48, // 73: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	51, // 74: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	7,  // 75: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	30, // 76: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	26, // 77: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	29, // 78: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
-	36, // 79: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	39, // 80: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	33, // 81: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	33, // 82: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	43, // 83: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	45, // 84: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	47, // 85: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	49, // 86: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	52, // 87: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	75, // [75:88] is the sub-list for method output_type
-	62, // [62:75] is the sub-list for method input_type
-	62, // [62:62] is the sub-list for extension type_name
-	62, // [62:62] is the sub-list for extension extendee
-	0,  // [0:62] is the sub-list for field type_name
+	14, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	4,  // 1: nvshare.v1.StatusResponse.problem_codes:type_name -> nvshare.v1.ProblemCode
+	23, // 2: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	13, // 3: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	11, // 4: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
+	12, // 5: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	9,  // 6: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
+	23, // 7: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	23, // 8: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	23, // 9: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	24, // 10: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	0,  // 11: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	20, // 12: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	22, // 13: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 14: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	51, // 15: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	19, // 16: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	18, // 17: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	15, // 18: nvshare.v1.GPU.refused:type_name -> nvshare.v1.WayRefusal
+	17, // 19: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	10, // 20: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
+	16, // 21: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
+	16, // 22: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
+	16, // 23: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
+	23, // 24: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	23, // 25: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 26: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 27: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	21, // 28: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	5,  // 29: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
+	23, // 30: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	24, // 31: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 32: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 33: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 34: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	28, // 35: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
+	23, // 36: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
+	23, // 37: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
+	32, // 38: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 39: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 40: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	23, // 41: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	35, // 42: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	23, // 43: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	38, // 44: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 45: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 46: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	23, // 47: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	41, // 48: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	24, // 49: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	24, // 50: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	23, // 51: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	43, // 52: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	23, // 53: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	23, // 54: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	41, // 55: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	23, // 56: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	24, // 57: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	16, // 58: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	6,  // 59: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	54, // 60: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	6,  // 61: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	23, // 62: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	7,  // 63: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	25, // 64: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	26, // 65: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	29, // 66: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
+	36, // 67: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	39, // 68: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	33, // 69: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	33, // 70: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	42, // 71: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	45, // 72: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	47, // 73: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	49, // 74: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	52, // 75: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	8,  // 76: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	31, // 77: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	27, // 78: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	30, // 79: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
+	37, // 80: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	40, // 81: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	34, // 82: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	34, // 83: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	44, // 84: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	46, // 85: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	48, // 86: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	50, // 87: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	53, // 88: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	76, // [76:89] is the sub-list for method output_type
+	63, // [63:76] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -5642,7 +5789,7 @@ func file_sched_api_control_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
-			NumEnums:      6,
+			NumEnums:      7,
 			NumMessages:   48,
 			NumExtensions: 0,
 			NumServices:   1,

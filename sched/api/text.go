@@ -123,3 +123,11 @@ func Meant(want string, containers map[string]*Container) (ids []string, named b
 	slices.Sort(ids)
 	return ids, named
 }
+
+// CodeOf returns the code of a problem of a status, by its place in the list.
+func CodeOf(r *StatusResponse, problem int) ProblemCode {
+	if problem >= len(r.ProblemCodes) {
+		return ProblemCode_PROBLEM_CODE_UNSPECIFIED
+	}
+	return r.ProblemCodes[problem]
+}

@@ -317,11 +317,14 @@ func (d *Daemon) status() *api.StatusResponse {
 		Clients:           uint32(len(d.clients)),
 		Connections:       uint32(len(d.conns)),
 		ProtocolErrors:    d.malformed,
-		Problems:          append(d.problems(), d.overlapProblems()...),
 	}
+	for _, p := range d.ownProblems() {
+		report(r, p.code, p.text)
+	}
+	report(r, api.ProblemCode_PROBLEM_CODE_OVERLAP, d.overlapProblems()...)
 	var crowded string
 	if r.Refused, crowded = d.desk.Refused(time.Now()); crowded != "" {
-		r.Problems = append(r.Problems, crowded)
+		report(r, api.ProblemCode_PROBLEM_CODE_CONNECTIONS, crowded)
 	}
 	r.Refused += d.refused
 	t := now()
@@ -337,12 +340,12 @@ func (d *Daemon) status() *api.StatusResponse {
 			Drained: g.drained, Fault: g.fault, Held: d.held(g), Migrations: g.arrived, Hint: d.overlapHint(s.Space),
 		}
 		g.turns.Fill(out)
-		r.Problems = append(r.Problems, d.drainProblems(g)...)
+		d.reportDrain(r, g)
 		for i := range s.Tenants {
 			use := d.tenantUse(g, &s.Tenants[i])
 			out.Tenants = append(out.Tenants, use)
 			if had := &s.Tenants[i]; had.Slow >= slowDrain && t.Sub(had.SlowAt) < d.slowLately {
-				r.Problems = append(r.Problems, fmt.Sprintf("GPU %d: %s took %v too long to release the GPU the last time it was asked to; it has %v the next time",
+				report(r, api.ProblemCode_PROBLEM_CODE_SLOW_RELEASE, fmt.Sprintf("GPU %d: %s took %v too long to release the GPU the last time it was asked to; it has %v the next time",
 					g.Index, api.Tenant(use.Container, use.Uid), had.Slow.Round(10*time.Millisecond), had.Grace.Round(10*time.Millisecond)))
 			}
 		}
@@ -352,29 +355,24 @@ func (d *Daemon) status() *api.StatusResponse {
 		for _, cs := range s.Clients {
 			c := d.clientStatus(g, cs, t)
 			out.Clients = append(out.Clients, c)
-			if c.State == api.ClientState_CLIENT_STATE_FENCED {
-				r.Problems = append(r.Problems, fencedProblem(out.Index, c))
-			}
-			if c.Bypassed > 0 {
-				r.Problems = append(r.Problems, bypassProblem(out.Index, c))
-			}
+			reportClient(r, out.Index, c)
 		}
 		var over []string
 		out.Memory, over = d.memoryStatus(g)
 		var promised []string
 		out.Promises, promised = d.promiseStatus(g)
-		r.Problems = append(r.Problems, promised...)
-		r.Problems = append(r.Problems, over...)
+		report(r, api.ProblemCode_PROBLEM_CODE_OVERPROMISED, promised...)
+		report(r, api.ProblemCode_PROBLEM_CODE_MEMORY_LIMIT, over...)
 		strangers, seen := d.strangersStatus(g)
 		r.Unmanaged = append(r.Unmanaged, strangers...)
-		r.Problems = append(r.Problems, seen...)
-		r.Problems = append(r.Problems, d.outsideProblems(g)...)
+		report(r, api.ProblemCode_PROBLEM_CODE_UNMANAGED, seen...)
+		report(r, api.ProblemCode_PROBLEM_CODE_OUTSIDE, d.outsideProblems(g)...)
 		var stuck []string
 		out.Swap, stuck = d.swapStatus(g)
-		r.Problems = append(r.Problems, stuck...)
+		report(r, api.ProblemCode_PROBLEM_CODE_SWAP, stuck...)
 		r.Gpus = append(r.Gpus, out)
 	}
-	r.Problems = append(r.Problems, d.unknownProblems()...)
+	report(r, api.ProblemCode_PROBLEM_CODE_UNKNOWN_GPU, d.unknownProblems()...)
 	for _, c := range d.names {
 		r.Containers = append(r.Containers, c)
 	}
@@ -405,53 +403,6 @@ func (d *Daemon) tenantUse(g *gpu, t *sched.TenantSnapshot) *api.TenantUse {
 	}
 	u.Container, u.Uid = d.tenantOf(t.Tenant)
 	return u
-}
-
-// problems are the scheduler's own: what tenants say and do cannot cause one.
-// Status.Problems begins with them, and /healthz answers 503 for them.
-func (d *Daemon) problems() (p []string) {
-	for _, e := range []struct {
-		what string
-		err  error
-	}{
-		{"bug in nvshare-scheduler, please report: ", d.invariantErr},
-		{"no grants: ", d.persistErr},
-		{"memory of suspended processes stays in host memory: ", d.files.err},
-		{"shares and memory limits are not as they were set: ", d.sharesErr},
-		{"time quanta and modes are not as they were set: ", d.settingsErr},
-		{"", d.metricsErr},
-		{"", d.pageErr},
-		{"processes are refused and run unarbitrated: ", d.identifyErr},
-		{"host memory for what is swapped out is short: ", d.arena.Err()},
-	} {
-		if e.err != nil {
-			p = append(p, e.what+e.err.Error())
-		}
-	}
-	if now().Sub(d.pluginAt) < reportLife {
-		for _, text := range d.plugin {
-			p = append(p, "nvshare-plugin: "+text)
-		}
-	}
-	if len(d.order) == 0 {
-		switch {
-		case d.discoverErr != nil:
-			p = append(p, fmt.Sprintf("no GPU found: %v", d.discoverErr))
-		case d.discovered == 0:
-			p = append(p, "still searching for GPUs")
-		default:
-			p = append(p, "no GPU found")
-		}
-	}
-	return p
-}
-
-func fencedProblem(gpu uint32, c *api.Client) string {
-	return fmt.Sprintf("GPU %d: %s is fenced: it did not release the GPU in time and may still use it", gpu, who(c))
-}
-
-func bypassProblem(gpu uint32, c *api.Client) string {
-	return fmt.Sprintf("GPU %d: %s: %d entry points of CUDA bypass the shim; its work may not be arbitrated", gpu, who(c), c.Bypassed)
 }
 
 func who(c *api.Client) string { return fmt.Sprintf("%s (pid %d)", api.Who(c), c.Pid) }

@@ -68,8 +68,8 @@ func TestBypassIsReported(t *testing.T) {
 	c.expect(wire.TypeWelcome)
 	c.attach(0, gpuA, 0, 0)
 	r := s.status()
-	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "2 entry points") {
-		t.Errorf("problems %q", r.Problems)
+	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "2 entry points") || api.CodeOf(r, 0) != api.ProblemCode_PROBLEM_CODE_BYPASS {
+		t.Errorf("problems %q, %v", r.Problems, r.ProblemCodes)
 	}
 }
 

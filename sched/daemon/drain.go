@@ -224,13 +224,12 @@ func (d *Daemon) noteFaults(samples []metrics.GPUSample) {
 	}
 }
 
-// drainProblems says what is wrong with a GPU, or waits for an administrator.
-func (d *Daemon) drainProblems(g *gpu) (p []string) {
+// reportDrain adds what is wrong with a GPU, or waits for an administrator.
+func (d *Daemon) reportDrain(r *api.StatusResponse, g *gpu) {
 	if g.fault != "" {
-		p = append(p, fmt.Sprintf("GPU %d: %s: reset the GPU, then run nvsharectl undrain --gpu %d", g.Index, g.fault, g.Index))
+		report(r, api.ProblemCode_PROBLEM_CODE_FAULT, fmt.Sprintf("GPU %d: %s: reset the GPU, then run nvsharectl undrain --gpu %d", g.Index, g.fault, g.Index))
 	}
 	if n := d.held(g); n > 0 {
-		p = append(p, fmt.Sprintf("GPU %d is drained: %d new processes wait; nvsharectl undrain --gpu %d admits them", g.Index, n, g.Index))
+		report(r, api.ProblemCode_PROBLEM_CODE_DRAINED, fmt.Sprintf("GPU %d is drained: %d new processes wait; nvsharectl undrain --gpu %d admits them", g.Index, n, g.Index))
 	}
-	return p
 }

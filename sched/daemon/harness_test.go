@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -197,6 +198,9 @@ func (s *scheduler) status() *api.StatusResponse {
 	r, err := c.Status(context.Background(), &api.StatusRequest{})
 	if err != nil {
 		s.t.Fatal(err)
+	}
+	if r.Piece == nil && (len(r.ProblemCodes) != len(r.Problems) || slices.Contains(r.ProblemCodes, api.ProblemCode_PROBLEM_CODE_UNSPECIFIED)) {
+		s.t.Errorf("problems %q have the codes %v", r.Problems, r.ProblemCodes)
 	}
 	return r
 }

@@ -95,12 +95,7 @@ func narrow(all *api.StatusResponse, view *api.View, mine func(*api.Container, u
 	}
 	for _, g := range r.Gpus {
 		for _, c := range g.Clients {
-			if c.State == api.ClientState_CLIENT_STATE_FENCED {
-				r.Problems = append(r.Problems, fencedProblem(g.Index, c))
-			}
-			if c.Bypassed > 0 {
-				r.Problems = append(r.Problems, bypassProblem(g.Index, c))
-			}
+			reportClient(r, g.Index, c)
 		}
 	}
 	view.Problems = uint32(max(len(all.Problems)-len(r.Problems), 0))

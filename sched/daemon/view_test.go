@@ -85,8 +85,8 @@ func TestViewLeaksNothing(t *testing.T) {
 	if len(g.Clients) != 1 || len(g.Tenants) != 1 || len(g.Memory) != 1 || len(g.Promises) != 1 || len(r.Settings) != 1 || len(r.Containers) != 1 {
 		t.Errorf("my own is missing in\n%s", prototext.Format(r))
 	}
-	if len(r.Problems) != len(r.Gpus) || !strings.Contains(r.Problems[0], "bypass") {
-		t.Errorf("my own problems: %q", r.Problems)
+	if len(r.Problems) != len(r.Gpus) || !strings.Contains(r.Problems[0], "bypass") || len(r.ProblemCodes) != len(r.Problems) {
+		t.Errorf("my own problems: %q, %v", r.Problems, r.ProblemCodes)
 	}
 	if o := g.Others; o.Clients != 2 || o.CoreRequest == 0 || o.MemoryBytes == 0 || o.GotPermille == 0 {
 		t.Errorf("others: %v", o)

@@ -101,8 +101,8 @@ func checkHealth(p *patient) (all []finding) {
 	if p.status == nil {
 		return nil
 	}
-	for _, problem := range p.status.Problems {
-		all = append(all, finding{Level: fail, Text: problem, Fix: fixOf(problem)})
+	for i, problem := range p.status.Problems {
+		all = append(all, finding{Level: fail, Text: problem, Fix: p.fixOf(api.CodeOf(p.status, i))})
 	}
 	if len(all) == 0 {
 		return found(pass, "", "the scheduler reports no problem")
@@ -111,17 +111,18 @@ func checkHealth(p *patient) (all []finding) {
 }
 
 // fixOf returns the command that shows or mends a problem of the scheduler.
-func fixOf(problem string) string {
-	switch {
-	case strings.Contains(problem, "is fenced"):
+func (p *patient) fixOf(code api.ProblemCode) string {
+	switch code {
+	case api.ProblemCode_PROBLEM_CODE_FENCED:
 		return "end the process, or run the scheduler with --fence-action kill"
-	case strings.Contains(problem, "bypass the shim"):
+	case api.ProblemCode_PROBLEM_CODE_BYPASS:
 		return "NVSHARE_DEBUG=1 in the program's environment names the entry points"
-	case strings.Contains(problem, "over its limit"), strings.Contains(problem, "of its time are promised"):
+	case api.ProblemCode_PROBLEM_CODE_MEMORY_LIMIT, api.ProblemCode_PROBLEM_CODE_OVERPROMISED:
 		return "nvsharectl set --list"
-	case strings.Contains(problem, "simulated GPU"):
-		return "make simgpu, and nvshare-scheduler --simgpu .build/simgpu"
-	case strings.Contains(problem, "no GPU found"):
+	case api.ProblemCode_PROBLEM_CODE_NO_GPU:
+		if p.simGPU != "" {
+			return "make simgpu, and nvshare-scheduler --simgpu .build/simgpu"
+		}
 		return "nvidia-smi"
 	}
 	return "nvsharectl events"

@@ -219,9 +219,27 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
-func TestFixOfASimulatedGPU(t *testing.T) {
-	if fix := fixOf("no GPU found: simulated GPU /x: not there"); !strings.Contains(fix, "--simgpu") {
-		t.Errorf("fix: %s", fix)
+// What mends a problem goes by its code, and not by words that a tenant's name may have.
+func TestFixOfAProblem(t *testing.T) {
+	const text = "GPU 0: is fenced (pid 7): 2 entry points of CUDA bypass the shim; its work may not be arbitrated"
+	for _, tc := range []struct {
+		codes  []api.ProblemCode
+		simGPU string
+		want   string
+	}{
+		{[]api.ProblemCode{api.ProblemCode_PROBLEM_CODE_BYPASS}, "", "NVSHARE_DEBUG=1"},
+		{[]api.ProblemCode{api.ProblemCode_PROBLEM_CODE_FENCED}, "", "--fence-action kill"},
+		{[]api.ProblemCode{api.ProblemCode_PROBLEM_CODE_MEMORY_LIMIT}, "", "nvsharectl set --list"},
+		{[]api.ProblemCode{api.ProblemCode_PROBLEM_CODE_OVERPROMISED}, "", "nvsharectl set --list"},
+		{[]api.ProblemCode{api.ProblemCode_PROBLEM_CODE_SLOW_RELEASE}, "", "nvsharectl events"},
+		{[]api.ProblemCode{api.ProblemCode_PROBLEM_CODE_NO_GPU}, "", "nvidia-smi"},
+		{[]api.ProblemCode{api.ProblemCode_PROBLEM_CODE_NO_GPU}, "/sim", "--simgpu"},
+		{nil, "", "nvsharectl events"}, // an older scheduler
+	} {
+		p := &patient{simGPU: tc.simGPU, status: &api.StatusResponse{Problems: []string{text}, ProblemCodes: tc.codes}}
+		if all := checkHealth(p); len(all) != 1 || all[0].Text != text || !strings.Contains(all[0].Fix, tc.want) {
+			t.Errorf("%v: %+v, want %s", tc.codes, all, tc.want)
+		}
 	}
 }
 

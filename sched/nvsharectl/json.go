@@ -4,6 +4,7 @@ package main
 
 import (
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
@@ -17,6 +18,7 @@ type statusJSON struct {
 	UptimeSeconds  float64     `json:"uptime_seconds"`
 	Healthy        bool        `json:"healthy"`
 	Problems       []string    `json:"problems"`
+	ProblemCodes   []string    `json:"problem_codes"` // of each of the problems: fenced, bypass; "": an older scheduler
 	Clients        uint32      `json:"clients"`
 	Connections    uint32      `json:"connections"`
 	Refused        uint64      `json:"refused"`
@@ -233,10 +235,21 @@ func newContainer(c *api.Container) container {
 
 func newShare(s *api.Share) shareJSON { return shareJSON(api.TermsOf(s, 0)) }
 
+// problemCodes names the codes of a status's problems, one each.
+func problemCodes(r *api.StatusResponse) []string {
+	names := make([]string, len(r.Problems))
+	for i := range names {
+		if code := api.CodeOf(r, i); code != api.ProblemCode_PROBLEM_CODE_UNSPECIFIED {
+			names[i] = strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(code.String(), "PROBLEM_CODE_")), "_", "-")
+		}
+	}
+	return names
+}
+
 func newStatusJSON(r *api.StatusResponse) statusJSON {
 	s := statusJSON{
 		Version: r.Version, UptimeSeconds: seconds(r.UptimeNs),
-		Healthy: problems(r) == 0, Problems: append([]string{}, r.Problems...),
+		Healthy: problems(r) == 0, Problems: append([]string{}, r.Problems...), ProblemCodes: problemCodes(r),
 		Clients: r.Clients, Connections: r.Connections, Refused: r.Refused, ProtocolErrors: r.ProtocolErrors,
 		GPUs: []gpuJSON{}, Containers: []container{},
 	}

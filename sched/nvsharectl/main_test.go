@@ -31,6 +31,7 @@ func TestStatus(t *testing.T) {
 		"GPU 1: container cccccccccccc (pid 1004) is fenced: it did not release the GPU in time and may still use it",
 		"GPU 1: container cccccccccccc (pid 1004): 3 entry points of CUDA bypass the shim; its work may not be arbitrated",
 	}
+	sick.status.ProblemCodes = []api.ProblemCode{api.ProblemCode_PROBLEM_CODE_FENCED, api.ProblemCode_PROBLEM_CODE_BYPASS}
 	empty := &fake{status: &api.StatusResponse{Version: "0.1.0", UptimeNs: 1, Problems: []string{"no GPU found"}}}
 	for _, tc := range []struct {
 		golden string
