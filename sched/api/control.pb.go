@@ -2718,9 +2718,9 @@ type SetRequest struct {
 	Gpu       string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`                               // UUID or index; empty: all, and the default for new ones
 	QuantumNs int64                  `protobuf:"varint,2,opt,name=quantum_ns,json=quantumNs,proto3" json:"quantum_ns,omitempty"` // 0: leave
 	Mode      Mode                   `protobuf:"varint,3,opt,name=mode,proto3,enum=nvshare.v1.Mode" json:"mode,omitempty"`       // MODE_UNSPECIFIED: leave
-	// Percent of the time that moving memory may take, 1 to 50; 0: leave. A time
-	// quantum that was set is stretched only if this is set too.
-	SwapShare     uint32 `protobuf:"varint,4,opt,name=swap_share,json=swapShare,proto3" json:"swap_share,omitempty"`
+	// Percent of the time that moving memory may take, 1 to 50; 0: as much as it takes, so
+	// turns are as long as the time quantum says. Absent: leave.
+	SwapShare     *uint32 `protobuf:"varint,4,opt,name=swap_share,json=swapShare,proto3,oneof" json:"swap_share,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2777,8 +2777,8 @@ func (x *SetRequest) GetMode() Mode {
 }
 
 func (x *SetRequest) GetSwapShare() uint32 {
-	if x != nil {
-		return x.SwapShare
+	if x != nil && x.SwapShare != nil {
+		return *x.SwapShare
 	}
 	return 0
 }
@@ -5288,15 +5288,16 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\n" +
 	"migratable\x18\b \x01(\bR\n" +
 	"migratable\x12&\n" +
-	"\x0fsuspend_after_s\x18\t \x01(\rR\rsuspendAfterS\"\x82\x01\n" +
+	"\x0fsuspend_after_s\x18\t \x01(\rR\rsuspendAfterS\"\x96\x01\n" +
 	"\n" +
 	"SetRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1d\n" +
 	"\n" +
 	"quantum_ns\x18\x02 \x01(\x03R\tquantumNs\x12$\n" +
-	"\x04mode\x18\x03 \x01(\x0e2\x10.nvshare.v1.ModeR\x04mode\x12\x1d\n" +
+	"\x04mode\x18\x03 \x01(\x0e2\x10.nvshare.v1.ModeR\x04mode\x12\"\n" +
 	"\n" +
-	"swap_share\x18\x04 \x01(\rR\tswapShare\"N\n" +
+	"swap_share\x18\x04 \x01(\rH\x00R\tswapShare\x88\x01\x01B\r\n" +
+	"\v_swap_share\"N\n" +
 	"\fDrainRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x18\n" +
 	"\aundrain\x18\x02 \x01(\bR\aundrain\x12\x12\n" +
@@ -5780,6 +5781,7 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
+	file_sched_api_control_proto_msgTypes[18].OneofWrappers = []any{}
 	file_sched_api_control_proto_msgTypes[22].OneofWrappers = []any{}
 	file_sched_api_control_proto_msgTypes[26].OneofWrappers = []any{}
 	file_sched_api_control_proto_msgTypes[29].OneofWrappers = []any{}

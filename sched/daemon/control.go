@@ -217,7 +217,10 @@ func (s controlService) ReportPlugin(ctx context.Context, req *api.ReportPluginR
 }
 
 func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
-	change := setting{Quantum: time.Duration(req.QuantumNs), SwapShare: int(req.SwapShare)}
+	change := setting{Quantum: time.Duration(req.QuantumNs)}
+	if req.SwapShare != nil {
+		change.SwapShare = percent(int(*req.SwapShare))
+	}
 	if err := change.check(); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "set: %v", err)
 	}
@@ -250,7 +253,7 @@ func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
 		c := &api.Change{Uuid: uuid, OldQuantumNs: int64(*q), OldMode: apiMode(*m)}
 		*q, *m = d.settingOf(uuid)
 		c.NewQuantumNs, c.NewMode = int64(*q), apiMode(*m)
-		if req.SwapShare != 0 || d.opts.SwapMemory != 0 { // else it means nothing
+		if req.SwapShare != nil || d.opts.SwapMemory != 0 { // else it means nothing
 			c.OldSwapShare, c.NewSwapShare = uint32(oldShare[uuid]), uint32(d.swapShareOf(uuid))
 		}
 		resp.Changes = append(resp.Changes, c)

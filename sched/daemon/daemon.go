@@ -73,10 +73,9 @@ type Options struct {
 	// SwapHeadroom is what is left free of each GPU's memory for what the driver
 	// needs for processes, bytes, or DefaultHeadroom.
 	SwapHeadroom int64
-	// SwapShare is the percentage of the time that moving memory may take, where
-	// the time quantum is not fixed.
-	SwapShare    int
-	QuantumFixed bool
+	// SwapShare is the percentage of the time that moving memory may take; 0: turns are
+	// as long as Quantum.
+	SwapShare int
 	// SuspendAfter is after which idle time a process is suspended, from
 	// sched.MinSuspendAfter to sched.MaxSuspendAfter; 0: never.
 	SuspendAfter time.Duration

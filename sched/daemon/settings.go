@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 )
@@ -46,10 +48,26 @@ type fault struct {
 
 // setting is how a GPU is shared. A part that is zero is not set.
 type setting struct {
-	Quantum time.Duration `json:"quantum_ns,omitempty"`
-	Mode    string        `json:"mode,omitempty"` // as sched.Mode has it
-	// SwapShare is the percentage of the time that moving memory may take.
-	SwapShare int `json:"swap_share,omitempty"`
+	Quantum   time.Duration `json:"quantum_ns,omitempty"`
+	Mode      string        `json:"mode,omitempty"` // as sched.Mode has it
+	SwapShare swapShare     `json:"swap_share,omitzero"`
+}
+
+// swapShare is the percentage of the time that moving memory may take; 0: turns are as long as the
+// time quantum. In the record it is a number.
+type swapShare struct {
+	said    bool
+	percent int
+}
+
+func percent(n int) swapShare { return swapShare{true, n} }
+
+func (s swapShare) String() string               { return api.FormatPercent(uint32(s.percent)) }
+func (s swapShare) MarshalJSON() ([]byte, error) { return json.Marshal(s.percent) }
+
+func (s *swapShare) UnmarshalJSON(text []byte) error {
+	s.said = true
+	return json.Unmarshal(text, &s.percent)
 }
 
 func (s setting) or(other setting) setting {
@@ -64,8 +82,8 @@ func (s setting) without(change setting) setting {
 	if change.Mode != "" {
 		s.Mode = ""
 	}
-	if change.SwapShare != 0 {
-		s.SwapShare = 0
+	if change.SwapShare.said {
+		s.SwapShare = swapShare{}
 	}
 	return s
 }
@@ -79,7 +97,7 @@ func (s setting) check() error {
 	if _, ok := modeNamed(s.Mode); s.Mode != "" && !ok {
 		return fmt.Errorf("mode %.64q is unknown", s.Mode)
 	}
-	return checkSwapShare(s.SwapShare)
+	return checkSwapShare(s.SwapShare.percent)
 }
 
 // CheckQuantum returns an error for a time quantum that the scheduler does not
@@ -103,10 +121,9 @@ func inRange(name string, d, least, most time.Duration) error {
 	return nil
 }
 
-// checkSwapShare accepts 0, which says nothing.
 func checkSwapShare(percent int) error {
-	if percent < 0 || percent > MaxSwapShare {
-		return fmt.Errorf("swap share %d %% is out of range: give a percentage from 1 to %d", percent, MaxSwapShare)
+	if percent < 0 || percent > api.MaxSwapShare {
+		return fmt.Errorf("swap share %d %% is out of range: give a percentage from 1 to %d, or none", percent, api.MaxSwapShare)
 	}
 	return nil
 }
@@ -165,7 +182,7 @@ func (d *Daemon) settingsPath() string { return filepath.Join(d.opts.RunDir, "se
 // restoreSettings puts earlier settings in force again, except those that another
 // command line replaces.
 func (d *Daemon) restoreSettings() error {
-	given := setting{Quantum: d.opts.Quantum, Mode: d.opts.Mode.String(), SwapShare: d.opts.SwapShare}
+	given := setting{Quantum: d.opts.Quantum, Mode: d.opts.Mode.String(), SwapShare: percent(d.opts.SwapShare)}
 	d.settings, d.settingsErr = state.ReadRecord[settings](d.settingsPath(), settingsVersion)
 	if errors.Is(d.settingsErr, state.ErrNewer) {
 		return d.settingsErr
@@ -180,14 +197,14 @@ func (d *Daemon) restoreSettings() error {
 	before := *all
 	replace(d.log, "time quantum %v", &all.Quantum, was.Quantum, given.Quantum)
 	replace(d.log, "mode %v", &all.Mode, was.Mode, given.Mode)
-	replace(d.log, "swap share %v %%", &all.SwapShare, was.SwapShare, given.SwapShare)
+	replace(d.log, "swap share %v", &all.SwapShare, was.SwapShare, given.SwapShare)
 	if *all != before {
 		// Recorded, or the next start with the earlier command line would bring
 		// the setting back.
 		d.keepSettings()
 	}
 	if now := all.or(given); now != given {
-		d.log.Infof("settings from before: time quantum %v, mode %s, swap share %d %%; the command line says %v, %s, %d %%",
+		d.log.Infof("settings from before: time quantum %v, mode %s, swap share %v; the command line says %v, %s, %v",
 			now.Quantum, now.Mode, now.SwapShare, given.Quantum, given.Mode, given.SwapShare)
 	}
 	d.opts.Quantum, d.opts.Mode = all.or(given).values()
@@ -216,21 +233,9 @@ func (d *Daemon) settingOf(uuid string) (time.Duration, sched.Mode) {
 	return d.settings.GPUs[uuid].or(d.settings.All).or(d.settings.Given).values()
 }
 
-// MaxSwapShare is the greatest swap share, percent.
-const MaxSwapShare = 50
-
-// swapShareOf returns the percentage of the time that moving memory may take on a
-// GPU. It is 0, which keeps the time quantum as it is, where somebody fixed the
-// quantum and did not set the share as well.
+// swapShareOf returns the percentage of the time that moving memory may take on a GPU.
 func (d *Daemon) swapShareOf(uuid string) int {
-	s := d.settings.GPUs[uuid].or(d.settings.All)
-	switch {
-	case s.SwapShare != 0:
-		return s.SwapShare
-	case s.Quantum != 0 || d.opts.QuantumFixed:
-		return 0
-	}
-	return d.opts.SwapShare
+	return d.settings.GPUs[uuid].or(d.settings.All).or(d.settings.Given).SwapShare.percent
 }
 
 // changeSettings records other settings and puts them in force. If the record fails nothing changes.

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/state"
@@ -182,8 +184,8 @@ func TestChangedSwapShareWins(t *testing.T) {
 		return percent
 	}
 	s := startFound(t, dir, with(10))
-	s.set(&api.SetRequest{SwapShare: 25})
-	s.set(&api.SetRequest{Gpu: "1", SwapShare: 30})
+	s.set(&api.SetRequest{SwapShare: proto.Uint32(25)})
+	s.set(&api.SetRequest{Gpu: "1", SwapShare: proto.Uint32(30)})
 	s.stop()
 	for _, start := range []struct{ given, want int }{{10, 25}, {20, 20}, {10, 10}} {
 		s = startFound(t, dir, with(start.given))

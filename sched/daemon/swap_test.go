@@ -7,6 +7,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
@@ -392,47 +394,55 @@ func TestMemoryModes(t *testing.T) {
 	}
 }
 
-// Turns are as long as moving needs, unless the time quantum is fixed.
+// Turns are as long as moving needs, and a time quantum that is set leaves that as it is.
 func TestSwapShareSetting(t *testing.T) {
-	s := start(t, t.TempDir(), swapping)
-	c, err := api.Dial(context.Background(), s.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	set := func(req *api.SetRequest) *api.Change {
+	dir := t.TempDir()
+	s := startFound(t, dir, swapping)
+	inForce := func() [2]uint32 {
 		t.Helper()
-		r, err := c.Set(context.Background(), req)
-		if err != nil {
-			t.Fatal(err)
+		r := s.status()
+		return [2]uint32{r.Gpus[0].Swap.SharePercent, r.Gpus[1].Swap.SharePercent}
+	}
+	for _, step := range []struct {
+		req  *api.SetRequest
+		want [2]uint32
+	}{
+		{&api.SetRequest{QuantumNs: int64(time.Second)}, [2]uint32{10, 10}},
+		{&api.SetRequest{Gpu: "0", SwapShare: proto.Uint32(25)}, [2]uint32{25, 10}},
+		{&api.SetRequest{Gpu: "1", QuantumNs: int64(2 * time.Second)}, [2]uint32{25, 10}},
+		{&api.SetRequest{SwapShare: proto.Uint32(5)}, [2]uint32{5, 5}},
+		{&api.SetRequest{Gpu: "1", SwapShare: proto.Uint32(0)}, [2]uint32{5, 0}},
+	} {
+		before := inForce()
+		for _, ch := range s.set(step.req).Changes {
+			if ch.Uuid != "" && (ch.OldSwapShare != before[ch.Index] || ch.NewSwapShare != step.want[ch.Index]) {
+				t.Errorf("%v: GPU %d: %d %% → %d %%", step.req, ch.Index, ch.OldSwapShare, ch.NewSwapShare)
+			}
 		}
-		return r.Changes[0]
+		if got := inForce(); got != step.want {
+			t.Errorf("%v: %v %%, want %v", step.req, got, step.want)
+		}
 	}
-	if ch := set(&api.SetRequest{Gpu: "0", SwapShare: 25}); ch.OldSwapShare != 10 || ch.NewSwapShare != 25 {
-		t.Errorf("%v", ch)
-	}
-	if ch := set(&api.SetRequest{Gpu: "1", QuantumNs: int64(time.Second)}); ch.OldSwapShare != 10 || ch.NewSwapShare != 0 {
-		t.Errorf("a fixed quantum: %v", ch)
-	}
-	if ch := set(&api.SetRequest{SwapShare: 5}); ch.NewSwapShare != 5 {
-		t.Errorf("%v", ch)
-	}
-	r := s.status()
-	if a, b := r.Gpus[0].Swap.SharePercent, r.Gpus[1].Swap.SharePercent; a != 5 || b != 5 {
-		t.Errorf("%d %% and %d %%", a, b)
-	}
-	if _, err := c.Set(context.Background(), &api.SetRequest{SwapShare: 51}); status.Code(err) != codes.InvalidArgument {
+	if _, err := dial(t, s).Set(t.Context(), &api.SetRequest{SwapShare: proto.Uint32(51)}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("51 %%: %v", err)
 	}
+	s.stop()
+	if s = startFound(t, dir, swapping); inForce() != [2]uint32{5, 0} {
+		t.Errorf("after a restart: %v %%", inForce())
+	}
+}
 
-	// Where nothing is swapped, setting the quantum changes no more.
-	s = start(t, t.TempDir(), func(o *Options) { o.SwapShare = 10 })
-	if c, err = api.Dial(context.Background(), s.dir); err != nil {
+// A time quantum that an earlier scheduler recorded, under which it meant no swap share, leaves the
+// swap share too.
+func TestRecordedQuantumLeavesTheSwapShare(t *testing.T) {
+	dir := t.TempDir()
+	record := `{"version":1,"all":{"quantum_ns":200000000}}`
+	if err := os.WriteFile(filepath.Join(dir, "settings.json"), []byte(record), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
-	if ch := set(&api.SetRequest{QuantumNs: int64(time.Second)}); ch.OldSwapShare != ch.NewSwapShare {
-		t.Errorf("nothing is swapped: %v", ch)
+	s := startFound(t, dir, swapping)
+	if g := s.status().Gpus[0]; g.QuantumNs != 200e6 || g.Swap.SharePercent != 10 {
+		t.Errorf("time quantum %v, swap share %d %%", time.Duration(g.QuantumNs), g.Swap.SharePercent)
 	}
 }
 

@@ -96,7 +96,6 @@ or a process that removes LD_PRELOAD is not held.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			f.swap.quantumFixed = cmd.Flags().Changed("tq") && !cmd.Flags().Changed("swap-share")
 			f.swap.readyGiven = cmd.Flags().Changed("swap-ready")
 			opts, err := f.options(logrus.NewEntry(journal.New()))
 			if err != nil {

@@ -62,7 +62,7 @@ func TestUsage(t *testing.T) {
 		"--swap-ready 101%":                      "--swap-ready",
 		"--swap-ready -1%":                       "--swap-ready",
 		"--swap-ready some":                      "--swap-ready",
-		"--swap-share 0":                         "--swap-share",
+		"--swap-share -1":                        "--swap-share",
 		"--swap-share 51":                        "--swap-share",
 		"--suspend-after 1h":                     "--swap-memory",
 		"--swap-memory 1Gi --suspend-after 1ms":  "--suspend-after",

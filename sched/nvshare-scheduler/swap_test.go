@@ -18,6 +18,7 @@ func TestSwapFlags(t *testing.T) {
 		"": {SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
 		"--swap-memory 200Gi --suspend-after 10m": {SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute},
 		"--swap-memory 200Gi --swap-share 25%":    {SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 25},
+		"--swap-memory 200Gi --swap-share none":   {SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: daemon.DefaultHeadroom},
 		"--swap-memory 16Gi":                      {SwapMemory: 16 << 30, SwapReady: 4 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
 		"--swap-memory 100Gi --swap-ready 0":      {SwapMemory: 100 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
 		"--swap-memory 100Gi --swap-ready 8Gi":    {SwapMemory: 100 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},

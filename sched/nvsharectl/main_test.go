@@ -97,8 +97,6 @@ func TestSet(t *testing.T) {
 	chosen.NewMode = api.Mode_MODE_AUTO
 	sharing := proto.Clone(gpu0).(*api.Change)
 	sharing.NewSwapShare = 25
-	fixed := proto.Clone(gpu0).(*api.Change) // turns are as long as the quantum says from now on
-	fixed.NewSwapShare = 0
 	for _, tc := range []struct {
 		args   string
 		want   *api.SetRequest
@@ -106,14 +104,13 @@ func TestSet(t *testing.T) {
 		change *api.Change
 	}{
 		{"-T 45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n", gpu0},
-		{"-T 45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s, swap share 10% → none\n", fixed},
 		{"--set-tq=45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n", gpu0},
 		{"-T 200ms --gpu 0", &api.SetRequest{QuantumNs: 200e6, Gpu: "0"}, "GPU 0: time quantum 100ms → 45s\n", gpu0},
 		{"-S auto", &api.SetRequest{Mode: api.Mode_MODE_AUTO}, "GPU 0: tenants run at the same time (-S on → off)\n", gpu0},
 		{"-S off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, "GPU 0: tenants run at the same time (-S on → off)\n", gpu0},
 		{"-S on", &api.SetRequest{Mode: api.Mode_MODE_EXCLUSIVE}, "GPU 0: tenants take turns (-S auto → on)\n", turns},
 		{"-S auto", &api.SetRequest{Mode: api.Mode_MODE_AUTO}, "GPU 0: tenants share by time slices, by turns, or all at the same time, as suits them (-S on → auto)\n", chosen},
-		{"--swap-share 25%", &api.SetRequest{SwapShare: 25}, "GPU 0: swap share 10% → 25%\n", sharing},
+		{"--swap-share 25%", &api.SetRequest{SwapShare: proto.Uint32(25)}, "GPU 0: swap share 10% → 25%\n", sharing},
 		{"--anti-thrash=on -T 1", &api.SetRequest{QuantumNs: 1e9, Mode: api.Mode_MODE_EXCLUSIVE}, "GPU 0: time quantum 100ms → 45s, tenants run at the same time (-S on → off)\n", gpu0},
 	} {
 		f := &fake{changes: []*api.Change{tc.change}}

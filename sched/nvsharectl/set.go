@@ -23,7 +23,7 @@ func (f *setFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	fs.StringVarP(&f.quantum, "set-tq", "T", "", "set the time quantum: `n` seconds, or with a unit, like 200ms")
 	fs.StringVarP(&f.antiThrash, "anti-thrash", "S", "", "`on|off|auto`: how tenants share a GPU; on: tenants take turns; off: all run at the same time; auto: time slices, turns, or all at once, as suits them")
-	fs.StringVar(&f.swapShare, "swap-share", "", "set the `percentage` of the time, 1 to 50, that moving memory may take: turns become as long as that needs")
+	fs.StringVar(&f.swapShare, "swap-share", "", "set the `percentage` of the time, 1 to 50, that moving memory may take: turns become as long as that needs; none: turns are as long as the time quantum")
 	fs.StringVar(&f.gpu, "gpu", "", "change, or show, only the GPU with this `index or UUID`")
 }
 
@@ -48,13 +48,13 @@ func (f *setFlags) request() (*api.SetRequest, error) {
 		req.Mode = m
 	}
 	if f.swapShare != "" {
-		n, err := api.ParsePercent(f.swapShare)
-		if err != nil || n > 50 {
-			return nil, usageError{fmt.Errorf("--swap-share: %.64q is not a percentage from 1 to 50", f.swapShare)}
+		n, err := api.ParseSwapShare(f.swapShare)
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--swap-share: %w", err)}
 		}
-		req.SwapShare = n
+		req.SwapShare = &n
 	}
-	if req.QuantumNs == 0 && req.Mode == api.Mode_MODE_UNSPECIFIED && req.SwapShare == 0 {
+	if req.QuantumNs == 0 && req.Mode == api.Mode_MODE_UNSPECIFIED && req.SwapShare == nil {
 		return nil, usageError{fmt.Errorf("--set-tq, --anti-thrash or --swap-share has no value: give one, like --set-tq 200ms")}
 	}
 	return req, nil
@@ -98,7 +98,7 @@ func describeChange(req *api.SetRequest, c *api.Change) string {
 	if req.Mode != api.Mode_MODE_UNSPECIFIED {
 		parts = append(parts, fmt.Sprintf("tenants %s (-S %s → %s)", waysToShare[c.NewMode], api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode)))
 	}
-	if req.SwapShare != 0 || c.OldSwapShare != c.NewSwapShare { // a time quantum that is set goes before it
+	if req.SwapShare != nil {
 		parts = append(parts, fmt.Sprintf("swap share %s → %s", api.FormatPercent(c.OldSwapShare), api.FormatPercent(c.NewSwapShare)))
 	}
 	return what + ": " + strings.Join(parts, ", ")

@@ -141,7 +141,7 @@ func (b *bench) makespan(ctx context.Context, r *makespanResult, c *makespanCase
 	args := []string{"--gpu-memory", fmt.Sprintf("%dMi", r.GPUMiB), "--swap-headroom", "0",
 		"--swap-memory", fmt.Sprintf("%dMi", swap>>20), "--swap-ready", "100%"}
 	if c.Quantum != adaptive {
-		args = append(args, "--tq", c.Quantum)
+		args = append(args, "--tq", c.Quantum, "--swap-share", "none")
 	}
 	s, err := b.scheduler(ctx, fmt.Sprintf("makespan-%d", len(r.Cases)), args...)
 	if err != nil {

@@ -218,7 +218,7 @@ func (b *bench) linkLimit(ctx context.Context, mib int) (linkLimit, error) {
 func (b *bench) swapOne(ctx context.Context, c *swapCase, window time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, window+2*time.Minute)
 	defer cancel()
-	c.Args = []string{"--tq", "500ms", "--gpu-memory", fmt.Sprintf("%dMi", c.GPUMiB), "--swap-headroom", "0",
+	c.Args = []string{"--tq", "500ms", "--swap-share", "none", "--gpu-memory", fmt.Sprintf("%dMi", c.GPUMiB), "--swap-headroom", "0",
 		"--swap-memory", fmt.Sprintf("%dMi", 2*(2*c.TenantMiB-c.GPUMiB+2048))}
 	s, err := b.scheduler(ctx, c.Name, c.Args...)
 	if err != nil {
