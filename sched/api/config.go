@@ -4,6 +4,13 @@ package api
 
 import "fmt"
 
+// Names of settings of GPUs, which say how tenants share a GPU.
+const (
+	TurnLengthSetting = "turn-length" // the time quantum
+	AntiThrashSetting = "anti-thrash"
+	SwapShareSetting  = "swap-share"
+)
+
 // MaxSwapShare is the greatest swap share, percent.
 const MaxSwapShare = 50
 

@@ -245,6 +245,59 @@ func (ClientState) EnumDescriptor() ([]byte, []int) {
 	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
 }
 
+// Origin says where the value of a setting comes from.
+type Origin int32
+
+const (
+	Origin_ORIGIN_UNSPECIFIED Origin = 0
+	Origin_ORIGIN_DEFAULT     Origin = 1 // nobody has said anything
+	Origin_ORIGIN_FLAG        Origin = 2 // the scheduler's command line, or its environment
+	Origin_ORIGIN_HAND        Origin = 3 // Set
+)
+
+// Enum value maps for Origin.
+var (
+	Origin_name = map[int32]string{
+		0: "ORIGIN_UNSPECIFIED",
+		1: "ORIGIN_DEFAULT",
+		2: "ORIGIN_FLAG",
+		3: "ORIGIN_HAND",
+	}
+	Origin_value = map[string]int32{
+		"ORIGIN_UNSPECIFIED": 0,
+		"ORIGIN_DEFAULT":     1,
+		"ORIGIN_FLAG":        2,
+		"ORIGIN_HAND":        3,
+	}
+)
+
+func (x Origin) Enum() *Origin {
+	p := new(Origin)
+	*p = x
+	return p
+}
+
+func (x Origin) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Origin) Descriptor() protoreflect.EnumDescriptor {
+	return file_sched_api_control_proto_enumTypes[4].Descriptor()
+}
+
+func (Origin) Type() protoreflect.EnumType {
+	return &file_sched_api_control_proto_enumTypes[4]
+}
+
+func (x Origin) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Origin.Descriptor instead.
+func (Origin) EnumDescriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+}
+
 // ProblemCode says of what kind a problem is: programs go by it, and not by the text.
 type ProblemCode int32
 
@@ -339,11 +392,11 @@ func (x ProblemCode) String() string {
 }
 
 func (ProblemCode) Descriptor() protoreflect.EnumDescriptor {
-	return file_sched_api_control_proto_enumTypes[4].Descriptor()
+	return file_sched_api_control_proto_enumTypes[5].Descriptor()
 }
 
 func (ProblemCode) Type() protoreflect.EnumType {
-	return &file_sched_api_control_proto_enumTypes[4]
+	return &file_sched_api_control_proto_enumTypes[5]
 }
 
 func (x ProblemCode) Number() protoreflect.EnumNumber {
@@ -352,7 +405,7 @@ func (x ProblemCode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ProblemCode.Descriptor instead.
 func (ProblemCode) EnumDescriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 // ContextState says where the context of a suspended process is.
@@ -392,11 +445,11 @@ func (x ContextState) String() string {
 }
 
 func (ContextState) Descriptor() protoreflect.EnumDescriptor {
-	return file_sched_api_control_proto_enumTypes[5].Descriptor()
+	return file_sched_api_control_proto_enumTypes[6].Descriptor()
 }
 
 func (ContextState) Type() protoreflect.EnumType {
-	return &file_sched_api_control_proto_enumTypes[5]
+	return &file_sched_api_control_proto_enumTypes[6]
 }
 
 func (x ContextState) Number() protoreflect.EnumNumber {
@@ -405,7 +458,7 @@ func (x ContextState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ContextState.Descriptor instead.
 func (ContextState) EnumDescriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 type EventType int32
@@ -513,11 +566,11 @@ func (x EventType) String() string {
 }
 
 func (EventType) Descriptor() protoreflect.EnumDescriptor {
-	return file_sched_api_control_proto_enumTypes[6].Descriptor()
+	return file_sched_api_control_proto_enumTypes[7].Descriptor()
 }
 
 func (EventType) Type() protoreflect.EnumType {
-	return &file_sched_api_control_proto_enumTypes[6]
+	return &file_sched_api_control_proto_enumTypes[7]
 }
 
 func (x EventType) Number() protoreflect.EnumNumber {
@@ -526,7 +579,7 @@ func (x EventType) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventType.Descriptor instead.
 func (EventType) EnumDescriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 // A status that is too large for one message comes in pieces; Conn.Status asks for
@@ -603,8 +656,9 @@ type StatusResponse struct {
 	Settings  []*Setting   `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty"` // what tenants may have, as annotations and SetShare say
 	// Why suspended processes keep their context, and no tenant moves (--checkpoint); empty:
 	// they do not, or it is being found out.
-	CheckpointProblem string `protobuf:"bytes,14,opt,name=checkpoint_problem,json=checkpointProblem,proto3" json:"checkpoint_problem,omitempty"`
-	View              *View  `protobuf:"bytes,13,opt,name=view,proto3" json:"view,omitempty"` // of an answer of the status socket, which says less; else absent
+	CheckpointProblem string         `protobuf:"bytes,14,opt,name=checkpoint_problem,json=checkpointProblem,proto3" json:"checkpoint_problem,omitempty"`
+	View              *View          `protobuf:"bytes,13,opt,name=view,proto3" json:"view,omitempty"`     // of an answer of the status socket, which says less; else absent
+	Config            []*ConfigValue `protobuf:"bytes,15,rep,name=config,proto3" json:"config,omitempty"` // how GPUs are shared, as Set and the command line say
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -744,6 +798,144 @@ func (x *StatusResponse) GetView() *View {
 	return nil
 }
 
+func (x *StatusResponse) GetConfig() []*ConfigValue {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+// ConfigValue is a setting of all GPUs, or one that was set by hand for one GPU.
+type ConfigValue struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`   // turn-length, anti-thrash, swap-share
+	Uuid   string                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`   // of the one GPU that it is for; empty: all that have none of their own
+	Value  string                 `protobuf:"bytes,3,opt,name=value,proto3" json:"value,omitempty"` // for people: 200ms, auto, 10%
+	Origin Origin                 `protobuf:"varint,4,opt,name=origin,proto3,enum=nvshare.v1.Origin" json:"origin,omitempty"`
+	// Who set it, as the kernel told, and when. Absent: not by hand, or an earlier scheduler did
+	// not record it.
+	Author        *Author `protobuf:"bytes,5,opt,name=author,proto3" json:"author,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConfigValue) Reset() {
+	*x = ConfigValue{}
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConfigValue) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConfigValue) ProtoMessage() {}
+
+func (x *ConfigValue) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConfigValue.ProtoReflect.Descriptor instead.
+func (*ConfigValue) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ConfigValue) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ConfigValue) GetUuid() string {
+	if x != nil {
+		return x.Uuid
+	}
+	return ""
+}
+
+func (x *ConfigValue) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *ConfigValue) GetOrigin() Origin {
+	if x != nil {
+		return x.Origin
+	}
+	return Origin_ORIGIN_UNSPECIFIED
+}
+
+func (x *ConfigValue) GetAuthor() *Author {
+	if x != nil {
+		return x.Author
+	}
+	return nil
+}
+
+type Author struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Uid           uint32                 `protobuf:"varint,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	UnixTime      int64                  `protobuf:"varint,2,opt,name=unix_time,json=unixTime,proto3" json:"unix_time,omitempty"` // seconds
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Author) Reset() {
+	*x = Author{}
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Author) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Author) ProtoMessage() {}
+
+func (x *Author) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Author.ProtoReflect.Descriptor instead.
+func (*Author) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Author) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *Author) GetUnixTime() int64 {
+	if x != nil {
+		return x.UnixTime
+	}
+	return 0
+}
+
 // View says for whom an answer of the status socket is. Clients, tenants, memory,
 // promises, settings, containers and problems in the answer are those of this tenant
 // only; of others the answer has numbers (GPU.others).
@@ -758,7 +950,7 @@ type View struct {
 
 func (x *View) Reset() {
 	*x = View{}
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -770,7 +962,7 @@ func (x *View) String() string {
 func (*View) ProtoMessage() {}
 
 func (x *View) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[2]
+	mi := &file_sched_api_control_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -783,7 +975,7 @@ func (x *View) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use View.ProtoReflect.Descriptor instead.
 func (*View) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{2}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *View) GetContainer() *Container {
@@ -823,7 +1015,7 @@ type Others struct {
 
 func (x *Others) Reset() {
 	*x = Others{}
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +1027,7 @@ func (x *Others) String() string {
 func (*Others) ProtoMessage() {}
 
 func (x *Others) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[3]
+	mi := &file_sched_api_control_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +1040,7 @@ func (x *Others) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Others.ProtoReflect.Descriptor instead.
 func (*Others) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{3}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Others) GetTenants() uint32 {
@@ -916,7 +1108,7 @@ type Unmanaged struct {
 
 func (x *Unmanaged) Reset() {
 	*x = Unmanaged{}
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +1120,7 @@ func (x *Unmanaged) String() string {
 func (*Unmanaged) ProtoMessage() {}
 
 func (x *Unmanaged) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[4]
+	mi := &file_sched_api_control_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1133,7 @@ func (x *Unmanaged) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Unmanaged.ProtoReflect.Descriptor instead.
 func (*Unmanaged) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{4}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Unmanaged) GetUuid() string {
@@ -1009,7 +1201,7 @@ type Setting struct {
 
 func (x *Setting) Reset() {
 	*x = Setting{}
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1021,7 +1213,7 @@ func (x *Setting) String() string {
 func (*Setting) ProtoMessage() {}
 
 func (x *Setting) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[5]
+	mi := &file_sched_api_control_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1034,7 +1226,7 @@ func (x *Setting) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Setting.ProtoReflect.Descriptor instead.
 func (*Setting) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{5}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Setting) GetContainer() *Container {
@@ -1092,7 +1284,7 @@ type Piece struct {
 
 func (x *Piece) Reset() {
 	*x = Piece{}
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1104,7 +1296,7 @@ func (x *Piece) String() string {
 func (*Piece) ProtoMessage() {}
 
 func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[6]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1117,7 +1309,7 @@ func (x *Piece) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Piece.ProtoReflect.Descriptor instead.
 func (*Piece) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{6}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Piece) GetId() uint64 {
@@ -1194,7 +1386,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1206,7 +1398,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[7]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1219,7 +1411,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -1472,7 +1664,7 @@ type WayRefusal struct {
 
 func (x *WayRefusal) Reset() {
 	*x = WayRefusal{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1484,7 +1676,7 @@ func (x *WayRefusal) String() string {
 func (*WayRefusal) ProtoMessage() {}
 
 func (x *WayRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,7 +1689,7 @@ func (x *WayRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WayRefusal.ProtoReflect.Descriptor instead.
 func (*WayRefusal) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WayRefusal) GetWay() string {
@@ -1533,7 +1725,7 @@ type Spread struct {
 
 func (x *Spread) Reset() {
 	*x = Spread{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1545,7 +1737,7 @@ func (x *Spread) String() string {
 func (*Spread) ProtoMessage() {}
 
 func (x *Spread) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1558,7 +1750,7 @@ func (x *Spread) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spread.ProtoReflect.Descriptor instead.
 func (*Spread) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Spread) GetCount() uint64 {
@@ -1596,7 +1788,7 @@ type GPUModel struct {
 
 func (x *GPUModel) Reset() {
 	*x = GPUModel{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1800,7 @@ func (x *GPUModel) String() string {
 func (*GPUModel) ProtoMessage() {}
 
 func (x *GPUModel) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1813,7 @@ func (x *GPUModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUModel.ProtoReflect.Descriptor instead.
 func (*GPUModel) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GPUModel) GetBrand() string {
@@ -1690,7 +1882,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1702,7 +1894,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1715,7 +1907,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -1884,7 +2076,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1896,7 +2088,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1909,7 +2101,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -1987,7 +2179,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1999,7 +2191,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2012,7 +2204,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Client) GetId() uint64 {
@@ -2325,7 +2517,7 @@ type Controls struct {
 
 func (x *Controls) Reset() {
 	*x = Controls{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2337,7 +2529,7 @@ func (x *Controls) String() string {
 func (*Controls) ProtoMessage() {}
 
 func (x *Controls) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2350,7 +2542,7 @@ func (x *Controls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Controls.ProtoReflect.Descriptor instead.
 func (*Controls) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Controls) GetSlices() string {
@@ -2408,7 +2600,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2420,7 +2612,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2433,7 +2625,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -2489,7 +2681,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2693,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2706,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Container) GetId() string {
@@ -2622,7 +2814,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +2826,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +2839,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -2720,14 +2912,16 @@ type SetRequest struct {
 	Mode      Mode                   `protobuf:"varint,3,opt,name=mode,proto3,enum=nvshare.v1.Mode" json:"mode,omitempty"`       // MODE_UNSPECIFIED: leave
 	// Percent of the time that moving memory may take, 1 to 50; 0: as much as it takes, so
 	// turns are as long as the time quantum says. Absent: leave.
-	SwapShare     *uint32 `protobuf:"varint,4,opt,name=swap_share,json=swapShare,proto3,oneof" json:"swap_share,omitempty"`
+	SwapShare *uint32 `protobuf:"varint,4,opt,name=swap_share,json=swapShare,proto3,oneof" json:"swap_share,omitempty"`
+	// Names of settings (ConfigValue.name) that are again as the scheduler's command line says.
+	Unset         []string `protobuf:"bytes,5,rep,name=unset,proto3" json:"unset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2739,7 +2933,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2752,7 +2946,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -2783,6 +2977,13 @@ func (x *SetRequest) GetSwapShare() uint32 {
 	return 0
 }
 
+func (x *SetRequest) GetUnset() []string {
+	if x != nil {
+		return x.Unset
+	}
+	return nil
+}
+
 type DrainRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Gpu           string                 `protobuf:"bytes,1,opt,name=gpu,proto3" json:"gpu,omitempty"`          // UUID or index
@@ -2794,7 +2995,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2806,7 +3007,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2819,7 +3020,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DrainRequest) GetGpu() string {
@@ -2856,7 +3057,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2868,7 +3069,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2881,7 +3082,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainResponse) GetUuid() string {
@@ -2930,7 +3131,7 @@ type DrainTenant struct {
 
 func (x *DrainTenant) Reset() {
 	*x = DrainTenant{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3143,7 @@ func (x *DrainTenant) String() string {
 func (*DrainTenant) ProtoMessage() {}
 
 func (x *DrainTenant) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3156,7 @@ func (x *DrainTenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTenant.ProtoReflect.Descriptor instead.
 func (*DrainTenant) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainTenant) GetContainer() *Container {
@@ -2991,7 +3192,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3003,7 +3204,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3016,7 +3217,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MigrateRequest) GetContainer() string {
@@ -3057,7 +3258,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3069,7 +3270,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3082,7 +3283,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MigrateResponse) GetContainer() *Container {
@@ -3157,7 +3358,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3169,7 +3370,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3182,7 +3383,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -3210,7 +3411,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3222,7 +3423,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3235,7 +3436,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Change) GetUuid() string {
@@ -3307,7 +3508,7 @@ type SuspendRequest struct {
 
 func (x *SuspendRequest) Reset() {
 	*x = SuspendRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3319,7 +3520,7 @@ func (x *SuspendRequest) String() string {
 func (*SuspendRequest) ProtoMessage() {}
 
 func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3332,7 +3533,7 @@ func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendRequest.ProtoReflect.Descriptor instead.
 func (*SuspendRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SuspendRequest) GetContainer() string {
@@ -3367,7 +3568,7 @@ type SuspendResponse struct {
 
 func (x *SuspendResponse) Reset() {
 	*x = SuspendResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3379,7 +3580,7 @@ func (x *SuspendResponse) String() string {
 func (*SuspendResponse) ProtoMessage() {}
 
 func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3392,7 +3593,7 @@ func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendResponse.ProtoReflect.Descriptor instead.
 func (*SuspendResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SuspendResponse) GetContainer() *Container {
@@ -3429,7 +3630,7 @@ type Suspended struct {
 
 func (x *Suspended) Reset() {
 	*x = Suspended{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3441,7 +3642,7 @@ func (x *Suspended) String() string {
 func (*Suspended) ProtoMessage() {}
 
 func (x *Suspended) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3454,7 +3655,7 @@ func (x *Suspended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspended.ProtoReflect.Descriptor instead.
 func (*Suspended) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Suspended) GetUuid() string {
@@ -3499,7 +3700,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3511,7 +3712,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3524,7 +3725,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -3566,7 +3767,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3578,7 +3779,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3591,7 +3792,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -3630,7 +3831,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3642,7 +3843,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3655,7 +3856,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -3717,7 +3918,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3729,7 +3930,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3742,7 +3943,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -3847,7 +4048,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3859,7 +4060,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3872,7 +4073,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -3913,7 +4114,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3925,7 +4126,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3938,7 +4139,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -4009,7 +4210,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4021,7 +4222,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4034,7 +4235,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -4091,7 +4292,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4103,7 +4304,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4116,7 +4317,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -4202,7 +4403,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4415,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4428,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -4261,7 +4462,7 @@ type JoinOverlapRequest struct {
 
 func (x *JoinOverlapRequest) Reset() {
 	*x = JoinOverlapRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4273,7 +4474,7 @@ func (x *JoinOverlapRequest) String() string {
 func (*JoinOverlapRequest) ProtoMessage() {}
 
 func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4286,7 +4487,7 @@ func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapRequest.ProtoReflect.Descriptor instead.
 func (*JoinOverlapRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *JoinOverlapRequest) GetId() string {
@@ -4312,7 +4513,7 @@ type JoinOverlapResponse struct {
 
 func (x *JoinOverlapResponse) Reset() {
 	*x = JoinOverlapResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4324,7 +4525,7 @@ func (x *JoinOverlapResponse) String() string {
 func (*JoinOverlapResponse) ProtoMessage() {}
 
 func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4337,7 +4538,7 @@ func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapResponse.ProtoReflect.Descriptor instead.
 func (*JoinOverlapResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *JoinOverlapResponse) GetDir() string {
@@ -4356,7 +4557,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4368,7 +4569,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4381,7 +4582,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -4399,7 +4600,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4411,7 +4612,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4424,7 +4625,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
 }
 
 type ReportPluginRequest struct {
@@ -4436,7 +4637,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4448,7 +4649,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4461,7 +4662,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -4479,7 +4680,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4491,7 +4692,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4504,7 +4705,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -4533,7 +4734,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[44]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4545,7 +4746,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[44]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4558,7 +4759,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -4687,7 +4888,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[45]
+	mi := &file_sched_api_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4699,7 +4900,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[45]
+	mi := &file_sched_api_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4712,7 +4913,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -4762,7 +4963,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[46]
+	mi := &file_sched_api_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4774,7 +4975,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[46]
+	mi := &file_sched_api_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4787,7 +4988,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -4850,7 +5051,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[47]
+	mi := &file_sched_api_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4862,7 +5063,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[47]
+	mi := &file_sched_api_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4875,7 +5076,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{47}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -5054,7 +5255,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xe0\x04\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x91\x05\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -5073,7 +5274,17 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\x12/\n" +
 	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\x12-\n" +
 	"\x12checkpoint_problem\x18\x0e \x01(\tR\x11checkpointProblem\x12$\n" +
-	"\x04view\x18\r \x01(\v2\x10.nvshare.v1.ViewR\x04view\"i\n" +
+	"\x04view\x18\r \x01(\v2\x10.nvshare.v1.ViewR\x04view\x12/\n" +
+	"\x06config\x18\x0f \x03(\v2\x17.nvshare.v1.ConfigValueR\x06config\"\xa3\x01\n" +
+	"\vConfigValue\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x14\n" +
+	"\x05value\x18\x03 \x01(\tR\x05value\x12*\n" +
+	"\x06origin\x18\x04 \x01(\x0e2\x12.nvshare.v1.OriginR\x06origin\x12*\n" +
+	"\x06author\x18\x05 \x01(\v2\x12.nvshare.v1.AuthorR\x06author\"7\n" +
+	"\x06Author\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\rR\x03uid\x12\x1b\n" +
+	"\tunix_time\x18\x02 \x01(\x03R\bunixTime\"i\n" +
 	"\x04View\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1a\n" +
@@ -5288,7 +5499,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\n" +
 	"migratable\x18\b \x01(\bR\n" +
 	"migratable\x12&\n" +
-	"\x0fsuspend_after_s\x18\t \x01(\rR\rsuspendAfterS\"\x96\x01\n" +
+	"\x0fsuspend_after_s\x18\t \x01(\rR\rsuspendAfterS\"\xac\x01\n" +
 	"\n" +
 	"SetRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x1d\n" +
@@ -5296,7 +5507,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"quantum_ns\x18\x02 \x01(\x03R\tquantumNs\x12$\n" +
 	"\x04mode\x18\x03 \x01(\x0e2\x10.nvshare.v1.ModeR\x04mode\x12\"\n" +
 	"\n" +
-	"swap_share\x18\x04 \x01(\rH\x00R\tswapShare\x88\x01\x01B\r\n" +
+	"swap_share\x18\x04 \x01(\rH\x00R\tswapShare\x88\x01\x01\x12\x14\n" +
+	"\x05unset\x18\x05 \x03(\tR\x05unsetB\r\n" +
 	"\v_swap_share\"N\n" +
 	"\fDrainRequest\x12\x10\n" +
 	"\x03gpu\x18\x01 \x01(\tR\x03gpu\x12\x18\n" +
@@ -5533,7 +5745,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x14CLIENT_STATE_HOLDING\x10\x03\x12\x19\n" +
 	"\x15CLIENT_STATE_DRAINING\x10\x04\x12\x15\n" +
 	"\x11CLIENT_STATE_LOST\x10\x05\x12\x17\n" +
-	"\x13CLIENT_STATE_FENCED\x10\x06*\xfc\x04\n" +
+	"\x13CLIENT_STATE_FENCED\x10\x06*V\n" +
+	"\x06Origin\x12\x16\n" +
+	"\x12ORIGIN_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eORIGIN_DEFAULT\x10\x01\x12\x0f\n" +
+	"\vORIGIN_FLAG\x10\x02\x12\x0f\n" +
+	"\vORIGIN_HAND\x10\x03*\xfc\x04\n" +
 	"\vProblemCode\x12\x1c\n" +
 	"\x18PROBLEM_CODE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10PROBLEM_CODE_BUG\x10\x01\x12\x1a\n" +
@@ -5620,160 +5837,166 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 	return file_sched_api_control_proto_rawDescData
 }
 
-var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 48)
+var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
 	(MemoryMode)(0),                   // 2: nvshare.v1.MemoryMode
 	(ClientState)(0),                  // 3: nvshare.v1.ClientState
-	(ProblemCode)(0),                  // 4: nvshare.v1.ProblemCode
-	(ContextState)(0),                 // 5: nvshare.v1.ContextState
-	(EventType)(0),                    // 6: nvshare.v1.EventType
-	(*StatusRequest)(nil),             // 7: nvshare.v1.StatusRequest
-	(*StatusResponse)(nil),            // 8: nvshare.v1.StatusResponse
-	(*View)(nil),                      // 9: nvshare.v1.View
-	(*Others)(nil),                    // 10: nvshare.v1.Others
-	(*Unmanaged)(nil),                 // 11: nvshare.v1.Unmanaged
-	(*Setting)(nil),                   // 12: nvshare.v1.Setting
-	(*Piece)(nil),                     // 13: nvshare.v1.Piece
-	(*GPU)(nil),                       // 14: nvshare.v1.GPU
-	(*WayRefusal)(nil),                // 15: nvshare.v1.WayRefusal
-	(*Spread)(nil),                    // 16: nvshare.v1.Spread
-	(*GPUModel)(nil),                  // 17: nvshare.v1.GPUModel
-	(*Swap)(nil),                      // 18: nvshare.v1.Swap
-	(*Promise)(nil),                   // 19: nvshare.v1.Promise
-	(*Client)(nil),                    // 20: nvshare.v1.Client
-	(*Controls)(nil),                  // 21: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 22: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 23: nvshare.v1.Container
-	(*Share)(nil),                     // 24: nvshare.v1.Share
-	(*SetRequest)(nil),                // 25: nvshare.v1.SetRequest
-	(*DrainRequest)(nil),              // 26: nvshare.v1.DrainRequest
-	(*DrainResponse)(nil),             // 27: nvshare.v1.DrainResponse
-	(*DrainTenant)(nil),               // 28: nvshare.v1.DrainTenant
-	(*MigrateRequest)(nil),            // 29: nvshare.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 30: nvshare.v1.MigrateResponse
-	(*SetResponse)(nil),               // 31: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 32: nvshare.v1.Change
-	(*SuspendRequest)(nil),            // 33: nvshare.v1.SuspendRequest
-	(*SuspendResponse)(nil),           // 34: nvshare.v1.SuspendResponse
-	(*Suspended)(nil),                 // 35: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 36: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 37: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 38: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 39: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 40: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 41: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 42: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 43: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 44: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 45: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 46: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 47: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 48: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 49: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 50: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 51: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 52: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 53: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 54: nvshare.v1.Event
+	(Origin)(0),                       // 4: nvshare.v1.Origin
+	(ProblemCode)(0),                  // 5: nvshare.v1.ProblemCode
+	(ContextState)(0),                 // 6: nvshare.v1.ContextState
+	(EventType)(0),                    // 7: nvshare.v1.EventType
+	(*StatusRequest)(nil),             // 8: nvshare.v1.StatusRequest
+	(*StatusResponse)(nil),            // 9: nvshare.v1.StatusResponse
+	(*ConfigValue)(nil),               // 10: nvshare.v1.ConfigValue
+	(*Author)(nil),                    // 11: nvshare.v1.Author
+	(*View)(nil),                      // 12: nvshare.v1.View
+	(*Others)(nil),                    // 13: nvshare.v1.Others
+	(*Unmanaged)(nil),                 // 14: nvshare.v1.Unmanaged
+	(*Setting)(nil),                   // 15: nvshare.v1.Setting
+	(*Piece)(nil),                     // 16: nvshare.v1.Piece
+	(*GPU)(nil),                       // 17: nvshare.v1.GPU
+	(*WayRefusal)(nil),                // 18: nvshare.v1.WayRefusal
+	(*Spread)(nil),                    // 19: nvshare.v1.Spread
+	(*GPUModel)(nil),                  // 20: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 21: nvshare.v1.Swap
+	(*Promise)(nil),                   // 22: nvshare.v1.Promise
+	(*Client)(nil),                    // 23: nvshare.v1.Client
+	(*Controls)(nil),                  // 24: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 25: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 26: nvshare.v1.Container
+	(*Share)(nil),                     // 27: nvshare.v1.Share
+	(*SetRequest)(nil),                // 28: nvshare.v1.SetRequest
+	(*DrainRequest)(nil),              // 29: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 30: nvshare.v1.DrainResponse
+	(*DrainTenant)(nil),               // 31: nvshare.v1.DrainTenant
+	(*MigrateRequest)(nil),            // 32: nvshare.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 33: nvshare.v1.MigrateResponse
+	(*SetResponse)(nil),               // 34: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 35: nvshare.v1.Change
+	(*SuspendRequest)(nil),            // 36: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 37: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 38: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 39: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 40: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 41: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 42: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 43: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 44: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 45: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 46: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 47: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 48: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 49: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 50: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 51: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 52: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 53: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 54: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 55: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 56: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 57: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	14, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
-	4,  // 1: nvshare.v1.StatusResponse.problem_codes:type_name -> nvshare.v1.ProblemCode
-	23, // 2: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	13, // 3: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	11, // 4: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
-	12, // 5: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
-	9,  // 6: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
-	23, // 7: nvshare.v1.View.container:type_name -> nvshare.v1.Container
-	23, // 8: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	23, // 9: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	24, // 10: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
-	0,  // 11: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	20, // 12: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	22, // 13: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 14: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	51, // 15: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	19, // 16: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	18, // 17: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	15, // 18: nvshare.v1.GPU.refused:type_name -> nvshare.v1.WayRefusal
-	17, // 19: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
-	10, // 20: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
-	16, // 21: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
-	16, // 22: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
-	16, // 23: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
-	23, // 24: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	23, // 25: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 26: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 27: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	21, // 28: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	5,  // 29: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
-	23, // 30: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	24, // 31: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 32: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 33: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 34: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	28, // 35: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
-	23, // 36: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
-	23, // 37: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
-	32, // 38: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 39: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 40: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	23, // 41: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	35, // 42: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	23, // 43: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	38, // 44: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 45: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 46: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	23, // 47: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	41, // 48: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	24, // 49: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	24, // 50: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	23, // 51: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	43, // 52: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	23, // 53: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	23, // 54: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	41, // 55: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	23, // 56: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	24, // 57: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	16, // 58: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
-	6,  // 59: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	54, // 60: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	6,  // 61: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	23, // 62: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	7,  // 63: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	25, // 64: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	26, // 65: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	29, // 66: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
-	36, // 67: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	39, // 68: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	33, // 69: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	33, // 70: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	42, // 71: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	45, // 72: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	47, // 73: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	49, // 74: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	52, // 75: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	8,  // 76: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	31, // 77: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	27, // 78: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	30, // 79: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
-	37, // 80: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	40, // 81: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	34, // 82: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	34, // 83: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	44, // 84: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	46, // 85: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	48, // 86: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	50, // 87: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	53, // 88: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	76, // [76:89] is the sub-list for method output_type
-	63, // [63:76] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	17, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	5,  // 1: nvshare.v1.StatusResponse.problem_codes:type_name -> nvshare.v1.ProblemCode
+	26, // 2: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	16, // 3: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
+	14, // 4: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
+	15, // 5: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	12, // 6: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
+	10, // 7: nvshare.v1.StatusResponse.config:type_name -> nvshare.v1.ConfigValue
+	4,  // 8: nvshare.v1.ConfigValue.origin:type_name -> nvshare.v1.Origin
+	11, // 9: nvshare.v1.ConfigValue.author:type_name -> nvshare.v1.Author
+	26, // 10: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	26, // 11: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	26, // 12: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	27, // 13: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	0,  // 14: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	23, // 15: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	25, // 16: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 17: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	54, // 18: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	22, // 19: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	21, // 20: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	18, // 21: nvshare.v1.GPU.refused:type_name -> nvshare.v1.WayRefusal
+	20, // 22: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	13, // 23: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
+	19, // 24: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
+	19, // 25: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
+	19, // 26: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
+	26, // 27: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	26, // 28: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 29: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 30: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	24, // 31: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	6,  // 32: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
+	26, // 33: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	27, // 34: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 35: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 36: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 37: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	31, // 38: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
+	26, // 39: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
+	26, // 40: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
+	35, // 41: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 42: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 43: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	26, // 44: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	38, // 45: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	26, // 46: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	41, // 47: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 48: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 49: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	26, // 50: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	44, // 51: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	27, // 52: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	27, // 53: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	26, // 54: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	46, // 55: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	26, // 56: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	26, // 57: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	44, // 58: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	26, // 59: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	27, // 60: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	19, // 61: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	7,  // 62: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	57, // 63: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	7,  // 64: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	26, // 65: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	8,  // 66: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	28, // 67: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	29, // 68: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	32, // 69: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
+	39, // 70: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	42, // 71: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	36, // 72: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	36, // 73: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	45, // 74: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	48, // 75: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	50, // 76: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	52, // 77: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	55, // 78: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	9,  // 79: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	34, // 80: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	30, // 81: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	33, // 82: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
+	40, // 83: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	43, // 84: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	37, // 85: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	37, // 86: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	47, // 87: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	49, // 88: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	51, // 89: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	53, // 90: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	56, // 91: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	79, // [79:92] is the sub-list for method output_type
+	66, // [66:79] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -5781,18 +6004,18 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[18].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[22].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[26].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[29].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[32].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[20].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[24].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[28].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[31].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
-			NumEnums:      7,
-			NumMessages:   48,
+			NumEnums:      8,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

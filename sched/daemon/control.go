@@ -71,7 +71,8 @@ func inLoop[Request, Response any](ctx context.Context, d *Daemon, answer func(R
 }
 
 func (s controlService) Set(ctx context.Context, req *api.SetRequest) (*api.SetResponse, error) {
-	return inLoop(ctx, s.d, s.d.set, req)
+	by := author{UID: callerOf(ctx), Unix: time.Now().Unix()}
+	return inLoop(ctx, s.d, func(req *api.SetRequest) (*api.SetResponse, error) { return s.d.set(req, by) }, req)
 }
 
 func (s controlService) Drain(ctx context.Context, req *api.DrainRequest) (*api.DrainResponse, error) {
@@ -216,72 +217,6 @@ func (s controlService) ReportPlugin(ctx context.Context, req *api.ReportPluginR
 	})
 }
 
-func (d *Daemon) set(req *api.SetRequest) (*api.SetResponse, error) {
-	change := setting{Quantum: time.Duration(req.QuantumNs)}
-	if req.SwapShare != nil {
-		change.SwapShare = percent(int(*req.SwapShare))
-	}
-	if err := change.check(); err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "set: %v", err)
-	}
-	if req.Mode != api.Mode_MODE_UNSPECIFIED {
-		mode, ok := schedModes[req.Mode]
-		if !ok {
-			return nil, status.Errorf(codes.InvalidArgument, "set mode %v: unknown", req.Mode)
-		}
-		change.Mode = mode.String()
-	}
-	uuid, gpus := "", d.order
-	if req.Gpu != "" {
-		g := d.findGPU(req.Gpu)
-		if g == nil {
-			return nil, noSuchGPU(req.Gpu)
-		}
-		uuid, gpus = g.UUID, []*gpu{g}
-	}
-	oldShare := map[string]int{"": d.swapShareOf("")}
-	for _, g := range gpus {
-		oldShare[g.UUID] = d.swapShareOf(g.UUID)
-	}
-	if change != (setting{}) {
-		if err := d.changeSettings(d.settings.with(uuid, change)); err != nil {
-			return nil, err
-		}
-	}
-	resp := &api.SetResponse{}
-	apply := func(q *time.Duration, m *sched.Mode, uuid string) *api.Change {
-		c := &api.Change{Uuid: uuid, OldQuantumNs: int64(*q), OldMode: apiMode(*m)}
-		*q, *m = d.settingOf(uuid)
-		c.NewQuantumNs, c.NewMode = int64(*q), apiMode(*m)
-		if req.SwapShare != nil || d.opts.SwapMemory != 0 { // else it means nothing
-			c.OldSwapShare, c.NewSwapShare = uint32(oldShare[uuid]), uint32(d.swapShareOf(uuid))
-		}
-		resp.Changes = append(resp.Changes, c)
-		return c
-	}
-	if uuid == "" {
-		apply(&d.opts.Quantum, &d.opts.Mode, "")
-	}
-	for _, g := range gpus {
-		c := apply(&g.quantum, &g.mode, g.UUID)
-		c.Index = uint32(g.Index)
-		d.noteSetting(g, "", false, "time quantum", time.Duration(c.OldQuantumNs), time.Duration(c.NewQuantumNs))
-		d.noteSetting(g, "", false, "anti-thrash", api.AntiThrash(c.OldMode), api.AntiThrash(c.NewMode))
-		if c.NewSwapShare != c.OldSwapShare && d.opts.SwapMemory != 0 {
-			d.noteSetting(g, "", false, "swap share", api.FormatPercent(c.OldSwapShare), api.FormatPercent(c.NewSwapShare))
-			d.step(g, sched.SetSwapShare{Percent: int(c.NewSwapShare)})
-		}
-		if c.NewQuantumNs != c.OldQuantumNs {
-			d.step(g, sched.SetQuantum{D: g.quantum})
-		}
-		if c.NewMode != c.OldMode {
-			d.step(g, sched.SetMode{M: g.modeNow()})
-		}
-		d.log.Infof("GPU %d: time quantum %v, %v", g.Index, g.quantum, g.mode)
-	}
-	return resp, nil
-}
-
 func noSuchGPU(name string) error {
 	return status.Errorf(codes.NotFound, "GPU %.64q: no such UUID or index (nvsharectl status lists them)", name)
 }
@@ -381,6 +316,7 @@ func (d *Daemon) status() *api.StatusResponse {
 	}
 	slices.SortFunc(r.Containers, func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
 	r.Settings = d.allSettings()
+	r.Config = d.config()
 	return r
 }
 

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -54,7 +53,10 @@ type Options struct {
 	Quantum time.Duration
 	Grace   time.Duration
 	Mode    sched.Mode
-	Tuning  sched.Tuning // how time is accounted
+	// Flags are the names of the settings (api.TurnLengthSetting and so on) that the command
+	// line says; the others are the program's defaults. It is for display.
+	Flags  []string
+	Tuning sched.Tuning // how time is accounted
 	// FenceAction is FenceReport if it is "".
 	FenceAction FenceAction
 	// Spin is how long the scheduler and the next client may spin for the
@@ -367,11 +369,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.serveControl = func() {
 		l := d.dir.Control
-		d.wg.Go(func() {
-			if err := server.Serve(ctx, l); err != nil && ctx.Err() == nil && !errors.Is(err, net.ErrClosed) {
-				d.log.WithError(err).Error("control socket: no longer served")
-			}
-		})
+		d.wg.Go(func() { d.accept(ctx, l, d.admitCaller(server)) })
 	}
 	d.serveTenants()
 	d.serveView()
@@ -397,6 +395,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 
 	d.dir.Tenants.Close()
 	d.dir.View.Close()
+	d.dir.Control.Close()
 	server.Close()
 	for c := range d.conns {
 		c.sock.Close()

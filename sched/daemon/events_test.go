@@ -79,7 +79,7 @@ func TestEventsTellTheStory(t *testing.T) {
 		t.Errorf("lost %d, next %d", r.Lost, r.Next)
 	}
 	set, revoke, release, grant, exit := r.Events[6], r.Events[7], r.Events[8], r.Events[9], r.Events[14]
-	if set.Setting != "time quantum" || set.Old != "24h0m0s" || set.New != "1ms" || set.Uuid != gpuA.UUID {
+	if set.Setting != "turn-length" || set.Old != "24h0m0s" || set.New != "1ms" || set.Uuid != gpuA.UUID {
 		t.Errorf("set %v", set)
 	}
 	if revoke.Client != a.id || revoke.Pid != uint32(p.cmd.Process.Pid) || revoke.Waiters != 1 || revoke.Epoch != e1 || revoke.Uuid != gpuA.UUID {

@@ -87,8 +87,6 @@ func newFuzzDaemon(f testing.TB, dir string) fuzzDaemon {
 // forget makes it as new.
 func (d fuzzDaemon) forget(t *testing.T) {
 	t.Helper()
-	fresh := testOptions(d.dir)
-	d.opts.Quantum, d.opts.Mode = fresh.Quantum, fresh.Mode
 	d.state = state.New(d.bootID)
 	d.settings, d.shares = settings{}, shares{}
 	d.gpus, d.order, d.node = map[wire.UUID]*gpu{}, nil, sched.NewNode()

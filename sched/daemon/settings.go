@@ -3,15 +3,14 @@
 package daemon
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
+	"slices"
 	"time"
 
-	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -46,11 +45,22 @@ type fault struct {
 	Text   string `json:"text"`
 }
 
-// setting is how a GPU is shared. A part that is zero is not set.
+// setting is how a GPU is shared. A part that is zero is not said. Authors are of what was set by
+// hand; an earlier scheduler did not record them.
 type setting struct {
 	Quantum   time.Duration `json:"quantum_ns,omitempty"`
 	Mode      string        `json:"mode,omitempty"` // as sched.Mode has it
 	SwapShare swapShare     `json:"swap_share,omitzero"`
+
+	QuantumBy   author `json:"quantum_by,omitzero"`
+	ModeBy      author `json:"mode_by,omitzero"`
+	SwapShareBy author `json:"swap_share_by,omitzero"`
+}
+
+// author is who has set something by hand, and when.
+type author struct {
+	UID  uint32 `json:"uid"`
+	Unix int64  `json:"unix_time"`
 }
 
 // swapShare is the percentage of the time that moving memory may take; 0: turns are as long as the
@@ -62,7 +72,6 @@ type swapShare struct {
 
 func percent(n int) swapShare { return swapShare{true, n} }
 
-func (s swapShare) String() string               { return api.FormatPercent(uint32(s.percent)) }
 func (s swapShare) MarshalJSON() ([]byte, error) { return json.Marshal(s.percent) }
 
 func (s *swapShare) UnmarshalJSON(text []byte) error {
@@ -70,22 +79,89 @@ func (s *swapShare) UnmarshalJSON(text []byte) error {
 	return json.Unmarshal(text, &s.percent)
 }
 
-func (s setting) or(other setting) setting {
-	return setting{cmp.Or(s.Quantum, other.Quantum), cmp.Or(s.Mode, other.Mode), cmp.Or(s.SwapShare, other.SwapShare)}
+// part is one of the settings that a setting may say.
+type part struct {
+	name string
+	text func(setting) string // for people; "": it does not say it
+	by   func(setting) author
+	copy func(to *setting, from setting)
 }
 
-// without returns s without the parts that change says.
-func (s setting) without(change setting) setting {
-	if change.Quantum != 0 {
-		s.Quantum = 0
-	}
-	if change.Mode != "" {
-		s.Mode = ""
-	}
-	if change.SwapShare.said {
-		s.SwapShare = swapShare{}
+var settingParts = []part{
+	{
+		api.TurnLengthSetting,
+		func(s setting) string {
+			if s.Quantum == 0 {
+				return ""
+			}
+			return s.Quantum.String()
+		},
+		func(s setting) author { return s.QuantumBy },
+		func(to *setting, from setting) { to.Quantum, to.QuantumBy = from.Quantum, from.QuantumBy },
+	},
+	{
+		api.AntiThrashSetting,
+		func(s setting) string {
+			mode, ok := modeNamed(s.Mode)
+			if !ok {
+				return ""
+			}
+			return api.AntiThrash(apiMode(mode))
+		},
+		func(s setting) author { return s.ModeBy },
+		func(to *setting, from setting) { to.Mode, to.ModeBy = from.Mode, from.ModeBy },
+	},
+	{
+		api.SwapShareSetting,
+		func(s setting) string {
+			if !s.SwapShare.said {
+				return ""
+			}
+			return api.FormatPercent(uint32(s.SwapShare.percent))
+		},
+		func(s setting) author { return s.SwapShareBy },
+		func(to *setting, from setting) { to.SwapShare, to.SwapShareBy = from.SwapShare, from.SwapShareBy },
+	},
+}
+
+// or returns s with what it does not say from other.
+func (s setting) or(other setting) setting {
+	for _, p := range settingParts {
+		if p.text(s) == "" {
+			p.copy(&s, other)
+		}
 	}
 	return s
+}
+
+// without returns s without the parts of these names.
+func (s setting) without(names []string) setting {
+	for _, p := range settingParts {
+		if slices.Contains(names, p.name) {
+			p.copy(&s, setting{})
+		}
+	}
+	return s
+}
+
+// unlike returns of s what other says differently, or not at all.
+func (s setting) unlike(other setting) setting {
+	for _, p := range settingParts {
+		if p.text(s) == p.text(other) {
+			p.copy(&s, setting{})
+		}
+	}
+	return s
+}
+
+// says returns the names of what s says.
+func (s setting) says() (names []string) {
+	for _, p := range settingParts {
+		if p.text(s) != "" {
+			names = append(names, p.name)
+		}
+	}
+	return names
 }
 
 func (s setting) check() error {
@@ -158,24 +234,31 @@ func (s settings) Check() error {
 	return nil
 }
 
-// with returns s with a change by Set. A change for all GPUs also replaces the
-// settings of single ones.
-func (s settings) with(uuid string, change setting) settings {
-	gpus := map[string]setting{}
-	if uuid == "" {
-		s.All = change.or(s.All)
-		for u, g := range s.GPUs {
-			if g = g.without(change); g != (setting{}) {
-				gpus[u] = g
-			}
-		}
-	} else {
-		maps.Copy(gpus, s.GPUs)
-		gpus[uuid] = change.or(gpus[uuid])
+// with returns s with a change by Set: what has these names is again as the command line says, and
+// the change is in force. What would change nothing is not recorded. A change for all GPUs also
+// replaces the settings of single ones.
+func (s settings) with(uuid string, unset []string, change setting) settings {
+	gpus := maps.Clone(s.GPUs)
+	if gpus == nil {
+		gpus = map[string]setting{}
 	}
+	if uuid == "" {
+		for u, g := range s.GPUs {
+			gpus[u] = g.without(slices.Concat(unset, change.says()))
+		}
+		s.All = s.All.without(unset)
+		s.All = change.unlike(s.All.or(s.Given)).or(s.All)
+	} else {
+		own := s.GPUs[uuid].without(unset)
+		gpus[uuid] = change.unlike(own.or(s.All).or(s.Given)).or(own)
+	}
+	maps.DeleteFunc(gpus, func(_ string, g setting) bool { return g == setting{} })
 	s.GPUs = gpus
 	return s
 }
+
+// of returns what is in force on a GPU; "": on one that has no settings of its own.
+func (s settings) of(uuid string) setting { return s.GPUs[uuid].or(s.All).or(s.Given) }
 
 func (d *Daemon) settingsPath() string { return filepath.Join(d.opts.RunDir, "settings.json") }
 
@@ -192,51 +275,43 @@ func (d *Daemon) restoreSettings() error {
 	if d.settingsErr != nil {
 		d.log.WithError(d.settingsErr).Error("the settings of time quantum, mode and swap share are lost: set them again")
 	}
-	was, all := d.settings.Given, &d.settings.All
+	replaced := d.replaced(given)
 	d.settings.Given = given
-	before := *all
-	replace(d.log, "time quantum %v", &all.Quantum, was.Quantum, given.Quantum)
-	replace(d.log, "mode %v", &all.Mode, was.Mode, given.Mode)
-	replace(d.log, "swap share %v", &all.SwapShare, was.SwapShare, given.SwapShare)
-	if *all != before {
+	if d.settings.All = d.settings.All.without(replaced); len(replaced) > 0 {
 		// Recorded, or the next start with the earlier command line would bring
 		// the setting back.
 		d.keepSettings()
 	}
-	if now := all.or(given); now != given {
-		d.log.Infof("settings from before: time quantum %v, mode %s, swap share %v; the command line says %v, %s, %v",
-			now.Quantum, now.Mode, now.SwapShare, given.Quantum, given.Mode, given.SwapShare)
+	for _, p := range settingParts {
+		if set := p.text(d.settings.All); set != "" {
+			d.log.Infof("%s %s, as it was set before; the command line says %s", p.name, set, p.text(given))
+		}
 	}
-	d.opts.Quantum, d.opts.Mode = all.or(given).values()
 	return nil
 }
 
-// replace drops a setting for all GPUs if the command line has changed since it
-// was set. What the command line was is zero if an older scheduler did not record
-// it: the setting then stays.
-func replace[T comparable](log *logrus.Entry, format string, set *T, was, given T) {
-	var none T
-	if *set == none || was == none || was == given {
-		return
+// replaced returns the settings that the command line replaces, because it has changed since they
+// were set. An older scheduler did not record what the command line was: then they stay.
+func (d *Daemon) replaced(given setting) (names []string) {
+	for _, p := range settingParts {
+		set, was, is := p.text(d.settings.All), p.text(d.settings.Given), p.text(given)
+		if set != "" && was != "" && was != is {
+			d.log.Infof("%s %s, as the command line says now; it was set to %s before", p.name, is, set)
+			names = append(names, p.name)
+		}
 	}
-	log.Infof(format+", as the command line says now; it was set to %v before", given, *set)
-	*set = none
-}
-
-func (s setting) values() (time.Duration, sched.Mode) {
-	m, _ := modeNamed(s.Mode)
-	return s.Quantum, m
+	return names
 }
 
 // settingOf returns the time quantum and the mode of a GPU.
 func (d *Daemon) settingOf(uuid string) (time.Duration, sched.Mode) {
-	return d.settings.GPUs[uuid].or(d.settings.All).or(d.settings.Given).values()
+	s := d.settings.of(uuid)
+	mode, _ := modeNamed(s.Mode)
+	return s.Quantum, mode
 }
 
 // swapShareOf returns the percentage of the time that moving memory may take on a GPU.
-func (d *Daemon) swapShareOf(uuid string) int {
-	return d.settings.GPUs[uuid].or(d.settings.All).or(d.settings.Given).SwapShare.percent
-}
+func (d *Daemon) swapShareOf(uuid string) int { return d.settings.of(uuid).SwapShare.percent }
 
 // changeSettings records other settings and puts them in force. If the record fails nothing changes.
 func (d *Daemon) changeSettings(next settings) error {

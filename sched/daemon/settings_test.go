@@ -94,7 +94,7 @@ func TestChangedCommandLineWins(t *testing.T) {
 	s.expectSettings(0, 2*time.Second, concurrent)
 	s.expectSettings(1, 4*time.Second, concurrent) // nobody has said anything else of this one
 	s.stop()
-	if !strings.Contains(log.String(), "time quantum 2s, as the command line says now; it was set to 3s before") {
+	if !strings.Contains(log.String(), "turn-length 2s, as the command line says now; it was set to 3s before") {
 		t.Errorf("nothing is said about it:\n%s", log.String())
 	}
 	s = startFound(t, dir, with(2*time.Second, sched.Auto))

@@ -441,8 +441,9 @@ func TestRecordedQuantumLeavesTheSwapShare(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := startFound(t, dir, swapping)
-	if g := s.status().Gpus[0]; g.QuantumNs != 200e6 || g.Swap.SharePercent != 10 {
-		t.Errorf("time quantum %v, swap share %d %%", time.Duration(g.QuantumNs), g.Swap.SharePercent)
+	r := s.status()
+	if g, c := r.Gpus[0], r.Config[0]; g.QuantumNs != 200e6 || g.Swap.SharePercent != 10 || c.Origin != api.Origin_ORIGIN_HAND || c.Author != nil {
+		t.Errorf("time quantum %v, swap share %d %%, %v", time.Duration(g.QuantumNs), g.Swap.SharePercent, c)
 	}
 }
 

@@ -101,6 +101,7 @@ or a process that removes LD_PRELOAD is not held.`,
 			if err != nil {
 				return err
 			}
+			opts.Flags = settingsSaid(cmd.Flags())
 			*status = exitFailed
 			if opts.Sockets.Tenants, err = passedSocket(activation.Files(true)); err != nil {
 				return err

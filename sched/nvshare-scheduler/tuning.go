@@ -11,8 +11,10 @@ import (
 
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
 )
 
 // tuningFlags say how time is accounted. Their defaults come from the
@@ -89,6 +91,18 @@ func antiThrashDefault() string {
 	default:
 		return mode // "auto"; the flag refuses anything else
 	}
+}
+
+// settingsSaid returns the settings that the command line or the environment says.
+func settingsSaid(fs *pflag.FlagSet) (names []string) {
+	for _, s := range []struct{ setting, flag string }{
+		{api.TurnLengthSetting, "tq"}, {api.AntiThrashSetting, "anti-thrash"}, {api.SwapShareSetting, "swap-share"},
+	} {
+		if fs.Changed(s.flag) || s.flag == "anti-thrash" && os.Getenv("NVSHARE_SCHEDULING_MODE") != "" {
+			names = append(names, s.setting)
+		}
+	}
+	return names
 }
 
 // without are variables of other nvshare schedulers that have no effect here,

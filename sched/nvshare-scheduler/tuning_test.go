@@ -75,6 +75,26 @@ func TestSchedulingMode(t *testing.T) {
 	}
 }
 
+// What nobody has said is a default, also where somebody says the same.
+func TestSettingsSaid(t *testing.T) {
+	for _, tc := range []struct{ env, args, want string }{
+		{"", "--grace 5", ""},
+		{"", "--tq 100ms --swap-share none", "turn-length swap-share"},
+		{"", "--anti-thrash auto", "anti-thrash"},
+		{"auto", "", "anti-thrash"},
+	} {
+		t.Setenv("NVSHARE_SCHEDULING_MODE", tc.env)
+		status := 0
+		cmd := command(&status)
+		if err := cmd.ParseFlags(strings.Fields(tc.args)); err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(settingsSaid(cmd.Flags()), " "); got != tc.want {
+			t.Errorf("%q %s: %q, want %q", tc.env, tc.args, got, tc.want)
+		}
+	}
+}
+
 func TestVariablesWithoutEffect(t *testing.T) {
 	var b strings.Builder
 	log := logrus.New()

@@ -32,7 +32,7 @@ const maxSocketPath = 107
 type Dir struct {
 	Tenants *net.UnixListener // SOCK_SEQPACKET
 	View    *net.UnixListener // SOCK_STREAM
-	Control net.Listener
+	Control *net.UnixListener // the same
 	path    string
 	group   *int // of the control socket
 	lock    *os.File
@@ -155,7 +155,7 @@ func (d *Dir) listenControl() error {
 	if d.Control != nil {
 		d.Control.Close()
 	}
-	d.Control = l
+	d.Control = l.(*net.UnixListener)
 	return d.note(d.controlSocket(), true)
 }
 
