@@ -56,7 +56,7 @@ func complete(root *cobra.Command, f *rootFlags) {
 				_ = cmd.RegisterFlagCompletionFunc("output", fixed(strings.Split(forms, "|")...))
 			}
 		}
-		if slices.Contains(withTenant, cmd.Name()) {
+		if slices.Contains(withTenant, cmd.Name()) && cmd.ValidArgsFunction == nil { // config set has its own
 			cmd.ValidArgsFunction = names(tenantNames)
 		}
 	}

@@ -17,18 +17,24 @@ func TestCompletion(t *testing.T) {
 	r.Containers = []*api.Container{{Id: "x", Name: "train", Engine: "podman"}}
 	dir := serve(t, &fake{status: r})
 	for args, want := range map[string][]string{
-		"why ":               {"ml/train-a/main", "user 1000"},
-		"set ":               {"ml/train-a/main", "user 1000"},
-		"suspend ":           {"ml/train-a/main", "user 1000"},
-		"migrate ":           {"ml/train-a/main"},
-		"doctor test --gpu ": {"0\tNVIDIA SimGPU"},
-		"set --container ":   {"train", "ml/train-b/main"},
-		"events --tenant ":   {"ml/train-a/main"},
-		"events --type ":     {"turn", "out-of-memory"},
-		"status --gpu ":      {"0\tNVIDIA SimGPU"},
-		"set --priority ":    {"latency"},
-		"-o ":                {"yaml"},
-		"stat":               {"status"},
+		"why ":                            {"ml/train-a/main", "user 1000"},
+		"set ":                            {"ml/train-a/main", "user 1000"},
+		"suspend ":                        {"ml/train-a/main", "user 1000"},
+		"migrate ":                        {"ml/train-a/main"},
+		"doctor test --gpu ":              {"0\tNVIDIA SimGPU"},
+		"set --container ":                {"train", "ml/train-b/main"},
+		"events --tenant ":                {"ml/train-a/main"},
+		"events --type ":                  {"turn", "out-of-memory"},
+		"status --gpu ":                   {"0\tNVIDIA SimGPU"},
+		"set --priority ":                 {"latency"},
+		"-o ":                             {"yaml"},
+		"config ":                         {"list", "reset", "set"},
+		"config set ":                     {"turn-length\t", "anti-thrash\t", "swap-share\t"},
+		"config set anti-thrash ":         {"on", "off", "auto"},
+		"config set turn-length 1 --gpu ": {"0\tNVIDIA SimGPU"},
+		"config reset ":                   {"turn-length\t"},
+		"config reset turn-length ":       {"swap-share\t"},
+		"stat":                            {"status"},
 	} {
 		words := strings.Split(args, " ")
 		code, out, errs := ctl(append(append([]string{"__complete", "--run-dir", dir}, words[:len(words)-1]...), words[len(words)-1])...)

@@ -138,8 +138,7 @@ while there is no scheduler.
 
 Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 		Example: `  nvsharectl                  status
-  nvsharectl -T 200ms         time quantum of every GPU
-  nvsharectl -S off --gpu 0   all tenants of GPU 0 at once
+  nvsharectl config set turn-length 200ms
   nvsharectl set --container ml/train-a/main --core-limit 25 --memory-limit 8Gi`,
 		Args:          noCommand,
 		Version:       api.Version,
@@ -154,7 +153,7 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 				if cmd.Flags().Changed("output") {
 					return usageError{errors.New("--output is for the status: it cannot go with --set-tq or --anti-thrash")}
 				}
-				return f.set.run(cmd.Context(), f.runDir, io)
+				return f.set.run(cmd, f.runDir, io)
 			}
 			return showStatus(cmd.Context(), f, io)
 		},
@@ -165,7 +164,7 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 	root.PersistentFlags().StringVar(&f.runDir, "run-dir", api.RunDir(), "the scheduler's `directory`; default from NVSHARE_RUN_DIR")
 	outputFlag(root, f)
 	f.set.add(root)
-	root.AddCommand(statusCommand(f, io), topCommand(f, io), whyCommand(f, io), suspendCommand(f, io), resumeCommand(f, io), eventsCommand(f, io), webCommand(f, io), setCommand(f, io), migrateCommand(f, io), drainCommand(f, io), undrainCommand(f, io), startCommand(f, io), versionCommand(f, io), doctorCommand(f, io), cdiCommand(io),
+	root.AddCommand(statusCommand(f, io), topCommand(f, io), whyCommand(f, io), suspendCommand(f, io), resumeCommand(f, io), eventsCommand(f, io), webCommand(f, io), setCommand(f, io), configCommand(f, io), migrateCommand(f, io), drainCommand(f, io), undrainCommand(f, io), startCommand(f, io), versionCommand(f, io), doctorCommand(f, io), cdiCommand(io),
 		installCommand(newInstaller(io)), uninstallCommand(newInstaller(io)), manual.Command("1", api.Version, completions))
 	complete(root, f)
 	manual.Wrap(root)

@@ -85,42 +85,6 @@ func TestColour(t *testing.T) {
 	}
 }
 
-func TestSet(t *testing.T) {
-	gpu0 := &api.Change{
-		Uuid: "GPU-x", OldQuantumNs: 100_000_000, NewQuantumNs: 45_000_000_000,
-		OldMode: api.Mode_MODE_EXCLUSIVE, NewMode: api.Mode_MODE_CONCURRENT,
-		OldSwapShare: 10, NewSwapShare: 10,
-	}
-	turns := proto.Clone(gpu0).(*api.Change)
-	turns.OldMode, turns.NewMode = api.Mode_MODE_AUTO, api.Mode_MODE_EXCLUSIVE
-	chosen := proto.Clone(gpu0).(*api.Change)
-	chosen.NewMode = api.Mode_MODE_AUTO
-	sharing := proto.Clone(gpu0).(*api.Change)
-	sharing.NewSwapShare = 25
-	for _, tc := range []struct {
-		args   string
-		want   *api.SetRequest
-		out    string
-		change *api.Change
-	}{
-		{"-T 45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n", gpu0},
-		{"--set-tq=45", &api.SetRequest{QuantumNs: 45e9}, "GPU 0: time quantum 100ms → 45s\n", gpu0},
-		{"-T 200ms --gpu 0", &api.SetRequest{QuantumNs: 200e6, Gpu: "0"}, "GPU 0: time quantum 100ms → 45s\n", gpu0},
-		{"-S auto", &api.SetRequest{Mode: api.Mode_MODE_AUTO}, "GPU 0: tenants run at the same time (-S on → off)\n", gpu0},
-		{"-S off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, "GPU 0: tenants run at the same time (-S on → off)\n", gpu0},
-		{"-S on", &api.SetRequest{Mode: api.Mode_MODE_EXCLUSIVE}, "GPU 0: tenants take turns (-S auto → on)\n", turns},
-		{"-S auto", &api.SetRequest{Mode: api.Mode_MODE_AUTO}, "GPU 0: tenants share by time slices, by turns, or all at the same time, as suits them (-S on → auto)\n", chosen},
-		{"--swap-share 25%", &api.SetRequest{SwapShare: proto.Uint32(25)}, "GPU 0: swap share 10% → 25%\n", sharing},
-		{"--anti-thrash=on -T 1", &api.SetRequest{QuantumNs: 1e9, Mode: api.Mode_MODE_EXCLUSIVE}, "GPU 0: time quantum 100ms → 45s, tenants run at the same time (-S on → off)\n", gpu0},
-	} {
-		f := &fake{changes: []*api.Change{tc.change}}
-		code, out, errs := ctl(append(strings.Fields(tc.args), "--run-dir", serve(t, f))...)
-		if code != exitOK || out != tc.out || errs != "" || !proto.Equal(f.set, tc.want) {
-			t.Errorf("%s: exit %d, %q %q, request %v", tc.args, code, out, errs, f.set)
-		}
-	}
-}
-
 func TestSetShare(t *testing.T) {
 	pod := &api.Container{Id: strings.Repeat("a", 64), Namespace: "ml", Pod: "train", Name: "main"}
 	gpu0 := &api.ShareChange{Uuid: "GPU-x", OldMemoryBytes: 8 << 30, NewMemoryBytes: 4 << 30, UsedMemoryBytes: 1 << 30,
@@ -171,7 +135,7 @@ func TestSetShare(t *testing.T) {
 
 func TestErrors(t *testing.T) {
 	notFound := &fake{err: status.Error(codes.NotFound, `GPU "9": no such UUID or index`)}
-	outOfRange := &fake{err: status.Error(codes.InvalidArgument, "set: time quantum 1ns is below 1ms: give a time from 1ms to 24h0m0s")}
+	outOfRange := &fake{err: status.Error(codes.InvalidArgument, "time quantum 1ns is below 1ms: give a time from 1ms to 24h0m0s")}
 	broken := &fake{err: errors.New("it broke")}
 	for _, tc := range []struct {
 		args string
@@ -188,6 +152,24 @@ func TestErrors(t *testing.T) {
 		{"-S ON", nil, exitUsage, "neither on nor off nor auto"},
 		{"-T 1 -S maybe", nil, exitUsage, "--anti-thrash"},
 		{"-T 1 extra", nil, exitUsage, "extra"},
+		{"-T 200", nil, exitUsage, "did you mean 200ms? If not, say 200s"},
+		{"-T 60.5", nil, exitUsage, "did you mean 60.5ms?"},
+		{"config", nil, exitUsage, "say set, list or reset"},
+		{"config sett turn-length 1", nil, exitUsage, "did you mean set?"},
+		{"config set", nil, exitUsage, "a setting (turn-length, anti-thrash, swap-share) and its value"},
+		{"config set turn-length", nil, exitUsage, "and its value"},
+		{"config set turn-lenght 1", nil, exitUsage, "did you mean turn-length?"},
+		{"config set quantum 1", nil, exitUsage, "there are turn-length, anti-thrash, swap-share"},
+		{"config set turn-length 200", nil, exitUsage, "turn-length: 200 without a unit is 200 seconds, 3m20s: did you mean 200ms?"},
+		{"config set turn-length soon", nil, exitUsage, "turn-length: "},
+		{"config set anti-thrash maybe", nil, exitUsage, "anti-thrash: "},
+		{"config set swap-share 51", nil, exitUsage, "swap-share: "},
+		{"config reset", nil, exitUsage, "which setting (turn-length, anti-thrash, swap-share), or --all"},
+		{"config reset turn-length --all", nil, exitUsage, "or --all"},
+		{"config reset tq", nil, exitUsage, `"tq" is no setting`},
+		{"config list -o wide", nil, exitUsage, "none of table, json, yaml"},
+		{"config list", &fake{status: sample()}, exitFailed, "older than this nvsharectl"},
+		{"config set turn-length 1 --gpu 9", notFound, exitFailed, `GPU "9"`},
 		{"-T 1 -o json", nil, exitUsage, "--output"},
 		{"status -T 1", nil, exitUsage, "unknown shorthand"},
 		{"set", nil, exitUsage, "set what, and whose? give a tenant and a setting, like nvsharectl set ml/train-a/main --core-limit 25"},
@@ -236,7 +218,7 @@ func TestErrors(t *testing.T) {
 		{"doctor inseid", nil, exitUsage, "unknown command \"inseid\"\n"},
 		{"cdi generate --kind x", nil, exitUsage, "--kind"},
 		{"-T 1 --gpu 9", notFound, exitFailed, `GPU "9"`},
-		{"-T 1ns", outOfRange, exitUsage, "time quantum 1ns is below 1ms"},
+		{"-T 1ns", outOfRange, exitUsage, "nvsharectl: time quantum 1ns is below 1ms"},
 		{"status", broken, exitFailed, "it broke"},
 		{"status --gpu 9", &fake{status: sample()}, exitFailed, "no such index or UUID"},
 		{"status --gpu 0", &fake{status: &api.StatusResponse{}}, exitFailed, "has no GPU (nvsharectl doctor"},
@@ -256,7 +238,7 @@ func TestErrors(t *testing.T) {
 func TestEmptyGPU(t *testing.T) {
 	for _, args := range []string{
 		"-S off --gpu=", "-T 1 --gpu=", "status --gpu=", "top --once --gpu=", "events --gpu=", "set --user 1 --core-limit 25 --gpu=",
-		"suspend 1000 --gpu=", "resume 1000 --gpu=", "migrate 1000 --gpu=", "drain --gpu=", "run --gpu= -- true",
+		"config set turn-length 1 --gpu=", "config reset --all --gpu=", "suspend 1000 --gpu=", "resume 1000 --gpu=", "migrate 1000 --gpu=", "drain --gpu=", "run --gpu= -- true",
 	} {
 		f := &fake{status: sample(), share: &api.SetShareResponse{}} // moves panic
 		code, out, errs := ctl(append([]string{"--run-dir", serve(t, f)}, strings.Fields(args)...)...)
@@ -315,7 +297,7 @@ func TestHelp(t *testing.T) {
 	if code != exitOK || errs != "" {
 		t.Errorf("exit %d, %q", code, errs)
 	}
-	for _, want := range []string{"-T, --set-tq", "-S, --anti-thrash", "cdi", "set ", "status", "top ", "events", "Exit status"} {
+	for _, want := range []string{"-T, --set-tq", "-S, --anti-thrash", "cdi", "set ", "config", "status", "top ", "events", "Exit status"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("help lacks %q", want)
 		}
