@@ -35,6 +35,7 @@ var checks = []struct {
 	{"controls", checkControls},
 	{"hand-over", checkHandOver},
 	{"proc", checkProc},
+	{"settings", checkConfig},
 	{"socket", checkSocket},
 	{"container", checkInside},
 	{"status", checkView},

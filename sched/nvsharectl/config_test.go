@@ -100,3 +100,62 @@ func TestConfigList(t *testing.T) {
 		golden(t, name, out)
 	}
 }
+
+// What was set by hand is shown as that; without it there is no table, and nothing in the JSON.
+func TestSetByHandIsShown(t *testing.T) {
+	code, out, _ := ctl("-o", "wide", "--run-dir", serve(t, &fake{status: configured()}))
+	if code != exitOK || strings.Count(out, "turn-length") != 3 || strings.Contains(out, "anti-thrash") || !strings.Contains(out, "SET BY HAND  GPU") {
+		t.Errorf("exit %d\n%s", code, out)
+	}
+	if _, out, _ = ctl("-o", "json", "--run-dir", serve(t, &fake{status: configured()})); strings.Count(out, `"origin": "hand"`) != 3 {
+		t.Error(out)
+	}
+	if _, out, _ = ctl("-o", "wide", "--run-dir", serve(t, &fake{status: sample()})); strings.Contains(out, "SET BY HAND") {
+		t.Error(out)
+	}
+}
+
+// The doctor warns of settings with which GPUs are shared badly, and names who set them and the
+// command that takes them back.
+func TestCheckConfig(t *testing.T) {
+	swaps := &api.Swap{CapacityBytes: 1 << 30}
+	by := &api.Author{Uid: 4242424, UnixTime: 1764250000}
+	for _, tc := range []struct {
+		value string // name, value
+		on    string // GPU
+		flag  bool
+		swap  *api.Swap
+		level level
+		text  string
+		fix   string
+	}{
+		{"turn-length 5ms", "", false, nil, warn, "turn-length 5ms (set by hand by user 4242424, 20", "nvsharectl config reset turn-length"},
+		{"turn-length 5ms", "1", false, nil, warn, ", on GPU 1): a drain may take 10ms", "nvsharectl config reset turn-length --gpu 1"},
+		{"turn-length 3m20s", "", false, nil, warn, "each waits that long", "nvsharectl config reset turn-length"},
+		{"turn-length 5ms", "", true, nil, warn, "(a flag of the scheduler)", "start nvshare-scheduler without that flag"},
+		{"turn-length 10ms", "", false, nil, pass, "1 value is set by hand", ""},
+		{"turn-length 1m0s", "", true, nil, pass, "nothing is set by hand", ""},
+		{"swap-share none", "", false, nil, pass, "1 value is set by hand", ""},
+		{"swap-share none", "", false, swaps, warn, "moving memory may take most of the time", "nvsharectl config reset swap-share"},
+		{"swap-share 10%", "", false, swaps, pass, "1 value is set by hand", ""},
+	} {
+		r := sample()
+		r.Gpus[0].Swap = tc.swap
+		name, value, _ := strings.Cut(tc.value, " ")
+		v := &api.ConfigValue{Name: name, Value: value, Origin: api.Origin_ORIGIN_HAND, Author: by}
+		if tc.flag {
+			v.Origin, v.Author = api.Origin_ORIGIN_FLAG, nil
+		}
+		if tc.on != "" {
+			v.Uuid = r.Gpus[1].Uuid
+		}
+		r.Config = []*api.ConfigValue{v}
+		all := checkConfig(&patient{status: r})
+		if len(all) != 1 || all[0].Level != tc.level || !strings.Contains(all[0].Text, tc.text) || all[0].Fix != tc.fix {
+			t.Errorf("%s: %v", tc.value, all)
+		}
+	}
+	if all := checkConfig(&patient{status: sample()}); all != nil {
+		t.Errorf("an older scheduler: %v", all)
+	}
+}

@@ -25,6 +25,8 @@ type statusJSON struct {
 	ProtocolErrors uint64      `json:"protocol_errors"`
 	GPUs           []gpuJSON   `json:"gpus"`
 	Containers     []container `json:"containers"`
+	// How GPUs are shared; absent: to users, and by an older scheduler.
+	Config []configJSON `json:"config,omitempty"`
 	// View says whose answer this is; absent: root's, which has everything.
 	View *viewJSON `json:"view,omitempty"`
 }
@@ -259,6 +261,7 @@ func newStatusJSON(r *api.StatusResponse) statusJSON {
 	for _, c := range r.Containers {
 		s.Containers = append(s.Containers, newContainer(c))
 	}
+	s.Config = newConfigJSON(r)
 	if v := r.View; v != nil {
 		s.View = &viewJSON{newContainer(v.Container), v.Uid, v.Problems}
 	}

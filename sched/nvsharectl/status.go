@@ -31,6 +31,7 @@ MEMORY  what it has reserved of the GPU's memory, and of which limit
 With -o wide also, for each GPU, how many drains, hand-overs and waits for a grant there
 were, their median and 99th percentile; and
 
+SET BY HAND   settings that somebody has changed (nvsharectl config), who and when
 WAIT p50/p99  how long half of its waits for a grant, and 99 of 100, lasted at most
               in the latest minute
 DEBT          the time that it used above its core limit and has to make up for

@@ -55,7 +55,7 @@ func printWide(io streams, r *api.StatusResponse) {
 			clients.add(colours, cells...)
 		}
 	}
-	for i, t := range []table{gpus, tenants, swaps, clients, enforcement(r)} {
+	for i, t := range []table{gpus, handTable(r), tenants, swaps, clients, enforcement(r)} {
 		if len(t.rows) == 0 {
 			continue
 		}
