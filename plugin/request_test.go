@@ -144,7 +144,7 @@ func TestMemoryLimit(t *testing.T) {
 
 		"nonsense":              {map[string]string{key: "lots"}, 0, `annotation nvshare.com/gpu-memory-limit="lots": "lots" is not a size of memory`},
 		"empty":                 {map[string]string{key: ""}, 0, `annotation nvshare.com/gpu-memory-limit=""`},
-		"unit that is none":     {map[string]string{key: "8GB"}, 0, "a quantity such as 8Gi"},
+		"unit that is none":     {map[string]string{key: "8GB"}, 0, "did you mean 8G?"},
 		"negative":              {map[string]string{key: "-8Gi"}, 0, "a quantity such as 8Gi"},
 		"zero":                  {map[string]string{key: "0"}, 0, "less than 1Mi"},
 		"millibytes":            {map[string]string{key: "8m"}, 0, "a quantity such as 8Gi"},

@@ -5,6 +5,7 @@ package api
 import (
 	"fmt"
 	"regexp"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -16,7 +17,12 @@ const (
 	MaxMemory = 1 << 50
 )
 
+// FewMemory is a memory limit with which no CUDA program starts, bytes.
+const FewMemory = 256 << 20
+
 var (
+	// almost is what people write for a quantity: 8GB, 8 GiB, 8g.
+	almost     = regexp.MustCompile(`^([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([kKmMgGtT])([iI]?)[bB]?$`)
 	bareNumber = regexp.MustCompile(`^[0-9]{1,18}(\.[0-9]{1,18})?$`)
 	// quantity is narrower than what Kubernetes takes: no sign, no unit below
 	// one, and no exponent that takes minutes to work out.
@@ -31,7 +37,7 @@ func ParseMemory(s string) (bytes uint64, err error) {
 	case bareNumber.MatchString(s):
 		text += "Mi"
 	case !quantity.MatchString(s):
-		return 0, fmt.Errorf("%.64q is not a size of memory: give a quantity such as 8Gi, 4096Mi or 4G; a bare number means MiB", s)
+		return 0, fmt.Errorf("%.64q is not a size of memory%s: give a quantity such as 8Gi, 4096Mi or 4G; a bare number means MiB", s, memoryMeant(s))
 	}
 	q, err := resource.ParseQuantity(text)
 	switch {
@@ -43,6 +49,29 @@ func ParseMemory(s string) (bytes uint64, err error) {
 		return 0, fmt.Errorf("%q is more than 1Pi", s)
 	}
 	return uint64(q.Value()), nil
+}
+
+// memoryMeant asks for the quantity that somebody almost wrote; "": not known.
+func memoryMeant(s string) string {
+	parts := almost.FindStringSubmatch(s)
+	if parts == nil {
+		return ""
+	}
+	unit := strings.ToUpper(parts[2])
+	if unit == "K" && parts[3] == "" {
+		unit = "k"
+	}
+	return fmt.Sprintf(" (did you mean %s%s%s?)", parts[1], unit, strings.ToLower(parts[3]))
+}
+
+// ParseMemoryLimit is ParseMemory for a memory limit. A number that is hardly meant as MiB is
+// refused.
+func ParseMemoryLimit(s string) (bytes uint64, err error) {
+	bytes, err = ParseMemory(s)
+	if err == nil && bytes < FewMemory && bareNumber.MatchString(s) {
+		return 0, fmt.Errorf("%q without a unit is %s MiB, too little for any CUDA program (did you mean %sGi?): give a unit", s, s, s)
+	}
+	return bytes, err
 }
 
 // FormatMemory writes a size exactly; 0 is "none".

@@ -34,6 +34,40 @@ func TestParseMemory(t *testing.T) {
 	}
 }
 
+// What somebody almost wrote is asked for, and that is a quantity.
+func TestMemoryMeant(t *testing.T) {
+	for in, want := range map[string]string{
+		"8GB": "8G", "8GiB": "8Gi", "8 Gi": "8Gi", "8g": "8G", "8gib": "8Gi", "1.5TB": "1.5T", "512mb": "512M", "512 MB": "512M", "4096000KB": "4096000k", "4096000kib": "4096000Ki",
+	} {
+		_, err := ParseMemory(in)
+		if err == nil || !strings.Contains(err.Error(), "(did you mean "+want+"?)") {
+			t.Errorf("%q: %v", in, err)
+		}
+		if _, err := ParseMemory(want); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, in := range []string{"8", "lots", "8PB", "GB", "-8GB", "8GBs"} {
+		if _, err := ParseMemory(in); err != nil && strings.Contains(err.Error(), "did you mean") {
+			t.Error(err)
+		}
+	}
+}
+
+// A number for GiB where MiB are meant is no limit, but a mistake; with a unit it is meant.
+func TestParseMemoryLimit(t *testing.T) {
+	for in, want := range map[string]uint64{"256": 256 << 20, "4096": 4 << 30, "64Mi": 64 << 20, "8Gi": 8 << 30} {
+		if got, err := ParseMemoryLimit(in); err != nil || got != want {
+			t.Errorf("%q is %d, %v; want %d", in, got, err, want)
+		}
+	}
+	for in, want := range map[string]string{"8": `"8" without a unit is 8 MiB, too little for any CUDA program (did you mean 8Gi?)`, "1.5": "did you mean 1.5Gi?", "255": "did you mean 255Gi?", "0": "less than 1Mi", "x": "a quantity"} {
+		if got, err := ParseMemoryLimit(in); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is %d, %v; want %q", in, got, err, want)
+		}
+	}
+}
+
 func TestFormatMemory(t *testing.T) {
 	for n, want := range map[uint64]string{
 		0: "none", 8 << 30: "8Gi", 4096 << 20: "4Gi", 4e9: "4G", 3 << 29: "1536Mi", 1<<30 + 1: "1073741825 bytes",

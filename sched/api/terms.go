@@ -64,7 +64,7 @@ var Fields = []Field{
 	{MemoryLimitField, "memory limit", "memory-limit", "the `size`, like 8Gi; a bare number means MiB; or none", "memory ",
 		func(k *Keep) *bool { return &k.MemoryLimit },
 		field[uint64]{func(t *Terms) *uint64 { return &t.MemoryLimit }, nil, func(r *SetShareRequest) **uint64 { return &r.MemoryBytes },
-			ParseMemory, FormatMemory, checkMemory}},
+			ParseMemoryLimit, FormatMemory, checkMemory}},
 	{CoreLimitField, "core limit", "core-limit", "at most this `percentage` of the GPU's time, 1 to 100, or none", "limit ",
 		func(k *Keep) *bool { return &k.CoreLimit },
 		field[uint32]{func(t *Terms) *uint32 { return &t.CoreLimit }, func(s *Share) *uint32 { return &s.CoreLimit }, func(r *SetShareRequest) **uint32 { return &r.CoreLimit },

@@ -273,7 +273,7 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 		return o, err
 	}
 	if f.memoryLimit != "" && f.memoryLimit != "0" {
-		if o.DefaultMemoryLimit, err = api.ParseMemory(f.memoryLimit); err != nil {
+		if o.DefaultMemoryLimit, err = api.ParseMemoryLimit(f.memoryLimit); err != nil {
 			return o, fmt.Errorf("--default-memory-limit: %w", err)
 		}
 	}

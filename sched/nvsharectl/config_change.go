@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -67,6 +68,8 @@ var waysToShare = map[api.Mode]string{
 // mostSeconds is the greatest number without a unit that is taken for seconds. The original
 // nvsharectl's turns are of 30 s.
 const mostSeconds = 60
+
+var bareNumber = regexp.MustCompile(`^[0-9.]+$`)
 
 // parseTurnLength reads a duration. A number that is hardly meant as seconds is refused.
 func parseTurnLength(text string) (time.Duration, error) {

@@ -7,17 +7,11 @@ import (
 	"fmt"
 	"os/exec"
 	"os/user"
-	"regexp"
 	"strconv"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
-
-// fewMiB is a memory limit with which no CUDA program starts, bytes.
-const fewMiB = 256 << 20
-
-var bareNumber = regexp.MustCompile(`^[0-9.]+$`)
 
 // doubts returns why a request that was carried out may not be what its author meant.
 func (f *shareFlags) doubts(req *api.SetShareRequest, r *api.StatusResponse) (doubts []string) {
@@ -27,18 +21,18 @@ func (f *shareFlags) doubts(req *api.SetShareRequest, r *api.StatusResponse) (do
 			add("no user of this host has the number %d, and no process of such a user is on a GPU", *req.Uid)
 		}
 	}
-	return append(doubts, doubtsOfMemory(req.GetMemoryBytes(), *f.values[memoryLimitKey], r, func(g *api.GPU) bool {
+	return append(doubts, doubtsOfMemory(req.GetMemoryBytes(), r, func(g *api.GPU) bool {
 		return req.Gpu == "" || isGPU(g, req.Gpu)
 	})...)
 }
 
 // doubtsOfMemory returns why a memory limit on these GPUs, 0: none, may not be what its author meant.
-func doubtsOfMemory(limit uint64, text string, r *api.StatusResponse, on func(g *api.GPU) bool) (doubts []string) {
+func doubtsOfMemory(limit uint64, r *api.StatusResponse, on func(g *api.GPU) bool) (doubts []string) {
 	if limit == 0 {
 		return nil
 	}
-	if limit < fewMiB {
-		doubts = append(doubts, fmt.Sprintf("a memory limit of %s is too small for any CUDA program%s", api.FormatMemory(limit), unitMeant(text)))
+	if limit < api.FewMemory {
+		doubts = append(doubts, fmt.Sprintf("a memory limit of %s is too small for any CUDA program", api.FormatMemory(limit)))
 	}
 	for _, g := range r.GetGpus() {
 		if on(g) && g.MemoryBytes != 0 && limit > g.MemoryBytes {
@@ -53,17 +47,6 @@ func (io streams) warn(doubts []string) {
 	for _, w := range doubts {
 		fmt.Fprintf(io.err, "nvsharectl: warning: %s\n", w)
 	}
-}
-
-// memoryLimitKey is the flag of the memory limit.
-const memoryLimitKey = "memory-limit"
-
-// unitMeant says what a number without a unit means.
-func unitMeant(text string) string {
-	if !bareNumber.MatchString(text) {
-		return ""
-	}
-	return fmt.Sprintf(": a number without a unit is MiB; did you mean %sGi?", text)
 }
 
 // isUser reports whether the host knows a user: from /etc/passwd, or from another service of

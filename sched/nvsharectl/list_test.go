@@ -68,7 +68,7 @@ func TestSetWarns(t *testing.T) {
 	for args, want := range map[string]string{
 		"--user 4242424 --core-limit 5":           "no user of this host has the number 4242424",
 		"--user 1000 --core-limit 5":              "",
-		"--user 1000 --memory-limit 8":            "did you mean 8Gi?",
+		"--user 1000 --memory-limit 8Mi":          "8Mi is too small for any CUDA program",
 		"--user 1000 --memory-limit 80Gi":         "GPU 0 has 16Gi: a memory limit of 80Gi limits nothing there",
 		"--user 1000 --memory-limit 8Gi":          "",
 		"--user 1000 --memory-limit none":         "",

@@ -129,7 +129,7 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 	if terms.MemoryLimit != 0 {
 		now, _ := askStatus(cmd.Context(), runDir) // only for warnings
 		shown := func(g *api.GPU) bool { return len(gpus) == 0 || slices.Contains(gpus, g.Uuid) }
-		io.warn(doubtsOfMemory(terms.MemoryLimit, *f.values[memoryLimitKey], now, shown))
+		io.warn(doubtsOfMemory(terms.MemoryLimit, now, shown))
 	}
 	f.setEnvironment(runDir, shim, terms, gpus, as)
 	program := &exec.Cmd{Args: args, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, SysProcAttr: &syscall.SysProcAttr{}}

@@ -209,7 +209,7 @@ func TestRunAsTenantOfAGPU(t *testing.T) {
 func TestRunWarnsOfMemoryLimits(t *testing.T) {
 	needsGroup(t)
 	for limit, want := range map[string]string{
-		"8":     "did you mean 8Gi?",
+		"8Mi":   "8Mi is too small for any CUDA program",
 		"900Gi": "GPU 1 has 16Gi: a memory limit of 900Gi limits nothing there",
 		"8Gi":   "",
 	} {
