@@ -193,8 +193,8 @@ func stretchFor(moved time.Duration, percent int) time.Duration {
 }
 
 // owe puts off further moving because of what moving took: for as long as the share
-// demands, or as an easyPart of the share would if that is not long. A fixed quantum says
-// itself for how long, also for a tenant with a limit.
+// demands, or as an easyPart of the share would if that is not long. Without a share the
+// quantum says for how long, also for a tenant with a limit.
 func (c *GPU) owe(t *tenant, moved time.Duration) {
 	until := c.quantum
 	t.stretch = min(c.quantum, maxStretch)

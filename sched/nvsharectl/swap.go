@@ -21,14 +21,10 @@ func addSwap(t *table, g *api.GPU) {
 	if s == nil {
 		return
 	}
-	share := "any"
-	if s.SharePercent != 0 {
-		share = api.FormatPercent(s.SharePercent)
-	}
 	t.add(map[int]string{10: alarm(s.Refused > 0)},
 		fmt.Sprint(g.Index), size(s.ResidentBytes)+"/"+size(s.CapacityBytes), size(s.FixedBytes), size(s.AwayBytes),
 		size(s.ArenaBytes)+"/"+size(s.ArenaLimitBytes), size(s.OutBytes), size(s.InBytes),
-		size(s.OutBytesPerSecond), size(s.InBytesPerSecond), share, fmt.Sprint(s.Refused))
+		size(s.OutBytesPerSecond), size(s.InBytesPerSecond), api.FormatPercent(s.SharePercent), fmt.Sprint(s.Refused))
 }
 
 // placeHead names what addPlace says of a process.
