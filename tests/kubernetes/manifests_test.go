@@ -208,8 +208,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || strings.Count(out, "image: registry.example/nvshare@"+digest+"\n") != 3 {
 		t.Errorf("an image by its digest: %v\n%s", err, out)
 	}
-	out, err = helm("template", "nvshare", chart, "--set", "scheduler.latencyNamespaces=prod,scheduler.gangNamespaces=,scheduler.maxWeight=100,scheduler.defaultMemoryLimit=8Gi")
-	if err != nil || !strings.Contains(out, `"--default-memory-limit=8Gi","--gang-namespaces=","--latency-namespaces=prod","--max-weight=100"]`) {
+	out, err = helm("template", "nvshare", chart, "--set", "scheduler.latencyNamespaces=prod,scheduler.gangNamespaces=*,scheduler.overlapNamespaces=prod,scheduler.maxWeight=,scheduler.defaultMemoryLimit=8Gi")
+	if err != nil || !strings.Contains(out, `"--default-memory-limit=8Gi","--gang-namespaces=*","--latency-namespaces=prod","--max-weight=","--overlap-namespaces=prod"]`) {
 		t.Errorf("bounds of what pods ask for: %v\n%s", err, out)
 	}
 	out, err = helm("template", "nvshare", chart, "--set", "metrics.enabled=true,metrics.prometheusRule=true,metrics.dashboard=true")

@@ -95,9 +95,11 @@ func (n *Node) Start(ctx context.Context) error {
 
 // StartScheduler starts or restarts nvshare-scheduler, and waits for its Status.
 // args are added to the command line. Tenants take turns unless args say otherwise:
-// most tests judge that no two of them are on the GPU at the same time.
+// most tests judge that no two of them are on the GPU at the same time. Pods may ask for
+// whatever they like.
 func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
-	argv := append(append([]string{n.Bin("nvshare-scheduler"), "--anti-thrash", "on"}, n.simFlag()...), args...)
+	argv := append(append([]string{n.Bin("nvshare-scheduler"), "--anti-thrash", "on",
+		"--latency-namespaces=*", "--gang-namespaces=*", "--overlap-namespaces=*", "--max-weight="}, n.simFlag()...), args...)
 	p, err := start("scheduler", n.logFile("scheduler"), n.env, argv...)
 	if err != nil {
 		return err
