@@ -36,6 +36,12 @@ struct nvs_utilization {
 	uint64_t told_calls; /* gated calls up to the latest frame */
 };
 
+/* References to the primary context; cuda/context.c. */
+struct nvs_primary {
+	atomic_int references; /* no more than there are: retains that succeeded, less releases */
+	atomic_int releases;   /* under way, of references that are not the last */
+};
+
 struct nvs_gpu {
 	/* What a gated call reads. Written under nvs_client_lock. */
 	_Alignas(NVS_CACHE_LINE) _Atomic(const struct nvs_slot *) slot;
@@ -109,6 +115,7 @@ struct nvs_gpu {
 	/* ---- work ---- */
 	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed, and while memory moves */
 	atomic_bool moving;         /* it is held for memory that moves, which ends by itself */
+	struct nvs_primary primary;
 	struct nvs_lock query_lock; /* held while a stream is asked about */
 	atomic_int captures;        /* open on the GPU; goes up under drain_lock */
 	struct nvs_stream overflow; /* of streams beyond NVS_MAX_STREAMS */

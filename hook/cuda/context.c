@@ -4,6 +4,8 @@
  */
 #include <string.h>
 
+#include "clock.h"
+#include "futex.h"
 #include "rm.h"
 #include "swap.h"
 #include "wait.h"
@@ -151,47 +153,95 @@ SWITCH(cuCtxPushCurrent_v2, (void *ctx), ctx)
 SWITCH(cuCtxPopCurrent, (void **ctx), ctx)
 SWITCH(cuCtxPopCurrent_v2, (void **ctx), ctx)
 
+/* ---- the primary context: its end is that of the last reference ---- */
+
 WRAPPER(cuDevicePrimaryCtxRetain, (void **ctx, int dev))
 {
-	return created(CALL(cuDevicePrimaryCtxRetain, ctx, dev), ctx, dev, false);
+	int result = created(CALL(cuDevicePrimaryCtxRetain, ctx, dev), ctx, dev, false);
+	struct nvs_gpu *gpu = result == CUDA_SUCCESS && nvs_active() ? nvs_gpu_of_device(dev) : NULL;
+
+	if (gpu)
+		atomic_fetch_add(&gpu->primary.references, 1);
+	return result;
 }
 
-static void primary_reset(struct nvs_gpu *gpu, uint64_t stamp)
+/*
+ * Takes a reference away. Whether it may be the last: never false of the last one, since each
+ * retain that succeeded is counted. Of two releases at the same time the one that may be the
+ * last comes after the other, for which it waits a second at most.
+ */
+static bool may_be_last(struct nvs_gpu *gpu)
 {
+	uint64_t end = nvs_now() + NVS_S;
+
+	atomic_fetch_add(&gpu->primary.releases, 1);
+	if (atomic_fetch_sub(&gpu->primary.references, 1) > 1)
+		return false;
+	atomic_fetch_sub(&gpu->primary.releases, 1);
+	while (atomic_load(&gpu->primary.releases) && nvs_now() < end)
+		nvs_nap(100 * NVS_US);
+	return true;
+}
+
+static void primary_gone(struct nvs_gpu *gpu, uint64_t stamp)
+{
+	atomic_store(&gpu->primary.references, 0);
 	nvs_context_destroyed(NULL, gpu);
 	if (nvs_counting())
 		nvs_memory_primary_gone(gpu, stamp);
 	nvs_swap_context_gone(NULL, gpu);
 }
 
-/* The primary context is gone if nobody holds it any more. */
-static void primary_gone(int dev, struct nvs_gpu *gpu, uint64_t stamp)
+static bool primary_lives(int dev)
 {
 	uint flags;
 	int alive = 1;
 
-	if (gpu && nvs_driver.primary_state &&
-	    nvs_driver.primary_state(dev, &flags, &alive) == CUDA_SUCCESS && !alive)
-		primary_reset(gpu, stamp);
+	return !nvs_driver.primary_state || nvs_driver.primary_state(dev, &flags, &alive) != CUDA_SUCCESS || alive;
 }
 
-#define PRIMARY(name, gone) \
-	WRAPPER(name, (int dev)) \
-	{ \
-		struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_device(dev) : NULL; \
-		uint64_t stamp = nvs_memory_stamp(); \
-		struct hold held = hold_context(gpu); \
-		int result = CALL(name, dev); \
-		if (gpu && result == CUDA_SUCCESS) \
-			gone; \
-		unhold_context(&held); \
-		nvs_thread_forget(); \
-		return result; \
-	}
-PRIMARY(cuDevicePrimaryCtxRelease, primary_gone(dev, gpu, stamp))
-PRIMARY(cuDevicePrimaryCtxRelease_v2, primary_gone(dev, gpu, stamp))
-PRIMARY(cuDevicePrimaryCtxReset, primary_reset(gpu, stamp))
-PRIMARY(cuDevicePrimaryCtxReset_v2, primary_reset(gpu, stamp))
+static int release_primary(int (*real)(int dev), int dev)
+{
+	struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_device(dev) : NULL;
+	uint64_t stamp = nvs_memory_stamp();
+	bool last = gpu && may_be_last(gpu);
+	struct hold held = { 0 };
+	int result;
+
+	if (last)
+		held = hold_context(gpu);
+	result = real ? real(dev) : CUDA_ERROR_NOT_FOUND;
+	if (gpu && result != CUDA_SUCCESS)
+		atomic_fetch_add(&gpu->primary.references, 1);
+	else if (last && !primary_lives(dev))
+		primary_gone(gpu, stamp);
+	if (last)
+		unhold_context(&held);
+	else if (gpu)
+		atomic_fetch_sub(&gpu->primary.releases, 1);
+	nvs_thread_forget();
+	return result;
+}
+
+static int reset_primary(int (*real)(int dev), int dev)
+{
+	struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_device(dev) : NULL;
+	uint64_t stamp = nvs_memory_stamp();
+	struct hold held = hold_context(gpu);
+	int result = real ? real(dev) : CUDA_ERROR_NOT_FOUND;
+
+	if (gpu && result == CUDA_SUCCESS)
+		primary_gone(gpu, stamp);
+	unhold_context(&held);
+	nvs_thread_forget();
+	return result;
+}
+
+#define PRIMARY(name, end) WRAPPER(name, (int dev)) { return end(NVS_REAL(name), dev); }
+PRIMARY(cuDevicePrimaryCtxRelease, release_primary)
+PRIMARY(cuDevicePrimaryCtxRelease_v2, release_primary)
+PRIMARY(cuDevicePrimaryCtxReset, reset_primary)
+PRIMARY(cuDevicePrimaryCtxReset_v2, reset_primary)
 
 /*
  * A green context is part of its GPU's primary context. What the driver turns

@@ -43,6 +43,16 @@ bool inside_cuts_soon(int dev)
 	return soon;
 }
 
+bool inside_synchronises(int dev)
+{
+	struct nvs_gpu *gpu = nvs_gpu_of_device(dev);
+	bool free = nvs_trylock(&gpu->drain_lock);
+
+	if (free)
+		nvs_unlock(&gpu->drain_lock);
+	return !free;
+}
+
 void inside_look_again(int dev)
 {
 	struct nvs_gpu *gpu = nvs_gpu_of_device(dev);

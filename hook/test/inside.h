@@ -13,6 +13,7 @@ void inside_move(int dev, const void *uuid); /* the process is on this GPU now, 
 bool inside_cut_failed(int dev); /* a drain was to be cut, and could not be */
 bool inside_unbound(int dev);    /* work is not bounded while nobody waits */
 bool inside_cuts_soon(int dev); /* several drains from now on are cut soon */
+bool inside_synchronises(int dev); /* a drain waits for a context */
 void inside_look_again(int dev); /* for the effect of the controls, when the client thread wakes up, as if there had been no look */
 void inside_hold_record(int dev); /* the first event that is recorded while the channels are off waits until they are on */
 bool inside_held_record(void);    /* it has */

@@ -648,6 +648,72 @@ static void another_context_is_destroyed(void)
 	end();
 }
 
+/* A reference to the primary context that is given back ends nothing while another is held. */
+static void references_come_and_go(void)
+{
+	CUcontext primary, again;
+
+	begin();
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	CU(cuCtxSetCurrent(context));
+	fake_word(&fake, 0, 5);
+	fake_grant(&fake, 0, 5);
+	launch_on(stream, 60000);
+	CHECK(preempted(ask_back(5)) && state().off);
+	for (int i = 0; i < 100; i++) {
+		CU(cuDevicePrimaryCtxRetain(&again, 0));
+		CHECK(again == primary);
+		CU(cuDevicePrimaryCtxRelease_v2(0));
+		CHECK(state().off && !state().keepers);
+	}
+	end();
+}
+
+/* The last reference: the driver waits for the work, so it goes on. */
+static void the_last_reference_is_the_end(void)
+{
+	CUcontext primary;
+	CUstream s;
+
+	begin();
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	CU(cuCtxSetCurrent(primary));
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	fake_word(&fake, 0, 5);
+	fake_grant(&fake, 0, 5);
+	CU(cuDevicePrimaryCtxRelease_v2(0));
+	launch_on(s, 2000);
+	CHECK(preempted(ask_back(5)) && state().off);
+	CU(cuDevicePrimaryCtxRelease_v2(0)); /* without a grant */
+	CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_ERROR_INVALID_CONTEXT);
+	end();
+}
+
+/* How long a call may take that waits for no work, on a machine that is slow: the kernel takes far longer. */
+#define AT_ONCE_NS 2000000000ull
+
+/* A drain is under way that cannot be cut. */
+static void a_reference_waits_for_no_drain(void)
+{
+	CUcontext primary;
+	uint64_t start;
+
+	CHECK(setenv("NVSHARE_SIMGPU_RM", "refused", 1) == 0);
+	begin();
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	fake_word(&fake, 0, 5);
+	fake_grant(&fake, 0, 5);
+	launch_on(stream, 60000);
+	fake_revoke(&fake, 0, 5);
+	EVENTUALLY(inside_synchronises(0));
+	start = test_now();
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	CU(cuDevicePrimaryCtxRelease_v2(0));
+	CHECK(test_now() - start < AT_ONCE_NS && inside_synchronises(0));
+	end();
+}
+
 static void *destroyer(void *unused)
 {
 	(void)unused;
@@ -795,6 +861,9 @@ static const struct test_case cases[] = {
 	CASE(the_scheduler_dies_while_it_drains),
 	CASE(a_context_is_destroyed),
 	CASE(another_context_is_destroyed),
+	CASE(references_come_and_go),
+	CASE(the_last_reference_is_the_end),
+	CASE(a_reference_waits_for_no_drain),
 	CASE(a_context_ends_on_another_gpu),
 	CASE(a_context_ends_while_the_process_moves),
 	CASE(the_process_exits),
