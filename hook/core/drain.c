@@ -46,17 +46,35 @@ void nvs_driver_stop(void)
 		nvs_nap(NVS_MS);
 }
 
-/* gpu->drain_lock is held. False: a capture was begun, see HOLD_NS. */
+/* False: a capture was begun. One that begins later sees gpu->synchronised, and waits. */
+static bool synchronise(struct nvs_gpu *gpu, void *ctx)
+{
+	bool may;
+	void *popped;
+
+	atomic_store(&gpu->synchronised, ctx);
+	may = !atomic_load(&gpu->captures);
+	if (may && nvs_driver.ctx_push(ctx) == CUDA_SUCCESS) {
+		/* An error is the application's; its work is over all the same. */
+		int result = nvs_driver.ctx_synchronize();
+
+		if (result != CUDA_SUCCESS)
+			nvs_debugf("drain of GPU %u: context %p: error %d", gpu->number, ctx, result);
+		nvs_driver.ctx_pop(&popped);
+	}
+	atomic_store(&gpu->synchronised, NULL);
+	return may;
+}
+
+/* gpu->drain_lock is held. False: a capture was begun. */
 static bool synchronise_contexts(struct nvs_gpu *gpu)
 {
 	bool more = true;
 
 	for (unsigned i = 0; more; i++) {
 		struct nvs_context *c = &nvs_contexts[i];
-		void *ctx = NULL, *popped;
+		void *ctx = NULL;
 
-		if (atomic_load(&gpu->captures))
-			return false;
 		nvs_lock(&nvs_table_lock);
 		more = i < nvs_contexts_used;
 		if (more && c->gpu == gpu && atomic_load(&c->dirty))
@@ -64,15 +82,8 @@ static bool synchronise_contexts(struct nvs_gpu *gpu)
 		nvs_unlock(&nvs_table_lock);
 		if (!ctx)
 			continue;
-		if (nvs_driver.ctx_push(ctx) == CUDA_SUCCESS) {
-			/* An error is the application's; its work is over all the same. */
-			int result = nvs_driver.ctx_synchronize();
-
-			if (result != CUDA_SUCCESS)
-				nvs_debugf("drain of GPU %u: context %p: error %d", gpu->number, ctx,
-					   result);
-			nvs_driver.ctx_pop(&popped);
-		}
+		if (!synchronise(gpu, ctx))
+			return false;
 		atomic_store(&c->dirty, false);
 	}
 	return true;
@@ -107,6 +118,7 @@ void nvs_drain_forget(struct nvs_gpu *gpu, uint64_t took_ns)
 struct question {
 	void *key, *ctx;
 	bool capturing, own; /* own: of the calling thread, if it is a thread's */
+	bool open;           /* some stream of the GPU captures, or is about to */
 };
 
 /* The next stream of the GPU with work, or (all) any, from *i on. False: there is none. */
@@ -122,7 +134,8 @@ static bool next_stream(struct nvs_gpu *gpu, bool all, unsigned *i, struct quest
 		found = s->key && s->gpu == gpu && (all || atomic_load(&s->dirty));
 		if (found)
 			*q = (struct question){ s->key, c ? c->ctx : NULL, s->capturing,
-						nvs_self && s->owner == nvs_self };
+						nvs_self && s->owner == nvs_self,
+						atomic_load(&gpu->captures) };
 	}
 	nvs_unlock(&nvs_table_lock);
 	return found;
@@ -131,8 +144,8 @@ static bool next_stream(struct nvs_gpu *gpu, bool all, unsigned *i, struct quest
 /*
  * What the streams of the GPU with work do, up to the first that is busy, or (all) what all do:
  * BUSY if one is, else IDLE; left_out says whether the state of one is not known. The driver
- * is asked under query_lock alone: who destroys a stream waits for the answer, see
- * nvs_stream_going; nobody else does.
+ * is asked under query_lock alone: a thread that destroys a stream or begins a capture waits
+ * for the answer (await_question in stream.c), and no other thread does.
  */
 static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, bool all,
 					  enum nvs_streams_state (*ask)(const struct question *q),
@@ -162,10 +175,7 @@ static enum nvs_streams_state state_beside_capture(const struct question *q)
 		? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
 }
 
-/*
- * While a capture is open: whether every stream with work is seen to be idle.
- * drain_lock is held, so that none of them begins to capture now.
- */
+/* While a capture is open: whether every stream with work is seen to be idle. */
 static bool streams_done(struct nvs_gpu *gpu)
 {
 	bool left_out;
@@ -215,7 +225,7 @@ static enum nvs_streams_state ask_stream(const struct question *q, bool settle)
 	int result;
 
 	/* Another thread's default stream can't be asked about; a drain will find its work. */
-	if ((q->key == CU_STREAM_PER_THREAD && !q->own) || !q->ctx || nvs_driver.ctx_push(q->ctx) != CUDA_SUCCESS)
+	if (q->open || (q->key == CU_STREAM_PER_THREAD && !q->own) || !q->ctx || nvs_driver.ctx_push(q->ctx) != CUDA_SUCCESS)
 		return NVS_STREAMS_UNKNOWN;
 	result = nvs_driver.stream_query(q->key);
 	/* The legacy stream might be synchronised with others that are busy. */
@@ -283,7 +293,8 @@ bool nvs_streams_settle(struct nvs_gpu *gpu)
 	}
 	if (nvs_trylock(&gpu->drain_lock)) {
 		if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
-			idle = ask_streams(gpu, true, settled, &left_out) == NVS_STREAMS_IDLE;
+			idle = ask_streams(gpu, true, settled, &left_out) == NVS_STREAMS_IDLE &&
+			       !atomic_load(&gpu->captures);
 			nvs_driver_leave();
 		}
 		nvs_unlock(&gpu->drain_lock);

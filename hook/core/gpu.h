@@ -117,7 +117,8 @@ struct nvs_gpu {
 	atomic_bool moving;         /* it is held for memory that moves, which ends by itself */
 	struct nvs_primary primary;
 	struct nvs_lock query_lock; /* held while a stream is asked about */
-	atomic_int captures;        /* open on the GPU; goes up under drain_lock */
+	atomic_int captures;        /* open on the GPU */
+	_Atomic(void *) synchronised; /* the context that a drain waits for in the driver; NULL: none */
 	struct nvs_stream overflow; /* of streams beyond NVS_MAX_STREAMS */
 };
 

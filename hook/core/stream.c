@@ -26,7 +26,12 @@ static _Atomic(struct nvs_stream *) buckets[BUCKETS];
  * that wants drain_lock: after so long the thread goes on without it. Memory that moves
  * waits for no thread of the application, and uses a context: it is waited for.
  */
-#define HOLD_NS 5000000000ull
+#define HOLD_NS (5 * NVS_S)
+/*
+ * A capture waits so long for a drain that the driver makes of its context. The driver looks
+ * for captures when that call begins.
+ */
+#define CAPTURE_WAIT_NS (100 * NVS_MS)
 
 /* ---- contexts ---- */
 
@@ -399,6 +404,13 @@ static void events_end(void *const event[2])
 			nvs_driver.event_destroy(event[i]);
 }
 
+/* Whoever asks the driver about a stream has its answer; questions that follow see what is known now. */
+static void await_question(struct nvs_gpu *gpu)
+{
+	nvs_lock(&gpu->query_lock);
+	nvs_unlock(&gpu->query_lock);
+}
+
 struct nvs_stream_was nvs_stream_going(void *handle)
 {
 	struct nvs_stream *s = nvs_key_is_default(handle) ? NULL : stream_lookup(handle, NULL, NULL);
@@ -417,9 +429,7 @@ struct nvs_stream_was nvs_stream_going(void *handle)
 	memcpy(event, s->throttle.event, sizeof(event));
 	stream_forget(s);
 	nvs_unlock(&nvs_table_lock);
-	/* Who asks the driver about the stream has done so. */
-	nvs_lock(&was.gpu->query_lock);
-	nvs_unlock(&was.gpu->query_lock);
+	await_question(was.gpu);
 	events_end(event);
 	return was;
 }
@@ -550,23 +560,34 @@ static struct nvs_stream *stream_of_capture(void *key)
 	return t ? nvs_stream_find(t, key) : NULL;
 }
 
+/* A context that was turned green is part of the primary one, and is synchronised with it. */
+static void await_synchronised(struct nvs_stream *s)
+{
+	struct nvs_context *c = s->context;
+	uint64_t end = 0;
+	void *ctx;
+
+	while ((ctx = atomic_load(&s->gpu->synchronised)) && (!c || c->green || c->ctx == ctx)) {
+		if (!end)
+			end = nvs_now() + CAPTURE_WAIT_NS;
+		else if (nvs_now() >= end)
+			break;
+		nvs_nap(100 * NVS_US);
+	}
+}
+
 bool nvs_capture_begin(void *key)
 {
 	struct nvs_stream *s = stream_of_capture(key);
-	bool held, fresh;
 
-	if (!s)
+	if (!s || atomic_exchange(&s->capturing, true))
 		return false;
-	held = nvs_context_hold(s->gpu);
-	fresh = !atomic_exchange(&s->capturing, true);
-	if (fresh) {
-		atomic_fetch_add(&s->gpu->captures, 1);
-		atomic_fetch_add(&nvs_gate.captures, 1);
-		atomic_fetch_add(&nvs_gate.generation, 1); /* every call looks whether it is captured */
-	}
-	if (held)
-		nvs_context_unhold(s->gpu);
-	return fresh;
+	atomic_fetch_add(&s->gpu->captures, 1);
+	atomic_fetch_add(&nvs_gate.captures, 1);
+	atomic_fetch_add(&nvs_gate.generation, 1); /* every call looks whether it is captured */
+	await_question(s->gpu);
+	await_synchronised(s);
+	return true;
 }
 
 void nvs_capture_began(void *key, int result)

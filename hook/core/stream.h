@@ -100,9 +100,10 @@ void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, const struct nvs_context_w
 void *nvs_context_of_green(void *green);
 
 /*
- * Brackets a real begin of capture: no context is being synchronised meanwhile,
- * and the stream is not asked about. False: it is not known, or captures
- * already; do not call nvs_capture_began.
+ * Brackets a real begin of capture: a drain enters its context no more, nor is a stream asked
+ * about that this would break the capture of. Waits for a drain of this context that is under
+ * way, a tenth of a second at most. False: the stream is not known, or captures already; do not
+ * call nvs_capture_began.
  */
 bool nvs_capture_begin(void *key);
 void nvs_capture_began(void *key, int result);

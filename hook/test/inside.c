@@ -45,12 +45,7 @@ bool inside_cuts_soon(int dev)
 
 bool inside_synchronises(int dev)
 {
-	struct nvs_gpu *gpu = nvs_gpu_of_device(dev);
-	bool free = nvs_trylock(&gpu->drain_lock);
-
-	if (free)
-		nvs_unlock(&gpu->drain_lock);
-	return !free;
+	return atomic_load(&nvs_gpu_of_device(dev)->synchronised) != NULL;
 }
 
 void inside_look_again(int dev)

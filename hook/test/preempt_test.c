@@ -714,6 +714,35 @@ static void a_reference_waits_for_no_drain(void)
 	end();
 }
 
+/* Nor does a capture, whatever context it is in. */
+static void a_capture_waits_for_no_drain(void)
+{
+	enum { RELAXED = 2 };
+	CUcontext primary, popped;
+	CUstream elsewhere;
+	CUgraph graph;
+	uint64_t start;
+
+	CHECK(setenv("NVSHARE_SIMGPU_RM", "refused", 1) == 0);
+	begin();
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	CU(cuCtxPushCurrent_v2(primary));
+	CU(cuStreamCreate(&elsewhere, CU_STREAM_NON_BLOCKING));
+	CU(cuCtxPopCurrent_v2(&popped));
+	fake_word(&fake, 0, 5);
+	fake_grant(&fake, 0, 5);
+	launch_on(stream, 60000);
+	fake_revoke(&fake, 0, 5);
+	EVENTUALLY(inside_synchronises(0));
+	start = test_now();
+	CU(cuStreamBeginCapture_v2(elsewhere, RELAXED));
+	CU(cuStreamEndCapture(elsewhere, &graph));
+	CU(cuStreamBeginCapture_v2(other, RELAXED)); /* in the context that is waited for */
+	CU(cuStreamEndCapture(other, &graph));
+	CHECK(test_now() - start < AT_ONCE_NS && inside_synchronises(0));
+	end();
+}
+
 static void *destroyer(void *unused)
 {
 	(void)unused;
@@ -864,6 +893,7 @@ static const struct test_case cases[] = {
 	CASE(references_come_and_go),
 	CASE(the_last_reference_is_the_end),
 	CASE(a_reference_waits_for_no_drain),
+	CASE(a_capture_waits_for_no_drain),
 	CASE(a_context_ends_on_another_gpu),
 	CASE(a_context_ends_while_the_process_moves),
 	CASE(the_process_exits),
