@@ -397,9 +397,9 @@ static void capture_off(struct nvs_stream *s)
 		capture_uncount(s->gpu);
 }
 
-static void events_end(void *const event[2])
+static void events_end(void *const event[NVS_THROTTLE_EVENTS])
 {
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < NVS_THROTTLE_EVENTS; i++)
 		if (event[i])
 			nvs_driver.event_destroy(event[i]);
 }
@@ -416,7 +416,7 @@ struct nvs_stream_was nvs_stream_going(void *handle)
 	struct nvs_stream *s = nvs_key_is_default(handle) ? NULL : stream_lookup(handle, NULL, NULL);
 	struct nvs_stream_was was = { 0 };
 	struct nvs_context *c;
-	void *event[2];
+	void *event[NVS_THROTTLE_EVENTS];
 
 	if (!s)
 		return was;
@@ -426,7 +426,7 @@ struct nvs_stream_was nvs_stream_going(void *handle)
 	nvs_lock(&nvs_table_lock);
 	c = s->context;
 	was = (struct nvs_stream_was){ s->gpu, c ? c->ctx : NULL, atomic_exchange(&s->capturing, false) };
-	memcpy(event, s->throttle.event, sizeof(event));
+	memcpy(event, s->throttle.event, sizeof(s->throttle.event));
 	stream_forget(s);
 	nvs_unlock(&nvs_table_lock);
 	await_question(was.gpu);
@@ -498,7 +498,7 @@ void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, const struct nvs_context_w
 }
 
 /* Takes the throttle's events from a stream of a green context. False: none has any. */
-static bool take_events(void *green_ctx, void *event[2])
+static bool take_events(void *green_ctx, void *event[NVS_THROTTLE_EVENTS])
 {
 	bool found = false;
 
@@ -507,11 +507,14 @@ static bool take_events(void *green_ctx, void *event[2])
 		struct nvs_stream *s = &nvs_streams[i];
 		struct nvs_context *c = s->context;
 
-		if (!s->key || !c || c->ctx != green_ctx || !c->green || (!s->throttle.event[0] && !s->throttle.event[1]))
+		if (!s->key || !c || c->ctx != green_ctx || !c->green)
+			continue;
+		for (int j = 0; j < NVS_THROTTLE_EVENTS; j++)
+			found = found || s->throttle.event[j];
+		if (!found)
 			continue;
 		memcpy(event, s->throttle.event, sizeof(s->throttle.event));
 		memset(s->throttle.event, 0, sizeof(s->throttle.event));
-		found = true;
 	}
 	nvs_unlock(&nvs_table_lock);
 	return found;
@@ -520,7 +523,7 @@ static bool take_events(void *green_ctx, void *event[2])
 struct nvs_context_was nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 {
 	struct nvs_context_was was = { 0 };
-	void *event[2];
+	void *event[NVS_THROTTLE_EVENTS];
 
 	if (!gpu)
 		return was;

@@ -16,8 +16,10 @@
  * another, the drain at their end tells.
  *
  * The event may never come while the thread waits here: work ahead of it may
- * wait for what this thread does next. So the wait ends after PATIENCE_NS and
- * lets another batch go; both double each time.
+ * wait for what this thread does next. So the wait ends after a time, and then
+ * nothing is bounded before the event has passed. Where something in the stream is
+ * known to wait for somebody outside the GPU, a third event right behind it tells when
+ * that is over, and has a patience of its own.
  *
  * One thread ends a batch. Other threads that submit to the stream meanwhile wait until
  * that thread has ended it, or a thousand of them would fill the stream. Each batch wakes
@@ -32,7 +34,7 @@
 #include "stream.h"
 #include "throttle.h"
 
-#define BATCH_NS    2500000ull
+#define BATCH_NS    (2500 * NVS_US)
 #define BATCH_FIRST 4u
 #define BATCH_MAX   512u
 /* Where the GPU keeps up with the thread there is nothing to bound, and events
@@ -40,10 +42,10 @@
    many calls. */
 #define KEEPS_UP    4u
 #define BATCH_AHEAD 32u
-#define LOOK_NS     100000ull  /* between looks at an event; a batch is queued behind it */
-#define SPIN_NS     500000ull  /* batches shorter than this would run out during a nap */
-#define PATIENCE_NS 2000000000ull
-#define PATIENCE_MAX_NS 16000000000ull
+#define LOOK_NS     (100 * NVS_US) /* between looks at an event; a batch is queued behind it */
+#define SPIN_NS     (500 * NVS_US) /* batches shorter than this would run out during a nap */
+#define PATIENCE_NS (2 * NVS_S)
+#define BEHIND      2 /* the event behind what waits */
 
 /* Tenants that pause for less take turns: each drain of a few milliseconds counts. */
 #define QUIET_NS (2 * NVS_S)
@@ -63,13 +65,14 @@ void nvs_throttle_wanted(struct nvs_gpu *gpu, uint64_t now)
 	atomic_store(&gpu->unbound, false);
 }
 
-static bool events_made(struct nvs_throttle *d)
+/* Puts the event into the stream. False: events do not work here. */
+static bool record(struct nvs_throttle *d, unsigned i, void *key)
 {
-	for (int i = 0; i < 2; i++)
-		if (!d->event[i] &&
-		    nvs_driver.event_create(&d->event[i], CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
-			return false;
-	return true;
+	if ((!d->event[i] && nvs_driver.event_create(&d->event[i], CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) ||
+	    nvs_driver.event_record(d->event[i], key) != CUDA_SUCCESS)
+		d->off = true;
+	d->pending[i] = !d->off;
+	return !d->off;
 }
 
 /*
@@ -88,23 +91,21 @@ static unsigned adapt(unsigned batch, uint64_t took)
 }
 
 /* False: it has not passed, and the thread has waited long enough. */
-static bool wait_for(struct nvs_throttle *d, void *event)
+static bool wait_for(struct nvs_throttle *d, unsigned i, uint64_t patience)
 {
-	uint64_t start = nvs_now(), patience = d->patience_ns ? d->patience_ns : PATIENCE_NS;
+	uint64_t start = nvs_now();
 
-	while (nvs_driver.event_query(event) == CUDA_ERROR_NOT_READY) {
+	while (d->pending[i] && nvs_driver.event_query(d->event[i]) == CUDA_ERROR_NOT_READY) {
 		uint64_t waited = nvs_now() - start;
 
-		if (waited >= patience) {
-			d->patience_ns = patience * 2 < PATIENCE_MAX_NS ? patience * 2
-									: PATIENCE_MAX_NS;
+		if (waited >= patience)
 			return false;
-		}
 		if (d->took_ns < SPIN_NS && waited < SPIN_NS)
 			nvs_cpu_relax();
 		else
 			nvs_nap(LOOK_NS);
 	}
+	d->pending[i] = false;
 	return true;
 }
 
@@ -114,18 +115,17 @@ static void end_batch(struct nvs_stream *s, void *key)
 	unsigned batch = atomic_load(&d->batch), calls = atomic_load(&d->count) - 1;
 	unsigned offs;
 	uint64_t now;
-	void *before;
 
-	if (!events_made(d) || nvs_driver.event_record(d->event[d->next], key) != CUDA_SUCCESS) {
-		d->off = true;
+	/* What a wait was too long for bounds nothing before it has passed. */
+	if (!wait_for(d, BEHIND, d->patience_ns) || !wait_for(d, d->next, 0)) {
+		d->patience_ns = 0;
 		return;
 	}
-	d->pending[d->next] = true;
+	if (!record(d, d->next, key))
+		return;
 	d->next ^= 1;
-	before = d->event[d->next];
-	if (!d->pending[d->next] || nvs_driver.event_query(before) != CUDA_ERROR_NOT_READY) {
+	if (wait_for(d, d->next, 0)) {
 		/* The GPU may have waited for us: nothing is known of this batch. */
-		d->pending[d->next] = false;
 		d->passed_ns = 0;
 		if (batch < BATCH_AHEAD && ++d->unwaited >= KEEPS_UP)
 			atomic_store(&d->batch, batch * 2);
@@ -133,12 +133,10 @@ static void end_batch(struct nvs_stream *s, void *key)
 			atomic_store(&d->batch, batch / 2);
 		return;
 	}
-	if (!wait_for(d, before)) {
+	if (!wait_for(d, d->next, PATIENCE_NS)) {
 		d->passed_ns = 0;
-		atomic_store(&d->batch, batch * 2 < BATCH_MAX ? batch * 2 : BATCH_MAX);
 		return;
 	}
-	d->pending[d->next] = false;
 	d->unwaited = 0;
 	now = nvs_now();
 	offs = atomic_load(&s->gpu->offs);
@@ -162,12 +160,12 @@ static bool can_end(struct nvs_stream *s)
 }
 
 /*
- * Another thread ends the batch: waits until it has. The other thread's wait ends first
- * by the same patience, unless that thread has ended in it: then this one takes its place.
+ * Another thread ends the batch: waits until it has. The other thread's wait ends first,
+ * unless that thread has ended in it: then this one takes its place.
  */
 static void await_end(struct nvs_throttle *d, unsigned seen)
 {
-	uint64_t end = nvs_now() + (d->patience_ns ? d->patience_ns : PATIENCE_NS) + PATIENCE_NS, left;
+	uint64_t end = nvs_now() + 2 * PATIENCE_NS, left;
 
 	while (atomic_load(&d->ended) == seen && (left = nvs_elapsed(end, nvs_now())) != 0)
 		nvs_futex_wait((uint32_t *)&d->ended, seen, left, true);
@@ -197,19 +195,33 @@ static bool ends_batch(struct nvs_stream *s)
 	}
 }
 
+/* An event belongs to a context; the thread must be in the stream's. */
+static bool in_context(struct nvs_stream *s)
+{
+	void *ctx = NULL;
+
+	return nvs_driver.ctx_get_current(&ctx) == CUDA_SUCCESS && nvs_stream_in_context(s, ctx);
+}
+
+/* Threads that wait for the end of the batch go on. */
+static void give_up(struct nvs_throttle *d)
+{
+	atomic_flag_clear(&d->busy);
+	atomic_fetch_add(&d->ended, 1);
+	nvs_futex_wake_some((uint32_t *)&d->ended, atomic_load(&d->batch) + 1);
+}
+
 void nvs_throttle_step(struct nvs_stream *s, void *key)
 {
 	struct nvs_throttle *d = &s->throttle;
 	int mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	int saved = errno;
-	void *ctx = NULL;
 
 	if (!ends_batch(s)) {
 		errno = saved;
 		return;
 	}
-	/* An event belongs to a context; the thread must be in the stream's. */
-	if (nvs_driver.ctx_get_current(&ctx) == CUDA_SUCCESS && nvs_stream_in_context(s, ctx)) {
+	if (in_context(s)) {
 		if (!atomic_load(&d->batch))
 			atomic_store(&d->batch, BATCH_FIRST);
 		nvs_driver.exchange_capture_mode(&mode);
@@ -217,9 +229,33 @@ void nvs_throttle_step(struct nvs_stream *s, void *key)
 		nvs_driver.exchange_capture_mode(&mode);
 	}
 	atomic_store_explicit(&d->count, 0, memory_order_relaxed);
-	atomic_flag_clear(&d->busy);
-	atomic_fetch_add(&d->ended, 1);
-	nvs_futex_wake_some((uint32_t *)&d->ended, atomic_load(&d->batch) + 1);
+	give_up(d);
+	errno = saved;
+}
+
+/* Turns may be taken, or nobody has said so far how the GPU is shared. */
+static bool may_be_bounded(struct nvs_gpu *gpu)
+{
+	const struct nvs_slot *slot = atomic_load(&gpu->slot);
+
+	return slot == &nvs_closed_slot || nvs_takes_turns(slot);
+}
+
+void nvs_throttle_behind(void *key, uint64_t patience_ns)
+{
+	struct nvs_thread *t = nvs_self ? nvs_self : nvs_thread_register();
+	struct nvs_stream *s = t ? nvs_stream_find(t, key) : NULL;
+	int saved = errno;
+
+	if (s && may_be_bounded(s->gpu) && can_end(s) && in_context(s) &&
+	    !atomic_flag_test_and_set(&s->throttle.busy)) {
+		struct nvs_throttle *d = &s->throttle;
+
+		if (wait_for(d, BEHIND, 0) || patience_ns < d->patience_ns)
+			d->patience_ns = patience_ns;
+		record(d, BEHIND, key);
+		give_up(d);
+	}
 	errno = saved;
 }
 

@@ -59,6 +59,13 @@ void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now);
 /* The gate was closed, or shut for a moment: others want the GPU. The client's lock is held. */
 void nvs_throttle_wanted(struct nvs_gpu *gpu, uint64_t now);
 
+/*
+ * The stream has something in it now that waits for somebody outside the GPU: perhaps for the
+ * thread that launches behind it, which may have to launch more before. Work behind that is
+ * bounded for so long at most.
+ */
+void nvs_throttle_behind(void *key, uint64_t patience_ns);
+
 /* Keeps the work ahead of the GPU short. Never called with a flag up. */
 void nvs_throttle_step(struct nvs_stream *s, void *key);
 

@@ -29,6 +29,8 @@ struct nvs_context {
 	atomic_bool dirty; /* work since the last drain */
 };
 
+#define NVS_THROTTLE_EVENTS 3
+
 /* The bound on the work that a stream has ahead of the GPU; see throttle.c. */
 struct nvs_throttle {
 	atomic_flag busy;
@@ -36,15 +38,15 @@ struct nvs_throttle {
 	atomic_uint batch;   /* calls per event, 0: not set up */
 	atomic_uint ended;   /* futex: batches that a thread has ended */
 	bool off;            /* events do not work here */
-	bool pending[2];
-	uint8_t next;
+	bool pending[NVS_THROTTLE_EVENTS];
+	uint8_t next;        /* the first two take turns */
 	unsigned last_calls; /* calls of the batch before the last event */
 	unsigned unwaited;   /* batches since one was waited for */
 	uint64_t passed_ns;  /* when the last event was seen to pass; 0: nobody waited for it */
 	uint64_t took_ns;    /* GPU time of the last batch that is known */
 	unsigned offs;       /* nvs_gpu.offs when the last event was seen to pass */
-	uint64_t patience_ns; /* longest wait for an event; 0: the usual */
-	void *event[2];
+	uint64_t patience_ns; /* for the third event; see nvs_throttle_behind */
+	void *event[NVS_THROTTLE_EVENTS];
 };
 
 struct nvs_stream {

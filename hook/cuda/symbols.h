@@ -56,13 +56,6 @@
 		(void *f, uint gx, uint gy, uint gz, uint bx, uint by, uint bz, \
 		 uint shared, void *s, void **params), \
 		(f, gx, gy, gz, bx, by, bz, shared, s, params), s) \
-	/* A host function takes its place in the stream like a kernel. What runs \
-	 * in it is not gated: it may not call the driver. */ \
-	NVS_SZ(G, cuLaunchHostFunc, (void *s, void *fn, void *data), (s, fn, data), s) \
-	NVS_SZ(G, cuLaunchHostFunc_v2, (void *s, void *fn, void *data, uint mode), \
-		(s, fn, data, mode), s) \
-	NVS_SZ(G, cuStreamAddCallback, (void *s, void *fn, void *data, uint flags), \
-		(s, fn, data, flags), s) \
 	G(cuLaunch, (void *f), (f), CU_STREAM_LEGACY) \
 	G(cuLaunchGrid, (void *f, int w, int h), (f, w, h), CU_STREAM_LEGACY) \
 	G(cuLaunchGridAsync, (void *f, int w, int h, void *s), (f, w, h, s), NVS_KEY_LEGACY(s))
@@ -165,8 +158,13 @@
 	NVS_GATED_SET(G) \
 	NVS_GATED_MOVE(G)
 
-/* Gated by hand: several GPUs in one call, or a stream in a structure. */
+/*
+ * Gated by hand: several GPUs in one call, or a stream in a structure. A host function takes
+ * its place in the stream like a kernel. What runs in it is not gated: it may not call the driver.
+ */
 #define NVS_BY_HAND(H) \
+	H(cuLaunchHostFunc) H(cuLaunchHostFunc_ptsz) H(cuLaunchHostFunc_v2) H(cuLaunchHostFunc_v2_ptsz) \
+	H(cuStreamAddCallback) H(cuStreamAddCallback_ptsz) \
 	H(cuLaunchCooperativeKernelMultiDevice) \
 	H(cuMemcpyPeer) H(cuMemcpyPeer_ptds) H(cuMemcpyPeerAsync) H(cuMemcpyPeerAsync_ptsz) \
 	H(cuMemcpy3DPeer) H(cuMemcpy3DPeer_ptds) H(cuMemcpy3DPeerAsync) H(cuMemcpy3DPeerAsync_ptsz) \
@@ -214,7 +212,7 @@
 	H(cuCtxSynchronize) H(cuCtxSynchronize_v2) H(cuEventSynchronize) \
 	H(cuStreamSynchronize) H(cuStreamSynchronize_ptsz)
 
-/* memop.c: what may name memory that moves, which then stays. Not gated. */
+/* memop.c: what may name memory that moves, which then stays, or what waits in a stream. Not gated. */
 #define NVS_MEM_OPS(H) \
 	H(cuStreamWriteValue32) H(cuStreamWriteValue32_ptsz) \
 	H(cuStreamWriteValue32_v2) H(cuStreamWriteValue32_v2_ptsz) \
@@ -225,7 +223,8 @@
 	H(cuStreamWaitValue64) H(cuStreamWaitValue64_ptsz) \
 	H(cuStreamWaitValue64_v2) H(cuStreamWaitValue64_v2_ptsz) \
 	H(cuStreamBatchMemOp) H(cuStreamBatchMemOp_ptsz) \
-	H(cuStreamBatchMemOp_v2) H(cuStreamBatchMemOp_v2_ptsz)
+	H(cuStreamBatchMemOp_v2) H(cuStreamBatchMemOp_v2_ptsz) \
+	H(cuWaitExternalSemaphoresAsync) H(cuWaitExternalSemaphoresAsync_ptsz)
 
 /* Nodes of graphs that hold memory operations (memop.c). */
 #define NVS_MEM_OP_NODES(H) \

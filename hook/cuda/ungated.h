@@ -85,8 +85,7 @@
 	H(cuGreenCtxWaitEvent) H(cuImportExternalSemaphore) H(cuIpcGetEventHandle) \
 	H(cuIpcOpenEventHandle) H(cuSignalExternalSemaphoresAsync) \
 	H(cuSignalExternalSemaphoresAsync_ptsz) H(cuStreamWaitEvent) \
-	H(cuStreamWaitEvent_ptsz) H(cuWaitExternalSemaphoresAsync) \
-	H(cuWaitExternalSemaphoresAsync_ptsz)
+	H(cuStreamWaitEvent_ptsz)
 
 /* Waits, or asks whether work is done. Never gated, as above. */
 #define NVS_UNGATED_NEVER(H) \

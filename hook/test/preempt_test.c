@@ -76,15 +76,20 @@ static void begin(void)
  * Asks for a grant with a kernel of so many milliseconds, gets epoch 5, and launches. One that
  * is to be cut lasts for seconds: a slow machine lets the shim's threads run late.
  */
-static void hold_with(unsigned ms)
+static void hold(unsigned ms)
 {
 	pthread_t t;
 
-	begin();
 	CHECK(pthread_create(&t, NULL, launcher, &ms) == 0);
 	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
 	fake_grant(&fake, 0, 5);
 	pthread_join(t, NULL);
+}
+
+static void hold_with(unsigned ms)
+{
+	begin();
+	hold(ms);
 }
 
 static struct nvs_frame ask_back(uint64_t epoch)
@@ -312,12 +317,11 @@ static void a_driver_that_ignores_off(void)
 
 static atomic_int launched;
 
-static void *launch_many(void *unused)
+static void *launch_many(void *s)
 {
-	(void)unused;
 	CU(cuCtxSetCurrent(context));
 	for (int i = 0; i < 300; i++) {
-		launch_on(stream, 1);
+		launch_on(*(CUstream *)s, 1);
 		atomic_fetch_add(&launched, 1);
 	}
 	return NULL;
@@ -332,10 +336,10 @@ static void nothing_is_bounded_while_nobody_waits(void)
 	hold_with(60000);
 	has_controls();
 	fake.page->slot[0].present = 1;
-	launch_many(NULL);
+	launch_many(&stream);
 	CHECK(test_now() - start < 50000000000); /* the kernel still runs */
 	fake.page->slot[0].waiters = 1;
-	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
+	CHECK(pthread_create(&t, NULL, launch_many, &other) == 0);
 	nap_ms(300);
 	CHECK(atomic_load(&launched) < 600);
 	CHECK(preempted(ask_back(5)) && state().off);
@@ -353,7 +357,7 @@ static void what_others_want_is_bounded(void)
 	fake_expect(&fake, NVS_REQUEST);
 	fake.page->slot[0].present = 1;
 	fake_grant(&fake, 0, 6);
-	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
+	CHECK(pthread_create(&t, NULL, launch_many, &stream) == 0);
 	nap_ms(300);
 	CHECK(atomic_load(&launched) < 300);
 	end();
@@ -367,9 +371,9 @@ static void a_pause_bounds(void)
 	hold_with(60000);
 	has_controls();
 	fake.page->slot[0].present = 1;
-	launch_many(NULL); /* nothing is bounded */
+	launch_many(&stream); /* nothing is bounded */
 	fake_word(&fake, 0, NVS_WORD_CLOSED);
-	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
+	CHECK(pthread_create(&t, NULL, launch_many, &other) == 0);
 	nap_ms(200);
 	CHECK(atomic_load(&launched) == 300);
 	fake_word(&fake, 0, 5);
@@ -391,7 +395,7 @@ static void what_is_not_cut_is_bounded(void)
 	fake_send(&fake, NVS_NOTICE, 0, 0, 0);
 	CHECK(fake_expect(&fake, NVS_CONTROLS).u.controls.slices == NVS_CONTROL_REFUSED);
 	fake.page->slot[0].present = 1;
-	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
+	CHECK(pthread_create(&t, NULL, launch_many, &stream) == 0);
 	nap_ms(300);
 	CHECK(atomic_load(&launched) < 300);
 	end();
@@ -427,7 +431,7 @@ static void without_a_thread_nothing_is_cut(void)
 	fake_grant(&fake, 0, 6);
 	launch_on(stream, 60000);
 	nap_ms(3500); /* nobody has wanted the GPU for long enough */
-	CHECK(pthread_create(&t, NULL, launch_many, NULL) == 0);
+	CHECK(pthread_create(&t, NULL, launch_many, &stream) == 0);
 	nap_ms(300);
 	CHECK(atomic_load(&launched) < 300);
 	end();
@@ -655,10 +659,7 @@ static void references_come_and_go(void)
 
 	begin();
 	CU(cuDevicePrimaryCtxRetain(&primary, 0));
-	CU(cuCtxSetCurrent(context));
-	fake_word(&fake, 0, 5);
-	fake_grant(&fake, 0, 5);
-	launch_on(stream, 60000);
+	hold(60000);
 	CHECK(preempted(ask_back(5)) && state().off);
 	for (int i = 0; i < 100; i++) {
 		CU(cuDevicePrimaryCtxRetain(&again, 0));
@@ -672,18 +673,13 @@ static void references_come_and_go(void)
 /* The last reference: the driver waits for the work, so it goes on. */
 static void the_last_reference_is_the_end(void)
 {
-	CUcontext primary;
-	CUstream s;
-
 	begin();
-	CU(cuDevicePrimaryCtxRetain(&primary, 0));
-	CU(cuDevicePrimaryCtxRetain(&primary, 0));
-	CU(cuCtxSetCurrent(primary));
-	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-	fake_word(&fake, 0, 5);
-	fake_grant(&fake, 0, 5);
+	CU(cuDevicePrimaryCtxRetain(&context, 0));
+	CU(cuDevicePrimaryCtxRetain(&context, 0));
+	CU(cuCtxSetCurrent(context));
+	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	CU(cuDevicePrimaryCtxRelease_v2(0));
-	launch_on(s, 2000);
+	hold(2000);
 	CHECK(preempted(ask_back(5)) && state().off);
 	CU(cuDevicePrimaryCtxRelease_v2(0)); /* without a grant */
 	CHECK(cuDevicePrimaryCtxRelease_v2(0) == CUDA_ERROR_INVALID_CONTEXT);
@@ -702,9 +698,7 @@ static void a_reference_waits_for_no_drain(void)
 	CHECK(setenv("NVSHARE_SIMGPU_RM", "refused", 1) == 0);
 	begin();
 	CU(cuDevicePrimaryCtxRetain(&primary, 0));
-	fake_word(&fake, 0, 5);
-	fake_grant(&fake, 0, 5);
-	launch_on(stream, 60000);
+	hold(60000);
 	fake_revoke(&fake, 0, 5);
 	EVENTUALLY(inside_synchronises(0));
 	start = test_now();
@@ -729,9 +723,7 @@ static void a_capture_waits_for_no_drain(void)
 	CU(cuCtxPushCurrent_v2(primary));
 	CU(cuStreamCreate(&elsewhere, CU_STREAM_NON_BLOCKING));
 	CU(cuCtxPopCurrent_v2(&popped));
-	fake_word(&fake, 0, 5);
-	fake_grant(&fake, 0, 5);
-	launch_on(stream, 60000);
+	hold(60000);
 	fake_revoke(&fake, 0, 5);
 	EVENTUALLY(inside_synchronises(0));
 	start = test_now();

@@ -465,6 +465,23 @@ SIM_MEMOP(cuStreamWaitValue64_v2, cuuint64_t)
 CUresult cuStreamBatchMemOp(CUstream s, unsigned count, CUstreamBatchMemOpParams *b, unsigned flags);
 CUresult cuStreamBatchMemOp_v2(CUstream s, unsigned count, CUstreamBatchMemOpParams *b, unsigned flags);
 
+/* semaphores of another interface: a word here, whatever the handle says */
+typedef cuuint64_t *CUexternalSemaphore;
+typedef struct {
+	cuuint64_t value, sync, mutex[2];
+	unsigned reserved[10], flags, more[16];
+} CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS;
+typedef struct {
+	cuuint64_t value, sync, mutex;
+	unsigned reserved[12], flags, more[16];
+} CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS;
+CUresult cuImportExternalSemaphore(CUexternalSemaphore *sem, const void *handle);
+CUresult cuDestroyExternalSemaphore(CUexternalSemaphore sem);
+CUresult cuWaitExternalSemaphoresAsync(const CUexternalSemaphore *sems, const CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS *params,
+				       unsigned count, CUstream s);
+CUresult cuSignalExternalSemaphoresAsync(const CUexternalSemaphore *sems,
+					 const CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS *params, unsigned count, CUstream s);
+
 /* streams */
 CUresult cuStreamCreate(CUstream *s, unsigned flags);
 CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority);

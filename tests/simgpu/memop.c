@@ -4,7 +4,8 @@
  * is as it shall be. An address that is not mapped, or not accessible, is error 1
  * at the call; if it goes later, the context dies. Barriers and
  * flushes do nothing. Both versions of each call are the same here, though a
- * driver may have the first switched off.
+ * driver may have the first switched off. Semaphores of other interfaces are words too, which
+ * may be waited for before somebody signals them.
  */
 #include "driver.h"
 
@@ -97,6 +98,39 @@ CUresult cuStreamBatchMemOp(CUstream s, unsigned count, CUstreamBatchMemOpParams
 	return cuStreamBatchMemOp_v2(s, count, b, flags);
 }
 PTSZ(cuStreamBatchMemOp, (CUstream s, unsigned n, CUstreamBatchMemOpParams *b, unsigned f), (PT(s), n, b, f))
+
+/* ---- external semaphores ---- */
+
+CUresult cuImportExternalSemaphore(CUexternalSemaphore *sem, const void *handle)
+{
+	void *word;
+	CUresult rc = sem && handle ? cuMemHostAlloc(&word, sizeof(**sem), CU_MEMHOSTALLOC_DEVICEMAP)
+				    : CUDA_ERROR_INVALID_VALUE;
+
+	if (!rc) {
+		*sem = word;
+		**sem = 0;
+	}
+	return rc;
+}
+
+CUresult cuDestroyExternalSemaphore(CUexternalSemaphore sem)
+{
+	return cuMemFreeHost(sem);
+}
+
+#define SEMAPHORES(name, params_type, op)                                                                        \
+	CUresult name(const CUexternalSemaphore *sems, const params_type *params, unsigned count, CUstream s)    \
+	{                                                                                                        \
+		CUresult rc = sems && params && count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;                 \
+                                                                                                                 \
+		for (unsigned i = 0; !rc && i < count; i++)                                                      \
+			rc = single(s, op, (uintptr_t)sems[i], params[i].value, sizeof(*sems[i]), 0);            \
+		return rc;                                                                                       \
+	}                                                                                                        \
+	PTSZ(name, (const CUexternalSemaphore *m, const params_type *p, unsigned n, CUstream s), (m, p, n, PT(s)))
+SEMAPHORES(cuWaitExternalSemaphoresAsync, CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, OP_WAIT)
+SEMAPHORES(cuSignalExternalSemaphoresAsync, CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS, OP_WRITE)
 
 /* ---- graphs: a node of ours for each operation, one after the other; the last is the handle ---- */
 

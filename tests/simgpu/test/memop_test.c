@@ -179,6 +179,25 @@ static void fault(void)
 	_exit(0);
 }
 
+/* A semaphore may be waited for before somebody signals it. */
+static void semaphores(void)
+{
+	CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS wait = { .value = 2 };
+	CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS signal = { .value = 1 };
+	CUexternalSemaphore s;
+
+	CU(cuImportExternalSemaphore(&s, ""));
+	CU(cuWaitExternalSemaphoresAsync(&s, &wait, 1, a));
+	CU(cuSignalExternalSemaphoresAsync(&s, &signal, 1, b));
+	CU(cuStreamSynchronize(b));
+	EXPECT(CUDA_ERROR_NOT_READY, cuStreamQuery(a));
+	signal.value = 2;
+	CU(cuSignalExternalSemaphoresAsync(&s, &signal, 1, b));
+	CU(cuStreamSynchronize(a));
+	CU(cuDestroyExternalSemaphore(s));
+	EXPECT(CUDA_ERROR_INVALID_VALUE, cuWaitExternalSemaphoresAsync(&s, NULL, 1, a));
+}
+
 int main(void)
 {
 	int status;
@@ -194,5 +213,6 @@ int main(void)
 	conditions();
 	batches_and_graphs();
 	wrong();
+	semaphores();
 	return 0;
 }
