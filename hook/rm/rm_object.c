@@ -149,31 +149,31 @@ static void forget_missed(uint32_t client, uint64_t before)
 /* Objects that were there at `before`: this one, or all of a client, and what sits below. */
 static void forget(uint32_t client, uint32_t handle, uint64_t before)
 {
-	bool more;
+	static uint16_t gone[MAX_OBJECTS];
+	unsigned n = 0, kept = 0;
 
-	for (unsigned i = 0; i < used; i++) {
-		struct object *o = &objects[i];
-
-		if (o->client == client && o->serial <= before && (o->handle == handle || client == handle))
-			o->serial = 0;
-	}
-	do { /* what sits below goes with it: a parent may stand behind its child */
-		more = false;
+	for (unsigned i = 0; i < used; i++)
+		if (objects[i].client == client && objects[i].serial <= before &&
+		    (objects[i].handle == handle || client == handle)) {
+			objects[i].serial = 0;
+			gone[n++] = (uint16_t)i;
+		}
+	if (!n)
+		return; /* most of what the driver frees was never noted */
+	for (unsigned k = 0; k < n && client != handle; k++) /* what sits below goes with it */
 		for (unsigned i = 0; i < used; i++) {
-			struct object *o = &objects[i], *parent;
+			struct object *o = &objects[i];
 
-			if (!o->serial || o->serial > before)
-				continue;
-			parent = find(o->client, o->parent);
-			if (parent && !parent->serial) {
+			if (o->serial && o->serial <= before && o->client == client &&
+			    o->parent == objects[gone[k]].handle) {
 				o->serial = 0;
-				more = true;
+				gone[n++] = (uint16_t)i;
 			}
 		}
-	} while (more);
-	for (unsigned i = used; i-- > 0;)
-		if (!objects[i].serial)
-			memmove(&objects[i], &objects[i + 1], sizeof(objects[0]) * (--used - i));
+	for (unsigned i = 0; i < used; i++)
+		if (objects[i].serial)
+			objects[kept++] = objects[i];
+	used = kept;
 }
 
 uint64_t rm_serial(void)

@@ -650,6 +650,13 @@ static void handles_are_used_again(void)
 	alarm(0);
 }
 
+static int succeeds(int on, unsigned long request, ...)
+{
+	(void)on;
+	(void)request;
+	return 0;
+}
+
 static void a_full_table_says_so(void)
 {
 	start();
@@ -661,6 +668,21 @@ static void a_full_table_says_so(void)
 	make_device(1, 0);
 	make_group(1, 0, 0, 8);
 	CHECK(state(0).channels == 8 && !state(0).overflow && OFF(0) == NVS_RM_OK);
+}
+
+/* Each cudaFree of a block frees an object of another class: that looks through the table once. */
+static void what_was_never_noted_is_freed_at_once(void)
+{
+	start();
+	make_device(1, 0);
+	for (unsigned i = 0; i < 8000; i++)
+		make(1, GROUP(0, 0), 0x100000 + i, 0xc86f, 0);
+	nvs_rm_set_next(succeeds);
+	alarm(20); /* some tenth of a second where it is quick, minutes where it is not */
+	for (unsigned i = 0; i < 1000; i++)
+		release(1, 0x900000 + i);
+	alarm(0);
+	CHECK(state(0).bare_channels == 8000);
 }
 
 /* NVML is opened and closed many times, each time with another descriptor. */
@@ -905,6 +927,7 @@ static void (*const cases[])(void) = {
 	after_a_move_the_gpus_are_asked_anew,
 	handles_are_used_again,
 	a_full_table_says_so,
+	what_was_never_noted_is_freed_at_once,
 	descriptors_come_and_go,
 	too_many_descriptors_say_so,
 	a_child_of_fork_has_nothing,
