@@ -133,16 +133,26 @@ static void resolve_driver(void *handle)
 		__atomic_store_n((void **)&nvs_driver_functions + i, ((void **)&d)[i], __ATOMIC_RELAXED);
 }
 
-/* Where our ioctl leads: to a driver's own, which a simulated one has, or to who comes after us. */
+nvs_rm_ioctl *nvs_rm_find_next(void)
+{
+	return (nvs_rm_ioctl *)nvs_next_dlsym(RTLD_NEXT, "ioctl");
+}
+
+/* Early: the first ioctl of the program may be in a signal handler, or in a child of fork. */
+__attribute__((constructor)) static void find_next_ioctl(void)
+{
+	nvs_rm_set_next(nvs_rm_find_next());
+}
+
+/* A simulated driver has an ioctl of its own. */
 static void resolve_ioctl(void *handle)
 {
-	void *own = nvs_next_dlsym(handle, "ioctl"), *next = nvs_next_dlsym(RTLD_NEXT, "ioctl");
+	void *own = nvs_next_dlsym(handle, "ioctl");
 	Dl_info driver, it;
 
 	if (own && dladdr(own, &it) && dladdr(atomic_load(&nvs_real_table[cuda.anchor]), &driver) &&
 	    it.dli_fbase == driver.dli_fbase)
-		next = own;
-	nvs_rm_set_next((nvs_rm_ioctl *)next);
+		nvs_rm_set_next((nvs_rm_ioctl *)own);
 }
 
 static bool resolve(struct library *l, void *hint, bool load)

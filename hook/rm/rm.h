@@ -31,8 +31,11 @@ const char *nvs_rm_text(enum nvs_rm_result r);
 
 typedef int nvs_rm_ioctl(int fd, unsigned long request, ...);
 
-/* Who comes after us with an ioctl; NULL, as before the first call: the kernel itself. */
+/* Our ioctl leads there from now on: to a driver's own. */
 void nvs_rm_set_next(nvs_rm_ioctl *next);
+
+/* Of the layer above: the ioctl that comes after ours, which the first call asks for. NULL: the kernel's own. */
+nvs_rm_ioctl *nvs_rm_find_next(void);
 
 /*
  * Sets the time slice of all compute groups on a GPU, and of those that are made

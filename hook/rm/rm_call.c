@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "compiler.h"
 #include "rm_abi.h"
 
 static _Atomic(nvs_rm_ioctl *) next;
@@ -18,8 +19,12 @@ void nvs_rm_set_next(nvs_rm_ioctl *fn)
 
 int rm_next(int fd, unsigned long request, void *arg)
 {
-	nvs_rm_ioctl *fn = atomic_load_explicit(&next, memory_order_relaxed);
+	nvs_rm_ioctl *fn = atomic_load_explicit(&next, memory_order_relaxed), *none = NULL;
 
+	if (nvs_unlikely(!fn)) {
+		fn = nvs_rm_find_next();
+		atomic_compare_exchange_strong(&next, &none, fn);
+	}
 	return fn ? fn(fd, request, arg) : (int)syscall(SYS_ioctl, fd, request, arg);
 }
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* interposer.c: another preloaded library that wraps launches; libinterposer.so. */
+/* interposer.c: another preloaded library that wraps launches and ioctl; libinterposer.so. */
 #include <dlfcn.h>
+#include <stdarg.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "stub.h"
 
@@ -8,9 +12,31 @@ unsigned interposer_calls(void);
 void *interposer_next(void);
 void *interposer_next_versioned(void);
 
-static unsigned calls;
+unsigned interposer_ioctls(void);
+
+static unsigned calls, ioctls;
 
 unsigned interposer_calls(void) { return calls; }
+unsigned interposer_ioctls(void) { return ioctls; }
+
+int ioctl(int fd, unsigned long request, ...)
+{
+	va_list list;
+	void *arg;
+
+	va_start(list, request);
+	arg = va_arg(list, void *);
+	va_end(list);
+	ioctls++;
+	return (int)syscall(SYS_ioctl, fd, request, arg);
+}
+
+__attribute__((constructor)) static void begin(void)
+{
+	int n;
+
+	ioctl(-1, FIONREAD, &n);
+}
 
 void *interposer_next(void)
 {

@@ -8,7 +8,9 @@
  * The program is linked to the driver if LINKED, else it opens it.
  */
 #include <dlfcn.h>
+#include <errno.h>
 #include <string.h>
+#include <sys/ioctl.h>
 
 #include "fake.h"
 #include "stub.h"
@@ -161,12 +163,13 @@ static void launch(void)
 	CHECK(atomic_load(&stub_state()->launches[0]) == 1);
 }
 
-static count_fn *calls;
+static count_fn *calls, *ioctls;
 static get_fn *next, *next_versioned;
 
 static void find_interposer(void)
 {
 	*(void **)&calls = function(RTLD_DEFAULT, "interposer_calls");
+	*(void **)&ioctls = function(RTLD_DEFAULT, "interposer_ioctls");
 	*(void **)&next = function(RTLD_DEFAULT, "interposer_next");
 	*(void **)&next_versioned = function(RTLD_DEFAULT, "interposer_next_versioned");
 }
@@ -175,6 +178,7 @@ static void find_interposer(void)
 static void interposer_before_us(void)
 {
 	find_interposer();
+	CHECK(ioctls() == 1);
 	IN((void *)cuLaunchKernel, INTERPOSER);
 	IN(dlsym(RTLD_DEFAULT, "cuLaunchKernel"), INTERPOSER);
 	IN(next(), SHIM);
@@ -192,8 +196,13 @@ static void interposer_before_us(void)
 static void interposer_after_us(void)
 {
 	__typeof__(&cuLaunchKernel) p;
+	int n;
 
 	find_interposer();
+	/* Every ioctl goes on to it, from the first: its own constructor's, and before any driver is known. */
+	CHECK(ioctls() == 1);
+	CHECK(ioctl(-1, FIONREAD, &n) == -1 && errno == EBADF);
+	CHECK(ioctls() == 2);
 	IN((void *)cuLaunchKernel, SHIM);
 	IN(dlsym(RTLD_DEFAULT, "cuLaunchKernel"), INTERPOSER);
 	IN(dlsym(RTLD_NEXT, "cuLaunchKernel"), INTERPOSER);
