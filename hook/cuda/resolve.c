@@ -455,16 +455,37 @@ static bool same_object(const void *a, const void *b)
 	return dladdr(a, &x) && dladdr(b, &y) && x.dli_fbase == y.dli_fbase;
 }
 
+/* Whether the library that calls would find a function in what it is linked to. */
+static bool linked_to(const void *caller, int f)
+{
+	void *handle, *found;
+	Dl_info info;
+
+	if (!dladdr(caller, &info) || !(handle = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD)))
+		return false;
+	found = nvs_next_dlsym(handle, nvs_names[f]);
+	dlclose(handle);
+	return found && found != nvs_wrappers[f];
+}
+
 /*
  * The answer to a look-up of an interposed name, given what the linker found.
- * A name that only the shim exports is not there: ask who comes after it.
+ * A name that only the shim exports is not there: ask who comes after it. The linker
+ * then looks from where the shim is, which is not the scope of a library that was
+ * opened for itself.
  */
 static void *answer(int f, void *handle, void *found, void *caller)
 {
 	void *self = nvs_wrappers[f];
 
-	if (found == self || handle == RTLD_NEXT)
+	if (found == self || handle == RTLD_NEXT) {
 		found = nvs_next_dlsym(RTLD_NEXT, nvs_names[f]);
+		if (!found && atomic_load(&nvs_real_table[f])) {
+			if (linked_to(caller, f))
+				return self;
+			found = nvs_next_dlsym(RTLD_NEXT, nvs_names[f]); /* for dlerror() */
+		}
+	}
 	if (!found)
 		return NULL;
 	if (resolve(library_of((unsigned)f), found, false) && handle == RTLD_NEXT &&

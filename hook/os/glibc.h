@@ -18,6 +18,7 @@
 #ifndef NVS_NO_SYMVER
 #define NVS_OLD(name) __asm__(".symver " #name "," #name "@" NVS_GLIBC_BASE);
 NVS_OLD(dladdr)
+NVS_OLD(dlclose)
 NVS_OLD(dlerror)
 NVS_OLD(dlopen)
 NVS_OLD(pthread_create)

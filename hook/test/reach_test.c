@@ -63,7 +63,24 @@ static void library(int flags, const char *bound, const char *found)
 
 static void linked_library(void)
 {
+	CHECK(dlsym(RTLD_DEFAULT, "cuLaunchKernel") == NULL); /* there is no driver */
 	library(0, SHIM, SHIM);
+}
+
+/* As of Python's extensions: only the library that asks, and what it needs, is in its scope. */
+static void linked_library_looks_around(void)
+{
+	void *deep = dlopen("libdeep.so", RTLD_NOW | RTLD_LOCAL);
+	find_fn *deep_dlsym;
+
+	CHECK(deep);
+	*(void **)&deep_dlsym = function(deep, "deep_dlsym");
+	IN(deep_dlsym(RTLD_DEFAULT, "cuLaunchKernel"), SHIM);
+	IN(deep_dlsym(RTLD_NEXT, "cuLaunchKernel"), SHIM);
+	IN(deep_dlsym(RTLD_DEFAULT, "cuGetProcAddress_v2"), SHIM);
+	IN(deep_dlsym(RTLD_DEFAULT, "cuNotInTheTable"), STUB);
+	CHECK(deep_dlsym(RTLD_DEFAULT, "cuGLCtxCreate") == NULL); /* of the table, and not of this driver */
+	CHECK(deep_dlsym(RTLD_NEXT, "cuGLCtxCreate") == NULL);
 }
 
 /* BYPASS: its own dependencies come first, so it has the driver's and libc's. */
@@ -224,6 +241,7 @@ static const struct {
 #define CASE(name) { #name, name }
 #ifndef LINKED
 	CASE(linked_library),
+	CASE(linked_library_looks_around),
 	CASE(linked_library_opened_deep),
 	CASE(driver_opened_deep),
 	CASE(namespace),
