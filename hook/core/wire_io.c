@@ -28,11 +28,6 @@ void nvs_connect_init(void)
 		address.sun_path[0] = '\0';
 }
 
-const char *nvs_socket_path(void)
-{
-	return address.sun_path;
-}
-
 /*
  * A program that has closed its standard streams may go on to use them: what it prints
  * would go to the scheduler, and what it reads would be a frame that the shim never sees.

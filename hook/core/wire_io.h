@@ -14,9 +14,6 @@
  */
 void nvs_connect_init(void);
 
-/* Where the socket is, or would be; "" if its name is too long. */
-const char *nvs_socket_path(void);
-
 /* Connects to the run directory's socket. Returns -1 with *error set. */
 int nvs_connect(int *error);
 

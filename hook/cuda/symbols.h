@@ -274,17 +274,8 @@
 	H(cuIpcCloseMemHandle) H(cuMemGetHandleForAddressRange) H(cuPointerSetAttribute) \
 	H(cuPointerGetAttribute) H(cuPointerGetAttributes)
 
-/* nvml.c: of libnvidia-ml, what tells of memory and of processes. */
-#define NVS_NVML(H) \
-	H(nvmlDeviceGetMemoryInfo) H(nvmlDeviceGetMemoryInfo_v2) \
-	H(nvmlDeviceGetComputeRunningProcesses) H(nvmlDeviceGetComputeRunningProcesses_v2) \
-	H(nvmlDeviceGetComputeRunningProcesses_v3) \
-	H(nvmlDeviceGetGraphicsRunningProcesses) H(nvmlDeviceGetGraphicsRunningProcesses_v2) \
-	H(nvmlDeviceGetGraphicsRunningProcesses_v3) \
-	H(nvmlDeviceGetMPSComputeRunningProcesses) H(nvmlDeviceGetMPSComputeRunningProcesses_v2) \
-	H(nvmlDeviceGetMPSComputeRunningProcesses_v3) \
-	H(nvmlDeviceGetRunningProcessDetailList) \
-	H(nvmlDeviceGetProcessUtilization) H(nvmlDeviceGetProcessesUtilizationInfo)
+/* nvml.c: of libnvidia-ml, what tells of memory. */
+#define NVS_NVML(H) H(nvmlDeviceGetMemoryInfo) H(nvmlDeviceGetMemoryInfo_v2)
 
 #define NVS_PASSING(H) \
 	NVS_RESOLVERS(H) \

@@ -169,18 +169,6 @@ bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out)
 	return known;
 }
 
-bool nvs_scheduler_exists(void)
-{
-	int saved = errno;
-	bool yes;
-
-	if (!nvs_active())
-		nvs_connect_init();
-	yes = syscall(SYS_faccessat, AT_FDCWD, nvs_socket_path(), F_OK) == 0;
-	errno = saved;
-	return yes;
-}
-
 void nvs_query_fork_child(void)
 {
 	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_QUERY_LIMITS);

@@ -25,9 +25,6 @@ bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out);
  */
 bool nvs_query_place(const uint8_t *uuid, uint8_t *place);
 
-/* Whether there is a scheduler's socket. */
-bool nvs_scheduler_exists(void);
-
 void nvs_query_fork_child(void);
 
 #endif

@@ -1280,18 +1280,6 @@ static void any_sequence_with_pools_that_keep(void)
 
 struct info { unsigned long long total, free, used; };
 struct info2 { unsigned version; unsigned long long total, reserved, free, used; };
-struct process { unsigned pid; unsigned long long used; unsigned gi, ci; };
-struct process1 { unsigned pid; unsigned long long used; };
-struct sample { unsigned pid; unsigned long long time; unsigned util[4]; };
-struct details {
-	unsigned version, mode, count;
-	struct detail { unsigned pid; unsigned long long used; unsigned gi, ci; unsigned long long cc; } *list;
-};
-struct utils {
-	unsigned version, count;
-	unsigned long long since;
-	struct util { unsigned long long time; unsigned pid; unsigned util[6]; } *list;
-};
 
 static void *nvml;
 
@@ -1457,61 +1445,6 @@ static void a_fork_beside_nvml(void)
 	_exit(0);
 }
 
-static void part_spin(void)
-{
-	int result = 0;
-	CUdeviceptr p;
-	char c;
-
-	alarm(600);
-	CU(cuInit(0));
-	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
-	CU(cuMemAlloc_v2(&p, MIB));
-	CU(cuMemsetD8Async(p, 0, MIB, NULL));
-	CHECK(write(1, &result, sizeof(result)) == sizeof(result));
-	(void)!read(0, &c, 1);
-}
-
-/* Processes of this container are seen; one of another is not. */
-static void nvml_shows_the_container(void)
-{
-	struct process some_room[8];
-	struct process1 old[8];
-	struct detail list[8];
-	struct details d = { .count = 8, .list = list };
-	struct child c;
-	unsigned n = 8;
-	int result;
-	void *dev;
-
-	ledger_init();
-	ledger_start();
-	c = spawn("part_spin");
-	CHECK(read(c.out, &result, sizeof(result)) == sizeof(result));
-	dev = nvml_device(0);
-#define LIST(name, type) NVML(name, void *, unsigned *, type *)
-	CHECK(LIST(nvmlDeviceGetComputeRunningProcesses_v3, struct process)(dev, &n, some_room) == 0);
-	CHECK(n == 1 && some_room[0].pid == (unsigned)c.pid && some_room[0].used >= MIB);
-	n = 8;
-	CHECK(LIST(nvmlDeviceGetComputeRunningProcesses_v2, struct process)(dev, &n, some_room) == 0);
-	CHECK(n == 1 && some_room[0].pid == (unsigned)c.pid);
-	n = 1;
-	CHECK(LIST(nvmlDeviceGetComputeRunningProcesses, struct process1)(dev, &n, old) == 0);
-	CHECK(n == 1 && old[0].pid == (unsigned)c.pid);
-	n = 0;
-	CHECK(LIST(nvmlDeviceGetComputeRunningProcesses_v3, struct process)(dev, &n, NULL) == 7);
-	CHECK(n == 1);
-	n = 0;
-	CHECK(LIST(nvmlDeviceGetGraphicsRunningProcesses_v3, struct process)(dev, &n, NULL) == 0);
-	CHECK(n == 0);
-	CHECK(LIST(nvmlDeviceGetComputeRunningProcesses_v3, struct process)(dev, NULL, NULL) == 2);
-	CHECK(NVML(nvmlDeviceGetRunningProcessDetailList, void *, struct details *)(dev, &d) == 0);
-	CHECK(d.count == 1 && list[0].pid == (unsigned)c.pid);
-	close(c.in);
-	CHECK(waitpid(c.pid, NULL, 0) == c.pid);
-	ledger_stop();
-}
-
 /* ---- life ---- */
 
 static void a_forked_child_counts_afresh(void)
@@ -1662,7 +1595,6 @@ static const struct {
 	CASE(a_scheduler_that_hangs_holds_nvml_up_shortly),
 	CASE(one_asks_for_all_threads),
 	CASE(a_fork_beside_nvml),
-	CASE(nvml_shows_the_container),
 	CASE(a_forked_child_counts_afresh),
 	CASE(a_jump_out_of_asking),
 	CASE(a_jump_out_of_nvml),
@@ -1673,10 +1605,6 @@ int main(int argc, char **argv)
 	self = argv[0];
 	if (argc > 1 && strcmp(argv[1], "part_allocate") == 0) {
 		part_allocate();
-		return 0;
-	}
-	if (argc > 1 && strcmp(argv[1], "part_spin") == 0) {
-		part_spin();
 		return 0;
 	}
 	if (argc > 1 && strcmp(argv[1], "cost") == 0) {
