@@ -116,13 +116,20 @@ void nvs_drain_forget(struct nvs_gpu *gpu, uint64_t took_ns)
 
 /* What a question about a stream needs. */
 struct question {
+	struct nvs_stream *stream; /* its record, while query_lock is held */
 	void *key, *ctx;
 	bool capturing, own; /* own: of the calling thread, if it is a thread's */
 	bool open;           /* some stream of the GPU captures, or is about to */
 };
 
-/* The next stream of the GPU with work, or (all) any, from *i on. False: there is none. */
-static bool next_stream(struct nvs_gpu *gpu, bool all, unsigned *i, struct question *q)
+enum which {
+	WITH_WORK,        /* since it was last drained, or was idle */
+	WITH_WORK_FORGET, /* and one that is idle now has no work any more */
+	ALL,
+};
+
+/* The next such stream of the GPU, from *i on. False: there is none. */
+static bool next_stream(struct nvs_gpu *gpu, enum which which, unsigned *i, struct question *q)
 {
 	bool found = false;
 
@@ -131,35 +138,43 @@ static bool next_stream(struct nvs_gpu *gpu, bool all, unsigned *i, struct quest
 		struct nvs_stream *s = &nvs_streams[*i];
 		struct nvs_context *c = s->context;
 
-		found = s->key && s->gpu == gpu && (all || atomic_load(&s->dirty));
-		if (found)
-			*q = (struct question){ s->key, c ? c->ctx : NULL, s->capturing,
-						nvs_self && s->owner == nvs_self,
-						atomic_load(&gpu->captures) };
+		found = s->key && s->gpu == gpu && (which == ALL || atomic_load(&s->dirty));
+		if (!found)
+			continue;
+		*q = (struct question){ s, s->key, c ? c->ctx : NULL, s->capturing,
+					nvs_self && s->owner == nvs_self, atomic_load(&gpu->captures) };
+		if (which == WITH_WORK_FORGET)
+			atomic_store(&s->dirty, false);
 	}
 	nvs_unlock(&nvs_table_lock);
 	return found;
 }
 
 /*
- * What the streams of the GPU with work do, up to the first that is busy, or (all) what all do:
- * BUSY if one is, else IDLE; left_out says whether the state of one is not known. The driver
+ * What these streams of the GPU do, up to the first that is busy, or what all do: BUSY if one is,
+ * else IDLE; left_out says whether the state of one is not known. The driver
  * is asked under query_lock alone: a thread that destroys a stream or begins a capture waits
- * for the answer (await_question in stream.c), and no other thread does.
+ * for the answer (stream.c), and no other thread does.
+ *
+ * A stream is taken for idle before it is asked, and is not if a call is in flight then: a call
+ * that comes later looks at the mark after it has raised its flag.
  */
-static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, bool all,
+static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, enum which which,
 					  enum nvs_streams_state (*ask)(const struct question *q),
 					  bool *left_out)
 {
 	enum nvs_streams_state state;
-	bool more = true, busy = false;
+	bool more = true, busy = false, quiet;
 	struct question q;
 
 	*left_out = false;
-	for (unsigned i = 0; more && (all || !busy);) {
+	for (unsigned i = 0; more && (which == ALL || !busy);) {
 		nvs_lock(&gpu->query_lock);
-		more = next_stream(gpu, all, &i, &q);
+		more = next_stream(gpu, which, &i, &q);
+		quiet = more && which == WITH_WORK_FORGET && !nvs_gate_busy(gpu);
 		state = more ? ask(&q) : NVS_STREAMS_IDLE;
+		if (more && which == WITH_WORK_FORGET && !(quiet && state == NVS_STREAMS_IDLE))
+			nvs_stream_mark(q.stream); /* its context too, should a drain have ended meanwhile */
 		nvs_unlock(&gpu->query_lock);
 		*left_out = *left_out || state == NVS_STREAMS_UNKNOWN;
 		busy = busy || state == NVS_STREAMS_BUSY;
@@ -181,7 +196,7 @@ static bool streams_done(struct nvs_gpu *gpu)
 	bool left_out;
 
 	return !atomic_load(&gpu->overflow.dirty) &&
-	       ask_streams(gpu, false, state_beside_capture, &left_out) == NVS_STREAMS_IDLE;
+	       ask_streams(gpu, WITH_WORK, state_beside_capture, &left_out) == NVS_STREAMS_IDLE;
 }
 
 bool nvs_gpu_has_work(struct nvs_gpu *gpu)
@@ -256,7 +271,7 @@ static enum nvs_streams_state look(struct nvs_gpu *gpu, bool *left_out)
 	if (!nvs_trylock(&gpu->drain_lock))
 		return state;
 	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
-		state = ask_streams(gpu, false, state_of, left_out);
+		state = ask_streams(gpu, WITH_WORK_FORGET, state_of, left_out);
 		nvs_driver_leave();
 	}
 	nvs_unlock(&gpu->drain_lock);
@@ -293,7 +308,7 @@ bool nvs_streams_settle(struct nvs_gpu *gpu)
 	}
 	if (nvs_trylock(&gpu->drain_lock)) {
 		if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
-			idle = ask_streams(gpu, true, settled, &left_out) == NVS_STREAMS_IDLE &&
+			idle = ask_streams(gpu, ALL, settled, &left_out) == NVS_STREAMS_IDLE &&
 			       !atomic_load(&gpu->captures);
 			nvs_driver_leave();
 		}

@@ -96,7 +96,7 @@ struct nvs_thread *nvs_gate_enter_slow(void *key)
 		if (!atomic_load(&nvs_gate.active))
 			return NULL; /* the process ends */
 	}
-	if (!atomic_load_explicit(&s->dirty, memory_order_relaxed))
+	if (!atomic_load_explicit(&s->dirty, memory_order_seq_cst))
 		nvs_stream_mark(s);
 	nvs_gate_count(&t->calls[gpu->number]);
 	return t;

@@ -6,7 +6,8 @@
  * with the epoch this process holds, and only then calls the driver. Whoever
  * closes the gate changes the epoch first and then waits until every flag is
  * clear, so no submission slips through after a release. All four accesses are
- * sequentially consistent: one of the two sides sees the other.
+ * sequentially consistent: one of the two sides sees the other. The mark that the stream has
+ * work is looked at in the same way, for whoever takes it away (drain.c).
  */
 #ifndef NVSHARE_GATE_H
 #define NVSHARE_GATE_H
@@ -72,7 +73,7 @@ static inline struct nvs_thread *nvs_gate_enter(void *key)
 	atomic_store_explicit(&t->in_flight, t->flag, memory_order_seq_cst);
 	if (nvs_unlikely(__atomic_load_n(&slot->word, __ATOMIC_SEQ_CST) !=
 				 atomic_load_explicit(&gpu->epoch, memory_order_seq_cst) ||
-			 !atomic_load_explicit(&t->stream->dirty, memory_order_relaxed))) {
+			 !atomic_load_explicit(&t->stream->dirty, memory_order_seq_cst))) {
 		atomic_store_explicit(&t->in_flight, 0, memory_order_release);
 		return nvs_gate_enter_slow(key);
 	}

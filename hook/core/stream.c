@@ -404,32 +404,28 @@ static void events_end(void *const event[NVS_THROTTLE_EVENTS])
 			nvs_driver.event_destroy(event[i]);
 }
 
-/* Whoever asks the driver about a stream has its answer; questions that follow see what is known now. */
-static void await_question(struct nvs_gpu *gpu)
-{
-	nvs_lock(&gpu->query_lock);
-	nvs_unlock(&gpu->query_lock);
-}
-
 struct nvs_stream_was nvs_stream_going(void *handle)
 {
 	struct nvs_stream *s = nvs_key_is_default(handle) ? NULL : stream_lookup(handle, NULL, NULL);
 	struct nvs_stream_was was = { 0 };
 	struct nvs_context *c;
+	struct nvs_gpu *gpu;
 	void *event[NVS_THROTTLE_EVENTS];
 
 	if (!s)
 		return was;
+	gpu = s->gpu;
+	nvs_lock(&gpu->query_lock); /* whoever asks about the stream has its answer, and nobody asks later */
 	/* Its work may run on; only a drain of the context tells. */
 	if (atomic_load(&s->dirty))
-		atomic_store(&s->gpu->overflow.dirty, true);
+		atomic_store(&gpu->overflow.dirty, true);
 	nvs_lock(&nvs_table_lock);
 	c = s->context;
 	was = (struct nvs_stream_was){ s->gpu, c ? c->ctx : NULL, atomic_exchange(&s->capturing, false) };
 	memcpy(event, s->throttle.event, sizeof(s->throttle.event));
 	stream_forget(s);
 	nvs_unlock(&nvs_table_lock);
-	await_question(was.gpu);
+	nvs_unlock(&gpu->query_lock);
 	events_end(event);
 	return was;
 }
@@ -561,6 +557,13 @@ static struct nvs_stream *stream_of_capture(void *key)
 	struct nvs_thread *t = nvs_self ? nvs_self : nvs_thread_register();
 
 	return t ? nvs_stream_find(t, key) : NULL;
+}
+
+/* Whoever asks the driver about a stream has its answer; questions that follow see what is known now. */
+static void await_question(struct nvs_gpu *gpu)
+{
+	nvs_lock(&gpu->query_lock);
+	nvs_unlock(&gpu->query_lock);
 }
 
 /* A context that was turned green is part of the primary one, and is synchronised with it. */

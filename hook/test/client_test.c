@@ -399,6 +399,43 @@ static void tells_how_often_the_gpu_has_work(void)
 	finish(&l);
 }
 
+/* Each stream that was ever used, but only until it was seen to be idle. */
+static void an_idle_stream_is_asked_once(void)
+{
+	enum { STREAMS = 400 };
+	static void *streams[STREAMS];
+	struct nvs_util u = { 0 };
+	unsigned long asked, samples = 0;
+	uint64_t epoch = 3;
+
+	begin(1);
+	fake.page->features = NVS_FEATURE_UTIL;
+	fake.page->slot[0].present = 1;
+	fake.page->slot[0].flags = NVS_GRANT_CONCURRENT;
+	stub_state()->work_ns = 0;
+	hold(epoch);
+	for (unsigned i = 0; i < STREAMS; i++)
+		CHECK(cuStreamCreate(&streams[i], 1) == 0 && launch(streams[i]) == 0);
+	nap_ms(100);
+	expect_util(&epoch); /* all have been asked */
+	asked = atomic_load(&stub_state()->asked);
+	for (unsigned i = 0; i < 20; i++) {
+		CHECK(launch(streams[0]) == 0);
+		nap_ms(50);
+	}
+	asked = atomic_load(&stub_state()->asked) - asked;
+	for (struct nvs_frame f; fake_receive(&fake, &f, 0);)
+		samples += f.type == NVS_UTIL ? f.u.util.samples : 0;
+	CHECK(samples > 0 && asked > 0 && asked < STREAMS + 100); /* 20 times one, and a straggler's first */
+	/* What is launched later is seen. */
+	stub_state()->work_ns = 3600000000000u;
+	CHECK(launch(streams[7]) == 0);
+	for (unsigned i = 0; u.busy == 0 || u.busy != u.samples; i++) {
+		CHECK(i < 1000 && launch(streams[7]) == 0);
+		u = expect_util(&epoch);
+	}
+}
+
 static void runs_without_a_scheduler(void)
 {
 	struct launcher l;
@@ -995,6 +1032,7 @@ static const struct life_case cases[] = {
 	CASE(goes_ahead_of_its_grant),
 	CASE(what_went_ahead_is_drained_before_a_release),
 	CASE(tells_how_often_the_gpu_has_work),
+	CASE(an_idle_stream_is_asked_once),
 	CASE(runs_without_a_scheduler),
 	CASE(holder_survives_a_restart),
 	CASE(waiter_opens_after_a_loss),
