@@ -422,7 +422,7 @@ static void *client_main(void *arg)
 void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t interposed,
 		      uint32_t bypassed)
 {
-	const char *loss = getenv("NVSHARE_SCHEDULER_LOSS");
+	const char *loss = secure_getenv("NVSHARE_SCHEDULER_LOSS");
 
 	if (count == 0)
 		return;

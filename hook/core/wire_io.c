@@ -19,7 +19,7 @@ static struct sockaddr_un address;
 
 void nvs_connect_init(void)
 {
-	const char *dir = getenv(NVS_RUN_DIR_ENV);
+	const char *dir = secure_getenv(NVS_RUN_DIR_ENV);
 	int n = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s",
 			 dir && *dir ? dir : NVS_RUN_DIR_DEFAULT, NVS_SOCKET_NAME);
 

@@ -49,8 +49,8 @@ static bool names_one(const char *text, uint8_t *uuid)
 
 void nvs_place_follow(void)
 {
-	const char *mark = getenv(MARK_ENV);
-	char *seen = getenv(GPU_ENV), text[NVS_UUID_TEXT + 1];
+	const char *mark = secure_getenv(MARK_ENV);
+	char *seen = secure_getenv(GPU_ENV), text[NVS_UUID_TEXT + 1];
 	uint8_t uuid[NVS_UUID_SIZE], place[NVS_UUID_SIZE];
 	int saved = errno;
 

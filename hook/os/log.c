@@ -13,7 +13,7 @@ bool nvs_debug;
 
 void nvs_log_init(void)
 {
-	const char *s = getenv("NVSHARE_DEBUG");
+	const char *s = secure_getenv("NVSHARE_DEBUG");
 
 	nvs_debug = s && *s && strcmp(s, "0") != 0;
 }

@@ -73,7 +73,7 @@ void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns)
 void nvs_swap_init(void)
 {
 	const struct nvs_driver_table *v = &nvs_driver;
-	const char *oversub = getenv("NVSHARE_ENABLE_SINGLE_OVERSUB");
+	const char *oversub = secure_getenv("NVSHARE_ENABLE_SINGLE_OVERSUB");
 
 	managed = oversub && strcmp(oversub, "1") == 0;
 	capable = false;

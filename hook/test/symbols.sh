@@ -6,9 +6,9 @@ set -eu
 here=$(dirname "$0")
 hook=$here/..
 both="__cxa_atexit __errno_location clock_gettime close connect dl_iterate_phdr dladdr dlclose dlerror
-dlopen fcntl getauxval getenv getpid lseek memcmp memcpy memmem memmove memset mmap mremap munmap ppoll prctl
+dlopen fcntl getauxval getpid lseek memcmp memcpy memmem memmove memset mmap mremap munmap ppoll prctl
 pthread_create pthread_detach pthread_key_create pthread_mutex_lock pthread_mutex_trylock
-pthread_mutex_unlock pthread_setcancelstate pthread_setspecific pthread_sigmask sched_yield shutdown sigfillset
+pthread_mutex_unlock pthread_setcancelstate pthread_setspecific pthread_sigmask sched_yield secure_getenv shutdown sigfillset
 snprintf socket strcmp strerror strlen strncmp strrchr syscall vsnprintf write"
 both=$(echo $both)
 for lib; do
