@@ -3,8 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -17,6 +15,7 @@
 #include "futex.h"
 #include "grant.h"
 #include "log.h"
+#include "signals.h"
 #include "thread.h"
 #include "work.h"
 
@@ -47,11 +46,10 @@ static bool send(uint32_t code)
 /* Asks for the wake. Without waiting for the lock, which the client thread may have for long. */
 static bool ask(void)
 {
-	sigset_t all, old;
+	struct nvs_signals q;
 	bool locked;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old); /* as for all that take the lock, see wait.c */
+	nvs_signals_block(&q);
 	locked = nvs_trylock(&nvs_client_lock);
 	if (locked) {
 		uint64_t now = nvs_now();
@@ -63,7 +61,7 @@ static bool ask(void)
 			asked_ns = now;
 		nvs_unlock(&nvs_client_lock);
 	}
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	nvs_signals_restore(&q);
 	return locked;
 }
 
@@ -309,7 +307,7 @@ static void *try_main(void *arg)
 	void *ctx = any_context(), *event = NULL, *popped;
 
 	(void)arg;
-	nvs_thread_setup("nvshare-away");
+	nvs_of_shim = true; /* without more: nvs_thread_setup() waits until the process is back */
 	if (ctx && nvs_driver_has(ctx_push) && nvs_driver_has(ctx_pop) && nvs_driver_has(event_create) &&
 	    nvs_driver_has(event_destroy) && nvs_driver.ctx_push(ctx) == CUDA_SUCCESS) {
 		if (nvs_driver.event_create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)

@@ -4,13 +4,14 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
 #include "clock.h"
+#include "drain.h"
 #include "futex.h"
 #include "glibc.h"
+#include "signals.h"
 
 #define TIMER_SLACK_NS 1000ul /* of our threads: they time in tens of microseconds */
 
@@ -156,21 +157,26 @@ void nvs_thread_setup(const char *name)
 	nvs_of_shim = true;
 	prctl(PR_SET_NAME, name);
 	prctl(PR_SET_TIMERSLACK, TIMER_SLACK_NS);
-	if (nvs_driver.exchange_capture_mode && !atomic_load(&nvs_exiting))
+	while (!nvs_driver_enter()) {
+		if (nvs_driver_stopped())
+			return; /* the process ends */
+		nvs_away_wait();
+	}
+	if (nvs_driver.exchange_capture_mode)
 		nvs_driver.exchange_capture_mode(&mode);
+	nvs_driver_leave();
 }
 
 bool nvs_thread_start(void *(*entry)(void *), void *arg)
 {
-	sigset_t all, old;
+	struct nvs_signals q;
 	pthread_t thread;
 	bool ok;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &old);
+	nvs_signals_block(&q);
 	ok = pthread_create(&thread, NULL, entry, arg) == 0;
 	if (ok)
 		pthread_detach(thread);
-	pthread_sigmask(SIG_SETMASK, &old, NULL);
+	nvs_signals_restore(&q);
 	return ok;
 }

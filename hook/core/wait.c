@@ -10,7 +10,6 @@
 #include "wait.h"
 
 #include <errno.h>
-#include <signal.h>
 
 #include "clock.h"
 #include "connection.h"
@@ -20,6 +19,7 @@
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
+#include "signals.h"
 #include "throttle.h"
 
 #define LOSS_WAIT_NS   (5 * NVS_S)    /* calls wait this long for a lost scheduler */
@@ -36,23 +36,16 @@
 #define PASS_NS        (20 * NVS_MS)
 #define PASS_GAP_MAX_NS (60 * NVS_S)
 
-/*
- * A signal handler may fork, exit or jump away: not while its thread has the
- * lock, which would stay locked.
- */
-static void lock_masked(sigset_t *old)
+static void lock(struct nvs_signals *q)
 {
-	sigset_t all;
-
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, old);
+	nvs_signals_block(q);
 	nvs_lock(&nvs_client_lock);
 }
 
-static void unlock_masked(const sigset_t *old)
+static void unlock(const struct nvs_signals *q)
 {
 	nvs_unlock(&nvs_client_lock);
-	pthread_sigmask(SIG_SETMASK, old, NULL);
+	nvs_signals_restore(q);
 }
 
 /* So many followers go to the gate. */
@@ -217,18 +210,18 @@ static bool drain_at_exit(struct nvs_gpu *gpu)
 }
 
 /* The same for the thread that brings memory in, once the gate may open. */
-static bool fill_at_exit(struct nvs_gpu *gpu, sigset_t *mask)
+static bool fill_at_exit(struct nvs_gpu *gpu, struct nvs_signals *q)
 {
 	bool filled;
 
-	unlock_masked(mask);
+	unlock(q);
 	filled = nvs_memory_ops.fill_at_exit(gpu);
-	lock_masked(mask);
+	lock(q);
 	return filled;
 }
 
 /* False: there is nothing to do now. */
-static bool work_at_exit(struct nvs_gpu *gpu, sigset_t *mask)
+static bool work_at_exit(struct nvs_gpu *gpu, struct nvs_signals *q)
 {
 	enum lease_gate gate = gpu->lease.gate;
 
@@ -236,11 +229,11 @@ static bool work_at_exit(struct nvs_gpu *gpu, sigset_t *mask)
 		return false;
 	if (gate == LEASE_DRAINING)
 		return drain_at_exit(gpu);
-	return (gate == LEASE_OPEN || gate == LEASE_FREE) && fill_at_exit(gpu, mask);
+	return (gate == LEASE_OPEN || gate == LEASE_FREE) && fill_at_exit(gpu, q);
 }
 
 /* The lock is held, and given up while waiting. False: this thread leads. */
-static bool wait_as_follower(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, sigset_t *mask)
+static bool wait_as_follower(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, struct nvs_signals *q)
 {
 	uint64_t ns = WAIT_PIECE_NS * (1 + gpu->lease.waiting / FOLLOWERS_MANY);
 	uint32_t seen = atomic_load(&gpu->followers);
@@ -251,14 +244,14 @@ static bool wait_as_follower(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs
 		gpu->leader = t;
 	if (gpu->leader == t)
 		return false;
-	unlock_masked(mask);
+	unlock(q);
 	nvs_futex_wait((uint32_t *)&gpu->followers, seen, ns < FOLLOWER_PIECE_NS ? ns : FOLLOWER_PIECE_NS, true);
-	lock_masked(mask);
+	lock(q);
 	return true;
 }
 
 /* The lock is held; it is given up while waiting. word: of the page, as last looked at. */
-static void wait_piece(struct nvs_gpu *gpu, uint32_t word, bool *spun, sigset_t *mask)
+static void wait_piece(struct nvs_gpu *gpu, uint32_t word, bool *spun, struct nvs_signals *q)
 {
 	const struct nvs_slot *slot = atomic_load(&gpu->slot);
 	/*
@@ -282,12 +275,12 @@ static void wait_piece(struct nvs_gpu *gpu, uint32_t word, bool *spun, sigset_t 
 		*spun = true;
 		spin_for_grant(gpu, slot, seen);
 	}
-	pthread_sigmask(SIG_SETMASK, mask, NULL);
+	nvs_signals_restore(q);
 	if (on_page)
 		nvs_futex_wait(&slot->word, seen, ns, false);
 	else
 		nvs_futex_wait((uint32_t *)&gpu->changed, seen, ns, true);
-	lock_masked(mask);
+	lock(q);
 }
 
 bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, unsigned keeps)
@@ -296,10 +289,10 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	bool spun = false, pass = false, paused = false;
 	int saved = errno;
 	unsigned wakes;
-	sigset_t mask;
+	struct nvs_signals q;
 
 	atomic_store(&gpu->used, true);
-	lock_masked(&mask);
+	lock(&q);
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_USE });
 	leave_unseen(t); /* a wait that a signal handler jumped out of */
 	t->keeps = keeps;
@@ -307,9 +300,9 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 		uint32_t word;
 
 		if (nvs_is_away()) {
-			unlock_masked(&mask);
+			unlock(&q);
 			nvs_away_wait();
-			lock_masked(&mask);
+			lock(&q);
 			now = nvs_now();
 			continue;
 		}
@@ -336,8 +329,8 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 		} else if (nvs_elapsed(now, gpu->request_ns) > NUDGE_NS) {
 			nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_NUDGE });
 		}
-		if (!work_at_exit(gpu, &mask) && !wait_as_follower(t, gpu, need, &mask))
-			wait_piece(gpu, word, &spun, &mask);
+		if (!work_at_exit(gpu, &q) && !wait_as_follower(t, gpu, need, &q))
+			wait_piece(gpu, word, &spun, &q);
 		now = nvs_now();
 	}
 	wakes = leave(t);
@@ -350,7 +343,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	gpu->stats.wait_ns += waited;
 	if (waited > gpu->stats.wait_max_ns)
 		gpu->stats.wait_max_ns = waited;
-	unlock_masked(&mask);
+	unlock(&q);
 	if (wakes)
 		wake_followers(gpu, wakes);
 	errno = saved;
@@ -365,22 +358,22 @@ void nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now)
 
 void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu)
 {
-	sigset_t mask;
+	struct nvs_signals q;
 
-	lock_masked(&mask);
+	lock(&q);
 	nvs_gpu_look_if_lost(gpu, nvs_now());
-	unlock_masked(&mask);
+	unlock(&q);
 }
 
 void nvs_gpu_use(struct nvs_gpu *gpu)
 {
 	int saved = errno;
-	sigset_t mask;
+	struct nvs_signals q;
 
 	if (gpu->number >= nvs_gpu_count || atomic_exchange(&gpu->used, true))
 		return;
-	lock_masked(&mask);
+	lock(&q);
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_USE });
-	unlock_masked(&mask);
+	unlock(&q);
 	errno = saved;
 }
