@@ -233,7 +233,7 @@ bool nvs_context_hold(struct nvs_gpu *gpu)
 		return true;
 	start = nvs_now();
 	do {
-		nvs_nap(200000);
+		nvs_nap(200 * NVS_US);
 		held = nvs_trylock(&gpu->drain_lock);
 	} while (!held && (atomic_load(&gpu->moving) || nvs_now() - start < HOLD_NS));
 	if (!held)

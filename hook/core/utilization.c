@@ -7,9 +7,9 @@
 #include "gpu.h"
 #include "thread.h"
 
-#define LOOK_NS   5000000ull    /* between looks */
-#define SEND_NS   250000000ull  /* between frames */
-#define ACTIVE_NS 1000000000ull /* without a call the program pauses, and wants no turn */
+#define LOOK_NS   (5 * NVS_MS)   /* between looks */
+#define SEND_NS   (250 * NVS_MS) /* between frames */
+#define ACTIVE_NS (1 * NVS_S)    /* without a call the program pauses, and wants no turn */
 
 /* Whether samples mean anything now: our gate is open, and others want the GPU or hold it too. */
 static bool contended(struct nvs_gpu *gpu)

@@ -29,7 +29,7 @@
 static atomic_bool started, ready;
 static __thread bool starting __attribute__((tls_model("initial-exec")));
 
-#define READY_WAIT_NS 2000000000u
+#define READY_WAIT_NS (2 * NVS_S)
 
 static void fork_child(void)
 {

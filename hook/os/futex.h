@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
+
 /* For loops that wait for another CPU's store. */
 static inline void nvs_cpu_relax(void)
 {
@@ -25,7 +27,7 @@ static inline void nvs_cpu_relax(void)
 /* Sleeps while *word is seen, for at most ns; may return early. */
 static inline void nvs_futex_wait(const uint32_t *word, uint32_t seen, uint64_t ns, bool local)
 {
-	struct timespec t = { (time_t)(ns / 1000000000u), (long)(ns % 1000000000u) };
+	struct timespec t = { (time_t)(ns / NVS_S), (long)(ns % NVS_S) };
 
 	syscall(SYS_futex, word, FUTEX_WAIT | (local ? FUTEX_PRIVATE_FLAG : 0), seen, &t, NULL, 0);
 }

@@ -25,7 +25,7 @@
 #include "rm_object.h"
 
 /* A control takes less than 1 ms; the driver itself gives up on one after some seconds. */
-#define TURN_WAIT_NS 5000000000ull
+#define TURN_WAIT_NS (5 * NVS_S)
 #define TRIES        8 /* looks at a table that changes all the time */
 /* Who needs the channels on tries again for so long, if the driver refuses that. */
 #define ON_WAIT_NS  (5 * NVS_S)
