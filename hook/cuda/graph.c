@@ -45,10 +45,9 @@ static bool params_may_have(const struct cu_node_params *p)
 /* A call that adds a node; the memory that the node names is on the GPU meanwhile. */
 #define adding(params, call) \
 	__extension__({ \
-		struct nvs_thread *t_ = nvs_node_enter(params); \
+		struct nvs_thread *t_ = nvs_names_enter_node(params); \
 		int result_ = call; \
-		if (nvs_unlikely(t_ != NULL)) \
-			nvs_gate_leave(t_); \
+		nvs_names_leave(t_); \
 		result_; \
 	})
 
@@ -175,10 +174,14 @@ static int instantiated(int result, void **exec, void *graph)
 	return result;
 }
 
+/* The driver looks up what memset nodes write. */
 #define INSTANTIATE(name, P, A) \
 	WRAPPER(name, P) \
 	{ \
-		return instantiated(CALL(name, NVS_SPREAD A), exec, graph); \
+		struct nvs_thread *t = nvs_names_enter_graph(); \
+		int result = CALL(name, NVS_SPREAD A); \
+		nvs_names_leave(t); \
+		return instantiated(result, exec, graph); \
 	}
 INSTANTIATE(cuGraphInstantiate, (void **exec, void *graph, void **bad, char *log, size_t n),
 	    (exec, graph, bad, log, n))
@@ -192,10 +195,9 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (void **exec, void *graph, unsigned lon
 	WRAPPER(name, (void **exec, void *graph, struct cu_instantiate_params *p)) \
 	{ \
 		struct nvs_thread *t = p && (p->flags & CU_GRAPH_INSTANTIATE_UPLOAD) \
-			? nvs_gate_enter(KEY(p->upload_stream)) : NULL; \
+			? nvs_gate_enter(KEY(p->upload_stream)) : nvs_names_enter_graph(); \
 		int result = CALL(name, exec, graph, p); \
-		if (t) \
-			nvs_gate_leave(t); \
+		nvs_names_leave(t); \
 		return instantiated(result, exec, graph); \
 	}
 INSTANTIATE_WITH(cuGraphInstantiateWithParams, NVS_KEY_LEGACY)

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * names.c: wrappers of calls that name memory without using it: nodes of graphs,
- * textures. The driver may look the memory up when it gets the address. So these
+ * textures; graph.c has those that build graphs. The driver may look the memory up when it gets the address. So these
  * calls wait until that memory is on the GPU, and keep it there until the driver
  * returns, as a captured call does. They need no grant.
  */
 #include "swap.h"
 #include "wrap.h"
 
-/* To be left with leave(). NULL: none of the addresses is in memory that moves. */
-static struct nvs_thread *enter(CUdeviceptr a, CUdeviceptr b)
+struct nvs_thread *nvs_names_enter(CUdeviceptr a, CUdeviceptr b)
 {
 	struct nvs_gpu *gpu = nvs_swap_gpu_of(a);
 
@@ -18,18 +17,21 @@ static struct nvs_thread *enter(CUdeviceptr a, CUdeviceptr b)
 	return nvs_unlikely(gpu != NULL) ? nvs_gate_enter_memory(gpu) : NULL;
 }
 
-static void leave(struct nvs_thread *t)
+/* A process that uses several GPUs has all its memory on them: one of them will do. */
+struct nvs_thread *nvs_names_enter_graph(void)
 {
-	if (nvs_unlikely(t != NULL))
-		nvs_gate_leave(t);
+	NVS_FOR_EACH_GPU(gpu)
+		if (nvs_unlikely(nvs_swap_is_on(gpu)))
+			return nvs_gate_enter_memory(gpu);
+	return NULL;
 }
 
 #define NAMES(name, P, A, a, b) \
 	WRAPPER(name, P) \
 	{ \
-		struct nvs_thread *t = enter(a, b); \
+		struct nvs_thread *t = nvs_names_enter(a, b); \
 		int result = CALL(name, NVS_SPREAD A); \
-		leave(t); \
+		nvs_names_leave(t); \
 		return result; \
 	}
 
@@ -50,15 +52,15 @@ SETS(cuGraphExecMemsetNodeSetParams, (void *exec, void *node, const struct cu_me
      (exec, node, p, ctx))
 
 /* A node of any kind. What a memory operation names stays on the GPU for good. */
-struct nvs_thread *nvs_node_enter(const struct cu_node_params *p)
+struct nvs_thread *nvs_names_enter_node(const struct cu_node_params *p)
 {
 	if (!p)
 		return NULL;
 	switch (p->type) {
 	case CU_GRAPH_NODE_TYPE_MEMCPY:
-		return enter(p->u.copy.params.src, p->u.copy.params.dst);
+		return nvs_names_enter(p->u.copy.params.src, p->u.copy.params.dst);
 	case CU_GRAPH_NODE_TYPE_MEMSET:
-		return enter(p->u.set.dst, 0);
+		return nvs_names_enter(p->u.set.dst, 0);
 	case CU_GRAPH_NODE_TYPE_MEM_OPS:
 		nvs_swap_pin_ops(p->u.mem_ops.ops, p->u.mem_ops.count);
 	}
@@ -68,9 +70,9 @@ struct nvs_thread *nvs_node_enter(const struct cu_node_params *p)
 #define SETS_NODE(name, P, A) \
 	WRAPPER(name, P) \
 	{ \
-		struct nvs_thread *t = nvs_node_enter(p); \
+		struct nvs_thread *t = nvs_names_enter_node(p); \
 		int result = CALL(name, NVS_SPREAD A); \
-		leave(t); \
+		nvs_names_leave(t); \
 		return result; \
 	}
 SETS_NODE(cuGraphNodeSetParams, (void *node, struct cu_node_params *p), (node, p))

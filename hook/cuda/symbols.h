@@ -233,7 +233,7 @@
 
 /*
  * Calls that name memory (names.c); they wait until that memory is on the GPU. So do
- * those that add a node of any kind, which are among NVS_MEMORY.
+ * those that add a node of any kind or instantiate a graph, which are among NVS_MEMORY.
  */
 #define NVS_NAMES(H) \
 	H(cuGraphAddMemcpyNode) H(cuGraphMemcpyNodeSetParams) H(cuGraphExecMemcpyNodeSetParams) \

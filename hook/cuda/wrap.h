@@ -102,9 +102,17 @@ NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* only its type is needed here */
 bool nvs_graph_may_have(struct nvs_gpu *gpu, uint64_t bytes);
 
 /*
- * A node of a graph is about to be made or changed: waits until the memory that the node
- * names is on the GPU, see names.c. Left with nvs_gate_leave(); NULL: nothing to leave.
+ * names.c: waits until the memory is on the GPU that a call names, and keeps the memory there
+ * until nvs_names_leave(): addresses, a node that is made or changed, a whole graph.
  */
-struct nvs_thread *nvs_node_enter(const struct cu_node_params *p);
+struct nvs_thread *nvs_names_enter(CUdeviceptr a, CUdeviceptr b);
+struct nvs_thread *nvs_names_enter_node(const struct cu_node_params *p);
+struct nvs_thread *nvs_names_enter_graph(void);
+
+static inline void nvs_names_leave(struct nvs_thread *t)
+{
+	if (nvs_unlikely(t != NULL))
+		nvs_gate_leave(t);
+}
 
 #endif

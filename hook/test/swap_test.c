@@ -1079,6 +1079,68 @@ static void memory_that_cannot_move_is_told_unasked(void)
 	swapper_end();
 }
 
+/* ---- graphs of memory that is away; the test is the tenant ---- */
+
+typedef CUresult (*instantiate_fn)(CUgraphExec *, CUgraph);
+
+CUresult cuGraphInstantiate(CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t);
+CUresult cuGraphInstantiate_v2(CUgraphExec *, CUgraph, CUgraphNode *, char *, size_t);
+CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *, CUgraph, CUDA_GRAPH_INSTANTIATE_PARAMS *);
+
+static CUresult plainly(CUgraphExec *e, CUgraph g) { return cuGraphInstantiate(e, g, NULL, NULL, 0); }
+static CUresult with_log(CUgraphExec *e, CUgraph g) { return cuGraphInstantiate_v2(e, g, NULL, NULL, 0); }
+static CUresult with_flags(CUgraphExec *e, CUgraph g) { return cuGraphInstantiateWithFlags(e, g, 0); }
+
+static CUresult with_params(CUgraphExec *e, CUgraph g)
+{
+	CUDA_GRAPH_INSTANTIATE_PARAMS p = { 0 };
+
+	return cuGraphInstantiateWithParams(e, g, &p);
+}
+
+static CUresult with_params_ptsz(CUgraphExec *e, CUgraph g)
+{
+	CUDA_GRAPH_INSTANTIATE_PARAMS p = { 0 };
+
+	return cuGraphInstantiateWithParams_ptsz(e, g, &p);
+}
+
+static const instantiate_fn instantiate_fns[] = { plainly, with_log, with_flags, with_params, with_params_ptsz };
+
+/* The driver looks up what memsets write: each call waits until that is there. */
+static void graphs_are_made_of_memory_that_is_away(void)
+{
+	struct buffer b = { .bytes = 32 * MIB };
+	CUgraphExec exec;
+	CUgraph graph;
+	CUstream s;
+
+	schedule(usual);
+	tenant_open();
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	CU(cuMemAlloc_v2(&b.p, b.bytes));
+	for (unsigned i = 0; i < sizeof(instantiate_fns) / sizeof(*instantiate_fns); i++) {
+		char c = 0;
+
+		run_fill(&b, 1, NULL);
+		CU(cuCtxSynchronize());
+		CU(cuStreamBeginCapture_v2(s, 0));
+		CU(cuMemsetD8Async(b.p, 2, 4096, s));
+		CU(cuStreamEndCapture(s, &graph));
+		swapper_withhold(true);
+		swapper_room(1);
+		EVENTUALLY(swapper_away() >= b.bytes / 2);
+		swapper_room(0);
+		swapper_withhold(false); /* nobody asks for the memory yet */
+		CU(instantiate_fns[i](&exec, graph));
+		CU(cuGraphLaunch(exec, s));
+		CU(cuStreamSynchronize(s));
+		CU(cuMemcpyDtoH_v2(&c, b.p, 1));
+		CHECK(c == 2);
+	}
+	swapper_end();
+}
+
 static void answers_are_the_applications(void) { beside_another("queries", 50, 4); }
 
 static const struct test_case cases[] = {
@@ -1097,6 +1159,7 @@ static const struct test_case cases[] = {
 	CASE(memory_that_others_took_is_waited_for),
 	CASE(a_dead_context_stays_alone),
 	CASE(graphs_replay),
+	CASE(graphs_are_made_of_memory_that_is_away),
 	CASE(contexts_come_and_go),
 	CASE(answers_are_the_applications),
 	CASE(memory_of_several_gpus_stays),

@@ -310,6 +310,19 @@ CUresult cuGraphDestroy(CUgraph graph)
 	return rc;
 }
 
+/* What memsets write has to be mapped when their graph is instantiated; nobody looks at what copies name. */
+static int sets_are_mapped(const struct sim_graph *g)
+{
+	for (int i = 0; i < g->n; i++) {
+		const struct op *op = &g->node[i].op;
+
+		if (op->what == OP_SET && op->height &&
+		    !mem_valid_locked((uintptr_t)op->dst, (op->height - 1) * op->dpitch + op->width))
+			return 0;
+	}
+	return 1;
+}
+
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
 	struct sim_graphexec *x;
@@ -319,7 +332,7 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
 	if (rc)
 		return rc;
 	pthread_mutex_lock(&drv_mu);
-	if (!exec || !obj_is(graph, M_GRAPH)) {
+	if (!exec || !obj_is(graph, M_GRAPH) || !sets_are_mapped(graph)) {
 		rc = CUDA_ERROR_INVALID_VALUE;
 	} else {
 		x = obj_new(M_EXEC, sizeof *x);
@@ -341,6 +354,11 @@ SIM_EXPORT CUresult cuGraphInstantiate_v2(CUgraphExec *exec, CUgraph graph, CUgr
 	if (log && n)
 		*log = 0;
 	return cuGraphInstantiateWithFlags(exec, graph, 0);
+}
+
+SIM_EXPORT CUresult cuGraphInstantiate(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t n)
+{
+	return cuGraphInstantiate_v2(exec, graph, bad, log, n);
 }
 
 CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
