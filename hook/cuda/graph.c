@@ -5,6 +5,7 @@
  */
 #include <sys/mman.h>
 
+#include "pointer_abi.h"
 #include "swap.h"
 #include "wrap.h"
 
@@ -89,9 +90,9 @@ static unsigned gpu_of_address(CUdeviceptr p)
 	int dev;
 
 	if (p && nvs_driver.pointer_attribute &&
-	    nvs_driver.pointer_attribute(&type, CU_POINTER_MEMORY_TYPE, p) == CUDA_SUCCESS &&
+	    nvs_driver.pointer_attribute(&type, NVS_POINTER_MEMORY_TYPE, p) == CUDA_SUCCESS &&
 	    type == CU_MEMORY_TYPE_DEVICE &&
-	    nvs_driver.pointer_attribute(&dev, CU_POINTER_DEVICE_ORDINAL, p) == CUDA_SUCCESS)
+	    nvs_driver.pointer_attribute(&dev, NVS_POINTER_DEVICE_ORDINAL, p) == CUDA_SUCCESS)
 		gpu = nvs_gpu_of_device(dev);
 	return gpu ? gpu->bit : 0;
 }

@@ -2,6 +2,7 @@
 /*
  * ipc.c: wrappers of what shares device memory with other processes and devices.
  */
+#include "pointer_abi.h"
 #include "swap.h"
 #include "vmm.h"
 #include "wrap.h"
@@ -42,13 +43,11 @@ WRAPPER(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr p, size_t n, i
 }
 
 /* Who sets SYNC_MEMOPS hands the address to another device next (GPUDirect RDMA). */
-#define SYNC_MEMOPS 6
-
 WRAPPER(cuPointerSetAttribute, (const void *value, int what, CUdeviceptr p))
 {
 	struct nvs_swap_range r;
 
-	if (what == SYNC_MEMOPS) {
+	if (what == NVS_POINTER_SYNC_MEMOPS) {
 		nvs_swap_pin(p, &r);
 		nvs_vmm_pin(p, 1);
 	}

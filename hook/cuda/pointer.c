@@ -6,16 +6,9 @@
  */
 #include <string.h>
 
+#include "pointer_abi.h"
 #include "swap.h"
 #include "wrap.h"
-
-enum { /* CU_POINTER_ATTRIBUTE_... */
-	CONTEXT = 1, MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, P2P_TOKENS, SYNC_MEMOPS, BUFFER_ID,
-	IS_MANAGED, DEVICE_ORDINAL, IPC_CAPABLE, RANGE_START, RANGE_SIZE, MAPPED, HANDLE_TYPES,
-	RDMA_CAPABLE, ACCESS_FLAGS, MEMPOOL, MAPPING_SIZE, MAPPING_BASE, BLOCK_ID,
-};
-
-#define MEMORY_TYPE_DEVICE 2u
 
 WRAPPER(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *bytes, CUdeviceptr p))
 {
@@ -32,60 +25,65 @@ WRAPPER(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *bytes, CUdeviceptr 
 	return CUDA_SUCCESS;
 }
 
-/* One attribute as cuMemAlloc's memory has it; -1: the driver knows better. */
-static int tell(void *data, int what, CUdeviceptr p, const struct nvs_swap_range *r)
+/* An attribute as the driver has it of memory of that kind; -1: the driver knows it better. */
+static int tell(uint64_t *value, int what, CUdeviceptr p, const struct nvs_swap_range *r)
 {
+	*value = 0;
+	if (!r->base)
+		return nvs_pointer_bytes(what) ? CUDA_ERROR_INVALID_VALUE : -1;
 	switch (what) {
-	case CONTEXT:
-		memcpy(data, &r->owner, sizeof(r->owner));
+	case NVS_POINTER_CONTEXT:
+		*value = (uintptr_t)r->owner;
 		break;
-	case MEMORY_TYPE:
-		*(uint *)data = MEMORY_TYPE_DEVICE;
+	case NVS_POINTER_MEMORY_TYPE:
+		*value = CU_MEMORY_TYPE_DEVICE;
 		break;
-	case DEVICE_POINTER:
-		*(CUdeviceptr *)data = p;
+	case NVS_POINTER_DEVICE_POINTER:
+		*value = p;
 		break;
-	case HOST_POINTER:
+	case NVS_POINTER_HOST_POINTER:
 		return CUDA_ERROR_INVALID_VALUE;
-	case BUFFER_ID:
-	case BLOCK_ID:
-		*(unsigned long long *)data = 1ull << 63 | r->serial;
+	case NVS_POINTER_SYNC_MEMOPS: /* set, it has pinned the memory */
+		return r->pinned ? -1 : CUDA_SUCCESS;
+	case NVS_POINTER_BUFFER_ID:
+	case NVS_POINTER_MEMORY_BLOCK_ID:
+		*value = 1ull << 63 | r->serial;
 		break;
-	case IS_MANAGED:
-	case IPC_CAPABLE:
-		*(unsigned char *)data = 0;
+	case NVS_POINTER_DEVICE_ORDINAL:
+		*value = (uint64_t)r->gpu->device.dev;
 		break;
-	case DEVICE_ORDINAL:
-		*(int *)data = r->gpu->device.dev;
+	case NVS_POINTER_IS_LEGACY_CUDA_IPC_CAPABLE:
+		*value = r->ipc;
 		break;
-	case RANGE_START:
-		*(CUdeviceptr *)data = r->base;
+	case NVS_POINTER_RANGE_START_ADDR:
+		*value = r->range;
 		break;
-	case RANGE_SIZE:
-		*(size_t *)data = r->bytes;
+	case NVS_POINTER_RANGE_SIZE:
+		*value = r->range_bytes;
 		break;
-	case MAPPED:
-		*(unsigned char *)data = 1;
+	case NVS_POINTER_MAPPED:
+		*value = 1;
 		break;
-	case HANDLE_TYPES:
-		*(unsigned long long *)data = (unsigned)r->handle_types;
+	case NVS_POINTER_ALLOWED_HANDLE_TYPES:
+		*value = (unsigned)r->handle_types;
 		break;
-	case ACCESS_FLAGS:
-		*(int *)data = r->mapping ? r->access : CU_MEM_ACCESS_READWRITE;
+	case NVS_POINTER_IS_GPU_DIRECT_RDMA_CAPABLE:
+		*value = r->rdma;
 		break;
-	case RDMA_CAPABLE:
-		if (!r->mapping)
-			return -1;
-		*(unsigned char *)data = r->rdma;
+	case NVS_POINTER_ACCESS_FLAGS:
+		*value = r->mapping ? (unsigned)r->access : CU_MEM_ACCESS_READWRITE;
 		break;
-	case MEMPOOL:
-		*(void **)data = NULL;
+	case NVS_POINTER_MEMPOOL_HANDLE:
+		*value = (uintptr_t)r->pool_handle;
 		break;
-	case MAPPING_SIZE:
-		*(size_t *)data = r->mapped_bytes;
+	case NVS_POINTER_MAPPING_SIZE:
+		*value = r->mapped_bytes;
 		break;
-	case MAPPING_BASE:
-		*(CUdeviceptr *)data = r->mapped;
+	case NVS_POINTER_MAPPING_BASE_ADDR:
+		*value = r->mapped;
+		break;
+	case NVS_POINTER_IS_MANAGED:
+	case NVS_POINTER_IS_HW_DECOMPRESS_CAPABLE:
 		break;
 	default:
 		return -1;
@@ -93,30 +91,48 @@ static int tell(void *data, int what, CUdeviceptr p, const struct nvs_swap_range
 	return CUDA_SUCCESS;
 }
 
+/* The driver is asked while the memory is on the GPU. */
+#define BY_THE_DRIVER_AT(p, call) \
+	__extension__({ \
+		struct nvs_thread *t_ = nvs_names_enter(p, 0); \
+		int result_ = call; \
+		nvs_names_leave(t_); \
+		result_; \
+	})
+
 WRAPPER(cuPointerGetAttribute, (void *data, int what, CUdeviceptr p))
 {
 	struct nvs_swap_range r;
-	int result = -1;
+	uint64_t value;
+	int result;
 
-	if (data && nvs_swap_find(p, &r))
-		result = r.base ? tell(data, what, p, &r) : CUDA_ERROR_INVALID_VALUE;
-	return result >= 0 ? result : CALL(cuPointerGetAttribute, data, what, p);
+	if (!data || !nvs_swap_find(p, &r))
+		return CALL(cuPointerGetAttribute, data, what, p);
+	result = tell(&value, what, p, &r);
+	if (result == -1)
+		return BY_THE_DRIVER_AT(p, CALL(cuPointerGetAttribute, data, what, p));
+	if (result == CUDA_SUCCESS)
+		memcpy(data, &value, nvs_pointer_bytes(what));
+	return result;
 }
 
 /* As the driver does, sets what it cannot tell to zero and succeeds. */
 WRAPPER(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
 {
 	struct nvs_swap_range r;
+	int result = CUDA_SUCCESS;
 
-	if (!what || !data || !nvs_swap_find(p, &r) || !r.base)
+	if (!what || !data || !nvs_swap_find(p, &r))
 		return CALL(cuPointerGetAttributes, n, what, data, p);
-	for (uint i = 0; i < n; i++) {
-		int result = data[i] ? tell(data[i], what[i], p, &r) : CUDA_ERROR_INVALID_VALUE;
+	for (uint i = 0; i < n && result == CUDA_SUCCESS; i++) {
+		uint64_t value;
 
-		if (result == -1)
-			(void)CALL(cuPointerGetAttributes, 1, &what[i], &data[i], p);
-		else if (result != CUDA_SUCCESS && data[i])
-			*(void **)data[i] = NULL; /* of the host's pointer */
+		if (!data[i])
+			continue;
+		if (tell(&value, what[i], p, &r) == -1)
+			result = BY_THE_DRIVER_AT(p, CALL(cuPointerGetAttributes, 1, &what[i], &data[i], p));
+		else
+			memcpy(data[i], &value, nvs_pointer_bytes(what[i]));
 	}
-	return CUDA_SUCCESS;
+	return result;
 }

@@ -148,9 +148,7 @@ struct cu_memcpy_node {
 	struct cu_memcpy3d params;
 };
 
-#define CU_POINTER_MEMORY_TYPE    2
-#define CU_POINTER_DEVICE_ORDINAL 9
-#define CU_MEMORY_TYPE_DEVICE     2u
+#define CU_MEMORY_TYPE_DEVICE 2u
 
 /* The head of CUDA_RESOURCE_DESC, as far as memory that moves may be named there. */
 struct cu_resource {

@@ -2,6 +2,7 @@
 /*
  * allocation.c: allocations made of chunks, and their end.
  */
+#include "pool.h"
 #include "stream.h"
 #include "swap.h"
 #include "swap_impl.h"
@@ -178,10 +179,13 @@ static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
 		bytes = g->bytes;
 		owner = g->owner;
 	}
-	r->base = base;
-	r->bytes = bytes;
+	r->base = r->range = base;
+	r->bytes = r->range_bytes = bytes;
 	r->owner = owner & POOLED ? NULL : (void *)(uintptr_t)owner;
 	r->pool = owner & POOLED ? (void *)(uintptr_t)(owner & ~POOLED) : NULL;
+	r->pool_handle = r->pool ? r->pool->handle : NULL;
+	r->rdma = p.span->gpu->swap->rdma;
+	r->ipc = !r->pool && p.span->gpu->swap->posix_fd;
 	r->serial = g->serial;
 	r->pinned = g->pinned;
 	r->mapped = p.span->base + bytes_of(p.span->head[p.granule] - 1);

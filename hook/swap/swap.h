@@ -63,11 +63,15 @@ struct nvs_swap_range {
 	size_t bytes;
 	void *owner;           /* context; NULL for a pool's memory */
 	struct nvs_pool *pool; /* pool.h */
+	void *pool_handle;     /* of the driver */
 	struct nvs_gpu *gpu;
 	uint64_t serial;       /* unique to this allocation */
 	CUdeviceptr mapped;    /* the mapping that the driver would tell of */
 	size_t mapped_bytes;
-	bool mapping, rdma;    /* mapping: the application's own, not an allocation */
+	CUdeviceptr range;     /* the allocation, or the addresses that the application has reserved */
+	size_t range_bytes;
+	bool mapping;          /* the application's own, not an allocation */
+	bool rdma, ipc;        /* a network card may use it; it can be exported by cuIpcGetMemHandle */
 	uint32_t pinned;       /* not 0: stays on the GPU for good; see struct region */
 	int access, handle_types;
 };

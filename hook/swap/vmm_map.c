@@ -519,6 +519,8 @@ bool nvs_vmm_find(struct place p, struct nvs_swap_range *r)
 		return false;
 	r->base = r->mapped = address_of(m->at);
 	r->bytes = r->mapped_bytes = bytes_of(m->granules);
+	r->range = p.span->base + bytes_of(p.span->head[p.granule] - 1);
+	r->range_bytes = bytes_of(nvs_vmm_region(p)->granules);
 	r->serial = m->serial;
 	r->mapping = true;
 	r->access = m->access;

@@ -1141,6 +1141,70 @@ static void graphs_are_made_of_memory_that_is_away(void)
 	swapper_end();
 }
 
+/* ---- pointers ---- */
+
+/* What the program `pointers` says, natively or as a tenant whose memory was moved out before it asks. */
+static void pointers(bool native, char *text, size_t size)
+{
+	int in[2], out[2];
+	char path[4096];
+	size_t n = 0;
+	ssize_t got;
+	pid_t pid;
+
+	snprintf(path, sizeof(path), "%.*spointers", (int)(strrchr(self, '/') + 1 - self), self);
+	CHECK(pipe(in) == 0 && pipe(out) == 0);
+	pid = fork();
+	CHECK(pid >= 0);
+	if (pid == 0) {
+		dup2(in[0], 0);
+		dup2(out[1], 1);
+		close(in[1]);
+		close(out[0]);
+		if (native)
+			unsetenv("LD_PRELOAD");
+		execl(path, path, "--pause", "plain", "pitch", "managed", "pool", "shared-pool", "mapped", "mapped-rdma",
+		      "mapped-closed", "host", "registered", "pageable", "freed", (char *)NULL);
+		_exit(127);
+	}
+	close(in[0]);
+	close(out[1]);
+	if (!native) {
+		EVENTUALLY(swapper_seen().away >= 6 * 4 * MIB);
+		swapper_room(0);
+	}
+	CHECK(write(in[1], "\n", 1) == 1);
+	while ((got = read(out[0], text + n, size - 1 - n)) > 0)
+		n += (size_t)got;
+	text[n] = 0;
+	close(in[1]);
+	close(out[0]);
+	CHECK(went_well(pid));
+}
+
+/* The values, and the bytes that are written of each. */
+static void pointers_tell_what_the_driver_tells(void)
+{
+	static char native[65536], ours[65536];
+	struct swapper_config c = usual;
+
+	swapper_init();
+	pointers(true, native, sizeof(native));
+	swapper_start(&c);
+	swapper_room(1);
+	pointers(false, ours, sizeof(ours));
+	if (strcmp(native, ours) != 0) {
+		char *a, *b, *was = native, *is = ours;
+
+		while ((a = strsep(&was, "\n")) && (b = strsep(&is, "\n")))
+			if (strcmp(a, b) != 0)
+				fprintf(stderr, "native: %s\nours:   %s\n", a, b);
+		CHECK(!"the same answers");
+	}
+	CHECK(strstr(native, "freed all="));
+	swapper_end();
+}
+
 static void answers_are_the_applications(void) { beside_another("queries", 50, 4); }
 
 static const struct test_case cases[] = {
@@ -1162,6 +1226,7 @@ static const struct test_case cases[] = {
 	CASE(graphs_are_made_of_memory_that_is_away),
 	CASE(contexts_come_and_go),
 	CASE(answers_are_the_applications),
+	CASE(pointers_tell_what_the_driver_tells),
 	CASE(memory_of_several_gpus_stays),
 	CASE(green_contexts_are_of_a_gpu_too),
 	CASE(memory_that_optix_uses_stays),

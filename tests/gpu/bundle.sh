@@ -27,7 +27,7 @@ CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/bin/nvshare-report" 
 $go build -trimpath -ldflags '-s -w' -o "$out/nvml/" ./sched/nvshare-scheduler
 cp "$out/bin/nvshare-checkpoint" "$out/nvml/" # which the scheduler looks for beside itself
 # These are linked by the driver's soname: on the host, the real driver has this name.
-for program in cuda-busy hand-over short-request launch-cost swap-load link-limit alloc-cost names-memory gpu-sizes rm-probe; do
+for program in cuda-busy hand-over short-request launch-cost swap-load link-limit alloc-cost names-memory pointers gpu-sizes rm-probe; do
 	cp "$build/bin/$program" "$out/bin/"
 done
 cp "$build/lib/libnvshare.so" "$out/lib/"

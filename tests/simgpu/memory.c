@@ -39,6 +39,7 @@ struct area *area_find(struct areas *v, uintptr_t p)
 
 int area_add(struct areas *v, struct area a)
 {
+	static uint64_t id;
 	int i = area_at(v, a.base);
 
 	if (v->n == v->room) {
@@ -50,6 +51,7 @@ int area_add(struct areas *v, struct area a)
 		v->a = more;
 		v->room = room;
 	}
+	a.id = ++id;
 	memmove(&v->a[i + 1], &v->a[i], sizeof a * (size_t)(v->n - i));
 	v->a[i] = a;
 	v->n++;
@@ -403,81 +405,6 @@ CUresult cuMemHostUnregister(void *p)
 	CUresult rc = mem_release((uintptr_t)p, REGISTERED, REGISTERED, 0);
 
 	return rc == CUDA_ERROR_INVALID_VALUE ? CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED : rc;
-}
-
-static CUresult pointer_attribute(void *data, int attribute, CUdeviceptr p)
-{
-	struct area *a;
-	CUresult rc = CUDA_SUCCESS;
-
-	pthread_mutex_lock(&drv_mu);
-	a = area_find(&live, (uintptr_t)p);
-	if (!a) {
-		rc = CUDA_ERROR_INVALID_VALUE;
-	} else {
-		int host = a->kind == PINNED || a->kind == REGISTERED;
-
-		switch (attribute) {
-		case CU_POINTER_ATTRIBUTE_CONTEXT:
-			*(CUcontext *)data = a->ctx;
-			break;
-		case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-			*(unsigned *)data = host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-			break;
-		case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-			*(CUdeviceptr *)data = p;
-			break;
-		case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-			if (host || a->kind == MANAGED)
-				*(void **)data = (void *)(uintptr_t)p;
-			else
-				rc = CUDA_ERROR_INVALID_VALUE;
-			break;
-		case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-			*(unsigned *)data = a->kind == MANAGED;
-			break;
-		case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-			*(int *)data = 0;
-			for (int i = 0; i < dev_count(); i++)
-				if (dev_gpu(i) == a->gpu)
-					*(int *)data = i;
-			break;
-		case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-			*(CUdeviceptr *)data = a->base;
-			break;
-		case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-			*(size_t *)data = a->size;
-			break;
-		default:
-			rc = CUDA_ERROR_NOT_SUPPORTED;
-		}
-	}
-	pthread_mutex_unlock(&drv_mu);
-	return rc;
-}
-
-CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr p)
-{
-	CUresult rc = drv_enter();
-
-	if (rc)
-		return rc;
-	return data ? pointer_attribute(data, attribute, p) : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* As documented, an unknown pointer is no error here: its values read zero. */
-CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **data, CUdeviceptr p)
-{
-	CUresult rc = drv_enter();
-
-	if (rc)
-		return rc;
-	for (unsigned i = 0; i < n; i++)
-		if (pointer_attribute(data[i], attributes[i], p))
-			memset(data[i], 0, attributes[i] == CU_POINTER_ATTRIBUTE_IS_MANAGED ||
-						    attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ||
-						    attributes[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL ? 4 : 8);
-	return CUDA_SUCCESS;
 }
 
 CUresult cuMemAdvise(CUdeviceptr p, size_t bytes, int advice, CUdevice dev)

@@ -16,6 +16,7 @@ struct phys { /* cuMemCreate */
 	int fd;       /* memfd that it is in; another process's, if imported */
 	off_t offset; /* in it */
 	int maps;
+	int rdma;
 	int imported, exchanged; /* exchanged: others have a descriptor of it, or had one */
 	struct handle *handle; /* NULL: all references were released */
 };
@@ -30,6 +31,7 @@ struct handle {
 struct area {
 	uintptr_t base;
 	size_t size;
+	uint64_t id; /* no other area ever has it */
 	enum area_kind kind;
 	struct sim_ctx *ctx; /* NULL: outlives contexts (VMM, pools, graphs) */
 	int gpu;
@@ -52,6 +54,10 @@ int area_at(const struct areas *v, uintptr_t p); /* index of the first with base
 struct area *area_find(struct areas *v, uintptr_t p); /* the one p is in, or NULL */
 int area_add(struct areas *v, struct area a); /* -1: out of memory */
 void area_del(struct areas *v, struct area *a);
+
+/* vmm.c; drv_mu is held: the reserved range of an address, the kinds of handles that memory may be exported as. */
+const struct area *vmm_range(uintptr_t p);
+int vmm_exportable(const struct phys *ph);
 
 /* Memory that belongs to no context; takes drv_mu. pool NULL: host memory. */
 CUresult mem_alloc_pooled(CUdeviceptr *out, size_t bytes, struct sim_pool *pool);

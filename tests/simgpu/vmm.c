@@ -171,6 +171,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAl
 	} else {
 		ph->gpu = gpu;
 		ph->size = size;
+		ph->rdma = prop->allocFlags.gpuDirectRDMACapable;
 		struct head head = { HEAD_MAGIC, size, gpu, prop->requestedHandleTypes };
 
 		ph->fd = vram_fd;
@@ -354,6 +355,18 @@ CUresult cuMemMap(CUdeviceptr p, size_t size, size_t offset, CUmemGenericAllocat
 	}
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
+}
+
+const struct area *vmm_range(uintptr_t p)
+{
+	return area_find(&reserved, p);
+}
+
+int vmm_exportable(const struct phys *ph)
+{
+	struct head head;
+
+	return pread(ph->fd, &head, sizeof head, ph->offset - HEAD_SIZE) == sizeof head ? head.exportable : 0;
 }
 
 int vmm_reserved(CUdeviceptr p)
