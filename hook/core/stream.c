@@ -198,17 +198,6 @@ bool nvs_context_detaches(void *ctx)
 	return lives;
 }
 
-bool nvs_gpu_has_own_context(const struct nvs_gpu *gpu)
-{
-	bool any = false;
-
-	nvs_lock(&nvs_table_lock);
-	for (unsigned i = 0; i < nvs_contexts_used; i++)
-		any = any || (nvs_contexts[i].ctx && nvs_contexts[i].own && nvs_contexts[i].gpu == gpu);
-	nvs_unlock(&nvs_table_lock);
-	return any;
-}
-
 void *nvs_context_of_green(void *green)
 {
 	void *ctx = NULL;

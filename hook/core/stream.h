@@ -83,9 +83,6 @@ void nvs_context_attached(void *ctx);
 /* cuCtxDetach is about to take one away: whether the context lives on. */
 bool nvs_context_detaches(void *ctx);
 
-/* Whether such a context of the GPU lives. */
-bool nvs_gpu_has_own_context(const struct nvs_gpu *gpu);
-
 /* What was known of a context that is forgotten. */
 struct nvs_context_was {
 	void *green;

@@ -333,19 +333,16 @@ void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr address)
 
 /* ---- contexts ---- */
 
-/*
- * Whether the owner's memory is gone with a context, or (NULL) with the primary one. last:
- * that of pools as well, which are of no context.
- */
-static bool goes(uint64_t owner, const void *ctx, bool last)
+/* Whether the owner's memory is gone with a context, or (NULL) with the primary one. That of pools stays. */
+static bool goes(uint64_t owner, const void *ctx)
 {
 	if (ctx)
 		return owner == (uintptr_t)ctx;
-	return owner & POOLED ? last : !nvs_context_own((void *)(uintptr_t)owner);
+	return !(owner & POOLED) && !nvs_context_own((void *)(uintptr_t)owner);
 }
 
 /* Frees one region or slab of the context. False: none is left. */
-static bool one_gone(struct nvs_gpu *gpu, const void *ctx, bool last)
+static bool one_gone(struct nvs_gpu *gpu, const void *ctx)
 {
 	for (unsigned i = 0; i < atomic_load(&nvs_spans_used); i++) {
 		struct span *sp = &nvs_spans[i];
@@ -358,12 +355,12 @@ static bool one_gone(struct nvs_gpu *gpu, const void *ctx, bool last)
 
 			if (!sp->head[g] || !r->published || r->dying)
 				continue;
-			if (r->kind == REGION_LARGE && goes(r->owner, ctx, last)) {
+			if (r->kind == REGION_LARGE && goes(r->owner, ctx)) {
 				nvs_region_free(gpu, (struct place){ sp, g });
 				return true;
 			}
 			for (uint32_t j = g; r->kind == REGION_SLABS && j < g + r->granules; j++)
-				if (sp->slab[j].entry && goes(sp->slab[j].owner, ctx, last)) {
+				if (sp->slab[j].entry && goes(sp->slab[j].owner, ctx)) {
 					slab_less(gpu, (struct place){ sp, j });
 					return true;
 				}
@@ -374,7 +371,6 @@ static bool one_gone(struct nvs_gpu *gpu, const void *ctx, bool last)
 
 void nvs_swap_context_gone(const void *ctx, struct nvs_gpu *gpu)
 {
-	bool last = !ctx && !nvs_gpu_has_own_context(gpu);
 	struct nvs_swap *s = gpu->swap;
 
 	if (!s->mover)
@@ -384,9 +380,9 @@ void nvs_swap_context_gone(const void *ctx, struct nvs_gpu *gpu)
 		s->ctx = NULL;
 		nvs_arena_unregistered(gpu);
 	}
-	nvs_pools_context_gone(gpu, ctx, last);
+	nvs_pools_context_gone(gpu, ctx);
 	nvs_swap_lock(s);
-	while (one_gone(gpu, ctx, last))
+	while (one_gone(gpu, ctx))
 		;
 	nvs_swap_unlock(s);
 }

@@ -590,7 +590,7 @@ void nvs_swap_stream_going(void *stream)
 	}
 }
 
-void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx, bool last)
+void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
 {
 	struct nvs_pools *all = gpu->swap->pools;
 	struct nvs_swap *s = gpu->swap;
@@ -600,20 +600,13 @@ void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx, bool last)
 		if (ctx ? e->ctx == ctx : e->ctx && !nvs_context_own(e->ctx))
 			e->event = e->ctx = NULL; /* the driver's event went with the context */
 	for (struct queue *q = all->queues; q; q = q->all) {
-		bool its = q->pool && q->ctx && (ctx ? q->ctx == ctx : !nvs_context_own(q->ctx));
-
-		if (its) {
-			for (struct pool_event *e = q->oldest; e; e = e->next)
-				e->event = e->ctx = NULL;
-			q->stream = q->ctx = NULL;
-		}
-		if (q->pool && (its || last))
-			passed(all, q, UINT64_MAX);
+		if (!q->pool || !q->ctx || (ctx ? q->ctx != ctx : nvs_context_own(q->ctx)))
+			continue;
+		for (struct pool_event *e = q->oldest; e; e = e->next)
+			e->event = e->ctx = NULL;
+		q->stream = q->ctx = NULL;
+		passed(all, q, UINT64_MAX);
 	}
-	while (last && nvs_pools_release_one(gpu))
-		;
-	for (struct nvs_pool *p = all->first; last && p; p = p->next)
-		p->used = 0;
 	nvs_swap_unlock(s);
 }
 

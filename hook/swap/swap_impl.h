@@ -451,11 +451,8 @@ void nvs_pools_drained(struct nvs_gpu *gpu);
 /* Releases what pools have beyond their thresholds, if the host has waited for work. No lock is held. */
 void nvs_pools_trim(struct nvs_gpu *gpu);
 
-/*
- * A context is gone, or (NULL) the primary one of a GPU. last: with it goes the memory that is
- * of no context, and all work that uses it. No lock is held.
- */
-void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx, bool last);
+/* A context is gone, or (NULL) the primary one of a GPU; the memory of pools stays. No lock is held. */
+void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx);
 
 /* The lock is held for what follows: whether pools cache anything; bytes of it that no stream uses. */
 bool nvs_pools_have_cached(struct nvs_gpu *gpu);

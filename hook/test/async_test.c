@@ -1158,6 +1158,49 @@ static void the_primary_context_takes_no_pool_along(void)
 	swapper_end();
 }
 
+/* Also the last one of the process: the driver keeps what pools have, bytes and all. */
+static void pools_outlive_the_primary_context(void)
+{
+	struct swapper_config c = { .gpu = 96 * MIB, .arena = 64 * MIB, .quantum_ms = 30 };
+	CUresult (*const ends[])(CUdevice) = { cuDevicePrimaryCtxReset_v2, cuDevicePrimaryCtxRelease_v2 };
+	unsigned char byte = 0;
+	CUcontext primary;
+	CUdeviceptr p, small;
+
+	schedule(c);
+	CU(cuInit(0));
+	CU(cuDevicePrimaryCtxRetain(&primary, 0));
+	CU(cuCtxSetCurrent(primary));
+	CU(cuMemAllocAsync(&p, 4 * MIB, NULL));
+	CU(cuMemAllocAsync(&small, 1000, NULL));
+	CU(cuMemsetD8_v2(p, 0x5a, 4 * MIB));
+	CU(cuMemsetD8_v2(small, 0x5a, 1000));
+	CU(cuDeviceGetDefaultMemPool(&pool, 0));
+	for (int i = 0; i < 4; i++) {
+		CU(cuCtxSynchronize());
+		if (i >= 2) { /* while it is in the arena */
+			swapper_withhold(true);
+			swapper_room(1);
+			EVENTUALLY(swapper_away() >= 4 * MIB);
+			swapper_room(0);
+			swapper_withhold(false);
+		}
+		CU(ends[i % 2](0));
+		CU(cuDevicePrimaryCtxRetain(&primary, 0));
+		CU(cuCtxSetCurrent(primary));
+		CU(cuMemcpyDtoH_v2(&byte, p + 4 * MIB - 1, 1));
+		CHECK(byte == 0x5a);
+		CU(cuMemcpyDtoH_v2(&byte, small + 999, 1));
+		CHECK(byte == 0x5a);
+		CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT) >= 4 * MIB);
+	}
+	CU(cuMemFreeAsync(p, NULL));
+	CU(cuMemFreeAsync(small, NULL));
+	CU(cuCtxSynchronize());
+	CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
+	swapper_end();
+}
+
 /* Frees in a stream, on a thread without a current context: legal, the stream says it. */
 static void frees_without_a_context(void)
 {
@@ -1232,6 +1275,7 @@ static const struct test_case cases[] = {
 	CASE(a_pool_that_is_gone_is_empty),
 	CASE(nvml_agrees_on_what_is_kept),
 	CASE(the_primary_context_takes_no_pool_along),
+	CASE(pools_outlive_the_primary_context),
 	CASE(frees_without_a_context),
 	CASE(frees_from_another_context),
 	CASE(who_waits_for_a_fill_is_woken),
