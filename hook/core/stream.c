@@ -198,6 +198,18 @@ bool nvs_context_detaches(void *ctx)
 	return lives;
 }
 
+bool nvs_context_is_green(void *ctx)
+{
+	struct nvs_context *c;
+	bool green;
+
+	nvs_lock(&nvs_table_lock);
+	c = context_find(ctx);
+	green = c && c->green;
+	nvs_unlock(&nvs_table_lock);
+	return green;
+}
+
 void *nvs_context_of_green(void *green)
 {
 	void *ctx = NULL;

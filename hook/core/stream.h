@@ -78,6 +78,9 @@ bool nvs_context_is_drained(const void *ctx);
 /* Whether it is known as one that cuCtxCreate made. */
 bool nvs_context_own(void *ctx);
 
+/* Whether a green context was turned into it. */
+bool nvs_context_is_green(void *ctx);
+
 /* cuCtxAttach has added a use of the context. */
 void nvs_context_attached(void *ctx);
 /* cuCtxDetach is about to take one away: whether the context lives on. */

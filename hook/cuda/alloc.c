@@ -52,6 +52,20 @@ static int allowed_in_capture(void)
 	return result == CUDA_SUCCESS ? CALL(cuMemFree_v2, p) : result;
 }
 
+NVS_EXPORT int cuDevicePrimaryCtxRetain(void **ctx, int dev);
+NVS_EXPORT int cuDevicePrimaryCtxRelease_v2(int dev);
+
+/* The context that has what is allocated while ctx is current: of a green one, the primary one. */
+static void *owner_in(void *ctx, struct nvs_gpu *gpu)
+{
+	void *primary = ctx;
+
+	if (nvs_context_is_green(ctx) &&
+	    CALL(cuDevicePrimaryCtxRetain, &primary, gpu->device.dev) == CUDA_SUCCESS)
+		CALL(cuDevicePrimaryCtxRelease_v2, gpu->device.dev); /* the green one holds it */
+	return primary;
+}
+
 /* Allocates where memory is not simply the driver's. Returns -1: it is. */
 static int elsewhere(void *ctx, size_t n, CUdeviceptr *p)
 {
@@ -67,7 +81,7 @@ static int elsewhere(void *ctx, size_t n, CUdeviceptr *p)
 	if (!on)
 		return -1;
 	result = allowed_in_capture();
-	return result == CUDA_SUCCESS ? nvs_swap_alloc(gpu, ctx, n, p) : result;
+	return result == CUDA_SUCCESS ? nvs_swap_alloc(gpu, owner_in(ctx, gpu), n, p) : result;
 }
 
 #define PITCH 512u /* what the driver rounds a row up to */

@@ -1164,13 +1164,13 @@ static void pointers(bool native, char *text, size_t size)
 		if (native)
 			unsetenv("LD_PRELOAD");
 		execl(path, path, "--pause", "plain", "pitch", "managed", "pool", "shared-pool", "mapped", "mapped-rdma",
-		      "mapped-closed", "host", "registered", "pageable", "freed", (char *)NULL);
+		      "mapped-closed", "green", "host", "registered", "pageable", "freed", (char *)NULL);
 		_exit(127);
 	}
 	close(in[0]);
 	close(out[1]);
 	if (!native) {
-		EVENTUALLY(swapper_seen().away >= 6 * 4 * MIB);
+		EVENTUALLY(swapper_seen().away >= 7 * 4 * MIB);
 		swapper_room(0);
 	}
 	CHECK(write(in[1], "\n", 1) == 1);

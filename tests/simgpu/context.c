@@ -300,7 +300,7 @@ CUresult cuCtxDestroy_v2(CUcontext ctx)
 	struct point all;
 
 	ENTER();
-	if (!obj_is(ctx, M_CTX) || ctx->primary)
+	if (!obj_is(ctx, M_CTX) || ctx->primary || ctx->of)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	pthread_mutex_lock(&drv_mu);
 	all = ctx->all;
@@ -402,12 +402,31 @@ CUresult cuDevicePrimaryCtxRelease(CUdevice dev) { return primary_drop(dev, 0); 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice dev) { return primary_drop(dev, 1); }
 CUresult cuDevicePrimaryCtxReset(CUdevice dev) { return primary_drop(dev, 1); }
 
-/* A green context holds its GPU's primary context, and is the same here: it has all multiprocessors. */
+void ctx_done(struct sim_ctx *c, struct point end)
+{
+	c->all = point_max(c->all, end);
+	if (obj_is(c->of, M_CTX))
+		c->of->all = point_max(c->of->all, end);
+}
+
+/* A green context holds its GPU's primary context, which has its memory. It has all multiprocessors here. */
 CUresult cuGreenCtxCreate(CUgreenCtx *green, void *desc, CUdevice dev, unsigned flags)
 {
+	CUcontext of;
+	CUresult rc = green ? cuDevicePrimaryCtxRetain(&of, dev) : CUDA_ERROR_INVALID_VALUE;
+
 	(void)desc;
 	(void)flags;
-	return cuDevicePrimaryCtxRetain(green, dev);
+	if (rc)
+		return rc;
+	pthread_mutex_lock(&drv_mu);
+	*green = ctx_new(dev, 0);
+	if (*green)
+		(*green)->of = of;
+	pthread_mutex_unlock(&drv_mu);
+	if (!*green)
+		cuDevicePrimaryCtxRelease_v2(dev);
+	return *green ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuCtxFromGreenCtx(CUcontext *ctx, CUgreenCtx green)
@@ -422,8 +441,21 @@ CUresult cuCtxFromGreenCtx(CUcontext *ctx, CUgreenCtx green)
 
 CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
+	struct point all;
+	CUdevice dev;
+
 	ENTER();
-	return obj_is(green, M_CTX) ? primary_drop(green->dev, 0) : CUDA_ERROR_INVALID_CONTEXT;
+	if (!obj_is(green, M_CTX) || !green->of)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	pthread_mutex_lock(&drv_mu);
+	dev = green->dev;
+	all = green->all;
+	pthread_mutex_unlock(&drv_mu);
+	point_wait(all);
+	pthread_mutex_lock(&drv_mu);
+	ctx_free(green);
+	pthread_mutex_unlock(&drv_mu);
+	return primary_drop(dev, 0);
 }
 
 CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice dev, unsigned flags)

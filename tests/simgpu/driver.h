@@ -80,6 +80,7 @@ struct sim_ctx {
 	int gpu;      /* index of the node */
 	unsigned flags;
 	int primary, refs;
+	struct sim_ctx *of;    /* a green one: the primary one, which has its memory */
 	unsigned long long id;
 	uint32_t rm;           /* its groups and channels */
 	CUresult fault;        /* not 0: it is dead, every call that submits work or asks for it says so */
@@ -157,6 +158,7 @@ CUresult drv_entered(const char *call);
 int drv_closed(void); /* the process ends */
 CUresult ctx_failed(const struct sim_ctx *c); /* its fault, or that of simgpu_fail() */
 struct sim_ctx *ctx_current(void);
+void ctx_done(struct sim_ctx *c, struct point end); /* drv_mu held: its work ends then */
 CUresult ctx_need(struct sim_ctx **ctx);
 uint64_t thread_id(void);
 extern struct simgpu_calls drv_calls;

@@ -477,7 +477,7 @@ CUresult cuGraphLaunch(CUgraphExec exec, CUstream h)
 			after = point_max(after, ends[g->node[i].deps.node[j]]);
 		ctx = obj_is(g->node[i].op.ctx, M_CTX) ? g->node[i].op.ctx : s->ctx;
 		ends[i] = op_queue(ctx, &g->node[i].op, h, after);
-		ctx->all = point_max(ctx->all, ends[i]);
+		ctx_done(ctx, ends[i]);
 		last = point_max(last, ends[i]);
 	}
 	stream_done(s, last);

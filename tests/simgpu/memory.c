@@ -144,7 +144,7 @@ CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe)
 	if (!rc && kind == DEVICE && sim_charge(c->gpu, charge))
 		rc = CUDA_ERROR_OUT_OF_MEMORY;
 	if (!rc) {
-		a = (struct area){ .size = bytes, .kind = kind, .ctx = c, .gpu = c->gpu };
+		a = (struct area){ .size = bytes, .kind = kind, .ctx = c->of ? c->of : c, .gpu = c->gpu };
 		a.base = (uintptr_t)host_pages(bytes);
 		if (!a.base || area_add(&live, a)) {
 			if (a.base)

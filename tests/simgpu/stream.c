@@ -65,7 +65,7 @@ struct point stream_deps(struct sim_stream *s)
 void stream_done(struct sim_stream *s, struct point end)
 {
 	s->tail = end;
-	s->ctx->all = point_max(s->ctx->all, end);
+	ctx_done(s->ctx, end);
 	if (!s->is_legacy && !(s->flags & CU_STREAM_NON_BLOCKING))
 		s->ctx->blocking = point_max(s->ctx->blocking, end);
 }

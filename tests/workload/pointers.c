@@ -161,6 +161,25 @@ static int pageable(ptr *p)
 	return 0;
 }
 
+/* While a green context of all multiprocessors is current. */
+static int green(ptr *p)
+{
+	unsigned char resource[512];
+	void *desc = NULL, *part, *ctx;
+	int result;
+
+	if (CU("cuDeviceGetDevResource", (int, void *, int), 0, resource, 1) == 0)
+		CU("cuDevResourceGenerateDesc", (void **, void *, unsigned), &desc, resource, 1);
+	result = CU("cuGreenCtxCreate", (void **, void *, int, unsigned), &part, desc, 0, 1);
+	if (result)
+		return result;
+	must(CU("cuCtxFromGreenCtx", (void **, void *), &ctx, part), "cuCtxFromGreenCtx");
+	must(CU("cuCtxSetCurrent", (void *), ctx), "cuCtxSetCurrent");
+	result = plain(p);
+	must(CU("cuCtxSetCurrent", (void *), primary), "cuCtxSetCurrent");
+	return result;
+}
+
 static int freed(ptr *p)
 {
 	int result = plain(p);
@@ -182,7 +201,7 @@ static const struct kind {
 	{ "plain", plain }, { "pitch", pitched }, { "managed", managed }, { "pool", pooled },
 	{ "shared-pool", pooled_shared }, { "mapped", mapped }, { "mapped-rdma", mapped_rdma },
 	{ "mapped-closed", mapped_closed }, { "host", host }, { "registered", registered },
-	{ "pageable", pageable }, { "freed", freed }, { "ipc", ipc },
+	{ "green", green }, { "pageable", pageable }, { "freed", freed }, { "ipc", ipc },
 };
 enum { KINDS = sizeof(kinds) / sizeof(*kinds) };
 
