@@ -41,6 +41,7 @@ enum {
 #define CU_EVENT_DISABLE_TIMING         2u
 
 struct cu_access;
+struct cu_alloc_node;
 struct cu_alloc_prop;
 struct cu_array_requirements;
 struct cu_kernel_node;
@@ -106,6 +107,8 @@ struct cu_mem_op_node;
 	D(graph_set, (void *node, struct cu_memset_node *p)) \
 	D(graph_mem_ops, (void *node, struct cu_mem_op_node *p)) \
 	D(graph_child, (void *node, void **graph)) \
+	D(graph_alloc, (void *node, struct cu_alloc_node *p)) \
+	D(graph_free, (void *node, CUdeviceptr *p)) \
 	D(copy_on_device, (CUdeviceptr d, CUdeviceptr s, size_t n, void *stream)) \
 	D(copy_to_device, (CUdeviceptr d, const void *h, size_t n, void *stream)) \
 	D(copy_to_host, (void *h, CUdeviceptr d, size_t n, void *stream))

@@ -56,6 +56,8 @@
 #define NVS_EXPORT_OF_graph_set             "cuGraphMemsetNodeGetParams"
 #define NVS_EXPORT_OF_graph_mem_ops         "cuGraphBatchMemOpNodeGetParams"
 #define NVS_EXPORT_OF_graph_child           "cuGraphChildGraphNodeGetGraph"
+#define NVS_EXPORT_OF_graph_alloc           "cuGraphMemAllocNodeGetParams"
+#define NVS_EXPORT_OF_graph_free            "cuGraphMemFreeNodeGetParams"
 #define NVS_EXPORT_OF_copy_on_device        "cuMemcpyDtoDAsync_v2"
 #define NVS_EXPORT_OF_copy_to_device        "cuMemcpyHtoDAsync_v2"
 #define NVS_EXPORT_OF_copy_to_host          "cuMemcpyDtoHAsync_v2"

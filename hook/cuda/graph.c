@@ -71,9 +71,39 @@ WRAPPER(cuGraphAddNode, (void **node, void *graph, const void *deps, size_t coun
 ADD_NODE(cuGraphAddNode_v2)
 ADD_NODE(cuGraphAddNode_v3)
 
-/* ---- the GPUs of a graph ---- */
+/* ---- the nodes of a graph ---- */
 
 #define MAX_DEPTH 8 /* of graphs inside graphs */
+
+/* Calls fn for each node of a graph and of the graphs inside, as far as the driver tells them. */
+static void each_node(void *graph, unsigned depth, void (*fn)(void *node, int type, void *arg), void *arg)
+{
+	const struct nvs_driver_table *v = &nvs_driver;
+	size_t n = 0, bytes;
+	void **nodes, *child;
+
+	if (depth > MAX_DEPTH || !v->graph_nodes || !v->graph_node_type ||
+	    v->graph_nodes(graph, NULL, &n) != CUDA_SUCCESS || !n)
+		return;
+	bytes = n * sizeof(*nodes);
+	nodes = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (nodes == MAP_FAILED)
+		return;
+	if (v->graph_nodes(graph, nodes, &n) == CUDA_SUCCESS)
+		for (size_t i = 0; i < n && i < bytes / sizeof(*nodes); i++) {
+			int type = -1;
+
+			if (v->graph_node_type(nodes[i], &type) != CUDA_SUCCESS)
+				continue;
+			if (type != CU_GRAPH_NODE_TYPE_GRAPH)
+				fn(nodes[i], type, arg);
+			else if (v->graph_child && v->graph_child(nodes[i], &child) == CUDA_SUCCESS)
+				each_node(child, depth + 1, fn, arg);
+		}
+	munmap(nodes, bytes);
+}
+
+/* ---- the GPUs of a graph ---- */
 
 static unsigned gpu_of_context(void *ctx)
 {
@@ -97,10 +127,8 @@ static unsigned gpu_of_address(CUdeviceptr p)
 	return gpu ? gpu->bit : 0;
 }
 
-static unsigned gpus_of_graph(void *graph, unsigned depth);
-
-/* A bit for each GPU that a node works on, as far as the driver tells. */
-static unsigned gpus_of_node(void *node, unsigned depth)
+/* Adds a bit for the GPU that a node works on, as far as the driver tells. */
+static void add_gpu_of_node(void *node, int type, void *gpus)
 {
 	const struct nvs_driver_table *v = &nvs_driver;
 	union {
@@ -108,70 +136,120 @@ static unsigned gpus_of_node(void *node, unsigned depth)
 		struct cu_memcpy3d copy;
 		struct cu_memset_node set;
 		struct cu_mem_op_node mem_ops;
-		void *child;
 	} u = { .kernel = { 0 } };
-	int type = -1;
+	unsigned *all = gpus;
 
-	if (v->graph_node_type(node, &type) != CUDA_SUCCESS)
-		return 0;
 	switch (type) {
 	case CU_GRAPH_NODE_TYPE_KERNEL:
 		if (v->graph_kernel && v->graph_kernel(node, &u.kernel) == CUDA_SUCCESS)
-			return gpu_of_context(u.kernel.ctx);
+			*all |= gpu_of_context(u.kernel.ctx);
 		break;
 	case CU_GRAPH_NODE_TYPE_MEMCPY:
 		if (v->graph_copy && v->graph_copy(node, &u.copy) == CUDA_SUCCESS)
-			return gpu_of_address(u.copy.src) | gpu_of_address(u.copy.dst);
+			*all |= gpu_of_address(u.copy.src) | gpu_of_address(u.copy.dst);
 		break;
 	case CU_GRAPH_NODE_TYPE_MEMSET:
 		if (v->graph_set && v->graph_set(node, &u.set) == CUDA_SUCCESS)
-			return gpu_of_address(u.set.dst);
+			*all |= gpu_of_address(u.set.dst);
 		break;
 	case CU_GRAPH_NODE_TYPE_MEM_OPS:
 		if (v->graph_mem_ops && v->graph_mem_ops(node, &u.mem_ops) == CUDA_SUCCESS)
-			return gpu_of_context(u.mem_ops.ctx);
-		break;
-	case CU_GRAPH_NODE_TYPE_GRAPH:
-		if (v->graph_child && v->graph_child(node, &u.child) == CUDA_SUCCESS)
-			return gpus_of_graph(u.child, depth + 1);
+			*all |= gpu_of_context(u.mem_ops.ctx);
 		break;
 	}
-	return 0;
 }
 
-static unsigned gpus_of_graph(void *graph, unsigned depth)
+/* ---- what a graph allocates ---- */
+
+/* Of a graph that is instantiated, or launched for the first time. */
+struct taking {
+	struct nvs_graph_bytes bytes[NVS_MAX_GPUS];
+	struct nvs_entries live; /* allocations that no node has freed yet */
+	struct nvs_claim claims[NVS_MAX_GPUS];
+	unsigned claimed;
+};
+
+/*
+ * Claims what is missing on each GPU, so long as the driver's call lasts: afterwards the driver
+ * tells what graphs have. False: the limit does not allow it.
+ */
+static bool claim_all(struct taking *t)
 {
-	unsigned gpus = 0;
-	size_t n = 0, bytes;
-	void **nodes;
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_graph_bytes bytes = t->bytes[gpu->number];
 
-	if (depth > MAX_DEPTH || nvs_driver.graph_nodes(graph, NULL, &n) != CUDA_SUCCESS || !n)
-		return 0;
-	bytes = n * sizeof(*nodes);
-	nodes = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (nodes == MAP_FAILED)
-		return 0;
-	if (nvs_driver.graph_nodes(graph, nodes, &n) == CUDA_SUCCESS)
-		for (size_t i = 0; i < n && i < bytes / sizeof(*nodes); i++)
-			gpus |= gpus_of_node(nodes[i], depth);
-	munmap(nodes, bytes);
-	return gpus;
+		if (!bytes.most)
+			continue;
+		if (!nvs_claim(&t->claims[t->claimed], gpu, nvs_memory_graph_takes(gpu, bytes))) {
+			nvs_memory_graph_settle(t->claims, t->claimed);
+			return false;
+		}
+		t->claimed++;
+	}
+	return true;
 }
+
+/* Nodes that allocate exist before those that free the same. */
+static void add_bytes_of_node(void *node, int type, void *taking)
+{
+	struct taking *t = taking;
+	struct cu_alloc_node alloc = { .bytes = 0 };
+	struct nvs_entry *e;
+	CUdeviceptr p;
+
+	if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && nvs_driver.graph_alloc(node, &alloc) == CUDA_SUCCESS) {
+		struct nvs_gpu *gpu = nvs_gpu_of_location(&alloc.props.location);
+		struct nvs_graph_bytes *b = gpu ? &t->bytes[gpu->number] : NULL;
+
+		if (!b || alloc.bytes > NVS_MAX_BYTES || nvs_entry_find(&t->live, NVS_MEMORY_POINTER, alloc.p) ||
+		    !nvs_entry_add(&t->live, &(struct nvs_entry){ .kind = NVS_MEMORY_POINTER, .key = alloc.p,
+								  .bytes = alloc.bytes, .gpu = gpu->number }))
+			return;
+		b->left += alloc.bytes;
+		b->most = b->left > b->most ? b->left : b->most;
+	} else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && nvs_driver.graph_free(node, &p) == CUDA_SUCCESS) {
+		e = nvs_entry_find(&t->live, NVS_MEMORY_POINTER, p);
+		if (!e)
+			return;
+		t->bytes[e->gpu].left -= e->bytes;
+		nvs_entry_remove(&t->live, e);
+	}
+}
+
+/* Before an instantiation. False: the graph can't have the memory that it allocates. */
+static bool may_be_made(struct taking *t, void *graph)
+{
+	*t = (struct taking){ .claimed = 0 };
+	if (nvs_likely(!atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed)) || !nvs_counting() ||
+	    !nvs_driver.graph_alloc || !nvs_driver.graph_free)
+		return true;
+	each_node(graph, 0, add_bytes_of_node, t);
+	nvs_entries_reset(&t->live);
+	return claim_all(t);
+}
+
+/* ---- instantiation ---- */
 
 /*
  * After an instantiation: nodes never change their GPU, so this holds as long as the
- * executable graph. A process that uses one GPU asks the driver nothing.
+ * executable graph. A process that uses one GPU asks the driver nothing. uploaded: the graph
+ * has its memory.
  */
-static int instantiated(int result, void **exec, void *graph)
+static int instantiated(struct taking *t, int result, void **exec, void *graph, bool uploaded)
 {
-	unsigned used = 0;
+	unsigned used = 0, gpus = 0;
 
-	NVS_FOR_EACH_GPU(gpu)
+	NVS_FOR_EACH_GPU(gpu) {
 		used += atomic_load(&gpu->used);
-	if (result == CUDA_SUCCESS && used > 1 && nvs_counting() && nvs_driver.graph_nodes &&
-	    nvs_driver.graph_node_type)
-		nvs_memory_graph_works_on((uintptr_t)*exec, gpus_of_graph(graph, 0));
-	nvs_memory_graph_ran();
+		if (result == CUDA_SUCCESS && t->bytes[gpu->number].most && !uploaded)
+			nvs_memory_graph_will_take((uintptr_t)*exec, gpu, t->bytes[gpu->number]);
+	}
+	if (result == CUDA_SUCCESS && used > 1 && nvs_counting()) {
+		each_node(graph, 0, add_gpu_of_node, &gpus);
+		nvs_memory_graph_works_on((uintptr_t)*exec, gpus);
+	}
+	if (nvs_unlikely(atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed)))
+		nvs_memory_graph_settle(t->claims, t->claimed);
 	return result;
 }
 
@@ -179,10 +257,15 @@ static int instantiated(int result, void **exec, void *graph)
 #define INSTANTIATE(name, P, A) \
 	WRAPPER(name, P) \
 	{ \
-		struct nvs_thread *t = nvs_names_enter_graph(); \
-		int result = CALL(name, NVS_SPREAD A); \
+		struct taking taking; \
+		struct nvs_thread *t; \
+		int result; \
+		if (!may_be_made(&taking, graph)) \
+			return CUDA_ERROR_OUT_OF_MEMORY; \
+		t = nvs_names_enter_graph(); \
+		result = CALL(name, NVS_SPREAD A); \
 		nvs_names_leave(t); \
-		return instantiated(result, exec, graph); \
+		return instantiated(&taking, result, exec, graph, false); \
 	}
 INSTANTIATE(cuGraphInstantiate, (void **exec, void *graph, void **bad, char *log, size_t n),
 	    (exec, graph, bad, log, n))
@@ -195,31 +278,77 @@ INSTANTIATE(cuGraphInstantiateWithFlags, (void **exec, void *graph, unsigned lon
 #define INSTANTIATE_WITH(name, KEY) \
 	WRAPPER(name, (void **exec, void *graph, struct cu_instantiate_params *p)) \
 	{ \
-		struct nvs_thread *t = p && (p->flags & CU_GRAPH_INSTANTIATE_UPLOAD) \
-			? nvs_gate_enter(KEY(p->upload_stream)) : nvs_names_enter_graph(); \
-		int result = CALL(name, exec, graph, p); \
+		bool upload = p && (p->flags & CU_GRAPH_INSTANTIATE_UPLOAD); \
+		struct taking taking; \
+		struct nvs_thread *t; \
+		int result; \
+		if (!may_be_made(&taking, graph)) \
+			return CUDA_ERROR_OUT_OF_MEMORY; \
+		t = upload ? nvs_gate_enter(KEY(p->upload_stream)) : nvs_names_enter_graph(); \
+		result = CALL(name, exec, graph, p); \
 		nvs_names_leave(t); \
-		return instantiated(result, exec, graph); \
+		return instantiated(&taking, result, exec, graph, upload); \
 	}
 INSTANTIATE_WITH(cuGraphInstantiateWithParams, NVS_KEY_LEGACY)
 INSTANTIATE_WITH(cuGraphInstantiateWithParams_ptsz, NVS_KEY_THREAD)
 
 /* ---- launch and end ---- */
 
+typedef int run_fn(void *exec, void *stream);
+
+static inline int run(run_fn *real, void *exec, void *s, void *key)
+{
+	struct nvs_thread *t = nvs_gate_enter_gpus(key, nvs_memory_gpus_of_graph((uintptr_t)exec));
+	int result = real(exec, s);
+
+	if (nvs_likely(t != NULL))
+		nvs_gate_leave(t);
+	return result;
+}
+
+/* The first time: the graph takes what it allocates. */
+static __attribute__((noinline)) int run_first(run_fn *real, void *exec, void *s, void *key)
+{
+	struct taking t = { .claimed = 0 };
+	int result;
+
+	NVS_FOR_EACH_GPU(gpu)
+		t.bytes[gpu->number] = nvs_memory_graph_to_take((uintptr_t)exec, gpu);
+	if (!claim_all(&t))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	result = run(real, exec, s, key);
+	nvs_memory_graph_settle(t.claims, t.claimed);
+	NVS_FOR_EACH_GPU(gpu)
+		if (result == CUDA_SUCCESS && t.bytes[gpu->number].most)
+			nvs_memory_graph_will_take((uintptr_t)exec, gpu, (struct nvs_graph_bytes){ 0, 0 });
+	return result;
+}
+
+/* Of a process whose graphs allocate. */
+static __attribute__((noinline)) int run_with_memory(run_fn *real, void *exec, void *s, void *key)
+{
+	bool first = false;
+	int result;
+
+	if (nvs_counting() && !(atomic_load(&nvs_gate.captures) && nvs_capturing(key)))
+		NVS_FOR_EACH_GPU(gpu)
+			first = first || nvs_memory_graph_to_take((uintptr_t)exec, gpu).most;
+	if (first)
+		return run_first(real, exec, s, key);
+	result = run(real, exec, s, key);
+	nvs_memory_graph_look();
+	return result;
+}
+
 #define RUN(name, KEY) \
 	WRAPPER(name, (void *exec, void *s)) \
 	{ \
 		__typeof__(&name) real = NVS_REAL(name); \
-		struct nvs_thread *t; \
-		int result; \
 		if (nvs_unlikely(!real)) \
 			return CUDA_ERROR_NOT_FOUND; \
-		t = nvs_gate_enter_gpus(KEY(s), nvs_memory_gpus_of_graph((uintptr_t)exec)); \
-		result = real(exec, s); \
-		if (nvs_likely(t != NULL)) \
-			nvs_gate_leave(t); \
-		nvs_memory_graph_ran(); \
-		return result; \
+		if (nvs_unlikely(atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed))) \
+			return run_with_memory(real, exec, s, KEY(s)); \
+		return run(real, exec, s, KEY(s)); \
 	}
 RUN(cuGraphLaunch, NVS_KEY_LEGACY)
 RUN(cuGraphLaunch_ptsz, NVS_KEY_THREAD)
@@ -232,7 +361,7 @@ WRAPPER(cuGraphExecDestroy, (void *exec))
 	int result = CALL(cuGraphExecDestroy, exec);
 
 	if (result == CUDA_SUCCESS && nvs_counting())
-		nvs_memory_remove(NVS_MEMORY_GRAPH, (uintptr_t)exec, stamp);
+		nvs_memory_graph_gone((uintptr_t)exec, stamp);
 	nvs_memory_graph_ran();
 	return result;
 }

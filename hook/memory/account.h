@@ -23,6 +23,7 @@ enum nvs_memory_kind {
 	NVS_MEMORY_POOL,    /* of the GPU that its allocations are on */
 	NVS_MEMORY_SHARED,  /* no bytes: a pool that others may use */
 	NVS_MEMORY_GRAPH,   /* no bytes: the GPUs that an executable graph works on */
+	NVS_MEMORY_LAUNCH,  /* not counted: what such a graph will take on a GPU (graphs.h) */
 	NVS_MEMORY_HANDLE,  /* VMM: refers to physical memory */
 	NVS_MEMORY_MAPPING, /* VMM: the same */
 };

@@ -20,11 +20,8 @@ struct physical {
 	struct nvs_gpu *gpu;
 };
 
-atomic_bool nvs_memory_graphs;
-
 static struct physical *physical; /* number 0 is none */
 static uint32_t physical_capacity, physical_used, physical_free;
-static atomic_uint graph_gpus; /* bit mask */
 
 static void physical_drop(uint32_t n)
 {
@@ -259,33 +256,6 @@ void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t before)
 	nvs_account_settle(gpu->bit);
 }
 
-/* ---- graphs ---- */
-
-atomic_bool nvs_memory_graph_gpus;
-
-void nvs_memory_graph_works_on(uint64_t exec, unsigned gpus)
-{
-	nvs_account_lock();
-	supersede(NVS_MEMORY_GRAPH, exec);
-	if (nvs_account_insert(NVS_MEMORY_GRAPH, exec, 0, gpus, NULL))
-		atomic_store(&nvs_memory_graph_gpus, true);
-	nvs_account_unlock();
-}
-
-unsigned nvs_memory_graph_find(uint64_t exec)
-{
-	struct nvs_entry *e;
-	unsigned gpus;
-
-	if (!nvs_counting())
-		return 0;
-	nvs_account_lock();
-	e = nvs_account_find(NVS_MEMORY_GRAPH, exec);
-	gpus = e ? (unsigned)e->owner : 0;
-	nvs_account_unlock();
-	return gpus;
-}
-
 /* ---- VMM ---- */
 
 /* The number of a new memory with one handle; 0: the system has no memory. Locked. */
@@ -478,41 +448,6 @@ void nvs_memory_unmapped(uint64_t address, uint64_t bytes, uint64_t before)
 	nvs_account_settle(gpus);
 }
 
-/* ---- graphs ---- */
-
-void nvs_memory_graph_used(struct nvs_gpu *gpu)
-{
-	atomic_fetch_or(&graph_gpus, mask_of(gpu));
-	atomic_store(&nvs_memory_graphs, true);
-}
-
-void nvs_memory_graph_look(void)
-{
-	unsigned gpus = atomic_load(&graph_gpus);
-	int saved = errno;
-
-	if (!nvs_counting())
-		return;
-	NVS_FOR_EACH_GPU(gpu) {
-		struct nvs_budget *b = gpu->budget;
-		uint64_t bytes = 0;
-
-		if (!(gpus & gpu->bit) || !nvs_driver.graph_memory ||
-		    nvs_driver.graph_memory(gpu->device.dev, CU_GRAPH_MEM_RESERVED, &bytes) !=
-			    CUDA_SUCCESS || bytes > NVS_MAX_BYTES)
-			continue;
-		nvs_account_lock();
-		if (bytes > b->graphs)
-			nvs_account_count(gpu, bytes - b->graphs);
-		else
-			nvs_account_uncount(gpu, b->graphs - bytes);
-		nvs_account_exists(gpu);
-		b->graphs = bytes;
-		nvs_account_settle(gpu->bit);
-	}
-	errno = saved;
-}
-
 /* ---- */
 
 void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak)
@@ -523,7 +458,6 @@ void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak)
 
 void nvs_memory_fork_child(void)
 {
-	atomic_store(&nvs_memory_graph_gpus, false);
 	nvs_memory_locked = false; /* a signal handler may have forked */
 	nvs_entries_reset(&nvs_account); /* fork() may have caught it half changed */
 	if (physical)
@@ -531,7 +465,6 @@ void nvs_memory_fork_child(void)
 	physical = NULL;
 	physical_capacity = physical_used = physical_free = 0;
 	nvs_memory_pools_fork_child();
-	atomic_store(&nvs_memory_graphs, false);
-	atomic_store(&graph_gpus, 0);
+	nvs_memory_graphs_fork_child();
 	nvs_reserve_fork_child();
 }

@@ -16,6 +16,7 @@
 #include <stdint.h>
 
 #include "account.h"
+#include "graphs.h"
 #include "memory_abi.h"
 #include "pools.h"
 
@@ -82,36 +83,6 @@ void nvs_memory_unmapped(uint64_t address, uint64_t bytes, uint64_t stamp);
 
 /* Bytes now, and at most ever. Takes no lock. */
 void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak);
-
-/* ---- graphs ---- */
-
-/* An executable graph works on these GPUs, a bit each. */
-void nvs_memory_graph_works_on(uint64_t exec, unsigned gpus);
-
-extern atomic_bool nvs_memory_graph_gpus; /* known of any graph */
-unsigned nvs_memory_graph_find(uint64_t exec);
-
-/* 0: not known, or the process uses one GPU. */
-static inline unsigned nvs_memory_gpus_of_graph(uint64_t exec)
-{
-	return __builtin_expect(atomic_load_explicit(&nvs_memory_graph_gpus, memory_order_relaxed), 0)
-		? nvs_memory_graph_find(exec) : 0;
-}
-
-/* The driver tells how much memory graphs own. */
-
-/* The process has put an allocation into a graph on this GPU. */
-void nvs_memory_graph_used(struct nvs_gpu *gpu);
-
-extern atomic_bool nvs_memory_graphs; /* it has, on any GPU */
-void nvs_memory_graph_look(void);
-
-/* Called after calls that may change the memory of graphs. */
-static inline void nvs_memory_graph_ran(void)
-{
-	if (__builtin_expect(atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed), 0))
-		nvs_memory_graph_look();
-}
 
 void nvs_memory_fork_child(void);
 

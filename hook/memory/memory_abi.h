@@ -164,6 +164,7 @@ struct cu_resource {
 #define CU_GRAPH_NODE_TYPE_MEMSET    2
 #define CU_GRAPH_NODE_TYPE_GRAPH     4
 #define CU_GRAPH_NODE_TYPE_MEM_ALLOC 10
+#define CU_GRAPH_NODE_TYPE_MEM_FREE  11
 #define CU_GRAPH_NODE_TYPE_MEM_OPS   12
 
 /* The head of CUgraphNodeParams. */
@@ -184,7 +185,8 @@ struct cu_ipc_handle {
 	char reserved[64];
 };
 
-/* CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT */
+/* CU_GRAPH_MEM_ATTR_..._MEM_CURRENT */
+#define CU_GRAPH_MEM_USED     0
 #define CU_GRAPH_MEM_RESERVED 2
 
 /* CUDA_ARRAY_DESCRIPTOR and CUDA_ARRAY3D_DESCRIPTOR. */

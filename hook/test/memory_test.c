@@ -554,6 +554,70 @@ static void graphs_count_when_they_have_memory(void)
 	CHECK(used() == 0);
 }
 
+static CUgraph graph_of(unsigned mib, CUstream s)
+{
+	CUdeviceptr p;
+	CUgraph g;
+
+	CU(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+	CU(cuMemAllocAsync(&p, mib * MIB, s));
+	CU(cuStreamEndCapture(s, &g));
+	return g;
+}
+
+/* What a graph allocates and does not free, and its child graphs, has to fit together. */
+static void nodes_of_a_graph_count_together(void)
+{
+	CUgraphNode node;
+	CUgraphExec exec;
+	CUdeviceptr p;
+	CUgraph g;
+	CUstream s;
+
+	begin(256 * MIB, LIMIT);
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	CU(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+	for (int i = 0; i < 4; i++)
+		CU(cuMemAllocAsync(&p, 200 * MIB, s));
+	CU(cuStreamEndCapture(s, &g));
+	CHECK(cuGraphInstantiateWithFlags(&exec, g, 0) == OOM);
+	/* Each may have the memory of the one before. */
+	CU(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+	for (int i = 0; i < 4; i++) {
+		CU(cuMemAllocAsync(&p, 200 * MIB, s));
+		CU(cuMemFreeAsync(p, s));
+	}
+	CU(cuStreamEndCapture(s, &g));
+	CU(cuGraphInstantiateWithFlags(&exec, g, 0));
+	CU(cuGraphExecDestroy(exec));
+	g = graph_of(150, s);
+	CU(cuGraphAddChildGraphNode(&node, g, NULL, 0, graph_of(150, s)));
+	CHECK(cuGraphInstantiateWithFlags(&exec, g, 0) == OOM);
+	CHECK(used() == 0 && ledger_reserved(0) <= 256 * MIB && ledger_counts().forced == 0);
+}
+
+/* Graphs have their memory at their first launch. */
+static void the_first_launch_of_a_graph_is_limited(void)
+{
+	CUgraphExec exec[3];
+	CUstream s;
+
+	begin(256 * MIB, LIMIT);
+	CU(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
+	for (int i = 0; i < 3; i++)
+		CU(cuGraphInstantiateWithFlags(&exec[i], graph_of(150, s), 0));
+	CU(cuGraphLaunch(exec[0], s));
+	CHECK(used() == 150 * MIB);
+	CHECK(cuGraphLaunch(exec[1], s) == OOM);
+	CHECK(cuGraphUpload(exec[2], s) == OOM);
+	CHECK(used() == 150 * MIB && ledger_reserved(0) <= 256 * MIB && ledger_counts().forced == 0);
+	CU(cuStreamSynchronize(s));
+	CU(cuGraphExecDestroy(exec[0]));
+	CU(cuGraphUpload(exec[1], s)); /* has what the first one has left */
+	CU(cuGraphLaunch(exec[1], s));
+	CHECK(used() == 150 * MIB);
+}
+
 /* ---- limits ---- */
 
 static void the_limit_is_the_gpu(void)
@@ -1573,6 +1637,8 @@ static const struct {
 	CASE(contexts_take_their_memory_along),
 	CASE(a_context_ends_with_its_last_use),
 	CASE(graphs_count_when_they_have_memory),
+	CASE(nodes_of_a_graph_count_together),
+	CASE(the_first_launch_of_a_graph_is_limited),
 	CASE(the_limit_is_the_gpu),
 	CASE(padding_counts_against_the_limit),
 	CASE(small_allocations_do_not_ask),

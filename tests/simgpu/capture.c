@@ -114,9 +114,11 @@ CUresult capture_add(struct sim_stream *s, const struct op *given)
 
 CUresult capture_alloc(struct sim_stream *s, size_t bytes, CUdeviceptr *p)
 {
-	CUresult rc = capture_add(s, &(struct op){ .what = OP_NOTHING });
+	struct op op = { .what = OP_TAKE, .element = s->ctx->gpu, .width = bytes };
+	CUresult rc = capture_graph(s) ? graph_memory_add(&s->capture->graph->memory, s->ctx->gpu, bytes, p) : CUDA_SUCCESS;
 
-	return rc ? rc : graph_memory_add(&s->capture->graph->memory, s->ctx->gpu, bytes, p);
+	op.dst = (char *)(uintptr_t)*p;
+	return rc ? rc : capture_add(s, &op);
 }
 
 struct sim_graph *capture_graph(struct sim_stream *s)

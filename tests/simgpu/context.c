@@ -203,6 +203,14 @@ int dev_gpu(CUdevice dev)
 	return dev >= 0 && dev < ndevices ? devices[dev] : -1;
 }
 
+int dev_of_gpu(int gpu)
+{
+	for (int i = 0; i < ndevices; i++)
+		if (devices[i] == gpu)
+			return i;
+	return gpu;
+}
+
 /* ---- contexts ---- */
 
 struct sim_ctx *ctx_current(void)

@@ -289,7 +289,7 @@ _Static_assert(sizeof(CUDA_RESOURCE_DESC) == 144, "CUDA_RESOURCE_DESC");
 
 enum {
 	CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_GRAPH_NODE_TYPE_MEMCPY = 1, CU_GRAPH_NODE_TYPE_MEMSET = 2,
-	CU_GRAPH_NODE_TYPE_HOST = 3, CU_GRAPH_NODE_TYPE_EMPTY = 5, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_MEM_FREE = 11,
+	CU_GRAPH_NODE_TYPE_HOST = 3, CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_EMPTY = 5, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10, CU_GRAPH_NODE_TYPE_MEM_FREE = 11,
 	CU_GRAPH_NODE_TYPE_BATCH_MEM_OP = 12,
 };
 
@@ -332,6 +332,8 @@ typedef struct {
 		struct { int flags, reserved; CUcontext ctx; CUDA_MEMCPY3D params; } copy;
 		struct { CUDA_MEMSET_NODE_PARAMS params; CUcontext ctx; } set;
 		CUDA_MEM_ALLOC_NODE_PARAMS alloc;
+		struct { CUdeviceptr dptr; } freed;
+		struct { CUgraph graph; } child;
 		struct { CUdeviceptr dptr; } free;
 		CUDA_BATCH_MEM_OP_NODE_PARAMS memOp;
 	} u;
@@ -523,6 +525,10 @@ CUresult cuGraphNodeGetType(CUgraphNode node, int *type);
 CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS *p);
 CUresult cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D *p);
 CUresult cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS *p);
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *p);
+CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *p);
+CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, CUgraph child);
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *graph);
 CUresult cuGraphDestroy(CUgraph graph);
 CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
 CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params);

@@ -51,7 +51,8 @@ void point_wait(struct point p); /* without drv_mu */
 /* One thing a stream can be asked to do. */
 enum op_what {
 	OP_NOTHING, OP_SPIN, OP_GAP, OP_COPY, OP_SET, OP_FILL, OP_CHECK, OP_ADD, OP_SUM,
-	OP_HOST, OP_CALLBACK, OP_WRITE, OP_WAIT, OP_FREE
+	OP_HOST, OP_CALLBACK, OP_WRITE, OP_WAIT, OP_FREE,
+	OP_TAKE, OP_GIVE, OP_CHILD /* nodes of graphs: memory at dst, width bytes on GPU `element`; a graph, data */
 };
 /* Where one side of a copy is: host memory that the driver knows, device memory, or other host memory. */
 enum side { PINNED_SIDE, ON_GPU, PAGEABLE };
@@ -164,6 +165,7 @@ uint64_t thread_id(void);
 extern struct simgpu_calls drv_calls;
 int dev_count(void);
 int dev_gpu(CUdevice dev); /* node index, -1 */
+int dev_of_gpu(int gpu);   /* the device; a GPU that is none of this process: as it is */
 
 /* work.c; drv_mu held */
 int op_names_memory(const struct op *op);
@@ -200,6 +202,7 @@ void deps_set(struct deps *d, const int *node, int n);
 CUresult graph_node_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, const struct op *op);
 CUresult graph_node_set(CUgraphNode node, const struct op *op);
 CUresult graph_node_get(CUgraphNode node, struct op *op);
+CUresult graph_child_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, CUgraph child);
 CUresult graph_exec_set(CUgraphExec exec, CUgraphNode node, const struct op *op);
 
 /* kernel.c, transfer.c: what a node does, from its parameters; without drv_mu */

@@ -90,6 +90,50 @@ int graph_add(struct sim_graph *g, const struct op *op, const struct deps *deps)
 	return g->n++;
 }
 
+/* Adds all nodes of a graph to another one, behind these; those of its children in their place. */
+static void graph_inline(struct sim_graph *to, const struct sim_graph *from, const struct deps *before, struct deps *ends)
+{
+	struct deps *behind = calloc((size_t)from->n + 1, sizeof *behind); /* each node of `from` */
+
+	if (!behind)
+		abort();
+	for (int i = 0; i < from->n; i++) {
+		const struct sim_node *node = &from->node[i];
+		struct deps d = { NULL, 0 };
+
+		for (int j = 0; j < node->deps.n; j++)
+			deps_merge(&d, &behind[node->deps.node[j]]);
+		if (!node->deps.n)
+			deps_merge(&d, before);
+		if (node->op.what == OP_CHILD) {
+			graph_inline(to, node->op.data, &d, &behind[i]);
+			if (!behind[i].n)
+				deps_merge(&behind[i], &d);
+		} else {
+			deps_merge(&behind[i], &(struct deps){ &(int){ graph_add(to, &node->op, &d) }, 1 });
+		}
+		deps_set(&d, NULL, 0);
+		deps_merge(ends, &behind[i]);
+	}
+	for (int i = 0; i < from->n; i++)
+		deps_set(&behind[i], NULL, 0);
+	free(behind);
+	for (int i = 0; i < SIM_MAX_GPUS; i++)
+		to->memory.bytes[i] += from->memory.bytes[i];
+}
+
+/* NULL: no memory. */
+static struct sim_graph *graph_copy(const struct sim_graph *from)
+{
+	struct sim_graph *g = graph_new();
+	struct deps none = { NULL, 0 }, ends = { NULL, 0 };
+
+	if (g)
+		graph_inline(g, from, &none, &ends);
+	deps_set(&ends, NULL, 0);
+	return g;
+}
+
 void graph_free(struct sim_graph *g)
 {
 	struct sim_graph **at;
@@ -97,8 +141,11 @@ void graph_free(struct sim_graph *g)
 	for (at = &graphs; *at != g; at = &(*at)->next)
 		;
 	*at = g->next;
-	for (int i = 0; i < g->n; i++)
+	for (int i = 0; i < g->n; i++) {
 		deps_set(&g->node[i].deps, NULL, 0);
+		if (g->node[i].op.what == OP_CHILD)
+			graph_free(g->node[i].op.data);
+	}
 	free(g->node);
 	g->node = NULL;
 	g->n = g->room = 0;
@@ -107,8 +154,10 @@ void graph_free(struct sim_graph *g)
 
 /* ---- memory nodes ---- */
 
-static CUresult node_add(CUgraphNode *node, CUgraph graph, CUDA_MEM_ALLOC_NODE_PARAMS *alloc)
+/* alloc NULL: a node that frees p, or does nothing. */
+static CUresult node_add(CUgraphNode *node, CUgraph graph, CUDA_MEM_ALLOC_NODE_PARAMS *alloc, CUdeviceptr p)
 {
+	struct op op = { .what = alloc ? OP_TAKE : p ? OP_GIVE : OP_NOTHING };
 	CUresult rc = drv_enter();
 
 	if (rc)
@@ -118,12 +167,14 @@ static CUresult node_add(CUgraphNode *node, CUgraph graph, CUDA_MEM_ALLOC_NODE_P
 	    (alloc && (alloc->poolProps.location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
 		       dev_gpu(alloc->poolProps.location.id) < 0 || !alloc->bytesize)))
 		rc = CUDA_ERROR_INVALID_VALUE;
-	if (!rc && alloc)
-		rc = graph_memory_add(&graph->memory, dev_gpu(alloc->poolProps.location.id), alloc->bytesize,
-				      &alloc->dptr);
+	if (!rc && alloc) {
+		op.element = dev_gpu(alloc->poolProps.location.id);
+		op.width = alloc->bytesize;
+		rc = graph_memory_add(&graph->memory, op.element, op.width, &alloc->dptr);
+	}
+	op.dst = (char *)(uintptr_t)(alloc ? alloc->dptr : p);
 	if (!rc)
-		*node = node_handle(graph, graph_add(graph, &(struct op){ .what = OP_NOTHING },
-						     &(struct deps){ NULL, 0 }));
+		*node = node_handle(graph, graph_add(graph, &op, &(struct deps){ NULL, 0 }));
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
 }
@@ -175,6 +226,25 @@ CUresult graph_exec_set(CUgraphExec exec, CUgraphNode node, const struct op *op)
 	return rc;
 }
 
+CUresult graph_child_add(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, CUgraph child)
+{
+	struct op op = { .what = OP_CHILD };
+	CUresult rc;
+
+	pthread_mutex_lock(&drv_mu);
+	if (obj_is(child, M_GRAPH))
+		op.data = graph_copy(child);
+	pthread_mutex_unlock(&drv_mu);
+	rc = op.data ? graph_node_add(node, graph, deps, n, &op) : CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&drv_mu);
+	for (int i = 0; !rc && i < SIM_MAX_GPUS; i++)
+		graph->memory.bytes[i] += ((struct sim_graph *)op.data)->memory.bytes[i];
+	if (rc && op.data)
+		graph_free(op.data);
+	pthread_mutex_unlock(&drv_mu);
+	return rc;
+}
+
 static struct sim_node *node_find(CUgraphNode node)
 {
 	for (struct sim_graph *g = graphs; g; g = g->next)
@@ -213,7 +283,7 @@ CUresult cuGraphAddMemAllocNode(CUgraphNode *node, CUgraph graph, const CUgraphN
 {
 	(void)deps;
 	(void)n;
-	return params ? node_add(node, graph, params) : CUDA_ERROR_INVALID_VALUE;
+	return params ? node_add(node, graph, params, 0) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, CUdeviceptr p)
@@ -225,7 +295,7 @@ CUresult cuGraphAddMemFreeNode(CUgraphNode *node, CUgraph graph, const CUgraphNo
 	pthread_mutex_lock(&drv_mu);
 	ok = graph_memory_is(p);
 	pthread_mutex_unlock(&drv_mu);
-	return ok ? node_add(node, graph, NULL) : CUDA_ERROR_INVALID_VALUE; /* as an H200 */
+	return ok ? node_add(node, graph, NULL, p) : CUDA_ERROR_INVALID_VALUE; /* as an H200 */
 }
 
 CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, const void *edges, size_t n,
@@ -242,8 +312,9 @@ CUresult cuGraphAddNode_v2(CUgraphNode *node, CUgraph graph, const CUgraphNode *
 		return cuGraphAddMemsetNode(node, graph, deps, n, &params->u.set.params, params->u.set.ctx);
 	case CU_GRAPH_NODE_TYPE_MEM_ALLOC: return cuGraphAddMemAllocNode(node, graph, deps, n, &params->u.alloc);
 	case CU_GRAPH_NODE_TYPE_BATCH_MEM_OP: return cuGraphAddBatchMemOpNode(node, graph, deps, n, &params->u.memOp);
-	case CU_GRAPH_NODE_TYPE_MEM_FREE:
-	case CU_GRAPH_NODE_TYPE_EMPTY: return node_add(node, graph, NULL);
+	case CU_GRAPH_NODE_TYPE_GRAPH: return graph_child_add(node, graph, deps, n, params->u.child.graph);
+	case CU_GRAPH_NODE_TYPE_MEM_FREE: return cuGraphAddMemFreeNode(node, graph, deps, n, params->u.freed.dptr);
+	case CU_GRAPH_NODE_TYPE_EMPTY: return node_add(node, graph, NULL, 0);
 	}
 	return CUDA_ERROR_NOT_SUPPORTED;
 }
@@ -336,10 +407,8 @@ CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned 
 		rc = CUDA_ERROR_INVALID_VALUE;
 	} else {
 		x = obj_new(M_EXEC, sizeof *x);
-		if (!x || !(x->graph = graph_new()))
+		if (!x || !(x->graph = graph_copy(graph)))
 			abort();
-		for (int i = 0; i < graph->n; i++)
-			graph_add(x->graph, &graph->node[i].op, &graph->node[i].deps);
 		x->graph->memory = graph->memory;
 		*exec = x;
 	}
@@ -414,25 +483,10 @@ static CUresult launch_into_capture(const struct sim_graph *g, struct sim_stream
 {
 	struct sim_graph *to = capture_graph(s);
 	struct deps ends = { NULL, 0 };
-	int base;
 
 	if (!to)
 		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-	base = to->n;
-	for (int i = 0; i < g->n; i++) {
-		struct deps d = { NULL, 0 };
-		struct deps me = { &(int){ base + i }, 1 };
-
-		if (g->node[i].deps.n)
-			deps_set(&d, g->node[i].deps.node, g->node[i].deps.n);
-		for (int j = 0; j < d.n; j++)
-			d.node[j] += base;
-		graph_add(to, &g->node[i].op, g->node[i].deps.n ? &d : &s->deps);
-		deps_set(&d, NULL, 0);
-		deps_merge(&ends, &me);
-	}
-	for (int i = 0; i < SIM_MAX_GPUS; i++)
-		to->memory.bytes[i] += g->memory.bytes[i];
+	graph_inline(to, g, &s->deps, &ends);
 	if (g->n)
 		deps_set(&s->deps, ends.node, ends.n);
 	deps_set(&ends, NULL, 0);

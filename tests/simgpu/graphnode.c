@@ -83,6 +83,11 @@ CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNod
 	ADD(op_of_set(&op, p), ctx);
 }
 
+CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *deps, size_t n, CUgraph child)
+{
+	return node ? graph_child_add(node, graph, deps, n, child) : CUDA_ERROR_INVALID_VALUE;
+}
+
 CUresult cuGraphKernelNodeSetParams(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *p)
 {
 	SET(op_of_kernel(&op, p, 1));
@@ -151,6 +156,9 @@ CUresult cuGraphNodeGetType(CUgraphNode node, int *type)
 	case OP_HOST: *type = CU_GRAPH_NODE_TYPE_HOST; break;
 	case OP_WRITE:
 	case OP_WAIT: *type = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP; break;
+	case OP_TAKE: *type = CU_GRAPH_NODE_TYPE_MEM_ALLOC; break;
+	case OP_GIVE: *type = CU_GRAPH_NODE_TYPE_MEM_FREE; break;
+	case OP_CHILD: *type = CU_GRAPH_NODE_TYPE_GRAPH; break;
 	case OP_NOTHING: *type = CU_GRAPH_NODE_TYPE_EMPTY; break;
 	default: *type = CU_GRAPH_NODE_TYPE_KERNEL;
 	}
@@ -180,4 +188,21 @@ CUresult cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D *p)
 CUresult cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS *p)
 {
 	GET(CUDA_MEMSET_NODE_PARAMS, .dst = (uintptr_t)op.dst, .width = op.width, .height = op.height);
+}
+
+CUresult cuGraphMemAllocNodeGetParams(CUgraphNode node, CUDA_MEM_ALLOC_NODE_PARAMS *p)
+{
+	GET(CUDA_MEM_ALLOC_NODE_PARAMS, .poolProps = { .allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
+	    .location = { CU_MEM_LOCATION_TYPE_DEVICE, dev_of_gpu(op.element) } }, .bytesize = op.width,
+	    .dptr = (uintptr_t)op.dst);
+}
+
+CUresult cuGraphMemFreeNodeGetParams(CUgraphNode node, CUdeviceptr *p)
+{
+	GET(CUdeviceptr, (uintptr_t)op.dst);
+}
+
+CUresult cuGraphChildGraphNodeGetGraph(CUgraphNode node, CUgraph *p)
+{
+	GET(CUgraph, op.data);
 }

@@ -5,14 +5,6 @@
 
 #include <string.h>
 
-static int ordinal_of(int gpu)
-{
-	for (int i = 0; i < dev_count(); i++)
-		if (dev_gpu(i) == gpu)
-			return i;
-	return 0;
-}
-
 /* An attribute of an area, little-endian as all hosts are; drv_mu held. */
 static CUresult tell(uint64_t *value, int attribute, CUdeviceptr p, const struct area *a)
 {
@@ -32,7 +24,7 @@ static CUresult tell(uint64_t *value, int attribute, CUdeviceptr p, const struct
 	case NVS_POINTER_BUFFER_ID:
 	case NVS_POINTER_MEMORY_BLOCK_ID: *value = a->id; break;
 	case NVS_POINTER_IS_MANAGED: *value = a->kind == MANAGED; break;
-	case NVS_POINTER_DEVICE_ORDINAL: *value = (uint64_t)ordinal_of(a->gpu); break;
+	case NVS_POINTER_DEVICE_ORDINAL: *value = (uint64_t)dev_of_gpu(a->gpu); break;
 	case NVS_POINTER_IS_LEGACY_CUDA_IPC_CAPABLE: *value = a->kind == DEVICE && !a->pool; break;
 	case NVS_POINTER_RANGE_START_ADDR: *value = range->base; break;
 	case NVS_POINTER_RANGE_SIZE: *value = range->size; break;

@@ -140,7 +140,7 @@ CUresult cuMemFreeAsync(CUdeviceptr p, CUstream h)
 	if (!rc && s->is_legacy)
 		rc = capture_guard_legacy(s->ctx);
 	if (!rc && s->capture) { /* a node that frees; a graph's addresses are kept */
-		rc = graph_memory_is(p) ? capture_add(s, &(struct op){ .what = OP_NOTHING }) : CUDA_ERROR_INVALID_VALUE;
+		rc = graph_memory_is(p) ? capture_add(s, &(struct op){ .what = OP_GIVE, .dst = (char *)(uintptr_t)p }) : CUDA_ERROR_INVALID_VALUE;
 		pthread_mutex_unlock(&drv_mu);
 		return rc;
 	}

@@ -77,6 +77,8 @@ struct point op_queue(struct sim_ctx *ctx, const struct op *op, CUstream h, stru
 
 	switch (op->what) {
 	case OP_NOTHING:
+	case OP_TAKE:
+	case OP_GIVE:
 		break;
 	case OP_HOST:
 	case OP_CALLBACK:

@@ -40,14 +40,6 @@ static int known_gpu(int of_node)
 	return -1;
 }
 
-static int ordinal_of(int gpu)
-{
-	for (int i = 0; i < SIM_MAX_GPUS && dev_gpu(i) >= 0; i++)
-		if (dev_gpu(i) == gpu)
-			return i;
-	return gpu;
-}
-
 /* The page before a stretch is locked as long as a descriptor of it is open anywhere. */
 static int lock_head(int fd, off_t offset, int cmd, struct flock *l)
 {
@@ -517,7 +509,7 @@ CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmem
 	else
 		*prop = (CUmemAllocationProp){ .type = CU_MEM_ALLOCATION_TYPE_PINNED,
 					       .requestedHandleTypes = head.exportable,
-					       .location = { CU_MEM_LOCATION_TYPE_DEVICE, ordinal_of(handle->phys->gpu) } };
+					       .location = { CU_MEM_LOCATION_TYPE_DEVICE, dev_of_gpu(handle->phys->gpu) } };
 	pthread_mutex_unlock(&drv_mu);
 	return rc;
 }
