@@ -37,9 +37,9 @@ void nvs_account_unlock(void);
 void nvs_account_settle(unsigned gpus);
 
 struct nvs_entry *nvs_account_find(enum nvs_memory_kind kind, uint64_t key);
-/* The key may not be there already. False: the system has no memory. */
-bool nvs_account_insert(enum nvs_memory_kind kind, uint64_t key, uint64_t bytes, uint64_t owner,
-			struct nvs_gpu *gpu);
+/* The key may not be there already. NULL: the system has no memory. */
+struct nvs_entry *nvs_account_insert(enum nvs_memory_kind kind, uint64_t key, uint64_t bytes, uint64_t owner,
+				     struct nvs_gpu *gpu);
 
 void nvs_account_count(struct nvs_gpu *gpu, uint64_t bytes);
 void nvs_account_uncount(struct nvs_gpu *gpu, uint64_t bytes);

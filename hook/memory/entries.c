@@ -20,7 +20,7 @@ struct nvs_entry *nvs_entry_find(const struct nvs_entries *t, unsigned kind, uin
 	return NULL;
 }
 
-static void place(struct nvs_entries *t, const struct nvs_entry *e)
+static struct nvs_entry *place(struct nvs_entries *t, const struct nvs_entry *e)
 {
 	size_t i = home_of(t, e->kind, e->key);
 
@@ -28,6 +28,7 @@ static void place(struct nvs_entries *t, const struct nvs_entry *e)
 		i = (i + 1) & (t->size - 1);
 	t->at[i] = *e;
 	t->used++;
+	return &t->at[i];
 }
 
 static bool grow(struct nvs_entries *t)
@@ -49,12 +50,9 @@ static bool grow(struct nvs_entries *t)
 	return true;
 }
 
-bool nvs_entry_add(struct nvs_entries *t, const struct nvs_entry *e)
+struct nvs_entry *nvs_entry_add(struct nvs_entries *t, const struct nvs_entry *e)
 {
-	if (!grow(t))
-		return false;
-	place(t, e);
-	return true;
+	return grow(t) ? place(t, e) : NULL;
 }
 
 void nvs_entry_remove(struct nvs_entries *t, struct nvs_entry *e)

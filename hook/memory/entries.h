@@ -31,8 +31,8 @@ struct nvs_entries {
 /* NULL: there is none. */
 struct nvs_entry *nvs_entry_find(const struct nvs_entries *t, unsigned kind, uint64_t key);
 
-/* False: the system has no memory. The key may not be there already. Pointers become invalid. */
-bool nvs_entry_add(struct nvs_entries *t, const struct nvs_entry *e);
+/* NULL: the system has no memory. The key may not be there already. Other pointers become invalid. */
+struct nvs_entry *nvs_entry_add(struct nvs_entries *t, const struct nvs_entry *e);
 
 /*
  * Removes an entry of the table. Another one may move to its place, from behind it, going

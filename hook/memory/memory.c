@@ -84,33 +84,32 @@ static bool reserve(struct nvs_gpu *gpu, uint64_t bytes)
 
 bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 {
-	struct nvs_budget *b;
-	bool fits;
-
 	*c = (struct nvs_claim){ .bytes = bytes };
 	if (!gpu)
 		return true;
-	b = gpu->budget;
 	if (nvs_unlikely(bytes > NVS_MAX_BYTES))
-		return !b->limit; /* the driver refuses it */
-	nvs_account_lock();
-	fits = b->used <= b->reserved && bytes <= b->reserved - b->used;
-	if (fits)
-		nvs_account_count(gpu, bytes);
-	nvs_account_unlock();
-	if (nvs_unlikely(!fits) && !reserve(gpu, bytes))
+		return !gpu->budget->limit; /* the driver refuses it */
+	if (nvs_unlikely(!nvs_budget_take(gpu->budget, bytes)) && !reserve(gpu, bytes))
 		return false;
 	c->gpu = gpu;
 	return true;
 }
 
-/* What the pool will count with in addition is claimed first, which ends: that is `bytes` at most. */
+/*
+ * Where there is room, all bytes are claimed: what the pool counts with already is given back
+ * once the allocation exists. Elsewhere only what the pool will count with in addition is
+ * claimed; that is asked for until it is enough, which ends: it is `bytes` at most.
+ */
 bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)
 {
 	uint64_t have = 0, grows = 0;
 	struct nvs_claim more;
 	bool known = gpu && pool && bytes <= NVS_MAX_BYTES;
 
+	if (nvs_likely(known && nvs_budget_take(gpu->budget, bytes))) {
+		*c = (struct nvs_claim){ gpu, bytes, pool, true };
+		return true;
+	}
 	while (known) {
 		nvs_account_lock();
 		known = nvs_pool_grows(pool, gpu, bytes, &grows);
@@ -118,7 +117,7 @@ bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, 
 			nvs_pool_enter(pool, bytes);
 			nvs_account_uncount(gpu, have - grows);
 			nvs_account_settle(gpu->bit);
-			*c = (struct nvs_claim){ gpu, bytes, pool };
+			*c = (struct nvs_claim){ gpu, bytes, pool, false };
 			return true;
 		}
 		nvs_account_unlock();
@@ -159,7 +158,7 @@ void nvs_claim_drop(const struct nvs_claim *c)
 	if (!c->gpu)
 		return;
 	nvs_account_lock();
-	if (c->pool)
+	if (c->pool && !c->loose)
 		nvs_pool_uncount(c->gpu, c->pool, c->bytes);
 	else
 		nvs_account_uncount(c->gpu, c->bytes);
@@ -171,13 +170,14 @@ static void correct(const struct nvs_claim *c, uint64_t bytes)
 {
 	if (bytes > c->bytes)
 		nvs_account_count(c->gpu, bytes - c->bytes);
-	else
+	else if (bytes < c->bytes)
 		nvs_account_uncount(c->gpu, c->bytes - bytes);
 }
 
 void nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64_t key,
 		    uint64_t bytes, const void *owner)
 {
+	struct nvs_entry *e;
 	bool pooled;
 
 	if (!c->gpu)
@@ -185,11 +185,15 @@ void nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64
 	nvs_account_lock();
 	correct(c, bytes);
 	supersede(kind, key);
-	pooled = c->pool && nvs_account_find(NVS_MEMORY_POOL, c->pool); /* not destroyed meanwhile */
-	if (key && nvs_account_insert(kind, key, bytes, pooled ? c->pool : (uintptr_t)owner, c->gpu)) {
-		nvs_account_find(kind, key)->pooled = pooled;
+	if (c->loose)
+		pooled = nvs_pool_takes_in(c->pool, c->gpu, bytes);
+	else
+		pooled = c->pool && nvs_account_find(NVS_MEMORY_POOL, c->pool); /* not destroyed meanwhile */
+	e = key ? nvs_account_insert(kind, key, bytes, pooled ? c->pool : (uintptr_t)owner, c->gpu) : NULL;
+	if (e) {
+		e->pooled = pooled;
 		nvs_account_exists(c->gpu);
-	} else if (c->pool) {
+	} else if (pooled) {
 		nvs_pool_uncount(c->gpu, c->pool, bytes);
 	} else {
 		nvs_account_uncount(c->gpu, bytes); /* could not be removed later */

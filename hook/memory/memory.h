@@ -29,6 +29,7 @@ struct nvs_claim {
 	struct nvs_gpu *gpu; /* NULL: not counted */
 	uint64_t bytes;
 	uint64_t pool;       /* that they are in; 0: none */
+	bool loose;          /* the pool does not know yet */
 };
 
 /*

@@ -61,9 +61,7 @@ static struct nvs_entry *entry_of(uint64_t pool, struct nvs_gpu *gpu)
 {
 	struct nvs_entry *e = nvs_account_find(NVS_MEMORY_POOL, pool);
 
-	if (!e && nvs_account_insert(NVS_MEMORY_POOL, pool, 0, 0, gpu))
-		e = nvs_account_find(NVS_MEMORY_POOL, pool);
-	return e;
+	return e ? e : nvs_account_insert(NVS_MEMORY_POOL, pool, 0, 0, gpu);
 }
 
 bool nvs_pool_grows(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t *grows)
@@ -79,6 +77,20 @@ bool nvs_pool_grows(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t
 void nvs_pool_enter(uint64_t pool, uint64_t bytes)
 {
 	nvs_account_find(NVS_MEMORY_POOL, pool)->owner += bytes;
+}
+
+bool nvs_pool_takes_in(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes)
+{
+	struct nvs_entry *e = entry_of(pool, gpu);
+	uint64_t before;
+
+	if (!e || e->gpu != gpu->number)
+		return false;
+	before = held(e);
+	e->owner += bytes;
+	if (held(e) - before != bytes)
+		nvs_account_uncount(gpu, bytes - (held(e) - before));
+	return true;
 }
 
 void nvs_pool_uncount(struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)

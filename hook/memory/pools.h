@@ -63,6 +63,8 @@ void nvs_memory_pools_fork_child(void);
  */
 bool nvs_pool_grows(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t *grows);
 void nvs_pool_enter(uint64_t pool, uint64_t bytes);
+/* An allocation that was counted in full is in the pool. False: the pool is not counted on this GPU. */
+bool nvs_pool_takes_in(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes);
 /* An allocation in the pool ends, or its claim does. */
 void nvs_pool_uncount(struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes);
 /* The pool ends: it keeps nothing. Its allocations live on, and count by themselves. */

@@ -132,7 +132,7 @@ bool nvs_reserve_due(const struct nvs_budget *b)
 static bool settle(struct nvs_gpu *gpu, bool tick, struct nvs_frame *f)
 {
 	struct nvs_budget *b = gpu->budget;
-	uint64_t total = b->reserved;
+	uint64_t before = b->reserved, total = before;
 	uint32_t flags = 0;
 
 	if (b->busy)
@@ -147,10 +147,13 @@ static bool settle(struct nvs_gpu *gpu, bool tick, struct nvs_frame *f)
 	} else if (has_plenty(b) && (b->limit || tick)) {
 		total = round_up(b->used);
 	}
-	if (total == b->reserved)
+	if (total == before)
 		return false;
 	b->reserved = total;
-	if (!attached(gpu))
+	/* A thread that has taken of it since keeps it; who comes now sees that it is gone. */
+	if (total < before && b->used > total)
+		b->reserved = total = b->used < before ? b->used : before;
+	if (total == before || !attached(gpu))
 		return false;
 	*f = frame_of(gpu, total, total, flags);
 	return true;
@@ -256,18 +259,18 @@ enum verdict { GRANTED, REFUSED, ASKED };
 static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 {
 	struct nvs_budget *b = gpu->budget;
-	bool fits;
 
 	refresh(gpu);
-	fits = b->used <= b->reserved && bytes <= b->reserved - b->used;
-	if (!fits && (b->limit || b->swap)) {
+	if (nvs_budget_take(b, bytes))
+		return GRANTED;
+	if (b->limit || b->swap) {
 		if (attached(gpu) && !b->deaf && !alone)
 			return ASKED;
 		/* Others have what a scheduler that does not answer said last; without one nobody knows. */
 		if (b->limit && minus(b->limit, b->used + (attached(gpu) ? b->others : 0)) < bytes)
 			return REFUSED;
 	}
-	atomic_store_explicit(&b->used, b->used + bytes, memory_order_relaxed);
+	atomic_fetch_add(&b->used, bytes);
 	return GRANTED;
 }
 
@@ -290,7 +293,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 		v = decide(gpu, bytes, alone || atomic_load(&nvs_exiting));
 		if (v == ASKED) {
 			/* Counted already: no other thread takes it once it is granted. */
-			atomic_store_explicit(&b->used, b->used + bytes, memory_order_relaxed);
+			atomic_fetch_add(&b->used, bytes);
 			b->asking = bytes;
 			b->busy = true;
 			f = frame_of(gpu, wanted(b, b->used), b->used, 0);
@@ -309,7 +312,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 		b->asking = 0;
 		b->busy = false;
 		if (code != NVS_OK)
-			atomic_store_explicit(&b->used, b->used - bytes, memory_order_relaxed);
+			atomic_fetch_sub(&b->used, bytes);
 		if (!answered)
 			b->deaf = true;
 		unlock();

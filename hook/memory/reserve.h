@@ -21,9 +21,9 @@
 #include "wire.h"
 
 struct nvs_budget {
+	_Atomic uint64_t used, peak; /* bytes; read without the lock below, and used changes without it */
+	_Atomic uint64_t reserved;   /* bytes that may be used without asking; changed under the lock */
 	/* Guarded by nvs_memory_lock. */
-	_Atomic uint64_t used, peak; /* bytes; read without the lock too */
-	uint64_t reserved;  /* bytes that may be used without asking */
 	uint64_t asking;    /* part of used whose reservation is not answered yet */
 	uint64_t graphs;    /* part of used that graphs own */
 	uint64_t limit;     /* of the container, last known; 0: none */
@@ -61,6 +61,22 @@ static inline bool nvs_counting(void)
 extern struct nvs_lock nvs_memory_lock;
 
 void nvs_budget_init(struct nvs_budget *b);
+
+/* Counts so many bytes, out of what is reserved. False: that is not enough. Takes no lock. */
+static inline bool nvs_budget_take(struct nvs_budget *b, uint64_t bytes)
+{
+	uint64_t used = atomic_load_explicit(&b->used, memory_order_relaxed), reserved;
+
+	do {
+		reserved = atomic_load_explicit(&b->reserved, memory_order_relaxed);
+		if (used > reserved || bytes > reserved - used)
+			return false;
+	} while (!atomic_compare_exchange_weak(&b->used, &used, used + bytes));
+	if (nvs_likely(used + bytes <= atomic_load(&b->reserved)))
+		return true;
+	atomic_fetch_sub(&b->used, bytes); /* it is being returned to the scheduler */
+	return false;
+}
 
 /* Reserves more, and counts so many bytes. False: refused. Waits some seconds at most. */
 bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes);

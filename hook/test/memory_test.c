@@ -1056,6 +1056,7 @@ static void threads_keep_the_account(void)
 	CU(cuCtxSetCurrent(contexts[1]));
 	CHECK(used() == 0);
 	CHECK(over > 0);
+	CHECK(ledger_counts().forced == 0); /* they never had more than the limit */
 	EVENTUALLY(ledger_reserved(0) <= 2 * 64 * MIB);
 }
 

@@ -18,6 +18,7 @@
  *   event        cuEventRecord, without timing
  *   event_query  cuEventQuery, of an event that has passed
  *   alloc        cuMemAlloc of 1 MiB, and cuMemFree
+ *   async        cuMemAllocAsync of 1 MiB, and cuMemFreeAsync
  *   rt_launch, rt_launch_ex, rt_copy, rt_event
  *                cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
  *                cudaEventRecord; needs CUDA 12.8's runtime or later
@@ -59,6 +60,8 @@ CUresult cuEventQuery(CUevent);
 CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
 CUresult cuMemFree_v2(CUdeviceptr);
 CUresult cuMemAllocHost_v2(void **, size_t);
+CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
+CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
 CUresult cuMemcpyAsync(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void *, size_t, CUstream);
 CUresult cuModuleLoadData(CUmodule *, const void *);
@@ -174,6 +177,15 @@ static __attribute__((noinline)) void run_alloc(struct worker *w)
 	}
 }
 
+static __attribute__((noinline)) void run_async(struct worker *w)
+{
+	for (int i = 0; i < calls; i++) {
+		CUdeviceptr p;
+		CHECK(cuMemAllocAsync(&p, ALLOC_BYTES, w->stream[0]));
+		CHECK(cuMemFreeAsync(p, w->stream[0]));
+	}
+}
+
 static struct kind {
 	const char *name;
 	void (*run)(struct worker *);
@@ -181,7 +193,7 @@ static struct kind {
 	double wall, cpu; /* result */
 } kinds[] = {
 #define K(name) { #name, run_##name, 0, 0, 0 }
-	K(launch), K(launch_ex), K(copy), K(copy_uva), K(event), K(event_query), K(alloc),
+	K(launch), K(launch_ex), K(copy), K(copy_uva), K(event), K(event_query), K(alloc), K(async),
 	K(rt_launch), K(rt_launch_ex), K(rt_copy), K(rt_event),
 #undef K
 };

@@ -153,6 +153,9 @@ API(cuMemAlloc_v2, unsigned long long *p, size_t n)
 	return 0;
 }
 NOTHING(cuMemFree_v2, unsigned long long p)
+API(cuMemAllocAsync, unsigned long long *p, size_t n, void *stream) { return cuMemAlloc_v2(p, n); }
+NOTHING(cuMemFreeAsync, unsigned long long p, void *stream)
+API(cuDeviceGetMemPool, void **pool, int dev) { *pool = primary; return 0; }
 API(cuMemAllocHost_v2, void **p, size_t n) { *p = malloc(n); return *p ? 0 : 2; }
 API(cuMemFreeHost, void *p) { free(p); return 0; }
 NOTHING(cuMemcpyAsync, unsigned long long to, unsigned long long from, size_t n, void *stream)
