@@ -13,6 +13,9 @@
 
 #define RECORD_BYTES (256ull << 10) /* of records at a time */
 
+/* The driver's pools have whole blocks of so many bytes (H100), which small allocations share. */
+#define BLOCK_BYTES (32ull << 20)
+
 atomic_uint nvs_swap_excess;
 
 /* ---- records; the lock is held ---- */
@@ -74,12 +77,18 @@ struct nvs_pool *nvs_pool_new(struct nvs_pools *all, void *handle, uint64_t thre
 
 /* ---- account; the lock is held ---- */
 
+/* What the driver would have reserved. */
+static uint64_t reserved_by(const struct nvs_pool *p)
+{
+	return (p->used + p->cached + BLOCK_BYTES - 1) / BLOCK_BYTES * BLOCK_BYTES;
+}
+
 static void note_highs(struct nvs_pool *p)
 {
 	if (p->used > p->used_high)
 		p->used_high = p->used;
-	if (p->used + p->cached > p->reserved_high)
-		p->reserved_high = p->used + p->cached;
+	if (reserved_by(p) > p->reserved_high)
+		p->reserved_high = reserved_by(p);
 }
 
 void nvs_pool_count(struct nvs_pool *p, uint64_t bytes)
@@ -288,7 +297,7 @@ void nvs_swap_pool_tell(void *handle, int attribute, uint64_t *value)
 		return;
 	switch (attribute) {
 	case CU_POOL_RESERVED_CURRENT:
-		*value += p->used + p->cached;
+		*value += reserved_by(p);
 		break;
 	case CU_POOL_RESERVED_HIGH:
 		*value += p->reserved_high;

@@ -18,7 +18,7 @@ struct nvs_pool {
 	unsigned queues;     /* of this pool */
 	uint64_t threshold;  /* bytes that stay reserved at a synchronisation, used ones included */
 	uint64_t used, used_high;        /* bytes of allocations */
-	uint64_t cached, reserved_high;  /* bytes of freed blocks; of freed and allocated ones */
+	uint64_t cached, reserved_high;  /* bytes of freed blocks; of freed and allocated ones, as the driver has them */
 	struct nvs_freelist free;        /* blocks for any stream */
 	struct nvs_pool *next;
 };

@@ -6,6 +6,7 @@
  */
 #include "memory.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 struct sim_pool {
@@ -22,11 +23,21 @@ static struct sim_pool *default_pool[SIM_MAX_GPUS], *current_pool[SIM_MAX_GPUS];
 
 /* ---- bytes; drv_mu is held ---- */
 
+/* What a pool has if it needs so many bytes: whole blocks, as if what is in use were always side by side. */
+static uint64_t blocks_for(uint64_t bytes)
+{
+	const char *mib = getenv("NVSHARE_SIMGPU_POOL_MIB");
+	uint64_t block = mib && atoi(mib) > 0 ? (uint64_t)atoi(mib) << 20 : 1;
+
+	return (bytes + block - 1) / block * block;
+}
+
 /* What is left of a pool that may keep so many bytes. */
 static void shrink(struct sim_pool *p, uint64_t keep)
 {
 	if (keep < p->used)
 		keep = p->used;
+	keep = keep < p->reserved ? blocks_for(keep) : keep;
 	if (keep < p->reserved) {
 		sim_uncharge(dev_gpu(p->dev), p->reserved - keep);
 		p->reserved = keep;
@@ -41,9 +52,11 @@ int pool_gpu(const struct sim_pool *p)
 int pool_take(struct sim_pool *p, uint64_t bytes)
 {
 	if (p->used + bytes > p->reserved) {
-		if (sim_charge(dev_gpu(p->dev), p->used + bytes - p->reserved))
+		uint64_t reserved = blocks_for(p->used + bytes);
+
+		if (sim_charge(dev_gpu(p->dev), reserved - p->reserved))
 			return -1;
-		p->reserved = p->used + bytes;
+		p->reserved = reserved;
 	}
 	p->used += bytes;
 	p->areas++;
