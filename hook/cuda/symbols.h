@@ -242,7 +242,7 @@
 	H(cuTexObjectCreate) H(cuTexRefSetAddress_v2) \
 	H(cuTexRefSetAddress2D_v2) H(cuTexRefSetAddress2D_v3)
 
-/* alloc.c, vmm.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
+/* alloc.c, array.c, module.c, vmm.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
 	H(cuMemAlloc_v2) H(cuMemAllocPitch_v2) \
 	H(cuMemAllocManaged) \
@@ -255,6 +255,8 @@
 	H(cuMemPoolSetAttribute) H(cuMemPoolGetAttribute) \
 	H(cuArrayCreate_v2) H(cuArray3DCreate_v2) \
 	H(cuArrayDestroy) H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) \
+	H(cuModuleLoad) H(cuModuleLoadData) H(cuModuleLoadDataEx) H(cuModuleLoadFatBinary) H(cuModuleUnload) \
+	H(cuLibraryLoadData) H(cuLibraryLoadFromFile) H(cuLibraryUnload) \
 	H(cuMemCreate) H(cuMemImportFromShareableHandle) H(cuMemRetainAllocationHandle) \
 	H(cuMemRelease) H(cuMemMap) H(cuMemUnmap) \
 	H(cuMemAddressReserve) H(cuMemAddressFree) H(cuMemSetAccess) H(cuMemGetAccess) \

@@ -85,7 +85,7 @@ static bool reserve(struct nvs_gpu *gpu, uint64_t bytes)
 bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 {
 	*c = (struct nvs_claim){ .bytes = bytes };
-	if (!gpu)
+	if (!gpu || !bytes)
 		return true;
 	if (nvs_unlikely(bytes > NVS_MAX_BYTES))
 		return !gpu->budget->limit; /* the driver refuses it */
@@ -224,8 +224,8 @@ void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t before)
 /* Whether the entry belongs to a context and is not newer than a stamp. */
 static bool owned(const struct nvs_entry *e, uint64_t before)
 {
-	return (e->kind == NVS_MEMORY_POINTER || e->kind == NVS_MEMORY_ARRAY) && e->owner &&
-	       !e->pooled && e->stamp <= before;
+	return (e->kind == NVS_MEMORY_POINTER || e->kind == NVS_MEMORY_ARRAY || e->kind == NVS_MEMORY_CODE) &&
+	       e->owner && !e->pooled && e->stamp <= before;
 }
 
 void nvs_memory_context_gone(const void *ctx, uint64_t before)
