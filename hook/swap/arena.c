@@ -166,11 +166,12 @@ static void map(struct nvs_swap *s, struct segment *g)
 /* Registers the next slice. The drain lock keeps the GPU's contexts alive. */
 static void register_slice(struct nvs_gpu *gpu, struct segment *g)
 {
-	uint32_t n = g->granules - g->registered < SLICE ? g->granules - g->registered : SLICE;
 	void *popped;
+	uint32_t n;
 	int result;
 
 	nvs_lock(&gpu->drain_lock);
+	n = g->granules - g->registered < SLICE ? g->granules - g->registered : SLICE;
 	if (!nvs_mover_context(gpu)) {
 		nvs_unlock(&gpu->drain_lock);
 		nvs_swap_wait(gpu->swap, atomic_load(&gpu->swap->kick), 50 * NVS_MS);
@@ -264,11 +265,14 @@ void nvs_swap_arena(struct nvs_gpu *gpu, const struct nvs_arena *f, int fd)
 
 void nvs_arena_unregistered(struct nvs_gpu *gpu)
 {
-	struct arena *a = gpu->swap->arena;
+	struct nvs_swap *s = gpu->swap;
+	struct arena *a = s->arena;
 
+	nvs_swap_lock(s); /* beside the drain lock: the arena's thread looks for work under this one */
 	for (uint32_t i = 0; a && i < a->count; i++)
 		a->segment[i].registered = 0;
-	nvs_swap_kick(gpu->swap);
+	nvs_swap_unlock(s);
+	nvs_swap_kick(s);
 }
 
 void nvs_arena_fork_child(void)
