@@ -29,6 +29,14 @@ enum nvs_memory_kind {
 	NVS_MEMORY_MAPPING, /* VMM: the same */
 };
 
+/* Bytes that an allocation will have, see memory.h. */
+struct nvs_claim {
+	struct nvs_gpu *gpu; /* NULL: not counted */
+	uint64_t bytes;
+	uint64_t pool;       /* that they are in; 0: none */
+	bool loose;          /* the pool does not know yet */
+};
+
 extern struct nvs_entries nvs_account;
 extern _Atomic uint64_t nvs_account_stamp; /* of the newest entry */
 

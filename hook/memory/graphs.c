@@ -3,7 +3,6 @@
 
 #include <errno.h>
 
-#include "memory.h"
 #include "memory_abi.h"
 
 atomic_bool nvs_memory_graphs, nvs_memory_graph_gpus;

@@ -42,7 +42,6 @@ static inline void nvs_memory_graph_ran(void)
 }
 
 /* The same, in place of what was claimed for such a call, which is over. */
-struct nvs_claim;
 void nvs_memory_graph_settle(const struct nvs_claim *claims, unsigned count);
 
 /*

@@ -25,13 +25,6 @@ static inline struct nvs_gpu *nvs_gpu_of_location(const struct cu_location *l)
 	return l->type == CU_MEM_LOCATION_TYPE_DEVICE ? nvs_gpu_of_device(l->id) : NULL;
 }
 
-struct nvs_claim {
-	struct nvs_gpu *gpu; /* NULL: not counted */
-	uint64_t bytes;
-	uint64_t pool;       /* that they are in; 0: none */
-	bool loose;          /* the pool does not know yet */
-};
-
 /*
  * Claims bytes for an allocation. False: they exceed the container's limit, and the
  * driver is not to be called. gpu NULL, or no bytes: nothing is counted, and the claim succeeds.
