@@ -180,7 +180,7 @@ static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdevic
 	{ \
 		struct nvs_claim claim; \
 		unsigned tries = 0; \
-		bool graph; \
+		bool graph, tight = true; \
 		struct nvs_gpu *gpu; \
 		void *from; \
 		int result; \
@@ -201,10 +201,10 @@ static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdevic
 		if (result != CUDA_SUCCESS) \
 			nvs_claim_drop(&claim); \
 		else /* a pool's memory outlives contexts */ \
-			nvs_claim_keep(&claim, NVS_MEMORY_POINTER, *p, n, NULL); \
+			tight = nvs_claim_keep(&claim, NVS_MEMORY_POINTER, *p, n, NULL); \
 		if (nvs_unlikely(atomic_load_explicit(&nvs_memory_pools_keep, memory_order_relaxed)) && \
 		    claim.gpu) \
-			nvs_memory_pool_grew(claim.gpu, claim.pool); \
+			nvs_memory_pool_grew(claim.gpu, claim.pool, tight); \
 		return result; \
 	}
 #define ASYNC_SZ(name, P, A, gpu_of, pool) \

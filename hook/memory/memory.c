@@ -174,14 +174,14 @@ static void correct(const struct nvs_claim *c, uint64_t bytes)
 		nvs_account_uncount(c->gpu, c->bytes - bytes);
 }
 
-void nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64_t key,
+bool nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64_t key,
 		    uint64_t bytes, const void *owner)
 {
 	struct nvs_entry *e;
-	bool pooled;
+	bool pooled, tight;
 
 	if (!c->gpu)
-		return;
+		return false;
 	nvs_account_lock();
 	correct(c, bytes);
 	supersede(kind, key);
@@ -198,7 +198,9 @@ void nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64
 	} else {
 		nvs_account_uncount(c->gpu, bytes); /* could not be removed later */
 	}
+	tight = nvs_budget_is_tight(c->gpu->budget);
 	nvs_account_settle(mask_of(c->gpu));
+	return tight;
 }
 
 uint64_t nvs_memory_stamp(void)

@@ -45,9 +45,10 @@ void nvs_claim_drop(const struct nvs_claim *c);
 
 /*
  * Enters the allocation, of so many bytes. owner: the context it is freed with, or NULL.
- * An allocation in a pool has as many bytes as were claimed, and no owner.
+ * An allocation in a pool has as many bytes as were claimed, and no owner. Returns whether
+ * the limit is near.
  */
-void nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64_t key,
+bool nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64_t key,
 		    uint64_t bytes, const void *owner);
 
 /* The stamp of the newest entry. Read before the driver frees something. */

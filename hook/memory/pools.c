@@ -74,9 +74,18 @@ bool nvs_pool_grows(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t
 	return true;
 }
 
+/* So much more is in use. A pool that keeps memory will keep that, too. */
+static void enter(struct nvs_entry *pool, uint64_t bytes)
+{
+	pool->owner += bytes;
+	if (atomic_load_explicit(&nvs_memory_pools_keep, memory_order_relaxed) && pool->owner > pool->bytes &&
+	    keeper_of(pool->key))
+		pool->bytes = pool->owner;
+}
+
 void nvs_pool_enter(uint64_t pool, uint64_t bytes)
 {
-	nvs_account_find(NVS_MEMORY_POOL, pool)->owner += bytes;
+	enter(nvs_account_find(NVS_MEMORY_POOL, pool), bytes);
 }
 
 bool nvs_pool_takes_in(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes)
@@ -87,7 +96,7 @@ bool nvs_pool_takes_in(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes)
 	if (!e || e->gpu != gpu->number)
 		return false;
 	before = held(e);
-	e->owner += bytes;
+	enter(e, bytes);
 	if (held(e) - before != bytes)
 		nvs_account_uncount(gpu, bytes - (held(e) - before));
 	return true;
@@ -290,9 +299,17 @@ void nvs_memory_pool_look(uint64_t pool)
 	errno = saved;
 }
 
-/* Blocks that are kept may be of use to nobody: then the pool has grown although it kept enough. */
-void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool)
+/*
+ * Blocks that are kept may be of use to nobody: then the pool has grown although it kept
+ * enough. That is of no interest before the limit is near.
+ */
+void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool, bool now)
 {
+	if (!now) {
+		if (!atomic_load_explicit(&nvs_memory_pools_shrink, memory_order_relaxed))
+			atomic_store(&nvs_memory_pools_shrink, true);
+		return;
+	}
 	nvs_memory_pool_look(pool);
 	nvs_memory_pools_trim(gpu, 0, false);
 }

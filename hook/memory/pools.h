@@ -25,9 +25,10 @@ void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshol
 void nvs_memory_pool_going(uint64_t pool, bool going);
 
 extern atomic_bool nvs_memory_pools_keep; /* any pool does */
-/* The pool, if it keeps memory, may have shrunk, or grown by an allocation. */
+/* The pool, if it keeps memory, may have shrunk. */
 void nvs_memory_pool_look(uint64_t pool);
-void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool);
+/* The same, or grown by an allocation. now: not only when the host waits next. */
+void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool, bool now);
 
 /* The host has waited: pools with more than their threshold have given it back. */
 void nvs_memory_pools_look(void);

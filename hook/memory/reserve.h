@@ -62,6 +62,12 @@ extern struct nvs_lock nvs_memory_lock;
 
 void nvs_budget_init(struct nvs_budget *b);
 
+/* Whether little is left below the container's limit. nvs_memory_lock is held. */
+static inline bool nvs_budget_is_tight(const struct nvs_budget *b)
+{
+	return b->limit && b->used + b->others > b->limit - b->limit / 8;
+}
+
 /* Counts so many bytes, out of what is reserved. False: that is not enough. Takes no lock. */
 static inline bool nvs_budget_take(struct nvs_budget *b, uint64_t bytes)
 {

@@ -41,7 +41,7 @@ type scenario struct {
 var (
 	submits   = []string{"launch", "launch_ex", "copy", "copy_uva"}
 	scenarios = []scenario{
-		{"one thread, one stream", append(slices.Clone(submits), "event", "event_query", "alloc", "async"), 1, 1, 1, false},
+		{"one thread, one stream", append(slices.Clone(submits), "event", "event_query", "alloc", "async", "async_kept"), 1, 1, 1, false},
 		{"2 streams in turn", submits, 1, 2, 1, false},
 		{"4 streams in turn", submits, 1, 4, 1, false},
 		{"default stream", submits, 1, 0, 1, false},
@@ -50,7 +50,7 @@ var (
 		{"2 threads", submits, 2, 1, 1, false},
 		{"4 threads", submits, 4, 1, 1, false},
 		{"8 threads", submits, 8, 1, 1, false},
-		{"a tenant present", append(slices.Clone(submits), "event", "event_query", "alloc", "async"), 1, 1, 1, true},
+		{"a tenant present", append(slices.Clone(submits), "event", "event_query", "alloc", "async", "async_kept"), 1, 1, 1, true},
 		{"a tenant present, 4 streams in turn", submits, 1, 4, 1, true},
 		{"a tenant present, 2 threads", submits, 2, 1, 1, true},
 	}

@@ -19,6 +19,7 @@
  *   event_query  cuEventQuery, of an event that has passed
  *   alloc        cuMemAlloc of 1 MiB, and cuMemFree
  *   async        cuMemAllocAsync of 1 MiB, and cuMemFreeAsync
+ *   async_kept   the same, from a pool that keeps what is freed
  *   rt_launch, rt_launch_ex, rt_copy, rt_event
  *                cudaLaunchKernel, cudaLaunchKernelExC, cudaMemcpyAsync and
  *                cudaEventRecord; needs CUDA 12.8's runtime or later
@@ -62,6 +63,9 @@ CUresult cuMemFree_v2(CUdeviceptr);
 CUresult cuMemAllocHost_v2(void **, size_t);
 CUresult cuMemAllocAsync(CUdeviceptr *, size_t, CUstream);
 CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+CUresult cuDeviceGetMemPool(void **, int);
+CUresult cuMemPoolSetAttribute(void *, int, void *);
+#define RELEASE_THRESHOLD 4
 CUresult cuMemcpyAsync(CUdeviceptr, CUdeviceptr, size_t, CUstream);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr, const void *, size_t, CUstream);
 CUresult cuModuleLoadData(CUmodule *, const void *);
@@ -186,6 +190,20 @@ static __attribute__((noinline)) void run_async(struct worker *w)
 	}
 }
 
+static __attribute__((noinline)) void run_async_kept(struct worker *w)
+{
+	unsigned long long all = -1ull;
+	void *pool;
+
+	CHECK(cuDeviceGetMemPool(&pool, 0));
+	CHECK(cuMemPoolSetAttribute(pool, RELEASE_THRESHOLD, &all));
+	for (int i = 0; i < calls; i++) {
+		CUdeviceptr p;
+		CHECK(cuMemAllocAsync(&p, ALLOC_BYTES, w->stream[0]));
+		CHECK(cuMemFreeAsync(p, w->stream[0]));
+	}
+}
+
 static struct kind {
 	const char *name;
 	void (*run)(struct worker *);
@@ -193,7 +211,7 @@ static struct kind {
 	double wall, cpu; /* result */
 } kinds[] = {
 #define K(name) { #name, run_##name, 0, 0, 0 }
-	K(launch), K(launch_ex), K(copy), K(copy_uva), K(event), K(event_query), K(alloc), K(async),
+	K(launch), K(launch_ex), K(copy), K(copy_uva), K(event), K(event_query), K(alloc), K(async), K(async_kept),
 	K(rt_launch), K(rt_launch_ex), K(rt_copy), K(rt_event),
 #undef K
 };

@@ -156,6 +156,9 @@ NOTHING(cuMemFree_v2, unsigned long long p)
 API(cuMemAllocAsync, unsigned long long *p, size_t n, void *stream) { return cuMemAlloc_v2(p, n); }
 NOTHING(cuMemFreeAsync, unsigned long long p, void *stream)
 API(cuDeviceGetMemPool, void **pool, int dev) { *pool = primary; return 0; }
+NOTHING(cuMemPoolSetAttribute, void *pool, int attribute, void *value)
+API(cuMemPoolGetAttribute, void *pool, int attribute, void *value) { *(uint64_t *)value = 1 << 20; return 0; }
+NOTHING(cuMemPoolTrimTo, void *pool, size_t keep)
 API(cuMemAllocHost_v2, void **p, size_t n) { *p = malloc(n); return *p ? 0 : 2; }
 API(cuMemFreeHost, void *p) { free(p); return 0; }
 NOTHING(cuMemcpyAsync, unsigned long long to, unsigned long long from, size_t n, void *stream)
