@@ -67,7 +67,7 @@ static void add_records(void)
 void nvs_threads_init(void (*ended)(struct nvs_thread *t))
 {
 	thread_ended = ended;
-	if (!atomic_load(&thread_key_made) && pthread_key_create(&thread_key, thread_end) == 0)
+	if (!atomic_load(&thread_key_made) && nvs_late.key_create(&thread_key, thread_end) == 0)
 		atomic_store(&thread_key_made, true);
 }
 
@@ -84,7 +84,7 @@ struct nvs_thread *nvs_thread_register(void)
 		t->key = NULL;
 		nvs_self = t;
 		if (atomic_load(&thread_key_made))
-			pthread_setspecific(thread_key, t);
+			nvs_late.setspecific(thread_key, t);
 	}
 	errno = saved;
 	return t;
@@ -174,9 +174,9 @@ bool nvs_thread_start(void *(*entry)(void *), void *arg)
 	bool ok;
 
 	nvs_signals_block(&q);
-	ok = pthread_create(&thread, NULL, entry, arg) == 0;
+	ok = nvs_late.create(&thread, NULL, entry, arg) == 0;
 	if (ok)
-		pthread_detach(thread);
+		nvs_late.detach(thread);
 	nvs_signals_restore(&q);
 	return ok;
 }

@@ -107,8 +107,12 @@ bool nvs_is_wrapper(const void *p)
 
 static void *open_library(const struct library *l, void *hint, bool load)
 {
-	void *handle = dlopen(l->soname, RTLD_LAZY | RTLD_NOLOAD);
+	void *handle = NULL;
 	Dl_info info;
+
+	if (!dlopen)
+		return NULL; /* nor has the program anything to open a driver with */
+	handle = dlopen(l->soname, RTLD_LAZY | RTLD_NOLOAD);
 
 	if (!handle && hint && dladdr(hint, &info) && info.dli_fname) {
 		const char *base = strrchr(info.dli_fname, '/');
@@ -184,7 +188,8 @@ static bool resolve(struct library *l, void *hint, bool load)
 		atomic_store(&l->resolved, true);
 	}
 	/* The application's next dlerror() is not about our look-ups. */
-	dlerror();
+	if (dlerror)
+		dlerror();
 	errno = saved;
 	return handle != NULL;
 }

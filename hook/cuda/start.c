@@ -12,6 +12,7 @@
 #include "drain.h"
 #include "futex.h"
 #include "gate.h"
+#include "glibc.h"
 #include "hook.h"
 #include "identify.h"
 #include "lock.h"
@@ -96,7 +97,7 @@ static void start(void)
 
 	nvs_log_init();
 	count = list_devices(devices);
-	if (count == 0)
+	if (count == 0 || !nvs_late_find())
 		return;
 	coverage = nvs_coverage_check();
 	nvs_at_fork();

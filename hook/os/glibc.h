@@ -3,9 +3,18 @@
  * glibc.h: bind to the oldest version of functions that glibc 2.32 and 2.34
  * moved between its libraries, so that the shim loads on glibc 2.17.
  * `make test` reads the versions of the built file.
+ *
+ * Before glibc 2.34 these functions are in libpthread and libdl. The shim needs neither, and the
+ * references are weak: most programs of a container never use a GPU, and an image may lack the
+ * libraries. A driver brings both. Where libpthread comes with a driver that was opened, the
+ * references are empty for good, and nvs_late_find() looks the functions up.
  */
 #ifndef NVSHARE_GLIBC_H
 #define NVSHARE_GLIBC_H
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdbool.h>
 
 #if defined(__x86_64__)
 #define NVS_GLIBC_BASE "GLIBC_2.2.5"
@@ -16,7 +25,9 @@
 #endif
 
 #ifndef NVS_NO_SYMVER
-#define NVS_OLD(name) __asm__(".symver " #name "," #name "@" NVS_GLIBC_BASE);
+#define NVS_OLD(name) \
+	extern __typeof__(name) name __attribute__((weak)); \
+	__asm__(".symver " #name "," #name "@" NVS_GLIBC_BASE);
 NVS_OLD(dladdr)
 NVS_OLD(dlclose)
 NVS_OLD(dlerror)
@@ -26,8 +37,21 @@ NVS_OLD(pthread_detach)
 NVS_OLD(pthread_key_create)
 NVS_OLD(pthread_mutex_trylock)
 NVS_OLD(pthread_setspecific)
-NVS_OLD(pthread_sigmask)
 #undef NVS_OLD
 #endif
+
+/* What the shim uses of libpthread, by the names without pthread_. */
+#define NVS_LATE(F) F(create) F(detach) F(key_create) F(setspecific) F(mutex_trylock)
+
+struct nvs_late {
+#define F(name) __typeof__(&pthread_##name) name;
+	NVS_LATE(F)
+#undef F
+};
+
+extern struct nvs_late nvs_late;
+
+/* Once the driver is there. False: the functions are not. */
+bool nvs_late_find(void);
 
 #endif

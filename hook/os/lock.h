@@ -63,7 +63,7 @@ static inline void nvs_lock(struct nvs_lock *l)
 
 static inline bool nvs_trylock(struct nvs_lock *l)
 {
-	if (pthread_mutex_trylock(&l->mutex) != 0)
+	if (nvs_late.mutex_trylock(&l->mutex) != 0)
 		return false;
 	nvs_lock_taken(l);
 	return true;

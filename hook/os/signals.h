@@ -10,27 +10,37 @@
 
 #include <pthread.h>
 #include <signal.h>
-
-#include "glibc.h"
+#include <stdint.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 struct nvs_signals {
-	sigset_t mask;
+	uint64_t mask; /* as the kernel has it */
 	int cancel;
 };
 
+/* glibc's own two, which it never blocks: by them it cancels threads, and changes the user of all. */
+#define NVS_SIGNALS_OF_GLIBC (3ull << 31)
+
+/* By the system call: on old systems the function is in a library that the shim does without. */
+static inline void nvs_signals_mask(const uint64_t *set, uint64_t *old)
+{
+	syscall(SYS_rt_sigprocmask, SIG_SETMASK, set, old, sizeof(*set));
+}
+
 static inline void nvs_signals_block(struct nvs_signals *q)
 {
-	sigset_t all;
+	uint64_t all = ~NVS_SIGNALS_OF_GLIBC;
 
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &q->mask);
+	q->cancel = PTHREAD_CANCEL_ENABLE;
+	nvs_signals_mask(&all, &q->mask);
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &q->cancel);
 }
 
 static inline void nvs_signals_restore(const struct nvs_signals *q)
 {
 	pthread_setcancelstate(q->cancel, NULL);
-	pthread_sigmask(SIG_SETMASK, &q->mask, NULL);
+	nvs_signals_mask(&q->mask, NULL);
 }
 
 #endif

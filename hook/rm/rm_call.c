@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rm_call.h"
 
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/stat.h>
@@ -17,15 +18,27 @@ void nvs_rm_set_next(nvs_rm_ioctl *fn)
 	atomic_store(&next, fn);
 }
 
+static int kernel(int fd, unsigned long request, ...)
+{
+	va_list list;
+	void *arg;
+
+	va_start(list, request);
+	arg = va_arg(list, void *);
+	va_end(list);
+	return (int)syscall(SYS_ioctl, fd, request, arg);
+}
+
 int rm_next(int fd, unsigned long request, void *arg)
 {
 	nvs_rm_ioctl *fn = atomic_load_explicit(&next, memory_order_relaxed), *none = NULL;
 
 	if (nvs_unlikely(!fn)) {
-		fn = nvs_rm_find_next();
+		fn = nvs_rm_find_next ? nvs_rm_find_next() : NULL;
+		fn = fn ? fn : kernel;
 		atomic_compare_exchange_strong(&next, &none, fn);
 	}
-	return fn ? fn(fd, request, arg) : (int)syscall(SYS_ioctl, fd, request, arg);
+	return fn(fd, request, arg);
 }
 
 /* An application may close any descriptor, and its number may be another file's by now. */

@@ -140,8 +140,8 @@ func (r *rootfs) copyLibrary(lib string) error {
 	return r.copyLibraries(at)
 }
 
-// copyCLibrary copies the libraries that every image with glibc has. The shim and the
-// driver's libraries are linked with some of them.
+// copyCLibrary copies the libraries that every image with glibc has. The driver's
+// libraries are linked with some of them.
 func (r *rootfs) copyCLibrary() error {
 	for _, lib := range []string{"libpthread.so.0", "libdl.so.2", "librt.so.1", "libm.so.6"} {
 		if err := r.copyLibrary(lib); err != nil {
