@@ -34,8 +34,11 @@ typedef int nvs_rm_ioctl(int fd, unsigned long request, ...);
 /* Our ioctl leads there from now on: to a driver's own. */
 void nvs_rm_set_next(nvs_rm_ioctl *next);
 
-/* Of the layer above: the ioctl that comes after ours, which the first call asks for. NULL: the kernel's own. */
-nvs_rm_ioctl *nvs_rm_find_next(void);
+/*
+ * Of the layer above, if there is one: the ioctl that comes after ours, which the first call
+ * asks for. NULL: the kernel's own.
+ */
+nvs_rm_ioctl *nvs_rm_find_next(void) __attribute__((weak));
 
 /*
  * Sets the time slice of all compute groups on a GPU, and of those that are made

@@ -220,8 +220,6 @@ static int fake_ioctl(int fd, unsigned long request, ...)
 	return 0;
 }
 
-nvs_rm_ioctl *nvs_rm_find_next(void) { return NULL; }
-
 /* ---- a driver that uses it ---- */
 
 static int fd;
