@@ -168,6 +168,7 @@ type Close struct{ Client ClientID }
 type Adopt struct {
 	Client ClientID
 	Epoch  Epoch
+	Shared bool // others of its cohort may hold the GPU in the same turn
 }
 
 // Fence reports a client that did not release within the grace period. Its word is 0

@@ -45,7 +45,7 @@ type auto struct {
 	worse      int                  // windows, one after the other, in which slices gave less than turns
 	underfed   int                  // windows, in the same way, in which a tenant did not get its part, and did by turns
 	gaps       bool                 // several beside a latency tenant leave the GPU idle in their turns
-	keepUntil  Time                 // the way of before a restart goes on until then; 0: it is judged as any other
+	keepUntil  Time                 // the way from before a restart goes on until then; 0: the way is judged as any other
 	util       map[ClientID]samples
 }
 

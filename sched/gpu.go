@@ -52,7 +52,7 @@ type GPU struct {
 	intact      bool // as Config says
 	now         Time // of the latest Step; never runs backwards
 	claimsUntil Time // see attach
-	earlier     Way  // of before a restart, until it begins again; see resumeWay
+	earlier     Way  // from before a restart, until that way begins again; see resumeWay
 
 	clients   map[ClientID]*client
 	order     []*client // the same, by id

@@ -137,7 +137,7 @@ func (h *history) saw(ev Event, acts []Action) error {
 				return fmt.Errorf("%v of %+v", a, g)
 			}
 			g.latency = h.mode == Exclusive && (g.latency || h.shares[a.Client].Priority == Latency)
-			g.open, g.beside = true, false
+			g.open, g.beside, g.shared = true, false, a.Shared
 			others := h.batch(a.Client)
 			if g.shared {
 				others = h.unshared(others)

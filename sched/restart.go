@@ -10,7 +10,7 @@ func (c *GPU) wayNow() Way {
 	return c.auto.way
 }
 
-// resumeWay goes on with the way of before a restart, once it is known that somebody held the GPU
+// resumeWay goes on with the way from before a restart, once it is known that somebody held the GPU
 // then. Nobody is connected.
 func (c *GPU) resumeWay() {
 	way := c.earlier
@@ -28,7 +28,7 @@ func (c *GPU) resumeWay() {
 	}
 }
 
-// keepsWay says whether the way of before a restart goes on without being looked at: until all who
+// keepsWay says whether the way from before a restart goes on without being looked at: until all who
 // held have had time to come back, it says nothing that some are not there. What those who are there
 // have against it does not wait, nor does memory that does not fit.
 func (c *GPU) keepsWay() bool {

@@ -40,7 +40,14 @@ func (g *autoGPU) reconnect(within time.Duration, held map[ClientID]Epoch, attac
 	g.t.Helper()
 	for i, ev := range attach {
 		ev.Held = held[ev.Client]
-		g.step(ev)
+		acts := slices.Clone(g.c.Step(g.now, ev))
+		if err := g.c.Check(); err != nil {
+			g.t.Fatalf("after %v: %v", ev, err)
+		}
+		want := Adopt{ev.Client, ev.Held, g.c.cohort.on && !ev.Share.limited()} // its new page says the same of its turn
+		if ev.Held != 0 && acts[0] != Action(want) {
+			g.t.Fatalf("%v: %v, want %+v first", ev, acts, want)
+		}
 		g.step(Controls{Client: ev.Client, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
 		for _, back := range attach[:i+1] {
 			if held[back.Client] != 0 {
@@ -225,7 +232,7 @@ func TestRestartedCohortMissesOne(t *testing.T) {
 }
 
 // What came meanwhile, and what the user set meanwhile, is heeded.
-func TestWhatEndsTheWayOfBefore(t *testing.T) {
+func TestWhatEndsTheResumedWay(t *testing.T) {
 	for name, event := range map[string]Event{
 		"a gang comes":          Attach{Client: 9, Tenant: "g", Share: Share{Gang: "g"}, Want: true},
 		"the user wants turns":  SetMode{Exclusive},

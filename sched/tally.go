@@ -121,15 +121,16 @@ func (c *GPU) delist(cl *client) {
 
 func nameOf(t *tenant, name string) int { return cmp.Compare(t.name, name) }
 
-// enroll and strike keep the tenants in the order of their names.
+// enroll and dropTenant keep the tenants in the order of their names.
 func (r *roster) enroll(t *tenant) {
 	r.tenants[t.name] = t
 	at, _ := slices.BinarySearchFunc(r.byName, t.name, nameOf)
 	r.byName = slices.Insert(r.byName, at, t)
 }
 
-func (r *roster) strike(t *tenant) {
-	delete(r.tenants, t.name)
-	at, _ := slices.BinarySearchFunc(r.byName, t.name, nameOf)
-	r.byName = slices.Delete(r.byName, at, at+1)
+func (c *GPU) dropTenant(t *tenant) {
+	delete(c.tenants, t.name)
+	at, _ := slices.BinarySearchFunc(c.byName, t.name, nameOf)
+	c.byName = slices.Delete(c.byName, at, at+1)
+	c.dueCache.stale = true
 }

@@ -265,11 +265,6 @@ func (c *GPU) abandon(t *tenant) {
 	}
 }
 
-func (c *GPU) dropTenant(t *tenant) {
-	c.strike(t)
-	c.dueCache.stale = true
-}
-
 // maxGhosts is how many tenants without clients are remembered.
 const maxGhosts = 1024
 

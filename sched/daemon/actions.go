@@ -232,8 +232,12 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 		}
 	case sched.Adopt:
 		if att := d.attachmentOf(g, a.Client); att != nil {
+			flags := grantFlags(g.modeNow() == sched.Concurrent)
+			if a.Shared {
+				flags |= wire.GrantShared
+			}
 			d.reach(beforeAdopt)
-			att.client.page.Open(att.channel, uint64(a.Epoch), grantFlags(g.modeNow() == sched.Concurrent), uint64(g.quantum), uint64(now()))
+			att.client.page.Open(att.channel, uint64(a.Epoch), flags, uint64(g.quantum), uint64(now()))
 			d.reach(afterAdopt)
 		}
 	case sched.ModeChosen:

@@ -134,8 +134,8 @@ func TestPageSaysThatATurnIsShared(t *testing.T) {
 	if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: proto.Uint32(nobody), CoreLimit: proto.Uint32(30)}); err != nil {
 		t.Fatal(err)
 	}
-	_, a, epoch := newHolder(t, s)
-	_, b := newClient(t, s)
+	pa, a, epoch := newHolder(t, s)
+	pb, b := newClient(t, s)
 	limited := newProc(t, dir, nobody).connect().register(0).attach(0, gpuA, 0, 0)
 	for _, c := range []*peerConn{a, b, limited} {
 		c.prove(wire.ControlWorks)
@@ -146,14 +146,23 @@ func TestPageSaysThatATurnIsShared(t *testing.T) {
 		return r.Gpus[0].WayCode == "cohort"
 	})
 	a.release(epoch).request()
+	shared := map[*proc]uint64{pa: a.granted(), pb: b.granted()}
 	for _, c := range []*peerConn{a, b} {
-		c.granted()
 		if c.page.Flags(0)&wire.GrantShared == 0 {
 			t.Errorf("the page of client %d does not say that its turn is shared", c.id)
 		}
 	}
 	if limited.page.Flags(0)&wire.GrantShared != 0 {
 		t.Error("the turn of the tenant with a limit is shared")
+	}
+
+	s.stop()
+	s = start(t, dir, autoMode)
+	for p, epoch := range shared {
+		c := p.connect().register(wire.RegisterReconnect).attach(0, gpuA, epoch, 0)
+		if c.page.Word(0) != uint32(epoch) || c.page.Flags(0)&wire.GrantShared == 0 {
+			t.Errorf("after a restart client %d with epoch %d has the word %d, and flags %#x", c.id, epoch, c.page.Word(0), c.page.Flags(0))
+		}
 	}
 }
 

@@ -238,7 +238,7 @@ func (j *judge) adopted(a sched.Adopt) {
 	g.latency = latency || g.latency && !g.restored // as far as can be told from here
 	g.restored = false
 	j.ended(a.Client)
-	g.counts, g.running, g.beside = true, false, false
+	g.counts, g.running, g.beside, g.shared = true, false, false, a.Shared
 	j.grants[a.Client] = g
 	j.running(a.Client, true)
 	if j.w.daemon.effective == sched.Exclusive && !g.latency {
