@@ -327,16 +327,15 @@ static __attribute__((noinline)) int run_first(run_fn *real, void *exec, void *s
 /* Of a process whose graphs allocate. */
 static __attribute__((noinline)) int run_with_memory(run_fn *real, void *exec, void *s, void *key)
 {
-	bool first = false;
+	bool now = false;
 	int result;
 
-	if (nvs_counting() && !(atomic_load(&nvs_gate.captures) && nvs_capturing(key)))
-		NVS_FOR_EACH_GPU(gpu)
-			first = first || nvs_memory_graph_to_take((uintptr_t)exec, gpu).most;
-	if (first)
+	if (nvs_counting() && !(atomic_load(&nvs_gate.captures) && nvs_capturing(key)) &&
+	    nvs_memory_graph_runs((uintptr_t)exec, &now))
 		return run_first(real, exec, s, key);
 	result = run(real, exec, s, key);
-	nvs_memory_graph_look();
+	if (now)
+		nvs_memory_graph_look();
 	return result;
 }
 

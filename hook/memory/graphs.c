@@ -5,7 +5,7 @@
 
 #include "memory_abi.h"
 
-atomic_bool nvs_memory_graphs, nvs_memory_graph_gpus;
+atomic_bool nvs_memory_graphs, nvs_memory_graph_gpus, nvs_memory_graphs_ran;
 
 static atomic_uint with_memory; /* GPUs that graphs have memory on, a bit each */
 
@@ -75,6 +75,25 @@ struct nvs_graph_bytes nvs_memory_graph_to_take(uint64_t exec, struct nvs_gpu *g
 	return bytes;
 }
 
+bool nvs_memory_graph_runs(uint64_t exec, bool *now)
+{
+	unsigned gpus = atomic_load_explicit(&with_memory, memory_order_relaxed);
+	bool takes = false;
+
+	*now = false;
+	nvs_account_lock();
+	for (; gpus; gpus &= gpus - 1) {
+		const struct nvs_gpu *gpu = &nvs_gpus[__builtin_ctz(gpus)];
+
+		takes = takes || nvs_account_find(NVS_MEMORY_LAUNCH, key_of(exec, gpu));
+		*now = *now || nvs_budget_is_tight(gpu->budget);
+	}
+	nvs_account_unlock();
+	if (!*now && !atomic_load_explicit(&nvs_memory_graphs_ran, memory_order_relaxed))
+		atomic_store(&nvs_memory_graphs_ran, true);
+	return takes;
+}
+
 static void remove_older(enum nvs_memory_kind kind, uint64_t key, uint64_t stamp)
 {
 	struct nvs_entry *e = nvs_account_find(kind, key);
@@ -142,6 +161,7 @@ void nvs_memory_graph_settle(const struct nvs_claim *claims, unsigned count)
 
 void nvs_memory_graph_look(void)
 {
+	atomic_store(&nvs_memory_graphs_ran, false);
 	nvs_memory_graph_settle(NULL, 0);
 }
 
@@ -166,5 +186,6 @@ void nvs_memory_graphs_fork_child(void)
 {
 	atomic_store(&nvs_memory_graph_gpus, false);
 	atomic_store(&nvs_memory_graphs, false);
+	atomic_store(&nvs_memory_graphs_ran, false);
 	atomic_store(&with_memory, 0);
 }

@@ -41,6 +41,14 @@ static inline void nvs_memory_graph_ran(void)
 		nvs_memory_graph_look();
 }
 
+/*
+ * A graph is about to be launched. Returns whether the graph takes memory by that
+ * (nvs_memory_graph_to_take). *now: a limit is near, so that the driver is to be asked right
+ * after the launch. Otherwise the driver is asked when the host waits next.
+ */
+bool nvs_memory_graph_runs(uint64_t exec, bool *now);
+extern atomic_bool nvs_memory_graphs_ran; /* the host has not waited since */
+
 /* The same, in place of what was claimed for such a call, which is over. */
 void nvs_memory_graph_settle(const struct nvs_claim *claims, unsigned count);
 

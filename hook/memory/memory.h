@@ -79,6 +79,15 @@ void nvs_memory_unmapped(uint64_t address, uint64_t bytes, uint64_t stamp);
 /* Bytes now, and at most ever. Takes no lock. */
 void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak);
 
+/* The host has waited for work: the driver is asked what changed before. */
+static inline void nvs_memory_waited(void)
+{
+	if (__builtin_expect(atomic_load_explicit(&nvs_memory_pools_shrink, memory_order_relaxed), 0))
+		nvs_memory_pools_look();
+	if (__builtin_expect(atomic_load_explicit(&nvs_memory_graphs_ran, memory_order_relaxed), 0))
+		nvs_memory_graph_look();
+}
+
 void nvs_memory_fork_child(void);
 
 #endif

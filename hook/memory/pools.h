@@ -30,14 +30,9 @@ void nvs_memory_pool_look(uint64_t pool);
 /* The same, or grown by an allocation. now: not only when the host waits next. */
 void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool, bool now);
 
-/* The host has waited: pools with more than their threshold have given it back. */
+/* Pools with more than their threshold give it back when the host waits. */
 void nvs_memory_pools_look(void);
 extern atomic_bool nvs_memory_pools_shrink; /* there are any that may */
-static inline void nvs_memory_waited(void)
-{
-	if (__builtin_expect(atomic_load_explicit(&nvs_memory_pools_shrink, memory_order_relaxed), 0))
-		nvs_memory_pools_look();
-}
 
 /* Others than this process's GPU may use the pool's memory, so that it never moves. */
 void nvs_memory_pool_share(uint64_t pool);
