@@ -591,8 +591,8 @@ void point_wait(struct point p)
 {
 	if (p.ticket) {
 		pthread_mutex_lock(&drv_mu);
-		while (find(p.ticket))
-			if (!move_due())
+		while (find(p.ticket)) /* a fault that move_due() finds drops it */
+			if (!move_due() && find(p.ticket))
 				wait_until_due(&done, sim_now() + IDLE_NS);
 		pthread_mutex_unlock(&drv_mu);
 	}
