@@ -28,7 +28,7 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 SIM   ?=
 GOAL  := demo
 STEPS ?= 1000000000
-# The steps of make sim in make test: 15 s on one core, with the same seed each time.
+# The steps of TestSim, which is make sim, in make test: 15 s on one core, with the same seed each time.
 TEST_STEPS := 5000000
 EXECS ?= 50000
 FUZZ  := sched/wire:FuzzDecode sched/daemon/state:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl \
@@ -142,10 +142,9 @@ test-unit: shim simgpu binaries ## of make test: everything in Go that needs no 
 	$(GO) vet -tags $(TAGS),compat ./tests/compat
 	$(GO) vet -trimpath=false ./sched/cuda
 	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
-	$(TESTED_ENV) $(call TEST,$$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACED))")) -timeout 40m
+	STEPS=$(TEST_STEPS) $(TESTED_ENV) $(call TEST,$$($(GO) list ./... | grep -vxF "$$($(GO) list $(RACED))")) -timeout 40m
 	@# Each benchmark once, so that none is broken when somebody measures.
 	$(GO) test -vet=off -run '^$$' -bench . -benchtime 1x $(BENCHED) >$(BUILD)/benchmarks.txt 2>&1 || { cat $(BUILD)/benchmarks.txt; exit 1; }
-	@$(MAKE) --no-print-directory sim STEPS=$(TEST_STEPS) SEED=1
 
 test-race: shim simgpu binaries ## of make test: the daemons, under Go's race detector
 	@sh tests/tools/prometheus.sh $(BUILD)/prometheus
