@@ -52,7 +52,7 @@ DESTDIR ?=
 # Prerequisites run in order, because installing packages comes first; sub-makes run
 # their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help env build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
+.PHONY: help env shell build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
 	engines test-engines lint golangci gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s kueue clean
 
 help: ## this list
@@ -75,6 +75,9 @@ binaries: ## nvshare-scheduler, nvshare-checkpoint, nvshare-plugin, nvsharectl, 
 
 env: ## for a shell: eval "$(make -s env)" gives go these flags; it compiles everything again with others
 	@echo "export GOFLAGS='$(strip $(GOFLAGS))' CGO_CFLAGS='$(CGO_CFLAGS)' TAGS='$(TAGS)'"
+
+shell: ## a shell in which go has these flags, and tests find the simulated GPU
+	@unset MAKEFLAGS MFLAGS MAKELEVEL; TAGS='$(TAGS)' NVSHARE_TEST_SIMGPU=$(BUILD)/simgpu exec "$${SHELL:-sh}"
 
 # What root has built by sudo is its caller's again, who builds on.
 GIVE_BACK := if [ -n "$$SUDO_UID" ]; then chown -R -h "$$SUDO_UID:$$SUDO_GID" $(BUILD); fi

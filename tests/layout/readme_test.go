@@ -150,6 +150,17 @@ func TestShellHasTheMakefilesFlags(t *testing.T) {
 		!strings.Contains(lines[1], "-Wno-deprecated-declarations") || lines[2] == "" {
 		t.Errorf("%s: %v\n%s", line, err, out)
 	}
+	// make shell has the same: here the shell is one that prints them.
+	printer := filepath.Join(t.TempDir(), "shell")
+	if err := os.WriteFile(printer, []byte("#!/bin/sh\ngo env GOFLAGS CGO_CFLAGS; echo $TAGS; echo $NVSHARE_TEST_SIMGPU$MAKELEVEL\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd = exec.Command("make", "-s", "shell", "BUILD=/built")
+	cmd.Dir = "../.."
+	cmd.Env = append(os.Environ(), "MAKEFLAGS=", "GOFLAGS=", "SHELL="+printer)
+	if in, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(in)) != strings.TrimSpace(string(out))+"\n/built/simgpu" {
+		t.Errorf("make shell: %v\n%s, want\n%s", err, in, out)
+	}
 }
 
 // Docker looks for a Dockerfile unless it is told, and its BuildKit reads no .containerignore:
