@@ -87,7 +87,7 @@ func arm64Tests(t *testing.T) {
 			argv[0] = filepath.Join(dir, argv[0])
 			run := func() (string, error) {
 				cmd := emulated(arm64Root, preload, dir, argv...)
-				cmd.Env = append(cmd.Env, "NVSHARE_RUN_DIR=")
+				cmd.Env = append(cmd.Env, "NVSHARE_RUN_DIR=/nonexistent", "TMPDIR="+os.TempDir())
 				return output(t, cmd)
 			}
 			text, err := run()
