@@ -121,7 +121,8 @@ end() {
 	done
 }
 # ended STATUS: no suite begins any more, and what runs ends.
-running= progress=
+running=
+progress=
 ended() {
 	trap '' HUP INT TERM
 	say "ended by a signal"
