@@ -44,7 +44,7 @@ static bool send(uint32_t code)
 /* ---- who calls the driver meanwhile ---- */
 
 /* Asks for the wake. Without waiting for the lock, which the client thread may have for long. */
-static bool ask(void)
+static bool away_ask(void)
 {
 	struct nvs_signals q;
 	bool locked;
@@ -77,7 +77,7 @@ static void wait_until(uint64_t end_ns)
 			break;
 		if (!nvs_of_shim)
 			atomic_store(&called, true);
-		asked = nvs_of_shim || ask();
+		asked = nvs_of_shim || away_ask();
 		nvs_futex_wait((uint32_t *)&nvs_away, state, asked ? WAIT_NS : LOCKED_NS, true);
 	}
 	errno = saved;
@@ -325,7 +325,7 @@ static void *try_main(void *arg)
 	return NULL;
 }
 
-static bool attached(void)
+static bool away_attached(void)
 {
 	NVS_FOR_EACH_GPU(gpu)
 		if (gpu->lease.link == LEASE_ATTACHED)
@@ -338,7 +338,7 @@ void nvs_away_tick(uint64_t now)
 	if (nvs_client.link == LINK_ABSENT && !trying && atomic_load(&nvs_away) == AWAY && atomic_load(&called))
 		trying = nvs_thread_start(try_main, NULL);
 	/* The scheduler takes it for away, from REGISTER, and hears this after ATTACH only. */
-	if (through && attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && send(NVS_SUSPENDED_WAKE))
+	if (through && away_attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && send(NVS_SUSPENDED_WAKE))
 		asked_ns = now;
 }
 

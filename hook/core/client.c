@@ -68,7 +68,7 @@ static uint64_t next_backoff(void)
 	return nvs_client.backoff_ns * 2 < RETRY_MAX_NS ? nvs_client.backoff_ns * 2 : RETRY_MAX_NS;
 }
 
-static bool attached(void)
+static bool client_attached(void)
 {
 	NVS_FOR_EACH_GPU(gpu)
 		if (gpu->lease.link == LEASE_ATTACHED)
@@ -84,7 +84,7 @@ static void disconnect(const char *why)
 	nvs_descriptor_close(&nvs_client.socket);
 	nvs_client.retry_ns = now + nvs_client.backoff_ns;
 	/* A scheduler that answered no ATTACH leaves the threads at the gate a gap; see out_of_patience. */
-	if (nvs_client.link == LINK_UP && nvs_elapsed(now, nvs_client.since_ns) >= STEADY_NS && attached()) {
+	if (nvs_client.link == LINK_UP && nvs_elapsed(now, nvs_client.since_ns) >= STEADY_NS && client_attached()) {
 		nvs_client.retry_ns = now; /* a tenant that has moved pauses until then */
 		nvs_client.backoff_ns = RETRY_MIN_NS / 2;
 	}
@@ -270,7 +270,7 @@ static bool handle(const struct nvs_frame *f, int fd)
 	return true;
 }
 
-static void receive(void)
+static void client_receive(void)
 {
 	while (nvs_descriptor_is(&nvs_client.socket)) {
 		struct nvs_frame f;
@@ -408,7 +408,7 @@ static void *client_main(void *arg)
 		t.tv_nsec = (long)(wait % NVS_S);
 		if (ppoll(&p, 1, &t, NULL) > 0) {
 			nvs_lock(&nvs_client_lock);
-			receive();
+			client_receive();
 			nvs_unlock(&nvs_client_lock);
 			nvs_drains_start();
 			nvs_slices_apply();

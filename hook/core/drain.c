@@ -250,7 +250,7 @@ static enum nvs_streams_state ask_stream(const struct question *q, bool settle)
 	return result == CUDA_ERROR_NOT_READY ? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
 }
 
-static enum nvs_streams_state state_of(const struct question *q)
+static enum nvs_streams_state drain_state_of(const struct question *q)
 {
 	return ask_stream(q, false);
 }
@@ -261,7 +261,7 @@ static enum nvs_streams_state settled(const struct question *q)
 	return ask_stream(q, true);
 }
 
-static enum nvs_streams_state look(struct nvs_gpu *gpu, bool *left_out)
+static enum nvs_streams_state drain_look(struct nvs_gpu *gpu, bool *left_out)
 {
 	enum nvs_streams_state state = NVS_STREAMS_UNKNOWN;
 
@@ -271,7 +271,7 @@ static enum nvs_streams_state look(struct nvs_gpu *gpu, bool *left_out)
 	if (!nvs_trylock(&gpu->drain_lock))
 		return state;
 	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
-		state = ask_streams(gpu, WITH_WORK_FORGET, state_of, left_out);
+		state = ask_streams(gpu, WITH_WORK_FORGET, drain_state_of, left_out);
 		nvs_driver_leave();
 	}
 	nvs_unlock(&gpu->drain_lock);
@@ -281,7 +281,7 @@ static enum nvs_streams_state look(struct nvs_gpu *gpu, bool *left_out)
 enum nvs_streams_state nvs_streams_look(struct nvs_gpu *gpu)
 {
 	bool left_out;
-	enum nvs_streams_state state = look(gpu, &left_out);
+	enum nvs_streams_state state = drain_look(gpu, &left_out);
 
 	return state == NVS_STREAMS_IDLE && left_out ? NVS_STREAMS_UNKNOWN : state;
 }
@@ -290,7 +290,7 @@ bool nvs_streams_idle(struct nvs_gpu *gpu)
 {
 	bool left_out;
 
-	return look(gpu, &left_out) == NVS_STREAMS_IDLE;
+	return drain_look(gpu, &left_out) == NVS_STREAMS_IDLE;
 }
 
 bool nvs_streams_settle(struct nvs_gpu *gpu)

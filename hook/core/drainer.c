@@ -121,7 +121,7 @@ static bool awaits_grant(struct nvs_gpu *gpu)
 	return awaits;
 }
 
-static void leave(struct nvs_gpu *gpu)
+static void drainer_leave(struct nvs_gpu *gpu)
 {
 	bool idle = nvs_streams_idle(gpu), draining = false;
 
@@ -147,7 +147,7 @@ static void leave(struct nvs_gpu *gpu)
 static void *leaver_main(void *arg)
 {
 	nvs_of_shim = true; /* it may come to run when the driver is taken down */
-	leave(arg);
+	drainer_leave(arg);
 	return NULL;
 }
 
@@ -173,7 +173,7 @@ static void *drainer_main(void *arg)
 		if (look & NVS_LOOK_CONTROLS)
 			nvs_controls_look(gpu);
 		if (look & NVS_LOOK_LEAVE)
-			leave(gpu);
+			drainer_leave(gpu);
 		if (atomic_exchange(&gpu->drain, false))
 			do_drain(gpu);
 	}

@@ -26,7 +26,7 @@
 /* Where the helper is: gpu->effect. */
 enum { NOWHERE, STARTED, REFUSED, OFF, LOOKED, ON };
 
-static void set(struct nvs_gpu *gpu, unsigned step)
+static void effect_set(struct nvs_gpu *gpu, unsigned step)
 {
 	atomic_store(&gpu->effect, step);
 	nvs_futex_wake((uint32_t *)&gpu->effect, true);
@@ -57,14 +57,14 @@ static void *helper_main(void *arg)
 
 	nvs_thread_setup("nvshare-effect");
 	if (!nvs_preempt_ops.channels(gpu, false)) {
-		set(gpu, REFUSED);
+		effect_set(gpu, REFUSED);
 		return NULL;
 	}
-	set(gpu, OFF);
+	effect_set(gpu, OFF);
 	await(gpu, OFF, BOUND_NS);
 	while (!nvs_preempt_ops.channels(gpu, true))
 		nvs_nap(AGAIN_NS);
-	set(gpu, ON);
+	effect_set(gpu, ON);
 	return NULL;
 }
 
@@ -83,7 +83,7 @@ static bool comes(void *event, uint64_t ns, uint64_t *took)
 	return result == CUDA_SUCCESS;
 }
 
-static enum nvs_effect look(struct nvs_gpu *gpu, void *stream, void *event)
+static enum nvs_effect effect_look(struct nvs_gpu *gpu, void *stream, void *event)
 {
 	enum nvs_effect seen = NVS_EFFECT_UNKNOWN;
 	uint64_t took, bound = BOUND_NS / 2;
@@ -94,9 +94,9 @@ static enum nvs_effect look(struct nvs_gpu *gpu, void *stream, void *event)
 	if (4 * took > bound)
 		return seen; /* with others on the GPU it may come late for another reason */
 	bound = 4 * took > LEAST_NS ? 4 * took : LEAST_NS;
-	set(gpu, STARTED);
+	effect_set(gpu, STARTED);
 	if (!nvs_thread_start(helper_main, gpu)) {
-		set(gpu, NOWHERE);
+		effect_set(gpu, NOWHERE);
 		return seen;
 	}
 	if (await(gpu, STARTED, HELPER_NS) != OFF)
@@ -118,7 +118,7 @@ static enum nvs_effect look(struct nvs_gpu *gpu, void *stream, void *event)
 }
 
 /* Any context of the GPU. drain_lock is held, so it is not destroyed. */
-static void *context_of(struct nvs_gpu *gpu)
+static void *effect_context(struct nvs_gpu *gpu)
 {
 	void *ctx = NULL;
 
@@ -133,13 +133,13 @@ static void *context_of(struct nvs_gpu *gpu)
 static enum nvs_effect look_in_context(struct nvs_gpu *gpu)
 {
 	enum nvs_effect seen = NVS_EFFECT_UNKNOWN;
-	void *ctx = context_of(gpu), *stream = NULL, *event = NULL, *popped;
+	void *ctx = effect_context(gpu), *stream = NULL, *event = NULL, *popped;
 
 	if (!ctx || nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
 		return seen;
 	if (nvs_driver.stream_create(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS &&
 	    nvs_driver.event_create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
-		seen = look(gpu, stream, event);
+		seen = effect_look(gpu, stream, event);
 	if (event)
 		nvs_driver.event_destroy(event);
 	if (stream)

@@ -70,7 +70,7 @@ static void send_release(struct nvs_gpu *gpu, const struct lease_out *out)
 	gpu->grant_calls = calls;
 }
 
-static void send_request(struct nvs_gpu *gpu)
+static void grant_send_request(struct nvs_gpu *gpu)
 {
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REQUEST,
 			       .channel = (uint16_t)gpu->number };
@@ -147,7 +147,7 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 		send_release(gpu, &out);
 	}
 	if (out.actions & LEASE_ACT_REQUEST)
-		send_request(gpu);
+		grant_send_request(gpu);
 	if (out.actions & LEASE_ACT_DRAIN)
 		atomic_store(&gpu->drain, true);
 	if (out.actions & ~(unsigned)LEASE_ACT_REQUEST)

@@ -59,7 +59,7 @@ static void drain(struct lease *l, uint64_t epoch, enum nvs_release reason, stru
 	out->actions |= LEASE_ACT_CLOSE | LEASE_ACT_DRAIN;
 }
 
-static void ask(struct lease *l, struct lease_out *out)
+static void lease_ask(struct lease *l, struct lease_out *out)
 {
 	if (l->link != LEASE_ATTACHED || l->gate != LEASE_CLOSED || l->requested || !wants(l))
 		return;
@@ -81,7 +81,7 @@ static void attach(struct lease *l, struct lease_out *out)
 	}
 }
 
-static void release(struct lease *l, struct lease_out *out)
+static void lease_release(struct lease *l, struct lease_out *out)
 {
 	out->actions |= LEASE_ACT_RELEASE;
 	out->epoch = l->epoch;
@@ -91,7 +91,7 @@ static void release(struct lease *l, struct lease_out *out)
 	l->epoch = 0;
 	l->gate = LEASE_CLOSED;
 	l->requested = false;
-	ask(l, out);
+	lease_ask(l, out);
 }
 
 static void on_up(struct lease *l, struct lease_event ev, struct lease_out *out)
@@ -126,13 +126,13 @@ static void on_attached(struct lease *l, struct lease_event ev, struct lease_out
 			drain(l, l->epoch, NVS_RELEASE_REVOKED, out);
 		break;
 	case LEASE_DRAINED:
-		release(l, out);
+		lease_release(l, out);
 		break;
 	case LEASE_FREE:
 		drain(l, 0, NVS_RELEASE_REVOKED, out);
 		break;
 	case LEASE_CLOSED:
-		ask(l, out);
+		lease_ask(l, out);
 		break;
 	case LEASE_DRAINING:
 		break;
@@ -173,7 +173,7 @@ static void on_revoke(struct lease *l, struct lease_event ev, struct lease_out *
 		}
 		l->epoch = ev.epoch;
 		l->reason = NVS_RELEASE_REVOKED;
-		release(l, out);
+		lease_release(l, out);
 		break;
 	case LEASE_DRAINED:
 	case LEASE_FREE:
@@ -194,7 +194,7 @@ static void on_drained(struct lease *l, struct lease_out *out)
 		return;
 	case LEASE_ATTACHED:
 		if (l->epoch) {
-			release(l, out);
+			lease_release(l, out);
 			return;
 		}
 		break;
@@ -209,7 +209,7 @@ static void on_drained(struct lease *l, struct lease_out *out)
 	if (l->up && l->link == LEASE_DETACHED)
 		attach(l, out);
 	else
-		ask(l, out);
+		lease_ask(l, out);
 }
 
 /* A lease that nobody arbitrates is not preempted: no grant would bring the work back. */
@@ -258,7 +258,7 @@ struct lease_out lease_step(struct lease *l, struct lease_event ev)
 		break;
 	case LEASE_EV_WANT:
 		l->waiting++;
-		ask(l, &out);
+		lease_ask(l, &out);
 		break;
 	case LEASE_EV_LEAVE:
 		if (l->waiting)
@@ -273,7 +273,7 @@ struct lease_out lease_step(struct lease *l, struct lease_event ev)
 		break;
 	case LEASE_EV_NUDGE:
 		l->requested = false;
-		ask(l, &out);
+		lease_ask(l, &out);
 		break;
 	case LEASE_EV_IDLE:
 		/* A RELEASE of a wrong epoch is ignored, and the GPU kept. */

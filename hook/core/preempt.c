@@ -51,7 +51,7 @@ static uint64_t due_at(struct nvs_gpu *gpu)
 }
 
 /* The lock is held, and given up meanwhile. False: they are as before, or (off) some are off and to be put on. */
-static bool switch_channels(struct nvs_gpu *gpu, bool on)
+static bool preempt_switch(struct nvs_gpu *gpu, bool on)
 {
 	bool done, off;
 
@@ -84,7 +84,7 @@ static void cut(struct nvs_gpu *gpu)
 {
 	uint64_t closed = gpu->closed_ns;
 
-	if (!switch_channels(gpu, false)) {
+	if (!preempt_switch(gpu, false)) {
 		not_cut(gpu, closed);
 		return;
 	}
@@ -109,14 +109,14 @@ static void keep_off(struct nvs_gpu *gpu)
 	nvs_lock(&nvs_client_lock);
 	if (!on || !gpu->lease.unfinished)
 		return;
-	if (switch_channels(gpu, false))
+	if (preempt_switch(gpu, false))
 		atomic_fetch_add(&gpu->offs, 1);
 	gpu->off = true; /* if not, the next look tries again */
 }
 
-static void put_on(struct nvs_gpu *gpu)
+static void preempt_put_on(struct nvs_gpu *gpu)
 {
-	bool on = switch_channels(gpu, true);
+	bool on = preempt_switch(gpu, true);
 
 	gpu->on_ns = nvs_now();
 	if (on)
@@ -137,7 +137,7 @@ static void *preempter_main(void *arg)
 		uint64_t due = due_at(gpu), now = nvs_now();
 
 		if (gpu->off && !gpu->lease.unfinished) {
-			put_on(gpu);
+			preempt_put_on(gpu);
 		} else if (due && now >= due) {
 			cut(gpu);
 		} else {

@@ -94,7 +94,7 @@ static void context_note(void *ctx, struct nvs_gpu *gpu)
 }
 
 /* Not under table_lock: asks the driver. */
-static struct nvs_gpu *gpu_of_context(void *ctx)
+static struct nvs_gpu *stream_gpu_of_context(void *ctx)
 {
 	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
 
@@ -125,7 +125,7 @@ void nvs_context_created(void *ctx, struct nvs_gpu *gpu, bool own)
 
 void nvs_context_from_green(void *ctx, void *green)
 {
-	struct nvs_gpu *gpu = gpu_of_context(ctx);
+	struct nvs_gpu *gpu = stream_gpu_of_context(ctx);
 
 	if (!ctx || !gpu)
 		return;
@@ -251,7 +251,7 @@ void nvs_context_unhold(struct nvs_gpu *gpu)
 /* ---- streams ---- */
 
 /* owner: of a per-thread default stream, else not looked at. */
-static _Atomic(struct nvs_stream *) *bucket_of(void *key, struct nvs_thread *owner)
+static _Atomic(struct nvs_stream *) *stream_bucket_of(void *key, struct nvs_thread *owner)
 {
 	uintptr_t of = key == CU_STREAM_PER_THREAD ? (uintptr_t)owner : (uintptr_t)key;
 
@@ -261,7 +261,7 @@ static _Atomic(struct nvs_stream *) *bucket_of(void *key, struct nvs_thread *own
 /* A bucket only ever grows, so that it can be read without the lock. */
 static struct nvs_stream *stream_lookup(void *key, struct nvs_thread *owner, void *ctx)
 {
-	struct nvs_stream *s = atomic_load_explicit(bucket_of(key, owner), memory_order_acquire);
+	struct nvs_stream *s = atomic_load_explicit(stream_bucket_of(key, owner), memory_order_acquire);
 
 	for (; s; s = s->next) {
 		struct nvs_context *c;
@@ -279,7 +279,7 @@ static struct nvs_stream *stream_lookup(void *key, struct nvs_thread *owner, voi
 
 static struct nvs_stream *stream_add(void *key, struct nvs_thread *owner, void *ctx, struct nvs_gpu *gpu)
 {
-	_Atomic(struct nvs_stream *) *bucket = bucket_of(key, owner);
+	_Atomic(struct nvs_stream *) *bucket = stream_bucket_of(key, owner);
 	struct nvs_stream *s, *fresh = NULL;
 
 	if (key != CU_STREAM_PER_THREAD)
@@ -340,7 +340,7 @@ struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key)
 			 nvs_driver.stream_get_device(key, &dev) == CUDA_SUCCESS)
 			gpu = nvs_gpu_of_device(dev);
 		else
-			gpu = ctx || guess ? gpu_of_context(ctx ? ctx : guess) : NULL;
+			gpu = ctx || guess ? stream_gpu_of_context(ctx ? ctx : guess) : NULL;
 		if (!gpu)
 			return NULL;
 		if (guess)
@@ -626,7 +626,7 @@ void nvs_stream_thread_ended(struct nvs_thread *t)
 	struct nvs_stream *s;
 
 	nvs_lock(&nvs_table_lock);
-	for (s = atomic_load(bucket_of(CU_STREAM_PER_THREAD, t)); s; s = s->next)
+	for (s = atomic_load(stream_bucket_of(CU_STREAM_PER_THREAD, t)); s; s = s->next)
 		if (s->key == CU_STREAM_PER_THREAD && s->owner == t)
 			capture_off(s);
 	nvs_unlock(&nvs_table_lock);

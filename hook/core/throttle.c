@@ -66,7 +66,7 @@ void nvs_throttle_wanted(struct nvs_gpu *gpu, uint64_t now)
 }
 
 /* Puts the event into the stream. False: events do not work here. */
-static bool record(struct nvs_throttle *d, unsigned i, void *key)
+static bool throttle_record(struct nvs_throttle *d, unsigned i, void *key)
 {
 	if ((!d->event[i] && nvs_driver.event_create(&d->event[i], CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) ||
 	    nvs_driver.event_record(d->event[i], key) != CUDA_SUCCESS)
@@ -121,7 +121,7 @@ static void end_batch(struct nvs_stream *s, void *key)
 		d->patience_ns = 0;
 		return;
 	}
-	if (!record(d, d->next, key))
+	if (!throttle_record(d, d->next, key))
 		return;
 	d->next ^= 1;
 	if (wait_for(d, d->next, 0)) {
@@ -204,7 +204,7 @@ static bool in_context(struct nvs_stream *s)
 }
 
 /* Threads that wait for the end of the batch go on. */
-static void give_up(struct nvs_throttle *d)
+static void throttle_give_up(struct nvs_throttle *d)
 {
 	atomic_flag_clear(&d->busy);
 	atomic_fetch_add(&d->ended, 1);
@@ -229,7 +229,7 @@ void nvs_throttle_step(struct nvs_stream *s, void *key)
 		nvs_driver.exchange_capture_mode(&mode);
 	}
 	atomic_store_explicit(&d->count, 0, memory_order_relaxed);
-	give_up(d);
+	throttle_give_up(d);
 	errno = saved;
 }
 
@@ -253,8 +253,8 @@ void nvs_throttle_behind(void *key, uint64_t patience_ns)
 
 		if (wait_for(d, BEHIND, 0) || patience_ns < d->patience_ns)
 			d->patience_ns = patience_ns;
-		record(d, BEHIND, key);
-		give_up(d);
+		throttle_record(d, BEHIND, key);
+		throttle_give_up(d);
 	}
 	errno = saved;
 }

@@ -37,7 +37,7 @@ static bool active(struct nvs_gpu *gpu, uint64_t now)
 	return u->called_ns && nvs_elapsed(now, u->called_ns) < ACTIVE_NS;
 }
 
-static void tell(struct nvs_gpu *gpu, uint64_t now)
+static void utilization_tell(struct nvs_gpu *gpu, uint64_t now)
 {
 	struct nvs_utilization *u = &gpu->utilization;
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_UTIL,
@@ -79,7 +79,7 @@ void nvs_utilization_sample(struct nvs_gpu *gpu)
 	if (state != NVS_STREAMS_UNKNOWN && nvs_client.link == LINK_UP && contended(gpu)) {
 		gpu->utilization.samples++;
 		gpu->utilization.busy += state == NVS_STREAMS_BUSY;
-		tell(gpu, nvs_now());
+		utilization_tell(gpu, nvs_now());
 	}
 	nvs_unlock(&nvs_client_lock);
 }

@@ -56,7 +56,7 @@ static void wake_followers(struct nvs_gpu *gpu, unsigned n)
 }
 
 /* Returns how many followers are to go to the gate now: one, or more at the gate's opening. */
-static unsigned leave(struct nvs_thread *t)
+static unsigned wait_leave(struct nvs_thread *t)
 {
 	struct nvs_gpu *gpu = t->waits_at;
 	unsigned wakes = 1;
@@ -73,11 +73,11 @@ static unsigned leave(struct nvs_thread *t)
 }
 
 /* The thread has gone from the gate without a word: another one leads. */
-static void leave_unseen(struct nvs_thread *t)
+static void wait_leave_unseen(struct nvs_thread *t)
 {
 	struct nvs_gpu *gpu = t->waits_at;
 
-	if (leave(t))
+	if (wait_leave(t))
 		wake_followers(gpu, 1);
 }
 
@@ -87,7 +87,7 @@ static void want(struct nvs_thread *t, struct nvs_gpu *gpu, uint64_t now)
 	t->looked_ns = now;
 	if (t->waits_at == gpu)
 		return;
-	leave_unseen(t);
+	wait_leave_unseen(t);
 	t->waits_at = gpu;
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_WANT });
 }
@@ -96,7 +96,7 @@ void nvs_gate_forget_waiters(uint64_t now)
 {
 	for (struct nvs_thread *t = nvs_threads(); t; t = t->next)
 		if (t->waits_at && nvs_elapsed(now, t->looked_ns) > GONE_NS)
-			leave_unseen(t);
+			wait_leave_unseen(t);
 }
 
 /*
@@ -294,7 +294,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	atomic_store(&gpu->used, true);
 	lock(&q);
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_USE });
-	leave_unseen(t); /* a wait that a signal handler jumped out of */
+	wait_leave_unseen(t); /* a wait that a signal handler jumped out of */
 	t->keeps = keeps;
 	for (;;) {
 		uint32_t word;
@@ -333,7 +333,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 			wait_piece(gpu, word, &spun, &q);
 		now = nvs_now();
 	}
-	wakes = leave(t);
+	wakes = wait_leave(t);
 	gpu->idle_ns = 0; /* its call comes now */
 	now = nvs_now();
 	if (paused)

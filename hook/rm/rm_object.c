@@ -78,7 +78,7 @@ static void end(const struct nvs_signals *q)
 	nvs_signals_restore(q);
 }
 
-static struct object *find(uint32_t client, uint32_t handle)
+static struct object *object_find(uint32_t client, uint32_t handle)
 {
 	for (unsigned i = 0; i < used; i++)
 		if (objects[i].client == client && objects[i].handle == handle)
@@ -147,7 +147,7 @@ static void forget_missed(uint32_t client, uint64_t before)
 }
 
 /* Objects that were there at `before`: this one, or all of a client, and what sits below. */
-static void forget(uint32_t client, uint32_t handle, uint64_t before)
+static void object_forget(uint32_t client, uint32_t handle, uint64_t before)
 {
 	static uint16_t gone[MAX_OBJECTS];
 	unsigned n = 0, kept = 0;
@@ -191,8 +191,8 @@ bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, ui
 		return false;
 	begin(&q);
 	/* A handle that is given out again: the end of the object, with the driver's descriptor, went past us. */
-	if (find(client, handle))
-		forget(client, handle, serial);
+	if (object_find(client, handle))
+		object_forget(client, handle, serial);
 	via = descriptor(fd);
 	if (used == MAX_OBJECTS || via == MAX_DESCRIPTORS)
 		miss(client, serial + 1);
@@ -210,7 +210,7 @@ void rm_note_free(uint32_t client, uint32_t handle, uint64_t before)
 	struct nvs_signals q;
 
 	begin(&q);
-	forget(client, handle, before);
+	object_forget(client, handle, before);
 	if (client == handle)
 		forget_missed(client, before);
 	__atomic_store_n(&serial, serial + 1, __ATOMIC_RELEASE);
@@ -271,7 +271,7 @@ void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid)
 	struct object *o;
 
 	begin(&q);
-	o = find(t->client, t->subdevice);
+	o = object_find(t->client, t->subdevice);
 	if (o) {
 		o->unnamed = false;
 		o->gpu = uuid ? (uint8_t)(1 + gpu_make(uuid)) : 0;
@@ -301,7 +301,7 @@ static const struct object *subdevice_of(const struct object *group, int gpu)
 
 static const struct object *group_of(const struct object *channel)
 {
-	const struct object *g = find(channel->client, channel->parent);
+	const struct object *g = object_find(channel->client, channel->parent);
 
 	return g && g->class == RM_CLASS_GROUP ? g : NULL;
 }
@@ -337,7 +337,7 @@ void rm_note_off(const struct rm_target *channels, unsigned n, bool off)
 
 	begin(&q);
 	for (unsigned i = 0; i < n; i++) {
-		struct object *o = find(channels[i].client, channels[i].object);
+		struct object *o = object_find(channels[i].client, channels[i].object);
 
 		if (o)
 			o->off = off;
@@ -405,7 +405,7 @@ static bool is_below(const struct object *o, uint32_t client, uint32_t handle)
 	for (unsigned depth = 0; o && depth < MAX_DEPTH; depth++) {
 		if (o->handle == handle || o->parent == handle)
 			return true;
-		o = find(client, o->parent);
+		o = object_find(client, o->parent);
 	}
 	return client == handle;
 }
