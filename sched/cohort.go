@@ -39,10 +39,9 @@ const (
 	// A tenant leaves the GPU idle if a client of it keeps it busy for less than this part of
 	// its own time, and as one of a cohort for less than stillLeaves.
 	leavesIdle, stillLeaves = 0.75, 0.85
-	// busyBeside is of a tenant in a cohort that leaves no gaps any more: it had work for so much
-	// of the time, permille. It is apart for apartFor then.
-	busyBeside = 950
-	apartFor   = 10 * time.Second
+	// apartFor is how long a tenant has turns of its own that did something else in the cohort than
+	// before, so that its turns show what it does now.
+	apartFor = 10 * time.Second
 
 	// maxCohort is how many clients a cohort has at most: each end of its turn is a message to
 	// each, of 3 us.
@@ -68,8 +67,7 @@ func (c *GPU) lookWhoIsApart() {
 		}
 	}
 	for _, t := range c.tenantsInOrder() {
-		busy := c.inCohort(t) && t.limited() && t.busy > busyBeside
-		if busy {
+		if c.inCohort(t) && t.limited() && t.other {
 			t.closeTo = c.now.Add(apartFor)
 		}
 		c.setApart(t, t.share.exclusive() || needs[t] && (!leaves[t] || c.now < t.closeTo))
@@ -100,7 +98,7 @@ func (c *GPU) setApart(t *tenant, apart bool) {
 		return
 	}
 	c.bill(t)
-	t.apart, t.use, t.busy = apart, 0, 0
+	t.apart, t.use, t.other = apart, 0, false
 	c.noteUse(t)
 	c.addUpAll()
 	c.slices.stale, c.dueCache.stale, c.tellAll = true, true, true
@@ -113,7 +111,8 @@ func (c *GPU) noteUse(t *tenant) {
 		return
 	}
 	c.bill(t)
-	load, use, busy := 0.0, 0.0, 0.0
+	load, use := 0.0, 0.0
+	t.other = false
 	all := c.inOrder()
 	for _, cl := range all {
 		if c.slicing(cl) {
@@ -124,14 +123,14 @@ func (c *GPU) noteUse(t *tenant) {
 		if cl.tenant != t || !cl.shares() {
 			continue
 		}
-		part := cl.progress.use(load - cl.progress.load())
+		part, other := cl.progress.use(load - cl.progress.load())
+		t.other = t.other || other
 		if t.overlaps() { // its clients have the GPU at the same time
 			part *= 1 - use
 		}
 		use += part
-		busy = max(busy, cl.progress.busyNow)
 	}
-	t.use, t.busy = clampInt(int(1000*use), 1, 1000), int(1000*busy)
+	t.use = clampInt(int(1000*use), 1, 1000)
 }
 
 // againstCohort says why there is no cohort. It is there for tenants with limits or requests, if

@@ -135,17 +135,18 @@ func (p *progress) load() float64 {
 
 // use returns which part of the time of its open gate the client uses the GPU beside others with
 // such a load: the greater of what its speed says, beside its speed alone, and of its even part of
-// the time in which it has work. Its speed says nothing if it does something else than it did alone.
-func (p *progress) use(others float64) float64 {
+// the time in which it has work. other: it gets on far more slowly than by its even part, so that its
+// speed alone says nothing: it does something else, or waits for long slices of others.
+func (p *progress) use(others float64) (part float64, other bool) {
 	if p.seen == 0 {
-		return 1
+		return 1, false
 	}
-	even := p.busyNow / (1 + others)
 	rate, busy, known := p.alone()
 	if !known || p.rateNow == 0 {
-		return max(even, p.busyNow)
+		return p.busyNow, false
 	}
-	return min(max(even, p.rateNow/rate*busy), p.busyNow)
+	even, told := p.busyNow/(1+others), p.rateNow/rate*busy
+	return min(max(even, told), p.busyNow), told < even/2
 }
 
 // startWindow forgets what was measured beside others. The first report of a window is

@@ -105,9 +105,9 @@ type tenant struct {
 	ghost   bool
 
 	apart   bool // it never has its turn together with others, see cohort.go
-	closeTo Time // it has kept the GPU busy in a cohort: it is apart until then
+	closeTo Time // it is apart until then, see apartFor
 	use     int  // permille of the time of its open gate that its limit is charged, in a cohort; 0: all of it
-	busy    int  // permille of that time in which the GPU had work of it
+	other   bool // it does something else than in its turns, as of the latest report
 }
 
 func clampShare(s Share) Share {
