@@ -195,7 +195,7 @@ func (c *GPU) crowded() bool {
 		case !cl.connected:
 		case cl.tenant.share.Priority == Latency:
 			latency = true
-		case cl.wanted && !c.sleeps(cl):
+		case cl.wanted:
 			batch++
 		}
 	}

@@ -166,7 +166,7 @@ def mix(name, tenants, args, alone):
             order = [("native", natives), ("auto", ours)]
             for way, programs in order if k % 2 == 0 else reversed(order):
                 if way == "auto":
-                    window(programs, 3)   # after a pause
+                    window(programs, 2)   # after a pause
                 rates[way].append(window(programs, args.seconds))
         status = json.loads(ctl(run_dir, "status", "-o", "json") or "{}")
         gpu = (status.get("gpus") or [{}])[0]
