@@ -13,39 +13,6 @@
 #include "thread.h"
 #include "throttle.h"
 
-static atomic_bool stopped;
-static atomic_int in_driver;
-
-bool nvs_driver_enter(void)
-{
-	atomic_fetch_add(&in_driver, 1);
-	if (!nvs_of_shim || !(atomic_load(&stopped) || atomic_load(&nvs_away)))
-		return true;
-	atomic_fetch_sub(&in_driver, 1);
-	return false;
-}
-
-void nvs_driver_leave(void)
-{
-	atomic_fetch_sub(&in_driver, 1);
-}
-
-bool nvs_driver_wait_idle(uint64_t end_ns)
-{
-	while (atomic_load(&in_driver) && nvs_now() < end_ns)
-		nvs_nap(NVS_MS);
-	return !atomic_load(&in_driver);
-}
-
-bool nvs_driver_stopped(void) { return atomic_load(&stopped); }
-
-void nvs_driver_stop(void)
-{
-	atomic_store(&stopped, true);
-	for (int i = 0; i < 1000 && atomic_load(&in_driver); i++)
-		nvs_nap(NVS_MS);
-}
-
 /* False: a capture was begun. One that begins later sees gpu->synchronised, and waits. */
 static bool synchronise(struct nvs_gpu *gpu, void *ctx)
 {
@@ -316,10 +283,4 @@ bool nvs_streams_settle(struct nvs_gpu *gpu)
 	}
 	nvs_signals_restore(&q);
 	return idle;
-}
-
-void nvs_drain_fork_child(void)
-{
-	atomic_store(&in_driver, 0);
-	atomic_store(&stopped, false);
 }

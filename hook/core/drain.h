@@ -55,21 +55,4 @@ bool nvs_streams_idle(struct nvs_gpu *gpu);
  */
 bool nvs_streams_settle(struct nvs_gpu *gpu);
 
-/* No driver calls of our own from now on; waits up to a second for the last. */
-void nvs_driver_stop(void);
-bool nvs_driver_stopped(void);
-
-/* Waits until no thread is in such a bracket, or until then. False: one is. */
-bool nvs_driver_wait_idle(uint64_t end_ns);
-
-/*
- * Brackets driver calls that the shim makes for itself. False: the process ends, or is
- * checkpointed (away.h), and the shim's own threads call the driver no more. An application's thread still may:
- * the application calls the driver with it.
- */
-bool nvs_driver_enter(void);
-void nvs_driver_leave(void);
-
-void nvs_drain_fork_child(void);
-
 #endif

@@ -8,14 +8,12 @@
 #include <sys/prctl.h>
 
 #include "clock.h"
-#include "drain.h"
 #include "futex.h"
 #include "glibc.h"
 #include "signals.h"
 
 #define TIMER_SLACK_NS 1000ul /* of our threads: they time in tens of microseconds */
 
-__thread bool nvs_of_shim __attribute__((tls_model("initial-exec")));
 __thread struct nvs_thread *nvs_self __attribute__((tls_model("initial-exec")));
 
 static _Atomic(struct nvs_thread *) threads;

@@ -9,7 +9,6 @@
 
 #include "client.h"
 #include "clock.h"
-#include "drain.h"
 #include "futex.h"
 #include "gate.h"
 #include "glibc.h"
@@ -37,7 +36,7 @@ static void fork_child(void)
 	nvs_locks_fork_child();
 	nvs_threads_fork_child();
 	nvs_stream_fork_child();
-	nvs_drain_fork_child();
+	nvs_driver_fork_child();
 	nvs_memory_fork_child();
 	nvs_swap_fork_child();
 	nvs_client_fork_child();

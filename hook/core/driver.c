@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "driver.h"
+
+#include <stdatomic.h>
+
+#include "clock.h"
+#include "futex.h"
+
+__thread bool nvs_of_shim __attribute__((tls_model("initial-exec")));
+
+static atomic_bool stopped;
+static atomic_int in_driver;
+
+bool nvs_driver_enter(void)
+{
+	atomic_fetch_add(&in_driver, 1);
+	if (!nvs_of_shim || !(atomic_load(&stopped) || atomic_load(&nvs_away)))
+		return true;
+	atomic_fetch_sub(&in_driver, 1);
+	return false;
+}
+
+void nvs_driver_leave(void)
+{
+	atomic_fetch_sub(&in_driver, 1);
+}
+
+bool nvs_driver_wait_idle(uint64_t end_ns)
+{
+	while (atomic_load(&in_driver) && nvs_now() < end_ns)
+		nvs_nap(NVS_MS);
+	return !atomic_load(&in_driver);
+}
+
+bool nvs_driver_stopped(void) { return atomic_load(&stopped); }
+
+void nvs_driver_stop(void)
+{
+	atomic_store(&stopped, true);
+	for (int i = 0; i < 1000 && atomic_load(&in_driver); i++)
+		nvs_nap(NVS_MS);
+}
+
+void nvs_driver_fork_child(void)
+{
+	atomic_store(&in_driver, 0);
+	atomic_store(&stopped, false);
+}
