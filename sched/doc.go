@@ -53,14 +53,15 @@
 //
 // In mode Auto, clients share the GPU by its own time slices where all of them have
 // proved that their slices can be set (controls.go), all memory fits, nobody has a core
-// limit or a gang, and not several want turns beside a latency tenant. Then all gates are
+// limit, no gang works, and not several want turns beside a latency tenant. Then all gates are
 // open as in concurrent mode, and no message goes with a slice. sliceway.go begins and ends that, and judges it every few seconds
 // by how fast clients get on (progress.go): the longest slice grows as long as clients
 // gain by that and none is harmed (search.go), tenants with unequal parts have
 // slices in that proportion (slices.go), and where turns gave more, clients take turns
-// again, for a time that doubles. Beside tenants with core limits, the others are a cohort,
-// which has its turns together and shares these by slices (cohort.go); a latency tenant runs
-// beside it as beside any holder, and an overlap group is one of it. What a tenant gets
+// again, for a time that doubles. Beside tenants that need turns of their own the others are a
+// cohort, which has its turns together and shares these by slices (cohort.go); a latency tenant runs
+// beside it as beside any holder, and an overlap group is one of it. ways.go has the ways as candidates,
+// and why each is refused (why.go). What a tenant gets
 // is billed as the time in turns that the same calls would have taken.
 //
 // An overlap group (Share.Overlap), whose processes run at the same time by MPS, is a tenant

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "descriptor.h"
 #include "memory.h"
 #include "wrap.h"
 
@@ -95,7 +96,7 @@ static uint64_t of_declaration(const char *p)
 
 	for (p += strspn(p, " \t"); *p == '.'; p += strspn(p, " \t")) {
 		if (strncmp(p, ".align", 6) == 0) {
-			strtoull(p + 6, &end, 10);
+			(void)strtoull(p + 6, &end, 10);
 			p = end;
 			continue;
 		}
@@ -156,7 +157,7 @@ static uint64_t in_file(const char *name)
 	if (fd < 0)
 		return 0;
 	/* One byte more is mapped, and zero: PTX ends there. */
-	if (fstat(fd, &st) == 0 && st.st_size > (off_t)sizeof(Elf64_Ehdr)) {
+	if (nvs_descriptor_stat(fd, &st) && st.st_size > (off_t)sizeof(Elf64_Ehdr)) {
 		p = mmap(NULL, (size_t)st.st_size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (p != MAP_FAILED) {
 			if (read(fd, p, (size_t)st.st_size) == st.st_size)

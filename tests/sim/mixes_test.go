@@ -142,37 +142,69 @@ func keeps(mix []process, driver, ours []float64) bool {
 	return true
 }
 
-// TestMixes holds the first law: tenants together have what the better of two simple choices gives
-// them, the driver alone or turns, within 2 %; or they are among the exceptions. And no limit is
-// exceeded. NVSHARE_MIXES=1 has all pairs and triples looked at, NVSHARE_MIXES=N each Nth.
-func TestMixes(t *testing.T) {
-	every := 400
-	if s := os.Getenv("NVSHARE_MIXES"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 {
-			t.Fatalf("NVSHARE_MIXES=%q is no number from 1 up", s)
+// least returns what tenants must have together at least, of the better of two simple choices, and why
+// that is not all but 2 %.
+func least(mix []process) (part float64, why string) {
+	part = 0.98
+	lower := func(to float64, because string) {
+		if to < part {
+			part, why = to, because
 		}
-		every = n
 	}
-	shard, _ := strconv.Atoi(os.Getenv("NVSHARE_MIXES_FROM"))
+	for _, p := range mix {
+		busy := p.name != "" && p.alone() > 0.6
+		switch s := p.share; {
+		case s.Gang != "" && p.gap != never:
+			lower(0.94, "a gang takes turns, and its drains wait for its other GPUs")
+		case s.Priority == sched.Latency:
+			lower(0.50, "a latency tenant has short slices of the others, or is let in before them")
+		case s.Limit > 0 && busy:
+			lower(0.70, "a limit beside a tenant that leaves gaps: turns hold it exactly, and leave these gaps unused")
+		case busy:
+			lower(0.92, "a tenant that keeps the GPU busy has longer slices while each of the others keeps 0.9")
+		case s.Request > 0 || s.Weight > 0:
+			lower(0.90, "parts are uneven, as they are asked for")
+		}
+	}
+	return part, why
+}
+
+// TestMixes holds the first law: tenants together have what the better of two simple choices gives
+// them, the driver alone or turns, within 2 %; or least says why not. And no limit is exceeded by more
+// than 1.5 points. NVSHARE_MIXES=1 has all pairs and triples looked at, NVSHARE_MIXES=N each Nth from
+// NVSHARE_MIXES_FROM on.
+func TestMixes(t *testing.T) {
+	every, from := 400, 0
+	for name, n := range map[string]*int{"NVSHARE_MIXES": &every, "NVSHARE_MIXES_FROM": &from} {
+		if s := os.Getenv(name); s != "" {
+			var err error
+			if *n, err = strconv.Atoi(s); err != nil || every < 1 {
+				t.Fatalf("%s=%q is no number from 1 up", name, s)
+			}
+		}
+	}
 	for i, mix := range allMixes() {
-		if i%every != shard {
+		if i%every != from%every {
 			continue
 		}
 		t.Run(mixName(mix), func(t *testing.T) {
 			t.Parallel()
-			together, p1, _ := mixRun(t, sched.Concurrent, time.Second, 5*time.Second, mix)
-			turns, p2, _ := mixRun(t, sched.Exclusive, time.Second, 5*time.Second, mix)
-			ours, p3, way := mixRun(t, sched.Auto, 40*time.Second, 20*time.Second, mix)
-			line := fmt.Sprintf("%.2f (parts %.2f) by %s; the driver %.2f (%.2f), turns %.2f (%.2f)", ours, p3, way, together, p1, turns, p2)
+			together, driverParts, _ := mixRun(t, sched.Concurrent, time.Second, 5*time.Second, mix)
+			turns, turnParts, _ := mixRun(t, sched.Exclusive, time.Second, 5*time.Second, mix)
+			ours, parts, way := mixRun(t, sched.Auto, 40*time.Second, 20*time.Second, mix)
 			driver, exact, got := mixSum(mix, together, true), mixSum(mix, turns, false), mixSum(mix, ours, false)
 			if !keeps(mix, together, ours) {
 				driver = 0
 			}
-			t.Logf("RATIO %.3f %s | %s", got/max(driver, exact), mixName(mix), line)
+			ratio := got / max(driver, exact, 1e-9)
+			line := fmt.Sprintf("%.3f: %.2f (parts %.2f) by %s; the driver %.2f (%.2f), turns %.2f (%.2f)", ratio, ours, parts, way, together, driverParts, turns, turnParts)
+			t.Log(line)
+			if part, why := least(mix); max(driver, exact) > 0 && ratio < part {
+				t.Errorf("less than %.2f (%s) of the best simple choice: %s", part, cmp.Or(why, "nothing excuses it"), line)
+			}
 			for i, p := range mix {
-				if limit := float64(p.share.Limit) / 100; limit > 0 && p3[i] > limit+0.015 {
-					t.Errorf("LIMIT %s %.3f | %s %s", p.name, p3[i], mixName(mix), line)
+				if limit := float64(p.share.Limit) / 100; limit > 0 && parts[i] > limit+0.015 {
+					t.Errorf("%s has %.3f: %s", p.name, parts[i], line)
 				}
 			}
 		})
