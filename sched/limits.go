@@ -63,7 +63,8 @@ func (c *GPU) creditEnds(t *tenant) (Time, bool) {
 	}
 	use := 1000*(t.open+t.fenced) + 10*(100-c.tuning.DropTail)*t.closing
 	if c.inCohort(t) && t.use > 0 {
-		use = t.use*min(t.open, 1) + 1000*t.fenced + 10*(100-c.tuning.DropTail)*min(t.closing, 1)
+		open := min(t.open, 1)
+		use = t.use*open + 1000*t.fenced + 10*(100-c.tuning.DropTail)*min(t.closing, 1-open) // as ratesOf
 	}
 	at, ok := c.usedUp(t, t.credit, t.share.Limit, use)
 	if s := Time(c.tuning.Sample); s > 0 && ok && t.credit > 0 {
