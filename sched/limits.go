@@ -64,9 +64,13 @@ func (c *GPU) creditEnds(t *tenant) (Time, bool) {
 	use := 1000*(t.open+t.fenced) + 10*(100-c.tuning.DropTail)*t.closing
 	if c.inCohort(t) && t.use > 0 {
 		open := min(t.open, 1)
-		use = t.use*open + 1000*t.fenced + 10*(100-c.tuning.DropTail)*min(t.closing, 1-open) // as ratesOf
+		use = t.use*open*c.ratesOf(t).gets/1000 + 1000*t.fenced + 10*(100-c.tuning.DropTail)*min(t.closing, 1-open) // as ratesOf
 	}
-	at, ok := c.usedUp(t, t.credit, t.share.Limit, use)
+	left := t.credit
+	if left > 0 && c.inCohort(t) && t.use > 0 {
+		left += 3 // account.bill rounds down three times
+	}
+	at, ok := c.usedUp(t, left, t.share.Limit, use)
 	if s := Time(c.tuning.Sample); s > 0 && ok && t.credit > 0 {
 		at = (at + s - 1) / s * s
 	}
