@@ -130,7 +130,7 @@ func (c *GPU) noteUse(t *tenant) {
 		}
 		use += part
 	}
-	t.use = clampInt(int(1000*use), 1, 1000)
+	t.use = clamp(int(1000*use), 1, 1000)
 }
 
 // againstCohort says why there is no cohort. It is there for tenants with limits or requests, if

@@ -121,7 +121,7 @@ func New(cfg Config) *GPU {
 	return c
 }
 
-func clamp(d, lo, hi time.Duration) time.Duration { return min(max(d, lo), hi) }
+func clamp[T cmp.Ordered](v, lo, hi T) T { return min(max(v, lo), hi) }
 
 // Step takes note of an event at a time and returns what to do about it. The
 // slice is reused by the next Step. A time before that of the latest Step
@@ -268,5 +268,3 @@ func (c *GPU) Next() ClientID {
 }
 
 func (c *GPU) do(a Action) { c.acts = append(c.acts, a) }
-
-func clampInt(n, lo, hi int) int { return min(max(n, lo), hi) }
