@@ -101,7 +101,7 @@ static void packet(const uint8_t *data, size_t size, unsigned how)
 	if (nvs_client.socket.fd < 0)
 		connected();
 	if (sendmsg(scheduler, &m, MSG_NOSIGNAL) > 0)
-		receive();
+		client_receive();
 }
 
 static void check(void)
