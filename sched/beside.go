@@ -49,7 +49,8 @@ type besides struct {
 func (c *GPU) lookBeside() {
 	b := &c.besides
 	if b.blocked && c.now >= b.from {
-		b.blocked, b.since, c.slices.stale = false, c.now, true
+		c.block(false)
+		b.since = c.now
 		for _, t := range c.tenants {
 			t.looks, t.hot = 0, 0
 		}
@@ -65,6 +66,19 @@ func (c *GPU) lookBeside() {
 			return
 		}
 	}
+}
+
+// block has latency tenants run beside others no more, or again. By time slices those of all change
+// with it, so what was measured so far is no measure of what comes.
+func (c *GPU) block(blocked bool) {
+	c.besides.blocked, c.slices.stale = blocked, true
+	if !c.sliced() {
+		return
+	}
+	for _, cl := range c.inOrder() {
+		cl.progress.startWindow()
+	}
+	c.auto.startWindow(c.now)
 }
 
 // besideAllowed says whether latency tenants may run beside the holder. Memory that does
@@ -145,7 +159,8 @@ func (c *GPU) noteUseBeside(t *tenant, ev Utilization) {
 		}
 	case !b.blocked && (c.beside.n > 0 || c.sliced()):
 		b.pause = min(max(2*b.pause, besidePause), maxBesidePause)
-		b.blocked, b.from, c.slices.stale = true, c.now.Add(b.pause), true
+		c.block(true)
+		b.from = c.now.Add(b.pause)
 		b.part = max(most-int(window*time.Duration(min(all, 1000)-most)/b.pause), most/2)
 	}
 }

@@ -612,7 +612,7 @@ func TestLatencyTenantBesideOthers(t *testing.T) {
 		{"eight", several(8, gemm), 0.85},
 		{"kernels of a second", several(2, long), 0.85},
 		{"uneven parts", []process{{program: gemm, share: sched.Share{Request: 70}}, {program: gemm}}, 0.85},
-		{"three that leave gaps", several(3, decoder), 1.1},
+		{"three that leave gaps", several(3, decoder), 1.04}, // 1.15 where their phases are kind to each other; by turns 0.86
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
