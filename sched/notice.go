@@ -7,8 +7,14 @@ const noticed = 8
 
 // notices are what decides whether more than a few holders are told.
 type notices struct {
-	told    [3]bool // somebody waits for latency grants to end; for turns to end; all clients are of one overlap group
-	tellAll bool    // the mode or a share has changed, which every holder is to know
+	told    known
+	tellAll bool // the mode or a share has changed, which every holder is to know
+}
+
+// known is what holders were told, and each of many is to know.
+type known struct {
+	waiters  [besideGrant + 1]bool // somebody waits for grants of this kind to end
+	together bool                  // all clients are of one overlap group
 }
 
 // neighbors is all that decides what a holder is told of the others.
@@ -86,9 +92,14 @@ func (c *GPU) beyond(cl *client) int {
 
 // notice tells a client how many others there are, if that has changed.
 func (c *GPU) notice(cl *client) {
-	if n := c.expected(cl); n != cl.told {
-		cl.told = n
-		c.do(n)
+	n := c.expected(cl)
+	if n == cl.told {
+		return
+	}
+	cl.told = n
+	c.do(n)
+	if n.Waiters > 0 { // of many that are granted in one Step the first are told of the last
+		c.told.waiters[cl.grant.kind] = true
 	}
 }
 
@@ -98,8 +109,10 @@ func (c *GPU) notice(cl *client) {
 func (c *GPU) noticeAll() {
 	turns := c.effective == Exclusive
 	first := c.open.head // of one group if all are
-	together := first != nil && first.tenant.overlaps() && c.beyond(first) == 0
-	if now := [3]bool{turns && c.waiting+c.open.n > 0, turns && c.waiting+c.latency.n > 0, together}; now != c.told {
+	now := known{together: first != nil && first.tenant.overlaps() && c.beyond(first) == 0}
+	now.waiters[latencyGrant] = turns && c.waiting+c.open.n > 0
+	now.waiters[turnGrant] = turns && c.waiting+c.latency.n > 0
+	if now != c.told {
 		c.told, c.tellAll = now, true
 	}
 	for _, l := range []*list{&c.open, &c.latency, &c.beside} {

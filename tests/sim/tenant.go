@@ -145,6 +145,11 @@ func (j *judge) checkLimits() {
 	if j.beside() { // then a holder is billed for what latency tenants leave of the GPU; see sched/beside.go
 		w.changed()
 	}
+	for id, g := range j.grants {
+		if c := w.byID[id]; c != nil && c.tenant != nil && g.shared && g.running { // a limited tenant in it is charged what it uses of it; see sched/cohort.go
+			c.tenant.changed(w.now)
+		}
+	}
 	for _, t := range w.tenants {
 		t.count(w.now, 0)
 		before := t.ring[t.sampled%samples]
