@@ -211,7 +211,7 @@ func (c *GPU) watch(window time.Duration) {
 		}
 		a.wastes = known && idle > idleInTurns
 		if c.slices.crowded {
-			if a.against[WayCohort].Why == reasonBusy {
+			if why := a.against[WayCohort].Why; why == reasonBusy || why == reasonNone {
 				idle = a.meanIdle()
 			}
 			if gaps := known && idle > idleInTurns && c.now >= a.notBefore; gaps != a.gaps {
