@@ -29,9 +29,11 @@ func parsed(annotations map[string]string, container string, known []string) (Re
 // knows, with values that it takes, and each says something.
 func TestAnnotationsOfREADME(t *testing.T) {
 	page, err := os.ReadFile("../README.md")
-	if err != nil {
+	more, moreErr := os.ReadFile("../sched/sharing.md")
+	if err := errors.Join(err, moreErr); err != nil {
 		t.Fatal(err)
 	}
+	page = append(page, more...)
 	blocks := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
 	pair := regexp.MustCompile(`([a-z.-]*nvshare\.com[a-z./-]*): (?:"([^"]*)"|([^\s"{},]+))`)
 	n := 0

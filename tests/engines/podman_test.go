@@ -104,7 +104,7 @@ func testREADME(t *testing.T, e *node.Engine) {
 	ctx := within(t)
 	var member []string
 	ran := 0
-	for _, line := range must(readme.Commands("../../README.md"))(t) {
+	for _, line := range must(readme.Commands(readme.Pages("../..")...))(t) {
 		argv := strings.Fields(strings.TrimPrefix(line, "sudo "))
 		if argv[0] != "podman" {
 			continue

@@ -209,7 +209,7 @@ mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler le
 	m.run(filepath.Join(buildDir, "release", "nvsharectl"), "install", "--start")
 	m.run("systemctl", "disable", "--now", "nvshare-scheduler", "nvshare-plugin")
 	enabled := 0
-	for _, line := range must(readme.Commands("../../README.md"))(t) {
+	for _, line := range must(readme.Commands(readme.Pages("../..")...))(t) {
 		if command, ok := strings.CutPrefix(line, "sudo systemctl enable "); ok { // as after a package
 			m.run(strings.Fields("systemctl enable " + command)...)
 			enabled++
@@ -289,7 +289,7 @@ func testPluginUnit(m *machine) {
 func testEditedUnit(m *machine) {
 	m.t.Helper()
 	var block string
-	for _, b := range must(readme.Blocks("../../README.md"))(m.t) {
+	for _, b := range must(readme.Blocks(readme.Pages("../..")...))(m.t) {
 		if b.Language == "ini" {
 			block += b.Text
 		}

@@ -16,13 +16,13 @@ import (
 // pages lists the Markdown files of the tree.
 func pages(t *testing.T) (paths []string) {
 	t.Helper()
-	for _, pattern := range []string{"../../*.md", "../../*/*.md", "../../*/*/*.md"} {
+	for _, pattern := range []string{"../../*.md", "../../*/*.md", "../../*/*/*.md", "../../.github/*.md"} {
 		found, err := filepath.Glob(pattern)
 		if err != nil || len(found) == 0 {
 			t.Fatalf("%s: %v, %v", pattern, found, err)
 		}
 		for _, path := range found {
-			if !strings.HasPrefix(path, "../../.") { // such as .build, which Glob matches too
+			if !strings.HasPrefix(path, "../../.") || strings.HasPrefix(path, "../../.github/") { // .build, say, which Glob matches too
 				paths = append(paths, path)
 			}
 		}
@@ -135,11 +135,11 @@ func TestHelpListsEveryTarget(t *testing.T) {
 	}
 }
 
-// A shell has the flags with which the Makefile builds, after the line that README.md has for it.
+// A shell has the flags with which the Makefile builds, after the line that CONTRIBUTING.md has for it.
 func TestShellHasTheMakefilesFlags(t *testing.T) {
 	const line = `eval "$(make -s env)"`
-	if !strings.Contains(read(t, "../../README.md"), line) {
-		t.Fatalf("README.md has no %s", line)
+	if !strings.Contains(read(t, "../../.github/CONTRIBUTING.md"), line) {
+		t.Fatalf("CONTRIBUTING.md has no %s", line)
 	}
 	cmd := exec.Command("sh", "-euc", line+"; go env GOFLAGS CGO_CFLAGS; echo $TAGS")
 	cmd.Dir = "../.."

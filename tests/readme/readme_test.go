@@ -52,9 +52,9 @@ func thereIs(t *testing.T, what, file, test string) {
 	}
 }
 
-func commands(t *testing.T, page string) []string {
+func commands(t *testing.T, pages ...string) []string {
 	t.Helper()
-	all, err := Commands(page)
+	all, err := Commands(pages...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +164,7 @@ func (b *bed) asTried(line string) string {
 
 func TestCommandsOfREADME(t *testing.T) {
 	b := newBed(t)
-	all := commands(t, "../../README.md")
+	all := commands(t, Pages("../..")...)
 	if len(all) < 20 {
 		t.Fatalf("found %d commands: the pattern is wrong", len(all))
 	}
@@ -205,7 +205,7 @@ next:
 
 // What is to be put into a file has a test, too.
 func TestBlocksOfREADME(t *testing.T) {
-	blocks, err := Blocks("../../README.md")
+	blocks, err := Blocks(Pages("../..")...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -155,7 +155,7 @@ func TestNamesOfREADME(t *testing.T) {
 		t.Skip("SKIPPED: README names the files for amd64")
 	}
 	var named []string
-	commands, err := readme.Commands("../../README.md")
+	commands, err := readme.Commands(readme.Pages("../..")...)
 	for _, line := range commands {
 		named = append(named, regexp.MustCompile(`\bnvshare[-_][0-9a-z._-]*\.(deb|rpm|tar\.gz)\b`).FindAllString(line, -1)...)
 	}
