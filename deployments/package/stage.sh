@@ -12,7 +12,7 @@ cd "$(dirname "$0")/../.."
 
 rm -rf "$out"
 install -D -t "$out" "$programs/nvshare-scheduler" "$programs/nvshare-checkpoint" "$programs/nvshare-plugin" "$programs/nvsharectl" "$programs/nvshare-cdi-hook" "$shim"
-for page in README.md CHANGELOG.md LICENSE sched/README.md sched/metrics.md plugin/README.md; do
+for page in README.md CHANGELOG.md LICENSE sched/*.md plugin/README.md; do
 	install -D -m 644 "$page" "$out/$page"
 done
 cp -R --preserve=mode deployments "$out/"
