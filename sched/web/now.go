@@ -26,7 +26,7 @@ type gpuJSON struct {
 	Name     string       `json:"name"`
 	Memory   uint64       `json:"memory"`   // bytes
 	Reserved uint64       `json:"reserved"` // bytes
-	Limits   uint64       `json:"limits"`   // sum of the memory limits, also of tenants that are not there, bytes
+	Taken    uint64       `json:"taken"`    // of each tenant its memory limit or what it has reserved, whichever is more, bytes
 	Promised uint32       `json:"promised"` // percent of the time
 	Quantum  float64      `json:"quantum"`  // seconds
 	Way      string       `json:"way"`
@@ -80,12 +80,18 @@ func (s *Server) gpu(t time.Time, g *api.GPU) gpuJSON {
 		Quantum: time.Duration(g.QuantumNs).Seconds(), Way: g.Way, Reason: g.WayReason,
 		Swaps: g.Swap.GetArenaLimitBytes() > 0, Tenants: []tenantJSON{}, Segments: s.history.recent(t, g.Uuid),
 	}
+	taken := map[string]uint64{} // also of tenants that are not there
 	for _, m := range g.Memory {
 		out.Reserved += m.UsedBytes
+		taken[api.Tenant(m.Container, m.Uid)] = m.UsedBytes
 	}
 	for _, p := range api.Promised(g) {
 		out.Promised += p.CoreRequest
-		out.Limits += p.MemoryBytes
+		taken[api.Tenant(p.Container, p.Uid)] = max(taken[api.Tenant(p.Container, p.Uid)], p.MemoryBytes)
+	}
+	out.Taken = g.Others.GetMemoryBytes()
+	for _, bytes := range taken {
+		out.Taken += bytes
 	}
 	for _, u := range g.Tenants {
 		one := tenantJSON{

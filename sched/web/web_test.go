@@ -54,7 +54,7 @@ func (s *source) Status(context.Context) (*api.StatusResponse, error) {
 				{Container: pod("train-a"), UsedNs: int64(s.used), GotPermille: 749, Clients: 1},
 				{Container: ugly, UsedNs: int64(s.used / 3), GotPermille: 250, WaitedPermille: 750, Clients: 1, Share: &api.Share{CoreLimit: 25}},
 			},
-			Memory:   []*api.MemoryAccount{{Container: pod("train-a"), UsedBytes: 4 << 30, LimitBytes: 8 << 30}},
+			Memory:   []*api.MemoryAccount{{Container: pod("train-a"), UsedBytes: 4 << 30, LimitBytes: 8 << 30}, {Container: ugly, UsedBytes: 2 << 30}},
 			Promises: []*api.Promise{{Container: pod("train-a"), CoreRequest: 30}},
 		}},
 	}, nil
@@ -179,7 +179,7 @@ func TestNow(t *testing.T) {
 		t.Fatal(err)
 	}
 	g := now.GPUs[0]
-	if g.Tenants[0].State != "holding" || g.Tenants[1].State != "waiting" || g.Tenants[0].OfSize != 8<<30 || g.Promised != 30 || g.Limits != 8<<30 || g.Reserved != 4<<30 {
+	if g.Tenants[0].State != "holding" || g.Tenants[1].State != "waiting" || g.Tenants[0].OfSize != 8<<30 || g.Promised != 30 || g.Taken != 10<<30 || g.Reserved != 6<<30 {
 		t.Errorf("%+v", g)
 	}
 	if len(g.Segments) != 3 || g.Segments[0].To-g.Segments[0].From != 1000 || g.Segments[1].Tenant != "ml/train-b/main" || g.Segments[2].To != 0 {

@@ -95,7 +95,7 @@ function gpu(g) {
 function fits() {
   const want = Number($("want-memory").value) * 2 ** 30, core = Number($("want-core").value);
   $("fits").replaceChildren(...present.gpus.map((g) => {
-    const free = Math.max(g.memory - Math.max(g.reserved, g.limits), 0), time = Math.max(100 - g.promised, 0);
+    const free = Math.max(g.memory - g.taken, 0), time = Math.max(100 - g.promised, 0);
     let text = `GPU ${g.index}: fits (${size(free)} and ${time} % free)`;
     if (want > g.memory) text = `GPU ${g.index}: never, it has ${size(g.memory)}`;
     else if (core > time) text = `GPU ${g.index}: no, only ${time} % of its time is not promised`;
