@@ -42,6 +42,8 @@
 #   two-gpu   processes that use two GPUs each
 #   migrate   a PyTorch training of 8 GiB that changes its GPU twenty times, against one
 #             that stays: pauses, and whether the losses are the same (4 minutes; two GPUs)
+#   suites    suites that others wrote (CUDA samples, tests of CuPy, PyTorch, Numba, JAX), from paths
+#             on this host: what is not as natively. It has flags of its own: suites.py --help
 # The frameworks are those of python3; PYTHON names another interpreter.
 # bin/nvshare-gpu -h explains the flags.
 set -u
@@ -57,26 +59,29 @@ if [ ! -x "$here/bin/nvshare-gpu" ]; then
 fi
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
 results=$(cd "$results" && pwd)
 
-# The demo is a program of its own; other steps and flags go to nvshare-gpu.
-demo=no others=no left=$#
+# The demo and suites are programs of their own; other steps and flags go to nvshare-gpu.
+demo=no suites=no others=no left=$#
 while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
+	suites) suites=yes ;;
 	launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift
 done
-if [ $demo$others = nono ]; then
-	demo=yes others=yes
-fi
+case $demo$others$suites in
+nonono) demo=yes others=yes ;;
+nonoyes | *no) ;;
+*) echo "run.sh: suites has flags of its own: run it without other steps" >&2 && exit 2 ;;
+esac
 
 {
 	date -u +%Y-%m-%dT%H:%M:%SZ
@@ -92,6 +97,9 @@ status=0
 if [ $demo = yes ]; then
 	"$here/bin/demo" --build-dir "$here" >"$results/demo.txt" 2>&1 || status=1
 	cat "$results/demo.txt"
+fi
+if [ $suites = yes ]; then
+	"${PYTHON:-python3}" "$here/suites.py" "$results" "$@" || status=$?
 fi
 if [ $others = yes ]; then
 	"$here/bin/nvshare-gpu" --bundle "$here" --results "$results" "$@" || status=1
