@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...] | --help
+# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...] | [RESULTS-DIR] suites FLAG... | --help
 # Run it on a GPU host, as root, from the unpacked bundle. It runs the steps that are
 # named, or the first six, and writes their results to RESULTS-DIR.
 #   demo      the demo on the real GPU
@@ -43,7 +43,7 @@
 #   migrate   a PyTorch training of 8 GiB that changes its GPU twenty times, against one
 #             that stays: pauses, and whether the losses are the same (4 minutes; two GPUs)
 #   suites    suites that others wrote (CUDA samples, tests of CuPy, PyTorch, Numba, JAX), from paths
-#             on this host: what is not as natively. It has flags of its own: suites.py --help
+#             on this host: what is not as natively. No other step goes with it; suites.py --help has its flags
 # The frameworks are those of python3; PYTHON names another interpreter.
 # bin/nvshare-gpu -h explains the flags.
 set -u
@@ -65,23 +65,25 @@ esac
 mkdir -p "$results"
 results=$(cd "$results" && pwd)
 
-# The demo and suites are programs of their own; other steps and flags go to nvshare-gpu.
-demo=no suites=no others=no left=$#
+# Suites has flags of its own, whose values may be called as steps are.
+suites=no left=$#
+if [ "${1:-}" = suites ]; then
+	shift && suites=yes left=0
+fi
+# The demo is a program of its own; other steps and flags go to nvshare-gpu.
+demo=no others=no
 while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	suites) suites=yes ;;
 	launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift
 done
-case $demo$others$suites in
-nonono) demo=yes others=yes ;;
-nonoyes | *no) ;;
-*) echo "run.sh: suites has flags of its own: run it without other steps" >&2 && exit 2 ;;
-esac
+if [ $suites$demo$others = nonono ]; then
+	demo=yes others=yes
+fi
 
 {
 	date -u +%Y-%m-%dT%H:%M:%SZ

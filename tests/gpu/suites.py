@@ -83,11 +83,10 @@ def with_unittest(words, say):
             say(self.name, "did not end")
 
         def stopTest(self, test):
-            failed, skipped = self.before
-            if len(self.failed()) > failed:
+            if len(self.failed()) > self.before[0]:
                 say(self.name, "failed", self.failed()[-1][1])
             else:
-                say(self.name, "skipped" if len(self.skipped) > skipped else "passed")
+                say(self.name, "skipped" if len(self.skipped) > self.before[1] else "passed")
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
     unittest.defaultTestLoader.loadTestsFromName(".".join([os.path.basename(file)[:-3], *filter(None, name.split("::"))])).run(Recorder())
 
@@ -132,9 +131,8 @@ def jobs(suite, text):
 def run(job, env, bound, test=None):
     """Runs a job, or one of its tests, with all processes that it starts."""
     with tempfile.TemporaryDirectory() as scratch, open(f"{scratch}/out", "w+b") as out:
-        words = job.words
-        if job.suite != "samples":
-            words = [sys.executable, os.path.abspath(__file__), "tests", f"{scratch}/record", *words[:-1], test or words[-1]]
+        tests_words = [sys.executable, os.path.abspath(__file__), "tests", f"{scratch}/record", *job.words[:-1], test or job.words[-1]]
+        words = job.words if job.suite == "samples" else tests_words
         began = time.monotonic()
         process = subprocess.Popen(words, cwd=job.cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
         try:
@@ -327,6 +325,7 @@ def main():
     parser.add_argument("--bundle", default=HERE, help="the unpacked bundle, or a build directory")
     args = parser.parse_args()
     args.modes, args.bundle = args.modes.split(","), os.path.abspath(args.bundle)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))   # no neighbour is left behind
     rules, suites, results = re.findall(r"^(\w+) +(.+?)  # (.+)$", pathlib.Path(args.explained).read_text(), re.M), {}, pathlib.Path(args.results)
     results.mkdir(parents=True, exist_ok=True)
     with open(results / "scheduler.log", "w") as log:
