@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...] | --help
+# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...] | [RESULTS-DIR] suites FLAG... | --help
 # Run it on a GPU host, as root, from the unpacked bundle. It runs the steps that are
 # named, or the first six, and writes their results to RESULTS-DIR.
 #   demo      the demo on the real GPU
@@ -42,6 +42,8 @@
 #   two-gpu   processes that use two GPUs each
 #   migrate   a PyTorch training of 8 GiB that changes its GPU twenty times, against one
 #             that stays: pauses, and whether the losses are the same (4 minutes; two GPUs)
+#   suites    suites that others wrote (CUDA samples, tests of CuPy, PyTorch, Numba, JAX), from paths
+#             on this host: what is not as natively. No other step goes with it; suites.py --help has its flags
 # The frameworks are those of python3; PYTHON names another interpreter.
 # bin/nvshare-gpu -h explains the flags.
 set -u
@@ -57,14 +59,19 @@ if [ ! -x "$here/bin/nvshare-gpu" ]; then
 fi
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
 results=$(cd "$results" && pwd)
 
+# Suites has flags of its own, whose values may be called as steps are.
+suites=no left=$#
+if [ "${1:-}" = suites ]; then
+	shift && suites=yes left=0
+fi
 # The demo is a program of its own; other steps and flags go to nvshare-gpu.
-demo=no others=no left=$#
+demo=no others=no
 while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
@@ -74,7 +81,7 @@ while [ "$left" -gt 0 ]; do
 	esac
 	shift
 done
-if [ $demo$others = nono ]; then
+if [ $suites$demo$others = nonono ]; then
 	demo=yes others=yes
 fi
 
@@ -92,6 +99,9 @@ status=0
 if [ $demo = yes ]; then
 	"$here/bin/demo" --build-dir "$here" >"$results/demo.txt" 2>&1 || status=1
 	cat "$results/demo.txt"
+fi
+if [ $suites = yes ]; then
+	"${PYTHON:-python3}" "$here/suites.py" "$results" "$@" || status=$?
 fi
 if [ $others = yes ]; then
 	"$here/bin/nvshare-gpu" --bundle "$here" --results "$results" "$@" || status=1

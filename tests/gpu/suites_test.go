@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// suitesOf is what suites.py needs to run a suite that is made up on the simulated GPU.
+type suitesOf struct {
+	dir, build string
+	env        []string
+}
+
+// newSuites makes a suite of two programs and one of a file of tests. Some of them behave differently when they
+// are preloaded.
+func newSuites(t *testing.T) *suitesOf {
+	simgpu := os.Getenv("NVSHARE_TEST_SIMGPU")
+	if simgpu == "" {
+		t.Skip("NVSHARE_TEST_SIMGPU is not set: make shell sets it")
+	}
+	dir, err := os.MkdirTemp("", "nvshare-suites-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	s := &suitesOf{dir: dir, build: filepath.Dir(simgpu), env: append(os.Environ(), "NVSHARE_SIMGPU="+dir+"/gpu",
+		"NVSHARE_SIMGPU_DIR="+dir+"/gpu/run", "LD_LIBRARY_PATH="+dir+"/gpu/lib")}
+	// The neighbour, which is another user, uses the simulated GPU too.
+	script := `set -e; umask 022; chmod 755 . && mkdir -p gpu/run samples/a tests && chmod 777 gpu/run && cp -a "$1" gpu/lib
+		echo memory_mib=4096 >gpu/run/config
+		cc -o samples/a/same "$2/work.c" gpu/lib/libcuda.so.1 && cc -DTELLS -o samples/a/tells "$2/work.c" gpu/lib/libcuda.so.1
+		cp "$2/test_gpu.py" tests/ && echo "#!/bin/sh" >samples/a/no-program && chmod +x samples/a/no-program`
+	data, err := filepath.Abs("testdata/suites")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-c", script, "sh", simgpu, data)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return s
+}
+
+// suitesRow is a line of suites.jsonl: a run, or what it found.
+type suitesRow struct {
+	Mode, Name, Test, Kind, Ended string
+	Texts                         []string
+	Tests                         map[string]int
+}
+
+// run runs suites.py, which ends with status, and returns what it found in each mode, and its table.
+func (s *suitesOf) run(t *testing.T, status int, env []string, args ...string) (map[string][]string, string) {
+	t.Helper()
+	results := filepath.Join(t.TempDir(), "results")
+	cmd := exec.Command("python3", append([]string{"suites.py", results, "--bundle", s.build, "--neighbour", "busy",
+		"--swap-memory", "512Mi", "--memory-limit", "1Gi", "--at-a-time", "2"}, args...)...)
+	cmd.Env = append(slices.Clone(s.env), env...)
+	out, err := cmd.CombinedOutput()
+	if ended := (*exec.ExitError)(nil); err != nil && !errors.As(err, &ended) || cmd.ProcessState.ExitCode() != status {
+		log, _ := os.ReadFile(filepath.Join(results, "scheduler.log"))
+		t.Fatalf("%v, want status %d\n%s%s", err, status, out, log)
+	}
+	lines, err := os.ReadFile(filepath.Join(results, "suites.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := map[string][]string{}
+	for line := range bytes.Lines(lines) {
+		var row suitesRow
+		if err := json.Unmarshal(line, &row); err != nil {
+			t.Fatalf("%v\n%s", err, line)
+		}
+		if _, test, _ := strings.Cut(row.Test, "::"); row.Kind != "" {
+			found[row.Mode] = append(found[row.Mode], row.Kind+" "+row.Name+" "+test+": "+strings.Join(row.Texts, ", "))
+		}
+	}
+	table, err := os.ReadFile(filepath.Join(results, "suites.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found, string(table)
+}
+
+var suitesModes = []string{"auto", "turns", "swap", "limit"}
+
+// What a program prints only with the shim is found in each mode. What changes natively is none of it.
+func TestSuitesOfPrograms(t *testing.T) {
+	s := newSuites(t)
+	found, table := s.run(t, 1, nil, "--samples", s.dir+"/samples")
+	want := []string{"difference a/tells : has not alone, has preloaded"}
+	for _, mode := range suitesModes {
+		if !slices.Equal(found[mode], want) {
+			t.Errorf("%s: found %q, want %q", mode, found[mode], want)
+		}
+	}
+	for _, says := range []string{"| samples | 2 | 2 exit 0;", "| jax | not given |", "- difference (auto, turns, swap, limit): samples/a/tells: has preloaded"} {
+		if !strings.Contains(table, says) {
+			t.Errorf("the table has not %q:\n%s", says, table)
+		}
+	}
+
+	explained := filepath.Join(s.dir, "explained")
+	if err := os.WriteFile(explained, []byte("# why\nauto samples/a/tells: has (not )?(alone|preloaded)$  # it looks at LD_PRELOAD\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	found, table = s.run(t, 0, nil, "--samples", s.dir+"/samples", "--modes", "auto", "--explained", explained)
+	if got := found["auto"]; len(got) != 1 || !strings.HasPrefix(got[0], "explained a/tells") || !strings.Contains(table, "has preloaded (it looks at LD_PRELOAD)") {
+		t.Errorf("found %q\n%s", got, table)
+	}
+}
+
+// Tests are compared one by one, also those after which their process crashes. A test that is only different
+// after another one is named apart.
+func TestSuitesOfTests(t *testing.T) {
+	s := newSuites(t)
+	noPytest := filepath.Join(s.dir, "no-pytest")
+	if err := os.Mkdir(noPytest, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(noPytest, "pytest.py"), []byte("raise ImportError\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"difference test_gpu.py : exit 3, natively exit 0",
+		"difference test_gpu.py GPU::test_2_differs: failed, natively passed",
+		"same alone test_gpu.py GPU::test_3_depends_on_the_first: failed, natively passed",
+		"difference test_gpu.py TheLast::test_ends_its_process: did not end, natively passed",
+	}
+	check := func(t *testing.T, env ...string) {
+		found, table := s.run(t, 1, env, "--numba", s.dir+"/tests", "--modes", "turns")
+		if got := found["turns"]; !slices.Equal(got, want) {
+			t.Errorf("found %q, want %q", got, want)
+		}
+		if says := "| numba | 1 | 1 failed, 4 passed, 1 skipped;"; !strings.Contains(table, says) {
+			t.Errorf("the table has not %q:\n%s", says, table)
+		}
+	}
+	t.Run("unittest", func(t *testing.T) { check(t, "PYTHONPATH="+noPytest) })
+	t.Run("pytest", func(t *testing.T) {
+		if out, err := exec.Command("python3", "-c", "import pytest").CombinedOutput(); err != nil {
+			t.Skipf("python3 has no pytest: %s", out)
+		}
+		check(t)
+	})
+}
+
+// A mode in which the shim was not at work says nothing, and that is not "no difference".
+func TestSuitesWithoutTheShim(t *testing.T) {
+	s := newSuites(t)
+	bundle := filepath.Join(s.dir, "bundle")
+	if err := os.MkdirAll(filepath.Join(bundle, "lib"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(s.build, "bin"), filepath.Join(bundle, "bin")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(s.dir, "gpu/lib/libcuda.so.1"), filepath.Join(bundle, "lib/libnvshare.so")); err != nil {
+		t.Fatal(err)
+	}
+	s.build = bundle
+	found, _ := s.run(t, 2, nil, "--samples", s.dir+"/samples", "--modes", "auto", "--only", "same")
+	if want := []string{"failed  : the shim was not at work"}; !slices.Equal(found["auto"], want) {
+		t.Errorf("found %q, want %q", found["auto"], want)
+	}
+}
