@@ -5,6 +5,7 @@ package sim
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -208,5 +209,16 @@ func TestMixes(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A tenant with a limit that nobody keeps waiting has that much of the GPU.
+func TestLimitAlone(t *testing.T) {
+	for _, limit := range []int{10, 30, 60, 90} {
+		g := newGPUModel(t, sched.Auto, process{program: gemm, share: sched.Share{Limit: limit}})
+		g.run(10 * time.Second)
+		if parts, _ := g.got(10 * time.Second); math.Abs(100*parts[0]-float64(limit)) > 1 {
+			t.Errorf("a limit of %d gives %.3f of the GPU", limit, parts[0])
+		}
 	}
 }

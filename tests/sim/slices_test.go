@@ -274,13 +274,14 @@ func (g *gpuModel) settle() {
 			p.kernels, p.began = p.burst, g.now
 		}
 		switch {
-		case p.wants() && p.epoch == 0 && !p.requested:
-			p.requested = true
-			g.step(sched.Request{Client: p.id})
 		case p.epoch != 0 && p.revoked && !p.running():
 			g.release(p, sched.Revoked)
 		case p.open && !p.wants() && !p.stays && (p.leaves || p.latency) && g.now.Sub(p.idleFrom) >= p.idleTime():
 			g.release(p, sched.Idle)
+		}
+		if p.wants() && p.epoch == 0 && !p.requested {
+			p.requested = true
+			g.step(sched.Request{Client: p.id})
 		}
 	}
 }
