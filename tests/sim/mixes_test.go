@@ -159,6 +159,9 @@ func least(mix []process) (part float64, why string) {
 			lower(0.94, "a gang takes turns, and its drains wait for its other GPUs")
 		case s.Priority == sched.Latency:
 			lower(0.50, "a latency tenant has short slices of the others, or is let in before them")
+			if slices.ContainsFunc(mix, func(p process) bool { return p.share.Gang != "" && p.gap == never }) {
+				lower(0.45, "a rank that is idle beside latency tenants only keeps its grant, and counts as one who wants the GPU")
+			}
 		case s.Limit > 0 && busy:
 			lower(0.70, "a limit beside a tenant that leaves gaps: turns hold it exactly, and leave these gaps unused")
 		case busy:
