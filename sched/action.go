@@ -166,9 +166,10 @@ type Close struct{ Client ClientID }
 // Adopt lets a client that attached again go on under the grant it holds:
 // write the epoch's word to its new page before ATTACHED is sent.
 type Adopt struct {
-	Client ClientID
-	Epoch  Epoch
-	Shared bool // others of its cohort may hold the GPU in the same turn
+	Client     ClientID
+	Epoch      Epoch
+	Concurrent bool
+	Shared     bool // others of its cohort may hold the GPU in the same turn
 }
 
 // Fence reports a client that did not release within the grace period. Its word is 0

@@ -177,7 +177,7 @@ func (c *GPU) adopt(g *grant) {
 		}
 	}
 	c.notAlone()
-	c.do(Adopt{g.client.id, g.epoch, c.effective == Exclusive && g.kind == turnGrant && g.shared})
+	c.do(Adopt{g.client.id, g.epoch, c.effective == Concurrent, c.effective == Exclusive && g.kind == turnGrant && g.shared})
 	c.notice(g.client)
 }
 

@@ -44,7 +44,7 @@ func (g *autoGPU) reconnect(within time.Duration, held map[ClientID]Epoch, attac
 		if err := g.c.Check(); err != nil {
 			g.t.Fatalf("after %v: %v", ev, err)
 		}
-		want := Adopt{ev.Client, ev.Held, g.c.cohort.on && !ev.Share.limited()} // its new page says the same of its turn
+		want := Adopt{ev.Client, ev.Held, g.c.effective == Concurrent, g.c.cohort.on && !ev.Share.limited()} // its new page says the same of its turn
 		if ev.Held != 0 && acts[0] != Action(want) {
 			g.t.Fatalf("%v: %v, want %+v first", ev, acts, want)
 		}

@@ -6,13 +6,12 @@
  * largest is taken. A library counts when it is loaded, on the GPU that is current then; the
  * driver may load it later. What is compressed or linked by the driver is not known.
  */
-#include <ctype.h>
 #include <elf.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "descriptor.h"
@@ -88,29 +87,48 @@ static uint64_t in_fat(const struct fat_header *h)
 	return most;
 }
 
+static bool is_space(char c)
+{
+	return c == ' ' || (c >= '\t' && c <= '\r');
+}
+
+/* strtoull() has another name from glibc 2.38 on. */
+static uint64_t number(const char **p)
+{
+	uint64_t n = 0;
+
+	for (; **p >= '0' && **p <= '9'; ++*p)
+		if (__builtin_mul_overflow(n, 10, &n) || __builtin_add_overflow(n, (uint64_t)(**p - '0'), &n))
+			n = UINT64_MAX;
+	return n;
+}
+
 /* Of a declaration, from behind .global to its end: .align 8 .v2 .f32 name[N][M]. */
 static uint64_t of_declaration(const char *p)
 {
 	uint64_t bytes = 0, vector = 1, n;
-	char *end;
+	bool is_vector;
 
 	for (p += strspn(p, " \t"); *p == '.'; p += strspn(p, " \t")) {
 		if (strncmp(p, ".align", 6) == 0) {
-			(void)strtoull(p + 6, &end, 10);
-			p = end;
+			p += 6 + strspn(p + 6, " \t");
+			(void)number(&p);
 			continue;
 		}
-		p++;
-		n = strtoull(p + strcspn(p, "0123456789 \t\n"), NULL, 10); /* bits of a type, or a vector's length */
-		if (*p == 'v' && n)
+		is_vector = *++p == 'v';
+		p += strcspn(p, "0123456789 \t\n");
+		n = number(&p); /* bits of a type, or a vector's length */
+		if (is_vector && n)
 			vector = n;
 		else if (n >= 8)
 			bytes = n / 8;
 		p += strcspn(p, " \t\n");
 	}
 	bytes = nvs_times(bytes, vector);
-	for (p += strcspn(p, " \t[;=,"); *p == '[' && bytes; p = *end == ']' ? end + 1 : end)
-		bytes = nvs_times(bytes, strtoull(p + 1, &end, 10));
+	for (p += strcspn(p, " \t[;=,"); *p == '[' && bytes; p += *p == ']') {
+		p++;
+		bytes = nvs_times(bytes, number(&p));
+	}
 	return bytes;
 }
 
@@ -121,7 +139,7 @@ static uint64_t in_ptx(const char *text)
 	for (const char *p = text; (p = strstr(p, ".global")); p++) {
 		const char *before = p;
 
-		while (before > text && isspace((unsigned char)before[-1]))
+		while (before > text && is_space(before[-1]))
 			before--;
 		if ((before == p && p > text) || (p[7] != ' ' && p[7] != '\t') ||
 		    (before - text >= 7 && strncmp(before - 7, ".extern", 7) == 0))
@@ -143,13 +161,13 @@ static uint64_t in_image(const void *image)
 		image = w->data;
 	if (*(const unsigned char *)image == (FAT_BINARY & 0xff))
 		return *(const uint32_t *)image == FAT_BINARY ? in_fat(image) : 0;
-	return *first < 0x7f && (*first >= ' ' || isspace(*first)) ? in_ptx(image) : 0; /* text */
+	return *first < 0x7f && (*first >= ' ' || is_space((char)*first)) ? in_ptx(image) : 0; /* text */
 }
 
 /* The driver says what is wrong with a file. */
 static uint64_t in_file(const char *name)
 {
-	int fd = open(name, O_RDONLY | O_CLOEXEC);
+	int fd = (int)syscall(SYS_openat, AT_FDCWD, name, O_RDONLY | O_CLOEXEC);
 	uint64_t bytes = 0;
 	struct stat st;
 	char *p;
@@ -160,7 +178,7 @@ static uint64_t in_file(const char *name)
 	if (nvs_descriptor_stat(fd, &st) && st.st_size > (off_t)sizeof(Elf64_Ehdr)) {
 		p = mmap(NULL, (size_t)st.st_size + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		if (p != MAP_FAILED) {
-			if (read(fd, p, (size_t)st.st_size) == st.st_size)
+			if (syscall(SYS_read, fd, p, (size_t)st.st_size) == st.st_size)
 				bytes = in_image(p);
 			munmap(p, (size_t)st.st_size + 1);
 		}

@@ -36,7 +36,7 @@ const char *const nvs_names[NVS_F_COUNT] = {
 static struct library {
 	const char *soname;
 	const char *stem;   /* of the file's name, whatever version follows */
-	unsigned first, end; /* its functions */
+	const unsigned first, end; /* its functions */
 	unsigned anchor;    /* one that each version has */
 	atomic_bool resolved;
 } cuda = { "libcuda.so.1", "libcuda.so", 0, NVS_CUDA_COUNT, NVS_F_cuInit, false },

@@ -7,7 +7,7 @@ here=$(dirname "$0")
 hook=$here/..
 both="__cxa_atexit __errno_location clock_gettime close connect dl_iterate_phdr fcntl getauxval getpid lseek memcmp memcpy memmem memmove memset mmap mremap munmap ppoll prctl
 pthread_mutex_lock pthread_mutex_unlock pthread_setcancelstate sched_yield secure_getenv shutdown
-snprintf socket strcmp strerror strlen strncmp strrchr syscall vsnprintf write"
+snprintf socket strcmp strcspn strerror strlen strncmp strrchr strspn strstr syscall vsnprintf write"
 both=$(echo $both)
 for lib; do
 	# glibc 2.17 must be enough.

@@ -232,7 +232,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 		}
 	case sched.Adopt:
 		if att := d.attachmentOf(g, a.Client); att != nil {
-			flags := grantFlags(g.modeNow() == sched.Concurrent)
+			flags := grantFlags(a.Concurrent)
 			if a.Shared {
 				flags |= wire.GrantShared
 			}

@@ -39,7 +39,20 @@ func overlapSite(t *testing.T, change func(*Options)) sharing {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := start(t, dir, func(o *Options) {
+	var s *scheduler
+	t.Cleanup(func() { // the scheduler is stopped; the groups of a test that failed would outlive it
+		if s == nil || s.overlap == nil {
+			return
+		}
+		for _, group := range s.overlap.States() {
+			for _, pid := range []int{group.Daemon, group.Server} {
+				if pid != 0 {
+					_ = syscall.Kill(pid, syscall.SIGKILL)
+				}
+			}
+		}
+	})
+	s = start(t, dir, func(o *Options) {
 		o.MPSControl = func() (string, error) { return filepath.Join(sim, "bin", "nvidia-cuda-mps-control"), nil }
 		o.OverlapStarter = []string{"/usr/bin/env", roleEnv + "=overlap", self}
 		if change != nil {
@@ -113,12 +126,11 @@ func TestOverlapGroup(t *testing.T) {
 // A program whose group cannot be is refused with the reason.
 func TestNoOverlapGroup(t *testing.T) {
 	for want, change := range map[string]func(*Options){
-		"--overlap-namespaces":   func(o *Options) { o.Rules.Overlap = []string{"prod"} },
 		"ended at its start":     func(o *Options) { o.MPSControl = func() (string, error) { return "/bin/false", nil } },
 		"not possible with this": func(o *Options) { o.MPSControl = nil },
 	} {
 		s := overlapSite(t, change)
-		id := map[string]string{"--overlap-namespaces": "c", "ended at its start": "d", "not possible with this": "e"}[want]
+		id := map[string]string{"ended at its start": "d", "not possible with this": "e"}[want]
 		first := firstOf(t, whole(id))
 		c := &api.Container{Id: whole(id), Name: "a", Engine: runEngine, Gpus: []string{gpuA.UUID}, Share: &api.Share{Overlap: "g"}}
 		_, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Pid: uint32(first.Process.Pid), Container: c})

@@ -122,6 +122,9 @@ func TestRestartDropsNobody(t *testing.T) {
 		if got := c.page.Word(0); got != uint32(epochs[i]) {
 			t.Errorf("client %d may not go on under epoch %d: its word is %d", c.id, epochs[i], got)
 		}
+		if f := c.page.Flags(0); f != wire.GrantConcurrent { // or it reports nothing, and the slices stay as they are
+			t.Errorf("client %d shares the GPU, and its page has the flags %#x", c.id, f)
+		}
 	}
 }
 
