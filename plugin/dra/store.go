@@ -76,6 +76,9 @@ func Open(dir, cdiDir string, log logrus.FieldLogger) (*Store, error) {
 			return nil, fmt.Errorf("make the directory for prepared claims: %w", err)
 		}
 	}
+	if err := os.Chmod(dir, 0o700); err != nil { // whoever can open it could lock it
+		return nil, fmt.Errorf("keep the prepared claims: %w", err)
+	}
 	unlock, err := s.lock()
 	if err != nil {
 		return nil, err

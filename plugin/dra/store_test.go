@@ -174,6 +174,14 @@ func TestKilledAtEveryFailpoint(t *testing.T) {
 	}
 }
 
+// A lock takes no more than to open the directory: users of the node may not.
+func TestClaimsAreRootsOnly(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	if info, err := os.Stat(d.store.dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+}
+
 func TestPrepareRefuses(t *testing.T) {
 	dir := t.TempDir()
 	d := newDriver(t, dir)

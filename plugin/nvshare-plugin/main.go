@@ -194,7 +194,7 @@ func run(ctx context.Context, f flags, audit plugin.Audit, log logrus.FieldLogge
 		return err
 	}
 
-	seat := openSeat(runDir, whoIs(f.dra.on, namespaceFile), log)
+	seat := openSeat(cdi.OnHost(f.hostRoot, filepath.Dir(f.libDir)), whoIs(f.dra.on, namespaceFile), log)
 	defer seat.Close()
 	taken, err := seat.take()
 	if err != nil {
