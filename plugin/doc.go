@@ -68,7 +68,8 @@
 // # Guarantees
 //
 //   - A handler answers from memory. It waits for no scheduler and no file, and for no
-//     lock that is held across one. The runtime calls plugins one at a time for the
+//     lock that is held across one. Only a container that names a claim which is not known waits
+//     for the records of claims, 500 ms at most. The runtime calls plugins one at a time for the
 //     whole node and drops a plugin that takes 2 s.
 //   - A container whose request cannot be met fails with an error that names the pod,
 //     the container, the annotation and what is possible. It names nobody of another namespace.
