@@ -113,6 +113,11 @@ func (c Container) acceptable(devices []placement.Device, had []string) error {
 	return nil
 }
 
+// AllowExclusion has only pods of some namespaces keep others off their GPUs by a label: it takes whole
+// GPUs from all namespaces, and is no promise that anybody counts. Without it all may. It must be called
+// before Run.
+func (cs *Containers) AllowExclusion(may func(namespace string) bool) { cs.mayExclude = may }
+
 // PromiseMemory sets how many percent of each GPU's memory the memory limits of
 // containers may add up to, where the plugin chooses the GPU. More than 100 needs
 // swapping.

@@ -92,6 +92,9 @@ func TestPlacementLabels(t *testing.T) {
 	refuse("e", `it is in use, by nobody with affinity label "ml/red"`, "gpu=1", "gpu-affinity=red")
 	refuse("e", `annotation nvshare.com/gpu-affinity="a b": not a label`, "gpu=1", "gpu-affinity=a b")
 
+	p.containers.AllowExclusion(func(namespace string) bool { return namespace == "prod" })
+	refuse("f", `annotation nvshare.com/gpu-exclusion="blue": not allowed in namespace "ml": see --exclusion-namespaces`, "gpu=1", "gpu-exclusion=blue")
+	p.containers.AllowExclusion(func(string) bool { return true })
 	other, ctr := podOf("other", "id-other", says("gpu=1", "gpu-exclusion=blue"))
 	other.Namespace = "prod"
 	if _, _, err := p.CreateContainer(context.Background(), other, ctr); err == nil || !strings.Contains(err.Error(), `exclusion label "prod/blue"`) {
