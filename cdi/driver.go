@@ -66,28 +66,13 @@ var librarySearch = []string{
 	"/run/opengl-driver/lib",
 }
 
-// libraryStems are the libraries that computing and video need, without those
-// for graphics. The driver's version follows ".so." in the file's name.
-var libraryStems = []string{
-	"libcuda", // the first: without it the others are not looked for
-	"libcudadebugger",
-	"libnvcuvid",
-	"libnvidia-allocator",
-	"libnvidia-cfg",
-	"libnvidia-compiler",
-	"libnvidia-encode",
-	"libnvidia-fatbinaryloader",
-	"libnvidia-gpucomp",
-	"libnvidia-ml",
-	"libnvidia-nvvm",
-	"libnvidia-nvvm70", // its file has a version of its own
-	"libnvidia-opencl",
-	"libnvidia-opticalflow",
-	"libnvidia-pkcs11",
-	"libnvidia-pkcs11-openssl3",
-	"libnvidia-ptxjitcompiler",
-	"libnvidia-sandboxutils",
-}
+// Of the driver's libraries, whose file names end with its version, containers get all but those that
+// draw: a driver has new ones each year, and what draws goes around the shim. One for computing has a
+// version of its own.
+var (
+	drawing      = regexp.MustCompile(`^lib(GL|EGL|nvidia-(gl|egl|fbc|gtk|tls|vksc|vulkan|wayland))`)
+	ownVersioned = "libnvidia-nvvm70"
+)
 
 var smiSearch = []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/opt/bin/nvidia-smi"}
 
@@ -176,25 +161,46 @@ func (h host) driverLibraries(dirs []string, version string) (found []Library) {
 	if version == "" {
 		return nil
 	}
-	for _, stem := range libraryStems {
+	find := func(stem string) bool {
 		for _, dir := range dirs {
-			lib, ok := h.library(dir, stem, version)
-			if !ok {
-				continue
+			if lib, ok := h.library(dir, stem, version); ok {
+				found = append(found, lib)
+				return true
 			}
-			found = append(found, lib)
-			// Debian's alternatives lead to a directory of the version, and
-			// not every library has one.
-			if own := path.Dir(lib.File); stem == "libcuda" && !slices.Contains(dirs, own) {
-				dirs = append(slices.Clone(dirs), own)
-			}
-			break
 		}
-		if len(found) == 0 {
-			return nil // libcuda is the first stem
-		}
+		return false
+	}
+	if !find("libcuda") {
+		return nil
+	}
+	// Debian's alternatives lead to a directory of the version, and not every library has
+	// one.
+	if own := path.Dir(found[0].File); !slices.Contains(dirs, own) {
+		dirs = append(slices.Clone(dirs), own)
+	}
+	for _, stem := range h.stems(dirs, version) {
+		find(stem)
 	}
 	return found
+}
+
+// stems returns what precedes ".so." in the names of the driver's libraries, without libcuda.
+func (h host) stems(dirs []string, version string) []string {
+	all := []string{ownVersioned}
+	for _, dir := range dirs {
+		entries, err := os.ReadDir(h.at(dir))
+		if err != nil {
+			continue
+		}
+		for _, e := range entries {
+			stem, ok := strings.CutSuffix(e.Name(), ".so."+version)
+			if ok && strings.HasPrefix(stem, "lib") && stem != "libcuda" && !drawing.MatchString(stem) {
+				all = append(all, stem)
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // libraryDirs returns the directories to search that exist, each once.
@@ -261,8 +267,7 @@ func (h host) library(dir, stem, version string) (Library, bool) {
 		names[real] = append(names[real], p)
 	}
 	for real, paths := range names {
-		own := stem == "libnvidia-nvvm70"
-		if !own && !strings.HasSuffix(real, ".so."+version) {
+		if stem != ownVersioned && !strings.HasSuffix(real, ".so."+version) {
 			continue
 		}
 		soname, err := h.soname(real)

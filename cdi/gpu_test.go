@@ -225,6 +225,7 @@ func TestFindDriver(t *testing.T) {
 			{lib + "libnvidia-nvvm70.so.4", []string{lib + "libnvidia-nvvm70.so.4"}, lib + "libnvidia-nvvm70.so.4"},
 			// The host lacks the link; containers need the name all the same.
 			{lib + "libnvidia-ptxjitcompiler.so." + driverVersion, []string{lib + "libnvidia-ptxjitcompiler.so.1", lib + "libnvidia-ptxjitcompiler.so." + driverVersion}, lib + "libnvidia-ptxjitcompiler.so.1"},
+			{lib + "libnvidia-tileiras.so." + driverVersion, []string{lib + "libnvidia-tileiras.so." + driverVersion}, lib + "libnvidia-tileiras.so." + driverVersion},
 		},
 		NvidiaSMI:   "/usr/bin/nvidia-smi",
 		DeviceNodes: []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"},

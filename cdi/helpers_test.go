@@ -62,6 +62,7 @@ func fakeHost(t *testing.T) string {
 		{"libnvidia-ml.so." + driverVersion, "libnvidia-ml.so.1"},
 		{"libnvidia-ptxjitcompiler.so." + driverVersion, "libnvidia-ptxjitcompiler.so.1"},
 		{"libnvidia-gpucomp.so." + driverVersion, "libnvidia-gpucomp.so." + driverVersion},
+		{"libnvidia-tileiras.so." + driverVersion, "libnvidia-tileiras.so." + driverVersion}, // new with CUDA 13.1
 		{"libnvidia-nvvm70.so.4", "libnvidia-nvvm70.so.4"},
 		{"libnvidia-glcore.so." + driverVersion, "libnvidia-glcore.so." + driverVersion}, // graphics: not wanted
 		{"libcuda.so.470.1", "libcuda.so.1"},                                             // of an older driver

@@ -35,9 +35,11 @@ func (i Instance) Name(gpu GPU) string { return fmt.Sprintf("%d:%d", gpu.Index, 
 // GPU: its UUID or, where that is not known, the driver's numbers. Its Name goes on to another
 // instance when one before it is taken down.
 func (i Instance) ID(gpu GPU) string {
-	if i.UUID != "" {
-		return i.UUID
-	}
+	return cmp.Or(i.UUID, i.Numbers(gpu))
+}
+
+// Numbers names the instance by the driver's numbers.
+func (i Instance) Numbers(gpu GPU) string {
 	return fmt.Sprintf("MIG-%s:%d:%d", gpu.UUID, i.GPUInstance, i.ComputeInstance)
 }
 

@@ -51,6 +51,7 @@ const (
 const (
 	DefaultLibDir  = "/var/lib/nvshare/lib" // of ShimLink; not in /run, which is often mounted noexec
 	DefaultBinDir  = "/var/lib/nvshare/bin"
+	LockFile       = "plugin.lock" // beside these two: the plugin that leads has it locked
 	DefaultRunDir  = "/var/run/nvshare"
 	DefaultSpecDir = "/var/run/cdi"
 )

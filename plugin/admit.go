@@ -24,6 +24,10 @@ func (r refusal) Unwrap() error { return r.error }
 
 var errUnheard = errors.New("the scheduler has not said yet how much memory the GPUs have, and which of them do work: try again")
 
+// unknownMIG is why nobody gets a MIG device that the scheduler does not know: its tenants would have
+// neither turns nor limits.
+const unknownMIG = "the scheduler does not know this MIG device: only NVML tells it (overlays/nvml, Helm: nvml.enabled)"
+
 // admit enters a container that does not exist yet, and decides which GPUs it has
 // if count of them are to be chosen. All decisions are made here, so that no two
 // contradict each other. It fails, and changes nothing, if no GPU can be chosen, or
@@ -99,7 +103,11 @@ func (c Container) acceptable(devices []placement.Device, had []string) error {
 			continue
 		}
 		if d.Closed != "" && c.GPUs != "" && !slices.Contains(had, d.UUID) {
-			return refusal{error: fmt.Errorf("%s: %s; nvsharectl undrain admits containers again", d.Name, d.Closed)}
+			err := fmt.Errorf("%s: %s", d.Name, d.Closed)
+			if d.Closed != unknownMIG {
+				err = fmt.Errorf("%w; nvsharectl undrain admits containers again", err)
+			}
+			return refusal{error: err}
 		}
 		if c.Terms.CoreRequest != 0 {
 			if err := keepable(c.Terms.CoreRequest, d); err != nil {
@@ -112,6 +120,11 @@ func (c Container) acceptable(devices []placement.Device, had []string) error {
 	}
 	return nil
 }
+
+// AllowExclusion has only pods of some namespaces keep others off their GPUs by a label: it takes whole
+// GPUs from all namespaces, and is no promise that anybody counts. Without it all may. It must be called
+// before Run.
+func (cs *Containers) AllowExclusion(may func(namespace string) bool) { cs.mayExclude = may }
 
 // PromiseMemory sets how many percent of each GPU's memory the memory limits of
 // containers may add up to, where the plugin chooses the GPU. More than 100 needs
@@ -134,6 +147,9 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 		state := cs.gpus[d.UUID].Within(cs.gpus[d.GPU])
 		d.Memory = cmp.Or(d.Memory, state.Memory) * cs.percent / 100
 		d.Closed, d.Dead = state.Closed(), state.Fault != ""
+		if _, known := cs.gpus[d.UUID]; !known && d.UUID != d.GPU && len(cs.gpus) > 0 {
+			d.Closed = cmp.Or(d.Closed, unknownMIG)
+		}
 		at[d.UUID] = d
 	}
 	old := func(o Container) bool { return o.ID == except.ID || o.sameAs(except) }

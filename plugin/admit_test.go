@@ -92,6 +92,9 @@ func TestPlacementLabels(t *testing.T) {
 	refuse("e", `it is in use, by nobody with affinity label "ml/red"`, "gpu=1", "gpu-affinity=red")
 	refuse("e", `annotation nvshare.com/gpu-affinity="a b": not a label`, "gpu=1", "gpu-affinity=a b")
 
+	p.containers.AllowExclusion(func(namespace string) bool { return namespace == "prod" })
+	refuse("f", `annotation nvshare.com/gpu-exclusion="blue": not allowed in namespace "ml": see --exclusion-namespaces`, "gpu=1", "gpu-exclusion=blue")
+	p.containers.AllowExclusion(func(string) bool { return true })
 	other, ctr := podOf("other", "id-other", says("gpu=1", "gpu-exclusion=blue"))
 	other.Namespace = "prod"
 	if _, _, err := p.CreateContainer(context.Background(), other, ctr); err == nil || !strings.Contains(err.Error(), `exclusion label "prod/blue"`) {
@@ -593,6 +596,29 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 		if recorded(applied(ctr, adjust)) != c.want {
 			t.Errorf("%s: %q cannot be read back", c.name, c.want)
 		}
+	}
+}
+
+// The scheduler knows MIG devices by NVML only. One that it does not know is given to nobody.
+func TestMIGDevicesThatTheSchedulerDoesNotKnow(t *testing.T) {
+	null := []string{"/dev/null"}
+	gpus := []cdi.GPU{{UUID: gpuID(0), DeviceNodes: null, Instances: []cdi.Instance{{GPUInstance: 7, DeviceNodes: null}}}}
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(&cdi.Driver{}, gpus, "/bin/hook"), cdi.DefaultPaths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unknown := "MIG-" + gpuID(0) + ":7:0"
+	p := newPlacing(t, 1)
+	p.SetInventory(NewInventory(spec, gpus, ""))
+	p.containers.learn(State{GPUs: map[string]GPUState{gpuID(0): {}}})
+	for _, asks := range []string{"gpu=1", "gpu=nvshare.com/gpu=0:0", "gpu=nvshare.com/gpu=all"} {
+		if _, err := p.create("a", asks); err == nil || !strings.Contains(err.Error(), unknownMIG) || strings.Contains(err.Error(), "undrain") {
+			t.Errorf("%s: %v", asks, err)
+		}
+	}
+	p.containers.learn(State{GPUs: map[string]GPUState{gpuID(0): {}, unknown: {}}})
+	if _, _, err := p.CreateContainer(t.Context(), &api.PodSandbox{Id: "s", Uid: "u", Annotations: says("gpu=1")}, &api.Container{Id: "a"}); err != nil {
+		t.Errorf("one that it knows: %v", err)
 	}
 }
 

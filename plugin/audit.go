@@ -90,8 +90,14 @@ func (p *Plugin) look(pods map[string]*api.PodSandbox, ctrs []*api.Container) {
 	}
 }
 
-// PostStartContainer has a container audited in the background.
+// PostStartContainer has a container audited in the background. Before, it enters one that has the
+// shim and is not known: the runtime does not show plugins what others name in their answers, as
+// NVIDIA's does for nvidia.cdi.k8s.io.
 func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr *api.Container) error {
+	if p.hasShim(ctr) && !p.containers.knows(ctr.GetId()) {
+		p.follow(pod, ctr, p.inventory.Load())
+		go p.awaitEnds([]*api.Container{ctr}, settles) // it may have ended already
+	}
 	go p.lookAt(pod, ctr)
 	return nil
 }

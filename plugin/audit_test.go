@@ -88,6 +88,28 @@ func TestAuditFindsWhoRunsWithout(t *testing.T) {
 	expect("dropped")
 }
 
+// NVIDIA's plugin names CDI devices in its answer, which this plugin is not shown. The container
+// is seen once it has started.
+func TestGPUByAnotherPlugin(t *testing.T) {
+	p := New(quiet(), NewContainers(quiet()))
+	p.SetInventory(inventory(t))
+	pod, ctr := podOf("main", "0123456789", says("gpu-memory-limit=1Gi", "gpu-core-limit=10"))
+	if adjust, _, err := p.CreateContainer(t.Context(), pod, ctr); adjust != nil || err != nil || p.containers.knows(ctr.GetId()) {
+		t.Fatalf("a container that asks for nothing: %v, %v", adjust, err)
+	}
+	ctr.State = api.ContainerState_CONTAINER_RUNNING
+	ctr.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir + "/" + cdi.ShimLink, Destination: cdi.ShimDir}}
+	for range 2 {
+		if err := p.PostStartContainer(t.Context(), pod, ctr); err != nil {
+			t.Fatal(err)
+		}
+		want, _ := p.containers.snapshot()
+		if c := want[ctr.GetId()]; c.Pod != "main" || c.GPUs != "" || c.Terms.MemoryLimit != 1<<30 || c.Terms.CoreLimit != 10 {
+			t.Errorf("the scheduler is told %+v", c)
+		}
+	}
+}
+
 // child starts a shell that says when it runs.
 func child(t *testing.T, script string) *exec.Cmd {
 	t.Helper()

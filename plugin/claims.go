@@ -8,7 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
+	"time"
 
 	"github.com/containerd/nri/pkg/api"
 
@@ -24,6 +24,9 @@ type Share struct {
 	Claim string // <namespace>/<name>
 	GPU   string // UUID
 	Terms sched.Terms
+	// Admin has what the claim is to look at a GPU, and not to compute on it (adminAccess):
+	// nobody has counted what its containers get, so they are promised nothing.
+	Admin bool
 }
 
 // Claims knows the prepared claims of this node. dra.Store is one. The methods wait for
@@ -32,9 +35,13 @@ type Claims interface {
 	// ByDevice and ByToken answer from memory.
 	ByDevice(name string) (Share, bool)
 	ByToken(token string) (Share, bool)
-	// Load learns which claims other processes have prepared since. It reads a directory.
+	// Load learns which claims other processes have prepared since. It reads a directory, so
+	// no lock is held across it.
 	Load()
 }
+
+// loadLimit bounds how long a handler waits for Load: a runtime drops a plugin that takes 2 s.
+const loadLimit = 500 * time.Millisecond
 
 // tokenEnv begins the variables by which containers name their shares: runtimes before
 // containerd 2.3.4 do not tell NRI which CDI devices the kubelet asked for. A value is a
@@ -65,32 +72,56 @@ var claimDevice = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}
 // annotations are refused. It must be called before Run.
 func (p *Plugin) SetClaims(claims Claims) { p.containers.claims = claims }
 
-// sharesOf returns the shares that a container was given. The record of an earlier
-// plugin counts only for a container that exists. Claims are loaded once at most: a pod may
-// have thousands of variables in the form of a token, and the runtime waits.
-func (cs *Containers) sharesOf(ctr *api.Container, exists bool) (shares []Share, err error) {
-	load := sync.OnceFunc(cs.claims.Load)
-	find := func(by func(string) (Share, bool), key string) (Share, bool) {
-		if s, ok := by(key); ok {
-			return s, ok
-		}
-		load()
-		return by(key)
+// learnShares has claims loaded, once, if containers name shares that are not known, which another
+// process may have prepared. The lock is not held.
+func (cs *Containers) learnShares(ctrs ...*api.Container) error {
+	if cs.claims == nil || !slices.ContainsFunc(ctrs, cs.namesUnknown) {
+		return nil
 	}
+	loaded := make(chan struct{})
+	go func() {
+		defer close(loaded)
+		cs.claims.Load()
+	}()
+	select {
+	case <-loaded:
+		return nil
+	case <-time.After(loadLimit):
+		return fmt.Errorf("the records of prepared claims could not be read within %v: try again", loadLimit)
+	}
+}
+
+// namesUnknown tells whether a container names a share that is not known.
+func (cs *Containers) namesUnknown(ctr *api.Container) bool {
+	return slices.ContainsFunc(claimDevices(ctr, true), func(name string) bool {
+		_, known := cs.claims.ByDevice(name)
+		return !known
+	}) || slices.ContainsFunc(ctr.GetEnv(), func(e string) bool {
+		token, ok := tokenIn(e)
+		_, known := cs.claims.ByToken(token)
+		return ok && !known
+	})
+}
+
+// claimDevices returns the CDI devices of claims that a container was given. The record of an
+// earlier plugin counts only for a container that exists.
+func claimDevices(ctr *api.Container, exists bool) []string {
+	names := given(ctr)
+	if exists {
+		names = append(names, strings.Split(ctr.GetAnnotations()[ClaimAnnotation], ",")...)
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return !claimDevice.MatchString(name) })
+}
+
+// sharesOf returns the shares that a container was given.
+func (cs *Containers) sharesOf(ctr *api.Container, exists bool) (shares []Share, err error) {
 	add := func(s Share) {
 		if !slices.ContainsFunc(shares, func(o Share) bool { return o.Name == s.Name }) {
 			shares = append(shares, s)
 		}
 	}
-	names := given(ctr)
-	if exists {
-		names = append(names, strings.Split(ctr.GetAnnotations()[ClaimAnnotation], ",")...)
-	}
-	for _, name := range names {
-		if !claimDevice.MatchString(name) {
-			continue
-		}
-		s, ok := find(cs.claims.ByDevice, name)
+	for _, name := range claimDevices(ctr, exists) {
+		s, ok := cs.claims.ByDevice(name)
 		if !ok {
 			return nil, fmt.Errorf("CDI device %s is of a claim that is not prepared on this node", name)
 		}
@@ -98,7 +129,7 @@ func (cs *Containers) sharesOf(ctr *api.Container, exists bool) (shares []Share,
 	}
 	for _, e := range ctr.GetEnv() {
 		if token, ok := tokenIn(e); ok {
-			if s, ok := find(cs.claims.ByToken, token); ok { // else somebody else's variable
+			if s, ok := cs.claims.ByToken(token); ok { // else somebody else's variable
 				add(s)
 			}
 		}
@@ -137,7 +168,7 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 			return fmt.Errorf("claims give it two parts of GPU %s, which programs see once: request one larger part, or two GPUs with the constraint distinctAttribute: nvshare.com/uuid", s.GPU)
 		}
 	}
-	r.Terms, _ = within(r.Terms, shares[0].Terms)
+	r.Terms, _ = within(r.Terms, shares[0])
 	return r.Terms.Consistent() // annotation and claim may contradict each other
 }
 
@@ -164,7 +195,7 @@ func (cs *Containers) limit(c *Container, old Container) error {
 		}
 		asked := c.Terms
 		var more sched.FieldSet
-		c.Terms, more = within(asked, s.Terms)
+		c.Terms, more = within(asked, s)
 		for _, f := range sched.Fields {
 			if more&f.ID != 0 {
 				errs = append(errs, fmt.Errorf("%s %s is more than, or other than, what claim %s has: %s holds", f.Name, f.Format(asked), s.Claim, f.Format(c.Terms)))
@@ -175,13 +206,14 @@ func (cs *Containers) limit(c *Container, old Container) error {
 	return errors.Join(errs...)
 }
 
-// within returns what annotations may say where a claim says claim: less of what it
-// says, and all that it leaves open. more has the fields that ask for more; these stay
+// within returns what annotations may say where a claim gives a share: less of what it
+// says, and all that it leaves open, unless it is to look only. more has the fields that ask for more; these stay
 // as the claim has them.
-func within(asked, claim sched.Terms) (t sched.Terms, more sched.FieldSet) {
+func within(asked sched.Terms, s Share) (t sched.Terms, more sched.FieldSet) {
+	claim := s.Terms
 	t = asked.Or(claim)
 	for _, f := range sched.Fields {
-		if f.Said(claim) && exceeds(f, t, claim) {
+		if (f.Said(claim) || s.Admin && f.Said(t)) && exceeds(f, t, claim) {
 			t.Copy(claim, f.ID)
 			more |= f.ID
 		}

@@ -23,10 +23,15 @@ type claimSite struct {
 	shares map[string]Share // by token
 	later  map[string]Share // that another process has prepared: known once they are loaded
 	loads  int
+	busy   chan struct{} // until it is closed, the disk does not answer; nil: it does
 }
 
 func (s *claimSite) Load() {
 	s.loads++
+	s.containers.GPU("") // waits for the lock, which no reading of files may hold up
+	if s.busy != nil {
+		<-s.busy
+	}
 	maps.Copy(s.shares, s.later)
 }
 
@@ -101,6 +106,26 @@ func (s *claimSite) expect(name, want string) {
 }
 
 var part40 = sched.Terms{CoreRequest: 40, MemoryLimit: 20 << 30}
+
+// A container that is to look at a GPU is promised nothing, whatever its pod says, and takes nothing
+// from those that compute there.
+func TestAdminClaim(t *testing.T) {
+	s := newClaimSite(t)
+	device := s.prepare(1, 0, sched.Terms{Weight: 1})
+	admin := s.shares[tokenOf(device)]
+	admin.Admin = true
+	s.shares[tokenOf(device)] = admin
+	asks := says("gpu-core-request=50", "gpu-weight=200", "gpu-memory-limit=8Gi", "gpu-priority=latency")
+	if _, err := s.create("monitor", asks, device); err != nil {
+		t.Fatal(err)
+	}
+	s.expect("monitor", "memory limit none, weight 1 on "+known[2])
+	refused := s.SetPod(Pod{UID: "uid-monitor", Namespace: "ml", Name: "monitor", Annotations: asks})
+	s.expect("monitor", "memory limit none, weight 1 on "+known[2])
+	if len(refused) != 1 || !strings.Contains(refused[0].Err.Error(), "core request") {
+		t.Errorf("the pod is told %v", refused)
+	}
+}
 
 func TestClaimsGiveTerms(t *testing.T) {
 	s := newClaimSite(t)
@@ -271,6 +296,22 @@ func TestUnknownTokensAreLookedForOnce(t *testing.T) {
 	s.expect("a", "memory limit 20Gi, core request 40% on "+known[2])
 	create(TokenVariable(tokenOf(name)))
 	expect("a token that is known", 0)
+}
+
+// A disk that does not answer has nobody wait who names no claim, and a container that may have one
+// refused: it would start without its terms.
+func TestClaimsOnABusyDisk(t *testing.T) {
+	s := newClaimSite(t)
+	s.busy = make(chan struct{})
+	defer close(s.busy)
+	pod, ctr := podOf("a", "id-a", nil)
+	ctr.Env = []string{TokenVariable(tokenOf(deviceOf(1, 0)))}
+	if _, _, err := s.CreateContainer(context.Background(), pod, ctr); err == nil || !strings.Contains(err.Error(), "try again") {
+		t.Errorf("a container with a token: %v", err)
+	}
+	if _, err := s.create("b", nil); err != nil {
+		t.Errorf("one that names no claim: %v", err)
+	}
 }
 
 // Containers of one claim have together what the claim was charged.

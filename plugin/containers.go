@@ -65,17 +65,18 @@ type Containers struct {
 
 	registered chan struct{} // see Registered
 
-	mu       sync.Mutex
-	want     map[string]Container // by ID
-	complete bool                 // want holds all containers that exist
-	ended    map[string]Container // that the runtime may start again: see admit
-	promises []Promise            // of the scheduler's latest State
-	gpus     map[string]GPUState  // by UUID, of the scheduler's latest State
-	unheard  bool                 // the scheduler's word has not come, see Await
-	awaited  time.Time            // until when none is chosen without it; zero: see awaits
-	percent  uint64               // of each GPU's memory that may be promised
-	live     livePods
-	claims   Claims // nil: pods ask by annotations
+	mu         sync.Mutex
+	want       map[string]Container // by ID
+	complete   bool                 // want holds all containers that exist
+	ended      map[string]Container // that the runtime may start again: see admit
+	promises   []Promise            // of the scheduler's latest State
+	gpus       map[string]GPUState  // by UUID, of the scheduler's latest State
+	unheard    bool                 // the scheduler's word has not come, see Await
+	awaited    time.Time            // until when none is chosen without it; zero: see awaits
+	percent    uint64               // of each GPU's memory that may be promised
+	live       livePods
+	claims     Claims                      // nil: pods ask by annotations
+	mayExclude func(namespace string) bool // see AllowExclusion
 
 	move  Mover                  // nil: nobody is moved
 	now   func() time.Time       // the clock of awaited, and of those below
@@ -89,7 +90,8 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 	cs := &Containers{
 		log: log, ping: pingInterval, within: callLimit, wake: make(chan struct{}, 1), onGPUs: func() {},
 		want: map[string]Container{}, ended: map[string]Container{}, percent: 100,
-		now: time.Now, stuck: map[string]failure{}, moved: map[string][]time.Time{}, registered: make(chan struct{}),
+		mayExclude: func(string) bool { return true },
+		now:        time.Now, stuck: map[string]failure{}, moved: map[string][]time.Time{}, registered: make(chan struct{}),
 	}
 	cs.Health.OnChange(cs.poke)
 	return cs

@@ -30,7 +30,7 @@
 //	nvshare.com/gpu-anti-affinity: web  no GPU of a container with the same label
 //	nvshare.com/gpu-exclusion: prod     a GPU of containers with the same label only
 //
-// They hold for named GPUs too. A container without an exclusion label gets no GPU of
+// They hold for named GPUs too. Exclusion may be bounded by namespace (AllowExclusion). A container without an exclusion label gets no GPU of
 // containers with one. A container whose request cannot be met is refused at its
 // creation. The error says what is left of each GPU and which containers of the namespace have
 // the rest; others are counted, and named in the log only. The kubelet tries again.
@@ -68,7 +68,8 @@
 // # Guarantees
 //
 //   - A handler answers from memory. It waits for no scheduler and no file, and for no
-//     lock that is held across one. The runtime calls plugins one at a time for the
+//     lock that is held across one. Only a container that names a claim which is not known waits
+//     for the records of claims, 500 ms at most. The runtime calls plugins one at a time for the
 //     whole node and drops a plugin that takes 2 s.
 //   - A container whose request cannot be met fails with an error that names the pod,
 //     the container, the annotation and what is possible. It names nobody of another namespace.

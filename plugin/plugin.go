@@ -100,6 +100,9 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, ctrs []*
 // GPUs, and an error for each whose annotations cannot be met.
 func (p *Plugin) enter(pods map[string]*api.PodSandbox, ctrs []*api.Container, inv *Inventory) (n int, wrong []error) {
 	cs := p.containers
+	if err := cs.learnShares(ctrs...); err != nil {
+		wrong = append(wrong, err)
+	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	var using, ended []Container
@@ -174,14 +177,15 @@ func adjusted(pod *api.PodSandbox, ctr *api.Container) bool {
 	return recorded(ctr) != "" && !forged
 }
 
-// follow enters a new container that another plugin has admitted.
+// follow enters a container that another plugin has admitted, or has given a GPU.
 func (p *Plugin) follow(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) {
 	cs := p.containers
+	late := cs.learnShares(ctr)
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	c, err := cs.existing(pod, ctr, inv)
-	if err != nil {
-		p.log.Warnf("pod %s/%s, container %q was admitted by another nvshare-plugin of this node; this one would refuse it: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
+	if err = errors.Join(late, err); err != nil {
+		p.log.Warnf("pod %s/%s, container %q was given GPUs by another plugin of this node; this one would refuse it: %v", pod.GetNamespace(), pod.GetName(), ctr.GetName(), err)
 	}
 	cs.enter(c)
 }
@@ -190,6 +194,9 @@ func (p *Plugin) follow(pod *api.PodSandbox, ctr *api.Container, inv *Inventory)
 // under one lock, so that no change of the pod's annotations is lost between them.
 func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) (c Container, req Request, uses bool, err error) {
 	cs := p.containers
+	if err := cs.learnShares(ctr); err != nil {
+		return c, req, false, err
+	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	if req, err = cs.request(pod, ctr.GetName(), inv.Devices()); err != nil {

@@ -9,6 +9,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -40,6 +41,7 @@ type Share struct {
 	ShareID *types.UID `json:"shareID,omitempty"`
 	GPU     string     `json:"gpu"` // UUID of the GPU or the MIG device
 	Terms   api.Terms  `json:"terms"`
+	Admin   bool       `json:"admin,omitempty"` // as plugin.Share
 }
 
 // read returns the record of an allocated claim, without tokens.
@@ -76,6 +78,11 @@ func readShare(claim types.UID, result resourceapi.DeviceRequestAllocationResult
 	}
 	if result.ShareID != nil {
 		s.Name += "-" + string(*result.ShareID)
+	}
+	if s.Admin = ptr.Deref(result.AdminAccess, false); s.Admin {
+		// The allocator says a default part, which kube-scheduler counts nowhere.
+		s.Terms.Weight = 1
+		return s, nil
 	}
 	if s.Terms, err = configured(config, result.Request); err != nil {
 		return s, err
@@ -119,7 +126,11 @@ func overfull(r Record, others []Record, devices []device, o Options) error {
 				add(other)
 			}
 		}
-		switch most := d.promisable(o); {
+		most := d.promisable(o)
+		if o.Scheduler != nil && o.PromiseMemory == 0 && d.state.Sharing == "" {
+			most = 0 // how much it swaps is not known yet, and an earlier plugin may have published that
+		}
+		switch {
 		case cores > allCores:
 			return fmt.Errorf("device %s would be promised to %d %%, with the claims that are prepared already", d.name, cores)
 		case most > 0 && memory > most:

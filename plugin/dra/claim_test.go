@@ -7,7 +7,9 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 
+	"github.com/nvshare/nvshare/plugin"
 	"github.com/nvshare/nvshare/sched/api"
 )
 
@@ -105,6 +107,38 @@ func TestReadRefuses(t *testing.T) {
 		if _, err := read(claim, node, devices()); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %q", err, want)
 		}
+	}
+}
+
+// kube-scheduler does not count a claim with adminAccess, whose result has consumed capacity all the same.
+func TestAdminAccessIsPromisedNothing(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	admin := part(name0, "aaaaaaaa-0000-4000-8000-000000000001", "10", "8Gi")
+	admin.AdminAccess = ptr.To(true)
+	monitor := claimOf(uid(1), admin)
+	monitor.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{opaque(resourceapi.AllocationConfigSourceClaim, share+`"priority": "latency"}`)}
+	check(t, prepare(d, monitor).Err)
+	r := d.store.Records()[0]
+	if s, ok := d.store.ByDevice(r.Shares[0].Name); !ok || !s.Admin || s.Terms != (api.Terms{Weight: 1}) {
+		t.Errorf("the monitor has %+v", s)
+	}
+	if err := prepare(d, claimOf(uid(2), part(name0, "aaaaaaaa-0000-4000-8000-000000000002", "100", "80Gi"))).Err; err != nil {
+		t.Errorf("a claim that has all of the GPU, beside the monitor: %v", err)
+	}
+}
+
+// What the scheduler swaps is not known before its word has come. A claim that kube-scheduler has allocated
+// of it is not refused until then.
+func TestSwapBeforeTheWord(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	state := plugin.GPUState{}
+	d.Options = Options{Slots: 10, Scheduler: func(string) plugin.GPUState { return state }}
+	check(t, prepare(d, claimOf(uid(1), part(name0, "aaaaaaaa-0000-4000-8000-000000000001", "10", "80Gi"))).Err)
+	check(t, prepare(d, claimOf(uid(2), part(name0, "aaaaaaaa-0000-4000-8000-000000000002", "10", "60Gi"))).Err)
+	state = plugin.GPUState{Memory: 80 << 30, Sharing: plugin.SharedByTurns, Swap: true, Room: 80 << 30, Host: 160 << 30}
+	check(t, prepare(d, claimOf(uid(3), part(name0, "aaaaaaaa-0000-4000-8000-000000000003", "10", "20Gi"))).Err)
+	if prepare(d, claimOf(uid(4), part(name0, "aaaaaaaa-0000-4000-8000-000000000004", "10", "1Gi"))).Err == nil {
+		t.Error("more is promised than there is")
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
@@ -97,6 +99,7 @@ type Driver struct {
 	leads   chan struct{} // closed by Lead
 	swept   time.Time     // the end of the latest sweep; only Run's goroutine has it
 	usable  int           // looks in a row that have found the cluster usable again; as swept
+	blind   bool          // the latest look could not see who owns the GPUs; as swept
 
 	mu        sync.Mutex
 	write     func(*resourceslice.DriverResources) error // makes these the node's slices, in its own time; nil: the driver does not lead yet
@@ -104,6 +107,7 @@ type Driver struct {
 	looked    bool                                       // owner is known
 	owner     bool                                       // nobody else gives the GPUs
 	unusable  error                                      // why the cluster cannot use what is published; nil: it can
+	failed    error                                      // why a write failed, until the API server is seen to have what is published
 	waited    bool                                       // heardLimit is over
 	published []resourceapi.Device
 }
@@ -193,7 +197,8 @@ func (d *Driver) Run(ctx context.Context) error {
 	defer waited.Stop()
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
-	sweep.Reset(d.look(ctx))
+	look := func() { sweep.Reset(wait.Jitter(d.look(ctx), 0.2)) } // not all nodes of a cluster at once
+	look()
 	lacking := false
 	for {
 		select {
@@ -209,7 +214,7 @@ func (d *Driver) Run(ctx context.Context) error {
 				sweep.Reset(ownerInterval)
 			}
 		case <-sweep.C:
-			sweep.Reset(d.look(ctx))
+			look()
 		}
 	}
 }
@@ -278,12 +283,18 @@ func (d *Driver) Refresh() {
 func (d *Driver) look(ctx context.Context) time.Duration {
 	other, err := d.otherOwner(ctx)
 	if err != nil { // what is published stays
+		err = fmt.Errorf("see who else gives the GPUs of this node: %w; trying again", err)
 		if ctx.Err() == nil {
-			d.Log.Warnf("see who else gives the GPUs of this node: %v; trying again", err)
+			d.Log.Warn(err)
 		}
+		if d.blind { // for the second time
+			d.Problem(err)
+		}
+		d.blind = true
 		return ownerInterval
 	}
-	again := d.usableAgain(ctx)
+	d.blind = false
+	again, unwritten := d.usableAgain(ctx), d.unwritten(ctx)
 	d.mu.Lock()
 	if again {
 		d.unusable = nil
@@ -294,7 +305,7 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 	if why != nil {
 		d.Log.Errorf("GPUs are not published: %v", why)
 	}
-	d.Problem(why)
+	d.Problem(errors.Join(why, unwritten))
 	failed := d.publish()
 	if failed != nil {
 		d.Log.Error(failed)
@@ -303,17 +314,48 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 		d.sweep(ctx)
 		d.swept = time.Now()
 	}
-	if why != nil || failed != nil {
+	if why != nil || unwritten != nil || failed != nil {
 		return ownerInterval
 	}
 	return sweepInterval
 }
 
-// lacking returns why the cluster cannot use what is published; nil: it can.
+// lacking returns why the cluster cannot use what is published, or does not have it; nil: it can.
 func (d *Driver) lacking() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.unusable
+	return errors.Join(d.unusable, d.failed)
+}
+
+// unwritten returns why the API server does not have what is published; nil: no write has failed, or
+// it has that now.
+func (d *Driver) unwritten(ctx context.Context) error {
+	d.mu.Lock()
+	failed, want := d.failed, d.published
+	d.mu.Unlock()
+	if failed == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestLimit)
+	defer cancel()
+	if got, err := d.devicesBy(ctx, DriverName); err != nil || !shows(got, want) {
+		return fmt.Errorf("the GPUs of this node, or changes of them, cannot be published: %w", failed)
+	}
+	d.mu.Lock()
+	d.failed = nil
+	d.mu.Unlock()
+	return nil
+}
+
+// shows tells whether these are the devices, where got is as the API server has it.
+func shows(got, want []resourceapi.Device) bool {
+	for i := range got {
+		for k := range got[i].Taints {
+			got[i].Taints[k].TimeAdded = nil // which the API server says
+		}
+	}
+	byName := func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) }
+	return slices.EqualFunc(slices.SortedFunc(slices.Values(got), byName), slices.SortedFunc(slices.Values(want), byName), equal)
 }
 
 // usableAgain tells whether the cluster has got what it lacked: the API server is asked what it would
@@ -341,12 +383,7 @@ func (d *Driver) usableAgain(ctx context.Context) bool {
 		d.usable = 0
 		return false
 	}
-	for i := range taken.Spec.Devices {
-		for k := range taken.Spec.Devices[i].Taints {
-			taken.Spec.Devices[i].Taints[k].TimeAdded = nil // which the API server says
-		}
-	}
-	if d.usable++; !slices.EqualFunc(taken.Spec.Devices, devices, equal) {
+	if d.usable++; !shows(taken.Spec.Devices, devices) {
 		d.usable = 0
 	}
 	if d.usable < usableLooks {
@@ -385,7 +422,7 @@ func (d *Driver) publish() error {
 		return fmt.Errorf("publish the GPUs to Kubernetes: %w", err)
 	}
 	d.published = append([]resourceapi.Device{}, devices...)
-	d.Log.Infof("published %d devices in pool %s of driver %s", len(devices), d.NodeName, DriverName)
+	d.Log.Infof("publishing %d devices in pool %s of driver %s", len(devices), d.NodeName, DriverName)
 	return nil
 }
 
@@ -558,8 +595,12 @@ func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 		d.unusable = err
 		d.mu.Unlock()
 		d.Problem(err)
-		d.Refresh()
+	} else {
+		d.mu.Lock()
+		d.failed = err
+		d.mu.Unlock()
 	}
+	d.Refresh() // a look soon sees whether it was written since
 	if ctx.Err() == nil {
 		d.Log.Errorf("Kubernetes API: %s: %v", msg, err)
 	}

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	k8sresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -635,6 +636,54 @@ func TestClusterGetsConsumableCapacity(t *testing.T) {
 		lacks = false
 		looks(usableLooks-1, 0)
 		looks(1, 2)
+	}
+}
+
+// What the API server refuses is a problem of the plugin until the server has it.
+func TestRefusedSlicesAreAProblem(t *testing.T) {
+	dir := shortDir(t)
+	client := apiServer(t)
+	var allowed atomic.Bool
+	client.PrependReactor("create", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return !allowed.Load(), nil, apierrors.NewForbidden(resourceapi.Resource("resourceslices"), "", errors.New("no role"))
+	})
+	s := serveBeside(t, dir, client, "")
+	defer s.stop()
+	s.Lead()
+	await(t, "a write fails", func() bool { return s.lacking() != nil })
+	next := newDriver(t, t.TempDir()) // the driver's part that only Run may call
+	var problem error
+	next.Client, next.Problem, next.swept, next.published = client, func(why error) { problem = why }, time.Now(), Devices(twoGPUs(), all, whole)
+	next.HandleError(t.Context(), s.lacking(), "publish")
+	if then := next.look(t.Context()); problem == nil || !strings.Contains(problem.Error(), "no role") || then != ownerInterval {
+		t.Errorf("the problem is %v, the next look is after %v", problem, then)
+	}
+	allowed.Store(true)
+	await(t, "the GPUs are published", func() bool { return len(devicesIn(t, client)) == 2 })
+	if then := next.look(t.Context()); problem != nil || then != sweepInterval {
+		t.Errorf("the problem is %v, the next look is after %v", problem, then)
+	}
+}
+
+// So is a node that cannot be read, at the second time: nothing is published before it was.
+func TestUnreadableNodeIsAProblem(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	client := apiServer(t)
+	forbidden := true
+	client.PrependReactor("get", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return forbidden, nil, apierrors.NewForbidden(corev1.Resource("nodes"), node, errors.New("no role"))
+	})
+	var problem error
+	d.Client, d.Problem, d.swept = client, func(why error) { problem = why }, time.Now()
+	if d.look(t.Context()); problem != nil {
+		t.Errorf("after one failure: %v", problem)
+	}
+	if d.look(t.Context()); problem == nil || !strings.Contains(problem.Error(), "no role") {
+		t.Errorf("after two failures: %v", problem)
+	}
+	forbidden = false
+	if d.look(t.Context()); problem != nil {
+		t.Errorf("once it can be read: %v", problem)
 	}
 }
 

@@ -46,17 +46,29 @@ func (d *Driver) otherOwner(ctx context.Context) (other, err error) {
 		}
 	}
 	for _, driver := range otherDrivers {
-		list, err := d.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
-			resourceapi.ResourceSliceSelectorNodeName: d.NodeName, resourceapi.ResourceSliceSelectorDriver: driver,
-		}.String()})
+		devices, err := d.devicesBy(ctx, driver)
 		if err != nil {
-			return nil, fmt.Errorf("list slices of driver %s on node %s: %w", driver, d.NodeName, err)
+			return nil, err
 		}
-		for _, s := range list.Items {
-			if s.Spec.Driver == driver && len(s.Spec.Devices) > 0 {
-				return fmt.Errorf("driver %s gives GPUs of this node too: remove it from the node, or run nvshare without --dra there", driver), nil
-			}
+		if len(devices) > 0 {
+			return fmt.Errorf("driver %s gives GPUs of this node too: remove it from the node, or run nvshare without --dra there", driver), nil
 		}
 	}
 	return nil, nil
+}
+
+// devicesBy returns what a driver has published of this node.
+func (d *Driver) devicesBy(ctx context.Context, driver string) (all []resourceapi.Device, err error) {
+	list, err := d.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: fields.Set{
+		resourceapi.ResourceSliceSelectorNodeName: d.NodeName, resourceapi.ResourceSliceSelectorDriver: driver,
+	}.String()})
+	if err != nil {
+		return nil, fmt.Errorf("list slices of driver %s on node %s: %w", driver, d.NodeName, err)
+	}
+	for _, s := range list.Items {
+		if s.Spec.Driver == driver {
+			all = append(all, s.Spec.Devices...)
+		}
+	}
+	return all, nil
 }

@@ -116,7 +116,10 @@ func deviceName(uuid string) string {
 // Devices returns what the node publishes of its GPUs.
 func Devices(gpus []cdi.GPU, offered func(string) bool, o Options) (all []resourceapi.Device) {
 	for _, d := range devicesOf(gpus, offered, o) {
-		all = append(all, d.publish(o))
+		// Nobody would keep what a MIG device promises that the scheduler does not know.
+		if !d.mig || o.Scheduler == nil || d.state.Sharing != "" {
+			all = append(all, d.publish(o))
+		}
 	}
 	return all
 }

@@ -183,10 +183,14 @@ func TestTaintsOfMIGDevices(t *testing.T) {
 	gpus[0].Instances = []cdi.Instance{{UUID: "MIG-0a"}}
 	o := whole
 	o.Scheduler = func(uuid string) plugin.GPUState {
-		return plugin.GPUState{Drained: uuid == gpus[0].UUID, Fault: map[string]string{gpus[0].UUID: "Xid 79: gone"}[uuid]}
+		return plugin.GPUState{Sharing: plugin.SharedByTurns, Drained: uuid == gpus[0].UUID, Fault: map[string]string{gpus[0].UUID: "Xid 79: gone"}[uuid]}
 	}
 	if got := Devices(gpus, all, o)[0].Taints; len(got) != 2 || got[0].Key != FaultTaint || got[1].Key != DrainedTaint {
 		t.Errorf("taints %v", got)
+	}
+	o.Scheduler = func(string) plugin.GPUState { return plugin.GPUState{} }
+	if got := Devices(gpus, all, o); len(got) != 0 {
+		t.Errorf("a MIG device that the scheduler does not know is published: %v", got)
 	}
 }
 

@@ -76,6 +76,9 @@ func Open(dir, cdiDir string, log logrus.FieldLogger) (*Store, error) {
 			return nil, fmt.Errorf("make the directory for prepared claims: %w", err)
 		}
 	}
+	if err := os.Chmod(dir, 0o700); err != nil { // whoever can open it could lock it
+		return nil, fmt.Errorf("keep the prepared claims: %w", err)
+	}
 	unlock, err := s.lock()
 	if err != nil {
 		return nil, err
@@ -277,7 +280,7 @@ func (s *Store) removeOrphans() error {
 func (s *Store) enter(r Record, file fs.FileInfo) {
 	s.files[r.UID], s.records[r.UID] = file, r
 	for _, share := range r.Shares {
-		p := plugin.Share{Name: share.Name, Claim: r.Namespace + "/" + r.Name, GPU: share.GPU, Terms: share.Terms}
+		p := plugin.Share{Name: share.Name, Claim: r.Namespace + "/" + r.Name, GPU: share.GPU, Terms: share.Terms, Admin: share.Admin}
 		s.names[share.Name], s.tokens[share.Token] = p, p
 	}
 }
@@ -478,10 +481,11 @@ func (s *Store) writeSpec(r Record, edits editor) error {
 		return err
 	}
 	file := cdi.ClaimFile(s.cdiDir, string(r.UID))
-	if cdi.HoldsFile(file, data, 0o644) {
+	const mode = 0o600 // it has the tokens, and the runtime is root
+	if cdi.HoldsFile(file, data, mode) {
 		return nil
 	}
-	if err := cdi.ReplaceFile(file, data, 0o644, nil); err != nil {
+	if err := cdi.ReplaceFile(file, data, mode, nil); err != nil {
 		return fmt.Errorf("write the claim's CDI spec: %w", err)
 	}
 	return nil

@@ -174,6 +174,18 @@ func TestKilledAtEveryFailpoint(t *testing.T) {
 	}
 }
 
+// A lock takes no more than to open the directory, and a token no more than to read the CDI spec: users
+// of the node may not.
+func TestClaimsAreRootsOnly(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	check(t, prepare(d, claimOf(uid(1), part(name0, "s1", "40", ""))).Err)
+	for path, mode := range map[string]os.FileMode{d.store.dir: 0o700, nvcdi.ClaimFile(d.CDIDir, uid(1)): 0o600} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v", path, info.Mode(), err)
+		}
+	}
+}
+
 func TestPrepareRefuses(t *testing.T) {
 	dir := t.TempDir()
 	d := newDriver(t, dir)

@@ -47,6 +47,7 @@ type flags struct {
 	kube                   liveFlags
 	dra                    draFlags
 	audit                  string
+	exclusion              []string
 }
 
 func main() {
@@ -120,6 +121,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.BoolVar(&f.ready, "ready", false, "say whether the plugin that runs gives GPUs, and exit: status 1 and the reason if it does not")
 	s.BoolVar(&f.live, "live", false, "say whether the plugin that runs is stuck, and exit: status 1 if it is and has to be started again; not where it gives no GPUs for another reason")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
+	s.StringSliceVar(&f.exclusion, "exclusion-namespaces", nil, "`namespaces` whose pods may keep others off their GPUs by the annotation "+plugin.ExclusionAnnotation+", separated by commas; *: all; \"\": none")
 	f.kube.add(s)
 	f.dra.add(s)
 	s.StringVar(&f.audit, "audit", "report", "`report|stop`: what to do about containers that asked for GPUs and run without nvshare, at each registration and as they start; stop needs the host's PID namespace")
@@ -194,7 +196,7 @@ func run(ctx context.Context, f flags, audit plugin.Audit, log logrus.FieldLogge
 		return err
 	}
 
-	seat := openSeat(runDir, whoIs(f.dra.on, namespaceFile), log)
+	seat := openSeat(cdi.OnHost(f.hostRoot, filepath.Dir(f.libDir)), whoIs(f.dra.on, namespaceFile), log)
 	defer seat.Close()
 	taken, err := seat.take()
 	if err != nil {

@@ -3,8 +3,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"strings"
 
 	"github.com/sirupsen/logrus"
@@ -25,8 +27,9 @@ type scheduler struct {
 	since uint64 // the latest event that was asked for
 	run   int64  // of the scheduler, 0: nothing was asked yet
 
-	sliced map[string]bool // UUIDs of GPUs whose tenants have shared by slices
-	full   map[string]bool // IDs of containers for which there was no room, as was said
+	migs   map[string]string // UUIDs of MIG devices, by the names that they have without NVML; nil: nothing was asked yet
+	sliced map[string]bool   // UUIDs of GPUs whose tenants have shared by slices
+	full   map[string]bool   // IDs of containers for which there was no room, as was said
 }
 
 var _ plugin.Scheduler = (*scheduler)(nil)
@@ -46,6 +49,9 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, p
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	described := &api.Container{Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, Uid: c.UID,
 		Gpus: list(c.GPUs), Reach: list(c.Reach)}
+	for i, name := range described.Gpus {
+		described.Gpus[i] = cmp.Or(s.migs[name], name)
+	}
 	described.SetTerms(c.Terms)
 	resp, err := s.conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: described, Keep: c.Keep.Keep()})
 	full := status.Code(err) == codes.ResourceExhausted
@@ -120,14 +126,27 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 			}
 		}
 	}
+	migs := map[string]string{}
 	for _, g := range r.Gpus {
-		state.GPUs[g.Uuid] = s.stateOf(g)
-		for _, p := range api.Promised(g) {
-			state.Promises = append(state.Promises, plugin.Promise{
-				ID: p.Container.GetId(), Who: api.Tenant(p.Container, p.Uid), UUID: g.Uuid, Percent: p.CoreRequest, Memory: p.MemoryBytes,
-			})
+		names := []string{g.Uuid} // the plugin may know it by either
+		if g.Mig != "" {
+			migs[g.Mig] = g.Uuid
+			names = append(names, g.Mig)
+		}
+		is := s.stateOf(g)
+		for _, name := range names {
+			state.GPUs[name] = is
+			for _, p := range api.Promised(g) {
+				state.Promises = append(state.Promises, plugin.Promise{
+					ID: p.Container.GetId(), Who: api.Tenant(p.Container, p.Uid), UUID: name, Percent: p.CoreRequest, Memory: p.MemoryBytes,
+				})
+			}
 		}
 	}
+	if s.migs != nil && !maps.Equal(migs, s.migs) {
+		return plugin.State{}, errors.New("the MIG devices are others now: containers are described again")
+	}
+	s.migs = migs
 	return state, s.news(ctx)
 }
 

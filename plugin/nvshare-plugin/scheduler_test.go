@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -57,6 +58,56 @@ func TestMoverSaysWhy(t *testing.T) {
 		if err := mover(dir)(t.Context(), "a", "GPU-x"); err == nil || err.Error() != want {
 			t.Errorf("%v, want %s", err, want)
 		}
+	}
+}
+
+// migs is a scheduler that knows a MIG device by its UUID.
+type migs struct {
+	sched.ControlService
+	gpus *[]*sched.GPU
+	told chan []string
+}
+
+func (m migs) Status(context.Context, *sched.StatusRequest) (*sched.StatusResponse, error) {
+	return &sched.StatusResponse{Gpus: *m.gpus}, nil
+}
+
+func (m migs) DescribeContainer(_ context.Context, r *sched.DescribeContainerRequest) (*sched.DescribeContainerResponse, error) {
+	m.told <- r.Container.Gpus
+	return &sched.DescribeContainerResponse{}, nil
+}
+
+// In a pod the plugin knows MIG devices by the driver's numbers, and the scheduler by UUIDs.
+func TestMIGDevicesHaveTwoNames(t *testing.T) {
+	const uuid, numbers = "MIG-11111111-2222-3333-4444-555555555555", "MIG-GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52:9:0"
+	gpu := &sched.GPU{Uuid: uuid, Mig: numbers, MemoryBytes: 10 << 30, Drained: true, Promises: []*sched.Promise{{Uid: 7, CoreRequest: 40}}}
+	m := migs{gpus: &[]*sched.GPU{gpu}, told: make(chan []string, 1)}
+	dir := t.TempDir()
+	serveControl(t, dir, m)
+	s, err := dialScheduler(t.Context(), dir, quiet(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	state, err := s.State(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{uuid, numbers} {
+		promised := slices.ContainsFunc(state.Promises, func(p plugin.Promise) bool { return p.UUID == name && p.Percent == 40 })
+		if g := state.GPUs[name]; g.Memory != 10<<30 || !g.Drained || !promised {
+			t.Errorf("%s: %+v, promised %v", name, g, promised)
+		}
+		if err := s.Describe(t.Context(), plugin.Container{ID: "a", GPUs: name}); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-m.told; !slices.Equal(got, []string{uuid}) {
+			t.Errorf("of a container on %s the scheduler is told %v", name, got)
+		}
+	}
+	*m.gpus = nil // what was said of containers may be wrong now
+	if _, err := s.State(t.Context()); err == nil {
+		t.Error("the device is gone, and nobody notices")
 	}
 }
 

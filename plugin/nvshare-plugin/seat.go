@@ -18,11 +18,11 @@ import (
 )
 
 // One plugin leads on a node: two would write the same files, and two tiers would promise
-// the same GPUs. The seat is a lock on the run directory, which the kernel takes from a
-// process that ends.
+// the same GPUs. The seat is a lock on a file, which the kernel takes from a process that
+// ends. The file says who has the seat. Only root opens it: whoever may open a file or a
+// directory, and be it to read, may lock it.
 type seat struct {
-	dir  *os.File
-	file string // says who has the seat
+	file *os.File // nil: it cannot be had
 	who  holder
 	log  logrus.FieldLogger
 }
@@ -34,7 +34,6 @@ type holder struct {
 }
 
 const (
-	seatFile = "plugin.holder"
 	// seatInterval is the time between looks whether the seat is free.
 	seatInterval = 50 * time.Millisecond
 	// namespaceFile is there in a pod.
@@ -54,13 +53,13 @@ func whoIs(dra bool, namespaceFile string) holder {
 	return w
 }
 
-// openSeat looks for the seat of a node. A seat that cannot be had for another reason than
-// its holder keeps nobody from working.
-func openSeat(runDir string, who holder, log logrus.FieldLogger) *seat {
-	s := &seat{file: filepath.Join(runDir, seatFile), who: who, log: log}
-	err := cdi.MakeDir(runDir)
+// openSeat looks for the seat of a node, in a directory that only root writes. A seat that
+// cannot be had for another reason than its holder keeps nobody from working.
+func openSeat(dir string, who holder, log logrus.FieldLogger) *seat {
+	s := &seat{who: who, log: log}
+	err := cdi.MakeDir(dir)
 	if err == nil {
-		s.dir, err = os.Open(runDir)
+		s.file, err = os.OpenFile(filepath.Join(dir, cdi.LockFile), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	}
 	if err != nil {
 		log.Warnf("see whether another nvshare-plugin runs on this node: %v", err)
@@ -69,23 +68,27 @@ func openSeat(runDir string, who holder, log logrus.FieldLogger) *seat {
 }
 
 // Close gives the seat back.
-func (s *seat) Close() { s.dir.Close() }
+func (s *seat) Close() { s.file.Close() }
 
 // take takes the seat, and tells whether it was free. The error says that another
 // installation has it.
 func (s *seat) take() (bool, error) {
-	if s.dir == nil {
+	if s.file == nil {
 		return true, nil
 	}
-	switch err := unix.Flock(int(s.dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
+	switch err := unix.Flock(int(s.file.Fd()), unix.LOCK_EX|unix.LOCK_NB); {
 	case errors.Is(err, unix.EINTR):
 		return false, nil
 	case errors.Is(err, unix.EWOULDBLOCK):
 		return false, s.refused()
 	case err != nil:
-		s.log.Warnf("see whether another nvshare-plugin runs on this node: lock %s: %v", s.dir.Name(), err)
+		s.log.Warnf("see whether another nvshare-plugin runs on this node: lock %s: %v", s.file.Name(), err)
 	}
-	if err := cdi.ReplaceFile(s.file, []byte(s.who.installation+"\n"+s.who.tier+"\n"), 0o644, nil); err != nil {
+	err := s.file.Truncate(0)
+	if err == nil {
+		_, err = s.file.WriteAt([]byte(s.who.installation+"\n"+s.who.tier+"\n"), 0)
+	}
+	if err != nil {
 		s.log.Warnf("say that this nvshare-plugin runs on this node: %v", err)
 	}
 	return true, nil
@@ -93,11 +96,11 @@ func (s *seat) take() (bool, error) {
 
 // refused returns why the seat will not be had by waiting.
 func (s *seat) refused() error {
-	text, err := os.ReadFile(s.file)
-	if err != nil {
+	text, err := os.ReadFile(s.file.Name())
+	installation, tier, said := strings.Cut(strings.TrimSpace(string(text)), "\n")
+	if err != nil || !said {
 		return nil // the holder is about to say who it is
 	}
-	installation, tier, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
 	if installation == s.who.installation {
 		return nil // its end is near: the pod is being replaced
 	}

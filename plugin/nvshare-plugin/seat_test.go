@@ -3,11 +3,14 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -63,6 +66,55 @@ func TestSeat(t *testing.T) {
 	next.Close()
 	if taken, err := seatOf(t, runDir, holder{"namespace other", "annotations"}).take(); !taken || err != nil {
 		t.Errorf("another one, later: %v, %v", taken, err)
+	}
+}
+
+// A user without any right can open what is readable, and lock it.
+func TestSeatIsRootsOnly(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	dir, err := os.MkdirTemp("/tmp", "seat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	who := holder{"this host's service", "annotations"}
+	first := seatOf(t, dir, who)
+	if taken, err := first.take(); !taken || err != nil {
+		t.Fatal(taken, err)
+	}
+	first.Close()
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{dir, filepath.Join(dir, files[0].Name())} {
+		cmd := exec.Command("sh", "-c", `exec 3<"$0" && flock -x 3 && echo locked && exec cat`, path)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		cmd.Dir = "/"
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = bufio.NewReader(out).ReadString('\n') // locked, or it cannot
+		next := seatOf(t, dir, who)
+		if taken, err := next.take(); !taken || err != nil {
+			t.Errorf("a user without rights has locked %s: the seat is taken %v, %v", path, taken, err)
+		}
+		next.Close()
+		in.Close()
+		_ = cmd.Wait()
 	}
 }
 

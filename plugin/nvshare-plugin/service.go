@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -51,6 +52,9 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 	s := &service{flags: f, log: n.log, runDir: runDir, node: n, containers: plugin.NewContainers(n.log), leads: make(chan struct{}), endPeek: func() {}}
 	s.containers.Await()
 	s.containers.PromiseMemory(f.promiseMemory)
+	s.containers.AllowExclusion(func(namespace string) bool {
+		return slices.Contains(f.exclusion, "*") || slices.Contains(f.exclusion, namespace)
+	})
 	s.containers.MakeRoom(mover(runDir))
 	n.health = &s.containers.Health
 	var err error

@@ -1345,6 +1345,7 @@ type GPU struct {
 	Index         uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // for display only
 	Uuid          string                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`    // GPU-…, the identity
 	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Mig           string                 `protobuf:"bytes,45,opt,name=mig,proto3" json:"mig,omitempty"` // of a MIG device: its name where its UUID is not known, MIG-<UUID of its GPU>:<GPU instance>:<compute instance>
 	MemoryBytes   uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
 	Mode          Mode                   `protobuf:"varint,5,opt,name=mode,proto3,enum=nvshare.v1.Mode" json:"mode,omitempty"`
 	QuantumNs     int64                  `protobuf:"varint,6,opt,name=quantum_ns,json=quantumNs,proto3" json:"quantum_ns,omitempty"`
@@ -1431,6 +1432,13 @@ func (x *GPU) GetUuid() string {
 func (x *GPU) GetName() string {
 	if x != nil {
 		return x.Name
+	}
+	return ""
+}
+
+func (x *GPU) GetMig() string {
+	if x != nil {
+		return x.Mig
 	}
 	return ""
 }
@@ -5316,11 +5324,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\x8a\t\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\x9c\t\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
-	"\x04name\x18\x03 \x01(\tR\x04name\x12!\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
+	"\x03mig\x18- \x01(\tR\x03mig\x12!\n" +
 	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12$\n" +
 	"\x04mode\x18\x05 \x01(\x0e2\x10.nvshare.v1.ModeR\x04mode\x12\x1d\n" +
 	"\n" +

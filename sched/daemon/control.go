@@ -269,7 +269,7 @@ func (d *Daemon) status() *api.StatusResponse {
 	for _, g := range d.order {
 		s := g.core.Snapshot(t)
 		out := &api.GPU{
-			Index: uint32(g.Index), Uuid: g.UUID, Name: strings.ToValidUTF8(g.Name, "?"), MemoryBytes: g.MemoryBytes, Model: g.Model,
+			Index: uint32(g.Index), Uuid: g.UUID, Name: strings.ToValidUTF8(g.Name, "?"), Mig: g.MIG, MemoryBytes: g.MemoryBytes, Model: g.Model,
 			Mode: apiMode(g.mode), QuantumNs: int64(s.Quantum), GraceNs: int64(s.Grace),
 			Epoch:  uint64(s.Epoch),
 			Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,

@@ -36,6 +36,7 @@ type GPU struct {
 	Index       int    // for display
 	UUID        string // GPU-…
 	Name        string
+	MIG         string // see api.GPU
 	MemoryBytes uint64
 	PCIBusID    string        // 0000:17:00.0, or "": not known
 	Model       *api.GPUModel // nil: not known

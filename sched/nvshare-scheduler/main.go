@@ -301,7 +301,7 @@ func lister(simGPU string, log *logrus.Entry) daemon.Lister {
 		for _, g := range found {
 			for _, in := range g.Instances {
 				if in.UUID != "" {
-					gpus = append(gpus, daemon.GPU{Index: next, UUID: in.UUID, Name: g.Name + " MIG " + in.Name(g), MemoryBytes: in.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model)})
+					gpus = append(gpus, daemon.GPU{Index: next, UUID: in.UUID, Name: g.Name + " MIG " + in.Name(g), MIG: in.Numbers(g), MemoryBytes: in.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model)})
 					next++
 				}
 			}

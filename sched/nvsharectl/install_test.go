@@ -376,6 +376,7 @@ func TestUninstallBesideAScheduler(t *testing.T) {
 	root := t.TempDir()
 	spec := root + "/var/lib/nvshare/lib/libnvshare.so"
 	put(t, spec, "shim", 0o755)
+	put(t, root+"/var/lib/nvshare/plugin.lock", "", 0o600)
 	h := newHost(t, "", root)
 	h.scheduler = func(_ context.Context, runDir string) bool { return runDir == root+"/var/run/nvshare" }
 	if err := h.uninstall(context.Background()); err == nil || !strings.Contains(err.Error(), "end it first") {

@@ -242,8 +242,9 @@ func (in *installer) removePlaced() error {
 	if in.dryRun {
 		return nil
 	}
-	for _, dir := range []string{cdi.DefaultLibDir, cdi.DefaultBinDir, filepath.Dir(cdi.DefaultLibDir)} {
-		_ = os.Remove(in.at(dir)) // stays if somebody else has put something there
+	top := filepath.Dir(cdi.DefaultLibDir)
+	for _, path := range []string{filepath.Join(top, cdi.LockFile), cdi.DefaultLibDir, cdi.DefaultBinDir, top} {
+		_ = os.Remove(in.at(path)) // stays if somebody else has put something there
 	}
 	return nil
 }

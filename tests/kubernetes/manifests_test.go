@@ -212,9 +212,21 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `"--default-memory-limit=8Gi","--gang-namespaces=*","--latency-namespaces=prod","--max-weight=","--overlap-namespaces=prod"]`) {
 		t.Errorf("bounds of what pods ask for: %v\n%s", err, out)
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "plugin.exclusionNamespaces=*,plugin.audit=stop")
+	if err != nil || !strings.Contains(out, `args: ["--host-root=/host","--audit=stop","--exclusion-namespaces=*"]`) {
+		t.Errorf("who may exclude others: %v\n%s", err, out)
+	}
 	out, err = helm("template", "nvshare", chart, "--set", "metrics.enabled=true,metrics.prometheusRule=true,metrics.dashboard=true")
 	check(t, err)
 	made := objects(t, out)
+	out, err = helm("template", "nvshare", chart, "--set", "metrics.enabled=true,metrics.serviceMonitor=true,metrics.prometheusRule=true,metrics.labels.release=stack,metrics.interval=30s,dra.enabled=true")
+	check(t, err)
+	for name, scrapes := range map[string]int{"PodMonitor nvshare": 2, "ServiceMonitor nvshare": 2, "PrometheusRule nvshare": 0} {
+		o := objects(t, out)[name]
+		if labels := pretty(o["metadata"]); !strings.Contains(labels, `"release": "stack"`) || strings.Count(pretty(o["spec"]), `"interval": "30s"`) != scrapes {
+			t.Errorf("%s for a stack that selects by label: %s", name, pretty(o))
+		}
+	}
 	if _, there := made["PrometheusRule nvshare"]["spec"].(map[string]any)["groups"]; !there {
 		t.Errorf("the alert rules are %v", made["PrometheusRule nvshare"])
 	}

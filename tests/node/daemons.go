@@ -135,7 +135,7 @@ func (n *Node) Ctl(ctx context.Context, args ...string) (string, error) {
 // accepted it: from then on, new pods are adjusted. args are added to the command line.
 func (n *Node) StartPlugin(ctx context.Context, args ...string) error {
 	before := n.PluginAccepts()
-	argv := append(append([]string{n.Bin("nvshare-plugin"), "--lib-dir", LibDir, "--nri-socket", n.NRISocket()}, n.simFlag()...), args...)
+	argv := append(append([]string{n.Bin("nvshare-plugin"), "--lib-dir", LibDir, "--nri-socket", n.NRISocket(), "--exclusion-namespaces=*"}, n.simFlag()...), args...)
 	p, err := start("plugin", n.logFile("plugin"), n.env, argv...)
 	if err != nil {
 		return err

@@ -103,6 +103,7 @@ func alerts(t *testing.T) (all []alert) {
 // Each alert has a section of the runbooks, and leads there.
 func TestAlertsHaveRunbooks(t *testing.T) {
 	const page = "deployments/kubernetes/runbooks.md"
+	const site = "https://github.com/nvshare/nvshare/blob/main/"
 	text, err := os.ReadFile("../../" + page)
 	if err != nil {
 		t.Fatal(err)
@@ -111,8 +112,8 @@ func TestAlertsHaveRunbooks(t *testing.T) {
 		if !strings.Contains(string(text), "\n## "+a.Alert+"\n") {
 			t.Errorf("%s has no section %s", page, a.Alert)
 		}
-		if want := page + "#" + strings.ToLower(a.Alert); a.Annotations["runbook"] != want {
-			t.Errorf("%s leads to %q, want %q", a.Alert, a.Annotations["runbook"], want)
+		if want := site + page + "#" + strings.ToLower(a.Alert); a.Annotations["runbook_url"] != want {
+			t.Errorf("%s leads to %q, want %q", a.Alert, a.Annotations["runbook_url"], want)
 		}
 	}
 }
