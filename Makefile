@@ -97,7 +97,7 @@ demo: root deps build simgpu tools ## two pods and a podman container share one 
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD); status=$$?; $(GIVE_BACK); exit $$status
 
 lint: GOAL := lint
-lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck, clang-tidy, the dashboard and go mod verify
+lint: deps ## of make test: staticcheck, govulncheck, shellcheck, actionlint, cppcheck, clang-tidy, the dashboard and go mod verify
 	@sh tests/tools/lint/lint.sh $(BUILD)/tools-lint
 
 # Not of make test, whose lint runs staticcheck: this program takes long to build.
