@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -88,26 +89,49 @@ func TestCommandsOfPage(t *testing.T) {
 	}
 }
 
-// kustomize and Helm make the same objects.
+// withOverlays is what the base makes with these overlays, separated by spaces.
+func withOverlays(t *testing.T, ctx context.Context, overlays string) string {
+	t.Helper()
+	dir := t.TempDir()
+	from, err := filepath.EvalSymlinks(dir)
+	check(t, err)
+	to, err := filepath.Abs(deployments)
+	check(t, err)
+	tree, err := filepath.Rel(from, to)
+	check(t, err)
+	file := "resources: [" + tree + "/base]\ncomponents:\n"
+	for _, o := range strings.Fields(overlays) {
+		file += "- " + tree + "/overlays/" + o + "\n"
+	}
+	check(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(file), 0o644))
+	return kustomize(t, ctx, dir)
+}
+
+// kustomize and Helm make the same objects, also with several overlays.
 func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	ctx := within(t)
-	for overlay, values := range map[string][]string{
-		"base":                      nil,
-		"overlays/bound":            {"bound.enabled=true"},
-		"overlays/metrics":          {"metrics.enabled=true"},
-		"overlays/metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
-		"overlays/nvml":             {"nvml.enabled=true"},
-		"overlays/web":              {"web.enabled=true"},
-		"overlays/web-token":        {"web.enabled=true", "web.tokenSecret=nvshare-web"},
-		"overlays/host-paths":       {"hostPathPolicy.enabled=true"},
-		"overlays/required":         {"required.enabled=true"},
-		"overlays/dra":              {"dra.enabled=true"},
-		"overlays/dra-surge":        {"dra.enabled=true", "surge.enabled=true"},
-		"overlays/surge":            {"surge.enabled=true"},
-		"overlays/overlap-groups":   {"overlapGroups.enabled=true"},
-		"overlays/checkpoint":       {"checkpoint.enabled=true"},
-		"overlays/suspend-dir":      {"checkpoint.enabled=true", "checkpoint.suspendDir=/var/lib/nvshare/suspended", "scheduler.args={--swap-memory=auto}"},
-		"overlays/required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
+	suspendDir := []string{"checkpoint.enabled=true", "checkpoint.suspendDir=/var/lib/nvshare/suspended", "scheduler.args={--swap-memory=auto}"}
+	for overlays, values := range map[string][]string{
+		"":                 nil,
+		"bound":            {"bound.enabled=true"},
+		"metrics":          {"metrics.enabled=true"},
+		"metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
+		"nvml":             {"nvml.enabled=true"},
+		"web":              {"web.enabled=true"},
+		"web-token":        {"web.enabled=true", "web.tokenSecret=nvshare-web"},
+		"host-paths":       {"hostPathPolicy.enabled=true"},
+		"required":         {"required.enabled=true"},
+		"dra":              {"dra.enabled=true"},
+		"surge":            {"surge.enabled=true"},
+		"overlap-groups":   {"overlapGroups.enabled=true"},
+		"checkpoint":       {"checkpoint.enabled=true"},
+		"suspend-dir":      suspendDir,
+		"required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
+		"dra surge":        {"dra.enabled=true", "surge.enabled=true"},
+		"metrics nvml web-token required-v1beta1 host-paths bound": {"metrics.enabled=true", "nvml.enabled=true", "web.enabled=true", "web.tokenSecret=nvshare-web", "required.enabled=true",
+			"required.apiVersion=admissionregistration.k8s.io/v1beta1", "hostPathPolicy.enabled=true", "bound.enabled=true"},
+		"nvml web dra required surge overlap-groups suspend-dir host-paths bound": append([]string{"nvml.enabled=true", "web.enabled=true", "dra.enabled=true", "required.enabled=true", "surge.enabled=true",
+			"overlapGroups.enabled=true", "hostPathPolicy.enabled=true", "bound.enabled=true"}, suspendDir...),
 	} {
 		args := []string{"template", "nvshare", chart, "--namespace", "nvshare-system", "--skip-tests"}
 		for _, v := range values {
@@ -118,18 +142,22 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 			t.Errorf("helm %v: %v\n%s", args, err, text)
 			continue
 		}
-		byHelm, byKustomize := objects(t, text), objects(t, kustomize(t, ctx, deployments+overlay))
+		byHelm, byKustomize := objects(t, text), objects(t, withOverlays(t, ctx, overlays))
 		delete(byKustomize, "Namespace nvshare-system") // Helm makes the namespace itself
+		// Patches count the containers, and kustomize puts first those that a patch names.
+		if order := containerNames(byKustomize["DaemonSet nvshare"]); !slices.Equal(order, []string{"plugin", "scheduler"}) {
+			t.Errorf("%q: the containers are %v: each patch has to name both, in the order of base", overlays, order)
+		}
 		for name, want := range byKustomize {
 			got := byHelm[name]
 			unorder(want)
 			unorder(got)
 			if !reflect.DeepEqual(got, want) {
-				t.Errorf("%s: %s by Helm is\n%s\nby kustomize\n%s", overlay, name, pretty(got), pretty(want))
+				t.Errorf("%q: %s by Helm is\n%s\nby kustomize\n%s", overlays, name, pretty(got), pretty(want))
 			}
 		}
 		if len(byHelm) != len(byKustomize) {
-			t.Errorf("%s: %d objects by Helm, %d by kustomize", overlay, len(byHelm), len(byKustomize))
+			t.Errorf("%q: %d objects by Helm, %d by kustomize", overlays, len(byHelm), len(byKustomize))
 		}
 	}
 }
@@ -154,7 +182,15 @@ func TestPluginIsRestarted(t *testing.T) {
 	}
 }
 
-// unorder turns a DaemonSet's containers, volumes and environments into maps, because
+func containerNames(daemonSet map[string]any) (names []string) {
+	pod := daemonSet["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
+	for _, c := range pod["containers"].([]any) {
+		names = append(names, fmt.Sprint(c.(map[string]any)["name"]))
+	}
+	return names
+}
+
+// unorder turns a DaemonSet's containers, volumes, ports and environments into maps, because
 // patches put the parts that they change first.
 func unorder(o map[string]any) {
 	if o["kind"] != "DaemonSet" {
@@ -172,6 +208,9 @@ func unorder(o map[string]any) {
 	for _, c := range containers {
 		c := c.(map[string]any)
 		c["env"], c["volumeMounts"] = by("name", c["env"]), by("mountPath", c["volumeMounts"])
+		if ports, some := c["ports"]; some {
+			c["ports"] = by("name", ports)
+		}
 	}
 	pod["containers"], pod["volumes"] = containers, by("name", pod["volumes"])
 }
@@ -398,9 +437,13 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/dra-surge", "overlays/surge", "overlays/overlap-groups", "overlays/checkpoint", "overlays/suspend-dir", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
-		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
+	for _, overlays := range []string{
+		"", "metrics", "metrics-service", "nvml", "web", "web-token", "required", "dra", "surge", "overlap-groups", "checkpoint", "suspend-dir", "host-paths", "bound",
+		"nvml web dra required surge overlap-groups suspend-dir host-paths bound",
+	} {
+		objectsOf = append(objectsOf, withOverlays(t, ctx, overlays))
 	}
+	objectsOf = append(objectsOf, kustomize(t, ctx, deployments+"overlays/uninstall"))
 	files, err := filepath.Glob("manifests/*.yaml")
 	check(t, err)
 	claims, err := filepath.Glob("manifests/dra/*.yaml")

@@ -18,9 +18,7 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-  {{- with . }}
   add: {{ toJson . }}
-  {{- end }}
 {{- end }}
 
 {{- /* Which nodes have GPUs: those that one of these labels says so of. */}}
