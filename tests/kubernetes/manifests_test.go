@@ -307,6 +307,10 @@ func TestChartPaths(t *testing.T) {
 			t.Errorf("%s is not %s of the node in\n%s", mount, volume, made)
 		}
 	}
+	out, err = helm("template", "nvshare", chart, "--set", "hostPathPolicy.enabled=true,paths.lib=/home/k.io/nvshare,paths.run=/run/shared")
+	if err != nil || !strings.Contains(out, "'^(/+[.])*/+home(/+[.])*/+k[.]io(/+[.])*/+nvshare(/|$)'") || !strings.Contains(out, "'^(/+[.])*/+(var(/+[.])*/+)?run(/+[.])*/+shared(/|$)'") {
+		t.Errorf("hostPaths to directories elsewhere: %v\n%s", err, out)
+	}
 	for _, other := range []string{"/var/lib/kubelet", "/var/lib/nvshare", "/run/cdi", `"/run/nvshare`} {
 		if strings.Contains(made, other) {
 			t.Errorf("%s is left in\n%s", other, made)
