@@ -393,6 +393,7 @@ func TestChartPods(t *testing.T) {
 	if pods := pretty(objects(t, set("gpuNodesOnly=false"))); strings.Contains(pods, "nodeAffinity") {
 		t.Errorf("all Linux nodes:\n%s", pods)
 	}
+	set(`affinity=null`, `podLabels=null`, `podAnnotations=null`, `tolerations=null`, `nodeSelector=null`, `updateStrategy=null`, `extraVolumes=null`)
 	out = set(`affinity={"podAffinity":{"x":1}}`)
 	if pods := pretty(objects(t, out)["DaemonSet nvshare"]); !strings.Contains(pods, "podAffinity") || !strings.Contains(pods, "nvidia.com/gpu.present") {
 		t.Errorf("an affinity beside the default one:\n%s", pods)

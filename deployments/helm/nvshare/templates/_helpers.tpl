@@ -39,7 +39,7 @@ nodeAffinity:
 {{- with .Values.nodeSelector }}
 nodeSelector: {{ toJson . }}
 {{- end }}
-{{- $affinity := .Values.affinity }}
+{{- $affinity := .Values.affinity | default dict }}
 {{- if and .Values.gpuNodesOnly (not (hasKey $affinity "nodeAffinity")) }}
 {{- $affinity = merge (include "nvshare.gpuNodes" . | fromYaml) $affinity }}
 {{- end }}
