@@ -97,7 +97,7 @@ demo: root deps build simgpu tools ## two pods and a podman container share one 
 	SIM=$(SIM) $(BIN)/demo --build-dir $(BUILD); status=$$?; $(GIVE_BACK); exit $$status
 
 lint: GOAL := lint
-lint: deps ## of make test: staticcheck, govulncheck, shellcheck, cppcheck, clang-tidy, the dashboard and go mod verify
+lint: deps ## of make test: staticcheck, govulncheck, shellcheck, actionlint, cppcheck, clang-tidy, the dashboard and go mod verify
 	@sh tests/tools/lint/lint.sh $(BUILD)/tools-lint
 
 # Not of make test, whose lint runs staticcheck: this program takes long to build.
@@ -248,11 +248,11 @@ stage: build $(if $(STATIC),static) ## .build/release: this host's release, read
 	@HERE=$(BIN) sh deployments/package/stage.sh $(if $(STATIC),$(BUILD)/static/$(HOSTARCH),$(BIN)) $(BUILD)/lib/libnvshare.so $(STAGE)
 
 # The man pages are printed, and the packages' files installed, by this host's static programs.
-release: ## .build/dist: tarballs, deb, rpm, SBOM and checksums for ARCHES (amd64 arm64)
+release: ## .build/dist: tarballs, deb, rpm and SBOM for ARCHES (amd64 arm64), the chart for IMAGE, checksums
 	@set -e; for arch in $(ARCHES); do sh deployments/image/libc.sh $$arch >/dev/null; done # fails before it takes time
 	@set -e; for arch in $(sort $(HOSTARCH) $(ARCHES)); do $(MAKE) --no-print-directory static ARCH=$$arch; done
 	@set -e; for arch in $(ARCHES); do $(MAKE) --no-print-directory image-root ARCH=$$arch; done
-	@HERE=$(BUILD)/static/$(HOSTARCH) VERSION=$(VERSION) sh deployments/package/build.sh $(BUILD) $(ARCHES)
+	@HERE=$(BUILD)/static/$(HOSTARCH) VERSION=$(VERSION) IMAGE=$(IMAGE) sh deployments/package/build.sh $(BUILD) $(ARCHES)
 
 test-release: simgpu ## of make test: the files of make release; root
 	NVSHARE_TEST_BUILD=$(BUILD) $(call TEST,./tests/release) -count=1 -tags $(TAGS),release -timeout 40m

@@ -4,7 +4,7 @@
 # Usage: root.sh ARCH OUT      (ARCH as Go has it: amd64 or arm64; BUILD has the shim)
 # Builds the files of the node image for ARCH and puts them below OUT: nvshare's
 # programs, the shim, the C library they need, and the list of all of it
-# (usr/share/nvshare/sbom.spdx.json). No shell, no package manager.
+# (usr/share/nvshare/sbom.spdx.json), with the licences. No shell, no package manager.
 #
 # The programs load NVML, which needs the C library. So they are linked with the C
 # library of the machine that builds the image, and the image contains that library.
@@ -42,4 +42,8 @@ CGO_ENABLED=0 GOOS=linux GOARCH=$arch $go build -trimpath -tags "$tags" -ldflags
 install -m 755 "$shim" "$out/usr/lib/nvshare/libnvshare.so"
 
 sh deployments/image/libc.sh "$arch" "$out" >/dev/null
+sh deployments/image/licenses.sh "$out/usr/bin" >"$out/usr/share/nvshare/THIRD_PARTY_LICENSES"
+for text in /usr/share/doc/libc6/copyright /usr/share/licenses/glibc/*; do # the C library's, by the distribution
+	test ! -f "$text" || cat "$text" >>"$out/usr/share/nvshare/THIRD_PARTY_LICENSES"
+done
 sh deployments/image/sbom.sh "$out" >"$out/usr/share/nvshare/sbom.spdx.json"

@@ -3,7 +3,7 @@
 #
 # Usage: build.sh BUILD ARCH...      (ARCH as Go has it: amd64 or arm64)
 # Makes the files of a release in BUILD/dist: for each ARCH two tarballs, a deb, an rpm
-# and the list of parts; and the checksums of all. BUILD/image/ARCH/root and
+# and the list of parts; the chart, with IMAGE as its image; and the checksums of all. BUILD/image/ARCH/root and
 # BUILD/static/ARCH hold the programs; the Makefile's target release builds them. The
 # same tree, compilers and SOURCE_DATE_EPOCH give the same bytes.
 set -eu
@@ -53,6 +53,7 @@ for arch; do
 	mkdir -p "$doc"
 	cp -R --preserve=mode "$work/release/README.md" "$work/release/CHANGELOG.md" "$work/release/deployments" "$work/release/sched" "$work/release/plugin" "$doc/"
 	cp "$work/release/LICENSE" "$doc/copyright"
+	cp "$work/release/THIRD_PARTY_LICENSES" "$doc/"
 	chmod -R u=rwX,go=rX "$work/root"
 	cp "$here/nfpm.yaml" "$here"/*install.sh "$here"/*remove.sh "$work/"
 	find "$work" -exec touch -h -d "@$SOURCE_DATE_EPOCH" {} +
@@ -64,6 +65,13 @@ for arch; do
 		}
 	done
 done
+work=$build/package/chart
+rm -rf "$work"
+mkdir -p "$work"
+cp -R --preserve=mode "$here/../helm/nvshare" "$work/"
+sed -i "s,localhost/nvshare,$IMAGE," "$work/nvshare/values.yaml"
+chmod -R u=rwX,go=rX "$work"
+pack "$work" "$dist/nvshare-$VERSION.tgz"
 cd "$dist"
 sha256sum -- * >SHA256SUMS
 cat SHA256SUMS

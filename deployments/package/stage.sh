@@ -3,7 +3,7 @@
 #
 # Usage: stage.sh PROGRAMS SHIM OUT
 # Puts a release together in OUT: the programs in the directory PROGRAMS, the shim, man
-# pages, completions, settings and documents. HERE is a directory of the same programs
+# pages, completions, settings, documents and licences. HERE is a directory of the same programs
 # that run on this machine. The same tree and SOURCE_DATE_EPOCH give the same files.
 set -eu
 
@@ -12,6 +12,7 @@ cd "$(dirname "$0")/../.."
 
 rm -rf "$out"
 install -D -t "$out" "$programs/nvshare-scheduler" "$programs/nvshare-checkpoint" "$programs/nvshare-plugin" "$programs/nvsharectl" "$programs/nvshare-cdi-hook" "$shim"
+sh deployments/image/licenses.sh "$out" >"$out/THIRD_PARTY_LICENSES"
 for page in README.md CHANGELOG.md LICENSE sched/*.md plugin/README.md; do
 	install -D -m 644 "$page" "$out/$page"
 done

@@ -27,10 +27,10 @@ const maxPiece = 16 << 20
 
 func bundleCommand(root *rootFlags, f *doctorFlags, io streams) *cobra.Command {
 	return &cobra.Command{
-		Use:   "bundle [FILE]",
+		Use:   "bundle [FILE|-]",
 		Short: "Write what a bug report needs into one file",
 		Long: `bundle writes findings, status, events, versions, CDI specs and the services' logs
-into FILE, a tar.gz. No environment, command line or file of a program is in it, but
+into FILE, a tar.gz; - is standard output. No environment, command line or file of a program is in it, but
 the names of users, pods and programs are. FILE must not exist yet.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -38,7 +38,10 @@ the names of users, pods and programs are. FILE must not exist yet.`,
 			if len(args) > 0 {
 				file = args[0]
 			}
-			if err := writeBundle(file, f.patient(cmd.Context(), root.runDir)); err != nil {
+			if file == "-" { // kubectl exec: the image has no tar for kubectl cp
+				return writeBundle(io.out, f.patient(cmd.Context(), root.runDir))
+			}
+			if err := fileBundle(file, f.patient(cmd.Context(), root.runDir)); err != nil {
 				return fmt.Errorf("write %s: %w", file, err)
 			}
 			fmt.Fprintf(io.out, "%s\nLook into it before you give it away: it names users, pods and programs.\n", file)
@@ -47,12 +50,16 @@ the names of users, pods and programs are. FILE must not exist yet.`,
 	}
 }
 
-func writeBundle(file string, p *patient) (err error) {
+func fileBundle(file string, p *patient) (err error) {
 	out, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, out.Close()) }()
+	return writeBundle(out, p)
+}
+
+func writeBundle(out stdio.Writer, p *patient) error {
 	z := gzip.NewWriter(out)
 	t := tar.NewWriter(z)
 	for _, piece := range p.pieces() {

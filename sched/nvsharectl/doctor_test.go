@@ -447,6 +447,9 @@ func TestDoctorCommand(t *testing.T) {
 	if code, _, errs := ctl("doctor", "bundle", file, "--run-dir", dir); code != exitFailed || !strings.Contains(errs, "exists") {
 		t.Errorf("a file is overwritten: exit %d, %s", code, errs)
 	}
+	if code, out, errs := ctl("doctor", "bundle", "-", "--run-dir", dir); code != exitOK || !strings.HasPrefix(out, "\x1f\x8b") {
+		t.Errorf("to standard output: exit %d, %s, %d bytes", code, errs, len(out))
+	}
 }
 
 // A program in namespaces of its own, with no rights, connects where it may, and nowhere else.

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"time"
 
@@ -40,8 +41,10 @@ type probed struct {
 }
 
 type probeFlags struct {
-	want uint64
-	time time.Duration
+	want  uint64
+	total uint64 // the size that the GPU has to have, 0: any
+	alone bool   // nobody says when to begin
+	time  time.Duration
 }
 
 // probeCommand is the tiny CUDA program of doctor test.
@@ -67,15 +70,28 @@ func probeCommand(io streams) *cobra.Command {
 			}
 			p, err := f.run(d, func(p probed) error {
 				_ = report(p, nil)
-				_, err := bufio.NewReader(os.Stdin).ReadString('\n')
-				return err
+				return f.begin(p, os.Stdin)
 			})
 			return report(p, err)
 		},
 	}
 	cmd.Flags().Uint64Var(&f.want, "bytes", 0, "`bytes` of memory to take")
+	cmd.Flags().Uint64Var(&f.total, "total", 0, "the memory `limit`, in bytes, that the GPU has to show")
+	cmd.Flags().BoolVar(&f.alone, "alone", false, "begin at once, and not with a line of standard input")
 	cmd.Flags().DurationVar(&f.time, "time", 5*time.Second, "how long to run")
 	return cmd
+}
+
+// begin returns when the program may start its work, or why it may not.
+func (f *probeFlags) begin(p probed, in io.Reader) error {
+	if f.total != 0 && p.Total != f.total {
+		return fmt.Errorf("the GPU shows %d bytes of memory and not the limit of %d: this program is not held to it", p.Total, f.total)
+	}
+	if f.alone {
+		return nil
+	}
+	_, err := bufio.NewReader(in).ReadString('\n')
+	return err
 }
 
 func (f *probeFlags) run(d *cuda.Driver, ready func(probed) error) (p probed, err error) {

@@ -14,6 +14,26 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
+// The program of doctor test waits for a word, and that of helm test for none.
+func TestProbeBegins(t *testing.T) {
+	for name, tc := range map[string]struct {
+		probeFlags
+		in   string
+		says string // "": it begins
+	}{
+		"told to begin":        {probeFlags{}, "\n", ""},
+		"nobody says":          {probeFlags{}, "", "EOF"},
+		"alone":                {probeFlags{alone: true}, "", ""},
+		"alone, to its limit":  {probeFlags{alone: true, total: 8 << 30}, "", ""},
+		"alone, without limit": {probeFlags{alone: true, total: 1 << 30}, "", "not held"},
+	} {
+		err := tc.begin(probed{Total: 8 << 30}, strings.NewReader(tc.in))
+		if (err != nil) != (tc.says != "") || err != nil && !strings.Contains(err.Error(), tc.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // doctor test judges by what the programs themselves saw.
 func TestTrialJudges(t *testing.T) {
 	ran := func(kernels int) probed { return probed{Kernels: kernels, Seconds: 5} } // of 1 ms

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -88,28 +89,51 @@ func TestCommandsOfPage(t *testing.T) {
 	}
 }
 
-// kustomize and Helm make the same objects.
+// withOverlays is what the base makes with these overlays, separated by spaces.
+func withOverlays(t *testing.T, ctx context.Context, overlays string) string {
+	t.Helper()
+	dir := t.TempDir()
+	from, err := filepath.EvalSymlinks(dir)
+	check(t, err)
+	to, err := filepath.Abs(deployments)
+	check(t, err)
+	tree, err := filepath.Rel(from, to)
+	check(t, err)
+	file := "resources: [" + tree + "/base]\ncomponents:\n"
+	for _, o := range strings.Fields(overlays) {
+		file += "- " + tree + "/overlays/" + o + "\n"
+	}
+	check(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(file), 0o644))
+	return kustomize(t, ctx, dir)
+}
+
+// kustomize and Helm make the same objects, also with several overlays.
 func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	ctx := within(t)
-	for overlay, values := range map[string][]string{
-		"base":                      nil,
-		"overlays/bound":            {"bound.enabled=true"},
-		"overlays/metrics":          {"metrics.enabled=true"},
-		"overlays/metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
-		"overlays/nvml":             {"nvml.enabled=true"},
-		"overlays/web":              {"web.enabled=true"},
-		"overlays/web-token":        {"web.enabled=true", "web.tokenSecret=nvshare-web"},
-		"overlays/host-paths":       {"hostPathPolicy.enabled=true"},
-		"overlays/required":         {"required.enabled=true"},
-		"overlays/dra":              {"dra.enabled=true"},
-		"overlays/dra-surge":        {"dra.enabled=true", "surge.enabled=true"},
-		"overlays/surge":            {"surge.enabled=true"},
-		"overlays/overlap-groups":   {"overlapGroups.enabled=true"},
-		"overlays/checkpoint":       {"checkpoint.enabled=true"},
-		"overlays/suspend-dir":      {"checkpoint.enabled=true", "checkpoint.suspendDir=/var/lib/nvshare/suspended", "scheduler.args={--swap-memory=auto}"},
-		"overlays/required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
+	suspendDir := []string{"checkpoint.enabled=true", "checkpoint.suspendDir=/var/lib/nvshare/suspended", "scheduler.args={--swap-memory=auto}"}
+	for overlays, values := range map[string][]string{
+		"":                 nil,
+		"bound":            {"bound.enabled=true"},
+		"metrics":          {"metrics.enabled=true"},
+		"metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
+		"nvml":             {"nvml.enabled=true"},
+		"web":              {"web.enabled=true"},
+		"web-token":        {"web.enabled=true", "web.tokenSecret=nvshare-web"},
+		"host-paths":       {"hostPathPolicy.enabled=true"},
+		"required":         {"required.enabled=true"},
+		"dra":              {"dra.enabled=true"},
+		"surge":            {"surge.enabled=true"},
+		"overlap-groups":   {"overlapGroups.enabled=true"},
+		"checkpoint":       {"checkpoint.enabled=true"},
+		"suspend-dir":      suspendDir,
+		"required-v1beta1": {"required.enabled=true", "required.apiVersion=admissionregistration.k8s.io/v1beta1"},
+		"dra surge":        {"dra.enabled=true", "surge.enabled=true"},
+		"metrics nvml web-token required-v1beta1 host-paths bound": {"metrics.enabled=true", "nvml.enabled=true", "web.enabled=true", "web.tokenSecret=nvshare-web", "required.enabled=true",
+			"required.apiVersion=admissionregistration.k8s.io/v1beta1", "hostPathPolicy.enabled=true", "bound.enabled=true"},
+		"nvml web dra required surge overlap-groups suspend-dir host-paths bound": append([]string{"nvml.enabled=true", "web.enabled=true", "dra.enabled=true", "required.enabled=true", "surge.enabled=true",
+			"overlapGroups.enabled=true", "hostPathPolicy.enabled=true", "bound.enabled=true"}, suspendDir...),
 	} {
-		args := []string{"template", "nvshare", chart, "--namespace", "nvshare-system"}
+		args := []string{"template", "nvshare", chart, "--namespace", "nvshare-system", "--skip-tests"}
 		for _, v := range values {
 			args = append(args, "--set", v)
 		}
@@ -118,18 +142,22 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 			t.Errorf("helm %v: %v\n%s", args, err, text)
 			continue
 		}
-		byHelm, byKustomize := objects(t, text), objects(t, kustomize(t, ctx, deployments+overlay))
+		byHelm, byKustomize := objects(t, text), objects(t, withOverlays(t, ctx, overlays))
 		delete(byKustomize, "Namespace nvshare-system") // Helm makes the namespace itself
+		// Patches count the containers, and kustomize puts first those that a patch names.
+		if order := containerNames(byKustomize["DaemonSet nvshare"]); !slices.Equal(order, []string{"plugin", "scheduler"}) {
+			t.Errorf("%q: the containers are %v: each patch has to name both, in the order of base", overlays, order)
+		}
 		for name, want := range byKustomize {
 			got := byHelm[name]
 			unorder(want)
 			unorder(got)
 			if !reflect.DeepEqual(got, want) {
-				t.Errorf("%s: %s by Helm is\n%s\nby kustomize\n%s", overlay, name, pretty(got), pretty(want))
+				t.Errorf("%q: %s by Helm is\n%s\nby kustomize\n%s", overlays, name, pretty(got), pretty(want))
 			}
 		}
 		if len(byHelm) != len(byKustomize) {
-			t.Errorf("%s: %d objects by Helm, %d by kustomize", overlay, len(byHelm), len(byKustomize))
+			t.Errorf("%q: %d objects by Helm, %d by kustomize", overlays, len(byHelm), len(byKustomize))
 		}
 	}
 }
@@ -154,7 +182,15 @@ func TestPluginIsRestarted(t *testing.T) {
 	}
 }
 
-// unorder turns a DaemonSet's containers, volumes and environments into maps, because
+func containerNames(daemonSet map[string]any) (names []string) {
+	pod := daemonSet["spec"].(map[string]any)["template"].(map[string]any)["spec"].(map[string]any)
+	for _, c := range pod["containers"].([]any) {
+		names = append(names, fmt.Sprint(c.(map[string]any)["name"]))
+	}
+	return names
+}
+
+// unorder turns a DaemonSet's containers, volumes, ports and environments into maps, because
 // patches put the parts that they change first.
 func unorder(o map[string]any) {
 	if o["kind"] != "DaemonSet" {
@@ -172,6 +208,9 @@ func unorder(o map[string]any) {
 	for _, c := range containers {
 		c := c.(map[string]any)
 		c["env"], c["volumeMounts"] = by("name", c["env"]), by("mountPath", c["volumeMounts"])
+		if ports, some := c["ports"]; some {
+			c["ports"] = by("name", ports)
+		}
 	}
 	pod["containers"], pod["volumes"] = containers, by("name", pod["volumes"])
 }
@@ -184,6 +223,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		"scheduler.fenceAction=shout", "plugin.audit=shout", "metrics.enabeld=true", "plugin.args={nri}", "image.pullPolicy=Sometimes", "image.digest=latest", "required.apiVersion=v1", "upgradeNodes=0", "upgradeNodes=five",
 		"checkpoint.suspendDir=/srv/a", "checkpoint.enabled=true,checkpoint.suspendDir=/srv/a", "checkpoint.enabled=true,checkpoint.suspendDir=srv/a,scheduler.args={--swap-memory=1Gi}",
 		"checkpoint.enabled=true,checkpoint.suspendDirSize=5Gi",
+		"paths.lib=var/lib/nvshare", "paths.run=/var/run/nvshare", "paths.cdi=/", "paths.lib=/srv/../etc", "podLabels.a=1", "networkPolicy.apiServerPorts=[]",
 	} {
 		out, err := helm("template", "nvshare", chart, "--set", value)
 		name, _, _ := strings.Cut(strings.Split(value, "=")[0], ".")
@@ -205,7 +245,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	}
 	digest := "sha256:" + strings.Repeat("0a", 32)
 	out, err = helm("template", "nvshare", chart, "--set", "image.repository=registry.example/nvshare,image.tag=v1,image.digest="+digest)
-	if err != nil || strings.Count(out, "image: registry.example/nvshare@"+digest+"\n") != 3 {
+	if err != nil || strings.Count(out, "image: registry.example/nvshare@"+digest+"\n") != 4 {
 		t.Errorf("an image by its digest: %v\n%s", err, out)
 	}
 	out, err = helm("template", "nvshare", chart, "--set", "scheduler.latencyNamespaces=prod,scheduler.gangNamespaces=*,scheduler.overlapNamespaces=prod,scheduler.maxWeight=,scheduler.defaultMemoryLimit=8Gi")
@@ -262,6 +302,139 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	}
 }
 
+// A path of the values is the flag's, the mount's and the volume's, and the probes ask there.
+func TestChartPaths(t *testing.T) {
+	out, err := helm("template", "nvshare", chart, "--skip-tests", "--set", "dra.enabled=true,paths.kubelet=/var/lib/k0s/kubelet,paths.cdi=/etc/cdi,paths.lib=/home/kubernetes/bin/nvshare,paths.run=/run/shared,paths.nriSocket=/run/k0s/nri.sock")
+	check(t, err)
+	made := pretty(objects(t, out)["DaemonSet nvshare"])
+	flags := `"--cdi-dir=/etc/cdi","--lib-dir=/home/kubernetes/bin/nvshare/lib","--nri-socket=/run/k0s/nri.sock","--run-dir=/run/shared","--dra","--kubelet-dir=/var/lib/k0s/kubelet"`
+	if n := strings.Count(strings.NewReplacer("\n", "", " ", "").Replace(made), flags); n != 3 { // the plugin's own and of two probes
+		t.Errorf("%d commands have the flags in\n%s", n, made)
+	}
+	for mount, volume := range map[string]string{
+		"/host/etc/cdi": "/etc/cdi", "/host/home/kubernetes/bin/nvshare": "/home/kubernetes/bin/nvshare", "/host/run/shared": "/run/shared",
+		"/var/lib/k0s/kubelet/plugins/nvshare.com": "/var/lib/k0s/kubelet/plugins/nvshare.com", "/var/lib/k0s/kubelet/plugins_registry": "/var/lib/k0s/kubelet/plugins_registry",
+	} {
+		if !strings.Contains(made, fmt.Sprintf(`"mountPath": %q`, mount)) || !strings.Contains(made, fmt.Sprintf(`"path": %q`, volume)) {
+			t.Errorf("%s is not %s of the node in\n%s", mount, volume, made)
+		}
+	}
+	out, err = helm("template", "nvshare", chart, "--set", "hostPathPolicy.enabled=true,paths.lib=/home/k.io/nvshare,paths.run=/run/shared")
+	if err != nil || !strings.Contains(out, "'^(/+[.])*/+home(/+[.])*/+k[.]io(/+[.])*/+nvshare(/|$)'") || !strings.Contains(out, "'^(/+[.])*/+(var(/+[.])*/+)?run(/+[.])*/+shared(/|$)'") {
+		t.Errorf("hostPaths to directories elsewhere: %v\n%s", err, out)
+	}
+	for _, other := range []string{"/var/lib/kubelet", "/var/lib/nvshare", "/run/cdi", `"/run/nvshare`} {
+		if strings.Contains(made, other) {
+			t.Errorf("%s is left in\n%s", other, made)
+		}
+	}
+}
+
+// Two releases of a namespace share no object. Only one makes what the cluster has once.
+func TestChartTwoReleases(t *testing.T) {
+	all := "bound.enabled=true,hostPathPolicy.enabled=true,required.enabled=true,dra.enabled=true,networkPolicy.enabled=true,metrics.enabled=true,metrics.serviceMonitor=true,metrics.prometheusRule=true,metrics.dashboard=true"
+	made := map[string]map[string]map[string]any{}
+	for release, more := range map[string]string{"nvshare": "", "h200": ",dra.deviceClass=false"} {
+		out, err := helm("template", release, chart, "--namespace", "nvshare-system", "--set", all+more)
+		check(t, err)
+		made[release] = objects(t, out)
+	}
+	for name := range made["h200"] {
+		if _, both := made["nvshare"][name]; both {
+			t.Errorf("both releases have %s", name)
+		}
+	}
+	set := pretty(made["h200"]["DaemonSet h200-nvshare"])
+	if !strings.Contains(set, `"serviceAccountName": "h200-nvshare"`) || strings.Count(set, `"app.kubernetes.io/instance": "h200"`) != 3 {
+		t.Errorf("the second release's pods:\n%s", set)
+	}
+	for _, policy := range []string{"bound", "slices"} {
+		if text := pretty(made["h200"]["ValidatingAdmissionPolicy h200-nvshare-"+policy]); !strings.Contains(text, "system:serviceaccount:nvshare-system:h200-nvshare") {
+			t.Errorf("the policy %s is on another account:\n%s", policy, text)
+		}
+	}
+}
+
+// The chart says what the cluster is too old for, with the value's name and the version.
+func TestChartRefusesOldClusters(t *testing.T) {
+	for _, c := range []struct{ values, last, first, says string }{
+		{"dra.enabled=true", "1.35.9", "1.36.0", "1.36"},
+		{"required.enabled=true", "1.35.9", "1.36.0-gke.1", "v1beta1"},
+		{"required.enabled=true,required.apiVersion=admissionregistration.k8s.io/v1beta1", "1.33.1", "1.34.0", "1.34"},
+		{"bound.enabled=true", "1.31.0", "1.32.0", "1.32"},
+		{"hostPathPolicy.enabled=true", "1.29.0", "1.30.0", "1.30"},
+		{"overlapGroups.enabled=true", "1.29.0", "1.30.0", "1.30"},
+		{"surge.enabled=true", "1.25.0", "1.26.0", "1.26"},
+	} {
+		name, _, _ := strings.Cut(c.values, "=")
+		if out, err := helm("template", "nvshare", chart, "--set", c.values, "--kube-version", c.last); err == nil || !strings.Contains(out, c.says) || c.first != "1.26.0" && !strings.Contains(out, name) {
+			t.Errorf("%s on %s: %v\n%s", c.values, c.last, err, out)
+		}
+		if out, err := helm("template", "nvshare", chart, "--set", c.values, "--kube-version", c.first); err != nil {
+			t.Errorf("%s on %s: %v\n%s", c.values, c.first, err, out)
+		}
+	}
+}
+
+func TestChartPods(t *testing.T) {
+	set := func(values ...string) string {
+		t.Helper()
+		args := []string{"template", "nvshare", chart}
+		for _, v := range values {
+			args = append(args, "--set-json", v)
+		}
+		out, err := helm(args...)
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", values, err, out)
+		}
+		return out
+	}
+	out := set(`podLabels={"team":"gpu","app.kubernetes.io/name":"other"}`, `podAnnotations={"note":"a"}`, `updateStrategy={"type":"OnDelete"}`, `serviceAccount={"annotations":{"role":"r"}}`,
+		`plugin={"extraEnv":[{"name":"A","value":"1"}],"extraVolumeMounts":[{"name":"more","mountPath":"/more"}]}`, `extraVolumes=[{"name":"more","emptyDir":{}}]`,
+		`scheduler={"extraEnv":[{"name":"B","value":"2"}],"extraVolumeMounts":[{"name":"more","mountPath":"/more"}]}`)
+	made := objects(t, out)
+	pods := pretty(made["DaemonSet nvshare"])
+	for _, want := range []string{`"team": "gpu"`, `"note": "a"`, `"type": "OnDelete"`, `"name": "A"`, `"name": "B"`, `"emptyDir": {}`} {
+		if !strings.Contains(pods, want) {
+			t.Errorf("the DaemonSet lacks %s:\n%s", want, pods)
+		}
+	}
+	if strings.Contains(pods, "other") || strings.Contains(pods, "rollingUpdate") || strings.Count(pods, `"mountPath": "/more"`) != 2 || !strings.Contains(pretty(made["ServiceAccount nvshare"]), `"role": "r"`) {
+		t.Errorf("labels, strategy, mounts and account:\n%s", out)
+	}
+	if pods := pretty(objects(t, set("gpuNodesOnly=false"))); strings.Contains(pods, "nodeAffinity") {
+		t.Errorf("all Linux nodes:\n%s", pods)
+	}
+	set(`affinity=null`, `podLabels=null`, `podAnnotations=null`, `tolerations=null`, `nodeSelector=null`, `updateStrategy=null`, `extraVolumes=null`)
+	out = set(`affinity={"podAffinity":{"x":1}}`)
+	if pods := pretty(objects(t, out)["DaemonSet nvshare"]); !strings.Contains(pods, "podAffinity") || !strings.Contains(pods, "nvidia.com/gpu.present") {
+		t.Errorf("an affinity beside the default one:\n%s", pods)
+	}
+	out = set(`affinity={"nodeAffinity":{"x":1}}`)
+	if pods := pretty(objects(t, out)["DaemonSet nvshare"]); strings.Contains(pods, "nvidia.com/gpu.present") {
+		t.Errorf("a nodeAffinity in the place of the default one:\n%s", pods)
+	}
+	out = set(`networkPolicy={"enabled":true,"from":[{"podSelector":{}}]}`, `metrics={"enabled":true}`, `dra={"enabled":true}`)
+	if policy := pretty(objects(t, out)["NetworkPolicy nvshare"]); strings.Count(policy, `"port": `) != 4 || !strings.Contains(policy, "from") {
+		t.Errorf("the network policy:\n%s", policy)
+	}
+	if policy := pretty(objects(t, set(`networkPolicy={"enabled":true}`))["NetworkPolicy nvshare"]); strings.Contains(policy, "ingress") || !strings.Contains(policy, "Ingress") {
+		t.Errorf("without metrics nobody reaches a port:\n%s", policy)
+	}
+}
+
+// helm test asks for a GPU as the release gives it.
+func TestChartTest(t *testing.T) {
+	for values, want := range map[string]string{"dra.enabled=false": `"nvshare.com/gpu-memory-limit": "1Gi"`, "dra.enabled=true": `"nvshare.com/gpu": 1`} {
+		out, err := helm("template", "nvshare", chart, "--set", values)
+		check(t, err)
+		pod := pretty(objects(t, out)["Pod nvshare-test"])
+		if !strings.Contains(pod, want) || !strings.Contains(pod, "nvidia.com/gpu.present") || strings.Contains(pod, "--total") == strings.Contains(values, "true") {
+			t.Errorf("%s: %s", values, pod)
+		}
+	}
+}
+
 // The changelog's newest version is the one that other files name.
 func TestManifestsNameThisRelease(t *testing.T) {
 	for file, want := range map[string]string{
@@ -281,9 +454,13 @@ func TestManifestsNameThisRelease(t *testing.T) {
 func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
-	for _, dir := range []string{"base", "overlays/metrics", "overlays/metrics-service", "overlays/nvml", "overlays/web", "overlays/web-token", "overlays/required", "overlays/dra", "overlays/dra-surge", "overlays/surge", "overlays/overlap-groups", "overlays/checkpoint", "overlays/suspend-dir", "overlays/host-paths", "overlays/bound", "overlays/uninstall"} {
-		objectsOf = append(objectsOf, kustomize(t, ctx, deployments+dir))
+	for _, overlays := range []string{
+		"", "metrics", "metrics-service", "nvml", "web", "web-token", "required", "dra", "surge", "overlap-groups", "checkpoint", "suspend-dir", "host-paths", "bound",
+		"nvml web dra required surge overlap-groups suspend-dir host-paths bound",
+	} {
+		objectsOf = append(objectsOf, withOverlays(t, ctx, overlays))
 	}
+	objectsOf = append(objectsOf, kustomize(t, ctx, deployments+"overlays/uninstall"))
 	files, err := filepath.Glob("manifests/*.yaml")
 	check(t, err)
 	claims, err := filepath.Glob("manifests/dra/*.yaml")
@@ -294,7 +471,7 @@ func TestAPIServerTakesManifests(t *testing.T) {
 		check(t, err)
 		objectsOf = append(objectsOf, string(text))
 	}
-	text, err := helm("template", "nvshare", chart, "--namespace", "nvshare-system")
+	text, err := helm("template", "nvshare", chart, "--namespace", "nvshare-system", "--set", "networkPolicy.enabled=true")
 	check(t, err)
 	objectsOf = append(objectsOf, text)
 

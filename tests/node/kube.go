@@ -251,7 +251,7 @@ func (k *Kubernetes) StartControlPlane(ctx context.Context) (err error) {
 // StartKubelet starts or restarts the kubelet, and waits until the node is ready.
 func (k *Kubernetes) StartKubelet(ctx context.Context) (err error) {
 	if k.kubelet, err = k.start("kubelet", "--config="+filepath.Join(k.dir, "kubelet.yaml"), "--kubeconfig="+k.Kubeconfig("kubelet"),
-		"--hostname-override="+KubeNode, "--node-ip="+kubeNodeIP, "--cert-dir="+k.pki("")); err != nil {
+		"--hostname-override="+KubeNode, "--node-labels=nvidia.com/gpu.present=true", "--node-ip="+kubeNodeIP, "--cert-dir="+k.pki("")); err != nil {
 		return err
 	}
 	return k.kubelet.ready(ctx, "the node to be ready", func() error {

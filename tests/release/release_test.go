@@ -29,6 +29,9 @@ const top = "../.."
 // epoch is the time in the files of both builds.
 const epoch = "1700000000"
 
+// image is that of the chart in both builds.
+const image = "registry.example/nvshare"
+
 var (
 	build  = os.Getenv("NVSHARE_TEST_BUILD") // holds the simulated GPU; make test-release sets it
 	first  string                            // the first build's files
@@ -70,7 +73,7 @@ func TestMain(m *testing.M) {
 
 // makeRelease runs make release in dir, after a line of shell.
 func makeRelease(dir, before string, args ...string) ([]byte, error) {
-	cmd := exec.Command("sh", append([]string{"-c", before + ` && exec make --no-print-directory release "$@"`, "sh", "ARCHES=" + strings.Join(arches, " ")}, args...)...)
+	cmd := exec.Command("sh", append([]string{"-c", before + ` && exec make --no-print-directory release "$@"`, "sh", "IMAGE=" + image, "ARCHES=" + strings.Join(arches, " ")}, args...)...)
 	cmd.Dir = dir
 	// The outer make's flags would name its own build directory.
 	cmd.Env = append(os.Environ(), "SOURCE_DATE_EPOCH="+epoch, "MAKEFLAGS=", "MAKELEVEL=")
@@ -118,7 +121,7 @@ func TestSameBytesTwice(t *testing.T) {
 	}
 	second := filepath.Join(clone, ".build/dist")
 	names := files(t, first)
-	if want := files(t, second); strings.Join(names, " ") != strings.Join(want, " ") || len(names) != 5*len(arches)+1 {
+	if want := files(t, second); strings.Join(names, " ") != strings.Join(want, " ") || len(names) != 5*len(arches)+2 {
 		t.Fatalf("the builds made %v and %v", names, want)
 	}
 	for _, name := range names {
@@ -363,7 +366,7 @@ func TestPackages(t *testing.T) {
 }
 
 // The list of parts is valid, and names nvshare, the C library and Go's modules with
-// their versions.
+// their versions. Each module's licence is in the release.
 func TestSBOM(t *testing.T) {
 	t.Parallel()
 	spaces := map[string]string{} // two documents may not have the same
@@ -384,8 +387,15 @@ func TestSBOM(t *testing.T) {
 			t.Errorf("%s and %s have the name space %s", other, arch, sbom.DocumentNamespace)
 		}
 		spaces[sbom.DocumentNamespace] = arch
+		licences, err := os.ReadFile(filepath.Join(unpack(t, arch, ""), "THIRD_PARTY_LICENSES"))
+		if err != nil {
+			t.Fatal(err)
+		}
 		versions := map[string]string{}
 		for _, p := range sbom.Packages {
+			if strings.Contains(p.Name, "/") && !strings.Contains(string(licences), "\n================ "+p.Name+" "+p.VersionInfo+": ") {
+				t.Errorf("%s: no licence of %s %s", arch, p.Name, p.VersionInfo)
+			}
 			versions[p.Name] = p.VersionInfo
 			if p.VersionInfo == "" || strings.Contains(p.VersionInfo, " ") {
 				t.Errorf("%s: %s has version %q", arch, p.Name, p.VersionInfo)
@@ -396,6 +406,30 @@ func TestSBOM(t *testing.T) {
 				t.Errorf("%s: %s is missing in %v", arch, want, versions)
 			}
 		}
+	}
+}
+
+// The chart is one that Helm takes: a folder of the chart's name, with this version's number.
+func TestChart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := one(t, "nvshare-[0-9]*.tgz")
+	if out, err := exec.Command("tar", "-xzf", file, "-C", dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if os.Getenv("NVSHARE_TEST_DIST") == "" {
+		checkHas(t, filepath.Join(dir, "nvshare/values.yaml"), "repository: "+image)
+	}
+	number := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "nvshare-"), ".tgz")
+	checkHas(t, filepath.Join(dir, "nvshare/Chart.yaml"), "version: "+number)
+	checkHas(t, filepath.Join(dir, "nvshare/templates/daemonset.yaml"), "kind: DaemonSet")
+}
+
+// checkHas looks for the end of a line.
+func checkHas(t *testing.T, file, want string) {
+	t.Helper()
+	if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), want+"\n") {
+		t.Errorf("%s lacks %q: %v", file, want, err)
 	}
 }
 

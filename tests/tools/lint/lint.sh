@@ -17,7 +17,7 @@ cd "$here/../../.." || exit 1
 
 want=$(cat "$here/go.mod" "$here/go.sum" | cksum)
 if [ "$(cat "$out/.built-from" 2>/dev/null)" != "$want" ]; then
-	echo "building staticcheck and govulncheck as pinned in tests/tools/lint/go.mod; this takes minutes, once" >&2
+	echo "building staticcheck, govulncheck and actionlint as pinned in tests/tools/lint/go.mod; this takes minutes, once" >&2
 	(cd "$here" && CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -o "$out/" tool) || exit 1
 	echo "$want" >"$out/.built-from"
 fi
@@ -44,6 +44,7 @@ if command -v shellcheck >/dev/null; then
 else
 	left_out "shellcheck, which is not installed"
 fi
+check actionlint "$out/actionlint" .github/workflows/*.yaml
 if command -v cppcheck >/dev/null; then
 	# It takes a bare address that is kept for a time for one that is kept for ever, and
 	# does not see which branches exclude each other: the sanitizers of hook/test do.

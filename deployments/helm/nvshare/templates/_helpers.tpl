@@ -1,3 +1,13 @@
+{{- /* What names each object of the release: two releases, for two pools of nodes, share none. */}}
+{{- define "nvshare.name" -}}
+{{- $release := ternary .Release.Name (printf "%s-nvshare" .Release.Name) (contains "nvshare" .Release.Name) -}}
+{{ .Values.fullnameOverride | default $release | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "nvshare.selector" -}}
+{app.kubernetes.io/name: nvshare, app.kubernetes.io/instance: {{ .Release.Name }}}
+{{- end }}
+
 {{- define "nvshare.image" -}}
 {{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
@@ -8,7 +18,43 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
-  {{- with . }}
   add: {{ toJson . }}
-  {{- end }}
+{{- end }}
+
+{{- /* Which nodes have GPUs: those that one of these labels says so of. */}}
+{{- define "nvshare.gpuNodes" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+    - matchExpressions: [{key: nvidia.com/gpu.present, operator: In, values: ["true"]}]
+    - matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}]
+    - matchExpressions: [{key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}]
+    - matchExpressions: [{key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}]
+    - matchExpressions: [{key: cloud.google.com/gke-accelerator, operator: Exists}]
+    - matchExpressions: [{key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}]
+{{- end }}
+
+{{- /* The nodes of the pods of the DaemonSet and of helm test. A nodeAffinity of the values comes in the place of the default one. */}}
+{{- define "nvshare.nodes" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector: {{ toJson . }}
+{{- end }}
+{{- $affinity := .Values.affinity | default dict }}
+{{- if and .Values.gpuNodesOnly (not (hasKey $affinity "nodeAffinity")) }}
+{{- $affinity = merge (include "nvshare.gpuNodes" . | fromYaml) $affinity }}
+{{- end }}
+{{- with $affinity }}
+affinity: {{ toJson . }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations: {{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{- /* Fails where the cluster lacks what a value needs; the argument: root, the value's name, the version from which on a cluster has it, and a hint. */}}
+{{- define "nvshare.needs" -}}
+{{- $root := index . 0 }}
+{{- if semverCompare (printf "<%s-0" (index . 2)) $root.Capabilities.KubeVersion.Version }}
+{{- fail (printf "%s needs Kubernetes %s, and the cluster has %s%s (helm template: give --kube-version)" (index . 1) (index . 2) $root.Capabilities.KubeVersion.Version (index . 3)) }}
+{{- end }}
 {{- end }}
