@@ -25,12 +25,13 @@ WRAPPER(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *bytes, CUdeviceptr 
 	return CUDA_SUCCESS;
 }
 
-/* An attribute as the driver has it of memory of that kind; -1: the driver knows it better. */
+/*
+ * An attribute as the driver has it of memory of that kind (hook/test/pointers.txt); -1: the
+ * driver knows it better. What memory has no value of is zero, and written with the error.
+ */
 static int tell(uint64_t *value, int what, CUdeviceptr p, const struct nvs_swap_range *r)
 {
 	*value = 0;
-	if (!r->base)
-		return nvs_pointer_bytes(what) ? CUDA_ERROR_INVALID_VALUE : -1;
 	switch (what) {
 	case NVS_POINTER_CONTEXT:
 		*value = (uintptr_t)r->owner;
@@ -39,11 +40,14 @@ static int tell(uint64_t *value, int what, CUdeviceptr p, const struct nvs_swap_
 		*value = CU_MEMORY_TYPE_DEVICE;
 		break;
 	case NVS_POINTER_DEVICE_POINTER:
+		if (r->mapping && !r->access)
+			return CUDA_ERROR_INVALID_VALUE;
 		*value = p;
 		break;
 	case NVS_POINTER_HOST_POINTER:
 		return CUDA_ERROR_INVALID_VALUE;
 	case NVS_POINTER_SYNC_MEMOPS: /* set, it has pinned the memory */
+		*value = 1;
 		return r->pinned ? -1 : CUDA_SUCCESS;
 	case NVS_POINTER_BUFFER_ID:
 	case NVS_POINTER_MEMORY_BLOCK_ID:
@@ -83,11 +87,35 @@ static int tell(uint64_t *value, int what, CUdeviceptr p, const struct nvs_swap_
 		*value = r->mapped;
 		break;
 	case NVS_POINTER_IS_MANAGED:
+		break;
 	case NVS_POINTER_IS_HW_DECOMPRESS_CAPABLE:
+		*value = !r->pool && !r->mapping;
 		break;
 	default:
 		return -1;
 	}
+	return CUDA_SUCCESS;
+}
+
+/* As the driver writes an attribute in a list of an address that nothing is at. */
+static int unknown(void *data, int what, CUdeviceptr p)
+{
+	uint64_t value = 0;
+
+	switch (what) {
+	case NVS_POINTER_P2P_TOKENS:
+		return CUDA_ERROR_INVALID_VALUE;
+	case NVS_POINTER_RANGE_START_ADDR:
+	case NVS_POINTER_RANGE_SIZE:
+		return CUDA_SUCCESS;
+	case NVS_POINTER_HOST_POINTER:
+		value = p;
+		break;
+	case NVS_POINTER_DEVICE_ORDINAL:
+		value = (uint64_t)-2; /* CU_DEVICE_INVALID */
+		break;
+	}
+	memcpy(data, &value, nvs_pointer_bytes(what));
 	return CUDA_SUCCESS;
 }
 
@@ -108,15 +136,16 @@ WRAPPER(cuPointerGetAttribute, (void *data, int what, CUdeviceptr p))
 
 	if (!data || !nvs_swap_find(p, &r))
 		return CALL(cuPointerGetAttribute, data, what, p);
-	result = tell(&value, what, p, &r);
+	if (!r.base && nvs_pointer_bytes(what))
+		return CUDA_ERROR_INVALID_VALUE;
+	result = r.base ? tell(&value, what, p, &r) : -1;
 	if (result == -1)
 		return BY_THE_DRIVER_AT(p, CALL(cuPointerGetAttribute, data, what, p));
-	if (result == CUDA_SUCCESS)
-		memcpy(data, &value, nvs_pointer_bytes(what));
+	memcpy(data, &value, nvs_pointer_bytes(what));
 	return result;
 }
 
-/* As the driver does, sets what it cannot tell to zero and succeeds. */
+/* As the driver does, sets what it cannot tell to zero, or to what stands for nothing, and succeeds. */
 WRAPPER(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
 {
 	struct nvs_swap_range r;
@@ -129,7 +158,9 @@ WRAPPER(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
 
 		if (!data[i])
 			continue;
-		if (tell(&value, what[i], p, &r) == -1)
+		if (!r.base && nvs_pointer_bytes(what[i]))
+			result = unknown(data[i], what[i], p);
+		else if (!r.base || tell(&value, what[i], p, &r) == -1)
 			result = BY_THE_DRIVER_AT(p, CALL(cuPointerGetAttributes, 1, &what[i], &data[i], p));
 		else
 			memcpy(data[i], &value, nvs_pointer_bytes(what[i]));

@@ -184,7 +184,7 @@ static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
 	r->owner = owner & POOLED ? NULL : (void *)(uintptr_t)owner;
 	r->pool = owner & POOLED ? (void *)(uintptr_t)(owner & ~POOLED) : NULL;
 	r->pool_handle = r->pool ? r->pool->handle : NULL;
-	r->rdma = p.span->gpu->swap->rdma;
+	r->rdma = !r->pool && p.span->gpu->swap->rdma;
 	r->ipc = !r->pool && p.span->gpu->swap->posix_fd;
 	r->serial = g->serial;
 	r->pinned = g->pinned;

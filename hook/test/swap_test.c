@@ -1163,6 +1163,7 @@ static void pointers(bool native, char *text, size_t size)
 		close(out[0]);
 		if (native)
 			unsetenv("LD_PRELOAD");
+		setenv("NVSHARE_SIMGPU_POOL_MIB", "32", 1);
 		execl(path, path, "--pause", "plain", "pitch", "managed", "pool", "shared-pool", "mapped", "mapped-rdma",
 		      "mapped-closed", "green", "host", "registered", "pageable", "freed", (char *)NULL);
 		_exit(127);
@@ -1182,26 +1183,45 @@ static void pointers(bool native, char *text, size_t size)
 	CHECK(went_well(pid));
 }
 
+/* Line by line, but for the line of the pool's memory that begins so; NULL: for none. */
+static bool tell_the_same(const char *who, char *is, const char *than, char *was, const char *but)
+{
+	bool same = true;
+	char *a, *b;
+
+	while ((a = strsep(&was, "\n")) && (b = strsep(&is, "\n")))
+		if (strcmp(a, b) != 0 && !(but && strncmp(a, but, strlen(but)) == 0)) {
+			fprintf(stderr, "%s: %s\n%s: %s\n", than, a, who, b);
+			same = false;
+		}
+	return same && !was && !strsep(&is, "\n");
+}
+
+/* What an H100 with driver 580.159.04 says, to `pointers` without the kind ipc. */
+static void table(char *text, size_t size)
+{
+	FILE *f = fopen("pointers.txt", "r");
+
+	CHECK(f);
+	text[fread(text, 1, size - 1, f)] = 0;
+	fclose(f);
+}
+
 /* The values, and the bytes that are written of each. */
 static void pointers_tell_what_the_driver_tells(void)
 {
-	static char native[65536], ours[65536];
+	static char real[65536], native[65536], ours[65536];
 	struct swapper_config c = usual;
 
 	swapper_init();
+	table(real, sizeof(real));
 	pointers(true, native, sizeof(native));
 	swapper_start(&c);
 	swapper_room(1);
 	pointers(false, ours, sizeof(ours));
-	if (strcmp(native, ours) != 0) {
-		char *a, *b, *was = native, *is = ours;
-
-		while ((a = strsep(&was, "\n")) && (b = strsep(&is, "\n")))
-			if (strcmp(a, b) != 0)
-				fprintf(stderr, "native: %s\nours:   %s\n", a, b);
-		CHECK(!"the same answers");
-	}
-	CHECK(strstr(native, "freed all="));
+	CHECK(tell_the_same("simulated", strdup(native), "H100", real, NULL));
+	/* Ours is mapped by itself, and not in a block of 32 MiB. */
+	CHECK(tell_the_same("ours", ours, "simulated", native, "pool MAPPING_SIZE "));
 	swapper_end();
 }
 

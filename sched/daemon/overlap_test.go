@@ -39,24 +39,27 @@ func overlapSite(t *testing.T, change func(*Options)) sharing {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s *scheduler
-	t.Cleanup(func() { // the scheduler is stopped; the groups of a test that failed would outlive it
-		if s == nil || s.overlap == nil {
-			return
-		}
-		for _, group := range s.overlap.States() {
-			for _, pid := range []int{group.Daemon, group.Server} {
-				if pid != 0 {
-					_ = syscall.Kill(pid, syscall.SIGKILL)
-				}
+	var left []int // pids of groups of a test that failed, which outlive a scheduler
+	t.Cleanup(func() {
+		for _, pid := range left {
+			if pid != 0 {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
 		}
 	})
-	s = start(t, dir, func(o *Options) {
+	s := start(t, dir, func(o *Options) {
 		o.MPSControl = func() (string, error) { return filepath.Join(sim, "bin", "nvidia-cuda-mps-control"), nil }
 		o.OverlapStarter = []string{"/usr/bin/env", roleEnv + "=overlap", self}
 		if change != nil {
 			change(o)
+		}
+	})
+	t.Cleanup(func() {
+		if s.overlap == nil {
+			return
+		}
+		for _, group := range s.overlap.States() {
+			left = append(left, group.Daemon, group.Server)
 		}
 	})
 	return sharing{s, dial(t, s)}

@@ -67,6 +67,8 @@ int pool_take(struct sim_pool *pool, uint64_t bytes);
 void pool_free(struct sim_pool *pool, uint64_t bytes);
 void pool_ended(struct sim_pool *pool, uint64_t bytes);
 int pool_gpu(const struct sim_pool *pool);
+int pool_exportable(const struct sim_pool *pool); /* as what kinds of handles */
+uint64_t pool_blocks(uint64_t bytes);
 /* Takes drv_mu. unsafe: not allowed during a capture (capture_guard_unsafe). */
 CUresult mem_alloc(void **out, size_t bytes, enum area_kind kind, int unsafe);
 /*

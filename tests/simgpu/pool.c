@@ -13,6 +13,7 @@ struct sim_pool {
 	struct obj o;
 	CUdevice dev; /* -1: host memory */
 	int is_default;
+	int exportable; /* the kinds of handles */
 	int gone;       /* destroyed; lives on until its last allocation has ended */
 	unsigned areas; /* that are part of it */
 	uint64_t used, ending, reserved; /* bytes: allocated; freed, the stream not there yet; of the GPU */
@@ -24,7 +25,7 @@ static struct sim_pool *default_pool[SIM_MAX_GPUS], *current_pool[SIM_MAX_GPUS];
 /* ---- bytes; drv_mu is held ---- */
 
 /* What a pool has if it needs so many bytes: whole blocks, as if what is in use were always side by side. */
-static uint64_t blocks_for(uint64_t bytes)
+uint64_t pool_blocks(uint64_t bytes)
 {
 	const char *mib = getenv("NVSHARE_SIMGPU_POOL_MIB");
 	uint64_t block = mib && atoi(mib) > 0 ? (uint64_t)atoi(mib) << 20 : 1;
@@ -37,7 +38,7 @@ static void shrink(struct sim_pool *p, uint64_t keep)
 {
 	if (keep < p->used)
 		keep = p->used;
-	keep = keep < p->reserved ? blocks_for(keep) : keep;
+	keep = keep < p->reserved ? pool_blocks(keep) : keep;
 	if (keep < p->reserved) {
 		sim_uncharge(dev_gpu(p->dev), p->reserved - keep);
 		p->reserved = keep;
@@ -52,7 +53,7 @@ int pool_gpu(const struct sim_pool *p)
 int pool_take(struct sim_pool *p, uint64_t bytes)
 {
 	if (p->used + bytes > p->reserved) {
-		uint64_t reserved = blocks_for(p->used + bytes);
+		uint64_t reserved = pool_blocks(p->used + bytes);
 
 		if (sim_charge(dev_gpu(p->dev), reserved - p->reserved))
 			return -1;
@@ -193,6 +194,8 @@ CUresult cuDeviceSetMemPool(CUdevice dev, CUmemoryPool pool)
 	return CUDA_SUCCESS;
 }
 
+int pool_exportable(const struct sim_pool *pool) { return pool->exportable; }
+
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 {
 	CUresult rc = drv_enter();
@@ -205,6 +208,8 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
 	*pool = obj_new(M_POOL, sizeof **pool);
 	if (*pool)
 		(*pool)->dev = props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? props->location.id : -1;
+	if (*pool)
+		(*pool)->exportable = props->handleTypes;
 	pthread_mutex_unlock(&drv_mu);
 	return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
