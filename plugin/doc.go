@@ -80,9 +80,9 @@
 //     its image or pod says of LD_PRELOAD and NVSHARE_RUN_DIR.
 //   - Only what a pod cannot write counts as a sign of GPUs: the record of the
 //     placement, devices, and mounts of the node's own shim.
-//   - An annotation that looks like nvshare's and is unknown is named in the log and,
-//     with package kube, in an Event on the pod. The pod starts: the annotation may be
-//     of a later nvshare.
+//   - A misspelt annotation refuses the container, as a wrong value does. Another one that
+//     looks like nvshare's and is unknown is named in the log and, with package kube, in an
+//     Event on the pod. The pod starts: the annotation may be of a later nvshare.
 //   - What a container was promised is free once its processes have ended, also where it ended after the
 //     runtime sent the list of its containers, and before it had registered the plugin.
 //   - A lost connection to the runtime is made again, whichever side was restarted. A
