@@ -77,7 +77,8 @@
 //   - While the files that containers need are not right and cannot be put right,
 //     containers that ask are refused with the reason.
 //   - A container with GPUs has the node's shim and the node's run directory, whatever
-//     its image or pod says of LD_PRELOAD and NVSHARE_RUN_DIR.
+//     its image or pod says of LD_PRELOAD and NVSHARE_RUN_DIR. Its programs that are started
+//     without the environment have the shim, too (/etc/ld.so.preload).
 //   - Only what a pod cannot write counts as a sign of GPUs: the record of the
 //     placement, devices, and mounts of the node's own shim.
 //   - A misspelt annotation refuses the container, as a wrong value does. Another one that
