@@ -58,6 +58,20 @@ func linkerHook(binary string, libraries []string) *specs.Hook {
 	return &specs.Hook{HookName: cdi.CreateContainerHook, Path: binary, Args: args, Env: slices.Clone(hookEnv), Timeout: &timeout}
 }
 
+// preloadByHook has the hook put the shim into the container's /etc/ld.so.preload, with one start of
+// the hook: a container's environment does not reach all its programs.
+func preloadByHook(hooks []*specs.Hook, binary string) []*specs.Hook {
+	for _, h := range hooks {
+		if h.Path == binary && len(h.Args) > 1 && h.Args[1] == "update-ldcache" {
+			h.Args = slices.Insert(h.Args, 2, "--preload", ShimPath)
+			return hooks
+		}
+	}
+	h := linkerHook(binary, nil)
+	h.Args = append(h.Args, "--preload", ShimPath)
+	return append(hooks, h)
+}
+
 // describeHook returns the hook that tells the scheduler of a container: its name, its
 // annotations, and which GPUs it has. A GPU is known by its last device node, which for
 // MIG devices no other has, or by a variable of the environment. A GPU that has MIG devices

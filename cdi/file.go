@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // HoldsFile reports whether file is a regular one with this mode that already
@@ -22,12 +23,23 @@ func HoldsFile(file string, data []byte, mode fs.FileMode) bool {
 	return err == nil && bytes.Equal(old, data)
 }
 
+// staleAfter is the age from which on what ReplaceFile has begun is not ended by anybody.
+const staleAfter = time.Minute
+
 // ReplaceFile writes data to a new file next to file, lets check (or nil)
-// look at it, and moves it into place. A crash leaves the old file or the new one.
+// look at it, and moves it into place. A crash leaves the old file or the new one; what else it
+// leaves, a later call removes.
 func ReplaceFile(file string, data []byte, mode fs.FileMode, check func(string) error) (err error) {
 	dir := filepath.Dir(file)
 	// Engines read *.yaml and *.json: this name is neither.
-	tmp, err := os.CreateTemp(dir, "."+filepath.Base(file)+".*.tmp")
+	pattern := "." + filepath.Base(file) + ".*.tmp"
+	left, _ := filepath.Glob(filepath.Join(dir, pattern))
+	for _, old := range left {
+		if info, err := os.Lstat(old); err == nil && time.Since(info.ModTime()) > staleAfter {
+			os.Remove(old)
+		}
+	}
+	tmp, err := os.CreateTemp(dir, pattern)
 	if err != nil {
 		return about(file, err)
 	}

@@ -33,10 +33,15 @@ func Place(from, to string) (changed bool, err error) {
 }
 
 func place(data []byte, to string, mode fs.FileMode) (changed bool, err error) {
-	if HoldsFile(to, data, mode) {
+	dir := filepath.Dir(to)
+	err = MakeDir(dir)
+	var st unix.Statfs_t
+	if err == nil && mode&0o111 != 0 && unix.Statfs(dir, &st) == nil && st.Flags&unix.ST_NOEXEC != 0 {
+		err = fmt.Errorf("%s is mounted noexec, so that nobody could run or map it", dir)
+	}
+	if err == nil && HoldsFile(to, data, mode) {
 		return false, nil
 	}
-	err = MakeDir(filepath.Dir(to))
 	if err == nil {
 		err = ReplaceFile(to, data, mode, nil)
 	}

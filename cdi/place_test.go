@@ -98,6 +98,29 @@ func TestPlaceErrors(t *testing.T) {
 	}
 }
 
+// As /var on Container-Optimized OS: all could be written, and each container with a GPU would fail.
+func TestPlaceOnNoexecHost(t *testing.T) {
+	dir := t.TempDir()
+	from, host := filepath.Join(dir, "built.so"), filepath.Join(dir, "host")
+	if err := errors.Join(os.WriteFile(from, nil, 0o644), os.Mkdir(host, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", host, "tmpfs", unix.MS_NOEXEC, ""); err != nil {
+		t.Skipf("can't mount here: %v", err)
+	}
+	defer func() {
+		if err := unix.Unmount(host, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := Place(from, host+"/bin/hook"); err == nil || !strings.Contains(err.Error(), "noexec, so") {
+		t.Errorf("the hook: %v", err)
+	}
+	if _, err := PlaceShim(from, host+"/lib"); err == nil || !strings.Contains(err.Error(), "noexec, so") {
+		t.Errorf("the shim: %v", err)
+	}
+}
+
 func TestPlaceOnReadOnlyHost(t *testing.T) {
 	dir := t.TempDir()
 	from, host := filepath.Join(dir, "built.so"), filepath.Join(dir, "host")

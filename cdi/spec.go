@@ -120,6 +120,10 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 		common.Hooks = append(common.Hooks, describeHook(p, gpus, base))
 	}
 
+	if kind == KindNRI { // the plugin merges LD_PRELOAD, and the hook the file
+		common.Hooks = preloadByHook(common.Hooks, p.Hook)
+	}
+
 	var all specs.ContainerEdits
 	for i := range gpus {
 		all = merge(all, base.PerGPU[i])

@@ -168,7 +168,7 @@ func TestNVIDIASpecIsFound(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(one.Hooks) != 1 || one.Hooks[0].Path != "/usr/bin/nvidia-cdi-hook" || !containsNode(one.DeviceNodes, "/dev/nvidia1") || !containsMount(one.Mounts, "/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04") {
+		if len(one.Hooks) != 2 || one.Hooks[0].Path != "/usr/bin/nvidia-cdi-hook" || !slices.Contains(one.Hooks[1].Args, "--preload") || !containsNode(one.DeviceNodes, "/dev/nvidia1") || !containsMount(one.Mounts, "/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04") {
 			t.Errorf("%s: edits %+v", name, one)
 		}
 	}
@@ -238,7 +238,7 @@ func TestEngineInjects(t *testing.T) {
 	d := &Driver{Libraries: []Library{{"/l/libcuda.so.1.2", []string{"/l/libcuda.so.1"}, "/l/libcuda.so.1"}}, DeviceNodes: []string{"/dev/full"}}
 	dir := t.TempDir()
 	for _, kind := range []string{Kind, KindNRI} {
-		spec, err := Build(kind, gpus, DriverBase(d, gpus, "/hook"), DefaultPaths)
+		spec, err := Build(kind, gpus, DriverBase(d, gpus, DefaultPaths.Hook), DefaultPaths)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -305,7 +305,7 @@ func TestEngineInjects(t *testing.T) {
 				joins = 1
 			}
 			h := spec.Hooks.CreateContainer
-			if len(h) == 0 || h[0].Path != "/hook" || len(h) != 1+joins || joins == 1 && h[1].Args[1] != "join" {
+			if len(h) == 0 || h[0].Path != DefaultPaths.Hook || slices.Contains(h[0].Args, "--preload") != (kind == KindNRI) || len(h) != 1+joins || joins == 1 && h[1].Args[1] != "join" {
 				t.Errorf("%v: hooks %v", devices, h)
 			}
 		}

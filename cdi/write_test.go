@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
@@ -139,6 +140,28 @@ func TestForeignFilesAreNotTouched(t *testing.T) {
 
 // A file under our name that is no spec at all, after a full disk perhaps, is
 // written anew, and can be removed.
+// A program that is killed while it replaces a file leaves a part of it, which is not kept for ever.
+func TestUnfinishedFilesAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	stale, fresh, other := dir+"/.file.1.tmp", dir+"/.file.2.tmp", dir+"/.other.1.tmp"
+	for _, f := range []string{stale, fresh, other} {
+		write(t, f, "")
+	}
+	for _, f := range []string{stale, other} {
+		if err := os.Chtimes(f, time.Time{}, time.Now().Add(-2*staleAfter)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ReplaceFile(dir+"/file", nil, 0o644, nil); err != nil {
+		t.Fatal(err)
+	}
+	for f, want := range map[string]bool{stale: false, fresh: true, other: true} {
+		if _, err := os.Stat(f); (err == nil) != want {
+			t.Errorf("%s: %v", f, err)
+		}
+	}
+}
+
 func TestDamagedSpecHeals(t *testing.T) {
 	for name, text := range map[string]string{"truncated": mark + "---\ncdiVersion: 0.5.0\nkind", "empty": "", "no YAML": "{hello", "no kind": "devices: []\n", "huge": strings.Repeat("#\n", maxSpecSize)} {
 		dir := t.TempDir()

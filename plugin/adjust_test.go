@@ -24,7 +24,7 @@ func inventory(t testing.TB) *Inventory {
 		Libraries:   []cdi.Library{{File: "/l/libcuda.so.1.2", Paths: []string{"/l/libcuda.so.1"}, Soname: "/l/libcuda.so.1"}},
 		DeviceNodes: []string{"/dev/zero"},
 	}
-	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(driver, gpus, "/bin/hook"), cdi.DefaultPaths)
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(driver, gpus, cdi.DefaultPaths.Hook), cdi.DefaultPaths)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestAdjustSpellsOutEdits(t *testing.T) {
 		t.Errorf("devices %v", devices)
 	}
 	h := a.GetHooks().GetCreateContainer()
-	if len(h) != 1 || h[0].Path != "/bin/hook" || !slices.Contains(h[0].Args, "update-ldcache") || h[0].GetTimeout().GetValue() != 10 {
+	if len(h) != 1 || h[0].Path != cdi.DefaultPaths.Hook || !slices.Contains(h[0].Args, "update-ldcache") || !slices.Contains(h[0].Args, "--preload") || h[0].GetTimeout().GetValue() != 10 {
 		t.Errorf("hooks %v", h)
 	}
 

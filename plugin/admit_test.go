@@ -570,7 +570,7 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 			{Index: 0, GPUInstance: 7, DeviceNodes: null}, {Index: 1, GPUInstance: 8, DeviceNodes: null}, {Index: 2, GPUInstance: 9}}},
 		{Index: 2, UUID: gpuID(2), DeviceNodes: null, MemoryBytes: 16 * gib},
 	}
-	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(&cdi.Driver{}, gpus, "/bin/hook"), cdi.DefaultPaths)
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(&cdi.Driver{}, gpus, cdi.DefaultPaths.Hook), cdi.DefaultPaths)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -603,7 +603,7 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 func TestMIGDevicesThatTheSchedulerDoesNotKnow(t *testing.T) {
 	null := []string{"/dev/null"}
 	gpus := []cdi.GPU{{UUID: gpuID(0), DeviceNodes: null, Instances: []cdi.Instance{{GPUInstance: 7, DeviceNodes: null}}}}
-	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(&cdi.Driver{}, gpus, "/bin/hook"), cdi.DefaultPaths)
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(&cdi.Driver{}, gpus, cdi.DefaultPaths.Hook), cdi.DefaultPaths)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -629,7 +629,7 @@ func TestMIGDevicesOfClosedGPUs(t *testing.T) {
 		{Index: 0, UUID: gpuID(0), DeviceNodes: null, Instances: []cdi.Instance{{UUID: "MIG-a", DeviceNodes: null}}},
 		{Index: 1, UUID: gpuID(1), DeviceNodes: null, Instances: []cdi.Instance{{DeviceNodes: null}}}, // as the kernel shows it
 	}
-	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(&cdi.Driver{}, gpus, "/bin/hook"), cdi.DefaultPaths)
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(&cdi.Driver{}, gpus, cdi.DefaultPaths.Hook), cdi.DefaultPaths)
 	if err != nil {
 		t.Fatal(err)
 	}

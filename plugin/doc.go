@@ -77,12 +77,13 @@
 //   - While the files that containers need are not right and cannot be put right,
 //     containers that ask are refused with the reason.
 //   - A container with GPUs has the node's shim and the node's run directory, whatever
-//     its image or pod says of LD_PRELOAD and NVSHARE_RUN_DIR.
+//     its image or pod says of LD_PRELOAD and NVSHARE_RUN_DIR. Its programs that are started
+//     without the environment have the shim, too (/etc/ld.so.preload).
 //   - Only what a pod cannot write counts as a sign of GPUs: the record of the
 //     placement, devices, and mounts of the node's own shim.
-//   - An annotation that looks like nvshare's and is unknown is named in the log and,
-//     with package kube, in an Event on the pod. The pod starts: the annotation may be
-//     of a later nvshare.
+//   - A misspelt annotation refuses the container, as a wrong value does. Another one that
+//     looks like nvshare's and is unknown is named in the log and, with package kube, in an
+//     Event on the pod. The pod starts: the annotation may be of a later nvshare.
 //   - What a container was promised is free once its processes have ended, also where it ended after the
 //     runtime sent the list of its containers, and before it had registered the plugin.
 //   - A lost connection to the runtime is made again, whichever side was restarted. A

@@ -28,7 +28,7 @@ func simulated(t testing.TB, n int) *Inventory {
 		gpus = append(gpus, cdi.GPU{Index: i, UUID: gpuID(i), MemoryBytes: 16 * gib})
 	}
 	driver := &cdi.Driver{Libraries: []cdi.Library{{File: "/l/libcuda.so.1.2", Paths: []string{"/l/libcuda.so.1"}, Soname: "/l/libcuda.so.1"}}}
-	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(driver, gpus, "/bin/hook"), cdi.DefaultPaths)
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(driver, gpus, cdi.DefaultPaths.Hook), cdi.DefaultPaths)
 	if err != nil {
 		t.Fatal(err)
 	}

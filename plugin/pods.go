@@ -44,19 +44,49 @@ func IsShareAnnotation(key string) bool {
 	return isAnnotation(key, termsAnnotations()...)
 }
 
+// misspelt returns an error for each annotation of a container that is none of nvshare's and is like
+// one: without it the container would not have what its pod says.
+func misspelt(annotations map[string]string, container string) (err error) {
+	var words []string
+	for _, name := range annotationNames() {
+		words = append(words, strings.TrimPrefix(name, domain))
+	}
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		name := scopeless(key)
+		switch strings.TrimPrefix(key, name) {
+		case "", "/pod", "/container." + container:
+		default:
+			continue
+		}
+		if word, ours := unknownWord(key); ours && len(word) <= maxShown {
+			if meant := sched.Misspelt(word, words); meant != "" {
+				err = errors.Join(err, annotationError(shown(key), annotations[key], fmt.Errorf("unknown (did you mean %s?)", strings.Replace(name, word, meant, 1))))
+			}
+		}
+	}
+	return err
+}
+
+// domain begins the names of annotations.
+const domain = "nvshare.com/"
+
+// unknownWord returns the word of a key that looks like one of nvshare's and is none.
+func unknownWord(key string) (word string, ours bool) {
+	name := scopeless(key)
+	if word, ours = strings.CutPrefix(name, domain); !ours {
+		word, ours = strings.CutSuffix(name, ".nvshare.com")
+	}
+	return word, ours && strings.HasPrefix(word, "gpu") && !IsAnnotation(key)
+}
+
 // UnknownAnnotations describes, for people, keys that look like nvshare's and have
-// no effect; "": there are none. They are no error: the pod may be made for a later
-// nvshare.
+// no effect; "": there are none. Those that are not misspelt are no error: the pod may be made
+// for a later nvshare.
 func UnknownAnnotations(annotations map[string]string) string {
 	const most = 4
 	var unknown []string
 	for key := range annotations {
-		name := scopeless(key)
-		word, ours := strings.CutPrefix(name, "nvshare.com/")
-		if !ours {
-			word, ours = strings.CutSuffix(name, ".nvshare.com")
-		}
-		if ours && strings.HasPrefix(word, "gpu") && !IsAnnotation(key) {
+		if _, ours := unknownWord(key); ours {
 			unknown = append(unknown, shown(key))
 		}
 	}

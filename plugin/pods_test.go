@@ -328,7 +328,29 @@ func TestIsAnnotation(t *testing.T) {
 	}
 }
 
-// Whoever misspells a limit is told.
+// Whoever misspells an annotation of a container is told which one is meant, and the container does not
+// start without what it asks for.
+func TestMisspeltAnnotations(t *testing.T) {
+	p := newPlacing(t, 1)
+	for key, want := range map[string]string{
+		"nvshare.com/gpu-memory-limits":         `annotation nvshare.com/gpu-memory-limits="8Gi": unknown (did you mean nvshare.com/gpu-memory-limit?)`,
+		"nvshare.com/gpus":                      "(did you mean nvshare.com/gpu?)",
+		"gpu-memory.nvshare.com/container.main": "(did you mean gpu-memory-limit.nvshare.com?)",
+		"nvshare.com/gpu-priorty/pod":           "(did you mean nvshare.com/gpu-priority?)",
+		"gpu-memory.nvshare.com/container.side": "",
+		"nvshare.com/gpu-of-a-later-nvshare":    "",
+		"nvshare.com/gpu-mode":                  "",
+		"example.com/gpu-priorty":               "",
+	} {
+		_, ctr := podOf("a", "id-a", nil)
+		_, _, err := p.CreateContainer(t.Context(), &api.PodSandbox{Id: "s", Uid: "u", Annotations: map[string]string{Annotation: "1", key: "8Gi"}}, ctr)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v", key, err)
+		}
+	}
+}
+
+// What is unknown is named.
 func TestUnknownAnnotations(t *testing.T) {
 	for key, known := range map[string]bool{
 		MemoryLimitAnnotation: true, "gpu-core-limit.nvshare.com/container.a": true, Annotation + "/pod": true, "gpu.nvshare.com": true,

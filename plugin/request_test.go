@@ -63,7 +63,7 @@ func TestParseRequest(t *testing.T) {
 		says        string // part of the error
 	}{
 		"none":                 {nil, nil, ""},
-		"other annotations":    {map[string]string{"nvshare.com/gpu-core-limit": "5", "nvshare.com/gpu-memory-limits": "x", "x/nvshare.com/gpu": "y"}, nil, ""},
+		"other annotations":    {map[string]string{"nvshare.com/gpu-core-limit": "5", "nvshare.com/gpu-of-later": "x", "x/nvshare.com/gpu": "y"}, nil, ""},
 		"index":                {map[string]string{Annotation: "nvshare.com/gpu=0"}, []string{"0"}, ""},
 		"UUID":                 {map[string]string{Annotation: "nvshare.com/gpu=" + uuid}, []string{uuid}, ""},
 		"all":                  {map[string]string{Annotation: "nvshare.com/gpu=all"}, []string{"all"}, ""},

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 
@@ -147,10 +148,9 @@ func ofUser(asked api.Terms) string {
 
 // termsOf reads a container's annotations. The warnings name those without effect.
 func termsOf(annotations map[string]string) (t api.Terms, warnings []string, err error) {
-	known := map[string]bool{}
+	names := saidBy(api.Terms{})
 	for _, f := range api.Fields {
 		key := f.Annotation()
-		known[key] = true
 		value, said := annotations[key]
 		if !said {
 			continue
@@ -163,15 +163,19 @@ func termsOf(annotations map[string]string) (t api.Terms, warnings []string, err
 		err = t.Consistent()
 	}
 	var unknown []string
-	for key := range annotations {
-		if strings.HasPrefix(key, ourAnnotations) && !known[key] {
-			unknown = append(unknown, fmt.Sprintf("%.*s", maxShown, key))
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		if !strings.HasPrefix(key, ourAnnotations) || slices.Contains(names, key) {
+			continue
 		}
+		show := fmt.Sprintf("%.*s", maxShown, key)
+		if meant := api.Misspelt(show, names); meant != "" && key != ourAnnotations+"gpu" { // this one asks for GPUs, in pods
+			err = errors.Join(err, fmt.Errorf("annotation %s: unknown (did you mean %s?)", show, meant))
+		}
+		unknown = append(unknown, show)
 	}
 	if len(unknown) > 0 {
-		slices.Sort(unknown)
 		warnings = append(warnings, fmt.Sprintf("annotations without effect: %s; those for containers of engines are %s",
-			strings.Join(unknown[:min(len(unknown), maxUnknown)], ", "), strings.Join(saidBy(api.Terms{}), ", ")))
+			strings.Join(unknown[:min(len(unknown), maxUnknown)], ", "), strings.Join(names, ", ")))
 	}
 	return t, warnings, err
 }

@@ -73,9 +73,9 @@ func TestDescribe(t *testing.T) {
 	bundle, _ := container(t)
 	write(t, bundle+"/config.json", `{"linux":{"devices":[{"path":"/dev/nvidia1"}]},"process":{"env":["SIM_0=GPU-c"]}}`)
 	code, stderr := described(t, runDir, bundle, map[string]string{
-		"nvshare.com/gpu-memory-limit": "8Gi", "nvshare.com/gpu-core-limit": "25", "nvshare.com/gpu-gang": "ring", "else": "where", "nvshare.com/gpu-limit": "7"},
+		"nvshare.com/gpu-memory-limit": "8Gi", "nvshare.com/gpu-core-limit": "25", "nvshare.com/gpu-gang": "ring", "else": "where", "nvshare.com/gpu-limit": "7", "nvshare.com/gpu": "1"},
 		"--gpu", "GPU-a=/dev/nvidia0", "--gpu", "GPU-b=/dev/nvidia1", "--gpu", "GPU-c=SIM_0=GPU-c")
-	if code != 0 || !strings.Contains(stderr, "without effect: nvshare.com/gpu-limit;") {
+	if code != 0 || !strings.Contains(stderr, "without effect: nvshare.com/gpu, nvshare.com/gpu-limit;") {
 		t.Fatalf("status %d: %s", code, stderr)
 	}
 	r := <-l.told
@@ -132,6 +132,7 @@ func TestDescribeRefuses(t *testing.T) {
 		says        string
 	}{
 		"malformed":                   {runDir, map[string]string{"nvshare.com/gpu-memory-limit": "lots", "nvshare.com/gpu-core-limit": "101"}, 1, `nvshare.com/gpu-memory-limit="lots"`},
+		"misspelt":                    {runDir, map[string]string{"nvshare.com/gpu-memory-limits": "8Gi"}, 1, "nvshare.com/gpu-memory-limits: unknown (did you mean nvshare.com/gpu-memory-limit?)"},
 		"contradiction":               {runDir, map[string]string{"nvshare.com/gpu-core-request": "50", "nvshare.com/gpu-core-limit": "20"}, 1, "above the core limit"},
 		"the scheduler refuses":       {runDir, limit, 1, "nvshare.com/gpu-memory-limit: its processes count to user 0"},
 		"no scheduler":                {t.TempDir(), limit, 1, "is nvshare-scheduler running"},

@@ -3,12 +3,13 @@
 // Command nvshare-cdi-hook is the OCI hook that nvshare's CDI devices bring. The
 // container runtime gives it the container's state on standard input.
 //
-//	nvshare-cdi-hook update-ldcache [--strict] [--lib PATH]...
+//	nvshare-cdi-hook update-ldcache [--strict] [--preload PATH] [--lib PATH]...
 //
 // makes the mounted driver libraries known to a container's dynamic linker. The
 // runtime runs it at createContainer: in the container's mount namespace, before the
 // root is changed, with all mounts in place. Each PATH is a library inside the
-// container; its last element is the name that programs ask for.
+// container; its last element is the name that programs ask for. With --preload it also puts
+// a library into the container's /etc/ld.so.preload.
 //
 //	nvshare-cdi-hook describe --run-dir DIR [--gpu UUID=MARK]...
 //
@@ -54,7 +55,7 @@ const (
 	// timeLimit ends a hook that hangs, well before the runtime's own limit.
 	timeLimit = 5 * time.Second
 
-	usage = "usage: nvshare-cdi-hook update-ldcache [--strict] [--lib PATH]...\n" +
+	usage = "usage: nvshare-cdi-hook update-ldcache [--strict] [--preload PATH] [--lib PATH]...\n" +
 		"       nvshare-cdi-hook describe --run-dir DIR [--gpu UUID=MARK]...\n" +
 		"       nvshare-cdi-hook join --run-dir DIR"
 )
@@ -94,19 +95,24 @@ func run(args []string, stdin io.Reader, stderr io.Writer) int {
 	flags := flag.NewFlagSet("update-ldcache", flag.ContinueOnError)
 	strict := flags.Bool("strict", false, "fail the container if the cache can't be updated")
 	var libs []string
-	flags.Func("lib", "path of a library in the container; may be repeated", func(p string) error {
-		if !path.IsAbs(p) || path.Clean(p) != p {
-			return errors.New("not an absolute, clean path")
-		}
-		libs = append(libs, p)
-		return nil
-	})
+	var shim string
+	add := func(name, usage string, to func(p string)) {
+		flags.Func(name, usage, func(p string) error {
+			if !path.IsAbs(p) || path.Clean(p) != p {
+				return errors.New("not an absolute, clean path")
+			}
+			to(p)
+			return nil
+		})
+	}
+	add("lib", "path of a library in the container; may be repeated", func(p string) { libs = append(libs, p) })
+	add("preload", "path of the library that all programs of the container are to load", func(p string) { shim = p })
 	if !parse(flags, args[1:], stderr) {
 		return 2
 	}
-	err := within(timeLimit, func() error { return update(stdin, libs) })
+	err := within(timeLimit, func() error { return update(stdin, libs, shim) })
 	if err != nil && !*strict {
-		fmt.Fprintf(stderr, "nvshare-cdi-hook: warning: %v; programs may not find the GPU driver's libraries by name\n", err)
+		fmt.Fprintf(stderr, "nvshare-cdi-hook: warning: %v; programs may not find the GPU driver's libraries, or the shim\n", err)
 		return 0
 	}
 	return exitStatus(err, stderr)
@@ -147,8 +153,8 @@ func exitStatus(err error, stderr io.Writer) int {
 	return 1
 }
 
-func update(stdin io.Reader, libs []string) error {
-	if len(libs) == 0 {
+func update(stdin io.Reader, libs []string, shim string) error {
+	if len(libs) == 0 && shim == "" {
 		return nil
 	}
 	var s state
@@ -164,7 +170,13 @@ func update(stdin io.Reader, libs []string) error {
 	if err != nil {
 		return err
 	}
-	return updateCache(rootfs, libs)
+	if len(libs) > 0 {
+		err = updateCache(rootfs, libs)
+	}
+	if shim != "" {
+		err = errors.Join(err, preload(rootfs, shim))
+	}
+	return err
 }
 
 // within returns what f does, or an error if f takes longer. The process ends then.

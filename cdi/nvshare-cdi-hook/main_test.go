@@ -18,7 +18,10 @@ import (
 	"github.com/nvshare/nvshare/cdi/ldcache"
 )
 
-const lib = "/gpu/libcuda.so.1"
+const (
+	lib  = "/gpu/libcuda.so.1"
+	shim = "/usr/lib/nvshare/libnvshare.so"
+)
 
 // container makes a bundle whose rootfs holds an empty etc, and returns both.
 func container(t *testing.T) (bundle, rootfs string) {
@@ -110,6 +113,56 @@ func TestWritesCache(t *testing.T) {
 				t.Errorf("left in etc: %v", entries)
 			}
 		})
+	}
+}
+
+// Programs that are started without the environment load the shim too, and what the image preloads
+// stays.
+func TestPreload(t *testing.T) {
+	for name, c := range map[string]struct{ own, want string }{
+		"none of its own": {"", shim + "\n"},
+		"its own":         {"/own.so /other.so\n", shim + "\n/own.so /other.so\n"},
+		"there already":   {"/own.so:" + shim, "/own.so:" + shim},
+		"another path":    {shim + ".old", shim + "\n" + shim + ".old"},
+	} {
+		bundle, rootfs := container(t)
+		file := rootfs + "/etc/ld.so.preload"
+		if c.own != "" {
+			write(t, file, c.own)
+		}
+		status, stderr := hook(bundle, "--preload", shim)
+		got, err := os.ReadFile(file)
+		if status != 0 || stderr != "" || err != nil || string(got) != c.want {
+			t.Errorf("%s: status %d, %s; the file is %q, %v", name, status, stderr, got, err)
+		}
+		if entries, _ := os.ReadDir(rootfs + "/etc"); len(entries) != 1 {
+			t.Errorf("%s: left in etc: %v", name, entries)
+		}
+	}
+	bundle, rootfs := container(t)
+	write(t, rootfs+"/etc/ld.so.preload", strings.Repeat("/own.so\n", maxPreload/8+1))
+	if status, stderr := hook(bundle, "--preload", shim, "--lib", lib); status != 1 || !strings.Contains(stderr, "too long") || len(paths(t, rootfs, filepath.Base(lib))) != 1 {
+		t.Errorf("a file of the image that is too long: status %d, %s", status, stderr)
+	}
+	// A mount there is a claim's, or the pod's.
+	bundle, rootfs = container(t)
+	file := rootfs + "/etc/ld.so.preload"
+	write(t, file, "")
+	from := filepath.Join(t.TempDir(), "mounted")
+	write(t, from, "theirs")
+	if err := unix.Mount(from, file, "", unix.MS_BIND, ""); err != nil {
+		t.Skipf("can't mount here: %v", err)
+	}
+	defer func() {
+		if err := unix.Unmount(file, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	if status, stderr := hook(bundle, "--preload", shim); status != 0 || stderr != "" {
+		t.Errorf("a mount: status %d, %s", status, stderr)
+	}
+	if got, err := os.ReadFile(from); err != nil || string(got) != "theirs" {
+		t.Errorf("what is mounted is %q, %v", got, err)
 	}
 }
 

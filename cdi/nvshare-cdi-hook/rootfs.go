@@ -8,7 +8,10 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 
@@ -16,9 +19,12 @@ import (
 )
 
 const (
-	etc       = "etc"
-	cacheFile = "ld.so.cache"
-	tmpPrefix = ".ld.so.cache.nvshare."
+	etc         = "etc"
+	cacheFile   = "ld.so.cache"
+	preloadFile = "ld.so.preload"
+	tmpPrefix   = ".ld.so.nvshare."
+	// maxPreload is how much of an image's own preloadFile is kept, bytes.
+	maxPreload = 64 << 10
 )
 
 // inside resolves names as the container will see them, follows no magic link
@@ -26,13 +32,9 @@ const (
 // /etc is the host's, and not ours to write.
 const inside = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
 
-// updateCache adds libs to the dynamic linker's cache of the container with
-// this root file system. It changes etc/ld.so.cache there and nothing else.
-func updateCache(rootfs string, libs []string) error {
-	flags, err := ldcache.FlagsFor(runtime.GOARCH)
-	if err != nil {
-		return err
-	}
+// inEtc calls change with the root file system of a container and its /etc, and says which file was
+// to be changed if that fails.
+func inEtc(rootfs, file string, change func(root, dir int) error) error {
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open the container's root file system: %w", &os.PathError{Op: "open", Path: rootfs, Err: err})
@@ -46,59 +48,87 @@ func updateCache(rootfs string, libs []string) error {
 		return fmt.Errorf("open /etc of the container in %s: %w", rootfs, err)
 	}
 	defer unix.Close(dir)
-
-	cache, err := readCache(root)
-	if err != nil {
-		return err
-	}
-	cache.Add(flags, libs...)
-	if err := writeCache(dir, cache.Bytes()); err != nil {
-		return fmt.Errorf("write /etc/%s of the container in %s: %w", cacheFile, rootfs, err)
+	if err := change(root, dir); err != nil {
+		return fmt.Errorf("change /etc/%s of the container in %s: %w", file, rootfs, err)
 	}
 	return nil
 }
 
-// readCache returns the container's cache. One that is missing, or that the
-// dynamic linker would ignore, counts as empty. Only a regular file is opened: to
-// open a device node or a FIFO of the image already has an effect.
-func readCache(root int) (*ldcache.Cache, error) {
-	path, err := unix.Openat2(root, etc+"/"+cacheFile, &unix.OpenHow{
+// updateCache adds libs to the dynamic linker's cache of the container with
+// this root file system. It changes etc/ld.so.cache there and nothing else.
+func updateCache(rootfs string, libs []string) error {
+	flags, err := ldcache.FlagsFor(runtime.GOARCH)
+	if err != nil {
+		return err
+	}
+	return inEtc(rootfs, cacheFile, func(root, dir int) error {
+		data, err := read(root, cacheFile, ldcache.MaxSize+1)
+		if err != nil {
+			return err
+		}
+		cache, err := ldcache.Parse(data)
+		if err != nil { // the dynamic linker would ignore it
+			cache = &ldcache.Cache{}
+		}
+		cache.Add(flags, libs...)
+		return replace(dir, cacheFile, cache.Bytes())
+	})
+}
+
+// preload has all programs of the container load a library, also those that somebody starts without
+// the environment: sshd, su and cron. What the image preloads itself stays, behind it.
+func preload(rootfs, library string) error {
+	return inEtc(rootfs, preloadFile, func(root, dir int) error {
+		own, err := read(root, preloadFile, maxPreload+1)
+		switch {
+		case errors.Is(err, unix.EXDEV):
+			return nil // a mount: that of a claim, or the pod's
+		case err != nil:
+			return err
+		case len(own) > maxPreload:
+			return errors.New("it is too long")
+		case slices.Contains(strings.FieldsFunc(string(own), isSeparator), library):
+			return nil
+		}
+		return replace(dir, preloadFile, append([]byte(library+"\n"), own...))
+	})
+}
+
+// isSeparator tells whether the dynamic linker splits preloadFile at r.
+func isSeparator(r rune) bool { return r == ':' || unicode.IsSpace(r) }
+
+// read returns the beginning of a file in the container's etc. One that is missing, or is no
+// regular file, counts as empty: to open a device node or a FIFO of the image already has an effect.
+func read(root int, name string, most int64) ([]byte, error) {
+	path, err := unix.Openat2(root, etc+"/"+name, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC, // finds the file and opens nothing
 		Resolve: inside,
 	})
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
-		return &ldcache.Cache{}, nil
+		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("find /etc/%s of the container: %w", cacheFile, err)
+		return nil, fmt.Errorf("find it: %w", err)
 	}
 	defer unix.Close(path)
 	var st unix.Stat_t
 	if err := unix.Fstat(path, &st); err != nil {
-		return nil, fmt.Errorf("look at /etc/%s of the container: %w", cacheFile, err)
+		return nil, fmt.Errorf("look at it: %w", err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return &ldcache.Cache{}, nil
+		return nil, nil
 	}
 	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", path)) // the file that was looked at
 	if err != nil {
-		return nil, fmt.Errorf("open /etc/%s of the container: %w", cacheFile, err)
+		return nil, fmt.Errorf("open it: %w", err)
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, ldcache.MaxSize+1))
-	if err != nil {
-		return nil, fmt.Errorf("read /etc/%s of the container: %w", cacheFile, err)
-	}
-	cache, err := ldcache.Parse(data)
-	if err != nil {
-		return &ldcache.Cache{}, nil
-	}
-	return cache, nil
+	return io.ReadAll(io.LimitReader(f, most))
 }
 
-// writeCache puts data in place of dir/ld.so.cache, whatever that is, in one
+// replace puts data in place of a file in dir, whatever that is, in one
 // step. Only plain names below the open directory are used.
-func writeCache(dir int, data []byte) (err error) {
+func replace(dir int, name string, data []byte) (err error) {
 	tmp := tmpPrefix + strconv.Itoa(os.Getpid())
 	fd, err := unix.Openat(dir, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 	if errors.Is(err, unix.EEXIST) { // left behind by an image that wants us to fail
@@ -122,5 +152,5 @@ func writeCache(dir int, data []byte) (err error) {
 	if err := f.Chmod(0o644); err != nil { // the umask has no say
 		return err
 	}
-	return unix.Renameat(dir, tmp, dir, cacheFile)
+	return unix.Renameat(dir, tmp, dir, name)
 }

@@ -47,6 +47,7 @@ func TestConfig(t *testing.T) {
 		share + `"coreLimit": {}}`:  "a text or a number",
 		share + `"coreLimit": 1, "coreLimit": 2}`: "duplicate",
 		share + `"corelimit": 60}`:                `unknown field "corelimit": there are coreLimit`,
+		share + `"z": 1, "b": 1, "y": 1, "x": 1}`: `unknown field "b"`,
 		share + `"weight": 10001}`:                "1 to 10000",
 		share + `"priority": "high"}`:             "batch or latency",
 		share + `"coreRequest": 40}`:              "capacity",

@@ -5,6 +5,7 @@ package dra
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -81,7 +82,7 @@ func parseConfig(data []byte) (t api.Terms, err error) {
 			return api.Terms{}, fmt.Errorf("%s: %w", key, err)
 		}
 	}
-	for key := range config {
+	for _, key := range slices.Sorted(maps.Keys(config)) {
 		return api.Terms{}, fmt.Errorf("unknown field %.64q: there are %s", key, strings.Join(configKeys(), ", "))
 	}
 	return t, nil

@@ -52,7 +52,7 @@ func someGPUs(n int) []cdi.GPU {
 func inventory(t testing.TB, gpus []cdi.GPU) *plugin.Inventory {
 	t.Helper()
 	driver := &cdi.Driver{Libraries: []cdi.Library{{File: "/l/libcuda.so.1.2", Paths: []string{"/l/libcuda.so.1"}, Soname: "/l/libcuda.so.1"}}, DeviceNodes: []string{"/dev/nvidiactl"}}
-	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(driver, gpus, "/bin/hook"), cdi.DefaultPaths)
+	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(driver, gpus, cdi.DefaultPaths.Hook), cdi.DefaultPaths)
 	check(t, err)
 	return plugin.NewInventory(spec, gpus, "")
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
@@ -108,12 +109,12 @@ func isLive(runDir, namespaceFile string, canWrite func(dir string) error) error
 
 // canWrite says why what publish writes cannot be written.
 func canWrite(dir string) error {
-	f, err := os.CreateTemp(dir, ".plugin.live.*.tmp")
+	f, err := os.OpenFile(dir, os.O_WRONLY|unix.O_TMPFILE, 0o600) // without a name, so that nothing stays
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(make([]byte, os.Getpagesize()))
-	return errors.Join(err, f.Close(), os.Remove(f.Name()))
+	return errors.Join(err, f.Close())
 }
 
 var errSilent = errors.New("nvshare-plugin hangs")

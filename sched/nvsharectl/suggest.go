@@ -120,7 +120,7 @@ func listOf(names []string) string {
 func suggestion(wrong string, names []string) string {
 	best, least := "", len(strings.TrimPrefix(wrong, "--"))/3+2
 	for _, name := range names {
-		d := distance(wrong, name)
+		d := api.Distance(wrong, name)
 		if len(strings.TrimPrefix(wrong, "--")) >= minStem && strings.HasPrefix(name, wrong) {
 			d -= longest // before all that do not begin so; the shortest of those is the nearest
 		}
@@ -132,25 +132,4 @@ func suggestion(wrong string, names []string) string {
 		return ""
 	}
 	return fmt.Sprintf(" (did you mean %s?)", printable(best))
-}
-
-// distance is how many letters have to be put in, removed or replaced to make b of a.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			cost := diagonal
-			if a[i] != b[j] {
-				cost++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(cost, row[j]+1, row[j+1]+1)
-		}
-	}
-	return row[len(b)]
 }
