@@ -128,14 +128,27 @@ static int unknown(void *data, int what, CUdeviceptr p)
 		result_; \
 	})
 
+/* Memory of another process is mapped, and mapped memory is of no context for the driver. */
+static void add_context(int what, void *data, CUdeviceptr p)
+{
+	void *ctx = what == NVS_POINTER_CONTEXT && data ? nvs_ipc_context(p) : NULL;
+
+	if (ctx)
+		memcpy(data, &ctx, sizeof(ctx));
+}
+
 WRAPPER(cuPointerGetAttribute, (void *data, int what, CUdeviceptr p))
 {
 	struct nvs_swap_range r;
 	uint64_t value;
 	int result;
 
-	if (!data || !nvs_swap_find(p, &r))
-		return CALL(cuPointerGetAttribute, data, what, p);
+	if (!data || !nvs_swap_find(p, &r)) {
+		result = CALL(cuPointerGetAttribute, data, what, p);
+		if (result == CUDA_SUCCESS)
+			add_context(what, data, p);
+		return result;
+	}
 	if (!r.base && nvs_pointer_bytes(what))
 		return CUDA_ERROR_INVALID_VALUE;
 	result = r.base ? tell(&value, what, p, &r) : -1;
@@ -151,8 +164,12 @@ WRAPPER(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
 	struct nvs_swap_range r;
 	int result = CUDA_SUCCESS;
 
-	if (!what || !data || !nvs_swap_find(p, &r))
-		return CALL(cuPointerGetAttributes, n, what, data, p);
+	if (!what || !data || !nvs_swap_find(p, &r)) {
+		result = CALL(cuPointerGetAttributes, n, what, data, p);
+		for (uint i = 0; i < n && result == CUDA_SUCCESS; i++)
+			add_context(what[i], data[i], p);
+		return result;
+	}
 	for (uint i = 0; i < n && result == CUDA_SUCCESS; i++) {
 		uint64_t value;
 

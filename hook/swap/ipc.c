@@ -30,6 +30,7 @@
 #include "gate.h"
 #include "packet.h"
 #include "signals.h"
+#include "stream.h"
 #include "swap.h"
 #include "swap_impl.h"
 #include "thread.h"
@@ -70,6 +71,7 @@ static struct opened {
 	uint64_t bytes;
 	unsigned references;
 	uint64_t devices;     /* that may use it, a bit each */
+	void *ctx;            /* in which it was opened */
 } opened[MAX_OPENED];
 static atomic_uint opened_used;
 
@@ -400,7 +402,8 @@ static int open_region(const struct ticket *t, CUdeviceptr *base)
 		unmap(*base, mapped, t->region_bytes);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	*o = (struct opened){ t->name, t->region, t->pinned, *base, t->region_bytes, 1, bit_of(dev) };
+	*o = (struct opened){ t->name, t->region, t->pinned, *base, t->region_bytes, 1, bit_of(dev),
+			       nvs_current_context() };
 	atomic_fetch_add(&opened_used, 1);
 	return CUDA_SUCCESS;
 }
@@ -457,6 +460,23 @@ int nvs_ipc_close(CUdeviceptr p)
 		unmap(gone.base, gone.bytes, gone.bytes);
 	}
 	return CUDA_SUCCESS;
+}
+
+void *nvs_ipc_context(CUdeviceptr p)
+{
+	struct nvs_signals q;
+	void *ctx = NULL;
+
+	if (!atomic_load(&opened_used))
+		return NULL;
+	nvs_signals_block(&q);
+	nvs_lock(&lock);
+	for (unsigned i = 0; i < MAX_OPENED && !ctx; i++)
+		if (opened[i].base && p - opened[i].base < opened[i].bytes)
+			ctx = opened[i].ctx;
+	nvs_unlock(&lock);
+	nvs_signals_restore(&q);
+	return ctx;
 }
 
 void nvs_ipc_fork_child(void)

@@ -94,6 +94,7 @@ void nvs_swap_pin_ops(const struct cu_mem_op *op, uint count);
 int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p);
 int nvs_ipc_open(CUdeviceptr *p, const struct cu_ipc_handle *handle);
 int nvs_ipc_close(CUdeviceptr p);
+void *nvs_ipc_context(CUdeviceptr p); /* in which memory at p was opened; NULL: none was */
 
 /* ---- stream-ordered allocations and pools ---- */
 

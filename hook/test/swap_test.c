@@ -209,12 +209,19 @@ static int tenant_ipc(uint64_t mib, unsigned rounds, uint64_t seed)
 		tenant_open();
 		for (struct buffer x; read(to[0], &x, sizeof(x)) == sizeof(x);) {
 			CUdeviceptr again;
+			CUcontext ctx, owner;
 
 			CHECK(read(to[0], &handle, sizeof(handle)) == sizeof(handle));
 			CU(cuIpcOpenMemHandle_v2(&x.p, handle, 1));
 			CU(cuIpcOpenMemHandle_v2(&again, handle, 1));
 			CHECK(again == x.p);
 			CU(cuIpcCloseMemHandle(again));
+			CU(cuCtxGetCurrent(&ctx));
+			CU(cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, x.p));
+			CHECK(ctx && owner == ctx);
+			owner = NULL;
+			CU(cuPointerGetAttributes(1, &(int){ CU_POINTER_ATTRIBUTE_CONTEXT }, &(void *){ &owner }, x.p));
+			CHECK(owner == ctx);
 			verify(&x);
 			run_fill(&x, x.seed + 1, NULL);
 			CU(cuCtxSynchronize());
