@@ -308,8 +308,7 @@ static void *try_main(void *arg)
 
 	(void)arg;
 	nvs_of_shim = true; /* without more: nvs_thread_setup() waits until the process is back */
-	if (ctx && nvs_driver_has(ctx_push) && nvs_driver_has(ctx_pop) && nvs_driver_has(event_create) &&
-	    nvs_driver_has(event_destroy) && nvs_driver.ctx_push(ctx) == CUDA_SUCCESS) {
+	if (ctx && nvs_driver.ctx_push(ctx) == CUDA_SUCCESS) {
 		if (nvs_driver.event_create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
 			nvs_driver.event_destroy(event);
 		nvs_driver.ctx_pop(&popped);

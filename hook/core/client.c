@@ -293,8 +293,7 @@ static void client_receive(void)
 static void send_stats(uint64_t now)
 {
 	NVS_FOR_EACH_GPU(gpu) {
-			struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_STATS,
-				       .channel = (uint16_t)gpu->number };
+		struct nvs_frame f = nvs_frame_of(gpu, NVS_STATS);
 
 		if (gpu->lease.link != LEASE_ATTACHED || nvs_elapsed(now, gpu->sent_ns) < STATS_NS)
 			continue;
@@ -339,7 +338,7 @@ static uint64_t early_release(uint64_t now)
 	uint64_t next = STATS_NS;
 
 	NVS_FOR_EACH_GPU(gpu) {
-			/* Shut for a moment, it may well have run dry. */
+		/* Shut for a moment, it may well have run dry. */
 		if (gpu->lease.link != LEASE_ATTACHED || gpu->lease.gate != LEASE_OPEN ||
 		    nvs_gpu_word(gpu) != atomic_load(&gpu->epoch) ||
 		    !__atomic_load_n(&nvs_client.page->slot[gpu->number].waiters, __ATOMIC_RELAXED)) {

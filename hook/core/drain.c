@@ -182,8 +182,6 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns)
 {
 	uint64_t deadline = nvs_now() + patience_ns;
 
-	if (!nvs_driver.ctx_push || !nvs_driver.ctx_pop || !nvs_driver.ctx_synchronize)
-		return NVS_DRAIN_UNPROVEN;
 	for (;;) {
 		bool done = false;
 
@@ -233,8 +231,6 @@ static enum nvs_streams_state drain_look(struct nvs_gpu *gpu, bool *left_out)
 	enum nvs_streams_state state = NVS_STREAMS_UNKNOWN;
 
 	*left_out = false;
-	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
-		return state;
 	if (!nvs_trylock(&gpu->drain_lock))
 		return state;
 	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
@@ -262,12 +258,10 @@ bool nvs_streams_idle(struct nvs_gpu *gpu)
 
 bool nvs_streams_settle(struct nvs_gpu *gpu)
 {
-	struct nvs_thread *t = nvs_self ? nvs_self : nvs_thread_register();
+	struct nvs_thread *t = nvs_thread_here();
 	bool left_out, idle = false;
 	struct nvs_signals q;
 
-	if (!nvs_driver.stream_query || !nvs_driver.stream_synchronize || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
-		return false;
 	nvs_signals_block(&q);
 	if (t && nvs_current_context()) { /* other streams are known since they were created */
 		nvs_stream_find(t, CU_STREAM_LEGACY);

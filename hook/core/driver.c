@@ -6,6 +6,17 @@
 #include "clock.h"
 #include "futex.h"
 
+int nvs_driver_lacks(void)
+{
+	return CUDA_ERROR_NOT_FOUND;
+}
+
+struct nvs_driver_table nvs_driver_functions = {
+#define D(member, export, params) .member = (void *)nvs_driver_lacks,
+	NVS_DRIVER_TABLE(D)
+#undef D
+};
+
 __thread bool nvs_of_shim __attribute__((tls_model("initial-exec")));
 
 static atomic_bool stopped;

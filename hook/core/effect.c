@@ -6,14 +6,13 @@
  */
 #include "effect.h"
 
-
 #include "clock.h"
 #include "connection.h"
+#include "controls.h"
 #include "drain.h"
 #include "futex.h"
 #include "grant.h"
 #include "log.h"
-#include "preempt.h"
 #include "thread.h"
 #include "work.h"
 
@@ -56,13 +55,13 @@ static void *helper_main(void *arg)
 	struct nvs_gpu *gpu = arg;
 
 	nvs_thread_setup("nvshare-effect");
-	if (!nvs_preempt_ops.channels(gpu, false)) {
+	if (!nvs_channels_switch(gpu, false)) {
 		effect_set(gpu, REFUSED);
 		return NULL;
 	}
 	effect_set(gpu, OFF);
 	await(gpu, OFF, BOUND_NS);
-	while (!nvs_preempt_ops.channels(gpu, true))
+	while (!nvs_channels_switch(gpu, true))
 		nvs_nap(AGAIN_NS);
 	effect_set(gpu, ON);
 	return NULL;
@@ -105,7 +104,7 @@ static enum nvs_effect effect_look(struct nvs_gpu *gpu, void *stream, void *even
 	if (recorded)
 		came = comes(event, bound, &took);
 	/* Who waits for the GPU may have put them on meanwhile, and so may the helper. */
-	if (came && nvs_preempt_ops.off(gpu))
+	if (came && nvs_channels_are_off(gpu))
 		seen = NVS_EFFECT_NONE;
 	if (recorded && !came && atomic_load(&gpu->effect) == OFF)
 		seen = NVS_EFFECT_SEEN;
@@ -166,10 +165,6 @@ enum nvs_effect nvs_effect_look(struct nvs_gpu *gpu)
 	enum nvs_effect seen = NVS_EFFECT_UNKNOWN;
 	bool begun;
 
-	if (!nvs_driver_has(event_create) || !nvs_driver_has(event_record) || !nvs_driver_has(event_query) ||
-	    !nvs_driver_has(event_destroy) || !nvs_driver_has(stream_create) ||
-	    !nvs_driver_has(stream_destroy) || !nvs_driver_has(ctx_push) || !nvs_driver_has(ctx_pop))
-		return seen;
 	nvs_lock(&nvs_client_lock);
 	begun = !gpu->looking && !taken(gpu) && !atomic_load(&nvs_exiting);
 	gpu->looking = gpu->looking || begun;

@@ -43,10 +43,10 @@ static void set_slot(struct nvs_gpu *gpu, const struct nvs_slot *slot)
 
 static void send_attach(struct nvs_gpu *gpu, const struct lease_out *out)
 {
-	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_ATTACH,
-			       .channel = (uint16_t)gpu->number, .epoch = out->epoch,
-			       .code = out->want ? NVS_ATTACH_WANT : 0 };
+	struct nvs_frame f = nvs_frame_of(gpu, NVS_ATTACH);
 
+	f.epoch = out->epoch;
+	f.code = out->want ? NVS_ATTACH_WANT : 0;
 	memcpy(f.u.attach.uuid, gpu->device.uuid, NVS_UUID_SIZE);
 	f.u.attach.ordinal = gpu->number;
 	f.u.attach.total_mem = gpu->device.total_mem;
@@ -56,11 +56,11 @@ static void send_attach(struct nvs_gpu *gpu, const struct lease_out *out)
 
 static void send_release(struct nvs_gpu *gpu, const struct lease_out *out)
 {
-	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_RELEASE,
-			       .channel = (uint16_t)gpu->number, .epoch = out->epoch,
-			       .code = out->reason };
+	struct nvs_frame f = nvs_frame_of(gpu, NVS_RELEASE);
 	uint64_t calls = nvs_gate_calls(gpu); /* none is added while the gate is closed */
 
+	f.epoch = out->epoch;
+	f.code = out->reason;
 	f.u.released.drain_ns = gpu->drain_ns;
 	f.u.released.calls = calls - gpu->grant_calls;
 	if (out->preempted && nvs_client.page->features & NVS_FEATURE_PREEMPT)
@@ -72,8 +72,7 @@ static void send_release(struct nvs_gpu *gpu, const struct lease_out *out)
 
 static void grant_send_request(struct nvs_gpu *gpu)
 {
-	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REQUEST,
-			       .channel = (uint16_t)gpu->number };
+	struct nvs_frame f = nvs_frame_of(gpu, NVS_REQUEST);
 
 	gpu->request_ns = nvs_now();
 	nvs_client_send(&f); /* if the socket is full the next nudge tries again */

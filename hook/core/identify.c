@@ -4,18 +4,16 @@
 #include <string.h>
 
 #include "connection.h"
-#include "drain.h"
 #include "driver.h"
 #include "gpu.h"
 #include "log.h"
-#include "slice.h"
+#include "rm.h"
 
 bool nvs_device_uuid(int dev, uint8_t *uuid)
 {
 	/* v2 tells the instance of a partitioned GPU. */
-	if (nvs_driver_has(device_uuid_v2) && nvs_driver.device_uuid_v2(uuid, dev) == CUDA_SUCCESS)
-		return true;
-	return nvs_driver_has(device_uuid) && nvs_driver.device_uuid(uuid, dev) == CUDA_SUCCESS;
+	return nvs_driver.device_uuid_v2(uuid, dev) == CUDA_SUCCESS ||
+	       nvs_driver.device_uuid(uuid, dev) == CUDA_SUCCESS;
 }
 
 bool nvs_gpus_identify(void)
@@ -32,7 +30,7 @@ bool nvs_gpus_identify(void)
 		if (!known || memcmp(uuid, gpu->device.uuid, sizeof(uuid)) == 0)
 			continue;
 		nvs_debugf("GPU %u: the process is on another GPU now", gpu->number);
-		nvs_slice_ops.moved();
+		nvs_rm_moved();
 		nvs_lock(&nvs_client_lock);
 		memcpy(gpu->device.uuid, uuid, sizeof(uuid));
 		nvs_unlock(&nvs_client_lock);

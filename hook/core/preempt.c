@@ -12,6 +12,7 @@
 #include "away.h"
 #include "clock.h"
 #include "connection.h"
+#include "controls.h"
 #include "futex.h"
 #include "grant.h"
 #include "log.h"
@@ -58,9 +59,9 @@ static bool preempt_switch(struct nvs_gpu *gpu, bool on)
 	gpu->switching = true;
 	nvs_unlock(&nvs_client_lock);
 	if (!on && !gpu->cuttable)
-		gpu->cuttable = nvs_preempt_ops.works(gpu);
-	done = (on || gpu->cuttable) && nvs_preempt_ops.channels(gpu, on);
-	off = on ? !done : done || nvs_preempt_ops.off(gpu);
+		gpu->cuttable = nvs_channels_work(gpu);
+	done = (on || gpu->cuttable) && nvs_channels_switch(gpu, on);
+	off = on ? !done : done || nvs_channels_are_off(gpu);
 	nvs_lock(&nvs_client_lock);
 	gpu->switching = false;
 	gpu->off = off;
@@ -105,7 +106,7 @@ static void keep_off(struct nvs_gpu *gpu)
 	bool on;
 
 	nvs_unlock(&nvs_client_lock);
-	on = !nvs_is_away() && !atomic_load(&nvs_exiting) && nvs_preempt_ops.on(gpu);
+	on = !nvs_is_away() && !atomic_load(&nvs_exiting) && nvs_channels_are_on(gpu);
 	nvs_lock(&nvs_client_lock);
 	if (!on || !gpu->lease.unfinished)
 		return;

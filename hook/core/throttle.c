@@ -152,11 +152,7 @@ static void end_batch(struct nvs_stream *s, void *key)
 /* Whether the batch of the stream can be ended by an event, here and now. */
 static bool can_end(struct nvs_stream *s)
 {
-	const struct nvs_driver_table *v = &nvs_driver;
-
-	return !s->throttle.off && atomic_load(&s->context) && !atomic_load(&nvs_gate.captures) &&
-	       v->event_create && v->event_record && v->event_query && v->event_destroy &&
-	       v->ctx_get_current && v->exchange_capture_mode;
+	return !s->throttle.off && atomic_load(&s->context) && !atomic_load(&nvs_gate.captures);
 }
 
 /*
@@ -243,8 +239,7 @@ static bool may_be_bounded(struct nvs_gpu *gpu)
 
 void nvs_throttle_behind(void *key, uint64_t patience_ns)
 {
-	struct nvs_thread *t = nvs_self ? nvs_self : nvs_thread_register();
-	struct nvs_stream *s = t ? nvs_stream_find(t, key) : NULL;
+	struct nvs_stream *s = nvs_stream_here(key);
 	int saved = errno;
 
 	if (s && may_be_bounded(s->gpu) && can_end(s) && in_context(s) &&

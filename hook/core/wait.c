@@ -19,7 +19,6 @@
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
-#include "signals.h"
 #include "throttle.h"
 
 #define LOSS_WAIT_NS   (5 * NVS_S)    /* calls wait this long for a lost scheduler */
@@ -35,18 +34,6 @@
 /* Windows in which calls pass during a drain: length, and the longest gap between. */
 #define PASS_NS        (20 * NVS_MS)
 #define PASS_GAP_MAX_NS (60 * NVS_S)
-
-static void lock(struct nvs_signals *q)
-{
-	nvs_signals_block(q);
-	nvs_lock(&nvs_client_lock);
-}
-
-static void unlock(const struct nvs_signals *q)
-{
-	nvs_unlock(&nvs_client_lock);
-	nvs_signals_restore(q);
-}
 
 /* So many followers go to the gate. */
 static void wake_followers(struct nvs_gpu *gpu, unsigned n)
@@ -214,9 +201,9 @@ static bool fill_at_exit(struct nvs_gpu *gpu, struct nvs_signals *q)
 {
 	bool filled;
 
-	unlock(q);
+	nvs_client_leave(q);
 	filled = nvs_memory_ops.fill_at_exit(gpu);
-	lock(q);
+	nvs_client_enter(q);
 	return filled;
 }
 
@@ -244,9 +231,9 @@ static bool wait_as_follower(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs
 		gpu->leader = t;
 	if (gpu->leader == t)
 		return false;
-	unlock(q);
+	nvs_client_leave(q);
 	nvs_futex_wait((uint32_t *)&gpu->followers, seen, ns < FOLLOWER_PIECE_NS ? ns : FOLLOWER_PIECE_NS, true);
-	lock(q);
+	nvs_client_enter(q);
 	return true;
 }
 
@@ -280,7 +267,7 @@ static void wait_piece(struct nvs_gpu *gpu, uint32_t word, bool *spun, struct nv
 		nvs_futex_wait(&slot->word, seen, ns, false);
 	else
 		nvs_futex_wait((uint32_t *)&gpu->changed, seen, ns, true);
-	lock(q);
+	nvs_client_enter(q);
 }
 
 bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, unsigned keeps)
@@ -292,7 +279,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	struct nvs_signals q;
 
 	atomic_store(&gpu->used, true);
-	lock(&q);
+	nvs_client_enter(&q);
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_USE });
 	wait_leave_unseen(t); /* a wait that a signal handler jumped out of */
 	t->keeps = keeps;
@@ -300,9 +287,9 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 		uint32_t word;
 
 		if (nvs_is_away()) {
-			unlock(&q);
+			nvs_client_leave(&q);
 			nvs_away_wait();
-			lock(&q);
+			nvs_client_enter(&q);
 			now = nvs_now();
 			continue;
 		}
@@ -343,7 +330,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	gpu->stats.wait_ns += waited;
 	if (waited > gpu->stats.wait_max_ns)
 		gpu->stats.wait_max_ns = waited;
-	unlock(&q);
+	nvs_client_leave(&q);
 	if (wakes)
 		wake_followers(gpu, wakes);
 	errno = saved;
@@ -360,20 +347,18 @@ void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu)
 {
 	struct nvs_signals q;
 
-	lock(&q);
+	nvs_client_enter(&q);
 	nvs_gpu_look_if_lost(gpu, nvs_now());
-	unlock(&q);
+	nvs_client_leave(&q);
 }
 
 void nvs_gpu_use(struct nvs_gpu *gpu)
 {
-	int saved = errno;
 	struct nvs_signals q;
 
 	if (gpu->number >= nvs_gpu_count || atomic_exchange(&gpu->used, true))
 		return;
-	lock(&q);
+	nvs_client_enter(&q);
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_USE });
-	unlock(&q);
-	errno = saved;
+	nvs_client_leave(&q);
 }

@@ -15,13 +15,11 @@
 
 static struct nvs_gpu *gpu_of_stream(void *key)
 {
-	struct nvs_thread *t;
 	struct nvs_stream *s;
 
 	if (atomic_load_explicit(&nvs_gate.single, memory_order_relaxed))
 		return nvs_gpus;
-	t = nvs_self ? nvs_self : nvs_thread_register();
-	s = t ? nvs_stream_find(t, key) : NULL;
+	s = nvs_stream_here(key);
 	return s ? s->gpu : NULL;
 }
 
@@ -60,7 +58,7 @@ static void *owner_in(void *ctx, struct nvs_gpu *gpu)
 {
 	void *primary = ctx;
 
-	if (nvs_context_is_green(ctx) &&
+	if (nvs_context_look(ctx).green &&
 	    CALL(cuDevicePrimaryCtxRetain, &primary, gpu->device.dev) == CUDA_SUCCESS)
 		CALL(cuDevicePrimaryCtxRelease_v2, gpu->device.dev); /* the green one holds it */
 	return primary;
@@ -146,9 +144,9 @@ static void *current_pool(struct nvs_gpu *gpu)
 	void *pool = atomic_load_explicit(&gpu->pool, memory_order_acquire);
 	unsigned changes = atomic_load(&current_changes);
 
-	if (nvs_likely(pool != NULL) || !nvs_driver.device_mem_pool)
+	if (nvs_likely(pool != NULL))
 		return pool;
-	nvs_driver.device_mem_pool(&pool, gpu->device.dev);
+	nvs_memory_driver.device_mem_pool(&pool, gpu->device.dev);
 	atomic_store(&gpu->pool, pool);
 	if (atomic_load(&current_changes) != changes)
 		atomic_store(&gpu->pool, NULL);

@@ -42,13 +42,11 @@ static uint64_t array_bytes(struct cu_array3d d, uint levels, bool mipmapped, st
 	twin.flags |= CU_ARRAY3D_DEFERRED_MAPPING;
 	if (!gpu)
 		return 0; /* nothing is counted */
-	if (mipmapped && nvs_driver.mipmap_requirements &&
-	    CALL(cuMipmappedArrayCreate, &a, &twin, levels) == CUDA_SUCCESS) {
-		known = nvs_driver.mipmap_requirements(&r, a, gpu->device.dev);
+	if (mipmapped && CALL(cuMipmappedArrayCreate, &a, &twin, levels) == CUDA_SUCCESS) {
+		known = nvs_memory_driver.mipmap_requirements(&r, a, gpu->device.dev);
 		CALL(cuMipmappedArrayDestroy, a);
-	} else if (!mipmapped && nvs_driver.array_requirements &&
-		   CALL(cuArray3DCreate_v2, &a, &twin) == CUDA_SUCCESS) {
-		known = nvs_driver.array_requirements(&r, a, gpu->device.dev);
+	} else if (!mipmapped && CALL(cuArray3DCreate_v2, &a, &twin) == CUDA_SUCCESS) {
+		known = nvs_memory_driver.array_requirements(&r, a, gpu->device.dev);
 		CALL(cuArrayDestroy, a);
 	}
 	return known == CUDA_SUCCESS && r.size ? r.size : guess(&d, levels);

@@ -172,19 +172,9 @@
 	H(cuGraphInstantiateWithParams) H(cuGraphInstantiateWithParams_ptsz)
 
 #define NVS_RESOLVERS(H) \
-	H(cuInit) NVS_EXPORT_TABLE(H) \
+	H(cuInit) \
 	H(cuGetProcAddress) H(cuGetProcAddress_ptsz) \
 	H(cuGetProcAddress_v2) H(cuGetProcAddress_v2_ptsz)
-
-/*
- * The driver's hidden tables pass untouched. A debug build counts who asks for
- * which: see DEBUG in the Makefile.
- */
-#ifdef NVS_DEBUG_BUILD
-#define NVS_EXPORT_TABLE(H) H(cuGetExportTable)
-#else
-#define NVS_EXPORT_TABLE(H)
-#endif
 
 #define NVS_CONTEXTS(H) \
 	H(cuCtxCreate) H(cuCtxCreate_v2) H(cuCtxCreate_v3) H(cuCtxCreate_v4) \

@@ -16,11 +16,7 @@
 	NVS_EXPORT int name P
 
 /* Calls the real function of this name. */
-#define CALL(name, ...) \
-	__extension__({ \
-		__typeof__(&name) real_ = NVS_REAL(name); \
-		real_ ? real_(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
-	})
+#define CALL(name, ...) NVS_REAL(name)(__VA_ARGS__)
 
 /* a * b, or as good as infinite. */
 static inline uint64_t nvs_times(uint64_t a, uint64_t b)
@@ -38,12 +34,8 @@ static inline uint64_t nvs_times(uint64_t a, uint64_t b)
 	WRAPPER(name, P) \
 	{ \
 		__typeof__(&name) real = NVS_REAL(name); \
-		struct nvs_thread *t; \
-		int result; \
-		if (nvs_unlikely(!real)) \
-			return CUDA_ERROR_NOT_FOUND; \
-		t = enter; \
-		result = real A; \
+		struct nvs_thread *t = enter; \
+		int result = real A; \
 		if (nvs_likely(t != NULL)) \
 			nvs_gate_leave(t); \
 		return result; \
@@ -98,21 +90,34 @@ NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* only its type is needed here */
 		return result; \
 	}
 
+/*
+ * The memory of a GPU, which has a UUID where this process does not use it, as its container
+ * is told. False: as the driver has it.
+ */
+struct nvs_told {
+	uint64_t total, available, used; /* bytes; before the call as the driver has it */
+};
+bool nvs_tell(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_told *t);
+
 /* Whether a graph may have so much more memory; it is charged once it exists. */
 bool nvs_graph_may_have(struct nvs_gpu *gpu, uint64_t bytes);
 
 /*
  * names.c: waits until the memory is on the GPU that a call names, and keeps the memory there
- * until nvs_names_leave(): addresses, a node that is made or changed, a whole graph.
+ * until nvs_gate_leave(): addresses, a node that is made or changed, a whole graph.
  */
 struct nvs_thread *nvs_names_enter(CUdeviceptr a, CUdeviceptr b);
 struct nvs_thread *nvs_names_enter_node(const struct cu_node_params *p);
 struct nvs_thread *nvs_names_enter_graph(void);
 
-static inline void nvs_names_leave(struct nvs_thread *t)
-{
-	if (nvs_unlikely(t != NULL))
-		nvs_gate_leave(t);
-}
+/* A call between. */
+#define NVS_NAMING(enter, call) \
+	__extension__({ \
+		struct nvs_thread *t_ = enter; \
+		int result_ = call; \
+		if (nvs_unlikely(t_ != NULL)) \
+			nvs_gate_leave(t_); \
+		result_; \
+	})
 
 #endif

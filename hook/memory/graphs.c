@@ -3,7 +3,7 @@
 
 #include <errno.h>
 
-#include "memory_abi.h"
+#include "memory_driver.h"
 
 atomic_bool nvs_memory_graphs, nvs_memory_graph_gpus, nvs_memory_graphs_ran;
 
@@ -122,8 +122,7 @@ void nvs_memory_graph_used(struct nvs_gpu *gpu)
 /* False: the driver does not tell. */
 static bool ask(const struct nvs_gpu *gpu, int what, uint64_t *bytes)
 {
-	return nvs_driver.graph_memory &&
-	       nvs_driver.graph_memory(gpu->device.dev, what, bytes) == CUDA_SUCCESS && *bytes <= NVS_MAX_BYTES;
+	return nvs_memory_driver.graph_memory(gpu->device.dev, what, bytes) == CUDA_SUCCESS && *bytes <= NVS_MAX_BYTES;
 }
 
 /* Bytes of these claims on a GPU. */

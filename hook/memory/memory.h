@@ -17,7 +17,7 @@
 
 #include "account.h"
 #include "graphs.h"
-#include "memory_abi.h"
+#include "memory_driver.h"
 #include "pools.h"
 
 static inline struct nvs_gpu *nvs_gpu_of_location(const struct cu_location *l)

@@ -12,7 +12,6 @@
 #include "futex.h"
 #include "log.h"
 #include "query.h"
-#include "signals.h"
 #include "wait.h"
 
 #define STEP          (64ull << 20)
@@ -107,9 +106,9 @@ static uint64_t wanted(const struct nvs_budget *b, uint64_t least)
 
 static struct nvs_frame frame_of(struct nvs_gpu *gpu, uint64_t total, uint64_t least, uint32_t flags)
 {
-	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_RESERVE,
-			       .channel = (uint16_t)gpu->number, .code = flags };
+	struct nvs_frame f = nvs_frame_of(gpu, NVS_RESERVE);
 
+	f.code = flags;
 	f.u.reserve.total = total;
 	f.u.reserve.least = least;
 	f.u.reserve.serial = ++gpu->budget->sent;
@@ -175,14 +174,10 @@ static void settle_and_send(struct nvs_gpu *gpu, bool tick)
 void nvs_reserve_settle(struct nvs_gpu *gpu)
 {
 	struct nvs_signals q;
-	int saved = errno;
 
-	nvs_signals_block(&q);
-	nvs_lock(&nvs_client_lock);
+	nvs_client_enter(&q);
 	settle_and_send(gpu, false);
-	nvs_unlock(&nvs_client_lock);
-	nvs_signals_restore(&q);
-	errno = saved;
+	nvs_client_leave(&q);
 }
 
 /* ---- asking ---- */
@@ -337,15 +332,11 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 void nvs_reserve_attach(struct nvs_gpu *gpu)
 {
 	struct nvs_signals q;
-	int saved = errno;
 
 	nvs_gpu_use(gpu);
-	nvs_signals_block(&q);
-	nvs_lock(&nvs_client_lock);
+	nvs_client_enter(&q);
 	wait_attached(gpu);
-	nvs_unlock(&nvs_client_lock);
-	nvs_signals_restore(&q);
-	errno = saved;
+	nvs_client_leave(&q);
 }
 
 /* For NVSHARE_DEBUG=1 only: standard error belongs to the program. The scheduler has an
@@ -365,7 +356,6 @@ bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	struct nvs_budget *b = gpu->budget;
 	struct nvs_signals q;
-	int saved = errno;
 	bool ok;
 
 	nvs_gpu_use(gpu);
@@ -376,7 +366,6 @@ bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes)
 	if (!ok && nvs_debug)
 		say_refused(gpu, bytes);
 	nvs_signals_restore(&q);
-	errno = saved;
 	return ok;
 }
 

@@ -11,7 +11,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
 quote="-iquote $hook"
-for layer in os core rm memory swap cuda nvml; do
+for layer in os rm core memory swap cuda nvml; do
 	quote="$quote -iquote $hook/$layer"
 done
 
@@ -51,7 +51,7 @@ awk '!/^#/ { for (i = 2; i <= NF; i++) print $1, $i }' "$hook/cuda/ungated.txt" 
 
 # "NAME SIZE..." of each wrapper.
 for f in "$hook"/[a-su-z]*/*.c; do
-	grep -qE '^(WRAPPER|GATED|NVS_GATED_TABLE)\(' "$f" || continue
+	grep -qE '^[[:blank:]]*(WRAPPER|GATED|NVS_GATED_TABLE)\(' "$f" || continue
 	${CC:-gcc} -E -P $quote "$f"
 done | tr '\n' ' ' | grep -oE '\<int cu[A-Z][A-Za-z0-9_]* *\([^()]*\) *\{' | tr '(,){' ' ,,' >"$tmp/wrappers"
 

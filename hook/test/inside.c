@@ -8,7 +8,7 @@
 #include "gpu.h"
 #include "lock.h"
 #include "connection.h"
-#include "preempt.h"
+#include "controls.h"
 #include "stream.h"
 
 void inside_move(int dev, const void *uuid)
@@ -64,8 +64,8 @@ static __typeof__(nvs_driver.event_record) record;
 
 static int record_when_on(void *event, void *stream)
 {
-	if (held && nvs_preempt_ops.off(held)) {
-		while (nvs_preempt_ops.off(held))
+	if (held && nvs_channels_are_off(held)) {
+		while (nvs_channels_are_off(held))
 			usleep(1000);
 		usleep(20000); /* and who has put them on has said so */
 		held = NULL;
