@@ -242,9 +242,9 @@ bool nvs_away_receive(const struct nvs_frame *f)
 
 		come_back();
 		NVS_FOR_EACH_GPU(gpu) { /* the driver has made its channels anew */
-			gpu->controls_told = gpu->controls_told && !was;
-			gpu->controls_ns = was ? 0 : gpu->controls_ns;
-			gpu->slice_due = gpu->slice_due || (was && gpu->slice_ns);
+			gpu->slice.told = gpu->slice.told && !was;
+			gpu->slice.look_ns = was ? 0 : gpu->slice.look_ns;
+			gpu->slice.due = gpu->slice.due || (was && gpu->slice.ns);
 		}
 		return true;
 	}

@@ -20,9 +20,6 @@
 void nvs_client_start(const struct nvs_device *devices, unsigned count,
 		      uint32_t interposed, uint32_t bypassed);
 
-/* The process ends: last statistics, no driver calls any more. */
-void nvs_client_exit(void);
-
 /* After fork: no thread, no connection, nothing known. */
 void nvs_client_fork_child(void);
 

@@ -24,7 +24,7 @@ bool nvs_channels_work(const struct nvs_gpu *gpu)
 	struct nvs_rm_state s;
 
 	return nvs_rm_prove(gpu->device.uuid) == NVS_RM_OK &&
-	       (atomic_load(&gpu->effective) || (nvs_rm_state(gpu->device.uuid, &s) && nvs_controls_listed(&s)));
+	       (atomic_load(&gpu->effect.seen) || (nvs_rm_state(gpu->device.uuid, &s) && nvs_controls_listed(&s)));
 }
 
 bool nvs_channels_are_off(const struct nvs_gpu *gpu)

@@ -24,7 +24,7 @@
  */
 void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next);
 
-/* The GPU has finished what a drain waited for. offs: gpu->offs when the drain began. The lock is held. */
+/* The GPU has finished what a drain waited for. offs: gpu->preempt.offs when the drain began. The lock is held. */
 void nvs_preempt_learn(struct nvs_gpu *gpu, unsigned offs);
 
 #endif

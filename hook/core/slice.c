@@ -24,10 +24,10 @@
 
 void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns)
 {
-	if (gpu->slice_ns == slice_ns)
+	if (gpu->slice.ns == slice_ns)
 		return;
-	gpu->slice_ns = slice_ns;
-	gpu->slice_due = true;
+	gpu->slice.ns = slice_ns;
+	gpu->slice.due = true;
 }
 
 /*
@@ -44,13 +44,13 @@ static bool set_slice(struct nvs_gpu *gpu, uint64_t slice_ns)
 	if (us > MOST_US)
 		us = MOST_US;
 	/* After the first change contexts have what was set. */
-	if (!gpu->sliced && nvs_rm_get_slice(uuid, &own) == NVS_RM_OK)
-		gpu->own_slice_us = own;
+	if (!gpu->slice.ever_set && nvs_rm_get_slice(uuid, &own) == NVS_RM_OK)
+		gpu->slice.own_us = own;
 	if (us) {
-		gpu->sliced = true;
+		gpu->slice.ever_set = true;
 		return nvs_rm_slice(uuid, us) == NVS_RM_OK;
 	}
-	if (nvs_rm_slice(uuid, gpu->own_slice_us ? gpu->own_slice_us : DRIVERS_OWN_US) != NVS_RM_OK)
+	if (nvs_rm_slice(uuid, gpu->slice.own_us ? gpu->slice.own_us : DRIVERS_OWN_US) != NVS_RM_OK)
 		return false;
 	return nvs_rm_slice(uuid, 0) == NVS_RM_OK;
 }
@@ -64,17 +64,17 @@ void nvs_slices_apply(void)
 		if (nvs_is_away()) /* there are no channels */
 			return;
 		nvs_lock(&nvs_client_lock);
-		due = gpu->slice_due;
-		slice_ns = gpu->slice_ns;
-		gpu->slice_due = false;
+		due = gpu->slice.due;
+		slice_ns = gpu->slice.ns;
+		gpu->slice.due = false;
 		nvs_unlock(&nvs_client_lock);
 		if (!due || set_slice(gpu, slice_ns))
 			continue;
 		nvs_debugf("GPU %u: its time slice stays as it is", gpu->number);
 		nvs_lock(&nvs_client_lock);
-		gpu->controls_ns = 0; /* the scheduler is to know */
+		gpu->slice.look_ns = 0; /* the scheduler is to know */
 		if (nvs_client.link == LINK_ABSENT) /* and nobody says it again */
-			gpu->slice_due = true;
+			gpu->slice.due = true;
 		nvs_unlock(&nvs_client_lock);
 	}
 }
@@ -104,13 +104,13 @@ static uint8_t on_wire(enum nvs_rm_result r)
 /* A driver of a version that nobody has seen may say that channels are off, and let them go on. */
 static enum nvs_rm_result prove_effect(struct nvs_gpu *gpu)
 {
-	if (atomic_load(&gpu->effective))
+	if (atomic_load(&gpu->effect.seen))
 		return NVS_RM_OK;
-	if (gpu->effect_looks++ >= MOST_LOOKS)
+	if (gpu->effect.looks++ >= MOST_LOOKS)
 		return NVS_RM_UNTRIED;
 	switch (nvs_effect_look(gpu)) {
 	case NVS_EFFECT_SEEN:
-		atomic_store(&gpu->effective, true);
+		atomic_store(&gpu->effect.seen, true);
 		return NVS_RM_OK;
 	case NVS_EFFECT_NONE:
 		nvs_rm_has_no_effect(gpu->device.uuid);
@@ -124,7 +124,7 @@ static enum nvs_rm_result prove_effect(struct nvs_gpu *gpu)
 /* With the 1st, 2nd, 4th look after a refusal, and so on: what was in the way may be gone. */
 static bool try_refused_again(struct nvs_gpu *gpu)
 {
-	unsigned n = gpu->refused_looks < MOST_REFUSED_LOOKS ? ++gpu->refused_looks : 0;
+	unsigned n = gpu->slice.refused_looks < MOST_REFUSED_LOOKS ? ++gpu->slice.refused_looks : 0;
 
 	return n && !(n & (n - 1));
 }
@@ -148,7 +148,7 @@ static void prove_controls(struct nvs_gpu *gpu, struct nvs_controls *c)
 				     (s.off_on == NVS_RM_REFUSED && try_refused_again(gpu))))
 		s.off_on = nvs_rm_prove_channels(uuid);
 	if (s.slice == NVS_RM_OK && s.off_on == NVS_RM_OK)
-		gpu->refused_looks = 0;
+		gpu->slice.refused_looks = 0;
 	if (s.off_on == NVS_RM_OK && !nvs_controls_listed(&s))
 		s.off_on = prove_effect(gpu);
 	c->slices = on_wire(s.slice);
@@ -165,12 +165,12 @@ bool nvs_controls_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 	if (nvs_is_away() || nvs_client.link != LINK_UP || !(nvs_client.page->features & NVS_FEATURE_CONTROLS) ||
 	    gpu->lease.link != LEASE_ATTACHED || (gpu->lease.gate != LEASE_OPEN && !nvs_gate_calls(gpu)))
 		return false;
-	if (now < gpu->controls_ns) {
-		if (gpu->controls_ns - now < *next)
-			*next = gpu->controls_ns - now;
+	if (now < gpu->slice.look_ns) {
+		if (gpu->slice.look_ns - now < *next)
+			*next = gpu->slice.look_ns - now;
 		return false;
 	}
-	gpu->controls_ns = now + (gpu->controls_told ? LOOK_NS : UNKNOWN_LOOK_NS);
+	gpu->slice.look_ns = now + (gpu->slice.told ? LOOK_NS : UNKNOWN_LOOK_NS);
 	return true;
 }
 
@@ -184,12 +184,12 @@ void nvs_controls_look(struct nvs_gpu *gpu)
 	nvs_lock(&nvs_client_lock);
 	if (nvs_client.link == LINK_UP && gpu->lease.link == LEASE_ATTACHED &&
 	    nvs_client.page->features & NVS_FEATURE_CONTROLS &&
-	    (!gpu->controls_told || memcmp(&f.u.controls, &gpu->controls, sizeof(gpu->controls)) != 0) &&
+	    (!gpu->slice.told || memcmp(&f.u.controls, &gpu->slice.controls, sizeof(gpu->slice.controls)) != 0) &&
 	    nvs_client_send(&f)) {
-		gpu->controls = f.u.controls;
-		gpu->controls_told = true;
-		gpu->cut_failures = 0;
-		gpu->bound_until_ns = 0;
+		gpu->slice.controls = f.u.controls;
+		gpu->slice.told = true;
+		gpu->preempt.failures = 0;
+		gpu->preempt.bound_until_ns = 0;
 	}
 	nvs_unlock(&nvs_client_lock);
 }

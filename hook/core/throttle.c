@@ -52,9 +52,9 @@
 
 void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now)
 {
-	const struct nvs_controls *c = &gpu->controls;
+	const struct nvs_controls *c = &gpu->slice.controls;
 	bool cut = c->slices == NVS_CONTROL_WORKS && c->channels == NVS_CONTROL_WORKS && !c->bare &&
-		   now >= gpu->bound_until_ns && !nvs_memory_ops.moves(gpu);
+		   now >= gpu->preempt.bound_until_ns && !nvs_memory_ops.moves(gpu);
 
 	atomic_store(&gpu->unbound, cut && nvs_elapsed(now, gpu->wanted_ns) >= QUIET_NS);
 }
@@ -139,7 +139,7 @@ static void end_batch(struct nvs_stream *s, void *key)
 	}
 	d->unwaited = 0;
 	now = nvs_now();
-	offs = atomic_load(&s->gpu->offs);
+	offs = atomic_load(&s->gpu->preempt.offs);
 	if (d->passed_ns && d->offs == offs) { /* the channels were on all the time */
 		d->took_ns = now - d->passed_ns;
 		atomic_store(&d->batch, adapt(d->last_calls, d->took_ns));

@@ -29,12 +29,4 @@ void nvs_gpu_use(struct nvs_gpu *gpu);
 /* Threads that left a gate without a word (longjmp) wait no more. nvs_client_lock is held. */
 void nvs_gate_forget_waiters(uint64_t now);
 
-/*
- * A wait for memory looks here now and then: a GPU whose scheduler is gone for too
- * long runs without one from then on, as NVSHARE_SCHEDULER_LOSS says. Not locked.
- */
-void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu);
-/* The same, for who has nvs_client_lock. */
-void nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now);
-
 #endif

@@ -44,7 +44,7 @@ struct nvs_throttle {
 	unsigned unwaited;   /* batches since one was waited for */
 	uint64_t passed_ns;  /* when the last event was seen to pass; 0: nobody waited for it */
 	uint64_t took_ns;    /* GPU time of the last batch that is known */
-	unsigned offs;       /* nvs_gpu.offs when the last event was seen to pass */
+	unsigned offs;       /* nvs_gpu.preempt.offs when the last event was seen to pass */
 	uint64_t patience_ns; /* for the third event; see nvs_throttle_behind */
 	void *event[NVS_THROTTLE_EVENTS];
 };

@@ -11,6 +11,7 @@
 
 #include "client.h"
 #include "clock.h"
+#include "exit.h"
 #include "futex.h"
 #include "gate.h"
 #include "glibc.h"
@@ -104,7 +105,7 @@ static void start(void)
 	nvs_at_fork();
 	/* Runs before what was registered earlier, so before the driver's end. */
 	if (!atomic_exchange(&once, true))
-		(void)atexit(nvs_client_exit);
+		(void)atexit(nvs_exit);
 	nvs_client_start(devices, count, coverage.interposed, coverage.bypassed);
 }
 

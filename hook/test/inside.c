@@ -23,7 +23,7 @@ bool inside_cut_failed(int dev)
 	bool failed;
 
 	nvs_lock(&nvs_client_lock);
-	failed = nvs_gpu_of_device(dev)->uncut_ns != 0;
+	failed = nvs_gpu_of_device(dev)->preempt.uncut_ns != 0;
 	nvs_unlock(&nvs_client_lock);
 	return failed;
 }
@@ -38,7 +38,7 @@ bool inside_cuts_soon(int dev)
 	bool soon;
 
 	nvs_lock(&nvs_client_lock);
-	soon = nvs_gpu_of_device(dev)->long_drains > 1;
+	soon = nvs_gpu_of_device(dev)->preempt.long_drains > 1;
 	nvs_unlock(&nvs_client_lock);
 	return soon;
 }
@@ -53,9 +53,9 @@ void inside_look_again(int dev)
 	struct nvs_gpu *gpu = nvs_gpu_of_device(dev);
 
 	/* The drainer's own. Where it counts one just now, another call makes up for this one. */
-	*(volatile unsigned *)&gpu->effect_looks = 0;
+	*(volatile unsigned *)&gpu->effect.looks = 0;
 	nvs_lock(&nvs_client_lock);
-	gpu->controls_ns = 0;
+	gpu->slice.look_ns = 0;
 	nvs_unlock(&nvs_client_lock);
 }
 
