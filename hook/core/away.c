@@ -34,14 +34,14 @@ static uint64_t asked_ns; /* for the wake */
 static bool through;      /* calls go to the driver, and no scheduler has said that the process is back */
 static bool trying;       /* a thread waits in the driver until it is */
 
-static bool send(uint32_t code)
+static bool away_send(uint32_t code)
 {
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_SUSPENDED, .code = code };
 
 	return nvs_client.link == LINK_UP && nvs_client_send(&f);
 }
 
-/* ---- who calls the driver meanwhile ---- */
+/* ---- calls of the driver meanwhile ---- */
 
 /* Asks for the wake. Without waiting for the lock, which the client thread may have for long. */
 static bool away_ask(void)
@@ -57,7 +57,7 @@ static bool away_ask(void)
 		if (atomic_load(&nvs_away) == LEAVING) /* prepare_main() sees that it is needed */
 			asked_ns = now;
 		else if (atomic_load(&nvs_away) == AWAY && nvs_elapsed(now, asked_ns) > WAKE_NS &&
-			 send(NVS_SUSPENDED_WAKE))
+			 away_send(NVS_SUSPENDED_WAKE))
 			asked_ns = now;
 		nvs_unlock(&nvs_client_lock);
 	}
@@ -223,12 +223,12 @@ static void *prepare_main(void *order)
 	safe = nvs_driver_wait_idle(end) && threads_safe(end);
 	nvs_lock(&nvs_client_lock);
 	if (atomic_load(&nvs_away) == LEAVING && (uintptr_t)order == orders) {
-		if (safe && !asked_ns && !needed() && send(NVS_SUSPENDED_READY)) {
+		if (safe && !asked_ns && !needed() && away_send(NVS_SUSPENDED_READY)) {
 			atomic_store(&nvs_away, AWAY);
 			nvs_futex_wake((uint32_t *)&nvs_away, true);
 		} else {
 			come_back();
-			send(NVS_SUSPENDED_BUSY);
+			away_send(NVS_SUSPENDED_BUSY);
 		}
 	}
 	nvs_unlock(&nvs_client_lock);
@@ -251,13 +251,13 @@ bool nvs_away_receive(const struct nvs_frame *f)
 	if (f->code != NVS_SUSPEND_PREPARE)
 		return false;
 	if (atomic_load(&nvs_away) == AWAY) { /* the answer may be lost */
-		send(NVS_SUSPENDED_READY);
+		away_send(NVS_SUSPENDED_READY);
 		return true;
 	}
 	if (atomic_load(&nvs_away) == LEAVING)
 		return true;
 	if (!nvs_active() || needed()) {
-		send(NVS_SUSPENDED_BUSY);
+		away_send(NVS_SUSPENDED_BUSY);
 		return true;
 	}
 	asked_ns = 0;
@@ -266,7 +266,7 @@ bool nvs_away_receive(const struct nvs_frame *f)
 	atomic_store(&nvs_away, LEAVING);
 	if (!nvs_thread_start(prepare_main, (void *)++orders)) {
 		come_back();
-		send(NVS_SUSPENDED_BUSY);
+		away_send(NVS_SUSPENDED_BUSY);
 	}
 	return true;
 }
@@ -337,7 +337,7 @@ void nvs_away_tick(uint64_t now)
 	if (nvs_client.link == LINK_ABSENT && !trying && atomic_load(&nvs_away) == AWAY && atomic_load(&called))
 		trying = nvs_thread_start(try_main, NULL);
 	/* The scheduler takes it for away, from REGISTER, and hears this after ATTACH only. */
-	if (through && away_attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && send(NVS_SUSPENDED_WAKE))
+	if (through && away_attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && away_send(NVS_SUSPENDED_WAKE))
 		asked_ns = now;
 }
 

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * client.c: the client thread and its connection to the scheduler.
- */
+/* client.c: the client thread and its connection to the scheduler. */
 #include "client.h"
 
 #include <errno.h>
@@ -18,10 +16,10 @@
 #include "futex.h"
 #include "glibc.h"
 #include "grant.h"
-#include "identify.h"
 #include "log.h"
 #include "ops.h"
 #include "preempt.h"
+#include "rm.h"
 #include "stream.h"
 #include "slice.h"
 #include "thread.h"
@@ -204,6 +202,14 @@ static bool valid_epoch(uint64_t epoch)
 	return (uint32_t)epoch != NVS_WORD_CLOSED && (uint32_t)epoch != NVS_WORD_NONE;
 }
 
+/* Before WELCOME. False: the scheduler may not send this frame now, or has refused us. */
+static bool handle_first(const struct nvs_frame *f, int fd)
+{
+	if (f->type == NVS_REFUSED)
+		refused(f);
+	return f->type == NVS_WELCOME && nvs_client.link != LINK_UP && welcome(f, fd);
+}
+
 /* Returns false if the scheduler may not send this frame now. */
 static bool handle(const struct nvs_frame *f, int fd)
 {
@@ -212,13 +218,8 @@ static bool handle(const struct nvs_frame *f, int fd)
 
 	if (f->version != NVS_WIRE_VERSION || f->channel >= NVS_MAX_CHANNELS)
 		return false;
-	if (nvs_client.link != LINK_UP || f->type == NVS_WELCOME) {
-		if (f->type == NVS_REFUSED) {
-			refused(f);
-			return false;
-		}
-		return f->type == NVS_WELCOME && nvs_client.link != LINK_UP && welcome(f, fd);
-	}
+	if (nvs_client.link != LINK_UP || f->type == NVS_WELCOME)
+		return handle_first(f, fd);
 	if (f->type == NVS_SUSPEND)
 		return nvs_away_receive(f);
 	if (f->channel >= nvs_gpu_count)
@@ -290,7 +291,7 @@ static void client_receive(void)
 
 /* ---- what the client thread does by the clock; under the lock ---- */
 
-/* How long there must be no call before the GPU is given back to who waits. */
+/* How long there must be no call before the GPU is given back to a tenant that waits. */
 static uint64_t idle_time(struct nvs_gpu *gpu)
 {
 	uint32_t flags = __atomic_load_n(&nvs_client.page->slot[gpu->number].flags, __ATOMIC_RELAXED);
@@ -340,6 +341,33 @@ static uint64_t early_release(uint64_t now)
 	return next;
 }
 
+/*
+ * The process may have been moved to another GPU while it was checkpointed: its devices then
+ * have other UUIDs. Without the lock, before it attaches again. Waits for as long as the
+ * process is checkpointed. False: the process ends, and the driver cannot be asked any more.
+ */
+static bool gpus_identify(void)
+{
+	uint8_t uuid[NVS_UUID_SIZE];
+
+	NVS_FOR_EACH_GPU(gpu) {
+		bool known;
+
+		if (!nvs_driver_enter())
+			return !nvs_driver_stopped();
+		known = nvs_device_uuid(gpu->device.dev, uuid);
+		nvs_driver_leave();
+		if (!known || memcmp(uuid, gpu->device.uuid, sizeof(uuid)) == 0)
+			continue;
+		nvs_debugf("GPU %u: the process is on another GPU now", gpu->number);
+		nvs_rm_moved();
+		nvs_lock(&nvs_client_lock);
+		memcpy(gpu->device.uuid, uuid, sizeof(uuid));
+		nvs_unlock(&nvs_client_lock);
+	}
+	return true;
+}
+
 static void *client_main(void *arg)
 {
 	(void)arg;
@@ -351,7 +379,7 @@ static void *client_main(void *arg)
 
 		/* These are written by this thread alone. */
 		if (nvs_client.registered && nvs_client.socket.fd < 0 && now >= nvs_client.retry_ns &&
-		    !nvs_gpus_identify()) {
+		    !gpus_identify()) {
 			/* On a GPU that it only believes to be on, it would run under the grant of another. */
 			nvs_client.alive = false;
 			nvs_client.retry_ns = UINT64_MAX;

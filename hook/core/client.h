@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * client.h: the process's side of the protocol: one thread, one connection,
- * a lease per GPU.
- */
+/* client.h: the process's side of the protocol: one thread, one connection, a lease per GPU. */
 #ifndef NVSHARE_CLIENT_H
 #define NVSHARE_CLIENT_H
 

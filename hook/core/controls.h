@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * controls.h: the compute channels of this process off a GPU, and on again. No lock is held.
- */
+/* controls.h: the compute channels of this process off a GPU, and on again. No lock is held. */
 #ifndef NVSHARE_CONTROLS_H
 #define NVSHARE_CONTROLS_H
 
@@ -24,5 +22,22 @@ bool nvs_channels_switch(const struct nvs_gpu *gpu, bool on);
 bool nvs_channels_are_off(const struct nvs_gpu *gpu);
 /* Whether they are on, and nobody keeps them on. */
 bool nvs_channels_are_on(const struct nvs_gpu *gpu);
+
+/*
+ * effect.c: whether channels that the driver says are off are off. A driver that answers
+ * success and changes nothing would let the work of a client go on beside the next one's.
+ */
+enum nvs_effect {
+	NVS_EFFECT_UNKNOWN, /* it could not be seen now */
+	NVS_EFFECT_SEEN,
+	NVS_EFFECT_NONE,    /* work went on with the channels off */
+};
+
+/*
+ * Records an event in a stream of its own, in a context of the process: with the channels on
+ * it comes, with the channels off it must not. Stops the GPU's work of this process for some
+ * 2 ms. Drainer thread; no lock is held. Ends within seconds, whatever the driver does.
+ */
+enum nvs_effect nvs_effect_look(struct nvs_gpu *gpu);
 
 #endif

@@ -181,7 +181,7 @@ static void *drainer_main(void *arg)
 }
 
 /* False: there can be no thread. */
-static bool wake(struct nvs_gpu *gpu)
+static bool drainer_wake(struct nvs_gpu *gpu)
 {
 	if (!gpu->drains.started)
 		gpu->drains.started = nvs_thread_start(drainer_main, gpu);
@@ -194,12 +194,12 @@ static bool wake(struct nvs_gpu *gpu)
 
 void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why)
 {
-	if (nvs_active() && !(atomic_fetch_or(&gpu->drains.look, why) & why) && !wake(gpu))
+	if (nvs_active() && !(atomic_fetch_or(&gpu->drains.look, why) & why) && !drainer_wake(gpu))
 		atomic_fetch_and(&gpu->drains.look, ~(unsigned)why); /* the next look tries again */
 }
 
 /*
- * On a thread of the shim: who exits may be in a signal handler, and have any lock. To start
+ * On a thread of the shim: the thread that exits may be in a signal handler, and have any lock. To start
  * a thread takes malloc's, so that is done only where memory could not leave otherwise.
  */
 void nvs_gpu_give_back(struct nvs_gpu *gpu)
@@ -207,7 +207,7 @@ void nvs_gpu_give_back(struct nvs_gpu *gpu)
 	atomic_store(&gpu->drains.leaves, true);
 	if (gpu->drains.started) {
 		atomic_fetch_or(&gpu->drains.look, NVS_LOOK_LEAVE);
-		wake(gpu);
+		drainer_wake(gpu);
 	} else if (!nvs_memory_ops.moves(gpu) || !nvs_thread_start(leaver_main, gpu)) {
 		atomic_store(&gpu->drains.leaves, false);
 	}
@@ -216,6 +216,6 @@ void nvs_gpu_give_back(struct nvs_gpu *gpu)
 void nvs_drains_start(void)
 {
 	NVS_FOR_EACH_GPU(gpu)
-		if (atomic_load(&gpu->drains.due) && !wake(gpu) && atomic_exchange(&gpu->drains.due, false))
+		if (atomic_load(&gpu->drains.due) && !drainer_wake(gpu) && atomic_exchange(&gpu->drains.due, false))
 			do_drain(gpu); /* rather than never */
 }

@@ -57,3 +57,10 @@ void nvs_driver_fork_child(void)
 	atomic_store(&in_driver, 0);
 	atomic_store(&stopped, false);
 }
+
+bool nvs_device_uuid(int dev, uint8_t *uuid)
+{
+	/* v2 tells the instance of a partitioned GPU. */
+	return nvs_driver.device_uuid_v2(uuid, dev) == CUDA_SUCCESS ||
+	       nvs_driver.device_uuid(uuid, dev) == CUDA_SUCCESS;
+}

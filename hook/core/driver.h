@@ -89,6 +89,9 @@ static inline void nvs_driver_called(void)
 }
 #define nvs_driver (*(nvs_driver_called(), &nvs_driver_functions))
 
+/* What the driver says is the UUID of a device; false: it does not say. No lock is held. */
+bool nvs_device_uuid(int dev, uint8_t *uuid);
+
 /* No driver calls of our own from now on; waits up to a second for the last. */
 void nvs_driver_stop(void);
 bool nvs_driver_stopped(void);

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * effect.c: see effect.h. A driver call may wait for a lock of the driver's that another
+ * effect.c: see controls.h. A driver call may wait for a lock of the driver's that another
  * thread has, which waits for the GPU. So the thread that records the event is never the
  * one that puts the channels on: that is a helper, which does so after a bound.
  */
-#include "effect.h"
+#include "controls.h"
 
 #include "clock.h"
 #include "connection.h"
-#include "controls.h"
 #include "drain.h"
 #include "futex.h"
 #include "grant.h"
@@ -103,7 +102,7 @@ static enum nvs_effect effect_look(struct nvs_gpu *gpu, void *stream, void *even
 	recorded = nvs_driver.event_record(event, stream) == CUDA_SUCCESS;
 	if (recorded)
 		came = comes(event, bound, &took);
-	/* Who waits for the GPU may have put them on meanwhile, and so may the helper. */
+	/* A call that waits for the GPU may have put them on meanwhile, and so may the helper. */
 	if (came && nvs_channels_are_off(gpu))
 		seen = NVS_EFFECT_NONE;
 	if (recorded && !came && atomic_load(&gpu->effect.step) == OFF)

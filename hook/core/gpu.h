@@ -22,7 +22,7 @@
 /* A GPU as the driver describes it. */
 struct nvs_device {
 	int dev;                     /* CUdevice */
-	uint8_t uuid[NVS_UUID_SIZE]; /* of the GPU where the process is; see identify.h */
+	uint8_t uuid[NVS_UUID_SIZE]; /* of the GPU where the process is; client.c looks again after a checkpoint */
 	uint64_t total_mem;          /* bytes */
 };
 

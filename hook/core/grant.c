@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * grant.c: carries out what the lease of a GPU decides.
- */
+/* grant.c: carries out what the lease of a GPU decides. */
 #include "grant.h"
 
 #include <string.h>

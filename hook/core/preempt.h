@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * preempt.h: a drain that takes long is cut: the channels of this process go off the
- * GPU in the middle of its work, and go on again with the next grant. A call that must wait
- * for the GPU (to destroy a context, say) puts the channels on first; they go off again
- * afterwards.
+ * preempt.h: a drain that takes long is cut: the channels of this process go off the GPU in the
+ * middle of its work, and go on again with the next grant. A call that must wait for the GPU (to
+ * destroy a context, say) puts the channels on first; they go off again afterwards.
  *
- * Copies between host and GPU that have begun go on. Nothing is cut where memory of the
- * process can be moved: no memory could move then. The application's copies that wait for the
- * kernel stand before the mover's in the queues of the copy engines, and those that do not wait
- * may read a chunk that moves (tests/gpu/README.md, "What a driver lets a process do").
+ * Copies between host and GPU that have begun go on. Nothing is cut where memory of the process
+ * can be moved: no memory could move then. The application's copies that wait for the kernel
+ * stand before the mover's in the queues of the copy engines, and those that do not wait may read
+ * a chunk that moves (tests/gpu/README.md, "What a driver lets a process do").
  */
 #ifndef NVSHARE_PREEMPT_H
 #define NVSHARE_PREEMPT_H

@@ -6,7 +6,6 @@
 #include "clock.h"
 #include "connection.h"
 #include "controls.h"
-#include "effect.h"
 #include "log.h"
 #include "thread.h"
 
@@ -83,22 +82,14 @@ void nvs_slices_apply(void)
 
 static uint8_t on_wire(enum nvs_rm_result r)
 {
-	switch (r) {
-	case NVS_RM_OK:
-		return NVS_CONTROL_WORKS;
-	case NVS_RM_UNSEEN:
-		return NVS_CONTROL_UNSEEN;
-	case NVS_RM_REFUSED:
-		return NVS_CONTROL_REFUSED;
-	case NVS_RM_FAKED:
-		return NVS_CONTROL_FAKED;
-	case NVS_RM_LOST:
-		return NVS_CONTROL_FAILED;
-	case NVS_RM_UNTRIED:
-	case NVS_RM_BUSY:
-		break;
-	}
-	return NVS_CONTROL_UNTRIED;
+	static const uint8_t control[] = {
+		[NVS_RM_OK] = NVS_CONTROL_WORKS, [NVS_RM_UNTRIED] = NVS_CONTROL_UNTRIED,
+		[NVS_RM_UNSEEN] = NVS_CONTROL_UNSEEN, [NVS_RM_REFUSED] = NVS_CONTROL_REFUSED,
+		[NVS_RM_FAKED] = NVS_CONTROL_FAKED, [NVS_RM_LOST] = NVS_CONTROL_FAILED,
+		[NVS_RM_BUSY] = NVS_CONTROL_UNTRIED,
+	};
+
+	return control[r];
 }
 
 /* A driver of a version that nobody has seen may say that channels are off, and let them go on. */

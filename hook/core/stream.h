@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * stream.h: which GPU a stream or a context belongs to, and what captures.
- */
+/* stream.h: which GPU a stream or a context belongs to, and what captures. */
 #ifndef NVSHARE_STREAM_H
 #define NVSHARE_STREAM_H
 
@@ -78,6 +76,14 @@ struct nvs_context_known nvs_context_look(const void *ctx);
 static inline struct nvs_gpu *nvs_gpu_of_context(const void *ctx)
 {
 	return nvs_context_look(ctx).gpu;
+}
+
+/* Its bit; 0 if it is not known. */
+static inline unsigned nvs_gpu_bit_of_context(const void *ctx)
+{
+	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
+
+	return gpu ? gpu->bit : 0;
 }
 
 /* The same; the driver is asked if need be. */

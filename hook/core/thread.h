@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * thread.h: threads that come to the gate, and threads of the shim.
- */
+/* thread.h: threads that come to the gate, and threads of the shim. */
 #ifndef NVSHARE_THREAD_H
 #define NVSHARE_THREAD_H
 

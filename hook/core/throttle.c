@@ -1,29 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * throttle.c: keep the work ahead of the GPU short while another client wants it,
- * so that a revoke is answered soon. Not while the others rest: see nvs_throttle_tick.
+ * throttle.c: keep the work ahead of the GPU short while another client wants it, so that a
+ * revoke is answered soon. Not while the others rest: see nvs_throttle_tick.
  *
- * Every `batch` calls an event goes into the stream, and the thread goes on
- * when the event before it has passed: at most two batches are ahead. `batch`
- * adapts until one takes about BATCH_NS of GPU time. Nothing here synchronises
- * a stream or a context, and nothing is done while a capture is open.
+ * Every `batch` calls an event goes into the stream, and the thread goes on when the event before
+ * it has passed: at most two batches are ahead. `batch` adapts until one takes about BATCH_NS of
+ * GPU time. Nothing here synchronises a stream or a context, and nothing is done while a capture
+ * is open.
  *
- * How long a batch takes is known only where one is queued behind the other:
- * if the event before had not passed when this one was recorded, the GPU goes
- * from one to the other without a pause. The time between two records says
- * nothing: a program that synchronises now and then submits in bursts, much
- * faster than the GPU works. In turns so short that no batch is queued behind
+ * How long a batch takes is known only where one is queued behind the other: if the event before
+ * had not passed when this one was recorded, the GPU goes from one to the other without a pause.
+ * The time between two records says nothing: a program that synchronises now and then submits in
+ * bursts, much faster than the GPU works. In turns so short that no batch is queued behind
  * another, the drain at their end tells.
  *
- * The event may never come while the thread waits here: work ahead of it may
- * wait for what this thread does next. So the wait ends after a time, and then
- * nothing is bounded before the event has passed. Where something in the stream is
- * known to wait for somebody outside the GPU, a third event right behind it tells when
- * that is over, and has a patience of its own.
+ * The event may never come while the thread waits here: work ahead of it may wait for what this
+ * thread does next. So the wait ends after a time, and then nothing is bounded before the event
+ * has passed. Where something in the stream is known to wait for somebody outside the GPU, a
+ * third event right behind it tells when that is over, and has a patience of its own.
  *
- * One thread ends a batch. Other threads that submit to the stream meanwhile wait until
- * that thread has ended it, or a thousand of them would fill the stream. Each batch wakes
- * as many of them as may submit in it, and one that ends it.
+ * One thread ends a batch. Other threads that submit to the stream meanwhile wait until that
+ * thread has ended it, or a thousand of them would fill the stream. Each batch wakes as many of
+ * them as may submit in it, and one that ends it.
  */
 #include <errno.h>
 

@@ -21,7 +21,7 @@
 #include "ops.h"
 #include "throttle.h"
 
-#define GONE_NS        (2 * NVS_S)    /* who has not looked for so long does not wait */
+#define GONE_NS        (2 * NVS_S)    /* a thread that has not looked for so long does not wait */
 #define NUDGE_NS       (1 * NVS_S)    /* waiting threads repeat their request */
 #define WAIT_PIECE_NS  (200 * NVS_MS) /* a wait looks at the connection this often */
 #define FOLLOWER_WAKES 8              /* so many at once go to the gate when it opens */
@@ -67,7 +67,7 @@ static void wait_leave_unseen(struct nvs_thread *t)
 }
 
 /* The thread waits at the gate; it may have been taken for gone, or have gone from another. */
-static void want(struct nvs_thread *t, struct nvs_gpu *gpu, uint64_t now)
+static void wait_begin(struct nvs_thread *t, struct nvs_gpu *gpu, uint64_t now)
 {
 	t->looked_ns = now;
 	if (t->waits_at == gpu)
@@ -85,16 +85,14 @@ void nvs_gate_forget_waiters(uint64_t now)
 }
 
 /*
- * The way out of a drain that cannot end by itself: the GPU's work waits for
- * one of the threads at the gate, for its next launch, or for what it does or
- * lets go of after it (a flag in host memory, a lock that a host function
- * wants). From half of the grace on, which leaves long kernels time to end,
- * every call passes for PASS_NS, and again after ever longer gaps; the drain
- * begins anew each time. Up to the end of the grace the GPU is still ours, so
- * nobody is disturbed; after it the scheduler has fenced us and our work runs
- * beside the others' anyway, and this is how the process gets to release in the
- * end. A slow queue that is mistaken for a stuck one grows by what fits into a
- * window, and that the depth bound keeps small.
+ * The way out of a drain that cannot end by itself: the GPU's work waits for one of the threads
+ * at the gate, for its next launch, or for what it does or lets go of after it (a flag in host
+ * memory, a lock that a host function wants). From half of the grace on, which leaves long
+ * kernels time to end, every call passes for PASS_NS, and again after ever longer gaps; the drain
+ * begins anew each time. Up to the end of the grace the GPU is still ours, so nobody is
+ * disturbed; after it the scheduler has fenced us and our work runs beside the others' anyway,
+ * and this is how the process gets to release in the end. A slow queue that is mistaken for a
+ * stuck one grows by what fits into a window, and that the depth bound keeps small.
  */
 static bool may_pass(struct nvs_gpu *gpu, uint64_t now)
 {
@@ -184,9 +182,8 @@ static void wait_piece(struct nvs_gpu *gpu, struct visit *v, struct nvs_signals 
 {
 	const struct nvs_slot *slot = atomic_load(&gpu->slot);
 	/*
-	 * Open, yet the word is another: shut for a moment, the page tells when it is
-	 * over. If the word is right, memory is on its way: that ends here, and changes
-	 * no word.
+	 * Open, yet the word is another: shut for a moment, the page tells when it is over. If
+	 * the word is right, memory is on its way: that ends here, and changes no word.
 	 */
 	bool on_page = gpu->lease.link == LEASE_ATTACHED &&
 		       (gpu->lease.gate == LEASE_CLOSED ||
@@ -226,7 +223,7 @@ static bool waits_away(struct nvs_signals *q)
 /* Whether the thread leaves the gate. The lock is held. */
 static bool goes_on(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, uint64_t now, struct visit *v)
 {
-	want(t, gpu, now);
+	wait_begin(t, gpu, now);
 	v->word = nvs_gpu_word(gpu);
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_WORD, .word = v->word });
 	if (v->word == atomic_load(&gpu->epoch) || !atomic_load(&nvs_gate.active))

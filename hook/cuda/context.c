@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * context.c: wrappers that note which contexts there are, and of which GPU.
- */
+/* context.c: wrappers that note which contexts there are, and of which GPU. */
 #include <string.h>
 
 #include "clock.h"

@@ -91,13 +91,6 @@ static void each_node(void *graph, unsigned depth, void (*fn)(void *node, int ty
 
 /* ---- the GPUs of a graph ---- */
 
-static unsigned gpu_of_context(void *ctx)
-{
-	struct nvs_gpu *gpu = ctx ? nvs_gpu_of_context(ctx) : NULL;
-
-	return gpu ? gpu->bit : 0;
-}
-
 /* Host memory is on no GPU. */
 static unsigned gpu_of_address(CUdeviceptr p)
 {
@@ -127,7 +120,7 @@ static void add_gpu_of_node(void *node, int type, void *gpus)
 	switch (type) {
 	case CU_GRAPH_NODE_TYPE_KERNEL:
 		if (v->graph_kernel(node, &u.kernel) == CUDA_SUCCESS)
-			*all |= gpu_of_context(u.kernel.ctx);
+			*all |= nvs_gpu_bit_of_context(u.kernel.ctx);
 		break;
 	case CU_GRAPH_NODE_TYPE_MEMCPY:
 		if (v->graph_copy(node, &u.copy) == CUDA_SUCCESS)
@@ -139,7 +132,7 @@ static void add_gpu_of_node(void *node, int type, void *gpus)
 		break;
 	case CU_GRAPH_NODE_TYPE_MEM_OPS:
 		if (v->graph_mem_ops(node, &u.mem_ops) == CUDA_SUCCESS)
-			*all |= gpu_of_context(u.mem_ops.ctx);
+			*all |= nvs_gpu_bit_of_context(u.mem_ops.ctx);
 		break;
 	}
 }
@@ -215,9 +208,8 @@ static bool may_be_made(struct taking *t, void *graph)
 /* ---- instantiation ---- */
 
 /*
- * After an instantiation: nodes never change their GPU, so this holds as long as the
- * executable graph. A process that uses one GPU asks the driver nothing. uploaded: the graph
- * has its memory.
+ * After an instantiation: nodes never change their GPU, so this holds as long as the executable
+ * graph. A process that uses one GPU asks the driver nothing. uploaded: the graph has its memory.
  */
 static int instantiated(struct taking *t, int result, void **exec, void *graph, bool uploaded)
 {

@@ -75,7 +75,8 @@ SEMAPHORES(cuWaitExternalSemaphoresAsync_ptsz, NVS_KEY_THREAD(s))
 #define FUNCTION(name, P, A, key) \
 	WRAPPER(name, P) \
 	{ \
-		return waits(NVS_NAMING(nvs_gate_enter(key), CALL(name, NVS_SPREAD A)), key, FUNCTION_NS); \
+		__typeof__(&name) real = NVS_REAL(name); /* before the gate: it may wait */ \
+		return waits(NVS_NAMING(nvs_gate_enter(key), real A), key, FUNCTION_NS); \
 	}
 #define FUNCTION_SZ(name, P, A) \
 	FUNCTION(name, P, A, NVS_KEY_LEGACY(s)) \

@@ -91,6 +91,15 @@ static int tell(uint64_t *value, int what, CUdeviceptr p, const struct nvs_swap_
 	return CUDA_SUCCESS;
 }
 
+/* The driver is asked while the memory is on the GPU. */
+#define BY_THE_DRIVER_AT(p, call) \
+	__extension__({ \
+		struct nvs_thread *t_ = nvs_names_enter(p, 0); \
+		int result_ = call; \
+		nvs_names_leave(t_); \
+		result_; \
+	})
+
 WRAPPER(cuPointerGetAttribute, (void *data, int what, CUdeviceptr p))
 {
 	struct nvs_swap_range r;
@@ -101,7 +110,7 @@ WRAPPER(cuPointerGetAttribute, (void *data, int what, CUdeviceptr p))
 		return CALL(cuPointerGetAttribute, data, what, p);
 	result = tell(&value, what, p, &r);
 	if (result == -1)
-		return NVS_NAMING(nvs_names_enter(p, 0), CALL(cuPointerGetAttribute, data, what, p));
+		return BY_THE_DRIVER_AT(p, CALL(cuPointerGetAttribute, data, what, p));
 	if (result == CUDA_SUCCESS)
 		memcpy(data, &value, nvs_pointer_bytes(what));
 	return result;
@@ -121,7 +130,7 @@ WRAPPER(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
 		if (!data[i])
 			continue;
 		if (tell(&value, what[i], p, &r) == -1)
-			result = NVS_NAMING(nvs_names_enter(p, 0), CALL(cuPointerGetAttributes, 1, &what[i], &data[i], p));
+			result = BY_THE_DRIVER_AT(p, CALL(cuPointerGetAttributes, 1, &what[i], &data[i], p));
 		else
 			memcpy(data[i], &value, nvs_pointer_bytes(what[i]));
 	}

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * start.c: what happens when the driver is first initialised, and in a child of fork.
- */
+/* start.c: what happens when the driver is first initialised, and in a child of fork. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -16,7 +14,6 @@
 #include "gate.h"
 #include "glibc.h"
 #include "hook.h"
-#include "identify.h"
 #include "lock.h"
 #include "log.h"
 #include "memory.h"
@@ -159,10 +156,9 @@ static bool names_one(const char *text, uint8_t *uuid)
 }
 
 /*
- * Before the driver's cuInit, which reads CUDA_VISIBLE_DEVICES: that names the GPU on which
- * the container was to begin. If the container has begun on another one, or has moved since,
- * the variable is changed, in the memory where it is. Waits up to 5 s for a scheduler that
- * lives.
+ * Before the driver's cuInit, which reads CUDA_VISIBLE_DEVICES: that names the GPU on which the
+ * container was to begin. If the container has begun on another one, or has moved since, the
+ * variable is changed, in the memory where it is. Waits up to 5 s for a scheduler that lives.
  */
 static void follow_place(void)
 {

@@ -62,9 +62,8 @@ void nvs_memory_context_gone(const void *ctx, uint64_t stamp);
 void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t stamp);
 
 /*
- * Physical memory of the VMM exists as long as a handle or a mapping refers to it. The
- * driver may give out the value of a released handle again while that handle's memory is
- * still mapped.
+ * Physical memory of the VMM exists as long as a handle or a mapping refers to it. The driver may
+ * give out the value of a released handle again while that handle's memory is still mapped.
  */
 void nvs_claim_keep_handle(const struct nvs_claim *c, uint64_t handle);
 void nvs_memory_handle_imported(uint64_t handle); /* another process counts it */
