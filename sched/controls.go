@@ -46,7 +46,7 @@ func (e Controls) String() string {
 }
 
 // listedDrivers has the versions of the driver with which the controls were seen to work,
-// by their effect on a GPU. The shim's list (hook/cuda/slice_ops.c) is the same: a test
+// by their effect on a GPU. The shim's list (hook/core/controls.c) is the same: a test
 // compares them.
 func listedDrivers() []string { return []string{"580.159.04"} }
 

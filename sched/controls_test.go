@@ -12,7 +12,7 @@ import (
 // The shim believes the controls of those versions of the driver that the scheduler says
 // are known to work.
 func TestListedDriversAreTheShims(t *testing.T) {
-	const path = "../hook/cuda/slice_ops.c"
+	const path = "../hook/core/controls.c"
 	source, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

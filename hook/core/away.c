@@ -34,14 +34,14 @@ static uint64_t asked_ns; /* for the wake */
 static bool through;      /* calls go to the driver, and no scheduler has said that the process is back */
 static bool trying;       /* a thread waits in the driver until it is */
 
-static bool send(uint32_t code)
+static bool away_send(uint32_t code)
 {
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_SUSPENDED, .code = code };
 
 	return nvs_client.link == LINK_UP && nvs_client_send(&f);
 }
 
-/* ---- who calls the driver meanwhile ---- */
+/* ---- calls of the driver meanwhile ---- */
 
 /* Asks for the wake. Without waiting for the lock, which the client thread may have for long. */
 static bool away_ask(void)
@@ -57,7 +57,7 @@ static bool away_ask(void)
 		if (atomic_load(&nvs_away) == LEAVING) /* prepare_main() sees that it is needed */
 			asked_ns = now;
 		else if (atomic_load(&nvs_away) == AWAY && nvs_elapsed(now, asked_ns) > WAKE_NS &&
-			 send(NVS_SUSPENDED_WAKE))
+			 away_send(NVS_SUSPENDED_WAKE))
 			asked_ns = now;
 		nvs_unlock(&nvs_client_lock);
 	}
@@ -223,12 +223,12 @@ static void *prepare_main(void *order)
 	safe = nvs_driver_wait_idle(end) && threads_safe(end);
 	nvs_lock(&nvs_client_lock);
 	if (atomic_load(&nvs_away) == LEAVING && (uintptr_t)order == orders) {
-		if (safe && !asked_ns && !needed() && send(NVS_SUSPENDED_READY)) {
+		if (safe && !asked_ns && !needed() && away_send(NVS_SUSPENDED_READY)) {
 			atomic_store(&nvs_away, AWAY);
 			nvs_futex_wake((uint32_t *)&nvs_away, true);
 		} else {
 			come_back();
-			send(NVS_SUSPENDED_BUSY);
+			away_send(NVS_SUSPENDED_BUSY);
 		}
 	}
 	nvs_unlock(&nvs_client_lock);
@@ -242,22 +242,22 @@ bool nvs_away_receive(const struct nvs_frame *f)
 
 		come_back();
 		NVS_FOR_EACH_GPU(gpu) { /* the driver has made its channels anew */
-			gpu->controls_told = gpu->controls_told && !was;
-			gpu->controls_ns = was ? 0 : gpu->controls_ns;
-			gpu->slice_due = gpu->slice_due || (was && gpu->slice_ns);
+			gpu->slice.told = gpu->slice.told && !was;
+			gpu->slice.look_ns = was ? 0 : gpu->slice.look_ns;
+			gpu->slice.due = gpu->slice.due || (was && gpu->slice.ns);
 		}
 		return true;
 	}
 	if (f->code != NVS_SUSPEND_PREPARE)
 		return false;
 	if (atomic_load(&nvs_away) == AWAY) { /* the answer may be lost */
-		send(NVS_SUSPENDED_READY);
+		away_send(NVS_SUSPENDED_READY);
 		return true;
 	}
 	if (atomic_load(&nvs_away) == LEAVING)
 		return true;
 	if (!nvs_active() || needed()) {
-		send(NVS_SUSPENDED_BUSY);
+		away_send(NVS_SUSPENDED_BUSY);
 		return true;
 	}
 	asked_ns = 0;
@@ -266,7 +266,7 @@ bool nvs_away_receive(const struct nvs_frame *f)
 	atomic_store(&nvs_away, LEAVING);
 	if (!nvs_thread_start(prepare_main, (void *)++orders)) {
 		come_back();
-		send(NVS_SUSPENDED_BUSY);
+		away_send(NVS_SUSPENDED_BUSY);
 	}
 	return true;
 }
@@ -308,8 +308,7 @@ static void *try_main(void *arg)
 
 	(void)arg;
 	nvs_of_shim = true; /* without more: nvs_thread_setup() waits until the process is back */
-	if (ctx && nvs_driver_has(ctx_push) && nvs_driver_has(ctx_pop) && nvs_driver_has(event_create) &&
-	    nvs_driver_has(event_destroy) && nvs_driver.ctx_push(ctx) == CUDA_SUCCESS) {
+	if (ctx && nvs_driver.ctx_push(ctx) == CUDA_SUCCESS) {
 		if (nvs_driver.event_create(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
 			nvs_driver.event_destroy(event);
 		nvs_driver.ctx_pop(&popped);
@@ -338,7 +337,7 @@ void nvs_away_tick(uint64_t now)
 	if (nvs_client.link == LINK_ABSENT && !trying && atomic_load(&nvs_away) == AWAY && atomic_load(&called))
 		trying = nvs_thread_start(try_main, NULL);
 	/* The scheduler takes it for away, from REGISTER, and hears this after ATTACH only. */
-	if (through && away_attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && send(NVS_SUSPENDED_WAKE))
+	if (through && away_attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && away_send(NVS_SUSPENDED_WAKE))
 		asked_ns = now;
 }
 

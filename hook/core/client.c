@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * client.c: the client thread and its connection to the scheduler.
- */
+/* client.c: the client thread and its connection to the scheduler. */
 #include "client.h"
 
 #include <errno.h>
@@ -18,10 +16,10 @@
 #include "futex.h"
 #include "glibc.h"
 #include "grant.h"
-#include "identify.h"
 #include "log.h"
 #include "ops.h"
 #include "preempt.h"
+#include "rm.h"
 #include "stream.h"
 #include "slice.h"
 #include "thread.h"
@@ -35,7 +33,7 @@
 #define RETRY_MAX_NS  (1 * NVS_S)
 #define STEADY_NS     (1 * NVS_S)    /* a connection that lasted so long is made anew at once when it ends */
 #define ABSENT_NS     (5 * NVS_S)  /* a scheduler that is lost, or refuses, for so long is absent */
-#define STATS_NS      (1 * NVS_S)
+#define TICK_NS       (1 * NVS_S)   /* the client thread looks at all at least this often */
 #define IDLE_NS       (1 * NVS_MS)  /* no call for so long: release early */
 #define GRACE_MAX_NS  (3600 * NVS_S) /* more is not believed */
 
@@ -120,7 +118,7 @@ static void run_alone(void)
 	set_link(LINK_ABSENT);
 	NVS_FOR_EACH_GPU(gpu) {
 		nvs_slice_want(gpu, 0);
-		gpu->slice_due = gpu->slice_due || gpu->sliced; /* it may not have been taken back */
+		gpu->slice.due = gpu->slice.due || gpu->slice.ever_set; /* it may not have been taken back */
 	}
 }
 
@@ -204,6 +202,14 @@ static bool valid_epoch(uint64_t epoch)
 	return (uint32_t)epoch != NVS_WORD_CLOSED && (uint32_t)epoch != NVS_WORD_NONE;
 }
 
+/* Before WELCOME. False: the scheduler may not send this frame now, or has refused us. */
+static bool handle_first(const struct nvs_frame *f, int fd)
+{
+	if (f->type == NVS_REFUSED)
+		refused(f);
+	return f->type == NVS_WELCOME && nvs_client.link != LINK_UP && welcome(f, fd);
+}
+
 /* Returns false if the scheduler may not send this frame now. */
 static bool handle(const struct nvs_frame *f, int fd)
 {
@@ -212,13 +218,8 @@ static bool handle(const struct nvs_frame *f, int fd)
 
 	if (f->version != NVS_WIRE_VERSION || f->channel >= NVS_MAX_CHANNELS)
 		return false;
-	if (nvs_client.link != LINK_UP || f->type == NVS_WELCOME) {
-		if (f->type == NVS_REFUSED) {
-			refused(f);
-			return false;
-		}
-		return f->type == NVS_WELCOME && nvs_client.link != LINK_UP && welcome(f, fd);
-	}
+	if (nvs_client.link != LINK_UP || f->type == NVS_WELCOME)
+		return handle_first(f, fd);
 	if (f->type == NVS_SUSPEND)
 		return nvs_away_receive(f);
 	if (f->channel >= nvs_gpu_count)
@@ -264,8 +265,8 @@ static bool handle(const struct nvs_frame *f, int fd)
 	if (f->type == NVS_ATTACHED) {
 		nvs_memory_ops.attached(gpu);
 		nvs_slice_want(gpu, 0);
-		gpu->controls_told = false;
-		gpu->controls_ns = 0;
+		gpu->slice.told = false;
+		gpu->slice.look_ns = 0;
 	}
 	return true;
 }
@@ -290,27 +291,7 @@ static void client_receive(void)
 
 /* ---- what the client thread does by the clock; under the lock ---- */
 
-static void send_stats(uint64_t now)
-{
-	NVS_FOR_EACH_GPU(gpu) {
-			struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_STATS,
-				       .channel = (uint16_t)gpu->number };
-
-		if (gpu->lease.link != LEASE_ATTACHED || nvs_elapsed(now, gpu->sent_ns) < STATS_NS)
-			continue;
-		gpu->stats.calls = nvs_gate_calls(gpu);
-		nvs_memory_ops.usage(gpu, &gpu->stats.mem_bytes, &gpu->stats.mem_peak);
-		if (memcmp(&gpu->stats, &gpu->sent, sizeof(gpu->sent)) == 0)
-			continue;
-		f.u.stats = gpu->stats;
-		if (nvs_client_send(&f)) {
-			gpu->sent = gpu->stats;
-			gpu->sent_ns = now;
-		}
-	}
-}
-
-/* How long there must be no call before the GPU is given back to who waits. */
+/* How long there must be no call before the GPU is given back to a tenant that waits. */
 static uint64_t idle_time(struct nvs_gpu *gpu)
 {
 	uint32_t flags = __atomic_load_n(&nvs_client.page->slot[gpu->number].flags, __ATOMIC_RELAXED);
@@ -325,32 +306,32 @@ static bool idle_long(struct nvs_gpu *gpu, uint64_t now)
 {
 	uint64_t calls = nvs_gate_calls(gpu);
 
-	if (!gpu->idle_ns || calls != gpu->idle_calls || nvs_gate_busy(gpu)) {
-		gpu->idle_calls = calls;
-		gpu->idle_ns = now;
+	if (!gpu->drains.idle_ns || calls != gpu->drains.idle_calls || nvs_gate_busy(gpu)) {
+		gpu->drains.idle_calls = calls;
+		gpu->drains.idle_ns = now;
 		return false;
 	}
-	return nvs_elapsed(now, gpu->idle_ns) >= idle_time(gpu);
+	return nvs_elapsed(now, gpu->drains.idle_ns) >= idle_time(gpu);
 }
 
 /* Returns the nanoseconds until it wants to be called again. */
 static uint64_t early_release(uint64_t now)
 {
-	uint64_t next = STATS_NS;
+	uint64_t next = TICK_NS;
 
 	NVS_FOR_EACH_GPU(gpu) {
-			/* Shut for a moment, it may well have run dry. */
+		/* Shut for a moment, it may well have run dry. */
 		if (gpu->lease.link != LEASE_ATTACHED || gpu->lease.gate != LEASE_OPEN ||
 		    nvs_gpu_word(gpu) != atomic_load(&gpu->epoch) ||
 		    !__atomic_load_n(&nvs_client.page->slot[gpu->number].waiters, __ATOMIC_RELAXED)) {
-			gpu->idle_ns = 0;
+			gpu->drains.idle_ns = 0;
 			continue;
 		}
 		if (idle_time(gpu) / 2 < next)
 			next = idle_time(gpu) / 2;
 		/* A thread that waited has not had its turn yet, or waits for another GPU as well. */
 		if (gpu->lease.waiting || nvs_gate_keeps(gpu)) {
-			gpu->idle_ns = 0;
+			gpu->drains.idle_ns = 0;
 			continue;
 		}
 		if (!idle_long(gpu, now))
@@ -358,6 +339,33 @@ static uint64_t early_release(uint64_t now)
 		nvs_drainer_look(gpu, NVS_LOOK_IDLE);
 	}
 	return next;
+}
+
+/*
+ * The process may have been moved to another GPU while it was checkpointed: its devices then
+ * have other UUIDs. Without the lock, before it attaches again. Waits for as long as the
+ * process is checkpointed. False: the process ends, and the driver cannot be asked any more.
+ */
+static bool gpus_identify(void)
+{
+	uint8_t uuid[NVS_UUID_SIZE];
+
+	NVS_FOR_EACH_GPU(gpu) {
+		bool known;
+
+		if (!nvs_driver_enter())
+			return !nvs_driver_stopped();
+		known = nvs_device_uuid(gpu->device.dev, uuid);
+		nvs_driver_leave();
+		if (!known || memcmp(uuid, gpu->device.uuid, sizeof(uuid)) == 0)
+			continue;
+		nvs_debugf("GPU %u: the process is on another GPU now", gpu->number);
+		nvs_rm_moved();
+		nvs_lock(&nvs_client_lock);
+		memcpy(gpu->device.uuid, uuid, sizeof(uuid));
+		nvs_unlock(&nvs_client_lock);
+	}
+	return true;
 }
 
 static void *client_main(void *arg)
@@ -371,7 +379,7 @@ static void *client_main(void *arg)
 
 		/* These are written by this thread alone. */
 		if (nvs_client.registered && nvs_client.socket.fd < 0 && now >= nvs_client.retry_ns &&
-		    !nvs_gpus_identify()) {
+		    !gpus_identify()) {
 			/* On a GPU that it only believes to be on, it would run under the grant of another. */
 			nvs_client.alive = false;
 			nvs_client.retry_ns = UINT64_MAX;
@@ -384,7 +392,7 @@ static void *client_main(void *arg)
 		if (absent(now))
 			run_alone();
 		nvs_away_tick(now);
-		send_stats(now);
+		nvs_stats_send(now);
 		nvs_gate_forget_waiters(now);
 		wait = early_release(now);
 		NVS_FOR_EACH_GPU(gpu) {
@@ -444,73 +452,6 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 		atomic_store(&nvs_gate.active, true);
 	else
 		nvs_debugf("no thread for the client: running without a scheduler");
-}
-
-/*
- * The driver takes some 50 ms to take a process down, and up to 0.2 s for each GiB of host
- * memory to which memory can be swapped (H200; 0.02 s, if that is of huge pages). Who waits
- * for the GPU would wait for that too: the grant is given back before, if the process's work
- * is done. The lock is held.
- */
-static bool give_back(void)
-{
-	bool any = false;
-
-	NVS_FOR_EACH_GPU(gpu) {
-		bool wanted = nvs_takes_turns(atomic_load(&gpu->slot)) || nvs_memory_ops.moves(gpu);
-
-		if (gpu->lease.gate == LEASE_OPEN && wanted && nvs_memory_ops.leave(gpu)) {
-			nvs_gpu_give_back(gpu);
-			any = true;
-		}
-	}
-	return any;
-}
-
-static bool given_back(void)
-{
-	NVS_FOR_EACH_GPU(gpu)
-		if (atomic_load(&gpu->leaves))
-			return false;
-	return true;
-}
-
-/* A signal handler that exits may have interrupted the lock's owner. */
-static bool lock_at_exit(void)
-{
-	bool locked = false;
-
-	for (int i = 0; i < 200 && !(locked = nvs_trylock(&nvs_client_lock)); i++)
-		nvs_nap(NVS_MS);
-	return locked;
-}
-
-void nvs_client_exit(void)
-{
-	bool locked, draining = false;
-
-	if (!atomic_load(&nvs_gate.active) || atomic_load(&nvs_exiting))
-		return;
-	nvs_away_exit();
-	locked = lock_at_exit();
-	nvs_exiting_ns = nvs_now();
-	if (locked) {
-		NVS_FOR_EACH_GPU(gpu)
-			gpu->sent_ns = 0;
-		send_stats(nvs_exiting_ns);
-		draining = give_back();
-	}
-	if (draining) {
-		nvs_unlock(&nvs_client_lock);
-		/* As long as nvs_driver_stop() waits, at most: work that still runs is not waited for. */
-		for (int i = 0; i < 1000 && !given_back(); i++)
-			nvs_nap(NVS_MS);
-		locked = lock_at_exit();
-	}
-	atomic_store(&nvs_exiting, true);
-	if (locked)
-		nvs_unlock(&nvs_client_lock);
-	nvs_driver_stop();
 }
 
 void nvs_client_fork_child(void)

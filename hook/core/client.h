@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * client.h: the process's side of the protocol: one thread, one connection,
- * a lease per GPU.
- */
+/* client.h: the process's side of the protocol: one thread, one connection, a lease per GPU. */
 #ifndef NVSHARE_CLIENT_H
 #define NVSHARE_CLIENT_H
 
@@ -19,9 +16,6 @@
  */
 void nvs_client_start(const struct nvs_device *devices, unsigned count,
 		      uint32_t interposed, uint32_t bypassed);
-
-/* The process ends: last statistics, no driver calls any more. */
-void nvs_client_exit(void);
 
 /* After fork: no thread, no connection, nothing known. */
 void nvs_client_fork_child(void);

@@ -13,7 +13,9 @@
 #include <stdint.h>
 
 #include "descriptor.h"
+#include "gpu.h"
 #include "lock.h"
+#include "signals.h"
 #include "wire.h"
 
 enum link {
@@ -39,6 +41,26 @@ struct nvs_client {
 
 extern struct nvs_lock nvs_client_lock;
 extern struct nvs_client nvs_client;
+
+/* Takes the lock on a thread of the application. */
+static inline void nvs_client_enter(struct nvs_signals *q)
+{
+	nvs_signals_block(q);
+	nvs_lock(&nvs_client_lock);
+}
+
+static inline void nvs_client_leave(const struct nvs_signals *q)
+{
+	nvs_unlock(&nvs_client_lock);
+	nvs_signals_restore(q);
+}
+
+/* A frame of this type, of a GPU's channel. */
+static inline struct nvs_frame nvs_frame_of(const struct nvs_gpu *gpu, enum nvs_type type)
+{
+	return (struct nvs_frame){ .version = NVS_WIRE_VERSION, .type = (uint8_t)type,
+				   .channel = (uint16_t)gpu->number };
+}
 
 /* Sends a frame, if there is a connection. The lock is held. */
 bool nvs_client_send(const struct nvs_frame *f);

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * drain.c: whether the GPU has finished what was submitted.
- */
+/* drain.c: whether the GPU has finished what was submitted. */
 
 #include "clock.h"
 #include "futex.h"
@@ -90,9 +88,9 @@ struct question {
 };
 
 enum which {
-	WITH_WORK,        /* since it was last drained, or was idle */
+	WITH_WORK,        /* since it was last drained, or was idle; beside a capture */
 	WITH_WORK_FORGET, /* and one that is idle now has no work any more */
-	ALL,
+	ALL,              /* and the driver sees what has ended */
 };
 
 /* The next such stream of the GPU, from *i on. False: there is none. */
@@ -117,6 +115,33 @@ static bool next_stream(struct nvs_gpu *gpu, enum which which, unsigned *i, stru
 	return found;
 }
 
+static enum nvs_streams_state state_beside_capture(const struct question *q)
+{
+	/* To ask about a default or capturing stream would break the capture. */
+	return nvs_key_is_default(q->key) || q->capturing || nvs_capturing(q->key) ||
+	       nvs_driver.stream_query(q->key) == CUDA_ERROR_NOT_READY
+		? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
+}
+
+static enum nvs_streams_state ask_stream(const struct question *q, bool settle)
+{
+	void *popped;
+	int result;
+
+	/* Another thread's default stream can't be asked about; a drain will find its work. */
+	if (q->open || (q->key == CU_STREAM_PER_THREAD && !q->own) || !q->ctx || nvs_driver.ctx_push(q->ctx) != CUDA_SUCCESS)
+		return NVS_STREAMS_UNKNOWN;
+	result = nvs_driver.stream_query(q->key);
+	/*
+	 * The driver sees what has ended in an idle stream. No other is waited for: the legacy
+	 * stream might be synchronised with others that are busy.
+	 */
+	if (settle && result == CUDA_SUCCESS && q->key != CU_STREAM_LEGACY)
+		nvs_driver.stream_synchronize(q->key);
+	nvs_driver.ctx_pop(&popped);
+	return result == CUDA_ERROR_NOT_READY ? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
+}
+
 /*
  * What these streams of the GPU do, up to the first that is busy, or what all do: BUSY if one is,
  * else IDLE; left_out says whether the state of one is not known. The driver
@@ -126,9 +151,7 @@ static bool next_stream(struct nvs_gpu *gpu, enum which which, unsigned *i, stru
  * A stream is taken for idle before it is asked, and is not if a call is in flight then: a call
  * that comes later looks at the mark after it has raised its flag.
  */
-static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, enum which which,
-					  enum nvs_streams_state (*ask)(const struct question *q),
-					  bool *left_out)
+static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, enum which which, bool *left_out)
 {
 	enum nvs_streams_state state;
 	bool more = true, busy = false, quiet;
@@ -139,7 +162,9 @@ static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, enum which which,
 		nvs_lock(&gpu->query_lock);
 		more = next_stream(gpu, which, &i, &q);
 		quiet = more && which == WITH_WORK_FORGET && !nvs_gate_busy(gpu);
-		state = more ? ask(&q) : NVS_STREAMS_IDLE;
+		state = NVS_STREAMS_IDLE;
+		if (more)
+			state = which == WITH_WORK ? state_beside_capture(&q) : ask_stream(&q, which == ALL);
 		if (more && which == WITH_WORK_FORGET && !(quiet && state == NVS_STREAMS_IDLE))
 			nvs_stream_mark(q.stream); /* its context too, should a drain have ended meanwhile */
 		nvs_unlock(&gpu->query_lock);
@@ -149,21 +174,13 @@ static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, enum which which,
 	return busy ? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
 }
 
-static enum nvs_streams_state state_beside_capture(const struct question *q)
-{
-	/* To ask about a default or capturing stream would break the capture. */
-	return nvs_key_is_default(q->key) || q->capturing || nvs_capturing(q->key) ||
-	       nvs_driver.stream_query(q->key) == CUDA_ERROR_NOT_READY
-		? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
-}
-
 /* While a capture is open: whether every stream with work is seen to be idle. */
 static bool streams_done(struct nvs_gpu *gpu)
 {
 	bool left_out;
 
 	return !atomic_load(&gpu->overflow.dirty) &&
-	       ask_streams(gpu, WITH_WORK, state_beside_capture, &left_out) == NVS_STREAMS_IDLE;
+	       ask_streams(gpu, WITH_WORK, &left_out) == NVS_STREAMS_IDLE;
 }
 
 bool nvs_gpu_has_work(struct nvs_gpu *gpu)
@@ -182,8 +199,6 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns)
 {
 	uint64_t deadline = nvs_now() + patience_ns;
 
-	if (!nvs_driver.ctx_push || !nvs_driver.ctx_pop || !nvs_driver.ctx_synchronize)
-		return NVS_DRAIN_UNPROVEN;
 	for (;;) {
 		bool done = false;
 
@@ -201,44 +216,15 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns)
 	}
 }
 
-static enum nvs_streams_state ask_stream(const struct question *q, bool settle)
-{
-	void *popped;
-	int result;
-
-	/* Another thread's default stream can't be asked about; a drain will find its work. */
-	if (q->open || (q->key == CU_STREAM_PER_THREAD && !q->own) || !q->ctx || nvs_driver.ctx_push(q->ctx) != CUDA_SUCCESS)
-		return NVS_STREAMS_UNKNOWN;
-	result = nvs_driver.stream_query(q->key);
-	/* The legacy stream might be synchronised with others that are busy. */
-	if (settle && result == CUDA_SUCCESS && q->key != CU_STREAM_LEGACY)
-		nvs_driver.stream_synchronize(q->key);
-	nvs_driver.ctx_pop(&popped);
-	return result == CUDA_ERROR_NOT_READY ? NVS_STREAMS_BUSY : NVS_STREAMS_IDLE;
-}
-
-static enum nvs_streams_state drain_state_of(const struct question *q)
-{
-	return ask_stream(q, false);
-}
-
-/* The driver sees what has ended in an idle stream. No other is waited for. */
-static enum nvs_streams_state settled(const struct question *q)
-{
-	return ask_stream(q, true);
-}
-
 static enum nvs_streams_state drain_look(struct nvs_gpu *gpu, bool *left_out)
 {
 	enum nvs_streams_state state = NVS_STREAMS_UNKNOWN;
 
 	*left_out = false;
-	if (!nvs_driver.stream_query || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
-		return state;
 	if (!nvs_trylock(&gpu->drain_lock))
 		return state;
 	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
-		state = ask_streams(gpu, WITH_WORK_FORGET, drain_state_of, left_out);
+		state = ask_streams(gpu, WITH_WORK_FORGET, left_out);
 		nvs_driver_leave();
 	}
 	nvs_unlock(&gpu->drain_lock);
@@ -262,12 +248,10 @@ bool nvs_streams_idle(struct nvs_gpu *gpu)
 
 bool nvs_streams_settle(struct nvs_gpu *gpu)
 {
-	struct nvs_thread *t = nvs_self ? nvs_self : nvs_thread_register();
+	struct nvs_thread *t = nvs_thread_here();
 	bool left_out, idle = false;
 	struct nvs_signals q;
 
-	if (!nvs_driver.stream_query || !nvs_driver.stream_synchronize || !nvs_driver.ctx_push || !nvs_driver.ctx_pop)
-		return false;
 	nvs_signals_block(&q);
 	if (t && nvs_current_context()) { /* other streams are known since they were created */
 		nvs_stream_find(t, CU_STREAM_LEGACY);
@@ -275,7 +259,7 @@ bool nvs_streams_settle(struct nvs_gpu *gpu)
 	}
 	if (nvs_trylock(&gpu->drain_lock)) {
 		if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
-			idle = ask_streams(gpu, ALL, settled, &left_out) == NVS_STREAMS_IDLE &&
+			idle = ask_streams(gpu, ALL, &left_out) == NVS_STREAMS_IDLE &&
 			       !atomic_load(&gpu->captures);
 			nvs_driver_leave();
 		}

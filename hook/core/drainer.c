@@ -23,12 +23,12 @@
 /* The lock is held; it is given up while waiting for the one call of a step. */
 static void await_step(struct nvs_gpu *gpu)
 {
-	while (gpu->step_until_ns) {
-		uint64_t left = nvs_elapsed(gpu->step_until_ns, nvs_now());
+	while (gpu->wait.step_until_ns) {
+		uint64_t left = nvs_elapsed(gpu->wait.step_until_ns, nvs_now());
 		uint32_t seen = atomic_load(&gpu->changed);
 
 		if (!left) {
-			gpu->step_until_ns = 0;
+			gpu->wait.step_until_ns = 0;
 			break;
 		}
 		nvs_unlock(&nvs_client_lock);
@@ -76,9 +76,9 @@ static void do_drain(struct nvs_gpu *gpu)
 		return;
 	}
 	closed = gpu->closed_ns;
-	offs = atomic_load(&gpu->offs);
+	offs = atomic_load(&gpu->preempt.offs);
 	deadline = closed + (gpu->grace_ns ? gpu->grace_ns / 4 * 3 : DRAIN_PATIENCE_NS);
-	passed = gpu->passed;
+	passed = gpu->wait.passed;
 	for (;;) {
 		nvs_unlock(&nvs_client_lock);
 		nvs_gate_quiesce(gpu);
@@ -86,13 +86,13 @@ static void do_drain(struct nvs_gpu *gpu)
 		if (result == NVS_DRAIN_STOPPED)
 			return; /* the end of the process releases the GPU */
 		nvs_lock(&nvs_client_lock);
-		if (gpu->passed == passed)
+		if (gpu->wait.passed == passed)
 			break;
 		if (gpu->closed_ns != closed || gpu->lease.gate != LEASE_DRAINING) {
 			result = NVS_DRAIN_UNPROVEN; /* more work has come in, and the drain was cut */
 			break;
 		}
-		passed = gpu->passed; /* more work has come in meanwhile */
+		passed = gpu->wait.passed; /* more work has come in meanwhile */
 		nvs_streams_touch(gpu);
 	}
 	end_drain(gpu, result, closed, offs);
@@ -105,7 +105,7 @@ static void release_if_idle(struct nvs_gpu *gpu)
 	bool idle = nvs_streams_idle(gpu);
 
 	nvs_lock(&nvs_client_lock);
-	if (idle && !gpu->lease.waiting && nvs_gate_calls(gpu) == gpu->idle_calls)
+	if (idle && !gpu->lease.waiting && nvs_gate_calls(gpu) == gpu->drains.idle_calls)
 		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_IDLE });
 	nvs_unlock(&nvs_client_lock);
 }
@@ -131,7 +131,7 @@ static void drainer_leave(struct nvs_gpu *gpu)
 	if (idle)
 		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_IDLE });
 	nvs_unlock(&nvs_client_lock);
-	if (atomic_exchange(&gpu->drain, false))
+	if (atomic_exchange(&gpu->drains.due, false))
 		do_drain(gpu);
 	else
 		draining = idle; /* by another thread, which may have been faster */
@@ -141,7 +141,7 @@ static void drainer_leave(struct nvs_gpu *gpu)
 		draining = gpu->lease.gate == LEASE_DRAINING;
 		nvs_unlock(&nvs_client_lock);
 	}
-	atomic_store(&gpu->leaves, false);
+	atomic_store(&gpu->drains.leaves, false);
 }
 
 static void *leaver_main(void *arg)
@@ -158,14 +158,14 @@ static void *drainer_main(void *arg)
 
 	nvs_thread_setup("nvshare-drain");
 	for (;;) {
-		unsigned wanted = atomic_load(&gpu->drain_wanted);
+		unsigned wanted = atomic_load(&gpu->drains.wanted);
 
 		if (wanted == done) {
-			nvs_futex_wait((uint32_t *)&gpu->drain_wanted, done, 60 * NVS_S, true);
+			nvs_futex_wait((uint32_t *)&gpu->drains.wanted, done, 60 * NVS_S, true);
 			continue;
 		}
 		done = wanted;
-		look = atomic_exchange(&gpu->look, 0);
+		look = atomic_exchange(&gpu->drains.look, 0);
 		if (look & NVS_LOOK_IDLE)
 			release_if_idle(gpu);
 		if (look & NVS_LOOK_SAMPLE)
@@ -174,48 +174,48 @@ static void *drainer_main(void *arg)
 			nvs_controls_look(gpu);
 		if (look & NVS_LOOK_LEAVE)
 			drainer_leave(gpu);
-		if (atomic_exchange(&gpu->drain, false))
+		if (atomic_exchange(&gpu->drains.due, false))
 			do_drain(gpu);
 	}
 	return NULL;
 }
 
 /* False: there can be no thread. */
-static bool wake(struct nvs_gpu *gpu)
+static bool drainer_wake(struct nvs_gpu *gpu)
 {
-	if (!gpu->drainer)
-		gpu->drainer = nvs_thread_start(drainer_main, gpu);
-	if (!gpu->drainer)
+	if (!gpu->drains.started)
+		gpu->drains.started = nvs_thread_start(drainer_main, gpu);
+	if (!gpu->drains.started)
 		return false;
-	atomic_fetch_add(&gpu->drain_wanted, 1);
-	nvs_futex_wake((uint32_t *)&gpu->drain_wanted, true);
+	atomic_fetch_add(&gpu->drains.wanted, 1);
+	nvs_futex_wake((uint32_t *)&gpu->drains.wanted, true);
 	return true;
 }
 
 void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why)
 {
-	if (nvs_active() && !(atomic_fetch_or(&gpu->look, why) & why) && !wake(gpu))
-		atomic_fetch_and(&gpu->look, ~(unsigned)why); /* the next look tries again */
+	if (nvs_active() && !(atomic_fetch_or(&gpu->drains.look, why) & why) && !drainer_wake(gpu))
+		atomic_fetch_and(&gpu->drains.look, ~(unsigned)why); /* the next look tries again */
 }
 
 /*
- * On a thread of the shim: who exits may be in a signal handler, and have any lock. To start
+ * On a thread of the shim: the thread that exits may be in a signal handler, and have any lock. To start
  * a thread takes malloc's, so that is done only where memory could not leave otherwise.
  */
 void nvs_gpu_give_back(struct nvs_gpu *gpu)
 {
-	atomic_store(&gpu->leaves, true);
-	if (gpu->drainer) {
-		atomic_fetch_or(&gpu->look, NVS_LOOK_LEAVE);
-		wake(gpu);
+	atomic_store(&gpu->drains.leaves, true);
+	if (gpu->drains.started) {
+		atomic_fetch_or(&gpu->drains.look, NVS_LOOK_LEAVE);
+		drainer_wake(gpu);
 	} else if (!nvs_memory_ops.moves(gpu) || !nvs_thread_start(leaver_main, gpu)) {
-		atomic_store(&gpu->leaves, false);
+		atomic_store(&gpu->drains.leaves, false);
 	}
 }
 
 void nvs_drains_start(void)
 {
 	NVS_FOR_EACH_GPU(gpu)
-		if (atomic_load(&gpu->drain) && !wake(gpu) && atomic_exchange(&gpu->drain, false))
+		if (atomic_load(&gpu->drains.due) && !drainer_wake(gpu) && atomic_exchange(&gpu->drains.due, false))
 			do_drain(gpu); /* rather than never */
 }

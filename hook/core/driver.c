@@ -6,6 +6,17 @@
 #include "clock.h"
 #include "futex.h"
 
+int nvs_driver_lacks(void)
+{
+	return CUDA_ERROR_NOT_FOUND;
+}
+
+struct nvs_driver_table nvs_driver_functions = {
+#define D(member, export, params) .member = (void *)nvs_driver_lacks,
+	NVS_DRIVER_TABLE(D)
+#undef D
+};
+
 __thread bool nvs_of_shim __attribute__((tls_model("initial-exec")));
 
 static atomic_bool stopped;
@@ -45,4 +56,11 @@ void nvs_driver_fork_child(void)
 {
 	atomic_store(&in_driver, 0);
 	atomic_store(&stopped, false);
+}
+
+bool nvs_device_uuid(int dev, uint8_t *uuid)
+{
+	/* v2 tells the instance of a partitioned GPU. */
+	return nvs_driver.device_uuid_v2(uuid, dev) == CUDA_SUCCESS ||
+	       nvs_driver.device_uuid(uuid, dev) == CUDA_SUCCESS;
 }

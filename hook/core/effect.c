@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * effect.c: see effect.h. A driver call may wait for a lock of the driver's that another
+ * effect.c: see controls.h. A driver call may wait for a lock of the driver's that another
  * thread has, which waits for the GPU. So the thread that records the event is never the
  * one that puts the channels on: that is a helper, which does so after a bound.
  */
-#include "effect.h"
-
+#include "controls.h"
 
 #include "clock.h"
 #include "connection.h"
@@ -13,7 +12,6 @@
 #include "futex.h"
 #include "grant.h"
 #include "log.h"
-#include "preempt.h"
 #include "thread.h"
 #include "work.h"
 
@@ -23,13 +21,13 @@
 #define HELPER_NS (10 * NVS_S)  /* controls end within seconds */
 #define AGAIN_NS  (100 * NVS_MS) /* between two tries to put them on */
 
-/* Where the helper is: gpu->effect. */
+/* Where the helper is: gpu->effect.step. */
 enum { NOWHERE, STARTED, REFUSED, OFF, LOOKED, ON };
 
 static void effect_set(struct nvs_gpu *gpu, unsigned step)
 {
-	atomic_store(&gpu->effect, step);
-	nvs_futex_wake((uint32_t *)&gpu->effect, true);
+	atomic_store(&gpu->effect.step, step);
+	nvs_futex_wake((uint32_t *)&gpu->effect.step, true);
 }
 
 /* The looker is through. The helper may be as well, and says so already. */
@@ -37,8 +35,8 @@ static void looked(struct nvs_gpu *gpu)
 {
 	unsigned step = OFF;
 
-	if (atomic_compare_exchange_strong(&gpu->effect, &step, LOOKED))
-		nvs_futex_wake((uint32_t *)&gpu->effect, true);
+	if (atomic_compare_exchange_strong(&gpu->effect.step, &step, LOOKED))
+		nvs_futex_wake((uint32_t *)&gpu->effect.step, true);
 }
 
 /* Waits for another step than this one, and returns that. */
@@ -46,9 +44,9 @@ static unsigned await(struct nvs_gpu *gpu, unsigned step, uint64_t ns)
 {
 	uint64_t end = nvs_now() + ns;
 
-	while (atomic_load(&gpu->effect) == step && nvs_now() < end)
-		nvs_futex_wait((uint32_t *)&gpu->effect, step, nvs_elapsed(end, nvs_now()), true);
-	return atomic_load(&gpu->effect);
+	while (atomic_load(&gpu->effect.step) == step && nvs_now() < end)
+		nvs_futex_wait((uint32_t *)&gpu->effect.step, step, nvs_elapsed(end, nvs_now()), true);
+	return atomic_load(&gpu->effect.step);
 }
 
 static void *helper_main(void *arg)
@@ -56,13 +54,13 @@ static void *helper_main(void *arg)
 	struct nvs_gpu *gpu = arg;
 
 	nvs_thread_setup("nvshare-effect");
-	if (!nvs_preempt_ops.channels(gpu, false)) {
+	if (!nvs_channels_switch(gpu, false)) {
 		effect_set(gpu, REFUSED);
 		return NULL;
 	}
 	effect_set(gpu, OFF);
 	await(gpu, OFF, BOUND_NS);
-	while (!nvs_preempt_ops.channels(gpu, true))
+	while (!nvs_channels_switch(gpu, true))
 		nvs_nap(AGAIN_NS);
 	effect_set(gpu, ON);
 	return NULL;
@@ -104,10 +102,10 @@ static enum nvs_effect effect_look(struct nvs_gpu *gpu, void *stream, void *even
 	recorded = nvs_driver.event_record(event, stream) == CUDA_SUCCESS;
 	if (recorded)
 		came = comes(event, bound, &took);
-	/* Who waits for the GPU may have put them on meanwhile, and so may the helper. */
-	if (came && nvs_preempt_ops.off(gpu))
+	/* A call that waits for the GPU may have put them on meanwhile, and so may the helper. */
+	if (came && nvs_channels_are_off(gpu))
 		seen = NVS_EFFECT_NONE;
-	if (recorded && !came && atomic_load(&gpu->effect) == OFF)
+	if (recorded && !came && atomic_load(&gpu->effect.step) == OFF)
 		seen = NVS_EFFECT_SEEN;
 	looked(gpu);
 	if (await(gpu, LOOKED, HELPER_NS) != ON)
@@ -151,12 +149,12 @@ static enum nvs_effect look_in_context(struct nvs_gpu *gpu)
 /* Whether a drain that is being cut, or was, has the channels. The lock is held. */
 static bool taken(const struct nvs_gpu *gpu)
 {
-	return gpu->switching || gpu->off || gpu->lease.unfinished || gpu->lease.gate == LEASE_DRAINING;
+	return gpu->preempt.switching || gpu->preempt.off || gpu->lease.unfinished || gpu->lease.gate == LEASE_DRAINING;
 }
 
 static bool helps(struct nvs_gpu *gpu)
 {
-	unsigned step = atomic_load(&gpu->effect);
+	unsigned step = atomic_load(&gpu->effect.step);
 
 	return step == STARTED || step == OFF || step == LOOKED;
 }
@@ -166,13 +164,9 @@ enum nvs_effect nvs_effect_look(struct nvs_gpu *gpu)
 	enum nvs_effect seen = NVS_EFFECT_UNKNOWN;
 	bool begun;
 
-	if (!nvs_driver_has(event_create) || !nvs_driver_has(event_record) || !nvs_driver_has(event_query) ||
-	    !nvs_driver_has(event_destroy) || !nvs_driver_has(stream_create) ||
-	    !nvs_driver_has(stream_destroy) || !nvs_driver_has(ctx_push) || !nvs_driver_has(ctx_pop))
-		return seen;
 	nvs_lock(&nvs_client_lock);
-	begun = !gpu->looking && !taken(gpu) && !atomic_load(&nvs_exiting);
-	gpu->looking = gpu->looking || begun;
+	begun = !gpu->preempt.looking && !taken(gpu) && !atomic_load(&nvs_exiting);
+	gpu->preempt.looking = gpu->preempt.looking || begun;
 	nvs_unlock(&nvs_client_lock);
 	if (!begun)
 		return seen;
@@ -186,7 +180,7 @@ enum nvs_effect nvs_effect_look(struct nvs_gpu *gpu)
 	}
 	nvs_lock(&nvs_client_lock);
 	/* A helper that does not end has the channels for good, and nothing is cut any more. */
-	gpu->looking = helps(gpu);
+	gpu->preempt.looking = helps(gpu);
 	nvs_unlock(&nvs_client_lock);
 	nvs_gpu_wake_preempter(gpu);
 	return seen;

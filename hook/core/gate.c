@@ -8,6 +8,14 @@
 #include "throttle.h"
 #include "wait.h"
 
+/* This thread, which is to pass a gate. NULL: no gate is to be passed; inside a gated call; no memory. */
+static struct nvs_thread *passing_thread(void)
+{
+	struct nvs_thread *t = atomic_load(&nvs_gate.active) ? nvs_thread_here() : NULL;
+
+	return t && !atomic_load_explicit(&t->in_flight, memory_order_relaxed) ? t : NULL;
+}
+
 static bool gate_try(struct nvs_thread *t, struct nvs_gpu *gpu)
 {
 	atomic_store_explicit(&t->in_flight, gpu->bit, memory_order_seq_cst);
@@ -44,11 +52,9 @@ static void remember(struct nvs_thread *t, void *key, struct nvs_stream *s, unsi
  */
 struct nvs_thread *nvs_gate_enter_memory(struct nvs_gpu *gpu)
 {
-	struct nvs_thread *t = nvs_self ? nvs_self : nvs_thread_register();
+	struct nvs_thread *t = passing_thread();
 
-	if (!t || atomic_load(&t->in_flight) || !atomic_load(&nvs_gate.active))
-		return NULL;
-	for (;;) {
+	while (t) {
 		atomic_store(&t->in_flight, gpu->bit);
 		if (nvs_gate_is_open(gpu) || nvs_memory_ops.all_there(gpu))
 			break;
@@ -62,17 +68,13 @@ struct nvs_thread *nvs_gate_enter_memory(struct nvs_gpu *gpu)
 struct nvs_thread *nvs_gate_enter_slow(void *key)
 {
 	unsigned generation = atomic_load(&nvs_gate.generation);
-	struct nvs_thread *t = nvs_self;
+	struct nvs_thread *t = passing_thread();
 	struct nvs_stream *s;
 	struct nvs_gpu *gpu;
 	bool capturing = false;
 
-	if (!atomic_load(&nvs_gate.active))
-		return NULL;
 	if (!t)
-		t = nvs_thread_register();
-	if (!t || atomic_load_explicit(&t->in_flight, memory_order_relaxed))
-		return NULL; /* no memory; inside a gated call */
+		return NULL;
 	s = t->key == key && t->generation == generation ? t->stream : nvs_stream_find(t, key);
 	if (!s)
 		return NULL;
@@ -143,20 +145,9 @@ static bool enter_together(struct nvs_thread *t, unsigned gpus)
 	return true;
 }
 
-static struct nvs_thread *thread_here(void)
-{
-	struct nvs_thread *t = nvs_self;
-
-	if (!atomic_load(&nvs_gate.active))
-		return NULL;
-	if (!t)
-		t = nvs_thread_register();
-	return t && !atomic_load(&t->in_flight) ? t : NULL;
-}
-
 struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t stride)
 {
-	struct nvs_thread *t = thread_here();
+	struct nvs_thread *t = passing_thread();
 	unsigned gpus = 0;
 
 	for (unsigned i = 0; t && i < count; i++) {
@@ -180,7 +171,7 @@ struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t 
 
 struct nvs_thread *nvs_gate_enter_several(void *key, unsigned gpus)
 {
-	struct nvs_thread *t = thread_here();
+	struct nvs_thread *t = passing_thread();
 	struct nvs_stream *s = t ? nvs_stream_find(t, key) : NULL;
 
 	if (!s || gpus == s->gpu->bit || (atomic_load(&nvs_gate.captures) && nvs_capturing(key)))

@@ -22,8 +22,67 @@
 /* A GPU as the driver describes it. */
 struct nvs_device {
 	int dev;                     /* CUdevice */
-	uint8_t uuid[NVS_UUID_SIZE]; /* of the GPU where the process is; see identify.h */
+	uint8_t uuid[NVS_UUID_SIZE]; /* of the GPU where the process is; client.c looks again after a checkpoint */
 	uint64_t total_mem;          /* bytes */
+};
+
+/* Threads at the gate; wait.c. Under nvs_client_lock, but what is atomic, as all that follow. */
+struct nvs_waiting {
+	atomic_uint followers;     /* futex: threads at the gate, but the leader */
+	struct nvs_thread *leader; /* NULL: none */
+	atomic_flag spinning;      /* a thread spins for a grant */
+	/* Calls that pass during a drain; see may_pass(). */
+	uint64_t pass_from_ns;  /* the next window begins, or has begun */
+	uint64_t pass_until_ns; /* end of the window; 0: not begun */
+	uint64_t pass_gap_ns;   /* from the end of a window to the next */
+	uint64_t passed;        /* calls that passed a closed gate, ever */
+	uint64_t step_until_ns; /* one call may pass up to then; 0: none */
+};
+
+/* drainer.c, and the early release of client.c. */
+struct nvs_drains {
+	bool started;        /* its thread has been */
+	atomic_uint wanted;  /* futex of that thread */
+	atomic_bool due;     /* LEASE_ACT_DRAIN is to be done */
+	atomic_uint look;    /* enum nvs_look: what the thread is to look for */
+	atomic_bool leaves;  /* see nvs_gpu_give_back */
+	uint64_t idle_calls; /* gated calls at the last look */
+	uint64_t idle_ns;    /* and since when that number holds */
+};
+
+/* Drains that are cut; preempt.c. */
+struct nvs_preemption {
+	bool started;            /* its thread has been */
+	atomic_uint wanted;      /* futex of that thread */
+	bool cuttable;           /* the driver's controls work; of that thread alone */
+	bool off;                /* the channels are off */
+	bool switching;          /* they are being taken off, or put on */
+	bool looking;            /* effect.c has them; drains are not cut meanwhile */
+	atomic_uint offs;        /* how often they went off */
+	uint64_t on_ns;          /* when they were put on */
+	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */
+	unsigned failures;       /* one after the other, since the scheduler was told of the controls */
+	uint64_t bound_until_ns; /* after such a failure work is bounded until then */
+	unsigned long_drains;    /* so many drains are cut soon, because drains took long */
+};
+
+/* effect.c; of the drainer thread alone, but what is atomic. */
+struct nvs_effect_looks {
+	atomic_uint step; /* futex: where the helper is */
+	atomic_bool seen; /* channels that were off were seen to stand still */
+	unsigned looks;
+};
+
+/* Time slices, and the driver's controls; slice.c. */
+struct nvs_slices {
+	uint64_t ns;     /* as SLICE said; 0: the driver's own */
+	bool due;        /* the driver has not been told */
+	bool ever_set;   /* of the client thread alone, as the next */
+	uint64_t own_us; /* the driver's own; 0: not read */
+	struct nvs_controls controls; /* as the scheduler was told */
+	bool told;
+	uint64_t look_ns;       /* of the next look at them */
+	unsigned refused_looks; /* since the driver refused a control; of the drainer thread alone */
 };
 
 /* Samples of whether the GPU has work; see utilization.h. */
@@ -59,58 +118,24 @@ struct nvs_gpu {
 	/* ---- turns; guarded by nvs_client_lock, but what is atomic ---- */
 	struct lease lease;
 	atomic_uint changed;     /* futex: the lease or the connection changed */
-	atomic_uint followers;   /* futex: threads at the gate, but the leader */
-	struct nvs_thread *leader; /* of the threads at the gate, see wait.c; NULL: none */
 	atomic_bool used;
-	atomic_bool drain;       /* LEASE_ACT_DRAIN is to be done */
-	atomic_uint look;        /* enum nvs_look: what the drainer is to look for */
-	bool drainer;            /* the thread that does both has been started */
-	atomic_flag spinning;    /* a thread spins for a grant */
-	atomic_uint drain_wanted; /* futex of that thread */
-	atomic_bool leaves;      /* see nvs_gpu_give_back */
 	uint64_t request_ns;     /* when REQUEST was sent */
 	uint64_t closed_ns;      /* when the gate was closed */
 	uint64_t drain_ns;       /* length of the last drain */
-	/* Drains that are cut; preempt.c. */
-	bool preempter;          /* its thread has been started */
-	atomic_uint preempt_wanted; /* futex of that thread */
-	bool cuttable;           /* the driver's controls work; of that thread alone */
-	bool off;                /* the channels are off */
-	bool switching;          /* they are being taken off, or put on */
-	bool looking;            /* effect.c has them; drains are not cut meanwhile */
-	atomic_uint effect;      /* futex of effect.c */
-	atomic_bool effective;   /* channels that were off were seen to stand still */
-	unsigned effect_looks;   /* for that; of the drainer thread alone, as the next */
-	unsigned refused_looks;  /* since the driver refused a time slice, or to take channels off */
-	atomic_uint offs;        /* how often they went off */
-	uint64_t on_ns;          /* when they were put on */
-	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */
-	unsigned cut_failures;   /* one after the other, since the scheduler was told of the controls */
-	uint64_t bound_until_ns; /* after such a failure work is bounded until then */
-	uint64_t wanted_ns;      /* when others were last seen to want the GPU; throttle.c */
-	unsigned long_drains;    /* so many drains are cut soon, because drains took long */
 	uint64_t grace_ns;       /* of the last REVOKE */
-	uint64_t unattached_ns;  /* since when no scheduler knows of us */
-	/* Calls that pass during a drain; see may_pass() in wait.c. */
-	uint64_t pass_from_ns;   /* the next window begins, or has begun */
-	uint64_t pass_until_ns;  /* end of the window; 0: not begun */
-	uint64_t pass_gap_ns;    /* from the end of a window to the next */
-	uint64_t passed;         /* calls that passed a closed gate, ever */
-	uint64_t step_until_ns;  /* one call may pass up to then; 0: none */
 	uint64_t grant_calls;    /* gated calls before the grant */
-	uint64_t idle_calls;     /* early release: calls at the last look */
-	uint64_t idle_ns;        /* and since when that number holds */
+	uint64_t unattached_ns;  /* since when no scheduler knows of us */
+	uint64_t wanted_ns;      /* when others were last seen to want the GPU; throttle.c */
+	struct nvs_waiting wait;
+	struct nvs_drains drains;
+	struct nvs_preemption preempt;
+	struct nvs_effect_looks effect;
+	struct nvs_slices slice;
 	struct nvs_utilization utilization;
-	uint64_t slice_ns;       /* as SLICE said; 0: the driver's own */
-	bool slice_due;          /* the driver has not been told */
-	uint64_t own_slice_us;   /* the driver's own; 0: not read. Client thread only, as the next */
-	bool sliced;             /* a slice was ever set */
-	struct nvs_controls controls; /* as the scheduler was told */
-	bool controls_told;
-	uint64_t controls_ns;    /* of the next look at them */
-	struct nvs_stats stats;
-	struct nvs_stats sent;
-	uint64_t sent_ns;
+	struct {
+		struct nvs_stats now, sent;
+		uint64_t sent_ns;
+	} stats;
 
 	/* ---- work ---- */
 	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed, and while memory moves */

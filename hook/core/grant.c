@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * grant.c: carries out what the lease of a GPU decides.
- */
+/* grant.c: carries out what the lease of a GPU decides. */
 #include "grant.h"
 
 #include <string.h>
@@ -13,6 +11,10 @@
 #include "ops.h"
 #include "thread.h"
 #include "throttle.h"
+
+#define STATS_NS (1 * NVS_S)
+#define LOSS_WAIT_NS   (5 * NVS_S)    /* calls wait this long for a lost scheduler */
+#define EXIT_WAIT_NS   (1 * NVS_S)    /* at the end of the process a call waits this long for a scheduler */
 
 /* Calls pass in windows during a drain that does not end: the gap to the first. */
 #define PASS_GAP_NS (1 * NVS_S) /* or an eighth of the grace, if that is less */
@@ -43,10 +45,10 @@ static void set_slot(struct nvs_gpu *gpu, const struct nvs_slot *slot)
 
 static void send_attach(struct nvs_gpu *gpu, const struct lease_out *out)
 {
-	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_ATTACH,
-			       .channel = (uint16_t)gpu->number, .epoch = out->epoch,
-			       .code = out->want ? NVS_ATTACH_WANT : 0 };
+	struct nvs_frame f = nvs_frame_of(gpu, NVS_ATTACH);
 
+	f.epoch = out->epoch;
+	f.code = out->want ? NVS_ATTACH_WANT : 0;
 	memcpy(f.u.attach.uuid, gpu->device.uuid, NVS_UUID_SIZE);
 	f.u.attach.ordinal = gpu->number;
 	f.u.attach.total_mem = gpu->device.total_mem;
@@ -56,11 +58,11 @@ static void send_attach(struct nvs_gpu *gpu, const struct lease_out *out)
 
 static void send_release(struct nvs_gpu *gpu, const struct lease_out *out)
 {
-	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_RELEASE,
-			       .channel = (uint16_t)gpu->number, .epoch = out->epoch,
-			       .code = out->reason };
+	struct nvs_frame f = nvs_frame_of(gpu, NVS_RELEASE);
 	uint64_t calls = nvs_gate_calls(gpu); /* none is added while the gate is closed */
 
+	f.epoch = out->epoch;
+	f.code = out->reason;
 	f.u.released.drain_ns = gpu->drain_ns;
 	f.u.released.calls = calls - gpu->grant_calls;
 	if (out->preempted && nvs_client.page->features & NVS_FEATURE_PREEMPT)
@@ -72,8 +74,7 @@ static void send_release(struct nvs_gpu *gpu, const struct lease_out *out)
 
 static void grant_send_request(struct nvs_gpu *gpu)
 {
-	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REQUEST,
-			       .channel = (uint16_t)gpu->number };
+	struct nvs_frame f = nvs_frame_of(gpu, NVS_REQUEST);
 
 	gpu->request_ns = nvs_now();
 	nvs_client_send(&f); /* if the socket is full the next nudge tries again */
@@ -86,21 +87,21 @@ static void plan_passes(struct nvs_gpu *gpu)
 
 	if (gap == 0 || gap > PASS_GAP_NS)
 		gap = PASS_GAP_NS;
-	gpu->pass_gap_ns = gap;
-	gpu->pass_from_ns = gpu->closed_ns + (gpu->grace_ns ? gpu->grace_ns / 2 : gap);
-	gpu->pass_until_ns = 0;
+	gpu->wait.pass_gap_ns = gap;
+	gpu->wait.pass_from_ns = gpu->closed_ns + (gpu->grace_ns ? gpu->grace_ns / 2 : gap);
+	gpu->wait.pass_until_ns = 0;
 }
 
 void nvs_gpu_wake_preempter(struct nvs_gpu *gpu)
 {
-	atomic_fetch_add(&gpu->preempt_wanted, 1);
-	nvs_futex_wake((uint32_t *)&gpu->preempt_wanted, true);
+	atomic_fetch_add(&gpu->preempt.wanted, 1);
+	nvs_futex_wake((uint32_t *)&gpu->preempt.wanted, true);
 }
 
 /* The thread of preempt.c may have to take channels off, or put them on. */
 static void wake_preempter(struct nvs_gpu *gpu)
 {
-	if (!gpu->preempter || (gpu->lease.gate != LEASE_DRAINING && (!gpu->off || gpu->lease.unfinished)))
+	if (!gpu->preempt.started || (gpu->lease.gate != LEASE_DRAINING && (!gpu->preempt.off || gpu->lease.unfinished)))
 		return;
 	nvs_gpu_wake_preempter(gpu);
 }
@@ -124,14 +125,14 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 	if (!out.actions)
 		return;
 	if (out.actions & LEASE_ACT_STEP)
-		gpu->step_until_ns = gpu->closed_ns + NVS_STEP_NS;
+		gpu->wait.step_until_ns = gpu->closed_ns + NVS_STEP_NS;
 	if (out.actions & LEASE_ACT_PAGE)
 		set_slot(gpu, &nvs_client.page->slot[gpu->number]);
 	if (out.actions & LEASE_ACT_OPEN) {
 		/* Else nvs_gpu_filled() does. */
 		if (nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, true))
 			set_epoch(gpu, (uint32_t)out.epoch);
-		gpu->idle_ns = 0;
+		gpu->drains.idle_ns = 0;
 	}
 	if (out.actions & LEASE_ACT_FREE) {
 		set_epoch(gpu, NVS_WORD_NONE);
@@ -149,7 +150,7 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 	if (out.actions & LEASE_ACT_REQUEST)
 		grant_send_request(gpu);
 	if (out.actions & LEASE_ACT_DRAIN)
-		atomic_store(&gpu->drain, true);
+		atomic_store(&gpu->drains.due, true);
 	if (out.actions & ~(unsigned)LEASE_ACT_REQUEST)
 		nvs_gpu_wake(gpu);
 }
@@ -160,7 +161,7 @@ void nvs_gpu_filled(struct nvs_gpu *gpu)
 	    !nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, true))
 		return;
 	set_epoch(gpu, gpu->lease.gate == LEASE_FREE ? nvs_free_slot.word : (uint32_t)gpu->lease.epoch);
-	gpu->idle_ns = 0;
+	gpu->drains.idle_ns = 0;
 	if (gpu->lease.gate == LEASE_OPEN)
 		nvs_memory_ops.gate_opened(gpu);
 	nvs_gpu_wake(gpu);
@@ -174,4 +175,60 @@ bool nvs_gpu_room(struct nvs_gpu *gpu, uint64_t *room)
 		return false;
 	*room = slot == &nvs_free_slot ? UINT64_MAX : __atomic_load_n(&slot->room, __ATOMIC_ACQUIRE);
 	return true;
+}
+
+void nvs_stats_send(uint64_t now)
+{
+	NVS_FOR_EACH_GPU(gpu) {
+		struct nvs_frame f = nvs_frame_of(gpu, NVS_STATS);
+
+		if (gpu->lease.link != LEASE_ATTACHED || nvs_elapsed(now, gpu->stats.sent_ns) < STATS_NS)
+			continue;
+		gpu->stats.now.calls = nvs_gate_calls(gpu);
+		nvs_memory_ops.usage(gpu, &gpu->stats.now.mem_bytes, &gpu->stats.now.mem_peak);
+		if (memcmp(&gpu->stats.now, &gpu->stats.sent, sizeof(gpu->stats.sent)) == 0)
+			continue;
+		f.u.stats = gpu->stats.now;
+		if (nvs_client_send(&f)) {
+			gpu->stats.sent = gpu->stats.now;
+			gpu->stats.sent_ns = now;
+		}
+	}
+}
+
+/*
+ * Whether a thread at the gate should run without a scheduler. The client thread finds
+ * out whether there is one, and a scheduler that lives answers each ATTACH.
+ */
+static bool out_of_patience(struct nvs_gpu *gpu, uint64_t now)
+{
+	if (gpu->lease.link == LEASE_ATTACHED)
+		return false;
+	if (nvs_client.link == LINK_ABSENT)
+		return true;
+	if (nvs_client.closed_policy)
+		return false;
+	if (atomic_load(&nvs_exiting) && nvs_elapsed(now, nvs_exiting_ns) > EXIT_WAIT_NS)
+		return true;
+	/* Counted over reconnects: the scheduler may come back and end again for ever. */
+	return nvs_client.link == LINK_LOST && !nvs_client.alive &&
+	       nvs_elapsed(now, gpu->unattached_ns) > LOSS_WAIT_NS;
+}
+
+bool nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now)
+{
+	bool lost = out_of_patience(gpu, now);
+
+	if (lost)
+		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_GIVE_UP });
+	return lost;
+}
+
+void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu)
+{
+	struct nvs_signals q;
+
+	nvs_client_enter(&q);
+	nvs_gpu_look_if_lost(gpu, nvs_now());
+	nvs_client_leave(&q);
 }

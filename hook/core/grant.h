@@ -23,6 +23,9 @@ void nvs_gpu_wake(struct nvs_gpu *gpu);
 /* Something has changed that decides whether channels are to be off. */
 void nvs_gpu_wake_preempter(struct nvs_gpu *gpu);
 
+/* Sends the counters of each GPU that have changed, once a second. */
+void nvs_stats_send(uint64_t now);
+
 /* All memory is there: the gate of an open lease opens. */
 void nvs_gpu_filled(struct nvs_gpu *gpu);
 
@@ -31,5 +34,13 @@ void nvs_gpu_filled(struct nvs_gpu *gpu);
  * process runs without a scheduler.
  */
 bool nvs_gpu_room(struct nvs_gpu *gpu, uint64_t *room);
+
+/*
+ * A GPU whose scheduler is gone for too long runs without one from now on, as
+ * NVSHARE_SCHEDULER_LOSS says. True: it is gone for too long.
+ */
+bool nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now);
+/* The same; the lock is not held. */
+void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu);
 
 #endif

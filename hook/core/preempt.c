@@ -4,7 +4,7 @@
  * 0.3 to 0.8 ms and may wait for each other, so neither the client thread nor a thread
  * of the application makes them. The thread starts with the first drain that takes long.
  *
- * The lease says what is wanted (lease.unfinished), gpu->off what there is. The thread
+ * The lease says what is wanted (lease.unfinished), gpu->preempt.off what there is. The thread
  * compares the two after each step.
  */
 #include "preempt.h"
@@ -12,12 +12,12 @@
 #include "away.h"
 #include "clock.h"
 #include "connection.h"
+#include "controls.h"
 #include "futex.h"
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
 #include "thread.h"
-#include "wait.h"
 
 /*
  * The throttle keeps two batches ahead of the GPU, each of 2.5 ms and the kernel with which
@@ -42,12 +42,12 @@
 static uint64_t due_at(struct nvs_gpu *gpu)
 {
 	const struct lease *l = &gpu->lease;
-	uint64_t due = gpu->closed_ns + (gpu->long_drains ? SOON_NS : LATE_NS);
+	uint64_t due = gpu->closed_ns + (gpu->preempt.long_drains ? SOON_NS : LATE_NS);
 
 	if (l->gate != LEASE_DRAINING || !l->up || l->link == LEASE_REJECTED ||
-	    gpu->uncut_ns == gpu->closed_ns || gpu->looking || nvs_memory_ops.moves(gpu) || atomic_load(&nvs_exiting))
+	    gpu->preempt.uncut_ns == gpu->closed_ns || gpu->preempt.looking || nvs_memory_ops.moves(gpu) || atomic_load(&nvs_exiting))
 		return 0;
-	return due > gpu->step_until_ns ? due : gpu->step_until_ns; /* a call of the gang's goes first */
+	return due > gpu->wait.step_until_ns ? due : gpu->wait.step_until_ns; /* a call of the gang's goes first */
 }
 
 /* The lock is held, and given up meanwhile. False: they are as before, or (off) some are off and to be put on. */
@@ -55,15 +55,15 @@ static bool preempt_switch(struct nvs_gpu *gpu, bool on)
 {
 	bool done, off;
 
-	gpu->switching = true;
+	gpu->preempt.switching = true;
 	nvs_unlock(&nvs_client_lock);
-	if (!on && !gpu->cuttable)
-		gpu->cuttable = nvs_preempt_ops.works(gpu);
-	done = (on || gpu->cuttable) && nvs_preempt_ops.channels(gpu, on);
-	off = on ? !done : done || nvs_preempt_ops.off(gpu);
+	if (!on && !gpu->preempt.cuttable)
+		gpu->preempt.cuttable = nvs_channels_work(gpu);
+	done = (on || gpu->preempt.cuttable) && nvs_channels_switch(gpu, on);
+	off = on ? !done : done || nvs_channels_are_off(gpu);
 	nvs_lock(&nvs_client_lock);
-	gpu->switching = false;
-	gpu->off = off;
+	gpu->preempt.switching = false;
+	gpu->preempt.off = off;
 	return done;
 }
 
@@ -74,9 +74,9 @@ static bool preempt_switch(struct nvs_gpu *gpu, bool on)
  */
 static void not_cut(struct nvs_gpu *gpu, uint64_t closed)
 {
-	gpu->uncut_ns = closed;
-	gpu->bound_until_ns = nvs_now() + (BOUND_NS << gpu->cut_failures);
-	gpu->cut_failures += gpu->cut_failures < MOST_DOUBLINGS;
+	gpu->preempt.uncut_ns = closed;
+	gpu->preempt.bound_until_ns = nvs_now() + (BOUND_NS << gpu->preempt.failures);
+	gpu->preempt.failures += gpu->preempt.failures < MOST_DOUBLINGS;
 	nvs_debugf("GPU %u: the drain is not cut", gpu->number);
 }
 
@@ -88,14 +88,14 @@ static void cut(struct nvs_gpu *gpu)
 		not_cut(gpu, closed);
 		return;
 	}
-	atomic_fetch_add(&gpu->offs, 1);
-	gpu->cut_failures = 0;
-	gpu->bound_until_ns = 0;
+	atomic_fetch_add(&gpu->preempt.offs, 1);
+	gpu->preempt.failures = 0;
+	gpu->preempt.bound_until_ns = 0;
 	if (gpu->closed_ns != closed)
 		return; /* of another drain */
 	gpu->drain_ns = nvs_now() - closed;
-	if (!gpu->long_drains)
-		gpu->long_drains = 1;
+	if (!gpu->preempt.long_drains)
+		gpu->preempt.long_drains = 1;
 	nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_PREEMPTED });
 }
 
@@ -105,20 +105,20 @@ static void keep_off(struct nvs_gpu *gpu)
 	bool on;
 
 	nvs_unlock(&nvs_client_lock);
-	on = !nvs_is_away() && !atomic_load(&nvs_exiting) && nvs_preempt_ops.on(gpu);
+	on = !nvs_is_away() && !atomic_load(&nvs_exiting) && nvs_channels_are_on(gpu);
 	nvs_lock(&nvs_client_lock);
 	if (!on || !gpu->lease.unfinished)
 		return;
 	if (preempt_switch(gpu, false))
-		atomic_fetch_add(&gpu->offs, 1);
-	gpu->off = true; /* if not, the next look tries again */
+		atomic_fetch_add(&gpu->preempt.offs, 1);
+	gpu->preempt.off = true; /* if not, the next look tries again */
 }
 
 static void preempt_put_on(struct nvs_gpu *gpu)
 {
 	bool on = preempt_switch(gpu, true);
 
-	gpu->on_ns = nvs_now();
+	gpu->preempt.on_ns = nvs_now();
 	if (on)
 		return;
 	nvs_unlock(&nvs_client_lock);
@@ -133,20 +133,20 @@ static void *preempter_main(void *arg)
 	nvs_thread_setup("nvshare-preempt");
 	nvs_lock(&nvs_client_lock);
 	for (;;) {
-		uint32_t seen = atomic_load(&gpu->preempt_wanted);
+		uint32_t seen = atomic_load(&gpu->preempt.wanted);
 		uint64_t due = due_at(gpu), now = nvs_now();
 
-		if (gpu->off && !gpu->lease.unfinished) {
+		if (gpu->preempt.off && !gpu->lease.unfinished) {
 			preempt_put_on(gpu);
 		} else if (due && now >= due) {
 			cut(gpu);
 		} else {
-			uint64_t most = gpu->off ? STRAY_NS : 60 * NVS_S;
+			uint64_t most = gpu->preempt.off ? STRAY_NS : 60 * NVS_S;
 
-			if (gpu->off)
+			if (gpu->preempt.off)
 				keep_off(gpu);
 			nvs_unlock(&nvs_client_lock);
-			nvs_futex_wait((uint32_t *)&gpu->preempt_wanted, seen, due && due - now < most ? due - now : most,
+			nvs_futex_wait((uint32_t *)&gpu->preempt.wanted, seen, due && due - now < most ? due - now : most,
 				       true);
 			nvs_lock(&nvs_client_lock);
 		}
@@ -156,13 +156,13 @@ static void *preempter_main(void *arg)
 
 void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 {
-	uint64_t due = gpu->preempter ? 0 : due_at(gpu);
+	uint64_t due = gpu->preempt.started ? 0 : due_at(gpu);
 
 	if (due && now < due) {
 		*next = due - now < *next ? due - now : *next;
 	} else if (due) {
-		gpu->preempter = nvs_thread_start(preempter_main, gpu);
-		if (!gpu->preempter)
+		gpu->preempt.started = nvs_thread_start(preempter_main, gpu);
+		if (!gpu->preempt.started)
 			not_cut(gpu, gpu->closed_ns);
 	}
 	/* No thread may be at the gate to do that for the work. */
@@ -174,13 +174,13 @@ void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 
 void nvs_preempt_learn(struct nvs_gpu *gpu, unsigned offs)
 {
-	unsigned cuts = atomic_load(&gpu->offs) - offs;
+	unsigned cuts = atomic_load(&gpu->preempt.offs) - offs;
 	/* Cut, it was as good as over when the channels went off, or soon after they were on. */
 	bool was_short = cuts == 0 ||
-			 (cuts == 1 && (gpu->off || nvs_elapsed(nvs_now(), gpu->on_ns) < LATE_NS));
+			 (cuts == 1 && (gpu->preempt.off || nvs_elapsed(nvs_now(), gpu->preempt.on_ns) < LATE_NS));
 
 	if (!was_short)
-		gpu->long_drains = LONG_DRAINS;
-	else if (gpu->long_drains)
-		gpu->long_drains--;
+		gpu->preempt.long_drains = LONG_DRAINS;
+	else if (gpu->preempt.long_drains)
+		gpu->preempt.long_drains--;
 }

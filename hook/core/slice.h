@@ -11,18 +11,6 @@
 
 #include "gpu.h"
 
-/* What core asks of the layers above it. No lock is held. */
-struct nvs_slice_ops {
-	/* Sets the slice of all contexts, and of those to come. 0: the driver's own. */
-	bool (*set)(struct nvs_gpu *gpu, uint64_t slice_ns);
-	/* Tries the controls that were not tried, and says what is known of them. */
-	void (*prove)(struct nvs_gpu *gpu, struct nvs_controls *c);
-	/* The process's contexts are on other GPUs than before. */
-	void (*moved)(void);
-};
-
-extern const struct nvs_slice_ops nvs_slice_ops;
-
 /* The scheduler daemon wants this slice. nvs_client_lock is held. */
 void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns);
 

@@ -14,241 +14,16 @@
 #define BUCKETS 1024
 
 struct nvs_lock nvs_table_lock = NVS_LOCK(NVS_RANK_TABLE);
-struct nvs_context nvs_contexts[NVS_MAX_CONTEXTS];
-unsigned nvs_contexts_used;
 struct nvs_stream nvs_streams[NVS_MAX_STREAMS];
 unsigned nvs_streams_used;
 
 static _Atomic(struct nvs_stream *) buckets[BUCKETS];
 
 /*
- * A drain may take for ever, if the work it waits for waits for the thread
- * that wants drain_lock: after so long the thread goes on without it. Memory that moves
- * waits for no thread of the application, and uses a context: it is waited for.
- */
-#define HOLD_NS (5 * NVS_S)
-/*
  * A capture waits so long for a drain that the driver makes of its context. The driver looks
  * for captures when that call begins.
  */
 #define CAPTURE_WAIT_NS (100 * NVS_MS)
-
-/* ---- contexts ---- */
-
-static struct nvs_context *context_find(void *ctx)
-{
-	for (unsigned i = 0; i < nvs_contexts_used; i++)
-		if (nvs_contexts[i].ctx == ctx)
-			return &nvs_contexts[i];
-	return NULL;
-}
-
-/* table_lock is held. NULL if the table is full. */
-static struct nvs_context *context_add(void *ctx, struct nvs_gpu *gpu, void *green)
-{
-	struct nvs_context *c = context_find(ctx);
-
-	if (!c)
-		c = context_find(NULL);
-	if (!c && nvs_contexts_used < NVS_MAX_CONTEXTS)
-		c = &nvs_contexts[nvs_contexts_used++];
-	if (!c)
-		return NULL;
-	if (c->ctx != ctx) {
-		atomic_store(&c->dirty, false);
-		c->own = false;
-		c->attached = 0;
-	}
-	c->ctx = ctx;
-	c->gpu = gpu;
-	if (green)
-		c->green = green;
-	return c;
-}
-
-void *nvs_current_context(void)
-{
-	void *ctx = NULL;
-
-	if (!nvs_driver.ctx_get_current || nvs_driver.ctx_get_current(&ctx) != CUDA_SUCCESS)
-		return NULL;
-	return ctx;
-}
-
-struct nvs_gpu *nvs_gpu_of_current(void)
-{
-	int dev;
-
-	if (!nvs_driver.ctx_get_device || nvs_driver.ctx_get_device(&dev) != CUDA_SUCCESS)
-		return NULL;
-	return nvs_gpu_of_device(dev);
-}
-
-/* A drain of the gpu looks at the context too, if it lies there. */
-static void context_note(void *ctx, struct nvs_gpu *gpu)
-{
-	nvs_lock(&nvs_table_lock);
-	if (!context_find(ctx))
-		context_add(ctx, gpu, NULL);
-	nvs_unlock(&nvs_table_lock);
-}
-
-/* Not under table_lock: asks the driver. */
-static struct nvs_gpu *stream_gpu_of_context(void *ctx)
-{
-	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
-
-	if (gpu)
-		return gpu;
-	if (atomic_load(&nvs_gate.single))
-		return nvs_gpus;
-	if (ctx == nvs_current_context())
-		return nvs_gpu_of_current();
-	if (!nvs_driver.ctx_push || !nvs_driver.ctx_pop ||
-	    nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
-		return NULL;
-	gpu = nvs_gpu_of_current();
-	nvs_driver.ctx_pop(&ctx);
-	return gpu;
-}
-
-void nvs_context_created(void *ctx, struct nvs_gpu *gpu, bool own)
-{
-	struct nvs_context *c;
-
-	nvs_lock(&nvs_table_lock);
-	c = context_add(ctx, gpu, NULL);
-	if (c)
-		c->own = own;
-	nvs_unlock(&nvs_table_lock);
-}
-
-void nvs_context_from_green(void *ctx, void *green)
-{
-	struct nvs_gpu *gpu = stream_gpu_of_context(ctx);
-
-	if (!ctx || !gpu)
-		return;
-	nvs_lock(&nvs_table_lock);
-	context_add(ctx, gpu, green);
-	nvs_unlock(&nvs_table_lock);
-}
-
-struct nvs_gpu *nvs_gpu_of_context(void *ctx)
-{
-	struct nvs_context *c;
-	struct nvs_gpu *gpu = NULL;
-
-	if (!ctx)
-		return NULL;
-	nvs_lock(&nvs_table_lock);
-	c = context_find(ctx);
-	if (c)
-		gpu = c->gpu;
-	nvs_unlock(&nvs_table_lock);
-	return gpu;
-}
-
-bool nvs_context_is_drained(const void *ctx)
-{
-	struct nvs_context *c;
-	bool drained;
-
-	nvs_lock(&nvs_table_lock);
-	c = context_find((void *)(uintptr_t)ctx);
-	drained = c && !atomic_load(&c->dirty);
-	nvs_unlock(&nvs_table_lock);
-	return drained;
-}
-
-bool nvs_context_own(void *ctx)
-{
-	struct nvs_context *c;
-	bool own;
-
-	nvs_lock(&nvs_table_lock);
-	c = context_find(ctx);
-	own = c && c->own;
-	nvs_unlock(&nvs_table_lock);
-	return own;
-}
-
-void nvs_context_attached(void *ctx)
-{
-	struct nvs_context *c;
-
-	nvs_lock(&nvs_table_lock);
-	c = context_find(ctx);
-	if (c)
-		c->attached++;
-	nvs_unlock(&nvs_table_lock);
-}
-
-bool nvs_context_detaches(void *ctx)
-{
-	struct nvs_context *c;
-	bool lives;
-
-	nvs_lock(&nvs_table_lock);
-	c = context_find(ctx);
-	lives = c && c->attached;
-	if (lives)
-		c->attached--;
-	nvs_unlock(&nvs_table_lock);
-	return lives;
-}
-
-bool nvs_context_is_green(void *ctx)
-{
-	struct nvs_context *c;
-	bool green;
-
-	nvs_lock(&nvs_table_lock);
-	c = context_find(ctx);
-	green = c && c->green;
-	nvs_unlock(&nvs_table_lock);
-	return green;
-}
-
-void *nvs_context_of_green(void *green)
-{
-	void *ctx = NULL;
-
-	nvs_lock(&nvs_table_lock);
-	for (unsigned i = 0; green && i < nvs_contexts_used; i++)
-		if (nvs_contexts[i].ctx && nvs_contexts[i].green == green)
-			ctx = nvs_contexts[i].ctx;
-	nvs_unlock(&nvs_table_lock);
-	return ctx;
-}
-
-bool nvs_context_hold(struct nvs_gpu *gpu)
-{
-	int saved = errno;
-	uint64_t start;
-	bool held;
-
-	if (!gpu)
-		return false;
-	if (nvs_trylock(&gpu->drain_lock))
-		return true;
-	start = nvs_now();
-	do {
-		nvs_nap(200 * NVS_US);
-		held = nvs_trylock(&gpu->drain_lock);
-	} while (!held && (atomic_load(&gpu->moving) || nvs_now() - start < HOLD_NS));
-	if (!held)
-		nvs_debugf("GPU %u: a drain does not end, going on beside it", gpu->number);
-	errno = saved;
-	return held;
-}
-
-void nvs_context_unhold(struct nvs_gpu *gpu)
-{
-	nvs_unlock(&gpu->drain_lock);
-}
-
-/* ---- streams ---- */
 
 /* owner: of a per-thread default stream, else not looked at. */
 static _Atomic(struct nvs_stream *) *stream_bucket_of(void *key, struct nvs_thread *owner)
@@ -298,7 +73,7 @@ static struct nvs_stream *stream_add(void *key, struct nvs_thread *owner, void *
 		goto out;
 	}
 	s->owner = owner;
-	s->context = ctx ? context_add(ctx, gpu, NULL) : NULL;
+	s->context = ctx ? nvs_context_add(ctx, gpu, NULL) : NULL;
 	s->gpu = gpu;
 	s->capturing = false;
 	atomic_store(&s->dirty, false);
@@ -325,8 +100,7 @@ struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key)
 			s = stream_lookup(key, t, ctx);
 	} else {
 		s = stream_lookup(key, t, NULL);
-		if (!s && (!nvs_driver.stream_get_ctx ||
-			   nvs_driver.stream_get_ctx(key, &ctx) != CUDA_SUCCESS)) {
+		if (!s && nvs_driver.stream_get_ctx(key, &ctx) != CUDA_SUCCESS) {
 			ctx = NULL;
 			guess = nvs_current_context();
 		}
@@ -336,18 +110,25 @@ struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key)
 
 		if (atomic_load(&nvs_gate.single))
 			gpu = nvs_gpus;
-		else if (!nvs_key_is_default(key) && nvs_driver.stream_get_device &&
+		else if (!nvs_key_is_default(key) &&
 			 nvs_driver.stream_get_device(key, &dev) == CUDA_SUCCESS)
 			gpu = nvs_gpu_of_device(dev);
 		else
-			gpu = ctx || guess ? stream_gpu_of_context(ctx ? ctx : guess) : NULL;
+			gpu = ctx || guess ? nvs_gpu_having_context(ctx ? ctx : guess) : NULL;
 		if (!gpu)
 			return NULL;
 		if (guess)
-			context_note(guess, gpu);
+			nvs_context_note(guess, gpu);
 		s = stream_add(key, t, ctx, gpu);
 	}
 	return s;
+}
+
+struct nvs_stream *nvs_stream_here(void *key)
+{
+	struct nvs_thread *t = nvs_thread_here();
+
+	return t ? nvs_stream_find(t, key) : NULL;
 }
 
 bool nvs_stream_in_context(struct nvs_stream *s, void *ctx)
@@ -355,15 +136,6 @@ bool nvs_stream_in_context(struct nvs_stream *s, void *ctx)
 	struct nvs_context *c = atomic_load(&s->context);
 
 	return ctx && c && c->ctx == ctx;
-}
-
-void nvs_contexts_mark(struct nvs_gpu *gpu)
-{
-	nvs_lock(&nvs_table_lock);
-	for (unsigned i = 0; i < nvs_contexts_used; i++)
-		if (nvs_contexts[i].gpu == gpu)
-			atomic_store(&nvs_contexts[i].dirty, true);
-	nvs_unlock(&nvs_table_lock);
 }
 
 void nvs_stream_mark(struct nvs_stream *s)
@@ -464,7 +236,7 @@ void nvs_stream_created(void *handle)
 
 	if (!handle || !gpu)
 		return;
-	if (!nvs_driver.stream_get_ctx || nvs_driver.stream_get_ctx(handle, &ctx) != CUDA_SUCCESS)
+	if (nvs_driver.stream_get_ctx(handle, &ctx) != CUDA_SUCCESS)
 		ctx = nvs_current_context();
 	forget_unseen(handle);
 	stream_add(handle, NULL, ctx, gpu);
@@ -478,20 +250,6 @@ void nvs_stream_created_in(void *handle, void *ctx)
 		return;
 	forget_unseen(handle);
 	stream_add(handle, NULL, ctx, gpu);
-}
-
-void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, const struct nvs_context_was *was)
-{
-	struct nvs_context *c;
-
-	nvs_lock(&nvs_table_lock);
-	c = context_add(ctx, gpu, was->green);
-	if (c) {
-		c->own = was->own;
-		c->attached += was->attached; /* another thread may have attached meanwhile */
-		atomic_store(&c->dirty, true);
-	}
-	nvs_unlock(&nvs_table_lock);
 }
 
 /* Takes the throttle's events from a stream of a green context. False: none has any. */
@@ -517,9 +275,9 @@ static bool take_events(void *green_ctx, void *event[NVS_THROTTLE_EVENTS])
 	return found;
 }
 
-struct nvs_context_was nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
+struct nvs_context_known nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 {
-	struct nvs_context_was was = { 0 };
+	struct nvs_context_known was = { 0 };
 	void *event[NVS_THROTTLE_EVENTS];
 
 	if (!gpu)
@@ -542,8 +300,8 @@ struct nvs_context_was nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 	for (unsigned i = 0; i < nvs_contexts_used; i++)
 		if (nvs_contexts[i].ctx && nvs_contexts[i].gpu == gpu &&
 		    (ctx ? nvs_contexts[i].ctx == ctx : !nvs_contexts[i].own)) {
-			was = (struct nvs_context_was){ nvs_contexts[i].green, nvs_contexts[i].attached,
-							nvs_contexts[i].own };
+			was = (struct nvs_context_known){ gpu, nvs_contexts[i].green, nvs_contexts[i].attached,
+							  nvs_contexts[i].own, true };
 			nvs_contexts[i].ctx = NULL;
 			nvs_contexts[i].green = NULL;
 		}
@@ -552,13 +310,6 @@ struct nvs_context_was nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 }
 
 /* ---- captures ---- */
-
-static struct nvs_stream *stream_of_capture(void *key)
-{
-	struct nvs_thread *t = nvs_self ? nvs_self : nvs_thread_register();
-
-	return t ? nvs_stream_find(t, key) : NULL;
-}
 
 /* Whoever asks the driver about a stream has its answer; questions that follow see what is known now. */
 static void await_question(struct nvs_gpu *gpu)
@@ -585,7 +336,7 @@ static void await_synchronised(struct nvs_stream *s)
 
 bool nvs_capture_begin(void *key)
 {
-	struct nvs_stream *s = stream_of_capture(key);
+	struct nvs_stream *s = nvs_stream_here(key);
 
 	if (!s || atomic_exchange(&s->capturing, true))
 		return false;
@@ -599,7 +350,7 @@ bool nvs_capture_begin(void *key)
 
 void nvs_capture_began(void *key, int result)
 {
-	struct nvs_stream *s = stream_of_capture(key);
+	struct nvs_stream *s = nvs_stream_here(key);
 
 	if (s && result != CUDA_SUCCESS)
 		capture_off(s);
@@ -607,7 +358,7 @@ void nvs_capture_began(void *key, int result)
 
 void nvs_capture_ended(void *key)
 {
-	struct nvs_stream *s = stream_of_capture(key);
+	struct nvs_stream *s = nvs_stream_here(key);
 
 	if (s && s->capturing && !nvs_capturing(key))
 		capture_off(s);
@@ -617,8 +368,7 @@ bool nvs_capturing(void *key)
 {
 	int status = 0;
 
-	return nvs_driver.stream_capturing &&
-	       nvs_driver.stream_capturing(key, &status) == CUDA_SUCCESS && status != 0;
+	return nvs_driver.stream_capturing(key, &status) == CUDA_SUCCESS && status != 0;
 }
 
 void nvs_stream_thread_ended(struct nvs_thread *t)

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * stream.h: which GPU a stream or a context belongs to, and what captures.
- */
+/* stream.h: which GPU a stream or a context belongs to, and what captures. */
 #ifndef NVSHARE_STREAM_H
 #define NVSHARE_STREAM_H
 
@@ -29,6 +27,9 @@ static inline struct nvs_gpu *nvs_gpu_here(const void *ctx)
  * to a GPU (no current context).
  */
 struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key);
+
+/* The same for the calling thread. */
+struct nvs_stream *nvs_stream_here(void *key);
 
 /* Whether the stream is known to belong to this context. */
 bool nvs_stream_in_context(struct nvs_stream *s, void *ctx);
@@ -61,42 +62,51 @@ void nvs_context_created(void *ctx, struct nvs_gpu *gpu, bool own);
 /* The context that a green context was turned into. */
 void nvs_context_from_green(void *ctx, void *green);
 
+/* What is known of a context. */
+struct nvs_context_known {
+	struct nvs_gpu *gpu; /* NULL: nothing */
+	void *green;         /* a green context was turned into it */
+	unsigned attached;   /* uses that cuCtxAttach has added */
+	bool own;            /* cuCtxCreate has made it */
+	bool dirty;          /* work was submitted since its last drain */
+};
+struct nvs_context_known nvs_context_look(const void *ctx);
+
 /* The GPU of a context, NULL if it is not known. */
-struct nvs_gpu *nvs_gpu_of_context(void *ctx);
+static inline struct nvs_gpu *nvs_gpu_of_context(const void *ctx)
+{
+	return nvs_context_look(ctx).gpu;
+}
+
+/* Its bit; 0 if it is not known. */
+static inline unsigned nvs_gpu_bit_of_context(const void *ctx)
+{
+	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
+
+	return gpu ? gpu->bit : 0;
+}
+
+/* The same; the driver is asked if need be. */
+struct nvs_gpu *nvs_gpu_having_context(void *ctx);
+
+/* The context lies on this GPU: a drain of the GPU looks at it too. */
+void nvs_context_note(void *ctx, struct nvs_gpu *gpu);
 
 /*
- * Brackets a call that destroys contexts: waits for a drain of the GPU, and
- * keeps the next one off. gpu NULL does nothing. False, not to be unheld:
- * nothing done, or the drain does not end.
+ * Brackets a call that destroys contexts: waits for a drain of the GPU, and keeps the next
+ * one off. False if nothing is held (no GPU, or the drain took more than 5 s): then unhold
+ * is not called.
  */
 bool nvs_context_hold(struct nvs_gpu *gpu);
 void nvs_context_unhold(struct nvs_gpu *gpu);
 
-/* Whether no work was submitted to the context since its last drain. */
-bool nvs_context_is_drained(const void *ctx);
-
-/* Whether it is known as one that cuCtxCreate made. */
-bool nvs_context_own(void *ctx);
-
-/* Whether a green context was turned into it. */
-bool nvs_context_is_green(void *ctx);
-
-/* cuCtxAttach has added a use of the context. */
-void nvs_context_attached(void *ctx);
-/* cuCtxDetach is about to take one away: whether the context lives on. */
-bool nvs_context_detaches(void *ctx);
-
-/* What was known of a context that is forgotten. */
-struct nvs_context_was {
-	void *green;
-	unsigned attached;
-	bool own;
-};
+/* cuCtxAttach adds a use (1), cuCtxDetach takes one away (-1). False: there is none, so the context ends. */
+bool nvs_context_count(void *ctx, int by);
 
 /* Forgets a context, or (ctx NULL) the primary one of a GPU and its parts. gpu NULL does nothing. */
-struct nvs_context_was nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu);
+struct nvs_context_known nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu);
 /* It was not destroyed after all. was: what nvs_context_destroyed returned. */
-void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, const struct nvs_context_was *was);
+void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, const struct nvs_context_known *was);
 void *nvs_context_of_green(void *green);
 
 /*

@@ -160,8 +160,7 @@ void nvs_thread_setup(const char *name)
 			return; /* the process ends */
 		nvs_away_wait();
 	}
-	if (nvs_driver.exchange_capture_mode)
-		nvs_driver.exchange_capture_mode(&mode);
+	nvs_driver.exchange_capture_mode(&mode);
 	nvs_driver_leave();
 }
 

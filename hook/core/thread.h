@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * thread.h: threads that come to the gate, and threads of the shim.
- */
+/* thread.h: threads that come to the gate, and threads of the shim. */
 #ifndef NVSHARE_THREAD_H
 #define NVSHARE_THREAD_H
 
@@ -39,6 +37,11 @@ void nvs_threads_init(void (*ended)(struct nvs_thread *t));
 
 /* This thread's record; NULL if there is no memory for one. */
 struct nvs_thread *nvs_thread_register(void);
+
+static inline struct nvs_thread *nvs_thread_here(void)
+{
+	return nvs_self ? nvs_self : nvs_thread_register();
+}
 
 /* All records, also of threads that have ended; next leads on. */
 struct nvs_thread *nvs_threads(void);

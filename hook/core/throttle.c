@@ -1,29 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * throttle.c: keep the work ahead of the GPU short while another client wants it,
- * so that a revoke is answered soon. Not while the others rest: see nvs_throttle_tick.
+ * throttle.c: keep the work ahead of the GPU short while another client wants it, so that a
+ * revoke is answered soon. Not while the others rest: see nvs_throttle_tick.
  *
- * Every `batch` calls an event goes into the stream, and the thread goes on
- * when the event before it has passed: at most two batches are ahead. `batch`
- * adapts until one takes about BATCH_NS of GPU time. Nothing here synchronises
- * a stream or a context, and nothing is done while a capture is open.
+ * Every `batch` calls an event goes into the stream, and the thread goes on when the event before
+ * it has passed: at most two batches are ahead. `batch` adapts until one takes about BATCH_NS of
+ * GPU time. Nothing here synchronises a stream or a context, and nothing is done while a capture
+ * is open.
  *
- * How long a batch takes is known only where one is queued behind the other:
- * if the event before had not passed when this one was recorded, the GPU goes
- * from one to the other without a pause. The time between two records says
- * nothing: a program that synchronises now and then submits in bursts, much
- * faster than the GPU works. In turns so short that no batch is queued behind
+ * How long a batch takes is known only where one is queued behind the other: if the event before
+ * had not passed when this one was recorded, the GPU goes from one to the other without a pause.
+ * The time between two records says nothing: a program that synchronises now and then submits in
+ * bursts, much faster than the GPU works. In turns so short that no batch is queued behind
  * another, the drain at their end tells.
  *
- * The event may never come while the thread waits here: work ahead of it may
- * wait for what this thread does next. So the wait ends after a time, and then
- * nothing is bounded before the event has passed. Where something in the stream is
- * known to wait for somebody outside the GPU, a third event right behind it tells when
- * that is over, and has a patience of its own.
+ * The event may never come while the thread waits here: work ahead of it may wait for what this
+ * thread does next. So the wait ends after a time, and then nothing is bounded before the event
+ * has passed. Where something in the stream is known to wait for somebody outside the GPU, a
+ * third event right behind it tells when that is over, and has a patience of its own.
  *
- * One thread ends a batch. Other threads that submit to the stream meanwhile wait until
- * that thread has ended it, or a thousand of them would fill the stream. Each batch wakes
- * as many of them as may submit in it, and one that ends it.
+ * One thread ends a batch. Other threads that submit to the stream meanwhile wait until that
+ * thread has ended it, or a thousand of them would fill the stream. Each batch wakes as many of
+ * them as may submit in it, and one that ends it.
  */
 #include <errno.h>
 
@@ -52,9 +50,9 @@
 
 void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now)
 {
-	const struct nvs_controls *c = &gpu->controls;
+	const struct nvs_controls *c = &gpu->slice.controls;
 	bool cut = c->slices == NVS_CONTROL_WORKS && c->channels == NVS_CONTROL_WORKS && !c->bare &&
-		   now >= gpu->bound_until_ns && !nvs_memory_ops.moves(gpu);
+		   now >= gpu->preempt.bound_until_ns && !nvs_memory_ops.moves(gpu);
 
 	atomic_store(&gpu->unbound, cut && nvs_elapsed(now, gpu->wanted_ns) >= QUIET_NS);
 }
@@ -139,7 +137,7 @@ static void end_batch(struct nvs_stream *s, void *key)
 	}
 	d->unwaited = 0;
 	now = nvs_now();
-	offs = atomic_load(&s->gpu->offs);
+	offs = atomic_load(&s->gpu->preempt.offs);
 	if (d->passed_ns && d->offs == offs) { /* the channels were on all the time */
 		d->took_ns = now - d->passed_ns;
 		atomic_store(&d->batch, adapt(d->last_calls, d->took_ns));
@@ -152,11 +150,7 @@ static void end_batch(struct nvs_stream *s, void *key)
 /* Whether the batch of the stream can be ended by an event, here and now. */
 static bool can_end(struct nvs_stream *s)
 {
-	const struct nvs_driver_table *v = &nvs_driver;
-
-	return !s->throttle.off && atomic_load(&s->context) && !atomic_load(&nvs_gate.captures) &&
-	       v->event_create && v->event_record && v->event_query && v->event_destroy &&
-	       v->ctx_get_current && v->exchange_capture_mode;
+	return !s->throttle.off && atomic_load(&s->context) && !atomic_load(&nvs_gate.captures);
 }
 
 /*
@@ -243,8 +237,7 @@ static bool may_be_bounded(struct nvs_gpu *gpu)
 
 void nvs_throttle_behind(void *key, uint64_t patience_ns)
 {
-	struct nvs_thread *t = nvs_self ? nvs_self : nvs_thread_register();
-	struct nvs_stream *s = t ? nvs_stream_find(t, key) : NULL;
+	struct nvs_stream *s = nvs_stream_here(key);
 	int saved = errno;
 
 	if (s && may_be_bounded(s->gpu) && can_end(s) && in_context(s) &&

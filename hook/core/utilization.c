@@ -40,11 +40,11 @@ static bool active(struct nvs_gpu *gpu, uint64_t now)
 static void utilization_tell(struct nvs_gpu *gpu, uint64_t now)
 {
 	struct nvs_utilization *u = &gpu->utilization;
-	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_UTIL,
-			       .channel = (uint16_t)gpu->number,
-			       .u.util = { .samples = u->samples, .busy = u->busy } };
+	struct nvs_frame f = nvs_frame_of(gpu, NVS_UTIL);
 	uint64_t calls = nvs_gate_calls(gpu);
 
+	f.u.util.samples = u->samples;
+	f.u.util.busy = u->busy;
 	if (nvs_client.page->features & NVS_FEATURE_CONTROLS)
 		f.u.util.calls = (uint32_t)(calls - u->told_calls);
 	if (!u->samples || nvs_elapsed(now, u->sent_ns) < SEND_NS || !nvs_client_send(&f))

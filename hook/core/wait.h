@@ -14,12 +14,11 @@ enum nvs_need {
 };
 
 /*
- * Waits until the GPU's gate may be open. Never called with a flag up. Returns
- * true with the GPU's flag up if this one call is to go on while the gate is
- * closed: the call needs only memory, and all memory is on the GPU; or the
- * running drain waits for more than GPU work, see may_pass(). A signal handler
- * may jump out of the wait. The process does not release these other GPUs (keeps: a bit
- * each) meanwhile, unless the scheduler revokes them.
+ * Waits until the GPU's gate may be open. Never called with a flag up. Returns true with the
+ * GPU's flag up if this one call is to go on while the gate is closed: the call needs only
+ * memory, and all memory is on the GPU; or the running drain waits for more than GPU work, see
+ * may_pass(). A signal handler may jump out of the wait. The process does not release these other
+ * GPUs (keeps: a bit each) meanwhile, unless the scheduler revokes them.
  */
 bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, unsigned keeps);
 
@@ -28,13 +27,5 @@ void nvs_gpu_use(struct nvs_gpu *gpu);
 
 /* Threads that left a gate without a word (longjmp) wait no more. nvs_client_lock is held. */
 void nvs_gate_forget_waiters(uint64_t now);
-
-/*
- * A wait for memory looks here now and then: a GPU whose scheduler is gone for too
- * long runs without one from then on, as NVSHARE_SCHEDULER_LOSS says. Not locked.
- */
-void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu);
-/* The same, for who has nvs_client_lock. */
-void nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now);
 
 #endif

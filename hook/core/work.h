@@ -3,7 +3,7 @@
  * work.h: contexts and streams, and whether they may have work that runs.
  *
  * Records are never freed, only reused, so that a stale pointer is harmless;
- * nvs_gate.generation tells when one is stale. stream.c keeps the tables,
+ * nvs_gate.generation tells when one is stale. context.c and stream.c keep the tables,
  * drain.c looks for work in them. nvs_table_lock guards them; nothing is waited
  * for under it, and no driver function is called.
  */
@@ -44,7 +44,7 @@ struct nvs_throttle {
 	unsigned unwaited;   /* batches since one was waited for */
 	uint64_t passed_ns;  /* when the last event was seen to pass; 0: nobody waited for it */
 	uint64_t took_ns;    /* GPU time of the last batch that is known */
-	unsigned offs;       /* nvs_gpu.offs when the last event was seen to pass */
+	unsigned offs;       /* nvs_gpu.preempt.offs when the last event was seen to pass */
 	uint64_t patience_ns; /* for the third event; see nvs_throttle_behind */
 	void *event[NVS_THROTTLE_EVENTS];
 };
@@ -68,6 +68,9 @@ extern struct nvs_context nvs_contexts[NVS_MAX_CONTEXTS];
 extern unsigned nvs_contexts_used;
 extern struct nvs_stream nvs_streams[NVS_MAX_STREAMS];
 extern unsigned nvs_streams_used;
+
+/* The record of a context, made if need be; NULL: the table is full. nvs_table_lock is held. */
+struct nvs_context *nvs_context_add(void *ctx, struct nvs_gpu *gpu, void *green);
 
 static inline bool nvs_key_is_default(void *key)
 {

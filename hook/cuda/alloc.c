@@ -11,17 +11,45 @@
 #include "swap.h"
 #include "wrap.h"
 
+NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* a wrapper below; only its type is needed */
+
+/* ---- counted and limited ---- */
+
+bool nvs_allocation_begin(struct nvs_allocation *a, uint64_t bytes)
+{
+	*a = (struct nvs_allocation){ .ctx = nvs_counting() ? nvs_current_context() : NULL };
+	return nvs_claim(&a->claim, nvs_gpu_here(a->ctx), bytes);
+}
+
+bool nvs_allocation_again(struct nvs_allocation *a, int result)
+{
+	return nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && nvs_swap_retry(a->claim.gpu, &a->tries);
+}
+
+int nvs_allocation_end(struct nvs_allocation *a, int result, enum nvs_memory_kind kind, const void *key, uint64_t bytes)
+{
+	uint64_t at = result == CUDA_SUCCESS ? *(const uint64_t *)key : 0;
+
+	bytes = bytes ? bytes : a->claim.bytes;
+	if (result == CUDA_SUCCESS && bytes > a->claim.bytes && !nvs_claim_more(&a->claim, bytes) &&
+	    CALL(cuMemFree_v2, at) == CUDA_SUCCESS)
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	if (result == CUDA_SUCCESS)
+		nvs_claim_keep(&a->claim, kind, at, bytes, a->ctx);
+	else
+		nvs_claim_drop(&a->claim);
+	return result;
+}
+
 /* ---- where an allocation goes ---- */
 
 static struct nvs_gpu *gpu_of_stream(void *key)
 {
-	struct nvs_thread *t;
 	struct nvs_stream *s;
 
 	if (atomic_load_explicit(&nvs_gate.single, memory_order_relaxed))
 		return nvs_gpus;
-	t = nvs_self ? nvs_self : nvs_thread_register();
-	s = t ? nvs_stream_find(t, key) : NULL;
+	s = nvs_stream_here(key);
 	return s ? s->gpu : NULL;
 }
 
@@ -60,21 +88,24 @@ static void *owner_in(void *ctx, struct nvs_gpu *gpu)
 {
 	void *primary = ctx;
 
-	if (nvs_context_is_green(ctx) &&
+	if (nvs_context_look(ctx).green &&
 	    CALL(cuDevicePrimaryCtxRetain, &primary, gpu->device.dev) == CUDA_SUCCESS)
 		CALL(cuDevicePrimaryCtxRelease_v2, gpu->device.dev); /* the green one holds it */
 	return primary;
 }
 
 /* Allocates where memory is not simply the driver's. Returns -1: it is. */
-static int elsewhere(void *ctx, size_t n, CUdeviceptr *p)
+static int elsewhere(size_t n, CUdeviceptr *p)
 {
-	struct nvs_gpu *gpu = nvs_gpu_here(ctx);
+	struct nvs_gpu *gpu;
+	void *ctx;
 	int result;
 	bool on;
 
-	if (!n || !p)
+	if (!n || !p || !nvs_counting())
 		return -1;
+	ctx = nvs_current_context();
+	gpu = nvs_gpu_here(ctx);
 	on = nvs_swap_on(gpu); /* first: it waits for the page */
 	if (nvs_swap_managed(gpu))
 		return cuMemAllocManaged(p, n, CU_MEM_ATTACH_GLOBAL);
@@ -86,27 +117,39 @@ static int elsewhere(void *ctx, size_t n, CUdeviceptr *p)
 
 #define PITCH 512u /* what the driver rounds a row up to */
 
-static int elsewhere_pitch(void *ctx, CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element)
+static int elsewhere_pitch(CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element)
 {
 	size_t row = (w + PITCH - 1) / PITCH * PITCH;
 	int result;
 
 	if (!pitch || !w || !h || row < w || (element != 4 && element != 8 && element != 16))
 		return -1; /* the driver knows how to refuse it */
-	result = elsewhere(ctx, nvs_times(row, h), p);
+	result = elsewhere(nvs_times(row, h), p);
 	if (result == CUDA_SUCCESS)
 		*pitch = row;
 	return result;
 }
 
-ALLOCATOR(cuMemAlloc_v2, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n), (p, n), n, *p, n,
-	  elsewhere(ctx, n, p))
-ALLOCATOR(cuMemAllocPitch_v2, NVS_MEMORY_POINTER,
-	  (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element),
-	  (p, pitch, w, h, element), nvs_times(w, h), *p, nvs_times(*pitch, h),
-	  elsewhere_pitch(ctx, p, pitch, w, h, element))
-ALLOCATOR(cuMemAllocManaged, NVS_MEMORY_POINTER, (CUdeviceptr *p, size_t n, uint flags),
-	  (p, n, flags), n, *p, n, BY_THE_DRIVER)
+WRAPPER(cuMemAlloc_v2, (CUdeviceptr *p, size_t n))
+{
+	int result = elsewhere(n, p);
+
+	return result >= 0 ? result : ALLOCATING(n, NVS_MEMORY_POINTER, p, n, CALL(cuMemAlloc_v2, p, n));
+}
+
+WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element))
+{
+	int result = elsewhere_pitch(p, pitch, w, h, element);
+
+	return result >= 0 ? result
+			   : ALLOCATING(nvs_times(w, h), NVS_MEMORY_POINTER, p, nvs_times(*pitch, h),
+					CALL(cuMemAllocPitch_v2, p, pitch, w, h, element));
+}
+
+WRAPPER(cuMemAllocManaged, (CUdeviceptr *p, size_t n, uint flags))
+{
+	return ALLOCATING(n, NVS_MEMORY_POINTER, p, n, CALL(cuMemAllocManaged, p, n, flags));
+}
 
 WRAPPER(cuMemFree_v2, (CUdeviceptr p))
 {
@@ -146,9 +189,9 @@ static void *current_pool(struct nvs_gpu *gpu)
 	void *pool = atomic_load_explicit(&gpu->pool, memory_order_acquire);
 	unsigned changes = atomic_load(&current_changes);
 
-	if (nvs_likely(pool != NULL) || !nvs_driver.device_mem_pool)
+	if (nvs_likely(pool != NULL))
 		return pool;
-	nvs_driver.device_mem_pool(&pool, gpu->device.dev);
+	nvs_memory_driver.device_mem_pool(&pool, gpu->device.dev);
 	atomic_store(&gpu->pool, pool);
 	if (atomic_load(&current_changes) != changes)
 		atomic_store(&gpu->pool, NULL);
@@ -156,17 +199,27 @@ static void *current_pool(struct nvs_gpu *gpu)
 }
 
 /* Another pool may be the current one of any device. */
-static void current_changed(void)
+static int current_changed(int result)
 {
 	atomic_fetch_add(&current_changes, 1);
 	NVS_FOR_EACH_GPU(gpu)
 		atomic_store(&gpu->pool, NULL);
+	return result;
+}
+
+WRAPPER(cuDeviceSetMemPool, (int dev, void *pool))
+{
+	return current_changed(CALL(cuDeviceSetMemPool, dev, pool));
+}
+
+WRAPPER(cuMemSetMemPool, (struct cu_location *at, int type, void *pool))
+{
+	return current_changed(CALL(cuMemSetMemPool, at, type, pool));
 }
 
 /*
- * Allocates from memory that moves. Returns -1: from the driver's pool, because
- * nothing is swapped, or it becomes part of a graph, or the pool is one that
- * others may have access to.
+ * Allocates from memory that moves. Returns -1: from the driver's pool, because nothing is
+ * swapped, or it becomes part of a graph, or the pool is one that others may have access to.
  */
 static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdeviceptr *p)
 {
@@ -270,45 +323,29 @@ WRAPPER(cuMemPoolSetAccess, (void *pool, const struct cu_access *list, size_t co
 	return CALL(cuMemPoolSetAccess, pool, list, count);
 }
 
-WRAPPER(cuMemPoolImportFromShareableHandle, (void **pool, void *os, int type,
-					   unsigned long long flags))
-{
-	return pool_at(CALL(cuMemPoolImportFromShareableHandle, pool, os, type, flags), pool, NULL);
-}
-
-WRAPPER(cuDeviceGetDefaultMemPool, (void **pool, int dev))
-{
-	return pool_at(CALL(cuDeviceGetDefaultMemPool, pool, dev), pool, nvs_gpu_of_device(dev));
-}
-
-WRAPPER(cuMemGetDefaultMemPool, (void **pool, const struct cu_location *at, int type))
-{
-	int result = CALL(cuMemGetDefaultMemPool, pool, at, type);
-
-	return pool_at(result, pool, result == CUDA_SUCCESS ? nvs_gpu_of_location(at) : NULL);
-}
-
 /* A pool that is known may be another's, imported. */
 static int pool_found_at(int result, void **pool, struct nvs_gpu *gpu)
 {
 	struct nvs_gpu *known;
+	bool found = result == CUDA_SUCCESS && nvs_counting() && nvs_memory_pool_find((uintptr_t)*pool, &known);
 
-	if (result == CUDA_SUCCESS && nvs_counting() && !nvs_memory_pool_find((uintptr_t)*pool, &known))
-		nvs_memory_pool((uintptr_t)*pool, gpu);
-	return result;
+	return found ? result : pool_at(result, pool, gpu);
 }
 
-WRAPPER(cuDeviceGetMemPool, (void **pool, int dev))
-{
-	return pool_found_at(CALL(cuDeviceGetMemPool, pool, dev), pool, nvs_gpu_of_device(dev));
-}
-
-WRAPPER(cuMemGetMemPool, (void **pool, struct cu_location *at, int type))
-{
-	int result = CALL(cuMemGetMemPool, pool, at, type);
-
-	return pool_found_at(result, pool, result == CUDA_SUCCESS ? nvs_gpu_of_location(at) : NULL);
-}
+#define POOL_AT(name, P, A, at, gpu) \
+	WRAPPER(name, P) \
+	{ \
+		int result = CALL(name, NVS_SPREAD A); \
+		return result == CUDA_SUCCESS ? at(result, pool, gpu) : result; \
+	}
+POOL_AT(cuMemPoolImportFromShareableHandle, (void **pool, void *os, int type, unsigned long long flags),
+	(pool, os, type, flags), pool_at, NULL)
+POOL_AT(cuDeviceGetDefaultMemPool, (void **pool, int dev), (pool, dev), pool_at, nvs_gpu_of_device(dev))
+POOL_AT(cuDeviceGetMemPool, (void **pool, int dev), (pool, dev), pool_found_at, nvs_gpu_of_device(dev))
+POOL_AT(cuMemGetDefaultMemPool, (void **pool, const struct cu_location *where, int type), (pool, where, type), pool_at,
+	nvs_gpu_of_location(where))
+POOL_AT(cuMemGetMemPool, (void **pool, struct cu_location *where, int type), (pool, where, type), pool_found_at,
+	nvs_gpu_of_location(where))
 
 WRAPPER(cuMemPoolDestroy, (void *pool))
 {
@@ -326,24 +363,8 @@ WRAPPER(cuMemPoolDestroy, (void *pool))
 		nvs_memory_remove(NVS_MEMORY_POOL, (uintptr_t)pool, stamp);
 		nvs_memory_remove(NVS_MEMORY_SHARED, (uintptr_t)pool, stamp);
 		nvs_swap_pool_destroyed(pool);
-		current_changed();
+		current_changed(result);
 	}
-	return result;
-}
-
-WRAPPER(cuDeviceSetMemPool, (int dev, void *pool))
-{
-	int result = CALL(cuDeviceSetMemPool, dev, pool);
-
-	current_changed();
-	return result;
-}
-
-WRAPPER(cuMemSetMemPool, (struct cu_location *at, int type, void *pool))
-{
-	int result = CALL(cuMemSetMemPool, at, type, pool);
-
-	current_changed();
 	return result;
 }
 

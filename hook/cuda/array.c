@@ -28,44 +28,52 @@ static uint64_t guess(const struct cu_array3d *d, uint levels)
 	return nvs_times(nvs_times(d->width, rows), 4ull * d->channels * (levels > 1 ? 2 : 1));
 }
 
-/*
- * The bytes of an array with the padding of its layout. The driver tells them only of
- * arrays of deferred mapping, so such an array is made for a moment: it takes no memory.
- */
-static uint64_t array_bytes(struct cu_array3d d, uint levels, bool mipmapped, struct nvs_gpu *gpu)
-{
-	struct cu_array_requirements r = { 0 };
-	struct cu_array3d twin = d;
-	int known = -1;
-	void *a = NULL;
-
-	twin.flags |= CU_ARRAY3D_DEFERRED_MAPPING;
-	if (!gpu)
-		return 0; /* nothing is counted */
-	if (mipmapped && nvs_driver.mipmap_requirements &&
-	    CALL(cuMipmappedArrayCreate, &a, &twin, levels) == CUDA_SUCCESS) {
-		known = nvs_driver.mipmap_requirements(&r, a, gpu->device.dev);
-		CALL(cuMipmappedArrayDestroy, a);
-	} else if (!mipmapped && nvs_driver.array_requirements &&
-		   CALL(cuArray3DCreate_v2, &a, &twin) == CUDA_SUCCESS) {
-		known = nvs_driver.array_requirements(&r, a, gpu->device.dev);
-		CALL(cuArrayDestroy, a);
-	}
-	return known == CUDA_SUCCESS && r.size ? r.size : guess(&d, levels);
-}
-
 /* Sparse arrays and those of deferred mapping have no memory of their own. */
 static bool has_memory(uint flags)
 {
 	return !(flags & (CU_ARRAY3D_SPARSE | CU_ARRAY3D_DEFERRED_MAPPING));
 }
 
-#define ARRAY(name, P, A, descriptor, levels, mipmapped) \
-	ALLOCATOR(name, NVS_MEMORY_ARRAY, P, A, \
-		  array_bytes(descriptor, levels, mipmapped, nvs_gpu_here(ctx)), (uintptr_t)*array, claim.bytes, \
-		  desc && has_memory((descriptor).flags) ? BY_THE_DRIVER : CALL(name, NVS_SPREAD A))
+/*
+ * The bytes of an array with the padding of its layout. The driver tells them only of
+ * arrays of deferred mapping, so such an array is made for a moment: it takes no memory.
+ */
+static uint64_t array_bytes(struct cu_array3d d, uint levels, bool mipmapped)
+{
+	struct nvs_gpu *gpu = nvs_counting() ? nvs_gpu_here(nvs_current_context()) : NULL;
+	struct cu_array_requirements r = { 0 };
+	struct cu_array3d twin = d;
+	int known = -1;
+	void *a = NULL;
 
-ARRAY(cuArrayCreate_v2, (void **array, const struct cu_array *desc), (array, desc), flat(desc), 1, false)
-ARRAY(cuArray3DCreate_v2, (void **array, const struct cu_array3d *desc), (array, desc), *desc, 1, false)
-ARRAY(cuMipmappedArrayCreate, (void **array, const struct cu_array3d *desc, uint levels), (array, desc, levels),
-      *desc, levels, true)
+	twin.flags |= CU_ARRAY3D_DEFERRED_MAPPING;
+	if (!gpu || !has_memory(d.flags))
+		return 0; /* nothing is counted */
+	if (mipmapped && CALL(cuMipmappedArrayCreate, &a, &twin, levels) == CUDA_SUCCESS) {
+		known = nvs_memory_driver.mipmap_requirements(&r, a, gpu->device.dev);
+		CALL(cuMipmappedArrayDestroy, a);
+	} else if (!mipmapped && CALL(cuArray3DCreate_v2, &a, &twin) == CUDA_SUCCESS) {
+		known = nvs_memory_driver.array_requirements(&r, a, gpu->device.dev);
+		CALL(cuArrayDestroy, a);
+	}
+	return known == CUDA_SUCCESS && r.size ? r.size : guess(&d, levels);
+}
+
+/* Makes an array that takes so much memory. */
+#define ARRAY(descriptor, levels, mipmapped, call) \
+	desc ? ALLOCATING(array_bytes(descriptor, levels, mipmapped), NVS_MEMORY_ARRAY, array, 0, call) : call
+
+WRAPPER(cuArrayCreate_v2, (void **array, const struct cu_array *desc))
+{
+	return ARRAY(flat(desc), 1, false, CALL(cuArrayCreate_v2, array, desc));
+}
+
+WRAPPER(cuArray3DCreate_v2, (void **array, const struct cu_array3d *desc))
+{
+	return ARRAY(*desc, 1, false, CALL(cuArray3DCreate_v2, array, desc));
+}
+
+WRAPPER(cuMipmappedArrayCreate, (void **array, const struct cu_array3d *desc, uint levels))
+{
+	return ARRAY(*desc, levels, true, CALL(cuMipmappedArrayCreate, array, desc, levels));
+}

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * context.c: wrappers that note which contexts there are, and of which GPU.
- */
+/* context.c: wrappers that note which contexts there are, and of which GPU. */
 #include <string.h>
 
 #include "clock.h"
@@ -26,51 +24,21 @@ static int created(int result, void **ctx, int dev, bool own)
 	return result;
 }
 
-WRAPPER(cuCtxCreate, (void **ctx, uint flags, int dev))
-{
-	return created(CALL(cuCtxCreate, ctx, flags, dev), ctx, dev, true);
-}
-
-WRAPPER(cuCtxCreate_v2, (void **ctx, uint flags, int dev))
-{
-	return created(CALL(cuCtxCreate_v2, ctx, flags, dev), ctx, dev, true);
-}
-
-WRAPPER(cuCtxCreate_v3, (void **ctx, void *affinity, int num, uint flags, int dev))
-{
-	return created(CALL(cuCtxCreate_v3, ctx, affinity, num, flags, dev), ctx, dev, true);
-}
-
-WRAPPER(cuCtxCreate_v4, (void **ctx, void *params, uint flags, int dev))
-{
-	return created(CALL(cuCtxCreate_v4, ctx, params, flags, dev), ctx, dev, true);
-}
-
-WRAPPER(cuGLCtxCreate, (void **ctx, uint flags, int dev))
-{
-	return created(CALL(cuGLCtxCreate, ctx, flags, dev), ctx, dev, true);
-}
-
-WRAPPER(cuGLCtxCreate_v2, (void **ctx, uint flags, int dev))
-{
-	return created(CALL(cuGLCtxCreate_v2, ctx, flags, dev), ctx, dev, true);
-}
-
-WRAPPER(cuVDPAUCtxCreate, (void **ctx, uint flags, int dev, uint32_t vdp, void *get_proc))
-{
-	return created(CALL(cuVDPAUCtxCreate, ctx, flags, dev, vdp, get_proc), ctx, dev, true);
-}
-
-WRAPPER(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void *get_proc))
-{
-	return created(CALL(cuVDPAUCtxCreate_v2, ctx, flags, dev, vdp, get_proc), ctx, dev, true);
-}
+#define CREATE(name, P, A) WRAPPER(name, P) { return created(CALL(name, NVS_SPREAD A), ctx, dev, true); }
+CREATE(cuCtxCreate, (void **ctx, uint flags, int dev), (ctx, flags, dev))
+CREATE(cuCtxCreate_v2, (void **ctx, uint flags, int dev), (ctx, flags, dev))
+CREATE(cuCtxCreate_v3, (void **ctx, void *affinity, int num, uint flags, int dev), (ctx, affinity, num, flags, dev))
+CREATE(cuCtxCreate_v4, (void **ctx, void *params, uint flags, int dev), (ctx, params, flags, dev))
+CREATE(cuGLCtxCreate, (void **ctx, uint flags, int dev), (ctx, flags, dev))
+CREATE(cuGLCtxCreate_v2, (void **ctx, uint flags, int dev), (ctx, flags, dev))
+CREATE(cuVDPAUCtxCreate, (void **ctx, uint flags, int dev, uint32_t vdp, void *get_proc), (ctx, flags, dev, vdp, get_proc))
+CREATE(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void *get_proc), (ctx, flags, dev, vdp, get_proc))
 
 /*
- * While a context is destroyed: the driver waits for its work, so the channels
- * are on; and nobody drains it. The channels first: who drains may wait for them.
- * A process that is away comes back before, perhaps on another GPU: until then its
- * contexts are known, and no channels are kept on.
+ * While a context is destroyed: the driver waits for its work, so the channels are on, and
+ * nobody drains the context. The channels come first: a thread that drains may wait for them.
+ * A process that is away comes back before, perhaps on another GPU: until then its contexts
+ * are known, and no channels are kept on.
  */
 struct hold {
 	struct nvs_gpu *gpu;
@@ -105,14 +73,14 @@ WRAPPER(cuCtxAttach, (void **ctx, uint flags))
 	int result = CALL(cuCtxAttach, ctx, flags);
 
 	if (result == CUDA_SUCCESS && nvs_active())
-		nvs_context_attached(*ctx);
+		nvs_context_count(*ctx, 1);
 	return result;
 }
 
 static int detached(int result, void *ctx)
 {
 	if (result != CUDA_SUCCESS)
-		nvs_context_attached(ctx);
+		nvs_context_count(ctx, 1);
 	return result;
 }
 
@@ -125,7 +93,7 @@ static int detached(int result, void *ctx)
 		uint64_t stamp = nvs_memory_stamp(); \
 		struct hold held = hold_context(gpu); \
 		/* The record goes first: afterwards the handle may be somebody else's. */ \
-		struct nvs_context_was was = nvs_context_destroyed(ctx, gpu); \
+		struct nvs_context_known was = nvs_context_destroyed(ctx, gpu); \
 		int result = CALL(name, ctx); \
 		if (result == CUDA_SUCCESS && nvs_counting()) \
 			nvs_memory_context_gone(ctx, stamp); \
@@ -139,14 +107,9 @@ static int detached(int result, void *ctx)
 	}
 DESTROY(cuCtxDestroy, false)
 DESTROY(cuCtxDestroy_v2, false)
-DESTROY(cuCtxDetach, nvs_active() && nvs_context_detaches(ctx))
+DESTROY(cuCtxDetach, nvs_active() && nvs_context_count(ctx, -1))
 
-#define SWITCH(name, P, A) \
-	WRAPPER(name, P) \
-	{ \
-		nvs_thread_forget(); \
-		return CALL(name, A); \
-	}
+#define SWITCH(name, P, A) WRAPPER(name, P) { nvs_thread_forget(); return CALL(name, A); }
 SWITCH(cuCtxSetCurrent, (void *ctx), ctx)
 SWITCH(cuCtxPushCurrent, (void *ctx), ctx)
 SWITCH(cuCtxPushCurrent_v2, (void *ctx), ctx)
@@ -197,7 +160,7 @@ static bool primary_lives(int dev)
 	uint flags;
 	int alive = 1;
 
-	return !nvs_driver.primary_state || nvs_driver.primary_state(dev, &flags, &alive) != CUDA_SUCCESS || alive;
+	return nvs_memory_driver.primary_state(dev, &flags, &alive) != CUDA_SUCCESS || alive;
 }
 
 static int release_primary(int (*real)(int dev), int dev)
@@ -210,7 +173,7 @@ static int release_primary(int (*real)(int dev), int dev)
 
 	if (last)
 		held = hold_context(gpu);
-	result = real ? real(dev) : CUDA_ERROR_NOT_FOUND;
+	result = real(dev);
 	if (gpu && result != CUDA_SUCCESS)
 		atomic_fetch_add(&gpu->primary.references, 1);
 	else if (last && !primary_lives(dev))
@@ -228,7 +191,7 @@ static int reset_primary(int (*real)(int dev), int dev)
 	struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_device(dev) : NULL;
 	uint64_t stamp = nvs_memory_stamp();
 	struct hold held = hold_context(gpu);
-	int result = real ? real(dev) : CUDA_ERROR_NOT_FOUND;
+	int result = real(dev);
 
 	if (gpu && result == CUDA_SUCCESS)
 		primary_gone(gpu, stamp);
@@ -251,7 +214,7 @@ static void green_seen(void *green)
 {
 	void *ctx = NULL;
 
-	if (nvs_driver.ctx_from_green && nvs_driver.ctx_from_green(&ctx, green) == CUDA_SUCCESS)
+	if (nvs_memory_driver.ctx_from_green(&ctx, green) == CUDA_SUCCESS)
 		nvs_context_from_green(ctx, green);
 }
 
@@ -298,7 +261,7 @@ WRAPPER(cuGreenCtxDestroy, (void *green))
 	void *ctx = nvs_active() ? nvs_context_of_green(green) : NULL;
 	struct nvs_gpu *gpu = nvs_gpu_of_context(ctx);
 	struct hold held = hold_context(gpu);
-	struct nvs_context_was was = nvs_context_destroyed(ctx, gpu); /* first, see DESTROY */
+	struct nvs_context_known was = nvs_context_destroyed(ctx, gpu); /* first, see DESTROY */
 	int result = CALL(cuGreenCtxDestroy, green);
 
 	if (gpu && result != CUDA_SUCCESS)

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "coverage.h"
 
 #include <dlfcn.h>
 #include <string.h>
@@ -93,12 +92,11 @@ struct nvs_coverage nvs_coverage_check(void)
 	if (!v.dlsym || !v.driver)
 		return coverage;
 	*(void **)&v.resolver = v.dlsym(v.driver, "cuGetProcAddress_v2");
-	if (nvs_driver.driver_version)
-		nvs_driver.driver_version(&v.version);
+	nvs_memory_driver.driver_version(&v.version);
 	for (unsigned f = 0; f < NVS_SUBMIT_COUNT; f++) {
 		const char *past;
 
-		if (!nvs_real_pointer((enum nvs_function)f))
+		if (!atomic_load(&nvs_real_table[f]))
 			continue;
 		past = way_past(&v, f);
 		if (past) {

@@ -43,33 +43,20 @@ static bool params_may_have(const struct cu_node_params *p)
 	       node_may_have(&p->u.alloc);
 }
 
-/* A call that adds a node; the memory that the node names is on the GPU meanwhile. */
-#define adding(params, call) \
-	__extension__({ \
-		struct nvs_thread *t_ = nvs_names_enter_node(params); \
-		int result_ = call; \
-		nvs_names_leave(t_); \
-		result_; \
-	})
-
-WRAPPER(cuGraphAddNode, (void **node, void *graph, const void *deps, size_t count,
-		       struct cu_node_params *params))
-{
-	if (!params_may_have(params))
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	return adding(params, CALL(cuGraphAddNode, node, graph, deps, count, params));
-}
-
-#define ADD_NODE(name) \
-	WRAPPER(name, (void **node, void *graph, const void *deps, const void *edges, size_t count, \
-		     struct cu_node_params *params)) \
+/* The memory that the node names is on the GPU meanwhile. */
+#define ADD_NODE(name, P, A) \
+	WRAPPER(name, P) \
 	{ \
 		if (!params_may_have(params)) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
-		return adding(params, CALL(name, node, graph, deps, edges, count, params)); \
+		return NVS_NAMING(nvs_names_enter_node(params), CALL(name, NVS_SPREAD A)); \
 	}
-ADD_NODE(cuGraphAddNode_v2)
-ADD_NODE(cuGraphAddNode_v3)
+ADD_NODE(cuGraphAddNode, (void **node, void *graph, const void *deps, size_t count, struct cu_node_params *params),
+	 (node, graph, deps, count, params))
+ADD_NODE(cuGraphAddNode_v2, (void **node, void *graph, const void *deps, const void *edges, size_t count,
+			     struct cu_node_params *params), (node, graph, deps, edges, count, params))
+ADD_NODE(cuGraphAddNode_v3, (void **node, void *graph, const void *deps, const void *edges, size_t count,
+			     struct cu_node_params *params), (node, graph, deps, edges, count, params))
 
 /* ---- the nodes of a graph ---- */
 
@@ -78,12 +65,11 @@ ADD_NODE(cuGraphAddNode_v3)
 /* Calls fn for each node of a graph and of the graphs inside, as far as the driver tells them. */
 static void each_node(void *graph, unsigned depth, void (*fn)(void *node, int type, void *arg), void *arg)
 {
-	const struct nvs_driver_table *v = &nvs_driver;
+	const struct nvs_memory_driver_table *v = &nvs_memory_driver;
 	size_t n = 0, bytes;
 	void **nodes, *child;
 
-	if (depth > MAX_DEPTH || !v->graph_nodes || !v->graph_node_type ||
-	    v->graph_nodes(graph, NULL, &n) != CUDA_SUCCESS || !n)
+	if (depth > MAX_DEPTH || v->graph_nodes(graph, NULL, &n) != CUDA_SUCCESS || !n)
 		return;
 	bytes = n * sizeof(*nodes);
 	nodes = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -97,20 +83,13 @@ static void each_node(void *graph, unsigned depth, void (*fn)(void *node, int ty
 				continue;
 			if (type != CU_GRAPH_NODE_TYPE_GRAPH)
 				fn(nodes[i], type, arg);
-			else if (v->graph_child && v->graph_child(nodes[i], &child) == CUDA_SUCCESS)
+			else if (v->graph_child(nodes[i], &child) == CUDA_SUCCESS)
 				each_node(child, depth + 1, fn, arg);
 		}
 	munmap(nodes, bytes);
 }
 
 /* ---- the GPUs of a graph ---- */
-
-static unsigned gpu_of_context(void *ctx)
-{
-	struct nvs_gpu *gpu = ctx ? nvs_gpu_of_context(ctx) : NULL;
-
-	return gpu ? gpu->bit : 0;
-}
 
 /* Host memory is on no GPU. */
 static unsigned gpu_of_address(CUdeviceptr p)
@@ -119,10 +98,9 @@ static unsigned gpu_of_address(CUdeviceptr p)
 	uint type = 0;
 	int dev;
 
-	if (p && nvs_driver.pointer_attribute &&
-	    nvs_driver.pointer_attribute(&type, NVS_POINTER_MEMORY_TYPE, p) == CUDA_SUCCESS &&
+	if (p && nvs_memory_driver.pointer_attribute(&type, NVS_POINTER_MEMORY_TYPE, p) == CUDA_SUCCESS &&
 	    type == CU_MEMORY_TYPE_DEVICE &&
-	    nvs_driver.pointer_attribute(&dev, NVS_POINTER_DEVICE_ORDINAL, p) == CUDA_SUCCESS)
+	    nvs_memory_driver.pointer_attribute(&dev, NVS_POINTER_DEVICE_ORDINAL, p) == CUDA_SUCCESS)
 		gpu = nvs_gpu_of_device(dev);
 	return gpu ? gpu->bit : 0;
 }
@@ -130,7 +108,7 @@ static unsigned gpu_of_address(CUdeviceptr p)
 /* Adds a bit for the GPU that a node works on, as far as the driver tells. */
 static void add_gpu_of_node(void *node, int type, void *gpus)
 {
-	const struct nvs_driver_table *v = &nvs_driver;
+	const struct nvs_memory_driver_table *v = &nvs_memory_driver;
 	union {
 		struct cu_kernel_node kernel;
 		struct cu_memcpy3d copy;
@@ -141,20 +119,20 @@ static void add_gpu_of_node(void *node, int type, void *gpus)
 
 	switch (type) {
 	case CU_GRAPH_NODE_TYPE_KERNEL:
-		if (v->graph_kernel && v->graph_kernel(node, &u.kernel) == CUDA_SUCCESS)
-			*all |= gpu_of_context(u.kernel.ctx);
+		if (v->graph_kernel(node, &u.kernel) == CUDA_SUCCESS)
+			*all |= nvs_gpu_bit_of_context(u.kernel.ctx);
 		break;
 	case CU_GRAPH_NODE_TYPE_MEMCPY:
-		if (v->graph_copy && v->graph_copy(node, &u.copy) == CUDA_SUCCESS)
+		if (v->graph_copy(node, &u.copy) == CUDA_SUCCESS)
 			*all |= gpu_of_address(u.copy.src) | gpu_of_address(u.copy.dst);
 		break;
 	case CU_GRAPH_NODE_TYPE_MEMSET:
-		if (v->graph_set && v->graph_set(node, &u.set) == CUDA_SUCCESS)
+		if (v->graph_set(node, &u.set) == CUDA_SUCCESS)
 			*all |= gpu_of_address(u.set.dst);
 		break;
 	case CU_GRAPH_NODE_TYPE_MEM_OPS:
-		if (v->graph_mem_ops && v->graph_mem_ops(node, &u.mem_ops) == CUDA_SUCCESS)
-			*all |= gpu_of_context(u.mem_ops.ctx);
+		if (v->graph_mem_ops(node, &u.mem_ops) == CUDA_SUCCESS)
+			*all |= nvs_gpu_bit_of_context(u.mem_ops.ctx);
 		break;
 	}
 }
@@ -197,7 +175,7 @@ static void add_bytes_of_node(void *node, int type, void *taking)
 	struct nvs_entry *e;
 	CUdeviceptr p;
 
-	if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && nvs_driver.graph_alloc(node, &alloc) == CUDA_SUCCESS) {
+	if (type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && nvs_memory_driver.graph_alloc(node, &alloc) == CUDA_SUCCESS) {
 		struct nvs_gpu *gpu = nvs_gpu_of_location(&alloc.props.location);
 		struct nvs_graph_bytes *b = gpu ? &t->bytes[gpu->number] : NULL;
 
@@ -207,7 +185,7 @@ static void add_bytes_of_node(void *node, int type, void *taking)
 			return;
 		b->left += alloc.bytes;
 		b->most = b->left > b->most ? b->left : b->most;
-	} else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && nvs_driver.graph_free(node, &p) == CUDA_SUCCESS) {
+	} else if (type == CU_GRAPH_NODE_TYPE_MEM_FREE && nvs_memory_driver.graph_free(node, &p) == CUDA_SUCCESS) {
 		e = nvs_entry_find(&t->live, NVS_MEMORY_POINTER, p);
 		if (!e)
 			return;
@@ -220,8 +198,7 @@ static void add_bytes_of_node(void *node, int type, void *taking)
 static bool may_be_made(struct taking *t, void *graph)
 {
 	*t = (struct taking){ .claimed = 0 };
-	if (nvs_likely(!atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed)) || !nvs_counting() ||
-	    !nvs_driver.graph_alloc || !nvs_driver.graph_free)
+	if (nvs_likely(!atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed)) || !nvs_counting())
 		return true;
 	each_node(graph, 0, add_bytes_of_node, t);
 	nvs_entries_reset(&t->live);
@@ -231,9 +208,8 @@ static bool may_be_made(struct taking *t, void *graph)
 /* ---- instantiation ---- */
 
 /*
- * After an instantiation: nodes never change their GPU, so this holds as long as the
- * executable graph. A process that uses one GPU asks the driver nothing. uploaded: the graph
- * has its memory.
+ * After an instantiation: nodes never change their GPU, so this holds as long as the executable
+ * graph. A process that uses one GPU asks the driver nothing. uploaded: the graph has its memory.
  */
 static int instantiated(struct taking *t, int result, void **exec, void *graph, bool uploaded)
 {
@@ -253,20 +229,18 @@ static int instantiated(struct taking *t, int result, void **exec, void *graph, 
 	return result;
 }
 
-/* The driver looks up what memset nodes write. */
-#define INSTANTIATE(name, P, A) \
+/* The driver looks up what memset nodes write. An upload is work, to build a graph is none. */
+#define INSTANTIATE_BEHIND(name, P, A, enter, uploaded) \
 	WRAPPER(name, P) \
 	{ \
 		struct taking taking; \
-		struct nvs_thread *t; \
 		int result; \
 		if (!may_be_made(&taking, graph)) \
 			return CUDA_ERROR_OUT_OF_MEMORY; \
-		t = nvs_names_enter_graph(); \
-		result = CALL(name, NVS_SPREAD A); \
-		nvs_names_leave(t); \
-		return instantiated(&taking, result, exec, graph, false); \
+		result = NVS_NAMING(enter, CALL(name, NVS_SPREAD A)); \
+		return instantiated(&taking, result, exec, graph, uploaded); \
 	}
+#define INSTANTIATE(name, P, A) INSTANTIATE_BEHIND(name, P, A, nvs_names_enter_graph(), false)
 INSTANTIATE(cuGraphInstantiate, (void **exec, void *graph, void **bad, char *log, size_t n),
 	    (exec, graph, bad, log, n))
 INSTANTIATE(cuGraphInstantiate_v2, (void **exec, void *graph, void **bad, char *log, size_t n),
@@ -274,21 +248,14 @@ INSTANTIATE(cuGraphInstantiate_v2, (void **exec, void *graph, void **bad, char *
 INSTANTIATE(cuGraphInstantiateWithFlags, (void **exec, void *graph, unsigned long long flags),
 	    (exec, graph, flags))
 
-/* Builds a graph, which is not work, and may upload it, which is. */
+static bool uploads(const struct cu_instantiate_params *p)
+{
+	return p && p->flags & CU_GRAPH_INSTANTIATE_UPLOAD;
+}
+
 #define INSTANTIATE_WITH(name, KEY) \
-	WRAPPER(name, (void **exec, void *graph, struct cu_instantiate_params *p)) \
-	{ \
-		bool upload = p && (p->flags & CU_GRAPH_INSTANTIATE_UPLOAD); \
-		struct taking taking; \
-		struct nvs_thread *t; \
-		int result; \
-		if (!may_be_made(&taking, graph)) \
-			return CUDA_ERROR_OUT_OF_MEMORY; \
-		t = upload ? nvs_gate_enter(KEY(p->upload_stream)) : nvs_names_enter_graph(); \
-		result = CALL(name, exec, graph, p); \
-		nvs_names_leave(t); \
-		return instantiated(&taking, result, exec, graph, upload); \
-	}
+	INSTANTIATE_BEHIND(name, (void **exec, void *graph, struct cu_instantiate_params *p), (exec, graph, p), \
+			   uploads(p) ? nvs_gate_enter(KEY(p->upload_stream)) : nvs_names_enter_graph(), uploads(p))
 INSTANTIATE_WITH(cuGraphInstantiateWithParams, NVS_KEY_LEGACY)
 INSTANTIATE_WITH(cuGraphInstantiateWithParams_ptsz, NVS_KEY_THREAD)
 
@@ -343,8 +310,6 @@ static __attribute__((noinline)) int run_with_memory(run_fn *real, void *exec, v
 	WRAPPER(name, (void *exec, void *s)) \
 	{ \
 		__typeof__(&name) real = NVS_REAL(name); \
-		if (nvs_unlikely(!real)) \
-			return CUDA_ERROR_NOT_FOUND; \
 		if (nvs_unlikely(atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed))) \
 			return run_with_memory(real, exec, s, KEY(s)); \
 		return run(real, exec, s, KEY(s)); \

@@ -16,7 +16,7 @@
 #include <stdbool.h>
 
 #include "compiler.h"
-#include "driver.h"
+#include "memory_driver.h"
 #include "symbols.h"
 
 /* The real export of each interposed name; NULL while unknown or absent. */
@@ -44,7 +44,7 @@ bool nvs_resolve(void *hint, bool load);
 /* The same for libnvidia-ml, which is never loaded. */
 bool nvs_resolve_nvml(void *hint);
 
-/* The real function, looked for if need be; NULL if its library lacks it. */
+/* The real function, looked for if need be. One that the driver lacks is nvs_driver_lacks, one that NVML lacks NULL. */
 void *nvs_resolve_one(enum nvs_function f);
 
 static inline void *nvs_real_pointer(enum nvs_function f)
@@ -52,7 +52,7 @@ static inline void *nvs_real_pointer(enum nvs_function f)
 	void *p;
 
 	if (f < NVS_CUDA_COUNT && nvs_is_away())
-		nvs_away_wait(); /* who asks calls it */
+		nvs_away_wait(); /* a caller that asks for it calls it */
 	p = atomic_load_explicit(&nvs_real_table[f], memory_order_relaxed);
 
 	return nvs_likely(p != NULL) ? p : nvs_resolve_one(f);
@@ -66,6 +66,22 @@ void *nvs_substitute(void *p);
 
 /* Whether p is one of the shim's wrappers. */
 bool nvs_is_wrapper(const void *p);
+
+/* Entry points of the driver that submit work, as this application sees them. */
+struct nvs_coverage {
+	uint32_t interposed; /* lead to the shim, whichever way they are resolved */
+	uint32_t bypassed;   /* at least one way leads past it */
+};
+
+/* Asks every resolver as the application would. After nvs_resolve(). */
+struct nvs_coverage nvs_coverage_check(void);
+
+/* Children of a fork start afresh from now on. */
+void nvs_at_fork(void);
+/* What cuInit's wrapper does before the driver's, until that has succeeded once. */
+void nvs_before_start(void);
+/* What cuInit's wrapper does after the driver's first success. */
+void nvs_start(void);
 
 /* dlsym of the next library in line, and glibc's dlvsym. */
 void *nvs_next_dlsym(void *handle, const char *name);

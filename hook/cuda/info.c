@@ -13,50 +13,52 @@ static uint64_t least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
-static bool limited(struct nvs_gpu *gpu, struct nvs_limits *l)
-{
-	return gpu && nvs_limits_of(gpu, NULL, l) && l->limit;
-}
-
-/* What cuMemGetInfo tells, of what the driver says. */
-static void clamp(struct nvs_gpu *gpu, uint64_t *available, uint64_t *total)
+bool nvs_tell(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_told *t)
 {
 	bool swapped = gpu && nvs_swap_is_on(gpu);
 	/* Asked for before what is used: what is given up meanwhile never looks like in use again. */
-	uint64_t kept = swapped ? nvs_swap_cached(gpu) : 0;
+	uint64_t kept = swapped && nvs_counting() ? nvs_swap_cached(gpu) : 0;
 	struct nvs_limits l = { 0 };
 
-	if (!limited(gpu, &l) && !swapped)
-		return;
+	if (!(gpu || uuid) || (!(nvs_limits_of(gpu, uuid, &l) && l.limit) && !swapped))
+		return false;
 	if (swapped) {
-		l.used -= kept < l.used ? kept : l.used;
-		*available = *total; /* the rest can be made free */
+		l.used -= least(kept, l.used);
+		t->available = t->total; /* the rest can be made free */
 	}
-	*total = l.limit ? least(*total, l.limit) : *total;
-	*available = least(*available, *total > l.used ? *total - l.used : 0);
+	t->total = l.limit ? least(t->total, l.limit) : t->total;
+	t->used = least(l.used, t->total);
+	/* Of a GPU that is full otherwise less is free than the container may have. */
+	t->available = least(t->available, t->total - t->used);
+	return true;
 }
 
 WRAPPER(cuMemGetInfo_v2, (size_t *available, size_t *total))
 {
 	size_t a = 0, t = 0;
 	int result = CALL(cuMemGetInfo_v2, &a, &t);
-	uint64_t most = t, left = a;
+	struct nvs_told told = { .total = t, .available = a };
 
-	if (result == CUDA_SUCCESS && nvs_counting())
-		clamp(nvs_gpu_of_current(), &left, &most);
-	if (result == CUDA_SUCCESS && total)
-		*total = most;
-	if (result == CUDA_SUCCESS && available)
-		*available = left;
+	if (result != CUDA_SUCCESS)
+		return result;
+	if (nvs_counting())
+		nvs_tell(nvs_gpu_of_current(), NULL, &told);
+	if (total)
+		*total = told.total;
+	if (available)
+		*available = told.available;
 	return result;
 }
 
 WRAPPER(cuDeviceTotalMem_v2, (size_t *bytes, int dev))
 {
 	int result = CALL(cuDeviceTotalMem_v2, bytes, dev);
-	struct nvs_limits l;
+	struct nvs_told told = { 0 };
 
-	if (result == CUDA_SUCCESS && bytes && nvs_counting() && limited(nvs_gpu_of_device(dev), &l))
-		*bytes = least(*bytes, l.limit);
+	if (result == CUDA_SUCCESS && bytes && nvs_counting()) {
+		told.total = *bytes;
+		nvs_tell(nvs_gpu_of_device(dev), NULL, &told);
+		*bytes = told.total;
+	}
 	return result;
 }

@@ -75,16 +75,8 @@ SEMAPHORES(cuWaitExternalSemaphoresAsync_ptsz, NVS_KEY_THREAD(s))
 #define FUNCTION(name, P, A, key) \
 	WRAPPER(name, P) \
 	{ \
-		__typeof__(&name) real = NVS_REAL(name); \
-		struct nvs_thread *t; \
-		int result; \
-		if (!real) \
-			return CUDA_ERROR_NOT_FOUND; \
-		t = nvs_gate_enter(key); \
-		result = real A; \
-		if (t) \
-			nvs_gate_leave(t); \
-		return waits(result, key, FUNCTION_NS); \
+		__typeof__(&name) real = NVS_REAL(name); /* before the gate: it may wait */ \
+		return waits(NVS_NAMING(nvs_gate_enter(key), real A), key, FUNCTION_NS); \
 	}
 #define FUNCTION_SZ(name, P, A) \
 	FUNCTION(name, P, A, NVS_KEY_LEGACY(s)) \
@@ -93,25 +85,15 @@ FUNCTION_SZ(cuLaunchHostFunc, (void *s, void *fn, void *data), (s, fn, data))
 FUNCTION_SZ(cuLaunchHostFunc_v2, (void *s, void *fn, void *data, uint mode), (s, fn, data, mode))
 FUNCTION_SZ(cuStreamAddCallback, (void *s, void *fn, void *data, uint flags), (s, fn, data, flags))
 
-WRAPPER(cuGraphAddBatchMemOpNode, (void **node, void *graph, const void *deps, size_t count,
-				 const struct cu_mem_op_node *params))
-{
-	if (params)
-		nvs_swap_pin_ops(params->ops, params->count);
-	return CALL(cuGraphAddBatchMemOpNode, node, graph, deps, count, params);
-}
-
-WRAPPER(cuGraphBatchMemOpNodeSetParams, (void *node, const struct cu_mem_op_node *params))
-{
-	if (params)
-		nvs_swap_pin_ops(params->ops, params->count);
-	return CALL(cuGraphBatchMemOpNodeSetParams, node, params);
-}
-
-WRAPPER(cuGraphExecBatchMemOpNodeSetParams, (void *exec, void *node,
-					   const struct cu_mem_op_node *params))
-{
-	if (params)
-		nvs_swap_pin_ops(params->ops, params->count);
-	return CALL(cuGraphExecBatchMemOpNodeSetParams, exec, node, params);
-}
+#define NODE(name, P, A) \
+	WRAPPER(name, P) \
+	{ \
+		if (params) \
+			nvs_swap_pin_ops(params->ops, params->count); \
+		return CALL(name, NVS_SPREAD A); \
+	}
+NODE(cuGraphAddBatchMemOpNode, (void **node, void *graph, const void *deps, size_t count,
+				const struct cu_mem_op_node *params), (node, graph, deps, count, params))
+NODE(cuGraphBatchMemOpNodeSetParams, (void *node, const struct cu_mem_op_node *params), (node, params))
+NODE(cuGraphExecBatchMemOpNodeSetParams, (void *exec, void *node, const struct cu_mem_op_node *params),
+     (exec, node, params))

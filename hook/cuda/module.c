@@ -192,32 +192,19 @@ static uint64_t in_file(const char *name)
 #define LOAD(name, P, A, out, bytes_of) \
 	WRAPPER(name, P) \
 	{ \
-		struct nvs_claim claim; \
-		void *ctx; \
-		int result; \
-		if (!nvs_counting() || !out) \
-			return CALL(name, NVS_SPREAD A); \
-		ctx = nvs_current_context(); \
-		if (!nvs_claim(&claim, nvs_gpu_here(ctx), bytes_of)) \
-			return CUDA_ERROR_OUT_OF_MEMORY; \
-		result = CALL(name, NVS_SPREAD A); \
-		if (result == CUDA_SUCCESS && claim.bytes) \
-			nvs_claim_keep(&claim, NVS_MEMORY_CODE, (uintptr_t)*out, claim.bytes, ctx); \
-		else \
-			nvs_claim_drop(&claim); \
-		return result; \
+		return ALLOCATING(nvs_counting() && out ? bytes_of : 0, NVS_MEMORY_CODE, out, 0, CALL(name, NVS_SPREAD A)); \
 	}
-LOAD(cuModuleLoad, (void **module, const char *file), (module, file), module, file ? in_file(file) : 0)
-LOAD(cuModuleLoadData, (void **module, const void *image), (module, image), module, image ? in_image(image) : 0)
+LOAD(cuModuleLoad, (void **module, const char *file), (module, file), module, (file ? in_file(file) : 0))
+LOAD(cuModuleLoadData, (void **module, const void *image), (module, image), module, (image ? in_image(image) : 0))
 LOAD(cuModuleLoadDataEx, (void **module, const void *image, uint n, int *options, void **values),
-     (module, image, n, options, values), module, image ? in_image(image) : 0)
-LOAD(cuModuleLoadFatBinary, (void **module, const void *image), (module, image), module, image ? in_image(image) : 0)
+     (module, image, n, options, values), module, (image ? in_image(image) : 0))
+LOAD(cuModuleLoadFatBinary, (void **module, const void *image), (module, image), module, (image ? in_image(image) : 0))
 LOAD(cuLibraryLoadData, (void **library, const void *code, int *jit, void **jit_values, uint jits, int *options,
 			 void **values, uint n), (library, code, jit, jit_values, jits, options, values, n),
-     library, code ? in_image(code) : 0)
+     library, (code ? in_image(code) : 0))
 LOAD(cuLibraryLoadFromFile, (void **library, const char *file, int *jit, void **jit_values, uint jits,
 			     int *options, void **values, uint n),
-     (library, file, jit, jit_values, jits, options, values, n), library, file ? in_file(file) : 0)
+     (library, file, jit, jit_values, jits, options, values, n), library, (file ? in_file(file) : 0))
 
 FREE(cuModuleUnload, NVS_MEMORY_CODE, (void *module), (module), module)
 FREE(cuLibraryUnload, NVS_MEMORY_CODE, (void *library), (library), library)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * names.c: wrappers of calls that name memory without using it: nodes of graphs,
- * textures; graph.c has those that build graphs. The driver may look the memory up when it gets the address. So these
- * calls wait until that memory is on the GPU, and keep it there until the driver
- * returns, as a captured call does. They need no grant.
+ * names.c: wrappers of calls that name memory without using it: nodes of graphs, textures;
+ * graph.c has those that build graphs. The driver may look the memory up when it gets the
+ * address. So these calls wait until that memory is on the GPU, and keep it there until the
+ * driver returns, as a captured call does. They need no grant.
  */
 #include "swap.h"
 #include "wrap.h"
@@ -27,13 +27,7 @@ struct nvs_thread *nvs_names_enter_graph(void)
 }
 
 #define NAMES(name, P, A, a, b) \
-	WRAPPER(name, P) \
-	{ \
-		struct nvs_thread *t = nvs_names_enter(a, b); \
-		int result = CALL(name, NVS_SPREAD A); \
-		nvs_names_leave(t); \
-		return result; \
-	}
+	WRAPPER(name, P) { return NVS_NAMING(nvs_names_enter(a, b), CALL(name, NVS_SPREAD A)); }
 
 /* ---- nodes of graphs ---- */
 
@@ -68,13 +62,7 @@ struct nvs_thread *nvs_names_enter_node(const struct cu_node_params *p)
 }
 
 #define SETS_NODE(name, P, A) \
-	WRAPPER(name, P) \
-	{ \
-		struct nvs_thread *t = nvs_names_enter_node(p); \
-		int result = CALL(name, NVS_SPREAD A); \
-		nvs_names_leave(t); \
-		return result; \
-	}
+	WRAPPER(name, P) { return NVS_NAMING(nvs_names_enter_node(p), CALL(name, NVS_SPREAD A)); }
 SETS_NODE(cuGraphNodeSetParams, (void *node, struct cu_node_params *p), (node, p))
 SETS_NODE(cuGraphNodeSetParams_v2, (void *node, struct cu_node_params *p), (node, p))
 SETS_NODE(cuGraphExecNodeSetParams, (void *exec, void *node, struct cu_node_params *p), (exec, node, p))

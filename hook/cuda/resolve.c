@@ -13,13 +13,11 @@
 #include <string.h>
 #include <sys/auxv.h>
 
-#include "exports.h"
 #include "glibc.h"
 #include "hook.h"
 #include "rm.h"
 
 _Atomic(void *) nvs_real_table[NVS_F_COUNT], nvs_ungated_table[NVS_CUDA_COUNT - NVS_WRAPPED_COUNT];
-struct nvs_driver_table nvs_driver_functions;
 struct nvs_nvml nvs_nvml;
 
 const char *const nvs_names[NVS_F_COUNT] = {
@@ -128,13 +126,18 @@ static void *open_library(const struct library *l, void *hint, bool load)
 
 static void resolve_driver(void *handle)
 {
-	struct nvs_driver_table d;
+	void *p;
 
-#define D(member, params) *(void **)&d.member = nvs_next_dlsym(handle, NVS_EXPORT_OF_##member);
+#define D(member, export, params) \
+	if ((p = nvs_next_dlsym(handle, "cu" #export)) != NULL) \
+		__atomic_store_n((void **)&nvs_driver_functions.member, p, __ATOMIC_RELAXED);
 	NVS_DRIVER_TABLE(D)
 #undef D
-	for (unsigned i = 0; i < sizeof(d) / sizeof(void *); i++)
-		__atomic_store_n((void **)&nvs_driver_functions + i, ((void **)&d)[i], __ATOMIC_RELAXED);
+#define D(member, export, params) \
+	if ((p = nvs_next_dlsym(handle, "cu" #export)) != NULL) \
+		__atomic_store_n((void **)&nvs_memory_driver_functions.member, p, __ATOMIC_RELAXED);
+	NVS_MEMORY_DRIVER_TABLE(D)
+#undef D
 }
 
 nvs_rm_ioctl *nvs_rm_find_next(void)
@@ -207,13 +210,15 @@ bool nvs_resolve_nvml(void *hint)
 void *nvs_resolve_one(enum nvs_function f)
 {
 	struct library *l = library_of(f);
+	void *p;
 
 	if (!atomic_load(&l->resolved)) {
 		void *hint = nvs_next_dlsym(RTLD_NEXT, nvs_names[f]);
 
 		resolve(l, hint, l == &cuda);
 	}
-	return atomic_load(&nvs_real_table[f]);
+	p = atomic_load(&nvs_real_table[f]);
+	return p || l == &nvml ? p : (void *)nvs_driver_lacks;
 }
 
 /*

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * start.c: what happens when the driver is first initialised, and in a child of fork.
- */
-#include "start.h"
-
+/* start.c: what happens when the driver is first initialised, and in a child of fork. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "client.h"
 #include "clock.h"
+#include "exit.h"
 #include "futex.h"
 #include "gate.h"
 #include "glibc.h"
 #include "hook.h"
-#include "identify.h"
 #include "lock.h"
 #include "log.h"
 #include "memory.h"
-#include "coverage.h"
-#include "place.h"
+#include "query.h"
 #include "stream.h"
 #include "swap.h"
+#include "uuid.h"
 
 /*
  * In a forked child CUDA is as if never initialised, and so is the shim. Other
@@ -47,11 +47,11 @@ static void fork_child(void)
 
 static unsigned list_devices(struct nvs_device *d)
 {
-	const struct nvs_driver_table *v = &nvs_driver;
+	const struct nvs_memory_driver_table *v = &nvs_memory_driver;
 	int count = 0;
 	unsigned n = 0;
 
-	if (!v->device_count || !v->device_get || v->device_count(&count) != CUDA_SUCCESS)
+	if (v->device_count(&count) != CUDA_SUCCESS)
 		return 0;
 	for (int i = 0; i < count && n < NVS_MAX_CHANNELS; i++) {
 		size_t bytes = 0;
@@ -60,7 +60,7 @@ static unsigned list_devices(struct nvs_device *d)
 			break;
 		if (!nvs_device_uuid(d[n].dev, d[n].uuid))
 			memset(d[n].uuid, 0, NVS_UUID_SIZE);
-		if (v->device_total_mem && v->device_total_mem(&bytes, d[n].dev) == CUDA_SUCCESS)
+		if (v->device_total_mem(&bytes, d[n].dev) == CUDA_SUCCESS)
 			d[n].total_mem = bytes;
 		n++;
 	}
@@ -102,7 +102,7 @@ static void start(void)
 	nvs_at_fork();
 	/* Runs before what was registered earlier, so before the driver's end. */
 	if (!atomic_exchange(&once, true))
-		(void)atexit(nvs_client_exit);
+		(void)atexit(nvs_exit);
 	nvs_client_start(devices, count, coverage.interposed, coverage.bypassed);
 }
 
@@ -119,10 +119,67 @@ static void wait_ready(void)
 		nvs_nap(100 * NVS_US);
 }
 
+/* ---- the GPU of a container that may move among several ---- */
+
+/* What the CDI spec, or the plugin, sets where a container may move: package cdi, AnyMark. */
+#define MARK_ENV "NVSHARE_GPU"
+#define MARK     "any"
+#define GPU_ENV  "CUDA_VISIBLE_DEVICES"
+
+/*
+ * Other threads may read the environment now, so it keeps its form. The kernel writes: a
+ * program may have put a constant there, and the kernel refuses where a store would end it.
+ */
+static bool overwrite(char *at, const char *text)
+{
+	int ends[2];
+	bool done;
+
+	if (syscall(SYS_pipe2, ends, O_CLOEXEC) != 0)
+		return false;
+	done = syscall(SYS_write, ends[1], text, (size_t)NVS_UUID_TEXT) == NVS_UUID_TEXT &&
+	       syscall(SYS_read, ends[0], at, (size_t)NVS_UUID_TEXT) == NVS_UUID_TEXT;
+	(void)syscall(SYS_close, ends[0]);
+	(void)syscall(SYS_close, ends[1]);
+	return done;
+}
+
+/* Whether text names one GPU, and nothing else. */
+static bool names_one(const char *text, uint8_t *uuid)
+{
+	char again[NVS_UUID_TEXT + 1];
+
+	if (!nvs_uuid_parse(text, uuid))
+		return false;
+	nvs_uuid_format(again, uuid);
+	return strcmp(text, again) == 0;
+}
+
+/*
+ * Before the driver's cuInit, which reads CUDA_VISIBLE_DEVICES: that names the GPU on which the
+ * container was to begin. If the container has begun on another one, or has moved since, the
+ * variable is changed, in the memory where it is. Waits up to 5 s for a scheduler that lives.
+ */
+static void follow_place(void)
+{
+	const char *mark = secure_getenv(MARK_ENV);
+	char *seen = secure_getenv(GPU_ENV), text[NVS_UUID_TEXT + 1];
+	uint8_t uuid[NVS_UUID_SIZE], place[NVS_UUID_SIZE];
+	int saved = errno;
+
+	if (mark && strcmp(mark, MARK) == 0 && seen && names_one(seen, uuid) &&
+	    nvs_query_place(uuid, place) && memcmp(uuid, place, sizeof(place)) != 0) {
+		nvs_uuid_format(text, place);
+		if (overwrite(seen, text))
+			nvs_debugf("the container is on %s", text);
+	}
+	errno = saved;
+}
+
 void nvs_before_start(void)
 {
 	if (!atomic_load(&started))
-		nvs_place_follow();
+		follow_place();
 }
 
 void nvs_start(void)

@@ -47,12 +47,8 @@ STREAM_DESTROY(cuStreamDestroy_v2)
 	WRAPPER(name, P) \
 	{ \
 		__typeof__(&name) real = NVS_REAL(name); \
-		bool on = nvs_active(); \
-		int result; \
-		if (!real) \
-			return CUDA_ERROR_NOT_FOUND; \
-		on = on && nvs_capture_begin(key); \
-		result = real A; \
+		bool on = nvs_active() && nvs_capture_begin(key); \
+		int result = real A; \
 		if (on) \
 			nvs_capture_began(key, result); \
 		return result; \
@@ -73,8 +69,7 @@ CAPTURE_SZ(cuStreamBeginCaptureToCig, (void *s, void *params), (s, params))
 #define CAPTURE_END(name, P, A, key) \
 	WRAPPER(name, P) \
 	{ \
-		__typeof__(&name) real = NVS_REAL(name); \
-		int result = real ? real A : CUDA_ERROR_NOT_FOUND; \
+		int result = CALL(name, NVS_SPREAD A); \
 		if (nvs_active()) \
 			nvs_capture_ended(key); \
 		return result; \
@@ -102,8 +97,7 @@ static int waited(int result, uint64_t frees, const void *ctx, void *stream)
 	WRAPPER(name, P) \
 	{ \
 		uint64_t frees = atomic_load(&nvs_swap_frees); \
-		__typeof__(&name) real = NVS_REAL(name); \
-		return waited(real ? real A : CUDA_ERROR_NOT_FOUND, frees, ctx, stream); \
+		return waited(CALL(name, NVS_SPREAD A), frees, ctx, stream); \
 	}
 SYNCHRONISE(cuCtxSynchronize, (void), (), NULL, NULL)
 SYNCHRONISE(cuCtxSynchronize_v2, (void *ctx), (ctx), ctx, NULL)

@@ -6,7 +6,7 @@
  */
 #include "hook.h"
 
-/* The function to go on to; NULL: the driver does not have it. */
+/* The function to go on to. */
 void *nvs_ungated_slow(unsigned i) __attribute__((visibility("hidden"), used));
 
 void *nvs_ungated_slow(unsigned i)
@@ -15,8 +15,6 @@ void *nvs_ungated_slow(unsigned i)
 }
 
 /* What the stubs jump to, i being the number in ungated.h. All registers that parameters are in are kept. */
-#define NOT_FOUND "500"
-_Static_assert(CUDA_ERROR_NOT_FOUND == 500, "as in the stubs");
 
 #if defined(__x86_64__)
 
@@ -44,11 +42,7 @@ _Static_assert(CUDA_ERROR_NOT_FOUND == 500, "as in the stubs");
 	"pop %rdx\n.cfi_adjust_cfa_offset -8\n" \
 	"pop %rsi\n.cfi_adjust_cfa_offset -8\n" \
 	"pop %rdi\n.cfi_adjust_cfa_offset -8\n" \
-	"test %r11, %r11\n" \
-	"je 1f\n" \
 	"jmp *%r11\n" \
-	"1: mov $" NOT_FOUND ", %eax\n" \
-	"ret\n" \
 	".cfi_endproc\n"
 
 #define STUB \
@@ -78,10 +72,7 @@ _Static_assert(CUDA_ERROR_NOT_FOUND == 500, "as in the stubs");
 	"ldr x8, [sp, #80]\n" \
 	"ldp x0, x1, [sp, #16]\nldp x2, x3, [sp, #32]\nldp x4, x5, [sp, #48]\nldp x6, x7, [sp, #64]\n" \
 	"ldp x29, x30, [sp], #224\n.cfi_adjust_cfa_offset -224\n" \
-	"cbz x16, 1f\n" \
 	"br x16\n" \
-	"1: mov w0, #" NOT_FOUND "\n" \
-	"ret\n" \
 	".cfi_endproc\n"
 
 #define STUB \

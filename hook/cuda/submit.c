@@ -10,20 +10,13 @@ GATED(cuLaunchCooperativeKernelMultiDevice, (struct cu_launch_params *list, uint
 
 /* ---- copies between the memory of two contexts ---- */
 
-static unsigned gpu_of(void *ctx)
-{
-	struct nvs_gpu *gpu = ctx ? nvs_gpu_of_context(ctx) : NULL;
-
-	return gpu ? gpu->bit : 0;
-}
-
-static struct nvs_thread *enter(void *key, void *dst, void *src)
+static struct nvs_thread *submit_enter(void *key, void *dst, void *src)
 {
 	return nvs_gate_enter_gpus(key, atomic_load_explicit(&nvs_gate.single, memory_order_relaxed)
-						? 0 : gpu_of(dst) | gpu_of(src));
+						? 0 : nvs_gpu_bit_of_context(dst) | nvs_gpu_bit_of_context(src));
 }
 
-#define PEER(name, P, A, key, dst, src) GATED(name, P, A, enter(key, dst, src))
+#define PEER(name, P, A, key, dst, src) GATED(name, P, A, submit_enter(key, dst, src))
 #define PEER_DS(name, P, A, dst, src) \
 	PEER(name, P, A, CU_STREAM_LEGACY, dst, src) \
 	PEER(name##_ptds, P, A, CU_STREAM_PER_THREAD, dst, src)

@@ -36,121 +36,81 @@
 	G(name, P, A, CU_STREAM_LEGACY) \
 	G(name##_ptds, P, A, CU_STREAM_PER_THREAD)
 
-/* With a pre-3.2 export beside the _v2 one. */
-#define NVS_SZ_V2(G, name, P, A, s) \
-	G(name, P, A, NVS_KEY_LEGACY(s)) \
-	NVS_SZ(G, name##_v2, P, A, s)
-#define NVS_DS_V2(G, name, P, A) \
-	G(name, P, A, CU_STREAM_LEGACY) \
-	NVS_DS(G, name##_v2, P, A)
-
 #define NVS_GATED_LAUNCH(G) \
-	NVS_SZ(G, cuLaunchKernel, \
-		(void *f, uint gx, uint gy, uint gz, uint bx, uint by, uint bz, \
-		 uint shared, void *s, void **params, void **extra), \
-		(f, gx, gy, gz, bx, by, bz, shared, s, params, extra), s) \
-	NVS_SZ(G, cuLaunchKernelEx, \
-		(const struct cu_launch_config *c, void *f, void **params, void **extra), \
+	NVS_SZ(G, cuLaunchKernel, (void *f, uint gx, uint gy, uint gz, uint bx, uint by, uint bz, uint shared, \
+		void *s, void **params, void **extra), (f, gx, gy, gz, bx, by, bz, shared, s, params, extra), s) \
+	NVS_SZ(G, cuLaunchKernelEx, (const struct cu_launch_config *c, void *f, void **params, void **extra), \
 		(c, f, params, extra), (c ? c->stream : NULL)) \
-	NVS_SZ(G, cuLaunchCooperativeKernel, \
-		(void *f, uint gx, uint gy, uint gz, uint bx, uint by, uint bz, \
-		 uint shared, void *s, void **params), \
-		(f, gx, gy, gz, bx, by, bz, shared, s, params), s) \
-	G(cuLaunch, (void *f), (f), CU_STREAM_LEGACY) \
-	G(cuLaunchGrid, (void *f, int w, int h), (f, w, h), CU_STREAM_LEGACY) \
-	G(cuLaunchGridAsync, (void *f, int w, int h, void *s), (f, w, h, s), NVS_KEY_LEGACY(s))
+	NVS_SZ(G, cuLaunchCooperativeKernel, (void *f, uint gx, uint gy, uint gz, uint bx, uint by, uint bz, \
+		uint shared, void *s, void **params), (f, gx, gy, gz, bx, by, bz, shared, s, params), s)
 
 #define NVS_GATED_COPY(G) \
 	NVS_DS(G, cuMemcpy, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n)) \
-	NVS_DS_V2(G, cuMemcpyHtoD, (CUdeviceptr d, const void *h, size_t n), (d, h, n)) \
-	NVS_DS_V2(G, cuMemcpyDtoH, (void *d, CUdeviceptr h, size_t n), (d, h, n)) \
-	NVS_DS_V2(G, cuMemcpyDtoD, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n)) \
-	NVS_DS_V2(G, cuMemcpyDtoA, (void *a, size_t o, CUdeviceptr d, size_t n), (a, o, d, n)) \
-	NVS_DS_V2(G, cuMemcpyAtoD, (CUdeviceptr d, void *a, size_t o, size_t n), (d, a, o, n)) \
-	NVS_DS_V2(G, cuMemcpyHtoA, (void *a, size_t o, const void *h, size_t n), (a, o, h, n)) \
-	NVS_DS_V2(G, cuMemcpyAtoH, (void *h, void *a, size_t o, size_t n), (h, a, o, n)) \
-	NVS_DS_V2(G, cuMemcpyAtoA, (void *a, size_t o, void *b, size_t p, size_t n), (a, o, b, p, n)) \
-	NVS_DS_V2(G, cuMemcpy2D, (const void *c), (c)) \
-	NVS_DS_V2(G, cuMemcpy2DUnaligned, (const void *c), (c)) \
-	NVS_DS_V2(G, cuMemcpy3D, (const void *c), (c)) \
+	NVS_DS(G, cuMemcpyHtoD_v2, (CUdeviceptr d, const void *h, size_t n), (d, h, n)) \
+	NVS_DS(G, cuMemcpyDtoH_v2, (void *d, CUdeviceptr h, size_t n), (d, h, n)) \
+	NVS_DS(G, cuMemcpyDtoD_v2, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n)) \
+	NVS_DS(G, cuMemcpyDtoA_v2, (void *a, size_t o, CUdeviceptr d, size_t n), (a, o, d, n)) \
+	NVS_DS(G, cuMemcpyAtoD_v2, (CUdeviceptr d, void *a, size_t o, size_t n), (d, a, o, n)) \
+	NVS_DS(G, cuMemcpyHtoA_v2, (void *a, size_t o, const void *h, size_t n), (a, o, h, n)) \
+	NVS_DS(G, cuMemcpyAtoH_v2, (void *h, void *a, size_t o, size_t n), (h, a, o, n)) \
+	NVS_DS(G, cuMemcpyAtoA_v2, (void *a, size_t o, void *b, size_t p, size_t n), (a, o, b, p, n)) \
+	NVS_DS(G, cuMemcpy2D_v2, (const void *c), (c)) \
+	NVS_DS(G, cuMemcpy2DUnaligned_v2, (const void *c), (c)) \
+	NVS_DS(G, cuMemcpy3D_v2, (const void *c), (c)) \
 	NVS_SZ(G, cuMemcpyAsync, (CUdeviceptr d, CUdeviceptr h, size_t n, void *s), (d, h, n, s), s) \
-	NVS_SZ_V2(G, cuMemcpyHtoDAsync, (CUdeviceptr d, const void *h, size_t n, void *s), \
-		(d, h, n, s), s) \
-	NVS_SZ_V2(G, cuMemcpyDtoHAsync, (void *d, CUdeviceptr h, size_t n, void *s), (d, h, n, s), s) \
-	NVS_SZ_V2(G, cuMemcpyDtoDAsync, (CUdeviceptr d, CUdeviceptr h, size_t n, void *s), \
-		(d, h, n, s), s) \
-	NVS_SZ_V2(G, cuMemcpyHtoAAsync, (void *a, size_t o, const void *h, size_t n, void *s), \
-		(a, o, h, n, s), s) \
-	NVS_SZ_V2(G, cuMemcpyAtoHAsync, (void *h, void *a, size_t o, size_t n, void *s), \
-		(h, a, o, n, s), s) \
-	NVS_SZ_V2(G, cuMemcpy2DAsync, (const void *c, void *s), (c, s), s) \
-	NVS_SZ_V2(G, cuMemcpy3DAsync, (const void *c, void *s), (c, s), s) \
-	NVS_SZ(G, cuMemcpyBatchAsync, \
-		(void *d, void *h, size_t *n, size_t count, void *attrs, size_t *idx, \
-		 size_t num, size_t *fail, void *s), \
-		(d, h, n, count, attrs, idx, num, fail, s), s) \
+	NVS_SZ(G, cuMemcpyHtoDAsync_v2, (CUdeviceptr d, const void *h, size_t n, void *s), (d, h, n, s), s) \
+	NVS_SZ(G, cuMemcpyDtoHAsync_v2, (void *d, CUdeviceptr h, size_t n, void *s), (d, h, n, s), s) \
+	NVS_SZ(G, cuMemcpyDtoDAsync_v2, (CUdeviceptr d, CUdeviceptr h, size_t n, void *s), (d, h, n, s), s) \
+	NVS_SZ(G, cuMemcpyHtoAAsync_v2, (void *a, size_t o, const void *h, size_t n, void *s), (a, o, h, n, s), s) \
+	NVS_SZ(G, cuMemcpyAtoHAsync_v2, (void *h, void *a, size_t o, size_t n, void *s), (h, a, o, n, s), s) \
+	NVS_SZ(G, cuMemcpy2DAsync_v2, (const void *c, void *s), (c, s), s) \
+	NVS_SZ(G, cuMemcpy3DAsync_v2, (const void *c, void *s), (c, s), s) \
+	NVS_SZ(G, cuMemcpyBatchAsync, (void *d, void *h, size_t *n, size_t count, void *attrs, size_t *idx, \
+		size_t num, size_t *fail, void *s), (d, h, n, count, attrs, idx, num, fail, s), s) \
 	NVS_SZ(G, cuMemcpyBatchAsync_v2, \
-		(void *d, void *h, size_t *n, size_t count, void *attrs, size_t *idx, \
-		 size_t num, void *s), \
+		(void *d, void *h, size_t *n, size_t count, void *attrs, size_t *idx, size_t num, void *s), \
 		(d, h, n, count, attrs, idx, num, s), s) \
-	NVS_SZ(G, cuMemcpy3DBatchAsync, \
-		(size_t num, void *ops, size_t *fail, unsigned long long flags, void *s), \
+	NVS_SZ(G, cuMemcpy3DBatchAsync, (size_t num, void *ops, size_t *fail, unsigned long long flags, void *s), \
 		(num, ops, fail, flags, s), s) \
-	NVS_SZ(G, cuMemcpy3DBatchAsync_v2, \
-		(size_t num, void *ops, unsigned long long flags, void *s), \
+	NVS_SZ(G, cuMemcpy3DBatchAsync_v2, (size_t num, void *ops, unsigned long long flags, void *s), \
 		(num, ops, flags, s), s) \
-	NVS_SZ(G, cuMemcpyWithAttributesAsync, \
-		(CUdeviceptr d, CUdeviceptr h, size_t n, void *attr, void *s), \
+	NVS_SZ(G, cuMemcpyWithAttributesAsync, (CUdeviceptr d, CUdeviceptr h, size_t n, void *attr, void *s), \
 		(d, h, n, attr, s), s) \
-	NVS_SZ(G, cuMemcpy3DWithAttributesAsync, (void *op, unsigned long long flags, void *s), \
-		(op, flags, s), s)
+	NVS_SZ(G, cuMemcpy3DWithAttributesAsync, (void *op, unsigned long long flags, void *s), (op, flags, s), s)
 
 #define NVS_GATED_SET(G) \
-	NVS_DS_V2(G, cuMemsetD8, (CUdeviceptr d, unsigned char v, size_t n), (d, v, n)) \
-	NVS_DS_V2(G, cuMemsetD16, (CUdeviceptr d, unsigned short v, size_t n), (d, v, n)) \
-	NVS_DS_V2(G, cuMemsetD32, (CUdeviceptr d, uint v, size_t n), (d, v, n)) \
-	NVS_DS_V2(G, cuMemsetD2D8, (CUdeviceptr d, size_t p, unsigned char v, size_t w, size_t h), \
+	NVS_DS(G, cuMemsetD8_v2, (CUdeviceptr d, unsigned char v, size_t n), (d, v, n)) \
+	NVS_DS(G, cuMemsetD16_v2, (CUdeviceptr d, unsigned short v, size_t n), (d, v, n)) \
+	NVS_DS(G, cuMemsetD32_v2, (CUdeviceptr d, uint v, size_t n), (d, v, n)) \
+	NVS_DS(G, cuMemsetD2D8_v2, (CUdeviceptr d, size_t p, unsigned char v, size_t w, size_t h), \
 		(d, p, v, w, h)) \
-	NVS_DS_V2(G, cuMemsetD2D16, (CUdeviceptr d, size_t p, unsigned short v, size_t w, size_t h), \
+	NVS_DS(G, cuMemsetD2D16_v2, (CUdeviceptr d, size_t p, unsigned short v, size_t w, size_t h), \
 		(d, p, v, w, h)) \
-	NVS_DS_V2(G, cuMemsetD2D32, (CUdeviceptr d, size_t p, uint v, size_t w, size_t h), \
-		(d, p, v, w, h)) \
+	NVS_DS(G, cuMemsetD2D32_v2, (CUdeviceptr d, size_t p, uint v, size_t w, size_t h), (d, p, v, w, h)) \
 	NVS_SZ(G, cuMemsetD8Async, (CUdeviceptr d, unsigned char v, size_t n, void *s), (d, v, n, s), s) \
-	NVS_SZ(G, cuMemsetD16Async, (CUdeviceptr d, unsigned short v, size_t n, void *s), \
-		(d, v, n, s), s) \
+	NVS_SZ(G, cuMemsetD16Async, (CUdeviceptr d, unsigned short v, size_t n, void *s), (d, v, n, s), s) \
 	NVS_SZ(G, cuMemsetD32Async, (CUdeviceptr d, uint v, size_t n, void *s), (d, v, n, s), s) \
-	NVS_SZ(G, cuMemsetD2D8Async, \
-		(CUdeviceptr d, size_t p, unsigned char v, size_t w, size_t h, void *s), \
+	NVS_SZ(G, cuMemsetD2D8Async, (CUdeviceptr d, size_t p, unsigned char v, size_t w, size_t h, void *s), \
 		(d, p, v, w, h, s), s) \
-	NVS_SZ(G, cuMemsetD2D16Async, \
-		(CUdeviceptr d, size_t p, unsigned short v, size_t w, size_t h, void *s), \
+	NVS_SZ(G, cuMemsetD2D16Async, (CUdeviceptr d, size_t p, unsigned short v, size_t w, size_t h, void *s), \
 		(d, p, v, w, h, s), s) \
-	NVS_SZ(G, cuMemsetD2D32Async, \
-		(CUdeviceptr d, size_t p, uint v, size_t w, size_t h, void *s), \
+	NVS_SZ(G, cuMemsetD2D32Async, (CUdeviceptr d, size_t p, uint v, size_t w, size_t h, void *s), \
 		(d, p, v, w, h, s), s)
 
 #define NVS_GATED_MOVE(G) \
 	NVS_SZ(G, cuMemPrefetchAsync, (CUdeviceptr d, size_t n, int dev, void *s), (d, n, dev, s), s) \
-	NVS_SZ(G, cuMemPrefetchAsync_v2, \
-		(CUdeviceptr d, size_t n, struct cu_location to, uint flags, void *s), \
+	NVS_SZ(G, cuMemPrefetchAsync_v2, (CUdeviceptr d, size_t n, struct cu_location to, uint flags, void *s), \
 		(d, n, to, flags, s), s) \
-	NVS_SZ(G, cuMemPrefetchBatchAsync, \
-		(void *d, size_t *n, size_t count, void *to, size_t *idx, size_t num, \
-		 unsigned long long flags, void *s), \
-		(d, n, count, to, idx, num, flags, s), s) \
-	NVS_SZ(G, cuMemDiscardBatchAsync, \
-		(void *d, size_t *n, size_t count, unsigned long long flags, void *s), \
+	NVS_SZ(G, cuMemPrefetchBatchAsync, (void *d, size_t *n, size_t count, void *to, size_t *idx, size_t num, \
+		unsigned long long flags, void *s), (d, n, count, to, idx, num, flags, s), s) \
+	NVS_SZ(G, cuMemDiscardBatchAsync, (void *d, size_t *n, size_t count, unsigned long long flags, void *s), \
 		(d, n, count, flags, s), s) \
-	NVS_SZ(G, cuMemDiscardAndPrefetchBatchAsync, \
-		(void *d, size_t *n, size_t count, void *to, size_t *idx, size_t num, \
-		 unsigned long long flags, void *s), \
-		(d, n, count, to, idx, num, flags, s), s) \
-	NVS_SZ(G, cuMemBatchDecompressAsync, \
-		(void *ops, size_t count, uint flags, size_t *fail, void *s), \
+	NVS_SZ(G, cuMemDiscardAndPrefetchBatchAsync, (void *d, size_t *n, size_t count, void *to, size_t *idx, \
+		size_t num, unsigned long long flags, void *s), (d, n, count, to, idx, num, flags, s), s) \
+	NVS_SZ(G, cuMemBatchDecompressAsync, (void *ops, size_t count, uint flags, size_t *fail, void *s), \
 		(ops, count, flags, fail, s), s) \
 	NVS_SZ(G, cuMemMapArrayAsync, (void *list, uint count, void *s), (list, count, s), s) \
-	NVS_SZ(G, cuStreamAttachMemAsync, (void *s, CUdeviceptr p, size_t n, uint flags), \
-		(s, p, n, flags), s)
+	NVS_SZ(G, cuStreamAttachMemAsync, (void *s, CUdeviceptr p, size_t n, uint flags), (s, p, n, flags), s)
 
 #define NVS_GATED_TABLE(G) \
 	NVS_GATED_LAUNCH(G) \
@@ -164,72 +124,48 @@
  */
 #define NVS_BY_HAND(H) \
 	H(cuLaunchHostFunc) H(cuLaunchHostFunc_ptsz) H(cuLaunchHostFunc_v2) H(cuLaunchHostFunc_v2_ptsz) \
-	H(cuStreamAddCallback) H(cuStreamAddCallback_ptsz) \
-	H(cuLaunchCooperativeKernelMultiDevice) \
-	H(cuMemcpyPeer) H(cuMemcpyPeer_ptds) H(cuMemcpyPeerAsync) H(cuMemcpyPeerAsync_ptsz) \
-	H(cuMemcpy3DPeer) H(cuMemcpy3DPeer_ptds) H(cuMemcpy3DPeerAsync) H(cuMemcpy3DPeerAsync_ptsz) \
-	H(cuGraphLaunch) H(cuGraphLaunch_ptsz) H(cuGraphUpload) H(cuGraphUpload_ptsz) \
-	H(cuGraphInstantiateWithParams) H(cuGraphInstantiateWithParams_ptsz)
+	H(cuStreamAddCallback) H(cuStreamAddCallback_ptsz) H(cuLaunchCooperativeKernelMultiDevice) H(cuMemcpyPeer) \
+	H(cuMemcpyPeer_ptds) H(cuMemcpyPeerAsync) H(cuMemcpyPeerAsync_ptsz) H(cuMemcpy3DPeer) \
+	H(cuMemcpy3DPeer_ptds) H(cuMemcpy3DPeerAsync) H(cuMemcpy3DPeerAsync_ptsz) H(cuGraphLaunch) \
+	H(cuGraphLaunch_ptsz) H(cuGraphUpload) H(cuGraphUpload_ptsz) H(cuGraphInstantiateWithParams) \
+	H(cuGraphInstantiateWithParams_ptsz)
 
 #define NVS_RESOLVERS(H) \
-	H(cuInit) NVS_EXPORT_TABLE(H) \
-	H(cuGetProcAddress) H(cuGetProcAddress_ptsz) \
-	H(cuGetProcAddress_v2) H(cuGetProcAddress_v2_ptsz)
-
-/*
- * The driver's hidden tables pass untouched. A debug build counts who asks for
- * which: see DEBUG in the Makefile.
- */
-#ifdef NVS_DEBUG_BUILD
-#define NVS_EXPORT_TABLE(H) H(cuGetExportTable)
-#else
-#define NVS_EXPORT_TABLE(H)
-#endif
+	H(cuInit) H(cuGetProcAddress) H(cuGetProcAddress_ptsz) H(cuGetProcAddress_v2) H(cuGetProcAddress_v2_ptsz)
 
 #define NVS_CONTEXTS(H) \
-	H(cuCtxCreate) H(cuCtxCreate_v2) H(cuCtxCreate_v3) H(cuCtxCreate_v4) \
-	H(cuGLCtxCreate) H(cuGLCtxCreate_v2) H(cuVDPAUCtxCreate) H(cuVDPAUCtxCreate_v2) \
-	H(cuCtxAttach) H(cuCtxDestroy) H(cuCtxDestroy_v2) H(cuCtxDetach) \
-	H(cuCtxSetCurrent) H(cuCtxPushCurrent) H(cuCtxPushCurrent_v2) \
-	H(cuCtxPopCurrent) H(cuCtxPopCurrent_v2) \
-	H(cuDevicePrimaryCtxRetain) \
-	H(cuDevicePrimaryCtxRelease) H(cuDevicePrimaryCtxRelease_v2) \
-	H(cuDevicePrimaryCtxReset) H(cuDevicePrimaryCtxReset_v2) \
+	H(cuCtxCreate) H(cuCtxCreate_v2) H(cuCtxCreate_v3) H(cuCtxCreate_v4) H(cuGLCtxCreate) H(cuGLCtxCreate_v2) \
+	H(cuVDPAUCtxCreate) H(cuVDPAUCtxCreate_v2) H(cuCtxAttach) H(cuCtxDestroy) H(cuCtxDestroy_v2) \
+	H(cuCtxDetach) H(cuCtxSetCurrent) H(cuCtxPushCurrent) H(cuCtxPushCurrent_v2) H(cuCtxPopCurrent) \
+	H(cuCtxPopCurrent_v2) H(cuDevicePrimaryCtxRetain) H(cuDevicePrimaryCtxRelease) \
+	H(cuDevicePrimaryCtxRelease_v2) H(cuDevicePrimaryCtxReset) H(cuDevicePrimaryCtxReset_v2) \
 	H(cuGreenCtxCreate) H(cuCtxFromGreenCtx) H(cuGreenCtxDestroy)
 
 /* Streams and captures. */
 #define NVS_STREAMS(H) \
-	H(cuStreamCreate) H(cuStreamCreateWithPriority) H(cuGreenCtxStreamCreate) \
-	H(cuStreamDestroy) H(cuStreamDestroy_v2) \
-	H(cuStreamBeginCapture) H(cuStreamBeginCapture_ptsz) \
-	H(cuStreamBeginCapture_v2) H(cuStreamBeginCapture_v2_ptsz) \
-	H(cuStreamBeginCaptureToGraph) H(cuStreamBeginCaptureToGraph_ptsz) \
-	H(cuStreamBeginRecaptureToGraph) H(cuStreamBeginRecaptureToGraph_ptsz) \
-	H(cuStreamBeginCaptureToCig) H(cuStreamBeginCaptureToCig_ptsz) \
-	H(cuStreamEndCapture) H(cuStreamEndCapture_ptsz) \
+	H(cuStreamCreate) H(cuStreamCreateWithPriority) H(cuGreenCtxStreamCreate) H(cuStreamDestroy) \
+	H(cuStreamDestroy_v2) H(cuStreamBeginCapture) H(cuStreamBeginCapture_ptsz) H(cuStreamBeginCapture_v2) \
+	H(cuStreamBeginCapture_v2_ptsz) H(cuStreamBeginCaptureToGraph) H(cuStreamBeginCaptureToGraph_ptsz) \
+	H(cuStreamBeginRecaptureToGraph) H(cuStreamBeginRecaptureToGraph_ptsz) H(cuStreamBeginCaptureToCig) \
+	H(cuStreamBeginCaptureToCig_ptsz) H(cuStreamEndCapture) H(cuStreamEndCapture_ptsz) \
 	H(cuStreamEndCaptureToCig) H(cuStreamEndCaptureToCig_ptsz) \
 	/* After them a pool may give memory back. */ \
-	H(cuCtxSynchronize) H(cuCtxSynchronize_v2) H(cuEventSynchronize) \
-	H(cuStreamSynchronize) H(cuStreamSynchronize_ptsz)
+	H(cuCtxSynchronize) H(cuCtxSynchronize_v2) H(cuEventSynchronize) H(cuStreamSynchronize) \
+	H(cuStreamSynchronize_ptsz)
 
 /* memop.c: what may name memory that moves, which then stays, or what waits in a stream. Not gated. */
 #define NVS_MEM_OPS(H) \
-	H(cuStreamWriteValue32) H(cuStreamWriteValue32_ptsz) \
-	H(cuStreamWriteValue32_v2) H(cuStreamWriteValue32_v2_ptsz) \
-	H(cuStreamWriteValue64) H(cuStreamWriteValue64_ptsz) \
-	H(cuStreamWriteValue64_v2) H(cuStreamWriteValue64_v2_ptsz) \
-	H(cuStreamWaitValue32) H(cuStreamWaitValue32_ptsz) \
-	H(cuStreamWaitValue32_v2) H(cuStreamWaitValue32_v2_ptsz) \
-	H(cuStreamWaitValue64) H(cuStreamWaitValue64_ptsz) \
-	H(cuStreamWaitValue64_v2) H(cuStreamWaitValue64_v2_ptsz) \
-	H(cuStreamBatchMemOp) H(cuStreamBatchMemOp_ptsz) \
-	H(cuStreamBatchMemOp_v2) H(cuStreamBatchMemOp_v2_ptsz) \
-	H(cuWaitExternalSemaphoresAsync) H(cuWaitExternalSemaphoresAsync_ptsz)
+	H(cuStreamWriteValue32) H(cuStreamWriteValue32_ptsz) H(cuStreamWriteValue32_v2) \
+	H(cuStreamWriteValue32_v2_ptsz) H(cuStreamWriteValue64) H(cuStreamWriteValue64_ptsz) \
+	H(cuStreamWriteValue64_v2) H(cuStreamWriteValue64_v2_ptsz) H(cuStreamWaitValue32) \
+	H(cuStreamWaitValue32_ptsz) H(cuStreamWaitValue32_v2) H(cuStreamWaitValue32_v2_ptsz) \
+	H(cuStreamWaitValue64) H(cuStreamWaitValue64_ptsz) H(cuStreamWaitValue64_v2) \
+	H(cuStreamWaitValue64_v2_ptsz) H(cuStreamBatchMemOp) H(cuStreamBatchMemOp_ptsz) H(cuStreamBatchMemOp_v2) \
+	H(cuStreamBatchMemOp_v2_ptsz) H(cuWaitExternalSemaphoresAsync) H(cuWaitExternalSemaphoresAsync_ptsz)
 
 /* Nodes of graphs that hold memory operations (memop.c). */
 #define NVS_MEM_OP_NODES(H) \
-	H(cuGraphAddBatchMemOpNode) H(cuGraphBatchMemOpNodeSetParams) \
-	H(cuGraphExecBatchMemOpNodeSetParams)
+	H(cuGraphAddBatchMemOpNode) H(cuGraphBatchMemOpNodeSetParams) H(cuGraphExecBatchMemOpNodeSetParams)
 
 /*
  * Calls that name memory (names.c); they wait until that memory is on the GPU. So do
@@ -238,43 +174,32 @@
 #define NVS_NAMES(H) \
 	H(cuGraphAddMemcpyNode) H(cuGraphMemcpyNodeSetParams) H(cuGraphExecMemcpyNodeSetParams) \
 	H(cuGraphAddMemsetNode) H(cuGraphMemsetNodeSetParams) H(cuGraphExecMemsetNodeSetParams) \
-	H(cuGraphNodeSetParams) H(cuGraphNodeSetParams_v2) H(cuGraphExecNodeSetParams) \
-	H(cuTexObjectCreate) H(cuTexRefSetAddress_v2) \
-	H(cuTexRefSetAddress2D_v2) H(cuTexRefSetAddress2D_v3)
+	H(cuGraphNodeSetParams) H(cuGraphNodeSetParams_v2) H(cuGraphExecNodeSetParams) H(cuTexObjectCreate) \
+	H(cuTexRefSetAddress_v2) H(cuTexRefSetAddress2D_v2) H(cuTexRefSetAddress2D_v3)
 
 /* alloc.c, array.c, module.c, vmm.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
-	H(cuMemAlloc_v2) H(cuMemAllocPitch_v2) \
-	H(cuMemAllocManaged) \
-	H(cuMemAllocAsync) H(cuMemAllocAsync_ptsz) \
-	H(cuMemAllocFromPoolAsync) H(cuMemAllocFromPoolAsync_ptsz) \
-	H(cuMemFree_v2) H(cuMemFreeAsync) H(cuMemFreeAsync_ptsz) \
-	H(cuMemPoolSetAccess) H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) H(cuMemPoolDestroy) \
-	H(cuDeviceGetDefaultMemPool) H(cuMemGetDefaultMemPool) H(cuDeviceGetMemPool) H(cuMemGetMemPool) \
-	H(cuDeviceSetMemPool) H(cuMemSetMemPool) H(cuMemPoolTrimTo) \
-	H(cuMemPoolSetAttribute) H(cuMemPoolGetAttribute) \
-	H(cuArrayCreate_v2) H(cuArray3DCreate_v2) \
-	H(cuArrayDestroy) H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) \
-	H(cuModuleLoad) H(cuModuleLoadData) H(cuModuleLoadDataEx) H(cuModuleLoadFatBinary) H(cuModuleUnload) \
-	H(cuLibraryLoadData) H(cuLibraryLoadFromFile) H(cuLibraryUnload) \
-	H(cuMemCreate) H(cuMemImportFromShareableHandle) H(cuMemRetainAllocationHandle) \
-	H(cuMemRelease) H(cuMemMap) H(cuMemUnmap) \
-	H(cuMemAddressReserve) H(cuMemAddressFree) H(cuMemSetAccess) H(cuMemGetAccess) \
-	H(cuMemExportToShareableHandle) H(cuMemGetAllocationPropertiesFromHandle) \
-	H(cuMulticastBindMem) H(cuMulticastBindMem_v2) \
-	H(cuMulticastBindAddr) H(cuMulticastBindAddr_v2) \
-	H(cuLogicalEndpointBindMem) H(cuLogicalEndpointBindAddr) \
+	H(cuMemAlloc_v2) H(cuMemAllocPitch_v2) H(cuMemAllocManaged) H(cuMemAllocAsync) H(cuMemAllocAsync_ptsz) \
+	H(cuMemAllocFromPoolAsync) H(cuMemAllocFromPoolAsync_ptsz) H(cuMemFree_v2) H(cuMemFreeAsync) \
+	H(cuMemFreeAsync_ptsz) H(cuMemPoolSetAccess) H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) \
+	H(cuMemPoolDestroy) H(cuDeviceGetDefaultMemPool) H(cuMemGetDefaultMemPool) H(cuDeviceGetMemPool) \
+	H(cuMemGetMemPool) H(cuDeviceSetMemPool) H(cuMemSetMemPool) H(cuMemPoolTrimTo) H(cuMemPoolSetAttribute) \
+	H(cuMemPoolGetAttribute) H(cuArrayCreate_v2) H(cuArray3DCreate_v2) H(cuArrayDestroy) \
+	H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) H(cuModuleLoad) H(cuModuleLoadData) \
+	H(cuModuleLoadDataEx) H(cuModuleLoadFatBinary) H(cuModuleUnload) H(cuLibraryLoadData) \
+	H(cuLibraryLoadFromFile) H(cuLibraryUnload) H(cuMemCreate) H(cuMemImportFromShareableHandle) \
+	H(cuMemRetainAllocationHandle) H(cuMemRelease) H(cuMemMap) H(cuMemUnmap) H(cuMemAddressReserve) \
+	H(cuMemAddressFree) H(cuMemSetAccess) H(cuMemGetAccess) H(cuMemExportToShareableHandle) \
+	H(cuMemGetAllocationPropertiesFromHandle) H(cuMulticastBindMem) H(cuMulticastBindMem_v2) \
+	H(cuMulticastBindAddr) H(cuMulticastBindAddr_v2) H(cuLogicalEndpointBindMem) H(cuLogicalEndpointBindAddr) \
 	/* memory of graphs */ \
-	H(cuGraphAddMemAllocNode) H(cuGraphAddNode) H(cuGraphAddNode_v2) \
-	H(cuGraphAddNode_v3) \
-	H(cuGraphInstantiate) H(cuGraphInstantiate_v2) H(cuGraphInstantiateWithFlags) \
-	H(cuGraphExecDestroy) H(cuDeviceGraphMemTrim) \
+	H(cuGraphAddMemAllocNode) H(cuGraphAddNode) H(cuGraphAddNode_v2) H(cuGraphAddNode_v3) \
+	H(cuGraphInstantiate) H(cuGraphInstantiate_v2) H(cuGraphInstantiateWithFlags) H(cuGraphExecDestroy) \
+	H(cuDeviceGraphMemTrim) \
 	/* what is told of it */ \
-	H(cuMemGetInfo_v2) H(cuDeviceTotalMem_v2) \
-	H(cuMemGetAddressRange_v2) \
-	H(cuIpcGetMemHandle) H(cuIpcOpenMemHandle) H(cuIpcOpenMemHandle_v2) \
-	H(cuIpcCloseMemHandle) H(cuMemGetHandleForAddressRange) H(cuPointerSetAttribute) \
-	H(cuPointerGetAttribute) H(cuPointerGetAttributes)
+	H(cuMemGetInfo_v2) H(cuDeviceTotalMem_v2) H(cuMemGetAddressRange_v2) H(cuIpcGetMemHandle) \
+	H(cuIpcOpenMemHandle) H(cuIpcOpenMemHandle_v2) H(cuIpcCloseMemHandle) H(cuMemGetHandleForAddressRange) \
+	H(cuPointerSetAttribute) H(cuPointerGetAttribute) H(cuPointerGetAttributes)
 
 /* nvml.c: of libnvidia-ml, what tells of memory. */
 #define NVS_NVML(H) H(nvmlDeviceGetMemoryInfo) H(nvmlDeviceGetMemoryInfo_v2)

@@ -17,61 +17,52 @@
  * charged where it came from.
  */
 #define NVS_UNGATED_ALLOCATE(H) \
-	H(cuExternalMemoryGetMappedBuffer) H(cuExternalMemoryGetMappedMipmappedArray) \
-	H(cuImportExternalMemory) H(cuLogicalEndpointAddDevice) H(cuLogicalEndpointCreate) \
-	H(cuLogicalEndpointExport) H(cuLogicalEndpointIdReserve) H(cuLogicalEndpointImport) \
-	H(cuMemAllocHost) H(cuMemAllocHost_v2) H(cuMemHostAlloc) H(cuMemHostRegister) \
-	H(cuMemHostRegister_v2) H(cuMemPoolExportPointer) H(cuMemPoolExportToShareableHandle) \
-	H(cuMemPoolImportPointer) H(cuMulticastAddDevice) H(cuMulticastCreate)
+	H(cuExternalMemoryGetMappedBuffer) H(cuExternalMemoryGetMappedMipmappedArray) H(cuImportExternalMemory) \
+	H(cuLogicalEndpointAddDevice) H(cuLogicalEndpointCreate) H(cuLogicalEndpointExport) \
+	H(cuLogicalEndpointIdReserve) H(cuLogicalEndpointImport) H(cuMemAllocHost) H(cuMemAllocHost_v2) \
+	H(cuMemHostAlloc) H(cuMemHostRegister) H(cuMemHostRegister_v2) H(cuMemPoolExportPointer) \
+	H(cuMemPoolExportToShareableHandle) H(cuMemPoolImportPointer) H(cuMulticastAddDevice) H(cuMulticastCreate)
 
 /* Gives back. Never gated: whoever runs out of memory, or ends, must not wait. */
 #define NVS_UNGATED_FREE(H) \
-	H(cuDestroyExternalMemory) H(cuDeviceUnregisterAsyncNotification) \
-	H(cuLogicalEndpointDestroy) H(cuLogicalEndpointIdRelease) H(cuLogicalEndpointUnbind) \
-	H(cuMemFreeHost) H(cuMemHostUnregister) H(cuMulticastUnbind)
+	H(cuDestroyExternalMemory) H(cuDeviceUnregisterAsyncNotification) H(cuLogicalEndpointDestroy) \
+	H(cuLogicalEndpointIdRelease) H(cuLogicalEndpointUnbind) H(cuMemFreeHost) H(cuMemHostUnregister) \
+	H(cuMulticastUnbind)
 
 /* Tells of devices, pointers and versions. Two names are exported that no header has. */
 #define NVS_UNGATED_INFO(H) \
-	H(cuMemGetAttribute) H(cuMemGetAttribute_v2) H(cuArray3DGetDescriptor) \
-	H(cuArray3DGetDescriptor_v2) H(cuArrayGetDescriptor) H(cuArrayGetDescriptor_v2) \
-	H(cuArrayGetMemoryRequirements) H(cuArrayGetPlane) H(cuArrayGetSparseProperties) \
-	H(cuDeviceCanAccessPeer) H(cuDeviceComputeCapability) H(cuDeviceGet) \
-	H(cuDeviceGetAttribute) H(cuDeviceGetByPCIBusId) H(cuDeviceGetCliqueCount) \
-	H(cuDeviceGetCliqueInfo) H(cuDeviceGetCount) H(cuDeviceGetDevResource) \
-	H(cuDeviceGetExecAffinitySupport) H(cuDeviceGetFabricClusterUuid) \
-	H(cuDeviceGetHostAtomicCapabilities) H(cuDeviceGetLuid) \
-	H(cuDeviceGetName) H(cuDeviceGetNvSciSyncAttributes) \
-	H(cuDeviceGetP2PAtomicCapabilities) H(cuDeviceGetP2PAttribute) H(cuDeviceGetPCIBusId) \
-	H(cuDeviceGetProperties) H(cuDeviceGetTexture1DLinearMaxWidth) H(cuDeviceGetUuid) \
+	H(cuMemGetAttribute) H(cuMemGetAttribute_v2) H(cuArray3DGetDescriptor) H(cuArray3DGetDescriptor_v2) \
+	H(cuArrayGetDescriptor) H(cuArrayGetDescriptor_v2) H(cuArrayGetMemoryRequirements) H(cuArrayGetPlane) \
+	H(cuArrayGetSparseProperties) H(cuDeviceCanAccessPeer) H(cuDeviceComputeCapability) H(cuDeviceGet) \
+	H(cuDeviceGetAttribute) H(cuDeviceGetByPCIBusId) H(cuDeviceGetCliqueCount) H(cuDeviceGetCliqueInfo) \
+	H(cuDeviceGetCount) H(cuDeviceGetDevResource) H(cuDeviceGetExecAffinitySupport) \
+	H(cuDeviceGetFabricClusterUuid) H(cuDeviceGetHostAtomicCapabilities) H(cuDeviceGetLuid) H(cuDeviceGetName) \
+	H(cuDeviceGetNvSciSyncAttributes) H(cuDeviceGetP2PAtomicCapabilities) H(cuDeviceGetP2PAttribute) \
+	H(cuDeviceGetPCIBusId) H(cuDeviceGetProperties) H(cuDeviceGetTexture1DLinearMaxWidth) H(cuDeviceGetUuid) \
 	H(cuDeviceGetUuid_v2) H(cuLogicalEndpointGetLimits) H(cuLogicalEndpointQuery) \
-	H(cuMemGetAllocationGranularity) H(cuMemGetLocationInfo) \
-	H(cuMemHostGetDevicePointer) H(cuMemHostGetDevicePointer_v2) H(cuMemHostGetFlags) \
-	H(cuMemPoolGetAccess) H(cuMemRangeGetAttribute) H(cuMemRangeGetAttributes) \
-	H(cuMipmappedArrayGetLevel) H(cuMipmappedArrayGetMemoryRequirements) \
+	H(cuMemGetAllocationGranularity) H(cuMemGetLocationInfo) H(cuMemHostGetDevicePointer) \
+	H(cuMemHostGetDevicePointer_v2) H(cuMemHostGetFlags) H(cuMemPoolGetAccess) H(cuMemRangeGetAttribute) \
+	H(cuMemRangeGetAttributes) H(cuMipmappedArrayGetLevel) H(cuMipmappedArrayGetMemoryRequirements) \
 	H(cuMipmappedArrayGetSparseProperties) H(cuMulticastGetGranularity)
 
 /* State of a context that leaves its streams where they are. */
 #define NVS_UNGATED_CONTEXT(H) \
-	H(cuCtxDisablePeerAccess) H(cuCtxEnablePeerAccess) \
-	H(cuCtxGetApiVersion) H(cuCtxGetCacheConfig) H(cuCtxGetCurrent) \
-	H(cuCtxGetDevResource) H(cuCtxGetDevice) H(cuCtxGetDevice_v2) H(cuCtxGetExecAffinity) \
-	H(cuCtxGetFlags) H(cuCtxGetId) H(cuCtxGetLimit) H(cuCtxGetSharedMemConfig) \
-	H(cuCtxGetStreamPriorityRange) H(cuCtxResetPersistingL2Cache) H(cuCtxSetCacheConfig) \
-	H(cuCtxSetFlags) H(cuCtxSetLimit) H(cuCtxSetSharedMemConfig) \
-	H(cuDevResourceGenerateDesc) H(cuDevSmResourceSplit) H(cuDevSmResourceSplitByCount) \
-	H(cuDevicePrimaryCtxGetState) H(cuDevicePrimaryCtxSetFlags) \
+	H(cuCtxDisablePeerAccess) H(cuCtxEnablePeerAccess) H(cuCtxGetApiVersion) H(cuCtxGetCacheConfig) \
+	H(cuCtxGetCurrent) H(cuCtxGetDevResource) H(cuCtxGetDevice) H(cuCtxGetDevice_v2) H(cuCtxGetExecAffinity) \
+	H(cuCtxGetFlags) H(cuCtxGetId) H(cuCtxGetLimit) H(cuCtxGetSharedMemConfig) H(cuCtxGetStreamPriorityRange) \
+	H(cuCtxResetPersistingL2Cache) H(cuCtxSetCacheConfig) H(cuCtxSetFlags) H(cuCtxSetLimit) \
+	H(cuCtxSetSharedMemConfig) H(cuDevResourceGenerateDesc) H(cuDevSmResourceSplit) \
+	H(cuDevSmResourceSplitByCount) H(cuDevicePrimaryCtxGetState) H(cuDevicePrimaryCtxSetFlags) \
 	H(cuDevicePrimaryCtxSetFlags_v2) H(cuGreenCtxGetDevResource) H(cuGreenCtxGetId)
 
 /* Attributes of a stream. */
 #define NVS_UNGATED_STREAM(H) \
 	H(cuStreamCopyAttributes) H(cuStreamCopyAttributes_ptsz) H(cuStreamGetAttribute) \
-	H(cuStreamGetAttribute_ptsz) H(cuStreamGetCtx) H(cuStreamGetCtx_ptsz) \
-	H(cuStreamGetCtx_v2) H(cuStreamGetCtx_v2_ptsz) H(cuStreamGetDevResource) \
-	H(cuStreamGetDevResource_ptsz) H(cuStreamGetDevice) H(cuStreamGetDevice_ptsz) \
-	H(cuStreamGetFlags) H(cuStreamGetFlags_ptsz) H(cuStreamGetGreenCtx) \
-	H(cuStreamGetGreenCtx_ptsz) H(cuStreamGetId) H(cuStreamGetId_ptsz) \
-	H(cuStreamGetPriority) H(cuStreamGetPriority_ptsz) H(cuStreamSetAttribute) \
-	H(cuStreamSetAttribute_ptsz)
+	H(cuStreamGetAttribute_ptsz) H(cuStreamGetCtx) H(cuStreamGetCtx_ptsz) H(cuStreamGetCtx_v2) \
+	H(cuStreamGetCtx_v2_ptsz) H(cuStreamGetDevResource) H(cuStreamGetDevResource_ptsz) H(cuStreamGetDevice) \
+	H(cuStreamGetDevice_ptsz) H(cuStreamGetFlags) H(cuStreamGetFlags_ptsz) H(cuStreamGetGreenCtx) \
+	H(cuStreamGetGreenCtx_ptsz) H(cuStreamGetId) H(cuStreamGetId_ptsz) H(cuStreamGetPriority) \
+	H(cuStreamGetPriority_ptsz) H(cuStreamSetAttribute) H(cuStreamSetAttribute_ptsz)
 
 /*
  * Events and semaphores, of other processes and interfaces too: order between streams.
@@ -79,12 +70,11 @@
  */
 #define NVS_UNGATED_EVENT(H) \
 	H(cuCtxRecordEvent) H(cuCtxWaitEvent) H(cuDestroyExternalSemaphore) H(cuEventCreate) \
-	H(cuEventCreateFromEGLSync) H(cuEventDestroy) H(cuEventDestroy_v2) \
-	H(cuEventElapsedTime) H(cuEventElapsedTime_v2) H(cuEventRecord) H(cuEventRecord_ptsz) \
-	H(cuEventRecordWithFlags) H(cuEventRecordWithFlags_ptsz) H(cuGreenCtxRecordEvent) \
-	H(cuGreenCtxWaitEvent) H(cuImportExternalSemaphore) H(cuIpcGetEventHandle) \
-	H(cuIpcOpenEventHandle) H(cuSignalExternalSemaphoresAsync) \
-	H(cuSignalExternalSemaphoresAsync_ptsz) H(cuStreamWaitEvent) \
+	H(cuEventCreateFromEGLSync) H(cuEventDestroy) H(cuEventDestroy_v2) H(cuEventElapsedTime) \
+	H(cuEventElapsedTime_v2) H(cuEventRecord) H(cuEventRecord_ptsz) H(cuEventRecordWithFlags) \
+	H(cuEventRecordWithFlags_ptsz) H(cuGreenCtxRecordEvent) H(cuGreenCtxWaitEvent) \
+	H(cuImportExternalSemaphore) H(cuIpcGetEventHandle) H(cuIpcOpenEventHandle) \
+	H(cuSignalExternalSemaphoresAsync) H(cuSignalExternalSemaphoresAsync_ptsz) H(cuStreamWaitEvent) \
 	H(cuStreamWaitEvent_ptsz)
 
 /* Waits, or asks whether work is done. Never gated, as above. */
@@ -96,47 +86,36 @@
  * which is gated. Instantiation with an upload is gated by hand.
  */
 #define NVS_UNGATED_GRAPH(H) \
-	H(cuDeviceGetGraphMemAttribute) H(cuDeviceSetGraphMemAttribute) \
-	H(cuGraphAddChildGraphNode) H(cuGraphAddDependencies) H(cuGraphAddDependencies_v2) \
-	H(cuGraphAddEmptyNode) H(cuGraphAddEventRecordNode) H(cuGraphAddEventWaitNode) \
-	H(cuGraphAddExternalSemaphoresSignalNode) H(cuGraphAddExternalSemaphoresWaitNode) \
-	H(cuGraphAddHostNode) H(cuGraphAddKernelNode) H(cuGraphAddKernelNode_v2) \
-	H(cuGraphAddMemFreeNode) H(cuGraphBatchMemOpNodeGetParams) \
-	H(cuGraphChildGraphNodeGetGraph) H(cuGraphClone) H(cuGraphConditionalHandleCreate) \
-	H(cuGraphCreate) H(cuGraphDebugDotPrint) H(cuGraphDestroy) H(cuGraphDestroyNode) \
-	H(cuGraphEventRecordNodeGetEvent) H(cuGraphEventRecordNodeSetEvent) \
-	H(cuGraphEventWaitNodeGetEvent) H(cuGraphEventWaitNodeSetEvent) \
+	H(cuDeviceGetGraphMemAttribute) H(cuDeviceSetGraphMemAttribute) H(cuGraphAddChildGraphNode) \
+	H(cuGraphAddDependencies) H(cuGraphAddDependencies_v2) H(cuGraphAddEmptyNode) H(cuGraphAddEventRecordNode) \
+	H(cuGraphAddEventWaitNode) H(cuGraphAddExternalSemaphoresSignalNode) \
+	H(cuGraphAddExternalSemaphoresWaitNode) H(cuGraphAddHostNode) H(cuGraphAddKernelNode) \
+	H(cuGraphAddKernelNode_v2) H(cuGraphAddMemFreeNode) H(cuGraphBatchMemOpNodeGetParams) \
+	H(cuGraphChildGraphNodeGetGraph) H(cuGraphClone) H(cuGraphConditionalHandleCreate) H(cuGraphCreate) \
+	H(cuGraphDebugDotPrint) H(cuGraphDestroy) H(cuGraphDestroyNode) H(cuGraphEventRecordNodeGetEvent) \
+	H(cuGraphEventRecordNodeSetEvent) H(cuGraphEventWaitNodeGetEvent) H(cuGraphEventWaitNodeSetEvent) \
 	H(cuGraphExecChildGraphNodeSetParams) H(cuGraphExecEventRecordNodeSetEvent) \
-	H(cuGraphExecEventWaitNodeSetEvent) \
-	H(cuGraphExecExternalSemaphoresSignalNodeSetParams) \
-	H(cuGraphExecExternalSemaphoresWaitNodeSetParams) H(cuGraphExecGetFlags) \
-	H(cuGraphExecGetId) H(cuGraphExecHostNodeSetParams) H(cuGraphExecKernelNodeSetParams) \
-	H(cuGraphExecKernelNodeSetParams_v2) H(cuGraphExecUpdate) H(cuGraphExecUpdate_v2) \
-	H(cuGraphExternalSemaphoresSignalNodeGetParams) \
-	H(cuGraphExternalSemaphoresSignalNodeSetParams) \
-	H(cuGraphExternalSemaphoresWaitNodeGetParams) \
-	H(cuGraphExternalSemaphoresWaitNodeSetParams) H(cuGraphGetEdges) \
-	H(cuGraphGetEdges_v2) H(cuGraphGetId) H(cuGraphGetNodes) H(cuGraphGetRootNodes) \
-	H(cuGraphHostNodeGetParams) H(cuGraphHostNodeSetParams) \
-	H(cuGraphKernelNodeCopyAttributes) H(cuGraphKernelNodeGetAttribute) \
-	H(cuGraphKernelNodeGetParams) H(cuGraphKernelNodeGetParams_v2) \
-	H(cuGraphKernelNodeSetAttribute) H(cuGraphKernelNodeSetParams) \
-	H(cuGraphKernelNodeSetParams_v2) H(cuGraphMemAllocNodeGetParams) \
-	H(cuGraphMemFreeNodeGetParams) H(cuGraphMemcpyNodeGetParams) \
-	H(cuGraphMemsetNodeGetParams) H(cuGraphNodeFindInClone) \
-	H(cuGraphNodeGetContainingGraph) H(cuGraphNodeGetDependencies) \
-	H(cuGraphNodeGetDependencies_v2) H(cuGraphNodeGetDependentNodes) \
-	H(cuGraphNodeGetDependentNodes_v2) H(cuGraphNodeGetEnabled) H(cuGraphNodeGetLocalId) \
-	H(cuGraphNodeGetParams) H(cuGraphNodeGetToolsId) H(cuGraphNodeGetType) \
+	H(cuGraphExecEventWaitNodeSetEvent) H(cuGraphExecExternalSemaphoresSignalNodeSetParams) \
+	H(cuGraphExecExternalSemaphoresWaitNodeSetParams) H(cuGraphExecGetFlags) H(cuGraphExecGetId) \
+	H(cuGraphExecHostNodeSetParams) H(cuGraphExecKernelNodeSetParams) H(cuGraphExecKernelNodeSetParams_v2) \
+	H(cuGraphExecUpdate) H(cuGraphExecUpdate_v2) H(cuGraphExternalSemaphoresSignalNodeGetParams) \
+	H(cuGraphExternalSemaphoresSignalNodeSetParams) H(cuGraphExternalSemaphoresWaitNodeGetParams) \
+	H(cuGraphExternalSemaphoresWaitNodeSetParams) H(cuGraphGetEdges) H(cuGraphGetEdges_v2) H(cuGraphGetId) \
+	H(cuGraphGetNodes) H(cuGraphGetRootNodes) H(cuGraphHostNodeGetParams) H(cuGraphHostNodeSetParams) \
+	H(cuGraphKernelNodeCopyAttributes) H(cuGraphKernelNodeGetAttribute) H(cuGraphKernelNodeGetParams) \
+	H(cuGraphKernelNodeGetParams_v2) H(cuGraphKernelNodeSetAttribute) H(cuGraphKernelNodeSetParams) \
+	H(cuGraphKernelNodeSetParams_v2) H(cuGraphMemAllocNodeGetParams) H(cuGraphMemFreeNodeGetParams) \
+	H(cuGraphMemcpyNodeGetParams) H(cuGraphMemsetNodeGetParams) H(cuGraphNodeFindInClone) \
+	H(cuGraphNodeGetContainingGraph) H(cuGraphNodeGetDependencies) H(cuGraphNodeGetDependencies_v2) \
+	H(cuGraphNodeGetDependentNodes) H(cuGraphNodeGetDependentNodes_v2) H(cuGraphNodeGetEnabled) \
+	H(cuGraphNodeGetLocalId) H(cuGraphNodeGetParams) H(cuGraphNodeGetToolsId) H(cuGraphNodeGetType) \
 	H(cuGraphNodeSetEnabled) H(cuGraphReleaseUserObject) H(cuGraphRemoveDependencies) \
 	H(cuGraphRemoveDependencies_v2) H(cuGraphRetainUserObject) H(cuStreamGetCaptureInfo) \
-	H(cuStreamGetCaptureInfo_ptsz) H(cuStreamGetCaptureInfo_v2) \
-	H(cuStreamGetCaptureInfo_v2_ptsz) H(cuStreamGetCaptureInfo_v3) \
-	H(cuStreamGetCaptureInfo_v3_ptsz) H(cuStreamIsCapturing) H(cuStreamIsCapturing_ptsz) \
-	H(cuStreamUpdateCaptureDependencies) H(cuStreamUpdateCaptureDependencies_ptsz) \
+	H(cuStreamGetCaptureInfo_ptsz) H(cuStreamGetCaptureInfo_v2) H(cuStreamGetCaptureInfo_v2_ptsz) \
+	H(cuStreamGetCaptureInfo_v3) H(cuStreamGetCaptureInfo_v3_ptsz) H(cuStreamIsCapturing) \
+	H(cuStreamIsCapturing_ptsz) H(cuStreamUpdateCaptureDependencies) H(cuStreamUpdateCaptureDependencies_ptsz) \
 	H(cuStreamUpdateCaptureDependencies_v2) H(cuStreamUpdateCaptureDependencies_v2_ptsz) \
-	H(cuThreadExchangeStreamCaptureMode) H(cuUserObjectCreate) H(cuUserObjectRelease) \
-	H(cuUserObjectRetain)
+	H(cuThreadExchangeStreamCaptureMode) H(cuUserObjectCreate) H(cuUserObjectRelease) H(cuUserObjectRetain)
 
 /*
  * Graphics. What maps and unmaps, acquires and returns hands memory over in the order of
@@ -144,22 +123,19 @@
  */
 #define NVS_UNGATED_GRAPHICS(H) \
 	H(cuEGLApiInit) H(cuEGLStreamConsumerAcquireFrame) H(cuEGLStreamConsumerConnect) \
-	H(cuEGLStreamConsumerConnectWithFlags) H(cuEGLStreamConsumerDisconnect) \
-	H(cuEGLStreamConsumerReleaseFrame) H(cuEGLStreamProducerConnect) \
-	H(cuEGLStreamProducerDisconnect) H(cuEGLStreamProducerPresentFrame) \
+	H(cuEGLStreamConsumerConnectWithFlags) H(cuEGLStreamConsumerDisconnect) H(cuEGLStreamConsumerReleaseFrame) \
+	H(cuEGLStreamProducerConnect) H(cuEGLStreamProducerDisconnect) H(cuEGLStreamProducerPresentFrame) \
 	H(cuEGLStreamProducerReturnFrame) H(cuGLGetDevices) H(cuGLGetDevices_v2) H(cuGLInit) \
 	H(cuGLMapBufferObject) H(cuGLMapBufferObject_ptds) H(cuGLMapBufferObjectAsync) \
-	H(cuGLMapBufferObjectAsync_ptsz) H(cuGLMapBufferObjectAsync_v2) \
-	H(cuGLMapBufferObjectAsync_v2_ptsz) H(cuGLMapBufferObject_v2) \
-	H(cuGLMapBufferObject_v2_ptds) H(cuGLRegisterBufferObject) \
+	H(cuGLMapBufferObjectAsync_ptsz) H(cuGLMapBufferObjectAsync_v2) H(cuGLMapBufferObjectAsync_v2_ptsz) \
+	H(cuGLMapBufferObject_v2) H(cuGLMapBufferObject_v2_ptds) H(cuGLRegisterBufferObject) \
 	H(cuGLSetBufferObjectMapFlags) H(cuGLUnmapBufferObject) H(cuGLUnmapBufferObjectAsync) \
-	H(cuGLUnregisterBufferObject) H(cuGraphicsEGLRegisterImage) \
-	H(cuGraphicsGLRegisterBuffer) H(cuGraphicsGLRegisterImage) H(cuGraphicsMapResources) \
-	H(cuGraphicsMapResources_ptsz) H(cuGraphicsResourceGetMappedEglFrame) \
-	H(cuGraphicsResourceGetMappedMipmappedArray) H(cuGraphicsResourceGetMappedPointer) \
-	H(cuGraphicsResourceGetMappedPointer_v2) H(cuGraphicsResourceSetMapFlags) \
-	H(cuGraphicsResourceSetMapFlags_v2) H(cuGraphicsSubResourceGetMappedArray) \
-	H(cuGraphicsUnmapResources) H(cuGraphicsUnmapResources_ptsz) \
+	H(cuGLUnregisterBufferObject) H(cuGraphicsEGLRegisterImage) H(cuGraphicsGLRegisterBuffer) \
+	H(cuGraphicsGLRegisterImage) H(cuGraphicsMapResources) H(cuGraphicsMapResources_ptsz) \
+	H(cuGraphicsResourceGetMappedEglFrame) H(cuGraphicsResourceGetMappedMipmappedArray) \
+	H(cuGraphicsResourceGetMappedPointer) H(cuGraphicsResourceGetMappedPointer_v2) \
+	H(cuGraphicsResourceSetMapFlags) H(cuGraphicsResourceSetMapFlags_v2) \
+	H(cuGraphicsSubResourceGetMappedArray) H(cuGraphicsUnmapResources) H(cuGraphicsUnmapResources_ptsz) \
 	H(cuGraphicsUnregisterResource) H(cuGraphicsVDPAURegisterOutputSurface) \
 	H(cuGraphicsVDPAURegisterVideoSurface) H(cuVDPAUGetDevice)
 
@@ -169,62 +145,56 @@
  * would hold up the release of the GPU for as long.
  */
 #define NVS_UNGATED_CODE(H) \
-	H(cuFuncGetAttribute) H(cuFuncGetModule) H(cuFuncGetName) H(cuFuncGetParamCount) \
-	H(cuFuncGetParamInfo) H(cuFuncIsLoaded) H(cuFuncLoad) H(cuFuncSetAttribute) \
-	H(cuFuncSetBlockShape) H(cuFuncSetCacheConfig) H(cuFuncSetSharedMemConfig) \
-	H(cuFuncSetSharedSize) H(cuKernelGetAttribute) H(cuKernelGetFunction) \
-	H(cuKernelGetLibrary) H(cuKernelGetName) H(cuKernelGetParamCount) \
-	H(cuKernelGetParamInfo) H(cuKernelSetAttribute) H(cuKernelSetCacheConfig) \
-	H(cuLibraryEnumerateKernels) H(cuLibraryGetGlobal) H(cuLibraryGetKernel) \
-	H(cuLibraryGetKernelCount) H(cuLibraryGetManaged) H(cuLibraryGetModule) \
-	H(cuLibraryGetUnifiedFunction) H(cuLinkAddData) H(cuLinkAddData_v2) H(cuLinkAddFile) \
-	H(cuLinkAddFile_v2) H(cuLinkComplete) H(cuLinkCreate) H(cuLinkCreate_v2) \
-	H(cuLinkDestroy) H(cuModuleEnumerateFunctions) H(cuModuleGetFunction) \
-	H(cuModuleGetFunctionCount) H(cuModuleGetGlobal) H(cuModuleGetGlobal_v2) \
+	H(cuFuncGetAttribute) H(cuFuncGetModule) H(cuFuncGetName) H(cuFuncGetParamCount) H(cuFuncGetParamInfo) \
+	H(cuFuncIsLoaded) H(cuFuncLoad) H(cuFuncSetAttribute) H(cuFuncSetBlockShape) H(cuFuncSetCacheConfig) \
+	H(cuFuncSetSharedMemConfig) H(cuFuncSetSharedSize) H(cuKernelGetAttribute) H(cuKernelGetFunction) \
+	H(cuKernelGetLibrary) H(cuKernelGetName) H(cuKernelGetParamCount) H(cuKernelGetParamInfo) \
+	H(cuKernelSetAttribute) H(cuKernelSetCacheConfig) H(cuLibraryEnumerateKernels) H(cuLibraryGetGlobal) \
+	H(cuLibraryGetKernel) H(cuLibraryGetKernelCount) H(cuLibraryGetManaged) H(cuLibraryGetModule) \
+	H(cuLibraryGetUnifiedFunction) H(cuLinkAddData) H(cuLinkAddData_v2) H(cuLinkAddFile) H(cuLinkAddFile_v2) \
+	H(cuLinkComplete) H(cuLinkCreate) H(cuLinkCreate_v2) H(cuLinkDestroy) H(cuModuleEnumerateFunctions) \
+	H(cuModuleGetFunction) H(cuModuleGetFunctionCount) H(cuModuleGetGlobal) H(cuModuleGetGlobal_v2) \
 	H(cuModuleGetLoadingMode) H(cuModuleGetSurfRef) H(cuModuleGetTexRef) \
-	H(cuOccupancyAvailableDynamicSMemPerBlock) \
-	H(cuOccupancyMaxActiveBlocksPerMultiprocessor) \
-	H(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) \
-	H(cuOccupancyMaxActiveClusters) H(cuOccupancyMaxPotentialBlockSize) \
-	H(cuOccupancyMaxPotentialBlockSizeWithFlags) H(cuOccupancyMaxPotentialClusterSize) \
-	H(cuParamSetSize) H(cuParamSetTexRef) H(cuParamSetf) H(cuParamSeti) H(cuParamSetv) \
-	H(cuSurfObjectCreate) H(cuSurfObjectDestroy) H(cuSurfObjectGetResourceDesc) \
-	H(cuSurfRefGetArray) H(cuSurfRefSetArray) H(cuTensorMapEncodeIm2col) \
-	H(cuTensorMapEncodeIm2colWide) H(cuTensorMapEncodeTiled) H(cuTensorMapReplaceAddress) \
-	H(cuTexObjectDestroy) H(cuTexObjectGetResourceDesc) H(cuTexObjectGetResourceViewDesc) \
-	H(cuTexObjectGetTextureDesc) H(cuTexRefCreate) H(cuTexRefDestroy) \
-	H(cuTexRefGetAddress) H(cuTexRefGetAddressMode) H(cuTexRefGetAddress_v2) \
-	H(cuTexRefGetArray) H(cuTexRefGetBorderColor) H(cuTexRefGetFilterMode) \
-	H(cuTexRefGetFlags) H(cuTexRefGetFormat) H(cuTexRefGetMaxAnisotropy) \
-	H(cuTexRefGetMipmapFilterMode) H(cuTexRefGetMipmapLevelBias) \
-	H(cuTexRefGetMipmapLevelClamp) H(cuTexRefGetMipmappedArray) H(cuTexRefSetAddress) \
-	H(cuTexRefSetAddress2D) H(cuTexRefSetAddressMode) H(cuTexRefSetArray) \
-	H(cuTexRefSetBorderColor) H(cuTexRefSetFilterMode) H(cuTexRefSetFlags) \
-	H(cuTexRefSetFormat) H(cuTexRefSetMaxAnisotropy) H(cuTexRefSetMipmapFilterMode) \
-	H(cuTexRefSetMipmapLevelBias) H(cuTexRefSetMipmapLevelClamp) \
-	H(cuTexRefSetMipmappedArray)
+	H(cuOccupancyAvailableDynamicSMemPerBlock) H(cuOccupancyMaxActiveBlocksPerMultiprocessor) \
+	H(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) H(cuOccupancyMaxActiveClusters) \
+	H(cuOccupancyMaxPotentialBlockSize) H(cuOccupancyMaxPotentialBlockSizeWithFlags) \
+	H(cuOccupancyMaxPotentialClusterSize) H(cuParamSetSize) H(cuParamSetTexRef) H(cuParamSetf) H(cuParamSeti) \
+	H(cuParamSetv) H(cuSurfObjectCreate) H(cuSurfObjectDestroy) H(cuSurfObjectGetResourceDesc) \
+	H(cuSurfRefGetArray) H(cuSurfRefSetArray) H(cuTensorMapEncodeIm2col) H(cuTensorMapEncodeIm2colWide) \
+	H(cuTensorMapEncodeTiled) H(cuTensorMapReplaceAddress) H(cuTexObjectDestroy) H(cuTexObjectGetResourceDesc) \
+	H(cuTexObjectGetResourceViewDesc) H(cuTexObjectGetTextureDesc) H(cuTexRefCreate) H(cuTexRefDestroy) \
+	H(cuTexRefGetAddress) H(cuTexRefGetAddressMode) H(cuTexRefGetAddress_v2) H(cuTexRefGetArray) \
+	H(cuTexRefGetBorderColor) H(cuTexRefGetFilterMode) H(cuTexRefGetFlags) H(cuTexRefGetFormat) \
+	H(cuTexRefGetMaxAnisotropy) H(cuTexRefGetMipmapFilterMode) H(cuTexRefGetMipmapLevelBias) \
+	H(cuTexRefGetMipmapLevelClamp) H(cuTexRefGetMipmappedArray) H(cuTexRefSetAddress) H(cuTexRefSetAddress2D) \
+	H(cuTexRefSetAddressMode) H(cuTexRefSetArray) H(cuTexRefSetBorderColor) H(cuTexRefSetFilterMode) \
+	H(cuTexRefSetFlags) H(cuTexRefSetFormat) H(cuTexRefSetMaxAnisotropy) H(cuTexRefSetMipmapFilterMode) \
+	H(cuTexRefSetMipmapLevelBias) H(cuTexRefSetMipmapLevelClamp) H(cuTexRefSetMipmappedArray)
 
 /*
  * The rest. Advice on managed memory moves nothing. A checkpoint, which may be of
  * another process, is done under a lock of the driver's own.
  */
 #define NVS_UNGATED_REST(H) \
-	H(cuCoredumpDeregisterCompleteCallback) H(cuCoredumpDeregisterStartCallback) \
-	H(cuCoredumpGetAttribute) H(cuCoredumpGetAttributeGlobal) \
-	H(cuCoredumpRegisterCompleteCallback) H(cuCoredumpRegisterStartCallback) \
-	H(cuCoredumpSetAttribute) H(cuCoredumpSetAttributeGlobal) \
-	H(cuDeviceRegisterAsyncNotification) H(cuLogsCurrent) H(cuLogsDumpToFile) \
-	H(cuLogsDumpToMemory) H(cuLogsRegisterCallback) H(cuLogsUnregisterCallback) \
-	H(cuMemAdvise) H(cuMemAdvise_v2) H(cuProfilerInitialize) H(cuProfilerStart) \
+	H(cuCoredumpDeregisterCompleteCallback) H(cuCoredumpDeregisterStartCallback) H(cuCoredumpGetAttribute) \
+	H(cuCoredumpGetAttributeGlobal) H(cuCoredumpRegisterCompleteCallback) H(cuCoredumpRegisterStartCallback) \
+	H(cuCoredumpSetAttribute) H(cuCoredumpSetAttributeGlobal) H(cuDeviceRegisterAsyncNotification) \
+	H(cuLogsCurrent) H(cuLogsDumpToFile) H(cuLogsDumpToMemory) H(cuLogsRegisterCallback) \
+	H(cuLogsUnregisterCallback) H(cuMemAdvise) H(cuMemAdvise_v2) H(cuProfilerInitialize) H(cuProfilerStart) \
 	H(cuProfilerStop)
 
 /*
- * From before CUDA 3.2, with sizes and addresses of 32 bits: today's programs and runtimes
- * get the second versions, which are interposed. Their copies and memsets are gated.
+ * From before CUDA 3.2, with sizes and addresses of 32 bits: the programs and runtimes of
+ * today get the second versions, which are interposed.
  */
 #define NVS_UNGATED_OLD(H) \
-	H(cuMemAlloc) H(cuMemAllocPitch) H(cuMemFree) H(cuArrayCreate) H(cuArray3DCreate) \
-	H(cuMemGetInfo) H(cuDeviceTotalMem) H(cuMemGetAddressRange)
+	H(cuMemAlloc) H(cuMemAllocPitch) H(cuMemFree) H(cuArrayCreate) H(cuArray3DCreate) H(cuMemGetInfo) \
+	H(cuDeviceTotalMem) H(cuMemGetAddressRange) H(cuLaunch) H(cuLaunchGrid) H(cuLaunchGridAsync) \
+	H(cuMemcpyHtoD) H(cuMemcpyDtoH) H(cuMemcpyDtoD) H(cuMemcpyDtoA) H(cuMemcpyAtoD) H(cuMemcpyHtoA) \
+	H(cuMemcpyAtoH) H(cuMemcpyAtoA) H(cuMemcpy2D) H(cuMemcpy2DUnaligned) H(cuMemcpy3D) H(cuMemcpyHtoDAsync) \
+	H(cuMemcpyDtoHAsync) H(cuMemcpyDtoDAsync) H(cuMemcpyHtoAAsync) H(cuMemcpyAtoHAsync) H(cuMemcpy2DAsync) \
+	H(cuMemcpy3DAsync) H(cuMemsetD8) H(cuMemsetD16) H(cuMemsetD32) H(cuMemsetD2D8) H(cuMemsetD2D16) \
+	H(cuMemsetD2D32)
 
 #define NVS_UNGATED_TABLE(H) \
 	NVS_UNGATED_ALLOCATE(H) \

@@ -14,6 +14,13 @@ static inline bool used(void)
 	return nvs_unlikely(atomic_load_explicit(&nvs_vmm_used, memory_order_acquire));
 }
 
+/* What the driver says, where the memory is not of vmm.h. */
+#define OR_DRIVER(ours, call) \
+	__extension__({ \
+		int ours_ = ours; \
+		ours_ != NVS_VMM_DRIVER ? ours_ : call; \
+	})
+
 /* ---- physical memory ---- */
 
 WRAPPER(cuMemCreate, (unsigned long long *handle, size_t n, const struct cu_alloc_prop *prop,
@@ -72,10 +79,8 @@ WRAPPER(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address)
 
 WRAPPER(cuMemGetAllocationPropertiesFromHandle, (struct cu_alloc_full *prop, unsigned long long handle))
 {
-	int result = nvs_vmm_is(handle) ? nvs_vmm_properties(prop, handle) : NVS_VMM_DRIVER;
-
-	return result != NVS_VMM_DRIVER ? result
-					: CALL(cuMemGetAllocationPropertiesFromHandle, prop, handle);
+	return OR_DRIVER(nvs_vmm_is(handle) ? nvs_vmm_properties(prop, handle) : NVS_VMM_DRIVER,
+			 CALL(cuMemGetAllocationPropertiesFromHandle, prop, handle));
 }
 
 /* ---- sharing ---- */
@@ -83,10 +88,8 @@ WRAPPER(cuMemGetAllocationPropertiesFromHandle, (struct cu_alloc_full *prop, uns
 WRAPPER(cuMemExportToShareableHandle, (void *out, unsigned long long handle, int type,
 				     unsigned long long flags))
 {
-	int result = nvs_vmm_is(handle) ? nvs_vmm_share(&handle, type) : NVS_VMM_DRIVER;
-
-	return result != NVS_VMM_DRIVER ? result
-					: CALL(cuMemExportToShareableHandle, out, handle, type, flags);
+	return OR_DRIVER(nvs_vmm_is(handle) ? nvs_vmm_share(&handle, type) : NVS_VMM_DRIVER,
+			 CALL(cuMemExportToShareableHandle, out, handle, type, flags));
 }
 
 WRAPPER(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, int type))
@@ -102,8 +105,8 @@ WRAPPER(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, i
 #define BIND_MEMORY(name, P, A) \
 	WRAPPER(name, P) \
 	{ \
-		int result = nvs_vmm_is(memory) ? nvs_vmm_share(&memory, 0) : NVS_VMM_DRIVER; \
-		return result != NVS_VMM_DRIVER ? result : CALL(name, NVS_SPREAD A); \
+		return OR_DRIVER(nvs_vmm_is(memory) ? nvs_vmm_share(&memory, 0) : NVS_VMM_DRIVER, \
+				 CALL(name, NVS_SPREAD A)); \
 	}
 BIND_MEMORY(cuMulticastBindMem, (unsigned long long multicast, size_t at, unsigned long long memory,
 				 size_t offset, size_t n, unsigned long long flags),
@@ -137,17 +140,13 @@ BIND_ADDRESS(cuLogicalEndpointBindAddr, (uint endpoint, int dev, uint64_t at, CU
 WRAPPER(cuMemAddressReserve, (CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at,
 			    unsigned long long flags))
 {
-	int result = nvs_counting() ? nvs_vmm_reserve(p, n, align, at, flags) : NVS_VMM_DRIVER;
-
-	return result != NVS_VMM_DRIVER ? result
-					: CALL(cuMemAddressReserve, p, n, align, at, flags);
+	return OR_DRIVER(nvs_counting() ? nvs_vmm_reserve(p, n, align, at, flags) : NVS_VMM_DRIVER,
+			 CALL(cuMemAddressReserve, p, n, align, at, flags));
 }
 
 WRAPPER(cuMemAddressFree, (CUdeviceptr p, size_t n))
 {
-	int result = used() ? nvs_vmm_unreserve(p, n) : NVS_VMM_DRIVER;
-
-	return result != NVS_VMM_DRIVER ? result : CALL(cuMemAddressFree, p, n);
+	return OR_DRIVER(used() ? nvs_vmm_unreserve(p, n) : NVS_VMM_DRIVER, CALL(cuMemAddressFree, p, n));
 }
 
 WRAPPER(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
@@ -172,21 +171,17 @@ WRAPPER(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long ha
 
 WRAPPER(cuMemUnmap, (CUdeviceptr p, size_t n))
 {
-	int result = used() ? nvs_vmm_unmap(p, n) : NVS_VMM_DRIVER;
-
-	return result != NVS_VMM_DRIVER ? result : nvs_vmm_driver_unmap(p, n);
+	return OR_DRIVER(used() ? nvs_vmm_unmap(p, n) : NVS_VMM_DRIVER, nvs_vmm_driver_unmap(p, n));
 }
 
 WRAPPER(cuMemSetAccess, (CUdeviceptr p, size_t n, const struct cu_access *a, size_t count))
 {
-	int result = used() ? nvs_vmm_set_access(p, n, a, count) : NVS_VMM_DRIVER;
-
-	return result != NVS_VMM_DRIVER ? result : CALL(cuMemSetAccess, p, n, a, count);
+	return OR_DRIVER(used() ? nvs_vmm_set_access(p, n, a, count) : NVS_VMM_DRIVER,
+			 CALL(cuMemSetAccess, p, n, a, count));
 }
 
 WRAPPER(cuMemGetAccess, (unsigned long long *flags, const struct cu_location *l, CUdeviceptr p))
 {
-	int result = used() ? nvs_vmm_get_access(flags, l, p) : NVS_VMM_DRIVER;
-
-	return result != NVS_VMM_DRIVER ? result : CALL(cuMemGetAccess, flags, l, p);
+	return OR_DRIVER(used() ? nvs_vmm_get_access(flags, l, p) : NVS_VMM_DRIVER,
+			 CALL(cuMemGetAccess, flags, l, p));
 }

@@ -16,11 +16,7 @@
 	NVS_EXPORT int name P
 
 /* Calls the real function of this name. */
-#define CALL(name, ...) \
-	__extension__({ \
-		__typeof__(&name) real_ = NVS_REAL(name); \
-		real_ ? real_(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
-	})
+#define CALL(name, ...) NVS_REAL(name)(__VA_ARGS__)
 
 /* a * b, or as good as infinite. */
 static inline uint64_t nvs_times(uint64_t a, uint64_t b)
@@ -38,54 +34,42 @@ static inline uint64_t nvs_times(uint64_t a, uint64_t b)
 	WRAPPER(name, P) \
 	{ \
 		__typeof__(&name) real = NVS_REAL(name); \
-		struct nvs_thread *t; \
-		int result; \
-		if (nvs_unlikely(!real)) \
-			return CUDA_ERROR_NOT_FOUND; \
-		t = enter; \
-		result = real A; \
+		struct nvs_thread *t = enter; \
+		int result = real A; \
 		if (nvs_likely(t != NULL)) \
 			nvs_gate_leave(t); \
 		return result; \
 	}
 
-#define BY_THE_DRIVER -1
-
-NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* only its type is needed here */
-
+/* An allocation in the current context, counted and limited. */
+struct nvs_allocation {
+	struct nvs_claim claim;
+	void *ctx;
+	unsigned tries;
+};
+/* So many bytes at least. False: the limit does not allow them. */
+bool nvs_allocation_begin(struct nvs_allocation *a, uint64_t bytes);
+/* The driver has answered: whether it is asked again. */
+bool nvs_allocation_again(struct nvs_allocation *a, int result);
 /*
- * An allocator of the current context: `estimate` bytes at least, `size` once the driver
- * has returned. What turns out to be too large with its padding is given back. `other` is
- * the result if the memory is not counted here; BY_THE_DRIVER: it is.
+ * Enters what the driver has put at *key, of so many bytes (0: as begun), and returns the
+ * result. What turns out to be too large with its padding is given back.
  */
-#define ALLOCATOR(name, kind, P, A, estimate, key, size, other) \
-	WRAPPER(name, P) \
-	{ \
-		struct nvs_claim claim; \
-		unsigned tries = 0; \
-		void *ctx; \
-		int result; \
-		if (!nvs_counting()) \
-			return CALL(name, NVS_SPREAD A); \
-		ctx = nvs_current_context(); \
-		result = other; \
-		if (result >= 0) \
-			return result; \
-		if (!nvs_claim(&claim, nvs_gpu_here(ctx), estimate)) \
-			return CUDA_ERROR_OUT_OF_MEMORY; \
-		do \
-			result = CALL(name, NVS_SPREAD A); \
-		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && \
-		       nvs_swap_retry(claim.gpu, &tries)); \
-		if (result == CUDA_SUCCESS && (size) > claim.bytes && \
-		    !nvs_claim_more(&claim, size) && CALL(cuMemFree_v2, key) == CUDA_SUCCESS) \
-			result = CUDA_ERROR_OUT_OF_MEMORY; \
-		if (result == CUDA_SUCCESS) \
-			nvs_claim_keep(&claim, kind, key, size, ctx); \
-		else \
-			nvs_claim_drop(&claim); \
-		return result; \
-	}
+int nvs_allocation_end(struct nvs_allocation *a, int result, enum nvs_memory_kind kind, const void *key, uint64_t bytes);
+
+/* All of that around a call of the driver. bytes: once the call has succeeded. */
+#define ALLOCATING(least, kind, key, bytes, call) \
+	__extension__({ \
+		struct nvs_allocation a_; \
+		int result_ = CUDA_ERROR_OUT_OF_MEMORY; \
+		if (nvs_allocation_begin(&a_, least)) { \
+			do \
+				result_ = call; \
+			while (nvs_allocation_again(&a_, result_)); \
+			result_ = nvs_allocation_end(&a_, result_, kind, key, result_ == CUDA_SUCCESS ? bytes : 0); \
+		} \
+		result_; \
+	})
 
 /* A free that fails changes nothing. */
 #define FREE(name, kind, P, A, key) \
@@ -97,6 +81,15 @@ NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* only its type is needed here */
 			nvs_memory_remove(kind, (uintptr_t)(key), stamp); \
 		return result; \
 	}
+
+/*
+ * The memory of a GPU, which has a UUID where this process does not use it, as its container
+ * is told. False: as the driver has it.
+ */
+struct nvs_told {
+	uint64_t total, available, used; /* bytes; before the call as the driver has it */
+};
+bool nvs_tell(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_told *t);
 
 /* Whether a graph may have so much more memory; it is charged once it exists. */
 bool nvs_graph_may_have(struct nvs_gpu *gpu, uint64_t bytes);
@@ -114,5 +107,14 @@ static inline void nvs_names_leave(struct nvs_thread *t)
 	if (nvs_unlikely(t != NULL))
 		nvs_gate_leave(t);
 }
+
+/* A call between. */
+#define NVS_NAMING(enter, call) \
+	__extension__({ \
+		struct nvs_thread *t_ = enter; \
+		int result_ = call; \
+		nvs_names_leave(t_); \
+		result_; \
+	})
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <errno.h>
 
-#include "memory_abi.h"
+#include "memory_driver.h"
 
 atomic_bool nvs_memory_graphs, nvs_memory_graph_gpus, nvs_memory_graphs_ran;
 
@@ -12,7 +12,7 @@ static atomic_uint with_memory; /* GPUs that graphs have memory on, a bit each *
 /* ---- what is known of executable graphs ---- */
 
 /* The entry replaces an older one: the driver has given out the key again. The lock is held. */
-static bool enter(enum nvs_memory_kind kind, uint64_t key, uint64_t bytes, uint64_t owner)
+static bool graph_enter(enum nvs_memory_kind kind, uint64_t key, uint64_t bytes, uint64_t owner)
 {
 	struct nvs_entry *e = nvs_account_find(kind, key);
 
@@ -24,7 +24,7 @@ static bool enter(enum nvs_memory_kind kind, uint64_t key, uint64_t bytes, uint6
 void nvs_memory_graph_works_on(uint64_t exec, unsigned gpus)
 {
 	nvs_account_lock();
-	if (enter(NVS_MEMORY_GRAPH, exec, 0, gpus))
+	if (graph_enter(NVS_MEMORY_GRAPH, exec, 0, gpus))
 		atomic_store(&nvs_memory_graph_gpus, true);
 	nvs_account_unlock();
 }
@@ -56,7 +56,7 @@ void nvs_memory_graph_will_take(uint64_t exec, struct nvs_gpu *gpu, struct nvs_g
 	nvs_account_lock();
 	e = nvs_account_find(NVS_MEMORY_LAUNCH, key_of(exec, gpu));
 	if (bytes.most)
-		enter(NVS_MEMORY_LAUNCH, key_of(exec, gpu), bytes.most, bytes.left);
+		graph_enter(NVS_MEMORY_LAUNCH, key_of(exec, gpu), bytes.most, bytes.left);
 	else if (e)
 		nvs_entry_remove(&nvs_account, e);
 	nvs_account_unlock();
@@ -120,10 +120,9 @@ void nvs_memory_graph_used(struct nvs_gpu *gpu)
 }
 
 /* False: the driver does not tell. */
-static bool ask(const struct nvs_gpu *gpu, int what, uint64_t *bytes)
+static bool graph_ask(const struct nvs_gpu *gpu, int what, uint64_t *bytes)
 {
-	return nvs_driver.graph_memory &&
-	       nvs_driver.graph_memory(gpu->device.dev, what, bytes) == CUDA_SUCCESS && *bytes <= NVS_MAX_BYTES;
+	return nvs_memory_driver.graph_memory(gpu->device.dev, what, bytes) == CUDA_SUCCESS && *bytes <= NVS_MAX_BYTES;
 }
 
 /* Bytes of these claims on a GPU. */
@@ -144,7 +143,7 @@ void nvs_memory_graph_settle(const struct nvs_claim *claims, unsigned count)
 	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_budget *b = gpu->budget;
 		uint64_t claimed = claimed_on(gpu, claims, count), bytes = 0;
-		bool told = gpus & gpu->bit && nvs_counting() && ask(gpu, CU_GRAPH_MEM_RESERVED, &bytes);
+		bool told = gpus & gpu->bit && nvs_counting() && graph_ask(gpu, CU_GRAPH_MEM_RESERVED, &bytes);
 
 		if (!told && !claimed)
 			continue;
@@ -175,7 +174,7 @@ uint64_t nvs_memory_graph_takes(struct nvs_gpu *gpu, struct nvs_graph_bytes byte
 {
 	uint64_t reserved = 0, used = 0, run, stay;
 
-	if (!ask(gpu, CU_GRAPH_MEM_RESERVED, &reserved) || !ask(gpu, CU_GRAPH_MEM_USED, &used))
+	if (!graph_ask(gpu, CU_GRAPH_MEM_RESERVED, &reserved) || !graph_ask(gpu, CU_GRAPH_MEM_USED, &used))
 		reserved = used = 0;
 	run = above(bytes.most, reserved);
 	stay = above(bytes.left, above(reserved, used));

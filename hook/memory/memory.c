@@ -7,10 +7,15 @@
 #include <sys/mman.h>
 
 #include "compiler.h"
-#include "memory_abi.h"
 #include "ops.h"
 #include "reserve.h"
 #include "stream.h"
+
+struct nvs_memory_driver_table nvs_memory_driver_functions = {
+#define D(member, export, params) .member = (void *)nvs_driver_lacks,
+	NVS_MEMORY_DRIVER_TABLE(D)
+#undef D
+};
 
 /* Physical memory of the VMM. */
 struct physical {
@@ -253,7 +258,7 @@ void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t before)
 		while (owned(&nvs_account.at[i], before) && nvs_account.at[i].gpu == gpu->number) {
 			if (nvs_account.at[i].owner != asked) {
 				asked = nvs_account.at[i].owner;
-				own = nvs_context_own((void *)(uintptr_t)asked);
+				own = nvs_context_look((void *)(uintptr_t)asked).own;
 			}
 			if (own)
 				break;

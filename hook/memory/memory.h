@@ -17,7 +17,7 @@
 
 #include "account.h"
 #include "graphs.h"
-#include "memory_abi.h"
+#include "memory_driver.h"
 #include "pools.h"
 
 static inline struct nvs_gpu *nvs_gpu_of_location(const struct cu_location *l)
@@ -62,9 +62,8 @@ void nvs_memory_context_gone(const void *ctx, uint64_t stamp);
 void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t stamp);
 
 /*
- * Physical memory of the VMM exists as long as a handle or a mapping refers to it. The
- * driver may give out the value of a released handle again while that handle's memory is
- * still mapped.
+ * Physical memory of the VMM exists as long as a handle or a mapping refers to it. The driver may
+ * give out the value of a released handle again while that handle's memory is still mapped.
  */
 void nvs_claim_keep_handle(const struct nvs_claim *c, uint64_t handle);
 void nvs_memory_handle_imported(uint64_t handle); /* another process counts it */

@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * memory_abi.h: the structures of the CUDA driver's ABI that have to do with memory.
- *
- * No CUDA header is needed to build. Handles are void *, results are int.
- * A driver function of the pre-3.2 API (no suffix, 32-bit device pointers) is
- * declared like its 64-bit successor: both pass one register, and what we do
- * not look at goes through unchanged.
+ * memory_abi.h: the structures of the CUDA driver's ABI that have to do with memory. No CUDA
+ * header is needed to build. Handles are void *, results are int.
  */
 #ifndef NVSHARE_MEMORY_ABI_H
 #define NVSHARE_MEMORY_ABI_H

@@ -10,7 +10,7 @@
 #include "drain.h"
 #include "futex.h"
 #include "gate.h"
-#include "memory_abi.h"
+#include "memory_driver.h"
 #include "pools.h"
 
 #define TRIM_WAIT_NS (2 * NVS_S) /* for what streams still use */
@@ -263,8 +263,7 @@ static void look(uint64_t pool)
 	uint64_t bytes = 0, before;
 	unsigned gpus = 0;
 
-	if (!nvs_driver.pool_get_attribute ||
-	    nvs_driver.pool_get_attribute((void *)(uintptr_t)pool, CU_POOL_RESERVED_CURRENT, &bytes) !=
+	if (nvs_memory_driver.pool_get_attribute((void *)(uintptr_t)pool, CU_POOL_RESERVED_CURRENT, &bytes) !=
 		    CUDA_SUCCESS || bytes > NVS_MAX_BYTES)
 		return;
 	nvs_account_lock();
@@ -364,7 +363,7 @@ bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 	unsigned n = pools_with_more(gpu, bytes, pools);
 	int saved = errno;
 
-	if (!n || !nvs_driver.pool_trim)
+	if (!n)
 		return false;
 	while (!atomic_load_explicit(&nvs_gate.captures, memory_order_acquire) && wait &&
 	       !nvs_streams_settle(gpu) && nvs_now() < end && !atomic_load(&nvs_exiting))
@@ -377,7 +376,7 @@ bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 
 		if (place < 0)
 			continue;
-		nvs_driver.pool_trim((void *)(uintptr_t)pools[n], 0);
+		nvs_memory_driver.pool_trim((void *)(uintptr_t)pools[n], 0);
 		look(pools[n]);
 		release(place);
 	}

@@ -16,9 +16,9 @@
 #include "signals.h"
 #include "wire_io.h"
 
-#define WAIT_NS  200000000ull
-#define PLACE_WAIT_NS 5000000000ull /* a process that begins elsewhere would have its container on two GPUs */
-#define FRESH_NS 100000000ull
+#define WAIT_NS  (200 * NVS_MS)
+#define PLACE_WAIT_NS (5 * NVS_S) /* a process that begins elsewhere would have its container on two GPUs */
+#define FRESH_NS (100 * NVS_MS)
 #define GPUS     16
 
 static struct answer {
@@ -47,7 +47,7 @@ static bool wait_readable(int fd, uint64_t until)
 }
 
 /* Receives a frame, which must be of this type, within the time. *passed: as in nvs_receive_frame. */
-static bool expect(int fd, uint8_t type, uint64_t until, struct nvs_frame *f, int *passed)
+static bool query_expect(int fd, uint8_t type, uint64_t until, struct nvs_frame *f, int *passed)
 {
 	int n;
 
@@ -76,7 +76,7 @@ static bool read_page(int page, struct nvs_slot *slot)
 }
 
 /* Asks about a GPU over a connection of its own. False: nobody answers in time, or not as is expected. */
-static bool ask(const uint8_t *uuid, uint32_t flags, uint64_t wait_ns, struct nvs_frame *attached, struct nvs_slot *slot)
+static bool query_ask(const uint8_t *uuid, uint32_t flags, uint64_t wait_ns, struct nvs_frame *attached, struct nvs_slot *slot)
 {
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_REGISTER };
 	uint64_t until = nvs_now() + wait_ns;
@@ -93,13 +93,13 @@ static bool ask(const uint8_t *uuid, uint32_t flags, uint64_t wait_ns, struct nv
 	f.u.reg.min_version = NVS_WIRE_VERSION;
 	f.u.reg.channels = 1;
 	f.u.reg.shim_version = NVS_SHIM_VERSION;
-	ok = nvs_send_frame(fd, &f, false) && expect(fd, NVS_WELCOME, until, &f, &page) && page >= 0;
+	ok = nvs_send_frame(fd, &f, false) && query_expect(fd, NVS_WELCOME, until, &f, &page) && page >= 0;
 	if (ok) {
 		f = (struct nvs_frame){ .version = NVS_WIRE_VERSION, .type = NVS_ATTACH,
 					.code = NVS_ATTACH_OBSERVE | flags };
 		memcpy(f.u.attach.uuid, uuid, NVS_UUID_SIZE);
 		ok = nvs_send_frame(fd, &f, false) &&
-		     expect(fd, NVS_ATTACHED, until, attached, &none) && attached->code == NVS_OK &&
+		     query_expect(fd, NVS_ATTACHED, until, attached, &none) && attached->code == NVS_OK &&
 		     read_page(page, slot);
 	}
 	if (none >= 0)
@@ -115,7 +115,7 @@ static bool query(const uint8_t *uuid, struct nvs_limits *out)
 	struct nvs_frame attached;
 	struct nvs_slot slot;
 
-	if (!ask(uuid, 0, WAIT_NS, &attached, &slot))
+	if (!query_ask(uuid, 0, WAIT_NS, &attached, &slot))
 		return false;
 	*out = (struct nvs_limits){ slot.mem_limit, slot.mem_used };
 	return true;
@@ -130,7 +130,7 @@ bool nvs_query_place(const uint8_t *uuid, uint8_t *place)
 	bool known;
 
 	nvs_signals_block(&q);
-	known = ask(uuid, NVS_ATTACH_PLACE, PLACE_WAIT_NS, &attached, &slot) &&
+	known = query_ask(uuid, NVS_ATTACH_PLACE, PLACE_WAIT_NS, &attached, &slot) &&
 		memcmp(attached.u.attached.uuid, unknown, sizeof(unknown)) != 0;
 	nvs_signals_restore(&q);
 	if (known)

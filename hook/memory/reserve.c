@@ -12,7 +12,6 @@
 #include "futex.h"
 #include "log.h"
 #include "query.h"
-#include "signals.h"
 #include "wait.h"
 
 #define STEP          (64ull << 20)
@@ -48,8 +47,8 @@ static bool read_slot(const struct nvs_slot *s, uint64_t *limit, uint64_t *used)
 	return false;
 }
 
-static void lock(void) { nvs_lock(&nvs_memory_lock); }
-static void unlock(void) { nvs_unlock(&nvs_memory_lock); }
+static void budget_lock(void) { nvs_lock(&nvs_memory_lock); }
+static void budget_unlock(void) { nvs_unlock(&nvs_memory_lock); }
 
 static uint64_t minus(uint64_t a, uint64_t b)
 {
@@ -57,7 +56,7 @@ static uint64_t minus(uint64_t a, uint64_t b)
 }
 
 /* Whether the GPU is attached to a scheduler that keeps account of memory. The client's lock is held. */
-static bool attached(struct nvs_gpu *gpu)
+static bool reserve_attached(struct nvs_gpu *gpu)
 {
 	return nvs_client.link == LINK_UP && gpu->lease.link == LEASE_ATTACHED &&
 	       gpu->budget->account;
@@ -69,7 +68,7 @@ static void refresh(struct nvs_gpu *gpu)
 	struct nvs_budget *b = gpu->budget;
 	uint64_t limit, used;
 
-	if (!attached(gpu) || !read_slot(&nvs_client.page->slot[gpu->number], &limit, &used))
+	if (!reserve_attached(gpu) || !read_slot(&nvs_client.page->slot[gpu->number], &limit, &used))
 		return;
 	b->known = true;
 	b->limit = limit;
@@ -107,9 +106,9 @@ static uint64_t wanted(const struct nvs_budget *b, uint64_t least)
 
 static struct nvs_frame frame_of(struct nvs_gpu *gpu, uint64_t total, uint64_t least, uint32_t flags)
 {
-	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_RESERVE,
-			       .channel = (uint16_t)gpu->number, .code = flags };
+	struct nvs_frame f = nvs_frame_of(gpu, NVS_RESERVE);
 
+	f.code = flags;
 	f.u.reserve.total = total;
 	f.u.reserve.least = least;
 	f.u.reserve.serial = ++gpu->budget->sent;
@@ -129,7 +128,7 @@ bool nvs_reserve_due(const struct nvs_budget *b)
 }
 
 /* What nobody waits for is always granted, so that it is counted at once. */
-static bool settle(struct nvs_gpu *gpu, bool tick, struct nvs_frame *f)
+static bool budget_settle(struct nvs_gpu *gpu, bool tick, struct nvs_frame *f)
 {
 	struct nvs_budget *b = gpu->budget;
 	uint64_t before = b->reserved, total = before;
@@ -150,10 +149,10 @@ static bool settle(struct nvs_gpu *gpu, bool tick, struct nvs_frame *f)
 	if (total == before)
 		return false;
 	b->reserved = total;
-	/* A thread that has taken of it since keeps it; who comes now sees that it is gone. */
+	/* A thread that has taken of it since keeps it; one that comes now sees that it is gone. */
 	if (total < before && b->used > total)
 		b->reserved = total = b->used < before ? b->used : before;
-	if (total == before || !attached(gpu))
+	if (total == before || !reserve_attached(gpu))
 		return false;
 	*f = frame_of(gpu, total, total, flags);
 	return true;
@@ -164,10 +163,10 @@ static void settle_and_send(struct nvs_gpu *gpu, bool tick)
 	struct nvs_frame f;
 	bool send;
 
-	lock();
+	budget_lock();
 	refresh(gpu);
-	send = settle(gpu, tick, &f);
-	unlock();
+	send = budget_settle(gpu, tick, &f);
+	budget_unlock();
 	if (send)
 		nvs_client_send(&f);
 }
@@ -175,14 +174,10 @@ static void settle_and_send(struct nvs_gpu *gpu, bool tick)
 void nvs_reserve_settle(struct nvs_gpu *gpu)
 {
 	struct nvs_signals q;
-	int saved = errno;
 
-	nvs_signals_block(&q);
-	nvs_lock(&nvs_client_lock);
+	nvs_client_enter(&q);
 	settle_and_send(gpu, false);
-	nvs_unlock(&nvs_client_lock);
-	nvs_signals_restore(&q);
-	errno = saved;
+	nvs_client_leave(&q);
 }
 
 /* ---- asking ---- */
@@ -200,11 +195,11 @@ static void wait_attached(struct nvs_gpu *gpu)
 		bool pending = nvs_client.link == LINK_STARTING ||
 			       (nvs_client.link == LINK_UP && gpu->lease.link == LEASE_ATTACHING);
 
-		lock();
+		budget_lock();
 		if (pending && nvs_elapsed(nvs_now(), start) > ANSWER_NS)
 			gpu->budget->deaf = true;
 		pending = pending && !gpu->budget->deaf;
-		unlock();
+		budget_unlock();
 		if (!pending || atomic_load(&nvs_exiting))
 			return;
 		nvs_unlock(&nvs_client_lock);
@@ -221,9 +216,9 @@ static bool wait_answer(struct nvs_budget *b, uint64_t serial, uint64_t until)
 		uint64_t now = nvs_now();
 		bool done;
 
-		lock();
+		budget_lock();
 		done = b->answered >= serial;
-		unlock();
+		budget_unlock();
 		if (done || now >= until)
 			return done;
 		nvs_futex_wait((uint32_t *)&b->event, seen, until - now, true);
@@ -239,13 +234,13 @@ static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 		bool hope, fits;
 
 		nvs_lock(&nvs_client_lock);
-		lock();
+		budget_lock();
 		refresh(gpu);
-		hope = b->others != b->tight && minus(b->limit, b->used) >= bytes && attached(gpu);
+		hope = b->others != b->tight && minus(b->limit, b->used) >= bytes && reserve_attached(gpu);
 		fits = minus(b->limit, b->others + b->used) >= bytes;
 		if (!fits && nvs_now() >= until)
 			b->tight = b->others; /* no second wait for the same value */
-		unlock();
+		budget_unlock();
 		nvs_unlock(&nvs_client_lock);
 		if (fits || !hope || nvs_now() >= until)
 			return fits;
@@ -264,10 +259,13 @@ static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 	if (nvs_budget_take(b, bytes))
 		return GRANTED;
 	if (b->limit || b->swap) {
-		if (attached(gpu) && !b->deaf && !alone)
+		if (reserve_attached(gpu) && !b->deaf && !alone)
 			return ASKED;
-		/* Others have what a scheduler that does not answer said last; without one nobody knows. */
-		if (b->limit && minus(b->limit, b->used + (attached(gpu) ? b->others : 0)) < bytes)
+		/*
+		 * If the scheduler does not answer, its last figure for the other processes
+		 * counts; without a scheduler there is none.
+		 */
+		if (b->limit && minus(b->limit, b->used + (reserve_attached(gpu) ? b->others : 0)) < bytes)
 			return REFUSED;
 	}
 	atomic_fetch_add(&b->used, bytes);
@@ -275,7 +273,7 @@ static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 }
 
 /* The budget's ask is held. */
-static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
+static bool reserve_ask(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	struct nvs_budget *b = gpu->budget;
 	uint64_t start = nvs_now(), until = start + ANSWER_NS, serial = 0;
@@ -289,7 +287,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 		bool answered;
 		uint32_t code;
 
-		lock();
+		budget_lock();
 		v = decide(gpu, bytes, alone || atomic_load(&nvs_exiting));
 		if (v == ASKED) {
 			/* Counted already: no other thread takes it once it is granted. */
@@ -299,7 +297,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 			f = frame_of(gpu, wanted(b, b->used), b->used, 0);
 			serial = b->sent;
 		}
-		unlock();
+		budget_unlock();
 		if (v == ASKED)
 			nvs_client_send(&f);
 		nvs_unlock(&nvs_client_lock);
@@ -307,7 +305,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 			return v == GRANTED;
 
 		answered = wait_answer(b, serial, until);
-		lock();
+		budget_lock();
 		code = answered && b->coded == serial ? b->code : NVS_ERR_INTERNAL;
 		b->asking = 0;
 		b->busy = false;
@@ -315,7 +313,7 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 			atomic_fetch_sub(&b->used, bytes);
 		if (!answered)
 			b->deaf = true;
-		unlock();
+		budget_unlock();
 		if (!answered)
 			nvs_debugf("GPU %u: no answer from the scheduler about memory", gpu->number);
 		nvs_reserve_settle(gpu); /* which was put off meanwhile */
@@ -337,15 +335,11 @@ static bool ask(struct nvs_gpu *gpu, uint64_t bytes)
 void nvs_reserve_attach(struct nvs_gpu *gpu)
 {
 	struct nvs_signals q;
-	int saved = errno;
 
 	nvs_gpu_use(gpu);
-	nvs_signals_block(&q);
-	nvs_lock(&nvs_client_lock);
+	nvs_client_enter(&q);
 	wait_attached(gpu);
-	nvs_unlock(&nvs_client_lock);
-	nvs_signals_restore(&q);
-	errno = saved;
+	nvs_client_leave(&q);
 }
 
 /* For NVSHARE_DEBUG=1 only: standard error belongs to the program. The scheduler has an
@@ -354,9 +348,9 @@ static void say_refused(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	uint64_t limit;
 
-	lock();
+	budget_lock();
 	limit = gpu->budget->limit;
-	unlock();
+	budget_unlock();
 	nvs_log("GPU %u: out of memory: %llu KiB more are refused; the memory limit is %llu MiB", gpu->number,
 		(unsigned long long)(bytes >> 10), (unsigned long long)(limit >> 20));
 }
@@ -365,18 +359,16 @@ bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	struct nvs_budget *b = gpu->budget;
 	struct nvs_signals q;
-	int saved = errno;
 	bool ok;
 
 	nvs_gpu_use(gpu);
 	nvs_signals_block(&q);
 	nvs_lock(&b->ask);
-	ok = ask(gpu, bytes);
+	ok = reserve_ask(gpu, bytes);
 	nvs_unlock(&b->ask);
 	if (!ok && nvs_debug)
 		say_refused(gpu, bytes);
 	nvs_signals_restore(&q);
-	errno = saved;
 	return ok;
 }
 
@@ -387,7 +379,7 @@ void nvs_reserve_answered(struct nvs_gpu *gpu, const struct nvs_frame *f)
 	struct nvs_budget *b = gpu->budget;
 	bool last;
 
-	lock();
+	budget_lock();
 	b->deaf = false;
 	last = f->u.memory.serial == b->sent;
 	if (last) {
@@ -398,7 +390,7 @@ void nvs_reserve_answered(struct nvs_gpu *gpu, const struct nvs_frame *f)
 		b->code = f->code;
 		b->answered = b->coded = b->sent;
 	}
-	unlock();
+	budget_unlock();
 	atomic_fetch_add(&b->event, 1);
 	nvs_futex_wake((uint32_t *)&b->event, true);
 	if (last)
@@ -416,9 +408,9 @@ void nvs_reserve_attached(struct nvs_gpu *gpu)
 		     __atomic_load_n(&nvs_client.page->slot[gpu->number].limit_seq, __ATOMIC_ACQUIRE);
 	b->swap = nvs_client.page &&
 		  __atomic_load_n(&nvs_client.page->slot[gpu->number].room, __ATOMIC_ACQUIRE) != 0;
-	if (!attached(gpu))
+	if (!reserve_attached(gpu))
 		return;
-	lock();
+	budget_lock();
 	b->deaf = false;
 	b->reserved = b->acked = 0;
 	b->answered = b->sent;
@@ -428,7 +420,7 @@ void nvs_reserve_attached(struct nvs_gpu *gpu)
 		b->reserved = b->limit ? have : round_up(have);
 		f = frame_of(gpu, b->reserved, b->reserved, NVS_RESERVE_FORCE);
 	}
-	unlock();
+	budget_unlock();
 	if (have)
 		nvs_client_send(&f);
 }
@@ -438,9 +430,9 @@ void nvs_reserve_lost(void)
 	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_budget *b = gpu->budget;
 
-		lock();
+		budget_lock();
 		b->answered = b->sent;
-		unlock();
+		budget_unlock();
 		atomic_fetch_add(&b->event, 1);
 		nvs_futex_wake((uint32_t *)&b->event, true);
 	}
@@ -453,13 +445,13 @@ uint64_t nvs_reserve_tick(void)
 	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_budget *b = gpu->budget;
 
-		if (!attached(gpu))
+		if (!reserve_attached(gpu))
 			continue;
 		settle_and_send(gpu, true);
-		lock();
+		budget_lock();
 		if (b->limit && b->reserved > b->used)
 			next = TRIM_NS;
-		unlock();
+		budget_unlock();
 	}
 	return next;
 }
@@ -475,17 +467,17 @@ static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 	bool known;
 
 	nvs_signals_block(&q);
-	lock();
+	budget_lock();
 	sent = b->deaf || !b->known || !b->limit ? 0 : b->sent;
-	unlock();
+	budget_unlock();
 	wait_answer(b, sent, nvs_now() + SETTLED_NS);
 	nvs_lock(&nvs_client_lock);
-	lock();
+	budget_lock();
 	refresh(gpu);
 	known = b->known;
 	out->limit = b->limit;
 	out->used = b->others + b->used;
-	unlock();
+	budget_unlock();
 	nvs_unlock(&nvs_client_lock);
 	nvs_signals_restore(&q);
 	return known;

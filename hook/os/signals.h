@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * signals.h: while a thread of the application has a lock that others wait for. A
- * signal handler may jump away, fork, exit or come back to us, and asynchronous
- * cancellation ends the thread: the lock would stay locked. A system call
- * each way, so not for what every allocation does.
+ * signals.h: while a thread of the application has a lock that others wait for. A signal
+ * handler may jump away, fork, exit or come back to us, and asynchronous cancellation ends
+ * the thread: the lock would stay locked. Keeps errno. A system call each way, so not for
+ * what every allocation does.
  */
 #ifndef NVSHARE_SIGNALS_H
 #define NVSHARE_SIGNALS_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -16,7 +17,7 @@
 
 struct nvs_signals {
 	uint64_t mask; /* as the kernel has it */
-	int cancel;
+	int cancel, error;
 };
 
 /* glibc's own two, which it never blocks: by them it cancels threads, and changes the user of all. */
@@ -33,6 +34,7 @@ static inline void nvs_signals_block(struct nvs_signals *q)
 	uint64_t all = ~NVS_SIGNALS_OF_GLIBC;
 
 	q->cancel = PTHREAD_CANCEL_ENABLE;
+	q->error = errno;
 	nvs_signals_mask(&all, &q->mask);
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &q->cancel);
 }
@@ -41,6 +43,7 @@ static inline void nvs_signals_restore(const struct nvs_signals *q)
 {
 	pthread_setcancelstate(q->cancel, NULL);
 	nvs_signals_mask(&q->mask, NULL);
+	errno = q->error;
 }
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "rm_call.h"
+#include "rm_object.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>

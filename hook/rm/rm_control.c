@@ -20,8 +20,6 @@
 #include "signals.h"
 #include "rm.h"
 #include "rm_abi.h"
-#include "rm_call.h"
-#include "rm_control.h"
 #include "rm_object.h"
 
 /* A control takes less than 1 ms; the driver itself gives up on one after some seconds. */
@@ -387,9 +385,8 @@ static struct result switch_on(const uint8_t *uuid)
 }
 
 /*
- * A process that ends must not wait for channels that are off. Registered when
- * they are first taken off, so this runs before what was registered earlier: the
- * driver's own end.
+ * A process that ends must not wait for channels that are off. Registered when they are first
+ * taken off, so this runs before what was registered earlier: the driver's own end.
  */
 static void put_on_at_exit(void)
 {

@@ -16,8 +16,6 @@
 #include "compiler.h"
 #include "log.h"
 #include "rm_abi.h"
-#include "rm_call.h"
-#include "rm_control.h"
 #include "rm_object.h"
 
 static void note_alloc(int fd, const struct rm_alloc *a, uint32_t status, uint32_t flags)

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * rm_object.h: the objects of the RM that this process has: devices, subdevices,
- * channel groups, channels. For ioctl.c, which notes them, and control.c, which
- * uses them.
+ * rm_object.h: what the files of this layer share: the objects of the RM that this process has
+ * (devices, subdevices, channel groups, channels), which rm_ioctl.c notes and rm_control.c uses.
  *
- * All functions are for any thread; none calls the driver. The lock of the table
- * is the innermost of the shim: nothing is waited for while it is held, and no
- * signal handler runs then.
+ * Those functions are for any thread, and do not call the driver. The lock of the table is the
+ * innermost of the shim: nothing is waited for while it is held, and no signal handler runs then.
  */
 #ifndef NVSHARE_RM_OBJECT_H
 #define NVSHARE_RM_OBJECT_H
@@ -78,5 +76,28 @@ bool rm_off_below(uint32_t client, uint32_t object, uint8_t uuid[NVS_RM_UUID]);
 bool rm_any_off(void); /* without the lock */
 
 void rm_count(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *state);
+
+/* ---- rm_call.c: requests to the ioctl that comes after ours ---- */
+
+/* As ioctl(2). */
+int rm_next(int fd, unsigned long request, void *arg);
+
+/* Sends a control to an object. NVS_RM_REFUSED: *status is the driver's answer. */
+enum nvs_rm_result rm_control(const struct rm_target *t, uint32_t object, uint32_t command, void *params,
+			      uint32_t size, uint32_t *status);
+
+/* ---- rm_control.c: what the exported ioctl asks of it ---- */
+
+/* A compute group was made: where a time slice is wanted it gets that. Waits 5 s at most. */
+void rm_slice_new_group(void);
+
+/*
+ * An object is about to be freed with all below it, which may wait for the GPU: the channels of
+ * GPUs that have some there go on first. Waits 5 s at most for each.
+ */
+void rm_put_on_below(uint32_t client, uint32_t object);
+
+/* The same of all channels. */
+void rm_put_all_on(void);
 
 #endif

@@ -218,13 +218,15 @@ static int wait_for_work(const struct nvs_swap_range *r)
 {
 	struct nvs_swap *s = r->gpu->swap;
 	void *now = NULL, *popped, *ctx = r->owner;
+	struct nvs_context_known known;
 	bool hold;
 	int result;
 
 	nvs_swap_lock(s);
 	hold = s->hold || r->pinned;
 	nvs_swap_unlock(s);
-	if (!nvs_driver.ctx_synchronize || (!hold && nvs_context_is_drained(ctx)))
+	known = nvs_context_look(ctx);
+	if (!hold && known.gpu && !known.dirty)
 		return CUDA_SUCCESS;
 	nvs_driver.ctx_get_current(&now);
 	if (now != ctx && nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
@@ -338,7 +340,7 @@ static bool goes(uint64_t owner, const void *ctx)
 {
 	if (ctx)
 		return owner == (uintptr_t)ctx;
-	return !(owner & POOLED) && !nvs_context_own((void *)(uintptr_t)owner);
+	return !(owner & POOLED) && !nvs_context_look((void *)(uintptr_t)owner).own;
 }
 
 /* Frees one region or slab of the context. False: none is left. */
@@ -376,7 +378,7 @@ void nvs_swap_context_gone(const void *ctx, struct nvs_gpu *gpu)
 	if (!s->mover)
 		return;
 	/* The mover takes another context for its stream. What it has in one that lives stays. */
-	if (ctx ? s->ctx == ctx : !s->ctx || !nvs_context_own(s->ctx)) {
+	if (ctx ? s->ctx == ctx : !s->ctx || !nvs_context_look(s->ctx).own) {
 		s->ctx = NULL;
 		nvs_arena_unregistered(gpu);
 	}

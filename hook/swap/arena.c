@@ -129,10 +129,10 @@ int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, uint32_t granules, bool 
 
 		n = run_of(store, i, granules);
 		if (out)
-			result = nvs_driver.copy_to_host(host, device, bytes_of(n),
+			result = nvs_memory_driver.copy_to_host(host, device, bytes_of(n),
 								gpu->swap->stream);
 		else
-			result = nvs_driver.copy_to_device(device, host, bytes_of(n),
+			result = nvs_memory_driver.copy_to_device(device, host, bytes_of(n),
 								gpu->swap->stream);
 	}
 	return result;
@@ -177,7 +177,7 @@ static void register_slice(struct nvs_gpu *gpu, struct segment *g)
 		nvs_swap_wait(gpu->swap, atomic_load(&gpu->swap->kick), 50 * NVS_MS);
 		return;
 	}
-	result = nvs_driver.host_register(g->base + bytes_of(g->registered), bytes_of(n),
+	result = nvs_memory_driver.host_register(g->base + bytes_of(g->registered), bytes_of(n),
 					  CU_HOST_REGISTER_PORTABLE);
 	nvs_driver.ctx_pop(&popped);
 	nvs_driver_leave();

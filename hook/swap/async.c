@@ -265,7 +265,7 @@ static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, voi
 	struct pool_event *e;
 	bool ok, refused = false;
 
-	if (q->no_events || !nvs_driver_has(event_query))
+	if (q->no_events)
 		return;
 	e = event_for(all, q);
 	if (!e)
@@ -321,7 +321,7 @@ enum look nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool)
 	struct nvs_swap *s = gpu->swap;
 	enum look seen = LOOK_NOTHING, one;
 
-	if (!s->pools->queues || atomic_load(&nvs_gate.captures) || !nvs_driver.event_query)
+	if (!s->pools->queues || atomic_load(&nvs_gate.captures))
 		return LOOK_NOTHING;
 	nvs_swap_lock(s);
 	for (struct queue *q = s->pools->queues; q; q = q->all) {
@@ -405,8 +405,8 @@ int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t
 	if (!pool) {
 		uint64_t threshold = 0;
 
-		if (nvs_driver.pool_get_attribute &&
-		    nvs_driver.pool_get_attribute(handle, CU_POOL_RELEASE_THRESHOLD, &threshold) != CUDA_SUCCESS)
+		if (nvs_memory_driver.pool_get_attribute &&
+		    nvs_memory_driver.pool_get_attribute(handle, CU_POOL_RELEASE_THRESHOLD, &threshold) != CUDA_SUCCESS)
 			return -1; /* no pool: the driver says so */
 		nvs_swap_lock(s);
 		pool = nvs_pool_new(all, handle, threshold);
@@ -597,10 +597,10 @@ void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
 
 	nvs_swap_lock(s);
 	for (struct pool_event *e = all->unused_events; e; e = e->next)
-		if (ctx ? e->ctx == ctx : e->ctx && !nvs_context_own(e->ctx))
+		if (ctx ? e->ctx == ctx : e->ctx && !nvs_context_look(e->ctx).own)
 			e->event = e->ctx = NULL; /* the driver's event went with the context */
 	for (struct queue *q = all->queues; q; q = q->all) {
-		if (!q->pool || !q->ctx || (ctx ? q->ctx != ctx : nvs_context_own(q->ctx)))
+		if (!q->pool || !q->ctx || (ctx ? q->ctx != ctx : nvs_context_look(q->ctx).own))
 			continue;
 		for (struct pool_event *e = q->oldest; e; e = e->next)
 			e->event = e->ctx = NULL;

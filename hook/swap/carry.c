@@ -95,8 +95,8 @@ bool nvs_carry_capable(void)
 
 	NVS_FOR_EACH_GPU(gpu)
 		any = any || (gpu->swap->capable && gpu->swap->posix_fd);
-	return any && nvs_driver_has(mem_export) && nvs_driver_has(mem_import) && nvs_driver_has(copy_on_device) &&
-	       nvs_driver_has(address_free);
+	return any && nvs_memory_driver_has(mem_export) && nvs_memory_driver_has(mem_import) && nvs_memory_driver_has(copy_on_device) &&
+	       nvs_memory_driver_has(address_free);
 }
 
 static struct carried *entry_of(struct nvs_gpu *gpu, struct place p)
@@ -267,13 +267,13 @@ static int receive_answer(const struct nvs_carry *c, int *result)
 static int map_at(struct nvs_gpu *gpu, CUdeviceptr at, uint64_t bytes, unsigned long long handle)
 {
 	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, gpu->device.dev }, CU_MEM_ACCESS_READWRITE };
-	int result = nvs_driver.mem_map(at, bytes, 0, handle, 0);
+	int result = nvs_memory_driver.mem_map(at, bytes, 0, handle, 0);
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = nvs_driver.set_access(at, bytes, &access, 1);
+	result = nvs_memory_driver.set_access(at, bytes, &access, 1);
 	if (result != CUDA_SUCCESS)
-		nvs_driver.mem_unmap(at, bytes);
+		nvs_memory_driver.mem_unmap(at, bytes);
 	return result;
 }
 
@@ -287,17 +287,17 @@ static int import(struct nvs_gpu *gpu, struct carried *e)
 
 	if (!nvs_descriptor_is(&e->file))
 		return CUDA_ERROR_NOT_FOUND;
-	result = nvs_driver.mem_import(&handle, (void *)(intptr_t)e->file.fd, CU_MEM_HANDLE_POSIX_FD);
+	result = nvs_memory_driver.mem_import(&handle, (void *)(intptr_t)e->file.fd, CU_MEM_HANDLE_POSIX_FD);
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = nvs_driver.address_reserve(&at, bytes, GRANULE, 0, 0);
+	result = nvs_memory_driver.address_reserve(&at, bytes, GRANULE, 0, 0);
 	if (result == CUDA_SUCCESS) {
 		result = map_at(gpu, at, bytes, handle);
 		if (result != CUDA_SUCCESS)
-			nvs_driver.address_free(at, bytes);
+			nvs_memory_driver.address_free(at, bytes);
 	}
 	if (result != CUDA_SUCCESS) {
-		nvs_driver.mem_release(handle);
+		nvs_memory_driver.mem_release(handle);
 		return result;
 	}
 	nvs_swap_lock(gpu->swap);
@@ -311,9 +311,9 @@ static int import(struct nvs_gpu *gpu, struct carried *e)
 /* Unmaps a copy. */
 static void unmap(struct nvs_gpu *gpu, struct carried *e)
 {
-	nvs_driver.mem_unmap(e->at, bytes_of(e->granules));
-	nvs_driver.address_free(e->at, bytes_of(e->granules));
-	nvs_driver.mem_release(e->handle);
+	nvs_memory_driver.mem_unmap(e->at, bytes_of(e->granules));
+	nvs_memory_driver.address_free(e->at, bytes_of(e->granules));
+	nvs_memory_driver.mem_release(e->handle);
 	nvs_swap_lock(gpu->swap);
 	e->at = 0;
 	gpu->swap->carry->mapped--;
@@ -325,7 +325,7 @@ static int copy_chunk(struct nvs_gpu *gpu, struct carried *e, struct place p, bo
 {
 	CUdeviceptr here = address_of(p), there = e->at + bytes_of(p.span->store[p.granule] & ((1u << OFFSET_BITS) - 1));
 
-	return nvs_driver.copy_on_device(out ? there : here, out ? here : there, bytes_of(chunk_of(p)->granules),
+	return nvs_memory_driver.copy_on_device(out ? there : here, out ? here : there, bytes_of(chunk_of(p)->granules),
 					 gpu->swap->stream);
 }
 
@@ -432,7 +432,7 @@ void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 
 		if (!to_carry(first))
 			continue;
-		result = nvs_driver.mem_export(&c->out[q.pieces], chunk->handle, CU_MEM_HANDLE_POSIX_FD, 0);
+		result = nvs_memory_driver.mem_export(&c->out[q.pieces], chunk->handle, CU_MEM_HANDLE_POSIX_FD, 0);
 		if (result != CUDA_SUCCESS)
 			break;
 		q.granules[q.pieces++] = chunk->granules;

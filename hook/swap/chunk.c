@@ -14,9 +14,9 @@ static void let_in(struct nvs_gpu *gpu, struct place p)
 		struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, other->device.dev },
 				       CU_MEM_ACCESS_READWRITE };
 
-		if (other != gpu && nvs_driver.can_access_peer &&
-		    nvs_driver.can_access_peer(&can, a.location.id, dev) == CUDA_SUCCESS && can)
-			nvs_driver.set_access(address_of(p), bytes_of(p.span->chunk[p.granule].granules),
+		if (other != gpu && nvs_memory_driver.can_access_peer &&
+		    nvs_memory_driver.can_access_peer(&can, a.location.id, dev) == CUDA_SUCCESS && can)
+			nvs_memory_driver.set_access(address_of(p), bytes_of(p.span->chunk[p.granule].granules),
 					      &a, 1);
 	}
 }
@@ -30,7 +30,7 @@ int nvs_chunk_create(struct nvs_gpu *gpu, uint64_t bytes, unsigned long long *ha
 		.rdma = s->rdma,
 	};
 
-	return nvs_driver.mem_create(handle, bytes, &prop.head, 0);
+	return nvs_memory_driver.mem_create(handle, bytes, &prop.head, 0);
 }
 
 /* Creates memory for one chunk and maps it; nobody has access yet. */
@@ -43,9 +43,9 @@ static int map_one(struct nvs_gpu *gpu, struct place p)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = nvs_driver.mem_map(address_of(p), bytes, 0, handle, 0);
+	result = nvs_memory_driver.mem_map(address_of(p), bytes, 0, handle, 0);
 	if (result != CUDA_SUCCESS)
-		nvs_driver.mem_release(handle);
+		nvs_memory_driver.mem_release(handle);
 	c->handle = handle;
 	return result;
 }
@@ -68,7 +68,7 @@ int nvs_chunk_map(struct nvs_gpu *gpu, struct place first, uint32_t *chunks)
 	*chunks = n;
 	if (!n)
 		return result;
-	opened = nvs_driver.set_access(address_of(first), address_of(at) - address_of(first), &access, 1);
+	opened = nvs_memory_driver.set_access(address_of(first), address_of(at) - address_of(first), &access, 1);
 	if (opened == CUDA_SUCCESS)
 		return result;
 	nvs_chunk_unmap(first, n);
@@ -83,14 +83,14 @@ void nvs_chunk_unmap(struct place first, uint32_t chunks)
 
 	for (uint32_t i = 0; i < chunks; i++)
 		next_chunk(&end);
-	at_once = nvs_driver.mem_unmap(address_of(first), address_of(end) - address_of(first)) == CUDA_SUCCESS;
+	at_once = nvs_memory_driver.mem_unmap(address_of(first), address_of(end) - address_of(first)) == CUDA_SUCCESS;
 	for (; at.granule < end.granule; next_chunk(&at)) {
 		const struct chunk *c = chunk_of(at);
 
 		/* Only the unmapping of one mapping is documented. */
 		if (!at_once)
-			nvs_driver.mem_unmap(address_of(at), bytes_of(c->granules));
-		nvs_driver.mem_release(c->handle);
+			nvs_memory_driver.mem_unmap(address_of(at), bytes_of(c->granules));
+		nvs_memory_driver.mem_release(c->handle);
 	}
 }
 

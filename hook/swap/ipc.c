@@ -127,7 +127,7 @@ static bool send_chunks(int fd, struct place p)
 			here = chunk->state == CHUNK_HERE && !r->dying && r->pinned;
 			nvs_swap_unlock(s);
 			/* A pinned region stays until the application frees it, as with the driver. */
-			ok = here && nvs_driver.mem_export(&fds[reply.count], chunk->handle,
+			ok = here && nvs_memory_driver.mem_export(&fds[reply.count], chunk->handle,
 							   CU_MEM_HANDLE_POSIX_FD, 0) == CUDA_SUCCESS;
 			if (ok)
 				reply.granules[reply.count++] = chunk->granules;
@@ -255,7 +255,7 @@ int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p)
 	struct nvs_signals q;
 	bool ok;
 
-	if (!handle || !nvs_swap_find(p, &r) || r.mapping || !nvs_driver.mem_export)
+	if (!handle || !nvs_swap_find(p, &r) || r.mapping)
 		return -1;
 	if (!nvs_swap_pin(p, &r))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -290,11 +290,11 @@ static bool map_batch(const struct reply *r, const int *fds, CUdeviceptr base, u
 		uint64_t bytes = bytes_of(r->granules[i]);
 
 		ok = ok && bytes && *at + bytes <= end &&
-		     nvs_driver.mem_import(&handle, (void *)(intptr_t)fds[i],
+		     nvs_memory_driver.mem_import(&handle, (void *)(intptr_t)fds[i],
 							      CU_MEM_HANDLE_POSIX_FD) == CUDA_SUCCESS;
 		if (ok) {
-			ok = nvs_driver.mem_map(base + *at, bytes, 0, handle, 0) == CUDA_SUCCESS;
-			nvs_driver.mem_release(handle); /* the mapping keeps the memory */
+			ok = nvs_memory_driver.mem_map(base + *at, bytes, 0, handle, 0) == CUDA_SUCCESS;
+			nvs_memory_driver.mem_release(handle); /* the mapping keeps the memory */
 			*at += ok ? bytes : 0;
 		}
 		close(fds[i]);
@@ -349,9 +349,9 @@ static bool fetch(const struct ticket *t, CUdeviceptr base, uint64_t *mapped)
 static void unmap(CUdeviceptr base, uint64_t mapped, uint64_t bytes)
 {
 	if (mapped)
-		nvs_driver.mem_unmap(base, mapped);
-	if (nvs_driver.address_free)
-		nvs_driver.address_free(base, bytes);
+		nvs_memory_driver.mem_unmap(base, mapped);
+	if (nvs_memory_driver.address_free)
+		nvs_memory_driver.address_free(base, bytes);
 }
 
 /* A bit of opened.devices. 0: there are too many devices, one is asked for each time. */
@@ -365,7 +365,7 @@ static bool let_in(CUdeviceptr base, uint64_t bytes, int dev)
 {
 	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, dev }, CU_MEM_ACCESS_READWRITE };
 
-	return nvs_driver.set_access(base, bytes, &access, 1) == CUDA_SUCCESS;
+	return nvs_memory_driver.set_access(base, bytes, &access, 1) == CUDA_SUCCESS;
 }
 
 /* Memory that is open is opened once more, on this device. */
@@ -396,7 +396,7 @@ static int open_region(const struct ticket *t, CUdeviceptr *base)
 	}
 	if (!o || !t->region_bytes || t->region_bytes % GRANULE)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (nvs_driver.address_reserve(base, t->region_bytes, GRANULE, 0, 0) != CUDA_SUCCESS)
+	if (nvs_memory_driver.address_reserve(base, t->region_bytes, GRANULE, 0, 0) != CUDA_SUCCESS)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (!fetch(t, *base, &mapped) || !let_in(*base, mapped, dev)) {
 		unmap(*base, mapped, t->region_bytes);
@@ -416,8 +416,7 @@ int nvs_ipc_open(CUdeviceptr *p, const struct cu_ipc_handle *handle)
 	int result;
 
 	memcpy(&t, handle, sizeof(t));
-	if (!p || t.magic != IPC_MAGIC || !nvs_driver.address_reserve || !nvs_driver.set_access ||
-	    !nvs_driver.mem_import || !nvs_driver.mem_map || t.offset >= t.region_bytes)
+	if (!p || t.magic != IPC_MAGIC || t.offset >= t.region_bytes)
 		return -1;
 	nvs_signals_block(&q);
 	nvs_lock(&lock);

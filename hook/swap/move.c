@@ -242,7 +242,7 @@ static void complete(struct pass *p)
 {
 	struct nvs_swap *s = p->gpu->swap;
 	struct flight *f = &p->flight[p->first];
-	int result = f->copied ? nvs_driver.event_synchronize(s->event[p->first]) : CUDA_SUCCESS;
+	int result = f->copied ? nvs_memory_driver.event_synchronize(s->event[p->first]) : CUDA_SUCCESS;
 	bool moved = result == CUDA_SUCCESS;
 
 	if (!moved)

@@ -5,10 +5,10 @@
 #include "clock.h"
 #include "connection.h"
 #include "drain.h"
+#include "grant.h"
 #include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
-#include "wait.h"
 
 #define MS 1000000ull
 

@@ -55,7 +55,7 @@ bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least)
 	n = atomic_load(&nvs_spans_used);
 	/* The process may be limited in addresses: then a smaller span. */
 	while (n < MAX_SPANS && want < UINT32_MAX && want >= least && !base) {
-		if (nvs_driver.address_reserve(&base, want * GRANULE, GRANULE, 0, 0) != CUDA_SUCCESS)
+		if (nvs_memory_driver.address_reserve(&base, want * GRANULE, GRANULE, 0, 0) != CUDA_SUCCESS)
 			base = 0;
 		else
 			s.granules = (uint32_t)want;

@@ -72,17 +72,11 @@ void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns)
 
 void nvs_swap_init(void)
 {
-	const struct nvs_driver_table *v = &nvs_driver;
+	const struct nvs_memory_driver_table *v = &nvs_memory_driver;
 	const char *oversub = secure_getenv("NVSHARE_ENABLE_SINGLE_OVERSUB");
 
 	managed = oversub && strcmp(oversub, "1") == 0;
 	capable = false;
-	if (!v->mem_create || !v->mem_release || !v->mem_map || !v->mem_unmap ||
-	    !v->stream_create || !v->copy_to_device || !v->copy_to_host ||
-	    !v->device_attribute || !v->address_reserve || !v->set_access || !v->host_register ||
-	    !v->event_create || !v->event_record || !v->event_synchronize || !v->ctx_push ||
-	    !v->ctx_pop || !v->stream_synchronize || !v->ctx_get_current)
-		return;
 	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_swap *s = gpu->swap;
 		int dev = gpu->device.dev, yes = 0;

@@ -28,7 +28,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "memory_abi.h"
+#include "memory_driver.h"
 #include "gpu.h"
 
 /* Finds out which GPUs can swap. Called once, after the driver's start. */

@@ -18,7 +18,7 @@
 #include "memory.h"
 #include "freelist.h"
 #include "slab.h"
-#include "memory_abi.h"
+#include "memory_driver.h"
 
 struct arena;
 struct memory;

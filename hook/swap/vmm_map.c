@@ -133,7 +133,7 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 		s->claimed += bytes;
 		s->resident += bytes;
 		nvs_swap_unlock(s);
-		result = nvs_driver.mem_map(address_of(at), bytes, 0, c.handle, 0);
+		result = nvs_memory_driver.mem_map(address_of(at), bytes, 0, c.handle, 0);
 		nvs_swap_lock(s);
 		if (result == CUDA_SUCCESS) {
 			nvs_vmm_chunk(at)->state = CHUNK_HERE;
@@ -289,7 +289,7 @@ static int hide(struct nvs_gpu *gpu, struct memory *m)
 		m->worker = &hidden;
 		c->state = CHUNK_BUSY;
 		nvs_swap_unlock(s);
-		result = nvs_driver.mem_unmap(address_of(m->at), bytes);
+		result = nvs_memory_driver.mem_unmap(address_of(m->at), bytes);
 		nvs_swap_lock(s);
 		if (result == CUDA_SUCCESS) {
 			m->real = c->handle;
@@ -314,7 +314,7 @@ static int hide(struct nvs_gpu *gpu, struct memory *m)
 int nvs_vmm_driver_unmap(CUdeviceptr p, size_t n)
 {
 	uint64_t stamp = nvs_memory_stamp();
-	int result = nvs_driver.mem_unmap(p, n);
+	int result = nvs_memory_driver.mem_unmap(p, n);
 
 	if (result == CUDA_SUCCESS && nvs_counting())
 		nvs_memory_unmapped(p, n, stamp);
@@ -408,7 +408,7 @@ static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end,
 		}
 		nvs_swap_unlock(s);
 		if (result == CUDA_SUCCESS)
-			result = nvs_driver.set_access(address_of(at), bytes_of(to.granule - at.granule),
+			result = nvs_memory_driver.set_access(address_of(at), bytes_of(to.granule - at.granule),
 						       a, count);
 		nvs_swap_lock(s);
 		for (; at.granule < to.granule; at.granule++) { /* what was not claimed may be mapped anew */
@@ -535,7 +535,7 @@ static void set_access(struct place p, int flags)
 	struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, p.span->gpu->device.dev },
 			       flags };
 
-	nvs_driver.set_access(address_of(p), bytes_of(nvs_vmm_chunk(p)->granules), &a, 1);
+	nvs_memory_driver.set_access(address_of(p), bytes_of(nvs_vmm_chunk(p)->granules), &a, 1);
 }
 
 /* The memory of a chunk that copies have no access to; NULL: they have. */

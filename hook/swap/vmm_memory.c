@@ -283,7 +283,7 @@ void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m)
 		drop_chunk(gpu, m);
 	} else if (m->real) {
 		nvs_swap_unlock(s);
-		nvs_driver.mem_release(m->real);
+		nvs_memory_driver.mem_release(m->real);
 		nvs_swap_lock(s);
 	} else {
 		s->claiming -= c.bytes;
@@ -381,7 +381,7 @@ void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m)
 
 	c->state = CHUNK_BUSY;
 	nvs_swap_unlock(s);
-	nvs_driver.mem_unmap(address_of(m->at), bytes_of(m->granules));
+	nvs_memory_driver.mem_unmap(address_of(m->at), bytes_of(m->granules));
 	nvs_swap_lock(s);
 	m->real = c->handle;
 	s->resident -= bytes_of(m->granules);
@@ -452,7 +452,7 @@ static void count_as_driver(struct nvs_gpu *gpu, const struct memory *m, CUdevic
 	if (!m->handles) {
 		uint64_t stamp = nvs_memory_stamp();
 
-		nvs_driver.mem_release(m->real);
+		nvs_memory_driver.mem_release(m->real);
 		nvs_memory_handle_released(m->real, stamp);
 	}
 }

@@ -11,7 +11,7 @@ tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
 quote="-iquote $hook"
-for layer in os core rm memory swap cuda nvml; do
+for layer in os rm core memory swap cuda nvml; do
 	quote="$quote -iquote $hook/$layer"
 done
 
@@ -45,13 +45,13 @@ expand() { # MACRO CLASS, with the macro's parameter declared as it comes
 	expand NVS_UNGATED_GRAPHICS event H
 	expand NVS_UNGATED_CODE pass H
 	expand NVS_UNGATED_REST pass H
-	expand NVS_UNGATED_OLD pass H
+	expand NVS_UNGATED_OLD old H
 } | ${CC:-gcc} -E -P $quote - | tr -s ' ;' '\n' | sed -n 's/^@\([a-z]*\)@/\1 /p' >"$tmp/classes"
 awk '!/^#/ { for (i = 2; i <= NF; i++) print $1, $i }' "$hook/cuda/ungated.txt" >>"$tmp/classes"
 
 # "NAME SIZE..." of each wrapper.
 for f in "$hook"/[a-su-z]*/*.c; do
-	grep -qE '^(WRAPPER|GATED|NVS_GATED_TABLE)\(' "$f" || continue
+	grep -qE '^[[:blank:]]*(WRAPPER|GATED|NVS_GATED_TABLE)\(' "$f" || continue
 	${CC:-gcc} -E -P $quote "$f"
 done | tr '\n' ' ' | grep -oE '\<int cu[A-Z][A-Za-z0-9_]* *\([^()]*\) *\{' | tr '(,){' ' ,,' >"$tmp/wrappers"
 
@@ -99,7 +99,7 @@ FILENAME ~ /wrappers$/ {
 	listed[$1] = 1
 	if (!($1 in class))
 		bad(FILENAME ": " $1 " is in no section of symbols.h, ungated.h or ungated.txt")
-	else if (class[$1] !~ /^(submit|copy|set|move)$/ && $1 !~ /^cuMem[A-Z].*Get/ &&
+	else if (class[$1] !~ /^(submit|copy|set|move|old)$/ && $1 !~ /^cuMem[A-Z].*Get/ &&
 		 $1 ~ /^cu(Launch|Graph(Launch|Upload)|Mem(cpy|set|.*(Prefetch|Discard|Decompress)))/)
 		bad(FILENAME ": " $1 " looks like work for a GPU and has no gated wrapper")
 	if (FILENAME !~ /driver-/) {
@@ -118,7 +118,7 @@ END {
 				continue
 			ours = wrapper[name]
 			theirs = prototype[list, name]
-			# Pointers of the pre-3.2 API have 32 bits; see cuda_abi.h.
+			# Some functions of the pre-3.2 API have sizes of 32 bits.
 			if (!(name ~ /_v[2-9]/) && (name "_v2" in listed)) {
 				gsub(/8/, "4", ours)
 				gsub(/8/, "4", theirs)

@@ -116,7 +116,7 @@ static void check(void)
 		MUST(l->gate != LEASE_FREE || (passes && l->link != LEASE_ATTACHED));
 		MUST(l->gate != LEASE_OPEN ||
 		     atomic_load(&gpu->epoch) == (uint32_t)l->epoch);
-		MUST(gpu->drain == (l->gate == LEASE_DRAINING));
+		MUST(gpu->drains.due == (l->gate == LEASE_DRAINING));
 		MUST(l->waiting == waiting[i]);
 		MUST(gpu->grace_ns <= GRACE_MAX_NS);
 	}
@@ -183,8 +183,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		case 2: /* the drains end */
 			ev.type = LEASE_EV_DRAINED;
 			for (unsigned j = 0; j < GPUS; j++)
-				if (nvs_gpus[j].drain) {
-					nvs_gpus[j].drain = false;
+				if (nvs_gpus[j].drains.due) {
+					nvs_gpus[j].drains.due = false;
 					nvs_gpu_step(&nvs_gpus[j], ev);
 				}
 			break;
@@ -200,7 +200,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			}
 			break;
 		case 4:
-			send_stats(nvs_now() + NVS_S);
+			nvs_stats_send(nvs_now() + NVS_S);
 			early_release(nvs_now());
 			ev.type = op & 0x20 ? LEASE_EV_NUDGE : LEASE_EV_IDLE;
 			nvs_gpu_step(&nvs_gpus[i], ev);

@@ -8,7 +8,7 @@
 #include "gpu.h"
 #include "lock.h"
 #include "connection.h"
-#include "preempt.h"
+#include "controls.h"
 #include "stream.h"
 
 void inside_move(int dev, const void *uuid)
@@ -23,7 +23,7 @@ bool inside_cut_failed(int dev)
 	bool failed;
 
 	nvs_lock(&nvs_client_lock);
-	failed = nvs_gpu_of_device(dev)->uncut_ns != 0;
+	failed = nvs_gpu_of_device(dev)->preempt.uncut_ns != 0;
 	nvs_unlock(&nvs_client_lock);
 	return failed;
 }
@@ -38,7 +38,7 @@ bool inside_cuts_soon(int dev)
 	bool soon;
 
 	nvs_lock(&nvs_client_lock);
-	soon = nvs_gpu_of_device(dev)->long_drains > 1;
+	soon = nvs_gpu_of_device(dev)->preempt.long_drains > 1;
 	nvs_unlock(&nvs_client_lock);
 	return soon;
 }
@@ -53,9 +53,9 @@ void inside_look_again(int dev)
 	struct nvs_gpu *gpu = nvs_gpu_of_device(dev);
 
 	/* The drainer's own. Where it counts one just now, another call makes up for this one. */
-	*(volatile unsigned *)&gpu->effect_looks = 0;
+	*(volatile unsigned *)&gpu->effect.looks = 0;
 	nvs_lock(&nvs_client_lock);
-	gpu->controls_ns = 0;
+	gpu->slice.look_ns = 0;
 	nvs_unlock(&nvs_client_lock);
 }
 
@@ -64,8 +64,8 @@ static __typeof__(nvs_driver.event_record) record;
 
 static int record_when_on(void *event, void *stream)
 {
-	if (held && nvs_preempt_ops.off(held)) {
-		while (nvs_preempt_ops.off(held))
+	if (held && nvs_channels_are_off(held)) {
+		while (nvs_channels_are_off(held))
 			usleep(1000);
 		usleep(20000); /* and who has put them on has said so */
 		held = NULL;

@@ -147,7 +147,7 @@ static void other_libraries(void)
 	IN(dlsym(driver, "cudnnCreate"), STUB);
 }
 
-/* Tables go out as the driver made them. A debug build notes who asks. */
+/* Tables go out as the driver made them. */
 static void export_tables(void)
 {
 	static const unsigned char id[2][16] = { { 0x6b, 0xd5 }, { 0xa0, 0x94 } };

@@ -209,7 +209,7 @@ static void free_lists_keep_to_the_model(uint64_t count)
 /* ---- addresses ---- */
 
 /* What space.c calls. */
-struct nvs_driver_table nvs_driver_functions;
+struct nvs_memory_driver_table nvs_memory_driver_functions;
 static uint64_t spans;
 
 static int reserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags)
@@ -239,7 +239,7 @@ static void mark(struct place p, uint32_t n, uint32_t from, uint32_t to)
 
 static void addresses_keep_to_the_model(uint64_t count)
 {
-	nvs_driver.address_reserve = reserve;
+	nvs_memory_driver.address_reserve = reserve;
 	for (; count; count--) {
 		unsigned i = (unsigned)rnd(REGIONS);
 		struct place *r = &regions[i], got;

@@ -11,14 +11,11 @@ grep -q '^nvshare\[[0-9]*\]: interposed [1-9][0-9]* entry points, 0 lead past th
 	cat "$dir/debug" >&2
 	exit 1
 }
-# Only a debug build stands between a program and the driver's hidden tables.
-release=$(LD_PRELOAD=$shim "$tests/reach_test" export_tables)
-stands=$(NVSHARE_DEBUG=1 LD_PRELOAD=$debug_shim "$tests/reach_test" export_tables 2>"$dir/tables")
-sed -i 's/^.*export table //' "$dir/tables"
-printf '%s-0000-0000-0000-000000000000: asked for %s times, result 0\n' \
-	6bd50000 1 6bd50000 2 a0940000 1 >"$dir/expected"
-if [ "$release $stands" != "libcuda.so.1 libnvshare.so" ] ||
-	! diff "$dir/expected" "$dir/tables" >&2; then
-	echo "export tables: release build $release, debug build $stands" >&2
-	exit 1
-fi
+# Nothing stands between a program and the driver's hidden tables.
+for library in "$shim" "$debug_shim"; do
+	stands=$(LD_PRELOAD=$library "$tests/reach_test" export_tables)
+	[ "$stands" = libcuda.so.1 ] || {
+		echo "export tables of $library: $stands" >&2
+		exit 1
+	}
+done

@@ -14,7 +14,7 @@ import (
 
 // layers of the shim, from the ground up. A file includes headers of its own
 // layer and of those below; hook/wire.h is for all.
-var layers = []string{"os", "core", "rm", "memory", "swap", "cuda", "nvml"}
+var layers = []string{"os", "rm", "core", "memory", "swap", "cuda", "nvml"}
 
 var (
 	include  = regexp.MustCompile(`(?m)^#include "([^"]+)"`)

@@ -5,7 +5,6 @@
 
 #include "rm.h"
 #include "rm_abi.h"
-#include "rm_call.h"
 #include "rm_object.h"
 
 /* To all channels of this process on a GPU, however often it was sent. */

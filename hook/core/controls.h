@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+/* controls.h: the compute channels of this process off a GPU, and on again. No lock is held. */
+#ifndef NVSHARE_CONTROLS_H
+#define NVSHARE_CONTROLS_H
+
+#include <stdbool.h>
+
+#include "gpu.h"
+#include "rm.h"
+
+/* Whether the controls were seen to work with this version of the driver. */
+bool nvs_controls_listed(const struct nvs_rm_state *s);
+
+/* Whether the driver's controls work for this process, as far as a test without work tells. */
+bool nvs_channels_work(const struct nvs_gpu *gpu);
+/*
+ * Takes all compute channels of the process off the GPU, or puts them on. False: they are as
+ * before. The call ends within seconds, whatever the driver does.
+ */
+bool nvs_channels_switch(const struct nvs_gpu *gpu, bool on);
+/* Whether they are off, and nobody has asked for them to be on. */
+bool nvs_channels_are_off(const struct nvs_gpu *gpu);
+/* Whether they are on, and nobody keeps them on. */
+bool nvs_channels_are_on(const struct nvs_gpu *gpu);
+
+/*
+ * effect.c: whether channels that the driver says are off are off. A driver that answers
+ * success and changes nothing would let the work of a client go on beside the next one's.
+ */
+enum nvs_effect {
+	NVS_EFFECT_UNKNOWN, /* it could not be seen now */
+	NVS_EFFECT_SEEN,
+	NVS_EFFECT_NONE,    /* work went on with the channels off */
+};
+
+/*
+ * Records an event in a stream of its own, in a context of the process: with the channels on
+ * it comes, with the channels off it must not. Stops the GPU's work of this process for some
+ * 2 ms. Drainer thread; no lock is held. Ends within seconds, whatever the driver does.
+ */
+enum nvs_effect nvs_effect_look(struct nvs_gpu *gpu);
+
+#endif
