@@ -164,7 +164,9 @@ WRAPPER(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
 	struct nvs_swap_range r;
 	int result = CUDA_SUCCESS;
 
-	if (!what || !data || !nvs_swap_find(p, &r)) {
+	if (!what || !data)
+		return CALL(cuPointerGetAttributes, n, what, data, p);
+	if (!nvs_swap_find(p, &r)) {
 		result = CALL(cuPointerGetAttributes, n, what, data, p);
 		for (uint i = 0; i < n && result == CUDA_SUCCESS; i++)
 			add_context(what[i], data[i], p);
