@@ -434,7 +434,7 @@ func TestScreensFit(t *testing.T) {
 }
 
 // README's example is what the status prints.
-func TestReadmeShowsTheStatus(t *testing.T) {
+func TestPageShowsTheStatus(t *testing.T) {
 	user := func(uid uint32, state api.ClientState) *api.Client {
 		c := client(uint64(uid), state, &api.Container{})
 		c.Uid, c.Command, c.SinceNs = uid, "cuda-busy", 14e6
@@ -450,12 +450,12 @@ func TestReadmeShowsTheStatus(t *testing.T) {
 		}}}}
 	var out bytes.Buffer
 	printStatus(streams{out: &out}, r)
-	page, err := os.ReadFile("../../README.md")
+	page, err := os.ReadFile("../../deployments/watch.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(page), "```\n"+out.String()+"```\n") {
-		t.Errorf("README.md lacks\n%s", out.String())
+		t.Errorf("deployments/watch.md lacks\n%s", out.String())
 	}
 }
 

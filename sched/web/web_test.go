@@ -371,7 +371,7 @@ func TestPageInBrowser(t *testing.T) {
 	}
 	for _, want := range []string{
 		"1 problem. Scheduler 0.1.0", "&lt;i&gt;a problem&lt;/i&gt;", "ml/train-a/main", "&lt;b onmouseover=x&gt;&amp;", "74.9 %", "25 % of 25 %", "4.0 GiB of 8.0 GiB",
-		"tenants take turns: tenants keep the GPU busy", "GPU 0: fits (8.0 GiB and 70 % free)", "<canvas", "outside Kubernetes", "0.750",
+		"tenants take turns: tenants keep the GPU busy", "GPU 0: no, only 6.0 GiB is free", "<canvas", "outside Kubernetes", "0.750",
 	} {
 		if !strings.Contains(string(dom), want) && !strings.Contains(string(dom), strings.ReplaceAll(want, ".0 GiB", " GiB")) {
 			t.Errorf("%q is not in the page:\n%s", want, dom)
