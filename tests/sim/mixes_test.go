@@ -152,20 +152,27 @@ func least(mix []process) (part float64, why string) {
 			part, why = to, because
 		}
 	}
+	busy := func(p process) bool { return p.name != "" && p.alone() > 0.6 }
+	if slices.ContainsFunc(mix, busy) && slices.ContainsFunc(mix, func(p process) bool { return p.fixed }) {
+		lower(0.75, "whose slices cannot be set looks busy beside one that keeps the GPU busy, and turns waste its gaps")
+	}
 	for _, p := range mix {
-		busy := p.name != "" && p.alone() > 0.6
 		switch s := p.share; {
 		case s.Gang != "" && p.gap != never:
 			lower(0.94, "a gang takes turns, and its drains wait for its other GPUs")
 		case s.Priority == sched.Latency:
 			lower(0.50, "a latency tenant has short slices of the others, or is let in before them")
 			if slices.ContainsFunc(mix, func(p process) bool { return p.share.Gang != "" && p.gap == never }) {
-				lower(0.45, "a rank that is idle beside latency tenants only keeps its grant, and counts as one who wants the GPU")
+				lower(0.37, "a rank that is idle beside latency tenants only keeps its grant, and counts as one who wants the GPU")
 			}
-		case s.Limit > 0 && busy:
+		case s.Limit > 0 && busy(p):
 			lower(0.70, "a limit beside a tenant that leaves gaps: turns hold it exactly, and leave these gaps unused")
-		case busy:
+		case busy(p):
 			lower(0.92, "a tenant that keeps the GPU busy has longer slices while each of the others keeps 0.9")
+		case s.Limit > 0 && slices.ContainsFunc(mix, busy):
+			lower(0.85, "a limit of one that leaves gaps is charged what it uses of the turns of a cohort, which cost those who keep the GPU busy")
+		case s.Limit > 0:
+			lower(0.92, "a limit is held within two points, and those who use it up wait for their next turn")
 		case s.Request > 0 || s.Weight > 0:
 			lower(0.90, "parts are uneven, as they are asked for")
 		}
@@ -175,8 +182,8 @@ func least(mix []process) (part float64, why string) {
 
 // TestMixes holds the first law: tenants together have what the better of two simple choices gives
 // them, the driver alone or turns, within 2 %; or least says why not. And no limit is exceeded by more
-// than 1.5 points. NVSHARE_MIXES=1 has all pairs and triples looked at, NVSHARE_MIXES=N each Nth from
-// NVSHARE_MIXES_FROM on.
+// than 1.5 points, or 4 beside latency tenants, whose use is known to some percent. NVSHARE_MIXES=1 has
+// all pairs and triples looked at, NVSHARE_MIXES=N each Nth from NVSHARE_MIXES_FROM on.
 func TestMixes(t *testing.T) {
 	every, from := 388, 5
 	for name, n := range map[string]*int{"NVSHARE_MIXES": &every, "NVSHARE_MIXES_FROM": &from} {
@@ -207,7 +214,11 @@ func TestMixes(t *testing.T) {
 				t.Errorf("less than %.2f (%s) of the best simple choice: %s", part, cmp.Or(why, "nothing excuses it"), line)
 			}
 			for i, p := range mix {
-				if limit := float64(p.share.Limit) / 100; limit > 0 && parts[i] > limit+0.015 {
+				limit, more := float64(p.share.Limit)/100, 0.015
+				if slices.ContainsFunc(mix, func(p process) bool { return p.share.Priority == sched.Latency }) {
+					more = 0.04
+				}
+				if limit > 0 && parts[i] > limit+more {
 					t.Errorf("%s has %.3f: %s", p.name, parts[i], line)
 				}
 			}
