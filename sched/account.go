@@ -127,6 +127,16 @@ func (a *account) bill(now Time, r rates) {
 	}
 }
 
+// limitUse returns at how many permille of the time bill charges a limit. whole: it rounds nothing, but
+// where a part of drains is forgiven.
+func (r rates) limitUse() (permille int, whole bool) {
+	open, drain, fenced := r.open*r.gets, 10*r.closing*(100-r.tuning.DropTail), 1000*r.fenced
+	if r.use > 0 {
+		return open*r.use/1000 + drain + fenced, false
+	}
+	return (open+drain)*r.own/1000 + fenced, r.gets == 1000 && r.own == 1000
+}
+
 // charge bills the account for time that was forgiven before.
 func (a *account) charge(now Time, d time.Duration, r rates) {
 	a.used += d

@@ -61,13 +61,9 @@ func (c *GPU) creditEnds(t *tenant) (Time, bool) {
 	if !t.limited() {
 		return 0, false
 	}
-	use := 1000*(t.open+t.fenced) + 10*(100-c.tuning.DropTail)*t.closing
-	if c.inCohort(t) && t.use > 0 {
-		open := min(t.open, 1)
-		use = t.use*open*c.ratesOf(t).gets/1000 + 1000*t.fenced + 10*(100-c.tuning.DropTail)*min(t.closing, 1-open) // as ratesOf
-	}
+	use, whole := c.ratesOf(t).limitUse()
 	left := t.credit
-	if left > 0 && c.inCohort(t) && t.use > 0 {
+	if left > 0 && !whole {
 		left += 3 // account.bill rounds down three times
 	}
 	at, ok := c.usedUp(t, left, t.share.Limit, use)

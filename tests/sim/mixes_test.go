@@ -226,6 +226,16 @@ func TestMixes(t *testing.T) {
 	}
 }
 
+// The end of a limit is foreseen by the rates at which it is billed, so that the core does not want
+// ticks without end, each nearer to it.
+func TestEndsOfLimits(t *testing.T) {
+	for _, mix := range allMixes() {
+		if name := mixName(mix); name == "server limit 30 + unsliceable latency + unsliceable latency" || name == "server limit 60 + trainer limit 30 + unsliceable latency" {
+			t.Run(name, func(t *testing.T) { mixRun(t, sched.Auto, 5*time.Second, 5*time.Second, mix) })
+		}
+	}
+}
+
 // A tenant with a limit that nobody keeps waiting has that much of the GPU.
 func TestLimitAlone(t *testing.T) {
 	for _, limit := range []int{10, 30, 60, 90} {

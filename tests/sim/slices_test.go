@@ -131,7 +131,11 @@ type gpuModel struct {
 	due       sched.Time // by the core, since the last step
 	isDue     bool
 	runs      []*process // of run, which keeps its memory
+	ticks     int        // since ticksFrom
+	ticksFrom sched.Time
 }
+
+const mostTicks = 10000 // in a millisecond
 
 func newGPUModel(t *testing.T, mode sched.Mode, processes ...process) *gpuModel {
 	g := &gpuModel{t: t, core: sched.New(sched.Config{Mode: mode, Memory: sched.Memory{Bytes: 100}}), now: sched.Time(time.Hour)}
@@ -312,6 +316,18 @@ func (g *gpuModel) schedule() {
 	g.sliceEnd = g.switching.Add(cmp.Or(g.processes[next].slice, sched.DriverSlice))
 }
 
+// tick lets the core do what is due. It fails if the core wants so many ticks in no time that a daemon
+// would do nothing else.
+func (g *gpuModel) tick() {
+	if g.ticks++; g.now.Sub(g.ticksFrom) > time.Millisecond {
+		g.ticks, g.ticksFrom = 0, g.now
+	}
+	if g.ticks > mostTicks {
+		g.t.Errorf("the core wants %d ticks in %v", g.ticks, g.now.Sub(g.ticksFrom))
+	}
+	g.step(sched.Tick{})
+}
+
 // run lets time pass.
 func (g *gpuModel) run(d time.Duration) {
 	for end := g.now.Add(d); g.now < end; {
@@ -320,7 +336,9 @@ func (g *gpuModel) run(d time.Duration) {
 		}
 		g.settle()
 		if g.isDue && g.due <= g.now {
-			g.step(sched.Tick{})
+			if g.tick(); g.t.Failed() {
+				return
+			}
 			continue
 		}
 		g.schedule()
