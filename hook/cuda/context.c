@@ -109,7 +109,7 @@ DESTROY(cuCtxDestroy, false)
 DESTROY(cuCtxDestroy_v2, false)
 DESTROY(cuCtxDetach, nvs_active() && nvs_context_count(ctx, -1))
 
-#define SWITCH(name, P, A) WRAPPER(name, P) { nvs_thread_forget(); return CALL(name, A); }
+#define SWITCH(name, P, A) WRAPPER(name, P) { nvs_thread_forget(); int result = CALL(name, A); return result; }
 SWITCH(cuCtxSetCurrent, (void *ctx), ctx)
 SWITCH(cuCtxPushCurrent, (void *ctx), ctx)
 SWITCH(cuCtxPushCurrent_v2, (void *ctx), ctx)

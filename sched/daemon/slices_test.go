@@ -160,7 +160,7 @@ func TestPageSaysThatATurnIsShared(t *testing.T) {
 	}
 
 	s.stop()
-	s = start(t, dir, autoMode)
+	start(t, dir, autoMode)
 	for p, epoch := range shared {
 		c := p.connect().register(wire.RegisterReconnect).attach(0, gpuA, epoch, 0)
 		if c.page.Word(0) != uint32(epoch) || c.page.Flags(0)&wire.GrantShared == 0 {
