@@ -128,6 +128,18 @@ def jobs(suite, text):
                 yield Job(suite, name, (*rest, name), base)
 
 
+RUNNING, STOPPED = set(), threading.Event()
+
+
+def stop(*_):
+    """Ends the jobs, which have sessions of their own, and then, by the exit, the scheduler and the neighbour."""
+    STOPPED.set()
+    for pid in list(RUNNING):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    sys.exit(143)
+
+
 def run(job, env, bound, test=None):
     """Runs a job, or one of its tests, with all processes that it starts."""
     with tempfile.TemporaryDirectory() as scratch, open(f"{scratch}/out", "w+b") as out:
@@ -135,13 +147,15 @@ def run(job, env, bound, test=None):
         words = job.words if job.suite == "samples" else tests_words
         began = time.monotonic()
         process = subprocess.Popen(words, cwd=job.cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+        RUNNING.add(process.pid)
         try:
-            ended = f"exit {process.wait(bound)}"
+            ended = f"exit {process.wait(0 if STOPPED.is_set() else bound)}"
         except subprocess.TimeoutExpired:
             ended = "did not end"
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        RUNNING.discard(process.pid)
         seconds = round(time.monotonic() - began, 2)
         if job.suite == "samples":
             out.seek(0)
@@ -325,7 +339,7 @@ def main():
     parser.add_argument("--bundle", default=HERE, help="the unpacked bundle, or a build directory")
     args = parser.parse_args()
     args.modes, args.bundle = args.modes.split(","), os.path.abspath(args.bundle)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))   # no neighbour is left behind
+    signal.signal(signal.SIGTERM, stop)
     rules, suites, results = re.findall(r"^(\w+) +(.+?)  # (.+)$", pathlib.Path(args.explained).read_text(), re.M), {}, pathlib.Path(args.results)
     results.mkdir(parents=True, exist_ok=True)
     with open(results / "scheduler.log", "w") as log:

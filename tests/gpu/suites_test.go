@@ -11,7 +11,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // suitesOf is what suites.py needs to run a suite that is made up on the simulated GPU.
@@ -152,6 +154,35 @@ func TestSuitesOfTests(t *testing.T) {
 		}
 		check(t)
 	})
+}
+
+// Whoever ends suites.py ends what it runs.
+func TestSuitesLeaveNothing(t *testing.T) {
+	s := newSuites(t)
+	pid, file := filepath.Join(s.dir, "pid"), filepath.Join(s.dir, "tests", "test_waits.py")
+	test := "import os, time, unittest\nclass Waits(unittest.TestCase):\n    def test(self):\n" +
+		"        open('" + pid + ".new', 'w').write(str(os.getpid()))\n        os.rename('" + pid + ".new', '" + pid + "')\n        time.sleep(3600)\n"
+	if err := os.WriteFile(file, []byte(test), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("python3", "suites.py", filepath.Join(t.TempDir(), "results"), "--bundle", s.build, "--numba", s.dir+"/tests", "--at-a-time", "1", "--only", "waits")
+	cmd.Env = s.env
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var text []byte
+	for end := time.Now().Add(5 * time.Minute); text == nil && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		text, _ = os.ReadFile(pid)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 143 {
+		t.Errorf("it ended with %v", err)
+	}
+	if _, err := os.Stat("/proc/" + string(text)); err == nil {
+		t.Errorf("process %s goes on", text)
+	}
 }
 
 // A mode in which the shim was not at work says nothing, and that is not "no difference".
