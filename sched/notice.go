@@ -7,12 +7,12 @@ const noticed = 8
 
 // notices are what decides whether more than a few holders are told.
 type notices struct {
-	told    known
+	told    announced
 	tellAll bool // the mode or a share has changed, which every holder is to know
 }
 
-// known is what holders were told, and each of many is to know.
-type known struct {
+// announced is what each holder was told of, however many there are.
+type announced struct {
 	waiters  [besideGrant + 1]bool // somebody waits for grants of this kind to end
 	together bool                  // all clients are of one overlap group
 }
@@ -109,7 +109,7 @@ func (c *GPU) notice(cl *client) {
 func (c *GPU) noticeAll() {
 	turns := c.effective == Exclusive
 	first := c.open.head // of one group if all are
-	now := known{together: first != nil && first.tenant.overlaps() && c.beyond(first) == 0}
+	now := announced{together: first != nil && first.tenant.overlaps() && c.beyond(first) == 0}
 	now.waiters[latencyGrant] = turns && c.waiting+c.open.n > 0
 	now.waiters[turnGrant] = turns && c.waiting+c.latency.n > 0
 	if now != c.told {

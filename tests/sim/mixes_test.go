@@ -154,7 +154,7 @@ func least(mix []process) (part float64, why string) {
 	}
 	busy := func(p process) bool { return p.name != "" && p.alone() > 0.6 }
 	if slices.ContainsFunc(mix, busy) && slices.ContainsFunc(mix, func(p process) bool { return p.fixed }) {
-		lower(0.75, "whose slices cannot be set looks busy beside one that keeps the GPU busy, and turns waste its gaps")
+		lower(0.75, "a program whose slices cannot be set looks busy beside one that keeps the GPU busy, and turns waste its gaps")
 	}
 	for _, p := range mix {
 		switch s := p.share; {
