@@ -16,9 +16,9 @@ import (
 // by the driver's own time slices. So do tenants whose turns end after a moment.
 //
 // Shims tell how often the GPU had work of theirs (Utilization). In turns the samples
-// say what turns waste. At the same time they say what turns would waste: a tenant
-// that is idle for a part f of the time beside n others, on a GPU that is busy, would
-// be idle for about n times f alone.
+// say what turns waste. At the same time they say what turns would waste, where what clients get
+// does not (driver.go): a tenant that is idle for a part f of the time beside n others, on a GPU
+// that is busy, would be idle for about n times f alone.
 const (
 	fewSamples = 50 // of a GPU in turns, or of a client at the same time, say nothing
 	// A client that says more than this a second counts for no more.
@@ -47,6 +47,8 @@ type auto struct {
 	gaps       bool                 // several beside a latency tenant leave the GPU idle in their turns
 	keepUntil  Time                 // the way from before a restart goes on until then; 0: the way is judged as any other
 	util       map[ClientID]samples
+	mixAfter   Time          // the driver alone is not tried before that
+	mixPause   time.Duration // the latest time for which it was given up, because turns gave more
 }
 
 // samples are how often a client looked in the window, and how often the GPU had work

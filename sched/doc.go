@@ -106,7 +106,7 @@
 // revoked together. Their shares count as the share of one tenant: that which was told
 // last, as long as a client of it is there. Their turn comes when it has come on all
 // their GPUs. Ranks that are idle keep their grants, as
-// parts of the job. A gang has no priority, and in concurrent mode gangs mean
+// parts of the job, but not beside latency tenants. A gang has no priority, and in concurrent mode gangs mean
 // nothing. The cores of a node share the gangs (Node). gang.go has the rules, says
 // why they cannot end in a deadlock, and how gangs outlive a restart.
 //

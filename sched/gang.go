@@ -42,6 +42,9 @@ import (
 // call takes a turn of the gang on each of its GPUs, also where none of its clients
 // asked.
 //
+// Ranks that are idle keep their grants. Beside latency tenants they give them back, because these
+// do not wait for the turn to end, and have half of the time while it lasts.
+//
 // Drains may depend on each other: one rank has half of a collective in its queue, and
 // the other half is a call that waits at the gate of another rank. So the ranks that
 // have drained, and wait at the gate, may make one call each while others drain

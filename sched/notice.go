@@ -30,6 +30,7 @@ type neighbors struct {
 	shared   bool      // its turn is that of its cohort, and what it has submitted can be cut
 	patient  bool      // it is to keep the GPU over short pauses
 	quiet    bool      // it has made no calls for long, see idle.go
+	pooled   int       // latency tenants on the GPU
 }
 
 // notice returns what a holder is to be told.
@@ -45,7 +46,9 @@ func (s neighbors) notice(id ClientID) Notice {
 	}
 	switch {
 	case s.ganged && s.mode == Exclusive:
-		n.Bound = true // ranks that are idle are part of the job, and go when it does
+		// Ranks that are idle are part of the job, and go when it does. But latency tenants do not
+		// wait for a turn to end, and have half of the time while a gang has one.
+		n.Leave, n.Bound = s.pooled > 0, true
 	case s.limited:
 		n.Leave, n.Bound = true, true // as if its limit were somebody who waits
 	default:
@@ -54,7 +57,7 @@ func (s neighbors) notice(id ClientID) Notice {
 	if s.shared {
 		n.Bound = false // it waits for others' slices, and the end of its turn cuts what it has submitted
 	}
-	n.Patient = n.Leave && (s.patient || s.quiet && n.Waiters == 0)
+	n.Patient = n.Leave && (s.patient || s.ganged && s.mode == Exclusive || s.quiet && n.Waiters == 0)
 	return n
 }
 
@@ -73,6 +76,7 @@ func (c *GPU) expected(cl *client) Notice {
 		shared:   cl.grant.shared && c.effective == Exclusive && !t.overlaps(),
 		patient:  c.patient(cl),
 		quiet:    cl.quiet,
+		pooled:   c.pool.tenants,
 	}.notice(cl.id)
 }
 

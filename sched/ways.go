@@ -156,9 +156,7 @@ func (c *GPU) take(w Way) {
 		if c.anySliced() {
 			c.endSlices(c.refused(a.way), minTurns)
 		}
-		a.way = WayDriver
-		a.startWindow(c.now)
-		c.setEffective(Concurrent, because(reasonGaps))
+		c.beginDriver()
 	case WayTurns:
 		c.endSlices(c.whyTurns(), minTurns)
 	}
@@ -200,16 +198,14 @@ func (c *GPU) watch(window time.Duration) {
 		}
 	case WayDriver:
 		if window >= sharedWindow {
-			waste, known := a.wouldWaste()
-			a.wastes = !known || waste >= idleTogether
-			a.startWindow(c.now)
+			c.lookAtDriver(window)
 		}
 	case WayTurns:
 		idle, known := a.idle(window)
 		if window < autoWindow || !known && window < staleWindow {
 			return
 		}
-		a.wastes = known && idle > idleInTurns
+		a.wastes = known && c.now >= a.mixAfter && max(idle, a.meanIdle()) > idleInTurns
 		if c.slices.crowded {
 			if why := a.against[WayCohort].Why; why == reasonBusy || why == reasonNone {
 				idle = a.meanIdle()

@@ -153,18 +153,12 @@ func least(mix []process) (part float64, why string) {
 		}
 	}
 	busy := func(p process) bool { return p.name != "" && p.alone() > 0.6 }
-	if slices.ContainsFunc(mix, busy) && slices.ContainsFunc(mix, func(p process) bool { return p.fixed }) {
-		lower(0.75, "a program whose slices cannot be set looks busy beside one that keeps the GPU busy, and turns waste its gaps")
-	}
 	for _, p := range mix {
 		switch s := p.share; {
 		case s.Gang != "" && p.gap != never:
 			lower(0.94, "a gang takes turns, and its drains wait for its other GPUs")
 		case s.Priority == sched.Latency:
 			lower(0.50, "a latency tenant has short slices of the others, or is let in before them")
-			if slices.ContainsFunc(mix, func(p process) bool { return p.share.Gang != "" && p.gap == never }) {
-				lower(0.37, "a rank that is idle beside latency tenants only keeps its grant, and counts as one who wants the GPU")
-			}
 		case s.Limit > 0 && busy(p):
 			lower(0.70, "a limit beside a tenant that leaves gaps: turns hold it exactly, and leave these gaps unused")
 		case busy(p):
@@ -180,10 +174,22 @@ func least(mix []process) (part float64, why string) {
 	return part, why
 }
 
+// lostOnce are mixes that had less, or for which the core wanted ticks without end.
+func lostOnce() []string {
+	return []string{
+		"saturating + unsliceable",
+		"trainer + unsliceable",
+		"decoder latency + idle rank",
+		"idle rank + saturating latency",
+		"server limit 30 + unsliceable latency + unsliceable latency",
+		"server limit 60 + trainer limit 30 + unsliceable latency",
+	}
+}
+
 // TestMixes holds the first law: tenants together have what the better of two simple choices gives
 // them, the driver alone or turns, within 2 %; or least says why not. And no limit is exceeded by more
-// than 1.5 points, or 4 beside latency tenants, whose use is known to some percent. NVSHARE_MIXES=1 has
-// all pairs and triples looked at, NVSHARE_MIXES=N each Nth from NVSHARE_MIXES_FROM on.
+// than 1.5 points. NVSHARE_MIXES=1 has all pairs and triples looked at, NVSHARE_MIXES=N each Nth from
+// NVSHARE_MIXES_FROM on. Those of lostOnce are always looked at.
 func TestMixes(t *testing.T) {
 	every, from := 388, 5
 	for name, n := range map[string]*int{"NVSHARE_MIXES": &every, "NVSHARE_MIXES_FROM": &from} {
@@ -195,7 +201,7 @@ func TestMixes(t *testing.T) {
 		}
 	}
 	for i, mix := range allMixes() {
-		if i%every != from%every {
+		if i%every != from%every && !slices.Contains(lostOnce(), mixName(mix)) {
 			continue
 		}
 		t.Run(mixName(mix), func(t *testing.T) {
@@ -214,25 +220,11 @@ func TestMixes(t *testing.T) {
 				t.Errorf("less than %.2f (%s) of the best simple choice: %s", part, cmp.Or(why, "nothing excuses it"), line)
 			}
 			for i, p := range mix {
-				limit, more := float64(p.share.Limit)/100, 0.015
-				if slices.ContainsFunc(mix, func(p process) bool { return p.share.Priority == sched.Latency }) {
-					more = 0.04
-				}
-				if limit > 0 && parts[i] > limit+more {
+				if limit := float64(p.share.Limit) / 100; limit > 0 && parts[i] > limit+0.015 {
 					t.Errorf("%s has %.3f: %s", p.name, parts[i], line)
 				}
 			}
 		})
-	}
-}
-
-// The end of a limit is foreseen by the rates at which it is billed, so that the core does not want
-// ticks without end, each nearer to it.
-func TestEndsOfLimits(t *testing.T) {
-	for _, mix := range allMixes() {
-		if name := mixName(mix); name == "server limit 30 + unsliceable latency + unsliceable latency" || name == "server limit 60 + trainer limit 30 + unsliceable latency" {
-			t.Run(name, func(t *testing.T) { mixRun(t, sched.Auto, 5*time.Second, 5*time.Second, mix) })
-		}
 	}
 }
 

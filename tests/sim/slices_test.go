@@ -260,7 +260,9 @@ func (g *gpuModel) report() {
 		if ev.Samples == 0 {
 			continue
 		}
-		p.openFor, p.busyFor, p.calls = 0, 0, 0
+		p.calls = 0
+		p.openFor -= time.Duration(ev.Samples) * 5 * time.Millisecond // the rest is of the next report
+		p.busyFor = max(p.busyFor-time.Duration(ev.Busy)*5*time.Millisecond, 0)
 		if p.lies != nil {
 			p.lies(&ev)
 		}
