@@ -34,6 +34,7 @@ type Persist struct {
 type Holder struct {
 	Client ClientID
 	Epoch  Epoch
+	Shared bool // others of its cohort, or beside it, may have held the GPU in the same turn
 }
 
 // Grant opens the client's gate: write the epoch's word to its page, wake the

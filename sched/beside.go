@@ -175,6 +175,11 @@ func (c *GPU) chargeBeside(window time.Duration) {
 			t.usePatience(window*time.Duration(t.gets)/time.Duration(1000*t.beside), p.patience)
 		}
 	}
+	for _, t := range c.metered { // what is common is gone for those with latency grants, too
+		if t.share.Priority == Latency {
+			t.usePatience(0, p.patience)
+		}
+	}
 }
 
 // lessLatency is by what latency tenants' parts are multiplied where tenants share the GPU

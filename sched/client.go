@@ -358,7 +358,7 @@ func (c *GPU) restore(ev Restore) {
 	c.enlist(cl)
 	c.join(cl, c.tenantOf("", cl.id, share))
 	g := c.give(cl, ev.Epoch)
-	g.graceFrom, g.shared = c.now.Add(c.quantum), c.cohort.on
+	g.graceFrom, g.shared = c.now.Add(c.quantum), ev.Shared && c.cohort.on
 	c.become(g, lost)
 	c.restoreGang(cl.tenant)
 	c.restored(ev.Epoch)

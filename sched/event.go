@@ -266,6 +266,7 @@ type Restore struct {
 	Tenant  string
 	Gang    string
 	Overlap string
+	Shared  bool // as Holder says
 }
 
 // RestoreUnknown says that clients may hold that were not recorded before a restart
@@ -344,6 +345,9 @@ func (e Restore) String() string {
 	}
 	if e.Overlap != "" {
 		s += " overlap=" + e.Overlap
+	}
+	if e.Shared {
+		s += " shared"
 	}
 	return s
 }

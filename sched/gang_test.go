@@ -62,7 +62,7 @@ func (n *node) restart(tenant func(ClientID) (name string, share Share)) {
 		for _, h := range p.Holders {
 			if h.Client != 0 {
 				name, share := tenant(h.Client)
-				n.step(i, Restore{Client: h.Client, Epoch: h.Epoch, Tenant: name, Gang: share.Gang, Overlap: share.Overlap})
+				n.step(i, Restore{Client: h.Client, Epoch: h.Epoch, Shared: h.Shared, Tenant: name, Gang: share.Gang, Overlap: share.Overlap})
 			}
 		}
 	}

@@ -15,6 +15,7 @@ type notices struct {
 type announced struct {
 	waiters  [besideGrant + 1]bool // somebody waits for grants of this kind to end
 	together bool                  // all clients are of one overlap group
+	pooled   bool                  // there are latency tenants, beside whom idle ranks leave
 }
 
 // neighbors is all that decides what a holder is told of the others.
@@ -30,7 +31,7 @@ type neighbors struct {
 	shared   bool      // its turn is that of its cohort, and what it has submitted can be cut
 	patient  bool      // it is to keep the GPU over short pauses
 	quiet    bool      // it has made no calls for long, see idle.go
-	pooled   int       // latency tenants on the GPU
+	pooled   bool      // there are latency tenants
 }
 
 // notice returns what a holder is to be told.
@@ -48,7 +49,7 @@ func (s neighbors) notice(id ClientID) Notice {
 	case s.ganged && s.mode == Exclusive:
 		// Ranks that are idle are part of the job, and go when it does. But latency tenants do not
 		// wait for a turn to end, and have half of the time while a gang has one.
-		n.Leave, n.Bound = s.pooled > 0, true
+		n.Leave, n.Bound = s.pooled, true
 	case s.limited:
 		n.Leave, n.Bound = true, true // as if its limit were somebody who waits
 	default:
@@ -76,7 +77,7 @@ func (c *GPU) expected(cl *client) Notice {
 		shared:   cl.grant.shared && c.effective == Exclusive && !t.overlaps(),
 		patient:  c.patient(cl),
 		quiet:    cl.quiet,
-		pooled:   c.pool.tenants,
+		pooled:   c.pool.tenants > 0,
 	}.notice(cl.id)
 }
 
@@ -97,13 +98,12 @@ func (c *GPU) beyond(cl *client) int {
 // notice tells a client how many others there are, if that has changed.
 func (c *GPU) notice(cl *client) {
 	n := c.expected(cl)
-	if n == cl.told {
-		return
+	if n.Waiters > 0 != c.told.waiters[cl.grant.kind] { // in the middle of a Step: the others know something else
+		c.tellAll = true
 	}
-	cl.told = n
-	c.do(n)
-	if n.Waiters > 0 { // of many that are granted in one Step the first are told of the last
-		c.told.waiters[cl.grant.kind] = true
+	if n != cl.told {
+		cl.told = n
+		c.do(n)
 	}
 }
 
@@ -113,7 +113,7 @@ func (c *GPU) notice(cl *client) {
 func (c *GPU) noticeAll() {
 	turns := c.effective == Exclusive
 	first := c.open.head // of one group if all are
-	now := announced{together: first != nil && first.tenant.overlaps() && c.beyond(first) == 0}
+	now := announced{together: first != nil && first.tenant.overlaps() && c.beyond(first) == 0, pooled: c.pool.tenants > 0}
 	now.waiters[latencyGrant] = turns && c.waiting+c.open.n > 0
 	now.waiters[turnGrant] = turns && c.waiting+c.latency.n > 0
 	if now != c.told {

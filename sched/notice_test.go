@@ -23,7 +23,7 @@ func TestNotice(t *testing.T) {
 		"alone, with a limit":           {neighbors{limited: true}, Notice{Leave: true, Bound: true}},
 		"a limit among all":             {neighbors{mode: Concurrent, attached: 1, turns: 2, limited: true}, Notice{Present: 1, Leave: true, Bound: true}},
 		"a rank, and somebody waits":    {neighbors{attached: 2, waiting: 1, turns: 2, ganged: true}, Notice{Waiters: 1, Present: 2, Bound: true}},
-		"a rank and a latency tenant":   {neighbors{attached: 1, turns: 1, ganged: true, pooled: 1}, Notice{Present: 1, Leave: true, Bound: true, Patient: true}},
+		"a rank and a latency tenant":   {neighbors{attached: 1, turns: 1, ganged: true, pooled: true}, Notice{Present: 1, Leave: true, Bound: true, Patient: true}},
 		"the only rank here":            {neighbors{ganged: true}, Notice{Bound: true}},
 		"a rank of a gang with a limit": {neighbors{ganged: true, limited: true}, Notice{Bound: true}},
 		"a rank among all":              {neighbors{mode: Concurrent, ganged: true}, Notice{}},

@@ -171,7 +171,7 @@ func (h *history) granted(a Grant) error {
 		}
 	case h.persisted.Epoch < a.Epoch:
 		return fmt.Errorf("%v before epoch %d was persisted", a, a.Epoch)
-	case !h.persisted.Unrecorded && !slices.Contains(h.persisted.Holders[:], Holder{a.Client, a.Epoch}):
+	case !h.persisted.Unrecorded && !slices.ContainsFunc(h.persisted.Holders[:], func(o Holder) bool { return o.Client == a.Client && o.Epoch == a.Epoch }):
 		return fmt.Errorf("%v, but %v", a, h.persisted)
 	}
 	h.used[a.Epoch] = true
@@ -216,11 +216,12 @@ func TestAnyHistory(t *testing.T) {
 		}
 		for i := range rapid.IntRange(0, 3).Draw(t, "restored") {
 			r := Restore{Client: ClientID(i + 1), Epoch: cfg.LastEpoch + Epoch(i) + 1}
-			h.live[r.Client] = &liveGrant{epoch: r.Epoch, shared: cfg.Mode == Auto && cfg.Way == WayCohort}
+			r.Shared = cfg.Mode == Auto && cfg.Way == WayCohort && rapid.Bool().Draw(t, "shared")
+			h.live[r.Client] = &liveGrant{epoch: r.Epoch, shared: r.Shared}
 			h.epoch = r.Epoch
 			h.used[r.Epoch] = true
 			h.persisted.Epoch = r.Epoch
-			h.persisted.Holders[i] = Holder{r.Client, r.Epoch}
+			h.persisted.Holders[i] = Holder{r.Client, r.Epoch, r.Shared}
 			step(r)
 		}
 

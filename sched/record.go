@@ -52,13 +52,13 @@ func (c *GPU) record() Persist {
 			if cl.grant.claimed { // under any epoch that the client likes
 				p.Unrecorded = true
 			} else {
-				p.Holders[n] = Holder{cl.id, min(cl.grant.epoch, c.epoch)} // a client may claim any epoch
+				p.Holders[n] = Holder{cl.id, min(cl.grant.epoch, c.epoch), cl.grant.shared || cl.grant.kind != turnGrant} // a client may claim any epoch
 				n++
 			}
 		}
 	}
 	if c.next != nil {
-		p.Holders[n] = Holder{c.next.id, c.nextEpoch}
+		p.Holders[n] = Holder{c.next.id, c.nextEpoch, c.inCohort(c.next.tenant)}
 	}
 	return p
 }

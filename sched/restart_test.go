@@ -28,7 +28,7 @@ func (g *autoGPU) restart() (*autoGPU, map[ClientID]Epoch) {
 	}
 	for _, x := range rec.Holders {
 		if x.Client != 0 {
-			h.step(Restore{Client: x.Client, Epoch: x.Epoch})
+			h.step(Restore{Client: x.Client, Epoch: x.Epoch, Shared: x.Shared})
 		}
 	}
 	return h, held

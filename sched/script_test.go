@@ -244,7 +244,7 @@ func parseEvent(words []string) (Event, error) {
 				return nil, err
 			}
 			epoch = Epoch(n)
-		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena", "preempted":
+		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared":
 			is[key] = true
 		case "total", "least", "serial", "resident", "fixed", "away", "arena", "out", "in", "bytes":
 			if bytes[key], err = strconv.ParseUint(value, 10, 64); err != nil {
@@ -285,7 +285,7 @@ func parseEvent(words []string) (Event, error) {
 	case "gone":
 		return Gone{id}, nil
 	case "restore":
-		return Restore{id, epoch, tenant, share.Gang, share.Overlap}, nil
+		return Restore{id, epoch, tenant, share.Gang, share.Overlap, is["shared"]}, nil
 	case "tick":
 		return Tick{}, nil
 	}

@@ -323,7 +323,7 @@ func (c *GPU) ratesOf(t *tenant) rates {
 	case t.batch > 0:
 		r.gets = 1000 - c.besides.use
 	}
-	if c.inCohort(t) {
+	if h := c.open.head; c.inCohort(t) && (h == nil || h.tenant != t || h.grant.shared) { // else its turn is from before the cohort
 		r.open, r.own, r.use = min(t.open, 1), t.gets, t.use
 		r.closing = min(t.closing, 1-r.open)
 	}

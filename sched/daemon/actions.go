@@ -309,7 +309,7 @@ func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
 	s.Epoch, s.Holders, s.Unrecorded, s.Way = a.Epoch, s.Holders[:0], a.Unrecorded, a.Way
 	for _, h := range a.Holders {
 		if cl := d.clients[h.Client]; cl != nil {
-			s.Holders = append(s.Holders, state.Holder{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch})
+			s.Holders = append(s.Holders, state.Holder{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch, Shared: h.Shared})
 		}
 	}
 	d.extraWork += persistCost

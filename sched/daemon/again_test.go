@@ -18,6 +18,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -118,7 +119,7 @@ func TestHolderThatCannotBeFound(t *testing.T) {
 	s := start(t, t.TempDir(), func(o *Options) { o.Quantum, o.Grace = sched.MaxQuantum, sched.MinGrace })
 	s.inLoop(func() {
 		s.find = cannotSay
-		s.restore(s.findGPU(gpuA.UUID), peer.Process{PID: 1 << 21, Start: 1}, 7)
+		s.restore(s.findGPU(gpuA.UUID), state.Holder{PID: 1 << 21, StartTime: 1, Epoch: 7})
 	})
 	_, c := newClient(t, s)
 	c.request()
@@ -130,7 +131,7 @@ func TestHolderThatCannotBeFound(t *testing.T) {
 			t.Errorf("the next grant is in %v", at.Sub(now()))
 		}
 		s.find = func(peer.Process) (*peer.Peer, error) { return nil, unix.ESRCH }
-		s.restore(s.findGPU(gpuB.UUID), peer.Process{PID: 1 << 21, Start: 1}, 7)
+		s.restore(s.findGPU(gpuB.UUID), state.Holder{PID: 1 << 21, StartTime: 1, Epoch: 7})
 	})
 	newProc(t, s.dir, 0).connect().register(0).attach(0, gpuB, 0, 0).request().granted()
 }

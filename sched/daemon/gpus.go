@@ -205,7 +205,7 @@ func (d *Daemon) addGPU(info GPU) error {
 		d.step(g, sched.RestoreUnknown{Epoch: last.Epoch})
 	}
 	for _, h := range holders {
-		d.restore(g, peer.Process{PID: h.PID, Start: h.StartTime}, h.Epoch)
+		d.restore(g, h)
 	}
 	for account := range d.shares.Tenants {
 		d.setTenantMemory(g, account)
@@ -221,7 +221,8 @@ func (d *Daemon) sortGPUs() {
 
 // restore keeps the GPU for the process that held the GPU when an earlier scheduler
 // ended, if that process lives.
-func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
+func (d *Daemon) restore(g *gpu, h state.Holder) {
+	proc, epoch := peer.Process{PID: h.PID, Start: h.StartTime}, h.Epoch
 	cl, err := d.clientOf(proc)
 	switch {
 	case err != nil: // it may live, and hold the GPU
@@ -236,6 +237,6 @@ func (d *Daemon) restore(g *gpu, proc peer.Process, epoch sched.Epoch) {
 	share := d.shareOf(g, cl.Account)
 	g.restored[cl.id] = true
 	d.log.Infof("GPU %d: process %d held it before the restart; nothing is granted until it is back, ends, or its time is over", g.Index, cl.PID)
-	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch, Tenant: cl.Account, Gang: share.Gang, Overlap: share.Overlap})
+	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch, Tenant: cl.Account, Gang: share.Gang, Overlap: share.Overlap, Shared: h.Shared})
 	d.reach(afterRestore)
 }

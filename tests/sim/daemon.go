@@ -77,7 +77,7 @@ func (d *daemon) start() {
 	}
 	for _, h := range d.persisted.Holders {
 		if c := d.w.byID[h.Client]; c != nil && d.core != nil {
-			r := sched.Restore{Client: c.id, Epoch: h.Epoch}
+			r := sched.Restore{Client: c.id, Epoch: h.Epoch, Shared: h.Shared}
 			if c.tenant != nil {
 				r.Tenant, r.Gang, r.Overlap = c.tenant.name, c.tenant.share.Gang, c.tenant.share.Overlap
 			}

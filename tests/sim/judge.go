@@ -132,6 +132,9 @@ func (j *judge) granted(a sched.Grant) {
 	delete(j.owed, a.Client)
 	delete(j.fenced, j.w.byID[a.Client])
 	j.ended(a.Client)
+	if c := j.w.byID[a.Client]; a.Shared && c != nil && c.tenant != nil { // see checkLimits
+		c.tenant.changed(j.w.now)
+	}
 	j.grants[a.Client] = grant{concurrent: a.Concurrent, latency: a.Latency || a.Beside, beside: a.Beside, shared: a.Shared, gang: j.w.gangOf(a.Client), overlap: j.overlap, counts: true}
 	j.running(a.Client, true)
 	if j.grants[a.Client].gang != "" && !a.Concurrent {

@@ -46,6 +46,7 @@ type Holder struct {
 	PID       int32       `json:"pid"`
 	StartTime uint64      `json:"starttime"` // clock ticks since boot
 	Epoch     sched.Epoch `json:"epoch"`
+	Shared    bool        `json:"shared,omitempty"` // as in sched.Holder
 }
 
 // New returns the state of a node on which nothing was ever granted.

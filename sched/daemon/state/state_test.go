@@ -135,14 +135,14 @@ func TestLoad(t *testing.T) {
 		t.Errorf("missing file: %+v, %v", s, err)
 	}
 	s := &File{Version: version, BootID: "boot", GPUs: map[string]*GPU{
-		"GPU-1": {Epoch: 1<<60 + 1, Holders: []Holder{{PID: 5, StartTime: 6, Epoch: 7}}},
+		"GPU-1": {Epoch: 1<<60 + 1, Holders: []Holder{{PID: 5, StartTime: 6, Epoch: 7, Shared: true}}},
 		"GPU-2": {Epoch: 3, Unrecorded: true, Way: sched.WayCohort},
 	}}
 	if err := s.Save(path, nil); err != nil {
 		t.Fatal(err)
 	}
 	same, err := Load(path, "boot")
-	if err != nil || same.GPUs["GPU-1"].Epoch != 1<<60+1 || same.GPUs["GPU-1"].Holders[0] != (Holder{5, 6, 7}) || !same.GPUs["GPU-2"].Unrecorded || same.GPUs["GPU-2"].Way != sched.WayCohort {
+	if err != nil || same.GPUs["GPU-1"].Epoch != 1<<60+1 || same.GPUs["GPU-1"].Holders[0] != (Holder{5, 6, 7, true}) || !same.GPUs["GPU-2"].Unrecorded || same.GPUs["GPU-2"].Way != sched.WayCohort {
 		t.Errorf("read back %+v, %v", same.GPUs["GPU-1"], err)
 	}
 	other, err := Load(path, "another boot")
