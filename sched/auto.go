@@ -27,14 +27,12 @@ const (
 
 // auto is what mode Auto knows.
 type auto struct {
-	way             Way
-	cause           Cause                  // of what is in effect
-	against         [len(candidates)]Cause // why a way cannot be taken as things are, as of the latest look
-	refusedAt       [len(candidates)]Time  // when that was so, latest
-	reserved, total uint64                 // memory, bytes
-	swap            bool                   // what is reserved beyond the total is moved out
-	since           Time                   // start of the window
-	wastes          bool                   // turns leave the GPU idle, or would, as of the latest window
+	way       Way
+	cause     Cause                  // of what is in effect
+	against   [len(candidates)]Cause // why a way cannot be taken as things are, as of the latest look
+	refusedAt [len(candidates)]Time  // when that was so, latest
+	since     Time                   // start of the window
+	wastes    bool                   // turns leave the GPU idle, or would, as of the latest window
 
 	turnEnded  Time                 // the latest
 	notBefore  Time                 // slices are not begun again
@@ -121,6 +119,3 @@ func (a *auto) wouldWaste() (float64, bool) {
 	}
 	return idle, clients > 1
 }
-
-// overfull says whether clients cannot all have their memory on the GPU.
-func (a *auto) overfull() bool { return a.swap && a.reserved > a.total }

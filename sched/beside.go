@@ -84,7 +84,7 @@ func (c *GPU) block(blocked bool) {
 // besideAllowed says whether latency tenants may run beside the holder. Memory that does
 // not fit must be free to move, which it is not under a grant that stays.
 func (c *GPU) besideAllowed() bool {
-	return c.besides.short && !c.besides.blocked && c.mode == Auto && c.effective == Exclusive && !c.auto.overfull()
+	return c.besides.short && !c.besides.blocked && c.mode == Auto && c.effective == Exclusive && !c.mem.Overfull()
 }
 
 // mayBeBeside says whether the clients of a tenant get beside grants. A limit is held

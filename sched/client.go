@@ -306,7 +306,7 @@ func (c *GPU) lost(id ClientID) {
 }
 
 func (c *GPU) gone(id ClientID) {
-	defer c.dropMemory(id)
+	defer c.mem.Drop(id)
 	cl := c.clients[id]
 	if cl == nil {
 		return
@@ -327,7 +327,7 @@ func (c *GPU) gone(id ClientID) {
 // exec is for a process that has lost its connection and runs another program: nothing is left
 // of what the earlier one did on the GPU.
 func (c *GPU) exec(id ClientID) {
-	c.dropMemory(id)
+	c.mem.Drop(id)
 	if cl := c.clients[id]; cl != nil && !cl.connected {
 		c.endGrant(cl, EndLost)
 		c.forget(cl)
@@ -338,9 +338,7 @@ func (c *GPU) exec(id ClientID) {
 func (c *GPU) forget(cl *client) {
 	c.unqueue(cl)
 	c.forgetPause(cl)
-	if m := c.mem.members[cl.id]; m != nil {
-		c.unstrand(m)
-	}
+	c.mem.Forget(cl.id)
 	c.delist(cl)
 	c.leave(cl)
 }

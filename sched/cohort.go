@@ -4,6 +4,8 @@ package sched
 
 import (
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // A cohort. Turns hold a core limit exactly, because all that a tenant does in its turn is
@@ -130,7 +132,7 @@ func (c *GPU) noteUse(t *tenant) {
 		}
 		use += part
 	}
-	t.use = clamp(int(1000*use), 1, 1000)
+	t.use = base.Clamp(int(1000*use), 1, 1000)
 }
 
 // againstCohort says why there is no cohort. It is there for tenants with limits or requests, if

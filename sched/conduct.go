@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // What a core does for the gangs with clients on its GPU. gang.go has the rules.
@@ -14,15 +16,15 @@ import (
 func gangTurns() policy {
 	return policy{
 		due: func(c *GPU) (Time, bool) {
-			var e earliest
+			var e base.Earliest
 			for _, t := range c.ganged {
 				g := t.seat.gang
-				e.either(g.gangs.gather, g.phase == wanted && g.isDue())
+				e.Either(g.gangs.gather, g.phase == wanted && g.isDue())
 			}
 			if c.kept != nil && c.kept.seat.hold == leaving {
-				e.either(c.kept.seat.gang.nextStep())
+				e.Either(c.kept.seat.gang.nextStep())
 			}
-			return e.at, e.ok
+			return e.At, e.OK
 		},
 		revoke: (*GPU).conduct,
 		grant:  (*GPU).grantGang,

@@ -137,13 +137,8 @@
 //
 // # Memory
 //
-// The core keeps what clients have reserved of the GPU's memory (ledger.go), so that a
-// tenant's limit holds for all its clients together. Where more can be reserved than
-// the GPU has (Memory.Swap), the core also decides how much of it each client may have
-// on the GPU at a time (residency.go, placing.go), who makes room for whom, what is
-// refused because there is no place for it (fits.go), and how much host memory each
-// client needs for what is away (Node.Arenas). Clients say what they have (Moved), and
-// the caller tells them their rooms (Room). It decides nothing itself.
+// Package residency keeps what clients have reserved of the GPU's memory, and where more can be
+// reserved than the GPU has (Memory.Swap) decides how much of it each client may have on the GPU.
 //
 // A client that has memory away moves it onto the GPU at the begin of its grant, before
 // its turn. Then those whose memory is there have the GPU for as long as what moving

@@ -6,6 +6,9 @@ import (
 	"cmp"
 	"fmt"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // Defaults of a Config's zero fields, and the limits to which a GPU clamps
@@ -69,7 +72,9 @@ type GPU struct {
 	counters Counters
 	looked   uint64 // clients and tenants that were looked at, in passes over all
 
-	mem memory // see memory.go
+	mem            *residency.Memory
+	residency.View               // of mem: what callers may ask
+	idle           base.Earliest // when idle clients are looked for
 
 	policies []policy
 	slices   sliceState
@@ -89,8 +94,8 @@ type settings struct {
 func New(cfg Config) *GPU {
 	c := &GPU{
 		settings: settings{
-			quantum:   clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
-			grace:     clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
+			quantum:   base.Clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
+			grace:     base.Clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
 			mode:      cfg.Mode,
 			tuning:    cfg.Tuning.clamped(),
 			swapShare: clampShareOfSwap(cfg.SwapShare),
@@ -117,11 +122,10 @@ func New(cfg Config) *GPU {
 	case Concurrent:
 		c.auto.way = WayDriver
 	}
-	c.mem = newMemory(cfg.Memory, &node.Arenas, c.later)
+	c.mem = residency.New(cfg.Memory, &node.Arenas, forMemory{c}, c.do)
+	c.View = c.mem.View()
 	return c
 }
-
-func clamp[T cmp.Ordered](v, lo, hi T) T { return min(max(v, lo), hi) }
 
 // Step takes note of an event at a time and returns what to do about it. The
 // slice is reused by the next Step. A time before that of the latest Step
@@ -141,6 +145,7 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 	c.countCohort(now)
 	c.now = now
 	c.acts = c.acts[:0]
+	c.mem.Begin(now, c.grace)
 
 	switch ev := ev.(type) {
 	case Attach:
@@ -157,27 +162,29 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 		c.gone(ev.Client)
 	case Tick:
 	case SetQuantum:
-		c.quantum = clamp(ev.D, MinQuantum, MaxQuantum)
+		c.quantum = base.Clamp(ev.D, MinQuantum, MaxQuantum)
 		if c.swapShare == 0 {
 			c.owedUntil = min(c.owedUntil, c.now.Add(c.quantum))
 		}
 	case SetGrace:
-		c.grace = clamp(ev.D, MinGrace, MaxGrace)
-		c.mem.unsettled = true // what is late depends on it
+		c.grace = base.Clamp(ev.D, MinGrace, MaxGrace)
+		c.mem.Begin(c.now, c.grace)
 	case SetMode:
 		c.setMode(ev.M)
 	case SetShare:
 		c.reshare(ev.Tenant, ev.Share)
-		c.regroup(ev.Tenant, ev.Share.Crew())
+		c.mem.Regroup(ev.Tenant, ev.Share.Crew())
 	case GangMoved:
 	case SetTuning:
 		c.setTuning(ev.Tuning)
 	case Reserve:
-		c.reserveMemory(ev)
+		c.mem.Reserve(ev)
 	case Moved:
-		c.movedMemory(ev)
+		c.mem.Moved(ev)
 	case SetTenantMemory:
-		c.setTenantMemory(ev)
+		if c.mem.SetTenant(ev) {
+			c.lookForIdle()
+		}
 	case Suspend:
 		c.suspend(ev.Tenant)
 	case Called:
@@ -185,13 +192,9 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 	case ResumeTenant:
 		c.resumeTenant(ev.Tenant)
 	case SetGPUMemory:
-		c.mem.Bytes = ev.Bytes
-		if ev.Swap != nil && c.mem.residency == nil && c.Unused() {
-			c.mem.configure(*ev.Swap, c.later)
-		}
-		c.memoryChanged()
+		c.mem.Resize(ev, c.Unused())
 	case ArenaChanged:
-		c.arenaChanged(ev)
+		c.mem.ArenaChanged(ev)
 	case Exec:
 		c.exec(ev.Client)
 	case RestoreMemory:
@@ -218,7 +221,7 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 
 	c.applyPolicies()
 	c.settle()
-	c.settleMemory()
+	c.mem.Settle()
 	c.exorcise()
 	for _, gpu := range c.gangs.others(c.gpu) {
 		c.do(StepGPU{gpu})
@@ -248,11 +251,7 @@ const lookedPerWork = 32
 // Work says what all Steps so far have cost, apart from their number: in units of
 // about a Step that passes over no list of clients.
 func (c *GPU) Work() uint64 {
-	looked := c.looked
-	if c.mem.residency != nil {
-		looked += c.mem.residency.looked
-	}
-	return looked / lookedPerWork
+	return (c.looked + c.mem.Looked()) / lookedPerWork
 }
 
 // Next returns the client whose turn is next: it gets a grant as soon as the GPU

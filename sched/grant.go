@@ -176,7 +176,7 @@ func (c *GPU) recount(g *grant, change func()) {
 func (c *GPU) give(cl *client, epoch Epoch) *grant {
 	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now}
 	cl.cut = false
-	c.memoryActive(cl)
+	c.mem.SetActive(cl.id, true)
 	return cl.grant
 }
 
@@ -213,7 +213,7 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 	r.Moved = g.move.took
 	cl.held += held
 	cl.grant, cl.idleSince = nil, c.now
-	c.releasedMemory(cl, r.Moved)
+	c.mem.Released(cl.id, r.Moved)
 	cl.want = false
 	if t.seat != nil {
 		t.seat.gang.releasedAt = c.now

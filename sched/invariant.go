@@ -50,7 +50,7 @@ func (c *GPU) Check() error {
 		return fmt.Errorf("%d clients run beside others, whose time slices are not short", c.beside.n)
 	case closingBatch != c.closingBatch:
 		return fmt.Errorf("%d batch grants are closing, counted %d", closingBatch, c.closingBatch)
-	case c.effective != Exclusive && c.effective != Concurrent, c.mode != Auto && c.mode != c.effective && !(c.mode == Concurrent && c.auto.overfull()):
+	case c.effective != Exclusive && c.effective != Concurrent, c.mode != Auto && c.mode != c.effective && !(c.mode == Concurrent && c.mem.Overfull()):
 		return fmt.Errorf("%v is in effect, set is %v", c.effective, c.mode)
 	case c.effective == Concurrent && c.inTurn() != nil:
 		return fmt.Errorf("%d clients wait in concurrent mode", c.waiting)

@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // latencyTenants grants at once to tenants that want the GPU briefly, and shuts the gates
 // of the others meanwhile. All of them together have half of the time in which others want
@@ -10,17 +14,17 @@ import "time"
 func latencyTenants() policy {
 	return policy{
 		due: func(c *GPU) (Time, bool) {
-			var e earliest
+			var e base.Earliest
 			for _, t := range c.metered {
 				if t.share.Priority == Latency && c.holds(t, &c.latency) && c.keptOut {
-					e.either(c.patienceEnds(t))
+					e.Either(c.patienceEnds(t))
 				}
 			}
 			for _, t := range c.spent.items {
-				e.either(c.patienceBack(t))
-				e.either(c.pool.wantedAt.Add(shortPause), c.active == 0)
+				e.Either(c.patienceBack(t))
+				e.Either(c.pool.wantedAt.Add(shortPause), c.active == 0)
 			}
-			return e.at, e.ok
+			return e.At, e.OK
 		},
 		revoke: func(c *GPU) {
 			c.lookWhoIsOut()
@@ -139,18 +143,18 @@ func (c *GPU) patienceEnds(t *tenant) (Time, bool) {
 // patienceBack returns when a tenant that is out of patience has enough of it again; false
 // if never, as things are.
 func (c *GPU) patienceBack(t *tenant) (Time, bool) {
-	var e earliest
+	var e base.Earliest
 	full := func(from Time, left time.Duration, percent int) {
 		rate := time.Duration(percent)
 		if rate > 0 {
-			e.either(from.Add(((patienceMax/2-left)*100+rate-1)/rate), true)
+			e.Either(from.Add(((patienceMax/2-left)*100+rate-1)/rate), true)
 		}
 	}
 	full(c.now, c.commonPatience(), c.pool.rate)
 	if t.open+t.closing == 0 {
 		full(c.now, t.patience, t.share.Request+c.pool.each())
 	}
-	return e.at, e.ok
+	return e.At, e.OK
 }
 
 // latencyRuns says whether a latency tenant has the GPU, and more than short time slices

@@ -2,21 +2,25 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // limits revokes the grants of a tenant that has used up its limit. When it has credit
 // for a slice, it waits for its turn again.
 func limits() policy {
 	return policy{
 		due: func(c *GPU) (Time, bool) {
-			var e earliest
+			var e base.Earliest
 			for _, t := range c.metered {
-				e.either(c.creditEnds(t))
+				e.Either(c.creditEnds(t))
 			}
 			if t := c.throttled.top(); t != nil {
-				e.either(t.backAt(), true)
+				e.Either(t.backAt(), true)
 			}
-			return e.at, e.ok
+			return e.At, e.OK
 		},
 		revoke: func(c *GPU) {
 			c.unthrottle()

@@ -15,7 +15,7 @@ func (c *GPU) setMode(m Mode) {
 	c.endCohort()
 	c.auto.way, c.slices.stale = WayTurns, true
 	c.auto.startWindow(c.now)
-	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
+	if m != Auto && !(m == Concurrent && c.mem.Overfull()) {
 		c.setEffective(m, because(reasonSet))
 	}
 }

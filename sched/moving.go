@@ -5,6 +5,8 @@ package sched
 import (
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Moving memory. A client that has memory away moves it onto the GPU when it is granted,
@@ -213,17 +215,17 @@ func stalledMoves() policy {
 }
 
 func (c *GPU) movingDeadline() (Time, bool) {
-	var e earliest
+	var e base.Earliest
 	if c.isWaitedFor() {
 		for _, g := range c.moves {
-			e.either(c.givesUp(g), true)
+			e.Either(c.givesUp(g), true)
 		}
 	}
 	if c.afar.top() != nil && c.effective == Exclusive {
-		e.either(c.owedUntil, c.owedUntil > c.now)
-		e.either(c.sparedUntil, c.free() && c.sparedUntil > c.now)
+		e.Either(c.owedUntil, c.owedUntil > c.now)
+		e.Either(c.sparedUntil, c.free() && c.sparedUntil > c.now)
 	}
-	return e.at, e.ok
+	return e.At, e.OK
 }
 
 // isWaitedFor says whether somebody waits for the GPU: a gang whose turn has come too,

@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/residency"
+)
 
 // Node is what the GPUs of a node have in common: one clock, the gangs, and the host
 // memory for what is away from GPUs. Its GPUs are used by one goroutine at a time.
@@ -15,7 +19,7 @@ type Node struct {
 
 // NewNode returns a node without GPUs. New adds them.
 func NewNode() *Node {
-	n := &Node{gangs: gangs{byName: map[string]*gang{}, toStep: map[string]bool{}}, Arenas: Arenas{limit: ^uint64(0)}}
+	n := &Node{gangs: gangs{byName: map[string]*gang{}, toStep: map[string]bool{}}, Arenas: residency.NewArenas()}
 	n.gangs.clock = &n.clock
 	return n
 }

@@ -2,6 +2,8 @@
 
 package sched
 
+import "github.com/nvshare/nvshare/sched/base"
+
 // policy is one rule of who is granted, and when a grant is asked back. Each has a
 // file of its own, and its line in policies. A Step asks all of them, again and
 // again, until nothing changes: they leave nothing undone that is due, and do nothing
@@ -54,25 +56,13 @@ func (c *GPU) changes() int { return len(c.acts) + c.gangs.changes + int(c.seq) 
 
 // due returns when something has to be done.
 func (c *GPU) due() (Time, bool) {
-	var e earliest
+	var e base.Earliest
 	for _, p := range c.policies {
 		if p.due != nil {
-			e.either(p.due(c))
+			e.Either(p.due(c))
 		}
 	}
-	return e.at, e.ok
-}
-
-// earliest is the earliest of some times.
-type earliest struct {
-	at Time
-	ok bool // there is one
-}
-
-func (e *earliest) either(at Time, ok bool) {
-	if ok && (!e.ok || at < e.at) {
-		e.at, e.ok = at, true
-	}
+	return e.At, e.OK
 }
 
 func (c *GPU) grant(cl *client) {
@@ -105,7 +95,7 @@ func (c *GPU) grant(cl *client) {
 		gr.kind = latencyGrant
 	}
 	c.startMoving(gr)
-	c.grantedMemory(gr)
+	c.mem.Granted(cl.id, gr.move.on)
 	c.become(gr, granted)
 	g := Grant{
 		Client: cl.id, Tenant: t.displayName(), Epoch: gr.epoch, Waited: waited, Limited: limited,

@@ -274,14 +274,14 @@ func parseEvent(words []string) (Event, error) {
 	case "lost":
 		return Lost{id}, nil
 	case "reserve":
-		return Reserve{id, bytes["total"], bytes["least"], is["force"], bytes["serial"]}, nil
+		return Reserve{Client: id, Total: bytes["total"], Least: bytes["least"], Force: is["force"], Serial: bytes["serial"]}, nil
 	case "moved":
-		r := Report{bytes["resident"], bytes["fixed"], bytes["away"], bytes["arena"], bytes["out"], bytes["in"]}
-		return Moved{id, epoch, r, is["ready"], is["stuck"], is["nomemory"], is["noarena"]}, nil
+		r := Report{Resident: bytes["resident"], Fixed: bytes["fixed"], Away: bytes["away"], Arena: bytes["arena"], Out: bytes["out"], In: bytes["in"]}
+		return Moved{Client: id, Epoch: epoch, Report: r, Ready: is["ready"], Stuck: is["stuck"], NoMemory: is["nomemory"], NoArena: is["noarena"]}, nil
 	case "exec":
 		return Exec{id}, nil
 	case "restorememory":
-		return RestoreMemory{id, tenant, share.Gang, is["canmove"], bytes["bytes"], is["suspended"]}, nil
+		return RestoreMemory{Client: id, Tenant: tenant, Gang: share.Gang, CanMove: is["canmove"], Bytes: bytes["bytes"], Suspended: is["suspended"]}, nil
 	case "gone":
 		return Gone{id}, nil
 	case "restore":

@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // LatencySlice is the GPU's own time slice of other tenants' processes while a latency
@@ -133,14 +135,14 @@ func (c *GPU) slicesByPart(all []*client, out []time.Duration) {
 	}
 	// The smallest part has LeastSlice, unless the others would have more than MaxSlice. Where
 	// that needs slices longer than the driver's, those that are tried are longer as well.
-	base := max(DriverSlice, time.Duration(float64(LeastSlice)*most/max(least, 1)))
-	longest = min(time.Duration(float64(longest)*base.Seconds()/DriverSlice.Seconds()), MaxSlice)
+	unit := max(DriverSlice, time.Duration(float64(LeastSlice)*most/max(least, 1)))
+	longest = min(time.Duration(float64(longest)*unit.Seconds()/DriverSlice.Seconds()), MaxSlice)
 	if group > 0 {
 		most, longest = group, DriverSlice
 	}
 	for i, w := range weights {
 		if w > 0 {
-			out[i] = clamp(time.Duration(float64(longest)*w/most).Round(10*time.Microsecond), LeastSlice, MaxSlice)
+			out[i] = base.Clamp(time.Duration(float64(longest)*w/most).Round(10*time.Microsecond), LeastSlice, MaxSlice)
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Sharing by time slices, as mode Auto begins, watches and ends it. The gates of all
@@ -180,7 +182,7 @@ const (
 )
 
 func (c *GPU) sliceWindow() time.Duration {
-	return clamp(sliceRounds*c.tally.sum(c.cohort.on).round, sliceWindow, maxSliceWindow)
+	return base.Clamp(sliceRounds*c.tally.sum(c.cohort.on).round, sliceWindow, maxSliceWindow)
 }
 
 // oneSlice is more than one of the GPU's slices, and less than two: members of an overlap

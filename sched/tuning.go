@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"fmt"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Bounds of Tuning's fields. The windows and intervals of the seeds' documents
@@ -35,8 +37,8 @@ type Tuning struct {
 }
 
 func (t Tuning) clamped() Tuning {
-	t.Window = clamp(cmp.Or(t.Window, DefaultWindow), MinWindow, MaxWindow)
-	t.Sample = clamp(t.Sample, 0, MaxSample)
+	t.Window = base.Clamp(cmp.Or(t.Window, DefaultWindow), MinWindow, MaxWindow)
+	t.Sample = base.Clamp(t.Sample, 0, MaxSample)
 	t.DropCarry = min(max(t.DropCarry, 0), 100)
 	t.DropTail = min(max(t.DropTail, 0), 100)
 	return t

@@ -70,7 +70,7 @@ func chosenWay() policy {
 func (c *GPU) lookAtMode() {
 	a := &c.auto
 	switch {
-	case c.mode == Concurrent && a.overfull():
+	case c.mode == Concurrent && c.mem.Overfull():
 		a.way = WayTurns
 		c.setEffective(Exclusive, because(reasonSwap)) // at the same time they would wait for each other
 	case c.mode == Concurrent:
@@ -123,7 +123,7 @@ func (c *GPU) refused(w Way) Cause {
 	switch {
 	case w == WayTurns:
 		return Cause{}
-	case a.overfull():
+	case c.mem.Overfull():
 		return because(reasonSwap)
 	case a.against[w].Why != reasonNone:
 		return a.against[w]
@@ -168,7 +168,7 @@ func (c *GPU) take(w Way) {
 func (c *GPU) whyTurns() Cause {
 	a := &c.auto
 	switch first := a.against[WaySlices]; {
-	case a.overfull():
+	case c.mem.Overfull():
 		return because(reasonSwap)
 	case len(c.clients) < 2:
 		return because(reasonAlone)
@@ -195,7 +195,7 @@ func (c *GPU) watch(window time.Duration) {
 	a := &c.auto
 	switch a.way {
 	case WaySlices, WayCohort:
-		if !a.overfull() && a.against[a.way].Why == reasonNone && c.sharedIn(window) >= c.sliceWindow() {
+		if !c.mem.Overfull() && a.against[a.way].Why == reasonNone && c.sharedIn(window) >= c.sliceWindow() {
 			c.lookAtSlices(window)
 		}
 	case WayDriver:

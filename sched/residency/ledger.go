@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package residency
 
 import (
 	"cmp"
@@ -9,6 +9,8 @@ import (
 	"math"
 	"math/bits"
 	"slices"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // ledger keeps what the processes of each account have reserved of one GPU's
@@ -33,7 +35,7 @@ type ledger struct {
 type ledgerAccount struct {
 	limit    uint64 // 0: none
 	used     uint64 // the sum of reserved
-	reserved map[ClientID]uint64
+	reserved map[base.ClientID]uint64
 }
 
 // Standing is what a client and its account have reserved of a GPU's memory, bytes.
@@ -50,7 +52,7 @@ func newLedger() *ledger { return &ledger{accounts: map[string]*ledgerAccount{}}
 // as far as the account's limit goes, if that is at least `least`; else nothing
 // changes and ok is false. Less is always granted, and so is everything with
 // force: that memory exists already.
-func (l *ledger) reserve(account string, id ClientID, total, least uint64, force bool) (s Standing, ok bool) {
+func (l *ledger) reserve(account string, id base.ClientID, total, least uint64, force bool) (s Standing, ok bool) {
 	m := l.accounts[account]
 	if m == nil {
 		m = &ledgerAccount{}
@@ -81,7 +83,7 @@ func (l *ledger) reserve(account string, id ClientID, total, least uint64, force
 	case total == 0:
 		delete(m.reserved, id)
 	case m.reserved == nil:
-		m.reserved = map[ClientID]uint64{id: total}
+		m.reserved = map[base.ClientID]uint64{id: total}
 	default:
 		m.reserved[id] = total
 	}
@@ -91,7 +93,7 @@ func (l *ledger) reserve(account string, id ClientID, total, least uint64, force
 
 // drop returns what a client has; it is dead, or another program now. It
 // reports whether that was anything.
-func (l *ledger) drop(account string, id ClientID) bool {
+func (l *ledger) drop(account string, id base.ClientID) bool {
 	had := l.reservedBy(account, id).Total != 0
 	l.reserve(account, id, 0, 0, false)
 	return had
@@ -124,7 +126,7 @@ func (l *ledger) keep(account string, m *ledgerAccount) {
 
 // reservedBy returns where a client stands; with client 0, where its account
 // does.
-func (l *ledger) reservedBy(account string, id ClientID) Standing {
+func (l *ledger) reservedBy(account string, id base.ClientID) Standing {
 	m := l.accounts[account]
 	if m == nil {
 		return Standing{Limit: l.fallback}

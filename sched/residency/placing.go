@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package residency
 
 import "slices"
 
 // Who makes room for whom.
 
 // plan returns the rooms that change now. The slice is reused by the next plan.
-func (r *residency) plan() []Room {
+func (r *rooms) plan() []Room {
 	if r.sum.unknown == 0 && (r.sum.wanting > 0 || r.sum.may > r.usable()) {
 		r.place(r.inOrder()) // while one is unknown nobody knows what is free
 	}
-	r.rooms = r.rooms[:0]
+	r.planned = r.planned[:0]
 	slices.SortFunc(r.changed, byGrant)
 	for _, o := range r.changed {
 		o.listed = false
 		if o.room == o.told || o.keep == Managed {
 			continue
 		}
-		r.rooms = append(r.rooms, Room{Client: o.id, Bytes: o.room, Less: o.room < o.told && o.may > o.room})
+		r.planned = append(r.planned, Room{Client: o.id, Bytes: o.room, Less: o.room < o.told && o.may > o.room})
 		o.told = o.room
 	}
 	r.changed = r.changed[:0]
-	return r.rooms
+	return r.planned
 }
 
 // place gives room to those who want it, and takes it from others.
-func (r *residency) place(order []*occupant) {
+func (r *rooms) place(order []*occupant) {
 	r.looked += 2 * uint64(len(order)) // it goes over them three times
 	r.raise(order)
 	var lacks, coming uint64
@@ -54,7 +54,7 @@ func (r *residency) place(order []*occupant) {
 
 // victimsOf returns those from whom something can be taken, in the order in which
 // it is to be taken.
-func (r *residency) victimsOf(order []*occupant, lacks uint64) (all []*occupant) {
+func (r *rooms) victimsOf(order []*occupant, lacks uint64) (all []*occupant) {
 	if lacks == 0 {
 		return nil
 	}
@@ -79,7 +79,7 @@ func (r *residency) victimsOf(order []*occupant, lacks uint64) (all []*occupant)
 }
 
 // raise gives free room to those who want it.
-func (r *residency) raise(order []*occupant) {
+func (r *rooms) raise(order []*occupant) {
 	free := less(r.usable(), r.sum.may)
 	for _, o := range order {
 		if !o.wants() {
@@ -99,7 +99,7 @@ func (r *residency) raise(order []*occupant) {
 // overdraw gives a client that has a grant, and for which nobody can be moved out
 // any more, the room that it needs: what was reserved by force does not fit, and
 // the driver has the last word.
-func (r *residency) overdraw(order []*occupant) {
+func (r *rooms) overdraw(order []*occupant) {
 	var who *occupant
 	for _, o := range order {
 		switch {
@@ -116,7 +116,7 @@ func (r *residency) overdraw(order []*occupant) {
 }
 
 // late returns those that are to move out and have not, for somebody who waits.
-func (r *residency) late() (all []*occupant) {
+func (r *rooms) late() (all []*occupant) {
 	if r.sum.wanting == 0 && r.sum.may <= r.usable() {
 		return nil
 	}

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package residency
 
 import (
 	"fmt"
 	"testing"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"pgregory.net/rapid"
 )
 
 // mover models a client that moves its memory as the shim does: it looks at its
 // room before each piece, and says on the way what it has.
 type mover struct {
-	id             ClientID
+	id             base.ClientID
 	keep           Keep
 	resident, away uint64 // really
 	fixed          uint64
@@ -21,7 +22,7 @@ type mover struct {
 	granted        bool   // as it knows
 	stopped        bool
 	answer         bool // it was told to move out, and has not said that it has
-	sent           []func(r *residency)
+	sent           []func(r *rooms)
 }
 
 func (m *mover) total() uint64 { return m.resident + m.away }
@@ -29,7 +30,7 @@ func (m *mover) total() uint64 { return m.resident + m.away }
 // report says what the client has now; the frame arrives later, in order.
 func (m *mover) report() {
 	resident, fixed, away := m.resident, m.fixed, m.away
-	m.sent = append(m.sent, func(r *residency) { r.moved(m.id, resident, fixed, away, false) })
+	m.sent = append(m.sent, func(r *rooms) { r.moved(m.id, resident, fixed, away, false) })
 }
 
 // piece is what moves at once.
@@ -61,11 +62,11 @@ func (m *mover) step() bool {
 
 type moving struct {
 	t        *rapid.T
-	r        *residency
+	r        *rooms
 	clients  []*mover
 	capacity uint64
 	holder   *mover // has the grant, as the scheduler knows
-	last     ClientID
+	last     base.ClientID
 }
 
 func (w *moving) plan() {
@@ -127,7 +128,7 @@ func (w *moving) grant(m *mover) {
 // release sends it; it counts when it has arrived.
 func (w *moving) release(m *mover) {
 	m.granted = false
-	m.sent = append(m.sent, func(r *residency) {
+	m.sent = append(m.sent, func(r *rooms) {
 		r.setActive(m.id, false)
 		if w.holder == m {
 			w.holder = nil
@@ -172,7 +173,7 @@ func (w *moving) settle() {
 // soon as the others can move.
 func TestResidency(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &moving{t: t, capacity: 100, r: newResidency(100)}
+		w := &moving{t: t, capacity: 100, r: newRooms(100)}
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
 			m := w.some()
 			op := rapid.IntRange(0, 11).Draw(t, "op")
@@ -234,7 +235,7 @@ func TestResidency(t *testing.T) {
 				}
 				w.plan()
 			case op == 10 && rapid.IntRange(0, 9).Draw(t, "restarts") == 0:
-				w.r = newResidency(w.capacity)
+				w.r = newRooms(w.capacity)
 				for _, m := range w.clients {
 					w.r.attach(m.id, m.keep, "", true)
 					w.r.promise(m.id, m.reserved, w.capacity)
@@ -273,12 +274,12 @@ func TestResidency(t *testing.T) {
 // Where something else has memory of the GPU, more of the others' is moved out, until
 // it seems to be gone.
 func TestResidencyOutside(t *testing.T) {
-	r := newResidency(100)
-	for id := ClientID(1); id <= 2; id++ {
+	r := newRooms(100)
+	for id := base.ClientID(1); id <= 2; id++ {
 		r.attach(id, Swapped, "", false)
 		r.promise(id, 50, 100)
 	}
-	fill := func(id ClientID, n uint64) {
+	fill := func(id base.ClientID, n uint64) {
 		r.setActive(id, true)
 		r.plan()
 		r.moved(id, n, 0, 50-n, false)
@@ -314,14 +315,14 @@ func TestResidencyOutside(t *testing.T) {
 // The least recently granted has to leave first, and only what is lacking; who has a
 // grant stays, and so does what is fixed.
 func TestResidencyVictims(t *testing.T) {
-	r := newResidency(100)
-	for id := ClientID(1); id <= 4; id++ {
+	r := newRooms(100)
+	for id := base.ClientID(1); id <= 4; id++ {
 		r.attach(id, Swapped, "", false)
 	}
-	for id, n := range map[ClientID]uint64{1: 30, 2: 30, 3: 40} {
+	for id, n := range map[base.ClientID]uint64{1: 30, 2: 30, 3: 40} {
 		r.promise(id, n, 100)
 	}
-	for _, id := range []ClientID{2, 1, 3} {
+	for _, id := range []base.ClientID{2, 1, 3} {
 		r.setActive(id, true)
 		r.plan()
 		room := r.clients[id].room
@@ -358,9 +359,9 @@ func TestResidencyMovesInUnits(t *testing.T) {
 		short bool
 		want  uint64
 	}{{0, false, 240 * mib}, {512 * mib, false, 688 * mib}, {0, true, 16000 * mib}} {
-		r := newResidency(16896 * mib)
+		r := newRooms(16896 * mib)
 		r.moveUnit, r.arenaUnit = c.unit, mib
-		for id := ClientID(1); id <= 2; id++ {
+		for id := base.ClientID(1); id <= 2; id++ {
 			r.attach(id, Swapped, "", false)
 		}
 		r.promise(1, 16000*mib, 32<<30)
@@ -386,9 +387,9 @@ func TestResidencyOverdraws(t *testing.T) {
 		groups [2]string
 		want   bool
 	}{{[2]string{"", ""}, false}, {[2]string{"a", "b"}, false}, {[2]string{"a", "a"}, true}} {
-		r := newResidency(100)
+		r := newRooms(100)
 		for i, group := range c.groups {
-			id := ClientID(i + 1)
+			id := base.ClientID(i + 1)
 			r.attach(id, Swapped, group, false)
 			r.promise(id, 50, 100)
 			r.setActive(id, true)

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package residency
 
 import (
 	"errors"
 	"fmt"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Moving to another GPU. The caller moves a tenant: it suspends the tenant here (Suspend)
@@ -22,12 +24,13 @@ type Mover struct {
 }
 
 // DepartFits says why a tenant cannot leave the GPU for another one; nil: it can.
-func (c *GPU) DepartFits(tenant string) error {
-	if _, why := c.SuspendFits(tenant); why != nil {
+func (v View) DepartFits(tenant string) error {
+	mem := v.mem
+	if _, why := v.SuspendFits(tenant); why != nil {
 		return why
 	}
-	for _, m := range c.membersOf(tenant) {
-		switch o := c.mem.residency.clients[m.id]; {
+	for _, m := range mem.membersOf(tenant) {
+		switch o := mem.rooms.clients[m.id]; {
 		case o.keep != Swapped:
 			return errResident
 		case o.unknown:
@@ -38,28 +41,24 @@ func (c *GPU) DepartFits(tenant string) error {
 }
 
 // Movers returns the processes of a tenant that have memory on the GPU.
-func (c *GPU) Movers(tenant string) map[ClientID]Mover {
-	r := c.mem.residency
+func (v View) Movers(tenant string) map[base.ClientID]Mover {
+	r := v.mem.rooms
 	if r == nil {
 		return nil
 	}
-	movers := map[ClientID]Mover{}
-	for _, m := range c.membersOf(tenant) {
+	movers := map[base.ClientID]Mover{}
+	for _, m := range v.mem.membersOf(tenant) {
 		o := r.clients[m.id]
 		movers[m.id] = Mover{m.promised, o.pinned(), max(r.arenaOf(o, 0), o.arena)}
 	}
 	return movers
 }
 
-// Departed says whether no client of a tenant has a grant, waits for one, or has memory on
-// the GPU that can be moved.
-func (c *GPU) Departed(tenant string) bool {
-	for _, m := range c.membersOf(tenant) {
+// Departed says whether no client of a tenant has memory on the GPU that can be moved.
+func (mem *Memory) Departed(tenant string) bool {
+	for _, m := range mem.membersOf(tenant) {
 		// A page cannot say that there is room for nothing: it says 1.
-		if o := c.mem.residency.clients[m.id]; o.keep == Swapped && (o.unknown || max(o.resident, o.may) > o.fixed+1) {
-			return false
-		}
-		if cl := c.clients[m.id]; cl != nil && (cl.grant != nil || cl.in != nil) {
+		if o := mem.rooms.clients[m.id]; o.keep == Swapped && (o.unknown || max(o.resident, o.may) > o.fixed+1) {
 			return false
 		}
 	}
@@ -69,8 +68,9 @@ func (c *GPU) Departed(tenant string) bool {
 // ArriveFits says why the processes of a tenant have no place on the GPU, beside those there
 // and others that are on their way there; nil: they have. All that can be moved may arrive in
 // host memory, which clients keep.
-func (c *GPU) ArriveFits(tenant string, movers, others map[ClientID]Mover) error {
-	r := c.mem.residency
+func (v View) ArriveFits(tenant string, movers, others map[base.ClientID]Mover) error {
+	mem := v.mem
+	r := mem.rooms
 	if r == nil {
 		return errNothingSwapped
 	}
@@ -78,12 +78,12 @@ func (c *GPU) ArriveFits(tenant string, movers, others map[ClientID]Mover) error
 	for _, m := range movers {
 		sum = add(sum, m.Bytes)
 	}
-	if s := c.Standing(tenant, 0); s.Limit != 0 && add(c.mem.ledger.reservedBy(tenant, 0).Used, sum) > s.Limit {
+	if s := v.Standing(tenant, 0); s.Limit != 0 && add(mem.ledger.reservedBy(tenant, 0).Used, sum) > s.Limit {
 		return fmt.Errorf("the tenant's memory limit is %d MiB there, and its processes have %d MiB", s.Limit>>20, sum>>20)
 	}
 	defer func(seq uint64) { r.seq = seq }(r.seq)
-	needed := c.mem.arenas.needed - c.mem.needed
-	for _, some := range []map[ClientID]Mover{movers, others} {
+	needed := mem.arenas.needed - mem.needed
+	for _, some := range []map[base.ClientID]Mover{movers, others} {
 		for id, m := range some {
 			if r.clients[id] != nil {
 				continue // it has arrived
@@ -100,6 +100,6 @@ func (c *GPU) ArriveFits(tenant string, movers, others map[ClientID]Mover) error
 	if err := r.placeable(); err != nil {
 		return err
 	}
-	_, why := c.mem.arenas.check(needed + r.arenaNeeded())
+	_, why := mem.arenas.check(needed + r.arenaNeeded())
 	return why
 }

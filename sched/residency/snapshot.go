@@ -1,40 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package residency
 
 import (
 	"fmt"
 	"slices"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
-func (c *GPU) checkMemory() error {
-	mem := &c.mem
+// View answers what the caller asks about the memory of a GPU. It changes nothing.
+type View struct{ mem *Memory }
+
+// View returns what the caller may ask.
+func (mem *Memory) View() View { return View{mem} }
+
+// Check returns an error that names the first broken invariant, which is a bug in this package, or
+// nil. It costs O(clients) and changes nothing.
+func (mem *Memory) Check() error {
 	if err := mem.ledger.check(); err != nil {
 		return fmt.Errorf("ledger: %w", err)
 	}
-	if mem.residency == nil {
+	if mem.rooms == nil {
 		return nil
 	}
-	if err := mem.residency.check(); err != nil {
-		return fmt.Errorf("residency: %w", err)
+	if err := mem.rooms.check(); err != nil {
+		return fmt.Errorf("rooms: %w", err)
 	}
 	for id, m := range mem.members {
-		o, cl := mem.residency.clients[id], c.clients[id]
+		o := mem.rooms.clients[id]
 		switch {
 		case o == nil:
-			return fmt.Errorf("residency does not know client %d", id)
+			return fmt.Errorf("no rooms are known for client %d", id)
 		case (m.answer != nil) != slices.Contains(mem.awaiting, m):
 			return fmt.Errorf("client %d waits for room: %t", id, m.answer != nil)
 		case m.stranded != slices.Contains(mem.stranded, m):
 			return fmt.Errorf("client %d is stranded: %t", id, m.stranded)
-		case cl == nil && (o.active || m.stranded):
+		case !mem.turns.Known(id) && (o.active || m.stranded):
 			return fmt.Errorf("client %d is gone, and has a grant: %t, is stranded: %t", id, o.active, m.stranded)
-		case cl != nil && (o.active != (cl.grant != nil) || cl.away != (o.away > 0) || cl.stranded != m.stranded):
-			return fmt.Errorf("client %d has a grant: %t, away: %t, stranded: %t; its memory: %+v", id, cl.grant != nil, cl.away, cl.stranded, *o)
 		}
 	}
-	if mem.due != 0 && mem.due <= c.now {
-		return fmt.Errorf("memory was due at %d, it is %d", mem.due, c.now)
+	if mem.due != 0 && mem.due <= mem.now {
+		return fmt.Errorf("memory was due at %d, it is %d", mem.due, mem.now)
+	}
+	return nil
+}
+
+// CheckClient returns an error if the turns know something else about a client than Memory.
+func (mem *Memory) CheckClient(id base.ClientID, granted, away, stranded bool) error {
+	m := mem.members[id]
+	if m == nil || mem.rooms == nil {
+		return nil
+	}
+	if o := mem.rooms.clients[id]; o.active != granted || (o.away > 0) != away || m.stranded != stranded {
+		return fmt.Errorf("has a grant: %t, away: %t, stranded: %t; its memory: %+v", granted, away, stranded, *o)
 	}
 	return nil
 }
@@ -51,7 +70,7 @@ type MemorySnapshot struct {
 
 // ClientMemory describes the memory of one client, as it says.
 type ClientMemory struct {
-	Client                          ClientID
+	Client                          base.ClientID
 	Keep                            Keep
 	Promised, Resident, Fixed, Away uint64
 	Room, Lacks                     uint64
@@ -64,32 +83,32 @@ type ClientMemory struct {
 
 // ClientMemory returns what a client has; false: it is not known, or nothing is
 // swapped.
-func (c *GPU) ClientMemory(id ClientID) (ClientMemory, bool) {
-	mem := &c.mem
+func (v View) ClientMemory(id base.ClientID) (ClientMemory, bool) {
+	mem := v.mem
 	m := mem.members[id]
-	if m == nil || mem.residency == nil {
+	if m == nil || mem.rooms == nil {
 		return ClientMemory{}, false
 	}
-	o := mem.residency.clients[id]
+	o := mem.rooms.clients[id]
 	cm := ClientMemory{Client: id, Keep: o.keep, Promised: m.promised, Resident: o.resident, Fixed: o.fixed, Away: o.away,
 		Room: o.room, Lacks: o.counted.lacks, Out: m.report.Out, In: m.report.In, Suspended: o.suspended && !o.active, PassedOver: o.stalled, Stalled: m.stalled}
 	if m.stranded {
-		cm.Stranded = mem.residency.stranded(id)
+		cm.Stranded = mem.rooms.stranded(id)
 	}
 	return cm, true
 }
 
 // MemorySnapshot returns nil where nothing is swapped. Clients are in the order of
 // their IDs, those that are not connected included.
-func (c *GPU) MemorySnapshot() *MemorySnapshot {
-	mem := &c.mem
-	r := mem.residency
+func (v View) MemorySnapshot() *MemorySnapshot {
+	mem := v.mem
+	r := mem.rooms
 	if r == nil {
 		return nil
 	}
 	s := &MemorySnapshot{Capacity: r.capacity, Promised: r.promised(), Lacking: r.sum.lacks, Out: mem.out, In: mem.in, Refused: mem.refused, Suspends: mem.suspends}
 	for _, o := range r.all {
-		cm, _ := c.ClientMemory(o.id)
+		cm, _ := v.ClientMemory(o.id)
 		s.Clients = append(s.Clients, cm)
 	}
 	return s
@@ -97,15 +116,15 @@ func (c *GPU) MemorySnapshot() *MemorySnapshot {
 
 // Reservations returns the tenants with a limit or with something reserved, in order,
 // and where each stands.
-func (c *GPU) Reservations() (tenants []string, stand []Standing) {
-	tenants = c.mem.ledger.names()
+func (v View) Reservations() (tenants []string, stand []Standing) {
+	tenants = v.mem.ledger.names()
 	for _, t := range tenants {
-		stand = append(stand, c.mem.ledger.reservedBy(t, 0))
+		stand = append(stand, v.mem.ledger.reservedBy(t, 0))
 	}
 	return tenants, stand
 }
 
 // ReservedBy returns what a client, and all of its tenant's clients, have reserved.
-func (c *GPU) ReservedBy(tenant string, id ClientID) Standing {
-	return c.mem.ledger.reservedBy(tenant, id)
+func (v View) ReservedBy(tenant string, id base.ClientID) Standing {
+	return v.mem.ledger.reservedBy(tenant, id)
 }

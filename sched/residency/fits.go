@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package residency
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // What can be promised of a GPU's memory, and how much host memory that needs.
 
@@ -21,7 +25,7 @@ func (e *Unplaceable) Error() string {
 // fits returns how much arena all clients need together if bytes are promised to
 // a client: or an *Unplaceable. What clients were given already, which they keep,
 // counts where it is more.
-func (r *residency) fits(id ClientID, bytes, most uint64) (arena uint64, err error) {
+func (r *rooms) fits(id base.ClientID, bytes, most uint64) (arena uint64, err error) {
 	if o := r.clients[id]; o != nil && o.keep != Managed {
 		if bytes > r.capacity {
 			return 0, &Unplaceable{Largest: bytes, Capacity: r.capacity}
@@ -41,7 +45,7 @@ func (r *residency) fits(id ClientID, bytes, most uint64) (arena uint64, err err
 }
 
 // placeable returns an *Unplaceable if what is promised has no place on the GPU.
-func (r *residency) placeable() error {
+func (r *rooms) placeable() error {
 	if r.promised() <= r.capacity {
 		return nil
 	}
@@ -65,7 +69,7 @@ func (r *residency) placeable() error {
 }
 
 // arenaNeeded is how much host memory all clients need or have together.
-func (r *residency) arenaNeeded() (sum uint64) {
+func (r *rooms) arenaNeeded() (sum uint64) {
 	if r.promised() <= r.capacity && r.suspended == 0 {
 		return r.sum.arena
 	}
@@ -77,7 +81,7 @@ func (r *residency) arenaNeeded() (sum uint64) {
 
 // arenaOf returns how much host memory a client needs, rounded up to a multiple of
 // arenaUnit, so that what is promised now, or if so much more is, can be moved.
-func (r *residency) arenaOf(o *occupant, more uint64) uint64 {
+func (r *rooms) arenaOf(o *occupant, more uint64) uint64 {
 	away := less(add(r.promised(), more), r.capacity)
 	if o.keep != Swapped || away == 0 && !o.suspended {
 		return 0
@@ -93,7 +97,7 @@ func (r *residency) arenaOf(o *occupant, more uint64) uint64 {
 // shortOfArena notes that the arena which a client was given does not do: the client
 // moves more at a time. From now on its arena is to hold all that it may ever have to
 // move, if that fits: what others were promised comes first.
-func (r *residency) shortOfArena(id ClientID, fits func() bool) {
+func (r *rooms) shortOfArena(id base.ClientID, fits func() bool) {
 	if o := r.clients[id]; o != nil && !o.allOut {
 		o.allOut = true
 		o.allOut = fits()
@@ -102,7 +106,7 @@ func (r *residency) shortOfArena(id ClientID, fits func() bool) {
 
 // stranded returns how much of what a client needs has no place on the GPU because
 // others' memory that cannot be moved is there: they made it so after it was promised.
-func (r *residency) stranded(id ClientID) uint64 {
+func (r *rooms) stranded(id base.ClientID) uint64 {
 	o := r.clients[id]
 	if o == nil || o.keep != Swapped {
 		return 0
@@ -129,6 +133,9 @@ type Host struct {
 	FreeKnown bool
 	Failed    error // why the latest arena could not be made; nil: it could
 }
+
+// NewArenas returns arenas without bounds.
+func NewArenas() Arenas { return Arenas{limit: ^uint64(0)} }
 
 // Bound sets what arenas may take of the host's memory, and what they leave of it.
 func (a *Arenas) Bound(limit, reserve uint64) { a.limit, a.reserve = limit, reserve }

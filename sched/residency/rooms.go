@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package residency
 
 import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Keep says how a client's memory on the GPU is kept.
@@ -25,7 +27,7 @@ func (k Keep) String() string {
 	return fmt.Sprintf("keep(%d)", uint8(k))
 }
 
-// residency decides how much of one GPU's memory each client may have on it at
+// rooms decides how much of one GPU's memory each client may have on it at
 // a time, its room, where more is promised to the clients together than there
 // is. Sizes are bytes. It is told what is promised, who has a grant and what
 // clients say they have; plan (placing.go) answers with the rooms that change,
@@ -49,10 +51,10 @@ func (k Keep) String() string {
 // The sums over all clients, their order, and whose room has changed, are kept. As long
 // as all that is promised fits the GPU, and while nobody lacks room, an event costs
 // O(log n); else O(n). looked counts what passes over all clients cost.
-type residency struct {
+type rooms struct {
 	// later says whether a client is expected to use the GPU later than another
 	// one. nil: the client that was granted before the other one is.
-	later func(a, b ClientID) bool
+	later func(a, b base.ClientID) bool
 	// moveUnit is what clients may move at a time: so much more than is lacking
 	// may be out. 0: leastMoveUnit.
 	moveUnit uint64
@@ -61,7 +63,7 @@ type residency struct {
 
 	capacity uint64
 	outside  uint64 // of it, what others than clients seem to have; see refused
-	clients  map[ClientID]*occupant
+	clients  map[base.ClientID]*occupant
 	all      []*occupant // clients, by id
 	order    []*occupant // clients, by byGrant
 	changed  []*occupant // those that may have another room than they know
@@ -70,7 +72,7 @@ type residency struct {
 	looked   uint64 // occupants that were looked at, in passes over all
 
 	suspended int    // clients
-	rooms     []Room // reused by each plan
+	planned   []Room // reused by each plan
 }
 
 const (
@@ -82,9 +84,9 @@ const (
 	slackPart = 1024
 )
 
-// occupant is what residency knows of one client.
+// occupant is what rooms knows of one client.
 type occupant struct {
-	id     ClientID
+	id     base.ClientID
 	keep   Keep
 	group  string // those that are granted together; "": itself
 	active bool   // has a grant, of whatever state
@@ -103,7 +105,7 @@ type occupant struct {
 	may      uint64 // upper bound of what it has on the GPU
 	given    uint64 // of may, what it got from what was free
 	reported bool   // since it had a grant last
-	unknown  bool   // it was here before this residency, and has not reported
+	unknown  bool   // it was here before these rooms, and has not reported
 	stalled  bool   // it does not move out as it should
 
 	suspended bool // all its memory is to leave, until it has a grant
@@ -111,8 +113,8 @@ type occupant struct {
 	arena  uint64 // host memory that it has, or that is being made for it
 	allOut bool   // its arena is to hold all that it may have to move
 
-	counted sums // its part of residency.sum
-	listed  bool // in residency.changed
+	counted sums // its part of rooms.sum
+	listed  bool // in rooms.changed
 }
 
 // sums are sums over clients, or what one client adds to them.
@@ -171,7 +173,7 @@ func (o *occupant) sums() sums {
 }
 
 // recount brings what is kept of all clients up to date with a client that has changed.
-func (r *residency) recount(o *occupant) {
+func (r *rooms) recount(o *occupant) {
 	r.sum.add(o.counted, -1)
 	o.counted = o.sums()
 	r.sum.add(o.counted, +1)
@@ -182,13 +184,13 @@ func (r *residency) recount(o *occupant) {
 }
 
 // everybody returns all clients, by id, for a pass over them.
-func (r *residency) everybody() []*occupant {
+func (r *rooms) everybody() []*occupant {
 	r.looked += uint64(len(r.all))
 	return r.all
 }
 
 // inOrder returns all clients by byGrant, for a pass over them.
-func (r *residency) inOrder() []*occupant {
+func (r *rooms) inOrder() []*occupant {
 	r.looked += uint64(len(r.order))
 	return r.order
 }
@@ -218,7 +220,7 @@ func delist(list []*occupant, o *occupant, by func(a, b *occupant) int) []*occup
 }
 
 // reorder makes a change that may give a client another place in the order.
-func (r *residency) reorder(o *occupant, change func()) {
+func (r *rooms) reorder(o *occupant, change func()) {
 	r.order = delist(r.order, o, byGrant)
 	change()
 	r.order = enlist(r.order, o, byGrant)
@@ -245,17 +247,17 @@ func add(a, b uint64) uint64 {
 
 func less(a, b uint64) uint64 { return a - min(a, b) }
 
-// newResidency returns one without clients, of a GPU on which they may have so
+// newRooms returns one without clients, of a GPU on which they may have so
 // much in all.
-func newResidency(capacity uint64) *residency {
-	return &residency{capacity: min(capacity, maxCapacity), clients: map[ClientID]*occupant{}}
+func newRooms(capacity uint64) *rooms {
+	return &rooms{capacity: min(capacity, maxCapacity), clients: map[base.ClientID]*occupant{}}
 }
 
 // attach makes a client known, or changes how its memory is kept and who is
-// granted together with it ("": nobody). A client that was here before this
-// residency, back, has room for anything and makes the others wait until it
+// granted together with it ("": nobody). A client that was here before these
+// rooms, back, has room for anything and makes the others wait until it
 // reports.
-func (r *residency) attach(id ClientID, keep Keep, group string, back bool) {
+func (r *rooms) attach(id base.ClientID, keep Keep, group string, back bool) {
 	o := r.clients[id]
 	if o == nil {
 		r.seq++
@@ -279,7 +281,7 @@ func (r *residency) attach(id ClientID, keep Keep, group string, back bool) {
 
 // promise makes bytes what a client has reserved, and most what is believed of
 // what it says that it has.
-func (r *residency) promise(id ClientID, bytes, most uint64) {
+func (r *rooms) promise(id base.ClientID, bytes, most uint64) {
 	o := r.clients[id]
 	if o == nil {
 		return
@@ -296,7 +298,7 @@ func (r *residency) promise(id ClientID, bytes, most uint64) {
 
 // refused says that the driver had no memory for a client although the client had
 // room: others than clients have some of the GPU, as much as clients have not.
-func (r *residency) refused(id ClientID) {
+func (r *rooms) refused(id base.ClientID) {
 	if o := r.clients[id]; o != nil && o.resident < o.room {
 		r.outside = max(r.outside, less(r.capacity, r.sum.resident))
 	}
@@ -304,15 +306,15 @@ func (r *residency) refused(id ClientID) {
 
 // filled says that a client got all its memory. What others seemed to have may be
 // less, so that is tried again, little by little.
-func (r *residency) filled() {
+func (r *rooms) filled() {
 	r.outside = min(r.outside-(r.outside+7)/8, less(r.capacity, r.sum.resident))
 }
 
 // usable is what clients can have on the GPU, as far as is known.
-func (r *residency) usable() uint64 { return less(r.capacity, r.outside) }
+func (r *rooms) usable() uint64 { return less(r.capacity, r.outside) }
 
 // force says that what a client has reserved is on the GPU already.
-func (r *residency) force(id ClientID) {
+func (r *rooms) force(id base.ClientID) {
 	if o := r.clients[id]; o != nil && o.keep == Resident && !o.unknown {
 		o.room = max(o.room, o.need())
 		o.may = max(o.may, o.room)
@@ -321,7 +323,7 @@ func (r *residency) force(id ClientID) {
 }
 
 // settle brings what may be resident into line with what is promised.
-func (r *residency) settle(o *occupant) {
+func (r *rooms) settle(o *occupant) {
 	switch {
 	case o.keep == Managed:
 		o.resident, o.fixed, o.away, o.room, o.may = 0, 0, 0, 0, 0
@@ -340,7 +342,7 @@ func (r *residency) settle(o *occupant) {
 
 // moved takes note of a client's report. Stuck: the client says itself that it
 // cannot move.
-func (r *residency) moved(id ClientID, resident, fixed, away uint64, stuck bool) {
+func (r *rooms) moved(id base.ClientID, resident, fixed, away uint64, stuck bool) {
 	o := r.clients[id]
 	if o == nil || o.keep == Managed {
 		return
@@ -364,7 +366,7 @@ func (r *residency) moved(id ClientID, resident, fixed, away uint64, stuck bool)
 // stall says that a client has not moved out for too long: others are tried
 // before it. Its next report takes that back. It returns whether that changes
 // anything.
-func (r *residency) stall(id ClientID) bool {
+func (r *rooms) stall(id base.ClientID) bool {
 	o := r.clients[id]
 	if o == nil || o.stalled && !o.unknown {
 		return false
@@ -380,7 +382,7 @@ func (r *residency) stall(id ClientID) bool {
 }
 
 // setActive says whether a client has a grant: holds, drains, is lost or fenced.
-func (r *residency) setActive(id ClientID, active bool) {
+func (r *rooms) setActive(id base.ClientID, active bool) {
 	o := r.clients[id]
 	if o == nil || o.active == active {
 		return
@@ -397,7 +399,7 @@ func (r *residency) setActive(id ClientID, active bool) {
 }
 
 // drop forgets a client: it is dead.
-func (r *residency) drop(id ClientID) {
+func (r *rooms) drop(id base.ClientID) {
 	if o := r.clients[id]; o != nil {
 		r.wake(o)
 		r.sum.add(o.counted, -1)
@@ -408,7 +410,7 @@ func (r *residency) drop(id ClientID) {
 }
 
 // setArena says how much host memory a client has, or will have.
-func (r *residency) setArena(id ClientID, bytes uint64) {
+func (r *rooms) setArena(id base.ClientID, bytes uint64) {
 	if o := r.clients[id]; o != nil {
 		o.arena = bytes
 		r.recount(o)
@@ -416,16 +418,16 @@ func (r *residency) setArena(id ClientID, bytes uint64) {
 }
 
 // promised returns what all clients need together.
-func (r *residency) promised() uint64 { return r.sum.fixed + r.sum.movable }
+func (r *rooms) promised() uint64 { return r.sum.fixed + r.sum.movable }
 
 // away says whether a client has to move before it can go on under a grant.
-func (r *residency) away(id ClientID) bool {
+func (r *rooms) away(id base.ClientID) bool {
 	o := r.clients[id]
 	return o != nil && o.away > 0
 }
 
 // lacks returns how much room a client lacks that is to be made for it.
-func (r *residency) lacks(id ClientID) uint64 {
+func (r *rooms) lacks(id base.ClientID) uint64 {
 	if o := r.clients[id]; o != nil {
 		return o.counted.lacks
 	}
@@ -434,7 +436,7 @@ func (r *residency) lacks(id ClientID) uint64 {
 
 // check returns an error that names a broken invariant, which is a bug in this
 // package, or nil. It costs O(clients) and changes nothing.
-func (r *residency) check() error {
+func (r *rooms) check() error {
 	given, suspended := uint64(0), 0
 	var sum sums
 	for id, o := range r.clients {

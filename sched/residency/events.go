@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package residency
 
 import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Events and actions about memory. Sizes are bytes.
@@ -15,7 +17,7 @@ import (
 // More is granted as far as the tenant's limit goes and there is a place for it, if
 // that is at least Least. Reserved is the answer; it may come in a later Step.
 type Reserve struct {
-	Client ClientID
+	Client base.ClientID
 	Total  uint64
 	Least  uint64
 	Force  bool
@@ -34,8 +36,8 @@ type Report struct {
 // Moved says that a client has moved a piece of memory, cannot move, or has made the
 // room that it was asked for.
 type Moved struct {
-	Client   ClientID
-	Epoch    Epoch // of the grant under which it moves in; 0: it has none
+	Client   base.ClientID
+	Epoch    base.Epoch // of the grant under which it moves in; 0: it has none
 	Report   Report
 	Ready    bool // all its memory is on the GPU, and its gate is open
 	Stuck    bool // it cannot go on
@@ -49,7 +51,7 @@ type SetTenantMemory struct {
 	Tenant string
 	Limit  uint64 // of all its clients together; 0: none
 	Keep   Keep   // of each client that can move its memory
-	// SuspendAfter is in place of Memory.SuspendAfter; 0: that holds; less: never.
+	// SuspendAfter is in place of Config.SuspendAfter; 0: that holds; less: never.
 	SuspendAfter time.Duration
 }
 
@@ -58,25 +60,21 @@ type SetGPUMemory struct {
 	Bytes uint64
 	// Swap is how it is swapped from now on; nil: as before. It takes effect on a GPU that is
 	// Unused and was not swapped before: how much it has was not known.
-	Swap *Memory
+	Swap *Config
 }
 
 // ArenaChanged says how much host memory a client has for what is away, or that is
 // being made for it.
 type ArenaChanged struct {
-	Client ClientID
+	Client base.ClientID
 	Bytes  uint64
 }
-
-// Exec says that a process runs another program now: what it had reserved is gone, and the
-// grant that it had when its connection was lost is over.
-type Exec struct{ Client ClientID }
 
 // RestoreMemory says that a client had memory on the GPU before a restart of the
 // caller. The GPU's memory is given to nobody until that client reports, is Gone, or
 // does not come for too long.
 type RestoreMemory struct {
-	Client  ClientID
+	Client  base.ClientID
 	Tenant  string
 	Gang    string
 	CanMove bool
@@ -85,37 +83,18 @@ type RestoreMemory struct {
 	Suspended bool
 }
 
-// Suspend has all memory of a tenant's clients leave the GPU that can be moved, also if
-// nobody needs the room: grants are asked back for that. It comes back with the next grant
-// of each. GPU.SuspendFits says before whether there is host memory for all of it.
-type Suspend struct{ Tenant string }
-
-// ResumeTenant has the memory of a tenant's clients come back that is away from the GPU: each of
-// them waits for a grant as if it had sent a Request. GPU.ResumeFits says before whether
-// there is any.
-type ResumeTenant struct{ Tenant string }
-
-func (Reserve) event() {}
-
-// Called says that a client has made gated calls since the one before. It matters only
-// where idle clients are suspended.
-type Called struct{ Client ClientID }
-
-func (Called) event()          {}
-func (Suspend) event()         {}
-func (ResumeTenant) event()    {}
-func (Moved) event()           {}
-func (SetTenantMemory) event() {}
-func (SetGPUMemory) event()    {}
-func (ArenaChanged) event()    {}
-func (Exec) event()            {}
-func (RestoreMemory) event()   {}
+func (Reserve) Event()         {}
+func (Moved) Event()           {}
+func (SetTenantMemory) Event() {}
+func (SetGPUMemory) Event()    {}
+func (ArenaChanged) Event()    {}
+func (RestoreMemory) Event()   {}
 
 // Room tells a client how much memory it may have on the GPU from now on: write it to
 // the client's page, wake it, send ROOM. Of the actions that answer an Attach one
 // may come even before Adopt: it is for the new page, before ATTACHED is sent.
 type Room struct {
-	Client ClientID
+	Client base.ClientID
 	Bytes  uint64
 	Less   bool // the client has to move out, and to report
 }
@@ -132,7 +111,7 @@ const (
 
 // Reserved answers a Reserve: send RESERVED.
 type Reserved struct {
-	Client  ClientID
+	Client  base.ClientID
 	Serial  uint64
 	Stands  Standing // as the client is to see it
 	Refused Refusal
@@ -147,7 +126,7 @@ type LimitsChanged struct{ Tenant string }
 // ArenaWanted says how much host memory a client needs for what it may have to move
 // out: have it made.
 type ArenaWanted struct {
-	Client ClientID
+	Client base.ClientID
 	Bytes  uint64
 	Soon   uint64 // what it needs if reservations go on to grow; nothing depends on it
 }
@@ -155,20 +134,20 @@ type ArenaWanted struct {
 // ArenaFound says that a client has host memory from before a restart of the caller,
 // by its own word, as far as that is believed.
 type ArenaFound struct {
-	Client ClientID
+	Client base.ClientID
 	Bytes  uint64
 }
 
 // Promised says how much memory a client has been promised, so that it can be
 // recorded for RestoreMemory; 0: nothing any more.
 type Promised struct {
-	Client ClientID
+	Client base.ClientID
 	Bytes  uint64
 }
 
 // SwapDone says that a client has moved what it had to. There is nothing to carry out.
 type SwapDone struct {
-	Client ClientID
+	Client base.ClientID
 	In     bool // onto the GPU; else off it
 	Bytes  uint64
 	Took   time.Duration
@@ -177,7 +156,7 @@ type SwapDone struct {
 // SwapStalled says that a client has not moved out for a grace period. There is
 // nothing to carry out.
 type SwapStalled struct {
-	Client ClientID
+	Client base.ClientID
 	Bytes  uint64 // for which others wait
 }
 
@@ -185,37 +164,28 @@ type SwapStalled struct {
 // cannot be moved: it is granted nothing before there is one. There is nothing to
 // carry out.
 type Stranded struct {
-	Client ClientID
+	Client base.ClientID
 	Bytes  uint64 // that do not fit
 }
 
 // Suspended says that a client's memory leaves until the client has a grant again. There
 // is nothing to carry out.
 type Suspended struct {
-	Client ClientID
+	Client base.ClientID
 	Bytes  uint64 // that leave
 	Idle   bool   // because it was idle; else by Suspend
 }
 
-func (Suspended) action()     {}
-func (Room) action()          {}
-func (Reserved) action()      {}
-func (LimitsChanged) action() {}
-func (ArenaWanted) action()   {}
-func (ArenaFound) action()    {}
-func (Promised) action()      {}
-func (SwapDone) action()      {}
-func (SwapStalled) action()   {}
-func (Stranded) action()      {}
-
-func flags(s string, named ...any) string {
-	for i := 0; i < len(named); i += 2 {
-		if named[i+1].(bool) {
-			s += " " + named[i].(string)
-		}
-	}
-	return s
-}
+func (Suspended) Action()     {}
+func (Room) Action()          {}
+func (Reserved) Action()      {}
+func (LimitsChanged) Action() {}
+func (ArenaWanted) Action()   {}
+func (ArenaFound) Action()    {}
+func (Promised) Action()      {}
+func (SwapDone) Action()      {}
+func (SwapStalled) Action()   {}
+func (Stranded) Action()      {}
 
 func (e Reserve) String() string {
 	s := fmt.Sprintf("reserve %d total=%d", e.Client, e.Total)
@@ -225,7 +195,7 @@ func (e Reserve) String() string {
 	if e.Serial != 0 {
 		s += fmt.Sprintf(" serial=%d", e.Serial)
 	}
-	return flags(s, "force", e.Force)
+	return base.Flags(s, "force", e.Force)
 }
 
 func (e Moved) String() string {
@@ -242,28 +212,24 @@ func (e Moved) String() string {
 			s += fmt.Sprintf(" %s=%d", n.name, n.bytes)
 		}
 	}
-	return flags(s, "ready", e.Ready, "stuck", e.Stuck, "nomemory", e.NoMemory, "noarena", e.NoArena)
+	return base.Flags(s, "ready", e.Ready, "stuck", e.Stuck, "nomemory", e.NoMemory, "noarena", e.NoArena)
 }
 
 func (e SetTenantMemory) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("keep tenant=%s memory=%d %v", e.Tenant, e.Limit, e.Keep), " swapped")
 }
-func (e Suspend) String() string      { return "suspend tenant=" + e.Tenant }
-func (e Called) String() string       { return fmt.Sprintf("called %d", e.Client) }
-func (e ResumeTenant) String() string { return "resume tenant=" + e.Tenant }
 func (e SetGPUMemory) String() string { return fmt.Sprintf("set gpumemory=%d", e.Bytes) }
 func (e ArenaChanged) String() string { return fmt.Sprintf("arena %d bytes=%d", e.Client, e.Bytes) }
-func (e Exec) String() string         { return fmt.Sprintf("exec %d", e.Client) }
 func (e RestoreMemory) String() string {
 	s := fmt.Sprintf("restorememory %d tenant=%s bytes=%d", e.Client, e.Tenant, e.Bytes)
 	if e.Gang != "" {
 		s += " gang=" + e.Gang
 	}
-	return flags(s, "canmove", e.CanMove)
+	return base.Flags(s, "canmove", e.CanMove)
 }
 
 func (a Room) String() string {
-	return flags(fmt.Sprintf("room %d bytes=%d", a.Client, a.Bytes), "less", a.Less)
+	return base.Flags(fmt.Sprintf("room %d bytes=%d", a.Client, a.Bytes), "less", a.Less)
 }
 
 func (r Refusal) String() string {
@@ -298,6 +264,6 @@ func (a SwapDone) String() string {
 }
 func (a SwapStalled) String() string { return fmt.Sprintf("stalled %d bytes=%d", a.Client, a.Bytes) }
 func (a Suspended) String() string {
-	return flags(fmt.Sprintf("suspended %d bytes=%d", a.Client, a.Bytes), "idle", a.Idle)
+	return base.Flags(fmt.Sprintf("suspended %d bytes=%d", a.Client, a.Bytes), "idle", a.Idle)
 }
 func (a Stranded) String() string { return fmt.Sprintf("stranded %d bytes=%d", a.Client, a.Bytes) }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package residency
 
 import (
 	"math"
@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"pgregory.net/rapid"
 )
 
@@ -19,16 +20,16 @@ func TestLedger(t *testing.T) {
 		want Standing
 		ok   bool
 	}
-	reserve := func(id ClientID, total, least uint64) func(*ledger) (Standing, bool) {
+	reserve := func(id base.ClientID, total, least uint64) func(*ledger) (Standing, bool) {
 		return func(l *ledger) (Standing, bool) { return l.reserve("c", id, total, least, false) }
 	}
-	force := func(id ClientID, total uint64) func(*ledger) (Standing, bool) {
+	force := func(id base.ClientID, total uint64) func(*ledger) (Standing, bool) {
 		return func(l *ledger) (Standing, bool) { return l.reserve("c", id, total, 0, true) }
 	}
 	limit := func(n uint64) func(*ledger) (Standing, bool) {
 		return func(l *ledger) (Standing, bool) { l.setLimit("c", n); return l.reservedBy("c", 0), true }
 	}
-	drop := func(id ClientID) func(*ledger) (Standing, bool) {
+	drop := func(id base.ClientID) func(*ledger) (Standing, bool) {
 		return func(l *ledger) (Standing, bool) { had := l.drop("c", id); return l.reservedBy("c", 0), had }
 	}
 	for name, steps := range map[string][]step{
@@ -121,7 +122,7 @@ func TestLedgerAccountsAreApart(t *testing.T) {
 // model is the ledger as one would explain it, with numbers that cannot
 // overflow: a list of what each client has.
 type model struct {
-	reserved map[string]map[ClientID]*big.Int
+	reserved map[string]map[base.ClientID]*big.Int
 	limit    map[string]uint64
 	excess   map[string]bool // over the limit by right: forced, or it was lowered
 }
@@ -140,12 +141,12 @@ func TestLedgerAnyHistory(t *testing.T) {
 	top := new(big.Int).SetUint64(math.MaxUint64)
 	rapid.Check(t, func(t *rapid.T) {
 		l := newLedger()
-		m := &model{map[string]map[ClientID]*big.Int{"a": {}, "b": {}}, map[string]uint64{}, map[string]bool{}}
+		m := &model{map[string]map[base.ClientID]*big.Int{"a": {}, "b": {}}, map[string]uint64{}, map[string]bool{}}
 		values := rapid.OneOf(rapid.Uint64Range(0, 20), rapid.Uint64Range(math.MaxUint64-20, math.MaxUint64), rapid.Uint64(),
 			rapid.SampledFrom([]uint64{1 << 63, 1<<63 - 1}))
 		for range rapid.IntRange(1, 100).Draw(t, "steps") {
 			account := rapid.SampledFrom([]string{"a", "b"}).Draw(t, "account")
-			id := ClientID(rapid.IntRange(1, 4).Draw(t, "client"))
+			id := base.ClientID(rapid.IntRange(1, 4).Draw(t, "client"))
 			have := m.reserved[account][id]
 			if have == nil {
 				have = new(big.Int)
@@ -221,7 +222,7 @@ func TestLedgerAnyHistory(t *testing.T) {
 		}
 		for _, account := range []string{"a", "b"} {
 			l.setLimit(account, 0)
-			for id := range ClientID(5) {
+			for id := range base.ClientID(5) {
 				l.drop(account, id)
 			}
 		}
@@ -235,7 +236,7 @@ func BenchmarkReserve(b *testing.B) {
 	l := newLedger()
 	l.setLimit("c", 1<<40)
 	for i := range 256 {
-		l.reserve("c", ClientID(i+1), gib, 0, false)
+		l.reserve("c", base.ClientID(i+1), gib, 0, false)
 	}
 	b.ReportAllocs()
 	for i := 0; b.Loop(); i++ {

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package residency
 
-import "errors"
+import (
+	"errors"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // Suspending. A tenant that is suspended gives back its grants, and all its memory leaves
 // the GPU that can be moved. A client comes back with its next grant, in its turn: until
@@ -19,57 +23,56 @@ var (
 	errNotSaid        = errors.New("its processes have not said yet what memory they have on the GPU: try again in a moment")
 )
 
-// suspend has a tenant leave the GPU.
-func (c *GPU) suspend(tenant string) {
-	if c.mem.residency == nil {
+// Suspend has a client's memory leave the GPU, and reports whether there is any that can.
+func (mem *Memory) Suspend(id base.ClientID) bool {
+	m := mem.members[id]
+	if m == nil || mem.rooms == nil {
+		return false
+	}
+	mem.changed()
+	return mem.leaves(m, false)
+}
+
+// SuspendIdle suspends an idle client, if that moves anything (Config.Contexts: or not) and there is host memory
+// for it. Else that is tried again after its time.
+func (mem *Memory) SuspendIdle(id base.ClientID) {
+	m, o := mem.members[id], mem.rooms.clients[id]
+	if o.keep != Swapped || o.unknown || o.suspended || m.gang != "" || o.resident <= o.fixed && !mem.cfg.Contexts || mem.suspendsFit([]*occupant{o}) != nil {
 		return
 	}
-	for _, m := range c.membersOf(tenant) {
-		if !c.leaves(m, false) {
-			continue
-		}
-		if cl := c.clients[m.id]; cl != nil && cl.grant.holds() && cl.tenant.seat == nil {
-			c.revoke(cl.grant, Suspending)
-		}
-	}
-	c.memoryChanged()
+	mem.leaves(m, true)
+	mem.changed()
 }
 
 // leaves has a client's memory leave, and reports whether there is any that can.
-func (c *GPU) leaves(m *member, idle bool) bool {
-	r := c.mem.residency
+func (mem *Memory) leaves(m *member, idle bool) bool {
+	r := mem.rooms
 	was := r.suspended
 	if !r.suspend(m.id) {
 		return false
 	}
 	if r.suspended != was {
-		c.mem.suspends++
+		mem.suspends++
 		o := r.clients[m.id]
-		c.do(Suspended{m.id, less(o.resident, o.fixed), idle})
+		mem.do(Suspended{m.id, less(o.resident, o.fixed), idle})
 	}
 	return true
 }
 
-// resumeTenant has a tenant's memory come back: a client that has memory away, or may have, waits for
-// a grant as if it had asked for one. A client without a connection comes back with its own request.
-func (c *GPU) resumeTenant(tenant string) {
-	if c.mem.residency == nil {
-		return
+// Resume ends that a client is suspended, if nothing of it has left yet; else the client needs
+// a grant to come back, and Resume returns true: also if it only may have memory away.
+func (mem *Memory) Resume(id base.ClientID) bool {
+	m := mem.members[id]
+	if m == nil || mem.rooms == nil {
+		return false
 	}
-	for _, m := range c.membersOf(tenant) {
-		o, cl := c.mem.residency.clients[m.id], c.clients[m.id]
-		switch {
-		case o.returns():
-		case o.keep == Swapped && !o.reported && cl != nil && cl.grant == nil: // it has said nothing since its latest grant, or a restart
-		default:
-			c.mem.residency.wake(o) // nothing of it has left yet
-			continue
-		}
-		if cl != nil && cl.connected && cl.tenant.seat == nil && !cl.grant.holds() {
-			c.request(cl)
-		}
+	mem.changed()
+	o := mem.rooms.clients[id]
+	if o.returns() || o.keep == Swapped && !o.reported && mem.turns.Known(id) && !o.active { // it has said nothing since its latest grant, or a restart
+		return true
 	}
-	c.memoryChanged()
+	mem.rooms.wake(o)
+	return false
 }
 
 // returns says whether a client has to be granted for its memory to come back. One that is unknown
@@ -80,14 +83,14 @@ func (o *occupant) returns() bool {
 
 // ResumeFits returns how much of a tenant's memory would come back to the GPU if it is
 // resumed, or why nothing would.
-func (c *GPU) ResumeFits(tenant string) (bytes uint64, why error) {
-	r := c.mem.residency
+func (v View) ResumeFits(tenant string) (bytes uint64, why error) {
+	r := v.mem.rooms
 	if r == nil {
 		return 0, errNothingSwapped
 	}
 	why = ErrNothingAway
 	unknown := false
-	for _, m := range c.membersOf(tenant) {
+	for _, m := range v.mem.membersOf(tenant) {
 		o := r.clients[m.id]
 		switch {
 		case !o.suspended && !o.returns():
@@ -108,14 +111,14 @@ func (c *GPU) ResumeFits(tenant string) (bytes uint64, why error) {
 
 // SuspendFits returns how much of a tenant's memory would leave the GPU if it is
 // suspended, or why that cannot be.
-func (c *GPU) SuspendFits(tenant string) (bytes uint64, why error) {
-	r := c.mem.residency
+func (v View) SuspendFits(tenant string) (bytes uint64, why error) {
+	r := v.mem.rooms
 	if r == nil {
 		return 0, errNothingSwapped
 	}
 	gang, unknown := "", false
 	var all []*occupant
-	for _, m := range c.membersOf(tenant) {
+	for _, m := range v.mem.membersOf(tenant) {
 		switch o := r.clients[m.id]; {
 		case o.keep != Swapped:
 		case o.unknown:
@@ -134,28 +137,27 @@ func (c *GPU) SuspendFits(tenant string) (bytes uint64, why error) {
 	case gang != "":
 		return 0, errGangSuspends
 	}
-	return bytes, c.suspendsFit(all)
+	return bytes, v.mem.suspendsFit(all)
 }
 
 // leastRoom is what a client may keep that has no room at all: pages say 1 byte then.
 const leastRoom = 1
 
-// Left says whether a client is suspended, nothing that can be moved is left of its memory
-// on the GPU, and it does not wait to come back.
-func (c *GPU) Left(id ClientID) bool {
-	r, cl := c.mem.residency, c.clients[id]
-	if r == nil || cl == nil || r.clients[id] == nil {
+// HasLeft says whether a client is suspended, and nothing that can be moved is left of its memory
+// on the GPU.
+func (mem *Memory) HasLeft(id base.ClientID) bool {
+	if mem.rooms == nil || mem.rooms.clients[id] == nil {
 		return false
 	}
-	o := r.clients[id]
-	return o.suspended && o.victim() && o.resident <= o.fixed+leastRoom && cl.grant == nil && cl.in == nil && !cl.later
+	o := mem.rooms.clients[id]
+	return o.suspended && o.victim() && o.resident <= o.fixed+leastRoom
 }
 
 // suspendsFit returns why there is no host memory for all memory of these clients; nil:
 // there is.
-func (c *GPU) suspendsFit(all []*occupant) error {
-	r := c.mem.residency
-	needed := c.mem.arenas.needed - c.mem.needed
+func (mem *Memory) suspendsFit(all []*occupant) error {
+	r := mem.rooms
+	needed := mem.arenas.needed - mem.needed
 	var added []*occupant
 	for _, o := range all {
 		if !o.suspended {
@@ -164,7 +166,7 @@ func (c *GPU) suspendsFit(all []*occupant) error {
 			added = append(added, o)
 		}
 	}
-	why := c.mem.arenas.fits(needed + r.arenaNeeded())
+	why := mem.arenas.fits(needed + r.arenaNeeded())
 	for _, o := range added {
 		r.wake(o)
 	}
@@ -172,7 +174,7 @@ func (c *GPU) suspendsFit(all []*occupant) error {
 }
 
 // suspend has a client's memory leave. It reports whether there is any that can.
-func (r *residency) suspend(id ClientID) bool {
+func (r *rooms) suspend(id base.ClientID) bool {
 	o := r.clients[id]
 	if o == nil || o.keep != Swapped || o.unknown {
 		return false
@@ -183,7 +185,7 @@ func (r *residency) suspend(id ClientID) bool {
 }
 
 // sleep says that a client is suspended.
-func (r *residency) sleep(o *occupant) {
+func (r *rooms) sleep(o *occupant) {
 	if !o.suspended {
 		o.suspended = true
 		r.suspended++
@@ -191,7 +193,7 @@ func (r *residency) sleep(o *occupant) {
 }
 
 // wake says that a client is not suspended any more.
-func (r *residency) wake(o *occupant) {
+func (r *rooms) wake(o *occupant) {
 	if o.suspended {
 		o.suspended = false
 		r.suspended--
@@ -199,14 +201,14 @@ func (r *residency) wake(o *occupant) {
 }
 
 // leave takes its room from a client that is suspended, once it has no grant.
-func (r *residency) leave(o *occupant) {
+func (r *rooms) leave(o *occupant) {
 	if o.suspended && o.victim() && o.room > o.fixed {
 		r.take(o, o.room-o.fixed)
 	}
 }
 
 // take lowers a client's room.
-func (r *residency) take(o *occupant, bytes uint64) {
+func (r *rooms) take(o *occupant, bytes uint64) {
 	o.room -= bytes
 	if o.reported {
 		o.may = max(o.room, o.resident) // what it does not use is free at once
