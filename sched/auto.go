@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // In mode Auto the core chooses. Where all clients have proved that their time slices can
@@ -22,7 +24,7 @@ import (
 const (
 	fewSamples = 50 // of a GPU in turns, or of a client at the same time, say nothing
 	// A client that says more than this a second counts for no more.
-	mostSamples = looksPerSecond * 5 / 4
+	mostSamples = timeslice.LooksPerSecond * 5 / 4
 )
 
 // auto is what mode Auto knows.
@@ -67,7 +69,7 @@ func (c *GPU) utilization(ev Utilization) {
 	}
 	cl := c.clients[ev.Client]
 	if cl.in != &c.beside {
-		cl.progress.report(c.now, ev, c.effective == Exclusive && !c.inCohort(cl.tenant), c.shareClock())
+		cl.progress.Report(c.now, ev, c.effective == Exclusive && !c.inCohort(cl.tenant), c.shareClock())
 	}
 	if cl.tenant.share.Priority == Latency {
 		c.noteUseBeside(cl.tenant, ev)

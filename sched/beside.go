@@ -76,7 +76,7 @@ func (c *GPU) block(blocked bool) {
 		return
 	}
 	for _, cl := range c.inOrder() {
-		cl.progress.startWindow()
+		cl.progress.StartWindow()
 	}
 	c.auto.startWindow(c.now)
 }

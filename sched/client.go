@@ -5,6 +5,8 @@ package sched
 import (
 	"fmt"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // client is what the core knows of one process.
@@ -42,7 +44,7 @@ type client struct {
 	controls Controls // what it has proved; Client 0: nothing yet
 	wanted   bool     // it has wanted the GPU over this connection
 	wantedAt Time     // first
-	progress progress
+	progress timeslice.Progress
 	tallied  tallied // in GPU.tally
 
 	waitingSince Time
@@ -65,7 +67,7 @@ func (c *GPU) attach(ev Attach) {
 	cl := c.clients[ev.Client]
 	if cl == nil {
 		cl = &client{id: ev.Client, idleSince: c.now}
-		cl.progress.startTurns(c.now)
+		cl.progress.StartTurns(c.now)
 		c.enlist(cl)
 	}
 	cl.account = ev.Tenant
@@ -268,7 +270,7 @@ func (c *GPU) release(ev Release) {
 		c.beginPause(cl, how == EndIdle)
 	}
 	if g := cl.grant; g.alone && how != EndExit {
-		cl.progress.hadTurn(ev.Calls, c.ranAt(g))
+		cl.progress.HadTurn(ev.Calls, c.ranAt(g))
 		c.addUp(cl)
 		c.auto.turnEnded = c.now
 	}

@@ -90,7 +90,7 @@ func (cl *client) leavesGaps() bool {
 	if !cl.tenant.apart {
 		most = stillLeaves
 	}
-	_, busy, known := cl.progress.alone()
+	_, busy, known := cl.progress.Alone()
 	return known && busy < most
 }
 
@@ -118,14 +118,14 @@ func (c *GPU) noteUse(t *tenant) {
 	all := c.inOrder()
 	for _, cl := range all {
 		if c.slicing(cl) {
-			load += cl.progress.load()
+			load += cl.progress.Load()
 		}
 	}
 	for _, cl := range all {
 		if cl.tenant != t || !cl.shares() {
 			continue
 		}
-		part, other := cl.progress.use(load - cl.progress.load())
+		part, other := cl.progress.Use(load - cl.progress.Load())
 		t.other = t.other || other
 		if t.overlaps() { // its clients have the GPU at the same time
 			part *= 1 - use
@@ -393,5 +393,5 @@ const (
 )
 
 func (cl *client) staysInTurn() bool {
-	return 2*cl.pausesBelow(shortPause) > len(cl.lately()) && cl.progress.hot > busyTurn*cl.progress.looks
+	return 2*cl.pausesBelow(shortPause) > len(cl.lately()) && cl.progress.Keeps(busyTurn)
 }

@@ -55,9 +55,9 @@
 // proved that their slices can be set (controls.go), all memory fits, nobody has a core
 // limit, no gang works, and not several want turns beside a latency tenant. Then all gates are
 // open as in concurrent mode, and no message goes with a slice. sliceway.go begins and ends that, and judges it every few seconds
-// by how fast clients get on (progress.go): the longest slice grows as long as clients
-// gain by that and none is harmed (search.go), tenants with unequal parts have
-// slices in that proportion (slices.go), and where turns gave more, clients take turns
+// by how fast clients get on: the longest slice grows as long as clients
+// gain by that and none is harmed, tenants with unequal parts have
+// slices in that proportion (package timeslice), and where turns gave more, clients take turns
 // again, for a time that doubles. Beside tenants that need turns of their own the others are a
 // cohort, which has its turns together and shares these by slices (cohort.go); a latency tenant runs
 // beside it as beside any holder, and an overlap group is one of it. ways.go has the ways as candidates,

@@ -203,14 +203,6 @@ type SetTuning struct{ Tuning Tuning }
 // GangMoved carries out a StepGPU.
 type GangMoved struct{}
 
-// Utilization says how often the GPU had work of a client, of so many times that the
-// client looked while its gate was open and others were there, since the one before.
-type Utilization struct {
-	Client        ClientID
-	Samples, Busy int
-	Calls         int // gated calls since the one before
-}
-
 // Filled says which part of the GPU's processors had work while kernels ran, since the look
 // before, on a GPU that ran kernels for most of that time; 0: that is not known.
 type Filled struct{ Part float64 }
@@ -271,7 +263,6 @@ func (SetMode) Event()        {}
 func (SetShare) Event()       {}
 func (SetTuning) Event()      {}
 func (GangMoved) Event()      {}
-func (Utilization) Event()    {}
 func (Filled) Event()         {}
 func (SetSwapShare) Event()   {}
 func (Restore) Event()        {}
@@ -313,15 +304,8 @@ func (e SetMode) String() string        { return fmt.Sprintf("set mode=%v", e.M)
 func (e SetShare) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("set tenant=%s %v", e.Tenant, e.Share), " ")
 }
-func (e SetTuning) String() string { return "set " + e.Tuning.String() }
-func (GangMoved) String() string   { return "gang moved" }
-func (e Utilization) String() string {
-	s := fmt.Sprintf("utilization %d %d/%d", e.Client, e.Busy, e.Samples)
-	if e.Calls != 0 {
-		s += fmt.Sprintf(" calls=%d", e.Calls)
-	}
-	return s
-}
+func (e SetTuning) String() string    { return "set " + e.Tuning.String() }
+func (GangMoved) String() string      { return "gang moved" }
 func (e Filled) String() string       { return fmt.Sprintf("filled %.3f", e.Part) }
 func (e SetSwapShare) String() string { return fmt.Sprintf("set swapshare=%d", e.Percent) }
 func (e Restore) String() string {

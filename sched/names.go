@@ -5,6 +5,7 @@ package sched
 import (
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/residency"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // What callers of this package name that its parts have.
@@ -41,6 +42,8 @@ type (
 	ArenaChanged    = residency.ArenaChanged
 	RestoreMemory   = residency.RestoreMemory
 
+	Utilization = timeslice.Utilization
+
 	Room          = residency.Room
 	Reserved      = residency.Reserved
 	LimitsChanged = residency.LimitsChanged
@@ -54,6 +57,10 @@ type (
 )
 
 const (
+	DriverSlice = timeslice.DriverSlice
+	LeastSlice  = timeslice.LeastSlice
+	MaxSlice    = timeslice.MaxSlice
+
 	Swapped  = residency.Swapped
 	Resident = residency.Resident
 	Managed  = residency.Managed

@@ -64,7 +64,7 @@ func (c *GPU) endPause(cl *client) {
 	if cl.pausing {
 		cl.pauses[cl.nPauses%pausesKept] = c.now.Sub(cl.idleSince)
 		cl.nPauses++
-		cl.progress.hadPause(c.now.Sub(cl.idleSince))
+		cl.progress.HadPause(c.now.Sub(cl.idleSince))
 		c.addUp(cl)
 		c.forgetPause(cl)
 	}

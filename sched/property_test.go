@@ -283,7 +283,7 @@ func TestAnyHistory(t *testing.T) {
 				return SetSwapShare{rapid.IntRange(0, 60).Draw(t, "share")}
 			case 27, 28:
 				n := rapid.IntRange(-1, 1000).Draw(t, "samples")
-				return Utilization{id, n, rapid.IntRange(0, max(n, 0)).Draw(t, "busy"), int(uint32(calls.Draw(t, "calls")))}
+				return Utilization{Client: id, Samples: n, Busy: rapid.IntRange(0, max(n, 0)).Draw(t, "busy"), Calls: int(uint32(calls.Draw(t, "calls")))}
 			case 31:
 				return Filled{float64(rapid.IntRange(0, 10).Draw(t, "filled")) / 10}
 			case 29, 30:

@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // tally is what is known of all clients that want their part of the GPU, in sums: each Step asks for
@@ -89,10 +91,10 @@ func (c *GPU) tallyOf(cl *client) tallied {
 	if !cl.shares() || c.clients[cl.id] != cl {
 		return tallied{}
 	}
-	rate, _, known := cl.progress.alone()
+	rate, _, known := cl.progress.Alone()
 	a := tallied{tenant: cl.tenant, apart: cl.tenant.apart, member: cl.tenant.overlaps(), unknown: !known, slice: cl.slice}
 	if was := c.auto.gaveUp[cl.id]; known && c.auto.gaveUp != nil {
-		a.other = rate > changed*was || was > changed*rate
+		a.other = rate > timeslice.Changed*was || was > timeslice.Changed*rate
 	}
 	return a
 }

@@ -98,7 +98,7 @@ func (c *GPU) lookAtWays() {
 	crowded := c.crowded()
 	if crowded != s.crowded {
 		for _, cl := range c.inOrder() {
-			cl.progress.byTurns = 0 // is another thing without the latency tenant
+			cl.progress.ForgetTurns() // is another thing without the latency tenant
 		}
 		if crowded && c.cohort.on { // the cohort goes on
 			a.gaps = c.cohort.idle > idleTogether

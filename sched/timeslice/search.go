@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package timeslice
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // How long the longest time slice is. The driver's own costs tenants that keep the GPU
 // busy 8 %, one of 50 ms 0.1 % (two matrix products on an H200: 2 ms 92.4 %, 10 ms 98.0 %,
@@ -16,6 +20,9 @@ import "time"
 const (
 	// DriverSlice is the driver's own time slice (580 on an H200: 2048 µs).
 	DriverSlice = 2048 * time.Microsecond
+	// LeastSlice is the shortest that a tenant has because its part is small. Changing from one
+	// process to another takes 0.14 ms: shorter slices waste the GPU.
+	LeastSlice = time.Millisecond
 	// MaxSlice is the longest that is given: a longer one gains nothing.
 	MaxSlice = 50 * time.Millisecond
 
@@ -29,8 +36,8 @@ const (
 	// want at least half of what saturating clients gain, and who has found a length keeps
 	// it for a quarter.
 	gainToGrow, gainToKeep = 0.5, 0.25
-	// changed is by which factor a client's speed has changed if it does something else now.
-	changed = 1.5
+	// Changed is by which factor a client's speed has changed if it does something else now.
+	Changed = 1.5
 
 	// After harm longer slices are tried again, after a time that doubles.
 	minRetry, maxRetry = 30 * time.Second, 8 * time.Minute
@@ -40,49 +47,53 @@ const (
 	rebaseEvery, rebaseSoon = 120 * time.Second, 20 * time.Second
 )
 
-// search is the search for the length of the longest time slice. It is asked once a
+// Search is the search for the length of the longest time slice. It is asked once a
 // window.
-type search struct {
+type Search struct {
 	cohort  bool
 	longest time.Duration // 0: all have the driver's own, or nearly
 	basing  bool          // this window measures what the others are compared with
 	growing bool
 	sure    bool          // the longest has been compared twice
 	trial   time.Duration // the length after basing
-	base    speeds
+	base    Speeds
 	gained  float64 // what clients have of base, of windows with this length
-	last    speeds  // of the window before
-	basedAt Time
-	nextTry Time          // of a length that did harm; 0: none did
+	last    Speeds  // of the window before
+	basedAt base.Time
+	nextTry base.Time     // of a length that did harm; 0: none did
 	retry   time.Duration // how long it takes to the next
 }
 
-// speeds are calls per second of clients, in the order of their ids. They are not changed.
-type speeds []speed
+// Longest is the length of the longest slice; 0: all have the driver's own, or nearly.
+func (s *Search) Longest() time.Duration { return s.longest }
 
-type speed struct {
-	client ClientID
-	calls  float64
+// Speeds are calls per second of clients, in the order of their ids. They are not changed.
+type Speeds []Speed
+
+// Speed is that of one client.
+type Speed struct {
+	Client base.ClientID
+	Calls  float64
 }
 
 // beside calls f with the speed of each client, and with that in others; 0: it has none there.
-func (s speeds) beside(others speeds, f func(now, was float64)) {
+func (s Speeds) beside(others Speeds, f func(now, was float64)) {
 	for _, a := range s {
-		for len(others) > 0 && others[0].client < a.client {
+		for len(others) > 0 && others[0].Client < a.Client {
 			others = others[1:]
 		}
-		if len(others) > 0 && others[0].client == a.client {
-			f(a.calls, others[0].calls)
+		if len(others) > 0 && others[0].Client == a.Client {
+			f(a.Calls, others[0].Calls)
 		} else {
-			f(a.calls, 0)
+			f(a.Calls, 0)
 		}
 	}
 }
 
-// newSearch begins with the length after the driver's own, or with the one after that: in a
+// NewSearch begins with the length after the driver's own, or with the one after that: in a
 // cohort the first one gains too little to be seen.
-func newSearch(cohort bool) search {
-	s := search{basing: true, trial: longer(0), cohort: cohort}
+func NewSearch(cohort bool) Search {
+	s := Search{basing: true, trial: longer(0), cohort: cohort}
 	if cohort {
 		s.trial = longer(s.trial)
 	}
@@ -98,12 +109,12 @@ func shorter(d time.Duration) time.Duration {
 	return d / 2
 }
 
-// settled says that the search has found a length, for now.
-func (s *search) settled() bool { return !s.basing && !s.growing }
+// Settled says that the search has found a length, for now.
+func (s *Search) Settled() bool { return !s.basing && !s.growing }
 
-// window takes note of how fast active clients were, calls per second, and chooses the
+// Window takes note of how fast active clients were, calls per second, and chooses the
 // length for the next window.
-func (s *search) window(now Time, rates speeds) {
+func (s *Search) Window(now base.Time, rates Speeds) {
 	defer func() { s.last = rates }()
 	if len(rates) < 2 {
 		return // slices mean nothing
@@ -111,7 +122,7 @@ func (s *search) window(now Time, rates speeds) {
 	known := true
 	rates.beside(s.base, func(_, was float64) { known = known && was > 0 })
 	if !known && !s.basing {
-		*s = newSearch(s.cohort) // somebody new: from the beginning
+		*s = NewSearch(s.cohort) // somebody new: from the beginning
 		return
 	}
 	if s.basing {
@@ -151,7 +162,7 @@ func (s *search) window(now Time, rates speeds) {
 }
 
 // back gives a length up, and plans when to try longer slices again.
-func (s *search) back(now Time, to time.Duration) {
+func (s *Search) back(now base.Time, to time.Duration) {
 	s.longest, s.gained = to, 0
 	s.growing, s.sure = false, true
 	s.retry = min(max(2*s.retry, minRetry), maxRetry)
@@ -159,19 +170,19 @@ func (s *search) back(now Time, to time.Duration) {
 }
 
 // rebase measures what clients have with the driver's slices, and then tries a length.
-func (s *search) rebase(trial time.Duration) {
+func (s *Search) rebase(trial time.Duration) {
 	s.basing, s.trial, s.longest, s.gained = true, trial, 0, 0
 }
 
 // noteBase takes note of what clients have with the driver's slices: of the second time
 // the mean with the first.
-func (s *search) noteBase(rates speeds) {
-	base := make(speeds, 0, len(rates))
+func (s *Search) noteBase(rates Speeds) {
+	base := make(Speeds, 0, len(rates))
 	rates.beside(s.base, func(now, was float64) {
 		if was > 0 {
 			now = (now + was) / 2
 		}
-		base = append(base, speed{rates[len(base)].client, now})
+		base = append(base, Speed{rates[len(base)].Client, now})
 	})
 	s.base = base
 }
@@ -184,7 +195,7 @@ func gainOf(d time.Duration) float64 {
 }
 
 // compare returns the mean of what clients have of base, and whether one is harmed.
-func (s *search) compare(rates speeds) (mean float64, harm bool) {
+func (s *Search) compare(rates Speeds) (mean float64, harm bool) {
 	rates.beside(s.base, func(now, was float64) {
 		part := now / was
 		harm = harm || part < harmed
@@ -193,9 +204,9 @@ func (s *search) compare(rates speeds) (mean float64, harm bool) {
 	return mean, harm
 }
 
-func (s *search) differs(rates speeds) (differs bool) {
+func (s *Search) differs(rates Speeds) (differs bool) {
 	rates.beside(s.last, func(now, was float64) {
-		differs = differs || was != 0 && (now > changed*was || was > changed*now)
+		differs = differs || was != 0 && (now > Changed*was || was > Changed*now)
 	})
 	return differs
 }

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package timeslice
 
-import "time"
+import (
+	"fmt"
+	"time"
 
-// progress is how fast a client gets on. Its gated calls are the measure: a program makes
+	"github.com/nvshare/nvshare/sched/base"
+)
+
+// Progress is how fast a client gets on. Its gated calls are the measure: a program makes
 // about as many for the same piece of work, whether it waits for the GPU or not. In its
 // turns it has the GPU alone; so its speed beside others, divided by that, is what it gets
 // of what it would get alone.
@@ -12,7 +17,7 @@ import "time"
 // How precise that is depends on how even the program's calls are: within 1 % for a loop
 // of matrix products, and worse for a program whose requests take longer than a window.
 // What a client says about itself serves it badly if it is not true: see share.
-type progress struct {
+type Progress struct {
 	// In turns, lately.
 	calls      float64
 	held       time.Duration // of the GPU
@@ -20,14 +25,14 @@ type progress struct {
 	looks, hot float64       // how often it was looked whether the GPU had work of it, and had
 	others     int           // turns, one after the other, in which it made calls at quite another speed
 	turnCalls  float64       // since the client takes turns with others
-	turnsFrom  Time          // since then
+	turnsFrom  base.Time     // since then
 	byTurns    float64       // calls per second meanwhile, waiting included, at the end of that
 
 	// Beside others, in the window so far.
 	beside      float64 // calls
 	over        time.Duration
-	seen        Time          // the latest report
-	shared      time.Duration // by shareClock, at that time
+	seen        base.Time     // the latest report
+	shared      time.Duration // by the clock that runs while clients share the GPU by slices, at that time
 	samples     int
 	busySamples int
 
@@ -50,7 +55,7 @@ const (
 	otherLeast = 20 * time.Millisecond
 	otherSpeed = 4.0
 	// A client looks so often a second while its gate is open.
-	looksPerSecond = 200
+	LooksPerSecond = 200
 	// recentReports is over how many reports, of a quarter of a second each, is told what a client
 	// does now.
 	recentReports = 4
@@ -58,10 +63,10 @@ const (
 	turnsLeast = 750 * time.Millisecond
 )
 
-// hadTurn notes a turn, drain included. A process may do something else now: a loop of
+// HadTurn notes a turn, drain included. A process may do something else now: a loop of
 // matrix products makes a thousandth of the calls that a language model makes. What it did
 // before is then no measure of what it does.
-func (p *progress) hadTurn(calls uint64, held time.Duration) {
+func (p *Progress) HadTurn(calls uint64, held time.Duration) {
 	if held >= otherLeast && p.held > 0 {
 		if now, was := float64(calls)/held.Seconds(), p.calls/p.held.Seconds(); now > otherSpeed*was || was > otherSpeed*now {
 			p.others++
@@ -80,26 +85,26 @@ func (p *progress) hadTurn(calls uint64, held time.Duration) {
 	}
 }
 
-// startTurns and endTurns note that clients take turns, and until when they did.
-func (p *progress) startTurns(now Time) { p.turnCalls, p.turnsFrom = 0, now }
+// StartTurns and EndTurns note that clients take turns, and until when they did.
+func (p *Progress) StartTurns(now base.Time) { p.turnCalls, p.turnsFrom = 0, now }
 
-func (p *progress) endTurns(at Time) {
+func (p *Progress) EndTurns(at base.Time) {
 	if d := at.Sub(p.turnsFrom); p.turnCalls > 0 && d >= turnsLeast {
 		p.byTurns = p.turnCalls / d.Seconds()
 	}
-	p.startWindow()
+	p.StartWindow()
 	p.seen = 0
 }
 
-// hadPause notes a pause between turns. A long one is not part of the work.
-func (p *progress) hadPause(d time.Duration) {
+// HadPause notes a pause between turns. A long one is not part of the work.
+func (p *Progress) HadPause(d time.Duration) {
 	if p.held > 0 && d < time.Second {
 		p.paused += d
 	}
 }
 
-// report notes what a client said; alone: in its turn. Else shared is by shareClock.
-func (p *progress) report(now Time, ev Utilization, alone bool, shared time.Duration) {
+// Report notes what a client said; alone: in its turn. Else shared is by the clock that runs while clients share the GPU by slices.
+func (p *Progress) Report(now base.Time, ev Utilization, alone bool, shared time.Duration) {
 	if alone {
 		p.looks += float64(ev.Samples)
 		p.hot += float64(ev.Busy)
@@ -113,7 +118,7 @@ func (p *progress) report(now Time, ev Utilization, alone bool, shared time.Dura
 	if gap := now.Sub(p.seen); p.seen != 0 && gap < reportGap {
 		p.beside += float64(ev.Calls)
 		p.over += shared - p.shared
-		rate := float64(ev.Calls) * looksPerSecond / float64(ev.Samples)
+		rate := float64(ev.Calls) * LooksPerSecond / float64(ev.Samples)
 		if p.rateNow == 0 {
 			p.rateNow = rate
 		}
@@ -124,24 +129,24 @@ func (p *progress) report(now Time, ev Utilization, alone bool, shared time.Dura
 	p.busySamples += ev.Busy
 }
 
-// load is how much work of the client waits for the GPU, on average, as a part of one client's
+// Load is how much work of the client waits for the GPU, on average, as a part of one client's
 // that always has work. One that has not said anything always has.
-func (p *progress) load() float64 {
+func (p *Progress) Load() float64 {
 	if p.seen == 0 {
 		return 1
 	}
 	return p.busyNow
 }
 
-// use returns which part of the time of its open gate the client uses the GPU beside others with
+// Use returns which part of the time of its open gate the client uses the GPU beside others with
 // such a load: the greater of what its speed says, beside its speed alone, and of its even part of
 // the time in which it has work. other: it gets on far more slowly than by its even part, so that its
 // speed alone says nothing: it does something else, or waits for long slices of others.
-func (p *progress) use(others float64) (part float64, other bool) {
+func (p *Progress) Use(others float64) (part float64, other bool) {
 	if p.seen == 0 {
 		return 1, false
 	}
-	rate, busy, known := p.alone()
+	rate, busy, known := p.Alone()
 	if !known || p.rateNow == 0 {
 		return p.busyNow, false
 	}
@@ -149,21 +154,21 @@ func (p *progress) use(others float64) (part float64, other bool) {
 	return min(max(even, told), p.busyNow), told < even/2
 }
 
-// startWindow forgets what was measured beside others. The first report of a window is
+// StartWindow forgets what was measured beside others. The first report of a window is
 // also about a moment before it.
-func (p *progress) startWindow() {
+func (p *Progress) StartWindow() {
 	p.beside, p.over, p.samples, p.busySamples = 0, 0, 0, 0
 }
 
-// rate returns the calls per second beside others; false: the client was not active in
+// Rate returns the calls per second beside others; false: the client was not active in
 // most of the time for which these shared the GPU.
-func (p *progress) rate(shared time.Duration) (float64, bool) {
+func (p *Progress) Rate(shared time.Duration) (float64, bool) {
 	return p.beside / p.over.Seconds(), p.over >= shared/2 && p.beside > 0
 }
 
-// alone returns the calls per second in turns, and the part of that time in which the GPU
+// Alone returns the calls per second in turns, and the part of that time in which the GPU
 // had work of the client; false: too little is known.
-func (p *progress) alone() (rate, busy float64, known bool) {
+func (p *Progress) Alone() (rate, busy float64, known bool) {
 	if p.held < aloneLeast || p.calls == 0 {
 		return 0, 0, false
 	}
@@ -173,4 +178,51 @@ func (p *progress) alone() (rate, busy float64, known bool) {
 		busy *= p.hot / p.looks
 	}
 	return p.calls / whole, busy, true
+}
+
+// ByTurns returns the calls per second in the turns that clients took with each other before they
+// shared by slices, waiting included; 0: not known.
+func (p *Progress) ByTurns() float64 { return p.byTurns }
+
+// ForgetTurns is for turns that are another thing from now on.
+func (p *Progress) ForgetTurns() { p.byTurns = 0 }
+
+// Idle returns the part of the window in which the client had no work.
+func (p *Progress) Idle() float64 {
+	return 1 - float64(p.busySamples)/float64(max(p.samples, 1))
+}
+
+// Over returns for which part of the time that the GPU was shared in the window the client was active.
+func (p *Progress) Over(shared time.Duration) float64 { return p.over.Seconds() / shared.Seconds() }
+
+// Got returns what the client got of the GPU in that time: as much as the same calls take alone.
+// False: its speed alone is not known.
+func (p *Progress) Got(shared time.Duration) (part float64, known bool) {
+	rate, busy, known := p.Alone()
+	if !known {
+		return 0, false
+	}
+	return min(p.beside/shared.Seconds()/rate, 1) * busy, true
+}
+
+// Keeps says whether the GPU had work of the client for more than a part of its turns.
+func (p *Progress) Keeps(part float64) bool { return p.hot > part*p.looks }
+
+// Utilization says how often the GPU had work of a client, of so many times that the
+// client looked while its gate was open and others were there, since the one before.
+type Utilization struct {
+	Client        base.ClientID
+	Samples, Busy int
+	Calls         int // gated calls since the one before
+}
+
+// Event makes it an event.
+func (Utilization) Event() {}
+
+func (e Utilization) String() string {
+	s := fmt.Sprintf("utilization %d %d/%d", e.Client, e.Busy, e.Samples)
+	if e.Calls != 0 {
+		s += fmt.Sprintf(" calls=%d", e.Calls)
+	}
+	return s
 }
