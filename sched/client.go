@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/gang"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
@@ -143,7 +144,7 @@ func (c *GPU) adoptable(g *grant) bool {
 		return false // clients that were not recorded may be on the GPU
 	}
 	if t.byGang() {
-		return t.seat.hold == playing && t.seat.gang.phase == running
+		return t.seat.Hold() == gang.Playing && t.seat.Phase() == gang.Running
 	}
 	// After a restart several clients may be recorded: they held at the same
 	// time, or were next. Who holds is known only when all are back.
@@ -375,5 +376,5 @@ func (c *GPU) restoreUnknown(ev RestoreUnknown) {
 func (c *GPU) restored(epoch Epoch) {
 	c.epoch = max(c.epoch, epoch)
 	c.persisted = c.record() // what the event says was persisted
-	c.gangs.await()
+	c.gangs.Await()
 }

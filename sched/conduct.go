@@ -8,9 +8,10 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/gang"
 )
 
-// What a core does for the gangs with clients on its GPU. gang.go has the rules.
+// What a core does for the gangs with clients on its GPU. Package gang has the rules.
 
 // gangTurns keeps the GPU for gangs whose turn has come on all their GPUs.
 func gangTurns() policy {
@@ -18,11 +19,7 @@ func gangTurns() policy {
 		due: func(c *GPU) (Time, bool) {
 			var e base.Earliest
 			for _, t := range c.ganged {
-				g := t.seat.gang
-				e.Either(g.gangs.gather, g.phase == wanted && g.isDue())
-			}
-			if c.kept != nil && c.kept.seat.hold == leaving {
-				e.Either(c.kept.seat.gang.nextStep())
+				e.Either(t.seat.Due())
 			}
 			return e.At, e.OK
 		},
@@ -35,47 +32,40 @@ func gangTurns() policy {
 // for the GPU.
 func (c *GPU) conduct() {
 	for _, t := range c.ganged {
-		t.seat.gang.advance()
+		t.seat.Follow()
 		c.follow(t)
 	}
 }
 
 // follow brings what a gang has of this GPU in line with its phase.
 func (c *GPU) follow(t *tenant) {
-	g := t.seat.gang
+	s := t.seat
 	if c.inCohort(t) {
 		c.leaveToCohort(t)
 	}
-	if !t.counts() {
+	if !t.Counts() {
 		return
 	}
-	if t.seat.hold == nothing && g.phase == stopping { // its turn was that of a cohort
+	stops := s.Phase() == gang.Stopping
+	if s.Hold() == gang.Nothing && stops { // its turn was that of a cohort
 		c.revokeTenant(t, &c.open, GangTurn)
 	}
-	if t.seat.hold == playing && g.phase != running || t.seat.hold == kept && g.phase == stopping {
+	if s.Hold() == gang.Playing && s.Phase() != gang.Running || s.Hold() == gang.Kept && stops {
 		c.stop(t, GangTurn)
 	}
+	stops = s.Phase() == gang.Stopping
 	switch {
-	case t.seat.hold == leaving && g.phase != stopping, t.seat.hold == kept && g.phase != called && g.phase != running, c.mustYield(t),
-		t.seat.hold != nothing && !t.manned() && !t.live():
+	case s.Hold() == gang.Leaving && !stops, s.Hold() == gang.Kept && s.Phase() != gang.Called && s.Phase() != gang.Running, c.mustYield(t),
+		s.Hold() != gang.Nothing && !t.Manned() && !t.Live():
 		c.kept = nil
-		t.seat.take(nothing)
-	case t.seat.hold == nothing && g.phase == stopping && c.kept == nil && t.batch > 0 && c.open.n == 0 && c.closingBatch == t.batch:
+		s.Free()
+	case s.Hold() == gang.Nothing && stops && c.kept == nil && t.batch > 0 && c.open.n == 0 && c.closingBatch == t.batch:
 		// The members drain what they had before they were a gang, or before a restart.
-		c.kept, t.seat.hold, t.seat.round = t, leaving, g.round
+		c.kept = t
+		s.Drain()
 	}
-	if t.seat.hold == leaving {
-		if at, has := g.nextStep(); has && c.now >= at {
-			g.round++
-			g.releasedAt = c.now
-			g.tell()
-		}
-		if t.seat.round != g.round {
-			t.seat.round = g.round
-			if t.seat.stepsAt(c.now) {
-				c.stepMembers(t)
-			}
-		}
+	if s.Step() {
+		c.stepMembers(t)
 	}
 	c.review(t)
 }
@@ -83,16 +73,14 @@ func (c *GPU) follow(t *tenant) {
 // leaveToCohort ends what an overlap group has of the GPU as a gang: from now on it has its
 // turns with its cohort, each member as any other client.
 func (c *GPU) leaveToCohort(t *tenant) {
-	s := t.seat
-	if s.hold == nothing && !s.due && s.gang.phase == resting {
+	if t.seat.IsIdle() {
 		return
 	}
 	if c.kept == t {
 		c.revokeTenant(t, &c.open, ModeChange)
 		c.kept = nil
 	}
-	s.take(nothing)
-	s.gang.enter(resting)
+	t.seat.Quit()
 	c.review(t)
 }
 
@@ -100,18 +88,14 @@ func (c *GPU) leaveToCohort(t *tenant) {
 // earlier has come to this GPU since.
 func (c *GPU) mustYield(t *tenant) bool {
 	first := c.upNext()
-	return t.seat.hold == kept && t.seat.gang.phase == called && first != nil && first.seat.isCalled() &&
-		first.seat.gang.ticket < t.seat.gang.ticket
+	return t.seat.Hold() == gang.Kept && t.seat.Phase() == gang.Called && first != nil && first.seat.IsCalled() && first.seat.Before(t.seat)
 }
 
 // stop ends the turn of the gang that has this GPU, on all its GPUs.
 func (c *GPU) stop(t *tenant, why RevokeReason) {
-	g := t.seat.gang
-	t.seat.hold, t.seat.round = leaving, g.round
+	t.seat.Drain()
 	c.revokeTenant(t, &c.open, why)
-	if g.phase == running || g.phase == called {
-		g.enter(stopping)
-	}
+	t.seat.Stop()
 	c.review(t)
 }
 
@@ -123,7 +107,7 @@ func (c *GPU) stepMembers(t *tenant) {
 			continue
 		}
 		g := c.give(cl, c.unqueueForGrant(cl))
-		g.graceFrom = t.seat.gang.stoppedAt // all steps are one drain
+		g.graceFrom = t.seat.StoppedAt() // all steps are one drain
 		c.become(g, draining)
 		stepped = append(stepped, cl)
 	}
@@ -140,7 +124,7 @@ func (c *GPU) stepMembers(t *tenant) {
 func (c *GPU) upNext() *tenant {
 	var first *tenant
 	for _, t := range c.ganged {
-		if t.seat.isCalled() && c.kept != t && (first == nil || t.seat.gang.ticket < first.seat.gang.ticket) {
+		if t.seat.IsCalled() && c.kept != t && (first == nil || t.seat.Before(first.seat)) {
 			first = t
 		}
 	}
@@ -154,11 +138,10 @@ func (c *GPU) upNext() *tenant {
 // go before it until its turn has come on all its GPUs.
 func (c *GPU) setAside() bool {
 	t := c.upNext()
-	if t == nil || !t.byGang() || t.seat.gang.phase != wanted {
+	if t == nil || !t.byGang() || t.seat.Phase() != gang.Wanted {
 		return false
 	}
-	t.seat.due = true
-	t.seat.gang.advance()
+	t.seat.SetDue()
 	c.review(t)
 	return true
 }
@@ -174,8 +157,7 @@ func (c *GPU) passOver() *tenant {
 func (c *GPU) keep(t *tenant) {
 	c.bill(t) // fenced members may have used up its credit since it was called
 	c.kept = t
-	t.seat.take(kept)
-	t.seat.gang.advance()
+	t.seat.Keep()
 	c.review(t)
 }
 
@@ -188,14 +170,10 @@ func (c *GPU) restoreGang(t *tenant) {
 		c.stop(c.kept, GangTurn)
 	case t.seat == nil || c.kept == t:
 	case c.closingBatch > t.batch || c.open.n > 0 || c.holdOff != 0:
-		if t.seat.gang.phase == running {
-			t.seat.gang.enter(stopping)
-		}
-	case t.seat.gang.phase == resting || t.seat.gang.phase == running:
-		c.kept, t.seat.hold = t, playing
-		if t.seat.gang.phase == resting {
-			t.seat.gang.enter(running)
-		}
+		t.seat.Stop()
+	case t.seat.Phase() == gang.Resting || t.seat.Phase() == gang.Running:
+		c.kept = t
+		t.seat.Resume()
 	}
 }
 
@@ -219,11 +197,11 @@ func (c *GPU) alone(t *tenant) bool {
 // begins, and later those that ask.
 func (c *GPU) grantGang() {
 	t := c.kept
-	if t == nil || t.seat.gang.phase != running || !c.alone(t) {
+	if t == nil || t.seat.Phase() != gang.Running || !c.alone(t) {
 		return
 	}
-	if t.seat.hold == kept {
-		t.seat.take(playing)
+	if t.seat.Hold() == gang.Kept {
+		t.seat.Play()
 		t.vt = max(t.vt, c.virtualNow()-int64(c.quantum)*int64(c.active+1)) // see setActive
 		for _, cl := range slices.Clone(t.crew) {
 			// One without a place would wait for it, also when it is of no gang any more.
@@ -232,25 +210,25 @@ func (c *GPU) grantGang() {
 			}
 		}
 	}
-	for t.seat.hold == playing && t.queue.n > 0 {
+	for t.seat.Hold() == gang.Playing && t.queue.n > 0 {
 		c.grant(t.queue.head)
 	}
 }
 
 // byGang says whether the tenant's turns are those of its gang.
-func (t *tenant) byGang() bool { return t.seat != nil && t.counts() }
+func (t *tenant) byGang() bool { return t.seat != nil && t.Counts() }
 
 // What a gang sees of this GPU.
 
-func (t *tenant) gpu() string          { return t.core.gpu }
-func (t *tenant) counts() bool         { return t.core.effective == Exclusive && !t.core.inCohort(t) }
-func (t *tenant) asks() bool           { return t.queue.n > 0 }
-func (t *tenant) live() bool           { return t.batch > 0 }
-func (t *tenant) broke() bool          { return t.capped }
-func (t *tenant) alone() bool          { return t.core.alone(t) }
-func (t *tenant) grace() time.Duration { return t.core.grace }
+func (t *tenant) GPU() string          { return t.core.gpu }
+func (t *tenant) Counts() bool         { return t.core.effective == Exclusive && !t.core.inCohort(t) }
+func (t *tenant) Asks() bool           { return t.queue.n > 0 }
+func (t *tenant) Live() bool           { return t.batch > 0 }
+func (t *tenant) Broke() bool          { return t.capped }
+func (t *tenant) Alone() bool          { return t.core.alone(t) }
+func (t *tenant) Grace() time.Duration { return t.core.grace }
 
-func (t *tenant) calls() bool {
+func (t *tenant) Calls() bool {
 	cl := t.queue.head
 	for cl != nil && cl.cut {
 		cl = cl.next
@@ -258,11 +236,11 @@ func (t *tenant) calls() bool {
 	return cl != nil
 }
 
-func (t *tenant) manned() bool {
+func (t *tenant) Manned() bool {
 	return slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.connected && (cl.grant == nil || cl.grant.state != fenced) })
 }
 
-func (t *tenant) drains() (since Time, ok bool) {
+func (t *tenant) Drains() (since Time, ok bool) {
 	for _, cl := range t.crew {
 		if cl.grant.closes() {
 			since, ok = max(since, cl.grant.revokedAt), true
@@ -274,11 +252,7 @@ func (t *tenant) drains() (since Time, ok bool) {
 // sit is for the tenant of a gang that has its first client, and unsit for one that
 // has lost its last.
 func (c *GPU) sit(t *tenant) {
-	name := t.name
-	if t.overlaps() {
-		name += "\x00" + c.gpu // its clients on another GPU are another group
-	}
-	t.seat = c.gangs.sit(name, t.overlaps(), t)
+	t.seat = c.gangs.Sit(t.displayName(), t.overlaps(), t)
 	c.ganged = append(c.ganged, t)
 }
 
@@ -287,7 +261,7 @@ func (c *GPU) unsit(t *tenant) {
 		c.kept = nil
 	}
 	c.ganged = slices.Delete(c.ganged, slices.Index(c.ganged, t), slices.Index(c.ganged, t)+1)
-	t.seat.leave()
+	t.seat.Leave()
 	t.seat = nil
 }
 
@@ -322,14 +296,14 @@ func (c *GPU) reshare(account string, s Share) {
 
 // checkGangs checks for whom the GPU is kept, and who is granted together.
 func (c *GPU) checkGangs() error {
-	if c.kept != nil && (c.effective != Exclusive || c.kept.seat == nil || c.kept.seat.hold == nothing || c.kept.clients == 0) {
+	if c.kept != nil && (c.effective != Exclusive || c.kept.seat == nil || c.kept.seat.Hold() == gang.Nothing || c.kept.clients == 0) {
 		return fmt.Errorf("the GPU is kept for nobody: %s", c.kept.displayName())
 	}
 	for _, t := range c.ganged {
-		if t.seat == nil || !slices.Contains(t.seat.gang.seats, t.seat) || c.tenants[t.name] != t || len(t.crew) != t.clients || t.clients == 0 {
+		if t.seat == nil || c.tenants[t.name] != t || len(t.crew) != t.clients || t.clients == 0 {
 			return fmt.Errorf("tenant %s: %d clients, %d in its crew", t.displayName(), t.clients, len(t.crew))
 		}
-		if t.seat.hold != nothing && c.kept != t {
+		if t.seat.Hold() != gang.Nothing && c.kept != t {
 			return fmt.Errorf("tenant %s says it has the GPU", t.displayName())
 		}
 	}
@@ -339,20 +313,20 @@ func (c *GPU) checkGangs() error {
 	for _, t := range c.ganged {
 		o := c.kept
 		switch {
-		case c.inCohort(t) && (t.seat.hold != nothing || t.seat.due || t.seat.gang.phase != resting):
-			return fmt.Errorf("overlap group %s has the GPU, phase %d, hold %d, and is of a cohort", t.displayName(), t.seat.gang.phase, t.seat.hold)
-		case t.open > 0 && t.seat.hold != playing && !c.inCohort(t):
+		case c.inCohort(t) && !t.seat.IsIdle():
+			return fmt.Errorf("overlap group %s has the GPU, phase %d, hold %d, and is of a cohort", t.displayName(), t.seat.Phase(), t.seat.Hold())
+		case t.open > 0 && t.seat.Hold() != gang.Playing && !c.inCohort(t):
 			return fmt.Errorf("gang %s: %d grants without a turn", t.displayName(), t.open)
-		case o != nil && o != t && t.seat.gang.phase == called && t.seat.isCalled() && o.seat.gang.phase == called && o.seat.gang.ticket > t.seat.gang.ticket:
-			return fmt.Errorf("the GPU is kept for ticket %d, and ticket %d is called", o.seat.gang.ticket, t.seat.gang.ticket)
+		case o != nil && o != t && t.seat.Phase() == gang.Called && t.seat.IsCalled() && o.seat.Phase() == gang.Called && t.seat.Before(o.seat):
+			return fmt.Errorf("the GPU is kept for gang %s, and gang %s was called before", o.displayName(), t.displayName())
 		}
 	}
 	for cl := c.open.head; cl != nil; cl = cl.next {
-		if c.open.n > 1 && (c.kept == nil || cl.tenant != c.kept) && !(cl.grant.shared && c.inCohort(cl.tenant)) || c.kept != nil && (cl.tenant != c.kept || c.kept.seat.hold != playing) {
+		if c.open.n > 1 && (c.kept == nil || cl.tenant != c.kept) && !(cl.grant.shared && c.inCohort(cl.tenant)) || c.kept != nil && (cl.tenant != c.kept || c.kept.seat.Hold() != gang.Playing) {
 			return fmt.Errorf("two holders: %d grants are open, that of client %d not by its gang's turn", c.open.n, cl.id)
 		}
 	}
-	if t := c.kept; t != nil && t.seat.gang.phase == running && t.queue.n > 0 && c.alone(t) {
+	if t := c.kept; t != nil && t.seat.Phase() == gang.Running && t.queue.n > 0 && c.alone(t) {
 		return fmt.Errorf("%d clients of the gang that has the GPU wait", t.queue.n)
 	}
 	return nil

@@ -107,7 +107,7 @@
 // last, as long as a client of it is there. Their turn comes when it has come on all
 // their GPUs. Ranks that are idle keep their grants, as
 // parts of the job. A gang has no priority, and in concurrent mode gangs mean
-// nothing. The cores of a node share the gangs (Node). gang.go has the rules, says
+// nothing. The cores of a node share the gangs (Node). Package gang has the rules, says
 // why they cannot end in a deadlock, and how gangs outlive a restart.
 //
 // # Time

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/gang"
 	"pgregory.net/rapid"
 )
 
@@ -270,7 +271,7 @@ func TestAnyGangHistory(t *testing.T) {
 			if len(s.Queue) != 0 {
 				t.Fatalf("GPU %d: these wait for ever: %v", i, s.Queue)
 			}
-			if c.kept != nil && c.kept.seat.gang.phase != running {
+			if c.kept != nil && c.kept.seat.Phase() != gang.Running {
 				t.Fatalf("GPU %d is kept for %s for ever", i, c.kept.displayName())
 			}
 		}

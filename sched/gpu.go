@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/gang"
 	"github.com/nvshare/nvshare/sched/residency"
 )
 
@@ -48,8 +49,8 @@ type GPU struct {
 	roomy     roomy
 
 	gpu   string
-	clock *clock // of the node
-	gangs *gangs // of the node
+	clock *clock      // of the node
+	gangs *gang.Gangs // of the node
 
 	started     bool
 	intact      bool // as Config says
@@ -112,7 +113,7 @@ func New(cfg Config) *GPU {
 	if node == nil {
 		node = NewNode()
 	}
-	c.clock, c.gangs = &node.clock, &node.gangs
+	c.clock, c.gangs = &node.clock, node.gangs
 	node.clock.gpus = append(node.clock.gpus, c)
 	c.effective, c.auto.cause = cfg.Mode, because(reasonSet)
 	switch cfg.Mode {
@@ -138,10 +139,10 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 			c.claimsUntil = now.Add(c.quantum + c.grace)
 		}
 		if c.restarted {
-			c.gangs.await()
+			c.gangs.Await()
 		}
 	}
-	delete(c.gangs.toStep, c.gpu)
+	c.gangs.Stepped(c.gpu)
 	c.countCohort(now)
 	c.now = now
 	c.acts = c.acts[:0]
@@ -223,7 +224,7 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 	c.settle()
 	c.mem.Settle()
 	c.exorcise()
-	for _, gpu := range c.gangs.others(c.gpu) {
+	for _, gpu := range c.gangs.Others(c.gpu) {
 		c.do(StepGPU{gpu})
 	}
 	return c.acts

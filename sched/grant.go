@@ -58,7 +58,7 @@ type grants struct {
 	fenced       int  // grants that are fenced, and not released yet
 	keptOut      bool // latency grants keep batch tenants from the GPU
 
-	kept    *tenant // the gang that has the GPU, or is about to; see gang.go
+	kept    *tenant // the gang that has the GPU, or is about to; see package gang
 	holdOff Time    // no exclusive grant before; 0: none
 
 	// Who is granted when the holder has released, if nothing happens to it
@@ -216,7 +216,7 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 	c.mem.Released(cl.id, r.Moved)
 	cl.want = false
 	if t.seat != nil {
-		t.seat.gang.releasedAt = c.now
+		t.seat.Released()
 	}
 	if t.credit < 0 && t.limited() {
 		t.credit = t.credit * time.Duration(100-c.tuning.DropCarry) / 100

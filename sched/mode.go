@@ -45,7 +45,7 @@ func (c *GPU) setEffective(m Mode, cause Cause) {
 		}
 		c.kept = nil
 		for _, t := range c.ganged {
-			t.seat.hold, t.seat.due = nothing, false
+			t.seat.Ignore()
 		}
 	} else {
 		for cl := c.closing.head; cl != nil; cl = cl.next {
@@ -75,7 +75,7 @@ func (c *GPU) setEffective(m Mode, cause Cause) {
 		c.stand(cl)
 	}
 	for _, t := range c.ganged {
-		t.seat.gang.tell()
+		t.seat.Tell()
 	}
 }
 

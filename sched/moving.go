@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/gang"
 )
 
 // Moving memory. A client that has memory away moves it onto the GPU when it is granted,
@@ -255,7 +256,7 @@ func (c *GPU) revokeStalled() {
 				c.putOff = append(c.putOff, t)
 			}
 		}
-		if c.kept == t && t.seat.hold == playing {
+		if c.kept == t && t.seat.Hold() == gang.Playing {
 			c.stop(t, MoveStalled)
 		} else {
 			c.revoke(g, MoveStalled)

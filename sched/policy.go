@@ -2,7 +2,10 @@
 
 package sched
 
-import "github.com/nvshare/nvshare/sched/base"
+import (
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/gang"
+)
 
 // policy is one rule of who is granted, and when a grant is asked back. Each has a
 // file of its own, and its line in policies. A Step asks all of them, again and
@@ -52,7 +55,7 @@ func (c *GPU) applyPolicies() {
 
 // changes counts what policies change and others look at: actions, phases of gangs, and
 // clients that begin to wait.
-func (c *GPU) changes() int { return len(c.acts) + c.gangs.changes + int(c.seq) }
+func (c *GPU) changes() int { return len(c.acts) + c.gangs.Changes() + int(c.seq) }
 
 // due returns when something has to be done.
 func (c *GPU) due() (Time, bool) {
@@ -70,7 +73,7 @@ func (c *GPU) grant(cl *client) {
 	cl.standing = false // the grant replaces that
 	c.startWork(cl)
 	latency := t.place == urgent
-	if c.effective == Exclusive && !latency && !c.free() && !(c.cohortRuns() && c.inCohort(t)) && (c.kept != t || t.seat.hold != playing || !c.alone(t)) {
+	if c.effective == Exclusive && !latency && !c.free() && !(c.cohortRuns() && c.inCohort(t)) && (c.kept != t || t.seat.Hold() != gang.Playing || !c.alone(t)) {
 		panic("sched: two holders")
 	}
 	gr := c.give(cl, c.unqueueForGrant(cl))

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/gang"
 )
 
 // place is where a waiting tenant stands.
@@ -95,7 +97,7 @@ type tenant struct {
 
 	// If the tenant is a gang; else the seat is nil.
 	core *GPU
-	seat *seat
+	seat *gang.Seat
 	crew []*client // its clients
 
 	metered int    // index in roster.metered, -1: none
@@ -384,7 +386,7 @@ func (c *GPU) review(t *tenant) {
 	to := nowhere
 	switch {
 	case t.queue.n == 0 && !t.proxy():
-	case t.byGang() && (t.seat.hold != nothing || t.seat.due || t.seat.gang.phase == called || t.seat.gang.phase == stopping || t.seat.isCalled()):
+	case t.byGang() && t.seat.Aside():
 		to = aside
 	case t.capped, t.notBefore > c.now:
 		to = throttled
@@ -434,7 +436,7 @@ func (c *GPU) review(t *tenant) {
 // proxy says whether the tenant wants its turn because members of its gang on other
 // GPUs do.
 func (t *tenant) proxy() bool {
-	return t.seat != nil && t.counts() && (t.seat.gang.phase == wanted || t.seat.gang.phase == called) && t.manned()
+	return t.seat != nil && t.seat.Wants()
 }
 
 // inHeap says whether its place is a heap.

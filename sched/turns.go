@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/gang"
+)
 
 // turns gives the GPU to one tenant, or gang, after the other. The one that is behind
 // in virtual time is next.
@@ -77,7 +81,7 @@ func (c *GPU) turnOver() (Time, bool) {
 		return 0, false
 	}
 	if cl == nil {
-		if c.kept == nil || c.kept.seat.hold != playing {
+		if c.kept == nil || c.kept.seat.Hold() != gang.Playing {
 			return 0, false
 		}
 		if cl = c.kept.awaited(); cl == nil {
@@ -88,8 +92,8 @@ func (c *GPU) turnOver() (Time, bool) {
 	if g.state == paused || g.move.on {
 		return 0, false
 	}
-	if next.seat.isCalled() {
-		if c.kept == nil || c.kept.seat.gang.makesWay(next.seat.gang) {
+	if next.seat.IsCalled() {
+		if c.kept == nil || c.kept.seat.MakesWay(next.seat) {
 			return c.now, true // the virtual time of the holder makes up for it
 		}
 		end := g.runFrom.Add(c.minTurn() - g.ran) // or gangs would stop each other all the time
@@ -166,7 +170,7 @@ func (c *GPU) virtualNow() int64 {
 // chooseNext decides, while the holder drains, who is granted next: recording that takes
 // time, which the drain hides.
 func (c *GPU) chooseNext() {
-	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.seat.isCalled()) {
+	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.seat.IsCalled()) {
 		c.next = nil // another one is next now
 	}
 	if c.open.n == 0 && c.closingBatch > 0 {
