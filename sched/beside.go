@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/account"
+)
 
 // tenantsBeside lets latency tenants run beside the holder, whose gate stays open. That is
 // where the time slices of all others can be set: these are so short (LatencySlice) that a
@@ -90,7 +94,7 @@ func (c *GPU) besideAllowed() bool {
 // mayBeBeside says whether the clients of a tenant get beside grants. A limit is held
 // exactly, by grants that end when they are not used.
 func (c *GPU) mayBeBeside(t *tenant) bool {
-	return c.besideAllowed() && t.share.Priority == Latency && !t.demoted && !t.limited() && t.seat == nil
+	return c.besideAllowed() && t.share.Priority == Latency && !t.Demoted() && !t.limited() && t.seat == nil
 }
 
 // endBeside asks back the beside grants of tenants that may not have them any more.
@@ -100,7 +104,7 @@ func (c *GPU) endBeside() {
 		c.bill(cl.tenant) // its patience may end
 		switch {
 		case c.mayBeBeside(cl.tenant):
-		case cl.tenant.demoted:
+		case cl.tenant.Demoted():
 			c.revoke(cl.grant, PriorityUsedUp)
 		default:
 			c.revoke(cl.grant, ModeChange)
@@ -169,10 +173,10 @@ func (c *GPU) noteUseBeside(t *tenant, ev Utilization) {
 func (c *GPU) chargeBeside(window time.Duration) {
 	c.countPatience()
 	p := &c.pool
-	p.patience = max(p.patience-window*time.Duration(c.besides.use)/1000, -patienceOwed)
+	p.patience = max(p.patience-window*time.Duration(c.besides.use)/1000, -account.PatienceOwed)
 	for cl := c.beside.head; cl != nil; cl = cl.next {
 		if t := cl.tenant; t.beside > 0 {
-			t.usePatience(window*time.Duration(t.gets)/time.Duration(1000*t.beside), p.patience)
+			t.UsePatience(window*time.Duration(t.gets)/time.Duration(1000*t.beside), p.patience)
 		}
 	}
 }

@@ -165,7 +165,7 @@ func (c *GPU) adoptable(g *grant) bool {
 // the tenant's share alone says whether it is a latency grant.
 func (c *GPU) adoptedAs(g *grant) grantKind {
 	t := g.client.tenant
-	if c.effective == Exclusive && (g.kind != turnGrant || t.share.Priority == Latency && !t.demoted) {
+	if c.effective == Exclusive && (g.kind != turnGrant || t.share.Priority == Latency && !t.Demoted()) {
 		return latencyGrant
 	}
 	return turnGrant
@@ -208,12 +208,12 @@ func (c *GPU) request(cl *client) {
 		cl.want = true
 	case cl.stranded:
 		if !cl.later {
-			cl.later, cl.waitingSince, cl.limitedThen = true, c.now, cl.tenant.limitedFor
+			cl.later, cl.waitingSince, cl.limitedThen = true, c.now, cl.tenant.LimitedFor()
 		}
 	case cl.in == nil:
 		c.slices.stale = c.slices.stale || wakes
 		c.bill(cl.tenant)
-		cl.waitingSince, cl.limitedThen = c.now, cl.tenant.limitedFor
+		cl.waitingSince, cl.limitedThen = c.now, cl.tenant.LimitedFor()
 		c.seq++
 		cl.seq = c.seq
 		cl.tenant.queue.push(cl)

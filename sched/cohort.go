@@ -330,7 +330,7 @@ func (c *GPU) cohortParts(sleepers bool) map[*tenant]float64 {
 // before has not saved that up, and who did more is not behind.
 func (c *GPU) keepUp(t *tenant) {
 	if t.queue.n > 0 && c.inCohort(t) {
-		t.vt = c.cohort.vt
+		t.SetVT(c.cohort.vt)
 	}
 }
 

@@ -202,7 +202,7 @@ func (c *GPU) grantGang() {
 	}
 	if t.seat.Hold() == gang.Kept {
 		t.seat.Play()
-		t.vt = max(t.vt, c.virtualNow()-int64(c.quantum)*int64(c.active+1)) // see setActive
+		t.SetVT(max(t.VT(), c.virtualNow()-int64(c.quantum)*int64(c.active+1))) // see setActive
 		for _, cl := range slices.Clone(t.crew) {
 			// One without a place would wait for it, also when it is of no gang any more.
 			if !t.overlaps() && cl.connected && cl.in == nil && cl.grant == nil && !cl.stranded {
@@ -224,7 +224,7 @@ func (t *tenant) GPU() string          { return t.core.gpu }
 func (t *tenant) Counts() bool         { return t.core.effective == Exclusive && !t.core.inCohort(t) }
 func (t *tenant) Asks() bool           { return t.queue.n > 0 }
 func (t *tenant) Live() bool           { return t.batch > 0 }
-func (t *tenant) Broke() bool          { return t.capped }
+func (t *tenant) Broke() bool          { return t.Capped() }
 func (t *tenant) Alone() bool          { return t.core.alone(t) }
 func (t *tenant) Grace() time.Duration { return t.core.grace }
 

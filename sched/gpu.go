@@ -98,7 +98,7 @@ func New(cfg Config) *GPU {
 			quantum:   base.Clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
 			grace:     base.Clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
 			mode:      cfg.Mode,
-			tuning:    cfg.Tuning.clamped(),
+			tuning:    cfg.Tuning.Clamped(),
 			swapShare: clampShareOfSwap(cfg.SwapShare),
 		},
 		clients:  make(map[ClientID]*client),

@@ -30,7 +30,7 @@ func (c *GPU) noteDrain(g *grant) {
 	t := g.client.tenant
 	t.slow, t.slowAt = max(c.now.Sub(g.revokedAt)-drainAllowance, 0), c.now
 	if forgiven := t.slow * time.Duration(c.tuning.DropTail) / 100; forgiven > 0 && g.state == draining {
-		t.charge(c.now, forgiven, c.ratesOf(t))
+		t.Charge(c.now, forgiven, c.ratesOf(t))
 		if t.inHeap() {
 			c.heap(t.place).fix(t)
 		}

@@ -218,11 +218,8 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 	if t.seat != nil {
 		t.seat.Released()
 	}
-	if t.credit < 0 && t.limited() {
-		t.credit = t.credit * time.Duration(100-c.tuning.DropCarry) / 100
-	}
-	if t.limited() && t.credit < t.slice()/4 {
-		t.capped = true // a turn of less is not worth its hand-over
+	if t.limited() {
+		t.Settle(t.slice(), c.tuning)
 	}
 	c.review(t)
 	c.do(r)

@@ -239,8 +239,8 @@ func (c *GPU) checkTenants(waiting int) error {
 			return fmt.Errorf("tenant %s is not where it says", t.displayName())
 		case in != nil && t.pos > 0 && in.less(t, in.items[(t.pos-1)/2]):
 			return fmt.Errorf("tenant %s is behind one that comes later", t.displayName())
-		case t.place == spent && (!t.demoted || c.effective != Exclusive || c.unwanted()):
-			return fmt.Errorf("latency tenant %s waits: out of patience: %t, in %v mode, %d tenants want turns", t.displayName(), t.demoted, c.effective, c.active)
+		case t.place == spent && (!t.Demoted() || c.effective != Exclusive || c.unwanted()):
+			return fmt.Errorf("latency tenant %s waits: out of patience: %t, in %v mode, %d tenants want turns", t.displayName(), t.Demoted(), c.effective, c.active)
 		case t.active != (t.takesTurn() || t.place == aside || t.batch > 0 || t.open > 0 && c.effective == Concurrent):
 			return fmt.Errorf("tenant %s is active: %t, in place %d with %d grants", t.displayName(), t.active, t.place, t.batch)
 		case (t.metered >= 0) != t.spends():

@@ -62,10 +62,10 @@ func (c *GPU) setEffective(m Mode, cause Cause) {
 			c.bill(t)
 		}
 		for _, t := range c.tenants {
-			c.vtime = max(c.vtime, t.vt)
+			c.vtime = max(c.vtime, t.VT())
 		}
 		for _, t := range c.tenants {
-			t.vt = c.vtime
+			t.SetVT(c.vtime)
 		}
 		c.ready.reorder()
 		c.afar.reorder()
@@ -83,5 +83,5 @@ func (c *GPU) setTuning(tuning Tuning) {
 	for _, t := range c.tenants {
 		c.bill(t) // by the old tuning so far
 	}
-	c.tuning = tuning.clamped()
+	c.tuning = tuning.Clamped()
 }

@@ -181,7 +181,7 @@ func (c *GPU) isReady(cl *client, epoch Epoch, copied uint64, known bool) {
 		return
 	}
 	c.recount(g, func() { c.stopMoving(g) })
-	g.ran, g.startVT = 0, t.vt
+	g.ran, g.startVT = 0, t.VT()
 	g.move.ready = true
 	c.owe(t, g.move.took)
 	c.noteFill(copied, known, g.move.took)

@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/timeslice"
@@ -44,6 +45,9 @@ type (
 
 	Utilization = timeslice.Utilization
 
+	Tuning = account.Tuning
+	Spread = account.Spread
+
 	Room          = residency.Room
 	Reserved      = residency.Reserved
 	LimitsChanged = residency.LimitsChanged
@@ -57,6 +61,14 @@ type (
 )
 
 const (
+	DefaultWindow = account.DefaultWindow
+	MinWindow     = account.MinWindow
+	MaxWindow     = account.MaxWindow
+	MaxSample     = account.MaxSample
+
+	one     = account.One
+	minPart = account.MinPart
+
 	DriverSlice = timeslice.DriverSlice
 	LeastSlice  = timeslice.LeastSlice
 	MaxSlice    = timeslice.MaxSlice

@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 )
@@ -78,14 +79,14 @@ func (c *GPU) grant(cl *client) {
 	}
 	gr := c.give(cl, c.unqueueForGrant(cl))
 	waited := c.now.Sub(cl.waitingSince)
-	limited := min(t.limitedFor-cl.limitedThen, waited)
+	limited := min(t.LimitedFor()-cl.limitedThen, waited)
 	cl.longestWait = max(cl.longestWait, waited)
 	t.longestWait = max(t.longestWait, waited)
-	t.recentWait.note(c.now, waited)
+	t.recentWait.Note(c.now, waited)
 	if t.waits == nil {
-		t.waits = &lately{}
+		t.waits = &account.Lately{}
 	}
-	t.waits.note(c.now, waited)
+	t.waits.Note(c.now, waited)
 	cl.grants++
 	t.grants++
 	c.counters.Grants++
@@ -106,7 +107,7 @@ func (c *GPU) grant(cl *client) {
 	}
 	if !latency {
 		gr.alone = c.effective == Exclusive && c.latency.n == 0
-		gr.startVT = t.vt
+		gr.startVT = t.VT()
 		if first != nil && c.effective == Exclusive { // the turn of its gang or cohort has begun already
 			gr.ran, gr.startVT = c.ranAt(first.grant), first.grant.startVT
 		}

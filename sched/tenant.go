@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/gang"
 )
 
@@ -71,7 +72,7 @@ type tenant struct {
 	pos     int // in that place's heap
 	counted int // of queue, in queues.waiting
 
-	account
+	account.Account
 	open    int // grants that run: gate open, not paused
 	closing int // grants that drain or are lost
 	fenced  int
@@ -92,8 +93,8 @@ type tenant struct {
 	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration
-	recentWait  peak
-	waits       *lately // for grants; nil: it had none
+	recentWait  account.Peak
+	waits       *account.Lately // for grants; nil: it had none
 
 	// If the tenant is a gang; else the seat is nil.
 	core *GPU
@@ -133,8 +134,7 @@ func (t *tenant) limited() bool { return t.share.limited() }
 
 // slice is what a tenant with a limit gets at once if nobody else wants it.
 func (t *tenant) slice() time.Duration {
-	at := slicePeriod * time.Duration(t.share.Limit) / 100
-	return max(min(at, maxSlice), minSlice, t.stretch)
+	return account.Slice(t.share.Limit, t.stretch)
 }
 
 func (t *tenant) displayName() string {
@@ -173,9 +173,9 @@ func (c *GPU) tenantOf(name string, id ClientID, share Share) *tenant {
 	}
 	t := c.tenants[name]
 	if t == nil {
-		t = &tenant{name: name, own: own, share: clampShare(share), account: account{billedAt: c.now, vt: c.virtualNow(), patience: patienceMax}, filled: c.filledNow(), metered: -1, core: c}
+		t = &tenant{name: name, own: own, share: clampShare(share), filled: c.filledNow(), metered: -1, core: c}
 		t.apart = t.share.exclusive() || t.limited()
-		t.credit = t.slice()
+		t.Account = account.New(c.now, c.virtualNow(), t.slice())
 		c.enroll(t)
 	}
 	return t
@@ -201,7 +201,7 @@ func (c *GPU) join(cl *client, t *tenant) {
 		c.quit(cl)
 	}
 	c.bill(t)
-	cl.tenant, cl.limitedThen = t, t.limitedFor
+	cl.tenant, cl.limitedThen = t, t.LimitedFor()
 	c.slices.stale = true
 	c.addUp(cl)
 	t.clients++
@@ -276,7 +276,7 @@ func (c *GPU) exorcise() {
 		t := c.ghosts[0]
 		if t.ghost && len(c.ghosts) <= maxGhosts {
 			c.bill(t)
-			if t.vt > c.vtime || t.limited() && t.credit < t.slice() {
+			if t.VT() > c.vtime || t.limited() && t.Credit() < t.slice() {
 				if len(c.ghosts) > 1 {
 					c.ghosts = append(c.ghosts[1:], t)
 				}
@@ -293,16 +293,16 @@ func (c *GPU) exorcise() {
 
 // bill charges a tenant for the time since it was last billed.
 func (c *GPU) bill(t *tenant) {
-	if c.now <= t.billedAt {
+	if c.now <= t.BilledAt() {
 		return
 	}
-	vt := t.vt
-	t.account.bill(c.now, c.ratesOf(t))
+	vt := t.VT()
+	t.Bill(c.now, c.ratesOf(t))
 	t.filled = c.filledNow()
-	if t.vt != vt && c.inCohort(t) {
-		c.cohort.vt = max(c.cohort.vt, t.vt)
+	if t.VT() != vt && c.inCohort(t) {
+		c.cohort.vt = max(c.cohort.vt, t.VT())
 	}
-	if t.vt != vt && t.takesTurn() {
+	if t.VT() != vt && t.takesTurn() {
 		c.heap(t.place).fix(t)
 	}
 	if t.place == throttled {
@@ -311,37 +311,40 @@ func (c *GPU) bill(t *tenant) {
 }
 
 // ratesOf returns at which rates a tenant is billed as things are.
-func (c *GPU) ratesOf(t *tenant) rates {
-	r := rates{
-		open: t.open, closing: t.closing, fenced: t.fenced,
-		share: t.share, slice: t.slice(), waits: t.queue.n > 0 || t.batch > t.open+t.closing, tuning: c.tuning,
-		gets: 1000, own: 1000,
+func (c *GPU) ratesOf(t *tenant) account.Rates {
+	r := account.Rates{
+		Open: t.open, Closing: t.closing, Fenced: t.fenced,
+		Latency: t.share.Priority == Latency, Slice: t.slice(), Waits: t.queue.n > 0 || t.batch > t.open+t.closing, Tuning: c.tuning,
+		Gets: 1000, Own: 1000,
+	}
+	if t.limited() {
+		r.Limit = t.share.Limit
 	}
 	switch {
 	case c.sliced():
-		r.open, r.gets = min(t.open, 1), t.gets
+		r.Open, r.Gets = min(t.open, 1), t.gets
 	case t.beside > 0 && t.open == 0:
-		r.open, r.gets = 1, t.gets
+		r.Open, r.Gets = 1, t.gets
 	case t.batch > 0:
-		r.gets = 1000 - c.besides.use
+		r.Gets = 1000 - c.besides.use
 	}
 	if c.inCohort(t) {
-		r.open, r.own, r.use = min(t.open, 1), t.gets, t.use
-		r.closing = min(t.closing, 1-r.open)
+		r.Open, r.Own, r.Use = min(t.open, 1), t.gets, t.use
+		r.Closing = min(t.closing, 1-r.Open)
 	}
 	if t.overlaps() { // its clients have the GPU once, all together
-		r.open, r.fenced = min(t.open, 1), min(t.fenced, 1)
-		r.closing = min(t.closing, 1-r.open)
+		r.Open, r.Fenced = min(t.open, 1), min(t.fenced, 1)
+		r.Closing = min(t.closing, 1-r.Open)
 	}
 	if t.share.Priority == Latency {
 		if has := t.open+t.closing > 0 && c.effective == Exclusive; !has || c.keptOut {
-			r.patience = time.Duration(c.filledNow()-t.filled+int64(c.now-t.billedAt)*int64(t.share.Request)) / 100
-			r.keepsOut = has
+			r.Patience = time.Duration(c.filledNow()-t.filled+int64(c.now-t.BilledAt())*int64(t.share.Request)) / 100
+			r.KeepsOut = has
 		}
-		r.common = c.commonPatience()
+		r.Common = c.commonPatience()
 	}
 	if t.batch > 0 && t.open+t.closing > 0 {
-		r.part = c.turnPart(t)
+		r.Part = c.turnPart(t)
 	}
 	return r
 }
@@ -367,7 +370,8 @@ func (c *GPU) setActive(t *tenant, active bool) {
 	n := 1
 	if active {
 		least := c.virtualNow() - int64(c.quantum)*int64(c.active+1)
-		t.vt, c.cohort.vt = max(t.vt, least), max(c.cohort.vt, least)
+		t.SetVT(max(t.VT(), least))
+		c.cohort.vt = max(c.cohort.vt, least)
 	} else {
 		n = -1
 		c.bill(t) // while it still counts
@@ -376,7 +380,7 @@ func (c *GPU) setActive(t *tenant, active bool) {
 	c.active += n
 	c.countShare(t, n)
 	if c.active == 0 {
-		c.vtime = max(c.vtime, t.vt) // or the next tenant would be ahead by all the time that this one had alone
+		c.vtime = max(c.vtime, t.VT()) // or the next tenant would be ahead by all the time that this one had alone
 	}
 }
 
@@ -388,9 +392,9 @@ func (c *GPU) review(t *tenant) {
 	case t.queue.n == 0 && !t.proxy():
 	case t.byGang() && t.seat.Aside():
 		to = aside
-	case t.capped, t.notBefore > c.now:
+	case t.Capped(), t.notBefore > c.now:
 		to = throttled
-	case t.demoted && c.effective == Exclusive && !c.unwanted():
+	case t.Demoted() && c.effective == Exclusive && !c.unwanted():
 		to = spent
 	case t.share.Priority == Latency && c.effective == Exclusive && !c.allAway(t):
 		to = urgent
@@ -467,9 +471,7 @@ func (c *GPU) setShare(t *tenant, s Share) {
 		c.countShare(t, -1)
 	}
 	c.tellAll = true // a limit counts as a client that waits, see neighbors
-	if !t.limited() {
-		t.credit = 0
-	}
+	had := t.limited()
 	t.share = s
 	if t.active {
 		c.countShare(t, 1)
@@ -478,17 +480,12 @@ func (c *GPU) setShare(t *tenant, s Share) {
 	c.slices.stale, c.dueCache.stale = true, true
 	c.slices.ever = c.slices.ever || s.Priority == Latency
 	if t.limited() {
-		t.credit = min(t.credit, t.slice())
-		t.capped = t.credit < 0 || t.capped && t.credit < t.slice()
-		if t.credit == 0 {
-			t.credit = t.slice()
-		}
+		t.SetLimit(had, t.slice())
 	} else {
-		t.capped = false
-		t.credit = 0
+		t.DropLimit()
 	}
 	if s.Priority == Batch {
-		t.demoted, t.patience = false, patienceMax
+		t.DropPatience()
 	}
 	c.review(t)
 }

@@ -5,7 +5,18 @@ package sched
 import (
 	"time"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
+)
+
+const (
+	// The more a tenant is ahead of those that wait, the shorter is its turn, down
+	// to this part of the quantum.
+	minTurnPart = 8
+
+	// maxRound is how long a round of turns may take where shares are to be exact,
+	// unless the quantum is longer.
+	maxRound = 250 * time.Millisecond
 )
 
 // turns gives the GPU to one tenant, or gang, after the other. The one that is behind
@@ -103,12 +114,12 @@ func (c *GPU) turnOver() (Time, bool) {
 		return end, true
 	}
 	turn := c.turn(cl.tenant)
-	switch lead, part := g.startVT-next.vt, c.turnPart(cl.tenant); {
+	switch lead, part := g.startVT-next.VT(), c.turnPart(cl.tenant); {
 	case lead > 0 && next != cl.tenant:
-		turn = max(turn-time.Duration(scale(lead, part, one)), min(turn, c.minTurn()))
+		turn = max(turn-time.Duration(base.Scale(lead, part, one)), min(turn, c.minTurn()))
 	case lead < 0 && c.exact > 0 && (c.active == 2 || !c.cohort.on):
 		// Another tenant is next even if this one is behind it after its turn.
-		left := time.Duration(scale(-lead, part, one)) - turn
+		left := time.Duration(base.Scale(-lead, part, one)) - turn
 		turn += min(max(left, 0), turn)
 	}
 	end := g.runFrom.Add(turn - g.ran)
@@ -130,7 +141,7 @@ func (c *GPU) turn(t *tenant) time.Duration {
 	}
 	// What is due to tenants that their limits keep away now is no part of the round.
 	here := max(min(c.duesNow().here, one), minPart)
-	d := time.Duration(scale(round, min(c.turnPart(t), here), here))
+	d := time.Duration(base.Scale(round, min(c.turnPart(t), here), here))
 	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
 }
 
@@ -142,8 +153,8 @@ func (c *GPU) virtualNow() int64 {
 	v := int64(0)
 	any := false
 	least := func(t *tenant) {
-		if !any || t.vt < v {
-			v, any = t.vt, true
+		if !any || t.VT() < v {
+			v, any = t.VT(), true
 		}
 	}
 	if c.effective == Exclusive {

@@ -7,6 +7,7 @@ package base
 import (
 	"cmp"
 	"fmt"
+	"math/bits"
 	"time"
 )
 
@@ -73,4 +74,22 @@ func Flags(s string, named ...any) string {
 		}
 	}
 	return s
+}
+
+// MostScaled is 73 years in nanoseconds: sums of three fit.
+const MostScaled = 1 << 61
+
+// Scale returns a·num/den, and MostScaled at most. Neither a nor num is below 0.
+func Scale(a, num, den int64) int64 {
+	hi, lo := bits.Mul64(uint64(a), uint64(num))
+	if hi >= uint64(den) {
+		return MostScaled
+	}
+	q, _ := bits.Div64(hi, lo, uint64(den))
+	return int64(min(q, MostScaled))
+}
+
+// Portion returns d·num/den, bounded as Scale is.
+func Portion(d time.Duration, num, den int) time.Duration {
+	return time.Duration(Scale(int64(d), int64(num), int64(den)))
 }

@@ -30,6 +30,7 @@ var rules = map[string][]string{
 	"sched":                    core,
 	"sched/base":               {},
 	"sched/residency":          {"sched/base"},
+	"sched/account":            {"sched/base"},
 	"sched/gang":               {"sched/base"},
 	"sched/timeslice":          {"sched/base"},
 	"sched/wire":               {},
@@ -60,10 +61,10 @@ var rules = map[string][]string{
 
 // core lists the parts of the scheduler's core, which sched puts together. Who may import sched reaches
 // them too.
-var core = []string{"sched/base", "sched/residency", "sched/timeslice", "sched/gang"}
+var core = []string{"sched/base", "sched/residency", "sched/timeslice", "sched/gang", "sched/account"}
 
 // standardOnly lists the packages that import nothing but the standard library.
-var standardOnly = []string{"sched", "sched/base", "sched/gang", "sched/timeslice", "sched/residency", "sched/cuda", "sched/placement", "sched/wire", "plugin/placement"}
+var standardOnly = []string{"sched", "sched/base", "sched/account", "sched/gang", "sched/timeslice", "sched/residency", "sched/cuda", "sched/placement", "sched/wire", "plugin/placement"}
 
 func goList(t *testing.T, args ...string) []string {
 	t.Helper()

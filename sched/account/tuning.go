@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package sched
+package account
 
 import (
 	"cmp"
@@ -36,7 +36,8 @@ type Tuning struct {
 	DropTail int
 }
 
-func (t Tuning) clamped() Tuning {
+// Clamped returns the tuning within the bounds.
+func (t Tuning) Clamped() Tuning {
 	t.Window = base.Clamp(cmp.Or(t.Window, DefaultWindow), MinWindow, MaxWindow)
 	t.Sample = base.Clamp(t.Sample, 0, MaxSample)
 	t.DropCarry = min(max(t.DropCarry, 0), 100)
