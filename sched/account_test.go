@@ -33,7 +33,7 @@ func TestBillsLongTimes(t *testing.T) {
 			t.Errorf("%d open grants after %v: used %v, want %v", test.clients, test.after, got, test.want)
 		}
 		c.Step(Time(test.after), Release{Client: 1, Epoch: 1, Reason: Idle})
-		if got := c.tenants["t"].Used(); got != test.want {
+		if got := c.tenants[keyOf("t", 0, Share{})].Used(); got != test.want {
 			t.Errorf("%d open grants, one released after %v: used %v, want %v", test.clients, test.after, got, test.want)
 		}
 	}

@@ -267,7 +267,7 @@ func (c *GPU) unsit(t *tenant) {
 
 // reshare is SetShare. It may make the tenant's clients members of a gang, or end that.
 func (c *GPU) reshare(account string, s Share) {
-	if t := c.tenants[account]; t != nil && s.Crew() == "" {
+	if t := c.tenants[keyOf(account, 0, s)]; t != nil && s.Crew() == "" {
 		c.setShare(t, s)
 		if t.share.Priority == Batch {
 			c.revokeTenant(t, &c.latency, PriorityUsedUp) // nothing else would end these grants
@@ -300,7 +300,7 @@ func (c *GPU) checkGangs() error {
 		return fmt.Errorf("the GPU is kept for nobody: %s", c.kept.displayName())
 	}
 	for _, t := range c.ganged {
-		if t.seat == nil || c.tenants[t.name] != t || len(t.crew) != t.clients || t.clients == 0 {
+		if t.seat == nil || c.tenants[t.key] != t || len(t.crew) != t.clients || t.clients == 0 {
 			return fmt.Errorf("tenant %s: %d clients, %d in its crew", t.displayName(), t.clients, len(t.crew))
 		}
 		if t.seat.Hold() != gang.Nothing && c.kept != t {

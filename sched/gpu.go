@@ -102,7 +102,7 @@ func New(cfg Config) *GPU {
 			swapShare: clampShareOfSwap(cfg.SwapShare),
 		},
 		clients:  make(map[ClientID]*client),
-		roster:   roster{tenants: make(map[string]*tenant)},
+		roster:   roster{tenants: make(map[tenantKey]*tenant)},
 		queues:   newQueues(),
 		records:  newRecords(cfg.LastEpoch, cfg.Way),
 		intact:   cfg.Intact,

@@ -94,14 +94,14 @@ func (c *GPU) checkTally() error {
 		}
 	}
 	latency := 0
-	for i, t := range c.byName {
+	for i, t := range c.byKey {
 		if t.clients > 0 && t.share.Priority == Latency {
 			latency++
 		}
 		if t.processes != processes[t] {
 			return fmt.Errorf("%d processes of tenant %s share the GPU, counted %d", processes[t], t.displayName(), t.processes)
 		}
-		if c.tenants[t.name] != t || i > 0 && c.byName[i-1].name >= t.name {
+		if c.tenants[t.key] != t || i > 0 && c.byKey[i-1].key.compare(t.key) >= 0 {
 			return fmt.Errorf("tenant %s is not in its place of the order", t.displayName())
 		}
 	}
@@ -110,8 +110,8 @@ func (c *GPU) checkTally() error {
 		return fmt.Errorf("%d latency tenants, counted %d", latency, c.pool.tenants)
 	case fresh != c.tally:
 		return fmt.Errorf("of clients that share the GPU there are %+v, counted %+v", fresh, c.tally)
-	case len(c.order) != len(c.clients), len(c.byName) != len(c.tenants):
-		return fmt.Errorf("%d clients and %d tenants, in order are %d and %d", len(c.clients), len(c.tenants), len(c.order), len(c.byName))
+	case len(c.order) != len(c.clients), len(c.byKey) != len(c.tenants):
+		return fmt.Errorf("%d clients and %d tenants, in order are %d and %d", len(c.clients), len(c.tenants), len(c.order), len(c.byKey))
 	}
 	return nil
 }
@@ -143,7 +143,7 @@ func (c *GPU) checkList(name string, l *list) error {
 func (c *GPU) checkClient(cl *client) error {
 	g := cl.grant
 	switch {
-	case cl.tenant == nil || c.tenants[cl.tenant.name] != cl.tenant:
+	case cl.tenant == nil || c.tenants[cl.tenant.key] != cl.tenant:
 		return fmt.Errorf("belongs to no known tenant")
 	case cl.standing && (g != nil || cl.tenant.share.Priority != Latency || c.effective != Exclusive):
 		return fmt.Errorf("may go ahead, with a grant: %t, %v, in %v mode", g != nil, cl.tenant.share.Priority, c.effective)
@@ -217,7 +217,7 @@ func (c *GPU) checkTenants(waiting int) error {
 	queued, eligible, active, latency, requests, weights, exact, limited := 0, 0, 0, 0, 0, 0, 0, 0
 	cohort, pool := int64(0), pooled{}
 	fresh, due := c.dues(), c.duesNow()
-	for name, t := range c.tenants {
+	for key, t := range c.tenants {
 		s := has[t]
 		if s == nil {
 			s = &sums{}
@@ -227,8 +227,8 @@ func (c *GPU) checkTenants(waiting int) error {
 			in = c.heap(t.place)
 		}
 		switch {
-		case t.name != name:
-			return fmt.Errorf("tenant %q is recorded as %q", t.name, name)
+		case t.key != key:
+			return fmt.Errorf("tenant %v is recorded as %v", t.key, key)
 		case *s != (sums{t.clients, t.open, t.beside, t.closing, t.fenced, t.batch}):
 			return fmt.Errorf("tenant %s: counted %+v, there are %+v", t.displayName(), sums{t.clients, t.open, t.beside, t.closing, t.fenced, t.batch}, *s)
 		case t.clients == 0 && !t.ghost:

@@ -145,7 +145,7 @@ func (c *GPU) stopMoving(g *grant) {
 // not get on.
 func (c *GPU) thereMayBeRoom() {
 	for _, t := range c.putOff {
-		if t.notBefore = 0; c.tenants[t.name] == t {
+		if t.notBefore = 0; c.tenants[t.key] == t {
 			c.review(t)
 		}
 	}

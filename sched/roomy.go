@@ -53,8 +53,8 @@ func (c *GPU) groupable() (tenants []string) {
 		case !cl.connected || c.state(cl) == StateIdle:
 		case t.seat != nil || t.share.Priority == Latency:
 			return nil
-		case !slices.Contains(tenants, t.name):
-			tenants = append(tenants, t.name)
+		case !slices.Contains(tenants, t.displayName()):
+			tenants = append(tenants, t.displayName())
 		}
 	}
 	slices.Sort(tenants)

@@ -212,7 +212,7 @@ func (c *GPU) measure(window time.Duration) measured {
 		return active
 	})
 	slicers := c.slicers()
-	for _, t := range c.byName {
+	for _, t := range c.byKey {
 		t.gained = 0
 	}
 	for _, cl := range c.inOrder() {
@@ -414,6 +414,6 @@ func (c *GPU) slicers() []*tenant {
 
 // tenantsInOrder returns those with clients, by name.
 func (c *GPU) tenantsInOrder() []*tenant {
-	c.looked += uint64(len(c.byName))
-	return slices.DeleteFunc(slices.Clone(c.byName), func(t *tenant) bool { return t.clients == 0 })
+	c.looked += uint64(len(c.byKey))
+	return slices.DeleteFunc(slices.Clone(c.byKey), func(t *tenant) bool { return t.clients == 0 })
 }

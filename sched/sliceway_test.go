@@ -86,7 +86,7 @@ func TestGroupsInSlices(t *testing.T) {
 	}
 	for _, tenant := range g.c.tenants {
 		if tenant.clients > 0 && (tenant.gets < 480 || tenant.gets > 520) {
-			t.Errorf("tenant %q gets %d of 1000, want half: members have the slice of their group", tenant.name, tenant.gets)
+			t.Errorf("tenant %q gets %d of 1000, want half: members have the slice of their group", tenant.displayName(), tenant.gets)
 		}
 	}
 	g.step(Attach{Client: 4, Tenant: "l", Share: Share{Priority: Latency}, Want: true})

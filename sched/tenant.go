@@ -3,9 +3,9 @@
 package sched
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/account"
@@ -27,8 +27,8 @@ const (
 
 // roster is the tenants of a GPU.
 type roster struct {
-	tenants map[string]*tenant
-	byName  []*tenant // the same, in order
+	tenants map[tenantKey]*tenant
+	byKey   []*tenant // the same, in order
 	ghosts  []*tenant // without clients, see leave
 	metered []*tenant // see meter
 	ganged  []*tenant // of gangs
@@ -62,8 +62,7 @@ func newQueues() queues {
 
 // tenant is the clients whose time is counted together.
 type tenant struct {
-	name    string // key of roster.tenants
-	own     ClientID
+	key     tenantKey
 	share   Share // clamped
 	clients int   // with and without connections
 	queue   list  // its clients that wait for a grant
@@ -137,43 +136,60 @@ func (t *tenant) slice() time.Duration {
 	return account.Slice(t.share.Limit, t.stretch)
 }
 
-func (t *tenant) displayName() string {
-	if t.own != 0 {
-		return "client " + strconv.FormatUint(uint64(t.own), 10)
-	}
-	return strings.TrimPrefix(strings.TrimPrefix(t.name, gangKey), overlapKey)
+// tenantKind says what the clients of a tenant have in common.
+type tenantKind uint8
+
+const (
+	alone     tenantKind = iota // it is one client that named no tenant
+	gangOf                      // a gang
+	overlapOf                   // an overlap group
+	named                       // the tenant that they named
+)
+
+// tenantKey names a tenant of a GPU.
+type tenantKey struct {
+	kind   tenantKind
+	name   string   // of the gang, of the overlap group, or as named
+	client ClientID // that is alone
 }
 
-// gangKey begins the names of the tenants of gangs, and overlapKey those of overlap groups.
-const (
-	gangKey    = "\x01"
-	overlapKey = "\x02"
-)
+// keyOf returns the key of a client's tenant.
+func keyOf(name string, id ClientID, share Share) tenantKey {
+	switch {
+	case share.Gang != "":
+		return tenantKey{kind: gangOf, name: share.Gang}
+	case share.Overlap != "":
+		return tenantKey{kind: overlapOf, name: share.Overlap}
+	case name == "":
+		return tenantKey{kind: alone, client: id}
+	}
+	return tenantKey{kind: named, name: name}
+}
+
+func (k tenantKey) compare(o tenantKey) int {
+	return cmp.Or(cmp.Compare(k.kind, o.kind), cmp.Compare(k.name, o.name), cmp.Compare(k.client, o.client))
+}
+
+func (t *tenant) displayName() string {
+	if t.key.kind == alone {
+		return "client " + strconv.FormatUint(uint64(t.key.client), 10)
+	}
+	return t.key.name
+}
 
 // isGang says whether the tenant's clients are granted together. An overlap group is a gang
 // with clients on one GPU, which do not depend on each other.
-func (t *tenant) isGang() bool { return strings.HasPrefix(t.name, gangKey) || t.overlaps() }
+func (t *tenant) isGang() bool { return t.key.kind == gangOf || t.overlaps() }
 
 // overlaps says whether the tenant is an overlap group.
-func (t *tenant) overlaps() bool { return strings.HasPrefix(t.name, overlapKey) }
+func (t *tenant) overlaps() bool { return t.key.kind == overlapOf }
 
-// tenantOf returns the tenant of that name, and makes it if there is none. With a gang
-// or an overlap group in the share, it is their tenant; with an empty name, the client's
-// own.
+// tenantOf returns a client's tenant, and makes it if there is none.
 func (c *GPU) tenantOf(name string, id ClientID, share Share) *tenant {
-	own := ClientID(0)
-	switch {
-	case share.Gang != "":
-		name = gangKey + share.Gang
-	case share.Overlap != "":
-		name = overlapKey + share.Overlap
-	case name == "":
-		own = id
-		name = "\x00" + strconv.FormatUint(uint64(id), 10)
-	}
-	t := c.tenants[name]
+	key := keyOf(name, id, share)
+	t := c.tenants[key]
 	if t == nil {
-		t = &tenant{name: name, own: own, share: clampShare(share), filled: c.filledNow(), metered: -1, core: c}
+		t = &tenant{key: key, share: clampShare(share), filled: c.filledNow(), metered: -1, core: c}
 		t.apart = t.share.exclusive() || t.limited()
 		t.Account = account.New(c.now, c.virtualNow(), t.slice())
 		c.enroll(t)
@@ -258,7 +274,7 @@ func (c *GPU) abandon(t *tenant) {
 		c.unsit(t)
 		c.review(t)
 	}
-	if t.own != 0 {
+	if t.key.kind == alone {
 		c.dropTenant(t)
 	} else if !t.ghost {
 		// As a new tenant it would lose its debt, or its lead over the others.
