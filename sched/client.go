@@ -96,10 +96,22 @@ func (c *GPU) attach(ev Attach) {
 		c.wantsGPU(cl)
 	}
 	c.slices.ever = c.slices.ever || t.share.Priority == Latency
-	cl.standing = false
-	cl.want = false
+	cl.standing, cl.want = false, false
 	cl.stranded, cl.later = false, false // its place is looked for again
+	c.goOn(cl, ev)
+	if ev.Want {
+		c.request(cl)
+	}
+	if changed {
+		c.standAll(t)
+	} else {
+		c.stand(cl)
+	}
+	c.addUp(cl)
+}
 
+// goOn compares the grant that a client says it has with the one that it was given.
+func (c *GPU) goOn(cl *client, ev Attach) {
 	switch {
 	case ev.Held == 0:
 		// The release was lost with the old connection, or the grant never
@@ -120,15 +132,6 @@ func (c *GPU) attach(ev Attach) {
 	default:
 		c.claim(cl, ev.Held)
 	}
-	if ev.Want {
-		c.request(cl)
-	}
-	if changed {
-		c.standAll(t)
-	} else {
-		c.stand(cl)
-	}
-	c.addUp(cl)
 }
 
 // adoptable says whether a client that is back may go on under its grant.

@@ -148,20 +148,22 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 	c.acts = c.acts[:0]
 	c.mem.Begin(now, c.grace)
 
+	if !c.set(ev) && !c.ofMemory(ev) {
+		c.ofClient(ev)
+	}
+	c.applyPolicies()
+	c.settle()
+	c.mem.Settle()
+	c.exorcise()
+	for _, gpu := range c.gangs.Others(c.gpu) {
+		c.do(StepGPU{gpu})
+	}
+	return c.acts
+}
+
+// set is for events that change a setting. It reports whether this is one.
+func (c *GPU) set(ev Event) bool {
 	switch ev := ev.(type) {
-	case Attach:
-		c.attach(ev)
-	case Request:
-		if cl := c.clients[ev.Client]; cl != nil && cl.connected {
-			c.request(cl)
-		}
-	case Release:
-		c.release(ev)
-	case Lost:
-		c.lost(ev.Client)
-	case Gone:
-		c.gone(ev.Client)
-	case Tick:
 	case SetQuantum:
 		c.quantum = base.Clamp(ev.D, MinQuantum, MaxQuantum)
 		if c.swapShare == 0 {
@@ -175,59 +177,80 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 	case SetShare:
 		c.reshare(ev.Tenant, ev.Share)
 		c.mem.Regroup(ev.Tenant, ev.Share.Crew())
-	case GangMoved:
 	case SetTuning:
 		c.setTuning(ev.Tuning)
-	case Reserve:
-		c.mem.Reserve(ev)
-	case Moved:
-		c.mem.Moved(ev)
+	case SetSwapShare:
+		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
 	case SetTenantMemory:
 		if c.mem.SetTenant(ev) {
 			c.lookForIdle()
 		}
-	case Suspend:
-		c.suspend(ev.Tenant)
-	case Called:
-		c.called(ev.Client)
-	case ResumeTenant:
-		c.resumeTenant(ev.Tenant)
 	case SetGPUMemory:
 		c.mem.Resize(ev, c.Unused())
+	default:
+		return false
+	}
+	return true
+}
+
+// ofMemory is for events about memory. It reports whether this is one.
+func (c *GPU) ofMemory(ev Event) bool {
+	switch ev := ev.(type) {
+	case Reserve:
+		c.mem.Reserve(ev)
+	case Moved:
+		c.mem.Moved(ev)
+	case Suspend:
+		c.suspend(ev.Tenant)
+	case ResumeTenant:
+		c.resumeTenant(ev.Tenant)
 	case ArenaChanged:
 		c.mem.ArenaChanged(ev)
-	case Exec:
-		c.exec(ev.Client)
 	case RestoreMemory:
 		c.restoreMemory(ev)
+	default:
+		return false
+	}
+	return true
+}
+
+// ofClient is for events of clients.
+func (c *GPU) ofClient(ev Event) {
+	switch ev := ev.(type) {
+	case Attach:
+		c.attach(ev)
+	case Request:
+		if cl := c.clients[ev.Client]; cl != nil && cl.connected {
+			c.request(cl)
+		}
+	case Release:
+		c.release(ev)
+	case Withdraw:
+		if cl := c.clients[ev.Client]; cl != nil {
+			c.withdraw(cl)
+		}
+	case Lost:
+		c.lost(ev.Client)
+	case Gone:
+		c.gone(ev.Client)
+	case Exec:
+		c.exec(ev.Client)
+	case Called:
+		c.called(ev.Client)
 	case Utilization:
 		c.utilization(ev)
 	case Filled:
 		c.filled(ev)
 	case Controls:
 		c.control(ev)
-	case SetSwapShare:
-		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
-	case Withdraw:
-		if cl := c.clients[ev.Client]; cl != nil {
-			c.withdraw(cl)
-		}
 	case Restore:
 		c.restore(ev)
 	case RestoreUnknown:
 		c.restoreUnknown(ev)
+	case Tick, GangMoved:
 	default:
 		panic(fmt.Sprintf("sched: unknown event %T", ev))
 	}
-
-	c.applyPolicies()
-	c.settle()
-	c.mem.Settle()
-	c.exorcise()
-	for _, gpu := range c.gangs.Others(c.gpu) {
-		c.do(StepGPU{gpu})
-	}
-	return c.acts
 }
 
 // Deadline returns when Step must be called next, with a Tick if nothing else

@@ -3,6 +3,8 @@
 package sched
 
 import (
+	"time"
+
 	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
@@ -78,18 +80,8 @@ func (c *GPU) grant(cl *client) {
 		panic("sched: two holders")
 	}
 	gr := c.give(cl, c.unqueueForGrant(cl))
-	waited := c.now.Sub(cl.waitingSince)
+	waited := c.countGrant(cl)
 	limited := min(t.LimitedFor()-cl.limitedThen, waited)
-	cl.longestWait = max(cl.longestWait, waited)
-	t.longestWait = max(t.longestWait, waited)
-	t.recentWait.Note(c.now, waited)
-	if t.waits == nil {
-		t.waits = &account.Lately{}
-	}
-	t.waits.Note(c.now, waited)
-	cl.grants++
-	t.grants++
-	c.counters.Grants++
 	first := c.open.head
 	beside := latency && c.mayBeBeside(t)
 	switch {
@@ -130,6 +122,22 @@ func (c *GPU) grant(cl *client) {
 	if latency && c.latency.n > noticed && cl.told.Leave {
 		c.tellAll = true // they may be granted in this Step as well
 	}
+}
+
+// countGrant counts a grant and how long its client waited for it, which it returns.
+func (c *GPU) countGrant(cl *client) time.Duration {
+	t, waited := cl.tenant, c.now.Sub(cl.waitingSince)
+	cl.longestWait = max(cl.longestWait, waited)
+	t.longestWait = max(t.longestWait, waited)
+	t.recentWait.Note(c.now, waited)
+	if t.waits == nil {
+		t.waits = &account.Lately{}
+	}
+	t.waits.Note(c.now, waited)
+	cl.grants++
+	t.grants++
+	c.counters.Grants++
+	return waited
 }
 
 func (c *GPU) revoke(g *grant, why RevokeReason) {

@@ -33,12 +33,8 @@ type roster struct {
 	metered []*tenant // see meter
 	ganged  []*tenant // of gangs
 
-	// The number of tenants that are active, and the sums of their shares.
-	active, requests, weights int
-	activeLatency             int   // those of them with priority latency
-	exact                     int   // tenants with clients and with a limit or a request
-	limited                   int   // active tenants with a limit
-	vtime                     int64 // see virtualNow
+	sums        // of all tenants
+	vtime int64 // see virtualNow
 
 	dueCache struct { // see duesNow
 		now   dues
@@ -49,7 +45,6 @@ type roster struct {
 // queues holds the tenants with waiting clients.
 type queues struct {
 	ready, afar, urgent, spent, throttled tenantHeap
-	waiting                               int    // clients of those in ready, afar, urgent and spent
 	seq                                   uint64 // of the latest request
 }
 
@@ -67,9 +62,8 @@ type tenant struct {
 	clients int   // with and without connections
 	queue   list  // its clients that wait for a grant
 
-	place   place
-	pos     int // in that place's heap
-	counted int // of queue, in queues.waiting
+	place place
+	pos   int // in that place's heap
 
 	account.Account
 	open    int // grants that run: gate open, not paused
@@ -77,7 +71,8 @@ type tenant struct {
 	fenced  int
 	beside  int  // beside grants whose gate is open
 	batch   int  // live grants that are turns
-	active  bool // counts in roster.weights and requests
+	active  bool // it counts among those that want the GPU
+	summed  sums // in roster.sums
 
 	gets        int           // permille of the GPU, while clients share it by time slices, or under beside grants
 	looks, hot  int           // of a latency tenant: how often it was looked whether the GPU had work of it, and had
@@ -103,7 +98,6 @@ type tenant struct {
 	metered int    // index in roster.metered, -1: none
 	pooled  pooled // as counted in GPU.pool
 	filled  int64  // latencyPool.filled when the tenant was last billed
-	exact   bool   // counted in roster.exact
 	ghost   bool
 
 	apart   bool // it never has its turn together with others, see cohort.go
@@ -365,16 +359,51 @@ func (c *GPU) ratesOf(t *tenant) account.Rates {
 	return r
 }
 
-// countShare adds the share of a tenant n times to the sums of those that are active.
-func (r *roster) countShare(t *tenant, n int) {
-	s := t.share
-	r.requests += n * s.Request
-	r.weights += n * s.Weight
-	if s.limited() {
-		r.limited += n
+// sums are what a tenant adds to those of its GPU, or these.
+type sums struct {
+	waiting int // clients that wait, and may be granted
+	exact   int // tenants with clients and with a limit or a request
+
+	// Tenants that are active, and what their shares say.
+	active, requests, weights, limited, activeLatency int
+}
+
+func (s *sums) add(o sums, n int) {
+	s.waiting += n * o.waiting
+	s.exact += n * o.exact
+	s.active += n * o.active
+	s.requests += n * o.requests
+	s.weights += n * o.weights
+	s.limited += n * o.limited
+	s.activeLatency += n * o.activeLatency
+}
+
+// sums returns what the tenant is to add, as things are.
+func (t *tenant) sums() (s sums) {
+	if t.takesTurn() || t.place == urgent || t.place == spent {
+		s.waiting = max(t.queue.n, 1) // members of its gang may wait on other GPUs
 	}
-	if s.Priority == Latency {
-		r.activeLatency += n
+	if t.clients > 0 && (t.limited() || t.share.Request > 0) {
+		s.exact = 1
+	}
+	if t.active {
+		s.active, s.requests, s.weights = 1, t.share.Request, t.share.Weight
+		if t.limited() {
+			s.limited = 1
+		}
+		if t.share.Priority == Latency {
+			s.activeLatency = 1
+		}
+	}
+	return s
+}
+
+// sumUp brings the sums up to date with a tenant that has changed.
+func (r *roster) sumUp(t *tenant) {
+	if now := t.sums(); now != t.summed {
+		r.sums.add(t.summed, -1)
+		r.sums.add(now, +1)
+		t.summed = now
 	}
 }
 
@@ -383,18 +412,15 @@ func (c *GPU) setActive(t *tenant, active bool) {
 	if t.active == active {
 		return
 	}
-	n := 1
 	if active {
 		least := c.virtualNow() - int64(c.quantum)*int64(c.active+1)
 		t.SetVT(max(t.VT(), least))
 		c.cohort.vt = max(c.cohort.vt, least)
 	} else {
-		n = -1
 		c.bill(t) // while it still counts
 	}
 	t.active, c.dueCache.stale = active, true
-	c.active += n
-	c.countShare(t, n)
+	c.sumUp(t)
 	if c.active == 0 {
 		c.vtime = max(c.vtime, t.VT()) // or the next tenant would be ahead by all the time that this one had alone
 	}
@@ -403,54 +429,49 @@ func (c *GPU) setActive(t *tenant, active bool) {
 // review puts a tenant in its place after anything about it has changed.
 func (c *GPU) review(t *tenant) {
 	c.bill(t)
-	to := nowhere
-	switch {
-	case t.queue.n == 0 && !t.proxy():
-	case t.byGang() && t.seat.Aside():
-		to = aside
-	case t.Capped(), t.notBefore > c.now:
-		to = throttled
-	case t.Demoted() && c.effective == Exclusive && !c.unwanted():
-		to = spent
-	case t.share.Priority == Latency && c.effective == Exclusive && !c.allAway(t):
-		to = urgent
-	case c.allAway(t) && c.effective == Exclusive:
-		to = afar
-	default:
-		to = ready
-	}
+	to := c.placeOf(t)
 	c.setActive(t, to == ready || to == afar || to == aside || t.batch > 0 || t.open > 0 && c.effective == Concurrent)
 	c.keepUp(t)
-	if t.inHeap() && t.place != to {
+	c.put(t, to)
+	c.meter(t)
+	c.sumUp(t)
+	c.countPooled(t)
+}
+
+// placeOf returns where a tenant is to wait.
+func (c *GPU) placeOf(t *tenant) place {
+	switch {
+	case t.queue.n == 0 && !t.proxy():
+		return nowhere
+	case t.byGang() && t.seat.Aside():
+		return aside
+	case t.Capped(), t.notBefore > c.now:
+		return throttled
+	case t.Demoted() && c.effective == Exclusive && !c.unwanted():
+		return spent
+	case c.effective != Exclusive:
+		return ready
+	case c.allAway(t):
+		return afar
+	case t.share.Priority == Latency:
+		return urgent
+	}
+	return ready
+}
+
+// put moves a tenant to a place, or anew to its place in the order of that.
+func (c *GPU) put(t *tenant, to place) {
+	c.dueCache.stale = c.dueCache.stale || (t.place == throttled) != (to == throttled)
+	if t.inHeap() && t.place == to {
+		c.heap(to).fix(t)
+		return
+	}
+	if t.inHeap() {
 		c.heap(t.place).remove(t)
 	}
-	c.dueCache.stale = c.dueCache.stale || (t.place == throttled) != (to == throttled)
-	switch from := t.place; {
-	case to == nowhere || to == aside:
-		t.place = to
-	case from == to:
-		c.heap(to).fix(t)
-	default:
-		t.place = to
+	if t.place = to; t.inHeap() {
 		c.heap(to).push(t)
 	}
-	c.meter(t)
-	n := 0
-	if to == ready || to == afar || to == urgent || to == spent {
-		n = max(t.queue.n, 1) // members of its gang may wait on other GPUs
-	}
-	c.waiting += n - t.counted
-	t.counted = n
-	exact := t.clients > 0 && (t.limited() || t.share.Request > 0)
-	if exact != t.exact {
-		t.exact = exact
-		if exact {
-			c.exact++
-		} else {
-			c.exact--
-		}
-	}
-	c.countPooled(t)
 }
 
 // proxy says whether the tenant wants its turn because members of its gang on other
@@ -483,15 +504,10 @@ func (c *GPU) setShare(t *tenant, s Share) {
 		return
 	}
 	c.bill(t)
-	if t.active {
-		c.countShare(t, -1)
-	}
 	c.tellAll = true // a limit counts as a client that waits, see neighbors
 	had := t.limited()
 	t.share = s
-	if t.active {
-		c.countShare(t, 1)
-	}
+	c.sumUp(t)
 	c.setApart(t, s.exclusive() || s.limited() && (t.apart || t.use == 0))
 	c.slices.stale, c.dueCache.stale = true, true
 	c.slices.ever = c.slices.ever || s.Priority == Latency
