@@ -97,7 +97,7 @@ func TestIdleTimeOfATenant(t *testing.T) {
 	} {
 		node := NewNode()
 		node.Arenas.Bound(100, 0)
-		c := New(Config{Node: node, Memory: Memory{Bytes: 100, Swap: true, Capacity: 100, SuspendAfter: tc.all}})
+		c := New(Config{Node: node, Memory: Memory{Swap: true, Capacity: 100, SuspendAfter: tc.all}})
 		c.Step(0, SetTenantMemory{Tenant: "own", SuspendAfter: tc.own})
 		for id, tenant := range map[ClientID]string{1: "own", 2: "beside"} {
 			c.Step(0, Attach{Client: id, Tenant: tenant, CanMove: true})

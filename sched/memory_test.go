@@ -13,7 +13,7 @@ import (
 // What a client has stays where it is when its tenant's limit is lowered: found in
 // simulation, where its place was promised to others.
 func TestLowerLimitLeavesWhatIsThere(t *testing.T) {
-	c := New(Config{Memory: Memory{Bytes: 100, Swap: true, Capacity: 100}})
+	c := New(Config{Memory: Memory{Swap: true, Capacity: 100}})
 	refused := func(id ClientID, total uint64) (r Refusal) {
 		t.Helper()
 		for _, a := range c.Step(0, Reserve{Client: id, Total: total, Least: total}) {
@@ -37,7 +37,7 @@ func TestLowerLimitLeavesWhatIsThere(t *testing.T) {
 // A client that says it has more than it reserved is not believed: it keeps others from
 // nothing but the slack.
 func TestNobodyClaimsMemoryByAReport(t *testing.T) {
-	c := New(Config{Memory: Memory{Bytes: oneGiB, Swap: true, Capacity: oneGiB}})
+	c := New(Config{Memory: Memory{Swap: true, Capacity: oneGiB}})
 	c.Step(0, Attach{Client: 1, Tenant: "liar", CanMove: true})
 	c.Step(0, Attach{Client: 2, Tenant: "honest", CanMove: true})
 	c.Step(0, Reserve{Client: 1, Total: 1 << 20})
@@ -58,7 +58,7 @@ func TestNobodyClaimsMemoryByAReport(t *testing.T) {
 // Memory that had to stay may leave once a tenant's is swapped again, but for what its process
 // has pinned. The process need not say so once more.
 func TestMemoryThatHadToStayMayLeave(t *testing.T) {
-	c := New(Config{Memory: Memory{Bytes: 100, Swap: true, Capacity: 100}})
+	c := New(Config{Memory: Memory{Swap: true, Capacity: 100}})
 	c.Step(0, Attach{Client: 1, Tenant: "a", CanMove: true})
 	c.Step(0, Reserve{Client: 1, Total: 40})
 	c.Step(0, Request{Client: 1})
@@ -78,7 +78,7 @@ func TestMemoryThatHadToStayMayLeave(t *testing.T) {
 
 func TestDefaultLimit(t *testing.T) {
 	for _, swap := range []bool{false, true} {
-		c := New(Config{Memory: Memory{Bytes: oneGiB, Swap: swap, Capacity: oneGiB, DefaultLimit: 100}})
+		c := New(Config{Memory: Memory{Swap: swap, Capacity: oneGiB, DefaultLimit: 100}})
 		c.Step(0, SetTenantMemory{Tenant: "own", Limit: 200})
 		for id, tenant := range [...]string{1: "none", 2: "none", 3: "own"} {
 			if id != 0 {
@@ -103,7 +103,7 @@ func TestDefaultLimit(t *testing.T) {
 // A process that has just come from another GPU, or back after a restart, has not said yet what it
 // has on the GPU: until then it cannot leave or be resumed, and the reason says that this is for a moment.
 func TestUnknownMemoryLeavesLater(t *testing.T) {
-	c := New(Config{Memory: Memory{Bytes: 1 << 30, Swap: true, Capacity: 1 << 30}})
+	c := New(Config{Memory: Memory{Swap: true, Capacity: 1 << 30}})
 	c.Step(1, RestoreMemory{Client: 1, Tenant: "a", CanMove: true, Bytes: 100 << 20})
 	c.Step(2, Attach{Client: 1, Tenant: "a", CanMove: true, Again: true})
 	for what, fits := range map[string]func() error{
@@ -129,7 +129,7 @@ func TestUnknownMemoryLeavesLater(t *testing.T) {
 func TestArriveFits(t *testing.T) {
 	node := NewNode()
 	node.Arenas.Bound(101, 0)
-	c := New(Config{Node: node, Memory: Memory{Bytes: 100, Swap: true, Capacity: 100}})
+	c := New(Config{Node: node, Memory: Memory{Swap: true, Capacity: 100}})
 	c.Step(0, Attach{Client: 1, Tenant: "here", CanMove: true})
 	c.Step(0, Reserve{Client: 1, Total: 60})
 	before := c.MemorySnapshot()

@@ -195,7 +195,7 @@ func TestAnyHistory(t *testing.T) {
 		}
 		cfg.Way = rapid.SampledFrom([]Way{WayTurns, WaySlices, WayCohort, WayDriver}).Draw(t, "way")
 		cfg.SwapShare = rapid.SampledFrom([]int{0, 10, 50}).Draw(t, "swap share")
-		cfg.Memory = Memory{Bytes: 120, Swap: rapid.Bool().Draw(t, "swap"), Capacity: 100, StallAfter: time.Duration(graces.Draw(t, "stall after")),
+		cfg.Memory = Memory{Swap: rapid.Bool().Draw(t, "swap"), Capacity: 100, StallAfter: time.Duration(graces.Draw(t, "stall after")),
 			Ceiling: rapid.SampledFrom([]uint64{0, 0, 90}).Draw(t, "ceiling")}
 		bytes := rapid.OneOf(rapid.Uint64Range(0, 60), rapid.Uint64Range(0, 120), rapid.SampledFrom([]uint64{1 << 63, ^uint64(0)}))
 		plain := rapid.Bool().Draw(t, "without shares")
@@ -270,7 +270,7 @@ func TestAnyHistory(t *testing.T) {
 			case 19:
 				return rapid.SampledFrom([]Event{
 					SetTenantMemory{Tenant: tenant, Limit: bytes.Draw(t, "limit"), Keep: Keep(rapid.IntRange(0, 2).Draw(t, "keep")), SuspendAfter: time.Duration(rapid.IntRange(-1, 3).Draw(t, "idle time")) * time.Second},
-					SetGPUMemory{Bytes: bytes.Draw(t, "GPU")}, SetGPUMemory{Bytes: bytes.Draw(t, "GPU"), Swap: &Memory{Swap: true, Capacity: bytes.Draw(t, "capacity")}}, ArenaChanged{Client: id, Bytes: bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
+					SetGPUMemory{Swap: &Memory{Swap: true, Capacity: bytes.Draw(t, "capacity")}}, ArenaChanged{Client: id, Bytes: bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
 					RestoreMemory{Client: id, Tenant: tenant, CanMove: rapid.Bool().Draw(t, "can move"), Bytes: bytes.Draw(t, "bytes"), Suspended: rapid.Bool().Draw(t, "suspended")},
 				}).Draw(t, "memory")
 			case 21, 26:

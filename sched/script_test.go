@@ -169,8 +169,6 @@ func parseConfig(words []string, cfg *Config) (err error) {
 			cfg.Mode, err = parseMode(value)
 		case "swapshare":
 			cfg.SwapShare, err = strconv.Atoi(value)
-		case "memory":
-			cfg.Memory.Bytes, err = strconv.ParseUint(value, 10, 64)
 		case "suspendafter":
 			cfg.Memory.SuspendAfter, err = time.ParseDuration(value)
 		case "stallafter":
@@ -347,10 +345,6 @@ func parseSetting(words []string) (ev Event, err error) {
 			var d time.Duration
 			d, err = time.ParseDuration(value)
 			ev = SetGrace{d}
-		case "gpumemory":
-			var m SetGPUMemory
-			m.Bytes, err = strconv.ParseUint(value, 10, 64)
-			ev = m
 		case "swapshare":
 			var n int
 			n, err = strconv.Atoi(value)

@@ -150,7 +150,7 @@ func newSharing(t *testing.T, capacity uint64, quantum time.Duration, swapShare 
 }
 
 func (w *sharing) memory() Memory {
-	return Memory{Bytes: w.capacity, Swap: true, Capacity: w.capacity}
+	return Memory{Swap: true, Capacity: w.capacity}
 }
 
 // remake gives the GPU another memory than New did, before anybody uses it.

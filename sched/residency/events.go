@@ -55,13 +55,9 @@ type SetTenantMemory struct {
 	SuspendAfter time.Duration
 }
 
-// SetGPUMemory says how much memory the GPU has, where that has changed.
-type SetGPUMemory struct {
-	Bytes uint64
-	// Swap is how it is swapped from now on; nil: as before. It takes effect on a GPU that is
-	// Unused and was not swapped before: how much it has was not known.
-	Swap *Config
-}
+// SetGPUMemory says how the memory of a GPU is swapped from now on; nil: as before. It takes effect on a
+// GPU that is Unused and was not swapped before: how much memory it has was not known.
+type SetGPUMemory struct{ Swap *Config }
 
 // ArenaChanged says how much host memory a client has for what is away, or that is
 // being made for it.
@@ -218,7 +214,7 @@ func (e Moved) String() string {
 func (e SetTenantMemory) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("keep tenant=%s memory=%d %v", e.Tenant, e.Limit, e.Keep), " swapped")
 }
-func (e SetGPUMemory) String() string { return fmt.Sprintf("set gpumemory=%d", e.Bytes) }
+func (e SetGPUMemory) String() string { return base.Flags("set gpumemory", "swap", e.Swap != nil) }
 func (e ArenaChanged) String() string { return fmt.Sprintf("arena %d bytes=%d", e.Client, e.Bytes) }
 func (e RestoreMemory) String() string {
 	s := fmt.Sprintf("restorememory %d tenant=%s bytes=%d", e.Client, e.Tenant, e.Bytes)

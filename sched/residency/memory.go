@@ -39,7 +39,6 @@ const (
 
 // Config says what a GPU has of memory. The zero Config bounds nothing.
 type Config struct {
-	Bytes   uint64 // of the GPU; 0: not known
 	Ceiling uint64 // what the GPU is to look like at most; 0: as it is
 	// DefaultLimit is the limit of tenants that have none of their own; 0: none.
 	DefaultLimit uint64
@@ -188,9 +187,8 @@ func (mem *Memory) Begin(now base.Time, grace time.Duration) {
 	}
 }
 
-// Resize says how much memory the GPU has, and how it is shared from now on.
+// Resize says how the memory of the GPU is shared from now on. Unused: it has no client.
 func (mem *Memory) Resize(ev SetGPUMemory, unused bool) {
-	mem.cfg.Bytes = ev.Bytes
 	if ev.Swap != nil && mem.rooms == nil && unused && mem.Unused() {
 		mem.configure(*ev.Swap)
 	}

@@ -149,7 +149,7 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	}
 	w.faults.cutDrains = []float64{0, 0.1, 0.9}[w.rng.IntN(3)]
 	w.judge = newJudge(w)
-	w.daemon = &daemon{w: w, promised: map[sched.ClientID]uint64{}, bytes: gpuMemory}
+	w.daemon = &daemon{w: w, promised: map[sched.ClientID]uint64{}}
 	if !opts.Calm && w.chance(0.3) {
 		w.daemon.mode = sched.Mode(1 + w.rng.IntN(2))
 		w.faults.operator = 0.3 // concurrent holders alone give the core nothing to do

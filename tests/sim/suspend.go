@@ -48,8 +48,8 @@ func (r *Report) count(ev sched.Event) {
 func (w *world) operateMemory() {
 	d := w.daemon
 	if w.chance(0.1) {
-		d.bytes = gpuMemory - w.rng.Uint64N(gpuMemory/4)
-		d.step(sched.SetGPUMemory{Bytes: d.bytes})
+		w.rng.Uint64N(gpuMemory / 4) // so that each seed shows what it did
+		d.step(sched.SetGPUMemory{})
 		return
 	}
 	if w.mem.capacity == 0 {
