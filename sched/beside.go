@@ -94,7 +94,7 @@ func (c *GPU) besideAllowed() bool {
 // mayBeBeside says whether the clients of a tenant get beside grants. A limit is held
 // exactly, by grants that end when they are not used.
 func (c *GPU) mayBeBeside(t *tenant) bool {
-	return c.besideAllowed() && t.share.Priority == Latency && !t.Demoted() && !t.limited() && t.seat == nil
+	return c.besideAllowed() && t.share.Priority == Latency && !t.Demoted() && !t.limited() && t.slot == nil
 }
 
 // endBeside asks back the beside grants of tenants that may not have them any more.

@@ -75,7 +75,7 @@ func (c *GPU) attach(ev Attach) {
 	c.attachMemory(cl, ev)
 	cl.calledAt = c.now
 	c.lookForIdle()
-	if cl.tenant != nil && cl.tenant != t && (cl.tenant.seat != nil || t.isGang()) && cl.grant != nil {
+	if cl.tenant != nil && cl.tenant != t && (cl.tenant.slot != nil || t.isGang()) && cl.grant != nil {
 		c.askBack(cl.grant) // the grant was given to another tenant
 	}
 	c.join(cl, t)
@@ -147,7 +147,7 @@ func (c *GPU) adoptable(g *grant) bool {
 		return false // clients that were not recorded may be on the GPU
 	}
 	if t.byGang() {
-		return t.seat.Hold() == gang.Playing && t.seat.Phase() == gang.Running
+		return t.slot.Hold() == gang.Playing && t.slot.Phase() == gang.Running
 	}
 	// After a restart several clients may be recorded: they held at the same
 	// time, or were next. Who holds is known only when all are back.
@@ -161,7 +161,7 @@ func (c *GPU) adoptable(g *grant) bool {
 	// A lost holder is not revoked when its turn is over, as nobody is there to be
 	// told. It is revoked now, or cutting the connection would buy a grace period.
 	next := c.inTurn()
-	return others == 0 && c.kept == nil && (next == nil || next.place == afar && c.now < c.owedUntil || c.ranAt(g) < c.turn(t))
+	return others == 0 && c.kept == nil && (next == nil || next.place == deferred && c.now < c.owedUntil || c.ranAt(g) < c.turn(t))
 }
 
 // adoptedAs returns the kind that a grant has when it is adopted: after a restart
@@ -356,7 +356,7 @@ func (c *GPU) restore(ev Restore) {
 	c.resumeWay()
 	cl := &client{id: ev.Client}
 	share := Share{Gang: ev.Gang, Overlap: ev.Overlap}
-	if share.Crew() != "" {
+	if share.Group() != "" {
 		cl.account = ev.Tenant // a client without these has no tenant until it is back
 	}
 	c.enlist(cl)

@@ -45,7 +45,7 @@
 // # Policies
 //
 // Who is granted, and when a grant is asked back, is decided by policies, one file
-// each: grace.go, auto.go, limits.go, conduct.go (gangs), beside.go, latency.go,
+// each: grace.go, auto.go, limits.go, gangs.go (gangs), beside.go, latency.go,
 // slices.go, moving.go, turns.go, cohort.go, together.go. policy.go says what a policy is
 // and lists them.
 //

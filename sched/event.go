@@ -67,9 +67,9 @@ type Share struct {
 	Overlap  string   // its processes run at the same time as those of this name, by MPS; "": not so
 }
 
-// Crew names those that are granted together with it: its gang or its overlap group; "":
+// Group names those that are granted together with it: its gang or its overlap group; "":
 // none.
-func (s Share) Crew() string { return cmp.Or(s.Gang, s.Overlap) }
+func (s Share) Group() string { return cmp.Or(s.Gang, s.Overlap) }
 
 // Validate returns an error that says what is wrong with a share that a user
 // asks for, or nil. A GPU clamps what it is given.

@@ -46,7 +46,7 @@ type GPU struct {
 	effective Mode // Exclusive or Concurrent
 	auto      auto
 	cohort    cohort
-	roomy     roomy
+	looks     spaceLook
 
 	gpu   string
 	clock *clock      // of the node
@@ -154,7 +154,7 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 	c.applyPolicies()
 	c.settle()
 	c.mem.Settle()
-	c.exorcise()
+	c.forgetTenants()
 	for _, gpu := range c.gangs.Others(c.gpu) {
 		c.do(StepGPU{gpu})
 	}
@@ -176,7 +176,7 @@ func (c *GPU) set(ev Event) bool {
 		c.setMode(ev.M)
 	case SetShare:
 		c.reshare(ev.Tenant, ev.Share)
-		c.mem.Regroup(ev.Tenant, ev.Share.Crew())
+		c.mem.Regroup(ev.Tenant, ev.Share.Group())
 	case SetTuning:
 		c.setTuning(ev.Tuning)
 	case SetSwapShare:

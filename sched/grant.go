@@ -215,8 +215,8 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 	cl.grant, cl.idleSince = nil, c.now
 	c.mem.Released(cl.id, r.Moved)
 	cl.want = false
-	if t.seat != nil {
-		t.seat.Released()
+	if t.slot != nil {
+		t.slot.Released()
 	}
 	if t.limited() {
 		t.Settle(t.slice(), c.tuning)

@@ -84,7 +84,7 @@ func (c *GPU) suspendIdle() {
 		}
 		at := c.now.Add(after)
 		switch {
-		case cl.grant.holds() && !cl.quiet && cl.tenant.seat == nil:
+		case cl.grant.holds() && !cl.quiet && cl.tenant.slot == nil:
 			if quiet := cl.quietAt(after); quiet > c.now {
 				at = min(at, quiet)
 			} else {

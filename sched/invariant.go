@@ -72,7 +72,7 @@ func (c *GPU) checkNext() error {
 		return fmt.Errorf("tenant %s is urgent and waits", c.urgent.top().displayName())
 	case c.joiner() != nil:
 		return fmt.Errorf("tenant %s waits while its cohort has the GPU", c.joiner().displayName())
-	case c.free() && (c.ready.top() != nil || c.afar.top() != nil && !c.spared()):
+	case c.free() && (c.ready.top() != nil || c.deferred.top() != nil && !c.spared()):
 		return fmt.Errorf("%d clients wait for a free GPU", c.waiting)
 	case c.persisted != c.record():
 		return fmt.Errorf("persisted %v, need %v", c.persisted, c.record())
@@ -257,7 +257,7 @@ func (c *GPU) checkTenant(key tenantKey, t *tenant) error {
 	switch {
 	case t.key != key:
 		return fmt.Errorf("is recorded as %v", key)
-	case t.clients == 0 && !t.ghost:
+	case t.clients == 0 && !t.remembered:
 		return fmt.Errorf("has no clients")
 	case (t.queue.n > 0 || t.proxy()) != (t.place != nowhere):
 		return fmt.Errorf("%d wait, in place %d", t.queue.n, t.place)
@@ -267,7 +267,7 @@ func (c *GPU) checkTenant(key tenantKey, t *tenant) error {
 		return fmt.Errorf("is behind one that comes later")
 	case t.place == spent && (!t.Demoted() || c.effective != Exclusive || c.unwanted()):
 		return fmt.Errorf("waits, out of patience: %t, in %v mode, %d tenants want turns", t.Demoted(), c.effective, c.active)
-	case t.active != (t.takesTurn() || t.place == aside || t.batch > 0 || t.open > 0 && c.effective == Concurrent):
+	case t.active != (t.takesTurn() || t.place == parked || t.batch > 0 || t.open > 0 && c.effective == Concurrent):
 		return fmt.Errorf("is active: %t, in place %d with %d grants", t.active, t.place, t.batch)
 	case (t.metered >= 0) != t.spends():
 		return fmt.Errorf("is metered: %t", t.metered >= 0)

@@ -45,7 +45,7 @@ func (f forMemory) MayBeRoom() { f.c.thereMayBeRoom() }
 // attachMemory takes in the memory of a client that attaches.
 func (c *GPU) attachMemory(cl *client, ev Attach) {
 	cl.away = c.mem.Attach(residency.Client{
-		ID: cl.id, Tenant: ev.Tenant, Gang: ev.Share.Crew(), CanMove: ev.CanMove, Again: ev.Again, Granted: cl.grant != nil,
+		ID: cl.id, Tenant: ev.Tenant, Gang: ev.Share.Group(), CanMove: ev.CanMove, Again: ev.Again, Granted: cl.grant != nil,
 	})
 }
 
@@ -66,7 +66,7 @@ func strandedMemory() policy {
 // suspend has a tenant leave the GPU.
 func (c *GPU) suspend(tenant string) {
 	for _, id := range c.mem.Clients(tenant) {
-		if cl := c.clients[id]; c.mem.Suspend(id) && cl != nil && cl.grant.holds() && cl.tenant.seat == nil {
+		if cl := c.clients[id]; c.mem.Suspend(id) && cl != nil && cl.grant.holds() && cl.tenant.slot == nil {
 			c.revoke(cl.grant, Suspending)
 		}
 	}
@@ -76,7 +76,7 @@ func (c *GPU) suspend(tenant string) {
 // a grant as if it had asked for one. A client without a connection comes back with its own request.
 func (c *GPU) resumeTenant(tenant string) {
 	for _, id := range c.mem.Clients(tenant) {
-		if cl := c.clients[id]; c.mem.Resume(id) && cl != nil && cl.connected && cl.tenant.seat == nil && !cl.grant.holds() {
+		if cl := c.clients[id]; c.mem.Resume(id) && cl != nil && cl.connected && cl.tenant.slot == nil && !cl.grant.holds() {
 			c.request(cl)
 		}
 	}

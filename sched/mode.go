@@ -45,7 +45,7 @@ func (c *GPU) setEffective(m Mode, cause Cause) {
 		}
 		c.kept = nil
 		for _, t := range c.ganged {
-			t.seat.Ignore()
+			t.slot.Ignore()
 		}
 	} else {
 		for cl := c.closing.head; cl != nil; cl = cl.next {
@@ -68,14 +68,14 @@ func (c *GPU) setEffective(m Mode, cause Cause) {
 			t.SetVT(c.vtime)
 		}
 		c.ready.reorder()
-		c.afar.reorder()
+		c.deferred.reorder()
 	}
 	for _, cl := range c.inOrder() {
 		c.review(cl.tenant) // who is urgent depends on the mode
 		c.stand(cl)
 	}
 	for _, t := range c.ganged {
-		t.seat.Tell()
+		t.slot.Tell()
 	}
 }
 

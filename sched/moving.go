@@ -203,7 +203,7 @@ func (c *GPU) owe(t *tenant, moved time.Duration) {
 	t.stretch = min(c.quantum, maxStretch)
 	if c.swapShare != 0 {
 		t.stretch = stretchFor(moved, c.swapShare)
-		easy := min(stretchFor(moved, max(c.swapShare/easyPart, 1)), easyStretch, easyRound/time.Duration(max(len(c.afar.items), 1)))
+		easy := min(stretchFor(moved, max(c.swapShare/easyPart, 1)), easyStretch, easyRound/time.Duration(max(len(c.deferred.items), 1)))
 		until = max(t.stretch, easy)
 	}
 	c.owedUntil = max(c.owedUntil, c.now.Add(until))
@@ -222,7 +222,7 @@ func (c *GPU) movingDeadline() (Time, bool) {
 			e.Either(c.givesUp(g), true)
 		}
 	}
-	if c.afar.top() != nil && c.effective == Exclusive {
+	if c.deferred.top() != nil && c.effective == Exclusive {
 		e.Either(c.owedUntil, c.owedUntil > c.now)
 		e.Either(c.sparedUntil, c.free() && c.sparedUntil > c.now)
 	}
@@ -256,7 +256,7 @@ func (c *GPU) revokeStalled() {
 				c.putOff = append(c.putOff, t)
 			}
 		}
-		if c.kept == t && t.seat.Hold() == gang.Playing {
+		if c.kept == t && t.slot.Hold() == gang.Playing {
 			c.stop(t, MoveStalled)
 		} else {
 			c.revoke(g, MoveStalled)

@@ -76,7 +76,7 @@ func (c *GPU) grant(cl *client) {
 	cl.standing = false // the grant replaces that
 	c.startWork(cl)
 	latency := t.place == urgent
-	if c.effective == Exclusive && !latency && !c.free() && !(c.cohortRuns() && c.inCohort(t)) && (c.kept != t || t.seat.Hold() != gang.Playing || !c.alone(t)) {
+	if c.effective == Exclusive && !latency && !c.free() && !(c.cohortRuns() && c.inCohort(t)) && (c.kept != t || t.slot.Hold() != gang.Playing || !c.alone(t)) {
 		panic("sched: two holders")
 	}
 	gr := c.give(cl, c.unqueueForGrant(cl))

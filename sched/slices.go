@@ -120,7 +120,7 @@ func (c *GPU) slicesByPart(all []*client) []time.Duration {
 // cohort: in a cohort.
 func (c *GPU) groups(cohort bool) (n int) {
 	for _, t := range c.ganged {
-		if t.overlaps() && (!cohort || !t.apart) && slices.ContainsFunc(t.crew, (*client).shares) {
+		if t.overlaps() && (!cohort || !t.apart) && slices.ContainsFunc(t.members, (*client).shares) {
 			n++
 		}
 	}
@@ -142,8 +142,8 @@ func (c *GPU) members(counts func(*client) bool) map[*tenant]int {
 		if !t.overlaps() {
 			continue
 		}
-		c.looked += uint64(len(t.crew))
-		for _, cl := range t.crew {
+		c.looked += uint64(len(t.members))
+		for _, cl := range t.members {
 			if counts(cl) {
 				all[t]++
 			}

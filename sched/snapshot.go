@@ -139,7 +139,7 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 	slices.SortFunc(s.Clients, func(a, b ClientSnapshot) int { return cmp.Compare(a.ID, b.ID) })
 	d := c.dues()
 	for _, t := range c.tenants {
-		if !t.ghost || t.Credit() < 0 {
+		if !t.remembered || t.Credit() < 0 {
 			s.Tenants = append(s.Tenants, c.tenantSnapshot(t, now, &d))
 		}
 	}
@@ -207,7 +207,7 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time, d *dues) TenantSnapshot {
 // queueIDs returns who waits, those first that are next, as things are.
 func (c *GPU) queueIDs() []ClientID {
 	ids := []ClientID{}
-	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.afar, &c.spent, &c.throttled} {
+	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.deferred, &c.spent, &c.throttled} {
 		tenants := slices.Clone(h.items)
 		slices.SortFunc(tenants, func(a, b *tenant) int {
 			if h.less(a, b) {
@@ -220,7 +220,7 @@ func (c *GPU) queueIDs() []ClientID {
 		}
 	}
 	for _, t := range c.ganged {
-		if t.place == aside {
+		if t.place == parked {
 			ids = append(ids, t.queue.ids()...)
 		}
 	}

@@ -18,20 +18,20 @@ type place uint8
 const (
 	nowhere   place = iota // it does not wait
 	ready                  // it waits for its turn
-	afar                   // it waits for its turn, and then has memory to move first
+	deferred               // it waits for its turn, and then has memory to move first
 	urgent                 // it is to be let in at once
 	spent                  // it waits until it may be, as latency tenants have had their part
 	throttled              // it waits until its limit allows a grant
-	aside                  // it waits for its gang
+	parked                 // it waits for its gang
 )
 
 // roster is the tenants of a GPU.
 type roster struct {
-	tenants map[tenantKey]*tenant
-	byKey   []*tenant // the same, in order
-	ghosts  []*tenant // without clients, see leave
-	metered []*tenant // see meter
-	ganged  []*tenant // of gangs
+	tenants    map[tenantKey]*tenant
+	byKey      []*tenant // the same, in order
+	remembered []*tenant // without clients, see leave
+	metered    []*tenant // see meter
+	ganged     []*tenant // of gangs
 
 	sums        // of all tenants
 	vtime int64 // see virtualNow
@@ -44,13 +44,13 @@ type roster struct {
 
 // queues holds the tenants with waiting clients.
 type queues struct {
-	ready, afar, urgent, spent, throttled tenantHeap
-	seq                                   uint64 // of the latest request
+	ready, deferred, urgent, spent, throttled tenantHeap
+	seq                                       uint64 // of the latest request
 }
 
 func newQueues() queues {
 	return queues{
-		ready: tenantHeap{less: behind}, afar: tenantHeap{less: behind},
+		ready: tenantHeap{less: behind}, deferred: tenantHeap{less: behind},
 		urgent: tenantHeap{less: before}, spent: tenantHeap{less: before}, throttled: tenantHeap{less: backFirst},
 	}
 }
@@ -90,15 +90,15 @@ type tenant struct {
 	recentWait  account.Peak
 	waits       *account.Lately // for grants; nil: it had none
 
-	// If the tenant is a gang; else the seat is nil.
-	core *GPU
-	seat *gang.Seat
-	crew []*client // its clients
+	// If the tenant is a gang; else the slot is nil.
+	core    *GPU
+	slot    *gang.Slot
+	members []*client // its clients
 
-	metered int    // index in roster.metered, -1: none
-	pooled  pooled // as counted in GPU.pool
-	filled  int64  // latencyPool.filled when the tenant was last billed
-	ghost   bool
+	metered    int    // index in roster.metered, -1: none
+	pooled     pooled // as counted in GPU.pool
+	filled     int64  // latencyPool.filled when the tenant was last billed
+	remembered bool
 
 	apart   bool // it never has its turn together with others, see cohort.go
 	closeTo Time // it is apart until then, see apartFor
@@ -114,7 +114,7 @@ func clampShare(s Share) Share {
 	}
 	s.Weight = min(s.Weight, MaxWeight)
 	s.Priority = min(s.Priority, Latency)
-	if s.Crew() != "" {
+	if s.Group() != "" {
 		s.Priority = Batch // a rank that waits for others is not let in alone
 	}
 	return s
@@ -215,11 +215,11 @@ func (c *GPU) join(cl *client, t *tenant) {
 	c.slices.stale = true
 	c.addUp(cl)
 	t.clients++
-	t.ghost = false
+	t.remembered = false
 	if t.isGang() {
-		t.crew = append(t.crew, cl)
-		if t.seat == nil {
-			c.sit(t)
+		t.members = append(t.members, cl)
+		if t.slot == nil {
+			c.takeSlot(t)
 		}
 	}
 	c.count(cl.grant, +1)
@@ -247,11 +247,11 @@ func (c *GPU) leave(cl *client) {
 func (c *GPU) quit(cl *client) {
 	t := cl.tenant
 	t.clients--
-	t.crew = slices.DeleteFunc(t.crew, func(o *client) bool { return o == cl })
-	if slices.ContainsFunc(t.crew, func(o *client) bool { return o.share == t.share }) {
+	t.members = slices.DeleteFunc(t.members, func(o *client) bool { return o == cl })
+	if slices.ContainsFunc(t.members, func(o *client) bool { return o.share == t.share }) {
 		return
 	}
-	for _, o := range slices.Backward(t.crew) {
+	for _, o := range slices.Backward(t.members) {
 		if o.share.Weight != 0 {
 			c.setShare(t, o.share)
 			return
@@ -264,38 +264,38 @@ func (c *GPU) abandon(t *tenant) {
 	if t.clients > 0 {
 		return
 	}
-	if t.seat != nil {
-		c.unsit(t)
+	if t.slot != nil {
+		c.leaveSlot(t)
 		c.review(t)
 	}
 	if t.key.kind == alone {
 		c.dropTenant(t)
-	} else if !t.ghost {
+	} else if !t.remembered {
 		// As a new tenant it would lose its debt, or its lead over the others.
-		t.ghost = true
-		c.ghosts = append(c.ghosts, t)
+		t.remembered = true
+		c.remembered = append(c.remembered, t)
 	}
 }
 
-// maxGhosts is how many tenants without clients are remembered.
-const maxGhosts = 1024
+// maxRemembered is how many tenants without clients are remembered.
+const maxRemembered = 1024
 
-// exorcise forgets tenants whose clients are gone and that owe nothing.
-func (c *GPU) exorcise() {
-	for len(c.ghosts) > 0 {
-		t := c.ghosts[0]
-		if t.ghost && len(c.ghosts) <= maxGhosts {
+// forgetTenants forgets tenants whose clients are gone and that owe nothing.
+func (c *GPU) forgetTenants() {
+	for len(c.remembered) > 0 {
+		t := c.remembered[0]
+		if t.remembered && len(c.remembered) <= maxRemembered {
 			c.bill(t)
 			if t.VT() > c.vtime || t.limited() && t.Credit() < t.slice() {
-				if len(c.ghosts) > 1 {
-					c.ghosts = append(c.ghosts[1:], t)
+				if len(c.remembered) > 1 {
+					c.remembered = append(c.remembered[1:], t)
 				}
 				return
 			}
 		}
-		c.ghosts = c.ghosts[1:]
-		if t.ghost {
-			t.ghost = false
+		c.remembered = c.remembered[1:]
+		if t.remembered {
+			t.remembered = false
 			c.dropTenant(t)
 		}
 	}
@@ -430,7 +430,7 @@ func (c *GPU) setActive(t *tenant, active bool) {
 func (c *GPU) review(t *tenant) {
 	c.bill(t)
 	to := c.placeOf(t)
-	c.setActive(t, to == ready || to == afar || to == aside || t.batch > 0 || t.open > 0 && c.effective == Concurrent)
+	c.setActive(t, to == ready || to == deferred || to == parked || t.batch > 0 || t.open > 0 && c.effective == Concurrent)
 	c.keepUp(t)
 	c.put(t, to)
 	c.meter(t)
@@ -443,8 +443,8 @@ func (c *GPU) placeOf(t *tenant) place {
 	switch {
 	case t.queue.n == 0 && !t.proxy():
 		return nowhere
-	case t.byGang() && t.seat.Aside():
-		return aside
+	case t.byGang() && t.slot.Parked():
+		return parked
 	case t.Capped(), t.notBefore > c.now:
 		return throttled
 	case t.Demoted() && c.effective == Exclusive && !c.unwanted():
@@ -452,7 +452,7 @@ func (c *GPU) placeOf(t *tenant) place {
 	case c.effective != Exclusive:
 		return ready
 	case c.allAway(t):
-		return afar
+		return deferred
 	case t.share.Priority == Latency:
 		return urgent
 	}
@@ -477,18 +477,18 @@ func (c *GPU) put(t *tenant, to place) {
 // proxy says whether the tenant wants its turn because members of its gang on other
 // GPUs do.
 func (t *tenant) proxy() bool {
-	return t.seat != nil && t.seat.Wants()
+	return t.slot != nil && t.slot.Wants()
 }
 
 // inHeap says whether its place is a heap.
-func (t *tenant) inHeap() bool { return t.place != nowhere && t.place != aside }
+func (t *tenant) inHeap() bool { return t.place != nowhere && t.place != parked }
 
 func (q *queues) heap(p place) *tenantHeap {
 	switch p {
 	case ready:
 		return &q.ready
-	case afar:
-		return &q.afar
+	case deferred:
+		return &q.deferred
 	case urgent:
 		return &q.urgent
 	case spent:

@@ -35,7 +35,7 @@ func turns() policy {
 // endTurns asks back the grants of the holder whose turn is over.
 func (c *GPU) endTurns() {
 	for at, over := c.turnOver(); over && c.now >= at; at, over = c.turnOver() {
-		if c.setAside() {
+		if c.park() {
 			continue // the gang waits for other GPUs, or is called and before all now
 		}
 		why := QuantumOver
@@ -55,7 +55,7 @@ func (c *GPU) endTurns() {
 // grantTurn gives the free GPU to the next tenant; false if nobody gets it now.
 func (c *GPU) grantTurn() bool {
 	t := c.passOver()
-	if t == nil || t.place == afar && c.spared() {
+	if t == nil || t.place == deferred && c.spared() {
 		return false
 	}
 	switch cl := c.next; {
@@ -71,7 +71,7 @@ func (c *GPU) grantTurn() bool {
 
 // inTurn returns the next of the tenants that wait for their turns; nil: none.
 func (c *GPU) inTurn() *tenant {
-	here, away := c.ready.top(), c.afar.top()
+	here, away := c.ready.top(), c.deferred.top()
 	switch {
 	case away == nil:
 		return here
@@ -82,7 +82,7 @@ func (c *GPU) inTurn() *tenant {
 }
 
 // takesTurn says whether the tenant waits for its turn.
-func (t *tenant) takesTurn() bool { return t.place == ready || t.place == afar }
+func (t *tenant) takesTurn() bool { return t.place == ready || t.place == deferred }
 
 // turnOver returns when the turn of the holder ends; false if nothing ends it as things
 // are.
@@ -92,7 +92,7 @@ func (c *GPU) turnOver() (Time, bool) {
 		return 0, false
 	}
 	if cl == nil {
-		if c.kept == nil || c.kept.seat.Hold() != gang.Playing {
+		if c.kept == nil || c.kept.slot.Hold() != gang.Playing {
 			return 0, false
 		}
 		if cl = c.kept.awaited(); cl == nil {
@@ -103,8 +103,8 @@ func (c *GPU) turnOver() (Time, bool) {
 	if g.state == paused || g.move.on {
 		return 0, false
 	}
-	if next.seat.IsCalled() {
-		if c.kept == nil || c.kept.seat.MakesWay(next.seat) {
+	if next.slot.IsCalled() {
+		if c.kept == nil || c.kept.slot.MakesWay(next.slot) {
 			return c.now, true // the virtual time of the holder makes up for it
 		}
 		end := g.runFrom.Add(c.minTurn() - g.ran) // or gangs would stop each other all the time
@@ -167,7 +167,7 @@ func (c *GPU) virtualNow() int64 {
 			}
 		}
 	}
-	for _, h := range []*tenantHeap{&c.ready, &c.afar} {
+	for _, h := range []*tenantHeap{&c.ready, &c.deferred} {
 		if t := h.top(); t != nil {
 			least(t)
 		}
@@ -181,7 +181,7 @@ func (c *GPU) virtualNow() int64 {
 // chooseNext decides, while the holder drains, who is granted next: recording that takes
 // time, which the drain hides.
 func (c *GPU) chooseNext() {
-	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.seat.IsCalled()) {
+	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.slot.IsCalled()) {
 		c.next = nil // another one is next now
 	}
 	if c.open.n == 0 && c.closingBatch > 0 {
@@ -195,7 +195,7 @@ func (c *GPU) reserve() {
 		return
 	}
 	t := c.passOver()
-	if t == nil || t.byGang() || t.place == afar && c.spared() {
+	if t == nil || t.byGang() || t.place == deferred && c.spared() {
 		return
 	}
 	c.next = c.nextOf(t)

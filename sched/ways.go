@@ -276,5 +276,5 @@ func (c *GPU) againstDriver() Cause {
 // gangPlays says whether a client is of a gang and works. A rank that sleeps, or has not called
 // CUDA yet, decides nothing for the others.
 func (c *GPU) gangPlays(cl *client) bool {
-	return cl.connected && cl.wanted && cl.tenant.seat != nil && !cl.tenant.overlaps() && !c.sleeps(cl)
+	return cl.connected && cl.wanted && cl.tenant.slot != nil && !cl.tenant.overlaps() && !c.sleeps(cl)
 }

@@ -76,7 +76,7 @@ const (
 type gang struct {
 	gangs  *Gangs
 	key    key
-	seats  []*Seat // one on each GPU with clients of it
+	slots  []*Slot // one on each GPU with clients of it
 	phase  Phase
 	ticket uint64 // since it was called
 	lacks  bool   // while running: a client waits on a GPU that the gang does not have
@@ -86,8 +86,8 @@ type gang struct {
 	round      uint64
 }
 
-// Seat is what a gang has of one GPU.
-type Seat struct {
+// Slot is what a gang has of one GPU.
+type Slot struct {
 	m     Members
 	gang  *gang
 	hold  Hold
@@ -109,8 +109,8 @@ type Members interface {
 	Grace() time.Duration
 }
 
-// Sit makes a seat for the first members of a gang on their GPU. Free: they are an overlap group.
-func (gs *Gangs) Sit(name string, free bool, m Members) *Seat {
+// Join makes a slot for the first members of a gang on their GPU. Free: they are an overlap group.
+func (gs *Gangs) Join(name string, free bool, m Members) *Slot {
 	k := key{name: name, free: free}
 	if free {
 		k.gpu = m.GPU()
@@ -120,73 +120,73 @@ func (gs *Gangs) Sit(name string, free bool, m Members) *Seat {
 		g = &gang{gangs: gs, key: k}
 		gs.byKey[k] = g
 	}
-	s := &Seat{m: m, gang: g, round: g.round}
-	g.seats = append(g.seats, s)
+	s := &Slot{m: m, gang: g, round: g.round}
+	g.slots = append(g.slots, s)
 	return s
 }
 
-// Leave takes away a seat whose last client has left.
-func (s *Seat) Leave() {
+// Leave takes away a slot whose last client has left.
+func (s *Slot) Leave() {
 	g := s.gang
-	i := slices.Index(g.seats, s)
-	g.seats = slices.Delete(g.seats, i, i+1)
-	if len(g.seats) == 0 {
+	i := slices.Index(g.slots, s)
+	g.slots = slices.Delete(g.slots, i, i+1)
+	if len(g.slots) == 0 {
 		delete(g.gangs.byKey, g.key)
 	}
 	g.advance()
 }
 
 // Hold returns what the gang has of the GPU, and Phase where it is.
-func (s *Seat) Hold() Hold { return s.hold }
+func (s *Slot) Hold() Hold { return s.hold }
 
 // Phase is of the gang.
-func (s *Seat) Phase() Phase { return s.gang.phase }
+func (s *Slot) Phase() Phase { return s.gang.phase }
 
 // take changes what the gang has of the GPU.
-func (s *Seat) take(h Hold) {
+func (s *Slot) take(h Hold) {
 	s.hold = h
 	s.gang.gangs.changes++
 }
 
 // SetDue notes that the gang's turn has come on this GPU.
-func (s *Seat) SetDue() {
+func (s *Slot) SetDue() {
 	s.due = true
 	s.gang.advance()
 }
 
 // Keep notes that the GPU is kept for the gang, which is called, or runs elsewhere.
-func (s *Seat) Keep() {
+func (s *Slot) Keep() {
 	s.take(Kept)
 	s.gang.advance()
 }
 
 // Play notes that the gang has its turn on this GPU.
-func (s *Seat) Play() { s.take(Playing) }
+func (s *Slot) Play() { s.take(Playing) }
 
 // Free notes that the gang has nothing of the GPU any more.
-func (s *Seat) Free() { s.take(Nothing) }
+func (s *Slot) Free() { s.take(Nothing) }
 
 // Drain notes that the members drain on this GPU.
-func (s *Seat) Drain() { s.hold, s.round = Leaving, s.gang.round }
+func (s *Slot) Drain() { s.hold, s.round = Leaving, s.gang.round }
 
 // Stop ends the turn of the gang on all its GPUs. On this one Drain is called.
-func (s *Seat) Stop() {
+func (s *Slot) Stop() {
 	if p := s.gang.phase; p == Running || p == Called {
 		s.gang.enter(Stopping)
 	}
 }
 
 // Ignore notes that gangs mean nothing on this GPU any more.
-func (s *Seat) Ignore() { s.hold, s.due = Nothing, false }
+func (s *Slot) Ignore() { s.hold, s.due = Nothing, false }
 
 // Quit ends what a gang has of its only GPU.
-func (s *Seat) Quit() {
+func (s *Slot) Quit() {
 	s.take(Nothing)
 	s.gang.enter(Resting)
 }
 
 // Resume notes that the gang had its turn on this GPU before a restart, and has it still.
-func (s *Seat) Resume() {
+func (s *Slot) Resume() {
 	s.hold = Playing
 	if s.gang.phase == Resting {
 		s.gang.enter(Running)
@@ -194,36 +194,36 @@ func (s *Seat) Resume() {
 }
 
 // Follow brings the gang to the phase that its members are ready for.
-func (s *Seat) Follow() { s.gang.advance() }
+func (s *Slot) Follow() { s.gang.advance() }
 
 // Tell has all GPUs of the gang look at it.
-func (s *Seat) Tell() { s.gang.tell() }
+func (s *Slot) Tell() { s.gang.tell() }
 
 // Released notes that a grant of the gang has ended.
-func (s *Seat) Released() { s.gang.releasedAt = s.gang.gangs.now() }
+func (s *Slot) Released() { s.gang.releasedAt = s.gang.gangs.now() }
 
 // StoppedAt returns when the gang began to stop.
-func (s *Seat) StoppedAt() base.Time { return s.gang.stoppedAt }
+func (s *Slot) StoppedAt() base.Time { return s.gang.stoppedAt }
 
 // Before says whether a gang was called before another one.
-func (s *Seat) Before(o *Seat) bool { return s.gang.ticket < o.gang.ticket }
+func (s *Slot) Before(o *Slot) bool { return s.gang.ticket < o.gang.ticket }
 
-// Aside says whether the members wait for the gang, and not for their turn on this GPU.
-func (s *Seat) Aside() bool {
+// Parked says whether the members wait for the gang, and not for their turn on this GPU.
+func (s *Slot) Parked() bool {
 	p := s.gang.phase
 	return s.hold != Nothing || s.due || p == Called || p == Stopping || s.IsCalled()
 }
 
 // Wants says whether the gang waits for its turn, so that it is one on this GPU too.
-func (s *Seat) Wants() bool {
+func (s *Slot) Wants() bool {
 	return s.m.Counts() && (s.gang.phase == Wanted || s.gang.phase == Called) && s.m.Manned()
 }
 
 // IsIdle says whether the gang has nothing and wants nothing.
-func (s *Seat) IsIdle() bool { return s.hold == Nothing && !s.due && s.gang.phase == Resting }
+func (s *Slot) IsIdle() bool { return s.hold == Nothing && !s.due && s.gang.phase == Resting }
 
 // Due returns when the gang is to be looked at, on this GPU; false: never.
-func (s *Seat) Due() (base.Time, bool) {
+func (s *Slot) Due() (base.Time, bool) {
 	if s.hold == Leaving {
 		return s.gang.nextStep()
 	}
@@ -231,7 +231,7 @@ func (s *Seat) Due() (base.Time, bool) {
 }
 
 // Step says whether the members that have drained, and wait, make one more call each now.
-func (s *Seat) Step() bool {
+func (s *Slot) Step() bool {
 	g, now := s.gang, s.gang.gangs.now()
 	if s.hold != Leaving {
 		return false
@@ -276,16 +276,16 @@ func (g *gang) advance() {
 			}
 		case Called:
 			switch {
-			case !asks, !g.all(func(s *Seat) bool { return !s.m.Broke() }):
+			case !asks, !g.all(func(s *Slot) bool { return !s.m.Broke() }):
 				to = Stopping
-			case g.all(func(s *Seat) bool { return s.hold == Kept }):
+			case g.all(func(s *Slot) bool { return s.hold == Kept }):
 				to = Running
 			}
 		case Running:
-			if len(g.seats) == 0 {
+			if len(g.slots) == 0 {
 				to = Stopping
 			}
-			if lacks := slices.ContainsFunc(g.seats, (*Seat).IsCalled); lacks != g.lacks {
+			if lacks := slices.ContainsFunc(g.slots, (*Slot).IsCalled); lacks != g.lacks {
 				g.lacks = lacks
 				g.gangs.changes++
 				g.tell()
@@ -321,14 +321,14 @@ func (g *gang) enter(to Phase) {
 
 // idle ends that the gang is due.
 func (g *gang) idle() {
-	for _, s := range g.seats {
+	for _, s := range g.slots {
 		s.due = false
 	}
 }
 
 // tell notes that all GPUs of the gang must look at it.
 func (g *gang) tell() {
-	for _, s := range g.seats {
+	for _, s := range g.slots {
 		g.gangs.moved = append(g.gangs.moved, s.m.GPU())
 	}
 }
@@ -349,25 +349,25 @@ func (gs *Gangs) Others(stepped string) (gpus []string) {
 // MakesWay says whether a gang that runs is to end its turn at once for another one. Two
 // jobs may start on the same GPUs in turns: each has one GPU, and its other rank waits for
 // the other job's. Soon the ranks that run call collectives that wait for the others.
-func (s *Seat) MakesWay(o *Seat) bool { return s.gang.lacks && !s.Before(o) }
+func (s *Slot) MakesWay(o *Slot) bool { return s.gang.lacks && !s.Before(o) }
 
 // IsCalled says whether the gang is next on the GPU, before all that are not called.
 // A gang that has its turn, or drains, on other GPUs is called on a new one.
-func (s *Seat) IsCalled() bool {
+func (s *Slot) IsCalled() bool {
 	return s != nil && s.m.Counts() && s.m.Manned() &&
 		(s.gang.phase == Called || (s.gang.phase == Running || s.gang.phase == Stopping) && s.hold == Nothing && s.m.Asks() && !s.m.Broke())
 }
 
 func (g *gang) any(is func(Members) bool) bool {
-	return slices.ContainsFunc(g.seats, func(s *Seat) bool { return s.m.Counts() && is(s.m) })
+	return slices.ContainsFunc(g.slots, func(s *Slot) bool { return s.m.Counts() && is(s.m) })
 }
 
-func (g *gang) all(are func(*Seat) bool) bool {
-	return !slices.ContainsFunc(g.seats, func(s *Seat) bool { return s.m.Counts() && s.m.Manned() && !are(s) })
+func (g *gang) all(are func(*Slot) bool) bool {
+	return !slices.ContainsFunc(g.slots, func(s *Slot) bool { return s.m.Counts() && s.m.Manned() && !are(s) })
 }
 
 // isDue says whether the gang's turn has come on all its GPUs.
-func (g *gang) isDue() bool { return g.all(func(s *Seat) bool { return s.due }) }
+func (g *gang) isDue() bool { return g.all(func(s *Slot) bool { return s.due }) }
 
 // nextStep returns when the members that have drained make one more call.
 func (g *gang) nextStep() (base.Time, bool) {
@@ -375,7 +375,7 @@ func (g *gang) nextStep() (base.Time, bool) {
 		return 0, false
 	}
 	at, drains := max(g.releasedAt.Add(stepPause), g.stoppedAt.Add(stepAfter)), false
-	for _, s := range g.seats {
+	for _, s := range g.slots {
 		since, ok := s.m.Drains()
 		if !ok || !s.m.Counts() {
 			continue
@@ -387,11 +387,11 @@ func (g *gang) nextStep() (base.Time, bool) {
 		at, drains = max(at, since.Add(wait)), true
 	}
 	soonest := max(at, g.gangs.now())
-	return at, drains && slices.ContainsFunc(g.seats, func(s *Seat) bool { return s.stepsAt(soonest) })
+	return at, drains && slices.ContainsFunc(g.slots, func(s *Slot) bool { return s.stepsAt(soonest) })
 }
 
 // stepsAt says whether members on this GPU could make a call at that time.
-func (s *Seat) stepsAt(at base.Time) bool {
+func (s *Slot) stepsAt(at base.Time) bool {
 	return s.m.Counts() && s.hold == Leaving && s.m.Calls() && at < s.gang.stoppedAt.Add(s.m.Grace()) && s.m.Alone()
 }
 
@@ -402,8 +402,8 @@ func (gs *Gangs) Check() error {
 	}
 	for k, g := range gs.byKey {
 		name := k.name
-		if len(g.seats) == 0 || g.key != k {
-			return fmt.Errorf("gang %q has %d GPUs, name %q", name, len(g.seats), g.key.name)
+		if len(g.slots) == 0 || g.key != k {
+			return fmt.Errorf("gang %q has %d GPUs, name %q", name, len(g.slots), g.key.name)
 		}
 		asks, live := g.any(Members.Asks), g.any(Members.Live)
 		switch {
@@ -412,7 +412,7 @@ func (gs *Gangs) Check() error {
 		case g.phase == Called && g.ticket == 0:
 			return fmt.Errorf("gang %s is called without a ticket", name)
 		}
-		for _, s := range g.seats {
+		for _, s := range g.slots {
 			ok := s.hold == Nothing
 			switch g.phase {
 			case Called:

@@ -27,7 +27,7 @@ func (r *rank) Broke() bool                 { return false }
 func (r *rank) Drains() (base.Time, bool)   { return r.revoked, r.revoked != 0 }
 func (r *rank) Alone() bool                 { return true }
 func (r *rank) Grace() time.Duration        { return time.Second }
-func sit(gs *Gangs, name, gpu string) *Seat { return gs.Sit(name, false, &rank{gpu: gpu}) }
+func sit(gs *Gangs, name, gpu string) *Slot { return gs.Join(name, false, &rank{gpu: gpu}) }
 
 // A gang has both of its GPUs or none, and while one rank drains the other one, which has drained and
 // waits, makes a call.
@@ -59,7 +59,7 @@ func TestTurnOfAGang(t *testing.T) {
 	phase(Called, "one GPU is kept")
 	b.Keep()
 	phase(Running, "both are")
-	for i, s := range []*Seat{a, b} {
+	for i, s := range []*Slot{a, b} {
 		s.Play()
 		ranks[i].waits, ranks[i].granted = false, true
 	}
@@ -88,7 +88,7 @@ func TestTurnOfAGang(t *testing.T) {
 func TestTicketsRise(t *testing.T) {
 	gs := New(func() base.Time { return 1 })
 	x0, x1, y0, y1 := sit(gs, "x", "0"), sit(gs, "x", "1"), sit(gs, "y", "0"), sit(gs, "y", "1")
-	for _, s := range []*Seat{x0, y0, y1, x1} {
+	for _, s := range []*Slot{x0, y0, y1, x1} {
 		s.m.(*rank).waits = true
 		s.Follow()
 		s.SetDue()
@@ -98,7 +98,7 @@ func TestTicketsRise(t *testing.T) {
 	}
 	y0.Keep()
 	y1.Keep()
-	for _, s := range []*Seat{y0, y1} {
+	for _, s := range []*Slot{y0, y1} {
 		s.Play()
 		s.m.(*rank).waits, s.m.(*rank).granted = false, true
 	}

@@ -255,8 +255,8 @@ func (w *world) operate() {
 		}
 		t := w.tenants[w.rng.IntN(len(w.tenants))]
 		for _, c := range w.client {
-			if c != nil && c.tenant == t && c.hostile && t.share.Crew() != "" {
-				w.indebted[t.share.Crew()] = true
+			if c != nil && c.tenant == t && c.hostile && t.share.Group() != "" {
+				w.indebted[t.share.Group()] = true
 			}
 		}
 		t.share = w.newShare(t)
@@ -290,7 +290,7 @@ func (w *world) leap() {
 // gangOf returns the gang of a client, or its overlap group, dead or alive, "": none.
 func (w *world) gangOf(id sched.ClientID) string {
 	if t := w.joined[id]; t != nil {
-		return t.share.Crew()
+		return t.share.Group()
 	}
 	return ""
 }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// roomyGPU has tenants a and b, which want the GPU.
-func roomyGPU(t *testing.T) *autoGPU {
+// spaceGPU has tenants a and b, which want the GPU.
+func spaceGPU(t *testing.T) *autoGPU {
 	g := newAutoGPU(t, 0)
 	for i, tenant := range []string{"a", "b"} {
 		id := ClientID(i + 1)
@@ -30,8 +30,8 @@ func (g *autoGPU) look(part float64, times int) Space {
 // Tenants that leave most of the processors idle, look after look, are named. Whoever comes,
 // or fills the GPU, ends that.
 func TestRoomForAnOverlapGroup(t *testing.T) {
-	g := roomyGPU(t)
-	if r := g.look(0.15, roomyLooks-1); r.Tenants != nil {
+	g := spaceGPU(t)
+	if r := g.look(0.15, spaceLooks-1); r.Tenants != nil {
 		t.Errorf("named too early: %+v", r)
 	}
 	if r := g.look(0.2, 1); !slices.Equal(r.Tenants, []string{"a", "b"}) || r.Filled != 0.2 {
@@ -44,12 +44,12 @@ func TestRoomForAnOverlapGroup(t *testing.T) {
 	if r := g.look(0.9, 1); r.Tenants != nil {
 		t.Errorf("they fill the GPU: %+v", r)
 	}
-	g.look(0.1, roomyLooks)
+	g.look(0.1, spaceLooks)
 	g.step(Attach{Client: 3, Tenant: "c", Want: true})
 	if r := g.look(0.1, 1); r.Tenants != nil {
 		t.Errorf("others than before: %+v", r)
 	}
-	if r := g.look(0.1, roomyLooks-1); !slices.Equal(r.Tenants, []string{"a", "b", "c"}) {
+	if r := g.look(0.1, spaceLooks-1); !slices.Equal(r.Tenants, []string{"a", "b", "c"}) {
 		t.Errorf("%+v, want all three", r)
 	}
 }
@@ -68,9 +68,9 @@ func TestNoRoomForAnOverlapGroup(t *testing.T) {
 		"turns are set":    func(g *autoGPU) float64 { g.step(SetMode{Exclusive}); return 0.1 },
 		"the driver fails": func(*autoGPU) float64 { return 0 },
 	} {
-		g := roomyGPU(t)
+		g := spaceGPU(t)
 		part := change(g)
-		if r := g.look(part, 2*roomyLooks); r.Tenants != nil {
+		if r := g.look(part, 2*spaceLooks); r.Tenants != nil {
 			t.Errorf("%s: %+v", name, r)
 		}
 	}

@@ -19,27 +19,27 @@ func gangTurns() policy {
 		due: func(c *GPU) (Time, bool) {
 			var e base.Earliest
 			for _, t := range c.ganged {
-				e.Either(t.seat.Due())
+				e.Either(t.slot.Due())
 			}
 			return e.At, e.OK
 		},
-		revoke: (*GPU).conduct,
+		revoke: (*GPU).followGangs,
 		grant:  (*GPU).grantGang,
 	}
 }
 
-// conduct brings all gangs on this GPU to their next phase, and does what that means
+// followGangs brings all gangs on this GPU to their next phase, and does what that means
 // for the GPU.
-func (c *GPU) conduct() {
+func (c *GPU) followGangs() {
 	for _, t := range c.ganged {
-		t.seat.Follow()
+		t.slot.Follow()
 		c.follow(t)
 	}
 }
 
 // follow brings what a gang has of this GPU in line with its phase.
 func (c *GPU) follow(t *tenant) {
-	s := t.seat
+	s := t.slot
 	if c.inCohort(t) {
 		c.leaveToCohort(t)
 	}
@@ -73,14 +73,14 @@ func (c *GPU) follow(t *tenant) {
 // leaveToCohort ends what an overlap group has of the GPU as a gang: from now on it has its
 // turns with its cohort, each member as any other client.
 func (c *GPU) leaveToCohort(t *tenant) {
-	if t.seat.IsIdle() {
+	if t.slot.IsIdle() {
 		return
 	}
 	if c.kept == t {
 		c.revokeTenant(t, &c.open, ModeChange)
 		c.kept = nil
 	}
-	t.seat.Quit()
+	t.slot.Quit()
 	c.review(t)
 }
 
@@ -88,26 +88,26 @@ func (c *GPU) leaveToCohort(t *tenant) {
 // earlier has come to this GPU since.
 func (c *GPU) mustYield(t *tenant) bool {
 	first := c.upNext()
-	return t.seat.Hold() == gang.Kept && t.seat.Phase() == gang.Called && first != nil && first.seat.IsCalled() && first.seat.Before(t.seat)
+	return t.slot.Hold() == gang.Kept && t.slot.Phase() == gang.Called && first != nil && first.slot.IsCalled() && first.slot.Before(t.slot)
 }
 
 // stop ends the turn of the gang that has this GPU, on all its GPUs.
 func (c *GPU) stop(t *tenant, why RevokeReason) {
-	t.seat.Drain()
+	t.slot.Drain()
 	c.revokeTenant(t, &c.open, why)
-	t.seat.Stop()
+	t.slot.Stop()
 	c.review(t)
 }
 
 // stepMembers lets the members that have drained and wait make one call each.
 func (c *GPU) stepMembers(t *tenant) {
 	var stepped []*client
-	for _, cl := range slices.Clone(t.crew) {
+	for _, cl := range slices.Clone(t.members) {
 		if cl.in != &t.queue || cl.cut {
 			continue
 		}
 		g := c.give(cl, c.unqueueForGrant(cl))
-		g.graceFrom = t.seat.StoppedAt() // all steps are one drain
+		g.graceFrom = t.slot.StoppedAt() // all steps are one drain
 		c.become(g, draining)
 		stepped = append(stepped, cl)
 	}
@@ -124,7 +124,7 @@ func (c *GPU) stepMembers(t *tenant) {
 func (c *GPU) upNext() *tenant {
 	var first *tenant
 	for _, t := range c.ganged {
-		if t.seat.IsCalled() && c.kept != t && (first == nil || t.seat.Before(first.seat)) {
+		if t.slot.IsCalled() && c.kept != t && (first == nil || t.slot.Before(first.slot)) {
 			first = t
 		}
 	}
@@ -134,21 +134,21 @@ func (c *GPU) upNext() *tenant {
 	return first
 }
 
-// setAside notes that the turn of a gang has come on this GPU, if a gang is next. Others
+// park notes that the turn of a gang has come on this GPU, if a gang is next. Others
 // go before it until its turn has come on all its GPUs.
-func (c *GPU) setAside() bool {
+func (c *GPU) park() bool {
 	t := c.upNext()
-	if t == nil || !t.byGang() || t.seat.Phase() != gang.Wanted {
+	if t == nil || !t.byGang() || t.slot.Phase() != gang.Wanted {
 		return false
 	}
-	t.seat.SetDue()
+	t.slot.SetDue()
 	c.review(t)
 	return true
 }
 
 // passOver returns the tenant that gets the GPU when it is free.
 func (c *GPU) passOver() *tenant {
-	for c.setAside() {
+	for c.park() {
 	}
 	return c.upNext()
 }
@@ -157,7 +157,7 @@ func (c *GPU) passOver() *tenant {
 func (c *GPU) keep(t *tenant) {
 	c.bill(t) // fenced members may have used up its credit since it was called
 	c.kept = t
-	t.seat.Keep()
+	t.slot.Keep()
 	c.review(t)
 }
 
@@ -168,19 +168,19 @@ func (c *GPU) restoreGang(t *tenant) {
 	case c.effective != Exclusive, c.inCohort(t):
 	case c.kept != nil && c.kept != t:
 		c.stop(c.kept, GangTurn)
-	case t.seat == nil || c.kept == t:
+	case t.slot == nil || c.kept == t:
 	case c.closingBatch > t.batch || c.open.n > 0 || c.holdOff != 0:
-		t.seat.Stop()
-	case t.seat.Phase() == gang.Resting || t.seat.Phase() == gang.Running:
+		t.slot.Stop()
+	case t.slot.Phase() == gang.Resting || t.slot.Phase() == gang.Running:
 		c.kept = t
-		t.seat.Resume()
+		t.slot.Resume()
 	}
 }
 
 // awaited returns a lost member of the gang, which may go on when it is back; nil:
 // there is none.
 func (t *tenant) awaited() *client {
-	for _, cl := range t.crew {
+	for _, cl := range t.members {
 		if cl.grant != nil && cl.grant.state == lost {
 			return cl
 		}
@@ -197,26 +197,26 @@ func (c *GPU) alone(t *tenant) bool {
 // begins, and later those that ask.
 func (c *GPU) grantGang() {
 	t := c.kept
-	if t == nil || t.seat.Phase() != gang.Running || !c.alone(t) {
+	if t == nil || t.slot.Phase() != gang.Running || !c.alone(t) {
 		return
 	}
-	if t.seat.Hold() == gang.Kept {
-		t.seat.Play()
+	if t.slot.Hold() == gang.Kept {
+		t.slot.Play()
 		t.SetVT(max(t.VT(), c.virtualNow()-int64(c.quantum)*int64(c.active+1))) // see setActive
-		for _, cl := range slices.Clone(t.crew) {
+		for _, cl := range slices.Clone(t.members) {
 			// One without a place would wait for it, also when it is of no gang any more.
 			if !t.overlaps() && cl.connected && cl.in == nil && cl.grant == nil && !cl.stranded {
 				c.request(cl)
 			}
 		}
 	}
-	for t.seat.Hold() == gang.Playing && t.queue.n > 0 {
+	for t.slot.Hold() == gang.Playing && t.queue.n > 0 {
 		c.grant(t.queue.head)
 	}
 }
 
 // byGang says whether the tenant's turns are those of its gang.
-func (t *tenant) byGang() bool { return t.seat != nil && t.Counts() }
+func (t *tenant) byGang() bool { return t.slot != nil && t.Counts() }
 
 // What a gang sees of this GPU.
 
@@ -237,11 +237,11 @@ func (t *tenant) Calls() bool {
 }
 
 func (t *tenant) Manned() bool {
-	return slices.ContainsFunc(t.crew, func(cl *client) bool { return cl.connected && (cl.grant == nil || cl.grant.state != fenced) })
+	return slices.ContainsFunc(t.members, func(cl *client) bool { return cl.connected && (cl.grant == nil || cl.grant.state != fenced) })
 }
 
 func (t *tenant) Drains() (since Time, ok bool) {
-	for _, cl := range t.crew {
+	for _, cl := range t.members {
 		if cl.grant.closes() {
 			since, ok = max(since, cl.grant.revokedAt), true
 		}
@@ -249,25 +249,25 @@ func (t *tenant) Drains() (since Time, ok bool) {
 	return since, ok
 }
 
-// sit is for the tenant of a gang that has its first client, and unsit for one that
+// takeSlot is for the tenant of a gang that has its first client, and leaveSlot for one that
 // has lost its last.
-func (c *GPU) sit(t *tenant) {
-	t.seat = c.gangs.Sit(t.displayName(), t.overlaps(), t)
+func (c *GPU) takeSlot(t *tenant) {
+	t.slot = c.gangs.Join(t.displayName(), t.overlaps(), t)
 	c.ganged = append(c.ganged, t)
 }
 
-func (c *GPU) unsit(t *tenant) {
+func (c *GPU) leaveSlot(t *tenant) {
 	if c.kept == t {
 		c.kept = nil
 	}
 	c.ganged = slices.Delete(c.ganged, slices.Index(c.ganged, t), slices.Index(c.ganged, t)+1)
-	t.seat.Leave()
-	t.seat = nil
+	t.slot.Leave()
+	t.slot = nil
 }
 
 // reshare is SetShare. It may make the tenant's clients members of a gang, or end that.
 func (c *GPU) reshare(account string, s Share) {
-	if t := c.tenants[keyOf(account, 0, s)]; t != nil && s.Crew() == "" {
+	if t := c.tenants[keyOf(account, 0, s)]; t != nil && s.Group() == "" {
 		c.setShare(t, s)
 		if t.share.Priority == Batch {
 			c.revokeTenant(t, &c.latency, PriorityUsedUp) // nothing else would end these grants
@@ -296,14 +296,14 @@ func (c *GPU) reshare(account string, s Share) {
 
 // checkGangs checks for whom the GPU is kept, and who is granted together.
 func (c *GPU) checkGangs() error {
-	if c.kept != nil && (c.effective != Exclusive || c.kept.seat == nil || c.kept.seat.Hold() == gang.Nothing || c.kept.clients == 0) {
+	if c.kept != nil && (c.effective != Exclusive || c.kept.slot == nil || c.kept.slot.Hold() == gang.Nothing || c.kept.clients == 0) {
 		return fmt.Errorf("the GPU is kept for nobody: %s", c.kept.displayName())
 	}
 	for _, t := range c.ganged {
-		if t.seat == nil || c.tenants[t.key] != t || len(t.crew) != t.clients || t.clients == 0 {
-			return fmt.Errorf("tenant %s: %d clients, %d in its crew", t.displayName(), t.clients, len(t.crew))
+		if t.slot == nil || c.tenants[t.key] != t || len(t.members) != t.clients || t.clients == 0 {
+			return fmt.Errorf("tenant %s: %d clients, %d of them members", t.displayName(), t.clients, len(t.members))
 		}
-		if t.seat.Hold() != gang.Nothing && c.kept != t {
+		if t.slot.Hold() != gang.Nothing && c.kept != t {
 			return fmt.Errorf("tenant %s says it has the GPU", t.displayName())
 		}
 	}
@@ -313,20 +313,20 @@ func (c *GPU) checkGangs() error {
 	for _, t := range c.ganged {
 		o := c.kept
 		switch {
-		case c.inCohort(t) && !t.seat.IsIdle():
-			return fmt.Errorf("overlap group %s has the GPU, phase %d, hold %d, and is of a cohort", t.displayName(), t.seat.Phase(), t.seat.Hold())
-		case t.open > 0 && t.seat.Hold() != gang.Playing && !c.inCohort(t):
+		case c.inCohort(t) && !t.slot.IsIdle():
+			return fmt.Errorf("overlap group %s has the GPU, phase %d, hold %d, and is of a cohort", t.displayName(), t.slot.Phase(), t.slot.Hold())
+		case t.open > 0 && t.slot.Hold() != gang.Playing && !c.inCohort(t):
 			return fmt.Errorf("gang %s: %d grants without a turn", t.displayName(), t.open)
-		case o != nil && o != t && t.seat.Phase() == gang.Called && t.seat.IsCalled() && o.seat.Phase() == gang.Called && t.seat.Before(o.seat):
+		case o != nil && o != t && t.slot.Phase() == gang.Called && t.slot.IsCalled() && o.slot.Phase() == gang.Called && t.slot.Before(o.slot):
 			return fmt.Errorf("the GPU is kept for gang %s, and gang %s was called before", o.displayName(), t.displayName())
 		}
 	}
 	for cl := c.open.head; cl != nil; cl = cl.next {
-		if c.open.n > 1 && (c.kept == nil || cl.tenant != c.kept) && !(cl.grant.shared && c.inCohort(cl.tenant)) || c.kept != nil && (cl.tenant != c.kept || c.kept.seat.Hold() != gang.Playing) {
+		if c.open.n > 1 && (c.kept == nil || cl.tenant != c.kept) && !(cl.grant.shared && c.inCohort(cl.tenant)) || c.kept != nil && (cl.tenant != c.kept || c.kept.slot.Hold() != gang.Playing) {
 			return fmt.Errorf("two holders: %d grants are open, that of client %d not by its gang's turn", c.open.n, cl.id)
 		}
 	}
-	if t := c.kept; t != nil && t.seat.Phase() == gang.Running && t.queue.n > 0 && c.alone(t) {
+	if t := c.kept; t != nil && t.slot.Phase() == gang.Running && t.queue.n > 0 && c.alone(t) {
 		return fmt.Errorf("%d clients of the gang that has the GPU wait", t.queue.n)
 	}
 	return nil

@@ -12,12 +12,12 @@ import (
 // says which tenants would gain.
 const (
 	mostFilled = 0.5              // of the processors: what uses more leaves no room for as much again
-	roomyLooks = 3                // one after the other, of the same tenants, before they are named
+	spaceLooks = 3                // one after the other, of the same tenants, before they are named
 	staleLook  = 30 * time.Second // later, a look says nothing any more
 )
 
-// roomy is what the latest looks say.
-type roomy struct {
+// spaceLook is what the latest looks say.
+type spaceLook struct {
 	tenants []string // that used the GPU, in the order of their names
 	looks   int      // at these tenants, in which the processors were hardly filled
 	most    float64  // the part that was filled at most
@@ -34,12 +34,12 @@ type Space struct {
 func (c *GPU) filled(ev Filled) {
 	tenants := c.groupable()
 	if c.mode != Auto || ev.Part <= 0 || ev.Part > mostFilled || len(tenants) < 2 {
-		c.roomy = roomy{}
+		c.looks = spaceLook{}
 		return
 	}
-	r := &c.roomy
+	r := &c.looks
 	if !slices.Equal(tenants, r.tenants) || c.now.Sub(r.at) >= staleLook {
-		*r = roomy{tenants: tenants}
+		*r = spaceLook{tenants: tenants}
 	}
 	r.looks++
 	r.most, r.at = max(r.most, ev.Part), c.now
@@ -51,7 +51,7 @@ func (c *GPU) groupable() (tenants []string) {
 		t := cl.tenant
 		switch {
 		case !cl.connected || c.state(cl) == StateIdle:
-		case t.seat != nil || t.share.Priority == Latency:
+		case t.slot != nil || t.share.Priority == Latency:
 			return nil
 		case !slices.Contains(tenants, t.displayName()):
 			tenants = append(tenants, t.displayName())
@@ -63,8 +63,8 @@ func (c *GPU) groupable() (tenants []string) {
 
 // space returns what there is to say at a time.
 func (c *GPU) space(now Time) Space {
-	r := &c.roomy
-	if c.mode != Auto || r.looks < roomyLooks || now.Sub(r.at) >= staleLook {
+	r := &c.looks
+	if c.mode != Auto || r.looks < spaceLooks || now.Sub(r.at) >= staleLook {
 		return Space{}
 	}
 	return Space{slices.Clone(r.tenants), r.most}
