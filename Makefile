@@ -194,7 +194,7 @@ e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a
 coverage: COVERED := $(BUILD)/coverage
 coverage: simgpu ## .build/coverage: which lines of the scheduler's core and of the shim the tests reach (minutes)
 	@mkdir -p $(COVERED) && cp -a $(BUILD)/simgpu $(BUILD)/bin $(COVERED)/
-	$(GO) test -coverprofile=$(COVERED)/machine.out -coverpkg=./sched ./sched ./tests/sim
+	$(GO) test -coverprofile=$(COVERED)/machine.out -coverpkg=./sched,./sched/account,./sched/gang,./sched/timeslice,./sched/base,./sched/residency ./sched ./sched/timeslice ./sched/residency ./tests/sim
 	@$(MAKE) --no-print-directory -C hook OUT=$(COVERED) coverage
 	@$(GO) tool cover -func=$(COVERED)/machine.out | awk 'END { print "the scheduler'"'"'s core (sched): " $$NF }'
 	@tail -n 1 $(COVERED)/shim.txt

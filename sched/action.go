@@ -7,15 +7,6 @@ import (
 	"time"
 )
 
-// Action is something that the caller must carry out, in the order returned. The
-// types here and in memory_events.go are all there are. Close, Fence, ArenaWanted and
-// those with nothing to carry out may concern a client whose connection is lost; the
-// clients of all other actions have one.
-type Action interface {
-	fmt.Stringer
-	action()
-}
-
 // MaxRecorded is how many holders of a GPU a Persist names.
 const MaxRecorded = 64
 
@@ -194,21 +185,21 @@ type Notice struct {
 	Patient bool // keep the GPU over short pauses in spite of Leave, see PatientIdle
 }
 
-func (Persist) action()    {}
-func (Grant) action()      {}
-func (Revoke) action()     {}
-func (Close) action()      {}
-func (Adopt) action()      {}
-func (Fence) action()      {}
-func (Notice) action()     {}
-func (StepOne) action()    {}
-func (StepGPU) action()    {}
-func (Slice) action()      {}
-func (Pause) action()      {}
-func (Resume) action()     {}
-func (Stand) action()      {}
-func (Released) action()   {}
-func (ModeChosen) action() {}
+func (Persist) Action()    {}
+func (Grant) Action()      {}
+func (Revoke) Action()     {}
+func (Close) Action()      {}
+func (Adopt) Action()      {}
+func (Fence) Action()      {}
+func (Notice) Action()     {}
+func (StepOne) Action()    {}
+func (StepGPU) Action()    {}
+func (Slice) Action()      {}
+func (Pause) Action()      {}
+func (Resume) Action()     {}
+func (Stand) Action()      {}
+func (Released) Action()   {}
+func (ModeChosen) Action() {}
 
 func (a Persist) String() string {
 	s := fmt.Sprintf("persist epoch=%d", a.Epoch)

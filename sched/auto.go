@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // In mode Auto the core chooses. Where all clients have proved that their time slices can
@@ -22,19 +24,17 @@ import (
 const (
 	fewSamples = 50 // of a GPU in turns, or of a client at the same time, say nothing
 	// A client that says more than this a second counts for no more.
-	mostSamples = looksPerSecond * 5 / 4
+	mostSamples = timeslice.LooksPerSecond * 5 / 4
 )
 
 // auto is what mode Auto knows.
 type auto struct {
-	way             Way
-	cause           Cause                  // of what is in effect
-	against         [len(candidates)]Cause // why a way cannot be taken as things are, as of the latest look
-	refusedAt       [len(candidates)]Time  // when that was so, latest
-	reserved, total uint64                 // memory, bytes
-	swap            bool                   // what is reserved beyond the total is moved out
-	since           Time                   // start of the window
-	wastes          bool                   // turns leave the GPU idle, or would, as of the latest window
+	way       Way
+	cause     Cause                  // of what is in effect
+	against   [len(candidates)]Cause // why a way cannot be taken as things are, as of the latest look
+	refusedAt [len(candidates)]Time  // when that was so, latest
+	since     Time                   // start of the window
+	wastes    bool                   // turns leave the GPU idle, or would, as of the latest window
 
 	turnEnded  Time                 // the latest
 	notBefore  Time                 // slices are not begun again
@@ -71,7 +71,7 @@ func (c *GPU) utilization(ev Utilization) {
 	}
 	cl := c.clients[ev.Client]
 	if cl.in != &c.beside {
-		cl.progress.report(c.now, ev, c.effective == Exclusive && !c.inCohort(cl.tenant), c.shareClock())
+		cl.progress.Report(c.now, ev, c.effective == Exclusive && !c.inCohort(cl.tenant), c.shareClock())
 	}
 	if cl.tenant.share.Priority == Latency {
 		c.noteUseBeside(cl.tenant, ev)
@@ -123,6 +123,3 @@ func (a *auto) wouldWaste() (float64, bool) {
 	}
 	return idle, clients > 1
 }
-
-// overfull says whether clients cannot all have their memory on the GPU.
-func (a *auto) overfull() bool { return a.swap && a.reserved > a.total }

@@ -18,7 +18,7 @@ type autoGPU struct {
 }
 
 func newAutoGPU(t *testing.T, clients int) *autoGPU {
-	g := &autoGPU{t: t, c: New(Config{Mode: Auto, Memory: Memory{Bytes: 100}}), n: ClientID(clients), now: Time(time.Hour)}
+	g := &autoGPU{t: t, c: New(Config{Mode: Auto}), n: ClientID(clients), now: Time(time.Hour)}
 	for id := range g.n {
 		g.step(Attach{Client: id + 1, Want: true})
 	}

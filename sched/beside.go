@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/account"
+)
 
 // tenantsBeside lets latency tenants run beside the holder, whose gate stays open. That is
 // where the time slices of all others can be set: these are so short (LatencySlice) that a
@@ -76,7 +80,7 @@ func (c *GPU) block(blocked bool) {
 		return
 	}
 	for _, cl := range c.inOrder() {
-		cl.progress.startWindow()
+		cl.progress.StartWindow()
 	}
 	c.auto.startWindow(c.now)
 }
@@ -84,13 +88,13 @@ func (c *GPU) block(blocked bool) {
 // besideAllowed says whether latency tenants may run beside the holder. Memory that does
 // not fit must be free to move, which it is not under a grant that stays.
 func (c *GPU) besideAllowed() bool {
-	return c.besides.short && !c.besides.blocked && c.mode == Auto && c.effective == Exclusive && !c.auto.overfull()
+	return c.besides.short && !c.besides.blocked && c.mode == Auto && c.effective == Exclusive && !c.mem.Overfull()
 }
 
 // mayBeBeside says whether the clients of a tenant get beside grants. A limit is held
 // exactly, by grants that end when they are not used.
 func (c *GPU) mayBeBeside(t *tenant) bool {
-	return c.besideAllowed() && t.share.Priority == Latency && !t.demoted && !t.limited() && t.seat == nil
+	return c.besideAllowed() && t.share.Priority == Latency && !t.Demoted() && !t.limited() && t.slot == nil
 }
 
 // endBeside asks back the beside grants of tenants that may not have them any more.
@@ -100,7 +104,7 @@ func (c *GPU) endBeside() {
 		c.bill(cl.tenant) // its patience may end
 		switch {
 		case c.mayBeBeside(cl.tenant):
-		case cl.tenant.demoted:
+		case cl.tenant.Demoted():
 			c.revoke(cl.grant, PriorityUsedUp)
 		default:
 			c.revoke(cl.grant, ModeChange)
@@ -169,15 +173,15 @@ func (c *GPU) noteUseBeside(t *tenant, ev Utilization) {
 func (c *GPU) chargeBeside(window time.Duration) {
 	c.countPatience()
 	p := &c.pool
-	p.patience = max(p.patience-window*time.Duration(c.besides.use)/1000, -patienceOwed)
+	p.patience = max(p.patience-window*time.Duration(c.besides.use)/1000, -account.PatienceOwed)
 	for cl := c.beside.head; cl != nil; cl = cl.next {
 		if t := cl.tenant; t.beside > 0 {
-			t.usePatience(window*time.Duration(t.gets)/time.Duration(1000*t.beside), p.patience)
+			t.UsePatience(window*time.Duration(t.gets)/time.Duration(1000*t.beside), p.patience)
 		}
 	}
 	for _, t := range c.metered { // what is common is gone for those with latency grants, too
 		if t.share.Priority == Latency {
-			t.usePatience(0, p.patience)
+			t.UsePatience(0, p.patience)
 		}
 	}
 }

@@ -9,7 +9,7 @@ import (
 
 // newBesideGPU has a latency tenant's client 1 beside clients 2 and 3, which take turns.
 func newBesideGPU(t *testing.T, mode Mode) *autoGPU {
-	g := &autoGPU{t: t, c: New(Config{Mode: mode, Memory: Memory{Bytes: 100}}), n: 3, now: Time(time.Hour)}
+	g := &autoGPU{t: t, c: New(Config{Mode: mode}), n: 3, now: Time(time.Hour)}
 	for id := ClientID(2); id <= 3; id++ {
 		g.step(Attach{Client: id, Want: true})
 		g.step(Controls{Client: id, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})

@@ -5,6 +5,9 @@ package sched
 import (
 	"fmt"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/gang"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // client is what the core knows of one process.
@@ -42,7 +45,7 @@ type client struct {
 	controls Controls // what it has proved; Client 0: nothing yet
 	wanted   bool     // it has wanted the GPU over this connection
 	wantedAt Time     // first
-	progress progress
+	progress timeslice.Progress
 	tallied  tallied // in GPU.tally
 
 	waitingSince Time
@@ -65,14 +68,14 @@ func (c *GPU) attach(ev Attach) {
 	cl := c.clients[ev.Client]
 	if cl == nil {
 		cl = &client{id: ev.Client, idleSince: c.now}
-		cl.progress.startTurns(c.now)
+		cl.progress.StartTurns(c.now)
 		c.enlist(cl)
 	}
 	cl.account = ev.Tenant
 	c.attachMemory(cl, ev)
 	cl.calledAt = c.now
 	c.lookForIdle()
-	if cl.tenant != nil && cl.tenant != t && (cl.tenant.seat != nil || t.isGang()) && cl.grant != nil {
+	if cl.tenant != nil && cl.tenant != t && (cl.tenant.slot != nil || t.isGang()) && cl.grant != nil {
 		c.askBack(cl.grant) // the grant was given to another tenant
 	}
 	c.join(cl, t)
@@ -93,10 +96,22 @@ func (c *GPU) attach(ev Attach) {
 		c.wantsGPU(cl)
 	}
 	c.slices.ever = c.slices.ever || t.share.Priority == Latency
-	cl.standing = false
-	cl.want = false
+	cl.standing, cl.want = false, false
 	cl.stranded, cl.later = false, false // its place is looked for again
+	c.goOn(cl, ev)
+	if ev.Want {
+		c.request(cl)
+	}
+	if changed {
+		c.standAll(t)
+	} else {
+		c.stand(cl)
+	}
+	c.addUp(cl)
+}
 
+// goOn compares the grant that a client says it has with the one that it was given.
+func (c *GPU) goOn(cl *client, ev Attach) {
 	switch {
 	case ev.Held == 0:
 		// The release was lost with the old connection, or the grant never
@@ -117,15 +132,6 @@ func (c *GPU) attach(ev Attach) {
 	default:
 		c.claim(cl, ev.Held)
 	}
-	if ev.Want {
-		c.request(cl)
-	}
-	if changed {
-		c.standAll(t)
-	} else {
-		c.stand(cl)
-	}
-	c.addUp(cl)
 }
 
 // adoptable says whether a client that is back may go on under its grant.
@@ -141,7 +147,7 @@ func (c *GPU) adoptable(g *grant) bool {
 		return false // clients that were not recorded may be on the GPU
 	}
 	if t.byGang() {
-		return t.seat.hold == playing && t.seat.gang.phase == running
+		return t.slot.Hold() == gang.Playing && t.slot.Phase() == gang.Running
 	}
 	// After a restart several clients may be recorded: they held at the same
 	// time, or were next. Who holds is known only when all are back.
@@ -155,14 +161,14 @@ func (c *GPU) adoptable(g *grant) bool {
 	// A lost holder is not revoked when its turn is over, as nobody is there to be
 	// told. It is revoked now, or cutting the connection would buy a grace period.
 	next := c.inTurn()
-	return others == 0 && c.kept == nil && (next == nil || next.place == afar && c.now < c.owedUntil || c.ranAt(g) < c.turn(t))
+	return others == 0 && c.kept == nil && (next == nil || next.place == deferred && c.now < c.owedUntil || c.ranAt(g) < c.turn(t))
 }
 
 // adoptedAs returns the kind that a grant has when it is adopted: after a restart
 // the tenant's share alone says whether it is a latency grant.
 func (c *GPU) adoptedAs(g *grant) grantKind {
 	t := g.client.tenant
-	if c.effective == Exclusive && (g.kind != turnGrant || t.share.Priority == Latency && !t.demoted) {
+	if c.effective == Exclusive && (g.kind != turnGrant || t.share.Priority == Latency && !t.Demoted()) {
 		return latencyGrant
 	}
 	return turnGrant
@@ -205,12 +211,12 @@ func (c *GPU) request(cl *client) {
 		cl.want = true
 	case cl.stranded:
 		if !cl.later {
-			cl.later, cl.waitingSince, cl.limitedThen = true, c.now, cl.tenant.limitedFor
+			cl.later, cl.waitingSince, cl.limitedThen = true, c.now, cl.tenant.LimitedFor()
 		}
 	case cl.in == nil:
 		c.slices.stale = c.slices.stale || wakes
 		c.bill(cl.tenant)
-		cl.waitingSince, cl.limitedThen = c.now, cl.tenant.limitedFor
+		cl.waitingSince, cl.limitedThen = c.now, cl.tenant.LimitedFor()
 		c.seq++
 		cl.seq = c.seq
 		cl.tenant.queue.push(cl)
@@ -268,7 +274,7 @@ func (c *GPU) release(ev Release) {
 		c.beginPause(cl, how == EndIdle)
 	}
 	if g := cl.grant; g.alone && how != EndExit {
-		cl.progress.hadTurn(ev.Calls, c.ranAt(g))
+		cl.progress.HadTurn(ev.Calls, c.ranAt(g))
 		c.addUp(cl)
 		c.auto.turnEnded = c.now
 	}
@@ -306,7 +312,7 @@ func (c *GPU) lost(id ClientID) {
 }
 
 func (c *GPU) gone(id ClientID) {
-	defer c.dropMemory(id)
+	defer c.mem.Drop(id)
 	cl := c.clients[id]
 	if cl == nil {
 		return
@@ -327,7 +333,7 @@ func (c *GPU) gone(id ClientID) {
 // exec is for a process that has lost its connection and runs another program: nothing is left
 // of what the earlier one did on the GPU.
 func (c *GPU) exec(id ClientID) {
-	c.dropMemory(id)
+	c.mem.Drop(id)
 	if cl := c.clients[id]; cl != nil && !cl.connected {
 		c.endGrant(cl, EndLost)
 		c.forget(cl)
@@ -338,9 +344,7 @@ func (c *GPU) exec(id ClientID) {
 func (c *GPU) forget(cl *client) {
 	c.unqueue(cl)
 	c.forgetPause(cl)
-	if m := c.mem.members[cl.id]; m != nil {
-		c.unstrand(m)
-	}
+	c.mem.Forget(cl.id)
 	c.delist(cl)
 	c.leave(cl)
 }
@@ -352,7 +356,7 @@ func (c *GPU) restore(ev Restore) {
 	c.resumeWay()
 	cl := &client{id: ev.Client}
 	share := Share{Gang: ev.Gang, Overlap: ev.Overlap}
-	if share.Crew() != "" {
+	if share.Group() != "" {
 		cl.account = ev.Tenant // a client without these has no tenant until it is back
 	}
 	c.enlist(cl)
@@ -375,5 +379,5 @@ func (c *GPU) restoreUnknown(ev RestoreUnknown) {
 func (c *GPU) restored(epoch Epoch) {
 	c.epoch = max(c.epoch, epoch)
 	c.persisted = c.record() // what the event says was persisted
-	c.gangs.await()
+	c.gangs.Await()
 }

@@ -4,6 +4,8 @@ package sched
 
 import (
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // A cohort. Turns hold a core limit exactly, because all that a tenant does in its turn is
@@ -88,7 +90,7 @@ func (cl *client) leavesGaps() bool {
 	if !cl.tenant.apart {
 		most = stillLeaves
 	}
-	_, busy, known := cl.progress.alone()
+	_, busy, known := cl.progress.Alone()
 	return known && busy < most
 }
 
@@ -116,21 +118,21 @@ func (c *GPU) noteUse(t *tenant) {
 	all := c.inOrder()
 	for _, cl := range all {
 		if c.slicing(cl) {
-			load += cl.progress.load()
+			load += cl.progress.Load()
 		}
 	}
 	for _, cl := range all {
 		if cl.tenant != t || !cl.shares() {
 			continue
 		}
-		part, other := cl.progress.use(load - cl.progress.load())
+		part, other := cl.progress.Use(load - cl.progress.Load())
 		t.other = t.other || other
 		if t.overlaps() { // its clients have the GPU at the same time
 			part *= 1 - use
 		}
 		use += part
 	}
-	t.use = clamp(int(1000*use), 1, 1000)
+	t.use = base.Clamp(int(1000*use), 1, 1000)
 }
 
 // againstCohort says why there is no cohort. It is there for tenants with limits or requests, if
@@ -328,7 +330,7 @@ func (c *GPU) cohortParts(sleepers bool) map[*tenant]float64 {
 // before has not saved that up, and who did more is not behind.
 func (c *GPU) keepUp(t *tenant) {
 	if t.queue.n > 0 && c.inCohort(t) {
-		t.vt = c.cohort.vt
+		t.SetVT(c.cohort.vt)
 	}
 }
 
@@ -391,5 +393,5 @@ const (
 )
 
 func (cl *client) staysInTurn() bool {
-	return 2*cl.pausesBelow(shortPause) > len(cl.lately()) && cl.progress.hot > busyTurn*cl.progress.looks
+	return 2*cl.pausesBelow(shortPause) > len(cl.lately()) && cl.progress.Keeps(busyTurn)
 }

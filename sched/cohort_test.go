@@ -318,7 +318,7 @@ func TestLatencyTenantWithALimitBesideACohort(t *testing.T) {
 		g.step(Tick{})
 	}
 	g.cohortWith(CrowdedSlice, false)
-	used := func() time.Duration { return g.c.clients[5].tenant.used }
+	used := func() time.Duration { return g.c.clients[5].tenant.Used() }
 	before := used()
 	g.run(10*time.Second, 0.5, 0.5, 0.5, 1)
 	if got := used() - before; got < 1800*time.Millisecond || got > 2100*time.Millisecond {
@@ -456,7 +456,7 @@ func TestGroupWithALimitBesideACohort(t *testing.T) {
 	g := newGroupCohort(t, Share{Limit: 20})
 	g.holders(1, 2, 3)
 	g.holders(5, 6)
-	used := func() time.Duration { return g.c.clients[5].tenant.used }
+	used := func() time.Duration { return g.c.clients[5].tenant.Used() }
 	before := used()
 	g.run(20*time.Second, 1, 1, 1, 1, 1, 1)
 	if got := used() - before; got < 3900*time.Millisecond || got > 4100*time.Millisecond {

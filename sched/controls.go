@@ -39,7 +39,7 @@ type Controls struct {
 	Driver   string // version; "": unknown
 }
 
-func (Controls) event() {}
+func (Controls) Event() {}
 
 func (e Controls) String() string {
 	return fmt.Sprintf("controls %d slices=%q channels=%q groups=%d bare=%d driver=%q", e.Client, e.Slices, e.Channels, e.Groups, e.Bare, e.Driver)

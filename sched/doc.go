@@ -45,7 +45,7 @@
 // # Policies
 //
 // Who is granted, and when a grant is asked back, is decided by policies, one file
-// each: grace.go, auto.go, limits.go, conduct.go (gangs), beside.go, latency.go,
+// each: grace.go, auto.go, limits.go, gangs.go (gangs), beside.go, latency.go,
 // slices.go, moving.go, turns.go, cohort.go, together.go. policy.go says what a policy is
 // and lists them.
 //
@@ -55,9 +55,9 @@
 // proved that their slices can be set (controls.go), all memory fits, nobody has a core
 // limit, no gang works, and not several want turns beside a latency tenant. Then all gates are
 // open as in concurrent mode, and no message goes with a slice. sliceway.go begins and ends that, and judges it every few seconds
-// by how fast clients get on (progress.go): the longest slice grows as long as clients
-// gain by that and none is harmed (search.go), tenants with unequal parts have
-// slices in that proportion (slices.go), and where turns gave more, clients take turns
+// by how fast clients get on: the longest slice grows as long as clients
+// gain by that and none is harmed, tenants with unequal parts have
+// slices in that proportion (package timeslice), and where turns gave more, clients take turns
 // again, for a time that doubles. Beside tenants that need turns of their own the others are a
 // cohort, which has its turns together and shares these by slices (cohort.go); a latency tenant runs
 // beside it as beside any holder, and an overlap group is one of it. ways.go has the ways as candidates,
@@ -107,7 +107,7 @@
 // last, as long as a client of it is there. Their turn comes when it has come on all
 // their GPUs. Ranks that are idle keep their grants, as
 // parts of the job, but not beside latency tenants. A gang has no priority, and in concurrent mode gangs mean
-// nothing. The cores of a node share the gangs (Node). gang.go has the rules, says
+// nothing. The cores of a node share the gangs (Node). Package gang has the rules, says
 // why they cannot end in a deadlock, and how gangs outlive a restart.
 //
 // # Time
@@ -137,13 +137,8 @@
 //
 // # Memory
 //
-// The core keeps what clients have reserved of the GPU's memory (ledger.go), so that a
-// tenant's limit holds for all its clients together. Where more can be reserved than
-// the GPU has (Memory.Swap), the core also decides how much of it each client may have
-// on the GPU at a time (residency.go, placing.go), who makes room for whom, what is
-// refused because there is no place for it (fits.go), and how much host memory each
-// client needs for what is away (Node.Arenas). Clients say what they have (Moved), and
-// the caller tells them their rooms (Room). It decides nothing itself.
+// Package residency keeps what clients have reserved of the GPU's memory, and where more can be
+// reserved than the GPU has (Memory.Swap) decides how much of it each client may have on the GPU.
 //
 // A client that has memory away moves it onto the GPU at the begin of its grant, before
 // its turn. Then those whose memory is there have the GPU for as long as what moving

@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // The driver alone shares the GPU where time slices cannot be set and turns leave the GPU idle. Turns
 // seem to leave little idle where one tenant keeps the GPU busy and another one gives it back in each
@@ -20,7 +24,7 @@ const (
 func (c *GPU) beginDriver() {
 	a := &c.auto
 	for _, cl := range c.inOrder() {
-		cl.progress.endTurns(a.turnEnded)
+		cl.progress.EndTurns(a.turnEnded)
 	}
 	a.way = WayDriver
 	a.startWindow(c.now)
@@ -42,9 +46,9 @@ func (c *GPU) lookAtDriver(window time.Duration) {
 		return
 	}
 	for _, cl := range c.inOrder() {
-		cl.progress.startTurns(c.now)
+		cl.progress.StartTurns(c.now)
 	}
-	a.mixPause = clamp(2*a.mixPause, minMixPause, maxMixPause)
+	a.mixPause = base.Clamp(2*a.mixPause, minMixPause, maxMixPause)
 	a.mixAfter = c.now.Add(a.mixPause)
 }
 
@@ -54,21 +58,21 @@ func (c *GPU) driverGives(window time.Duration) (together, turns float64, known 
 	active := 0
 	known = true
 	members := c.members(func(cl *client) bool {
-		_, active := cl.progress.rate(window)
+		_, active := cl.progress.Rate(window)
 		return active
 	})
 	for _, cl := range c.inOrder() {
 		p := &cl.progress
-		if rate, works := p.rate(window); works {
-			alone, _, measured := p.alone()
+		if rate, works := p.Rate(window); works {
+			alone, _, measured := p.Alone()
 			active++
-			known = known && measured && p.byTurns > 0
+			known = known && measured && p.ByTurns() > 0
 			if known {
 				together += ofSlice(cl, members) * rate / alone
-				turns += ofSlice(cl, members) * p.byTurns / alone
+				turns += ofSlice(cl, members) * p.ByTurns() / alone
 			}
 		}
-		p.startWindow()
+		p.StartWindow()
 	}
 	return together, turns, known && active > 1
 }

@@ -7,34 +7,9 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
-
-// Time is a point on a monotonic clock that the caller chooses, in
-// nanoseconds.
-type Time int64
-
-// Add returns t moved by d.
-func (t Time) Add(d time.Duration) Time { return t + Time(d) }
-
-// Sub returns the duration from u to t.
-func (t Time) Sub(u Time) time.Duration { return time.Duration(t - u) }
-
-// ClientID names a process on this GPU; 0 names none. The caller gives the
-// same process the same ClientID again when it reconnects, and never reuses
-// one before it has sent Gone.
-type ClientID uint64
-
-// Epoch numbers grants of one GPU and rises with each; 0 names none. The low
-// 32 bits are the word in the grant page, hence never 0 or 0xffffffff.
-type Epoch uint64
-
-// NextEpoch returns the smallest epoch above e whose low 32 bits can stand in
-// a grant page.
-func NextEpoch(e Epoch) Epoch {
-	for e++; uint32(e) == 0 || uint32(e) == 0xffffffff; e++ {
-	}
-	return e
-}
 
 // Mode says whether grants of a GPU exclude each other.
 type Mode uint8
@@ -92,9 +67,9 @@ type Share struct {
 	Overlap  string   // its processes run at the same time as those of this name, by MPS; "": not so
 }
 
-// Crew names those that are granted together with it: its gang or its overlap group; "":
+// Group names those that are granted together with it: its gang or its overlap group; "":
 // none.
-func (s Share) Crew() string { return cmp.Or(s.Gang, s.Overlap) }
+func (s Share) Group() string { return cmp.Or(s.Gang, s.Overlap) }
 
 // Validate returns an error that says what is wrong with a share that a user
 // asks for, or nil. A GPU clamps what it is given.
@@ -157,13 +132,6 @@ func (r Reason) String() string {
 		return "exit"
 	}
 	return fmt.Sprintf("reason(%d)", uint8(r))
-}
-
-// Event is something that happened outside the core. The types below are all
-// there are.
-type Event interface {
-	fmt.Stringer
-	event()
 }
 
 // Attach says that a process uses this GPU over a new connection. If the process still
@@ -235,14 +203,6 @@ type SetTuning struct{ Tuning Tuning }
 // GangMoved carries out a StepGPU.
 type GangMoved struct{}
 
-// Utilization says how often the GPU had work of a client, of so many times that the
-// client looked while its gate was open and others were there, since the one before.
-type Utilization struct {
-	Client        ClientID
-	Samples, Busy int
-	Calls         int // gated calls since the one before
-}
-
 // Filled says which part of the GPU's processors had work while kernels ran, since the look
 // before, on a GPU that ran kernels for most of that time; 0: that is not known.
 type Filled struct{ Part float64 }
@@ -274,24 +234,45 @@ type Restore struct {
 // is given for a quantum and a grace period. It comes when Restores come.
 type RestoreUnknown struct{ Epoch Epoch }
 
-func (Attach) event()         {}
-func (Request) event()        {}
-func (Release) event()        {}
-func (Lost) event()           {}
-func (Gone) event()           {}
-func (Tick) event()           {}
-func (SetQuantum) event()     {}
-func (SetGrace) event()       {}
-func (SetMode) event()        {}
-func (SetShare) event()       {}
-func (SetTuning) event()      {}
-func (GangMoved) event()      {}
-func (Utilization) event()    {}
-func (Filled) event()         {}
-func (SetSwapShare) event()   {}
-func (Restore) event()        {}
-func (RestoreUnknown) event() {}
-func (Withdraw) event()       {}
+// Exec says that a process runs another program now: what it had reserved is gone, and the
+// grant that it had when its connection was lost is over.
+type Exec struct{ Client ClientID }
+
+// Suspend has all memory of a tenant's clients leave the GPU that can be moved, also if
+// nobody needs the room: grants are asked back for that. It comes back with the next grant
+// of each. GPU.SuspendFits says before whether there is host memory for all of it.
+type Suspend struct{ Tenant string }
+
+// ResumeTenant has the memory of a tenant's clients come back that is away from the GPU: each of
+// them waits for a grant as if it had sent a Request. GPU.ResumeFits says before whether
+// there is any.
+type ResumeTenant struct{ Tenant string }
+
+// Called says that a client has made gated calls since the one before. It matters only
+// where idle clients are suspended.
+type Called struct{ Client ClientID }
+
+func (Attach) Event()         {}
+func (Request) Event()        {}
+func (Release) Event()        {}
+func (Lost) Event()           {}
+func (Gone) Event()           {}
+func (Tick) Event()           {}
+func (SetQuantum) Event()     {}
+func (SetGrace) Event()       {}
+func (SetMode) Event()        {}
+func (SetShare) Event()       {}
+func (SetTuning) Event()      {}
+func (GangMoved) Event()      {}
+func (Filled) Event()         {}
+func (SetSwapShare) Event()   {}
+func (Restore) Event()        {}
+func (RestoreUnknown) Event() {}
+func (Withdraw) Event()       {}
+func (Exec) Event()           {}
+func (Suspend) Event()        {}
+func (ResumeTenant) Event()   {}
+func (Called) Event()         {}
 
 func (e Attach) String() string {
 	s := fmt.Sprintf("attach %d", e.Client)
@@ -307,11 +288,11 @@ func (e Attach) String() string {
 	if e.Want {
 		s += " want"
 	}
-	return flags(s, "canmove", e.CanMove, "again", e.Again)
+	return base.Flags(s, "canmove", e.CanMove, "again", e.Again)
 }
 func (e Request) String() string { return fmt.Sprintf("request %d", e.Client) }
 func (e Release) String() string {
-	return flags(fmt.Sprintf("release %d epoch=%d %v", e.Client, e.Epoch, e.Reason), "preempted", e.Preempted)
+	return base.Flags(fmt.Sprintf("release %d epoch=%d %v", e.Client, e.Epoch, e.Reason), "preempted", e.Preempted)
 }
 func (e Withdraw) String() string       { return fmt.Sprintf("withdraw %d", e.Client) }
 func (e RestoreUnknown) String() string { return fmt.Sprintf("restore unknown epoch=%d", e.Epoch) }
@@ -324,15 +305,8 @@ func (e SetMode) String() string        { return fmt.Sprintf("set mode=%v", e.M)
 func (e SetShare) String() string {
 	return strings.TrimSuffix(fmt.Sprintf("set tenant=%s %v", e.Tenant, e.Share), " ")
 }
-func (e SetTuning) String() string { return "set " + e.Tuning.String() }
-func (GangMoved) String() string   { return "gang moved" }
-func (e Utilization) String() string {
-	s := fmt.Sprintf("utilization %d %d/%d", e.Client, e.Busy, e.Samples)
-	if e.Calls != 0 {
-		s += fmt.Sprintf(" calls=%d", e.Calls)
-	}
-	return s
-}
+func (e SetTuning) String() string    { return "set " + e.Tuning.String() }
+func (GangMoved) String() string      { return "gang moved" }
 func (e Filled) String() string       { return fmt.Sprintf("filled %.3f", e.Part) }
 func (e SetSwapShare) String() string { return fmt.Sprintf("set swapshare=%d", e.Percent) }
 func (e Restore) String() string {
@@ -351,3 +325,7 @@ func (e Restore) String() string {
 	}
 	return s
 }
+func (e Exec) String() string         { return fmt.Sprintf("exec %d", e.Client) }
+func (e Called) String() string       { return fmt.Sprintf("called %d", e.Client) }
+func (e Suspend) String() string      { return "suspend tenant=" + e.Tenant }
+func (e ResumeTenant) String() string { return "resume tenant=" + e.Tenant }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/gang"
 	"pgregory.net/rapid"
 )
 
@@ -96,7 +97,7 @@ func (n *node) one(gpu int, ev Event) (todo []string) {
 	case Gone:
 		delete(has, ev.Client)
 	case Attach:
-		n.gangOf[gpu][ev.Client] = ev.Share.Crew()
+		n.gangOf[gpu][ev.Client] = ev.Share.Group()
 		if has[ev.Client] != ev.Held {
 			delete(has, ev.Client)
 		}
@@ -219,7 +220,7 @@ func TestAnyGangHistory(t *testing.T) {
 				for i := range n.cores {
 					for c := range ClientID(8) {
 						if tenant(c) == tenant(id) && n.cores[i].clients[c] != nil {
-							n.gangOf[i][c] = s.Crew()
+							n.gangOf[i][c] = s.Group()
 						}
 					}
 					if len(n.has[i]) > 1 { // who was granted with others may not be of them any more
@@ -270,7 +271,7 @@ func TestAnyGangHistory(t *testing.T) {
 			if len(s.Queue) != 0 {
 				t.Fatalf("GPU %d: these wait for ever: %v", i, s.Queue)
 			}
-			if c.kept != nil && c.kept.seat.gang.phase != running {
+			if c.kept != nil && c.kept.slot.Phase() != gang.Running {
 				t.Fatalf("GPU %d is kept for %s for ever", i, c.kept.displayName())
 			}
 		}

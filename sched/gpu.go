@@ -6,6 +6,10 @@ import (
 	"cmp"
 	"fmt"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/gang"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // Defaults of a Config's zero fields, and the limits to which a GPU clamps
@@ -42,11 +46,11 @@ type GPU struct {
 	effective Mode // Exclusive or Concurrent
 	auto      auto
 	cohort    cohort
-	roomy     roomy
+	looks     spaceLook
 
 	gpu   string
-	clock *clock // of the node
-	gangs *gangs // of the node
+	clock *clock      // of the node
+	gangs *gang.Gangs // of the node
 
 	started     bool
 	intact      bool // as Config says
@@ -69,7 +73,9 @@ type GPU struct {
 	counters Counters
 	looked   uint64 // clients and tenants that were looked at, in passes over all
 
-	mem memory // see memory.go
+	mem            *residency.Memory
+	residency.View               // of mem: what callers may ask
+	idle           base.Earliest // when idle clients are looked for
 
 	policies []policy
 	slices   sliceState
@@ -89,14 +95,14 @@ type settings struct {
 func New(cfg Config) *GPU {
 	c := &GPU{
 		settings: settings{
-			quantum:   clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
-			grace:     clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
+			quantum:   base.Clamp(cmp.Or(cfg.Quantum, DefaultQuantum), MinQuantum, MaxQuantum),
+			grace:     base.Clamp(cmp.Or(cfg.Grace, DefaultGrace), MinGrace, MaxGrace),
 			mode:      cfg.Mode,
-			tuning:    cfg.Tuning.clamped(),
+			tuning:    cfg.Tuning.Clamped(),
 			swapShare: clampShareOfSwap(cfg.SwapShare),
 		},
 		clients:  make(map[ClientID]*client),
-		roster:   roster{tenants: make(map[string]*tenant)},
+		roster:   roster{tenants: make(map[tenantKey]*tenant)},
 		queues:   newQueues(),
 		records:  newRecords(cfg.LastEpoch, cfg.Way),
 		intact:   cfg.Intact,
@@ -107,7 +113,7 @@ func New(cfg Config) *GPU {
 	if node == nil {
 		node = NewNode()
 	}
-	c.clock, c.gangs = &node.clock, &node.gangs
+	c.clock, c.gangs = &node.clock, node.gangs
 	node.clock.gpus = append(node.clock.gpus, c)
 	c.effective, c.auto.cause = cfg.Mode, because(reasonSet)
 	switch cfg.Mode {
@@ -117,11 +123,10 @@ func New(cfg Config) *GPU {
 	case Concurrent:
 		c.auto.way = WayDriver
 	}
-	c.mem = newMemory(cfg.Memory, &node.Arenas, c.later)
+	c.mem = residency.New(cfg.Memory, &node.Arenas, forMemory{c}, c.do)
+	c.View = c.mem.View()
 	return c
 }
-
-func clamp[T cmp.Ordered](v, lo, hi T) T { return min(max(v, lo), hi) }
 
 // Step takes note of an event at a time and returns what to do about it. The
 // slice is reused by the next Step. A time before that of the latest Step
@@ -134,14 +139,83 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 			c.claimsUntil = now.Add(c.quantum + c.grace)
 		}
 		if c.restarted {
-			c.gangs.await()
+			c.gangs.Await()
 		}
 	}
-	delete(c.gangs.toStep, c.gpu)
+	c.gangs.Stepped(c.gpu)
 	c.countCohort(now)
 	c.now = now
 	c.acts = c.acts[:0]
+	c.mem.Begin(now, c.grace)
 
+	if !c.set(ev) && !c.ofMemory(ev) {
+		c.ofClient(ev)
+	}
+	c.applyPolicies()
+	c.settle()
+	c.mem.Settle()
+	c.forgetTenants()
+	for _, gpu := range c.gangs.Others(c.gpu) {
+		c.do(StepGPU{gpu})
+	}
+	return c.acts
+}
+
+// set is for events that change a setting. It reports whether this is one.
+func (c *GPU) set(ev Event) bool {
+	switch ev := ev.(type) {
+	case SetQuantum:
+		c.quantum = base.Clamp(ev.D, MinQuantum, MaxQuantum)
+		if c.swapShare == 0 {
+			c.owedUntil = min(c.owedUntil, c.now.Add(c.quantum))
+		}
+	case SetGrace:
+		c.grace = base.Clamp(ev.D, MinGrace, MaxGrace)
+		c.mem.Begin(c.now, c.grace)
+	case SetMode:
+		c.setMode(ev.M)
+	case SetShare:
+		c.reshare(ev.Tenant, ev.Share)
+		c.mem.Regroup(ev.Tenant, ev.Share.Group())
+	case SetTuning:
+		c.setTuning(ev.Tuning)
+	case SetSwapShare:
+		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
+	case SetTenantMemory:
+		if c.mem.SetTenant(ev) {
+			c.lookForIdle()
+		}
+	case SetGPUMemory:
+		c.mem.Resize(ev, c.Unused())
+	default:
+		return false
+	}
+	return true
+}
+
+// ofMemory is for events about memory. It reports whether this is one.
+func (c *GPU) ofMemory(ev Event) bool {
+	switch ev := ev.(type) {
+	case Reserve:
+		c.mem.Reserve(ev)
+	case Moved:
+		c.mem.Moved(ev)
+	case Suspend:
+		c.suspend(ev.Tenant)
+	case ResumeTenant:
+		c.resumeTenant(ev.Tenant)
+	case ArenaChanged:
+		c.mem.ArenaChanged(ev)
+	case RestoreMemory:
+		c.restoreMemory(ev)
+	default:
+		return false
+	}
+	return true
+}
+
+// ofClient is for events of clients.
+func (c *GPU) ofClient(ev Event) {
 	switch ev := ev.(type) {
 	case Attach:
 		c.attach(ev)
@@ -151,79 +225,32 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 		}
 	case Release:
 		c.release(ev)
+	case Withdraw:
+		if cl := c.clients[ev.Client]; cl != nil {
+			c.withdraw(cl)
+		}
 	case Lost:
 		c.lost(ev.Client)
 	case Gone:
 		c.gone(ev.Client)
-	case Tick:
-	case SetQuantum:
-		c.quantum = clamp(ev.D, MinQuantum, MaxQuantum)
-		if c.swapShare == 0 {
-			c.owedUntil = min(c.owedUntil, c.now.Add(c.quantum))
-		}
-	case SetGrace:
-		c.grace = clamp(ev.D, MinGrace, MaxGrace)
-		c.mem.unsettled = true // what is late depends on it
-	case SetMode:
-		c.setMode(ev.M)
-	case SetShare:
-		c.reshare(ev.Tenant, ev.Share)
-		c.regroup(ev.Tenant, ev.Share.Crew())
-	case GangMoved:
-	case SetTuning:
-		c.setTuning(ev.Tuning)
-	case Reserve:
-		c.reserveMemory(ev)
-	case Moved:
-		c.movedMemory(ev)
-	case SetTenantMemory:
-		c.setTenantMemory(ev)
-	case Suspend:
-		c.suspend(ev.Tenant)
-	case Called:
-		c.called(ev.Client)
-	case ResumeTenant:
-		c.resumeTenant(ev.Tenant)
-	case SetGPUMemory:
-		c.mem.Bytes = ev.Bytes
-		if ev.Swap != nil && c.mem.residency == nil && c.Unused() {
-			c.mem.configure(*ev.Swap, c.later)
-		}
-		c.memoryChanged()
-	case ArenaChanged:
-		c.arenaChanged(ev)
 	case Exec:
 		c.exec(ev.Client)
-	case RestoreMemory:
-		c.restoreMemory(ev)
+	case Called:
+		c.called(ev.Client)
 	case Utilization:
 		c.utilization(ev)
 	case Filled:
 		c.filled(ev)
 	case Controls:
 		c.control(ev)
-	case SetSwapShare:
-		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
-	case Withdraw:
-		if cl := c.clients[ev.Client]; cl != nil {
-			c.withdraw(cl)
-		}
 	case Restore:
 		c.restore(ev)
 	case RestoreUnknown:
 		c.restoreUnknown(ev)
+	case Tick, GangMoved:
 	default:
 		panic(fmt.Sprintf("sched: unknown event %T", ev))
 	}
-
-	c.applyPolicies()
-	c.settle()
-	c.settleMemory()
-	c.exorcise()
-	for _, gpu := range c.gangs.others(c.gpu) {
-		c.do(StepGPU{gpu})
-	}
-	return c.acts
 }
 
 // Deadline returns when Step must be called next, with a Tick if nothing else
@@ -248,11 +275,7 @@ const lookedPerWork = 32
 // Work says what all Steps so far have cost, apart from their number: in units of
 // about a Step that passes over no list of clients.
 func (c *GPU) Work() uint64 {
-	looked := c.looked
-	if c.mem.residency != nil {
-		looked += c.mem.residency.looked
-	}
-	return looked / lookedPerWork
+	return (c.looked + c.mem.Looked()) / lookedPerWork
 }
 
 // Next returns the client whose turn is next: it gets a grant as soon as the GPU

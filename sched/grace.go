@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // A tenant that drains slowly keeps the others waiting. What its latest drain took beyond
 // drainAllowance is taken off the grace of its next one, of which minGracePart is left at
@@ -26,7 +30,7 @@ func (c *GPU) noteDrain(g *grant) {
 	t := g.client.tenant
 	t.slow, t.slowAt = max(c.now.Sub(g.revokedAt)-drainAllowance, 0), c.now
 	if forgiven := t.slow * time.Duration(c.tuning.DropTail) / 100; forgiven > 0 && g.state == draining {
-		t.charge(c.now, forgiven, c.ratesOf(t))
+		t.Charge(c.now, forgiven, c.ratesOf(t))
 		if t.inHeap() {
 			c.heap(t.place).fix(t)
 		}
@@ -38,12 +42,12 @@ func (c *GPU) noteDrain(g *grant) {
 func gracePeriods() policy {
 	return policy{
 		due: func(c *GPU) (Time, bool) {
-			var e earliest
+			var e base.Earliest
 			if cl := c.closing.head; cl != nil {
-				e.either(cl.grant.graceFrom.Add(c.grace), true)
+				e.Either(cl.grant.graceFrom.Add(c.grace), true)
 			}
-			e.either(c.holdOff, c.holdOff != 0)
-			return e.at, e.ok
+			e.Either(c.holdOff, c.holdOff != 0)
+			return e.At, e.OK
 		},
 		revoke: (*GPU).fenceOverdue,
 	}

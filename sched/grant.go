@@ -58,7 +58,7 @@ type grants struct {
 	fenced       int  // grants that are fenced, and not released yet
 	keptOut      bool // latency grants keep batch tenants from the GPU
 
-	kept    *tenant // the gang that has the GPU, or is about to; see gang.go
+	kept    *tenant // the gang that has the GPU, or is about to; see package gang
 	holdOff Time    // no exclusive grant before; 0: none
 
 	// Who is granted when the holder has released, if nothing happens to it
@@ -176,7 +176,7 @@ func (c *GPU) recount(g *grant, change func()) {
 func (c *GPU) give(cl *client, epoch Epoch) *grant {
 	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now}
 	cl.cut = false
-	c.memoryActive(cl)
+	c.mem.SetActive(cl.id, true)
 	return cl.grant
 }
 
@@ -213,16 +213,13 @@ func (c *GPU) endGrant(cl *client, how EndReason) {
 	r.Moved = g.move.took
 	cl.held += held
 	cl.grant, cl.idleSince = nil, c.now
-	c.releasedMemory(cl, r.Moved)
+	c.mem.Released(cl.id, r.Moved)
 	cl.want = false
-	if t.seat != nil {
-		t.seat.gang.releasedAt = c.now
+	if t.slot != nil {
+		t.slot.Released()
 	}
-	if t.credit < 0 && t.limited() {
-		t.credit = t.credit * time.Duration(100-c.tuning.DropCarry) / 100
-	}
-	if t.limited() && t.credit < t.slice()/4 {
-		t.capped = true // a turn of less is not worth its hand-over
+	if t.limited() {
+		t.Settle(t.slice(), c.tuning)
 	}
 	c.review(t)
 	c.do(r)

@@ -54,7 +54,7 @@ func (t *tenant) first() uint64 {
 	return t.queue.head.seq
 }
 
-func behind(a, b *tenant) bool { return a.vt < b.vt || a.vt == b.vt && before(a, b) }
+func behind(a, b *tenant) bool { return a.VT() < b.VT() || a.VT() == b.VT() && before(a, b) }
 
 func backFirst(a, b *tenant) bool {
 	x, y := a.backAt(), b.backAt()

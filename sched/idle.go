@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // Automatic suspending. A client that has not used the GPU for Memory.SuspendAfter, or for
 // the time of its tenant, is
@@ -11,12 +15,6 @@ import "time"
 // for a while is told to leave once it has nothing to do: only the client knows whether a
 // kernel still runs. The client then gives the GPU back, and its time begins.
 
-// Limits of Memory.SuspendAfter, the time after which idle clients are suspended.
-const (
-	MinSuspendAfter = time.Second
-	MaxSuspendAfter = 365 * 24 * time.Hour
-)
-
 // A holder without calls for an idlePart of its time, and for quietLeast, is told to leave.
 // Clients report calls once a second.
 const (
@@ -24,55 +22,18 @@ const (
 	quietLeast = 2 * time.Second
 )
 
-// setIdleTime changes after what time a tenant's clients are suspended; 0: SuspendAfter;
-// less: never.
-func (m *memory) setIdleTime(tenant string, after time.Duration) {
-	switch {
-	case after == 0:
-		delete(m.idleTimes, tenant)
-	case after > 0:
-		after = clamp(after, MinSuspendAfter, MaxSuspendAfter)
-		fallthrough
-	default:
-		m.idleTimes[tenant] = after
-	}
-}
-
-// idleTime returns after what time a client is suspended; 0: never.
-func (m *memory) idleTime(id ClientID) time.Duration {
-	if c := m.members[id]; c != nil {
-		if after, ok := m.idleTimes[c.account]; ok {
-			return max(after, 0)
-		}
-	}
-	return m.SuspendAfter
-}
-
-// SuspendsIdle says whether any client is suspended when it is idle.
-func (c *GPU) SuspendsIdle() bool {
-	if c.mem.residency == nil {
-		return false
-	}
-	for _, after := range c.mem.idleTimes {
-		if after > 0 {
-			return true
-		}
-	}
-	return c.mem.SuspendAfter > 0
-}
-
 // lookForIdle has idle clients looked for in this Step.
 func (c *GPU) lookForIdle() {
 	if c.SuspendsIdle() {
-		c.mem.idle = earliest{c.now, true}
+		c.idle = base.Earliest{At: c.now, OK: true}
 	}
 }
 
 // startWork is for a client that is granted.
 func (c *GPU) startWork(cl *client) {
 	cl.quiet, cl.calledAt = false, c.now
-	if after := c.mem.idleTime(cl.id); after > 0 && c.mem.idle.ok {
-		c.mem.idle.either(cl.quietAt(after), true)
+	if after := c.mem.IdleTime(cl.id); after > 0 && c.idle.OK {
+		c.idle.Either(cl.quietAt(after), true)
 	}
 }
 
@@ -104,7 +65,7 @@ func (c *GPU) tellToLeave(cl *client, on bool) {
 // idleClients suspends clients that have been idle for their time.
 func idleClients() policy {
 	return policy{
-		due:    func(c *GPU) (Time, bool) { return c.mem.idle.at, c.mem.idle.ok },
+		due:    func(c *GPU) (Time, bool) { return c.idle.At, c.idle.OK },
 		revoke: (*GPU).suspendIdle,
 	}
 }
@@ -112,19 +73,18 @@ func idleClients() policy {
 // suspendIdle looks at all clients, and says when to look again. A client that does
 // anything meanwhile only becomes idle later.
 func (c *GPU) suspendIdle() {
-	mem := &c.mem
-	if !mem.idle.ok || c.now < mem.idle.at {
+	if !c.idle.OK || c.now < c.idle.At {
 		return
 	}
-	var next earliest
+	var next base.Earliest
 	for _, cl := range c.inOrder() {
-		m, after := mem.members[cl.id], mem.idleTime(cl.id)
-		if m == nil || after == 0 {
+		after := c.mem.IdleTime(cl.id)
+		if after == 0 {
 			continue
 		}
 		at := c.now.Add(after)
 		switch {
-		case cl.grant.holds() && !cl.quiet && cl.tenant.seat == nil:
+		case cl.grant.holds() && !cl.quiet && cl.tenant.slot == nil:
 			if quiet := cl.quietAt(after); quiet > c.now {
 				at = min(at, quiet)
 			} else {
@@ -134,21 +94,10 @@ func (c *GPU) suspendIdle() {
 			if idle := cl.idleSince.Add(after); idle > c.now {
 				at = idle
 			} else {
-				c.suspendClient(m)
+				c.mem.SuspendIdle(cl.id)
 			}
 		}
-		next.either(at, true)
+		next.Either(at, true)
 	}
-	mem.idle = next
-}
-
-// suspendClient suspends an idle client, if that moves anything (Memory.Contexts: or not) and there is host memory
-// for it. Else that is tried again after its time.
-func (c *GPU) suspendClient(m *member) {
-	o := c.mem.residency.clients[m.id]
-	if o.keep != Swapped || o.unknown || o.suspended || m.gang != "" || o.resident <= o.fixed && !c.mem.Contexts || c.suspendsFit([]*occupant{o}) != nil {
-		return
-	}
-	c.leaves(m, true)
-	c.memoryChanged()
+	c.idle = next
 }

@@ -12,7 +12,9 @@ import (
 func suspending(t *testing.T, after time.Duration, uses ...use) *sharing {
 	t.Helper()
 	w := newSharing(t, 6*oneGiB, 0, 10)
-	w.core.mem.SuspendAfter = after
+	cfg := w.memory()
+	cfg.SuspendAfter = after
+	w.remake(cfg, forMemory{w.core})
 	w.add(uses...)
 	w.share()
 	return w
@@ -93,8 +95,9 @@ func TestIdleTimeOfATenant(t *testing.T) {
 		{20 * time.Minute, 0, Time(20 * time.Minute), Time(20 * time.Minute)},
 		{0, 0, 0, 0},
 	} {
-		c := New(Config{Memory: Memory{Bytes: 100, Swap: true, Capacity: 100, SuspendAfter: tc.all}})
-		c.mem.arenas.Bound(100, 0)
+		node := NewNode()
+		node.Arenas.Bound(100, 0)
+		c := New(Config{Node: node, Memory: Memory{Swap: true, Capacity: 100, SuspendAfter: tc.all}})
 		c.Step(0, SetTenantMemory{Tenant: "own", SuspendAfter: tc.own})
 		for id, tenant := range map[ClientID]string{1: "own", 2: "beside"} {
 			c.Step(0, Attach{Client: id, Tenant: tenant, CanMove: true})

@@ -41,6 +41,13 @@ func (c *GPU) Check() error {
 			closingBatch++
 		}
 	}
+	for _, check := range []func() error{
+		c.checkNext, c.checkGangs, func() error { return c.checkTenants(waiting) }, c.checkMemory, c.checkDeadline,
+	} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
 	switch {
 	case connected != c.connected:
 		return fmt.Errorf("%d clients are connected, counted %d", connected, c.connected)
@@ -50,7 +57,14 @@ func (c *GPU) Check() error {
 		return fmt.Errorf("%d clients run beside others, whose time slices are not short", c.beside.n)
 	case closingBatch != c.closingBatch:
 		return fmt.Errorf("%d batch grants are closing, counted %d", closingBatch, c.closingBatch)
-	case c.effective != Exclusive && c.effective != Concurrent, c.mode != Auto && c.mode != c.effective && !(c.mode == Concurrent && c.auto.overfull()):
+	}
+	return nil
+}
+
+// checkNext checks that nobody waits who is to be granted, and who is recorded as the next one.
+func (c *GPU) checkNext() error {
+	switch {
+	case c.effective != Exclusive && c.effective != Concurrent, c.mode != Auto && c.mode != c.effective && !(c.mode == Concurrent && c.mem.Overfull()):
 		return fmt.Errorf("%v is in effect, set is %v", c.effective, c.mode)
 	case c.effective == Concurrent && c.inTurn() != nil:
 		return fmt.Errorf("%d clients wait in concurrent mode", c.waiting)
@@ -58,7 +72,7 @@ func (c *GPU) Check() error {
 		return fmt.Errorf("tenant %s is urgent and waits", c.urgent.top().displayName())
 	case c.joiner() != nil:
 		return fmt.Errorf("tenant %s waits while its cohort has the GPU", c.joiner().displayName())
-	case c.free() && (c.ready.top() != nil || c.afar.top() != nil && !c.spared()):
+	case c.free() && (c.ready.top() != nil || c.deferred.top() != nil && !c.spared()):
 		return fmt.Errorf("%d clients wait for a free GPU", c.waiting)
 	case c.persisted != c.record():
 		return fmt.Errorf("persisted %v, need %v", c.persisted, c.record())
@@ -70,16 +84,7 @@ func (c *GPU) Check() error {
 			return fmt.Errorf("client %d holds, beside %d latency grants: %+v", h.id, c.latency.n, *h.grant)
 		}
 	}
-	if err := c.checkGangs(); err != nil {
-		return err
-	}
-	if err := c.checkTenants(waiting); err != nil {
-		return err
-	}
-	if err := c.checkMemory(); err != nil {
-		return err
-	}
-	return c.checkDeadline()
+	return nil
 }
 
 // checkTally checks the sums of clients, and the orders of clients and tenants.
@@ -93,25 +98,19 @@ func (c *GPU) checkTally() error {
 			return fmt.Errorf("client %d is not in its place of the order", cl.id)
 		}
 	}
-	latency := 0
-	for i, t := range c.byName {
-		if t.clients > 0 && t.share.Priority == Latency {
-			latency++
-		}
+	for i, t := range c.byKey {
 		if t.processes != processes[t] {
 			return fmt.Errorf("%d processes of tenant %s share the GPU, counted %d", processes[t], t.displayName(), t.processes)
 		}
-		if c.tenants[t.name] != t || i > 0 && c.byName[i-1].name >= t.name {
+		if c.tenants[t.key] != t || i > 0 && c.byKey[i-1].key.compare(t.key) >= 0 {
 			return fmt.Errorf("tenant %s is not in its place of the order", t.displayName())
 		}
 	}
 	switch {
-	case latency != c.pool.tenants:
-		return fmt.Errorf("%d latency tenants, counted %d", latency, c.pool.tenants)
 	case fresh != c.tally:
 		return fmt.Errorf("of clients that share the GPU there are %+v, counted %+v", fresh, c.tally)
-	case len(c.order) != len(c.clients), len(c.byName) != len(c.tenants):
-		return fmt.Errorf("%d clients and %d tenants, in order are %d and %d", len(c.clients), len(c.tenants), len(c.order), len(c.byName))
+	case len(c.order) != len(c.clients), len(c.byKey) != len(c.tenants):
+		return fmt.Errorf("%d clients and %d tenants, in order are %d and %d", len(c.clients), len(c.tenants), len(c.order), len(c.byKey))
 	}
 	return nil
 }
@@ -143,7 +142,7 @@ func (c *GPU) checkList(name string, l *list) error {
 func (c *GPU) checkClient(cl *client) error {
 	g := cl.grant
 	switch {
-	case cl.tenant == nil || c.tenants[cl.tenant.name] != cl.tenant:
+	case cl.tenant == nil || c.tenants[cl.tenant.key] != cl.tenant:
 		return fmt.Errorf("belongs to no known tenant")
 	case cl.standing && (g != nil || cl.tenant.share.Priority != Latency || c.effective != Exclusive):
 		return fmt.Errorf("may go ahead, with a grant: %t, %v, in %v mode", g != nil, cl.tenant.share.Priority, c.effective)
@@ -186,118 +185,100 @@ func (c *GPU) checkGrant(cl *client, g *grant) error {
 	return nil
 }
 
+// checkTenants checks each tenant, and the sums of all.
 func (c *GPU) checkTenants(waiting int) error {
-	type sums struct{ clients, open, beside, closing, fenced, batch int }
-	has := map[*tenant]*sums{}
-	for _, cl := range c.clients {
-		s := has[cl.tenant]
-		if s == nil {
-			s = &sums{}
-			has[cl.tenant] = s
-		}
-		s.clients++
-		g := cl.grant
-		if g == nil {
-			continue
-		}
-		switch {
-		case g.state == fenced:
-			s.fenced++
-		case g.closes():
-			s.closing++
-		case g.state == granted && g.kind == besideGrant:
-			s.beside++
-		case g.state == granted && !g.move.on:
-			s.open++
-		}
-		if g.kind == turnGrant && g.state != fenced {
-			s.batch++
-		}
+	if err := c.checkCounts(); err != nil {
+		return err
 	}
-	queued, eligible, active, latency, requests, weights, exact, limited := 0, 0, 0, 0, 0, 0, 0, 0
-	cohort, pool := int64(0), pooled{}
+	queued, cohort, pool, all := 0, int64(0), pooled{}, sums{}
 	fresh, due := c.dues(), c.duesNow()
-	for name, t := range c.tenants {
-		s := has[t]
-		if s == nil {
-			s = &sums{}
-		}
-		var in *tenantHeap
-		if t.inHeap() {
-			in = c.heap(t.place)
-		}
-		switch {
-		case t.name != name:
-			return fmt.Errorf("tenant %q is recorded as %q", t.name, name)
-		case *s != (sums{t.clients, t.open, t.beside, t.closing, t.fenced, t.batch}):
-			return fmt.Errorf("tenant %s: counted %+v, there are %+v", t.displayName(), sums{t.clients, t.open, t.beside, t.closing, t.fenced, t.batch}, *s)
-		case t.clients == 0 && !t.ghost:
-			return fmt.Errorf("tenant %s has no clients", t.displayName())
-		case (t.queue.n > 0 || t.proxy()) != (t.place != nowhere):
-			return fmt.Errorf("tenant %s: %d wait, in place %d", t.displayName(), t.queue.n, t.place)
-		case in != nil && (t.pos >= len(in.items) || in.items[t.pos] != t):
-			return fmt.Errorf("tenant %s is not where it says", t.displayName())
-		case in != nil && t.pos > 0 && in.less(t, in.items[(t.pos-1)/2]):
-			return fmt.Errorf("tenant %s is behind one that comes later", t.displayName())
-		case t.place == spent && (!t.demoted || c.effective != Exclusive || c.unwanted()):
-			return fmt.Errorf("latency tenant %s waits: out of patience: %t, in %v mode, %d tenants want turns", t.displayName(), t.demoted, c.effective, c.active)
-		case t.active != (t.takesTurn() || t.place == aside || t.batch > 0 || t.open > 0 && c.effective == Concurrent):
-			return fmt.Errorf("tenant %s is active: %t, in place %d with %d grants", t.displayName(), t.active, t.place, t.batch)
-		case (t.metered >= 0) != t.spends():
-			return fmt.Errorf("tenant %s is metered: %t", t.displayName(), t.metered >= 0)
-		}
-		if err := c.checkList("the queue of "+t.displayName(), &t.queue); err != nil {
-			return err
+	for key, t := range c.tenants {
+		if err := c.checkTenant(key, t); err != nil {
+			return fmt.Errorf("tenant %s: %w", t.displayName(), err)
 		}
 		queued += t.queue.n
-		if t.takesTurn() || t.place == urgent || t.place == spent {
-			eligible += max(t.queue.n, 1)
-		}
-		if t.active {
-			active++
-			requests += t.share.Request
-			weights += t.share.Weight
-			if t.limited() {
-				limited++
-			}
-			if t.share.Priority == Latency {
-				latency++
-			}
-			if !t.apart {
-				cohort += fresh.of(t)
-			}
-		}
-		if now := t.pools(); now != t.pooled {
-			return fmt.Errorf("tenant %s counts as %+v for latency tenants, counted %+v", t.displayName(), now, t.pooled)
+		all.add(t.sums(), +1)
+		if t.active && !t.apart {
+			cohort += fresh.of(t)
 		}
 		pool.tenants, pool.requests, pool.promised = pool.tenants+t.pooled.tenants, pool.requests+t.pooled.requests, pool.promised+t.pooled.promised
-		if t.clients > 0 && (t.limited() || t.share.Request > 0) {
-			exact++
-		}
-		if !t.apart && t.share.exclusive() {
-			return fmt.Errorf("tenant %s is of the cohort: %v", t.displayName(), t.share)
-		}
 	}
 	switch {
 	case queued != waiting:
 		return fmt.Errorf("%d clients wait, queues hold %d", waiting, queued)
-	case eligible != c.waiting:
-		return fmt.Errorf("%d clients may be granted, counted %d", eligible, c.waiting)
+	case all != c.sums:
+		return fmt.Errorf("of tenants there are %+v, counted %+v", all, c.sums)
 	case c.cohort.on && cohort != due.cohort:
 		return fmt.Errorf("the cohort is due %d of %d, counted %d", cohort, one, due.cohort)
 	case pool != c.pool.pooled:
 		return fmt.Errorf("latency tenants have %+v, counted %+v", pool, c.pool.pooled)
-	case latency != c.activeLatency:
-		return fmt.Errorf("%d active tenants have priority latency, counted %d", latency, c.activeLatency)
-	case limited != c.limited:
-		return fmt.Errorf("%d active tenants have a limit, counted %d", limited, c.limited)
 	case fresh.rest != due.rest || fresh.weights != due.weights:
 		return fmt.Errorf("weights of %d share %d of the GPU, counted %d and %d", fresh.weights, fresh.rest, due.weights, due.rest)
-	case active != c.active || requests != c.requests || weights != c.weights || exact != c.exact:
-		return fmt.Errorf("%d tenants are active with %d %% and weight %d, %d exact; counted %d, %d, %d, %d",
-			active, requests, weights, exact, c.active, c.requests, c.weights, c.exact)
 	}
 	return nil
+}
+
+// checkCounts checks what tenants count of their clients and grants.
+func (c *GPU) checkCounts() error {
+	type counts struct{ clients, open, beside, closing, fenced, batch int }
+	has := map[*tenant]counts{}
+	for _, cl := range c.clients {
+		n := has[cl.tenant]
+		n.clients++
+		switch g := cl.grant; {
+		case g == nil:
+		case g.state == fenced:
+			n.fenced++
+		case g.closes():
+			n.closing++
+		case g.state == granted && g.kind == besideGrant:
+			n.beside++
+		case g.state == granted && !g.move.on:
+			n.open++
+		}
+		if g := cl.grant; g != nil && g.kind == turnGrant && g.state != fenced {
+			n.batch++
+		}
+		has[cl.tenant] = n
+	}
+	for _, t := range c.tenants {
+		if counted := (counts{t.clients, t.open, t.beside, t.closing, t.fenced, t.batch}); counted != has[t] {
+			return fmt.Errorf("tenant %s: counted %+v, there are %+v", t.displayName(), counted, has[t])
+		}
+	}
+	return nil
+}
+
+func (c *GPU) checkTenant(key tenantKey, t *tenant) error {
+	var in *tenantHeap
+	if t.inHeap() {
+		in = c.heap(t.place)
+	}
+	switch {
+	case t.key != key:
+		return fmt.Errorf("is recorded as %v", key)
+	case t.clients == 0 && !t.remembered:
+		return fmt.Errorf("has no clients")
+	case (t.queue.n > 0 || t.proxy()) != (t.place != nowhere):
+		return fmt.Errorf("%d wait, in place %d", t.queue.n, t.place)
+	case in != nil && (t.pos >= len(in.items) || in.items[t.pos] != t):
+		return fmt.Errorf("is not where it says")
+	case in != nil && t.pos > 0 && in.less(t, in.items[(t.pos-1)/2]):
+		return fmt.Errorf("is behind one that comes later")
+	case t.place == spent && (!t.Demoted() || c.effective != Exclusive || c.unwanted()):
+		return fmt.Errorf("waits, out of patience: %t, in %v mode, %d tenants want turns", t.Demoted(), c.effective, c.active)
+	case t.active != (t.takesTurn() || t.place == parked || t.batch > 0 || t.open > 0 && c.effective == Concurrent):
+		return fmt.Errorf("is active: %t, in place %d with %d grants", t.active, t.place, t.batch)
+	case (t.metered >= 0) != t.spends():
+		return fmt.Errorf("is metered: %t", t.metered >= 0)
+	case t.sums() != t.summed:
+		return fmt.Errorf("adds %+v, counted %+v", t.sums(), t.summed)
+	case t.pools() != t.pooled:
+		return fmt.Errorf("counts as %+v for latency tenants, counted %+v", t.pools(), t.pooled)
+	case !t.apart && t.share.exclusive():
+		return fmt.Errorf("is of the cohort: %v", t.share)
+	}
+	return c.checkList("its queue", &t.queue)
 }
 
 // checkDeadline checks that nothing is left that was due, and that there is a deadline for

@@ -2,7 +2,12 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // latencyTenants grants at once to tenants that want the GPU briefly, and shuts the gates
 // of the others meanwhile. All of them together have half of the time in which others want
@@ -10,17 +15,17 @@ import "time"
 func latencyTenants() policy {
 	return policy{
 		due: func(c *GPU) (Time, bool) {
-			var e earliest
+			var e base.Earliest
 			for _, t := range c.metered {
 				if t.share.Priority == Latency && c.holds(t, &c.latency) && c.keptOut {
-					e.either(c.patienceEnds(t))
+					e.Either(c.patienceEnds(t))
 				}
 			}
 			for _, t := range c.spent.items {
-				e.either(c.patienceBack(t))
-				e.either(c.pool.wantedAt.Add(shortPause), c.active == 0)
+				e.Either(c.patienceBack(t))
+				e.Either(c.pool.wantedAt.Add(shortPause), c.active == 0)
 			}
-			return e.at, e.ok
+			return e.At, e.OK
 		},
 		revoke: func(c *GPU) {
 			c.lookWhoIsOut()
@@ -83,7 +88,7 @@ func (c *GPU) countPooled(t *tenant) {
 // percent is the part of the time that latency tenants may have together: half of what is
 // promised to nobody else, or what they are promised.
 func (p *latencyPool) percent() int {
-	return min(max(patiencePercent*(100-p.promised)/100, p.requests, 1), 100)
+	return min(max(account.PatiencePercent*(100-p.promised)/100, p.requests, 1), 100)
 }
 
 // each is the part of that which each has, beyond what it is promised.
@@ -108,7 +113,7 @@ func (c *GPU) unwanted() bool { return c.active == 0 && c.now >= c.pool.wantedAt
 func (c *GPU) commonPatience() time.Duration {
 	p := &c.pool
 	dt := max(c.now.Sub(p.countedAt), 0)
-	return min(max(p.patience+dt*time.Duration(p.rate)/100, -patienceOwed), patienceMax)
+	return min(max(p.patience+dt*time.Duration(p.rate)/100, -account.PatienceOwed), account.PatienceMax)
 }
 
 // countPatience brings the common patience up to now, and notes how it changes from now on.
@@ -128,7 +133,7 @@ func (c *GPU) countPatience() {
 // patienceEnds returns when a tenant that keeps others out is out of patience; false if
 // never.
 func (c *GPU) patienceEnds(t *tenant) (Time, bool) {
-	own, ends := c.usedUp(t, t.patience, t.share.Request+c.pool.each(), 1000)
+	own, ends := t.PatienceEnds(c.now, t.share.Request+c.pool.each())
 	rate := time.Duration(-c.pool.rate)
 	if !ends || rate <= 0 {
 		return 0, false
@@ -139,18 +144,18 @@ func (c *GPU) patienceEnds(t *tenant) (Time, bool) {
 // patienceBack returns when a tenant that is out of patience has enough of it again; false
 // if never, as things are.
 func (c *GPU) patienceBack(t *tenant) (Time, bool) {
-	var e earliest
+	var e base.Earliest
 	full := func(from Time, left time.Duration, percent int) {
 		rate := time.Duration(percent)
 		if rate > 0 {
-			e.either(from.Add(((patienceMax/2-left)*100+rate-1)/rate), true)
+			e.Either(from.Add(((account.PatienceMax/2-left)*100+rate-1)/rate), true)
 		}
 	}
 	full(c.now, c.commonPatience(), c.pool.rate)
 	if t.open+t.closing == 0 {
-		full(c.now, t.patience, t.share.Request+c.pool.each())
+		full(c.now, t.Patience(), t.share.Request+c.pool.each())
 	}
-	return e.at, e.ok
+	return e.At, e.OK
 }
 
 // latencyRuns says whether a latency tenant has the GPU, and more than short time slices
@@ -183,7 +188,7 @@ func (c *GPU) revokeDemoted() {
 	for i := 0; i < len(c.metered) && c.keptOut; i++ {
 		t := c.metered[i]
 		c.bill(t)
-		if t.demoted && c.holds(t, &c.latency) {
+		if t.Demoted() && c.holds(t, &c.latency) {
 			c.revokeTenant(t, &c.latency, PriorityUsedUp)
 			c.standAll(t)
 			i = -1 // the list has changed
@@ -196,7 +201,7 @@ func (c *GPU) letBack() {
 	for i := 0; i < len(c.spent.items); i++ {
 		t := c.spent.items[i]
 		c.bill(t)
-		if !t.demoted || c.unwanted() {
+		if !t.Demoted() || c.unwanted() {
 			c.review(t)
 			i = -1 // the list has changed
 		}
@@ -242,7 +247,7 @@ func (c *GPU) resume(g *grant) {
 func (c *GPU) stand(cl *client) {
 	t := cl.tenant
 	on := cl.connected && cl.grant == nil && cl.in == nil && c.effective == Exclusive && c.holdOff == 0 &&
-		t.share.Priority == Latency && !t.demoted && !t.capped && !cl.away
+		t.share.Priority == Latency && !t.Demoted() && !t.Capped() && !cl.away
 	if on != cl.standing && cl.connected && cl.grant == nil {
 		cl.standing = on
 		c.do(Stand{cl.id, on})

@@ -2,21 +2,21 @@
 
 package sched
 
-import "time"
+import "github.com/nvshare/nvshare/sched/base"
 
 // limits revokes the grants of a tenant that has used up its limit. When it has credit
 // for a slice, it waits for its turn again.
 func limits() policy {
 	return policy{
 		due: func(c *GPU) (Time, bool) {
-			var e earliest
+			var e base.Earliest
 			for _, t := range c.metered {
-				e.either(c.creditEnds(t))
+				e.Either(c.creditEnds(t))
 			}
 			if t := c.throttled.top(); t != nil {
-				e.either(t.backAt(), true)
+				e.Either(t.backAt(), true)
 			}
-			return e.at, e.ok
+			return e.At, e.OK
 		},
 		revoke: func(c *GPU) {
 			c.unthrottle()
@@ -29,8 +29,10 @@ func limits() policy {
 func (c *GPU) unthrottle() {
 	for t := c.throttled.top(); t != nil && c.now >= t.backAt(); t = c.throttled.top() {
 		c.bill(t) // other grants of the tenant may have used credit meanwhile
-		if t.credit >= t.slice() || !t.limited() {
-			t.capped = false
+		if t.limited() {
+			t.Uncap(t.slice())
+		} else {
+			t.DropLimit()
 		}
 		c.review(t)
 	}
@@ -41,7 +43,7 @@ func (c *GPU) revokeLimited() {
 	for i := 0; i < len(c.metered); i++ {
 		t := c.metered[i]
 		c.bill(t)
-		if !t.limited() || t.credit > 0 {
+		if !t.limited() || t.Credit() > 0 {
 			continue
 		}
 		if c.kept == t {
@@ -59,32 +61,9 @@ func (c *GPU) revokeLimited() {
 // never.
 func (c *GPU) creditEnds(t *tenant) (Time, bool) {
 	if !t.limited() {
-		return 0, false
+		return 0, false // as most: the rates need not be known
 	}
-	use, whole := c.ratesOf(t).limitUse()
-	left := t.credit
-	if left > 0 && !whole {
-		left += 3 // account.bill rounds down three times
-	}
-	at, ok := c.usedUp(t, left, t.share.Limit, use)
-	if s := Time(c.tuning.Sample); s > 0 && ok && t.credit > 0 {
-		at = (at + s - 1) / s * s
-	}
-	return at, ok
-}
-
-// usedUp returns when a tenant will have nothing left of what it has, if that is filled
-// at a percentage of the time, and used at so many permille of it; false if never. Rounding up
-// has account.bill, which rounds down, come to nothing then.
-func (c *GPU) usedUp(t *tenant, left time.Duration, fill, use int) (Time, bool) {
-	switch {
-	case left <= 0:
-		return c.now, true
-	case use <= 10*fill:
-		return 0, false
-	}
-	rate := time.Duration(use - 10*fill)
-	return t.billedAt.Add((left*1000 + rate - 1) / rate), true
+	return t.CreditEnds(c.now, c.ratesOf(t))
 }
 
 // spends says whether the tenant's grants use up its credit or patience, at whose end they are
@@ -112,8 +91,8 @@ func (c *GPU) meter(t *tenant) {
 
 // backAt returns when a throttled tenant has credit for a slice again.
 func (t *tenant) backAt() Time {
-	if !t.limited() || !t.capped {
-		return max(t.billedAt, t.notBefore) // its limit was taken away just now, or something else keeps it waiting
+	if !t.limited() || !t.Capped() {
+		return max(t.BilledAt(), t.notBefore) // its limit was taken away just now, or something else keeps it waiting
 	}
-	return max(t.notBefore, t.account.backAt(t.share.Limit, t.slice()))
+	return max(t.notBefore, t.Account.BackAt(t.share.Limit, t.slice()))
 }

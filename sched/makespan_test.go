@@ -155,6 +155,11 @@ func TestMakespanFromCold(t *testing.T) {
 	}
 }
 
+// byGrant says of nobody that it comes later than others: the least recently granted one makes room.
+type byGrant struct{ forMemory }
+
+func (byGrant) Later(ClientID, ClientID) bool { return false }
+
 // Of three tenants each of which has half of the GPU's memory, in turn, one has to move
 // in every second turn, if that makes room which comes last; the least recently granted
 // one is just the next.
@@ -162,10 +167,11 @@ func TestLaterMovesLess(t *testing.T) {
 	u := use{work: time.Second, times: 30, bytes: 4 * oneGiB}
 	turns := float64(3 * u.times)
 	for _, later := range []bool{false, true} {
-		w := newSharing(t, 8*oneGiB, time.Second, 0, several(3, u)...)
+		w := newSharing(t, 8*oneGiB, time.Second, 0)
 		if !later {
-			w.core.mem.residency.later = nil
+			w.remake(w.memory(), byGrant{forMemory{w.core}})
 		}
+		w.add(several(3, u)...)
 		w.share()
 		each := float64(w.bytesIn) / turns / float64(u.bytes)
 		t.Logf("by what comes last: %-5t %.2f of a tenant's memory is moved in for each of its turns", later, each)

@@ -15,7 +15,7 @@ func (c *GPU) setMode(m Mode) {
 	c.endCohort()
 	c.auto.way, c.slices.stale = WayTurns, true
 	c.auto.startWindow(c.now)
-	if m != Auto && !(m == Concurrent && c.auto.overfull()) {
+	if m != Auto && !(m == Concurrent && c.mem.Overfull()) {
 		c.setEffective(m, because(reasonSet))
 	}
 }
@@ -45,7 +45,7 @@ func (c *GPU) setEffective(m Mode, cause Cause) {
 		}
 		c.kept = nil
 		for _, t := range c.ganged {
-			t.seat.hold, t.seat.due = nothing, false
+			t.slot.Ignore()
 		}
 	} else {
 		for cl := c.closing.head; cl != nil; cl = cl.next {
@@ -62,20 +62,20 @@ func (c *GPU) setEffective(m Mode, cause Cause) {
 			c.bill(t)
 		}
 		for _, t := range c.tenants {
-			c.vtime = max(c.vtime, t.vt)
+			c.vtime = max(c.vtime, t.VT())
 		}
 		for _, t := range c.tenants {
-			t.vt = c.vtime
+			t.SetVT(c.vtime)
 		}
 		c.ready.reorder()
-		c.afar.reorder()
+		c.deferred.reorder()
 	}
 	for _, cl := range c.inOrder() {
 		c.review(cl.tenant) // who is urgent depends on the mode
 		c.stand(cl)
 	}
 	for _, t := range c.ganged {
-		t.seat.gang.tell()
+		t.slot.Tell()
 	}
 }
 
@@ -83,5 +83,5 @@ func (c *GPU) setTuning(tuning Tuning) {
 	for _, t := range c.tenants {
 		c.bill(t) // by the old tuning so far
 	}
-	c.tuning = tuning.clamped()
+	c.tuning = tuning.Clamped()
 }

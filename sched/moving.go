@@ -5,6 +5,9 @@ package sched
 import (
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/gang"
 )
 
 // Moving memory. A client that has memory away moves it onto the GPU when it is granted,
@@ -142,7 +145,7 @@ func (c *GPU) stopMoving(g *grant) {
 // not get on.
 func (c *GPU) thereMayBeRoom() {
 	for _, t := range c.putOff {
-		if t.notBefore = 0; c.tenants[t.name] == t {
+		if t.notBefore = 0; c.tenants[t.key] == t {
 			c.review(t)
 		}
 	}
@@ -178,7 +181,7 @@ func (c *GPU) isReady(cl *client, epoch Epoch, copied uint64, known bool) {
 		return
 	}
 	c.recount(g, func() { c.stopMoving(g) })
-	g.ran, g.startVT = 0, t.vt
+	g.ran, g.startVT = 0, t.VT()
 	g.move.ready = true
 	c.owe(t, g.move.took)
 	c.noteFill(copied, known, g.move.took)
@@ -200,7 +203,7 @@ func (c *GPU) owe(t *tenant, moved time.Duration) {
 	t.stretch = min(c.quantum, maxStretch)
 	if c.swapShare != 0 {
 		t.stretch = stretchFor(moved, c.swapShare)
-		easy := min(stretchFor(moved, max(c.swapShare/easyPart, 1)), easyStretch, easyRound/time.Duration(max(len(c.afar.items), 1)))
+		easy := min(stretchFor(moved, max(c.swapShare/easyPart, 1)), easyStretch, easyRound/time.Duration(max(len(c.deferred.items), 1)))
 		until = max(t.stretch, easy)
 	}
 	c.owedUntil = max(c.owedUntil, c.now.Add(until))
@@ -213,17 +216,17 @@ func stalledMoves() policy {
 }
 
 func (c *GPU) movingDeadline() (Time, bool) {
-	var e earliest
+	var e base.Earliest
 	if c.isWaitedFor() {
 		for _, g := range c.moves {
-			e.either(c.givesUp(g), true)
+			e.Either(c.givesUp(g), true)
 		}
 	}
-	if c.afar.top() != nil && c.effective == Exclusive {
-		e.either(c.owedUntil, c.owedUntil > c.now)
-		e.either(c.sparedUntil, c.free() && c.sparedUntil > c.now)
+	if c.deferred.top() != nil && c.effective == Exclusive {
+		e.Either(c.owedUntil, c.owedUntil > c.now)
+		e.Either(c.sparedUntil, c.free() && c.sparedUntil > c.now)
 	}
-	return e.at, e.ok
+	return e.At, e.OK
 }
 
 // isWaitedFor says whether somebody waits for the GPU: a gang whose turn has come too,
@@ -253,7 +256,7 @@ func (c *GPU) revokeStalled() {
 				c.putOff = append(c.putOff, t)
 			}
 		}
-		if c.kept == t && t.seat.hold == playing {
+		if c.kept == t && t.slot.Hold() == gang.Playing {
 			c.stop(t, MoveStalled)
 		} else {
 			c.revoke(g, MoveStalled)

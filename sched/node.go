@@ -2,27 +2,32 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/gang"
+	"github.com/nvshare/nvshare/sched/residency"
+)
 
 // Node is what the GPUs of a node have in common: one clock, the gangs, and the host
 // memory for what is away from GPUs. Its GPUs are used by one goroutine at a time.
 type Node struct {
 	clock clock
-	gangs gangs
+	gangs *gang.Gangs
 	// Arenas bounds what clients are promised; NewNode's are without bounds.
 	Arenas Arenas
 }
 
 // NewNode returns a node without GPUs. New adds them.
 func NewNode() *Node {
-	n := &Node{gangs: gangs{byName: map[string]*gang{}, toStep: map[string]bool{}}, Arenas: Arenas{limit: ^uint64(0)}}
-	n.gangs.clock = &n.clock
+	n := &Node{Arenas: residency.NewArenas()}
+	n.gangs = gang.New(func() Time { return n.clock.now })
 	return n
 }
 
 // Check returns an error that names the first broken invariant of the gangs, which
 // is a bug in this package, or nil. Each StepGPU was carried out.
-func (n *Node) Check() error { return n.gangs.check() }
+func (n *Node) Check() error { return n.gangs.Check() }
 
 const (
 	// maxLate is how late a Step may be, after the earliest Deadline of the node, for

@@ -73,7 +73,7 @@ func (c *GPU) expected(cl *client) Notice {
 		turns:    c.open.n,
 		latency:  c.latency.n,
 		limited:  t.limited() && !c.inCohort(t),
-		ganged:   t.seat != nil && !t.overlaps(),
+		ganged:   t.slot != nil && !t.overlaps(),
 		shared:   cl.grant.shared && c.effective == Exclusive && !t.overlaps(),
 		patient:  c.patient(cl),
 		quiet:    cl.quiet,
@@ -86,7 +86,7 @@ func (c *GPU) expected(cl *client) Notice {
 func (c *GPU) beyond(cl *client) int {
 	n := c.connected - 1
 	if cl.tenant.overlaps() {
-		for _, other := range cl.tenant.crew {
+		for _, other := range cl.tenant.members {
 			if other != cl && other.connected {
 				n--
 			}

@@ -64,7 +64,7 @@ func (c *GPU) endPause(cl *client) {
 	if cl.pausing {
 		cl.pauses[cl.nPauses%pausesKept] = c.now.Sub(cl.idleSince)
 		cl.nPauses++
-		cl.progress.hadPause(c.now.Sub(cl.idleSince))
+		cl.progress.HadPause(c.now.Sub(cl.idleSince))
 		c.addUp(cl)
 		c.forgetPause(cl)
 	}
@@ -182,8 +182,8 @@ func (c *GPU) later(a, b ClientID) bool {
 		return a > b
 	case c.sleeps(x) && x.idleSince != y.idleSince:
 		return x.idleSince < y.idleSince
-	case x.tenant.vt != y.tenant.vt:
-		return x.tenant.vt > y.tenant.vt
+	case x.tenant.VT() != y.tenant.VT():
+		return x.tenant.VT() > y.tenant.VT()
 	case (x.in == nil) != (y.in == nil):
 		return x.in == nil
 	case x.seq != y.seq:

@@ -2,6 +2,14 @@
 
 package sched
 
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/gang"
+)
+
 // policy is one rule of who is granted, and when a grant is asked back. Each has a
 // file of its own, and its line in policies. A Step asks all of them, again and
 // again, until nothing changes: they leave nothing undone that is due, and do nothing
@@ -50,29 +58,17 @@ func (c *GPU) applyPolicies() {
 
 // changes counts what policies change and others look at: actions, phases of gangs, and
 // clients that begin to wait.
-func (c *GPU) changes() int { return len(c.acts) + c.gangs.changes + int(c.seq) }
+func (c *GPU) changes() int { return len(c.acts) + c.gangs.Changes() + int(c.seq) }
 
 // due returns when something has to be done.
 func (c *GPU) due() (Time, bool) {
-	var e earliest
+	var e base.Earliest
 	for _, p := range c.policies {
 		if p.due != nil {
-			e.either(p.due(c))
+			e.Either(p.due(c))
 		}
 	}
-	return e.at, e.ok
-}
-
-// earliest is the earliest of some times.
-type earliest struct {
-	at Time
-	ok bool // there is one
-}
-
-func (e *earliest) either(at Time, ok bool) {
-	if ok && (!e.ok || at < e.at) {
-		e.at, e.ok = at, true
-	}
+	return e.At, e.OK
 }
 
 func (c *GPU) grant(cl *client) {
@@ -80,22 +76,12 @@ func (c *GPU) grant(cl *client) {
 	cl.standing = false // the grant replaces that
 	c.startWork(cl)
 	latency := t.place == urgent
-	if c.effective == Exclusive && !latency && !c.free() && !(c.cohortRuns() && c.inCohort(t)) && (c.kept != t || t.seat.hold != playing || !c.alone(t)) {
+	if c.effective == Exclusive && !latency && !c.free() && !(c.cohortRuns() && c.inCohort(t)) && (c.kept != t || t.slot.Hold() != gang.Playing || !c.alone(t)) {
 		panic("sched: two holders")
 	}
 	gr := c.give(cl, c.unqueueForGrant(cl))
-	waited := c.now.Sub(cl.waitingSince)
-	limited := min(t.limitedFor-cl.limitedThen, waited)
-	cl.longestWait = max(cl.longestWait, waited)
-	t.longestWait = max(t.longestWait, waited)
-	t.recentWait.note(c.now, waited)
-	if t.waits == nil {
-		t.waits = &lately{}
-	}
-	t.waits.note(c.now, waited)
-	cl.grants++
-	t.grants++
-	c.counters.Grants++
+	waited := c.countGrant(cl)
+	limited := min(t.LimitedFor()-cl.limitedThen, waited)
 	first := c.open.head
 	beside := latency && c.mayBeBeside(t)
 	switch {
@@ -105,7 +91,7 @@ func (c *GPU) grant(cl *client) {
 		gr.kind = latencyGrant
 	}
 	c.startMoving(gr)
-	c.grantedMemory(gr)
+	c.mem.Granted(cl.id, gr.move.on)
 	c.become(gr, granted)
 	g := Grant{
 		Client: cl.id, Tenant: t.displayName(), Epoch: gr.epoch, Waited: waited, Limited: limited,
@@ -113,7 +99,7 @@ func (c *GPU) grant(cl *client) {
 	}
 	if !latency {
 		gr.alone = c.effective == Exclusive && c.latency.n == 0
-		gr.startVT = t.vt
+		gr.startVT = t.VT()
 		if first != nil && c.effective == Exclusive { // the turn of its gang or cohort has begun already
 			gr.ran, gr.startVT = c.ranAt(first.grant), first.grant.startVT
 		}
@@ -136,6 +122,22 @@ func (c *GPU) grant(cl *client) {
 	if latency && c.latency.n > noticed && cl.told.Leave {
 		c.tellAll = true // they may be granted in this Step as well
 	}
+}
+
+// countGrant counts a grant and how long its client waited for it, which it returns.
+func (c *GPU) countGrant(cl *client) time.Duration {
+	t, waited := cl.tenant, c.now.Sub(cl.waitingSince)
+	cl.longestWait = max(cl.longestWait, waited)
+	t.longestWait = max(t.longestWait, waited)
+	t.recentWait.Note(c.now, waited)
+	if t.waits == nil {
+		t.waits = &account.Lately{}
+	}
+	t.waits.Note(c.now, waited)
+	cl.grants++
+	t.grants++
+	c.counters.Grants++
+	return waited
 }
 
 func (c *GPU) revoke(g *grant, why RevokeReason) {

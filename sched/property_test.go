@@ -195,7 +195,7 @@ func TestAnyHistory(t *testing.T) {
 		}
 		cfg.Way = rapid.SampledFrom([]Way{WayTurns, WaySlices, WayCohort, WayDriver}).Draw(t, "way")
 		cfg.SwapShare = rapid.SampledFrom([]int{0, 10, 50}).Draw(t, "swap share")
-		cfg.Memory = Memory{Bytes: 120, Swap: rapid.Bool().Draw(t, "swap"), Capacity: 100, StallAfter: time.Duration(graces.Draw(t, "stall after")),
+		cfg.Memory = Memory{Swap: rapid.Bool().Draw(t, "swap"), Capacity: 100, StallAfter: time.Duration(graces.Draw(t, "stall after")),
 			Ceiling: rapid.SampledFrom([]uint64{0, 0, 90}).Draw(t, "ceiling")}
 		bytes := rapid.OneOf(rapid.Uint64Range(0, 60), rapid.Uint64Range(0, 120), rapid.SampledFrom([]uint64{1 << 63, ^uint64(0)}))
 		plain := rapid.Bool().Draw(t, "without shares")
@@ -270,21 +270,21 @@ func TestAnyHistory(t *testing.T) {
 				return SetShare{tenant, shares.Draw(t, "share")}
 			case 19:
 				return rapid.SampledFrom([]Event{
-					SetTenantMemory{tenant, bytes.Draw(t, "limit"), Keep(rapid.IntRange(0, 2).Draw(t, "keep")), time.Duration(rapid.IntRange(-1, 3).Draw(t, "idle time")) * time.Second},
-					SetGPUMemory{Bytes: bytes.Draw(t, "GPU")}, SetGPUMemory{Bytes: bytes.Draw(t, "GPU"), Swap: &Memory{Swap: true, Capacity: bytes.Draw(t, "capacity")}}, ArenaChanged{id, bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
-					RestoreMemory{id, tenant, "", rapid.Bool().Draw(t, "can move"), bytes.Draw(t, "bytes"), rapid.Bool().Draw(t, "suspended")},
+					SetTenantMemory{Tenant: tenant, Limit: bytes.Draw(t, "limit"), Keep: Keep(rapid.IntRange(0, 2).Draw(t, "keep")), SuspendAfter: time.Duration(rapid.IntRange(-1, 3).Draw(t, "idle time")) * time.Second},
+					SetGPUMemory{Swap: &Memory{Swap: true, Capacity: bytes.Draw(t, "capacity")}}, ArenaChanged{Client: id, Bytes: bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
+					RestoreMemory{Client: id, Tenant: tenant, CanMove: rapid.Bool().Draw(t, "can move"), Bytes: bytes.Draw(t, "bytes"), Suspended: rapid.Bool().Draw(t, "suspended")},
 				}).Draw(t, "memory")
 			case 21, 26:
-				return Reserve{id, bytes.Draw(t, "total"), bytes.Draw(t, "least"), rapid.IntRange(0, 3).Draw(t, "force") == 0, 1}
+				return Reserve{Client: id, Total: bytes.Draw(t, "total"), Least: bytes.Draw(t, "least"), Force: rapid.IntRange(0, 3).Draw(t, "force") == 0, Serial: 1}
 			case 22, 23, 24:
 				is := func(what string) bool { return rapid.IntRange(0, 2).Draw(t, what) == 0 }
-				r := Report{bytes.Draw(t, "resident"), bytes.Draw(t, "fixed"), bytes.Draw(t, "away"), bytes.Draw(t, "arena"), bytes.Draw(t, "out"), bytes.Draw(t, "in")}
-				return Moved{id, epoch(), r, is("ready"), is("stuck"), is("no memory"), is("no arena")}
+				r := Report{Resident: bytes.Draw(t, "resident"), Fixed: bytes.Draw(t, "fixed"), Away: bytes.Draw(t, "away"), Arena: bytes.Draw(t, "arena"), Out: bytes.Draw(t, "out"), In: bytes.Draw(t, "in")}
+				return Moved{Client: id, Epoch: epoch(), Report: r, Ready: is("ready"), Stuck: is("stuck"), NoMemory: is("no memory"), NoArena: is("no arena")}
 			case 25:
 				return SetSwapShare{rapid.IntRange(0, 60).Draw(t, "share")}
 			case 27, 28:
 				n := rapid.IntRange(-1, 1000).Draw(t, "samples")
-				return Utilization{id, n, rapid.IntRange(0, max(n, 0)).Draw(t, "busy"), int(uint32(calls.Draw(t, "calls")))}
+				return Utilization{Client: id, Samples: n, Busy: rapid.IntRange(0, max(n, 0)).Draw(t, "busy"), Calls: int(uint32(calls.Draw(t, "calls")))}
 			case 31:
 				return Filled{float64(rapid.IntRange(0, 10).Draw(t, "filled")) / 10}
 			case 29, 30:

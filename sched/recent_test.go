@@ -60,58 +60,6 @@ func TestGotAndWaited(t *testing.T) {
 
 func abs(n int) int { return max(n, -n) }
 
-// A wait is forgotten after a minute.
-func TestPeak(t *testing.T) {
-	var p peak
-	at := func(d time.Duration) Time { return Time(d) }
-	p.note(at(5*time.Second), 3*time.Second)
-	p.note(at(15*time.Second), time.Second)
-	for _, tc := range []struct{ now, want time.Duration }{
-		{16 * time.Second, 3 * time.Second}, {64 * time.Second, 3 * time.Second}, {71 * time.Second, time.Second}, {85 * time.Second, 0}, {time.Hour, 0},
-	} {
-		if got := p.most(at(tc.now)); got != tc.want {
-			t.Errorf("after %v: %v, want %v", tc.now, got, tc.want)
-		}
-	}
-}
-
-// Waits of the latest minute count, and no older ones.
-func TestLately(t *testing.T) {
-	if sum := (*lately)(nil).sum(1); sum.Count() != 0 {
-		t.Errorf("of none: %d", sum.Count())
-	}
-	var l lately
-	at := func(d time.Duration) Time { return Time(d) }
-	l.note(at(5*time.Second), 3*time.Second)
-	for range 3 {
-		l.note(at(15*time.Second), time.Second)
-	}
-	l.note(at(62*time.Second), time.Millisecond)
-	for _, tc := range []struct {
-		now      time.Duration
-		count    uint64
-		p50, p99 time.Duration
-	}{
-		{62 * time.Second, 5, time.Second, 3 * time.Second},
-		{64 * time.Second, 5, time.Second, 3 * time.Second},
-		{71 * time.Second, 4, time.Second, time.Second},
-		{85 * time.Second, 1, time.Millisecond, time.Millisecond},
-		{time.Hour, 0, 0, 0},
-	} {
-		sum := l.sum(at(tc.now))
-		for part, want := range map[int]time.Duration{50: tc.p50, 99: tc.p99} {
-			if got := sum.Percentile(part); sum.Count() != tc.count || got < want || got > want+want/8 {
-				t.Errorf("after %v: %d waits, p%d %v, want %d and %v", tc.now, sum.Count(), part, got, tc.count, want)
-			}
-		}
-	}
-	// An hour without a wait leaves nothing of what was before.
-	l.note(at(time.Hour), time.Second)
-	if sum := l.sum(at(time.Hour)); sum.Count() != 1 {
-		t.Errorf("%d waits, want 1", sum.Count())
-	}
-}
-
 // What tenants are due adds up to the whole GPU, unless all are at their limits.
 func TestDues(t *testing.T) {
 	for _, tc := range []struct {

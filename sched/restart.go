@@ -41,7 +41,7 @@ func (c *GPU) keepsWay() bool {
 	}
 	why := a.against[WaySlices].Why
 	apart := why == reasonLimit || why == reasonUnsliceable || why == reasonBare
-	if c.now < a.keepUntil && !a.overfull() && (why == reasonNone || apart && c.cohort.on) {
+	if c.now < a.keepUntil && !c.mem.Overfull() && (why == reasonNone || apart && c.cohort.on) {
 		return true
 	}
 	a.keepUntil, s.stale = 0, true

@@ -21,7 +21,7 @@ func (g *autoGPU) restart() (*autoGPU, map[ClientID]Epoch) {
 		}
 	}
 	rec := g.c.persisted
-	cfg := Config{Mode: g.c.mode, Memory: Memory{Bytes: 100}, LastEpoch: rec.Epoch, Way: rec.Way, Intact: true}
+	cfg := Config{Mode: g.c.mode, LastEpoch: rec.Epoch, Way: rec.Way, Intact: true}
 	h := &autoGPU{t: g.t, c: New(cfg), n: g.n, now: g.now.Add(100 * time.Millisecond)}
 	if rec.Unrecorded {
 		h.step(RestoreUnknown{rec.Epoch})

@@ -169,8 +169,6 @@ func parseConfig(words []string, cfg *Config) (err error) {
 			cfg.Mode, err = parseMode(value)
 		case "swapshare":
 			cfg.SwapShare, err = strconv.Atoi(value)
-		case "memory":
-			cfg.Memory.Bytes, err = strconv.ParseUint(value, 10, 64)
 		case "suspendafter":
 			cfg.Memory.SuspendAfter, err = time.ParseDuration(value)
 		case "stallafter":
@@ -274,14 +272,14 @@ func parseEvent(words []string) (Event, error) {
 	case "lost":
 		return Lost{id}, nil
 	case "reserve":
-		return Reserve{id, bytes["total"], bytes["least"], is["force"], bytes["serial"]}, nil
+		return Reserve{Client: id, Total: bytes["total"], Least: bytes["least"], Force: is["force"], Serial: bytes["serial"]}, nil
 	case "moved":
-		r := Report{bytes["resident"], bytes["fixed"], bytes["away"], bytes["arena"], bytes["out"], bytes["in"]}
-		return Moved{id, epoch, r, is["ready"], is["stuck"], is["nomemory"], is["noarena"]}, nil
+		r := Report{Resident: bytes["resident"], Fixed: bytes["fixed"], Away: bytes["away"], Arena: bytes["arena"], Out: bytes["out"], In: bytes["in"]}
+		return Moved{Client: id, Epoch: epoch, Report: r, Ready: is["ready"], Stuck: is["stuck"], NoMemory: is["nomemory"], NoArena: is["noarena"]}, nil
 	case "exec":
 		return Exec{id}, nil
 	case "restorememory":
-		return RestoreMemory{id, tenant, share.Gang, is["canmove"], bytes["bytes"], is["suspended"]}, nil
+		return RestoreMemory{Client: id, Tenant: tenant, Gang: share.Gang, CanMove: is["canmove"], Bytes: bytes["bytes"], Suspended: is["suspended"]}, nil
 	case "gone":
 		return Gone{id}, nil
 	case "restore":
@@ -347,10 +345,6 @@ func parseSetting(words []string) (ev Event, err error) {
 			var d time.Duration
 			d, err = time.ParseDuration(value)
 			ev = SetGrace{d}
-		case "gpumemory":
-			var m SetGPUMemory
-			m.Bytes, err = strconv.ParseUint(value, 10, 64)
-			ev = m
 		case "swapshare":
 			var n int
 			n, err = strconv.Atoi(value)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // A model of tenants that share a GPU on which their memory does not fit together,
@@ -142,9 +144,20 @@ func share(t *testing.T, capacity uint64, quantum time.Duration, swapShare int, 
 
 func newSharing(t *testing.T, capacity uint64, quantum time.Duration, swapShare int, uses ...use) *sharing {
 	w := &sharing{t: t, capacity: capacity, procs: map[ClientID]*proc{}}
-	w.core = New(Config{Quantum: quantum, SwapShare: swapShare, Memory: Memory{Bytes: capacity, Swap: true, Capacity: capacity}})
+	w.core = New(Config{Quantum: quantum, SwapShare: swapShare, Memory: w.memory()})
 	w.add(uses...)
 	return w
+}
+
+func (w *sharing) memory() Memory {
+	return Memory{Swap: true, Capacity: w.capacity}
+}
+
+// remake gives the GPU another memory than New did, before anybody uses it.
+func (w *sharing) remake(cfg Memory, turns residency.Turns) {
+	arenas := residency.NewArenas()
+	w.core.mem = residency.New(cfg, &arenas, turns, w.core.do)
+	w.core.View = w.core.mem.View()
 }
 
 // add has more tenants come.

@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // LatencySlice is the GPU's own time slice of other tenants' processes while a latency
@@ -17,10 +19,6 @@ const LatencySlice = 50 * time.Microsecond
 // mostly change places, at 0.14 ms each time; a request beside one tenant with this slice took
 // 0.72 ms (p99, H200).
 const CrowdedSlice = 200 * time.Microsecond
-
-// LeastSlice is the shortest that a tenant has because its part is small. Changing from one
-// process to another takes 0.14 ms: shorter slices waste the GPU.
-const LeastSlice = time.Millisecond
 
 // timeSlices sets the GPU's own time slices. In turns they matter where a latency tenant
 // is let in beside the holder, whose kernels may still run for milliseconds: the shorter
@@ -40,7 +38,7 @@ type sliceState struct {
 	fixed    bool // the slice of somebody who shares cannot be set, of an overlap group for one
 	crowded  bool // several others want the GPU beside a latency tenant
 	lookedAt Time // when that was found
-	search
+	search   timeslice.Search
 }
 
 // sliced says whether clients share the GPU by time slices.
@@ -63,7 +61,7 @@ func (c *GPU) setSlices() {
 	all := c.inOrder()
 	parts := make([]time.Duration, len(all))
 	if c.anySliced() && !short {
-		c.slicesByPart(all, parts)
+		parts = c.slicesByPart(all)
 	}
 	c.slices.set = false
 	for i, cl := range all {
@@ -89,7 +87,7 @@ func differ(old, to time.Duration) bool {
 // each process one slice after the other, so processes of one tenant share its part. An
 // overlap group has one slice, that of its MPS server, which stays the driver's own, as that of a
 // client that cannot be sliced does: those of others are in proportion to it.
-func (c *GPU) slicesByPart(all []*client, out []time.Duration) {
+func (c *GPU) slicesByPart(all []*client) []time.Duration {
 	less := c.lessLatency()
 	partOf := func(t *tenant) float64 {
 		if t.share.Priority == Latency {
@@ -101,55 +99,28 @@ func (c *GPU) slicesByPart(all []*client, out []time.Duration) {
 		parts := c.cohortParts(true) // the shortest slice, and so all, would else be a sleeper's
 		partOf = func(t *tenant) float64 { return max(parts[t]*one, minPart) }
 	}
-	weights := make([]float64, len(all))
-	least, most, group := 0.0, 0.0, 0.0
+	bound := time.Duration(timeslice.MaxSlice)
+	if c.cohort.on {
+		bound = c.cohortSlice()
+	}
+	wishes := make([]timeslice.Wish, len(all))
 	for i, cl := range all {
 		if c.slicing(cl) {
-			w := partOf(cl.tenant) * cmp.Or(cl.tenant.sliceFactor, 1)
-			if c.notSliceable(cl).Why != reasonNone {
-				group = max(group, w)
-			} else {
-				w /= float64(cl.tenant.processes)
-				weights[i] = w
+			w := timeslice.Wish{Part: partOf(cl.tenant) * cmp.Or(cl.tenant.sliceFactor, 1), Fixed: c.notSliceable(cl).Why != reasonNone}
+			if !w.Fixed {
+				w.Part /= float64(cl.tenant.processes)
 			}
-			if least == 0 || w < least {
-				least = w
-			}
-			most = max(most, w)
+			wishes[i] = w
 		}
 	}
-	longest := c.slices.longest
-	if group > 0 {
-		longest = 0
-	}
-	if c.cohort.on {
-		longest = min(longest, c.cohortSlice())
-	}
-	if longest == 0 {
-		if most-least < most/50 { // nothing to be said against the driver's own
-			return
-		}
-		longest = DriverSlice
-	}
-	// The smallest part has LeastSlice, unless the others would have more than MaxSlice. Where
-	// that needs slices longer than the driver's, those that are tried are longer as well.
-	base := max(DriverSlice, time.Duration(float64(LeastSlice)*most/max(least, 1)))
-	longest = min(time.Duration(float64(longest)*base.Seconds()/DriverSlice.Seconds()), MaxSlice)
-	if group > 0 {
-		most, longest = group, DriverSlice
-	}
-	for i, w := range weights {
-		if w > 0 {
-			out[i] = clamp(time.Duration(float64(longest)*w/most).Round(10*time.Microsecond), LeastSlice, MaxSlice)
-		}
-	}
+	return c.slices.search.Lengths(wishes, bound)
 }
 
 // groups counts the overlap groups that want the GPU, and share it by slices where anybody does;
 // cohort: in a cohort.
 func (c *GPU) groups(cohort bool) (n int) {
 	for _, t := range c.ganged {
-		if t.overlaps() && (!cohort || !t.apart) && slices.ContainsFunc(t.crew, (*client).shares) {
+		if t.overlaps() && (!cohort || !t.apart) && slices.ContainsFunc(t.members, (*client).shares) {
 			n++
 		}
 	}
@@ -171,8 +142,8 @@ func (c *GPU) members(counts func(*client) bool) map[*tenant]int {
 		if !t.overlaps() {
 			continue
 		}
-		c.looked += uint64(len(t.crew))
-		for _, cl := range t.crew {
+		c.looked += uint64(len(t.members))
+		for _, cl := range t.members {
 			if counts(cl) {
 				all[t]++
 			}

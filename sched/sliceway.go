@@ -6,6 +6,9 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // Sharing by time slices, as mode Auto begins, watches and ends it. The gates of all
@@ -46,7 +49,7 @@ func (c *GPU) beginSlices(w Way) {
 	if cohort {
 		c.startCohort()
 	}
-	c.slices.search, c.slices.stale = newSearch(cohort), true
+	c.slices.search, c.slices.stale = timeslice.NewSearch(cohort), true
 	c.addUpAll() // nothing is given up any more
 	sliceOf := c.sliceOf()
 	for _, cl := range c.inOrder() {
@@ -54,7 +57,7 @@ func (c *GPU) beginSlices(w Way) {
 			cl.tenant.gets += int(1000 * sliceOf(cl))
 		}
 		if !cohort || c.inCohort(cl.tenant) {
-			cl.progress.endTurns(a.turnEnded) // what the present turn will show is not known
+			cl.progress.EndTurns(a.turnEnded) // what the present turn will show is not known
 		}
 	}
 	a.startWindow(c.now)
@@ -74,7 +77,7 @@ func (c *GPU) endSlices(cause Cause, atLeast time.Duration) {
 		}
 		for _, cl := range c.inOrder() {
 			if c.sliced() || c.inCohort(cl.tenant) {
-				cl.progress.startTurns(c.now)
+				cl.progress.StartTurns(c.now)
 			}
 		}
 		c.endCohort()
@@ -96,7 +99,7 @@ func (c *GPU) giveUpSlices(why Why) {
 	c.endSlices(because(why), a.backoff)
 	a.gaveUp = map[ClientID]float64{}
 	for _, cl := range c.inOrder() {
-		if rate, _, known := cl.progress.alone(); cl.shares() && known {
+		if rate, _, known := cl.progress.Alone(); cl.shares() && known {
 			a.gaveUp[cl.id] = rate
 		}
 	}
@@ -128,11 +131,11 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 		return // there is nothing to choose
 	}
 	group := s.fixed // longer slices of the others would take from those that cannot be set
-	uneven, settled := c.uneven(), group || s.settled()
+	uneven, settled := c.uneven(), group || s.search.Settled()
 	// By long slices clients that keep the GPU busy get what turns give, within 1 %. By short
 	// ones they get less, but a program that waits for a slice of the others looks as busy:
 	// what each gets alone tells.
-	short := settled && s.longest < MaxSlice/4
+	short := settled && s.search.Longest() < timeslice.MaxSlice/4
 	since := c.now.Sub(a.measuredAt)
 	if !m.known && (uneven && since > worthMeasure || short && m.idle < idleTogether && since > worthDoubt) {
 		a.measuredAt = c.now
@@ -153,13 +156,13 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 		c.giveUpSlices(reasonParts)
 		return
 	}
-	longest := s.longest
+	longest := s.search.Longest()
 	if group {
-		s.search = newSearch(false)
+		s.search = timeslice.NewSearch(false)
 	} else {
-		s.window(c.now, m.rates)
+		s.search.Window(c.now, m.rates)
 	}
-	s.stale = s.stale || s.longest != longest
+	s.stale = s.stale || s.search.Longest() != longest
 	if settled && !worse && !underfed {
 		a.backoff = 0
 	}
@@ -180,7 +183,7 @@ const (
 )
 
 func (c *GPU) sliceWindow() time.Duration {
-	return clamp(sliceRounds*c.tally.sum(c.cohort.on).round, sliceWindow, maxSliceWindow)
+	return base.Clamp(sliceRounds*c.tally.sum(c.cohort.on).round, sliceWindow, maxSliceWindow)
 }
 
 // oneSlice is more than one of the GPU's slices, and less than two: members of an overlap
@@ -189,11 +192,11 @@ const oneSlice = 1.5
 
 // measured is what a window has shown.
 type measured struct {
-	rates  speeds  // of active clients
-	slices float64 // how many of the GPU's slices these have
-	known  bool    // the speed alone of all active clients
-	sum    float64 // of what they get, as parts of what they get alone
-	idle   float64 // the sum of the parts of the window in which they had no work
+	rates  timeslice.Speeds // of active clients
+	slices float64          // how many of the GPU's slices these have
+	known  bool             // the speed alone of all active clients
+	sum    float64          // of what they get, as parts of what they get alone
+	idle   float64          // the sum of the parts of the window in which they had no work
 }
 
 // measure looks at the window that ends, and begins the next one.
@@ -205,33 +208,33 @@ func (c *GPU) measure(window time.Duration) measured {
 		c.cohort.parts = c.cohortParts(false)
 	}
 	members := c.members(func(cl *client) bool {
-		_, active := cl.progress.rate(shared)
+		_, active := cl.progress.Rate(shared)
 		return active
 	})
 	slicers := c.slicers()
-	for _, t := range c.byName {
+	for _, t := range c.byKey {
 		t.gained = 0
 	}
 	for _, cl := range c.inOrder() {
 		p, t := &cl.progress, cl.tenant
-		alone, busy, known := p.alone()
+		alone, _, known := p.Alone()
 		served := latency && t.share.Priority == Latency // and not judged
 		part := ofSlice(cl, members)
-		if rate, active := p.rate(shared); active && !served {
-			m.rates = append(m.rates, speed{cl.id, rate})
+		if rate, active := p.Rate(shared); active && !served {
+			m.rates = append(m.rates, timeslice.Speed{Client: cl.id, Calls: rate})
 			m.slices += part
-			m.idle += part * (1 - float64(p.busySamples)/float64(max(p.samples, 1)))
+			m.idle += part * p.Idle()
 			m.known = m.known && known
 			if known {
 				m.sum += part * rate / alone
 			}
 		}
-		if known {
-			t.gained += part * min(p.beside/shared.Seconds()/alone, 1) * busy
+		if got, known := p.Got(shared); known {
+			t.gained += part * got
 		} else {
-			t.gained += sliceOf(cl) * p.over.Seconds() / shared.Seconds()
+			t.gained += sliceOf(cl) * p.Over(shared)
 		}
-		p.startWindow()
+		p.StartWindow()
 	}
 	c.cohort.idle = m.idle
 	all := 0.0
@@ -249,7 +252,7 @@ func (c *GPU) measure(window time.Duration) measured {
 func (c *GPU) sliceOf() func(*client) float64 {
 	members := c.members((*client).shares)
 	of := func(o *client) time.Duration { // whole numbers: their sum does not depend on the order
-		return cmp.Or(o.slice, DriverSlice) / time.Duration(max(members[o.tenant], 1))
+		return cmp.Or(o.slice, timeslice.DriverSlice) / time.Duration(max(members[o.tenant], 1))
 	}
 	var sum time.Duration
 	for _, o := range c.inOrder() {
@@ -322,17 +325,17 @@ func (c *GPU) feds() []*tenant {
 		t.fed = f
 	}
 	counts := func(cl *client) bool {
-		_, _, known := cl.progress.alone()
+		_, _, known := cl.progress.Alone()
 		return cl.connected && known
 	}
 	members := c.members(counts)
 	for _, cl := range c.inOrder() {
 		if counts(cl) {
-			rate, busy, _ := cl.progress.alone()
+			rate, busy, _ := cl.progress.Alone()
 			f, part := &cl.tenant.fed, ofSlice(cl, members)
 			f.needs += part * busy
-			f.byTurns += part * busy * cl.progress.byTurns / rate
-			f.sum += part * cl.progress.byTurns / rate
+			f.byTurns += part * busy * cl.progress.ByTurns() / rate
+			f.sum += part * cl.progress.ByTurns() / rate
 		}
 	}
 	return slicers
@@ -411,6 +414,6 @@ func (c *GPU) slicers() []*tenant {
 
 // tenantsInOrder returns those with clients, by name.
 func (c *GPU) tenantsInOrder() []*tenant {
-	c.looked += uint64(len(c.byName))
-	return slices.DeleteFunc(slices.Clone(c.byName), func(t *tenant) bool { return t.clients == 0 })
+	c.looked += uint64(len(c.byKey))
+	return slices.DeleteFunc(slices.Clone(c.byKey), func(t *tenant) bool { return t.clients == 0 })
 }

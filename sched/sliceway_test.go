@@ -4,7 +4,6 @@ package sched
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -87,7 +86,7 @@ func TestGroupsInSlices(t *testing.T) {
 	}
 	for _, tenant := range g.c.tenants {
 		if tenant.clients > 0 && (tenant.gets < 480 || tenant.gets > 520) {
-			t.Errorf("tenant %q gets %d of 1000, want half: members have the slice of their group", tenant.name, tenant.gets)
+			t.Errorf("tenant %q gets %d of 1000, want half: members have the slice of their group", tenant.displayName(), tenant.gets)
 		}
 	}
 	g.step(Attach{Client: 4, Tenant: "l", Share: Share{Priority: Latency}, Want: true})
@@ -134,102 +133,5 @@ func TestBillsInSlices(t *testing.T) {
 	g.run(10*time.Second, 1, 1)
 	if got := used() - before; got < 4800*time.Millisecond || got > 5100*time.Millisecond {
 		t.Errorf("one of two is billed %v of 10 s", got)
-	}
-}
-
-// windows feeds the search with what clients get at a length, until it has settled.
-func windows(t *testing.T, s *search, now *Time, rates func(longest time.Duration) speeds) (tried []time.Duration) {
-	for range 40 {
-		*now = now.Add(sliceWindow)
-		s.window(*now, rates(s.longest))
-		if s.settled() {
-			return tried
-		}
-		tried = append(tried, s.longest)
-	}
-	t.Fatalf("the search does not end: %v", tried)
-	return nil
-}
-
-func TestSearch(t *testing.T) {
-	now := Time(time.Hour)
-	busy := func(d time.Duration) speeds {
-		if d == 0 {
-			return speeds{{1, 92}, {2, 920}}
-		}
-		return speeds{{1, 100}, {2, 1000}}
-	}
-	s := newSearch(false)
-	windows(t, &s, &now, busy)
-	if s.longest != MaxSlice {
-		t.Errorf("two that keep the GPU busy have %v", s.longest)
-	}
-	// One waits for a slice of the other before each burst.
-	bursts := func(d time.Duration) speeds {
-		return speeds{{1, 100}, {3, 1 / (0.001 + max(d, DriverSlice).Seconds())}}
-	}
-	tried := windows(t, &s, &now, bursts)
-	if s.longest != 0 || len(tried) > 3 {
-		t.Errorf("with one that works in bursts the length is %v, after %v", s.longest, tried)
-	}
-	retries := 0
-	for end := now.Add(10 * time.Minute); now < end; now = now.Add(sliceWindow) {
-		before := s.longest
-		s.window(now, bursts(s.longest))
-		if before == 0 && s.longest > 0 {
-			retries++
-		}
-	}
-	if retries == 0 || retries > 6 {
-		t.Errorf("longer slices were tried again %d times in 10 minutes", retries)
-	}
-	// It has ended; nobody waits any more. The search finds that by itself.
-	for end := now.Add(maxRetry + time.Minute); now < end && s.longest < MaxSlice; now = now.Add(sliceWindow) {
-		s.window(now, busy(s.longest))
-	}
-	if s.longest != MaxSlice {
-		t.Errorf("after the one with bursts has ended the length is %v", s.longest)
-	}
-	// A program that does something else now is found out soon.
-	for range 15 {
-		now = now.Add(sliceWindow)
-		s.window(now, busy(s.longest))
-	}
-	other := func(d time.Duration) speeds {
-		return speeds{{1, 100}, {2, 5 / (0.001 + max(d, DriverSlice).Seconds())}}
-	}
-	for range 20 {
-		now = now.Add(sliceWindow)
-		s.window(now, other(s.longest))
-	}
-	if s.longest > 2*DriverSlice {
-		t.Errorf("after one has begun to work in bursts the length is %v", s.longest)
-	}
-}
-
-// Programs that never fill a slice have the driver's own, although measurements of their
-// speed scatter: longer ones bring them nothing.
-func TestSearchAmongNoise(t *testing.T) {
-	const seeds, clients = 200, 3
-	long, windows := 0, 0
-	for seed := range uint64(seeds) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		s, now := newSearch(false), Time(time.Hour)
-		for end := now.Add(10 * time.Minute); now < end; now = now.Add(sliceWindow) {
-			rates := speeds{}
-			for id := range ClientID(clients) {
-				rates = append(rates, speed{id, 1000 * (1 + 0.05*r.NormFloat64())})
-			}
-			windows++
-			if s.longest > 0 {
-				long++
-			}
-			s.window(now, rates)
-		}
-	}
-	if part := float64(long) / float64(windows); part > 0.1 {
-		t.Errorf("longer slices for %.0f %% of the time", 100*part)
-	} else {
-		t.Logf("longer slices for %.1f %% of the time", 100*part)
 	}
 }

@@ -139,7 +139,7 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 	slices.SortFunc(s.Clients, func(a, b ClientSnapshot) int { return cmp.Compare(a.ID, b.ID) })
 	d := c.dues()
 	for _, t := range c.tenants {
-		if !t.ghost || t.credit < 0 {
+		if !t.remembered || t.Credit() < 0 {
 			s.Tenants = append(s.Tenants, c.tenantSnapshot(t, now, &d))
 		}
 	}
@@ -173,18 +173,16 @@ func (c *GPU) way() (way string, cause Cause, refused []WayRefusal) {
 }
 
 func (c *GPU) tenantSnapshot(t *tenant, now Time, d *dues) TenantSnapshot {
-	a := t.account // billed up to now in a copy: this changes nothing
-	a.bill(now, c.ratesOf(t))
+	a := t.Account // billed up to now in a copy: this changes nothing
+	a.Bill(now, c.ratesOf(t))
 	ts := TenantSnapshot{
 		Tenant:      t.displayName(),
 		Share:       t.share,
 		Clients:     t.clients,
 		Promised:    d.permille(t),
-		Got:         a.got.permille(now),
-		Waited:      a.waited.permille(now),
-		RecentWait:  t.recentWait.most(now),
-		Waits:       t.waits.sum(now),
-		Used:        a.used,
+		RecentWait:  t.recentWait.Most(now),
+		Waits:       t.waits.Sum(now),
+		Used:        a.Used(),
 		Moved:       t.moved,
 		Grants:      t.grants,
 		LongestWait: t.longestWait,
@@ -192,10 +190,11 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time, d *dues) TenantSnapshot {
 		SlowAt:      c.clock.toCaller(t.slowAt),
 		Grace:       c.grace - c.lessGrace(t),
 	}
+	ts.Got, ts.Waited = a.Lately(now)
 	if t.limited() {
-		ts.Debt = max(0, -a.credit)
-		if a.capped {
-			ts.Throttled = max(0, max(t.notBefore, a.backAt(t.share.Limit, t.slice())).Sub(now))
+		ts.Debt = max(0, -a.Credit())
+		if a.Capped() {
+			ts.Throttled = max(0, max(t.notBefore, a.BackAt(t.share.Limit, t.slice())).Sub(now))
 		}
 	}
 	if cl := t.queue.head; cl != nil {
@@ -208,7 +207,7 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time, d *dues) TenantSnapshot {
 // queueIDs returns who waits, those first that are next, as things are.
 func (c *GPU) queueIDs() []ClientID {
 	ids := []ClientID{}
-	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.afar, &c.spent, &c.throttled} {
+	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.deferred, &c.spent, &c.throttled} {
 		tenants := slices.Clone(h.items)
 		slices.SortFunc(tenants, func(a, b *tenant) int {
 			if h.less(a, b) {
@@ -221,7 +220,7 @@ func (c *GPU) queueIDs() []ClientID {
 		}
 	}
 	for _, t := range c.ganged {
-		if t.place == aside {
+		if t.place == parked {
 			ids = append(ids, t.queue.ids()...)
 		}
 	}

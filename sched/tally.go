@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // tally is what is known of all clients that want their part of the GPU, in sums: each Step asks for
@@ -89,10 +91,10 @@ func (c *GPU) tallyOf(cl *client) tallied {
 	if !cl.shares() || c.clients[cl.id] != cl {
 		return tallied{}
 	}
-	rate, _, known := cl.progress.alone()
+	rate, _, known := cl.progress.Alone()
 	a := tallied{tenant: cl.tenant, apart: cl.tenant.apart, member: cl.tenant.overlaps(), unknown: !known, slice: cl.slice}
 	if was := c.auto.gaveUp[cl.id]; known && c.auto.gaveUp != nil {
-		a.other = rate > changed*was || was > changed*rate
+		a.other = rate > timeslice.Changed*was || was > timeslice.Changed*rate
 	}
 	return a
 }
@@ -119,18 +121,18 @@ func (c *GPU) delist(cl *client) {
 	c.addUp(cl)
 }
 
-func nameOf(t *tenant, name string) int { return cmp.Compare(t.name, name) }
+func byKey(t *tenant, key tenantKey) int { return t.key.compare(key) }
 
-// enroll and dropTenant keep the tenants in the order of their names.
+// enroll and dropTenant keep the tenants in the order of their keys.
 func (r *roster) enroll(t *tenant) {
-	r.tenants[t.name] = t
-	at, _ := slices.BinarySearchFunc(r.byName, t.name, nameOf)
-	r.byName = slices.Insert(r.byName, at, t)
+	r.tenants[t.key] = t
+	at, _ := slices.BinarySearchFunc(r.byKey, t.key, byKey)
+	r.byKey = slices.Insert(r.byKey, at, t)
 }
 
 func (c *GPU) dropTenant(t *tenant) {
-	delete(c.tenants, t.name)
-	at, _ := slices.BinarySearchFunc(c.byName, t.name, nameOf)
-	c.byName = slices.Delete(c.byName, at, at+1)
+	delete(c.tenants, t.key)
+	at, _ := slices.BinarySearchFunc(c.byKey, t.key, byKey)
+	c.byKey = slices.Delete(c.byKey, at, at+1)
 	c.dueCache.stale = true
 }

@@ -3,10 +3,13 @@
 package sched
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/gang"
 )
 
 // place is where a waiting tenant stands.
@@ -15,27 +18,23 @@ type place uint8
 const (
 	nowhere   place = iota // it does not wait
 	ready                  // it waits for its turn
-	afar                   // it waits for its turn, and then has memory to move first
+	deferred               // it waits for its turn, and then has memory to move first
 	urgent                 // it is to be let in at once
 	spent                  // it waits until it may be, as latency tenants have had their part
 	throttled              // it waits until its limit allows a grant
-	aside                  // it waits for its gang
+	parked                 // it waits for its gang
 )
 
 // roster is the tenants of a GPU.
 type roster struct {
-	tenants map[string]*tenant
-	byName  []*tenant // the same, in order
-	ghosts  []*tenant // without clients, see leave
-	metered []*tenant // see meter
-	ganged  []*tenant // of gangs
+	tenants    map[tenantKey]*tenant
+	byKey      []*tenant // the same, in order
+	remembered []*tenant // without clients, see leave
+	metered    []*tenant // see meter
+	ganged     []*tenant // of gangs
 
-	// The number of tenants that are active, and the sums of their shares.
-	active, requests, weights int
-	activeLatency             int   // those of them with priority latency
-	exact                     int   // tenants with clients and with a limit or a request
-	limited                   int   // active tenants with a limit
-	vtime                     int64 // see virtualNow
+	sums        // of all tenants
+	vtime int64 // see virtualNow
 
 	dueCache struct { // see duesNow
 		now   dues
@@ -45,37 +44,35 @@ type roster struct {
 
 // queues holds the tenants with waiting clients.
 type queues struct {
-	ready, afar, urgent, spent, throttled tenantHeap
-	waiting                               int    // clients of those in ready, afar, urgent and spent
-	seq                                   uint64 // of the latest request
+	ready, deferred, urgent, spent, throttled tenantHeap
+	seq                                       uint64 // of the latest request
 }
 
 func newQueues() queues {
 	return queues{
-		ready: tenantHeap{less: behind}, afar: tenantHeap{less: behind},
+		ready: tenantHeap{less: behind}, deferred: tenantHeap{less: behind},
 		urgent: tenantHeap{less: before}, spent: tenantHeap{less: before}, throttled: tenantHeap{less: backFirst},
 	}
 }
 
 // tenant is the clients whose time is counted together.
 type tenant struct {
-	name    string // key of roster.tenants
-	own     ClientID
+	key     tenantKey
 	share   Share // clamped
 	clients int   // with and without connections
 	queue   list  // its clients that wait for a grant
 
-	place   place
-	pos     int // in that place's heap
-	counted int // of queue, in queues.waiting
+	place place
+	pos   int // in that place's heap
 
-	account
+	account.Account
 	open    int // grants that run: gate open, not paused
 	closing int // grants that drain or are lost
 	fenced  int
 	beside  int  // beside grants whose gate is open
 	batch   int  // live grants that are turns
-	active  bool // counts in roster.weights and requests
+	active  bool // it counts among those that want the GPU
+	summed  sums // in roster.sums
 
 	gets        int           // permille of the GPU, while clients share it by time slices, or under beside grants
 	looks, hot  int           // of a latency tenant: how often it was looked whether the GPU had work of it, and had
@@ -90,19 +87,18 @@ type tenant struct {
 	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration
-	recentWait  peak
-	waits       *lately // for grants; nil: it had none
+	recentWait  account.Peak
+	waits       *account.Lately // for grants; nil: it had none
 
-	// If the tenant is a gang; else the seat is nil.
-	core *GPU
-	seat *seat
-	crew []*client // its clients
+	// If the tenant is a gang; else the slot is nil.
+	core    *GPU
+	slot    *gang.Slot
+	members []*client // its clients
 
-	metered int    // index in roster.metered, -1: none
-	pooled  pooled // as counted in GPU.pool
-	filled  int64  // latencyPool.filled when the tenant was last billed
-	exact   bool   // counted in roster.exact
-	ghost   bool
+	metered    int    // index in roster.metered, -1: none
+	pooled     pooled // as counted in GPU.pool
+	filled     int64  // latencyPool.filled when the tenant was last billed
+	remembered bool
 
 	apart   bool // it never has its turn together with others, see cohort.go
 	closeTo Time // it is apart until then, see apartFor
@@ -118,7 +114,7 @@ func clampShare(s Share) Share {
 	}
 	s.Weight = min(s.Weight, MaxWeight)
 	s.Priority = min(s.Priority, Latency)
-	if s.Crew() != "" {
+	if s.Group() != "" {
 		s.Priority = Batch // a rank that waits for others is not let in alone
 	}
 	return s
@@ -131,49 +127,65 @@ func (t *tenant) limited() bool { return t.share.limited() }
 
 // slice is what a tenant with a limit gets at once if nobody else wants it.
 func (t *tenant) slice() time.Duration {
-	at := slicePeriod * time.Duration(t.share.Limit) / 100
-	return max(min(at, maxSlice), minSlice, t.stretch)
+	return account.Slice(t.share.Limit, t.stretch)
+}
+
+// tenantKind says what the clients of a tenant have in common.
+type tenantKind uint8
+
+const (
+	alone     tenantKind = iota // it is one client that named no tenant
+	gangOf                      // a gang
+	overlapOf                   // an overlap group
+	named                       // the tenant that they named
+)
+
+// tenantKey names a tenant of a GPU.
+type tenantKey struct {
+	kind   tenantKind
+	name   string   // of the gang, of the overlap group, or as named
+	client ClientID // that is alone
+}
+
+// keyOf returns the key of a client's tenant.
+func keyOf(name string, id ClientID, share Share) tenantKey {
+	switch {
+	case share.Gang != "":
+		return tenantKey{kind: gangOf, name: share.Gang}
+	case share.Overlap != "":
+		return tenantKey{kind: overlapOf, name: share.Overlap}
+	case name == "":
+		return tenantKey{kind: alone, client: id}
+	}
+	return tenantKey{kind: named, name: name}
+}
+
+func (k tenantKey) compare(o tenantKey) int {
+	return cmp.Or(cmp.Compare(k.kind, o.kind), cmp.Compare(k.name, o.name), cmp.Compare(k.client, o.client))
 }
 
 func (t *tenant) displayName() string {
-	if t.own != 0 {
-		return "client " + strconv.FormatUint(uint64(t.own), 10)
+	if t.key.kind == alone {
+		return "client " + strconv.FormatUint(uint64(t.key.client), 10)
 	}
-	return strings.TrimPrefix(strings.TrimPrefix(t.name, gangKey), overlapKey)
+	return t.key.name
 }
-
-// gangKey begins the names of the tenants of gangs, and overlapKey those of overlap groups.
-const (
-	gangKey    = "\x01"
-	overlapKey = "\x02"
-)
 
 // isGang says whether the tenant's clients are granted together. An overlap group is a gang
 // with clients on one GPU, which do not depend on each other.
-func (t *tenant) isGang() bool { return strings.HasPrefix(t.name, gangKey) || t.overlaps() }
+func (t *tenant) isGang() bool { return t.key.kind == gangOf || t.overlaps() }
 
 // overlaps says whether the tenant is an overlap group.
-func (t *tenant) overlaps() bool { return strings.HasPrefix(t.name, overlapKey) }
+func (t *tenant) overlaps() bool { return t.key.kind == overlapOf }
 
-// tenantOf returns the tenant of that name, and makes it if there is none. With a gang
-// or an overlap group in the share, it is their tenant; with an empty name, the client's
-// own.
+// tenantOf returns a client's tenant, and makes it if there is none.
 func (c *GPU) tenantOf(name string, id ClientID, share Share) *tenant {
-	own := ClientID(0)
-	switch {
-	case share.Gang != "":
-		name = gangKey + share.Gang
-	case share.Overlap != "":
-		name = overlapKey + share.Overlap
-	case name == "":
-		own = id
-		name = "\x00" + strconv.FormatUint(uint64(id), 10)
-	}
-	t := c.tenants[name]
+	key := keyOf(name, id, share)
+	t := c.tenants[key]
 	if t == nil {
-		t = &tenant{name: name, own: own, share: clampShare(share), account: account{billedAt: c.now, vt: c.virtualNow(), patience: patienceMax}, filled: c.filledNow(), metered: -1, core: c}
+		t = &tenant{key: key, share: clampShare(share), filled: c.filledNow(), metered: -1, core: c}
 		t.apart = t.share.exclusive() || t.limited()
-		t.credit = t.slice()
+		t.Account = account.New(c.now, c.virtualNow(), t.slice())
 		c.enroll(t)
 	}
 	return t
@@ -199,15 +211,15 @@ func (c *GPU) join(cl *client, t *tenant) {
 		c.quit(cl)
 	}
 	c.bill(t)
-	cl.tenant, cl.limitedThen = t, t.limitedFor
+	cl.tenant, cl.limitedThen = t, t.LimitedFor()
 	c.slices.stale = true
 	c.addUp(cl)
 	t.clients++
-	t.ghost = false
+	t.remembered = false
 	if t.isGang() {
-		t.crew = append(t.crew, cl)
-		if t.seat == nil {
-			c.sit(t)
+		t.members = append(t.members, cl)
+		if t.slot == nil {
+			c.takeSlot(t)
 		}
 	}
 	c.count(cl.grant, +1)
@@ -235,11 +247,11 @@ func (c *GPU) leave(cl *client) {
 func (c *GPU) quit(cl *client) {
 	t := cl.tenant
 	t.clients--
-	t.crew = slices.DeleteFunc(t.crew, func(o *client) bool { return o == cl })
-	if slices.ContainsFunc(t.crew, func(o *client) bool { return o.share == t.share }) {
+	t.members = slices.DeleteFunc(t.members, func(o *client) bool { return o == cl })
+	if slices.ContainsFunc(t.members, func(o *client) bool { return o.share == t.share }) {
 		return
 	}
-	for _, o := range slices.Backward(t.crew) {
+	for _, o := range slices.Backward(t.members) {
 		if o.share.Weight != 0 {
 			c.setShare(t, o.share)
 			return
@@ -252,38 +264,38 @@ func (c *GPU) abandon(t *tenant) {
 	if t.clients > 0 {
 		return
 	}
-	if t.seat != nil {
-		c.unsit(t)
+	if t.slot != nil {
+		c.leaveSlot(t)
 		c.review(t)
 	}
-	if t.own != 0 {
+	if t.key.kind == alone {
 		c.dropTenant(t)
-	} else if !t.ghost {
+	} else if !t.remembered {
 		// As a new tenant it would lose its debt, or its lead over the others.
-		t.ghost = true
-		c.ghosts = append(c.ghosts, t)
+		t.remembered = true
+		c.remembered = append(c.remembered, t)
 	}
 }
 
-// maxGhosts is how many tenants without clients are remembered.
-const maxGhosts = 1024
+// maxRemembered is how many tenants without clients are remembered.
+const maxRemembered = 1024
 
-// exorcise forgets tenants whose clients are gone and that owe nothing.
-func (c *GPU) exorcise() {
-	for len(c.ghosts) > 0 {
-		t := c.ghosts[0]
-		if t.ghost && len(c.ghosts) <= maxGhosts {
+// forgetTenants forgets tenants whose clients are gone and that owe nothing.
+func (c *GPU) forgetTenants() {
+	for len(c.remembered) > 0 {
+		t := c.remembered[0]
+		if t.remembered && len(c.remembered) <= maxRemembered {
 			c.bill(t)
-			if t.vt > c.vtime || t.limited() && t.credit < t.slice() {
-				if len(c.ghosts) > 1 {
-					c.ghosts = append(c.ghosts[1:], t)
+			if t.VT() > c.vtime || t.limited() && t.Credit() < t.slice() {
+				if len(c.remembered) > 1 {
+					c.remembered = append(c.remembered[1:], t)
 				}
 				return
 			}
 		}
-		c.ghosts = c.ghosts[1:]
-		if t.ghost {
-			t.ghost = false
+		c.remembered = c.remembered[1:]
+		if t.remembered {
+			t.remembered = false
 			c.dropTenant(t)
 		}
 	}
@@ -291,16 +303,16 @@ func (c *GPU) exorcise() {
 
 // bill charges a tenant for the time since it was last billed.
 func (c *GPU) bill(t *tenant) {
-	if c.now <= t.billedAt {
+	if c.now <= t.BilledAt() {
 		return
 	}
-	vt := t.vt
-	t.account.bill(c.now, c.ratesOf(t))
+	vt := t.VT()
+	t.Bill(c.now, c.ratesOf(t))
 	t.filled = c.filledNow()
-	if t.vt != vt && c.inCohort(t) {
-		c.cohort.vt = max(c.cohort.vt, t.vt)
+	if t.VT() != vt && c.inCohort(t) {
+		c.cohort.vt = max(c.cohort.vt, t.VT())
 	}
-	if t.vt != vt && t.takesTurn() {
+	if t.VT() != vt && t.takesTurn() {
 		c.heap(t.place).fix(t)
 	}
 	if t.place == throttled {
@@ -309,51 +321,89 @@ func (c *GPU) bill(t *tenant) {
 }
 
 // ratesOf returns at which rates a tenant is billed as things are.
-func (c *GPU) ratesOf(t *tenant) rates {
-	r := rates{
-		open: t.open, closing: t.closing, fenced: t.fenced,
-		share: t.share, slice: t.slice(), waits: t.queue.n > 0 || t.batch > t.open+t.closing, tuning: c.tuning,
-		gets: 1000, own: 1000,
+func (c *GPU) ratesOf(t *tenant) account.Rates {
+	r := account.Rates{
+		Open: t.open, Closing: t.closing, Fenced: t.fenced,
+		Latency: t.share.Priority == Latency, Slice: t.slice(), Waits: t.queue.n > 0 || t.batch > t.open+t.closing, Tuning: c.tuning,
+		Gets: 1000, Own: 1000,
+	}
+	if t.limited() {
+		r.Limit = t.share.Limit
 	}
 	switch {
 	case c.sliced():
-		r.open, r.gets = min(t.open, 1), t.gets
+		r.Open, r.Gets = min(t.open, 1), t.gets
 	case t.beside > 0 && t.open == 0:
-		r.open, r.gets = 1, t.gets
+		r.Open, r.Gets = 1, t.gets
 	case t.batch > 0:
-		r.gets = 1000 - c.besides.use
+		r.Gets = 1000 - c.besides.use
 	}
 	if h := c.open.head; c.inCohort(t) && (h == nil || h.tenant != t || h.grant.shared) { // else its turn is from before the cohort
-		r.open, r.own, r.use = min(t.open, 1), t.gets, t.use
-		r.closing = min(t.closing, 1-r.open)
+		r.Open, r.Own, r.Use = min(t.open, 1), t.gets, t.use
+		r.Closing = min(t.closing, 1-r.Open)
 	}
 	if t.overlaps() { // its clients have the GPU once, all together
-		r.open, r.fenced = min(t.open, 1), min(t.fenced, 1)
-		r.closing = min(t.closing, 1-r.open)
+		r.Open, r.Fenced = min(t.open, 1), min(t.fenced, 1)
+		r.Closing = min(t.closing, 1-r.Open)
 	}
 	if t.share.Priority == Latency {
 		if has := t.open+t.closing > 0 && c.effective == Exclusive; !has || c.keptOut {
-			r.patience = time.Duration(c.filledNow()-t.filled+int64(c.now-t.billedAt)*int64(t.share.Request)) / 100
-			r.keepsOut = has
+			r.Patience = time.Duration(c.filledNow()-t.filled+int64(c.now-t.BilledAt())*int64(t.share.Request)) / 100
+			r.KeepsOut = has
 		}
-		r.common = c.commonPatience()
+		r.Common = c.commonPatience()
 	}
 	if t.batch > 0 && t.open+t.closing > 0 {
-		r.part = c.turnPart(t)
+		r.Part = c.turnPart(t)
 	}
 	return r
 }
 
-// countShare adds the share of a tenant n times to the sums of those that are active.
-func (r *roster) countShare(t *tenant, n int) {
-	s := t.share
-	r.requests += n * s.Request
-	r.weights += n * s.Weight
-	if s.limited() {
-		r.limited += n
+// sums are what a tenant adds to those of its GPU, or these.
+type sums struct {
+	waiting int // clients that wait, and may be granted
+	exact   int // tenants with clients and with a limit or a request
+
+	// Tenants that are active, and what their shares say.
+	active, requests, weights, limited, activeLatency int
+}
+
+func (s *sums) add(o sums, n int) {
+	s.waiting += n * o.waiting
+	s.exact += n * o.exact
+	s.active += n * o.active
+	s.requests += n * o.requests
+	s.weights += n * o.weights
+	s.limited += n * o.limited
+	s.activeLatency += n * o.activeLatency
+}
+
+// sums returns what the tenant is to add, as things are.
+func (t *tenant) sums() (s sums) {
+	if t.takesTurn() || t.place == urgent || t.place == spent {
+		s.waiting = max(t.queue.n, 1) // members of its gang may wait on other GPUs
 	}
-	if s.Priority == Latency {
-		r.activeLatency += n
+	if t.clients > 0 && (t.limited() || t.share.Request > 0) {
+		s.exact = 1
+	}
+	if t.active {
+		s.active, s.requests, s.weights = 1, t.share.Request, t.share.Weight
+		if t.limited() {
+			s.limited = 1
+		}
+		if t.share.Priority == Latency {
+			s.activeLatency = 1
+		}
+	}
+	return s
+}
+
+// sumUp brings the sums up to date with a tenant that has changed.
+func (r *roster) sumUp(t *tenant) {
+	if now := t.sums(); now != t.summed {
+		r.sums.add(t.summed, -1)
+		r.sums.add(now, +1)
+		t.summed = now
 	}
 }
 
@@ -362,90 +412,83 @@ func (c *GPU) setActive(t *tenant, active bool) {
 	if t.active == active {
 		return
 	}
-	n := 1
 	if active {
 		least := c.virtualNow() - int64(c.quantum)*int64(c.active+1)
-		t.vt, c.cohort.vt = max(t.vt, least), max(c.cohort.vt, least)
+		t.SetVT(max(t.VT(), least))
+		c.cohort.vt = max(c.cohort.vt, least)
 	} else {
-		n = -1
 		c.bill(t) // while it still counts
 	}
 	t.active, c.dueCache.stale = active, true
-	c.active += n
-	c.countShare(t, n)
+	c.sumUp(t)
 	if c.active == 0 {
-		c.vtime = max(c.vtime, t.vt) // or the next tenant would be ahead by all the time that this one had alone
+		c.vtime = max(c.vtime, t.VT()) // or the next tenant would be ahead by all the time that this one had alone
 	}
 }
 
 // review puts a tenant in its place after anything about it has changed.
 func (c *GPU) review(t *tenant) {
 	c.bill(t)
-	to := nowhere
+	to := c.placeOf(t)
+	c.setActive(t, to == ready || to == deferred || to == parked || t.batch > 0 || t.open > 0 && c.effective == Concurrent)
+	c.keepUp(t)
+	c.put(t, to)
+	c.meter(t)
+	c.sumUp(t)
+	c.countPooled(t)
+}
+
+// placeOf returns where a tenant is to wait.
+func (c *GPU) placeOf(t *tenant) place {
 	switch {
 	case t.queue.n == 0 && !t.proxy():
-	case t.byGang() && (t.seat.hold != nothing || t.seat.due || t.seat.gang.phase == called || t.seat.gang.phase == stopping || t.seat.isCalled()):
-		to = aside
-	case t.capped, t.notBefore > c.now:
-		to = throttled
-	case t.demoted && c.effective == Exclusive && !c.unwanted():
-		to = spent
-	case t.share.Priority == Latency && c.effective == Exclusive && !c.allAway(t):
-		to = urgent
-	case c.allAway(t) && c.effective == Exclusive:
-		to = afar
-	default:
-		to = ready
+		return nowhere
+	case t.byGang() && t.slot.Parked():
+		return parked
+	case t.Capped(), t.notBefore > c.now:
+		return throttled
+	case t.Demoted() && c.effective == Exclusive && !c.unwanted():
+		return spent
+	case c.effective != Exclusive:
+		return ready
+	case c.allAway(t):
+		return deferred
+	case t.share.Priority == Latency:
+		return urgent
 	}
-	c.setActive(t, to == ready || to == afar || to == aside || t.batch > 0 || t.open > 0 && c.effective == Concurrent)
-	c.keepUp(t)
-	if t.inHeap() && t.place != to {
+	return ready
+}
+
+// put moves a tenant to a place, or anew to its place in the order of that.
+func (c *GPU) put(t *tenant, to place) {
+	c.dueCache.stale = c.dueCache.stale || (t.place == throttled) != (to == throttled)
+	if t.inHeap() && t.place == to {
+		c.heap(to).fix(t)
+		return
+	}
+	if t.inHeap() {
 		c.heap(t.place).remove(t)
 	}
-	c.dueCache.stale = c.dueCache.stale || (t.place == throttled) != (to == throttled)
-	switch from := t.place; {
-	case to == nowhere || to == aside:
-		t.place = to
-	case from == to:
-		c.heap(to).fix(t)
-	default:
-		t.place = to
+	if t.place = to; t.inHeap() {
 		c.heap(to).push(t)
 	}
-	c.meter(t)
-	n := 0
-	if to == ready || to == afar || to == urgent || to == spent {
-		n = max(t.queue.n, 1) // members of its gang may wait on other GPUs
-	}
-	c.waiting += n - t.counted
-	t.counted = n
-	exact := t.clients > 0 && (t.limited() || t.share.Request > 0)
-	if exact != t.exact {
-		t.exact = exact
-		if exact {
-			c.exact++
-		} else {
-			c.exact--
-		}
-	}
-	c.countPooled(t)
 }
 
 // proxy says whether the tenant wants its turn because members of its gang on other
 // GPUs do.
 func (t *tenant) proxy() bool {
-	return t.seat != nil && t.counts() && (t.seat.gang.phase == wanted || t.seat.gang.phase == called) && t.manned()
+	return t.slot != nil && t.slot.Wants()
 }
 
 // inHeap says whether its place is a heap.
-func (t *tenant) inHeap() bool { return t.place != nowhere && t.place != aside }
+func (t *tenant) inHeap() bool { return t.place != nowhere && t.place != parked }
 
 func (q *queues) heap(p place) *tenantHeap {
 	switch p {
 	case ready:
 		return &q.ready
-	case afar:
-		return &q.afar
+	case deferred:
+		return &q.deferred
 	case urgent:
 		return &q.urgent
 	case spent:
@@ -461,32 +504,20 @@ func (c *GPU) setShare(t *tenant, s Share) {
 		return
 	}
 	c.bill(t)
-	if t.active {
-		c.countShare(t, -1)
-	}
 	c.tellAll = true // a limit counts as a client that waits, see neighbors
-	if !t.limited() {
-		t.credit = 0
-	}
+	had := t.limited()
 	t.share = s
-	if t.active {
-		c.countShare(t, 1)
-	}
+	c.sumUp(t)
 	c.setApart(t, s.exclusive() || s.limited() && (t.apart || t.use == 0))
 	c.slices.stale, c.dueCache.stale = true, true
 	c.slices.ever = c.slices.ever || s.Priority == Latency
 	if t.limited() {
-		t.credit = min(t.credit, t.slice())
-		t.capped = t.credit < 0 || t.capped && t.credit < t.slice()
-		if t.credit == 0 {
-			t.credit = t.slice()
-		}
+		t.SetLimit(had, t.slice())
 	} else {
-		t.capped = false
-		t.credit = 0
+		t.DropLimit()
 	}
 	if s.Priority == Batch {
-		t.demoted, t.patience = false, patienceMax
+		t.DropPatience()
 	}
 	c.review(t)
 }

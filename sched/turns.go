@@ -2,7 +2,22 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/gang"
+)
+
+const (
+	// The more a tenant is ahead of those that wait, the shorter is its turn, down
+	// to this part of the quantum.
+	minTurnPart = 8
+
+	// maxRound is how long a round of turns may take where shares are to be exact,
+	// unless the quantum is longer.
+	maxRound = 250 * time.Millisecond
+)
 
 // turns gives the GPU to one tenant, or gang, after the other. The one that is behind
 // in virtual time is next.
@@ -20,7 +35,7 @@ func turns() policy {
 // endTurns asks back the grants of the holder whose turn is over.
 func (c *GPU) endTurns() {
 	for at, over := c.turnOver(); over && c.now >= at; at, over = c.turnOver() {
-		if c.setAside() {
+		if c.park() {
 			continue // the gang waits for other GPUs, or is called and before all now
 		}
 		why := QuantumOver
@@ -40,7 +55,7 @@ func (c *GPU) endTurns() {
 // grantTurn gives the free GPU to the next tenant; false if nobody gets it now.
 func (c *GPU) grantTurn() bool {
 	t := c.passOver()
-	if t == nil || t.place == afar && c.spared() {
+	if t == nil || t.place == deferred && c.spared() {
 		return false
 	}
 	switch cl := c.next; {
@@ -56,7 +71,7 @@ func (c *GPU) grantTurn() bool {
 
 // inTurn returns the next of the tenants that wait for their turns; nil: none.
 func (c *GPU) inTurn() *tenant {
-	here, away := c.ready.top(), c.afar.top()
+	here, away := c.ready.top(), c.deferred.top()
 	switch {
 	case away == nil:
 		return here
@@ -67,7 +82,7 @@ func (c *GPU) inTurn() *tenant {
 }
 
 // takesTurn says whether the tenant waits for its turn.
-func (t *tenant) takesTurn() bool { return t.place == ready || t.place == afar }
+func (t *tenant) takesTurn() bool { return t.place == ready || t.place == deferred }
 
 // turnOver returns when the turn of the holder ends; false if nothing ends it as things
 // are.
@@ -77,7 +92,7 @@ func (c *GPU) turnOver() (Time, bool) {
 		return 0, false
 	}
 	if cl == nil {
-		if c.kept == nil || c.kept.seat.hold != playing {
+		if c.kept == nil || c.kept.slot.Hold() != gang.Playing {
 			return 0, false
 		}
 		if cl = c.kept.awaited(); cl == nil {
@@ -88,8 +103,8 @@ func (c *GPU) turnOver() (Time, bool) {
 	if g.state == paused || g.move.on {
 		return 0, false
 	}
-	if next.seat.isCalled() {
-		if c.kept == nil || c.kept.seat.gang.makesWay(next.seat.gang) {
+	if next.slot.IsCalled() {
+		if c.kept == nil || c.kept.slot.MakesWay(next.slot) {
 			return c.now, true // the virtual time of the holder makes up for it
 		}
 		end := g.runFrom.Add(c.minTurn() - g.ran) // or gangs would stop each other all the time
@@ -99,12 +114,12 @@ func (c *GPU) turnOver() (Time, bool) {
 		return end, true
 	}
 	turn := c.turn(cl.tenant)
-	switch lead, part := g.startVT-next.vt, c.turnPart(cl.tenant); {
+	switch lead, part := g.startVT-next.VT(), c.turnPart(cl.tenant); {
 	case lead > 0 && next != cl.tenant:
-		turn = max(turn-time.Duration(scale(lead, part, one)), min(turn, c.minTurn()))
+		turn = max(turn-time.Duration(base.Scale(lead, part, one)), min(turn, c.minTurn()))
 	case lead < 0 && c.exact > 0 && (c.active == 2 || !c.cohort.on):
 		// Another tenant is next even if this one is behind it after its turn.
-		left := time.Duration(scale(-lead, part, one)) - turn
+		left := time.Duration(base.Scale(-lead, part, one)) - turn
 		turn += min(max(left, 0), turn)
 	}
 	end := g.runFrom.Add(turn - g.ran)
@@ -126,7 +141,7 @@ func (c *GPU) turn(t *tenant) time.Duration {
 	}
 	// What is due to tenants that their limits keep away now is no part of the round.
 	here := max(min(c.duesNow().here, one), minPart)
-	d := time.Duration(scale(round, min(c.turnPart(t), here), here))
+	d := time.Duration(base.Scale(round, min(c.turnPart(t), here), here))
 	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
 }
 
@@ -138,8 +153,8 @@ func (c *GPU) virtualNow() int64 {
 	v := int64(0)
 	any := false
 	least := func(t *tenant) {
-		if !any || t.vt < v {
-			v, any = t.vt, true
+		if !any || t.VT() < v {
+			v, any = t.VT(), true
 		}
 	}
 	if c.effective == Exclusive {
@@ -152,7 +167,7 @@ func (c *GPU) virtualNow() int64 {
 			}
 		}
 	}
-	for _, h := range []*tenantHeap{&c.ready, &c.afar} {
+	for _, h := range []*tenantHeap{&c.ready, &c.deferred} {
 		if t := h.top(); t != nil {
 			least(t)
 		}
@@ -166,7 +181,7 @@ func (c *GPU) virtualNow() int64 {
 // chooseNext decides, while the holder drains, who is granted next: recording that takes
 // time, which the drain hides.
 func (c *GPU) chooseNext() {
-	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.seat.isCalled()) {
+	if next := c.upNext(); c.next != nil && (c.open.n > 0 || c.kept != nil || !c.next.tenant.takesTurn() || next != nil && next.slot.IsCalled()) {
 		c.next = nil // another one is next now
 	}
 	if c.open.n == 0 && c.closingBatch > 0 {
@@ -180,7 +195,7 @@ func (c *GPU) reserve() {
 		return
 	}
 	t := c.passOver()
-	if t == nil || t.byGang() || t.place == afar && c.spared() {
+	if t == nil || t.byGang() || t.place == deferred && c.spared() {
 		return
 	}
 	c.next = c.nextOf(t)

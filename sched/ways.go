@@ -70,7 +70,7 @@ func chosenWay() policy {
 func (c *GPU) lookAtMode() {
 	a := &c.auto
 	switch {
-	case c.mode == Concurrent && a.overfull():
+	case c.mode == Concurrent && c.mem.Overfull():
 		a.way = WayTurns
 		c.setEffective(Exclusive, because(reasonSwap)) // at the same time they would wait for each other
 	case c.mode == Concurrent:
@@ -98,7 +98,7 @@ func (c *GPU) lookAtWays() {
 	crowded := c.crowded()
 	if crowded != s.crowded {
 		for _, cl := range c.inOrder() {
-			cl.progress.byTurns = 0 // is another thing without the latency tenant
+			cl.progress.ForgetTurns() // is another thing without the latency tenant
 		}
 		if crowded && c.cohort.on { // the cohort goes on
 			a.gaps = c.cohort.idle > idleTogether
@@ -123,7 +123,7 @@ func (c *GPU) refused(w Way) Cause {
 	switch {
 	case w == WayTurns:
 		return Cause{}
-	case a.overfull():
+	case c.mem.Overfull():
 		return because(reasonSwap)
 	case a.against[w].Why != reasonNone:
 		return a.against[w]
@@ -166,7 +166,7 @@ func (c *GPU) take(w Way) {
 func (c *GPU) whyTurns() Cause {
 	a := &c.auto
 	switch first := a.against[WaySlices]; {
-	case a.overfull():
+	case c.mem.Overfull():
 		return because(reasonSwap)
 	case len(c.clients) < 2:
 		return because(reasonAlone)
@@ -193,7 +193,7 @@ func (c *GPU) watch(window time.Duration) {
 	a := &c.auto
 	switch a.way {
 	case WaySlices, WayCohort:
-		if !a.overfull() && a.against[a.way].Why == reasonNone && c.sharedIn(window) >= c.sliceWindow() {
+		if !c.mem.Overfull() && a.against[a.way].Why == reasonNone && c.sharedIn(window) >= c.sliceWindow() {
 			c.lookAtSlices(window)
 		}
 	case WayDriver:
@@ -272,5 +272,5 @@ func (c *GPU) againstDriver() Cause {
 // gangPlays says whether a client is of a gang and works. A rank that sleeps, or has not called
 // CUDA yet, decides nothing for the others.
 func (c *GPU) gangPlays(cl *client) bool {
-	return cl.connected && cl.wanted && cl.tenant.seat != nil && !cl.tenant.overlaps() && !c.sleeps(cl)
+	return cl.connected && cl.wanted && cl.tenant.slot != nil && !cl.tenant.overlaps() && !c.sleeps(cl)
 }

@@ -10,7 +10,7 @@ import (
 
 // crowd is a GPU of 512 MiB with n clients of 50 tenants, each with so much reserved.
 func crowd(n int, bytes uint64) *GPU {
-	c := New(Config{Memory: Memory{Bytes: 1 << 40, Swap: true, Capacity: 1 << 29, ArenaUnit: 64 << 20}})
+	c := New(Config{Memory: Memory{Swap: true, Capacity: 1 << 29, ArenaUnit: 64 << 20}})
 	for i := range n {
 		id := ClientID(i + 1)
 		c.Step(0, Attach{Client: id, Tenant: fmt.Sprint(i % 50), CanMove: true})
@@ -93,7 +93,7 @@ type sliced struct {
 }
 
 func newSliced(tb testing.TB, n, tenants int) *sliced {
-	s := &sliced{c: New(Config{Mode: Auto, Memory: Memory{Bytes: 1 << 40}}), n: n, now: Time(time.Hour)}
+	s := &sliced{c: New(Config{Mode: Auto}), n: n, now: Time(time.Hour)}
 	for id := range ClientID(n) {
 		s.step(Attach{Client: id + 1, Tenant: fmt.Sprint("t", int(id)%tenants), Want: true})
 		s.step(Controls{Client: id + 1, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})

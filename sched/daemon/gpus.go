@@ -154,16 +154,14 @@ func (d *Daemon) addGPU(info GPU) error {
 		if !changed {
 			return nil
 		}
-		ev := sched.SetGPUMemory{Bytes: info.MemoryBytes}
 		switch {
 		case g.swap != nil || d.opts.SwapMemory == 0:
 		case g.core.Unused():
 			m := d.openMemory(g, physical)
-			ev.Swap = &m
+			d.step(g, sched.SetGPUMemory{Swap: &m})
 		default:
 			d.log.Warnf("GPU %d: it has %d MiB, as is known now; they are swapped once nvshare-scheduler was restarted", g.Index, info.MemoryBytes>>20)
 		}
-		d.step(g, ev)
 		return nil
 	}
 	last := d.state.GPUs[info.UUID]

@@ -52,7 +52,7 @@ func (d *Daemon) addMember(g *gpu, cl *client) *clientMemory {
 
 // openMemory is addGPU's part: it says how the memory of a GPU is shared.
 func (d *Daemon) openMemory(g *gpu, physical uint64) sched.Memory {
-	m := sched.Memory{Bytes: g.MemoryBytes, Ceiling: d.opts.GPUMemory, DefaultLimit: d.opts.DefaultMemoryLimit}
+	m := sched.Memory{Ceiling: d.opts.GPUMemory, DefaultLimit: d.opts.DefaultMemoryLimit}
 	if d.opts.SwapMemory == 0 {
 		return m
 	}

@@ -107,7 +107,7 @@ func (d *Daemon) awaitMember(g *gpu, was memberState) error {
 	}
 	m := d.addMember(g, cl)
 	m.arena.Had(min(was.Arena, g.MemoryBytes+arena.MaxSegment)) // before the core says what it needs: or it would be made again
-	d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes, Suspended: was.Away})
+	d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Group(), CanMove: cl.canMove, Bytes: was.Bytes, Suspended: was.Away})
 	if was.Away && cl.away.step == present { // or about to leave, or to return: to restore it does no harm
 		cl.away.step = absent
 	}

@@ -37,7 +37,6 @@ type daemon struct {
 	mode           sched.Mode
 	tuning         sched.Tuning
 	swapShare      int
-	bytes          uint64                    // of the GPU, as the driver tells
 	promised       map[sched.ClientID]uint64 // as it was recorded, see memory.go
 
 	// Does not. core is nil while the daemon is down.

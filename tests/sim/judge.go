@@ -152,7 +152,7 @@ func (j *judge) granted(a sched.Grant) {
 // may have changed meanwhile.
 func (j *judge) restored(r sched.Restore) {
 	g := j.grants[r.Client]
-	g.gang, g.restored = sched.Share{Gang: r.Gang, Overlap: r.Overlap}.Crew(), true
+	g.gang, g.restored = sched.Share{Gang: r.Gang, Overlap: r.Overlap}.Group(), true
 	j.grants[r.Client] = g
 }
 

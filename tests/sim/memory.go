@@ -402,7 +402,7 @@ func (d *daemon) memoryConfig() sched.Memory {
 }
 
 func (d *daemon) wholeMemory() sched.Memory {
-	return sched.Memory{Bytes: d.bytes, Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity, StallAfter: stallAfter, SuspendAfter: d.w.mem.suspendAfter}
+	return sched.Memory{Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity, StallAfter: stallAfter, SuspendAfter: d.w.mem.suspendAfter}
 }
 
 // startMemory tells a new core what was set and recorded before.
@@ -422,7 +422,7 @@ func (d *daemon) startMemory() {
 	}
 	if d.late {
 		d.late = false
-		ev := sched.SetGPUMemory{Bytes: d.bytes}
+		ev := sched.SetGPUMemory{}
 		if m := d.wholeMemory(); m.Swap {
 			ev.Swap = &m
 		}

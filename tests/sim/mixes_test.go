@@ -50,7 +50,7 @@ func mixTenants() (all []process) {
 		for share, s := range mixShares() {
 			q := p
 			q.share.Limit, q.share.Request, q.share.Priority, q.share.Weight = s.Limit, s.Request, s.Priority, s.Weight
-			if share != "" && p.gap == never || q.share.Crew() != "" && share == "latency" {
+			if share != "" && p.gap == never || q.share.Group() != "" && share == "latency" {
 				continue
 			}
 			q.name = strings.TrimSpace(p.name + " " + share)
@@ -67,10 +67,10 @@ func allMixes() (all [][]process) {
 	add := func(mix ...process) {
 		crews := map[string]sched.Share{}
 		for _, p := range mix {
-			if s, ok := crews[p.share.Crew()]; p.share.Crew() != "" && ok && s != p.share {
+			if s, ok := crews[p.share.Group()]; p.share.Group() != "" && ok && s != p.share {
 				return // they would all have the share of one of them
 			}
-			crews[p.share.Crew()] = p.share
+			crews[p.share.Group()] = p.share
 		}
 		all = append(all, mix)
 	}

@@ -149,7 +149,7 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	}
 	w.faults.cutDrains = []float64{0, 0.1, 0.9}[w.rng.IntN(3)]
 	w.judge = newJudge(w)
-	w.daemon = &daemon{w: w, promised: map[sched.ClientID]uint64{}, bytes: gpuMemory}
+	w.daemon = &daemon{w: w, promised: map[sched.ClientID]uint64{}}
 	if !opts.Calm && w.chance(0.3) {
 		w.daemon.mode = sched.Mode(1 + w.rng.IntN(2))
 		w.faults.operator = 0.3 // concurrent holders alone give the core nothing to do
@@ -255,8 +255,8 @@ func (w *world) operate() {
 		}
 		t := w.tenants[w.rng.IntN(len(w.tenants))]
 		for _, c := range w.client {
-			if c != nil && c.tenant == t && c.hostile && t.share.Crew() != "" {
-				w.indebted[t.share.Crew()] = true
+			if c != nil && c.tenant == t && c.hostile && t.share.Group() != "" {
+				w.indebted[t.share.Group()] = true
 			}
 		}
 		t.share = w.newShare(t)
@@ -290,7 +290,7 @@ func (w *world) leap() {
 // gangOf returns the gang of a client, or its overlap group, dead or alive, "": none.
 func (w *world) gangOf(id sched.ClientID) string {
 	if t := w.joined[id]; t != nil {
-		return t.share.Crew()
+		return t.share.Group()
 	}
 	return ""
 }

@@ -138,7 +138,7 @@ type gpuModel struct {
 const mostTicks = 10000 // in a millisecond
 
 func newGPUModel(t *testing.T, mode sched.Mode, processes ...process) *gpuModel {
-	g := &gpuModel{t: t, core: sched.New(sched.Config{Mode: mode, Memory: sched.Memory{Bytes: 100}}), now: sched.Time(time.Hour)}
+	g := &gpuModel{t: t, core: sched.New(sched.Config{Mode: mode}), now: sched.Time(time.Hour)}
 	for i := range processes {
 		p := processes[i]
 		p.id, p.name = sched.ClientID(i+1), cmp.Or(p.name, fmt.Sprint("t", i))

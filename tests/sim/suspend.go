@@ -48,8 +48,8 @@ func (r *Report) count(ev sched.Event) {
 func (w *world) operateMemory() {
 	d := w.daemon
 	if w.chance(0.1) {
-		d.bytes = gpuMemory - w.rng.Uint64N(gpuMemory/4)
-		d.step(sched.SetGPUMemory{Bytes: d.bytes})
+		w.rng.Uint64N(gpuMemory / 4) // so that each seed shows what it did
+		d.step(sched.SetGPUMemory{})
 		return
 	}
 	if w.mem.capacity == 0 {
@@ -101,7 +101,7 @@ func (d *daemon) depart(t *tenant) {
 			attached++
 		}
 	}
-	if why := d.core.DepartFits(t.name); why != nil || attached == 0 || t.share.Crew() != "" || d.departs != nil {
+	if why := d.core.DepartFits(t.name); why != nil || attached == 0 || t.share.Group() != "" || d.departs != nil {
 		return
 	}
 	d.departs = t
@@ -147,7 +147,7 @@ func (d *daemon) mayLeave(t *tenant) bool {
 			return false
 		}
 	}
-	return t.share.Crew() == ""
+	return t.share.Group() == ""
 }
 
 // stay lets a tenant on that was to depart.
@@ -222,7 +222,7 @@ func (d *daemon) look() {
 		w.fail("there is room for a group of %v on a GPU that is filled to %v", space.Tenants, space.Filled)
 	}
 	for _, t := range w.tenants {
-		if slices.Contains(space.Tenants, t.name) && (t.share.Crew() != "" || t.share.Priority == sched.Latency) {
+		if slices.Contains(space.Tenants, t.name) && (t.share.Group() != "" || t.share.Priority == sched.Latency) {
 			w.fail("there is room for a group of %v, and %s has %v", space.Tenants, t.name, t.share)
 		}
 	}
@@ -261,7 +261,7 @@ func (j *judge) wants(ev sched.Event) {
 // owes notes that the clients of a tenant are to get a grant whose memory is away.
 func (j *judge) owes(tenant string) {
 	for _, c := range j.w.client {
-		if c != nil && c.tenant != nil && c.tenant.name == tenant && c.tenant.share.Crew() == "" && c.attached && c.mem.away > 0 && c.moves() && c.local == 0 && c.closing == 0 && j.w.daemon.conns[c.id] == c.conn {
+		if c != nil && c.tenant != nil && c.tenant.name == tenant && c.tenant.share.Group() == "" && c.attached && c.mem.away > 0 && c.moves() && c.local == 0 && c.closing == 0 && j.w.daemon.conns[c.id] == c.conn {
 			j.owed[c.id] = j.w.now
 		}
 	}
@@ -306,7 +306,7 @@ func (j *judge) checkIdle() {
 		if c == nil || !c.attached || c.hostile || c.pending || c.local != 0 || c.closing != 0 || w.now < c.stopped || !c.moves() || c.mem.resident <= c.mem.fixed+1 {
 			continue
 		}
-		if c.tenant != nil && c.tenant.share.Crew() != "" || j.owed[c.id] != 0 || w.daemon.conns[c.id] != c.conn {
+		if c.tenant != nil && c.tenant.share.Group() != "" || j.owed[c.id] != 0 || w.daemon.conns[c.id] != c.conn {
 			continue
 		}
 		after, kept := c.idleTime(), sched.Time(0)

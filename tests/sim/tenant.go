@@ -155,7 +155,7 @@ func (j *judge) checkLimits() {
 		before := t.ring[t.sampled%samples]
 		t.ring[t.sampled%samples] = t.held
 		t.sampled++
-		if t.sampled <= samples || w.mem.capacity != 0 || t.share.Crew() != "" || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (sched.Tuning{}) {
+		if t.sampled <= samples || w.mem.capacity != 0 || t.share.Group() != "" || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (sched.Tuning{}) {
 			continue
 		}
 		// The oldest sample is older than the window by one piece.
@@ -184,7 +184,7 @@ func (j *judge) patience(c *client) time.Duration {
 		turn += 4*(maxGrace+3*maxGrace) + 9*4*maxGrace
 	}
 	bound := 2*(n+2)*turn + maxGrace
-	if slices.ContainsFunc(w.tenants, func(t *tenant) bool { return t.share.Crew() != "" }) {
+	if slices.ContainsFunc(w.tenants, func(t *tenant) bool { return t.share.Group() != "" }) {
 		bound += 2*bound + gatherTime // a gang waits for all its clients, and all wait for it
 	}
 	if len(w.tenants) == 0 {

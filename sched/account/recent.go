@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package account
+
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
+
+const (
+	// recentSeconds is the window of TenantSnapshot.Got and Waited.
+	recentSeconds = 5
+	// peakTens is the window of TenantSnapshot.RecentWait and Waits, in steps of ten seconds.
+	peakTens = 6
+)
+
+// recent is how much of the latest seconds something took.
+type recent struct {
+	took [recentSeconds + 1]time.Duration // by second, a ring
+	at   int64                            // the latest second in it
+}
+
+// spread notes in which seconds something took that long.
+func (r *recent) spread(from, to base.Time, took time.Duration) {
+	const second = base.Time(time.Second)
+	last := int64(to / second)
+	for s := max(r.at+1, last-recentSeconds); s <= last; s++ {
+		r.took[s%int64(len(r.took))] = 0
+	}
+	r.at = max(r.at, last)
+	for s := max(int64(from/second), last-recentSeconds); s <= last; s++ {
+		lo, hi := max(from, base.Time(s)*second), min(to, base.Time(s+1)*second)
+		r.took[s%int64(len(r.took))] += time.Duration(base.Scale(int64(took), int64(hi-lo), int64(to-from)))
+	}
+}
+
+// permille returns which part of the latest recentSeconds is noted, up to 1000.
+func (r *recent) permille(now base.Time) int {
+	r.spread(now, now+1, 0)
+	const second = base.Time(time.Second)
+	into := time.Duration(now % second)
+	var sum time.Duration
+	for s := int64(now/second) - recentSeconds; s <= int64(now/second); s++ {
+		if s < 0 {
+			continue
+		}
+		took := r.took[s%int64(len(r.took))]
+		if s == int64(now/second)-recentSeconds { // the part of it that is within
+			took = time.Duration(base.Scale(int64(took), int64(time.Second-into), int64(time.Second)))
+		}
+		sum += took
+	}
+	return int(min(sum/(recentSeconds*time.Second/1000), 1000))
+}
+
+// Peak is the greatest of what was noted in the latest minute.
+type Peak struct {
+	top [peakTens + 1]time.Duration // by ten seconds, a ring
+	at  int64                       // the latest ten seconds in it
+}
+
+// Note notes one.
+func (p *Peak) Note(now base.Time, d time.Duration) {
+	last := int64(now / base.Time(10*time.Second))
+	for s := max(p.at+1, last-peakTens); s <= last; s++ {
+		p.top[s%int64(len(p.top))] = 0
+	}
+	p.at = max(p.at, last)
+	p.top[last%int64(len(p.top))] = max(p.top[last%int64(len(p.top))], d)
+}
+
+// Most returns the greatest duration; p is a copy.
+func (p Peak) Most(now base.Time) (d time.Duration) {
+	p.Note(now, 0)
+	for _, top := range p.top {
+		d = max(d, top)
+	}
+	return d
+}
+
+// Lately counts the durations of the latest minute.
+type Lately struct {
+	tens [peakTens + 1]Spread // by ten seconds, a ring
+	at   int64                // the latest ten seconds in it
+}
+
+// Note counts one.
+func (l *Lately) Note(now base.Time, d time.Duration) {
+	last := int64(now / base.Time(10*time.Second))
+	for s := max(l.at+1, last-peakTens); s <= last; s++ {
+		l.tens[s%int64(len(l.tens))] = Spread{}
+	}
+	l.at = max(l.at, last)
+	l.tens[l.at%int64(len(l.tens))].Add(d)
+}
+
+// Sum counts the durations of the latest minute; l may be nil.
+func (l *Lately) Sum(now base.Time) (all Spread) {
+	if l == nil {
+		return all
+	}
+	last := int64(now / base.Time(10*time.Second))
+	for s := max(last, l.at) - peakTens; s <= l.at; s++ {
+		if s >= 0 {
+			all.merge(&l.tens[s%int64(len(l.tens))])
+		}
+	}
+	return all
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package residency
+
+import (
+	"fmt"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
+
+// What can be promised of a GPU's memory, and how much host memory that needs.
+
+// Unplaceable says why a reservation can never be placed on the GPU.
+type Unplaceable struct {
+	Fixed    uint64 // cannot be moved
+	Largest  uint64 // what else has to be on the GPU at a time
+	Capacity uint64
+}
+
+func (e *Unplaceable) Error() string {
+	return fmt.Sprintf("%d MiB that cannot be moved and the %d MiB of the largest tenant do not fit the %d MiB of the GPU",
+		e.Fixed>>20, e.Largest>>20, e.Capacity>>20)
+}
+
+// fits returns how much arena all clients need together if bytes are promised to
+// a client: or an *Unplaceable. What clients were given already, which they keep,
+// counts where it is more.
+func (r *rooms) fits(id base.ClientID, bytes, most uint64) (arena uint64, err error) {
+	if o := r.clients[id]; o != nil && o.keep != Managed {
+		if bytes > r.capacity {
+			return 0, &Unplaceable{Largest: bytes, Capacity: r.capacity}
+		}
+		promised, was := o.promised, o.most
+		defer func() {
+			o.promised, o.most = promised, was
+			r.recount(o)
+		}()
+		o.promised, o.most = bytes, min(most, r.capacity)
+		r.recount(o)
+	}
+	if err := r.placeable(); err != nil {
+		return 0, err
+	}
+	return r.arenaNeeded(), nil
+}
+
+// placeable returns an *Unplaceable if what is promised has no place on the GPU.
+func (r *rooms) placeable() error {
+	if r.promised() <= r.capacity {
+		return nil
+	}
+	largest := uint64(0)
+	var groups map[string]uint64
+	for _, o := range r.everybody() {
+		n := o.counted.movable
+		if o.group != "" {
+			if groups == nil {
+				groups = map[string]uint64{}
+			}
+			groups[o.group] += n
+			n = groups[o.group]
+		}
+		largest = max(largest, n)
+	}
+	if r.sum.fixed+largest > r.capacity {
+		return &Unplaceable{r.sum.fixed, largest, r.capacity}
+	}
+	return nil
+}
+
+// arenaNeeded is how much host memory all clients need or have together.
+func (r *rooms) arenaNeeded() (sum uint64) {
+	if r.promised() <= r.capacity && r.suspended == 0 {
+		return r.sum.arena
+	}
+	for _, o := range r.everybody() {
+		sum += max(r.arenaOf(o, 0), o.arena)
+	}
+	return sum
+}
+
+// arenaOf returns how much host memory a client needs, rounded up to a multiple of
+// arenaUnit, so that what is promised now, or if so much more is, can be moved.
+func (r *rooms) arenaOf(o *occupant, more uint64) uint64 {
+	away := less(add(r.promised(), more), r.capacity)
+	if o.keep != Swapped || away == 0 && !o.suspended {
+		return 0
+	}
+	n := o.counted.movable
+	if !o.allOut && !o.suspended {
+		n = min(n, add(away, max(r.moveUnit, leastMoveUnit)))
+	}
+	unit := max(r.arenaUnit, 1)
+	return (n + unit - 1) / unit * unit
+}
+
+// shortOfArena notes that the arena which a client was given does not do: the client
+// moves more at a time. From now on its arena is to hold all that it may ever have to
+// move, if that fits: what others were promised comes first.
+func (r *rooms) shortOfArena(id base.ClientID, fits func() bool) {
+	if o := r.clients[id]; o != nil && !o.allOut {
+		o.allOut = true
+		o.allOut = fits()
+	}
+}
+
+// stranded returns how much of what a client needs has no place on the GPU because
+// others' memory that cannot be moved is there: they made it so after it was promised.
+func (r *rooms) stranded(id base.ClientID) uint64 {
+	o := r.clients[id]
+	if o == nil || o.keep != Swapped {
+		return 0
+	}
+	return less(add(o.need(), r.sum.fixed-o.counted.fixed), r.capacity)
+}
+
+// Arenas is the host memory of a node that holds what is away from its GPUs. The
+// GPUs of the node share it. Some of what is away may be in files instead.
+type Arenas struct {
+	limit, reserve uint64
+	needed         uint64 // by the clients of all GPUs
+	host           Host
+	lacked         uint64 // see Lacked
+}
+
+// Host is what the node has of host memory, bytes.
+type Host struct {
+	Used      uint64 // in arenas that clients have, or that are being made for them
+	Filed     uint64 // of Used, what is in files and takes no host memory
+	Return    uint64 // of Filed, the most that a process has: room is kept for it to come back
+	Ready     uint64 // in arenas that were made in advance; clients can have them
+	Free      uint64 // left, Ready included
+	FreeKnown bool
+	Failed    error // why the latest arena could not be made; nil: it could
+}
+
+// NewArenas returns arenas without bounds.
+func NewArenas() Arenas { return Arenas{limit: ^uint64(0)} }
+
+// Bound sets what arenas may take of the host's memory, and what they leave of it.
+func (a *Arenas) Bound(limit, reserve uint64) { a.limit, a.reserve = limit, reserve }
+
+// Observe tells what the node has now.
+func (a *Arenas) Observe(h Host) { a.host = h }
+
+// Fits says why more arena than the clients need now cannot be had; nil: it can.
+func (a *Arenas) Fits(more uint64) error {
+	_, err := a.check(a.needed + more)
+	return err
+}
+
+// fits is check, for Lacked.
+func (a *Arenas) fits(total uint64) error {
+	lacks, err := a.check(total)
+	a.lacked = max(a.lacked, lacks)
+	return err
+}
+
+// Lacked returns how much host memory was lacking at most, where clients were refused since
+// the latest call: with so much more each of them alone would not have been.
+func (a *Arenas) Lacked() uint64 {
+	n := a.lacked
+	a.lacked = 0
+	return n
+}
+
+// Refused says whether Lacked has anything to say.
+func (a *Arenas) Refused() bool { return a.lacked != 0 }
+
+// Left is how much more host memory clients may be promised, as far as that is known.
+func (a *Arenas) Left() uint64 {
+	h := &a.host
+	needed := max(a.needed, h.Used)
+	left := less(add(a.limit, h.Filed), add(needed, h.Return))
+	if h.FreeKnown {
+		left = min(left, less(less(h.Free, a.reserve), add(needed-h.Used, h.Return)))
+	}
+	return left
+}
+
+// Returns says why there is no host memory for n bytes that are in files to come back to
+// it; nil: there is. The room that is kept is for that.
+func (a *Arenas) Returns(n uint64) error {
+	h := &a.host
+	if in := less(max(a.needed, h.Used), less(h.Filed, n)); in > a.limit {
+		return fmt.Errorf("it waits for %d MiB of host memory: what is away would take %d MiB then, and may take %d (--swap-memory)", n>>20, in>>20, a.limit>>20)
+	}
+	if h.FreeKnown && n > less(h.Free, a.reserve) {
+		return fmt.Errorf("it waits for %d MiB of host memory, and %d MiB are left", n>>20, h.Free>>20)
+	}
+	return nil
+}
+
+// check says why clients cannot need so much in all, and how much is lacking.
+func (a *Arenas) check(total uint64) (lacks uint64, err error) {
+	h := &a.host
+	if total <= h.Used {
+		return 0, nil // it is there
+	}
+	if have, want := add(a.limit, h.Filed), add(total, h.Return); want > have {
+		kept := ""
+		if h.Filed != 0 {
+			kept = fmt.Sprintf("; room for %d MiB is kept for what is in files to come back", h.Return>>20)
+		}
+		return want - have, fmt.Errorf("what is away then may take %d MiB of host memory, and there are %d MiB (--swap-memory), of which clients have %d%s",
+			less(total, h.Filed)>>20, a.limit>>20, less(h.Used, h.Filed)>>20, kept)
+	}
+	more := total - h.Used
+	if h.Failed != nil && more > h.Ready {
+		return more - h.Ready, fmt.Errorf("host memory for what is away cannot be had: %w", h.Failed)
+	}
+	if room := less(h.Free, add(a.reserve, h.Return)); h.FreeKnown && more > room {
+		return more - room, fmt.Errorf("what is away then may take %d MiB more of host memory, and %d MiB are left", more>>20, h.Free>>20)
+	}
+	return 0, nil
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package residency
+
+import (
+	"slices"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
+
+// What clients move, the rooms that they are told, and for how long they are waited for.
+
+// Moved takes note of what a client says that it has moved.
+func (mem *Memory) Moved(ev Moved) {
+	m := mem.members[ev.Client]
+	if m == nil || mem.rooms == nil || !mem.turns.Known(m.id) {
+		return
+	}
+	o := mem.rooms.clients[m.id]
+	wasStalled, old := o.stalled, m.report
+	// A client that is stuck says so again and again, and gets on only where it moves something.
+	getsOn := !ev.Stuck || !m.reported || ev.Report.In != old.In
+	m.report, m.since = ev.Report, mem.now
+	if m.reported {
+		mem.out.Bytes += less(ev.Report.Out, old.Out)
+		mem.in.Bytes += less(ev.Report.In, old.In)
+	} else { // what it has copied was before a restart
+		m.reported, m.askedOut, m.fillIn = true, ev.Report.Out, ev.Report.In
+		if n := min(ev.Report.Arena, add(o.promised, believedArena)); n > o.arena {
+			mem.do(ArenaFound{m.id, n})
+		}
+	}
+	mem.rooms.moved(m.id, ev.Report.Resident, ev.Report.Fixed, ev.Report.Away, ev.Stuck)
+	if ev.Stuck && ev.NoMemory {
+		mem.rooms.refused(m.id)
+		mem.strand(m)
+	}
+	if ev.Stuck && ev.NoArena && ev.Report.Arena >= mem.rooms.arenaOf(o, 0) {
+		// An arena that it was given and has not made ready yet is no reason for more.
+		mem.rooms.shortOfArena(m.id, func() bool {
+			return mem.arenas.fits(mem.rooms.arenaNeeded()+mem.arenas.needed-mem.needed) == nil
+		})
+	}
+	if m.asked && (o.resident <= o.room || o.resident <= o.fixed) {
+		mem.swapDone(m, false, less(ev.Report.Out, m.askedOut), mem.now.Sub(m.askedAt))
+		m.asked, m.stalled = false, false
+	}
+	switch {
+	case ev.Ready:
+		copied := less(ev.Report.In, m.fillIn)
+		if m.filling {
+			mem.swapDone(m, true, copied, mem.now.Sub(m.fillSince))
+			m.filling = false
+		}
+		mem.rooms.filled()
+		mem.turns.Ready(m.id, ev.Epoch, copied, true)
+	case ev.Epoch != 0 && ev.Report.Away == 0:
+		mem.turns.Ready(m.id, ev.Epoch, 0, false) // nothing was away after all
+	case ev.Epoch != 0:
+		mem.turns.MovesOn(m.id, ev.Epoch, getsOn)
+	default:
+		mem.turns.MovedOut()
+	}
+	if wasStalled && !ev.Stuck {
+		mem.turns.MayBeRoom()
+	}
+	mem.lookWhatIsAway(m)
+	mem.changed()
+}
+
+func (mem *Memory) swapDone(m *member, in bool, bytes uint64, took time.Duration) {
+	if bytes == 0 {
+		return
+	}
+	if in {
+		mem.in.ended(bytes, took)
+	} else {
+		mem.out.ended(bytes, took)
+	}
+	mem.do(SwapDone{m.id, in, bytes, took})
+}
+
+// strand is for a client that the driver has refused memory. If there is no place for it
+// beside what others have made unmovable since (exported, registered), it is granted
+// nothing before there is one: it would keep the GPU from others for nothing.
+func (mem *Memory) strand(m *member) {
+	bytes := mem.rooms.stranded(m.id)
+	if bytes == 0 || m.stranded {
+		return
+	}
+	m.stranded, m.retry = true, mem.now.Add(strandedRetry)
+	mem.stranded = append(mem.stranded, m)
+	mem.do(Stranded{m.id, bytes})
+	mem.turns.SetStranded(m.id, true)
+}
+
+// place says that there may be a place for a client again.
+func (mem *Memory) place(m *member) {
+	if mem.unstrand(m) && mem.turns.Known(m.id) {
+		mem.turns.SetStranded(m.id, false)
+	}
+}
+
+// unstrand is the part of place that concerns the member. It reports whether the
+// member was stranded.
+func (mem *Memory) unstrand(m *member) bool {
+	was := m.stranded
+	if was {
+		m.stranded = false
+		mem.stranded = slices.DeleteFunc(mem.stranded, func(o *member) bool { return o == m })
+		mem.unsettled = true
+	}
+	return was
+}
+
+// Due returns when Settle or PlaceStranded has something to do; false: never.
+func (mem *Memory) Due() (base.Time, bool) { return mem.due, mem.due != 0 }
+
+// PlaceStranded lets those go on that have a place again, or are to try.
+func (mem *Memory) PlaceStranded() {
+	for _, m := range slices.Clone(mem.stranded) {
+		if mem.now >= m.retry || mem.rooms.stranded(m.id) == 0 {
+			mem.place(m)
+		}
+	}
+}
+
+// Granted makes room for a client before its gate opens. Moves: it moves in first.
+func (mem *Memory) Granted(id base.ClientID, moves bool) {
+	m := mem.members[id]
+	if m == nil || mem.rooms == nil {
+		return
+	}
+	m.filling, m.fillSince, m.fillIn = moves, mem.now, m.report.In
+	mem.tellRooms()
+}
+
+// Released is for a client whose grant has ended, after moving for so long.
+func (mem *Memory) Released(id base.ClientID, moved time.Duration) {
+	if mem.rooms == nil {
+		return
+	}
+	mem.SetActive(id, false)
+	if m := mem.members[id]; m != nil && m.filling { // it did not get all in
+		mem.in.Took += moved
+		m.filling = false
+	}
+}
+
+// SetActive says whether a client has a grant, of whatever state.
+func (mem *Memory) SetActive(id base.ClientID, active bool) {
+	if mem.rooms != nil {
+		mem.rooms.setActive(id, active)
+		mem.unsettled = true
+	}
+}
+
+// tellRooms tells clients the rooms that have changed, and answers those that have
+// waited for room.
+func (mem *Memory) tellRooms() {
+	for _, room := range mem.rooms.plan() {
+		m := mem.members[room.Client]
+		switch {
+		case room.Less && !m.asked:
+			m.asked, m.askedAt, m.since, m.askedOut = true, mem.now, mem.now, m.report.Out
+		case !room.Less:
+			m.asked, m.stalled = false, false
+		}
+		if mem.tellAgain == m {
+			mem.tellAgain = nil
+		}
+		if mem.turns.Connected(room.Client) {
+			mem.do(room)
+		}
+	}
+	mem.awaiting = slices.DeleteFunc(mem.awaiting, func(m *member) bool {
+		if mem.rooms.lacks(m.id) != 0 && mem.now < m.until {
+			return false
+		}
+		if mem.turns.Connected(m.id) {
+			mem.do(*m.answer)
+		}
+		m.answer = nil
+		return true
+	})
+}
+
+// Settle has rooms follow who has a grant and what clients have, passes over
+// those that do not move, and says how much arena is needed. It runs at the end of
+// each Step.
+func (mem *Memory) Settle() {
+	if mem.rooms == nil || !mem.unsettled && (mem.due == 0 || mem.now < mem.due) {
+		return
+	}
+	for {
+		mem.unsettled = false
+		mem.tellRooms()
+		if mem.due = mem.nextDue(); mem.due == 0 || mem.due > mem.now {
+			break
+		}
+		mem.passOverStalled()
+	}
+	if m := mem.tellAgain; m != nil {
+		mem.tellAgain = nil
+		mem.do(Room{m.id, mem.rooms.clients[m.id].room, true})
+	}
+	if mem.resized {
+		mem.resized = false
+		mem.wantArenas()
+	}
+}
+
+// stallsAt is when a client that is to move out is passed over, or reported if it was
+// passed over already.
+func (mem *Memory) stallsAt(m *member, o *occupant) base.Time {
+	if o.stalled && !o.unknown {
+		return m.since.Add(max(mem.grace, mem.cfg.StallAfter))
+	}
+	return m.since.Add(mem.cfg.StallAfter)
+}
+
+// nextDue is when something is to be done about memory; 0: never.
+func (mem *Memory) nextDue() base.Time {
+	var e base.Earliest
+	for _, m := range mem.awaiting {
+		e.Either(m.until, true)
+	}
+	for _, m := range mem.stranded {
+		e.Either(m.retry, true)
+	}
+	for _, o := range mem.rooms.late() {
+		if m := mem.members[o.id]; !m.stalled {
+			e.Either(mem.stallsAt(m, o), true)
+		}
+	}
+	return e.At
+}
+
+// passOverStalled passes over clients that do not move out, and reports them later.
+func (mem *Memory) passOverStalled() {
+	for _, o := range mem.rooms.late() {
+		m := mem.members[o.id]
+		switch {
+		case m.stalled || mem.now < mem.stallsAt(m, o):
+		case mem.rooms.stall(o.id):
+		default:
+			m.stalled = true
+			mem.do(SwapStalled{o.id, less(o.resident, o.room)})
+		}
+	}
+}
+
+// wantArenas says what host memory clients need.
+func (mem *Memory) wantArenas() {
+	r := mem.rooms
+	mem.arenas.needed -= mem.needed
+	mem.needed = r.arenaNeeded()
+	mem.arenas.needed += mem.needed
+	// Where all that is reserved just fits, there is need for some soon, if it goes on
+	// to grow.
+	more, n := uint64(0), r.promised()
+	if len(r.clients) > 1 && n > r.capacity/5*4 && n <= r.capacity {
+		more = n / 4
+	}
+	if more == 0 && n <= r.capacity && mem.wanting == 0 && r.suspended == 0 {
+		return // nobody needs any, and everybody knows
+	}
+	for _, o := range r.everybody() {
+		m := mem.members[o.id]
+		want := ArenaWanted{o.id, r.arenaOf(o, 0), 0}
+		if want.Soon = want.Bytes; more != 0 {
+			want.Soon = r.arenaOf(o, more)
+		}
+		if want != m.wanted && (m.wanted != ArenaWanted{} || want.Soon != 0) {
+			mem.wants(m, want)
+			mem.do(want)
+		}
+	}
+}
+
+// wants notes what arena a client needs, as the caller is told.
+func (mem *Memory) wants(m *member, want ArenaWanted) {
+	if m.wanted.Soon != 0 {
+		mem.wanting--
+	}
+	if want.Soon != 0 {
+		mem.wanting++
+	}
+	m.wanted = want
+}
+
+// ArenaChanged takes note of how much host memory a client has.
+func (mem *Memory) ArenaChanged(ev ArenaChanged) {
+	if r := mem.rooms; r != nil && r.clients[ev.Client] != nil {
+		r.setArena(ev.Client, ev.Bytes)
+		mem.unsettled, mem.resized = true, true
+	}
+}

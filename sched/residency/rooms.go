@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package residency
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
+
+// Keep says how a client's memory on the GPU is kept.
+type Keep uint8
+
+const (
+	Swapped  Keep = iota // the client moves it out when others need the room
+	Resident             // it never moves; room is made before the client allocates, and the client need not report
+	Managed              // the driver moves it by page faults; it counts for nothing here
+)
+
+func (k Keep) String() string {
+	names := [...]string{"swapped", "resident", "managed"}
+	if int(k) < len(names) {
+		return names[k]
+	}
+	return fmt.Sprintf("keep(%d)", uint8(k))
+}
+
+// rooms decides how much of one GPU's memory each client may have on it at
+// a time, its room, where more is promised to the clients together than there
+// is. Sizes are bytes. It is told what is promised, who has a grant and what
+// clients say they have; plan (placing.go) answers with the rooms that change,
+// and fits (fits.go) says what can be promised.
+//
+// It rests on this: a client without a grant does not grow on the GPU, a client
+// with a grant does not grow beyond its room, and a client whose room was
+// lowered does not grow when it sends the next report. Then all clients together
+// have at most the capacity at any moment, unless memory was reserved by force
+// (it existed before anybody could refuse it), or is overdrawn for that.
+//
+// A client with a grant gets room for all that it is promised. Room that is
+// lacking is taken from clients without a grant, first from the one that is
+// expected to have the GPU last (later), and only as much as is lacking; it is
+// never taken from a client with a grant. Room is given as it becomes free, so
+// that one client moves in while another one moves out. Nothing leaves before the
+// grant that lacks the room: what comes in takes as long as what leaves meanwhile, so
+// that leaving ahead would shorten a switch by some 5 % (the link brings in 54 GB/s
+// while nothing leaves, 44 while as much does; tests/gpu/README.md, Swapping).
+//
+// The sums over all clients, their order, and whose room has changed, are kept. As long
+// as all that is promised fits the GPU, and while nobody lacks room, an event costs
+// O(log n); else O(n). looked counts what passes over all clients cost.
+type rooms struct {
+	// later says whether a client is expected to use the GPU later than another
+	// one. nil: the client that was granted before the other one is.
+	later func(a, b base.ClientID) bool
+	// moveUnit is what clients may move at a time: so much more than is lacking
+	// may be out. 0: leastMoveUnit.
+	moveUnit uint64
+	// arenaUnit is what arenas are multiples of. 0: 1.
+	arenaUnit uint64
+
+	capacity uint64
+	outside  uint64 // of it, what others than clients seem to have; see refused
+	clients  map[base.ClientID]*occupant
+	all      []*occupant // clients, by id
+	order    []*occupant // clients, by byGrant
+	changed  []*occupant // those that may have another room than they know
+	sum      sums        // of all clients
+	seq      uint64
+	looked   uint64 // occupants that were looked at, in passes over all
+
+	suspended int    // clients
+	planned   []Room // reused by each plan
+}
+
+const (
+	leastMoveUnit = 64 << 20
+	// maxCapacity, 1 PiB, keeps the sums of 8,192 clients from overflowing.
+	maxCapacity = 1 << 50
+	// slackPart is which part of the GPU a client may have beyond what it was promised
+	// and keep others from by that: what it has freed, and the driver rounds up.
+	slackPart = 1024
+)
+
+// occupant is what rooms knows of one client.
+type occupant struct {
+	id     base.ClientID
+	keep   Keep
+	group  string // those that are granted together; "": itself
+	active bool   // has a grant, of whatever state
+	seq    uint64 // of its latest grant
+
+	promised uint64 // reserved
+	most     uint64 // that its word is taken for
+	slack    uint64 // see sure
+	extra    uint64 // allocated beyond promised, as of the latest report
+
+	resident, fixed, away uint64 // as it says; fixed is all while its memory has to stay
+	pins                  uint64 // fixed, as it says
+
+	room     uint64
+	told     uint64 // room, as the client knows it
+	may      uint64 // upper bound of what it has on the GPU
+	given    uint64 // of may, what it got from what was free
+	reported bool   // since it had a grant last
+	unknown  bool   // it was here before these rooms, and has not reported
+	stalled  bool   // it does not move out as it should
+
+	suspended bool // all its memory is to leave, until it has a grant
+
+	arena  uint64 // host memory that it has, or that is being made for it
+	allOut bool   // its arena is to hold all that it may have to move
+
+	counted sums // its part of rooms.sum
+	listed  bool // in rooms.changed
+}
+
+// sums are sums over clients, or what one client adds to them.
+type sums struct {
+	resident, may  uint64
+	fixed, movable uint64 // of what they need: what cannot be moved, and what can
+	lacks          uint64 // room that is to be made
+	wanting        int    // clients that lack room
+	unknown        int    // clients that were here before and have not reported
+	arena          uint64 // host memory that they have
+}
+
+// sure is how much a client keeps others from, at most. What it says that it has beyond
+// that is moved for it in its turns, and is no reason to refuse others anything.
+func (o *occupant) sure() uint64 { return add(o.promised, o.slack) }
+
+// need is how much a client must have on the GPU to run.
+func (o *occupant) need() uint64 {
+	need := min(add(o.promised, o.extra), o.most)
+	switch o.keep {
+	case Managed:
+		return 0
+	case Resident: // what is there never goes
+		return min(need, o.sure())
+	}
+	return need
+}
+
+// pinned is the part of need that cannot be taken from it.
+func (o *occupant) pinned() uint64 {
+	if o.keep == Swapped {
+		return min(o.fixed, o.need())
+	}
+	return o.need()
+}
+
+// wants says whether room is to be made for what a client lacks.
+func (o *occupant) wants() bool {
+	return o.room < o.need() && (o.keep == Resident || o.keep == Swapped && o.active)
+}
+
+// victim says whether room can be taken from a client.
+func (o *occupant) victim() bool { return o.keep == Swapped && !o.active && !o.unknown }
+
+func (o *occupant) sums() sums {
+	sure := min(o.need(), o.sure())
+	s := sums{resident: o.resident, may: o.may, fixed: min(o.pinned(), sure), arena: o.arena}
+	s.movable = sure - s.fixed
+	if o.wants() {
+		s.lacks, s.wanting = o.need()-o.room, 1
+	}
+	if o.unknown {
+		s.unknown = 1
+	}
+	return s
+}
+
+// recount brings what is kept of all clients up to date with a client that has changed.
+func (r *rooms) recount(o *occupant) {
+	r.sum.add(o.counted, -1)
+	o.counted = o.sums()
+	r.sum.add(o.counted, +1)
+	if o.room != o.told && !o.listed {
+		o.listed = true
+		r.changed = append(r.changed, o)
+	}
+}
+
+// everybody returns all clients, by id, for a pass over them.
+func (r *rooms) everybody() []*occupant {
+	r.looked += uint64(len(r.all))
+	return r.all
+}
+
+// inOrder returns all clients by byGrant, for a pass over them.
+func (r *rooms) inOrder() []*occupant {
+	r.looked += uint64(len(r.order))
+	return r.order
+}
+
+func byID(a, b *occupant) int { return cmp.Compare(a.id, b.id) }
+
+// byGrant puts those first whose memory stays, then the client that was granted
+// before the others.
+func byGrant(a, b *occupant) int {
+	if (a.keep == Resident) != (b.keep == Resident) {
+		if a.keep == Resident {
+			return -1
+		}
+		return 1
+	}
+	return cmp.Compare(a.seq, b.seq)
+}
+
+func enlist(list []*occupant, o *occupant, by func(a, b *occupant) int) []*occupant {
+	at, _ := slices.BinarySearchFunc(list, o, by)
+	return slices.Insert(list, at, o)
+}
+
+func delist(list []*occupant, o *occupant, by func(a, b *occupant) int) []*occupant {
+	at, _ := slices.BinarySearchFunc(list, o, by)
+	return slices.Delete(list, at, at+1)
+}
+
+// reorder makes a change that may give a client another place in the order.
+func (r *rooms) reorder(o *occupant, change func()) {
+	r.order = delist(r.order, o, byGrant)
+	change()
+	r.order = enlist(r.order, o, byGrant)
+}
+
+func (s *sums) add(t sums, sign int) {
+	by := uint64(sign)
+	s.resident += by * t.resident
+	s.may += by * t.may
+	s.fixed += by * t.fixed
+	s.movable += by * t.movable
+	s.lacks += by * t.lacks
+	s.wanting += sign * t.wanting
+	s.unknown += sign * t.unknown
+	s.arena += by * t.arena
+}
+
+func add(a, b uint64) uint64 {
+	if a+b < a {
+		return ^uint64(0)
+	}
+	return a + b
+}
+
+func less(a, b uint64) uint64 { return a - min(a, b) }
+
+// newRooms returns one without clients, of a GPU on which they may have so
+// much in all.
+func newRooms(capacity uint64) *rooms {
+	return &rooms{capacity: min(capacity, maxCapacity), clients: map[base.ClientID]*occupant{}}
+}
+
+// attach makes a client known, or changes how its memory is kept and who is
+// granted together with it ("": nobody). A client that was here before these
+// rooms, back, has room for anything and makes the others wait until it
+// reports.
+func (r *rooms) attach(id base.ClientID, keep Keep, group string, back bool) {
+	o := r.clients[id]
+	if o == nil {
+		r.seq++
+		o = &occupant{id: id, most: r.capacity, slack: r.capacity / slackPart, reported: true, seq: r.seq}
+		if back {
+			o.unknown, o.reported, o.room, o.told = true, false, r.capacity, r.capacity
+		}
+		r.clients[id] = o
+		r.all, r.order = enlist(r.all, o, byID), enlist(r.order, o, byGrant)
+	}
+	was := o.keep
+	r.reorder(o, func() { o.keep, o.group = keep, group })
+	switch {
+	case keep != Swapped:
+		r.wake(o)
+	case was == Resident:
+		o.fixed = min(o.pins, o.resident) // all was: see settle
+	}
+	r.settle(o)
+}
+
+// promise makes bytes what a client has reserved, and most what is believed of
+// what it says that it has.
+func (r *rooms) promise(id base.ClientID, bytes, most uint64) {
+	o := r.clients[id]
+	if o == nil {
+		return
+	}
+	if bytes < o.promised { // what it gives back it has freed already
+		freed := o.promised - bytes
+		gone := min(freed, o.away)
+		o.away -= gone
+		o.resident = max(less(o.resident, freed-gone), o.fixed)
+	}
+	o.promised, o.most = bytes, min(most, r.capacity)
+	r.settle(o)
+}
+
+// refused says that the driver had no memory for a client although the client had
+// room: others than clients have some of the GPU, as much as clients have not.
+func (r *rooms) refused(id base.ClientID) {
+	if o := r.clients[id]; o != nil && o.resident < o.room {
+		r.outside = max(r.outside, less(r.capacity, r.sum.resident))
+	}
+}
+
+// filled says that a client got all its memory. What others seemed to have may be
+// less, so that is tried again, little by little.
+func (r *rooms) filled() {
+	r.outside = min(r.outside-(r.outside+7)/8, less(r.capacity, r.sum.resident))
+}
+
+// usable is what clients can have on the GPU, as far as is known.
+func (r *rooms) usable() uint64 { return less(r.capacity, r.outside) }
+
+// force says that what a client has reserved is on the GPU already.
+func (r *rooms) force(id base.ClientID) {
+	if o := r.clients[id]; o != nil && o.keep == Resident && !o.unknown {
+		o.room = max(o.room, o.need())
+		o.may = max(o.may, o.room)
+		r.settle(o)
+	}
+}
+
+// settle brings what may be resident into line with what is promised.
+func (r *rooms) settle(o *occupant) {
+	switch {
+	case o.keep == Managed:
+		o.resident, o.fixed, o.away, o.room, o.may = 0, 0, 0, 0, 0
+	case !o.unknown:
+		o.resident = min(o.resident, max(o.need(), o.fixed))
+		o.room = min(o.room, max(o.need(), o.resident))
+		o.may = min(o.may, max(o.need(), o.resident))
+		o.may = max(o.may, o.room, o.resident)
+		if o.keep == Resident {
+			o.resident, o.fixed = max(o.resident, o.room), max(o.resident, o.room)
+		}
+	}
+	o.given = min(o.given, o.may)
+	r.recount(o)
+}
+
+// moved takes note of a client's report. Stuck: the client says itself that it
+// cannot move.
+func (r *rooms) moved(id base.ClientID, resident, fixed, away uint64, stuck bool) {
+	o := r.clients[id]
+	if o == nil || o.keep == Managed {
+		return
+	}
+	o.resident = min(resident, o.most)
+	o.fixed, o.pins = min(fixed, o.resident), fixed
+	o.away = min(away, o.most-o.resident)
+	o.extra = less(o.resident+o.away, o.promised)
+	if o.unknown {
+		o.unknown = false
+		o.room = o.resident // and need, if it has a grant: see plan
+	}
+	o.may = max(o.room, o.resident)
+	o.given = min(o.given, o.may)
+	o.reported = !o.active
+	o.stalled = stuck && !o.active // what it cannot get in says nothing of what it can move out
+	r.settle(o)
+	r.leave(o)
+}
+
+// stall says that a client has not moved out for too long: others are tried
+// before it. Its next report takes that back. It returns whether that changes
+// anything.
+func (r *rooms) stall(id base.ClientID) bool {
+	o := r.clients[id]
+	if o == nil || o.stalled && !o.unknown {
+		return false
+	}
+	if o.unknown { // it never says; what it was promised is the best guess
+		o.unknown = false
+		o.resident = o.need()
+		o.room, o.may = o.resident, o.resident
+	}
+	o.stalled = true
+	r.recount(o)
+	return true
+}
+
+// setActive says whether a client has a grant: holds, drains, is lost or fenced.
+func (r *rooms) setActive(id base.ClientID, active bool) {
+	o := r.clients[id]
+	if o == nil || o.active == active {
+		return
+	}
+	o.active = active
+	if active {
+		r.seq++
+		r.reorder(o, func() { o.seq = r.seq })
+		o.reported, o.stalled = false, false
+		r.wake(o)
+	}
+	r.recount(o)
+	r.leave(o)
+}
+
+// drop forgets a client: it is dead.
+func (r *rooms) drop(id base.ClientID) {
+	if o := r.clients[id]; o != nil {
+		r.wake(o)
+		r.sum.add(o.counted, -1)
+		r.all, r.order = delist(r.all, o, byID), delist(r.order, o, byGrant)
+		o.told = o.room // nobody is to be told
+		delete(r.clients, id)
+	}
+}
+
+// setArena says how much host memory a client has, or will have.
+func (r *rooms) setArena(id base.ClientID, bytes uint64) {
+	if o := r.clients[id]; o != nil {
+		o.arena = bytes
+		r.recount(o)
+	}
+}
+
+// promised returns what all clients need together.
+func (r *rooms) promised() uint64 { return r.sum.fixed + r.sum.movable }
+
+// away says whether a client has to move before it can go on under a grant.
+func (r *rooms) away(id base.ClientID) bool {
+	o := r.clients[id]
+	return o != nil && o.away > 0
+}
+
+// lacks returns how much room a client lacks that is to be made for it.
+func (r *rooms) lacks(id base.ClientID) uint64 {
+	if o := r.clients[id]; o != nil {
+		return o.counted.lacks
+	}
+	return 0
+}
+
+// check returns an error that names a broken invariant, which is a bug in this
+// package, or nil. It costs O(clients) and changes nothing.
+func (r *rooms) check() error {
+	given, suspended := uint64(0), 0
+	var sum sums
+	for id, o := range r.clients {
+		sum.add(o.sums(), +1)
+		switch {
+		case o.id != id:
+			return fmt.Errorf("client %d is recorded as %d", o.id, id)
+		case o.fixed > o.resident:
+			return fmt.Errorf("client %d: %d bytes are fixed, %d resident", id, o.fixed, o.resident)
+		case !o.unknown && (o.may < o.room || o.may < o.resident):
+			return fmt.Errorf("client %d: room %d, resident %d, at most %d", id, o.room, o.resident, o.may)
+		case o.room != o.told && o.keep != Managed && !o.listed:
+			return fmt.Errorf("client %d: room %d, was told %d, and is not to be told", id, o.room, o.told)
+		case o.given > o.may:
+			return fmt.Errorf("client %d: was given %d, has at most %d", id, o.given, o.may)
+		}
+		given = add(given, o.given)
+		if o.suspended {
+			suspended++
+		}
+	}
+	switch {
+	case suspended != r.suspended:
+		return fmt.Errorf("%d clients are suspended, counted %d", suspended, r.suspended)
+	case len(r.all) != len(r.clients) || !slices.IsSortedFunc(r.all, byID):
+		return fmt.Errorf("%d of %d clients are listed by their ids", len(r.all), len(r.clients))
+	case len(r.order) != len(r.clients) || !slices.IsSortedFunc(r.order, byGrant):
+		return fmt.Errorf("%d of %d clients are listed by their grants", len(r.order), len(r.clients))
+	case sum != r.sum:
+		return fmt.Errorf("all clients have %+v, counted %+v", sum, r.sum)
+	case given > r.capacity:
+		return fmt.Errorf("%d bytes of the GPU were given, it has %d", given, r.capacity)
+	}
+	return nil
+}

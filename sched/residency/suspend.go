@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package residency
+
+import (
+	"errors"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
+
+// Suspending. A tenant that is suspended gives back its grants, and all its memory leaves
+// the GPU that can be moved. A client comes back with its next grant, in its turn: until
+// then only its context is left on the GPU. A client that works is asked for its grant once
+// and goes on at its next call. Resuming asks for the grant in the client's place.
+
+// Why a tenant cannot be suspended or resumed. ErrNothingMoves and ErrNothingAway may hold
+// on one GPU of several.
+var (
+	errNothingSwapped = errors.New("nothing is swapped: the scheduler runs without --swap-memory")
+	ErrNothingMoves   = errors.New("none of its processes has memory that can be moved")
+	ErrNothingAway    = errors.New("it is not suspended: none of its memory is off the GPU")
+	errGangSuspends   = errors.New("it is part of a gang, which has the GPU as one")
+	errNotSaid        = errors.New("its processes have not said yet what memory they have on the GPU: try again in a moment")
+)
+
+// Suspend has a client's memory leave the GPU, and reports whether there is any that can.
+func (mem *Memory) Suspend(id base.ClientID) bool {
+	m := mem.members[id]
+	if m == nil || mem.rooms == nil {
+		return false
+	}
+	mem.changed()
+	return mem.leaves(m, false)
+}
+
+// SuspendIdle suspends an idle client, if that moves anything (Config.Contexts: or not) and there is host memory
+// for it. Else that is tried again after its time.
+func (mem *Memory) SuspendIdle(id base.ClientID) {
+	m, o := mem.members[id], mem.rooms.clients[id]
+	if o.keep != Swapped || o.unknown || o.suspended || m.gang != "" || o.resident <= o.fixed && !mem.cfg.Contexts || mem.suspendsFit([]*occupant{o}) != nil {
+		return
+	}
+	mem.leaves(m, true)
+	mem.changed()
+}
+
+// leaves has a client's memory leave, and reports whether there is any that can.
+func (mem *Memory) leaves(m *member, idle bool) bool {
+	r := mem.rooms
+	was := r.suspended
+	if !r.suspend(m.id) {
+		return false
+	}
+	if r.suspended != was {
+		mem.suspends++
+		o := r.clients[m.id]
+		mem.do(Suspended{m.id, less(o.resident, o.fixed), idle})
+	}
+	return true
+}
+
+// Resume ends that a client is suspended, if nothing of it has left yet; else the client needs
+// a grant to come back, and Resume returns true: also if it only may have memory away.
+func (mem *Memory) Resume(id base.ClientID) bool {
+	m := mem.members[id]
+	if m == nil || mem.rooms == nil {
+		return false
+	}
+	mem.changed()
+	o := mem.rooms.clients[id]
+	if o.returns() || o.keep == Swapped && !o.reported && mem.turns.Known(id) && !o.active { // it has said nothing since its latest grant, or a restart
+		return true
+	}
+	mem.rooms.wake(o)
+	return false
+}
+
+// returns says whether a client has to be granted for its memory to come back. One that is unknown
+// may have all of it away.
+func (o *occupant) returns() bool {
+	return o.keep == Swapped && (o.unknown || o.away > 0 || o.room < o.need())
+}
+
+// ResumeFits returns how much of a tenant's memory would come back to the GPU if it is
+// resumed, or why nothing would.
+func (v View) ResumeFits(tenant string) (bytes uint64, why error) {
+	r := v.mem.rooms
+	if r == nil {
+		return 0, errNothingSwapped
+	}
+	why = ErrNothingAway
+	unknown := false
+	for _, m := range v.mem.membersOf(tenant) {
+		o := r.clients[m.id]
+		switch {
+		case !o.suspended && !o.returns():
+		case m.gang != "":
+			return 0, errGangSuspends
+		case o.unknown && !o.suspended:
+			unknown = true
+		default:
+			bytes += o.away
+			why = nil
+		}
+	}
+	if why != nil && unknown {
+		why = errNotSaid
+	}
+	return bytes, why
+}
+
+// SuspendFits returns how much of a tenant's memory would leave the GPU if it is
+// suspended, or why that cannot be.
+func (v View) SuspendFits(tenant string) (bytes uint64, why error) {
+	r := v.mem.rooms
+	if r == nil {
+		return 0, errNothingSwapped
+	}
+	gang, unknown := "", false
+	var all []*occupant
+	for _, m := range v.mem.membersOf(tenant) {
+		switch o := r.clients[m.id]; {
+		case o.keep != Swapped:
+		case o.unknown:
+			unknown = true
+		default:
+			bytes += less(o.resident, o.fixed)
+			all = append(all, o)
+			gang = m.gang
+		}
+	}
+	switch {
+	case len(all) == 0 && unknown:
+		return 0, errNotSaid
+	case len(all) == 0:
+		return 0, ErrNothingMoves
+	case gang != "":
+		return 0, errGangSuspends
+	}
+	return bytes, v.mem.suspendsFit(all)
+}
+
+// leastRoom is what a client may keep that has no room at all: pages say 1 byte then.
+const leastRoom = 1
+
+// HasLeft says whether a client is suspended, and nothing that can be moved is left of its memory
+// on the GPU.
+func (mem *Memory) HasLeft(id base.ClientID) bool {
+	if mem.rooms == nil || mem.rooms.clients[id] == nil {
+		return false
+	}
+	o := mem.rooms.clients[id]
+	return o.suspended && o.victim() && o.resident <= o.fixed+leastRoom
+}
+
+// suspendsFit returns why there is no host memory for all memory of these clients; nil:
+// there is.
+func (mem *Memory) suspendsFit(all []*occupant) error {
+	r := mem.rooms
+	needed := mem.arenas.needed - mem.needed
+	var added []*occupant
+	for _, o := range all {
+		if !o.suspended {
+			o.suspended = true
+			r.suspended++
+			added = append(added, o)
+		}
+	}
+	why := mem.arenas.fits(needed + r.arenaNeeded())
+	for _, o := range added {
+		r.wake(o)
+	}
+	return why
+}
+
+// suspend has a client's memory leave. It reports whether there is any that can.
+func (r *rooms) suspend(id base.ClientID) bool {
+	o := r.clients[id]
+	if o == nil || o.keep != Swapped || o.unknown {
+		return false
+	}
+	r.sleep(o)
+	r.leave(o)
+	return true
+}
+
+// sleep says that a client is suspended.
+func (r *rooms) sleep(o *occupant) {
+	if !o.suspended {
+		o.suspended = true
+		r.suspended++
+	}
+}
+
+// wake says that a client is not suspended any more.
+func (r *rooms) wake(o *occupant) {
+	if o.suspended {
+		o.suspended = false
+		r.suspended--
+	}
+}
+
+// leave takes its room from a client that is suspended, once it has no grant.
+func (r *rooms) leave(o *occupant) {
+	if o.suspended && o.victim() && o.room > o.fixed {
+		r.take(o, o.room-o.fixed)
+	}
+}
+
+// take lowers a client's room.
+func (r *rooms) take(o *occupant, bytes uint64) {
+	o.room -= bytes
+	if o.reported {
+		o.may = max(o.room, o.resident) // what it does not use is free at once
+		o.given = min(o.given, o.may)
+	}
+	r.recount(o)
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package timeslice
+
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
+
+// How long the longest time slice is. The driver's own costs tenants that keep the GPU
+// busy 8 %, one of 50 ms 0.1 % (two matrix products on an H200: 2 ms 92.4 %, 10 ms 98.0 %,
+// 50 ms 99.9 %, 1 s 99.8 %). But a program that works in short bursts waits for a slice of
+// the others before each: beside a matrix product with slices of 2 ms a language model got
+// 43 % of what it gets alone, and with 20 ms 16 %. No number says which kind a program is;
+// a program that waits for its GPU after each kernel looks busy all the time. So longer
+// slices are tried, and kept if clients get more by them and nobody gets much less. Three
+// language models get no more by them, and a measurement of 2 s is exact to some 5 %: the
+// comparison is made twice.
+const (
+	// DriverSlice is the driver's own time slice (580 on an H200: 2048 µs).
+	DriverSlice = 2048 * time.Microsecond
+	// LeastSlice is the shortest that a tenant has because its part is small. Changing from one
+	// process to another takes 0.14 ms: shorter slices waste the GPU.
+	LeastSlice = time.Millisecond
+	// MaxSlice is the longest that is given: a longer one gains nothing.
+	MaxSlice = 50 * time.Millisecond
+
+	// A client that has less than this part of what it has with the driver's slices is
+	// harmed: what a window measures is not much more exact.
+	harmed = 0.90
+	// SwitchTime is what the GPU loses each time it goes on to another process (H200, from
+	// the row above).
+	switchTime = 165 * time.Microsecond
+	// Clients that never fill a slice gain nothing by longer ones. So those who search
+	// want at least half of what saturating clients gain, and who has found a length keeps
+	// it for a quarter.
+	gainToGrow, gainToKeep = 0.5, 0.25
+	// Changed is by which factor a client's speed has changed if it does something else now.
+	Changed = 1.5
+
+	// After harm longer slices are tried again, after a time that doubles.
+	minRetry, maxRetry = 30 * time.Second, 8 * time.Minute
+	// Programs change. Once in a while all have the driver's slices for a window, to be
+	// compared with: 2 s of 120 s at 8 % are 0.13 %. If one seems to do something else,
+	// that may come earlier.
+	rebaseEvery, rebaseSoon = 120 * time.Second, 20 * time.Second
+)
+
+// Search is the search for the length of the longest time slice. It is asked once a
+// window.
+type Search struct {
+	cohort  bool
+	longest time.Duration // 0: all have the driver's own, or nearly
+	basing  bool          // this window measures what the others are compared with
+	growing bool
+	sure    bool          // the longest has been compared twice
+	trial   time.Duration // the length after basing
+	base    Speeds
+	gained  float64 // what clients have of base, of windows with this length
+	last    Speeds  // of the window before
+	basedAt base.Time
+	nextTry base.Time     // of a length that did harm; 0: none did
+	retry   time.Duration // how long it takes to the next
+}
+
+// Longest is the length of the longest slice; 0: all have the driver's own, or nearly.
+func (s *Search) Longest() time.Duration { return s.longest }
+
+// Speeds are calls per second of clients, in the order of their ids. They are not changed.
+type Speeds []Speed
+
+// Speed is that of one client.
+type Speed struct {
+	Client base.ClientID
+	Calls  float64
+}
+
+// beside calls f with the speed of each client, and with that in others; 0: it has none there.
+func (s Speeds) beside(others Speeds, f func(now, was float64)) {
+	for _, a := range s {
+		for len(others) > 0 && others[0].Client < a.Client {
+			others = others[1:]
+		}
+		if len(others) > 0 && others[0].Client == a.Client {
+			f(a.Calls, others[0].Calls)
+		} else {
+			f(a.Calls, 0)
+		}
+	}
+}
+
+// NewSearch begins with the length after the driver's own, or with the one after that: in a
+// cohort the first one gains too little to be seen.
+func NewSearch(cohort bool) Search {
+	s := Search{basing: true, trial: longer(0), cohort: cohort}
+	if cohort {
+		s.trial = longer(s.trial)
+	}
+	return s
+}
+
+func longer(d time.Duration) time.Duration { return min(2*max(d, DriverSlice), MaxSlice) }
+
+func shorter(d time.Duration) time.Duration {
+	if d <= 2*DriverSlice {
+		return 0
+	}
+	return d / 2
+}
+
+// Settled says that the search has found a length, for now.
+func (s *Search) Settled() bool { return !s.basing && !s.growing }
+
+// Window takes note of how fast active clients were, calls per second, and chooses the
+// length for the next window.
+func (s *Search) Window(now base.Time, rates Speeds) {
+	defer func() { s.last = rates }()
+	if len(rates) < 2 {
+		return // slices mean nothing
+	}
+	known := true
+	rates.beside(s.base, func(_, was float64) { known = known && was > 0 })
+	if !known && !s.basing {
+		*s = NewSearch(s.cohort) // somebody new: from the beginning
+		return
+	}
+	if s.basing {
+		s.noteBase(rates)
+		s.basedAt = now
+		s.basing, s.growing, s.longest = false, s.trial > 0 && !s.sure, s.trial
+		return
+	}
+	gained, harm := s.compare(rates)
+	if s.gained == 0 {
+		s.gained = gained
+	}
+	s.gained = 0.75*s.gained + 0.25*gained
+	toGrow, toKeep := gainToGrow*gainOf(s.longest), gainToKeep*gainOf(s.longest)
+	if s.cohort { // its turns end in the middle of slices
+		toGrow, toKeep = toGrow/2, toKeep/2
+	}
+	switch {
+	case s.longest > 0 && harm:
+		s.back(now, shorter(s.longest))
+	case s.growing && gained < 1+toGrow, s.longest > 0 && s.gained < 1+toKeep:
+		s.back(now, 0)
+	case s.growing && s.longest < MaxSlice:
+		s.longest, s.gained = longer(s.longest), 0
+	case s.growing:
+		s.sure = true
+		s.rebase(s.longest)
+	case s.longest == MaxSlice && s.nextTry != 0:
+		s.nextTry, s.retry = 0, 0
+	case s.nextTry != 0 && now >= s.nextTry:
+		s.sure, s.base = false, nil
+		s.rebase(longer(s.longest))
+	case s.longest > 0 && (now.Sub(s.basedAt) > rebaseEvery || now.Sub(s.basedAt) > rebaseSoon && s.differs(rates)):
+		s.base = nil // programs may have changed
+		s.rebase(s.longest)
+	}
+}
+
+// back gives a length up, and plans when to try longer slices again.
+func (s *Search) back(now base.Time, to time.Duration) {
+	s.longest, s.gained = to, 0
+	s.growing, s.sure = false, true
+	s.retry = min(max(2*s.retry, minRetry), maxRetry)
+	s.nextTry = now.Add(s.retry)
+}
+
+// rebase measures what clients have with the driver's slices, and then tries a length.
+func (s *Search) rebase(trial time.Duration) {
+	s.basing, s.trial, s.longest, s.gained = true, trial, 0, 0
+}
+
+// noteBase takes note of what clients have with the driver's slices: of the second time
+// the mean with the first.
+func (s *Search) noteBase(rates Speeds) {
+	base := make(Speeds, 0, len(rates))
+	rates.beside(s.base, func(now, was float64) {
+		if was > 0 {
+			now = (now + was) / 2
+		}
+		base = append(base, Speed{rates[len(base)].Client, now})
+	})
+	s.base = base
+}
+
+// gainOf returns what clients that keep the GPU busy gain by slices of this length, as a
+// part of what they have with the driver's own.
+func gainOf(d time.Duration) float64 {
+	used := func(d time.Duration) float64 { return d.Seconds() / (d + switchTime).Seconds() }
+	return used(d)/used(DriverSlice) - 1
+}
+
+// compare returns the mean of what clients have of base, and whether one is harmed.
+func (s *Search) compare(rates Speeds) (mean float64, harm bool) {
+	rates.beside(s.base, func(now, was float64) {
+		part := now / was
+		harm = harm || part < harmed
+		mean += min(part, 2) / float64(len(rates))
+	})
+	return mean, harm
+}
+
+func (s *Search) differs(rates Speeds) (differs bool) {
+	rates.beside(s.last, func(now, was float64) {
+		differs = differs || was != 0 && (now > Changed*was || was > Changed*now)
+	})
+	return differs
+}
