@@ -125,6 +125,10 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		d.notAttached(c, f)
 		return
 	}
+	if att.gpu.isStuck() {
+		d.dropStuck(c, att.gpu)
+		return
+	}
 	switch f.Type {
 	case wire.TypeRequest:
 		if att.held || att.moves {
@@ -166,6 +170,13 @@ func (d *Daemon) frame(c *conn, f *wire.Frame) {
 		d.sleepAgain(c.client, att.gpu)
 		d.considerLeaving(c.client)
 	}
+}
+
+// dropStuck disconnects a client of a GPU on which too much waits for the state file. It comes back,
+// and is taken in when the file can be written.
+func (d *Daemon) dropStuck(c *conn, g *gpu) {
+	d.tell(c.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: disconnect a client: too much waits for the state file", g.Index))
+	d.shutDown(c)
 }
 
 // frameEarly handles a frame for a GPU that is still searched for.
@@ -385,6 +396,10 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 			fail(wire.ErrChannel)
 			return
 		}
+	}
+	if g.isStuck() {
+		d.dropStuck(c, g)
+		return
 	}
 	d.takeOver(c)
 	moved := d.arrive(c.client, g)

@@ -460,7 +460,7 @@ func (d *Daemon) loop(ctx context.Context) {
 // change by a step of another GPU in the same gang.
 func (d *Daemon) planTurns() {
 	for _, g := range d.order {
-		if at, ok := g.core.Deadline(); ok {
+		if at, ok := g.core.Deadline(); ok && !g.isStuck() {
 			g.turn.Set(at)
 		} else {
 			g.turn.Stop()

@@ -43,9 +43,8 @@ type gpu struct {
 
 	// outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.
-	outbox   []work
-	shrinkAt int          // the length from which on to look again for what has no effect
-	retry    *timer.Timer // to carry out the outbox
+	outbox []work
+	retry  *timer.Timer // to carry out the outbox
 
 	turn *timer.Timer // the core's Deadline
 }

@@ -74,6 +74,9 @@ const (
 	// persistRetry is the pause after the state file could not be written.
 	// The grants that depend on it wait as long.
 	persistRetry = 100 * time.Millisecond
+	// maxOutbox is how many decisions of a GPU's may wait for that. A client that adds to
+	// more is disconnected.
+	maxOutbox = 1024
 	// recordPause is how long a change may go unrecorded of which somebody tells again.
 	recordPause = 200 * time.Millisecond
 	// recordRetry is the pause after another record could not be written, for which nothing
