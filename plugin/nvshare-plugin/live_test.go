@@ -56,7 +56,7 @@ func (n *liveNode) startScheduler() (stop func()) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	d, err := daemon.New(daemon.Options{
-		RunDir: n.dir, Quantum: core.MaxQuantum, Grace: core.MaxGrace, Log: logrus.NewEntry(log),
+		Config: daemon.Config{RunDir: n.dir, Quantum: core.MaxQuantum, Log: logrus.NewEntry(log)}, Grace: core.MaxGrace,
 		List: func(context.Context) ([]daemon.GPU, error) {
 			return []daemon.GPU{{UUID: liveGPU, Name: "Test GPU", MemoryBytes: 64 * gib}}, nil
 		},

@@ -13,14 +13,6 @@ import (
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// work is one thing to carry out for a GPU: an action of its core, or the
-// answer to an ATTACH.
-type work struct {
-	action sched.Action
-	att    *attachment // with answer
-	answer *wire.Frame
-}
-
 // checkPause is the least time between two checks of the cores' invariants:
 // they cost O(clients).
 const checkPause = time.Second
@@ -31,36 +23,6 @@ func (d *Daemon) step(g *gpu, ev sched.Event) {
 	d.flush(g)
 	d.stepGangs()
 	d.makeArenas(g)
-}
-
-// post adds actions to the outbox.
-func (g *gpu) post(acts []sched.Action) {
-	for _, a := range acts {
-		g.outbox = append(g.outbox, work{action: a})
-	}
-}
-
-// makeArenas has arenas made where the step of a GPU has changed what is wanted.
-func (d *Daemon) makeArenas(g *gpu) {
-	s := g.swap
-	if s == nil {
-		return
-	}
-	found := s.found
-	s.found = nil
-	for _, f := range found {
-		if m := s.members[f.Client]; m != nil && f.Bytes > m.arena.Given() {
-			m.arena.Had(f.Bytes)
-			if file := m.client.file; file != nil && file.step == filed {
-				m.arena.SetFiled(true)
-			}
-		}
-	}
-	if s.wanting {
-		s.wanting = false
-		d.extraWork += uint64(len(s.members)) / clientsPerWork
-		s.arenas.Prepare()
-	}
 }
 
 // stepGangs steps the GPUs where a gang's turn goes on because of another GPU.
@@ -74,7 +36,7 @@ func (d *Daemon) stepGangs() {
 		d.makeArenas(g)
 	}
 	if d.checkAlways {
-		if err := d.node.Check(); err != nil && d.invariantErr == nil {
+		if err := d.cores.Check(); err != nil && d.invariantErr == nil {
 			d.invariantErr = err
 		}
 	}
@@ -182,9 +144,6 @@ func (w *work) epoch() sched.Epoch {
 	return 0
 }
 
-// isStuck says that so much waits for a record that who adds to it is disconnected.
-func (g *gpu) isStuck() bool { return len(g.outbox) > maxOutbox }
-
 func (d *Daemon) carryOut(g *gpu, w *work) bool {
 	if w.att != nil {
 		if c := w.att.client.conn; c != nil && c.channels[w.att.channel] == w.att {
@@ -210,7 +169,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 			if a.Shared {
 				onPage |= wire.GrantShared
 			}
-			att.client.atWork()
+			d.atWork(att.client)
 			d.reach(beforeGrant)
 			att.client.page.Open(att.channel, uint64(a.Epoch), flags|onPage, uint64(a.Quantum), uint64(now()))
 			d.reach(inGrant)
@@ -306,7 +265,7 @@ func (d *Daemon) carryOut(g *gpu, w *work) bool {
 // otherwise sleep when it comes, and waking up is most of a hand-over's time. Where others hold
 // the GPU too, this release hands nothing over, and all their readers would spin at once.
 func (d *Daemon) expectRelease(g *gpu, holder *client) {
-	if d.opts.Spin == 0 || holder.conn == nil || holder.conn.dead {
+	if d.own.Spin == 0 || holder.conn == nil || holder.conn.dead {
 		return
 	}
 	next := d.attachmentOf(g, g.core.Next())
@@ -320,7 +279,7 @@ func (d *Daemon) expectRelease(g *gpu, holder *client) {
 		return
 	}
 	next.client.page.Announce(next.channel)
-	holder.conn.lookOut(now().Add(d.opts.Spin))
+	holder.conn.lookOut(now().Add(d.own.Spin))
 }
 
 func grantFlags(concurrent bool) uint32 {
@@ -328,15 +287,6 @@ func grantFlags(concurrent bool) uint32 {
 		return wire.GrantConcurrent
 	}
 	return 0
-}
-
-// attachmentOf returns nil for a client that has no page for this GPU: buried,
-// restored and not back, or not back on this GPU.
-func (d *Daemon) attachmentOf(g *gpu, id sched.ClientID) *attachment {
-	if cl := d.clients[id]; cl != nil {
-		return cl.slotOn(g)
-	}
-	return nil
 }
 
 func (d *Daemon) persist(g *gpu, a sched.Persist) bool {

@@ -236,7 +236,7 @@ func TestProcessOffItsGPUThatCannotBeFound(t *testing.T) {
 	s.await("it is restored", func(*api.StatusResponse) (yes bool) {
 		s.inLoop(func() {
 			cl := s.byProc[who]
-			yes = cl != nil && cl.file != nil && cl.away.step == absent && cl.from == s.findGPU(gpuA.UUID) && slices.Equal(driver.told(), []string{"on"})
+			yes = cl != nil && s.of(cl).file != nil && s.of(cl).step == absent && s.from[cl] == s.findGPU(gpuA.UUID) && slices.Equal(driver.told(), []string{"on"})
 		})
 		return yes
 	})

@@ -14,14 +14,14 @@ import (
 )
 
 // openArena makes the pool of host memory; host is where the memory comes from.
-func (d *Daemon) openArena(host arena.Host, maxReady, maxHeld int) {
-	d.arena = arena.New(arena.Config{
-		Limit: d.opts.SwapMemory, Ready: d.opts.SwapReady, Leave: arena.Total() / leavePart, MaxReady: maxReady, MaxHeld: maxHeld,
+func (mem *memory) openArena(host arena.Host, maxReady, maxHeld int) {
+	mem.pool = arena.New(arena.Config{
+		Limit: mem.opts.SwapMemory, Ready: mem.opts.SwapReady, Leave: arena.Total() / leavePart, MaxReady: maxReady, MaxHeld: maxHeld,
 		Spare: func(more uint64) bool {
-			d.observeHost()
-			return d.node.Arenas.Fits(more) == nil
+			mem.observeHost()
+			return mem.cores.Arenas.Fits(more) == nil
 		},
-		Loop: arenaLoop{d}, Timers: &d.timers, Host: host, Log: d.log,
+		Loop: mem.loop, Timers: &mem.timers, Host: host, Log: mem.log,
 	})
 }
 
@@ -33,7 +33,7 @@ const leavePart = 8
 // autoSwapMemory is how much host memory there may be for what is away if nobody has said:
 // half of what the host has free beyond the part that is left to others. What clients have
 // of it since an earlier scheduler counts as free: a restart changes nothing.
-func autoSwapMemory(o *Options, before map[string][]memberState, peers *peer.Finder) uint64 {
+func autoSwapMemory(o *Config, before map[string][]memberState, peers *peer.Finder) uint64 {
 	pages, huge, known := arena.Kernel{}.Free()
 	total := arena.Total()
 	if !known || total == 0 {
@@ -52,19 +52,11 @@ func halfOfSpare(free, total uint64) uint64 {
 	return spare / 2 / arena.MinSegment * arena.MinSegment
 }
 
-// arenaLoop is the daemon's loop, for the pool.
-type arenaLoop struct{ d *Daemon }
-
-func (l arenaLoop) Do(f func()) bool       { return l.d.do(f) }
-func (l arenaLoop) Go(f func())            { l.d.wg.Go(f) }
-func (l arenaLoop) Ended() <-chan struct{} { return l.d.ended }
-func (l arenaLoop) Now() sched.Time        { return now() }
-
 // arenaOwner is a client with memory on a GPU, for the pool.
 type arenaOwner struct {
-	d *Daemon
-	g *gpu
-	m *clientMemory
+	mem *memory
+	g   *gpu
+	m   *clientMemory
 }
 
 func (o arenaOwner) Needs() (now, soon uint64) {
@@ -79,8 +71,8 @@ func (o arenaOwner) Changed() {
 		c.account.ChargeArena(bytes-o.m.charged, time.Now())
 		o.m.charged = bytes
 	}
-	o.d.noteMembers()
-	o.d.step(o.g, sched.ArenaChanged{Client: o.m.client.id, Bytes: o.m.arena.Bytes()})
+	o.mem.noteMembers()
+	o.mem.step(o.g, sched.ArenaChanged{Client: o.m.client.id, Bytes: o.m.arena.Bytes()})
 }
 
 func (o arenaOwner) Send(number uint64, s arena.Segment) bool {
@@ -92,8 +84,8 @@ func (o arenaOwner) Send(number uint64, s arena.Segment) bool {
 	if s.Huge {
 		f.Arena.Flags = wire.ArenaHuge
 	}
-	o.d.reach(beforeArena)
-	o.d.send(c, &f, unix.UnixRights(int(s.File.Fd())))
-	o.d.reach(afterArena)
+	o.mem.reach(beforeArena)
+	o.mem.send(c, &f, unix.UnixRights(int(s.File.Fd())))
+	o.mem.reach(afterArena)
 	return true
 }

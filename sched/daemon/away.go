@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -14,7 +13,6 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
-	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -58,40 +56,84 @@ const (
 	maxFixed = 8 << 30
 )
 
-// Checkpointer has the driver take a process off its GPUs, and put it back; see package
-// checkpoint.
-type Checkpointer interface {
-	Off(ctx context.Context, pid int) (checkpoint.Times, error)
-	On(ctx context.Context, pid int, pairs []checkpoint.Pair) (checkpoint.Times, error)
-	// Expect says that so many operations may come at any time.
-	Expect(operations int)
-	// Copy starts a program that copies memory of processes to a GPU.
-	Copy(ctx context.Context, c checkpoint.Copies, sockets []*os.File) (*checkpoint.Copier, error)
+// away has the processes that are off their GPUs with their contexts, or on their way.
+type away struct {
+	*node
+	*memory
+	absences map[*client]*absence
+	files    files
+	// These are the constants, except in tests.
+	prepareLimit, busyPause, restPause, leaveWait time.Duration
 }
 
-// checkCheckpoint finds out once whether processes can leave with their contexts.
-func (d *Daemon) checkCheckpoint(ctx context.Context) {
-	if d.opts.Checkpoint == nil || d.opts.CheckpointCheck == nil || d.opts.SwapMemory == 0 {
-		return
-	}
-	d.wg.Go(func() {
-		if err := d.opts.CheckpointCheck(ctx); err != nil && ctx.Err() == nil {
-			d.do(func() { d.checkpointErr = err })
+func newAway(mem *memory) *away {
+	return &away{node: mem.node, memory: mem, absences: map[*client]*absence{},
+		prepareLimit: prepareLimit, busyPause: busyPause, restPause: restPause, leaveWait: leaveWait}
+}
+
+// of returns where a client is.
+func (aw *away) of(cl *client) *absence {
+	a := aw.absences[cl]
+	if a == nil {
+		a = &absence{}
+		if aw.clients[cl.id] == cl { // else it has ended
+			aw.absences[cl] = a
 		}
-	})
+	}
+	return a
 }
 
-// checkpointProblem is what the status says; "": none.
-func (d *Daemon) checkpointProblem() string {
-	switch {
-	case d.opts.SwapMemory == 0:
-		return ""
-	case d.opts.Checkpoint == nil:
-		return checkpoint.ErrNone.Error()
-	case d.checkpointErr != nil:
-		return d.checkpointErr.Error()
+// isAway, wasAway, memoryLeaves and isFiled are for package memory.
+func (aw *away) isAway(cl *client) bool { return aw.of(cl).step != present }
+
+func (aw *away) wasAway(cl *client) {
+	if a := aw.of(cl); a.step == present { // or about to leave, or to return: to restore it does no harm
+		a.step = absent
 	}
-	return ""
+}
+
+func (aw *away) memoryLeaves(cl *client) {
+	aw.expectCheckpoints(1) // while its memory leaves
+	aw.considerLeaving(cl)  // it may have nothing on the GPU but its context
+}
+
+func (aw *away) isFiled(cl *client) bool {
+	f := aw.of(cl).file
+	return f != nil && f.step == filed
+}
+
+// lost is for a client whose connection is lost: it says itself how far it got.
+func (aw *away) lost(cl *client) {
+	if aw.of(cl).step == preparing {
+		aw.awayStep(cl, present)
+	}
+}
+
+// ended forgets a client, and does what waited for it.
+func (aw *away) ended(cl *client) {
+	aw.of(cl).next.Stop()
+	aw.dropFile(cl)
+	aw.goOn(cl) // an order of resume waits for the other processes only
+	delete(aw.absences, cl)
+	aw.nextLeaves()
+	aw.hostIsFree()
+}
+
+var contextStates = map[awayStep]api.ContextState{
+	present:   api.ContextState_CONTEXT_STATE_PRESENT,
+	preparing: api.ContextState_CONTEXT_STATE_LEAVING,
+	leaving:   api.ContextState_CONTEXT_STATE_LEAVING,
+	absent:    api.ContextState_CONTEXT_STATE_AWAY,
+	returning: api.ContextState_CONTEXT_STATE_RETURNING,
+}
+
+// describe fills in where the context of a client is.
+func (aw *away) describe(cl *client, c *api.Client) {
+	a := aw.of(cl)
+	c.Context, c.RestoreNs = contextStates[a.step], int64(a.took)
+	if a.why != nil {
+		c.ContextProblem = a.why.Error()
+	}
 }
 
 // absence says where a client is that may leave with its context.
@@ -107,25 +149,26 @@ type absence struct {
 	queued time.Time         // since when it waits for its turn to leave; zero: it does not
 	took   time.Duration     // its latest return
 	again  bool              // it was suspended before it moved here, and is to be again
+	file   *file             // with its memory; nil: that is in host memory
 	// unfiled is until when its memory is not written to a file: the latest try has failed.
 	unfiled time.Time
 	stays   string // why
 }
 
 // considerLeaving has a client leave with its context, if all its memory has left.
-func (d *Daemon) considerLeaving(cl *client) {
-	a := &cl.away
+func (aw *away) considerLeaving(cl *client) {
+	a := aw.of(cl)
 	switch {
 	case a.queued.IsZero() && a.next.Planned(): // it is considered later
-	case !d.canLeave(cl):
-		d.leaveQueue(cl)
-	case !d.othersMove(cl):
-		d.prepare(cl)
+	case !aw.canLeave(cl):
+		aw.leaveQueue(cl)
+	case !aw.othersMove(cl):
+		aw.prepare(cl)
 	case a.queued.IsZero():
 		a.queued = time.Now()
-		d.planAway(cl, d.leaveWait, func() {
-			if d.canLeave(cl) {
-				d.prepare(cl)
+		aw.planAway(cl, aw.leaveWait, func() {
+			if aw.canLeave(cl) {
+				aw.prepare(cl)
 			}
 		})
 	}
@@ -133,12 +176,12 @@ func (d *Daemon) considerLeaving(cl *client) {
 
 // canLeave tells whether a client can leave with its context now. It notes what keeps one
 // for good.
-func (d *Daemon) canLeave(cl *client) bool {
-	a := &cl.away
-	if d.migrations[cl.Account] != nil { // it leaves in another way
+func (aw *away) canLeave(cl *client) bool {
+	a := aw.of(cl)
+	if aw.leaving[cl.Account] != nil { // it leaves in another way
 		return false
 	}
-	if d.opts.Checkpoint == nil || a.step != present || a.why != nil || cl.conn == nil || len(cl.attached) == 0 {
+	if aw.opts.Checkpoint == nil || a.step != present || a.why != nil || cl.conn == nil || len(cl.attached) == 0 {
 		return false
 	}
 	for g := range cl.attached {
@@ -146,34 +189,34 @@ func (d *Daemon) canLeave(cl *client) bool {
 			return false
 		}
 		if why := foreignOn(g, []*client{cl}); why != nil {
-			d.keepsContext(cl, why)
+			aw.keepsContext(cl, why)
 			return false
 		}
 		if has, _ := g.core.ClientMemory(cl.id); has.Fixed > maxFixed {
-			d.keepsContext(cl, fmt.Errorf("%d MiB of its memory cannot be moved", has.Fixed>>20))
+			aw.keepsContext(cl, fmt.Errorf("%d MiB of its memory cannot be moved", has.Fixed>>20))
 			return false
 		}
 	}
 	if !cl.conn.suspends {
-		d.keepsContext(cl, errors.New("its shim is too old, or calls of the driver bypass it"))
+		aw.keepsContext(cl, errors.New("its shim is too old, or calls of the driver bypass it"))
 		return false
 	}
 	return true
 }
 
 // prepare asks a client to keep out of the driver.
-func (d *Daemon) prepare(cl *client) {
-	d.awayStep(cl, preparing)
-	d.planAway(cl, d.prepareLimit, func() { d.notNow(cl, errors.New("its shim does not answer")) })
-	d.send(cl.conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendPrepare}, nil)
+func (aw *away) prepare(cl *client) {
+	aw.awayStep(cl, preparing)
+	aw.planAway(cl, aw.prepareLimit, func() { aw.notNow(cl, errors.New("its shim does not answer")) })
+	aw.send(cl.conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendPrepare}, nil)
 }
 
 // othersMove tells whether another process leaves or comes back. The driver does such things
 // one after the other, more or less: a return of 0.4 s takes 0.8 s beside a checkpoint (on an
 // H200). Nobody waits for the process that leaves, so it is the one to wait.
-func (d *Daemon) othersMove(cl *client) bool {
-	for _, other := range d.clients {
-		if s := other.away.step; other != cl && s != present && s != absent && other.file == nil { // else the driver is not asked yet
+func (aw *away) othersMove(cl *client) bool {
+	for _, other := range aw.clients {
+		if s := aw.of(other).step; other != cl && s != present && s != absent && aw.of(other).file == nil { // else the driver is not asked yet
 			return true
 		}
 	}
@@ -181,249 +224,242 @@ func (d *Daemon) othersMove(cl *client) bool {
 }
 
 // nextLeaves has the process leave that has waited longest for its turn.
-func (d *Daemon) nextLeaves() {
+func (aw *away) nextLeaves() {
 	for {
 		var first *client
-		for _, cl := range d.clients {
-			if at := cl.away.queued; !at.IsZero() && (first == nil || at.Before(first.away.queued)) {
+		for _, cl := range aw.clients {
+			if at := aw.of(cl).queued; !at.IsZero() && (first == nil || at.Before(aw.of(first).queued)) {
 				first = cl
 			}
 		}
-		if first == nil || d.othersMove(first) {
+		if first == nil || aw.othersMove(first) {
 			return
 		}
-		d.considerLeaving(first) // which ends its wait
+		aw.considerLeaving(first) // which ends its wait
 	}
 }
 
 // leaveQueue ends a client's wait for its turn to leave.
-func (d *Daemon) leaveQueue(cl *client) {
-	if a := &cl.away; !a.queued.IsZero() {
+func (aw *away) leaveQueue(cl *client) {
+	if a := aw.of(cl); !a.queued.IsZero() {
 		a.queued = time.Time{}
 		a.next.Stop()
 	}
 }
 
-func (d *Daemon) awayStep(cl *client, step awayStep) {
-	a := &cl.away
+func (aw *away) awayStep(cl *client, step awayStep) {
+	a := aw.of(cl)
 	if step != a.step {
 		a.step, a.since = step, time.Now()
 	}
 	a.next.Stop()
 	a.queued = time.Time{}
 	if step == present || step == absent {
-		defer d.nextLeaves()
+		defer aw.nextLeaves()
 	}
 	if step != preparing {
-		d.noteMembers()
+		aw.noteMembers()
 	}
-	d.expectCheckpoints(0)
+	aw.expectCheckpoints(0)
 }
 
 // expectCheckpoints has the checkpointer be ready for the processes that are off the GPU or
 // on their way, and for so many more.
-func (d *Daemon) expectCheckpoints(more int) {
-	if d.opts.Checkpoint == nil {
+func (aw *away) expectCheckpoints(more int) {
+	if aw.opts.Checkpoint == nil {
 		return
 	}
-	for _, cl := range d.clients {
-		if cl.away.step != present {
+	for _, cl := range aw.clients {
+		if aw.of(cl).step != present {
 			more++
 		}
 	}
-	d.opts.Checkpoint.Expect(more + len(d.migrations))
+	aw.opts.Checkpoint.Expect(more + len(aw.leaving))
 }
 
 // planAway has something done later, unless the client takes another step before.
-func (d *Daemon) planAway(cl *client, after time.Duration, do func()) {
-	cl.away.next.Stop()
-	cl.away.next = d.timers.New(func() {
-		if d.clients[cl.id] == cl {
+func (aw *away) planAway(cl *client, after time.Duration, do func()) {
+	aw.of(cl).next.Stop()
+	aw.of(cl).next = aw.timers.New(func() {
+		if aw.clients[cl.id] == cl {
 			do()
 		}
 	})
-	cl.away.next.Set(now().Add(after))
+	aw.of(cl).next.Set(now().Add(after))
 }
 
 // keepsContext notes why a client stays on the GPU, until it has had another grant.
-func (d *Daemon) keepsContext(cl *client, why error) {
-	cl.away.why = why
+func (aw *away) keepsContext(cl *client, why error) {
+	aw.of(cl).why = why
 	text := "keeps its context on the GPU: " + why.Error()
-	d.tell(cl.subject(), logrus.WarnLevel, text)
-	d.noteAway(cl, text)
-}
-
-// noteAway notes an event of a client's on each of its GPUs.
-func (d *Daemon) noteAway(cl *client, text string) {
-	for g := range cl.attached {
-		d.turn(time.Now(), g, cl.id, &history.Event{Kind: api.EventType_EVENT_TYPE_CONTEXT, Text: text})
-	}
+	aw.tell(cl.subject(), logrus.WarnLevel, text)
+	aw.noteAway(cl, text)
 }
 
 // suspended handles SUSPENDED.
-func (d *Daemon) suspended(c *conn, f *wire.Frame) {
+func (aw *away) suspended(c *conn, f *wire.Frame) {
 	cl := c.client
 	if cl.conn != c {
 		return // it attaches first
 	}
-	a := &cl.away
+	a := aw.of(cl)
 	switch f.Code {
 	case wire.SuspendedReady:
 		switch a.step {
 		case preparing:
-			d.leave(cl)
+			aw.leave(cl)
 		case present: // the order is taken back
-			d.send(c, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
+			aw.send(c, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
 		}
 	case wire.SuspendedBusy:
 		if a.step == preparing {
-			d.notNow(cl, errors.New("its threads keep calling the driver"))
+			aw.notNow(cl, errors.New("its threads keep calling the driver"))
 		}
 	case wire.SuspendedWake:
-		d.wake(cl, nil)
+		aw.wake(cl, nil)
 	}
 }
 
 // notNow is for a client that was asked to keep out of the driver, and does not: it is asked
 // again later, and not for ever.
-func (d *Daemon) notNow(cl *client, why error) {
-	a := &cl.away
-	d.awayStep(cl, present)
-	d.isPresent(cl)
+func (aw *away) notNow(cl *client, why error) {
+	a := aw.of(cl)
+	aw.awayStep(cl, present)
+	aw.isPresent(cl)
 	if a.tries++; a.tries < busyTries {
-		d.planAway(cl, d.busyPause, func() { d.considerLeaving(cl) })
+		aw.planAway(cl, aw.busyPause, func() { aw.considerLeaving(cl) })
 	} else if a.why == nil {
-		d.keepsContext(cl, why)
+		aw.keepsContext(cl, why)
 	}
 }
 
 // leave has the driver checkpoint a client.
-func (d *Daemon) leave(cl *client) {
-	d.awayStep(cl, leaving)
-	pid, off := int(cl.PID), d.opts.Checkpoint
-	d.reach(beforeCheckpoint)
+func (aw *away) leave(cl *client) {
+	aw.awayStep(cl, leaving)
+	pid, off := int(cl.PID), aw.opts.Checkpoint
+	aw.reach(beforeCheckpoint)
 	go func() { // a scheduler that ends does not end what it has begun
 		took, err := off.Off(context.Background(), pid)
-		d.do(func() { d.hasLeft(cl, took, err) })
+		aw.Do(func() { aw.hasLeft(cl, took, err) })
 	}()
 }
 
-func (d *Daemon) hasLeft(cl *client, took checkpoint.Times, err error) {
-	a := &cl.away
-	if d.clients[cl.id] != cl || a.step != leaving {
+func (aw *away) hasLeft(cl *client, took checkpoint.Times, err error) {
+	a := aw.of(cl)
+	if aw.clients[cl.id] != cl || a.step != leaving {
 		return
 	}
-	d.reach(afterCheckpoint)
+	aw.reach(afterCheckpoint)
 	if err == nil {
 		text := fmt.Sprintf("left the GPU with its context, in %v (%v)", time.Since(a.since).Round(time.Millisecond), took)
-		d.awayStep(cl, absent)
+		aw.awayStep(cl, absent)
 		a.tries = 0
-		d.logOf(cl.subject()).Info(text)
-		d.noteAway(cl, text)
+		aw.logOf(cl.subject()).Info(text)
+		aw.noteAway(cl, text)
 	} else {
-		d.keepsContext(cl, err)
+		aw.keepsContext(cl, err)
 		var e *checkpoint.Error
 		if errors.As(err, &e) && (e.State == checkpoint.Running || e.Step == "find" || e.Step == "init" || e.Step == "state") || errors.Is(err, checkpoint.ErrNone) {
-			d.awayStep(cl, present) // nothing was done to it
-			d.isPresent(cl)
+			aw.awayStep(cl, present) // nothing was done to it
+			aw.isPresent(cl)
 			return
 		}
 		a.wanted = true // the driver has locked it at least
 	}
 	if a.wanted {
-		d.comeBack(cl)
+		aw.comeBack(cl)
 	}
-	d.considerWriting()
+	aw.considerWriting()
 }
 
 // wake has a client come back with its context, and then does what is to be done under the
 // GPU again; at once if it is there. then may be nil.
-func (d *Daemon) wake(cl *client, then func()) {
-	a := &cl.away
+func (aw *away) wake(cl *client, then func()) {
+	a := aw.of(cl)
 	if then != nil {
 		a.then = append(a.then, then)
 	}
 	a.wanted = true
 	switch a.step {
 	case present, preparing:
-		d.awayStep(cl, present)
-		d.isPresent(cl)
+		aw.awayStep(cl, present)
+		aw.isPresent(cl)
 	case absent:
-		d.comeBack(cl)
+		aw.comeBack(cl)
 	}
 }
 
 // comeBack has the driver restore a client.
-func (d *Daemon) comeBack(cl *client) {
-	d.awayStep(cl, returning)
-	if !d.inMemory(cl) {
+func (aw *away) comeBack(cl *client) {
+	aw.awayStep(cl, returning)
+	if !aw.inMemory(cl) {
 		return
 	}
-	pid, pairs, on := int(cl.PID), cl.away.pairs, d.opts.Checkpoint
-	d.reach(beforeReturn)
+	pid, pairs, on := int(cl.PID), aw.of(cl).pairs, aw.opts.Checkpoint
+	aw.reach(beforeReturn)
 	go func() {
 		var took checkpoint.Times
 		err := error(checkpoint.ErrNone)
 		if on != nil {
 			took, err = on.On(context.Background(), pid, pairs)
 		}
-		d.do(func() { d.isBack(cl, took, err) })
+		aw.Do(func() { aw.isBack(cl, took, err) })
 	}()
 }
 
-func (d *Daemon) isBack(cl *client, took checkpoint.Times, err error) {
-	a := &cl.away
-	if d.clients[cl.id] != cl || a.step != returning {
+func (aw *away) isBack(cl *client, took checkpoint.Times, err error) {
+	a := aw.of(cl)
+	if aw.clients[cl.id] != cl || a.step != returning {
 		return
 	}
-	d.reach(afterReturn)
+	aw.reach(afterReturn)
 	var e *checkpoint.Error
 	if err != nil && !(errors.As(err, &e) && e.State == checkpoint.Failed) {
-		d.notBack(cl, logrus.WarnLevel, "cannot come back to the GPU yet: ", err)
+		aw.notBack(cl, logrus.WarnLevel, "cannot come back to the GPU yet: ", err)
 		return
 	}
 	a.took = time.Since(a.since)
 	text := fmt.Sprintf("came back to the GPU with its context, in %v (%v)", a.took.Round(time.Millisecond), took)
 	if err != nil {
 		text = "cannot come back to the GPU, its CUDA calls fail: end it: " + err.Error()
-		d.tell(cl.subject(), logrus.ErrorLevel, text)
+		aw.tell(cl.subject(), logrus.ErrorLevel, text)
 	}
-	d.awayStep(cl, present)
+	aw.awayStep(cl, present)
 	if a.why = err; err == nil {
-		d.logOf(cl.subject()).Info(text)
+		aw.logOf(cl.subject()).Info(text)
 	}
-	d.noteAway(cl, text)
+	aw.noteAway(cl, text)
 	if err == nil {
-		d.planAway(cl, d.restPause, func() { d.considerLeaving(cl) })
+		aw.planAway(cl, aw.restPause, func() { aw.considerLeaving(cl) })
 	}
-	d.isPresent(cl)
+	aw.isPresent(cl)
 }
 
 // notBack is for a client that has not come back: it is tried again if it is still to.
-func (d *Daemon) notBack(cl *client, level logrus.Level, text string, why error) {
-	a := &cl.away
+func (aw *away) notBack(cl *client, level logrus.Level, text string, why error) {
+	a := aw.of(cl)
 	if a.why == nil || a.why.Error() != why.Error() {
-		d.tell(cl.subject(), level, text+why.Error())
-		d.noteAway(cl, text+why.Error())
+		aw.tell(cl.subject(), level, text+why.Error())
+		aw.noteAway(cl, text+why.Error())
 	}
 	a.why = why
 	if a.step == returning {
-		d.planAway(cl, min(minRetry<<min(a.tries, 10), maxRetry), func() { d.comeBack(cl) })
+		aw.planAway(cl, min(minRetry<<min(a.tries, 10), maxRetry), func() { aw.comeBack(cl) })
 		a.tries++
 	}
 }
 
 // isPresent tells a client that its calls may go on, and does what waited for it.
-func (d *Daemon) isPresent(cl *client) {
+func (aw *away) isPresent(cl *client) {
 	if cl.conn != nil && cl.conn.suspends {
-		d.send(cl.conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
+		aw.send(cl.conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
 	}
-	d.goOn(cl)
+	aw.goOn(cl)
 }
 
 // goOn does what waited for a client to be present.
-func (d *Daemon) goOn(cl *client) {
-	a := &cl.away
+func (aw *away) goOn(cl *client) {
+	a := aw.of(cl)
 	a.wanted, a.pairs = false, nil
 	then := a.then
 	a.then = nil
@@ -434,27 +470,27 @@ func (d *Daemon) goOn(cl *client) {
 
 // awayRegistered brings what is known of a client into line with what it says itself,
 // when it uses GPUs over another connection.
-func (d *Daemon) awayRegistered(cl *client) {
-	a := &cl.away
+func (aw *away) awayRegistered(cl *client) {
+	a := aw.of(cl)
 	if cl.conn.isAway {
-		d.filedRegistered(cl)
+		aw.filedRegistered(cl)
 	} else {
-		d.dropFile(cl)
+		aw.dropFile(cl)
 	}
 	switch out := cl.conn.isAway; {
 	case out && (a.step == present || a.step == preparing): // left under an earlier scheduler, or is about to
-		d.awayStep(cl, absent)
+		aw.awayStep(cl, absent)
 	case out && a.step == absent && a.wanted:
-		d.comeBack(cl)
+		aw.comeBack(cl)
 	case !out && a.step != present && a.step != preparing: // another program of the same process, or it is back
-		d.awayStep(cl, present)
-		d.goOn(cl)
+		aw.awayStep(cl, present)
+		aw.goOn(cl)
 	}
 }
 
 // atWork is for a client that is granted: what kept it from leaving may be over.
-func (cl *client) atWork() {
-	a := &cl.away
+func (aw *away) atWork(cl *client) {
+	a := aw.of(cl)
 	a.why, a.tries, a.again = nil, 0, false
 	a.queued = time.Time{}
 	if a.step == present {
@@ -464,17 +500,17 @@ func (cl *client) atWork() {
 
 // sleepAgain suspends a client's tenant that has moved here and was suspended before, once the
 // client has said what memory it has.
-func (d *Daemon) sleepAgain(cl *client, g *gpu) {
-	if cl.away.again {
-		cl.away.again = false
-		d.step(g, sched.Suspend{Tenant: cl.Account})
+func (aw *away) sleepAgain(cl *client, g *gpu) {
+	if aw.of(cl).again {
+		aw.of(cl).again = false
+		aw.step(g, sched.Suspend{Tenant: cl.Account})
 	}
 }
 
 // awayOf returns the clients of an account that are not present, on a GPU or (nil) on any.
-func (d *Daemon) awayOf(account string, on *gpu) (all []*client) {
-	for cl := range d.byAccount[account] {
-		if cl.away.step != present && (on == nil || cl.attached[on] != nil) {
+func (aw *away) awayOf(account string, on *gpu) (all []*client) {
+	for cl := range aw.byAccount[account] {
+		if aw.of(cl).step != present && (on == nil || cl.attached[on] != nil) {
 			all = append(all, cl)
 		}
 	}

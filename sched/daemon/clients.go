@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -22,60 +21,6 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
-
-// client is one process, from its first REGISTER to its death. It may have
-// several connections, of which it uses GPUs over at most one: the latest with
-// an ATTACH that is more than a question.
-type client struct {
-	*peer.Peer
-	id       sched.ClientID
-	conn     *conn         // nil: none, or lost
-	page     *page.Page    // of the latest conn; nil: it has used no GPU yet
-	reg      wire.Register // of the latest conn
-	attached map[*gpu]*attachment
-	canMove  bool // its shim can move memory; of the latest conn
-	from     *gpu // it may have left this GPU for another one: its next ATTACH says; see migrate.go
-	away     absence
-	bringing bringing
-	file     *file          // with its memory; nil: that is in host memory
-	named    *api.Container // its container's names when they were last known: the end of a process may come after they are forgotten
-}
-
-// attachment is a client's use of one GPU.
-type attachment struct {
-	client  *client
-	gpu     *gpu
-	page    *page.Page // of the connection over which it attached, with the channel
-	channel uint16
-	ordinal uint32
-	stats   wire.Stats
-	told    wire.Notice
-
-	fixed     wire.Fixed // why nothing of its memory can be moved
-	fixedTold uint16     // the reasons that were told, by bit
-	answered  bool       // ATTACHED was sent
-	reserves  bool       // it reserves memory: its shim holds memory limits
-	outside   outside
-	held      bool // by a drained GPU: the core does not know what the client wants
-	moves     bool // its tenant leaves the GPU for another one: the same
-	wants     bool // while either is so
-}
-
-// slotOn returns the client's attachment to a GPU if its page has a slot for it; nil: it uses
-// no such GPU, or has registered again and is yet to attach there.
-func (cl *client) slotOn(g *gpu) *attachment {
-	if att := cl.attached[g]; att != nil && cl.page != nil && att.page == cl.page {
-		return att
-	}
-	return nil
-}
-
-// pendingAttach is an ATTACH that waits for a search for GPUs.
-type pendingAttach struct {
-	conn     *conn
-	frame    wire.Frame
-	reserves []wire.Frame // that came meanwhile
-}
 
 // refuseUnknown notes that a connection was refused because its process could
 // not be identified.
@@ -277,32 +222,6 @@ func (d *Daemon) takeOver(c *conn) {
 	d.awayRegistered(cl)
 }
 
-// addClient gives a process its id and watches for its death.
-func (d *Daemon) addClient(p *peer.Peer) *client {
-	d.nextID++
-	cl := &client{Peer: p, id: d.nextID, attached: map[*gpu]*attachment{}}
-	d.clients[cl.id] = cl
-	d.byProc[p.Process] = cl
-	if d.byAccount[p.Account] == nil {
-		d.byAccount[p.Account] = map[*client]struct{}{}
-	}
-	d.byAccount[p.Account][cl] = struct{}{}
-	d.desk.SetProcesses(len(d.clients))
-	d.wg.Go(func() {
-		err := p.AwaitDeath()
-		if err == nil {
-			d.do(func() { d.bury(cl) })
-			return
-		}
-		select {
-		case <-d.ended: // and so closed the pidfd
-		default:
-			d.log.WithError(err).Errorf("watch process %d: its death will not be noticed", p.PID)
-		}
-	})
-	return cl
-}
-
 // bury removes a client whose process is dead.
 func (d *Daemon) bury(cl *client) {
 	if d.clients[cl.id] != cl {
@@ -324,13 +243,8 @@ func (d *Daemon) bury(cl *client) {
 		cl.page.Shut(att.channel)
 	}
 	d.dropUse(cl, sched.Gone{Client: cl.id})
-	delete(d.strayed, cl)
-	cl.away.next.Stop()
-	if cl.bringing.copier != nil { // a child, or another process, may have its end of the socket
-		cl.bringing.copier.End()
-	}
-	d.dropFile(cl)
-	d.dropHeld(func(p peer.Process) bool { return p == cl.Process })
+	d.moves.ended(cl)
+	d.settings.dropHeld(func(p peer.Process) bool { return p == cl.Process })
 	delete(d.clients, cl.id)
 	delete(d.byProc, cl.Process)
 	delete(d.byAccount[cl.Account], cl)
@@ -347,9 +261,7 @@ func (d *Daemon) bury(cl *client) {
 		cl.page = nil
 	}
 	d.tell(cl.subject(), level, "process has ended")
-	d.goOn(cl) // an order of resume waits for the other processes only
-	d.nextLeaves()
-	d.hostIsFree()
+	d.away.ended(cl)
 }
 
 // attach handles ATTACH; searched: after a search for GPUs.
@@ -413,19 +325,11 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	c.client.attached[g] = att
 	c.channels[f.Channel] = att
 	maps.DeleteFunc(c.unknown, func(channel uint16, uuid wire.UUID) bool { return channel == f.Channel || uuid == f.Attach.UUID })
-	if m := d.migrations[c.client.Account]; m != nil && m.from == g && m.phase <= departs {
-		if m.phase == departs {
-			d.keepOff(att, want)
-			want = false
-		}
-		if !slices.Contains(m.clients, c.client) {
-			m.clients, m.count = append(m.clients, c.client), m.count+1
-		}
-	}
+	want = d.joinMove(att, want)
 	c.page.SetLimits(f.Channel, g.limits(c.client.Account, c.client.id))
 	delete(g.restored, c.client.id)
 	d.showMemoryMode(g, c.client, att.channel)
-	if g.swap != nil && g.swap.members[c.client.id] == nil {
+	if d.swaps[g] != nil && d.memberOf(g, c.client.id) == nil {
 		d.addMember(g, c.client)
 	}
 	d.stepAttach(g, att, sched.Attach{
@@ -437,13 +341,13 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		CanMove: c.client.canMove,
 		Again:   c.again,
 	}, answer)
-	if m := g.memberOf(c.client.id); m != nil {
+	if m := d.memberOf(g, c.client.id); m != nil {
 		if moved {
 			d.step(g, sched.ArenaChanged{Client: c.client.id, Bytes: m.arena.Bytes()})
 		}
 		d.foundFiled(m)
 		m.arena.Flush() // what an earlier connection may have lost
-		g.swap.arenas.Prepare()
+		d.swaps[g].arenas.Prepare()
 	}
 }
 
@@ -493,9 +397,7 @@ func (d *Daemon) loseClient(c *conn) {
 		return
 	}
 	cl.conn = nil
-	if cl.away.step == preparing {
-		d.awayStep(cl, present) // it says itself how far it got
-	}
+	d.away.lost(cl)
 	d.logOf(c.subject()).Debug("connection lost")
 	for _, att := range c.channels {
 		if att != nil {
@@ -503,8 +405,4 @@ func (d *Daemon) loseClient(c *conn) {
 		}
 	}
 	d.reach(afterLost)
-}
-
-func shimVersion(v uint32) string {
-	return fmt.Sprintf("%d.%d.%d", v>>16, v>>8&0xff, v&0xff)
 }

@@ -28,10 +28,10 @@ func (d *Daemon) set(req *api.SetRequest, by author) (*api.SetResponse, error) {
 		}
 		uuid, gpus = g.UUID, []*gpu{g}
 	}
-	was := d.settings
+	was := d.settings.set
 	next := was.with(uuid, req.Unset, change)
-	if d.settingsErr != nil || next.All != was.All || !maps.Equal(next.GPUs, was.GPUs) {
-		if err := d.changeSettings(next); err != nil {
+	if d.settings.err != nil || next.All != was.All || !maps.Equal(next.GPUs, was.GPUs) {
+		if err := d.settings.changeSettings(next); err != nil {
 			return nil, err
 		}
 	}
@@ -109,17 +109,17 @@ func (d *Daemon) putInForce(g *gpu, from, to setting, by author) {
 // config returns the settings of all GPUs, and those that were set by hand for one.
 func (d *Daemon) config() (all []*api.ConfigValue) {
 	for _, p := range settingParts {
-		if p.text(d.settings.All) != "" {
-			all = append(all, byHand(p, "", d.settings.All))
+		if p.text(d.settings.set.All) != "" {
+			all = append(all, byHand(p, "", d.settings.set.All))
 		} else {
-			v := &api.ConfigValue{Name: p.name, Value: p.text(d.settings.Given), Origin: api.Origin_ORIGIN_DEFAULT}
+			v := &api.ConfigValue{Name: p.name, Value: p.text(d.settings.set.Given), Origin: api.Origin_ORIGIN_DEFAULT}
 			if slices.Contains(d.opts.Flags, p.name) {
 				v.Origin = api.Origin_ORIGIN_FLAG
 			}
 			all = append(all, v)
 		}
-		for _, uuid := range slices.Sorted(maps.Keys(d.settings.GPUs)) {
-			if s := d.settings.GPUs[uuid]; p.text(s) != "" {
+		for _, uuid := range slices.Sorted(maps.Keys(d.settings.set.GPUs)) {
+			if s := d.settings.set.GPUs[uuid]; p.text(s) != "" {
 				all = append(all, byHand(p, uuid, s))
 			}
 		}

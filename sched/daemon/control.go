@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -19,6 +18,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
@@ -88,7 +88,7 @@ func (s controlService) Migrate(ctx context.Context, req *api.MigrateRequest) (*
 	var err error
 	if askErr := s.d.change(ctx, func() {
 		err = s.d.migrate(req, func(m *migration) {
-			ended <- answer{m.response(s.d), m.failure(s.d)}
+			ended <- answer{m.response(s.d.moves), m.failure(s.d.moves)}
 			s.d.latest = nil
 		})
 	}); askErr != nil || err != nil {
@@ -99,8 +99,8 @@ func (s controlService) Migrate(ctx context.Context, req *api.MigrateRequest) (*
 		return a.resp, a.err
 	case <-ctx.Done(): // the tenant goes on
 		return nil, ctx.Err()
-	case <-s.d.ended:
-		return nil, errors.New("the scheduler is ending")
+	case <-s.d.Ended():
+		return nil, errEnding
 	}
 }
 
@@ -168,7 +168,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 				c.Uid = first.UID
 			} // else the process has not become the container's user yet
 		}
-		bounded, refused := s.d.opts.Rules.bound(c.Namespace, c.Terms())
+		bounded, refused := s.d.own.Rules.bound(c.Namespace, c.Terms())
 		if why := s.d.cannotOverlap(c); why != nil {
 			bounded.Overlap, refused = "", errors.Join(refused, why)
 		}
@@ -187,7 +187,7 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 			s.d.chooseGPU(c)
 		}
 		if first == nil {
-			resp = s.d.describe(c, req.Keep)
+			resp = s.d.tenants.describe(c, req.Keep)
 		} else if resp, err = s.d.describeFromHook(c, first); err != nil {
 			return
 		}
@@ -217,19 +217,6 @@ func (s controlService) ReportPlugin(ctx context.Context, req *api.ReportPluginR
 	})
 }
 
-func noSuchGPU(name string) error {
-	return status.Errorf(codes.NotFound, "GPU %.64q: no such UUID or index (nvsharectl status lists them)", name)
-}
-
-func (d *Daemon) findGPU(name string) *gpu {
-	for _, g := range d.order {
-		if strings.EqualFold(g.UUID, name) || strconv.Itoa(g.Index) == name {
-			return g
-		}
-	}
-	return nil
-}
-
 var schedModes = map[api.Mode]sched.Mode{
 	api.Mode_MODE_EXCLUSIVE:  sched.Exclusive,
 	api.Mode_MODE_CONCURRENT: sched.Concurrent,
@@ -248,7 +235,7 @@ func apiMode(m sched.Mode) api.Mode {
 // status describes everything. It is O(clients).
 func (d *Daemon) status() *api.StatusResponse {
 	r := &api.StatusResponse{
-		Version:  d.opts.Version,
+		Version:  d.own.Version,
 		UptimeNs: int64(time.Since(d.started)),
 
 		CheckpointProblem: d.checkpointProblem(),
@@ -306,7 +293,7 @@ func (d *Daemon) status() *api.StatusResponse {
 		report(r, api.ProblemCode_PROBLEM_CODE_UNMANAGED, seen...)
 		report(r, api.ProblemCode_PROBLEM_CODE_OUTSIDE, d.outsideProblems(g)...)
 		var stuck []string
-		out.Swap, stuck = d.swapStatus(g)
+		out.Swap, stuck = d.swapStatus(g, d.settings.swapShareOf(g.UUID))
 		report(r, api.ProblemCode_PROBLEM_CODE_SWAP, stuck...)
 		r.Gpus = append(r.Gpus, out)
 	}
@@ -397,7 +384,9 @@ func (d *Daemon) clientStatus(g *gpu, cs sched.ClientSnapshot, t sched.Time) *ap
 		c.Calls, c.Waits, c.WaitNs = att.stats.Calls, att.stats.Waits, int64(att.stats.WaitNs)
 		c.MemoryBytes, c.MemoryPeakBytes = att.stats.MemBytes, att.stats.MemPeak
 	}
-	d.memoryOfClient(g, cl, c)
+	if d.memoryOfClient(g, cl, c) {
+		d.away.describe(cl, c)
+	}
 	c.Moving = cs.Moving
 	return c
 }
@@ -407,4 +396,29 @@ func refusals(of []sched.WayRefusal) (all []*api.WayRefusal) {
 		all = append(all, &api.WayRefusal{Way: r.Way, Code: r.Code(), Reason: r.Cause.String()})
 	}
 	return all
+}
+
+// checkCheckpoint finds out once whether processes can leave with their contexts.
+func (d *Daemon) checkCheckpoint(ctx context.Context) {
+	if d.opts.Checkpoint == nil || d.own.CheckpointCheck == nil || d.opts.SwapMemory == 0 {
+		return
+	}
+	d.Go(func() {
+		if err := d.own.CheckpointCheck(ctx); err != nil && ctx.Err() == nil {
+			d.Do(func() { d.checkpointErr = err })
+		}
+	})
+}
+
+// checkpointProblem is what the status says; "": none.
+func (d *Daemon) checkpointProblem() string {
+	switch {
+	case d.opts.SwapMemory == 0:
+		return ""
+	case d.opts.Checkpoint == nil:
+		return checkpoint.ErrNone.Error()
+	case d.checkpointErr != nil:
+		return d.checkpointErr.Error()
+	}
+	return ""
 }

@@ -33,7 +33,7 @@ const (
 )
 
 // prepareCopier has a copier make both GPUs ready, and then has the tenant depart.
-func (d *Daemon) prepareCopier(m *migration) {
+func (mv *moves) prepareCopier(m *migration) {
 	m.phase = prepares
 	why := ""
 	for _, cl := range m.clients {
@@ -50,67 +50,67 @@ func (d *Daemon) prepareCopier(m *migration) {
 	}
 	if why != "" {
 		closeAll(append(ours, theirs...))
-		d.log.Infof("GPU %d: memory of %s goes through the host: %s", m.from.Index, d.nameOf(m.account), why)
-		d.depart(m)
+		mv.log.Infof("GPU %d: memory of %s goes through the host: %s", m.from.Index, mv.nameOf(m.account), why)
+		mv.depart(m)
 		return
 	}
 	clients := slices.Clone(m.clients) // those of them that end meanwhile leave m.clients
 	copies := checkpoint.Copies{From: m.from.UUID, To: m.to.UUID, Bytes: 2 * m.from.MemoryBytes}
-	d.wg.Go(func() {
-		copier, err := d.opts.Checkpoint.Copy(context.Background(), copies, theirs) // has a limit of its own
-		if !d.do(func() { d.copierReady(m, clients, ours, copier, err) }) && copier != nil {
+	mv.Go(func() {
+		copier, err := mv.opts.Checkpoint.Copy(context.Background(), copies, theirs) // has a limit of its own
+		if !mv.Do(func() { mv.copierReady(m, clients, ours, copier, err) }) && copier != nil {
 			copier.End()
 		}
 	})
 }
 
 // copierReady hands the copier out, if there is one, and has the tenant depart.
-func (d *Daemon) copierReady(m *migration, clients []*client, ours []*os.File, copier *checkpoint.Copier, err error) {
+func (mv *moves) copierReady(m *migration, clients []*client, ours []*os.File, copier *checkpoint.Copier, err error) {
 	defer closeAll(ours)
-	d.knowCopier(copier)
-	if d.migrations[m.account] != m || m.phase != prepares {
+	mv.knowCopier(copier)
+	if mv.migrations[m.account] != m || m.phase != prepares {
 		if copier != nil {
 			copier.End()
 		}
 		return
 	}
 	if err != nil {
-		d.log.Infof("GPU %d: memory of %s goes through the host: %v", m.from.Index, d.nameOf(m.account), err)
+		mv.log.Infof("GPU %d: memory of %s goes through the host: %v", m.from.Index, mv.nameOf(m.account), err)
 	} else {
 		m.copier = copier
 		for i, cl := range clients {
-			if d.sendCopier(cl, m.from, m.to, ours[i]) {
-				m.from.swap.members[cl.id].copied = true
-				cl.bringing.pause = 0
+			if mv.sendCopier(cl, m.from, m.to, ours[i]) {
+				mv.swaps[m.from].members[cl.id].copied = true
+				mv.bringing(cl).pause = 0
 			}
 		}
 	}
-	d.depart(m)
+	mv.depart(m)
 }
 
 // knowCopier has a copier be no stranger on its GPUs until it ends; nil: there is none.
-func (d *Daemon) knowCopier(c *checkpoint.Copier) {
+func (mv *moves) knowCopier(c *checkpoint.Copier) {
 	if c == nil {
 		return
 	}
-	d.copiers[c.PID] = true
-	d.wg.Go(func() {
+	mv.copiers[c.PID] = true
+	mv.Go(func() {
 		select {
 		case <-c.Ended:
-			d.do(func() { delete(d.copiers, c.PID) })
-		case <-d.ended:
+			mv.Do(func() { delete(mv.copiers, c.PID) })
+		case <-mv.Ended():
 		}
 	})
 }
 
 // sendCopier gives a process on a GPU a copier to another one, or to this one.
-func (d *Daemon) sendCopier(cl *client, on, to *gpu, socket *os.File) bool {
+func (mv *moves) sendCopier(cl *client, on, to *gpu, socket *os.File) bool {
 	att := cl.attached[on]
-	uuid, err := parseUUID(to.UUID)
-	if att == nil || !att.answered || on.memberOf(cl.id) == nil || err != nil || cl.conn == nil || cl.conn.channels[att.channel] != att {
+	uuid, err := wire.ParseUUID(to.UUID)
+	if att == nil || !att.answered || mv.memberOf(on, cl.id) == nil || err != nil || cl.conn == nil || cl.conn.channels[att.channel] != att {
 		return false
 	}
-	d.send(cl.conn, &wire.Frame{Type: wire.TypeCopier, Channel: att.channel, Copier: wire.Copier{GPU: uuid, Flags: wire.CopierCreates}}, unix.UnixRights(int(socket.Fd())))
+	mv.send(cl.conn, &wire.Frame{Type: wire.TypeCopier, Channel: att.channel, Copier: wire.Copier{GPU: uuid, Flags: wire.CopierCreates}}, unix.UnixRights(int(socket.Fd())))
 	return true
 }
 
@@ -124,12 +124,12 @@ func (m *migration) endCopier() {
 
 // wantArenas has processes that need arenas get them again. Until a move has ended they have
 // copies on a GPU instead.
-func (d *Daemon) wantArenas(m *migration) {
+func (mv *moves) wantArenas(m *migration) {
 	for _, cl := range m.clients {
 		for _, g := range []*gpu{m.from, m.to} {
-			if member := g.memberOf(cl.id); member != nil && member.copied {
+			if member := mv.memberOf(g, cl.id); member != nil && member.copied {
 				member.copied = false
-				g.swap.arenas.Prepare()
+				mv.swaps[g].arenas.Prepare()
 			}
 		}
 	}
@@ -140,6 +140,16 @@ type bringing struct {
 	on     bool // it began a moment ago
 	pause  time.Duration
 	copier *checkpoint.Copier // the latest; nil: there was none
+}
+
+// bringing returns that of a client.
+func (mv *moves) bringing(cl *client) *bringing {
+	b := mv.bringers[cl]
+	if b == nil {
+		b = &bringing{}
+		mv.bringers[cl] = b
+	}
+	return b
 }
 
 // runs says whether there may be a copier.
@@ -157,19 +167,19 @@ func (b *bringing) runs() bool {
 
 // noteCopied takes note of what a process says of its copier: without arena, the copier
 // could not copy all; elsewhere, its memory was copied and the process did not get away.
-func (d *Daemon) noteCopied(att *attachment, noArena, elsewhere bool) {
+func (mv *moves) noteCopied(att *attachment, noArena, elsewhere bool) {
 	g, cl := att.gpu, att.client
-	if m := g.memberOf(cl.id); m.copied && (noArena || elsewhere) {
+	if m := mv.memberOf(g, cl.id); m.copied && (noArena || elsewhere) {
 		m.copied = false
-		g.swap.arenas.Prepare()
+		mv.swaps[g].arenas.Prepare()
 	}
-	b := &cl.bringing
-	if !elsewhere || b.on || d.opts.Checkpoint == nil {
+	b := mv.bringing(cl)
+	if !elsewhere || b.on || mv.opts.Checkpoint == nil {
 		return
 	}
 	others := 0
-	for other := range d.byAccount[cl.Account] {
-		if other != cl && other.bringing.runs() {
+	for other := range mv.byAccount[cl.Account] {
+		if other != cl && mv.bringing(other).runs() {
 			others++
 		}
 	}
@@ -182,25 +192,25 @@ func (d *Daemon) noteCopied(att *attachment, noArena, elsewhere bool) {
 		b.copier.End()
 		b.copier = nil
 	}
-	d.log.Infof("GPU %d: memory of process %d is on another GPU, and is brought back", g.Index, cl.PID)
-	again := d.timers.New(func() { b.on = false })
+	mv.log.Infof("GPU %d: memory of process %d is on another GPU, and is brought back", g.Index, cl.PID)
+	again := mv.timers.New(func() { b.on = false })
 	ours, theirs, err := sockets(1)
 	if err != nil {
-		d.log.WithError(err).Errorf("GPU %d: memory of process %d cannot be brought back", g.Index, cl.PID)
+		mv.log.WithError(err).Errorf("GPU %d: memory of process %d cannot be brought back", g.Index, cl.PID)
 		again.Set(now().Add(b.pause))
 		return
 	}
 	copies := checkpoint.Copies{To: g.UUID, Bytes: 2 * g.MemoryBytes}
-	d.wg.Go(func() {
-		copier, err := d.opts.Checkpoint.Copy(context.Background(), copies, theirs)
-		done := d.do(func() {
+	mv.Go(func() {
+		copier, err := mv.opts.Checkpoint.Copy(context.Background(), copies, theirs)
+		done := mv.Do(func() {
 			defer closeAll(ours)
-			d.knowCopier(copier)
+			mv.knowCopier(copier)
 			again.Set(now().Add(b.pause))
 			switch {
 			case err != nil:
-				d.log.WithError(err).Errorf("GPU %d: memory of process %d cannot be brought back; trying again in %v", g.Index, cl.PID, b.pause)
-			case d.clients[cl.id] != cl || !d.sendCopier(cl, g, g, ours[0]):
+				mv.log.WithError(err).Errorf("GPU %d: memory of process %d cannot be brought back; trying again in %v", g.Index, cl.PID, b.pause)
+			case mv.clients[cl.id] != cl || !mv.sendCopier(cl, g, g, ours[0]):
 				copier.End()
 			default: // it ends when the process closes its end
 				b.copier = copier

@@ -460,7 +460,7 @@ func TestStateFileCannotBeWritten(t *testing.T) {
 func TestAskIsGivenUp(t *testing.T) {
 	s := start(t, t.TempDir(), func(*Options) {})
 	busy, release := make(chan struct{}), make(chan struct{})
-	s.do(func() { close(busy); <-release })
+	s.Do(func() { close(busy); <-release })
 	<-busy
 	ctx, cancel := context.WithCancel(t.Context())
 	ran, answer := false, make(chan error)

@@ -13,28 +13,28 @@ import (
 
 // describe answers the control call. It keeps c, with the terms of the last
 // description where keep says so: the daemon owns the latest good value.
-func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContainerResponse {
-	old := d.names[c.Id]
-	d.staysWhereItIs(c)
+func (b *tenants) describe(c *api.Container, keep *api.Keep) *api.DescribeContainerResponse {
+	old := b.names[c.Id]
+	b.staysWhereItIs(c)
 	if old != nil {
 		terms := c.Terms()
 		terms.Copy(old.Terms(), keep.Fields()|api.FixedFields)
 		c.SetTerms(terms)
 	}
-	d.names[c.Id] = c
-	close(d.described)
-	d.described = make(chan struct{})
+	b.names[c.Id] = c
+	close(b.described)
+	b.described = make(chan struct{})
 	// The answer is encoded while the loop goes on.
 	resp := &api.DescribeContainerResponse{New: proto.Clone(c).(*api.Container)}
 	if old != nil {
 		resp.Old = proto.Clone(old).(*api.Container)
 	}
 	account := peer.ContainerAccount + c.Id
-	was := d.shares.Tenants[account]
-	d.setPodTerms(c)
-	is := d.shares.Tenants[account]
-	for _, g := range d.order {
-		if d.has(account, g.UUID) {
+	was := b.shares.Tenants[account]
+	b.setPodTerms(c)
+	is := b.shares.Tenants[account]
+	for _, g := range b.order {
+		if b.has(account, g.UUID) {
 			resp.Changes = append(resp.Changes, shareChange(g, account, was, is))
 		}
 	}
@@ -43,38 +43,38 @@ func (d *Daemon) describe(c *api.Container, keep *api.Keep) *api.DescribeContain
 
 // staysWhereItIs corrects the description of a container that has moved: who describes it
 // may know only on which GPU it began.
-func (d *Daemon) staysWhereItIs(c *api.Container) {
-	if is := d.gpuOf(c.Id); is != "" && len(c.Gpus) == 1 && slices.Contains(c.Reach, is) {
+func (b *tenants) staysWhereItIs(c *api.Container) {
+	if is := b.gpuOf(c.Id); is != "" && len(c.Gpus) == 1 && slices.Contains(c.Reach, is) {
 		c.Gpus = []string{is}
 	}
 }
 
 // hasMoved notes that a container's processes are on another GPU.
-func (d *Daemon) hasMoved(id string, from, to *gpu) {
-	c := d.names[id]
+func (b *tenants) hasMoved(id string, from, to *gpu) {
+	c := b.names[id]
 	if len(c.GetReach()) == 0 || !slices.Equal(c.Gpus, []string{from.UUID}) {
 		return
 	}
 	c = proto.Clone(c).(*api.Container) // others may read the old one
 	c.Gpus = []string{to.UUID}
-	d.names[id] = c
-	d.setPodTerms(c)
+	b.names[id] = c
+	b.setPodTerms(c)
 }
 
 // setPodTerms puts the terms of a described container in force.
-func (d *Daemon) setPodTerms(c *api.Container) {
+func (b *tenants) setPodTerms(c *api.Container) {
 	account := peer.ContainerAccount + c.Id
-	old := d.shares.Tenants[account]
+	old := b.shares.Tenants[account]
 	to := old
 	if c.Engine == "" {
 		to.Engine = nil // the plugin describes the container now
 	}
 	if to.Pod, to.Has = podTerms(c), c.Gpus; to.isZero() {
-		to.Has = nil // d.names has the GPUs as long as they matter
+		to.Has = nil // b.names has the GPUs as long as they matter
 	}
 	if to.Pod != old.Pod || !slices.Equal(to.Has, old.Has) {
 		// In force also if the record fails: after a restart the plugin describes
 		// the container again.
-		_ = d.changeShares(account, to, true)
+		_ = b.changeShares(account, to, true)
 	}
 }

@@ -159,6 +159,7 @@ func TestMovesWhereTimeIsLeft(t *testing.T) {
 	describe("b", 20, gpuB)
 	if err := s.ask(context.Background(), func() {
 		s.migrations[peer.ContainerAccount+whole("b")] = &migration{from: s.findGPU(gpuB.UUID), to: s.findGPU(gpuA.UUID), phase: carried}
+		s.leaving[peer.ContainerAccount+whole("b")] = s.findGPU(gpuA.UUID)
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +186,7 @@ func TestDescribeAfterAMove(t *testing.T) {
 		t.Fatalf("it begins on %v", got)
 	}
 	moved := make(chan bool, 1)
-	s.do(func() {
+	s.Do(func() {
 		a, b := s.findGPU(gpuA.UUID), s.findGPU(gpuB.UUID)
 		could := slices.Contains(s.placementTenant(peer.ContainerAccount+id).Reach, gpuB.UUID)
 		s.hasMoved(id, b, a) // it is not there

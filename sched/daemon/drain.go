@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched"
@@ -38,37 +37,21 @@ func (d *Daemon) holds(g *gpu, cl *client, again bool, epoch uint64) bool {
 	if !g.drained || epoch != 0 || d.belongs(g, cl) {
 		return false
 	}
-	return !again || slices.Contains(d.settings.Held[g.UUID], cl.Process)
+	return !again || slices.Contains(d.settings.set.Held[g.UUID], cl.Process)
 }
 
 // noteHeld records that a client waits because the GPU is drained.
 func (d *Daemon) noteHeld(g *gpu, cl *client) {
-	held := d.settings.Held[g.UUID]
+	held := d.settings.set.Held[g.UUID]
 	if slices.Contains(held, cl.Process) {
 		return
 	}
-	if d.settings.Held == nil {
-		d.settings.Held = map[string][]peer.Process{}
+	if d.settings.set.Held == nil {
+		d.settings.set.Held = map[string][]peer.Process{}
 	}
-	d.settings.Held[g.UUID] = append(held, cl.Process)
+	d.settings.set.Held[g.UUID] = append(held, cl.Process)
 	d.extraWork += persistCost
-	d.keepSettings()
-}
-
-// dropHeld forgets that those wait who have ended. The next record says so.
-func (d *Daemon) dropHeld(ended func(peer.Process) bool) {
-	for uuid, held := range d.settings.Held {
-		d.settings.Held[uuid] = slices.DeleteFunc(held, ended)
-	}
-}
-
-// hasEnded looks for a process of an earlier scheduler.
-func (d *Daemon) hasEnded(was peer.Process) bool {
-	p, err := d.peers.Find(was)
-	if err == nil {
-		p.Close()
-	}
-	return peer.Ended(err)
+	d.settings.keepSettings()
 }
 
 // drain answers the control call.
@@ -91,7 +74,7 @@ func (d *Daemon) drain(req *api.DrainRequest) (*api.DrainResponse, error) {
 }
 
 func (d *Daemon) setDrained(g *gpu, on bool) error {
-	next := d.settings
+	next := d.settings.set
 	next.Drained = slices.DeleteFunc(slices.Clone(next.Drained), func(uuid string) bool { return uuid == g.UUID })
 	if on {
 		next.Drained = append(next.Drained, g.UUID)
@@ -101,7 +84,7 @@ func (d *Daemon) setDrained(g *gpu, on bool) error {
 		delete(next.Faults, g.UUID)
 	}
 	if g.drained != on || !on && g.fault != "" {
-		if err := d.changeSettings(next); err != nil {
+		if err := d.settings.changeSettings(next); err != nil {
 			return err
 		}
 		d.noteSetting(g, "", false, "drained", fmt.Sprint(g.drained), fmt.Sprint(on))
@@ -128,7 +111,7 @@ func (d *Daemon) usesOf(g *gpu) (all []*api.DrainTenant) {
 			if att != nil && att.held {
 				waits = waits || att.stats.MemBytes > 0 || g.core.ReservedBy(account, cl.id).Total > 0
 			} else {
-				uses = uses || att != nil || g.restored[cl.id] || g.memberOf(cl.id) != nil
+				uses = uses || att != nil || g.restored[cl.id] || d.memberOf(g, cl.id) != nil
 			}
 		}
 		if !uses && !waits {
@@ -153,17 +136,6 @@ func (d *Daemon) usesOf(g *gpu) (all []*api.DrainTenant) {
 		return strings.Compare(api.Tenant(a.Container, a.Uid), api.Tenant(b.Container, b.Uid))
 	})
 	return all
-}
-
-// drained returns why a new container cannot have one of the GPUs that it was made for;
-// nil: it can.
-func (d *Daemon) drained(c *api.Container) error {
-	for _, g := range d.order {
-		if g.drained && slices.Contains(c.Gpus, g.UUID) {
-			return status.Errorf(codes.Aborted, "GPU %d is drained: it admits no new containers until nvsharectl undrain --gpu %d", g.Index, g.Index)
-		}
-	}
-	return nil
 }
 
 // admitHeld tells the core what the clients want that waited.
@@ -194,16 +166,16 @@ func (d *Daemon) held(g *gpu) (n uint32) {
 
 // recordFault has the next scheduler know of a GPU's fault: the driver tells of most of them once.
 func (d *Daemon) recordFault(g *gpu) {
-	if d.settings.Faults == nil {
-		d.settings.Faults = map[string]fault{}
+	if d.settings.set.Faults == nil {
+		d.settings.set.Faults = map[string]fault{}
 	}
-	d.settings.Faults[g.UUID] = fault{d.bootID, g.fault}
-	d.keepSettings()
+	d.settings.set.Faults[g.UUID] = fault{d.bootID, g.fault}
+	d.settings.keepSettings()
 }
 
 // faultBefore is a fault that an earlier scheduler has recorded; "": none since the machine's start.
 func (d *Daemon) faultBefore(uuid string) string {
-	if f := d.settings.Faults[uuid]; f.BootID == d.bootID {
+	if f := d.settings.set.Faults[uuid]; f.BootID == d.bootID {
 		return f.Text
 	}
 	return ""

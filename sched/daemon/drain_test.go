@@ -126,7 +126,7 @@ func TestHeldProcessComesBack(t *testing.T) {
 	gone.kill()
 	s.await("its end", func(r *api.StatusResponse) bool { return r.Clients == 1 })
 	s.stop()
-	if held := s.settings.Held[gpuA.UUID]; len(held) != 0 {
+	if held := s.settings.set.Held[gpuA.UUID]; len(held) != 0 {
 		t.Errorf("still recorded: %v", held)
 	}
 
@@ -139,18 +139,15 @@ func TestHeldProcessComesBack(t *testing.T) {
 	gone.kill()
 	s = start(t, dir, nil)
 	s.stop()
-	if held := s.settings.Held[gpuA.UUID]; len(held) != 1 || held[0].PID != int32(stays.cmd.Process.Pid) {
+	if held := s.settings.set.Held[gpuA.UUID]; len(held) != 1 || held[0].PID != int32(stays.cmd.Process.Pid) {
 		t.Errorf("still recorded: %v", held)
 	}
 }
 
 // A process that the scheduler cannot look at, as while no descriptor is free, may live.
 func TestUnseenProcessHasNotEnded(t *testing.T) {
-	finder, err := peer.NewFinder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &Daemon{peers: finder, log: testOptions(t.TempDir()).Log}
+	d := bare(t)
+	finder := d.peers
 	p := newProc(t, t.TempDir(), nobody)
 	found, err := finder.FindPID(int32(p.cmd.Process.Pid))
 	if err != nil {

@@ -37,8 +37,8 @@ func whose(c *api.Container) string {
 // firstProcess returns the first process of a described container. It refuses a
 // container whose processes would count to another tenant: a limit would hold for
 // nobody, or for others.
-func (d *Daemon) firstProcess(c *api.Container, pid uint32) (*peer.Peer, error) {
-	p, err := d.peers.FindPID(int32(pid))
+func (b *tenants) firstProcess(c *api.Container, pid uint32) (*peer.Peer, error) {
+	p, err := b.peers.FindPID(int32(pid))
 	if err != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "%s: its first process: %v", whose(c), err)
 	}
@@ -55,44 +55,44 @@ func (d *Daemon) firstProcess(c *api.Container, pid uint32) (*peer.Peer, error) 
 
 // describeFromHook answers a control call of the OCI hook. Without an error the daemon
 // owns the Peer afterwards.
-func (d *Daemon) describeFromHook(c *api.Container, p *peer.Peer) (*api.DescribeContainerResponse, error) {
-	if err := d.drained(c); err != nil {
+func (b *tenants) describeFromHook(c *api.Container, p *peer.Peer) (*api.DescribeContainerResponse, error) {
+	if err := b.drained(c); err != nil {
 		return nil, err
 	}
-	to := d.shares.Tenants[p.Account]
+	to := b.shares.Tenants[p.Account]
 	to.Pod, to.Has = podTerms(c), c.Gpus
-	holders := d.countPromises
+	holders := b.countPromises
 	if c.Engine == runEngine { // root has asked, or one of the control group
-		holders = d.describePromises
+		holders = b.describePromises
 	}
-	for _, g := range d.order {
+	for _, g := range b.order {
 		if request := promisedBy(to.on(g.UUID)); len(c.Gpus) == 0 || slices.Contains(c.Gpus, g.UUID) {
-			if err := d.promisable(fmt.Sprintf("GPU %d", g.Index), g.UUID, p.Account, request, api.Tenant(c, 0), holders); err != nil {
+			if err := b.promisable(fmt.Sprintf("GPU %d", g.Index), g.UUID, p.Account, request, api.Tenant(c, 0), holders); err != nil {
 				return nil, err
 			}
 		}
 	}
 	to.Engine = &engineContainer{c.Engine, c.Name, &p.Process}
-	if err := d.changeShares(p.Account, to, false); err != nil {
+	if err := b.changeShares(p.Account, to, false); err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
-	d.watchFirst(c.Id, p)
-	return d.describe(c, nil), nil
+	b.watchFirst(c.Id, p)
+	return b.describe(c, nil), nil
 }
 
 // watchFirst forgets a container when its first process is dead.
-func (d *Daemon) watchFirst(id string, p *peer.Peer) {
-	if old := d.firsts[id]; old != nil {
+func (b *tenants) watchFirst(id string, p *peer.Peer) {
+	if old := b.firsts[id]; old != nil {
 		old.Close()
 	}
-	d.firsts[id] = p
-	d.wg.Go(func() {
+	b.firsts[id] = p
+	b.Go(func() {
 		if p.AwaitDeath() != nil {
 			return // the daemon has ended, or the container was described again
 		}
-		d.do(func() {
-			if d.firsts[id] == p {
-				d.forget(id)
+		b.Do(func() {
+			if b.firsts[id] == p {
+				b.forget(id)
 			}
 		})
 	})
@@ -100,33 +100,33 @@ func (d *Daemon) watchFirst(id string, p *peer.Peer) {
 
 // restoreFirst watches a container of an earlier scheduler, or forgets it if it has
 // stopped meanwhile.
-func (d *Daemon) restoreFirst(id string, e engineContainer) {
-	d.onceKnown(nil, fmt.Sprintf("container %.12s (%s) runs", id, e.Name), func() error {
-		if d.names[id] == nil || d.firsts[id] != nil { // it was forgotten, or described again
+func (b *tenants) restoreFirst(id string, e engineContainer) {
+	b.onceKnown(nil, fmt.Sprintf("container %.12s (%s) runs", id, e.Name), func() error {
+		if b.names[id] == nil || b.firsts[id] != nil { // it was forgotten, or described again
 			return nil
 		}
 		if e.First != nil { // else somebody has changed the file, and nobody would tell of its end
-			p, err := d.find(*e.First)
+			p, err := b.find(*e.First)
 			if err == nil {
-				d.watchFirst(id, p)
+				b.watchFirst(id, p)
 				return nil
 			}
 			if !peer.Ended(err) { // it may run, with what it was promised
 				return err
 			}
 		}
-		d.log.Infof("container %.12s (%s) has stopped", id, e.Name)
-		d.forget(id)
+		b.log.Infof("container %.12s (%s) has stopped", id, e.Name)
+		b.forget(id)
 		return nil
 	})
 }
 
 // forget drops the names and all settings of a container.
-func (d *Daemon) forget(id string) {
-	d.forgetShares(id) // says whose they were
-	delete(d.names, id)
-	if p := d.firsts[id]; p != nil {
+func (b *tenants) forget(id string) {
+	b.forgetShares(id) // says whose they were
+	delete(b.names, id)
+	if p := b.firsts[id]; p != nil {
 		p.Close()
-		delete(d.firsts, id)
+		delete(b.firsts, id)
 	}
 }

@@ -4,9 +4,7 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -73,67 +71,6 @@ func (d *Daemon) fenceEvent(e *history.Event, claimed bool) {
 	}
 }
 
-// turn notes an event that a client causes. g may be nil.
-func (d *Daemon) turn(t time.Time, g *gpu, id sched.ClientID, e *history.Event) {
-	d.history.AddTurn(d.eventOf(t, g, id, e))
-}
-
-// eventOf fills in when, where and who.
-func (d *Daemon) eventOf(t time.Time, g *gpu, id sched.ClientID, e *history.Event) *history.Event {
-	e.At, e.Client = t.UnixNano(), id
-	if g != nil {
-		e.UUID, e.Index = g.UUID, g.Index
-	}
-	if cl := d.clients[id]; cl != nil {
-		e.Peer = cl.Peer
-		if names := d.names[cl.Container]; names != nil && cl.Container != "" {
-			cl.named = names
-		}
-		e.Names = cl.named
-	}
-	return e
-}
-
-// noteClient notes that a process came or went. n is what the kind says.
-func (d *Daemon) noteClient(cl *client, kind api.EventType, n uint32) {
-	d.turn(time.Now(), nil, cl.id, &history.Event{Kind: kind, N: n})
-}
-
-// noteChange notes an event that no client causes. g may be nil.
-func (d *Daemon) noteChange(g *gpu, e *history.Event) {
-	d.history.AddChange(d.eventOf(time.Now(), g, 0, e))
-}
-
-// noteSetting notes a setting that was changed: on one GPU, or (nil) for GPUs that
-// are found later. account is the tenant whose setting it is, or "". caused: by a container that
-// comes or goes, which may be often.
-func (d *Daemon) noteSetting(g *gpu, account string, caused bool, setting string, old, new any) {
-	c := &history.Change{Setting: setting, Old: fmt.Sprint(old), New: fmt.Sprint(new)}
-	if c.Old == c.New {
-		return
-	}
-	if account != "" {
-		c.Tenant, c.UID = d.tenantOf(account)
-	}
-	e := d.eventOf(time.Now(), g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_SET, Change: c})
-	if caused {
-		d.history.AddCaused(e)
-	} else {
-		d.history.AddChange(e)
-	}
-}
-
-// mayTell says whether an event may be noted that a tenant causes as often as it likes: once in
-// refusalPause for each subject, also if its processes end meanwhile.
-func (d *Daemon) mayTell(what string, t time.Time) bool {
-	if told, ok := d.told[what]; ok && t.Sub(told) < refusalPause {
-		return false
-	}
-	maps.DeleteFunc(d.told, func(_ string, told time.Time) bool { return t.Sub(told) >= refusalPause })
-	d.told[what] = t
-	return true
-}
-
 // noteWarnings notes what a container asks for in vain, in the log and the events.
 func (d *Daemon) noteWarnings(c *api.Container, warnings []string) {
 	for _, text := range warnings {
@@ -177,8 +114,8 @@ func (s controlService) Events(ctx context.Context, req *api.EventsRequest) (*ap
 			last = true
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-s.d.ended:
-			return nil, errors.New("the scheduler is ending")
+		case <-s.d.Ended():
+			return nil, errEnding
 		}
 	}
 }

@@ -239,7 +239,7 @@ func TestTenantLinesAreLimited(t *testing.T) {
 // The events of a process have its container's name also after the name is forgotten: an engine
 // says that a container has stopped before the end of its processes is seen.
 func TestEventsKeepNames(t *testing.T) {
-	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}}
+	d := bare(t)
 	cl := &client{id: 7, Peer: &peer.Peer{Container: "abc"}}
 	d.clients[cl.id], d.names["abc"] = cl, &api.Container{Id: "abc", Name: "train"}
 	d.noteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
@@ -258,7 +258,7 @@ func TestEventsKeepNames(t *testing.T) {
 
 // BenchmarkObserve is what a turn pays for events and metrics.
 func BenchmarkObserve(b *testing.B) {
-	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}}
+	d := bare(b)
 	g := &gpu{GPU: gpuA}
 	for i := range sched.ClientID(100) {
 		id := fmt.Sprintf("%064x", i)

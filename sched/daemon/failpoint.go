@@ -67,8 +67,8 @@ const (
 )
 
 // reach is called at each failpoint.
-func (d *Daemon) reach(p failpoint) {
-	if d.failpoint != nil {
-		d.failpoint(p)
+func (n *node) reach(p failpoint) {
+	if n.failpoint != nil {
+		n.failpoint(p)
 	}
 }

@@ -39,10 +39,10 @@ func ParseFenceAction(s string) (FenceAction, error) {
 // not come back after a restart, or claims a grant that nobody gave it. A tenant
 // could otherwise have a GPU demoted by a claim.
 func (d *Daemon) fenceAction(g *gpu, a sched.Fence) FenceAction {
-	if a.Claimed || g.restored[a.Client] || d.opts.FenceAction == "" {
+	if a.Claimed || g.restored[a.Client] || d.own.FenceAction == "" {
 		return FenceReport
 	}
-	return d.opts.FenceAction
+	return d.own.FenceAction
 }
 
 func (d *Daemon) fence(g *gpu, a sched.Fence) {

@@ -207,7 +207,7 @@ func TestAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	hung, goOn := make(chan struct{}), make(chan struct{})
-	s.do(func() { close(hung); <-goOn })
+	s.Do(func() { close(hung); <-goOn })
 	<-hung
 	answer := make(chan error, 1)
 	go func() { answer <- s.Answers(t.Context()) }()

@@ -84,36 +84,36 @@ type files struct {
 }
 
 // openFiles prepares what --suspend-dir says.
-func (d *Daemon) openFiles() error {
-	t := &d.files
+func (aw *away) openFiles() error {
+	t := &aw.files
 	t.open, t.pause = segments.Open, filePause
-	t.retry, t.look = d.timers.New(d.writeAgain), d.timers.New(d.considerWriting)
-	if d.opts.SuspendDir == "" {
+	t.retry, t.look = aw.timers.New(aw.writeAgain), aw.timers.New(aw.considerWriting)
+	if aw.opts.SuspendDir == "" {
 		return nil
 	}
 	switch {
-	case d.opts.SwapMemory == 0:
+	case aw.opts.SwapMemory == 0:
 		return errors.New("--suspend-dir keeps what was in host memory before: give --swap-memory as well")
-	case d.opts.Checkpoint == nil:
+	case aw.opts.Checkpoint == nil:
 		return errors.New("--suspend-dir is for processes that leave their GPUs with their contexts, and that needs nvshare-checkpoint: install it beside nvshare-scheduler, or see --checkpoint")
 	}
 	var err error
-	if t.dir, err = store.Open(d.opts.SuspendDir, d.bootID, d.opts.SuspendDirSize); err != nil {
+	if t.dir, err = store.Open(aw.opts.SuspendDir, aw.bootID, aw.opts.SuspendDirSize); err != nil {
 		return fmt.Errorf("--suspend-dir: %w", err)
 	}
 	return nil
 }
 
 // wanted has what copies memory of a file end when nobody wants it.
-func (d *Daemon) wanted(f *file) func() error {
+func (aw *away) wanted(f *file) func() error {
 	return func() error {
-		if d.files.step != nil {
-			d.files.step()
+		if aw.files.step != nil {
+			aw.files.step()
 		}
 		select {
 		case <-f.stop:
 			return errGivenUp
-		case <-d.ended:
+		case <-aw.Ended():
 			return errGivenUp
 		default:
 			return nil
@@ -122,9 +122,9 @@ func (d *Daemon) wanted(f *file) func() error {
 }
 
 // arenasOf is what a client has on each GPU.
-func (d *Daemon) arenasOf(cl *client) (all []*clientMemory) {
-	for _, g := range d.order {
-		if m := g.memberOf(cl.id); m != nil {
+func (aw *away) arenasOf(cl *client) (all []*clientMemory) {
+	for _, g := range aw.order {
+		if m := aw.memberOf(g, cl.id); m != nil {
 			all = append(all, m)
 		}
 	}
@@ -132,8 +132,8 @@ func (d *Daemon) arenasOf(cl *client) (all []*clientMemory) {
 }
 
 // setFiled has the pool count a client's host memory, or not.
-func (d *Daemon) setFiled(cl *client, on bool) {
-	for _, m := range d.arenasOf(cl) {
+func (aw *away) setFiled(cl *client, on bool) {
+	for _, m := range aw.arenasOf(cl) {
 		m.arena.SetFiled(on)
 	}
 }
@@ -141,39 +141,39 @@ func (d *Daemon) setFiled(cl *client, on bool) {
 // ---- to the file ----
 
 // hostIsShort says whether memory is to be written to files.
-func (d *Daemon) hostIsShort() bool {
-	t := &d.files
-	d.observeHost()
-	lacked, left := d.node.Arenas.Lacked(), d.node.Arenas.Left()
+func (aw *away) hostIsShort() bool {
+	t := &aw.files
+	aw.observeHost()
+	lacked, left := aw.cores.Arenas.Lacked(), aw.cores.Arenas.Left()
 	if time.Now().After(t.until) {
 		t.wanted = 0
 	}
 	if lacked != 0 {
 		t.wanted, t.until = max(t.wanted, left+lacked), time.Now().Add(refusedLately)
 	}
-	for _, cl := range d.clients {
-		if cl.file != nil && cl.file.waits {
+	for _, cl := range aw.clients {
+		if aw.of(cl).file != nil && aw.of(cl).file.waits {
 			return true
 		}
 	}
-	return left < max(d.opts.SwapMemory/readyPart, t.wanted)
+	return left < max(aw.opts.SwapMemory/readyPart, t.wanted)
 }
 
 // considerWriting has the memory of the process written that has been away longest, if host
 // memory is short.
-func (d *Daemon) considerWriting() {
-	t := &d.files
+func (aw *away) considerWriting() {
+	t := &aw.files
 	if t.dir == nil || t.writing != nil {
 		return
 	}
 	var next *client
-	for _, cl := range d.clients {
-		a := &cl.away
-		if a.step == absent && !a.wanted && cl.file == nil && time.Now().After(a.unfiled) && (next == nil || a.since.Before(next.away.since)) {
+	for _, cl := range aw.clients {
+		a := aw.of(cl)
+		if a.step == absent && !a.wanted && aw.of(cl).file == nil && time.Now().After(a.unfiled) && (next == nil || a.since.Before(aw.of(next).since)) {
 			next = cl
 		}
 	}
-	short := d.hostIsShort() // also to hear who was refused
+	short := aw.hostIsShort() // also to hear who was refused
 	if next == nil {
 		return
 	}
@@ -181,61 +181,61 @@ func (d *Daemon) considerWriting() {
 		t.look.Set(now().Add(hostLook))
 		return
 	}
-	d.write(next)
+	aw.write(next)
 }
 
 // writeAgain is for a while after something could not be written. If nothing is to be written any
 // more, that is no problem.
-func (d *Daemon) writeAgain() {
-	d.considerWriting()
-	if t := &d.files; t.writing == nil && !t.retry.Planned() {
+func (aw *away) writeAgain() {
+	aw.considerWriting()
+	if t := &aw.files; t.writing == nil && !t.retry.Planned() {
 		t.err = nil
 	}
 }
 
 // watchRefusals has files written where somebody was refused because host memory was short.
-func (d *Daemon) watchRefusals() {
-	if d.files.dir != nil && d.node.Arenas.Refused() {
-		d.considerWriting()
+func (aw *away) watchRefusals() {
+	if aw.files.dir != nil && aw.cores.Arenas.Refused() {
+		aw.considerWriting()
 	}
 }
 
 // write has a client's memory written to a file.
-func (d *Daemon) write(cl *client) {
-	t := &d.files
+func (aw *away) write(cl *client) {
+	t := &aw.files
 	t.number++
 	f := &file{client: cl, step: writing, path: t.dir.PathOf(cl.Process, t.number), began: time.Now(), stop: make(chan struct{})}
 	settled := true
-	for _, m := range d.arenasOf(cl) {
+	for _, m := range aw.arenasOf(cl) {
 		f.bytes += m.arena.Given()
 		settled = settled && m.arena.Settled()
 	}
 	if f.bytes == 0 || !settled {
-		d.notFiled(cl, nil)
+		aw.notFiled(cl, nil)
 		return
 	}
-	if err := t.dir.Room(f.bytes, d.filedBytes()); err != nil {
-		d.notFiled(cl, err)
+	if err := t.dir.Room(f.bytes, aw.filedBytes()); err != nil {
+		aw.notFiled(cl, err)
 		return
 	}
-	cl.file, t.writing = f, f
-	if err := d.recordFiles(); err != nil {
-		cl.file, t.writing = nil, nil
-		d.notFiled(cl, err)
+	aw.of(cl).file, t.writing = f, f
+	if err := aw.recordFiles(); err != nil {
+		aw.of(cl).file, t.writing = nil, nil
+		aw.notFiled(cl, err)
 		return
 	}
-	d.reach(beforeFile)
-	d.wg.Go(func() {
+	aw.reach(beforeFile)
+	aw.Go(func() {
 		var parts []store.Part
 		var err error
-		arena.Nicely(func() { parts, err = d.save(f) })
-		d.do(func() { d.isWritten(f, parts, err) })
+		arena.Nicely(func() { parts, err = aw.save(f) })
+		aw.Do(func() { aw.isWritten(f, parts, err) })
 	})
 }
 
 // save writes the file, beside the loop.
-func (d *Daemon) save(f *file) ([]store.Part, error) {
-	all, err := d.files.open(int(f.client.PID))
+func (aw *away) save(f *file) ([]store.Part, error) {
+	all, err := aw.files.open(int(f.client.PID))
 	if err != nil {
 		return nil, &unreachable{err}
 	}
@@ -250,7 +250,7 @@ func (d *Daemon) save(f *file) ([]store.Part, error) {
 		return nil, &unreachable{fmt.Errorf("the process has mapped %d MiB of the %d MiB that it was given, and %d MiB of that are empty", sum>>20, f.bytes>>20, segments.Missing(all)>>20)}
 	}
 	_ = os.Remove(f.path) // of an earlier time
-	return store.Save(f.path, all, d.wanted(f))
+	return store.Save(f.path, all, aw.wanted(f))
 }
 
 // unreachable says that the memory of one process cannot be written, whatever the disk.
@@ -259,45 +259,45 @@ type unreachable struct{ error }
 func (e *unreachable) Unwrap() error { return e.error }
 
 // isWritten has the pages given back, once the file is recorded.
-func (d *Daemon) isWritten(f *file, parts []store.Part, err error) {
-	t, cl := &d.files, f.client
-	if cl.file != f { // it was woken, or has ended
+func (aw *away) isWritten(f *file, parts []store.Part, err error) {
+	t, cl := &aw.files, f.client
+	if aw.of(cl).file != f { // it was woken, or has ended
 		t.writing = nil
-		d.removeFile(f)
-		d.considerWriting()
+		aw.removeFile(f)
+		aw.considerWriting()
 		return
 	}
-	d.reach(inFile)
+	aw.reach(inFile)
 	if err == nil {
 		f.step, f.parts = emptying, parts
-		if err = d.recordFiles(); err != nil {
+		if err = aw.recordFiles(); err != nil {
 			f.step = writing
 		}
 	}
 	if err != nil {
-		cl.file, t.writing = nil, nil
-		d.removeFile(f)
-		d.notFiled(cl, err)
+		aw.of(cl).file, t.writing = nil, nil
+		aw.removeFile(f)
+		aw.notFiled(cl, err)
 		return
 	}
-	d.reach(afterFile)
-	d.empty(f)
+	aw.reach(afterFile)
+	aw.empty(f)
 }
 
 // notFiled notes that a client's memory stays where it is for now; nil: because it has none.
-func (d *Daemon) notFiled(cl *client, err error) {
-	t, full := &d.files, errors.Is(err, store.ErrFull)
+func (aw *away) notFiled(cl *client, err error) {
+	t, full := &aw.files, errors.Is(err, store.ErrFull)
 	if !full { // that is no fault of this client's memory
-		cl.away.unfiled = time.Now().Add(t.pause)
+		aw.of(cl).unfiled = time.Now().Add(t.pause)
 	}
 	var e *unreachable
 	switch {
 	case err == nil:
-	case errors.As(err, &e) && cl.away.stays == err.Error():
+	case errors.As(err, &e) && aw.of(cl).stays == err.Error():
 	case errors.As(err, &e):
-		cl.away.stays = err.Error()
-		d.logOf(cl.subject()).WithError(err).Warn("its memory stays in host memory")
-		d.noteAway(cl, "its memory stays in host memory: "+err.Error())
+		aw.of(cl).stays = err.Error()
+		aw.logOf(cl.subject()).WithError(err).Warn("its memory stays in host memory")
+		aw.noteAway(cl, "its memory stays in host memory: "+err.Error())
 	default: // for others, too
 		next, told := fmt.Sprintf("in %v", t.pause), t.err != nil && t.err.Error() == err.Error()
 		if full { // with room for almost all this comes and goes
@@ -308,41 +308,41 @@ func (d *Daemon) notFiled(cl *client, err error) {
 		}
 		if !told {
 			text := fmt.Sprintf("its memory cannot be written to a file and stays in host memory; the next try is %s: %v", next, err)
-			d.tell(cl.subject(), logrus.WarnLevel, text)
-			d.noteAway(cl, text)
+			aw.tell(cl.subject(), logrus.WarnLevel, text)
+			aw.noteAway(cl, text)
 		}
 		t.err = err
 		t.retry.Set(now().Add(t.pause))
 	}
-	d.considerWriting()
+	aw.considerWriting()
 }
 
 // empty gives back the pages that are in a file.
-func (d *Daemon) empty(f *file) {
+func (aw *away) empty(f *file) {
 	pid := int(f.client.PID)
-	d.wg.Go(func() {
-		all, err := d.files.open(pid)
+	aw.Go(func() {
+		all, err := aw.files.open(pid)
 		if err == nil {
 			err = store.Empty(f.parts, all)
 			segments.Close(all)
 		}
-		d.do(func() { d.isEmpty(f, err) })
+		aw.Do(func() { aw.isEmpty(f, err) })
 	})
 }
 
-func (d *Daemon) isEmpty(f *file, err error) {
-	t, cl := &d.files, f.client
+func (aw *away) isEmpty(f *file, err error) {
+	t, cl := &aw.files, f.client
 	if t.writing == f {
 		t.writing = nil
 	}
-	if cl.file != f {
-		d.removeFile(f)
-		d.considerWriting()
+	if aw.of(cl).file != f {
+		aw.removeFile(f)
+		aw.considerWriting()
 		return
 	}
-	d.reach(afterEmptied)
+	aw.reach(afterEmptied)
 	if err != nil { // what is in the file holds, whatever is left of the pages
-		d.logOf(cl.subject()).WithError(err).Warn("not all of its host memory was given back")
+		aw.logOf(cl.subject()).WithError(err).Warn("not all of its host memory was given back")
 	}
 	f.step = filed
 	if f.earlier {
@@ -351,33 +351,33 @@ func (d *Daemon) isEmpty(f *file, err error) {
 		t.err = nil
 		t.retry.Stop()
 		text := fmt.Sprintf("its memory is in a file, %d MiB, written in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond))
-		d.logOf(cl.subject()).Info(text)
-		d.noteAway(cl, text)
+		aw.logOf(cl.subject()).Info(text)
+		aw.noteAway(cl, text)
 	}
-	d.setFiled(cl, true)
-	d.noteMembers()
-	if cl.away.step == returning {
-		d.comeBack(cl)
+	aw.setFiled(cl, true)
+	aw.noteMembers()
+	if aw.of(cl).step == returning {
+		aw.comeBack(cl)
 	}
-	d.hostIsFree()
+	aw.hostIsFree()
 }
 
 // hostIsFree is for when host memory may have become free.
-func (d *Daemon) hostIsFree() {
-	d.arena.Prepare()
-	for cl := d.nextToRead(); cl != nil; cl = d.nextToRead() {
-		d.comeBack(cl)
-		if cl.file != nil && cl.file.waits {
+func (aw *away) hostIsFree() {
+	aw.pool.Prepare()
+	for cl := aw.nextToRead(); cl != nil; cl = aw.nextToRead() {
+		aw.comeBack(cl)
+		if aw.of(cl).file != nil && aw.of(cl).file.waits {
 			break
 		}
 	}
-	d.considerWriting()
+	aw.considerWriting()
 }
 
 // nextToRead returns the client that has waited longest for host memory; nil: none waits.
-func (d *Daemon) nextToRead() (first *client) {
-	for _, cl := range d.clients {
-		if f := cl.file; f != nil && f.waits && f.bytes <= d.opts.SwapMemory && (first == nil || cl.away.since.Before(first.away.since)) {
+func (aw *away) nextToRead() (first *client) {
+	for _, cl := range aw.clients {
+		if f := aw.of(cl).file; f != nil && f.waits && f.bytes <= aw.opts.SwapMemory && (first == nil || aw.of(cl).since.Before(aw.of(first).since)) {
 			first = cl
 		}
 	}
@@ -388,133 +388,133 @@ func (d *Daemon) nextToRead() (first *client) {
 
 // inMemory says whether all memory of a client that is to come back is in host memory. If it
 // is not, it is on its way, and comeBack is called again.
-func (d *Daemon) inMemory(cl *client) bool {
-	f := cl.file
+func (aw *away) inMemory(cl *client) bool {
+	f := aw.of(cl).file
 	switch {
 	case f == nil:
 		return true
 	case f.step == writing:
 		close(f.stop)
-		cl.file = nil
+		aw.of(cl).file = nil
 		return true
 	case f.step == filed:
-		d.readBack(f)
+		aw.readBack(f)
 	}
 	return false
 }
 
 // readBack has a client's memory read back, if there is host memory for it.
-func (d *Daemon) readBack(f *file) {
+func (aw *away) readBack(f *file) {
 	cl := f.client
-	d.observeHost()
-	err := d.node.Arenas.Returns(f.bytes)
-	if first := d.nextToRead(); err == nil && f.bytes <= d.opts.SwapMemory && first != nil && first != cl && first.away.since.Before(cl.away.since) {
+	aw.observeHost()
+	err := aw.cores.Arenas.Returns(f.bytes)
+	if first := aw.nextToRead(); err == nil && f.bytes <= aw.opts.SwapMemory && first != nil && first != cl && aw.of(first).since.Before(aw.of(cl).since) {
 		err = fmt.Errorf("it waits for %d MiB of host memory, and process %d does so for longer", f.bytes>>20, first.PID)
 	}
-	if err != nil && len(d.arenasOf(cl)) != 0 {
+	if err != nil && len(aw.arenasOf(cl)) != 0 {
 		if !f.waits {
 			text := "cannot come back to the GPU yet: " + err.Error()
-			d.tell(cl.subject(), logrus.WarnLevel, text)
-			d.noteAway(cl, text)
+			aw.tell(cl.subject(), logrus.WarnLevel, text)
+			aw.noteAway(cl, text)
 		}
-		f.waits, cl.away.why = true, err
-		d.planAway(cl, hostWait, func() { d.comeBack(cl) })
-		d.considerWriting()
+		f.waits, aw.of(cl).why = true, err
+		aw.planAway(cl, hostWait, func() { aw.comeBack(cl) })
+		aw.considerWriting()
 		return
 	}
 	f.waits, f.step, f.began = false, reading, time.Now()
-	d.setFiled(cl, false)
-	d.reach(beforeRead)
+	aw.setFiled(cl, false)
+	aw.reach(beforeRead)
 	pid := int(cl.PID)
-	d.wg.Go(func() {
-		all, err := d.files.open(pid)
+	aw.Go(func() {
+		all, err := aw.files.open(pid)
 		if err == nil {
-			err = store.Load(f.path, f.parts, all, d.wanted(f))
+			err = store.Load(f.path, f.parts, all, aw.wanted(f))
 			if err != nil && !errors.Is(err, errGivenUp) {
 				_ = store.Empty(f.parts, all)
 			}
 			segments.Close(all)
 		}
-		d.do(func() { d.isRead(f, err) })
+		aw.Do(func() { aw.isRead(f, err) })
 	})
 }
 
-func (d *Daemon) isRead(f *file, err error) {
+func (aw *away) isRead(f *file, err error) {
 	cl := f.client
-	a := &cl.away
-	if cl.file != f {
-		d.removeFile(f)
+	a := aw.of(cl)
+	if aw.of(cl).file != f {
+		aw.removeFile(f)
 		return
 	}
-	d.reach(inRead)
+	aw.reach(inRead)
 	if err == nil {
-		cl.file = nil
-		if err = d.recordFiles(f); err != nil {
-			cl.file = f
+		aw.of(cl).file = nil
+		if err = aw.recordFiles(f); err != nil {
+			aw.of(cl).file = f
 		}
 	}
 	if err != nil {
 		f.step = filed
-		d.setFiled(cl, true)
-		d.notBack(cl, logrus.ErrorLevel, "cannot come back to the GPU: its memory cannot be read back: ", err)
+		aw.setFiled(cl, true)
+		aw.notBack(cl, logrus.ErrorLevel, "cannot come back to the GPU: its memory cannot be read back: ", err)
 		return
 	}
-	d.reach(afterRead)
-	d.removeFile(f)
-	d.noteMembers()
+	aw.reach(afterRead)
+	aw.removeFile(f)
+	aw.noteMembers()
 	a.why, a.tries = nil, 0
 	text := fmt.Sprintf("its memory is back from its file, %d MiB, in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond))
-	d.logOf(cl.subject()).Info(text)
-	d.noteAway(cl, text)
+	aw.logOf(cl.subject()).Info(text)
+	aw.noteAway(cl, text)
 	if a.step == returning {
-		d.comeBack(cl)
+		aw.comeBack(cl)
 	}
 }
 
 // ---- its end ----
 
 // dropFile forgets the file of a client that has ended, or that is another program.
-func (d *Daemon) dropFile(cl *client) {
-	f := cl.file
+func (aw *away) dropFile(cl *client) {
+	f := aw.of(cl).file
 	if f == nil {
 		return
 	}
-	cl.file = nil
+	aw.of(cl).file = nil
 	close(f.stop)
-	d.removeFile(f) // again when what is under way has ended
+	aw.removeFile(f) // again when what is under way has ended
 }
 
 // removeFile removes a file that nobody needs.
-func (d *Daemon) removeFile(f *file) {
+func (aw *away) removeFile(f *file) {
 	if err := os.Remove(f.path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		d.log.WithError(err).Errorf("a file with the memory of process %d stays: remove it", f.client.PID)
+		aw.log.WithError(err).Errorf("a file with the memory of process %d stays: remove it", f.client.PID)
 	}
-	if err := d.recordFiles(); err != nil {
-		d.log.WithError(err).Warn("a file that is removed is still recorded")
+	if err := aw.recordFiles(); err != nil {
+		aw.log.WithError(err).Warn("a file that is removed is still recorded")
 	}
-	if t := &d.files; t.retry.Planned() && errors.Is(t.err, store.ErrFull) { // there may be room now
+	if t := &aw.files; t.retry.Planned() && errors.Is(t.err, store.ErrFull) { // there may be room now
 		t.retry.Set(now())
 	}
 }
 
 // filedBytes is what files take.
-func (d *Daemon) filedBytes() (sum uint64) {
-	for _, cl := range d.clients {
-		if cl.file != nil {
-			sum += cl.file.bytes
+func (aw *away) filedBytes() (sum uint64) {
+	for _, cl := range aw.clients {
+		if aw.of(cl).file != nil {
+			sum += aw.of(cl).file.bytes
 		}
 	}
 	return sum
 }
 
 // largestFiled is the most that one client has in its file and not in memory.
-func (d *Daemon) largestFiled() (most uint64) {
-	if d.arena.Filed() == 0 {
+func (aw *away) largestFiled() (most uint64) {
+	if aw.pool.Filed() == 0 {
 		return 0
 	}
-	for _, cl := range d.clients {
-		if cl.file != nil && (cl.file.step == filed || cl.file.step == emptying) {
-			most = max(most, cl.file.bytes)
+	for _, cl := range aw.clients {
+		if aw.of(cl).file != nil && (aw.of(cl).file.step == filed || aw.of(cl).file.step == emptying) {
+			most = max(most, aw.of(cl).file.bytes)
 		}
 	}
 	return most

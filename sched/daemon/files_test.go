@@ -439,7 +439,7 @@ func (h hostOf) Free() (uint64, uint64, bool) { return h.free.Load(), 0, true }
 func TestFileWaitsForHostMemory(t *testing.T) {
 	free := &atomic.Uint64{}
 	free.Store(8 * gib)
-	x := newFiler(t, nil, func(d *Daemon) { d.arena.Host = hostOf{arena.Kernel{}, free} })
+	x := newFiler(t, nil, func(d *Daemon) { d.pool.Host = hostOf{arena.Kernel{}, free} })
 	x.left()
 	x.filed()
 	free.Store(300 * mib)
@@ -496,7 +496,7 @@ func TestFileSchedulerKilled(t *testing.T) {
 				if (point == midWrite || point == midRead) && armed.Load() {
 					if pieces++; pieces == 30 {
 						close(killed)
-						d.do(d.abandon)
+						d.Do(d.abandon)
 					}
 				}
 			}

@@ -35,19 +35,19 @@ func fixedText(by wire.Fixed) string {
 
 // noteFixed takes over why nothing of a client's memory can be moved. A tenant may change that, and
 // attach, as often as it likes: each reason causes one event, and few of them outlive turns.
-func (d *Daemon) noteFixed(att *attachment, by wire.Fixed) {
+func (n *node) noteFixed(att *attachment, by wire.Fixed) {
 	att.fixed = by
 	if by == wire.FixedNot || att.fixedTold&(1<<by) != 0 {
 		return
 	}
 	att.fixedTold |= 1 << by
 	text := "its memory cannot be moved: " + fixedText(by)
-	d.tell(att.client.subject(), logrus.InfoLevel, fmt.Sprintf("GPU %d: %s", att.gpu.Index, text))
-	t, add := time.Now(), d.history.AddTurn
-	if d.mayTell("fixed on "+att.gpu.UUID+" "+att.client.Account, t) {
-		add = d.history.AddCaused
+	n.tell(att.client.subject(), logrus.InfoLevel, fmt.Sprintf("GPU %d: %s", att.gpu.Index, text))
+	t, add := time.Now(), n.history.AddTurn
+	if n.mayTell("fixed on "+att.gpu.UUID+" "+att.client.Account, t) {
+		add = n.history.AddCaused
 	}
-	add(d.eventOf(t, att.gpu, att.client.id, &history.Event{Kind: api.EventType_EVENT_TYPE_FIXED, Text: text}))
+	add(n.eventOf(t, att.gpu, att.client.id, &history.Event{Kind: api.EventType_EVENT_TYPE_FIXED, Text: text}))
 }
 
 // foreign says what else than the driver's functions uses a client's memory on a GPU, so that

@@ -50,10 +50,10 @@ func recordSeeds() (seeds [][]any) {
 // cores take it.
 func (d fuzzDaemon) readsRecords(t *testing.T, text []byte) {
 	d.forget(t)
-	if state.DecodeRecord(text, settingsVersion, &d.settings) != nil {
-		d.settings = settings{}
+	if state.DecodeRecord(text, settingsVersion, &d.settings.set) != nil {
+		d.settings.set = settings{}
 	}
-	d.settings.Given = setting{Quantum: sched.DefaultQuantum, Mode: sched.Exclusive.String()}
+	d.settings.set.Given = setting{Quantum: sched.DefaultQuantum, Mode: sched.Exclusive.String()}
 	if err := state.DecodeRecord(text, sharesVersion, &d.shares); err != nil {
 		d.shares = shares{}
 	}
@@ -88,10 +88,10 @@ func newFuzzDaemon(f testing.TB, dir string) fuzzDaemon {
 func (d fuzzDaemon) forget(t *testing.T) {
 	t.Helper()
 	d.state = state.New(d.bootID)
-	d.settings, d.shares = settings{}, shares{}
-	d.gpus, d.order, d.node = map[wire.UUID]*gpu{}, nil, sched.NewNode()
+	d.settings.set, d.shares = settings{}, shares{}
+	d.gpus, d.order, d.cores = map[wire.UUID]*gpu{}, nil, sched.NewNode()
 	d.names = map[string]*api.Container{}
-	d.node = sched.NewNode()
+	d.cores = sched.NewNode()
 }
 
 // restart has it read its files, and find two GPUs.
@@ -182,8 +182,8 @@ func (d fuzzDaemon) controlled(t *testing.T, next fuzzDaemon, first uint8, a []b
 		}
 	}
 	next.restart(t)
-	if next.settingsErr != nil || next.sharesErr != nil {
-		t.Fatalf("the next one cannot read it: %v, %v", next.settingsErr, next.sharesErr)
+	if next.settings.err != nil || next.sharesErr != nil {
+		t.Fatalf("the next one cannot read it: %v, %v", next.settings.err, next.sharesErr)
 	}
 	for i, g := range next.order {
 		if was := d.order[i]; g.quantum != was.quantum || g.mode != was.mode {

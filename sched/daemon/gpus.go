@@ -5,67 +5,16 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
-	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
-	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
-
-// gpu is one GPU with its core.
-type gpu struct {
-	GPU
-	core     *sched.GPU
-	restored map[sched.ClientID]bool // had a grant before the restart, not back yet
-	quantum  time.Duration           // as the core has them
-	mode     sched.Mode
-	fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
-	demoted  bool                    // and the core knows
-	turns    metrics.Turns
-	swap     *swap      // nil: nothing is swapped
-	noRoom   sched.Time // the latest reservation was refused for which there was no room; 0: none was
-	// strangers are the processes on it that are no clients, by pid; see unmanaged.go.
-	strangers []stranger
-
-	drained bool   // admits no new tenants; see drain.go
-	fault   string // what ended all work on it; "": nothing
-	faults  uint64 // how many faults the driver has told of
-	arrived uint64 // tenants that have moved here from other GPUs
-
-	// outbox holds what the core decided and is not carried out yet: normally
-	// nothing between events, more while the state file cannot be written.
-	outbox []work
-	retry  *timer.Timer // to carry out the outbox
-
-	turn *timer.Timer // the core's Deadline
-}
-
-// parseUUID reads "GPU-" or, for a MIG device, "MIG-", and 32 hexadecimal
-// digits, dashes anywhere.
-func parseUUID(s string) (u wire.UUID, err error) {
-	digits, ok := strings.CutPrefix(s, "GPU-")
-	if !ok {
-		digits, ok = strings.CutPrefix(s, "MIG-")
-	}
-	b, hexErr := hex.DecodeString(strings.ReplaceAll(digits, "-", ""))
-	if !ok || hexErr != nil || len(b) != len(u) {
-		return u, fmt.Errorf("GPU UUID %q: want GPU- or MIG- and 32 hexadecimal digits", s)
-	}
-	return wire.UUID(b), nil
-}
-
-func formatUUID(u wire.UUID) string {
-	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
-}
 
 // mayRediscover starts a search for GPUs unless one ended just now, and
 // reports whether its result is to be waited for.
@@ -86,10 +35,10 @@ func (d *Daemon) mayRediscover() bool {
 func (d *Daemon) startDiscovery() {
 	d.discovering = true
 	ctx, cancel := context.WithTimeout(d.life, discoverTimeout)
-	d.wg.Go(func() {
+	d.Go(func() {
 		defer cancel()
-		found, err := d.opts.List(ctx)
-		d.do(func() { d.finishDiscovery(found, err) })
+		found, err := d.own.List(ctx)
+		d.Do(func() { d.finishDiscovery(found, err) })
 	})
 }
 
@@ -106,7 +55,7 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 			d.log.WithError(err).Warn("ignore a GPU")
 		}
 	}
-	d.arena.Prepare()
+	d.pool.Prepare()
 	d.reviewOverlap()
 	if len(d.order) == 0 {
 		if first && err == nil {
@@ -130,7 +79,7 @@ func (d *Daemon) finishDiscovery(found []GPU, err error) {
 // addGPU makes the core of a GPU that is not known yet, from what the state file
 // says about the GPU.
 func (d *Daemon) addGPU(info GPU) error {
-	uuid, err := parseUUID(info.UUID)
+	uuid, err := wire.ParseUUID(info.UUID)
 	if err != nil {
 		return err
 	}
@@ -138,7 +87,7 @@ func (d *Daemon) addGPU(info GPU) error {
 	if d.gpus[uuid] != nil && physical == 0 {
 		return nil // nothing new: NVML cannot open it, at least now
 	}
-	if info.Unopened && d.faultBefore(info.UUID) == "" && !slices.Contains(d.settings.Drained, info.UUID) {
+	if info.Unopened && d.faultBefore(info.UUID) == "" && !slices.Contains(d.settings.set.Drained, info.UUID) {
 		return nil // it is found with its memory when it is well, and somebody uses it
 	}
 	if d.opts.GPUMemory != 0 && physical == 0 { // not known: no NVML
@@ -155,7 +104,7 @@ func (d *Daemon) addGPU(info GPU) error {
 		}
 		ev := sched.SetGPUMemory{Bytes: info.MemoryBytes}
 		switch {
-		case g.swap != nil || d.opts.SwapMemory == 0:
+		case d.swaps[g] != nil || d.opts.SwapMemory == 0:
 		case g.core.Unused():
 			m := d.openMemory(g, physical)
 			ev.Swap = &m
@@ -177,19 +126,19 @@ func (d *Daemon) addGPU(info GPU) error {
 		}
 		d.state.GPUs[info.UUID] = last
 	}
-	quantum, mode := d.settingOf(info.UUID)
-	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode, drained: slices.Contains(d.settings.Drained, info.UUID), fault: d.faultBefore(info.UUID)}
+	quantum, mode := d.settings.settingOf(info.UUID)
+	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode, drained: slices.Contains(d.settings.set.Drained, info.UUID), fault: d.faultBefore(info.UUID)}
 	g.core = sched.New(sched.Config{
 		Quantum:   quantum,
-		Grace:     d.opts.Grace,
+		Grace:     d.own.Grace,
 		Mode:      mode,
-		Tuning:    d.opts.Tuning,
-		SwapShare: d.swapShareOf(info.UUID),
+		Tuning:    d.own.Tuning,
+		SwapShare: d.settings.swapShareOf(info.UUID),
 		LastEpoch: last.Epoch,
 		Way:       last.Way,
 		Intact:    intact,
 		GPU:       info.UUID,
-		Node:      d.node,
+		Node:      d.cores,
 		Memory:    d.openMemory(g, physical),
 	})
 	g.turn = d.timers.New(func() { d.step(g, sched.Tick{}) })

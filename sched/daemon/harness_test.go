@@ -61,7 +61,7 @@ var (
 )
 
 func uuidOf(g GPU) wire.UUID {
-	u, err := parseUUID(g.UUID)
+	u, err := wire.ParseUUID(g.UUID)
 	if err != nil {
 		panic(err)
 	}
@@ -80,13 +80,24 @@ func testOptions(dir string) Options {
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
 	return Options{
-		RunDir:  dir,
-		Quantum: sched.MaxQuantum, // nothing happens by time unless a test asks for it
+		Config: Config{
+			RunDir:  dir,
+			Quantum: sched.MaxQuantum, // nothing happens by time unless a test asks for it
+			Log:     logrus.NewEntry(logger),
+		},
 		Grace:   sched.MaxGrace,
 		List:    func(context.Context) ([]GPU, error) { return []GPU{gpuA, gpuB}, nil },
 		Version: "test",
-		Log:     logrus.NewEntry(logger),
 	}
+}
+
+// bare is a Daemon that has nothing open and does not run.
+func bare(t testing.TB) *Daemon {
+	finder, err := peer.NewFinder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return assemble(testOptions(t.TempDir()), "boot", finder)
 }
 
 // start is begin, and waits until the scheduler knows its GPUs.

@@ -450,7 +450,8 @@ func BenchmarkReserve(b *testing.B) {
 	g := &gpu{core: sched.New(sched.Config{})}
 	g.core.Step(0, sched.Attach{Client: 1, Tenant: "c"})
 	all := map[*client]struct{}{}
-	d := &Daemon{byAccount: map[string]map[*client]struct{}{"c": all}}
+	d := bare(b)
+	d.byAccount["c"] = all
 	for range admission.MaxPerAccount {
 		page, fd, err := page.New(1)
 		if err != nil {

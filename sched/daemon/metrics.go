@@ -9,7 +9,7 @@ import (
 )
 
 func (d *Daemon) metricsOptions() metrics.Options {
-	return metrics.Options{Addr: d.opts.MetricsAddr, Processes: d.opts.MetricsProcesses, DCGM: d.opts.MetricsDCGM, Sample: d.opts.Sample, Log: d.log}
+	return metrics.Options{Addr: d.own.MetricsAddr, Processes: d.own.MetricsProcesses, DCGM: d.own.MetricsDCGM, Sample: d.opts.Sample, Log: d.log}
 }
 
 // metricsSource answers the exporter from the loop.
@@ -37,4 +37,21 @@ func (d *Daemon) snapshot() *metrics.Snapshot {
 		s.Turns = append(s.Turns, g.turns)
 	}
 	return s
+}
+
+// managed are the pids of those that are on GPUs by our doing: clients, and what runs for them.
+func (d *Daemon) managed() map[uint32]bool {
+	all := make(map[uint32]bool, len(d.clients))
+	for _, cl := range d.clients {
+		all[uint32(cl.PID)] = true
+	}
+	for pid := range d.copiers { // they have memory on two GPUs
+		all[uint32(pid)] = true
+	}
+	if d.overlap != nil { // the driver counts what members do to their MPS server
+		for _, group := range d.overlap.States() {
+			all[uint32(group.Server)] = true
+		}
+	}
+	return all
 }

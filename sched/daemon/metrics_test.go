@@ -17,8 +17,6 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/daemon/admission"
-	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -255,11 +253,9 @@ func TestMetricsAddressThatIsNone(t *testing.T) {
 }
 
 // crowd is a scheduler that does not run, with clients of a number of containers on each GPU.
-func crowd(gpus, containers, clients int) *Daemon {
-	d := &Daemon{
-		history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1,
-		desk: admission.New(maxConnections, 0), overviewPart: overviewPart,
-	}
+func crowd(t testing.TB, gpus, containers, clients int) *Daemon {
+	d := bare(t)
+	d.discovered = 1
 	d.openArena(plenty{}, 0, 0)
 	for i := range gpus {
 		g := &gpu{GPU: gpuA, core: sched.New(sched.Config{})}
@@ -284,7 +280,7 @@ func crowd(gpus, containers, clients int) *Daemon {
 // BenchmarkScrape is how long the loop is kept by one, with 256 clients of 64
 // containers on a GPU.
 func BenchmarkScrape(b *testing.B) {
-	d := crowd(1, 64, 256)
+	d := crowd(b, 1, 64, 256)
 	for b.Loop() {
 		d.latest = nil
 		d.snapshot()
@@ -293,7 +289,7 @@ func BenchmarkScrape(b *testing.B) {
 
 // BenchmarkOverview is what a question costs the loop on a large node where many ask.
 func BenchmarkOverview(b *testing.B) {
-	d := crowd(8, 100, 1000)
+	d := crowd(b, 8, 100, 1000)
 	for b.Loop() {
 		d.overview()
 	}

@@ -55,6 +55,54 @@ const (
 	arrives               // each process attaches to the GPU that it is on
 )
 
+// moves has the tenants that are on their way from GPU to GPU, and says where tenants can go.
+type moves struct {
+	*node
+	*tenants
+	*memory
+	*away
+	migrations  map[string]*migration // by account
+	from        map[*client]*gpu      // clients may have left this GPU for another one: the next ATTACH says
+	strayed     map[*client]string    // the same by UUID, of GPUs not found yet
+	bringers    map[*client]*bringing
+	copiers     map[int]bool // PIDs of copiers that run
+	departLimit time.Duration
+	lose        func(*conn) // notes that a client's connection is lost
+}
+
+func newMoves(aw *away, lose func(*conn)) *moves {
+	return &moves{node: aw.node, tenants: aw.tenants, memory: aw.memory, away: aw, lose: lose, departLimit: departLimit,
+		migrations: map[string]*migration{}, from: map[*client]*gpu{}, strayed: map[*client]string{},
+		bringers: map[*client]*bringing{}, copiers: map[int]bool{}}
+}
+
+// ended forgets a client.
+func (mv *moves) ended(cl *client) {
+	if b := mv.bringers[cl]; b != nil && b.copier != nil { // a child, or another process, may have its end of the socket
+		b.copier.End()
+	}
+	delete(mv.bringers, cl)
+	delete(mv.from, cl)
+	delete(mv.strayed, cl)
+}
+
+// joinMove takes in a process that attaches to the GPU which its tenant leaves, and says whether it
+// may still want that GPU.
+func (mv *moves) joinMove(att *attachment, want bool) bool {
+	m := mv.migrations[att.client.Account]
+	if m == nil || m.from != att.gpu || m.phase > departs {
+		return want
+	}
+	if m.phase == departs {
+		mv.keepOff(att, want)
+		want = false
+	}
+	if !slices.Contains(m.clients, att.client) {
+		m.clients, m.count = append(m.clients, att.client), m.count+1
+	}
+	return want
+}
+
 // migration is a tenant on its way to another GPU.
 type migration struct {
 	account  string
@@ -81,16 +129,16 @@ func (m *migration) mayTake(limit time.Duration) {
 }
 
 // migrate begins to move a tenant; done is called once, in the loop.
-func (d *Daemon) migrate(req *api.MigrateRequest, done func(*migration)) error {
-	account, err := d.findTenant(req.Container, req.Uid)
+func (mv *moves) migrate(req *api.MigrateRequest, done func(*migration)) error {
+	account, err := mv.findTenant(req.Container, req.Uid)
 	if err != nil {
 		return err
 	}
-	from, clients, err := d.movable(account)
+	from, clients, err := mv.movable(account)
 	if err != nil {
 		return err
 	}
-	to, err := d.destination(account, from, req.Gpu)
+	to, err := mv.destination(account, from, req.Gpu)
 	if err != nil {
 		return err
 	}
@@ -98,87 +146,85 @@ func (d *Daemon) migrate(req *api.MigrateRequest, done func(*migration)) error {
 	for _, mover := range from.core.Movers(account) {
 		m.bytes += mover.Bytes
 	}
-	m.limit = d.timers.New(func() { m.late = true })
-	m.mayTake(d.departLimit)
-	d.migrations[account] = m
-	d.expectCheckpoints(0)
-	d.log.Infof("GPU %d: %s moves to GPU %d", from.Index, d.nameOf(account), to.Index)
+	m.limit = mv.timers.New(func() { m.late = true })
+	m.mayTake(mv.departLimit)
+	mv.migrations[account], mv.leaving[account] = m, to
+	mv.expectCheckpoints(0)
+	mv.log.Infof("GPU %d: %s moves to GPU %d", from.Index, mv.nameOf(account), to.Index)
 	for _, cl := range clients {
-		if cl.away.step != present {
+		if mv.of(cl).step != present {
 			m.asleep = true
-			d.wake(cl, nil)
+			mv.wake(cl, nil)
 		}
 	}
 	return nil
 }
 
-func (d *Daemon) advanceWaking(m *migration) {
-	away := slices.IndexFunc(m.clients, func(cl *client) bool { return cl.away.step != present })
+func (mv *moves) advanceWaking(m *migration) {
+	away := slices.IndexFunc(m.clients, func(cl *client) bool { return mv.of(cl).step != present })
 	switch {
 	case away < 0:
-		d.prepareCopier(m)
+		mv.prepareCopier(m)
 	case m.late:
-		m.err = fmt.Errorf("process %d has not come back to GPU %d with its context within %v", m.clients[away].PID, m.from.Index, d.departLimit)
-		d.endMigration(m)
+		m.err = fmt.Errorf("process %d has not come back to GPU %d with its context within %v", m.clients[away].PID, m.from.Index, mv.departLimit)
+		mv.endMigration(m)
 	}
 }
 
 // depart has the tenant leave its GPU.
-func (d *Daemon) depart(m *migration) {
+func (mv *moves) depart(m *migration) {
 	m.phase = departs
 	m.legs++
 	if m.legs == 1 {
 		m.began = time.Now()
 	}
-	m.mayTake(d.departLimit)
+	m.mayTake(mv.departLimit)
 	waiting := m.from.core.Snapshot(now()).Queue
 	for _, cl := range m.clients {
 		if att := cl.attached[m.from]; att != nil {
-			d.keepOff(att, slices.Contains(waiting, cl.id))
-			d.step(m.from, sched.Withdraw{Client: cl.id})
+			mv.keepOff(att, slices.Contains(waiting, cl.id))
+			mv.step(m.from, sched.Withdraw{Client: cl.id})
 		}
 	}
-	d.step(m.from, sched.Suspend{Tenant: m.account})
+	mv.step(m.from, sched.Suspend{Tenant: m.account})
 }
 
 // keepOff has a client of a tenant that moves not be granted; wants: it asks for the GPU.
-func (d *Daemon) keepOff(att *attachment, wants bool) {
+func (mv *moves) keepOff(att *attachment, wants bool) {
 	att.moves, att.wants = true, wants
 	if att.client.slotOn(att.gpu) == att {
 		att.client.page.Stand(att.channel, false)
 	}
 }
 
-func (d *Daemon) nameOf(account string) string { return api.Tenant(d.tenantOf(account)) }
-
 // movable returns the GPU that a tenant uses, and its processes, or why it cannot move.
-func (d *Daemon) movable(account string) (from *gpu, clients []*client, err error) {
+func (mv *moves) movable(account string) (from *gpu, clients []*client, err error) {
 	var t placement.Tenant
-	t, clients = d.mover(account)
+	t, clients = mv.mover(account)
 	if len(t.Uses) == 1 {
-		from = d.findGPU(t.Uses[0].UUID)
-		d.observeHost()
+		from = mv.findGPU(t.Uses[0].UUID)
+		mv.observeHost()
 		t.Stays = from.core.DepartFits(account)
 	}
-	if why := d.placementNode().May(t); why != nil {
-		return nil, nil, status.Errorf(codes.FailedPrecondition, "%s cannot move to another GPU: %v", d.nameOf(account), why)
+	if why := mv.placementNode().May(t); why != nil {
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "%s cannot move to another GPU: %v", mv.nameOf(account), why)
 	}
 	return from, clients, nil
 }
 
 // mover describes a tenant that is to move, but for whether its memory can leave, and returns
 // its processes on GPUs.
-func (d *Daemon) mover(account string) (t placement.Tenant, clients []*client) {
-	t = d.placementTenant(account)
-	if m := d.migrations[account]; m != nil {
+func (mv *moves) mover(account string) (t placement.Tenant, clients []*client) {
+	t = mv.placementTenant(account)
+	if m := mv.migrations[account]; m != nil {
 		to := m.to.placement()
 		t.Moves = &to
 	}
-	all := d.clientsOf(account)
-	for _, g := range d.order {
+	all := mv.clientsOf(account)
+	for _, g := range mv.order {
 		uses := false
 		for _, cl := range all {
-			if g.restored[cl.id] || g.memberOf(cl.id) != nil && cl.attached[g] == nil || cl.from != nil {
+			if g.restored[cl.id] || mv.memberOf(g, cl.id) != nil && cl.attached[g] == nil || mv.from[cl] != nil {
 				t.Absent = append(t.Absent, cl.PID)
 			}
 			if att := cl.attached[g]; att != nil && !att.held {
@@ -194,21 +240,16 @@ func (d *Daemon) mover(account string) (t placement.Tenant, clients []*client) {
 	if len(t.Uses) == 0 {
 		return t, nil
 	}
-	terms := d.shares.Tenants[account].on(t.Uses[0].UUID)
+	terms := mv.shares.Tenants[account].on(t.Uses[0].UUID)
 	t.Gang = terms.Gang
 	if terms.Overlap != "" {
 		t.Overlap = api.OverlapFor(terms.Overlap)
 	}
 	if t.Kind != placement.User && !terms.Migratable {
-		c, _ := d.tenantOf(account)
+		c, _ := mv.tenantOf(account)
 		t.Fixed = madeToMove(c)
 	}
 	return t, clients
-}
-
-// clientsOf returns the processes of a tenant in the order in which they came.
-func (d *Daemon) clientsOf(account string) []*client {
-	return slices.SortedFunc(maps.Keys(d.byAccount[account]), func(a, b *client) int { return cmp.Compare(a.id, b.id) })
 }
 
 // madeToMove says how somebody makes a container of this kind so that it can move.
@@ -221,21 +262,21 @@ func madeToMove(c *api.Container) string {
 
 // destination returns the GPU to which a tenant can move: the one with this name, or for ""
 // the best one.
-func (d *Daemon) destination(account string, from *gpu, name string) (*gpu, error) {
+func (mv *moves) destination(account string, from *gpu, name string) (*gpu, error) {
 	want := ""
 	if name != "" {
-		g := d.findGPU(name)
+		g := mv.findGPU(name)
 		if g == nil {
 			return nil, noSuchGPU(name)
 		}
 		want = g.UUID
 	}
-	t := d.placementTenant(account)
+	t := mv.placementTenant(account)
 	t.Uses = []placement.GPU{from.placement()}
 	movers := from.core.Movers(account)
 	var places []placement.Place
-	for _, g := range d.order {
-		p, others := d.placementOn(g, account, d.shares.Tenants[account]), d.moversTo(g)
+	for _, g := range mv.order {
+		p, others := mv.placementOn(g, account, mv.shares.Tenants[account]), mv.moversTo(g)
 		if p.NoRoom = g.core.ArriveFits(account, movers, others); p.NoRoom == nil {
 			p.Owed = g.core.MemorySnapshot().Promised
 			for _, m := range others {
@@ -246,15 +287,15 @@ func (d *Daemon) destination(account string, from *gpu, name string) (*gpu, erro
 	}
 	to, why := placement.Destination(t, places, want)
 	if why != nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot move from GPU %d: %v", d.nameOf(account), from.Index, why)
+		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot move from GPU %d: %v", mv.nameOf(account), from.Index, why)
 	}
-	return d.findGPU(to), nil
+	return mv.findGPU(to), nil
 }
 
 // moversTo returns the processes that are on their way to a GPU.
-func (d *Daemon) moversTo(g *gpu) map[sched.ClientID]sched.Mover {
+func (mv *moves) moversTo(g *gpu) map[sched.ClientID]sched.Mover {
 	all := map[sched.ClientID]sched.Mover{}
-	for account, m := range d.migrations {
+	for account, m := range mv.migrations {
 		if m.to == g {
 			maps.Copy(all, m.from.core.Movers(account))
 		}
@@ -263,59 +304,59 @@ func (d *Daemon) moversTo(g *gpu) map[sched.ClientID]sched.Mover {
 }
 
 // advanceMigrations has tenants that move go on, each as far as it can. It runs after each event.
-func (d *Daemon) advanceMigrations() {
-	for _, m := range d.migrations {
+func (mv *moves) advanceMigrations() {
+	for _, m := range mv.migrations {
 		for was := carried; m.phase != was; {
 			was = m.phase
-			d.advance(m)
+			mv.advance(m)
 		}
 	}
 }
 
-func (d *Daemon) advance(m *migration) {
-	m.clients = slices.DeleteFunc(m.clients, func(cl *client) bool { return d.clients[cl.id] != cl })
+func (mv *moves) advance(m *migration) {
+	m.clients = slices.DeleteFunc(m.clients, func(cl *client) bool { return mv.clients[cl.id] != cl })
 	switch {
 	case m.phase == carried:
 	case len(m.clients) == 0:
-		d.endMigration(m)
+		mv.endMigration(m)
 	case m.phase == wakes:
-		d.advanceWaking(m)
+		mv.advanceWaking(m)
 	case m.phase == departs:
-		d.advanceDeparture(m)
+		mv.advanceDeparture(m)
 	case m.phase == arrives:
-		d.advanceArrival(m)
+		mv.advanceArrival(m)
 	}
 }
 
-func (d *Daemon) advanceDeparture(m *migration) {
+func (mv *moves) advanceDeparture(m *migration) {
 	switch {
 	case m.from.core.Departed(m.account):
-		if m.err = cmp.Or(d.onOthers(m), foreignOn(m.from, m.clients)); m.err == nil {
-			d.carry(m)
+		if m.err = cmp.Or(mv.onOthers(m), foreignOn(m.from, m.clients)); m.err == nil {
+			mv.carry(m)
 			return
 		}
-		d.stay(m)
+		mv.stay(m)
 	case m.late:
-		m.err = fmt.Errorf("its work or its memory did not leave GPU %d within %v", m.from.Index, d.departLimit)
-		d.stay(m)
+		m.err = fmt.Errorf("its work or its memory did not leave GPU %d within %v", m.from.Index, mv.departLimit)
+		mv.stay(m)
 	default:
 		return
 	}
-	d.endMigration(m)
+	mv.endMigration(m)
 }
 
 // stay lets a tenant on that was to depart.
-func (d *Daemon) stay(m *migration) {
+func (mv *moves) stay(m *migration) {
 	for _, cl := range m.clients {
 		if att := cl.attached[m.from]; att != nil {
-			d.letOn(att)
+			mv.letOn(att)
 		}
 	}
 }
 
 // onOthers returns an error if a process of a tenant that departs has begun on another GPU.
-func (d *Daemon) onOthers(m *migration) error {
-	for _, g := range d.order {
+func (mv *moves) onOthers(m *migration) error {
+	for _, g := range mv.order {
 		for _, cl := range m.clients {
 			if att := cl.attached[g]; g != m.from && att != nil && !att.held {
 				return fmt.Errorf("process %d has begun on GPU %d meanwhile, and only tenants of one GPU move", cl.PID, g.Index)
@@ -326,16 +367,16 @@ func (d *Daemon) onOthers(m *migration) error {
 }
 
 // letOn takes keepOff back.
-func (d *Daemon) letOn(att *attachment) {
+func (mv *moves) letOn(att *attachment) {
 	wants := att.wants
 	att.moves, att.wants = false, false
 	if wants {
-		d.step(att.gpu, sched.Request{Client: att.client.id})
+		mv.step(att.gpu, sched.Request{Client: att.client.id})
 	}
 }
 
-func (d *Daemon) advanceArrival(m *migration) {
-	missing := slices.DeleteFunc(slices.Clone(m.clients), func(cl *client) bool { return cl.from == nil })
+func (mv *moves) advanceArrival(m *migration) {
+	missing := slices.DeleteFunc(slices.Clone(m.clients), func(cl *client) bool { return mv.from[cl] == nil })
 	if len(missing) > 0 && !m.late {
 		return
 	}
@@ -345,12 +386,12 @@ func (d *Daemon) advanceArrival(m *migration) {
 			stayed++
 		}
 	}
-	late := d.latecomers(m)
+	late := mv.latecomers(m)
 	switch {
 	case len(missing) == 0 && stayed == 0 && len(late) > 0 && m.legs < maxLegs:
 		m.err = nil
 		m.clients, m.count = late, m.count+len(late)
-		d.depart(m)
+		mv.depart(m)
 		return
 	case len(missing) == 0 && stayed == 0:
 		m.err = nil // whatever failed on the way
@@ -363,12 +404,12 @@ func (d *Daemon) advanceArrival(m *migration) {
 	case stayed > 0:
 		m.err = fmt.Errorf("%d of its processes are still on GPU %d", stayed, m.from.Index)
 	}
-	d.endMigration(m)
+	mv.endMigration(m)
 }
 
 // latecomers are processes of a tenant that began on the GPU which the others have left.
-func (d *Daemon) latecomers(m *migration) (all []*client) {
-	for cl := range d.byAccount[m.account] {
+func (mv *moves) latecomers(m *migration) (all []*client) {
+	for cl := range mv.byAccount[m.account] {
 		if att := cl.attached[m.from]; att != nil && !att.held && !slices.Contains(m.clients, cl) {
 			all = append(all, cl)
 		}
@@ -377,12 +418,13 @@ func (d *Daemon) latecomers(m *migration) (all []*client) {
 	return all
 }
 
-func (d *Daemon) endMigration(m *migration) {
+func (mv *moves) endMigration(m *migration) {
 	m.limit.Stop()
 	m.endCopier()
-	d.wantArenas(m)
-	delete(d.migrations, m.account)
-	d.expectCheckpoints(0)
+	mv.wantArenas(m)
+	delete(mv.migrations, m.account)
+	delete(mv.leaving, m.account)
+	mv.expectCheckpoints(0)
 	if m.err == nil && len(m.clients) == 0 {
 		m.err = fmt.Errorf("it has ended")
 	}
@@ -391,11 +433,11 @@ func (d *Daemon) endMigration(m *migration) {
 	e := &history.Event{Kind: api.EventType_EVENT_TYPE_MIGRATE, Bytes: m.bytes, Took: took}
 	if m.err != nil {
 		e.Text = fmt.Sprintf("not moved to GPU %d: %v", m.to.Index, m.err)
-		d.log.Warnf("GPU %d: %s: %s", m.from.Index, d.nameOf(m.account), e.Text)
+		mv.log.Warnf("GPU %d: %s: %s", m.from.Index, mv.nameOf(m.account), e.Text)
 	} else {
 		m.to.arrived++
 		e.Text = fmt.Sprintf("moved from GPU %d (%v)", m.from.Index, m.took)
-		d.log.Infof("GPU %d: %s has moved here from GPU %d in %v (%v)", m.to.Index, d.nameOf(m.account), m.from.Index, took.Round(time.Millisecond), m.took)
+		mv.log.Infof("GPU %d: %s has moved here from GPU %d in %v (%v)", m.to.Index, mv.nameOf(m.account), m.from.Index, took.Round(time.Millisecond), m.took)
 	}
 	on, id := m.to, sched.ClientID(0)
 	if m.err != nil {
@@ -404,7 +446,7 @@ func (d *Daemon) endMigration(m *migration) {
 	if len(m.clients) > 0 {
 		id = m.clients[0].id
 	}
-	d.history.AddChange(d.eventOf(time.Now(), on, id, e))
+	mv.history.AddChange(mv.eventOf(time.Now(), on, id, e))
 	m.done(m)
 }
 
@@ -413,23 +455,23 @@ func (m *migration) noteTime(name string) {
 	m.took = m.took.Add(checkpoint.Part{Name: name, Took: time.Since(m.began) - m.took.Sum()})
 }
 
-func (m *migration) response(d *Daemon) *api.MigrateResponse {
+func (m *migration) response(mv *moves) *api.MigrateResponse {
 	r := &api.MigrateResponse{FromUuid: m.from.UUID, FromIndex: uint32(m.from.Index), ToUuid: m.to.UUID, ToIndex: uint32(m.to.Index),
 		Processes: uint32(m.count), Bytes: m.bytes, TookNs: int64(time.Since(m.began))}
-	c, uid := d.tenantOf(m.account)
+	c, uid := mv.tenantOf(m.account)
 	r.Container, r.Uid = proto.Clone(c).(*api.Container), uid
 	return r
 }
 
-func (m *migration) failure(d *Daemon) error {
+func (m *migration) failure(mv *moves) error {
 	if m.err == nil {
 		return nil
 	}
-	return status.Errorf(codes.FailedPrecondition, "%s has not moved to GPU %d: %v", d.nameOf(m.account), m.to.Index, m.err)
+	return status.Errorf(codes.FailedPrecondition, "%s has not moved to GPU %d: %v", mv.nameOf(m.account), m.to.Index, m.err)
 }
 
 // carry has a goroutine move the processes.
-func (d *Daemon) carry(m *migration) {
+func (mv *moves) carry(m *migration) {
 	m.phase = carried
 	m.limit.Stop()
 	if m.copier != nil {
@@ -440,26 +482,26 @@ func (d *Daemon) carry(m *migration) {
 	m.endCopier()
 	var all []peer.Process
 	for _, cl := range m.clients {
-		cl.from = m.from
+		mv.from[cl] = m.from
 		all = append(all, cl.Process)
 	}
-	if m.err = d.recordCarried(); m.err != nil { // a restart would not know of them
-		d.cutLoose(m)
+	if m.err = mv.recordCarried(); m.err != nil { // a restart would not know of them
+		mv.cutLoose(m)
 		return
 	}
-	there, back := d.exchange(m.from, m.to), d.exchange(m.to, m.from)
-	d.wg.Go(func() {
-		took, err := d.carryAll(all, there, back)
-		d.do(func() {
+	there, back := mv.exchange(m.from, m.to), mv.exchange(m.to, m.from)
+	mv.Go(func() {
+		took, err := mv.carryAll(all, there, back)
+		mv.Do(func() {
 			m.err, m.took = err, m.took.Add(took...)
-			d.cutLoose(m)
+			mv.cutLoose(m)
 		})
 	})
 }
 
 // exchange says where each GPU of the node goes if two of them are exchanged.
-func (d *Daemon) exchange(a, b *gpu) (pairs []checkpoint.Pair) {
-	for _, g := range d.order {
+func (mv *moves) exchange(a, b *gpu) (pairs []checkpoint.Pair) {
+	for _, g := range mv.order {
 		to := g
 		switch g {
 		case a:
@@ -474,37 +516,37 @@ func (d *Daemon) exchange(a, b *gpu) (pairs []checkpoint.Pair) {
 
 // carryAll moves processes one after the other. If one cannot move, those that have go back. A
 // process that cannot come back is tried again after the return: the others need not wait.
-func (d *Daemon) carryAll(all []peer.Process, there, back []checkpoint.Pair) (took checkpoint.Times, err error) {
+func (mv *moves) carryAll(all []peer.Process, there, back []checkpoint.Pair) (took checkpoint.Times, err error) {
 	for i, p := range all {
-		one, err := d.carryOne(p, there)
+		one, err := mv.carryOne(p, there)
 		if took = took.Add(one...); err == nil {
 			continue
 		}
 		for _, moved := range all[:i] {
-			if _, err := d.carryOne(moved, back); err != nil {
-				d.bringBack(moved)
+			if _, err := mv.carryOne(moved, back); err != nil {
+				mv.bringBack(moved)
 			}
 		}
-		d.bringBack(p)
+		mv.bringBack(p)
 		return took, err
 	}
 	return took, nil
 }
 
-func (d *Daemon) carryOne(p peer.Process, pairs []checkpoint.Pair) (checkpoint.Times, error) {
+func (mv *moves) carryOne(p peer.Process, pairs []checkpoint.Pair) (checkpoint.Times, error) {
 	ctx := context.Background() // an operation has a limit of its own
-	took, err := d.onProcess(p, func(pid int) (checkpoint.Times, error) { return d.opts.Checkpoint.Off(ctx, pid) })
+	took, err := mv.onProcess(p, func(pid int) (checkpoint.Times, error) { return mv.opts.Checkpoint.Off(ctx, pid) })
 	if err != nil {
 		return took, err
 	}
-	on, err := d.onProcess(p, func(pid int) (checkpoint.Times, error) { return d.opts.Checkpoint.On(ctx, pid, pairs) })
+	on, err := mv.onProcess(p, func(pid int) (checkpoint.Times, error) { return mv.opts.Checkpoint.On(ctx, pid, pairs) })
 	return took.Add(on...), err
 }
 
 // onProcess operates on a process. One that has ended is left alone, because its PID may be
 // another's, and is no error.
-func (d *Daemon) onProcess(p peer.Process, operate func(pid int) (checkpoint.Times, error)) (checkpoint.Times, error) {
-	lives, err := d.peers.Find(p)
+func (mv *moves) onProcess(p peer.Process, operate func(pid int) (checkpoint.Times, error)) (checkpoint.Times, error) {
+	lives, err := mv.peers.Find(p)
 	if peer.Ended(err) {
 		return nil, nil
 	}
@@ -517,92 +559,92 @@ func (d *Daemon) onProcess(p peer.Process, operate func(pid int) (checkpoint.Tim
 
 // bringBack has a process run again, on the GPU where it can. It goes on after the return for
 // as long as the process lives: nothing else could be done for it.
-func (d *Daemon) bringBack(p peer.Process) {
-	err := d.tryBack(p)
+func (mv *moves) bringBack(p peer.Process) {
+	err := mv.tryBack(p)
 	if err == nil {
 		return
 	}
-	d.log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", p.PID, bringBackPause)
-	d.wg.Go(func() {
+	mv.log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", p.PID, bringBackPause)
+	mv.Go(func() {
 		for err != nil {
 			select {
-			case <-d.ended: // the next scheduler goes on, see restoreCarried
+			case <-mv.Ended(): // the next scheduler goes on, see restoreCarried
 				return
 			case <-time.After(bringBackPause):
 			}
-			err = d.tryBack(p)
+			err = mv.tryBack(p)
 		}
 	})
 }
 
 // tryBack returns why a process does not run. No error: it runs, it has ended, or the driver
 // has given it up, and its calls return errors.
-func (d *Daemon) tryBack(p peer.Process) error {
-	_, err := d.onProcess(p, func(pid int) (checkpoint.Times, error) {
-		return d.opts.Checkpoint.On(context.Background(), pid, nil)
+func (mv *moves) tryBack(p peer.Process) error {
+	_, err := mv.onProcess(p, func(pid int) (checkpoint.Times, error) {
+		return mv.opts.Checkpoint.On(context.Background(), pid, nil)
 	})
 	if err == nil {
 		return nil
 	}
-	if d.hasEnded(p) {
+	if mv.hasEnded(p) {
 		return nil
 	}
 	if e := (*checkpoint.Error)(nil); errors.As(err, &e) && e.State == checkpoint.Failed {
-		d.log.WithError(err).Errorf("process %d is off its GPU, and the driver cannot restore it: end it", p.PID)
+		mv.log.WithError(err).Errorf("process %d is off its GPU, and the driver cannot restore it: end it", p.PID)
 		return nil
 	}
 	return err
 }
 
 // cutLoose has processes attach to the GPU that they are on.
-func (d *Daemon) cutLoose(m *migration) {
+func (mv *moves) cutLoose(m *migration) {
 	m.phase = arrives
 	m.mayTake(arriveLimit)
 	for _, cl := range m.clients {
 		if c := cl.conn; c != nil {
-			d.shutDown(c)
-			d.loseClient(c)
+			mv.shutDown(c)
+			mv.lose(c)
 		}
 	}
 }
 
 // arrived records that fewer processes are off their GPUs.
-func (d *Daemon) arrived() {
-	if err := d.recordCarried(); err != nil {
-		d.log.Error(err)
+func (mv *moves) arrived() {
+	if err := mv.recordCarried(); err != nil {
+		mv.log.Error(err)
 	}
 }
 
 // arrive brings the books into line with the GPU to which a process attaches that may have
 // moved. It returns whether it has.
-func (d *Daemon) arrive(cl *client, g *gpu) bool {
-	from := cl.from
+func (mv *moves) arrive(cl *client, g *gpu) bool {
+	from := mv.from[cl]
 	if from == nil {
 		return false
 	}
-	cl.from = nil
-	d.arrived()
+	delete(mv.from, cl)
+	mv.arrived()
 	if from == g {
 		return false
 	}
 	delete(cl.attached, from)
 	delete(from.restored, cl.id)
-	d.hasMoved(cl.Container, from, g)
-	if m := d.migrations[cl.Account]; m != nil {
-		cl.away.again = m.asleep
+	mv.hasMoved(cl.Container, from, g)
+	if m := mv.migrations[cl.Account]; m != nil {
+		mv.of(cl).again = m.asleep
 	}
-	m := from.memberOf(cl.id)
+	m := mv.memberOf(from, cl.id)
 	if m != nil {
-		delete(from.swap.members, cl.id)
+		delete(mv.swaps[from].members, cl.id)
 	}
-	d.step(from, sched.Gone{Client: cl.id})
-	if m == nil || g.swap == nil {
+	mv.step(from, sched.Gone{Client: cl.id})
+	if m == nil || mv.swaps[g] == nil {
 		return true
 	}
 	m.want, m.soon, m.copied = 0, 0, false
-	g.swap.members[cl.id] = m
-	m.arena.Move(g.swap.arenas, arenaOwner{d, g, m})
-	from.swap.arenas.Prepare()
-	d.noteMembers()
+	mv.swaps[g].members[cl.id] = m
+	m.arena.Move(mv.swaps[g].arenas, arenaOwner{mv.memory, g, m})
+	mv.swaps[from].arenas.Prepare()
+	mv.noteMembers()
 	return true
 }

@@ -27,65 +27,65 @@ type carriedProcess struct {
 	From string `json:"from"` // UUID
 }
 
-func (d *Daemon) carriedPath() string { return filepath.Join(d.opts.RunDir, "migrating.json") }
+func (mv *moves) carriedPath() string { return filepath.Join(mv.opts.RunDir, "migrating.json") }
 
-func (d *Daemon) recordCarried() error {
-	file := carriedFile{Version: carriedVersion, BootID: d.bootID, Processes: []carriedProcess{}}
-	for _, cl := range d.clients {
-		switch from, strayed := d.strayed[cl]; {
-		case cl.from != nil:
-			file.Processes = append(file.Processes, carriedProcess{cl.Process, cl.from.UUID})
+func (mv *moves) recordCarried() error {
+	file := carriedFile{Version: carriedVersion, BootID: mv.bootID, Processes: []carriedProcess{}}
+	for _, cl := range mv.clients {
+		switch from, strayed := mv.strayed[cl]; {
+		case mv.from[cl] != nil:
+			file.Processes = append(file.Processes, carriedProcess{cl.Process, mv.from[cl].UUID})
 		case strayed:
 			file.Processes = append(file.Processes, carriedProcess{cl.Process, from})
 		}
 	}
-	file.Processes = append(file.Processes, unsureOf[carriedProcess](d)...)
-	if err := state.WriteRecord(d.carriedPath(), file); err != nil {
+	file.Processes = append(file.Processes, unsureOf[carriedProcess](mv.node)...)
+	if err := state.WriteRecord(mv.carriedPath(), file); err != nil {
 		return fmt.Errorf("record which processes move: %w", err)
 	}
 	return nil
 }
 
 // restoreCarried has processes run again that an earlier scheduler has taken off their GPUs.
-func (d *Daemon) restoreCarried() error {
-	file, err := state.ReadRecord[carriedFile](d.carriedPath(), carriedVersion)
+func (mv *moves) restoreCarried() error {
+	file, err := state.ReadRecord[carriedFile](mv.carriedPath(), carriedVersion)
 	if errors.Is(err, state.ErrNewer) {
 		return err
 	}
 	if err != nil {
-		d.log.WithError(err).Error("which processes were on their way to another GPU is not known: processes that hang need nvshare-checkpoint on PID")
+		mv.log.WithError(err).Error("which processes were on their way to another GPU is not known: processes that hang need nvshare-checkpoint on PID")
 	}
-	if file.BootID != d.bootID {
+	if file.BootID != mv.bootID {
 		return nil
 	}
 	for _, was := range file.Processes {
-		d.onceKnown(was, fmt.Sprintf("process %d lives, which was on its way to another GPU,", was.PID), func() error { return d.restoreCarriedOne(was) })
+		mv.onceKnown(was, fmt.Sprintf("process %d lives, which was on its way to another GPU,", was.PID), func() error { return mv.restoreCarriedOne(was) })
 	}
 	return nil
 }
 
-func (d *Daemon) restoreCarriedOne(was carriedProcess) error {
-	cl, err := d.clientOf(was.Process)
+func (mv *moves) restoreCarriedOne(was carriedProcess) error {
+	cl, err := mv.clientOf(was.Process)
 	if cl == nil || len(cl.attached) > 0 { // it has come back since it could not be found
 		return err
 	}
-	d.strayed[cl] = was.From
-	for _, g := range d.order {
-		d.findStrayed(g)
+	mv.strayed[cl] = was.From
+	for _, g := range mv.order {
+		mv.findStrayed(g)
 	}
-	d.log.Warnf("process %d was on its way to another GPU when the earlier scheduler ended; it is made to run again", was.PID)
-	if d.opts.Checkpoint != nil {
-		d.wg.Go(func() { d.bringBack(was.Process) })
+	mv.log.Warnf("process %d was on its way to another GPU when the earlier scheduler ended; it is made to run again", was.PID)
+	if mv.opts.Checkpoint != nil {
+		mv.Go(func() { mv.bringBack(was.Process) })
 	}
 	return nil
 }
 
 // findStrayed notes of a GPU that is found which processes may have left it.
-func (d *Daemon) findStrayed(g *gpu) {
-	for cl, uuid := range d.strayed {
+func (mv *moves) findStrayed(g *gpu) {
+	for cl, uuid := range mv.strayed {
 		if uuid == g.UUID {
-			cl.from = g
-			delete(d.strayed, cl)
+			mv.from[cl] = g
+			delete(mv.strayed, cl)
 		}
 	}
 }

@@ -309,7 +309,7 @@ func endsMidway(t *testing.T, dir string) *swapper {
 	<-reached
 	stopped := make(chan struct{})
 	go func() { s.stop(); close(stopped) }()
-	<-s.ended
+	<-s.Ended()
 	close(held)
 	<-stopped
 	return a
@@ -350,7 +350,7 @@ func (w *swapper) wantCopier(to GPU) {
 			continue
 		}
 		unix.Close(rights(w.t, oob))
-		if uuid, _ := parseUUID(to.UUID); f.Copier != (wire.Copier{GPU: uuid, Flags: wire.CopierCreates}) {
+		if uuid, _ := wire.ParseUUID(to.UUID); f.Copier != (wire.Copier{GPU: uuid, Flags: wire.CopierCreates}) {
 			w.t.Fatalf("a copier %+v", f.Copier)
 		}
 		return
@@ -381,9 +381,9 @@ func TestMigrateByCopier(t *testing.T) {
 			t.Errorf("%s while the copier has contexts", call)
 		}
 		needs := make(chan uint64, 1)
-		s.do(func() {
+		s.Do(func() {
 			g := s.order[0]
-			now, soon := arenaOwner{s.Daemon, g, g.memberOf(sched.ClientID(a.id))}.Needs()
+			now, soon := arenaOwner{s.memory, g, s.memberOf(g, sched.ClientID(a.id))}.Needs()
 			needs <- now + soon
 		})
 		if n := <-needs; n != 0 {
@@ -669,8 +669,8 @@ func TestMigrateRecordKeeps(t *testing.T) {
 func TestMigrateBesideMIG(t *testing.T) {
 	c := &carrier{}
 	s := start(t, t.TempDir(), migrating(c), func(d *Daemon) {
-		list := d.opts.List
-		d.opts.List = func(ctx context.Context) ([]GPU, error) {
+		list := d.own.List
+		d.own.List = func(ctx context.Context) ([]GPU, error) {
 			gpus, err := list(ctx)
 			return append(gpus, GPU{Index: 2, UUID: "MIG-51600000-0000-4000-8000-000000000002", Name: "Test GPU MIG 1g", MemoryBytes: 1 << 30}), err
 		}
@@ -699,8 +699,8 @@ func TestMigrateRefuses(t *testing.T) {
 	s.stop()
 
 	s = start(t, t.TempDir(), migrating(&carrier{}), func(d *Daemon) {
-		list := d.opts.List
-		d.opts.List = func(ctx context.Context) ([]GPU, error) {
+		list := d.own.List
+		d.own.List = func(ctx context.Context) ([]GPU, error) {
 			gpus, err := list(ctx)
 			return append(gpus, GPU{Index: 2, UUID: "GPU-51600000-0000-4000-8000-000000000002", Name: "Another GPU", MemoryBytes: 1 << 30}), err
 		}

@@ -58,46 +58,57 @@ func (o *outside) look(cs sched.ClientSnapshot, part float64) bool {
 	return o.looks == outsideLooks
 }
 
+// outsider returns what looks have found out about a client on a GPU.
+func (w *watch) outsider(att *attachment) *outside {
+	o := w.outsiders[att]
+	if o == nil {
+		o = &outside{}
+		w.outsiders[att] = o
+	}
+	return o
+}
+
 // noteUse compares what the driver says processes had of the GPUs with their grants.
-func (d *Daemon) noteUse(samples []metrics.GPUSample) {
+func (w *watch) noteUse(samples []metrics.GPUSample) {
+	maps.DeleteFunc(w.outsiders, func(att *attachment, _ *outside) bool { return att.client.attached[att.gpu] != att })
 	for _, s := range samples {
 		sum := 0.0
 		for _, part := range s.Busy {
 			sum += part
 		}
-		i := slices.IndexFunc(d.order, func(g *gpu) bool { return g.UUID == s.UUID })
+		i := slices.IndexFunc(w.order, func(g *gpu) bool { return g.UUID == s.UUID })
 		if i < 0 || s.Busy == nil || sum > parts {
 			continue
 		}
-		for _, cs := range d.order[i].core.Snapshot(now()).Clients {
+		for _, cs := range w.order[i].core.Snapshot(now()).Clients {
 			var att *attachment
-			if cl := d.clients[cs.ID]; cl != nil {
-				att = cl.attached[d.order[i]]
+			if cl := w.clients[cs.ID]; cl != nil {
+				att = cl.attached[w.order[i]]
 			}
-			if att != nil && att.outside.look(cs, s.Busy[uint32(att.client.PID)]) {
-				d.tell(subject{Peer: att.client.Peer}, logrus.WarnLevel, d.describeOutside(att))
+			if att != nil && w.outsider(att).look(cs, s.Busy[uint32(att.client.PID)]) {
+				w.tell(subject{Peer: att.client.Peer}, logrus.WarnLevel, w.describeOutside(att))
 			}
 		}
 	}
 }
 
-func (d *Daemon) describeOutside(att *attachment) string {
+func (w *watch) describeOutside(att *attachment) string {
 	p := att.client.Peer
 	return fmt.Sprintf("GPU %d: %s (pid %d) used %.0f %% of the GPU's time while it had no grant: it puts its channels on again, or calls the driver past the shim",
-		att.gpu.Index, api.Tenant(d.containerOf(p), p.UID), p.PID, 100*att.outside.part)
+		att.gpu.Index, api.Tenant(w.containerOf(p), p.UID), p.PID, 100*w.outsiders[att].part)
 }
 
 // outsideProblems names the clients that use a GPU without a grant.
-func (d *Daemon) outsideProblems(g *gpu) (problems []string) {
+func (w *watch) outsideProblems(g *gpu) (problems []string) {
 	more := 0
-	for _, id := range slices.Sorted(maps.Keys(d.clients)) {
-		att := d.clients[id].attached[g]
+	for _, id := range slices.Sorted(maps.Keys(w.clients)) {
+		att := w.clients[id].attached[g]
 		switch {
-		case att == nil || att.outside.looks < outsideLooks:
+		case att == nil || w.outsiders[att] == nil || w.outsiders[att].looks < outsideLooks:
 		case len(problems) == maxNamed:
 			more++
 		default:
-			problems = append(problems, d.describeOutside(att))
+			problems = append(problems, w.describeOutside(att))
 		}
 	}
 	if more > 0 {

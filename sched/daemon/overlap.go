@@ -30,14 +30,14 @@ import (
 // MPS daemon of a group runs while it has a member.
 
 func (d *Daemon) openOverlap() {
-	if d.opts.MPSControl == nil {
+	if d.own.MPSControl == nil {
 		return
 	}
 	d.overlap = overlap.New(overlap.Options{
 		Dir:     filepath.Join(d.opts.RunDir, api.OverlapBelow),
-		Control: d.opts.MPSControl,
-		Starter: d.opts.OverlapStarter,
-		Changed: func(c overlap.Change) { d.do(func() { d.noteOverlap(c) }) },
+		Control: d.own.MPSControl,
+		Starter: d.own.OverlapStarter,
+		Changed: func(c overlap.Change) { d.Do(func() { d.noteOverlap(c) }) },
 		Log:     d.log,
 	}, d.peers)
 }
@@ -93,17 +93,6 @@ func (d *Daemon) overlapGroups() (groups []metrics.OverlapGroup) {
 	return groups
 }
 
-// overlapGPU returns the GPU of a member, which has only one; nil: it is not known.
-func (d *Daemon) overlapGPU(gpus []string) *gpu {
-	switch {
-	case len(gpus) == 1:
-		return d.findGPU(gpus[0])
-	case len(gpus) == 0 && len(d.order) == 1:
-		return d.order[0]
-	}
-	return nil
-}
-
 // cannotOverlap says why a container cannot be in the overlap group that it names.
 func (d *Daemon) cannotOverlap(c *api.Container) error {
 	switch {
@@ -115,30 +104,6 @@ func (d *Daemon) cannotOverlap(c *api.Container) error {
 		return fmt.Errorf("a member of an overlap group has exactly one GPU that is known here: name it")
 	}
 	return nil
-}
-
-// runEngine is the engine of programs that nvsharectl run describes.
-const runEngine = "nvsharectl run"
-
-// membersOf returns the accounts of a group's members on a GPU.
-func (d *Daemon) membersOf(g *gpu, group string) (accounts []string) {
-	for _, account := range slices.Sorted(maps.Keys(d.shares.Tenants)) {
-		if t := d.shares.Tenants[account]; t.Pod.Overlap == group && d.overlapGPU(t.Has) == g {
-			accounts = append(accounts, account)
-		}
-	}
-	return accounts
-}
-
-// groupShare returns the request and the weight of an overlap group: the sum of its members'
-// requests, and the greatest of their weights.
-func (d *Daemon) groupShare(g *gpu, group string) (request, weight int) {
-	for _, account := range d.membersOf(g, group) {
-		t := d.shares.Tenants[account].on(g.UUID)
-		request += int(promisedBy(t))
-		weight = max(weight, int(t.Weight))
-	}
-	return min(request, 100), weight
 }
 
 // reviewOverlap has the groups run that have members, and members of the groups that are
@@ -184,7 +149,7 @@ func (s controlService) joinOverlap(ctx context.Context, id string) error {
 		return err
 	}
 	if err := s.awaitOverlap(ctx, who, dir); err != nil {
-		s.d.do(func() { s.d.forget(id) })
+		s.d.Do(func() { s.d.forget(id) })
 		return err
 	}
 	return nil
@@ -247,7 +212,7 @@ func (d *Daemon) refusedOverlap(c *api.Container, group string) error {
 	terms := asked.Terms()
 	terms.Overlap = group
 	asked.SetTerms(terms)
-	if _, refused := d.opts.Rules.bound(c.Namespace, terms); refused != nil {
+	if _, refused := d.own.Rules.bound(c.Namespace, terms); refused != nil {
 		return refused
 	}
 	if refused := d.cannotOverlap(asked); refused != nil {
@@ -286,15 +251,6 @@ func (d *Daemon) overlapHint(space sched.Space) string {
 		}
 	}
 	return strings.Join(hints, "; ")
-}
-
-// describeSome names the first of many.
-func describeSome(who []string) string {
-	text := strings.Join(who[:min(len(who), maxNamed)], ", ")
-	if more := len(who) - maxNamed; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
 }
 
 // overlapProblems are the groups that do not run.

@@ -20,12 +20,12 @@ const portPause = time.Second
 // one of them, perhaps to annoy, does not keep the scheduler from starting: that is a problem
 // that status shows, until the port can be opened.
 func (d *Daemon) openPorts() (err error) {
-	if d.opts.MetricsAddr != "" {
+	if d.own.MetricsAddr != "" {
 		if d.metrics, err = d.listenMetrics(); errors.Is(err, unix.EADDRINUSE) {
 			d.metricsErr, err = err, nil
 		}
 	}
-	if err == nil && d.opts.WebAddr != "" {
+	if err == nil && d.own.WebAddr != "" {
 		if d.page, err = d.listenPage(); errors.Is(err, unix.EADDRINUSE) {
 			d.pageErr, err = err, nil
 		}
@@ -51,17 +51,17 @@ func (d *Daemon) closePorts() {
 // servePorts serves what was configured, until ctx is done.
 func (d *Daemon) servePorts(ctx context.Context) {
 	if d.metrics != nil || d.metricsErr != nil {
-		d.wg.Go(func() {
+		d.Go(func() {
 			if x := awaitPort(ctx, d.metrics, d.listenMetrics); x != nil {
-				d.do(func() { d.metricsErr = nil })
+				d.Do(func() { d.metricsErr = nil })
 				x.Serve(ctx)
 			}
 		})
 	}
 	if d.page != nil || d.pageErr != nil {
-		d.wg.Go(func() {
+		d.Go(func() {
 			if p := awaitPort(ctx, d.page, d.listenPage); p != nil {
-				d.do(func() { d.pageErr = nil })
+				d.Do(func() { d.pageErr = nil })
 				d.servePage(ctx, p)
 			}
 		})
@@ -86,5 +86,5 @@ func (d *Daemon) listenMetrics() (*metrics.Exporter, error) {
 }
 
 func (d *Daemon) listenPage() (*web.Page, error) {
-	return web.Listen(d.opts.WebAddr, d.opts.WebTokenFile, pageSource{d})
+	return web.Listen(d.own.WebAddr, d.own.WebTokenFile, pageSource{d})
 }

@@ -51,11 +51,11 @@ func (d *Daemon) ownProblems() (p []problem) {
 		{api.ProblemCode_PROBLEM_CODE_NO_GRANTS, "no grants: ", d.persistErr},
 		{api.ProblemCode_PROBLEM_CODE_SUSPEND_DIR, "memory of suspended processes stays in host memory: ", d.files.err},
 		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "shares and memory limits are not as they were set: ", d.sharesErr},
-		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "time quanta and modes are not as they were set: ", d.settingsErr},
+		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "time quanta and modes are not as they were set: ", d.settings.err},
 		{api.ProblemCode_PROBLEM_CODE_PORT, "", d.metricsErr},
 		{api.ProblemCode_PROBLEM_CODE_PORT, "", d.pageErr},
 		{api.ProblemCode_PROBLEM_CODE_IDENTIFY, "processes are refused and run unarbitrated: ", d.identifyErr},
-		{api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, "host memory for what is swapped out is short: ", d.arena.Err()},
+		{api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, "host memory for what is swapped out is short: ", d.pool.Err()},
 	} {
 		if e.err != nil {
 			p = append(p, problem{e.code, e.what + e.err.Error()})

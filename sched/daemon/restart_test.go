@@ -422,15 +422,15 @@ func TestReasons(t *testing.T) {
 }
 
 func TestUUID(t *testing.T) {
-	if got := formatUUID(uuidOf(gpuB)); got != gpuB.UUID {
+	if got := uuidOf(gpuB).String(); got != gpuB.UUID {
 		t.Errorf("%s became %s", gpuB.UUID, got)
 	}
 	for _, bad := range []string{"", "GPU-", "51600000-0000-4000-8000-000000000000", "GPU-5160", "MIG-GPU-51600000-0000-4000-8000-000000000000/1/0", gpuA.UUID + "00"} {
-		if _, err := parseUUID(bad); err == nil {
+		if _, err := wire.ParseUUID(bad); err == nil {
 			t.Errorf("%q accepted", bad)
 		}
 	}
-	if u, err := parseUUID("MIG-" + gpuB.UUID[len("GPU-"):]); err != nil || u != uuidOf(gpuB) {
+	if u, err := wire.ParseUUID("MIG-" + gpuB.UUID[len("GPU-"):]); err != nil || u != uuidOf(gpuB) {
 		t.Errorf("a MIG device: %v, %v", u, err)
 	}
 }

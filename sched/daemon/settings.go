@@ -7,18 +7,39 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/wire"
 )
+
+// settingsStore has the settings, and their file.
+type settingsStore struct {
+	path  func() string
+	log   *logrus.Entry
+	now   func() sched.Time
+	again *timer.Timer // write the file, which could not be written
+
+	set       settings
+	err       error // settings were lost
+	unsettled bool  // they could not be recorded
+}
+
+func newSettings(path func() string, log *logrus.Entry, timers *timer.List, now func() sched.Time) *settingsStore {
+	st := &settingsStore{path: path, log: log, now: now}
+	st.again = timers.New(st.keepSettings)
+	return st
+}
 
 // settingsVersion changes when an older scheduler would misread the file.
 const settingsVersion = 1
@@ -222,12 +243,12 @@ func (s settings) Check() error {
 		if err := g.check(); err != nil {
 			return fmt.Errorf("GPU %.64q: %w", uuid, err)
 		}
-		if _, err := parseUUID(uuid); err != nil {
+		if _, err := wire.ParseUUID(uuid); err != nil {
 			return err
 		}
 	}
 	for _, uuid := range s.Drained {
-		if _, err := parseUUID(uuid); err != nil {
+		if _, err := wire.ParseUUID(uuid); err != nil {
 			return err
 		}
 	}
@@ -260,31 +281,28 @@ func (s settings) with(uuid string, unset []string, change setting) settings {
 // of returns what is in force on a GPU; "": on one that has no settings of its own.
 func (s settings) of(uuid string) setting { return s.GPUs[uuid].or(s.All).or(s.Given) }
 
-func (d *Daemon) settingsPath() string { return filepath.Join(d.opts.RunDir, "settings.json") }
-
-// restoreSettings puts earlier settings in force again, except those that another
-// command line replaces.
-func (d *Daemon) restoreSettings() error {
-	given := setting{Quantum: d.opts.Quantum, Mode: d.opts.Mode.String(), SwapShare: percent(d.opts.SwapShare)}
-	d.settings, d.settingsErr = state.ReadRecord[settings](d.settingsPath(), settingsVersion)
-	if errors.Is(d.settingsErr, state.ErrNewer) {
-		return d.settingsErr
+// restore puts earlier settings in force again, except those that another command line (given)
+// replaces. ended says which processes have ended.
+func (st *settingsStore) restore(given setting, ended func(peer.Process) bool) error {
+	st.set, st.err = state.ReadRecord[settings](st.path(), settingsVersion)
+	if errors.Is(st.err, state.ErrNewer) {
+		return st.err
 	}
-	d.settings.Version = settingsVersion
-	d.dropHeld(d.hasEnded)
-	if d.settingsErr != nil {
-		d.log.WithError(d.settingsErr).Error("the settings of time quantum, mode and swap share are lost: set them again")
+	st.set.Version = settingsVersion
+	st.dropHeld(ended)
+	if st.err != nil {
+		st.log.WithError(st.err).Error("the settings of time quantum, mode and swap share are lost: set them again")
 	}
-	replaced := d.replaced(given)
-	d.settings.Given = given
-	if d.settings.All = d.settings.All.without(replaced); len(replaced) > 0 {
+	replaced := st.replaced(given)
+	st.set.Given = given
+	if st.set.All = st.set.All.without(replaced); len(replaced) > 0 {
 		// Recorded, or the next start with the earlier command line would bring
 		// the setting back.
-		d.keepSettings()
+		st.keepSettings()
 	}
 	for _, p := range settingParts {
-		if set := p.text(d.settings.All); set != "" {
-			d.log.Infof("%s %s, as it was set before; the command line says %s", p.name, set, p.text(given))
+		if set := p.text(st.set.All); set != "" {
+			st.log.Infof("%s %s, as it was set before; the command line says %s", p.name, set, p.text(given))
 		}
 	}
 	return nil
@@ -292,11 +310,11 @@ func (d *Daemon) restoreSettings() error {
 
 // replaced returns the settings that the command line replaces, because it has changed since they
 // were set. An older scheduler did not record what the command line was: then they stay.
-func (d *Daemon) replaced(given setting) (names []string) {
+func (st *settingsStore) replaced(given setting) (names []string) {
 	for _, p := range settingParts {
-		set, was, is := p.text(d.settings.All), p.text(d.settings.Given), p.text(given)
+		set, was, is := p.text(st.set.All), p.text(st.set.Given), p.text(given)
 		if set != "" && was != "" && was != is {
-			d.log.Infof("%s %s, as the command line says now; it was set to %s before", p.name, is, set)
+			st.log.Infof("%s %s, as the command line says now; it was set to %s before", p.name, is, set)
 			names = append(names, p.name)
 		}
 	}
@@ -304,37 +322,44 @@ func (d *Daemon) replaced(given setting) (names []string) {
 }
 
 // settingOf returns the time quantum and the mode of a GPU.
-func (d *Daemon) settingOf(uuid string) (time.Duration, sched.Mode) {
-	s := d.settings.of(uuid)
+func (st *settingsStore) settingOf(uuid string) (time.Duration, sched.Mode) {
+	s := st.set.of(uuid)
 	mode, _ := modeNamed(s.Mode)
 	return s.Quantum, mode
 }
 
 // swapShareOf returns the percentage of the time that moving memory may take on a GPU.
-func (d *Daemon) swapShareOf(uuid string) int { return d.settings.of(uuid).SwapShare.percent }
+func (st *settingsStore) swapShareOf(uuid string) int { return st.set.of(uuid).SwapShare.percent }
 
 // changeSettings records other settings and puts them in force. If the record fails nothing changes.
-func (d *Daemon) changeSettings(next settings) error {
-	if err := state.WriteRecord(d.settingsPath(), next); err != nil {
-		d.log.WithError(err).Error("record the settings")
+func (st *settingsStore) changeSettings(next settings) error {
+	if err := state.WriteRecord(st.path(), next); err != nil {
+		st.log.WithError(err).Error("record the settings")
 		return status.Errorf(codes.Unavailable, "record the settings: %v", err)
 	}
-	d.settings, d.settingsErr = next, nil
+	st.set, st.err = next, nil
 	return nil
 }
 
 // keepSettings records what is in force, and tries again until that is done.
-func (d *Daemon) keepSettings() {
-	again := d.unsettled
-	err := state.WriteRecord(d.settingsPath(), d.settings)
+func (st *settingsStore) keepSettings() {
+	again := st.unsettled
+	err := state.WriteRecord(st.path(), st.set)
 	switch {
 	case err != nil:
 		if !again {
-			d.log.WithError(fmt.Errorf("record the settings: %w", err)).Errorf("the next scheduler would not know them; trying again every %v", recordRetry)
+			st.log.WithError(fmt.Errorf("record the settings: %w", err)).Errorf("the next scheduler would not know them; trying again every %v", recordRetry)
 		}
-		d.reset.Set(now().Add(recordRetry))
+		st.again.Set(st.now().Add(recordRetry))
 	case again:
-		d.log.Info("the settings are recorded again")
+		st.log.Info("the settings are recorded again")
 	}
-	d.unsettled = err != nil
+	st.unsettled = err != nil
+}
+
+// dropHeld forgets that those wait who have ended. The next record says so.
+func (st *settingsStore) dropHeld(ended func(peer.Process) bool) {
+	for uuid, held := range st.set.Held {
+		st.set.Held[uuid] = slices.DeleteFunc(held, ended)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -18,7 +19,31 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/wire"
 )
+
+// tenants has what containers and users may have of GPUs, and are promised, and who containers are
+// whose engines do not tell when they end.
+type tenants struct {
+	*node
+	shares    shares                // that were set, or asked for by pods
+	sharesErr error                 // shares were lost, or would be at a restart
+	reshare   *timer.Timer          // write the file of shares, which could not be written
+	described chan struct{}         // closed when a container is described, and made anew
+	firsts    map[string]*peer.Peer // first processes of containers that OCI hooks described, by container id
+
+	// memoryChanged is told that a tenant's terms of memory have changed on a GPU, and
+	// overlapChanged of overlap groups whose members have.
+	memoryChanged  func(g *gpu, account string)
+	overlapChanged func(groups ...string)
+}
+
+func newTenants(n *node) *tenants {
+	b := &tenants{node: n, described: make(chan struct{}), firsts: map[string]*peer.Peer{}}
+	b.reshare = n.timers.New(b.recordShares)
+	return b
+}
 
 // sharesVersion changes when an older scheduler would misread the file.
 const sharesVersion = 1
@@ -127,33 +152,33 @@ const gangTenant = "gang "
 const overlapTenant = "overlap "
 
 // shareOf returns a tenant's share for the core of a GPU.
-func (d *Daemon) shareOf(g *gpu, account string) sched.Share {
-	t := d.shares.Tenants[account].on(g.UUID)
+func (b *tenants) shareOf(g *gpu, account string) sched.Share {
+	t := b.shares.Tenants[account].on(g.UUID)
 	s := coreShare(t, account)
 	if t.Overlap != "" {
-		s.Request, s.Weight = d.groupShare(g, t.Overlap)
+		s.Request, s.Weight = b.groupShare(g, t.Overlap)
 	}
 	return s
 }
 
-func (d *Daemon) sharesPath() string { return filepath.Join(d.opts.RunDir, "shares.json") }
+func (b *tenants) sharesPath() string { return filepath.Join(b.opts.RunDir, "shares.json") }
 
 // restoreShares reads the record of an earlier scheduler. It makes the containers
 // that were described, and have shares, known, so that the plugin can tell us to
 // forget those that have ended.
-func (d *Daemon) restoreShares() error {
-	d.shares, d.sharesErr = state.ReadRecord[shares](d.sharesPath(), sharesVersion)
-	if errors.Is(d.sharesErr, state.ErrNewer) {
-		return d.sharesErr
+func (b *tenants) restoreShares() error {
+	b.shares, b.sharesErr = state.ReadRecord[shares](b.sharesPath(), sharesVersion)
+	if errors.Is(b.sharesErr, state.ErrNewer) {
+		return b.sharesErr
 	}
-	if d.sharesErr != nil {
-		d.log.WithError(d.sharesErr).Error("shares and memory limits are lost: set them again; nvshare-plugin brings back those of pods")
+	if b.sharesErr != nil {
+		b.log.WithError(b.sharesErr).Error("shares and memory limits are lost: set them again; nvshare-plugin brings back those of pods")
 	}
-	d.shares.Version = sharesVersion
-	if d.shares.Tenants == nil {
-		d.shares.Tenants = map[string]tenantShares{}
+	b.shares.Version = sharesVersion
+	if b.shares.Tenants == nil {
+		b.shares.Tenants = map[string]tenantShares{}
 	}
-	for account, t := range d.shares.Tenants {
+	for account, t := range b.shares.Tenants {
 		id, ok := strings.CutPrefix(account, peer.ContainerAccount)
 		if !ok || t.Pod == (api.Terms{}) && t.Engine == nil && len(t.Has) == 0 {
 			continue
@@ -172,9 +197,9 @@ func (d *Daemon) restoreShares() error {
 			}
 		}
 		c.SetTerms(t.Pod)
-		d.names[id] = c
+		b.names[id] = c
 		if t.Engine != nil {
-			d.restoreFirst(id, *t.Engine)
+			b.restoreFirst(id, *t.Engine)
 		}
 	}
 	return nil
@@ -183,78 +208,78 @@ func (d *Daemon) restoreShares() error {
 // changeShares puts a tenant's shares in force, and records them. If the record fails nothing
 // changes, unless force is set: then it is tried again. What the plugin says is written a little
 // later, for many containers at once: it says so again after a restart.
-func (d *Daemon) changeShares(account string, to tenantShares, force bool) error {
-	old := d.shares.Tenants[account]
-	d.keepShares(account, to)
+func (b *tenants) changeShares(account string, to tenantShares, force bool) error {
+	old := b.shares.Tenants[account]
+	b.keepShares(account, to)
 	switch {
 	case !force:
-		if err := d.writeShares(); err != nil {
-			d.keepShares(account, old)
-			d.log.Error(err)
+		if err := b.writeShares(); err != nil {
+			b.keepShares(account, old)
+			b.log.Error(err)
 			return err
 		}
 	case to.Engine != nil: // nobody describes it again
-		d.recordShares()
-	case !d.reshare.Planned():
-		d.reshare.Set(now().Add(recordPause))
+		b.recordShares()
+	case !b.reshare.Planned():
+		b.reshare.Set(now().Add(recordPause))
 	}
 	caused := force || to.Engine != old.Engine // by a container that comes or goes
-	defer d.reviewOverlap(old.Pod.Overlap, to.Pod.Overlap)
-	for _, g := range d.order {
-		if s := d.shareOf(g, account); s != coreShare(old.on(g.UUID), account) {
-			d.step(g, sched.SetShare{Tenant: account, Share: s})
+	defer b.overlapChanged(old.Pod.Overlap, to.Pod.Overlap)
+	for _, g := range b.order {
+		if s := b.shareOf(g, account); s != coreShare(old.on(g.UUID), account) {
+			b.step(g, sched.SetShare{Tenant: account, Share: s})
 		}
 		if o, n := old.on(g.UUID), to.on(g.UUID); o.MemoryLimit != n.MemoryLimit || o.MemoryMode != n.MemoryMode || o.SuspendAfter != n.SuspendAfter {
-			d.setTenantMemory(g, account)
+			b.memoryChanged(g, account)
 		}
-		if d.has(account, g.UUID) {
-			d.noteShare(g, account, caused, old.on(g.UUID), to.on(g.UUID))
+		if b.has(account, g.UUID) {
+			b.noteShare(g, account, caused, old.on(g.UUID), to.on(g.UUID))
 		}
 	}
 	return nil
 }
 
-func (d *Daemon) keepShares(account string, to tenantShares) {
+func (b *tenants) keepShares(account string, to tenantShares) {
 	if to.isZero() {
-		delete(d.shares.Tenants, account)
+		delete(b.shares.Tenants, account)
 	} else {
-		d.shares.Tenants[account] = to
+		b.shares.Tenants[account] = to
 	}
 }
 
 // writeShares records what is in force.
-func (d *Daemon) writeShares() error {
-	if err := state.WriteRecord(d.sharesPath(), d.shares); err != nil {
+func (b *tenants) writeShares() error {
+	if err := state.WriteRecord(b.sharesPath(), b.shares); err != nil {
 		return fmt.Errorf("record shares: %w", err)
 	}
-	d.reshare.Stop()
-	d.sharesErr = nil
+	b.reshare.Stop()
+	b.sharesErr = nil
 	return nil
 }
 
 // recordShares is writeShares until it succeeds.
-func (d *Daemon) recordShares() {
-	had := d.sharesErr
-	if d.sharesErr = d.writeShares(); d.sharesErr != nil {
-		d.reshare.Set(now().Add(recordRetry))
+func (b *tenants) recordShares() {
+	had := b.sharesErr
+	if b.sharesErr = b.writeShares(); b.sharesErr != nil {
+		b.reshare.Set(now().Add(recordRetry))
 	}
 	switch {
-	case had == nil && d.sharesErr != nil:
-		d.log.Error(d.sharesErr)
-	case had != nil && d.sharesErr == nil:
-		d.log.Info("shares are recorded again")
+	case had == nil && b.sharesErr != nil:
+		b.log.Error(b.sharesErr)
+	case had != nil && b.sharesErr == nil:
+		b.log.Info("shares are recorded again")
 	}
 }
 
 // noteShare notes in the log and the events which terms have changed on a GPU.
-func (d *Daemon) noteShare(g *gpu, account string, caused bool, old, new api.Terms) {
-	c, uid := d.tenantOf(account)
+func (b *tenants) noteShare(g *gpu, account string, caused bool, old, new api.Terms) {
+	c, uid := b.tenantOf(account)
 	who := api.Tenant(c, uid)
 	for _, f := range api.Fields {
 		was, is := f.Format(old), f.Format(new)
 		if was != is {
-			d.log.Infof("GPU %d: %s of %s: %s, was %s", g.Index, f.Name, who, is, was)
-			d.noteSetting(g, account, caused, f.Name, was, is)
+			b.log.Infof("GPU %d: %s of %s: %s, was %s", g.Index, f.Name, who, is, was)
+			b.noteSetting(g, account, caused, f.Name, was, is)
 		}
 	}
 }
@@ -273,10 +298,10 @@ func shareChange(g *gpu, account string, old, to tenantShares) *api.ShareChange 
 }
 
 // forgetShares drops the shares of a container that has ended.
-func (d *Daemon) forgetShares(id string) {
+func (b *tenants) forgetShares(id string) {
 	account := peer.ContainerAccount + id
-	if _, ok := d.shares.Tenants[account]; ok {
-		_ = d.changeShares(account, tenantShares{}, true)
+	if _, ok := b.shares.Tenants[account]; ok {
+		_ = b.changeShares(account, tenantShares{}, true)
 	}
 }
 
@@ -297,10 +322,10 @@ func (p promises) sum() (n uint32) {
 
 // promised returns what is promised of a GPU, except to one tenant. A tenant
 // whose GPUs are not known counts on all.
-func (d *Daemon) promised(uuid, except string) (p promises) {
-	for account, t := range d.shares.Tenants {
+func (b *tenants) promised(uuid, except string) (p promises) {
+	for account, t := range b.shares.Tenants {
 		n := promisedBy(t.on(uuid))
-		if n == 0 || account == except || t.GPUs[uuid].CoreRequest == 0 && !d.has(account, uuid) {
+		if n == 0 || account == except || t.GPUs[uuid].CoreRequest == 0 && !b.has(account, uuid) {
 			continue
 		}
 		p = append(p, promise{account, n})
@@ -312,20 +337,20 @@ func (d *Daemon) promised(uuid, except string) (p promises) {
 }
 
 // has says whether a tenant may use a GPU, as far as we were told, or is on its way there.
-func (d *Daemon) has(account, uuid string) bool {
-	if m := d.migrations[account]; m != nil && m.to.UUID == uuid {
+func (b *tenants) has(account, uuid string) bool {
+	if to := b.leaving[account]; to != nil && to.UUID == uuid {
 		return true
 	}
 	id, _ := strings.CutPrefix(account, peer.ContainerAccount)
-	c := d.names[id]
+	c := b.names[id]
 	return id == account || len(c.GetGpus()) == 0 || slices.Contains(c.Gpus, uuid)
 }
 
 // describePromises names those who hold promises, for people.
-func (d *Daemon) describePromises(p promises) string {
+func (b *tenants) describePromises(p promises) string {
 	var parts []string
 	for _, one := range p[:min(len(p), maxNamed)] {
-		c, uid := d.tenantOf(one.account)
+		c, uid := b.tenantOf(one.account)
 		parts = append(parts, fmt.Sprintf("%d %% to %s", one.percent, api.Tenant(c, uid)))
 	}
 	if more := len(p) - len(parts); more > 0 {
@@ -336,7 +361,7 @@ func (d *Daemon) describePromises(p promises) string {
 
 // countPromises is describePromises for somebody who may not be root: a container engine shows its
 // user what the OCI hook says.
-func (d *Daemon) countPromises(p promises) string {
+func (b *tenants) countPromises(p promises) string {
 	if len(p) == 1 {
 		return "to 1 tenant (sudo nvsharectl status names it)"
 	}
@@ -346,24 +371,92 @@ func (d *Daemon) countPromises(p promises) string {
 // promiseStatus describes what is promised of a GPU, and what is wrong with it:
 // containers were created while no plugin could refuse them, or SetShare came
 // between.
-func (d *Daemon) promiseStatus(g *gpu) (all []*api.Promise, problems []string) {
-	promised := d.promised(g.UUID, "")
+func (b *tenants) promiseStatus(g *gpu) (all []*api.Promise, problems []string) {
+	promised := b.promised(g.UUID, "")
 	for _, one := range promised {
 		p := &api.Promise{CoreRequest: one.percent}
-		p.Container, p.Uid = d.tenantOf(one.account)
+		p.Container, p.Uid = b.tenantOf(one.account)
 		all = append(all, p)
 	}
 	if sum := promised.sum(); sum > 100 {
-		problems = append(problems, fmt.Sprintf("GPU %d: %d %% of its time are promised: %s; they get less", g.Index, sum, d.describePromises(promised)))
+		problems = append(problems, fmt.Sprintf("GPU %d: %d %% of its time are promised: %s; they get less", g.Index, sum, b.describePromises(promised)))
 	}
 	return all, problems
 }
 
+// keepable returns why a tenant cannot have new terms on a GPU: they contradict
+// each other, or more than 100 % of the GPU would be promised.
+func (b *tenants) keepable(gpu, uuid, account string, old, to tenantShares, who string) error {
+	was, is := old.on(uuid), to.on(uuid)
+	if err := is.Consistent(); err != nil && is != was {
+		return status.Errorf(codes.InvalidArgument, "%s: %s: %v", gpu, who, err)
+	}
+	if is.CoreRequest <= was.CoreRequest || to.GPUs[uuid].CoreRequest == 0 && !b.has(account, uuid) {
+		return nil
+	}
+	return b.promisable(gpu, uuid, account, is.CoreRequest, who, b.describePromises)
+}
+
+// promisable returns why a tenant cannot be promised a percentage of a GPU; zero
+// always can. holders says who has the rest.
+func (b *tenants) promisable(gpu, uuid, account string, request uint32, who string, holders func(promises) string) error {
+	p := b.promised(uuid, account)
+	if request == 0 || p.sum()+request <= 100 {
+		return nil
+	}
+	return status.Errorf(codes.FailedPrecondition, "%s: %d %% cannot be promised to %s: %d %% are already, %s; at most %d %% are left",
+		gpu, request, who, p.sum(), holders(p), 100-min(p.sum(), 100))
+}
+
+var wholeID = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// findTenant returns the account that a request names.
+func (b *tenants) findTenant(want string, uid *uint32) (account string, err error) {
+	switch {
+	case (want == "") == (uid == nil):
+		return "", status.Error(codes.InvalidArgument, "set a share: name either a container or a user")
+	case uid != nil:
+		return peer.AccountOfUser(*uid), nil
+	}
+	all := b.containers()
+	found, _ := api.Meant(want, all)
+	switch {
+	case len(found) == 1:
+		return peer.ContainerAccount + found[0], nil
+	case len(found) == 0 && wholeID.MatchString(want):
+		return peer.ContainerAccount + want, nil // one that is yet to use a GPU
+	case len(found) == 0:
+		return "", status.Errorf(codes.NotFound, "container %.128q: none that uses a GPU has this id or name (nvsharectl status lists them)", want)
+	}
+	return "", status.Errorf(codes.InvalidArgument, "container %.128q: that may be %.12s (%s), %.12s (%s) or another of %d; give more of the name or of the id",
+		want, found[0], api.Tenant(all[found[0]], 0), found[1], api.Tenant(all[found[1]], 0), len(found))
+}
+
+// containers returns all containers that we know of, by id.
+func (b *tenants) containers() map[string]*api.Container {
+	all := maps.Clone(b.names)
+	add := func(id string) {
+		if id != "" && all[id] == nil {
+			all[id] = &api.Container{Id: id}
+		}
+	}
+	for _, cl := range b.clients {
+		add(cl.Container)
+	}
+	for account := range b.shares.Tenants {
+		id, _ := strings.CutPrefix(account, peer.ContainerAccount)
+		if id != account {
+			add(id)
+		}
+	}
+	return all
+}
+
 // allSettings lists what somebody has said of tenants' terms, by tenant.
-func (d *Daemon) allSettings() (all []*api.Setting) {
-	for _, account := range slices.Sorted(maps.Keys(d.shares.Tenants)) {
-		t := d.shares.Tenants[account]
-		c, uid := d.tenantOf(account)
+func (b *tenants) allSettings() (all []*api.Setting) {
+	for _, account := range slices.Sorted(maps.Keys(b.shares.Tenants)) {
+		t := b.shares.Tenants[account]
+		c, uid := b.tenantOf(account)
 		add := func(terms api.Terms, annotated bool, uuid string) {
 			if terms != (api.Terms{}) {
 				all = append(all, &api.Setting{Container: c, Uid: uid, Annotated: annotated, Uuid: uuid, Share: terms.Share(), MemoryBytes: terms.MemoryLimit})
@@ -378,85 +471,60 @@ func (d *Daemon) allSettings() (all []*api.Setting) {
 	return all
 }
 
-// setShare answers the control call.
-func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, error) {
-	account, err := d.findTenant(req.Container, req.Uid)
-	if err != nil {
-		return nil, err
+// overlapGPU returns the GPU of a member, which has only one; nil: it is not known.
+func (b *tenants) overlapGPU(gpus []string) *gpu {
+	switch {
+	case len(gpus) == 1:
+		return b.findGPU(gpus[0])
+	case len(gpus) == 0 && len(b.order) == 1:
+		return b.order[0]
 	}
-	// The fields are checked one by one here, and with the terms in force beside
-	// them for each GPU below.
-	terms, fields := req.Terms()
-	if err := terms.Validate(); err != nil {
-		return nil, status.Errorf(codes.InvalidArgument, "set a share: %v", err)
-	}
-	if fields&api.FixedFields != 0 {
-		return nil, status.Error(codes.InvalidArgument, "set a share: an overlap group, and whether it is migratable, is fixed when a container starts: say it in the annotation, or with nvsharectl run")
-	}
-	uuid := ""
-	gpus := d.order
-	if req.Gpu != "" {
-		g := d.findGPU(req.Gpu)
-		if g == nil {
-			return nil, noSuchGPU(req.Gpu)
-		}
-		uuid, gpus = g.UUID, []*gpu{g}
-	}
-	resp := &api.SetShareResponse{}
-	resp.Container, resp.Uid = d.tenantOf(account)
-	old, known := d.shares.Tenants[account]
-	terms.Gang = gangIn(resp.Container.Namespace, terms.Gang)
-	to := old.with(uuid, terms, fields)
-	to.Has = resp.Container.Gpus // it was described, if there are any: see restoreShares
-	if !known && !to.isZero() && len(d.shares.Tenants) >= maxShares {
-		return nil, status.Errorf(codes.ResourceExhausted, "set a share: %d tenants have one already; remove some", len(d.shares.Tenants))
-	}
-	who := api.Tenant(resp.Container, resp.Uid)
-	if uuid == "" { // of GPUs that are found later, and the only check before the first
-		if err := d.keepable("new GPUs", "", account, old, to, who); err != nil {
-			return nil, err
-		}
-	}
-	for _, g := range gpus {
-		if err := d.keepable(fmt.Sprintf("GPU %d", g.Index), g.UUID, account, old, to, who); err != nil {
-			return nil, err
-		}
-		if err := d.residentFits(g, account, old, to, who); err != nil {
-			return nil, err
-		}
-	}
-	if err := d.changeShares(account, to, false); err != nil {
-		return nil, status.Error(codes.Unavailable, err.Error())
-	}
-	if uuid == "" {
-		resp.Changes = append(resp.Changes, shareChange(nil, account, old, to))
-	}
-	for _, g := range gpus {
-		resp.Changes = append(resp.Changes, shareChange(g, account, old, to))
-	}
-	return resp, nil
+	return nil
 }
 
-// keepable returns why a tenant cannot have new terms on a GPU: they contradict
-// each other, or more than 100 % of the GPU would be promised.
-func (d *Daemon) keepable(gpu, uuid, account string, old, to tenantShares, who string) error {
-	was, is := old.on(uuid), to.on(uuid)
-	if err := is.Consistent(); err != nil && is != was {
-		return status.Errorf(codes.InvalidArgument, "%s: %s: %v", gpu, who, err)
+// membersOf returns the accounts of a group's members on a GPU.
+func (b *tenants) membersOf(g *gpu, group string) (accounts []string) {
+	for _, account := range slices.Sorted(maps.Keys(b.shares.Tenants)) {
+		if t := b.shares.Tenants[account]; t.Pod.Overlap == group && b.overlapGPU(t.Has) == g {
+			accounts = append(accounts, account)
+		}
 	}
-	if is.CoreRequest <= was.CoreRequest || to.GPUs[uuid].CoreRequest == 0 && !d.has(account, uuid) {
-		return nil
-	}
-	return d.promisable(gpu, uuid, account, is.CoreRequest, who, d.describePromises)
+	return accounts
 }
 
-// promisable returns why a tenant cannot be promised a percentage of a GPU; zero
-// always can. holders says who has the rest.
-func (d *Daemon) promisable(gpu, uuid, account string, request uint32, who string, holders func(promises) string) error {
-	p := d.promised(uuid, account)
-	if request == 0 || p.sum()+request <= 100 {
-		return nil
+// groupShare returns the request and the weight of an overlap group: the sum of its members'
+// requests, and the greatest of their weights.
+func (b *tenants) groupShare(g *gpu, group string) (request, weight int) {
+	for _, account := range b.membersOf(g, group) {
+		t := b.shares.Tenants[account].on(g.UUID)
+		request += int(promisedBy(t))
+		weight = max(weight, int(t.Weight))
 	}
-	return status.Errorf(codes.FailedPrecondition, "%s: %d %% cannot be promised to %s: %d %% are already, %s; at most %d %% are left",
-		gpu, request, who, p.sum(), holders(p), 100-min(p.sum(), 100))
+	return min(request, 100), weight
+}
+
+// gpuOf returns the one GPU of a container, by its UUID; "": it has none, or several.
+func (b *tenants) gpuOf(id string) string {
+	has := b.names[id].GetGpus()
+	if has == nil {
+		has = b.shares.Tenants[peer.ContainerAccount+id].Has // told to an earlier scheduler
+	}
+	if len(has) != 1 {
+		return ""
+	}
+	return has[0]
+}
+
+// placeOf returns the GPU on which a container is; the zero UUID: that is not known, or it is
+// not one. A container that may move has the one in its environment on which it began.
+func (b *tenants) placeOf(account string) wire.UUID {
+	id, container := strings.CutPrefix(account, peer.ContainerAccount)
+	if !container {
+		return wire.UUID{}
+	}
+	uuid, err := wire.ParseUUID(b.gpuOf(id))
+	if err != nil || b.gpus[uuid] == nil {
+		return wire.UUID{}
+	}
+	return uuid
 }

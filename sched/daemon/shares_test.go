@@ -495,7 +495,7 @@ func TestManySharesAreOneRecord(t *testing.T) {
 		do   func(id string)
 		want int
 	}{
-		{func(id string) { s.Daemon.describe(&api.Container{Id: id, MemoryLimitBytes: gib}, nil) }, many},
+		{func(id string) { s.tenants.describe(&api.Container{Id: id, MemoryLimitBytes: gib}, nil) }, many},
 		{s.forget, 0},
 	} {
 		before := recorded()

@@ -48,7 +48,7 @@ func (d *Daemon) abandon() {
 // remains waits for the goroutines of an abandoned daemon and unmaps its pages.
 func (d *Daemon) remains() {
 	d.wg.Wait()
-	d.arena.Close()
+	d.pool.Close()
 	for c := range d.conns {
 		if c.page != nil {
 			c.page.Unmap()
@@ -439,7 +439,7 @@ func (o *ordeal) kill(seed int, point failpoint) (regrant time.Duration) {
 				continue
 			}
 			regrant = time.Since(began)
-			d.do(func() { goesOn = true })
+			d.Do(func() { goesOn = true })
 		case <-done:
 			return 0
 		case <-time.After(patience):
@@ -451,7 +451,7 @@ func (o *ordeal) kill(seed int, point failpoint) (regrant time.Duration) {
 		o.end(o.clients[i])
 		o.clients[i] = o.spawn(1000*(seed+1)+i, 0)
 	}
-	d.do(func() { since = time.Now() })
+	d.Do(func() { since = time.Now() })
 	select {
 	case <-done:
 	case <-time.After(patience):
@@ -487,8 +487,8 @@ func TestKilledAnywhere(t *testing.T) {
 		}()
 		d.setLatency(t, o.dir)
 		defer o.end(o.spawn(4, nobody))
-		d.do(d.abandon)
-		<-d.ended
+		d.Do(d.abandon)
+		<-d.Ended()
 	}
 	for i := range 4 {
 		o.clients = append(o.clients, o.spawn(i, 0))

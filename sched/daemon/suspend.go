@@ -13,29 +13,29 @@ import (
 )
 
 // suspend answers the control call.
-func (d *Daemon) suspend(req *api.SuspendRequest) (*api.SuspendResponse, error) {
+func (aw *away) suspend(req *api.SuspendRequest) (*api.SuspendResponse, error) {
 	fits := func(g *gpu, account string) (uint64, bool, error) {
 		bytes, why := g.core.SuspendFits(account)
-		return bytes, d.opts.Checkpoint != nil, why
+		return bytes, aw.opts.Checkpoint != nil, why
 	}
-	return d.move(req, "suspended", fits, func(account string, gpus []*gpu) {
+	return aw.move(req, "suspended", fits, func(account string, gpus []*gpu) {
 		for _, g := range gpus {
-			d.step(g, sched.Suspend{Tenant: account})
+			aw.step(g, sched.Suspend{Tenant: account})
 		}
 	})
 }
 
 // resume answers the control call.
-func (d *Daemon) resume(req *api.SuspendRequest) (*api.SuspendResponse, error) {
+func (aw *away) resume(req *api.SuspendRequest) (*api.SuspendResponse, error) {
 	fits := func(g *gpu, account string) (uint64, bool, error) {
 		bytes, why := g.core.ResumeFits(account)
-		away := len(d.awayOf(account, g)) > 0
+		away := len(aw.awayOf(account, g)) > 0
 		if errors.Is(why, sched.ErrNothingAway) && away {
 			why = nil
 		}
 		return bytes, away, why
 	}
-	return d.move(req, "resumed", fits, func(account string, gpus []*gpu) {
+	return aw.move(req, "resumed", fits, func(account string, gpus []*gpu) {
 		// Processes that have left with their context are restored first.
 		waits := 1
 		goOn := func() {
@@ -43,12 +43,12 @@ func (d *Daemon) resume(req *api.SuspendRequest) (*api.SuspendResponse, error) {
 				return
 			}
 			for _, g := range gpus {
-				d.step(g, sched.ResumeTenant{Tenant: account})
+				aw.step(g, sched.ResumeTenant{Tenant: account})
 			}
 		}
-		for _, cl := range d.awayOf(account, nil) {
+		for _, cl := range aw.awayOf(account, nil) {
 			waits++
-			d.wake(cl, goOn)
+			aw.wake(cl, goOn)
 		}
 		goOn()
 	})
@@ -57,28 +57,28 @@ func (d *Daemon) resume(req *api.SuspendRequest) (*api.SuspendResponse, error) {
 // move has a tenant's memory leave all GPUs that it can leave, or come back to them. If
 // there is no such GPU, it returns why. fits says how many bytes move, and whether
 // contexts do.
-func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, account string) (bytes uint64, contexts bool, why error), order func(account string, gpus []*gpu)) (*api.SuspendResponse, error) {
-	account, err := d.findTenant(req.Container, req.Uid)
+func (aw *away) move(req *api.SuspendRequest, done string, fits func(g *gpu, account string) (bytes uint64, contexts bool, why error), order func(account string, gpus []*gpu)) (*api.SuspendResponse, error) {
+	account, err := aw.findTenant(req.Container, req.Uid)
 	if err != nil {
 		return nil, err
 	}
-	if m := d.migrations[account]; m != nil {
-		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot be %s: it is on its way to GPU %d", d.nameOf(account), done, m.to.Index)
+	if to := aw.leaving[account]; to != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot be %s: it is on its way to GPU %d", aw.nameOf(account), done, to.Index)
 	}
-	gpus := d.order
+	gpus := aw.order
 	if req.Gpu != "" {
-		g := d.findGPU(req.Gpu)
+		g := aw.findGPU(req.Gpu)
 		if g == nil {
 			return nil, noSuchGPU(req.Gpu)
 		}
 		gpus = []*gpu{g}
 	}
 	resp := &api.SuspendResponse{}
-	resp.Container, resp.Uid = d.tenantOf(account)
+	resp.Container, resp.Uid = aw.tenantOf(account)
 	who := api.Tenant(resp.Container, resp.Uid)
 	var able []*gpu
 	var none error
-	d.observeHost()
+	aw.observeHost()
 	for _, g := range gpus {
 		bytes, contexts, why := fits(g, account)
 		if why == nil {
@@ -90,7 +90,7 @@ func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, ac
 		if !errors.Is(why, sched.ErrNothingMoves) && !errors.Is(why, sched.ErrNothingAway) {
 			return nil, err
 		}
-		if none == nil || d.onGPU(g, account) { // of the others there is nothing to say
+		if none == nil || aw.onGPU(g, account) { // of the others there is nothing to say
 			none = err
 		}
 	}
@@ -102,14 +102,4 @@ func (d *Daemon) move(req *api.SuspendRequest, done string, fits func(g *gpu, ac
 	}
 	order(account, able)
 	return resp, nil
-}
-
-// onGPU says whether processes of a tenant use a GPU.
-func (d *Daemon) onGPU(g *gpu, account string) bool {
-	for cl := range d.byAccount[account] {
-		if cl.attached[g] != nil {
-			return true
-		}
-	}
-	return false
 }

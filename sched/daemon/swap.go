@@ -13,6 +13,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -23,6 +24,43 @@ import (
 // DefaultHeadroom is a thirty-second of the GPU's memory: on one of 141 GiB enough for
 // the contexts of eight processes.
 const DefaultHeadroom = -1
+
+// memory is that of clients: what they have reserved, what is where, and the host memory for it.
+type memory struct {
+	*node
+	*tenants
+	contexts contexts
+	// sysfs is where that is; not /sys in tests.
+	sysfs       string
+	pool        *arena.Pool                // of host memory
+	swaps       map[*gpu]*swap             // of GPUs where memory is swapped
+	outOfMemory map[string]map[*gpu]uint64 // by account, of those with a client: what its limit refused
+	members     *timer.Timer               // write the file of who has memory
+	before      map[string][]memberState   // of GPUs not found yet, by UUID; see swap_record.go
+	unrecorded  bool                       // who has memory could not be recorded
+}
+
+// contexts knows where the contexts of clients are, whose memory may be in files.
+type contexts interface {
+	// isAway tells whether a client is off its GPUs, or on its way.
+	isAway(cl *client) bool
+	// wasAway notes that a client had left under an earlier scheduler.
+	wasAway(cl *client)
+	// memoryLeaves is called when a client's memory is to leave until it is called for.
+	memoryLeaves(cl *client)
+	// foundFiled counts what an earlier scheduler has in a file of a client's memory.
+	foundFiled(has *clientMemory)
+	isFiled(cl *client) bool
+	largestFiled() uint64
+	// noteCopied takes note of what a process says of its copier.
+	noteCopied(att *attachment, noArena, elsewhere bool)
+}
+
+func newMemory(b *tenants, contexts contexts) *memory {
+	m := &memory{node: b.node, tenants: b, contexts: contexts, sysfs: "/sys", swaps: map[*gpu]*swap{}, outOfMemory: map[string]map[*gpu]uint64{}}
+	m.members = m.timers.New(m.recordMembers)
+	return m
+}
 
 // swap is what a GPU has where memory is swapped.
 type swap struct {
@@ -43,38 +81,38 @@ type clientMemory struct {
 }
 
 // addMember makes a client known on a GPU where memory is swapped.
-func (d *Daemon) addMember(g *gpu, cl *client) *clientMemory {
-	m := &clientMemory{client: cl}
-	m.arena = g.swap.arenas.AddClient(arenaOwner{d, g, m})
-	g.swap.members[cl.id] = m
-	return m
+func (mem *memory) addMember(g *gpu, cl *client) *clientMemory {
+	s, has := mem.swaps[g], &clientMemory{client: cl}
+	has.arena = s.arenas.AddClient(arenaOwner{mem, g, has})
+	s.members[cl.id] = has
+	return has
 }
 
 // openMemory is addGPU's part: it says how the memory of a GPU is shared.
-func (d *Daemon) openMemory(g *gpu, physical uint64) sched.Memory {
-	m := sched.Memory{Bytes: g.MemoryBytes, Ceiling: d.opts.GPUMemory, DefaultLimit: d.opts.DefaultMemoryLimit}
-	if d.opts.SwapMemory == 0 {
+func (mem *memory) openMemory(g *gpu, physical uint64) sched.Memory {
+	m := sched.Memory{Bytes: g.MemoryBytes, Ceiling: mem.opts.GPUMemory, DefaultLimit: mem.opts.DefaultMemoryLimit}
+	if mem.opts.SwapMemory == 0 {
 		return m
 	}
 	if physical == 0 { // with room for nothing, everything would be refused
-		d.log.Warnf("GPU %d: nothing is swapped, because NVML does not tell how much memory it has: --gpu-memory does", g.Index)
+		mem.log.Warnf("GPU %d: nothing is swapped, because NVML does not tell how much memory it has: --gpu-memory does", g.Index)
 		return m
 	}
-	headroom := uint64(d.opts.SwapHeadroom)
-	if d.opts.SwapHeadroom == DefaultHeadroom {
+	headroom := uint64(mem.opts.SwapHeadroom)
+	if mem.opts.SwapHeadroom == DefaultHeadroom {
 		headroom = physical / 32
 	}
-	m.Swap, m.SuspendAfter, m.Contexts = true, d.opts.SuspendAfter, d.opts.Checkpoint != nil
+	m.Swap, m.SuspendAfter, m.Contexts = true, mem.opts.SuspendAfter, mem.opts.Checkpoint != nil
 	m.Capacity = min(physical-min(physical, headroom), g.MemoryBytes)
 	m.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
 	m.ArenaUnit = arena.MinSegment
-	node := arena.NUMANode(d.sysfs, g.PCIBusID)
-	g.swap = &swap{arenas: d.arena.AddGPU(node), members: map[sched.ClientID]*clientMemory{}}
+	node := arena.NUMANode(mem.sysfs, g.PCIBusID)
+	mem.swaps[g] = &swap{arenas: mem.pool.AddGPU(node), members: map[sched.ClientID]*clientMemory{}}
 	near := ""
 	if node != arena.NoNode {
 		near = fmt.Sprintf(", of NUMA node %d first", node)
 	}
-	d.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs%s", g.Index, m.Capacity>>20, d.opts.SwapMemory>>20, near)
+	mem.log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs%s", g.Index, m.Capacity>>20, mem.opts.SwapMemory>>20, near)
 	return m
 }
 
@@ -90,21 +128,21 @@ func keepOf(t api.Terms) sched.Keep {
 }
 
 // showMemoryMode tells a client's page how its tenant asks for memory to be kept.
-func (d *Daemon) showMemoryMode(g *gpu, cl *client, channel uint16) {
+func (mem *memory) showMemoryMode(g *gpu, cl *client, channel uint16) {
 	mode := map[sched.Keep]uint32{sched.Managed: wire.SlotManaged, sched.Resident: wire.SlotResident}
-	cl.page.SetMemoryMode(channel, mode[keepOf(d.shares.Tenants[cl.Account].on(g.UUID))])
+	cl.page.SetMemoryMode(channel, mode[keepOf(mem.shares.Tenants[cl.Account].on(g.UUID))])
 }
 
 // setTenantMemory brings a GPU and the pages of a tenant's processes into line with what
 // its shares say of memory.
-func (d *Daemon) setTenantMemory(g *gpu, account string) {
-	t := d.shares.Tenants[account].on(g.UUID)
-	for cl := range d.byAccount[account] {
+func (mem *memory) setTenantMemory(g *gpu, account string) {
+	t := mem.shares.Tenants[account].on(g.UUID)
+	for cl := range mem.byAccount[account] {
 		if att := cl.slotOn(g); att != nil {
-			d.showMemoryMode(g, cl, att.channel)
+			mem.showMemoryMode(g, cl, att.channel)
 		}
 	}
-	d.step(g, sched.SetTenantMemory{Tenant: account, Limit: t.MemoryLimit, Keep: keepOf(t), SuspendAfter: suspendAfter(t)})
+	mem.step(g, sched.SetTenantMemory{Tenant: account, Limit: t.MemoryLimit, Keep: keepOf(t), SuspendAfter: suspendAfter(t)})
 }
 
 // suspendAfter is what the core is told of a tenant's time.
@@ -117,90 +155,89 @@ func suspendAfter(t api.Terms) time.Duration {
 
 // memberOf returns what a client has of a GPU where memory is swapped; nil: it is not
 // known there.
-func (g *gpu) memberOf(id sched.ClientID) *clientMemory {
-	if g.swap == nil {
-		return nil
+func (mem *memory) memberOf(g *gpu, id sched.ClientID) *clientMemory {
+	if s := mem.swaps[g]; s != nil {
+		return s.members[id]
 	}
-	return g.swap.members[id]
+	return nil
 }
 
 // dropUse forgets what a client has on GPUs, and tells these why: it is dead, or another
 // program now.
-func (d *Daemon) dropUse(cl *client, why sched.Event) {
-	for _, g := range d.order {
-		m := g.memberOf(cl.id)
+func (mem *memory) dropUse(cl *client, why sched.Event) {
+	for _, g := range mem.order {
+		m := mem.memberOf(g, cl.id)
 		if m == nil && cl.attached[g] == nil && !g.restored[cl.id] {
 			continue
 		}
 		if m != nil {
 			m.arena.Drop()
-			delete(g.swap.members, cl.id)
+			delete(mem.swaps[g].members, cl.id)
 		}
-		d.step(g, why)
+		mem.step(g, why)
 		delete(cl.attached, g)
 		delete(g.restored, cl.id)
 		if m != nil {
-			g.swap.arenas.Prepare() // others may have what it had
+			mem.swaps[g].arenas.Prepare() // others may have what it had
 		}
 	}
 }
 
 // observeHost tells the node how much host memory there is.
-func (d *Daemon) observeHost() {
-	pages, huge, known := d.arena.Host.Free()
-	ready := d.arena.Held() // which is there for clients
-	filed := d.arena.Filed()
-	d.node.Arenas.Observe(sched.Host{Used: d.arena.Used() + filed, Filed: filed, Return: min(filed, d.largestFiled()), Ready: ready, Free: pages + huge + ready, FreeKnown: known, Failed: d.arena.Err()})
+func (mem *memory) observeHost() {
+	pages, huge, known := mem.pool.Host.Free()
+	ready := mem.pool.Held() // which is there for clients
+	filed := mem.pool.Filed()
+	mem.cores.Arenas.Observe(sched.Host{Used: mem.pool.Used() + filed, Filed: filed, Return: min(filed, mem.contexts.largestFiled()), Ready: ready, Free: pages + huge + ready, FreeKnown: known, Failed: mem.pool.Err()})
 }
 
 // carryOutMemory carries out what was decided about memory. None of it depends on what
 // was recorded before.
-func (d *Daemon) carryOutMemory(g *gpu, action sched.Action) (done bool) {
+func (mem *memory) carryOutMemory(g *gpu, action sched.Action) (done bool) {
 	switch a := action.(type) {
 	case sched.Room:
-		if att := d.attachmentOf(g, a.Client); att != nil {
-			d.reach(beforeRoom)
+		if att := mem.attachmentOf(g, a.Client); att != nil {
+			mem.reach(beforeRoom)
 			att.client.page.SetRoom(att.channel, max(a.Bytes, 1)) // 0 means something else
-			d.reach(inRoom)
-			d.tellRoom(att, a.Bytes)
-			d.reach(afterRoom)
+			mem.reach(inRoom)
+			mem.tellRoom(att, a.Bytes)
+			mem.reach(afterRoom)
 		}
 	case sched.Reserved:
-		d.reserved(g, a)
+		mem.reserved(g, a)
 	case sched.LimitsChanged:
-		d.showLimits(g, a.Tenant)
+		mem.showLimits(g, a.Tenant)
 	case sched.ArenaWanted:
-		if m := g.memberOf(a.Client); m != nil {
-			m.want, m.soon, g.swap.wanting = a.Bytes, a.Soon, true
+		if m := mem.memberOf(g, a.Client); m != nil {
+			m.want, m.soon, mem.swaps[g].wanting = a.Bytes, a.Soon, true
 		}
 	case sched.ArenaFound:
-		g.swap.found = append(g.swap.found, a)
+		mem.swaps[g].found = append(mem.swaps[g].found, a)
 	case sched.Promised:
-		d.noteMembers()
+		mem.noteMembers()
 	case sched.SwapDone:
 		kind := api.EventType_EVENT_TYPE_SWAP_OUT
 		if a.In {
 			kind = api.EventType_EVENT_TYPE_SWAP_IN
 		}
-		d.turn(time.Now(), g, a.Client, &history.Event{Kind: kind, Bytes: a.Bytes, Took: a.Took})
+		mem.turn(time.Now(), g, a.Client, &history.Event{Kind: kind, Bytes: a.Bytes, Took: a.Took})
 	case sched.Suspended:
 		why := "by order"
 		if a.Idle {
-			after := d.opts.SuspendAfter
-			if cl := d.clients[a.Client]; cl != nil {
-				after = cmp.Or(suspendAfter(d.shares.Tenants[cl.Account].on(g.UUID)), after)
+			after := mem.opts.SuspendAfter
+			if cl := mem.clients[a.Client]; cl != nil {
+				after = cmp.Or(suspendAfter(mem.shares.Tenants[cl.Account].on(g.UUID)), after)
 			}
 			why = fmt.Sprintf("it was idle for %v", after)
 		}
-		d.turn(time.Now(), g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_SUSPEND, Bytes: a.Bytes, Text: why})
-		if cl := d.clients[a.Client]; cl != nil {
-			d.expectCheckpoints(1) // while its memory leaves
-			d.considerLeaving(cl)  // it may have nothing on the GPU but its context
+		mem.turn(time.Now(), g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_SUSPEND, Bytes: a.Bytes, Text: why})
+		if cl := mem.clients[a.Client]; cl != nil {
+			mem.contexts.memoryLeaves(cl)
 		}
 	case sched.SwapStalled:
-		d.noteStall(g, a.Client, fmt.Sprintf("it does not move %d MiB off the GPU, for which others wait", a.Bytes>>20))
+		mem.noteStall(g, a.Client, fmt.Sprintf("it does not move %d MiB off the GPU, for which others wait", a.Bytes>>20))
 	case sched.Stranded:
-		d.noteStall(g, a.Client, strandedText(a.Bytes))
+		mem.noteStall(g, a.Client, strandedText(a.Bytes))
 	default:
 		return false
 	}
@@ -208,50 +245,61 @@ func (d *Daemon) carryOutMemory(g *gpu, action sched.Action) (done bool) {
 }
 
 // noteStall notes and logs that a client does not get on.
-func (d *Daemon) noteStall(g *gpu, id sched.ClientID, text string) {
-	d.turn(time.Now(), g, id, &history.Event{Kind: api.EventType_EVENT_TYPE_STALL, Text: text})
-	if cl := d.clients[id]; cl != nil {
-		d.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
+func (mem *memory) noteStall(g *gpu, id sched.ClientID, text string) {
+	mem.turn(time.Now(), g, id, &history.Event{Kind: api.EventType_EVENT_TYPE_STALL, Text: text})
+	if cl := mem.clients[id]; cl != nil {
+		mem.tell(cl.subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
 	}
 }
 
-func (d *Daemon) tellRoom(att *attachment, bytes uint64) {
+func (mem *memory) tellRoom(att *attachment, bytes uint64) {
 	c := att.client.conn
 	if c == nil || c.channels[att.channel] != att || !att.answered {
 		return
 	}
-	d.send(c, &wire.Frame{Type: wire.TypeRoom, Channel: att.channel, Room: wire.Room{Bytes: bytes}}, nil)
+	mem.send(c, &wire.Frame{Type: wire.TypeRoom, Channel: att.channel, Room: wire.Room{Bytes: bytes}}, nil)
 }
 
 // moved passes MOVED on.
-func (d *Daemon) moved(att *attachment, f *wire.Frame) {
+func (mem *memory) moved(att *attachment, f *wire.Frame) {
 	g, id, is := att.gpu, att.client.id, func(flag uint32) bool { return f.Code&flag != 0 }
-	if g.memberOf(id) == nil {
+	if mem.memberOf(g, id) == nil {
 		return
 	}
-	d.reach(atMoved)
+	mem.reach(atMoved)
 	if is(wire.MovedStuck) {
-		d.log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)
+		mem.log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)
 	}
-	d.noteFixed(att, f.FixedBy())
-	d.noteCopied(att, is(wire.MovedNoArena), is(wire.MovedElsewhere))
-	d.step(g, sched.Moved{
+	mem.noteFixed(att, f.FixedBy())
+	mem.contexts.noteCopied(att, is(wire.MovedNoArena), is(wire.MovedElsewhere))
+	mem.step(g, sched.Moved{
 		Client: id, Epoch: sched.Epoch(f.Epoch), Report: sched.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
 		Ready: is(wire.MovedReady), Stuck: is(wire.MovedStuck), NoMemory: is(wire.MovedNoMemory), NoArena: is(wire.MovedNoArena),
 	})
 	if att.moves && f.Moved.Resident > f.Moved.Fixed {
-		d.step(g, sched.Suspend{Tenant: att.client.Account}) // it came back after its tenant began to depart
+		mem.step(g, sched.Suspend{Tenant: att.client.Account}) // it came back after its tenant began to depart
 	}
 }
 
-// residentFits says why a tenant's memory cannot be kept on a GPU.
-func (d *Daemon) residentFits(g *gpu, account string, old, to tenantShares, who string) error {
-	is := keepOf(to.on(g.UUID))
-	if is == keepOf(old.on(g.UUID)) {
-		return nil
+// makeArenas has arenas made where the step of a GPU has changed what is wanted.
+func (mem *memory) makeArenas(g *gpu) {
+	s := mem.swaps[g]
+	if s == nil {
+		return
 	}
-	if err := g.core.KeepFits(account, is); err != nil {
-		return notResident(g, who, err)
+	found := s.found
+	s.found = nil
+	for _, f := range found {
+		if m := s.members[f.Client]; m != nil && f.Bytes > m.arena.Given() {
+			m.arena.Had(f.Bytes)
+			if mem.contexts.isFiled(m.client) {
+				m.arena.SetFiled(true)
+			}
+		}
 	}
-	return nil
+	if s.wanting {
+		s.wanting = false
+		mem.extraWork += uint64(len(s.members)) / clientsPerWork
+		s.arenas.Prepare()
+	}
 }

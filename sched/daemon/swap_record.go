@@ -50,7 +50,7 @@ type gpuMember struct {
 }
 
 // readMembers reads what an earlier scheduler has written.
-func readMembers(o *Options, bootID string) (map[string][]memberState, error) {
+func readMembers(o *Config, bootID string) (map[string][]memberState, error) {
 	m, err := state.ReadRecord[members](membersPath(o.RunDir), membersVersion)
 	if errors.Is(err, state.ErrNewer) {
 		return nil, err
@@ -83,73 +83,73 @@ func heldBefore(before map[string][]memberState, find func(peer.Process) (*peer.
 }
 
 // awaitMembers has a GPU wait for those that were here before and live.
-func (d *Daemon) awaitMembers(g *gpu) {
-	list := d.before[g.UUID]
-	delete(d.before, g.UUID)
-	if g.swap == nil {
+func (mem *memory) awaitMembers(g *gpu) {
+	list := mem.before[g.UUID]
+	delete(mem.before, g.UUID)
+	if mem.swaps[g] == nil {
 		return
 	}
 	for _, was := range list[:min(len(list), maxMembers)] {
-		d.onceKnown(gpuMember{g.UUID, was}, fmt.Sprintf("process %d lives, which had memory on GPU %d,", was.PID, g.Index), func() error { return d.awaitMember(g, was) })
+		mem.onceKnown(gpuMember{g.UUID, was}, fmt.Sprintf("process %d lives, which had memory on GPU %d,", was.PID, g.Index), func() error { return mem.awaitMember(g, was) })
 	}
 }
 
-func (d *Daemon) awaitMember(g *gpu, was memberState) error {
-	cl, err := d.clientOf(peer.Process{PID: was.PID, Start: was.StartTime})
+func (mem *memory) awaitMember(g *gpu, was memberState) error {
+	cl, err := mem.clientOf(peer.Process{PID: was.PID, Start: was.StartTime})
 	if cl == nil {
 		return err
 	}
 	if cl.conn == nil { // a holder is known already, but not what its shim can do
 		cl.canMove = was.Movable
 	}
-	if g.memberOf(cl.id) != nil {
+	if mem.memberOf(g, cl.id) != nil {
 		return nil
 	}
-	m := d.addMember(g, cl)
+	m := mem.addMember(g, cl)
 	m.arena.Had(min(was.Arena, g.MemoryBytes+arena.MaxSegment)) // before the core says what it needs: or it would be made again
-	d.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: d.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes, Suspended: was.Away})
-	if was.Away && cl.away.step == present { // or about to leave, or to return: to restore it does no harm
-		cl.away.step = absent
+	mem.step(g, sched.RestoreMemory{Client: cl.id, Tenant: cl.Account, Gang: mem.shareOf(g, cl.Account).Crew(), CanMove: cl.canMove, Bytes: was.Bytes, Suspended: was.Away})
+	if was.Away {
+		mem.contexts.wasAway(cl)
 	}
 	promised, _ := g.core.ClientMemory(cl.id)
 	m.arena.Had(min(was.Arena, promised.Promised+arena.MaxSegment))
-	d.foundFiled(m)
-	d.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)
+	mem.contexts.foundFiled(m)
+	mem.log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)
 	return nil
 }
 
 // noteMembers plans to write the file.
-func (d *Daemon) noteMembers() {
-	if !d.members.Planned() {
-		d.members.Set(now().Add(recordPause))
+func (mem *memory) noteMembers() {
+	if !mem.members.Planned() {
+		mem.members.Set(now().Add(recordPause))
 	}
 }
 
-func (d *Daemon) recordMembers() {
-	d.members.Stop()
-	file := members{Version: membersVersion, BootID: d.bootID, GPUs: map[string][]memberState{}}
-	for _, g := range d.order {
-		if g.swap == nil {
+func (mem *memory) recordMembers() {
+	mem.members.Stop()
+	file := members{Version: membersVersion, BootID: mem.bootID, GPUs: map[string][]memberState{}}
+	for _, g := range mem.order {
+		if mem.swaps[g] == nil {
 			continue
 		}
 		for _, had := range g.core.MemorySnapshot().Clients {
-			if m := g.swap.members[had.Client]; m != nil && had.Promised != 0 {
-				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, had.Promised, m.arena.Given(), m.arena.Filed(), m.client.canMove, m.client.away.step != present})
+			if m := mem.swaps[g].members[had.Client]; m != nil && had.Promised != 0 {
+				file.GPUs[g.UUID] = append(file.GPUs[g.UUID], memberState{m.client.PID, m.client.Start, had.Promised, m.arena.Given(), m.arena.Filed(), m.client.canMove, mem.contexts.isAway(m.client)})
 			}
 		}
 	}
-	for uuid, list := range d.before { // GPUs that are not found yet
+	for uuid, list := range mem.before { // GPUs that are not found yet
 		file.GPUs[uuid] = list
 	}
-	for _, was := range unsureOf[gpuMember](d) {
+	for _, was := range unsureOf[gpuMember](mem.node) {
 		file.GPUs[was.uuid] = append(file.GPUs[was.uuid], was.memberState)
 	}
-	err := state.WriteRecord(membersPath(d.opts.RunDir), file)
+	err := state.WriteRecord(membersPath(mem.opts.RunDir), file)
 	if err != nil {
-		if !d.unrecorded {
-			d.log.WithError(fmt.Errorf("record who has memory on GPUs: %w", err)).Warnf("after a restart it is not known before all are back; trying again every %v", recordRetry)
+		if !mem.unrecorded {
+			mem.log.WithError(fmt.Errorf("record who has memory on GPUs: %w", err)).Warnf("after a restart it is not known before all are back; trying again every %v", recordRetry)
 		}
-		d.members.Set(now().Add(recordRetry))
+		mem.members.Set(now().Add(recordRetry))
 	}
-	d.unrecorded = err != nil
+	mem.unrecorded = err != nil
 }

@@ -4,13 +4,14 @@ package daemon
 
 import (
 	"fmt"
-
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	"time"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 )
+
+// noRoomLately is for how long the refusal of a reservation is a problem.
+const noRoomLately = time.Minute
 
 var apiKeeps = map[sched.Keep]api.MemoryMode{
 	sched.Swapped:  api.MemoryMode_MEMORY_MODE_SWAP,
@@ -18,27 +19,19 @@ var apiKeeps = map[sched.Keep]api.MemoryMode{
 	sched.Managed:  api.MemoryMode_MEMORY_MODE_MANAGED,
 }
 
-var contextStates = map[awayStep]api.ContextState{
-	present:   api.ContextState_CONTEXT_STATE_PRESENT,
-	preparing: api.ContextState_CONTEXT_STATE_LEAVING,
-	leaving:   api.ContextState_CONTEXT_STATE_LEAVING,
-	absent:    api.ContextState_CONTEXT_STATE_AWAY,
-	returning: api.ContextState_CONTEXT_STATE_RETURNING,
-}
-
 // swapStatus describes where the memory of a GPU's clients is, and who waits for
 // whom for too long.
-func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
+func (mem *memory) swapStatus(g *gpu, share int) (out *api.Swap, problems []string) {
 	s := g.core.MemorySnapshot()
 	if s == nil {
 		return nil, nil
 	}
 	out = &api.Swap{
 		CapacityBytes: s.Capacity, PromisedBytes: s.Promised,
-		ArenaLimitBytes: d.opts.SwapMemory, ArenaUsedBytes: d.arena.Used(), ArenaReadyBytes: d.arena.Ready(), ArenaFileBytes: d.arena.Filed(),
+		ArenaLimitBytes: mem.opts.SwapMemory, ArenaUsedBytes: mem.pool.Used(), ArenaReadyBytes: mem.pool.Ready(), ArenaFileBytes: mem.pool.Filed(),
 		OutBytes: s.Out.Bytes, InBytes: s.In.Bytes, OutNs: int64(s.Out.Took), InNs: int64(s.In.Took),
 		Outs: s.Out.Times, Ins: s.In.Times, OutBytesPerSecond: s.Out.Rate, InBytesPerSecond: s.In.Rate,
-		Refused: s.Refused, SharePercent: uint32(d.swapShareOf(g.UUID)), Suspends: s.Suspends,
+		Refused: s.Refused, SharePercent: uint32(share), Suspends: s.Suspends,
 	}
 	pinned := map[string]uint64{} // by account
 	for i := range s.Clients {
@@ -49,7 +42,7 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 		if has.Suspended {
 			out.Suspended++
 		}
-		m := g.memberOf(has.Client)
+		m := mem.memberOf(g, has.Client)
 		if m == nil {
 			continue
 		}
@@ -62,12 +55,12 @@ func (d *Daemon) swapStatus(g *gpu) (out *api.Swap, problems []string) {
 			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) does not move its memory off the GPU; others wait for %d MiB", g.Index, m.client.PID, m.client.Command, s.Lacking>>20))
 		}
 	}
-	return out, append(problems, d.largestPinner(g, pinned)...)
+	return out, append(problems, mem.largestPinner(g, pinned)...)
 }
 
 // largestPinner names the tenant with most memory that cannot be moved, where memory was
 // refused of late.
-func (d *Daemon) largestPinner(g *gpu, pinned map[string]uint64) (problem []string) {
+func (mem *memory) largestPinner(g *gpu, pinned map[string]uint64) (problem []string) {
 	if g.noRoom == 0 || now().Sub(g.noRoom) > noRoomLately {
 		return nil
 	}
@@ -81,34 +74,27 @@ func (d *Daemon) largestPinner(g *gpu, pinned map[string]uint64) (problem []stri
 	if sum == 0 {
 		return nil
 	}
-	c, uid := d.tenantOf(largest)
+	c, uid := mem.tenantOf(largest)
 	return []string{fmt.Sprintf("GPU %d: memory was refused of late; processes say that they cannot move %d MiB, of which %s has most, %d MiB",
 		g.Index, sum>>20, api.Tenant(c, uid), pinned[largest]>>20)}
 }
 
-// memoryOfClient fills in where a client's memory is.
-func (d *Daemon) memoryOfClient(g *gpu, cl *client, c *api.Client) {
+// memoryOfClient fills in where a client's memory is; false: that is not known.
+func (mem *memory) memoryOfClient(g *gpu, cl *client, c *api.Client) (known bool) {
 	has, known := g.core.ClientMemory(cl.id)
-	m := g.memberOf(cl.id)
+	m := mem.memberOf(g, cl.id)
 	if !known || m == nil {
-		return
+		return false
 	}
 	c.MemoryMode = apiKeeps[has.Keep]
 	c.ResidentBytes, c.FixedBytes, c.AwayBytes = has.Resident, has.Fixed, has.Away
 	c.RoomBytes, c.LacksBytes, c.Stalled, c.Suspended = has.Room, has.Lacks, has.PassedOver, has.Suspended
-	c.Context, c.RestoreNs = contextStates[cl.away.step], int64(cl.away.took)
-	if cl.away.why != nil {
-		c.ContextProblem = cl.away.why.Error()
-	}
 	if att := cl.attached[g]; att != nil {
 		c.FixedReason = fixedText(att.fixed)
 	}
 	c.ArenaBytes, c.FileBytes = m.arena.Given()-m.arena.Filed(), m.arena.Filed()
 	c.SwappedOutBytes, c.SwappedInBytes = has.Out, has.In
-}
-
-func notResident(g *gpu, who string, err error) error {
-	return status.Errorf(codes.FailedPrecondition, "GPU %d: the memory of %s cannot be kept on it: %v", g.Index, who, err)
+	return true
 }
 
 func strandedText(lacks uint64) string {

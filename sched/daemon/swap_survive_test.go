@@ -17,14 +17,14 @@ import (
 )
 
 // memory is that of a GPU, as its driver keeps it.
-type memory struct {
+type testMemory struct {
 	mu      sync.Mutex
 	free    uint64
 	refused int // requests for which there was none
 	rounds  int // times that a client had all of its own there
 }
 
-func (m *memory) take(n uint64) bool {
+func (m *testMemory) take(n uint64) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if n > m.free {
@@ -35,19 +35,19 @@ func (m *memory) take(n uint64) bool {
 	return true
 }
 
-func (m *memory) give(n uint64) {
+func (m *testMemory) give(n uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.free += n
 }
 
-func (m *memory) ready() {
+func (m *testMemory) ready() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.rounds++
 }
 
-func (m *memory) counts() (refused, rounds int) {
+func (m *testMemory) counts() (refused, rounds int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.refused, m.rounds
@@ -57,7 +57,7 @@ func (m *memory) counts() (refused, rounds int) {
 // scheduler's ends. It takes turns for ever.
 type mover struct {
 	honest
-	memory *memory
+	memory *testMemory
 	has    wire.Moved
 	total  uint64
 	told   bool // that its gate is open
@@ -65,7 +65,7 @@ type mover struct {
 
 const movedAtOnce = 4 * mib
 
-func newMover(t *testing.T, dir string, i int, m *memory, total uint64) *mover {
+func newMover(t *testing.T, dir string, i int, m *testMemory, total uint64) *mover {
 	c := &mover{memory: m, total: total, honest: honest{name: fmt.Sprintf("mover %d", i), proc: newProc(t, dir, 0), rnd: rand.New(rand.NewPCG(uint64(i), 2)),
 		stop: make(chan struct{}), ended: make(chan struct{})}}
 	c.has.Away = total
@@ -246,7 +246,7 @@ var swapKillPoints = []failpoint{
 func TestSwapKilledAnywhere(t *testing.T) {
 	const capacity, each = 64 * mib, 40 * mib
 	dir := t.TempDir()
-	m := &memory{free: capacity}
+	m := &testMemory{free: capacity}
 	gpu := gpuA
 	gpu.MemoryBytes = capacity
 	o := &ordeal{t: t, dir: dir, reached: map[failpoint]int{}}
@@ -291,7 +291,7 @@ func TestSwapKilledAnywhere(t *testing.T) {
 	if refused, _ := m.counts(); refused != 0 {
 		t.Errorf("room was promised %d times that there was not", refused)
 	}
-	d.do(d.abandon)
+	d.Do(d.abandon)
 	<-done
 	for seed := range 4 * len(swapKillPoints) {
 		point := swapKillPoints[seed%len(swapKillPoints)]
@@ -328,7 +328,7 @@ func TestSwapKilledAnywhere(t *testing.T) {
 		}
 	})
 	t.Logf("killed at %d of %d places", len(o.reached), len(swapKillPoints))
-	d.do(d.abandon)
+	d.Do(d.abandon)
 	<-done
 	o.last.remains()
 }

@@ -26,7 +26,7 @@ func (d *Daemon) noteUnknown(c *conn, channel uint16, uuid wire.UUID) {
 		c.unknown = map[uint16]wire.UUID{}
 	}
 	c.unknown[channel] = uuid
-	text := fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", formatUUID(uuid))
+	text := fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", uuid.String())
 	d.tell(c.subject(), logrus.WarnLevel, text)
 	t := time.Now()
 	if !d.mayTell("unknown GPU of "+c.client.Account, t) {
@@ -61,7 +61,7 @@ func (d *Daemon) describeUnknown(c *conn) string {
 	var gpus []string
 	found := true
 	for _, uuid := range c.unknown {
-		gpus = append(gpus, formatUUID(uuid))
+		gpus = append(gpus, uuid.String())
 		found = found && d.gpus[uuid] != nil
 	}
 	slices.Sort(gpus)

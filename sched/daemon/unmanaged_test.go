@@ -104,7 +104,7 @@ func TestStrangersAreSeenTwice(t *testing.T) {
 		func() { s.finishLook(nil, errors.New("NVML hangs")) },
 	} {
 		if err := s.ask(context.Background(), func() {
-			s.order[0].strangers = nil
+			delete(s.strangers, s.order[0])
 			look()
 			if all, problems := s.strangersStatus(s.order[0]); len(all)+len(problems) != 0 {
 				t.Errorf("told of %v %q", all, problems)

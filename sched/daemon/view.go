@@ -37,7 +37,7 @@ func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
 		sock.Close()
 		return
 	}
-	d.wg.Go(func() {
+	d.Go(func() {
 		defer account.Disconnect()
 		defer sock.Close()
 		var o *overview
@@ -51,7 +51,7 @@ func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
 		})
 		select {
 		case <-made:
-		case <-d.ended:
+		case <-d.Ended():
 			return
 		}
 		answer, err := proto.Marshal(o.view(p.Account, view))
@@ -69,7 +69,7 @@ func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
 		// who asks too often has no connection left, and is refused.
 		select {
 		case <-time.After(account.Charge(cost, time.Now())):
-		case <-d.ended:
+		case <-d.Ended():
 		}
 	})
 }

@@ -202,7 +202,7 @@ func defaultSpin() time.Duration {
 }
 
 func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
-	o := daemon.Options{Version: api.Version, Log: log, List: lister(f.simGPU, log)}
+	o := daemon.Options{Config: daemon.Config{Log: log}, Version: api.Version, List: lister(f.simGPU, log)}
 	var err error
 	if o.RunDir, err = filepath.Abs(f.runDir); err != nil {
 		return o, fmt.Errorf("--run-dir: %w", err)

@@ -4,6 +4,9 @@ package wire
 
 import (
 	"bytes"
+	"encoding/hex"
+	"fmt"
+	"strings"
 	"time"
 )
 
@@ -186,6 +189,24 @@ const (
 
 // UUID is a GPU's identity as cuDeviceGetUuid returns it.
 type UUID [UUIDSize]byte
+
+// ParseUUID reads "GPU-" or, for a MIG device, "MIG-", and 32 hexadecimal
+// digits, dashes anywhere.
+func ParseUUID(s string) (u UUID, err error) {
+	digits, ok := strings.CutPrefix(s, "GPU-")
+	if !ok {
+		digits, ok = strings.CutPrefix(s, "MIG-")
+	}
+	b, hexErr := hex.DecodeString(strings.ReplaceAll(digits, "-", ""))
+	if !ok || hexErr != nil || len(b) != len(u) {
+		return u, fmt.Errorf("GPU UUID %q: want GPU- or MIG- and 32 hexadecimal digits", s)
+	}
+	return UUID(b), nil
+}
+
+func (u UUID) String() string {
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+}
 
 // Frame is one packet. Of the payloads only the one that Type names is read or
 // written; REQUEST and ATTACHED have none.
