@@ -112,38 +112,6 @@ func (d *Daemon) flush(g *gpu) {
 	}
 }
 
-// withoutEnded drops the grants that have ended before they could be recorded, so that they open no
-// gate.
-func withoutEnded(outbox []work) []work {
-	given, ended := map[sched.Epoch]bool{}, map[sched.Epoch]bool{}
-	for _, w := range outbox {
-		switch a := w.action.(type) {
-		case sched.Grant:
-			given[a.Epoch] = true
-		case sched.Released:
-			ended[a.Epoch] = given[a.Epoch]
-		}
-	}
-	return slices.DeleteFunc(outbox, func(w work) bool { return ended[w.epoch()] })
-}
-
-// epoch returns that of the grant which an action is about; 0: it is about none.
-func (w *work) epoch() sched.Epoch {
-	switch a := w.action.(type) {
-	case sched.Grant:
-		return a.Epoch
-	case sched.Revoke:
-		return a.Epoch
-	case sched.StepOne:
-		return a.Epoch
-	case sched.Fence:
-		return a.Epoch
-	case sched.Released:
-		return a.Epoch
-	}
-	return 0
-}
-
 func (d *Daemon) carryOut(g *gpu, w *work) bool {
 	if w.att != nil {
 		if c := w.att.client.conn; c != nil && c.channels[w.att.channel] == w.att {

@@ -67,8 +67,10 @@ type away struct {
 }
 
 func newAway(mem *memory) *away {
-	return &away{node: mem.node, memory: mem, absences: map[*client]*absence{},
+	aw := &away{node: mem.node, memory: mem, absences: map[*client]*absence{},
 		prepareLimit: prepareLimit, busyPause: busyPause, restPause: restPause, leaveWait: leaveWait}
+	mem.contexts = aw
+	return aw
 }
 
 // of returns where a client is.

@@ -296,7 +296,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		return
 	}
 	if observe {
-		c.page.SetLimits(f.Channel, g.limits(c.peer.Account, 0))
+		c.page.SetLimits(f.Channel, limitsOn(g, c.peer.Account, 0))
 		if f.Code&wire.AttachPlace != 0 {
 			answer.Attached.UUID = d.placeOf(c.peer.Account)
 		}
@@ -326,7 +326,7 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 	c.channels[f.Channel] = att
 	maps.DeleteFunc(c.unknown, func(channel uint16, uuid wire.UUID) bool { return channel == f.Channel || uuid == f.Attach.UUID })
 	want = d.joinMove(att, want)
-	c.page.SetLimits(f.Channel, g.limits(c.client.Account, c.client.id))
+	c.page.SetLimits(f.Channel, limitsOn(g, c.client.Account, c.client.id))
 	delete(g.restored, c.client.id)
 	d.showMemoryMode(g, c.client, att.channel)
 	if d.swaps[g] != nil && d.memberOf(g, c.client.id) == nil {

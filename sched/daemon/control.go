@@ -217,21 +217,6 @@ func (s controlService) ReportPlugin(ctx context.Context, req *api.ReportPluginR
 	})
 }
 
-var schedModes = map[api.Mode]sched.Mode{
-	api.Mode_MODE_EXCLUSIVE:  sched.Exclusive,
-	api.Mode_MODE_CONCURRENT: sched.Concurrent,
-	api.Mode_MODE_AUTO:       sched.Auto,
-}
-
-func apiMode(m sched.Mode) api.Mode {
-	for a, s := range schedModes {
-		if s == m {
-			return a
-		}
-	}
-	return api.Mode_MODE_UNSPECIFIED
-}
-
 // status describes everything. It is O(clients).
 func (d *Daemon) status() *api.StatusResponse {
 	r := &api.StatusResponse{

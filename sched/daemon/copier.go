@@ -80,7 +80,7 @@ func (mv *moves) copierReady(m *migration, clients []*client, ours []*os.File, c
 		m.copier = copier
 		for i, cl := range clients {
 			if mv.sendCopier(cl, m.from, m.to, ours[i]) {
-				mv.swaps[m.from].members[cl.id].copied = true
+				mv.setCopied(cl, m.from, true)
 				mv.bringing(cl).pause = 0
 			}
 		}
@@ -127,10 +127,7 @@ func (m *migration) endCopier() {
 func (mv *moves) wantArenas(m *migration) {
 	for _, cl := range m.clients {
 		for _, g := range []*gpu{m.from, m.to} {
-			if member := mv.memberOf(g, cl.id); member != nil && member.copied {
-				member.copied = false
-				mv.swaps[g].arenas.Prepare()
-			}
+			mv.setCopied(cl, g, false)
 		}
 	}
 }
@@ -169,9 +166,8 @@ func (b *bringing) runs() bool {
 // could not copy all; elsewhere, its memory was copied and the process did not get away.
 func (mv *moves) noteCopied(att *attachment, noArena, elsewhere bool) {
 	g, cl := att.gpu, att.client
-	if m := mv.memberOf(g, cl.id); m.copied && (noArena || elsewhere) {
-		m.copied = false
-		mv.swaps[g].arenas.Prepare()
+	if noArena || elsewhere {
+		mv.setCopied(cl, g, false)
 	}
 	b := mv.bringing(cl)
 	if !elsewhere || b.on || mv.opts.Checkpoint == nil {

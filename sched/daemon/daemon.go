@@ -187,7 +187,7 @@ func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 	d.node.step, d.node.bury = d.step, d.bury
 	d.settings = newSettings(func() string { return filepath.Join(d.opts.RunDir, "settings.json") }, d.log, &d.timers, now)
 	d.tenants = newTenants(d.node)
-	d.memory = newMemory(d.tenants, d)
+	d.memory = newMemory(d.tenants)
 	d.memoryChanged, d.overlapChanged = d.setTenantMemory, d.reviewOverlap
 	d.away = newAway(d.memory)
 	d.moves = newMoves(d.away, d.loseClient)

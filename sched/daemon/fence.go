@@ -98,11 +98,3 @@ func (d *Daemon) applyFences() {
 		}
 	}
 }
-
-// modeNow is the mode for the core: what is set, unless the GPU is demoted.
-func (g *gpu) modeNow() sched.Mode {
-	if g.demoted {
-		return sched.Concurrent
-	}
-	return g.mode
-}

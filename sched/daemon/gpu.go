@@ -96,3 +96,43 @@ func (n *node) drained(c *api.Container) error {
 	}
 	return nil
 }
+
+// modeNow is the mode for the core: what is set, unless the GPU is demoted.
+func (g *gpu) modeNow() sched.Mode {
+	if g.demoted {
+		return sched.Concurrent
+	}
+	return g.mode
+}
+
+// withoutEnded drops the grants that have ended before they could be recorded, so that they open no
+// gate.
+func withoutEnded(outbox []work) []work {
+	given, ended := map[sched.Epoch]bool{}, map[sched.Epoch]bool{}
+	for _, w := range outbox {
+		switch a := w.action.(type) {
+		case sched.Grant:
+			given[a.Epoch] = true
+		case sched.Released:
+			ended[a.Epoch] = given[a.Epoch]
+		}
+	}
+	return slices.DeleteFunc(outbox, func(w work) bool { return ended[w.epoch()] })
+}
+
+// epoch returns that of the grant which an action is about; 0: it is about none.
+func (w *work) epoch() sched.Epoch {
+	switch a := w.action.(type) {
+	case sched.Grant:
+		return a.Epoch
+	case sched.Revoke:
+		return a.Epoch
+	case sched.StepOne:
+		return a.Epoch
+	case sched.Fence:
+		return a.Epoch
+	case sched.Released:
+		return a.Epoch
+	}
+	return 0
+}

@@ -15,9 +15,9 @@ import (
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// limits is what the page of a tenant's process says of the GPU; client 0: of one that
+// limitsOn is what the page of a tenant's process says of the GPU; client 0: of one that
 // uses none.
-func (g *gpu) limits(account string, id sched.ClientID) wire.Limits {
+func limitsOn(g *gpu, account string, id sched.ClientID) wire.Limits {
 	s := g.core.Standing(account, id)
 	return wire.Limits{Memory: s.Limit, Used: s.Used}
 }
@@ -29,7 +29,7 @@ func (mem *memory) showLimits(g *gpu, account string) {
 	mem.extraWork += uint64(len(all)) / clientsPerWork
 	for cl := range all {
 		if att := cl.attached[g]; att != nil && cl.conn != nil && cl.conn.channels[att.channel] == att {
-			cl.page.SetLimits(att.channel, g.limits(account, cl.id))
+			cl.page.SetLimits(att.channel, limitsOn(g, account, cl.id))
 		}
 	}
 }

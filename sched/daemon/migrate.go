@@ -71,9 +71,11 @@ type moves struct {
 }
 
 func newMoves(aw *away, lose func(*conn)) *moves {
-	return &moves{node: aw.node, tenants: aw.tenants, memory: aw.memory, away: aw, lose: lose, departLimit: departLimit,
+	mv := &moves{node: aw.node, tenants: aw.tenants, memory: aw.memory, away: aw, lose: lose, departLimit: departLimit,
 		migrations: map[string]*migration{}, from: map[*client]*gpu{}, strayed: map[*client]string{},
 		bringers: map[*client]*bringing{}, copiers: map[int]bool{}}
+	mv.memory.copied = mv.noteCopied
+	return mv
 }
 
 // ended forgets a client.
@@ -217,7 +219,7 @@ func (mv *moves) movable(account string) (from *gpu, clients []*client, err erro
 func (mv *moves) mover(account string) (t placement.Tenant, clients []*client) {
 	t = mv.placementTenant(account)
 	if m := mv.migrations[account]; m != nil {
-		to := m.to.placement()
+		to := placed(m.to)
 		t.Moves = &to
 	}
 	all := mv.clientsOf(account)
@@ -234,7 +236,7 @@ func (mv *moves) mover(account string) (t placement.Tenant, clients []*client) {
 			}
 		}
 		if uses {
-			t.Uses = append(t.Uses, g.placement())
+			t.Uses = append(t.Uses, placed(g))
 		}
 	}
 	if len(t.Uses) == 0 {
@@ -272,7 +274,7 @@ func (mv *moves) destination(account string, from *gpu, name string) (*gpu, erro
 		want = g.UUID
 	}
 	t := mv.placementTenant(account)
-	t.Uses = []placement.GPU{from.placement()}
+	t.Uses = []placement.GPU{placed(from)}
 	movers := from.core.Movers(account)
 	var places []placement.Place
 	for _, g := range mv.order {
@@ -633,18 +635,8 @@ func (mv *moves) arrive(cl *client, g *gpu) bool {
 	if m := mv.migrations[cl.Account]; m != nil {
 		mv.of(cl).again = m.asleep
 	}
-	m := mv.memberOf(from, cl.id)
-	if m != nil {
-		delete(mv.swaps[from].members, cl.id)
-	}
+	has := mv.takeMember(cl, from)
 	mv.step(from, sched.Gone{Client: cl.id})
-	if m == nil || mv.swaps[g] == nil {
-		return true
-	}
-	m.want, m.soon, m.copied = 0, 0, false
-	mv.swaps[g].members[cl.id] = m
-	m.arena.Move(mv.swaps[g].arenas, arenaOwner{mv.memory, g, m})
-	mv.swaps[from].arenas.Prepare()
-	mv.noteMembers()
+	mv.putMember(has, from, g)
 	return true
 }

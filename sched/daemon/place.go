@@ -34,7 +34,8 @@ func (mv *moves) chooseGPU(c *api.Container) {
 	}
 }
 
-func (g *gpu) placement() placement.GPU {
+// placed is a GPU as package placement has it.
+func placed(g *gpu) placement.GPU {
 	return placement.GPU{UUID: g.UUID, Index: g.Index, Model: g.Name, MemoryBytes: g.MemoryBytes, Drained: g.drained, Fault: g.fault}
 }
 
@@ -43,7 +44,7 @@ func (mv *moves) placementNode() (n placement.Node) {
 		n.Unable = checkpoint.ErrNone
 	}
 	for _, g := range mv.order {
-		n.GPUs = append(n.GPUs, g.placement())
+		n.GPUs = append(n.GPUs, placed(g))
 	}
 	return n
 }
@@ -64,7 +65,7 @@ func (mv *moves) placementTenant(account string) placement.Tenant {
 
 // placementOn is a GPU as a tenant with these shares finds it, but for who and what is there.
 func (mv *moves) placementOn(g *gpu, account string, asks tenantShares) placement.Place {
-	return placement.Place{GPU: g.placement(), Request: promisedBy(asks.on(g.UUID)), Promised: mv.promised(g.UUID, account).sum()}
+	return placement.Place{GPU: placed(g), Request: promisedBy(asks.on(g.UUID)), Promised: mv.promised(g.UUID, account).sum()}
 }
 
 func reservedOn(g *gpu) (bytes uint64) {

@@ -363,3 +363,20 @@ func (st *settingsStore) dropHeld(ended func(peer.Process) bool) {
 		st.set.Held[uuid] = slices.DeleteFunc(held, ended)
 	}
 }
+
+// schedModes are the modes of the API.
+var schedModes = map[api.Mode]sched.Mode{
+	api.Mode_MODE_EXCLUSIVE:  sched.Exclusive,
+	api.Mode_MODE_CONCURRENT: sched.Concurrent,
+	api.Mode_MODE_AUTO:       sched.Auto,
+}
+
+// apiMode is a mode as the API has it.
+func apiMode(m sched.Mode) api.Mode {
+	for a, s := range schedModes {
+		if s == m {
+			return a
+		}
+	}
+	return api.Mode_MODE_UNSPECIFIED
+}

@@ -29,7 +29,9 @@ const DefaultHeadroom = -1
 type memory struct {
 	*node
 	*tenants
-	contexts contexts
+	contexts contexts // package away is that
+	// copied takes note of what a process says of its copier; package moves does that.
+	copied func(att *attachment, noArena, elsewhere bool)
 	// sysfs is where that is; not /sys in tests.
 	sysfs       string
 	pool        *arena.Pool                // of host memory
@@ -52,12 +54,10 @@ type contexts interface {
 	foundFiled(has *clientMemory)
 	isFiled(cl *client) bool
 	largestFiled() uint64
-	// noteCopied takes note of what a process says of its copier.
-	noteCopied(att *attachment, noArena, elsewhere bool)
 }
 
-func newMemory(b *tenants, contexts contexts) *memory {
-	m := &memory{node: b.node, tenants: b, contexts: contexts, sysfs: "/sys", swaps: map[*gpu]*swap{}, outOfMemory: map[string]map[*gpu]uint64{}}
+func newMemory(b *tenants) *memory {
+	m := &memory{node: b.node, tenants: b, sysfs: "/sys", swaps: map[*gpu]*swap{}, outOfMemory: map[string]map[*gpu]uint64{}}
 	m.members = m.timers.New(m.recordMembers)
 	return m
 }
@@ -86,6 +86,35 @@ func (mem *memory) addMember(g *gpu, cl *client) *clientMemory {
 	has.arena = s.arenas.AddClient(arenaOwner{mem, g, has})
 	s.members[cl.id] = has
 	return has
+}
+
+// takeMember has a client leave a GPU with what it has, if memory is swapped there.
+func (mem *memory) takeMember(cl *client, g *gpu) *clientMemory {
+	has := mem.memberOf(g, cl.id)
+	if has != nil {
+		delete(mem.swaps[g].members, cl.id)
+	}
+	return has
+}
+
+// putMember has who was taken from a GPU come to another one with its host memory.
+func (mem *memory) putMember(has *clientMemory, from, g *gpu) {
+	if has == nil || mem.swaps[g] == nil {
+		return
+	}
+	has.want, has.soon, has.copied = 0, 0, false
+	mem.swaps[g].members[has.client.id] = has
+	has.arena.Move(mem.swaps[g].arenas, arenaOwner{mem, g, has})
+	mem.swaps[from].arenas.Prepare()
+	mem.noteMembers()
+}
+
+// setCopied says whether what leaves is copied to another GPU: then a client needs no more arena.
+func (mem *memory) setCopied(cl *client, g *gpu, on bool) {
+	if has := mem.memberOf(g, cl.id); has != nil && has.copied != on {
+		has.copied = on
+		mem.swaps[g].arenas.Prepare()
+	}
 }
 
 // openMemory is addGPU's part: it says how the memory of a GPU is shared.
@@ -271,7 +300,7 @@ func (mem *memory) moved(att *attachment, f *wire.Frame) {
 		mem.log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)
 	}
 	mem.noteFixed(att, f.FixedBy())
-	mem.contexts.noteCopied(att, is(wire.MovedNoArena), is(wire.MovedElsewhere))
+	mem.copied(att, is(wire.MovedNoArena), is(wire.MovedElsewhere))
 	mem.step(g, sched.Moved{
 		Client: id, Epoch: sched.Epoch(f.Epoch), Report: sched.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
 		Ready: is(wire.MovedReady), Stuck: is(wire.MovedStuck), NoMemory: is(wire.MovedNoMemory), NoArena: is(wire.MovedNoArena),
