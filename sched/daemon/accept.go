@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/daemon/admission"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -38,7 +39,7 @@ func (d *Daemon) accept(ctx context.Context, from acceptor, admit func(context.C
 				return
 			}
 			// Out of descriptors or memory. Those who are connected are still served.
-			d.log.WithError(err).Warnf("accept a client: trying again in %v", pause)
+			d.Log.WithError(err).Warnf("accept a client: trying again in %v", pause)
 			select {
 			case <-time.After(pause):
 			case <-ctx.Done():
@@ -64,7 +65,7 @@ func (d *Daemon) yieldToOthers() (back func()) {
 		err = unix.Setpriority(unix.PRIO_PROCESS, self, nice+acceptNice)
 	}
 	if err != nil {
-		d.log.WithError(err).Debug("accept clients at the priority of all else")
+		d.Log.WithError(err).Debug("accept clients at the priority of all else")
 	}
 	return func() {
 		if unix.Setpriority(unix.PRIO_PROCESS, self, nice) == nil {
@@ -76,10 +77,10 @@ func (d *Daemon) yieldToOthers() (back func()) {
 // admit identifies the peer and starts to serve the connection, within the limits. It
 // never waits for the loop, which may have much to do.
 func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
-	c := &conn{sock: sock}
+	c := &node.Conn{Sock: sock}
 	refuse := func(code uint32, text string, note func()) {
-		d.try(note) // else there is more to do than to write lines
-		c.refuse(code, text)
+		d.Try(note) // else there is more to do than to write lines
+		c.Refuse(code, text)
 		sock.Close()
 	}
 	pid, gone := peer.Knocks(sock)
@@ -87,40 +88,40 @@ func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 		sock.Close()
 		return
 	}
-	if err := d.desk.Knock(pid, time.Now()); err != nil {
+	if err := d.Desk.Knock(pid, time.Now()); err != nil {
 		refuse(wire.ErrTooMany, err.Error(), func() {})
 		return
 	}
 	var err error
-	if c.peer, err = d.peers.Identify(sock); err != nil {
+	if c.Peer, err = d.Peers.Identify(sock); err != nil {
 		refuse(wire.ErrInternal, "cannot identify your process", func() { d.refuseUnknown(err) })
 		return
 	}
-	if c.account, err = d.desk.Connect(c.peer.Account, time.Now()); err != nil {
+	if c.Account, err = d.Desk.Connect(c.Peer.Account, time.Now()); err != nil {
 		refuse(wire.ErrTooMany, err.Error(), func() {
-			d.tell(c.subject(), logrus.WarnLevel, "refuse a connection: "+err.Error())
+			d.Tell(c.Subject(), logrus.WarnLevel, "refuse a connection: "+err.Error())
 		})
-		c.peer.Close()
+		c.Peer.Close()
 		return
 	}
 	d.Go(func() {
-		if d.ask(ctx, func() { d.enter(c) }) != nil {
-			c.peer.Close()
+		if d.Ask(ctx, func() { d.enter(c) }) != nil {
+			c.Peer.Close()
 			sock.Close()
 			return
 		}
 		err := d.read(c)
-		d.inTurn(c.account, func() { d.hangUp(c, err) })
+		d.inTurn(c.Account, func() { d.hangUp(c, err) })
 	})
 }
 
 // enter takes a connection into the books. That its process is known shows that others' are not
 // hidden any more, unless the process is of the scheduler's own user.
-func (d *Daemon) enter(c *conn) {
+func (d *Daemon) enter(c *node.Conn) {
 	d.conns[c] = struct{}{}
-	if errors.Is(d.identifyErr, peer.ErrHidden) && c.peer.UID != uint32(os.Geteuid()) {
+	if errors.Is(d.identifyErr, peer.ErrHidden) && c.Peer.UID != uint32(os.Geteuid()) {
 		d.identifyErr = nil
-		d.log.Info("processes are known again")
+		d.Log.Info("processes are known again")
 	}
 }
 
@@ -138,37 +139,37 @@ func (d *Daemon) inTurn(a *admission.Account, f func()) bool {
 }
 
 // serve handles a frame, and charges its sender for what that has cost beyond the frame.
-func (d *Daemon) serve(c *conn, f *wire.Frame) {
+func (d *Daemon) serve(c *node.Conn, f *wire.Frame) {
 	before := d.work()
 	d.frame(c, f)
 	if cost := d.work() - before; cost > 0 {
-		c.account.Charge(int(cost), time.Now())
+		c.Account.Charge(int(cost), time.Now())
 	}
 }
 
 // work is what all frames so far have cost beyond their number, in units of about a
 // frame that does little.
 func (d *Daemon) work() uint64 {
-	sum := d.extraWork
-	for _, g := range d.order {
-		sum += g.core.Work()
+	sum := d.ExtraWork
+	for _, g := range d.Order {
+		sum += g.Core.Work()
 	}
 	return sum
 }
 
 // read passes frames to the loop until the connection ends, and says why it
 // did: an error that wraps wire.ErrFrame if the peer broke the protocol.
-func (d *Daemon) read(c *conn) error {
+func (d *Daemon) read(c *node.Conn) error {
 	// One byte more than a frame shows that a packet was longer. There is no
 	// room for descriptors, so the kernel drops those a peer sends.
 	var buf [wire.FrameSize + 1]byte
-	c.sock.SetReadDeadline(time.Now().Add(d.registerTimeout))
+	c.Sock.SetReadDeadline(time.Now().Add(d.registerTimeout))
 	registered := false
 	for {
-		n, flags, err := c.receive(buf[:])
+		n, flags, err := c.Receive(buf[:])
 		if err != nil {
 			if registered && errors.Is(err, os.ErrDeadlineExceeded) {
-				c.sock.SetReadDeadline(time.Time{}) // lookOut woke us
+				c.Sock.SetReadDeadline(time.Time{}) // lookOut woke us
 				continue
 			}
 			return err
@@ -188,15 +189,15 @@ func (d *Daemon) read(c *conn) error {
 		}
 		if !registered {
 			registered = true
-			c.sock.SetReadDeadline(time.Time{})
+			c.Sock.SetReadDeadline(time.Time{})
 		}
 		cost := 1
 		if f.Type == wire.TypeRegister {
 			cost = registerCost
 		}
-		wait := c.account.Charge(cost, time.Now())
+		wait := c.Account.Charge(cost, time.Now())
 		if f.Type == wire.TypeRegister {
-			wait = max(wait, c.account.AwaitArena(time.Now()))
+			wait = max(wait, c.Account.AwaitArena(time.Now()))
 		}
 		if wait > 0 {
 			select {
@@ -205,7 +206,7 @@ func (d *Daemon) read(c *conn) error {
 				return net.ErrClosed
 			}
 		}
-		if !d.inTurn(c.account, func() { d.serve(c, &f) }) {
+		if !d.inTurn(c.Account, func() { d.serve(c, &f) }) {
 			return net.ErrClosed
 		}
 	}

@@ -29,7 +29,7 @@ func (d *Daemon) admitCaller(server *ttrpc.Server) func(context.Context, *net.Un
 			err = server.Serve(context.WithValue(ctx, callerKey{}, uid), &only{sock: sock})
 		}
 		if !errors.Is(err, net.ErrClosed) { // not taken
-			d.log.WithError(err).Debug("control socket: a connection is not served")
+			d.Log.WithError(err).Debug("control socket: a connection is not served")
 			sock.Close()
 		}
 	}

@@ -13,22 +13,30 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
+	"github.com/nvshare/nvshare/sched/daemon/away"
 	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/memory"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/moves"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/overlap"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
+	"github.com/nvshare/nvshare/sched/daemon/settings"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/daemon/watch"
 	"github.com/nvshare/nvshare/sched/web"
 )
 
 // Lister finds the GPUs of this node.
-type Lister func(ctx context.Context) ([]GPU, error)
+type Lister func(ctx context.Context) ([]node.Found, error)
 
 // Options configure a Daemon. Zero durations mean package sched's defaults.
 type Options struct {
-	Config
+	node.Config
 	// Sockets says what is not as by default in the run directory.
 	Sockets rundir.Options
 	Grace   time.Duration
@@ -50,7 +58,7 @@ type Options struct {
 	// OverlapStarter is a command that ends in overlap.Start.
 	OverlapStarter []string
 	// Rules bound what pods may ask for.
-	Rules Rules
+	Rules tenants.Rules
 	// MetricsAddr is where /metrics and /healthz are served over HTTP, to
 	// whoever reaches it; "": nowhere.
 	MetricsAddr string
@@ -66,14 +74,14 @@ type Options struct {
 
 // Daemon is a scheduler with open sockets. Make one with New, then call Run.
 type Daemon struct {
-	*node
-	*tenants
-	*memory
-	*away
-	*moves
-	*watch
+	*node.Node
+	tenants  *tenants.Book
+	memory   *memory.Memory
+	away     *away.Away
+	moves    *moves.Moves
+	watch    *watch.Watch
 	own      Options
-	settings *settingsStore
+	settings *settings.Store
 	started  time.Time
 	// These are the constants, except in tests.
 	registerTimeout, slowLately time.Duration
@@ -95,13 +103,13 @@ type Daemon struct {
 	fatal    error // ends the loop
 	state    *state.File
 	cautious bool // the state file was damaged: holders may be about
-	conns    map[*conn]struct{}
+	conns    map[*node.Conn]struct{}
 	toStep   []string // GPUs where a gang goes on because of another GPU; see stepGangs
 
 	discovering   bool
 	discovered    sched.Time // when the latest search ended; 0: never
 	discoverErr   error
-	pending       []*pendingAttach
+	pending       []*node.PendingAttach
 	persistErr    error
 	checkpointErr error // of CheckpointCheck
 	invariantErr  error
@@ -156,68 +164,68 @@ func newDaemon(opts Options) (*Daemon, error) {
 	}
 	maxReady, maxHeld := maxSegments(moreFiles)
 	if opts.SwapAuto {
-		before, err := readMembers(&opts.Config, bootID)
+		before, err := memory.ReadMembers(&opts.Config, bootID)
 		if err != nil {
 			return nil, err
 		}
-		opts.SwapMemory = autoSwapMemory(&opts.Config, before, peers)
+		opts.SwapMemory = memory.AutoSwapMemory(&opts.Config, before, peers)
 		opts.SwapReady = min(opts.SwapReady, opts.SwapMemory)
 	}
 	d := assemble(opts, bootID, peers)
-	d.openArena(arena.Kernel{}, maxReady, maxHeld)
-	if err := d.openFiles(); err != nil {
+	d.memory.OpenArena(arena.Kernel{}, maxReady, maxHeld)
+	if err := d.away.OpenFiles(); err != nil {
 		return nil, err
 	}
 	d.openOverlap()
-	d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_START, Text: "version " + opts.Version})
+	d.NoteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_START, Text: "version " + opts.Version})
 	return d, nil
 }
 
 // assemble puts the parts together. They have nothing open.
 func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 	d := &Daemon{
-		node:            newNode(opts.Config, bootID, peers),
+		Node:            node.New(opts.Config, bootID, peers),
 		own:             opts,
 		started:         time.Now(),
 		registerTimeout: registerTimeout,
 		slowLately:      slowLately,
 		overviewPart:    overviewPart,
-		conns:           map[*conn]struct{}{},
+		conns:           map[*node.Conn]struct{}{},
 	}
-	d.node.step, d.node.bury = d.step, d.bury
-	d.settings = newSettings(func() string { return filepath.Join(d.opts.RunDir, "settings.json") }, d.log, &d.timers, now)
-	d.tenants = newTenants(d.node)
-	d.memory = newMemory(d.tenants)
-	d.memoryChanged, d.overlapChanged = d.setTenantMemory, d.reviewOverlap
-	d.away = newAway(d.memory)
-	d.moves = newMoves(d.away, d.loseClient)
-	d.watch = newWatch(d.node, d.managed, func(samples []metrics.GPUSample) {
+	d.Node.Step, d.Node.Bury = d.step, d.bury
+	d.settings = settings.New(func() string { return filepath.Join(d.Opts.RunDir, "settings.json") }, d.Log, &d.Timers, loop.Now)
+	d.tenants = tenants.New(d.Node)
+	d.memory = memory.New(d.tenants)
+	d.tenants.MemoryChanged, d.tenants.OverlapChanged = d.memory.SetTenantMemory, d.reviewOverlap
+	d.away = away.New(d.memory)
+	d.moves = moves.New(d.away, d.loseClient)
+	d.watch = watch.New(d.Node, d.managed, func(samples []metrics.GPUSample) {
 		d.noteFaults(samples)
 		d.noteFilled(samples)
 	})
-	d.search = d.timers.New(d.startDiscovery)
-	d.runDirWatch = d.timers.New(d.watchRunDir)
-	d.history = history.New(d.started.UnixNano())
+	d.search = d.Timers.New(d.startDiscovery)
+	d.runDirWatch = d.Timers.New(d.watchRunDir)
+	d.History = history.New(d.started.UnixNano())
 	return d
 }
 
 // restoreFiles reads what earlier schedulers have written.
 func (d *Daemon) restoreFiles() error {
 	var err error
-	d.state, err = state.Load(d.statePath(), d.bootID)
+	d.state, err = state.Load(d.statePath(), d.BootID)
 	if errors.Is(err, state.ErrNotRegular) {
 		return fmt.Errorf("no grant could be recorded: %w", err)
 	}
 	if err != nil {
 		d.cautious = true
-		d.log.WithError(err).Warn("the state file cannot be used: epochs go on from the wall clock, and the first grants wait for one quantum and grace period, in case an unknown client still holds a GPU")
+		d.Log.WithError(err).Warn("the state file cannot be used: epochs go on from the wall clock, and the first grants wait for one quantum and grace period, in case an unknown client still holds a GPU")
 	}
-	if d.opts.SwapMemory != 0 {
-		if d.before, err = readMembers(&d.opts, d.bootID); err != nil {
+	if d.Opts.SwapMemory != 0 {
+		if d.memory.Before, err = memory.ReadMembers(&d.Opts, d.BootID); err != nil {
 			return err
 		}
 	}
-	for _, restore := range []func() error{d.restoreSettings, d.restoreShares, d.restoreCarried, d.restoreFiled} {
+	for _, restore := range []func() error{d.restoreSettings, d.tenants.RestoreShares, d.moves.RestoreCarried, d.away.RestoreFiled} {
 		if err := restore(); err != nil {
 			return err
 		}
@@ -226,11 +234,11 @@ func (d *Daemon) restoreFiles() error {
 }
 
 func (d *Daemon) restoreSettings() error {
-	o := &d.opts
-	return d.settings.restore(setting{Quantum: o.Quantum, Mode: o.Mode.String(), SwapShare: percent(o.SwapShare)}, d.hasEnded)
+	o := &d.Opts
+	return d.settings.Restore(settings.Setting{Quantum: o.Quantum, Mode: o.Mode.String(), SwapShare: settings.Percent(o.SwapShare)}, d.HasEnded)
 }
 
-func (d *Daemon) statePath() string { return filepath.Join(d.opts.RunDir, "state.json") }
+func (d *Daemon) statePath() string { return filepath.Join(d.Opts.RunDir, "state.json") }
 
 // Run serves until ctx is done, then closes the sockets and returns nil. It
 // returns an error when the run directory is lost. Open gates stay open. It may
@@ -260,53 +268,53 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.servePorts(ctx)
 	d.startDiscovery()
 	d.checkCheckpoint(ctx)
-	d.runDirWatch.Set(now().Add(watchPause))
-	d.watch.begin()
-	d.loop.run(ctx, d.afterEvent)
-	if d.members.Planned() {
-		d.recordMembers()
+	d.runDirWatch.Set(loop.Now().Add(watchPause))
+	d.watch.Begin()
+	d.Loop.Run(ctx, d.afterEvent)
+	if d.memory.Members.Planned() {
+		d.memory.RecordMembers()
 	}
-	if d.reshare.Planned() {
-		d.recordShares()
+	if d.tenants.Reshare.Planned() {
+		d.tenants.RecordShares()
 	}
-	if d.settings.again.Planned() {
-		d.settings.keepSettings()
+	if d.settings.Again.Planned() {
+		d.settings.Keep()
 	}
-	d.end() // before anything is closed that others wait for
+	d.End() // before anything is closed that others wait for
 
 	d.dir.Tenants.Close()
 	d.dir.View.Close()
 	d.dir.Control.Close()
 	server.Close()
 	for c := range d.conns {
-		c.sock.Close()
-		if c.client == nil {
-			c.peer.Close()
+		c.Sock.Close()
+		if c.Client == nil {
+			c.Peer.Close()
 		}
 	}
-	for _, cl := range d.clients {
+	for _, cl := range d.Clients {
 		cl.Close()
 	}
-	for _, p := range d.firsts {
+	for _, p := range d.tenants.Firsts {
 		p.Close()
 	}
 	cancel()
 	if d.overlap != nil {
 		d.overlap.Close()
 	}
-	d.wg.Wait()
+	d.Wg.Wait()
 	for c := range d.conns {
-		if c.page != nil {
-			c.page.Unmap()
+		if c.Page != nil {
+			c.Page.Unmap()
 		}
 	}
-	for _, cl := range d.clients {
-		if cl.page != nil {
-			cl.page.Unmap()
+	for _, cl := range d.Clients {
+		if cl.Page != nil {
+			cl.Page.Unmap()
 		}
 	}
 	d.dir.Close()
-	d.pool.Close() // takes a while, and nobody waits for it
+	d.memory.Pool.Close() // takes a while, and nobody waits for it
 	return d.fatal
 }
 
@@ -314,8 +322,8 @@ func (d *Daemon) Run(ctx context.Context) error {
 func (d *Daemon) afterEvent() (goOn bool) {
 	d.dropBroken()
 	d.applyFences()
-	d.advanceMigrations()
-	d.watchRefusals()
+	d.moves.AdvanceMigrations()
+	d.away.WatchRefusals()
 	d.planTurns()
 	return d.fatal == nil
 }
@@ -323,11 +331,11 @@ func (d *Daemon) afterEvent() (goOn bool) {
 // planTurns sets the timers of all GPUs: what one GPU's core waits for can
 // change by a step of another GPU in the same gang.
 func (d *Daemon) planTurns() {
-	for _, g := range d.order {
-		if at, ok := g.core.Deadline(); ok && !g.isStuck() {
-			g.turn.Set(at)
+	for _, g := range d.Order {
+		if at, ok := g.Core.Deadline(); ok && !g.IsStuck() {
+			g.Turn.Set(at)
 		} else {
-			g.turn.Stop()
+			g.Turn.Stop()
 		}
 	}
 }
@@ -338,11 +346,11 @@ func (d *Daemon) planTurns() {
 func (d *Daemon) watchRunDir() {
 	mended, err := d.dir.Mend()
 	if d.fatal = err; err != nil {
-		d.log.WithError(err).Error("the run directory is lost")
+		d.Log.WithError(err).Error("the run directory is lost")
 		return
 	}
 	if mended != (rundir.Mended{}) {
-		d.log.Warnf("somebody deleted or replaced a socket in the run directory: listening anew %+v", mended)
+		d.Log.Warnf("somebody deleted or replaced a socket in the run directory: listening anew %+v", mended)
 	}
 	if mended.Tenants {
 		d.serveTenants()
@@ -353,5 +361,5 @@ func (d *Daemon) watchRunDir() {
 	if mended.Control {
 		d.serveControl()
 	}
-	d.runDirWatch.Set(now().Add(watchPause))
+	d.runDirWatch.Set(loop.Now().Add(watchPause))
 }

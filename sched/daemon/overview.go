@@ -7,6 +7,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
 )
 
 // An overview is made in the loop, where it keeps grants waiting: 16 ms with 8 GPUs and 1,000
@@ -28,15 +29,15 @@ type overview struct {
 // overview returns the latest one, or a new one where that is old or d.latest was dropped:
 // something was changed by somebody who may ask next.
 func (d *Daemon) overview() *overview {
-	began := now()
+	began := loop.Now()
 	if d.latest != nil && began < d.latest.until {
 		return d.latest
 	}
-	o := &overview{status: d.status(), own: d.problems(), accounts: make(map[uint64]string, len(d.clients))}
-	for id, cl := range d.clients {
+	o := &overview{status: d.status(), own: d.problems(), accounts: make(map[uint64]string, len(d.Clients))}
+	for id, cl := range d.Clients {
 		o.accounts[uint64(id)] = cl.Account
 	}
-	made := now()
+	made := loop.Now()
 	o.until = made.Add(min(d.overviewPart*made.Sub(began), maxOverviewAge))
 	d.latest = o
 	return o

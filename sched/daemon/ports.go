@@ -32,7 +32,7 @@ func (d *Daemon) openPorts() (err error) {
 	}
 	for _, busy := range []error{d.metricsErr, d.pageErr} {
 		if err == nil && busy != nil {
-			d.log.Errorf("%v; trying again until the port is free", busy)
+			d.Log.Errorf("%v; trying again until the port is free", busy)
 		}
 	}
 	return err

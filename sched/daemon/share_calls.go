@@ -9,11 +9,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/memory"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 )
 
 // setShare answers the control call.
 func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, error) {
-	account, err := d.findTenant(req.Container, req.Uid)
+	account, err := d.tenants.FindTenant(req.Container, req.Uid)
 	if err != nil {
 		return nil, err
 	}
@@ -27,45 +30,45 @@ func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, erro
 		return nil, status.Error(codes.InvalidArgument, "set a share: an overlap group, and whether it is migratable, is fixed when a container starts: say it in the annotation, or with nvsharectl run")
 	}
 	uuid := ""
-	gpus := d.order
+	gpus := d.Order
 	if req.Gpu != "" {
-		g := d.findGPU(req.Gpu)
+		g := d.FindGPU(req.Gpu)
 		if g == nil {
-			return nil, noSuchGPU(req.Gpu)
+			return nil, node.NoSuchGPU(req.Gpu)
 		}
-		uuid, gpus = g.UUID, []*gpu{g}
+		uuid, gpus = g.UUID, []*node.GPU{g}
 	}
 	resp := &api.SetShareResponse{}
-	resp.Container, resp.Uid = d.tenantOf(account)
-	old, known := d.shares.Tenants[account]
-	terms.Gang = gangIn(resp.Container.Namespace, terms.Gang)
-	to := old.with(uuid, terms, fields)
+	resp.Container, resp.Uid = d.TenantOf(account)
+	old, known := d.tenants.Shares.Tenants[account]
+	terms.Gang = tenants.GangIn(resp.Container.Namespace, terms.Gang)
+	to := old.With(uuid, terms, fields)
 	to.Has = resp.Container.Gpus // it was described, if there are any: see restoreShares
-	if !known && !to.isZero() && len(d.shares.Tenants) >= maxShares {
-		return nil, status.Errorf(codes.ResourceExhausted, "set a share: %d tenants have one already; remove some", len(d.shares.Tenants))
+	if !known && !to.IsZero() && len(d.tenants.Shares.Tenants) >= maxShares {
+		return nil, status.Errorf(codes.ResourceExhausted, "set a share: %d tenants have one already; remove some", len(d.tenants.Shares.Tenants))
 	}
 	who := api.Tenant(resp.Container, resp.Uid)
 	if uuid == "" { // of GPUs that are found later, and the only check before the first
-		if err := d.keepable("new GPUs", "", account, old, to, who); err != nil {
+		if err := d.tenants.Keepable("new GPUs", "", account, old, to, who); err != nil {
 			return nil, err
 		}
 	}
 	for _, g := range gpus {
-		if err := d.keepable(fmt.Sprintf("GPU %d", g.Index), g.UUID, account, old, to, who); err != nil {
+		if err := d.tenants.Keepable(fmt.Sprintf("GPU %d", g.Index), g.UUID, account, old, to, who); err != nil {
 			return nil, err
 		}
 		if err := d.residentFits(g, account, old, to, who); err != nil {
 			return nil, err
 		}
 	}
-	if err := d.changeShares(account, to, false); err != nil {
+	if err := d.tenants.ChangeShares(account, to, false); err != nil {
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
 	if uuid == "" {
-		resp.Changes = append(resp.Changes, shareChange(nil, account, old, to))
+		resp.Changes = append(resp.Changes, tenants.ShareChange(nil, account, old, to))
 	}
 	for _, g := range gpus {
-		resp.Changes = append(resp.Changes, shareChange(g, account, old, to))
+		resp.Changes = append(resp.Changes, tenants.ShareChange(g, account, old, to))
 	}
 	return resp, nil
 }
@@ -86,16 +89,16 @@ func (d *Daemon) setMemoryLimit(req *api.SetMemoryLimitRequest) (*api.SetMemoryL
 }
 
 // residentFits says why a tenant's memory cannot be kept on a GPU.
-func (d *Daemon) residentFits(g *gpu, account string, old, to tenantShares, who string) error {
-	is := keepOf(to.on(g.UUID))
-	if is == keepOf(old.on(g.UUID)) {
+func (d *Daemon) residentFits(g *node.GPU, account string, old, to tenants.TenantShares, who string) error {
+	is := memory.KeepOf(to.On(g.UUID))
+	if is == memory.KeepOf(old.On(g.UUID)) {
 		return nil
 	}
-	if err := g.core.KeepFits(account, is); err != nil {
+	if err := g.Core.KeepFits(account, is); err != nil {
 		return notResident(g, who, err)
 	}
 	return nil
 }
-func notResident(g *gpu, who string, err error) error {
+func notResident(g *node.GPU, who string, err error) error {
 	return status.Errorf(codes.FailedPrecondition, "GPU %d: the memory of %s cannot be kept on it: %v", g.Index, who, err)
 }

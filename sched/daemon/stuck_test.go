@@ -8,6 +8,8 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -21,23 +23,23 @@ func TestStuckOutboxDisconnects(t *testing.T) {
 	broken := t.TempDir() + "/none"
 	longest := 0
 	s.inLoop(func() {
-		s.opts.RunDir, broken = broken, s.opts.RunDir
-		g, cl := s.findGPU(gpuA.UUID), s.clients[sched.ClientID(c.id)]
-		for conn := cl.conn; !conn.dead; longest = max(longest, len(g.outbox)) { // it asks and guesses the epoch
+		s.Opts.RunDir, broken = broken, s.Opts.RunDir
+		g, cl := s.FindGPU(gpuA.UUID), s.Clients[sched.ClientID(c.id)]
+		for conn := cl.Conn; !conn.Dead; longest = max(longest, len(g.Outbox)) { // it asks and guesses the epoch
 			s.frame(conn, &wire.Frame{Type: wire.TypeRequest})
-			all := g.core.Snapshot(now()).Clients
-			i := slices.IndexFunc(all, func(cs sched.ClientSnapshot) bool { return cs.ID == cl.id })
+			all := g.Core.Snapshot(loop.Now()).Clients
+			i := slices.IndexFunc(all, func(cs sched.ClientSnapshot) bool { return cs.ID == cl.ID })
 			s.frame(conn, &wire.Frame{Type: wire.TypeRelease, Epoch: uint64(all[i].Epoch), Code: wire.ReleaseIdle})
 		}
 	})
-	if longest > maxOutbox+10 {
+	if longest > node.MaxOutbox+10 {
 		t.Errorf("%d decisions waited", longest)
 	}
 	c.expectClosed()
 	again := p.connect().register(0)
 	again.send(wire.Frame{Type: wire.TypeAttach, Attach: wire.Attach{UUID: uuidOf(gpuA)}})
 	again.expectClosed()
-	s.inLoop(func() { s.opts.RunDir = broken })
+	s.inLoop(func() { s.Opts.RunDir = broken })
 	s.await("the problem is over", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
 	p.connect().register(0).attach(0, gpuA, 0, wire.AttachWant).granted()
 	if n := len(s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_GRANT}}).Events); n > 2 { // the one that it had when its connection was cut

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -236,9 +237,9 @@ func (c *mover) in() error {
 	return c.report(0)
 }
 
-var swapKillPoints = []failpoint{
-	atMoved, beforeRoom, inRoom, afterRoom, beforeArena, afterArena, atDecided, beforeGrant, inGrant, afterGrant,
-	afterRevoke, afterReleased, beforeReserved, afterReserved, afterAttached, afterWelcome, beforeAdopt,
+var swapKillPoints = []node.Failpoint{
+	node.AtMoved, node.BeforeRoom, node.InRoom, node.AfterRoom, node.BeforeArena, node.AfterArena, node.AtDecided, node.BeforeGrant, node.InGrant, node.AfterGrant,
+	node.AfterRevoke, node.AfterReleased, node.BeforeReserved, node.AfterReserved, node.AfterAttached, node.AfterWelcome, node.BeforeAdopt,
 }
 
 // A scheduler that is killed at any place of a swap, with another one to follow:
@@ -249,12 +250,12 @@ func TestSwapKilledAnywhere(t *testing.T) {
 	m := &testMemory{free: capacity}
 	gpu := gpuA
 	gpu.MemoryBytes = capacity
-	o := &ordeal{t: t, dir: dir, reached: map[failpoint]int{}}
+	o := &ordeal{t: t, dir: dir, reached: map[node.Failpoint]int{}}
 	run := func(failpoint func(*Daemon)) (*Daemon, chan struct{}) {
 		d := o.newDaemon(func(opts *Options) {
 			opts.Quantum, opts.Grace = sched.MinQuantum, 10*time.Second
 			opts.SwapMemory, opts.SwapReady, opts.SwapShare = gib, 64*mib, 0
-			opts.List = func(context.Context) ([]GPU, error) { return []GPU{gpu}, nil }
+			opts.List = func(context.Context) ([]node.Found, error) { return []node.Found{gpu}, nil }
 		})
 		failpoint(d)
 		done := make(chan struct{})
@@ -298,7 +299,7 @@ func TestSwapKilledAnywhere(t *testing.T) {
 		skip := rand.New(rand.NewPCG(uint64(seed), 3)).IntN(6)
 		began := time.Now()
 		d, done := run(func(d *Daemon) {
-			d.failpoint = func(p failpoint) {
+			d.Failpoint = func(p node.Failpoint) {
 				if p == point {
 					skip--
 				}
@@ -322,7 +323,7 @@ func TestSwapKilledAnywhere(t *testing.T) {
 	}
 	d, done = run(func(*Daemon) {})
 	goOn(d, "in the end", 12)
-	_ = d.ask(context.Background(), func() {
+	_ = d.Ask(context.Background(), func() {
 		if d.invariantErr != nil {
 			t.Error(d.invariantErr)
 		}

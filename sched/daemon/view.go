@@ -12,6 +12,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 )
 
 // viewTimeout is how long who asks the status socket may take to read the answer.
@@ -22,17 +23,17 @@ const viewTimeout = 5 * time.Second
 // against the account of the process like those of its programs.
 func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
 	pid, gone := peer.Knocks(sock)
-	if gone || d.desk.Knock(pid, time.Now()) != nil {
+	if gone || d.Desk.Knock(pid, time.Now()) != nil {
 		sock.Close()
 		return
 	}
-	p, err := d.peers.Identify(sock)
+	p, err := d.Peers.Identify(sock)
 	if err != nil {
 		sock.Close()
 		return
 	}
 	p.Close() // who it is stays known
-	account, err := d.desk.Connect(p.Account, time.Now())
+	account, err := d.Desk.Connect(p.Account, time.Now())
 	if err != nil {
 		sock.Close()
 		return
@@ -45,8 +46,8 @@ func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
 		cost := 0
 		made := make(chan struct{})
 		d.inTurn(account, func() {
-			o, cost = d.overview(), viewCost+len(d.clients)+len(d.shares.Tenants)
-			view.Container, view.Uid = d.tenantOf(p.Account)
+			o, cost = d.overview(), viewCost+len(d.Clients)+len(d.tenants.Shares.Tenants)
+			view.Container, view.Uid = d.TenantOf(p.Account)
 			close(made)
 		})
 		select {
@@ -56,7 +57,7 @@ func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
 		}
 		answer, err := proto.Marshal(o.view(p.Account, view))
 		if err != nil {
-			d.log.WithError(err).Error("answer the status socket")
+			d.Log.WithError(err).Error("answer the status socket")
 			return
 		}
 		sock.SetDeadline(time.Now().Add(viewTimeout))
@@ -135,7 +136,7 @@ func narrowGPU(g *api.GPU, mine func(*api.Container, uint32) bool, myClient func
 			out.Tenants = append(out.Tenants, u)
 			continue
 		}
-		if u.Clients > 0 && !strings.HasPrefix(u.Container.GetId(), gangTenant) { // its tenants are counted
+		if u.Clients > 0 && !strings.HasPrefix(u.Container.GetId(), tenants.GangTenant) { // its tenants are counted
 			others.Tenants++
 		}
 		others.GotPermille += u.GotPermille

@@ -11,9 +11,9 @@ import (
 
 // servePage answers until ctx is done.
 func (d *Daemon) servePage(ctx context.Context, page *web.Page) {
-	d.log.Infof("page: http://%s/", page.Addr())
+	d.Log.Infof("page: http://%s/", page.Addr())
 	if err := page.Serve(ctx); err != nil && ctx.Err() == nil {
-		d.log.WithError(err).Error("page: no longer served")
+		d.Log.WithError(err).Error("page: no longer served")
 	}
 }
 
@@ -21,7 +21,7 @@ func (d *Daemon) servePage(ctx context.Context, page *web.Page) {
 type pageSource struct{ d *Daemon }
 
 func (s pageSource) Status(ctx context.Context) (r *api.StatusResponse, err error) {
-	err = s.d.ask(ctx, func() { r = s.d.overview().status })
+	err = s.d.Ask(ctx, func() { r = s.d.overview().status })
 	return r, err
 }
 
