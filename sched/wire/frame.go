@@ -67,53 +67,18 @@ const (
 	TypeCopier   Type = 76
 )
 
+var typeNames = map[Type]string{
+	TypeRegister: "REGISTER", TypeAttach: "ATTACH", TypeRequest: "REQUEST", TypeRelease: "RELEASE", TypeStats: "STATS",
+	TypeReserve: "RESERVE", TypeMoved: "MOVED", TypeUtil: "UTIL", TypeControls: "CONTROLS", TypeSuspended: "SUSPENDED",
+	TypeWelcome: "WELCOME", TypeAttached: "ATTACHED", TypeGrant: "GRANT", TypeRevoke: "REVOKE", TypeNotice: "NOTICE",
+	TypeRefused: "REFUSED", TypeReserved: "RESERVED", TypeRoom: "ROOM", TypeArena: "ARENA", TypeSlice: "SLICE",
+	TypeSuspend: "SUSPEND", TypeCopier: "COPIER",
+}
+
 // String returns the name used in hook/wire.h, without prefix.
 func (t Type) String() string {
-	switch t {
-	case TypeRegister:
-		return "REGISTER"
-	case TypeAttach:
-		return "ATTACH"
-	case TypeRequest:
-		return "REQUEST"
-	case TypeRelease:
-		return "RELEASE"
-	case TypeStats:
-		return "STATS"
-	case TypeReserve:
-		return "RESERVE"
-	case TypeMoved:
-		return "MOVED"
-	case TypeUtil:
-		return "UTIL"
-	case TypeControls:
-		return "CONTROLS"
-	case TypeWelcome:
-		return "WELCOME"
-	case TypeAttached:
-		return "ATTACHED"
-	case TypeGrant:
-		return "GRANT"
-	case TypeRevoke:
-		return "REVOKE"
-	case TypeNotice:
-		return "NOTICE"
-	case TypeRefused:
-		return "REFUSED"
-	case TypeReserved:
-		return "RESERVED"
-	case TypeRoom:
-		return "ROOM"
-	case TypeArena:
-		return "ARENA"
-	case TypeSlice:
-		return "SLICE"
-	case TypeSuspend:
-		return "SUSPEND"
-	case TypeSuspended:
-		return "SUSPENDED"
-	case TypeCopier:
-		return "COPIER"
+	if name := typeNames[t]; name != "" {
+		return name
 	}
 	return "unknown type"
 }
@@ -251,6 +216,7 @@ type Register struct {
 type Attach struct {
 	UUID     UUID
 	Ordinal  uint32 // the application's device ordinal
+	reserved uint32 // 0
 	TotalMem uint64 // bytes
 }
 
@@ -491,12 +457,8 @@ func (r *Refused) SetText(s string) {
 
 // String returns the text up to its NUL.
 func (r *Refused) String() string {
-	for i, c := range r.Text {
-		if c == 0 {
-			return string(r.Text[:i])
-		}
-	}
-	return string(r.Text[:])
+	text, _, _ := bytes.Cut(r.Text[:], []byte{0})
+	return string(text)
 }
 
 // ValidEpoch reports whether a grant may carry the epoch: its low 32 bits are
