@@ -286,41 +286,6 @@ func TestStateFileIsNoFile(t *testing.T) {
 	}
 }
 
-// An upgrade happens while a tenant holds: the file of version 1 is read.
-func TestUpgradeFromVersion1(t *testing.T) {
-	dir := t.TempDir()
-	s := start(t, dir, nil)
-	pa, _, e := newHolder(t, s)
-	pb, _ := newClient(t, s)
-	s.stop()
-	st := readState(t, dir)
-	h := st.GPUs[gpuA.UUID].Holders[0]
-	old := fmt.Sprintf(`{"version":1,"boot_id":%q,"gpus":{%q:{"epoch":%d,"holder":{"pid":%d,"starttime":%d}},%q:{"epoch":7}}}`,
-		st.BootID, gpuA.UUID, e, h.PID, h.StartTime, gpuB.UUID)
-	if err := os.WriteFile(filepath.Join(dir, "state.json"), []byte(old), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s = start(t, dir, nil)
-	if s.cautious {
-		t.Error("a file of version 1 makes the start cautious")
-	}
-	b := pb.connect().register(wire.RegisterReconnect).attach(0, gpuA, 0, wire.AttachWant)
-	if r := s.status(); stateOf(r, b.id) != api.ClientState_CLIENT_STATE_WAITING {
-		t.Errorf("state %v while the earlier holder lives", stateOf(r, b.id))
-	}
-	again := pa.connect().register(wire.RegisterReconnect).attach(0, gpuA, e, 0)
-	if again.page.Word(0) != uint32(e) {
-		t.Error("the holder may not go on")
-	}
-	again.release(e)
-	if e2 := b.granted(); e2 <= e {
-		t.Errorf("epoch %d after %d", e2, e)
-	}
-	if st := readState(t, dir); st.Version != 2 {
-		t.Errorf("the file has version %d still", st.Version)
-	}
-}
-
 // A scheduler whose run directory is deleted ends with an error, so that whoever
 // supervises it starts one that clients can reach: at once when it has something
 // to record, else when it looks.
