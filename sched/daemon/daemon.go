@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"path/filepath"
 	"time"
 
@@ -95,10 +96,9 @@ type Daemon struct {
 
 	// Below: the loop's own.
 
-	search      *timer.Timer // for GPUs
-	runDirWatch *timer.Timer // that the run directory is there
-	// These serve the listeners of dir, which are new ones after a socket was lost.
-	serveTenants, serveView, serveControl func()
+	search      *timer.Timer        // for GPUs
+	runDirWatch *timer.Timer        // that the run directory is there
+	listen      func(rundir.Socket) // serves a listener of dir, which is a new one after the socket was lost
 
 	fatal    error // ends the loop
 	state    *state.File
@@ -250,21 +250,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.serveTenants = func() {
-		l := d.dir.Tenants
-		d.Go(func() { d.accept(ctx, l, d.admit) })
+	admit := [rundir.Sockets]func(context.Context, *net.UnixConn){d.admit, d.admitViewer, d.admitCaller(server)}
+	d.listen = func(s rundir.Socket) {
+		l := d.dir.Listener(s)
+		d.Go(func() { d.accept(ctx, l, admit[s]) })
 	}
-	d.serveView = func() {
-		l := d.dir.View
-		d.Go(func() { d.accept(ctx, l, d.admitViewer) })
+	for s := range rundir.Sockets {
+		d.listen(s)
 	}
-	d.serveControl = func() {
-		l := d.dir.Control
-		d.Go(func() { d.accept(ctx, l, d.admitCaller(server)) })
-	}
-	d.serveTenants()
-	d.serveView()
-	d.serveControl()
 	d.servePorts(ctx)
 	d.startDiscovery()
 	d.checkCheckpoint(ctx)
@@ -282,9 +275,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.End() // before anything is closed that others wait for
 
-	d.dir.Tenants.Close()
-	d.dir.View.Close()
-	d.dir.Control.Close()
+	d.dir.CloseSockets()
 	server.Close()
 	for c := range d.conns {
 		c.Sock.Close()
@@ -349,17 +340,9 @@ func (d *Daemon) watchRunDir() {
 		d.Log.WithError(err).Error("the run directory is lost")
 		return
 	}
-	if mended != (rundir.Mended{}) {
-		d.Log.Warnf("somebody deleted or replaced a socket in the run directory: listening anew %+v", mended)
-	}
-	if mended.Tenants {
-		d.serveTenants()
-	}
-	if mended.View {
-		d.serveView()
-	}
-	if mended.Control {
-		d.serveControl()
+	for _, socket := range mended {
+		d.Log.Warnf("somebody deleted or replaced %v in the run directory: listening anew", socket)
+		d.listen(socket)
 	}
 	d.runDirWatch.Set(loop.Now().Add(watchPause))
 }
