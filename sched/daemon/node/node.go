@@ -4,7 +4,11 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -160,4 +164,75 @@ func New(opts Config, bootID string, peers *peer.Finder) *Node {
 	n.Cores.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
 	n.again = n.Timers.New(n.restoreAgain)
 	return n
+}
+
+// RunEngine is the engine of programs that nvsharectl run describes.
+const RunEngine = "nvsharectl run"
+
+// TenantOf is what the API says for an account.
+func (n *Node) TenantOf(account string) (c *api.Container, uid uint32) {
+	if id, ok := strings.CutPrefix(account, peer.ContainerAccount); ok {
+		if names := n.Names[id]; names != nil {
+			return names, 0
+		}
+		return &api.Container{Id: id}, 0
+	}
+	number, _ := strconv.ParseUint(strings.TrimPrefix(account, peer.UserAccount), 10, 32)
+	return &api.Container{}, uint32(number)
+}
+
+func (n *Node) NameOf(account string) string { return api.Tenant(n.TenantOf(account)) }
+
+// ContainerOf is what the API says for a process's container.
+func (n *Node) ContainerOf(p *peer.Peer) *api.Container {
+	if names := n.Names[p.Container]; names != nil {
+		return names
+	}
+	return &api.Container{Id: p.Container, PodUid: p.PodUID}
+}
+
+// DescribeSome names the first of many.
+func DescribeSome(who []string) string {
+	text := strings.Join(who[:min(len(who), MaxNamed)], ", ")
+	if more := len(who) - MaxNamed; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// What an earlier scheduler has recorded of a process holds if that lives. Where the kernel
+// cannot say so, as where descriptors are short, it stays recorded until that is known.
+
+// unsure is what is recorded of a process of which nobody can say whether it lives.
+type unsure struct {
+	record  any
+	restore func() error
+}
+
+// OnceKnown has what is recorded of a process restored. restore fails as long as nobody can say
+// whether the process lives.
+func (n *Node) OnceKnown(record any, what string, restore func() error) {
+	if err := restore(); err != nil {
+		n.Log.WithError(err).Warnf("whether %s is not known; trying again every %v", what, RecordRetry)
+		n.unsure = append(n.unsure, unsure{record, restore})
+		n.again.Set(loop.Now().Add(RecordRetry))
+	}
+}
+
+func (n *Node) restoreAgain() {
+	// Of a copy: what is restored may have the records written, which lists n.unsure.
+	n.unsure = slices.DeleteFunc(slices.Clone(n.unsure), func(u unsure) bool { return u.restore() == nil })
+	if len(n.unsure) > 0 {
+		n.again.Set(loop.Now().Add(RecordRetry))
+	}
+}
+
+// UnsureOf returns the records of one kind that are still to be restored.
+func UnsureOf[R any](n *Node) (all []R) {
+	for _, u := range n.unsure {
+		if r, ok := u.record.(R); ok {
+			all = append(all, r)
+		}
+	}
+	return all
 }
