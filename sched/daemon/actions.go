@@ -130,104 +130,132 @@ func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
 	switch a := w.Action.(type) {
 	case sched.Persist:
 		return d.persist(g, a)
-	case sched.Grant:
-		if att := d.AttachmentOf(g, a.Client); att != nil {
-			flags, onPage := grantFlags(a.Concurrent), uint32(0)
-			if a.Latency {
-				onPage |= wire.GrantLatency
-			}
-			if a.Shared {
-				onPage |= wire.GrantShared
-			}
-			d.away.AtWork(att.Client)
-			d.Reach(node.BeforeGrant)
-			att.Client.Page.Open(att.Channel, uint64(a.Epoch), flags|onPage, uint64(a.Quantum), uint64(loop.Now()))
-			d.Reach(node.InGrant)
-			d.Send(att.Client.Conn, &wire.Frame{
-				Type: wire.TypeGrant, Channel: att.Channel, Epoch: uint64(a.Epoch), Code: flags,
-				Grant: wire.Grant{QuantumNs: uint64(a.Quantum)},
-			}, nil)
-			d.Reach(node.AfterGrant)
-		}
-	case sched.Revoke:
-		if att := d.AttachmentOf(g, a.Client); att != nil {
-			d.Reach(node.BeforeRevoke)
-			att.Client.Page.Shut(att.Channel)
-			d.Reach(node.InRevoke)
-			d.Send(att.Client.Conn, &wire.Frame{
-				Type: wire.TypeRevoke, Channel: att.Channel, Epoch: uint64(a.Epoch),
-				Revoke: wire.Revoke{GraceNs: uint64(a.Grace), Waiters: uint32(a.Waiters)},
-			}, nil)
-			d.Reach(node.AfterRevoke)
-			d.expectRelease(g, att.Client)
-		}
-	case sched.StepOne:
-		if att := d.AttachmentOf(g, a.Client); att != nil {
-			d.Send(att.Client.Conn, &wire.Frame{
-				Type: wire.TypeRevoke, Channel: att.Channel, Code: wire.RevokeStep, Epoch: uint64(a.Epoch),
-				Revoke: wire.Revoke{GraceNs: uint64(a.Grace)},
-			}, nil)
-		}
-	case sched.Slice:
-		if att := d.AttachmentOf(g, a.Client); att != nil && att.Client.Conn != nil && att.Client.Conn.Slices {
-			d.Send(att.Client.Conn, &wire.Frame{Type: wire.TypeSlice, Channel: att.Channel, Slice: wire.Slice{Ns: uint64(a.D)}}, nil)
-		}
-	case sched.Pause:
-		if att := d.AttachmentOf(g, a.Client); att != nil {
-			d.Reach(node.BeforePause)
-			att.Client.Page.Close(att.Channel) // nobody waits on it yet
-			d.Reach(node.AfterPause)
-		}
-	case sched.Resume:
-		if att := d.AttachmentOf(g, a.Client); att != nil {
-			d.Reach(node.BeforeResume)
-			att.Client.Page.Reopen(att.Channel, uint64(a.Epoch))
-			d.Reach(node.AfterResume)
-		}
-	case sched.Stand:
-		if att := d.AttachmentOf(g, a.Client); att != nil {
-			att.Client.Page.Stand(att.Channel, a.On && !att.Moves)
-		}
-	case sched.Close:
-		if att := d.AttachmentOf(g, a.Client); att != nil {
-			d.Reach(node.BeforeClose)
-			att.Client.Page.Shut(att.Channel)
-			d.Reach(node.AfterClose)
-		}
-	case sched.Adopt:
-		if att := d.AttachmentOf(g, a.Client); att != nil {
-			flags := grantFlags(a.Concurrent)
-			if a.Shared {
-				flags |= wire.GrantShared
-			}
-			d.Reach(node.BeforeAdopt)
-			att.Client.Page.Open(att.Channel, uint64(a.Epoch), flags, uint64(g.Quantum), uint64(loop.Now()))
-			d.Reach(node.AfterAdopt)
-		}
 	case sched.ModeChosen:
-		// A holder keeps its grant when turns end. Its page must say so, or the shim
-		// goes on bounding the work ahead of the GPU, for nobody.
-		if a.Mode == sched.Concurrent {
-			for _, cl := range d.Clients {
-				if att := cl.SlotOn(g); att != nil {
-					cl.Page.Share(att.Channel)
-				}
-			}
-		}
+		d.modeChosen(g, a)
 	case sched.Fence:
 		d.fence(g, a)
-	case sched.Notice:
-		d.Reach(node.BeforeNotice)
-		d.notice(g, a)
-		d.Reach(node.AfterNotice)
 	case sched.Released:
 		d.unfence(g, a.Client)
 		d.Reach(node.AfterReleased)
 	default:
-		d.memory.CarryOutMemory(g, a)
+		if id := clientIn(a); id == 0 {
+			d.memory.CarryOutMemory(g, a)
+		} else if att := d.AttachmentOf(g, id); att != nil {
+			d.carryOutOn(att, a)
+		}
 	}
 	d.observe(g, w.Action)
 	return true
+}
+
+// clientIn returns the client whose gate an action is about; 0: it is about none.
+func clientIn(action sched.Action) sched.ClientID {
+	switch a := action.(type) {
+	case sched.Grant:
+		return a.Client
+	case sched.Revoke:
+		return a.Client
+	case sched.StepOne:
+		return a.Client
+	case sched.Slice:
+		return a.Client
+	case sched.Pause:
+		return a.Client
+	case sched.Resume:
+		return a.Client
+	case sched.Stand:
+		return a.Client
+	case sched.Close:
+		return a.Client
+	case sched.Adopt:
+		return a.Client
+	case sched.Notice:
+		return a.Client
+	}
+	return 0
+}
+
+// carryOutOn carries out what is about a client's gate.
+func (d *Daemon) carryOutOn(att *node.Attachment, action sched.Action) {
+	page, c := att.Client.Page, att.Client.Conn
+	switch a := action.(type) {
+	case sched.Grant:
+		d.grant(att, a)
+	case sched.Revoke:
+		d.revoke(att, a)
+	case sched.StepOne:
+		d.Send(c, &wire.Frame{
+			Type: wire.TypeRevoke, Channel: att.Channel, Code: wire.RevokeStep, Epoch: uint64(a.Epoch),
+			Revoke: wire.Revoke{GraceNs: uint64(a.Grace)},
+		}, nil)
+	case sched.Slice:
+		if c != nil && c.Slices {
+			d.Send(c, &wire.Frame{Type: wire.TypeSlice, Channel: att.Channel, Slice: wire.Slice{Ns: uint64(a.D)}}, nil)
+		}
+	case sched.Pause:
+		d.Reach(node.BeforePause)
+		page.Close(att.Channel) // nobody waits on it yet
+		d.Reach(node.AfterPause)
+	case sched.Resume:
+		d.Reach(node.BeforeResume)
+		page.Reopen(att.Channel, uint64(a.Epoch))
+		d.Reach(node.AfterResume)
+	case sched.Stand:
+		page.Stand(att.Channel, a.On && !att.Moves)
+	case sched.Close:
+		d.Reach(node.BeforeClose)
+		page.Shut(att.Channel)
+		d.Reach(node.AfterClose)
+	case sched.Adopt:
+		d.Reach(node.BeforeAdopt)
+		page.Open(att.Channel, uint64(a.Epoch), grantFlags(a.Concurrent)|sharedFlag(a.Shared), uint64(att.GPU.Quantum), uint64(loop.Now()))
+		d.Reach(node.AfterAdopt)
+	case sched.Notice:
+		d.Reach(node.BeforeNotice)
+		d.notice(att, a)
+		d.Reach(node.AfterNotice)
+	}
+}
+
+func (d *Daemon) grant(att *node.Attachment, a sched.Grant) {
+	flags, onPage := grantFlags(a.Concurrent), sharedFlag(a.Shared)
+	if a.Latency {
+		onPage |= wire.GrantLatency
+	}
+	d.away.AtWork(att.Client)
+	d.Reach(node.BeforeGrant)
+	att.Client.Page.Open(att.Channel, uint64(a.Epoch), flags|onPage, uint64(a.Quantum), uint64(loop.Now()))
+	d.Reach(node.InGrant)
+	d.Send(att.Client.Conn, &wire.Frame{
+		Type: wire.TypeGrant, Channel: att.Channel, Epoch: uint64(a.Epoch), Code: flags,
+		Grant: wire.Grant{QuantumNs: uint64(a.Quantum)},
+	}, nil)
+	d.Reach(node.AfterGrant)
+}
+
+func (d *Daemon) revoke(att *node.Attachment, a sched.Revoke) {
+	d.Reach(node.BeforeRevoke)
+	att.Client.Page.Shut(att.Channel)
+	d.Reach(node.InRevoke)
+	d.Send(att.Client.Conn, &wire.Frame{
+		Type: wire.TypeRevoke, Channel: att.Channel, Epoch: uint64(a.Epoch),
+		Revoke: wire.Revoke{GraceNs: uint64(a.Grace), Waiters: uint32(a.Waiters)},
+	}, nil)
+	d.Reach(node.AfterRevoke)
+	d.expectRelease(att.GPU, att.Client)
+}
+
+// modeChosen tells the pages of holders that turns have ended: they keep their grants, and their shims
+// would go on bounding the work ahead of the GPU, for nobody.
+func (d *Daemon) modeChosen(g *node.GPU, a sched.ModeChosen) {
+	if a.Mode != sched.Concurrent {
+		return
+	}
+	for _, cl := range d.Clients {
+		if att := cl.SlotOn(g); att != nil {
+			cl.Page.Share(att.Channel)
+		}
+	}
 }
 
 // expectRelease prepares the hand-over that a revoke leads to: the release is
@@ -250,6 +278,13 @@ func (d *Daemon) expectRelease(g *node.GPU, holder *node.Client) {
 	}
 	next.Client.Page.Announce(next.Channel)
 	holder.Conn.LookOut(loop.Now().Add(d.own.Spin))
+}
+
+func sharedFlag(shared bool) uint32 {
+	if shared {
+		return wire.GrantShared
+	}
+	return 0
 }
 
 func grantFlags(concurrent bool) uint32 {
@@ -282,11 +317,7 @@ func (d *Daemon) persist(g *node.GPU, a sched.Persist) bool {
 	return err == nil
 }
 
-func (d *Daemon) notice(g *node.GPU, a sched.Notice) {
-	att := d.AttachmentOf(g, a.Client)
-	if att == nil {
-		return
-	}
+func (d *Daemon) notice(att *node.Attachment, a sched.Notice) {
 	n := wire.Notice{Waiters: shown(a.Leave, a.Waiters), Present: shown(a.Bound, a.Present)}
 	old := att.Told
 	att.Told = n

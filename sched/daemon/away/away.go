@@ -69,6 +69,7 @@ type Away struct {
 	PrepareLimit, BusyPause, RestPause, LeaveWait time.Duration
 }
 
+// New makes itself known to package memory.
 func New(mem *memory.Memory) *Away {
 	aw := &Away{Node: mem.Node, Memory: mem, absences: map[*node.Client]*absence{},
 		PrepareLimit: prepareLimit, BusyPause: busyPause, RestPause: restPause, LeaveWait: leaveWait}

@@ -28,6 +28,7 @@ type filesRecord struct {
 	Files   []FileRecord `json:"files"`
 }
 
+// FileRecord is a file with memory of a process.
 type FileRecord struct {
 	peer.Process
 	Path  string       `json:"path"`

@@ -27,6 +27,7 @@ type Loop struct {
 	End    context.CancelFunc
 }
 
+// New returns a loop that does not run yet.
 func New() *Loop {
 	life, end := context.WithCancel(context.Background())
 	return &Loop{Events: make(chan func(), 256), Life: life, End: end}

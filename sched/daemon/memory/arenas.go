@@ -48,6 +48,7 @@ func AutoSwapMemory(o *node.Config, before map[string][]MemberState, peers *peer
 	return bytes
 }
 
+// HalfOfSpare is half of what a host has free beyond the part that is left to others, in segments.
 func HalfOfSpare(free, total uint64) uint64 {
 	spare := free - min(free, total/leavePart)
 	return spare / 2 / arena.MinSegment * arena.MinSegment

@@ -58,6 +58,7 @@ type contexts interface {
 	LargestFiled() uint64
 }
 
+// New returns the memory of nobody: call OpenArena. Packages away and moves make themselves known.
 func New(b *tenants.Book) *Memory {
 	m := &Memory{Node: b.Node, Book: b, sysfs: "/sys", Swaps: map[*node.GPU]*swap{}, OutOfMemory: map[string]map[*node.GPU]uint64{}}
 	m.Members = m.Timers.New(m.RecordMembers)

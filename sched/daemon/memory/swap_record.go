@@ -33,6 +33,7 @@ type Members struct {
 	GPUs    map[string][]MemberState `json:"gpus"` // by UUID
 }
 
+// MemberState is what is recorded of a process.
 type MemberState struct {
 	PID       int32  `json:"pid"`
 	StartTime uint64 `json:"starttime"` // clock ticks since boot
@@ -43,6 +44,7 @@ type MemberState struct {
 	Away      bool   `json:"away,omitempty"` // it has left with its context
 }
 
+// MembersPath is where the file is.
 func MembersPath(runDir string) string { return filepath.Join(runDir, "members.json") }
 
 // gpuMember is one of a GPU that is found.
@@ -127,6 +129,7 @@ func (mem *Memory) NoteMembers() {
 	}
 }
 
+// RecordMembers writes the file, and tries again later if that fails.
 func (mem *Memory) RecordMembers() {
 	mem.Members.Stop()
 	file := Members{Version: MembersVersion, BootID: mem.BootID, GPUs: map[string][]MemberState{}}

@@ -233,6 +233,7 @@ func sockets(n int) (ours, theirs []*os.File, err error) {
 	return ours, theirs, nil
 }
 
+// CloseAll closes files.
 func CloseAll(files []*os.File) {
 	for _, f := range files {
 		f.Close()

@@ -75,6 +75,7 @@ type Moves struct {
 	lose        func(*node.Conn) // notes that a client's connection is lost
 }
 
+// New makes itself known to package memory. lose notes that a client's connection is lost.
 func New(aw *away.Away, lose func(*node.Conn)) *Moves {
 	mv := &Moves{Node: aw.Node, Book: aw.Book, Memory: aw.Memory, Away: aw, lose: lose, DepartLimit: departLimit,
 		Migrations: map[string]*Move{}, From: map[*node.Client]*node.GPU{}, strayed: map[*node.Client]string{},
@@ -462,6 +463,7 @@ func (m *Move) noteTime(name string) {
 	m.took = m.took.Add(checkpoint.Part{Name: name, Took: time.Since(m.began) - m.took.Sum()})
 }
 
+// Response is what Migrate answers.
 func (m *Move) Response(mv *Moves) *api.MigrateResponse {
 	r := &api.MigrateResponse{FromUuid: m.From.UUID, FromIndex: uint32(m.From.Index), ToUuid: m.To.UUID, ToIndex: uint32(m.To.Index),
 		Processes: uint32(m.count), Bytes: m.bytes, TookNs: int64(time.Since(m.began))}
@@ -470,6 +472,7 @@ func (m *Move) Response(mv *Moves) *api.MigrateResponse {
 	return r
 }
 
+// Failure says why a tenant has not moved; nil: it has.
 func (m *Move) Failure(mv *Moves) error {
 	if m.err == nil {
 		return nil

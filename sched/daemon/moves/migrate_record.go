@@ -23,6 +23,7 @@ type carriedFile struct {
 	Processes []CarriedProcess `json:"processes"`
 }
 
+// CarriedProcess is a process that is off its GPU, or about to be.
 type CarriedProcess struct {
 	peer.Process
 	From string `json:"from"` // UUID
@@ -30,6 +31,7 @@ type CarriedProcess struct {
 
 func (mv *Moves) carriedPath() string { return filepath.Join(mv.Opts.RunDir, "migrating.json") }
 
+// RecordCarried writes the file.
 func (mv *Moves) RecordCarried() error {
 	file := carriedFile{Version: carriedVersion, BootID: mv.BootID, Processes: []CarriedProcess{}}
 	for _, cl := range mv.Clients {
@@ -65,6 +67,7 @@ func (mv *Moves) RestoreCarried() error {
 	return nil
 }
 
+// RestoreCarriedOne has a process run again, if it lives.
 func (mv *Moves) RestoreCarriedOne(was CarriedProcess) error {
 	cl, err := mv.ClientOf(was.Process)
 	if cl == nil || len(cl.Attached) > 0 { // it has come back since it could not be found

@@ -138,6 +138,7 @@ func (n *Node) HasEnded(was peer.Process) bool {
 	return peer.Ended(err)
 }
 
+// ShimVersion writes a version as REGISTER has it.
 func ShimVersion(v uint32) string {
 	return fmt.Sprintf("%d.%d.%d", v>>16, v>>8&0xff, v&0xff)
 }

@@ -73,10 +73,12 @@ func (g *GPU) Post(acts []sched.Action) {
 // IsStuck says that so much waits for a record that who adds to it is disconnected.
 func (g *GPU) IsStuck() bool { return len(g.Outbox) > MaxOutbox }
 
+// NoSuchGPU is the error for a name that no GPU has.
 func NoSuchGPU(name string) error {
 	return status.Errorf(codes.NotFound, "GPU %.64q: no such UUID or index (nvsharectl status lists them)", name)
 }
 
+// FindGPU returns the GPU with this UUID or index; nil: there is none.
 func (n *Node) FindGPU(name string) *GPU {
 	for _, g := range n.Order {
 		if strings.EqualFold(g.UUID, name) || strconv.Itoa(g.Index) == name {

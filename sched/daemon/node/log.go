@@ -21,8 +21,10 @@ type Subject struct {
 	id sched.ClientID // 0: a process that is no client yet
 }
 
+// Subject is whom lines about a client name.
 func (cl *Client) Subject() Subject { return Subject{cl.Peer, cl.ID} }
 
+// Subject is the same for a connection, which may have no client yet.
 func (c *Conn) Subject() Subject {
 	if c.Client != nil {
 		return c.Client.Subject()
@@ -30,6 +32,7 @@ func (c *Conn) Subject() Subject {
 	return Subject{Peer: c.Peer}
 }
 
+// LogOf returns the log with fields that name a subject.
 func (n *Node) LogOf(s Subject) *logrus.Entry {
 	fields := logrus.Fields{"pid": s.PID, "command": s.Command}
 	if s.Container != "" {

@@ -147,6 +147,7 @@ type Node struct {
 	Failpoint func(Failpoint) // tests
 }
 
+// New returns the tables of a node of which nothing is known.
 func New(opts Config, bootID string, peers *peer.Finder) *Node {
 	n := &Node{
 		Loop: loop.New(), Opts: opts, Log: opts.Log, BootID: bootID, Peers: peers, Find: peers.Find,
@@ -181,6 +182,7 @@ func (n *Node) TenantOf(account string) (c *api.Container, uid uint32) {
 	return &api.Container{}, uint32(number)
 }
 
+// NameOf names a tenant for people.
 func (n *Node) NameOf(account string) string { return api.Tenant(n.TenantOf(account)) }
 
 // ContainerOf is what the API says for a process's container.

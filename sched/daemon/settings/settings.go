@@ -37,6 +37,7 @@ type Store struct {
 	unsettled bool  // they could not be recorded
 }
 
+// New returns a store without settings: call Restore. path says where the file is.
 func New(path func() string, log *logrus.Entry, timers *timer.List, now func() sched.Time) *Store {
 	st := &Store{path: path, log: log, now: now}
 	st.Again = timers.New(st.Keep)
@@ -93,6 +94,7 @@ type swapShare struct {
 	Percent int
 }
 
+// Percent is a swap share that is said.
 func Percent(n int) swapShare { return swapShare{true, n} }
 
 func (s swapShare) MarshalJSON() ([]byte, error) { return json.Marshal(s.Percent) }
@@ -187,6 +189,7 @@ func (s Setting) says() (names []string) {
 	return names
 }
 
+// Check says what nobody could have set; nil: nothing.
 func (s Setting) Check() error {
 	if s.Quantum != 0 {
 		if err := CheckQuantum(s.Quantum); err != nil {
@@ -227,6 +230,7 @@ func checkSwapShare(percent int) error {
 	return nil
 }
 
+// ModeNamed returns the mode of a name; false: there is none.
 func ModeNamed(name string) (sched.Mode, bool) {
 	for _, m := range []sched.Mode{sched.Exclusive, sched.Concurrent, sched.Auto} {
 		if m.String() == name {

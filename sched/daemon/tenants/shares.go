@@ -41,6 +41,7 @@ type Book struct {
 	OverlapChanged func(groups ...string)
 }
 
+// New returns a book in which nobody has anything.
 func New(n *node.Node) *Book {
 	b := &Book{Node: n, Described: make(chan struct{}), Firsts: map[string]*peer.Peer{}}
 	b.Reshare = n.Timers.New(b.RecordShares)
@@ -70,6 +71,7 @@ type TenantShares struct {
 // On returns the terms that are in force on a GPU, for "" on GPUs found later.
 func (t TenantShares) On(uuid string) api.Terms { return t.GPUs[uuid].Or(t.All).Or(t.Pod) }
 
+// IsZero says that a tenant has nothing that would be recorded.
 func (t TenantShares) IsZero() bool {
 	return t.Pod == api.Terms{} && t.All == api.Terms{} && len(t.GPUs) == 0 && t.Engine == nil
 }
@@ -315,6 +317,7 @@ type promise struct {
 	percent uint32
 }
 
+// Sum adds up what is promised, percent.
 func (p promises) Sum() (n uint32) {
 	for _, one := range p {
 		n += one.percent

@@ -50,6 +50,7 @@ type Watch struct {
 	looked func([]metrics.GPUSample)
 }
 
+// New returns a watch that looks once Begin was called.
 func New(n *node.Node, managed func() map[uint32]bool, looked func([]metrics.GPUSample)) *Watch {
 	w := &Watch{Node: n, LookPause: lookPause, Strangers: map[*node.GPU][]stranger{}, outsiders: map[*node.Attachment]*outside{}, managed: managed, looked: looked}
 	w.Look = n.Timers.New(w.lookForStrangers)
