@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	known "github.com/nvshare/nvshare/sched/daemon/node"
+
 	"github.com/containerd/nri/pkg/api"
 	"github.com/sirupsen/logrus"
 	"k8s.io/client-go/rest"
@@ -56,9 +58,9 @@ func (n *liveNode) startScheduler() (stop func()) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
 	d, err := daemon.New(daemon.Options{
-		RunDir: n.dir, Quantum: core.MaxQuantum, Grace: core.MaxGrace, Log: logrus.NewEntry(log),
-		List: func(context.Context) ([]daemon.GPU, error) {
-			return []daemon.GPU{{UUID: liveGPU, Name: "Test GPU", MemoryBytes: 64 * gib}}, nil
+		Config: known.Config{RunDir: n.dir, Quantum: core.MaxQuantum, Log: logrus.NewEntry(log)}, Grace: core.MaxGrace,
+		List: func(context.Context) ([]known.Found, error) {
+			return []known.Found{{UUID: liveGPU, Name: "Test GPU", MemoryBytes: 64 * gib}}, nil
 		},
 	})
 	if err != nil {

@@ -51,13 +51,6 @@ func FormatOverlap(group string) string {
 	return group[strings.LastIndexByte(group, '/')+1:]
 }
 
-func checkOverlap(group string) error {
-	if group != "" && !gangName.MatchString(group) {
-		return fmt.Errorf("%.64q is not a name: give up to 63 letters, digits and . _ - that begin and end with a letter or digit", group)
-	}
-	return nil
-}
-
 // OverlapIn returns the full name of a group; "" for no group.
 func OverlapIn(namespace string, uid uint32, name string) string {
 	if name == "" {
@@ -83,7 +76,7 @@ func SplitOverlap(group string) (namespace string, uid uint32, name string, ok b
 		return "", 0, "", false
 	}
 	n, err := strconv.ParseUint(parts[1], 10, 32)
-	return parts[0], uint32(n), parts[2], err == nil && checkOverlap(parts[2]) == nil
+	return parts[0], uint32(n), parts[2], err == nil && checkName(parts[2]) == nil
 }
 
 // OverlapDir is the directory of a group's MPS daemon on one GPU, below the run directory.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -42,29 +43,56 @@ func ParseWeight(s string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// ParsePriority reads "batch" or "latency".
-func ParsePriority(s string) (Priority, error) {
-	switch s {
-	case "batch":
-		return Priority_PRIORITY_BATCH, nil
-	case "latency":
-		return Priority_PRIORITY_LATENCY, nil
-	}
-	return 0, fmt.Errorf("%.64q is not a priority: give batch or latency", s)
+// words are the values of an enumeration, from 1 on, as people write them. 0 is not said: then the
+// first one holds.
+type words[E ~int32] struct {
+	what string
+	all  []string
 }
 
-// ParseMemoryMode reads "swap", "resident" or "managed".
-func ParseMemoryMode(s string) (MemoryMode, error) {
-	switch s {
-	case "swap":
-		return MemoryMode_MEMORY_MODE_SWAP, nil
-	case "resident":
-		return MemoryMode_MEMORY_MODE_RESIDENT, nil
-	case "managed":
-		return MemoryMode_MEMORY_MODE_MANAGED, nil
-	}
-	return 0, fmt.Errorf("%.64q is not a memory mode: give swap, resident or managed", s)
+var (
+	priorities  = words[Priority]{"priority", []string{"batch", "latency"}}
+	memoryModes = words[MemoryMode]{"memory mode", []string{"swap", "resident", "managed"}}
+)
+
+func (w words[E]) choice() string {
+	last := len(w.all) - 1
+	return strings.Join(w.all[:last], ", ") + " or " + w.all[last]
 }
+
+func (w words[E]) parse(s string) (E, error) {
+	i := slices.Index(w.all, s)
+	if i < 0 {
+		return 0, fmt.Errorf("%.64q is not a %s: give %s", s, w.what, w.choice())
+	}
+	return E(i + 1), nil
+}
+
+func (w words[E]) format(e E) string {
+	if w.check(e) != nil {
+		return w.all[0]
+	}
+	return w.all[max(e, 1)-1]
+}
+
+func (w words[E]) check(e E) error {
+	if e < 0 || int(e) > len(w.all) {
+		return fmt.Errorf("%d is unknown: give %s", e, w.choice())
+	}
+	return nil
+}
+
+// ParsePriority reads "batch" or "latency".
+func ParsePriority(s string) (Priority, error) { return priorities.parse(s) }
+
+// ParseMemoryMode reads "swap", "resident" or "managed".
+func ParseMemoryMode(s string) (MemoryMode, error) { return memoryModes.parse(s) }
+
+// FormatPriority writes a priority.
+func FormatPriority(p Priority) string { return priorities.format(p) }
+
+// FormatMemoryMode writes a memory mode.
+func FormatMemoryMode(m MemoryMode) string { return memoryModes.format(m) }
 
 // ParseGang reads the name of a gang, or "true" (GangOfItself). It returns "", no
 // gang, for "false" and "none".
@@ -123,14 +151,6 @@ func FormatWeight(n uint32) string {
 	return strconv.FormatUint(uint64(n), 10)
 }
 
-// FormatPriority writes a priority; one that is not said is batch.
-func FormatPriority(p Priority) string {
-	if p == Priority_PRIORITY_LATENCY {
-		return "latency"
-	}
-	return "batch"
-}
-
 // FormatGang writes a gang for people; "" is "none". A gang of a namespace has that before its name,
 // as in ml/ring.
 func FormatGang(gang string) string {
@@ -141,17 +161,6 @@ func FormatGang(gang string) string {
 		return "of itself"
 	}
 	return gang
-}
-
-// FormatMemoryMode writes a memory mode; one that is not said is swap.
-func FormatMemoryMode(m MemoryMode) string {
-	switch m {
-	case MemoryMode_MEMORY_MODE_RESIDENT:
-		return "resident"
-	case MemoryMode_MEMORY_MODE_MANAGED:
-		return "managed"
-	}
-	return "swap"
 }
 
 // JSON has priorities and memory modes in the words that people use. A word that
@@ -178,30 +187,19 @@ func checkMemory(bytes uint64) error {
 	return nil
 }
 
-func checkPercent(n uint32) error {
-	if n > 100 {
-		return fmt.Errorf("%d is out of range: give a percentage from 1 to 100", n)
+// atMost returns what refuses a number above a bound; give says what to give.
+func atMost(most uint32, give string) func(uint32) error {
+	return func(n uint32) error {
+		if n > most {
+			return fmt.Errorf("%d is out of range: give %s", n, give)
+		}
+		return nil
 	}
-	return nil
 }
 
-func checkWeight(n uint32) error {
-	if n > MaxWeight {
-		return fmt.Errorf("%d is out of range: give a number from 1 to %d", n, MaxWeight)
-	}
-	return nil
-}
-
-func checkPriority(p Priority) error {
-	if p < 0 || p > Priority_PRIORITY_LATENCY {
-		return fmt.Errorf("%d is unknown: give batch or latency", p)
-	}
-	return nil
-}
-
-func checkGang(gang string) error {
-	if gang != "" && !gangName.MatchString(gang) {
-		return fmt.Errorf("%.64q is not a name: give up to 63 letters, digits and . _ - that begin and end with a letter or digit", gang)
+func checkName(name string) error {
+	if name != "" && !gangName.MatchString(name) {
+		return fmt.Errorf("%.64q is not a name: give up to 63 letters, digits and . _ - that begin and end with a letter or digit", name)
 	}
 	return nil
 }
@@ -209,13 +207,6 @@ func checkGang(gang string) error {
 func checkSuspendAfter(seconds uint32) error {
 	if seconds > maxSuspendAfter && seconds != SuspendNever {
 		return fmt.Errorf("%d s is out of range: give a time up to 365 days, or never", seconds)
-	}
-	return nil
-}
-
-func checkMemoryMode(m MemoryMode) error {
-	if m < 0 || m > MemoryMode_MEMORY_MODE_MANAGED {
-		return fmt.Errorf("%d is unknown: give swap, resident or managed", m)
 	}
 	return nil
 }

@@ -9,58 +9,22 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
-
-// work is one thing to carry out for a GPU: an action of its core, or the
-// answer to an ATTACH.
-type work struct {
-	action sched.Action
-	att    *attachment // with answer
-	answer *wire.Frame
-}
 
 // checkPause is the least time between two checks of the cores' invariants:
 // they cost O(clients).
 const checkPause = time.Second
 
 // step gives an event to a GPU's core and carries out the answer.
-func (d *Daemon) step(g *gpu, ev sched.Event) {
-	g.post(d.decide(g, ev))
+func (d *Daemon) step(g *node.GPU, ev sched.Event) {
+	g.Post(d.decide(g, ev))
 	d.flush(g)
 	d.stepGangs()
-	d.makeArenas(g)
-}
-
-// post adds actions to the outbox.
-func (g *gpu) post(acts []sched.Action) {
-	for _, a := range acts {
-		g.outbox = append(g.outbox, work{action: a})
-	}
-}
-
-// makeArenas has arenas made where the step of a GPU has changed what is wanted.
-func (d *Daemon) makeArenas(g *gpu) {
-	s := g.swap
-	if s == nil {
-		return
-	}
-	found := s.found
-	s.found = nil
-	for _, f := range found {
-		if m := s.members[f.Client]; m != nil && f.Bytes > m.arena.Given() {
-			m.arena.Had(f.Bytes)
-			if file := m.client.file; file != nil && file.step == filed {
-				m.arena.SetFiled(true)
-			}
-		}
-	}
-	if s.wanting {
-		s.wanting = false
-		d.extraWork += uint64(len(s.members)) / clientsPerWork
-		s.arenas.Prepare()
-	}
+	d.memory.MakeArenas(g)
 }
 
 // stepGangs steps the GPUs where a gang's turn goes on because of another GPU.
@@ -68,13 +32,13 @@ func (d *Daemon) stepGangs() {
 	for len(d.toStep) > 0 {
 		uuid := d.toStep[0]
 		d.toStep = d.toStep[1:]
-		g := d.order[slices.IndexFunc(d.order, func(g *gpu) bool { return g.UUID == uuid })]
-		g.post(d.decide(g, sched.GangMoved{}))
+		g := d.Order[slices.IndexFunc(d.Order, func(g *node.GPU) bool { return g.UUID == uuid })]
+		g.Post(d.decide(g, sched.GangMoved{}))
 		d.flush(g)
-		d.makeArenas(g)
+		d.memory.MakeArenas(g)
 	}
 	if d.checkAlways {
-		if err := d.node.Check(); err != nil && d.invariantErr == nil {
+		if err := d.Cores.Check(); err != nil && d.invariantErr == nil {
 			d.invariantErr = err
 		}
 	}
@@ -82,7 +46,7 @@ func (d *Daemon) stepGangs() {
 
 // stepAttach is step for an ATTACH: its answer comes after the page says
 // whether the client goes on under its grant, and before a new GRANT.
-func (d *Daemon) stepAttach(g *gpu, att *attachment, ev sched.Attach, answer wire.Frame) {
+func (d *Daemon) stepAttach(g *node.GPU, att *node.Attachment, ev sched.Attach, answer wire.Frame) {
 	acts := d.decide(g, ev)
 	at := 0
 	if len(acts) > at {
@@ -96,21 +60,21 @@ func (d *Daemon) stepAttach(g *gpu, att *attachment, ev sched.Attach, answer wir
 			answer.Epoch = uint64(adopt.Epoch)
 		}
 	}
-	g.post(acts[:at])
-	g.outbox = append(g.outbox, work{att: att, answer: &answer})
-	g.post(acts[at:])
+	g.Post(acts[:at])
+	g.Outbox = append(g.Outbox, node.Work{Att: att, Answer: &answer})
+	g.Post(acts[at:])
 	d.flush(g)
 	d.stepGangs()
-	d.makeArenas(g)
+	d.memory.MakeArenas(g)
 }
 
 // decide runs the core. The actions are valid until the next call.
-func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
-	t := now()
-	if g.core.AsksHost(ev) {
-		d.observeHost()
+func (d *Daemon) decide(g *node.GPU, ev sched.Event) []sched.Action {
+	t := loop.Now()
+	if g.Core.AsksHost(ev) {
+		d.memory.ObserveHost()
 	}
-	acts := g.core.Step(t, ev)
+	acts := g.Core.Step(t, ev)
 	acts = slices.DeleteFunc(acts, func(a sched.Action) bool {
 		other, ok := a.(sched.StepGPU)
 		if ok {
@@ -118,12 +82,12 @@ func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
 		}
 		return ok
 	})
-	d.reach(atDecided)
+	d.Reach(node.AtDecided)
 	if t >= d.nextCheck || d.checkAlways {
 		d.nextCheck = t.Add(checkPause)
-		if err := g.core.Check(); err != nil && d.invariantErr == nil {
+		if err := g.Core.Check(); err != nil && d.invariantErr == nil {
 			d.invariantErr = err
-			d.log.WithError(err).Errorf("bug in nvshare-scheduler: GPU %d after %v", g.Index, ev)
+			d.Log.WithError(err).Errorf("bug in nvshare-scheduler: GPU %d after %v", g.Index, ev)
 		}
 	}
 	return acts
@@ -132,160 +96,195 @@ func (d *Daemon) decide(g *gpu, ev sched.Event) []sched.Action {
 // flush carries out the outbox in order. If the state file cannot be written
 // the rest waits, except what concerns memory: a grant that is not recorded could
 // be given twice after a restart.
-func (d *Daemon) flush(g *gpu) {
+func (d *Daemon) flush(g *node.GPU) {
 	if d.persistErr != nil {
-		d.shrink(g)
+		g.Outbox = node.WithoutEnded(g.Outbox)
 	}
-	kept := g.outbox[:0]
-	for i := range g.outbox {
-		w := g.outbox[i]
+	kept := g.Outbox[:0]
+	for i := range g.Outbox {
+		w := g.Outbox[i]
 		switch {
-		case len(kept) == 0 && d.carryOut(g, &w), len(kept) > 0 && w.att == nil && d.carryOutMemory(g, w.action):
+		case len(kept) == 0 && d.carryOut(g, &w), len(kept) > 0 && w.Att == nil && d.memory.CarryOutMemory(g, w.Action):
 		default:
 			kept = append(kept, w)
 		}
 	}
-	if g.outbox = kept; len(kept) > 0 {
-		g.retry.Set(now().Add(persistRetry))
+	if g.Outbox = kept; len(kept) > 0 {
+		g.Retry.Set(loop.Now().Add(persistRetry))
 	}
 }
 
-func (d *Daemon) carryOut(g *gpu, w *work) bool {
-	if w.att != nil {
-		if c := w.att.client.conn; c != nil && c.channels[w.att.channel] == w.att {
-			d.reach(beforeAttached)
-			d.send(c, w.answer, nil)
-			w.att.answered = true
-			d.reach(afterAttached)
+func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
+	if w.Att != nil {
+		if c := w.Att.Client.Conn; c != nil && c.Channels[w.Att.Channel] == w.Att {
+			d.Reach(node.BeforeAttached)
+			d.Send(c, w.Answer, nil)
+			w.Att.Answered = true
+			d.Reach(node.AfterAttached)
 		}
 		return true
 	}
-	if d.log.Logger.IsLevelEnabled(logrus.DebugLevel) {
-		d.log.Debugf("GPU %d: %v", g.Index, w.action)
+	if d.Log.Logger.IsLevelEnabled(logrus.DebugLevel) {
+		d.Log.Debugf("GPU %d: %v", g.Index, w.Action)
 	}
-	switch a := w.action.(type) {
+	switch a := w.Action.(type) {
 	case sched.Persist:
 		return d.persist(g, a)
-	case sched.Grant:
-		if att := d.attachmentOf(g, a.Client); att != nil {
-			flags, onPage := grantFlags(a.Concurrent), uint32(0)
-			if a.Latency {
-				onPage |= wire.GrantLatency
-			}
-			if a.Shared {
-				onPage |= wire.GrantShared
-			}
-			att.client.atWork()
-			d.reach(beforeGrant)
-			att.client.page.Open(att.channel, uint64(a.Epoch), flags|onPage, uint64(a.Quantum), uint64(now()))
-			d.reach(inGrant)
-			d.send(att.client.conn, &wire.Frame{
-				Type: wire.TypeGrant, Channel: att.channel, Epoch: uint64(a.Epoch), Code: flags,
-				Grant: wire.Grant{QuantumNs: uint64(a.Quantum)},
-			}, nil)
-			d.reach(afterGrant)
-		}
-	case sched.Revoke:
-		if att := d.attachmentOf(g, a.Client); att != nil {
-			d.reach(beforeRevoke)
-			att.client.page.Shut(att.channel)
-			d.reach(inRevoke)
-			d.send(att.client.conn, &wire.Frame{
-				Type: wire.TypeRevoke, Channel: att.channel, Epoch: uint64(a.Epoch),
-				Revoke: wire.Revoke{GraceNs: uint64(a.Grace), Waiters: uint32(a.Waiters)},
-			}, nil)
-			d.reach(afterRevoke)
-			d.expectRelease(g, att.client)
-		}
-	case sched.StepOne:
-		if att := d.attachmentOf(g, a.Client); att != nil {
-			d.send(att.client.conn, &wire.Frame{
-				Type: wire.TypeRevoke, Channel: att.channel, Code: wire.RevokeStep, Epoch: uint64(a.Epoch),
-				Revoke: wire.Revoke{GraceNs: uint64(a.Grace)},
-			}, nil)
-		}
-	case sched.Slice:
-		if att := d.attachmentOf(g, a.Client); att != nil && att.client.conn != nil && att.client.conn.slices {
-			d.send(att.client.conn, &wire.Frame{Type: wire.TypeSlice, Channel: att.channel, Slice: wire.Slice{Ns: uint64(a.D)}}, nil)
-		}
-	case sched.Pause:
-		if att := d.attachmentOf(g, a.Client); att != nil {
-			d.reach(beforePause)
-			att.client.page.Close(att.channel) // nobody waits on it yet
-			d.reach(afterPause)
-		}
-	case sched.Resume:
-		if att := d.attachmentOf(g, a.Client); att != nil {
-			d.reach(beforeResume)
-			att.client.page.Reopen(att.channel, uint64(a.Epoch))
-			d.reach(afterResume)
-		}
-	case sched.Stand:
-		if att := d.attachmentOf(g, a.Client); att != nil {
-			att.client.page.Stand(att.channel, a.On && !att.moves)
-		}
-	case sched.Close:
-		if att := d.attachmentOf(g, a.Client); att != nil {
-			d.reach(beforeClose)
-			att.client.page.Shut(att.channel)
-			d.reach(afterClose)
-		}
-	case sched.Adopt:
-		if att := d.attachmentOf(g, a.Client); att != nil {
-			flags := grantFlags(a.Concurrent)
-			if a.Shared {
-				flags |= wire.GrantShared
-			}
-			d.reach(beforeAdopt)
-			att.client.page.Open(att.channel, uint64(a.Epoch), flags, uint64(g.quantum), uint64(now()))
-			d.reach(afterAdopt)
-		}
 	case sched.ModeChosen:
-		// A holder keeps its grant when turns end. Its page must say so, or the shim
-		// goes on bounding the work ahead of the GPU, for nobody.
-		if a.Mode == sched.Concurrent {
-			for _, cl := range d.clients {
-				if att := cl.slotOn(g); att != nil {
-					cl.page.Share(att.channel)
-				}
-			}
-		}
+		d.modeChosen(g, a)
 	case sched.Fence:
 		d.fence(g, a)
-	case sched.Notice:
-		d.reach(beforeNotice)
-		d.notice(g, a)
-		d.reach(afterNotice)
 	case sched.Released:
 		d.unfence(g, a.Client)
-		d.reach(afterReleased)
+		d.Reach(node.AfterReleased)
 	default:
-		d.carryOutMemory(g, a)
+		if id := clientIn(a); id == 0 {
+			d.memory.CarryOutMemory(g, a)
+		} else if att := d.AttachmentOf(g, id); att != nil {
+			d.carryOutOn(att, a)
+		}
 	}
-	d.observe(g, w.action)
+	d.observe(g, w.Action)
 	return true
+}
+
+// clientIn returns the client whose gate an action is about; 0: it is about none.
+func clientIn(action sched.Action) sched.ClientID {
+	switch a := action.(type) {
+	case sched.Grant:
+		return a.Client
+	case sched.Revoke:
+		return a.Client
+	case sched.StepOne:
+		return a.Client
+	case sched.Slice:
+		return a.Client
+	case sched.Pause:
+		return a.Client
+	case sched.Resume:
+		return a.Client
+	case sched.Stand:
+		return a.Client
+	case sched.Close:
+		return a.Client
+	case sched.Adopt:
+		return a.Client
+	case sched.Notice:
+		return a.Client
+	}
+	return 0
+}
+
+// carryOutOn carries out what is about a client's gate.
+func (d *Daemon) carryOutOn(att *node.Attachment, action sched.Action) {
+	page, c := att.Client.Page, att.Client.Conn
+	switch a := action.(type) {
+	case sched.Grant:
+		d.grant(att, a)
+	case sched.Revoke:
+		d.revoke(att, a)
+	case sched.StepOne:
+		d.Send(c, &wire.Frame{
+			Type: wire.TypeRevoke, Channel: att.Channel, Code: wire.RevokeStep, Epoch: uint64(a.Epoch),
+			Revoke: wire.Revoke{GraceNs: uint64(a.Grace)},
+		}, nil)
+	case sched.Slice:
+		if c != nil && c.Slices {
+			d.Send(c, &wire.Frame{Type: wire.TypeSlice, Channel: att.Channel, Slice: wire.Slice{Ns: uint64(a.D)}}, nil)
+		}
+	case sched.Pause:
+		d.Reach(node.BeforePause)
+		page.Close(att.Channel) // nobody waits on it yet
+		d.Reach(node.AfterPause)
+	case sched.Resume:
+		d.Reach(node.BeforeResume)
+		page.Reopen(att.Channel, uint64(a.Epoch))
+		d.Reach(node.AfterResume)
+	case sched.Stand:
+		page.Stand(att.Channel, a.On && !att.Moves)
+	case sched.Close:
+		d.Reach(node.BeforeClose)
+		page.Shut(att.Channel)
+		d.Reach(node.AfterClose)
+	case sched.Adopt:
+		d.Reach(node.BeforeAdopt)
+		page.Open(att.Channel, uint64(a.Epoch), grantFlags(a.Concurrent)|sharedFlag(a.Shared), uint64(att.GPU.Quantum), uint64(loop.Now()))
+		d.Reach(node.AfterAdopt)
+	case sched.Notice:
+		d.Reach(node.BeforeNotice)
+		d.notice(att, a)
+		d.Reach(node.AfterNotice)
+	}
+}
+
+func (d *Daemon) grant(att *node.Attachment, a sched.Grant) {
+	flags, onPage := grantFlags(a.Concurrent), sharedFlag(a.Shared)
+	if a.Latency {
+		onPage |= wire.GrantLatency
+	}
+	d.away.AtWork(att.Client)
+	d.Reach(node.BeforeGrant)
+	att.Client.Page.Open(att.Channel, uint64(a.Epoch), flags|onPage, uint64(a.Quantum), uint64(loop.Now()))
+	d.Reach(node.InGrant)
+	d.Send(att.Client.Conn, &wire.Frame{
+		Type: wire.TypeGrant, Channel: att.Channel, Epoch: uint64(a.Epoch), Code: flags,
+		Grant: wire.Grant{QuantumNs: uint64(a.Quantum)},
+	}, nil)
+	d.Reach(node.AfterGrant)
+}
+
+func (d *Daemon) revoke(att *node.Attachment, a sched.Revoke) {
+	d.Reach(node.BeforeRevoke)
+	att.Client.Page.Shut(att.Channel)
+	d.Reach(node.InRevoke)
+	d.Send(att.Client.Conn, &wire.Frame{
+		Type: wire.TypeRevoke, Channel: att.Channel, Epoch: uint64(a.Epoch),
+		Revoke: wire.Revoke{GraceNs: uint64(a.Grace), Waiters: uint32(a.Waiters)},
+	}, nil)
+	d.Reach(node.AfterRevoke)
+	d.expectRelease(att.GPU, att.Client)
+}
+
+// modeChosen tells the pages of holders that turns have ended: they keep their grants, and their shims
+// would go on bounding the work ahead of the GPU, for nobody.
+func (d *Daemon) modeChosen(g *node.GPU, a sched.ModeChosen) {
+	if a.Mode != sched.Concurrent {
+		return
+	}
+	for _, cl := range d.Clients {
+		if att := cl.SlotOn(g); att != nil {
+			cl.Page.Share(att.Channel)
+		}
+	}
 }
 
 // expectRelease prepares the hand-over that a revoke leads to: the release is
 // looked out for, and so is the grant by the client that gets it. Both would
 // otherwise sleep when it comes, and waking up is most of a hand-over's time. Where others hold
 // the GPU too, this release hands nothing over, and all their readers would spin at once.
-func (d *Daemon) expectRelease(g *gpu, holder *client) {
-	if d.opts.Spin == 0 || holder.conn == nil || holder.conn.dead {
+func (d *Daemon) expectRelease(g *node.GPU, holder *node.Client) {
+	if d.own.Spin == 0 || holder.Conn == nil || holder.Conn.Dead {
 		return
 	}
-	next := d.attachmentOf(g, g.core.Next())
+	next := d.AttachmentOf(g, g.Core.Next())
 	if next == nil {
 		return // nobody gains: anti-thrash was turned on
 	}
 	recorded := d.state.GPUs[g.UUID]
 	if recorded.Unrecorded || slices.ContainsFunc(recorded.Holders, func(h state.Holder) bool {
-		return h.PID != holder.PID && h.PID != next.client.PID
+		return h.PID != holder.PID && h.PID != next.Client.PID
 	}) {
 		return
 	}
-	next.client.page.Announce(next.channel)
-	holder.conn.lookOut(now().Add(d.opts.Spin))
+	next.Client.Page.Announce(next.Channel)
+	holder.Conn.LookOut(loop.Now().Add(d.own.Spin))
+}
+
+func sharedFlag(shared bool) uint32 {
+	if shared {
+		return wire.GrantShared
+	}
+	return 0
 }
 
 func grantFlags(concurrent bool) uint32 {
@@ -295,50 +294,37 @@ func grantFlags(concurrent bool) uint32 {
 	return 0
 }
 
-// attachmentOf returns nil for a client that has no page for this GPU: buried,
-// restored and not back, or not back on this GPU.
-func (d *Daemon) attachmentOf(g *gpu, id sched.ClientID) *attachment {
-	if cl := d.clients[id]; cl != nil {
-		return cl.slotOn(g)
-	}
-	return nil
-}
-
-func (d *Daemon) persist(g *gpu, a sched.Persist) bool {
+func (d *Daemon) persist(g *node.GPU, a sched.Persist) bool {
 	s := d.state.GPUs[g.UUID]
 	s.Epoch, s.Holders, s.Unrecorded, s.Way = a.Epoch, s.Holders[:0], a.Unrecorded, a.Way
 	for _, h := range a.Holders {
-		if cl := d.clients[h.Client]; cl != nil {
+		if cl := d.Clients[h.Client]; cl != nil {
 			s.Holders = append(s.Holders, state.Holder{PID: cl.PID, StartTime: cl.Start, Epoch: h.Epoch, Shared: h.Shared})
 		}
 	}
-	d.extraWork += persistCost
-	d.reach(beforePersist)
-	err := d.state.Save(d.statePath(), func() { d.reach(inPersist) })
-	d.reach(afterPersist)
+	d.ExtraWork += persistCost
+	d.Reach(node.BeforePersist)
+	err := d.state.Save(d.statePath(), func() { d.Reach(node.InPersist) })
+	d.Reach(node.AfterPersist)
 	switch {
 	case err != nil && d.persistErr == nil:
-		d.log.WithError(err).Error("no grants until the state file can be written")
+		d.Log.WithError(err).Error("no grants until the state file can be written")
 		d.watchRunDir()
 	case err == nil && d.persistErr != nil:
-		d.log.Info("the state file can be written again")
+		d.Log.Info("the state file can be written again")
 	}
 	d.persistErr = err
 	return err == nil
 }
 
-func (d *Daemon) notice(g *gpu, a sched.Notice) {
-	att := d.attachmentOf(g, a.Client)
-	if att == nil {
-		return
-	}
+func (d *Daemon) notice(att *node.Attachment, a sched.Notice) {
 	n := wire.Notice{Waiters: shown(a.Leave, a.Waiters), Present: shown(a.Bound, a.Present)}
-	old := att.told
-	att.told = n
-	att.client.page.Hint(att.channel, n.Waiters, n.Present)
-	att.client.page.SetPatient(att.channel, a.Patient)
+	old := att.Told
+	att.Told = n
+	att.Client.Page.Hint(att.Channel, n.Waiters, n.Present)
+	att.Client.Page.SetPatient(att.Channel, a.Patient)
 	if (n.Waiters == 0) != (old.Waiters == 0) || (n.Present == 0) != (old.Present == 0) {
-		d.send(att.client.conn, &wire.Frame{Type: wire.TypeNotice, Channel: att.channel, Notice: n}, nil)
+		d.Send(att.Client.Conn, &wire.Frame{Type: wire.TypeNotice, Channel: att.Channel, Notice: n}, nil)
 	}
 }
 

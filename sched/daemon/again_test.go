@@ -16,16 +16,22 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/away"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/memory"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/moves"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // inLoop runs f as the daemon's loop does.
 func (s *scheduler) inLoop(f func()) {
 	s.t.Helper()
-	if err := s.ask(context.Background(), f); err != nil {
+	if err := s.Ask(context.Background(), f); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -36,7 +42,7 @@ func TestPodsPushNoFaultOut(t *testing.T) {
 	s.inLoop(func() {
 		s.noteFaults([]metrics.GPUSample{{UUID: gpuA.UUID, Faults: 1, Fault: "Xid 79: it has fallen off the bus"}})
 		for i := range 1100 {
-			s.setPodTerms(&api.Container{Id: whole("a"), Namespace: "ml", Pod: "a", Name: "main", Share: &api.Share{Weight: uint32(100 + i%2)}})
+			s.tenants.SetPodTerms(&api.Container{Id: whole("a"), Namespace: "ml", Pod: "a", Name: "main", Share: &api.Share{Weight: uint32(100 + i%2)}})
 			s.noteWarnings(&api.Container{Id: whole("a")}, []string{"a weight of its own"})
 		}
 	})
@@ -72,9 +78,9 @@ func TestFixedAgainAndAgain(t *testing.T) {
 	w := newSwapper(t, s)
 	s.inLoop(func() {
 		s.noteWarnings(&api.Container{Id: whole("a")}, []string{"a warning"})
-		g := s.findGPU(gpuA.UUID)
+		g := s.FindGPU(gpuA.UUID)
 		for range 1100 {
-			s.noteFixed(&attachment{client: s.clients[sched.ClientID(w.id)], gpu: g}, wire.FixedRDMA)
+			s.NoteFixed(&node.Attachment{Client: s.Clients[sched.ClientID(w.id)], GPU: g}, wire.FixedRDMA)
 		}
 	})
 	if len(s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_WARNING}}).Events) != 1 {
@@ -90,9 +96,9 @@ func TestSettingsAreRecordedLater(t *testing.T) {
 		return err == nil && strings.Contains(string(text), "Xid 79")
 	}
 	s.inLoop(func() {
-		s.opts.RunDir = filepath.Join(s.dir, "none")
+		s.Opts.RunDir = filepath.Join(s.dir, "none")
 		s.noteFaults([]metrics.GPUSample{{UUID: gpuA.UUID, Faults: 1, Fault: "Xid 79"}})
-		s.opts.RunDir = s.dir
+		s.Opts.RunDir = s.dir
 	})
 	if recorded() {
 		t.Fatal("it is recorded where nothing can be")
@@ -105,7 +111,7 @@ func TestGPUsAreSortedAgain(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
 	a, b := gpuA, gpuB
 	a.Index, b.Index = 1, 0
-	s.inLoop(func() { s.finishDiscovery([]GPU{a, b}, nil) })
+	s.inLoop(func() { s.finishDiscovery([]node.Found{a, b}, nil) })
 	if r := s.status(); len(r.Gpus) != 2 || r.Gpus[0].Uuid != gpuB.UUID || r.Gpus[0].Index != 0 || r.Gpus[1].Index != 1 {
 		t.Errorf("%v", r.Gpus)
 	}
@@ -118,8 +124,8 @@ func cannotSay(peer.Process) (*peer.Peer, error) { return nil, unix.EMFILE }
 func TestHolderThatCannotBeFound(t *testing.T) {
 	s := start(t, t.TempDir(), func(o *Options) { o.Quantum, o.Grace = sched.MaxQuantum, sched.MinGrace })
 	s.inLoop(func() {
-		s.find = cannotSay
-		s.restore(s.findGPU(gpuA.UUID), state.Holder{PID: 1 << 21, StartTime: 1, Epoch: 7})
+		s.Find = cannotSay
+		s.restore(s.FindGPU(gpuA.UUID), state.Holder{PID: 1 << 21, StartTime: 1, Epoch: 7})
 	})
 	_, c := newClient(t, s)
 	c.request()
@@ -127,11 +133,11 @@ func TestHolderThatCannotBeFound(t *testing.T) {
 		return stateOf(r, c.id) == api.ClientState_CLIENT_STATE_WAITING
 	})
 	s.inLoop(func() {
-		if at, ok := s.findGPU(gpuA.UUID).core.Deadline(); !ok || at.Sub(now()) < sched.MaxQuantum/2 {
-			t.Errorf("the next grant is in %v", at.Sub(now()))
+		if at, ok := s.FindGPU(gpuA.UUID).Core.Deadline(); !ok || at.Sub(loop.Now()) < sched.MaxQuantum/2 {
+			t.Errorf("the next grant is in %v", at.Sub(loop.Now()))
 		}
-		s.find = func(peer.Process) (*peer.Peer, error) { return nil, unix.ESRCH }
-		s.restore(s.findGPU(gpuB.UUID), state.Holder{PID: 1 << 21, StartTime: 1, Epoch: 7})
+		s.Find = func(peer.Process) (*peer.Peer, error) { return nil, unix.ESRCH }
+		s.restore(s.FindGPU(gpuB.UUID), state.Holder{PID: 1 << 21, StartTime: 1, Epoch: 7})
 	})
 	newProc(t, s.dir, 0).connect().register(0).attach(0, gpuB, 0, 0).request().granted()
 }
@@ -141,34 +147,34 @@ func TestHolderThatCannotBeFound(t *testing.T) {
 func TestContainerThatCannotBeFound(t *testing.T) {
 	s := newSharing(t, t.TempDir())
 	first := firstOf(t, whole("a"))
-	var e engineContainer
+	var e tenants.EngineContainer
 	s.inLoop(func() {
-		p, err := s.peers.FindPID(int32(first.Process.Pid))
+		p, err := s.Peers.FindPID(int32(first.Process.Pid))
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		p.Close()
-		e = engineContainer{Engine: "podman", Name: "a", First: &p.Process}
-		s.names[whole("a")] = &api.Container{Id: whole("a"), Engine: "podman", Name: "a"}
-		s.find = cannotSay
-		s.restoreFirst(whole("a"), e)
-		if s.names[whole("a")] == nil {
+		e = tenants.EngineContainer{Engine: "podman", Name: "a", First: &p.Process}
+		s.Names[whole("a")] = &api.Container{Id: whole("a"), Engine: "podman", Name: "a"}
+		s.Find = cannotSay
+		s.tenants.RestoreFirst(whole("a"), e)
+		if s.Names[whole("a")] == nil {
 			t.Error("it is forgotten")
 		}
-		s.find = s.peers.Find
+		s.Find = s.Peers.Find
 	})
 	watched := func() (yes bool) {
-		s.inLoop(func() { yes = s.firsts[whole("a")] != nil })
+		s.inLoop(func() { yes = s.tenants.Firsts[whole("a")] != nil })
 		return yes
 	}
 	s.await("it is watched", func(*api.StatusResponse) bool { return watched() })
 	s.inLoop(func() {
-		s.find = func(peer.Process) (*peer.Peer, error) { return nil, errors.Join(unix.ESRCH) }
-		s.firsts[whole("a")].Close()
-		delete(s.firsts, whole("a"))
-		s.restoreFirst(whole("a"), e)
-		if s.names[whole("a")] != nil {
+		s.Find = func(peer.Process) (*peer.Peer, error) { return nil, errors.Join(unix.ESRCH) }
+		s.tenants.Firsts[whole("a")].Close()
+		delete(s.tenants.Firsts, whole("a"))
+		s.tenants.RestoreFirst(whole("a"), e)
+		if s.Names[whole("a")] != nil {
 			t.Error("a container that has stopped is remembered")
 		}
 	})
@@ -180,24 +186,24 @@ func TestMemberThatCannotBeFound(t *testing.T) {
 	newSwapper(t, s).reserve(64 * mib)
 	p := newProc(t, s.dir, 0)
 	kept := func() (bytes uint64) {
-		s.inLoop(func() { bytes = s.findGPU(gpuA.UUID).core.MemorySnapshot().Promised })
+		s.inLoop(func() { bytes = s.FindGPU(gpuA.UUID).Core.MemorySnapshot().Promised })
 		return bytes
 	}
 	s.inLoop(func() {
-		who, err := s.peers.FindPID(int32(p.cmd.Process.Pid))
+		who, err := s.Peers.FindPID(int32(p.cmd.Process.Pid))
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		who.Close()
-		s.find = cannotSay
-		s.before = map[string][]memberState{gpuA.UUID: {{PID: who.PID, StartTime: who.Start, Bytes: 256 * mib, Movable: true}}}
-		s.awaitMembers(s.findGPU(gpuA.UUID))
-		s.recordMembers()
-		if m, err := readMembers(&s.opts, s.bootID); err != nil || len(m[gpuA.UUID]) != 2 {
+		s.Find = cannotSay
+		s.memory.Before = map[string][]memory.MemberState{gpuA.UUID: {{PID: who.PID, StartTime: who.Start, Bytes: 256 * mib, Movable: true}}}
+		s.memory.AwaitMembers(s.FindGPU(gpuA.UUID))
+		s.memory.RecordMembers()
+		if m, err := memory.ReadMembers(&s.Opts, s.BootID); err != nil || len(m[gpuA.UUID]) != 2 {
 			t.Errorf("recorded are %+v, %v", m, err)
 		}
-		s.find = s.peers.Find
+		s.Find = s.Peers.Find
 	})
 	s.await("its memory is kept", func(*api.StatusResponse) bool { return kept() == (64+256)*mib })
 }
@@ -218,26 +224,26 @@ func TestProcessOffItsGPUThatCannotBeFound(t *testing.T) {
 		return err == nil && strings.Contains(string(text), strconv.Itoa(int(who.PID)))
 	}
 	s.inLoop(func() {
-		found, err := s.peers.FindPID(int32(p.cmd.Process.Pid))
+		found, err := s.Peers.FindPID(int32(p.cmd.Process.Pid))
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		found.Close()
 		who = found.Process
-		s.find = cannotSay
-		file, carried := fileRecord{Process: who, Path: path, Saved: true}, carriedProcess{Process: who, From: gpuA.UUID}
-		s.onceKnown(file, "", func() error { return s.restoreFile(file) })
-		s.onceKnown(carried, "", func() error { return s.restoreCarriedOne(carried) })
-		if err := errors.Join(s.recordFiles(), s.recordCarried()); err != nil || !recorded("files.json") || !recorded("migrating.json") {
+		s.Find = cannotSay
+		file, carried := away.FileRecord{Process: who, Path: path, Saved: true}, moves.CarriedProcess{Process: who, From: gpuA.UUID}
+		s.OnceKnown(file, "", func() error { return s.away.RestoreFile(file) })
+		s.OnceKnown(carried, "", func() error { return s.moves.RestoreCarriedOne(carried) })
+		if err := errors.Join(s.away.RecordFiles(), s.moves.RecordCarried()); err != nil || !recorded("files.json") || !recorded("migrating.json") {
 			t.Errorf("it is forgotten: %v", err)
 		}
-		s.find = s.peers.Find
+		s.Find = s.Peers.Find
 	})
 	s.await("it is restored", func(*api.StatusResponse) (yes bool) {
 		s.inLoop(func() {
-			cl := s.byProc[who]
-			yes = cl != nil && cl.file != nil && cl.away.step == absent && cl.from == s.findGPU(gpuA.UUID) && slices.Equal(driver.told(), []string{"on"})
+			cl := s.ByProc[who]
+			yes = cl != nil && s.away.Of(cl).File != nil && s.away.Of(cl).Step == away.Absent && s.moves.From[cl] == s.FindGPU(gpuA.UUID) && slices.Equal(driver.told(), []string{"on"})
 		})
 		return yes
 	})
@@ -247,7 +253,7 @@ func TestProcessOffItsGPUThatCannotBeFound(t *testing.T) {
 		return errors.Is(err, os.ErrNotExist)
 	})
 	s.inLoop(func() {
-		if err := errors.Join(s.recordFiles(), s.recordCarried()); err != nil || recorded("files.json") || recorded("migrating.json") {
+		if err := errors.Join(s.away.RecordFiles(), s.moves.RecordCarried()); err != nil || recorded("files.json") || recorded("migrating.json") {
 			t.Errorf("it is still recorded: %v", err)
 		}
 	})
@@ -266,9 +272,9 @@ func TestExecOnAnotherGPU(t *testing.T) {
 	next := p.connect().register(0).attach(0, gpuB, 0, 0)
 	waiter.granted() // within a grace period, which is a day
 	s.inLoop(func() {
-		cl := s.clients[sched.ClientID(next.id)]
-		if a, b := s.findGPU(gpuA.UUID), s.findGPU(gpuB.UUID); cl.attached[a] != nil || cl.attached[b] == nil {
-			t.Errorf("it uses GPUs %v", cl.attached)
+		cl := s.Clients[sched.ClientID(next.id)]
+		if a, b := s.FindGPU(gpuA.UUID), s.FindGPU(gpuB.UUID); cl.Attached[a] != nil || cl.Attached[b] == nil {
+			t.Errorf("it uses GPUs %v", cl.Attached)
 		}
 	})
 }

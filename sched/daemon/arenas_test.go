@@ -50,7 +50,7 @@ func (plenty) Make(size uint64, _ func(uint64) error) (arena.Segment, error) {
 // status add up; and when the clients have ended all of it is made again.
 func TestReady(t *testing.T) {
 	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SwapReady = 512 * mib },
-		func(d *Daemon) { d.openArena(plenty{}, 4096, 4096) })
+		func(d *Daemon) { d.memory.OpenArena(plenty{}, 4096, 4096) })
 	ready := func(used, ready, clients uint64) func(*api.StatusResponse) bool {
 		return func(r *api.StatusResponse) bool {
 			if len(r.Gpus) == 0 {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/daemon/away"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -63,12 +65,12 @@ func newLeaver(t *testing.T, more ...func(*Daemon)) *leaver {
 	return newLeaverOf(t, start(t, t.TempDir(), func(o *Options) { swapping(o); o.Checkpoint = f }, more...), f, gpuA)
 }
 
-func newLeaverOf(t *testing.T, s *scheduler, f *fakeDriver, g GPU) *leaver {
+func newLeaverOf(t *testing.T, s *scheduler, f *fakeDriver, g node.Found) *leaver {
 	t.Helper()
 	return newLeaverWith(t, s, f, g, 256*mib)
 }
 
-func newLeaverWith(t *testing.T, s *scheduler, f *fakeDriver, g GPU, bytes uint64) *leaver {
+func newLeaverWith(t *testing.T, s *scheduler, f *fakeDriver, g node.Found, bytes uint64) *leaver {
 	t.Helper()
 	p := newProc(t, s.dir, 0)
 	l := &leaver{&swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterSuspend), proc: p}, s, f, bytes}
@@ -176,7 +178,7 @@ func TestLeavesAgainAfterARest(t *testing.T) {
 	l.moved(0, 0) // would have it leave at once
 	l.works()     // and is not told to leave before
 
-	l = newLeaver(t, func(d *Daemon) { d.restPause = 10 * time.Millisecond })
+	l = newLeaver(t, func(d *Daemon) { d.away.RestPause = 10 * time.Millisecond })
 	back(l)
 	l.wantSuspend(wire.SuspendPrepare)
 	l.leaves()
@@ -276,9 +278,9 @@ func TestTooBusyToLeave(t *testing.T) {
 // A shim that does not answer in time is asked again, and then the status says why the process
 // stays.
 func TestNoAnswerWhetherItCanLeave(t *testing.T) {
-	l := newLeaver(t, func(d *Daemon) { d.prepareLimit, d.busyPause = 10*time.Millisecond, 10*time.Millisecond })
+	l := newLeaver(t, func(d *Daemon) { d.away.PrepareLimit, d.away.BusyPause = 10*time.Millisecond, 10*time.Millisecond })
 	l.suspended()
-	for range busyTries - 1 {
+	for range away.BusyTries - 1 {
 		l.wantSuspend(wire.SuspendOver)
 		l.wantSuspend(wire.SuspendPrepare)
 	}

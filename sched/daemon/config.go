@@ -12,62 +12,64 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/settings"
 )
 
 // set answers the control call, which by has made.
-func (d *Daemon) set(req *api.SetRequest, by author) (*api.SetResponse, error) {
+func (d *Daemon) set(req *api.SetRequest, by settings.Author) (*api.SetResponse, error) {
 	change, err := changeBy(req, by)
 	if err != nil {
 		return nil, err
 	}
-	uuid, gpus := "", d.order
+	uuid, gpus := "", d.Order
 	if req.Gpu != "" {
-		g := d.findGPU(req.Gpu)
+		g := d.FindGPU(req.Gpu)
 		if g == nil {
-			return nil, noSuchGPU(req.Gpu)
+			return nil, node.NoSuchGPU(req.Gpu)
 		}
-		uuid, gpus = g.UUID, []*gpu{g}
+		uuid, gpus = g.UUID, []*node.GPU{g}
 	}
-	was := d.settings
-	next := was.with(uuid, req.Unset, change)
-	if d.settingsErr != nil || next.All != was.All || !maps.Equal(next.GPUs, was.GPUs) {
-		if err := d.changeSettings(next); err != nil {
+	was := d.settings.Set
+	next := was.With(uuid, req.Unset, change)
+	if d.settings.Err != nil || next.All != was.All || !maps.Equal(next.GPUs, was.GPUs) {
+		if err := d.settings.Change(next); err != nil {
 			return nil, err
 		}
 	}
 	resp := &api.SetResponse{}
 	if uuid == "" {
-		resp.Changes = append(resp.Changes, changed(was.of(""), next.of("")))
+		resp.Changes = append(resp.Changes, changed(was.Of(""), next.Of("")))
 	}
 	for _, g := range gpus {
-		c := changed(was.of(g.UUID), next.of(g.UUID))
+		c := changed(was.Of(g.UUID), next.Of(g.UUID))
 		c.Uuid, c.Index = g.UUID, uint32(g.Index)
 		resp.Changes = append(resp.Changes, c)
-		d.putInForce(g, was.of(g.UUID), next.of(g.UUID), by)
+		d.putInForce(g, was.Of(g.UUID), next.Of(g.UUID), by)
 	}
 	return resp, nil
 }
 
 // changeBy reads what a request sets.
-func changeBy(req *api.SetRequest, by author) (change setting, err error) {
+func changeBy(req *api.SetRequest, by settings.Author) (change settings.Setting, err error) {
 	if req.QuantumNs != 0 {
 		change.Quantum, change.QuantumBy = time.Duration(req.QuantumNs), by
 	}
 	if req.SwapShare != nil {
-		change.SwapShare, change.SwapShareBy = percent(int(*req.SwapShare)), by
+		change.SwapShare, change.SwapShareBy = settings.Percent(int(*req.SwapShare)), by
 	}
-	if err := change.check(); err != nil {
+	if err := change.Check(); err != nil {
 		return change, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if req.Mode != api.Mode_MODE_UNSPECIFIED {
-		mode, ok := schedModes[req.Mode]
+		mode, ok := settings.SchedModes[req.Mode]
 		if !ok {
 			return change, status.Errorf(codes.InvalidArgument, "set mode %v: unknown", req.Mode)
 		}
 		change.Mode, change.ModeBy = mode.String(), by
 	}
 	for _, name := range req.Unset {
-		if !slices.ContainsFunc(settingParts, func(p part) bool { return p.name == name }) {
+		if !slices.ContainsFunc(settings.SettingParts, func(p settings.Part) bool { return p.Name == name }) {
 			return change, status.Errorf(codes.InvalidArgument, "unset %.64q: there is no such setting", name)
 		}
 	}
@@ -75,51 +77,51 @@ func changeBy(req *api.SetRequest, by author) (change setting, err error) {
 }
 
 // changed is what Set answers of two settings.
-func changed(from, to setting) *api.Change {
-	old, _ := modeNamed(from.Mode)
-	mode, _ := modeNamed(to.Mode)
+func changed(from, to settings.Setting) *api.Change {
+	old, _ := settings.ModeNamed(from.Mode)
+	mode, _ := settings.ModeNamed(to.Mode)
 	return &api.Change{
-		OldQuantumNs: int64(from.Quantum), NewQuantumNs: int64(to.Quantum), OldMode: apiMode(old), NewMode: apiMode(mode),
-		OldSwapShare: uint32(from.SwapShare.percent), NewSwapShare: uint32(to.SwapShare.percent),
+		OldQuantumNs: int64(from.Quantum), NewQuantumNs: int64(to.Quantum), OldMode: settings.APIMode(old), NewMode: settings.APIMode(mode),
+		OldSwapShare: uint32(from.SwapShare.Percent), NewSwapShare: uint32(to.SwapShare.Percent),
 	}
 }
 
 // putInForce has a GPU be shared as it was set.
-func (d *Daemon) putInForce(g *gpu, from, to setting, by author) {
-	for _, p := range settingParts {
-		old, now := p.text(from), p.text(to)
-		d.noteSetting(g, "", false, p.name, old, now)
+func (d *Daemon) putInForce(g *node.GPU, from, to settings.Setting, by settings.Author) {
+	for _, p := range settings.SettingParts {
+		old, now := p.Text(from), p.Text(to)
+		d.NoteSetting(g, "", false, p.Name, old, now)
 		if old != now {
-			d.log.Infof("GPU %d: %s %s, by user %d; it was %s", g.Index, p.name, now, by.UID, old)
+			d.Log.Infof("GPU %d: %s %s, by user %d; it was %s", g.Index, p.Name, now, by.UID, old)
 		}
 	}
-	g.quantum = to.Quantum
-	g.mode, _ = modeNamed(to.Mode)
-	if to.SwapShare != from.SwapShare && d.opts.SwapMemory != 0 {
-		d.step(g, sched.SetSwapShare{Percent: to.SwapShare.percent})
+	g.Quantum = to.Quantum
+	g.Mode, _ = settings.ModeNamed(to.Mode)
+	if to.SwapShare != from.SwapShare && d.Opts.SwapMemory != 0 {
+		d.step(g, sched.SetSwapShare{Percent: to.SwapShare.Percent})
 	}
 	if to.Quantum != from.Quantum {
-		d.step(g, sched.SetQuantum{D: g.quantum})
+		d.step(g, sched.SetQuantum{D: g.Quantum})
 	}
 	if to.Mode != from.Mode {
-		d.step(g, sched.SetMode{M: g.modeNow()})
+		d.step(g, sched.SetMode{M: g.ModeNow()})
 	}
 }
 
 // config returns the settings of all GPUs, and those that were set by hand for one.
 func (d *Daemon) config() (all []*api.ConfigValue) {
-	for _, p := range settingParts {
-		if p.text(d.settings.All) != "" {
-			all = append(all, byHand(p, "", d.settings.All))
+	for _, p := range settings.SettingParts {
+		if p.Text(d.settings.Set.All) != "" {
+			all = append(all, byHand(p, "", d.settings.Set.All))
 		} else {
-			v := &api.ConfigValue{Name: p.name, Value: p.text(d.settings.Given), Origin: api.Origin_ORIGIN_DEFAULT}
-			if slices.Contains(d.opts.Flags, p.name) {
+			v := &api.ConfigValue{Name: p.Name, Value: p.Text(d.settings.Set.Given), Origin: api.Origin_ORIGIN_DEFAULT}
+			if slices.Contains(d.Opts.Flags, p.Name) {
 				v.Origin = api.Origin_ORIGIN_FLAG
 			}
 			all = append(all, v)
 		}
-		for _, uuid := range slices.Sorted(maps.Keys(d.settings.GPUs)) {
-			if s := d.settings.GPUs[uuid]; p.text(s) != "" {
+		for _, uuid := range slices.Sorted(maps.Keys(d.settings.Set.GPUs)) {
+			if s := d.settings.Set.GPUs[uuid]; p.Text(s) != "" {
 				all = append(all, byHand(p, uuid, s))
 			}
 		}
@@ -127,9 +129,9 @@ func (d *Daemon) config() (all []*api.ConfigValue) {
 	return all
 }
 
-func byHand(p part, uuid string, s setting) *api.ConfigValue {
-	v := &api.ConfigValue{Name: p.name, Uuid: uuid, Value: p.text(s), Origin: api.Origin_ORIGIN_HAND}
-	if by := p.by(s); by != (author{}) {
+func byHand(p settings.Part, uuid string, s settings.Setting) *api.ConfigValue {
+	v := &api.ConfigValue{Name: p.Name, Uuid: uuid, Value: p.Text(s), Origin: api.Origin_ORIGIN_HAND}
+	if by := p.By(s); by != (settings.Author{}) {
 		v.Author = &api.Author{Uid: by.UID, UnixTime: by.Unix}
 	}
 	return v

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -127,7 +128,7 @@ func TestContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, a := newClient(t, s)
-	if err := s.ask(ctx, func() { s.clients[sched.ClientID(a.id)].Container = "abc" }); err != nil { // the cgroup is a machine's own
+	if err := s.Ask(ctx, func() { s.Clients[sched.ClientID(a.id)].Container = "abc" }); err != nil { // the cgroup is a machine's own
 		t.Fatal(err)
 	}
 	r := s.status()
@@ -222,7 +223,7 @@ func TestPluginReports(t *testing.T) {
 	if err := report("again"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.ask(context.Background(), func() { s.pluginAt -= sched.Time(reportLife) }); err != nil { // time passes
+	if err := s.Ask(context.Background(), func() { s.pluginAt -= sched.Time(reportLife) }); err != nil { // time passes
 		t.Fatal(err)
 	}
 	if r := s.status(); len(r.Problems) != 0 {
@@ -238,7 +239,7 @@ func TestPluginReports(t *testing.T) {
 func TestOneOverviewForAll(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
 	ctl := dial(t, s)
-	if err := s.ask(t.Context(), func() { s.overview().until = now().Add(patience) }); err != nil {
+	if err := s.Ask(t.Context(), func() { s.overview().until = loop.Now().Add(patience) }); err != nil {
 		t.Fatal(err)
 	}
 	at := s.status().UptimeNs
@@ -266,12 +267,12 @@ func TestOneOverviewForAll(t *testing.T) {
 func TestOverviewIsBounded(t *testing.T) {
 	s := start(t, t.TempDir(), nil, func(d *Daemon) { d.overviewPart = overviewPart })
 	for range 10 {
-		if err := s.ask(t.Context(), func() {
+		if err := s.Ask(t.Context(), func() {
 			s.latest = nil
-			began := now()
+			began := loop.Now()
 			o := s.overview()
-			made := now()
-			if life := o.until.Sub(made); life > min(overviewPart*made.Sub(began), maxOverviewAge) || s.overview() != o && now() < o.until {
+			made := loop.Now()
+			if life := o.until.Sub(made); life > min(overviewPart*made.Sub(began), maxOverviewAge) || s.overview() != o && loop.Now() < o.until {
 				t.Errorf("made in %v, used for %v", made.Sub(began), life)
 			}
 		}); err != nil {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -225,7 +225,7 @@ func TestAttachErrors(t *testing.T) {
 func TestUnknownGPUsAreToldOfOnce(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
 	var last *peerConn
-	for range maxNamed + 2 {
+	for range node.MaxNamed + 2 {
 		last = newProc(t, s.dir, 0).connect().register(0)
 		for i := range byte(2) {
 			last.send(wire.Frame{Type: wire.TypeAttach, Attach: wire.Attach{UUID: wire.UUID{i + 1}}})
@@ -233,11 +233,11 @@ func TestUnknownGPUsAreToldOfOnce(t *testing.T) {
 		}
 	}
 	r := s.status()
-	if n := len(r.Problems); n != maxNamed+1 || !strings.HasPrefix(r.Problems[n-1], "2 more processes") {
+	if n := len(r.Problems); n != node.MaxNamed+1 || !strings.HasPrefix(r.Problems[n-1], "2 more processes") {
 		t.Errorf("%d problems: %q", n, r.Problems)
 	}
 	var own []string
-	if err := s.ask(t.Context(), func() { own = s.problems() }); err != nil || len(own) != 0 {
+	if err := s.Ask(t.Context(), func() { own = s.problems() }); err != nil || len(own) != 0 {
 		t.Errorf("a tenant makes the scheduler itself unwell: %q, %v", own, err)
 	}
 	warnings := func() []*api.Event {
@@ -251,9 +251,9 @@ func TestUnknownGPUsAreToldOfOnce(t *testing.T) {
 	if all := warnings(); len(all) != 1 || all[0].Pid == 0 || !strings.Contains(all[0].Reason, "no GPU GPU-01000000-") {
 		t.Errorf("events %v, want one", all)
 	}
-	if err := s.ask(t.Context(), func() {
-		for what, told := range s.told {
-			s.told[what] = told.Add(-refusalPause)
+	if err := s.Ask(t.Context(), func() {
+		for what, told := range s.Told {
+			s.Told[what] = told.Add(-node.RefusalPause)
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -270,7 +270,7 @@ func TestWhyNoGPU(t *testing.T) {
 	said := &lastWords{}
 	s := begin(t, t.TempDir(), func(o *Options) {
 		o.Log.Logger.SetOutput(said)
-		o.List = func(context.Context) ([]GPU, error) { return nil, errors.New("simulated GPU /x: not there") }
+		o.List = func(context.Context) ([]node.Found, error) { return nil, errors.New("simulated GPU /x: not there") }
 	})
 	for until := time.Now().Add(patience); !slices.Contains(s.status().Problems, "no GPU found: simulated GPU /x: not there"); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
@@ -285,9 +285,9 @@ func TestWhyNoGPU(t *testing.T) {
 // A GPU that appears after the start is found by the first client that uses
 // it. What that client sends meanwhile is not lost.
 func TestGPUFoundLater(t *testing.T) {
-	found := make(chan []GPU, 2)
+	found := make(chan []node.Found, 2)
 	s := begin(t, t.TempDir(), func(o *Options) {
-		o.List = func(ctx context.Context) ([]GPU, error) {
+		o.List = func(ctx context.Context) ([]node.Found, error) {
 			select {
 			case g := <-found:
 				return g, nil
@@ -314,12 +314,12 @@ func TestGPUFoundLater(t *testing.T) {
 	other := newProc(t, s.dir, 0).connect().register(0)
 	other.send(wire.Frame{Type: wire.TypeAttach, Attach: wire.Attach{UUID: uuidOf(gpuA)}})
 	other.expect(wire.TypeAttached)
-	if err := s.ask(context.Background(), func() { s.discovered = 0 }); err != nil { // as after the pause
+	if err := s.Ask(context.Background(), func() { s.discovered = 0 }); err != nil { // as after the pause
 		t.Fatal(err)
 	}
 	c.send(wire.Frame{Type: wire.TypeAttach, Attach: wire.Attach{UUID: uuidOf(gpuA)}})
 	c.request()
-	found <- []GPU{gpuA}
+	found <- []node.Found{gpuA}
 	if f := c.expect(wire.TypeAttached); f.Code != wire.OK {
 		t.Errorf("code %d after the GPU appeared", f.Code)
 	}
@@ -453,34 +453,4 @@ func TestStateFileCannotBeWritten(t *testing.T) {
 	}
 	a.granted()
 	s.await("the problem is over", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
-}
-
-// Who asks and gives up gets back what it lent: its question is never answered later. A question
-// that the loop has begun with is answered.
-func TestAskIsGivenUp(t *testing.T) {
-	s := start(t, t.TempDir(), func(*Options) {})
-	busy, release := make(chan struct{}), make(chan struct{})
-	s.do(func() { close(busy); <-release })
-	<-busy
-	ctx, cancel := context.WithCancel(t.Context())
-	ran, answer := false, make(chan error)
-	go func() { answer <- s.ask(ctx, func() { ran = true }) }()
-	for len(s.events) == 0 {
-		runtime.Gosched()
-	}
-	cancel()
-	if err := <-answer; err == nil {
-		t.Error("a question that nobody has heard was answered")
-	}
-	close(release)
-	if err := s.ask(t.Context(), func() {}); err != nil || ran {
-		t.Errorf("%v; ran %v", err, ran)
-	}
-	for range 100 {
-		ctx, cancel := context.WithCancel(t.Context())
-		ran = false
-		if err := s.ask(ctx, func() { cancel(); ran = true }); err != nil || !ran {
-			t.Fatalf("a question that the loop has begun with: %v; ran %v", err, ran)
-		}
-	}
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/moves"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
@@ -91,15 +93,6 @@ func TestEventsOfSharesAreOfItsGPUs(t *testing.T) {
 	}
 }
 
-// What does not move is told how to be made, in the words of whatever made it.
-func TestMadeToMove(t *testing.T) {
-	for engine, want := range map[string]string{runEngine: "nvsharectl run --migratable true", "podman": "the annotation nvshare.com/gpu-migratable=true", "": "the annotation nvshare.com/gpu-migratable=true"} {
-		if got := madeToMove(&api.Container{Engine: engine}); !strings.Contains(got, want) {
-			t.Errorf("%q: %q, want %q", engine, got, want)
-		}
-	}
-}
-
 // A program of nvsharectl run can open all GPUs, but is shown those that it was started with, if any
 // were named.
 func TestWhatRunReaches(t *testing.T) {
@@ -110,15 +103,15 @@ func TestWhatRunReaches(t *testing.T) {
 		gpus   []string
 		want   string // why it cannot move to the other GPU
 	}{
-		{runEngine, nil, "GPU 1 has no place for it: nothing is swapped"}, // by this scheduler
-		{runEngine, []string{gpuA.UUID}, "GPU 1 is none of those that nvsharectl run --gpu has named"},
+		{node.RunEngine, nil, "GPU 1 has no place for it: nothing is swapped"}, // by this scheduler
+		{node.RunEngine, []string{gpuA.UUID}, "GPU 1 is none of those that nvsharectl run --gpu has named"},
 		{"podman", []string{gpuA.UUID}, "GPU 1 is none that its container can open: give the container nvshare.com/gpu=any"},
 		{"podman", nil, "GPU 1 is none that its container can open: give the container nvshare.com/gpu=any"},
 	} {
 		why := ""
-		if err := s.ask(context.Background(), func() {
-			s.names[id] = &api.Container{Id: id, Engine: tc.engine, Gpus: tc.gpus}
-			_, err := s.destination(peer.ContainerAccount+id, s.findGPU(gpuA.UUID), gpuB.UUID)
+		if err := s.Ask(context.Background(), func() {
+			s.Names[id] = &api.Container{Id: id, Engine: tc.engine, Gpus: tc.gpus}
+			_, err := s.moves.Destination(peer.ContainerAccount+id, s.FindGPU(gpuA.UUID), gpuB.UUID)
 			_, why, _ = strings.Cut(err.Error(), "cannot move from GPU 0: ")
 		}); err != nil || !strings.HasPrefix(why, tc.want) {
 			t.Errorf("%s, %v: %q, %v, want %q", tc.engine, tc.gpus, why, err, tc.want)
@@ -130,7 +123,7 @@ func TestWhatRunReaches(t *testing.T) {
 // somebody is promised who is on the way there is not left.
 func TestMovesWhereTimeIsLeft(t *testing.T) {
 	s := newSharing(t, t.TempDir())
-	describe := func(id string, request uint32, on GPU) {
+	describe := func(id string, request uint32, on node.Found) {
 		t.Helper()
 		if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Container: &api.Container{
 			Id: whole(id), Namespace: "ml", Pod: id, Name: "main", Share: &api.Share{CoreRequest: request, Migratable: true},
@@ -141,8 +134,8 @@ func TestMovesWhereTimeIsLeft(t *testing.T) {
 	refused := func(id, want string) {
 		t.Helper()
 		why := ""
-		if err := s.ask(context.Background(), func() {
-			_, err := s.destination(peer.ContainerAccount+whole(id), s.findGPU(gpuB.UUID), gpuA.UUID)
+		if err := s.Ask(context.Background(), func() {
+			_, err := s.moves.Destination(peer.ContainerAccount+whole(id), s.FindGPU(gpuB.UUID), gpuA.UUID)
 			_, why, _ = strings.Cut(err.Error(), "GPU 0 ")
 		}); err != nil || !strings.HasPrefix(why, want) {
 			t.Errorf("%s: %q, %v, want %q", id, why, err, want)
@@ -157,8 +150,9 @@ func TestMovesWhereTimeIsLeft(t *testing.T) {
 	refused("c", fits)
 	refused("d", fits)
 	describe("b", 20, gpuB)
-	if err := s.ask(context.Background(), func() {
-		s.migrations[peer.ContainerAccount+whole("b")] = &migration{from: s.findGPU(gpuB.UUID), to: s.findGPU(gpuA.UUID), phase: carried}
+	if err := s.Ask(context.Background(), func() {
+		s.moves.Migrations[peer.ContainerAccount+whole("b")] = &moves.Move{From: s.FindGPU(gpuB.UUID), To: s.FindGPU(gpuA.UUID), Phase: moves.Carried}
+		s.Leaving[peer.ContainerAccount+whole("b")] = s.FindGPU(gpuA.UUID)
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -185,11 +179,11 @@ func TestDescribeAfterAMove(t *testing.T) {
 		t.Fatalf("it begins on %v", got)
 	}
 	moved := make(chan bool, 1)
-	s.do(func() {
-		a, b := s.findGPU(gpuA.UUID), s.findGPU(gpuB.UUID)
-		could := slices.Contains(s.placementTenant(peer.ContainerAccount+id).Reach, gpuB.UUID)
-		s.hasMoved(id, b, a) // it is not there
-		s.hasMoved(id, a, b)
+	s.Do(func() {
+		a, b := s.FindGPU(gpuA.UUID), s.FindGPU(gpuB.UUID)
+		could := slices.Contains(s.moves.PlacementTenant(peer.ContainerAccount+id).Reach, gpuB.UUID)
+		s.tenants.HasMoved(id, b, a) // it is not there
+		s.tenants.HasMoved(id, a, b)
 		moved <- could
 	})
 	if !<-moved {

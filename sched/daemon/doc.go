@@ -25,7 +25,19 @@
 //   - A scheduler that could not record grants, or be reached, does not start, or
 //     ends with an error.
 //
-// Its parts, each a package that knows nothing of the daemon:
+// It owns the sockets and the tables of grants. Its parts have state of their own; each knows those
+// above it, and none the daemon:
+//
+//	loop     the goroutine, and its timers
+//	node     the tables of GPUs, connections and clients
+//	settings how GPUs are shared
+//	tenants  what containers and users may have
+//	memory   what clients have reserved, and where it is
+//	away     suspended processes
+//	moves    tenants on their way from GPU to GPU
+//	watch    who uses GPUs past the scheduler
+//
+// Below these are packages that know nothing of clients:
 //
 //	admission who may connect, and how much of the loop's time an account may take
 //	peer     who is at the other end of a connection, and whether it is dead
@@ -39,10 +51,6 @@
 //	overlap  the MPS daemons of overlap groups
 //	timer    what the loop does at a time
 //
-// In the run directory, beside what package rundir has there:
-//
-//	state.json     epoch and holders of each GPU, and how they share it
-//	settings.json  time quanta and modes that were set
-//	shares.json    shares and memory limits of tenants
-//	members.json   who has memory on GPUs where it is swapped
+// In the run directory, beside what package rundir has there, is state.json: epoch and holders of
+// each GPU, and how they share it. The parts have theirs.
 package daemon

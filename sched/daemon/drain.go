@@ -8,14 +8,15 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/settings"
 )
 
 // A drained GPU admits no new tenants. Those that use the GPU, or were given it by the
@@ -24,60 +25,44 @@ import (
 
 // belongs says whether a client's tenant is on a GPU already, or was given the GPU by the
 // plugin.
-func (d *Daemon) belongs(g *gpu, cl *client) bool {
-	for other := range d.byAccount[cl.Account] {
-		if att := other.attached[g]; att != nil && !att.held {
+func (d *Daemon) belongs(g *node.GPU, cl *node.Client) bool {
+	for other := range d.ByAccount[cl.Account] {
+		if att := other.Attached[g]; att != nil && !att.Held {
 			return true
 		}
 	}
-	return slices.Contains(d.names[cl.Container].GetGpus(), g.UUID)
+	return slices.Contains(d.Names[cl.Container].GetGpus(), g.UUID)
 }
 
 // holds says whether a client is to wait because the GPU is drained. An epoch is of a grant.
-func (d *Daemon) holds(g *gpu, cl *client, again bool, epoch uint64) bool {
-	if !g.drained || epoch != 0 || d.belongs(g, cl) {
+func (d *Daemon) holds(g *node.GPU, cl *node.Client, again bool, epoch uint64) bool {
+	if !g.Drained || epoch != 0 || d.belongs(g, cl) {
 		return false
 	}
-	return !again || slices.Contains(d.settings.Held[g.UUID], cl.Process)
+	return !again || slices.Contains(d.settings.Set.Held[g.UUID], cl.Process)
 }
 
 // noteHeld records that a client waits because the GPU is drained.
-func (d *Daemon) noteHeld(g *gpu, cl *client) {
-	held := d.settings.Held[g.UUID]
+func (d *Daemon) noteHeld(g *node.GPU, cl *node.Client) {
+	held := d.settings.Set.Held[g.UUID]
 	if slices.Contains(held, cl.Process) {
 		return
 	}
-	if d.settings.Held == nil {
-		d.settings.Held = map[string][]peer.Process{}
+	if d.settings.Set.Held == nil {
+		d.settings.Set.Held = map[string][]peer.Process{}
 	}
-	d.settings.Held[g.UUID] = append(held, cl.Process)
-	d.extraWork += persistCost
-	d.keepSettings()
-}
-
-// dropHeld forgets that those wait who have ended. The next record says so.
-func (d *Daemon) dropHeld(ended func(peer.Process) bool) {
-	for uuid, held := range d.settings.Held {
-		d.settings.Held[uuid] = slices.DeleteFunc(held, ended)
-	}
-}
-
-// hasEnded looks for a process of an earlier scheduler.
-func (d *Daemon) hasEnded(was peer.Process) bool {
-	p, err := d.peers.Find(was)
-	if err == nil {
-		p.Close()
-	}
-	return peer.Ended(err)
+	d.settings.Set.Held[g.UUID] = append(held, cl.Process)
+	d.ExtraWork += persistCost
+	d.settings.Keep()
 }
 
 // drain answers the control call.
 func (d *Daemon) drain(req *api.DrainRequest) (*api.DrainResponse, error) {
-	g := d.findGPU(req.Gpu)
+	g := d.FindGPU(req.Gpu)
 	if g == nil {
-		return nil, noSuchGPU(req.Gpu)
+		return nil, node.NoSuchGPU(req.Gpu)
 	}
-	resp := &api.DrainResponse{Uuid: g.UUID, Index: uint32(g.Index), WasDrained: g.drained}
+	resp := &api.DrainResponse{Uuid: g.UUID, Index: uint32(g.Index), WasDrained: g.Drained}
 	if !req.Look {
 		if err := d.setDrained(g, !req.Undrain); err != nil {
 			return nil, err
@@ -90,8 +75,8 @@ func (d *Daemon) drain(req *api.DrainRequest) (*api.DrainResponse, error) {
 	return resp, nil
 }
 
-func (d *Daemon) setDrained(g *gpu, on bool) error {
-	next := d.settings
+func (d *Daemon) setDrained(g *node.GPU, on bool) error {
+	next := d.settings.Set
 	next.Drained = slices.DeleteFunc(slices.Clone(next.Drained), func(uuid string) bool { return uuid == g.UUID })
 	if on {
 		next.Drained = append(next.Drained, g.UUID)
@@ -100,16 +85,16 @@ func (d *Daemon) setDrained(g *gpu, on bool) error {
 		delete(next.Held, g.UUID)
 		delete(next.Faults, g.UUID)
 	}
-	if g.drained != on || !on && g.fault != "" {
-		if err := d.changeSettings(next); err != nil {
+	if g.Drained != on || !on && g.Fault != "" {
+		if err := d.settings.Change(next); err != nil {
 			return err
 		}
-		d.noteSetting(g, "", false, "drained", fmt.Sprint(g.drained), fmt.Sprint(on))
-		d.log.Infof("GPU %d: drained: %v", g.Index, on)
+		d.NoteSetting(g, "", false, "drained", fmt.Sprint(g.Drained), fmt.Sprint(on))
+		d.Log.Infof("GPU %d: drained: %v", g.Index, on)
 	}
-	g.drained = on
+	g.Drained = on
 	if !on {
-		g.fault = ""
+		g.Fault = ""
 		d.admitHeld(g)
 		if g.MemoryBytes == 0 { // it could not be opened; it may have been reset
 			d.search.Set(d.discovered.Add(rediscoverPause))
@@ -120,30 +105,30 @@ func (d *Daemon) setDrained(g *gpu, on bool) error {
 
 // usesOf returns the tenants that use a GPU, by name, and why those stay that cannot move to
 // another one. Who waits because the GPU is drained uses it only with memory there.
-func (d *Daemon) usesOf(g *gpu) (all []*api.DrainTenant) {
-	for account, clients := range d.byAccount {
+func (d *Daemon) usesOf(g *node.GPU) (all []*api.DrainTenant) {
+	for account, clients := range d.ByAccount {
 		uses, waits := false, false
 		for cl := range clients {
-			att := cl.attached[g]
-			if att != nil && att.held {
-				waits = waits || att.stats.MemBytes > 0 || g.core.ReservedBy(account, cl.id).Total > 0
+			att := cl.Attached[g]
+			if att != nil && att.Held {
+				waits = waits || att.Stats.MemBytes > 0 || g.Core.ReservedBy(account, cl.ID).Total > 0
 			} else {
-				uses = uses || att != nil || g.restored[cl.id] || g.memberOf(cl.id) != nil
+				uses = uses || att != nil || g.Restored[cl.ID] || d.memory.MemberOf(g, cl.ID) != nil
 			}
 		}
 		if !uses && !waits {
 			continue
 		}
 		u := &api.DrainTenant{}
-		u.Container, u.Uid = d.tenantOf(account)
+		u.Container, u.Uid = d.TenantOf(account)
 		all = append(all, u)
 		if !uses {
-			u.Stays = fmt.Sprintf("%s cannot move to another GPU: it waits for this one, where it has memory", d.nameOf(account))
+			u.Stays = fmt.Sprintf("%s cannot move to another GPU: it waits for this one, where it has memory", d.NameOf(account))
 			continue
 		}
-		from, _, why := d.movable(account)
+		from, _, why := d.moves.Movable(account)
 		if why == nil {
-			_, why = d.destination(account, from, "")
+			_, why = d.moves.Destination(account, from, "")
 		}
 		if why != nil {
 			u.Stays = status.Convert(why).Message()
@@ -155,37 +140,26 @@ func (d *Daemon) usesOf(g *gpu) (all []*api.DrainTenant) {
 	return all
 }
 
-// drained returns why a new container cannot have one of the GPUs that it was made for;
-// nil: it can.
-func (d *Daemon) drained(c *api.Container) error {
-	for _, g := range d.order {
-		if g.drained && slices.Contains(c.Gpus, g.UUID) {
-			return status.Errorf(codes.Aborted, "GPU %d is drained: it admits no new containers until nvsharectl undrain --gpu %d", g.Index, g.Index)
-		}
-	}
-	return nil
-}
-
 // admitHeld tells the core what the clients want that waited.
-func (d *Daemon) admitHeld(g *gpu) {
-	for _, id := range slices.Sorted(maps.Keys(d.clients)) {
-		cl := d.clients[id]
-		att := cl.attached[g]
-		if att == nil || !att.held {
+func (d *Daemon) admitHeld(g *node.GPU) {
+	for _, id := range slices.Sorted(maps.Keys(d.Clients)) {
+		cl := d.Clients[id]
+		att := cl.Attached[g]
+		if att == nil || !att.Held {
 			continue
 		}
-		att.held = false
-		if att.wants {
-			att.wants = false
-			d.step(g, sched.Request{Client: cl.id})
+		att.Held = false
+		if att.Wants {
+			att.Wants = false
+			d.step(g, sched.Request{Client: cl.ID})
 		}
 	}
 }
 
 // held counts the clients that wait because the GPU is drained.
-func (d *Daemon) held(g *gpu) (n uint32) {
-	for _, cl := range d.clients {
-		if att := cl.attached[g]; att != nil && att.held {
+func (d *Daemon) held(g *node.GPU) (n uint32) {
+	for _, cl := range d.Clients {
+		if att := cl.Attached[g]; att != nil && att.Held {
 			n++
 		}
 	}
@@ -193,17 +167,17 @@ func (d *Daemon) held(g *gpu) (n uint32) {
 }
 
 // recordFault has the next scheduler know of a GPU's fault: the driver tells of most of them once.
-func (d *Daemon) recordFault(g *gpu) {
-	if d.settings.Faults == nil {
-		d.settings.Faults = map[string]fault{}
+func (d *Daemon) recordFault(g *node.GPU) {
+	if d.settings.Set.Faults == nil {
+		d.settings.Set.Faults = map[string]settings.Fault{}
 	}
-	d.settings.Faults[g.UUID] = fault{d.bootID, g.fault}
-	d.keepSettings()
+	d.settings.Set.Faults[g.UUID] = settings.Fault{BootID: d.BootID, Text: g.Fault}
+	d.settings.Keep()
 }
 
 // faultBefore is a fault that an earlier scheduler has recorded; "": none since the machine's start.
 func (d *Daemon) faultBefore(uuid string) string {
-	if f := d.settings.Faults[uuid]; f.BootID == d.bootID {
+	if f := d.settings.Set.Faults[uuid]; f.BootID == d.BootID {
 		return f.Text
 	}
 	return ""
@@ -212,22 +186,22 @@ func (d *Daemon) faultBefore(uuid string) string {
 // noteFaults takes over what the driver tells of GPUs that do no more work.
 func (d *Daemon) noteFaults(samples []metrics.GPUSample) {
 	for _, s := range samples {
-		for _, g := range d.order {
-			if g.UUID != s.UUID || s.Faults <= g.faults {
+		for _, g := range d.Order {
+			if g.UUID != s.UUID || s.Faults <= g.Faults {
 				continue
 			}
-			g.faults, g.fault = s.Faults, s.Fault
+			g.Faults, g.Fault = s.Faults, s.Fault
 			d.recordFault(g)
-			d.log.Errorf("GPU %d: %s", g.Index, s.Fault)
-			d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_GPU, Text: s.Fault})
+			d.Log.Errorf("GPU %d: %s", g.Index, s.Fault)
+			d.NoteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_GPU, Text: s.Fault})
 		}
 	}
 }
 
 // reportDrain adds what is wrong with a GPU, or waits for an administrator.
-func (d *Daemon) reportDrain(r *api.StatusResponse, g *gpu) {
-	if g.fault != "" {
-		report(r, api.ProblemCode_PROBLEM_CODE_FAULT, fmt.Sprintf("GPU %d: %s: reset the GPU, then run nvsharectl undrain --gpu %d", g.Index, g.fault, g.Index))
+func (d *Daemon) reportDrain(r *api.StatusResponse, g *node.GPU) {
+	if g.Fault != "" {
+		report(r, api.ProblemCode_PROBLEM_CODE_FAULT, fmt.Sprintf("GPU %d: %s: reset the GPU, then run nvsharectl undrain --gpu %d", g.Index, g.Fault, g.Index))
 	}
 	if n := d.held(g); n > 0 {
 		report(r, api.ProblemCode_PROBLEM_CODE_DRAINED, fmt.Sprintf("GPU %d is drained: %d new processes wait; nvsharectl undrain --gpu %d admits them", g.Index, n, g.Index))

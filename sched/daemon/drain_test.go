@@ -13,7 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -126,7 +128,7 @@ func TestHeldProcessComesBack(t *testing.T) {
 	gone.kill()
 	s.await("its end", func(r *api.StatusResponse) bool { return r.Clients == 1 })
 	s.stop()
-	if held := s.settings.Held[gpuA.UUID]; len(held) != 0 {
+	if held := s.settings.Set.Held[gpuA.UUID]; len(held) != 0 {
 		t.Errorf("still recorded: %v", held)
 	}
 
@@ -139,18 +141,15 @@ func TestHeldProcessComesBack(t *testing.T) {
 	gone.kill()
 	s = start(t, dir, nil)
 	s.stop()
-	if held := s.settings.Held[gpuA.UUID]; len(held) != 1 || held[0].PID != int32(stays.cmd.Process.Pid) {
+	if held := s.settings.Set.Held[gpuA.UUID]; len(held) != 1 || held[0].PID != int32(stays.cmd.Process.Pid) {
 		t.Errorf("still recorded: %v", held)
 	}
 }
 
 // A process that the scheduler cannot look at, as while no descriptor is free, may live.
 func TestUnseenProcessHasNotEnded(t *testing.T) {
-	finder, err := peer.NewFinder()
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &Daemon{peers: finder, log: testOptions(t.TempDir()).Log}
+	d := bare(t)
+	finder := d.Peers
 	p := newProc(t, t.TempDir(), nobody)
 	found, err := finder.FindPID(int32(p.cmd.Process.Pid))
 	if err != nil {
@@ -166,22 +165,22 @@ func TestUnseenProcessHasNotEnded(t *testing.T) {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
 		t.Fatal(err)
 	}
-	unseen := d.hasEnded(found.Process)
-	_, failed := d.onProcess(found.Process, nil)
+	unseen := d.HasEnded(found.Process)
+	_, failed := d.moves.OnProcess(found.Process, nil)
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &lim); err != nil {
 		t.Fatal(err)
 	}
-	if unseen || d.hasEnded(found.Process) {
+	if unseen || d.HasEnded(found.Process) {
 		t.Error("it lives")
 	}
 	if failed == nil {
 		t.Error("it stays off its GPU")
 	}
-	if !d.hasEnded(peer.Process{PID: found.PID, Start: found.Start + 1}) {
+	if !d.HasEnded(peer.Process{PID: found.PID, Start: found.Start + 1}) {
 		t.Error("another process has its pid")
 	}
 	p.kill()
-	if !d.hasEnded(found.Process) {
+	if !d.HasEnded(found.Process) {
 		t.Error("it has ended")
 	}
 }
@@ -190,10 +189,12 @@ func TestUnseenProcessHasNotEnded(t *testing.T) {
 // and is looked at again when it is well.
 func TestUnopenedGPU(t *testing.T) {
 	dir := t.TempDir()
-	found := func(a, b GPU) func(o *Options) {
-		return func(o *Options) { o.List = func(context.Context) ([]GPU, error) { return []GPU{a, b}, nil } }
+	found := func(a, b node.Found) func(o *Options) {
+		return func(o *Options) {
+			o.List = func(context.Context) ([]node.Found, error) { return []node.Found{a, b}, nil }
+		}
 	}
-	lost := func(g GPU) GPU {
+	lost := func(g node.Found) node.Found {
 		g.MemoryBytes, g.Unopened = 0, true
 		return g
 	}
@@ -209,18 +210,18 @@ func TestUnopenedGPU(t *testing.T) {
 	var well atomic.Bool
 	s = start(t, dir, func(o *Options) {
 		swapping(o)
-		o.List = func(context.Context) ([]GPU, error) {
+		o.List = func(context.Context) ([]node.Found, error) {
 			if well.Load() {
-				return []GPU{lost(gpuA), gpuB}, nil
+				return []node.Found{lost(gpuA), gpuB}, nil
 			}
-			return []GPU{gpuA, lost(gpuB)}, nil
+			return []node.Found{gpuA, lost(gpuB)}, nil
 		}
 	})
 	if r := s.status(); len(r.Gpus) != 2 || r.Gpus[0].MemoryBytes != gpuA.MemoryBytes || r.Gpus[1].MemoryBytes != 0 {
 		t.Fatalf("one lost: %v", r.Gpus)
 	}
 	well.Store(true)
-	if err := s.ask(t.Context(), func() { s.discovered = now().Add(-rediscoverPause) }); err != nil {
+	if err := s.Ask(t.Context(), func() { s.discovered = loop.Now().Add(-rediscoverPause) }); err != nil {
 		t.Fatal(err)
 	}
 	drainGPU(t, s, &api.DrainRequest{Gpu: "1", Undrain: true})
@@ -256,7 +257,7 @@ func TestFaultStaysUntilUndrain(t *testing.T) {
 			}
 			return slices.Clone(samples), nil
 		}
-	}, func(d *Daemon) { d.lookPause = time.Millisecond })
+	}, func(d *Daemon) { d.watch.LookPause = time.Millisecond })
 	newClient(t, s)
 	for _, why := range []string{"Xid 79", "Xid 48"} {
 		fault <- why
@@ -280,7 +281,7 @@ func TestFaultStaysUntilUndrain(t *testing.T) {
 		}
 	}
 	restarted("Xid 79")
-	restarted("", func(d *Daemon) { d.bootID = "another" })
+	restarted("", func(d *Daemon) { d.BootID = "another" })
 	restarted("Xid 79")
 	drainGPU(t, s, &api.DrainRequest{Gpu: "1", Undrain: true})
 	restarted("")

@@ -4,9 +4,7 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -14,6 +12,8 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 )
 
 const (
@@ -25,19 +25,19 @@ const (
 )
 
 // observe notes an action that was carried out, for events and metrics.
-func (d *Daemon) observe(g *gpu, a sched.Action) {
+func (d *Daemon) observe(g *node.GPU, a sched.Action) {
 	t := time.Now()
 	switch a := a.(type) {
 	case sched.Grant:
-		g.turns.Granted(t, &a)
-		d.turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_GRANT, Epoch: a.Epoch,
+		g.Turns.Granted(t, &a)
+		d.Turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_GRANT, Epoch: a.Epoch,
 			Waited: a.Waited, Limited: a.Limited, Concurrent: a.Concurrent, Latency: a.Latency || a.Beside})
 	case sched.Revoke:
-		g.turns.Revoked(a.Why)
-		d.turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_REVOKE, Epoch: a.Epoch,
+		g.Turns.Revoked(a.Why)
+		d.Turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_REVOKE, Epoch: a.Epoch,
 			Reason: uint8(a.Why), N: uint32(a.Waiters)})
 	case sched.Released:
-		g.turns.Released(t, &a)
+		g.Turns.Released(t, &a)
 		kind, reason := api.EventType_EVENT_TYPE_RELEASE, a.Reason
 		switch {
 		case reason == sched.EndDeath && a.Fenced:
@@ -45,21 +45,21 @@ func (d *Daemon) observe(g *gpu, a sched.Action) {
 		case reason == sched.EndDeath: // most programs end so: the GPU was free, and they kept it
 			reason = sched.EndExit
 		}
-		d.turn(t, g, a.Client, &history.Event{Kind: kind, Epoch: a.Epoch,
+		d.Turn(t, g, a.Client, &history.Event{Kind: kind, Epoch: a.Epoch,
 			Reason: uint8(reason), Held: a.Held, Drained: a.Drained, Fenced: a.Fenced})
 		if a.Fenced { // one that outlives the turns, as the fence does
-			d.fenceEvent(d.eventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_UNFENCE, Epoch: a.Epoch, Held: a.Held, Text: a.Reason.String()}), a.Claimed)
+			d.fenceEvent(d.EventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_UNFENCE, Epoch: a.Epoch, Held: a.Held, Text: a.Reason.String()}), a.Claimed)
 		}
 	case sched.Adopt:
-		d.turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_ADOPT, Epoch: a.Epoch})
+		d.Turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_ADOPT, Epoch: a.Epoch})
 	case sched.Pause:
-		g.turns.Paused()
+		g.Turns.Paused()
 	case sched.Fence:
-		d.fenceEvent(d.eventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_FENCE, Epoch: a.Epoch, Text: string(d.fenceAction(g, a))}), a.Claimed)
+		d.fenceEvent(d.EventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_FENCE, Epoch: a.Epoch, Text: string(d.fenceAction(g, a))}), a.Claimed)
 	case sched.ModeChosen:
 		// Tenants that come and go cause it.
-		d.tellOf(d.log.WithFields(logrus.Fields{"gpu": g.UUID, "reason": a.Cause.String()}), logrus.InfoLevel, fmt.Sprintf("GPU %d: %v", g.Index, a.Mode))
-		d.history.AddCaused(d.eventOf(t, g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_MODE, Concurrent: a.Mode == sched.Concurrent, Text: a.Cause.String()}))
+		d.TellOf(d.Log.WithFields(logrus.Fields{"gpu": g.UUID, "reason": a.Cause.String()}), logrus.InfoLevel, fmt.Sprintf("GPU %d: %v", g.Index, a.Mode))
+		d.History.AddCaused(d.EventOf(t, g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_MODE, Concurrent: a.Mode == sched.Concurrent, Text: a.Cause.String()}))
 	}
 }
 
@@ -67,78 +67,17 @@ func (d *Daemon) observe(g *gpu, a sched.Action) {
 // he connects.
 func (d *Daemon) fenceEvent(e *history.Event, claimed bool) {
 	if claimed {
-		d.history.AddTurn(e)
+		d.History.AddTurn(e)
 	} else {
-		d.history.AddCaused(e)
+		d.History.AddCaused(e)
 	}
-}
-
-// turn notes an event that a client causes. g may be nil.
-func (d *Daemon) turn(t time.Time, g *gpu, id sched.ClientID, e *history.Event) {
-	d.history.AddTurn(d.eventOf(t, g, id, e))
-}
-
-// eventOf fills in when, where and who.
-func (d *Daemon) eventOf(t time.Time, g *gpu, id sched.ClientID, e *history.Event) *history.Event {
-	e.At, e.Client = t.UnixNano(), id
-	if g != nil {
-		e.UUID, e.Index = g.UUID, g.Index
-	}
-	if cl := d.clients[id]; cl != nil {
-		e.Peer = cl.Peer
-		if names := d.names[cl.Container]; names != nil && cl.Container != "" {
-			cl.named = names
-		}
-		e.Names = cl.named
-	}
-	return e
-}
-
-// noteClient notes that a process came or went. n is what the kind says.
-func (d *Daemon) noteClient(cl *client, kind api.EventType, n uint32) {
-	d.turn(time.Now(), nil, cl.id, &history.Event{Kind: kind, N: n})
-}
-
-// noteChange notes an event that no client causes. g may be nil.
-func (d *Daemon) noteChange(g *gpu, e *history.Event) {
-	d.history.AddChange(d.eventOf(time.Now(), g, 0, e))
-}
-
-// noteSetting notes a setting that was changed: on one GPU, or (nil) for GPUs that
-// are found later. account is the tenant whose setting it is, or "". caused: by a container that
-// comes or goes, which may be often.
-func (d *Daemon) noteSetting(g *gpu, account string, caused bool, setting string, old, new any) {
-	c := &history.Change{Setting: setting, Old: fmt.Sprint(old), New: fmt.Sprint(new)}
-	if c.Old == c.New {
-		return
-	}
-	if account != "" {
-		c.Tenant, c.UID = d.tenantOf(account)
-	}
-	e := d.eventOf(time.Now(), g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_SET, Change: c})
-	if caused {
-		d.history.AddCaused(e)
-	} else {
-		d.history.AddChange(e)
-	}
-}
-
-// mayTell says whether an event may be noted that a tenant causes as often as it likes: once in
-// refusalPause for each subject, also if its processes end meanwhile.
-func (d *Daemon) mayTell(what string, t time.Time) bool {
-	if told, ok := d.told[what]; ok && t.Sub(told) < refusalPause {
-		return false
-	}
-	maps.DeleteFunc(d.told, func(_ string, told time.Time) bool { return t.Sub(told) >= refusalPause })
-	d.told[what] = t
-	return true
 }
 
 // noteWarnings notes what a container asks for in vain, in the log and the events.
 func (d *Daemon) noteWarnings(c *api.Container, warnings []string) {
 	for _, text := range warnings {
-		d.log.Warnf("%s: %s", api.Tenant(c, 0), text)
-		d.history.AddCaused(d.eventOf(time.Now(), nil, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Names: c, Text: text}))
+		d.Log.Warnf("%s: %s", api.Tenant(c, 0), text)
+		d.History.AddCaused(d.EventOf(time.Now(), nil, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Names: c, Text: text}))
 	}
 }
 
@@ -152,7 +91,7 @@ func (s controlService) Events(ctx context.Context, req *api.EventsRequest) (*ap
 		var resp *api.EventsResponse
 		var more <-chan struct{}
 		var err error
-		if askErr := s.d.ask(ctx, func() { found, resp, more, err = s.d.eventsSince(req, since) }); askErr != nil {
+		if askErr := s.d.Ask(ctx, func() { found, resp, more, err = s.d.eventsSince(req, since) }); askErr != nil {
 			return nil, askErr
 		}
 		if err != nil {
@@ -177,8 +116,8 @@ func (s controlService) Events(ctx context.Context, req *api.EventsRequest) (*ap
 			last = true
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-s.d.ended:
-			return nil, errors.New("the scheduler is ending")
+		case <-s.d.Ended():
+			return nil, loop.ErrEnding
 		}
 	}
 }
@@ -187,16 +126,16 @@ func (s controlService) Events(ctx context.Context, req *api.EventsRequest) (*ap
 func (d *Daemon) eventsSince(req *api.EventsRequest, since uint64) (found []history.Event, resp *api.EventsResponse, more <-chan struct{}, err error) {
 	uuid := ""
 	if req.Gpu != "" {
-		g := d.findGPU(req.Gpu)
+		g := d.FindGPU(req.Gpu)
 		if g == nil {
-			return nil, nil, nil, noSuchGPU(req.Gpu)
+			return nil, nil, nil, node.NoSuchGPU(req.Gpu)
 		}
 		uuid = g.UUID
 	}
-	if req.Run != 0 && req.Run != d.history.Run() {
+	if req.Run != 0 && req.Run != d.History.Run() {
 		since = 0
 	}
-	resp = &api.EventsResponse{Run: d.history.Run()}
-	found, resp.Next, resp.Lost = d.history.Since(since, uuid, req.Types...)
-	return found, resp, d.history.More(), nil
+	resp = &api.EventsResponse{Run: d.History.Run()}
+	found, resp.Next, resp.Lost = d.History.Since(since, uuid, req.Types...)
+	return found, resp, d.History.More(), nil
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -186,7 +187,7 @@ func TestEventsEndWithTheScheduler(t *testing.T) {
 	}()
 	s.await("it waits", func(*api.StatusResponse) bool {
 		waits := false
-		_ = s.ask(context.Background(), func() { waits = s.history.AwaitedByAny() })
+		_ = s.Ask(context.Background(), func() { waits = s.History.AwaitedByAny() })
 		return waits
 	})
 	s.stop()
@@ -217,35 +218,35 @@ func TestEventsFitIntoAMessage(t *testing.T) {
 func TestTenantLinesAreLimited(t *testing.T) {
 	var log strings.Builder
 	s := start(t, t.TempDir(), logTo(&log))
-	noisy := subject{Peer: &peer.Peer{Process: peer.Process{PID: 1}, Command: "noisy"}}
-	if err := s.ask(context.Background(), func() {
+	noisy := node.Subject{Peer: &peer.Peer{Process: peer.Process{PID: 1}, Command: "noisy"}}
+	if err := s.Ask(context.Background(), func() {
 		for range 1000 {
-			s.tell(noisy, 3, "it talks") // warning
+			s.Tell(noisy, 3, "it talks") // warning
 		}
-		s.tenantLog = rate.NewLimiter(tenantLogRate, tenantLogBurst) // as after a pause
-		s.tell(noisy, 3, "again")
+		s.TenantLog = rate.NewLimiter(node.TenantLogRate, node.TenantLogBurst) // as after a pause
+		s.Tell(noisy, 3, "again")
 	}); err != nil {
 		t.Fatal(err)
 	}
 	s.stop()
-	if n := strings.Count(log.String(), "it talks"); n < tenantLogBurst || n > 2*tenantLogBurst {
+	if n := strings.Count(log.String(), "it talks"); n < node.TenantLogBurst || n > 2*node.TenantLogBurst {
 		t.Errorf("%d lines", n)
 	}
-	if !strings.Contains(log.String(), "more lines than these") || s.traffic.UnloggedLines < 1000-2*tenantLogBurst {
-		t.Errorf("%d lines were left out, and nobody is told:\n%s", s.traffic.UnloggedLines, log.String())
+	if !strings.Contains(log.String(), "more lines than these") || s.Traffic.UnloggedLines < 1000-2*node.TenantLogBurst {
+		t.Errorf("%d lines were left out, and nobody is told:\n%s", s.Traffic.UnloggedLines, log.String())
 	}
 }
 
 // The events of a process have its container's name also after the name is forgotten: an engine
 // says that a container has stopped before the end of its processes is seen.
 func TestEventsKeepNames(t *testing.T) {
-	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}}
-	cl := &client{id: 7, Peer: &peer.Peer{Container: "abc"}}
-	d.clients[cl.id], d.names["abc"] = cl, &api.Container{Id: "abc", Name: "train"}
-	d.noteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
-	delete(d.names, "abc")
-	d.noteClient(cl, api.EventType_EVENT_TYPE_END, 0)
-	found, _, _ := d.history.Since(0, "")
+	d := bare(t)
+	cl := &node.Client{ID: 7, Peer: &peer.Peer{Container: "abc"}}
+	d.Clients[cl.ID], d.Names["abc"] = cl, &api.Container{Id: "abc", Name: "train"}
+	d.NoteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
+	delete(d.Names, "abc")
+	d.NoteClient(cl, api.EventType_EVENT_TYPE_END, 0)
+	found, _, _ := d.History.Since(0, "")
 	for _, e := range history.API(found) {
 		if e.Container.GetName() != "train" {
 			t.Errorf("%v: of %v, want train", e.Type, e.Container)
@@ -258,12 +259,12 @@ func TestEventsKeepNames(t *testing.T) {
 
 // BenchmarkObserve is what a turn pays for events and metrics.
 func BenchmarkObserve(b *testing.B) {
-	d := &Daemon{history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}}
-	g := &gpu{GPU: gpuA}
+	d := bare(b)
+	g := &node.GPU{Found: gpuA}
 	for i := range sched.ClientID(100) {
 		id := fmt.Sprintf("%064x", i)
-		d.clients[i] = &client{id: i, Peer: &peer.Peer{Container: id}}
-		d.names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
+		d.Clients[i] = &node.Client{ID: i, Peer: &peer.Peer{Container: id}}
+		d.Names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
 	}
 	b.ReportAllocs()
 	i := sched.ClientID(0)

@@ -8,6 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 )
 
 // FenceAction is what is done, beside a warning, about a process that was asked
@@ -38,21 +39,21 @@ func ParseFenceAction(s string) (FenceAction, error) {
 // nobody asked the client for the GPU. Such a client is only reported: it has
 // not come back after a restart, or claims a grant that nobody gave it. A tenant
 // could otherwise have a GPU demoted by a claim.
-func (d *Daemon) fenceAction(g *gpu, a sched.Fence) FenceAction {
-	if a.Claimed || g.restored[a.Client] || d.opts.FenceAction == "" {
+func (d *Daemon) fenceAction(g *node.GPU, a sched.Fence) FenceAction {
+	if a.Claimed || g.Restored[a.Client] || d.own.FenceAction == "" {
 		return FenceReport
 	}
-	return d.opts.FenceAction
+	return d.own.FenceAction
 }
 
-func (d *Daemon) fence(g *gpu, a sched.Fence) {
-	d.reach(beforeFence)
-	defer d.reach(afterFence)
-	cl := d.clients[a.Client]
+func (d *Daemon) fence(g *node.GPU, a sched.Fence) {
+	d.Reach(node.BeforeFence)
+	defer d.Reach(node.AfterFence)
+	cl := d.Clients[a.Client]
 	if cl == nil {
 		return
 	}
-	log := d.logOf(cl.subject())
+	log := d.LogOf(cl.Subject())
 	text := fmt.Sprintf("GPU %d: fenced: it did not release the GPU within the grace period", g.Index)
 	switch d.fenceAction(g, a) {
 	case FenceKill:
@@ -63,11 +64,11 @@ func (d *Daemon) fence(g *gpu, a sched.Fence) {
 		log.Warnf("%s; %q is killed", text, cl.Command)
 	case FenceDemote:
 		log.Warnf("%s; all tenants use it at once until it has, or has ended", text)
-		g.fenced[a.Client] = true
+		g.Fenced[a.Client] = true
 		d.fencesChanged = true
 	default:
 		if text += ", and may still use it"; a.Claimed { // a tenant can cause that as often as it connects
-			d.tell(cl.subject(), logrus.WarnLevel, text)
+			d.Tell(cl.Subject(), logrus.WarnLevel, text)
 		} else {
 			log.Warn(text)
 		}
@@ -75,9 +76,9 @@ func (d *Daemon) fence(g *gpu, a sched.Fence) {
 }
 
 // unfence notes that a grant has ended.
-func (d *Daemon) unfence(g *gpu, id sched.ClientID) {
-	if g.fenced[id] {
-		delete(g.fenced, id)
+func (d *Daemon) unfence(g *node.GPU, id sched.ClientID) {
+	if g.Fenced[id] {
+		delete(g.Fenced, id)
 		d.fencesChanged = true
 	}
 }
@@ -87,22 +88,14 @@ func (d *Daemon) unfence(g *gpu, id sched.ClientID) {
 func (d *Daemon) applyFences() {
 	for d.fencesChanged {
 		d.fencesChanged = false
-		for _, g := range d.order {
-			if demoted := len(g.fenced) > 0; demoted != g.demoted {
-				g.demoted = demoted
+		for _, g := range d.Order {
+			if demoted := len(g.Fenced) > 0; demoted != g.Demoted {
+				g.Demoted = demoted
 				if !demoted {
-					d.log.Infof("GPU %d: no fenced client uses it any more: %v again", g.Index, g.mode)
+					d.Log.Infof("GPU %d: no fenced client uses it any more: %v again", g.Index, g.Mode)
 				}
-				d.step(g, sched.SetMode{M: g.modeNow()})
+				d.step(g, sched.SetMode{M: g.ModeNow()})
 			}
 		}
 	}
-}
-
-// modeNow is the mode for the core: what is set, unless the GPU is demoted.
-func (g *gpu) modeNow() sched.Mode {
-	if g.demoted {
-		return sched.Concurrent
-	}
-	return g.mode
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -145,7 +146,7 @@ func TestFenceKills(t *testing.T) {
 // The scheduler is killed while it fences: the next one finds the one who did
 // not answer, or does not; the others are served, and the late release is stale.
 func TestKilledAtAFence(t *testing.T) {
-	for _, point := range []failpoint{beforeFence, afterFence} {
+	for _, point := range []node.Failpoint{node.BeforeFence, node.AfterFence} {
 		dir := t.TempDir()
 		died := make(chan struct{})
 		o := testOptions(dir)
@@ -154,7 +155,7 @@ func TestKilledAtAFence(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d.failpoint = func(p failpoint) {
+		d.Failpoint = func(p node.Failpoint) {
 			if p == point {
 				d.abandon()
 			}
@@ -207,7 +208,7 @@ func TestAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	hung, goOn := make(chan struct{}), make(chan struct{})
-	s.do(func() { close(hung); <-goOn })
+	s.Do(func() { close(hung); <-goOn })
 	<-hung
 	answer := make(chan error, 1)
 	go func() { answer <- s.Answers(t.Context()) }()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/store"
 	"github.com/nvshare/nvshare/sched/segments"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -94,7 +95,7 @@ func newFiler(t *testing.T, change func(*Options), more ...func(*Daemon)) *filer
 	return x
 }
 
-func (x *filer) opens(d *Daemon) { d.files.open = x.shelf.open }
+func (x *filer) opens(d *Daemon) { d.away.Files.Open = x.shelf.open }
 
 // suspended is leaver's, with memory that has content.
 func (x *filer) suspended() {
@@ -268,7 +269,7 @@ func TestFileWokenWhileWritten(t *testing.T) {
 	at, goOn := make(chan struct{}, 1), make(chan struct{})
 	var stopped sync.Once
 	x := newFiler(t, nil, func(d *Daemon) {
-		d.files.step = func() {
+		d.away.Files.Step = func() {
 			stopped.Do(func() { at <- struct{}{}; <-goOn })
 		}
 	})
@@ -328,15 +329,15 @@ func TestFileDamaged(t *testing.T) {
 
 // On a full disk the memory stays where it is, a problem says so, and it is tried again.
 func TestFileDiskFull(t *testing.T) {
-	x := newFiler(t, func(o *Options) { o.SuspendDirSize = 16 * mib }, func(d *Daemon) { d.files.pause = 10 * time.Millisecond })
+	x := newFiler(t, func(o *Options) { o.SuspendDirSize = 16 * mib }, func(d *Daemon) { d.away.Files.Pause = 10 * time.Millisecond })
 	x.left()
 	x.s.await("it is said", func(r *api.StatusResponse) bool {
 		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "--suspend-dir-size")
 	})
 	x.whole()
 	other := fileDir(t)
-	if err := x.s.ask(t.Context(), func() {
-		x.s.files.dir, _ = store.Open(other, "test", 0)
+	if err := x.s.Ask(t.Context(), func() {
+		x.s.away.Files.Dir, _ = store.Open(other, "test", 0)
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -358,7 +359,7 @@ func TestFileProblemEnds(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			x := newFiler(t, func(o *Options) { o.SuspendDirSize = 16 * mib }, func(d *Daemon) { d.files.pause = 100 * time.Millisecond })
+			x := newFiler(t, func(o *Options) { o.SuspendDirSize = 16 * mib }, func(d *Daemon) { d.away.Files.Pause = 100 * time.Millisecond })
 			x.left()
 			x.s.await("it is said", func(r *api.StatusResponse) bool { return len(r.Problems) == 1 })
 			end(x)
@@ -369,7 +370,7 @@ func TestFileProblemEnds(t *testing.T) {
 
 // What was not written because there was no room is written once a file is gone: nobody waits for the pause.
 func TestFileRoomComes(t *testing.T) {
-	a := newFiler(t, func(o *Options) { o.SwapMemory, o.SuspendDirSize = 150*mib, 100*mib }, func(d *Daemon) { d.files.pause = time.Hour })
+	a := newFiler(t, func(o *Options) { o.SwapMemory, o.SuspendDirSize = 150*mib, 100*mib }, func(d *Daemon) { d.away.Files.Pause = time.Hour })
 	a.left()
 	b := &filer{leaver: newLeaverWith(t, a.s, a.f, gpuB, filerBytes), shelf: a.shelf, dir: a.dir, run: a.run}
 	b.left()
@@ -398,7 +399,7 @@ func TestFileOwnerDies(t *testing.T) {
 			hold.Store(when == "writing")
 			at, goOn := make(chan struct{}), make(chan struct{})
 			x := newFiler(t, nil, func(d *Daemon) {
-				d.files.step = func() {
+				d.away.Files.Step = func() {
 					if hold.CompareAndSwap(true, false) {
 						at <- struct{}{}
 						<-goOn
@@ -439,7 +440,7 @@ func (h hostOf) Free() (uint64, uint64, bool) { return h.free.Load(), 0, true }
 func TestFileWaitsForHostMemory(t *testing.T) {
 	free := &atomic.Uint64{}
 	free.Store(8 * gib)
-	x := newFiler(t, nil, func(d *Daemon) { d.arena.Host = hostOf{arena.Kernel{}, free} })
+	x := newFiler(t, nil, func(d *Daemon) { d.memory.Pool.Host = hostOf{arena.Kernel{}, free} })
 	x.left()
 	x.filed()
 	free.Store(300 * mib)
@@ -469,8 +470,8 @@ func (x *filer) again(s *scheduler) {
 // A scheduler that is killed at any moment loses nothing: the next one has the process come
 // back with its memory, and leaves no file.
 func TestFileSchedulerKilled(t *testing.T) {
-	const midWrite, midRead failpoint = "in the middle of writing", "in the middle of reading"
-	for _, point := range []failpoint{beforeFile, midWrite, inFile, afterFile, afterEmptied, beforeRead, midRead, inRead, afterRead} {
+	const midWrite, midRead node.Failpoint = "in the middle of writing", "in the middle of reading"
+	for _, point := range []node.Failpoint{node.BeforeFile, midWrite, node.InFile, node.AfterFile, node.AfterEmptied, node.BeforeRead, midRead, node.InRead, node.AfterRead} {
 		t.Run(string(point), func(t *testing.T) {
 			killed := make(chan struct{})
 			var armed atomic.Bool
@@ -483,20 +484,20 @@ func TestFileSchedulerKilled(t *testing.T) {
 				swapping(o)
 				o.SwapMemory, o.Checkpoint, o.SuspendDir = 80*mib, f, x.dir
 			}
-			o := &ordeal{t: t, dir: x.run, reached: map[failpoint]int{}}
+			o := &ordeal{t: t, dir: x.run, reached: map[node.Failpoint]int{}}
 			d = o.newDaemon(x.tune)
 			x.opens(d)
-			d.failpoint = func(p failpoint) {
+			d.Failpoint = func(p node.Failpoint) {
 				if p == point {
 					close(killed)
 					d.abandon()
 				}
 			}
-			d.files.step = func() {
+			d.away.Files.Step = func() {
 				if (point == midWrite || point == midRead) && armed.Load() {
 					if pieces++; pieces == 30 {
 						close(killed)
-						d.do(d.abandon)
+						d.Do(d.abandon)
 					}
 				}
 			}
@@ -509,7 +510,7 @@ func TestFileSchedulerKilled(t *testing.T) {
 			f.next(t, "off")
 			f.ends <- nil
 			switch point {
-			case beforeRead, midRead, inRead, afterRead:
+			case node.BeforeRead, midRead, node.InRead, node.AfterRead:
 				x.filed()
 				armed.Store(true)
 				x.says(wire.SuspendedWake)

@@ -56,7 +56,7 @@ func TestFixedReason(t *testing.T) {
 // however little memory that is.
 func TestKeepsContextForFixedMemory(t *testing.T) {
 	c := &carrier{}
-	s := start(t, t.TempDir(), migrating(c), func(d *Daemon) { d.restPause = time.Millisecond })
+	s := start(t, t.TempDir(), migrating(c), func(d *Daemon) { d.away.RestPause = time.Millisecond })
 	l := newLeaverOf(t, s, nil, gpuA)
 	if _, err := suspendSelf(t, s); err != nil {
 		t.Fatal(err)

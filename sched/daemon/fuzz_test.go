@@ -16,7 +16,10 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/settings"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/wire"
 	"github.com/nvshare/nvshare/tests/mutants"
 )
@@ -50,19 +53,19 @@ func recordSeeds() (seeds [][]any) {
 // cores take it.
 func (d fuzzDaemon) readsRecords(t *testing.T, text []byte) {
 	d.forget(t)
-	if state.DecodeRecord(text, settingsVersion, &d.settings) != nil {
-		d.settings = settings{}
+	if state.DecodeRecord(text, settings.SettingsVersion, &d.settings.Set) != nil {
+		d.settings.Set = settings.Set{}
 	}
-	d.settings.Given = setting{Quantum: sched.DefaultQuantum, Mode: sched.Exclusive.String()}
-	if err := state.DecodeRecord(text, sharesVersion, &d.shares); err != nil {
-		d.shares = shares{}
+	d.settings.Set.Given = settings.Setting{Quantum: sched.DefaultQuantum, Mode: sched.Exclusive.String()}
+	if err := state.DecodeRecord(text, tenants.SharesVersion, &d.tenants.Shares); err != nil {
+		d.tenants.Shares = tenants.Shares{}
 	}
-	d.finishDiscovery([]GPU{gpuA, gpuB}, nil)
-	for account := range d.shares.Tenants {
-		d.shareOf(d.order[0], account)
-		d.step(d.order[0], sched.Attach{Client: sched.ClientID(len(account) + 1), Tenant: account, Share: d.shareOf(d.order[0], account), Want: true})
+	d.finishDiscovery([]node.Found{gpuA, gpuB}, nil)
+	for account := range d.tenants.Shares.Tenants {
+		d.tenants.ShareOf(d.Order[0], account)
+		d.step(d.Order[0], sched.Attach{Client: sched.ClientID(len(account) + 1), Tenant: account, Share: d.tenants.ShareOf(d.Order[0], account), Want: true})
 	}
-	if err := d.order[0].core.Check(); err != nil {
+	if err := d.Order[0].Core.Check(); err != nil {
 		t.Fatal(err)
 	}
 	d.status()
@@ -87,11 +90,11 @@ func newFuzzDaemon(f testing.TB, dir string) fuzzDaemon {
 // forget makes it as new.
 func (d fuzzDaemon) forget(t *testing.T) {
 	t.Helper()
-	d.state = state.New(d.bootID)
-	d.settings, d.shares = settings{}, shares{}
-	d.gpus, d.order, d.node = map[wire.UUID]*gpu{}, nil, sched.NewNode()
-	d.names = map[string]*api.Container{}
-	d.node = sched.NewNode()
+	d.state = state.New(d.BootID)
+	d.settings.Set, d.tenants.Shares = settings.Set{}, tenants.Shares{}
+	d.Gpus, d.Order, d.Cores = map[wire.UUID]*node.GPU{}, nil, sched.NewNode()
+	d.Names = map[string]*api.Container{}
+	d.Cores = sched.NewNode()
 }
 
 // restart has it read its files, and find two GPUs.
@@ -99,7 +102,7 @@ func (d fuzzDaemon) restart(t *testing.T) {
 	t.Helper()
 	d.forget(t)
 	d.restoreFiles()
-	d.finishDiscovery([]GPU{gpuA, gpuB}, nil)
+	d.finishDiscovery([]node.Found{gpuA, gpuB}, nil)
 }
 
 func FuzzControl(f *testing.F) {
@@ -154,7 +157,7 @@ func (d fuzzDaemon) controlled(t *testing.T, next fuzzDaemon, first uint8, a []b
 		defer close(ended)
 		for {
 			select {
-			case f := <-d.events:
+			case f := <-d.Events:
 				f()
 			case <-quit:
 				return
@@ -173,25 +176,25 @@ func (d fuzzDaemon) controlled(t *testing.T, next fuzzDaemon, first uint8, a []b
 	}
 	close(quit)
 	<-ended
-	if d.reshare.Planned() { // as at the end of Run
-		d.recordShares()
+	if d.tenants.Reshare.Planned() { // as at the end of Run
+		d.tenants.RecordShares()
 	}
-	for _, g := range d.order {
-		if err := g.core.Check(); err != nil {
+	for _, g := range d.Order {
+		if err := g.Core.Check(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	next.restart(t)
-	if next.settingsErr != nil || next.sharesErr != nil {
-		t.Fatalf("the next one cannot read it: %v, %v", next.settingsErr, next.sharesErr)
+	if next.settings.Err != nil || next.tenants.SharesErr != nil {
+		t.Fatalf("the next one cannot read it: %v, %v", next.settings.Err, next.tenants.SharesErr)
 	}
-	for i, g := range next.order {
-		if was := d.order[i]; g.quantum != was.quantum || g.mode != was.mode {
-			t.Fatalf("GPU %d: %v, %v became %v, %v", i, was.quantum, was.mode, g.quantum, g.mode)
+	for i, g := range next.Order {
+		if was := d.Order[i]; g.Quantum != was.Quantum || g.Mode != was.Mode {
+			t.Fatalf("GPU %d: %v, %v became %v, %v", i, was.Quantum, was.Mode, g.Quantum, g.Mode)
 		}
 	}
-	if fmt.Sprint(d.shares) != fmt.Sprint(next.shares) && !(len(d.shares.Tenants) == 0 && len(next.shares.Tenants) == 0) && !reflect.DeepEqual(d.shares, next.shares) {
-		t.Fatalf("shares %+v became %+v", d.shares, next.shares)
+	if fmt.Sprint(d.tenants.Shares) != fmt.Sprint(next.tenants.Shares) && !(len(d.tenants.Shares.Tenants) == 0 && len(next.tenants.Shares.Tenants) == 0) && !reflect.DeepEqual(d.tenants.Shares, next.tenants.Shares) {
+		t.Fatalf("shares %+v became %+v", d.tenants.Shares, next.tenants.Shares)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -29,7 +30,7 @@ func TestGang(t *testing.T) {
 	_, alone, epoch := newHolder(t, s.scheduler)
 
 	ranks := [2]*peerConn{}
-	for i, g := range []GPU{gpuA, gpuB} {
+	for i, g := range []node.Found{gpuA, gpuB} {
 		ranks[i] = newProc(t, dir, uid).connect().register(0).attach(0, g, 0, 0)
 	}
 	ranks[1].request() // its GPU is free, the other is not
@@ -81,7 +82,7 @@ func TestGangOutlivesTheScheduler(t *testing.T) {
 	if _, err := s.SetShare(context.Background(), &api.SetShareRequest{Uid: &uid, Gang: proto.String(api.GangOfItself)}); err != nil {
 		t.Fatal(err)
 	}
-	gpus := [2]GPU{gpuA, gpuB}
+	gpus := [2]node.Found{gpuA, gpuB}
 	var procs [2]*proc
 	var ranks [2]*peerConn
 	var epochs [2]uint64

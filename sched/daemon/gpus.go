@@ -5,68 +5,18 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"encoding/hex"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
-	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
-	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
-
-// gpu is one GPU with its core.
-type gpu struct {
-	GPU
-	core     *sched.GPU
-	restored map[sched.ClientID]bool // had a grant before the restart, not back yet
-	quantum  time.Duration           // as the core has them
-	mode     sched.Mode
-	fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
-	demoted  bool                    // and the core knows
-	turns    metrics.Turns
-	swap     *swap      // nil: nothing is swapped
-	noRoom   sched.Time // the latest reservation was refused for which there was no room; 0: none was
-	// strangers are the processes on it that are no clients, by pid; see unmanaged.go.
-	strangers []stranger
-
-	drained bool   // admits no new tenants; see drain.go
-	fault   string // what ended all work on it; "": nothing
-	faults  uint64 // how many faults the driver has told of
-	arrived uint64 // tenants that have moved here from other GPUs
-
-	// outbox holds what the core decided and is not carried out yet: normally
-	// nothing between events, more while the state file cannot be written.
-	outbox   []work
-	shrinkAt int          // the length from which on to look again for what has no effect
-	retry    *timer.Timer // to carry out the outbox
-
-	turn *timer.Timer // the core's Deadline
-}
-
-// parseUUID reads "GPU-" or, for a MIG device, "MIG-", and 32 hexadecimal
-// digits, dashes anywhere.
-func parseUUID(s string) (u wire.UUID, err error) {
-	digits, ok := strings.CutPrefix(s, "GPU-")
-	if !ok {
-		digits, ok = strings.CutPrefix(s, "MIG-")
-	}
-	b, hexErr := hex.DecodeString(strings.ReplaceAll(digits, "-", ""))
-	if !ok || hexErr != nil || len(b) != len(u) {
-		return u, fmt.Errorf("GPU UUID %q: want GPU- or MIG- and 32 hexadecimal digits", s)
-	}
-	return wire.UUID(b), nil
-}
-
-func formatUUID(u wire.UUID) string {
-	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
-}
 
 // mayRediscover starts a search for GPUs unless one ended just now, and
 // reports whether its result is to be waited for.
@@ -74,10 +24,10 @@ func (d *Daemon) mayRediscover() bool {
 	if d.discovering {
 		return true
 	}
-	if d.discovered != 0 && now().Sub(d.discovered) < rediscoverPause {
+	if d.discovered != 0 && loop.Now().Sub(d.discovered) < rediscoverPause {
 		return false
 	}
-	d.search.Set(now())
+	d.search.Set(loop.Now())
 	d.discovering = true
 	return true
 }
@@ -86,81 +36,81 @@ func (d *Daemon) mayRediscover() bool {
 // time, and clients of known GPUs must not wait for it.
 func (d *Daemon) startDiscovery() {
 	d.discovering = true
-	ctx, cancel := context.WithTimeout(d.life, discoverTimeout)
-	d.wg.Go(func() {
+	ctx, cancel := context.WithTimeout(d.Life, discoverTimeout)
+	d.Go(func() {
 		defer cancel()
-		found, err := d.opts.List(ctx)
-		d.do(func() { d.finishDiscovery(found, err) })
+		found, err := d.own.List(ctx)
+		d.Do(func() { d.finishDiscovery(found, err) })
 	})
 }
 
-func (d *Daemon) finishDiscovery(found []GPU, err error) {
+func (d *Daemon) finishDiscovery(found []node.Found, err error) {
 	first := d.discovered == 0
 	d.discovering = false
-	d.discovered = now()
+	d.discovered = loop.Now()
 	if err != nil && (d.discoverErr == nil || err.Error() != d.discoverErr.Error()) {
-		d.log.WithError(err).Warn("search for GPUs")
+		d.Log.WithError(err).Warn("search for GPUs")
 	}
 	d.discoverErr = err
 	for _, info := range found {
 		if err := d.addGPU(info); err != nil {
-			d.log.WithError(err).Warn("ignore a GPU")
+			d.Log.WithError(err).Warn("ignore a GPU")
 		}
 	}
-	d.arena.Prepare()
+	d.memory.Pool.Prepare()
 	d.reviewOverlap()
-	if len(d.order) == 0 {
+	if len(d.Order) == 0 {
 		if first && err == nil {
-			d.log.Warnf("no GPU found (is the NVIDIA driver loaded? nvidia-smi -L lists its GPUs): looking again every %v", rescanPause)
+			d.Log.Warnf("no GPU found (is the NVIDIA driver loaded? nvidia-smi -L lists its GPUs): looking again every %v", rescanPause)
 		}
-		d.search.Set(now().Add(rescanPause))
+		d.search.Set(loop.Now().Add(rescanPause))
 	}
 	pending := d.pending
 	d.pending = nil
 	for _, p := range pending {
-		p.conn.waiting[p.frame.Channel] = nil
-		if !p.conn.dead {
-			d.attach(p.conn, &p.frame, true)
+		p.Conn.Waiting[p.Frame.Channel] = nil
+		if !p.Conn.Dead {
+			d.attach(p.Conn, &p.Frame, true)
 		}
-		for i := range p.reserves {
-			d.frame(p.conn, &p.reserves[i])
+		for i := range p.Reserves {
+			d.frame(p.Conn, &p.Reserves[i])
 		}
 	}
 }
 
 // addGPU makes the core of a GPU that is not known yet, from what the state file
 // says about the GPU.
-func (d *Daemon) addGPU(info GPU) error {
-	uuid, err := parseUUID(info.UUID)
+func (d *Daemon) addGPU(info node.Found) error {
+	uuid, err := wire.ParseUUID(info.UUID)
 	if err != nil {
 		return err
 	}
 	physical := info.MemoryBytes
-	if d.gpus[uuid] != nil && physical == 0 {
+	if d.Gpus[uuid] != nil && physical == 0 {
 		return nil // nothing new: NVML cannot open it, at least now
 	}
-	if info.Unopened && d.faultBefore(info.UUID) == "" && !slices.Contains(d.settings.Drained, info.UUID) {
+	if info.Unopened && d.faultBefore(info.UUID) == "" && !slices.Contains(d.settings.Set.Drained, info.UUID) {
 		return nil // it is found with its memory when it is well, and somebody uses it
 	}
-	if d.opts.GPUMemory != 0 && physical == 0 { // not known: no NVML
-		physical, info.MemoryBytes = d.opts.GPUMemory, d.opts.GPUMemory
-	} else if d.opts.GPUMemory != 0 {
-		info.MemoryBytes = min(info.MemoryBytes, d.opts.GPUMemory)
+	if d.Opts.GPUMemory != 0 && physical == 0 { // not known: no NVML
+		physical, info.MemoryBytes = d.Opts.GPUMemory, d.Opts.GPUMemory
+	} else if d.Opts.GPUMemory != 0 {
+		info.MemoryBytes = min(info.MemoryBytes, d.Opts.GPUMemory)
 	}
-	if g := d.gpus[uuid]; g != nil {
+	if g := d.Gpus[uuid]; g != nil {
 		changed := g.MemoryBytes != info.MemoryBytes
-		g.GPU = info
+		g.Found = info
 		d.sortGPUs() // its index may be another one since
 		if !changed {
 			return nil
 		}
 		switch {
-		case g.swap != nil || d.opts.SwapMemory == 0:
-		case g.core.Unused():
-			m := d.openMemory(g, physical)
+		case d.memory.Swaps[g] != nil || d.Opts.SwapMemory == 0:
+		case g.Core.Unused():
+			m := d.memory.OpenMemory(g, physical)
 			d.step(g, sched.SetGPUMemory{Swap: &m})
 		default:
-			d.log.Warnf("GPU %d: it has %d MiB, as is known now; they are swapped once nvshare-scheduler was restarted", g.Index, info.MemoryBytes>>20)
+			d.Log.Warnf("GPU %d: it has %d MiB, as is known now; they are swapped once nvshare-scheduler was restarted", g.Index, info.MemoryBytes>>20)
 		}
 		return nil
 	}
@@ -176,28 +126,28 @@ func (d *Daemon) addGPU(info GPU) error {
 		}
 		d.state.GPUs[info.UUID] = last
 	}
-	quantum, mode := d.settingOf(info.UUID)
-	g := &gpu{GPU: info, restored: map[sched.ClientID]bool{}, fenced: map[sched.ClientID]bool{}, quantum: quantum, mode: mode, drained: slices.Contains(d.settings.Drained, info.UUID), fault: d.faultBefore(info.UUID)}
-	g.core = sched.New(sched.Config{
+	quantum, mode := d.settings.Of(info.UUID)
+	g := &node.GPU{Found: info, Restored: map[sched.ClientID]bool{}, Fenced: map[sched.ClientID]bool{}, Quantum: quantum, Mode: mode, Drained: slices.Contains(d.settings.Set.Drained, info.UUID), Fault: d.faultBefore(info.UUID)}
+	g.Core = sched.New(sched.Config{
 		Quantum:   quantum,
-		Grace:     d.opts.Grace,
+		Grace:     d.own.Grace,
 		Mode:      mode,
-		Tuning:    d.opts.Tuning,
-		SwapShare: d.swapShareOf(info.UUID),
+		Tuning:    d.own.Tuning,
+		SwapShare: d.settings.SwapShare(info.UUID),
 		LastEpoch: last.Epoch,
 		Way:       last.Way,
 		Intact:    intact,
 		GPU:       info.UUID,
-		Node:      d.node,
-		Memory:    d.openMemory(g, physical),
+		Node:      d.Cores,
+		Memory:    d.memory.OpenMemory(g, physical),
 	})
-	g.turn = d.timers.New(func() { d.step(g, sched.Tick{}) })
-	g.retry = d.timers.New(func() { d.flush(g) })
-	d.gpus[uuid] = g
-	d.order = append(d.order, g)
+	g.Turn = d.Timers.New(func() { d.step(g, sched.Tick{}) })
+	g.Retry = d.Timers.New(func() { d.flush(g) })
+	d.Gpus[uuid] = g
+	d.Order = append(d.Order, g)
 	d.sortGPUs()
-	d.log.Infof("GPU %d: %s %s, %d MiB", info.Index, info.UUID, info.Name, info.MemoryBytes>>20)
-	d.noteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_GPU, Text: info.Name})
+	d.Log.Infof("GPU %d: %s %s, %d MiB", info.Index, info.UUID, info.Name, info.MemoryBytes>>20)
+	d.NoteChange(g, &history.Event{Kind: api.EventType_EVENT_TYPE_GPU, Text: info.Name})
 	unrecorded, holders := last.Unrecorded, slices.Clone(last.Holders) // steps write to last
 	if unrecorded {
 		d.step(g, sched.RestoreUnknown{Epoch: last.Epoch})
@@ -205,36 +155,36 @@ func (d *Daemon) addGPU(info GPU) error {
 	for _, h := range holders {
 		d.restore(g, h)
 	}
-	for account := range d.shares.Tenants {
-		d.setTenantMemory(g, account)
+	for account := range d.tenants.Shares.Tenants {
+		d.memory.SetTenantMemory(g, account)
 	}
-	d.findStrayed(g)
-	d.awaitMembers(g)
+	d.moves.FindStrayed(g)
+	d.memory.AwaitMembers(g)
 	return nil
 }
 
 func (d *Daemon) sortGPUs() {
-	slices.SortStableFunc(d.order, func(a, b *gpu) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortStableFunc(d.Order, func(a, b *node.GPU) int { return cmp.Compare(a.Index, b.Index) })
 }
 
 // restore keeps the GPU for the process that held the GPU when an earlier scheduler
 // ended, if that process lives.
-func (d *Daemon) restore(g *gpu, h state.Holder) {
+func (d *Daemon) restore(g *node.GPU, h state.Holder) {
 	proc, epoch := peer.Process{PID: h.PID, Start: h.StartTime}, h.Epoch
-	cl, err := d.clientOf(proc)
+	cl, err := d.ClientOf(proc)
 	switch {
 	case err != nil: // it may live, and hold the GPU
-		d.log.WithError(err).Warnf("GPU %d: whether the earlier holder lives is not known; the first grant waits for one quantum and grace period", g.Index)
+		d.Log.WithError(err).Warnf("GPU %d: whether the earlier holder lives is not known; the first grant waits for one quantum and grace period", g.Index)
 		d.step(g, sched.RestoreUnknown{Epoch: epoch})
 		return
 	case cl == nil:
-		d.log.Infof("GPU %d: the earlier holder, process %d, has ended", g.Index, proc.PID)
+		d.Log.Infof("GPU %d: the earlier holder, process %d, has ended", g.Index, proc.PID)
 		return
 	}
-	d.reach(beforeRestore)
-	share := d.shareOf(g, cl.Account)
-	g.restored[cl.id] = true
-	d.log.Infof("GPU %d: process %d held it before the restart; nothing is granted until it is back, ends, or its time is over", g.Index, cl.PID)
-	d.step(g, sched.Restore{Client: cl.id, Epoch: epoch, Tenant: cl.Account, Gang: share.Gang, Overlap: share.Overlap, Shared: h.Shared})
-	d.reach(afterRestore)
+	d.Reach(node.BeforeRestore)
+	share := d.tenants.ShareOf(g, cl.Account)
+	g.Restored[cl.ID] = true
+	d.Log.Infof("GPU %d: process %d held it before the restart; nothing is granted until it is back, ends, or its time is over", g.Index, cl.PID)
+	d.step(g, sched.Restore{Client: cl.ID, Epoch: epoch, Tenant: cl.Account, Gang: share.Gang, Overlap: share.Overlap, Shared: h.Shared})
+	d.Reach(node.AfterRestore)
 }

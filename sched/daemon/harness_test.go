@@ -23,6 +23,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/overlap"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -56,12 +57,12 @@ func TestMain(m *testing.M) {
 }
 
 var (
-	gpuA = GPU{Index: 0, UUID: "GPU-51600000-0000-4000-8000-000000000000", Name: "Test GPU", MemoryBytes: 1 << 30}
-	gpuB = GPU{Index: 1, UUID: "GPU-51600000-0000-4000-8000-000000000001", Name: "Test GPU", MemoryBytes: 1 << 30}
+	gpuA = node.Found{Index: 0, UUID: "GPU-51600000-0000-4000-8000-000000000000", Name: "Test GPU", MemoryBytes: 1 << 30}
+	gpuB = node.Found{Index: 1, UUID: "GPU-51600000-0000-4000-8000-000000000001", Name: "Test GPU", MemoryBytes: 1 << 30}
 )
 
-func uuidOf(g GPU) wire.UUID {
-	u, err := parseUUID(g.UUID)
+func uuidOf(g node.Found) wire.UUID {
+	u, err := wire.ParseUUID(g.UUID)
 	if err != nil {
 		panic(err)
 	}
@@ -80,13 +81,24 @@ func testOptions(dir string) Options {
 	logger := logrus.New()
 	logger.SetOutput(io.Discard)
 	return Options{
-		RunDir:  dir,
-		Quantum: sched.MaxQuantum, // nothing happens by time unless a test asks for it
+		Config: node.Config{
+			RunDir:  dir,
+			Quantum: sched.MaxQuantum, // nothing happens by time unless a test asks for it
+			Log:     logrus.NewEntry(logger),
+		},
 		Grace:   sched.MaxGrace,
-		List:    func(context.Context) ([]GPU, error) { return []GPU{gpuA, gpuB}, nil },
+		List:    func(context.Context) ([]node.Found, error) { return []node.Found{gpuA, gpuB}, nil },
 		Version: "test",
-		Log:     logrus.NewEntry(logger),
 	}
+}
+
+// bare is a Daemon that has nothing open and does not run.
+func bare(t testing.TB) *Daemon {
+	finder, err := peer.NewFinder()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return assemble(testOptions(t.TempDir()), "boot", finder)
 }
 
 // start is begin, and waits until the scheduler knows its GPUs.
@@ -94,7 +106,7 @@ func start(t *testing.T, dir string, change func(*Options), more ...func(*Daemon
 	t.Helper()
 	s := begin(t, dir, change, more...)
 	known := func() (n int) {
-		if err := s.ask(t.Context(), func() { n = len(s.order) }); err != nil {
+		if err := s.Ask(t.Context(), func() { n = len(s.Order) }); err != nil {
 			t.Fatal(err)
 		}
 		return n
@@ -165,7 +177,7 @@ func begin(t *testing.T, dir string, change func(*Options), more ...func(*Daemon
 func (d *Daemon) unhurried() {
 	d.checkAlways = true
 	d.overviewPart = 0
-	d.prepareLimit, d.busyPause, d.leaveWait, d.departLimit = patience, patience, patience, patience
+	d.away.PrepareLimit, d.away.BusyPause, d.away.LeaveWait, d.moves.DepartLimit = patience, patience, patience, patience
 }
 
 // lastWords keeps the end of what is written.
@@ -477,7 +489,7 @@ func (c *peerConn) registerOn(gpus uint16, flags uint32) *peerConn {
 }
 
 // attach attaches channel i to gpu i.
-func (c *peerConn) attach(channel uint16, g GPU, held uint64, flags uint32) *peerConn {
+func (c *peerConn) attach(channel uint16, g node.Found, held uint64, flags uint32) *peerConn {
 	c.t.Helper()
 	c.send(wire.Frame{Type: wire.TypeAttach, Channel: channel, Epoch: held, Code: flags, Attach: wire.Attach{UUID: uuidOf(g)}})
 	if f := c.expect(wire.TypeAttached); f.Code != wire.OK || f.Channel != channel {

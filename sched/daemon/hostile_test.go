@@ -20,6 +20,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/admission"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -122,9 +123,9 @@ func TestRegisterThenClose(t *testing.T) {
 	s.await("everything is forgotten", func(r *api.StatusResponse) bool {
 		return r.Clients == 0 && r.Connections == 0
 	})
-	if err := s.ask(context.Background(), func() {
-		if s.desk.Accounts() != 0 || len(s.byAccount) != 0 || len(s.byProc) != 0 {
-			t.Errorf("left behind: %d and %d accounts, %d processes", s.desk.Accounts(), len(s.byAccount), len(s.byProc))
+	if err := s.Ask(context.Background(), func() {
+		if s.Desk.Accounts() != 0 || len(s.ByAccount) != 0 || len(s.ByProc) != 0 {
+			t.Errorf("left behind: %d and %d accounts, %d processes", s.Desk.Accounts(), len(s.ByAccount), len(s.ByProc))
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -197,7 +198,7 @@ func TestLimitIsPerUser(t *testing.T) {
 }
 
 func TestNodeLimit(t *testing.T) {
-	s := start(t, t.TempDir(), nil, func(d *Daemon) { d.desk.SetMax(2) })
+	s := start(t, t.TempDir(), nil, func(d *Daemon) { d.Desk.SetMax(2) })
 	p := newProc(t, s.dir, 0)
 	p.connect().register(0) // a connection and a client
 	p.connect().expectRefused(wire.ErrTooMany)
@@ -366,7 +367,7 @@ func TestTenantsCannotFloodTheLog(t *testing.T) {
 	}
 	s.stop()
 	took := time.Since(began)
-	if lines := strings.Count(log.String(), "broke the protocol"); lines == 0 || float64(lines) > tenantLogBurst+tenantLogRate*took.Seconds() {
+	if lines := strings.Count(log.String(), "broke the protocol"); lines == 0 || float64(lines) > node.TenantLogBurst+node.TenantLogRate*took.Seconds() {
 		t.Errorf("%d lines for %d bad connections in %v", lines, n, took)
 	}
 }

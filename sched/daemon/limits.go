@@ -2,25 +2,22 @@
 
 package daemon
 
-import "time"
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/daemon/node"
+)
 
 const (
-	// maxClients is the number of processes on one node.
-	maxClients = 4096
-	// maxConnections is the number of connections and of processes on one node,
-	// together: a process may connect anew before its old connection has ended.
-	maxConnections = 2 * maxClients
 	// maxContainers is how many container names the plugin may have told us.
 	maxContainers = 4096
 	// maxShares is how many tenants may have shares or memory limits of their own.
 	maxShares = 4096
-	// maxNamed is how many tenants an error names, where more are concerned.
-	maxNamed = 8
 	// maxGPUs is how many GPUs a container's description may name.
 	maxGPUs = 128
-	// refusalPause is the least time between two events of one tenant that say that its
-	// memory limit refused memory, and between two that say that a GPU of its is not known.
-	refusalPause = 10 * time.Second
 	// maxReported is how many problems the plugin may report.
 	maxReported = 16
 	// reportLife is how long a report of the plugin holds. The plugin reports every
@@ -39,22 +36,15 @@ const (
 	// viewCost is how many frames an answer of the status socket counts for, beside one for
 	// each client and each tenant with a share.
 	viewCost = 20
-	// persistCost is how many frames a record in the state file counts for. clientsPerWork
-	// is how many clients a pass looks at, or tells of a change, for the cost of a frame.
-	persistCost, clientsPerWork = 8, 16
+	// persistCost is how many frames a record in the state file counts for.
+	persistCost = 8
 	// acceptNice is how much nicer the thread is that takes connections. Learning
 	// who a process is takes a tenth of a millisecond of it; a flood of connections
 	// would take every other turn of a processor from the loop otherwise.
 	acceptNice = 5
 	// maxEarlyReserves is how many RESERVE may wait for a search for GPUs.
 	maxEarlyReserves = 8
-	// tenantLogRate and tenantLogBurst bound the lines that tenants can cause;
-	// more are written for debugging only.
-	tenantLogRate  = 5 // per second
-	tenantLogBurst = 50
 
-	// noRoomLately is for how long the refusal of a reservation is a problem.
-	noRoomLately = time.Minute
 	// slowDrain is the time beyond what a drain may take from which on a tenant that
 	// drains slowly is a problem, and slowLately for how long it is one: its next drain may
 	// be far away.
@@ -74,9 +64,31 @@ const (
 	// persistRetry is the pause after the state file could not be written.
 	// The grants that depend on it wait as long.
 	persistRetry = 100 * time.Millisecond
-	// recordPause is how long a change may go unrecorded of which somebody tells again.
-	recordPause = 200 * time.Millisecond
-	// recordRetry is the pause after another record could not be written, for which nothing
-	// waits.
-	recordRetry = 2 * time.Second
 )
+
+// neededFiles is how many descriptors are for tenants, and for what tenants must
+// not be able to take away: two for each connection and each process (the other
+// one is a grant page on the way, or a pidfd), and some for the state file, the
+// control socket, metrics and the page (16 connections each).
+const neededFiles = 2*node.MaxConnections + 64
+
+// spareFiles returns how many descriptors the process may have beyond
+// neededFiles. It fails if there are fewer than that.
+func spareFiles() (more uint64, err error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		return 0, fmt.Errorf("read the limit of open files: %w", err)
+	}
+	if limit.Cur < neededFiles {
+		return 0, fmt.Errorf("the limit of open files is %d, and %d are needed for %d processes with a connection each: raise it (ulimit -n %d, LimitNOFILE= of systemd, --ulimit nofile= of podman and docker)",
+			limit.Cur, neededFiles, node.MaxClients, neededFiles)
+	}
+	return limit.Cur - neededFiles, nil
+}
+
+// maxSegments returns how many descriptors of host memory there may be: of what is
+// kept ready, and of what clients have. They leave half of what more says.
+func maxSegments(more uint64) (ready, held int) {
+	quarter := more / 4
+	return int(min(quarter, node.MaxClients)), int(quarter)
+}

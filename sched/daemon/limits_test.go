@@ -16,8 +16,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -86,9 +88,9 @@ func TestSetMemoryLimit(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, err, tc.code)
 		}
 	}
-	if err := s.ask(ctx, func() {
-		if tenants, _ := s.order[0].core.Reservations(); len(s.Daemon.shares.Tenants) != 0 || len(tenants) != 0 {
-			t.Errorf("left behind: %v, %v", s.Daemon.shares, tenants)
+	if err := s.Ask(ctx, func() {
+		if tenants, _ := s.Order[0].Core.Reservations(); len(s.Daemon.tenants.Shares.Tenants) != 0 || len(tenants) != 0 {
+			t.Errorf("left behind: %v, %v", s.Daemon.tenants.Shares, tenants)
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -98,7 +100,7 @@ func TestSetMemoryLimit(t *testing.T) {
 func TestLimitsAreBounded(t *testing.T) {
 	s := start(t, t.TempDir(), nil, func(d *Daemon) {
 		for i := range maxShares {
-			d.shares.Tenants[peer.UserAccount+string(rune('a'+i))] = tenantShares{All: api.Terms{MemoryLimit: gib}}
+			d.tenants.Shares.Tenants[peer.UserAccount+string(rune('a'+i))] = tenants.TenantShares{All: api.Terms{MemoryLimit: gib}}
 		}
 	})
 	if _, err := dial(t, s).SetMemoryLimit(context.Background(), limitRequest(t, "", gib)); status.Code(err) != codes.ResourceExhausted {
@@ -137,7 +139,7 @@ func TestLimitsSurviveARestart(t *testing.T) {
 		t.Errorf("containers that the plugin may forget: %v", r.Containers)
 	}
 	podLimit := func() (limit uint64) {
-		if err := s.ask(ctx, func() { limit = s.order[0].core.ReservedBy(peer.ContainerAccount+"pod", 0).Limit }); err != nil {
+		if err := s.Ask(ctx, func() { limit = s.Order[0].Core.ReservedBy(peer.ContainerAccount+"pod", 0).Limit }); err != nil {
 			t.Fatal(err)
 		}
 		return limit
@@ -162,7 +164,7 @@ func TestLimitsSurviveARestart(t *testing.T) {
 	}
 	s.limit("", 0)
 	s.stop()
-	if l, err := state.ReadRecord[shares](filepath.Join(dir, "shares.json"), sharesVersion); err != nil || len(l.Tenants) != 0 {
+	if l, err := state.ReadRecord[tenants.Shares](filepath.Join(dir, "shares.json"), tenants.SharesVersion); err != nil || len(l.Tenants) != 0 {
 		t.Errorf("left in the file: %v, %v", l, err)
 	}
 }
@@ -249,11 +251,11 @@ func TestSharesFileCannotBeWritten(t *testing.T) {
 // A GPU that is found later has the limits too.
 func TestLimitOfAGPUFoundLater(t *testing.T) {
 	s := start(t, t.TempDir(), func(o *Options) {
-		o.List = func(context.Context) ([]GPU, error) { return []GPU{gpuA}, nil }
+		o.List = func(context.Context) ([]node.Found, error) { return []node.Found{gpuA}, nil }
 	})
 	s.limit("", 8*gib)
 	_, c := newClient(t, s)
-	if err := s.ask(context.Background(), func() { s.finishDiscovery([]GPU{gpuA, gpuB}, nil) }); err != nil {
+	if err := s.Ask(context.Background(), func() { s.finishDiscovery([]node.Found{gpuA, gpuB}, nil) }); err != nil {
 		t.Fatal(err)
 	}
 	c.attach(1, gpuB, 0, 0)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -16,14 +17,14 @@ import (
 // each of them.
 func TestProcessOnAllGPUs(t *testing.T) {
 	const gpus = wire.MaxChannels
-	var all []GPU
+	var all []node.Found
 	for i := range gpus {
 		g := gpuA
 		g.Index, g.UUID = i, fmt.Sprintf("GPU-51600000-0000-4000-8000-%012d", i)
 		all = append(all, g)
 	}
 	s := start(t, t.TempDir(), func(o *Options) {
-		o.Quantum, o.List = sched.MinQuantum, func(context.Context) ([]GPU, error) { return all, nil }
+		o.Quantum, o.List = sched.MinQuantum, func(context.Context) ([]node.Found, error) { return all, nil }
 	})
 	many := newProc(t, s.dir, 0).connect().registerOn(gpus, 0)
 	epochs := make([]uint64, gpus)

@@ -14,6 +14,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/admission"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -51,7 +52,7 @@ func (c *peerConn) shows(limit, used uint64) {
 }
 
 // observe asks for the limits of a GPU over a connection of its own.
-func (p *proc) observe(g GPU) *peerConn {
+func (p *proc) observe(g node.Found) *peerConn {
 	p.t.Helper()
 	c := p.connect().register(0)
 	c.send(wire.Frame{Type: wire.TypeAttach, Code: wire.AttachObserve, Attach: wire.Attach{UUID: uuidOf(g)}})
@@ -236,9 +237,9 @@ func TestReserveOutOfOrder(t *testing.T) {
 // What comes while a GPU is searched for is answered once it is found: a
 // client that is back declares at once what it has.
 func TestReserveBeforeTheGPUIsFound(t *testing.T) {
-	found := make(chan []GPU)
+	found := make(chan []node.Found)
 	s := begin(t, t.TempDir(), func(o *Options) {
-		o.List = func(ctx context.Context) ([]GPU, error) {
+		o.List = func(ctx context.Context) ([]node.Found, error) {
 			select {
 			case g := <-found:
 				return g, nil
@@ -267,7 +268,7 @@ func TestReserveBeforeTheGPUIsFound(t *testing.T) {
 	other := p.connect()
 	other.raw([]byte("x"))
 	other.expectRefused(wire.ErrProtocol)
-	found <- []GPU{gpuA}
+	found <- []node.Found{gpuA}
 	c.expect(wire.TypeAttached)
 	for i := range uint64(maxEarlyReserves) {
 		f := c.expect(wire.TypeReserved)
@@ -351,9 +352,9 @@ func TestManyObservers(t *testing.T) {
 	if r.Refused != 0 || r.ProtocolErrors != 0 || len(r.Gpus[0].Clients) != 0 {
 		t.Errorf("status %v", r)
 	}
-	if err := s.ask(context.Background(), func() {
-		if len(s.byAccount) != 0 || len(s.byProc) != 0 {
-			t.Errorf("left behind: %d accounts, %d processes", len(s.byAccount), len(s.byProc))
+	if err := s.Ask(context.Background(), func() {
+		if len(s.ByAccount) != 0 || len(s.ByProc) != 0 {
+			t.Errorf("left behind: %d accounts, %d processes", len(s.ByAccount), len(s.ByProc))
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -447,10 +448,11 @@ func TestReserveFlood(t *testing.T) {
 // BenchmarkReserve is one reservation of a container with as many processes
 // as it may have, except the frames.
 func BenchmarkReserve(b *testing.B) {
-	g := &gpu{core: sched.New(sched.Config{})}
-	g.core.Step(0, sched.Attach{Client: 1, Tenant: "c"})
-	all := map[*client]struct{}{}
-	d := &Daemon{byAccount: map[string]map[*client]struct{}{"c": all}}
+	g := &node.GPU{Core: sched.New(sched.Config{})}
+	g.Core.Step(0, sched.Attach{Client: 1, Tenant: "c"})
+	all := map[*node.Client]struct{}{}
+	d := bare(b)
+	d.ByAccount["c"] = all
 	for range admission.MaxPerAccount {
 		page, fd, err := page.New(1)
 		if err != nil {
@@ -458,15 +460,15 @@ func BenchmarkReserve(b *testing.B) {
 		}
 		fd.Close()
 		defer page.Unmap()
-		cl := &client{page: page, conn: &conn{}}
-		att := &attachment{client: cl, gpu: g}
-		cl.conn.channels[0] = att
-		cl.attached = map[*gpu]*attachment{g: att}
+		cl := &node.Client{Page: page, Conn: &node.Conn{}}
+		att := &node.Attachment{Client: cl, GPU: g}
+		cl.Conn.Channels[0] = att
+		cl.Attached = map[*node.GPU]*node.Attachment{g: att}
 		all[cl] = struct{}{}
 	}
 	for i := 0; b.Loop(); i++ {
-		g.core.Step(0, sched.Reserve{Client: 1, Total: uint64(i), Force: true})
-		d.showLimits(g, "c")
+		g.Core.Step(0, sched.Reserve{Client: 1, Total: uint64(i), Force: true})
+		d.memory.ShowLimits(g, "c")
 	}
 }
 

@@ -17,9 +17,9 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/daemon/admission"
-	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -91,12 +91,12 @@ func TestMetrics(t *testing.T) {
 	p, a := newClient(t, s)
 	pid = uint32(p.cmd.Process.Pid)
 	const account = peer.ContainerAccount + "abc"
-	if err := s.ask(context.Background(), func() {
+	if err := s.Ask(context.Background(), func() {
 		// The cgroup is a machine's own; this is what a pod's container looks like.
-		g, cl := s.gpus[uuidOf(gpuA)], s.clients[sched.ClientID(a.id)]
+		g, cl := s.Gpus[uuidOf(gpuA)], s.Clients[sched.ClientID(a.id)]
 		cl.Container, cl.Account = "abc", account
-		s.names["abc"] = &api.Container{Id: "abc", Namespace: "ml", Pod: "train", Name: "main"}
-		s.step(g, sched.Attach{Client: cl.id, Tenant: account})
+		s.Names["abc"] = &api.Container{Id: "abc", Namespace: "ml", Pod: "train", Name: "main"}
+		s.step(g, sched.Attach{Client: cl.ID, Tenant: account})
 		s.step(g, sched.SetTenantMemory{Tenant: account, Limit: 50})
 	}); err != nil {
 		t.Fatal(err)
@@ -255,27 +255,25 @@ func TestMetricsAddressThatIsNone(t *testing.T) {
 }
 
 // crowd is a scheduler that does not run, with clients of a number of containers on each GPU.
-func crowd(gpus, containers, clients int) *Daemon {
-	d := &Daemon{
-		history: history.New(1), clients: map[sched.ClientID]*client{}, names: map[string]*api.Container{}, discovered: 1,
-		desk: admission.New(maxConnections, 0), overviewPart: overviewPart,
-	}
-	d.openArena(plenty{}, 0, 0)
+func crowd(t testing.TB, gpus, containers, clients int) *Daemon {
+	d := bare(t)
+	d.discovered = 1
+	d.memory.OpenArena(plenty{}, 0, 0)
 	for i := range gpus {
-		g := &gpu{GPU: gpuA, core: sched.New(sched.Config{})}
+		g := &node.GPU{Found: gpuA, Core: sched.New(sched.Config{})}
 		g.Index = i
-		d.order = append(d.order, g)
+		d.Order = append(d.Order, g)
 	}
 	for i := range clients {
 		id := fmt.Sprintf("%064x", i%containers)
-		cl := &client{id: sched.ClientID(i + 1), Peer: &peer.Peer{Container: id, Account: peer.ContainerAccount + id, Command: "python3"}}
-		cl.attached = map[*gpu]*attachment{}
-		d.clients[cl.id] = cl
-		d.names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
-		for _, g := range d.order {
-			cl.attached[g] = &attachment{client: cl, gpu: g}
-			g.core.Step(now(), sched.Attach{Client: cl.id, Tenant: cl.Account, Want: true})
-			g.core.Step(now(), sched.Reserve{Client: cl.id, Total: 1 << 30, Least: 1 << 30})
+		cl := &node.Client{ID: sched.ClientID(i + 1), Peer: &peer.Peer{Container: id, Account: peer.ContainerAccount + id, Command: "python3"}}
+		cl.Attached = map[*node.GPU]*node.Attachment{}
+		d.Clients[cl.ID] = cl
+		d.Names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
+		for _, g := range d.Order {
+			cl.Attached[g] = &node.Attachment{Client: cl, GPU: g}
+			g.Core.Step(loop.Now(), sched.Attach{Client: cl.ID, Tenant: cl.Account, Want: true})
+			g.Core.Step(loop.Now(), sched.Reserve{Client: cl.ID, Total: 1 << 30, Least: 1 << 30})
 		}
 	}
 	return d
@@ -284,7 +282,7 @@ func crowd(gpus, containers, clients int) *Daemon {
 // BenchmarkScrape is how long the loop is kept by one, with 256 clients of 64
 // containers on a GPU.
 func BenchmarkScrape(b *testing.B) {
-	d := crowd(1, 64, 256)
+	d := crowd(b, 1, 64, 256)
 	for b.Loop() {
 		d.latest = nil
 		d.snapshot()
@@ -293,7 +291,7 @@ func BenchmarkScrape(b *testing.B) {
 
 // BenchmarkOverview is what a question costs the loop on a large node where many ask.
 func BenchmarkOverview(b *testing.B) {
-	d := crowd(8, 100, 1000)
+	d := crowd(b, 8, 100, 1000)
 	for b.Loop() {
 		d.overview()
 	}

@@ -22,6 +22,8 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/daemon/moves"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -38,7 +40,7 @@ type carrier struct {
 }
 
 func (c *carrier) Copy(_ context.Context, what checkpoint.Copies, sockets []*os.File) (*checkpoint.Copier, error) {
-	closeAll(sockets)
+	moves.CloseAll(sockets)
 	if c.before != nil {
 		c.before()
 	}
@@ -133,7 +135,7 @@ func (w *swapper) departs(s *scheduler, e uint64) {
 }
 
 // arrivesOn is a process that attaches again, to the GPU on which it finds itself.
-func (w *swapper) arrivesOn(g GPU, flags uint32) *swapper {
+func (w *swapper) arrivesOn(g node.Found, flags uint32) *swapper {
 	w.t.Helper()
 	for {
 		if _, _, err := w.recv(); err != nil {
@@ -206,7 +208,7 @@ func TestMigrate(t *testing.T) {
 // suspended on the other GPU.
 func TestMigrateSuspended(t *testing.T) {
 	c := &carrier{}
-	s := start(t, t.TempDir(), migrating(c), func(d *Daemon) { d.restPause = time.Millisecond })
+	s := start(t, t.TempDir(), migrating(c), func(d *Daemon) { d.away.RestPause = time.Millisecond })
 	l := newLeaverOf(t, s, nil, gpuA)
 	l.suspended()
 	l.says(wire.SuspendedReady)
@@ -309,7 +311,7 @@ func endsMidway(t *testing.T, dir string) *swapper {
 	<-reached
 	stopped := make(chan struct{})
 	go func() { s.stop(); close(stopped) }()
-	<-s.ended
+	<-s.Ended()
 	close(held)
 	<-stopped
 	return a
@@ -318,7 +320,7 @@ func endsMidway(t *testing.T, dir string) *swapper {
 // A scheduler that ends while a process is off the GPUs has left a record: the next one has
 // the process run, and learns from its ATTACH where it is.
 func TestMigrateOverARestart(t *testing.T) {
-	for name, now := range map[string]GPU{"it has not moved": gpuA, "it has": gpuB} {
+	for name, now := range map[string]node.Found{"it has not moved": gpuA, "it has": gpuB} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			a := endsMidway(t, dir)
@@ -339,7 +341,7 @@ func TestMigrateOverARestart(t *testing.T) {
 }
 
 // wantCopier waits for a copier to a GPU.
-func (w *swapper) wantCopier(to GPU) {
+func (w *swapper) wantCopier(to node.Found) {
 	w.t.Helper()
 	for {
 		f, oob, err := w.recv()
@@ -350,7 +352,7 @@ func (w *swapper) wantCopier(to GPU) {
 			continue
 		}
 		unix.Close(rights(w.t, oob))
-		if uuid, _ := parseUUID(to.UUID); f.Copier != (wire.Copier{GPU: uuid, Flags: wire.CopierCreates}) {
+		if uuid, _ := wire.ParseUUID(to.UUID); f.Copier != (wire.Copier{GPU: uuid, Flags: wire.CopierCreates}) {
 			w.t.Fatalf("a copier %+v", f.Copier)
 		}
 		return
@@ -381,9 +383,9 @@ func TestMigrateByCopier(t *testing.T) {
 			t.Errorf("%s while the copier has contexts", call)
 		}
 		needs := make(chan uint64, 1)
-		s.do(func() {
-			g := s.order[0]
-			now, soon := arenaOwner{s.Daemon, g, g.memberOf(sched.ClientID(a.id))}.Needs()
+		s.Do(func() {
+			g := s.Order[0]
+			now, soon := s.memory.MemberOf(g, sched.ClientID(a.id)).Needs()
 			needs <- now + soon
 		})
 		if n := <-needs; n != 0 {
@@ -507,7 +509,7 @@ func TestMigrateBroughtBack(t *testing.T) {
 		copier = len(c.copies) == 3
 		c.mu.Unlock()
 	}
-	if took := time.Since(first); took < bringPause {
+	if took := time.Since(first); took < moves.BringPause {
 		t.Errorf("two copiers within %v", took)
 	}
 	n.wantCopier(gpuA)
@@ -529,13 +531,13 @@ func TestMigrateBringsFewBack(t *testing.T) {
 	c := &carrier{copier: true}
 	s := start(t, t.TempDir(), migrating(c))
 	var all []*swapper
-	for range maxCopied + 2 {
+	for range moves.MaxCopied + 2 {
 		all = append(all, newSwapper(t, s))
 	}
 	for i, w := range all {
 		w.moved(wire.MovedElsewhere, 0)
 		s.await("it is heard", func(*api.StatusResponse) (heard bool) {
-			s.inLoop(func() { heard = s.traffic.Messages[wire.TypeMoved] == uint64(len(all)+i+1) })
+			s.inLoop(func() { heard = s.Traffic.Messages[wire.TypeMoved] == uint64(len(all)+i+1) })
 			return heard
 		})
 	}
@@ -544,16 +546,16 @@ func TestMigrateBringsFewBack(t *testing.T) {
 		defer c.mu.Unlock()
 		return len(c.copies)
 	}
-	for _, w := range all[:maxCopied] {
+	for _, w := range all[:moves.MaxCopied] {
 		w.wantCopier(gpuA)
 	}
-	if n := copiers(); n != maxCopied {
+	if n := copiers(); n != moves.MaxCopied {
 		t.Fatalf("%d copiers", n)
 	}
 	all[0].proc.kill()
 	s.await("another one has a copier", func(*api.StatusResponse) bool {
-		all[maxCopied].moved(wire.MovedElsewhere, 0)
-		return copiers() == maxCopied+1
+		all[moves.MaxCopied].moved(wire.MovedElsewhere, 0)
+		return copiers() == moves.MaxCopied+1
 	})
 }
 
@@ -656,7 +658,7 @@ func TestMigrateRecordKeeps(t *testing.T) {
 	never := &carrier{refuse: func(string) error { return errors.New("no room") }}
 	s := start(t, dir, migrating(never))
 	s.await("it is tried", func(*api.StatusResponse) bool { return len(never.told()) > 0 })
-	if err := s.ask(context.Background(), s.arrived); err != nil { // as the end of another move does
+	if err := s.Ask(context.Background(), s.moves.Arrived); err != nil { // as the end of another move does
 		t.Fatal(err)
 	}
 	s.stop()
@@ -669,10 +671,10 @@ func TestMigrateRecordKeeps(t *testing.T) {
 func TestMigrateBesideMIG(t *testing.T) {
 	c := &carrier{}
 	s := start(t, t.TempDir(), migrating(c), func(d *Daemon) {
-		list := d.opts.List
-		d.opts.List = func(ctx context.Context) ([]GPU, error) {
+		list := d.own.List
+		d.own.List = func(ctx context.Context) ([]node.Found, error) {
 			gpus, err := list(ctx)
-			return append(gpus, GPU{Index: 2, UUID: "MIG-51600000-0000-4000-8000-000000000002", Name: "Test GPU MIG 1g", MemoryBytes: 1 << 30}), err
+			return append(gpus, node.Found{Index: 2, UUID: "MIG-51600000-0000-4000-8000-000000000002", Name: "Test GPU MIG 1g", MemoryBytes: 1 << 30}), err
 		}
 	})
 	a := newSwapper(t, s)
@@ -699,10 +701,10 @@ func TestMigrateRefuses(t *testing.T) {
 	s.stop()
 
 	s = start(t, t.TempDir(), migrating(&carrier{}), func(d *Daemon) {
-		list := d.opts.List
-		d.opts.List = func(ctx context.Context) ([]GPU, error) {
+		list := d.own.List
+		d.own.List = func(ctx context.Context) ([]node.Found, error) {
 			gpus, err := list(ctx)
-			return append(gpus, GPU{Index: 2, UUID: "GPU-51600000-0000-4000-8000-000000000002", Name: "Another GPU", MemoryBytes: 1 << 30}), err
+			return append(gpus, node.Found{Index: 2, UUID: "GPU-51600000-0000-4000-8000-000000000002", Name: "Another GPU", MemoryBytes: 1 << 30}), err
 		}
 	})
 	refused(s, "1", "it uses no GPU")
@@ -775,15 +777,15 @@ func TestMigrateTwoAtOnce(t *testing.T) {
 	twoUsers(t, dir)
 	reached, held := make(chan struct{}), make(chan struct{})
 	c := &carrier{copier: true, before: func() { close(reached); <-held }}
-	var gpus []GPU
+	var gpus []node.Found
 	for i := range 4 {
-		gpus = append(gpus, GPU{Index: i, UUID: fmt.Sprintf("GPU-51600000-0000-4000-8000-%012d", i), Name: gpuA.Name, MemoryBytes: gib})
+		gpus = append(gpus, node.Found{Index: i, UUID: fmt.Sprintf("GPU-51600000-0000-4000-8000-%012d", i), Name: gpuA.Name, MemoryBytes: gib})
 	}
 	s := start(t, dir, func(o *Options) {
 		migrating(c)(o)
-		o.SwapMemory, o.List = 1000*mib, func(context.Context) ([]GPU, error) { return gpus, nil }
+		o.SwapMemory, o.List = 1000*mib, func(context.Context) ([]node.Found, error) { return gpus, nil }
 	})
-	newOf := func(uid uint32, g GPU, bytes uint64) *swapper {
+	newOf := func(uid uint32, g node.Found, bytes uint64) *swapper {
 		p := newProc(t, dir, uid)
 		w := &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterCopier), proc: p}
 		w.attach(0, g, 0, 0)
@@ -795,8 +797,8 @@ func TestMigrateTwoAtOnce(t *testing.T) {
 	wants := func(gpu, want string) {
 		t.Helper()
 		got := ""
-		if err := s.ask(context.Background(), func() {
-			g, err := s.destination(peer.AccountOfUser(nobody), s.order[2], gpu)
+		if err := s.Ask(context.Background(), func() {
+			g, err := s.moves.Destination(peer.AccountOfUser(nobody), s.Order[2], gpu)
 			if got = fmt.Sprint(err); err == nil {
 				got = g.UUID
 			}

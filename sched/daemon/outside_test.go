@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 )
@@ -38,7 +37,7 @@ func (u *users) sample(context.Context) ([]metrics.GPUSample, error) {
 // all processes that they have the whole GPU.
 func TestUseOutsideOfGrantsIsNamed(t *testing.T) {
 	var nvml users
-	s := start(t, t.TempDir(), func(o *Options) { o.Sample = nvml.sample }, func(d *Daemon) { d.lookPause = time.Millisecond })
+	s := start(t, t.TempDir(), func(o *Options) { o.Sample = nvml.sample }, func(d *Daemon) { d.watch.LookPause = time.Millisecond })
 	holds, _, _ := newHolder(t, s)
 	hostile, _ := newClient(t, s)
 	h, x := uint32(holds.cmd.Process.Pid), uint32(hostile.cmd.Process.Pid)
@@ -53,32 +52,4 @@ func TestUseOutsideOfGrantsIsNamed(t *testing.T) {
 	s.await("that is taken back only by what the driver says of it", func(r *api.StatusResponse) bool { return hasProblem(r, "used 40 %") })
 	nvml.set(map[uint32]float64{h: 1})
 	s.await("it is named no more", func(r *api.StatusResponse) bool { return !hasProblem(r, "had no grant") })
-}
-
-// What a client does within a grant, or did before a look could know, is no reproach.
-func TestUseWithinGrants(t *testing.T) {
-	const all = 1.0
-	for name, looks := range map[string][]sched.ClientSnapshot{
-		"the first looks":      {{}, {}},
-		"has a grant":          {{Epoch: 1}, {Epoch: 1, Held: 1}, {Epoch: 1, Held: 2}, {Epoch: 1, Held: 3}},
-		"had one in between":   {{}, {Held: 1}, {Held: 2}, {Held: 3}},
-		"fenced, not released": {{Epoch: 1, Held: 1}, {Epoch: 1, Held: 1}, {Epoch: 1, Held: 1}, {Epoch: 1, Held: 1}},
-		"its grant has ended":  {{Epoch: 1}, {Held: 1}, {Held: 1}},
-	} {
-		var o outside
-		for i, cs := range looks {
-			if o.look(cs, all) {
-				t.Errorf("%s: told in look %d", name, i)
-			}
-		}
-	}
-	var o outside
-	for _, part := range []float64{all, all, 0, all, 0.01, all} {
-		if o.look(sched.ClientSnapshot{}, part) {
-			t.Error("told of single looks")
-		}
-	}
-	if !o.look(sched.ClientSnapshot{}, all) || o.look(sched.ClientSnapshot{}, all) {
-		t.Error("not told once, in the second of two looks")
-	}
 }

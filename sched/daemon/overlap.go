@@ -21,8 +21,10 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/overlap"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 )
 
 // An overlap group is one tenant of its GPU. Its members are the containers whose terms name
@@ -30,16 +32,16 @@ import (
 // MPS daemon of a group runs while it has a member.
 
 func (d *Daemon) openOverlap() {
-	if d.opts.MPSControl == nil {
+	if d.own.MPSControl == nil {
 		return
 	}
 	d.overlap = overlap.New(overlap.Options{
-		Dir:     filepath.Join(d.opts.RunDir, api.OverlapBelow),
-		Control: d.opts.MPSControl,
-		Starter: d.opts.OverlapStarter,
-		Changed: func(c overlap.Change) { d.do(func() { d.noteOverlap(c) }) },
-		Log:     d.log,
-	}, d.peers)
+		Dir:     filepath.Join(d.Opts.RunDir, api.OverlapBelow),
+		Control: d.own.MPSControl,
+		Starter: d.own.OverlapStarter,
+		Changed: func(c overlap.Change) { d.Do(func() { d.noteOverlap(c) }) },
+		Log:     d.Log,
+	}, d.Peers)
 }
 
 // noteOverlap notes in the log and the events what happened to a group.
@@ -56,12 +58,12 @@ func (d *Daemon) noteOverlap(c overlap.Change) {
 		level = logrus.WarnLevel
 		text += ": " + c.Err.Error()
 	}
-	d.log.Log(level, text)
-	g := d.findGPU(c.Group.GPU)
+	d.Log.Log(level, text)
+	g := d.FindGPU(c.Group.GPU)
 	var members []*api.Container
 	if c.Err != nil { // members have lost something
-		for _, account := range d.membersOf(g, c.Group.Name) {
-			member, _ := d.tenantOf(account)
+		for _, account := range d.tenants.MembersOf(g, c.Group.Name) {
+			member, _ := d.TenantOf(account)
 			members = append(members, member)
 		}
 	}
@@ -69,7 +71,7 @@ func (d *Daemon) noteOverlap(c overlap.Change) {
 		members = append(members, nil)
 	}
 	for _, member := range members {
-		d.history.AddCaused(d.eventOf(time.Now(), g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_OVERLAP, Names: member, Text: text}))
+		d.History.AddCaused(d.EventOf(time.Now(), g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_OVERLAP, Names: member, Text: text}))
 	}
 }
 
@@ -79,29 +81,18 @@ func (d *Daemon) overlapGroups() (groups []metrics.OverlapGroup) {
 		return nil
 	}
 	for _, s := range d.overlap.States() {
-		g := d.findGPU(s.Group.GPU)
+		g := d.FindGPU(s.Group.GPU)
 		namespace, uid, name, ok := api.SplitOverlap(s.Group.Name)
 		if g == nil || !ok {
 			continue // an earlier scheduler has left it
 		}
 		groups = append(groups, metrics.OverlapGroup{Namespace: namespace, UID: uid, Name: name, GPU: g.UUID,
-			Members: len(d.membersOf(g, s.Group.Name)), Running: s.Running, Restarts: s.Restarts})
+			Members: len(d.tenants.MembersOf(g, s.Group.Name)), Running: s.Running, Restarts: s.Restarts})
 	}
 	slices.SortFunc(groups, func(a, b metrics.OverlapGroup) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), cmp.Compare(a.UID, b.UID), strings.Compare(a.Name, b.Name), strings.Compare(a.GPU, b.GPU))
 	})
 	return groups
-}
-
-// overlapGPU returns the GPU of a member, which has only one; nil: it is not known.
-func (d *Daemon) overlapGPU(gpus []string) *gpu {
-	switch {
-	case len(gpus) == 1:
-		return d.findGPU(gpus[0])
-	case len(gpus) == 0 && len(d.order) == 1:
-		return d.order[0]
-	}
-	return nil
 }
 
 // cannotOverlap says why a container cannot be in the overlap group that it names.
@@ -111,34 +102,10 @@ func (d *Daemon) cannotOverlap(c *api.Container) error {
 		return nil
 	case d.overlap == nil:
 		return fmt.Errorf("overlap groups are not possible with this scheduler")
-	case d.overlapGPU(c.Gpus) == nil:
+	case d.tenants.OverlapGPU(c.Gpus) == nil:
 		return fmt.Errorf("a member of an overlap group has exactly one GPU that is known here: name it")
 	}
 	return nil
-}
-
-// runEngine is the engine of programs that nvsharectl run describes.
-const runEngine = "nvsharectl run"
-
-// membersOf returns the accounts of a group's members on a GPU.
-func (d *Daemon) membersOf(g *gpu, group string) (accounts []string) {
-	for _, account := range slices.Sorted(maps.Keys(d.shares.Tenants)) {
-		if t := d.shares.Tenants[account]; t.Pod.Overlap == group && d.overlapGPU(t.Has) == g {
-			accounts = append(accounts, account)
-		}
-	}
-	return accounts
-}
-
-// groupShare returns the request and the weight of an overlap group: the sum of its members'
-// requests, and the greatest of their weights.
-func (d *Daemon) groupShare(g *gpu, group string) (request, weight int) {
-	for _, account := range d.membersOf(g, group) {
-		t := d.shares.Tenants[account].on(g.UUID)
-		request += int(promisedBy(t))
-		weight = max(weight, int(t.Weight))
-	}
-	return min(request, 100), weight
 }
 
 // reviewOverlap has the groups run that have members, and members of the groups that are
@@ -148,10 +115,10 @@ func (d *Daemon) reviewOverlap(changed ...string) {
 		return
 	}
 	wanted := map[string]overlap.Group{}
-	for _, t := range d.shares.Tenants {
+	for _, t := range d.tenants.Shares.Tenants {
 		namespace, uid, _, ok := api.SplitOverlap(t.Pod.Overlap)
-		if g := d.overlapGPU(t.Has); ok && g != nil {
-			dir := api.OverlapDir(d.opts.RunDir, t.Pod.Overlap, g.UUID)
+		if g := d.tenants.OverlapGPU(t.Has); ok && g != nil {
+			dir := api.OverlapDir(d.Opts.RunDir, t.Pod.Overlap, g.UUID)
 			wanted[dir] = overlap.Group{Name: t.Pod.Overlap, GPU: g.UUID, UID: uid, Own: namespace != "", Dir: dir}
 		}
 	}
@@ -160,9 +127,9 @@ func (d *Daemon) reviewOverlap(changed ...string) {
 		if group == "" {
 			continue
 		}
-		for _, g := range d.order {
-			for _, account := range d.membersOf(g, group) {
-				d.step(g, sched.SetShare{Tenant: account, Share: d.shareOf(g, account)})
+		for _, g := range d.Order {
+			for _, account := range d.tenants.MembersOf(g, group) {
+				d.step(g, sched.SetShare{Tenant: account, Share: d.tenants.ShareOf(g, account)})
 			}
 		}
 	}
@@ -170,9 +137,9 @@ func (d *Daemon) reviewOverlap(changed ...string) {
 
 // overlapDirOf returns the directory of the group that a container is in; "": it is in none.
 func (d *Daemon) overlapDirOf(id string) string {
-	t := d.shares.Tenants[peer.ContainerAccount+id]
-	if g := d.overlapGPU(t.Has); g != nil && t.Pod.Overlap != "" {
-		return api.OverlapDir(d.opts.RunDir, t.Pod.Overlap, g.UUID)
+	t := d.tenants.Shares.Tenants[peer.ContainerAccount+id]
+	if g := d.tenants.OverlapGPU(t.Has); g != nil && t.Pod.Overlap != "" {
+		return api.OverlapDir(d.Opts.RunDir, t.Pod.Overlap, g.UUID)
 	}
 	return ""
 }
@@ -180,11 +147,11 @@ func (d *Daemon) overlapDirOf(id string) string {
 // joinOverlap waits until the group of a program that has not started yet can be used.
 func (s controlService) joinOverlap(ctx context.Context, id string) error {
 	dir, who := "", ""
-	if err := s.d.ask(ctx, func() { dir, who = s.d.overlapDirOf(id), whose(s.d.names[id]) }); err != nil || dir == "" {
+	if err := s.d.Ask(ctx, func() { dir, who = s.d.overlapDirOf(id), tenants.Whose(s.d.Names[id]) }); err != nil || dir == "" {
 		return err
 	}
 	if err := s.awaitOverlap(ctx, who, dir); err != nil {
-		s.d.do(func() { s.d.forget(id) })
+		s.d.Do(func() { s.d.tenants.Forget(id) })
 		return err
 	}
 	return nil
@@ -212,8 +179,8 @@ func (s controlService) JoinOverlap(ctx context.Context, req *api.JoinOverlapReq
 		var dir string
 		var why error
 		var described <-chan struct{}
-		if err := s.d.ask(ctx, func() {
-			if c, described = s.d.names[req.Id], s.d.described; c == nil {
+		if err := s.d.Ask(ctx, func() {
+			if c, described = s.d.Names[req.Id], s.d.tenants.Described; c == nil {
 				return
 			}
 			if dir = s.d.overlapDirOf(req.Id); dir == "" {
@@ -223,7 +190,7 @@ func (s controlService) JoinOverlap(ctx context.Context, req *api.JoinOverlapReq
 			return nil, err
 		}
 		if dir != "" {
-			if err := s.awaitOverlap(ctx, whose(c), dir); err != nil {
+			if err := s.awaitOverlap(ctx, tenants.Whose(c), dir); err != nil {
 				return nil, err
 			}
 			return &api.JoinOverlapResponse{Dir: filepath.Join(api.OverlapBelow, filepath.Base(dir))}, nil
@@ -247,7 +214,7 @@ func (d *Daemon) refusedOverlap(c *api.Container, group string) error {
 	terms := asked.Terms()
 	terms.Overlap = group
 	asked.SetTerms(terms)
-	if _, refused := d.opts.Rules.bound(c.Namespace, terms); refused != nil {
+	if _, refused := d.own.Rules.Bound(c.Namespace, terms); refused != nil {
 		return refused
 	}
 	if refused := d.cannotOverlap(asked); refused != nil {
@@ -259,7 +226,7 @@ func (d *Daemon) refusedOverlap(c *api.Container, group string) error {
 // noteFilled tells the cores how much of their GPUs the kernels fill.
 func (d *Daemon) noteFilled(samples []metrics.GPUSample) {
 	for _, s := range samples {
-		if g := d.findGPU(s.UUID); g != nil {
+		if g := d.FindGPU(s.UUID); g != nil {
 			d.step(g, sched.Filled{Part: s.Filled})
 		}
 	}
@@ -269,7 +236,7 @@ func (d *Daemon) noteFilled(samples []metrics.GPUSample) {
 func (d *Daemon) overlapHint(space sched.Space) string {
 	by := map[string][]string{}
 	for _, account := range space.Tenants {
-		c, uid := d.tenantOf(account)
+		c, uid := d.TenantOf(account)
 		namespace := c.GetNamespace()
 		if c.GetEngine() != "" {
 			namespace = api.EngineOverlap
@@ -282,19 +249,10 @@ func (d *Daemon) overlapHint(space sched.Space) string {
 	for _, namespace := range slices.Sorted(maps.Keys(by)) {
 		if who := by[namespace]; len(who) > 1 {
 			hints = append(hints, fmt.Sprintf("an overlap group would let %s run at the same time (%s): kernels on this GPU use %.0f %% of its processors",
-				describeSome(who), api.OverlapAnnotation, 100*space.Filled))
+				node.DescribeSome(who), api.OverlapAnnotation, 100*space.Filled))
 		}
 	}
 	return strings.Join(hints, "; ")
-}
-
-// describeSome names the first of many.
-func describeSome(who []string) string {
-	text := strings.Join(who[:min(len(who), maxNamed)], ", ")
-	if more := len(who) - maxNamed; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return text
 }
 
 // overlapProblems are the groups that do not run.

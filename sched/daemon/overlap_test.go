@@ -19,8 +19,11 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 )
 
 // overlapSite is a scheduler with the MPS programs of the simulated GPU.
@@ -85,7 +88,7 @@ func TestOverlapGroup(t *testing.T) {
 	ctx := context.Background()
 	a, b := firstOf(t, whole("a")), firstOf(t, whole("b"))
 	run := func(pid int, id string, terms api.Terms, gpus ...string) error {
-		c := &api.Container{Id: whole(id), Name: id, Engine: runEngine, Gpus: gpus}
+		c := &api.Container{Id: whole(id), Name: id, Engine: node.RunEngine, Gpus: gpus}
 		c.SetTerms(terms)
 		_, err := s.DescribeContainer(ctx, &api.DescribeContainerRequest{Pid: uint32(pid), Container: c})
 		return err
@@ -103,7 +106,7 @@ func TestOverlapGroup(t *testing.T) {
 	if err := run(b.Process.Pid, "b", api.Terms{Overlap: "g", CoreRequest: 10, Weight: 300}, gpuA.UUID); err != nil {
 		t.Fatal(err)
 	}
-	name := overlapTenant + api.OverlapIn("", uint32(os.Getuid()), "g")
+	name := tenants.OverlapTenant + api.OverlapIn("", uint32(os.Getuid()), "g")
 	for _, id := range []string{"a", "b"} {
 		if got, want := s.told(0, peer.ContainerAccount+whole(id)), (sched.Share{Overlap: name, Request: 30, Weight: 300}); got != want {
 			t.Errorf("%s has %+v, want %+v: a member's limit is not the group's", id, got, want)
@@ -135,7 +138,7 @@ func TestNoOverlapGroup(t *testing.T) {
 		s := overlapSite(t, change)
 		id := map[string]string{"ended at its start": "d", "not possible with this": "e"}[want]
 		first := firstOf(t, whole(id))
-		c := &api.Container{Id: whole(id), Name: "a", Engine: runEngine, Gpus: []string{gpuA.UUID}, Share: &api.Share{Overlap: "g"}}
+		c := &api.Container{Id: whole(id), Name: "a", Engine: node.RunEngine, Gpus: []string{gpuA.UUID}, Share: &api.Share{Overlap: "g"}}
 		_, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Pid: uint32(first.Process.Pid), Container: c})
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), `program "a": `) || strings.Contains(err.Error(), "container") {
 			t.Errorf("%v, want %q, of a program that is in no container", err, want)
@@ -152,7 +155,7 @@ func TestServerIsNoStranger(t *testing.T) {
 	var nvml driver
 	s := overlapSite(t, func(o *Options) { o.Sample = nvml.sample })
 	first := firstOf(t, whole("f"))
-	c := &api.Container{Id: whole("f"), Name: "a", Engine: runEngine, Gpus: []string{gpuA.UUID}, Share: &api.Share{Overlap: "g"}}
+	c := &api.Container{Id: whole("f"), Name: "a", Engine: node.RunEngine, Gpus: []string{gpuA.UUID}, Share: &api.Share{Overlap: "g"}}
 	if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Pid: uint32(first.Process.Pid), Container: c}); err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +175,7 @@ func TestServerIsNoStranger(t *testing.T) {
 	}
 	stranger := uint32(first.Process.Pid)
 	nvml.set(nil, map[uint32]uint64{uint32(server): 1 << 20, stranger: 1 << 20})
-	if err := s.ask(context.Background(), func() { s.lookPause = time.Millisecond; s.look.Set(now()) }); err != nil {
+	if err := s.Ask(context.Background(), func() { s.watch.LookPause = time.Millisecond; s.watch.Look.Set(loop.Now()) }); err != nil {
 		t.Fatal(err)
 	}
 	r := s.await("the stranger is seen", func(r *api.StatusResponse) bool { return len(r.Unmanaged) > 0 })
@@ -213,7 +216,7 @@ func TestJoinOverlap(t *testing.T) {
 		t.Fatal(a.err)
 	}
 	state := s.overlap.States()[0]
-	if got := filepath.Join(s.opts.RunDir, a.r.Dir); !state.Running || got != state.Group.Dir || !state.Group.Own {
+	if got := filepath.Join(s.Opts.RunDir, a.r.Dir); !state.Running || got != state.Group.Dir || !state.Group.Own {
 		t.Errorf("joined %s, and the group is %+v", got, state)
 	}
 	if err := describe("b", "dev"); status.Code(err) != codes.InvalidArgument {
@@ -243,7 +246,7 @@ func TestJoinOverlap(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	var groups []metrics.OverlapGroup
-	if err := s.ask(ctx, func() { groups = s.overlapGroups() }); err != nil {
+	if err := s.Ask(ctx, func() { groups = s.overlapGroups() }); err != nil {
 		t.Fatal(err)
 	}
 	if len(groups) != 1 || groups[0].Namespace != "prod" || groups[0].Name != "g" || groups[0].Members != 1 || groups[0].GPU != gpuA.UUID {
@@ -268,7 +271,7 @@ func TestOverlapHint(t *testing.T) {
 	}
 	slices.Sort(accounts)
 	hint := func(space sched.Space) (text string) {
-		if err := s.ask(context.Background(), func() {
+		if err := s.Ask(context.Background(), func() {
 			s.noteFilled([]metrics.GPUSample{{UUID: gpuA.UUID, Filled: 0.1}, {UUID: "GPU-unknown", Filled: 0.1}})
 			text = s.overlapHint(space)
 		}); err != nil {

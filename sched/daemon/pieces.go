@@ -17,51 +17,39 @@ const (
 )
 
 // pieces are answers that are too large for a message. Each is kept until its last
-// piece was asked for, or until maxKept newer ones are kept.
+// piece was asked for, or until maxKept newer ones came.
 type pieces struct {
 	mu   sync.Mutex
 	last uint64
-	kept []wholeAnswer // the oldest first
-}
-
-type wholeAnswer struct {
-	id   uint64
-	data []byte
+	kept map[uint64][]byte
 }
 
 // keep keeps an answer and returns its first piece.
 func (p *pieces) keep(data []byte) *api.Piece {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.last++
-	if len(p.kept) == maxKept {
-		p.kept = append(p.kept[:0], p.kept[1:]...)
+	id := p.last
+	if p.kept == nil {
+		p.kept = map[uint64][]byte{}
 	}
-	p.kept = append(p.kept, wholeAnswer{p.last, data})
-	return pieceOf(p.kept[len(p.kept)-1], 0)
+	delete(p.kept, id-maxKept)
+	p.kept[id] = data
+	p.mu.Unlock()
+	return p.at(id, 0)
 }
 
 // at returns a piece, without data if there is none.
 func (p *pieces) at(id, offset uint64) *api.Piece {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i, w := range p.kept {
-		if w.id != id || offset >= uint64(len(w.data)) {
-			continue
-		}
-		piece := pieceOf(w, offset)
-		if offset+uint64(len(piece.Data)) == piece.Size {
-			last := len(p.kept) - 1
-			copy(p.kept[i:], p.kept[i+1:])
-			p.kept[last] = wholeAnswer{}
-			p.kept = p.kept[:last]
-		}
-		return piece
+	data := p.kept[id]
+	size := uint64(len(data))
+	if offset >= size {
+		return &api.Piece{Id: id, Offset: offset}
 	}
-	return &api.Piece{Id: id, Offset: offset}
-}
-
-func pieceOf(w wholeAnswer, offset uint64) *api.Piece {
-	end := min(offset+maxAnswer, uint64(len(w.data)))
-	return &api.Piece{Id: w.id, Offset: offset, Data: w.data[offset:end], Size: uint64(len(w.data))}
+	end := min(offset+maxAnswer, size)
+	if end == size {
+		delete(p.kept, id)
+	}
+	return &api.Piece{Id: id, Offset: offset, Data: data[offset:end], Size: size}
 }

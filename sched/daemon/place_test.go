@@ -56,8 +56,8 @@ func TestChooseGPU(t *testing.T) {
 
 	places := func() (all []wire.UUID) {
 		got := make(chan []wire.UUID, 1)
-		s.do(func() {
-			got <- []wire.UUID{s.placeOf(peer.ContainerAccount + whole("a")), s.placeOf(peer.ContainerAccount + whole("b")), s.placeOf(peer.ContainerAccount + whole("x")), s.placeOf("1000")}
+		s.Do(func() {
+			got <- []wire.UUID{s.tenants.PlaceOf(peer.ContainerAccount + whole("a")), s.tenants.PlaceOf(peer.ContainerAccount + whole("b")), s.tenants.PlaceOf(peer.ContainerAccount + whole("x")), s.tenants.PlaceOf("1000")}
 		})
 		return <-got
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
 )
 
 // problem is what is wrong: the code is for programs, the text for people.
@@ -49,24 +50,24 @@ func (d *Daemon) ownProblems() (p []problem) {
 	}{
 		{api.ProblemCode_PROBLEM_CODE_BUG, "bug in nvshare-scheduler, please report: ", d.invariantErr},
 		{api.ProblemCode_PROBLEM_CODE_NO_GRANTS, "no grants: ", d.persistErr},
-		{api.ProblemCode_PROBLEM_CODE_SUSPEND_DIR, "memory of suspended processes stays in host memory: ", d.files.err},
-		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "shares and memory limits are not as they were set: ", d.sharesErr},
-		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "time quanta and modes are not as they were set: ", d.settingsErr},
+		{api.ProblemCode_PROBLEM_CODE_SUSPEND_DIR, "memory of suspended processes stays in host memory: ", d.away.Files.Err},
+		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "shares and memory limits are not as they were set: ", d.tenants.SharesErr},
+		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "time quanta and modes are not as they were set: ", d.settings.Err},
 		{api.ProblemCode_PROBLEM_CODE_PORT, "", d.metricsErr},
 		{api.ProblemCode_PROBLEM_CODE_PORT, "", d.pageErr},
 		{api.ProblemCode_PROBLEM_CODE_IDENTIFY, "processes are refused and run unarbitrated: ", d.identifyErr},
-		{api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, "host memory for what is swapped out is short: ", d.arena.Err()},
+		{api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, "host memory for what is swapped out is short: ", d.memory.Pool.Err()},
 	} {
 		if e.err != nil {
 			p = append(p, problem{e.code, e.what + e.err.Error()})
 		}
 	}
-	if now().Sub(d.pluginAt) < reportLife {
+	if loop.Now().Sub(d.pluginAt) < reportLife {
 		for _, text := range d.plugin {
 			p = append(p, problem{api.ProblemCode_PROBLEM_CODE_PLUGIN, "nvshare-plugin: " + text})
 		}
 	}
-	if len(d.order) == 0 {
+	if len(d.Order) == 0 {
 		text := "no GPU found"
 		switch {
 		case d.discoverErr != nil:

@@ -22,6 +22,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -61,7 +62,7 @@ func schedulerProcess(dir string) {
 		os.Exit(1)
 	}
 	if n, err := strconv.Atoi(os.Getenv(roleWhatEnv)); err == nil { // open files, in proportion
-		d.desk.SetMax((n - (neededFiles - 2*maxConnections)) / 2)
+		d.Desk.SetMax((n - (neededFiles - 2*node.MaxConnections)) / 2)
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(n), Max: uint64(n)}); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
@@ -285,41 +286,6 @@ func TestStateFileIsNoFile(t *testing.T) {
 	}
 }
 
-// An upgrade happens while a tenant holds: the file of version 1 is read.
-func TestUpgradeFromVersion1(t *testing.T) {
-	dir := t.TempDir()
-	s := start(t, dir, nil)
-	pa, _, e := newHolder(t, s)
-	pb, _ := newClient(t, s)
-	s.stop()
-	st := readState(t, dir)
-	h := st.GPUs[gpuA.UUID].Holders[0]
-	old := fmt.Sprintf(`{"version":1,"boot_id":%q,"gpus":{%q:{"epoch":%d,"holder":{"pid":%d,"starttime":%d}},%q:{"epoch":7}}}`,
-		st.BootID, gpuA.UUID, e, h.PID, h.StartTime, gpuB.UUID)
-	if err := os.WriteFile(filepath.Join(dir, "state.json"), []byte(old), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s = start(t, dir, nil)
-	if s.cautious {
-		t.Error("a file of version 1 makes the start cautious")
-	}
-	b := pb.connect().register(wire.RegisterReconnect).attach(0, gpuA, 0, wire.AttachWant)
-	if r := s.status(); stateOf(r, b.id) != api.ClientState_CLIENT_STATE_WAITING {
-		t.Errorf("state %v while the earlier holder lives", stateOf(r, b.id))
-	}
-	again := pa.connect().register(wire.RegisterReconnect).attach(0, gpuA, e, 0)
-	if again.page.Word(0) != uint32(e) {
-		t.Error("the holder may not go on")
-	}
-	again.release(e)
-	if e2 := b.granted(); e2 <= e {
-		t.Errorf("epoch %d after %d", e2, e)
-	}
-	if st := readState(t, dir); st.Version != 2 {
-		t.Errorf("the file has version %d still", st.Version)
-	}
-}
-
 // A scheduler whose run directory is deleted ends with an error, so that whoever
 // supervises it starts one that clients can reach: at once when it has something
 // to record, else when it looks.
@@ -422,15 +388,15 @@ func TestReasons(t *testing.T) {
 }
 
 func TestUUID(t *testing.T) {
-	if got := formatUUID(uuidOf(gpuB)); got != gpuB.UUID {
+	if got := uuidOf(gpuB).String(); got != gpuB.UUID {
 		t.Errorf("%s became %s", gpuB.UUID, got)
 	}
 	for _, bad := range []string{"", "GPU-", "51600000-0000-4000-8000-000000000000", "GPU-5160", "MIG-GPU-51600000-0000-4000-8000-000000000000/1/0", gpuA.UUID + "00"} {
-		if _, err := parseUUID(bad); err == nil {
+		if _, err := wire.ParseUUID(bad); err == nil {
 			t.Errorf("%q accepted", bad)
 		}
 	}
-	if u, err := parseUUID("MIG-" + gpuB.UUID[len("GPU-"):]); err != nil || u != uuidOf(gpuB) {
+	if u, err := wire.ParseUUID("MIG-" + gpuB.UUID[len("GPU-"):]); err != nil || u != uuidOf(gpuB) {
 		t.Errorf("a MIG device: %v, %v", u, err)
 	}
 }

@@ -11,13 +11,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 )
 
 // What a pod may not ask for is refused with the reason, which its events show, and the
 // rest is in force. A container that is yet to start, and that nobody can tell, is refused.
 func TestRulesByNamespace(t *testing.T) {
 	s := start(t, t.TempDir(), func(o *Options) {
-		o.Rules = Rules{Latency: []string{"prod"}, Gang: []string{"prod"}, Weight: map[string]uint32{"prod": 500, AllNamespaces: 200}}
+		o.Rules = tenants.Rules{Latency: []string{"prod"}, Gang: []string{"prod"}, Weight: map[string]uint32{"prod": 500, tenants.AllNamespaces: 200}}
 	})
 	asked := api.Terms{Priority: api.Priority_PRIORITY_LATENCY, Gang: "g", Weight: 1000, CoreLimit: 50}
 	for _, try := range []struct {
@@ -58,15 +59,5 @@ func TestRulesByNamespace(t *testing.T) {
 	}
 	if n := len(s.status().Containers); n != 3 {
 		t.Errorf("%d containers are known", n)
-	}
-}
-
-func TestNoRulesAllowEverything(t *testing.T) {
-	asked := api.Terms{Priority: api.Priority_PRIORITY_LATENCY, Gang: "g", Weight: 10000}
-	if got, err := (Rules{}).bound("any", asked); got != asked || err != nil {
-		t.Errorf("%+v, %v", got, err)
-	}
-	if got, err := (Rules{Latency: []string{}}).bound("any", asked); got.Priority != 0 || err == nil {
-		t.Errorf("no namespace may have a priority: %+v, %v", got, err)
 	}
 }

@@ -178,7 +178,7 @@ func TestChangedSwapShareWins(t *testing.T) {
 	}
 	inForce := func(s *scheduler) (percent int) {
 		t.Helper()
-		if err := s.ask(t.Context(), func() { percent = s.swapShareOf(gpuA.UUID) }); err != nil {
+		if err := s.Ask(t.Context(), func() { percent = s.settings.SwapShare(gpuA.UUID) }); err != nil {
 			t.Fatal(err)
 		}
 		return percent

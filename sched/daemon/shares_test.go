@@ -17,8 +17,11 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 )
 
 var (
@@ -52,7 +55,7 @@ func (s sharing) describe(id string, share *api.Share, gpus ...string) {
 // told returns what the core of a GPU is told of an account.
 func (s sharing) told(gpu int, account string) (share sched.Share) {
 	s.t.Helper()
-	if err := s.ask(context.Background(), func() { share = s.shareOf(s.order[gpu], account) }); err != nil {
+	if err := s.Ask(context.Background(), func() { share = s.tenants.ShareOf(s.Order[gpu], account) }); err != nil {
 		s.t.Fatal(err)
 	}
 	return share
@@ -161,9 +164,9 @@ func TestSetShareIsRefused(t *testing.T) {
 			}
 		}
 	}
-	if err := s.ask(context.Background(), func() {
-		if len(s.shares.Tenants) != 2 {
-			t.Errorf("what was refused has left something: %v", s.shares.Tenants)
+	if err := s.Ask(context.Background(), func() {
+		if len(s.tenants.Shares.Tenants) != 2 {
+			t.Errorf("what was refused has left something: %v", s.tenants.Shares.Tenants)
 		}
 	}); err != nil {
 		t.Fatal(err)
@@ -219,7 +222,7 @@ func TestTooMuchIsPromised(t *testing.T) {
 // Before any GPU is found, what holds for all of them is looked at.
 func TestSharesBeforeTheGPUs(t *testing.T) {
 	s := begin(t, t.TempDir(), func(o *Options) {
-		o.List = func(context.Context) ([]GPU, error) { return nil, nil }
+		o.List = func(context.Context) ([]node.Found, error) { return nil, nil }
 	})
 	c, ctx := dial(t, s), context.Background()
 	for i, step := range []struct {
@@ -337,7 +340,7 @@ func TestCoreIsToldOfShares(t *testing.T) {
 	_, c := newClient(t, s.scheduler)
 	share := func() sched.Share {
 		var found []sched.TenantSnapshot
-		if err := s.ask(context.Background(), func() { found = s.order[0].core.Snapshot(now()).Tenants }); err != nil {
+		if err := s.Ask(context.Background(), func() { found = s.Order[0].Core.Snapshot(loop.Now()).Tenants }); err != nil {
 			t.Fatal(err)
 		}
 		if len(found) != 1 {
@@ -390,7 +393,7 @@ func TestBoundsOfShares(t *testing.T) {
 		t.Error("weights")
 	}
 	for _, s := range []api.Terms{{}, {CoreLimit: 100, CoreRequest: 100, Weight: api.MaxWeight, Priority: latency, Gang: "a/b"}, {CoreLimit: 1, CoreRequest: 100}} {
-		if err := coreShare(s, "x").Validate(); err != nil {
+		if err := tenants.CoreShare(s, "x").Validate(); err != nil {
 			t.Errorf("%+v: %v", s, err)
 		}
 	}
@@ -424,7 +427,7 @@ func TestEveryFieldOfAShare(t *testing.T) {
 		wants := func(when string, want api.Terms) {
 			t.Helper()
 			var got api.Terms
-			if err := s.ask(ctx, func() { got = s.shares.Tenants[peer.ContainerAccount+whole(id)].on(gpuA.UUID) }); err != nil {
+			if err := s.Ask(ctx, func() { got = s.tenants.Shares.Tenants[peer.ContainerAccount+whole(id)].On(gpuA.UUID) }); err != nil {
 				t.Fatal(err)
 			}
 			if got != want {
@@ -484,7 +487,7 @@ func TestManySharesAreOneRecord(t *testing.T) {
 	s := newSharing(t, t.TempDir())
 	path := filepath.Join(s.dir, "shares.json")
 	recorded := func() int {
-		r, err := state.ReadRecord[shares](path, sharesVersion)
+		r, err := state.ReadRecord[tenants.Shares](path, tenants.SharesVersion)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -495,11 +498,11 @@ func TestManySharesAreOneRecord(t *testing.T) {
 		do   func(id string)
 		want int
 	}{
-		{func(id string) { s.Daemon.describe(&api.Container{Id: id, MemoryLimitBytes: gib}, nil) }, many},
-		{s.forget, 0},
+		{func(id string) { s.tenants.Describe(&api.Container{Id: id, MemoryLimitBytes: gib}, nil) }, many},
+		{s.tenants.Forget, 0},
 	} {
 		before := recorded()
-		if err := s.ask(t.Context(), func() {
+		if err := s.Ask(t.Context(), func() {
 			for i := range many {
 				step.do(fmt.Sprintf("%064x", i))
 				if n := recorded(); n != before {

@@ -87,9 +87,9 @@ func TestOldestShim(t *testing.T) {
 
 func (s *scheduler) accountOfClient(id uint64) (account string) {
 	s.t.Helper()
-	if err := s.ask(s.t.Context(), func() {
-		for _, cl := range s.clients {
-			if uint64(cl.id) == id {
+	if err := s.Ask(s.t.Context(), func() {
+		for _, cl := range s.Clients {
+			if uint64(cl.ID) == id {
 				account = cl.Account
 			}
 		}

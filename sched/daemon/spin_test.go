@@ -9,6 +9,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -159,13 +160,13 @@ func TestNoSpinForOneOfMany(t *testing.T) {
 	_, a := newClient(t, s)
 	_, b := newClient(t, s)
 	_, c := newClient(t, s)
-	if err := s.ask(t.Context(), func() { // a and b run in one overlap group, c is another tenant
-		g := s.gpus[uuidOf(gpuA)]
+	if err := s.Ask(t.Context(), func() { // a and b run in one overlap group, c is another tenant
+		g := s.Gpus[uuidOf(gpuA)]
 		for _, member := range []*peerConn{a, b} {
-			cl := s.clients[sched.ClientID(member.id)]
+			cl := s.Clients[sched.ClientID(member.id)]
 			cl.Account = "container " + whole(fmt.Sprint(member.id))
-			share := sched.Share{Overlap: overlapTenant + "group"}
-			s.step(g, sched.Attach{Client: cl.id, Tenant: cl.Account, Share: share})
+			share := sched.Share{Overlap: tenants.OverlapTenant + "group"}
+			s.step(g, sched.Attach{Client: cl.ID, Tenant: cl.Account, Share: share})
 		}
 	}); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -30,15 +31,15 @@ const killSeedsEnv = "NVSHARE_TEST_KILL_SEEDS"
 // nothing is said, unlinked or put in order. The caller cleans up later what the
 // kernel would, see remains.
 func (d *Daemon) abandon() {
-	d.failpoint = nil // for deferred ones
-	d.end()
+	d.Failpoint = nil // for deferred ones
+	d.End()
 	for c := range d.conns {
-		c.sock.Close()
-		if c.client == nil {
-			c.peer.Close()
+		c.Sock.Close()
+		if c.Client == nil {
+			c.Peer.Close()
 		}
 	}
-	for _, cl := range d.clients {
+	for _, cl := range d.Clients {
 		cl.Close()
 	}
 	d.dir.Abandon()
@@ -47,16 +48,16 @@ func (d *Daemon) abandon() {
 
 // remains waits for the goroutines of an abandoned daemon and unmaps its pages.
 func (d *Daemon) remains() {
-	d.wg.Wait()
-	d.arena.Close()
+	d.Wg.Wait()
+	d.memory.Pool.Close()
 	for c := range d.conns {
-		if c.page != nil {
-			c.page.Unmap()
+		if c.Page != nil {
+			c.Page.Unmap()
 		}
 	}
-	for _, cl := range d.clients {
-		if cl.page != nil {
-			cl.page.Unmap()
+	for _, cl := range d.Clients {
+		if cl.Page != nil {
+			cl.Page.Unmap()
 		}
 	}
 }
@@ -337,17 +338,17 @@ func (c *honest) turn() error {
 
 // killPoints are all failpoints but those that need a fence: no honest client
 // is fenced here.
-var killPoints = []failpoint{
-	atFrame, atDecided, beforePersist, inPersist, afterPersist, beforeGrant, inGrant, afterGrant,
-	beforeRevoke, inRevoke, afterRevoke, beforeClose, afterClose, beforeAdopt, afterAdopt,
-	beforeAttached, afterAttached, afterReleased, beforeNotice, afterNotice, beforeWelcome, afterWelcome,
-	beforeReserved, afterReserved, beforeBury, afterBury, beforeRestore, afterRestore, afterLost,
+var killPoints = []node.Failpoint{
+	node.AtFrame, node.AtDecided, node.BeforePersist, node.InPersist, node.AfterPersist, node.BeforeGrant, node.InGrant, node.AfterGrant,
+	node.BeforeRevoke, node.InRevoke, node.AfterRevoke, node.BeforeClose, node.AfterClose, node.BeforeAdopt, node.AfterAdopt,
+	node.BeforeAttached, node.AfterAttached, node.AfterReleased, node.BeforeNotice, node.AfterNotice, node.BeforeWelcome, node.AfterWelcome,
+	node.BeforeReserved, node.AfterReserved, node.BeforeBury, node.AfterBury, node.BeforeRestore, node.AfterRestore, node.AfterLost,
 }
 
-var latencyKillPoints = []failpoint{beforePause, afterPause, beforeResume, afterResume}
+var latencyKillPoints = []node.Failpoint{node.BeforePause, node.AfterPause, node.BeforeResume, node.AfterResume}
 
 // atStart are those reached before turns go on; the others count from then.
-var atStart = []failpoint{beforeRestore, afterRestore, beforeAdopt, afterAdopt, beforeWelcome, afterWelcome, beforeAttached, afterAttached}
+var atStart = []node.Failpoint{node.BeforeRestore, node.AfterRestore, node.BeforeAdopt, node.AfterAdopt, node.BeforeWelcome, node.AfterWelcome, node.BeforeAttached, node.AfterAttached}
 
 // ordeal is what clients live through.
 type ordeal struct {
@@ -355,7 +356,7 @@ type ordeal struct {
 	dir     string
 	judge   *gpuJudge
 	clients []*honest // all but the latency tenant
-	reached map[failpoint]int
+	reached map[node.Failpoint]int
 	last    *Daemon // abandoned
 }
 
@@ -379,7 +380,7 @@ func (o *ordeal) end(c *honest) {
 func (o *ordeal) newDaemon(change func(*Options)) *Daemon {
 	o.t.Helper()
 	opts := testOptions(o.dir)
-	opts.List = func(context.Context) ([]GPU, error) { return []GPU{gpuA}, nil }
+	opts.List = func(context.Context) ([]node.Found, error) { return []node.Found{gpuA}, nil }
 	change(&opts)
 	began := time.Now()
 	d, err := New(opts)
@@ -402,12 +403,12 @@ func (o *ordeal) newDaemon(change func(*Options)) *Daemon {
 
 // kill runs a scheduler until a failpoint, which it passes a few times, and
 // returns how long it took from its start to the first grant; 0: none came.
-func (o *ordeal) kill(seed int, point failpoint) (regrant time.Duration) {
+func (o *ordeal) kill(seed int, point node.Failpoint) (regrant time.Duration) {
 	o.t.Helper()
 	rnd := rand.New(rand.NewPCG(uint64(seed), 1))
 	skip := rnd.IntN(4)
 	switch point {
-	case beforeRestore, afterRestore, beforeBury, afterBury:
+	case node.BeforeRestore, node.AfterRestore, node.BeforeBury, node.AfterBury:
 		skip = 0 // it happens once
 	}
 	before := o.judge.count()
@@ -415,7 +416,7 @@ func (o *ordeal) kill(seed int, point failpoint) (regrant time.Duration) {
 	d := o.newDaemon(func(opts *Options) { opts.Quantum = time.Duration(1+rnd.IntN(3)) * time.Millisecond })
 	goesOn := false
 	var since time.Time // when all has begun that leads to the point; a start may take longer than that
-	d.failpoint = func(p failpoint) {
+	d.Failpoint = func(p node.Failpoint) {
 		switch {
 		case !goesOn && !slices.Contains(atStart, p):
 		case p == point:
@@ -439,19 +440,19 @@ func (o *ordeal) kill(seed int, point failpoint) (regrant time.Duration) {
 				continue
 			}
 			regrant = time.Since(began)
-			d.do(func() { goesOn = true })
+			d.Do(func() { goesOn = true })
 		case <-done:
 			return 0
 		case <-time.After(patience):
 			o.t.Fatalf("seed %d (%s): no grant: %v", seed, point, statusOf(d))
 		}
 	}
-	if point == beforeBury || point == afterBury {
+	if point == node.BeforeBury || point == node.AfterBury {
 		i := rnd.IntN(len(o.clients))
 		o.end(o.clients[i])
 		o.clients[i] = o.spawn(1000*(seed+1)+i, 0)
 	}
-	d.do(func() { since = time.Now() })
+	d.Do(func() { since = time.Now() })
 	select {
 	case <-done:
 	case <-time.After(patience):
@@ -474,7 +475,7 @@ func TestKilledAnywhere(t *testing.T) {
 			t.Fatalf("%s: %v", killSeedsEnv, err)
 		}
 	}
-	o := &ordeal{t: t, dir: t.TempDir(), reached: map[failpoint]int{},
+	o := &ordeal{t: t, dir: t.TempDir(), reached: map[node.Failpoint]int{},
 		judge: &gpuJudge{holders: map[*honest]uint64{}, news: make(chan struct{}, 1)}}
 	points := killPoints
 	if own := ownContainer(t); os.Getuid() == 0 && own == "" {
@@ -487,8 +488,8 @@ func TestKilledAnywhere(t *testing.T) {
 		}()
 		d.setLatency(t, o.dir)
 		defer o.end(o.spawn(4, nobody))
-		d.do(d.abandon)
-		<-d.ended
+		d.Do(d.abandon)
+		<-d.Ended()
 	}
 	for i := range 4 {
 		o.clients = append(o.clients, o.spawn(i, 0))
@@ -516,7 +517,7 @@ func TestKilledAnywhere(t *testing.T) {
 }
 
 func statusOf(d *Daemon) (r *api.StatusResponse) {
-	_ = d.ask(context.Background(), func() { r = d.status() })
+	_ = d.Ask(context.Background(), func() { r = d.status() })
 	return r
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -174,7 +175,7 @@ func TestSuspendRefused(t *testing.T) {
 func TestSuspendWithoutGPU(t *testing.T) {
 	s := begin(t, t.TempDir(), func(o *Options) {
 		swapping(o)
-		o.List = func(context.Context) ([]GPU, error) { return nil, nil }
+		o.List = func(context.Context) ([]node.Found, error) { return nil, nil }
 	})
 	if _, err := suspendSelf(t, s); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no GPU") {
 		t.Error(err)
@@ -186,17 +187,17 @@ func TestSuspendedIsCharged(t *testing.T) {
 	s := start(t, t.TempDir(), swapping)
 	_, c := newClient(t, s)
 	const others, first = 1000, sched.ClientID(1 << 32)
-	if err := s.ask(context.Background(), func() {
+	if err := s.Ask(context.Background(), func() {
 		for i := range others {
-			s.clients[first+sched.ClientID(i)] = &client{}
+			s.Clients[first+sched.ClientID(i)] = &node.Client{}
 		}
 		before := s.work()
-		s.frame(s.clients[sched.ClientID(c.id)].conn, &wire.Frame{Type: wire.TypeSuspended, Code: wire.SuspendedWake})
-		if cost := s.work() - before; cost < others/clientsPerWork {
+		s.frame(s.Clients[sched.ClientID(c.id)].Conn, &wire.Frame{Type: wire.TypeSuspended, Code: wire.SuspendedWake})
+		if cost := s.work() - before; cost < others/node.ClientsPerWork {
 			t.Errorf("it costs %d frames beside %d clients", cost, others)
 		}
 		for i := range others {
-			delete(s.clients, first+sched.ClientID(i))
+			delete(s.Clients, first+sched.ClientID(i))
 		}
 	}); err != nil {
 		t.Fatal(err)

@@ -7,26 +7,13 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
+	"github.com/nvshare/nvshare/sched/daemon/memory"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
-func TestHalfOfSpare(t *testing.T) {
-	for _, tc := range []struct{ free, total, want uint64 }{
-		{free: 80 * gib, total: 80 * gib, want: 35 * gib},
-		{free: 10*gib + 63*mib, total: 80 * gib, want: 0}, // less than a segment
-		{free: 10 * gib, total: 80 * gib, want: 0},
-		{free: 5 * gib, total: 80 * gib, want: 0},
-		{free: 12*gib + 100*mib, total: 80 * gib, want: gib},
-	} {
-		if got := halfOfSpare(tc.free, tc.total); got != tc.want {
-			t.Errorf("of %d MiB with %d free: %d MiB, want %d", tc.total>>20, tc.free>>20, got>>20, tc.want>>20)
-		}
-	}
-}
-
 // With --swap-memory auto nothing of the host's memory is taken before somebody needs it.
 func TestSwapMemoryAuto(t *testing.T) {
-	if pages, _, known := (arena.Kernel{}).Free(); !known || halfOfSpare(pages, arena.Total()) < gib {
+	if pages, _, known := (arena.Kernel{}).Free(); !known || memory.HalfOfSpare(pages, arena.Total()) < gib {
 		t.Skip("this host has less than 2 GiB to spare")
 	}
 	s := start(t, t.TempDir(), func(o *Options) { o.SwapAuto, o.SwapShare = true, 10 })
@@ -51,23 +38,23 @@ func TestHeldBefore(t *testing.T) {
 	s.await("both have host memory", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaBytes == 512*mib })
 	s.stop()
 	held := func(bootID string, find func(peer.Process) (*peer.Peer, error)) uint64 {
-		before, err := readMembers(&s.opts, bootID)
+		before, err := memory.ReadMembers(&s.Opts, bootID)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return heldBefore(before, find) >> 20
+		return memory.HeldBefore(before, find) >> 20
 	}
-	if n := held(s.bootID, s.peers.Find); n != 512 {
+	if n := held(s.BootID, s.Peers.Find); n != 512 {
 		t.Errorf("%d MiB", n)
 	}
-	if n := held("another boot", s.peers.Find); n != 0 {
+	if n := held("another boot", s.Peers.Find); n != 0 {
 		t.Errorf("%d MiB since another boot", n)
 	}
 	a.proc.kill()
-	if n := held(s.bootID, s.peers.Find); n != 256 {
+	if n := held(s.BootID, s.Peers.Find); n != 256 {
 		t.Errorf("%d MiB, with one dead", n)
 	}
-	if n := held(s.bootID, cannotSay); n != 512 {
+	if n := held(s.BootID, cannotSay); n != 512 {
 		t.Errorf("%d MiB, where nobody can say who is dead", n)
 	}
 }

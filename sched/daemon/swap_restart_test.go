@@ -9,6 +9,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/memory"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -178,7 +179,7 @@ func TestSwapRestartWhileHeld(t *testing.T) {
 // Who has memory is recorded as soon as that can be, though nothing more changes.
 func TestMembersCannotBeRecorded(t *testing.T) {
 	dir := t.TempDir()
-	block := membersPath(dir) + ".tmp"
+	block := memory.MembersPath(dir) + ".tmp"
 	if err := os.Mkdir(block, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +187,7 @@ func TestMembersCannotBeRecorded(t *testing.T) {
 	a := newSwapper(t, s)
 	a.allocates(256 * mib)
 	s.await("it is known that they are not recorded", func(*api.StatusResponse) (unrecorded bool) {
-		if err := s.ask(t.Context(), func() { unrecorded = s.unrecorded }); err != nil {
+		if err := s.Ask(t.Context(), func() { unrecorded = s.memory.Unrecorded }); err != nil {
 			t.Fatal(err)
 		}
 		return unrecorded
@@ -195,7 +196,7 @@ func TestMembersCannotBeRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.await("it is recorded", func(*api.StatusResponse) bool {
-		m, err := state.ReadRecord[members](membersPath(dir), membersVersion)
+		m, err := state.ReadRecord[memory.Members](memory.MembersPath(dir), memory.MembersVersion)
 		return err == nil && len(m.GPUs[gpuA.UUID]) == 1
 	})
 }

@@ -13,18 +13,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // memory is that of a GPU, as its driver keeps it.
-type memory struct {
+type testMemory struct {
 	mu      sync.Mutex
 	free    uint64
 	refused int // requests for which there was none
 	rounds  int // times that a client had all of its own there
 }
 
-func (m *memory) take(n uint64) bool {
+func (m *testMemory) take(n uint64) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if n > m.free {
@@ -35,19 +36,19 @@ func (m *memory) take(n uint64) bool {
 	return true
 }
 
-func (m *memory) give(n uint64) {
+func (m *testMemory) give(n uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.free += n
 }
 
-func (m *memory) ready() {
+func (m *testMemory) ready() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.rounds++
 }
 
-func (m *memory) counts() (refused, rounds int) {
+func (m *testMemory) counts() (refused, rounds int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.refused, m.rounds
@@ -57,7 +58,7 @@ func (m *memory) counts() (refused, rounds int) {
 // scheduler's ends. It takes turns for ever.
 type mover struct {
 	honest
-	memory *memory
+	memory *testMemory
 	has    wire.Moved
 	total  uint64
 	told   bool // that its gate is open
@@ -65,7 +66,7 @@ type mover struct {
 
 const movedAtOnce = 4 * mib
 
-func newMover(t *testing.T, dir string, i int, m *memory, total uint64) *mover {
+func newMover(t *testing.T, dir string, i int, m *testMemory, total uint64) *mover {
 	c := &mover{memory: m, total: total, honest: honest{name: fmt.Sprintf("mover %d", i), proc: newProc(t, dir, 0), rnd: rand.New(rand.NewPCG(uint64(i), 2)),
 		stop: make(chan struct{}), ended: make(chan struct{})}}
 	c.has.Away = total
@@ -236,9 +237,9 @@ func (c *mover) in() error {
 	return c.report(0)
 }
 
-var swapKillPoints = []failpoint{
-	atMoved, beforeRoom, inRoom, afterRoom, beforeArena, afterArena, atDecided, beforeGrant, inGrant, afterGrant,
-	afterRevoke, afterReleased, beforeReserved, afterReserved, afterAttached, afterWelcome, beforeAdopt,
+var swapKillPoints = []node.Failpoint{
+	node.AtMoved, node.BeforeRoom, node.InRoom, node.AfterRoom, node.BeforeArena, node.AfterArena, node.AtDecided, node.BeforeGrant, node.InGrant, node.AfterGrant,
+	node.AfterRevoke, node.AfterReleased, node.BeforeReserved, node.AfterReserved, node.AfterAttached, node.AfterWelcome, node.BeforeAdopt,
 }
 
 // A scheduler that is killed at any place of a swap, with another one to follow:
@@ -246,15 +247,15 @@ var swapKillPoints = []failpoint{
 func TestSwapKilledAnywhere(t *testing.T) {
 	const capacity, each = 64 * mib, 40 * mib
 	dir := t.TempDir()
-	m := &memory{free: capacity}
+	m := &testMemory{free: capacity}
 	gpu := gpuA
 	gpu.MemoryBytes = capacity
-	o := &ordeal{t: t, dir: dir, reached: map[failpoint]int{}}
+	o := &ordeal{t: t, dir: dir, reached: map[node.Failpoint]int{}}
 	run := func(failpoint func(*Daemon)) (*Daemon, chan struct{}) {
 		d := o.newDaemon(func(opts *Options) {
 			opts.Quantum, opts.Grace = sched.MinQuantum, 10*time.Second
 			opts.SwapMemory, opts.SwapReady, opts.SwapShare = gib, 64*mib, 0
-			opts.List = func(context.Context) ([]GPU, error) { return []GPU{gpu}, nil }
+			opts.List = func(context.Context) ([]node.Found, error) { return []node.Found{gpu}, nil }
 		})
 		failpoint(d)
 		done := make(chan struct{})
@@ -291,14 +292,14 @@ func TestSwapKilledAnywhere(t *testing.T) {
 	if refused, _ := m.counts(); refused != 0 {
 		t.Errorf("room was promised %d times that there was not", refused)
 	}
-	d.do(d.abandon)
+	d.Do(d.abandon)
 	<-done
 	for seed := range 4 * len(swapKillPoints) {
 		point := swapKillPoints[seed%len(swapKillPoints)]
 		skip := rand.New(rand.NewPCG(uint64(seed), 3)).IntN(6)
 		began := time.Now()
 		d, done := run(func(d *Daemon) {
-			d.failpoint = func(p failpoint) {
+			d.Failpoint = func(p node.Failpoint) {
 				if p == point {
 					skip--
 				}
@@ -322,13 +323,13 @@ func TestSwapKilledAnywhere(t *testing.T) {
 	}
 	d, done = run(func(*Daemon) {})
 	goOn(d, "in the end", 12)
-	_ = d.ask(context.Background(), func() {
+	_ = d.Ask(context.Background(), func() {
 		if d.invariantErr != nil {
 			t.Error(d.invariantErr)
 		}
 	})
 	t.Logf("killed at %d of %d places", len(o.reached), len(swapKillPoints))
-	d.do(d.abandon)
+	d.Do(d.abandon)
 	<-done
 	o.last.remains()
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -540,7 +541,7 @@ func TestSwapMemoryUnknown(t *testing.T) {
 	unknown.MemoryBytes = 0
 	list := func(o *Options) {
 		swapping(o)
-		o.List = func(context.Context) ([]GPU, error) { return []GPU{unknown}, nil }
+		o.List = func(context.Context) ([]node.Found, error) { return []node.Found{unknown}, nil }
 	}
 	s := start(t, t.TempDir(), list)
 	w := newSwapper(t, s)

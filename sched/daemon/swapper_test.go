@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -31,7 +32,7 @@ func newSwapper(t *testing.T, s *scheduler) *swapper {
 	return newSwapperOn(t, s, gpuA)
 }
 
-func newSwapperOn(t *testing.T, s *scheduler, g GPU) *swapper {
+func newSwapperOn(t *testing.T, s *scheduler, g node.Found) *swapper {
 	t.Helper()
 	p := newProc(t, s.dir, 0)
 	w := &swapper{peerConn: p.connect().register(wire.RegisterSwap), proc: p}

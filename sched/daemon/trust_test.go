@@ -67,11 +67,11 @@ func TestArenasThrownAway(t *testing.T) {
 	// The account owes so much that it does so however slow the machine is.
 	const owed = 10_000 * gib
 	until := func(charge uint64) (at time.Time) {
-		if err := s.ask(t.Context(), func() {
+		if err := s.Ask(t.Context(), func() {
 			for c := range s.conns {
 				now := time.Now()
-				c.account.ChargeArena(charge, now)
-				at = now.Add(c.account.AwaitArena(now))
+				c.Account.ChargeArena(charge, now)
+				at = now.Add(c.Account.AwaitArena(now))
 				return // they have the same one
 			}
 		}); err != nil {
@@ -101,7 +101,7 @@ func TestSlowDrainIsNamed(t *testing.T) {
 		t.Errorf("problems %q", r.Problems)
 	}
 	// A tenant that has the GPU alone may not be asked again for weeks.
-	if err := s.ask(t.Context(), func() { s.slowLately = time.Nanosecond }); err != nil {
+	if err := s.Ask(t.Context(), func() { s.slowLately = time.Nanosecond }); err != nil {
 		t.Fatal(err)
 	}
 	if r := s.status(); hasProblem(r, "too long to release the GPU") {

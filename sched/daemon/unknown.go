@@ -12,6 +12,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -21,33 +22,33 @@ import (
 
 // noteUnknown notes that an ATTACH was for a GPU that is not known. Who starts processes
 // causes as many as he likes, so a tenant causes an event in refusalPause only.
-func (d *Daemon) noteUnknown(c *conn, channel uint16, uuid wire.UUID) {
-	if c.unknown == nil {
-		c.unknown = map[uint16]wire.UUID{}
+func (d *Daemon) noteUnknown(c *node.Conn, channel uint16, uuid wire.UUID) {
+	if c.Unknown == nil {
+		c.Unknown = map[uint16]wire.UUID{}
 	}
-	c.unknown[channel] = uuid
-	text := fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", formatUUID(uuid))
-	d.tell(c.subject(), logrus.WarnLevel, text)
+	c.Unknown[channel] = uuid
+	text := fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", uuid.String())
+	d.Tell(c.Subject(), logrus.WarnLevel, text)
 	t := time.Now()
-	if !d.mayTell("unknown GPU of "+c.client.Account, t) {
+	if !d.MayTell("unknown GPU of "+c.Client.Account, t) {
 		return
 	}
-	d.history.AddCaused(d.eventOf(t, nil, c.client.id, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Text: text}))
+	d.History.AddCaused(d.EventOf(t, nil, c.Client.ID, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Text: text}))
 }
 
 // unknownProblems names the processes that run on GPUs that were not known when they
 // began.
 func (d *Daemon) unknownProblems() (problems []string) {
-	var all []*conn
+	var all []*node.Conn
 	for c := range d.conns {
 		// A child of a dead process may have its socket.
-		if len(c.unknown) > 0 && d.clients[c.client.id] == c.client {
+		if len(c.Unknown) > 0 && d.Clients[c.Client.ID] == c.Client {
 			all = append(all, c)
 		}
 	}
-	slices.SortFunc(all, func(a, b *conn) int { return cmp.Compare(a.client.id, b.client.id) })
-	all = slices.CompactFunc(all, func(a, b *conn) bool { return a.client == b.client })
-	for _, c := range all[:min(len(all), maxNamed)] {
+	slices.SortFunc(all, func(a, b *node.Conn) int { return cmp.Compare(a.Client.ID, b.Client.ID) })
+	all = slices.CompactFunc(all, func(a, b *node.Conn) bool { return a.Client == b.Client })
+	for _, c := range all[:min(len(all), node.MaxNamed)] {
 		problems = append(problems, d.describeUnknown(c))
 	}
 	if more := len(all) - len(problems); more > 0 {
@@ -57,12 +58,12 @@ func (d *Daemon) unknownProblems() (problems []string) {
 }
 
 // describeUnknown names a process that runs on GPUs that were not known, and those.
-func (d *Daemon) describeUnknown(c *conn) string {
+func (d *Daemon) describeUnknown(c *node.Conn) string {
 	var gpus []string
 	found := true
-	for _, uuid := range c.unknown {
-		gpus = append(gpus, formatUUID(uuid))
-		found = found && d.gpus[uuid] != nil
+	for _, uuid := range c.Unknown {
+		gpus = append(gpus, uuid.String())
+		found = found && d.Gpus[uuid] != nil
 	}
 	slices.Sort(gpus)
 	gpus = slices.Compact(gpus)
@@ -70,6 +71,6 @@ func (d *Daemon) describeUnknown(c *conn) string {
 	if found {
 		text = "it was found later: start the process anew"
 	}
-	p := c.client.Peer
-	return fmt.Sprintf("%s (pid %d) runs unarbitrated on %s: %s", api.Tenant(d.containerOf(p), p.UID), p.PID, describeSome(gpus), text)
+	p := c.Client.Peer
+	return fmt.Sprintf("%s (pid %d) runs unarbitrated on %s: %s", api.Tenant(d.ContainerOf(p), p.UID), p.PID, node.DescribeSome(gpus), text)
 }

@@ -48,7 +48,7 @@ func (d *driver) answered(n int) bool {
 // until it is gone. A client is none, and neither is a process that has ended.
 func TestProcessesThatAreNoClientsAreSeen(t *testing.T) {
 	var nvml driver
-	s := start(t, t.TempDir(), func(o *Options) { o.Sample = nvml.sample }, func(d *Daemon) { d.lookPause = time.Millisecond })
+	s := start(t, t.TempDir(), func(o *Options) { o.Sample = nvml.sample }, func(d *Daemon) { d.watch.LookPause = time.Millisecond })
 	client, _ := newClient(t, s)
 	bypass := newProc(t, s.dir, 0)
 	const ended = 1 << 30 // no such process
@@ -64,7 +64,7 @@ func TestProcessesThatAreNoClientsAreSeen(t *testing.T) {
 		t.Errorf("problems %q", r.Problems)
 	}
 	var own []string
-	if err := s.ask(context.Background(), func() { own = s.problems() }); err != nil || len(own) != 0 {
+	if err := s.Ask(context.Background(), func() { own = s.problems() }); err != nil || len(own) != 0 {
 		t.Errorf("a tenant makes the scheduler itself unwell: %q, %v", own, err)
 	}
 	events, err := dial(t, s).Events(context.Background(), &api.EventsRequest{})
@@ -92,21 +92,23 @@ func TestProcessesThatAreNoClientsAreSeen(t *testing.T) {
 // when it is seen once. Where nobody shares a GPU, the driver is not asked.
 func TestStrangersAreSeenTwice(t *testing.T) {
 	var nvml driver
-	s := start(t, t.TempDir(), func(o *Options) { o.Sample = nvml.sample }, func(d *Daemon) { d.lookPause = time.Millisecond })
+	s := start(t, t.TempDir(), func(o *Options) { o.Sample = nvml.sample }, func(d *Daemon) { d.watch.LookPause = time.Millisecond })
 	if nvml.answered(1) {
 		t.Error("the driver was asked although nobody uses nvshare")
 	}
 	newClient(t, s)
 	me := map[uint32]uint64{uint32(os.Getpid()): 0}
 	for _, look := range []func(){
-		func() { s.finishLook(s.strangersIn([]metrics.GPUSample{{UUID: gpuA.UUID, Processes: me}}, nil), nil) },
-		func() { s.finishLook(nil, nil) },
-		func() { s.finishLook(nil, errors.New("NVML hangs")) },
+		func() {
+			s.watch.FinishLook(s.watch.StrangersIn([]metrics.GPUSample{{UUID: gpuA.UUID, Processes: me}}, nil), nil)
+		},
+		func() { s.watch.FinishLook(nil, nil) },
+		func() { s.watch.FinishLook(nil, errors.New("NVML hangs")) },
 	} {
-		if err := s.ask(context.Background(), func() {
-			s.order[0].strangers = nil
+		if err := s.Ask(context.Background(), func() {
+			delete(s.watch.Strangers, s.Order[0])
 			look()
-			if all, problems := s.strangersStatus(s.order[0]); len(all)+len(problems) != 0 {
+			if all, problems := s.watch.StrangersStatus(s.Order[0]); len(all)+len(problems) != 0 {
 				t.Errorf("told of %v %q", all, problems)
 			}
 		}); err != nil {
@@ -135,11 +137,11 @@ func TestShimTooOldForItsLimit(t *testing.T) {
 // A copier has memory on two GPUs, and is no stranger there until it has ended.
 func TestCopierIsNoStranger(t *testing.T) {
 	var nvml driver
-	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.MetricsAddr = "127.0.0.1:0" }, func(d *Daemon) { d.opts.Sample = nvml.sample; d.lookPause = time.Millisecond })
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.MetricsAddr = "127.0.0.1:0" }, func(d *Daemon) { d.Opts.Sample = nvml.sample; d.watch.LookPause = time.Millisecond })
 	newSwapper(t, s) // else nobody looks
 	copies, other := firstOf(t, whole("c")), firstOf(t, whole("d"))
 	copier := &checkpoint.Copier{PID: copies.Process.Pid, Ended: make(chan struct{})}
-	if err := s.ask(context.Background(), func() { s.knowCopier(copier) }); err != nil {
+	if err := s.Ask(context.Background(), func() { s.moves.KnowCopier(copier) }); err != nil {
 		t.Fatal(err)
 	}
 	nvml.set(nil, map[uint32]uint64{uint32(copier.PID): 1 << 20, uint32(other.Process.Pid): 1 << 20})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 )
 
 const (
@@ -107,7 +108,7 @@ func TestLimitHoldsInUserNamespaces(t *testing.T) {
 		gpu := gpuA
 		gpu.MemoryBytes = 16 * gib
 		o.Mode = sched.Concurrent
-		o.List = func(context.Context) ([]GPU, error) { return []GPU{gpu}, nil }
+		o.List = func(context.Context) ([]node.Found, error) { return []node.Found{gpu}, nil }
 	})
 	uid := uint32(someone)
 	if _, err := dial(t, s).SetMemoryLimit(t.Context(), &api.SetMemoryLimitRequest{Uid: &uid, Bytes: 512 << 20}); err != nil {

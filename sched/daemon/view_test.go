@@ -161,7 +161,7 @@ func TestViewersAreBounded(t *testing.T) {
 	if refused == 0 {
 		t.Error("2000 questions at once were all answered")
 	}
-	s.await("there are no connections left", func(r *api.StatusResponse) bool { return s.desk.Accounts() == 0 })
+	s.await("there are no connections left", func(r *api.StatusResponse) bool { return s.Desk.Accounts() == 0 })
 	// The others may have asked so much that there is no answer for some seconds.
 	for end := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
 		r, err := api.AskView(t.Context(), s.dir)

@@ -20,6 +20,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/settings"
+
 	"github.com/coreos/go-systemd/v22/activation"
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/sirupsen/logrus"
@@ -202,7 +205,7 @@ func defaultSpin() time.Duration {
 }
 
 func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
-	o := daemon.Options{Version: api.Version, Log: log, List: lister(f.simGPU, log)}
+	o := daemon.Options{Config: node.Config{Log: log}, Version: api.Version, List: lister(f.simGPU, log)}
 	var err error
 	if o.RunDir, err = filepath.Abs(f.runDir); err != nil {
 		return o, fmt.Errorf("--run-dir: %w", err)
@@ -210,13 +213,13 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if o.Quantum, err = api.ParseDuration(f.quantum); err != nil {
 		return o, fmt.Errorf("--tq: %w", err)
 	}
-	if err := daemon.CheckQuantum(o.Quantum); err != nil {
+	if err := settings.CheckQuantum(o.Quantum); err != nil {
 		return o, fmt.Errorf("--tq: %w", err)
 	}
 	if o.Grace, err = api.ParseDuration(f.grace); err != nil {
 		return o, fmt.Errorf("--grace: %w", err)
 	}
-	if err := daemon.CheckGrace(o.Grace); err != nil {
+	if err := settings.CheckGrace(o.Grace); err != nil {
 		return o, fmt.Errorf("--grace: %w", err)
 	}
 	if o.FenceAction, err = daemon.ParseFenceAction(f.fenceAction); err != nil {
@@ -284,24 +287,24 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 }
 
 func lister(simGPU string, log *logrus.Entry) daemon.Lister {
-	return func(ctx context.Context) ([]daemon.GPU, error) {
+	return func(ctx context.Context) ([]node.Found, error) {
 		o := cdi.Options{SimDir: simGPU, Log: log}
 		found, err := cdi.Discover(ctx, o)
 		if err == nil { // a fault that is recorded of a lost GPU keeps new containers off it
 			found = cdi.AddUnopened(ctx, o, found)
 		}
-		gpus := make([]daemon.GPU, 0, len(found))
+		gpus := make([]node.Found, 0, len(found))
 		next := 0 // after all indexes
 		for _, g := range found {
 			next = g.Index + 1
-			gpus = append(gpus, daemon.GPU{Index: g.Index, UUID: g.UUID, Name: g.Name, MemoryBytes: g.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model), Unopened: g.Unopened})
+			gpus = append(gpus, node.Found{Index: g.Index, UUID: g.UUID, Name: g.Name, MemoryBytes: g.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model), Unopened: g.Unopened})
 		}
 		// To a program in a MIG device, that is the GPU: CUDA shows it with a UUID
 		// of its own (cuDeviceGetUuid_v2).
 		for _, g := range found {
 			for _, in := range g.Instances {
 				if in.UUID != "" {
-					gpus = append(gpus, daemon.GPU{Index: next, UUID: in.UUID, Name: g.Name + " MIG " + in.Name(g), MIG: in.Numbers(g), MemoryBytes: in.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model)})
+					gpus = append(gpus, node.Found{Index: next, UUID: in.UUID, Name: g.Name + " MIG " + in.Name(g), MIG: in.Numbers(g), MemoryBytes: in.MemoryBytes, PCIBusID: g.PCIBusID, Model: model(g.Model)})
 					next++
 				}
 			}

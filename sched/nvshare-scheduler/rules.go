@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
+
 	"github.com/spf13/cobra"
 
 	"github.com/nvshare/nvshare/sched"
@@ -36,7 +38,7 @@ func (f *ruleFlags) fill(o *daemon.Options) error {
 	for _, rule := range namespacesIn(f.weight) {
 		namespace, number, named := strings.Cut(rule, "=")
 		if !named {
-			namespace, number = daemon.AllNamespaces, rule
+			namespace, number = tenants.AllNamespaces, rule
 		}
 		n, err := api.ParseWeight(number)
 		if err != nil || n == 0 || namespace == "" {

@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"testing"
 
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
+
 	"github.com/spf13/cobra"
 
 	"github.com/nvshare/nvshare/sched/daemon"
@@ -17,12 +19,12 @@ func TestRulesByFlags(t *testing.T) {
 	none := []string{}
 	for name, test := range map[string]struct {
 		args []string
-		want daemon.Rules
+		want tenants.Rules
 	}{
-		"default": {nil, daemon.Rules{Latency: none, Gang: none, Overlap: none, Weight: map[string]uint32{"*": 100}}},
+		"default": {nil, tenants.Rules{Latency: none, Gang: none, Overlap: none, Weight: map[string]uint32{"*": 100}}},
 		"named": {[]string{"--latency-namespaces=prod, team-a", "--gang-namespaces=*", "--max-weight=100,prod=1000"},
-			daemon.Rules{Latency: []string{"prod", "team-a"}, Gang: []string{"*"}, Overlap: none, Weight: map[string]uint32{"*": 100, "prod": 1000}}},
-		"no bound of weights": {[]string{"--max-weight="}, daemon.Rules{Latency: none, Gang: none, Overlap: none}},
+			tenants.Rules{Latency: []string{"prod", "team-a"}, Gang: []string{"*"}, Overlap: none, Weight: map[string]uint32{"*": 100, "prod": 1000}}},
+		"no bound of weights": {[]string{"--max-weight="}, tenants.Rules{Latency: none, Gang: none, Overlap: none}},
 	} {
 		var f ruleFlags
 		var o daemon.Options

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/nvshare/nvshare/sched/daemon/memory"
+
 	"github.com/spf13/cobra"
 
 	"github.com/nvshare/nvshare/sched"
@@ -87,7 +89,7 @@ func (f *swapFlags) fill(o *daemon.Options) error {
 			o.SwapReady = min(n, o.SwapMemory)
 		}
 	}
-	o.SwapHeadroom = daemon.DefaultHeadroom
+	o.SwapHeadroom = memory.DefaultHeadroom
 	if f.headroom == "0" {
 		o.SwapHeadroom = 0
 	} else if f.headroom != "" {

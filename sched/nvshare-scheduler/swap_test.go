@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/daemon/memory"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+
 	"github.com/spf13/cobra"
 
 	"github.com/nvshare/nvshare/sched/daemon"
@@ -15,19 +18,19 @@ import (
 // Nothing is swapped unless somebody says so.
 func TestSwapFlags(t *testing.T) {
 	for args, want := range map[string]daemon.Options{
-		"": {SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--swap-memory 200Gi --suspend-after 10m": {SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute},
-		"--swap-memory 200Gi --swap-share 25%":    {SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 25},
-		"--swap-memory 200Gi --swap-share none":   {SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: daemon.DefaultHeadroom},
-		"--swap-memory 16Gi":                      {SwapMemory: 16 << 30, SwapReady: 4 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--swap-memory 100Gi --swap-ready 0":      {SwapMemory: 100 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--swap-memory 100Gi --swap-ready 8Gi":    {SwapMemory: 100 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--swap-memory 8Gi --swap-ready 9Gi":      {SwapMemory: 8 << 30, SwapReady: 8 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--swap-memory auto":                      {SwapAuto: true, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--swap-memory auto --suspend-after 10m":  {SwapAuto: true, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute},
-		"--swap-memory auto --swap-ready 9Gi":     {SwapAuto: true, SwapReady: 9 << 30, SwapHeadroom: daemon.DefaultHeadroom, SwapShare: 10},
-		"--gpu-memory 24Gi --swap-headroom 0":     {GPUMemory: 24 << 30, SwapShare: 10},
-		"--swap-headroom 4Gi --swap-memory 0":     {SwapHeadroom: 4 << 30, SwapShare: 10},
+		"": {Config: node.Config{SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"--swap-memory 200Gi --suspend-after 10m": {Config: node.Config{SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute}},
+		"--swap-memory 200Gi --swap-share 25%":    {Config: node.Config{SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 25}},
+		"--swap-memory 200Gi --swap-share none":   {Config: node.Config{SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: memory.DefaultHeadroom}},
+		"--swap-memory 16Gi":                      {Config: node.Config{SwapMemory: 16 << 30, SwapReady: 4 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"--swap-memory 100Gi --swap-ready 0":      {Config: node.Config{SwapMemory: 100 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"--swap-memory 100Gi --swap-ready 8Gi":    {Config: node.Config{SwapMemory: 100 << 30, SwapReady: 8 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"--swap-memory 8Gi --swap-ready 9Gi":      {Config: node.Config{SwapMemory: 8 << 30, SwapReady: 8 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"--swap-memory auto":                      {SwapAuto: true, Config: node.Config{SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"--swap-memory auto --suspend-after 10m":  {SwapAuto: true, Config: node.Config{SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute}},
+		"--swap-memory auto --swap-ready 9Gi":     {SwapAuto: true, Config: node.Config{SwapReady: 9 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"--gpu-memory 24Gi --swap-headroom 0":     {Config: node.Config{GPUMemory: 24 << 30, SwapShare: 10}},
+		"--swap-headroom 4Gi --swap-memory 0":     {Config: node.Config{SwapHeadroom: 4 << 30, SwapShare: 10}},
 	} {
 		var f swapFlags
 		cmd := &cobra.Command{}

@@ -73,10 +73,13 @@ func checkRuntime(p *patient) []finding {
 }
 
 // containerdVersion is what containerd says of itself.
-func containerdVersion() (string, error) {
+func containerdVersion() (string, error) { return hear("containerd", "--version") }
+
+// hear returns what a program of the host says.
+func hear(name string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
-	text, err := exec.CommandContext(ctx, "containerd", "--version").Output()
+	text, err := exec.CommandContext(ctx, name, args...).Output()
 	return string(text), err
 }
 

@@ -3,10 +3,8 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -56,10 +54,7 @@ func (p *patient) hasInstances(index string) bool {
 
 // askSMI asks for the index, MIG mode and compute mode of each GPU.
 func askSMI() (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-	defer cancel()
-	text, err := exec.CommandContext(ctx, "nvidia-smi", "--query-gpu=index,mig.mode.current,compute_mode", "--format=csv,noheader").Output()
-	return string(text), err
+	return hear("nvidia-smi", "--query-gpu=index,mig.mode.current,compute_mode", "--format=csv,noheader")
 }
 
 // checkMPS looks for an MPS daemon that is not one of an overlap group.
@@ -205,10 +200,8 @@ func pluginVersions() (all []string) {
 		if name, _ := os.ReadFile(file); strings.TrimSpace(string(name)) != "nvshare-plugin" {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
-		text, err := exec.CommandContext(ctx, filepath.Join(filepath.Dir(file), "exe"), "--version").Output()
-		cancel()
-		if words := strings.Fields(string(text)); err == nil && len(words) > 0 {
+		text, err := hear(filepath.Join(filepath.Dir(file), "exe"), "--version")
+		if words := strings.Fields(text); err == nil && len(words) > 0 {
 			all = append(all, words[len(words)-1])
 		}
 	}

@@ -4,7 +4,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -114,4 +117,19 @@ func gpuNames(r *api.StatusResponse) (all []string) {
 		all = append(all, fmt.Sprintf("%d\t%s %s", g.Index, g.Name, g.Uuid))
 	}
 	return all
+}
+
+// completions writes what completes nvsharectl's command lines in three shells into dir,
+// laid out as below /usr/share.
+func completions(root *cobra.Command, dir string) error {
+	at := func(file string) string { return filepath.Join(dir, file) }
+	for _, dir := range []string{"bash-completion/completions", "zsh/site-functions", "fish/vendor_completions.d"} {
+		if err := os.MkdirAll(at(dir), 0o755); err != nil {
+			return err
+		}
+	}
+	return errors.Join(
+		root.GenBashCompletionFileV2(at("bash-completion/completions/nvsharectl"), true),
+		root.GenZshCompletionFile(at("zsh/site-functions/_nvsharectl")),
+		root.GenFishCompletionFile(at("fish/vendor_completions.d/nvsharectl.fish"), true))
 }

@@ -3,12 +3,9 @@
 package main
 
 import (
-	"context"
 	"fmt"
-	"os/exec"
 	"os/user"
 	"strconv"
-	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -56,9 +53,8 @@ func isUser(uid uint32) bool {
 	if _, err := user.LookupId(number); err == nil {
 		return true
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	return exec.CommandContext(ctx, "getent", "passwd", number).Run() == nil
+	_, err := hear("getent", "passwd", number)
+	return err == nil
 }
 
 func hasUser(r *api.StatusResponse, uid uint32) bool {

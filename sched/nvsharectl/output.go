@@ -7,9 +7,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/nvshare/nvshare/sched/api"
 )
 
 // checkOutput returns a usage error for another form of output than these.
@@ -45,5 +48,19 @@ func encode(io streams, format string, v any) error {
 		return err
 	}
 	_, err = fmt.Fprintf(io.out, "%s\n", strings.TrimSuffix(string(text), "\n"))
+	return err
+}
+
+// durationFlag is a flag: a number of seconds, or with a unit, as every duration of
+// nvsharectl.
+type durationFlag time.Duration
+
+func (d *durationFlag) String() string { return time.Duration(*d).String() }
+func (d *durationFlag) Type() string   { return "time" }
+func (d *durationFlag) Set(s string) error {
+	v, err := api.ParseDuration(s)
+	if err == nil {
+		*d = durationFlag(v)
+	}
 	return err
 }

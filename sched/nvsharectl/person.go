@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -21,25 +20,23 @@ type person struct {
 
 // findPerson looks a user up by name or number, in all that nsswitch.conf names, as a directory
 // service: getent and id ask there, Go's package for users without cgo does not.
-func findPerson(ctx context.Context, name string) (*person, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	entry, err := exec.CommandContext(ctx, "getent", "passwd", name).Output()
+func findPerson(name string) (*person, error) {
+	entry, err := hear("getent", "passwd", name)
 	var none *exec.ExitError
 	if err != nil && !errors.As(err, &none) {
 		return nil, fmt.Errorf("--user %.64q: %w", name, err)
 	}
-	fields := strings.Split(strings.TrimSpace(string(entry)), ":")
+	fields := strings.Split(strings.TrimSpace(entry), ":")
 	if err != nil || len(fields) != 7 {
 		return nil, usageError{fmt.Errorf("--user: this host knows no user %.64q", name)}
 	}
 	p := &person{name: fields[0], home: fields[5], shell: fields[6]}
-	groups, err := exec.CommandContext(ctx, "id", "-G", p.name).Output()
+	groups, err := hear("id", "-G", p.name)
 	if err != nil {
 		return nil, fmt.Errorf("--user %.64q: his groups: %w", name, err)
 	}
 	var ids []uint32 // uid, gid, groups
-	for _, text := range append(fields[2:4:4], strings.Fields(string(groups))...) {
+	for _, text := range append(fields[2:4:4], strings.Fields(groups)...) {
 		id, err := strconv.ParseUint(text, 10, 32)
 		if err != nil {
 			return nil, fmt.Errorf("--user %.64q: %w", name, err)

@@ -114,7 +114,7 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 	if err != nil {
 		return err
 	}
-	as, err := f.as(cmd.Context())
+	as, err := f.as()
 	if err != nil {
 		return err
 	}
@@ -151,14 +151,14 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 }
 
 // as returns the user that --user names; nil: none.
-func (f *runFlags) as(ctx context.Context) (*person, error) {
+func (f *runFlags) as() (*person, error) {
 	switch {
 	case f.user == "":
 		return nil, nil
 	case os.Geteuid() != 0:
 		return nil, fmt.Errorf("--user needs root: sudo nvsharectl run --user %s", f.user)
 	}
-	return findPerson(ctx, f.user)
+	return findPerson(f.user)
 }
 
 // setEnvironment makes the environment of this process that of the program.

@@ -108,11 +108,14 @@ func namesNow(ctx context.Context, f *rootFlags) string {
 }
 
 // listOf puts names into one line.
-func listOf(names []string) string {
-	if n := len(names); n > maxNamed {
-		names = append(slices.Clone(names[:maxNamed]), fmt.Sprintf("%d more", n-maxNamed))
+func listOf(names []string) string { return printable(strings.Join(first(names, maxNamed), ", ")) }
+
+// first returns so many names at most, and how many more there are.
+func first(names []string, most int) []string {
+	if n := len(names); n > most {
+		return append(slices.Clone(names[:most]), fmt.Sprintf("%d more", n-most))
 	}
-	return printable(strings.Join(names, ", "))
+	return names
 }
 
 // suggestion returns " (did you mean X?)" for the one of names that begins with a wrong

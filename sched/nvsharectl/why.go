@@ -449,11 +449,7 @@ func (a *account) print(io streams) {
 	}
 	row("running", a.Running, note)
 	var who []string
-	for i, b := range a.For {
-		if i == maxBlamed {
-			who = append(who, fmt.Sprintf("%d more", len(a.For)-i))
-			break
-		}
+	for _, b := range a.For {
 		text := fmt.Sprintf("%s %s", b.Tenant, short(int64(b.Seconds*1e9)))
 		switch {
 		case b.Fenced:
@@ -465,7 +461,7 @@ func (a *account) print(io streams) {
 	}
 	note = ""
 	if len(who) > 0 {
-		note = "for " + strings.Join(who, ", ")
+		note = "for " + strings.Join(first(who, maxBlamed), ", ")
 	}
 	row("waiting", a.Waiting, note)
 	note = ""
@@ -474,12 +470,8 @@ func (a *account) print(io streams) {
 	}
 	row("limited", a.Limited, note)
 	row("idle", a.Idle, "")
-	if n := len(a.Unmanaged); n > 0 {
-		who := slices.Clone(a.Unmanaged[:min(n, maxBlamed)])
-		if n > len(who) {
-			who = append(who, fmt.Sprintf("%d more", n-len(who)))
-		}
-		fmt.Fprintf(io.out, "\nAlso on the GPU, without nvshare, whoever's turn it is: %s.\n", printable(strings.Join(who, ", ")))
+	if len(a.Unmanaged) > 0 {
+		fmt.Fprintf(io.out, "\nAlso on the GPU, without nvshare, whoever's turn it is: %s.\n", printable(strings.Join(first(a.Unmanaged, maxBlamed), ", ")))
 	}
 	if a.OutOfMemory > 0 {
 		fmt.Fprintf(io.out, "\nIts memory limit refused %d reservations: raise it with nvsharectl set --memory-limit.\n", a.OutOfMemory)

@@ -41,8 +41,8 @@ var (
 
 var le = binary.LittleEndian
 
-// payload is where the union of the C structure starts.
-const payload = 16
+// header is the size of what all types have, bytes; then comes the union of the C structure.
+const header = 16
 
 // Decode reads one packet. Its errors wrap ErrFrame.
 //
@@ -61,127 +61,146 @@ func Decode(b []byte) (Frame, error) {
 	if f.Version != Version && (f.Type != TypeRegister || f.Version == 0) {
 		return f, errVersion
 	}
-	if err := f.decodePayload(b[payload:]); err != nil {
+	if err := f.decodePayload(b[header:]); err != nil {
 		return f, err
 	}
 	return f, f.check()
 }
 
-func (f *Frame) decodePayload(p []byte) error {
-	used := 0
+// coder reads or writes the payload of a frame, from its begin on.
+type coder struct {
+	b     []byte
+	at    int
+	write bool
+}
+
+func (c *coder) bytes(v []byte) {
+	if c.write {
+		copy(c.b[c.at:], v)
+	} else {
+		copy(v, c.b[c.at:])
+	}
+	c.at += len(v)
+}
+
+func (c *coder) u16(all ...*uint16) {
+	for _, v := range all {
+		if c.write {
+			le.PutUint16(c.b[c.at:], *v)
+		} else {
+			*v = le.Uint16(c.b[c.at:])
+		}
+		c.at += 2
+	}
+}
+
+func (c *coder) u32(all ...*uint32) {
+	for _, v := range all {
+		if c.write {
+			le.PutUint32(c.b[c.at:], *v)
+		} else {
+			*v = le.Uint32(c.b[c.at:])
+		}
+		c.at += 4
+	}
+}
+
+func (c *coder) u64(all ...*uint64) {
+	for _, v := range all {
+		if c.write {
+			le.PutUint64(c.b[c.at:], *v)
+		} else {
+			*v = le.Uint64(c.b[c.at:])
+		}
+		c.at += 8
+	}
+}
+
+// payload reads or writes what the frame's type has, as the union of the C structure has it; false:
+// the type is unknown.
+func (f *Frame) payload(c *coder) (known bool) {
 	switch f.Type {
 	case TypeRegister:
-		r := &f.Register
-		r.MinVersion = le.Uint16(p)
-		r.Channels = le.Uint16(p[2:])
-		r.ShimVersion = le.Uint32(p[4:])
-		r.Interposed = le.Uint32(p[8:])
-		r.Bypassed = le.Uint32(p[12:])
-		used = 16
-		if f.Version > Version {
-			used = len(p) // what a newer version put there is not ours to judge
-		}
+		c.u16(&f.Register.MinVersion, &f.Register.Channels)
+		c.u32(&f.Register.ShimVersion, &f.Register.Interposed, &f.Register.Bypassed)
 	case TypeAttach:
-		a := &f.Attach
-		copy(a.UUID[:], p)
-		a.Ordinal = le.Uint32(p[16:])
-		if le.Uint32(p[20:]) != 0 {
-			return errReserved
-		}
-		a.TotalMem = le.Uint64(p[24:])
-		used = 32
+		c.bytes(f.Attach.UUID[:])
+		c.u32(&f.Attach.Ordinal, &f.Attach.reserved)
+		c.u64(&f.Attach.TotalMem)
 	case TypeRelease:
-		f.Released.DrainNs = le.Uint64(p)
-		f.Released.Calls = le.Uint64(p[8:])
-		f.Released.Flags = le.Uint32(p[16:])
-		if f.Released.Flags&^ReleasedPreempted != 0 {
-			return errReserved
-		}
-		used = 20
+		c.u64(&f.Released.DrainNs, &f.Released.Calls)
+		c.u32(&f.Released.Flags)
 	case TypeStats:
-		s := &f.Stats
-		s.Calls = le.Uint64(p)
-		s.Waits = le.Uint64(p[8:])
-		s.WaitNs = le.Uint64(p[16:])
-		s.MemBytes = le.Uint64(p[24:])
-		s.MemPeak = le.Uint64(p[32:])
-		s.WaitMaxNs = le.Uint64(p[40:])
-		used = 48
+		c.u64(&f.Stats.Calls, &f.Stats.Waits, &f.Stats.WaitNs, &f.Stats.MemBytes, &f.Stats.MemPeak, &f.Stats.WaitMaxNs)
 	case TypeWelcome:
-		f.Welcome.ClientID = le.Uint64(p)
-		f.Welcome.PageSize = le.Uint32(p[8:])
-		f.Welcome.Slots = le.Uint16(p[12:])
-		used = 14
+		c.u64(&f.Welcome.ClientID)
+		c.u32(&f.Welcome.PageSize)
+		c.u16(&f.Welcome.Slots)
 	case TypeGrant:
-		f.Grant.QuantumNs = le.Uint64(p)
-		used = 8
+		c.u64(&f.Grant.QuantumNs)
 	case TypeRevoke:
-		f.Revoke.GraceNs = le.Uint64(p)
-		f.Revoke.Waiters = le.Uint32(p[8:])
-		used = 12
+		c.u64(&f.Revoke.GraceNs)
+		c.u32(&f.Revoke.Waiters)
 	case TypeNotice:
-		f.Notice.Waiters = le.Uint32(p)
-		f.Notice.Present = le.Uint32(p[4:])
-		used = 8
+		c.u32(&f.Notice.Waiters, &f.Notice.Present)
 	case TypeRefused:
-		copy(f.Refused.Text[:], p)
-		used = textSize
+		c.bytes(f.Refused.Text[:])
 	case TypeReserve:
-		f.Reserve.Total = le.Uint64(p)
-		f.Reserve.Least = le.Uint64(p[8:])
-		f.Reserve.Serial = le.Uint64(p[16:])
-		used = 24
+		c.u64(&f.Reserve.Total, &f.Reserve.Least, &f.Reserve.Serial)
 	case TypeReserved:
-		r := &f.Reserved
-		r.Total = le.Uint64(p)
-		r.Used = le.Uint64(p[8:])
-		r.Limit = le.Uint64(p[16:])
-		r.Serial = le.Uint64(p[24:])
-		used = 32
+		c.u64(&f.Reserved.Total, &f.Reserved.Used, &f.Reserved.Limit, &f.Reserved.Serial)
 	case TypeMoved:
 		m := &f.Moved
-		m.Resident = le.Uint64(p)
-		m.Fixed = le.Uint64(p[8:])
-		m.Away = le.Uint64(p[16:])
-		m.Out = le.Uint64(p[24:])
-		m.In = le.Uint64(p[32:])
-		m.Arena = le.Uint64(p[40:])
-		used = 48
+		c.u64(&m.Resident, &m.Fixed, &m.Away, &m.Out, &m.In, &m.Arena)
 	case TypeUtil:
-		f.Util.Samples = le.Uint32(p)
-		f.Util.Busy = le.Uint32(p[4:])
-		f.Util.Calls = le.Uint32(p[8:])
-		used = 12
+		c.u32(&f.Util.Samples, &f.Util.Busy, &f.Util.Calls)
 	case TypeControls:
-		return f.Controls.decode(p)
+		both := [2]byte{byte(f.Controls.Slices), byte(f.Controls.Channels)}
+		c.bytes(both[:])
+		f.Controls.Slices, f.Controls.Channels = Control(both[0]), Control(both[1])
+		c.u16(&f.Controls.Groups)
+		c.u32(&f.Controls.Bare)
+		c.bytes(f.Controls.Driver[:])
 	case TypeRoom:
-		f.Room.Bytes = le.Uint64(p)
-		used = 8
+		c.u64(&f.Room.Bytes)
 	case TypeSlice:
-		f.Slice.Ns = le.Uint64(p)
-		used = 8
+		c.u64(&f.Slice.Ns)
 	case TypeCopier:
-		copy(f.Copier.GPU[:], p)
-		f.Copier.Flags = le.Uint32(p[16:])
-		used = 20
+		c.bytes(f.Copier.GPU[:])
+		c.u32(&f.Copier.Flags)
 	case TypeArena:
-		f.Arena.Segment = le.Uint64(p)
-		f.Arena.Size = le.Uint64(p[8:])
-		f.Arena.Flags = le.Uint32(p[16:])
-		used = 20
+		c.u64(&f.Arena.Segment, &f.Arena.Size)
+		c.u32(&f.Arena.Flags)
 	case TypeAttached:
-		copy(f.Attached.UUID[:], p)
-		used = len(f.Attached.UUID)
+		c.bytes(f.Attached.UUID[:])
 	case TypeRequest, TypeSuspend, TypeSuspended:
 	default:
+		return false
+	}
+	return true
+}
+
+func (f *Frame) decodePayload(p []byte) error {
+	c := coder{b: p}
+	if !f.payload(&c) {
 		return errType
 	}
-	for _, c := range p[used:] {
-		if c != 0 {
-			return errReserved
-		}
+	if f.Type == TypeRegister && f.Version > Version {
+		return nil // what a newer version put there is not ours to judge
+	}
+	if f.Attach.reserved != 0 || f.Released.Flags&^ReleasedPreempted != 0 || !isZero(p[c.at:]) {
+		return errReserved
 	}
 	return nil
+}
+
+func isZero(b []byte) bool {
+	for _, c := range b {
+		if c != 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // rule is what a type allows in the header.
@@ -271,42 +290,35 @@ func (f *Frame) check() error {
 		}
 	case TypeRefused:
 		return f.Refused.check()
+	case TypeControls:
+		return f.Controls.check()
 	}
 	return nil
 }
 
-func (c *Controls) decode(p []byte) error {
-	c.Slices, c.Channels = Control(p[0]), Control(p[1])
-	c.Groups = le.Uint16(p[2:])
-	c.Bare = le.Uint32(p[4:])
-	copy(c.Driver[:], p[8:])
+func (c *Controls) check() error {
 	end := bytes.IndexByte(c.Driver[:], 0)
 	if end < 0 || c.Slices > ControlFailed || c.Channels > ControlFailed {
 		return errControls
 	}
-	for i, b := range c.Driver {
-		switch {
-		case i < end && (b < ' ' || b > '~'):
+	for _, b := range c.Driver[:end] {
+		if b < ' ' || b > '~' {
 			return errControls
-		case i > end && b != 0:
-			return errReserved
 		}
+	}
+	if !isZero(c.Driver[end:]) {
+		return errReserved
 	}
 	return nil
 }
 
 func (r *Refused) check() error {
-	n := 0
-	for n < textSize && r.Text[n] != 0 {
-		n++
-	}
-	if n == textSize || !utf8.Valid(r.Text[:n]) {
+	n := bytes.IndexByte(r.Text[:], 0)
+	if n < 0 || !utf8.Valid(r.Text[:n]) {
 		return errText
 	}
-	for _, c := range r.Text[n:] {
-		if c != 0 {
-			return errReserved
-		}
+	if !isZero(r.Text[n:]) {
+		return errReserved
 	}
 	return nil
 }
@@ -319,82 +331,6 @@ func (f *Frame) Encode() (b [FrameSize]byte) {
 	le.PutUint16(b[2:], f.Channel)
 	le.PutUint32(b[4:], f.Code)
 	le.PutUint64(b[8:], f.Epoch)
-	p := b[payload:]
-	switch f.Type {
-	case TypeRegister:
-		le.PutUint16(p, f.Register.MinVersion)
-		le.PutUint16(p[2:], f.Register.Channels)
-		le.PutUint32(p[4:], f.Register.ShimVersion)
-		le.PutUint32(p[8:], f.Register.Interposed)
-		le.PutUint32(p[12:], f.Register.Bypassed)
-	case TypeAttach:
-		copy(p, f.Attach.UUID[:])
-		le.PutUint32(p[16:], f.Attach.Ordinal)
-		le.PutUint64(p[24:], f.Attach.TotalMem)
-	case TypeRelease:
-		le.PutUint64(p, f.Released.DrainNs)
-		le.PutUint64(p[8:], f.Released.Calls)
-		le.PutUint32(p[16:], f.Released.Flags)
-	case TypeStats:
-		le.PutUint64(p, f.Stats.Calls)
-		le.PutUint64(p[8:], f.Stats.Waits)
-		le.PutUint64(p[16:], f.Stats.WaitNs)
-		le.PutUint64(p[24:], f.Stats.MemBytes)
-		le.PutUint64(p[32:], f.Stats.MemPeak)
-		le.PutUint64(p[40:], f.Stats.WaitMaxNs)
-	case TypeWelcome:
-		le.PutUint64(p, f.Welcome.ClientID)
-		le.PutUint32(p[8:], f.Welcome.PageSize)
-		le.PutUint16(p[12:], f.Welcome.Slots)
-	case TypeGrant:
-		le.PutUint64(p, f.Grant.QuantumNs)
-	case TypeRevoke:
-		le.PutUint64(p, f.Revoke.GraceNs)
-		le.PutUint32(p[8:], f.Revoke.Waiters)
-	case TypeNotice:
-		le.PutUint32(p, f.Notice.Waiters)
-		le.PutUint32(p[4:], f.Notice.Present)
-	case TypeReserve:
-		le.PutUint64(p, f.Reserve.Total)
-		le.PutUint64(p[8:], f.Reserve.Least)
-		le.PutUint64(p[16:], f.Reserve.Serial)
-	case TypeReserved:
-		le.PutUint64(p, f.Reserved.Total)
-		le.PutUint64(p[8:], f.Reserved.Used)
-		le.PutUint64(p[16:], f.Reserved.Limit)
-		le.PutUint64(p[24:], f.Reserved.Serial)
-	case TypeMoved:
-		le.PutUint64(p, f.Moved.Resident)
-		le.PutUint64(p[8:], f.Moved.Fixed)
-		le.PutUint64(p[16:], f.Moved.Away)
-		le.PutUint64(p[24:], f.Moved.Out)
-		le.PutUint64(p[32:], f.Moved.In)
-		le.PutUint64(p[40:], f.Moved.Arena)
-	case TypeUtil:
-		le.PutUint32(p, f.Util.Samples)
-		le.PutUint32(p[4:], f.Util.Busy)
-		le.PutUint32(p[8:], f.Util.Calls)
-	case TypeControls:
-		c := &f.Controls
-		p[0], p[1] = byte(c.Slices), byte(c.Channels)
-		le.PutUint16(p[2:], c.Groups)
-		le.PutUint32(p[4:], c.Bare)
-		copy(p[8:], c.Driver[:])
-	case TypeRoom:
-		le.PutUint64(p, f.Room.Bytes)
-	case TypeAttached:
-		copy(p, f.Attached.UUID[:])
-	case TypeSlice:
-		le.PutUint64(p, f.Slice.Ns)
-	case TypeCopier:
-		copy(p, f.Copier.GPU[:])
-		le.PutUint32(p[16:], f.Copier.Flags)
-	case TypeArena:
-		le.PutUint64(p, f.Arena.Segment)
-		le.PutUint64(p[8:], f.Arena.Size)
-		le.PutUint32(p[16:], f.Arena.Flags)
-	case TypeRefused:
-		copy(p, f.Refused.Text[:])
-	}
+	f.payload(&coder{b: b[header:], write: true})
 	return b
 }

@@ -4,6 +4,9 @@ package wire
 
 import (
 	"bytes"
+	"encoding/hex"
+	"fmt"
+	"strings"
 	"time"
 )
 
@@ -64,53 +67,18 @@ const (
 	TypeCopier   Type = 76
 )
 
+var typeNames = map[Type]string{
+	TypeRegister: "REGISTER", TypeAttach: "ATTACH", TypeRequest: "REQUEST", TypeRelease: "RELEASE", TypeStats: "STATS",
+	TypeReserve: "RESERVE", TypeMoved: "MOVED", TypeUtil: "UTIL", TypeControls: "CONTROLS", TypeSuspended: "SUSPENDED",
+	TypeWelcome: "WELCOME", TypeAttached: "ATTACHED", TypeGrant: "GRANT", TypeRevoke: "REVOKE", TypeNotice: "NOTICE",
+	TypeRefused: "REFUSED", TypeReserved: "RESERVED", TypeRoom: "ROOM", TypeArena: "ARENA", TypeSlice: "SLICE",
+	TypeSuspend: "SUSPEND", TypeCopier: "COPIER",
+}
+
 // String returns the name used in hook/wire.h, without prefix.
 func (t Type) String() string {
-	switch t {
-	case TypeRegister:
-		return "REGISTER"
-	case TypeAttach:
-		return "ATTACH"
-	case TypeRequest:
-		return "REQUEST"
-	case TypeRelease:
-		return "RELEASE"
-	case TypeStats:
-		return "STATS"
-	case TypeReserve:
-		return "RESERVE"
-	case TypeMoved:
-		return "MOVED"
-	case TypeUtil:
-		return "UTIL"
-	case TypeControls:
-		return "CONTROLS"
-	case TypeWelcome:
-		return "WELCOME"
-	case TypeAttached:
-		return "ATTACHED"
-	case TypeGrant:
-		return "GRANT"
-	case TypeRevoke:
-		return "REVOKE"
-	case TypeNotice:
-		return "NOTICE"
-	case TypeRefused:
-		return "REFUSED"
-	case TypeReserved:
-		return "RESERVED"
-	case TypeRoom:
-		return "ROOM"
-	case TypeArena:
-		return "ARENA"
-	case TypeSlice:
-		return "SLICE"
-	case TypeSuspend:
-		return "SUSPEND"
-	case TypeSuspended:
-		return "SUSPENDED"
-	case TypeCopier:
-		return "COPIER"
+	if name := typeNames[t]; name != "" {
+		return name
 	}
 	return "unknown type"
 }
@@ -187,6 +155,24 @@ const (
 // UUID is a GPU's identity as cuDeviceGetUuid returns it.
 type UUID [UUIDSize]byte
 
+// ParseUUID reads "GPU-" or, for a MIG device, "MIG-", and 32 hexadecimal
+// digits, dashes anywhere.
+func ParseUUID(s string) (u UUID, err error) {
+	digits, ok := strings.CutPrefix(s, "GPU-")
+	if !ok {
+		digits, ok = strings.CutPrefix(s, "MIG-")
+	}
+	b, hexErr := hex.DecodeString(strings.ReplaceAll(digits, "-", ""))
+	if !ok || hexErr != nil || len(b) != len(u) {
+		return u, fmt.Errorf("GPU UUID %q: want GPU- or MIG- and 32 hexadecimal digits", s)
+	}
+	return UUID(b), nil
+}
+
+func (u UUID) String() string {
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[:4], u[4:6], u[6:8], u[8:10], u[10:])
+}
+
 // Frame is one packet. Of the payloads only the one that Type names is read or
 // written; REQUEST and ATTACHED have none.
 type Frame struct {
@@ -230,6 +216,7 @@ type Register struct {
 type Attach struct {
 	UUID     UUID
 	Ordinal  uint32 // the application's device ordinal
+	reserved uint32 // 0
 	TotalMem uint64 // bytes
 }
 
@@ -470,12 +457,8 @@ func (r *Refused) SetText(s string) {
 
 // String returns the text up to its NUL.
 func (r *Refused) String() string {
-	for i, c := range r.Text {
-		if c == 0 {
-			return string(r.Text[:i])
-		}
-	}
-	return string(r.Text[:])
+	text, _, _ := bytes.Cut(r.Text[:], []byte{0})
+	return string(text)
 }
 
 // ValidEpoch reports whether a grant may carry the epoch: its low 32 bits are

@@ -28,21 +28,42 @@ const TenantDir = "tenant"
 // maxSocketPath is what fits in sockaddr_un beside the final NUL, bytes.
 const maxSocketPath = 107
 
+// Socket is one of the sockets of a run directory.
+type Socket int
+
+// The sockets.
+const (
+	Tenants Socket = iota // SOCK_SEQPACKET
+	View                  // SOCK_STREAM; the status for everybody
+	Control               // the same
+	Sockets               // how many there are
+)
+
+// below are the paths of the sockets in the run directory.
+var below = [Sockets]string{filepath.Join(TenantDir, wire.SocketName), filepath.Join(TenantDir, api.ViewName), api.SocketName}
+
 // Dir is a run directory that this process has.
 type Dir struct {
-	Tenants *net.UnixListener // SOCK_SEQPACKET
-	View    *net.UnixListener // SOCK_STREAM
-	Control *net.UnixListener // the same
-	path    string
-	group   *int // of the control socket
-	lock    *os.File
-	made    []entry
+	listeners [Sockets]*net.UnixListener
+	path      string
+	group     *int // of the control socket
+	lock      *os.File
+	made      []entry
 }
 
-// tenantSocket, viewSocket and controlSocket are the paths of the sockets.
-func (d *Dir) tenantSocket() string  { return filepath.Join(d.path, TenantDir, wire.SocketName) }
-func (d *Dir) viewSocket() string    { return filepath.Join(d.path, TenantDir, api.ViewName) }
-func (d *Dir) controlSocket() string { return filepath.Join(d.path, api.SocketName) }
+// Listener returns that of a socket.
+func (d *Dir) Listener(s Socket) *net.UnixListener { return d.listeners[s] }
+
+func (d *Dir) at(s Socket) string { return filepath.Join(d.path, below[s]) }
+
+func (s Socket) String() string { return filepath.Base(below[s]) }
+
+func (s Socket) kind() int {
+	if s == Tenants {
+		return unix.SOCK_SEQPACKET
+	}
+	return unix.SOCK_STREAM
+}
 
 // entry is a directory or a socket as it was when the directory was opened.
 type entry struct {
@@ -82,81 +103,53 @@ func Open(path string, o Options) (d *Dir, err error) {
 		return d, err
 	}
 	given := o.Tenants
-	if !exists(d.tenantSocket()) {
+	if _, err := os.Lstat(d.at(Tenants)); err != nil {
 		given = nil // somebody has deleted its path since, so nobody could connect
 	}
-	if given == nil {
-		err = removeStale(d.tenantSocket(), unix.SOCK_SEQPACKET)
+	for s := range Sockets {
+		if s != Tenants || given == nil {
+			err = errors.Join(err, removeStale(d.at(s), s.kind()))
+		}
 	}
-	if err = errors.Join(err, removeStale(d.viewSocket(), unix.SOCK_STREAM), removeStale(d.controlSocket(), unix.SOCK_STREAM)); err != nil {
-		return d, err
+	if err == nil {
+		err = d.note(path, false)
 	}
-	if err := d.note(path, false); err != nil {
-		return d, err
+	for s := range Sockets {
+		if err == nil {
+			err = d.listen(s, given)
+		}
+		given = nil
 	}
-	if err := d.listenTenants(given); err != nil {
-		return d, err
-	}
-	return d, errors.Join(d.listenView(), d.listenControl())
+	return d, err
 }
 
-func exists(path string) bool {
-	_, err := os.Lstat(path)
-	return err == nil
-}
-
-// listenTenants opens the tenants' socket, or takes the one that is given.
-func (d *Dir) listenTenants(given *os.File) error {
+// listen opens a socket, or takes the one that is given.
+func (d *Dir) listen(s Socket, given *os.File) error {
+	mode, group := os.FileMode(0o666), (*int)(nil)
+	if s == Control {
+		mode, group = 0o600, d.group
+		if group != nil {
+			mode = 0o660
+		}
+	}
 	var l net.Listener
 	var err error
 	if given != nil {
-		l, err = adopt(given, d.tenantSocket())
+		l, err = adopt(given, d.at(s))
 	} else {
-		l, err = listen(d.tenantSocket(), unix.SOCK_SEQPACKET, 0o666, nil)
+		l, err = listen(d.at(s), s.kind(), mode, group)
 	}
 	if err != nil {
 		return err
 	}
-	if d.Tenants != nil {
-		d.Tenants.Close()
+	if d.listeners[s] != nil {
+		d.listeners[s].Close()
 	}
-	d.Tenants = l.(*net.UnixListener)
-	if err := d.note(d.tenantSocket(), given == nil); err != nil {
+	d.listeners[s] = l.(*net.UnixListener)
+	if err := d.note(d.at(s), given == nil); err != nil || s == Control {
 		return err
 	}
-	return replaceLink(filepath.Join(TenantDir, wire.SocketName), filepath.Join(d.path, wire.SocketName))
-}
-
-// listenView opens the socket of the status for everybody.
-func (d *Dir) listenView() error {
-	l, err := listen(d.viewSocket(), unix.SOCK_STREAM, 0o666, nil)
-	if err != nil {
-		return err
-	}
-	if d.View != nil {
-		d.View.Close()
-	}
-	d.View = l.(*net.UnixListener)
-	if err := d.note(d.viewSocket(), true); err != nil {
-		return err
-	}
-	return replaceLink(filepath.Join(TenantDir, api.ViewName), filepath.Join(d.path, api.ViewName))
-}
-
-func (d *Dir) listenControl() error {
-	mode := os.FileMode(0o600)
-	if d.group != nil {
-		mode = 0o660
-	}
-	l, err := listen(d.controlSocket(), unix.SOCK_STREAM, mode, d.group)
-	if err != nil {
-		return err
-	}
-	if d.Control != nil {
-		d.Control.Close()
-	}
-	d.Control = l.(*net.UnixListener)
-	return d.note(d.controlSocket(), true)
+	return replaceLink(below[s], filepath.Join(d.path, filepath.Base(below[s])))
 }
 
 // note remembers a path as it is now, and nothing else of the path.
@@ -175,35 +168,29 @@ func (e entry) there() bool {
 	return err == nil && os.SameFile(info, e.info)
 }
 
-// Mended says which sockets listen anew.
-type Mended struct{ Tenants, View, Control bool }
-
 // Mend listens anew where somebody has deleted or replaced a socket: nobody could
 // connect, or whoever put another socket there would get the connections. It replaces
 // the listeners of these sockets, and says which. It returns an error if it cannot, or
 // if the directory itself is not the one that was opened: nothing can be recorded then.
-func (d *Dir) Mend() (mended Mended, err error) {
+func (d *Dir) Mend() (mended []Socket, err error) {
 	for _, e := range slices.Clone(d.made) { // the directory first
 		if e.there() {
 			continue
 		}
 		again := fmt.Errorf("%s was deleted or replaced: start nvshare-scheduler again, which makes the run directory anew", e.path)
-		var listen func() error
-		switch e.path {
-		case d.tenantSocket():
-			mended.Tenants, listen = true, func() error { return d.listenTenants(nil) }
-		case d.viewSocket():
-			mended.View, listen = true, d.listenView
-		case d.controlSocket():
-			mended.Control, listen = true, d.listenControl
-		default:
+		which := Socket(0)
+		for which < Sockets && d.at(which) != e.path {
+			which++
+		}
+		if which == Sockets {
 			return mended, again
 		}
+		mended = append(mended, which)
 		if err = makeDirs(d.path); err == nil {
 			err = remove(e.path)
 		}
 		if err == nil {
-			err = listen()
+			err = d.listen(which, nil)
 		}
 		if err != nil {
 			return mended, fmt.Errorf("%w (%w)", again, err)
@@ -232,17 +219,18 @@ func (d *Dir) Close() {
 
 // Abandon ends like SIGKILL: the descriptors are closed, and the sockets stay.
 func (d *Dir) Abandon() {
-	if d.Tenants != nil {
-		d.Tenants.Close()
-	}
-	if d.View != nil {
-		d.View.Close()
-	}
-	if d.Control != nil {
-		d.Control.Close()
-	}
+	d.CloseSockets()
 	if d.lock != nil {
 		d.lock.Close()
+	}
+}
+
+// CloseSockets has nobody connect any more.
+func (d *Dir) CloseSockets() {
+	for _, l := range d.listeners {
+		if l != nil {
+			l.Close()
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -181,35 +182,35 @@ func TestMend(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		breakIt func(dir string) error
-		want    Mended
+		want    []Socket
 		ends    bool
 	}{
 		"deleted":              {breakIt: os.RemoveAll, ends: true},
 		"renamed":              {breakIt: func(dir string) error { return os.Rename(dir, dir+".old") }, ends: true},
-		"no tenants' socket":   {breakIt: func(dir string) error { return os.Remove(dir + "/tenant/scheduler.sock") }, want: Mended{Tenants: true}},
-		"no directory of them": {breakIt: func(dir string) error { return os.RemoveAll(dir + "/tenant") }, want: Mended{Tenants: true, View: true}},
+		"no tenants' socket":   {breakIt: func(dir string) error { return os.Remove(dir + "/tenant/scheduler.sock") }, want: []Socket{Tenants}},
+		"no directory of them": {breakIt: func(dir string) error { return os.RemoveAll(dir + "/tenant") }, want: []Socket{Tenants, View}},
 		"somebody else's socket": {breakIt: func(dir string) error {
 			return errors.Join(os.Remove(dir+"/tenant/scheduler.sock"), usurp(dir+"/tenant/scheduler.sock"))
-		}, want: Mended{Tenants: true}},
+		}, want: []Socket{Tenants}},
 		"a directory in its place": {breakIt: func(dir string) error {
 			return errors.Join(os.Remove(dir+"/tenant/scheduler.sock"), os.MkdirAll(dir+"/tenant/scheduler.sock/x", 0o755))
-		}, want: Mended{Tenants: true}, ends: true},
-		"no control socket": {breakIt: func(dir string) error { return os.Remove(dir + "/control.sock") }, want: Mended{Control: true}},
-		"no status socket":  {breakIt: func(dir string) error { return os.Remove(dir + "/tenant/status.sock") }, want: Mended{View: true}},
+		}, want: []Socket{Tenants}, ends: true},
+		"no control socket": {breakIt: func(dir string) error { return os.Remove(dir + "/control.sock") }, want: []Socket{Control}},
+		"no status socket":  {breakIt: func(dir string) error { return os.Remove(dir + "/tenant/status.sock") }, want: []Socket{View}},
 		"neither": {breakIt: func(dir string) error {
 			return errors.Join(os.Remove(dir+"/control.sock"), os.Remove(dir+"/tenant/scheduler.sock"))
-		}, want: Mended{Tenants: true, Control: true}},
+		}, want: []Socket{Tenants, Control}},
 	} {
 		dir := filepath.Join(t.TempDir(), "run")
 		d := open(t, dir)
-		if mended, err := d.Mend(); err != nil || mended != (Mended{}) {
+		if mended, err := d.Mend(); err != nil || len(mended) != 0 {
 			t.Errorf("%s: before: %+v, %v", name, mended, err)
 		}
 		if err := tc.breakIt(dir); err != nil {
 			t.Fatal(err)
 		}
 		mended, err := d.Mend()
-		if mended != tc.want {
+		if !slices.Equal(mended, tc.want) {
 			t.Errorf("%s: mends %+v", name, mended)
 		}
 		if tc.ends != (err != nil) || err != nil && !strings.Contains(err.Error(), dir) {
@@ -226,13 +227,13 @@ func TestMend(t *testing.T) {
 			t.Fatal(err)
 		}
 		conn.Close()
-		d.Tenants.SetDeadline(time.Now().Add(time.Minute))
-		if c, err := d.Tenants.AcceptUnix(); err != nil {
+		d.Listener(Tenants).SetDeadline(time.Now().Add(time.Minute))
+		if c, err := d.Listener(Tenants).AcceptUnix(); err != nil {
 			t.Errorf("%s: the connection is somebody else's: %v", name, err)
 		} else {
 			c.Close()
 		}
-		if mended, err := d.Mend(); err != nil || mended != (Mended{}) {
+		if mended, err := d.Mend(); err != nil || len(mended) != 0 {
 			t.Errorf("%s: after: %+v, %v", name, mended, err)
 		}
 	}
@@ -294,7 +295,7 @@ func TestSocketOfSystemd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, err := d.Tenants.Accept()
+		c, err := d.Listener(Tenants).Accept()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -303,7 +304,7 @@ func TestSocketOfSystemd(t *testing.T) {
 		if n, err := c.Read(text); err != nil || string(text[:n]) != "early" {
 			t.Errorf("%q, %v", text[:n], err)
 		}
-		if mended, err := d.Mend(); err != nil || mended != (Mended{}) {
+		if mended, err := d.Mend(); err != nil || len(mended) != 0 {
 			t.Error(mended, err)
 		}
 		d.Close()
@@ -315,7 +316,7 @@ func TestSocketOfSystemd(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c, err := next.Tenants.Accept(); err == nil {
+		if c, err := next.Listener(Tenants).Accept(); err == nil {
 			c.Close()
 		}
 		next.Close()

@@ -25,7 +25,6 @@ func stateSeeds() (seeds [][]any) {
 	for _, s := range []string{
 		`{"version":2,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holders":[{"pid":5,"starttime":6,"epoch":8},{"pid":7,"starttime":6,"epoch":9}],"unrecorded":true}}}`,
 		`{"version":2,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holders":[{"pid":5,"starttime":6,"epoch":8},{"pid":7,"starttime":6,"epoch":9}],"way":"cohort"}}}`,
-		`{"version":1,"boot_id":"x","gpus":{"GPU-1":{"epoch":9,"holder":{"pid":5,"starttime":6},"concurrent":true}}}`,
 		`{"version":3}`, `{"version":2,"gpus":null}`, `{`, "", "null", `[1]`, "\x00\xff",
 	} {
 		seeds = append(seeds, []any{[]byte(s)})

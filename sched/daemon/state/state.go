@@ -15,8 +15,6 @@ import (
 )
 
 // version changes when an older scheduler would misread the file.
-// Version 1, of one holder for each GPU, is read too: an upgrade happens while
-// tenants hold.
 const version = 2
 
 // Bounds of what a file can say. An epoch of maxEpoch takes a grant a nanosecond
@@ -52,16 +50,6 @@ type Holder struct {
 // New returns the state of a node on which nothing was ever granted.
 func New(bootID string) *File {
 	return &File{Version: version, BootID: bootID, GPUs: map[string]*GPU{}}
-}
-
-// file1 is version 1 of the file. Its holder has the GPU's epoch.
-type file1 struct {
-	BootID string `json:"boot_id"`
-	GPUs   map[string]*struct {
-		Epoch      sched.Epoch `json:"epoch"`
-		Holder     *Holder     `json:"holder"`
-		Concurrent bool        `json:"concurrent"` // holders are not recorded
-	} `json:"gpus"`
 }
 
 // Load reads the file. Where there is none, it returns what New does. Where the
@@ -104,8 +92,6 @@ func decode(text []byte) (*File, error) {
 	var s File
 	var err error
 	switch {
-	case head.Version == 1:
-		s, err = decode1(text)
 	case head.Version == version:
 		err = json.Unmarshal(text, &s)
 	case head.Version > version:
@@ -125,27 +111,6 @@ func decode(text []byte) (*File, error) {
 		}
 	}
 	return &s, nil
-}
-
-func decode1(text []byte) (s File, err error) {
-	var old file1
-	if err := json.Unmarshal(text, &old); err != nil {
-		return s, err
-	}
-	s.BootID, s.GPUs = old.BootID, map[string]*GPU{}
-	for uuid, g := range old.GPUs {
-		if g == nil {
-			s.GPUs[uuid] = nil // as damaged as in version 2
-			continue
-		}
-		now := &GPU{Epoch: g.Epoch, Unrecorded: g.Concurrent}
-		if g.Holder != nil {
-			g.Holder.Epoch = g.Epoch
-			now.Holders = []Holder{*g.Holder}
-		}
-		s.GPUs[uuid] = now
-	}
-	return s, nil
 }
 
 func (g *GPU) check() error {

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"time"
+
+	"github.com/containerd/ttrpc"
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/daemon/admission"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// acceptor is the part of net.UnixListener that accept needs.
+type acceptor interface {
+	AcceptUnix() (*net.UnixConn, error)
+}
+
+// accept takes connections until the listener is closed. It identifies one peer
+// at a time, so that a flood of connections waits in the kernel's backlog.
+func (d *Daemon) accept(ctx context.Context, from acceptor, admit func(context.Context, *net.UnixConn)) {
+	defer d.yieldToOthers()()
+	const minPause, maxPause = 5 * time.Millisecond, time.Second
+	pause := minPause
+	for {
+		sock, err := from.AcceptUnix()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Out of descriptors or memory. Those who are connected are still served.
+			d.Log.WithError(err).Warnf("accept a client: trying again in %v", pause)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
+			pause = min(2*pause, maxPause)
+			continue
+		}
+		pause = minPause
+		admit(ctx, sock)
+	}
+}
+
+// yieldToOthers gives this goroutine a thread of its own that runs after the other
+// threads of this process, until back is called. So clients that are connected do
+// not wait for those that connect.
+func (d *Daemon) yieldToOthers() (back func()) {
+	const self = 0
+	runtime.LockOSThread()
+	raw, err := unix.Getpriority(unix.PRIO_PROCESS, self)
+	nice := 20 - raw
+	if err == nil {
+		err = unix.Setpriority(unix.PRIO_PROCESS, self, nice+acceptNice)
+	}
+	if err != nil {
+		d.Log.WithError(err).Debug("accept clients at the priority of all else")
+	}
+	return func() {
+		if unix.Setpriority(unix.PRIO_PROCESS, self, nice) == nil {
+			runtime.UnlockOSThread()
+		} // else only root may; the thread ends with the goroutine
+	}
+}
+
+// admit identifies the peer and starts to serve the connection, within the limits. It
+// never waits for the loop, which may have much to do.
+func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
+	c := &node.Conn{Sock: sock}
+	refuse := func(code uint32, text string, note func()) {
+		d.Try(note) // else there is more to do than to write lines
+		c.Refuse(code, text)
+		sock.Close()
+	}
+	pid, gone := peer.Knocks(sock)
+	if gone {
+		sock.Close()
+		return
+	}
+	if err := d.Desk.Knock(pid, time.Now()); err != nil {
+		refuse(wire.ErrTooMany, err.Error(), func() {})
+		return
+	}
+	var err error
+	if c.Peer, err = d.Peers.Identify(sock); err != nil {
+		refuse(wire.ErrInternal, "cannot identify your process", func() { d.refuseUnknown(err) })
+		return
+	}
+	if c.Account, err = d.Desk.Connect(c.Peer.Account, time.Now()); err != nil {
+		refuse(wire.ErrTooMany, err.Error(), func() {
+			d.Tell(c.Subject(), logrus.WarnLevel, "refuse a connection: "+err.Error())
+		})
+		c.Peer.Close()
+		return
+	}
+	d.Go(func() {
+		if d.Ask(ctx, func() { d.enter(c) }) != nil {
+			c.Peer.Close()
+			sock.Close()
+			return
+		}
+		err := d.read(c)
+		d.inTurn(c.Account, func() { d.hangUp(c, err) })
+	})
+}
+
+// enter takes a connection into the books. That its process is known shows that others' are not
+// hidden any more, unless the process is of the scheduler's own user.
+func (d *Daemon) enter(c *node.Conn) {
+	d.conns[c] = struct{}{}
+	if errors.Is(d.identifyErr, peer.ErrHidden) && c.Peer.UID != uint32(os.Geteuid()) {
+		d.identifyErr = nil
+		d.Log.Info("processes are known again")
+	}
+}
+
+// inTurn is do for what an account causes: accounts are served in turn.
+func (d *Daemon) inTurn(a *admission.Account, f func()) bool {
+	select {
+	case a.Turn() <- struct{}{}:
+	case <-d.Ended():
+		return false
+	}
+	return d.Do(func() {
+		f()
+		<-a.Turn()
+	})
+}
+
+// serve handles a frame, and charges its sender for what that has cost beyond the frame.
+func (d *Daemon) serve(c *node.Conn, f *wire.Frame) {
+	before := d.work()
+	d.frame(c, f)
+	if cost := d.work() - before; cost > 0 {
+		c.Account.Charge(int(cost), time.Now())
+	}
+}
+
+// work is what all frames so far have cost beyond their number, in units of about a
+// frame that does little.
+func (d *Daemon) work() uint64 {
+	sum := d.ExtraWork
+	for _, g := range d.Order {
+		sum += g.Core.Work()
+	}
+	return sum
+}
+
+// read passes frames to the loop until the connection ends, and says why it
+// did: an error that wraps wire.ErrFrame if the peer broke the protocol.
+func (d *Daemon) read(c *node.Conn) error {
+	// One byte more than a frame shows that a packet was longer. There is no
+	// room for descriptors, so the kernel drops those a peer sends.
+	var buf [wire.FrameSize + 1]byte
+	c.Sock.SetReadDeadline(time.Now().Add(d.registerTimeout))
+	registered := false
+	for {
+		n, flags, err := c.Receive(buf[:])
+		if err != nil {
+			if registered && errors.Is(err, os.ErrDeadlineExceeded) {
+				c.Sock.SetReadDeadline(time.Time{}) // lookOut woke us
+				continue
+			}
+			return err
+		}
+		if n == 0 {
+			return io.EOF
+		}
+		if flags&unix.MSG_TRUNC != 0 {
+			n = len(buf)
+		}
+		f, err := wire.Decode(buf[:n])
+		if err != nil {
+			return err
+		}
+		if !f.Type.FromClient() || (f.Type == wire.TypeRegister) == registered {
+			return fmt.Errorf("%w: %v out of order", wire.ErrFrame, f.Type)
+		}
+		if !registered {
+			registered = true
+			c.Sock.SetReadDeadline(time.Time{})
+		}
+		cost := 1
+		if f.Type == wire.TypeRegister {
+			cost = registerCost
+		}
+		wait := c.Account.Charge(cost, time.Now())
+		if f.Type == wire.TypeRegister {
+			wait = max(wait, c.Account.AwaitArena(time.Now()))
+		}
+		if wait > 0 {
+			select {
+			case <-time.After(wait):
+			case <-d.Ended():
+				return net.ErrClosed
+			}
+		}
+		if !d.inTurn(c.Account, func() { d.serve(c, &f) }) {
+			return net.ErrClosed
+		}
+	}
+}
+
+// callerKey is the context key of a call's uid.
+type callerKey struct{}
+
+// callerOf returns the user who makes a call of the control socket, as the kernel says.
+func callerOf(ctx context.Context) uint32 {
+	uid, _ := ctx.Value(callerKey{}).(uint32)
+	return uid
+}
+
+// admitCaller has server answer one connection. The server does not tell its calls on which
+// connection they came, so each connection is served with a context of its own.
+func (d *Daemon) admitCaller(server *ttrpc.Server) func(context.Context, *net.UnixConn) {
+	return func(ctx context.Context, sock *net.UnixConn) {
+		uid, err := uidOf(sock)
+		if err == nil {
+			err = server.Serve(context.WithValue(ctx, callerKey{}, uid), &only{sock: sock})
+		}
+		if !errors.Is(err, net.ErrClosed) { // not taken
+			d.Log.WithError(err).Debug("control socket: a connection is not served")
+			sock.Close()
+		}
+	}
+}
+
+func uidOf(sock *net.UnixConn) (uid uint32, err error) {
+	raw, err := sock.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return 0, err
+	}
+	if credErr != nil {
+		return 0, credErr
+	}
+	return cred.Uid, nil
+}
+
+// only is a listener to which one connection has come.
+type only struct {
+	sock  *net.UnixConn
+	taken bool
+}
+
+func (o *only) Accept() (net.Conn, error) {
+	if o.taken {
+		return nil, net.ErrClosed
+	}
+	o.taken = true
+	return o.sock, nil
+}
+
+func (o *only) Addr() net.Addr { return o.sock.LocalAddr() }
+func (o *only) Close() error   { return nil } // the connection goes on

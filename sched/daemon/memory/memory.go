@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package memory
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+// LimitsOn is what the page of a tenant's process says of the GPU; client 0: of one that
+// uses none.
+func LimitsOn(g *node.GPU, account string, id sched.ClientID) wire.Limits {
+	s := g.Core.Standing(account, id)
+	return wire.Limits{Memory: s.Limit, Used: s.Used}
+}
+
+// ShowLimits brings the pages of a tenant's processes into line with the
+// ledger of a GPU that they use.
+func (mem *Memory) ShowLimits(g *node.GPU, account string) {
+	all := mem.ByAccount[account]
+	mem.ExtraWork += uint64(len(all)) / node.ClientsPerWork
+	for cl := range all {
+		if att := cl.Attached[g]; att != nil && cl.Conn != nil && cl.Conn.Channels[att.Channel] == att {
+			cl.Page.SetLimits(att.Channel, LimitsOn(g, account, cl.ID))
+		}
+	}
+}
+
+// Reserve passes RESERVE on.
+func (mem *Memory) Reserve(att *node.Attachment, f *wire.Frame) {
+	r := f.Reserve
+	att.Reserves = true
+	mem.Step(att.GPU, sched.Reserve{Client: att.Client.ID, Total: r.Total, Least: r.Least, Force: f.Code&wire.ReserveForce != 0, Serial: r.Serial})
+}
+
+// reserved answers RESERVE.
+func (mem *Memory) reserved(g *node.GPU, a sched.Reserved) {
+	att := mem.AttachmentOf(g, a.Client)
+	if att == nil {
+		return
+	}
+	cl := att.Client
+	answer := wire.Frame{Type: wire.TypeReserved, Channel: att.Channel,
+		Reserved: wire.Reserved{Total: a.Stands.Total, Used: a.Stands.Used, Limit: a.Stands.Limit, Serial: a.Serial}}
+	switch a.Refused {
+	case sched.NoPlace:
+		answer.Code = wire.ErrArena
+		if !cl.CanMove {
+			answer.Code = wire.ErrMemory // all that it knows
+		}
+		mem.noteNoRoom(g, cl, a.Asked, a.Why.Error())
+	case sched.OverCeiling:
+		answer.Code = wire.ErrMemory
+		mem.noteNoRoom(g, cl, a.Asked, fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", mem.Opts.GPUMemory>>20, a.Stands.Used>>20))
+	case sched.OverLimit:
+		answer.Code = wire.ErrMemory
+		mem.noteOutOfMemory(g, cl, a.Asked, a.Stands)
+	}
+	mem.Reach(node.BeforeReserved)
+	mem.Send(cl.Conn, &answer, nil)
+	mem.Reach(node.AfterReserved)
+}
+
+// noteNoRoom notes and logs why a reservation was refused that its tenant's limit allows.
+func (mem *Memory) noteNoRoom(g *node.GPU, cl *node.Client, bytes uint64, why string) {
+	g.NoRoom = loop.Now()
+	mem.Turn(time.Now(), g, cl.ID, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: bytes, Text: why})
+	mem.Tell(cl.Subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, bytes>>20, why))
+}
+
+// noteOutOfMemory counts a reservation that its tenant's limit refused. Programs try
+// again and again, so the tenant causes an event in refusalPause only.
+func (mem *Memory) noteOutOfMemory(g *node.GPU, cl *node.Client, bytes uint64, stands sched.Standing) {
+	all := mem.OutOfMemory[cl.Account]
+	if all == nil {
+		all = map[*node.GPU]uint64{}
+		mem.OutOfMemory[cl.Account] = all
+	}
+	all[g]++
+	t := time.Now()
+	if !mem.MayTell("memory of "+g.UUID+" "+cl.Account, t) {
+		return
+	}
+	why := fmt.Sprintf("the limit of %d MiB: its process wanted %d MiB in all, and all of its processes have %d MiB", stands.Limit>>20, bytes>>20, stands.Used>>20)
+	mem.History.AddCaused(mem.EventOf(t, g, cl.ID, &history.Event{Kind: api.EventType_EVENT_TYPE_OUT_OF_MEMORY, Bytes: bytes, Text: why}))
+	mem.Tell(cl.Subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: out of memory by %s", g.Index, why))
+}
+
+// unlimited names the processes of a tenant with a memory limit whose shims have memory
+// that they did not reserve: they are older than limits.
+func (mem *Memory) unlimited(g *node.GPU, account string) (problems []string) {
+	for cl := range mem.ByAccount[account] {
+		if att := cl.Attached[g]; att != nil && !att.Reserves && att.Stats.MemBytes > 0 {
+			problems = append(problems, fmt.Sprintf("GPU %d: %s (pid %d) has %d MiB in spite of its limit: its shim %s is too old to hold a memory limit",
+				g.Index, api.Tenant(mem.ContainerOf(cl.Peer), cl.UID), cl.PID, att.Stats.MemBytes>>20, node.ShimVersion(cl.Reg.ShimVersion)))
+		}
+	}
+	slices.Sort(problems)
+	return problems
+}
+
+// MemoryStatus describes a GPU's ledger, and what is wrong in it.
+func (mem *Memory) MemoryStatus(g *node.GPU) (accounts []*api.MemoryAccount, problems []string) {
+	tenants, stand := g.Core.Reservations()
+	for i, account := range tenants {
+		r := stand[i]
+		a := &api.MemoryAccount{LimitBytes: r.Limit, UsedBytes: r.Used}
+		a.Container, a.Uid = mem.TenantOf(account)
+		accounts = append(accounts, a)
+		if r.Limit != 0 && r.Used > r.Limit {
+			problems = append(problems, fmt.Sprintf("GPU %d: %s uses %d MiB of memory, over its limit of %d MiB; it gets no more until it has freed enough",
+				g.Index, api.Tenant(a.Container, a.Uid), r.Used>>20, r.Limit>>20))
+		}
+		if r.Limit != 0 {
+			problems = append(problems, mem.unlimited(g, account)...)
+		}
+	}
+	return accounts, problems
+}

@@ -1,0 +1,650 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package moves
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/daemon/away"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/memory"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/placement"
+)
+
+// A tenant moves to another GPU in phases:
+//
+//	wakes → prepares → departs → carried → arrives
+//	                      ▲                   │ processes have begun on the old GPU meanwhile
+//	                      └───────────────────┘
+//
+// Its connections are cut at the last one, and each process attaches to the GPU that the driver
+// says it is on. So that ATTACH alone decides to which GPU a process belongs, whatever has failed
+// before it. A tenant that was suspended with its context is suspended again where it arrives.
+
+const (
+	// departLimit bounds wakes, and departs: the end of a turn, a drain, and moving the memory.
+	departLimit = 60 * time.Second
+	// maxLegs is how often processes follow that begin while others are on their way.
+	maxLegs = 4
+	// arriveLimit bounds arrives: shims attach again within a second.
+	arriveLimit = 30 * time.Second
+	// bringBackPause lies between two tries to have a process run again.
+	bringBackPause = time.Second
+)
+
+type phase uint8
+
+const (
+	wakes    phase = iota // processes that were suspended come back with their contexts
+	prepares              // a copier makes both GPUs ready while the tenant works
+	departs               // nothing is granted; the memory is copied (copier.go), or goes to arenas
+	Carried               // a goroutine has each process checkpointed, and restored with the GPUs exchanged
+	arrives               // each process attaches to the GPU that it is on
+)
+
+// Moves has the tenants that are on their way from GPU to GPU, and says where tenants can go.
+type Moves struct {
+	*node.Node
+	*tenants.Book
+	*memory.Memory
+	*away.Away
+	Migrations  map[string]*Move           // by account
+	From        map[*node.Client]*node.GPU // clients may have left this GPU for another one: the next ATTACH says
+	strayed     map[*node.Client]string    // the same by UUID, of GPUs not found yet
+	bringers    map[*node.Client]*bringing
+	Copiers     map[int]bool // PIDs of copiers that run
+	DepartLimit time.Duration
+	lose        func(*node.Conn) // notes that a client's connection is lost
+}
+
+// New makes itself known to package memory. lose notes that a client's connection is lost.
+func New(aw *away.Away, lose func(*node.Conn)) *Moves {
+	mv := &Moves{Node: aw.Node, Book: aw.Book, Memory: aw.Memory, Away: aw, lose: lose, DepartLimit: departLimit,
+		Migrations: map[string]*Move{}, From: map[*node.Client]*node.GPU{}, strayed: map[*node.Client]string{},
+		bringers: map[*node.Client]*bringing{}, Copiers: map[int]bool{}}
+	mv.Memory.Copied = mv.noteCopied
+	return mv
+}
+
+// ForgetClient forgets a client.
+func (mv *Moves) ForgetClient(cl *node.Client) {
+	if b := mv.bringers[cl]; b != nil && b.copier != nil { // a child, or another process, may have its end of the socket
+		b.copier.End()
+	}
+	delete(mv.bringers, cl)
+	delete(mv.From, cl)
+	delete(mv.strayed, cl)
+}
+
+// JoinMove takes in a process that attaches to the GPU which its tenant leaves, and says whether it
+// may still want that GPU.
+func (mv *Moves) JoinMove(att *node.Attachment, want bool) bool {
+	m := mv.Migrations[att.Client.Account]
+	if m == nil || m.From != att.GPU || m.Phase > departs {
+		return want
+	}
+	if m.Phase == departs {
+		mv.keepOff(att, want)
+		want = false
+	}
+	if !slices.Contains(m.clients, att.Client) {
+		m.clients, m.count = append(m.clients, att.Client), m.count+1
+	}
+	return want
+}
+
+// Move is a tenant on its way to another GPU.
+type Move struct {
+	account  string
+	From, To *node.GPU
+	Phase    phase
+	asleep   bool               // it was suspended with its context
+	clients  []*node.Client     // those that live
+	count    int                // processes that began
+	bytes    uint64             // that they have reserved
+	legs     int                // how often processes have set out: others may have begun meanwhile
+	began    time.Time          // when its processes were stopped
+	copier   *checkpoint.Copier // nil: there is none
+	took     checkpoint.Times   // the parts of it so far
+	limit    *timer.Timer
+	late     bool  // the phase has lasted too long
+	err      error // why it stays, or is incomplete
+	done     func(*Move)
+}
+
+// mayTake bounds the phase from now on.
+func (m *Move) mayTake(limit time.Duration) {
+	m.late = false
+	m.limit.Set(loop.Now().Add(limit))
+}
+
+// Migrate begins to move a tenant; done is called once, in the loop.
+func (mv *Moves) Migrate(req *api.MigrateRequest, done func(*Move)) error {
+	account, err := mv.FindTenant(req.Container, req.Uid)
+	if err != nil {
+		return err
+	}
+	from, clients, err := mv.Movable(account)
+	if err != nil {
+		return err
+	}
+	to, err := mv.Destination(account, from, req.Gpu)
+	if err != nil {
+		return err
+	}
+	m := &Move{account: account, From: from, To: to, clients: clients, count: len(clients), began: time.Now(), done: done}
+	for _, mover := range from.Core.Movers(account) {
+		m.bytes += mover.Bytes
+	}
+	m.limit = mv.Timers.New(func() { m.late = true })
+	m.mayTake(mv.DepartLimit)
+	mv.Migrations[account], mv.Leaving[account] = m, to
+	mv.ExpectCheckpoints(0)
+	mv.Log.Infof("GPU %d: %s moves to GPU %d", from.Index, mv.NameOf(account), to.Index)
+	for _, cl := range clients {
+		if mv.Of(cl).Step != away.Present {
+			m.asleep = true
+			mv.Wake(cl, nil)
+		}
+	}
+	return nil
+}
+
+func (mv *Moves) advanceWaking(m *Move) {
+	away := slices.IndexFunc(m.clients, func(cl *node.Client) bool { return mv.Of(cl).Step != away.Present })
+	switch {
+	case away < 0:
+		mv.prepareCopier(m)
+	case m.late:
+		m.err = fmt.Errorf("process %d has not come back to GPU %d with its context within %v", m.clients[away].PID, m.From.Index, mv.DepartLimit)
+		mv.endMigration(m)
+	}
+}
+
+// depart has the tenant leave its GPU.
+func (mv *Moves) depart(m *Move) {
+	m.Phase = departs
+	m.legs++
+	if m.legs == 1 {
+		m.began = time.Now()
+	}
+	m.mayTake(mv.DepartLimit)
+	waiting := m.From.Core.Snapshot(loop.Now()).Queue
+	for _, cl := range m.clients {
+		if att := cl.Attached[m.From]; att != nil {
+			mv.keepOff(att, slices.Contains(waiting, cl.ID))
+			mv.Step(m.From, sched.Withdraw{Client: cl.ID})
+		}
+	}
+	mv.Step(m.From, sched.Suspend{Tenant: m.account})
+}
+
+// keepOff has a client of a tenant that moves not be granted; wants: it asks for the GPU.
+func (mv *Moves) keepOff(att *node.Attachment, wants bool) {
+	att.Moves, att.Wants = true, wants
+	if att.Client.SlotOn(att.GPU) == att {
+		att.Client.Page.Stand(att.Channel, false)
+	}
+}
+
+// Movable returns the GPU that a tenant uses, and its processes, or why it cannot move.
+func (mv *Moves) Movable(account string) (from *node.GPU, clients []*node.Client, err error) {
+	var t placement.Tenant
+	t, clients = mv.mover(account)
+	if len(t.Uses) == 1 {
+		from = mv.FindGPU(t.Uses[0].UUID)
+		mv.ObserveHost()
+		t.Stays = from.Core.DepartFits(account)
+	}
+	if why := mv.placementNode().May(t); why != nil {
+		return nil, nil, status.Errorf(codes.FailedPrecondition, "%s cannot move to another GPU: %v", mv.NameOf(account), why)
+	}
+	return from, clients, nil
+}
+
+// mover describes a tenant that is to move, but for whether its memory can leave, and returns
+// its processes on GPUs.
+func (mv *Moves) mover(account string) (t placement.Tenant, clients []*node.Client) {
+	t = mv.PlacementTenant(account)
+	if m := mv.Migrations[account]; m != nil {
+		to := placed(m.To)
+		t.Moves = &to
+	}
+	all := mv.ClientsOf(account)
+	for _, g := range mv.Order {
+		uses := false
+		for _, cl := range all {
+			if g.Restored[cl.ID] || mv.MemberOf(g, cl.ID) != nil && cl.Attached[g] == nil || mv.From[cl] != nil {
+				t.Absent = append(t.Absent, cl.PID)
+			}
+			if att := cl.Attached[g]; att != nil && !att.Held {
+				uses = true
+				clients = append(clients, cl)
+				t.Processes = append(t.Processes, placement.Process{PID: cl.PID, Evades: cl.Reg.Bypassed > 0, Severed: cl.Conn == nil, Fixed: att.Foreign()})
+			}
+		}
+		if uses {
+			t.Uses = append(t.Uses, placed(g))
+		}
+	}
+	if len(t.Uses) == 0 {
+		return t, nil
+	}
+	terms := mv.Shares.Tenants[account].On(t.Uses[0].UUID)
+	t.Gang = terms.Gang
+	if terms.Overlap != "" {
+		t.Overlap = api.OverlapFor(terms.Overlap)
+	}
+	if t.Kind != placement.User && !terms.Migratable {
+		c, _ := mv.TenantOf(account)
+		t.Fixed = madeToMove(c)
+	}
+	return t, clients
+}
+
+// madeToMove says how somebody makes a container of this kind so that it can move.
+func madeToMove(c *api.Container) string {
+	if c.Engine == node.RunEngine {
+		return "start it with nvsharectl run --migratable true"
+	}
+	return "create it with the annotation " + api.MigratableAnnotation + "=true"
+}
+
+// Destination returns the GPU to which a tenant can move: the one with this name, or for ""
+// the best one.
+func (mv *Moves) Destination(account string, from *node.GPU, name string) (*node.GPU, error) {
+	want := ""
+	if name != "" {
+		g := mv.FindGPU(name)
+		if g == nil {
+			return nil, node.NoSuchGPU(name)
+		}
+		want = g.UUID
+	}
+	t := mv.PlacementTenant(account)
+	t.Uses = []placement.GPU{placed(from)}
+	movers := from.Core.Movers(account)
+	var places []placement.Place
+	for _, g := range mv.Order {
+		p, others := mv.placementOn(g, account, mv.Shares.Tenants[account]), mv.moversTo(g)
+		if p.NoRoom = g.Core.ArriveFits(account, movers, others); p.NoRoom == nil {
+			p.Owed = g.Core.MemorySnapshot().Promised
+			for _, m := range others {
+				p.Owed += m.Bytes
+			}
+		}
+		places = append(places, p)
+	}
+	to, why := placement.Destination(t, places, want)
+	if why != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot move from GPU %d: %v", mv.NameOf(account), from.Index, why)
+	}
+	return mv.FindGPU(to), nil
+}
+
+// moversTo returns the processes that are on their way to a GPU.
+func (mv *Moves) moversTo(g *node.GPU) map[sched.ClientID]sched.Mover {
+	all := map[sched.ClientID]sched.Mover{}
+	for account, m := range mv.Migrations {
+		if m.To == g {
+			maps.Copy(all, m.From.Core.Movers(account))
+		}
+	}
+	return all
+}
+
+// AdvanceMigrations has tenants that move go on, each as far as it can. It runs after each event.
+func (mv *Moves) AdvanceMigrations() {
+	for _, m := range mv.Migrations {
+		for was := Carried; m.Phase != was; {
+			was = m.Phase
+			mv.advance(m)
+		}
+	}
+}
+
+func (mv *Moves) advance(m *Move) {
+	m.clients = slices.DeleteFunc(m.clients, func(cl *node.Client) bool { return mv.Clients[cl.ID] != cl })
+	switch {
+	case m.Phase == Carried:
+	case len(m.clients) == 0:
+		mv.endMigration(m)
+	case m.Phase == wakes:
+		mv.advanceWaking(m)
+	case m.Phase == departs:
+		mv.advanceDeparture(m)
+	case m.Phase == arrives:
+		mv.advanceArrival(m)
+	}
+}
+
+func (mv *Moves) advanceDeparture(m *Move) {
+	switch {
+	case m.From.Core.Departed(m.account):
+		if m.err = cmp.Or(mv.onOthers(m), node.ForeignOn(m.From, m.clients)); m.err == nil {
+			mv.carry(m)
+			return
+		}
+		mv.stay(m)
+	case m.late:
+		m.err = fmt.Errorf("its work or its memory did not leave GPU %d within %v", m.From.Index, mv.DepartLimit)
+		mv.stay(m)
+	default:
+		return
+	}
+	mv.endMigration(m)
+}
+
+// stay lets a tenant on that was to depart.
+func (mv *Moves) stay(m *Move) {
+	for _, cl := range m.clients {
+		if att := cl.Attached[m.From]; att != nil {
+			mv.letOn(att)
+		}
+	}
+}
+
+// onOthers returns an error if a process of a tenant that departs has begun on another GPU.
+func (mv *Moves) onOthers(m *Move) error {
+	for _, g := range mv.Order {
+		for _, cl := range m.clients {
+			if att := cl.Attached[g]; g != m.From && att != nil && !att.Held {
+				return fmt.Errorf("process %d has begun on GPU %d meanwhile, and only tenants of one GPU move", cl.PID, g.Index)
+			}
+		}
+	}
+	return nil
+}
+
+// letOn takes keepOff back.
+func (mv *Moves) letOn(att *node.Attachment) {
+	wants := att.Wants
+	att.Moves, att.Wants = false, false
+	if wants {
+		mv.Step(att.GPU, sched.Request{Client: att.Client.ID})
+	}
+}
+
+func (mv *Moves) advanceArrival(m *Move) {
+	missing := slices.DeleteFunc(slices.Clone(m.clients), func(cl *node.Client) bool { return mv.From[cl] == nil })
+	if len(missing) > 0 && !m.late {
+		return
+	}
+	stayed := 0
+	for _, cl := range m.clients {
+		if cl.Attached[m.From] != nil {
+			stayed++
+		}
+	}
+	late := mv.latecomers(m)
+	switch {
+	case len(missing) == 0 && stayed == 0 && len(late) > 0 && m.legs < maxLegs:
+		m.err = nil
+		m.clients, m.count = late, m.count+len(late)
+		mv.depart(m)
+		return
+	case len(missing) == 0 && stayed == 0:
+		m.err = nil // whatever failed on the way
+		if len(late) > 0 {
+			m.err = fmt.Errorf("process %d has begun on GPU %d meanwhile: end it, or start the tenant anew", late[0].PID, m.From.Index)
+		}
+	case m.err != nil:
+	case len(missing) > 0:
+		m.err = fmt.Errorf("process %d has not attached again within %v", missing[0].PID, arriveLimit)
+	case stayed > 0:
+		m.err = fmt.Errorf("%d of its processes are still on GPU %d", stayed, m.From.Index)
+	}
+	mv.endMigration(m)
+}
+
+// latecomers are processes of a tenant that began on the GPU which the others have left.
+func (mv *Moves) latecomers(m *Move) (all []*node.Client) {
+	for cl := range mv.ByAccount[m.account] {
+		if att := cl.Attached[m.From]; att != nil && !att.Held && !slices.Contains(m.clients, cl) {
+			all = append(all, cl)
+		}
+	}
+	slices.SortFunc(all, func(a, b *node.Client) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
+
+func (mv *Moves) endMigration(m *Move) {
+	m.limit.Stop()
+	m.endCopier()
+	mv.wantArenas(m)
+	delete(mv.Migrations, m.account)
+	delete(mv.Leaving, m.account)
+	mv.ExpectCheckpoints(0)
+	if m.err == nil && len(m.clients) == 0 {
+		m.err = fmt.Errorf("it has ended")
+	}
+	took := time.Since(m.began)
+	m.noteTime("attached")
+	e := &history.Event{Kind: api.EventType_EVENT_TYPE_MIGRATE, Bytes: m.bytes, Took: took}
+	if m.err != nil {
+		e.Text = fmt.Sprintf("not moved to GPU %d: %v", m.To.Index, m.err)
+		mv.Log.Warnf("GPU %d: %s: %s", m.From.Index, mv.NameOf(m.account), e.Text)
+	} else {
+		m.To.Arrived++
+		e.Text = fmt.Sprintf("moved from GPU %d (%v)", m.From.Index, m.took)
+		mv.Log.Infof("GPU %d: %s has moved here from GPU %d in %v (%v)", m.To.Index, mv.NameOf(m.account), m.From.Index, took.Round(time.Millisecond), m.took)
+	}
+	on, id := m.To, sched.ClientID(0)
+	if m.err != nil {
+		on = m.From
+	}
+	if len(m.clients) > 0 {
+		id = m.clients[0].ID
+	}
+	mv.History.AddChange(mv.EventOf(time.Now(), on, id, e))
+	m.done(m)
+}
+
+// noteTime notes a part that has ended now: all that no earlier part has taken.
+func (m *Move) noteTime(name string) {
+	m.took = m.took.Add(checkpoint.Part{Name: name, Took: time.Since(m.began) - m.took.Sum()})
+}
+
+// Response is what Migrate answers.
+func (m *Move) Response(mv *Moves) *api.MigrateResponse {
+	r := &api.MigrateResponse{FromUuid: m.From.UUID, FromIndex: uint32(m.From.Index), ToUuid: m.To.UUID, ToIndex: uint32(m.To.Index),
+		Processes: uint32(m.count), Bytes: m.bytes, TookNs: int64(time.Since(m.began))}
+	c, uid := mv.TenantOf(m.account)
+	r.Container, r.Uid = proto.Clone(c).(*api.Container), uid
+	return r
+}
+
+// Failure says why a tenant has not moved; nil: it has.
+func (m *Move) Failure(mv *Moves) error {
+	if m.err == nil {
+		return nil
+	}
+	return status.Errorf(codes.FailedPrecondition, "%s has not moved to GPU %d: %v", mv.NameOf(m.account), m.To.Index, m.err)
+}
+
+// carry has a goroutine move the processes.
+func (mv *Moves) carry(m *Move) {
+	m.Phase = Carried
+	m.limit.Stop()
+	if m.copier != nil {
+		m.noteTime("copy")
+	} else {
+		m.noteTime("memory out")
+	}
+	m.endCopier()
+	var all []peer.Process
+	for _, cl := range m.clients {
+		mv.From[cl] = m.From
+		all = append(all, cl.Process)
+	}
+	if m.err = mv.RecordCarried(); m.err != nil { // a restart would not know of them
+		mv.cutLoose(m)
+		return
+	}
+	there, back := mv.exchange(m.From, m.To), mv.exchange(m.To, m.From)
+	mv.Go(func() {
+		took, err := mv.carryAll(all, there, back)
+		mv.Do(func() {
+			m.err, m.took = err, m.took.Add(took...)
+			mv.cutLoose(m)
+		})
+	})
+}
+
+// exchange says where each GPU of the node goes if two of them are exchanged.
+func (mv *Moves) exchange(a, b *node.GPU) (pairs []checkpoint.Pair) {
+	for _, g := range mv.Order {
+		to := g
+		switch g {
+		case a:
+			to = b
+		case b:
+			to = a
+		}
+		pairs = append(pairs, checkpoint.Pair{Old: g.UUID, New: to.UUID})
+	}
+	return pairs
+}
+
+// carryAll moves processes one after the other. If one cannot move, those that have go back. A
+// process that cannot come back is tried again after the return: the others need not wait.
+func (mv *Moves) carryAll(all []peer.Process, there, back []checkpoint.Pair) (took checkpoint.Times, err error) {
+	for i, p := range all {
+		one, err := mv.carryOne(p, there)
+		if took = took.Add(one...); err == nil {
+			continue
+		}
+		for _, moved := range all[:i] {
+			if _, err := mv.carryOne(moved, back); err != nil {
+				mv.bringBack(moved)
+			}
+		}
+		mv.bringBack(p)
+		return took, err
+	}
+	return took, nil
+}
+
+func (mv *Moves) carryOne(p peer.Process, pairs []checkpoint.Pair) (checkpoint.Times, error) {
+	ctx := context.Background() // an operation has a limit of its own
+	took, err := mv.OnProcess(p, func(pid int) (checkpoint.Times, error) { return mv.Opts.Checkpoint.Off(ctx, pid) })
+	if err != nil {
+		return took, err
+	}
+	on, err := mv.OnProcess(p, func(pid int) (checkpoint.Times, error) { return mv.Opts.Checkpoint.On(ctx, pid, pairs) })
+	return took.Add(on...), err
+}
+
+// OnProcess operates on a process. One that has ended is left alone, because its PID may be
+// another's, and is no error.
+func (mv *Moves) OnProcess(p peer.Process, operate func(pid int) (checkpoint.Times, error)) (checkpoint.Times, error) {
+	lives, err := mv.Peers.Find(p)
+	if peer.Ended(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer lives.Close()
+	return operate(int(p.PID))
+}
+
+// bringBack has a process run again, on the GPU where it can. It goes on after the return for
+// as long as the process lives: nothing else could be done for it.
+func (mv *Moves) bringBack(p peer.Process) {
+	err := mv.tryBack(p)
+	if err == nil {
+		return
+	}
+	mv.Log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", p.PID, bringBackPause)
+	mv.Go(func() {
+		for err != nil {
+			select {
+			case <-mv.Ended(): // the next scheduler goes on, see restoreCarried
+				return
+			case <-time.After(bringBackPause):
+			}
+			err = mv.tryBack(p)
+		}
+	})
+}
+
+// tryBack returns why a process does not run. No error: it runs, it has ended, or the driver
+// has given it up, and its calls return errors.
+func (mv *Moves) tryBack(p peer.Process) error {
+	_, err := mv.OnProcess(p, func(pid int) (checkpoint.Times, error) {
+		return mv.Opts.Checkpoint.On(context.Background(), pid, nil)
+	})
+	if err == nil {
+		return nil
+	}
+	if mv.HasEnded(p) {
+		return nil
+	}
+	if e := (*checkpoint.Error)(nil); errors.As(err, &e) && e.State == checkpoint.Failed {
+		mv.Log.WithError(err).Errorf("process %d is off its GPU, and the driver cannot restore it: end it", p.PID)
+		return nil
+	}
+	return err
+}
+
+// cutLoose has processes attach to the GPU that they are on.
+func (mv *Moves) cutLoose(m *Move) {
+	m.Phase = arrives
+	m.mayTake(arriveLimit)
+	for _, cl := range m.clients {
+		if c := cl.Conn; c != nil {
+			mv.ShutDown(c)
+			mv.lose(c)
+		}
+	}
+}
+
+// Arrived records that fewer processes are off their GPUs.
+func (mv *Moves) Arrived() {
+	if err := mv.RecordCarried(); err != nil {
+		mv.Log.Error(err)
+	}
+}
+
+// Arrive brings the books into line with the GPU to which a process attaches that may have
+// moved. It returns whether it has.
+func (mv *Moves) Arrive(cl *node.Client, g *node.GPU) bool {
+	from := mv.From[cl]
+	if from == nil {
+		return false
+	}
+	delete(mv.From, cl)
+	mv.Arrived()
+	if from == g {
+		return false
+	}
+	delete(cl.Attached, from)
+	delete(from.Restored, cl.ID)
+	mv.HasMoved(cl.Container, from, g)
+	if m := mv.Migrations[cl.Account]; m != nil {
+		mv.Of(cl).Again = m.asleep
+	}
+	has := mv.TakeMember(cl, from)
+	mv.Step(from, sched.Gone{Client: cl.ID})
+	mv.PutMember(has, from, g)
+	return true
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/time/rate"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/daemon/admission"
+	"github.com/nvshare/nvshare/sched/daemon/arena"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/wire"
+)
+
+const (
+	// MaxClients is the number of processes on one node.
+	MaxClients = 4096
+	// MaxConnections is the number of connections and of processes on one node,
+	// together: a process may connect anew before its old connection has ended.
+	MaxConnections = 2 * MaxClients
+	// MaxNamed is how many tenants an error names, where more are concerned.
+	MaxNamed = 8
+	// RefusalPause is the least time between two events of one tenant that say that its
+	// memory limit refused memory, and between two that say that a GPU of its is not known.
+	RefusalPause = 10 * time.Second
+	// ClientsPerWork is how many clients a pass looks at, or tells of a change, for the cost of a
+	// frame.
+	ClientsPerWork = 16
+	// TenantLogRate and tenantLogBurst bound the lines that tenants can cause;
+	// more are written for debugging only.
+	TenantLogRate  = 5 // per second
+	TenantLogBurst = 50
+	// MaxOutbox is how many decisions of a GPU's may wait for that. A client that adds to
+	// more is disconnected.
+	MaxOutbox = 1024
+	// RecordPause is how long a change may go unrecorded of which somebody tells again.
+	RecordPause = 200 * time.Millisecond
+	// RecordRetry is the pause after another record could not be written, for which nothing
+	// waits.
+	RecordRetry = 2 * time.Second
+)
+
+// Config is what the parts of the daemon know of its options.
+type Config struct {
+	RunDir  string
+	Log     *logrus.Entry
+	Quantum time.Duration
+	Mode    sched.Mode
+	// Flags are the names of the settings (api.TurnLengthSetting and so on) that the command
+	// line says; the others are the program's defaults. It is for display.
+	Flags []string
+	// SwapMemory is how much host memory, on this node, may hold what clients
+	// have away from GPUs, bytes; 0: nothing is swapped.
+	SwapMemory uint64
+	// SwapReady is how much of that is made before clients need it, bytes.
+	SwapReady uint64
+	// SwapHeadroom is what is left free of each GPU's memory for what the driver
+	// needs for processes, bytes, or DefaultHeadroom.
+	SwapHeadroom int64
+	// SwapShare is the percentage of the time that moving memory may take; 0: turns are
+	// as long as Quantum.
+	SwapShare int
+	// SuspendAfter is after which idle time a process is suspended, from
+	// sched.MinSuspendAfter to sched.MaxSuspendAfter; 0: never.
+	SuspendAfter time.Duration
+	// GPUMemory makes GPUs look as if they had no more memory, bytes; 0: they have
+	// what they have.
+	GPUMemory uint64
+	// DefaultMemoryLimit is the memory limit, on each GPU, of tenants that have none of
+	// their own, bytes; 0: none.
+	DefaultMemoryLimit uint64
+	// SuspendDir is a directory for files with the memory of processes that are suspended with
+	// their contexts, where host memory is short; "": there are none. SuspendDirSize is what
+	// they may take, bytes; 0: as much as leaves a part of the file system free.
+	SuspendDir     string
+	SuspendDirSize uint64
+	// Checkpoint takes processes off their GPUs that are suspended, and puts them back,
+	// or on others. nil: their contexts stay, and none moves.
+	Checkpoint Checkpointer
+	// Sample asks the driver who uses GPUs, for metrics and to find processes that
+	// are no clients. nil: nobody is asked.
+	Sample metrics.Sampler
+}
+
+// Checkpointer has the driver take a process off its GPUs, and put it back; see package
+// checkpoint.
+type Checkpointer interface {
+	Off(ctx context.Context, pid int) (checkpoint.Times, error)
+	On(ctx context.Context, pid int, pairs []checkpoint.Pair) (checkpoint.Times, error)
+	// Expect says that so many operations may come at any time.
+	Expect(operations int)
+	// Copy starts a program that copies memory of processes to a GPU.
+	Copy(ctx context.Context, c checkpoint.Copies, sockets []*os.File) (*checkpoint.Copier, error)
+}
+
+// Node has the tables of what the daemon knows of the node, and what its parts do with them.
+type Node struct {
+	*loop.Loop // the only goroutine that touches the tables and the cores
+	Opts       Config
+	Log        *logrus.Entry
+	BootID     string
+	Desk       *admission.Desk
+	Peers      *peer.Finder
+	Find       func(peer.Process) (*peer.Peer, error) // of peers, except in tests
+
+	nextID    sched.ClientID
+	Clients   map[sched.ClientID]*Client
+	ByProc    map[peer.Process]*Client
+	ByAccount map[string]map[*Client]struct{} // by peer.Peer.Account
+	Gpus      map[wire.UUID]*GPU
+	Order     []*GPU                    // by index
+	Cores     *sched.Node               // of all GPUs
+	Names     map[string]*api.Container // by id; what the plugin told us; never changed, only replaced
+	Broken    []*Conn                   // to be treated as lost after the current event
+	Leaving   map[string]*GPU           // accounts on their way to another GPU, and to which
+
+	// Step gives an event to a GPU's core, and carries out what the core decides.
+	Step func(g *GPU, ev sched.Event)
+	// Bury removes a client whose process is dead.
+	Bury func(*Client)
+
+	History      *history.Log
+	Traffic      metrics.Traffic
+	TenantLog    *rate.Limiter
+	unloggedTold uint64
+	Told         map[string]time.Time // see mayTell
+	ExtraWork    uint64               // of clients, beside that of the cores, in units of about a frame that does little
+	Malformed    uint64
+
+	unsure    []unsure
+	again     *timer.Timer    // restore what is unsure
+	Failpoint func(Failpoint) // tests
+}
+
+// New returns the tables of a node of which nothing is known.
+func New(opts Config, bootID string, peers *peer.Finder) *Node {
+	n := &Node{
+		Loop: loop.New(), Opts: opts, Log: opts.Log, BootID: bootID, Peers: peers, Find: peers.Find,
+		Desk:      admission.New(MaxConnections, opts.SwapMemory),
+		Clients:   map[sched.ClientID]*Client{},
+		ByProc:    map[peer.Process]*Client{},
+		ByAccount: map[string]map[*Client]struct{}{},
+		Gpus:      map[wire.UUID]*GPU{},
+		Cores:     sched.NewNode(),
+		Names:     map[string]*api.Container{},
+		Leaving:   map[string]*GPU{},
+		Told:      map[string]time.Time{},
+		TenantLog: rate.NewLimiter(TenantLogRate, TenantLogBurst),
+	}
+	n.Cores.Arenas.Bound(opts.SwapMemory, arena.HostReserve)
+	n.again = n.Timers.New(n.restoreAgain)
+	return n
+}
+
+// RunEngine is the engine of programs that nvsharectl run describes.
+const RunEngine = "nvsharectl run"
+
+// TenantOf is what the API says for an account.
+func (n *Node) TenantOf(account string) (c *api.Container, uid uint32) {
+	if id, ok := strings.CutPrefix(account, peer.ContainerAccount); ok {
+		if names := n.Names[id]; names != nil {
+			return names, 0
+		}
+		return &api.Container{Id: id}, 0
+	}
+	number, _ := strconv.ParseUint(strings.TrimPrefix(account, peer.UserAccount), 10, 32)
+	return &api.Container{}, uint32(number)
+}
+
+// NameOf names a tenant for people.
+func (n *Node) NameOf(account string) string { return api.Tenant(n.TenantOf(account)) }
+
+// ContainerOf is what the API says for a process's container.
+func (n *Node) ContainerOf(p *peer.Peer) *api.Container {
+	if names := n.Names[p.Container]; names != nil {
+		return names
+	}
+	return &api.Container{Id: p.Container, PodUid: p.PodUID}
+}
+
+// DescribeSome names the first of many.
+func DescribeSome(who []string) string {
+	text := strings.Join(who[:min(len(who), MaxNamed)], ", ")
+	if more := len(who) - MaxNamed; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// What an earlier scheduler has recorded of a process holds if that lives. Where the kernel
+// cannot say so, as where descriptors are short, it stays recorded until that is known.
+
+// unsure is what is recorded of a process of which nobody can say whether it lives.
+type unsure struct {
+	record  any
+	restore func() error
+}
+
+// OnceKnown has what is recorded of a process restored. restore fails as long as nobody can say
+// whether the process lives.
+func (n *Node) OnceKnown(record any, what string, restore func() error) {
+	if err := restore(); err != nil {
+		n.Log.WithError(err).Warnf("whether %s is not known; trying again every %v", what, RecordRetry)
+		n.unsure = append(n.unsure, unsure{record, restore})
+		n.again.Set(loop.Now().Add(RecordRetry))
+	}
+}
+
+func (n *Node) restoreAgain() {
+	// Of a copy: what is restored may have the records written, which lists n.unsure.
+	n.unsure = slices.DeleteFunc(slices.Clone(n.unsure), func(u unsure) bool { return u.restore() == nil })
+	if len(n.unsure) > 0 {
+		n.again.Set(loop.Now().Add(RecordRetry))
+	}
+}
+
+// UnsureOf returns the records of one kind that are still to be restored.
+func UnsureOf[R any](n *Node) (all []R) {
+	for _, u := range n.unsure {
+		if r, ok := u.record.(R); ok {
+			all = append(all, r)
+		}
+	}
+	return all
+}

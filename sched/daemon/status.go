@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/settings"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
+)
+
+// status describes everything. It is O(clients).
+func (d *Daemon) status() *api.StatusResponse {
+	r := &api.StatusResponse{
+		Version:  d.own.Version,
+		UptimeNs: int64(time.Since(d.started)),
+
+		CheckpointProblem: d.checkpointProblem(),
+		Clients:           uint32(len(d.Clients)),
+		Connections:       uint32(len(d.conns)),
+		ProtocolErrors:    d.Malformed,
+	}
+	for _, p := range d.ownProblems() {
+		report(r, p.code, p.text)
+	}
+	report(r, api.ProblemCode_PROBLEM_CODE_OVERLAP, d.overlapProblems()...)
+	var crowded string
+	if r.Refused, crowded = d.Desk.Refused(time.Now()); crowded != "" {
+		report(r, api.ProblemCode_PROBLEM_CODE_CONNECTIONS, crowded)
+	}
+	r.Refused += d.refused
+	for _, g := range d.Order {
+		r.Gpus = append(r.Gpus, d.gpuStatus(r, g))
+	}
+	report(r, api.ProblemCode_PROBLEM_CODE_UNKNOWN_GPU, d.unknownProblems()...)
+	for _, c := range d.Names {
+		r.Containers = append(r.Containers, c)
+	}
+	slices.SortFunc(r.Containers, func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
+	r.Settings = d.tenants.AllSettings()
+	r.Config = d.config()
+	return r
+}
+
+// gpuStatus describes a GPU, and adds what is wrong with it to r.
+func (d *Daemon) gpuStatus(r *api.StatusResponse, g *node.GPU) *api.GPU {
+	t := loop.Now()
+	s := g.Core.Snapshot(t)
+	out := &api.GPU{
+		Index: uint32(g.Index), Uuid: g.UUID, Name: strings.ToValidUTF8(g.Name, "?"), Mig: g.MIG, MemoryBytes: g.MemoryBytes, Model: g.Model,
+		Mode: settings.APIMode(g.Mode), QuantumNs: int64(s.Quantum), GraceNs: int64(s.Grace),
+		Epoch:  uint64(s.Epoch),
+		Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
+		Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
+		EffectiveMode: settings.APIMode(s.Effective), Way: s.Way, WayCode: s.Cause.Code(), WayReason: s.Cause.String(), Refused: refusals(s.Refused),
+		Drained: g.Drained, Fault: g.Fault, Held: d.held(g), Migrations: g.Arrived, Hint: d.overlapHint(s.Space),
+	}
+	g.Turns.Fill(out)
+	d.reportDrain(r, g)
+	for i := range s.Tenants {
+		use := d.tenantUse(g, &s.Tenants[i])
+		out.Tenants = append(out.Tenants, use)
+		if had := &s.Tenants[i]; had.Slow >= slowDrain && t.Sub(had.SlowAt) < d.slowLately {
+			report(r, api.ProblemCode_PROBLEM_CODE_SLOW_RELEASE, fmt.Sprintf("GPU %d: %s took %v too long to release the GPU the last time it was asked to; it has %v the next time",
+				g.Index, api.Tenant(use.Container, use.Uid), had.Slow.Round(10*time.Millisecond), had.Grace.Round(10*time.Millisecond)))
+		}
+	}
+	if g.Demoted {
+		out.WayCode, out.WayReason, out.Refused = "fenced", "a fenced client still uses the GPU (--fence-action demote)", nil
+	}
+	for _, cs := range s.Clients {
+		c := d.clientStatus(g, cs, t)
+		out.Clients = append(out.Clients, c)
+		reportClient(r, out.Index, c)
+	}
+	d.addMemory(r, g, out)
+	return out
+}
+
+// addMemory describes what is promised of a GPU, and its memory.
+func (d *Daemon) addMemory(r *api.StatusResponse, g *node.GPU, out *api.GPU) {
+	var over, promised, stuck []string
+	out.Memory, over = d.memory.MemoryStatus(g)
+	out.Promises, promised = d.tenants.PromiseStatus(g)
+	report(r, api.ProblemCode_PROBLEM_CODE_OVERPROMISED, promised...)
+	report(r, api.ProblemCode_PROBLEM_CODE_MEMORY_LIMIT, over...)
+	strangers, seen := d.watch.StrangersStatus(g)
+	r.Unmanaged = append(r.Unmanaged, strangers...)
+	report(r, api.ProblemCode_PROBLEM_CODE_UNMANAGED, seen...)
+	report(r, api.ProblemCode_PROBLEM_CODE_OUTSIDE, d.watch.OutsideProblems(g)...)
+	out.Swap, stuck = d.memory.SwapStatus(g, d.settings.SwapShare(g.UUID))
+	report(r, api.ProblemCode_PROBLEM_CODE_SWAP, stuck...)
+}
+
+func (d *Daemon) tenantUse(g *node.GPU, t *sched.TenantSnapshot) *api.TenantUse {
+	u := &api.TenantUse{
+		Share:   d.tenants.Shares.Tenants[t.Tenant].On(g.UUID).Share(),
+		Clients: uint32(t.Clients), PromisedPermille: uint32(t.Promised), GotPermille: uint32(t.Got),
+		MovedNs: int64(t.Moved),
+		UsedNs:  int64(t.Used), DebtNs: int64(t.Debt), ThrottledNs: int64(t.Throttled),
+		Grants: t.Grants, WaitMaxNs: int64(t.LongestWait),
+		WaitedPermille: uint32(t.Waited), WaitMaxLatelyNs: int64(t.RecentWait), OutOfMemory: d.memory.OutOfMemory[t.Tenant][g],
+		Waits: metrics.Spread(&t.Waits),
+	}
+	if group, ok := strings.CutPrefix(t.Tenant, tenants.OverlapTenant); ok {
+		u.Container = &api.Container{Id: t.Tenant, Name: t.Tenant}
+		u.Share = &api.Share{CoreRequest: uint32(t.Share.Request), Weight: uint32(t.Share.Weight), Overlap: group}
+		return u
+	}
+	if strings.HasPrefix(t.Tenant, tenants.GangTenant) {
+		u.Container = &api.Container{Id: t.Tenant, Name: t.Tenant}
+		u.Share = &api.Share{CoreLimit: uint32(t.Share.Limit), CoreRequest: uint32(t.Share.Request), Weight: uint32(t.Share.Weight), Gang: strings.TrimPrefix(t.Tenant, tenants.GangTenant)}
+		return u
+	}
+	u.Container, u.Uid = d.TenantOf(t.Tenant)
+	return u
+}
+
+func who(c *api.Client) string { return fmt.Sprintf("%s (pid %d)", api.Who(c), c.Pid) }
+
+var apiStates = map[sched.State]api.ClientState{
+	sched.StateIdle:     api.ClientState_CLIENT_STATE_IDLE,
+	sched.StateWaiting:  api.ClientState_CLIENT_STATE_WAITING,
+	sched.StateHolding:  api.ClientState_CLIENT_STATE_HOLDING,
+	sched.StateDraining: api.ClientState_CLIENT_STATE_DRAINING,
+	sched.StateLost:     api.ClientState_CLIENT_STATE_LOST,
+	sched.StateFenced:   api.ClientState_CLIENT_STATE_FENCED,
+}
+
+func (d *Daemon) clientStatus(g *node.GPU, cs sched.ClientSnapshot, t sched.Time) *api.Client {
+	c := &api.Client{
+		Id:          uint64(cs.ID),
+		State:       apiStates[cs.State],
+		Epoch:       uint64(cs.Epoch),
+		Connected:   cs.Connected,
+		Grants:      cs.Grants,
+		Preemptions: cs.Preemptions,
+		HeldNs:      int64(cs.Held),
+		WaitMaxNs:   int64(cs.LongestWait),
+		Container:   &api.Container{},
+		SliceNs:     int64(cs.Slice),
+	}
+	if p := &cs.Controls; p.Client != 0 {
+		c.Controls = &api.Controls{
+			Slices: p.Slices.String(), Channels: p.Channels.String(), Groups: uint32(p.Groups), Bare: uint32(p.Bare),
+			Driver: p.Driver, Listed: p.Listed(),
+		}
+	}
+	switch {
+	case cs.Epoch != 0:
+		c.SinceNs = int64(t.Sub(cs.Since))
+	case cs.State == sched.StateWaiting:
+		c.SinceNs = int64(t.Sub(cs.WaitingSince))
+	}
+	cl := d.Clients[cs.ID]
+	if cl == nil {
+		return c
+	}
+	c.Pid, c.Uid = uint32(cl.PID), cl.UID
+	c.Command = strings.ToValidUTF8(cl.Command, "?")
+	c.Container = d.ContainerOf(cl.Peer)
+	c.ReservedBytes = g.Core.ReservedBy(cl.Account, cs.ID).Total
+	c.Interposed, c.Bypassed = cl.Reg.Interposed, cl.Reg.Bypassed
+	if cl.Page != nil {
+		c.ShimVersion = node.ShimVersion(cl.Reg.ShimVersion)
+	}
+	if att := cl.Attached[g]; att != nil {
+		c.Device = att.Ordinal
+		c.Calls, c.Waits, c.WaitNs = att.Stats.Calls, att.Stats.Waits, int64(att.Stats.WaitNs)
+		c.MemoryBytes, c.MemoryPeakBytes = att.Stats.MemBytes, att.Stats.MemPeak
+	}
+	if d.memory.MemoryOfClient(g, cl, c) {
+		d.away.Describe(cl, c)
+	}
+	c.Moving = cs.Moving
+	return c
+}
+
+func refusals(of []sched.WayRefusal) (all []*api.WayRefusal) {
+	for _, r := range of {
+		all = append(all, &api.WayRefusal{Way: r.Way, Code: r.Code(), Reason: r.Cause.String()})
+	}
+	return all
+}

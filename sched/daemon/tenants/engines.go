@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tenants
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+)
+
+// Containers of engines without NRI are described by nvshare's OCI hook, which names
+// the container's first process. The scheduler watches this process and forgets the
+// container at its death, because nobody else tells when such a container has stopped.
+
+// EngineContainer is a container that an OCI hook has described, as the record of
+// shares has it.
+type EngineContainer struct {
+	Engine string        `json:"engine"`
+	Name   string        `json:"name,omitempty"`
+	First  *peer.Process `json:"first"` // the container's first process
+}
+
+// Whose names a described container in errors. A program of nvsharectl run is in none.
+func Whose(c *api.Container) string {
+	if c.GetEngine() == node.RunEngine {
+		return fmt.Sprintf("program %q", c.Name)
+	}
+	return fmt.Sprintf("container %.12s", c.GetId())
+}
+
+// FirstProcess returns the first process of a described container. It refuses a
+// container whose processes would count to another tenant: a limit would hold for
+// nobody, or for others.
+func (b *Book) FirstProcess(c *api.Container, pid uint32) (*peer.Peer, error) {
+	p, err := b.Peers.FindPID(int32(pid))
+	if err != nil {
+		return nil, status.Errorf(codes.FailedPrecondition, "%s: its first process: %v", Whose(c), err)
+	}
+	if p.Account != peer.ContainerAccount+c.Id {
+		p.Close()
+		who := p.Account
+		if id, ok := strings.CutPrefix(who, peer.ContainerAccount); ok {
+			who = api.Tenant(&api.Container{Id: id}, 0)
+		}
+		return nil, status.Errorf(codes.FailedPrecondition, "the processes of %s count to %s, because the cgroup does not have the container's id or belongs to a user", Whose(c), who)
+	}
+	return p, nil
+}
+
+// DescribeFromHook answers a control call of the OCI hook. Without an error the daemon
+// owns the Peer afterwards.
+func (b *Book) DescribeFromHook(c *api.Container, p *peer.Peer) (*api.DescribeContainerResponse, error) {
+	if err := b.Drained(c); err != nil {
+		return nil, err
+	}
+	to := b.Shares.Tenants[p.Account]
+	to.Pod, to.Has = PodTerms(c), c.Gpus
+	holders := b.countPromises
+	if c.Engine == node.RunEngine { // root has asked, or one of the control group
+		holders = b.describePromises
+	}
+	for _, g := range b.Order {
+		if request := PromisedBy(to.On(g.UUID)); len(c.Gpus) == 0 || slices.Contains(c.Gpus, g.UUID) {
+			if err := b.promisable(fmt.Sprintf("GPU %d", g.Index), g.UUID, p.Account, request, api.Tenant(c, 0), holders); err != nil {
+				return nil, err
+			}
+		}
+	}
+	to.Engine = &EngineContainer{c.Engine, c.Name, &p.Process}
+	if err := b.ChangeShares(p.Account, to, false); err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	b.watchFirst(c.Id, p)
+	return b.Describe(c, nil), nil
+}
+
+// watchFirst forgets a container when its first process is dead.
+func (b *Book) watchFirst(id string, p *peer.Peer) {
+	if old := b.Firsts[id]; old != nil {
+		old.Close()
+	}
+	b.Firsts[id] = p
+	b.Go(func() {
+		if p.AwaitDeath() != nil {
+			return // the daemon has ended, or the container was described again
+		}
+		b.Do(func() {
+			if b.Firsts[id] == p {
+				b.Forget(id)
+			}
+		})
+	})
+}
+
+// RestoreFirst watches a container of an earlier scheduler, or forgets it if it has
+// stopped meanwhile.
+func (b *Book) RestoreFirst(id string, e EngineContainer) {
+	b.OnceKnown(nil, fmt.Sprintf("container %.12s (%s) runs", id, e.Name), func() error {
+		if b.Names[id] == nil || b.Firsts[id] != nil { // it was forgotten, or described again
+			return nil
+		}
+		if e.First != nil { // else somebody has changed the file, and nobody would tell of its end
+			p, err := b.Find(*e.First)
+			if err == nil {
+				b.watchFirst(id, p)
+				return nil
+			}
+			if !peer.Ended(err) { // it may run, with what it was promised
+				return err
+			}
+		}
+		b.Log.Infof("container %.12s (%s) has stopped", id, e.Name)
+		b.Forget(id)
+		return nil
+	})
+}
+
+// Forget drops the names and all settings of a container.
+func (b *Book) Forget(id string) {
+	b.forgetShares(id) // says whose they were
+	delete(b.Names, id)
+	if p := b.Firsts[id]; p != nil {
+		p.Close()
+		delete(b.Firsts, id)
+	}
+}
