@@ -172,6 +172,8 @@ static void *drainer_main(void *arg)
 			nvs_utilization_sample(gpu);
 		if (look & NVS_LOOK_CONTROLS)
 			nvs_controls_look(gpu);
+		if (look & NVS_LOOK_POOLS)
+			nvs_memory_ops.look();
 		if (look & NVS_LOOK_LEAVE)
 			drainer_leave(gpu);
 		if (atomic_exchange(&gpu->drains.due, false))

@@ -13,6 +13,7 @@ enum nvs_look {
 	NVS_LOOK_SAMPLE = 1u << 1, /* count whether it has; see utilization.h */
 	NVS_LOOK_CONTROLS = 1u << 2, /* try the controls of its own scheduler; see slice.h */
 	NVS_LOOK_LEAVE    = 1u << 3, /* see nvs_gpu_give_back */
+	NVS_LOOK_POOLS    = 1u << 4, /* ask what pools have; see memory/pools.h */
 };
 
 /* Has the GPU looked at. Client thread; nothing is waited for. */

@@ -114,6 +114,7 @@ struct nvs_gpu {
 	struct nvs_budget *budget; /* memory/reserve.h */
 	struct nvs_swap *swap;     /* swap/swap_impl.h */
 	_Atomic(void *) pool;      /* that cuMemAllocAsync takes from; NULL: ask the driver. cuda/alloc.c */
+	_Atomic uint64_t unlisted; /* the latest pool whose allocations are not entered; memory/pools.c */
 
 	/* ---- turns; guarded by nvs_client_lock, but what is atomic ---- */
 	struct lease lease;

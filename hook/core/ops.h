@@ -53,6 +53,8 @@ struct nvs_memory_ops {
 
 	/* ---- no lock is held ---- */
 
+	/* NVS_LOOK_POOLS, which the tick has asked for. */
+	void (*look)(void);
 	/* The limit refused so many bytes: whether memory was given up that was only cached. */
 	bool (*make_room)(struct nvs_gpu *gpu, uint64_t bytes);
 	/*

@@ -171,17 +171,6 @@ WRAPPER(cuMemFree_v2, (CUdeviceptr p))
 
 /* ---- stream-ordered ---- */
 
-/* Returns what the driver's function is still to be asked for: OOM or success. */
-static int begin_async(struct nvs_claim *claim, bool *graph, struct nvs_gpu *gpu, void *pool, size_t n,
-		       void *key)
-{
-	claim->gpu = NULL;
-	*graph = recorded(key);
-	if (*graph ? nvs_graph_may_have(gpu, n) : nvs_claim_in_pool(claim, gpu, (uintptr_t)pool, n))
-		return CUDA_SUCCESS;
-	return CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 static atomic_uint current_changes;
 
 static void *current_pool(struct nvs_gpu *gpu)
@@ -228,37 +217,63 @@ static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdevic
 	return nvs_swap_alloc_async(gpu, pool, key, n, p);
 }
 
+struct async {
+	struct nvs_gpu *gpu; /* NULL: the driver alone knows of it */
+	void *pool;
+	struct nvs_claim claim;
+	bool graph, unlisted;
+	unsigned tries;
+};
+
+/* -1: the driver is to be asked. */
+static inline int async_begin(struct async *a, size_t n, void *key, CUdeviceptr *p)
+{
+	int result = nvs_swap_on(a->gpu) ? movable(a->gpu, a->pool, n, key, p) : -1;
+
+	if (!a->gpu || result >= 0)
+		return result;
+	a->graph = recorded(key);
+	a->unlisted = !a->graph && nvs_memory_pool_unlisted(a->gpu, (uintptr_t)a->pool);
+	if (nvs_likely(a->unlisted) || (a->graph ? nvs_graph_may_have(a->gpu, n)
+						 : nvs_claim_in_pool(&a->claim, a->gpu, (uintptr_t)a->pool, n)))
+		return -1;
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static inline bool async_again(struct async *a, int result)
+{
+	return nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && !a->graph && nvs_swap_retry(a->claim.gpu, &a->tries);
+}
+
+static inline int async_end(struct async *a, int result, const CUdeviceptr *p, size_t n)
+{
+	bool tight = true;
+
+	if (nvs_likely(a->unlisted)) {
+		nvs_memory_pools_changed(NVS_POOLS_GREW);
+		return result;
+	}
+	if (result != CUDA_SUCCESS)
+		nvs_claim_drop(&a->claim);
+	else /* a pool's memory outlives contexts */
+		tight = nvs_claim_keep(&a->claim, NVS_MEMORY_POINTER, *p, n, NULL);
+	if (nvs_unlikely(atomic_load_explicit(&nvs_memory_pools_keep, memory_order_relaxed)) && a->claim.gpu)
+		nvs_memory_pool_grew(a->claim.gpu, a->claim.pool, tight);
+	return result;
+}
+
 #define ASYNC(name, P, A, key, where, pool_of) \
 	WRAPPER(name, P) \
 	{ \
-		struct nvs_claim claim; \
-		unsigned tries = 0; \
-		bool graph, tight = true; \
-		struct nvs_gpu *gpu; \
-		void *from; \
-		int result; \
-		if (!nvs_counting()) \
-			return CALL(name, NVS_SPREAD A); \
-		gpu = where; \
-		from = gpu ? pool_of : NULL; \
-		result = nvs_swap_on(gpu) ? movable(gpu, from, n, key, p) : -1; \
+		struct nvs_gpu *gpu = nvs_counting() ? where : NULL; \
+		struct async a = { .gpu = gpu, .pool = gpu ? pool_of : NULL }; \
+		int result = async_begin(&a, n, key, p); \
 		if (result >= 0) \
-			return result; \
-		result = begin_async(&claim, &graph, gpu, from, n, key); \
-		if (result != CUDA_SUCCESS) \
 			return result; \
 		do \
 			result = CALL(name, NVS_SPREAD A); \
-		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && !graph && \
-		       nvs_swap_retry(claim.gpu, &tries)); \
-		if (result != CUDA_SUCCESS) \
-			nvs_claim_drop(&claim); \
-		else /* a pool's memory outlives contexts */ \
-			tight = nvs_claim_keep(&claim, NVS_MEMORY_POINTER, *p, n, NULL); \
-		if (nvs_unlikely(atomic_load_explicit(&nvs_memory_pools_keep, memory_order_relaxed)) && \
-		    claim.gpu) \
-			nvs_memory_pool_grew(claim.gpu, claim.pool, tight); \
-		return result; \
+		while (async_again(&a, result)); \
+		return async_end(&a, result, p, n); \
 	}
 #define ASYNC_SZ(name, P, A, gpu_of, pool) \
 	ASYNC(name, P, A, NVS_KEY_LEGACY(s), gpu_of(NVS_KEY_LEGACY(s)), pool) \
@@ -266,9 +281,12 @@ static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdevic
 
 static struct nvs_gpu *gpu_of_pool(void *pool, void *key)
 {
-	struct nvs_gpu *gpu;
+	struct nvs_gpu *gpu = gpu_of_stream(key);
 
-	return nvs_memory_pool_find((uintptr_t)pool, &gpu) ? gpu : gpu_of_stream(key);
+	if (gpu && atomic_load_explicit(&gpu->unlisted, memory_order_relaxed) == (uintptr_t)pool)
+		return gpu; /* as before */
+	nvs_memory_pool_find((uintptr_t)pool, &gpu);
+	return gpu;
 }
 
 #define FROM_POOL(key) gpu_of_pool(pool, key)

@@ -80,6 +80,11 @@ static unsigned mask_of(struct nvs_gpu *gpu)
 /* Cached memory is released before an allocation is refused. */
 static bool reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
+	if (nvs_unlikely(nvs_memory_pools_asks(gpu))) {
+		nvs_memory_pools_ask();
+		if (nvs_budget_take(gpu->budget, bytes))
+			return true;
+	}
 	return nvs_reserve(gpu, bytes) ||
 	       (nvs_memory_ops.make_room(gpu, bytes) && nvs_reserve(gpu, bytes)) ||
 	       (nvs_memory_ops.make_room(gpu, UINT64_MAX) && nvs_reserve(gpu, bytes)) ||
@@ -224,6 +229,8 @@ void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t before)
 		if (e->gpu != NVS_NO_GPU)
 			gpus = 1u << e->gpu;
 		strike(e);
+	} else if (!e && kind == NVS_MEMORY_POINTER) {
+		nvs_memory_pools_changed(NVS_POOLS_SHRANK);
 	}
 	nvs_account_settle(gpus);
 }

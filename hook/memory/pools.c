@@ -8,28 +8,34 @@
 
 #include "clock.h"
 #include "drain.h"
+#include "drainer.h"
 #include "futex.h"
 #include "gate.h"
 #include "memory_driver.h"
 #include "pools.h"
 
 #define TRIM_WAIT_NS (2 * NVS_S) /* for what streams still use */
+#define ASK_NS       (1 * NVS_S) /* between looks at pools whose allocations are not entered */
 
-/* Pools that keep freed memory. Of a program with more of them, the others count by what is in use. */
+/* Pools that keep freed memory, or have allocations that are not entered. Of a program with more of them, the others count by what is in use. */
 #define KEEPERS 64
 static struct keeper {
 	uint64_t pool; /* 0: unused */
 	uint64_t threshold;
 	struct nvs_gpu *gpu;
 	bool going; /* the program destroys it: the driver is not asked about it any more */
+	bool unlisted;  /* it has, or has had, allocations that are not entered */
+	uint64_t bytes; /* of them, part of the bytes in use */
 } keepers[KEEPERS];
 static atomic_uint asking[KEEPERS]; /* threads that ask the driver about the pool at that place */
 
 atomic_bool nvs_memory_pools_keep, nvs_memory_pools_shrink;
+atomic_uint nvs_memory_pools_change;
+static uint64_t asked_ns; /* under nvs_client_lock */
 
 /* ---- what a pool counts with; the lock is held ---- */
 
-/* The record of a pool that keeps memory, or an unused one for pool 0. */
+/* The record of a pool, or an unused one for pool 0. */
 static struct keeper *keeper_of(uint64_t pool)
 {
 	for (unsigned i = 0; i < KEEPERS; i++)
@@ -62,6 +68,20 @@ static struct nvs_entry *entry_of(uint64_t pool, struct nvs_gpu *gpu)
 	struct nvs_entry *e = nvs_account_find(NVS_MEMORY_POOL, pool);
 
 	return e ? e : nvs_account_insert(NVS_MEMORY_POOL, pool, 0, 0, gpu);
+}
+
+/* The record of a pool, made if need be. NULL: there is no room, or the pool is not of this GPU. */
+static struct keeper *keeper_made(uint64_t pool, struct nvs_gpu *gpu)
+{
+	const struct nvs_entry *e = entry_of(pool, gpu);
+	struct keeper *k = keeper_of(pool);
+
+	if (!e || e->gpu != gpu->number || (!k && !(k = keeper_of(0))))
+		return NULL;
+	if (!k->pool)
+		*k = (struct keeper){ .pool = pool, .gpu = gpu };
+	atomic_store(&nvs_memory_pools_keep, true);
+	return k;
 }
 
 bool nvs_pool_grows(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t *grows)
@@ -128,7 +148,9 @@ void nvs_pool_ends(const struct nvs_entry *pool)
 
 	if (pool->gpu == NVS_NO_GPU)
 		return;
-	nvs_account_uncount(&nvs_gpus[pool->gpu], held(pool) - pool->owner);
+	nvs_account_uncount(&nvs_gpus[pool->gpu], held(pool) - pool->owner + (k ? k->bytes : 0));
+	if (atomic_load(&nvs_gpus[pool->gpu].unlisted) == pool->key)
+		atomic_store(&nvs_gpus[pool->gpu].unlisted, 0);
 	for (size_t i = 0; i < nvs_account.size && pool->owner; i++)
 		if (nvs_account.at[i].pooled && nvs_account.at[i].owner == pool->key)
 			nvs_account.at[i].pooled = nvs_account.at[i].owner = 0;
@@ -187,8 +209,8 @@ bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu)
 
 /* ---- what pools keep ---- */
 
-/* The driver may be asked about a pool until release(). -1: it may not. */
-static int hold(uint64_t pool)
+/* The driver may be asked about a pool until release(). -1: it may not. *unlisted: as in its record. */
+static int hold(uint64_t pool, bool *unlisted)
 {
 	const struct keeper *k;
 	int place;
@@ -198,6 +220,7 @@ static int hold(uint64_t pool)
 	place = k && !k->going ? (int)(k - keepers) : -1;
 	if (place >= 0)
 		atomic_fetch_add(&asking[place], 1);
+	*unlisted = place >= 0 && k->unlisted;
 	nvs_account_unlock();
 	return place;
 }
@@ -235,36 +258,52 @@ void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshol
 	if (!threshold) /* the record goes, by which who destroys the pool waits for who asks */
 		nvs_memory_pool_going(pool, true);
 	nvs_account_lock();
-	k = keeper_of(pool);
-	e = entry_of(pool, gpu);
-	if (!k && threshold && e && e->gpu == gpu->number && (k = keeper_of(0)) != NULL)
-		*k = (struct keeper){ .pool = pool, .gpu = gpu };
-	if (k && threshold) {
+	k = threshold ? keeper_made(pool, gpu) : keeper_of(pool);
+	e = nvs_account_find(NVS_MEMORY_POOL, pool);
+	if (k && !threshold)
+		k->going = false;
+	if (k && (threshold || k->unlisted)) {
 		k->threshold = threshold;
-		atomic_store(&nvs_memory_pools_keep, true);
 	} else if (k && e) { /* what it has kept goes when the host waits next */
 		before = held(e);
 		e->bytes = 0;
 		recount(e, before);
 		*k = (struct keeper){ 0 };
 		gpus = gpu->bit;
-	} else if (k) {
-		k->going = false;
 	}
 	nvs_account_settle(gpus);
 	nvs_memory_pool_look(pool);
 }
 
-/* What the driver says that the pool has. Its place is held. */
-static void look(uint64_t pool)
+static bool pool_ask(uint64_t pool, int what, uint64_t *bytes)
 {
-	struct nvs_entry *e;
+	*bytes = 0;
+	return nvs_memory_driver.pool_get_attribute((void *)(uintptr_t)pool, what, bytes) == CUDA_SUCCESS &&
+	       *bytes <= NVS_MAX_BYTES;
+}
+
+/* So much of the pool is in use. A call may be under way that only the driver knows, or only we. */
+static void count_unlisted(struct keeper *k, struct nvs_entry *e, uint64_t used, bool grew)
+{
+	uint64_t listed = e->owner - k->bytes, now = used > listed ? used - listed : 0;
+
+	if (grew || now < k->bytes)
+		k->bytes = now;
+	e->owner = listed + k->bytes;
+}
+
+/*
+ * What the driver says that the pool has. Its place is held. unlisted: as in its record; grew: by
+ * allocations that are not entered, too.
+ */
+static void look(uint64_t pool, bool unlisted, bool grew)
+{
 	struct keeper *k;
-	uint64_t bytes = 0, before;
+	struct nvs_entry *e;
+	uint64_t bytes, used = 0, before;
 	unsigned gpus = 0;
 
-	if (nvs_memory_driver.pool_get_attribute((void *)(uintptr_t)pool, CU_POOL_RESERVED_CURRENT, &bytes) !=
-		    CUDA_SUCCESS || bytes > NVS_MAX_BYTES)
+	if ((unlisted && !pool_ask(pool, CU_POOL_USED_CURRENT, &used)) || !pool_ask(pool, CU_POOL_RESERVED_CURRENT, &bytes))
 		return;
 	nvs_account_lock();
 	k = keeper_of(pool);
@@ -272,30 +311,39 @@ static void look(uint64_t pool)
 	if (k && e && e->gpu == k->gpu->number) {
 		before = held(e);
 		e->bytes = bytes;
+		if (unlisted)
+			count_unlisted(k, e, used, grew);
 		recount(e, before);
 		nvs_account_exists(k->gpu);
 		gpus = k->gpu->bit;
-		if (bytes > k->threshold && bytes > e->owner)
+		if (bytes > k->threshold && bytes > e->owner && !atomic_load(&k->gpu->budget->unlimited))
 			atomic_store(&nvs_memory_pools_shrink, true);
 	}
 	nvs_account_settle(gpus);
 }
 
-void nvs_memory_pool_look(uint64_t pool)
+static void look_at(uint64_t pool, bool grew)
 {
 	int saved = errno, place;
+	bool unlisted;
 
 	/* A call that the driver does not allow in a capture would end it: later, when the host waits. */
 	if (atomic_load_explicit(&nvs_gate.captures, memory_order_acquire)) {
 		atomic_store(&nvs_memory_pools_shrink, true);
+		nvs_memory_pools_changed(grew ? NVS_POOLS_GREW : 0);
 		return;
 	}
-	place = hold(pool);
+	place = hold(pool, &unlisted);
 	if (place < 0)
 		return;
-	look(pool);
+	look(pool, unlisted, grew);
 	release(place);
 	errno = saved;
+}
+
+void nvs_memory_pool_look(uint64_t pool)
+{
+	look_at(pool, false);
 }
 
 /*
@@ -313,13 +361,11 @@ void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool, bool now)
 	nvs_memory_pools_trim(gpu, 0, false);
 }
 
-void nvs_memory_pools_look(void)
+static void look_at_all(bool grew)
 {
 	uint64_t pools[KEEPERS];
 	unsigned n = 0;
 
-	if (!nvs_counting())
-		return;
 	nvs_account_lock();
 	for (unsigned i = 0; i < KEEPERS; i++)
 		if (keepers[i].pool)
@@ -327,7 +373,49 @@ void nvs_memory_pools_look(void)
 	atomic_store(&nvs_memory_pools_shrink, false);
 	nvs_account_unlock();
 	while (n--)
-		nvs_memory_pool_look(pools[n]);
+		look_at(pools[n], grew);
+}
+
+void nvs_memory_pools_look(void)
+{
+	if (nvs_counting())
+		look_at_all(false);
+}
+
+/* ---- pools whose allocations are not entered ---- */
+
+bool nvs_pool_unlist(struct nvs_gpu *gpu, uint64_t pool)
+{
+	struct keeper *k;
+
+	nvs_account_lock();
+	k = pool ? keeper_made(pool, gpu) : NULL;
+	if (k) {
+		k->unlisted = true;
+		atomic_store(&gpu->unlisted, pool);
+	}
+	nvs_account_unlock();
+	return k != NULL;
+}
+
+void nvs_memory_pools_tick(uint64_t now)
+{
+	if (!atomic_load(&nvs_memory_pools_change) || nvs_elapsed(now, asked_ns) < ASK_NS)
+		return;
+	asked_ns = now;
+	nvs_drainer_look(nvs_gpus, NVS_LOOK_POOLS);
+}
+
+void nvs_memory_pools_ask(void)
+{
+	unsigned how;
+
+	if (atomic_load(&nvs_gate.captures) || !nvs_counting() || !nvs_driver_enter())
+		return;
+	how = atomic_exchange(&nvs_memory_pools_change, 0);
+	if (how)
+		look_at_all(how == NVS_POOLS_GREW);
+	nvs_driver_leave();
 }
 
 /*
@@ -372,12 +460,13 @@ bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 		return false;
 	before = gpu->budget->used;
 	while (n--) {
-		int place = hold(pools[n]);
+		bool unlisted;
+		int place = hold(pools[n], &unlisted);
 
 		if (place < 0)
 			continue;
 		nvs_memory_driver.pool_trim((void *)(uintptr_t)pools[n], 0);
-		look(pools[n]);
+		look(pools[n], unlisted, false);
 		release(place);
 	}
 	after = gpu->budget->used;
@@ -391,4 +480,5 @@ void nvs_memory_pools_fork_child(void)
 	memset(asking, 0, sizeof(asking));
 	atomic_store(&nvs_memory_pools_keep, false);
 	atomic_store(&nvs_memory_pools_shrink, false);
+	atomic_store(&nvs_memory_pools_change, 0);
 }

@@ -34,6 +34,36 @@ void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool, bool now);
 void nvs_memory_pools_look(void);
 extern atomic_bool nvs_memory_pools_shrink; /* there are any that may */
 
+/*
+ * Where there is no limit and nothing is swapped, an allocation from a pool is not entered: the
+ * pool counts by what the driver says that it has, which is asked for each second, and before
+ * a limit that has come since refuses anything. What such a pool still has in use when it is
+ * destroyed does not count any more. False: the allocation is to be entered.
+ */
+bool nvs_pool_unlist(struct nvs_gpu *gpu, uint64_t pool);
+static inline bool nvs_memory_pool_unlisted(struct nvs_gpu *gpu, uint64_t pool)
+{
+	return nvs_likely(atomic_load_explicit(&gpu->budget->unlimited, memory_order_relaxed)) && pool &&
+	       (atomic_load_explicit(&gpu->unlisted, memory_order_relaxed) == pool || nvs_pool_unlist(gpu, pool));
+}
+
+/* What such pools have may have changed, since they were all looked at. */
+enum { NVS_POOLS_SHRANK = 1, NVS_POOLS_GREW };
+extern atomic_uint nvs_memory_pools_change;
+static inline void nvs_memory_pools_changed(unsigned how)
+{
+	if (atomic_load_explicit(&nvs_memory_pools_change, memory_order_relaxed) < how)
+		atomic_store(&nvs_memory_pools_change, how);
+}
+/* Whether they are to be looked at, before the limit refuses something. */
+static inline bool nvs_memory_pools_asks(const struct nvs_gpu *gpu)
+{
+	return atomic_load_explicit(&nvs_memory_pools_change, memory_order_relaxed) &&
+	       !atomic_load_explicit(&gpu->budget->unlimited, memory_order_relaxed);
+}
+void nvs_memory_pools_tick(uint64_t now); /* nvs_client_lock is held */
+void nvs_memory_pools_ask(void);
+
 /* Others than this process's GPU may use the pool's memory, so that it never moves. */
 void nvs_memory_pool_share(uint64_t pool);
 bool nvs_memory_pool_shared(uint64_t pool);

@@ -62,6 +62,12 @@ static bool reserve_attached(struct nvs_gpu *gpu)
 	       gpu->budget->account;
 }
 
+static void set_limit(struct nvs_budget *b, uint64_t limit)
+{
+	b->limit = limit;
+	atomic_store(&b->unlimited, !limit && !b->swap);
+}
+
 /* Both locks are held. */
 static void refresh(struct nvs_gpu *gpu)
 {
@@ -71,7 +77,7 @@ static void refresh(struct nvs_gpu *gpu)
 	if (!reserve_attached(gpu) || !read_slot(&nvs_client.page->slot[gpu->number], &limit, &used))
 		return;
 	b->known = true;
-	b->limit = limit;
+	set_limit(b, limit);
 	if (b->answered >= b->sent)
 		b->others = minus(used, b->acked);
 }
@@ -256,6 +262,7 @@ static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 	struct nvs_budget *b = gpu->budget;
 
 	refresh(gpu);
+	set_limit(b, b->limit); /* of a process without a scheduler */
 	if (nvs_budget_take(b, bytes))
 		return GRANTED;
 	if (b->limit || b->swap) {
@@ -385,7 +392,7 @@ void nvs_reserve_answered(struct nvs_gpu *gpu, const struct nvs_frame *f)
 	if (last) {
 		b->reserved = b->acked = f->u.memory.total;
 		b->others = minus(f->u.memory.used, f->u.memory.total);
-		b->limit = f->u.memory.limit;
+		set_limit(b, f->u.memory.limit);
 		b->known = true;
 		b->code = f->code;
 		b->answered = b->coded = b->sent;

@@ -23,6 +23,7 @@
 struct nvs_budget {
 	_Atomic uint64_t used, peak; /* bytes; read without the lock below, and used changes without it */
 	_Atomic uint64_t reserved;   /* bytes that may be used without asking; changed under the lock */
+	atomic_bool unlimited;       /* as far as is known: no limit, and nothing is swapped */
 	/* Guarded by nvs_memory_lock. */
 	uint64_t asking;    /* part of used whose reservation is not answered yet */
 	uint64_t graphs;    /* part of used that graphs own */

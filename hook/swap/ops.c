@@ -59,6 +59,7 @@ static void receive(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd)
 static uint64_t tick(uint64_t now)
 {
 	nvs_swap_tick(now);
+	nvs_memory_pools_tick(now);
 	return nvs_reserve_tick();
 }
 
@@ -82,6 +83,7 @@ const struct nvs_memory_ops nvs_memory_ops = {
 	.leave = nvs_swap_leave,
 	.all_there = nvs_swap_all_here,
 	.moves = nvs_swap_is_on,
+	.look = nvs_memory_pools_ask,
 	.make_room = nvs_swap_release_cached,
 	.fill_at_exit = nvs_swap_fill_at_exit,
 };
