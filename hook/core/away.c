@@ -13,7 +13,6 @@
 #include "connection.h"
 #include "drain.h"
 #include "futex.h"
-#include "grant.h"
 #include "log.h"
 #include "signals.h"
 #include "thread.h"

@@ -13,8 +13,6 @@
 #include "connection.h"
 #include "drain.h"
 #include "drainer.h"
-#include "futex.h"
-#include "glibc.h"
 #include "grant.h"
 #include "log.h"
 #include "ops.h"

@@ -4,7 +4,6 @@
 #include "clock.h"
 #include "futex.h"
 #include "drain.h"
-#include "glibc.h"
 #include "log.h"
 #include "signals.h"
 #include "stream.h"

@@ -9,7 +9,6 @@
 #define NVSHARE_DRIVER_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "away_flag.h"

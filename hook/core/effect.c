@@ -8,10 +8,8 @@
 
 #include "clock.h"
 #include "connection.h"
-#include "drain.h"
 #include "futex.h"
 #include "grant.h"
-#include "log.h"
 #include "thread.h"
 #include "work.h"
 

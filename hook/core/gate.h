@@ -13,7 +13,6 @@
 #define NVSHARE_GATE_H
 
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "compiler.h"

@@ -9,7 +9,6 @@
  */
 #include "preempt.h"
 
-#include "away.h"
 #include "clock.h"
 #include "connection.h"
 #include "controls.h"

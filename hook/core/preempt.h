@@ -12,7 +12,6 @@
 #ifndef NVSHARE_PREEMPT_H
 #define NVSHARE_PREEMPT_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "gpu.h"

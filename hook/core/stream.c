@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "stream.h"
 
-#include <errno.h>
-#include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 #include "clock.h"
 #include "futex.h"
-#include "glibc.h"
-#include "log.h"
 
 #define BUCKETS 1024
 

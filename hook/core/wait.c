@@ -15,7 +15,6 @@
 #include "connection.h"
 #include "exit.h"
 #include "futex.h"
-#include "glibc.h"
 #include "grant.h"
 #include "log.h"
 #include "ops.h"

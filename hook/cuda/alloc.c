@@ -7,8 +7,6 @@
  * another process has allocated (cuIpcOpenMemHandle, cuMemPoolImportPointer,
  * external memory), host memory, sparse arrays and what is mapped into them.
  */
-#include "memory.h"
-#include "swap.h"
 #include "wrap.h"
 
 NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* a wrapper below; only its type is needed */
@@ -275,10 +273,6 @@ static inline int async_end(struct async *a, int result, const CUdeviceptr *p, s
 		while (async_again(&a, result)); \
 		return async_end(&a, result, p, n); \
 	}
-#define ASYNC_SZ(name, P, A, gpu_of, pool) \
-	ASYNC(name, P, A, NVS_KEY_LEGACY(s), gpu_of(NVS_KEY_LEGACY(s)), pool) \
-	ASYNC(name##_ptsz, P, A, NVS_KEY_THREAD(s), gpu_of(NVS_KEY_THREAD(s)), pool)
-
 static struct nvs_gpu *gpu_of_pool(void *pool, void *key)
 {
 	struct nvs_gpu *gpu = gpu_of_stream(key);
@@ -289,14 +283,13 @@ static struct nvs_gpu *gpu_of_pool(void *pool, void *key)
 	return gpu;
 }
 
-#define FROM_POOL(key) gpu_of_pool(pool, key)
-ASYNC_SZ(cuMemAllocAsync, (CUdeviceptr *p, size_t n, void *s), (p, n, s), gpu_of_stream,
-	 current_pool(gpu))
-ASYNC_SZ(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s), (p, n, pool, s),
-	 FROM_POOL, pool)
+#define FROM_CURRENT(name, P, A, key) ASYNC(name, P, A, key, gpu_of_stream(key), current_pool(gpu))
+#define FROM_POOL(name, P, A, key) ASYNC(name, P, A, key, gpu_of_pool(pool, key), pool)
+NVS_SZ(FROM_CURRENT, cuMemAllocAsync, (CUdeviceptr *p, size_t n, void *s), (p, n, s), s)
+NVS_SZ(FROM_POOL, cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s), (p, n, pool, s), s)
 
-#define FREE_ASYNC(name, key) \
-	WRAPPER(name, (CUdeviceptr p, void *s)) \
+#define FREE_ASYNC(name, P, A, key) \
+	WRAPPER(name, P) \
 	{ \
 		uint64_t stamp = nvs_memory_stamp(); \
 		bool graph = nvs_counting() && recorded(key); \
@@ -308,8 +301,7 @@ ASYNC_SZ(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s
 			nvs_memory_remove(NVS_MEMORY_POINTER, p, stamp); \
 		return result; \
 	}
-FREE_ASYNC(cuMemFreeAsync, NVS_KEY_LEGACY(s))
-FREE_ASYNC(cuMemFreeAsync_ptsz, NVS_KEY_THREAD(s))
+NVS_SZ(FREE_ASYNC, cuMemFreeAsync, (CUdeviceptr p, void *s), (p, s), s)
 
 /* ---- pools: where each lies, and what it keeps ---- */
 

@@ -3,8 +3,6 @@
  * array.c: wrappers that allocate and free arrays. Only the driver knows the layout of an
  * array, so that arrays never move.
  */
-#include "memory.h"
-#include "swap.h"
 #include "wrap.h"
 
 /* A descriptor of two dimensions as one of three. */

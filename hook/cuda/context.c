@@ -5,7 +5,6 @@
 #include "clock.h"
 #include "futex.h"
 #include "rm.h"
-#include "swap.h"
 #include "wait.h"
 #include "wrap.h"
 

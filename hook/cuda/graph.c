@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 
 #include "pointer_abi.h"
-#include "swap.h"
 #include "wrap.h"
 
 /* ---- memory of graphs ---- */
@@ -253,11 +252,10 @@ static bool uploads(const struct cu_instantiate_params *p)
 	return p && p->flags & CU_GRAPH_INSTANTIATE_UPLOAD;
 }
 
-#define INSTANTIATE_WITH(name, KEY) \
-	INSTANTIATE_BEHIND(name, (void **exec, void *graph, struct cu_instantiate_params *p), (exec, graph, p), \
-			   uploads(p) ? nvs_gate_enter(KEY(p->upload_stream)) : nvs_names_enter_graph(), uploads(p))
-INSTANTIATE_WITH(cuGraphInstantiateWithParams, NVS_KEY_LEGACY)
-INSTANTIATE_WITH(cuGraphInstantiateWithParams_ptsz, NVS_KEY_THREAD)
+#define INSTANTIATE_WITH(name, P, A, key) \
+	INSTANTIATE_BEHIND(name, P, A, uploads(p) ? nvs_gate_enter(key) : nvs_names_enter_graph(), uploads(p))
+NVS_SZ(INSTANTIATE_WITH, cuGraphInstantiateWithParams, (void **exec, void *graph, struct cu_instantiate_params *p),
+       (exec, graph, p), p->upload_stream)
 
 /* ---- launch and end ---- */
 
@@ -306,18 +304,16 @@ static __attribute__((noinline)) int run_with_memory(run_fn *real, void *exec, v
 	return result;
 }
 
-#define RUN(name, KEY) \
-	WRAPPER(name, (void *exec, void *s)) \
+#define RUN(name, P, A, key) \
+	WRAPPER(name, P) \
 	{ \
 		__typeof__(&name) real = NVS_REAL(name); \
 		if (nvs_unlikely(atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed))) \
-			return run_with_memory(real, exec, s, KEY(s)); \
-		return run(real, exec, s, KEY(s)); \
+			return run_with_memory(real, exec, s, key); \
+		return run(real, exec, s, key); \
 	}
-RUN(cuGraphLaunch, NVS_KEY_LEGACY)
-RUN(cuGraphLaunch_ptsz, NVS_KEY_THREAD)
-RUN(cuGraphUpload, NVS_KEY_LEGACY)
-RUN(cuGraphUpload_ptsz, NVS_KEY_THREAD)
+NVS_SZ(RUN, cuGraphLaunch, (void *exec, void *s), (exec, s), s)
+NVS_SZ(RUN, cuGraphUpload, (void *exec, void *s), (exec, s), s)
 
 WRAPPER(cuGraphExecDestroy, (void *exec))
 {

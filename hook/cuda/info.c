@@ -5,7 +5,6 @@
  * memory is swapped nobody sees what others use.
  */
 #include "reserve.h"
-#include "swap.h"
 #include "wrap.h"
 
 static uint64_t least(uint64_t a, uint64_t b)

@@ -15,7 +15,6 @@
 #include <unistd.h>
 
 #include "descriptor.h"
-#include "memory.h"
 #include "wrap.h"
 
 #define EM_CUDA_CODE 190

@@ -5,7 +5,6 @@
  * address. So these calls wait until that memory is on the GPU, and keep it there until the
  * driver returns, as a captured call does. They need no grant.
  */
-#include "swap.h"
 #include "wrap.h"
 
 struct nvs_thread *nvs_names_enter(CUdeviceptr a, CUdeviceptr b)

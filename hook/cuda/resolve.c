@@ -162,6 +162,10 @@ static void resolve_ioctl(void *handle)
 		nvs_rm_set_next((nvs_rm_ioctl *)own);
 }
 
+/*
+ * Finds a library in this process and fills the tables, once. hint: an address that may lie in
+ * it, or NULL. load: it is loaded if it is not there yet. False: it is not there.
+ */
 static bool resolve(struct library *l, void *hint, bool load)
 {
 	int saved = errno;
@@ -195,16 +199,6 @@ static bool resolve(struct library *l, void *hint, bool load)
 		dlerror();
 	errno = saved;
 	return handle != NULL;
-}
-
-bool nvs_resolve(void *hint, bool load)
-{
-	return resolve(&cuda, hint, load);
-}
-
-bool nvs_resolve_nvml(void *hint)
-{
-	return resolve(&nvml, hint, false);
 }
 
 void *nvs_resolve_one(enum nvs_function f)
@@ -436,12 +430,6 @@ void *nvs_next_dlsym(void *handle, const char *name)
 	return find_next() ? atomic_load(&nvs_next_dlsym_pointer)(handle, name) : NULL;
 }
 
-void *nvs_next_dlvsym(void *handle, const char *name, const char *version)
-{
-	return find_next() && atomic_load(&nvs_next_dlvsym_pointer)
-		? atomic_load(&nvs_next_dlvsym_pointer)(handle, name, version) : NULL;
-}
-
 static int function_of(const char *name)
 {
 	const struct library *l;
@@ -514,35 +502,33 @@ struct route {
 	void *result;
 	uintptr_t answered; /* 0: forward to the next dlsym */
 };
+static const struct route forward;
 
-/* Called by the trampoline in tail.S; caller is the return address. */
-__attribute__((visibility("hidden"))) struct route nvs_dlsym_route(void *handle, const char *name,
-								   void *caller);
+static struct route answered(void *result)
+{
+	return (struct route){ result, 1 };
+}
+
+/* Called by the trampolines in tail.S; caller is the return address. */
+__attribute__((visibility("hidden"))) struct route nvs_dlsym_route(void *handle, const char *name, void *caller);
+__attribute__((visibility("hidden"))) struct route
+nvs_dlvsym_route(void *handle, const char *name, const char *version, void *caller);
+
 struct route nvs_dlsym_route(void *handle, const char *name, void *caller)
 {
-	struct route r = { NULL, 0 };
 	int f;
 
-	if (!find_next()) {
-		r.answered = 1;
-		return r;
-	}
+	if (!find_next())
+		return answered(NULL);
 	f = function_of(name);
 	if (f < 0)
-		return r;
+		return forward;
 	/* The libraries themselves get what they ask for. */
 	resolve(library_of((unsigned)f), NULL, false);
 	if (called_by(&cuda, caller) || called_by(&nvml, caller))
-		return r;
-	r.answered = 1;
-	if (handle == RTLD_NEXT)
-		r.result = answer(f, handle, NULL, caller);
-	else
-		r.result = answer(f, handle, nvs_next_dlsym(handle, name), caller);
-	return r;
+		return forward;
+	return answered(answer(f, handle, handle == RTLD_NEXT ? NULL : nvs_next_dlsym(handle, name), caller));
 }
-
-/* The exported ones, in tail.S. */
 
 /* Whether what calls is the program, or a library that comes before the shim. */
 static bool comes_before(const void *caller)
@@ -561,44 +547,30 @@ static bool comes_before(const void *caller)
 }
 
 /*
- * Who interposes dlsym before us asks for the next one by a version, and ours
- * has none: the linker would pass us over.
+ * A library that interposes dlsym before us asks for the next one by a version, and ours has
+ * none: the linker would pass us over.
  */
 static void *next_in_line(void *handle, const char *name, const void *caller)
 {
-	bool symbol = same_name(name, "dlsym");
+	bool symbol = name && same_name(name, "dlsym");
 
-	if (handle != RTLD_NEXT || (!symbol && !same_name(name, "dlvsym")) || !comes_before(caller))
+	if (handle != RTLD_NEXT || !name || (!symbol && !same_name(name, "dlvsym")) || !comes_before(caller))
 		return NULL;
 	return symbol ? (void *)dlsym : (void *)dlvsym;
 }
 
-__attribute__((visibility("hidden"))) struct route
-nvs_dlvsym_route(void *handle, const char *name, const char *version, void *caller);
 struct route nvs_dlvsym_route(void *handle, const char *name, const char *version, void *caller)
 {
-	struct route r = { NULL, 0 };
+	dlvsym_fn *next = find_next() ? atomic_load(&nvs_next_dlvsym_pointer) : NULL;
+	void *found = next ? next_in_line(handle, name, caller) : NULL;
 	int f;
 
-	if (!find_next() || !atomic_load(&nvs_next_dlvsym_pointer)) {
-		r.answered = 1;
-		return r;
-	}
-	if (name)
-		r.result = next_in_line(handle, name, caller);
-	if (r.result) {
-		r.answered = 1;
-		return r;
-	}
+	if (!next || found)
+		return answered(found);
 	f = function_of(name);
 	if (f < 0)
-		return r;
-	r.answered = 1;
-	if (handle != RTLD_NEXT) {
-		r.result = nvs_next_dlvsym(handle, name, version);
-		if (!r.result)
-			return r;
-	}
-	r.result = answer(f, handle, r.result, caller);
-	return r;
+		return forward;
+	if (handle != RTLD_NEXT && !(found = next(handle, name, version)))
+		return answered(NULL);
+	return answered(answer(f, handle, found, caller));
 }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* start.c: what happens when the driver is first initialised, and in a child of fork. */
+/*
+ * start.c: what a program calls first: cuInit, and the ways to find the driver's other functions.
+ * What happens then, and in a child of fork.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -7,20 +10,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "client.h"
 #include "clock.h"
 #include "exit.h"
 #include "futex.h"
-#include "gate.h"
 #include "glibc.h"
-#include "hook.h"
 #include "lock.h"
 #include "log.h"
-#include "memory.h"
 #include "query.h"
-#include "stream.h"
-#include "swap.h"
 #include "uuid.h"
+#include "wrap.h"
 
 /*
  * In a forked child CUDA is as if never initialised, and so is the shim. Other
@@ -176,13 +174,7 @@ static void follow_place(void)
 	errno = saved;
 }
 
-void nvs_before_start(void)
-{
-	if (!atomic_load(&started))
-		follow_place();
-}
-
-void nvs_start(void)
+static void start_once(void)
 {
 	if (atomic_load(&ready))
 		return;
@@ -195,3 +187,32 @@ void nvs_start(void)
 	starting = false;
 	atomic_store(&ready, true);
 }
+
+WRAPPER(cuInit, (uint flags))
+{
+	int result, saved;
+
+	if (!atomic_load(&started))
+		follow_place();
+	result = CALL(cuInit, flags);
+	saved = errno;
+	if (result == CUDA_SUCCESS)
+		start_once();
+	errno = saved;
+	return result;
+}
+
+/* ---- the resolver: real one first, then the pointer it returned ---- */
+
+static int substitute(int result, void **pfn)
+{
+	if (result == CUDA_SUCCESS && pfn)
+		*pfn = nvs_substitute(*pfn);
+	return result;
+}
+
+#define RESOLVER(name, P, A) WRAPPER(name, P) { return substitute(CALL(name, NVS_SPREAD A), pfn); }
+#define RESOLVERS(name, P, A) RESOLVER(name, P, A) RESOLVER(name##_ptsz, P, A)
+RESOLVERS(cuGetProcAddress, (const char *symbol, void **pfn, int version, uint64_t flags), (symbol, pfn, version, flags))
+RESOLVERS(cuGetProcAddress_v2, (const char *symbol, void **pfn, int version, uint64_t flags, void *status),
+	  (symbol, pfn, version, flags, status))

@@ -177,7 +177,7 @@
 	H(cuGraphNodeSetParams) H(cuGraphNodeSetParams_v2) H(cuGraphExecNodeSetParams) H(cuTexObjectCreate) \
 	H(cuTexRefSetAddress_v2) H(cuTexRefSetAddress2D_v2) H(cuTexRefSetAddress2D_v3)
 
-/* alloc.c, array.c, module.c, vmm.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
+/* alloc.c, array.c, module.c, vmm.c, info.c, pointer.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
 	H(cuMemAlloc_v2) H(cuMemAllocPitch_v2) H(cuMemAllocManaged) H(cuMemAllocAsync) H(cuMemAllocAsync_ptsz) \
 	H(cuMemAllocFromPoolAsync) H(cuMemAllocFromPoolAsync_ptsz) H(cuMemFree_v2) H(cuMemFreeAsync) \

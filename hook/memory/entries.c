@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "entries.h"
 
+#include <stdbool.h>
 #include <sys/mman.h>
 
 #define FIRST_SIZE 1024u

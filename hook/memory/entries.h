@@ -6,7 +6,6 @@
 #ifndef NVSHARE_ENTRIES_H
 #define NVSHARE_ENTRIES_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

@@ -2,7 +2,6 @@
 #include "query.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -11,8 +10,6 @@
 #include "client.h"
 #include "clock.h"
 #include "futex.h"
-#include "glibc.h"
-#include "gate.h"
 #include "signals.h"
 #include "wire_io.h"
 
