@@ -20,9 +20,9 @@ enum nvs_look {
 void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why);
 
 /*
- * At the end of the process: has the grant given back, if there is one and the GPU has
- * nothing more to do; `leaves` is true meanwhile. A program that has never drained, nor
- * tried the controls, keeps it, if no memory can leave. nvs_client_lock is held.
+ * At the end of the process: has the grant given back, if the GPU has nothing more to do; `leaves`
+ * is true meanwhile. A program that has no drainer yet keeps it, if no memory can leave.
+ * nvs_client_lock is held.
  */
 void nvs_gpu_give_back(struct nvs_gpu *gpu);
 

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * gpu.h: a GPU of the process: all that the shim knows about it.
- *
- * Frames and pages call a GPU by its channel, the number of its slot in the
- * page. In the shim a GPU is a pointer that goes from function to function.
+ * gpu.h: a GPU of the process: all that the shim knows about it. Frames and pages call it by its
+ * channel, the number of its slot in the page.
  */
 #ifndef NVSHARE_GPU_H
 #define NVSHARE_GPU_H

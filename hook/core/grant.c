@@ -197,8 +197,8 @@ void nvs_stats_send(uint64_t now)
 }
 
 /*
- * Whether a thread at the gate should run without a scheduler. The client thread finds
- * out whether there is one, and a scheduler that lives answers each ATTACH.
+ * Whether a thread at the gate should run without a scheduler. The client thread finds out whether
+ * there is one.
  */
 static bool out_of_patience(struct nvs_gpu *gpu, uint64_t now)
 {

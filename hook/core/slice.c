@@ -30,8 +30,8 @@ void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns)
 }
 
 /*
- * Called by the client thread only. Contexts that are made later come with the driver's
- * own slice, which is why that need not be set for them.
+ * Client thread. Contexts that are made later come with the driver's own slice, which need not be
+ * set for them.
  */
 static bool set_slice(struct nvs_gpu *gpu, uint64_t slice_ns)
 {
@@ -95,21 +95,16 @@ static uint8_t on_wire(enum nvs_rm_result r)
 /* A driver of a version that nobody has seen may say that channels are off, and let them go on. */
 static enum nvs_rm_result prove_effect(struct nvs_gpu *gpu)
 {
+	enum nvs_rm_result r;
+
 	if (atomic_load(&gpu->effect.seen))
 		return NVS_RM_OK;
-	if (gpu->effect.looks++ >= MOST_LOOKS)
-		return NVS_RM_UNTRIED;
-	switch (nvs_effect_look(gpu)) {
-	case NVS_EFFECT_SEEN:
+	r = gpu->effect.looks++ < MOST_LOOKS ? nvs_effect_look(gpu) : NVS_RM_UNTRIED;
+	if (r == NVS_RM_OK)
 		atomic_store(&gpu->effect.seen, true);
-		return NVS_RM_OK;
-	case NVS_EFFECT_NONE:
+	else if (r == NVS_RM_FAKED)
 		nvs_rm_has_no_effect(gpu->device.uuid);
-		return NVS_RM_FAKED;
-	case NVS_EFFECT_UNKNOWN:
-		break;
-	}
-	return NVS_RM_UNTRIED;
+	return r;
 }
 
 /* With the 1st, 2nd, 4th look after a refusal, and so on: what was in the way may be gone. */
@@ -133,7 +128,7 @@ static void prove_controls(struct nvs_gpu *gpu, struct nvs_controls *c)
 		s.slice = nvs_rm_prove(uuid);
 	/*
 	 * A driver that fakes the one control is not trusted with the other. UNSEEN: there were no
-	 * channels when they were tried, or put on, but now there are.
+	 * channels then.
 	 */
 	if (s.slice == NVS_RM_OK && (s.off_on == NVS_RM_UNTRIED || s.off_on == NVS_RM_UNSEEN ||
 				     (s.off_on == NVS_RM_REFUSED && try_refused_again(gpu))))

@@ -14,10 +14,7 @@ unsigned nvs_streams_used;
 
 static _Atomic(struct nvs_stream *) buckets[BUCKETS];
 
-/*
- * A capture waits so long for a drain that the driver makes of its context. The driver looks
- * for captures when that call begins.
- */
+/* A capture waits so long for a drain of its context. The driver looks for captures when that begins. */
 #define CAPTURE_WAIT_NS (100 * NVS_MS)
 
 /* owner: of a per-thread default stream, else not looked at. */
@@ -379,9 +376,7 @@ void nvs_stream_thread_ended(struct nvs_thread *t)
 
 void nvs_stream_fork_child(void)
 {
-	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_TABLE);
-
-	nvs_table_lock = fresh;
+	nvs_table_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_TABLE);
 	for (unsigned i = 0; i < nvs_streams_used; i++)
 		stream_forget(&nvs_streams[i]);
 	for (unsigned i = 0; i < nvs_contexts_used; i++)

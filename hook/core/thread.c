@@ -109,10 +109,7 @@ bool nvs_gate_keeps(struct nvs_gpu *gpu)
 	return false;
 }
 
-/*
- * A call in flight may take as long as the driver lets it. There is no bound
- * here: the scheduler has one, the grace.
- */
+/* A call in flight may take long; the bound is the scheduler's grace. */
 void nvs_gate_quiesce(struct nvs_gpu *gpu)
 {
 	for (int spins = 0; nvs_gate_busy(gpu); spins++) {

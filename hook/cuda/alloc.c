@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * alloc.c: wrappers of what allocates and frees device memory. An allocation
- * never waits at the gate.
- *
- * Arrays are in array.c, the VMM in vmm.c. Not here, because nothing is charged: memory that
- * another process has allocated (cuIpcOpenMemHandle, cuMemPoolImportPointer,
- * external memory), host memory, sparse arrays and what is mapped into them.
+ * alloc.c: wrappers of what allocates and frees device memory. An allocation never waits at the
+ * gate. Memory that another process has allocated, host memory and sparse arrays are not charged.
  */
 #include "wrap.h"
 
@@ -63,9 +59,8 @@ NVS_EXPORT int cuMemAlloc_v2(CUdeviceptr *p, size_t n);
 NVS_EXPORT int cuMemAllocManaged(CUdeviceptr *p, size_t n, uint flags);
 
 /*
- * While streams capture, the driver may refuse to allocate and to free, and end
- * the capture over it. It is asked for next to nothing to find out. The free,
- * like each of the driver's, waits until the GPU is done.
+ * While streams capture, the driver may refuse to allocate and to free, and end the capture over it.
+ * It is asked for next to nothing to find out.
  */
 static int allowed_in_capture(void)
 {
@@ -81,7 +76,7 @@ static int allowed_in_capture(void)
 NVS_EXPORT int cuDevicePrimaryCtxRetain(void **ctx, int dev);
 NVS_EXPORT int cuDevicePrimaryCtxRelease_v2(int dev);
 
-/* The context that has what is allocated while ctx is current: of a green one, the primary one. */
+/* The context that has what is allocated while ctx is current: not a green one, but its primary one. */
 static void *owner_in(void *ctx, struct nvs_gpu *gpu)
 {
 	void *primary = ctx;
@@ -205,8 +200,8 @@ WRAPPER(cuMemSetMemPool, (struct cu_location *at, int type, void *pool))
 }
 
 /*
- * Allocates from memory that moves. Returns -1: from the driver's pool, because nothing is
- * swapped, or it becomes part of a graph, or the pool is one that others may have access to.
+ * Allocates from memory that moves. -1: the driver's pool does, of what is not swapped, part of a
+ * graph or shared.
  */
 static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdeviceptr *p)
 {

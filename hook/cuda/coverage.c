@@ -38,8 +38,8 @@ static void base_name(char *out, size_t size, const char *name)
 }
 
 /*
- * Whether the resolver hands out anything but wrappers for this name, of any
- * default stream, as the newest and the oldest program may ask.
+ * Whether the resolver hands out anything but wrappers for a name, as the newest and the oldest
+ * program may ask.
  */
 static bool resolver_leads_past(const struct view *v, const char *base)
 {

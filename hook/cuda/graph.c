@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * graph.c: wrappers of graphs: the memory that they own, the GPUs that they work on, and
- * their launch. names.c has the nodes that name memory.
- */
+/* graph.c: wrappers of graphs: the memory that they own, the GPUs that they work on, and their launch. */
 #include <sys/mman.h>
 
 #include "pointer_abi.h"
@@ -147,8 +144,8 @@ struct taking {
 };
 
 /*
- * Claims what is missing on each GPU, so long as the driver's call lasts: afterwards the driver
- * tells what graphs have. False: the limit does not allow it.
+ * Claims what is missing on each GPU until the driver's call is over, and the driver tells. False:
+ * the limit refuses it.
  */
 static bool claim_all(struct taking *t)
 {
@@ -207,8 +204,8 @@ static bool may_be_made(struct taking *t, void *graph)
 /* ---- instantiation ---- */
 
 /*
- * After an instantiation: nodes never change their GPU, so this holds as long as the executable
- * graph. A process that uses one GPU asks the driver nothing. uploaded: the graph has its memory.
+ * After an instantiation: nodes never change their GPU. A process that uses one GPU asks the driver
+ * nothing. uploaded: the graph has its memory.
  */
 static int instantiated(struct taking *t, int result, void **exec, void *graph, bool uploaded)
 {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * hook.h: interposition. Which driver functions exist, where the real ones
- * are, and which pointers the application may not get to see.
+ * hook.h: interposition. Which driver functions exist, where the real ones are, and which pointers
+ * the application may not get to see.
  *
- * Start reading here: symbols.h names what is interposed. The other files of this
- * layer hold the wrappers; resolve.c finds the real functions; start.c runs when
- * the driver is first initialised. Below: core/gate.h is the way to the GPU,
- * core/gpu.h what is known of it, core/lease.h decides, core/client.c talks to the
- * scheduler, memory/ counts and limits what is allocated, swap/ moves it.
+ * Start reading here: symbols.h names what is interposed, resolve.c finds the real functions,
+ * start.c runs when the driver is first initialised. Below: core/gate.h is the way to the GPU,
+ * core/lease.h decides, core/client.c talks to the scheduler, memory/ counts and limits what is
+ * allocated, swap/ moves it.
  */
 #ifndef NVSHARE_HOOK_H
 #define NVSHARE_HOOK_H

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * memop.c: wrappers of stream memory operations, of the graph nodes that hold them, and
- * of others that may wait in a stream for somebody outside the GPU. Memory operations are not
- * gated; swap/memop.c says why, and what happens to the memory that they name.
+ * memop.c: wrappers of stream memory operations, of graph nodes that hold them, and of what else may
+ * wait in a stream for somebody outside the GPU. swap/memop.c says why memory operations are not
+ * gated.
  */
 #include "clock.h"
 #include "wrap.h"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pointer.c: wrappers that tell of an address. For memory of ours (swap.h) the
- * answer is about the application's allocation, whether it is on the GPU or
- * not; the driver would tell of our chunk, or know nothing.
+ * pointer.c: wrappers that tell of an address. Of memory of ours (swap.h) they tell of the
+ * application's allocation, where the driver would tell of our chunk, or know nothing.
  */
 #include <string.h>
 
@@ -26,8 +25,8 @@ WRAPPER(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *bytes, CUdeviceptr 
 }
 
 /*
- * An attribute as the driver has it of memory of that kind (hook/test/pointers.txt); -1: the
- * driver knows it better. What memory has no value of is zero, and written with the error.
+ * An attribute as the driver has it of such memory (hook/test/pointers.txt); -1: the driver knows it
+ * better. A value that the memory lacks is zero, also with an error.
  */
 static int tell(uint64_t *value, int what, CUdeviceptr p, const struct nvs_swap_range *r)
 {

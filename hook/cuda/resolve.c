@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * resolve.c: find the real dlsym, the real driver, and libnvidia-ml.
- *
- * No lock is held over a call into the dynamic linker: a constructor that runs
- * under the linker's own lock may come here too. Threads that resolve at the
- * same time store the same values.
+ * resolve.c: find the real dlsym, the real driver, and libnvidia-ml. No lock is held over a call
+ * into the dynamic linker, whose own lock a constructor holds. Threads that resolve at the same time
+ * store the same values.
  */
 #include <dlfcn.h>
 #include <elf.h>
@@ -47,9 +45,8 @@ static struct library *library_of(unsigned f)
 }
 
 /*
- * Open-addressing map from real export to function: one more than its number.
- * Without a lock, which a fork at the wrong moment would leave locked: all who
- * fill it put the same in, in the same order.
+ * Open-addressing map from a real export to one more than its function. Without a lock, which a fork
+ * could leave locked: all threads put the same in, in the same order.
  */
 #define MAP_SIZE 4096u
 _Static_assert(NVS_F_COUNT * 4 <= MAP_SIZE, "map stays sparse");
@@ -216,11 +213,9 @@ void *nvs_resolve_one(enum nvs_function f)
 }
 
 /*
- * The real dlsym. Both dlsym and dlvsym are interposed, also for versioned
- * look-ups, so that the linker can't be asked: glibc's dlvsym is read from its
- * symbol table, and asked for the dlsym next in line. On musl there is no
- * driver for us; its own dlsym is read in the same way, so that whoever has us
- * preloaded there runs on.
+ * The real dlsym. Both dlsym and dlvsym are interposed, so the linker can't be asked: glibc's dlvsym
+ * is read from its symbol table, and asked for the dlsym next in line. musl's own dlsym is read in
+ * the same way, so that a program with us preloaded runs on there.
  */
 typedef void *dlsym_fn(void *, const char *);
 typedef void *dlvsym_fn(void *, const char *, const char *);
@@ -246,9 +241,8 @@ static uint32_t gnu_hash(const char *s)
 }
 
 /*
- * A sanitizer asks dlsym for the functions that it interposes, strcmp among
- * them, before its own can be called: on the way to the first answer the C
- * library's string functions are not to be used.
+ * A sanitizer asks dlsym for the string functions that it interposes before its own can be called:
+ * they are not to be used on the way to the first answer.
  */
 static bool begins(const char *s, const char *with)
 {
@@ -355,10 +349,8 @@ static bool take_libc(ElfW(Addr) base, const char *path, const ElfW(Dyn) *dyn, s
 }
 
 /*
- * The linker's list of what is loaded, by the pointer that it leaves to
- * debuggers in the program. What comes up to the C library is there from the
- * start and stays, so that no lock is needed. NULL if the program has no such
- * pointer.
+ * The linker's list of what is loaded, by the pointer that it leaves to debuggers. The C library is
+ * in it from the start, so no lock is needed. NULL: the program has no such pointer.
  */
 static const struct link_map *loaded(void)
 {
@@ -408,8 +400,8 @@ static bool find_next(void)
 		return true;
 	find_libc(&libc);
 	/*
-	 * The oldest version first: each glibc has it. A look-up that fails
-	 * allocates, and we may be inside an allocator that is looking up its own.
+	 * The oldest version first, which each glibc has: a look-up that fails allocates, and we may
+	 * be inside an allocator that looks up its own.
 	 */
 	if (libc.dlvsym) {
 		dlvsym_fn *find = (dlvsym_fn *)libc.dlvsym;
@@ -467,10 +459,9 @@ static bool linked_to(const void *caller, int f)
 }
 
 /*
- * The answer to a look-up of an interposed name, given what the linker found.
- * A name that only the shim exports is not there: ask who comes after it. The linker
- * then looks from where the shim is, which is not the scope of a library that was
- * opened for itself.
+ * The answer to a look-up of an interposed name, given what the linker found. A name that only the
+ * shim exports is looked for behind the shim, and in what a library that was opened for itself is
+ * linked to.
  */
 static void *answer(int f, void *handle, void *found, void *caller)
 {

@@ -21,8 +21,8 @@
 #include "wrap.h"
 
 /*
- * In a forked child CUDA is as if never initialised, and so is the shim. Other
- * threads may have held any lock at the fork, so everything starts afresh.
+ * In a forked child CUDA is as if never initialised. Other threads may have held any lock, so
+ * everything starts afresh.
  */
 static atomic_bool started, ready;
 static __thread bool starting __attribute__((tls_model("initial-exec")));
@@ -68,11 +68,7 @@ static unsigned list_devices(struct nvs_device *d)
 	return n;
 }
 
-/*
- * pthread_atfork is in a static part of some glibc versions and calls this. It
- * is weak because musl has no such function, and a program that musl loads
- * must not fail for it; it never gets here.
- */
+/* pthread_atfork is in a static part of some glibc versions and calls this. Weak: musl has no such function. */
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
 	__attribute__((weak));
 extern void *__dso_handle __attribute__((visibility("hidden")));
@@ -105,9 +101,8 @@ static void start(void)
 }
 
 /*
- * Of several threads that initialise the driver at once the others wait, lest
- * what they submit slips through before there is a gate. Not for ever: they
- * may hold what the first one needs, the linker's lock in a constructor.
+ * Of several threads that initialise the driver the others wait, lest what they submit slips
+ * through. Not for ever: they may hold what the first one needs, the linker's lock in a constructor.
  */
 static void wait_ready(void)
 {
@@ -125,8 +120,8 @@ static void wait_ready(void)
 #define GPU_ENV  "CUDA_VISIBLE_DEVICES"
 
 /*
- * Other threads may read the environment now, so it keeps its form. The kernel writes: a
- * program may have put a constant there, and the kernel refuses where a store would end it.
+ * Other threads may read the environment, so it keeps its form. The kernel writes: it refuses where
+ * a program has put a constant.
  */
 static bool overwrite(char *at, const char *text)
 {
@@ -154,9 +149,9 @@ static bool names_one(const char *text, uint8_t *uuid)
 }
 
 /*
- * Before the driver's cuInit, which reads CUDA_VISIBLE_DEVICES: that names the GPU on which the
- * container was to begin. If the container has begun on another one, or has moved since, the
- * variable is changed, in the memory where it is. Waits up to 5 s for a scheduler that lives.
+ * Before the driver's cuInit, which reads CUDA_VISIBLE_DEVICES: if the container has begun on
+ * another GPU, or has moved since, the variable is changed, in its own memory. Waits up to 5 s for a
+ * scheduler that lives.
  */
 static void follow_place(void)
 {

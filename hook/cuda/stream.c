@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * stream.c: wrappers that note which streams there are, which of them capture, and when the
- * host has waited for work.
- */
+/* stream.c: wrappers that note which streams there are, which capture, and when the host has waited for work. */
 #include "wrap.h"
 
 static int stream_created(int result, void **stream)

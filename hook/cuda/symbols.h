@@ -168,8 +168,8 @@
 	H(cuGraphAddBatchMemOpNode) H(cuGraphBatchMemOpNodeSetParams) H(cuGraphExecBatchMemOpNodeSetParams)
 
 /*
- * Calls that name memory (names.c); they wait until that memory is on the GPU. So do
- * those that add a node of any kind or instantiate a graph, which are among NVS_MEMORY.
+ * Calls that name memory (names.c), and wait until it is on the GPU. NVS_MEMORY has others: nodes of
+ * any kind, instantiation.
  */
 #define NVS_NAMES(H) \
 	H(cuGraphAddMemcpyNode) H(cuGraphMemcpyNodeSetParams) H(cuGraphExecMemcpyNodeSetParams) \
@@ -222,8 +222,6 @@ enum nvs_function {
 #define G(name, P, A, key) NVS_F_##name,
 	NVS_GATED_TABLE(G)
 #undef G
-	NVS_GATED_COUNT,
-	NVS_GATED_LAST = NVS_GATED_COUNT - 1,
 #define H(name) NVS_F_##name,
 	NVS_BY_HAND(H)
 	NVS_SUBMIT_COUNT, /* these and those before are proved, see coverage.c */

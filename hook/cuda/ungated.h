@@ -12,10 +12,7 @@
 #ifndef NVSHARE_UNGATED_H
 #define NVSHARE_UNGATED_H
 
-/*
- * Takes or shares memory that is not counted: host memory, address space, what is
- * charged where it came from.
- */
+/* Takes or shares memory that is not counted: host memory, address space, what is charged where it came from. */
 #define NVS_UNGATED_ALLOCATE(H) \
 	H(cuExternalMemoryGetMappedBuffer) H(cuExternalMemoryGetMappedMipmappedArray) H(cuImportExternalMemory) \
 	H(cuLogicalEndpointAddDevice) H(cuLogicalEndpointCreate) H(cuLogicalEndpointExport) \
@@ -65,8 +62,8 @@
 	H(cuStreamGetPriority_ptsz) H(cuStreamSetAttribute) H(cuStreamSetAttribute_ptsz)
 
 /*
- * Events and semaphores, of other processes and interfaces too: order between streams.
- * Never gated: work that runs may be waiting for it.
+ * Order between streams, also of other processes and interfaces. Never gated: work that runs may be
+ * waiting for it.
  */
 #define NVS_UNGATED_EVENT(H) \
 	H(cuCtxRecordEvent) H(cuCtxWaitEvent) H(cuDestroyExternalSemaphore) H(cuEventCreate) \
@@ -81,10 +78,7 @@
 #define NVS_UNGATED_NEVER(H) \
 	H(cuEventQuery) H(cuFlushGPUDirectRDMAWrites) H(cuStreamQuery) H(cuStreamQuery_ptsz)
 
-/*
- * Builds, changes and describes graphs and captures. Nothing runs before the launch,
- * which is gated. Instantiation with an upload is gated by hand.
- */
+/* Builds, changes and describes graphs and captures. Nothing runs before the launch, which is gated. */
 #define NVS_UNGATED_GRAPH(H) \
 	H(cuDeviceGetGraphMemAttribute) H(cuDeviceSetGraphMemAttribute) H(cuGraphAddChildGraphNode) \
 	H(cuGraphAddDependencies) H(cuGraphAddDependencies_v2) H(cuGraphAddEmptyNode) H(cuGraphAddEventRecordNode) \
@@ -117,10 +111,7 @@
 	H(cuStreamUpdateCaptureDependencies_v2) H(cuStreamUpdateCaptureDependencies_v2_ptsz) \
 	H(cuThreadExchangeStreamCaptureMode) H(cuUserObjectCreate) H(cuUserObjectRelease) H(cuUserObjectRetain)
 
-/*
- * Graphics. What maps and unmaps, acquires and returns hands memory over in the order of
- * a stream, like a semaphore: never gated.
- */
+/* Graphics. Memory is handed over in the order of a stream, as by a semaphore: never gated. */
 #define NVS_UNGATED_GRAPHICS(H) \
 	H(cuEGLApiInit) H(cuEGLStreamConsumerAcquireFrame) H(cuEGLStreamConsumerConnect) \
 	H(cuEGLStreamConsumerConnectWithFlags) H(cuEGLStreamConsumerDisconnect) H(cuEGLStreamConsumerReleaseFrame) \
@@ -140,9 +131,8 @@
 	H(cuGraphicsVDPAURegisterVideoSurface) H(cuVDPAUGetDevice)
 
 /*
- * Loads and links code, and tells of functions, textures and surfaces. Loading copies
- * code to the GPU but compiles first, for seconds at times: a thread in such a call
- * would hold up the release of the GPU for as long.
+ * Code, functions, textures and surfaces. Loading compiles first, for seconds at times, and would
+ * hold up a release for as long.
  */
 #define NVS_UNGATED_CODE(H) \
 	H(cuFuncGetAttribute) H(cuFuncGetModule) H(cuFuncGetName) H(cuFuncGetParamCount) H(cuFuncGetParamInfo) \
@@ -171,10 +161,7 @@
 	H(cuTexRefSetFlags) H(cuTexRefSetFormat) H(cuTexRefSetMaxAnisotropy) H(cuTexRefSetMipmapFilterMode) \
 	H(cuTexRefSetMipmapLevelBias) H(cuTexRefSetMipmapLevelClamp) H(cuTexRefSetMipmappedArray)
 
-/*
- * The rest. Advice on managed memory moves nothing. A checkpoint, which may be of
- * another process, is done under a lock of the driver's own.
- */
+/* The rest. Advice on managed memory moves nothing. A checkpoint is done under a lock of the driver's own. */
 #define NVS_UNGATED_REST(H) \
 	H(cuCoredumpDeregisterCompleteCallback) H(cuCoredumpDeregisterStartCallback) H(cuCoredumpGetAttribute) \
 	H(cuCoredumpGetAttributeGlobal) H(cuCoredumpRegisterCompleteCallback) H(cuCoredumpRegisterStartCallback) \
@@ -184,8 +171,8 @@
 	H(cuProfilerStop)
 
 /*
- * From before CUDA 3.2, with sizes and addresses of 32 bits: the programs and runtimes of
- * today get the second versions, which are interposed.
+ * From before CUDA 3.2, with sizes of 32 bits: programs of today get the second versions, which are
+ * interposed.
  */
 #define NVS_UNGATED_OLD(H) \
 	H(cuMemAlloc) H(cuMemAllocPitch) H(cuMemFree) H(cuArrayCreate) H(cuArray3DCreate) H(cuMemGetInfo) \

@@ -93,7 +93,7 @@ WRAPPER(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, i
 	return result;
 }
 
-/* What is bound to a multicast object or to an endpoint can be used from other GPUs and processes. */
+/* What is bound to a multicast object or an endpoint can be used by other GPUs and processes. */
 #define SHARE_MEMORY(name, P, A) \
 	OURS(name, P, A, nvs_vmm_is(memory) ? nvs_vmm_share(&memory, 0) : NVS_VMM_DRIVER)
 SHARE_MEMORY(cuMulticastBindMem, (unsigned long long multicast, size_t at, unsigned long long memory, size_t offset,

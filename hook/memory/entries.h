@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * entries.h: the table of what is counted, by kind and key. Open addressing; it grows
- * with mmap and leaves the application's allocator alone. The caller has a lock.
+ * entries.h: the table of what is counted, by kind and key. It grows with mmap: the application's
+ * allocator is left alone. The caller has a lock.
  */
 #ifndef NVSHARE_ENTRIES_H
 #define NVSHARE_ENTRIES_H
@@ -34,8 +34,8 @@ struct nvs_entry *nvs_entry_find(const struct nvs_entries *t, unsigned kind, uin
 struct nvs_entry *nvs_entry_add(struct nvs_entries *t, const struct nvs_entry *e);
 
 /*
- * Removes an entry of the table. Another one may move to its place, from behind it, going
- * round: who steps through the table looks at the place again.
+ * Another entry may move to its place, from behind it, going round: a loop over the table looks at
+ * the place again.
  */
 void nvs_entry_remove(struct nvs_entries *t, struct nvs_entry *e);
 

@@ -105,9 +105,9 @@ bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 }
 
 /*
- * Where there is room, all bytes are claimed: what the pool counts with already is given back
- * once the allocation exists. Elsewhere only what the pool will count with in addition is
- * claimed; that is asked for until it is enough, which ends: it is `bytes` at most.
+ * Where there is room, all bytes are claimed, and what the pool counts with already is given back
+ * later. Elsewhere only what the pool will count with in addition is claimed, until that is enough:
+ * `bytes` at most.
  */
 bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * memory_abi.h: the structures of the CUDA driver's ABI that have to do with memory. No CUDA
- * header is needed to build. Handles are void *, results are int.
+ * memory_abi.h: structures of the CUDA driver's ABI that have to do with memory. Handles are void *,
+ * results are int.
  */
 #ifndef NVSHARE_MEMORY_ABI_H
 #define NVSHARE_MEMORY_ABI_H
@@ -78,8 +78,8 @@ struct cu_alloc_node {
 };
 
 /*
- * CUstreamBatchMemOpParams, a union. The address is the first word of what writes a
- * value or waits for one; of an atomic (CUDA 13.1) it is the second.
+ * CUstreamBatchMemOpParams, a union. The address is the first word of a write or a wait, and the
+ * second of an atomic (13.1).
  */
 struct cu_mem_op {
 	uint type;

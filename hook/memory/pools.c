@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * pools.c: the driver's stream-ordered pools in the account. A pool keeps what is freed, up
- * to its release threshold, for allocations to come.
- */
+/* pools.c: the driver's stream-ordered pools in the account. */
 #include <errno.h>
 #include <string.h>
 
@@ -292,10 +289,7 @@ static void count_unlisted(struct keeper *k, struct nvs_entry *e, uint64_t used,
 	e->owner = listed + k->bytes;
 }
 
-/*
- * What the driver says that the pool has. Its place is held. unlisted: as in its record; grew: by
- * allocations that are not entered, too.
- */
+/* What the driver says that the pool has. Its place is held. grew: by allocations that are not entered, too. */
 static void look(uint64_t pool, bool unlisted, bool grew)
 {
 	struct keeper *k;
@@ -346,10 +340,7 @@ void nvs_memory_pool_look(uint64_t pool)
 	look_at(pool, false);
 }
 
-/*
- * Blocks that are kept may be of use to nobody: then the pool has grown although it kept
- * enough. That is of no interest before the limit is near.
- */
+/* The pool may have grown although it kept enough. That is of no interest before the limit is near. */
 void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool, bool now)
 {
 	if (!now) {
@@ -419,8 +410,8 @@ void nvs_memory_pools_ask(void)
 }
 
 /*
- * The pools of a GPU that keep more than is in use. None, if so many bytes more do not exceed
- * the limit, or exceed it by more than is kept. Returns how many.
+ * The pools of a GPU that keep more than is in use; none, if so many bytes more do not exceed the
+ * limit, or exceed it by more than is kept. Returns how many.
  */
 static unsigned pools_with_more(const struct nvs_gpu *gpu, uint64_t bytes, uint64_t pools[KEEPERS])
 {

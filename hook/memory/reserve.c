@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * reserve.c: reservations of device memory with the scheduler, and the limits that a
- * container is told.
- */
+/* reserve.c: reservations of device memory with the scheduler, and the limits that a container is told. */
 #include "reserve.h"
 
 #include <errno.h>
@@ -17,10 +14,7 @@
 #define STEP          (64ull << 20)
 #define ANSWER_NS     (10 * NVS_S)    /* longest wait for a scheduler that is stopped or starved, in all */
 #define PIECE_NS      (20 * NVS_MS)
-/*
- * After a refusal, the time for the container's other processes to return what they do
- * not use: they look every TRIM_NS.
- */
+/* After a refusal, the time for the container's other processes to return what they do not use. */
 #define YIELD_NS      (500 * NVS_MS)
 #define TRIM_NS       (100 * NVS_MS)
 #define SETTLED_NS    (100 * NVS_MS)  /* wait for an answer before sizes are told */
@@ -188,10 +182,7 @@ void nvs_reserve_settle(struct nvs_gpu *gpu)
 
 /* ---- asking ---- */
 
-/*
- * Waits until it is known whether there is a scheduler for the GPU. The
- * client's lock is held; it is given up meanwhile.
- */
+/* Waits until it is known whether there is a scheduler. The client's lock is held, and given up meanwhile. */
 static void wait_attached(struct nvs_gpu *gpu)
 {
 	uint64_t start = nvs_now();
@@ -268,10 +259,7 @@ static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 	if (b->limit || b->swap) {
 		if (reserve_attached(gpu) && !b->deaf && !alone)
 			return ASKED;
-		/*
-		 * If the scheduler does not answer, its last figure for the other processes
-		 * counts; without a scheduler there is none.
-		 */
+		/* A scheduler that does not answer has its last figure for the other processes count. */
 		if (b->limit && minus(b->limit, b->used + (reserve_attached(gpu) ? b->others : 0)) < bytes)
 			return REFUSED;
 	}
@@ -349,8 +337,7 @@ void nvs_reserve_attach(struct nvs_gpu *gpu)
 	nvs_client_leave(&q);
 }
 
-/* For NVSHARE_DEBUG=1 only: standard error belongs to the program. The scheduler has an
- * event for everybody else. */
+/* For NVSHARE_DEBUG=1 only: the scheduler has an event for everybody else. */
 static void say_refused(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	uint64_t limit;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * rm_ioctl.c: the exported ioctl. Everything is passed on as it came; a request
- * that is not the RM's costs a comparison. What the RM did of its own objects is
- * noted after it succeeded: an argument is looked at when the driver has read
- * and written it, so a wrong pointer is the driver's to refuse.
+ * rm_ioctl.c: the exported ioctl. Everything is passed on as it came; a request that is not the RM's
+ * costs a comparison. The RM's own is noted after it succeeded, so that a wrong pointer is the
+ * driver's to refuse.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -56,10 +55,7 @@ static void note(int fd, uint32_t request, const void *arg, uint64_t serial)
 	}
 }
 
-/*
- * The argument may be wrong, which is the driver's to refuse: the kernel reads it. Where it may
- * not (seccomp), all channels go on.
- */
+/* The argument may be wrong: the kernel reads it. Where it may not (seccomp), all channels go on. */
 static void before_free(const void *arg)
 {
 	struct rm_free f;

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * rm_object.c: a table of objects, in the order in which they were made. It is
- * searched from end to end: objects come and go with contexts, which takes
- * milliseconds, and there are some 25 of a context.
+ * rm_object.c: a table of objects, in the order in which they were made. It is searched from end to
+ * end: objects come and go with contexts, which takes milliseconds.
  */
 #include "rm_object.h"
 
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "lock.h"
@@ -37,7 +34,7 @@ static _Atomic(pid_t) owner; /* a child of fork has none of this */
 static struct object objects[MAX_OBJECTS];
 static unsigned used;
 static uint64_t serial;
-static struct rm_descriptor descriptors[MAX_DESCRIPTORS];
+static struct nvs_descriptor descriptors[MAX_DESCRIPTORS];
 static unsigned descriptors_used;
 static struct rm_gpu gpus[NVS_RM_MAX_GPUS];
 /* Clients with objects for which there was no room. Nobody hears their end before the client's. */
@@ -50,10 +47,7 @@ static bool missed_more; /* of further clients, whose end is not known either */
 static char driver[64];
 static atomic_uint gpus_off;
 
-/*
- * In a child of fork there is one thread, and the lock may be taken for ever: the
- * driver's objects are the parent's, so everything begins anew.
- */
+/* In a child of fork the lock may be taken for ever, and the objects are the parent's: all begins anew. */
 static void begin(struct nvs_signals *q)
 {
 	pid_t me = getpid();
@@ -106,16 +100,13 @@ static unsigned free_descriptor(void)
 /* The number of a descriptor as it is now; MAX_DESCRIPTORS: no room. */
 static unsigned descriptor(int fd)
 {
-	struct rm_descriptor d = { .fd = fd };
-	struct stat st;
+	struct nvs_descriptor d = nvs_descriptor_of(fd);
 	unsigned n;
 
-	if (syscall(SYS_fstat, fd, &st) != 0)
+	if (d.fd < 0)
 		return MAX_DESCRIPTORS;
-	d.device = st.st_dev;
-	d.inode = st.st_ino;
 	for (unsigned i = 0; i < descriptors_used; i++)
-		if (descriptors[i].fd == fd && descriptors[i].device == d.device && descriptors[i].inode == d.inode)
+		if (descriptors[i].fd == fd && descriptors[i].dev == d.dev && descriptors[i].ino == d.ino)
 			return i;
 	n = free_descriptor();
 	if (n < MAX_DESCRIPTORS)
@@ -345,21 +336,6 @@ void rm_note_off(const struct rm_target *channels, unsigned n, bool off)
 	end(&q);
 }
 
-bool rm_wanted_slice(unsigned i, uint8_t uuid[NVS_RM_UUID], uint64_t *us)
-{
-	struct nvs_signals q;
-	bool wanted = false;
-
-	begin(&q);
-	if (i < NVS_RM_MAX_GPUS && gpus[i].used && gpus[i].wanted_us) {
-		memcpy(uuid, gpus[i].uuid, NVS_RM_UUID);
-		*us = gpus[i].wanted_us;
-		wanted = true;
-	}
-	end(&q);
-	return wanted;
-}
-
 bool rm_with_gpu(const uint8_t uuid[NVS_RM_UUID], void (*fn)(struct rm_gpu *, void *), void *arg)
 {
 	struct nvs_signals q;
@@ -382,19 +358,14 @@ bool rm_any_off(void)
 	return atomic_load_explicit(&gpus_off, memory_order_relaxed) != 0;
 }
 
-bool rm_gpu_off(uint8_t uuid[NVS_RM_UUID])
+bool rm_gpu_at(unsigned i, struct rm_gpu *g)
 {
 	struct nvs_signals q;
-	bool found = false;
 
 	begin(&q);
-	for (int i = 0; i < NVS_RM_MAX_GPUS && !found; i++)
-		if (gpus[i].used && gpus[i].off) {
-			memcpy(uuid, gpus[i].uuid, NVS_RM_UUID);
-			found = true;
-		}
+	*g = gpus[i];
 	end(&q);
-	return found;
+	return g->used;
 }
 
 /* Whether an object is this one, or below it. */
