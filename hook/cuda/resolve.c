@@ -501,14 +501,14 @@ static struct route answered(void *result)
 }
 
 /* Called by the trampolines in tail.S; caller is the return address. */
-__attribute__((visibility("hidden"))) struct route nvs_dlsym_route(void *handle, const char *name, void *caller);
-__attribute__((visibility("hidden"))) struct route
-nvs_dlvsym_route(void *handle, const char *name, const char *version, void *caller);
+__attribute__((visibility("hidden"))) struct route nvs_dlsym_route(void *, const char *, const char *, void *);
+__attribute__((visibility("hidden"))) struct route nvs_dlvsym_route(void *, const char *, const char *, void *);
 
-struct route nvs_dlsym_route(void *handle, const char *name, void *caller)
+struct route nvs_dlsym_route(void *handle, const char *name, const char *none, void *caller)
 {
 	int f;
 
+	(void)none;
 	if (!find_next())
 		return answered(NULL);
 	f = function_of(name);
