@@ -33,10 +33,10 @@ void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns)
  * Client thread. Contexts that are made later come with the driver's own slice, which need not be
  * set for them.
  */
-static bool set_slice(struct nvs_gpu *gpu, uint64_t slice_ns)
+static bool slice_set(struct nvs_gpu *gpu, uint64_t slice_ns)
 {
 	const uint8_t *uuid = gpu->device.uuid;
-	uint64_t us = slice_ns / 1000, own;
+	uint64_t us = slice_ns / NVS_US, own;
 
 	if (slice_ns && us < LEAST_US)
 		us = LEAST_US;
@@ -67,7 +67,7 @@ void nvs_slices_apply(void)
 		slice_ns = gpu->slice.ns;
 		gpu->slice.due = false;
 		nvs_unlock(&nvs_client_lock);
-		if (!due || set_slice(gpu, slice_ns))
+		if (!due || slice_set(gpu, slice_ns))
 			continue;
 		nvs_debugf("GPU %u: its time slice stays as it is", gpu->number);
 		nvs_lock(&nvs_client_lock);

@@ -12,7 +12,7 @@
 #include "glibc.h"
 #include "signals.h"
 
-#define TIMER_SLACK_NS 1000ul /* of our threads: they time in tens of microseconds */
+#define TIMER_SLACK_NS (1 * NVS_US) /* of our threads: they time in tens of microseconds */
 
 __thread struct nvs_thread *nvs_self __attribute__((tls_model("initial-exec")));
 

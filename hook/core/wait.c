@@ -216,7 +216,7 @@ static bool waits_away(struct nvs_signals *q)
 }
 
 /* Whether the thread leaves the gate. The lock is held. */
-static bool goes_on(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, uint64_t now, struct visit *v)
+static bool wait_is_over(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, uint64_t now, struct visit *v)
 {
 	wait_begin(t, gpu, now);
 	v->word = nvs_gpu_word(gpu);
@@ -262,7 +262,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	for (;;) {
 		if (waits_away(&q))
 			continue;
-		if (goes_on(t, gpu, need, nvs_now(), &v))
+		if (wait_is_over(t, gpu, need, nvs_now(), &v))
 			break;
 		if (!nvs_exit_work(gpu, &q) && !wait_as_follower(t, gpu, need, &q))
 			wait_piece(gpu, &v, &q);

@@ -88,7 +88,7 @@ static void *owner_in(void *ctx, struct nvs_gpu *gpu)
 }
 
 /* Allocates where memory is not simply the driver's. Returns -1: it is. */
-static int elsewhere(size_t n, CUdeviceptr *p)
+static int alloc_elsewhere(size_t n, CUdeviceptr *p)
 {
 	struct nvs_gpu *gpu;
 	void *ctx;
@@ -110,14 +110,14 @@ static int elsewhere(size_t n, CUdeviceptr *p)
 
 #define PITCH 512u /* what the driver rounds a row up to */
 
-static int elsewhere_pitch(CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element)
+static int alloc_pitch_elsewhere(CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element)
 {
 	size_t row = (w + PITCH - 1) / PITCH * PITCH;
 	int result;
 
 	if (!pitch || !w || !h || row < w || (element != 4 && element != 8 && element != 16))
 		return -1; /* the driver knows how to refuse it */
-	result = elsewhere(nvs_times(row, h), p);
+	result = alloc_elsewhere(nvs_times(row, h), p);
 	if (result == CUDA_SUCCESS)
 		*pitch = row;
 	return result;
@@ -125,14 +125,14 @@ static int elsewhere_pitch(CUdeviceptr *p, size_t *pitch, size_t w, size_t h, ui
 
 WRAPPER(cuMemAlloc_v2, (CUdeviceptr *p, size_t n))
 {
-	int result = elsewhere(n, p);
+	int result = alloc_elsewhere(n, p);
 
 	return result >= 0 ? result : ALLOCATING(n, NVS_MEMORY_POINTER, p, n, CALL(cuMemAlloc_v2, p, n));
 }
 
 WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element))
 {
-	int result = elsewhere_pitch(p, pitch, w, h, element);
+	int result = alloc_pitch_elsewhere(p, pitch, w, h, element);
 
 	return result >= 0 ? result
 			   : ALLOCATING(nvs_times(w, h), NVS_MEMORY_POINTER, p, nvs_times(*pitch, h),

@@ -258,7 +258,7 @@ NVS_SZ(INSTANTIATE_WITH, cuGraphInstantiateWithParams, (void **exec, void *graph
 
 typedef int run_fn(void *exec, void *stream);
 
-static inline int run(run_fn *real, void *exec, void *s, void *key)
+static inline int graph_run(run_fn *real, void *exec, void *s, void *key)
 {
 	struct nvs_thread *t = nvs_gate_enter_gpus(key, nvs_memory_gpus_of_graph((uintptr_t)exec));
 	int result = real(exec, s);
@@ -269,7 +269,7 @@ static inline int run(run_fn *real, void *exec, void *s, void *key)
 }
 
 /* The first time: the graph takes what it allocates. */
-static __attribute__((noinline)) int run_first(run_fn *real, void *exec, void *s, void *key)
+static __attribute__((noinline)) int graph_run_first(run_fn *real, void *exec, void *s, void *key)
 {
 	struct taking t = { .claimed = 0 };
 	int result;
@@ -278,7 +278,7 @@ static __attribute__((noinline)) int run_first(run_fn *real, void *exec, void *s
 		t.bytes[gpu->number] = nvs_memory_graph_to_take((uintptr_t)exec, gpu);
 	if (!claim_all(&t))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = run(real, exec, s, key);
+	result = graph_run(real, exec, s, key);
 	nvs_memory_graph_settle(t.claims, t.claimed);
 	NVS_FOR_EACH_GPU(gpu)
 		if (result == CUDA_SUCCESS && t.bytes[gpu->number].most)
@@ -287,15 +287,15 @@ static __attribute__((noinline)) int run_first(run_fn *real, void *exec, void *s
 }
 
 /* Of a process whose graphs allocate. */
-static __attribute__((noinline)) int run_with_memory(run_fn *real, void *exec, void *s, void *key)
+static __attribute__((noinline)) int graph_run_with_memory(run_fn *real, void *exec, void *s, void *key)
 {
 	bool now = false;
 	int result;
 
 	if (nvs_counting() && !(atomic_load(&nvs_gate.captures) && nvs_capturing(key)) &&
 	    nvs_memory_graph_runs((uintptr_t)exec, &now))
-		return run_first(real, exec, s, key);
-	result = run(real, exec, s, key);
+		return graph_run_first(real, exec, s, key);
+	result = graph_run(real, exec, s, key);
 	if (now)
 		nvs_memory_graph_look();
 	return result;
@@ -306,8 +306,8 @@ static __attribute__((noinline)) int run_with_memory(run_fn *real, void *exec, v
 	{ \
 		__typeof__(&name) real = NVS_REAL(name); \
 		if (nvs_unlikely(atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed))) \
-			return run_with_memory(real, exec, s, key); \
-		return run(real, exec, s, key); \
+			return graph_run_with_memory(real, exec, s, key); \
+		return graph_run(real, exec, s, key); \
 	}
 NVS_SZ(RUN, cuGraphLaunch, (void *exec, void *s), (exec, s), s)
 NVS_SZ(RUN, cuGraphUpload, (void *exec, void *s), (exec, s), s)

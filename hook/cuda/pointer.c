@@ -28,7 +28,7 @@ WRAPPER(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *bytes, CUdeviceptr 
  * An attribute as the driver has it of such memory (hook/test/pointers.txt); -1: the driver knows it
  * better. A value that the memory lacks is zero, also with an error.
  */
-static int tell(uint64_t *value, int what, CUdeviceptr p, const struct nvs_swap_range *r)
+static int pointer_tell(uint64_t *value, int what, CUdeviceptr p, const struct nvs_swap_range *r)
 {
 	*value = 0;
 	if (what == NVS_POINTER_HOST_POINTER || (what == NVS_POINTER_DEVICE_POINTER && r->mapping && !r->access))
@@ -112,7 +112,7 @@ WRAPPER(cuPointerGetAttribute, (void *data, int what, CUdeviceptr p))
 	}
 	if (!r.base && nvs_pointer_bytes(what))
 		return CUDA_ERROR_INVALID_VALUE;
-	result = r.base ? tell(&value, what, p, &r) : -1;
+	result = r.base ? pointer_tell(&value, what, p, &r) : -1;
 	if (result == -1)
 		return BY_THE_DRIVER_AT(p, CALL(cuPointerGetAttribute, data, what, p));
 	memcpy(data, &value, nvs_pointer_bytes(what));
@@ -140,7 +140,7 @@ WRAPPER(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
 			continue;
 		if (!r.base && nvs_pointer_bytes(what[i]))
 			result = unknown(data[i], what[i], p);
-		else if (!r.base || tell(&value, what[i], p, &r) == -1)
+		else if (!r.base || pointer_tell(&value, what[i], p, &r) == -1)
 			result = BY_THE_DRIVER_AT(p, CALL(cuPointerGetAttributes, 1, &what[i], &data[i], p));
 		else
 			memcpy(data[i], &value, nvs_pointer_bytes(what[i]));

@@ -81,7 +81,7 @@ void nvs_at_fork(void)
 		__register_atfork(NULL, NULL, fork_child, __dso_handle);
 }
 
-static void start(void)
+static void start_client(void)
 {
 	static atomic_bool once;
 	struct nvs_device devices[NVS_MAX_CHANNELS] = { 0 };
@@ -178,7 +178,7 @@ static void start_once(void)
 		return;
 	}
 	starting = true;
-	start();
+	start_client();
 	starting = false;
 	atomic_store(&ready, true);
 }

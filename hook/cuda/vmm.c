@@ -7,7 +7,7 @@
 #include "wrap.h"
 
 /* One load where nothing is swapped. */
-static inline bool used(void)
+static inline bool vmm_used(void)
 {
 	return nvs_unlikely(atomic_load_explicit(&nvs_vmm_used, memory_order_acquire));
 }
@@ -62,7 +62,7 @@ WRAPPER(cuMemRelease, (unsigned long long handle))
 
 WRAPPER(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address))
 {
-	int result = used() ? nvs_vmm_retain(handle, (uintptr_t)address) : NVS_VMM_DRIVER;
+	int result = vmm_used() ? nvs_vmm_retain(handle, (uintptr_t)address) : NVS_VMM_DRIVER;
 	struct nvs_swap_range r;
 
 	if (result != NVS_VMM_DRIVER)
@@ -134,16 +134,16 @@ OURS(cuIpcCloseMemHandle, (CUdeviceptr p), (p), nvs_ipc_close(p))
 
 OURS(cuMemAddressReserve, (CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags),
      (p, n, align, at, flags), nvs_counting() ? nvs_vmm_reserve(p, n, align, at, flags) : NVS_VMM_DRIVER)
-OURS(cuMemAddressFree, (CUdeviceptr p, size_t n), (p, n), used() ? nvs_vmm_unreserve(p, n) : NVS_VMM_DRIVER)
+OURS(cuMemAddressFree, (CUdeviceptr p, size_t n), (p, n), vmm_used() ? nvs_vmm_unreserve(p, n) : NVS_VMM_DRIVER)
 OURS(cuMemSetAccess, (CUdeviceptr p, size_t n, const struct cu_access *a, size_t count), (p, n, a, count),
-     used() ? nvs_vmm_set_access(p, n, a, count) : NVS_VMM_DRIVER)
+     vmm_used() ? nvs_vmm_set_access(p, n, a, count) : NVS_VMM_DRIVER)
 OURS(cuMemGetAccess, (unsigned long long *flags, const struct cu_location *l, CUdeviceptr p), (flags, l, p),
-     used() ? nvs_vmm_get_access(flags, l, p) : NVS_VMM_DRIVER)
+     vmm_used() ? nvs_vmm_get_access(flags, l, p) : NVS_VMM_DRIVER)
 
 WRAPPER(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
 		 unsigned long long flags))
 {
-	bool ours = used(), on = nvs_counting();
+	bool ours = vmm_used(), on = nvs_counting();
 	int result = ours ? nvs_vmm_map(p, n, offset, &handle, flags) : NVS_VMM_DRIVER;
 	uint32_t memory;
 
@@ -162,7 +162,7 @@ WRAPPER(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long ha
 
 WRAPPER(cuMemUnmap, (CUdeviceptr p, size_t n))
 {
-	int result = used() ? nvs_vmm_unmap(p, n) : NVS_VMM_DRIVER;
+	int result = vmm_used() ? nvs_vmm_unmap(p, n) : NVS_VMM_DRIVER;
 
 	return result != NVS_VMM_DRIVER ? result : nvs_vmm_driver_unmap(p, n);
 }

@@ -60,7 +60,7 @@ static void recount(const struct nvs_entry *pool, uint64_t before)
 }
 
 /* The entry of a pool. NULL: the system has no memory. */
-static struct nvs_entry *entry_of(uint64_t pool, struct nvs_gpu *gpu)
+static struct nvs_entry *pool_entry(uint64_t pool, struct nvs_gpu *gpu)
 {
 	struct nvs_entry *e = nvs_account_find(NVS_MEMORY_POOL, pool);
 
@@ -70,7 +70,7 @@ static struct nvs_entry *entry_of(uint64_t pool, struct nvs_gpu *gpu)
 /* The record of a pool, made if need be. NULL: there is no room, or the pool is not of this GPU. */
 static struct keeper *keeper_made(uint64_t pool, struct nvs_gpu *gpu)
 {
-	const struct nvs_entry *e = entry_of(pool, gpu);
+	const struct nvs_entry *e = pool_entry(pool, gpu);
 	struct keeper *k = keeper_of(pool);
 
 	if (!e || e->gpu != gpu->number || (!k && !(k = keeper_of(0))))
@@ -83,7 +83,7 @@ static struct keeper *keeper_made(uint64_t pool, struct nvs_gpu *gpu)
 
 bool nvs_pool_grows(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t *grows)
 {
-	struct nvs_entry *e = entry_of(pool, gpu);
+	struct nvs_entry *e = pool_entry(pool, gpu);
 
 	if (!e || e->gpu != gpu->number)
 		return false;
@@ -92,7 +92,7 @@ bool nvs_pool_grows(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes, uint64_t
 }
 
 /* So much more is in use. A pool that keeps memory will keep that, too. */
-static void enter(struct nvs_entry *pool, uint64_t bytes)
+static void pool_enter(struct nvs_entry *pool, uint64_t bytes)
 {
 	pool->owner += bytes;
 	if (atomic_load_explicit(&nvs_memory_pools_keep, memory_order_relaxed) && pool->owner > pool->bytes &&
@@ -102,18 +102,18 @@ static void enter(struct nvs_entry *pool, uint64_t bytes)
 
 void nvs_pool_enter(uint64_t pool, uint64_t bytes)
 {
-	enter(nvs_account_find(NVS_MEMORY_POOL, pool), bytes);
+	pool_enter(nvs_account_find(NVS_MEMORY_POOL, pool), bytes);
 }
 
 bool nvs_pool_takes_in(uint64_t pool, struct nvs_gpu *gpu, uint64_t bytes)
 {
-	struct nvs_entry *e = entry_of(pool, gpu);
+	struct nvs_entry *e = pool_entry(pool, gpu);
 	uint64_t before;
 
 	if (!e || e->gpu != gpu->number)
 		return false;
 	before = held(e);
-	enter(e, bytes);
+	pool_enter(e, bytes);
 	if (held(e) - before != bytes)
 		nvs_account_uncount(gpu, bytes - (held(e) - before));
 	return true;
@@ -206,8 +206,8 @@ bool nvs_memory_pool_find(uint64_t pool, struct nvs_gpu **gpu)
 
 /* ---- what pools keep ---- */
 
-/* The driver may be asked about a pool until release(). -1: it may not. *unlisted: as in its record. */
-static int hold(uint64_t pool, bool *unlisted)
+/* The driver may be asked about a pool until pool_release(). -1: it may not. *unlisted: as in its record. */
+static int pool_hold(uint64_t pool, bool *unlisted)
 {
 	const struct keeper *k;
 	int place;
@@ -222,7 +222,7 @@ static int hold(uint64_t pool, bool *unlisted)
 	return place;
 }
 
-static void release(int place)
+static void pool_release(int place)
 {
 	atomic_fetch_sub(&asking[place], 1);
 }
@@ -290,7 +290,7 @@ static void count_unlisted(struct keeper *k, struct nvs_entry *e, uint64_t used,
 }
 
 /* What the driver says that the pool has. Its place is held. grew: by allocations that are not entered, too. */
-static void look(uint64_t pool, bool unlisted, bool grew)
+static void pool_look(uint64_t pool, bool unlisted, bool grew)
 {
 	struct keeper *k;
 	struct nvs_entry *e;
@@ -327,11 +327,11 @@ static void look_at(uint64_t pool, bool grew)
 		nvs_memory_pools_changed(grew ? NVS_POOLS_GREW : 0);
 		return;
 	}
-	place = hold(pool, &unlisted);
+	place = pool_hold(pool, &unlisted);
 	if (place < 0)
 		return;
-	look(pool, unlisted, grew);
-	release(place);
+	pool_look(pool, unlisted, grew);
+	pool_release(place);
 	errno = saved;
 }
 
@@ -452,13 +452,13 @@ bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 	before = gpu->budget->used;
 	while (n--) {
 		bool unlisted;
-		int place = hold(pools[n], &unlisted);
+		int place = pool_hold(pools[n], &unlisted);
 
 		if (place < 0)
 			continue;
 		nvs_memory_driver.pool_trim((void *)(uintptr_t)pools[n], 0);
-		look(pools[n], unlisted, false);
-		release(place);
+		pool_look(pools[n], unlisted, false);
+		pool_release(place);
 	}
 	after = gpu->budget->used;
 	errno = saved;

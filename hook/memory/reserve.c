@@ -248,7 +248,7 @@ static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 enum verdict { GRANTED, REFUSED, ASKED };
 
 /* Decides as far as this process can; counts what is granted. All locks are held. */
-static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
+static enum verdict reserve_decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 {
 	struct nvs_budget *b = gpu->budget;
 
@@ -283,7 +283,7 @@ static bool reserve_ask(struct nvs_gpu *gpu, uint64_t bytes)
 		uint32_t code;
 
 		budget_lock();
-		v = decide(gpu, bytes, alone || atomic_load(&nvs_exiting));
+		v = reserve_decide(gpu, bytes, alone || atomic_load(&nvs_exiting));
 		if (v == ASKED) {
 			/* Counted already: no other thread takes it once it is granted. */
 			atomic_fetch_add(&b->used, bytes);

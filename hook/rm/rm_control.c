@@ -140,7 +140,7 @@ static void want_slice(struct rm_gpu *g, void *us)
 
 /* ---- slices ---- */
 
-static enum nvs_rm_result get_slice(const struct rm_target *t, uint64_t *us, uint32_t *status)
+static enum nvs_rm_result group_get_slice(const struct rm_target *t, uint64_t *us, uint32_t *status)
 {
 	struct rm_slice s = { 0 };
 	enum nvs_rm_result r = rm_control(t, t->object, RM_GET_SLICE, &s, sizeof(s), status);
@@ -149,14 +149,14 @@ static enum nvs_rm_result get_slice(const struct rm_target *t, uint64_t *us, uin
 	return r;
 }
 
-static enum nvs_rm_result set_slice(const struct rm_target *t, uint64_t us, uint32_t *status)
+static enum nvs_rm_result group_set_slice(const struct rm_target *t, uint64_t us, uint32_t *status)
 {
 	struct rm_slice s = { us };
 	uint64_t now;
 	enum nvs_rm_result r = rm_control(t, t->object, RM_SET_SLICE, &s, sizeof(s), status);
 
 	if (r == NVS_RM_OK)
-		r = get_slice(t, &now, status);
+		r = group_get_slice(t, &now, status);
 	return r == NVS_RM_OK && now != us ? NVS_RM_FAKED : r;
 }
 
@@ -180,7 +180,7 @@ static struct result slice_all(const uint8_t *uuid, uint64_t us)
 		for (unsigned i = 0; i < n; i++) {
 			struct result one = { NVS_RM_OK, 0, us };
 
-			one.r = set_slice(&targets[i], us, &one.status);
+			one.r = group_set_slice(&targets[i], us, &one.status);
 			if (one.r != NVS_RM_OK && !(gone(&one) && seen != rm_serial()))
 				all = one;
 		}
@@ -227,7 +227,7 @@ enum nvs_rm_result nvs_rm_get_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t *u
 		return NVS_RM_BUSY;
 	name_subdevices();
 	if (rm_targets(uuid, RM_KIND_GROUPS, targets)) {
-		r.r = get_slice(&targets[0], &r.us, &r.status);
+		r.r = group_get_slice(&targets[0], &r.us, &r.status);
 		rm_with_gpu(uuid, keep_slice_result, &r);
 		*us = r.us;
 	}
@@ -247,12 +247,12 @@ enum nvs_rm_result nvs_rm_prove(const uint8_t uuid[NVS_RM_UUID])
 	if (rm_targets(uuid, RM_KIND_GROUPS, targets)) {
 		struct rm_target t = targets[0];
 
-		r.r = get_slice(&t, &before, &r.status);
+		r.r = group_get_slice(&t, &before, &r.status);
 		r.us = before;
 		if (r.r == NVS_RM_OK)
-			r.r = set_slice(&t, before != 1000 ? 1000 : 2000, &r.status);
+			r.r = group_set_slice(&t, before != 1000 ? 1000 : 2000, &r.status);
 		if (r.r == NVS_RM_OK)
-			r.r = set_slice(&t, before, &r.status);
+			r.r = group_set_slice(&t, before, &r.status);
 		rm_with_gpu(uuid, keep_slice_result, &r);
 	}
 	end_turn(&q);

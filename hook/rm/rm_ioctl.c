@@ -31,7 +31,7 @@ static void note_alloc(int fd, const struct rm_alloc *a, uint32_t status, uint32
 	}
 }
 
-static void note(int fd, uint32_t request, const void *arg, uint64_t serial)
+static void note_request(int fd, uint32_t request, const void *arg, uint64_t serial)
 {
 	const struct rm_alloc_rights *r = arg;
 	const struct rm_alloc *a = arg;
@@ -80,7 +80,7 @@ static int rm_request(int fd, unsigned long request, void *arg)
 	rc = rm_next(fd, request, arg);
 	saved = errno;
 	if (rc == 0 && arg)
-		note(fd, number, arg, serial);
+		note_request(fd, number, arg, serial);
 	errno = saved;
 	return rc;
 }

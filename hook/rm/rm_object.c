@@ -48,7 +48,7 @@ static char driver[64];
 static atomic_uint gpus_off;
 
 /* In a child of fork the lock may be taken for ever, and the objects are the parent's: all begins anew. */
-static void begin(struct nvs_signals *q)
+static void table_begin(struct nvs_signals *q)
 {
 	pid_t me = getpid();
 
@@ -66,7 +66,7 @@ static void begin(struct nvs_signals *q)
 	nvs_lock(&lock);
 }
 
-static void end(const struct nvs_signals *q)
+static void table_end(const struct nvs_signals *q)
 {
 	nvs_unlock(&lock);
 	nvs_signals_restore(q);
@@ -180,7 +180,7 @@ bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, ui
 	if (class != RM_CLASS_DEVICE && class != RM_CLASS_SUBDEVICE && class != RM_CLASS_GROUP &&
 	    !RM_IS_CHANNEL(class))
 		return false;
-	begin(&q);
+	table_begin(&q);
 	/* A handle that is given out again: the end of the object, with the driver's descriptor, went past us. */
 	if (object_find(client, handle))
 		object_forget(client, handle, serial);
@@ -192,7 +192,7 @@ bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, ui
 						   .parent = parent, .class = class, .engine = engine,
 						   .via = (uint16_t)via, .unnamed = class == RM_CLASS_SUBDEVICE };
 	__atomic_store_n(&serial, serial + 1, __ATOMIC_RELEASE);
-	end(&q);
+	table_end(&q);
 	return class == RM_CLASS_GROUP && RM_IS_COMPUTE(engine);
 }
 
@@ -200,21 +200,21 @@ void rm_note_free(uint32_t client, uint32_t handle, uint64_t before)
 {
 	struct nvs_signals q;
 
-	begin(&q);
+	table_begin(&q);
 	object_forget(client, handle, before);
 	if (client == handle)
 		forget_missed(client, before);
 	__atomic_store_n(&serial, serial + 1, __ATOMIC_RELEASE);
-	end(&q);
+	table_end(&q);
 }
 
 void rm_note_version(const char text[64])
 {
 	struct nvs_signals q;
 
-	begin(&q);
+	table_begin(&q);
 	memcpy(driver, text, sizeof(driver) - 1);
-	end(&q);
+	table_end(&q);
 }
 
 /* ---- GPUs ---- */
@@ -245,14 +245,14 @@ bool rm_unnamed_subdevice(struct rm_target *t)
 	struct nvs_signals q;
 	bool found = false;
 
-	begin(&q);
+	table_begin(&q);
 	for (unsigned i = 0; i < used && !found; i++)
 		if (objects[i].unnamed) {
 			*t = (struct rm_target){ descriptors[objects[i].via], objects[i].client, objects[i].handle,
 						 objects[i].handle };
 			found = true;
 		}
-	end(&q);
+	table_end(&q);
 	return found;
 }
 
@@ -261,23 +261,23 @@ void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid)
 	struct nvs_signals q;
 	struct object *o;
 
-	begin(&q);
+	table_begin(&q);
 	o = object_find(t->client, t->subdevice);
 	if (o) {
 		o->unnamed = false;
 		o->gpu = uuid ? (uint8_t)(1 + gpu_make(uuid)) : 0;
 	}
-	end(&q);
+	table_end(&q);
 }
 
 void nvs_rm_moved(void)
 {
 	struct nvs_signals q;
 
-	begin(&q);
+	table_begin(&q);
 	for (unsigned i = 0; i < used; i++)
 		objects[i].unnamed = objects[i].class == RM_CLASS_SUBDEVICE;
-	end(&q);
+	table_end(&q);
 }
 
 /* The subdevice of the device on which a group sits, if it is of that GPU. */
@@ -303,7 +303,7 @@ unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct r
 	unsigned n = 0;
 	int gpu;
 
-	begin(&q);
+	table_begin(&q);
 	gpu = gpu_of_uuid(uuid);
 	for (unsigned i = 0; gpu >= 0 && i < used && n < NVS_RM_MAX_TARGETS; i++) {
 		const struct object *o = &objects[i], *group, *sub;
@@ -318,7 +318,7 @@ unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct r
 		if (sub)
 			t[n++] = (struct rm_target){ descriptors[o->via], o->client, sub->handle, o->handle };
 	}
-	end(&q);
+	table_end(&q);
 	return n;
 }
 
@@ -326,14 +326,14 @@ void rm_note_off(const struct rm_target *channels, unsigned n, bool off)
 {
 	struct nvs_signals q;
 
-	begin(&q);
+	table_begin(&q);
 	for (unsigned i = 0; i < n; i++) {
 		struct object *o = object_find(channels[i].client, channels[i].object);
 
 		if (o)
 			o->off = off;
 	}
-	end(&q);
+	table_end(&q);
 }
 
 bool rm_with_gpu(const uint8_t uuid[NVS_RM_UUID], void (*fn)(struct rm_gpu *, void *), void *arg)
@@ -342,14 +342,14 @@ bool rm_with_gpu(const uint8_t uuid[NVS_RM_UUID], void (*fn)(struct rm_gpu *, vo
 	unsigned off = 0;
 	int i;
 
-	begin(&q);
+	table_begin(&q);
 	i = gpu_make(uuid);
 	if (i >= 0)
 		fn(&gpus[i], arg);
 	for (int j = 0; j < NVS_RM_MAX_GPUS; j++)
 		off += gpus[j].used && gpus[j].off;
 	atomic_store(&gpus_off, off);
-	end(&q);
+	table_end(&q);
 	return i >= 0;
 }
 
@@ -362,9 +362,9 @@ bool rm_gpu_at(unsigned i, struct rm_gpu *g)
 {
 	struct nvs_signals q;
 
-	begin(&q);
+	table_begin(&q);
 	*g = gpus[i];
-	end(&q);
+	table_end(&q);
 	return g->used;
 }
 
@@ -386,7 +386,7 @@ bool rm_off_below(uint32_t client, uint32_t handle, uint8_t uuid[NVS_RM_UUID])
 	struct nvs_signals q;
 	bool found = false;
 
-	begin(&q);
+	table_begin(&q);
 	for (unsigned i = 0; i < used && !found; i++) {
 		const struct object *o = &objects[i], *group = o->off ? group_of(o) : NULL;
 
@@ -398,7 +398,7 @@ bool rm_off_below(uint32_t client, uint32_t handle, uint8_t uuid[NVS_RM_UUID])
 				found = true;
 			}
 	}
-	end(&q);
+	table_end(&q);
 	return found;
 }
 
@@ -407,7 +407,7 @@ void rm_count(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 	struct nvs_signals q;
 	int gpu;
 
-	begin(&q);
+	table_begin(&q);
 	gpu = gpu_of_uuid(uuid);
 	s->overflow = missed_used || missed_more;
 	memcpy(s->driver, driver, sizeof(s->driver));
@@ -431,5 +431,5 @@ void rm_count(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 		else
 			s->other_groups++;
 	}
-	end(&q);
+	table_end(&q);
 }

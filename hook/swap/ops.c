@@ -3,7 +3,6 @@
 #include "ops.h"
 
 #include <fcntl.h>
-#include <string.h>
 
 #include "memory.h"
 #include "pool.h"
@@ -18,7 +17,7 @@ static struct {
 	struct nvs_pools pools;
 } parts[NVS_MAX_GPUS];
 
-static void start(void)
+static void ops_start(void)
 {
 	NVS_FOR_EACH_GPU(gpu) {
 		gpu->budget = &parts[gpu->number].budget;
@@ -30,13 +29,13 @@ static void start(void)
 	nvs_swap_init();
 }
 
-static void attached(struct nvs_gpu *gpu)
+static void ops_attached(struct nvs_gpu *gpu)
 {
 	nvs_swap_attached(gpu);
 	nvs_reserve_attached(gpu);
 }
 
-static void receive(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd)
+static void ops_receive(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd)
 {
 	switch (f->type) {
 	case NVS_RESERVED:
@@ -56,7 +55,7 @@ static void receive(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd)
 	}
 }
 
-static uint64_t tick(uint64_t now)
+static uint64_t ops_tick(uint64_t now)
 {
 	nvs_swap_tick(now);
 	nvs_memory_pools_tick(now);
@@ -69,14 +68,14 @@ static void gate_opened(struct nvs_gpu *gpu)
 }
 
 const struct nvs_memory_ops nvs_memory_ops = {
-	.start = start,
+	.start = ops_start,
 	.capable = nvs_swap_capable,
 	.copiable = nvs_carry_capable,
 	.usage = nvs_memory_read,
-	.attached = attached,
+	.attached = ops_attached,
 	.lost = nvs_reserve_lost,
-	.receive = receive,
-	.tick = tick,
+	.receive = ops_receive,
+	.tick = ops_tick,
 	.lease_changed = nvs_swap_lease,
 	.gate_opened = gate_opened,
 	.before_release = nvs_swap_tell_news,
