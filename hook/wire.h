@@ -69,9 +69,8 @@
 #define NVS_SOCKET_NAME     "scheduler.sock"
 
 /*
- * Words of a channel in the grant page. An epoch's low 32 bits are never one of these: the scheduler
- * skips such epochs. A client whose gate is closed compares with NVS_WORD_NONE, which no page ever
- * holds.
+ * Words of a channel in the grant page, which the low 32 bits of an epoch never are. A client whose
+ * gate is closed compares with NVS_WORD_NONE, which no page ever holds.
  */
 #define NVS_WORD_CLOSED 0u
 #define NVS_WORD_NONE   0xffffffffu
@@ -87,7 +86,7 @@ enum nvs_type {
 	NVS_MOVED    = 8, /* code: enum nvs_moved_flags; epoch: of the grant in hand, or 0 */
 	NVS_UTIL     = 9, /* samples of whether the GPU had work; see struct nvs_util */
 	NVS_CONTROLS = 10, /* what the process may ask of the GPU's own scheduler; see struct nvs_controls */
-	NVS_SUSPENDED = 11, /* code: enum nvs_suspended; of the process, channel 0; to who sent SUSPEND */
+	NVS_SUSPENDED = 11, /* code: enum nvs_suspended; of the process, channel 0; to the one that sent SUSPEND */
 	/* scheduler to client */
 	NVS_WELCOME  = 65, /* carries the grant page's descriptor */
 	NVS_ATTACHED = 66, /* code: enum nvs_error, 0 for success */
@@ -98,9 +97,9 @@ enum nvs_type {
 	NVS_RESERVED = 71, /* answers each RESERVE; code: NVS_OK, NVS_ERR_MEMORY or NVS_ERR_ARENA */
 	NVS_ROOM     = 72, /* the slot's room has changed */
 	NVS_ARENA    = 73, /* carries a segment of host memory for what is away */
-	NVS_SLICE    = 74, /* the GPU's own time slice of this client; to who said NVS_REGISTER_SLICES */
-	NVS_SUSPEND  = 75, /* code: enum nvs_suspend; of the process, channel 0; to who said NVS_REGISTER_SUSPEND */
-	NVS_COPIER   = 76, /* carries a socket to a copier, see struct nvs_copy; to who said NVS_REGISTER_COPIER */
+	NVS_SLICE    = 74, /* the GPU's own time slice of this client; needs NVS_REGISTER_SLICES */
+	NVS_SUSPEND  = 75, /* code: enum nvs_suspend; of the process, channel 0; needs NVS_REGISTER_SUSPEND */
+	NVS_COPIER   = 76, /* carries a socket to a copier, see struct nvs_copy; needs NVS_REGISTER_COPIER */
 };
 
 enum nvs_register_flags {
@@ -131,8 +130,7 @@ enum nvs_attach_flags {
 	NVS_ATTACH_WANT = 1u << 0, /* a thread already waits: counts as REQUEST */
 	/*
 	 * Only asks for the container's limits of this GPU: the page's slot has them when ATTACHED
-	 * comes, and no later change. The process is no client of the GPU. For programs that ask
-	 * NVML.
+	 * comes, and no later change. The process is no client of it. For programs that ask NVML.
 	 */
 	NVS_ATTACH_OBSERVE = 1u << 1,
 	/* With OBSERVE: ATTACHED says on which GPU the container is, if it may move. */
@@ -211,16 +209,12 @@ enum nvs_grant_flags {
 	 * sends UTIL although nobody waits for it.
 	 */
 	NVS_GRANT_SHARED     = 1u << 4,
-	/*
-	 * In the page only: how this container's memory is kept. Neither: swapped where the slot's
-	 * room is not 0.
-	 */
+	/* In the page only: how memory is kept. Neither: swapped where the slot's room is not 0. */
 	NVS_SLOT_RESIDENT    = 1u << 8, /* never moved; room is always what is reserved */
 	NVS_SLOT_MANAGED     = 1u << 9, /* managed memory, the driver's page faults */
 	/*
 	 * In the page only: a client that waits would have to move memory first, and this one has
-	 * many short pauses: it gives the GPU back after NVS_PATIENT_IDLE_NS of having nothing to
-	 * do.
+	 * many short pauses: it gives the GPU back after NVS_PATIENT_IDLE_NS without work.
 	 */
 	NVS_SLOT_PATIENT     = 1u << 10,
 };
@@ -269,9 +263,8 @@ struct nvs_released {
 
 enum nvs_released_flags {
 	/*
-	 * The drain was cut: the client's channels are off the GPU in the middle of its work, which
-	 * goes on with the next grant. So the RELEASE counts as a REQUEST too, and one follows all
-	 * the same.
+	 * The drain was cut: the channels are off the GPU in the middle of the work, which goes on
+	 * with the next grant. So the RELEASE counts as a REQUEST too, and one follows.
 	 */
 	NVS_RELEASED_PREEMPTED = 1u << 0,
 };
@@ -361,10 +354,7 @@ struct nvs_room {
 	uint8_t  reserved[40];
 };
 
-/*
- * A segment of the arena, filled with zeros, to be mapped shared and registered with the driver. It
- * stays the client's until its end.
- */
+/* A segment of the arena, zeroed, to be mapped shared and registered. It stays the client's until its end. */
 struct nvs_arena {
 	uint64_t segment; /* number, unique among those of this client */
 	uint64_t size;    /* bytes, a multiple of 2 MiB */

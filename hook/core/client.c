@@ -89,8 +89,7 @@ static void disconnect(const char *why)
 
 /*
  * Whether to run without the scheduler: at once if there is none at the start, and after ABSENT_NS
- * if it has too many clients. Nothing but an answer ends the wait for a scheduler whose process
- * lives.
+ * if it has too many clients. Nothing but an answer ends the wait for a scheduler that lives.
  */
 static bool absent(uint64_t now)
 {

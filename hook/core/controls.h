@@ -13,10 +13,7 @@ bool nvs_controls_listed(const struct nvs_rm_state *s);
 
 /* Whether the driver's controls work for this process, as far as a test without work tells. */
 bool nvs_channels_work(const struct nvs_gpu *gpu);
-/*
- * Takes all compute channels of the process off the GPU, or puts them on. False: they are as before.
- * Ends within seconds.
- */
+/* Takes the process's compute channels off the GPU, or puts them on. False: as before. Ends within seconds. */
 bool nvs_channels_switch(const struct nvs_gpu *gpu, bool on);
 /* Whether they are off, and nobody has asked for them to be on. */
 bool nvs_channels_are_off(const struct nvs_gpu *gpu);

@@ -8,10 +8,7 @@
 /* Runs before the driver's end: gives grants back. */
 void nvs_exit(void);
 
-/*
- * For a thread at the gate; nvs_client_lock is held, and given up meanwhile. False: there is nothing
- * to do now.
- */
+/* For a thread at the gate. The lock is held, and given up meanwhile. False: there is nothing to do now. */
 bool nvs_exit_work(struct nvs_gpu *gpu, struct nvs_signals *q);
 
 #endif

@@ -26,9 +26,9 @@ static bool gate_try(struct nvs_thread *t, struct nvs_gpu *gpu)
 }
 
 /*
- * The next call on this stream takes the short way. Not with a default stream where there are
- * several GPUs: it is another in each context, which may be switched past us. generation: from
- * before all that was looked at.
+ * The next call on this stream takes the short way. Not on a default stream where there are several
+ * GPUs: each context has one, and may be switched past us. generation: from before all was looked
+ * at.
  */
 static void remember(struct nvs_thread *t, void *key, struct nvs_stream *s, unsigned generation)
 {
@@ -118,9 +118,8 @@ static struct nvs_gpu *first_closed(unsigned gpus)
 
 /*
  * All flags go up together or not at all. A thread waits for one GPU after the other, in the order
- * of their UUIDs, which is the same in all processes, and the process does not release those that it
- * has meanwhile (nvs_gate_keeps): of two processes that want the same GPUs one gets all. False: the
- * process ends.
+ * of their UUIDs, which all processes have, and the process does not release those that it has
+ * (nvs_gate_keeps): of two processes that want the same GPUs one gets all. False: the process ends.
  */
 static bool enter_together(struct nvs_thread *t, unsigned gpus)
 {

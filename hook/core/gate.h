@@ -42,8 +42,7 @@ struct nvs_thread *nvs_gate_enter_slow(void *key);
 /*
  * Enters a gated call. Returns the thread to hand to nvs_gate_leave, or NULL if the call is not
  * gated. Keeps errno. Only the common case is here, which needs no stack: the same stream as before,
- * nothing unusual since, the gate open. All else begins anew in nvs_gate_enter_slow, with the flag
- * down.
+ * nothing unusual since, the gate open. All else begins anew in nvs_gate_enter_slow.
  */
 static inline struct nvs_thread *nvs_gate_enter(void *key)
 {
@@ -58,9 +57,8 @@ static inline struct nvs_thread *nvs_gate_enter(void *key)
 		return nvs_gate_enter_slow(key);
 	gpu = t->gpu;
 	/*
-	 * If the slot changes after this, the old one may say that the gate is open for a moment
-	 * longer. The epoch is what counts: our client thread sets it, and looks at the flag
-	 * afterwards.
+	 * If the slot changes after this, the old one may say for a moment longer that the gate is
+	 * open. The epoch counts: our client thread sets it, and looks at the flag afterwards.
 	 */
 	slot = atomic_load_explicit(&gpu->slot, memory_order_acquire);
 	if (nvs_unlikely(nvs_throttled(gpu, slot)) && nvs_throttle_due(t->stream))

@@ -30,10 +30,7 @@ void nvs_gpu_filled(struct nvs_gpu *gpu);
 /* The room in the slot; UINT64_MAX: the process runs without a scheduler. False: there is no page to look at. */
 bool nvs_gpu_room(struct nvs_gpu *gpu, uint64_t *room);
 
-/*
- * A GPU whose scheduler is gone for too long (true) runs without one from now on, as
- * NVSHARE_SCHEDULER_LOSS says.
- */
+/* A GPU whose scheduler is gone for too long (true) runs without one, as NVSHARE_SCHEDULER_LOSS says. */
 bool nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now);
 /* The same; the lock is not held. */
 void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * lease.h: what the process may do on one GPU, as a pure state machine. The caller holds the
- * client's lock, feeds events in and carries out the actions that come back, all of them before the
- * next event.
+ * client's lock, feeds events in and carries out all actions that come back before the next event.
  */
 #ifndef NVSHARE_LEASE_H
 #define NVSHARE_LEASE_H

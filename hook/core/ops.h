@@ -34,10 +34,7 @@ struct nvs_memory_ops {
 	void (*gate_opened)(struct nvs_gpu *gpu);
 	/* RELEASE is sent next. */
 	void (*before_release)(struct nvs_gpu *gpu);
-	/*
-	 * The process ends. Whether all memory is on the GPU, or none can leave it: then later calls
-	 * need no more than a grant.
-	 */
+	/* The process ends. Whether no memory is away: then later calls need no more than a grant. */
 	bool (*leave)(struct nvs_gpu *gpu);
 
 	/* ---- with nvs_client_lock or without ---- */

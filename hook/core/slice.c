@@ -29,10 +29,7 @@ void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns)
 	gpu->slice.due = true;
 }
 
-/*
- * Client thread. Contexts that are made later come with the driver's own slice, which need not be
- * set for them.
- */
+/* Client thread. Contexts that are made later come with the driver's own slice by themselves. */
 static bool slice_set(struct nvs_gpu *gpu, uint64_t slice_ns)
 {
 	const uint8_t *uuid = gpu->device.uuid;

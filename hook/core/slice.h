@@ -17,10 +17,7 @@ void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns);
 /* Tells the driver what it was not told yet. Client thread, no lock is held. */
 void nvs_slices_apply(void);
 
-/*
- * Whether the controls are to be looked at. Lowers *next, the nanoseconds to the next question.
- * Client thread, with its lock.
- */
+/* Whether to look at the controls. Lowers *next, the ns to the next question. Client thread, with its lock. */
 bool nvs_controls_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next);
 
 /* Tries the controls, and tells the scheduler daemon what is new. No lock is held. */

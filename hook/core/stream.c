@@ -180,7 +180,7 @@ struct nvs_stream_was nvs_stream_going(void *handle)
 	if (!s)
 		return was;
 	gpu = s->gpu;
-	nvs_lock(&gpu->query_lock); /* whoever asks about the stream has its answer, and nobody asks later */
+	nvs_lock(&gpu->query_lock); /* a thread that asks about the stream has its answer, and none asks later */
 	/* Its work may run on; only a drain of the context tells. */
 	if (atomic_load(&s->dirty))
 		atomic_store(&gpu->overflow.dirty, true);
@@ -303,7 +303,7 @@ struct nvs_context_known nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 
 /* ---- captures ---- */
 
-/* Whoever asks the driver about a stream has its answer; questions that follow see what is known now. */
+/* Threads that ask the driver about a stream have their answers; later questions see what is known now. */
 static void await_question(struct nvs_gpu *gpu)
 {
 	nvs_lock(&gpu->query_lock);

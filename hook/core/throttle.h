@@ -46,8 +46,7 @@ static inline bool nvs_throttle_due(struct nvs_stream *s)
 
 /*
  * Client thread, with its lock: nothing is bounded while nobody waits, if nobody has wanted the GPU
- * for a while and a long drain can be cut. So a program whose CPU is slower than the GPU does ahead
- * what it can.
+ * for a while and a long drain can be cut: a program whose CPU is slow does ahead what it can.
  */
 void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now);
 

@@ -131,10 +131,7 @@ static bool may_go_ahead(struct nvs_gpu *gpu)
 	       nvs_memory_ops.all_there(gpu);
 }
 
-/*
- * The scheduler says that this process is next: one thread watches for the grant without sleeping,
- * once in its wait.
- */
+/* The scheduler says that this process is next: one thread spins for the grant, once in its wait. */
 static void spin_for_grant(struct nvs_gpu *gpu, const struct nvs_slot *slot, uint32_t seen)
 {
 	uint64_t end = nvs_now() + NVS_SPIN_NS;

@@ -116,10 +116,7 @@ const struct nvs_page *nvs_map_page(int fd, bool (*in_use)(const struct nvs_page
 		munmap((void *)page, NVS_PAGE_SIZE);
 		return NULL;
 	}
-	/*
-	 * A thread may still look at an earlier page, so its address stays valid: the new page takes
-	 * its place, at once.
-	 */
+	/* A thread may still look at an earlier page: the new one takes its place, at once. */
 	if (pages[i]) {
 		if (mremap((void *)page, NVS_PAGE_SIZE, NVS_PAGE_SIZE, MREMAP_MAYMOVE | MREMAP_FIXED,
 			   (void *)pages[i]) == MAP_FAILED) {

@@ -7,10 +7,7 @@
 
 #include "wire.h"
 
-/*
- * Reads the run directory from the environment, while the application is in one of our functions: it
- * may change its environment later.
- */
+/* Reads the run directory from the environment, on a thread of the application, which may change it later. */
 void nvs_connect_init(void);
 
 /* Connects to the run directory's socket. Returns -1 with *error set. */
@@ -30,8 +27,7 @@ int nvs_receive_frame(int fd, struct nvs_frame *f, int *passed);
 
 /*
  * Maps a grant page read-only; NULL if it is not one, or may shrink. It takes the address of an
- * earlier page that is not in use: mappings are bounded, and no address that was returned ever
- * becomes invalid.
+ * earlier page that is not in use: mappings are bounded, and addresses stay valid.
  */
 const struct nvs_page *nvs_map_page(int fd, bool (*in_use)(const struct nvs_page *));
 

@@ -199,10 +199,7 @@ WRAPPER(cuMemSetMemPool, (struct cu_location *at, int type, void *pool))
 	return current_changed(CALL(cuMemSetMemPool, at, type, pool));
 }
 
-/*
- * Allocates from memory that moves. -1: the driver's pool does, of what is not swapped, part of a
- * graph or shared.
- */
+/* Allocates from memory that moves. -1: it comes from the driver's pool: not swapped, of a graph, or shared. */
 static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdeviceptr *p)
 {
 	if (recorded(key) || nvs_memory_pool_shared((uintptr_t)pool))

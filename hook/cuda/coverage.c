@@ -37,10 +37,7 @@ static void symbol_base(char *out, size_t size, const char *name)
 	out[n] = '\0';
 }
 
-/*
- * Whether the resolver hands out anything but wrappers for a name, as the newest and the oldest
- * program may ask.
- */
+/* Whether the resolver hands out anything but wrappers, as the newest and the oldest program may ask. */
 static bool resolver_leads_past(const struct view *v, const char *base)
 {
 	static const uint64_t flags[] = { CU_GPA_DEFAULT, CU_GPA_LEGACY_STREAM, CU_GPA_PER_THREAD };

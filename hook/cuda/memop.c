@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * memop.c: wrappers of stream memory operations, of graph nodes that hold them, and of what else may
- * wait in a stream for somebody outside the GPU. swap/memop.c says why memory operations are not
- * gated.
+ * memop.c: wrappers of stream memory operations, which are not gated (swap/memop.c says why), of
+ * graph nodes that hold them, and of other calls that may wait in a stream for somebody outside the
+ * GPU.
  */
 #include "clock.h"
 #include "wrap.h"

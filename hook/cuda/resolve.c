@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * resolve.c: find the real dlsym, the real driver, and libnvidia-ml. No lock is held over a call
- * into the dynamic linker, whose own lock a constructor holds. Threads that resolve at the same time
- * store the same values.
+ * into the dynamic linker, which has its own. Threads that resolve at the same time store the same
+ * values.
  */
 #include <dlfcn.h>
 #include <elf.h>
@@ -459,9 +459,8 @@ static bool linked_to(const void *caller, int f)
 }
 
 /*
- * The answer to a look-up of an interposed name, given what the linker found. A name that only the
- * shim exports is looked for behind the shim, and in what a library that was opened for itself is
- * linked to.
+ * The answer to a look-up of an interposed name, given what the linker found. If only the shim has
+ * it, it is looked for behind the shim, and among the libraries that the caller is linked to.
  */
 static void *answer(int f, void *handle, void *found, void *caller)
 {

@@ -20,10 +20,7 @@
 #include "uuid.h"
 #include "wrap.h"
 
-/*
- * In a forked child CUDA is as if never initialised. Other threads may have held any lock, so
- * everything starts afresh.
- */
+/* In a forked child CUDA is as if never initialised, and any lock may be held: all starts afresh. */
 static atomic_bool started, ready;
 static __thread bool starting __attribute__((tls_model("initial-exec")));
 
@@ -119,10 +116,7 @@ static void wait_ready(void)
 #define MARK     "any"
 #define GPU_ENV  "CUDA_VISIBLE_DEVICES"
 
-/*
- * Other threads may read the environment, so it keeps its form. The kernel writes: it refuses where
- * a program has put a constant.
- */
+/* Other threads may read the environment: it keeps its form. The kernel writes, and refuses to a constant. */
 static bool overwrite(char *at, const char *text)
 {
 	int ends[2];
@@ -149,9 +143,9 @@ static bool names_one(const char *text, uint8_t *uuid)
 }
 
 /*
- * Before the driver's cuInit, which reads CUDA_VISIBLE_DEVICES: if the container has begun on
- * another GPU, or has moved since, the variable is changed, in its own memory. Waits up to 5 s for a
- * scheduler that lives.
+ * Before the driver's cuInit, which reads CUDA_VISIBLE_DEVICES: where the container has begun on
+ * another GPU, or has moved, the variable is changed in place. Waits up to 5 s for a scheduler that
+ * lives.
  */
 static void follow_place(void)
 {

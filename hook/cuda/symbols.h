@@ -159,10 +159,7 @@
 #define NVS_MEM_OP_NODES(H) \
 	H(cuGraphAddBatchMemOpNode) H(cuGraphBatchMemOpNodeSetParams) H(cuGraphExecBatchMemOpNodeSetParams)
 
-/*
- * Calls that name memory (names.c), and wait until it is on the GPU. NVS_MEMORY has others: nodes of
- * any kind, instantiation.
- */
+/* Calls that name memory (names.c), and wait until it is on the GPU; NVS_MEMORY has others. */
 #define NVS_NAMES(H) \
 	H(cuGraphAddMemcpyNode) H(cuGraphMemcpyNodeSetParams) H(cuGraphExecMemcpyNodeSetParams) \
 	H(cuGraphAddMemsetNode) H(cuGraphMemsetNodeSetParams) H(cuGraphExecMemsetNodeSetParams) \

@@ -23,7 +23,7 @@
 	H(cuMemHostAlloc) H(cuMemHostRegister) H(cuMemHostRegister_v2) H(cuMemPoolExportPointer) \
 	H(cuMemPoolExportToShareableHandle) H(cuMemPoolImportPointer) H(cuMulticastAddDevice) H(cuMulticastCreate)
 
-/* Gives back. Never gated: whoever runs out of memory, or ends, must not wait. */
+/* Gives back. Never gated: a program that runs out of memory, or ends, must not wait. */
 #define NVS_UNGATED_FREE(H) \
 	H(cuDestroyExternalMemory) H(cuDeviceUnregisterAsyncNotification) H(cuLogicalEndpointDestroy) \
 	H(cuLogicalEndpointIdRelease) H(cuLogicalEndpointUnbind) H(cuMemFreeHost) H(cuMemHostUnregister) \
@@ -61,10 +61,7 @@
 	NVS_Z(H, cuStreamGetDevResource) NVS_Z(H, cuStreamGetDevice) NVS_Z(H, cuStreamGetFlags) NVS_Z(H, cuStreamGetGreenCtx) \
 	NVS_Z(H, cuStreamGetId) NVS_Z(H, cuStreamGetPriority) NVS_Z(H, cuStreamSetAttribute)
 
-/*
- * Order between streams, also of other processes and interfaces. Never gated: work that runs may be
- * waiting for it.
- */
+/* Order between streams, of other processes too. Never gated: work that runs may be waiting for it. */
 #define NVS_UNGATED_EVENT(H) \
 	H(cuCtxRecordEvent) H(cuCtxWaitEvent) H(cuDestroyExternalSemaphore) H(cuEventCreate) \
 	H(cuEventCreateFromEGLSync) H(cuEventDestroy) H(cuEventDestroy_v2) H(cuEventElapsedTime) \
@@ -124,10 +121,7 @@
 	H(cuGraphicsUnregisterResource) H(cuGraphicsVDPAURegisterOutputSurface) \
 	H(cuGraphicsVDPAURegisterVideoSurface) H(cuVDPAUGetDevice)
 
-/*
- * Code, functions, textures and surfaces. Loading compiles first, for seconds at times, and would
- * hold up a release for as long.
- */
+/* Code, textures and surfaces. Loading compiles first, for seconds, and would hold up a release as long. */
 #define NVS_UNGATED_CODE(H) \
 	H(cuFuncGetAttribute) H(cuFuncGetModule) H(cuFuncGetName) H(cuFuncGetParamCount) H(cuFuncGetParamInfo) \
 	H(cuFuncIsLoaded) H(cuFuncLoad) H(cuFuncSetAttribute) H(cuFuncSetBlockShape) H(cuFuncSetCacheConfig) \
@@ -164,10 +158,7 @@
 	H(cuLogsUnregisterCallback) H(cuMemAdvise) H(cuMemAdvise_v2) H(cuProfilerInitialize) H(cuProfilerStart) \
 	H(cuProfilerStop)
 
-/*
- * From before CUDA 3.2, with sizes of 32 bits: programs of today get the second versions, which are
- * interposed.
- */
+/* From before CUDA 3.2, with sizes of 32 bits. Programs of today get the second versions. */
 #define NVS_UNGATED_OLD(H) \
 	H(cuMemAlloc) H(cuMemAllocPitch) H(cuMemFree) H(cuArrayCreate) H(cuArray3DCreate) H(cuMemGetInfo) \
 	H(cuDeviceTotalMem) H(cuMemGetAddressRange) H(cuLaunch) H(cuLaunchGrid) H(cuLaunchGridAsync) H(cuMemcpyHtoD) \

@@ -83,8 +83,8 @@ int nvs_allocation_end(struct nvs_allocation *a, int result, enum nvs_memory_kin
 	}
 
 /*
- * The memory of a GPU, by its UUID where this process does not use it, as its container is told.
- * False: as the driver has it.
+ * The memory of a GPU, by its UUID where it is not used, as the container is told. False: as the
+ * driver has it.
  */
 struct nvs_told {
 	uint64_t total, available, used; /* bytes; before the call as the driver has it */

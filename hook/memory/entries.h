@@ -33,10 +33,7 @@ struct nvs_entry *nvs_entry_find(const struct nvs_entries *t, unsigned kind, uin
 /* NULL: the system has no memory. The key may not be there already. Other pointers become invalid. */
 struct nvs_entry *nvs_entry_add(struct nvs_entries *t, const struct nvs_entry *e);
 
-/*
- * Another entry may move to its place, from behind it, going round: a loop over the table looks at
- * the place again.
- */
+/* Another entry may move to its place from behind it: a loop over the table looks at the place again. */
 void nvs_entry_remove(struct nvs_entries *t, struct nvs_entry *e);
 
 void nvs_entries_reset(struct nvs_entries *t);

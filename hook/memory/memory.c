@@ -104,9 +104,8 @@ bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 }
 
 /*
- * Where there is room, all bytes are claimed, and what the pool counts with already is given back
- * later. Elsewhere only what the pool will count with in addition is claimed, until that is enough:
- * `bytes` at most.
+ * Where there is room, all bytes are claimed, and those that the pool counts with already go back
+ * later. Elsewhere the bytes that the pool will count with in addition are, until that is enough.
  */
 bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)
 {

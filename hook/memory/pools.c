@@ -237,7 +237,7 @@ void nvs_memory_pool_going(uint64_t pool, bool going)
 	if (k)
 		k->going = going;
 	nvs_account_unlock();
-	/* A second at most: who asks may be below a signal handler that destroys the pool. */
+	/* A second at most: a thread that asks may be below a signal handler that destroys the pool. */
 	for (int i = 0; k && going && i < 1000 && atomic_load(&asking[k - keepers]); i++)
 		nvs_nap(NVS_MS);
 	errno = saved;
@@ -252,7 +252,7 @@ void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshol
 
 	if (!gpu || !pool)
 		return;
-	if (!threshold) /* the record goes, by which who destroys the pool waits for who asks */
+	if (!threshold) /* the record goes, on which the end of the pool waits for threads that ask */
 		nvs_memory_pool_going(pool, true);
 	nvs_account_lock();
 	k = threshold ? keeper_made(pool, gpu) : keeper_of(pool);

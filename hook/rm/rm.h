@@ -35,9 +35,9 @@ void nvs_rm_set_next(nvs_rm_ioctl *next);
 nvs_rm_ioctl *nvs_rm_find_next(void) __attribute__((weak));
 
 /*
- * Sets the time slice of all compute groups on a GPU, and of those that are made later, and reads
- * each back. us: microseconds; the driver refuses or rounds by limits of its own. 0 leaves later
- * groups as they come.
+ * Sets the time slice of all compute groups on a GPU, and of later ones, and reads each back. us:
+ * microseconds; the driver refuses or rounds by limits of its own. 0 leaves later groups as they
+ * come.
  */
 enum nvs_rm_result nvs_rm_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t us);
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * rm_control.c: time slices, and channels off and on, by one thread at a time. Targets are copied
- * from the table, whose lock is free while the driver works: its serial number tells what comes and
- * goes.
+ * from the table, whose lock is free while the driver works: its serial number tells changes.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -400,10 +399,7 @@ static enum nvs_rm_result take_off(const uint8_t *uuid)
 		registered = true;
 		(void)atexit(put_on_at_exit);
 	}
-	/*
-	 * Marked first: a thread that begins to keep them on from here on sees that, and puts them
-	 * on after us.
-	 */
+	/* Marked first: a thread that begins to keep them on now sees that, and puts them on after us. */
 	if (!rm_with_gpu(uuid, mark_off, &may))
 		return NVS_RM_UNSEEN;
 	if (may != NVS_RM_OK)
