@@ -78,11 +78,7 @@ static void supersede(enum nvs_memory_kind kind, uint64_t key)
 /* Cached memory is released before an allocation is refused. */
 static bool reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
-	if (nvs_unlikely(nvs_memory_pools_asks(gpu))) {
-		nvs_memory_pools_ask();
-		if (nvs_budget_take(gpu->budget, bytes))
-			return true;
-	}
+	nvs_memory_pools_ask_for(gpu, NVS_POOLS_SHRANK);
 	return nvs_reserve(gpu, bytes) ||
 	       (nvs_memory_ops.make_room(gpu, bytes) && nvs_reserve(gpu, bytes)) ||
 	       (nvs_memory_ops.make_room(gpu, UINT64_MAX) && nvs_reserve(gpu, bytes)) ||
@@ -97,6 +93,7 @@ bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 		return true;
 	if (nvs_unlikely(bytes > NVS_MAX_BYTES))
 		return !gpu->budget->limit; /* the driver refuses it */
+	nvs_memory_pools_ask_for(gpu, NVS_POOLS_GREW);
 	if (nvs_unlikely(!nvs_budget_take(gpu->budget, bytes)) && !reserve(gpu, bytes))
 		return false;
 	c->gpu = gpu;
@@ -113,6 +110,8 @@ bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, 
 	struct nvs_claim more;
 	bool known = gpu && pool && bytes <= NVS_MAX_BYTES;
 
+	if (known)
+		nvs_memory_pools_ask_for(gpu, NVS_POOLS_GREW);
 	if (nvs_likely(known && nvs_budget_take(gpu->budget, bytes))) {
 		*c = (struct nvs_claim){ gpu, bytes, pool, true };
 		return true;
@@ -225,7 +224,7 @@ void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t before)
 	if (e && e->stamp <= before) {
 		gpus = mask_of(e);
 		strike(e);
-	} else if (!e && kind == NVS_MEMORY_POINTER) {
+	} else if (!e && kind == NVS_MEMORY_POINTER && atomic_load(&nvs_memory_pools_keep)) {
 		nvs_memory_pools_changed(NVS_POOLS_SHRANK);
 	}
 	nvs_account_settle(gpus);

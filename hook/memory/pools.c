@@ -310,7 +310,7 @@ static void pool_look(uint64_t pool, bool unlisted, bool grew)
 		recount(e, before);
 		nvs_account_exists(k->gpu);
 		gpus = k->gpu->bit;
-		if (bytes > k->threshold && bytes > e->owner && !atomic_load(&k->gpu->budget->unlimited))
+		if (bytes > k->threshold && bytes > e->owner && !nvs_unlimited(k->gpu))
 			atomic_store(&nvs_memory_pools_shrink, true);
 	}
 	nvs_account_settle(gpus);

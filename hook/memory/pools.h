@@ -38,7 +38,7 @@ extern atomic_bool nvs_memory_pools_shrink; /* there are any that may */
 bool nvs_pool_unlist(struct nvs_gpu *gpu, uint64_t pool);
 static inline bool nvs_memory_pool_unlisted(struct nvs_gpu *gpu, uint64_t pool)
 {
-	return nvs_likely(atomic_load_explicit(&gpu->budget->unlimited, memory_order_relaxed)) && pool &&
+	return nvs_likely(nvs_unlimited(gpu)) && pool &&
 	       (atomic_load_explicit(&gpu->unlisted, memory_order_relaxed) == pool || nvs_pool_unlist(gpu, pool));
 }
 
@@ -50,14 +50,15 @@ static inline void nvs_memory_pools_changed(unsigned how)
 	if (atomic_load_explicit(&nvs_memory_pools_change, memory_order_relaxed) < how)
 		atomic_store(&nvs_memory_pools_change, how);
 }
-/* Whether they are to be looked at, before the limit refuses something. */
-static inline bool nvs_memory_pools_asks(const struct nvs_gpu *gpu)
-{
-	return atomic_load_explicit(&nvs_memory_pools_change, memory_order_relaxed) &&
-	       !atomic_load_explicit(&gpu->budget->unlimited, memory_order_relaxed);
-}
 void nvs_memory_pools_tick(uint64_t now); /* nvs_client_lock is held */
 void nvs_memory_pools_ask(void);
+/* Where there is a limit now: asks before something is claimed. how: at such a change, or a greater one. */
+static inline void nvs_memory_pools_ask_for(const struct nvs_gpu *gpu, unsigned how)
+{
+	if (nvs_unlikely(atomic_load_explicit(&nvs_memory_pools_change, memory_order_relaxed) >= how) &&
+	    !nvs_unlimited(gpu))
+		nvs_memory_pools_ask();
+}
 
 /* Others than this process's GPU may use the pool's memory, so that it never moves. */
 void nvs_memory_pool_share(uint64_t pool);

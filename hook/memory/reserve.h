@@ -23,7 +23,7 @@
 struct nvs_budget {
 	_Atomic uint64_t used, peak; /* bytes; read without the lock below, and used changes without it */
 	_Atomic uint64_t reserved;   /* bytes that may be used without asking; changed under the lock */
-	atomic_bool unlimited;       /* as far as is known: no limit, and nothing is swapped */
+	atomic_bool unlimited;       /* when last looked at: no limit, and nothing is swapped */
 	/* Guarded by nvs_memory_lock. */
 	uint64_t asking;    /* part of used whose reservation is not answered yet */
 	uint64_t graphs;    /* part of used that graphs own */
@@ -59,6 +59,13 @@ static inline bool nvs_counting(void)
 extern struct nvs_lock nvs_memory_lock;
 
 void nvs_budget_init(struct nvs_budget *b);
+
+/* Whether there is no limit now, and nothing is swapped: the page tells first. Takes no lock. */
+static inline bool nvs_unlimited(const struct nvs_gpu *gpu)
+{
+	return atomic_load_explicit(&gpu->budget->unlimited, memory_order_relaxed) &&
+	       !__atomic_load_n(&atomic_load_explicit(&gpu->slot, memory_order_acquire)->mem_limit, __ATOMIC_RELAXED);
+}
 
 /* Whether little is left below the container's limit. nvs_memory_lock is held. */
 static inline bool nvs_budget_is_tight(const struct nvs_budget *b)
