@@ -297,8 +297,10 @@ static void pool_look(uint64_t pool, bool unlisted, bool grew)
 	uint64_t bytes, used = 0, before;
 	unsigned gpus = 0;
 
-	if ((unlisted && !pool_ask(pool, CU_POOL_USED_CURRENT, &used)) || !pool_ask(pool, CU_POOL_RESERVED_CURRENT, &bytes))
+	if ((unlisted && !pool_ask(pool, CU_POOL_USED_CURRENT, &used)) || !pool_ask(pool, CU_POOL_RESERVED_CURRENT, &bytes)) {
+		nvs_memory_pools_changed(grew ? NVS_POOLS_GREW : 0); /* another thread may be told */
 		return;
+	}
 	nvs_account_lock();
 	k = keeper_of(pool);
 	e = nvs_account_find(NVS_MEMORY_POOL, pool);
