@@ -143,7 +143,7 @@ struct taking {
 	unsigned claimed;
 };
 
-/* Claims what is missing on each GPU for the driver's call, which tells then. False: the limit refuses it. */
+/* Claims what is missing on each GPU until the driver's call is over. False: the limit refuses it. */
 static bool claim_all(struct taking *t)
 {
 	NVS_FOR_EACH_GPU(gpu) {

@@ -116,7 +116,7 @@ static void wait_ready(void)
 #define MARK     "any"
 #define GPU_ENV  "CUDA_VISIBLE_DEVICES"
 
-/* Other threads may read the environment: it keeps its form. The kernel writes, and refuses to a constant. */
+/* Other threads may read the environment: it keeps its form. The kernel writes, because it refuses a constant. */
 static bool overwrite(char *at, const char *text)
 {
 	int ends[2];

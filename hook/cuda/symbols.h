@@ -143,8 +143,8 @@
 #define NVS_STREAMS(H) \
 	H(cuStreamCreate) H(cuStreamCreateWithPriority) H(cuGreenCtxStreamCreate) H(cuStreamDestroy) \
 	H(cuStreamDestroy_v2) NVS_Z(H, cuStreamBeginCapture) NVS_Z(H, cuStreamBeginCapture_v2) \
-	NVS_Z(H, cuStreamBeginCaptureToGraph) NVS_Z(H, cuStreamBeginRecaptureToGraph) NVS_Z(H, cuStreamBeginCaptureToCig) \
-	NVS_Z(H, cuStreamEndCapture) NVS_Z(H, cuStreamEndCaptureToCig) \
+	NVS_Z(H, cuStreamBeginCaptureToGraph) NVS_Z(H, cuStreamBeginRecaptureToGraph) \
+	NVS_Z(H, cuStreamBeginCaptureToCig) NVS_Z(H, cuStreamEndCapture) NVS_Z(H, cuStreamEndCaptureToCig) \
 	/* After them a pool may give memory back. */ \
 	H(cuCtxSynchronize) H(cuCtxSynchronize_v2) H(cuEventSynchronize) NVS_Z(H, cuStreamSynchronize)
 

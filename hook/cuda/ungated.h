@@ -57,9 +57,10 @@
 
 /* Attributes of a stream. */
 #define NVS_UNGATED_STREAM(H) \
-	NVS_Z(H, cuStreamCopyAttributes) NVS_Z(H, cuStreamGetAttribute) NVS_Z(H, cuStreamGetCtx) NVS_Z(H, cuStreamGetCtx_v2) \
-	NVS_Z(H, cuStreamGetDevResource) NVS_Z(H, cuStreamGetDevice) NVS_Z(H, cuStreamGetFlags) NVS_Z(H, cuStreamGetGreenCtx) \
-	NVS_Z(H, cuStreamGetId) NVS_Z(H, cuStreamGetPriority) NVS_Z(H, cuStreamSetAttribute)
+	NVS_Z(H, cuStreamCopyAttributes) NVS_Z(H, cuStreamGetAttribute) NVS_Z(H, cuStreamGetCtx) \
+	NVS_Z(H, cuStreamGetCtx_v2) NVS_Z(H, cuStreamGetDevResource) NVS_Z(H, cuStreamGetDevice) \
+	NVS_Z(H, cuStreamGetFlags) NVS_Z(H, cuStreamGetGreenCtx) NVS_Z(H, cuStreamGetId) \
+	NVS_Z(H, cuStreamGetPriority) NVS_Z(H, cuStreamSetAttribute)
 
 /* Order between streams, of other processes too. Never gated: work that runs may be waiting for it. */
 #define NVS_UNGATED_EVENT(H) \
@@ -117,8 +118,8 @@
 	H(cuGraphicsGLRegisterImage) NVS_Z(H, cuGraphicsMapResources) H(cuGraphicsResourceGetMappedEglFrame) \
 	H(cuGraphicsResourceGetMappedMipmappedArray) H(cuGraphicsResourceGetMappedPointer) \
 	H(cuGraphicsResourceGetMappedPointer_v2) H(cuGraphicsResourceSetMapFlags) \
-	H(cuGraphicsResourceSetMapFlags_v2) H(cuGraphicsSubResourceGetMappedArray) NVS_Z(H, cuGraphicsUnmapResources) \
-	H(cuGraphicsUnregisterResource) H(cuGraphicsVDPAURegisterOutputSurface) \
+	H(cuGraphicsResourceSetMapFlags_v2) H(cuGraphicsSubResourceGetMappedArray) \
+	NVS_Z(H, cuGraphicsUnmapResources) H(cuGraphicsUnregisterResource) H(cuGraphicsVDPAURegisterOutputSurface) \
 	H(cuGraphicsVDPAURegisterVideoSurface) H(cuVDPAUGetDevice)
 
 /* Code, textures and surfaces. Loading compiles first, for seconds, and would hold up a release as long. */

@@ -14,7 +14,7 @@
 #define TRIM_WAIT_NS (2 * NVS_S) /* for what streams still use */
 #define ASK_NS       (1 * NVS_S) /* between looks at pools whose allocations are not entered */
 
-/* Pools that keep freed memory, or have allocations that are not entered. Of a program with more of them, the others count by what is in use. */
+/* Pools that keep freed memory, or whose allocations are not entered. Further ones count by what is in use. */
 #define KEEPERS 64
 static struct keeper {
 	uint64_t pool; /* 0: unused */
@@ -297,7 +297,8 @@ static void pool_look(uint64_t pool, bool unlisted, bool grew)
 	uint64_t bytes, used = 0, before;
 	unsigned gpus = 0;
 
-	if ((unlisted && !pool_ask(pool, CU_POOL_USED_CURRENT, &used)) || !pool_ask(pool, CU_POOL_RESERVED_CURRENT, &bytes)) {
+	if ((unlisted && !pool_ask(pool, CU_POOL_USED_CURRENT, &used)) ||
+	    !pool_ask(pool, CU_POOL_RESERVED_CURRENT, &bytes)) {
 		nvs_memory_pools_changed(grew ? NVS_POOLS_GREW : 0); /* another thread may be told */
 		return;
 	}

@@ -16,7 +16,7 @@ void nvs_memory_pool(uint64_t pool, struct nvs_gpu *gpu);
  * from now on it counts with all that it has of the GPU, for which the driver is asked.
  */
 void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshold);
-/* The program is about to destroy a pool, or could not: in between nobody asks about it, and asking is over. */
+/* A pool is about to be destroyed: waits for threads that ask the driver about it. Or it was not after all. */
 void nvs_memory_pool_going(uint64_t pool, bool going);
 
 extern atomic_bool nvs_memory_pools_keep; /* any pool does */
