@@ -69,9 +69,8 @@
 #define NVS_SOCKET_NAME     "scheduler.sock"
 
 /*
- * Words of a channel in the grant page. An epoch's low 32 bits are never 0
- * or NVS_WORD_NONE: the scheduler skips such epochs. A client whose gate is
- * closed compares with NVS_WORD_NONE, which no page ever holds.
+ * Words of a channel in the grant page, which the low 32 bits of an epoch never are. A client whose
+ * gate is closed compares with NVS_WORD_NONE, which no page ever holds.
  */
 #define NVS_WORD_CLOSED 0u
 #define NVS_WORD_NONE   0xffffffffu
@@ -87,7 +86,7 @@ enum nvs_type {
 	NVS_MOVED    = 8, /* code: enum nvs_moved_flags; epoch: of the grant in hand, or 0 */
 	NVS_UTIL     = 9, /* samples of whether the GPU had work; see struct nvs_util */
 	NVS_CONTROLS = 10, /* what the process may ask of the GPU's own scheduler; see struct nvs_controls */
-	NVS_SUSPENDED = 11, /* code: enum nvs_suspended; of the process, channel 0; to who sent SUSPEND */
+	NVS_SUSPENDED = 11, /* code: enum nvs_suspended; of the process, channel 0; to the one that sent SUSPEND */
 	/* scheduler to client */
 	NVS_WELCOME  = 65, /* carries the grant page's descriptor */
 	NVS_ATTACHED = 66, /* code: enum nvs_error, 0 for success */
@@ -98,9 +97,9 @@ enum nvs_type {
 	NVS_RESERVED = 71, /* answers each RESERVE; code: NVS_OK, NVS_ERR_MEMORY or NVS_ERR_ARENA */
 	NVS_ROOM     = 72, /* the slot's room has changed */
 	NVS_ARENA    = 73, /* carries a segment of host memory for what is away */
-	NVS_SLICE    = 74, /* the GPU's own time slice of this client; to who said NVS_REGISTER_SLICES */
-	NVS_SUSPEND  = 75, /* code: enum nvs_suspend; of the process, channel 0; to who said NVS_REGISTER_SUSPEND */
-	NVS_COPIER   = 76, /* carries a socket to a copier, see struct nvs_copy; to who said NVS_REGISTER_COPIER */
+	NVS_SLICE    = 74, /* the GPU's own time slice of this client; needs NVS_REGISTER_SLICES */
+	NVS_SUSPEND  = 75, /* code: enum nvs_suspend; of the process, channel 0; needs NVS_REGISTER_SUSPEND */
+	NVS_COPIER   = 76, /* carries a socket to a copier, see struct nvs_copy; needs NVS_REGISTER_COPIER */
 };
 
 enum nvs_register_flags {
@@ -130,15 +129,11 @@ enum nvs_suspended {
 enum nvs_attach_flags {
 	NVS_ATTACH_WANT = 1u << 0, /* a thread already waits: counts as REQUEST */
 	/*
-	 * Only asks what the limits of this GPU are for the container: the page's
-	 * slot has them when ATTACHED comes. The process is no client of the GPU,
-	 * no later change reaches the page. For programs that ask NVML.
+	 * Only asks for the container's limits of this GPU: the page's slot has them when ATTACHED
+	 * comes, and no later change. The process is no client of it. For programs that ask NVML.
 	 */
 	NVS_ATTACH_OBSERVE = 1u << 1,
-	/*
-	 * With OBSERVE, of a container that may move: ATTACHED says on which GPU it is. A
-	 * scheduler that does not know the flag answers as to OBSERVE alone.
-	 */
+	/* With OBSERVE: ATTACHED says on which GPU the container is, if it may move. */
 	NVS_ATTACH_PLACE = 1u << 16,
 };
 
@@ -159,10 +154,7 @@ enum nvs_moved_flags {
 	NVS_MOVED_FIXED_BY  = 1u << 24,
 };
 
-/*
- * Why nothing of a process's memory can be moved. A scheduler that does not know a value says
- * that it does not know the reason.
- */
+/* Why nothing of a process's memory can be moved. A scheduler may not know a value. */
 enum nvs_fixed {
 	NVS_FIXED_NOT          = 0, /* some can be moved, or the reason is another one */
 	NVS_FIXED_SEVERAL_GPUS = 1, /* the process uses several GPUs */
@@ -184,10 +176,9 @@ enum nvs_release {
 
 enum nvs_revoke_flags {
 	/*
-	 * A member of a gang that has drained already, under a new epoch that no
-	 * GRANT had: others of the gang may wait for its next call. If a thread waits
-	 * at the gate, or comes within NVS_STEP_NS, one call of one thread passes; the
-	 * gate stays closed. Then, as always: drain, RELEASE.
+	 * A member of a gang that has drained already, under a new epoch that no GRANT had: others
+	 * may wait for its next call. If a thread waits at the gate, or comes within NVS_STEP_NS,
+	 * one call of one thread passes; the gate stays closed. Then, as always: drain, RELEASE.
 	 */
 	NVS_REVOKE_STEP = 1u << 16,
 };
@@ -198,40 +189,32 @@ enum nvs_grant_flags {
 	/* Anti-thrash mode is off: others may hold the GPU at the same time. */
 	NVS_GRANT_CONCURRENT = 1u << 0,
 	/*
-	 * In the page only: this client is next and the holder drains, so that a
-	 * grant is likely within milliseconds. A waiting thread may spin for it,
-	 * for at most NVS_SPIN_NS: waking a sleeping one takes longer than the
-	 * rest of the hand-over.
+	 * In the page only: this client is next and the holder drains. A waiting thread may spin for
+	 * the grant, for at most NVS_SPIN_NS: waking it takes longer than the rest of the hand-over.
 	 */
 	NVS_GRANT_NEXT       = 1u << 1,
 	/*
-	 * In the page only: others are kept from the GPU as long as this client has
-	 * it, so it is to give it back within NVS_LATENCY_IDLE_NS of having nothing
-	 * to do, not only after a while.
+	 * In the page only: others are kept from the GPU as long as this client has it, so it gives
+	 * the GPU back within NVS_LATENCY_IDLE_NS of having nothing to do.
 	 */
 	NVS_GRANT_LATENCY    = 1u << 2,
 	/*
-	 * In the page only, while there is no grant: a call that finds the gate shut
-	 * asks for a grant as ever, and goes ahead without waiting for it. The
-	 * scheduler would let this client in at once; it keeps others out when it
-	 * hears of it.
+	 * In the page only, while there is no grant: a call that finds the gate shut asks for a
+	 * grant as ever, and goes ahead. The scheduler would let this client in at once, and keeps
+	 * others out when it hears of it.
 	 */
 	NVS_GRANT_STANDING   = 1u << 3,
 	/*
-	 * In the page only: others may hold the GPU in the same turn, by time slices,
-	 * so the client says what it does (UTIL) although nobody waits for it.
+	 * In the page only: others may hold the GPU in the same turn, by time slices, so the client
+	 * sends UTIL although nobody waits for it.
 	 */
 	NVS_GRANT_SHARED     = 1u << 4,
-	/*
-	 * In the page only: how this container's memory is kept, with or without a
-	 * grant. Neither: swapped where the slot's room is not 0.
-	 */
+	/* In the page only: how memory is kept. Neither: swapped where the slot's room is not 0. */
 	NVS_SLOT_RESIDENT    = 1u << 8, /* never moved; room is always what is reserved */
 	NVS_SLOT_MANAGED     = 1u << 9, /* managed memory, the driver's page faults */
 	/*
-	 * In the page only: who waits would have to move memory first, and this client
-	 * has many short pauses. It gives the GPU back after NVS_PATIENT_IDLE_NS of
-	 * having nothing to do.
+	 * In the page only: a client that waits would have to move memory first, and this one has
+	 * many short pauses: it gives the GPU back after NVS_PATIENT_IDLE_NS without work.
 	 */
 	NVS_SLOT_PATIENT     = 1u << 10,
 };
@@ -280,9 +263,8 @@ struct nvs_released {
 
 enum nvs_released_flags {
 	/*
-	 * The drain was cut: the client's channels are off the GPU in the middle of
-	 * its work, which goes on with the next grant. So the RELEASE counts as a
-	 * REQUEST too, and one follows all the same.
+	 * The drain was cut: the channels are off the GPU in the middle of the work, which goes on
+	 * with the next grant. So the RELEASE counts as a REQUEST too, and one follows.
 	 */
 	NVS_RELEASED_PREEMPTED = 1u << 0,
 };
@@ -297,10 +279,9 @@ struct nvs_stats {
 };
 
 /*
- * Device memory that this process wants to have reserved on the GPU, in all:
- * an absolute figure, so that a repeated or lost frame does no harm. Granted
- * is `total`, or what is left of the limit if that is at least `least`, else
- * nothing changes. Lowering is always granted.
+ * Device memory that this process wants to have reserved on the GPU, in all, so that a repeated or
+ * lost frame does no harm. Granted is `total`, or what is left of the limit if that is at least
+ * `least`, else nothing changes. Lowering is always granted.
  */
 struct nvs_reserve {
 	uint64_t total;  /* bytes */
@@ -318,10 +299,9 @@ struct nvs_reserved {
 };
 
 /*
- * What the client has of a GPU, sent while it moves memory, each 64 MiB or so,
- * and at the end; else, at most ten times a second, when fixed or away changes.
- * resident + away is what is allocated, whatever is reserved beyond that. After
- * each ATTACHED the first MOVED says what was there before.
+ * What the client has of a GPU, sent while it moves memory, each 64 MiB or so, and at the end; else,
+ * at most ten times a second, when fixed or away changes. resident + away is what is allocated.
+ * After each ATTACHED the first MOVED says what was there before.
  */
 struct nvs_moved {
 	uint64_t resident;  /* bytes on the GPU, fixed and cached ones with them */
@@ -333,10 +313,9 @@ struct nvs_moved {
 };
 
 /*
- * How often the GPU had work of this client, of so many times that the client
- * looked while its gate was open and others were attached, since the frame
- * before. Sent at most four times a second, and only where the page's features
- * have NVS_FEATURE_UTIL.
+ * How often the GPU had work of this client, of so many looks while its gate was open and others
+ * were attached, since the frame before. At most four times a second, where the page's features have
+ * NVS_FEATURE_UTIL.
  */
 struct nvs_util {
 	uint32_t samples; /* at most NVS_UTIL_MAX */
@@ -357,9 +336,9 @@ enum nvs_control {
 };
 
 /*
- * What the GPU's own scheduler lets this process do, as the shim has tried it. Sent
- * after each ATTACHED, once the process has a context there, and when it changes; only
- * where the page's features have NVS_FEATURE_CONTROLS.
+ * What the GPU's own scheduler lets this process do, as the shim has tried it. Sent after each
+ * ATTACHED, once the process has a context, and when it changes, where the page's features have
+ * NVS_FEATURE_CONTROLS.
  */
 struct nvs_controls {
 	uint8_t  slices;   /* enum nvs_control; WORKS: a time slice was set and read back */
@@ -375,10 +354,7 @@ struct nvs_room {
 	uint8_t  reserved[40];
 };
 
-/*
- * A segment of the arena, filled with zeros, to be mapped shared and registered
- * with the driver in the background. It stays the client's until its end.
- */
+/* A segment of the arena, zeroed, to be mapped shared and registered. It stays the client's until its end. */
 struct nvs_arena {
 	uint64_t segment; /* number, unique among those of this client */
 	uint64_t size;    /* bytes, a multiple of 2 MiB */
@@ -392,9 +368,9 @@ enum nvs_arena_flags {
 };
 
 /*
- * A copier is a program that copies memory of this process to another GPU of the node,
- * while the process leaves for that GPU (gpu is the one to which the process goes), or back
- * to this GPU (gpu is this one) if the process has not got away. It ends with the socket.
+ * A copier is a program that copies memory of this process to another GPU of the node, while the
+ * process leaves for that GPU, or back to this one if the process has not got away. It ends with the
+ * socket.
  */
 struct nvs_copier {
 	uint8_t  gpu[NVS_UUID_SIZE]; /* to which it copies, as cuDeviceGetUuid returns it */
@@ -407,14 +383,12 @@ enum nvs_copier_flags {
 };
 
 /*
- * What goes over the copier's socket (SOCK_SEQPACKET): a request with descriptors of
- * memory, as cuMemExportToShareableHandle makes them, and its answer with one descriptor, of
- * one copy of them all on the other GPU, one behind the other. Answers come in the order of
- * the requests. Nothing but that descriptor keeps the copy. An answer with another result
- * than 0 has no descriptor. The packet of a request ends behind its last size; an answer has none.
- *
- * A request without descriptors is for new memory on the other GPU, into which the process
- * copies by itself (NVS_COPIER_CREATES).
+ * What goes over the copier's socket (SOCK_SEQPACKET): a request with descriptors of memory, as
+ * cuMemExportToShareableHandle makes them, and its answer with one descriptor, of one copy of them
+ * all on the other GPU, one behind the other; nothing else keeps the copy. Answers come in the order
+ * of the requests; one with another result than 0 has no descriptor. The packet of a request ends
+ * behind its last size; an answer has none. A request without descriptors is for new memory on the
+ * other GPU, into which the process copies by itself (NVS_COPIER_CREATES).
  */
 #define NVS_COPIED_AT_ONCE 64u /* SCM_MAX_FD of the kernel is 253 */
 
@@ -426,10 +400,9 @@ struct nvs_copy {
 };
 
 /*
- * The time slice that the GPU's own scheduler is to give this process, from now on
- * and for contexts to come. After each ATTACHED it is the driver's own. It is a frame, and
- * no field of the grant page, because a driver has to be told of it by a call that may wait; nobody
- * waits for an answer: whether slices work is in CONTROLS.
+ * The time slice that the GPU's own scheduler is to give this process, from now on; after each
+ * ATTACHED it is the driver's own. A frame, because the driver has to be told by a call that may
+ * wait. Nobody waits for an answer: whether slices work is in CONTROLS.
  */
 struct nvs_slice {
 	uint64_t slice_ns; /* 0: the driver's own */
@@ -502,17 +475,14 @@ struct nvs_frame {
 };
 
 /*
- * The grant page: a sealed memfd of the scheduler, one per client, mapped
- * read-only by it (PROT_READ, MAP_SHARED). word is a futex: the scheduler
- * wakes all waiters after each change. Fields other than word are hints.
+ * The grant page: a sealed memfd of the scheduler, one per client, mapped read-only by it. word is a
+ * futex: the scheduler wakes all waiters after each change. Other fields are hints.
  *
- * Under a grant that is not revoked the word may be NVS_WORD_CLOSED for a
- * moment, and the grant's again, without a frame: the gate is shut while a
- * latency client is on the GPU. What was submitted goes on.
+ * Under a grant that is not revoked the word may be NVS_WORD_CLOSED for a moment, without a frame,
+ * while a latency client is on the GPU. What was submitted goes on.
  *
- * A scheduler that keeps account of memory stores the limits, also where there
- * are none, before it sends ATTACHED. If limit_seq is still 0 then, it does not
- * know RESERVE, and is not to be sent one.
+ * A scheduler that keeps account of memory stores the limits before it sends ATTACHED. If limit_seq
+ * is still 0 then, it does not know RESERVE, and is not to be sent one.
  */
 struct nvs_slot {
 	uint32_t word;       /* NVS_WORD_CLOSED, or the low 32 bits of the epoch */
@@ -526,8 +496,8 @@ struct nvs_slot {
 	uint64_t mem_limit;  /* bytes for the container, 0: none */
 	uint64_t mem_used;   /* bytes its processes have reserved */
 	/*
-	 * Bytes this client may have resident; 0: nothing is swapped here. Stored
-	 * before ATTACHED is sent, one 64-bit store; after a change word is woken.
+	 * Bytes this client may have resident; 0: nothing is swapped here. Stored before ATTACHED is
+	 * sent, one 64-bit store; after a change word is woken.
 	 */
 	uint64_t room;
 };
@@ -554,33 +524,21 @@ _Static_assert(offsetof(struct nvs_frame, channel) == 2, "frame.channel");
 _Static_assert(offsetof(struct nvs_frame, code) == 4, "frame.code");
 _Static_assert(offsetof(struct nvs_frame, epoch) == 8, "frame.epoch");
 _Static_assert(offsetof(struct nvs_frame, u) == 16, "frame payload");
-_Static_assert(sizeof(struct nvs_register) == 48, "register");
-_Static_assert(sizeof(struct nvs_attach) == 48, "attach");
-_Static_assert(sizeof(struct nvs_released) == 48, "released");
-_Static_assert(sizeof(struct nvs_stats) == 48, "stats");
-_Static_assert(sizeof(struct nvs_welcome) == 48, "welcome");
-_Static_assert(sizeof(struct nvs_attached) == 48, "attached");
-_Static_assert(sizeof(struct nvs_grant) == 48, "grant");
-_Static_assert(sizeof(struct nvs_revoke) == 48, "revoke");
-_Static_assert(sizeof(struct nvs_notice) == 48, "notice");
-_Static_assert(sizeof(struct nvs_refused) == 48, "refused");
+#define NVS_PAYLOADS(P) \
+	P(register) P(attach) P(released) P(stats) P(welcome) P(attached) P(grant) P(revoke) \
+	P(notice) P(refused) P(reserve) P(reserved) P(moved) P(room) P(util) P(slice) P(copier) \
+	P(controls) P(arena)
+#define P(name) _Static_assert(sizeof(struct nvs_##name) == 48, #name);
+NVS_PAYLOADS(P)
+#undef P
 _Static_assert(sizeof(struct nvs_slot) == 64, "one cache line a slot");
 _Static_assert(offsetof(struct nvs_slot, limit_seq) == 32, "slot.limit_seq");
 _Static_assert(offsetof(struct nvs_slot, mem_limit) == 40, "slot.mem_limit");
 _Static_assert(offsetof(struct nvs_slot, mem_used) == 48, "slot.mem_used");
-_Static_assert(sizeof(struct nvs_reserve) == 48, "reserve");
-_Static_assert(sizeof(struct nvs_reserved) == 48, "reserved");
 _Static_assert(offsetof(struct nvs_page, slot) == 64, "slots follow the header");
 _Static_assert(offsetof(struct nvs_slot, room) == 56, "slot.room");
-_Static_assert(sizeof(struct nvs_moved) == 48, "moved");
-_Static_assert(sizeof(struct nvs_room) == 48, "room");
-_Static_assert(sizeof(struct nvs_util) == 48, "util");
-_Static_assert(sizeof(struct nvs_slice) == 48, "slice");
-_Static_assert(sizeof(struct nvs_copier) == 48, "copier");
 _Static_assert(offsetof(struct nvs_copy, granules) == 16, "copy");
-_Static_assert(sizeof(struct nvs_controls) == 48, "controls");
 _Static_assert(offsetof(struct nvs_page, features) == 16, "page.features");
-_Static_assert(sizeof(struct nvs_arena) == 48, "arena");
 _Static_assert(sizeof(struct nvs_page) <= NVS_PAGE_SIZE, "page fits");
 
 #endif

@@ -13,11 +13,9 @@
 #include "connection.h"
 #include "drain.h"
 #include "futex.h"
-#include "grant.h"
 #include "log.h"
 #include "signals.h"
-#include "thread.h"
-#include "work.h"
+#include "stream.h"
 
 #define WAIT_NS   (200 * NVS_MS) /* a wait looks at the connection this often */
 #define WAKE_NS   (1 * NVS_S)    /* and repeats its request this often */
@@ -117,8 +115,8 @@ static bool parse_stat(const char *p, char *state, unsigned long long *ticks)
 }
 
 /*
- * State and CPU time of a thread of this process. False: the thread is gone. A thread that
- * sleeps in the kernel ('S') is not between a look at nvs_away and the driver's own lock.
+ * State and CPU time of a thread. False: it is gone. One that sleeps in the kernel ('S') is not
+ * between a look at nvs_away and the driver's own lock.
  */
 static bool thread_state(long tid, char *state, unsigned long long *ticks)
 {
@@ -284,27 +282,15 @@ bool nvs_away_said(void)
 	return atomic_load(&nvs_away) != HERE || through;
 }
 
-/* Any context. None is destroyed while the process is away, and the driver refuses one that is gone. */
-static void *any_context(void)
-{
-	void *ctx = NULL;
-
-	nvs_lock(&nvs_table_lock);
-	for (unsigned i = 0; !ctx && i < nvs_contexts_used; i++)
-		ctx = atomic_load(&nvs_contexts[i].ctx);
-	nvs_unlock(&nvs_table_lock);
-	return ctx;
-}
-
 /*
  * Waits in the driver, as a call of the application's would, until somebody has restored the
- * process. A thread of its own does so first, because a call that waits there with a free gate
- * is taken for work: a scheduler that comes back would wait for its end before ATTACH, and
- * never restore the process.
+ * process. On a thread of its own, because a call that waits there with a free gate is taken for
+ * work: a scheduler that comes back would wait for its end, and never restore the process.
  */
 static void *try_main(void *arg)
 {
-	void *ctx = any_context(), *event = NULL, *popped;
+	/* None is destroyed while the process is away, and the driver refuses one that is gone. */
+	void *ctx = nvs_context_any(NULL), *event = NULL, *popped;
 
 	(void)arg;
 	nvs_of_shim = true; /* without more: nvs_thread_setup() waits until the process is back */
@@ -324,20 +310,12 @@ static void *try_main(void *arg)
 	return NULL;
 }
 
-static bool away_attached(void)
-{
-	NVS_FOR_EACH_GPU(gpu)
-		if (gpu->lease.link == LEASE_ATTACHED)
-			return true;
-	return false;
-}
-
 void nvs_away_tick(uint64_t now)
 {
 	if (nvs_client.link == LINK_ABSENT && !trying && atomic_load(&nvs_away) == AWAY && atomic_load(&called))
 		trying = nvs_thread_start(try_main, NULL);
 	/* The scheduler takes it for away, from REGISTER, and hears this after ATTACH only. */
-	if (through && away_attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && away_send(NVS_SUSPENDED_WAKE))
+	if (through && nvs_client_attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && away_send(NVS_SUSPENDED_WAKE))
 		asked_ns = now;
 }
 

@@ -1,24 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * away.h: the process is checkpointed, or about to be. Its driver calls would wait in the
- * driver for whoever restores it, and nobody would know. So each call looks at nvs_away
- * first, waits here, and the scheduler is asked to bring the process back.
+ * away.h: the process is checkpointed, or about to be. Its driver calls would wait in the driver for
+ * somebody to restore it, and nobody would know. So each call of an exported function, and of what
+ * the shim calls for a thread of the application, looks at nvs_away first, waits here, and has the
+ * process brought back. The shim's own threads stay out of the driver meanwhile. Functions of the
+ * driver's hidden tables are not seen.
  *
- * Which calls: every exported function of the driver, by its wrapper or its stub (cuda/),
- * before it reaches the driver; and what the shim itself calls for a thread of the
- * application (nvs_driver). The shim's own threads stay out of the driver meanwhile:
- * nvs_driver_enter() refuses them. A function of the driver's hidden tables is not seen.
+ * After SUSPEND (PREPARE) new calls wait; once no thread can be on its way into the driver,
+ * SUSPENDED (READY) is the answer, and the scheduler checkpoints the process. The first call sends
+ * SUSPENDED (WAKE). SUSPEND (OVER) ends it all.
  *
- * The scheduler sends SUSPEND (PREPARE). From then on new calls wait; once no thread can
- * be on its way into the driver any more, SUSPENDED (READY) is the answer, and the
- * scheduler checkpoints the process. The first call sends SUSPENDED (WAKE). SUSPEND (OVER)
- * ends it all.
- *
- * Where the scheduler is lost for good and the policy is `open`, somebody may restore the
- * process by hand. A thread of the shim then waits in the driver for that, and calls go on.
- * The next scheduler is told all the same that the process is away, and is asked for the wake,
- * which changes nothing for a process that runs: what it knows of the process begins anew
- * with SUSPEND (OVER).
+ * Where the scheduler is lost for good and the policy is `open`, somebody may restore the process by
+ * hand: a thread of the shim waits in the driver for that, and calls go on. The next scheduler is
+ * told that the process is away and asked for the wake, which changes nothing for a process that
+ * runs.
  */
 #ifndef NVSHARE_AWAY_H
 #define NVSHARE_AWAY_H

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * away_flag.h: whether driver calls have to wait. What every call looks at stands apart
- * from what the waiting takes (away.h).
- */
+/* away_flag.h: whether driver calls have to wait, which every call looks at (away.h). */
 #ifndef NVSHARE_AWAY_FLAG_H
 #define NVSHARE_AWAY_FLAG_H
 
@@ -20,10 +17,9 @@ static inline bool nvs_is_away(void)
 }
 
 /*
- * Waits until the process may call the driver, and has it brought back if this is a thread
- * of the application. Keeps errno. No lock is held that the client thread takes. Ends with
- * SUSPEND (OVER), which the next scheduler sends if this one ends; with the policy `open` and
- * without a scheduler for 5 s, once somebody has restored the process.
+ * Waits until the process may call the driver, and has it brought back for a thread of the
+ * application. Keeps errno. No lock is held that the client thread takes. Ends with SUSPEND (OVER),
+ * or as away.h says without a scheduler.
  */
 void nvs_away_wait(void);
 

@@ -13,8 +13,6 @@
 #include "connection.h"
 #include "drain.h"
 #include "drainer.h"
-#include "futex.h"
-#include "glibc.h"
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
@@ -66,14 +64,6 @@ static uint64_t next_backoff(void)
 	return nvs_client.backoff_ns * 2 < RETRY_MAX_NS ? nvs_client.backoff_ns * 2 : RETRY_MAX_NS;
 }
 
-static bool client_attached(void)
-{
-	NVS_FOR_EACH_GPU(gpu)
-		if (gpu->lease.link == LEASE_ATTACHED)
-			return true;
-	return false;
-}
-
 static void disconnect(const char *why)
 {
 	uint64_t now = nvs_now();
@@ -82,7 +72,7 @@ static void disconnect(const char *why)
 	nvs_descriptor_close(&nvs_client.socket);
 	nvs_client.retry_ns = now + nvs_client.backoff_ns;
 	/* A scheduler that answered no ATTACH leaves the threads at the gate a gap; see out_of_patience. */
-	if (nvs_client.link == LINK_UP && nvs_elapsed(now, nvs_client.since_ns) >= STEADY_NS && client_attached()) {
+	if (nvs_client.link == LINK_UP && nvs_elapsed(now, nvs_client.since_ns) >= STEADY_NS && nvs_client_attached()) {
 		nvs_client.retry_ns = now; /* a tenant that has moved pauses until then */
 		nvs_client.backoff_ns = RETRY_MIN_NS / 2;
 	}
@@ -98,9 +88,8 @@ static void disconnect(const char *why)
 }
 
 /*
- * Whether to run without the scheduler. A process that starts does so at once if there is
- * no scheduler, and after ABSENT_NS if the scheduler has too many clients. Nothing ends
- * the wait for a scheduler whose process lives, but the answer and the end of that process.
+ * Whether to run without the scheduler: at once if there is none at the start, and after ABSENT_NS
+ * if it has too many clients. Nothing but an answer ends the wait for a scheduler that lives.
  */
 static bool absent(uint64_t now)
 {
@@ -342,9 +331,9 @@ static uint64_t early_release(uint64_t now)
 }
 
 /*
- * The process may have been moved to another GPU while it was checkpointed: its devices then
- * have other UUIDs. Without the lock, before it attaches again. Waits for as long as the
- * process is checkpointed. False: the process ends, and the driver cannot be asked any more.
+ * The process may have been moved to another GPU while it was checkpointed: its devices then have
+ * other UUIDs. Without the lock, before it attaches again; waits as long as it is checkpointed.
+ * False: the process ends, and the driver cannot be asked.
  */
 static bool gpus_identify(void)
 {

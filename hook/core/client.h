@@ -10,9 +10,8 @@
 #define NVS_SHIM_VERSION (0u << 16 | 1u << 8 | 0u)
 
 /*
- * Starts the client for these GPUs; channel i on the wire is devices[i]. Until the
- * scheduler has answered, or is known to be absent, gated calls wait. If no
- * thread can be made the process runs unarbitrated.
+ * Starts the client for these GPUs; channel i is devices[i]. Until the scheduler has answered, or is
+ * known to be absent, gated calls wait. If no thread can be made the process runs unarbitrated.
  */
 void nvs_client_start(const struct nvs_device *devices, unsigned count,
 		      uint32_t interposed, uint32_t bypassed);

@@ -16,12 +16,18 @@ bool nvs_client_send(const struct nvs_frame *f)
 	return nvs_descriptor_is(&nvs_client.socket) && nvs_send_frame(nvs_client.socket.fd, f, must);
 }
 
+bool nvs_client_attached(void)
+{
+	NVS_FOR_EACH_GPU(gpu)
+		if (gpu->lease.link == LEASE_ATTACHED)
+			return true;
+	return false;
+}
+
 void nvs_connection_fork_child(void)
 {
-	static const struct nvs_lock unlocked = NVS_LOCK(NVS_RANK_CLIENT);
-
 	nvs_descriptor_close(&nvs_client.socket);
 	memset(&nvs_client, 0, sizeof(nvs_client));
 	nvs_client.socket.fd = -1;
-	nvs_client_lock = unlocked;
+	nvs_client_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_CLIENT);
 }

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * connection.h: the connection to the scheduler, and the lock of what the client
- * thread and the application's threads share.
- *
- * nvs_client_lock guards the leases, the connection and their statistics. The lock
- * is never held over a driver call, a drain or a wait.
+ * connection.h: the connection to the scheduler. nvs_client_lock guards it, the leases and their
+ * statistics; it is never held over a driver call, a drain or a wait.
  */
 #ifndef NVSHARE_CONNECTION_H
 #define NVSHARE_CONNECTION_H
@@ -64,6 +61,9 @@ static inline struct nvs_frame nvs_frame_of(const struct nvs_gpu *gpu, enum nvs_
 
 /* Sends a frame, if there is a connection. The lock is held. */
 bool nvs_client_send(const struct nvs_frame *f);
+
+/* Whether the scheduler knows of a GPU of the process. The lock is held. */
+bool nvs_client_attached(void);
 
 /* After fork: no connection. The descriptor is closed. */
 void nvs_connection_fork_child(void);

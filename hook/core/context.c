@@ -11,9 +11,8 @@ struct nvs_context nvs_contexts[NVS_MAX_CONTEXTS];
 unsigned nvs_contexts_used;
 
 /*
- * A drain may take for ever, if the work it waits for waits for the thread
- * that wants drain_lock: after so long the thread goes on without it. Memory that moves
- * waits for no thread of the application, and uses a context: it is waited for.
+ * A drain may take for ever, if its work waits for the thread that wants drain_lock: after so long
+ * the thread goes on without it. Memory that moves waits for no thread, and is waited for.
  */
 #define HOLD_NS (5 * NVS_S)
 
@@ -139,6 +138,18 @@ bool nvs_context_count(void *ctx, int by)
 		c->attached += (unsigned)by;
 	nvs_unlock(&nvs_table_lock);
 	return counted;
+}
+
+void *nvs_context_any(const struct nvs_gpu *gpu)
+{
+	void *ctx = NULL;
+
+	nvs_lock(&nvs_table_lock);
+	for (unsigned i = 0; !ctx && i < nvs_contexts_used; i++)
+		if (!gpu || nvs_contexts[i].gpu == gpu)
+			ctx = nvs_contexts[i].ctx;
+	nvs_unlock(&nvs_table_lock);
+	return ctx;
 }
 
 void *nvs_context_of_green(void *green)

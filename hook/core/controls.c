@@ -4,9 +4,8 @@
 #include <string.h>
 
 /*
- * Versions of the driver whose controls were seen to work, by their effect on a GPU. The
- * answers of a driver whose version cannot be known are believed: on an H200 libcuda itself
- * asked for none, and its drains were not cut.
+ * Versions of the driver whose controls were seen to work, by their effect. The answers of a driver
+ * of unknown version are believed: on an H200 libcuda itself asked for none.
  */
 bool nvs_controls_listed(const struct nvs_rm_state *s)
 {

@@ -13,10 +13,7 @@ bool nvs_controls_listed(const struct nvs_rm_state *s);
 
 /* Whether the driver's controls work for this process, as far as a test without work tells. */
 bool nvs_channels_work(const struct nvs_gpu *gpu);
-/*
- * Takes all compute channels of the process off the GPU, or puts them on. False: they are as
- * before. The call ends within seconds, whatever the driver does.
- */
+/* Takes the process's compute channels off the GPU, or puts them on. False: as before. Ends within seconds. */
 bool nvs_channels_switch(const struct nvs_gpu *gpu, bool on);
 /* Whether they are off, and nobody has asked for them to be on. */
 bool nvs_channels_are_off(const struct nvs_gpu *gpu);
@@ -24,20 +21,11 @@ bool nvs_channels_are_off(const struct nvs_gpu *gpu);
 bool nvs_channels_are_on(const struct nvs_gpu *gpu);
 
 /*
- * effect.c: whether channels that the driver says are off are off. A driver that answers
- * success and changes nothing would let the work of a client go on beside the next one's.
+ * effect.c: whether channels stand still that the driver says are off (NVS_RM_OK), work goes on
+ * (NVS_RM_FAKED), or it could not be seen now (NVS_RM_UNTRIED): an event in a stream of its own comes
+ * with the channels on, and must not with the channels off. Stops this process's work on the GPU for
+ * some 2 ms. Drainer thread; no lock is held. Ends within seconds.
  */
-enum nvs_effect {
-	NVS_EFFECT_UNKNOWN, /* it could not be seen now */
-	NVS_EFFECT_SEEN,
-	NVS_EFFECT_NONE,    /* work went on with the channels off */
-};
-
-/*
- * Records an event in a stream of its own, in a context of the process: with the channels on
- * it comes, with the channels off it must not. Stops the GPU's work of this process for some
- * 2 ms. Drainer thread; no lock is held. Ends within seconds, whatever the driver does.
- */
-enum nvs_effect nvs_effect_look(struct nvs_gpu *gpu);
+enum nvs_rm_result nvs_effect_look(struct nvs_gpu *gpu);
 
 #endif

@@ -4,7 +4,6 @@
 #include "clock.h"
 #include "futex.h"
 #include "drain.h"
-#include "glibc.h"
 #include "log.h"
 #include "signals.h"
 #include "stream.h"
@@ -133,8 +132,8 @@ static enum nvs_streams_state ask_stream(const struct question *q, bool settle)
 		return NVS_STREAMS_UNKNOWN;
 	result = nvs_driver.stream_query(q->key);
 	/*
-	 * The driver sees what has ended in an idle stream. No other is waited for: the legacy
-	 * stream might be synchronised with others that are busy.
+	 * The driver sees what has ended in an idle stream. The legacy stream might be synchronised
+	 * with others that are busy.
 	 */
 	if (settle && result == CUDA_SUCCESS && q->key != CU_STREAM_LEGACY)
 		nvs_driver.stream_synchronize(q->key);
@@ -143,13 +142,12 @@ static enum nvs_streams_state ask_stream(const struct question *q, bool settle)
 }
 
 /*
- * What these streams of the GPU do, up to the first that is busy, or what all do: BUSY if one is,
- * else IDLE; left_out says whether the state of one is not known. The driver
- * is asked under query_lock alone: a thread that destroys a stream or begins a capture waits
- * for the answer (stream.c), and no other thread does.
+ * What these streams of the GPU do: BUSY if one is, else IDLE; left_out: the state of one is not
+ * known. The driver is asked under query_lock alone: a thread that destroys a stream or begins a
+ * capture waits for the answer, and no other thread does.
  *
- * A stream is taken for idle before it is asked, and is not if a call is in flight then: a call
- * that comes later looks at the mark after it has raised its flag.
+ * A stream is taken for idle before it is asked, and is not if a call is in flight then: a call that
+ * comes later looks at the mark after it has raised its flag.
  */
 static enum nvs_streams_state ask_streams(struct nvs_gpu *gpu, enum which which, bool *left_out)
 {

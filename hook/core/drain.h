@@ -15,16 +15,15 @@ enum nvs_drained {
 };
 
 /*
- * Waits until the GPU has finished what was submitted on it. The gate is closed, and no
- * call is in flight. A context is never synchronised while a capture is open on its GPU,
- * because that would invalidate the graph: streams are looked at one by one instead, for
- * at most patience_ns.
+ * Waits until the GPU has finished what was submitted on it. The gate is closed, no call is in
+ * flight. While a capture is open, which a synchronised context would invalidate, streams are looked
+ * at one by one, for at most patience_ns.
  */
 enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns);
 
 /*
- * Forgets the work that nvs_drain has waited for. The gate is still closed. took_ns: from
- * the closed gate to the end of the work; 0: that says nothing about the work.
+ * Forgets the work that nvs_drain has waited for. The gate is still closed. took_ns: from the closed
+ * gate to the end of the work; 0: not known.
  */
 void nvs_drain_forget(struct nvs_gpu *gpu, uint64_t took_ns);
 
@@ -47,11 +46,10 @@ enum nvs_streams_state nvs_streams_look(struct nvs_gpu *gpu);
 bool nvs_streams_idle(struct nvs_gpu *gpu);
 
 /*
- * Has the driver see what has ended in the streams of the GPU that are idle now: each that can
- * be asked about is asked, also those that no call passed the gate to and the caller's default
- * ones, and synchronised if it is idle. A busy one is not waited for: a stream memory operation
- * in it may wait for the caller. True: none was busy. False: one was, a capture is open, a
- * drain is under way, or the driver lacks a function.
+ * Has the driver see what has ended in the streams of the GPU, by asking each, the caller's default
+ * ones too, and synchronising those that are idle. A busy one is not waited for: a stream memory
+ * operation in it may wait for the caller. False: one was busy, a capture is open, a drain is under
+ * way, or the driver lacks a function.
  */
 bool nvs_streams_settle(struct nvs_gpu *gpu);
 

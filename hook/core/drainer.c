@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * drainer.c: a thread for each GPU does the drains that leases ask for, and tells
- * the lease. The client thread never calls the driver: a call may take as long as
- * the application keeps the driver busy, and the scheduler is to be heard.
+ * drainer.c: a thread for each GPU does the drains that leases ask for, because the client thread
+ * never calls the driver: a call may take long, and the scheduler is to be heard.
  */
 #include "drainer.h"
 
@@ -38,8 +37,8 @@ static void await_step(struct nvs_gpu *gpu)
 }
 
 /*
- * The GPU has finished what a drain waited for, or will not. The lock is held. The drain
- * may have been cut meanwhile, and the next grant may have come: then new work may run.
+ * The GPU has finished what a drain waited for, or will not. The lock is held. Where the drain was
+ * cut meanwhile and the next grant has come, new work may run.
  */
 static void end_drain(struct nvs_gpu *gpu, enum nvs_drained result, uint64_t closed, unsigned offs)
 {
@@ -172,6 +171,8 @@ static void *drainer_main(void *arg)
 			nvs_utilization_sample(gpu);
 		if (look & NVS_LOOK_CONTROLS)
 			nvs_controls_look(gpu);
+		if (look & NVS_LOOK_POOLS)
+			nvs_memory_ops.look();
 		if (look & NVS_LOOK_LEAVE)
 			drainer_leave(gpu);
 		if (atomic_exchange(&gpu->drains.due, false))
@@ -199,8 +200,8 @@ void nvs_drainer_look(struct nvs_gpu *gpu, enum nvs_look why)
 }
 
 /*
- * On a thread of the shim: the thread that exits may be in a signal handler, and have any lock. To start
- * a thread takes malloc's, so that is done only where memory could not leave otherwise.
+ * On a thread of the shim: the thread that exits may be in a signal handler, and have any lock,
+ * malloc's too. So a new thread is started only where memory could not leave otherwise.
  */
 void nvs_gpu_give_back(struct nvs_gpu *gpu)
 {

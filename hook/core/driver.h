@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * driver.h: the driver functions that the shim calls for itself.
- *
- * cuda/ finds them in the driver and fills the table, past the shim's own wrappers. No CUDA
- * header is needed: handles are void *, results are int.
+ * driver.h: the driver functions that the shim calls for itself, past its own wrappers; cuda/ finds
+ * them. No CUDA header is needed: handles are void *, results are int.
  */
 #ifndef NVSHARE_DRIVER_H
 #define NVSHARE_DRIVER_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 
 #include "away_flag.h"
@@ -40,10 +37,7 @@ enum {
 #define CU_EVENT_BLOCKING_SYNC          1u
 #define CU_EVENT_DISABLE_TIMING         2u
 
-/*
- * D(member, export, parameters): what core calls; memory_driver.h has what the layers above
- * call besides. The export is named without its cu.
- */
+/* D(member, export without its cu, parameters): what core calls; memory_driver.h has the rest. */
 #define NVS_DRIVER_TABLE(D) \
 	D(ctx_get_current, CtxGetCurrent, (void **ctx)) \
 	D(ctx_get_device, CtxGetDevice, (int *dev)) \
@@ -100,9 +94,8 @@ bool nvs_driver_stopped(void);
 bool nvs_driver_wait_idle(uint64_t end_ns);
 
 /*
- * Brackets driver calls that the shim makes for itself. False: the process ends, or is
- * checkpointed (away.h), and the shim's own threads call the driver no more. Application
- * threads are still let through.
+ * Brackets driver calls that the shim makes for itself. False: the process ends, or is checkpointed,
+ * and the shim's own threads call the driver no more. Application threads are still let through.
  */
 bool nvs_driver_enter(void);
 void nvs_driver_leave(void);

@@ -8,12 +8,10 @@
 
 #include "clock.h"
 #include "connection.h"
-#include "drain.h"
 #include "futex.h"
 #include "grant.h"
-#include "log.h"
+#include "stream.h"
 #include "thread.h"
-#include "work.h"
 
 #define COMES_NS  (20 * NVS_MS) /* an event with the channels on: others may have the GPU first */
 #define LEAST_NS  (1 * NVS_MS)  /* of looking with the channels off */
@@ -81,9 +79,9 @@ static bool comes(void *event, uint64_t ns, uint64_t *took)
 	return result == CUDA_SUCCESS;
 }
 
-static enum nvs_effect effect_look(struct nvs_gpu *gpu, void *stream, void *event)
+static enum nvs_rm_result effect_look(struct nvs_gpu *gpu, void *stream, void *event)
 {
-	enum nvs_effect seen = NVS_EFFECT_UNKNOWN;
+	enum nvs_rm_result seen = NVS_RM_UNTRIED;
 	uint64_t took, bound = BOUND_NS / 2;
 	bool came = false, recorded;
 
@@ -104,34 +102,22 @@ static enum nvs_effect effect_look(struct nvs_gpu *gpu, void *stream, void *even
 		came = comes(event, bound, &took);
 	/* A call that waits for the GPU may have put them on meanwhile, and so may the helper. */
 	if (came && nvs_channels_are_off(gpu))
-		seen = NVS_EFFECT_NONE;
+		seen = NVS_RM_FAKED;
 	if (recorded && !came && atomic_load(&gpu->effect.step) == OFF)
-		seen = NVS_EFFECT_SEEN;
+		seen = NVS_RM_OK;
 	looked(gpu);
 	if (await(gpu, LOOKED, HELPER_NS) != ON)
-		return NVS_EFFECT_UNKNOWN;
-	if (seen == NVS_EFFECT_SEEN && !comes(event, COMES_NS, &took))
-		return NVS_EFFECT_UNKNOWN; /* it did not come for another reason */
+		return NVS_RM_UNTRIED;
+	if (seen == NVS_RM_OK && !comes(event, COMES_NS, &took))
+		return NVS_RM_UNTRIED; /* it did not come for another reason */
 	return seen;
 }
 
-/* Any context of the GPU. drain_lock is held, so it is not destroyed. */
-static void *effect_context(struct nvs_gpu *gpu)
+static enum nvs_rm_result look_in_context(struct nvs_gpu *gpu)
 {
-	void *ctx = NULL;
-
-	nvs_lock(&nvs_table_lock);
-	for (unsigned i = 0; !ctx && i < nvs_contexts_used; i++)
-		if (nvs_contexts[i].gpu == gpu)
-			ctx = nvs_contexts[i].ctx;
-	nvs_unlock(&nvs_table_lock);
-	return ctx;
-}
-
-static enum nvs_effect look_in_context(struct nvs_gpu *gpu)
-{
-	enum nvs_effect seen = NVS_EFFECT_UNKNOWN;
-	void *ctx = effect_context(gpu), *stream = NULL, *event = NULL, *popped;
+	enum nvs_rm_result seen = NVS_RM_UNTRIED;
+	/* drain_lock is held, so it is not destroyed. */
+	void *ctx = nvs_context_any(gpu), *stream = NULL, *event = NULL, *popped;
 
 	if (!ctx || nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
 		return seen;
@@ -159,9 +145,9 @@ static bool helps(struct nvs_gpu *gpu)
 	return step == STARTED || step == OFF || step == LOOKED;
 }
 
-enum nvs_effect nvs_effect_look(struct nvs_gpu *gpu)
+enum nvs_rm_result nvs_effect_look(struct nvs_gpu *gpu)
 {
-	enum nvs_effect seen = NVS_EFFECT_UNKNOWN;
+	enum nvs_rm_result seen = NVS_RM_UNTRIED;
 	bool begun;
 
 	nvs_lock(&nvs_client_lock);

@@ -14,10 +14,9 @@
 /* ---- before the driver's end ---- */
 
 /*
- * The driver takes some 50 ms to take a process down, and up to 0.2 s for each GiB of host
- * memory to which memory can be swapped (H200; 0.02 s, if that is of huge pages). A
- * tenant that waits for the GPU would wait for that too: the grant is given back before, if
- * the process's work is done. The lock is held.
+ * The driver takes some 50 ms to take a process down, and up to 0.2 s for each GiB of its host
+ * memory. A tenant that waits for the GPU need not wait for that: the grant is given back before, if
+ * the work is done. The lock is held.
  */
 static bool give_back(void)
 {
@@ -83,8 +82,8 @@ void nvs_exit(void)
 /* ---- after it ---- */
 
 /*
- * A thread that waits for the drain of a revoked grant does it, once the work has ended. The
- * lock is held, and given up meanwhile. Signals are blocked. False: work still runs.
+ * A thread that waits for the drain of a revoked grant does it, once the work has ended. The lock is
+ * held, and given up meanwhile. False: work still runs.
  */
 static bool drain_at_exit(struct nvs_gpu *gpu)
 {

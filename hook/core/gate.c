@@ -26,9 +26,9 @@ static bool gate_try(struct nvs_thread *t, struct nvs_gpu *gpu)
 }
 
 /*
- * The next call on this stream takes the short way. Not with a default stream
- * where there are several GPUs: it is another in each context, and contexts
- * can be switched past us. generation is from before all that was looked at.
+ * The next call on this stream takes the short way. Not on a default stream where there are several
+ * GPUs: each context has one, and may be switched past us. generation: from before all was looked
+ * at.
  */
 static void remember(struct nvs_thread *t, void *key, struct nvs_stream *s, unsigned generation)
 {
@@ -46,9 +46,9 @@ static void remember(struct nvs_thread *t, void *key, struct nvs_stream *s, unsi
 }
 
 /*
- * Nothing runs when a call is recorded, but the driver looks up the memory that
- * it names. So it waits until that is there, and keeps it there with its flag;
- * not for the GPU: a drain may wait for the end of the capture.
+ * Nothing runs when a call is recorded, but the driver looks up its memory: the call waits until
+ * that is there, and keeps it there with its flag. It does not wait for the GPU: a drain may wait
+ * for the end of the capture.
  */
 struct nvs_thread *nvs_gate_enter_memory(struct nvs_gpu *gpu)
 {
@@ -117,11 +117,9 @@ static struct nvs_gpu *first_closed(unsigned gpus)
 }
 
 /*
- * All flags go up together or not at all: a thread never waits at one gate while it holds
- * another. It waits for one GPU after the other, in the order of their UUIDs, which is the
- * same in all processes, and the process does not release those that it has meanwhile (see
- * nvs_gate_keeps). So of two processes that want the same GPUs one gets all of them.
- * False: the process ends.
+ * All flags go up together or not at all. A thread waits for one GPU after the other, in the order
+ * of their UUIDs, which all processes have, and the process does not release those that it has
+ * (nvs_gate_keeps): of two processes that want the same GPUs one gets all. False: the process ends.
  */
 static bool enter_together(struct nvs_thread *t, unsigned gpus)
 {

@@ -2,18 +2,16 @@
 /*
  * gate.h: the way to the GPU.
  *
- * A thread raises its own in-flight flag, then compares the grant page's word
- * with the epoch this process holds, and only then calls the driver. Whoever
- * closes the gate changes the epoch first and then waits until every flag is
- * clear, so no submission slips through after a release. All four accesses are
- * sequentially consistent: one of the two sides sees the other. The mark that the stream has
- * work is looked at in the same way, for whoever takes it away (drain.c).
+ * A thread raises its own in-flight flag, then compares the grant page's word with the epoch this
+ * process holds, and only then calls the driver. A thread that closes the gate changes the epoch
+ * first and then waits until every flag is clear, so no submission slips through. All four accesses
+ * are sequentially consistent: one of the two sides sees the other. So is the mark that the stream
+ * has work, for drain.c, which takes it away.
  */
 #ifndef NVSHARE_GATE_H
 #define NVSHARE_GATE_H
 
 #include <stdatomic.h>
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "compiler.h"
@@ -27,9 +25,8 @@ struct nvs_thread *nvs_gate_enter_all(void *const *keys, unsigned count, size_t 
 struct nvs_thread *nvs_gate_enter_several(void *key, unsigned gpus);
 
 /*
- * Enters a call that needs the memory of the GPU and not the GPU: a submission
- * that is only recorded, or one that tells others where memory is. NULL: do
- * without. To be left as ever.
+ * Enters a call that needs the GPU's memory and not the GPU: one that is only recorded, or only
+ * tells where memory is. NULL: do without.
  */
 struct nvs_thread *nvs_gate_enter_memory(struct nvs_gpu *gpu);
 
@@ -43,12 +40,9 @@ static inline void nvs_gate_count(_Atomic uint64_t *calls)
 struct nvs_thread *nvs_gate_enter_slow(void *key);
 
 /*
- * Enters a gated call. Returns the thread to hand to nvs_gate_leave, or NULL
- * if the call is not gated. Keeps errno.
- *
- * Here stands only the common case, which needs no stack: the same stream as
- * before, nothing unusual since, the gate open. All else begins anew in
- * nvs_gate_enter_slow, with the flag down.
+ * Enters a gated call. Returns the thread to hand to nvs_gate_leave, or NULL if the call is not
+ * gated. Keeps errno. Only the common case is here, which needs no stack: the same stream as before,
+ * nothing unusual since, the gate open. All else begins anew in nvs_gate_enter_slow.
  */
 static inline struct nvs_thread *nvs_gate_enter(void *key)
 {
@@ -63,9 +57,8 @@ static inline struct nvs_thread *nvs_gate_enter(void *key)
 		return nvs_gate_enter_slow(key);
 	gpu = t->gpu;
 	/*
-	 * If the slot changes after this, the old one may say that the gate is
-	 * open for a moment longer than the scheduler wants. The epoch is what
-	 * counts: our own client thread sets it, and looks at the flag afterwards.
+	 * If the slot changes after this, the old one may say for a moment longer that the gate is
+	 * open. The epoch counts: our client thread sets it, and looks at the flag afterwards.
 	 */
 	slot = atomic_load_explicit(&gpu->slot, memory_order_acquire);
 	if (nvs_unlikely(nvs_throttled(gpu, slot)) && nvs_throttle_due(t->stream))

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * gpu.h: a GPU of the process: all that the shim knows about it.
- *
- * Frames and pages call a GPU by its channel, the number of its slot in the
- * page. In the shim a GPU is a pointer that goes from function to function.
+ * gpu.h: a GPU of the process: all that the shim knows about it. Frames and pages call it by its
+ * channel, the number of its slot in the page.
  */
 #ifndef NVSHARE_GPU_H
 #define NVSHARE_GPU_H
@@ -114,6 +112,7 @@ struct nvs_gpu {
 	struct nvs_budget *budget; /* memory/reserve.h */
 	struct nvs_swap *swap;     /* swap/swap_impl.h */
 	_Atomic(void *) pool;      /* that cuMemAllocAsync takes from; NULL: ask the driver. cuda/alloc.c */
+	_Atomic uint64_t unlisted; /* the latest pool whose allocations are not entered; memory/pools.c */
 
 	/* ---- turns; guarded by nvs_client_lock, but what is atomic ---- */
 	struct lease lease;

@@ -196,10 +196,7 @@ void nvs_stats_send(uint64_t now)
 	}
 }
 
-/*
- * Whether a thread at the gate should run without a scheduler. The client thread finds
- * out whether there is one, and a scheduler that lives answers each ATTACH.
- */
+/* Whether a thread at the gate should run without a scheduler. The client thread looks for one. */
 static bool out_of_patience(struct nvs_gpu *gpu, uint64_t now)
 {
 	if (gpu->lease.link == LEASE_ATTACHED)

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * grant.h: what the lease of a GPU decides is carried out: gates open and close,
- * frames are sent, drains are asked for.
- *
- * nvs_client_lock is held for all of these. Events of an application's thread
- * never ask for a drain; those are the client thread's.
+ * grant.h: what the lease of a GPU decides is carried out: gates open and close, frames are sent,
+ * drains are asked for. nvs_client_lock is held for all of these. Events of an application's thread
+ * never ask for a drain.
  */
 #ifndef NVSHARE_GRANT_H
 #define NVSHARE_GRANT_H
@@ -29,16 +27,10 @@ void nvs_stats_send(uint64_t now);
 /* All memory is there: the gate of an open lease opens. */
 void nvs_gpu_filled(struct nvs_gpu *gpu);
 
-/*
- * The room in the slot. False: there is no page to look at. UINT64_MAX: the
- * process runs without a scheduler.
- */
+/* The room in the slot; UINT64_MAX: the process runs without a scheduler. False: there is no page to look at. */
 bool nvs_gpu_room(struct nvs_gpu *gpu, uint64_t *room);
 
-/*
- * A GPU whose scheduler is gone for too long runs without one from now on, as
- * NVSHARE_SCHEDULER_LOSS says. True: it is gone for too long.
- */
+/* A GPU whose scheduler is gone for too long (true) runs without one, as NVSHARE_SCHEDULER_LOSS says. */
 bool nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now);
 /* The same; the lock is not held. */
 void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu);

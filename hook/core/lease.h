@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * lease.h: what the process may do on one GPU, as a pure state machine.
- *
- * No I/O, no clock, no atomics: the caller holds the client's lock, feeds
- * events in and carries out the actions that come back, all of them before the
- * next event.
+ * lease.h: what the process may do on one GPU, as a pure state machine. The caller holds the
+ * client's lock, feeds events in and carries out all actions that come back before the next event.
  */
 #ifndef NVSHARE_LEASE_H
 #define NVSHARE_LEASE_H
@@ -41,10 +38,7 @@ struct lease {
 	uint64_t opened;    /* newest epoch that opened the gate since it was attached */
 	uint64_t last;      /* newest epoch seen, for the high half of a word */
 	bool guessed;       /* the high half of epoch is; GRANT has not come yet */
-	/*
-	 * The grant was preempted: the channels are off the GPU in the middle of the
-	 * work. The work itself wants the next grant, as a thread at the gate does.
-	 */
+	/* Preempted: the channels are off in the middle of the work, which itself wants the next grant. */
 	bool unfinished;
 	enum nvs_release reason;
 };
@@ -97,8 +91,8 @@ struct lease_out {
 };
 
 /*
- * A zeroed lease is a valid one: unused, closed, not connected. After each step the
- * channels are to be off if `unfinished` says so, and otherwise on.
+ * A zeroed lease is a valid one. After each step the channels are to be off if `unfinished` says so,
+ * and otherwise on.
  */
 struct lease_out lease_step(struct lease *l, struct lease_event ev);
 

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * ops.h: what core asks of the layers above it, which know about memory.
- *
- * swap/ops.c fills the table. Core includes nothing of those layers.
- */
+/* ops.h: what core asks of the layers above it, which know about memory: swap/ops.c fills the table. */
 #ifndef NVSHARE_OPS_H
 #define NVSHARE_OPS_H
 
@@ -38,10 +34,7 @@ struct nvs_memory_ops {
 	void (*gate_opened)(struct nvs_gpu *gpu);
 	/* RELEASE is sent next. */
 	void (*before_release)(struct nvs_gpu *gpu);
-	/*
-	 * The process ends. Whether all memory is on the GPU: then it stays there,
-	 * so that later calls need no more than a grant. True also if none can leave it.
-	 */
+	/* The process ends. Whether no memory is away: then later calls need no more than a grant. */
 	bool (*leave)(struct nvs_gpu *gpu);
 
 	/* ---- with nvs_client_lock or without ---- */
@@ -53,12 +46,13 @@ struct nvs_memory_ops {
 
 	/* ---- no lock is held ---- */
 
+	/* NVS_LOOK_POOLS, which the tick has asked for. */
+	void (*look)(void);
 	/* The limit refused so many bytes: whether memory was given up that was only cached. */
 	bool (*make_room)(struct nvs_gpu *gpu, uint64_t bytes);
 	/*
-	 * The process ends, and no thread of the shim brings memory in any more: does it on
-	 * the calling thread, as far as there is room, and opens the gate once all is there.
-	 * False: no memory has to come in.
+	 * The process ends: brings memory in on the calling thread, as far as there is room, and
+	 * opens the gate once all is there. False: no memory has to come in.
 	 */
 	bool (*fill_at_exit)(struct nvs_gpu *gpu);
 };

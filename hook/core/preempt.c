@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * preempt.c: a thread for each GPU takes channels off and puts them on. The calls take
- * 0.3 to 0.8 ms and may wait for each other, so neither the client thread nor a thread
- * of the application makes them. The thread starts with the first drain that takes long.
- *
- * The lease says what is wanted (lease.unfinished), gpu->preempt.off what there is. The thread
- * compares the two after each step.
+ * preempt.c: a thread for each GPU takes channels off and puts them on, which takes 0.3 to 0.8 ms
+ * and may wait. It starts with the first drain that takes long. lease.unfinished says what is
+ * wanted, gpu->preempt.off what there is.
  */
 #include "preempt.h"
 
-#include "away.h"
 #include "clock.h"
 #include "connection.h"
 #include "controls.h"
@@ -20,16 +16,15 @@
 #include "thread.h"
 
 /*
- * The throttle keeps two batches ahead of the GPU, each of 2.5 ms and the kernel with which
- * it is full. A drain of so much work keeps the GPU busy, while off and on leave it idle for
- * 0.7 ms together (H200): only a drain that takes longer is cut, so of kernels beyond 2.5 ms.
+ * The throttle keeps two batches of 2.5 ms, and a kernel, ahead of the GPU. Off and on leave it idle
+ * for 0.7 ms (H200): only a drain that takes longer is cut, so of kernels beyond 2.5 ms.
  */
 #define LATE_NS (10 * NVS_MS)
 /* Where drains have taken longer lately. A drain with nothing to wait for ends sooner. */
 #define SOON_NS (200 * NVS_US)
 /*
- * For so many drains after one that was long indeed, each of which may show that the work has
- * become short again. A cut alone shows little: what was cut may have been about to end.
+ * For so many drains after a long one, each of which may show that the work has become short again.
+ * A cut alone shows little: what was cut may have been about to end.
  */
 #define LONG_DRAINS 8
 #define RETRY_NS (100 * NVS_MS) /* between two tries to put channels on */
@@ -68,9 +63,8 @@ static bool preempt_switch(struct nvs_gpu *gpu, bool on)
 }
 
 /*
- * The drain that began then goes on to its end. Later ones may have to, so work is bounded for a
- * time, which doubles with each failure: somebody may have kept the channels on just now, or the
- * driver may refuse for good.
+ * The drain that began then goes on to its end, and so may later ones: work is bounded for a time,
+ * which doubles with each failure, because the driver may refuse for good.
  */
 static void not_cut(struct nvs_gpu *gpu, uint64_t closed)
 {

@@ -2,25 +2,20 @@
 /*
  * preempt.h: a drain that takes long is cut: the channels of this process go off the GPU in the
  * middle of its work, and go on again with the next grant. A call that must wait for the GPU (to
- * destroy a context, say) puts the channels on first; they go off again afterwards.
+ * destroy a context, say) puts them on first; they go off again afterwards.
  *
- * Copies between host and GPU that have begun go on. Nothing is cut where memory of the process
- * can be moved: no memory could move then. The application's copies that wait for the kernel
- * stand before the mover's in the queues of the copy engines, and those that do not wait may read
- * a chunk that moves (tests/gpu/README.md, "What a driver lets a process do").
+ * Copies between host and GPU that have begun go on. Nothing is cut where memory of the process can
+ * be moved, which none could then: copies of the application that wait for the kernel stand before
+ * the mover's in the copy engines, and others may read a chunk that moves (tests/gpu/README.md).
  */
 #ifndef NVSHARE_PREEMPT_H
 #define NVSHARE_PREEMPT_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "gpu.h"
 
-/*
- * Called by the client thread, now and then: the lock is held. *next: nanoseconds until
- * it is to be called again, if that is less.
- */
+/* Client thread; the lock is held. *next: nanoseconds until it is to be called again, if that is less. */
 void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next);
 
 /* The GPU has finished what a drain waited for. offs: gpu->preempt.offs when the drain began. The lock is held. */

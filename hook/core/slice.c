@@ -29,14 +29,11 @@ void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns)
 	gpu->slice.due = true;
 }
 
-/*
- * Called by the client thread only. Contexts that are made later come with the driver's
- * own slice, which is why that need not be set for them.
- */
-static bool set_slice(struct nvs_gpu *gpu, uint64_t slice_ns)
+/* Client thread. Contexts that are made later come with the driver's own slice by themselves. */
+static bool slice_set(struct nvs_gpu *gpu, uint64_t slice_ns)
 {
 	const uint8_t *uuid = gpu->device.uuid;
-	uint64_t us = slice_ns / 1000, own;
+	uint64_t us = slice_ns / NVS_US, own;
 
 	if (slice_ns && us < LEAST_US)
 		us = LEAST_US;
@@ -67,7 +64,7 @@ void nvs_slices_apply(void)
 		slice_ns = gpu->slice.ns;
 		gpu->slice.due = false;
 		nvs_unlock(&nvs_client_lock);
-		if (!due || set_slice(gpu, slice_ns))
+		if (!due || slice_set(gpu, slice_ns))
 			continue;
 		nvs_debugf("GPU %u: its time slice stays as it is", gpu->number);
 		nvs_lock(&nvs_client_lock);
@@ -95,21 +92,16 @@ static uint8_t on_wire(enum nvs_rm_result r)
 /* A driver of a version that nobody has seen may say that channels are off, and let them go on. */
 static enum nvs_rm_result prove_effect(struct nvs_gpu *gpu)
 {
+	enum nvs_rm_result r;
+
 	if (atomic_load(&gpu->effect.seen))
 		return NVS_RM_OK;
-	if (gpu->effect.looks++ >= MOST_LOOKS)
-		return NVS_RM_UNTRIED;
-	switch (nvs_effect_look(gpu)) {
-	case NVS_EFFECT_SEEN:
+	r = gpu->effect.looks++ < MOST_LOOKS ? nvs_effect_look(gpu) : NVS_RM_UNTRIED;
+	if (r == NVS_RM_OK)
 		atomic_store(&gpu->effect.seen, true);
-		return NVS_RM_OK;
-	case NVS_EFFECT_NONE:
+	else if (r == NVS_RM_FAKED)
 		nvs_rm_has_no_effect(gpu->device.uuid);
-		return NVS_RM_FAKED;
-	case NVS_EFFECT_UNKNOWN:
-		break;
-	}
-	return NVS_RM_UNTRIED;
+	return r;
 }
 
 /* With the 1st, 2nd, 4th look after a refusal, and so on: what was in the way may be gone. */
@@ -133,7 +125,7 @@ static void prove_controls(struct nvs_gpu *gpu, struct nvs_controls *c)
 		s.slice = nvs_rm_prove(uuid);
 	/*
 	 * A driver that fakes the one control is not trusted with the other. UNSEEN: there were no
-	 * channels when they were tried, or put on, but now there are.
+	 * channels then.
 	 */
 	if (s.slice == NVS_RM_OK && (s.off_on == NVS_RM_UNTRIED || s.off_on == NVS_RM_UNSEEN ||
 				     (s.off_on == NVS_RM_REFUSED && try_refused_again(gpu))))

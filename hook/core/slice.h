@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * slice.h: the time slice that the GPU's own scheduler gives this process, as the
- * scheduler daemon says (SLICE), and whether slices can be set at all (CONTROLS).
+ * slice.h: the time slice that the scheduler daemon wants the GPU's own scheduler to give this
+ * process (SLICE), and whether slices can be set at all (CONTROLS).
  */
 #ifndef NVSHARE_SLICE_H
 #define NVSHARE_SLICE_H
@@ -17,16 +17,10 @@ void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns);
 /* Tells the driver what it was not told yet. Client thread, no lock is held. */
 void nvs_slices_apply(void);
 
-/*
- * Whether the controls are to be looked at. Lowers *next, the nanoseconds until the
- * question is to be asked again. Client thread; nvs_client_lock is held.
- */
+/* Whether to look at the controls. Lowers *next, the ns to the next question. Client thread, with its lock. */
 bool nvs_controls_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next);
 
-/*
- * Tries the controls, and tells the scheduler daemon what is new. Sends controls to the
- * driver; no lock is held.
- */
+/* Tries the controls, and tells the scheduler daemon what is new. No lock is held. */
 void nvs_controls_look(struct nvs_gpu *gpu);
 
 #endif

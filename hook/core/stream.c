@@ -1,15 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "stream.h"
 
-#include <errno.h>
-#include <pthread.h>
 #include <string.h>
-#include <time.h>
 
 #include "clock.h"
 #include "futex.h"
-#include "glibc.h"
-#include "log.h"
 
 #define BUCKETS 1024
 
@@ -19,10 +14,7 @@ unsigned nvs_streams_used;
 
 static _Atomic(struct nvs_stream *) buckets[BUCKETS];
 
-/*
- * A capture waits so long for a drain that the driver makes of its context. The driver looks
- * for captures when that call begins.
- */
+/* A capture waits so long for a drain of its context. The driver looks for captures when that begins. */
 #define CAPTURE_WAIT_NS (100 * NVS_MS)
 
 /* owner: of a per-thread default stream, else not looked at. */
@@ -188,7 +180,7 @@ struct nvs_stream_was nvs_stream_going(void *handle)
 	if (!s)
 		return was;
 	gpu = s->gpu;
-	nvs_lock(&gpu->query_lock); /* whoever asks about the stream has its answer, and nobody asks later */
+	nvs_lock(&gpu->query_lock); /* a thread that asks about the stream has its answer, and none asks later */
 	/* Its work may run on; only a drain of the context tells. */
 	if (atomic_load(&s->dirty))
 		atomic_store(&gpu->overflow.dirty, true);
@@ -311,7 +303,7 @@ struct nvs_context_known nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 
 /* ---- captures ---- */
 
-/* Whoever asks the driver about a stream has its answer; questions that follow see what is known now. */
+/* Threads that ask the driver about a stream have their answers; later questions see what is known now. */
 static void await_question(struct nvs_gpu *gpu)
 {
 	nvs_lock(&gpu->query_lock);
@@ -384,9 +376,7 @@ void nvs_stream_thread_ended(struct nvs_thread *t)
 
 void nvs_stream_fork_child(void)
 {
-	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_TABLE);
-
-	nvs_table_lock = fresh;
+	nvs_table_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_TABLE);
 	for (unsigned i = 0; i < nvs_streams_used; i++)
 		stream_forget(&nvs_streams[i]);
 	for (unsigned i = 0; i < nvs_contexts_used; i++)

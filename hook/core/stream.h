@@ -22,10 +22,7 @@ static inline struct nvs_gpu *nvs_gpu_here(const void *ctx)
 		? nvs_gpus : nvs_gpu_of_current();
 }
 
-/*
- * The record of a stream, made if need be. NULL if the call can't be attributed
- * to a GPU (no current context).
- */
+/* The record of a stream, made if need be. NULL if the call can't be attributed to a GPU (no current context). */
 struct nvs_stream *nvs_stream_find(struct nvs_thread *t, void *key);
 
 /* The same for the calling thread. */
@@ -89,13 +86,15 @@ static inline unsigned nvs_gpu_bit_of_context(const void *ctx)
 /* The same; the driver is asked if need be. */
 struct nvs_gpu *nvs_gpu_having_context(void *ctx);
 
+/* Any context of a GPU, or (NULL) of any. NULL: none is known. */
+void *nvs_context_any(const struct nvs_gpu *gpu);
+
 /* The context lies on this GPU: a drain of the GPU looks at it too. */
 void nvs_context_note(void *ctx, struct nvs_gpu *gpu);
 
 /*
- * Brackets a call that destroys contexts: waits for a drain of the GPU, and keeps the next
- * one off. False if nothing is held (no GPU, or the drain took more than 5 s): then unhold
- * is not called.
+ * Brackets a call that destroys contexts: waits for a drain of the GPU, 5 s at most, and keeps the
+ * next one off. False: nothing is held, and unhold is not called.
  */
 bool nvs_context_hold(struct nvs_gpu *gpu);
 void nvs_context_unhold(struct nvs_gpu *gpu);
@@ -110,10 +109,9 @@ void nvs_context_kept(void *ctx, struct nvs_gpu *gpu, const struct nvs_context_k
 void *nvs_context_of_green(void *green);
 
 /*
- * Brackets a real begin of capture: a drain enters its context no more, nor is a stream asked
- * about that this would break the capture of. Waits for a drain of this context that is under
- * way, a tenth of a second at most. False: the stream is not known, or captures already; do not
- * call nvs_capture_began.
+ * Brackets a real begin of capture: no drain enters the context any more, and no stream is asked
+ * about that would break it. Waits a tenth of a second at most for a drain of this context. False:
+ * the stream is not known, or captures already; nvs_capture_began is not called.
  */
 bool nvs_capture_begin(void *key);
 void nvs_capture_began(void *key, int result);

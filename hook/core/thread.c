@@ -12,7 +12,7 @@
 #include "glibc.h"
 #include "signals.h"
 
-#define TIMER_SLACK_NS 1000ul /* of our threads: they time in tens of microseconds */
+#define TIMER_SLACK_NS (1 * NVS_US) /* of our threads: they time in tens of microseconds */
 
 __thread struct nvs_thread *nvs_self __attribute__((tls_model("initial-exec")));
 
@@ -109,10 +109,7 @@ bool nvs_gate_keeps(struct nvs_gpu *gpu)
 	return false;
 }
 
-/*
- * A call in flight may take as long as the driver lets it. There is no bound
- * here: the scheduler has one, the grace.
- */
+/* A call in flight may take long; the bound is the scheduler's grace. */
 void nvs_gate_quiesce(struct nvs_gpu *gpu)
 {
 	for (int spins = 0; nvs_gate_busy(gpu); spins++) {

@@ -19,7 +19,6 @@ struct nvs_thread {
 	struct nvs_stream *stream;
 	struct nvs_gpu *gpu;
 	_Atomic uint64_t *count;    /* in calls */
-	bool memory_only;           /* nvs_gate_enter_memory waits */
 	struct nvs_thread *next;    /* never changes once listed */
 	atomic_bool taken;
 	/* Under nvs_client_lock: the GPU whose gate it waits at, and its last look. */

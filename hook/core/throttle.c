@@ -1,27 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * throttle.c: keep the work ahead of the GPU short while another client wants it, so that a
- * revoke is answered soon. Not while the others rest: see nvs_throttle_tick.
+ * throttle.c: keep the work ahead of the GPU short while another client wants it, so that a revoke
+ * is answered soon. Not while the others rest: see nvs_throttle_tick.
  *
- * Every `batch` calls an event goes into the stream, and the thread goes on when the event before
- * it has passed: at most two batches are ahead. `batch` adapts until one takes about BATCH_NS of
- * GPU time. Nothing here synchronises a stream or a context, and nothing is done while a capture
- * is open.
+ * Every `batch` calls an event goes into the stream, and the thread goes on when the event before it
+ * has passed: at most two batches are ahead. `batch` adapts until one takes about BATCH_NS of GPU
+ * time. Nothing here synchronises a stream or a context, or is done while a capture is open.
  *
- * How long a batch takes is known only where one is queued behind the other: if the event before
- * had not passed when this one was recorded, the GPU goes from one to the other without a pause.
- * The time between two records says nothing: a program that synchronises now and then submits in
- * bursts, much faster than the GPU works. In turns so short that no batch is queued behind
+ * How long a batch takes is known only where one is queued behind the other: if the event before had
+ * not passed when this one was recorded. The time between two records says nothing: programs submit
+ * in bursts, much faster than the GPU works. In turns so short that no batch is queued behind
  * another, the drain at their end tells.
  *
- * The event may never come while the thread waits here: work ahead of it may wait for what this
- * thread does next. So the wait ends after a time, and then nothing is bounded before the event
- * has passed. Where something in the stream is known to wait for somebody outside the GPU, a
- * third event right behind it tells when that is over, and has a patience of its own.
+ * Work ahead of the event may wait for what this thread does next. So the wait ends after a time,
+ * and then nothing is bounded before the event has passed. Where something in the stream is known to
+ * wait for somebody outside the GPU, a third event right behind it tells when that is over, and has
+ * a patience of its own.
  *
- * One thread ends a batch. Other threads that submit to the stream meanwhile wait until that
- * thread has ended it, or a thousand of them would fill the stream. Each batch wakes as many of
- * them as may submit in it, and one that ends it.
+ * One thread ends a batch. Other threads that submit to the stream wait for that, or a thousand of
+ * them would fill the stream; each batch wakes as many of them as may submit in it, and one that
+ * ends it.
  */
 #include <errno.h>
 
@@ -35,9 +33,10 @@
 #define BATCH_NS    (2500 * NVS_US)
 #define BATCH_FIRST 4u
 #define BATCH_MAX   512u
-/* Where the GPU keeps up with the thread there is nothing to bound, and events
-   are to cost little: after so many batches that nobody waited for, up to so
-   many calls. */
+/*
+ * Where the GPU keeps up with the thread events are to cost little: after so many batches that
+ * nobody waited for, up to so many calls.
+ */
 #define KEEPS_UP    4u
 #define BATCH_AHEAD 32u
 #define LOOK_NS     (100 * NVS_US) /* between looks at an event; a batch is queued behind it */
@@ -73,10 +72,7 @@ static bool throttle_record(struct nvs_throttle *d, unsigned i, void *key)
 	return !d->off;
 }
 
-/*
- * took: GPU time of a batch. Growth is slow, so that one burst of short work
- * does not let a long queue in.
- */
+/* took: GPU time of a batch. Growth is slow, so that one burst of short work lets no long queue in. */
 static unsigned adapt(unsigned batch, uint64_t took)
 {
 	uint64_t next = batch * BATCH_NS / (took ? took : 1);
@@ -153,10 +149,7 @@ static bool can_end(struct nvs_stream *s)
 	return !s->throttle.off && atomic_load(&s->context) && !atomic_load(&nvs_gate.captures);
 }
 
-/*
- * Another thread ends the batch: waits until it has. The other thread's wait ends first,
- * unless that thread has ended in it: then this one takes its place.
- */
+/* Another thread ends the batch: waits until it has. If that thread has ended in it, this one takes its place. */
 static void await_end(struct nvs_throttle *d, unsigned seen)
 {
 	uint64_t end = nvs_now() + 2 * PATIENCE_NS, left;

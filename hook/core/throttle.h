@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * throttle.h: the work ahead of the GPU is kept short while clients take turns.
- */
+/* throttle.h: the work ahead of the GPU is kept short while clients take turns. */
 #ifndef NVSHARE_THROTTLE_H
 #define NVSHARE_THROTTLE_H
 
@@ -13,10 +11,8 @@
 #include "work.h"
 
 /*
- * Whether somebody else may get the GPU after this client. Nobody takes turns where all
- * hold it at the same time, and a launch shall cost nothing there, but a client with a core
- * limit has to leave when its time is used up. A latency client holds the GPU at the same
- * time as others that are kept from it.
+ * Whether somebody else may get the GPU after this client. Nobody takes turns where all hold it at
+ * once, but a client with a core limit has to leave, and a latency client keeps others from the GPU.
  */
 static inline bool nvs_takes_turns(const struct nvs_slot *slot)
 {
@@ -49,10 +45,8 @@ static inline bool nvs_throttle_due(struct nvs_stream *s)
 }
 
 /*
- * Called by the client thread now and then, with its lock: nothing is bounded while nobody
- * waits, if nobody has wanted the GPU for a while and a drain that takes long can be cut. So
- * a program whose CPU is slower than the GPU for a time does ahead what it can, as it would
- * without us.
+ * Client thread, with its lock: nothing is bounded while nobody waits, if nobody has wanted the GPU
+ * for a while and a long drain can be cut: a program whose CPU is slow does ahead what it can.
  */
 void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now);
 
@@ -60,9 +54,8 @@ void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now);
 void nvs_throttle_wanted(struct nvs_gpu *gpu, uint64_t now);
 
 /*
- * The stream has something in it now that waits for somebody outside the GPU: perhaps for the
- * thread that launches behind it, which may have to launch more before. Work behind that is
- * bounded for so long at most.
+ * The stream has something in it now that waits for somebody outside the GPU, perhaps for the thread
+ * that launches behind it. Work behind that is bounded for so long at most.
  */
 void nvs_throttle_behind(void *key, uint64_t patience_ns);
 

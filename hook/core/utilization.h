@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * utilization.h: how often the GPU has work of this process.
- *
- * While the gate is open and others want the GPU too, the drainer looks
- * every few milliseconds whether a stream has work, and tells the scheduler
- * four times a second (UTIL). Turns of a program that leaves the GPU idle
- * between its kernels waste that time; the scheduler cannot see it otherwise.
+ * utilization.h: how often the GPU has work of this process. While the gate is open and others want
+ * the GPU, the drainer looks every few milliseconds whether a stream has work, and tells the
+ * scheduler (UTIL): turns of a program that leaves the GPU idle between its kernels waste that time.
  * Nothing is added to a launch.
  */
 #ifndef NVSHARE_UTILIZATION_H
@@ -16,10 +13,7 @@
 
 #include "gpu.h"
 
-/*
- * Whether a sample is due. Lowers *next, the nanoseconds until the question is to be
- * asked again. Client thread; nvs_client_lock is held.
- */
+/* Whether a sample is due. Lowers *next, the nanoseconds to the next question. Client thread, with its lock. */
 bool nvs_utilization_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next);
 
 /* Takes a sample, and tells the scheduler now and then. Asks the driver; no lock is held. */

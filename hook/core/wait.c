@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * wait.c: threads of the application wait at the gate of a GPU.
- *
- * One of them leads: it waits for the page and for the lease. The others follow: they wait
- * for a futex, and each thread that leaves the gate wakes one of them. So of thousands of
- * threads only a few run when the gate opens, and a follower sleeps on if the gate closes
- * before the follower was woken.
+ * wait.c: threads of the application wait at the gate of a GPU. One of them leads: it waits for the
+ * page and for the lease. The others follow: they wait for a futex, and each thread that leaves the
+ * gate wakes one. So of thousands of threads only a few run when the gate opens.
  */
 #include "wait.h"
 
@@ -15,7 +12,6 @@
 #include "connection.h"
 #include "exit.h"
 #include "futex.h"
-#include "glibc.h"
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
@@ -85,14 +81,13 @@ void nvs_gate_forget_waiters(uint64_t now)
 }
 
 /*
- * The way out of a drain that cannot end by itself: the GPU's work waits for one of the threads
- * at the gate, for its next launch, or for what it does or lets go of after it (a flag in host
- * memory, a lock that a host function wants). From half of the grace on, which leaves long
- * kernels time to end, every call passes for PASS_NS, and again after ever longer gaps; the drain
- * begins anew each time. Up to the end of the grace the GPU is still ours, so nobody is
- * disturbed; after it the scheduler has fenced us and our work runs beside the others' anyway,
- * and this is how the process gets to release in the end. A slow queue that is mistaken for a
- * stuck one grows by what fits into a window, and that the depth bound keeps small.
+ * The way out of a drain that cannot end by itself: the GPU's work waits for one of the threads at
+ * the gate (its next launch, a flag in host memory, a lock that a host function wants). From half of
+ * the grace on, which leaves long kernels time to end, every call passes for PASS_NS, and again
+ * after ever longer gaps; the drain begins anew each time. Up to the end of the grace the GPU is
+ * still ours, so nobody is disturbed; after it the scheduler has fenced us, and this is how the
+ * process gets to release in the end. A slow queue that is mistaken for a stuck one grows by what
+ * fits into a window.
  */
 static bool may_pass(struct nvs_gpu *gpu, uint64_t now)
 {
@@ -136,10 +131,7 @@ static bool may_go_ahead(struct nvs_gpu *gpu)
 	       nvs_memory_ops.all_there(gpu);
 }
 
-/*
- * The scheduler says that this GPU is next for the process: watches for the grant
- * without sleeping, one thread of the process, once in its wait.
- */
+/* The scheduler says that this process is next: one thread spins for the grant, once in its wait. */
 static void spin_for_grant(struct nvs_gpu *gpu, const struct nvs_slot *slot, uint32_t seen)
 {
 	uint64_t end = nvs_now() + NVS_SPIN_NS;
@@ -182,8 +174,8 @@ static void wait_piece(struct nvs_gpu *gpu, struct visit *v, struct nvs_signals 
 {
 	const struct nvs_slot *slot = atomic_load(&gpu->slot);
 	/*
-	 * Open, yet the word is another: shut for a moment, the page tells when it is over. If
-	 * the word is right, memory is on its way: that ends here, and changes no word.
+	 * Open, yet the word is another: shut for a moment, the page tells when it is over. If the
+	 * word is right, memory is on its way, which changes no word.
 	 */
 	bool on_page = gpu->lease.link == LEASE_ATTACHED &&
 		       (gpu->lease.gate == LEASE_CLOSED ||
@@ -221,7 +213,7 @@ static bool waits_away(struct nvs_signals *q)
 }
 
 /* Whether the thread leaves the gate. The lock is held. */
-static bool goes_on(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, uint64_t now, struct visit *v)
+static bool wait_is_over(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, uint64_t now, struct visit *v)
 {
 	wait_begin(t, gpu, now);
 	v->word = nvs_gpu_word(gpu);
@@ -267,7 +259,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	for (;;) {
 		if (waits_away(&q))
 			continue;
-		if (goes_on(t, gpu, need, nvs_now(), &v))
+		if (wait_is_over(t, gpu, need, nvs_now(), &v))
 			break;
 		if (!nvs_exit_work(gpu, &q) && !wait_as_follower(t, gpu, need, &q))
 			wait_piece(gpu, &v, &q);

@@ -14,11 +14,10 @@ enum nvs_need {
 };
 
 /*
- * Waits until the GPU's gate may be open. Never called with a flag up. Returns true with the
- * GPU's flag up if this one call is to go on while the gate is closed: the call needs only
- * memory, and all memory is on the GPU; or the running drain waits for more than GPU work, see
- * may_pass(). A signal handler may jump out of the wait. The process does not release these other
- * GPUs (keeps: a bit each) meanwhile, unless the scheduler revokes them.
+ * Waits until the GPU's gate may be open. Never called with a flag up. True, with the GPU's flag up:
+ * this one call goes on while the gate is closed, because it needs only memory that is there, or
+ * because of may_pass(). A signal handler may jump out. The process does not release these other
+ * GPUs (keeps: a bit each) meanwhile, unless they are revoked.
  */
 bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need, unsigned keeps);
 

@@ -6,7 +6,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -28,10 +27,7 @@ void nvs_connect_init(void)
 		address.sun_path[0] = '\0';
 }
 
-/*
- * A program that has closed its standard streams may go on to use them: what it prints
- * would go to the scheduler, and what it reads would be a frame that the shim never sees.
- */
+/* A program that has closed its standard streams may go on to use them: it would write to the scheduler. */
 static int off_standard_streams(int fd)
 {
 	int high, saved;
@@ -120,11 +116,7 @@ const struct nvs_page *nvs_map_page(int fd, bool (*in_use)(const struct nvs_page
 		munmap((void *)page, NVS_PAGE_SIZE);
 		return NULL;
 	}
-	/*
-	 * A thread may still look at an earlier page, so its address stays valid:
-	 * the new page takes its place, at once. What the thread reads there is
-	 * what it would read if it came a moment later.
-	 */
+	/* A thread may still look at an earlier page: the new one takes its place, at once. */
 	if (pages[i]) {
 		if (mremap((void *)page, NVS_PAGE_SIZE, NVS_PAGE_SIZE, MREMAP_MAYMOVE | MREMAP_FIXED,
 			   (void *)pages[i]) == MAP_FAILED) {

@@ -7,35 +7,27 @@
 
 #include "wire.h"
 
-/*
- * Reads the run directory from the environment. Called while the application
- * is in one of our functions: it may change its environment later, and a look
- * from another thread is not safe then.
- */
+/* Reads the run directory from the environment, on a thread of the application, which may change it later. */
 void nvs_connect_init(void);
 
 /* Connects to the run directory's socket. Returns -1 with *error set. */
 int nvs_connect(int *error);
 
 /*
- * Sends one frame. Without must, a full socket is a failure at once. With it,
- * waits up to a second, and then shuts the connection down, so that what the
- * other side believes is settled by attaching again.
+ * Sends one frame. Without must, a full socket is a failure. With it, waits up to a second, and then
+ * shuts the connection down, so that both sides settle what they believe by attaching again.
  */
 bool nvs_send_frame(int fd, const struct nvs_frame *f, bool must);
 
 /*
- * Receives without waiting. Returns 1 and the frame, *passed being a
- * descriptor that came with it or -1; 0 if there is nothing; -1 at the end of
- * the connection or after a packet that is no frame.
+ * Receives without waiting. Returns 1 and the frame, with *passed a descriptor or -1; 0 if there is
+ * nothing; -1 at the end of the connection or after a packet that is no frame.
  */
 int nvs_receive_frame(int fd, struct nvs_frame *f, int *passed);
 
 /*
- * Maps a grant page read-only; NULL if it is not one, or may shrink. It takes
- * the address of an earlier page that is not in use, so that a process that
- * sees schedulers come and go keeps a bounded number of mappings; no address
- * that was returned ever becomes invalid.
+ * Maps a grant page read-only; NULL if it is not one, or may shrink. It takes the address of an
+ * earlier page that is not in use: mappings are bounded, and addresses stay valid.
  */
 const struct nvs_page *nvs_map_page(int fd, bool (*in_use)(const struct nvs_page *));
 

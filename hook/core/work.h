@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * work.h: contexts and streams, and whether they may have work that runs.
- *
- * Records are never freed, only reused, so that a stale pointer is harmless;
- * nvs_gate.generation tells when one is stale. context.c and stream.c keep the tables,
- * drain.c looks for work in them. nvs_table_lock guards them; nothing is waited
- * for under it, and no driver function is called.
+ * work.h: contexts and streams, and whether they may have work that runs. Records are never freed,
+ * only reused, so that a stale pointer is harmless; nvs_gate.generation tells when one is stale.
+ * Under nvs_table_lock nothing is waited for, and no driver function is called.
  */
 #ifndef NVSHARE_WORK_H
 #define NVSHARE_WORK_H

@@ -1,14 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * alloc.c: wrappers of what allocates and frees device memory. An allocation
- * never waits at the gate.
- *
- * Arrays are in array.c, the VMM in vmm.c. Not here, because nothing is charged: memory that
- * another process has allocated (cuIpcOpenMemHandle, cuMemPoolImportPointer,
- * external memory), host memory, sparse arrays and what is mapped into them.
+ * alloc.c: wrappers of what allocates and frees device memory. An allocation never waits at the
+ * gate. Memory that another process has allocated, host memory and sparse arrays are not charged.
  */
-#include "memory.h"
-#include "swap.h"
 #include "wrap.h"
 
 NVS_EXPORT int cuMemFree_v2(CUdeviceptr p); /* a wrapper below; only its type is needed */
@@ -65,9 +59,8 @@ NVS_EXPORT int cuMemAlloc_v2(CUdeviceptr *p, size_t n);
 NVS_EXPORT int cuMemAllocManaged(CUdeviceptr *p, size_t n, uint flags);
 
 /*
- * While streams capture, the driver may refuse to allocate and to free, and end
- * the capture over it. It is asked for next to nothing to find out. The free,
- * like each of the driver's, waits until the GPU is done.
+ * While streams capture, the driver may refuse to allocate and to free, and end the capture over it.
+ * It is asked for next to nothing to find out.
  */
 static int allowed_in_capture(void)
 {
@@ -83,7 +76,7 @@ static int allowed_in_capture(void)
 NVS_EXPORT int cuDevicePrimaryCtxRetain(void **ctx, int dev);
 NVS_EXPORT int cuDevicePrimaryCtxRelease_v2(int dev);
 
-/* The context that has what is allocated while ctx is current: of a green one, the primary one. */
+/* The context that has what is allocated while ctx is current: not a green one, but its primary one. */
 static void *owner_in(void *ctx, struct nvs_gpu *gpu)
 {
 	void *primary = ctx;
@@ -95,7 +88,7 @@ static void *owner_in(void *ctx, struct nvs_gpu *gpu)
 }
 
 /* Allocates where memory is not simply the driver's. Returns -1: it is. */
-static int elsewhere(size_t n, CUdeviceptr *p)
+static int alloc_elsewhere(size_t n, CUdeviceptr *p)
 {
 	struct nvs_gpu *gpu;
 	void *ctx;
@@ -117,14 +110,14 @@ static int elsewhere(size_t n, CUdeviceptr *p)
 
 #define PITCH 512u /* what the driver rounds a row up to */
 
-static int elsewhere_pitch(CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element)
+static int alloc_pitch_elsewhere(CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element)
 {
 	size_t row = (w + PITCH - 1) / PITCH * PITCH;
 	int result;
 
 	if (!pitch || !w || !h || row < w || (element != 4 && element != 8 && element != 16))
 		return -1; /* the driver knows how to refuse it */
-	result = elsewhere(nvs_times(row, h), p);
+	result = alloc_elsewhere(nvs_times(row, h), p);
 	if (result == CUDA_SUCCESS)
 		*pitch = row;
 	return result;
@@ -132,14 +125,14 @@ static int elsewhere_pitch(CUdeviceptr *p, size_t *pitch, size_t w, size_t h, ui
 
 WRAPPER(cuMemAlloc_v2, (CUdeviceptr *p, size_t n))
 {
-	int result = elsewhere(n, p);
+	int result = alloc_elsewhere(n, p);
 
 	return result >= 0 ? result : ALLOCATING(n, NVS_MEMORY_POINTER, p, n, CALL(cuMemAlloc_v2, p, n));
 }
 
 WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, uint element))
 {
-	int result = elsewhere_pitch(p, pitch, w, h, element);
+	int result = alloc_pitch_elsewhere(p, pitch, w, h, element);
 
 	return result >= 0 ? result
 			   : ALLOCATING(nvs_times(w, h), NVS_MEMORY_POINTER, p, nvs_times(*pitch, h),
@@ -170,17 +163,6 @@ WRAPPER(cuMemFree_v2, (CUdeviceptr p))
 }
 
 /* ---- stream-ordered ---- */
-
-/* Returns what the driver's function is still to be asked for: OOM or success. */
-static int begin_async(struct nvs_claim *claim, bool *graph, struct nvs_gpu *gpu, void *pool, size_t n,
-		       void *key)
-{
-	claim->gpu = NULL;
-	*graph = recorded(key);
-	if (*graph ? nvs_graph_may_have(gpu, n) : nvs_claim_in_pool(claim, gpu, (uintptr_t)pool, n))
-		return CUDA_SUCCESS;
-	return CUDA_ERROR_OUT_OF_MEMORY;
-}
 
 static atomic_uint current_changes;
 
@@ -217,10 +199,7 @@ WRAPPER(cuMemSetMemPool, (struct cu_location *at, int type, void *pool))
 	return current_changed(CALL(cuMemSetMemPool, at, type, pool));
 }
 
-/*
- * Allocates from memory that moves. Returns -1: from the driver's pool, because nothing is
- * swapped, or it becomes part of a graph, or the pool is one that others may have access to.
- */
+/* Allocates from memory that moves. -1: it comes from the driver's pool: not swapped, of a graph, or shared. */
 static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdeviceptr *p)
 {
 	if (recorded(key) || nvs_memory_pool_shared((uintptr_t)pool))
@@ -228,57 +207,81 @@ static int movable(struct nvs_gpu *gpu, void *pool, size_t n, void *key, CUdevic
 	return nvs_swap_alloc_async(gpu, pool, key, n, p);
 }
 
+struct async {
+	struct nvs_gpu *gpu; /* NULL: the driver alone knows of it */
+	void *pool;
+	struct nvs_claim claim;
+	bool graph, unlisted;
+	unsigned tries;
+};
+
+/* -1: the driver is to be asked. */
+static inline int async_begin(struct async *a, size_t n, void *key, CUdeviceptr *p)
+{
+	int result = nvs_swap_on(a->gpu) ? movable(a->gpu, a->pool, n, key, p) : -1;
+
+	if (!a->gpu || result >= 0)
+		return result;
+	a->graph = recorded(key);
+	a->unlisted = !a->graph && nvs_memory_pool_unlisted(a->gpu, (uintptr_t)a->pool);
+	if (nvs_likely(a->unlisted) || (a->graph ? nvs_graph_may_have(a->gpu, n)
+						 : nvs_claim_in_pool(&a->claim, a->gpu, (uintptr_t)a->pool, n)))
+		return -1;
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static inline bool async_again(struct async *a, int result)
+{
+	return nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && !a->graph && nvs_swap_retry(a->claim.gpu, &a->tries);
+}
+
+static inline int async_end(struct async *a, int result, const CUdeviceptr *p, size_t n)
+{
+	bool tight = true;
+
+	if (nvs_likely(a->unlisted)) {
+		nvs_memory_pools_changed(NVS_POOLS_GREW);
+		return result;
+	}
+	if (result != CUDA_SUCCESS)
+		nvs_claim_drop(&a->claim);
+	else /* a pool's memory outlives contexts */
+		tight = nvs_claim_keep(&a->claim, NVS_MEMORY_POINTER, *p, n, NULL);
+	if (nvs_unlikely(atomic_load_explicit(&nvs_memory_pools_keep, memory_order_relaxed)) && a->claim.gpu)
+		nvs_memory_pool_grew(a->claim.gpu, a->claim.pool, tight);
+	return result;
+}
+
 #define ASYNC(name, P, A, key, where, pool_of) \
 	WRAPPER(name, P) \
 	{ \
-		struct nvs_claim claim; \
-		unsigned tries = 0; \
-		bool graph, tight = true; \
-		struct nvs_gpu *gpu; \
-		void *from; \
-		int result; \
-		if (!nvs_counting()) \
-			return CALL(name, NVS_SPREAD A); \
-		gpu = where; \
-		from = gpu ? pool_of : NULL; \
-		result = nvs_swap_on(gpu) ? movable(gpu, from, n, key, p) : -1; \
+		struct nvs_gpu *gpu = nvs_counting() ? where : NULL; \
+		struct async a = { .gpu = gpu, .pool = gpu ? pool_of : NULL }; \
+		int result = async_begin(&a, n, key, p); \
 		if (result >= 0) \
-			return result; \
-		result = begin_async(&claim, &graph, gpu, from, n, key); \
-		if (result != CUDA_SUCCESS) \
 			return result; \
 		do \
 			result = CALL(name, NVS_SPREAD A); \
-		while (nvs_unlikely(result == CUDA_ERROR_OUT_OF_MEMORY) && !graph && \
-		       nvs_swap_retry(claim.gpu, &tries)); \
-		if (result != CUDA_SUCCESS) \
-			nvs_claim_drop(&claim); \
-		else /* a pool's memory outlives contexts */ \
-			tight = nvs_claim_keep(&claim, NVS_MEMORY_POINTER, *p, n, NULL); \
-		if (nvs_unlikely(atomic_load_explicit(&nvs_memory_pools_keep, memory_order_relaxed)) && \
-		    claim.gpu) \
-			nvs_memory_pool_grew(claim.gpu, claim.pool, tight); \
-		return result; \
+		while (async_again(&a, result)); \
+		return async_end(&a, result, p, n); \
 	}
-#define ASYNC_SZ(name, P, A, gpu_of, pool) \
-	ASYNC(name, P, A, NVS_KEY_LEGACY(s), gpu_of(NVS_KEY_LEGACY(s)), pool) \
-	ASYNC(name##_ptsz, P, A, NVS_KEY_THREAD(s), gpu_of(NVS_KEY_THREAD(s)), pool)
-
 static struct nvs_gpu *gpu_of_pool(void *pool, void *key)
 {
-	struct nvs_gpu *gpu;
+	struct nvs_gpu *gpu = gpu_of_stream(key);
 
-	return nvs_memory_pool_find((uintptr_t)pool, &gpu) ? gpu : gpu_of_stream(key);
+	if (gpu && atomic_load_explicit(&gpu->unlisted, memory_order_relaxed) == (uintptr_t)pool)
+		return gpu; /* as before */
+	nvs_memory_pool_find((uintptr_t)pool, &gpu);
+	return gpu;
 }
 
-#define FROM_POOL(key) gpu_of_pool(pool, key)
-ASYNC_SZ(cuMemAllocAsync, (CUdeviceptr *p, size_t n, void *s), (p, n, s), gpu_of_stream,
-	 current_pool(gpu))
-ASYNC_SZ(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s), (p, n, pool, s),
-	 FROM_POOL, pool)
+#define FROM_CURRENT(name, P, A, key) ASYNC(name, P, A, key, gpu_of_stream(key), current_pool(gpu))
+#define FROM_POOL(name, P, A, key) ASYNC(name, P, A, key, gpu_of_pool(pool, key), pool)
+NVS_SZ(FROM_CURRENT, cuMemAllocAsync, (CUdeviceptr *p, size_t n, void *s), (p, n, s), s)
+NVS_SZ(FROM_POOL, cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s), (p, n, pool, s), s)
 
-#define FREE_ASYNC(name, key) \
-	WRAPPER(name, (CUdeviceptr p, void *s)) \
+#define FREE_ASYNC(name, P, A, key) \
+	WRAPPER(name, P) \
 	{ \
 		uint64_t stamp = nvs_memory_stamp(); \
 		bool graph = nvs_counting() && recorded(key); \
@@ -290,8 +293,7 @@ ASYNC_SZ(cuMemAllocFromPoolAsync, (CUdeviceptr *p, size_t n, void *pool, void *s
 			nvs_memory_remove(NVS_MEMORY_POINTER, p, stamp); \
 		return result; \
 	}
-FREE_ASYNC(cuMemFreeAsync, NVS_KEY_LEGACY(s))
-FREE_ASYNC(cuMemFreeAsync_ptsz, NVS_KEY_THREAD(s))
+NVS_SZ(FREE_ASYNC, cuMemFreeAsync, (CUdeviceptr p, void *s), (p, s), s)
 
 /* ---- pools: where each lies, and what it keeps ---- */
 

@@ -1,10 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * array.c: wrappers that allocate and free arrays. Only the driver knows the layout of an
- * array, so that arrays never move.
- */
-#include "memory.h"
-#include "swap.h"
+/* array.c: wrappers that allocate and free arrays, whose layout only the driver knows: they never move. */
 #include "wrap.h"
 
 /* A descriptor of two dimensions as one of three. */
@@ -35,8 +30,8 @@ static bool has_memory(uint flags)
 }
 
 /*
- * The bytes of an array with the padding of its layout. The driver tells them only of
- * arrays of deferred mapping, so such an array is made for a moment: it takes no memory.
+ * The bytes of an array with its padding. The driver tells them of arrays of deferred mapping alone,
+ * so such an array is made for a moment: it takes no memory.
  */
 static uint64_t array_bytes(struct cu_array3d d, uint levels, bool mipmapped)
 {

@@ -5,7 +5,6 @@
 #include "clock.h"
 #include "futex.h"
 #include "rm.h"
-#include "swap.h"
 #include "wait.h"
 #include "wrap.h"
 
@@ -35,10 +34,9 @@ CREATE(cuVDPAUCtxCreate, (void **ctx, uint flags, int dev, uint32_t vdp, void *g
 CREATE(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void *get_proc), (ctx, flags, dev, vdp, get_proc))
 
 /*
- * While a context is destroyed: the driver waits for its work, so the channels are on, and
- * nobody drains the context. The channels come first: a thread that drains may wait for them.
- * A process that is away comes back before, perhaps on another GPU: until then its contexts
- * are known, and no channels are kept on.
+ * While a context is destroyed the driver waits for its work: the channels are on, and nobody drains
+ * the context. The channels come first, because a drain may wait for them. A process that is away
+ * comes back before, perhaps on another GPU.
  */
 struct hold {
 	struct nvs_gpu *gpu;
@@ -129,9 +127,8 @@ WRAPPER(cuDevicePrimaryCtxRetain, (void **ctx, int dev))
 }
 
 /*
- * Takes a reference away. Whether it may be the last: never false of the last one, since each
- * retain that succeeded is counted. Of two releases at the same time the one that may be the
- * last comes after the other, for which it waits a second at most.
+ * Takes a reference away. False: it is not the last. Of two releases at the same time the one that
+ * may be the last comes after the other, for which it waits a second at most.
  */
 static bool may_be_last(struct nvs_gpu *gpu)
 {
@@ -207,8 +204,8 @@ PRIMARY(cuDevicePrimaryCtxReset, reset_primary)
 PRIMARY(cuDevicePrimaryCtxReset_v2, reset_primary)
 
 /*
- * A green context is part of its GPU's primary context. What the driver turns
- * it into names it in all calls about contexts and is asked for at once.
+ * A green context is part of its GPU's primary one. All calls about contexts have the handle that
+ * the driver turns it into, which is asked for at once.
  */
 static void green_seen(void *green)
 {

@@ -23,7 +23,7 @@ struct view {
 };
 
 /* "cuMemcpyHtoD_v2_ptds" is "cuMemcpyHtoD" to cuGetProcAddress. */
-static void base_name(char *out, size_t size, const char *name)
+static void symbol_base(char *out, size_t size, const char *name)
 {
 	size_t n = strlen(name);
 
@@ -37,10 +37,7 @@ static void base_name(char *out, size_t size, const char *name)
 	out[n] = '\0';
 }
 
-/*
- * Whether the resolver hands out anything but wrappers for this name, of any
- * default stream, as the newest and the oldest program may ask.
- */
+/* Whether the resolver hands out anything but wrappers, as the newest and the oldest program may ask. */
 static bool resolver_leads_past(const struct view *v, const char *base)
 {
 	static const uint64_t flags[] = { CU_GPA_DEFAULT, CU_GPA_LEGACY_STREAM, CU_GPA_PER_THREAD };
@@ -72,7 +69,7 @@ static const char *way_past(struct view *v, unsigned f)
 	if (p != nvs_wrappers[f] && !nvs_is_wrapper(p))
 		return "dlsym";
 	/* The variants of a name follow each other: it is asked for once. */
-	base_name(base, sizeof(base), name);
+	symbol_base(base, sizeof(base), name);
 	if (strcmp(base, v->asked) != 0) {
 		memcpy(v->asked, base, sizeof(base));
 		v->past = resolver_leads_past(v, base);

@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * graph.c: wrappers of graphs: the memory that they own, the GPUs that they work on, and
- * their launch. names.c has the nodes that name memory.
- */
+/* graph.c: wrappers of graphs: the memory that they own, the GPUs that they work on, and their launch. */
 #include <sys/mman.h>
 
 #include "pointer_abi.h"
-#include "swap.h"
 #include "wrap.h"
 
 /* ---- memory of graphs ---- */
@@ -147,10 +143,7 @@ struct taking {
 	unsigned claimed;
 };
 
-/*
- * Claims what is missing on each GPU, so long as the driver's call lasts: afterwards the driver
- * tells what graphs have. False: the limit does not allow it.
- */
+/* Claims what is missing on each GPU until the driver's call is over. False: the limit refuses it. */
 static bool claim_all(struct taking *t)
 {
 	NVS_FOR_EACH_GPU(gpu) {
@@ -208,8 +201,8 @@ static bool may_be_made(struct taking *t, void *graph)
 /* ---- instantiation ---- */
 
 /*
- * After an instantiation: nodes never change their GPU, so this holds as long as the executable
- * graph. A process that uses one GPU asks the driver nothing. uploaded: the graph has its memory.
+ * After an instantiation: nodes never change their GPU. A process that uses one GPU asks the driver
+ * nothing. uploaded: the graph has its memory.
  */
 static int instantiated(struct taking *t, int result, void **exec, void *graph, bool uploaded)
 {
@@ -253,17 +246,16 @@ static bool uploads(const struct cu_instantiate_params *p)
 	return p && p->flags & CU_GRAPH_INSTANTIATE_UPLOAD;
 }
 
-#define INSTANTIATE_WITH(name, KEY) \
-	INSTANTIATE_BEHIND(name, (void **exec, void *graph, struct cu_instantiate_params *p), (exec, graph, p), \
-			   uploads(p) ? nvs_gate_enter(KEY(p->upload_stream)) : nvs_names_enter_graph(), uploads(p))
-INSTANTIATE_WITH(cuGraphInstantiateWithParams, NVS_KEY_LEGACY)
-INSTANTIATE_WITH(cuGraphInstantiateWithParams_ptsz, NVS_KEY_THREAD)
+#define INSTANTIATE_WITH(name, P, A, key) \
+	INSTANTIATE_BEHIND(name, P, A, uploads(p) ? nvs_gate_enter(key) : nvs_names_enter_graph(), uploads(p))
+NVS_SZ(INSTANTIATE_WITH, cuGraphInstantiateWithParams, (void **exec, void *graph, struct cu_instantiate_params *p),
+       (exec, graph, p), p->upload_stream)
 
 /* ---- launch and end ---- */
 
 typedef int run_fn(void *exec, void *stream);
 
-static inline int run(run_fn *real, void *exec, void *s, void *key)
+static inline int graph_run(run_fn *real, void *exec, void *s, void *key)
 {
 	struct nvs_thread *t = nvs_gate_enter_gpus(key, nvs_memory_gpus_of_graph((uintptr_t)exec));
 	int result = real(exec, s);
@@ -274,7 +266,7 @@ static inline int run(run_fn *real, void *exec, void *s, void *key)
 }
 
 /* The first time: the graph takes what it allocates. */
-static __attribute__((noinline)) int run_first(run_fn *real, void *exec, void *s, void *key)
+static __attribute__((noinline)) int graph_run_first(run_fn *real, void *exec, void *s, void *key)
 {
 	struct taking t = { .claimed = 0 };
 	int result;
@@ -283,7 +275,7 @@ static __attribute__((noinline)) int run_first(run_fn *real, void *exec, void *s
 		t.bytes[gpu->number] = nvs_memory_graph_to_take((uintptr_t)exec, gpu);
 	if (!claim_all(&t))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	result = run(real, exec, s, key);
+	result = graph_run(real, exec, s, key);
 	nvs_memory_graph_settle(t.claims, t.claimed);
 	NVS_FOR_EACH_GPU(gpu)
 		if (result == CUDA_SUCCESS && t.bytes[gpu->number].most)
@@ -292,32 +284,30 @@ static __attribute__((noinline)) int run_first(run_fn *real, void *exec, void *s
 }
 
 /* Of a process whose graphs allocate. */
-static __attribute__((noinline)) int run_with_memory(run_fn *real, void *exec, void *s, void *key)
+static __attribute__((noinline)) int graph_run_with_memory(run_fn *real, void *exec, void *s, void *key)
 {
 	bool now = false;
 	int result;
 
 	if (nvs_counting() && !(atomic_load(&nvs_gate.captures) && nvs_capturing(key)) &&
 	    nvs_memory_graph_runs((uintptr_t)exec, &now))
-		return run_first(real, exec, s, key);
-	result = run(real, exec, s, key);
+		return graph_run_first(real, exec, s, key);
+	result = graph_run(real, exec, s, key);
 	if (now)
 		nvs_memory_graph_look();
 	return result;
 }
 
-#define RUN(name, KEY) \
-	WRAPPER(name, (void *exec, void *s)) \
+#define RUN(name, P, A, key) \
+	WRAPPER(name, P) \
 	{ \
 		__typeof__(&name) real = NVS_REAL(name); \
 		if (nvs_unlikely(atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed))) \
-			return run_with_memory(real, exec, s, KEY(s)); \
-		return run(real, exec, s, KEY(s)); \
+			return graph_run_with_memory(real, exec, s, key); \
+		return graph_run(real, exec, s, key); \
 	}
-RUN(cuGraphLaunch, NVS_KEY_LEGACY)
-RUN(cuGraphLaunch_ptsz, NVS_KEY_THREAD)
-RUN(cuGraphUpload, NVS_KEY_LEGACY)
-RUN(cuGraphUpload_ptsz, NVS_KEY_THREAD)
+NVS_SZ(RUN, cuGraphLaunch, (void *exec, void *s), (exec, s), s)
+NVS_SZ(RUN, cuGraphUpload, (void *exec, void *s), (exec, s), s)
 
 WRAPPER(cuGraphExecDestroy, (void *exec))
 {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * hook.h: interposition. Which driver functions exist, where the real ones
- * are, and which pointers the application may not get to see.
+ * hook.h: interposition. Which driver functions exist, where the real ones are, and which pointers
+ * the application may not get to see.
  *
- * Start reading here: symbols.h names what is interposed. The other files of this
- * layer hold the wrappers; resolve.c finds the real functions; start.c runs when
- * the driver is first initialised. Below: core/gate.h is the way to the GPU,
- * core/gpu.h what is known of it, core/lease.h decides, core/client.c talks to the
- * scheduler, memory/ counts and limits what is allocated, swap/ moves it.
+ * Start reading here: symbols.h names what is interposed, resolve.c finds the real functions,
+ * start.c runs when the driver is first initialised. Below: core/gate.h is the way to the GPU,
+ * core/lease.h decides, core/client.c talks to the scheduler, memory/ counts and limits what is
+ * allocated, swap/ moves it.
  */
 #ifndef NVSHARE_HOOK_H
 #define NVSHARE_HOOK_H
@@ -22,7 +21,7 @@
 /* The real export of each interposed name; NULL while unknown or absent. */
 extern _Atomic(void *) nvs_real_table[NVS_F_COUNT];
 
-/* What the shim itself calls of libnvidia-ml. Valid once nvs_resolve_nvml() returned true. */
+/* What the shim itself calls of libnvidia-ml; NULL before a function of it was resolved. */
 struct nvs_nvml {
 	int (*device_uuid)(void *device, char *uuid, uint size);
 };
@@ -33,16 +32,6 @@ extern _Atomic(void *) nvs_ungated_table[NVS_CUDA_COUNT - NVS_WRAPPED_COUNT];
 
 extern const char *const nvs_names[NVS_F_COUNT];
 extern void *const nvs_wrappers[NVS_F_COUNT];
-
-/*
- * Finds the driver in this process and fills the tables, once. hint: an
- * address that may lie in the driver, or NULL. load: load libcuda.so.1 if it
- * is not there yet. Returns false while there is no driver.
- */
-bool nvs_resolve(void *hint, bool load);
-
-/* The same for libnvidia-ml, which is never loaded. */
-bool nvs_resolve_nvml(void *hint);
 
 /* The real function, looked for if need be. One that the driver lacks is nvs_driver_lacks, one that NVML lacks NULL. */
 void *nvs_resolve_one(enum nvs_function f);
@@ -73,18 +62,13 @@ struct nvs_coverage {
 	uint32_t bypassed;   /* at least one way leads past it */
 };
 
-/* Asks every resolver as the application would. After nvs_resolve(). */
+/* Asks every resolver as the application would. The driver is there. */
 struct nvs_coverage nvs_coverage_check(void);
 
 /* Children of a fork start afresh from now on. */
 void nvs_at_fork(void);
-/* What cuInit's wrapper does before the driver's, until that has succeeded once. */
-void nvs_before_start(void);
-/* What cuInit's wrapper does after the driver's first success. */
-void nvs_start(void);
 
-/* dlsym of the next library in line, and glibc's dlvsym. */
+/* dlsym of the next library in line. */
 void *nvs_next_dlsym(void *handle, const char *name);
-void *nvs_next_dlvsym(void *handle, const char *name, const char *version);
 
 #endif

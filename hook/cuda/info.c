@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * info.c: wrappers that tell a container about its memory as if its limit were
- * the size of the GPU. Without a limit they tell what the driver does, but where
- * memory is swapped nobody sees what others use.
+ * info.c: wrappers that tell a container of its memory as if its limit were the size of the GPU.
+ * Where memory is swapped nobody sees what others use.
  */
 #include "reserve.h"
-#include "swap.h"
 #include "wrap.h"
 
 static uint64_t least(uint64_t a, uint64_t b)

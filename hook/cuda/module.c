@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * module.c: wrappers that load code, whose __device__ variables take memory of the GPU. Nobody
- * tells how much, so the image is read: sections .nv.global of a cubin (ELF), declarations
- * .global of PTX text, and the cubins of a fat binary that are not compressed, of which the
- * largest is taken. A library counts when it is loaded, on the GPU that is current then; the
- * driver may load it later. What is compressed or linked by the driver is not known.
+ * module.c: wrappers that load code, whose __device__ variables take memory of the GPU. Nobody tells
+ * how much, so the image is read: sections .nv.global of a cubin (ELF), declarations .global of PTX,
+ * and the largest cubin of a fat binary that is not compressed. A library counts when it is loaded,
+ * on the current GPU. Compressed code, and what the driver links, is not known.
  */
 #include <elf.h>
 #include <fcntl.h>
@@ -15,7 +14,6 @@
 #include <unistd.h>
 
 #include "descriptor.h"
-#include "memory.h"
 #include "wrap.h"
 
 #define EM_CUDA_CODE 190

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * names.c: wrappers of calls that name memory without using it: nodes of graphs, textures;
- * graph.c has those that build graphs. The driver may look the memory up when it gets the
- * address. So these calls wait until that memory is on the GPU, and keep it there until the
- * driver returns, as a captured call does. They need no grant.
+ * names.c: wrappers of calls that name memory without using it: nodes of graphs, textures. The
+ * driver may look the memory up: the call waits until it is on the GPU, and keeps it there, as a
+ * captured call does. They need no grant.
  */
-#include "swap.h"
 #include "wrap.h"
 
 struct nvs_thread *nvs_names_enter(CUdeviceptr a, CUdeviceptr b)

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pointer.c: wrappers that tell of an address. For memory of ours (swap.h) the
- * answer is about the application's allocation, whether it is on the GPU or
- * not; the driver would tell of our chunk, or know nothing.
+ * pointer.c: wrappers that tell of an address. Of memory of ours (swap.h) they tell of the
+ * application's allocation, where the driver would tell of our chunk, or know nothing.
  */
 #include <string.h>
 
 #include "pointer_abi.h"
-#include "swap.h"
+#include "vmm.h"
 #include "wrap.h"
 
 WRAPPER(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *bytes, CUdeviceptr p))
@@ -26,75 +25,43 @@ WRAPPER(cuMemGetAddressRange_v2, (CUdeviceptr *base, size_t *bytes, CUdeviceptr 
 }
 
 /*
- * An attribute as the driver has it of memory of that kind (hook/test/pointers.txt); -1: the
- * driver knows it better. What memory has no value of is zero, and written with the error.
+ * An attribute as the driver has it of such memory (hook/test/pointers.txt); -1: the driver knows it
+ * better. A value that the memory lacks is zero, also with an error.
  */
-static int tell(uint64_t *value, int what, CUdeviceptr p, const struct nvs_swap_range *r)
+static int pointer_tell(uint64_t *value, int what, CUdeviceptr p, const struct nvs_swap_range *r)
 {
 	*value = 0;
-	switch (what) {
-	case NVS_POINTER_CONTEXT:
-		*value = (uintptr_t)r->owner;
-		break;
-	case NVS_POINTER_MEMORY_TYPE:
-		*value = CU_MEMORY_TYPE_DEVICE;
-		break;
-	case NVS_POINTER_DEVICE_POINTER:
-		if (r->mapping && !r->access)
-			return CUDA_ERROR_INVALID_VALUE;
-		*value = p;
-		break;
-	case NVS_POINTER_HOST_POINTER:
+	if (what == NVS_POINTER_HOST_POINTER || (what == NVS_POINTER_DEVICE_POINTER && r->mapping && !r->access))
 		return CUDA_ERROR_INVALID_VALUE;
-	case NVS_POINTER_SYNC_MEMOPS: /* set, it has pinned the memory */
-		*value = 1;
-		return r->pinned ? -1 : CUDA_SUCCESS;
-	case NVS_POINTER_BUFFER_ID:
-	case NVS_POINTER_MEMORY_BLOCK_ID:
-		*value = 1ull << 63 | r->serial;
-		break;
-	case NVS_POINTER_DEVICE_ORDINAL:
-		*value = (uint64_t)r->gpu->device.dev;
-		break;
-	case NVS_POINTER_IS_LEGACY_CUDA_IPC_CAPABLE:
-		*value = r->ipc;
-		break;
-	case NVS_POINTER_RANGE_START_ADDR:
-		*value = r->range;
-		break;
-	case NVS_POINTER_RANGE_SIZE:
-		*value = r->range_bytes;
-		break;
-	case NVS_POINTER_MAPPED:
-		*value = 1;
-		break;
-	case NVS_POINTER_ALLOWED_HANDLE_TYPES:
-		*value = (unsigned)r->handle_types;
-		break;
-	case NVS_POINTER_IS_GPU_DIRECT_RDMA_CAPABLE:
-		*value = r->rdma;
-		break;
-	case NVS_POINTER_ACCESS_FLAGS:
-		*value = r->mapping ? (unsigned)r->access : CU_MEM_ACCESS_READWRITE;
-		break;
-	case NVS_POINTER_MEMPOOL_HANDLE:
-		*value = (uintptr_t)r->pool_handle;
-		break;
-	case NVS_POINTER_MAPPING_SIZE:
-		*value = r->mapped_bytes;
-		break;
-	case NVS_POINTER_MAPPING_BASE_ADDR:
-		*value = r->mapped;
-		break;
-	case NVS_POINTER_IS_MANAGED:
-		break;
-	case NVS_POINTER_IS_HW_DECOMPRESS_CAPABLE:
-		*value = !r->pool && !r->mapping;
-		break;
-	default:
-		return -1;
+	if (what == NVS_POINTER_SYNC_MEMOPS && r->pinned)
+		return -1; /* set, it has pinned the memory */
+	switch (what) {
+#define T(name, v) \
+	case NVS_POINTER_##name: \
+		*value = v; \
+		return CUDA_SUCCESS;
+		T(CONTEXT, (uintptr_t)r->owner)
+		T(MEMORY_TYPE, CU_MEMORY_TYPE_DEVICE)
+		T(DEVICE_POINTER, p)
+		T(SYNC_MEMOPS, 1)
+		T(BUFFER_ID, 1ull << 63 | r->serial)
+		T(MEMORY_BLOCK_ID, 1ull << 63 | r->serial)
+		T(IS_MANAGED, 0)
+		T(DEVICE_ORDINAL, (uint64_t)r->gpu->device.dev)
+		T(IS_LEGACY_CUDA_IPC_CAPABLE, r->ipc)
+		T(RANGE_START_ADDR, r->range)
+		T(RANGE_SIZE, r->range_bytes)
+		T(MAPPED, 1)
+		T(ALLOWED_HANDLE_TYPES, (unsigned)r->handle_types)
+		T(IS_GPU_DIRECT_RDMA_CAPABLE, r->rdma)
+		T(ACCESS_FLAGS, r->mapping ? (unsigned)r->access : CU_MEM_ACCESS_READWRITE)
+		T(MEMPOOL_HANDLE, (uintptr_t)r->pool_handle)
+		T(MAPPING_SIZE, r->mapped_bytes)
+		T(MAPPING_BASE_ADDR, r->mapped)
+		T(IS_HW_DECOMPRESS_CAPABLE, !r->pool && !r->mapping)
+#undef T
 	}
-	return CUDA_SUCCESS;
+	return -1;
 }
 
 /* As the driver writes an attribute in a list of an address that nothing is at. */
@@ -120,13 +87,7 @@ static int unknown(void *data, int what, CUdeviceptr p)
 }
 
 /* The driver is asked while the memory is on the GPU. */
-#define BY_THE_DRIVER_AT(p, call) \
-	__extension__({ \
-		struct nvs_thread *t_ = nvs_names_enter(p, 0); \
-		int result_ = call; \
-		nvs_names_leave(t_); \
-		result_; \
-	})
+#define BY_THE_DRIVER_AT(p, call) NVS_NAMING(nvs_names_enter(p, 0), call)
 
 /* Memory of another process is mapped, and mapped memory is of no context for the driver. */
 static void add_context(int what, void *data, CUdeviceptr p)
@@ -151,7 +112,7 @@ WRAPPER(cuPointerGetAttribute, (void *data, int what, CUdeviceptr p))
 	}
 	if (!r.base && nvs_pointer_bytes(what))
 		return CUDA_ERROR_INVALID_VALUE;
-	result = r.base ? tell(&value, what, p, &r) : -1;
+	result = r.base ? pointer_tell(&value, what, p, &r) : -1;
 	if (result == -1)
 		return BY_THE_DRIVER_AT(p, CALL(cuPointerGetAttribute, data, what, p));
 	memcpy(data, &value, nvs_pointer_bytes(what));
@@ -179,10 +140,22 @@ WRAPPER(cuPointerGetAttributes, (uint n, int *what, void **data, CUdeviceptr p))
 			continue;
 		if (!r.base && nvs_pointer_bytes(what[i]))
 			result = unknown(data[i], what[i], p);
-		else if (!r.base || tell(&value, what[i], p, &r) == -1)
+		else if (!r.base || pointer_tell(&value, what[i], p, &r) == -1)
 			result = BY_THE_DRIVER_AT(p, CALL(cuPointerGetAttributes, 1, &what[i], &data[i], p));
 		else
 			memcpy(data[i], &value, nvs_pointer_bytes(what[i]));
 	}
 	return result;
+}
+
+/* A program that sets SYNC_MEMOPS hands the address to another device next (GPUDirect RDMA). */
+WRAPPER(cuPointerSetAttribute, (const void *value, int what, CUdeviceptr p))
+{
+	struct nvs_swap_range r;
+
+	if (what == NVS_POINTER_SYNC_MEMOPS) {
+		nvs_swap_pin(p, &r);
+		nvs_vmm_pin(p, 1);
+	}
+	return CALL(cuPointerSetAttribute, value, what, p);
 }

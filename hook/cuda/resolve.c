@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * resolve.c: find the real dlsym, the real driver, and libnvidia-ml.
- *
- * No lock is held over a call into the dynamic linker: a constructor that runs
- * under the linker's own lock may come here too. Threads that resolve at the
- * same time store the same values.
+ * resolve.c: find the real dlsym, the real driver, and libnvidia-ml. No lock is held over a call
+ * into the dynamic linker, which has its own. Threads that resolve at the same time store the same
+ * values.
  */
 #include <dlfcn.h>
 #include <elf.h>
@@ -47,9 +45,8 @@ static struct library *library_of(unsigned f)
 }
 
 /*
- * Open-addressing map from real export to function: one more than its number.
- * Without a lock, which a fork at the wrong moment would leave locked: all who
- * fill it put the same in, in the same order.
+ * Open-addressing map from a real export to one more than its function. Without a lock, which a fork
+ * could leave locked: all threads put the same in, in the same order.
  */
 #define MAP_SIZE 4096u
 _Static_assert(NVS_F_COUNT * 4 <= MAP_SIZE, "map stays sparse");
@@ -162,6 +159,10 @@ static void resolve_ioctl(void *handle)
 		nvs_rm_set_next((nvs_rm_ioctl *)own);
 }
 
+/*
+ * Finds a library in this process and fills the tables, once. hint: an address that may lie in
+ * it, or NULL. load: it is loaded if it is not there yet. False: it is not there.
+ */
 static bool resolve(struct library *l, void *hint, bool load)
 {
 	int saved = errno;
@@ -197,16 +198,6 @@ static bool resolve(struct library *l, void *hint, bool load)
 	return handle != NULL;
 }
 
-bool nvs_resolve(void *hint, bool load)
-{
-	return resolve(&cuda, hint, load);
-}
-
-bool nvs_resolve_nvml(void *hint)
-{
-	return resolve(&nvml, hint, false);
-}
-
 void *nvs_resolve_one(enum nvs_function f)
 {
 	struct library *l = library_of(f);
@@ -222,11 +213,9 @@ void *nvs_resolve_one(enum nvs_function f)
 }
 
 /*
- * The real dlsym. Both dlsym and dlvsym are interposed, also for versioned
- * look-ups, so that the linker can't be asked: glibc's dlvsym is read from its
- * symbol table, and asked for the dlsym next in line. On musl there is no
- * driver for us; its own dlsym is read in the same way, so that whoever has us
- * preloaded there runs on.
+ * The real dlsym. Both dlsym and dlvsym are interposed, so the linker can't be asked: glibc's dlvsym
+ * is read from its symbol table, and asked for the dlsym next in line. musl's own dlsym is read in
+ * the same way, so that a program with us preloaded runs on there.
  */
 typedef void *dlsym_fn(void *, const char *);
 typedef void *dlvsym_fn(void *, const char *, const char *);
@@ -252,9 +241,8 @@ static uint32_t gnu_hash(const char *s)
 }
 
 /*
- * A sanitizer asks dlsym for the functions that it interposes, strcmp among
- * them, before its own can be called: on the way to the first answer the C
- * library's string functions are not to be used.
+ * A sanitizer asks dlsym for the string functions that it interposes before its own can be called:
+ * they are not to be used on the way to the first answer.
  */
 static bool begins(const char *s, const char *with)
 {
@@ -361,10 +349,8 @@ static bool take_libc(ElfW(Addr) base, const char *path, const ElfW(Dyn) *dyn, s
 }
 
 /*
- * The linker's list of what is loaded, by the pointer that it leaves to
- * debuggers in the program. What comes up to the C library is there from the
- * start and stays, so that no lock is needed. NULL if the program has no such
- * pointer.
+ * The linker's list of what is loaded, by the pointer that it leaves to debuggers. The C library is
+ * in it from the start, so no lock is needed. NULL: the program has no such pointer.
  */
 static const struct link_map *loaded(void)
 {
@@ -414,8 +400,8 @@ static bool find_next(void)
 		return true;
 	find_libc(&libc);
 	/*
-	 * The oldest version first: each glibc has it. A look-up that fails
-	 * allocates, and we may be inside an allocator that is looking up its own.
+	 * The oldest version first, which each glibc has: a look-up that fails allocates, and we may
+	 * be inside an allocator that looks up its own.
 	 */
 	if (libc.dlvsym) {
 		dlvsym_fn *find = (dlvsym_fn *)libc.dlvsym;
@@ -434,12 +420,6 @@ static bool find_next(void)
 void *nvs_next_dlsym(void *handle, const char *name)
 {
 	return find_next() ? atomic_load(&nvs_next_dlsym_pointer)(handle, name) : NULL;
-}
-
-void *nvs_next_dlvsym(void *handle, const char *name, const char *version)
-{
-	return find_next() && atomic_load(&nvs_next_dlvsym_pointer)
-		? atomic_load(&nvs_next_dlvsym_pointer)(handle, name, version) : NULL;
 }
 
 static int function_of(const char *name)
@@ -479,10 +459,8 @@ static bool linked_to(const void *caller, int f)
 }
 
 /*
- * The answer to a look-up of an interposed name, given what the linker found.
- * A name that only the shim exports is not there: ask who comes after it. The linker
- * then looks from where the shim is, which is not the scope of a library that was
- * opened for itself.
+ * The answer to a look-up of an interposed name, given what the linker found. If only the shim has
+ * it, it is looked for behind the shim, and among the libraries that the caller is linked to.
  */
 static void *answer(int f, void *handle, void *found, void *caller)
 {
@@ -514,35 +492,33 @@ struct route {
 	void *result;
 	uintptr_t answered; /* 0: forward to the next dlsym */
 };
+static const struct route forward;
 
-/* Called by the trampoline in tail.S; caller is the return address. */
-__attribute__((visibility("hidden"))) struct route nvs_dlsym_route(void *handle, const char *name,
-								   void *caller);
-struct route nvs_dlsym_route(void *handle, const char *name, void *caller)
+static struct route answered(void *result)
 {
-	struct route r = { NULL, 0 };
+	return (struct route){ result, 1 };
+}
+
+/* Called by the trampolines in tail.S; caller is the return address. */
+__attribute__((visibility("hidden"))) struct route nvs_dlsym_route(void *, const char *, const char *, void *);
+__attribute__((visibility("hidden"))) struct route nvs_dlvsym_route(void *, const char *, const char *, void *);
+
+struct route nvs_dlsym_route(void *handle, const char *name, const char *none, void *caller)
+{
 	int f;
 
-	if (!find_next()) {
-		r.answered = 1;
-		return r;
-	}
+	(void)none;
+	if (!find_next())
+		return answered(NULL);
 	f = function_of(name);
 	if (f < 0)
-		return r;
+		return forward;
 	/* The libraries themselves get what they ask for. */
 	resolve(library_of((unsigned)f), NULL, false);
 	if (called_by(&cuda, caller) || called_by(&nvml, caller))
-		return r;
-	r.answered = 1;
-	if (handle == RTLD_NEXT)
-		r.result = answer(f, handle, NULL, caller);
-	else
-		r.result = answer(f, handle, nvs_next_dlsym(handle, name), caller);
-	return r;
+		return forward;
+	return answered(answer(f, handle, handle == RTLD_NEXT ? NULL : nvs_next_dlsym(handle, name), caller));
 }
-
-/* The exported ones, in tail.S. */
 
 /* Whether what calls is the program, or a library that comes before the shim. */
 static bool comes_before(const void *caller)
@@ -561,44 +537,30 @@ static bool comes_before(const void *caller)
 }
 
 /*
- * Who interposes dlsym before us asks for the next one by a version, and ours
- * has none: the linker would pass us over.
+ * A library that interposes dlsym before us asks for the next one by a version, and ours has
+ * none: the linker would pass us over.
  */
 static void *next_in_line(void *handle, const char *name, const void *caller)
 {
-	bool symbol = same_name(name, "dlsym");
+	bool symbol = name && same_name(name, "dlsym");
 
-	if (handle != RTLD_NEXT || (!symbol && !same_name(name, "dlvsym")) || !comes_before(caller))
+	if (handle != RTLD_NEXT || !name || (!symbol && !same_name(name, "dlvsym")) || !comes_before(caller))
 		return NULL;
 	return symbol ? (void *)dlsym : (void *)dlvsym;
 }
 
-__attribute__((visibility("hidden"))) struct route
-nvs_dlvsym_route(void *handle, const char *name, const char *version, void *caller);
 struct route nvs_dlvsym_route(void *handle, const char *name, const char *version, void *caller)
 {
-	struct route r = { NULL, 0 };
+	dlvsym_fn *next = find_next() ? atomic_load(&nvs_next_dlvsym_pointer) : NULL;
+	void *found = next ? next_in_line(handle, name, caller) : NULL;
 	int f;
 
-	if (!find_next() || !atomic_load(&nvs_next_dlvsym_pointer)) {
-		r.answered = 1;
-		return r;
-	}
-	if (name)
-		r.result = next_in_line(handle, name, caller);
-	if (r.result) {
-		r.answered = 1;
-		return r;
-	}
+	if (!next || found)
+		return answered(found);
 	f = function_of(name);
 	if (f < 0)
-		return r;
-	r.answered = 1;
-	if (handle != RTLD_NEXT) {
-		r.result = nvs_next_dlvsym(handle, name, version);
-		if (!r.result)
-			return r;
-	}
-	r.result = answer(f, handle, r.result, caller);
-	return r;
+		return forward;
+	if (handle != RTLD_NEXT && !(found = next(handle, name, version)))
+		return answered(NULL);
+	return answered(answer(f, handle, found, caller));
 }

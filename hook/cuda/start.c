@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* start.c: what happens when the driver is first initialised, and in a child of fork. */
+/*
+ * start.c: what a program calls first: cuInit, and the ways to find the driver's other functions.
+ * What happens then, and in a child of fork.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -7,25 +10,17 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "client.h"
 #include "clock.h"
 #include "exit.h"
 #include "futex.h"
-#include "gate.h"
 #include "glibc.h"
-#include "hook.h"
 #include "lock.h"
 #include "log.h"
-#include "memory.h"
 #include "query.h"
-#include "stream.h"
-#include "swap.h"
 #include "uuid.h"
+#include "wrap.h"
 
-/*
- * In a forked child CUDA is as if never initialised, and so is the shim. Other
- * threads may have held any lock at the fork, so everything starts afresh.
- */
+/* In a forked child CUDA is as if never initialised, and any lock may be held: all starts afresh. */
 static atomic_bool started, ready;
 static __thread bool starting __attribute__((tls_model("initial-exec")));
 
@@ -70,11 +65,7 @@ static unsigned list_devices(struct nvs_device *d)
 	return n;
 }
 
-/*
- * pthread_atfork is in a static part of some glibc versions and calls this. It
- * is weak because musl has no such function, and a program that musl loads
- * must not fail for it; it never gets here.
- */
+/* pthread_atfork is in a static part of some glibc versions and calls this. Weak: musl has no such function. */
 extern int __register_atfork(void (*)(void), void (*)(void), void (*)(void), void *)
 	__attribute__((weak));
 extern void *__dso_handle __attribute__((visibility("hidden")));
@@ -87,7 +78,7 @@ void nvs_at_fork(void)
 		__register_atfork(NULL, NULL, fork_child, __dso_handle);
 }
 
-static void start(void)
+static void start_client(void)
 {
 	static atomic_bool once;
 	struct nvs_device devices[NVS_MAX_CHANNELS] = { 0 };
@@ -107,9 +98,8 @@ static void start(void)
 }
 
 /*
- * Of several threads that initialise the driver at once the others wait, lest
- * what they submit slips through before there is a gate. Not for ever: they
- * may hold what the first one needs, the linker's lock in a constructor.
+ * Of several threads that initialise the driver the others wait, lest what they submit slips
+ * through. Not for ever: they may hold what the first one needs, the linker's lock in a constructor.
  */
 static void wait_ready(void)
 {
@@ -126,10 +116,7 @@ static void wait_ready(void)
 #define MARK     "any"
 #define GPU_ENV  "CUDA_VISIBLE_DEVICES"
 
-/*
- * Other threads may read the environment now, so it keeps its form. The kernel writes: a
- * program may have put a constant there, and the kernel refuses where a store would end it.
- */
+/* Other threads may read the environment: it keeps its form. The kernel writes, because it refuses a constant. */
 static bool overwrite(char *at, const char *text)
 {
 	int ends[2];
@@ -156,9 +143,9 @@ static bool names_one(const char *text, uint8_t *uuid)
 }
 
 /*
- * Before the driver's cuInit, which reads CUDA_VISIBLE_DEVICES: that names the GPU on which the
- * container was to begin. If the container has begun on another one, or has moved since, the
- * variable is changed, in the memory where it is. Waits up to 5 s for a scheduler that lives.
+ * Before the driver's cuInit, which reads CUDA_VISIBLE_DEVICES: where the container has begun on
+ * another GPU, or has moved, the variable is changed in place. Waits up to 5 s for a scheduler that
+ * lives.
  */
 static void follow_place(void)
 {
@@ -176,13 +163,7 @@ static void follow_place(void)
 	errno = saved;
 }
 
-void nvs_before_start(void)
-{
-	if (!atomic_load(&started))
-		follow_place();
-}
-
-void nvs_start(void)
+static void start_once(void)
 {
 	if (atomic_load(&ready))
 		return;
@@ -191,7 +172,36 @@ void nvs_start(void)
 		return;
 	}
 	starting = true;
-	start();
+	start_client();
 	starting = false;
 	atomic_store(&ready, true);
 }
+
+WRAPPER(cuInit, (uint flags))
+{
+	int result, saved;
+
+	if (!atomic_load(&started))
+		follow_place();
+	result = CALL(cuInit, flags);
+	saved = errno;
+	if (result == CUDA_SUCCESS)
+		start_once();
+	errno = saved;
+	return result;
+}
+
+/* ---- the resolver: real one first, then the pointer it returned ---- */
+
+static int substitute(int result, void **pfn)
+{
+	if (result == CUDA_SUCCESS && pfn)
+		*pfn = nvs_substitute(*pfn);
+	return result;
+}
+
+#define RESOLVER(name, P, A) WRAPPER(name, P) { return substitute(CALL(name, NVS_SPREAD A), pfn); }
+#define RESOLVERS(name, P, A) RESOLVER(name, P, A) RESOLVER(name##_ptsz, P, A)
+RESOLVERS(cuGetProcAddress, (const char *symbol, void **pfn, int version, uint64_t flags), (symbol, pfn, version, flags))
+RESOLVERS(cuGetProcAddress_v2, (const char *symbol, void **pfn, int version, uint64_t flags, void *status),
+	  (symbol, pfn, version, flags, status))

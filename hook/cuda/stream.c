@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * stream.c: wrappers that note which streams there are, which of them capture, and when the
- * host has waited for work.
- */
-#include "swap.h"
+/* stream.c: wrappers that note which streams there are, which capture, and when the host has waited for work. */
 #include "wrap.h"
 
 static int stream_created(int result, void **stream)
@@ -13,15 +9,9 @@ static int stream_created(int result, void **stream)
 	return result;
 }
 
-WRAPPER(cuStreamCreate, (void **stream, uint flags))
-{
-	return stream_created(CALL(cuStreamCreate, stream, flags), stream);
-}
-
-WRAPPER(cuStreamCreateWithPriority, (void **stream, uint flags, int priority))
-{
-	return stream_created(CALL(cuStreamCreateWithPriority, stream, flags, priority), stream);
-}
+#define CREATE(name, P, A) WRAPPER(name, P) { return stream_created(CALL(name, NVS_SPREAD A), stream); }
+CREATE(cuStreamCreate, (void **stream, uint flags), (stream, flags))
+CREATE(cuStreamCreateWithPriority, (void **stream, uint flags, int priority), (stream, flags, priority))
 
 /* The record goes first: afterwards the handle may be somebody else's. */
 #define STREAM_DESTROY(name) \
@@ -53,18 +43,13 @@ STREAM_DESTROY(cuStreamDestroy_v2)
 			nvs_capture_began(key, result); \
 		return result; \
 	}
-#define CAPTURE_SZ(name, P, A) \
-	CAPTURE(name, P, A, NVS_KEY_LEGACY(s)) \
-	CAPTURE(name##_ptsz, P, A, NVS_KEY_THREAD(s))
-CAPTURE_SZ(cuStreamBeginCapture, (void *s), (s))
-CAPTURE_SZ(cuStreamBeginCapture_v2, (void *s, int mode), (s, mode))
-CAPTURE_SZ(cuStreamBeginCaptureToGraph,
-	   (void *s, void *graph, const void *deps, const void *edges, size_t num, int mode),
-	   (s, graph, deps, edges, num, mode))
-CAPTURE_SZ(cuStreamBeginRecaptureToGraph,
-	   (void *s, int mode, void *graph, void *callback, void *data),
-	   (s, mode, graph, callback, data))
-CAPTURE_SZ(cuStreamBeginCaptureToCig, (void *s, void *params), (s, params))
+NVS_SZ(CAPTURE, cuStreamBeginCapture, (void *s), (s), s)
+NVS_SZ(CAPTURE, cuStreamBeginCapture_v2, (void *s, int mode), (s, mode), s)
+NVS_SZ(CAPTURE, cuStreamBeginCaptureToGraph, (void *s, void *graph, const void *deps, const void *edges, size_t num,
+	int mode), (s, graph, deps, edges, num, mode), s)
+NVS_SZ(CAPTURE, cuStreamBeginRecaptureToGraph, (void *s, int mode, void *graph, void *callback, void *data),
+       (s, mode, graph, callback, data), s)
+NVS_SZ(CAPTURE, cuStreamBeginCaptureToCig, (void *s, void *params), (s, params), s)
 
 #define CAPTURE_END(name, P, A, key) \
 	WRAPPER(name, P) \
@@ -74,11 +59,8 @@ CAPTURE_SZ(cuStreamBeginCaptureToCig, (void *s, void *params), (s, params))
 			nvs_capture_ended(key); \
 		return result; \
 	}
-#define CAPTURE_END_SZ(name, P, A) \
-	CAPTURE_END(name, P, A, NVS_KEY_LEGACY(s)) \
-	CAPTURE_END(name##_ptsz, P, A, NVS_KEY_THREAD(s))
-CAPTURE_END_SZ(cuStreamEndCapture, (void *s, void **graph), (s, graph))
-CAPTURE_END_SZ(cuStreamEndCaptureToCig, (void *s), (s))
+NVS_SZ(CAPTURE_END, cuStreamEndCapture, (void *s, void **graph), (s, graph), s)
+NVS_SZ(CAPTURE_END, cuStreamEndCaptureToCig, (void *s), (s), s)
 
 /* ---- synchronisation: never gated ---- */
 
@@ -93,19 +75,14 @@ static int waited(int result, uint64_t frees, const void *ctx, void *stream)
 	return result;
 }
 
-#define SYNCHRONISE(name, P, A, ctx, stream) \
+#define SYNCHRONISE(name, P, A, frees_, ctx, stream) \
 	WRAPPER(name, P) \
 	{ \
-		uint64_t frees = atomic_load(&nvs_swap_frees); \
+		uint64_t frees = frees_; \
 		return waited(CALL(name, NVS_SPREAD A), frees, ctx, stream); \
 	}
-SYNCHRONISE(cuCtxSynchronize, (void), (), NULL, NULL)
-SYNCHRONISE(cuCtxSynchronize_v2, (void *ctx), (ctx), ctx, NULL)
-SYNCHRONISE(cuStreamSynchronize, (void *s), (s), NULL, NVS_KEY_LEGACY(s))
-SYNCHRONISE(cuStreamSynchronize_ptsz, (void *s), (s), NULL, NVS_KEY_THREAD(s))
-
-/* What the event stands behind is not known. */
-WRAPPER(cuEventSynchronize, (void *event))
-{
-	return waited(CALL(cuEventSynchronize, event), 0, NULL, NULL);
-}
+SYNCHRONISE(cuCtxSynchronize, (void), (), atomic_load(&nvs_swap_frees), NULL, NULL)
+SYNCHRONISE(cuCtxSynchronize_v2, (void *ctx), (ctx), atomic_load(&nvs_swap_frees), ctx, NULL)
+SYNCHRONISE(cuStreamSynchronize, (void *s), (s), atomic_load(&nvs_swap_frees), NULL, NVS_KEY_LEGACY(s))
+SYNCHRONISE(cuStreamSynchronize_ptsz, (void *s), (s), atomic_load(&nvs_swap_frees), NULL, NVS_KEY_THREAD(s))
+SYNCHRONISE(cuEventSynchronize, (void *event), (event), 0, NULL, NULL) /* what the event stands behind is not known */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * stubs.c: a stub for each function of ungated.h. It jumps to the driver with the
- * caller's own stack, so that it need not know the parameters. Only while the process is
- * checkpointed, or before the driver's functions are known, it comes here first.
+ * stubs.c: a stub for each function of ungated.h. It jumps to the driver with the caller's stack and
+ * parameters. While the process is checkpointed, or the driver is not resolved, it comes here first.
  */
 #include "hook.h"
 

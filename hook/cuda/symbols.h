@@ -123,79 +123,66 @@
  * its place in the stream like a kernel. What runs in it is not gated: it may not call the driver.
  */
 #define NVS_BY_HAND(H) \
-	H(cuLaunchHostFunc) H(cuLaunchHostFunc_ptsz) H(cuLaunchHostFunc_v2) H(cuLaunchHostFunc_v2_ptsz) \
-	H(cuStreamAddCallback) H(cuStreamAddCallback_ptsz) H(cuLaunchCooperativeKernelMultiDevice) H(cuMemcpyPeer) \
-	H(cuMemcpyPeer_ptds) H(cuMemcpyPeerAsync) H(cuMemcpyPeerAsync_ptsz) H(cuMemcpy3DPeer) \
-	H(cuMemcpy3DPeer_ptds) H(cuMemcpy3DPeerAsync) H(cuMemcpy3DPeerAsync_ptsz) H(cuGraphLaunch) \
-	H(cuGraphLaunch_ptsz) H(cuGraphUpload) H(cuGraphUpload_ptsz) H(cuGraphInstantiateWithParams) \
-	H(cuGraphInstantiateWithParams_ptsz)
+	NVS_Z(H, cuLaunchHostFunc) NVS_Z(H, cuLaunchHostFunc_v2) NVS_Z(H, cuStreamAddCallback) \
+	H(cuLaunchCooperativeKernelMultiDevice) H(cuMemcpyPeer) H(cuMemcpyPeer_ptds) NVS_Z(H, cuMemcpyPeerAsync) \
+	H(cuMemcpy3DPeer) H(cuMemcpy3DPeer_ptds) NVS_Z(H, cuMemcpy3DPeerAsync) NVS_Z(H, cuGraphLaunch) \
+	NVS_Z(H, cuGraphUpload) NVS_Z(H, cuGraphInstantiateWithParams)
 
 #define NVS_RESOLVERS(H) \
-	H(cuInit) H(cuGetProcAddress) H(cuGetProcAddress_ptsz) H(cuGetProcAddress_v2) H(cuGetProcAddress_v2_ptsz)
+	H(cuInit) NVS_Z(H, cuGetProcAddress) NVS_Z(H, cuGetProcAddress_v2)
 
 #define NVS_CONTEXTS(H) \
 	H(cuCtxCreate) H(cuCtxCreate_v2) H(cuCtxCreate_v3) H(cuCtxCreate_v4) H(cuGLCtxCreate) H(cuGLCtxCreate_v2) \
-	H(cuVDPAUCtxCreate) H(cuVDPAUCtxCreate_v2) H(cuCtxAttach) H(cuCtxDestroy) H(cuCtxDestroy_v2) \
-	H(cuCtxDetach) H(cuCtxSetCurrent) H(cuCtxPushCurrent) H(cuCtxPushCurrent_v2) H(cuCtxPopCurrent) \
-	H(cuCtxPopCurrent_v2) H(cuDevicePrimaryCtxRetain) H(cuDevicePrimaryCtxRelease) \
-	H(cuDevicePrimaryCtxRelease_v2) H(cuDevicePrimaryCtxReset) H(cuDevicePrimaryCtxReset_v2) \
-	H(cuGreenCtxCreate) H(cuCtxFromGreenCtx) H(cuGreenCtxDestroy)
+	H(cuVDPAUCtxCreate) H(cuVDPAUCtxCreate_v2) H(cuCtxAttach) H(cuCtxDestroy) H(cuCtxDestroy_v2) H(cuCtxDetach) \
+	H(cuCtxSetCurrent) H(cuCtxPushCurrent) H(cuCtxPushCurrent_v2) H(cuCtxPopCurrent) H(cuCtxPopCurrent_v2) \
+	H(cuDevicePrimaryCtxRetain) H(cuDevicePrimaryCtxRelease) H(cuDevicePrimaryCtxRelease_v2) \
+	H(cuDevicePrimaryCtxReset) H(cuDevicePrimaryCtxReset_v2) H(cuGreenCtxCreate) H(cuCtxFromGreenCtx) \
+	H(cuGreenCtxDestroy)
 
 /* Streams and captures. */
 #define NVS_STREAMS(H) \
 	H(cuStreamCreate) H(cuStreamCreateWithPriority) H(cuGreenCtxStreamCreate) H(cuStreamDestroy) \
-	H(cuStreamDestroy_v2) H(cuStreamBeginCapture) H(cuStreamBeginCapture_ptsz) H(cuStreamBeginCapture_v2) \
-	H(cuStreamBeginCapture_v2_ptsz) H(cuStreamBeginCaptureToGraph) H(cuStreamBeginCaptureToGraph_ptsz) \
-	H(cuStreamBeginRecaptureToGraph) H(cuStreamBeginRecaptureToGraph_ptsz) H(cuStreamBeginCaptureToCig) \
-	H(cuStreamBeginCaptureToCig_ptsz) H(cuStreamEndCapture) H(cuStreamEndCapture_ptsz) \
-	H(cuStreamEndCaptureToCig) H(cuStreamEndCaptureToCig_ptsz) \
+	H(cuStreamDestroy_v2) NVS_Z(H, cuStreamBeginCapture) NVS_Z(H, cuStreamBeginCapture_v2) \
+	NVS_Z(H, cuStreamBeginCaptureToGraph) NVS_Z(H, cuStreamBeginRecaptureToGraph) \
+	NVS_Z(H, cuStreamBeginCaptureToCig) NVS_Z(H, cuStreamEndCapture) NVS_Z(H, cuStreamEndCaptureToCig) \
 	/* After them a pool may give memory back. */ \
-	H(cuCtxSynchronize) H(cuCtxSynchronize_v2) H(cuEventSynchronize) H(cuStreamSynchronize) \
-	H(cuStreamSynchronize_ptsz)
+	H(cuCtxSynchronize) H(cuCtxSynchronize_v2) H(cuEventSynchronize) NVS_Z(H, cuStreamSynchronize)
 
 /* memop.c: what may name memory that moves, which then stays, or what waits in a stream. Not gated. */
 #define NVS_MEM_OPS(H) \
-	H(cuStreamWriteValue32) H(cuStreamWriteValue32_ptsz) H(cuStreamWriteValue32_v2) \
-	H(cuStreamWriteValue32_v2_ptsz) H(cuStreamWriteValue64) H(cuStreamWriteValue64_ptsz) \
-	H(cuStreamWriteValue64_v2) H(cuStreamWriteValue64_v2_ptsz) H(cuStreamWaitValue32) \
-	H(cuStreamWaitValue32_ptsz) H(cuStreamWaitValue32_v2) H(cuStreamWaitValue32_v2_ptsz) \
-	H(cuStreamWaitValue64) H(cuStreamWaitValue64_ptsz) H(cuStreamWaitValue64_v2) \
-	H(cuStreamWaitValue64_v2_ptsz) H(cuStreamBatchMemOp) H(cuStreamBatchMemOp_ptsz) H(cuStreamBatchMemOp_v2) \
-	H(cuStreamBatchMemOp_v2_ptsz) H(cuWaitExternalSemaphoresAsync) H(cuWaitExternalSemaphoresAsync_ptsz)
+	NVS_Z(H, cuStreamWriteValue32) NVS_Z(H, cuStreamWriteValue32_v2) NVS_Z(H, cuStreamWriteValue64) \
+	NVS_Z(H, cuStreamWriteValue64_v2) NVS_Z(H, cuStreamWaitValue32) NVS_Z(H, cuStreamWaitValue32_v2) \
+	NVS_Z(H, cuStreamWaitValue64) NVS_Z(H, cuStreamWaitValue64_v2) NVS_Z(H, cuStreamBatchMemOp) \
+	NVS_Z(H, cuStreamBatchMemOp_v2) NVS_Z(H, cuWaitExternalSemaphoresAsync)
 
 /* Nodes of graphs that hold memory operations (memop.c). */
 #define NVS_MEM_OP_NODES(H) \
 	H(cuGraphAddBatchMemOpNode) H(cuGraphBatchMemOpNodeSetParams) H(cuGraphExecBatchMemOpNodeSetParams)
 
-/*
- * Calls that name memory (names.c); they wait until that memory is on the GPU. So do
- * those that add a node of any kind or instantiate a graph, which are among NVS_MEMORY.
- */
+/* Calls that name memory (names.c), and wait until it is on the GPU; NVS_MEMORY has others. */
 #define NVS_NAMES(H) \
 	H(cuGraphAddMemcpyNode) H(cuGraphMemcpyNodeSetParams) H(cuGraphExecMemcpyNodeSetParams) \
 	H(cuGraphAddMemsetNode) H(cuGraphMemsetNodeSetParams) H(cuGraphExecMemsetNodeSetParams) \
 	H(cuGraphNodeSetParams) H(cuGraphNodeSetParams_v2) H(cuGraphExecNodeSetParams) H(cuTexObjectCreate) \
 	H(cuTexRefSetAddress_v2) H(cuTexRefSetAddress2D_v2) H(cuTexRefSetAddress2D_v3)
 
-/* alloc.c, array.c, module.c, vmm.c, info.c, pointer.c, ipc.c: counted, limited, clamped, shared */
+/* alloc.c, array.c, module.c, vmm.c, info.c, pointer.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
-	H(cuMemAlloc_v2) H(cuMemAllocPitch_v2) H(cuMemAllocManaged) H(cuMemAllocAsync) H(cuMemAllocAsync_ptsz) \
-	H(cuMemAllocFromPoolAsync) H(cuMemAllocFromPoolAsync_ptsz) H(cuMemFree_v2) H(cuMemFreeAsync) \
-	H(cuMemFreeAsync_ptsz) H(cuMemPoolSetAccess) H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) \
-	H(cuMemPoolDestroy) H(cuDeviceGetDefaultMemPool) H(cuMemGetDefaultMemPool) H(cuDeviceGetMemPool) \
-	H(cuMemGetMemPool) H(cuDeviceSetMemPool) H(cuMemSetMemPool) H(cuMemPoolTrimTo) H(cuMemPoolSetAttribute) \
-	H(cuMemPoolGetAttribute) H(cuArrayCreate_v2) H(cuArray3DCreate_v2) H(cuArrayDestroy) \
-	H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) H(cuModuleLoad) H(cuModuleLoadData) \
-	H(cuModuleLoadDataEx) H(cuModuleLoadFatBinary) H(cuModuleUnload) H(cuLibraryLoadData) \
+	H(cuMemAlloc_v2) H(cuMemAllocPitch_v2) H(cuMemAllocManaged) NVS_Z(H, cuMemAllocAsync) \
+	NVS_Z(H, cuMemAllocFromPoolAsync) H(cuMemFree_v2) NVS_Z(H, cuMemFreeAsync) H(cuMemPoolSetAccess) \
+	H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) H(cuMemPoolDestroy) H(cuDeviceGetDefaultMemPool) \
+	H(cuMemGetDefaultMemPool) H(cuDeviceGetMemPool) H(cuMemGetMemPool) H(cuDeviceSetMemPool) H(cuMemSetMemPool) \
+	H(cuMemPoolTrimTo) H(cuMemPoolSetAttribute) H(cuMemPoolGetAttribute) H(cuArrayCreate_v2) \
+	H(cuArray3DCreate_v2) H(cuArrayDestroy) H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) H(cuModuleLoad) \
+	H(cuModuleLoadData) H(cuModuleLoadDataEx) H(cuModuleLoadFatBinary) H(cuModuleUnload) H(cuLibraryLoadData) \
 	H(cuLibraryLoadFromFile) H(cuLibraryUnload) H(cuMemCreate) H(cuMemImportFromShareableHandle) \
 	H(cuMemRetainAllocationHandle) H(cuMemRelease) H(cuMemMap) H(cuMemUnmap) H(cuMemAddressReserve) \
 	H(cuMemAddressFree) H(cuMemSetAccess) H(cuMemGetAccess) H(cuMemExportToShareableHandle) \
 	H(cuMemGetAllocationPropertiesFromHandle) H(cuMulticastBindMem) H(cuMulticastBindMem_v2) \
 	H(cuMulticastBindAddr) H(cuMulticastBindAddr_v2) H(cuLogicalEndpointBindMem) H(cuLogicalEndpointBindAddr) \
 	/* memory of graphs */ \
-	H(cuGraphAddMemAllocNode) H(cuGraphAddNode) H(cuGraphAddNode_v2) H(cuGraphAddNode_v3) \
-	H(cuGraphInstantiate) H(cuGraphInstantiate_v2) H(cuGraphInstantiateWithFlags) H(cuGraphExecDestroy) \
-	H(cuDeviceGraphMemTrim) \
+	H(cuGraphAddMemAllocNode) H(cuGraphAddNode) H(cuGraphAddNode_v2) H(cuGraphAddNode_v3) H(cuGraphInstantiate) \
+	H(cuGraphInstantiate_v2) H(cuGraphInstantiateWithFlags) H(cuGraphExecDestroy) H(cuDeviceGraphMemTrim) \
 	/* what is told of it */ \
 	H(cuMemGetInfo_v2) H(cuDeviceTotalMem_v2) H(cuMemGetAddressRange_v2) H(cuIpcGetMemHandle) \
 	H(cuIpcOpenMemHandle) H(cuIpcOpenMemHandle_v2) H(cuIpcCloseMemHandle) H(cuMemGetHandleForAddressRange) \
@@ -222,8 +209,6 @@ enum nvs_function {
 #define G(name, P, A, key) NVS_F_##name,
 	NVS_GATED_TABLE(G)
 #undef G
-	NVS_GATED_COUNT,
-	NVS_GATED_LAST = NVS_GATED_COUNT - 1,
 #define H(name) NVS_F_##name,
 	NVS_BY_HAND(H)
 	NVS_SUBMIT_COUNT, /* these and those before are proved, see coverage.c */

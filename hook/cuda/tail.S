@@ -10,38 +10,14 @@
 #include <cet.h> /* marks the object: it keeps to indirect branch tracking and shadow stacks */
 #endif
 
+/* The third parameter is dlvsym's version. */
 #if defined(__x86_64__)
 
+.macro LOOKUP name
 	.text
-	.globl	dlsym
-	.type	dlsym, @function
-dlsym:
-	.cfi_startproc
-	endbr64
-	pushq	%rdi
-	.cfi_adjust_cfa_offset 8
-	pushq	%rsi
-	.cfi_adjust_cfa_offset 8
-	subq	$8, %rsp
-	.cfi_adjust_cfa_offset 8
-	movq	24(%rsp), %rdx
-	call	nvs_dlsym_route
-	addq	$8, %rsp
-	.cfi_adjust_cfa_offset -8
-	popq	%rsi
-	.cfi_adjust_cfa_offset -8
-	popq	%rdi
-	.cfi_adjust_cfa_offset -8
-	testq	%rdx, %rdx
-	jne	1f
-	jmpq	*nvs_next_dlsym_pointer(%rip)
-1:	ret
-	.cfi_endproc
-	.size	dlsym, . - dlsym
-
-	.globl	dlvsym
-	.type	dlvsym, @function
-dlvsym:
+	.globl	\name
+	.type	\name, @function
+\name:
 	.cfi_startproc
 	endbr64
 	pushq	%rdi
@@ -51,7 +27,7 @@ dlvsym:
 	pushq	%rdx
 	.cfi_adjust_cfa_offset 8
 	movq	24(%rsp), %rcx
-	call	nvs_dlvsym_route
+	call	nvs_\name\()_route
 	movq	%rdx, %rcx
 	popq	%rdx
 	.cfi_adjust_cfa_offset -8
@@ -61,41 +37,19 @@ dlvsym:
 	.cfi_adjust_cfa_offset -8
 	testq	%rcx, %rcx
 	jne	1f
-	jmpq	*nvs_next_dlvsym_pointer(%rip)
+	jmpq	*nvs_next_\name\()_pointer(%rip)
 1:	ret
 	.cfi_endproc
-	.size	dlvsym, . - dlvsym
+	.size	\name, . - \name
+.endm
 
 #elif defined(__aarch64__)
 
+.macro LOOKUP name
 	.text
-	.globl	dlsym
-	.type	dlsym, %function
-dlsym:
-	.cfi_startproc
-	hint	#34 /* bti c */
-	stp	x29, x30, [sp, #-32]!
-	.cfi_adjust_cfa_offset 32
-	stp	x0, x1, [sp, #16]
-	mov	x2, x30
-	bl	nvs_dlsym_route
-	mov	x17, x1
-	mov	x16, x0
-	ldp	x0, x1, [sp, #16]
-	ldp	x29, x30, [sp], #32
-	.cfi_adjust_cfa_offset -32
-	cbnz	x17, 1f
-	adrp	x16, nvs_next_dlsym_pointer
-	ldr	x16, [x16, #:lo12:nvs_next_dlsym_pointer]
-	br	x16
-1:	mov	x0, x16
-	ret
-	.cfi_endproc
-	.size	dlsym, . - dlsym
-
-	.globl	dlvsym
-	.type	dlvsym, %function
-dlvsym:
+	.globl	\name
+	.type	\name, %function
+\name:
 	.cfi_startproc
 	hint	#34 /* bti c */
 	stp	x29, x30, [sp, #-48]!
@@ -103,7 +57,7 @@ dlvsym:
 	stp	x0, x1, [sp, #16]
 	str	x2, [sp, #32]
 	mov	x3, x30
-	bl	nvs_dlvsym_route
+	bl	nvs_\name\()_route
 	mov	x17, x1
 	mov	x16, x0
 	ldr	x2, [sp, #32]
@@ -111,14 +65,18 @@ dlvsym:
 	ldp	x29, x30, [sp], #48
 	.cfi_adjust_cfa_offset -48
 	cbnz	x17, 1f
-	adrp	x16, nvs_next_dlvsym_pointer
-	ldr	x16, [x16, #:lo12:nvs_next_dlvsym_pointer]
+	adrp	x16, nvs_next_\name\()_pointer
+	ldr	x16, [x16, #:lo12:nvs_next_\name\()_pointer]
 	br	x16
 1:	mov	x0, x16
 	ret
 	.cfi_endproc
-	.size	dlvsym, . - dlvsym
+	.size	\name, . - \name
+.endm
 
 #endif
+
+LOOKUP dlsym
+LOOKUP dlvsym
 
 	.section .note.GNU-stack, "", %progbits

@@ -12,10 +12,10 @@
 #ifndef NVSHARE_UNGATED_H
 #define NVSHARE_UNGATED_H
 
-/*
- * Takes or shares memory that is not counted: host memory, address space, what is
- * charged where it came from.
- */
+/* An export and its per-thread-default-stream variant. */
+#define NVS_Z(H, name) H(name) H(name##_ptsz)
+
+/* Takes or shares memory that is not counted: host memory, address space, what is charged where it came from. */
 #define NVS_UNGATED_ALLOCATE(H) \
 	H(cuExternalMemoryGetMappedBuffer) H(cuExternalMemoryGetMappedMipmappedArray) H(cuImportExternalMemory) \
 	H(cuLogicalEndpointAddDevice) H(cuLogicalEndpointCreate) H(cuLogicalEndpointExport) \
@@ -23,7 +23,7 @@
 	H(cuMemHostAlloc) H(cuMemHostRegister) H(cuMemHostRegister_v2) H(cuMemPoolExportPointer) \
 	H(cuMemPoolExportToShareableHandle) H(cuMemPoolImportPointer) H(cuMulticastAddDevice) H(cuMulticastCreate)
 
-/* Gives back. Never gated: whoever runs out of memory, or ends, must not wait. */
+/* Gives back. Never gated: a program that runs out of memory, or ends, must not wait. */
 #define NVS_UNGATED_FREE(H) \
 	H(cuDestroyExternalMemory) H(cuDeviceUnregisterAsyncNotification) H(cuLogicalEndpointDestroy) \
 	H(cuLogicalEndpointIdRelease) H(cuLogicalEndpointUnbind) H(cuMemFreeHost) H(cuMemHostUnregister) \
@@ -57,93 +57,72 @@
 
 /* Attributes of a stream. */
 #define NVS_UNGATED_STREAM(H) \
-	H(cuStreamCopyAttributes) H(cuStreamCopyAttributes_ptsz) H(cuStreamGetAttribute) \
-	H(cuStreamGetAttribute_ptsz) H(cuStreamGetCtx) H(cuStreamGetCtx_ptsz) H(cuStreamGetCtx_v2) \
-	H(cuStreamGetCtx_v2_ptsz) H(cuStreamGetDevResource) H(cuStreamGetDevResource_ptsz) H(cuStreamGetDevice) \
-	H(cuStreamGetDevice_ptsz) H(cuStreamGetFlags) H(cuStreamGetFlags_ptsz) H(cuStreamGetGreenCtx) \
-	H(cuStreamGetGreenCtx_ptsz) H(cuStreamGetId) H(cuStreamGetId_ptsz) H(cuStreamGetPriority) \
-	H(cuStreamGetPriority_ptsz) H(cuStreamSetAttribute) H(cuStreamSetAttribute_ptsz)
+	NVS_Z(H, cuStreamCopyAttributes) NVS_Z(H, cuStreamGetAttribute) NVS_Z(H, cuStreamGetCtx) \
+	NVS_Z(H, cuStreamGetCtx_v2) NVS_Z(H, cuStreamGetDevResource) NVS_Z(H, cuStreamGetDevice) \
+	NVS_Z(H, cuStreamGetFlags) NVS_Z(H, cuStreamGetGreenCtx) NVS_Z(H, cuStreamGetId) \
+	NVS_Z(H, cuStreamGetPriority) NVS_Z(H, cuStreamSetAttribute)
 
-/*
- * Events and semaphores, of other processes and interfaces too: order between streams.
- * Never gated: work that runs may be waiting for it.
- */
+/* Order between streams, of other processes too. Never gated: work that runs may be waiting for it. */
 #define NVS_UNGATED_EVENT(H) \
 	H(cuCtxRecordEvent) H(cuCtxWaitEvent) H(cuDestroyExternalSemaphore) H(cuEventCreate) \
 	H(cuEventCreateFromEGLSync) H(cuEventDestroy) H(cuEventDestroy_v2) H(cuEventElapsedTime) \
-	H(cuEventElapsedTime_v2) H(cuEventRecord) H(cuEventRecord_ptsz) H(cuEventRecordWithFlags) \
-	H(cuEventRecordWithFlags_ptsz) H(cuGreenCtxRecordEvent) H(cuGreenCtxWaitEvent) \
-	H(cuImportExternalSemaphore) H(cuIpcGetEventHandle) H(cuIpcOpenEventHandle) \
-	H(cuSignalExternalSemaphoresAsync) H(cuSignalExternalSemaphoresAsync_ptsz) H(cuStreamWaitEvent) \
-	H(cuStreamWaitEvent_ptsz)
+	H(cuEventElapsedTime_v2) NVS_Z(H, cuEventRecord) NVS_Z(H, cuEventRecordWithFlags) H(cuGreenCtxRecordEvent) \
+	H(cuGreenCtxWaitEvent) H(cuImportExternalSemaphore) H(cuIpcGetEventHandle) H(cuIpcOpenEventHandle) \
+	NVS_Z(H, cuSignalExternalSemaphoresAsync) NVS_Z(H, cuStreamWaitEvent)
 
 /* Waits, or asks whether work is done. Never gated, as above. */
 #define NVS_UNGATED_NEVER(H) \
-	H(cuEventQuery) H(cuFlushGPUDirectRDMAWrites) H(cuStreamQuery) H(cuStreamQuery_ptsz)
+	H(cuEventQuery) H(cuFlushGPUDirectRDMAWrites) NVS_Z(H, cuStreamQuery)
 
-/*
- * Builds, changes and describes graphs and captures. Nothing runs before the launch,
- * which is gated. Instantiation with an upload is gated by hand.
- */
+/* Builds, changes and describes graphs and captures. Nothing runs before the launch, which is gated. */
 #define NVS_UNGATED_GRAPH(H) \
 	H(cuDeviceGetGraphMemAttribute) H(cuDeviceSetGraphMemAttribute) H(cuGraphAddChildGraphNode) \
 	H(cuGraphAddDependencies) H(cuGraphAddDependencies_v2) H(cuGraphAddEmptyNode) H(cuGraphAddEventRecordNode) \
-	H(cuGraphAddEventWaitNode) H(cuGraphAddExternalSemaphoresSignalNode) \
-	H(cuGraphAddExternalSemaphoresWaitNode) H(cuGraphAddHostNode) H(cuGraphAddKernelNode) \
-	H(cuGraphAddKernelNode_v2) H(cuGraphAddMemFreeNode) H(cuGraphBatchMemOpNodeGetParams) \
-	H(cuGraphChildGraphNodeGetGraph) H(cuGraphClone) H(cuGraphConditionalHandleCreate) H(cuGraphCreate) \
-	H(cuGraphDebugDotPrint) H(cuGraphDestroy) H(cuGraphDestroyNode) H(cuGraphEventRecordNodeGetEvent) \
-	H(cuGraphEventRecordNodeSetEvent) H(cuGraphEventWaitNodeGetEvent) H(cuGraphEventWaitNodeSetEvent) \
-	H(cuGraphExecChildGraphNodeSetParams) H(cuGraphExecEventRecordNodeSetEvent) \
-	H(cuGraphExecEventWaitNodeSetEvent) H(cuGraphExecExternalSemaphoresSignalNodeSetParams) \
-	H(cuGraphExecExternalSemaphoresWaitNodeSetParams) H(cuGraphExecGetFlags) H(cuGraphExecGetId) \
-	H(cuGraphExecHostNodeSetParams) H(cuGraphExecKernelNodeSetParams) H(cuGraphExecKernelNodeSetParams_v2) \
-	H(cuGraphExecUpdate) H(cuGraphExecUpdate_v2) H(cuGraphExternalSemaphoresSignalNodeGetParams) \
-	H(cuGraphExternalSemaphoresSignalNodeSetParams) H(cuGraphExternalSemaphoresWaitNodeGetParams) \
-	H(cuGraphExternalSemaphoresWaitNodeSetParams) H(cuGraphGetEdges) H(cuGraphGetEdges_v2) H(cuGraphGetId) \
-	H(cuGraphGetNodes) H(cuGraphGetRootNodes) H(cuGraphHostNodeGetParams) H(cuGraphHostNodeSetParams) \
-	H(cuGraphKernelNodeCopyAttributes) H(cuGraphKernelNodeGetAttribute) H(cuGraphKernelNodeGetParams) \
-	H(cuGraphKernelNodeGetParams_v2) H(cuGraphKernelNodeSetAttribute) H(cuGraphKernelNodeSetParams) \
-	H(cuGraphKernelNodeSetParams_v2) H(cuGraphMemAllocNodeGetParams) H(cuGraphMemFreeNodeGetParams) \
-	H(cuGraphMemcpyNodeGetParams) H(cuGraphMemsetNodeGetParams) H(cuGraphNodeFindInClone) \
-	H(cuGraphNodeGetContainingGraph) H(cuGraphNodeGetDependencies) H(cuGraphNodeGetDependencies_v2) \
-	H(cuGraphNodeGetDependentNodes) H(cuGraphNodeGetDependentNodes_v2) H(cuGraphNodeGetEnabled) \
-	H(cuGraphNodeGetLocalId) H(cuGraphNodeGetParams) H(cuGraphNodeGetToolsId) H(cuGraphNodeGetType) \
-	H(cuGraphNodeSetEnabled) H(cuGraphReleaseUserObject) H(cuGraphRemoveDependencies) \
-	H(cuGraphRemoveDependencies_v2) H(cuGraphRetainUserObject) H(cuStreamGetCaptureInfo) \
-	H(cuStreamGetCaptureInfo_ptsz) H(cuStreamGetCaptureInfo_v2) H(cuStreamGetCaptureInfo_v2_ptsz) \
-	H(cuStreamGetCaptureInfo_v3) H(cuStreamGetCaptureInfo_v3_ptsz) H(cuStreamIsCapturing) \
-	H(cuStreamIsCapturing_ptsz) H(cuStreamUpdateCaptureDependencies) H(cuStreamUpdateCaptureDependencies_ptsz) \
-	H(cuStreamUpdateCaptureDependencies_v2) H(cuStreamUpdateCaptureDependencies_v2_ptsz) \
-	H(cuThreadExchangeStreamCaptureMode) H(cuUserObjectCreate) H(cuUserObjectRelease) H(cuUserObjectRetain)
+	H(cuGraphAddEventWaitNode) H(cuGraphAddExternalSemaphoresSignalNode) H(cuGraphAddExternalSemaphoresWaitNode) \
+	H(cuGraphAddHostNode) H(cuGraphAddKernelNode) H(cuGraphAddKernelNode_v2) H(cuGraphAddMemFreeNode) \
+	H(cuGraphBatchMemOpNodeGetParams) H(cuGraphChildGraphNodeGetGraph) H(cuGraphClone) \
+	H(cuGraphConditionalHandleCreate) H(cuGraphCreate) H(cuGraphDebugDotPrint) H(cuGraphDestroy) \
+	H(cuGraphDestroyNode) H(cuGraphEventRecordNodeGetEvent) H(cuGraphEventRecordNodeSetEvent) \
+	H(cuGraphEventWaitNodeGetEvent) H(cuGraphEventWaitNodeSetEvent) H(cuGraphExecChildGraphNodeSetParams) \
+	H(cuGraphExecEventRecordNodeSetEvent) H(cuGraphExecEventWaitNodeSetEvent) \
+	H(cuGraphExecExternalSemaphoresSignalNodeSetParams) H(cuGraphExecExternalSemaphoresWaitNodeSetParams) \
+	H(cuGraphExecGetFlags) H(cuGraphExecGetId) H(cuGraphExecHostNodeSetParams) H(cuGraphExecKernelNodeSetParams) \
+	H(cuGraphExecKernelNodeSetParams_v2) H(cuGraphExecUpdate) H(cuGraphExecUpdate_v2) \
+	H(cuGraphExternalSemaphoresSignalNodeGetParams) H(cuGraphExternalSemaphoresSignalNodeSetParams) \
+	H(cuGraphExternalSemaphoresWaitNodeGetParams) H(cuGraphExternalSemaphoresWaitNodeSetParams) \
+	H(cuGraphGetEdges) H(cuGraphGetEdges_v2) H(cuGraphGetId) H(cuGraphGetNodes) H(cuGraphGetRootNodes) \
+	H(cuGraphHostNodeGetParams) H(cuGraphHostNodeSetParams) H(cuGraphKernelNodeCopyAttributes) \
+	H(cuGraphKernelNodeGetAttribute) H(cuGraphKernelNodeGetParams) H(cuGraphKernelNodeGetParams_v2) \
+	H(cuGraphKernelNodeSetAttribute) H(cuGraphKernelNodeSetParams) H(cuGraphKernelNodeSetParams_v2) \
+	H(cuGraphMemAllocNodeGetParams) H(cuGraphMemFreeNodeGetParams) H(cuGraphMemcpyNodeGetParams) \
+	H(cuGraphMemsetNodeGetParams) H(cuGraphNodeFindInClone) H(cuGraphNodeGetContainingGraph) \
+	H(cuGraphNodeGetDependencies) H(cuGraphNodeGetDependencies_v2) H(cuGraphNodeGetDependentNodes) \
+	H(cuGraphNodeGetDependentNodes_v2) H(cuGraphNodeGetEnabled) H(cuGraphNodeGetLocalId) H(cuGraphNodeGetParams) \
+	H(cuGraphNodeGetToolsId) H(cuGraphNodeGetType) H(cuGraphNodeSetEnabled) H(cuGraphReleaseUserObject) \
+	H(cuGraphRemoveDependencies) H(cuGraphRemoveDependencies_v2) H(cuGraphRetainUserObject) \
+	NVS_Z(H, cuStreamGetCaptureInfo) NVS_Z(H, cuStreamGetCaptureInfo_v2) NVS_Z(H, cuStreamGetCaptureInfo_v3) \
+	NVS_Z(H, cuStreamIsCapturing) NVS_Z(H, cuStreamUpdateCaptureDependencies) \
+	NVS_Z(H, cuStreamUpdateCaptureDependencies_v2) H(cuThreadExchangeStreamCaptureMode) H(cuUserObjectCreate) \
+	H(cuUserObjectRelease) H(cuUserObjectRetain)
 
-/*
- * Graphics. What maps and unmaps, acquires and returns hands memory over in the order of
- * a stream, like a semaphore: never gated.
- */
+/* Graphics. Memory is handed over in the order of a stream, as by a semaphore: never gated. */
 #define NVS_UNGATED_GRAPHICS(H) \
 	H(cuEGLApiInit) H(cuEGLStreamConsumerAcquireFrame) H(cuEGLStreamConsumerConnect) \
 	H(cuEGLStreamConsumerConnectWithFlags) H(cuEGLStreamConsumerDisconnect) H(cuEGLStreamConsumerReleaseFrame) \
 	H(cuEGLStreamProducerConnect) H(cuEGLStreamProducerDisconnect) H(cuEGLStreamProducerPresentFrame) \
-	H(cuEGLStreamProducerReturnFrame) H(cuGLGetDevices) H(cuGLGetDevices_v2) H(cuGLInit) \
-	H(cuGLMapBufferObject) H(cuGLMapBufferObject_ptds) H(cuGLMapBufferObjectAsync) \
-	H(cuGLMapBufferObjectAsync_ptsz) H(cuGLMapBufferObjectAsync_v2) H(cuGLMapBufferObjectAsync_v2_ptsz) \
+	H(cuEGLStreamProducerReturnFrame) H(cuGLGetDevices) H(cuGLGetDevices_v2) H(cuGLInit) H(cuGLMapBufferObject) \
+	H(cuGLMapBufferObject_ptds) NVS_Z(H, cuGLMapBufferObjectAsync) NVS_Z(H, cuGLMapBufferObjectAsync_v2) \
 	H(cuGLMapBufferObject_v2) H(cuGLMapBufferObject_v2_ptds) H(cuGLRegisterBufferObject) \
 	H(cuGLSetBufferObjectMapFlags) H(cuGLUnmapBufferObject) H(cuGLUnmapBufferObjectAsync) \
 	H(cuGLUnregisterBufferObject) H(cuGraphicsEGLRegisterImage) H(cuGraphicsGLRegisterBuffer) \
-	H(cuGraphicsGLRegisterImage) H(cuGraphicsMapResources) H(cuGraphicsMapResources_ptsz) \
-	H(cuGraphicsResourceGetMappedEglFrame) H(cuGraphicsResourceGetMappedMipmappedArray) \
-	H(cuGraphicsResourceGetMappedPointer) H(cuGraphicsResourceGetMappedPointer_v2) \
-	H(cuGraphicsResourceSetMapFlags) H(cuGraphicsResourceSetMapFlags_v2) \
-	H(cuGraphicsSubResourceGetMappedArray) H(cuGraphicsUnmapResources) H(cuGraphicsUnmapResources_ptsz) \
-	H(cuGraphicsUnregisterResource) H(cuGraphicsVDPAURegisterOutputSurface) \
+	H(cuGraphicsGLRegisterImage) NVS_Z(H, cuGraphicsMapResources) H(cuGraphicsResourceGetMappedEglFrame) \
+	H(cuGraphicsResourceGetMappedMipmappedArray) H(cuGraphicsResourceGetMappedPointer) \
+	H(cuGraphicsResourceGetMappedPointer_v2) H(cuGraphicsResourceSetMapFlags) \
+	H(cuGraphicsResourceSetMapFlags_v2) H(cuGraphicsSubResourceGetMappedArray) \
+	NVS_Z(H, cuGraphicsUnmapResources) H(cuGraphicsUnregisterResource) H(cuGraphicsVDPAURegisterOutputSurface) \
 	H(cuGraphicsVDPAURegisterVideoSurface) H(cuVDPAUGetDevice)
 
-/*
- * Loads and links code, and tells of functions, textures and surfaces. Loading copies
- * code to the GPU but compiles first, for seconds at times: a thread in such a call
- * would hold up the release of the GPU for as long.
- */
+/* Code, textures and surfaces. Loading compiles first, for seconds, and would hold up a release as long. */
 #define NVS_UNGATED_CODE(H) \
 	H(cuFuncGetAttribute) H(cuFuncGetModule) H(cuFuncGetName) H(cuFuncGetParamCount) H(cuFuncGetParamInfo) \
 	H(cuFuncIsLoaded) H(cuFuncLoad) H(cuFuncSetAttribute) H(cuFuncSetBlockShape) H(cuFuncSetCacheConfig) \
@@ -171,10 +150,7 @@
 	H(cuTexRefSetFlags) H(cuTexRefSetFormat) H(cuTexRefSetMaxAnisotropy) H(cuTexRefSetMipmapFilterMode) \
 	H(cuTexRefSetMipmapLevelBias) H(cuTexRefSetMipmapLevelClamp) H(cuTexRefSetMipmappedArray)
 
-/*
- * The rest. Advice on managed memory moves nothing. A checkpoint, which may be of
- * another process, is done under a lock of the driver's own.
- */
+/* The rest. Advice on managed memory moves nothing. A checkpoint is done under a lock of the driver's own. */
 #define NVS_UNGATED_REST(H) \
 	H(cuCoredumpDeregisterCompleteCallback) H(cuCoredumpDeregisterStartCallback) H(cuCoredumpGetAttribute) \
 	H(cuCoredumpGetAttributeGlobal) H(cuCoredumpRegisterCompleteCallback) H(cuCoredumpRegisterStartCallback) \
@@ -183,18 +159,14 @@
 	H(cuLogsUnregisterCallback) H(cuMemAdvise) H(cuMemAdvise_v2) H(cuProfilerInitialize) H(cuProfilerStart) \
 	H(cuProfilerStop)
 
-/*
- * From before CUDA 3.2, with sizes and addresses of 32 bits: the programs and runtimes of
- * today get the second versions, which are interposed.
- */
+/* From before CUDA 3.2, with sizes of 32 bits. Programs of today get the second versions. */
 #define NVS_UNGATED_OLD(H) \
 	H(cuMemAlloc) H(cuMemAllocPitch) H(cuMemFree) H(cuArrayCreate) H(cuArray3DCreate) H(cuMemGetInfo) \
-	H(cuDeviceTotalMem) H(cuMemGetAddressRange) H(cuLaunch) H(cuLaunchGrid) H(cuLaunchGridAsync) \
-	H(cuMemcpyHtoD) H(cuMemcpyDtoH) H(cuMemcpyDtoD) H(cuMemcpyDtoA) H(cuMemcpyAtoD) H(cuMemcpyHtoA) \
-	H(cuMemcpyAtoH) H(cuMemcpyAtoA) H(cuMemcpy2D) H(cuMemcpy2DUnaligned) H(cuMemcpy3D) H(cuMemcpyHtoDAsync) \
-	H(cuMemcpyDtoHAsync) H(cuMemcpyDtoDAsync) H(cuMemcpyHtoAAsync) H(cuMemcpyAtoHAsync) H(cuMemcpy2DAsync) \
-	H(cuMemcpy3DAsync) H(cuMemsetD8) H(cuMemsetD16) H(cuMemsetD32) H(cuMemsetD2D8) H(cuMemsetD2D16) \
-	H(cuMemsetD2D32)
+	H(cuDeviceTotalMem) H(cuMemGetAddressRange) H(cuLaunch) H(cuLaunchGrid) H(cuLaunchGridAsync) H(cuMemcpyHtoD) \
+	H(cuMemcpyDtoH) H(cuMemcpyDtoD) H(cuMemcpyDtoA) H(cuMemcpyAtoD) H(cuMemcpyHtoA) H(cuMemcpyAtoH) \
+	H(cuMemcpyAtoA) H(cuMemcpy2D) H(cuMemcpy2DUnaligned) H(cuMemcpy3D) H(cuMemcpyHtoDAsync) H(cuMemcpyDtoHAsync) \
+	H(cuMemcpyDtoDAsync) H(cuMemcpyHtoAAsync) H(cuMemcpyAtoHAsync) H(cuMemcpy2DAsync) H(cuMemcpy3DAsync) \
+	H(cuMemsetD8) H(cuMemsetD16) H(cuMemsetD32) H(cuMemsetD2D8) H(cuMemsetD2D16) H(cuMemsetD2D32)
 
 #define NVS_UNGATED_TABLE(H) \
 	NVS_UNGATED_ALLOCATE(H) \

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * vmm.c: wrappers of the application's own virtual memory management. What
- * vmm.h does not take is counted and goes to the driver.
+ * vmm.c: wrappers of the application's own virtual memory management, and of what shares memory.
+ * What vmm.h and swap.h do not take is counted and goes to the driver.
  */
-#include "memory.h"
-#include "swap.h"
 #include "vmm.h"
 #include "wrap.h"
 
 /* One load where nothing is swapped. */
-static inline bool used(void)
+static inline bool vmm_used(void)
 {
 	return nvs_unlikely(atomic_load_explicit(&nvs_vmm_used, memory_order_acquire));
 }
 
-/* What the driver says, where the memory is not of vmm.h. */
-#define OR_DRIVER(ours, call) \
-	__extension__({ \
-		int ours_ = ours; \
-		ours_ != NVS_VMM_DRIVER ? ours_ : call; \
-	})
+/* What `ours` says, or the driver (-1). */
+#define OURS(name, P, A, ours) \
+	WRAPPER(name, P) \
+	{ \
+		int result = ours; \
+		return result >= 0 ? result : CALL(name, NVS_SPREAD A); \
+	}
 
 /* ---- physical memory ---- */
 
@@ -63,7 +62,7 @@ WRAPPER(cuMemRelease, (unsigned long long handle))
 
 WRAPPER(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address))
 {
-	int result = used() ? nvs_vmm_retain(handle, (uintptr_t)address) : NVS_VMM_DRIVER;
+	int result = vmm_used() ? nvs_vmm_retain(handle, (uintptr_t)address) : NVS_VMM_DRIVER;
 	struct nvs_swap_range r;
 
 	if (result != NVS_VMM_DRIVER)
@@ -77,20 +76,13 @@ WRAPPER(cuMemRetainAllocationHandle, (unsigned long long *handle, void *address)
 	return result;
 }
 
-WRAPPER(cuMemGetAllocationPropertiesFromHandle, (struct cu_alloc_full *prop, unsigned long long handle))
-{
-	return OR_DRIVER(nvs_vmm_is(handle) ? nvs_vmm_properties(prop, handle) : NVS_VMM_DRIVER,
-			 CALL(cuMemGetAllocationPropertiesFromHandle, prop, handle));
-}
+OURS(cuMemGetAllocationPropertiesFromHandle, (struct cu_alloc_full *prop, unsigned long long handle),
+     (prop, handle), nvs_vmm_is(handle) ? nvs_vmm_properties(prop, handle) : NVS_VMM_DRIVER)
 
 /* ---- sharing ---- */
 
-WRAPPER(cuMemExportToShareableHandle, (void *out, unsigned long long handle, int type,
-				     unsigned long long flags))
-{
-	return OR_DRIVER(nvs_vmm_is(handle) ? nvs_vmm_share(&handle, type) : NVS_VMM_DRIVER,
-			 CALL(cuMemExportToShareableHandle, out, handle, type, flags));
-}
+OURS(cuMemExportToShareableHandle, (void *out, unsigned long long handle, int type, unsigned long long flags),
+     (out, handle, type, flags), nvs_vmm_is(handle) ? nvs_vmm_share(&handle, type) : NVS_VMM_DRIVER)
 
 WRAPPER(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, int type))
 {
@@ -101,25 +93,19 @@ WRAPPER(cuMemImportFromShareableHandle, (unsigned long long *handle, void *os, i
 	return result;
 }
 
-/* What is bound to a multicast object or to an endpoint can be used from other GPUs and processes. */
-#define BIND_MEMORY(name, P, A) \
-	WRAPPER(name, P) \
-	{ \
-		return OR_DRIVER(nvs_vmm_is(memory) ? nvs_vmm_share(&memory, 0) : NVS_VMM_DRIVER, \
-				 CALL(name, NVS_SPREAD A)); \
-	}
-BIND_MEMORY(cuMulticastBindMem, (unsigned long long multicast, size_t at, unsigned long long memory,
-				 size_t offset, size_t n, unsigned long long flags),
-	    (multicast, at, memory, offset, n, flags))
-BIND_MEMORY(cuMulticastBindMem_v2, (unsigned long long multicast, int dev, size_t at,
-				    unsigned long long memory, size_t offset, size_t n,
-				    unsigned long long flags),
+/* What is bound to a multicast object or an endpoint can be used by other GPUs and processes. */
+#define SHARE_MEMORY(name, P, A) \
+	OURS(name, P, A, nvs_vmm_is(memory) ? nvs_vmm_share(&memory, 0) : NVS_VMM_DRIVER)
+SHARE_MEMORY(cuMulticastBindMem, (unsigned long long multicast, size_t at, unsigned long long memory, size_t offset,
+				 size_t n, unsigned long long flags), (multicast, at, memory, offset, n, flags))
+SHARE_MEMORY(cuMulticastBindMem_v2, (unsigned long long multicast, int dev, size_t at, unsigned long long memory,
+				    size_t offset, size_t n, unsigned long long flags),
 	    (multicast, dev, at, memory, offset, n, flags))
-BIND_MEMORY(cuLogicalEndpointBindMem, (uint endpoint, int dev, uint64_t at, unsigned long long memory,
-				       uint64_t offset, uint64_t n, unsigned long long flags),
+SHARE_MEMORY(cuLogicalEndpointBindMem, (uint endpoint, int dev, uint64_t at, unsigned long long memory, uint64_t offset,
+				       uint64_t n, unsigned long long flags),
 	    (endpoint, dev, at, memory, offset, n, flags))
 
-#define BIND_ADDRESS(name, P, A) \
+#define SHARE_ADDRESS(name, P, A) \
 	WRAPPER(name, P) \
 	{ \
 		struct nvs_swap_range r; \
@@ -127,32 +113,37 @@ BIND_MEMORY(cuLogicalEndpointBindMem, (uint endpoint, int dev, uint64_t at, unsi
 		nvs_vmm_pin(p, n); \
 		return CALL(name, NVS_SPREAD A); \
 	}
-BIND_ADDRESS(cuMulticastBindAddr, (unsigned long long multicast, size_t at, CUdeviceptr p, size_t n,
+SHARE_ADDRESS(cuMemGetHandleForAddressRange, (void *handle, CUdeviceptr p, size_t n, int type, unsigned long long flags),
+	     (handle, p, n, type, flags))
+SHARE_ADDRESS(cuMulticastBindAddr, (unsigned long long multicast, size_t at, CUdeviceptr p, size_t n,
 				   unsigned long long flags), (multicast, at, p, n, flags))
-BIND_ADDRESS(cuMulticastBindAddr_v2, (unsigned long long multicast, int dev, size_t at,
+SHARE_ADDRESS(cuMulticastBindAddr_v2, (unsigned long long multicast, int dev, size_t at,
 				      CUdeviceptr p, size_t n, unsigned long long flags),
 	     (multicast, dev, at, p, n, flags))
-BIND_ADDRESS(cuLogicalEndpointBindAddr, (uint endpoint, int dev, uint64_t at, CUdeviceptr p, uint64_t n,
+SHARE_ADDRESS(cuLogicalEndpointBindAddr, (uint endpoint, int dev, uint64_t at, CUdeviceptr p, uint64_t n,
 					 unsigned long long flags), (endpoint, dev, at, p, n, flags))
+
+OURS(cuIpcGetMemHandle, (struct cu_ipc_handle *handle, CUdeviceptr p), (handle, p), nvs_ipc_export(handle, p))
+OURS(cuIpcOpenMemHandle, (CUdeviceptr *p, struct cu_ipc_handle handle, uint flags), (p, handle, flags),
+     nvs_ipc_open(p, &handle))
+OURS(cuIpcOpenMemHandle_v2, (CUdeviceptr *p, struct cu_ipc_handle handle, uint flags), (p, handle, flags),
+     nvs_ipc_open(p, &handle))
+OURS(cuIpcCloseMemHandle, (CUdeviceptr p), (p), nvs_ipc_close(p))
 
 /* ---- addresses ---- */
 
-WRAPPER(cuMemAddressReserve, (CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at,
-			    unsigned long long flags))
-{
-	return OR_DRIVER(nvs_counting() ? nvs_vmm_reserve(p, n, align, at, flags) : NVS_VMM_DRIVER,
-			 CALL(cuMemAddressReserve, p, n, align, at, flags));
-}
-
-WRAPPER(cuMemAddressFree, (CUdeviceptr p, size_t n))
-{
-	return OR_DRIVER(used() ? nvs_vmm_unreserve(p, n) : NVS_VMM_DRIVER, CALL(cuMemAddressFree, p, n));
-}
+OURS(cuMemAddressReserve, (CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsigned long long flags),
+     (p, n, align, at, flags), nvs_counting() ? nvs_vmm_reserve(p, n, align, at, flags) : NVS_VMM_DRIVER)
+OURS(cuMemAddressFree, (CUdeviceptr p, size_t n), (p, n), vmm_used() ? nvs_vmm_unreserve(p, n) : NVS_VMM_DRIVER)
+OURS(cuMemSetAccess, (CUdeviceptr p, size_t n, const struct cu_access *a, size_t count), (p, n, a, count),
+     vmm_used() ? nvs_vmm_set_access(p, n, a, count) : NVS_VMM_DRIVER)
+OURS(cuMemGetAccess, (unsigned long long *flags, const struct cu_location *l, CUdeviceptr p), (flags, l, p),
+     vmm_used() ? nvs_vmm_get_access(flags, l, p) : NVS_VMM_DRIVER)
 
 WRAPPER(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long handle,
 		 unsigned long long flags))
 {
-	bool ours = used(), on = nvs_counting();
+	bool ours = vmm_used(), on = nvs_counting();
 	int result = ours ? nvs_vmm_map(p, n, offset, &handle, flags) : NVS_VMM_DRIVER;
 	uint32_t memory;
 
@@ -171,17 +162,7 @@ WRAPPER(cuMemMap, (CUdeviceptr p, size_t n, size_t offset, unsigned long long ha
 
 WRAPPER(cuMemUnmap, (CUdeviceptr p, size_t n))
 {
-	return OR_DRIVER(used() ? nvs_vmm_unmap(p, n) : NVS_VMM_DRIVER, nvs_vmm_driver_unmap(p, n));
-}
+	int result = vmm_used() ? nvs_vmm_unmap(p, n) : NVS_VMM_DRIVER;
 
-WRAPPER(cuMemSetAccess, (CUdeviceptr p, size_t n, const struct cu_access *a, size_t count))
-{
-	return OR_DRIVER(used() ? nvs_vmm_set_access(p, n, a, count) : NVS_VMM_DRIVER,
-			 CALL(cuMemSetAccess, p, n, a, count));
-}
-
-WRAPPER(cuMemGetAccess, (unsigned long long *flags, const struct cu_location *l, CUdeviceptr p))
-{
-	return OR_DRIVER(used() ? nvs_vmm_get_access(flags, l, p) : NVS_VMM_DRIVER,
-			 CALL(cuMemGetAccess, flags, l, p));
+	return result != NVS_VMM_DRIVER ? result : nvs_vmm_driver_unmap(p, n);
 }

@@ -52,8 +52,8 @@ bool nvs_allocation_begin(struct nvs_allocation *a, uint64_t bytes);
 /* The driver has answered: whether it is asked again. */
 bool nvs_allocation_again(struct nvs_allocation *a, int result);
 /*
- * Enters what the driver has put at *key, of so many bytes (0: as begun), and returns the
- * result. What turns out to be too large with its padding is given back.
+ * Enters what the driver has put at *key, of so many bytes (0: as begun), and returns the result.
+ * What is too large with its padding is given back.
  */
 int nvs_allocation_end(struct nvs_allocation *a, int result, enum nvs_memory_kind kind, const void *key, uint64_t bytes);
 
@@ -83,8 +83,8 @@ int nvs_allocation_end(struct nvs_allocation *a, int result, enum nvs_memory_kin
 	}
 
 /*
- * The memory of a GPU, which has a UUID where this process does not use it, as its container
- * is told. False: as the driver has it.
+ * The memory of a GPU, by its UUID where it is not used, as the container is told. False: as the
+ * driver has it.
  */
 struct nvs_told {
 	uint64_t total, available, used; /* bytes; before the call as the driver has it */
@@ -95,8 +95,8 @@ bool nvs_tell(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_told *t);
 bool nvs_graph_may_have(struct nvs_gpu *gpu, uint64_t bytes);
 
 /*
- * names.c: waits until the memory is on the GPU that a call names, and keeps the memory there
- * until nvs_names_leave(): addresses, a node that is made or changed, a whole graph.
+ * names.c: waits until the memory that a call names is on the GPU (addresses, a node, a whole
+ * graph), and keeps it there until nvs_names_leave().
  */
 struct nvs_thread *nvs_names_enter(CUdeviceptr a, CUdeviceptr b);
 struct nvs_thread *nvs_names_enter_node(const struct cu_node_params *p);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * account.h: what is counted, and the bytes that it comes to on each GPU. The lock of the
- * account is held where nothing else is said, and never over a call of the driver.
+ * account.h: what is counted, and the bytes that it comes to on each GPU. The lock of the account is
+ * held where nothing else is said, and never over a call of the driver.
  */
 #ifndef NVSHARE_ACCOUNT_H
 #define NVSHARE_ACCOUNT_H

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "entries.h"
 
+#include <stdbool.h>
 #include <sys/mman.h>
 
 #define FIRST_SIZE 1024u
@@ -20,7 +21,7 @@ struct nvs_entry *nvs_entry_find(const struct nvs_entries *t, unsigned kind, uin
 	return NULL;
 }
 
-static struct nvs_entry *place(struct nvs_entries *t, const struct nvs_entry *e)
+static struct nvs_entry *entry_place(struct nvs_entries *t, const struct nvs_entry *e)
 {
 	size_t i = home_of(t, e->kind, e->key);
 
@@ -44,7 +45,7 @@ static bool grow(struct nvs_entries *t)
 	larger.at = p;
 	for (size_t i = 0; i < t->size; i++)
 		if (t->at[i].kind)
-			place(&larger, &t->at[i]);
+			entry_place(&larger, &t->at[i]);
 	nvs_entries_reset(t);
 	*t = larger;
 	return true;
@@ -52,7 +53,7 @@ static bool grow(struct nvs_entries *t)
 
 struct nvs_entry *nvs_entry_add(struct nvs_entries *t, const struct nvs_entry *e)
 {
-	return grow(t) ? place(t, e) : NULL;
+	return grow(t) ? entry_place(t, e) : NULL;
 }
 
 void nvs_entry_remove(struct nvs_entries *t, struct nvs_entry *e)

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * entries.h: the table of what is counted, by kind and key. Open addressing; it grows
- * with mmap and leaves the application's allocator alone. The caller has a lock.
+ * entries.h: the table of what is counted, by kind and key. It grows with mmap: the application's
+ * allocator is left alone. The caller has a lock.
  */
 #ifndef NVSHARE_ENTRIES_H
 #define NVSHARE_ENTRIES_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,10 +33,7 @@ struct nvs_entry *nvs_entry_find(const struct nvs_entries *t, unsigned kind, uin
 /* NULL: the system has no memory. The key may not be there already. Other pointers become invalid. */
 struct nvs_entry *nvs_entry_add(struct nvs_entries *t, const struct nvs_entry *e);
 
-/*
- * Removes an entry of the table. Another one may move to its place, from behind it, going
- * round: who steps through the table looks at the place again.
- */
+/* Another entry may move to its place from behind it: a loop over the table looks at the place again. */
 void nvs_entry_remove(struct nvs_entries *t, struct nvs_entry *e);
 
 void nvs_entries_reset(struct nvs_entries *t);

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * graphs.h: executable graphs in the account: the GPUs that each works on, and the memory
- * that graphs own, which the driver tells.
- */
+/* graphs.h: executable graphs in the account: the GPUs that each works on, and the memory that graphs own. */
 #ifndef NVSHARE_GRAPHS_H
 #define NVSHARE_GRAPHS_H
 
@@ -42,9 +39,9 @@ static inline void nvs_memory_graph_ran(void)
 }
 
 /*
- * A graph is about to be launched. Returns whether the graph takes memory by that
- * (nvs_memory_graph_to_take). *now: a limit is near, so that the driver is to be asked right
- * after the launch. Otherwise the driver is asked when the host waits next.
+ * A graph is about to be launched. Returns whether it takes memory by that
+ * (nvs_memory_graph_to_take). *now: a limit is near: the driver is to be asked right after, not when
+ * the host waits.
  */
 bool nvs_memory_graph_runs(uint64_t exec, bool *now);
 extern atomic_bool nvs_memory_graphs_ran; /* the host has not waited since */
@@ -53,9 +50,9 @@ extern atomic_bool nvs_memory_graphs_ran; /* the host has not waited since */
 void nvs_memory_graph_settle(const struct nvs_claim *claims, unsigned count);
 
 /*
- * What the nodes of a graph allocate on a GPU: at most at a time in the order of the nodes,
- * and what is left when all have run. The graph takes that much at its first launch, and
- * more if it can't share memory among its nodes as well as that order could.
+ * What the nodes of a graph allocate on a GPU: at most at a time in their order, and what is left
+ * when all have run. The graph takes that at its first launch, or more if they can't share memory so
+ * well.
  */
 struct nvs_graph_bytes {
 	uint64_t most, left;

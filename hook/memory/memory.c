@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory.h"
 
-#include <errno.h>
 #include <stddef.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #include "compiler.h"
 #include "ops.h"
@@ -17,48 +14,54 @@ struct nvs_memory_driver_table nvs_memory_driver_functions = {
 #undef D
 };
 
-/* Physical memory of the VMM. */
-struct physical {
-	uint64_t bytes;
-	uint32_t handles, mappings; /* references; both 0: unused */
-	uint32_t next;              /* in the list of unused ones */
-	struct nvs_gpu *gpu;
-};
+/* Physical memory of the VMM, by its number, with the references to it as owner: mappings, and handles. */
+static struct nvs_entries physical;
+static uint32_t physical_last;
+#define HANDLE_REF (1ull << 32)
 
-static struct physical *physical; /* number 0 is none */
-static uint32_t physical_capacity, physical_used, physical_free;
-
-static void physical_drop(uint32_t n)
+static struct nvs_entry *physical_of(uint64_t n)
 {
-	struct physical *p = &physical[n];
+	return nvs_entry_find(&physical, NVS_MEMORY_HANDLE, n);
+}
 
-	if (p->handles || p->mappings)
+static unsigned mask_of(const struct nvs_entry *e)
+{
+	return e && e->gpu != NVS_NO_GPU ? 1u << e->gpu : 0;
+}
+
+/* References come to a memory, or go; it ends with the last. */
+static void physical_refer(uint64_t n, uint64_t come, uint64_t go)
+{
+	struct nvs_entry *p = physical_of(n);
+
+	if (!p)
 		return;
-	if (p->gpu)
-		nvs_account_uncount(p->gpu, p->bytes);
-	p->next = physical_free;
-	physical_free = n;
+	p->owner += come - go;
+	if (p->owner)
+		return;
+	if (p->gpu != NVS_NO_GPU)
+		nvs_account_uncount(&nvs_gpus[p->gpu], p->bytes);
+	nvs_entry_remove(&physical, p);
 }
 
 /* Removes an entry, and its bytes from the account. */
 static void strike(struct nvs_entry *e)
 {
-	uint32_t n = (uint32_t)e->owner;
+	uint64_t n = e->owner;
 	unsigned kind = e->kind;
+	const struct nvs_entry *p = kind == NVS_MEMORY_HANDLE ? physical_of(n) : NULL;
 
 	if (kind == NVS_MEMORY_POOL)
 		nvs_pool_ends(e);
 	else if (e->pooled)
 		nvs_pool_uncount(&nvs_gpus[e->gpu], e->owner, e->bytes);
-	else if (kind != NVS_MEMORY_HANDLE && kind != NVS_MEMORY_MAPPING && e->gpu != NVS_NO_GPU)
+	else if (e->gpu != NVS_NO_GPU)
 		nvs_account_uncount(&nvs_gpus[e->gpu], e->bytes);
 	nvs_entry_remove(&nvs_account, e);
 	if (kind == NVS_MEMORY_HANDLE)
-		physical[n].handles = 0;
-	else if (kind == NVS_MEMORY_MAPPING && n)
-		physical[n].mappings--;
-	if ((kind == NVS_MEMORY_HANDLE || kind == NVS_MEMORY_MAPPING) && n)
-		physical_drop(n);
+		physical_refer(n, 0, p ? p->owner / HANDLE_REF * HANDLE_REF : 0);
+	else if (kind == NVS_MEMORY_MAPPING)
+		physical_refer(n, 0, 1);
 }
 
 /* The driver has given out a key again: its free went past the shim. */
@@ -70,16 +73,12 @@ static void supersede(enum nvs_memory_kind kind, uint64_t key)
 		strike(e);
 }
 
-static unsigned mask_of(struct nvs_gpu *gpu)
-{
-	return gpu ? gpu->bit : 0;
-}
-
 /* ---- allocations ---- */
 
 /* Cached memory is released before an allocation is refused. */
 static bool reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
+	nvs_memory_pools_ask_for(gpu, NVS_POOLS_SHRANK);
 	return nvs_reserve(gpu, bytes) ||
 	       (nvs_memory_ops.make_room(gpu, bytes) && nvs_reserve(gpu, bytes)) ||
 	       (nvs_memory_ops.make_room(gpu, UINT64_MAX) && nvs_reserve(gpu, bytes)) ||
@@ -94,6 +93,7 @@ bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 		return true;
 	if (nvs_unlikely(bytes > NVS_MAX_BYTES))
 		return !gpu->budget->limit; /* the driver refuses it */
+	nvs_memory_pools_ask_for(gpu, NVS_POOLS_GREW);
 	if (nvs_unlikely(!nvs_budget_take(gpu->budget, bytes)) && !reserve(gpu, bytes))
 		return false;
 	c->gpu = gpu;
@@ -101,9 +101,8 @@ bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes)
 }
 
 /*
- * Where there is room, all bytes are claimed: what the pool counts with already is given back
- * once the allocation exists. Elsewhere only what the pool will count with in addition is
- * claimed; that is asked for until it is enough, which ends: it is `bytes` at most.
+ * Where there is room, all bytes are claimed, and those that the pool counts with already go back
+ * later. Elsewhere the bytes that the pool will count with in addition are, until that is enough.
  */
 bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, uint64_t bytes)
 {
@@ -111,6 +110,8 @@ bool nvs_claim_in_pool(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t pool, 
 	struct nvs_claim more;
 	bool known = gpu && pool && bytes <= NVS_MAX_BYTES;
 
+	if (known)
+		nvs_memory_pools_ask_for(gpu, NVS_POOLS_GREW);
 	if (nvs_likely(known && nvs_budget_take(gpu->budget, bytes))) {
 		*c = (struct nvs_claim){ gpu, bytes, pool, true };
 		return true;
@@ -167,7 +168,7 @@ void nvs_claim_drop(const struct nvs_claim *c)
 		nvs_pool_uncount(c->gpu, c->pool, c->bytes);
 	else
 		nvs_account_uncount(c->gpu, c->bytes);
-	nvs_account_settle(mask_of(c->gpu));
+	nvs_account_settle(c->gpu->bit);
 }
 
 /* The allocation has so many bytes. The lock is held. */
@@ -204,7 +205,7 @@ bool nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64
 		nvs_account_uncount(c->gpu, bytes); /* could not be removed later */
 	}
 	tight = nvs_budget_is_tight(c->gpu->budget);
-	nvs_account_settle(mask_of(c->gpu));
+	nvs_account_settle(c->gpu->bit);
 	return tight;
 }
 
@@ -221,9 +222,10 @@ void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t before)
 	nvs_account_lock();
 	e = nvs_account_find(kind, key);
 	if (e && e->stamp <= before) {
-		if (e->gpu != NVS_NO_GPU)
-			gpus = 1u << e->gpu;
+		gpus = mask_of(e);
 		strike(e);
+	} else if (!e && kind == NVS_MEMORY_POINTER && atomic_load(&nvs_memory_pools_keep)) {
+		nvs_memory_pools_changed(NVS_POOLS_SHRANK);
 	}
 	nvs_account_settle(gpus);
 }
@@ -269,48 +271,18 @@ void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t before)
 
 /* ---- VMM ---- */
 
-/* The number of a new memory with one handle; 0: the system has no memory. Locked. */
-static uint32_t physical_new(uint64_t bytes, struct nvs_gpu *gpu)
-{
-	uint32_t n = physical_free;
-
-	if (n) {
-		physical_free = physical[n].next;
-	} else {
-		if (physical_used + 1 >= physical_capacity) {
-			uint32_t capacity = physical_capacity ? physical_capacity * 2 : 128;
-			void *p = mmap(NULL, capacity * sizeof(*physical), PROT_READ | PROT_WRITE,
-				       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-			if (p == MAP_FAILED)
-				return 0;
-			if (physical) {
-				memcpy(p, physical, physical_capacity * sizeof(*physical));
-				munmap(physical, physical_capacity * sizeof(*physical));
-			}
-			physical = p;
-			physical_capacity = capacity;
-		}
-		n = ++physical_used;
-	}
-	physical[n] = (struct physical){ .bytes = bytes, .handles = 1, .gpu = gpu };
-	return n;
-}
-
 /* A handle value stands for a new memory. False: the system has no memory. Locked. */
 static bool handle_new(uint64_t handle, uint64_t bytes, struct nvs_gpu *gpu)
 {
-	uint32_t n;
+	struct nvs_entry new = { .kind = NVS_MEMORY_HANDLE, .key = ++physical_last, .bytes = bytes, .owner = HANDLE_REF,
+				 .gpu = gpu ? gpu->number : NVS_NO_GPU }, *p;
 
 	supersede(NVS_MEMORY_HANDLE, handle);
-	n = physical_new(bytes, gpu);
-	if (!n)
-		return false;
-	if (nvs_account_insert(NVS_MEMORY_HANDLE, handle, bytes, n, gpu))
+	p = nvs_entry_add(&physical, &new);
+	if (p && nvs_account_insert(NVS_MEMORY_HANDLE, handle, bytes, new.key, NULL))
 		return true;
-	physical[n].gpu = NULL;
-	physical[n].handles = 0;
-	physical_drop(n);
+	if (p)
+		nvs_entry_remove(&physical, p);
 	return false;
 }
 
@@ -324,7 +296,7 @@ void nvs_claim_keep_handle(const struct nvs_claim *c, uint64_t handle)
 		nvs_account_exists(c->gpu);
 	else if (c->gpu)
 		nvs_account_uncount(c->gpu, c->bytes);
-	nvs_account_settle(mask_of(c->gpu));
+	nvs_account_settle(c->gpu ? c->gpu->bit : 0);
 }
 
 void nvs_memory_handle_imported(uint64_t handle)
@@ -334,7 +306,7 @@ void nvs_memory_handle_imported(uint64_t handle)
 	nvs_account_lock();
 	e = nvs_account_find(NVS_MEMORY_HANDLE, handle);
 	if (e) /* this process exported it: one more reference */
-		physical[e->owner].handles++;
+		physical_refer(e->owner, HANDLE_REF, 0);
 	else
 		handle_new(handle, 0, NULL);
 	nvs_account_unlock();
@@ -353,38 +325,36 @@ static struct nvs_entry *mapping_of(uint64_t address)
 
 void nvs_memory_handle_retained(uint64_t handle, uint64_t address)
 {
-	struct nvs_entry *m;
-	uint32_t n;
+	const struct nvs_entry *m;
+	struct nvs_entry *e, *p;
+	uint64_t n;
 
 	nvs_account_lock();
 	m = mapping_of(address);
-	n = m ? (uint32_t)m->owner : 0;
-	if (n) {
-		struct nvs_entry *e = nvs_account_find(NVS_MEMORY_HANDLE, handle);
-
-		if (e && e->owner != n) {
-			strike(e);
-			e = NULL;
-		}
-		if (e || nvs_account_insert(NVS_MEMORY_HANDLE, handle, physical[n].bytes, n, physical[n].gpu))
-			physical[n].handles++;
+	n = m ? m->owner : 0;
+	e = nvs_account_find(NVS_MEMORY_HANDLE, handle);
+	if (e && n && e->owner != n) {
+		strike(e);
+		e = NULL;
 	}
+	p = physical_of(n);
+	if (p && (e || nvs_account_insert(NVS_MEMORY_HANDLE, handle, p->bytes, n, NULL)))
+		p->owner += HANDLE_REF;
 	nvs_account_unlock();
 }
 
 void nvs_memory_handle_released(uint64_t handle, uint64_t before)
 {
 	unsigned gpus = 0;
-	struct nvs_entry *e;
+	struct nvs_entry *e, *p;
 
 	nvs_account_lock();
 	e = nvs_account_find(NVS_MEMORY_HANDLE, handle);
 	if (e && e->stamp <= before) {
-		struct physical *p = &physical[e->owner];
-
-		gpus = mask_of(p->gpu);
-		if (p->handles > 1)
-			p->handles--;
+		p = physical_of(e->owner);
+		gpus = mask_of(p);
+		if (p && p->owner >= 2 * HANDLE_REF)
+			p->owner -= HANDLE_REF;
 		else
 			strike(e);
 	}
@@ -394,14 +364,12 @@ void nvs_memory_handle_released(uint64_t handle, uint64_t before)
 uint32_t nvs_memory_hold(uint64_t handle)
 {
 	struct nvs_entry *e;
-	uint32_t n = 0;
+	uint32_t n;
 
 	nvs_account_lock();
 	e = nvs_account_find(NVS_MEMORY_HANDLE, handle);
-	if (e) {
-		n = (uint32_t)e->owner;
-		physical[n].mappings++;
-	}
+	n = e ? (uint32_t)e->owner : 0;
+	physical_refer(n, 1, 0);
 	nvs_account_unlock();
 	return n;
 }
@@ -410,12 +378,9 @@ void nvs_memory_unhold(uint32_t n)
 {
 	unsigned gpus;
 
-	if (!n)
-		return;
 	nvs_account_lock();
-	gpus = mask_of(physical[n].gpu);
-	physical[n].mappings--;
-	physical_drop(n);
+	gpus = mask_of(physical_of(n));
+	physical_refer(n, 0, 1);
 	nvs_account_settle(gpus);
 }
 
@@ -423,10 +388,8 @@ void nvs_memory_mapped(uint32_t n, uint64_t address, uint64_t bytes)
 {
 	nvs_account_lock();
 	supersede(NVS_MEMORY_MAPPING, address);
-	if (!nvs_account_insert(NVS_MEMORY_MAPPING, address, bytes, n, NULL) && n) {
-		physical[n].mappings--;
-		physical_drop(n);
-	}
+	if (!nvs_account_insert(NVS_MEMORY_MAPPING, address, bytes, n, NULL))
+		physical_refer(n, 0, 1);
 	nvs_account_unlock();
 }
 
@@ -445,15 +408,13 @@ void nvs_memory_unmapped(uint64_t address, uint64_t bytes, uint64_t before)
 		at += e->bytes;
 		if (e->stamp > before)
 			continue;
-		if (e->owner)
-			gpus |= mask_of(physical[e->owner].gpu);
+		gpus |= mask_of(physical_of(e->owner));
 		strike(e);
 	}
 	for (size_t i = 0; at < end && i < nvs_account.size; i++)
 		while (nvs_account.at[i].kind == NVS_MEMORY_MAPPING && nvs_account.at[i].stamp <= before &&
 		       nvs_account.at[i].key - address < bytes) {
-			if (nvs_account.at[i].owner)
-				gpus |= mask_of(physical[nvs_account.at[i].owner].gpu);
+			gpus |= mask_of(physical_of(nvs_account.at[i].owner));
 			strike(&nvs_account.at[i]);
 		}
 	nvs_account_settle(gpus);
@@ -471,10 +432,7 @@ void nvs_memory_fork_child(void)
 {
 	nvs_memory_locked = false; /* a signal handler may have forked */
 	nvs_entries_reset(&nvs_account); /* fork() may have caught it half changed */
-	if (physical)
-		munmap(physical, physical_capacity * sizeof(*physical));
-	physical = NULL;
-	physical_capacity = physical_used = physical_free = 0;
+	nvs_entries_reset(&physical);
 	nvs_memory_pools_fork_child();
 	nvs_memory_graphs_fork_child();
 	nvs_reserve_fork_child();

@@ -2,11 +2,11 @@
 /*
  * memory.h: the account of the device memory that the process has, for each GPU.
  *
- * Bytes are claimed before the driver allocates, which may ask the scheduler (reserve.h).
- * Afterwards they are entered in the account, or dropped. Bytes that the driver has freed
- * are removed after its call. Another thread may have entered an allocation at the same
- * address meanwhile: a stamp from before the call tells. So bytes count until they are
- * free, a free that fails changes nothing, and unknown addresses are ignored.
+ * Bytes are claimed before the driver allocates, which may ask the scheduler (reserve.h), and then
+ * entered or dropped. Bytes that the driver has freed are removed after its call; a stamp from
+ * before the call tells an allocation that another thread has entered at the same address meanwhile.
+ * So bytes count until they are free, a free that fails changes nothing, and unknown addresses are
+ * ignored.
  */
 #ifndef NVSHARE_MEMORY_H
 #define NVSHARE_MEMORY_H
@@ -26,8 +26,8 @@ static inline struct nvs_gpu *nvs_gpu_of_location(const struct cu_location *l)
 }
 
 /*
- * Claims bytes for an allocation. False: they exceed the container's limit, and the
- * driver is not to be called. gpu NULL, or no bytes: nothing is counted, and the claim succeeds.
+ * Claims bytes for an allocation. False: they exceed the limit, and the driver is not to be called.
+ * gpu NULL, or no bytes: nothing is counted.
  */
 bool nvs_claim(struct nvs_claim *c, struct nvs_gpu *gpu, uint64_t bytes);
 
@@ -44,9 +44,8 @@ void nvs_claim_exists(const struct nvs_claim *c);
 void nvs_claim_drop(const struct nvs_claim *c);
 
 /*
- * Enters the allocation, of so many bytes. owner: the context it is freed with, or NULL.
- * An allocation in a pool has as many bytes as were claimed, and no owner. Returns whether
- * the limit is near.
+ * Enters the allocation, of so many bytes (in a pool: as claimed). owner: the context it is freed
+ * with, or NULL. Returns whether the limit is near.
  */
 bool nvs_claim_keep(const struct nvs_claim *c, enum nvs_memory_kind kind, uint64_t key,
 		    uint64_t bytes, const void *owner);
@@ -63,7 +62,7 @@ void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t stamp);
 
 /*
  * Physical memory of the VMM exists as long as a handle or a mapping refers to it. The driver may
- * give out the value of a released handle again while that handle's memory is still mapped.
+ * give out the value of a released handle again while its memory is still mapped.
  */
 void nvs_claim_keep_handle(const struct nvs_claim *c, uint64_t handle);
 void nvs_memory_handle_imported(uint64_t handle); /* another process counts it */

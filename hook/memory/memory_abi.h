@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * memory_abi.h: the structures of the CUDA driver's ABI that have to do with memory. No CUDA
- * header is needed to build. Handles are void *, results are int.
- */
+/* memory_abi.h: structures of the driver's ABI about memory. Handles are void *, results are int. */
 #ifndef NVSHARE_MEMORY_ABI_H
 #define NVSHARE_MEMORY_ABI_H
 
@@ -77,10 +74,7 @@ struct cu_alloc_node {
 	CUdeviceptr p;
 };
 
-/*
- * CUstreamBatchMemOpParams, a union. The address is the first word of what writes a
- * value or waits for one; of an atomic (CUDA 13.1) it is the second.
- */
+/* CUstreamBatchMemOpParams, a union. The address is the first word, of an atomic (13.1) the second. */
 struct cu_mem_op {
 	uint type;
 	uint flags; /* or nothing */

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pointer_abi.h: the attributes of a pointer (CUpointer_attribute), and how many bytes the
- * driver writes of each.
- *
- * Numbers and types are those of cuda.h. Where its documentation says "a boolean", the driver
- * writes four bytes (IS_MANAGED and IS_LEGACY_CUDA_IPC_CAPABLE: H100, driver 580.159.04), and
- * eight of the bit mask ALLOWED_HANDLE_TYPES (NCCL). tests/workload/pointers.c sees what a
- * driver writes. The simulated GPU has this table too.
+ * pointer_abi.h: the attributes of a pointer (CUpointer_attribute), and how many bytes the driver
+ * writes of each: four of a boolean, eight of the mask ALLOWED_HANDLE_TYPES (H100, driver
+ * 580.159.04). tests/workload/pointers.c sees what a driver writes. The simulated GPU has this table
+ * too.
  */
 #ifndef NVSHARE_POINTER_ABI_H
 #define NVSHARE_POINTER_ABI_H

@@ -2,7 +2,6 @@
 #include "query.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -11,8 +10,6 @@
 #include "client.h"
 #include "clock.h"
 #include "futex.h"
-#include "glibc.h"
-#include "gate.h"
 #include "signals.h"
 #include "wire_io.h"
 
@@ -171,8 +168,6 @@ bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out)
 
 void nvs_query_fork_child(void)
 {
-	static const struct nvs_lock fresh = NVS_LOCK(NVS_RANK_QUERY_LIMITS);
-
-	answers_lock = fresh;
+	answers_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_QUERY_LIMITS);
 	memset(answers, 0, sizeof(answers));
 }

@@ -13,15 +13,14 @@ struct nvs_limits {
 };
 
 /*
- * Asks the scheduler about a GPU over a connection of its own, 200 ms at most;
- * what it said holds for 100 ms. No thread, descriptor or mapping is left.
- * Returns false if there is no scheduler, or it does not know the GPU.
+ * Asks the scheduler about a GPU over a connection of its own, 200 ms at most; the answer holds for
+ * 100 ms. No thread, descriptor or mapping is left. False: no scheduler knows the GPU.
  */
 bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out);
 
 /*
- * Asks on which GPU this process's container is; uuid: one that the scheduler knows. Waits
- * 5 s at most for a scheduler that lives. False: not known, or the container has several.
+ * Asks on which GPU this process's container is; uuid: one that the scheduler knows. Waits 5 s at
+ * most. False: not known, or the container has several.
  */
 bool nvs_query_place(const uint8_t *uuid, uint8_t *place);
 

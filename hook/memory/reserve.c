@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * reserve.c: reservations of device memory with the scheduler, and the limits that a
- * container is told.
- */
+/* reserve.c: reservations of device memory with the scheduler, and the limits that a container is told. */
 #include "reserve.h"
 
 #include <errno.h>
@@ -17,10 +14,7 @@
 #define STEP          (64ull << 20)
 #define ANSWER_NS     (10 * NVS_S)    /* longest wait for a scheduler that is stopped or starved, in all */
 #define PIECE_NS      (20 * NVS_MS)
-/*
- * After a refusal, the time for the container's other processes to return what they do
- * not use: they look every TRIM_NS.
- */
+/* After a refusal, the time for the container's other processes to return what they do not use. */
 #define YIELD_NS      (500 * NVS_MS)
 #define TRIM_NS       (100 * NVS_MS)
 #define SETTLED_NS    (100 * NVS_MS)  /* wait for an answer before sizes are told */
@@ -62,6 +56,12 @@ static bool reserve_attached(struct nvs_gpu *gpu)
 	       gpu->budget->account;
 }
 
+static void set_limit(struct nvs_budget *b, uint64_t limit)
+{
+	b->limit = limit;
+	atomic_store(&b->unlimited, !limit && !b->swap);
+}
+
 /* Both locks are held. */
 static void refresh(struct nvs_gpu *gpu)
 {
@@ -71,7 +71,7 @@ static void refresh(struct nvs_gpu *gpu)
 	if (!reserve_attached(gpu) || !read_slot(&nvs_client.page->slot[gpu->number], &limit, &used))
 		return;
 	b->known = true;
-	b->limit = limit;
+	set_limit(b, limit);
 	if (b->answered >= b->sent)
 		b->others = minus(used, b->acked);
 }
@@ -182,10 +182,7 @@ void nvs_reserve_settle(struct nvs_gpu *gpu)
 
 /* ---- asking ---- */
 
-/*
- * Waits until it is known whether there is a scheduler for the GPU. The
- * client's lock is held; it is given up meanwhile.
- */
+/* Waits until it is known whether there is a scheduler. The client's lock is held, and given up meanwhile. */
 static void wait_attached(struct nvs_gpu *gpu)
 {
 	uint64_t start = nvs_now();
@@ -251,20 +248,18 @@ static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 enum verdict { GRANTED, REFUSED, ASKED };
 
 /* Decides as far as this process can; counts what is granted. All locks are held. */
-static enum verdict decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
+static enum verdict reserve_decide(struct nvs_gpu *gpu, uint64_t bytes, bool alone)
 {
 	struct nvs_budget *b = gpu->budget;
 
 	refresh(gpu);
+	set_limit(b, b->limit); /* of a process without a scheduler */
 	if (nvs_budget_take(b, bytes))
 		return GRANTED;
 	if (b->limit || b->swap) {
 		if (reserve_attached(gpu) && !b->deaf && !alone)
 			return ASKED;
-		/*
-		 * If the scheduler does not answer, its last figure for the other processes
-		 * counts; without a scheduler there is none.
-		 */
+		/* A scheduler that does not answer has its last figure for the other processes count. */
 		if (b->limit && minus(b->limit, b->used + (reserve_attached(gpu) ? b->others : 0)) < bytes)
 			return REFUSED;
 	}
@@ -288,7 +283,7 @@ static bool reserve_ask(struct nvs_gpu *gpu, uint64_t bytes)
 		uint32_t code;
 
 		budget_lock();
-		v = decide(gpu, bytes, alone || atomic_load(&nvs_exiting));
+		v = reserve_decide(gpu, bytes, alone || atomic_load(&nvs_exiting));
 		if (v == ASKED) {
 			/* Counted already: no other thread takes it once it is granted. */
 			atomic_fetch_add(&b->used, bytes);
@@ -342,8 +337,7 @@ void nvs_reserve_attach(struct nvs_gpu *gpu)
 	nvs_client_leave(&q);
 }
 
-/* For NVSHARE_DEBUG=1 only: standard error belongs to the program. The scheduler has an
- * event for everybody else. */
+/* For NVSHARE_DEBUG=1 only: the scheduler has an event for everybody else. */
 static void say_refused(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	uint64_t limit;
@@ -385,7 +379,7 @@ void nvs_reserve_answered(struct nvs_gpu *gpu, const struct nvs_frame *f)
 	if (last) {
 		b->reserved = b->acked = f->u.memory.total;
 		b->others = minus(f->u.memory.used, f->u.memory.total);
-		b->limit = f->u.memory.limit;
+		set_limit(b, f->u.memory.limit);
 		b->known = true;
 		b->code = f->code;
 		b->answered = b->coded = b->sent;

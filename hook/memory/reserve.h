@@ -2,12 +2,12 @@
 /*
  * reserve.h: the budget of the process, its part of the container's memory limit.
  *
- * For each GPU the scheduler has granted `reserved` bytes, and `used` bytes are counted.
- * While used stays below reserved, nobody is asked; more is reserved in steps. Without a
- * limit the scheduler is told and no answer is waited for.
+ * For each GPU the scheduler has granted `reserved` bytes, and `used` bytes are counted. While used
+ * stays below reserved, nobody is asked; more is reserved in steps. Without a limit the scheduler is
+ * told and no answer is waited for.
  *
- * Locks, outermost first: a budget's ask, nvs_client_lock, nvs_memory_lock. None is held
- * over a driver call. Only ask is held while an answer is waited for.
+ * Locks, outermost first: a budget's ask, nvs_client_lock, nvs_memory_lock. None is held over a
+ * driver call, and only ask while an answer is waited for.
  */
 #ifndef NVSHARE_RESERVE_H
 #define NVSHARE_RESERVE_H
@@ -23,6 +23,7 @@
 struct nvs_budget {
 	_Atomic uint64_t used, peak; /* bytes; read without the lock below, and used changes without it */
 	_Atomic uint64_t reserved;   /* bytes that may be used without asking; changed under the lock */
+	atomic_bool unlimited;       /* when last looked at: no limit, and nothing is swapped */
 	/* Guarded by nvs_memory_lock. */
 	uint64_t asking;    /* part of used whose reservation is not answered yet */
 	uint64_t graphs;    /* part of used that graphs own */
@@ -48,10 +49,7 @@ struct nvs_budget {
 /* This thread has a lock of memory, or waits for it. Only a signal handler sees that. */
 extern __thread bool nvs_memory_locked __attribute__((tls_model("initial-exec")));
 
-/*
- * Whether memory is counted: not in a signal handler of a thread that has a lock of
- * memory, and not while the process ends.
- */
+/* Whether memory is counted: not in a signal handler above a lock of memory, nor while the process ends. */
 static inline bool nvs_counting(void)
 {
 	return nvs_active() && !nvs_memory_locked &&
@@ -61,6 +59,13 @@ static inline bool nvs_counting(void)
 extern struct nvs_lock nvs_memory_lock;
 
 void nvs_budget_init(struct nvs_budget *b);
+
+/* Whether there is no limit now, and nothing is swapped: the page tells first. Takes no lock. */
+static inline bool nvs_unlimited(const struct nvs_gpu *gpu)
+{
+	return atomic_load_explicit(&gpu->budget->unlimited, memory_order_relaxed) &&
+	       !__atomic_load_n(&atomic_load_explicit(&gpu->slot, memory_order_acquire)->mem_limit, __ATOMIC_RELAXED);
+}
 
 /* Whether little is left below the container's limit. nvs_memory_lock is held. */
 static inline bool nvs_budget_is_tight(const struct nvs_budget *b)
@@ -93,16 +98,12 @@ void nvs_reserve_attach(struct nvs_gpu *gpu);
 /* After a change of used: tells the scheduler if need be. Never waits. */
 void nvs_reserve_settle(struct nvs_gpu *gpu);
 
-/*
- * Whether the scheduler has to be told, as far as is known: the client thread looks at
- * the page as well, now and then. nvs_memory_lock is held.
- */
+/* Whether the scheduler has to be told, as far as is known without the page. nvs_memory_lock is held. */
 bool nvs_reserve_due(const struct nvs_budget *b);
 
 /*
- * The limits of a GPU, or (gpu NULL) of any GPU by its UUID. For a GPU that the process
- * does not use, a connection of its own is made; that takes 200 ms at most. False: no
- * scheduler knows.
+ * The limits of a GPU, or (gpu NULL) of any by its UUID: of one that the process does not use by a
+ * connection of its own, which takes 200 ms at most. False: no scheduler knows.
  */
 bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *out);
 

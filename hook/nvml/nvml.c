@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * nvml.c: wrappers of what NVML tells about memory, so that it agrees with what the
- * driver tells. Where no scheduler is, it is left as it is. Handles are void *, results are
- * int. Also for processes that never initialise CUDA.
+ * nvml.c: wrappers of what NVML tells about memory, so that it agrees with the driver, also for
+ * processes that never initialise CUDA. Handles are void *, results are int.
  */
 #include "uuid.h"
 #include "wrap.h"

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * descriptor.h: descriptors that the application may close, or use again, at any
- * time (closefrom(3), a double close).
- *
- * A descriptor is known by the file behind it. One that has another file now is the
- * application's: it is forgotten, never read, written or closed.
+ * descriptor.h: descriptors that the application may close, or use again, at any time. A descriptor
+ * is known by the file behind it: one that has another file now is the application's, and is never
+ * read, written or closed.
  */
 #ifndef NVSHARE_DESCRIPTOR_H
 #define NVSHARE_DESCRIPTOR_H

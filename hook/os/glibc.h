@@ -1,13 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * glibc.h: bind to the oldest version of functions that glibc 2.32 and 2.34
- * moved between its libraries, so that the shim loads on glibc 2.17.
- * `make test` reads the versions of the built file.
- *
- * Before glibc 2.34 these functions are in libpthread and libdl. The shim needs neither, and the
- * references are weak: most programs of a container never use a GPU, and an image may lack the
- * libraries. A driver brings both. Where libpthread comes with a driver that was opened, the
- * references are empty for good, and nvs_late_find() looks the functions up.
+ * glibc.h: bind to the oldest version of functions that glibc 2.32 and 2.34 moved between its
+ * libraries, so that the shim loads on glibc 2.17 (test/symbols.sh). The references are weak: before
+ * 2.34 they are in libpthread and libdl, which a program without a GPU may lack. A driver brings
+ * both. Where libpthread comes with a driver that was opened, they are empty for good, and
+ * nvs_late_find() looks the functions up.
  */
 #ifndef NVSHARE_GLIBC_H
 #define NVSHARE_GLIBC_H
@@ -24,7 +21,6 @@
 #error "x86-64 and aarch64 only"
 #endif
 
-#ifndef NVS_NO_SYMVER
 #define NVS_OLD(name) \
 	extern __typeof__(name) name __attribute__((weak)); \
 	__asm__(".symver " #name "," #name "@" NVS_GLIBC_BASE);
@@ -38,7 +34,6 @@ NVS_OLD(pthread_key_create)
 NVS_OLD(pthread_mutex_trylock)
 NVS_OLD(pthread_setspecific)
 #undef NVS_OLD
-#endif
 
 /* What the shim uses of libpthread, by the names without pthread_. */
 #define NVS_LATE(F) F(create) F(detach) F(key_create) F(setspecific) F(mutex_trylock)

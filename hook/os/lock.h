@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * lock.h: locks, and the order in which a thread takes them.
- *
- * Each lock has a rank. A thread takes locks in the order of the ranks, so that no
- * two threads wait for each other. The client thread has to hear the scheduler at
- * any time, so the driver is not called under a lock that the client thread takes:
- * the driver may hold a call up for as long as the application keeps it busy.
- *
- * With NVS_LOCK_CHECKS, as in debug builds and in tests, both rules are asserted.
+ * lock.h: locks, and the order in which a thread takes them: that of their ranks, so that no two
+ * threads wait for each other. The client thread has to hear the scheduler at any time, so the
+ * driver, which may hold a call up, is not called under a lock that it takes. With NVS_LOCK_CHECKS,
+ * as in debug builds and in tests, both rules are asserted.
  */
 #ifndef NVSHARE_LOCK_H
 #define NVSHARE_LOCK_H

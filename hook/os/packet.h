@@ -11,9 +11,9 @@
 bool nvs_packet_send(int fd, const void *data, size_t size, const int *fds, unsigned count);
 
 /*
- * Receives a packet of exactly this size. Returns 1 with its descriptors, *count of them and
- * never more than *count was; 0 if there is none; -1 at the end of the connection, and for a
- * packet of another size, whose descriptors are closed.
+ * Receives a packet of exactly this size. Returns 1 with its descriptors, *count of them, no more
+ * than *count was; 0 if there is none; -1 at the end of the connection, and for another size, whose
+ * descriptors are closed.
  */
 int nvs_packet_receive(int fd, void *data, size_t size, int *fds, unsigned *count);
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * signals.h: while a thread of the application has a lock that others wait for. A signal
- * handler may jump away, fork, exit or come back to us, and asynchronous cancellation ends
- * the thread: the lock would stay locked. Keeps errno. A system call each way, so not for
- * what every allocation does.
+ * signals.h: while a thread of the application has a lock that others wait for. A signal handler may
+ * jump away, fork, exit or come back to us, and cancellation ends the thread: the lock would stay
+ * locked. Keeps errno. Two system calls, so not for every allocation.
  */
 #ifndef NVSHARE_SIGNALS_H
 #define NVSHARE_SIGNALS_H

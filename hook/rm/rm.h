@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * rm.h: the GPU's own scheduler, as an ordinary process may use it: the time
- * slice of its channel groups, and its channels off the GPU and on again in the
- * middle of a kernel. README.md says how, and what may not happen while channels
- * are off.
- *
- * A GPU is named by its 16 bytes of UUID. Nothing is done, and no control is sent
- * to the driver, before one of these functions is called.
+ * rm.h: the GPU's own scheduler, as an ordinary process may use it: the time slice of its channel
+ * groups, and its channels off the GPU and on again in the middle of a kernel. README.md says how,
+ * and what may not happen meanwhile. A GPU is named by its UUID. No control is sent to the driver
+ * before one of these functions is called.
  */
 #ifndef NVSHARE_RM_H
 #define NVSHARE_RM_H
@@ -34,16 +31,13 @@ typedef int nvs_rm_ioctl(int fd, unsigned long request, ...);
 /* Our ioctl leads there from now on: to a driver's own. */
 void nvs_rm_set_next(nvs_rm_ioctl *next);
 
-/*
- * Of the layer above, if there is one: the ioctl that comes after ours, which the first call
- * asks for. NULL: the kernel's own.
- */
+/* Of the layer above, if there is one: the ioctl that comes after ours. NULL: the kernel's own. */
 nvs_rm_ioctl *nvs_rm_find_next(void) __attribute__((weak));
 
 /*
- * Sets the time slice of all compute groups on a GPU, and of those that are made
- * later, and reads each back. us: microseconds, at least 1; the driver has
- * limits of its own and refuses or rounds. 0 leaves later groups as they come.
+ * Sets the time slice of all compute groups on a GPU, and of later ones, and reads each back. us:
+ * microseconds; the driver refuses or rounds by limits of its own. 0 leaves later groups as they
+ * come.
  */
 enum nvs_rm_result nvs_rm_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t us);
 
@@ -51,20 +45,17 @@ enum nvs_rm_result nvs_rm_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t us);
 enum nvs_rm_result nvs_rm_get_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t *us);
 
 /*
- * Takes the channels of all compute groups of a GPU off, or puts them on. When
- * the call to take them off is over, no kernel of this process runs there; what
- * ran goes on, in its middle, when they are on again. Copy engines go on. If one
- * channel can't be taken off, all are put on again. Takes 0.3 to 0.8 ms on an
- * H200. Not to be called with a lock held that a thread with calls into the
- * driver takes. Channels that the driver refuses to put on stay off; nvs_rm_state,
- * nvs_rm_keep_on and the end of the process try again.
+ * Takes the channels of all compute groups of a GPU off, or puts them on. Once they are off, no
+ * kernel of this process runs there; what ran goes on, in its middle, when they are on again. Copy
+ * engines go on. If one channel can't be taken off, all are put on again; those that the driver
+ * refuses to put on stay off, and are tried again by nvs_rm_state, nvs_rm_keep_on and the end of the
+ * process. Takes 0.3 to 0.8 ms on an H200. No lock is held that a thread in the driver takes.
  */
 enum nvs_rm_result nvs_rm_channels(const uint8_t uuid[NVS_RM_UUID], bool on);
 
 /*
- * For who waits for a GPU and must not wait for ever: puts its channels on, and
- * keeps them on until the last keeper lets go; nvs_rm_channels answers
- * NVS_RM_BUSY meanwhile. Tries again for 5 seconds if the driver refuses.
+ * For a thread that waits for a GPU: puts its channels on, for 5 seconds if the driver refuses, and
+ * keeps them on until the last keeper lets go; nvs_rm_channels answers NVS_RM_BUSY meanwhile.
  */
 void nvs_rm_keep_on(const uint8_t uuid[NVS_RM_UUID]);
 void nvs_rm_let_go(const uint8_t uuid[NVS_RM_UUID]);
@@ -73,15 +64,12 @@ void nvs_rm_let_go(const uint8_t uuid[NVS_RM_UUID]);
 enum nvs_rm_result nvs_rm_prove(const uint8_t uuid[NVS_RM_UUID]);
 
 /*
- * Takes the channels of a GPU off and puts them on at once. NVS_RM_BUSY: they are off
- * already, or kept on. A driver that answers success and changes nothing is not found out.
+ * Takes the channels of a GPU off and puts them on at once. NVS_RM_BUSY: they are off already, or
+ * kept on. A driver that answers success and changes nothing is not found out.
  */
 enum nvs_rm_result nvs_rm_prove_channels(const uint8_t uuid[NVS_RM_UUID]);
 
-/*
- * Somebody has seen work go on with the channels off: from now on nvs_rm_channels answers
- * NVS_RM_FAKED and takes nothing off.
- */
+/* Work went on with the channels off: nvs_rm_channels answers NVS_RM_FAKED and takes nothing off. */
 void nvs_rm_has_no_effect(const uint8_t uuid[NVS_RM_UUID]);
 
 /* The process's objects are on other GPUs now: the RM is asked again which. For any thread. */
@@ -102,9 +90,8 @@ struct nvs_rm_state {
 };
 
 /*
- * What is known of a GPU. Channels that should be on, and that the driver refused to put on,
- * are tried again first. false: nothing of it was seen; then only bare_channels,
- * overflow and driver are set.
+ * What is known of a GPU. Channels that the driver refused to put on are tried again first. False:
+ * nothing of it was seen; then only bare_channels, overflow and driver are set.
  */
 bool nvs_rm_state(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *state);
 

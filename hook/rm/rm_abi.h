@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * rm_abi.h: numbers and layouts of the driver's resource manager (RM), as
- * NVIDIA's published kernel sources have them (open-gpu-kernel-modules; the same
- * in every branch from 515 to 595). The file there is named beside each. An
+ * rm_abi.h: numbers and layouts of the driver's resource manager (RM), as open-gpu-kernel-modules
+ * has them (the same in every branch from 515 to 595). The file there is named beside each. An
  * NvHandle and a status have 32 bits, a pointer has 64.
  */
 #ifndef NVSHARE_RM_ABI_H

@@ -3,8 +3,6 @@
 
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -41,21 +39,13 @@ int rm_next(int fd, unsigned long request, void *arg)
 	return fn(fd, request, arg);
 }
 
-/* An application may close any descriptor, and its number may be another file's by now. */
-static bool still_there(const struct rm_descriptor *d)
-{
-	struct stat st;
-
-	return syscall(SYS_fstat, d->fd, &st) == 0 && st.st_dev == d->device && st.st_ino == d->inode;
-}
-
 enum nvs_rm_result rm_control(const struct rm_target *t, uint32_t object, uint32_t command, void *params,
 			      uint32_t size, uint32_t *status)
 {
 	struct rm_control c = { .client = t->client, .object = object, .command = command,
 				.params = (uintptr_t)params, .params_size = size };
 
-	if (!still_there(&t->via) || rm_next(t->via.fd, RM_CONTROL, &c) != 0)
+	if (!nvs_descriptor_is(&t->via) || rm_next(t->via.fd, RM_CONTROL, &c) != 0)
 		return NVS_RM_LOST;
 	*status = c.status;
 	return c.status ? NVS_RM_REFUSED : NVS_RM_OK;

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * rm_control.c: time slices, and channels off and on. One thread at a time has
- * its turn with the controls (turn, below): the targets are copied from the table
- * first, so that the table's lock is free while the driver works. Objects that
- * come or go meanwhile are seen by the table's serial number.
+ * rm_control.c: time slices, and channels off and on, by one thread at a time. Targets are copied
+ * from the table, whose lock is free while the driver works: its serial number tells changes.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +23,7 @@
 /* A control takes less than 1 ms; the driver itself gives up on one after some seconds. */
 #define TURN_WAIT_NS (5 * NVS_S)
 #define TRIES        8 /* looks at a table that changes all the time */
-/* Who needs the channels on tries again for so long, if the driver refuses that. */
+/* Threads that need the channels on try again for so long, if the driver refuses that. */
 #define ON_WAIT_NS  (5 * NVS_S)
 #define ON_AGAIN_NS (10 * NVS_MS)
 
@@ -141,7 +139,7 @@ static void want_slice(struct rm_gpu *g, void *us)
 
 /* ---- slices ---- */
 
-static enum nvs_rm_result get_slice(const struct rm_target *t, uint64_t *us, uint32_t *status)
+static enum nvs_rm_result group_get_slice(const struct rm_target *t, uint64_t *us, uint32_t *status)
 {
 	struct rm_slice s = { 0 };
 	enum nvs_rm_result r = rm_control(t, t->object, RM_GET_SLICE, &s, sizeof(s), status);
@@ -150,14 +148,14 @@ static enum nvs_rm_result get_slice(const struct rm_target *t, uint64_t *us, uin
 	return r;
 }
 
-static enum nvs_rm_result set_slice(const struct rm_target *t, uint64_t us, uint32_t *status)
+static enum nvs_rm_result group_set_slice(const struct rm_target *t, uint64_t us, uint32_t *status)
 {
 	struct rm_slice s = { us };
 	uint64_t now;
 	enum nvs_rm_result r = rm_control(t, t->object, RM_SET_SLICE, &s, sizeof(s), status);
 
 	if (r == NVS_RM_OK)
-		r = get_slice(t, &now, status);
+		r = group_get_slice(t, &now, status);
 	return r == NVS_RM_OK && now != us ? NVS_RM_FAKED : r;
 }
 
@@ -181,7 +179,7 @@ static struct result slice_all(const uint8_t *uuid, uint64_t us)
 		for (unsigned i = 0; i < n; i++) {
 			struct result one = { NVS_RM_OK, 0, us };
 
-			one.r = set_slice(&targets[i], us, &one.status);
+			one.r = group_set_slice(&targets[i], us, &one.status);
 			if (one.r != NVS_RM_OK && !(gone(&one) && seen != rm_serial()))
 				all = one;
 		}
@@ -211,12 +209,11 @@ enum nvs_rm_result nvs_rm_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t us)
 
 void rm_slice_new_group(void)
 {
-	uint8_t uuid[NVS_RM_UUID];
-	uint64_t us;
+	struct rm_gpu g;
 
 	for (unsigned i = 0; i < NVS_RM_MAX_GPUS; i++)
-		if (rm_wanted_slice(i, uuid, &us))
-			nvs_rm_slice(uuid, us);
+		if (rm_gpu_at(i, &g) && g.wanted_us)
+			nvs_rm_slice(g.uuid, g.wanted_us);
 }
 
 enum nvs_rm_result nvs_rm_get_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t *us)
@@ -229,7 +226,7 @@ enum nvs_rm_result nvs_rm_get_slice(const uint8_t uuid[NVS_RM_UUID], uint64_t *u
 		return NVS_RM_BUSY;
 	name_subdevices();
 	if (rm_targets(uuid, RM_KIND_GROUPS, targets)) {
-		r.r = get_slice(&targets[0], &r.us, &r.status);
+		r.r = group_get_slice(&targets[0], &r.us, &r.status);
 		rm_with_gpu(uuid, keep_slice_result, &r);
 		*us = r.us;
 	}
@@ -249,12 +246,12 @@ enum nvs_rm_result nvs_rm_prove(const uint8_t uuid[NVS_RM_UUID])
 	if (rm_targets(uuid, RM_KIND_GROUPS, targets)) {
 		struct rm_target t = targets[0];
 
-		r.r = get_slice(&t, &before, &r.status);
+		r.r = group_get_slice(&t, &before, &r.status);
 		r.us = before;
 		if (r.r == NVS_RM_OK)
-			r.r = set_slice(&t, before != 1000 ? 1000 : 2000, &r.status);
+			r.r = group_set_slice(&t, before != 1000 ? 1000 : 2000, &r.status);
 		if (r.r == NVS_RM_OK)
-			r.r = set_slice(&t, before, &r.status);
+			r.r = group_set_slice(&t, before, &r.status);
 		rm_with_gpu(uuid, keep_slice_result, &r);
 	}
 	end_turn(&q);
@@ -264,9 +261,8 @@ enum nvs_rm_result nvs_rm_prove(const uint8_t uuid[NVS_RM_UUID])
 /* ---- channels ---- */
 
 /*
- * The driver counts how often a channel was taken off, and the channel is on when it was put
- * on as often (seen on an H200). So only channels that are on are taken off, and only those
- * that are off are put on.
+ * The driver counts how often a channel was taken off, and it is on when it was put on as often
+ * (H200). So only channels that are on are taken off, and only those that are off are put on.
  */
 static struct result send_channels(const struct rm_target *t, unsigned n, bool on)
 {
@@ -282,9 +278,8 @@ static struct result send_channels(const struct rm_target *t, unsigned n, bool o
 }
 
 /*
- * After a control of several failed, which may have changed some: all on. A channel that is
- * gone is forgotten soon, and one whose descriptor is lost can't be reached any more; to put
- * one on that is on changes nothing.
+ * After a control of several failed, which may have changed some: all on. A channel that is gone is
+ * forgotten soon, and one whose descriptor is lost can't be reached any more.
  */
 static struct result put_on_one_by_one(const struct rm_target *t, unsigned n)
 {
@@ -308,8 +303,8 @@ static bool together(const struct rm_target *a, const struct rm_target *b)
 }
 
 /*
- * Sends one control for each subdevice and each 64 channels. *changed: objects came or went, or
- * there may be more than one look has room for.
+ * One control for each subdevice and each 64 channels. *changed: objects came or went, or there may
+ * be more than one look has room for.
  */
 static struct result switch_all(const uint8_t *uuid, bool on, bool *changed)
 {
@@ -385,8 +380,8 @@ static struct result switch_on(const uint8_t *uuid)
 }
 
 /*
- * A process that ends must not wait for channels that are off. Registered when they are first
- * taken off, so this runs before what was registered earlier: the driver's own end.
+ * A process that ends must not wait for channels that are off. Registered when they first go off, so
+ * this runs before what was registered earlier: the driver's own end.
  */
 static void put_on_at_exit(void)
 {
@@ -404,7 +399,7 @@ static enum nvs_rm_result take_off(const uint8_t *uuid)
 		registered = true;
 		(void)atexit(put_on_at_exit);
 	}
-	/* Marked first: who begins to keep them on from here on sees that, and puts them on after us. */
+	/* Marked first: a thread that begins to keep them on now sees that, and puts them on after us. */
 	if (!rm_with_gpu(uuid, mark_off, &may))
 		return NVS_RM_UNSEEN;
 	if (may != NVS_RM_OK)
@@ -477,7 +472,7 @@ void nvs_rm_has_no_effect(const uint8_t uuid[NVS_RM_UUID])
 	rm_with_gpu(uuid, mark_no_effect, NULL);
 }
 
-/* For who can't go on before. False: they are off still, after some seconds. */
+/* For a thread that can't go on before. False: they are off still, after some seconds. */
 static bool put_on_for_sure(const uint8_t *uuid)
 {
 	uint64_t end = nvs_now() + ON_WAIT_NS;
@@ -534,18 +529,16 @@ void rm_put_on_below(uint32_t client, uint32_t object)
 
 void rm_put_all_on(void)
 {
-	uint8_t uuid[NVS_RM_UUID];
+	struct rm_gpu g;
 
-	while (rm_gpu_off(uuid) && put_on_for_sure(uuid))
-		;
+	for (unsigned i = 0; i < NVS_RM_MAX_GPUS; i++)
+		if (rm_gpu_at(i, &g) && g.off)
+			put_on_for_sure(g.uuid);
 }
 
 /* ---- state ---- */
 
-/*
- * A process that does not use NVML asks for no version (libcuda 580 on an H200), and the
- * kernel's module tells it to everybody. Nothing is told where it is not loaded.
- */
+/* Without NVML nobody asks for the version (libcuda 580 on an H200); the kernel's module tells it. */
 static void read_version(char *to, size_t size)
 {
 	int fd = (int)syscall(SYS_openat, AT_FDCWD, "/sys/module/nvidia/version", O_RDONLY | O_CLOEXEC);

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * rm_ioctl.c: the exported ioctl. Everything is passed on as it came; a request
- * that is not the RM's costs a comparison. What the RM did of its own objects is
- * noted after it succeeded: an argument is looked at when the driver has read
- * and written it, so a wrong pointer is the driver's to refuse.
+ * rm_ioctl.c: the exported ioctl. Everything is passed on as it came; a request that is not the RM's
+ * costs a comparison. The RM's own is noted after it succeeded, so that a wrong pointer is the
+ * driver's to refuse.
  */
 #include <errno.h>
 #include <stdarg.h>
-#include <stddef.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -33,7 +31,7 @@ static void note_alloc(int fd, const struct rm_alloc *a, uint32_t status, uint32
 	}
 }
 
-static void note(int fd, uint32_t request, const void *arg, uint64_t serial)
+static void note_request(int fd, uint32_t request, const void *arg, uint64_t serial)
 {
 	const struct rm_alloc_rights *r = arg;
 	const struct rm_alloc *a = arg;
@@ -57,10 +55,7 @@ static void note(int fd, uint32_t request, const void *arg, uint64_t serial)
 	}
 }
 
-/*
- * The argument may be wrong, which is the driver's to refuse: the kernel reads it. Where it may
- * not (seccomp), all channels go on.
- */
+/* The argument may be wrong: the kernel reads it. Where it may not (seccomp), all channels go on. */
 static void before_free(const void *arg)
 {
 	struct rm_free f;
@@ -85,7 +80,7 @@ static int rm_request(int fd, unsigned long request, void *arg)
 	rc = rm_next(fd, request, arg);
 	saved = errno;
 	if (rc == 0 && arg)
-		note(fd, number, arg, serial);
+		note_request(fd, number, arg, serial);
 	errno = saved;
 	return rc;
 }

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * rm_object.c: a table of objects, in the order in which they were made. It is
- * searched from end to end: objects come and go with contexts, which takes
- * milliseconds, and there are some 25 of a context.
+ * rm_object.c: a table of objects, in the order in which they were made. It is searched from end to
+ * end: objects come and go with contexts, which takes milliseconds.
  */
 #include "rm_object.h"
 
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "lock.h"
@@ -37,7 +34,7 @@ static _Atomic(pid_t) owner; /* a child of fork has none of this */
 static struct object objects[MAX_OBJECTS];
 static unsigned used;
 static uint64_t serial;
-static struct rm_descriptor descriptors[MAX_DESCRIPTORS];
+static struct nvs_descriptor descriptors[MAX_DESCRIPTORS];
 static unsigned descriptors_used;
 static struct rm_gpu gpus[NVS_RM_MAX_GPUS];
 /* Clients with objects for which there was no room. Nobody hears their end before the client's. */
@@ -50,11 +47,8 @@ static bool missed_more; /* of further clients, whose end is not known either */
 static char driver[64];
 static atomic_uint gpus_off;
 
-/*
- * In a child of fork there is one thread, and the lock may be taken for ever: the
- * driver's objects are the parent's, so everything begins anew.
- */
-static void begin(struct nvs_signals *q)
+/* In a child of fork the lock may be taken for ever, and the objects are the parent's: all begins anew. */
+static void table_begin(struct nvs_signals *q)
 {
 	pid_t me = getpid();
 
@@ -72,7 +66,7 @@ static void begin(struct nvs_signals *q)
 	nvs_lock(&lock);
 }
 
-static void end(const struct nvs_signals *q)
+static void table_end(const struct nvs_signals *q)
 {
 	nvs_unlock(&lock);
 	nvs_signals_restore(q);
@@ -106,16 +100,13 @@ static unsigned free_descriptor(void)
 /* The number of a descriptor as it is now; MAX_DESCRIPTORS: no room. */
 static unsigned descriptor(int fd)
 {
-	struct rm_descriptor d = { .fd = fd };
-	struct stat st;
+	struct nvs_descriptor d = nvs_descriptor_of(fd);
 	unsigned n;
 
-	if (syscall(SYS_fstat, fd, &st) != 0)
+	if (d.fd < 0)
 		return MAX_DESCRIPTORS;
-	d.device = st.st_dev;
-	d.inode = st.st_ino;
 	for (unsigned i = 0; i < descriptors_used; i++)
-		if (descriptors[i].fd == fd && descriptors[i].device == d.device && descriptors[i].inode == d.inode)
+		if (descriptors[i].fd == fd && descriptors[i].dev == d.dev && descriptors[i].ino == d.ino)
 			return i;
 	n = free_descriptor();
 	if (n < MAX_DESCRIPTORS)
@@ -189,7 +180,7 @@ bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, ui
 	if (class != RM_CLASS_DEVICE && class != RM_CLASS_SUBDEVICE && class != RM_CLASS_GROUP &&
 	    !RM_IS_CHANNEL(class))
 		return false;
-	begin(&q);
+	table_begin(&q);
 	/* A handle that is given out again: the end of the object, with the driver's descriptor, went past us. */
 	if (object_find(client, handle))
 		object_forget(client, handle, serial);
@@ -201,7 +192,7 @@ bool rm_note_alloc(int fd, uint32_t client, uint32_t parent, uint32_t handle, ui
 						   .parent = parent, .class = class, .engine = engine,
 						   .via = (uint16_t)via, .unnamed = class == RM_CLASS_SUBDEVICE };
 	__atomic_store_n(&serial, serial + 1, __ATOMIC_RELEASE);
-	end(&q);
+	table_end(&q);
 	return class == RM_CLASS_GROUP && RM_IS_COMPUTE(engine);
 }
 
@@ -209,21 +200,21 @@ void rm_note_free(uint32_t client, uint32_t handle, uint64_t before)
 {
 	struct nvs_signals q;
 
-	begin(&q);
+	table_begin(&q);
 	object_forget(client, handle, before);
 	if (client == handle)
 		forget_missed(client, before);
 	__atomic_store_n(&serial, serial + 1, __ATOMIC_RELEASE);
-	end(&q);
+	table_end(&q);
 }
 
 void rm_note_version(const char text[64])
 {
 	struct nvs_signals q;
 
-	begin(&q);
+	table_begin(&q);
 	memcpy(driver, text, sizeof(driver) - 1);
-	end(&q);
+	table_end(&q);
 }
 
 /* ---- GPUs ---- */
@@ -254,14 +245,14 @@ bool rm_unnamed_subdevice(struct rm_target *t)
 	struct nvs_signals q;
 	bool found = false;
 
-	begin(&q);
+	table_begin(&q);
 	for (unsigned i = 0; i < used && !found; i++)
 		if (objects[i].unnamed) {
 			*t = (struct rm_target){ descriptors[objects[i].via], objects[i].client, objects[i].handle,
 						 objects[i].handle };
 			found = true;
 		}
-	end(&q);
+	table_end(&q);
 	return found;
 }
 
@@ -270,23 +261,23 @@ void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid)
 	struct nvs_signals q;
 	struct object *o;
 
-	begin(&q);
+	table_begin(&q);
 	o = object_find(t->client, t->subdevice);
 	if (o) {
 		o->unnamed = false;
 		o->gpu = uuid ? (uint8_t)(1 + gpu_make(uuid)) : 0;
 	}
-	end(&q);
+	table_end(&q);
 }
 
 void nvs_rm_moved(void)
 {
 	struct nvs_signals q;
 
-	begin(&q);
+	table_begin(&q);
 	for (unsigned i = 0; i < used; i++)
 		objects[i].unnamed = objects[i].class == RM_CLASS_SUBDEVICE;
-	end(&q);
+	table_end(&q);
 }
 
 /* The subdevice of the device on which a group sits, if it is of that GPU. */
@@ -312,7 +303,7 @@ unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct r
 	unsigned n = 0;
 	int gpu;
 
-	begin(&q);
+	table_begin(&q);
 	gpu = gpu_of_uuid(uuid);
 	for (unsigned i = 0; gpu >= 0 && i < used && n < NVS_RM_MAX_TARGETS; i++) {
 		const struct object *o = &objects[i], *group, *sub;
@@ -327,7 +318,7 @@ unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct r
 		if (sub)
 			t[n++] = (struct rm_target){ descriptors[o->via], o->client, sub->handle, o->handle };
 	}
-	end(&q);
+	table_end(&q);
 	return n;
 }
 
@@ -335,29 +326,14 @@ void rm_note_off(const struct rm_target *channels, unsigned n, bool off)
 {
 	struct nvs_signals q;
 
-	begin(&q);
+	table_begin(&q);
 	for (unsigned i = 0; i < n; i++) {
 		struct object *o = object_find(channels[i].client, channels[i].object);
 
 		if (o)
 			o->off = off;
 	}
-	end(&q);
-}
-
-bool rm_wanted_slice(unsigned i, uint8_t uuid[NVS_RM_UUID], uint64_t *us)
-{
-	struct nvs_signals q;
-	bool wanted = false;
-
-	begin(&q);
-	if (i < NVS_RM_MAX_GPUS && gpus[i].used && gpus[i].wanted_us) {
-		memcpy(uuid, gpus[i].uuid, NVS_RM_UUID);
-		*us = gpus[i].wanted_us;
-		wanted = true;
-	}
-	end(&q);
-	return wanted;
+	table_end(&q);
 }
 
 bool rm_with_gpu(const uint8_t uuid[NVS_RM_UUID], void (*fn)(struct rm_gpu *, void *), void *arg)
@@ -366,14 +342,14 @@ bool rm_with_gpu(const uint8_t uuid[NVS_RM_UUID], void (*fn)(struct rm_gpu *, vo
 	unsigned off = 0;
 	int i;
 
-	begin(&q);
+	table_begin(&q);
 	i = gpu_make(uuid);
 	if (i >= 0)
 		fn(&gpus[i], arg);
 	for (int j = 0; j < NVS_RM_MAX_GPUS; j++)
 		off += gpus[j].used && gpus[j].off;
 	atomic_store(&gpus_off, off);
-	end(&q);
+	table_end(&q);
 	return i >= 0;
 }
 
@@ -382,19 +358,14 @@ bool rm_any_off(void)
 	return atomic_load_explicit(&gpus_off, memory_order_relaxed) != 0;
 }
 
-bool rm_gpu_off(uint8_t uuid[NVS_RM_UUID])
+bool rm_gpu_at(unsigned i, struct rm_gpu *g)
 {
 	struct nvs_signals q;
-	bool found = false;
 
-	begin(&q);
-	for (int i = 0; i < NVS_RM_MAX_GPUS && !found; i++)
-		if (gpus[i].used && gpus[i].off) {
-			memcpy(uuid, gpus[i].uuid, NVS_RM_UUID);
-			found = true;
-		}
-	end(&q);
-	return found;
+	table_begin(&q);
+	*g = gpus[i];
+	table_end(&q);
+	return g->used;
 }
 
 /* Whether an object is this one, or below it. */
@@ -415,7 +386,7 @@ bool rm_off_below(uint32_t client, uint32_t handle, uint8_t uuid[NVS_RM_UUID])
 	struct nvs_signals q;
 	bool found = false;
 
-	begin(&q);
+	table_begin(&q);
 	for (unsigned i = 0; i < used && !found; i++) {
 		const struct object *o = &objects[i], *group = o->off ? group_of(o) : NULL;
 
@@ -427,7 +398,7 @@ bool rm_off_below(uint32_t client, uint32_t handle, uint8_t uuid[NVS_RM_UUID])
 				found = true;
 			}
 	}
-	end(&q);
+	table_end(&q);
 	return found;
 }
 
@@ -436,7 +407,7 @@ void rm_count(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 	struct nvs_signals q;
 	int gpu;
 
-	begin(&q);
+	table_begin(&q);
 	gpu = gpu_of_uuid(uuid);
 	s->overflow = missed_used || missed_more;
 	memcpy(s->driver, driver, sizeof(s->driver));
@@ -460,5 +431,5 @@ void rm_count(const uint8_t uuid[NVS_RM_UUID], struct nvs_rm_state *s)
 		else
 			s->other_groups++;
 	}
-	end(&q);
+	table_end(&q);
 }

@@ -1,33 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * rm_object.h: what the files of this layer share: the objects of the RM that this process has
- * (devices, subdevices, channel groups, channels), which rm_ioctl.c notes and rm_control.c uses.
- *
- * Those functions are for any thread, and do not call the driver. The lock of the table is the
- * innermost of the shim: nothing is waited for while it is held, and no signal handler runs then.
+ * (devices, subdevices, channel groups, channels). Functions for any thread, which do not call the
+ * driver. The lock of the table is the innermost of the shim: nothing is waited for under it, and no
+ * signal handler runs then.
  */
 #ifndef NVSHARE_RM_OBJECT_H
 #define NVSHARE_RM_OBJECT_H
 
 #include <stdbool.h>
 #include <stdint.h>
-#include <sys/types.h>
 
+#include "descriptor.h"
 #include "rm.h"
 
 #define NVS_RM_MAX_GPUS    32
 #define NVS_RM_MAX_TARGETS 2048 /* channels, or groups, of one GPU */
 
-/* The descriptor that an object was made through, and what it was then. */
-struct rm_descriptor {
-	int fd;
-	dev_t device;
-	ino_t inode;
-};
-
 /* What a control is sent to. */
 struct rm_target {
-	struct rm_descriptor via;
+	struct nvs_descriptor via; /* that the object was made through */
 	uint32_t client, subdevice, object;
 };
 
@@ -64,13 +56,11 @@ void rm_name_subdevice(const struct rm_target *t, const uint8_t *uuid);
 unsigned rm_targets(const uint8_t uuid[NVS_RM_UUID], enum rm_kind kind, struct rm_target *t);
 /* These channels were taken off, or put on. */
 void rm_note_off(const struct rm_target *channels, unsigned n, bool off);
-/* The groups of the GPU on which a group sits, if a slice was wanted there: its UUID and the slice. */
-bool rm_wanted_slice(unsigned i, uint8_t uuid[NVS_RM_UUID], uint64_t *us);
 
 /* Calls fn with the GPU's record, which it may change; a new one if there is none. false: no room. */
 bool rm_with_gpu(const uint8_t uuid[NVS_RM_UUID], void (*fn)(struct rm_gpu *, void *), void *arg);
-/* A GPU whose channels are off. */
-bool rm_gpu_off(uint8_t uuid[NVS_RM_UUID]);
+/* The record at a place below NVS_RM_MAX_GPUS. False: none is there. */
+bool rm_gpu_at(unsigned i, struct rm_gpu *g);
 /* A GPU that has channels off among an object and those below it. client == object: all of the client. */
 bool rm_off_below(uint32_t client, uint32_t object, uint8_t uuid[NVS_RM_UUID]);
 bool rm_any_off(void); /* without the lock */
@@ -92,8 +82,8 @@ enum nvs_rm_result rm_control(const struct rm_target *t, uint32_t object, uint32
 void rm_slice_new_group(void);
 
 /*
- * An object is about to be freed with all below it, which may wait for the GPU: the channels of
- * GPUs that have some there go on first. Waits 5 s at most for each.
+ * An object is about to be freed with all below it, which may wait for the GPU: channels of GPUs
+ * that have some there go on first. Waits 5 s at most for each.
  */
 void rm_put_on_below(uint32_t client, uint32_t object);
 

@@ -155,7 +155,7 @@ int nvs_swap_alloc_pooled(struct nvs_gpu *gpu, struct nvs_pool *pool, size_t byt
 /* ---- looking up ---- */
 
 /* The lock of the span's gpu is held. */
-static bool find(struct place p, uint64_t address, struct nvs_swap_range *r)
+static bool allocation_find(struct place p, uint64_t address, struct nvs_swap_range *r)
 {
 	uint64_t base = 0, bytes = 0, owner = 0;
 	struct region *g;
@@ -204,7 +204,7 @@ bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
 	nvs_swap_lock(p.span->gpu->swap);
 	head = p.span->head[p.granule];
 	/* The driver tells of its own memory that the application has mapped there. */
-	ours = find(p, address, r) || !head || p.span->region[head - 1].kind < REGION_APP;
+	ours = allocation_find(p, address, r) || !head || p.span->region[head - 1].kind < REGION_APP;
 	nvs_swap_unlock(p.span->gpu->swap);
 	return ours;
 }
@@ -263,7 +263,7 @@ int nvs_swap_free(CUdeviceptr address, bool wait)
 	if (result != CUDA_SUCCESS)
 		return result;
 	nvs_swap_lock(s);
-	if (!find(p, address, &r) || r.base != address) {
+	if (!allocation_find(p, address, &r) || r.base != address) {
 		result = CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
 	} else if (r.pool) {
 		nvs_pools_free(r.gpu, r.pool, address);
@@ -284,7 +284,7 @@ bool nvs_swap_lookup(CUdeviceptr address, struct nvs_swap_range *r)
 {
 	struct place p = nvs_place_of(address);
 
-	return find(p, address, r) && r->base == address;
+	return allocation_find(p, address, r) && r->base == address;
 }
 
 bool nvs_alloc_cache(struct nvs_block *b)

@@ -5,18 +5,12 @@
  * they are needed. Copies to memory that is not registered go through the driver's
  * staging buffers, four times slower.
  */
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "clock.h"
 #include "descriptor.h"
-#include "drain.h"
-#include "futex.h"
 #include "log.h"
-#include "stream.h"
 #include "swap.h"
 #include "swap_impl.h"
 #include "thread.h"
@@ -141,7 +135,7 @@ int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, uint32_t granules, bool 
 /* ---- the thread ---- */
 
 /* Maps a segment. The scheduler has allocated its memory already. */
-static void map(struct nvs_swap *s, struct segment *g)
+static void arena_map(struct nvs_swap *s, struct segment *g)
 {
 	uint64_t bytes = bytes_of(g->granules);
 	void *p = MAP_FAILED, *used;
@@ -222,7 +216,7 @@ static void *arena_main(void *arg)
 		if (!g)
 			nvs_swap_wait(s, seen, 10 * NVS_S);
 		else if (g->file.fd >= 0)
-			map(s, g);
+			arena_map(s, g);
 		else
 			register_slice(gpu, g);
 	}

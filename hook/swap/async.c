@@ -20,7 +20,6 @@
 #include <string.h>
 
 #include "clock.h"
-#include "drain.h"
 #include "futex.h"
 #include "log.h"
 #include "pool.h"
@@ -30,7 +29,7 @@
 /* An event is recorded after so many frees or so many bytes of them. */
 #define MARK_FREES 16u
 #define MARK_BYTES (16ull << 20)
-#define NAP_NS     200000u /* between two looks at events that are waited for */
+#define NAP_NS     (200 * NVS_US) /* between two looks at events that are waited for */
 /* Kernels last less, mostly. A stream that waits for the thread that wants the memory never goes on. */
 #define WAIT_NS    (20 * NVS_S)
 #define BUSY_NS    (1 * NVS_S) /* for a driver call of another thread's; they take microseconds */
@@ -181,7 +180,7 @@ static bool passed(struct nvs_pools *all, struct queue *q, uint64_t serial)
 /* ---- events; the lock is held, and given up meanwhile ---- */
 
 /* How far the stream of a queue is, by the events. */
-static enum look look(struct nvs_swap *s, struct nvs_pools *all, struct queue *q)
+static enum look async_look(struct nvs_swap *s, struct nvs_pools *all, struct queue *q)
 {
 	enum look seen = LOOK_NOTHING;
 	struct pool_event *e;
@@ -327,7 +326,7 @@ enum look nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool)
 	for (struct queue *q = s->pools->queues; q; q = q->all) {
 		if (!q->oldest || (pool && q->pool != pool))
 			continue;
-		one = look(s, s->pools, q);
+		one = async_look(s, s->pools, q);
 		seen = one > seen ? one : seen;
 	}
 	nvs_swap_unlock(s);
@@ -356,7 +355,7 @@ bool nvs_pools_wait(struct nvs_gpu *gpu)
  * A block of exactly the size rather than of more, of the stream's own rather than of
  * all streams'. The lock is held.
  */
-static bool reuse(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, size_t bytes,
+static bool async_reuse(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, size_t bytes,
 		  CUdeviceptr *p)
 {
 	struct queue *own = queue_find(all, pool, who);
@@ -399,7 +398,7 @@ int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t
 			nvs_pools_look(gpu, pool);
 		nvs_swap_lock(s);
 		pool = nvs_pool_find(all, handle);
-		found = pool && reuse(all, pool, &who, bytes, p);
+		found = pool && async_reuse(all, pool, &who, bytes, p);
 		nvs_swap_unlock(s);
 	}
 	if (!pool) {
@@ -466,7 +465,7 @@ static void enqueue(struct nvs_gpu *gpu, struct queue *q, CUdeviceptr p, void *s
 	    atomic_load(&nvs_gate.captures))
 		return;
 	q->busy++; /* it stays the queue of this stream */
-	look(s, all, q); /* so that events are used again */
+	async_look(s, all, q); /* so that events are used again */
 	if (q->blocks.oldest && q->stream)
 		mark(s, all, q, stream);
 	q->busy--;

@@ -17,11 +17,9 @@
  * what is left goes to the arena. A process that is not restored on the other GPU has its
  * memory brought back by a copier to this one.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdatomic.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -99,7 +97,7 @@ bool nvs_carry_capable(void)
 	       nvs_memory_driver_has(address_free);
 }
 
-static struct carried *entry_of(struct nvs_gpu *gpu, struct place p)
+static struct carried *carry_entry(struct nvs_gpu *gpu, struct place p)
 {
 	uint32_t store = p.span->store[p.granule];
 
@@ -114,7 +112,7 @@ bool nvs_carried(struct place p)
 /* ---- the copier ---- */
 
 /* Whether a copy is on another GPU than the process. */
-static bool elsewhere(const struct nvs_gpu *gpu, const struct carried *e)
+static bool carry_elsewhere(const struct nvs_gpu *gpu, const struct carried *e)
 {
 	return memcmp(e->gpu, gpu->device.uuid, NVS_UUID_SIZE) != 0;
 }
@@ -129,7 +127,7 @@ static bool any_elsewhere(const struct nvs_gpu *gpu)
 	bool any = false;
 
 	for (uint32_t i = 0; c->count && !any && i < MAX_CARRIED; i++)
-		any = c->carried[i].used && c->carried[i].chunks && elsewhere(gpu, &c->carried[i]);
+		any = c->carried[i].used && c->carried[i].chunks && carry_elsewhere(gpu, &c->carried[i]);
 	return any;
 }
 
@@ -223,7 +221,7 @@ static int out_of_the_way(const struct nvs_carry *c, int fd)
 	return high;
 }
 
-static bool ready(const struct nvs_carry *c, short events)
+static bool carry_ready(const struct nvs_carry *c, short events)
 {
 	struct pollfd p = { .fd = c->now.socket.fd, .events = events };
 	struct timespec t = { ANSWER_NS / NVS_S, 0 };
@@ -233,7 +231,7 @@ static bool ready(const struct nvs_carry *c, short events)
 
 static bool send_request(const struct nvs_carry *c, const struct nvs_copy *q, const int *fd)
 {
-	return ready(c, POLLOUT) &&
+	return carry_ready(c, POLLOUT) &&
 	       nvs_packet_send(c->now.socket.fd, q, offsetof(struct nvs_copy, granules) + q->pieces * sizeof(q->granules[0]),
 			       fd, q->pieces);
 }
@@ -246,7 +244,7 @@ static int receive_answer(const struct nvs_carry *c, int *result)
 	int fd = -1;
 
 	*result = -1;
-	if (!ready(c, POLLIN) ||
+	if (!carry_ready(c, POLLIN) ||
 	    nvs_packet_receive(c->now.socket.fd, &a, offsetof(struct nvs_copy, granules), &fd, &count) != 1)
 		return -1;
 	if (a.result != CUDA_SUCCESS && count) {
@@ -309,7 +307,7 @@ static int import(struct nvs_gpu *gpu, struct carried *e)
 }
 
 /* Unmaps a copy. */
-static void unmap(struct nvs_gpu *gpu, struct carried *e)
+static void carry_unmap(struct nvs_gpu *gpu, struct carried *e)
 {
 	nvs_memory_driver.mem_unmap(e->at, bytes_of(e->granules));
 	nvs_memory_driver.address_free(e->at, bytes_of(e->granules));
@@ -347,7 +345,7 @@ bool nvs_carry_out(struct nvs_gpu *gpu)
 }
 
 /* An entry for the run. The lock is held. */
-static struct carried *add(struct nvs_gpu *gpu)
+static struct carried *carry_add(struct nvs_gpu *gpu)
 {
 	struct nvs_carry *c = gpu->swap->carry;
 
@@ -367,7 +365,7 @@ bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p)
 	if (!leads_out(c) || (!c->run && c->count >= c->most))
 		return false;
 	if (!c->run)
-		c->run = add(gpu);
+		c->run = carry_add(gpu);
 	e = c->run;
 	p.span->store[p.granule] = NVS_STORE_CARRIED | (uint32_t)(e - c->carried) << OFFSET_BITS | e->granules;
 	e->granules += chunk_of(p)->granules;
@@ -377,7 +375,7 @@ bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p)
 
 void nvs_carry_free(struct nvs_gpu *gpu, struct place p)
 {
-	struct carried *e = entry_of(gpu, p);
+	struct carried *e = carry_entry(gpu, p);
 
 	p.span->store[p.granule] = 0;
 	gpu->swap->carry->ended += --e->chunks == 0;
@@ -413,7 +411,7 @@ bool nvs_carry_copy(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 	c->now.creates = false;
 	if (e->at) {
 		nvs_driver.stream_synchronize(gpu->swap->stream);
-		unmap(gpu, e);
+		carry_unmap(gpu, e);
 	}
 	nvs_descriptor_close(&e->file);
 	return false;
@@ -449,11 +447,11 @@ void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 
 bool nvs_carry_receive(struct nvs_gpu *gpu, struct place carried)
 {
-	struct carried *e = entry_of(gpu, carried);
+	struct carried *e = carry_entry(gpu, carried);
 	int result, fd;
 
 	if (e->at) { /* the process has copied */
-		unmap(gpu, e);
+		carry_unmap(gpu, e);
 		return true;
 	}
 	fd = receive_answer(gpu->swap->carry, &result);
@@ -523,7 +521,7 @@ static void failed(struct nvs_gpu *gpu)
 
 bool nvs_carry_can_fetch(struct nvs_gpu *gpu, struct place p)
 {
-	if (!nvs_carried(p) || !elsewhere(gpu, entry_of(gpu, p)) || !nvs_carry_astray(gpu->swap))
+	if (!nvs_carried(p) || !carry_elsewhere(gpu, carry_entry(gpu, p)) || !nvs_carry_astray(gpu->swap))
 		return true;
 	failed(gpu);
 	return false;
@@ -553,10 +551,10 @@ static int bring_back(struct nvs_gpu *gpu, struct carried *e)
 int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p)
 {
 	struct nvs_swap *s = gpu->swap;
-	struct carried *e = entry_of(gpu, p);
+	struct carried *e = carry_entry(gpu, p);
 	int result = CUDA_SUCCESS;
 
-	if (!e->at && elsewhere(gpu, e))
+	if (!e->at && carry_elsewhere(gpu, e))
 		result = bring_back(gpu, e);
 	if (!e->at && result == CUDA_SUCCESS) {
 		result = import(gpu, e);
@@ -611,7 +609,7 @@ void nvs_carry_fetched(struct nvs_gpu *gpu, bool all)
 
 	while ((e = fetched(gpu, all))) {
 		if (e->at)
-			unmap(gpu, e);
+			carry_unmap(gpu, e);
 		else
 			close_copy(gpu, e);
 	}

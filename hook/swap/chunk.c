@@ -2,11 +2,10 @@
 /*
  * chunk.c: physical memory of chunks.
  */
-#include "swap.h"
 #include "swap_impl.h"
 
 /* Gives other GPUs of the process access, where they can have it. */
-static void let_in(struct nvs_gpu *gpu, struct place p)
+static void chunk_let_in(struct nvs_gpu *gpu, struct place p)
 {
 	int dev = gpu->device.dev, can = 0;
 
@@ -111,7 +110,7 @@ void nvs_swap_open_to_peers(struct nvs_gpu *gpu)
 		if (!found)
 			return;
 		if (ours)
-			let_in(gpu, at);
+			chunk_let_in(gpu, at);
 		next_chunk(&at);
 	}
 }

@@ -12,7 +12,6 @@
  * that: those of a container, or of a pod.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +24,6 @@
 #include "clock.h"
 #include "connection.h"
 #include "descriptor.h"
-#include "drain.h"
 #include "futex.h"
 #include "gate.h"
 #include "packet.h"
@@ -34,7 +32,6 @@
 #include "swap.h"
 #include "swap_impl.h"
 #include "thread.h"
-#include "vmm.h"
 
 #define IPC_MAGIC  0x3143504948534e56ull /* "VNSHIPC1" */
 #define BATCH      16 /* descriptors in a packet */
@@ -97,7 +94,7 @@ static bool same_user(int fd)
 }
 
 /* Waits for POLLIN or POLLOUT: the peer may be stopped. */
-static bool ready(int fd, short events)
+static bool ipc_ready(int fd, short events)
 {
 	struct pollfd p = { .fd = fd, .events = events };
 	struct timespec t = { ANSWER_NS / NVS_S, 0 };
@@ -133,7 +130,7 @@ static bool send_chunks(int fd, struct place p)
 				reply.granules[reply.count++] = chunk->granules;
 		}
 		reply.more = i < r->granules;
-		ok = ok && ready(fd, POLLOUT) && nvs_packet_send(fd, &reply, sizeof(reply), fds, reply.count);
+		ok = ok && ipc_ready(fd, POLLOUT) && nvs_packet_send(fd, &reply, sizeof(reply), fds, reply.count);
 		while (reply.count)
 			close(fds[--reply.count]);
 	}
@@ -145,7 +142,7 @@ static void serve(int fd)
 	struct ticket t;
 	struct place p;
 
-	if (!same_user(fd) || !ready(fd, POLLIN) ||
+	if (!same_user(fd) || !ipc_ready(fd, POLLIN) ||
 	    syscall(SYS_recvfrom, fd, &t, sizeof(t), MSG_DONTWAIT, NULL, NULL) != (long)sizeof(t) ||
 	    t.magic != IPC_MAGIC || t.secret != own_secret)
 		return;
@@ -303,11 +300,11 @@ static bool map_batch(const struct reply *r, const int *fds, CUdeviceptr base, u
 }
 
 /* Receives a packet. False: what came is none. */
-static bool receive(int fd, struct reply *r, int *fds)
+static bool ipc_receive(int fd, struct reply *r, int *fds)
 {
 	unsigned got = BATCH;
 
-	if (!ready(fd, POLLIN) || nvs_packet_receive(fd, r, sizeof(*r), fds, &got) != 1)
+	if (!ipc_ready(fd, POLLIN) || nvs_packet_receive(fd, r, sizeof(*r), fds, &got) != 1)
 		return false;
 	if (got == r->count && got)
 		return true;
@@ -341,12 +338,12 @@ static bool fetch(const struct ticket *t, CUdeviceptr base, uint64_t *mapped)
 	ok = connected(fd, &a, n) && same_user(fd) &&
 	     syscall(SYS_sendto, fd, t, sizeof(*t), MSG_NOSIGNAL, NULL, 0) == (long)sizeof(*t);
 	while (ok && r.more)
-		ok = receive(fd, &r, fds) && map_batch(&r, fds, base, mapped, t->region_bytes);
+		ok = ipc_receive(fd, &r, fds) && map_batch(&r, fds, base, mapped, t->region_bytes);
 	close(fd);
 	return ok && *mapped == t->region_bytes;
 }
 
-static void unmap(CUdeviceptr base, uint64_t mapped, uint64_t bytes)
+static void ipc_unmap(CUdeviceptr base, uint64_t mapped, uint64_t bytes)
 {
 	if (mapped)
 		nvs_memory_driver.mem_unmap(base, mapped);
@@ -361,7 +358,7 @@ static uint64_t bit_of(int dev)
 }
 
 /* Opens memory that is mapped to a device. */
-static bool let_in(CUdeviceptr base, uint64_t bytes, int dev)
+static bool ipc_let_in(CUdeviceptr base, uint64_t bytes, int dev)
 {
 	struct cu_access access = { { CU_MEM_LOCATION_TYPE_DEVICE, dev }, CU_MEM_ACCESS_READWRITE };
 
@@ -371,7 +368,7 @@ static bool let_in(CUdeviceptr base, uint64_t bytes, int dev)
 /* Memory that is open is opened once more, on this device. */
 static int open_again(struct opened *o, int dev, CUdeviceptr *base)
 {
-	if (!(o->devices & bit_of(dev)) && !let_in(o->base, o->bytes, dev))
+	if (!(o->devices & bit_of(dev)) && !ipc_let_in(o->base, o->bytes, dev))
 		return CUDA_ERROR_INVALID_VALUE;
 	o->devices |= bit_of(dev);
 	o->references++;
@@ -398,8 +395,8 @@ static int open_region(const struct ticket *t, CUdeviceptr *base)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (nvs_memory_driver.address_reserve(base, t->region_bytes, GRANULE, 0, 0) != CUDA_SUCCESS)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (!fetch(t, *base, &mapped) || !let_in(*base, mapped, dev)) {
-		unmap(*base, mapped, t->region_bytes);
+	if (!fetch(t, *base, &mapped) || !ipc_let_in(*base, mapped, dev)) {
+		ipc_unmap(*base, mapped, t->region_bytes);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
 	*o = (struct opened){ t->name, t->region, t->pinned, *base, t->region_bytes, 1, bit_of(dev),
@@ -456,7 +453,7 @@ int nvs_ipc_close(CUdeviceptr p)
 		/* The driver waits as well: no work uses the memory any more. */
 		if (nvs_driver.ctx_synchronize)
 			nvs_driver.ctx_synchronize();
-		unmap(gone.base, gone.bytes, gone.bytes);
+		ipc_unmap(gone.base, gone.bytes, gone.bytes);
 	}
 	return CUDA_SUCCESS;
 }

@@ -23,7 +23,7 @@
 #include "vmm.h"
 
 /* One load where nothing is swapped. */
-static inline bool used(void)
+static inline bool memop_used(void)
 {
 	return nvs_unlikely(atomic_load_explicit(&nvs_spans_used, memory_order_acquire) != 0);
 }
@@ -32,7 +32,7 @@ void nvs_swap_pin_word(CUdeviceptr p)
 {
 	struct nvs_swap_range r;
 
-	if (!used() || !nvs_swap_find(p, &r) || !r.base)
+	if (!memop_used() || !nvs_swap_find(p, &r) || !r.base)
 		return;
 	if (r.mapping)
 		nvs_vmm_pin(p, 1);
@@ -43,7 +43,7 @@ void nvs_swap_pin_word(CUdeviceptr p)
 /* A batch that the driver will refuse is not read: there may be no memory behind it. */
 void nvs_swap_pin_ops(const struct cu_mem_op *op, uint count)
 {
-	if (!used() || !op || count > CU_MEM_OPS_MAX)
+	if (!memop_used() || !op || count > CU_MEM_OPS_MAX)
 		return;
 	for (const struct cu_mem_op *end = op + count; op < end; op++)
 		switch (op->type) {

@@ -10,11 +10,9 @@
 #include "clock.h"
 #include "connection.h"
 #include "drain.h"
-#include "gate.h"
 #include "grant.h"
 #include "log.h"
 #include "signals.h"
-#include "stream.h"
 #include "swap.h"
 #include "swap_impl.h"
 #include "thread.h"
@@ -81,7 +79,7 @@ void *nvs_mover_context(struct nvs_gpu *gpu)
 	return ctx;
 }
 
-static void leave(void)
+static void move_leave(void)
 {
 	void *popped;
 
@@ -107,7 +105,7 @@ static bool prepare(struct nvs_swap *s)
 /* ---- one run ---- */
 
 /* Whether more is to be moved. The lock is held. */
-static bool goes_on(const struct pass *p, const struct nvs_swap *s)
+static bool move_goes_on(const struct pass *p, const struct nvs_swap *s)
 {
 	if (s->broken || (atomic_load(&nvs_exiting) && !p->at_exit))
 		return false;
@@ -126,7 +124,7 @@ static bool pick(struct pass *p, struct run *r)
 	nvs_swap_lock(s);
 	if (p->out && nvs_carry_out(p->gpu))
 		granules = CARRY_RUN;
-	while (r->bytes < bytes_of(granules) && r->chunks < NVS_COPIED_AT_ONCE && goes_on(p, s)) {
+	while (r->bytes < bytes_of(granules) && r->chunks < NVS_COPIED_AT_ONCE && move_goes_on(p, s)) {
 		struct chunk *c;
 		uint64_t bytes;
 
@@ -180,7 +178,7 @@ static bool pick(struct pass *p, struct run *r)
 }
 
 /* The run is where the pass moves it, or (moved false) where it was. */
-static void settle(struct pass *p, struct run r, bool moved)
+static void move_settle(struct pass *p, struct run r, bool moved)
 {
 	struct nvs_swap *s = p->gpu->swap;
 	bool here = moved != p->out;
@@ -253,7 +251,7 @@ static void complete(struct pass *p)
 		nvs_chunk_unmap(f->run.first, f->run.chunks);
 	else
 		arrived(f->run);
-	settle(p, f->run, moved);
+	move_settle(p, f->run, moved);
 	nvs_carry_fetched(p->gpu, false);
 	p->untold += f->run.bytes;
 	p->moved = true;
@@ -266,7 +264,7 @@ static void complete(struct pass *p)
 }
 
 /* Creates memory for a run that comes in. Chunks that get none stay away. */
-static bool map(struct pass *p, struct run *r)
+static bool move_map(struct pass *p, struct run *r)
 {
 	uint32_t chunks = r->chunks;
 	int result = nvs_chunk_map(p->gpu, r->first, &chunks);
@@ -283,12 +281,12 @@ static bool map(struct pass *p, struct run *r)
 	}
 	r->bytes -= rest.bytes;
 	if (rest.chunks)
-		settle(p, rest, false);
+		move_settle(p, rest, false);
 	return r->chunks;
 }
 
 /* Begins to copy a run. */
-static void begin(struct pass *p, struct run r)
+static void move_begin(struct pass *p, struct run r)
 {
 	struct nvs_swap *s = p->gpu->swap;
 	unsigned slot = (p->first + p->count) % FLIGHTS;
@@ -296,7 +294,7 @@ static void begin(struct pass *p, struct run r)
 	int result = CUDA_SUCCESS;
 	bool copied = false, asked = false;
 
-	if (!p->out && !map(p, &r))
+	if (!p->out && !move_map(p, &r))
 		return;
 	for (uint32_t i = 0; i < r.chunks && result == CUDA_SUCCESS; i++, next_chunk(&at)) {
 		const struct chunk *c = chunk_of(at);
@@ -325,7 +323,7 @@ static void begin(struct pass *p, struct run r)
 			arrived(r);
 		else
 			nvs_chunk_unmap(r.first, r.chunks);
-		settle(p, r, false);
+		move_settle(p, r, false);
 		return;
 	}
 	if (asked) /* last, because complete() alone reads the answer */
@@ -358,12 +356,12 @@ static struct pass move(struct pass p)
 			if (p.count && (!more || p.count == FLIGHTS))
 				complete(&p);
 			if (more)
-				begin(&p, r);
+				move_begin(&p, r);
 		}
 		nvs_carry_fetched(gpu, true);
 		if (!p.out && !(p.stuck & (NVS_MOVED_ELSEWHERE | NVS_MOVED_ERROR)))
 			nvs_carry_works(gpu);
-		leave();
+		move_leave();
 	}
 	atomic_store(&gpu->moving, false);
 	nvs_unlock(&gpu->drain_lock);
@@ -373,7 +371,7 @@ static struct pass move(struct pass p)
 enum plan { PLAN_NOTHING, PLAN_ANSWER, PLAN_OUT, PLAN_IN, PLAN_TAKE };
 
 /* Opens the gate if all memory is there; else says what is to be done. */
-static enum plan decide(struct nvs_gpu *gpu)
+static enum plan move_decide(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
 	enum plan plan;
@@ -470,7 +468,7 @@ static void *mover_main(void *arg)
 		nvs_carry_trim(gpu);
 		if (nvs_swap_is_on(gpu) && nvs_elapsed(nvs_now(), s->looked_ns) >= LOOK_NS)
 			may_leave(gpu);
-		plan = decide(gpu);
+		plan = move_decide(gpu);
 		if (plan == PLAN_OUT && !flushed(gpu)) {
 			again = !may_leave(gpu) || !drained(gpu);
 			if (!again) {
@@ -507,7 +505,7 @@ bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu)
 	if (!s->mover || nvs_memory_locked)
 		return false;
 	nvs_signals_block(&q);
-	for (bool moved = true; moved && decide(gpu) == PLAN_IN;) {
+	for (bool moved = true; moved && move_decide(gpu) == PLAN_IN;) {
 		struct pass p = move((struct pass){ .gpu = gpu, .at_exit = true });
 
 		moved = p.moved;

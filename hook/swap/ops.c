@@ -3,7 +3,6 @@
 #include "ops.h"
 
 #include <fcntl.h>
-#include <string.h>
 
 #include "memory.h"
 #include "pool.h"
@@ -18,7 +17,7 @@ static struct {
 	struct nvs_pools pools;
 } parts[NVS_MAX_GPUS];
 
-static void start(void)
+static void ops_start(void)
 {
 	NVS_FOR_EACH_GPU(gpu) {
 		gpu->budget = &parts[gpu->number].budget;
@@ -30,13 +29,13 @@ static void start(void)
 	nvs_swap_init();
 }
 
-static void attached(struct nvs_gpu *gpu)
+static void ops_attached(struct nvs_gpu *gpu)
 {
 	nvs_swap_attached(gpu);
 	nvs_reserve_attached(gpu);
 }
 
-static void receive(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd)
+static void ops_receive(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd)
 {
 	switch (f->type) {
 	case NVS_RESERVED:
@@ -56,9 +55,10 @@ static void receive(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd)
 	}
 }
 
-static uint64_t tick(uint64_t now)
+static uint64_t ops_tick(uint64_t now)
 {
 	nvs_swap_tick(now);
+	nvs_memory_pools_tick(now);
 	return nvs_reserve_tick();
 }
 
@@ -68,20 +68,21 @@ static void gate_opened(struct nvs_gpu *gpu)
 }
 
 const struct nvs_memory_ops nvs_memory_ops = {
-	.start = start,
+	.start = ops_start,
 	.capable = nvs_swap_capable,
 	.copiable = nvs_carry_capable,
 	.usage = nvs_memory_read,
-	.attached = attached,
+	.attached = ops_attached,
 	.lost = nvs_reserve_lost,
-	.receive = receive,
-	.tick = tick,
+	.receive = ops_receive,
+	.tick = ops_tick,
 	.lease_changed = nvs_swap_lease,
 	.gate_opened = gate_opened,
 	.before_release = nvs_swap_tell_news,
 	.leave = nvs_swap_leave,
 	.all_there = nvs_swap_all_here,
 	.moves = nvs_swap_is_on,
+	.look = nvs_memory_pools_ask,
 	.make_room = nvs_swap_release_cached,
 	.fill_at_exit = nvs_swap_fill_at_exit,
 };

@@ -7,7 +7,6 @@
 
 #include <sys/mman.h>
 
-#include "drain.h"
 #include "stream.h"
 #include "swap.h"
 

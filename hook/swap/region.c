@@ -3,14 +3,10 @@
  * region.c: regions get their memory and release it; the cache of freed regions.
  */
 #include "clock.h"
-#include "connection.h"
-#include "drain.h"
 #include "grant.h"
 #include "swap.h"
 #include "swap_impl.h"
 #include "vmm.h"
-
-#define MS 1000000ull
 
 /*
  * How long the driver may refuse memory that the room promises, before the application
@@ -18,8 +14,8 @@
  * without the shim may take it, and a scheduler that has just started does not know all
  * clients yet. So this is longer than the slowest client takes to come back.
  */
-#define REFUSED_NS (30000 * MS)
-#define PIECE_NS   (50 * MS)
+#define REFUSED_NS (30 * NVS_S)
+#define PIECE_NS   (50 * NVS_MS)
 
 /* ---- memory for chunks; the lock is held, and given up while waiting ---- */
 
@@ -37,7 +33,7 @@ bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64
 	if (since && !told)
 		nvs_swap_tell(gpu, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
 	if (!nvs_swap_flush(gpu, bytes))
-		nvs_swap_wait(s, seen, cached ? MS : PIECE_NS);
+		nvs_swap_wait(s, seen, cached ? NVS_MS : PIECE_NS);
 	nvs_swap_lock(s);
 	return true;
 }
@@ -60,7 +56,7 @@ static uint32_t count_fitting(struct nvs_swap *s, struct place p, uint32_t end, 
 }
 
 /* n chunks were CHUNK_BUSY; the first `here` of them have got memory. */
-static void settle(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here)
+static void region_settle(struct nvs_swap *s, struct place p, uint32_t n, uint32_t here)
 {
 	for (uint32_t i = 0; i < n; i++) {
 		struct chunk *c = chunk_of(p);
@@ -98,7 +94,7 @@ static int populate_some(struct nvs_gpu *gpu, struct place p, uint32_t end, bool
 	if (here)
 		nvs_vmm_arrived(p); /* in a range of the application, only one chunk is mapped at a time */
 	nvs_swap_lock(s);
-	settle(s, p, n, here);
+	region_settle(s, p, n, here);
 	return result;
 }
 
@@ -159,7 +155,7 @@ static struct place unmap_run(struct nvs_swap *s, struct place p, uint32_t end)
 }
 
 /* Frees a region whose chunks no other thread uses. */
-static void release(struct nvs_swap *s, struct place p)
+static void region_release(struct nvs_swap *s, struct place p)
 {
 	const struct region *r = region_of(p);
 	struct place at = p;
@@ -199,7 +195,7 @@ void nvs_region_free(struct nvs_gpu *gpu, struct place p)
 			i += r->piece;
 		}
 	}
-	release(s, p);
+	region_release(s, p);
 	nvs_swap_unlock(s);
 	nvs_claim_drop(&claim);
 	nvs_swap_kick(s);
@@ -259,7 +255,7 @@ bool nvs_swap_release_cached(struct nvs_gpu *gpu, uint64_t bytes)
 }
 
 /* A cached region of that size. The lock is held. */
-static struct place reuse(struct nvs_swap *s, uint32_t granules)
+static struct place region_reuse(struct nvs_swap *s, uint32_t granules)
 {
 	struct nvs_block *b = nvs_freelist_find(&s->cache, bytes_of(granules), false);
 
@@ -343,7 +339,7 @@ struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules)
 	bool ok = true;
 
 	nvs_swap_lock(s);
-	p = reuse(s, granules);
+	p = region_reuse(s, granules);
 	if (p.span)
 		return p;
 	shrink(gpu, CACHE_BYTES);

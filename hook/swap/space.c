@@ -3,10 +3,8 @@
  * space.c: allocation of addresses. Next fit over the runs of free granules. A search
  * steps from region to region, not from granule to granule.
  */
-#include <string.h>
 #include <sys/mman.h>
 
-#include "client.h"
 #include "swap.h"
 #include "swap_impl.h"
 

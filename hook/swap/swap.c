@@ -6,14 +6,12 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "clock.h"
 #include "connection.h"
 #include "futex.h"
 #include "gate.h"
 #include "grant.h"
-#include "log.h"
 #include "reserve.h"
 #include "swap.h"
 #include "swap_impl.h"

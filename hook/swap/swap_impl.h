@@ -13,7 +13,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "compiler.h"
+#include "clock.h"
 #include "driver.h"
 #include "memory.h"
 #include "freelist.h"
@@ -51,7 +51,7 @@ struct nvs_swap_range;
  */
 #define CACHE_BYTES (128ull << 20)
 #define CACHE_PART  16u
-#define LINGER_NS   500000000ull
+#define LINGER_NS   (500 * NVS_MS)
 
 /* The size of a span, in times the GPU's memory: addresses get fragmented. */
 #define SPAN_TIMES 4u

@@ -9,10 +9,9 @@
 #include "gate.h"
 #include "reserve.h"
 #include "signals.h"
-#include "stream.h"
 #include "vmm_impl.h"
 
-#define PIECE_NS 50000000ull /* a wait looks again after this time */
+#define PIECE_NS (50 * NVS_MS) /* a wait looks again after this time */
 
 atomic_bool nvs_vmm_used;
 
@@ -67,7 +66,7 @@ static unsigned long long handle_of(const struct nvs_gpu *gpu, const struct memo
 	       generation << INDEX_BITS | m->index;
 }
 
-static struct memory *find(unsigned long long handle)
+static struct memory *memory_find(unsigned long long handle)
 {
 	const struct nvs_swap *s = nvs_vmm_gpu(handle)->swap;
 	uint32_t index = (uint32_t)handle & (MAX_MEMORIES - 1);
@@ -104,7 +103,7 @@ struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle)
 {
 	for (;;) {
 		unsigned seen = atomic_load(&s->kick);
-		struct memory *m = find(handle);
+		struct memory *m = memory_find(handle);
 
 		if (!m || nvs_vmm_idle(m))
 			return m;
@@ -360,7 +359,7 @@ int nvs_vmm_properties(struct cu_alloc_full *prop, unsigned long long handle)
 	if (nvs_memory_locked || !prop)
 		return CUDA_ERROR_INVALID_VALUE;
 	nvs_swap_lock(s);
-	m = find(handle);
+	m = memory_find(handle);
 	if (m)
 		*prop = (struct cu_alloc_full){
 			.head = { CU_MEM_ALLOCATION_PINNED, m->handle_types,

@@ -815,6 +815,65 @@ static void without_a_limit_nobody_waits(void)
 	EVENTUALLY(ledger_reserved(0) == 0); /* in the client's own time */
 }
 
+/* A pool counts by what the driver says of it, and a limit that comes later finds all of it. */
+static void without_a_limit_the_driver_counts_pools(void)
+{
+	CUdeviceptr p[5], q, r;
+	uint64_t all = UINT64_MAX;
+	CUmemoryPool pool;
+
+	begin(0, 0);
+	CU(cuMemAlloc_v2(&q, MIB));
+	EVENTUALLY(ledger_reserved(0) == 64 * MIB);
+	for (int i = 0; i < 5; i++)
+		CU(cuMemAllocAsync(&p[i], 40 * MIB, NULL));
+	EVENTUALLY(ledger_reserved(0) == 256 * MIB);
+	CU(cuMemFreeAsync(p[0], NULL));
+	CU(cuMemFree_v2(p[1])); /* may be mixed */
+	CU(cuCtxSynchronize());
+	pool = keeping(0, UINT64_MAX);
+	CU(cuMemAllocFromPoolAsync(&r, 20 * MIB, pool, NULL));
+	CU(cuMemFreeAsync(r, NULL));
+	CU(cuMemAllocAsync(&p[0], 40 * MIB, NULL));
+	ledger_limit(0, LIMIT);
+	CHECK(cuMemAllocAsync(&r, 100 * MIB, NULL) == OOM); /* it holds from the next allocation on */
+	CHECK(cuMemAlloc_v2(&r, 100 * MIB) == OOM);
+	CHECK(used() == 181 * MIB);
+	CU(cuMemAlloc_v2(&r, 90 * MIB)); /* what the pool keeps makes room */
+	CU(cuMemFree_v2(r));
+	CHECK(used() == 161 * MIB);
+	CHECK(cuMemAllocAsync(&r, 100 * MIB, NULL) == OOM);
+	CU(cuMemAllocAsync(&p[1], 40 * MIB, NULL));
+	CHECK(used() == 201 * MIB);
+	/* What is freed makes room, whether it was allocated before or behind the limit. */
+	CU(cuMemFreeAsync(p[0], NULL));
+	CU(cuMemFreeAsync(p[1], NULL));
+	CU(cuMemAlloc_v2(&r, 130 * MIB));
+	CHECK(used() == 251 * MIB);
+	CU(cuMemFree_v2(r));
+	/* What the pool has in use is known apart from what it keeps. */
+	CU(cuDeviceGetMemPool(&pool, 0));
+	CU(cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all));
+	CU(cuMemAllocAsync(&p[0], 100 * MIB, NULL));
+	CU(cuMemFreeAsync(p[0], NULL));
+	EVENTUALLY(used() == 221 * MIB && reserved_by(pool) == 220 * MIB);
+	CU(cuMemAllocAsync(&p[0], 100 * MIB, NULL));
+	CHECK(used() == 221 * MIB);
+	CHECK(cuMemAllocAsync(&p[1], 50 * MIB, NULL) == OOM);
+	for (int i = 0; i < 5; i++)
+		if (i != 1)
+			CU(cuMemFreeAsync(p[i], NULL));
+	CU(cuMemPoolDestroy(keeping(0, 1)));
+	CU(cuMemAlloc_v2(&r, 250 * MIB));
+	CHECK(used() == 251 * MIB);
+	/* And without the limit nothing is entered again. */
+	CU(cuMemFree_v2(r));
+	ledger_limit(0, 0);
+	EVENTUALLY(!gpu_has(0, LIMIT));
+	CU(cuMemAllocAsync(&p[0], 500 * MIB, NULL));
+	EVENTUALLY(ledger_reserved(0) == 512 * MIB);
+}
+
 static void a_silent_scheduler_costs_one_wait(void)
 {
 	CUdeviceptr p;
@@ -1172,6 +1231,28 @@ static void threads_and_pools_that_keep(void)
 		CHECK(used() == 0);
 	}
 	CHECK(over > 0);
+}
+
+static void threads_beside_a_limit_that_comes_and_goes(void)
+{
+	pthread_t t[THREADS];
+
+	begin(0, 0);
+	for (uintptr_t i = 0; i < THREADS; i++)
+		CHECK(pthread_create(&t[i], NULL, churn, (void *)i) == 0);
+	for (int i = 0; i < 100; i++)
+		for (int g = 0; g < 2; g++) {
+			ledger_limit(g, i % 2 ? 0 : LIMIT);
+			EVENTUALLY(gpu_has(g, LIMIT) == !(i % 2)); /* the process has heard of it */
+		}
+	for (int i = 0; i < THREADS; i++)
+		CHECK(pthread_join(t[i], NULL) == 0);
+	for (int g = 0; g < 2; g++) {
+		ledger_limit(g, LIMIT);
+		CU(cuCtxSetCurrent(contexts[g]));
+		CU(cuCtxSynchronize());
+		EVENTUALLY(gpu_has(g, LIMIT) && used() == 0);
+	}
 }
 
 /* A thread's own pools end with memory in use, while others allocate at the limit and wait. */
@@ -1733,6 +1814,7 @@ static const struct {
 	CASE(padding_counts_against_the_limit),
 	CASE(small_allocations_do_not_ask),
 	CASE(without_a_limit_nobody_waits),
+	CASE(without_a_limit_the_driver_counts_pools),
 	CASE(a_silent_scheduler_costs_one_wait),
 	CASE(a_silent_scheduler_has_told_of_others),
 	CASE(without_a_scheduler_the_limit_stands),
@@ -1743,6 +1825,7 @@ static const struct {
 	CASE(two_processes_share_a_limit),
 	CASE(threads_keep_the_account),
 	CASE(threads_and_pools_that_keep),
+	CASE(threads_beside_a_limit_that_comes_and_goes),
 	CASE(threads_whose_pools_come_and_go),
 	CASE(any_sequence_agrees_with_a_model),
 	CASE(any_sequence_with_pools_that_keep),
