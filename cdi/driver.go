@@ -24,6 +24,7 @@ type Driver struct {
 	Version     string
 	Libraries   []Library
 	NvidiaSMI   string   // path of nvidia-smi, or empty
+	Sockets     []string // of NVIDIA's daemons, on the host
 	DeviceNodes []string // without those of a single GPU; where containers see them
 	// DevRoot is what precedes the path of each device node on the host, those
 	// of single GPUs included: empty, unless a driver container has them.
@@ -76,6 +77,10 @@ var (
 
 var smiSearch = []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/opt/bin/nvidia-smi"}
 
+// socketSearch lists what NVIDIA's own generator gives to containers, but the socket of an MPS server that
+// nvshare has not started. (A channel of IMEX it gives to those that name one: nvidia.com/imex-channel.)
+var socketSearch = []string{"/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"}
+
 const controlNode = "/dev/nvidiactl"
 
 var sharedNodes = []string{
@@ -123,6 +128,14 @@ func FindDriver(root string) (*Driver, error) {
 			if real, err := in.real(p); err == nil {
 				d.NvidiaSMI = place.root + real
 				break
+			}
+		}
+		for _, p := range socketSearch {
+			for _, root := range slices.Compact([]string{place.root, ""}) {
+				if h.exists(root + p) {
+					d.Sockets = append(d.Sockets, root+p)
+					break
+				}
 			}
 		}
 		if !h.exists(controlNode) && in.exists(controlNode) {

@@ -157,6 +157,9 @@ func Fingerprint(o Options, files ...string) string {
 		for _, place := range driverPlaces {
 			list(h.at(place.root+"/dev/nvidia*"), name)
 			list(h.at(place.root+capsDir+"/*"), name)
+			for _, socket := range socketSearch {
+				list(h.at(place.root+socket), name)
+			}
 			for _, dir := range place.libraries {
 				list(h.at(filepath.Join(place.root, dir, "libcuda.so*")), stat)
 			}

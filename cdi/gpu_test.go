@@ -400,3 +400,32 @@ func TestOnHostFollowsLinksInsideTheRoot(t *testing.T) {
 		t.Errorf("without a root: %s", got)
 	}
 }
+
+// The sockets of NVIDIA's daemons reach containers, the driver container's too. A host that has none at
+// first is looked at again when one comes.
+func TestSocketsOfDaemons(t *testing.T) {
+	const persistenced, manager = "/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"
+	root := fakeHost(t)
+	before := Fingerprint(Options{HostRoot: root})
+	write(t, root+persistenced, "")
+	write(t, root+manager, "")
+	if Fingerprint(Options{HostRoot: root}) == before {
+		t.Error("nobody looks again when a socket comes")
+	}
+	g := generate(t, Options{HostRoot: root})
+	for _, path := range []string{persistenced, manager} {
+		for _, kind := range []string{Kind, KindNRI} {
+			if m := g.Spec(kind).ContainerEdits.Mounts; !containsMount(m, path) {
+				t.Errorf("%s lacks %s", kind, path)
+			}
+		}
+		if !slices.Contains(g.HostFiles, path) {
+			t.Errorf("nobody looks again when %s goes: %v", path, g.HostFiles)
+		}
+	}
+	const place = "/run/nvidia/driver"
+	d := &Driver{Sockets: []string{place + persistenced}}
+	if m := DriverBase(d, nil, "").Common.Mounts; len(m) != 1 || m[0].HostPath != place+persistenced || m[0].ContainerPath != persistenced {
+		t.Errorf("of a driver container: %+v", m)
+	}
+}

@@ -33,8 +33,8 @@ const (
 	// ShimFile is the name of the shim in Paths.ShimDir.
 	ShimFile = "libnvshare.so"
 	// PreloadFile is the name of the file in Paths.ShimDir that containers of engines have
-	// and of claims have as their /etc/ld.so.preload: podman exec and docker exec start
-	// programs without the environment of a CDI device, and for claims see ForClaim.
+	// as their /etc/ld.so.preload: podman exec and docker exec start programs without the
+	// environment of a CDI device.
 	PreloadFile      = "ld.so.preload"
 	containerPreload = "/etc/ld.so.preload"
 	// HookFile is the name of the OCI hook in its directory on the host.

@@ -30,8 +30,8 @@
 //	nvshare.com/gpu-anti-affinity: web  no GPU of a container with the same label
 //	nvshare.com/gpu-exclusion: prod     a GPU of containers with the same label only
 //
-// They hold for named GPUs too. Exclusion may be bounded by namespace (AllowExclusion). A container without an exclusion label gets no GPU of
-// containers with one. A container whose request cannot be met is refused at its
+// They hold for named GPUs too. Exclusion and core requests may be bounded by namespace (AllowExclusion,
+// BoundCore). A container without an exclusion label gets no GPU of containers with one. A container whose request cannot be met is refused at its
 // creation. The error says what is left of each GPU and which containers of the namespace have
 // the rest; others are counted, and named in the log only. The kubelet tries again.
 //

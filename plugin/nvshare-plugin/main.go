@@ -48,6 +48,8 @@ type flags struct {
 	dra                    draFlags
 	audit                  string
 	exclusion              []string
+	maxCore                string
+	mostCore               api.Bounds
 }
 
 func main() {
@@ -122,6 +124,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.BoolVar(&f.live, "live", false, "say whether the plugin that runs is stuck, and exit: status 1 if it is and has to be started again; not where it gives no GPUs for another reason")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	s.StringSliceVar(&f.exclusion, "exclusion-namespaces", nil, "`namespaces` whose pods may keep others off their GPUs by the annotation "+plugin.ExclusionAnnotation+", separated by commas; *: all; \"\": none")
+	s.StringVar(&f.maxCore, "max-core-request", "", "greatest `percentage` of each GPU that the core requests of one namespace's annotations may add up to, also by namespace: 50,prod=100; \"\": no bound")
 	f.kube.add(s)
 	f.dra.add(s)
 	s.StringVar(&f.audit, "audit", "report", "`report|stop`: what to do about containers that asked for GPUs and run without nvshare, at each registration and as they start; stop needs the host's PID namespace")
@@ -142,6 +145,9 @@ func env(key, otherwise string) string {
 func (f *flags) check() (audit plugin.Audit, err error) {
 	if f.promiseMemory < 1 || f.promiseMemory > maxPromise {
 		return audit, fmt.Errorf("--promise-memory %d: give a percentage from 1 to %d", f.promiseMemory, maxPromise)
+	}
+	if f.mostCore, err = api.ParseBounds(f.maxCore, api.ParsePercent); err != nil {
+		return audit, fmt.Errorf("--max-core-request: %w", err)
 	}
 	if err := nri.CheckPluginIndex(f.index); err != nil {
 		return audit, fmt.Errorf("--index: %w", err)

@@ -55,6 +55,12 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 	s.containers.AllowExclusion(func(namespace string) bool {
 		return slices.Contains(f.exclusion, "*") || slices.Contains(f.exclusion, namespace)
 	})
+	s.containers.BoundCore(func(namespace string) uint32 {
+		if most, bounded := f.mostCore.Of(namespace); bounded {
+			return most
+		}
+		return 100
+	})
 	s.containers.MakeRoom(mover(runDir))
 	n.health = &s.containers.Health
 	var err error

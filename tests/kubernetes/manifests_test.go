@@ -252,8 +252,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `"--default-memory-limit=8Gi","--gang-namespaces=*","--latency-namespaces=prod","--max-weight=","--overlap-namespaces=prod"]`) {
 		t.Errorf("bounds of what pods ask for: %v\n%s", err, out)
 	}
-	out, err = helm("template", "nvshare", chart, "--set", "plugin.exclusionNamespaces=*,plugin.audit=stop")
-	if err != nil || !strings.Contains(out, `args: ["--host-root=/host","--audit=stop","--exclusion-namespaces=*"]`) {
+	out, err = helm("template", "nvshare", chart, "--set", "plugin.exclusionNamespaces=*,plugin.maxCoreRequest=50,plugin.audit=stop")
+	if err != nil || !strings.Contains(out, `args: ["--host-root=/host","--audit=stop","--exclusion-namespaces=*","--max-core-request=50"]`) {
 		t.Errorf("who may exclude others: %v\n%s", err, out)
 	}
 	out, err = helm("template", "nvshare", chart, "--set", "metrics.enabled=true,metrics.prometheusRule=true,metrics.dashboard=true")
