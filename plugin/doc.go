@@ -90,7 +90,7 @@
 //     runtime that does not ask the plugin about pods is a problem of its Health.
 //   - A container that asked and runs without nvshare is reported, because it was
 //     created while no plugin was registered or because its image has musl libc. The
-//     former are stopped if the administrator wants that (Audit).
+//     former are ended, unless the administrator wants them reported only (Audit).
 //   - Containers get the same from every runtime. containerd before 1.7.30 and 2.0.x
 //     silently drop CDI devices that plugins name: they get each edit spelled out. The
 //     runtime says in Configure which it is.

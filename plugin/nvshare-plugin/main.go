@@ -8,8 +8,8 @@
 // and containers that restart need the spec. Only a node without GPUs has its specs
 // removed.
 //
-// While no plugin is registered, pods that ask for GPUs start without one. So the
-// plugin ends only for a wrong command line or installation. With GPUs, drivers or CDI directories
+// While no plugin is registered, pods that ask for GPUs start without one; the next plugin
+// ends their containers. So the plugin ends only for a wrong command line or installation. With GPUs, drivers or CDI directories
 // that it cannot use, or with files that it cannot place, it refuses pods that ask, says
 // why, and tries again.
 package main
@@ -127,7 +127,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.StringVar(&f.maxCore, "max-core-request", "", "greatest `percentage` of each GPU that the core requests of one namespace's annotations may add up to, also by namespace: 50,prod=100; \"\": no bound")
 	f.kube.add(s)
 	f.dra.add(s)
-	s.StringVar(&f.audit, "audit", "report", "`report|stop`: what to do about containers that asked for GPUs and run without nvshare, at each registration and as they start; stop needs the host's PID namespace")
+	s.StringVar(&f.audit, "audit", "stop", "`stop|report`: what to do about containers that asked for GPUs and run without nvshare, as after the node's reboot, at each registration and as they start; stop, after which the kubelet starts them again, needs the host's PID namespace and CAP_KILL")
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	manual.Wrap(cmd)
 	cmd.AddCommand(manual.Command("8", api.Version, nil))

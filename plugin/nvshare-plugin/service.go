@@ -75,6 +75,15 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 		s.cancel()
 		return nil, err
 	}
+	if f.kube.startupTaint {
+		go func() {
+			select {
+			case <-s.containers.Registered():
+				s.pods.w.RemoveTaint(s.ctx)
+			case <-s.ctx.Done():
+			}
+		}()
+	}
 	s.plugin.SetAudit(audit, s.pods.unmanaged)
 	if s.driver != nil {
 		s.plugin.SetClaims(s.driver.Claims())

@@ -123,6 +123,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"required":         {"required.enabled=true"},
 		"dra":              {"dra.enabled=true"},
 		"surge":            {"surge.enabled=true"},
+		"startup-taint":    {"startupTaint.enabled=true"},
 		"overlap-groups":   {"overlapGroups.enabled=true"},
 		"checkpoint":       {"checkpoint.enabled=true"},
 		"suspend-dir":      suspendDir,
@@ -130,7 +131,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"dra surge":        {"dra.enabled=true", "surge.enabled=true"},
 		"metrics nvml web-token required-v1beta1 host-paths bound": {"metrics.enabled=true", "nvml.enabled=true", "web.enabled=true", "web.tokenSecret=nvshare-web", "required.enabled=true",
 			"required.apiVersion=admissionregistration.k8s.io/v1beta1", "hostPathPolicy.enabled=true", "bound.enabled=true"},
-		"nvml web dra required surge overlap-groups suspend-dir host-paths bound": append([]string{"nvml.enabled=true", "web.enabled=true", "dra.enabled=true", "required.enabled=true", "surge.enabled=true",
+		"nvml web dra startup-taint required surge overlap-groups suspend-dir host-paths bound": append([]string{"nvml.enabled=true", "web.enabled=true", "dra.enabled=true", "startupTaint.enabled=true", "required.enabled=true", "surge.enabled=true",
 			"overlapGroups.enabled=true", "hostPathPolicy.enabled=true", "bound.enabled=true"}, suspendDir...),
 	} {
 		args := []string{"template", "nvshare", chart, "--namespace", "nvshare-system", "--skip-tests"}
@@ -232,7 +233,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		}
 	}
 	out, err := helm("template", "nvshare", chart, "--set", "scheduler.fenceAction=kill,scheduler.args={--tq=200ms}")
-	if err != nil || !strings.Contains(out, `["--control-group=65529","--fence-action=kill","--tq=200ms"]`) || !strings.Contains(out, `add: ["KILL"]`) ||
+	if err != nil || !strings.Contains(out, `["--control-group=65529","--fence-action=kill","--tq=200ms"]`) || strings.Count(out, `add: ["KILL"]`) != 2 ||
 		!strings.Contains(out, "--owner=0:65529") || strings.Contains(out, "runAsUser: 65529") {
 		t.Errorf("fenceAction=kill: %v\n%s", err, out)
 	}
@@ -252,8 +253,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `"--default-memory-limit=8Gi","--gang-namespaces=*","--latency-namespaces=prod","--max-weight=","--overlap-namespaces=prod"]`) {
 		t.Errorf("bounds of what pods ask for: %v\n%s", err, out)
 	}
-	out, err = helm("template", "nvshare", chart, "--set", "plugin.exclusionNamespaces=*,plugin.maxCoreRequest=50,plugin.audit=stop")
-	if err != nil || !strings.Contains(out, `args: ["--host-root=/host","--audit=stop","--exclusion-namespaces=*","--max-core-request=50"]`) {
+	out, err = helm("template", "nvshare", chart, "--set", "plugin.exclusionNamespaces=*,plugin.maxCoreRequest=50,plugin.audit=report")
+	if err != nil || !strings.Contains(out, `args: ["--host-root=/host","--audit=report","--exclusion-namespaces=*","--max-core-request=50"]`) {
 		t.Errorf("who may exclude others: %v\n%s", err, out)
 	}
 	out, err = helm("template", "nvshare", chart, "--set", "metrics.enabled=true,metrics.prometheusRule=true,metrics.dashboard=true")
@@ -296,9 +297,9 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `"--suspend-dir=/var/lib/nvshare/suspended","--suspend-dir-size=5Gi","--swap-memory=1Gi"]`) || !strings.Contains(out, `hostPath: {path: "/srv/a b", type: DirectoryOrCreate}`) {
 		t.Errorf("files of suspended tenants: %v\n%s", err, out)
 	}
-	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
-	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=stop"]`) || strings.Count(out, `add: ["KILL"]`) != 1 {
-		t.Errorf("audit=stop: %v\n%s", err, out)
+	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=report")
+	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=report"]`) || strings.Contains(out, `"KILL"`) {
+		t.Errorf("audit=report: %v\n%s", err, out)
 	}
 }
 
@@ -359,6 +360,7 @@ func TestChartTwoReleases(t *testing.T) {
 func TestChartRefusesOldClusters(t *testing.T) {
 	for _, c := range []struct{ values, last, first, says string }{
 		{"dra.enabled=true", "1.35.9", "1.36.0", "1.36"},
+		{"startupTaint.enabled=true", "1.31.9", "1.32.0", "1.32"},
 		{"required.enabled=true", "1.35.9", "1.36.0-gke.1", "v1beta1"},
 		{"required.enabled=true,required.apiVersion=admissionregistration.k8s.io/v1beta1", "1.33.1", "1.34.0", "1.34"},
 		{"bound.enabled=true", "1.31.0", "1.32.0", "1.32"},
