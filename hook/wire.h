@@ -137,7 +137,8 @@ enum nvs_attach_flags {
 	NVS_ATTACH_OBSERVE = 1u << 1,
 	/*
 	 * With OBSERVE, of a container that may move: ATTACHED says on which GPU it is. A
-	 * scheduler that does not know the flag answers as to OBSERVE alone.
+	 * scheduler that does not know the flag answers as to OBSERVE alone. A UUID of zeros:
+	 * the process does not know on which GPU the container began.
 	 */
 	NVS_ATTACH_PLACE = 1u << 16,
 };

@@ -153,6 +153,19 @@ func TestDescribeRefuses(t *testing.T) {
 	}
 }
 
+// What the hook refuses by itself the scheduler is told too: crun does not show what a hook says.
+func TestRefusalIsTold(t *testing.T) {
+	runDir, l := listen(t, nil)
+	bundle, _ := container(t)
+	if code, _ := described(t, runDir, bundle, map[string]string{"nvshare.com/gpu-memory-limit": strings.Repeat("l", 1000)}); code != 1 {
+		t.Fatalf("status %d", code)
+	}
+	r := <-l.told
+	if len(r.Warnings) != 1 || !strings.HasPrefix(r.Warnings[0], `refused: annotation nvshare.com/gpu-memory-limit="lll`) || len(r.Warnings[0]) > maxTold || r.Container.Terms() != (api.Terms{}) {
+		t.Errorf("told %v", r)
+	}
+}
+
 // Engines keep the names that people give in different places.
 func TestNames(t *testing.T) {
 	podman := t.TempDir()

@@ -358,6 +358,11 @@ func (d *Daemon) attach(c *conn, f *wire.Frame, searched bool) {
 		fail(wire.ErrChannel)
 		return
 	}
+	if observe && f.Code&wire.AttachPlace != 0 && f.Attach.UUID == (wire.UUID{}) { // it does not know where it began
+		answer.Attached.UUID = d.placeOf(c.peer.Account)
+		d.send(c, &answer, nil)
+		return
+	}
 	g := d.gpus[f.Attach.UUID]
 	if g == nil {
 		if !searched && d.mayRediscover() {

@@ -142,6 +142,14 @@ func (s controlService) DescribeContainer(ctx context.Context, req *api.Describe
 	if (req.Pid == 0) != (c.Engine == "") {
 		return nil, status.Errorf(codes.InvalidArgument, "describe container %s: an OCI hook names both its engine and the first process", c.Id)
 	}
+	asked := c.Terms()
+	asked.Migratable = asked.Migratable && !req.Choose
+	defer func() { // an engine may keep for itself why a hook has failed, as crun does
+		if refused := status.Code(err) == codes.Aborted || err != nil && asked != (api.Terms{}); refused && req.Pid != 0 && c.Engine != runEngine {
+			why := "refused: " + status.Convert(err).Message()
+			_ = s.d.change(context.WithoutCancel(ctx), func() { s.d.noteWarnings(c, []string{why}) })
+		}
+	}()
 	var first *peer.Peer
 	keep := false
 	if req.Pid != 0 {

@@ -173,9 +173,9 @@ func testAnyGPU(t *testing.T, e *node.Engine, name string) {
 		t.Errorf("the scheduler knows the second container as %v", got)
 	}
 	// A second program of a container begins where the first one is. podman gives it nothing
-	// of the device's environment.
+	// of the device's environment; that of the simulated GPU stands for device nodes.
 	known[second.Pid] = true
-	environment := []string{"--env", "NVSHARE_GPU=any", "--env", "CUDA_VISIBLE_DEVICES=" + all[0]}
+	var environment []string
 	for i, uuid := range all {
 		environment = append(environment, "--env", fmt.Sprintf("NVSHARE_SIMGPU_GPU_%d=%s", i, uuid))
 	}
