@@ -80,6 +80,7 @@ func testPodman(t *testing.T, name, root, scripts string) {
 	t.Run("README", func(t *testing.T) { testREADME(t, e) })
 	t.Run("any GPU", func(t *testing.T) { testAnyGPU(t, e, name) })
 	t.Run("annotations", func(t *testing.T) { testAnnotations(t, e, limitedByCLI("podman", name)) })
+	t.Run("in a pod", func(t *testing.T) { testInPod(t, e, name) })
 	t.Run("read-only root", func(t *testing.T) { run(t, "readonly", "--read-only") })
 	t.Run("another user", func(t *testing.T) {
 		run(t, "user", "--user", "65534:65534", "--cap-drop", "all", "--security-opt", "no-new-privileges")
@@ -95,6 +96,24 @@ func testPodman(t *testing.T, name, root, scripts string) {
 			t.Errorf("got %q, %v", out, err)
 		}
 	})
+}
+
+// testInPod: a container in a pod of podman's, whose cgroup is below the pod's, is a tenant of its own with
+// its own limit. podman kube play always makes a pod.
+func testInPod(t *testing.T, e *node.Engine, name string) {
+	ctx := within(t)
+	pod := name + "-pod"
+	must(e.Run(ctx, "podman", "pod", "create", "--infra=false", "--cgroup-parent", shared.Cgroup(), "--name", pod))(t)
+	t.Cleanup(func() { must(e.Run(within(t), "podman", "pod", "rm", "--force", "--time", "0", pod))(t) })
+	known := clients(t, ctx)
+	argv := []string{"/usr/bin/podman", "run", "--rm", "--pod", pod, "--name", pod + "-main", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024",
+		"--device", "nvshare.com/gpu=0", "--annotation", "nvshare.com/gpu-memory-limit=8Gi", image}
+	p := must(e.Start(pod, append(argv, busy("pod")...)...))(t)
+	c := awaitTurns(t, ctx, p, known)
+	if got := c.Container; got.GetName() != pod+"-main" || got.GetMemoryLimitBytes() != 8<<30 {
+		t.Errorf("the scheduler knows the container as %v", got)
+	}
+	end(t, ctx, p, c)
 }
 
 // testREADME runs README's commands for podman as they are printed, but for the names of an image
