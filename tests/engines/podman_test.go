@@ -103,7 +103,7 @@ func testPodman(t *testing.T, name, root, scripts string) {
 func testInPod(t *testing.T, e *node.Engine, name string) {
 	ctx := within(t)
 	pod := name + "-pod"
-	must(e.Run(ctx, "podman", "pod", "create", "--infra=false", "--cgroup-parent", shared.Cgroup(), "--name", pod))(t)
+	must(e.Run(ctx, "podman", "pod", "create", "--infra-image", image, "--infra-command", "/usr/bin/sleep infinity", "--share", "uts", "--network", "host", "--cgroup-parent", shared.Cgroup(), "--name", pod))(t)
 	t.Cleanup(func() { must(e.Run(within(t), "podman", "pod", "rm", "--force", "--time", "0", pod))(t) })
 	known := clients(t, ctx)
 	argv := []string{"/usr/bin/podman", "run", "--rm", "--pod", pod, "--name", pod + "-main", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024",
