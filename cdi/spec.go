@@ -213,18 +213,3 @@ func containsNode(nodes []*specs.DeviceNode, path string) bool {
 func containsMount(mounts []*specs.Mount, path string) bool {
 	return slices.ContainsFunc(mounts, func(m *specs.Mount) bool { return m.ContainerPath == path })
 }
-
-// Edits returns everything that the named devices of spec bring, as one: the
-// spec's own edits once, then each device's. It is what a runtime does that
-// injects the devices. The error names a device that is not in the spec.
-func Edits(spec *specs.Spec, names ...string) (specs.ContainerEdits, error) {
-	edits := copyEdits(spec.ContainerEdits)
-	for _, name := range names {
-		i := slices.IndexFunc(spec.Devices, func(d specs.Device) bool { return d.Name == name })
-		if i < 0 {
-			return specs.ContainerEdits{}, fmt.Errorf("no device %q in the spec of %s", name, spec.Kind)
-		}
-		edits = merge(edits, copyEdits(spec.Devices[i].ContainerEdits))
-	}
-	return edits, nil
-}

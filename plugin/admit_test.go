@@ -295,8 +295,9 @@ func TestFailedCreationsLeaveNothing(t *testing.T) {
 		t.Errorf("%d containers are left", n)
 	}
 	// A container that cannot be adjusted after all, either.
-	p.SetInventory(&Inventory{spec: p.inventory.Load().spec, gpus: []cdi.GPU{{UUID: "GPU-gone"}}})
-	p.explicit.Store(true)
+	if _, err := p.Configure(ctx, "", "containerd", "2.0.14"); err != nil {
+		t.Fatal(err)
+	}
 	if got, err := p.create("c", "gpu-core-request=60"); err == nil {
 		t.Errorf("given %q", got)
 	}
@@ -612,7 +613,7 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPlacing(t, 1)
-	p.SetInventory(NewInventory(spec, gpus, ""))
+	p.SetInventory(NewInventory(spec, gpus))
 	kernels := "MIG-" + gpuID(1)
 	for _, c := range []struct{ name, asks, memory, want, says string }{
 		{"a", "gpu-core-request=60", "gpu-memory-limit=1Gi", kernels + ":7:0", ""}, // of unknown size, as if it had none to spare
@@ -646,7 +647,7 @@ func TestMIGDevicesThatTheSchedulerDoesNotKnow(t *testing.T) {
 	}
 	unknown := "MIG-" + gpuID(0) + ":7:0"
 	p := newPlacing(t, 1)
-	p.SetInventory(NewInventory(spec, gpus, ""))
+	p.SetInventory(NewInventory(spec, gpus))
 	p.containers.learn(State{GPUs: map[string]GPUState{gpuID(0): {}}})
 	for _, asks := range []string{"gpu=1", "gpu=nvshare.com/gpu=0:0", "gpu=nvshare.com/gpu=all"} {
 		if _, err := p.create("a", asks); err == nil || !strings.Contains(err.Error(), unknownMIG) || strings.Contains(err.Error(), "undrain") {
@@ -671,7 +672,7 @@ func TestMIGDevicesOfClosedGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPlacing(t, 1)
-	p.SetInventory(NewInventory(spec, gpus, ""))
+	p.SetInventory(NewInventory(spec, gpus))
 	p.containers.learn(State{GPUs: map[string]GPUState{gpuID(0): {Fault: "Xid 79: gone"}, gpuID(1): {Drained: true}, "MIG-a": {}}})
 	for _, asks := range []string{"gpu=1", "gpu=nvshare.com/gpu=MIG-a", "gpu=nvshare.com/gpu=1:0"} {
 		if got, err := p.create("a", asks); err == nil || !strings.Contains(err.Error(), map[bool]string{true: "it is drained", false: "Xid 79: gone"}[strings.HasSuffix(asks, "1:0")]) {

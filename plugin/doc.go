@@ -91,9 +91,9 @@
 //   - A container that asked and runs without nvshare is reported, because it was
 //     created while no plugin was registered or because its image has musl libc. The
 //     former are ended, unless the administrator wants them reported only (Audit).
-//   - Containers get the same from every runtime. containerd before 1.7.30 and 2.0.x
-//     silently drop CDI devices that plugins name: they get each edit spelled out. The
-//     runtime says in Configure which it is.
+//   - A runtime that drops CDI devices that plugins name, as containerd before 1.7.30 and 2.0.x
+//     do silently, is a problem of Health, and containers that ask are refused. The runtime says
+//     in Configure which it is.
 //
 // # Claims
 //

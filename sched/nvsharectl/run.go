@@ -28,7 +28,7 @@ import (
 
 type runFlags struct {
 	gpu, shim, name, user string
-	byNumber              bool // CUDA has the same numbers for GPUs as gpu
+	byNumber              bool               // CUDA has the same numbers for GPUs as gpu
 	values                map[string]*string // of the terms' flags, by key
 	// groups makes the cgroup of a tenant of its own; tests replace it.
 	groups func(id string) (group, error)
