@@ -95,18 +95,25 @@ var (
 	cudaFile      = regexp.MustCompile(`^libcuda\.so\.(\d+\.\d+(?:\.\d+)?)$`)
 )
 
-// FindDriver finds the driver below root, which is as Options.HostRoot, in one
-// of driverPlaces. The libraries are those of the loaded kernel module's
+// places returns where the driver may be. What the administrator names comes first.
+func (o Options) places() []driverPlace {
+	if o.DriverRoot == "" {
+		return driverPlaces
+	}
+	return append([]driverPlace{{root: o.DriverRoot, libraries: librarySearch, smi: smiSearch}}, driverPlaces...)
+}
+
+// FindDriver finds the driver of a host, in one of driverPlaces. The libraries are those of the loaded kernel module's
 // version; if that can't be read, of the libcuda.so that the dynamic linker
 // would take.
 //
 // The error says what is missing. A missing device node is none: the list just
 // lacks it.
-func FindDriver(root string) (*Driver, error) {
-	h := host(root)
+func FindDriver(o Options) (*Driver, error) {
+	h := host(o.HostRoot)
 	module := h.moduleVersion()
 	var searched []string
-	for _, place := range driverPlaces {
+	for _, place := range o.places() {
 		if place.root != "" && !h.exists(place.root) {
 			continue
 		}

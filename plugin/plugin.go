@@ -32,6 +32,7 @@ type Plugin struct {
 	shimDirs   []string              // of the host, one of which containers have mounted
 	audit      Audit
 	report     func(Unmanaged)
+	ownPod     string // <namespace>/<name>; "": it runs in none
 	// seesProcesses is inHostPIDNamespace, except in tests.
 	seesProcesses func() bool
 	syncLimit     time.Duration // of a runtime for the list of its containers, until it is a problem

@@ -272,6 +272,25 @@ func TestRuntimeThatDropsDevicesIsRefused(t *testing.T) {
 	}
 }
 
+// The kubelet may use another runtime than the one that has NRI, as with cri-dockerd: it does not know the
+// plugin's own pod, and asks about none.
+func TestRuntimeOfAnotherIsSaid(t *testing.T) {
+	for name, known := range map[string]bool{"nvshare-x": true, "other": false} {
+		r := newRuntime(t, "v2.4.2")
+		r.pods = []*api.PodSandbox{{Id: "1", Namespace: "nvshare-system", Name: name}}
+		r.start()
+		cs := NewContainers(quiet())
+		p := New(quiet(), cs)
+		p.SetOwnPod("nvshare-system", "nvshare-x")
+		runPlugin(t, r, p)
+		await(t, r.synced, "the registration")
+		if why := strings.Join(cs.Health.Problems(), ";"); (why == "") != known || !known && !strings.Contains(why, "cri-dockerd") {
+			t.Errorf("pod %s: the problems are %q", name, why)
+		}
+		r.stop()
+	}
+}
+
 // otherPlugin comes before ours and preloads something.
 type otherPlugin struct{}
 

@@ -39,6 +39,7 @@ type flags struct {
 	runDir, libDir, binDir string
 	lib, hook              string
 	cdiDir, hostRoot       string
+	driverRoot             string
 	nriSocket, name, index string
 	simgpu                 string
 	noNRI, place           bool
@@ -114,6 +115,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.StringVar(&f.hook, "hook", "", "`path` of the OCI hook to place (default: found beside this program)")
 	s.StringVar(&f.cdiDir, "cdi-dir", cdi.DefaultSpecDir, "`directory` for the CDI specs")
 	s.StringVar(&f.hostRoot, "host-root", "", "`path` of the host's / in this container")
+	s.StringVar(&f.driverRoot, "driver-root", "", "host `directory` below which the NVIDIA driver's libraries are installed as if it was /, beside the places that are looked into anyway")
 	s.StringVar(&f.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "`path` of the container runtime's NRI socket")
 	s.StringVar(&f.name, "name", "nvshare", "`name` to register with NRI")
 	s.StringVar(&f.index, "index", "10", "`two digits`: plugins are called in ascending order")
@@ -185,7 +187,7 @@ func run(ctx context.Context, f flags, audit plugin.Audit, log logrus.FieldLogge
 	n := &node{
 		log:     log,
 		health:  &plugin.Health{},
-		options: cdi.Options{HostRoot: f.hostRoot, SimDir: f.simgpu, Log: log},
+		options: cdi.Options{HostRoot: f.hostRoot, DriverRoot: f.driverRoot, SimDir: f.simgpu, Log: log},
 		paths:   cdi.Paths{ShimDir: filepath.Join(f.libDir, cdi.ShimLink), Hook: filepath.Join(f.binDir, cdi.HookFile), RunDir: f.runDir},
 		cdiDir:  cdi.OnHost(f.hostRoot, f.cdiDir),
 		every:   watchInterval,

@@ -5,7 +5,9 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -69,6 +71,11 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 	}
 	s.plugin = plugin.New(s.log, s.containers)
 	s.plugin.SetLibDir(f.libDir)
+	if namespace, err := os.ReadFile(namespaceFile); err == nil {
+		if name, err := os.Hostname(); err == nil {
+			s.plugin.SetOwnPod(strings.TrimSpace(string(namespace)), name)
+		}
+	}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	publish(s.ctx, runDir, s.leads, n.health, s.alive, s.log)
 	if s.pods, err = f.kube.watch(s.ctx, s.plugin, s.log); err != nil {

@@ -305,15 +305,15 @@ func TestChartRefusesWrongValues(t *testing.T) {
 
 // A path of the values is the flag's, the mount's and the volume's, and the probes ask there.
 func TestChartPaths(t *testing.T) {
-	out, err := helm("template", "nvshare", chart, "--skip-tests", "--set", "dra.enabled=true,paths.kubelet=/var/lib/k0s/kubelet,paths.cdi=/etc/cdi,paths.lib=/home/kubernetes/bin/nvshare,paths.run=/run/shared,paths.nriSocket=/run/k0s/nri.sock")
+	out, err := helm("template", "nvshare", chart, "--skip-tests", "--set", "dra.enabled=true,paths.kubelet=/var/lib/k0s/kubelet,paths.cdi=/etc/cdi,paths.lib=/home/kubernetes/bin/nvshare,paths.run=/run/shared,paths.nriSocket=/run/k0s/nri.sock,paths.driverRoot=/usr/local/glibc")
 	check(t, err)
 	made := pretty(objects(t, out)["DaemonSet nvshare"])
-	flags := `"--cdi-dir=/etc/cdi","--lib-dir=/home/kubernetes/bin/nvshare/lib","--nri-socket=/run/k0s/nri.sock","--run-dir=/run/shared","--dra","--kubelet-dir=/var/lib/k0s/kubelet"`
+	flags := `"--cdi-dir=/etc/cdi","--driver-root=/usr/local/glibc","--lib-dir=/home/kubernetes/bin/nvshare/lib","--nri-socket=/run/k0s/nri.sock","--run-dir=/run/shared","--dra","--kubelet-dir=/var/lib/k0s/kubelet"`
 	if n := strings.Count(strings.NewReplacer("\n", "", " ", "").Replace(made), flags); n != 3 { // the plugin's own and of two probes
 		t.Errorf("%d commands have the flags in\n%s", n, made)
 	}
 	for mount, volume := range map[string]string{
-		"/host/etc/cdi": "/etc/cdi", "/host/home/kubernetes/bin/nvshare": "/home/kubernetes/bin/nvshare", "/host/run/shared": "/run/shared",
+		"/host/etc/cdi": "/etc/cdi", "/host/home/kubernetes/bin/nvshare": "/home/kubernetes/bin/nvshare", "/host/run/shared": "/run/shared", "/host/usr/local/glibc": "/usr/local/glibc",
 		"/var/lib/k0s/kubelet/plugins/nvshare.com": "/var/lib/k0s/kubelet/plugins/nvshare.com", "/var/lib/k0s/kubelet/plugins_registry": "/var/lib/k0s/kubelet/plugins_registry",
 	} {
 		if !strings.Contains(made, fmt.Sprintf(`"mountPath": %q`, mount)) || !strings.Contains(made, fmt.Sprintf(`"path": %q`, volume)) {
