@@ -49,7 +49,7 @@ func listen(t *testing.T, refuse error) (runDir string, l *listener) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l = &listener{told: make(chan *api.DescribeContainerRequest, 8), joins: make(chan *api.JoinOverlapRequest, 8), refuse: refuse}
+	l = &listener{told: make(chan *api.DescribeContainerRequest, 64), joins: make(chan *api.JoinOverlapRequest, 8), refuse: refuse}
 	api.RegisterControlService(server, l)
 	go func() { _ = server.Serve(context.Background(), socket) }()
 	t.Cleanup(func() { server.Close() })
