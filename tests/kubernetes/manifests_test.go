@@ -544,3 +544,50 @@ func TestHostPathsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// The sample quota bounds what annotations of a pod say, in each of their forms, where the namespace has a bound.
+func TestAnnotationQuota(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "apply", "-f", deployments+"quota/policy.yaml")
+	t.Cleanup(func() {
+		kubectl(t, within(t), "delete", "-f", deployments+"quota/policy.yaml")
+		kubectl(t, within(t), "delete", "namespace", "bounded", "free", "--wait=false")
+	})
+	for _, name := range []string{"bounded", "free"} {
+		kubectl(t, ctx, "create", "namespace", name)
+	}
+	kubectl(t, ctx, "annotate", "namespace", "bounded", "nvshare.com/max-gpus=1", "nvshare.com/max-gpu-core-request=50", "nvshare.com/max-gpu-memory-limit=8Gi")
+	create := func(namespace, annotations string) error {
+		_, err := cluster.Apply(ctx, "{apiVersion: v1, kind: Pod, metadata: {name: asks, namespace: "+namespace+", annotations: {"+annotations+"}}, spec: {automountServiceAccountToken: false, containers: [{name: main, image: none}]}}",
+			"create", "--dry-run=server")
+		return err
+	}
+	const limit = `nvshare.com/gpu-memory-limit: 8Gi, `
+	// A policy holds only some time after it was created, and so does the namespace's account.
+	await(t, ctx, "the policy", func() error {
+		if err := create("bounded", limit+`nvshare.com/gpu: "2"`); err == nil || !strings.Contains(err.Error(), "may have 1 GPUs") {
+			return fmt.Errorf("two GPUs: %v", err)
+		}
+		return nil
+	})
+	for annotations, says := range map[string]string{
+		limit + `nvshare.com/gpu: "1", nvshare.com/gpu-core-request: 50%`: "",
+		limit + `nvshare.com/gpu: nvshare.com/gpu=0`:                      "",
+		`other: "1"`: "",
+		limit + `gpu.nvshare.com/container.main: "nvshare.com/gpu=0,nvshare.com/gpu=1"`: "may have 1 GPUs",
+		limit + `nvshare.com/gpu: nvshare.com/gpu=all`:                                  "may have 1 GPUs",
+		limit + `nvshare.com/gpu: "1", gpu-core-request.nvshare.com/pod: "51"`:          "may request 50 %",
+		`nvshare.com/gpu: "1"`: "needs a memory limit",
+		`nvshare.com/gpu: "1", nvshare.com/gpu-memory-limit: 9Gi`:                         "at most 8Gi",
+		`nvshare.com/gpu: "1", nvshare.com/gpu-memory-limit: "8193"`:                      "at most 8Gi",
+		`nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.main: "8192"`:       "",
+		limit + `nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.main: 16Gi`: "at most 8Gi",
+	} {
+		if err := create("bounded", annotations); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", annotations, err, says)
+		}
+	}
+	if err := create("free", `nvshare.com/gpu: "8", nvshare.com/gpu-core-request: "100"`); err != nil {
+		t.Errorf("a namespace without bounds: %v", err)
+	}
+}
