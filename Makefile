@@ -160,11 +160,10 @@ compat: GOAL := test
 compat: root deps build simgpu runtimes ## the shim in images of other releases and with NVIDIA's runtime, which it downloads
 	@$(MAKE_C) -C tests/compat OUT=$(BUILD) full
 
-# containerd 1.7 and 2.0 drop the CDI devices that plugins name.
-RUNTIMES := 1.7 2.0
+RUNTIMES := 1.7
 RUNTIME_TESTS := BadRequest|Unannotated|Suffixes|DeviceNames|PreloadIsKept|ControlSocket|ContainersOfAPod|Churn|Images|Musl|FailClosed|KilledPlugin|KilledContainerd
 runtimes: GOAL := test
-runtimes: root deps build simgpu tools ## pods on containerd 1.7 and 2.0, which it builds once (minutes)
+runtimes: root deps build simgpu tools ## pods on containerd 1.7, which it builds once (minutes)
 	@set -e; for v in $(RUNTIMES); do \
 		sh tests/tools/containerd.sh $$v $(BUILD)/containerd-$$v; \
 		NVSHARE_CONTAINERD=$(BUILD)/containerd-$$v $(GO) test -count=1 -tags $(TAGS),e2e -timeout 60m -run '$(RUNTIME_TESTS)' ./tests/e2e; \

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	specs "tags.cncf.io/container-device-interface/specs-go"
@@ -123,6 +124,9 @@ func DriverBase(d *Driver, gpus []GPU, hook string) Base {
 	}
 	if d.NvidiaSMI != "" {
 		b.Common.Mounts = append(b.Common.Mounts, bind(d.NvidiaSMI, "/usr/bin/nvidia-smi", readOnly))
+	}
+	for _, s := range d.Sockets {
+		b.Common.Mounts = append(b.Common.Mounts, bind(s, s[strings.LastIndex(s, "/run/"):], append([]string{"noexec"}, readOnly...)))
 	}
 	node := func(path string) *specs.DeviceNode {
 		n := &specs.DeviceNode{Path: path, Permissions: "rw"}

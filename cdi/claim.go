@@ -24,18 +24,10 @@ const (
 )
 
 // ForClaim returns the edits that are common to all devices of KindNRI as a claim's spec has
-// them. A container that is created while the plugin is away gets no other edits. They have
-// its programs load the shim through /etc/ld.so.preload, which leaves the container's own
-// LD_PRELOAD to the plugin, and find the scheduler whatever the image says. The plugin has
-// placed PreloadFile beside the shim.
+// them. A container that is created while the plugin is away gets no other edits: the hook has
+// its programs load the shim, and they find the scheduler whatever the image says.
 func ForClaim(common specs.ContainerEdits) specs.ContainerEdits {
 	common.Env = append(slices.Clone(common.Env), RunDirEnv+"="+ContainerRunDir)
-	for _, m := range common.Mounts {
-		if m.ContainerPath == ShimDir {
-			common.Mounts = append(slices.Clone(common.Mounts), bind(m.HostPath+"/"+PreloadFile, containerPreload, readOnly))
-			break
-		}
-	}
 	return common
 }
 

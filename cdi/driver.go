@@ -24,6 +24,7 @@ type Driver struct {
 	Version     string
 	Libraries   []Library
 	NvidiaSMI   string   // path of nvidia-smi, or empty
+	Sockets     []string // of NVIDIA's daemons, on the host
 	DeviceNodes []string // without those of a single GPU; where containers see them
 	// DevRoot is what precedes the path of each device node on the host, those
 	// of single GPUs included: empty, unless a driver container has them.
@@ -76,6 +77,10 @@ var (
 
 var smiSearch = []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/opt/bin/nvidia-smi"}
 
+// socketSearch lists what NVIDIA's own generator gives to containers, but the socket of an MPS server that
+// nvshare has not started. (A channel of IMEX it gives to those that name one: nvidia.com/imex-channel.)
+var socketSearch = []string{"/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"}
+
 const controlNode = "/dev/nvidiactl"
 
 var sharedNodes = []string{
@@ -90,18 +95,25 @@ var (
 	cudaFile      = regexp.MustCompile(`^libcuda\.so\.(\d+\.\d+(?:\.\d+)?)$`)
 )
 
-// FindDriver finds the driver below root, which is as Options.HostRoot, in one
-// of driverPlaces. The libraries are those of the loaded kernel module's
+// places returns where the driver may be. What the administrator names comes first.
+func (o Options) places() []driverPlace {
+	if o.DriverRoot == "" {
+		return driverPlaces
+	}
+	return append([]driverPlace{{root: o.DriverRoot, libraries: librarySearch, smi: smiSearch}}, driverPlaces...)
+}
+
+// FindDriver finds the driver of a host, in one of driverPlaces. The libraries are those of the loaded kernel module's
 // version; if that can't be read, of the libcuda.so that the dynamic linker
 // would take.
 //
 // The error says what is missing. A missing device node is none: the list just
 // lacks it.
-func FindDriver(root string) (*Driver, error) {
-	h := host(root)
+func FindDriver(o Options) (*Driver, error) {
+	h := host(o.HostRoot)
 	module := h.moduleVersion()
 	var searched []string
-	for _, place := range driverPlaces {
+	for _, place := range o.places() {
 		if place.root != "" && !h.exists(place.root) {
 			continue
 		}
@@ -123,6 +135,14 @@ func FindDriver(root string) (*Driver, error) {
 			if real, err := in.real(p); err == nil {
 				d.NvidiaSMI = place.root + real
 				break
+			}
+		}
+		for _, p := range socketSearch {
+			for _, root := range slices.Compact([]string{place.root, ""}) {
+				if h.exists(root + p) {
+					d.Sockets = append(d.Sockets, root+p)
+					break
+				}
 			}
 		}
 		if !h.exists(controlNode) && in.exists(controlNode) {

@@ -85,7 +85,7 @@ func (g *Generated) base(o Options, p Paths) (Base, error) {
 		g.Source = "NVIDIA's CDI spec " + file
 		return base, nil
 	}
-	driver, err := FindDriver(o.HostRoot)
+	driver, err := FindDriver(o)
 	if err != nil {
 		return Base{}, err
 	}
@@ -154,9 +154,12 @@ func Fingerprint(o Options, files ...string) string {
 				}
 			})
 		}
-		for _, place := range driverPlaces {
+		for _, place := range o.places() {
 			list(h.at(place.root+"/dev/nvidia*"), name)
 			list(h.at(place.root+capsDir+"/*"), name)
+			for _, socket := range socketSearch {
+				list(h.at(place.root+socket), name)
+			}
 			for _, dir := range place.libraries {
 				list(h.at(filepath.Join(place.root, dir, "libcuda.so*")), stat)
 			}

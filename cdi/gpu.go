@@ -45,6 +45,9 @@ type Options struct {
 	// HostRoot is where the host's root file system is seen from here, for a
 	// program that runs in a container. Empty means "/".
 	HostRoot string
+	// DriverRoot is a directory of the host below which the user-space driver is installed as if
+	// it was the root, if it is none of those that are looked into anyway.
+	DriverRoot string
 	// SimDir is the directory of a simulated GPU (lib/ and run/), or empty.
 	SimDir string
 	// SpecDirs are searched for NVIDIA's own CDI spec, later ones win. Nil
@@ -64,14 +67,27 @@ func (o Options) log() logrus.FieldLogger {
 }
 
 // Discover lists the GPUs of this node in index order. A node without GPU or
-// driver is no error: the list is empty. On WSL2 it is ErrWSL.
+// driver is no error: the list is empty. On WSL2 it is ErrWSL, and GPUs without a memory of their
+// own are an error.
 func Discover(ctx context.Context, o Options) ([]GPU, error) {
-	if o.SimDir != "" {
+	switch h := host(o.HostRoot); {
+	case o.SimDir != "":
 		return Simulated{Dir: o.SimDir}.List(ctx)
-	}
-	if host(o.HostRoot).isWSL() {
+	case h.isWSL():
 		return nil, ErrWSL
+	case h.exists(tegraFile):
+		return nil, fmt.Errorf("this is a Jetson (%s): %w", tegraFile, errIntegrated)
 	}
+	gpus, err := o.list(ctx)
+	for _, g := range gpus {
+		if integrated.MatchString(g.Name) {
+			return nil, fmt.Errorf("GPU %d is an %s: %w", g.Index, g.Name, errIntegrated)
+		}
+	}
+	return gpus, err
+}
+
+func (o Options) list(ctx context.Context) ([]GPU, error) {
 	// NVML of a host whose root is elsewhere would be loaded against this
 	// container's libraries: ask the kernel module instead.
 	if host(o.HostRoot).isSelf() {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/sirupsen/logrus"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
 func TestProcFSListsInBusOrder(t *testing.T) {
@@ -211,7 +212,7 @@ func TestSimulatedThroughNVML(t *testing.T) {
 }
 
 func TestFindDriver(t *testing.T) {
-	d, err := FindDriver(fakeHost(t))
+	d, err := FindDriver(Options{HostRoot: fakeHost(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +308,7 @@ func TestFindDriverLayouts(t *testing.T) {
 			} else if name == "the same, with the host's device nodes" {
 				continue // nothing says which version is used
 			}
-			d, err := FindDriver(root)
+			d, err := FindDriver(Options{HostRoot: root})
 			if err != nil {
 				t.Errorf("%s: %v", name, err)
 				continue
@@ -336,14 +337,14 @@ func TestFindDriverLayouts(t *testing.T) {
 }
 
 func TestFindDriverErrors(t *testing.T) {
-	if _, err := FindDriver(t.TempDir()); err == nil || !strings.Contains(err.Error(), "install") || !strings.Contains(err.Error(), "/usr/lib64") {
+	if _, err := FindDriver(Options{HostRoot: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "install") || !strings.Contains(err.Error(), "/usr/lib64") {
 		t.Errorf("without driver: %v", err)
 	}
 	root := fakeHost(t)
 	if err := os.Remove(root + "/usr/lib/x86_64-linux-gnu/libcuda.so." + driverVersion); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := FindDriver(root); err == nil || !strings.Contains(err.Error(), "same version") {
+	if _, err := FindDriver(Options{HostRoot: root}); err == nil || !strings.Contains(err.Error(), "same version") {
 		t.Errorf("library of another version: %v", err)
 	}
 }
@@ -398,5 +399,60 @@ func TestOnHostFollowsLinksInsideTheRoot(t *testing.T) {
 	}
 	if got := OnHost("", "/var/run/cdi"); got != "/var/run/cdi" {
 		t.Errorf("without a root: %s", got)
+	}
+}
+
+// The sockets of NVIDIA's daemons reach containers, the driver container's too. A host that has none at
+// first is looked at again when one comes.
+func TestSocketsOfDaemons(t *testing.T) {
+	const persistenced, manager = "/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"
+	root := fakeHost(t)
+	before := Fingerprint(Options{HostRoot: root})
+	write(t, root+persistenced, "")
+	write(t, root+manager, "")
+	if Fingerprint(Options{HostRoot: root}) == before {
+		t.Error("nobody looks again when a socket comes")
+	}
+	g := generate(t, Options{HostRoot: root})
+	for _, path := range []string{persistenced, manager} {
+		for _, kind := range []string{Kind, KindNRI} {
+			if m := g.Spec(kind).ContainerEdits.Mounts; !containsMount(m, path) {
+				t.Errorf("%s lacks %s", kind, path)
+			}
+		}
+		if !slices.Contains(g.HostFiles, path) {
+			t.Errorf("nobody looks again when %s goes: %v", path, g.HostFiles)
+		}
+	}
+	const place = "/run/nvidia/driver"
+	d := &Driver{Sockets: []string{place + persistenced}}
+	if m := DriverBase(d, nil, "").Common.Mounts; len(m) != 1 || m[0].HostPath != place+persistenced || m[0].ContainerPath != persistenced {
+		t.Errorf("of a driver container: %+v", m)
+	}
+}
+
+// The driver may be where only the administrator knows. It goes before those that are found, and a change
+// there is seen.
+func TestDriverRoot(t *testing.T) {
+	root := fakeHost(t)
+	const elsewhere = "/opt/driver"
+	lib := "/usr/lib64/"
+	o := Options{HostRoot: root, DriverRoot: elsewhere}
+	before := Fingerprint(o)
+	write(t, root+elsewhere+lib+"libcuda.so."+driverVersion, string(sharedLibrary("libcuda.so.1", 62)))
+	if Fingerprint(o) == before {
+		t.Error("nobody looks again when the driver comes")
+	}
+	m := generate(t, o).Spec(KindNRI).ContainerEdits.Mounts
+	if !slices.ContainsFunc(m, func(m *specs.Mount) bool {
+		return m.HostPath == elsewhere+lib+"libcuda.so."+driverVersion && m.ContainerPath == lib+"libcuda.so.1"
+	}) {
+		t.Errorf("the mounts are %+v", m)
+	}
+	if err := os.RemoveAll(root + elsewhere); err != nil {
+		t.Fatal(err)
+	}
+	if !containsMount(generate(t, o).Spec(KindNRI).ContainerEdits.Mounts, "/usr/lib/x86_64-linux-gnu/libcuda.so.1") {
+		t.Error("the driver of the host is not found")
 	}
 }

@@ -8,7 +8,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+
+	specs "tags.cncf.io/container-device-interface/specs-go"
 )
 
 const (
@@ -108,4 +111,19 @@ func sharedLibrary(soname string, machine uint16) []byte {
 	put(uint32(0), uint32(6), uint64(0), uint64(0), dynAt, uint64(32), uint32(2), uint32(0), uint64(8), uint64(16))
 	put(uint32(0), uint32(3), uint64(0), uint64(0), strAt, uint64(len(strtab)), uint32(0), uint32(0), uint64(1), uint64(0))
 	return b.Bytes()
+}
+
+// Edits returns everything that the named devices of spec bring, as one: the
+// spec's own edits once, then each device's. It is what a runtime does that
+// injects the devices. The error names a device that is not in the spec.
+func Edits(spec *specs.Spec, names ...string) (specs.ContainerEdits, error) {
+	edits := copyEdits(spec.ContainerEdits)
+	for _, name := range names {
+		i := slices.IndexFunc(spec.Devices, func(d specs.Device) bool { return d.Name == name })
+		if i < 0 {
+			return specs.ContainerEdits{}, fmt.Errorf("no device %q in the spec of %s", name, spec.Kind)
+		}
+		edits = merge(edits, copyEdits(spec.Devices[i].ContainerEdits))
+	}
+	return edits, nil
 }

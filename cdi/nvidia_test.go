@@ -111,3 +111,20 @@ func TestWSL2IsRefusedWithTheReason(t *testing.T) {
 		t.Errorf("with the Linux driver: %v", err)
 	}
 }
+
+// GPUs whose memory is the host's are refused, by what the driver calls them, or by the file of Jetson's system.
+func TestIntegratedGPUsAreRefusedWithTheReason(t *testing.T) {
+	for model, says := range map[string]string{"NVIDIA GB10": "GPU 0 is an NVIDIA GB10", "Orin (nvgpu)": "Orin", "NVIDIA Thor": "Thor", "NVIDIA GB100": "", "NVIDIA H200": ""} {
+		root := fakeHost(t)
+		write(t, root+procGPUs+"/0000:17:00.0/information", information(model, uuidA, "0000:17:00.0", 1))
+		_, err := Generate(t.Context(), Options{HostRoot: root}, DefaultPaths)
+		if (err == nil) != (says == "") || err != nil && (!strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), "the host's memory")) {
+			t.Errorf("%s: %v", model, err)
+		}
+	}
+	root := t.TempDir()
+	write(t, root+"/etc/nv_tegra_release", "# R36 (release)")
+	if _, err := Discover(t.Context(), Options{HostRoot: root}); err == nil || !strings.Contains(err.Error(), "Jetson") {
+		t.Errorf("a Jetson: %v", err)
+	}
+}

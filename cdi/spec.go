@@ -33,8 +33,8 @@ const (
 	// ShimFile is the name of the shim in Paths.ShimDir.
 	ShimFile = "libnvshare.so"
 	// PreloadFile is the name of the file in Paths.ShimDir that containers of engines have
-	// and of claims have as their /etc/ld.so.preload: podman exec and docker exec start
-	// programs without the environment of a CDI device, and for claims see ForClaim.
+	// as their /etc/ld.so.preload: podman exec and docker exec start programs without the
+	// environment of a CDI device.
 	PreloadFile      = "ld.so.preload"
 	containerPreload = "/etc/ld.so.preload"
 	// HookFile is the name of the OCI hook in its directory on the host.
@@ -212,19 +212,4 @@ func containsNode(nodes []*specs.DeviceNode, path string) bool {
 
 func containsMount(mounts []*specs.Mount, path string) bool {
 	return slices.ContainsFunc(mounts, func(m *specs.Mount) bool { return m.ContainerPath == path })
-}
-
-// Edits returns everything that the named devices of spec bring, as one: the
-// spec's own edits once, then each device's. It is what a runtime does that
-// injects the devices. The error names a device that is not in the spec.
-func Edits(spec *specs.Spec, names ...string) (specs.ContainerEdits, error) {
-	edits := copyEdits(spec.ContainerEdits)
-	for _, name := range names {
-		i := slices.IndexFunc(spec.Devices, func(d specs.Device) bool { return d.Name == name })
-		if i < 0 {
-			return specs.ContainerEdits{}, fmt.Errorf("no device %q in the spec of %s", name, spec.Kind)
-		}
-		edits = merge(edits, copyEdits(spec.Devices[i].ContainerEdits))
-	}
-	return edits, nil
 }

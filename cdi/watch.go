@@ -132,7 +132,7 @@ func (o Options) watched(dirs []string) map[string]uint32 {
 		add(filepath.Join(o.SimDir, "run"), watchFiles)
 		return masks
 	}
-	for _, place := range driverPlaces {
+	for _, place := range o.places() {
 		add(OnHost(o.HostRoot, place.root+"/dev"), watchNames)
 		if host(o.HostRoot).exists(place.root + capsDir) {
 			add(OnHost(o.HostRoot, place.root+capsDir), watchNames)

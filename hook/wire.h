@@ -133,7 +133,10 @@ enum nvs_attach_flags {
 	 * comes, and no later change. The process is no client of it. For programs that ask NVML.
 	 */
 	NVS_ATTACH_OBSERVE = 1u << 1,
-	/* With OBSERVE: ATTACHED says on which GPU the container is, if it may move. */
+	/*
+	 * With OBSERVE: ATTACHED says on which GPU the container is, if it may move. A UUID of zeros: the
+	 * process does not know on which GPU the container began.
+	 */
 	NVS_ATTACH_PLACE = 1u << 16,
 };
 

@@ -10,21 +10,18 @@ import (
 	"strings"
 
 	"github.com/containerd/nri/pkg/api"
-	"tags.cncf.io/container-device-interface/pkg/cdi"
-	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	nvcdi "github.com/nvshare/nvshare/cdi"
 )
 
 // Adjust returns how to change a container so that it gets what req asks for,
-// nil if there is nothing to change. With explicit, the edits are spelled out
-// instead of naming CDI devices: for runtimes that drop those silently.
+// nil if there is nothing to change.
 //
 // Devices that the container was given by other means (a device plugin, a
 // resource claim) are not given again, but the container gets the shim with them.
 // The edits of nvshare.com/gpu have replaced the container's own LD_PRELOAD before
 // NRI sees it, and nothing here can bring that back.
-func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*api.ContainerAdjustment, error) {
+func Adjust(req Request, ctr *api.Container) (*api.ContainerAdjustment, error) {
 	has := given(ctr)
 	devices := missing(req.Devices, has)
 	if len(devices) == 0 && len(has) == 0 && len(req.Shares) == 0 {
@@ -35,20 +32,8 @@ func Adjust(req Request, ctr *api.Container, inv *Inventory, explicit bool) (*ap
 	}
 	adjust := &api.ContainerAdjustment{}
 	changed := len(devices) > 0 || len(req.Shares) > 0 // the placement is to be recorded
-	switch {
-	case len(devices) == 0: // only the environment may be left to do
-	case explicit:
-		edits, err := nvcdi.Edits(inv.spec, devices...)
-		if err != nil {
-			return nil, err
-		}
-		if err := spellOut(adjust, edits, inv.nodes); err != nil {
-			return nil, err
-		}
-	default:
-		for _, d := range devices {
-			adjust.AddCDIDevice(&api.CDIDevice{Name: nvcdi.KindNRI + "=" + d})
-		}
+	for _, d := range devices {
+		adjust.AddCDIDevice(&api.CDIDevice{Name: nvcdi.KindNRI + "=" + d})
 	}
 	setEnv := func(key, value string, replace bool) {
 		if replace { // another plugin may have set it
@@ -150,61 +135,11 @@ func mergePreload(own string) string {
 	return nvcdi.ShimPath + ":" + tail
 }
 
-// spellOut adds CDI edits to an adjustment one by one. The order within each
-// kind of edit is kept.
-func spellOut(adjust *api.ContainerAdjustment, e specs.ContainerEdits, nodes map[string]*api.LinuxDevice) error {
-	for _, env := range e.Env {
-		key, value, _ := strings.Cut(env, "=")
-		adjust.AddEnv(key, value)
-	}
-	for _, n := range e.DeviceNodes {
-		d, ok := nodes[n.Path]
-		if !ok {
-			return fmt.Errorf("device node %s is missing on this node (is the driver loaded?)", n.Path)
-		}
-		adjust.AddDevice(d)
-	}
-	for _, m := range e.Mounts {
-		kind := m.Type
-		if kind == "" {
-			kind = "bind"
-		}
-		adjust.AddMount(&api.Mount{Source: m.HostPath, Destination: m.ContainerPath, Type: kind, Options: m.Options})
-	}
-	for _, h := range e.Hooks {
-		if err := addHook(adjust, h); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func addHook(adjust *api.ContainerAdjustment, h *specs.Hook) error {
-	hook := []*api.Hook{{Path: h.Path, Args: h.Args, Env: h.Env, Timeout: api.Int(h.Timeout)}}
-	switch h.HookName {
-	case cdi.PrestartHook:
-		adjust.AddHooks(&api.Hooks{Prestart: hook})
-	case cdi.CreateRuntimeHook:
-		adjust.AddHooks(&api.Hooks{CreateRuntime: hook})
-	case cdi.CreateContainerHook:
-		adjust.AddHooks(&api.Hooks{CreateContainer: hook})
-	case cdi.StartContainerHook:
-		adjust.AddHooks(&api.Hooks{StartContainer: hook})
-	case cdi.PoststartHook:
-		adjust.AddHooks(&api.Hooks{Poststart: hook})
-	case cdi.PoststopHook:
-		adjust.AddHooks(&api.Hooks{Poststop: hook})
-	default:
-		return fmt.Errorf("the CDI spec has a hook of unknown kind %q", h.HookName)
-	}
-	return nil
-}
-
 var versionNumbers = regexp.MustCompile(`^v?(\d+)\.(\d+)(?:\.(\d+))?`)
 
 // injectsCDI reports whether a runtime is known to inject CDI devices that a plugin
-// names. containerd before 1.7.30 and 2.0.x drop them silently. A runtime that is not
-// known here is assumed to do so too.
+// names. containerd before 1.7.30 and 2.0.x, which ended in November 2025, drop them silently. A
+// runtime that is not known here is assumed to do so too.
 func injectsCDI(runtime, version string) bool {
 	m := versionNumbers.FindStringSubmatch(version)
 	if m == nil {

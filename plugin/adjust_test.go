@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
-	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/nvshare/nvshare/cdi"
 )
@@ -28,7 +27,7 @@ func inventory(t testing.TB) *Inventory {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inv := NewInventory(spec, gpus, "")
+	inv := NewInventory(spec, gpus)
 	if !slices.Equal(inv.Devices(), known) {
 		t.Fatalf("devices are %v", inv.Devices())
 	}
@@ -98,7 +97,7 @@ func TestAdjustNamesCDIDevices(t *testing.T) {
 		for _, g := range c.given {
 			ctr.CDIDevices = append(ctr.CDIDevices, &api.CDIDevice{Name: g})
 		}
-		a, err := Adjust(Request{Devices: c.ask}, ctr, inventory(t), false)
+		a, err := Adjust(Request{Devices: c.ask}, ctr)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -127,61 +126,6 @@ func TestAdjustNamesCDIDevices(t *testing.T) {
 	}
 }
 
-func TestAdjustSpellsOutEdits(t *testing.T) {
-	inv := inventory(t)
-	a, err := Adjust(Request{Devices: []string{"0", known[2]}}, &api.Container{Env: []string{"LD_PRELOAD=/u.so"}}, inv, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	set, _ := envOf(a)
-	if len(a.GetCDIDevices()) != 0 || set["LD_PRELOAD"] != cdi.ShimPath+":/u.so" || set["NVIDIA_VISIBLE_DEVICES"] != "void" {
-		t.Errorf("CDI %v, environment %v", a.GetCDIDevices(), set)
-	}
-	var mounts, devices []string
-	for _, m := range a.GetMounts() {
-		mounts = append(mounts, m.Type+" "+m.Source+" "+m.Destination)
-		if !slices.Contains(m.Options, "ro") {
-			t.Errorf("%s is mounted %v", m.Destination, m.Options)
-		}
-	}
-	if want := []string{"bind /l/libcuda.so.1.2 /l/libcuda.so.1", "bind /var/lib/nvshare/lib/current /usr/lib/nvshare", "bind /var/run/nvshare/tenant /var/run/nvshare"}; !slices.Equal(mounts, want) {
-		t.Errorf("mounts %q", mounts)
-	}
-	for _, d := range a.GetLinux().GetDevices() {
-		devices = append(devices, d.Path)
-		if d.Path == "/dev/null" && (d.Type != "c" || d.Major != 1 || d.Minor != 3 || d.GetFileMode().GetValue() != 0o666) {
-			t.Errorf("/dev/null is %v", d)
-		}
-	}
-	if !slices.Equal(devices, []string{"/dev/zero", "/dev/null"}) {
-		t.Errorf("devices %v", devices)
-	}
-	h := a.GetHooks().GetCreateContainer()
-	if len(h) != 1 || h[0].Path != cdi.DefaultPaths.Hook || !slices.Contains(h[0].Args, "update-ldcache") || !slices.Contains(h[0].Args, "--preload") || h[0].GetTimeout().GetValue() != 10 {
-		t.Errorf("hooks %v", h)
-	}
-
-	if _, err := Adjust(Request{Devices: []string{"1"}}, &api.Container{}, inv, true); err == nil || !strings.Contains(err.Error(), "/dev/nvshare-missing") {
-		t.Errorf("missing device node: %v", err)
-	}
-}
-
-func TestEveryKindOfHookIsSpelledOut(t *testing.T) {
-	for kind, list := range map[string]func(*api.Hooks) []*api.Hook{
-		"prestart": (*api.Hooks).GetPrestart, "createRuntime": (*api.Hooks).GetCreateRuntime,
-		"createContainer": (*api.Hooks).GetCreateContainer, "startContainer": (*api.Hooks).GetStartContainer,
-		"poststart": (*api.Hooks).GetPoststart, "poststop": (*api.Hooks).GetPoststop,
-	} {
-		a := &api.ContainerAdjustment{}
-		if err := addHook(a, &specs.Hook{HookName: kind, Path: "/h"}); err != nil || len(list(a.GetHooks())) != 1 {
-			t.Errorf("%s: %v, %v", kind, a, err)
-		}
-	}
-	if err := addHook(&api.ContainerAdjustment{}, &specs.Hook{HookName: "new"}); err == nil {
-		t.Error("an unknown kind was dropped")
-	}
-}
-
 func TestInjectsCDI(t *testing.T) {
 	for runtime, want := range map[string]bool{
 		"containerd 1.6.20~ds1": false, "containerd 1.7.0": false, "containerd v1.7.29": false, "containerd 1.7.24-0ubuntu1": false,
@@ -203,18 +147,16 @@ func TestInjectsCDI(t *testing.T) {
 func TestRunDirectoryIsTheNodes(t *testing.T) {
 	for value, changed := range map[string]bool{"/tmp/mine": true, "": true, "/var/run/nvshare": false} {
 		ctr := &api.Container{Env: []string{"NVSHARE_RUN_DIR=" + value}}
-		for _, explicit := range []bool{false, true} {
-			a, err := Adjust(Request{Devices: []string{"0"}}, ctr, inventory(t), explicit)
-			if err != nil {
-				t.Fatal(err)
-			}
-			set, removed := envOf(a)
-			if changed && (set["NVSHARE_RUN_DIR"] != "/var/run/nvshare" || !slices.Contains(removed, "NVSHARE_RUN_DIR")) {
-				t.Errorf("%q: set %v, removed %v", value, set, removed)
-			}
+		a, err := Adjust(Request{Devices: []string{"0"}}, ctr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		set, removed := envOf(a)
+		if changed && (set["NVSHARE_RUN_DIR"] != "/var/run/nvshare" || !slices.Contains(removed, "NVSHARE_RUN_DIR")) {
+			t.Errorf("%q: set %v, removed %v", value, set, removed)
 		}
 	}
-	if a, err := Adjust(Request{}, &api.Container{Env: []string{"NVSHARE_RUN_DIR=/tmp/mine"}}, inventory(t), false); a != nil || err != nil {
+	if a, err := Adjust(Request{}, &api.Container{Env: []string{"NVSHARE_RUN_DIR=/tmp/mine"}}); a != nil || err != nil {
 		t.Errorf("a container that asks for nothing: %v, %v", a, err)
 	}
 }
@@ -223,11 +165,11 @@ func TestRunDirectoryIsTheNodes(t *testing.T) {
 func TestSchedulerLossIsAKnownWord(t *testing.T) {
 	for value, ok := range map[string]bool{"open": true, "closed": true, "": true, "close": false, "CLOSED": false} {
 		ctr := &api.Container{Env: []string{"NVSHARE_SCHEDULER_LOSS=" + value}}
-		_, err := Adjust(Request{Devices: []string{"0"}}, ctr, inventory(t), false)
+		_, err := Adjust(Request{Devices: []string{"0"}}, ctr)
 		if (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "give open") {
 			t.Errorf("%q: %v", value, err)
 		}
-		if a, err := Adjust(Request{}, ctr, inventory(t), false); a != nil || err != nil {
+		if a, err := Adjust(Request{}, ctr); a != nil || err != nil {
 			t.Errorf("a container that asks for nothing: %v, %v", a, err)
 		}
 	}
@@ -238,7 +180,7 @@ func TestSchedulerLossIsAKnownWord(t *testing.T) {
 func TestDevicesOfTheInternalKindGetTheShim(t *testing.T) {
 	ctr := &api.Container{Env: []string{"LD_PRELOAD=/u.so", "NVSHARE_RUN_DIR=/tmp/mine"}, CDIDevices: []*api.CDIDevice{{Name: "nvshare.com/gpu-nri=0"}}}
 	for _, ask := range [][]string{nil, {"0"}} {
-		a, err := Adjust(Request{Devices: ask}, ctr, inventory(t), false)
+		a, err := Adjust(Request{Devices: ask}, ctr)
 		if err != nil {
 			t.Fatal(err)
 		}

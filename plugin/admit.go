@@ -126,6 +126,24 @@ func (c Container) acceptable(devices []placement.Device, had []string) error {
 // before Run.
 func (cs *Containers) AllowExclusion(may func(namespace string) bool) { cs.mayExclude = may }
 
+// BoundCore has the core requests of one namespace add up to no more than a part of each GPU, in percent:
+// a promise takes time from all namespaces, and no quota counts annotations. Without it there is no
+// bound. It must be called before Run.
+func (cs *Containers) BoundCore(most func(namespace string) uint32) { cs.mostCore = most }
+
+// boundCore keeps from whoever asks what its namespace may not be promised.
+func (cs *Containers) boundCore(d *placement.Device, namespace string) {
+	others := uint32(0)
+	for _, t := range d.Tenants {
+		if t.Hidden {
+			others += t.Core
+		}
+	}
+	if beyond := 100 - min(cs.mostCore(namespace), 100); beyond > others {
+		d.Kept = beyond - others
+	}
+}
+
 // PromiseMemory sets how many percent of each GPU's memory the memory limits of
 // containers may add up to, where the plugin chooses the GPU. More than 100 needs
 // swapping.
@@ -195,7 +213,10 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 		}
 	}
 	cs.keepRoom(devices, except)
-	for _, d := range devices {
+	for i, d := range devices {
+		if except.Terms.CoreRequest != 0 && except.Claims == "" {
+			cs.boundCore(&devices[i], except.Namespace)
+		}
 		// They come from maps, and messages name the first that is in the way.
 		slices.SortFunc(d.Tenants, func(a, b placement.Tenant) int { return cmp.Compare(a.Name, b.Name) })
 	}
@@ -230,7 +251,7 @@ const maxHolders = 8
 
 // keepable returns why a part of a GPU cannot be promised beside the others.
 func keepable(percent uint32, d placement.Device) error {
-	var sum uint32
+	sum := d.Kept
 	others := slices.DeleteFunc(slices.Clone(d.Tenants), func(t placement.Tenant) bool { return t.Core == 0 })
 	for _, t := range others {
 		sum += t.Core
@@ -251,6 +272,9 @@ func keepable(percent uint32, d placement.Device) error {
 	}
 	if hidden.N > 0 {
 		who = append(who, fmt.Sprintf("%d %% to %v", hidden.Core, hidden))
+	}
+	if d.Kept > 0 {
+		who = append(who, fmt.Sprintf("%d %% to other namespaces (--max-core-request of nvshare-plugin)", d.Kept))
 	}
 	return fmt.Errorf("%d %% of %s cannot be promised: %d %% are already, %s; at most %d %% are left",
 		percent, d.Name, sum, strings.Join(who, ", "), 100-min(sum, 100))

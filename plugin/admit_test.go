@@ -102,6 +102,43 @@ func TestPlacementLabels(t *testing.T) {
 	}
 }
 
+// What one namespace may be promised of a GPU has a bound, also where the pod names the GPU, and while it
+// runs. What others have of the GPU counts once.
+func TestBoundOfCoreRequests(t *testing.T) {
+	p := newPlacing(t, 1)
+	p.containers.BoundCore(func(namespace string) uint32 {
+		if namespace == "prod" {
+			return 100
+		}
+		return 50
+	})
+	if got, err := p.create("a", "gpu-core-request=30"); err != nil || got != "0" {
+		t.Fatalf("within the bound: %q, %v", got, err)
+	}
+	for _, asks := range [][]string{{"gpu-core-request=30"}, {"gpu=nvshare.com/gpu=0", "gpu-core-request=30"}} {
+		_, err := p.create("b", asks...)
+		if err == nil || !strings.Contains(err.Error(), "30 %") || !strings.Contains(err.Error(), "20 %") || !strings.Contains(err.Error(), "--max-core-request") {
+			t.Errorf("%v: %v", asks, err)
+		}
+	}
+	if _, err := p.create("c", "gpu=1"); err != nil {
+		t.Errorf("without a request: %v", err)
+	}
+	other, ctr := podOf("other", "id-other", says("gpu-core-request=60"))
+	other.Namespace = "prod"
+	if _, _, err := p.CreateContainer(context.Background(), other, ctr); err != nil {
+		t.Errorf("another namespace, with a bound of its own: %v", err)
+	}
+	if _, err := p.create("d", "gpu-core-request=20"); err == nil || strings.Contains(err.Error(), "--max-core-request") {
+		t.Errorf("90 %% are promised already: %v", err)
+	}
+	p.RemoveContainer(context.Background(), other, ctr)
+	refused := p.SetPod(Pod{UID: "uid-a", Namespace: "ml", Name: "a", Annotations: says("gpu-core-request=70")})
+	if len(refused) != 1 || !strings.Contains(refused[0].Err.Error(), "--max-core-request") {
+		t.Errorf("raised while it runs: %v", refused)
+	}
+}
+
 // What somebody else has chosen (a device plugin, a claim) is not chosen again,
 // and goes into the same book.
 func TestPlacementByOthers(t *testing.T) {
@@ -258,8 +295,9 @@ func TestFailedCreationsLeaveNothing(t *testing.T) {
 		t.Errorf("%d containers are left", n)
 	}
 	// A container that cannot be adjusted after all, either.
-	p.SetInventory(&Inventory{spec: p.inventory.Load().spec, gpus: []cdi.GPU{{UUID: "GPU-gone"}}})
-	p.explicit.Store(true)
+	if _, err := p.Configure(ctx, "", "containerd", "2.0.14"); err != nil {
+		t.Fatal(err)
+	}
 	if got, err := p.create("c", "gpu-core-request=60"); err == nil {
 		t.Errorf("given %q", got)
 	}
@@ -575,7 +613,7 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPlacing(t, 1)
-	p.SetInventory(NewInventory(spec, gpus, ""))
+	p.SetInventory(NewInventory(spec, gpus))
 	kernels := "MIG-" + gpuID(1)
 	for _, c := range []struct{ name, asks, memory, want, says string }{
 		{"a", "gpu-core-request=60", "gpu-memory-limit=1Gi", kernels + ":7:0", ""}, // of unknown size, as if it had none to spare
@@ -609,7 +647,7 @@ func TestMIGDevicesThatTheSchedulerDoesNotKnow(t *testing.T) {
 	}
 	unknown := "MIG-" + gpuID(0) + ":7:0"
 	p := newPlacing(t, 1)
-	p.SetInventory(NewInventory(spec, gpus, ""))
+	p.SetInventory(NewInventory(spec, gpus))
 	p.containers.learn(State{GPUs: map[string]GPUState{gpuID(0): {}}})
 	for _, asks := range []string{"gpu=1", "gpu=nvshare.com/gpu=0:0", "gpu=nvshare.com/gpu=all"} {
 		if _, err := p.create("a", asks); err == nil || !strings.Contains(err.Error(), unknownMIG) || strings.Contains(err.Error(), "undrain") {
@@ -634,7 +672,7 @@ func TestMIGDevicesOfClosedGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPlacing(t, 1)
-	p.SetInventory(NewInventory(spec, gpus, ""))
+	p.SetInventory(NewInventory(spec, gpus))
 	p.containers.learn(State{GPUs: map[string]GPUState{gpuID(0): {Fault: "Xid 79: gone"}, gpuID(1): {Drained: true}, "MIG-a": {}}})
 	for _, asks := range []string{"gpu=1", "gpu=nvshare.com/gpu=MIG-a", "gpu=nvshare.com/gpu=1:0"} {
 		if got, err := p.create("a", asks); err == nil || !strings.Contains(err.Error(), map[bool]string{true: "it is drained", false: "Xid 79: gone"}[strings.HasSuffix(asks, "1:0")]) {

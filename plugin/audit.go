@@ -24,7 +24,8 @@ const (
 	// AuditReport logs them and passes them to the function of SetAudit.
 	AuditReport Audit = iota
 	// AuditStop also ends their processes. The manager of the pod starts them again,
-	// this time through the plugin. It needs the host's PID namespace.
+	// this time through the plugin. It needs the host's PID namespace. After a reboot the
+	// kubelet starts pods in any order: those before this plugin's would run without GPUs for good.
 	AuditStop
 )
 

@@ -166,7 +166,7 @@ func TestClaimsGiveTerms(t *testing.T) {
 // What the claim's CDI spec has mounted already, the plugin does not mount again, and it names
 // the shim once.
 func TestPluginComposesWithTheSpecOfAClaim(t *testing.T) {
-	for _, version := range []string{"2.0.14", "v2.4.2"} { // edits are spelled out; devices are named
+	for _, version := range []string{"2.0.14", "v2.4.2"} { // the first drops what plugins name, and not what the kubelet does
 		s := newClaimSite(t)
 		if _, err := s.Configure(context.Background(), "", "containerd", version); err != nil {
 			t.Fatal(err)

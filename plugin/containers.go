@@ -75,8 +75,9 @@ type Containers struct {
 	awaited    time.Time            // until when none is chosen without it; zero: see awaits
 	percent    uint64               // of each GPU's memory that may be promised
 	live       livePods
-	claims     Claims                      // nil: pods ask by annotations
-	mayExclude func(namespace string) bool // see AllowExclusion
+	claims     Claims                        // nil: pods ask by annotations
+	mayExclude func(namespace string) bool   // see AllowExclusion
+	mostCore   func(namespace string) uint32 // see BoundCore
 
 	move  Mover                  // nil: nobody is moved
 	now   func() time.Time       // the clock of awaited, and of those below
@@ -91,6 +92,7 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 		log: log, ping: pingInterval, within: callLimit, wake: make(chan struct{}, 1), onGPUs: func() {},
 		want: map[string]Container{}, ended: map[string]Container{}, percent: 100,
 		mayExclude: func(string) bool { return true },
+		mostCore:   func(string) uint32 { return 100 },
 		now:        time.Now, stuck: map[string]failure{}, moved: map[string][]time.Time{}, registered: make(chan struct{}),
 	}
 	cs.Health.OnChange(cs.poke)

@@ -30,8 +30,8 @@
 //	nvshare.com/gpu-anti-affinity: web  no GPU of a container with the same label
 //	nvshare.com/gpu-exclusion: prod     a GPU of containers with the same label only
 //
-// They hold for named GPUs too. Exclusion may be bounded by namespace (AllowExclusion). A container without an exclusion label gets no GPU of
-// containers with one. A container whose request cannot be met is refused at its
+// They hold for named GPUs too. Exclusion and core requests may be bounded by namespace (AllowExclusion,
+// BoundCore). A container without an exclusion label gets no GPU of containers with one. A container whose request cannot be met is refused at its
 // creation. The error says what is left of each GPU and which containers of the namespace have
 // the rest; others are counted, and named in the log only. The kubelet tries again.
 //
@@ -90,10 +90,10 @@
 //     runtime that does not ask the plugin about pods is a problem of its Health.
 //   - A container that asked and runs without nvshare is reported, because it was
 //     created while no plugin was registered or because its image has musl libc. The
-//     former are stopped if the administrator wants that (Audit).
-//   - Containers get the same from every runtime. containerd before 1.7.30 and 2.0.x
-//     silently drop CDI devices that plugins name: they get each edit spelled out. The
-//     runtime says in Configure which it is.
+//     former are ended, unless the administrator wants them reported only (Audit).
+//   - A runtime that drops CDI devices that plugins name, as containerd before 1.7.30 and 2.0.x
+//     do silently, is a problem of Health, and containers that ask are refused. The runtime says
+//     in Configure which it is.
 //
 // # Claims
 //

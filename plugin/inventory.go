@@ -5,12 +5,9 @@ package plugin
 import (
 	"cmp"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 
-	"github.com/containerd/nri/pkg/api"
-	"golang.org/x/sys/unix"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/nvshare/nvshare/cdi"
@@ -20,9 +17,8 @@ import (
 // Inventory is what this node can give to containers. It never changes. The zero
 // value has no device.
 type Inventory struct {
-	spec  *specs.Spec                 // of cdi.KindNRI
-	nodes map[string]*api.LinuxDevice // by path in the container
-	gpus  []cdi.GPU
+	spec *specs.Spec // of cdi.KindNRI
+	gpus []cdi.GPU
 
 	problem error // why it has no devices although there may be GPUs
 }
@@ -32,27 +28,10 @@ type Inventory struct {
 // reason.
 func Unavailable(why error) *Inventory { return &Inventory{problem: why} }
 
-// NewInventory returns the inventory of a node with these GPUs. It looks up the
-// numbers of the spec's device nodes, which explicit edits need. spec is the spec of
-// cdi.KindNRI for gpus, nil without GPUs; hostRoot is as cdi.Options.HostRoot. A
-// missing device node is an error when a container asks for it.
-func NewInventory(spec *specs.Spec, gpus []cdi.GPU, hostRoot string) *Inventory {
-	inv := &Inventory{spec: spec, nodes: map[string]*api.LinuxDevice{}, gpus: gpus}
-	if spec == nil {
-		return inv
-	}
-	add := func(e specs.ContainerEdits) {
-		for _, n := range e.DeviceNodes {
-			if d, err := linuxDevice(n, hostRoot); err == nil {
-				inv.nodes[n.Path] = d
-			}
-		}
-	}
-	add(spec.ContainerEdits)
-	for _, d := range spec.Devices {
-		add(d.ContainerEdits)
-	}
-	return inv
+// NewInventory returns the inventory of a node with these GPUs. spec is the spec of
+// cdi.KindNRI for gpus, nil without GPUs.
+func NewInventory(spec *specs.Spec, gpus []cdi.GPU) *Inventory {
+	return &Inventory{spec: spec, gpus: gpus}
 }
 
 // Devices returns the names of the devices that hold GPUs, without the kind.
@@ -125,38 +104,6 @@ func (inv *Inventory) identify(names []string) []string {
 		}
 	}
 	return uuids
-}
-
-// linuxDevice returns a device node in NRI's form. It reads from the host what the
-// spec leaves open, as runtimes do that resolve CDI devices.
-func linuxDevice(n *specs.DeviceNode, hostRoot string) (*api.LinuxDevice, error) {
-	d := &api.LinuxDevice{Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor, FileMode: api.FileMode(n.FileMode), Uid: api.UInt32(n.UID), Gid: api.UInt32(n.GID)}
-	if d.Type != "" && d.Major != 0 {
-		return d, nil
-	}
-	hostPath := n.HostPath
-	if hostPath == "" {
-		hostPath = n.Path
-	}
-	seen := cdi.OnHost(hostRoot, hostPath)
-	var st unix.Stat_t
-	if err := unix.Stat(seen, &st); err != nil {
-		return nil, &os.PathError{Op: "stat", Path: seen, Err: err}
-	}
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFCHR:
-		d.Type = "c"
-	case unix.S_IFBLK:
-		d.Type = "b"
-	default:
-		return nil, fmt.Errorf("%s is not a device node", seen)
-	}
-	d.Major, d.Minor = int64(unix.Major(uint64(st.Rdev))), int64(unix.Minor(uint64(st.Rdev)))
-	if n.FileMode == nil {
-		mode := os.FileMode(st.Mode &^ unix.S_IFMT)
-		d.FileMode = api.FileMode(&mode)
-	}
-	return d, nil
 }
 
 // Problem returns why there are no devices although there may be GPUs; nil: none.

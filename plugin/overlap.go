@@ -33,24 +33,14 @@ func cannotOverlap(ctr *api.Container, c Container, count int) error {
 }
 
 // overlap adds what a container in an overlap group needs.
-func overlap(adjust *api.ContainerAdjustment, ctr *api.Container, t sched.Terms, inv *Inventory, explicit bool) (*api.ContainerAdjustment, error) {
+func overlap(adjust *api.ContainerAdjustment, ctr *api.Container, t sched.Terms) *api.ContainerAdjustment {
 	if t.Overlap == "" {
-		return adjust, nil
+		return adjust
 	}
 	if adjust == nil {
 		adjust = &api.ContainerAdjustment{}
 	}
-	if explicit {
-		device, _, err := inv.Edits(cdi.OverlapDevice)
-		if err != nil {
-			return nil, err
-		}
-		if err := spellOut(adjust, device, inv.nodes); err != nil {
-			return nil, err
-		}
-	} else {
-		adjust.AddCDIDevice(&api.CDIDevice{Name: cdi.KindNRI + "=" + cdi.OverlapDevice})
-	}
+	adjust.AddCDIDevice(&api.CDIDevice{Name: cdi.KindNRI + "=" + cdi.OverlapDevice})
 	adjust.AddAnnotation(OverlapAnnotation, t.Overlap)
 	env := sched.OverlapEnvironment(mpsDir(ctr), t)
 	for _, key := range slices.Sorted(maps.Keys(env)) {
@@ -59,7 +49,7 @@ func overlap(adjust *api.ContainerAdjustment, ctr *api.Container, t sched.Terms,
 		}
 		adjust.AddEnv(key, env[key])
 	}
-	return adjust, nil
+	return adjust
 }
 
 // mpsDir is where the container gets the sockets of its group's MPS daemon: where its

@@ -32,7 +32,7 @@ func simulated(t testing.TB, n int) *Inventory {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return NewInventory(spec, gpus, "")
+	return NewInventory(spec, gpus)
 }
 
 // placing is a plugin on such a node, and what it was asked for.

@@ -28,10 +28,11 @@ type Plugin struct {
 	log        logrus.FieldLogger
 	containers *Containers
 	inventory  atomic.Pointer[Inventory]
-	explicit   atomic.Bool // see Adjust
-	shimDirs   []string    // of the host, one of which containers have mounted
+	drops      atomic.Pointer[error] // why this runtime gives no GPUs; nil: it does
+	shimDirs   []string              // of the host, one of which containers have mounted
 	audit      Audit
 	report     func(Unmanaged)
+	ownPod     string // <namespace>/<name>; "": it runs in none
 	// seesProcesses is inHostPIDNamespace, except in tests.
 	seesProcesses func() bool
 	syncLimit     time.Duration // of a runtime for the list of its containers, until it is a problem
@@ -66,16 +67,30 @@ func (p *Plugin) SetLibDir(dir string) {
 }
 
 // SetInventory changes what containers can be given from now on.
-func (p *Plugin) SetInventory(inv *Inventory) { p.inventory.Store(inv) }
+func (p *Plugin) SetInventory(inv *Inventory) {
+	p.inventory.Store(inv)
+	p.judgeRuntime(inv)
+}
+
+// judgeRuntime says that the runtime drops the GPUs of this node, if it has any and pods ask the plugin for them.
+func (p *Plugin) judgeRuntime(inv *Inventory) {
+	if drops := p.drops.Load(); drops != nil && len(inv.gpus) > 0 && p.containers.claims == nil {
+		p.containers.Health.Problem("devices", *drops)
+	} else {
+		p.containers.Health.Problem("devices", nil)
+	}
+}
 
 // Configure learns which runtime this is.
 func (p *Plugin) Configure(_ context.Context, _, runtime, version string) (api.EventMask, error) {
-	p.explicit.Store(!injectsCDI(runtime, version))
-	how := "naming CDI devices"
-	if p.explicit.Load() {
-		how = "spelling out each edit, because this runtime is not known to act on CDI devices of plugins"
+	p.log.Infof("connected to %s %s", runtime, version)
+	p.drops.Store(nil)
+	if !injectsCDI(runtime, version) {
+		drops := fmt.Errorf("%s %s is not known to give containers the devices that plugins name: nvshare needs containerd 2.1 or 1.7.30, or CRI-O 1.34, or later", runtime, version)
+		p.log.Error(drops)
+		p.drops.Store(&drops)
 	}
-	p.log.Infof("connected to %s %s, %s", runtime, version, how)
+	p.judgeRuntime(p.inventory.Load())
 	return 0, nil // subscribe to all events that have a handler
 }
 
@@ -144,11 +159,14 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		if c.Reach != "" {
 			req.Devices, req.Sees = strings.Split(c.Reach, ","), c.GPUs
 		}
-		if adjust, err = Adjust(req, ctr, inv, p.explicit.Load()); err == nil && adjust != nil {
+		if adjust, err = Adjust(req, ctr); err == nil && adjust != nil {
 			record(adjust, c)
 		}
 		if err == nil && uses {
-			adjust, err = overlap(adjust, ctr, c.Terms, inv, p.explicit.Load())
+			adjust = overlap(adjust, ctr, c.Terms)
+		}
+		if drops := p.drops.Load(); err == nil && drops != nil && len(adjust.GetCDIDevices()) > 0 {
+			err = *drops
 		}
 		if err != nil {
 			p.containers.Remove(c.ID)

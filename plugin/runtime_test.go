@@ -252,17 +252,42 @@ func TestRuntimeGetsAdjustments(t *testing.T) {
 	}
 }
 
-func TestOldRuntimeGetsExplicitEdits(t *testing.T) {
+// containerd 2.0 drops the devices that plugins name, without a word: pods that ask are refused, and the
+// plugin is not ready.
+func TestRuntimeThatDropsDevicesIsRefused(t *testing.T) {
 	r := newRuntime(t, "2.0.14")
 	r.start()
 	defer r.stop()
-	run(t, r, NewContainers(quiet()))
+	cs := NewContainers(quiet())
+	run(t, r, cs)
 	await(t, r.synced, "the registration")
-	a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main", "LD_PRELOAD=/user.so"))
-	env, _ := envOf(a)
-	if err != nil || len(a.GetCDIDevices()) != 0 || len(a.GetMounts()) != 3 || len(a.GetLinux().GetDevices()) != 2 ||
-		len(a.GetHooks().GetCreateContainer()) != 1 || env["LD_PRELOAD"] != cdi.ShimPath+":/user.so" {
+	if a, err := r.create(pod(map[string]string{Annotation: "nvshare.com/gpu=0"}), ctr("main")); err == nil || !strings.Contains(err.Error(), "containerd 2.0.14 is not known to give") {
 		t.Errorf("got %v, %v", a, err)
+	}
+	if why := strings.Join(cs.Health.Problems(), ";"); !strings.Contains(why, "needs containerd 2.1") {
+		t.Errorf("the problems are %q", why)
+	}
+	if a, err := r.create(pod(nil), ctr("main")); err != nil || len(a.GetEnv()) != 0 {
+		t.Errorf("a container that does not ask: %v, %v", a, err)
+	}
+}
+
+// The kubelet may use another runtime than the one that has NRI, as with cri-dockerd: it does not know the
+// plugin's own pod, and asks about none.
+func TestRuntimeOfAnotherIsSaid(t *testing.T) {
+	for name, known := range map[string]bool{"nvshare-x": true, "other": false} {
+		r := newRuntime(t, "v2.4.2")
+		r.pods = []*api.PodSandbox{{Id: "1", Namespace: "nvshare-system", Name: name}}
+		r.start()
+		cs := NewContainers(quiet())
+		p := New(quiet(), cs)
+		p.SetOwnPod("nvshare-system", "nvshare-x")
+		runPlugin(t, r, p)
+		await(t, r.synced, "the registration")
+		if why := strings.Join(cs.Health.Problems(), ";"); (why == "") != known || !known && !strings.Contains(why, "cri-dockerd") {
+			t.Errorf("pod %s: the problems are %q", name, why)
+		}
+		r.stop()
 	}
 }
 

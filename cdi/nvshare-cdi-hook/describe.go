@@ -23,6 +23,8 @@ const (
 	ourAnnotations = "nvshare.com/"
 	// maxShown is how many bytes of an annotation a message has.
 	maxShown = 256
+	// maxTold is how many bytes of a refusal the scheduler is told.
+	maxTold = 512
 	// maxUnknown is how many annotations without effect are named.
 	maxUnknown = 8
 
@@ -62,7 +64,9 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 		return nil
 	}
 	terms, warnings, err := termsOf(s.Annotations)
-	if err != nil {
+	if err != nil { // an engine may keep for itself what a hook says, as crun does
+		_ = tell(runDir, &api.DescribeContainerRequest{Pid: s.PID, Warnings: []string{fmt.Sprintf("%.*s", maxTold, "refused: "+err.Error())},
+			Container: &api.Container{Id: s.ID, Name: container, Engine: name}})
 		return err
 	}
 	for _, w := range warnings {

@@ -49,7 +49,7 @@ func listen(t *testing.T, refuse error) (runDir string, l *listener) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l = &listener{told: make(chan *api.DescribeContainerRequest, 8), joins: make(chan *api.JoinOverlapRequest, 8), refuse: refuse}
+	l = &listener{told: make(chan *api.DescribeContainerRequest, 64), joins: make(chan *api.JoinOverlapRequest, 8), refuse: refuse}
 	api.RegisterControlService(server, l)
 	go func() { _ = server.Serve(context.Background(), socket) }()
 	t.Cleanup(func() { server.Close() })
@@ -150,6 +150,19 @@ func TestDescribeRefuses(t *testing.T) {
 				t.Errorf("%s: %q names an annotation that nobody gave", name, stderr)
 			}
 		}
+	}
+}
+
+// What the hook refuses by itself the scheduler is told too: crun does not show what a hook says.
+func TestRefusalIsTold(t *testing.T) {
+	runDir, l := listen(t, nil)
+	bundle, _ := container(t)
+	if code, _ := described(t, runDir, bundle, map[string]string{"nvshare.com/gpu-memory-limit": strings.Repeat("l", 1000)}); code != 1 {
+		t.Fatalf("status %d", code)
+	}
+	r := <-l.told
+	if len(r.Warnings) != 1 || !strings.HasPrefix(r.Warnings[0], `refused: annotation nvshare.com/gpu-memory-limit="lll`) || len(r.Warnings[0]) > maxTold || r.Container.Terms() != (api.Terms{}) {
+		t.Errorf("told %v", r)
 	}
 }
 

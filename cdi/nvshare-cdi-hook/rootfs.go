@@ -82,7 +82,7 @@ func preload(rootfs, library string) error {
 		own, err := read(root, preloadFile, maxPreload+1)
 		switch {
 		case errors.Is(err, unix.EXDEV):
-			return nil // a mount: that of a claim, or the pod's
+			return nil // a mount: the pod's, or that of a claim prepared by an earlier nvshare
 		case err != nil:
 			return err
 		case len(own) > maxPreload:

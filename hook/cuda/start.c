@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -163,6 +165,39 @@ static void follow_place(void)
 	errno = saved;
 }
 
+/*
+ * A program that podman exec, sshd or env -i has started in a container has the shim by
+ * /etc/ld.so.preload, and nothing of the container's environment: it would begin on the first GPU that
+ * it can open. What it lacks is added. Other threads may read the environment now: the list of
+ * variables is replaced as a whole, and the old one stays.
+ */
+static void find_place(void)
+{
+	static const uint8_t none[NVS_UUID_SIZE];
+	static char mark[] = MARK_ENV "=" MARK, sees[sizeof(GPU_ENV "=") + NVS_UUID_TEXT] = GPU_ENV "=";
+	uint8_t place[NVS_UUID_SIZE];
+	size_t count = 0;
+	char **all;
+	int saved = errno;
+
+	if (!getauxval(AT_SECURE) && !secure_getenv("LD_PRELOAD") && !secure_getenv(MARK_ENV) &&
+	    !secure_getenv(GPU_ENV) && nvs_query_place(none, place)) {
+		nvs_uuid_format(sees + strlen(GPU_ENV "="), place);
+		while (environ && environ[count])
+			count++;
+		all = mmap(NULL, (count + 3) * sizeof(*all), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (all != MAP_FAILED) {
+			if (count)
+				memcpy(all, environ, count * sizeof(*all));
+			all[count] = mark;
+			all[count + 1] = sees;
+			environ = all;
+			nvs_debugf("the container is on %s", sees);
+		}
+	}
+	errno = saved;
+}
+
 static void start_once(void)
 {
 	if (atomic_load(&ready))
@@ -181,8 +216,10 @@ WRAPPER(cuInit, (uint flags))
 {
 	int result, saved;
 
-	if (!atomic_load(&started))
+	if (!atomic_load(&started)) {
+		find_place();
 		follow_place();
+	}
 	result = CALL(cuInit, flags);
 	saved = errno;
 	if (result == CUDA_SUCCESS)

@@ -27,8 +27,8 @@ static void *init_main(void *arg)
 	return NULL;
 }
 
-/* The scheduler says that the container is there, and hears of the process as usual. */
-static void answers(const uint8_t *place)
+/* The scheduler says where the container is that asks about a GPU, and hears of the process as usual. */
+static void answers_of(const uint8_t *asked, const uint8_t *place)
 {
 	struct nvs_frame f, said = { .version = NVS_WIRE_VERSION, .type = NVS_ATTACHED };
 	pthread_t thread;
@@ -37,11 +37,16 @@ static void answers(const uint8_t *place)
 	fake_accept(&fake);
 	f = fake_expect(&fake, NVS_ATTACH);
 	CHECK(f.code == (NVS_ATTACH_OBSERVE | NVS_ATTACH_PLACE));
-	CHECK(memcmp(f.u.attach.uuid, first, sizeof(first)) == 0);
+	CHECK(memcmp(f.u.attach.uuid, asked, NVS_UUID_SIZE) == 0);
 	memcpy(said.u.attached.uuid, place, NVS_UUID_SIZE);
 	CHECK(fake_send_fds(&fake, said, 0));
 	fake_accept(&fake);
 	CHECK(pthread_join(thread, NULL) == 0);
+}
+
+static void answers(const uint8_t *place)
+{
+	answers_of(first, place);
 }
 
 static void container(const char *sees)
@@ -110,6 +115,31 @@ static void another_choice(void)
 	}
 }
 
+/* podman exec, ssh and env -i start programs without the container's environment. */
+static void without_environment(const uint8_t *place)
+{
+	static const uint8_t none[NVS_UUID_SIZE];
+
+	container(FIRST);
+	CHECK(unsetenv("NVSHARE_GPU") == 0 && unsetenv(GPU) == 0 && unsetenv("LD_PRELOAD") == 0);
+	answers_of(none, place);
+}
+
+static void started_without_environment(void)
+{
+	without_environment(second);
+	CHECK(strcmp(getenv(GPU), SECOND) == 0 && strcmp(getenv("NVSHARE_GPU"), "any") == 0);
+	CHECK(setenv("OTHER", "1", 1) == 0 && strcmp(getenv(GPU), SECOND) == 0 && getenv("PATH"));
+}
+
+static void without_environment_and_does_not_move(void)
+{
+	static const uint8_t unknown[NVS_UUID_SIZE];
+
+	without_environment(unknown);
+	CHECK(!getenv(GPU) && !getenv("NVSHARE_GPU"));
+}
+
 static void no_scheduler(void)
 {
 	container(FIRST);
@@ -125,6 +155,8 @@ static const struct life_case cases[] = {
 	CASE(scheduler_does_not_know),
 	CASE(constant_environment),
 	CASE(another_choice),
+	CASE(started_without_environment),
+	CASE(without_environment_and_does_not_move),
 	CASE(no_scheduler),
 };
 

@@ -5,7 +5,7 @@
 set -eu
 here=$(dirname "$0")
 hook=$here/..
-both="__cxa_atexit __errno_location clock_gettime close connect dl_iterate_phdr fcntl getauxval getpid lseek memcmp memcpy memmem memmove memset mmap mremap munmap ppoll prctl
+both="__cxa_atexit __errno_location clock_gettime close connect dl_iterate_phdr __environ environ fcntl getauxval getpid lseek memcmp memcpy memmem memmove memset mmap mremap munmap ppoll prctl
 pthread_mutex_lock pthread_mutex_unlock pthread_setcancelstate sched_yield secure_getenv shutdown
 snprintf socket strcmp strcspn strerror strlen strncmp strrchr strspn strstr syscall vsnprintf write"
 both=$(echo $both)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -25,7 +24,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
-	"k8s.io/utils/ptr"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/nvshare/nvshare/cdi"
@@ -40,30 +38,14 @@ const (
 	// or whether the API server is back to say so. It is also the time until the driver
 	// publishes again after a failure.
 	ownerInterval = 15 * time.Second
-	// repairDelay is the time from a change of the node's slices by somebody else to the
-	// driver's repair. A kubelet that starts removes all slices, and until the repair no pod
-	// gets a GPU of this node. The library's default is 30 s.
-	repairDelay = time.Second
-	// ownWritesLimit bounds how long the API server may take to show the driver its own
-	// writes. So long, the driver does not see that somebody else removed a slice. The
-	// library's default is a minute.
-	ownWritesLimit = 5 * time.Second
 	// requestLimit bounds one request of a sweep to the API server.
 	requestLimit = 10 * time.Second
 	// knownLimit bounds how long a request of the kubelet waits for the first look at the
 	// GPUs, and then for the plugin's registration with the runtime: the kubelet tries again
 	// only after a minute.
 	knownLimit = 20 * time.Second
-	// heardLimit bounds how long the first slices wait for the scheduler's word on the GPUs. It
-	// starts with the driver, and takes seconds with NVML.
-	heardLimit = 20 * time.Second
-	// usableLooks is how many looks in a row have to find that the cluster takes the devices as they
-	// are, where it did not before: of several API servers one may be older.
-	usableLooks = 4
 	// dialLimit bounds the look whether somebody listens on a socket.
 	dialLimit = time.Second
-	// maxDevices is how many devices fit into one slice.
-	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 )
 
 // Config says where a driver works.
@@ -219,16 +201,6 @@ func (d *Driver) Run(ctx context.Context) error {
 	}
 }
 
-// startWriter starts the part that keeps the node's slices as they are to be. It reports
-// failures to HandleError. The helper could start it, but with the defaults only.
-func (d *Driver) startWriter(ctx context.Context, r *resourceslice.DriverResources) (*resourceslice.Controller, error) {
-	return resourceslice.StartController(ctx, resourceslice.Options{
-		DriverName: DriverName, KubeClient: d.Client, Resources: r, ErrorHandler: d.HandleError,
-		Owner:     &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: d.NodeName},
-		SyncDelay: ptr.To(repairDelay), MutationCacheTTL: ptr.To(ownWritesLimit),
-	})
-}
-
 // removeStaleSockets removes the sockets of drivers that ended without doing that: the
 // kubelet would try to reach them again and again.
 func (d *Driver) removeStaleSockets() {
@@ -245,35 +217,6 @@ func (d *Driver) removeStaleSockets() {
 			if errors.Is(err, unix.ECONNREFUSED) {
 				d.Log.Infof("remove %s, of a driver that has ended (%v)", socket, os.Remove(socket))
 			}
-		}
-	}
-}
-
-// SetInventory says what the node has from now on. An inventory that is not available
-// changes nothing: claims stay, and what was published.
-func (d *Driver) SetInventory(inv *plugin.Inventory) {
-	if inv.Problem() != nil {
-		return
-	}
-	d.mu.Lock()
-	if d.inventory == nil {
-		close(d.known)
-	}
-	d.inventory = inv
-	d.mu.Unlock()
-	if d.leading() {
-		d.store.refresh(d.edits)
-	}
-	d.Refresh()
-}
-
-// Refresh says that the scheduler knows something else of the GPUs, which the driver tells
-// Kubernetes in its own time. Slices are written only if they change.
-func (d *Driver) Refresh() {
-	for _, c := range []chan struct{}{d.stale, d.changed} {
-		select {
-		case c <- struct{}{}:
-		default: // a token is there already
 		}
 	}
 }
@@ -318,132 +261,6 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 		return ownerInterval
 	}
 	return sweepInterval
-}
-
-// lacking returns why the cluster cannot use what is published, or does not have it; nil: it can.
-func (d *Driver) lacking() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return errors.Join(d.unusable, d.failed)
-}
-
-// unwritten returns why the API server does not have what is published; nil: no write has failed, or
-// it has that now.
-func (d *Driver) unwritten(ctx context.Context) error {
-	d.mu.Lock()
-	failed, want := d.failed, d.published
-	d.mu.Unlock()
-	if failed == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
-	defer cancel()
-	if got, err := d.devicesBy(ctx, DriverName); err != nil || !shows(got, want) {
-		return fmt.Errorf("the GPUs of this node, or changes of them, cannot be published: %w", failed)
-	}
-	d.mu.Lock()
-	d.failed = nil
-	d.mu.Unlock()
-	return nil
-}
-
-// shows tells whether these are the devices, where got is as the API server has it.
-func shows(got, want []resourceapi.Device) bool {
-	for i := range got {
-		for k := range got[i].Taints {
-			got[i].Taints[k].TimeAdded = nil // which the API server says
-		}
-	}
-	byName := func(a, b resourceapi.Device) int { return strings.Compare(a.Name, b.Name) }
-	return slices.EqualFunc(slices.SortedFunc(slices.Values(got), byName), slices.SortedFunc(slices.Values(want), byName), equal)
-}
-
-// usableAgain tells whether the cluster has got what it lacked: the API server is asked what it would
-// make of the devices, without making it.
-func (d *Driver) usableAgain(ctx context.Context) bool {
-	d.mu.Lock()
-	inv, lacks := d.inventory, d.unusable != nil
-	d.mu.Unlock()
-	if !lacks || inv == nil {
-		return false
-	}
-	devices := Devices(inv.GPUs(), inv.Offers, d.Options)
-	devices = devices[:min(len(devices), maxDevices)]
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
-	defer cancel()
-	taken, err := d.Client.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "nvshare-"},
-		Spec: resourceapi.ResourceSliceSpec{
-			Driver: DriverName, NodeName: &d.NodeName, Devices: devices,
-			Pool: resourceapi.ResourcePool{Name: d.NodeName, ResourceSliceCount: 1},
-		},
-	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	if err != nil {
-		d.Log.Debugf("see whether this cluster can use the GPUs now: %v", err)
-		d.usable = 0
-		return false
-	}
-	if d.usable++; !shows(taken.Spec.Devices, devices) {
-		d.usable = 0
-	}
-	if d.usable < usableLooks {
-		return false
-	}
-	d.usable = 0
-	d.Log.Info("this cluster can use the GPUs now: publishing them")
-	return true
-}
-
-// publish has the slices written, if they change. Only Run calls it.
-func (d *Driver) publish() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.write == nil || d.inventory == nil || !d.looked {
-		return nil
-	}
-	var devices []resourceapi.Device
-	if d.owner && d.unusable == nil {
-		if d.published == nil && !d.heard() {
-			return nil
-		}
-		devices = Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
-	}
-	if d.published != nil && slices.EqualFunc(devices, d.published, equal) {
-		return nil
-	}
-	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}} // an empty pool shows that the driver runs
-	for i, chunk := range slices.Collect(slices.Chunk(devices, maxDevices)) {
-		if i > 0 {
-			pool.Slices = append(pool.Slices, resourceslice.Slice{})
-		}
-		pool.Slices[i].Devices = chunk
-	}
-	if err := d.write(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.NodeName: pool}}); err != nil {
-		return fmt.Errorf("publish the GPUs to Kubernetes: %w", err)
-	}
-	d.published = append([]resourceapi.Device{}, devices...)
-	d.Log.Infof("publishing %d devices in pool %s of driver %s", len(devices), d.NodeName, DriverName)
-	return nil
-}
-
-// heard tells whether the scheduler has said what it knows of the GPUs, or is not waited for
-// any more. Slices without its word lack taints, and the memory that it alone knows: a pod
-// that is allocated meanwhile gets a GPU that does no work, or has no memory limit as long as
-// it runs. What an earlier driver has published stays. The lock is held.
-func (d *Driver) heard() bool {
-	if d.Options.Scheduler == nil || d.waited {
-		return true
-	}
-	devices := devicesOf(d.inventory.GPUs(), d.inventory.Offers, d.Options)
-	return len(devices) == 0 || slices.ContainsFunc(devices, func(dev device) bool { return dev.state.Sharing != "" })
-}
-
-// waitNoMore has slices published without the scheduler.
-func (d *Driver) waitNoMore() {
-	d.mu.Lock()
-	d.waited = true
-	d.mu.Unlock()
-	d.Refresh()
 }
 
 // devices returns what can be given now.
@@ -583,25 +400,4 @@ func (d *Driver) allocatedHere(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
 		return r.Driver == DriverName && r.Pool == d.NodeName
 	})
-}
-
-// HandleError says what failed in the background, and is tried again. Where the API
-// server does not know that a device may have several claims, nothing is published until
-// it does: whole GPUs would be given away as shares.
-func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
-	if dropped := (*resourceslice.DroppedFieldsError)(nil); errors.As(err, &dropped) {
-		err = fmt.Errorf("this cluster lacks %v, so GPUs are not published: it needs Kubernetes 1.36, or these feature gates", dropped.DisabledFeatures())
-		d.mu.Lock()
-		d.unusable = err
-		d.mu.Unlock()
-		d.Problem(err)
-	} else {
-		d.mu.Lock()
-		d.failed = err
-		d.mu.Unlock()
-	}
-	d.Refresh() // a look soon sees whether it was written since
-	if ctx.Err() == nil {
-		d.Log.Errorf("Kubernetes API: %s: %v", msg, err)
-	}
 }

@@ -54,7 +54,7 @@ func inventory(t testing.TB, gpus []cdi.GPU) *plugin.Inventory {
 	driver := &cdi.Driver{Libraries: []cdi.Library{{File: "/l/libcuda.so.1.2", Paths: []string{"/l/libcuda.so.1"}, Soname: "/l/libcuda.so.1"}}, DeviceNodes: []string{"/dev/nvidiactl"}}
 	spec, err := cdi.Build(cdi.KindNRI, gpus, cdi.DriverBase(driver, gpus, cdi.DefaultPaths.Hook), cdi.DefaultPaths)
 	check(t, err)
-	return plugin.NewInventory(spec, gpus, "")
+	return plugin.NewInventory(spec, gpus)
 }
 
 func check(t testing.TB, err error) {

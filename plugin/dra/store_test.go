@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	nvcdi "github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
@@ -96,8 +97,9 @@ func TestPrepare(t *testing.T) {
 	for _, m := range spec.ContainerEdits.Mounts {
 		sources[m.ContainerPath] = append(sources[m.ContainerPath], m.HostPath)
 	}
-	if got := sources["/etc/ld.so.preload"]; len(got) != 1 || got[0] != nvcdi.DefaultPaths.ShimDir+"/"+nvcdi.PreloadFile {
-		t.Errorf("mounted at /etc/ld.so.preload: %q, of %q", got, sources)
+	// The image's own file stays, behind the shim: the hook writes it.
+	if got := sources["/etc/ld.so.preload"]; len(got) != 0 || !slices.ContainsFunc(spec.ContainerEdits.Hooks, func(h *specs.Hook) bool { return slices.Contains(h.Args, "--preload") }) {
+		t.Errorf("mounted at /etc/ld.so.preload: %q; the hooks are %v", got, spec.ContainerEdits.Hooks)
 	}
 	if !slices.Contains(spec.ContainerEdits.Env, nvcdi.RunDirEnv+"="+nvcdi.ContainerRunDir) {
 		t.Errorf("the environment is %q", spec.ContainerEdits.Env)

@@ -48,5 +48,5 @@
 //	apiGroups: ["events.k8s.io"]  resources: [events]  verbs: [create]
 //
 // RBAC cannot narrow the first to one node's pods. Without these rights, or without an
-// API server, the annotations of the pods' creation hold.
+// API server, the annotations of the pods' creation hold. RemoveTaint needs get and patch of nodes.
 package kube

@@ -19,11 +19,15 @@ import (
 )
 
 // liveFlags say how pods' annotations are watched.
-type liveFlags struct{ when, kubeconfig, node string }
+type liveFlags struct {
+	when, kubeconfig, node string
+	startupTaint           bool
+}
 
 func (f *liveFlags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.when, "kube", kube.Auto, "`auto|on|off`: watch the annotations of this node's pods, so that shares change while they run; auto: in a pod, or with a kubeconfig")
 	s.StringVar(&f.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "`file` that says how to reach the Kubernetes API (KUBECONFIG); in a pod none is needed")
+	s.BoolVar(&f.startupTaint, "startup-taint", false, "remove the taint "+kube.StartupTaint+" from this node once the container runtime has registered the plugin; needs the right to get and patch nodes")
 	s.StringVar(&f.node, "node-name", os.Getenv("NODE_NAME"), "this node's `name` in Kubernetes (NODE_NAME; default: the host's)")
 }
 
@@ -42,6 +46,8 @@ type live struct {
 func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.FieldLogger) (*live, error) {
 	config, err := kube.Config(f.when, f.kubeconfig)
 	switch {
+	case err != nil && f.startupTaint:
+		return nil, fmt.Errorf("--startup-taint: Kubernetes API: %w", err)
 	case errors.Is(err, kube.ErrNone):
 		log.Infof("pods' annotations hold as they were at their creation: %v", err)
 		return nil, nil

@@ -8,8 +8,8 @@
 // and containers that restart need the spec. Only a node without GPUs has its specs
 // removed.
 //
-// While no plugin is registered, pods that ask for GPUs start without one. So the
-// plugin ends only for a wrong command line or installation. With GPUs, drivers or CDI directories
+// While no plugin is registered, pods that ask for GPUs start without one; the next plugin
+// ends their containers. So the plugin ends only for a wrong command line or installation. With GPUs, drivers or CDI directories
 // that it cannot use, or with files that it cannot place, it refuses pods that ask, says
 // why, and tries again.
 package main
@@ -39,6 +39,7 @@ type flags struct {
 	runDir, libDir, binDir string
 	lib, hook              string
 	cdiDir, hostRoot       string
+	driverRoot             string
 	nriSocket, name, index string
 	simgpu                 string
 	noNRI, place           bool
@@ -48,6 +49,8 @@ type flags struct {
 	dra                    draFlags
 	audit                  string
 	exclusion              []string
+	maxCore                string
+	mostCore               api.Bounds
 }
 
 func main() {
@@ -112,6 +115,7 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.StringVar(&f.hook, "hook", "", "`path` of the OCI hook to place (default: found beside this program)")
 	s.StringVar(&f.cdiDir, "cdi-dir", cdi.DefaultSpecDir, "`directory` for the CDI specs")
 	s.StringVar(&f.hostRoot, "host-root", "", "`path` of the host's / in this container")
+	s.StringVar(&f.driverRoot, "driver-root", "", "host `directory` below which the NVIDIA driver's libraries are installed as if it was /, beside the places that are looked into anyway")
 	s.StringVar(&f.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "`path` of the container runtime's NRI socket")
 	s.StringVar(&f.name, "name", "nvshare", "`name` to register with NRI")
 	s.StringVar(&f.index, "index", "10", "`two digits`: plugins are called in ascending order")
@@ -122,9 +126,10 @@ SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
 	s.BoolVar(&f.live, "live", false, "say whether the plugin that runs is stuck, and exit: status 1 if it is and has to be started again; not where it gives no GPUs for another reason")
 	s.BoolVar(&f.noNRI, "no-nri", false, "place files, write specs and exit: for hosts without NRI")
 	s.StringSliceVar(&f.exclusion, "exclusion-namespaces", nil, "`namespaces` whose pods may keep others off their GPUs by the annotation "+plugin.ExclusionAnnotation+", separated by commas; *: all; \"\": none")
+	s.StringVar(&f.maxCore, "max-core-request", "", "greatest `percentage` of each GPU that the core requests of one namespace's annotations may add up to, also by namespace: 50,prod=100; \"\": no bound")
 	f.kube.add(s)
 	f.dra.add(s)
-	s.StringVar(&f.audit, "audit", "report", "`report|stop`: what to do about containers that asked for GPUs and run without nvshare, at each registration and as they start; stop needs the host's PID namespace")
+	s.StringVar(&f.audit, "audit", "stop", "`stop|report`: what to do about containers that asked for GPUs and run without nvshare, as after the node's reboot, at each registration and as they start; stop, after which the kubelet starts them again, needs the host's PID namespace and CAP_KILL")
 	cmd.CompletionOptions.DisableDefaultCmd = true
 	manual.Wrap(cmd)
 	cmd.AddCommand(manual.Command("8", api.Version, nil))
@@ -142,6 +147,9 @@ func env(key, otherwise string) string {
 func (f *flags) check() (audit plugin.Audit, err error) {
 	if f.promiseMemory < 1 || f.promiseMemory > maxPromise {
 		return audit, fmt.Errorf("--promise-memory %d: give a percentage from 1 to %d", f.promiseMemory, maxPromise)
+	}
+	if f.mostCore, err = api.ParseBounds(f.maxCore, api.ParsePercent); err != nil {
+		return audit, fmt.Errorf("--max-core-request: %w", err)
 	}
 	if err := nri.CheckPluginIndex(f.index); err != nil {
 		return audit, fmt.Errorf("--index: %w", err)
@@ -179,7 +187,7 @@ func run(ctx context.Context, f flags, audit plugin.Audit, log logrus.FieldLogge
 	n := &node{
 		log:     log,
 		health:  &plugin.Health{},
-		options: cdi.Options{HostRoot: f.hostRoot, SimDir: f.simgpu, Log: log},
+		options: cdi.Options{HostRoot: f.hostRoot, DriverRoot: f.driverRoot, SimDir: f.simgpu, Log: log},
 		paths:   cdi.Paths{ShimDir: filepath.Join(f.libDir, cdi.ShimLink), Hook: filepath.Join(f.binDir, cdi.HookFile), RunDir: f.runDir},
 		cdiDir:  cdi.OnHost(f.hostRoot, f.cdiDir),
 		every:   watchInterval,

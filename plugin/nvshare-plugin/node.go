@@ -72,7 +72,7 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 		n.seen = seen
 		n.log.Infof("%s (is the NVIDIA driver loaded? nvidia-smi -L lists its GPUs): %s in %s", found.Source,
 			map[bool]string{true: "CDI specs removed, which were", false: "no CDI spec"}[removed], n.cdiDir)
-		return plugin.NewInventory(nil, nil, n.options.HostRoot), nil
+		return plugin.NewInventory(nil, nil), nil
 	}
 	changed, err := cdi.Write(n.cdiDir, found.Specs...)
 	if err != nil {
@@ -81,7 +81,7 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	n.seen = seen
 	n.log.Infof("%d GPUs (%s), CDI specs in %s %s: %s", len(found.GPUs), found.Source, n.cdiDir,
 		map[bool]string{true: "written", false: "unchanged"}[changed], strings.Join(cdi.Names(found.GPUs), " "))
-	return plugin.NewInventory(found.Spec(cdi.KindNRI), found.GPUs, n.options.HostRoot), nil
+	return plugin.NewInventory(found.Spec(cdi.KindNRI), found.GPUs), nil
 }
 
 // peek hands over what the node has, or why that is not known, and writes nothing: the files
@@ -133,9 +133,9 @@ func (n *node) see(ctx context.Context) (*plugin.Inventory, error) {
 		return nil, err
 	}
 	if len(g.Specs) == 0 {
-		return plugin.NewInventory(nil, nil, n.options.HostRoot), nil
+		return plugin.NewInventory(nil, nil), nil
 	}
-	return plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs, n.options.HostRoot), nil
+	return plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs), nil
 }
 
 // generate looks at the node, and remembers which files of the host to look for.

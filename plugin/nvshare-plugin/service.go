@@ -5,7 +5,9 @@ package main
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -55,6 +57,12 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 	s.containers.AllowExclusion(func(namespace string) bool {
 		return slices.Contains(f.exclusion, "*") || slices.Contains(f.exclusion, namespace)
 	})
+	s.containers.BoundCore(func(namespace string) uint32 {
+		if most, bounded := f.mostCore.Of(namespace); bounded {
+			return most
+		}
+		return 100
+	})
 	s.containers.MakeRoom(mover(runDir))
 	n.health = &s.containers.Health
 	var err error
@@ -63,11 +71,25 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 	}
 	s.plugin = plugin.New(s.log, s.containers)
 	s.plugin.SetLibDir(f.libDir)
+	if namespace, err := os.ReadFile(namespaceFile); err == nil {
+		if name, err := os.Hostname(); err == nil {
+			s.plugin.SetOwnPod(strings.TrimSpace(string(namespace)), name)
+		}
+	}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	publish(s.ctx, runDir, s.leads, n.health, s.alive, s.log)
 	if s.pods, err = f.kube.watch(s.ctx, s.plugin, s.log); err != nil {
 		s.cancel()
 		return nil, err
+	}
+	if f.kube.startupTaint {
+		go func() {
+			select {
+			case <-s.containers.Registered():
+				s.pods.w.RemoveTaint(s.ctx)
+			case <-s.ctx.Done():
+			}
+		}()
 	}
 	s.plugin.SetAudit(audit, s.pods.unmanaged)
 	if s.driver != nil {

@@ -25,6 +25,9 @@ type Device struct {
 	Tenants []Tenant
 	Closed  string // why no new container may have it; "": it may
 	Dead    bool   // it does no work: nobody goes back to it either
+	// Kept is what the bound of a namespace keeps from whoever asks, percent of the time, beyond what
+	// the tenants have.
+	Kept uint32
 }
 
 // Tenant is who has a device, and what it was promised of it.
@@ -127,7 +130,11 @@ func (d Device) unable(r Request) (why []string) {
 		why = append(why, d.Closed)
 	}
 	if r.Core > d.coreLeft() {
-		why = append(why, "too little time")
+		short := "too little time"
+		if d.Kept > 0 {
+			short += " within the bound of its namespace (--max-core-request of nvshare-plugin)"
+		}
+		why = append(why, short)
 	}
 	if d.Memory != 0 && r.Memory > d.memoryLeft() {
 		why = append(why, "too little memory")
@@ -172,7 +179,7 @@ func first(a, b bool) int {
 
 // coreLeft is the part of the time that is promised to nobody, percent.
 func (d Device) coreLeft() uint32 {
-	left := uint32(100)
+	left := 100 - min(d.Kept, 100)
 	for _, t := range d.Tenants {
 		left -= min(t.Core, left)
 	}

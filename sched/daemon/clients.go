@@ -283,6 +283,11 @@ func (d *Daemon) attach(c *node.Conn, f *wire.Frame, searched bool) {
 		fail(wire.ErrChannel)
 		return
 	}
+	if observe && f.Code&wire.AttachPlace != 0 && f.Attach.UUID == (wire.UUID{}) { // it does not know where it began
+		answer.Attached.UUID = d.tenants.PlaceOf(c.Peer.Account)
+		d.Send(c, &answer, nil)
+		return
+	}
 	g := d.Gpus[f.Attach.UUID]
 	if g == nil {
 		if !searched && d.mayRediscover() {

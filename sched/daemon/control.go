@@ -122,10 +122,28 @@ func (s controlService) SetShare(ctx context.Context, req *api.SetShareRequest) 
 	return inLoop(ctx, s.d, s.d.setShare, req)
 }
 
-func (s controlService) DescribeContainer(ctx context.Context, req *api.DescribeContainerRequest) (resp *api.DescribeContainerResponse, err error) {
+func (s controlService) DescribeContainer(ctx context.Context, req *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {
 	if err := checkDescription(req); err != nil {
 		return nil, err
 	}
+	resp, err := s.describe(ctx, req)
+	if refusedByHook(req, err) {
+		why := "refused: " + status.Convert(err).Message()
+		_ = s.d.change(context.WithoutCancel(ctx), func() { s.d.noteWarnings(req.Container, []string{why}) })
+	}
+	return resp, err
+}
+
+// refusedByHook says whether an engine was told by its OCI hook that the container may not start: an
+// engine may keep the reason for itself, as crun does.
+func refusedByHook(req *api.DescribeContainerRequest, err error) bool {
+	asked := req.Container.Terms()
+	asked.Migratable = asked.Migratable && !req.Choose
+	refused := status.Code(err) == codes.Aborted || err != nil && asked != (api.Terms{})
+	return refused && req.Pid != 0 && req.Container.Engine != node.RunEngine
+}
+
+func (s controlService) describe(ctx context.Context, req *api.DescribeContainerRequest) (resp *api.DescribeContainerResponse, err error) {
 	var first *peer.Peer
 	if req.Pid != 0 {
 		if first, err = s.d.tenants.FirstProcess(req.Container, req.Pid); err != nil {

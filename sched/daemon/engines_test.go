@@ -92,7 +92,7 @@ func TestContainerOfAnEngine(t *testing.T) {
 	if err := describe(b, "b", "serve", 40); err != nil {
 		t.Error(err)
 	}
-	found := false
+	found, refused := false, 0
 	events, err := s.Events(context.Background(), &api.EventsRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -102,6 +102,17 @@ func TestContainerOfAnEngine(t *testing.T) {
 	}
 	if !found {
 		t.Errorf("the warning is no event: %v", events)
+	}
+	// crun keeps for itself what a hook says.
+	for _, says := range []string{"60 % are already", "count to container b0", "GPU 0 is drained"} {
+		for _, e := range events.Events {
+			if e.Type == api.EventType_EVENT_TYPE_WARNING && strings.HasPrefix(e.Reason, "refused: ") && strings.Contains(e.Reason, says) {
+				refused++
+			}
+		}
+	}
+	if refused != 3 {
+		t.Errorf("%d of 3 refusals are events: %v", refused, events)
 	}
 	// By its name, as its user knows the container.
 	weight := uint32(300)

@@ -77,8 +77,10 @@ func TestChooseGPU(t *testing.T) {
 func TestAsksForItsPlace(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
 	c := newProc(t, s.dir, 0).connect().register(0)
-	c.send(wire.Frame{Type: wire.TypeAttach, Code: wire.AttachObserve | wire.AttachPlace, Attach: wire.Attach{UUID: uuidOf(gpuA)}})
-	if f := c.expect(wire.TypeAttached); f.Code != wire.OK || f.Attached.UUID != (wire.UUID{}) {
-		t.Errorf("answered %+v", f)
+	for _, began := range []wire.UUID{uuidOf(gpuA), {}} { // which may not be known
+		c.send(wire.Frame{Type: wire.TypeAttach, Code: wire.AttachObserve | wire.AttachPlace, Attach: wire.Attach{UUID: began}})
+		if f := c.expect(wire.TypeAttached); f.Code != wire.OK || f.Attached.UUID != (wire.UUID{}) {
+			t.Errorf("began on %v: answered %+v", began, f)
+		}
 	}
 }

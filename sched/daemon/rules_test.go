@@ -18,7 +18,7 @@ import (
 // rest is in force. A container that is yet to start, and that nobody can tell, is refused.
 func TestRulesByNamespace(t *testing.T) {
 	s := start(t, t.TempDir(), func(o *Options) {
-		o.Rules = tenants.Rules{Latency: []string{"prod"}, Gang: []string{"prod"}, Weight: map[string]uint32{"prod": 500, tenants.AllNamespaces: 200}}
+		o.Rules = tenants.Rules{Latency: []string{"prod"}, Gang: []string{"prod"}, Weight: map[string]uint32{"prod": 500, api.AllNamespaces: 200}}
 	})
 	asked := api.Terms{Priority: api.Priority_PRIORITY_LATENCY, Gang: "g", Weight: 1000, CoreLimit: 50}
 	for _, try := range []struct {

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/nvshare/nvshare/sched/daemon/tenants"
-
 	"github.com/spf13/cobra"
 
 	"github.com/nvshare/nvshare/sched"
@@ -35,19 +33,9 @@ func namespacesIn(list string) []string {
 
 func (f *ruleFlags) fill(o *daemon.Options) error {
 	o.Rules.Latency, o.Rules.Overlap, o.Rules.Gang = namespacesIn(f.latency), namespacesIn(f.overlap), namespacesIn(f.gang)
-	for _, rule := range namespacesIn(f.weight) {
-		namespace, number, named := strings.Cut(rule, "=")
-		if !named {
-			namespace, number = tenants.AllNamespaces, rule
-		}
-		n, err := api.ParseWeight(number)
-		if err != nil || n == 0 || namespace == "" {
-			return fmt.Errorf("--max-weight: %.64q is neither a weight from 1 to 10000 nor NAMESPACE=WEIGHT", rule)
-		}
-		if o.Rules.Weight == nil {
-			o.Rules.Weight = map[string]uint32{}
-		}
-		o.Rules.Weight[namespace] = n
+	var err error
+	if o.Rules.Weight, err = api.ParseBounds(f.weight, api.ParseWeight); err != nil {
+		return fmt.Errorf("--max-weight: %w", err)
 	}
 	return nil
 }

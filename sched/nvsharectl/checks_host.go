@@ -53,7 +53,7 @@ func nriIsOff(p *patient) string {
 }
 
 // oldestRuntime is the oldest containerd that gives containers the CDI devices that NRI
-// plugins name.
+// plugins name; 2.0 does not.
 var oldestRuntime = version.MustParseGeneric("1.7.30")
 
 // checkRuntime looks whether containerd is old enough to drop the devices of plugins.
@@ -66,8 +66,8 @@ func checkRuntime(p *patient) []finding {
 	if err != nil {
 		return nil
 	}
-	if v.LessThan(oldestRuntime) {
-		return found(fail, "update containerd to 1.7.30, or to 2.0 or later", "containerd %v drops the devices that plugins give: pods start without a GPU", v)
+	if v.LessThan(oldestRuntime) || v.Major() == 2 && v.Minor() == 0 {
+		return found(fail, "update containerd to 1.7.30, or to 2.1 or later", "containerd %v drops the devices that plugins give: pods that ask for a GPU are refused", v)
 	}
 	return found(pass, "", "containerd %v", v)
 }

@@ -184,8 +184,9 @@ func TestDoctor(t *testing.T) {
 			p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 8 << 30}
 			write(t, p, "/sys/fs/cgroup/system.slice/memory.max", "8589934592\n")
 		}, "swap", warn, "may pin 8Gi, and the scheduler's cgroup has 8Gi"},
-		"no status":      {remove("/run/nvshare/status.sock"), "status", warn, "get no status"},
-		"an old runtime": {func(_ *testing.T, p *patient) { p.runtime = func() (string, error) { return "containerd 1.7.13", nil } }, "runtime", fail, "1.7.13 drops"},
+		"no status":            {remove("/run/nvshare/status.sock"), "status", warn, "get no status"},
+		"a runtime that drops": {func(_ *testing.T, p *patient) { p.runtime = func() (string, error) { return "containerd 2.0.14", nil } }, "runtime", fail, "2.0.14 drops"},
+		"an old runtime":       {func(_ *testing.T, p *patient) { p.runtime = func() (string, error) { return "containerd 1.7.13", nil } }, "runtime", fail, "1.7.13 drops"},
 		"NRI is off": {func(t *testing.T, p *patient) {
 			write(t, p, "/etc/containerd/conf.d/99-other.toml", "[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = true\n")
 		}, "nri", warn, "99-other.toml"},

@@ -28,6 +28,7 @@ import (
 
 type runFlags struct {
 	gpu, shim, name, user string
+	byNumber              bool               // CUDA has the same numbers for GPUs as gpu
 	values                map[string]*string // of the terms' flags, by key
 	// groups makes the cgroup of a tenant of its own; tests replace it.
 	groups func(id string) (group, error)
@@ -63,7 +64,7 @@ in other commands.`,
 	}
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows the program is the program's
-	flags.StringVar(&f.gpu, "gpu", "", "show the program only the GPUs with these `indices or UUIDs`, by CUDA_VISIBLE_DEVICES; a promise holds on them")
+	flags.StringVar(&f.gpu, "gpu", "", "show the program only the GPUs with these `indices or UUIDs`, by CUDA_VISIBLE_DEVICES in the same form; a promise holds on them")
 	flags.StringVar(&f.name, "name", "", "the `name` of the tenant (default: that of the program)")
 	flags.StringVar(&f.user, "user", "", "run the program as the user with this `name or number`, with all groups of that user; needs root")
 	flags.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where it is installed)")
@@ -175,9 +176,9 @@ func (f *runFlags) setEnvironment(runDir, shim string, terms api.Terms, gpus []s
 		}
 	}
 	switch {
-	case len(gpus) > 0:
+	case len(gpus) > 0 && !f.byNumber:
 		os.Setenv(cdi.VisibleDevicesEnv, strings.Join(gpus, ","))
-	case f.gpu != "": // no scheduler tells the UUIDs: CUDA counts the fastest GPU first
+	case f.gpu != "": // else CUDA counts the fastest GPU first
 		os.Setenv(cdi.VisibleDevicesEnv, f.gpu)
 		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 	}
@@ -231,10 +232,22 @@ func (f *runFlags) gpus(ctx context.Context, runDir string, terms api.Terms, own
 		}
 		uuids = append(uuids, r.Gpus[i].Uuid)
 	}
+	f.byNumber = terms.Overlap == "" && countsAsCUDA(r.Gpus) && !strings.ContainsFunc(f.gpu, func(c rune) bool { return c != ',' && (c < '0' || c > '9') })
 	if terms.Overlap != "" && len(uuids) > 1 {
 		return nil, usageError{fmt.Errorf("--gpu %.64q: a member of an overlap group has one GPU", f.gpu)}
 	}
 	return uuids, nil
+}
+
+// countsAsCUDA tells whether CUDA counts GPUs, in the order of the PCI bus, as the scheduler does: not where
+// one is lost, whose number the scheduler keeps, nor where MIG devices are.
+func countsAsCUDA(gpus []*api.GPU) bool {
+	for i, g := range gpus {
+		if int(g.Index) != i || g.Fault != "" || !strings.HasPrefix(g.Uuid, "GPU-") {
+			return false
+		}
+	}
+	return true
 }
 
 // asTenant runs a program in a cgroup of its own, which the scheduler takes for a

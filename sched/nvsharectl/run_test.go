@@ -166,7 +166,8 @@ func TestRunFindsTheShimOfItsPrefix(t *testing.T) {
 	}
 }
 
-// CUDA counts GPUs by itself: the program is shown those of the scheduler by their UUIDs.
+// The program is shown GPUs as they were named: many programs read numbers, or UUIDs, and not both. CUDA
+// counts GPUs by itself: where its numbers would be others, as beside a GPU that is lost, they are UUIDs.
 func TestRunOnSomeGPUs(t *testing.T) {
 	shim, r := someLibrary(t), sample()
 	first, second := r.Gpus[0].Uuid, r.Gpus[1].Uuid
@@ -175,8 +176,10 @@ func TestRunOnSomeGPUs(t *testing.T) {
 		code  int
 		want  string
 	}{
-		{"--gpu 1", 0, "CUDA_VISIBLE_DEVICES=" + second + "\n"},
-		{"--gpu 1,0", 0, "CUDA_VISIBLE_DEVICES=" + second + "," + first + "\n"},
+		{"--gpu 1", 0, "CUDA_VISIBLE_DEVICES=1\n"},
+		{"--gpu 1", 0, "CUDA_DEVICE_ORDER=PCI_BUS_ID\n"},
+		{"--gpu 1,0", 0, "CUDA_VISIBLE_DEVICES=1,0\n"},
+		{"--gpu 1," + first, 0, "CUDA_VISIBLE_DEVICES=" + second + "," + first + "\n"},
 		{"--gpu " + strings.ToLower(first), 0, "CUDA_VISIBLE_DEVICES=" + first + "\n"},
 		{"--gpu 7", exitUsage, `--gpu "7": the scheduler knows no such GPU`},
 		{"--gpu 0,7", exitUsage, `--gpu "7": the scheduler knows no such GPU`},
@@ -187,6 +190,11 @@ func TestRunOnSomeGPUs(t *testing.T) {
 		if code != tc.code || !strings.Contains(out, tc.want) {
 			t.Errorf("%s: exit %d, %s", tc.flags, code, out)
 		}
+	}
+	lost := sample()
+	lost.Gpus = lost.Gpus[1:]
+	if code, out := ctlProcess(t, "run --run-dir "+serve(t, &fake{status: lost})+" --shim "+shim+" --gpu 1 -- env"); code != 0 || !strings.Contains(out, "CUDA_VISIBLE_DEVICES="+second+"\n") {
+		t.Errorf("GPU 0 is lost: exit %d, %s", code, out)
 	}
 	if code, out := ctlProcess(t, "run --run-dir "+t.TempDir()+" --shim "+shim+" --gpu 0 --name mine -- env"); code != exitUnreachable {
 		t.Errorf("a tenant without a scheduler: exit %d, %s", code, out)
@@ -200,7 +208,7 @@ func TestRunAsTenantOfAGPU(t *testing.T) {
 	d := &describing{fake: fake{status: sample()}}
 	code, out := ctlProcess(t, "run --run-dir "+serve(t, d)+" --shim "+someLibrary(t)+" --gpu 1 --core-request 60 -- env")
 	want := d.status.Gpus[1].Uuid
-	if code != 0 || len(d.told) != 1 || !slices.Equal(d.told[0].Container.Gpus, []string{want}) || !strings.Contains(out, "CUDA_VISIBLE_DEVICES="+want+"\n") {
+	if code != 0 || len(d.told) != 1 || !slices.Equal(d.told[0].Container.Gpus, []string{want}) || !strings.Contains(out, "CUDA_VISIBLE_DEVICES=1\n") {
 		t.Errorf("exit %d, %s; told %v", code, out, d.told)
 	}
 }

@@ -87,7 +87,7 @@ func TestFailClosed(t *testing.T) {
 		t.Fatal("the container is adjusted by nobody")
 	}
 
-	check(t, shared.StartPlugin(ctx))
+	check(t, shared.StartPlugin(ctx, "--audit", "report"))
 	back = true
 	for _, c := range []string{`"main"`, `"second"`} {
 		pluginSays(t, "pod default/open-missed, container "+c, "runs without nvshare", firstGPU)
@@ -96,8 +96,7 @@ func TestFailClosed(t *testing.T) {
 		t.Errorf("only reported, it runs: %v, %v", running, err)
 	}
 
-	restartPlugin(t, "--audit", "stop")
-	defer restartPlugin(t)
+	restartPlugin(t)
 	for _, c := range missed.Containers {
 		must(missed.Ended(ctx, c))(t)
 	}

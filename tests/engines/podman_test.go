@@ -80,6 +80,7 @@ func testPodman(t *testing.T, name, root, scripts string) {
 	t.Run("README", func(t *testing.T) { testREADME(t, e) })
 	t.Run("any GPU", func(t *testing.T) { testAnyGPU(t, e, name) })
 	t.Run("annotations", func(t *testing.T) { testAnnotations(t, e, limitedByCLI("podman", name)) })
+	t.Run("in a pod", func(t *testing.T) { testInPod(t, e, name) })
 	t.Run("read-only root", func(t *testing.T) { run(t, "readonly", "--read-only") })
 	t.Run("another user", func(t *testing.T) {
 		run(t, "user", "--user", "65534:65534", "--cap-drop", "all", "--security-opt", "no-new-privileges")
@@ -95,6 +96,24 @@ func testPodman(t *testing.T, name, root, scripts string) {
 			t.Errorf("got %q, %v", out, err)
 		}
 	})
+}
+
+// testInPod: a container in a pod of podman's, whose cgroup is below the pod's, is a tenant of its own with
+// its own limit. podman kube play always makes a pod.
+func testInPod(t *testing.T, e *node.Engine, name string) {
+	ctx := within(t)
+	pod := name + "-pod"
+	must(e.Run(ctx, "podman", "pod", "create", "--infra-image", image, "--infra-command", "/usr/bin/sleep infinity", "--share", "uts", "--network", "host", "--cgroup-parent", shared.Cgroup(), "--name", pod))(t)
+	t.Cleanup(func() { must(e.Run(within(t), "podman", "pod", "rm", "--force", "--time", "0", pod))(t) })
+	known := clients(t, ctx)
+	argv := []string{"/usr/bin/podman", "run", "--rm", "--pod", pod, "--name", pod + "-main", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024",
+		"--device", "nvshare.com/gpu=0", "--annotation", "nvshare.com/gpu-memory-limit=8Gi", image}
+	p := must(e.Start(pod, append(argv, busy("pod")...)...))(t)
+	c := awaitTurns(t, ctx, p, known)
+	if got := c.Container; got.GetName() != pod+"-main" || got.GetMemoryLimitBytes() != 8<<30 {
+		t.Errorf("the scheduler knows the container as %v", got)
+	}
+	end(t, ctx, p, c)
 }
 
 // testREADME runs README's commands for podman as they are printed, but for the names of an image
@@ -173,9 +192,9 @@ func testAnyGPU(t *testing.T, e *node.Engine, name string) {
 		t.Errorf("the scheduler knows the second container as %v", got)
 	}
 	// A second program of a container begins where the first one is. podman gives it nothing
-	// of the device's environment.
+	// of the device's environment; that of the simulated GPU stands for device nodes.
 	known[second.Pid] = true
-	environment := []string{"--env", "NVSHARE_GPU=any", "--env", "CUDA_VISIBLE_DEVICES=" + all[0]}
+	var environment []string
 	for i, uuid := range all {
 		environment = append(environment, "--env", fmt.Sprintf("NVSHARE_SIMGPU_GPU_%d=%s", i, uuid))
 	}

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"testing"
 
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,8 +32,9 @@ const Node = "node-1"
 // events.
 type Server struct {
 	*httptest.Server
-	Events chan *eventsv1.Event
-	Asked  chan string // the answers about pods: list, watch, stream, or a status code
+	Events  chan *eventsv1.Event
+	Asked   chan string // the answers about pods: list, watch, stream, or a status code
+	Patched chan *corev1.Node
 
 	t *testing.T
 
@@ -43,6 +45,7 @@ type Server struct {
 	watchers map[chan watchEvent]bool
 	fail     int // status code of all answers about pods; 0: none
 	old      bool
+	node     corev1.Node
 }
 
 type watchEvent struct {
@@ -53,12 +56,14 @@ type watchEvent struct {
 // New starts a server that ends with the test.
 func New(t *testing.T) *Server {
 	s := &Server{
-		t: t, Events: make(chan *eventsv1.Event, 1000), Asked: make(chan string, 1000),
+		t: t, Events: make(chan *eventsv1.Event, 1000), Asked: make(chan string, 1000), Patched: make(chan *corev1.Node, 1000),
 		pods: map[types.UID]*metav1.PartialObjectMetadata{}, specs: map[string]corev1.PodSpec{}, watchers: map[chan watchEvent]bool{},
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/v1/pods", s.servePods)
 	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/pods", s.servePod)
+	mux.HandleFunc("GET /api/v1/nodes/{name}", s.serveNode)
+	mux.HandleFunc("PATCH /api/v1/nodes/{name}", s.serveNode)
 	mux.HandleFunc("POST /apis/events.k8s.io/v1/namespaces/{namespace}/events", s.serveEvent)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		t.Errorf("unexpected request %s %s", r.Method, r.URL)
@@ -79,6 +84,47 @@ func (s *Server) Kubeconfig(file string) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		s.t.Fatal(err)
 	}
+}
+
+// Taint gives the node a taint.
+func (s *Server) Taint(key string, effect corev1.TaintEffect) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.node.Spec.Taints = append(s.node.Spec.Taints, corev1.Taint{Key: key, Effect: effect})
+}
+
+// serveNode returns the node, after a JSON patch if the request has one.
+func (s *Server) serveNode(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.PathValue("name") != Node {
+		s.t.Errorf("%s of node %s", r.Method, r.PathValue("name"))
+	}
+	s.node.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}
+	s.node.Name = Node
+	if r.Method == http.MethodPatch {
+		before, _ := json.Marshal(s.node)
+		body, err := io.ReadAll(r.Body)
+		var patch jsonpatch.Patch
+		if err == nil {
+			patch, err = jsonpatch.DecodePatch(body)
+		}
+		var after []byte
+		if err == nil {
+			after, err = patch.Apply(before)
+		}
+		var node corev1.Node
+		if err == nil {
+			err = json.Unmarshal(after, &node)
+		}
+		if err != nil || r.Header.Get("Content-Type") != string(types.JSONPatchType) {
+			s.t.Errorf("patch %s: %v", body, err)
+		}
+		s.node = node
+		s.Patched <- &node
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.node)
 }
 
 // NoStreams makes the server refuse streaming lists, as before Kubernetes 1.32.

@@ -48,6 +48,8 @@ func TestCluster(t *testing.T) {
 		{"restart-scheduler", restartScheduler},
 		{"rolling-update", rollingUpdate},
 		{"churn", churn},
+		{"reboot", reboot},
+		{"startup-taint", startupTaint},
 		{"one-plugin", onePlugin},
 		{"required", required},
 		{"bound", bound},
@@ -101,10 +103,10 @@ func ours(t *testing.T, program string) (pids []int) {
 	return pids
 }
 
-// Neither process has a capability, a way to get one, or a writable root file system. The
-// scheduler is no root either.
+// Neither process has a capability, but the plugin that to end containers (CAP_KILL), a way to get one,
+// or a writable root file system. The scheduler is no root either.
 func noPrivileges(t *testing.T) {
-	for program, user := range map[string]string{"nvshare-plugin": "0", "nvshare-scheduler": "65529"} {
+	for program, c := range map[string]struct{ user, caps string }{"nvshare-plugin": {"0", "0000000000000020"}, "nvshare-scheduler": {"65529", "0000000000000000"}} {
 		pids := ours(t, program)
 		if len(pids) != 1 {
 			t.Fatalf("%s runs as %v, want one process", program, pids)
@@ -112,7 +114,7 @@ func noPrivileges(t *testing.T) {
 		dir := "/proc/" + strconv.Itoa(pids[0])
 		text, err := os.ReadFile(dir + "/status")
 		check(t, err)
-		for _, want := range []string{"CapEff:\t0000000000000000", "CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2", "Uid:\t" + user + "\t" + user + "\t" + user} {
+		for _, want := range []string{"CapEff:\t" + c.caps, "CapBnd:\t" + c.caps, "NoNewPrivs:\t1", "Seccomp:\t2", "Uid:\t" + c.user + "\t" + c.user + "\t" + c.user} {
 			if !strings.Contains(string(text), want) {
 				t.Errorf("%s: its status lacks %q", program, want)
 			}

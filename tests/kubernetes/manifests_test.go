@@ -123,6 +123,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"required":         {"required.enabled=true"},
 		"dra":              {"dra.enabled=true"},
 		"surge":            {"surge.enabled=true"},
+		"startup-taint":    {"startupTaint.enabled=true"},
 		"overlap-groups":   {"overlapGroups.enabled=true"},
 		"checkpoint":       {"checkpoint.enabled=true"},
 		"suspend-dir":      suspendDir,
@@ -130,7 +131,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 		"dra surge":        {"dra.enabled=true", "surge.enabled=true"},
 		"metrics nvml web-token required-v1beta1 host-paths bound": {"metrics.enabled=true", "nvml.enabled=true", "web.enabled=true", "web.tokenSecret=nvshare-web", "required.enabled=true",
 			"required.apiVersion=admissionregistration.k8s.io/v1beta1", "hostPathPolicy.enabled=true", "bound.enabled=true"},
-		"nvml web dra required surge overlap-groups suspend-dir host-paths bound": append([]string{"nvml.enabled=true", "web.enabled=true", "dra.enabled=true", "required.enabled=true", "surge.enabled=true",
+		"nvml web dra startup-taint required surge overlap-groups suspend-dir host-paths bound": append([]string{"nvml.enabled=true", "web.enabled=true", "dra.enabled=true", "startupTaint.enabled=true", "required.enabled=true", "surge.enabled=true",
 			"overlapGroups.enabled=true", "hostPathPolicy.enabled=true", "bound.enabled=true"}, suspendDir...),
 	} {
 		args := []string{"template", "nvshare", chart, "--namespace", "nvshare-system", "--skip-tests"}
@@ -232,7 +233,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		}
 	}
 	out, err := helm("template", "nvshare", chart, "--set", "scheduler.fenceAction=kill,scheduler.args={--tq=200ms}")
-	if err != nil || !strings.Contains(out, `["--control-group=65529","--fence-action=kill","--tq=200ms"]`) || !strings.Contains(out, `add: ["KILL"]`) ||
+	if err != nil || !strings.Contains(out, `["--control-group=65529","--fence-action=kill","--tq=200ms"]`) || strings.Count(out, `add: ["KILL"]`) != 2 ||
 		!strings.Contains(out, "--owner=0:65529") || strings.Contains(out, "runAsUser: 65529") {
 		t.Errorf("fenceAction=kill: %v\n%s", err, out)
 	}
@@ -252,8 +253,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `"--default-memory-limit=8Gi","--gang-namespaces=*","--latency-namespaces=prod","--max-weight=","--overlap-namespaces=prod"]`) {
 		t.Errorf("bounds of what pods ask for: %v\n%s", err, out)
 	}
-	out, err = helm("template", "nvshare", chart, "--set", "plugin.exclusionNamespaces=*,plugin.audit=stop")
-	if err != nil || !strings.Contains(out, `args: ["--host-root=/host","--audit=stop","--exclusion-namespaces=*"]`) {
+	out, err = helm("template", "nvshare", chart, "--set", "plugin.exclusionNamespaces=*,plugin.maxCoreRequest=50,plugin.audit=report")
+	if err != nil || !strings.Contains(out, `args: ["--host-root=/host","--audit=report","--exclusion-namespaces=*","--max-core-request=50"]`) {
 		t.Errorf("who may exclude others: %v\n%s", err, out)
 	}
 	out, err = helm("template", "nvshare", chart, "--set", "metrics.enabled=true,metrics.prometheusRule=true,metrics.dashboard=true")
@@ -296,23 +297,23 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `"--suspend-dir=/var/lib/nvshare/suspended","--suspend-dir-size=5Gi","--swap-memory=1Gi"]`) || !strings.Contains(out, `hostPath: {path: "/srv/a b", type: DirectoryOrCreate}`) {
 		t.Errorf("files of suspended tenants: %v\n%s", err, out)
 	}
-	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=stop")
-	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=stop"]`) || strings.Count(out, `add: ["KILL"]`) != 1 {
-		t.Errorf("audit=stop: %v\n%s", err, out)
+	out, err = helm("template", "nvshare", chart, "--set", "plugin.audit=report")
+	if err != nil || !strings.Contains(out, `["--host-root=/host","--audit=report"]`) || strings.Contains(out, `"KILL"`) {
+		t.Errorf("audit=report: %v\n%s", err, out)
 	}
 }
 
 // A path of the values is the flag's, the mount's and the volume's, and the probes ask there.
 func TestChartPaths(t *testing.T) {
-	out, err := helm("template", "nvshare", chart, "--skip-tests", "--set", "dra.enabled=true,paths.kubelet=/var/lib/k0s/kubelet,paths.cdi=/etc/cdi,paths.lib=/home/kubernetes/bin/nvshare,paths.run=/run/shared,paths.nriSocket=/run/k0s/nri.sock")
+	out, err := helm("template", "nvshare", chart, "--skip-tests", "--set", "dra.enabled=true,paths.kubelet=/var/lib/k0s/kubelet,paths.cdi=/etc/cdi,paths.lib=/home/kubernetes/bin/nvshare,paths.run=/run/shared,paths.nriSocket=/run/k0s/nri.sock,paths.driverRoot=/usr/local/glibc")
 	check(t, err)
 	made := pretty(objects(t, out)["DaemonSet nvshare"])
-	flags := `"--cdi-dir=/etc/cdi","--lib-dir=/home/kubernetes/bin/nvshare/lib","--nri-socket=/run/k0s/nri.sock","--run-dir=/run/shared","--dra","--kubelet-dir=/var/lib/k0s/kubelet"`
+	flags := `"--cdi-dir=/etc/cdi","--driver-root=/usr/local/glibc","--lib-dir=/home/kubernetes/bin/nvshare/lib","--nri-socket=/run/k0s/nri.sock","--run-dir=/run/shared","--dra","--kubelet-dir=/var/lib/k0s/kubelet"`
 	if n := strings.Count(strings.NewReplacer("\n", "", " ", "").Replace(made), flags); n != 3 { // the plugin's own and of two probes
 		t.Errorf("%d commands have the flags in\n%s", n, made)
 	}
 	for mount, volume := range map[string]string{
-		"/host/etc/cdi": "/etc/cdi", "/host/home/kubernetes/bin/nvshare": "/home/kubernetes/bin/nvshare", "/host/run/shared": "/run/shared",
+		"/host/etc/cdi": "/etc/cdi", "/host/home/kubernetes/bin/nvshare": "/home/kubernetes/bin/nvshare", "/host/run/shared": "/run/shared", "/host/usr/local/glibc": "/usr/local/glibc",
 		"/var/lib/k0s/kubelet/plugins/nvshare.com": "/var/lib/k0s/kubelet/plugins/nvshare.com", "/var/lib/k0s/kubelet/plugins_registry": "/var/lib/k0s/kubelet/plugins_registry",
 	} {
 		if !strings.Contains(made, fmt.Sprintf(`"mountPath": %q`, mount)) || !strings.Contains(made, fmt.Sprintf(`"path": %q`, volume)) {
@@ -359,6 +360,7 @@ func TestChartTwoReleases(t *testing.T) {
 func TestChartRefusesOldClusters(t *testing.T) {
 	for _, c := range []struct{ values, last, first, says string }{
 		{"dra.enabled=true", "1.35.9", "1.36.0", "1.36"},
+		{"startupTaint.enabled=true", "1.31.9", "1.32.0", "1.32"},
 		{"required.enabled=true", "1.35.9", "1.36.0-gke.1", "v1beta1"},
 		{"required.enabled=true,required.apiVersion=admissionregistration.k8s.io/v1beta1", "1.33.1", "1.34.0", "1.34"},
 		{"bound.enabled=true", "1.31.0", "1.32.0", "1.32"},
@@ -540,5 +542,52 @@ func TestHostPathsAreRefused(t *testing.T) {
 		if err := try(path); (err != nil) != refused {
 			t.Errorf("a pod with %s is refused: %v (%v)", path, refused, err)
 		}
+	}
+}
+
+// The sample quota bounds what annotations of a pod say, in each of their forms, where the namespace has a bound.
+func TestAnnotationQuota(t *testing.T) {
+	ctx := within(t)
+	kubectl(t, ctx, "apply", "-f", deployments+"quota/policy.yaml")
+	t.Cleanup(func() {
+		kubectl(t, within(t), "delete", "-f", deployments+"quota/policy.yaml")
+		kubectl(t, within(t), "delete", "namespace", "bounded", "free", "--wait=false")
+	})
+	for _, name := range []string{"bounded", "free"} {
+		kubectl(t, ctx, "create", "namespace", name)
+	}
+	kubectl(t, ctx, "annotate", "namespace", "bounded", "nvshare.com/max-gpus=1", "nvshare.com/max-gpu-core-request=50", "nvshare.com/max-gpu-memory-limit=8Gi")
+	create := func(namespace, annotations string) error {
+		_, err := cluster.Apply(ctx, "{apiVersion: v1, kind: Pod, metadata: {name: asks, namespace: "+namespace+", annotations: {"+annotations+"}}, spec: {automountServiceAccountToken: false, containers: [{name: main, image: none}]}}",
+			"create", "--dry-run=server")
+		return err
+	}
+	const limit = `nvshare.com/gpu-memory-limit: 8Gi, `
+	// A policy holds only some time after it was created, and so does the namespace's account.
+	await(t, ctx, "the policy", func() error {
+		if err := create("bounded", limit+`nvshare.com/gpu: "2"`); err == nil || !strings.Contains(err.Error(), "may have 1 GPUs") {
+			return fmt.Errorf("two GPUs: %v", err)
+		}
+		return nil
+	})
+	for annotations, says := range map[string]string{
+		limit + `nvshare.com/gpu: "1", nvshare.com/gpu-core-request: 50%`: "",
+		limit + `nvshare.com/gpu: nvshare.com/gpu=0`:                      "",
+		`other: "1"`: "",
+		limit + `gpu.nvshare.com/container.main: "nvshare.com/gpu=0,nvshare.com/gpu=1"`: "may have 1 GPUs",
+		limit + `nvshare.com/gpu: nvshare.com/gpu=all`:                                  "may have 1 GPUs",
+		limit + `nvshare.com/gpu: "1", gpu-core-request.nvshare.com/pod: "51"`:          "may request 50 %",
+		`nvshare.com/gpu: "1"`: "needs a memory limit",
+		`nvshare.com/gpu: "1", nvshare.com/gpu-memory-limit: 9Gi`:                         "at most 8Gi",
+		`nvshare.com/gpu: "1", nvshare.com/gpu-memory-limit: "8193"`:                      "at most 8Gi",
+		`nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.main: "8192"`:       "",
+		limit + `nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.main: 16Gi`: "at most 8Gi",
+	} {
+		if err := create("bounded", annotations); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("%s: %v, want %q", annotations, err, says)
+		}
+	}
+	if err := create("free", `nvshare.com/gpu: "8", nvshare.com/gpu-core-request: "100"`); err != nil {
+		t.Errorf("a namespace without bounds: %v", err)
 	}
 }

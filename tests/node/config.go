@@ -81,7 +81,7 @@ imports = []
         BinaryName = '{{.Tools}}/runc'
         SystemdCgroup = false
     [plugins.'io.containerd.cri.v1.runtime'.cni]
-      {{.BinDir}}
+      bin_dirs = ['{{.Private}}/cni/bin']
       conf_dir = '{{.Private}}/cni/net.d'
 ` + configEnd
 	// Neither NRI nor CDI is on by default.
@@ -112,19 +112,14 @@ func (n *Node) writeConfig(ctx context.Context) (path string, err error) {
 	if err != nil {
 		return "", err
 	}
-	// For example "containerd github.com/containerd/containerd/v2 2.4.2+unknown". In
-	// what build.sh builds, the module's version may be missing: "…/v2 2.0.0+unknown".
+	// For example "containerd github.com/containerd/containerd/v2 2.4.2+unknown".
 	f := strings.Fields(out)
 	if len(f) < 3 {
 		return "", fmt.Errorf("containerd --version prints %q", out)
 	}
 	text, servers := config17, serversAtTop
-	switch version := strings.TrimPrefix(f[2], "v"); {
-	case strings.HasPrefix(version, "2.0."):
-		text = "version = 3\n" + strings.Replace(config2, "{{.BinDir}}", "bin_dir = '{{.Private}}/cni/bin'", 1)
-	case !strings.HasPrefix(version, "1."):
-		text = "version = 4\n" + strings.Replace(config2, "{{.BinDir}}", "bin_dirs = ['{{.Private}}/cni/bin']", 1)
-		servers = serversAsPlugins
+	if !strings.HasPrefix(strings.TrimPrefix(f[2], "v"), "1.") {
+		text, servers = "version = 4\n"+config2, serversAsPlugins
 	}
 	t, err := template.New("containerd.toml").Parse(strings.Replace(text, "{{.Servers}}", servers, 1))
 	if err != nil {

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Usage: containerd.sh VERSION DIR
-# Builds containerd VERSION (1.7 or 2.0) and its shim into DIR. Does nothing if DIR has
+# Builds containerd VERSION (1.7) and its shim into DIR. Does nothing if DIR has
 # them already.
 set -eu
 
@@ -20,7 +20,6 @@ rm -f "$out/.built-from"
 echo "building containerd as pinned in tests/tools/containerd-$version/go.mod; this takes minutes, once" >&2
 
 module=github.com/containerd/containerd
-test "${version%%.*}" = 1 || module=$module/v2
 CGO_ENABLED=0 $go build -trimpath -ldflags '-s -w' -tags no_btrfs,no_zfs -o "$out/" \
 	"$module/cmd/containerd" "$module/cmd/containerd-shim-runc-v2"
 

@@ -76,18 +76,24 @@ func TestDashboardNamesMetrics(t *testing.T) {
 	}
 }
 
-type alert struct {
-	Alert, Expr string
-	Annotations map[string]string
+// rule is an alert or a recorded series.
+type rule struct {
+	Alert, Record, Expr string
+	Annotations         map[string]string
 }
 
-func alerts(t *testing.T) (all []alert) {
+func alerts(t *testing.T) []rule { return rulesOf(t, "alerts.yaml") }
+
+// recorded are the series of pods.
+func recorded(t *testing.T) []rule { return rulesOf(t, "recording.yaml") }
+
+func rulesOf(t *testing.T, name string) (all []rule) {
 	t.Helper()
-	text, err := os.ReadFile(monitoring + "alerts.yaml")
+	text, err := os.ReadFile(monitoring + name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var file struct{ Groups []struct{ Rules []alert } }
+	var file struct{ Groups []struct{ Rules []rule } }
 	if err := yaml.Unmarshal(text, &file); err != nil {
 		t.Fatal(err)
 	}
@@ -95,9 +101,44 @@ func alerts(t *testing.T) (all []alert) {
 		all = append(all, g.Rules...)
 	}
 	if len(all) < 5 {
-		t.Fatalf("found %d alerts: the form of the file is another", len(all))
+		t.Fatalf("found %d rules in %s: the form of the file is another", len(all), name)
 	}
 	return all
+}
+
+// Pods' GPU time and memory: recorded of metrics that there are, in the dashboard, and in no other rule's
+// place.
+func TestRecordedSeries(t *testing.T) {
+	listed, err := os.ReadFile("../../sched/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := ""
+	for _, query := range expressions(t) {
+		shown += query + "\n"
+	}
+	series := regexp.MustCompile(`nvshare:[a-z_:]+`)
+	names := map[string]bool{}
+	for _, r := range recorded(t) {
+		if names[r.Record] = true; !series.MatchString(r.Record) || !strings.Contains(shown, r.Record+"{") {
+			t.Errorf("the dashboard does not show %q", r.Record)
+		}
+		for _, name := range metricName.FindAllString(r.Expr, -1) {
+			if !strings.Contains(string(listed), "`"+name+"`") {
+				t.Errorf("%s: sched/metrics.md has no %s", r.Record, name)
+			}
+		}
+		for _, name := range series.FindAllString(r.Expr, -1) { // of an earlier rule
+			if !names[name] {
+				t.Errorf("%s is recorded of %s, which is not yet there", r.Record, name)
+			}
+		}
+	}
+	for _, name := range series.FindAllString(shown, -1) {
+		if !names[name] {
+			t.Errorf("the dashboard shows %s, which nobody records", name)
+		}
+	}
 }
 
 // Each alert has a section of the runbooks, and leads there.
@@ -130,7 +171,7 @@ func need(t *testing.T, program string) string {
 // Each alert fires at what it is for, and only then: testdata/alerts_test.yaml says when.
 func TestAlertsFire(t *testing.T) {
 	promtool := need(t, "promtool")
-	for _, args := range [][]string{{"check", "rules", monitoring + "alerts.yaml"}, {"test", "rules", "testdata/alerts_test.yaml"}} {
+	for _, args := range [][]string{{"check", "rules", monitoring + "alerts.yaml", monitoring + "recording.yaml"}, {"test", "rules", "testdata/alerts_test.yaml", "testdata/recording_test.yaml"}} {
 		if out, err := exec.CommandContext(t.Context(), promtool, args...).CombinedOutput(); err != nil {
 			t.Errorf("promtool %v: %v\n%s", args, err, out)
 		}
@@ -153,9 +194,9 @@ type prometheus struct{ url string }
 func startPrometheus(t *testing.T, b *Bed, target string) *prometheus {
 	t.Helper()
 	program := need(t, "prometheus")
-	rules, err := filepath.Abs(monitoring + "alerts.yaml")
+	rules, err := filepath.Abs(monitoring)
 	b.must(t, err)
-	config := fmt.Sprintf("global: {scrape_interval: 200ms, evaluation_interval: 200ms}\nrule_files: [%q]\nscrape_configs:\n- job_name: nvshare\n  static_configs: [{targets: [%q]}]\n", rules, target)
+	config := fmt.Sprintf("global: {scrape_interval: 200ms, evaluation_interval: 200ms}\nrule_files: [%q]\nscrape_configs:\n- job_name: nvshare\n  static_configs: [{targets: [%q]}]\n", rules+"/*.yaml", target)
 	b.must(t, os.WriteFile(b.Dir+"/prometheus.yaml", []byte(config), 0o644))
 	logFile := b.Dir + "/prometheus.log"
 	log, err := os.Create(logFile)
@@ -243,6 +284,13 @@ func TestDashboardAndAlertsInPrometheus(t *testing.T) {
 	b.must(t, err)
 	p := startPrometheus(t, b, strings.TrimSuffix(at, "/metrics"))
 	for panel, query := range expressions(t) {
+		if strings.Contains(query, "nvshare:pod_") { // there is no pod here
+			b.must(t, b.Await(t.Context(), func() error {
+				_, err := p.series(t, query)
+				return err
+			}))
+			continue
+		}
 		p.awaitSeries(t, b, panel, query)
 	}
 	for _, a := range alerts(t) {
@@ -277,7 +325,7 @@ func TestDashboardAndAlertsInPrometheus(t *testing.T) {
 					n++
 				}
 			}
-			if want := len(alerts(t)); n != want {
+			if want := len(alerts(t)) + len(recorded(t)); n != want {
 				return fmt.Errorf("%d rules, want %d", n, want)
 			}
 			return nil

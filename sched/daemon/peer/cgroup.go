@@ -47,6 +47,9 @@ func nameIn(path string) (n named, ok bool) {
 			continue
 		}
 		if m := containerSegment.FindStringSubmatch(segment); m != nil {
+			if inPod := i+1 < len(segments) && n.podUID == "" && segment == m[1] && strings.HasPrefix(segments[i+1], "libpod-"); inPod {
+				continue // a pod of podman, whose containers are below it
+			}
 			n.container, n.dir = m[1], strings.Join(segments[:i+1], "/")
 			return n, true
 		}

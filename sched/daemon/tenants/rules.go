@@ -10,9 +10,6 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// AllNamespaces stands for every namespace.
-const AllNamespaces = "*"
-
 // Rules bound what pods may ask for, by namespace. They do not hold for containers outside
 // Kubernetes, for which only root can ask, nor for what root sets with nvsharectl. The zero
 // Rules allow everything.
@@ -20,13 +17,11 @@ type Rules struct {
 	// Latency and Gang are the namespaces whose pods may have the priority latency, and
 	// gangs; nil: all. Overlap is the same for overlap groups.
 	Latency, Gang, Overlap []string
-	// Weight is the greatest weight by namespace, or of AllNamespaces for the others; a
-	// namespace without one has no bound.
-	Weight map[string]uint32
+	Weight                 api.Bounds // the greatest weights
 }
 
 func allows(namespaces []string, namespace string) bool {
-	return namespaces == nil || slices.Contains(namespaces, AllNamespaces) || slices.Contains(namespaces, namespace)
+	return namespaces == nil || slices.Contains(namespaces, api.AllNamespaces) || slices.Contains(namespaces, namespace)
 }
 
 // Bound returns the terms that a container of a namespace may have, "" outside Kubernetes,
@@ -51,11 +46,7 @@ func (r Rules) Bound(namespace string, t api.Terms) (api.Terms, error) {
 		refuse("an overlap group", "--overlap-namespaces", "overlapNamespaces")
 		t.Overlap = ""
 	}
-	most, bounded := r.Weight[namespace]
-	if !bounded {
-		most, bounded = r.Weight[AllNamespaces]
-	}
-	if bounded && t.Weight > most {
+	if most, bounded := r.Weight.Of(namespace); bounded && t.Weight > most {
 		refuse(fmt.Sprintf("weight %d, above %d,", t.Weight, most), "--max-weight", "maxWeight")
 		t.Weight = most
 	}

@@ -5,6 +5,7 @@ package cdi
 import (
 	"errors"
 	"os"
+	"regexp"
 	"strings"
 )
 
@@ -23,3 +24,13 @@ func (h host) isWSL() bool {
 	return err == nil && strings.Contains(strings.ToLower(string(release)), "microsoft") &&
 		h.exists(wslNode) && !h.exists(controlNode)
 }
+
+// GPUs of one chip with the processor have no memory of their own, which nvshare could count, limit and
+// swap. Jetson's driver is another one, too.
+var (
+	errIntegrated = errors.New("its GPU uses the host's memory, which nvshare can neither count nor limit")
+	integrated    = regexp.MustCompile(`\b(GB10|Orin|Thor|Xavier|Tegra)\b`)
+)
+
+// tegraFile is there on every Jetson with NVIDIA's system.
+const tegraFile = "/etc/nv_tegra_release"

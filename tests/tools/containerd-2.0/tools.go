@@ -1,9 +1,0 @@
-//go:build tools
-
-// Package tools pins a containerd that drops the CDI devices of NRI plugins.
-package tools
-
-import (
-	_ "github.com/containerd/containerd/v2/cmd/containerd"
-	_ "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"
-)
