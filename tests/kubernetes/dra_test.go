@@ -41,6 +41,7 @@ func TestDRA(t *testing.T) {
 		{"gang", draGang},
 		{"shared-claim", draSharedClaim},
 		{"forms", draForms},
+		{"reboot", draReboot},
 		{"churn", draChurn},
 		{"admission", draAdmission},
 		{"annotations", draAnnotations},

@@ -591,3 +591,20 @@ func TestAnnotationQuota(t *testing.T) {
 		t.Errorf("a namespace without bounds: %v", err)
 	}
 }
+
+// A cluster without the Prometheus operator takes the release, without the operator's objects, and is told so.
+func TestChartWithoutPrometheusOperator(t *testing.T) {
+	const values = "metrics.enabled=true,metrics.serviceMonitor=true,metrics.prometheusRule=true"
+	out, err := helm("install", "nvshare", chart, "--dry-run=server", "--kubeconfig", cluster.Kubeconfig("admin"), "-n", "default", "--set", values)
+	for _, kind := range []string{"PodMonitor", "ServiceMonitor", "PrometheusRule"} {
+		if err != nil || strings.Contains(out, "kind: "+kind) {
+			t.Errorf("%s in a cluster without it: %v\n%s", kind, err, tail(out, 30))
+		}
+		if made, err := helm("template", "nvshare", chart, "--set", values); err != nil || !strings.Contains(made, "kind: "+kind) {
+			t.Errorf("helm template makes no %s: %v", kind, err)
+		}
+	}
+	if !strings.Contains(out, "kind: Service\n") || !strings.Contains(out, "has no monitoring.coreos.com/v1") {
+		t.Errorf("the release is\n%s", tail(out, 60))
+	}
+}

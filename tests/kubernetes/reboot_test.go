@@ -21,9 +21,9 @@ const (
 	// rebootTenants run whether they have a GPU or not, and so show who has none.
 	rebootTenants = 10
 	rebootedPods  = `{apiVersion: apps/v1, kind: Deployment, metadata: {name: rebooted}, spec: {replicas: %d, selector: {matchLabels: {app: rebooted}},
-		template: {metadata: {labels: {app: rebooted}, annotations: {nvshare.com/gpu: "1"}},
+		template: {metadata: {labels: {app: rebooted}, annotations: {%s}},
 		spec: {terminationGracePeriodSeconds: 0, automountServiceAccountToken: false,
-		containers: [{name: main, image: localhost/nvshare-workload:1, command: [/usr/bin/sleep, "1234567"]}]}}}}`
+		containers: [{name: main, image: localhost/nvshare-workload:1, command: [/usr/bin/sleep, "1234567"], resources: {limits: {%s}}}]}}}}`
 )
 
 // tenants counts the processes of the tenants, and those that have the shim.
@@ -47,9 +47,14 @@ func tenants(t *testing.T) (all, with int) {
 // After a reboot the kubelet starts tenants before there is a plugin: the node does not wait for its own
 // DaemonSet. The plugin ends these containers once it has registered, and the kubelet starts them again,
 // with their GPU.
-func reboot(t *testing.T) {
+func reboot(t *testing.T) { rebootWith(t, `nvshare.com/gpu: "1"`, "") }
+
+// Pods with a claim wait for it.
+func draReboot(t *testing.T) { rebootWith(t, "", "nvshare.com/gpu: 1") }
+
+func rebootWith(t *testing.T, annotations, limits string) {
 	ctx := within(t)
-	_, err := cluster.Apply(ctx, fmt.Sprintf(rebootedPods, rebootTenants), "apply")
+	_, err := cluster.Apply(ctx, fmt.Sprintf(rebootedPods, rebootTenants, annotations, limits), "apply")
 	check(t, err)
 	complete := func() error {
 		if all, with := tenants(t); all != rebootTenants || with != all {
@@ -67,7 +72,9 @@ func reboot(t *testing.T) {
 	t.Logf("then %d tenants run, %d of them with the shim", all, with)
 	await(t, ctx, "all tenants to have a GPU again", complete)
 	t.Logf("all tenants have a GPU %.1f s after the node was ready", time.Since(begin).Seconds())
-	if all > with {
+	if limits != "" && all > with {
+		t.Errorf("%d tenants with a claim ran without the shim", all-with)
+	} else if all > with {
 		out := kubectl(t, ctx, "get", "events", "-o", "jsonpath={range .items[*]}{.reason} {.message}{\"\\n\"}{end}")
 		if !strings.Contains(out, "GPUUnmanaged") || !strings.Contains(out, "stopping it") {
 			t.Errorf("no Event says that a container was ended:\n%s", tail(out, 40))

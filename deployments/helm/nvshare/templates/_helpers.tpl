@@ -58,3 +58,8 @@ tolerations: {{ toJson . }}
 {{- fail (printf "%s needs Kubernetes %s, and the cluster has %s%s (helm template: give --kube-version)" (index . 1) (index . 2) $root.Capabilities.KubeVersion.Version (index . 3)) }}
 {{- end }}
 {{- end }}
+
+{{- /* Whether to make the Prometheus operator's objects: not in a cluster that lacks their kinds, which would refuse the release. helm template asks no cluster, and makes them. */}}
+{{- define "nvshare.monitors" -}}
+{{- if or (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") (not (lookup "v1" "Namespace" "" "kube-system")) }}true{{ end }}
+{{- end }}
