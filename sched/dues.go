@@ -41,7 +41,8 @@ func (c *GPU) duesNow() *dueCache {
 	d := &c.dueCache
 	switch {
 	case c.limited == 0 && c.throttled.top() == nil && !c.cohort.on: // this costs the same beside any number of tenants
-		*d = dueCache{Dues: account.Unlimited(c.requests, c.weights), here: one, stale: true}
+		d.Unlimited(c.requests, c.weights)
+		d.here, d.stale = one, true
 	case d.stale:
 		c.looked += uint64(len(c.tenants))
 		*d = dueCache{Dues: c.dues()}

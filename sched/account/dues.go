@@ -52,9 +52,9 @@ func NewDues(claims []Claim) Dues {
 	return d
 }
 
-// Unlimited are the dues of tenants without limits, by the sums of what they claim.
-func Unlimited(requests, weights int) Dues {
-	return Dues{rest: max(One-int64(requests)*One/100, 0), weights: int64(weights)}
+// Unlimited makes the dues those of tenants without limits, by the sums of what they claim.
+func (d *Dues) Unlimited(requests, weights int) {
+	d.rest, d.weights = max(One-int64(requests)*One/100, 0), int64(weights)
 }
 
 // Of returns what a tenant gets that is among those that want the GPU, of One.
