@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // A cohort. Turns hold a core limit exactly, because all that a tenant does in its turn is
@@ -382,7 +383,7 @@ func (c *GPU) cohortSlice() time.Duration {
 			turn = max(turn, c.turn(cl.tenant))
 		}
 	}
-	return max(turn/time.Duration(cohortRounds*max(n, 1)), LeastSlice)
+	return max(turn/time.Duration(cohortRounds*max(n, 1)), timeslice.LeastSlice)
 }
 
 // A client with a limit that gives the GPU back in each of its short pauses would wait each

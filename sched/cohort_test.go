@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // newCohort has clients 1, 2 and 3 in a cohort beside client 4, whose tenant "l" has a limit.
@@ -370,7 +372,7 @@ func TestLatencyTenantBesideACohortWithAGroup(t *testing.T) {
 			t.Errorf("client %d goes on: %+v", cl.id, cl.grant)
 		}
 	}
-	if s := g.c.clients[1].slice; s != 0 && s < LeastSlice {
+	if s := g.c.clients[1].slice; s != 0 && s < timeslice.LeastSlice {
 		t.Errorf("client 1 has slices of %v", s)
 	}
 	g.step(Release{Client: 7, Epoch: g.c.clients[7].grant.epoch, Reason: Idle})

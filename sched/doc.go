@@ -7,6 +7,19 @@
 // events always give the same actions. The daemon and the simulator (tests/sim) drive
 // the same core.
 //
+// # Packages
+//
+// This package is the machine: Step, Deadline and Check. It knows clients, their tenants and their grants,
+// and in which way they share the GPU (ways.go). What it puts together does not know it:
+//
+//	residency   who may have how much memory on the GPU, and who makes room
+//	account     what tenants are billed, are due, and owe
+//	timeslice   how long time slices are, and how fast clients get on
+//	gang        when gangs have their turns, on all GPUs of a node
+//	base        times, clients, epochs, events and actions
+//
+// Each says what it guarantees. names.go has what callers of this package need of them.
+//
 // # Words
 //
 // A grant is the permission to submit work. Its epoch is its number, and rises with
@@ -85,11 +98,9 @@
 // allows that, so that shares are exact over seconds. A tenant that wants nothing
 // for a while earns one turn at most.
 //
-// A limit (Share.Limit) is an account. It fills with the limit's part of the time,
-// and use empties it, drains included. When the account is empty the tenant's grants
-// are revoked, also if nobody else waits, until there is enough for a slice, which
-// is the limit's part of 100 ms. What a drain uses beyond that is a debt, and is paid
-// back in full.
+// When a tenant with a limit (Share.Limit) has used up its credit, its grants are revoked, also if nobody
+// else waits, until there is enough for a slice. What a drain uses beyond that is a debt, and is paid back
+// in full.
 //
 // A latency tenant (Share.Priority) is granted at once. Where the time slices of all others
 // can be set, in mode Auto, these are short, its gate stays open, and nothing changes for the
@@ -137,14 +148,10 @@
 //
 // # Memory
 //
-// Package residency keeps what clients have reserved of the GPU's memory, and where more can be
-// reserved than the GPU has (Memory.Swap) decides how much of it each client may have on the GPU.
-//
 // A client that has memory away moves it onto the GPU at the begin of its grant, before
 // its turn. Then those whose memory is there have the GPU for as long as what moving
 // costs demands (Config.SwapShare), except for pauses in which moving pays (moving.go,
-// pause.go). If what is promised does not fit, clients take turns in every mode. A
-// client that does not make room is passed over (Memory.StallAfter); a client for which
+// pause.go). If what is promised does not fit, clients take turns in every mode. A client for which
 // there is no place any more is stranded and granted nothing.
 //
 // Step costs O(log n) in the number of clients. Changes of mode and tuning cost O(n), and so

@@ -148,8 +148,8 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 	c.acts = c.acts[:0]
 	c.mem.Begin(now, c.grace)
 
-	if !c.set(ev) && !c.ofMemory(ev) {
-		c.ofClient(ev)
+	if !c.ofClient(ev) && !c.ofMemory(ev) && !c.set(ev) {
+		panic(fmt.Sprintf("sched: unknown event %T", ev))
 	}
 	c.applyPolicies()
 	c.settle()
@@ -214,8 +214,8 @@ func (c *GPU) ofMemory(ev Event) bool {
 	return true
 }
 
-// ofClient is for events of clients.
-func (c *GPU) ofClient(ev Event) {
+// ofClient is for events of clients. It reports whether this is one.
+func (c *GPU) ofClient(ev Event) bool {
 	switch ev := ev.(type) {
 	case Attach:
 		c.attach(ev)
@@ -249,8 +249,9 @@ func (c *GPU) ofClient(ev Event) {
 		c.restoreUnknown(ev)
 	case Tick, GangMoved:
 	default:
-		panic(fmt.Sprintf("sched: unknown event %T", ev))
+		return false
 	}
+	return true
 }
 
 // Deadline returns when Step must be called next, with a Tick if nothing else

@@ -199,7 +199,7 @@ func (c *GPU) checkTenants(waiting int) error {
 		queued += t.queue.n
 		all.add(t.sums(), +1)
 		if t.active && !t.apart {
-			cohort += fresh.of(t)
+			cohort += fresh.Of(t.claim())
 		}
 		pool.tenants, pool.requests, pool.promised = pool.tenants+t.pooled.tenants, pool.requests+t.pooled.requests, pool.promised+t.pooled.promised
 	}
@@ -212,8 +212,8 @@ func (c *GPU) checkTenants(waiting int) error {
 		return fmt.Errorf("the cohort is due %d of %d, counted %d", cohort, one, due.cohort)
 	case pool != c.pool.pooled:
 		return fmt.Errorf("latency tenants have %+v, counted %+v", pool, c.pool.pooled)
-	case fresh.rest != due.rest || fresh.weights != due.weights:
-		return fmt.Errorf("weights of %d share %d of the GPU, counted %d and %d", fresh.weights, fresh.rest, due.weights, due.rest)
+	case !fresh.Same(&due.Dues):
+		return fmt.Errorf("the dues are %+v, counted %+v", fresh, due.Dues)
 	}
 	return nil
 }

@@ -8,13 +8,15 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // What a client has stays where it is when its tenant's limit is lowered: found in
 // simulation, where its place was promised to others.
 func TestLowerLimitLeavesWhatIsThere(t *testing.T) {
 	c := New(Config{Memory: Memory{Swap: true, Capacity: 100}})
-	refused := func(id ClientID, total uint64) (r Refusal) {
+	refused := func(id ClientID, total uint64) (r residency.Refusal) {
 		t.Helper()
 		for _, a := range c.Step(0, Reserve{Client: id, Total: total, Least: total}) {
 			if a, ok := a.(Reserved); ok {

@@ -24,17 +24,12 @@ type (
 	// clients of all other actions have one.
 	Action = base.Action
 
-	Memory         = residency.Config
-	Keep           = residency.Keep
-	Arenas         = residency.Arenas
-	Host           = residency.Host
-	Standing       = residency.Standing
-	Report         = residency.Report
-	Refusal        = residency.Refusal
-	Mover          = residency.Mover
-	MemorySnapshot = residency.MemorySnapshot
-	ClientMemory   = residency.ClientMemory
-	Unplaceable    = residency.Unplaceable
+	Memory   = residency.Config
+	Keep     = residency.Keep
+	Host     = residency.Host
+	Standing = residency.Standing
+	Report   = residency.Report
+	Mover    = residency.Mover
 
 	Reserve         = residency.Reserve
 	Moved           = residency.Moved
@@ -62,16 +57,11 @@ type (
 
 const (
 	DefaultWindow = account.DefaultWindow
-	MinWindow     = account.MinWindow
-	MaxWindow     = account.MaxWindow
-	MaxSample     = account.MaxSample
 
 	one     = account.One
 	minPart = account.MinPart
 
 	DriverSlice = timeslice.DriverSlice
-	LeastSlice  = timeslice.LeastSlice
-	MaxSlice    = timeslice.MaxSlice
 
 	Swapped  = residency.Swapped
 	Resident = residency.Resident

@@ -15,7 +15,7 @@ type Node struct {
 	clock clock
 	gangs *gang.Gangs
 	// Arenas bounds what clients are promised; NewNode's are without bounds.
-	Arenas Arenas
+	Arenas residency.Arenas
 }
 
 // NewNode returns a node without GPUs. New adds them.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/timeslice"
 	"pgregory.net/rapid"
 )
 
@@ -115,7 +116,7 @@ func (h *history) saw(ev Event, acts []Action) error {
 		case Revoke:
 			h.live[a.Client].open = false
 		case Slice:
-			if a.D != 0 && (a.D < LatencySlice || a.D > MaxSlice) {
+			if a.D != 0 && (a.D < LatencySlice || a.D > timeslice.MaxSlice) {
 				return fmt.Errorf("%v", a)
 			}
 		case Close:

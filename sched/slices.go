@@ -59,9 +59,11 @@ func (c *GPU) setSlices() {
 		return
 	}
 	all := c.inOrder()
-	parts := make([]time.Duration, len(all))
+	var parts []time.Duration
 	if c.anySliced() && !short {
 		parts = c.slicesByPart(all)
+	} else {
+		parts = make([]time.Duration, len(all))
 	}
 	c.slices.set = false
 	for i, cl := range all {

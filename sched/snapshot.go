@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/account"
 )
 
 // State is what a client does on the GPU; doc.go draws the states.
@@ -172,14 +174,14 @@ func (c *GPU) way() (way string, cause Cause, refused []WayRefusal) {
 	return way, c.auto.cause, refused
 }
 
-func (c *GPU) tenantSnapshot(t *tenant, now Time, d *dues) TenantSnapshot {
+func (c *GPU) tenantSnapshot(t *tenant, now Time, d *account.Dues) TenantSnapshot {
 	a := t.Account // billed up to now in a copy: this changes nothing
 	a.Bill(now, c.ratesOf(t))
 	ts := TenantSnapshot{
 		Tenant:      t.displayName(),
 		Share:       t.share,
 		Clients:     t.clients,
-		Promised:    d.permille(t),
+		Promised:    d.Permille(t.claim(), t.wants()),
 		RecentWait:  t.recentWait.Most(now),
 		Waits:       t.waits.Sum(now),
 		Used:        a.Used(),

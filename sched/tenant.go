@@ -36,10 +36,7 @@ type roster struct {
 	sums        // of all tenants
 	vtime int64 // see virtualNow
 
-	dueCache struct { // see duesNow
-		now   dues
-		stale bool
-	}
+	dueCache dueCache // see duesNow
 }
 
 // queues holds the tenants with waiting clients.

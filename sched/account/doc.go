@@ -25,5 +25,7 @@
 // overflows, whatever is billed for however long: sums stay at what fits, and debts at a day. CreditEnds and
 // PatienceEnds say when an account comes to its end if the rates stay: Bill finds nothing left then.
 //
+// Dues says which part of the GPU each tenant is to have, of what all claim.
+//
 // Peak, Lately and Spread count what a status shows: how long was waited, and how often.
 package account

@@ -198,9 +198,6 @@ func (mem *Memory) Resize(ev SetGPUMemory, unused bool) {
 // Unused says whether nobody has memory on the GPU.
 func (mem *Memory) Unused() bool { return len(mem.members) == 0 }
 
-// Swaps says whether more can be reserved than the GPU has.
-func (mem *Memory) Swaps() bool { return mem.rooms != nil }
-
 // Overfull says whether clients cannot all have their memory on the GPU.
 func (mem *Memory) Overfull() bool {
 	return mem.rooms != nil && mem.rooms.promised() > mem.rooms.capacity
