@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -15,6 +16,8 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 )
 
 // tuningFlags say how time is accounted. Their defaults come from the
@@ -129,4 +132,40 @@ func warnWithout(log logrus.FieldLogger) {
 	for _, name := range names {
 		log.Warnf("%s has no effect: %s", name, without[name])
 	}
+}
+
+// ruleFlags bound what pods may ask for, by namespace: nothing at the cost of others, unless the
+// administrator has named the namespace.
+type ruleFlags struct{ latency, gang, overlap, weight string }
+
+func (f *ruleFlags) add(cmd *cobra.Command) {
+	fs := cmd.Flags()
+	fs.StringVar(&f.latency, "latency-namespaces", "", "`namespaces` whose pods may have the priority latency, separated by commas; *: all; \"\": none. Containers outside Kubernetes may, as root starts them")
+	fs.StringVar(&f.overlap, "overlap-namespaces", "", "`namespaces` whose pods may be in overlap groups, in the same form")
+	fs.StringVar(&f.gang, "gang-namespaces", "", "`namespaces` whose pods may have gangs, in the same form")
+	fs.StringVar(&f.weight, "max-weight", strconv.Itoa(sched.DefaultWeight), "greatest `weight` that pods may ask for, also by namespace: 100,prod=1000; \"\": no bound")
+}
+
+// namespacesIn returns the parts of a list, which is not nil.
+func namespacesIn(list string) []string {
+	return append([]string{}, strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })...)
+}
+
+func (f *ruleFlags) fill(o *daemon.Options) error {
+	o.Rules.Latency, o.Rules.Overlap, o.Rules.Gang = namespacesIn(f.latency), namespacesIn(f.overlap), namespacesIn(f.gang)
+	for _, rule := range namespacesIn(f.weight) {
+		namespace, number, named := strings.Cut(rule, "=")
+		if !named {
+			namespace, number = tenants.AllNamespaces, rule
+		}
+		n, err := api.ParseWeight(number)
+		if err != nil || n == 0 || namespace == "" {
+			return fmt.Errorf("--max-weight: %.64q is neither a weight from 1 to 10000 nor NAMESPACE=WEIGHT", rule)
+		}
+		if o.Rules.Weight == nil {
+			o.Rules.Weight = map[string]uint32{}
+		}
+		o.Rules.Weight[namespace] = n
+	}
+	return nil
 }
