@@ -79,30 +79,12 @@ func (d *Daemon) yieldToOthers() (back func()) {
 // never waits for the loop, which may have much to do.
 func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 	c := &node.Conn{Sock: sock}
-	refuse := func(code uint32, text string, note func()) {
-		d.Try(note) // else there is more to do than to write lines
-		c.Refuse(code, text)
+	if refused := d.letIn(c); refused != nil {
+		d.Try(refused.note) // else there is more to do than to write lines
+		if refused.text != "" {
+			c.Refuse(refused.code, refused.text)
+		}
 		sock.Close()
-	}
-	pid, gone := peer.Knocks(sock)
-	if gone {
-		sock.Close()
-		return
-	}
-	if err := d.Desk.Knock(pid, time.Now()); err != nil {
-		refuse(wire.ErrTooMany, err.Error(), func() {})
-		return
-	}
-	var err error
-	if c.Peer, err = d.Peers.Identify(sock); err != nil {
-		refuse(wire.ErrInternal, "cannot identify your process", func() { d.refuseUnknown(err) })
-		return
-	}
-	if c.Account, err = d.Desk.Connect(c.Peer.Account, time.Now()); err != nil {
-		refuse(wire.ErrTooMany, err.Error(), func() {
-			d.Tell(c.Subject(), logrus.WarnLevel, "refuse a connection: "+err.Error())
-		})
-		c.Peer.Close()
 		return
 	}
 	d.Go(func() {
@@ -114,6 +96,33 @@ func (d *Daemon) admit(ctx context.Context, sock *net.UnixConn) {
 		err := d.read(c)
 		d.inTurn(c.Account, func() { d.hangUp(c, err) })
 	})
+}
+
+// refusal says why nobody serves a connection.
+type refusal struct {
+	code uint32
+	text string // "": whoever connected is gone
+	note func() // in the loop
+}
+
+// letIn finds out whose a connection is, and counts it; it returns nil if there may be one more.
+func (d *Daemon) letIn(c *node.Conn) *refusal {
+	pid, gone := peer.Knocks(c.Sock)
+	if gone {
+		return &refusal{note: func() {}}
+	}
+	if err := d.Desk.Knock(pid, time.Now()); err != nil {
+		return &refusal{wire.ErrTooMany, err.Error(), func() {}}
+	}
+	var err error
+	if c.Peer, err = d.Peers.Identify(c.Sock); err != nil {
+		return &refusal{wire.ErrInternal, "cannot identify your process", func() { d.refuseUnknown(err) }}
+	}
+	if c.Account, err = d.Desk.Connect(c.Peer.Account, time.Now()); err != nil {
+		c.Peer.Close()
+		return &refusal{wire.ErrTooMany, err.Error(), func() { d.Tell(c.Subject(), logrus.WarnLevel, "refuse a connection: "+err.Error()) }}
+	}
+	return nil
 }
 
 // enter takes a connection into the books. That its process is known shows that others' are not

@@ -138,7 +138,7 @@ func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
 		d.unfence(g, a.Client)
 		d.Reach(node.AfterReleased)
 	default:
-		if id := clientIn(a); id == 0 {
+		if id, _ := w.Grant(); id == 0 {
 			d.memory.CarryOutMemory(g, a)
 		} else if att := d.AttachmentOf(g, id); att != nil {
 			d.carryOutOn(att, a)
@@ -146,33 +146,6 @@ func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
 	}
 	d.observe(g, w.Action)
 	return true
-}
-
-// clientIn returns the client whose gate an action is about; 0: it is about none.
-func clientIn(action sched.Action) sched.ClientID {
-	switch a := action.(type) {
-	case sched.Grant:
-		return a.Client
-	case sched.Revoke:
-		return a.Client
-	case sched.StepOne:
-		return a.Client
-	case sched.Slice:
-		return a.Client
-	case sched.Pause:
-		return a.Client
-	case sched.Resume:
-		return a.Client
-	case sched.Stand:
-		return a.Client
-	case sched.Close:
-		return a.Client
-	case sched.Adopt:
-		return a.Client
-	case sched.Notice:
-		return a.Client
-	}
-	return 0
 }
 
 // carryOutOn carries out what is about a client's gate.

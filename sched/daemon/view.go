@@ -13,6 +13,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
 )
@@ -24,22 +25,13 @@ const viewTimeout = 5 * time.Second
 // nothing that a process sends can do harm. Connections, and what an answer costs, count
 // against the account of the process like those of its programs.
 func (d *Daemon) admitViewer(ctx context.Context, sock *net.UnixConn) {
-	pid, gone := peer.Knocks(sock)
-	if gone || d.Desk.Knock(pid, time.Now()) != nil {
+	c := &node.Conn{Sock: sock}
+	if d.letIn(c) != nil {
 		sock.Close()
 		return
 	}
-	p, err := d.Peers.Identify(sock)
-	if err != nil {
-		sock.Close()
-		return
-	}
-	p.Close() // who it is stays known
-	account, err := d.Desk.Connect(p.Account, time.Now())
-	if err != nil {
-		sock.Close()
-		return
-	}
+	c.Peer.Close() // who it is stays known
+	p, account := c.Peer, c.Account
 	d.Go(func() {
 		defer account.Disconnect()
 		defer sock.Close()

@@ -119,22 +119,39 @@ func WithoutEnded(outbox []Work) []Work {
 			ended[a.Epoch] = given[a.Epoch]
 		}
 	}
-	return slices.DeleteFunc(outbox, func(w Work) bool { return ended[w.epoch()] })
+	return slices.DeleteFunc(outbox, func(w Work) bool {
+		_, epoch := w.Grant()
+		return ended[epoch]
+	})
 }
 
-// epoch returns that of the grant which an action is about; 0: it is about none.
-func (w *Work) epoch() sched.Epoch {
+// Grant returns the client and the grant that an action is about; 0: it is about none.
+func (w *Work) Grant() (sched.ClientID, sched.Epoch) {
 	switch a := w.Action.(type) {
 	case sched.Grant:
-		return a.Epoch
+		return a.Client, a.Epoch
 	case sched.Revoke:
-		return a.Epoch
+		return a.Client, a.Epoch
 	case sched.StepOne:
-		return a.Epoch
+		return a.Client, a.Epoch
 	case sched.Fence:
-		return a.Epoch
+		return a.Client, a.Epoch
 	case sched.Released:
-		return a.Epoch
+		return a.Client, a.Epoch
+	case sched.Adopt:
+		return a.Client, 0
+	case sched.Resume:
+		return a.Client, 0
+	case sched.Pause:
+		return a.Client, 0
+	case sched.Slice:
+		return a.Client, 0
+	case sched.Stand:
+		return a.Client, 0
+	case sched.Close:
+		return a.Client, 0
+	case sched.Notice:
+		return a.Client, 0
 	}
-	return 0
+	return 0, 0
 }
