@@ -147,7 +147,8 @@ func (c *GPU) adoptable(g *grant) bool {
 		return false // clients that were not recorded may be on the GPU
 	}
 	if t.byGang() {
-		return t.slot.Hold() == gang.Playing && t.slot.Phase() == gang.Running
+		// A tenant that was of a cohort before the restart may be a gang now.
+		return t.slot.Hold() == gang.Playing && t.slot.Phase() == gang.Running && c.open.n+c.closingBatch == t.batch
 	}
 	// After a restart several clients may be recorded: they held at the same
 	// time, or were next. Who holds is known only when all are back.

@@ -117,11 +117,11 @@ func runSeeds(first uint64, steps int) (total, failed Report, err error) {
 // TestSeedsThatFailed runs seeds that fail with a defect which no smaller test shows. A
 // client that did not get its memory kept the GPU for ever from a gang whose turn had come,
 // because nothing was due for such a gang, which is in no queue (GPU.isWaitedFor). After a restart
-// a cohort went on beside a holder that had had a turn of its own. Holders were not told that nobody
+// a cohort went on beside a holder that had had a turn of its own, and a gang beside its earlier cohort. Holders were not told that nobody
 // waits any more. A tenant without patience kept its grant until the next Step. A change
 // of the simulator or the core may give a seed another meaning: then it shows nothing.
 func TestSeedsThatFailed(t *testing.T) {
-	for _, seed := range []uint64{676, 3018569, 7062079, 433002731, 434000619, 436000035, 439001151, 442000499, 459001007, 465000742} {
+	for _, seed := range []uint64{676, 3018569, 7062079, 433002731, 434000619, 436000035, 439001151, 442000499, 459001007, 465000742, 654000933} {
 		if _, err := Run(seed, stepsPerSeed, Options{Trace: discard{}}); err != nil {
 			t.Error(err)
 		}
