@@ -50,6 +50,10 @@ var rules = map[string][]string{
 	"sched/daemon/store":       {"sched", "sched/daemon/arena", "sched/daemon/peer", "sched/daemon/timer", "sched/segments"},
 	"sched/daemon/timer":       {"sched"},
 	"sched/nvshare-scheduler":  {"sched", "sched/checkpoint", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/metrics", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/state", "sched/daemon/store", "sched/daemon/timer", "sched/placement", "sched/segments", "sched/journal", "sched/manual", "sched/web", "sched/wire", "sched/api", "cdi", "cdi/ldcache"},
+	"sched/nvshare-warden":     {"sched/warden", "sched/warden/order", "sched/warden/rm", "sched/api", "sched/journal", "sched/manual"},
+	"sched/warden":             {"sched/warden/order", "sched/warden/rm"},
+	"sched/warden/order":       {},
+	"sched/warden/rm":          {},
 	"sched/web":                {"sched/api"},
 	"sched/nvsharectl":         {"sched/api", "sched/checkpoint", "sched/cuda", "sched/manual", "sched/web", "cdi", "cdi/ldcache"},
 }
