@@ -33,6 +33,9 @@ func WardenDir() string {
 	return "/var/run/nvshare-warden"
 }
 
+// WardenSocket is the name of the warden's socket there.
+const WardenSocket = "warden.sock"
+
 // ParseDuration reads a positive duration as people give it to the programs:
 // a number of seconds ("45", "0.5"), or with a unit ("200ms", "1m30s").
 func ParseDuration(s string) (time.Duration, error) {

@@ -252,6 +252,8 @@ func (d *Daemon) status() *api.StatusResponse {
 		UptimeNs: int64(time.Since(d.started)),
 
 		CheckpointProblem: d.checkpointProblem(),
+		Warden:            d.wardenProblem() == "",
+		WardenProblem:     d.wardenProblem(),
 		Clients:           uint32(len(d.clients)),
 		Connections:       uint32(len(d.conns)),
 		ProtocolErrors:    d.malformed,

@@ -116,6 +116,9 @@ type Options struct {
 	// WebAddr is where the page of package web is served; "": nowhere. WebTokenFile has
 	// the token that its readers need.
 	WebAddr, WebTokenFile string
+	// Warden is the socket of nvshare-warden, by which processes without a shim keep the core
+	// limit of their tenant; "": they are only reported.
+	Warden string
 	// Sample asks the driver who uses GPUs, for metrics and to find processes that
 	// are no clients. nil: nobody is asked.
 	Sample metrics.Sampler
@@ -206,6 +209,7 @@ type Daemon struct {
 	arena         *arena.Pool
 	files         files
 	overlap       *overlap.Manager         // nil: none
+	holder        *holder                  // nil: no warden is wanted
 	before        map[string][]memberState // of GPUs not found yet, by UUID; see swap_record.go
 	unrecorded    bool                     // who has memory could not be recorded
 	unsettled     bool                     // the same of settings
@@ -319,6 +323,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		return nil, err
 	}
 	d.openOverlap()
+	d.openHolder()
 	d.history = history.New(d.started.UnixNano())
 	d.noteChange(nil, &history.Event{Kind: api.EventType_EVENT_TYPE_START, Text: "version " + opts.Version})
 	return d, nil
@@ -382,6 +387,9 @@ func (d *Daemon) Run(ctx context.Context) error {
 	if d.opts.Sample != nil {
 		d.look.Set(now().Add(d.lookPause))
 	}
+	if d.holder != nil {
+		d.holder.next.Set(now())
+	}
 	d.loop(ctx)
 	if d.members.Planned() {
 		d.recordMembers()
@@ -393,6 +401,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.keepSettings()
 	}
 	d.end() // before anything is closed that others wait for
+	d.closeHolder()
 
 	d.dir.Tenants.Close()
 	d.dir.View.Close()

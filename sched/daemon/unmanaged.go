@@ -43,7 +43,7 @@ type stranger struct {
 // lookForStrangers asks the driver, beside the loop, which processes use GPUs. Where
 // nobody shares a GPU nobody is overlapped, and NVML need not keep the GPU awake.
 func (d *Daemon) lookForStrangers() {
-	if len(d.clients)+len(d.names) == 0 {
+	if len(d.clients)+len(d.names) == 0 && (d.holder == nil || !d.anyLimit()) {
 		for _, g := range d.order {
 			g.strangers = nil
 		}
@@ -130,6 +130,9 @@ func (d *Daemon) finishLook(found map[string][]stranger, err error) {
 
 func (d *Daemon) describeStranger(g *gpu, s stranger) string {
 	c := d.containerOf(s.peer)
+	if how := d.describeHeld(g, s.peer); how != "" {
+		return fmt.Sprintf("GPU %d: %s (pid %d, %s) uses the GPU without the shim: %s", g.Index, api.Tenant(c, s.peer.UID), s.peer.PID, strings.ToValidUTF8(s.peer.Command, "?"), how)
+	}
 	return fmt.Sprintf("GPU %d: %s (pid %d, %s) uses the GPU without nvshare: nobody arbitrates its work (it unset LD_PRELOAD or hides the shim, or is a static program)",
 		g.Index, api.Tenant(c, s.peer.UID), s.peer.PID, strings.ToValidUTF8(s.peer.Command, "?"))
 }
@@ -151,6 +154,7 @@ func (d *Daemon) strangersStatus(g *gpu) (all []*api.Unmanaged, problems []strin
 		all = append(all, &api.Unmanaged{
 			Uuid: g.UUID, Index: uint32(g.Index), Pid: uint32(s.peer.PID), Uid: s.peer.UID,
 			Command: strings.ToValidUTF8(s.peer.Command, "?"), Container: d.containerOf(s.peer), MemoryBytes: s.bytes,
+			Held: d.describeHeld(g, s.peer),
 		})
 		if len(problems) < maxNamed {
 			problems = append(problems, d.describeStranger(g, s))

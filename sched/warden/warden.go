@@ -28,6 +28,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/warden/order"
 	"github.com/nvshare/nvshare/sched/warden/rm"
 )
@@ -49,7 +50,7 @@ const tick = 50 * time.Millisecond
 const maxProcesses = 4096
 
 // Socket is the name of the socket in Options.Dir.
-const Socket = "warden.sock"
+const Socket = api.WardenSocket
 
 // Warden carries out orders. Make one with New, then call Run.
 type Warden struct {
