@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"os/user"
 	"strconv"
 	"syscall"
 
@@ -31,9 +32,8 @@ const (
 )
 
 type flags struct {
-	dir, simGPU string
-	uid         int
-	guard       bool
+	dir, simGPU, owner string
+	guard              bool
 }
 
 func main() {
@@ -55,7 +55,7 @@ func command(status *int) *cobra.Command {
 		Short: "Hold processes that have no shim, as nvshare-scheduler says",
 		Long: `nvshare-warden sets time slices of processes that have no shim, and takes their
 channels off the GPU, from outside. It decides nothing: nvshare-scheduler says what to do.
-It needs CAP_SYS_PTRACE in the host's PID namespace. Whatever ends it, nobody stays off
+It is root, and needs CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHOWN, in the host's PID namespace. Whatever ends it, nobody stays off
 the GPU: a second process of it, the guard, sees to that.`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
@@ -69,7 +69,7 @@ the GPU: a second process of it, the guard, sees to that.`,
 	fs := cmd.Flags()
 	cmd.PersistentFlags().StringVar(&f.dir, "dir", api.WardenDir(), "`directory` of the socket, and of what is written down; default from NVSHARE_WARDEN_DIR")
 	cmd.PersistentFlags().StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
-	fs.IntVar(&f.uid, "scheduler-user", os.Getuid(), "`UID` of the scheduler, whose orders are carried out")
+	fs.StringVar(&f.owner, "scheduler-user", "root", "`user`, by name or number, whose scheduler's orders are carried out")
 	fs.BoolVar(&f.guard, "guard", false, "be the guard of a warden, which starts it so")
 	_ = fs.MarkHidden("guard")
 	cmd.AddCommand(lookCommand(status, &f), manual.Command("8", api.Version, nil))
@@ -93,10 +93,14 @@ func (f *flags) run(log *logrus.Entry) error {
 	if f.guard {
 		return warden.RunGuard(f.dir, d, log)
 	}
+	uid, err := userNumber(f.owner)
+	if err != nil {
+		return fmt.Errorf("--scheduler-user: %w", err)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	guard := []string{"/proc/self/exe", "--guard", "--dir", f.dir, "--simgpu", f.simGPU}
-	w, err := warden.New(warden.Options{Dir: f.dir, UID: f.uid, Driver: d, Guard: guard, Log: log})
+	w, err := warden.New(warden.Options{Dir: f.dir, UID: uid, Driver: d, Guard: guard, Log: log})
 	if err != nil {
 		return err
 	}
@@ -105,6 +109,17 @@ func (f *flags) run(log *logrus.Entry) error {
 	}
 	log.Infof("nvshare-warden %s: %s/%s", api.Version, f.dir, warden.Socket)
 	return w.Run(ctx.Done())
+}
+
+func userNumber(name string) (int, error) {
+	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
+		return int(n), nil
+	}
+	u, err := user.Lookup(name)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(u.Uid)
 }
 
 // lookCommand shows what the warden can see of a process.

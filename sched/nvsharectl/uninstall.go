@@ -147,11 +147,18 @@ func (in *installer) stop(ctx context.Context, m manifest) error {
 }
 
 // units are what the manifest's release has running.
-func (*installer) units(m manifest) []string {
-	if slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == schedulerSocket }) {
-		return append([]string{schedulerSocket}, services...) // it would start the scheduler again
+func (*installer) units(m manifest) (units []string) {
+	has := func(unit string) bool {
+		return slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == unit })
 	}
-	return services
+	if has(schedulerSocket) {
+		units = append(units, schedulerSocket) // it would start the scheduler again
+	}
+	units = append(units, services...)
+	if has(wardenService) {
+		units = append(units, wardenService)
+	}
+	return units
 }
 
 // removeInstalled removes the files of a manifest, and returns those that were

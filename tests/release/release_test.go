@@ -292,7 +292,7 @@ func TestPrograms(t *testing.T) {
 	for _, arch := range arches {
 		for _, kind := range []string{"", "-static"} {
 			dir := unpack(t, arch, kind)
-			for _, name := range []string{"nvshare-scheduler", "nvshare-plugin", "nvsharectl", "nvshare-checkpoint", "nvshare-cdi-hook", "libnvshare.so"} {
+			for _, name := range []string{"nvshare-scheduler", "nvshare-plugin", "nvsharectl", "nvshare-checkpoint", "nvshare-warden", "nvshare-cdi-hook", "libnvshare.so"} {
 				f, err := elf.Open(filepath.Join(dir, name))
 				if err != nil {
 					t.Errorf("%s%s: %v", arch, kind, err)
