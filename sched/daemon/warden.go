@@ -42,6 +42,7 @@ type holder struct {
 	path     string
 	client   *order.Client // nil: there is none
 	err      error         // why
+	blind    error         // why it is not known who uses GPUs
 	holdings map[holdingKey]*holding
 	next     *timer.Timer
 	looking  bool
@@ -100,6 +101,12 @@ func (d *Daemon) wardenProblem() string {
 	if d.holder.err != nil {
 		return fmt.Sprintf("nvshare-warden: %v", d.holder.err)
 	}
+	if d.opts.Sample == nil {
+		return "the driver does not say which processes use GPUs"
+	}
+	if d.holder.blind != nil {
+		return fmt.Sprintf("the driver does not say which processes use GPUs: %v", d.holder.blind)
+	}
 	return ""
 }
 
@@ -134,6 +141,7 @@ func (d *Daemon) lookForHeld() {
 		d.do(func() {
 			h.looking = false
 			pause := holdPause
+			h.blind = err
 			if err != nil {
 				pause = lookRest
 			} else if h.client != nil {
