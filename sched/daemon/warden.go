@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -35,6 +34,10 @@ const (
 	renewAfter = order.Lease / 4
 	// recent is the time over which it is said what they get.
 	recent = 5 * time.Second
+	// A process that has had cheatPart more of the GPU than its limit, at cheatLooks in a row,
+	// puts its channels on by itself.
+	cheatPart  = 0.2
+	cheatLooks = 4
 )
 
 // holder is the loop's side of the warden.
@@ -80,6 +83,8 @@ type holding struct {
 type heldProcess struct {
 	ready bool  // it can be switched
 	err   error // why it is not held
+	looks int   // that saw it above its limit, in a row
+	part  float64
 }
 
 func (d *Daemon) openHolder() {
@@ -146,6 +151,7 @@ func (d *Daemon) lookForHeld() {
 				pause = lookRest
 			} else if h.client != nil {
 				d.takeHeld(ofOneGPU(found, samples))
+				d.noteCheats(samples)
 			}
 			h.next.Set(now().Add(pause))
 		})
@@ -298,6 +304,29 @@ func (d *Daemon) takeHeld(found map[string][]stranger) {
 		if len(x.processes) == 0 {
 			x.step.Stop()
 			delete(h.holdings, key)
+		}
+	}
+}
+
+// noteCheats compares what the driver says processes had with their limits.
+func (d *Daemon) noteCheats(samples []metrics.GPUSample) {
+	for _, s := range samples {
+		sum := 0.0
+		for _, part := range s.Busy {
+			sum += part
+		}
+		for key, x := range d.holder.holdings {
+			if key.uuid != s.UUID || s.Busy == nil || sum > parts {
+				continue
+			}
+			for p, one := range x.processes {
+				one.part = s.Busy[uint32(p.PID)]
+				if !one.ready || one.part < float64(x.limit)/100+cheatPart {
+					one.looks = 0
+				} else if one.looks++; one.looks == cheatLooks {
+					d.log.Warnf("GPU %d: process %d is not held: it puts its channels on by itself", x.gpu.Index, p.PID)
+				}
+			}
 		}
 	}
 }
@@ -466,25 +495,10 @@ func (d *Daemon) describeHeld(g *gpu, p *peer.Peer) string {
 		return ""
 	case one.err != nil:
 		return fmt.Sprintf("not held to its core limit: %v", one.err)
+	case one.looks >= cheatLooks:
+		return fmt.Sprintf("not held to its core limit of %d %%: it puts its channels on by itself, and had %.0f %% of the GPU's time", x.limit, 100*one.part)
 	case x.part < 0:
 		return fmt.Sprintf("held from outside to its core limit of %d %%", x.limit)
 	}
 	return fmt.Sprintf("held from outside: its channels were on for %.1f %% of the time, its core limit is %d %%", 100*x.part, x.limit)
-}
-
-// heldCount is how many processes the warden holds on a GPU.
-func (d *Daemon) heldCount(g *gpu) (n int) {
-	if d.holder == nil {
-		return 0
-	}
-	for key, x := range d.holder.holdings {
-		if key.uuid == g.UUID {
-			for one := range maps.Values(x.processes) {
-				if one.ready && one.err == nil {
-					n++
-				}
-			}
-		}
-	}
-	return n
 }
