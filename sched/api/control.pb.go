@@ -1111,15 +1111,17 @@ func (x *Others) GetMemoryBytes() uint64 {
 
 // Unmanaged is a process that uses a GPU and is no client.
 type Unmanaged struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"` // of the GPU
-	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	Pid           uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"` // as the scheduler sees it
-	Uid           uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
-	Command       string                 `protobuf:"bytes,5,opt,name=command,proto3" json:"command,omitempty"`                             // of /proc/<pid>/comm; chosen by the process
-	Container     *Container             `protobuf:"bytes,6,opt,name=container,proto3" json:"container,omitempty"`                         // id empty: not in a container
-	MemoryBytes   uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // of the GPU; 0: not known
-	Held          string                 `protobuf:"bytes,8,opt,name=held,proto3" json:"held,omitempty"`                                   // how nvshare-warden holds it, for people; empty: it does not
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Uuid        string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"` // of the GPU
+	Index       uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Pid         uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"` // as the scheduler sees it
+	Uid         uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	Command     string                 `protobuf:"bytes,5,opt,name=command,proto3" json:"command,omitempty"`                             // of /proc/<pid>/comm; chosen by the process
+	Container   *Container             `protobuf:"bytes,6,opt,name=container,proto3" json:"container,omitempty"`                         // id empty: not in a container
+	MemoryBytes uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // of the GPU; 0: not known
+	// Whether nvshare-warden holds it to its tenant's core limit, for people: "held " and how, or
+	// "not held " and why; empty: there is no such limit, or no warden.
+	Held          string `protobuf:"bytes,8,opt,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

@@ -53,7 +53,7 @@ func unarbitrated(r *api.StatusResponse) (now []string) {
 	for _, g := range r.Gpus {
 		unmanaged, bypassing := 0, 0
 		for _, u := range r.Unmanaged {
-			if u.Uuid == g.Uuid {
+			if u.Uuid == g.Uuid && !strings.HasPrefix(u.Held, "held ") {
 				unmanaged++
 			}
 		}
