@@ -26,6 +26,8 @@ import (
 const (
 	// holdPause is the time between two looks for such processes, while a tenant has a limit.
 	holdPause = 500 * time.Millisecond
+	// retryPause is the time between two looks at a process that cannot be held.
+	retryPause = 5 * time.Second
 	// dialPause is the time between two tries to reach the warden.
 	dialPause = time.Second
 	// orderTimeout bounds the answer to an order: a driver can hang.
@@ -83,7 +85,8 @@ type holding struct {
 type heldProcess struct {
 	ready bool  // it can be switched
 	err   error // why it is not held
-	looks int   // that saw it above its limit, in a row
+	tried sched.Time
+	looks int // that saw it above its limit, in a row
 	part  float64
 }
 
@@ -290,7 +293,7 @@ func (d *Daemon) takeHeld(found map[string][]stranger) {
 			if x.limit != limit {
 				x.begin(limit)
 			}
-			if one := x.processes[s.peer.Process]; one == nil || one.err != nil {
+			if one := x.processes[s.peer.Process]; one == nil || one.err != nil && now().Sub(one.tried) > retryPause {
 				x.add(s.peer.Process)
 			}
 		}
@@ -361,7 +364,7 @@ func (x *holding) order(p peer.Process, op order.Op) order.Order {
 
 // add looks at a process before it is switched for the first time.
 func (x *holding) add(p peer.Process) {
-	one := &heldProcess{}
+	one := &heldProcess{tried: now()}
 	if had := x.processes[p]; had != nil {
 		one.err = had.err
 	}

@@ -52,7 +52,7 @@ func (a *Account) advance(at time.Duration) {
 	if a.on {
 		a.balance -= dt
 	}
-	a.balance = min(max(a.balance, -maxDebt*a.period), a.full())
+	a.balance = min(max(a.balance, -maxDebt*a.period), a.full()*3/2) // what is late by half is not lost
 }
 
 // Charge is what the tenant's other processes used since the latest call.

@@ -63,6 +63,8 @@ func ended(pidfd int) bool {
 const (
 	// lookAgain is after which time an order looks for new clients and channels.
 	lookAgain = 250 * time.Millisecond
+	// lookAll is the same of a look that asks everything.
+	lookAll = 5 * time.Second
 	// forgetAfter is how long channels are on before the ledger forgets the process, and
 	// keepFor how long a process is known of which nobody asks.
 	forgetAfter = 2 * time.Second
@@ -75,13 +77,15 @@ type process struct {
 	start uint64
 	pidfd int
 
-	mu      sync.Mutex // held over controls
-	objects rm.Objects
-	looked  time.Time
-	offs    int       // how often its channels were taken off
-	until   time.Time // they are off until then
-	noted   bool      // in the ledger
-	used    time.Time // the latest order, or the latest on
+	mu        sync.Mutex // held over controls
+	objects   rm.Objects
+	looked    time.Time
+	looking   bool // lookLate is under way
+	lookedAll time.Time
+	offs      int       // how often its channels were taken off
+	until     time.Time // they are off until then
+	noted     bool      // in the ledger
+	used      time.Time // the latest order, or the latest on
 }
 
 // look learns what the process has, unless that was just done. all: new clients on old
@@ -98,24 +102,39 @@ func (p *process) look(d rm.Driver, now time.Time, all bool) error {
 		return err
 	}
 	p.objects, p.looked = found, now
+	if all {
+		p.lookedAll = now
+	}
 	return nil
 }
 
-// off: objects may have ended since the latest look, so a failure has one more.
+// off takes the channels off that are known. That fails where one of them has ended, so it
+// is tried once more.
 func (p *process) off(d rm.Driver, l *ledger, now time.Time, again bool) error {
 	if p.offs > 0 && !again || p.offs == maxOffs {
 		p.until = now.Add(order.Lease)
 		return nil
 	}
-	if p.offs == 0 {
-		if err := p.look(d, now, false); err != nil {
+	if p.looked.IsZero() {
+		if err := p.look(d, now, true); err != nil {
 			return err
 		}
 	}
+	err := p.switchOff(d, l, now)
+	if err == nil || errors.Is(err, errGone) {
+		return err
+	}
+	if err := p.look(d, now, true); err != nil {
+		return err
+	}
+	return p.switchOff(d, l, now)
+}
+
+func (p *process) switchOff(d rm.Driver, l *ledger, now time.Time) error {
 	if _, channels := p.objects.Count(); channels == 0 {
 		return errors.New("no channel was found")
 	}
-	if err := l.note(entry{p.pid, p.start, p.objects}); err != nil {
+	if err := l.note(entry{p.pid, p.start, p.objects.Channels(rm.Objects{})}); err != nil {
 		return err
 	}
 	p.noted = true
@@ -129,8 +148,29 @@ func (p *process) off(d rm.Driver, l *ledger, now time.Time, again bool) error {
 	if e := p.on(d, now, 2*maxOffs); e != nil {
 		return errors.Join(err, e)
 	}
-	p.looked = time.Time{}
 	return err
+}
+
+// lookLate takes off what came since the latest look. It is done after an order was answered.
+func (p *process) lookLate(d rm.Driver, l *ledger, now time.Time) error {
+	if p.offs == 0 || now.Sub(p.looked) < lookAgain {
+		return nil
+	}
+	old := p.objects
+	if err := p.look(d, now, now.Sub(p.lookedAll) > lookAll); err != nil {
+		return err
+	}
+	come := p.objects.Channels(old)
+	if len(come.Clients) == 0 {
+		return nil
+	}
+	if err := l.note(entry{p.pid, p.start, p.objects.Channels(rm.Objects{})}); err != nil {
+		return err
+	}
+	if err := come.Switch(d, p.pidfd, false); err != nil {
+		return errors.Join(err, p.on(d, now, 2*maxOffs))
+	}
+	return nil
 }
 
 // on puts channels on, at least so often.

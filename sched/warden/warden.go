@@ -246,7 +246,7 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 	p.used = now
 	switch o.Op {
 	case order.State:
-		if err = p.look(w.Driver, now, true); err == nil {
+		if err = p.look(w.Driver, now, now.Sub(p.lookedAll) > lookAll); err == nil {
 			r.SliceUs, err = p.objects.SliceOf(w.Driver, p.pidfd)
 		}
 	case order.Slice:
@@ -259,7 +259,10 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 			err = errors.New("there is no guard")
 			break
 		}
-		err = p.off(w.Driver, w.ledger, now, o.Again)
+		if err = p.off(w.Driver, w.ledger, now, o.Again); err == nil && !p.looking {
+			p.looking = true
+			go w.lookLate(p)
+		}
 	case order.On:
 		err = p.on(w.Driver, now, 0)
 	default:
@@ -272,6 +275,16 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 	r.GPUs, r.Clients, r.Off = p.objects.GPUs(), len(p.objects.Clients), p.offs > 0
 	r.Groups, r.Channels = p.objects.Count()
 	return r
+}
+
+// lookLate is beside the orders, which wait for it, so that the answer to the order does not.
+func (w *Warden) lookLate(p *process) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.looking = false
+	if err := p.lookLate(w.Driver, w.ledger, time.Now()); err != nil && !ended(p.pidfd) {
+		w.Log.WithError(err).Warnf("process %d: look for new channels", p.pid)
+	}
 }
 
 // process returns the one that is known, or makes it so.

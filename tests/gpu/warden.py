@@ -214,7 +214,7 @@ class Steps:
         r = subprocess.run([self.args.warden, "look", str(self.a.p.pid)], capture_output=True, text=True, timeout=20)
         print(r.stdout, r.stderr)
         took = [self.w.do(order("state", self.a.p.pid))[0] for _ in range(10)]
-        return {"look": r.stdout[-6000:], "first": took[0], "took_ms": middle([t["took_ns"] / 1e6 for t in took])}
+        return {"look": r.stdout[-6000:], "first": took[0], "took_ms": middle([t["took_ns"] / 1e6 for t in took[1:]])}
 
     def alone(self):
         self.a.go()
@@ -262,25 +262,32 @@ class Steps:
         return {"products_per_s": got, "of_alone": round(got / self.alone_rate, 4)}
 
     def limit(self):
-        """One process alone, on for LIMIT of each PERIOD."""
+        """One process alone, by the account of sched/held: the time on earns a debt, and the time
+        that the orders take is on."""
         self.b.p.kill()
         self.b.p.wait()
         base = self.a.rate(*window(3))
         self.alone_rate = base
-        pid, parts, late = self.a.p.pid, [], []
-        for _ in range(3):
-            begin = next_at = time.monotonic()
-            while next_at < begin + 5:
-                self.w.must(order("on", pid))
-                until = next_at + LIMIT * PERIOD
+        pid, parts, late, off, on = self.a.p.pid, [], [], [], []
+        full = PERIOD * LIMIT * (1 - LIMIT)
+        at = time.monotonic()
+        balance = 0
+        for _ in range(4):
+            begin = time.monotonic()
+            while time.monotonic() < begin + 5:
+                until = time.monotonic() + max(balance / (1 - LIMIT), 0)
                 time.sleep(max(0, until - time.monotonic()))
                 late.append((time.monotonic() - until) * 1e3)
-                self.w.must(order("off", pid))
-                next_at += PERIOD
-                time.sleep(max(0, next_at - time.monotonic()))
-            parts.append(round(self.a.rate(begin, begin + 5) / base, 4))
+                off.append(self.w.must(order("off", pid, again=True))[0]["took_ns"] / 1e6)
+                now = time.monotonic()
+                balance, at = balance - (1 - LIMIT) * (now - at), now
+                time.sleep((full - balance) / LIMIT)
+                now = time.monotonic()
+                balance, at = min(balance + LIMIT * (now - at), 1.5 * full), now
+                on.append(self.w.must(order("on", pid))[0]["took_ns"] / 1e6)
+            parts.append(round(self.a.rate(begin, time.monotonic()) / base, 4))
         self.w.must(order("on", pid))
-        return {"alone": base, "parts": parts, "late_ms": middle(late)}
+        return {"alone": base, "parts": parts[1:], "late_ms": middle(late), "off_ms": middle(off), "on_ms": middle(on)}
 
     def off(self):
         self.w.must(order("off", self.a.p.pid))
