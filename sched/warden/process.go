@@ -88,8 +88,8 @@ type process struct {
 	used      time.Time // the latest order, or the latest on
 }
 
-// look learns what the process has, unless that was just done. all: new clients on old
-// descriptors, too.
+// look learns what the process has, unless that was just done. all: each object is
+// asked what it is.
 func (p *process) look(d rm.Driver, now time.Time, all bool) error {
 	if !all && now.Sub(p.looked) < lookAgain {
 		return nil

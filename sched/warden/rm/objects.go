@@ -46,9 +46,9 @@ type Objects struct {
 }
 
 // Look learns the clients of a process and their objects. before is what the look before
-// found, or the zero value. With all, new clients of old descriptors are looked for too, and
-// each object is asked anew what it is: that takes 30 ms for a PyTorch process, and a few
-// milliseconds without.
+// found, or the zero value: where the process has the same descriptors as then, no new clients
+// are looked for. With all, each object is asked anew what it is: that takes 30 ms for a PyTorch
+// process.
 func Look(d Driver, pid, pidfd int, before Objects, all bool) (Objects, error) {
 	numbers, err := descriptors(d, pid)
 	if err != nil {
@@ -56,7 +56,7 @@ func Look(d Driver, pid, pidfd int, before Objects, all bool) (Objects, error) {
 	}
 	numbers = numbers[:min(len(numbers), maxDescriptors)]
 	now := Objects{Top: before.Top, Descriptors: numbers}
-	scan := all || !slices.Equal(numbers, before.Descriptors)
+	scan := !slices.Equal(numbers, before.Descriptors)
 	if scan {
 		if now.Top, err = d.Top(); err != nil {
 			return Objects{}, err
@@ -70,18 +70,25 @@ func Look(d Driver, pid, pidfd int, before Objects, all bool) (Objects, error) {
 		if f == nil {
 			continue
 		}
-		now.learn(d.ABI(), f, n, before, scan, all)
+		same := now.learn(d.ABI(), f, n, before, scan, all)
 		f.Close()
+		if !same {
+			return Look(d, pid, pidfd, Objects{}, true)
+		}
 	}
 	return now, nil
 }
 
-// learn adds the clients of one descriptor.
-func (o *Objects) learn(abi *ABI, f File, descriptor int, before Objects, scan, all bool) {
+// learn adds the clients of one descriptor. false: it may be another file's than before, and
+// new clients were not to be looked for.
+func (o *Objects) learn(abi *ABI, f File, descriptor int, before Objects, scan, all bool) bool {
 	handles := oldClients(abi, f, descriptor, before)
 	had := slices.ContainsFunc(before.Clients, func(c Client) bool { return c.Descriptor == descriptor })
-	if had && len(handles) == 0 { // the descriptor may be another file's
-		scan, before = true, Objects{}
+	if had && len(handles) == 0 {
+		if !scan {
+			return false
+		}
+		before = Objects{}
 	}
 	if scan {
 		bottom := abi.FirstClient
@@ -105,6 +112,7 @@ func (o *Objects) learn(abi *ABI, f File, descriptor int, before Objects, scan, 
 			o.Clients = append(o.Clients, objects(abi, f, descriptor, h, old, last))
 		}
 	}
+	return true
 }
 
 // isClient asks whether a number is a client of this file.

@@ -94,7 +94,10 @@ func TestLearn(t *testing.T) {
 	// The descriptor is another file's by now.
 	r.clients = map[uint32]map[uint32]kind{0xc1d00010: {o: channel}}
 	another := Objects{Top: top}
-	another.learn(abi, r, 8, now, false, false)
+	if another.learn(abi, r, 8, now, false, false) {
+		t.Error("another file is taken for the one before")
+	}
+	another.learn(abi, r, 8, now, true, false)
 	if len(another.Clients) != 1 || another.Clients[0].Handle != 0xc1d00010 {
 		t.Errorf("clients %+v", another.Clients)
 	}
