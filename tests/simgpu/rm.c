@@ -333,7 +333,7 @@ static void *serve_others(void *unused)
 
 	(void)unused;
 	while (length > 0 || (length < 0 && errno == EINTR)) {
-		struct outside o;
+		struct outside o = { 0 };
 		int answer = receive(&o, &length);
 
 		if (answer < 0)
