@@ -161,11 +161,17 @@ func free(d rm.Driver, l *ledger) (n int, err error) {
 		return 0, err
 	}
 	for end := time.Now().Add(freeFor); len(entries) > 0; time.Sleep(freePause) {
+		failed := make([]error, len(entries))
+		var wg sync.WaitGroup
+		for i, e := range entries { // at the same time: a driver or a process may hang
+			wg.Go(func() { failed[i] = freeOne(d, e) })
+		}
+		wg.Wait()
 		var left []entry
 		err = nil
-		for _, e := range entries {
-			if failed := freeOne(d, e); failed != nil {
-				left, err = append(left, e), errors.Join(err, fmt.Errorf("process %d: %w", e.PID, failed))
+		for i, e := range entries {
+			if failed[i] != nil {
+				left, err = append(left, e), errors.Join(err, fmt.Errorf("process %d: %w", e.PID, failed[i]))
 			} else {
 				n++
 			}

@@ -218,21 +218,37 @@ func (w *Warden) mayConnect(sock *net.UnixConn) error {
 	return nil
 }
 
+// answerLimit bounds how long one process keeps the others of a packet waiting.
+const answerLimit = 200 * time.Millisecond
+
 // carryOut does all orders of a packet at the same time; those about one process in turn.
 func (w *Warden) carryOut(r order.Request) order.Reply {
 	reply := order.Reply{ID: r.ID, Results: make([]order.Result, len(r.Orders))}
 	if len(r.Orders) > order.MaxOrders {
 		return order.Reply{ID: r.ID, Error: fmt.Sprintf("%d orders in a packet: at most %d", len(r.Orders), order.MaxOrders)}
 	}
-	var wg sync.WaitGroup
-	for i, o := range r.Orders {
-		wg.Go(func() {
-			began := time.Now()
-			reply.Results[i] = w.one(o, began)
-			reply.Results[i].TookNs = time.Since(began).Nanoseconds()
-		})
+	type done struct {
+		i int
+		r order.Result
 	}
-	wg.Wait()
+	all := make(chan done, len(r.Orders))
+	for i, o := range r.Orders {
+		reply.Results[i].Error = "the driver or the process takes too long"
+		go func() {
+			began := time.Now()
+			one := w.one(o, began)
+			one.TookNs = time.Since(began).Nanoseconds()
+			all <- done{i, one}
+		}()
+	}
+	for late := time.After(answerLimit); len(r.Orders) > 0; r.Orders = r.Orders[1:] {
+		select {
+		case one := <-all:
+			reply.Results[one.i] = one.r
+		case <-late:
+			return reply
+		}
+	}
 	return reply
 }
 
@@ -322,20 +338,24 @@ func (w *Warden) process(pid int, start uint64) (*process, error) {
 	return p, nil
 }
 
-// drop wants w.mu held. An order about the process may still run.
+// drop wants w.mu held. An order about the process may still run, for long.
 func (w *Warden) drop(p *process) {
 	delete(w.processes, p.pid)
-	p.mu.Lock()
-	unix.Close(p.pidfd)
-	p.pidfd = -1
-	p.mu.Unlock()
+	go func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		unix.Close(p.pidfd)
+		p.pidfd = -1
+	}()
 }
 
 // sweep puts on whose lease has run out, and forgets who has ended.
 func (w *Warden) sweep(now time.Time) {
 	var forget []int
 	for _, p := range w.all() {
-		p.mu.Lock()
+		if !p.mu.TryLock() { // an order is under way
+			continue
+		}
 		if p.offs > 0 && now.After(p.until) {
 			w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
 			if err := p.on(w.Driver, now, 0); err != nil {
@@ -374,17 +394,21 @@ func (w *Warden) all() []*process {
 }
 
 // freeAll puts all on that we took off.
-func (w *Warden) freeAll() (err error) {
-	for _, p := range w.all() {
-		p.mu.Lock()
-		if p.offs > 0 {
-			if e := p.on(w.Driver, time.Now(), 0); e != nil {
-				err = errors.Join(err, fmt.Errorf("process %d: %w", p.pid, e))
+func (w *Warden) freeAll() error {
+	all := w.all()
+	failed := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, p := range all {
+		wg.Go(func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if err := p.on(w.Driver, time.Now(), 0); err != nil {
+				failed[i] = fmt.Errorf("process %d: %w", p.pid, err)
 			}
-		}
-		p.mu.Unlock()
+		})
 	}
-	return err
+	wg.Wait()
+	return errors.Join(failed...)
 }
 
 // guardEnded is called when the guard has ended, though it should not: until there is

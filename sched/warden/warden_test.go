@@ -286,6 +286,24 @@ func TestOrders(t *testing.T) {
 	a.goes()
 }
 
+// A process that does not let the driver answer delays nobody else.
+func TestSlowProcess(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	slow, quick := n.busy("slow"), n.busy("quick")
+	slow.goes()
+	quick.goes()
+	n.check(syscall.Kill(slow.pid, syscall.SIGSTOP))
+	r := n.do(order.Order{Op: order.Off, PID: slow.pid}, order.Order{Op: order.Off, PID: quick.pid})
+	if r[0].Error == "" || r[1].Error != "" {
+		t.Errorf("%+v", r)
+	}
+	quick.stands()
+	n.check(syscall.Kill(slow.pid, syscall.SIGCONT))
+	quick.goes() // its order has run out
+	slow.goes()
+}
+
 // The driver counts: who was taken off four times is put on as often by one order.
 func TestTakenOffAgain(t *testing.T) {
 	n := newNode(t)

@@ -11,7 +11,9 @@
 package rm
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strconv"
@@ -39,18 +41,25 @@ type Driver interface {
 	File(fd int) File
 }
 
+// maxEntries is how many descriptors of a process are looked at: a tenant can have a million.
+const maxEntries = 8192
+
 // descriptors returns the numbers of those of a process that may be the driver's.
 func descriptors(d Driver, pid int) ([]int, error) {
-	dir := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, err := os.ReadDir(dir)
+	dir, err := os.Open(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
 		return nil, err
 	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(maxEntries)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
 	var all []int
-	for _, e := range entries {
-		n, err := strconv.Atoi(e.Name())
+	for _, name := range names {
+		n, err := strconv.Atoi(name)
 		var st unix.Stat_t
-		if err == nil && unix.Stat(dir+"/"+e.Name(), &st) == nil && d.May(&st) {
+		if err == nil && unix.Fstatat(int(dir.Fd()), name, &st, 0) == nil && d.May(&st) {
 			all = append(all, n)
 		}
 	}

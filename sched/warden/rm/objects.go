@@ -18,8 +18,10 @@ const (
 	// objectMisses is the same of the objects of a client, and maxObjects how far they go.
 	objectMisses = 256
 	maxObjects   = 8192
-	// maxClients is how many clients a process may have: a tenant can make as many as it likes.
-	maxClients = 64
+	// A tenant can make as many clients and objects as it likes: maxClients is how many a
+	// process may have, and maxQuestions how often one look asks, which takes half a second.
+	maxClients   = 64
+	maxQuestions = 20000
 )
 
 // Client is what is known of one client of the RM.
@@ -43,6 +45,8 @@ type Objects struct {
 	Top uint32 `json:"top"`
 	// Descriptors are those that were seen then.
 	Descriptors []int `json:"descriptors"`
+
+	questions int // that were asked
 }
 
 // Look learns the clients of a process and their objects. before is what the look before
@@ -109,7 +113,7 @@ func (o *Objects) learn(abi *ABI, f File, descriptor int, before Objects, scan, 
 			if all {
 				old = Client{}
 			}
-			o.Clients = append(o.Clients, objects(abi, f, descriptor, h, old, last))
+			o.Clients = append(o.Clients, o.objects(abi, f, descriptor, h, old, last))
 		}
 	}
 	return true
@@ -155,11 +159,12 @@ func (c *Client) last() (last uint32) {
 }
 
 // objects asks for numbers up to last, and until too many are nothing.
-func objects(abi *ABI, f File, descriptor int, client uint32, old Client, last uint32) Client {
+func (o *Objects) objects(abi *ABI, f File, descriptor int, client uint32, old Client, last uint32) Client {
 	c := Client{Descriptor: descriptor, Handle: client}
-	for i, misses := uint32(0), 0; (misses < objectMisses || abi.FirstObject+i <= last) && i < maxObjects; i++ {
+	for i, misses := uint32(0), 0; (misses < objectMisses || abi.FirstObject+i <= last) && i < maxObjects && o.questions < maxQuestions; i++ {
 		object := abi.FirstObject + i
 		ask := func(k Command, params []byte) uint32 {
+			o.questions++
 			status, err := f.Control(client, object, k, params)
 			if err != nil {
 				return abi.BadClient
