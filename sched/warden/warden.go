@@ -218,8 +218,11 @@ func (w *Warden) mayConnect(sock *net.UnixConn) error {
 	return nil
 }
 
+// tooLong is the answer to an order that may still be carried out.
+const tooLong = "the driver or the process takes too long"
+
 // answerLimit bounds how long one process keeps the others of a packet waiting.
-const answerLimit = 200 * time.Millisecond
+const answerLimit = order.Lease / 2
 
 // carryOut does all orders of a packet at the same time; those about one process in turn.
 func (w *Warden) carryOut(r order.Request) order.Reply {
@@ -233,7 +236,7 @@ func (w *Warden) carryOut(r order.Request) order.Reply {
 	}
 	all := make(chan done, len(r.Orders))
 	for i, o := range r.Orders {
-		reply.Results[i].Error = "the driver or the process takes too long"
+		reply.Results[i].Error = tooLong
 		go func() {
 			began := time.Now()
 			one := w.one(o, began)

@@ -187,7 +187,11 @@ func (n *node) do(orders ...order.Order) []order.Result {
 
 func (n *node) must(op order.Op, p *busy) order.Result {
 	n.Helper()
-	r := n.do(order.Order{Op: op, PID: p.pid})[0]
+	var r order.Result
+	n.until(string(op), func() bool {
+		r = n.do(order.Order{Op: op, PID: p.pid})[0]
+		return r.Error != tooLong // this machine may do much else
+	})
 	if r.Error != "" {
 		n.Fatalf("%s: %s", op, r.Error)
 	}
@@ -293,6 +297,7 @@ func TestSlowProcess(t *testing.T) {
 	slow, quick := n.busy("slow"), n.busy("quick")
 	slow.goes()
 	quick.goes()
+	n.must(order.State, quick)
 	n.check(syscall.Kill(slow.pid, syscall.SIGSTOP))
 	r := n.do(order.Order{Op: order.Off, PID: slow.pid}, order.Order{Op: order.Off, PID: quick.pid})
 	if r[0].Error == "" || r[1].Error != "" {
@@ -310,6 +315,7 @@ func TestTakenOffAgain(t *testing.T) {
 	n.start()
 	a := n.busy("a")
 	a.goes()
+	n.must(order.Off, a)
 	for range 2 * maxOffs {
 		if r := n.do(order.Order{Op: order.Off, PID: a.pid, Again: true})[0]; r.Error != "" {
 			t.Fatal(r.Error)

@@ -8,7 +8,8 @@ As root. Two processes multiply 8192x8192 bf16 matrices in PyTorch, with nothing
 nvshare in them. This program gives the warden the scheduler's orders: time slices, off and on,
 a limit of 30 %; and it kills the warden while a process is off. Writes RESULTS/warden.json, and
 prints each step. With --busy the processes are tests/workload/cuda-busy, on the simulated GPU.
-It takes 90 seconds and needs nothing but PyTorch and the static nvshare-warden.
+Where the scheduler and nvsharectl are there, it also has these hold a process to the limit.
+It takes two minutes and needs nothing but PyTorch and these programs.
 """
 import argparse
 import json
@@ -289,6 +290,43 @@ class Steps:
         self.w.must(order("on", pid))
         return {"alone": base, "parts": parts[1:], "late_ms": middle(late), "off_ms": middle(off), "on_ms": middle(on)}
 
+    def scheduled(self):
+        """The scheduler, which finds the process by NVML, holds it to the limit of its user."""
+        if not os.path.exists(self.args.scheduler):
+            return {"skipped": "no " + self.args.scheduler}
+        env = {**os.environ, "NVSHARE_RUN_DIR": self.directory + "/run", "NVSHARE_WARDEN_DIR": self.directory}
+        scheduler = subprocess.Popen([self.args.scheduler], env=env, stdout=self.log, stderr=self.log)
+
+        def ctl(*words):
+            return subprocess.run([self.args.ctl, *words], env=env, capture_output=True, text=True, timeout=20)
+
+        def until(ok):
+            end = time.monotonic() + 20
+            while not ok():
+                if time.monotonic() > end:
+                    raise RuntimeError(ctl("status").stdout)
+                time.sleep(0.05)
+        try:
+            limit = ["set", "--user", str(os.getuid()), "--core-limit"]
+            until(lambda: ctl("status", "-o", "json").returncode < 2)
+            time.sleep(2)  # it is connected to the warden
+            began = time.monotonic()
+            until(lambda: ctl(*limit, str(round(100 * LIMIT))).returncode == 0)
+            until(lambda: self.a.rate(time.monotonic() - 0.3, time.monotonic()) < 0.6 * self.alone_rate)
+            found = {"held_after_s": round(time.monotonic() - began, 2), "parts": []}
+            time.sleep(1)
+            for _ in range(4):
+                t = time.monotonic()
+                time.sleep(5)
+                found["parts"].append(round(self.a.rate(t, time.monotonic()) / self.alone_rate, 4))
+            found["status"] = [x for x in ctl("status").stdout.splitlines() if "PROBLEM" in x]
+            ctl(*limit, "none")
+            found["without"] = round(self.a.rate(*window(2)) / self.alone_rate, 4)
+            return found
+        finally:
+            scheduler.terminate()
+            scheduler.wait()
+
     def off(self):
         self.w.must(order("off", self.a.p.pid))
         time.sleep(0.2)  # what was under way is read
@@ -367,7 +405,7 @@ class Steps:
 
     def run(self):
         began, failed = time.monotonic(), []
-        names = ("host", "start", "look", "alone", "native", "slices", "switch", "other", "limit", "again", "lease", "scheduler_ends",
+        names = ("host", "start", "look", "alone", "native", "slices", "switch", "other", "limit", "scheduled", "again", "lease", "scheduler_ends",
                  "warden_killed", "warden_hangs", "terminated", "guard_killed", "both_killed", "end")
         for name in names:
             try:
@@ -401,6 +439,8 @@ def main():
     p.add_argument("results")
     programs = [beside + "/bin/nvshare-warden", beside + "/nvshare-warden"]
     p.add_argument("--warden", default=next((x for x in programs if os.path.exists(x)), "nvshare-warden"))
+    p.add_argument("--scheduler", default=beside + "/nvml/nvshare-scheduler")
+    p.add_argument("--ctl", default=beside + "/bin/nvsharectl")
     p.add_argument("--busy")
     Steps(p.parse_args()).run()
 
