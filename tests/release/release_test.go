@@ -214,7 +214,7 @@ nvshare-plugin --version
 test -z "$(LD_PRELOAD=libnvshare.so /bin/true 2>&1)"
 nvshare-plugin --no-nri --simgpu /simgpu
 nvsharectl cdi validate --simgpu /simgpu
-for page in man1/nvsharectl.1 man8/nvshare-scheduler.8 man8/nvshare-plugin.8; do
+for page in man1/nvsharectl.1 man8/nvshare-scheduler.8 man8/nvshare-warden.8 man8/nvshare-plugin.8; do
 	test -s /usr/share/man/$page -o -s /usr/local/share/man/$page
 done
 `

@@ -50,7 +50,7 @@ type alloc struct {
 // firstClients is how many are looked at where no client of our own can be made.
 const firstClients = 2048
 
-// Top makes a client, whose number the RM chooses: it counts up. Where the device node is
+// Top makes a client, whose number the RM chooses, and ends it. Where the device node is
 // not there for us, only the first clients since the driver was loaded are found.
 func (n *Nvidia) Top() (uint32, error) {
 	f, err := os.OpenFile(n.node, os.O_RDWR, 0)
