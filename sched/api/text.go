@@ -30,8 +30,11 @@ func WardenDir() string {
 	if dir := os.Getenv("NVSHARE_WARDEN_DIR"); dir != "" {
 		return dir
 	}
-	return "/var/run/nvshare-warden"
+	return DefaultWardenDir
 }
+
+// DefaultWardenDir is where the unit of systemd has it.
+const DefaultWardenDir = "/var/run/nvshare-warden"
 
 // WardenSocket is the name of the warden's socket there.
 const WardenSocket = "warden.sock"

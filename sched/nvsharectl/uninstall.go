@@ -231,9 +231,9 @@ func (in *installer) removePlaced() error {
 			return err
 		}
 	}
-	// The run directory holds sockets and the scheduler's state, and the other one the
-	// records of claims; no scheduler runs.
-	for _, dir := range []string{cdi.DefaultRunDir, cdi.ClaimDir} {
+	// The run directory holds sockets and the scheduler's state, the others the records of
+	// claims and those of the warden; no scheduler runs.
+	for _, dir := range []string{cdi.DefaultRunDir, cdi.ClaimDir, api.DefaultWardenDir} {
 		found := cdi.OnHost(in.root, dir)
 		if !exists(found) {
 			continue
