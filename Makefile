@@ -68,10 +68,10 @@ simgpu: ## the simulated GPU and the test workload
 
 # The hook is static, because it runs in containers' root file systems and on any host.
 # nvshare-checkpoint loads the C library and the driver without a C compiler's help.
-binaries: ## nvshare-scheduler, nvshare-checkpoint, nvshare-plugin, nvsharectl, nvshare-cdi-hook
+binaries: ## nvshare-scheduler, nvshare-warden, nvshare-checkpoint, nvshare-plugin, nvsharectl, nvshare-cdi-hook
 	@mkdir -p $(BIN)
 	$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
-	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint
+	CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint ./sched/nvshare-warden
 
 env: ## for a shell: eval "$(make -s env)" gives go these flags; it compiles everything again with others
 	@echo "export GOFLAGS='$(strip $(GOFLAGS))' CGO_CFLAGS='$(CGO_CFLAGS)' TAGS='$(TAGS)'"
@@ -265,7 +265,7 @@ uninstall: build ## remove what install and nvshare-plugin put there
 static: ## .build/static/ARCH: programs for any host or image
 	@mkdir -p $(BUILD)/static/$(ARCH)
 	CGO_ENABLED=0 GOARCH=$(ARCH) $(GO) build -ldflags '$(LDFLAGS)' -o $(BUILD)/static/$(ARCH)/ \
-		./sched/nvshare-scheduler ./sched/nvshare-checkpoint ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
+		./sched/nvshare-scheduler ./sched/nvshare-checkpoint ./sched/nvshare-warden ./sched/nvsharectl ./plugin/nvshare-plugin ./cdi/nvshare-cdi-hook
 
 # The image's programs are linked with the C library, because NVML needs it; see root.sh.
 image-root: ## .build/image/ARCH/root: the files of the node image; ARCH=amd64 or arm64

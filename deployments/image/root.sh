@@ -38,7 +38,7 @@ cd "$top"
 tags=grpcnotrace,netgo,osusergo
 CGO_ENABLED=1 GOOS=linux GOARCH=$arch CC=$cc $go build -trimpath -tags "$tags" -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" \
 	./sched/nvshare-scheduler ./sched/nvsharectl ./plugin/nvshare-plugin
-CGO_ENABLED=0 GOOS=linux GOARCH=$arch $go build -trimpath -tags "$tags" -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint
+CGO_ENABLED=0 GOOS=linux GOARCH=$arch $go build -trimpath -tags "$tags" -ldflags "${LDFLAGS:--s -w}" -o "$out/usr/bin/" ./cdi/nvshare-cdi-hook ./sched/nvshare-checkpoint ./sched/nvshare-warden
 install -m 755 "$shim" "$out/usr/lib/nvshare/libnvshare.so"
 
 sh deployments/image/libc.sh "$arch" "$out" >/dev/null

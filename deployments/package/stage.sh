@@ -11,14 +11,14 @@ programs=${1:?usage: stage.sh PROGRAMS SHIM OUT} shim=${2:?} out=${3:?}
 cd "$(dirname "$0")/../.."
 
 rm -rf "$out"
-install -D -t "$out" "$programs/nvshare-scheduler" "$programs/nvshare-checkpoint" "$programs/nvshare-plugin" "$programs/nvsharectl" "$programs/nvshare-cdi-hook" "$shim"
+install -D -t "$out" "$programs/nvshare-scheduler" "$programs/nvshare-checkpoint" "$programs/nvshare-warden" "$programs/nvshare-plugin" "$programs/nvsharectl" "$programs/nvshare-cdi-hook" "$shim"
 sh deployments/image/licenses.sh "$out" >"$out/THIRD_PARTY_LICENSES"
-for page in README.md CHANGELOG.md LICENSE sched/*.md plugin/README.md; do
+for page in README.md CHANGELOG.md LICENSE sched/*.md sched/warden/README.md plugin/README.md; do
 	install -D -m 644 "$page" "$out/$page"
 done
 cp -R --preserve=mode deployments "$out/"
 rm -r "$out/deployments/package"
-for program in nvsharectl nvshare-scheduler nvshare-plugin; do
+for program in nvsharectl nvshare-scheduler nvshare-warden nvshare-plugin; do
 	# Defaults from the environment are this machine's.
 	env -i SOURCE_DATE_EPOCH="$SOURCE_DATE_EPOCH" "${HERE:-$programs}/$program" pages "$out/share"
 done

@@ -656,11 +656,14 @@ type StatusResponse struct {
 	Settings  []*Setting   `protobuf:"bytes,12,rep,name=settings,proto3" json:"settings,omitempty"` // what tenants may have, as annotations and SetShare say
 	// Why suspended processes keep their context, and no tenant moves (--checkpoint); empty:
 	// they do not, or it is being found out.
-	CheckpointProblem string         `protobuf:"bytes,14,opt,name=checkpoint_problem,json=checkpointProblem,proto3" json:"checkpoint_problem,omitempty"`
-	View              *View          `protobuf:"bytes,13,opt,name=view,proto3" json:"view,omitempty"`     // of an answer of the status socket, which says less; else absent
-	Config            []*ConfigValue `protobuf:"bytes,15,rep,name=config,proto3" json:"config,omitempty"` // how GPUs are shared, as Set and the command line say
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	CheckpointProblem string `protobuf:"bytes,14,opt,name=checkpoint_problem,json=checkpointProblem,proto3" json:"checkpoint_problem,omitempty"`
+	// Processes without a shim are held to their tenant's core limit, by nvshare-warden; else why they are not.
+	Warden        bool           `protobuf:"varint,17,opt,name=warden,proto3" json:"warden,omitempty"`
+	WardenProblem string         `protobuf:"bytes,18,opt,name=warden_problem,json=wardenProblem,proto3" json:"warden_problem,omitempty"`
+	View          *View          `protobuf:"bytes,13,opt,name=view,proto3" json:"view,omitempty"`     // of an answer of the status socket, which says less; else absent
+	Config        []*ConfigValue `protobuf:"bytes,15,rep,name=config,proto3" json:"config,omitempty"` // how GPUs are shared, as Set and the command line say
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatusResponse) Reset() {
@@ -787,6 +790,20 @@ func (x *StatusResponse) GetSettings() []*Setting {
 func (x *StatusResponse) GetCheckpointProblem() string {
 	if x != nil {
 		return x.CheckpointProblem
+	}
+	return ""
+}
+
+func (x *StatusResponse) GetWarden() bool {
+	if x != nil {
+		return x.Warden
+	}
+	return false
+}
+
+func (x *StatusResponse) GetWardenProblem() string {
+	if x != nil {
+		return x.WardenProblem
 	}
 	return ""
 }
@@ -1094,14 +1111,17 @@ func (x *Others) GetMemoryBytes() uint64 {
 
 // Unmanaged is a process that uses a GPU and is no client.
 type Unmanaged struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"` // of the GPU
-	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	Pid           uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"` // as the scheduler sees it
-	Uid           uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
-	Command       string                 `protobuf:"bytes,5,opt,name=command,proto3" json:"command,omitempty"`                             // of /proc/<pid>/comm; chosen by the process
-	Container     *Container             `protobuf:"bytes,6,opt,name=container,proto3" json:"container,omitempty"`                         // id empty: not in a container
-	MemoryBytes   uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // of the GPU; 0: not known
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Uuid        string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"` // of the GPU
+	Index       uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
+	Pid         uint32                 `protobuf:"varint,3,opt,name=pid,proto3" json:"pid,omitempty"` // as the scheduler sees it
+	Uid         uint32                 `protobuf:"varint,4,opt,name=uid,proto3" json:"uid,omitempty"`
+	Command     string                 `protobuf:"bytes,5,opt,name=command,proto3" json:"command,omitempty"`                             // of /proc/<pid>/comm; chosen by the process
+	Container   *Container             `protobuf:"bytes,6,opt,name=container,proto3" json:"container,omitempty"`                         // id empty: not in a container
+	MemoryBytes uint64                 `protobuf:"varint,7,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"` // of the GPU; 0: not known
+	// Whether nvshare-warden holds it to its tenant's core limit, for people: "held " and how, or
+	// "not held " and why; empty: there is no such limit, or no warden.
+	Held          string `protobuf:"bytes,8,opt,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1183,6 +1203,13 @@ func (x *Unmanaged) GetMemoryBytes() uint64 {
 		return x.MemoryBytes
 	}
 	return 0
+}
+
+func (x *Unmanaged) GetHeld() string {
+	if x != nil {
+		return x.Held
+	}
+	return ""
 }
 
 // Setting is what somebody has said of a tenant's terms. The most particular of them
@@ -5263,7 +5290,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"nvshare.v1\"D\n" +
 	"\rStatusRequest\x12\x1b\n" +
 	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x91\x05\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xd0\x05\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -5281,7 +5308,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x123\n" +
 	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\x12/\n" +
 	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\x12-\n" +
-	"\x12checkpoint_problem\x18\x0e \x01(\tR\x11checkpointProblem\x12$\n" +
+	"\x12checkpoint_problem\x18\x0e \x01(\tR\x11checkpointProblem\x12\x16\n" +
+	"\x06warden\x18\x11 \x01(\bR\x06warden\x12%\n" +
+	"\x0ewarden_problem\x18\x12 \x01(\tR\rwardenProblem\x12$\n" +
 	"\x04view\x18\r \x01(\v2\x10.nvshare.v1.ViewR\x04view\x12/\n" +
 	"\x06config\x18\x0f \x03(\v2\x17.nvshare.v1.ConfigValueR\x06config\"\xa3\x01\n" +
 	"\vConfigValue\x12\x12\n" +
@@ -5304,7 +5333,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\awaiting\x18\x04 \x01(\rR\awaiting\x12!\n" +
 	"\fgot_permille\x18\x05 \x01(\rR\vgotPermille\x12!\n" +
 	"\fcore_request\x18\x06 \x01(\rR\vcoreRequest\x12!\n" +
-	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"\xcb\x01\n" +
+	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"\xdf\x01\n" +
 	"\tUnmanaged\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x10\n" +
@@ -5312,7 +5341,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x03uid\x18\x04 \x01(\rR\x03uid\x12\x18\n" +
 	"\acommand\x18\x05 \x01(\tR\acommand\x123\n" +
 	"\tcontainer\x18\x06 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12!\n" +
-	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\"\xce\x01\n" +
+	"\fmemory_bytes\x18\a \x01(\x04R\vmemoryBytes\x12\x12\n" +
+	"\x04held\x18\b \x01(\tR\x04held\"\xce\x01\n" +
 	"\aSetting\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12\x1c\n" +

@@ -23,6 +23,22 @@ func RunDir() string {
 	return "/var/run/nvshare"
 }
 
+// WardenDir returns the directory of nvshare-warden where no flag says otherwise:
+// $NVSHARE_WARDEN_DIR, or /var/run/nvshare-warden. It is not in the run directory, which is
+// the scheduler's: the warden has more rights.
+func WardenDir() string {
+	if dir := os.Getenv("NVSHARE_WARDEN_DIR"); dir != "" {
+		return dir
+	}
+	return DefaultWardenDir
+}
+
+// DefaultWardenDir is where the unit of systemd has it.
+const DefaultWardenDir = "/var/run/nvshare-warden"
+
+// WardenSocket is the name of the warden's socket there.
+const WardenSocket = "warden.sock"
+
 // ParseDuration reads a positive duration as people give it to the programs:
 // a number of seconds ("45", "0.5"), or with a unit ("200ms", "1m30s").
 func ParseDuration(s string) (time.Duration, error) {

@@ -199,7 +199,7 @@ func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 	d.tenants.MemoryChanged, d.tenants.OverlapChanged = d.memory.SetTenantMemory, d.reviewOverlap
 	d.away = away.New(d.memory)
 	d.moves = moves.New(d.away, d.loseClient)
-	d.watch = watch.New(d.Node, d.managed, func(samples []metrics.GPUSample) {
+	d.watch = watch.New(d.tenants, d.managed, func(samples []metrics.GPUSample) {
 		d.noteFaults(samples)
 		d.noteFilled(samples)
 	})
@@ -274,6 +274,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		d.settings.Keep()
 	}
 	d.End() // before anything is closed that others wait for
+	d.watch.Close()
 
 	d.dir.CloseSockets()
 	server.Close()

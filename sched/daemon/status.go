@@ -25,6 +25,8 @@ func (d *Daemon) status() *api.StatusResponse {
 		UptimeNs: int64(time.Since(d.started)),
 
 		CheckpointProblem: d.checkpointProblem(),
+		Warden:            d.watch.WardenProblem() == "",
+		WardenProblem:     d.watch.WardenProblem(),
 		Clients:           uint32(len(d.Clients)),
 		Connections:       uint32(len(d.conns)),
 		ProtocolErrors:    d.Malformed,

@@ -63,7 +63,7 @@ type flags struct {
 	takeOver                                                bool
 	controlGroup                                            string
 	webAddr, webTokenFile                                   string
-	checkpoint                                              string
+	checkpoint, warden                                      string
 }
 
 func main() {
@@ -93,7 +93,8 @@ in the environment it logs each decision. It needs no root and no capability, bu
 run directory that belongs to its user; only --fence-action kill needs CAP_KILL.
 
 Its decisions hold for programs that load libnvshare.so. A static program, a raw ioctl
-or a process that removes LD_PRELOAD is not held.`,
+or a process that removes LD_PRELOAD is not held, but to its core limit where nvshare-warden
+runs.`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
 		SilenceUsage:  true,
@@ -139,6 +140,8 @@ or a process that removes LD_PRELOAD is not held.`,
 	fs.StringVar(&f.controlGroup, "control-group", "", "`group`, by name or number, whose members may use the control socket; it is as powerful as the scheduler")
 	fs.BoolVar(&f.takeOver, "take-over", os.Getenv("NVSHARE_TAKE_OVER") == "1", "where another nvshare-scheduler has the run directory, wait for its end, and do not fail; default from NVSHARE_TAKE_OVER")
 	fs.StringVar(&f.checkpoint, "checkpoint", "auto", "`auto|off|PATH`: the program by which the driver takes the context of a suspended process off the GPU too; auto: nvshare-checkpoint beside this program or in PATH, if it is there")
+	fs.StringVar(&f.warden, "warden", filepath.Join(api.WardenDir(), api.WardenSocket), "the `socket` of nvshare-warden: while one runs, programs without the shim keep the core limit of their tenant; \"\": they are only reported")
+	fs.Lookup("warden").DefValue = "warden.sock in $NVSHARE_WARDEN_DIR or /var/run/nvshare-warden"
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	cmd.AddCommand(prepareCommand(status, &f.runDir), overlapDaemonCommand(status), manual.Command("8", api.Version, nil))
 	cmd.CompletionOptions.DisableDefaultCmd = true
@@ -239,7 +242,7 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	case api.Mode_MODE_AUTO:
 		o.Mode = sched.Auto
 	}
-	o.Sample = sampler(f.simGPU)
+	o.Sample, o.Warden = sampler(f.simGPU), f.warden
 	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
 	runner, err := checkpointer(f.checkpoint, f.simGPU)
 	if err != nil {

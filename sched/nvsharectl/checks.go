@@ -46,6 +46,7 @@ var checks = []struct {
 	{"pcie", checkPCIe},
 	{"swap", checkSwap},
 	{"checkpoint", checkCheckpoint},
+	{"warden", checkWarden},
 	{"hugepages", checkHugePages},
 	{"selinux", checkSELinux},
 	{"apparmor", checkAppArmor},

@@ -111,6 +111,17 @@ func checkCheckpoint(p *patient) []finding {
 	return found(warn, p.fixCheckpoint(why), "suspended tenants keep their contexts, and none moves: %s", why)
 }
 
+// checkWarden says whether programs without the shim are held.
+func checkWarden(p *patient) []finding {
+	switch {
+	case p.status.GetWarden():
+		return found(pass, "", "programs without the shim keep the core limit of their tenant, by nvshare-warden")
+	case p.status.GetWardenProblem() == "": // an older scheduler
+		return nil
+	}
+	return found(info, "systemctl enable --now nvshare-warden", "cooperative: programs without the shim are reported, and not held: %s", p.status.WardenProblem)
+}
+
 // couldCheckpoint says what checkCheckpoint would find if memory were swapped: without that the
 // scheduler does not look.
 func (p *patient) couldCheckpoint() []finding {

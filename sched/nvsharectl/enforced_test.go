@@ -28,6 +28,23 @@ func TestStatusSaysWhatIsEnforced(t *testing.T) {
 	}
 }
 
+// status -o wide says whether programs without the library are held.
+func TestStatusSaysWhoHoldsTheOthers(t *testing.T) {
+	for want, r := range map[string]*api.StatusResponse{
+		"driver       core limits of programs without the library: nvshare-warden": {Warden: true, Gpus: []*api.GPU{{Uuid: "GPU-b", Index: 5}},
+			Unmanaged: []*api.Unmanaged{{Uuid: "GPU-b", Held: "held from outside"}}},
+		"nobody       a program without the library (cooperative: no nvshare-warden runs)": {WardenProblem: "no nvshare-warden runs"},
+		"nobody       a program without the library; one":                                  {}, // of an older scheduler
+		"nobody       now, GPU 5: 1 without":                                               {Gpus: []*api.GPU{{Uuid: "GPU-b", Index: 5}}, Unmanaged: []*api.Unmanaged{{Uuid: "GPU-b", Held: "not held to its core limit: x"}}},
+	} {
+		var out bytes.Buffer
+		printWide(streams{out: &out}, r)
+		if !strings.Contains(out.String(), want) || r.Warden && strings.Contains(out.String(), "now, GPU") {
+			t.Errorf("no line %q in:\n%s", want, &out)
+		}
+	}
+}
+
 // Without NVML the scheduler does not know how much memory a GPU has. 0 is not the size.
 func TestSizeOfMemoryIsNotKnown(t *testing.T) {
 	g := &api.GPU{Name: "NVIDIA H200", QuantumNs: 1e8, Memory: []*api.MemoryAccount{{Uid: 1000, UsedBytes: 3 << 30, LimitBytes: 6 << 30}}}

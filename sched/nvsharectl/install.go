@@ -46,6 +46,9 @@ func newInstaller(io streams) *installer {
 // socket, which is never restarted: programs wait in its queue during an upgrade.
 var services = []string{"nvshare-scheduler.service", "nvshare-plugin.service"}
 
+// wardenService is not started by install: what it does is for who asks for it.
+const wardenService = "nvshare-warden.service"
+
 const schedulerSocket = "nvshare-scheduler.socket"
 
 // builtPrefix is the prefix in the release's units.
@@ -144,7 +147,7 @@ func (in *installer) items() (all []item, err error) {
 		return nil
 	}
 	for name, dir := range map[string]string{
-		"nvshare-scheduler": "sbin", "nvshare-checkpoint": "sbin", "nvshare-plugin": "sbin", "nvsharectl": "bin",
+		"nvshare-scheduler": "sbin", "nvshare-checkpoint": "sbin", "nvshare-warden": "sbin", "nvshare-plugin": "sbin", "nvsharectl": "bin",
 		cdi.ShimFile: "lib", cdi.HookFile: "lib/nvshare",
 	} {
 		if err := add(name, filepath.Join(in.prefix, dir), 0o755, nil); err != nil {

@@ -20,10 +20,10 @@ import (
 func release(t *testing.T, version string) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, name := range []string{"nvshare-scheduler", "nvshare-checkpoint", "nvshare-plugin", "nvsharectl", "libnvshare.so", "nvshare-cdi-hook"} {
+	for _, name := range []string{"nvshare-scheduler", "nvshare-checkpoint", "nvshare-warden", "nvshare-plugin", "nvsharectl", "libnvshare.so", "nvshare-cdi-hook"} {
 		put(t, filepath.Join(dir, name), name+" "+version, 0o644)
 	}
-	for _, name := range []string{"nvshare-scheduler", "nvshare-plugin"} {
+	for _, name := range []string{"nvshare-scheduler", "nvshare-warden", "nvshare-plugin"} {
 		put(t, dir+"/deployments/systemd/"+name+".service", "ExecStart=/usr/local/sbin/"+name+"\n# "+version+"\n", 0o644)
 	}
 	put(t, dir+"/deployments/systemd/nvshare-scheduler.socket", "[Socket]\n", 0o644)
@@ -76,10 +76,11 @@ func newHost(t *testing.T, from, root string) *testHost {
 
 var installedTree = []string{
 	"/etc/", "/etc/systemd/", "/etc/systemd/system/", "/etc/systemd/system/nvshare-plugin.service", "/etc/systemd/system/nvshare-scheduler.service",
-	"/etc/systemd/system/nvshare-scheduler.socket", "/etc/sysusers.d/", "/etc/sysusers.d/nvshare.conf", "/etc/tmpfiles.d/", "/etc/tmpfiles.d/nvshare.conf",
+	"/etc/systemd/system/nvshare-scheduler.socket", "/etc/systemd/system/nvshare-warden.service", "/etc/sysusers.d/", "/etc/sysusers.d/nvshare.conf", "/etc/tmpfiles.d/", "/etc/tmpfiles.d/nvshare.conf",
 	"/usr/", "/usr/local/", "/usr/local/bin/", "/usr/local/bin/nvsharectl*",
 	"/usr/local/lib/", "/usr/local/lib/libnvshare.so*", "/usr/local/lib/nvshare/", "/usr/local/lib/nvshare/manifest", "/usr/local/lib/nvshare/nvshare-cdi-hook*",
 	"/usr/local/sbin/", "/usr/local/sbin/nvshare-checkpoint*", "/usr/local/sbin/nvshare-plugin*", "/usr/local/sbin/nvshare-scheduler*",
+	"/usr/local/sbin/nvshare-warden*",
 }
 
 func TestInstallAndUninstall(t *testing.T) {
@@ -99,7 +100,7 @@ func TestInstallAndUninstall(t *testing.T) {
 		t.Errorf("installed:\n%q\nwant\n%q", got, installedTree)
 	}
 	h.out.Reset()
-	if err := h.install(ctx); err != nil || h.out.String() != "all 11 files are in place\n" {
+	if err := h.install(ctx); err != nil || h.out.String() != "all 13 files are in place\n" {
 		t.Errorf("again: %v\n%s", err, &h.out)
 	}
 
@@ -307,8 +308,8 @@ func TestInstallTellsTheHost(t *testing.T) {
 	}
 	h := newHost(t, "", "")
 	h.scheduler = func(context.Context, string) bool { return true }
-	m := manifest{files: map[string][]string{"/usr/local/sbin/nvshare-scheduler": nil, "/etc/systemd/system/nvshare-scheduler.service": nil, "/etc/systemd/system/nvshare-scheduler.socket": nil}}
-	if err := h.stop(ctx, m); err == nil || !strings.Contains(err.Error(), "end it first") || !slices.Equal(h.ran, []string{"systemctl disable --now nvshare-scheduler.socket nvshare-scheduler.service nvshare-plugin.service"}) {
+	m := manifest{files: map[string][]string{"/usr/local/sbin/nvshare-scheduler": nil, "/etc/systemd/system/nvshare-scheduler.service": nil, "/etc/systemd/system/nvshare-scheduler.socket": nil, "/etc/systemd/system/nvshare-warden.service": nil}}
+	if err := h.stop(ctx, m); err == nil || !strings.Contains(err.Error(), "end it first") || !slices.Equal(h.ran, []string{"systemctl disable --now nvshare-scheduler.socket nvshare-scheduler.service nvshare-plugin.service nvshare-warden.service"}) {
 		t.Errorf("a scheduler that does not end: %v, ran %q", err, h.ran)
 	}
 }

@@ -147,11 +147,18 @@ func (in *installer) stop(ctx context.Context, m manifest) error {
 }
 
 // units are what the manifest's release has running.
-func (*installer) units(m manifest) []string {
-	if slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == schedulerSocket }) {
-		return append([]string{schedulerSocket}, services...) // it would start the scheduler again
+func (*installer) units(m manifest) (units []string) {
+	has := func(unit string) bool {
+		return slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == unit })
 	}
-	return services
+	if has(schedulerSocket) {
+		units = append(units, schedulerSocket) // it would start the scheduler again
+	}
+	units = append(units, services...)
+	if has(wardenService) {
+		units = append(units, wardenService)
+	}
+	return units
 }
 
 // removeInstalled removes the files of a manifest, and returns those that were
@@ -224,9 +231,9 @@ func (in *installer) removePlaced() error {
 			return err
 		}
 	}
-	// The run directory holds sockets and the scheduler's state, and the other one the
-	// records of claims; no scheduler runs.
-	for _, dir := range []string{cdi.DefaultRunDir, cdi.ClaimDir} {
+	// The run directory holds sockets and the scheduler's state, the others the records of
+	// claims and those of the warden; no scheduler runs.
+	for _, dir := range []string{cdi.DefaultRunDir, cdi.ClaimDir, api.DefaultWardenDir} {
 		found := cdi.OnHost(in.root, dir)
 		if !exists(found) {
 			continue

@@ -104,7 +104,14 @@ func enforcement(r *api.StatusResponse) table {
 		hardware = "time slices, as the library sets them (GPU " + strings.Join(gpus, ", ") + "); " + hardware
 	}
 	t.add(nil, "hardware", hardware)
-	t.add(nil, "nobody", "a program without the library; one that starts while there is no scheduler, unless NVSHARE_SCHEDULER_LOSS=closed")
+	without := "a program without the library"
+	if r.Warden {
+		t.add(nil, "driver", "core limits of programs without the library: nvshare-warden takes their channels off the GPU")
+		without = "all else that a program without the library does"
+	} else if r.WardenProblem != "" {
+		without += " (cooperative: " + r.WardenProblem + ")"
+	}
+	t.add(nil, "nobody", without+"; one that starts while there is no scheduler, unless NVSHARE_SCHEDULER_LOSS=closed")
 	for _, what := range unarbitrated(r) {
 		t.add(map[int]string{1: red}, "nobody", what)
 	}
@@ -131,7 +138,7 @@ func unarbitrated(r *api.StatusResponse) (now []string) {
 	for _, g := range r.Gpus {
 		unmanaged, bypassing := 0, 0
 		for _, u := range r.Unmanaged {
-			if u.Uuid == g.Uuid {
+			if u.Uuid == g.Uuid && !strings.HasPrefix(u.Held, "held ") {
 				unmanaged++
 			}
 		}

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...] | [RESULTS-DIR] suites FLAG... | --help
+# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...] | [RESULTS-DIR] suites FLAG... | [RESULTS-DIR] warden | --help
 # Run it on a GPU host, as root, from the unpacked bundle. It runs the steps that are
 # named, or the first six, and writes their results to RESULTS-DIR.
 #   demo      the demo on the real GPU
@@ -44,6 +44,8 @@
 #             that stays: pauses, and whether the losses are the same (4 minutes; two GPUs)
 #   suites    suites that others wrote (CUDA samples, tests of CuPy, PyTorch, Numba, JAX), from paths
 #             on this host: what is not as natively. No other step goes with it; suites.py --help has its flags
+#   warden    nvshare-warden and two PyTorch processes without a shim: slices, off and on, a limit, and
+#             kills of the warden (2 minutes). No other step goes with it
 # The frameworks are those of python3; PYTHON names another interpreter.
 # bin/nvshare-gpu -h explains the flags.
 set -u
@@ -59,7 +61,7 @@ if [ ! -x "$here/bin/nvshare-gpu" ]; then
 fi
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites | warden) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -69,6 +71,10 @@ results=$(cd "$results" && pwd)
 suites=no left=$#
 if [ "${1:-}" = suites ]; then
 	shift && suites=yes left=0
+fi
+warden=no
+if [ "${1:-}" = warden ]; then
+	shift && warden=yes left=0
 fi
 # The demo is a program of its own; other steps and flags go to nvshare-gpu.
 demo=no others=no
@@ -81,7 +87,7 @@ while [ "$left" -gt 0 ]; do
 	esac
 	shift
 done
-if [ $suites$demo$others = nonono ]; then
+if [ $suites$warden$demo$others = nononono ]; then
 	demo=yes others=yes
 fi
 
@@ -102,6 +108,9 @@ if [ $demo = yes ]; then
 fi
 if [ $suites = yes ]; then
 	"${PYTHON:-python3}" "$here/suites.py" "$results" "$@" || status=$?
+fi
+if [ $warden = yes ]; then
+	"${PYTHON:-python3}" "$here/warden.py" "$results" "$@" || status=$?
 fi
 if [ $others = yes ]; then
 	"$here/bin/nvshare-gpu" --bundle "$here" --results "$results" "$@" || status=1

@@ -214,7 +214,7 @@ nvshare-plugin --version
 test -z "$(LD_PRELOAD=libnvshare.so /bin/true 2>&1)"
 nvshare-plugin --no-nri --simgpu /simgpu
 nvsharectl cdi validate --simgpu /simgpu
-for page in man1/nvsharectl.1 man8/nvshare-scheduler.8 man8/nvshare-plugin.8; do
+for page in man1/nvsharectl.1 man8/nvshare-scheduler.8 man8/nvshare-warden.8 man8/nvshare-plugin.8; do
 	test -s /usr/share/man/$page -o -s /usr/local/share/man/$page
 done
 `
@@ -292,7 +292,7 @@ func TestPrograms(t *testing.T) {
 	for _, arch := range arches {
 		for _, kind := range []string{"", "-static"} {
 			dir := unpack(t, arch, kind)
-			for _, name := range []string{"nvshare-scheduler", "nvshare-plugin", "nvsharectl", "nvshare-checkpoint", "nvshare-cdi-hook", "libnvshare.so"} {
+			for _, name := range []string{"nvshare-scheduler", "nvshare-plugin", "nvsharectl", "nvshare-checkpoint", "nvshare-warden", "nvshare-cdi-hook", "libnvshare.so"} {
 				f, err := elf.Open(filepath.Join(dir, name))
 				if err != nil {
 					t.Errorf("%s%s: %v", arch, kind, err)

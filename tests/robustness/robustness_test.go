@@ -108,7 +108,7 @@ var programs = sync.OnceValues(func() (dir string, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return "", err
 	}
-	for name, env := range map[string][]string{"nvshare-scheduler": nil, checkpoint.Name: {"CGO_ENABLED=0"}} {
+	for name, env := range map[string][]string{"nvshare-scheduler": nil, checkpoint.Name: {"CGO_ENABLED=0"}, "nvshare-warden": {"CGO_ENABLED=0"}} {
 		cmd := exec.Command("go", "build", "-o", filepath.Join(dir, name), "../../sched/"+name)
 		cmd.Env = append(os.Environ(), env...)
 		if out, err := cmd.CombinedOutput(); err != nil {

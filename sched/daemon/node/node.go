@@ -95,6 +95,9 @@ type Config struct {
 	// Sample asks the driver who uses GPUs, for metrics and to find processes that
 	// are no clients. nil: nobody is asked.
 	Sample metrics.Sampler
+	// Warden is the socket of nvshare-warden, by which processes without a shim keep the core
+	// limit of their tenant; "": they are only reported.
+	Warden string
 }
 
 // Checkpointer has the driver take a process off its GPUs, and put it back; see package

@@ -20,6 +20,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 )
 
@@ -40,7 +41,7 @@ const (
 
 // Watch finds the processes that use GPUs without nvshare, or without a grant.
 type Watch struct {
-	*node.Node
+	*tenants.Book
 	Look      *timer.Timer // which processes use GPUs
 	LookPause time.Duration
 	Strangers map[*node.GPU][]stranger      // processes that are no clients, by pid
@@ -50,12 +51,15 @@ type Watch struct {
 	managed func() map[uint32]bool
 	// looked hears what else the driver says.
 	looked func([]metrics.GPUSample)
+
+	Holder *holder // nil: no warden is wanted
 }
 
 // New returns a watch that looks once Begin was called.
-func New(n *node.Node, managed func() map[uint32]bool, looked func([]metrics.GPUSample)) *Watch {
-	w := &Watch{Node: n, LookPause: lookPause, Strangers: map[*node.GPU][]stranger{}, outsiders: map[*node.Attachment]*outside{}, managed: managed, looked: looked}
-	w.Look = n.Timers.New(w.lookForStrangers)
+func New(b *tenants.Book, managed func() map[uint32]bool, looked func([]metrics.GPUSample)) *Watch {
+	w := &Watch{Book: b, LookPause: lookPause, Strangers: map[*node.GPU][]stranger{}, outsiders: map[*node.Attachment]*outside{}, managed: managed, looked: looked}
+	w.Look = b.Timers.New(w.lookForStrangers)
+	w.openHolder()
 	return w
 }
 
@@ -63,6 +67,9 @@ func New(n *node.Node, managed func() map[uint32]bool, looked func([]metrics.GPU
 func (w *Watch) Begin() {
 	if w.Opts.Sample != nil {
 		w.Look.Set(loop.Now().Add(w.LookPause))
+	}
+	if w.Holder != nil {
+		w.Holder.next.Set(loop.Now())
 	}
 }
 
@@ -76,7 +83,7 @@ type stranger struct {
 // lookForStrangers asks the driver, beside the loop, which processes use GPUs. Where
 // nobody shares a GPU nobody is overlapped, and NVML need not keep the GPU awake.
 func (w *Watch) lookForStrangers() {
-	if len(w.Clients)+len(w.Names) == 0 {
+	if len(w.Clients)+len(w.Names) == 0 && (w.Holder == nil || !w.anyLimit()) {
 		for _, g := range w.Order {
 			delete(w.Strangers, g)
 		}
@@ -145,6 +152,9 @@ func (w *Watch) FinishLook(found map[string][]stranger, err error) {
 
 func (w *Watch) describeStranger(g *node.GPU, s stranger) string {
 	c := w.ContainerOf(s.peer)
+	if how := w.describeHeld(g, s.peer); how != "" {
+		return fmt.Sprintf("GPU %d: %s (pid %d, %s) uses the GPU without the shim: %s", g.Index, api.Tenant(c, s.peer.UID), s.peer.PID, strings.ToValidUTF8(s.peer.Command, "?"), how)
+	}
 	return fmt.Sprintf("GPU %d: %s (pid %d, %s) uses the GPU without nvshare: nobody arbitrates its work (it unset LD_PRELOAD or hides the shim, or is a static program)",
 		g.Index, api.Tenant(c, s.peer.UID), s.peer.PID, strings.ToValidUTF8(s.peer.Command, "?"))
 }
@@ -158,6 +168,7 @@ func (w *Watch) StrangersStatus(g *node.GPU) (all []*api.Unmanaged, problems []s
 		all = append(all, &api.Unmanaged{
 			Uuid: g.UUID, Index: uint32(g.Index), Pid: uint32(s.peer.PID), Uid: s.peer.UID,
 			Command: strings.ToValidUTF8(s.peer.Command, "?"), Container: w.ContainerOf(s.peer), MemoryBytes: s.bytes,
+			Held: w.describeHeld(g, s.peer),
 		})
 		if len(problems) < node.MaxNamed {
 			problems = append(problems, w.describeStranger(g, s))

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/warden/order"
+)
+
+// aWarden answers orders, and remembers them.
+type aWarden struct {
+	*testing.T
+	path string
+
+	mu     sync.Mutex
+	orders []order.Order
+	fail   map[int]string // by pid: what its orders to be taken off answer
+	socks  []*net.UnixConn
+	listen *net.UnixListener
+}
+
+func newWarden(t *testing.T) *aWarden {
+	w := &aWarden{T: t, path: filepath.Join(t.TempDir(), "w.sock"), fail: map[int]string{}}
+	w.open()
+	t.Cleanup(w.end)
+	return w
+}
+
+func (w *aWarden) open() {
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: w.path, Net: "unixpacket"})
+	if err != nil {
+		w.Fatal(err)
+	}
+	w.mu.Lock()
+	w.listen = l
+	w.mu.Unlock()
+	go func() {
+		for {
+			sock, err := l.AcceptUnix()
+			if err != nil {
+				return
+			}
+			w.mu.Lock()
+			w.socks = append(w.socks, sock)
+			w.mu.Unlock()
+			go w.serve(order.NewConn(sock))
+		}
+	}()
+}
+
+func (w *aWarden) serve(c *order.Conn) {
+	for {
+		var r order.Request
+		if c.Receive(&r) != nil {
+			return
+		}
+		reply := order.Reply{ID: r.ID}
+		w.mu.Lock()
+		for _, o := range r.Orders {
+			w.orders = append(w.orders, o)
+			result := order.Result{GPUs: []string{gpuA.UUID}, Clients: 1, Groups: 1, Channels: 1}
+			if o.Op == order.Off {
+				result.Error = w.fail[o.PID]
+			}
+			reply.Results = append(reply.Results, result)
+		}
+		w.mu.Unlock()
+		if c.Send(reply) != nil {
+			return
+		}
+	}
+}
+
+func (w *aWarden) end() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.listen.Close()
+	for _, s := range w.socks {
+		s.Close()
+	}
+}
+
+// last returns the latest order about a process, and how many were of a kind.
+func (w *aWarden) last(p *proc, op order.Op) (last order.Op, n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, o := range w.orders {
+		if o.PID == p.cmd.Process.Pid {
+			if last = o.Op; o.Op == op {
+				n++
+			}
+		}
+	}
+	return last, n
+}
+
+func (w *aWarden) until(what string, ok func() bool) {
+	w.Helper()
+	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			w.Fatalf("never: %s", what)
+		}
+	}
+}
+
+// occupants says who uses GPU A, and which part of it they had.
+type occupants struct {
+	mu   sync.Mutex
+	pids []uint32
+	busy map[uint32]float64
+}
+
+func (o *occupants) set(busy map[uint32]float64, processes ...*proc) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.pids, o.busy = nil, busy
+	for _, p := range processes {
+		o.pids = append(o.pids, uint32(p.cmd.Process.Pid))
+	}
+}
+
+func (o *occupants) sample(context.Context) ([]metrics.GPUSample, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := map[uint32]uint64{}
+	for _, pid := range o.pids {
+		all[pid] = 1 << 20
+	}
+	return []metrics.GPUSample{{UUID: gpuA.UUID, Processes: all, Busy: o.busy}}, nil
+}
+
+func withWarden(t *testing.T, w *aWarden, nvml *occupants) *scheduler {
+	return start(t, t.TempDir(), func(o *Options) { o.Sample, o.Warden = nvml.sample, w.path }, func(d *Daemon) { d.watch.LookPause = time.Millisecond })
+}
+
+func (s *scheduler) limitUser(uid, percent uint32) {
+	s.t.Helper()
+	if _, err := dial(s.t, s).SetShare(context.Background(), &api.SetShareRequest{Uid: &uid, CoreLimit: &percent}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// A process without a shim is switched as long as its tenant has a limit and it has not
+// registered. One whose tenant has no limit is let alone.
+func TestHeldByTheWarden(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	s := withWarden(t, w, &nvml)
+	held, free := newProc(t, s.dir, 0), newProc(t, s.dir, 1001)
+	nvml.set(nil, held, free)
+	s.limitUser(0, 30)
+	w.until("it is taken off and put on", func() bool {
+		_, off := w.last(held, order.Off)
+		_, on := w.last(held, order.On)
+		return off > 1 && on > 1
+	})
+	s.await("the status says so", func(r *api.StatusResponse) bool {
+		return r.Warden && slices.ContainsFunc(r.Unmanaged, func(u *api.Unmanaged) bool { return strings.Contains(u.Held, "held from outside") }) && hasProblem(r, "held from outside")
+	})
+	s.limitUser(0, 0)
+	w.until("without a limit it is on", func() bool { last, _ := w.last(held, order.On); return last == order.On })
+	s.limitUser(0, 30)
+	_, before := w.last(held, order.Off)
+	w.until("it is held again", func() bool { _, n := w.last(held, order.Off); return n > before })
+	held.connect().register(0).attach(0, gpuA, 0, 0)
+	s.await("a client is not held", func(*api.StatusResponse) bool {
+		held := 0
+		if err := s.Ask(t.Context(), func() { held = len(s.watch.Holder.Holdings) }); err != nil {
+			t.Fatal(err)
+		}
+		return held == 0
+	})
+	w.until("a client is on", func() bool { last, _ := w.last(held, order.On); return last == order.On })
+	if _, n := w.last(free, order.State); n != 0 {
+		t.Error("a process whose tenant has no limit was looked at")
+	}
+}
+
+// One that cannot be taken off does not keep the others of its tenant off.
+func TestOneCannotBeHeld(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	s := withWarden(t, w, &nvml)
+	bad, good := newProc(t, s.dir, 0), newProc(t, s.dir, 0)
+	w.fail[bad.cmd.Process.Pid] = "the driver answers status 0x1b"
+	nvml.set(nil, bad, good)
+	s.limitUser(0, 50)
+	s.await("the status says why", func(r *api.StatusResponse) bool {
+		return hasProblem(r, "status 0x1b") && hasProblem(r, "held from outside")
+	})
+	_, before := w.last(good, order.On)
+	w.until("the other one has its part", func() bool { _, n := w.last(good, order.On); return n > before+3 })
+}
+
+// One that puts its channels on by itself is named.
+func TestCheatIsNamed(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	s := withWarden(t, w, &nvml)
+	cheat := newProc(t, s.dir, 0)
+	nvml.set(map[uint32]float64{uint32(cheat.cmd.Process.Pid): 0.9}, cheat)
+	s.limitUser(0, 30)
+	s.await("it is named", func(r *api.StatusResponse) bool { return hasProblem(r, "puts its channels on by itself, and had 90 %") })
+	nvml.set(map[uint32]float64{uint32(cheat.cmd.Process.Pid): 0.3}, cheat)
+	s.await("it is held", func(r *api.StatusResponse) bool { return hasProblem(r, "held from outside") })
+}
+
+// The warden goes and comes back.
+func TestWardenComesAndGoes(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	s := withWarden(t, w, &nvml)
+	held := newProc(t, s.dir, 0)
+	nvml.set(nil, held)
+	s.limitUser(0, 30)
+	s.await("it is held", func(r *api.StatusResponse) bool { return hasProblem(r, "held from outside") })
+	w.end()
+	s.await("nobody holds it", func(r *api.StatusResponse) bool {
+		return !r.Warden && r.WardenProblem != "" && hasProblem(r, "uses the GPU without nvshare")
+	})
+	w.open()
+	s.await("it is held again", func(r *api.StatusResponse) bool { return r.Warden && hasProblem(r, "held from outside") })
+}

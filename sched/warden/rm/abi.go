@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rm
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// ABI is the part of the interface of the driver's resource manager (RM) that this package
+// uses. Its numbers and layouts are those of NVIDIA's published kernel sources;
+// hook/rm/rm_abi.h names the file of each, and a test compares the two.
+type ABI struct {
+	// First and Last are the branches of the driver that have it.
+	First, Last int
+
+	// Requests of ioctl.
+	Alloc, Control uintptr
+
+	// Commands of Control, and the sizes of their parameters.
+	SetSlice, GetSlice Command // to a channel group; microseconds, 64 bits
+	Channels           Command // to a subdevice; see channels
+	UUID               Command // to a subdevice; see uuid
+	Token              Command // to a channel: the number that rings its doorbell
+
+	// Statuses.
+	BadClient uint32
+	NoObject  []uint32
+
+	// FirstClient and FirstObject are where the RM begins to number clients, and libcuda
+	// the objects of a client.
+	FirstClient, FirstObject uint32
+	RootClass                uint32
+}
+
+// Command is the number of a control, and the size of its parameters in bytes.
+type Command struct {
+	Number uint32
+	Size   int
+}
+
+// abis has a row for each span of branches with the same interface.
+var abis = []ABI{{
+	First: 515, Last: 595,
+	Alloc: 0xc020462b, Control: 0xc020462a,
+	SetSlice: Command{0xa06c0103, 8}, GetSlice: Command{0xa06c0104, 8},
+	Channels: Command{0x2080110b, 536}, UUID: Command{0x2080014a, 268},
+	Token:     Command{0xc36f0108, 4},
+	BadClient: 0x23, NoObject: []uint32{0x57, 0x33},
+	FirstClient: 0xc1d00000, FirstObject: 0x5c000000,
+	RootClass: 0x41,
+}}
+
+// Layout of Channels: lists of clients and channels, of maxChannels each.
+const (
+	maxChannels = 64
+	disableAt   = 0 // one byte
+	countAt     = 4
+	clientsAt   = 24
+	channelsAt  = clientsAt + 4*maxChannels
+)
+
+// Layout of UUID.
+const (
+	uuidFlagsAt  = 4
+	uuidBinary   = 2
+	uuidLengthAt = 8
+	uuidAt       = 12
+	uuidLength   = 16
+)
+
+// For returns the interface of a version of the driver, like 580.159.04.
+func For(version string) (*ABI, error) {
+	branch, _, _ := strings.Cut(version, ".")
+	n, err := strconv.Atoi(branch)
+	if err != nil {
+		return nil, fmt.Errorf("driver %q: no version", version)
+	}
+	for i := range abis {
+		if n >= abis[i].First && n <= abis[i].Last {
+			return &abis[i], nil
+		}
+	}
+	return nil, fmt.Errorf("driver %s: its interface is not known; known are branches %d to %d", version, abis[0].First, abis[len(abis)-1].Last)
+}

@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package rm
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+)
+
+const (
+	// clientMisses is how many numbers in a row are asked for after the latest client of a
+	// file, and firstMisses before the first one: each that is nobody's writes a line to
+	// the kernel's log. So no more than maxDescriptors are looked at, too.
+	clientMisses   = 16
+	firstMisses    = 2048
+	maxDescriptors = 16
+	// objectMisses is the same of the objects of a client, and maxObjects how far they go.
+	objectMisses = 256
+	maxObjects   = 8192
+	// A tenant can make as many clients and objects as it likes: maxClients is how many a
+	// process may have, and maxQuestions how often one look asks, which takes half a second.
+	maxClients   = 64
+	maxQuestions = 20000
+)
+
+// Client is what is known of one client of the RM.
+type Client struct {
+	Descriptor int      `json:"descriptor"` // of the process
+	Handle     uint32   `json:"handle"`
+	Groups     []uint32 `json:"groups"`
+	Channels   []uint32 `json:"channels"`
+	// Subdevices are its GPUs, and GPUs their UUIDs, in the same order.
+	Subdevices []uint32 `json:"subdevices"`
+	GPUs       []string `json:"gpus"`
+	// others are further objects of it, which need not be asked again what they are.
+	others []uint32
+}
+
+// Objects are what is known of a process. Its fields are for the file in which they are
+// written down; change them by Look only.
+type Objects struct {
+	Clients []Client `json:"clients"`
+	// Top is what Driver.Top was when clients were looked for: no client comes below it.
+	Top uint32 `json:"top"`
+	// Descriptors are those that were seen then.
+	Descriptors []int `json:"descriptors"`
+
+	questions int // that were asked
+}
+
+// Look learns the clients of a process and their objects. before is what the look before
+// found, or the zero value: where the process has the same descriptors as then, no new clients
+// are looked for. With all, each object is asked anew what it is: that takes 30 ms for a PyTorch
+// process.
+func Look(d Driver, pid, pidfd int, before Objects, all bool) (Objects, error) {
+	numbers, err := descriptors(d, pid)
+	if err != nil {
+		return Objects{}, err
+	}
+	numbers = numbers[:min(len(numbers), maxDescriptors)]
+	now := Objects{Top: before.Top, Descriptors: numbers}
+	scan := !slices.Equal(numbers, before.Descriptors)
+	if scan {
+		if now.Top, err = d.Top(); err != nil {
+			return Objects{}, err
+		}
+	}
+	for _, n := range numbers {
+		f, err := copyOf(d, pidfd, n)
+		if err != nil {
+			return Objects{}, err
+		}
+		if f == nil {
+			continue
+		}
+		same := now.learn(d.ABI(), f, n, before, scan, all)
+		f.Close()
+		if !same {
+			return Look(d, pid, pidfd, Objects{}, true)
+		}
+	}
+	return now, nil
+}
+
+// learn adds the clients of one descriptor. false: it may be another file's than before, and
+// new clients were not to be looked for.
+func (o *Objects) learn(abi *ABI, f File, descriptor int, before Objects, scan, all bool) bool {
+	handles := oldClients(abi, f, descriptor, before)
+	had := slices.ContainsFunc(before.Clients, func(c Client) bool { return c.Descriptor == descriptor })
+	if had && len(handles) == 0 {
+		if !scan {
+			return false
+		}
+		before = Objects{}
+	}
+	if scan {
+		bottom := abi.FirstClient
+		// What was asked for is not asked again, unless the numbers have gone round.
+		if slices.Contains(before.Descriptors, descriptor) && before.Top <= o.Top {
+			bottom = max(bottom, before.Top)
+		}
+		handles = append(handles, newClients(abi, f, bottom, o.Top)...)
+	}
+	for _, h := range handles {
+		known := slices.ContainsFunc(o.Clients, func(c Client) bool { return c.Handle == h }) // by another descriptor of that file
+		if !known && len(o.Clients) < maxClients {
+			var old Client
+			if i := slices.IndexFunc(before.Clients, func(c Client) bool { return c.Handle == h }); i >= 0 {
+				old = before.Clients[i]
+			}
+			last := old.last()
+			if all {
+				old = Client{}
+			}
+			o.Clients = append(o.Clients, o.objects(abi, f, descriptor, h, old, last))
+		}
+	}
+	return true
+}
+
+// isClient asks whether a number is a client of this file.
+func isClient(abi *ABI, f File, handle uint32) bool {
+	status, err := f.Control(handle, handle, abi.GetSlice, make([]byte, abi.GetSlice.Size))
+	return err == nil && status != abi.BadClient
+}
+
+func oldClients(abi *ABI, f File, descriptor int, before Objects) (handles []uint32) {
+	for _, c := range before.Clients {
+		if c.Descriptor == descriptor && isClient(abi, f, c.Handle) {
+			handles = append(handles, c.Handle)
+		}
+	}
+	return handles
+}
+
+// newClients asks from the latest client of all downwards.
+func newClients(abi *ABI, f File, bottom, top uint32) (handles []uint32) {
+	limit := firstMisses
+	for h, misses := top-1, 0; h >= bottom && misses < limit; h-- {
+		if !isClient(abi, f, h) {
+			misses++
+			continue
+		}
+		handles = append(handles, h)
+		misses, limit = 0, clientMisses
+	}
+	return handles
+}
+
+// last is the greatest number of an object.
+func (c *Client) last() (last uint32) {
+	for _, some := range [][]uint32{c.Groups, c.Channels, c.Subdevices, c.others} {
+		for _, object := range some {
+			last = max(last, object)
+		}
+	}
+	return last
+}
+
+// objects asks for numbers up to last, and until too many are nothing.
+func (o *Objects) objects(abi *ABI, f File, descriptor int, client uint32, old Client, last uint32) Client {
+	c := Client{Descriptor: descriptor, Handle: client}
+	for i, misses := uint32(0), 0; (misses < objectMisses || abi.FirstObject+i <= last) && i < maxObjects && o.questions < maxQuestions; i++ {
+		object := abi.FirstObject + i
+		ask := func(k Command, params []byte) uint32 {
+			o.questions++
+			status, err := f.Control(client, object, k, params)
+			if err != nil {
+				return abi.BadClient
+			}
+			return status
+		}
+		status := ask(abi.GetSlice, make([]byte, abi.GetSlice.Size))
+		switch {
+		case status == 0:
+			c.Groups = append(c.Groups, object)
+		case slices.Contains(abi.NoObject, status) || status == abi.BadClient:
+			misses++
+			continue
+		case slices.Contains(old.others, object):
+			c.others = append(c.others, object)
+		case slices.Contains(old.Channels, object):
+			c.Channels = append(c.Channels, object)
+		case slices.Contains(old.Subdevices, object):
+			c.Subdevices = append(c.Subdevices, object)
+			c.GPUs = append(c.GPUs, old.GPUs[slices.Index(old.Subdevices, object)])
+		default:
+			params := make([]byte, abi.UUID.Size)
+			binary.LittleEndian.PutUint32(params[uuidFlagsAt:], uuidBinary)
+			if ask(abi.UUID, params) == 0 && binary.LittleEndian.Uint32(params[uuidLengthAt:]) == uuidLength {
+				c.Subdevices = append(c.Subdevices, object)
+				c.GPUs = append(c.GPUs, formatUUID(params[uuidAt:uuidAt+uuidLength]))
+			} else if ask(abi.Token, make([]byte, abi.Token.Size)) == 0 {
+				c.Channels = append(c.Channels, object)
+			} else {
+				c.others = append(c.others, object)
+			}
+		}
+		misses = 0
+	}
+	return c
+}
+
+func formatUUID(b []byte) string {
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// Channels returns what is needed to put them on, without those that other has.
+func (o *Objects) Channels(other Objects) (some Objects) {
+	for _, c := range o.Clients {
+		has := func(uint32) bool { return false }
+		if i := slices.IndexFunc(other.Clients, func(x Client) bool { return x.Handle == c.Handle }); i >= 0 {
+			has = func(ch uint32) bool { return slices.Contains(other.Clients[i].Channels, ch) }
+		}
+		left := slices.DeleteFunc(slices.Clone(c.Channels), has)
+		if len(left) > 0 {
+			some.Clients = append(some.Clients, Client{Descriptor: c.Descriptor, Handle: c.Handle, Channels: left, Subdevices: c.Subdevices})
+		}
+	}
+	return some
+}
+
+// GPUs are the UUIDs of those that a process can use.
+func (o *Objects) GPUs() (all []string) {
+	for _, c := range o.Clients {
+		all = append(all, c.GPUs...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// Count returns how many groups and channels there are.
+func (o *Objects) Count() (groups, channels int) {
+	for _, c := range o.Clients {
+		groups += len(c.Groups)
+		channels += len(c.Channels)
+	}
+	return groups, channels
+}
+
+// each calls do for each client, with a copy of its file.
+func (o *Objects) each(d Driver, pidfd int, wanted func(*Client) bool, do func(File, *Client) error) error {
+	for i := range o.Clients {
+		c := &o.Clients[i]
+		if !wanted(c) {
+			continue
+		}
+		f, err := copyOf(d, pidfd, c.Descriptor)
+		if err != nil {
+			return err
+		}
+		if f == nil {
+			return fmt.Errorf("descriptor %d is the driver's no longer", c.Descriptor)
+		}
+		err = do(f, c)
+		f.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// StatusError is what the RM answered.
+type StatusError struct {
+	What   string
+	Status uint32
+}
+
+func (e *StatusError) Error() string {
+	return fmt.Sprintf("%s: the driver answers status %#x", e.What, e.Status)
+}
+
+// Slice sets the time slice of all groups, and reads it back.
+func (o *Objects) Slice(d Driver, pidfd int, us uint64) error {
+	abi := d.ABI()
+	has := func(c *Client) bool { return len(c.Groups) > 0 }
+	return o.each(d, pidfd, has, func(f File, c *Client) error {
+		for _, g := range c.Groups {
+			params := binary.LittleEndian.AppendUint64(nil, us)
+			if status, err := f.Control(c.Handle, g, abi.SetSlice, params); err != nil || status != 0 {
+				return failed("set a time slice", status, err)
+			}
+			clear(params)
+			status, err := f.Control(c.Handle, g, abi.GetSlice, params)
+			if err != nil || status != 0 {
+				return failed("read a time slice", status, err)
+			}
+			if got := binary.LittleEndian.Uint64(params); got != us {
+				return fmt.Errorf("a time slice was set to %d us, and is %d", us, got)
+			}
+		}
+		return nil
+	})
+}
+
+// SliceOf returns the time slice of the first group; 0: there is none.
+func (o *Objects) SliceOf(d Driver, pidfd int) (us uint64, err error) {
+	abi := d.ABI()
+	has := func(c *Client) bool { return len(c.Groups) > 0 && us == 0 }
+	err = o.each(d, pidfd, has, func(f File, c *Client) error {
+		params := make([]byte, abi.GetSlice.Size)
+		status, err := f.Control(c.Handle, c.Groups[0], abi.GetSlice, params)
+		if err != nil || status != 0 {
+			return failed("read a time slice", status, err)
+		}
+		us = binary.LittleEndian.Uint64(params)
+		return nil
+	})
+	return us, err
+}
+
+// Switch takes all channels off the GPU, or puts them on once. An error may mean that some
+// were switched. Of a client with several GPUs it is not known on which of them a channel is.
+func (o *Objects) Switch(d Driver, pidfd int, on bool) error {
+	abi := d.ABI()
+	has := func(c *Client) bool { return len(c.Channels) > 0 }
+	return o.each(d, pidfd, has, func(f File, c *Client) error {
+		if len(c.Subdevices) != 1 {
+			return fmt.Errorf("a client has %d GPUs: one is needed", len(c.Subdevices))
+		}
+		for part := range slices.Chunk(c.Channels, maxChannels) {
+			if status, err := f.Control(c.Handle, c.Subdevices[0], abi.Channels, switching(abi, c.Handle, part, on)); err != nil || status != 0 {
+				return failed("switch channels", status, err)
+			}
+		}
+		return nil
+	})
+}
+
+func switching(abi *ABI, client uint32, channels []uint32, on bool) []byte {
+	p := make([]byte, abi.Channels.Size)
+	if !on {
+		p[disableAt] = 1
+	}
+	binary.LittleEndian.PutUint32(p[countAt:], uint32(len(channels)))
+	for i, ch := range channels {
+		binary.LittleEndian.PutUint32(p[clientsAt+4*i:], client)
+		binary.LittleEndian.PutUint32(p[channelsAt+4*i:], ch)
+	}
+	return p
+}
+
+func failed(what string, status uint32, err error) error {
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
+	}
+	return &StatusError{what, status}
+}
+
+// PutOn puts all channels on so often that they are on, however often they were taken off
+// (times at most). It goes on after a failure, channel by channel: one may have been freed.
+func (o *Objects) PutOn(d Driver, pidfd, times int) (err error) {
+	abi := d.ABI()
+	for _, c := range o.Clients {
+		if len(c.Channels) == 0 || len(c.Subdevices) == 0 {
+			continue
+		}
+		f, e := copyOf(d, pidfd, c.Descriptor)
+		if e != nil {
+			err = e
+			continue
+		}
+		if f == nil {
+			continue
+		}
+		for range times {
+			for part := range slices.Chunk(c.Channels, maxChannels) {
+				status, e := f.Control(c.Handle, c.Subdevices[0], abi.Channels, switching(abi, c.Handle, part, true))
+				if e == nil && status == 0 {
+					continue
+				}
+				for _, one := range part {
+					status, e := f.Control(c.Handle, c.Subdevices[0], abi.Channels, switching(abi, c.Handle, []uint32{one}, true))
+					if e != nil || status != 0 && !slices.Contains(abi.NoObject, status) && status != abi.BadClient {
+						err = failed("put channels on", status, e)
+					}
+				}
+			}
+		}
+		f.Close()
+	}
+	return err
+}

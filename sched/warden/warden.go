@@ -1,0 +1,429 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package warden is the program nvshare-warden: it sets time slices of processes that have
+// no shim, and takes their channels off the GPU, from outside. It decides nothing:
+// the scheduler says what to do, over a socket (package order).
+//
+// What it guarantees: nobody's channels stay off for longer than order.Lease after the
+// latest order to keep them off,
+//
+//   - when the scheduler ends: the warden puts all on at the end of the connection;
+//   - when the scheduler hangs: the order runs out;
+//   - when the warden ends, by whatever signal, or hangs: its guard, a process of its own
+//     session, puts all on (guard.go);
+//   - when both are killed: the next start does, with the file that was written before
+//     (ledger.go). Until then channels stay off, because the driver keeps them so.
+package warden
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
+
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/warden/order"
+	"github.com/nvshare/nvshare/sched/warden/rm"
+)
+
+// Options configure a Warden.
+type Options struct {
+	Dir    string // for the socket and the ledger; made if it is not there
+	UID    int    // whose process may connect: the scheduler's
+	Driver rm.Driver
+	// Guard is a command line that ends in RunGuard.
+	Guard []string
+	Log   *logrus.Entry
+}
+
+// tick is the pause between two looks at leases, and at processes that have ended.
+const tick = 50 * time.Millisecond
+
+// maxProcesses bounds what the scheduler can have us keep.
+const maxProcesses = 4096
+
+// Socket is the name of the socket in Options.Dir.
+const Socket = api.WardenSocket
+
+// Warden carries out orders. Make one with New, then call Run.
+type Warden struct {
+	Options
+	ledger *ledger
+	lock   *os.File
+	listen *net.UnixListener
+	guard  *guard
+
+	mu        sync.Mutex
+	processes map[int]*process
+	ended     bool
+}
+
+// New waits for the guard of an earlier warden, puts on what that left off, and opens the
+// socket.
+func New(o Options) (*Warden, error) {
+	if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+		return nil, err
+	}
+	l, err := newLedger(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	w := &Warden{Options: o, ledger: l, processes: map[int]*process{}}
+	if w.lock, err = takeLock(filepath.Join(o.Dir, "lock")); err != nil {
+		return nil, err
+	}
+	if n, err := free(o.Driver, l); err != nil {
+		o.Log.WithError(err).Error("processes whose channels an earlier warden took off may stand still")
+	} else if n > 0 {
+		o.Log.Warnf("put the channels of %d processes on, which an earlier warden may have taken off", n)
+	}
+	if err := l.clear(); err != nil {
+		return nil, err
+	}
+	if w.guard, err = startGuard(o.Guard, w.lock, o.Log, w.guardEnded); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(o.Dir, Socket)
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	old := unix.Umask(0o177)
+	w.listen, err = net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	unix.Umask(old)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chown(path, o.UID, -1); err != nil {
+		return nil, err
+	}
+	return w, nil
+}
+
+// lockWait is how long the guard of an earlier warden may take to put all on.
+const lockWait = 2 * freeFor
+
+func takeLock(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for end := time.Now().Add(lockWait); ; time.Sleep(freePause) {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
+			f.Close()
+			return nil, fmt.Errorf("another warden or its guard has %s: %w", path, err)
+		}
+	}
+}
+
+// Run serves until stop is closed, then puts all on.
+func (w *Warden) Run(stop <-chan struct{}) error {
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			sock, err := w.listen.AcceptUnix()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				w.Log.WithError(err).Warn("accept a connection")
+				time.Sleep(tick)
+				continue
+			}
+			wg.Go(func() { w.serve(sock, stop) })
+		}
+	})
+	ticker := time.NewTicker(tick)
+	defer ticker.Stop()
+	for running := true; running; {
+		select {
+		case <-stop:
+			running = false
+		case <-ticker.C:
+			w.sweep(time.Now())
+		}
+	}
+	w.listen.Close()
+	w.mu.Lock()
+	w.ended = true
+	w.mu.Unlock()
+	wg.Wait()
+	failed := w.freeAll()
+	w.guard.end()
+	return failed
+}
+
+// serve answers one connection at a time of the scheduler.
+func (w *Warden) serve(sock *net.UnixConn, stop <-chan struct{}) {
+	c := order.NewConn(sock)
+	defer c.Close()
+	if err := w.mayConnect(sock); err != nil {
+		w.Log.WithError(err).Warn("refused a connection")
+		return
+	}
+	w.Log.Info("the scheduler is connected")
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-stop:
+			c.Close()
+		case <-over:
+		}
+	}()
+	for {
+		var r order.Request
+		err := c.Receive(&r)
+		if err == nil {
+			err = c.Send(w.carryOut(r))
+		}
+		if err != nil {
+			if !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.EOF) {
+				w.Log.WithError(err).Warn("the scheduler's connection")
+			}
+			break
+		}
+	}
+	w.Log.Info("the scheduler's connection has ended: all channels go on")
+	if err := w.freeAll(); err != nil {
+		w.Log.WithError(err).Error("put channels on")
+	}
+}
+
+func (w *Warden) mayConnect(sock *net.UnixConn) error {
+	raw, err := sock.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return err
+	}
+	if credErr != nil {
+		return credErr
+	}
+	if int(cred.Uid) != w.UID {
+		return fmt.Errorf("user %d may not give orders: user %d may", cred.Uid, w.UID)
+	}
+	return nil
+}
+
+// tooLong is the answer to an order that may still be carried out.
+const tooLong = "the driver or the process takes too long"
+
+// answerLimit bounds how long one process keeps the others of a packet waiting.
+const answerLimit = order.Lease / 2
+
+// carryOut does all orders of a packet at the same time; those about one process in turn.
+func (w *Warden) carryOut(r order.Request) order.Reply {
+	reply := order.Reply{ID: r.ID, Results: make([]order.Result, len(r.Orders))}
+	if len(r.Orders) > order.MaxOrders {
+		return order.Reply{ID: r.ID, Error: fmt.Sprintf("%d orders in a packet: at most %d", len(r.Orders), order.MaxOrders)}
+	}
+	type done struct {
+		i int
+		r order.Result
+	}
+	all := make(chan done, len(r.Orders))
+	for i, o := range r.Orders {
+		reply.Results[i].Error = tooLong
+		go func() {
+			began := time.Now()
+			one := w.one(o, began)
+			one.TookNs = time.Since(began).Nanoseconds()
+			all <- done{i, one}
+		}()
+	}
+	for late := time.After(answerLimit); len(r.Orders) > 0; r.Orders = r.Orders[1:] {
+		select {
+		case one := <-all:
+			reply.Results[one.i] = one.r
+		case <-late:
+			return reply
+		}
+	}
+	return reply
+}
+
+func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
+	p, err := w.process(o.PID, o.Start)
+	if err != nil {
+		return order.Result{Error: err.Error(), Gone: errors.Is(err, errGone)}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.used = now
+	switch o.Op {
+	case order.State:
+		if err = p.look(w.Driver, now, now.Sub(p.lookedAll) > lookAll); err == nil {
+			r.SliceUs, err = p.objects.SliceOf(w.Driver, p.pidfd)
+		}
+	case order.Slice:
+		if err = p.look(w.Driver, now, false); err == nil {
+			err = p.objects.Slice(w.Driver, p.pidfd, o.Us)
+		}
+		r.SliceUs = o.Us
+	case order.Off:
+		if !w.guard.watches() {
+			err = errors.New("there is no guard")
+			break
+		}
+		if err = p.off(w.Driver, w.ledger, now, o.Again); err == nil && !p.looking {
+			p.looking = true
+			go w.lookLate(p)
+		}
+	case order.On:
+		err = p.on(w.Driver, now, 0)
+	default:
+		err = fmt.Errorf("no such order: %.16q", o.Op)
+	}
+	if err != nil {
+		r.Error = err.Error()
+		r.Gone = errors.Is(err, errGone) || ended(p.pidfd)
+	}
+	r.GPUs, r.Clients, r.Off = p.objects.GPUs(), len(p.objects.Clients), p.offs > 0
+	r.Groups, r.Channels = p.objects.Count()
+	return r
+}
+
+// lookLate is beside the orders, which wait for it, so that the answer to the order does not.
+func (w *Warden) lookLate(p *process) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.looking = false
+	if err := p.lookLate(w.Driver, w.ledger, time.Now()); err != nil && !ended(p.pidfd) {
+		w.Log.WithError(err).Warnf("process %d: look for new channels", p.pid)
+	}
+}
+
+// process returns the one that is known, or makes it so.
+func (w *Warden) process(pid int, start uint64) (*process, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ended {
+		return nil, errors.New("the warden ends")
+	}
+	p := w.processes[pid]
+	switch {
+	case p == nil:
+	case ended(p.pidfd):
+		w.drop(p)
+	case start != 0 && p.start != start:
+		return nil, errGone
+	default:
+		return p, nil
+	}
+	if len(w.processes) >= maxProcesses {
+		return nil, fmt.Errorf("%d processes are known already", maxProcesses)
+	}
+	pidfd, err := openProcess(pid, start)
+	if err != nil {
+		return nil, err
+	}
+	if start == 0 {
+		if start, err = startOf(pid); err != nil {
+			unix.Close(pidfd)
+			return nil, err
+		}
+	}
+	p = &process{pid: pid, start: start, pidfd: pidfd, used: time.Now()}
+	w.processes[pid] = p
+	return p, nil
+}
+
+// drop wants w.mu held. An order about the process may still run, for long.
+func (w *Warden) drop(p *process) {
+	delete(w.processes, p.pid)
+	go func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		unix.Close(p.pidfd)
+		p.pidfd = -1
+	}()
+}
+
+// sweep puts on whose lease has run out, and forgets who has ended.
+func (w *Warden) sweep(now time.Time) {
+	var forget []int
+	for _, p := range w.all() {
+		if !p.mu.TryLock() { // an order is under way
+			continue
+		}
+		if p.offs > 0 && now.After(p.until) {
+			w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
+			if err := p.on(w.Driver, now, 0); err != nil {
+				w.Log.WithError(err).Errorf("process %d: put channels on", p.pid)
+			}
+		}
+		gone := ended(p.pidfd)
+		if p.noted && (gone || p.offs == 0 && now.Sub(p.used) > forgetAfter) {
+			p.noted = false
+			forget = append(forget, p.pid)
+		}
+		idle := gone || p.offs == 0 && !p.noted && now.Sub(p.used) > keepFor
+		p.mu.Unlock()
+		if idle {
+			w.mu.Lock()
+			if w.processes[p.pid] == p {
+				w.drop(p)
+			}
+			w.mu.Unlock()
+		}
+	}
+	if err := w.ledger.forget(forget...); err != nil {
+		w.Log.WithError(err).Warn("the ledger names more than are off")
+	}
+	w.guard.beat(!w.ledger.empty())
+}
+
+func (w *Warden) all() []*process {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := make([]*process, 0, len(w.processes))
+	for _, p := range w.processes {
+		all = append(all, p)
+	}
+	return all
+}
+
+// freeAll puts all on that we took off.
+func (w *Warden) freeAll() error {
+	all := w.all()
+	failed := make([]error, len(all))
+	var wg sync.WaitGroup
+	for i, p := range all {
+		wg.Go(func() {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			if err := p.on(w.Driver, time.Now(), 0); err != nil {
+				failed[i] = fmt.Errorf("process %d: %w", p.pid, err)
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(failed...)
+}
+
+// guardEnded is called when the guard has ended, though it should not: until there is
+// another one nobody may be off.
+func (w *Warden) guardEnded() {
+	w.mu.Lock()
+	over := w.ended
+	w.mu.Unlock()
+	if over {
+		return
+	}
+	if err := w.freeAll(); err != nil {
+		w.Log.WithError(err).Error("put channels on")
+	}
+}
