@@ -119,7 +119,7 @@ func checkWarden(p *patient) []finding {
 	case p.status.GetWardenProblem() == "": // an older scheduler
 		return nil
 	}
-	return found(info, "systemctl enable --now nvshare-warden", "cooperative: programs without the shim are reported, and not held: %s", p.status.WardenProblem)
+	return found(info, "systemctl enable --now nvshare-warden", "cooperative: programs without the shim are reported, and not held by nvshare-warden (experimental): %s", p.status.WardenProblem)
 }
 
 // couldCheckpoint says what checkCheckpoint would find if memory were swapped: without that the
