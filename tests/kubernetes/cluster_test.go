@@ -48,12 +48,12 @@ func TestCluster(t *testing.T) {
 		{"restart-scheduler", restartScheduler},
 		{"rolling-update", rollingUpdate},
 		{"churn", churn},
-		{"reboot", reboot},
-		{"startup-taint", startupTaint},
 		{"one-plugin", onePlugin},
 		{"required", required},
 		{"bound", bound},
 		{"overlap-groups", overlapGroups},
+		{"reboot", reboot}, // ends the tenants of the steps before
+		{"startup-taint", startupTaint},
 		{"uninstall", uninstall},
 	})
 }

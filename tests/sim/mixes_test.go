@@ -161,6 +161,9 @@ func least(mix []process) (part float64, why string) {
 			lower(0.50, "a latency tenant has short slices of the others, or is let in before them")
 		case s.Limit > 0 && busy(p):
 			lower(0.70, "a limit beside a tenant that leaves gaps: turns hold it exactly, and leave these gaps unused")
+			if slices.ContainsFunc(mix, func(p process) bool { return p.share.Overlap != "" }) {
+				lower(0.55, "the same beside an overlap group, whose members all wait for that turn")
+			}
 		case busy(p):
 			lower(0.92, "a tenant that keeps the GPU busy has longer slices while each of the others keeps 0.9")
 		case s.Limit > 0 && slices.ContainsFunc(mix, busy):
