@@ -33,6 +33,7 @@ void fake_init(struct fake *f)
 	memset(f, 0, sizeof(*f));
 	test_dir(f->dir);
 	CHECK(setenv(NVS_RUN_DIR_ENV, f->dir, 1) == 0);
+	CHECK(setenv("NVSHARE_GPU", "0", 1) == 0); /* as an engine does: else the program asks on which GPU it is */
 	f->listener = f->conn = f->page_fd = -1;
 }
 
