@@ -171,7 +171,7 @@ func least(mix []process) (part float64, why string) {
 		case s.Limit > 0:
 			lower(0.92, "a limit is held within two points, and those who use it up wait for their next turn")
 		case s.Request > 0 || s.Weight > 0:
-			lower(0.90, "parts are uneven, as they are asked for")
+			lower(0.85, "parts are uneven, as they are asked for")
 		}
 	}
 	return part, why
