@@ -57,10 +57,7 @@ func (c *GPU) lookAtDriver(window time.Duration) {
 func (c *GPU) driverGives(window time.Duration) (together, turns float64, known bool) {
 	active := 0
 	known = true
-	members := c.members(func(cl *client) bool {
-		_, active := cl.progress.Rate(window)
-		return active
-	})
+	members := c.activeMembers(window)
 	for _, cl := range c.inOrder() {
 		p := &cl.progress
 		if rate, works := p.Rate(window); works {

@@ -137,6 +137,14 @@ func (c *GPU) slicing(cl *client) bool {
 	return cl.shares() && (!c.cohort.on || c.inCohort(cl.tenant))
 }
 
+// activeMembers counts those that were active in most of the time for which clients shared the GPU.
+func (c *GPU) activeMembers(shared time.Duration) map[*tenant]int {
+	return c.members(func(cl *client) bool {
+		_, active := cl.progress.Rate(shared)
+		return active
+	})
+}
+
 // members counts those members of each overlap group for which counts is true.
 func (c *GPU) members(counts func(*client) bool) map[*tenant]int {
 	all := map[*tenant]int{}

@@ -207,10 +207,7 @@ func (c *GPU) measure(window time.Duration) measured {
 	if c.cohort.on {
 		c.cohort.parts = c.cohortParts(false)
 	}
-	members := c.members(func(cl *client) bool {
-		_, active := cl.progress.Rate(shared)
-		return active
-	})
+	members := c.activeMembers(shared)
 	slicers := c.slicers()
 	for _, t := range c.byKey {
 		t.gained = 0

@@ -90,17 +90,23 @@ func (w *Watch) lookForStrangers() {
 		w.Look.Set(loop.Now().Add(w.LookPause))
 		return
 	}
+	w.sample(func(samples []metrics.GPUSample, found map[string][]stranger, err error) {
+		w.looked(samples)
+		w.noteUse(samples)
+		w.FinishLook(found, err)
+	})
+}
+
+// sample asks the driver beside the loop which processes use GPUs, and tells then, in the loop, which of
+// them are strangers.
+func (w *Watch) sample(then func(samples []metrics.GPUSample, found map[string][]stranger, err error)) {
 	managed := w.managed()
 	ctx, cancel := context.WithTimeout(w.Life, lookTimeout)
 	w.Go(func() {
 		defer cancel()
 		samples, err := w.Opts.Sample(ctx)
 		found := w.StrangersIn(samples, managed)
-		w.Do(func() {
-			w.looked(samples)
-			w.noteUse(samples)
-			w.FinishLook(found, err)
-		})
+		w.Do(func() { then(samples, found, err) })
 	})
 }
 

@@ -3,7 +3,6 @@
 package watch
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -142,24 +141,17 @@ func (w *Watch) lookForHeld() {
 		h.next.Set(loop.Now().Add(holdPause))
 		return
 	}
-	managed := w.managed()
-	ctx, cancel := context.WithTimeout(w.Life, lookTimeout)
-	w.Go(func() {
-		defer cancel()
-		samples, err := w.Opts.Sample(ctx)
-		found := w.StrangersIn(samples, managed)
-		w.Do(func() {
-			h.looking = false
-			pause := holdPause
-			h.blind = err
-			if err != nil {
-				pause = lookRest
-			} else if h.client != nil {
-				w.takeHeld(ofOneGPU(found, samples))
-				w.noteCheats(samples)
-			}
-			h.next.Set(loop.Now().Add(pause))
-		})
+	w.sample(func(samples []metrics.GPUSample, found map[string][]stranger, err error) {
+		h.looking = false
+		pause := holdPause
+		h.blind = err
+		if err != nil {
+			pause = lookRest
+		} else if h.client != nil {
+			w.takeHeld(ofOneGPU(found, samples))
+			w.noteCheats(samples)
+		}
+		h.next.Set(loop.Now().Add(pause))
 	})
 }
 
