@@ -71,7 +71,7 @@ func (c *GPU) lookWhoIsApart() {
 	}
 	for _, t := range c.tenantsInOrder() {
 		if c.inCohort(t) && t.limited() && t.other {
-			t.closeTo = c.now.Add(apartFor)
+			c.doubt(t)
 		}
 		c.setApart(t, t.share.exclusive() || needs[t] && (!leaves[t] || c.now < t.closeTo))
 	}
@@ -108,21 +108,36 @@ func (c *GPU) setApart(t *tenant, apart bool) {
 	c.review(t)
 }
 
+// doubt has a tenant take turns of its own that seems to do something else than in its turns before.
+func (c *GPU) doubt(t *tenant) {
+	t.closeTo = c.now.Add(apartFor)
+	load := c.load()
+	for _, cl := range c.inOrder() {
+		if cl.tenant == t && cl.shares() {
+			cl.progress.Doubt(load - cl.progress.Load())
+		}
+	}
+}
+
+// load is how much work waits for the GPU of all who share it by slices, 1 for each that always has some.
+func (c *GPU) load() (load float64) {
+	for _, cl := range c.inOrder() {
+		if c.slicing(cl) {
+			load += cl.progress.Load()
+		}
+	}
+	return load
+}
+
 // noteUse has the limit of a tenant in a cohort be charged what its clients use.
 func (c *GPU) noteUse(t *tenant) {
 	if t.apart || !t.limited() {
 		return
 	}
 	c.bill(t)
-	load, use := 0.0, 0.0
+	load, use := c.load(), 0.0
 	t.other = false
-	all := c.inOrder()
-	for _, cl := range all {
-		if c.slicing(cl) {
-			load += cl.progress.Load()
-		}
-	}
-	for _, cl := range all {
+	for _, cl := range c.inOrder() {
 		if cl.tenant != t || !cl.shares() {
 			continue
 		}

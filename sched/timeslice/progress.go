@@ -39,6 +39,18 @@ type Progress struct {
 	// Beside others, lately.
 	busyNow float64 // the part of the time of its open gate in which the GPU had work of it
 	rateNow float64 // calls per second of that time; 0: not known
+
+	doubt doubt
+	waits float64 // as doubt.told, which its turns have shown to be a wait for slices of others; 0: nothing
+}
+
+// doubt is about a client that gets on far more slowly beside others than by its even part: it does
+// something else, or it waits for long slices of others. Turns of its own decide.
+type doubt struct {
+	told  float64 // how fast it got on, of its even part; 0: no doubt
+	rate  float64 // calls per second of its turns before
+	calls float64 // in its turns since
+	held  time.Duration
 }
 
 const (
@@ -59,6 +71,10 @@ const (
 	// recentReports is over how many reports, of a quarter of a second each, is told what a client
 	// does now.
 	recentReports = 4
+	// slower is far slower than expected: a client that does the same varies less.
+	slower = 0.5
+	// doubtLeast is the least time of turns that shows whether a client does the same as before.
+	doubtLeast = 100 * time.Millisecond
 	// turnsLeast is the least time of turns that says what a client gets in them.
 	turnsLeast = 750 * time.Millisecond
 )
@@ -76,10 +92,15 @@ func (p *Progress) HadTurn(calls uint64, held time.Duration) {
 	}
 	if p.others >= otherTurns {
 		p.calls, p.held, p.paused, p.looks, p.hot, p.others = 0, 0, 0, 0, 0, 0
+		p.waits, p.doubt = 0, doubt{}
 	}
 	p.calls += float64(calls)
 	p.turnCalls += float64(calls)
 	p.held += held
+	if d := &p.doubt; d.told > 0 {
+		d.calls += float64(calls)
+		d.held += held
+	}
 	if p.held+p.paused > aloneMemory {
 		p.calls, p.held, p.paused, p.looks, p.hot = p.calls/2, p.held/2, p.paused/2, p.looks/2, p.hot/2
 	}
@@ -140,18 +161,48 @@ func (p *Progress) Load() float64 {
 
 // Use returns which part of the time of its open gate the client uses the GPU beside others with
 // such a load: the greater of what its speed says, beside its speed alone, and of its even part of
-// the time in which it has work. other: it gets on far more slowly than by its even part, so that its
-// speed alone says nothing: it does something else, or waits for long slices of others.
+// the time in which it has work. other: it gets on far more slowly than by its even part, and turns
+// of its own have to show whether it does something else (Doubt).
 func (p *Progress) Use(others float64) (part float64, other bool) {
 	if p.seen == 0 {
 		return 1, false
 	}
-	rate, busy, known := p.Alone()
-	if !known || p.rateNow == 0 {
+	even, told, known := p.fares(others)
+	if !known {
 		return p.busyNow, false
 	}
-	even, told := p.busyNow/(1+others), p.rateNow/rate*busy
-	return min(max(even, told), p.busyNow), told < even/2
+	p.decide()
+	return min(max(even, told), p.busyNow), told < slower*even && (p.waits == 0 || told < slower*p.waits*even)
+}
+
+// fares returns a client's even part of the time in which it has work, and what its speed says.
+func (p *Progress) fares(others float64) (even, told float64, known bool) {
+	rate, busy, known := p.Alone()
+	if !known || p.rateNow == 0 {
+		return 0, 0, false
+	}
+	return p.busyNow / (1 + others), p.rateNow / rate * busy, true
+}
+
+// Doubt notes that the client has turns of its own because of what Use said of other.
+func (p *Progress) Doubt(others float64) {
+	if even, told, known := p.fares(others); known && even > 0 && p.doubt.told == 0 {
+		p.doubt = doubt{told: told / even, rate: p.calls / p.held.Seconds()}
+	}
+}
+
+// decide ends a doubt if there were turns since. Of a client that does the same in them as before it
+// is known that it waits so long beside others.
+func (p *Progress) decide() {
+	d := p.doubt
+	if d.told == 0 || d.held < doubtLeast {
+		return
+	}
+	now := d.calls / d.held.Seconds()
+	if p.waits = d.told; now < slower*d.rate || slower*now > d.rate {
+		p.waits = 0
+	}
+	p.doubt = doubt{}
 }
 
 // StartWindow forgets what was measured beside others. The first report of a window is

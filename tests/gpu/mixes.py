@@ -33,6 +33,7 @@ MIXES = {
     "decode limited to 30 % + decode + decode": [("decode", 0, "--core-limit 30"), ("decode", 1, ""), ("decode", 2, "")],
     "gemm limited to 30 % + decode + decode": [("gemm", 0, "--core-limit 30"), ("decode", 1, ""), ("decode", 2, "")],
     "gemm limited to 30 % + decode": [("gemm", 0, "--core-limit 30"), ("decode", 1, "")],
+    "decode limited to 60 % + gemm": [("decode", 0, "--core-limit 60"), ("gemm", 1, "")],
     "decode + decode + a latency tenant": [("decode", 0, ""), ("decode", 1, ""), ("embed", 2, "--priority latency")],
     "decode + decode of weight 200 + a latency tenant": [("decode", 0, ""), ("decode", 1, "--weight 200"), ("embed", 2, "--priority latency")],
 }
