@@ -211,10 +211,15 @@ func (p *Progress) StartWindow() {
 	p.beside, p.over, p.samples, p.busySamples = 0, 0, 0, 0
 }
 
-// Rate returns the calls per second beside others; false: the client was not active in
-// most of the time for which these shared the GPU.
+// Rate returns the calls per second beside others, while the client worked; false: it did so in less than
+// half of the time for which these shared the GPU. Beside others it is seldom without work for longer
+// than alone, so what goes beyond that is a pause of its own.
 func (p *Progress) Rate(shared time.Duration) (float64, bool) {
-	return p.beside / p.over.Seconds(), p.over >= shared/2 && p.beside > 0
+	working := 1.0
+	if _, busy, known := p.Alone(); known {
+		working = min(2-p.Idle()-busy, 1)
+	}
+	return p.beside / (p.over.Seconds() * working), working >= 0.5 && p.over >= shared/2 && p.beside > 0
 }
 
 // Alone returns the calls per second in turns, and the part of that time in which the GPU

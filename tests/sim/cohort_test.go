@@ -253,3 +253,28 @@ func TestOneOfACohortWakes(t *testing.T) {
 		}
 	}
 }
+
+// Programs that pause at the same time, as interactive ones do, get as much in between as without pauses:
+// a window in which they paused is no reason for turns.
+func TestPausesAreNoReasonForTurns(t *testing.T) {
+	for _, pause := range []time.Duration{1250 * time.Millisecond, 2750 * time.Millisecond, 4500 * time.Millisecond} {
+		g := newGPUModel(t, sched.Auto, process{program: decoder, share: sched.Share{Limit: 60}}, process{program: gemmSync, starts: 10 * time.Millisecond})
+		sum := func(d time.Duration) float64 {
+			_, got := g.got(d)
+			return got[0] + got[1]
+		}
+		g.run(40 * time.Second)
+		steady, paused := sum(10*time.Second), 0.0
+		const rounds = 8
+		for range rounds {
+			for i, p := range g.processes {
+				p.kernels, p.left, p.wakes = 0, 0, g.now.Add(pause+time.Duration(i)*300*time.Millisecond)
+			}
+			g.run(pause + 2*time.Second)
+			paused += sum(4*time.Second) / rounds
+		}
+		if paused < 0.95*steady {
+			t.Errorf("after pauses of %v programs get %.2f together, without them %.2f", pause, paused, steady)
+		}
+	}
+}

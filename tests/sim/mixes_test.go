@@ -167,9 +167,12 @@ func least(mix []process) (part float64, why string) {
 		case busy(p):
 			lower(0.92, "a tenant that keeps the GPU busy has longer slices while each of the others keeps 0.9")
 		case s.Limit > 0 && slices.ContainsFunc(mix, busy):
-			lower(0.92, "a limit of one that leaves gaps is charged what it uses of the turns of a cohort, which cost those who keep the GPU busy")
+			lower(0.90, "a limit of one that leaves gaps is charged what it uses of the turns of a cohort, which cost those who keep the GPU busy")
 		case s.Limit > 0:
 			lower(0.92, "a limit is held within two points, and those who use it up wait for their next turn")
+			if s.Overlap != "" {
+				lower(0.90, "a member of a group is charged the turns of all of it")
+			}
 		case s.Request > 0 || s.Weight > 0:
 			lower(0.85, "parts are uneven, as they are asked for")
 		}
