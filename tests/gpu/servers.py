@@ -261,6 +261,8 @@ class Servers:
     def ready(self, until):
         for i, p in enumerate(self.processes):
             line = p.stdout.readline() if select.select([p.stdout], [], [], max(0, until - time.monotonic()))[0] else b""
+            while line and not line.startswith(b"{"):   # what a library prints
+                line = p.stdout.readline()
             if not line:
                 raise RuntimeError(f"server {i} is not ready: see servers.log")
             said = json.loads(line)
