@@ -53,7 +53,8 @@ class Decoder:
     def prepare(self):
         """Runs what requests will need once, and captures the steps."""
         for span in self.spans:
-            self.prefill(0, [1] * (span - 1))
+            for n in (span - 1, span // 2, span // 4):
+                self.prefill(0, [1] * n)
         sizes = [b for b in SIZES if b < self.slots] + [min(self.slots, SIZES[-1])]
         for span, b in ((span, b) for span in self.spans for b in sizes[::-1]):
             self.runs[b, span] = self.captured(b, span)
