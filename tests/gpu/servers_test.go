@@ -76,18 +76,23 @@ func runServers(t *testing.T, status int, args ...string) ([]serversRow, string)
 func TestServers(t *testing.T) {
 	rows, table := runServers(t, 0, "--cases", "2,2ps")
 	var got []string
+	tokens := 0.0 // a short window on a busy machine may have none
 	for _, r := range rows {
+		tokens += r.Tokens
 		got = append(got, r.Way+" "+r.Case)
 		want := 2
 		if r.Way == "alone" {
 			want = 1
 		}
-		if r.Error != "" || r.Failed > 0 || len(r.Servers) != want || r.Tokens == 0 && r.Way != "memory" {
+		if r.Error != "" || r.Failed > 0 || len(r.Servers) != want {
 			t.Errorf("%+v", r)
 		}
 		if ours := !slices.Contains([]string{"alone", "driver", "mps"}, r.Way); ours != (r.Shares.Way != "") {
 			t.Errorf("%s is shared by %q", r.Way, r.Shares.Way)
 		}
+	}
+	if tokens == 0 {
+		t.Error("no token came")
 	}
 	slices.Sort(got)
 	want := []string{"alone 1", "alone 1", "alone 2", "alone 2", "alone 2ps", "alone 2s", "auto 2", "auto 2ps", "driver 2", "driver 2ps",
