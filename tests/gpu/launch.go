@@ -26,6 +26,7 @@ var launchRuns = []struct {
 	pairs          int
 }{
 	{"launch,launch_ex,copy,copy_uva,event,event_query,rt_launch,rt_launch_ex,rt_copy,rt_event", "60", "500", launchPairs},
+	{"async,async_kept", "60", "200", launchPairs},
 	{"alloc", "20", "20", 7},
 }
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 #
-# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...] | [RESULTS-DIR] suites FLAG... | [RESULTS-DIR] warden | --help
+# Usage: run.sh [RESULTS-DIR] [FLAG...] [STEP...] | [RESULTS-DIR] suites|servers|warden FLAG... | --help
 # Run it on a GPU host, as root, from the unpacked bundle. It runs the steps that are
 # named, or the first six, and writes their results to RESULTS-DIR.
 #   demo      the demo on the real GPU
@@ -44,6 +44,8 @@
 #             that stays: pauses, and whether the losses are the same (4 minutes; two GPUs)
 #   suites    suites that others wrote (CUDA samples, tests of CuPy, PyTorch, Numba, JAX), from paths
 #             on this host: what is not as natively. No other step goes with it; suites.py --help has its flags
+#   servers   language models behind HTTP servers that share a GPU, each way, against one that has it
+#             (9 minutes on one GPU). No other step goes with it; servers.py --help has its flags
 #   warden    nvshare-warden and two PyTorch processes without a shim: slices, off and on, a limit, and
 #             kills of the warden (2 minutes). No other step goes with it
 # The frameworks are those of python3; PYTHON names another interpreter.
@@ -61,21 +63,17 @@ if [ ! -x "$here/bin/nvshare-gpu" ]; then
 fi
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites | warden) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites | servers | warden) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
 results=$(cd "$results" && pwd)
 
-# Suites has flags of its own, whose values may be called as steps are.
-suites=no left=$#
-if [ "${1:-}" = suites ]; then
-	shift && suites=yes left=0
-fi
-warden=no
-if [ "${1:-}" = warden ]; then
-	shift && warden=yes left=0
-fi
+# These are programs of their own, with flags whose values may be called as steps are.
+own='' left=$#
+case ${1:-} in
+suites | servers | warden) own=$1 left=0 && shift ;;
+esac
 # The demo is a program of its own; other steps and flags go to nvshare-gpu.
 demo=no others=no
 while [ "$left" -gt 0 ]; do
@@ -87,7 +85,7 @@ while [ "$left" -gt 0 ]; do
 	esac
 	shift
 done
-if [ $suites$warden$demo$others = nononono ]; then
+if [ "$own$demo$others" = nono ]; then
 	demo=yes others=yes
 fi
 
@@ -106,15 +104,15 @@ if [ $demo = yes ]; then
 	"$here/bin/demo" --build-dir "$here" >"$results/demo.txt" 2>&1 || status=1
 	cat "$results/demo.txt"
 fi
-if [ $suites = yes ]; then
-	"${PYTHON:-python3}" "$here/suites.py" "$results" "$@" || status=$?
-fi
-if [ $warden = yes ]; then
-	"${PYTHON:-python3}" "$here/warden.py" "$results" "$@" || status=$?
+if [ -n "$own" ]; then
+	"${PYTHON:-python3}" "$here/$own.py" "$results" "$@" || status=$?
 fi
 if [ $others = yes ]; then
 	"$here/bin/nvshare-gpu" --bundle "$here" --results "$results" "$@" || status=1
+fi
+case $others$own in yes* | *servers)
 	# Some steps have no table in the report, so that a run may leave nothing for it.
 	"$here/bin/nvshare-report" -o "$results/report" "$results" || true
-fi
+	;;
+esac
 exit $status

@@ -26,7 +26,7 @@ func TestRunOutsideABundle(t *testing.T) {
 		fails      bool
 	}{
 		{"--help", "\n  migrate ", false},
-		{"-h", "\n  migrate ", false},
+		{"-h", "\n  servers ", false},
 		{"gemm", "make gpu-bundle", true},
 		{"", "make gpu-bundle", true},
 	} {

@@ -4,8 +4,9 @@
 
 Suites that others wrote, from checkouts and builds on this host: natively, in mode auto, in turns of 5 ms beside a
 tenant that keeps the GPU busy, with swapping on a small GPU, and with a memory limit. PATHS are built programs, or
-directories of them; TESTS are files or directories of tests, and arguments for pytest. Each program and each file of
-tests is a process. Without pytest unittest runs the tests. What differs from its native run runs again alone, in the
+directories of them; TESTS are files or directories of tests or names of packages of tests, like numba.cuda.tests, and then
+arguments for pytest. Each program and each file of tests is a process. Without pytest unittest runs the tests. What
+natively takes longer than --bound is left out of the modes. What differs from its native run runs again alone, in the
 mode and natively: if it is the same then, it depends on what runs before or beside it. The exit status is 1 if
 anything else differs that suites.explained does not explain, and 2 if a mode could not be tried. It writes
 suites.md, which is a table, suites.jsonl and scheduler.log. Run it as root: the neighbour is then another tenant."""
@@ -63,8 +64,25 @@ def with_pytest(pytest, words, say):
         def pytest_collectreport(self, report):
             if report.failed:
                 say(report.nodeid, "failed", report.longrepr)
-    # The names of tests are relative to this directory, so that each can be run by its name.
-    sys.exit(pytest.main(["--rootdir", os.getcwd(), "--confcutdir", "/", "-q", "-p", "no:cacheprovider", *words], plugins=[Recorder()]))
+    # The names of tests are relative to this directory, so that each can be run by its name. Tests of an installed
+    # package are its modules, also where it lies elsewhere than its name says: numba.cuda does.
+    sys.exit(pytest.main(["--rootdir", os.getcwd(), "--confcutdir", "/", "-o", "consider_namespace_packages=true", "-q", "-p", "no:cacheprovider", *words],
+                         plugins=[Recorder()]))
+
+
+def module_of(file):
+    """The name under which a file of tests is imported, so that it finds what is beside it: as pytest has it."""
+    path = pathlib.Path(file).resolve().with_suffix("")
+    root = path.parent
+    while (root / "__init__.py").exists():
+        root = root.parent
+    for base in (root, *root.parents):
+        name = ".".join(path.relative_to(base).parts)
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            if pathlib.Path(importlib.util.find_spec(name).origin).resolve().with_suffix("") == path:
+                return name
+    sys.path.insert(0, str(root))
+    return ".".join(path.relative_to(root).parts)
 
 
 def with_unittest(words, say):
@@ -87,8 +105,7 @@ def with_unittest(words, say):
                 say(self.name, "failed", self.failed()[-1][1])
             else:
                 say(self.name, "skipped" if len(self.skipped) > self.before[1] else "passed")
-    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
-    unittest.defaultTestLoader.loadTestsFromName(".".join([os.path.basename(file)[:-3], *filter(None, name.split("::"))])).run(Recorder())
+    unittest.defaultTestLoader.loadTestsFromName(".".join([module_of(file), *filter(None, name.split("::"))])).run(Recorder())
 
 
 def tests_process(record, words):
@@ -110,9 +127,17 @@ def is_program(file):
         return f.read(4) == b"\x7fELF"
 
 
+def package(name):
+    """Where a package is, which only an interpreter of its own imports for that."""
+    find = "import importlib.util, sys; print(*importlib.util.find_spec(sys.argv[1]).submodule_search_locations)"
+    return subprocess.run([sys.executable, "-c", find, name], env=NATIVE, check=False, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout.strip()
+
+
 def jobs(suite, text):
     """The processes of a suite: each program or file of tests below the paths that text has."""
     words = shlex.split(text)
+    if words and suite != "samples" and not os.path.exists(words[0]):
+        words[0] = package(words[0]) or words[0]
     paths = [os.path.abspath(w) for w in words if os.path.exists(w)]
     rest = [w for w in words if not os.path.exists(w)]
     if not paths:
@@ -243,6 +268,9 @@ class Suite:
         # Only a second run says which lines of programs change by themselves.
         second = self.all("native", NATIVE, args.bound) if name == "samples" else self.native
         self.changing = {job: set(map(form, self.native[job].lines ^ second[job].lines)) for job in self.jobs}
+        for job in [job for job in self.jobs if "did not end" in (self.native[job].ended, second[job].ended)]:
+            self.row("native", job.name, test="", kind="left out", texts=[f"takes longer than {args.bound:g} s natively"], reason=None, said="")
+            self.jobs.remove(job)
 
     def all(self, mode, env, bound):
         began = time.monotonic()
@@ -256,7 +284,7 @@ class Suite:
     def cell(self, mode):
         count = Counter(row["kind"] for row in self.rows if "kind" in row and row["mode"] == mode)
         if mode == "native":
-            for r in self.native.values():
+            for r in map(self.native.get, self.jobs):
                 count.update([outcome for outcome, _ in r.tests.values()] + [r.ended] * (not r.tests or r.ended != "exit 0"))
         said = ", ".join(f"{n} {what}" for what, n in sorted(count.items())) or "same"
         return f"{said}; {self.seconds[mode]} s" if mode in self.seconds else said
@@ -313,7 +341,7 @@ def table(args, suites):
     lines = [", ".join([*said.splitlines(), f"{args.at_a_time} processes at a time"]), "",
              "| " + " | ".join(["suite", "processes", "native", *args.modes]) + " |", "|---" * (3 + len(args.modes)) + "|"]
     for name in SMALL_GPU:
-        cells = [str(len(suites[name].jobs)), *map(suites[name].cell, ["native", *args.modes])] if name in suites else ["not given"]
+        cells = [str(len(suites[name].native)), *map(suites[name].cell, ["native", *args.modes])] if name in suites else ["not given"]
         lines.append("| " + " | ".join([name, *cells]) + " |")
     modes = defaultdict(list)   # the same in several modes is one line
     for row in (row for suite in suites.values() for row in suite.rows if "kind" in row):

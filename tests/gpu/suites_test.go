@@ -125,20 +125,13 @@ func TestSuitesOfPrograms(t *testing.T) {
 // after another one is named apart.
 func TestSuitesOfTests(t *testing.T) {
 	s := newSuites(t)
-	noPytest := filepath.Join(s.dir, "no-pytest")
-	if err := os.Mkdir(noPytest, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(noPytest, "pytest.py"), []byte("raise ImportError\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	want := []string{
 		"difference test_gpu.py : exit 3, natively exit 0",
 		"difference test_gpu.py GPU::test_2_differs: failed, natively passed",
 		"same alone test_gpu.py GPU::test_3_depends_on_the_first: failed, natively passed",
 		"difference test_gpu.py TheLast::test_ends_its_process: did not end, natively passed",
 	}
-	check := func(t *testing.T, env ...string) {
+	s.both(t, "", func(t *testing.T, env ...string) {
 		found, table := s.run(t, 1, env, "--numba", s.dir+"/tests", "--modes", "turns")
 		if got := found["turns"]; !slices.Equal(got, want) {
 			t.Errorf("found %q, want %q", got, want)
@@ -146,14 +139,72 @@ func TestSuitesOfTests(t *testing.T) {
 		if says := "| numba | 1 | 1 failed, 4 passed, 1 skipped;"; !strings.Contains(table, says) {
 			t.Errorf("the table has not %q:\n%s", says, table)
 		}
+	})
+}
+
+// both has a check use unittest, and then pytest where there is one. Python finds modules in path.
+func (s *suitesOf) both(t *testing.T, path string, check func(t *testing.T, env ...string)) {
+	noPytest := filepath.Join(s.dir, "no-pytest")
+	if err := errors.Join(os.Mkdir(noPytest, 0o755), os.WriteFile(filepath.Join(noPytest, "pytest.py"), []byte("raise ImportError\n"), 0o600)); err != nil {
+		t.Fatal(err)
 	}
-	t.Run("unittest", func(t *testing.T) { check(t, "PYTHONPATH="+noPytest) })
+	t.Run("unittest", func(t *testing.T) { check(t, "PYTHONPATH="+noPytest+":"+path) })
 	t.Run("pytest", func(t *testing.T) {
 		if out, err := exec.Command("python3", "-c", "import pytest").CombinedOutput(); err != nil {
 			t.Skipf("python3 has no pytest: %s", out)
 		}
-		check(t)
+		check(t, "PYTHONPATH="+path)
 	})
+}
+
+// Tests of an installed package run as its modules, also where it lies elsewhere than its name says.
+func TestSuitesOfAPackage(t *testing.T) {
+	s := newSuites(t)
+	site := filepath.Join(s.dir, "site")
+	for file, text := range map[string]string{
+		"things/__init__.py":                               "__path__.append(__path__[0] + '_gpu/things')\n",
+		"things_gpu/__init__.py":                           "",
+		"things_gpu/things/gpu/__init__.py":                "",
+		"things_gpu/things/gpu/tests/__init__.py":          "",
+		"things_gpu/things/gpu/tests/usecases.py":          "NAME = 'things.gpu.tests.test_name'\n",
+		"things_gpu/things/gpu/tests/driver/__init__.py":   "",
+		"things_gpu/things/gpu/tests/driver/test_other.py": "import unittest\nclass Other(unittest.TestCase):\n    def test(self):\n        from ..usecases import NAME\n",
+		"things_gpu/things/gpu/tests/test_name.py": "import unittest\nfrom .usecases import NAME\nclass Name(unittest.TestCase):\n" +
+			"    def test(self):\n        self.assertEqual(NAME, __name__)\n",
+	} {
+		file = filepath.Join(site, file)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.both(t, site, func(t *testing.T, env ...string) {
+		// Without a call of the driver the shim is not at work.
+		found, table := s.run(t, 2, env, "--numba", "things.gpu.tests", "--modes", "auto")
+		if want := []string{"failed  : the shim was not at work"}; !slices.Equal(found["auto"], want) || !strings.Contains(table, "| numba | 2 | 2 passed;") {
+			t.Errorf("found %q\n%s", found["auto"], table)
+		}
+	})
+}
+
+// What takes too long natively is left out of the modes, and named.
+func TestSuitesLeaveOut(t *testing.T) {
+	s := newSuites(t)
+	test := "import time, unittest\nclass Waits(unittest.TestCase):\n    def test(self):\n        time.sleep(3600)\n"
+	if err := os.WriteFile(filepath.Join(s.dir, "tests", "test_waits.py"), []byte(test), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	found, table := s.run(t, 1, nil, "--numba", s.dir+"/tests", "--modes", "auto", "--bound", "15")
+	if want := []string{"left out test_waits.py : takes longer than 15 s natively"}; !slices.Equal(found["native"], want) {
+		t.Errorf("found %q, want %q", found["native"], want)
+	}
+	if len(found["auto"]) == 0 || slices.ContainsFunc(found["auto"], func(f string) bool { return strings.Contains(f, "waits") }) {
+		t.Errorf("found %q", found["auto"])
+	}
+	for _, says := range []string{"| numba | 2 | 1 failed, 1 left out, 4 passed, 1 skipped;", "- left out (native): numba/test_waits.py: takes longer than 15 s natively"} {
+		if !strings.Contains(table, says) {
+			t.Errorf("the table has not %q:\n%s", says, table)
+		}
+	}
 }
 
 // Whoever ends suites.py ends what it runs.

@@ -34,7 +34,7 @@ func (c *chart) svg(title string) string {
 	for _, label := range c.labels {
 		left = max(left, 20+7*utf8.RuneCountInString(label)) // the font's letters are 6 to 7 wide
 	}
-	width := left + bars + right
+	width := max(left+bars+right, 10+120*len(c.series))
 	most := 1.0
 	for _, group := range c.values {
 		for _, v := range group {

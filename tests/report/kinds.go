@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -97,6 +98,61 @@ func programs(data []byte) (*section, error) {
 		}
 		s.Rows = append(s.Rows, row)
 		s.bars.add(name, values...)
+	}
+	return s, nil
+}
+
+// servers compares the ways of a case with one server that had the same requests on the same GPU.
+func servers(data []byte) (*section, error) {
+	const one = "alone"
+	type windows struct{ gpu, load, way string }
+	tokens := map[windows][]float64{}
+	at := map[string]string{} // the GPU of a case's ways
+	var ways, loads []string
+	for line := range bytes.Lines(data) {
+		r, err := decoded[struct {
+			GPU    string  `json:"gpu"`
+			Case   string  `json:"case"`
+			Way    string  `json:"way"`
+			Tokens float64 `json:"tokens_per_s"`
+		}](line)
+		if err != nil {
+			return nil, err
+		}
+		if r.Case == "" { // it says why a way has none
+			continue
+		}
+		w := windows{r.GPU, r.Case, r.Way}
+		tokens[w] = append(tokens[w], r.Tokens)
+		if r.Way == one {
+			continue
+		}
+		if !slices.Contains(ways, r.Way) {
+			ways = append(ways, r.Way)
+		}
+		if !slices.Contains(loads, r.Case) {
+			loads = append(loads, r.Case)
+		}
+		at[r.Case+" "+r.Way] = r.GPU
+	}
+	s := &section{Title: "Servers of language models",
+		About: "Tokens per second of all servers together, relative to one server that has the GPU and the same requests: medians of windows. A case is the number of requests in flight; p: they come as a Poisson process; s: short prompts.",
+		Head:  append([]string{"case"}, ways...), bars: &chart{unit: "of one server", series: ways}}
+	for _, load := range loads {
+		row, values := []string{load}, make([]float64, len(ways))
+		for i, way := range ways {
+			gpu := at[load+" "+way]
+			got, of := tokens[windows{gpu, load, way}], tokens[windows{gpu, load, one}]
+			values[i] = math.NaN()
+			text := "-"
+			if len(got) > 0 && len(of) > 0 {
+				values[i] = quantile.Of(got, 0.5) / quantile.Of(of, 0.5)
+				text = percent(values[i])
+			}
+			row = append(row, text)
+		}
+		s.Rows = append(s.Rows, row)
+		s.bars.add(load, values...)
 	}
 	return s, nil
 }

@@ -68,6 +68,7 @@ type kind struct {
 // programs first.
 var kinds = []kind{
 	{"programs.json", programs},
+	{"servers.jsonl", servers},
 	{"alone.json", alone},
 	{"oversub.json", oversub},
 	{"suspend.json", suspend},
@@ -127,7 +128,7 @@ func report(out string, roots []string) error {
 		if s != pictured(sections, s.Kind) {
 			continue
 		}
-		pictures[i] = strings.TrimSuffix(s.Kind, ".json") + ".svg"
+		pictures[i] = strings.TrimSuffix(s.Kind, filepath.Ext(s.Kind)) + ".svg"
 		errs = append(errs, os.WriteFile(filepath.Join(out, pictures[i]), []byte(s.bars.svg(s.Title)), 0o644))
 	}
 	data, err := json.MarshalIndent(map[string]any{"sections": sections, "only_raw": other}, "", "  ")
@@ -160,7 +161,7 @@ func collect(roots []string) (sections []*section, other []string, err error) {
 			return nil, nil, fmt.Errorf("results: %w (name directories of raw results, as tests/gpu/run.sh and make bench write them: make report RESULTS=DIRECTORY)", err)
 		}
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-			if err != nil || d.IsDir() || filepath.Ext(path) != ".json" || d.Name() == "report.json" {
+			if err != nil || d.IsDir() || !slices.Contains([]string{".json", ".jsonl"}, filepath.Ext(path)) || d.Name() == "report.json" {
 				return err
 			}
 			i := slices.IndexFunc(kinds, func(k kind) bool {

@@ -164,6 +164,25 @@ func TestOrderAndPictures(t *testing.T) {
 	}
 }
 
+// A case is compared with the one server of its own GPU, by medians of windows.
+func TestServers(t *testing.T) {
+	s, err := servers([]byte(`{"gpu":"a","case":"8","way":"alone","tokens_per_s":100}
+{"gpu":"b","case":"8","way":"alone","tokens_per_s":300}
+{"gpu":"a","case":"8","way":"auto","tokens_per_s":70}
+{"gpu":"a","case":"8","way":"auto","tokens_per_s":90}
+{"gpu":"a","case":"8","way":"auto","tokens_per_s":2}
+{"gpu":"b","case":"8","way":"memory","tokens_per_s":150}
+{"gpu":"b","case":"32","way":"auto","tokens_per_s":150}
+{"gpu":"b","way":"mps","error":"there is none"}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := [][]string{{"8", "70.0 %", "50.0 %"}, {"32", "-", "-"}}; !slices.EqualFunc(s.Rows, want, slices.Equal) {
+		t.Errorf("rows %q, want %q", s.Rows, want)
+	}
+}
+
 // A bar of what was not measured is left out: it is not 0.
 func TestChartLeavesOut(t *testing.T) {
 	c := &chart{series: []string{"native", "group"}}

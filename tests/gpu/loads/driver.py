@@ -93,6 +93,32 @@ class Phases(Spin):
             super().step()
 
 
+class Decoder(Spin):
+    """What servers.py serves on the simulated GPU: no model, but memory, and steps that take time."""
+    parameters = 0
+
+    def __init__(self, slots, part):
+        cu = Driver()
+        cu.cuInit(0)
+        super().__init__(cu, Gpu(cu, 0))
+        self.slots, free, total, cache = slots, ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_uint64()
+        cu.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+        cu.cuMemAlloc_v2(ctypes.byref(cache), ctypes.c_size_t(int(part * total.value) - (total.value - free.value) if part else slots << 20))
+
+    def work(self, ns):
+        self.ns.value = ns
+        self.step()
+        self.cu.cuStreamSynchronize(self.gpu.stream)
+
+    def prefill(self, slot, prompt):
+        self.work(1000 * len(prompt))
+        return 0
+
+    def decode(self, b, longest):
+        self.work(500000 + 20000 * b)
+        return [0] * b
+
+
 HOSTFN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
