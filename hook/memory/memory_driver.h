@@ -52,6 +52,7 @@
 	D(copy_to_host, MemcpyDtoHAsync_v2, (void *h, CUdeviceptr d, size_t n, void *stream)) \
 	D(set_words, MemsetD32Async, (CUdeviceptr d, uint value, size_t n, void *stream)) \
 	D(mem_alloc, MemAlloc_v2, (CUdeviceptr *p, size_t n)) \
+	D(host_alloc, MemHostAlloc, (void **p, size_t n, uint flags)) \
 	D(module_load, ModuleLoadData, (void **module, const void *image)) \
 	D(module_function, ModuleGetFunction, (void **function, void *module, const char *name)) \
 	D(launch, LaunchKernel, \

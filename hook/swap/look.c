@@ -14,21 +14,31 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "log.h"
 #include "look_ptx.h"
 #include "swap_impl.h"
 
-#define JOBS  1024u /* granules that a launch reads, at most */
-#define TRIES 3u    /* memory is short when memory moves */
+#define BATCH    1024u /* granules that a launch reads, at most */
+#define RETRY_NS (1 * NVS_S) /* memory is short when memory moves */
+
+/*
+ * What a launch is asked and answers: host memory that the kernel uses. A copy of it would wait
+ * behind the copies of what leaves.
+ */
+struct talk {
+	uint64_t piece[BATCH];
+	struct look_part part[BATCH][LOOK_PARTS];
+};
 
 /* Of a GPU; the mover's. The keys stay as long as the process: sums are compared over contexts. */
 struct looker {
 	struct look_keys keys;
-	struct look_job jobs[JOBS];
-	void *module, *function, *stream;
-	CUdeviceptr memory; /* of the context: keys, then jobs */
-	unsigned tries;
-	bool loaded;
+	void *module, *function, *stream; /* of the context, as the next two */
+	struct talk *talk;
+	CUdeviceptr keys_there;
+	uint64_t failed_ns; /* there was no memory to load it; 0: there was */
+	bool loaded, refused;
 };
 
 static bool wanted;
@@ -46,9 +56,9 @@ void nvs_look_forget(struct nvs_gpu *gpu)
 
 	if (l) {
 		l->module = l->function = l->stream = NULL;
-		l->memory = 0;
-		l->tries = 0;
-		l->loaded = false;
+		l->talk = NULL;
+		l->keys_there = l->failed_ns = 0;
+		l->loaded = l->refused = false;
 	}
 }
 
@@ -88,10 +98,12 @@ static int load(struct looker *l)
 		result = nvs_memory_driver.module_function(&l->function, l->module, LOOK_NAME);
 	if (result == CUDA_SUCCESS && !l->stream)
 		result = nvs_driver.stream_create(&l->stream, CU_STREAM_NON_BLOCKING);
-	if (result == CUDA_SUCCESS && !l->memory)
-		result = nvs_memory_driver.mem_alloc(&l->memory, sizeof(l->keys) + sizeof(l->jobs));
+	if (result == CUDA_SUCCESS && !l->talk)
+		result = nvs_memory_driver.host_alloc((void **)&l->talk, sizeof(*l->talk), CU_HOST_ALLOC_MAPPED);
+	if (result == CUDA_SUCCESS && !l->keys_there)
+		result = nvs_memory_driver.mem_alloc(&l->keys_there, sizeof(l->keys));
 	if (result == CUDA_SUCCESS)
-		result = nvs_memory_driver.copy_to_device(l->memory, &l->keys, sizeof(l->keys), l->stream);
+		result = nvs_memory_driver.copy_to_device(l->keys_there, &l->keys, sizeof(l->keys), l->stream);
 	return result;
 }
 
@@ -99,36 +111,34 @@ static int load(struct looker *l)
 static bool look_ready(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
+	struct looker *l;
 	int result;
 
 	if (!wanted)
 		return false;
 	if (!s->look)
 		s->look = look_new();
-	if (!s->look || s->look->loaded || s->look->tries == TRIES)
-		return s->look && s->look->loaded;
-	result = load(s->look);
-	s->look->loaded = result == CUDA_SUCCESS;
-	if (s->look->loaded)
-		return true;
-	if (++s->look->tries < TRIES && result == CUDA_ERROR_OUT_OF_MEMORY)
-		return false;
-	s->look->tries = TRIES;
-	nvs_debugf("GPU %u: what memory contains cannot be looked at: error %d; all of it is copied", gpu->number, result);
-	return false;
+	l = s->look;
+	if (!l || l->loaded || l->refused || (l->failed_ns && nvs_elapsed(nvs_now(), l->failed_ns) < RETRY_NS))
+		return l && l->loaded;
+	result = load(l);
+	l->loaded = result == CUDA_SUCCESS;
+	l->refused = result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY;
+	l->failed_ns = nvs_now();
+	if (l->refused)
+		nvs_debugf("GPU %u: what memory contains cannot be looked at: error %d; all of it is copied", gpu->number, result);
+	return l->loaded;
 }
 
-/* Has the kernel do n jobs. */
+/* Has the kernel read n pieces. */
 static bool look_run(struct looker *l, uint32_t n)
 {
-	CUdeviceptr keys = l->memory, jobs = l->memory + sizeof(l->keys);
-	void *params[] = { &jobs, &keys };
-	uint64_t bytes = n * sizeof(l->jobs[0]);
+	uint64_t *pieces = l->talk->piece;
+	struct look_part *parts = l->talk->part[0];
+	void *params[] = { &pieces, &parts, &l->keys_there };
 
-	return nvs_memory_driver.copy_to_device(jobs, l->jobs, bytes, l->stream) == CUDA_SUCCESS &&
-	       nvs_memory_driver.launch(l->function, LOOK_PARTS * n, 1, 1, LOOK_THREADS, 1, 1, 0, l->stream, params,
+	return nvs_memory_driver.launch(l->function, LOOK_PARTS * n, 1, 1, LOOK_THREADS, 1, 1, 0, l->stream, params,
 					NULL) == CUDA_SUCCESS &&
-	       nvs_memory_driver.copy_to_host(l->jobs, jobs, bytes, l->stream) == CUDA_SUCCESS &&
 	       nvs_driver.stream_synchronize(l->stream) == CUDA_SUCCESS;
 }
 
@@ -157,22 +167,28 @@ static bool next_granule(struct walk *w, struct place *p)
 }
 
 /* What the kernel has found in a granule. The lock is held. */
-static void decide(struct nvs_gpu *gpu, struct place p, bool known, const struct look_job *job)
+static void decide(struct nvs_gpu *gpu, struct place p, bool known, const struct look_part *part)
 {
 	struct content *c = &p.span->content[p.granule];
 	struct nvs_swap *s = gpu->swap;
+	uint64_t sum[LOOK_SUMS] = { 0 }, any = 0;
 
+	for (uint32_t i = 0; i < LOOK_PARTS; i++) {
+		for (uint32_t k = 0; k < LOOK_SUMS; k++)
+			sum[k] += part[i].sum[k];
+		any |= part[i].any;
+	}
 	c->moves = false;
-	if (!job->any) {
+	if (!any) {
 		nvs_arena_vacate(gpu, p);
 		s->zero_bytes += GRANULE;
 	} else if (known && p.span->store[p.granule] != NVS_STORE_NOWHERE &&
-		   memcmp(c->sum, job->sum, sizeof(c->sum)) == 0) {
+		   memcmp(c->sum, sum, sizeof(sum)) == 0) {
 		s->clean_bytes += GRANULE;
 	} else {
 		c->moves = true;
 	}
-	memcpy(c->sum, job->sum, sizeof(c->sum));
+	memcpy(c->sum, sum, sizeof(sum));
 }
 
 void nvs_look(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
@@ -186,19 +202,19 @@ void nvs_look(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 	do {
 		struct walk batch = ask;
 
-		for (n = 0; n < JOBS && next_granule(&ask, &p); n++) {
+		for (n = 0; n < BATCH && next_granule(&ask, &p); n++) {
 			p.span->content[p.granule].moves = true;
 			if (l)
-				l->jobs[n] = (struct look_job){ .address = address_of(p) };
+				l->talk->piece[n] = address_of(p);
 		}
 		seen = seen && (!n || look_run(l, n));
 		nvs_swap_lock(gpu->swap);
 		for (uint32_t i = 0; seen && i < n; i++) {
 			next_granule(&batch, &p);
-			decide(gpu, p, chunk_of(batch.at)->copy == COPY_KNOWN, &l->jobs[i]);
+			decide(gpu, p, chunk_of(batch.at)->copy == COPY_KNOWN, l->talk->part[i]);
 		}
 		nvs_swap_unlock(gpu->swap);
-	} while (n == JOBS);
+	} while (n == BATCH);
 	nvs_swap_lock(gpu->swap);
 	for (; told.chunks; told.chunks--, next_chunk(&told.at))
 		if (leaves_for_arena(told.at))

@@ -184,7 +184,7 @@ struct point stream_deps(struct sim_stream *s); /* what new work waits for */
 void stream_done(struct sim_stream *s, struct point end);
 struct point op_queue(struct sim_ctx *ctx, const struct op *op, CUstream h, struct point after);
 void op_move(const struct op *op); /* the bytes; without drv_mu */
-void look_move(const struct op *op); /* look.c: of OP_LOOK, height jobs at dst, keys at src */
+void look_move(const struct op *op); /* look.c: of OP_LOOK: height addresses at dst, parts go to record, keys at src */
 /* The whole of a submission, without drv_mu; wait: and of the work. */
 CUresult submit(CUstream h, const struct op *op, int wait);
 

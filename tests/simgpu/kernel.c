@@ -12,7 +12,7 @@
  *                                        and last looked at the clock, the longest gap between, when that began
  *   nvshare_texture(object, to)          stores at `to` the sum of the bytes that a texture object reads
  *   nvshare_texref(to)                   the same of the module's texture reference
- *   nvshare_look(jobs, keys)             reads pieces of memory, as hook/swap/look_abi.h says
+ *   nvshare_look(pieces, parts, keys)    reads pieces of memory, as hook/swap/look_abi.h says
  *
  * fill, check and look take the time of the device's memory. An address that is not
  * mapped, or not accessible, while a kernel runs kills its context: error 700.
@@ -40,7 +40,7 @@ static const struct {
 	{ "nvshare_add", OP_ADD, 3 },
 	{ "nvshare_texture", OP_SUM, 2 },
 	{ "nvshare_texref", OP_SUM, 1 },
-	{ LOOK_NAME, OP_LOOK, 2 },
+	{ LOOK_NAME, OP_LOOK, 3 },
 };
 
 static CUresult module_new(struct sim_module **out, const void *image)
@@ -381,7 +381,8 @@ static CUresult prepare(struct op *op, const struct sim_func *f, void **params, 
 	case OP_LOOK:
 		op->height /= LOOK_PARTS;
 		op->dst = (char *)(uintptr_t)v[0];
-		op->src = (const char *)(uintptr_t)v[1];
+		op->record = v[1];
+		op->src = (const char *)(uintptr_t)v[2];
 		op->ns += op->height * LOOK_PIECE / KERNEL_BYTES_PER_NS;
 		return CUDA_SUCCESS;
 	default:

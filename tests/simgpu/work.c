@@ -151,7 +151,8 @@ static int ranges(const struct op *op, struct range r[3])
 		r[n++] = (struct range){ op->record, 8 };
 		break;
 	case OP_LOOK:
-		r[n++] = (struct range){ (uintptr_t)op->dst, op->height * sizeof(struct look_job) };
+		r[n++] = (struct range){ (uintptr_t)op->dst, op->height * sizeof(uint64_t) };
+		r[n++] = (struct range){ op->record, op->height * LOOK_PARTS * sizeof(struct look_part) };
 		r[n++] = (struct range){ (uintptr_t)op->src, sizeof(struct look_keys) };
 		break;
 	case OP_COPY:
@@ -180,10 +181,13 @@ int op_names_memory(const struct op *op)
 	return ranges(op, r) > 0 || op->what == OP_COPY;
 }
 
-/* The memory of a job. What is asked has begun, or begins: its jobs are there. */
+/* A piece. What is asked has begun, or begins: its addresses are there. */
 static uintptr_t looks_at(const struct op *op, size_t i)
 {
-	return (uintptr_t)((const struct look_job *)(const void *)op->dst)[i].address;
+	uint64_t at;
+
+	memcpy(&at, op->dst + i * sizeof at, sizeof at);
+	return at;
 }
 
 static int memory_there(const struct op *op)
