@@ -37,6 +37,9 @@ type contentWay struct {
 	Zero    int       `json:"zero_mib"` // that left without a copy, from the start of the processes
 	Clean   int       `json:"unchanged_mib"`
 	Wrong   int       `json:"wrong_pieces"`
+	GBps    float64   `json:"gb_per_second,omitempty"` // kernel: how fast it reads
+	OfPeak  float64   `json:"of_peak,omitempty"`       // of the memory's clock and width
+	RunUs   float64   `json:"run_us,omitempty"`        // what a run of the shim takes, 128 MiB
 	Problem string    `json:"problem,omitempty"`
 }
 
@@ -57,6 +60,7 @@ func (b *bench) contentStep(ctx context.Context, _ string) error {
 	}
 	host := min(54<<10, int(room*hostPart/mib20))
 	cases := []*contentCase{
+		{Program: "kernel", MiB: 16 << 10, Natives: 1},
 		{Program: "pool", HostMiB: host, Natives: 1},
 		{Program: "model", MiB: 12 << 10, GPUMiB: 14 << 10, HostMiB: min(host, 26<<10), Natives: 2},
 		{Program: "training", MiB: 12 << 10, GPUMiB: 14 << 10, HostMiB: min(host, 26<<10), Natives: 2},
@@ -67,8 +71,9 @@ func (b *bench) contentStep(ctx context.Context, _ string) error {
 	}
 	if b.simulated {
 		window = 2 * time.Second
-		cases[0].MiB, cases[0].GPUMiB, cases[0].HostMiB = 192, 256, 384
-		for _, c := range cases[1:] {
+		cases[0].MiB = 64
+		cases[1].MiB, cases[1].GPUMiB, cases[1].HostMiB = 192, 256, 384
+		for _, c := range cases[2:] {
 			c.MiB, c.GPUMiB, c.HostMiB = 160, 256, 512
 		}
 	}
@@ -77,7 +82,11 @@ func (b *bench) contentStep(ctx context.Context, _ string) error {
 		if b.cells.only != nil && !b.cells.only.MatchString(c.Program) {
 			continue
 		}
-		for _, way := range []string{native, "tenants", "move-all"} {
+		ways := []string{native, "tenants", "move-all"}
+		if c.Program == "kernel" {
+			ways = ways[:1]
+		}
+		for _, way := range ways {
 			w := &contentWay{Way: way}
 			if err := b.content(ctx, c, w, window); err != nil {
 				w.Problem = err.Error()
@@ -86,6 +95,9 @@ func (b *bench) contentStep(ctx context.Context, _ string) error {
 			c.Ways = append(c.Ways, w)
 			fmt.Printf("  %-9s %-9s %v MiB: %.1f steps/s, %.0f MiB out, %.0f in, moving took %.1f + %.1f s of %.1f; %d MiB zero, %d unchanged; %d pieces wrong %s\n", c.Program, way, w.MiB, w.Rates,
 				float64(w.Out)/mib20, float64(w.In)/mib20, float64(w.OutNs)/1e9, float64(w.InNs)/1e9, w.Longest, w.Zero, w.Clean, w.Wrong, w.Problem)
+			if w.GBps != 0 {
+				fmt.Printf("    nvshare_look reads %.0f GB/s, %.3f of the peak: %s; a run of 128 MiB takes %.0f us\n", w.GBps, w.OfPeak, holds(w.OfPeak >= 0.8), w.RunUs)
+			}
 			if w.Wrong != 0 {
 				errs = append(errs, fmt.Errorf("%s, %s: %d pieces are wrong", c.Program, way, w.Wrong))
 			}
@@ -172,6 +184,9 @@ func (b *bench) content(ctx context.Context, c *contentCase, r *contentWay, wind
 	did := make([]struct {
 		Steps   int
 		Seconds float64
+		GBps    float64 `json:"gb_per_second"`
+		OfPeak  float64 `json:"of_peak"`
+		RunUs   float64 `json:"run_us"`
 	}, n)
 	until := float64(time.Now().Add(window).UnixMilli()) / 1e3
 	at := map[*worker]int{}
@@ -190,6 +205,7 @@ func (b *bench) content(ctx context.Context, c *contentCase, r *contentWay, wind
 	for _, d := range did {
 		r.Rates = append(r.Rates, round(float64(d.Steps)/d.Seconds, 2))
 		r.Longest = max(r.Longest, round(d.Seconds, 2))
+		r.GBps, r.OfPeak, r.RunUs = round(d.GBps, 1), round(d.OfPeak, 3), round(d.RunUs, 1)
 	}
 	r.Out, r.In, r.OutNs, r.InNs = after.out-before.out, after.in-before.in, after.outNs-before.outNs, after.inNs-before.inNs
 	for _, w := range workers {

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """content.py: a program whose memory is of a kind that moves cheaply, or is not.
 
-usage: content.py pool|model|training MIB
+usage: content.py pool|model|training|kernel MIB
 
   pool      takes MIB at once, as a framework's pool does, or what it can get of it, and
             uses little of it
   model     MIB of weights that are read at each step, and a buffer that is written
   training  MIB of weights that are written at each step
+  kernel    no such program: runs the shim's nvshare_look (hook/swap/look_abi.h) over MIB, says how
+            fast it reads, and compares its sums with those that Python adds up
 
 Memory is the driver's own, by cuMemAlloc. Orders and replies are JSON, one a line, as in
 worker.py: load, init, work ("until", seconds since 1970), check, quit.
@@ -152,10 +154,91 @@ class Training(Program):
         return sum(not self.is_filled(p, self.steps << 12 | i) for i, p in enumerate(self.weights))
 
 
+class Kernel(Program):
+    PARTS, SUMS, MIX = 8, 4, 264 * 4
+
+    def make(self):
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "libnvshare.so"), "rb") as f:
+            shim = f.read()
+        at = shim.rindex(b".version", 0, shim.index(b".entry nvshare_look"))
+        module, self.kernel, host = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.ok("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(shim[at:shim.index(b"\0", at)]))
+        self.ok("cuModuleGetFunction", ctypes.byref(self.kernel), module, b"nvshare_look")
+        self.n = self.mib * MIB // PIECE
+        self.at = self.alloc(self.n * PIECE)
+        self.keys = os.urandom(self.MIX + 2048 * 32)
+        self.keys_at = self.alloc(len(self.keys))
+        self.ok("cuMemcpyHtoD_v2", ctypes.c_uint64(self.keys_at), self.keys, ctypes.c_size_t(len(self.keys)))
+        self.ok("cuMemHostAlloc", ctypes.byref(host), ctypes.c_size_t(self.n * (8 + self.PARTS * 48)), ctypes.c_uint(2))
+        self.pieces = (ctypes.c_uint64 * self.n).from_address(host.value)
+        self.parts = (ctypes.c_uint64 * (6 * self.PARTS * self.n)).from_address(host.value + 8 * self.n)
+        for i in range(self.n):
+            self.pieces[i] = self.at + i * PIECE
+        self.fill(self.at, 0x5ab0c0de, self.n * PIECE)
+        self.random = os.urandom(PIECE)
+        self.ok("cuMemcpyHtoD_v2", ctypes.c_uint64(self.at), self.random, ctypes.c_size_t(PIECE))
+        self.fill(self.at + PIECE, 0, PIECE)
+
+    def run(self, n):
+        values = [ctypes.c_uint64(v) for v in (ctypes.addressof(self.pieces), ctypes.addressof(self.parts), self.keys_at)]
+        params = (ctypes.c_void_p * 3)(*[ctypes.addressof(v) for v in values])
+        self.ok("cuLaunchKernel", self.kernel, self.PARTS * n, 1, 1, 256, 1, 1, 0, None, params, None)
+
+    def step(self):
+        self.run(self.n)
+
+    def seconds(self, n):
+        """The shortest time of a launch and its end."""
+        times = []
+        for _ in range(10):
+            began = time.perf_counter()
+            self.run(n)
+            self.ok("cuCtxSynchronize")
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    def attribute(self, what):
+        v = ctypes.c_int()
+        return v.value if self.lib.cuDeviceGetAttribute(ctypes.byref(v), what, 0) == 0 else 0
+
+    def work(self, _):
+        rate = self.n * PIECE / self.seconds(self.n)
+        peak = 2e3 * self.attribute(36) * self.attribute(37) / 8    # clock in kHz, width in bits
+        return {"steps": 1, "gb_per_second": rate / 1e9, "of_peak": rate / peak if peak else 0,
+                "run_us": 1e6 * self.seconds(min(64, self.n))}
+
+    def reference(self, piece):
+        words = memoryview(piece).cast("I")
+        key = memoryview(self.keys[:self.MIX]).cast("I")
+        mix = memoryview(self.keys[self.MIX:]).cast("I")
+        low, sums = (1 << 32) - 1, [0] * self.SUMS
+        for t in range(2048):
+            first = (t >> 8) * 65536 + (t & 255) * 4
+            m = [words[first + i // 4 * 1024 + i % 4] for i in range(256)]
+            for s in range(self.SUMS):
+                v = sum((m[i] + key[i + 2 * s] & low) * (m[i + 1] + key[i + 1 + 2 * s] & low)
+                        for i in range(0, 256, 2)) & (1 << 64) - 1
+                a, b = mix[8 * t + 2 * s], mix[8 * t + 2 * s + 1]
+                sums[s] += ((v & low) + a & low) * ((v >> 32) + b & low)
+        return [x & (1 << 64) - 1 for x in sums]
+
+    def sums(self, i):
+        p = [self.parts[6 * (self.PARTS * i + k):6 * (self.PARTS * i + k) + 5] for k in range(self.PARTS)]
+        return [sum(q[s] for q in p) & (1 << 64) - 1 for s in range(self.SUMS)], any(q[4] for q in p)
+
+    def wrong(self):
+        self.run(self.n)
+        self.ok("cuCtxSynchronize")
+        same = (0x5ab0c0de).to_bytes(4, "little") * (PIECE // 4)
+        wrong = self.sums(0) != (self.reference(self.random), True)
+        wrong += self.sums(self.n - 1) != (self.reference(same), True)
+        return wrong + self.sums(1)[1] + sum(self.sums(i) != self.sums(2) for i in range(3, self.n, self.n // 64 + 1))
+
+
 def main():
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    does = {"pool": Pool, "model": Model, "training": Training}[sys.argv[1]](int(sys.argv[2]))
+    does = {"pool": Pool, "model": Model, "training": Training, "kernel": Kernel}[sys.argv[1]](int(sys.argv[2]))
     for line in sys.stdin:
         order, reply = json.loads(line), {}
         if order["op"] == "quit":

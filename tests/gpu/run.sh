@@ -25,7 +25,7 @@
 #             16 GiB, two of up to 60, and two of 16 with memory as PyTorch's
 #             expandable segments make it (3 minutes)
 #   content   what moves of two pools that are mostly zero, of weights that do not change, and of
-#             weights that do: as it is, with all copied, and natively (4 minutes)
+#             weights that do: as it is, with all copied, and natively; and how fast the shim looks (4 minutes)
 #   suspend   a PyTorch process of 8 GiB off the GPU with its context and back, ten times;
 #             then 20 programs like model servers on a GPU that looks like 24 GiB (5 to 8 minutes; with
 #             --quick fewer servers)
