@@ -46,6 +46,7 @@ struct cu_access {
 #define CU_ATTRIBUTE_VMM_POSIX_FD  103
 #define CU_ATTRIBUTE_VMM_RDMA      110
 #define CU_HOST_REGISTER_PORTABLE  1u
+#define CU_HOST_ALLOC_MAPPED       2u
 #define CU_MEM_ATTACH_GLOBAL       1u
 
 /* CUmemPoolProps. */

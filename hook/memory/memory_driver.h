@@ -49,7 +49,15 @@
 	D(graph_free, GraphMemFreeNodeGetParams, (void *node, CUdeviceptr *p)) \
 	D(copy_on_device, MemcpyDtoDAsync_v2, (CUdeviceptr d, CUdeviceptr s, size_t n, void *stream)) \
 	D(copy_to_device, MemcpyHtoDAsync_v2, (CUdeviceptr d, const void *h, size_t n, void *stream)) \
-	D(copy_to_host, MemcpyDtoHAsync_v2, (void *h, CUdeviceptr d, size_t n, void *stream))
+	D(copy_to_host, MemcpyDtoHAsync_v2, (void *h, CUdeviceptr d, size_t n, void *stream)) \
+	D(set_words, MemsetD32Async, (CUdeviceptr d, uint value, size_t n, void *stream)) \
+	D(mem_alloc, MemAlloc_v2, (CUdeviceptr *p, size_t n)) \
+	D(host_alloc, MemHostAlloc, (void **p, size_t n, uint flags)) \
+	D(module_load, ModuleLoadData, (void **module, const void *image)) \
+	D(module_function, ModuleGetFunction, (void **function, void *module, const char *name)) \
+	D(launch, LaunchKernel, \
+		(void *function, uint gx, uint gy, uint gz, uint bx, uint by, uint bz, uint shared, void *stream, \
+		 void **params, void **extra))
 
 struct nvs_memory_driver_table {
 #define D(member, export, params) int (*member) params;

@@ -5,6 +5,7 @@
  * they are needed. Copies to memory that is not registered go through the driver's
  * staging buffers, four times slower.
  */
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,7 +16,7 @@
 #include "swap_impl.h"
 #include "thread.h"
 
-#define MAX_SEGMENTS 255u
+#define MAX_SEGMENTS 254u
 /*
  * Granules that are registered at a time, under the drain lock: a drain waits for some
  * 4 ms at most, at the 18 GB/s of 4 KiB pages (H200, driver 580).
@@ -38,6 +39,7 @@ struct arena {
 	struct segment segment[MAX_SEGMENTS];
 	uint32_t count;
 	bool thread;
+	struct place give; /* where the next search for a copy that gives way begins */
 };
 
 /* A place in the arena in one number: segment and granule. */
@@ -45,49 +47,103 @@ struct arena {
 #define SEGMENT_OF(store) ((store) >> 24)
 #define GRANULE_OF(store) ((store) & 0xffffff)
 
-_Static_assert(STORE(MAX_SEGMENTS, 0) == NVS_STORE_CARRIED, "eight bits of a store, and no segment with this number");
+_Static_assert(STORE(MAX_SEGMENTS, 0) == NVS_STORE_NOWHERE && NVS_STORE_NOWHERE < NVS_STORE_CARRIED,
+	       "eight bits of a store, and no segment with these numbers");
 
 /* ---- places ---- */
 
-bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p, uint32_t granules)
+void nvs_arena_begin(struct place p)
 {
-	struct arena *a = gpu->swap->arena;
-	uint32_t n = 0;
+	struct chunk *c = chunk_of(p);
 
-	for (uint32_t i = 0; a && i < a->count && n < granules; i++) {
-		struct segment *g = &a->segment[i];
-
-		if (!g->base)
-			continue;
-		for (uint32_t looked = 0; g->free && looked < g->granules && n < granules; looked++) {
-			if (g->next >= g->granules)
-				g->next = 0;
-			if (!g->used[g->next]) {
-				g->used[g->next] = 1;
-				g->free--;
-				p.span->store[p.granule + n++] = STORE(i, g->next);
-			}
-			g->next++;
-		}
-	}
-	if (n < granules)
-		nvs_arena_free(gpu, p, n);
-	return n == granules;
+	for (uint32_t i = 0; c->copy == COPY_NONE && i < c->granules; i++)
+		p.span->store[p.granule + i] = NVS_STORE_NOWHERE;
+	if (c->copy == COPY_NONE)
+		c->copy = COPY_UNKNOWN;
 }
 
-void nvs_arena_free(struct nvs_gpu *gpu, struct place p, uint32_t granules)
+static bool take_place(struct arena *a, uint32_t *store)
 {
-	if (granules && nvs_carried(p)) {
-		nvs_carry_free(gpu, p);
-		return;
+	for (uint32_t i = 0; a && i < a->count; i++) {
+		struct segment *g = &a->segment[i];
+
+		if (!g->base || !g->free)
+			continue;
+		while (g->next >= g->granules || g->used[g->next])
+			g->next = g->next >= g->granules ? 0 : g->next + 1;
+		g->used[g->next] = 1;
+		g->free--;
+		*store = STORE(i, g->next++);
+		return true;
 	}
-	for (uint32_t i = 0; i < granules; i++) {
-		uint32_t store = p.span->store[p.granule + i];
+	return false;
+}
+
+/* A chunk that is on the GPU loses its copy. False: none has one. */
+static bool give_way(struct nvs_gpu *gpu)
+{
+	struct arena *a = gpu->swap->arena;
+	uint32_t looked = 0;
+
+	while (a && nvs_chunk_next(gpu, 1u << CHUNK_HERE | 1u << CHUNK_PINNED, &a->give, &looked)) {
+		struct place p = a->give;
+
+		next_chunk(&a->give);
+		if (chunk_of(p)->copy) {
+			nvs_arena_free(gpu, p);
+			return true;
+		}
+	}
+	return false;
+}
+
+bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p)
+{
+	for (uint32_t i = 0; i < chunk_of(p)->granules; i++) {
+		uint32_t *store = &p.span->store[p.granule + i];
+
+		while (p.span->content[p.granule + i].moves && *store == NVS_STORE_NOWHERE &&
+		       !take_place(gpu->swap->arena, store))
+			if (!give_way(gpu))
+				return false;
+	}
+	return true;
+}
+
+void nvs_arena_vacate(struct nvs_gpu *gpu, struct place p)
+{
+	uint32_t store = p.span->store[p.granule];
+
+	p.span->store[p.granule] = NVS_STORE_NOWHERE;
+	if (store != NVS_STORE_NOWHERE) {
 		struct segment *g = &gpu->swap->arena->segment[SEGMENT_OF(store)];
 
 		g->used[GRANULE_OF(store)] = 0;
 		g->free++;
 	}
+}
+
+void nvs_arena_free(struct nvs_gpu *gpu, struct place p)
+{
+	struct chunk *c = chunk_of(p);
+
+	if (c->copy == COPY_NONE)
+		return;
+	c->copy = COPY_NONE;
+	if (nvs_carried(p)) {
+		nvs_carry_free(gpu, p);
+		return;
+	}
+	for (uint32_t i = 0; i < c->granules; i++)
+		nvs_arena_vacate(gpu, (struct place){ p.span, p.granule + i });
+}
+
+void nvs_arena_follow(struct place from, struct place to)
+{
+	uint32_t n = chunk_of(from)->granules;
+
+	memcpy(&to.span->store[to.granule], &from.span->store[from.granule], n * sizeof(*to.span->store));
+	memcpy(&to.span->content[to.granule], &from.span->content[from.granule], n * sizeof(*to.span->content));
 }
 
 uint64_t nvs_arena_bytes(struct nvs_gpu *gpu)
@@ -101,33 +157,48 @@ uint64_t nvs_arena_bytes(struct nvs_gpu *gpu)
 	return sum;
 }
 
-/* Granules from i on that lie side by side, within one slice. */
-static uint32_t run_of(const uint32_t *store, uint32_t i, uint32_t granules)
+/* Whether a granule of a chunk that leaves, or comes, is to be copied. */
+static bool is_copied(struct place p, uint32_t i, bool out)
 {
+	return p.span->store[p.granule + i] != NVS_STORE_NOWHERE && (!out || p.span->content[p.granule + i].moves);
+}
+
+/* Granules from i on that are copied, or are not, at once: side by side, and within one slice. */
+static uint32_t run_of(struct place p, uint32_t i, bool out)
+{
+	const uint32_t *store = &p.span->store[p.granule];
+	bool copied = is_copied(p, i, out);
 	uint32_t n = 1;
 
-	while (i + n < granules && store[i + n] == store[i] + n && GRANULE_OF(store[i + n]) % SLICE)
+	while (i + n < chunk_of(p)->granules && is_copied(p, i + n, out) == copied &&
+	       (!copied || (store[i + n] == store[i] + n && GRANULE_OF(store[i + n]) % SLICE)))
 		n++;
 	return n;
 }
 
-int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, uint32_t granules, bool out)
+int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, bool out, uint64_t *bytes)
 {
 	const uint32_t *store = &p.span->store[p.granule];
+	const struct nvs_swap *s = gpu->swap;
 	int result = CUDA_SUCCESS;
 
-	for (uint32_t i = 0, n; result == CUDA_SUCCESS && i < granules; i += n) {
-		char *host = gpu->swap->arena->segment[SEGMENT_OF(store[i])].base +
-			     bytes_of(GRANULE_OF(store[i]));
+	for (uint32_t i = 0, n; result == CUDA_SUCCESS && i < chunk_of(p)->granules; i += n) {
 		CUdeviceptr device = address_of(p) + bytes_of(i);
+		char *host;
 
-		n = run_of(store, i, granules);
+		n = run_of(p, i, out);
+		if (!is_copied(p, i, out)) {
+			/* Nobody promises that new memory is zero: what a driver keeps for the process may not be. */
+			if (!out)
+				result = nvs_memory_driver.set_words(device, 0, bytes_of(n) / 4, s->stream);
+			continue;
+		}
+		*bytes += bytes_of(n);
+		host = s->arena->segment[SEGMENT_OF(store[i])].base + bytes_of(GRANULE_OF(store[i]));
 		if (out)
-			result = nvs_memory_driver.copy_to_host(host, device, bytes_of(n),
-								gpu->swap->stream);
+			result = nvs_memory_driver.copy_to_host(host, device, bytes_of(n), s->stream);
 		else
-			result = nvs_memory_driver.copy_to_device(device, host, bytes_of(n),
-								gpu->swap->stream);
+			result = nvs_memory_driver.copy_to_device(device, host, bytes_of(n), s->stream);
 	}
 	return result;
 }

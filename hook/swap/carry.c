@@ -368,6 +368,7 @@ bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p)
 		c->run = carry_add(gpu);
 	e = c->run;
 	p.span->store[p.granule] = NVS_STORE_CARRIED | (uint32_t)(e - c->carried) << OFFSET_BITS | e->granules;
+	chunk_of(p)->copy = COPY_UNKNOWN;
 	e->granules += chunk_of(p)->granules;
 	e->chunks++;
 	return true;

@@ -29,6 +29,7 @@ struct run {
 	struct place first;
 	uint32_t chunks;
 	uint64_t bytes;
+	uint64_t copied; /* bytes that the link, or the other GPU, gets */
 };
 
 struct flight {
@@ -49,6 +50,7 @@ struct pass {
 	uint32_t looked;
 	uint64_t untold;       /* bytes moved since the last MOVED message */
 	bool moved;
+	bool no_arena;         /* something found no place in the arena */
 	uint32_t stuck;        /* why the pass cannot go on: enum nvs_moved_flags */
 };
 
@@ -74,6 +76,7 @@ void *nvs_mover_context(struct nvs_gpu *gpu)
 	if (ctx != s->ctx) { /* stream and events are gone with their context */
 		s->ctx = ctx;
 		s->stream = NULL;
+		nvs_look_forget(gpu);
 		memset(s->event, 0, sizeof(s->event));
 	}
 	return ctx;
@@ -147,13 +150,13 @@ static bool pick(struct pass *p, struct run *r)
 			/* No work can have used the chunk since it got its memory. */
 			bool blank = c->opens == s->opens;
 
-			if (!blank && !nvs_carry_alloc(p->gpu, p->at) &&
-			    !nvs_arena_alloc(p->gpu, p->at, c->granules)) {
-				p->stuck = NVS_MOVED_NO_ARENA;
-				break;
-			}
-			if (!blank)
+			if (!blank) {
 				c->opens = TOUCHED;
+				if (granules == CARRY_RUN) /* the arena has nothing of what another GPU has */
+					nvs_arena_free(p->gpu, p->at);
+				if (!nvs_carry_alloc(p->gpu, p->at))
+					nvs_arena_begin(p->at);
+			}
 			s->going += bytes;
 		} else {
 			if (!p->take && s->resident + bytes > nvs_swap_capacity(p->gpu))
@@ -185,6 +188,8 @@ static void move_settle(struct pass *p, struct run r, bool moved)
 	struct place at = r.first;
 
 	nvs_swap_lock(s);
+	if (moved)
+		*(p->out ? &s->out_bytes : &s->in_bytes) += r.copied;
 	for (; r.chunks; r.chunks--) {
 		struct chunk *c = chunk_of(at);
 		uint64_t bytes = bytes_of(c->granules);
@@ -197,11 +202,9 @@ static void move_settle(struct pass *p, struct run r, bool moved)
 		if (!here) {
 			s->resident -= bytes;
 			s->away += bytes;
-		} else if (content) {
-			nvs_arena_free(p->gpu, at, c->granules);
+		} else if (p->out || c->copy != COPY_KNOWN) { /* what came in is kept: it may leave as it is */
+			nvs_arena_free(p->gpu, at);
 		}
-		if (moved && content)
-			*(p->out ? &s->out_bytes : &s->in_bytes) += bytes;
 		c->state = here ? CHUNK_HERE : content ? CHUNK_AWAY : CHUNK_EMPTY;
 		next_chunk(&at);
 	}
@@ -263,26 +266,65 @@ static void complete(struct pass *p)
 	}
 }
 
-/* Creates memory for a run that comes in. Chunks that get none stay away. */
-static bool move_map(struct pass *p, struct run *r)
+/* Only so many chunks of a run are moved; the others stay where they are. */
+static void shorten(struct pass *p, struct run *r, uint32_t chunks)
 {
-	uint32_t chunks = r->chunks;
-	int result = nvs_chunk_map(p->gpu, r->first, &chunks);
 	struct run rest = *r;
 
-	if (result == CUDA_ERROR_OUT_OF_MEMORY)
-		p->stuck = NVS_MOVED_NO_MEMORY;
-	else if (result != CUDA_SUCCESS)
-		give_up(p, result);
 	rest.chunks -= chunks;
 	for (r->chunks = 0; r->chunks < chunks; r->chunks++) {
 		rest.bytes -= bytes_of(chunk_of(rest.first)->granules);
 		next_chunk(&rest.first);
 	}
 	r->bytes -= rest.bytes;
-	if (rest.chunks)
-		move_settle(p, rest, false);
+	if (!rest.chunks)
+		return;
+	if (p->out)
+		arrived(rest);
+	move_settle(p, rest, false);
+}
+
+/* Creates memory for a run that comes in. Chunks that get none stay away. */
+static bool move_map(struct pass *p, struct run *r)
+{
+	uint32_t chunks = r->chunks;
+	int result = nvs_chunk_map(p->gpu, r->first, &chunks);
+
+	if (result == CUDA_ERROR_OUT_OF_MEMORY)
+		p->stuck = NVS_MOVED_NO_MEMORY;
+	else if (result != CUDA_SUCCESS)
+		give_up(p, result);
+	shorten(p, r, chunks);
 	return r->chunks;
+}
+
+/*
+ * Finds out what of a run that leaves is to be copied, and where to. A chunk that finds no
+ * place stays; the pass goes on behind it, for others may need none.
+ */
+static bool move_place(struct pass *p, struct run *r)
+{
+	struct nvs_swap *s = p->gpu->swap;
+	struct place at = r->first;
+	uint32_t n;
+
+	for (n = 0; n < r->chunks; n++, next_chunk(&at))
+		if (chunk_of(at)->opens == TOUCHED)
+			nvs_vmm_leaving(at);
+	nvs_look(p->gpu, r->first, r->chunks);
+	at = r->first;
+	nvs_swap_lock(s);
+	for (n = 0; n < r->chunks; n++, next_chunk(&at))
+		if (leaves_for_arena(at) && !nvs_arena_alloc(p->gpu, at))
+			break;
+	nvs_swap_unlock(s);
+	if (n < r->chunks) {
+		p->no_arena = true;
+		p->at = at;
+		next_chunk(&p->at);
+	}
+	shorten(p, r, n);
+	return n;
 }
 
 /* Begins to copy a run. */
@@ -294,22 +336,21 @@ static void move_begin(struct pass *p, struct run r)
 	int result = CUDA_SUCCESS;
 	bool copied = false, asked = false;
 
-	if (!p->out && !move_map(p, &r))
+	if (!(p->out ? move_place(p, &r) : move_map(p, &r)))
 		return;
 	for (uint32_t i = 0; i < r.chunks && result == CUDA_SUCCESS; i++, next_chunk(&at)) {
 		const struct chunk *c = chunk_of(at);
 
 		if (c->opens != TOUCHED)
 			continue;
-		if (p->out)
-			nvs_vmm_leaving(at);
+		if (nvs_carried(at))
+			r.copied += bytes_of(c->granules);
 		if (p->out && nvs_carried(at)) {
 			carried = at;
 			continue;
 		}
 		copied = true;
-		result = nvs_carried(at) ? nvs_carry_fetch(p->gpu, at)
-					 : nvs_arena_copy(p->gpu, at, c->granules, p->out);
+		result = nvs_carried(at) ? nvs_carry_fetch(p->gpu, at) : nvs_arena_copy(p->gpu, at, p->out, &r.copied);
 	}
 	if (result == CUDA_SUCCESS && carried.span) {
 		asked = !nvs_carry_copy(p->gpu, r.first, r.chunks);
@@ -333,6 +374,20 @@ static void move_begin(struct pass *p, struct run r)
 }
 
 /* ---- passes ---- */
+
+static void say_what_left(struct nvs_gpu *gpu)
+{
+	struct nvs_swap *s = gpu->swap;
+	uint64_t copied, zero, clean;
+
+	nvs_swap_lock(s);
+	copied = s->out_bytes;
+	zero = s->zero_bytes;
+	clean = s->clean_bytes;
+	nvs_swap_unlock(s);
+	nvs_debugf("GPU %u: so far %llu MiB were copied off it, %llu MiB were zero, %llu MiB were unchanged", gpu->number,
+		   (unsigned long long)copied >> 20, (unsigned long long)zero >> 20, (unsigned long long)clean >> 20);
+}
 
 /* Moves memory as far as possible now. */
 static struct pass move(struct pass p)
@@ -358,6 +413,8 @@ static struct pass move(struct pass p)
 			if (more)
 				move_begin(&p, r);
 		}
+		if (p.no_arena && !p.stuck)
+			p.stuck = NVS_MOVED_NO_ARENA;
 		nvs_carry_fetched(gpu, true);
 		if (!p.out && !(p.stuck & (NVS_MOVED_ELSEWHERE | NVS_MOVED_ERROR)))
 			nvs_carry_works(gpu);
@@ -365,6 +422,8 @@ static struct pass move(struct pass p)
 	}
 	atomic_store(&gpu->moving, false);
 	nvs_unlock(&gpu->drain_lock);
+	if (p.out && p.moved)
+		say_what_left(gpu);
 	return p;
 }
 
@@ -491,7 +550,8 @@ static void *mover_main(void *arg)
 		 */
 		if (p.stuck && !p.moved)
 			seen = atomic_load(&s->kick);
-		nvs_swap_wait(s, seen, p.stuck || again ? RETRY_NS : IDLE_NS);
+		/* More of the arena kicks. To look at memory again for which there is none costs the GPU time. */
+		nvs_swap_wait(s, seen, (p.stuck && p.stuck != NVS_MOVED_NO_ARENA) || again ? RETRY_NS : IDLE_NS);
 	}
 	return NULL;
 }

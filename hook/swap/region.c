@@ -143,6 +143,7 @@ static struct place unmap_run(struct nvs_swap *s, struct place p, uint32_t end)
 	uint32_t n = 0;
 
 	while (at.granule < end && p.span->chunk[at.granule].state == CHUNK_HERE) {
+		nvs_arena_free(p.span->gpu, at);
 		p.span->chunk[at.granule].state = CHUNK_BUSY;
 		next_chunk(&at);
 		n++;
@@ -167,8 +168,7 @@ static void region_release(struct nvs_swap *s, struct place p)
 			at = unmap_run(s, at, p.granule + r->granules);
 			continue;
 		}
-		if (c->state == CHUNK_AWAY)
-			nvs_arena_free(p.span->gpu, at, c->granules);
+		nvs_arena_free(p.span->gpu, at);
 		s->away -= bytes_of(c->granules);
 		next_chunk(&at);
 	}
@@ -308,6 +308,8 @@ bool nvs_region_cache(struct nvs_swap *s, struct place p)
 		return false;
 	if (s->cache.bytes + bytes > most)
 		shrink(p.span->gpu, most - bytes); /* p is dying: no other thread frees it */
+	for (uint32_t i = 0; i < r->granules; i += r->piece) /* give_way() does not see it */
+		nvs_arena_free(p.span->gpu, (struct place){ p.span, p.granule + i });
 	r->cached = true;
 	r->dying = r->published = false;
 	r->block = (struct nvs_block){ .address = address_of(p), .bytes = bytes };

@@ -29,11 +29,12 @@ static bool arrays(struct span *s)
 	s->head = array(n, sizeof(*s->head));
 	s->run = array(n, sizeof(*s->run));
 	s->store = array(n, sizeof(*s->store));
+	s->content = array(n, sizeof(*s->content));
 	s->chunk = array(n, sizeof(*s->chunk));
 	s->region = array(n, sizeof(*s->region));
 	s->slab = array(n, sizeof(*s->slab));
 	s->memory = array(n, sizeof(*s->memory));
-	if (!s->head || !s->run || !s->store || !s->chunk || !s->region || !s->slab || !s->memory)
+	if (!s->head || !s->run || !s->store || !s->content || !s->chunk || !s->region || !s->slab || !s->memory)
 		return false; /* the other arrays are lost; this does not happen twice */
 	s->run[0] = s->run[n - 1] = n;
 	return true;

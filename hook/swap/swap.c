@@ -75,6 +75,7 @@ void nvs_swap_init(void)
 
 	managed = oversub && strcmp(oversub, "1") == 0;
 	capable = false;
+	nvs_look_init();
 	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_swap *s = gpu->swap;
 		int dev = gpu->device.dev, yes = 0;

@@ -17,10 +17,12 @@
 #include "driver.h"
 #include "memory.h"
 #include "freelist.h"
+#include "look_abi.h"
 #include "slab.h"
 #include "memory_driver.h"
 
 struct arena;
+struct looker;
 struct memory;
 struct nvs_carry;
 struct nvs_pool;
@@ -66,11 +68,25 @@ enum chunk_state {
 	CHUNK_PINNED, /* the application has mapped memory of the driver: never moved */
 };
 
+/* What is known of a granule of a chunk that has left. */
+struct content {
+	uint64_t sum[LOOK_SUMS]; /* of what the arena has, if the chunk is COPY_KNOWN */
+	bool moves;              /* the chunk leaves: this granule is to be copied */
+};
+
+/* What the arena has of a chunk, away or not. */
+enum chunk_copy {
+	COPY_NONE,    /* nothing */
+	COPY_UNKNOWN, /* a copy (or another GPU has it) */
+	COPY_KNOWN,   /* a copy with its sums (look.c): what is still the same needs no copying again */
+};
+
 struct chunk {
 	uint64_t handle;   /* of the driver, while on the GPU */
 	uint32_t opens;    /* nvs_swap.opens when it got its memory, or TOUCHED */
 	uint32_t granules;
 	uint8_t state;     /* enum chunk_state */
+	uint8_t copy;      /* enum chunk_copy */
 };
 
 #define TOUCHED UINT32_MAX /* work has used it, or may have */
@@ -106,7 +122,8 @@ struct span {
 	struct nvs_gpu *gpu;
 	uint32_t *head;        /* the first granule of its region plus one; 0: free */
 	uint32_t *run;         /* at both ends of a free run: its length */
-	uint32_t *store;       /* place in the arena, while away; or NVS_STORE_CARRIED and a number */
+	uint32_t *store;       /* of a chunk with a copy: place in the arena, or NVS_STORE_NOWHERE; or NVS_STORE_CARRIED and a number */
+	struct content *content;
 	struct chunk *chunk;   /* at a chunk's first granule */
 	struct region *region; /* at a region's first granule */
 	struct nvs_slab *slab;
@@ -151,9 +168,11 @@ struct nvs_swap {
 	struct nvs_slab *idle; /* granules of slabs that are not in use */
 	uint32_t idle_count, slabs_used;
 	uint64_t out_bytes, in_bytes;
+	uint64_t zero_bytes, clean_bytes; /* that left without a copy */
 	uint64_t last_room;    /* as the scheduler said last */
 	bool asked;            /* the scheduler has not been answered since */
 	struct arena *arena;   /* arena.c; NULL: none */
+	struct looker *look;     /* look.c; NULL: nothing has left yet */
 	struct nvs_carry *carry; /* carry.c; NULL: there never was a copier */
 	struct nvs_pools *pools; /* pool.h */
 	struct {               /* vmm_memory.c; number 0 is none */
@@ -344,12 +363,29 @@ void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr p);
 
 /* ---- arena.c ---- */
 
-/* Places in the arena for granules that go away. False: the arena is full. The lock is held. */
-bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p, uint32_t granules);
-void nvs_arena_free(struct nvs_gpu *gpu, struct place p, uint32_t granules);
+#define NVS_STORE_NOWHERE 0xfe000000u /* the granule is zero; no segment has this number */
 
-/* Copies a chunk asynchronously, in the mover's stream. Returns CUresult. */
-int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, uint32_t granules, bool out);
+/* The lock is held for these: a chunk begins to leave. What it has in the arena, it keeps. */
+void nvs_arena_begin(struct place p);
+
+/*
+ * Places in the arena for those granules of a chunk that are to be copied; copies of chunks
+ * that are on the GPU give way. False: the arena is full.
+ */
+bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p);
+
+/* Gives up what the arena (or another GPU) has of a chunk, if anything; of a granule that is zero. */
+void nvs_arena_free(struct nvs_gpu *gpu, struct place p);
+void nvs_arena_vacate(struct nvs_gpu *gpu, struct place p);
+
+/* What the arena has of a chunk is that of another place from now on: the chunk goes there. */
+void nvs_arena_follow(struct place from, struct place to);
+
+/*
+ * Copies what is to be copied of a chunk, and clears what was zero, asynchronously in the
+ * mover's stream; adds the bytes copied to *bytes. Returns CUresult. No lock is held.
+ */
+int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, bool out, uint64_t *bytes);
 
 /* Starts the thread that maps segments, if it could not be started when the first came. nvs_client_lock is held. */
 void nvs_arena_tick(struct nvs_gpu *gpu);
@@ -360,6 +396,22 @@ uint64_t nvs_arena_bytes(struct nvs_gpu *gpu);
 /* The context is gone, and with it the registration of host memory. */
 void nvs_arena_unregistered(struct nvs_gpu *gpu);
 void nvs_arena_fork_child(void);
+
+/* ---- look.c ---- */
+
+/* Reads the environment: NVSHARE_MOVE_ALL=1 is for memory to move unseen. */
+void nvs_look_init(void);
+
+/*
+ * Decides for each granule of those chunks of a run that leave for the arena whether it is to
+ * be copied, and gives up the arena's place of those that are zero. The mover calls it, with its
+ * context current; no lock but the drain lock is held. Where the kernel does not run, all is to be
+ * copied.
+ */
+void nvs_look(struct nvs_gpu *gpu, struct place first, uint32_t chunks);
+
+/* The mover's context is another one: the kernel is to be loaded anew. */
+void nvs_look_forget(struct nvs_gpu *gpu);
 
 /* ---- carry.c ---- */
 
@@ -373,6 +425,12 @@ void nvs_arena_fork_child(void);
 
 /* Whether a chunk that is away, or moves, is not in the arena. */
 bool nvs_carried(struct place p);
+
+/* Whether a chunk of a run that leaves has content, and leaves for the arena. */
+static inline bool leaves_for_arena(struct place p)
+{
+	return chunk_of(p)->opens == TOUCHED && !nvs_carried(p);
+}
 
 /* A run is picked that is to leave. Whether there is a copier for it. The lock is held, here and below. */
 bool nvs_carry_out(struct nvs_gpu *gpu);

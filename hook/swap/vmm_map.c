@@ -2,7 +2,6 @@
 /*
  * vmm_map.c: addresses that the application reserves, and the memory that it maps there.
  */
-#include <string.h>
 
 #include "stream.h"
 #include "vmm_impl.h"
@@ -119,8 +118,7 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 	m->access = CU_MEM_ACCESS_NONE;
 	if (m->at.span) {
 		c = *nvs_vmm_chunk(m->at);
-		memcpy(&at.span->store[at.granule], &m->at.span->store[m->at.granule],
-		       m->granules * sizeof(*at.span->store));
+		nvs_arena_follow(m->at, at);
 		nvs_vmm_vacate(m->at);
 		nvs_region_drop(m->at);
 		nvs_vmm_occupy(at, m->index, c);
@@ -276,8 +274,7 @@ static int hide(struct nvs_gpu *gpu, struct memory *m)
 		}
 		region_of(hidden)->kind = REGION_HIDDEN;
 		region_of(hidden)->piece = 1;
-		memcpy(&hidden.span->store[hidden.granule], &m->at.span->store[m->at.granule],
-		       m->granules * sizeof(*hidden.span->store));
+		nvs_arena_follow(m->at, hidden);
 		nvs_vmm_occupy(hidden, m->index, *c);
 		nvs_vmm_vacate(m->at);
 		m->at = hidden;
@@ -292,6 +289,7 @@ static int hide(struct nvs_gpu *gpu, struct memory *m)
 		result = nvs_memory_driver.mem_unmap(address_of(m->at), bytes);
 		nvs_swap_lock(s);
 		if (result == CUDA_SUCCESS) {
+			nvs_arena_free(gpu, m->at);
 			m->real = c->handle;
 			s->resident -= bytes;
 		}

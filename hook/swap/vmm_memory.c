@@ -254,6 +254,7 @@ static void drop_chunk(struct nvs_gpu *gpu, struct memory *m)
 	struct chunk *c = nvs_vmm_chunk(m->at);
 	uint64_t bytes = bytes_of(m->granules);
 
+	nvs_arena_free(gpu, m->at);
 	if (c->state == CHUNK_HERE) {
 		c->state = CHUNK_BUSY;
 		nvs_swap_unlock(s);
@@ -261,8 +262,6 @@ static void drop_chunk(struct nvs_gpu *gpu, struct memory *m)
 		nvs_swap_lock(s);
 		s->resident -= bytes;
 	} else {
-		if (c->state == CHUNK_AWAY)
-			nvs_arena_free(gpu, m->at, m->granules);
 		s->away -= bytes;
 	}
 	s->claimed -= bytes;
@@ -378,6 +377,7 @@ void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m)
 	struct nvs_swap *s = gpu->swap;
 	struct chunk *c = nvs_vmm_chunk(m->at);
 
+	nvs_arena_free(gpu, m->at);
 	c->state = CHUNK_BUSY;
 	nvs_swap_unlock(s);
 	nvs_memory_driver.mem_unmap(address_of(m->at), bytes_of(m->granules));
@@ -490,8 +490,10 @@ int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m)
 	if (result == CUDA_SUCCESS && m->at.span && !m->shown) {
 		nvs_vmm_unhide(gpu, m);
 	} else if (result == CUDA_SUCCESS && m->at.span) {
-		struct chunk c = *nvs_vmm_chunk(m->at);
+		struct chunk c;
 
+		nvs_arena_free(gpu, m->at);
+		c = *nvs_vmm_chunk(m->at);
 		mapped = address_of(m->at);
 		m->real = c.handle;
 		s->resident -= bytes_of(m->granules);

@@ -173,7 +173,8 @@ static void arrange(void)
 	seen.filling = h && !h->since_ns;
 	seen.revoked = h && h->revoked;
 	for (int i = 0; i < CONNS; i++)
-		while (config.arena && conns[i].attached && conns[i].given < conns[i].reserved) {
+		while (config.arena && conns[i].attached && conns[i].given < conns[i].reserved &&
+		       (!config.arena_most || conns[i].given < config.arena_most)) {
 			int fd = memory(config.arena);
 
 			answer(&conns[i], (struct nvs_frame){ .type = NVS_ARENA,

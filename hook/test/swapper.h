@@ -11,6 +11,7 @@
 struct swapper_config {
 	uint64_t gpu;         /* bytes that all tenants together may have resident */
 	uint64_t arena;       /* bytes of each segment; 0: none is given */
+	uint64_t arena_most;  /* bytes of segments that each tenant is given; 0: as many as it reserves */
 	uint64_t limit;       /* bytes that each tenant may reserve; 0: any number */
 	unsigned quantum_ms;  /* of a turn that others wait for */
 	bool off;             /* nothing is swapped */

@@ -34,7 +34,7 @@ cp "$build/lib/libnvshare.so" "$out/lib/"
 for tool in containerd containerd-shim-runc-v2 ctr runc crictl; do
 	cp "$build/tools/$tool" "$out/tools/"
 done
-cp tests/gpu/run.sh tests/gpu/spread.sh tests/gpu/four-gpus.plan tests/gpu/gemm.py tests/gpu/worker.py tests/gpu/memory.py tests/gpu/pipe.py tests/gpu/ipc.py tests/gpu/migrate.py tests/gpu/mixes.py tests/gpu/suspend.py tests/gpu/servers.py tests/gpu/warden.py tests/gpu/suites.py tests/gpu/suites.explained "$out/"
+cp tests/gpu/run.sh tests/gpu/spread.sh tests/gpu/four-gpus.plan tests/gpu/*.py tests/gpu/suites.explained "$out/"
 mkdir "$out/loads"
 cp tests/gpu/loads/*.py "$out/loads/"
 git describe --always --dirty >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"

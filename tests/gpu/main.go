@@ -51,6 +51,7 @@ var steps = []step{
 	{"priority", "short requests beside 1, 3 and 8 tenants that saturate the GPU", (*bench).priorityStep},
 	{"preempt", "hand-over, short requests and a core limit beside kernels of 50 ms and 1 s", (*bench).preemptStep},
 	{"swap", "how long it takes to move memory out and in when the GPU passes on, by the link's limit", (*bench).swapStep},
+	{"content", "what moves of memory that is zero, unchanged, or written", (*bench).contentStep},
 	{"suspend", "a process off the GPU with its context, and back; many model servers on a small GPU", (*bench).suspendStep},
 	{"alloc", "what allocations cost, and swapping while all fits", (*bench).allocStep},
 	{"makespan", "tenants whose memory does not fit together, against one after the other", (*bench).makespanStep},

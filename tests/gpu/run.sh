@@ -24,6 +24,8 @@
 #   swap      how long a hand-over to a tenant takes whose memory is away: two of
 #             16 GiB, two of up to 60, and two of 16 with memory as PyTorch's
 #             expandable segments make it (3 minutes)
+#   content   what moves of two pools that are mostly zero, of weights that do not change, and of
+#             weights that do: as it is, with all copied, and natively; and how fast the shim looks (4 minutes)
 #   suspend   a PyTorch process of 8 GiB off the GPU with its context and back, ten times;
 #             then 20 programs like model servers on a GPU that looks like 24 GiB (5 to 8 minutes; with
 #             --quick fewer servers)
@@ -63,7 +65,7 @@ if [ ! -x "$here/bin/nvshare-gpu" ]; then
 fi
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites | servers | warden) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | content | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites | servers | warden) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -80,7 +82,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | content | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

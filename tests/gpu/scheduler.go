@@ -41,7 +41,8 @@ func (b *bench) installSwap() error {
 		return err
 	}
 	for to, from := range map[string]string{"libnvshare.so": b.node.Shim(), "swap-load": b.node.Bin("swap-load"),
-		"cuda-busy": b.node.Bin("cuda-busy"), "short-request": b.node.Bin("short-request"), "suspend.py": b.script("suspend.py")} {
+		"cuda-busy": b.node.Bin("cuda-busy"), "short-request": b.node.Bin("short-request"), "suspend.py": b.script("suspend.py"),
+		"content.py": b.script("content.py")} {
 		data, err := os.ReadFile(from)
 		if err != nil {
 			return err

@@ -115,7 +115,8 @@ func (s *site) swap() *api.Swap {
 	return r.Gpus[0].Swap
 }
 
-// awaitSwaps waits until n more moves have ended in each direction.
+// awaitSwaps waits until n more moves in have ended. What the tenants have is the same each time, so that
+// most of it leaves without a copy, and such a move out is not counted.
 func (s *site) awaitSwaps(n uint64) {
 	s.t.Helper()
 	var began *api.Swap
@@ -127,7 +128,7 @@ func (s *site) awaitSwaps(n uint64) {
 		case began == nil:
 			began = now
 		}
-		if now.Outs < began.Outs+n || now.Ins < began.Ins+n {
+		if now.Ins < began.Ins+n {
 			return fmt.Errorf("now %v", now)
 		}
 		return nil

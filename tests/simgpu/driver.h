@@ -50,7 +50,7 @@ void point_wait(struct point p); /* without drv_mu */
 
 /* One thing a stream can be asked to do. */
 enum op_what {
-	OP_NOTHING, OP_SPIN, OP_GAP, OP_COPY, OP_SET, OP_FILL, OP_CHECK, OP_ADD, OP_SUM,
+	OP_NOTHING, OP_SPIN, OP_GAP, OP_COPY, OP_SET, OP_FILL, OP_CHECK, OP_ADD, OP_SUM, OP_LOOK,
 	OP_HOST, OP_CALLBACK, OP_WRITE, OP_WAIT, OP_FREE,
 	OP_TAKE, OP_GIVE, OP_CHILD /* nodes of graphs: memory at dst, width bytes on GPU `element`; a graph, data */
 };
@@ -184,6 +184,7 @@ struct point stream_deps(struct sim_stream *s); /* what new work waits for */
 void stream_done(struct sim_stream *s, struct point end);
 struct point op_queue(struct sim_ctx *ctx, const struct op *op, CUstream h, struct point after);
 void op_move(const struct op *op); /* the bytes; without drv_mu */
+void look_move(const struct op *op); /* look.c: of OP_LOOK: height addresses at dst, parts go to record, keys at src */
 /* The whole of a submission, without drv_mu; wait: and of the work. */
 CUresult submit(CUstream h, const struct op *op, int wait);
 

@@ -12,8 +12,9 @@
  *                                        and last looked at the clock, the longest gap between, when that began
  *   nvshare_texture(object, to)          stores at `to` the sum of the bytes that a texture object reads
  *   nvshare_texref(to)                   the same of the module's texture reference
+ *   nvshare_look(pieces, parts, keys)    reads pieces of memory, as hook/swap/look_abi.h says
  *
- * fill and check take the time of the device's memory. An address that is not
+ * fill, check and look take the time of the device's memory. An address that is not
  * mapped, or not accessible, while a kernel runs kills its context: error 700.
  */
 #include "driver.h"
@@ -21,6 +22,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "look_abi.h"
 
 #define KERNEL_NS 10000
 #define KERNEL_BYTES_PER_NS 1000
@@ -37,6 +40,7 @@ static const struct {
 	{ "nvshare_add", OP_ADD, 3 },
 	{ "nvshare_texture", OP_SUM, 2 },
 	{ "nvshare_texref", OP_SUM, 1 },
+	{ LOOK_NAME, OP_LOOK, 3 },
 };
 
 static CUresult module_new(struct sim_module **out, const void *image)
@@ -373,6 +377,13 @@ static CUresult prepare(struct op *op, const struct sim_func *f, void **params, 
 		if (!texture_memory(f->params == 2 ? v[0] : 0, f->module, op))
 			return CUDA_ERROR_INVALID_VALUE;
 		op->ns += op->width * op->height / KERNEL_BYTES_PER_NS;
+		return CUDA_SUCCESS;
+	case OP_LOOK:
+		op->height /= LOOK_PARTS;
+		op->dst = (char *)(uintptr_t)v[0];
+		op->record = v[1];
+		op->src = (const char *)(uintptr_t)v[2];
+		op->ns += op->height * LOOK_PIECE / KERNEL_BYTES_PER_NS;
 		return CUDA_SUCCESS;
 	default:
 		op->dst = (char *)(uintptr_t)v[0];

@@ -139,6 +139,8 @@ void op_move(const struct op *op)
 		on_words(op);
 	else if (op->what == OP_SUM)
 		sum(op);
+	else if (op->what == OP_LOOK)
+		look_move(op);
 	else if (op->what == OP_WRITE)
 		memcpy(op->dst, &op->seed, (size_t)op->element);
 	else if (op->what == OP_COPY) {

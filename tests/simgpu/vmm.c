@@ -130,6 +130,16 @@ static CUresult vmm_entered(const char *call)
 }
 #define vmm_enter() vmm_entered(__func__)
 
+/* What others have left in it, if the test wants that. */
+static void litter(const struct phys *ph)
+{
+	char page[4096];
+
+	memset(page, 0xa5, sizeof page);
+	for (size_t at = 0; getenv("NVSHARE_SIMGPU_GARBAGE") && at < ph->size; at += sizeof page)
+		(void)!pwrite(vram_fd, page, sizeof page, ph->offset + (off_t)at);
+}
+
 CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAllocationProp *prop,
 		     unsigned long long flags)
 {
@@ -177,6 +187,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAl
 			obj_free(ph);
 			rc = CUDA_ERROR_OUT_OF_MEMORY;
 		} else {
+			litter(ph);
 			*h = (uintptr_t)ph->handle;
 		}
 	}

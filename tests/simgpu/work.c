@@ -13,6 +13,8 @@
 #include "memory.h"
 #include "mps.h"
 
+#include "look_abi.h"
+
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -148,6 +150,11 @@ static int ranges(const struct op *op, struct range r[3])
 		r[n++] = (struct range){ (uintptr_t)op->src, rows * op->spitch + op->width };
 		r[n++] = (struct range){ op->record, 8 };
 		break;
+	case OP_LOOK:
+		r[n++] = (struct range){ (uintptr_t)op->dst, op->height * sizeof(uint64_t) };
+		r[n++] = (struct range){ op->record, op->height * LOOK_PARTS * sizeof(struct look_part) };
+		r[n++] = (struct range){ (uintptr_t)op->src, sizeof(struct look_keys) };
+		break;
 	case OP_COPY:
 		if (op->dst_side == ON_GPU)
 			r[n++] = (struct range){ (uintptr_t)op->dst, rows * op->dpitch + op->width };
@@ -174,6 +181,15 @@ int op_names_memory(const struct op *op)
 	return ranges(op, r) > 0 || op->what == OP_COPY;
 }
 
+/* A piece. What is asked has begun, or begins: its addresses are there. */
+static uintptr_t looks_at(const struct op *op, size_t i)
+{
+	uint64_t at;
+
+	memcpy(&at, op->dst + i * sizeof at, sizeof at);
+	return at;
+}
+
 static int memory_there(const struct op *op)
 {
 	struct range r[3];
@@ -181,6 +197,9 @@ static int memory_there(const struct op *op)
 
 	for (int i = 0; i < n; i++)
 		if (!mem_valid_locked(r[i].at, r[i].size))
+			return 0;
+	for (size_t i = 0; op->what == OP_LOOK && i < op->height; i++)
+		if (!mem_valid_locked(looks_at(op, i), LOOK_PIECE))
 			return 0;
 	return 1;
 }
@@ -192,6 +211,9 @@ static int touches(const struct op *op, uintptr_t at, size_t size)
 
 	for (int i = 0; i < n; i++)
 		if (r[i].at < at + size && at < r[i].at + r[i].size)
+			return 1;
+	for (size_t i = 0; op->what == OP_LOOK && i < op->height; i++)
+		if (looks_at(op, i) < at + size && at < looks_at(op, i) + LOOK_PIECE)
 			return 1;
 	return 0;
 }

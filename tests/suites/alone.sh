@@ -8,7 +8,7 @@
 # under nvshare are not set. However the command ends, what it has left running is ended, and the
 # directory is removed. The Makefiles of C tests have this in the place of a shell.
 set -u
-unset LD_PRELOAD CUDA_VISIBLE_DEVICES CUDA_MPS_PIPE_DIRECTORY NVSHARE_DEBUG NVSHARE_SCHEDULER_LOSS NVSHARE_ENABLE_SINGLE_OVERSUB NVSHARE_GPU \
+unset LD_PRELOAD CUDA_VISIBLE_DEVICES CUDA_MPS_PIPE_DIRECTORY NVSHARE_DEBUG NVSHARE_SCHEDULER_LOSS NVSHARE_ENABLE_SINGLE_OVERSUB NVSHARE_MOVE_ALL NVSHARE_GPU \
 	NVSHARE_SIMGPU NVSHARE_SIMGPU_TENANT NVSHARE_SIMGPU_DEVICES NVSHARE_SIMGPU_RM NVSHARE_SIMGPU_PEERS NVSHARE_SIMGPU_VERSION
 dir=$(mktemp -d "${TEST_TMP:-/tmp}/nv.XXXXXX") || exit
 chmod 755 "$dir" # for tests that run as other users

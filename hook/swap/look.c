@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * look.c: what memory that leaves the GPU contains. A kernel (look_abi.h) reads it first, some 50
+ * times as fast as the link copies: granules that are zero need no copy and no host memory, and
+ * those that are as they were when they left last are still in the arena.
+ *
+ * The kernel is loaded at a context's first move out, never where all memory fits. That is
+ * after a drain, so a load that waits for the context waits for nothing of the application's. It
+ * runs in a stream of its own: copies of earlier runs go on.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "log.h"
+#include "look_ptx.h"
+#include "swap_impl.h"
+
+#define BATCH    1024u /* granules that a launch reads, at most */
+#define RETRY_NS (1 * NVS_S) /* memory is short when memory moves */
+
+/*
+ * What a launch is asked and answers: host memory that the kernel uses. A copy of it would wait
+ * behind the copies of what leaves.
+ */
+struct talk {
+	uint64_t piece[BATCH];
+	struct look_part part[BATCH][LOOK_PARTS];
+};
+
+/* Of a GPU; the mover's. The keys stay as long as the process: sums are compared over contexts. */
+struct looker {
+	struct look_keys keys;
+	void *module, *function, *stream; /* of the context, as the next two */
+	struct talk *talk;
+	CUdeviceptr keys_there;
+	uint64_t failed_ns; /* there was no memory to load it; 0: there was */
+	bool loaded, refused;
+};
+
+static bool wanted;
+
+void nvs_look_init(void)
+{
+	const char *all = secure_getenv("NVSHARE_MOVE_ALL");
+
+	wanted = !all || strcmp(all, "1") != 0;
+}
+
+void nvs_look_forget(struct nvs_gpu *gpu)
+{
+	struct looker *l = gpu->swap->look;
+
+	if (l) {
+		l->module = l->function = l->stream = NULL;
+		l->talk = NULL;
+		l->keys_there = l->failed_ns = 0;
+		l->loaded = l->refused = false;
+	}
+}
+
+static bool random_bytes(void *to, size_t n)
+{
+	for (char *p = to; n;) {
+		long got = syscall(SYS_getrandom, p, n, 0);
+
+		if (got <= 0)
+			return false;
+		p += got;
+		n -= (size_t)got;
+	}
+	return true;
+}
+
+static struct looker *look_new(void)
+{
+	struct looker *l = mmap(NULL, sizeof(*l), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (l == MAP_FAILED)
+		return NULL;
+	if (random_bytes(&l->keys, sizeof(l->keys)))
+		return l;
+	munmap(l, sizeof(*l));
+	return NULL;
+}
+
+/* Each step that succeeded is not repeated. Returns CUresult. */
+static int load(struct looker *l)
+{
+	int result = CUDA_SUCCESS;
+
+	if (!l->module)
+		result = nvs_memory_driver.module_load(&l->module, nvs_look_ptx);
+	if (result == CUDA_SUCCESS && !l->function)
+		result = nvs_memory_driver.module_function(&l->function, l->module, LOOK_NAME);
+	if (result == CUDA_SUCCESS && !l->stream)
+		result = nvs_driver.stream_create(&l->stream, CU_STREAM_NON_BLOCKING);
+	if (result == CUDA_SUCCESS && !l->talk)
+		result = nvs_memory_driver.host_alloc((void **)&l->talk, sizeof(*l->talk), CU_HOST_ALLOC_MAPPED);
+	if (result == CUDA_SUCCESS && !l->keys_there)
+		result = nvs_memory_driver.mem_alloc(&l->keys_there, sizeof(l->keys));
+	if (result == CUDA_SUCCESS)
+		result = nvs_memory_driver.copy_to_device(l->keys_there, &l->keys, sizeof(l->keys), l->stream);
+	return result;
+}
+
+/* Whether the kernel can run in the current context. */
+static bool look_ready(struct nvs_gpu *gpu)
+{
+	struct nvs_swap *s = gpu->swap;
+	struct looker *l;
+	int result;
+
+	if (!wanted)
+		return false;
+	if (!s->look)
+		s->look = look_new();
+	l = s->look;
+	if (!l || l->loaded || l->refused || (l->failed_ns && nvs_elapsed(nvs_now(), l->failed_ns) < RETRY_NS))
+		return l && l->loaded;
+	result = load(l);
+	l->loaded = result == CUDA_SUCCESS;
+	l->refused = result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY;
+	l->failed_ns = nvs_now();
+	if (l->refused)
+		nvs_debugf("GPU %u: what memory contains cannot be looked at: error %d; all of it is copied", gpu->number, result);
+	return l->loaded;
+}
+
+/* Has the kernel read n pieces. */
+static bool look_run(struct looker *l, uint32_t n)
+{
+	uint64_t *pieces = l->talk->piece;
+	struct look_part *parts = l->talk->part[0];
+	void *params[] = { &pieces, &parts, &l->keys_there };
+
+	return nvs_memory_driver.launch(l->function, LOOK_PARTS * n, 1, 1, LOOK_THREADS, 1, 1, 0, l->stream, params,
+					NULL) == CUDA_SUCCESS &&
+	       nvs_driver.stream_synchronize(l->stream) == CUDA_SUCCESS;
+}
+
+/* A run's granules, in the order of their addresses. */
+struct walk {
+	struct place at; /* a chunk */
+	uint32_t chunks; /* from there on */
+	uint32_t i;      /* the granule in it */
+};
+
+/* The next granule that leaves for the arena. False: there is none. */
+static bool next_granule(struct walk *w, struct place *p)
+{
+	while (w->chunks) {
+		const struct chunk *c = chunk_of(w->at);
+
+		if (w->i < c->granules && leaves_for_arena(w->at)) {
+			*p = (struct place){ w->at.span, w->at.granule + w->i++ };
+			return true;
+		}
+		next_chunk(&w->at);
+		w->chunks--;
+		w->i = 0;
+	}
+	return false;
+}
+
+/* What the kernel has found in a granule. The lock is held. */
+static void decide(struct nvs_gpu *gpu, struct place p, bool known, const struct look_part *part)
+{
+	struct content *c = &p.span->content[p.granule];
+	struct nvs_swap *s = gpu->swap;
+	uint64_t sum[LOOK_SUMS] = { 0 }, any = 0;
+
+	for (uint32_t i = 0; i < LOOK_PARTS; i++) {
+		for (uint32_t k = 0; k < LOOK_SUMS; k++)
+			sum[k] += part[i].sum[k];
+		any |= part[i].any;
+	}
+	c->moves = false;
+	if (!any) {
+		nvs_arena_vacate(gpu, p);
+		s->zero_bytes += GRANULE;
+	} else if (known && p.span->store[p.granule] != NVS_STORE_NOWHERE &&
+		   memcmp(c->sum, sum, sizeof(sum)) == 0) {
+		s->clean_bytes += GRANULE;
+	} else {
+		c->moves = true;
+	}
+	memcpy(c->sum, sum, sizeof(sum));
+}
+
+void nvs_look(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
+{
+	struct walk ask = { first, chunks, 0 }, told = ask;
+	struct looker *l = look_ready(gpu) ? gpu->swap->look : NULL;
+	struct place p;
+	bool seen = l;
+	uint32_t n;
+
+	do {
+		struct walk batch = ask;
+
+		for (n = 0; n < BATCH && next_granule(&ask, &p); n++) {
+			p.span->content[p.granule].moves = true;
+			if (l)
+				l->talk->piece[n] = address_of(p);
+		}
+		seen = seen && (!n || look_run(l, n));
+		nvs_swap_lock(gpu->swap);
+		for (uint32_t i = 0; seen && i < n; i++) {
+			next_granule(&batch, &p);
+			decide(gpu, p, chunk_of(batch.at)->copy == COPY_KNOWN, l->talk->part[i]);
+		}
+		nvs_swap_unlock(gpu->swap);
+	} while (n == BATCH);
+	nvs_swap_lock(gpu->swap);
+	for (; told.chunks; told.chunks--, next_chunk(&told.at))
+		if (leaves_for_arena(told.at))
+			chunk_of(told.at)->copy = seen ? COPY_KNOWN : COPY_UNKNOWN;
+	nvs_swap_unlock(gpu->swap);
+	if (!seen) /* half of a memory that the kernel could not read is no better than none */
+		for (told = (struct walk){ first, chunks, 0 }; next_granule(&told, &p);)
+			p.span->content[p.granule].moves = true;
+}
