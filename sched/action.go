@@ -5,6 +5,8 @@ package sched
 import (
 	"fmt"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // MaxRecorded is how many holders of a GPU a Persist names.
@@ -15,7 +17,7 @@ const MaxRecorded = 64
 // clients share the GPU. Latency grants are recorded after they are given. If recording
 // fails, the Grant that follows must not be carried out.
 type Persist struct {
-	Epoch      Epoch
+	Epoch      base.Epoch
 	Holders    [MaxRecorded]Holder // the first ones; the rest is zero
 	Unrecorded bool                // clients that are not recorded may hold grants
 	Way        Way
@@ -23,17 +25,17 @@ type Persist struct {
 
 // Holder is a client with the epoch of its grant.
 type Holder struct {
-	Client ClientID
-	Epoch  Epoch
+	Client base.ClientID
+	Epoch  base.Epoch
 	Shared bool // others of its cohort, or beside it, may have held the GPU in the same turn
 }
 
 // Grant opens the client's gate: write the epoch's word to its page, wake the
 // waiters on it, send GRANT.
 type Grant struct {
-	Client     ClientID
+	Client     base.ClientID
 	Tenant     string
-	Epoch      Epoch
+	Epoch      base.Epoch
 	Quantum    time.Duration // 0: unbounded
 	Waited     time.Duration // since its request
 	Limited    time.Duration // of that, its tenant's core limit kept it away
@@ -67,8 +69,8 @@ func (r RevokeReason) String() string {
 
 // Revoke asks the grant back: word := 0, then send REVOKE.
 type Revoke struct {
-	Client  ClientID
-	Epoch   Epoch
+	Client  base.ClientID
+	Epoch   base.Epoch
 	Grace   time.Duration // time until the grant is fenced
 	Waiters int           // clients that wait for this GPU
 	Why     RevokeReason
@@ -78,8 +80,8 @@ type Revoke struct {
 // may wait for that call: send REVOKE of this epoch, with the flag for a step. The word
 // stays 0; the client drains and releases.
 type StepOne struct {
-	Client ClientID
-	Epoch  Epoch
+	Client base.ClientID
+	Epoch  base.Epoch
 	Grace  time.Duration // time until the grant is fenced
 }
 
@@ -90,24 +92,24 @@ type StepGPU struct{ GPU string } // as in Config.GPU
 // Slice changes the GPU's own time slice of a client: send SLICE to a shim that
 // understands it. After each Attach a client has the driver's own.
 type Slice struct {
-	Client ClientID
+	Client base.ClientID
 	D      time.Duration // 0: the driver's own
 }
 
 // Pause shuts the client's gate while latency tenants are on the GPU: word := 0, and
 // nothing else. Its submitted work goes on, and its grant stays.
-type Pause struct{ Client ClientID }
+type Pause struct{ Client base.ClientID }
 
 // Resume opens the gate again: write the epoch's word, wake the waiters on it.
 type Resume struct {
-	Client ClientID
-	Epoch  Epoch
+	Client base.ClientID
+	Epoch  base.Epoch
 }
 
 // Stand tells a latency client without a grant whether it may go ahead when it asks for
 // a grant, before the grant has come: it would be granted at once anyway.
 type Stand struct {
-	Client ClientID
+	Client base.ClientID
 	On     bool
 }
 
@@ -133,9 +135,9 @@ func (r EndReason) String() string {
 
 // Released says that a grant has ended. There is nothing to carry out.
 type Released struct {
-	Client  ClientID
+	Client  base.ClientID
 	Tenant  string
-	Epoch   Epoch
+	Epoch   base.Epoch
 	Reason  EndReason
 	Held    time.Duration // since the grant, drain included
 	Drained time.Duration // the part after the revoke; 0: not revoked
@@ -153,13 +155,13 @@ type ModeChosen struct {
 
 // Close shuts the gate without a frame: word := 0. The client has released early, or
 // its connection is lost; then the page is that of the lost connection.
-type Close struct{ Client ClientID }
+type Close struct{ Client base.ClientID }
 
 // Adopt lets a client that attached again go on under the grant it holds:
 // write the epoch's word to its new page before ATTACHED is sent.
 type Adopt struct {
-	Client     ClientID
-	Epoch      Epoch
+	Client     base.ClientID
+	Epoch      base.Epoch
 	Concurrent bool
 	Shared     bool // others of its cohort may hold the GPU in the same turn
 }
@@ -168,8 +170,8 @@ type Adopt struct {
 // already, unless its page is from before a restart, as nobody can write to that page.
 // Others are granted now; the client is not before it has released or died.
 type Fence struct {
-	Client  ClientID
-	Epoch   Epoch
+	Client  base.ClientID
+	Epoch   base.Epoch
 	Claimed bool // only the client itself says that it has this grant
 }
 
@@ -177,7 +179,7 @@ type Fence struct {
 // its GPU: write all of it to the page, and send NOTICE if Leave or Bound has
 // changed. The numbers are exact for up to a few holders.
 type Notice struct {
-	Client  ClientID
+	Client  base.ClientID
 	Waiters int  // others that wait for this GPU, or are slowed down by this client
 	Present int  // others that are attached to this GPU
 	Leave   bool // give the GPU back when idle

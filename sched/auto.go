@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
@@ -30,24 +31,24 @@ const (
 // auto is what mode Auto knows.
 type auto struct {
 	way       Way
-	cause     Cause                  // of what is in effect
-	against   [len(candidates)]Cause // why a way cannot be taken as things are, as of the latest look
-	refusedAt [len(candidates)]Time  // when that was so, latest
-	since     Time                   // start of the window
-	wastes    bool                   // turns leave the GPU idle, or would, as of the latest window
+	cause     Cause                      // of what is in effect
+	against   [len(candidates)]Cause     // why a way cannot be taken as things are, as of the latest look
+	refusedAt [len(candidates)]base.Time // when that was so, latest
+	since     base.Time                  // start of the window
+	wastes    bool                       // turns leave the GPU idle, or would, as of the latest window
 
-	turnEnded  Time                 // the latest
-	notBefore  Time                 // slices are not begun again
-	left       Cause                // why not
-	measuredAt Time                 // when turns began that measure tenants
-	backoff    time.Duration        // the latest time for which slices were given up
-	gaveUp     map[ClientID]float64 // calls per second alone of the clients for which they were
-	worse      int                  // windows, one after the other, in which slices gave less than turns
-	underfed   int                  // windows, in the same way, in which a tenant did not get its part, and did by turns
-	gaps       bool                 // several beside a latency tenant leave the GPU idle in their turns
-	keepUntil  Time                 // the way from before a restart goes on until then; 0: the way is judged as any other
-	util       map[ClientID]samples
-	mixAfter   Time          // the driver alone is not tried before that
+	turnEnded  base.Time                 // the latest
+	notBefore  base.Time                 // slices are not begun again
+	left       Cause                     // why not
+	measuredAt base.Time                 // when turns began that measure tenants
+	backoff    time.Duration             // the latest time for which slices were given up
+	gaveUp     map[base.ClientID]float64 // calls per second alone of the clients for which they were
+	worse      int                       // windows, one after the other, in which slices gave less than turns
+	underfed   int                       // windows, in the same way, in which a tenant did not get its part, and did by turns
+	gaps       bool                      // several beside a latency tenant leave the GPU idle in their turns
+	keepUntil  base.Time                 // the way from before a restart goes on until then; 0: the way is judged as any other
+	util       map[base.ClientID]samples
+	mixAfter   base.Time     // the driver alone is not tried before that
 	mixPause   time.Duration // the latest time for which it was given up, because turns gave more
 }
 
@@ -55,19 +56,19 @@ type auto struct {
 // of it then.
 type samples struct{ n, busy int }
 
-func (a *auto) startWindow(now Time) {
+func (a *auto) startWindow(now base.Time) {
 	a.since = now
 	clear(a.util)
 }
 
 // utilization takes note of what a client says.
-func (c *GPU) utilization(ev Utilization) {
+func (c *GPU) utilization(ev timeslice.Utilization) {
 	if c.mode != Auto || c.clients[ev.Client] == nil || ev.Samples <= 0 {
 		return
 	}
 	a := &c.auto
 	if a.util == nil {
-		a.util = map[ClientID]samples{}
+		a.util = map[base.ClientID]samples{}
 	}
 	cl := c.clients[ev.Client]
 	if cl.in != &c.beside {

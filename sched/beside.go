@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // tenantsBeside lets latency tenants run beside the holder, whose gate stays open. That is
@@ -20,7 +22,7 @@ import (
 // slices of their part, which is smaller by what they used too much.
 func tenantsBeside() policy {
 	return policy{
-		due: func(c *GPU) (Time, bool) { return c.besides.from, c.besides.blocked },
+		due: func(c *GPU) (base.Time, bool) { return c.besides.from, c.besides.blocked },
 		revoke: func(c *GPU) {
 			c.lookBeside()
 			c.endBeside()
@@ -38,13 +40,13 @@ const (
 
 // besides is what a GPU knows of latency tenants beside others.
 type besides struct {
-	short    bool // the time slices of all others can be set
-	lookedAt Time // when that was found
+	short    bool      // the time slices of all others can be set
+	lookedAt base.Time // when that was found
 
-	since   Time // start of the window
-	use     int  // permille of the GPU that tenants with beside grants used in the latest one
-	blocked bool // they used too much
-	from    Time // until then
+	since   base.Time // start of the window
+	use     int       // permille of the GPU that tenants with beside grants used in the latest one
+	blocked bool      // they used too much
+	from    base.Time // until then
 	pause   time.Duration
 	part    int // permille of the GPU that is theirs by time slices meanwhile
 }
@@ -128,7 +130,7 @@ func (c *GPU) setBesideUse(permille int) {
 }
 
 // noteUseBeside takes note of how often the GPU had work of a latency tenant.
-func (c *GPU) noteUseBeside(t *tenant, ev Utilization) {
+func (c *GPU) noteUseBeside(t *tenant, ev timeslice.Utilization) {
 	b := &c.besides
 	t.looks += ev.Samples
 	t.hot += min(ev.Busy, ev.Samples)

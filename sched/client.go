@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // client is what the core knows of one process.
 type client struct {
-	id        ClientID
+	id        base.ClientID
 	account   string // as in Attach
 	share     Share  // its account's, as told; Weight 0: not told
 	tenant    *tenant
@@ -30,25 +31,25 @@ type client struct {
 	later    bool // it wants a grant as soon as there is a place
 
 	// Whether it does anything; see idle.go.
-	calledAt Time // at that time it still made calls
-	quiet    bool // it is told to leave when it has nothing to do
+	calledAt base.Time // at that time it still made calls
+	quiet    bool      // it is told to leave when it has nothing to do
 
 	// Its pauses; see pause.go.
-	idleSince Time // since then it has no grant and wants none
-	pausing   bool // it gave the GPU back because it had nothing to do
+	idleSince base.Time // since then it has no grant and wants none
+	pausing   bool      // it gave the GPU back because it had nothing to do
 	pauses    [pausesKept]time.Duration
 	nPauses   int // all its pauses so far
 
 	told  Notice        // what its page says
 	slice time.Duration // the GPU's own time slice, as it was told; 0: the driver's
 
-	controls Controls // what it has proved; Client 0: nothing yet
-	wanted   bool     // it has wanted the GPU over this connection
-	wantedAt Time     // first
+	controls Controls  // what it has proved; Client 0: nothing yet
+	wanted   bool      // it has wanted the GPU over this connection
+	wantedAt base.Time // first
 	progress timeslice.Progress
 	tallied  tallied // in GPU.tally
 
-	waitingSince Time
+	waitingSince base.Time
 	limitedThen  time.Duration // account.limitedFor at that time
 	longestWait  time.Duration
 	held         time.Duration // the GPU, under grants that are over
@@ -192,7 +193,7 @@ func (c *GPU) adopt(g *grant) {
 // and release it. Nothing is granted meanwhile, for a grace period at most. A claim can
 // be honest only after a restart that lost what was persisted. So a claim that comes late,
 // or where that is known, blocks nobody; else a process could keep the GPU from others by making claims for ever.
-func (c *GPU) claim(cl *client, held Epoch) {
+func (c *GPU) claim(cl *client, held base.Epoch) {
 	c.unqueue(cl)
 	g := c.give(cl, held)
 	g.claimed = true
@@ -290,7 +291,7 @@ func (c *GPU) release(ev Release) {
 	c.stand(cl)
 }
 
-func (c *GPU) lost(id ClientID) {
+func (c *GPU) lost(id base.ClientID) {
 	cl := c.clients[id]
 	if cl == nil || !cl.connected {
 		return
@@ -312,7 +313,7 @@ func (c *GPU) lost(id ClientID) {
 	}
 }
 
-func (c *GPU) gone(id ClientID) {
+func (c *GPU) gone(id base.ClientID) {
 	defer c.mem.Drop(id)
 	cl := c.clients[id]
 	if cl == nil {
@@ -333,7 +334,7 @@ func (c *GPU) gone(id ClientID) {
 
 // exec is for a process that has lost its connection and runs another program: nothing is left
 // of what the earlier one did on the GPU.
-func (c *GPU) exec(id ClientID) {
+func (c *GPU) exec(id base.ClientID) {
 	c.mem.Drop(id)
 	if cl := c.clients[id]; cl != nil && !cl.connected {
 		c.endGrant(cl, EndLost)
@@ -377,7 +378,7 @@ func (c *GPU) restoreUnknown(ev RestoreUnknown) {
 }
 
 // restored keeps an epoch from being given out again.
-func (c *GPU) restored(epoch Epoch) {
+func (c *GPU) restored(epoch base.Epoch) {
 	c.epoch = max(c.epoch, epoch)
 	c.persisted = c.record() // what the event says was persisted
 	c.gangs.Await()

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Control says how trying a control of the GPU's own scheduler went.
@@ -31,7 +33,7 @@ func (c Control) String() string {
 
 // Controls says what the GPU's own scheduler lets a client do, as its shim has tried it.
 type Controls struct {
-	Client   ClientID
+	Client   base.ClientID
 	Slices   Control
 	Channels Control
 	Groups   int    // compute channel groups that were seen

@@ -18,7 +18,7 @@
 //	gang        when gangs have their turns, on all GPUs of a node
 //	base        times, clients, epochs, events and actions
 //
-// Each says what it guarantees. names.go has what callers of this package need of them.
+// Each says what it guarantees.
 //
 // # Words
 //

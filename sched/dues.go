@@ -42,7 +42,7 @@ func (c *GPU) duesNow() *dueCache {
 	switch {
 	case c.limited == 0 && c.throttled.top() == nil && !c.cohort.on: // this costs the same beside any number of tenants
 		d.Unlimited(c.requests, c.weights)
-		d.here, d.stale = one, true
+		d.here, d.stale = account.One, true
 	case d.stale:
 		c.looked += uint64(len(c.tenants))
 		*d = dueCache{Dues: c.dues()}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 )
 
@@ -142,11 +143,11 @@ func (r Reason) String() string {
 // Tenant names the clients whose time is counted together, mostly a container; ""
 // makes the client a tenant of its own. Share is the tenant's share from now on.
 type Attach struct {
-	Client ClientID
+	Client base.ClientID
 	Tenant string
 	Share  Share
-	Held   Epoch // the grant the client still holds or drains; 0: none
-	Want   bool  // counts as a Request
+	Held   base.Epoch // the grant the client still holds or drains; 0: none
+	Want   bool       // counts as a Request
 
 	CanMove bool // the client can move its memory; else it stays on the GPU
 	Again   bool // the process was attached before, perhaps to an earlier scheduler: its memory may be on the GPU
@@ -155,29 +156,29 @@ type Attach struct {
 // Request says that a thread of the client waits at the gate. A second one changes
 // nothing. While the client has a grant, the request is remembered until that grant is
 // released: a client may ask again before its release was seen.
-type Request struct{ Client ClientID }
+type Request struct{ Client base.ClientID }
 
 // Release says that the grant with this epoch is drained and given back. If it was
 // preempted, its work is off the GPU in the middle and wants the next grant, which
 // counts as a Request. An epoch that the client does not have is counted as stale and
 // ignored.
 type Release struct {
-	Client    ClientID
-	Epoch     Epoch
+	Client    base.ClientID
+	Epoch     base.Epoch
 	Reason    Reason
 	Preempted bool
 	Calls     uint64 // gated calls under the grant, as the client says
 }
 
 // Withdraw says that the client wants no grant any more.
-type Withdraw struct{ Client ClientID }
+type Withdraw struct{ Client base.ClientID }
 
 // Lost says that the client's connection is lost, which proves nothing about
 // its work. Events about clients that the core does not know change nothing.
-type Lost struct{ Client ClientID }
+type Lost struct{ Client base.ClientID }
 
 // Gone says that the process is dead and its work on the GPU has ended.
-type Gone struct{ Client ClientID }
+type Gone struct{ Client base.ClientID }
 
 // Tick says only that time has passed. See GPU.Deadline.
 type Tick struct{}
@@ -198,7 +199,7 @@ type SetShare struct {
 }
 
 // SetTuning changes the accounting, from now on.
-type SetTuning struct{ Tuning Tuning }
+type SetTuning struct{ Tuning account.Tuning }
 
 // GangMoved carries out a StepGPU.
 type GangMoved struct{}
@@ -221,8 +222,8 @@ type SetMode struct{ M Mode }
 // of its share; with one of them, Tenant is as in Attach: a gang, or an overlap group,
 // whose members held goes on when they are back. Restores come before all other events.
 type Restore struct {
-	Client  ClientID
-	Epoch   Epoch
+	Client  base.ClientID
+	Epoch   base.Epoch
 	Tenant  string
 	Gang    string
 	Overlap string
@@ -232,11 +233,11 @@ type Restore struct {
 // RestoreUnknown says that clients may hold that were not recorded before a restart
 // of the caller (Persist.Unrecorded), with epochs up to this one. No exclusive grant
 // is given for a quantum and a grace period. It comes when Restores come.
-type RestoreUnknown struct{ Epoch Epoch }
+type RestoreUnknown struct{ Epoch base.Epoch }
 
 // Exec says that a process runs another program now: what it had reserved is gone, and the
 // grant that it had when its connection was lost is over.
-type Exec struct{ Client ClientID }
+type Exec struct{ Client base.ClientID }
 
 // Suspend has all memory of a tenant's clients leave the GPU that can be moved, also if
 // nobody needs the room: grants are asked back for that. It comes back with the next grant
@@ -250,7 +251,7 @@ type ResumeTenant struct{ Tenant string }
 
 // Called says that a client has made gated calls since the one before. It matters only
 // where idle clients are suspended.
-type Called struct{ Client ClientID }
+type Called struct{ Client base.ClientID }
 
 func (Attach) Event()         {}
 func (Request) Event()        {}

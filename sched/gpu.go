@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 	"github.com/nvshare/nvshare/sched/residency"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // Defaults of a Config's zero fields, and the limits to which a GPU clamps
@@ -29,14 +31,14 @@ type Config struct {
 	Quantum   time.Duration // 0: DefaultQuantum
 	Grace     time.Duration // 0: DefaultGrace
 	Mode      Mode
-	Tuning    Tuning
-	SwapShare int    // percent of the time that moving memory may take: turns are as long as that needs; 0: as Quantum says
-	LastEpoch Epoch  // the last epoch persisted; the next grant's is higher
-	Way       Way    // as persisted with that; means something in mode Auto
-	Intact    bool   // what was persisted is known: a client that claims another grant is mistaken, or lies
-	GPU       string // its name in StepGPU
-	Node      *Node  // nil: of this GPU alone
-	Memory    Memory
+	Tuning    account.Tuning
+	SwapShare int        // percent of the time that moving memory may take: turns are as long as that needs; 0: as Quantum says
+	LastEpoch base.Epoch // the last epoch persisted; the next grant's is higher
+	Way       Way        // as persisted with that; means something in mode Auto
+	Intact    bool       // what was persisted is known: a client that claims another grant is mistaken, or lies
+	GPU       string     // its name in StepGPU
+	Node      *Node      // nil: of this GPU alone
+	Memory    residency.Config
 }
 
 // GPU is the machine that schedules one GPU. Make one with New. Its parts are where their fields are
@@ -53,12 +55,12 @@ type GPU struct {
 	gangs *gang.Gangs // of the node
 
 	started     bool
-	intact      bool // as Config says
-	now         Time // of the latest Step; never runs backwards
-	claimsUntil Time // see attach
-	earlier     Way  // from before a restart, until that way begins again; see resumeWay
+	intact      bool      // as Config says
+	now         base.Time // of the latest Step; never runs backwards
+	claimsUntil base.Time // see attach
+	earlier     Way       // from before a restart, until that way begins again; see resumeWay
 
-	clients   map[ClientID]*client
+	clients   map[base.ClientID]*client
 	order     []*client // the same, by id
 	tally     tally
 	connected int // clients with a connection
@@ -79,14 +81,14 @@ type GPU struct {
 
 	policies []policy
 	slices   sliceState
-	acts     []Action // reused by each Step
+	acts     []base.Action // reused by each Step
 }
 
 // settings are what the user has chosen.
 type settings struct {
 	quantum, grace time.Duration
 	mode           Mode
-	tuning         Tuning
+	tuning         account.Tuning
 	swapShare      int
 }
 
@@ -101,7 +103,7 @@ func New(cfg Config) *GPU {
 			tuning:    cfg.Tuning.Clamped(),
 			swapShare: clampShareOfSwap(cfg.SwapShare),
 		},
-		clients:  make(map[ClientID]*client),
+		clients:  make(map[base.ClientID]*client),
 		roster:   roster{tenants: make(map[tenantKey]*tenant)},
 		queues:   newQueues(),
 		records:  newRecords(cfg.LastEpoch, cfg.Way),
@@ -131,7 +133,7 @@ func New(cfg Config) *GPU {
 // Step takes note of an event at a time and returns what to do about it. The
 // slice is reused by the next Step. A time before that of the latest Step
 // counts as that one.
-func (c *GPU) Step(now Time, ev Event) []Action {
+func (c *GPU) Step(now base.Time, ev base.Event) []base.Action {
 	now = c.clock.advance(now)
 	if !c.started {
 		c.started = true
@@ -162,7 +164,7 @@ func (c *GPU) Step(now Time, ev Event) []Action {
 }
 
 // set is for events that change a setting. It reports whether this is one.
-func (c *GPU) set(ev Event) bool {
+func (c *GPU) set(ev base.Event) bool {
 	switch ev := ev.(type) {
 	case SetQuantum:
 		c.quantum = base.Clamp(ev.D, MinQuantum, MaxQuantum)
@@ -181,11 +183,11 @@ func (c *GPU) set(ev Event) bool {
 		c.setTuning(ev.Tuning)
 	case SetSwapShare:
 		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
-	case SetTenantMemory:
+	case residency.SetTenantMemory:
 		if c.mem.SetTenant(ev) {
 			c.lookForIdle()
 		}
-	case SetGPUMemory:
+	case residency.SetGPUMemory:
 		c.mem.Resize(ev, c.Unused())
 	default:
 		return false
@@ -194,19 +196,19 @@ func (c *GPU) set(ev Event) bool {
 }
 
 // ofMemory is for events about memory. It reports whether this is one.
-func (c *GPU) ofMemory(ev Event) bool {
+func (c *GPU) ofMemory(ev base.Event) bool {
 	switch ev := ev.(type) {
-	case Reserve:
+	case residency.Reserve:
 		c.mem.Reserve(ev)
-	case Moved:
+	case residency.Moved:
 		c.mem.Moved(ev)
 	case Suspend:
 		c.suspend(ev.Tenant)
 	case ResumeTenant:
 		c.resumeTenant(ev.Tenant)
-	case ArenaChanged:
+	case residency.ArenaChanged:
 		c.mem.ArenaChanged(ev)
-	case RestoreMemory:
+	case residency.RestoreMemory:
 		c.restoreMemory(ev)
 	default:
 		return false
@@ -215,7 +217,7 @@ func (c *GPU) ofMemory(ev Event) bool {
 }
 
 // ofClient is for events of clients. It reports whether this is one.
-func (c *GPU) ofClient(ev Event) bool {
+func (c *GPU) ofClient(ev base.Event) bool {
 	switch ev := ev.(type) {
 	case Attach:
 		c.attach(ev)
@@ -237,7 +239,7 @@ func (c *GPU) ofClient(ev Event) bool {
 		c.exec(ev.Client)
 	case Called:
 		c.called(ev.Client)
-	case Utilization:
+	case timeslice.Utilization:
 		c.utilization(ev)
 	case Filled:
 		c.filled(ev)
@@ -256,13 +258,13 @@ func (c *GPU) ofClient(ev Event) bool {
 
 // Deadline returns when Step must be called next, with a Tick if nothing else
 // happens until then; false if never.
-func (c *GPU) Deadline() (Time, bool) {
+func (c *GPU) Deadline() (base.Time, bool) {
 	t, ok := c.deadline()
 	return c.clock.toCaller(t), ok
 }
 
 // deadline is Deadline by the node's clock.
-func (c *GPU) deadline() (Time, bool) {
+func (c *GPU) deadline() (base.Time, bool) {
 	t, ok := c.due()
 	if look := c.now.Add(fencedLook); c.fenced > 0 && (!ok || look < t) {
 		return look, true
@@ -281,7 +283,7 @@ func (c *GPU) Work() uint64 {
 
 // Next returns the client whose turn is next: it gets a grant as soon as the GPU
 // is free, if it does not leave before; 0 if nobody waits, or a gang is next.
-func (c *GPU) Next() ClientID {
+func (c *GPU) Next() base.ClientID {
 	if c.next != nil {
 		return c.next.id
 	}
@@ -291,4 +293,4 @@ func (c *GPU) Next() ClientID {
 	return 0
 }
 
-func (c *GPU) do(a Action) { c.acts = append(c.acts, a) }
+func (c *GPU) do(a base.Action) { c.acts = append(c.acts, a) }

@@ -41,7 +41,7 @@ func (c *GPU) noteDrain(g *grant) {
 // after a restart in which unknown clients may hold.
 func gracePeriods() policy {
 	return policy{
-		due: func(c *GPU) (Time, bool) {
+		due: func(c *GPU) (base.Time, bool) {
 			var e base.Earliest
 			if cl := c.closing.head; cl != nil {
 				e.Either(cl.grant.graceFrom.Add(c.grace), true)

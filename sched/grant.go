@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // grantState is where a grant is in its life; doc.go draws the way. The states
 // are in the order of that way: a grant may skip some, and goes back only from
@@ -31,18 +35,18 @@ const (
 // it is given, claimed or restored until it is over.
 type grant struct {
 	client  *client
-	epoch   Epoch
+	epoch   base.Epoch
 	kind    grantKind
 	state   grantState
 	claimed bool // the client says so; there is no record of it
 	shared  bool // it is a turn of the cohort, in which others may hold too
 	alone   bool // it is a turn: nobody else has had the GPU since the grant
 
-	since     Time
-	revokedAt Time          // while draining or fenced
-	graceFrom Time          // the end of grace is a grace period later; while lost or draining
+	since     base.Time
+	revokedAt base.Time     // while draining or fenced
+	graceFrom base.Time     // the end of grace is a grace period later; while lost or draining
 	ran       time.Duration // of its turn, up to runFrom
-	runFrom   Time
+	runFrom   base.Time
 	startVT   int64 // of the tenant, when its turn began
 
 	move move
@@ -58,13 +62,13 @@ type grants struct {
 	fenced       int  // grants that are fenced, and not released yet
 	keptOut      bool // latency grants keep batch tenants from the GPU
 
-	kept    *tenant // the gang that has the GPU, or is about to; see package gang
-	holdOff Time    // no exclusive grant before; 0: none
+	kept    *tenant   // the gang that has the GPU, or is about to; see package gang
+	holdOff base.Time // no exclusive grant before; 0: none
 
 	// Who is granted when the holder has released, if nothing happens to it
 	// before, and under which epoch: decided, and recorded, while it drains.
 	next      *client
-	nextEpoch Epoch
+	nextEpoch base.Epoch
 }
 
 // holds says whether the client may submit work, now or after a pause.
@@ -173,7 +177,7 @@ func (c *GPU) recount(g *grant, change func()) {
 }
 
 // give makes a grant for a client that has none. It counts from its first change on.
-func (c *GPU) give(cl *client, epoch Epoch) *grant {
+func (c *GPU) give(cl *client, epoch base.Epoch) *grant {
 	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now}
 	cl.cut = false
 	c.mem.SetActive(cl.id, true)

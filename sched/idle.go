@@ -38,12 +38,12 @@ func (c *GPU) startWork(cl *client) {
 }
 
 // quietAt returns when a holder has made no calls for long.
-func (cl *client) quietAt(after time.Duration) Time {
+func (cl *client) quietAt(after time.Duration) base.Time {
 	return cl.calledAt.Add(max(after/idlePart, quietLeast))
 }
 
 // called notes that a client works.
-func (c *GPU) called(id ClientID) {
+func (c *GPU) called(id base.ClientID) {
 	if cl := c.clients[id]; cl != nil {
 		cl.calledAt = c.now
 		c.tellToLeave(cl, false)
@@ -65,7 +65,7 @@ func (c *GPU) tellToLeave(cl *client, on bool) {
 // idleClients suspends clients that have been idle for their time.
 func idleClients() policy {
 	return policy{
-		due:    func(c *GPU) (Time, bool) { return c.idle.At, c.idle.OK },
+		due:    func(c *GPU) (base.Time, bool) { return c.idle.At, c.idle.OK },
 		revoke: (*GPU).suspendIdle,
 	}
 }

@@ -5,6 +5,8 @@ package sched
 import (
 	"fmt"
 	"slices"
+
+	"github.com/nvshare/nvshare/sched/account"
 )
 
 // Check returns an error that names the first broken invariant, which is a
@@ -209,7 +211,7 @@ func (c *GPU) checkTenants(waiting int) error {
 	case all != c.sums:
 		return fmt.Errorf("of tenants there are %+v, counted %+v", all, c.sums)
 	case c.cohort.on && cohort != due.cohort:
-		return fmt.Errorf("the cohort is due %d of %d, counted %d", cohort, one, due.cohort)
+		return fmt.Errorf("the cohort is due %d of %d, counted %d", cohort, account.One, due.cohort)
 	case pool != c.pool.pooled:
 		return fmt.Errorf("latency tenants have %+v, counted %+v", pool, c.pool.pooled)
 	case !fresh.Same(&due.Dues):

@@ -14,7 +14,7 @@ import (
 // the GPU. Then they wait until they may have it again, or nobody else wants it.
 func latencyTenants() policy {
 	return policy{
-		due: func(c *GPU) (Time, bool) {
+		due: func(c *GPU) (base.Time, bool) {
 			var e base.Earliest
 			for _, t := range c.metered {
 				if t.share.Priority == Latency && c.holds(t, &c.latency) && c.keptOut {
@@ -47,9 +47,9 @@ type latencyPool struct {
 	pooled    // the sums
 	patience  time.Duration
 	filled    int64 // of the own patience of one that is promised nothing, so far, percent of nanoseconds
-	countedAt Time
-	rate      int  // by which patience changes, percent of the time
-	wantedAt  Time // at that time others still wanted the GPU
+	countedAt base.Time
+	rate      int       // by which patience changes, percent of the time
+	wantedAt  base.Time // at that time others still wanted the GPU
 }
 
 // pooled is how a tenant counts for what latency tenants may have together.
@@ -132,7 +132,7 @@ func (c *GPU) countPatience() {
 
 // patienceEnds returns when a tenant that keeps others out is out of patience; false if
 // never.
-func (c *GPU) patienceEnds(t *tenant) (Time, bool) {
+func (c *GPU) patienceEnds(t *tenant) (base.Time, bool) {
 	own, ends := t.PatienceEnds(c.now, t.share.Request+c.pool.each())
 	rate := time.Duration(-c.pool.rate)
 	if !ends || rate <= 0 {
@@ -143,9 +143,9 @@ func (c *GPU) patienceEnds(t *tenant) (Time, bool) {
 
 // patienceBack returns when a tenant that is out of patience has enough of it again; false
 // if never, as things are.
-func (c *GPU) patienceBack(t *tenant) (Time, bool) {
+func (c *GPU) patienceBack(t *tenant) (base.Time, bool) {
 	var e base.Earliest
-	full := func(from Time, left time.Duration, percent int) {
+	full := func(from base.Time, left time.Duration, percent int) {
 		rate := time.Duration(percent)
 		if rate > 0 {
 			e.Either(from.Add(((account.PatienceMax/2-left)*100+rate-1)/rate), true)

@@ -8,7 +8,7 @@ import "github.com/nvshare/nvshare/sched/base"
 // for a slice, it waits for its turn again.
 func limits() policy {
 	return policy{
-		due: func(c *GPU) (Time, bool) {
+		due: func(c *GPU) (base.Time, bool) {
 			var e base.Earliest
 			for _, t := range c.metered {
 				e.Either(c.creditEnds(t))
@@ -59,7 +59,7 @@ func (c *GPU) revokeLimited() {
 
 // creditEnds returns when the tenant's grants will have used up its credit; false if
 // never.
-func (c *GPU) creditEnds(t *tenant) (Time, bool) {
+func (c *GPU) creditEnds(t *tenant) (base.Time, bool) {
 	if !t.limited() {
 		return 0, false // as most: the rates need not be known
 	}
@@ -90,7 +90,7 @@ func (c *GPU) meter(t *tenant) {
 }
 
 // backAt returns when a throttled tenant has credit for a slice again.
-func (t *tenant) backAt() Time {
+func (t *tenant) backAt() base.Time {
 	if !t.limited() || !t.Capped() {
 		return max(t.BilledAt(), t.notBefore) // its limit was taken away just now, or something else keeps it waiting
 	}

@@ -2,35 +2,38 @@
 
 package sched
 
-import "github.com/nvshare/nvshare/sched/residency"
+import (
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
+)
 
 // What turns and the memory of a GPU have to do with each other.
 
 // forMemory is what memory sees of the turns.
 type forMemory struct{ c *GPU }
 
-func (f forMemory) Known(id ClientID) bool { return f.c.clients[id] != nil }
+func (f forMemory) Known(id base.ClientID) bool { return f.c.clients[id] != nil }
 
-func (f forMemory) Connected(id ClientID) bool {
+func (f forMemory) Connected(id base.ClientID) bool {
 	cl := f.c.clients[id]
 	return cl != nil && cl.connected
 }
 
-func (f forMemory) Later(a, b ClientID) bool { return f.c.later(a, b) }
+func (f forMemory) Later(a, b base.ClientID) bool { return f.c.later(a, b) }
 
-func (f forMemory) SetAway(id ClientID, away bool) {
+func (f forMemory) SetAway(id base.ClientID, away bool) {
 	if cl := f.c.clients[id]; cl != nil && cl.tenant != nil && cl.away != away { // without a tenant it attaches just now
 		f.c.setAway(cl, away)
 	}
 }
 
-func (f forMemory) SetStranded(id ClientID, on bool) { f.c.setStranded(f.c.clients[id], on) }
+func (f forMemory) SetStranded(id base.ClientID, on bool) { f.c.setStranded(f.c.clients[id], on) }
 
-func (f forMemory) Ready(id ClientID, epoch Epoch, copied uint64, known bool) {
+func (f forMemory) Ready(id base.ClientID, epoch base.Epoch, copied uint64, known bool) {
 	f.c.isReady(f.c.clients[id], epoch, copied, known)
 }
 
-func (f forMemory) MovesOn(id ClientID, epoch Epoch, piece bool) {
+func (f forMemory) MovesOn(id base.ClientID, epoch base.Epoch, piece bool) {
 	f.c.movesOn(f.c.clients[id], epoch, piece)
 }
 
@@ -50,7 +53,7 @@ func (c *GPU) attachMemory(cl *client, ev Attach) {
 }
 
 // restoreMemory takes in the memory of a client that was here before a restart.
-func (c *GPU) restoreMemory(ev RestoreMemory) {
+func (c *GPU) restoreMemory(ev residency.RestoreMemory) {
 	cl := c.clients[ev.Client]
 	c.mem.Restore(ev, cl != nil && cl.grant != nil)
 }
@@ -58,7 +61,7 @@ func (c *GPU) restoreMemory(ev RestoreMemory) {
 // strandedMemory lets those go on that have a place again, or are to try.
 func strandedMemory() policy {
 	return policy{
-		due:    func(c *GPU) (Time, bool) { return c.mem.Due() },
+		due:    func(c *GPU) (base.Time, bool) { return c.mem.Due() },
 		revoke: func(c *GPU) { c.mem.PlaceStranded() },
 	}
 }
@@ -87,7 +90,7 @@ func (c *GPU) Unused() bool { return len(c.clients) == 0 && c.mem.Unused() }
 
 // AsksHost says whether what an event does may depend on how much host memory there
 // is: then Arenas.Observe comes before its Step.
-func (c *GPU) AsksHost(ev Event) bool {
+func (c *GPU) AsksHost(ev base.Event) bool {
 	switch ev.(type) {
 	case Attach, SetShare:
 		return c.Unplaced()
@@ -97,7 +100,7 @@ func (c *GPU) AsksHost(ev Event) bool {
 
 // Left says whether a client is suspended, nothing that can be moved is left of its memory
 // on the GPU, and it does not wait to come back.
-func (c *GPU) Left(id ClientID) bool {
+func (c *GPU) Left(id base.ClientID) bool {
 	cl := c.clients[id]
 	return cl != nil && c.mem.HasLeft(id) && cl.grant == nil && cl.in == nil && !cl.later
 }

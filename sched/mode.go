@@ -2,7 +2,11 @@
 
 package sched
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/nvshare/nvshare/sched/account"
+)
 
 func (c *GPU) setMode(m Mode) {
 	if m > Auto {
@@ -79,7 +83,7 @@ func (c *GPU) setEffective(m Mode, cause Cause) {
 	}
 }
 
-func (c *GPU) setTuning(tuning Tuning) {
+func (c *GPU) setTuning(tuning account.Tuning) {
 	for _, t := range c.tenants {
 		c.bill(t) // by the old tuning so far
 	}

@@ -95,8 +95,8 @@ func (c *GPU) allAway(t *tenant) bool {
 type transfers struct {
 	moves       []*grant      // whose clients move memory
 	putOff      []*tenant     // whose grants were asked back because they did not get on
-	owedUntil   Time          // nobody moves before, if others can work
-	sparedUntil Time          // the free GPU is not given before to those that have to move
+	owedUntil   base.Time     // nobody moves before, if others can work
+	sparedUntil base.Time     // the free GPU is not given before to those that have to move
 	fillTook    time.Duration // about what moving takes
 	fills       int           // how often memory was moved in
 	linkRate    float64       // the fastest fill, bytes a second
@@ -106,8 +106,8 @@ type transfers struct {
 // move is the moving of memory under a grant.
 type move struct {
 	on    bool          // it moves, and its gate is not open yet
-	since Time          // while on
-	at    Time          // of the latest piece, while on
+	since base.Time     // while on
+	at    base.Time     // of the latest piece, while on
 	took  time.Duration // before since
 	ready bool          // it has opened its gate after it moved
 }
@@ -154,7 +154,7 @@ func (c *GPU) thereMayBeRoom() {
 
 // movesOn says that a client has not opened its gate under its grant, perhaps after its
 // connection was lost and made anew, and whether it has moved another piece.
-func (c *GPU) movesOn(cl *client, epoch Epoch, piece bool) {
+func (c *GPU) movesOn(cl *client, epoch base.Epoch, piece bool) {
 	if !cl.grant.holds() || cl.grant.kind != turnGrant || cl.grant.epoch != epoch {
 		return
 	}
@@ -171,7 +171,7 @@ func (c *GPU) movesOn(cl *client, epoch Epoch, piece bool) {
 
 // isReady says that all the memory of a client is on the GPU, and its gate open: its
 // turn begins. Copied is how much it moved since the grant, if that is known.
-func (c *GPU) isReady(cl *client, epoch Epoch, copied uint64, known bool) {
+func (c *GPU) isReady(cl *client, epoch base.Epoch, copied uint64, known bool) {
 	if cl.grant == nil || cl.grant.epoch != epoch {
 		return
 	}
@@ -215,7 +215,7 @@ func stalledMoves() policy {
 	return policy{due: (*GPU).movingDeadline, revoke: (*GPU).revokeStalled}
 }
 
-func (c *GPU) movingDeadline() (Time, bool) {
+func (c *GPU) movingDeadline() (base.Time, bool) {
 	var e base.Earliest
 	if c.isWaitedFor() {
 		for _, g := range c.moves {
@@ -234,7 +234,7 @@ func (c *GPU) movingDeadline() (Time, bool) {
 func (c *GPU) isWaitedFor() bool { return c.waiting > 0 || c.upNext() != nil }
 
 // givesUp returns when a client has not moved anything for too long.
-func (c *GPU) givesUp(g *grant) Time {
+func (c *GPU) givesUp(g *grant) base.Time {
 	if g.client.stranded {
 		return c.now
 	}

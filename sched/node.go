@@ -5,6 +5,7 @@ package sched
 import (
 	"time"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 	"github.com/nvshare/nvshare/sched/residency"
 )
@@ -21,7 +22,7 @@ type Node struct {
 // NewNode returns a node without GPUs. New adds them.
 func NewNode() *Node {
 	n := &Node{Arenas: residency.NewArenas()}
-	n.gangs = gang.New(func() Time { return n.clock.now })
+	n.gangs = gang.New(func() base.Time { return n.clock.now })
 	return n
 }
 
@@ -52,12 +53,12 @@ const fencedLook = time.Second
 // return.
 type clock struct {
 	lost time.Duration // the caller's clock is ahead by that much
-	now  Time          // of the latest Step of any GPU; never runs backwards
+	now  base.Time     // of the latest Step of any GPU; never runs backwards
 	gpus []*GPU
 }
 
 // advance returns the time of a Step that comes at this time of the caller's clock.
-func (k *clock) advance(caller Time) Time {
+func (k *clock) advance(caller base.Time) base.Time {
 	now := k.fromCaller(caller)
 	counts := max(k.now, now)
 	if due, ok := k.deadline(); ok && now > k.now && now.Sub(due) > maxLate {
@@ -74,7 +75,7 @@ func (k *clock) advance(caller Time) Time {
 }
 
 // deadline returns the earliest deadline of the node's GPUs.
-func (k *clock) deadline() (earliest Time, any bool) {
+func (k *clock) deadline() (earliest base.Time, any bool) {
 	for _, c := range k.gpus {
 		if at, ok := c.deadline(); ok && (!any || at < earliest) {
 			earliest, any = at, true
@@ -83,5 +84,5 @@ func (k *clock) deadline() (earliest Time, any bool) {
 	return earliest, any
 }
 
-func (k *clock) fromCaller(t Time) Time { return t.Add(-k.lost) }
-func (k *clock) toCaller(t Time) Time   { return t.Add(k.lost) }
+func (k *clock) fromCaller(t base.Time) base.Time { return t.Add(-k.lost) }
+func (k *clock) toCaller(t base.Time) base.Time   { return t.Add(k.lost) }

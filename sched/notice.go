@@ -2,6 +2,10 @@
 
 package sched
 
+import (
+	"github.com/nvshare/nvshare/sched/base"
+)
+
 // noticed is up to how many holders are told exactly how many others there are.
 const noticed = 8
 
@@ -35,7 +39,7 @@ type neighbors struct {
 }
 
 // notice returns what a holder is to be told.
-func (s neighbors) notice(id ClientID) Notice {
+func (s neighbors) notice(id base.ClientID) Notice {
 	n := Notice{Client: id, Present: s.attached}
 	switch {
 	case s.mode != Exclusive, s.kind == besideGrant:

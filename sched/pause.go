@@ -5,6 +5,8 @@ package sched
 import (
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Pauses. A client that has nothing to do gives the GPU back if somebody waits. All
@@ -172,7 +174,7 @@ func (c *GPU) sleeps(cl *client) bool {
 // things are: its memory is the first to make room. Those that have been idle for the
 // longest time come last, and before them those that are next by their virtual time;
 // who is let in at once comes first.
-func (c *GPU) later(a, b ClientID) bool {
+func (c *GPU) later(a, b base.ClientID) bool {
 	x, y := c.clients[a], c.clients[b]
 	if p, q := c.lateness(x), c.lateness(y); p != q {
 		return p > q

@@ -15,9 +15,9 @@ import (
 // again, until nothing changes: they leave nothing undone that is due, and do nothing
 // twice. A way to share the GPU, as by time slices, is a policy that grants.
 type policy struct {
-	due    func(*GPU) (Time, bool) // when it has something to do if nothing else happens; nil: never
-	revoke func(*GPU)              // asks back the grants whose time is over; nil: none
-	grant  func(*GPU)              // gives the grants whose time has come; nil: none
+	due    func(*GPU) (base.Time, bool) // when it has something to do if nothing else happens; nil: never
+	revoke func(*GPU)                   // asks back the grants whose time is over; nil: none
+	grant  func(*GPU)                   // gives the grants whose time has come; nil: none
 }
 
 // policies are in the order in which they are asked.
@@ -61,7 +61,7 @@ func (c *GPU) applyPolicies() {
 func (c *GPU) changes() int { return len(c.acts) + c.gangs.Changes() + int(c.seq) }
 
 // due returns when something has to be done.
-func (c *GPU) due() (Time, bool) {
+func (c *GPU) due() (base.Time, bool) {
 	var e base.Earliest
 	for _, p := range c.policies {
 		if p.due != nil {
@@ -158,7 +158,7 @@ func (c *GPU) revokeTenant(t *tenant, l *list, why RevokeReason) {
 
 // unqueueForGrant takes a client out of its queue and returns the epoch of its
 // grant: the one that was chosen for it, or the next.
-func (c *GPU) unqueueForGrant(cl *client) Epoch {
+func (c *GPU) unqueueForGrant(cl *client) base.Epoch {
 	chosen := c.next == cl
 	c.unqueue(cl)
 	if chosen {

@@ -2,6 +2,10 @@
 
 package sched
 
+import (
+	"github.com/nvshare/nvshare/sched/base"
+)
+
 // What outlives a restart of the caller: the epochs that were given, and who holds a
 // grant or may be given one.
 
@@ -11,22 +15,22 @@ const unrecorded = 10_000
 
 // records are what was handed out as a Persist, and the epochs after that.
 type records struct {
-	epoch     Epoch // of the latest grant, or of the next one if that is fixed
-	restarted bool  // no epoch was given out yet since a restart, see takeEpoch
+	epoch     base.Epoch // of the latest grant, or of the next one if that is fixed
+	restarted bool       // no epoch was given out yet since a restart, see takeEpoch
 	persisted Persist
 }
 
-func newRecords(last Epoch, way Way) records {
+func newRecords(last base.Epoch, way Way) records {
 	return records{epoch: last, restarted: last != 0, persisted: Persist{Epoch: last, Way: way}}
 }
 
 // takeEpoch returns the epoch of the next grant.
-func (r *records) takeEpoch() Epoch {
+func (r *records) takeEpoch() base.Epoch {
 	if r.restarted {
 		r.restarted = false
 		r.epoch += unrecorded
 	}
-	r.epoch = NextEpoch(r.epoch)
+	r.epoch = base.NextEpoch(r.epoch)
 	return r.epoch
 }
 

@@ -11,6 +11,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; commit that only if each change is understood and wanted")
@@ -77,7 +81,7 @@ func runScript(t *testing.T, script string) string {
 	var out strings.Builder
 	var cfg Config
 	var c *GPU
-	var now Time
+	var now base.Time
 	for i, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
 		fail := func(err error) {
 			if err != nil {
@@ -99,7 +103,7 @@ func runScript(t *testing.T, script string) string {
 		if c == nil {
 			c = New(cfg)
 		}
-		var ev Event
+		var ev base.Event
 		switch words[0] {
 		case "clients":
 			for _, cl := range c.Snapshot(now).Clients {
@@ -137,7 +141,7 @@ func runScript(t *testing.T, script string) string {
 			if since {
 				now = now.Add(d)
 			} else {
-				now = Time(d)
+				now = base.Time(d)
 			}
 			ev, err = parseEvent(words[1:])
 			fail(err)
@@ -179,7 +183,7 @@ func parseConfig(words []string, cfg *Config) (err error) {
 		case "last":
 			var n uint64
 			n, err = strconv.ParseUint(value, 0, 64)
-			cfg.LastEpoch = Epoch(n)
+			cfg.LastEpoch = base.Epoch(n)
 		default:
 			err = fmt.Errorf("unknown setting %q", key)
 		}
@@ -200,7 +204,7 @@ func parseMode(s string) (Mode, error) {
 }
 
 // parseEvent is the inverse of Event.String.
-func parseEvent(words []string) (Event, error) {
+func parseEvent(words []string) (base.Event, error) {
 	if len(words) == 0 {
 		return nil, fmt.Errorf("no event")
 	}
@@ -214,7 +218,7 @@ func parseEvent(words []string) (Event, error) {
 		tenant, _, _, err := parseShare(words[1:])
 		return ResumeTenant{tenant}, err
 	}
-	var id ClientID
+	var id base.ClientID
 	var rest []string
 	if words[0] == "restore" && len(words) == 3 && words[1] == "unknown" {
 		var ev RestoreUnknown
@@ -223,9 +227,9 @@ func parseEvent(words []string) (Event, error) {
 	}
 	if len(words) > 1 {
 		n, _ := strconv.ParseUint(words[1], 10, 64)
-		id, rest = ClientID(n), words[2:]
+		id, rest = base.ClientID(n), words[2:]
 	}
-	var epoch Epoch
+	var epoch base.Epoch
 	var is = map[string]bool{}
 	bytes := map[string]uint64{}
 	var reason Reason
@@ -241,7 +245,7 @@ func parseEvent(words []string) (Event, error) {
 			if err != nil {
 				return nil, err
 			}
-			epoch = Epoch(n)
+			epoch = base.Epoch(n)
 		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared":
 			is[key] = true
 		case "total", "least", "serial", "resident", "fixed", "away", "arena", "out", "in", "bytes":
@@ -272,14 +276,14 @@ func parseEvent(words []string) (Event, error) {
 	case "lost":
 		return Lost{id}, nil
 	case "reserve":
-		return Reserve{Client: id, Total: bytes["total"], Least: bytes["least"], Force: is["force"], Serial: bytes["serial"]}, nil
+		return residency.Reserve{Client: id, Total: bytes["total"], Least: bytes["least"], Force: is["force"], Serial: bytes["serial"]}, nil
 	case "moved":
-		r := Report{Resident: bytes["resident"], Fixed: bytes["fixed"], Away: bytes["away"], Arena: bytes["arena"], Out: bytes["out"], In: bytes["in"]}
-		return Moved{Client: id, Epoch: epoch, Report: r, Ready: is["ready"], Stuck: is["stuck"], NoMemory: is["nomemory"], NoArena: is["noarena"]}, nil
+		r := residency.Report{Resident: bytes["resident"], Fixed: bytes["fixed"], Away: bytes["away"], Arena: bytes["arena"], Out: bytes["out"], In: bytes["in"]}
+		return residency.Moved{Client: id, Epoch: epoch, Report: r, Ready: is["ready"], Stuck: is["stuck"], NoMemory: is["nomemory"], NoArena: is["noarena"]}, nil
 	case "exec":
 		return Exec{id}, nil
 	case "restorememory":
-		return RestoreMemory{Client: id, Tenant: tenant, Gang: share.Gang, CanMove: is["canmove"], Bytes: bytes["bytes"], Suspended: is["suspended"]}, nil
+		return residency.RestoreMemory{Client: id, Tenant: tenant, Gang: share.Gang, CanMove: is["canmove"], Bytes: bytes["bytes"], Suspended: is["suspended"]}, nil
 	case "gone":
 		return Gone{id}, nil
 	case "restore":
@@ -324,12 +328,12 @@ func parseShare(words []string) (tenant string, s Share, rest []string, err erro
 }
 
 // parseSetting reads what follows the word "set".
-func parseSetting(words []string) (ev Event, err error) {
+func parseSetting(words []string) (ev base.Event, err error) {
 	tenant, share, rest, err := parseShare(words)
 	if tenant != "" || err != nil {
 		return SetShare{tenant, share}, err
 	}
-	var tuning Tuning
+	var tuning account.Tuning
 	for _, w := range rest {
 		key, value, _ := strings.Cut(w, "=")
 		switch key {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
@@ -35,9 +37,9 @@ type sliceState struct {
 	ever  bool // a tenant's priority was ever latency
 	set   bool // some client has a slice that is not the driver's
 
-	fixed    bool // the slice of somebody who shares cannot be set, of an overlap group for one
-	crowded  bool // several others want the GPU beside a latency tenant
-	lookedAt Time // when that was found
+	fixed    bool      // the slice of somebody who shares cannot be set, of an overlap group for one
+	crowded  bool      // several others want the GPU beside a latency tenant
+	lookedAt base.Time // when that was found
 	search   timeslice.Search
 }
 
@@ -99,7 +101,7 @@ func (c *GPU) slicesByPart(all []*client) []time.Duration {
 	}
 	if c.cohort.on {
 		parts := c.cohortParts(true) // the shortest slice, and so all, would else be a sleeper's
-		partOf = func(t *tenant) float64 { return max(parts[t]*one, minPart) }
+		partOf = func(t *tenant) float64 { return max(parts[t]*account.One, account.MinPart) }
 	}
 	bound := time.Duration(timeslice.MaxSlice)
 	if c.cohort.on {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
@@ -97,7 +98,7 @@ func (c *GPU) giveUpSlices(why Why) {
 	}
 	a.backoff = min(max(2*a.backoff, minBackoff), maxBackoff)
 	c.endSlices(because(why), a.backoff)
-	a.gaveUp = map[ClientID]float64{}
+	a.gaveUp = map[base.ClientID]float64{}
 	for _, cl := range c.inOrder() {
 		if rate, _, known := cl.progress.Alone(); cl.shares() && known {
 			a.gaveUp[cl.id] = rate
@@ -312,7 +313,7 @@ type fed struct {
 func (c *GPU) feds() []*tenant {
 	slicers := c.slicers()
 	for _, t := range slicers {
-		f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one, had: c.cohort.had}
+		f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / account.One, had: c.cohort.had}
 		if c.inCohort(t) {
 			part, awake := c.cohort.parts[t]
 			if f.part = part; !awake {
@@ -363,7 +364,7 @@ func (c *GPU) inTurns() (sum float64, known bool) {
 func (c *GPU) turnsWouldGive() float64 {
 	switch got, known := c.inTurns(); {
 	case known && c.cohort.on:
-		return got / max(c.cohort.had, minPart/float64(one))
+		return got / max(c.cohort.had, account.MinPart/float64(account.One))
 	case known:
 		return max(got, turnsGive)
 	case c.cohort.on:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // State is what a client does on the GPU; doc.go draws the states.
@@ -44,15 +45,15 @@ type Counters struct {
 // Snapshot describes a GPU at one moment, and shares nothing with it.
 type Snapshot struct {
 	Quantum, Grace time.Duration
-	Mode           Mode         // as it was set
-	Effective      Mode         // Exclusive or Concurrent
-	Way            string       // "turns", "slices" or "driver"
-	Cause          Cause        // why that way, and that mode
-	Refused        []WayRefusal // why no better way
-	Space          Space        // for an overlap group
-	Epoch          Epoch        // of the latest grant
-	Holders        []ClientID   // with a live grant: holding, draining or lost
-	Queue          []ClientID   // the next one first
+	Mode           Mode            // as it was set
+	Effective      Mode            // Exclusive or Concurrent
+	Way            string          // "turns", "slices" or "driver"
+	Cause          Cause           // why that way, and that mode
+	Refused        []WayRefusal    // why no better way
+	Space          Space           // for an overlap group
+	Epoch          base.Epoch      // of the latest grant
+	Holders        []base.ClientID // with a live grant: holding, draining or lost
+	Queue          []base.ClientID // the next one first
 	Clients        []ClientSnapshot
 	Tenants        []TenantSnapshot
 	Counters       Counters
@@ -72,23 +73,23 @@ type TenantSnapshot struct {
 	Debt        time.Duration // used above its limit, to be made up for; 0: none
 	Throttled   time.Duration // until its limit allows a grant; 0: it does now
 	Grants      uint64
-	LongestWait time.Duration // for a grant, up to now
-	Slow        time.Duration // that its latest drain took beyond what a drain may take
-	SlowAt      Time          // when that ended
-	Grace       time.Duration // that its next drain has
-	RecentWait  time.Duration // the longest in the latest minute
-	Waits       Spread        // for the grants of the latest minute
+	LongestWait time.Duration  // for a grant, up to now
+	Slow        time.Duration  // that its latest drain took beyond what a drain may take
+	SlowAt      base.Time      // when that ended
+	Grace       time.Duration  // that its next drain has
+	RecentWait  time.Duration  // the longest in the latest minute
+	Waits       account.Spread // for the grants of the latest minute
 }
 
 // ClientSnapshot describes one client. Its numbers begin when the core first sees the
 // client. A client without a grant is forgotten when it loses its connection.
 type ClientSnapshot struct {
-	ID           ClientID
+	ID           base.ClientID
 	State        State
 	Connected    bool
-	Epoch        Epoch         // of its grant, also when fenced; 0: none
-	Since        Time          // the beginning of that grant; the time of a suspension is left out
-	WaitingSince Time          // while waiting; as above
+	Epoch        base.Epoch    // of its grant, also when fenced; 0: none
+	Since        base.Time     // the beginning of that grant; the time of a suspension is left out
+	WaitingSince base.Time     // while waiting; as above
 	Grants       uint64        // given to it
 	Preemptions  uint64        // of these, how many ended with work left
 	Held         time.Duration // under grants, drain included, up to now
@@ -100,7 +101,7 @@ type ClientSnapshot struct {
 
 // Snapshot describes the core as of now, which is at least the time of the
 // latest Step. Clients are in the order of their IDs.
-func (c *GPU) Snapshot(now Time) Snapshot {
+func (c *GPU) Snapshot(now base.Time) Snapshot {
 	now = max(c.clock.fromCaller(now), c.now)
 	s := Snapshot{
 		Quantum:   c.quantum,
@@ -174,7 +175,7 @@ func (c *GPU) way() (way string, cause Cause, refused []WayRefusal) {
 	return way, c.auto.cause, refused
 }
 
-func (c *GPU) tenantSnapshot(t *tenant, now Time, d *account.Dues) TenantSnapshot {
+func (c *GPU) tenantSnapshot(t *tenant, now base.Time, d *account.Dues) TenantSnapshot {
 	a := t.Account // billed up to now in a copy: this changes nothing
 	a.Bill(now, c.ratesOf(t))
 	ts := TenantSnapshot{
@@ -207,8 +208,8 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time, d *account.Dues) TenantSnapsho
 }
 
 // queueIDs returns who waits, those first that are next, as things are.
-func (c *GPU) queueIDs() []ClientID {
-	ids := []ClientID{}
+func (c *GPU) queueIDs() []base.ClientID {
+	ids := []base.ClientID{}
 	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.deferred, &c.spent, &c.throttled} {
 		tenants := slices.Clone(h.items)
 		slices.SortFunc(tenants, func(a, b *tenant) int {
@@ -248,8 +249,8 @@ func (c *GPU) state(cl *client) State {
 	return StateIdle
 }
 
-func (l *list) ids() []ClientID {
-	ids := make([]ClientID, 0, l.n)
+func (l *list) ids() []base.ClientID {
+	ids := make([]base.ClientID, 0, l.n)
 	for cl := l.head; cl != nil; cl = cl.next {
 		ids = append(ids, cl.id)
 	}

@@ -5,6 +5,8 @@ package sched
 import (
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Kernels that use few of the GPU's processors leave the others idle, however well turns or
@@ -18,10 +20,10 @@ const (
 
 // spaceLook is what the latest looks say.
 type spaceLook struct {
-	tenants []string // that used the GPU, in the order of their names
-	looks   int      // at these tenants, in which the processors were hardly filled
-	most    float64  // the part that was filled at most
-	at      Time     // the latest look
+	tenants []string  // that used the GPU, in the order of their names
+	looks   int       // at these tenants, in which the processors were hardly filled
+	most    float64   // the part that was filled at most
+	at      base.Time // the latest look
 }
 
 // Space says that tenants together leave most of the GPU's processors idle.
@@ -62,7 +64,7 @@ func (c *GPU) groupable() (tenants []string) {
 }
 
 // space returns what there is to say at a time.
-func (c *GPU) space(now Time) Space {
+func (c *GPU) space(now base.Time) Space {
 	r := &c.looks
 	if c.mode != Auto || r.looks < spaceLooks || now.Sub(r.at) >= staleLook {
 		return Space{}

@@ -6,13 +6,15 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // spaceGPU has tenants a and b, which want the GPU.
 func spaceGPU(t *testing.T) *autoGPU {
 	g := newAutoGPU(t, 0)
 	for i, tenant := range []string{"a", "b"} {
-		id := ClientID(i + 1)
+		id := base.ClientID(i + 1)
 		g.step(Attach{Client: id, Tenant: tenant, Want: true})
 	}
 	return g

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
@@ -99,7 +100,7 @@ func (c *GPU) tallyOf(cl *client) tallied {
 	return a
 }
 
-func idOf(cl *client, id ClientID) int { return cmp.Compare(cl.id, id) }
+func idOf(cl *client, id base.ClientID) int { return cmp.Compare(cl.id, id) }
 
 // inOrder returns all clients in the order of their ids.
 func (c *GPU) inOrder() []*client {

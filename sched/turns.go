@@ -5,6 +5,7 @@ package sched
 import (
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 )
@@ -86,7 +87,7 @@ func (t *tenant) takesTurn() bool { return t.place == ready || t.place == deferr
 
 // turnOver returns when the turn of the holder ends; false if nothing ends it as things
 // are.
-func (c *GPU) turnOver() (Time, bool) {
+func (c *GPU) turnOver() (base.Time, bool) {
 	cl, next := c.open.head, c.upNext()
 	if c.effective != Exclusive || next == nil {
 		return 0, false
@@ -116,10 +117,10 @@ func (c *GPU) turnOver() (Time, bool) {
 	turn := c.turn(cl.tenant)
 	switch lead, part := g.startVT-next.VT(), c.turnPart(cl.tenant); {
 	case lead > 0 && next != cl.tenant:
-		turn = max(turn-time.Duration(base.Scale(lead, part, one)), min(turn, c.minTurn()))
+		turn = max(turn-time.Duration(base.Scale(lead, part, account.One)), min(turn, c.minTurn()))
 	case lead < 0 && c.exact > 0 && (c.active == 2 || !c.cohort.on):
 		// Another tenant is next even if this one is behind it after its turn.
-		left := time.Duration(base.Scale(-lead, part, one)) - turn
+		left := time.Duration(base.Scale(-lead, part, account.One)) - turn
 		turn += min(max(left, 0), turn)
 	}
 	end := g.runFrom.Add(turn - g.ran)
@@ -140,7 +141,7 @@ func (c *GPU) turn(t *tenant) time.Duration {
 		round = min(round, max(int64(c.quantum), int64(maxRound)))
 	}
 	// What is due to tenants that their limits keep away now is no part of the round.
-	here := max(min(c.duesNow().here, one), minPart)
+	here := max(min(c.duesNow().here, account.One), account.MinPart)
 	d := time.Duration(base.Scale(round, min(c.turnPart(t), here), here))
 	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
 }

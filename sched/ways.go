@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Way is how clients share a GPU. It is recorded with the holders, so that a restart stops nobody:
@@ -61,7 +63,7 @@ const (
 // chosenWay has the way follow what is known and what is measured.
 func chosenWay() policy {
 	return policy{
-		due:    func(c *GPU) (Time, bool) { return c.auto.keepUntil, c.mode == Auto && c.auto.keepUntil != 0 },
+		due:    func(c *GPU) (base.Time, bool) { return c.auto.keepUntil, c.mode == Auto && c.auto.keepUntil != 0 },
 		revoke: (*GPU).lookAtMode,
 	}
 }

@@ -2,7 +2,11 @@
 
 package sched
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // Why is a reason for the way in which clients share a GPU.
 type Why uint8
@@ -72,8 +76,8 @@ func (w Why) Code() string { return whys()[w].code }
 // Cause is a reason with the client that it is about.
 type Cause struct {
 	Why
-	Client  ClientID // 0: it is about no single client
-	Control Control  // what the driver answered that client
+	Client  base.ClientID // 0: it is about no single client
+	Control Control       // what the driver answered that client
 }
 
 func because(w Why) Cause { return Cause{Why: w} }

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/away"
 	"github.com/nvshare/nvshare/sched/daemon/history"
@@ -41,7 +43,7 @@ type Options struct {
 	// Sockets says what is not as by default in the run directory.
 	Sockets rundir.Options
 	Grace   time.Duration
-	Tuning  sched.Tuning // how time is accounted
+	Tuning  account.Tuning // how time is accounted
 	// FenceAction is FenceReport if it is "".
 	FenceAction FenceAction
 	// Spin is how long the scheduler and the next client may spin for the
@@ -107,16 +109,16 @@ type Daemon struct {
 	toStep   []string // GPUs where a gang goes on because of another GPU; see stepGangs
 
 	discovering   bool
-	discovered    sched.Time // when the latest search ended; 0: never
+	discovered    base.Time // when the latest search ended; 0: never
 	discoverErr   error
 	pending       []*node.PendingAttach
 	persistErr    error
 	checkpointErr error // of CheckpointCheck
 	invariantErr  error
-	identifyErr   error      // clients are refused that no client can do anything about
-	plugin        []string   // problems that the plugin has reported
-	pluginAt      sched.Time // when
-	nextCheck     sched.Time
+	identifyErr   error     // clients are refused that no client can do anything about
+	plugin        []string  // problems that the plugin has reported
+	pluginAt      base.Time // when
+	nextCheck     base.Time
 	overlap       *overlap.Manager // nil: none
 	latest        *overview
 	checkAlways   bool // tests

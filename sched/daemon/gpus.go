@@ -10,11 +10,13 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -108,7 +110,7 @@ func (d *Daemon) addGPU(info node.Found) error {
 		case d.memory.Swaps[g] != nil || d.Opts.SwapMemory == 0:
 		case g.Core.Unused():
 			m := d.memory.OpenMemory(g, physical)
-			d.step(g, sched.SetGPUMemory{Swap: &m})
+			d.step(g, residency.SetGPUMemory{Swap: &m})
 		default:
 			d.Log.Warnf("GPU %d: it has %d MiB, as is known now; they are swapped once nvshare-scheduler was restarted", g.Index, info.MemoryBytes>>20)
 		}
@@ -121,13 +123,13 @@ func (d *Daemon) addGPU(info node.Found) error {
 		if d.cautious {
 			// Above every earlier epoch, as long as there was less than one
 			// grant per microsecond on average.
-			last.Epoch = sched.NextEpoch(sched.Epoch(time.Now().UnixMicro()))
+			last.Epoch = base.NextEpoch(base.Epoch(time.Now().UnixMicro()))
 			last.Unrecorded = true
 		}
 		d.state.GPUs[info.UUID] = last
 	}
 	quantum, mode := d.settings.Of(info.UUID)
-	g := &node.GPU{Found: info, Restored: map[sched.ClientID]bool{}, Fenced: map[sched.ClientID]bool{}, Quantum: quantum, Mode: mode, Drained: slices.Contains(d.settings.Set.Drained, info.UUID), Fault: d.faultBefore(info.UUID)}
+	g := &node.GPU{Found: info, Restored: map[base.ClientID]bool{}, Fenced: map[base.ClientID]bool{}, Quantum: quantum, Mode: mode, Drained: slices.Contains(d.settings.Set.Drained, info.UUID), Fault: d.faultBefore(info.UUID)}
 	g.Core = sched.New(sched.Config{
 		Quantum:   quantum,
 		Grace:     d.own.Grace,

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/node"
@@ -138,7 +139,7 @@ var apiStates = map[sched.State]api.ClientState{
 	sched.StateFenced:   api.ClientState_CLIENT_STATE_FENCED,
 }
 
-func (d *Daemon) clientStatus(g *node.GPU, cs sched.ClientSnapshot, t sched.Time) *api.Client {
+func (d *Daemon) clientStatus(g *node.GPU, cs sched.ClientSnapshot, t base.Time) *api.Client {
 	c := &api.Client{
 		Id:          uint64(cs.ID),
 		State:       apiStates[cs.State],

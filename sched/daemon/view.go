@@ -10,8 +10,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -165,7 +165,7 @@ type overview struct {
 	status   *api.StatusResponse
 	own      []string          // problems that tenants cannot cause
 	accounts map[uint64]string // of the clients in it, by id
-	until    sched.Time
+	until    base.Time
 }
 
 // overview returns the latest one, or a new one where that is old or d.latest was dropped:

@@ -13,9 +13,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // swapFlags say whether memory is swapped, and how GPUs look.
@@ -111,8 +111,8 @@ func (f *swapFlags) fill(o *daemon.Options) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("--suspend-after: %w", err)
-	case after < sched.MinSuspendAfter || after > sched.MaxSuspendAfter:
-		return fmt.Errorf("--suspend-after: %v is out of range: give a time from %v to %v, or 0", after, sched.MinSuspendAfter, sched.MaxSuspendAfter)
+	case after < residency.MinSuspendAfter || after > residency.MaxSuspendAfter:
+		return fmt.Errorf("--suspend-after: %v is out of range: give a time from %v to %v, or 0", after, residency.MinSuspendAfter, residency.MaxSuspendAfter)
 	case o.SwapMemory == 0 && !o.SwapAuto:
 		return errors.New("--suspend-after needs host memory for what leaves: give --swap-memory as well")
 	}

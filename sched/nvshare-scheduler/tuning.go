@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon"
 )
@@ -36,7 +37,7 @@ func (f *tuningFlags) add(cmd *cobra.Command) {
 	f.sample = number{flag: "quota-sample-interval-ms", env: "NVSHARE_QUOTA_SAMPLE_INTERVAL_MS", low: 10, high: 1000, zero: true}
 	f.carry = number{flag: "quota-carryover-percent", env: "NVSHARE_QUOTA_CARRYOVER_PERCENT", high: 100}
 	f.tail = number{flag: "drop-tail-billing-percent", env: "NVSHARE_DROP_TAIL_BILLING_PERCENT", high: 100}
-	f.window.add(cmd, int(sched.DefaultWindow.Milliseconds()), "how long a tenant may catch up on time that its core limit allowed and that it did not use, in `milliseconds`")
+	f.window.add(cmd, int(account.DefaultWindow.Milliseconds()), "how long a tenant may catch up on time that its core limit allowed and that it did not use, in `milliseconds`")
 	f.sample.add(cmd, 0, "how often use is compared with core limits, in `milliseconds`; 0: at the moment when a limit is reached")
 	f.carry.add(cmd, 100, "how much of its use above a core limit a tenant has to make up for, in `percent`")
 	f.tail.add(cmd, 100, "how much of the first 50 ms of a drain (the time from a revoke to the release) is billed, in `percent`; the rest is billed in full")
@@ -66,15 +67,15 @@ func (n *number) parse() (int, error) {
 	return 0, fmt.Errorf("%s: %.64q is not a whole number %s", from, n.value, possible)
 }
 
-func (f *tuningFlags) tuning() (sched.Tuning, error) {
+func (f *tuningFlags) tuning() (account.Tuning, error) {
 	var v [4]int
 	for i, n := range []*number{&f.window, &f.sample, &f.carry, &f.tail} {
 		var err error
 		if v[i], err = n.parse(); err != nil {
-			return sched.Tuning{}, err
+			return account.Tuning{}, err
 		}
 	}
-	return sched.Tuning{
+	return account.Tuning{
 		Window: time.Duration(v[0]) * time.Millisecond, Sample: time.Duration(v[1]) * time.Millisecond,
 		DropCarry: 100 - v[2], DropTail: 100 - v[3],
 	}, nil

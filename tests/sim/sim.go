@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // Options of a run; the zero value is a good one.
@@ -84,7 +87,7 @@ type faults struct {
 
 type world struct {
 	rng    *rand.Rand
-	now    sched.Time
+	now    base.Time
 	events events
 	seq    uint64
 
@@ -92,13 +95,13 @@ type world struct {
 	daemon *daemon
 	judge  *judge
 	client []*client // the living, by slot
-	byID   map[sched.ClientID]*client
+	byID   map[base.ClientID]*client
 	// The tenants of slots: some have one in common, others are on their own.
 	tenants    []*tenant
 	tenantOf   []*tenant
-	joined     map[sched.ClientID]*tenant // of clients, also of the dead: grants may be on their way to them
-	indebted   map[string]bool            // gangs and overlap groups that hostile clients have left
-	lastID     sched.ClientID
+	joined     map[base.ClientID]*tenant // of clients, also of the dead: grants may be on their way to them
+	indebted   map[string]bool           // gangs and overlap groups that hostile clients have left
+	lastID     base.ClientID
 	mem        memoryWorld
 	onlyLimits bool // shares have limits and weights alone: others share by slices what these leave
 	even       bool // or limits and priorities, and clients leave the GPU idle: others share beside a latency tenant, too
@@ -106,8 +109,8 @@ type world struct {
 	modesChange bool
 
 	report  Report
-	stable  sched.Time // since then nobody's share has changed
-	unasked int        // steps since the core checked its invariants
+	stable  base.Time // since then nobody's share has changed
+	unasked int       // steps since the core checked its invariants
 	err     error
 	trace   io.Writer
 	recent  [64]string
@@ -122,7 +125,7 @@ const maxEventsPerStep = 50
 // names the seed and the broken promise, and ends with what happened before.
 // The same seed, steps and options do the same.
 func Run(seed uint64, steps int, opts Options) (report Report, err error) {
-	w := &world{rng: rand.New(rand.NewPCG(seed, 0x6e76736861726531)), trace: opts.Trace, byID: map[sched.ClientID]*client{}, joined: map[sched.ClientID]*tenant{}, indebted: map[string]bool{}}
+	w := &world{rng: rand.New(rand.NewPCG(seed, 0x6e76736861726531)), trace: opts.Trace, byID: map[base.ClientID]*client{}, joined: map[base.ClientID]*tenant{}, indebted: map[string]bool{}}
 	w.report.Seed = seed
 	defer func() {
 		report = w.report
@@ -149,7 +152,7 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	}
 	w.faults.cutDrains = []float64{0, 0.1, 0.9}[w.rng.IntN(3)]
 	w.judge = newJudge(w)
-	w.daemon = &daemon{w: w, promised: map[sched.ClientID]uint64{}}
+	w.daemon = &daemon{w: w, promised: map[base.ClientID]uint64{}}
 	if !opts.Calm && w.chance(0.3) {
 		w.daemon.mode = sched.Mode(1 + w.rng.IntN(2))
 		w.faults.operator = 0.3 // concurrent holders alone give the core nothing to do
@@ -236,16 +239,16 @@ func (w *world) operate() {
 		t := w.tenants[w.rng.IntN(len(w.tenants))]
 		was := t.memory.SuspendAfter
 		t.memory, t.kept = w.newLimit(t), w.now
-		w.modesChange = w.modesChange || t.memory.Keep != sched.Swapped
+		w.modesChange = w.modesChange || t.memory.Keep != residency.Swapped
 		w.report.MemoryLimits++
 		if t.memory.SuspendAfter != was && w.mem.capacity != 0 {
 			w.report.IdleTimes++
 		}
 		d.step(t.memory)
 	case 5:
-		d.tuning = sched.Tuning{}
+		d.tuning = account.Tuning{}
 		if w.chance(0.5) {
-			d.tuning = sched.Tuning{Window: w.duration(0, time.Second), Sample: w.duration(0, 100*time.Millisecond), DropCarry: w.rng.IntN(101), DropTail: w.rng.IntN(101)}
+			d.tuning = account.Tuning{Window: w.duration(0, time.Second), Sample: w.duration(0, 100*time.Millisecond), DropCarry: w.rng.IntN(101), DropTail: w.rng.IntN(101)}
 		}
 		w.changed()
 		d.step(sched.SetTuning{Tuning: d.tuning})
@@ -288,7 +291,7 @@ func (w *world) leap() {
 }
 
 // gangOf returns the gang of a client, or its overlap group, dead or alive, "": none.
-func (w *world) gangOf(id sched.ClientID) string {
+func (w *world) gangOf(id base.ClientID) string {
 	if t := w.joined[id]; t != nil {
 		return t.share.Group()
 	}
@@ -296,7 +299,7 @@ func (w *world) gangOf(id sched.ClientID) string {
 }
 
 // ofOneGang says whether two clients are of one gang, or of one overlap group.
-func (w *world) ofOneGang(a, b sched.ClientID) bool {
+func (w *world) ofOneGang(a, b base.ClientID) bool {
 	gang := w.gangOf(a)
 	return gang != "" && gang == w.gangOf(b)
 }
@@ -305,7 +308,7 @@ func (w *world) ofOneGang(a, b sched.ClientID) bool {
 // which they were asked for.
 func (w *world) after(d time.Duration, do func()) { w.at(w.now.Add(d), do) }
 
-func (w *world) at(t sched.Time, do func()) {
+func (w *world) at(t base.Time, do func()) {
 	w.seq++
 	w.events.push(event{t, w.seq, do})
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // Suspend answers the control call.
@@ -31,7 +32,7 @@ func (aw *Away) Resume(req *api.SuspendRequest) (*api.SuspendResponse, error) {
 	fits := func(g *node.GPU, account string) (uint64, bool, error) {
 		bytes, why := g.Core.ResumeFits(account)
 		away := len(aw.awayOf(account, g)) > 0
-		if errors.Is(why, sched.ErrNothingAway) && away {
+		if errors.Is(why, residency.ErrNothingAway) && away {
 			why = nil
 		}
 		return bytes, away, why
@@ -88,7 +89,7 @@ func (aw *Away) move(req *api.SuspendRequest, done string, fits func(g *node.GPU
 			continue
 		}
 		err := status.Errorf(codes.FailedPrecondition, "GPU %d: %s cannot be %s: %v", g.Index, who, done, why)
-		if !errors.Is(why, sched.ErrNothingMoves) && !errors.Is(why, sched.ErrNothingAway) {
+		if !errors.Is(why, residency.ErrNothingMoves) && !errors.Is(why, residency.ErrNothingAway) {
 			return nil, err
 		}
 		if none == nil || aw.OnGPU(g, account) { // of the others there is nothing to say

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
@@ -38,10 +39,10 @@ type Event struct {
 	N          uint32 // waiters, or bypassed entry points
 	Index      int    // of the GPU
 	UUID       string // of the GPU; "": none
-	Client     sched.ClientID
+	Client     base.ClientID
 	Peer       *peer.Peer     // of the client; nil: no client, or unknown
 	Names      *api.Container // of the client's container, if the plugin said them
-	Epoch      sched.Epoch
+	Epoch      base.Epoch
 	Waited     time.Duration
 	Limited    time.Duration
 	Held       time.Duration

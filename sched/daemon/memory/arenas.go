@@ -7,10 +7,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -75,7 +75,7 @@ func (o owner) Changed() {
 		o.charged = bytes
 	}
 	o.mem.NoteMembers()
-	o.mem.Step(o.g, sched.ArenaChanged{Client: o.Client.ID, Bytes: o.Arena.Bytes()})
+	o.mem.Step(o.g, residency.ArenaChanged{Client: o.Client.ID, Bytes: o.Arena.Bytes()})
 }
 
 func (o owner) Send(number uint64, s arena.Segment) bool {

@@ -9,21 +9,22 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // noRoomLately is for how long the refusal of a reservation is a problem.
 const noRoomLately = time.Minute
 
-var apiKeeps = map[sched.Keep]api.MemoryMode{
-	sched.Swapped:  api.MemoryMode_MEMORY_MODE_SWAP,
-	sched.Resident: api.MemoryMode_MEMORY_MODE_RESIDENT,
-	sched.Managed:  api.MemoryMode_MEMORY_MODE_MANAGED,
+var apiKeeps = map[residency.Keep]api.MemoryMode{
+	residency.Swapped:  api.MemoryMode_MEMORY_MODE_SWAP,
+	residency.Resident: api.MemoryMode_MEMORY_MODE_RESIDENT,
+	residency.Managed:  api.MemoryMode_MEMORY_MODE_MANAGED,
 }
 
 // SwapStatus describes where the memory of a GPU's clients is, and who waits for
@@ -110,7 +111,7 @@ func strandedText(lacks uint64) string {
 
 // LimitsOn is what the page of a tenant's process says of the GPU; client 0: of one that
 // uses none.
-func LimitsOn(g *node.GPU, account string, id sched.ClientID) wire.Limits {
+func LimitsOn(g *node.GPU, account string, id base.ClientID) wire.Limits {
 	s := g.Core.Standing(account, id)
 	return wire.Limits{Memory: s.Limit, Used: s.Used}
 }
@@ -131,11 +132,11 @@ func (mem *Memory) ShowLimits(g *node.GPU, account string) {
 func (mem *Memory) Reserve(att *node.Attachment, f *wire.Frame) {
 	r := f.Reserve
 	att.Reserves = true
-	mem.Step(att.GPU, sched.Reserve{Client: att.Client.ID, Total: r.Total, Least: r.Least, Force: f.Code&wire.ReserveForce != 0, Serial: r.Serial})
+	mem.Step(att.GPU, residency.Reserve{Client: att.Client.ID, Total: r.Total, Least: r.Least, Force: f.Code&wire.ReserveForce != 0, Serial: r.Serial})
 }
 
 // reserved answers RESERVE.
-func (mem *Memory) reserved(g *node.GPU, a sched.Reserved) {
+func (mem *Memory) reserved(g *node.GPU, a residency.Reserved) {
 	att := mem.AttachmentOf(g, a.Client)
 	if att == nil {
 		return
@@ -144,16 +145,16 @@ func (mem *Memory) reserved(g *node.GPU, a sched.Reserved) {
 	answer := wire.Frame{Type: wire.TypeReserved, Channel: att.Channel,
 		Reserved: wire.Reserved{Total: a.Stands.Total, Used: a.Stands.Used, Limit: a.Stands.Limit, Serial: a.Serial}}
 	switch a.Refused {
-	case sched.NoPlace:
+	case residency.NoPlace:
 		answer.Code = wire.ErrArena
 		if !cl.CanMove {
 			answer.Code = wire.ErrMemory // all that it knows
 		}
 		mem.noteNoRoom(g, cl, a.Asked, a.Why.Error())
-	case sched.OverCeiling:
+	case residency.OverCeiling:
 		answer.Code = wire.ErrMemory
 		mem.noteNoRoom(g, cl, a.Asked, fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", mem.Opts.GPUMemory>>20, a.Stands.Used>>20))
-	case sched.OverLimit:
+	case residency.OverLimit:
 		answer.Code = wire.ErrMemory
 		mem.noteOutOfMemory(g, cl, a.Asked, a.Stands)
 	}
@@ -171,7 +172,7 @@ func (mem *Memory) noteNoRoom(g *node.GPU, cl *node.Client, bytes uint64, why st
 
 // noteOutOfMemory counts a reservation that its tenant's limit refused. Programs try
 // again and again, so the tenant causes an event in refusalPause only.
-func (mem *Memory) noteOutOfMemory(g *node.GPU, cl *node.Client, bytes uint64, stands sched.Standing) {
+func (mem *Memory) noteOutOfMemory(g *node.GPU, cl *node.Client, bytes uint64, stands residency.Standing) {
 	all := mem.OutOfMemory[cl.Account]
 	if all == nil {
 		all = map[*node.GPU]uint64{}

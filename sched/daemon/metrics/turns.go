@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/api"
 )
 
@@ -25,7 +26,7 @@ var turnBounds = [...]time.Duration{
 type histogram struct {
 	counts [len(turnBounds) + 1]uint64 // the last one: longer than all bounds
 	sum    time.Duration
-	exact  sched.Spread // for the status, whose percentiles want smaller steps
+	exact  account.Spread // for the status, whose percentiles want smaller steps
 }
 
 func (h *histogram) add(d time.Duration) {
@@ -103,6 +104,6 @@ func (s *Turns) Fill(g *api.GPU) {
 }
 
 // Spread tells what was counted.
-func Spread(s *sched.Spread) *api.Spread {
+func Spread(s *account.Spread) *api.Spread {
 	return &api.Spread{Count: s.Count(), P50Ns: int64(s.Percentile(50)), P99Ns: int64(s.Percentile(99))}
 }

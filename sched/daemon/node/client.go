@@ -8,8 +8,8 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -20,7 +20,7 @@ import (
 // an ATTACH that is more than a question.
 type Client struct {
 	*peer.Peer
-	ID       sched.ClientID
+	ID       base.ClientID
 	Conn     *Conn         // nil: none, or lost
 	Page     *page.Page    // of the latest conn; nil: it has used no GPU yet
 	Reg      wire.Register // of the latest conn
@@ -112,7 +112,7 @@ func (n *Node) ClientsOf(account string) []*Client {
 
 // AttachmentOf returns nil for a client that has no page for this GPU: buried,
 // restored and not back, or not back on this GPU.
-func (n *Node) AttachmentOf(g *GPU, id sched.ClientID) *Attachment {
+func (n *Node) AttachmentOf(g *GPU, id base.ClientID) *Attachment {
 	if cl := n.Clients[id]; cl != nil {
 		return cl.SlotOn(g)
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/page"
@@ -48,7 +48,7 @@ type Conn struct {
 
 // Receive waits for a packet. After lookOut it spins for a while before it sleeps.
 func (c *Conn) Receive(b []byte) (n, flags int, err error) {
-	if until := sched.Time(c.spin.Swap(0)); until != 0 {
+	if until := base.Time(c.spin.Swap(0)); until != 0 {
 		raw, err := c.Sock.SyscallConn()
 		if err != nil {
 			return 0, 0, err
@@ -71,7 +71,7 @@ func (c *Conn) Receive(b []byte) (n, flags int, err error) {
 }
 
 // LookOut has the connection's reader spin until then or the next frame.
-func (c *Conn) LookOut(until sched.Time) {
+func (c *Conn) LookOut(until base.Time) {
 	c.spin.Store(int64(until))
 	c.Sock.SetReadDeadline(time.Unix(1, 0)) // wakes it if it sleeps
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -34,13 +35,13 @@ type Found struct {
 type GPU struct {
 	Found
 	Core     *sched.GPU
-	Restored map[sched.ClientID]bool // had a grant before the restart, not back yet
-	Quantum  time.Duration           // as the core has them
+	Restored map[base.ClientID]bool // had a grant before the restart, not back yet
+	Quantum  time.Duration          // as the core has them
 	Mode     sched.Mode
-	Fenced   map[sched.ClientID]bool // those for whom FenceDemote is in force
-	Demoted  bool                    // and the core knows
+	Fenced   map[base.ClientID]bool // those for whom FenceDemote is in force
+	Demoted  bool                   // and the core knows
 	Turns    metrics.Turns
-	NoRoom   sched.Time // the latest reservation was refused for which there was no room; 0: none was
+	NoRoom   base.Time // the latest reservation was refused for which there was no room; 0: none was
 
 	Drained bool   // admits no new tenants; see drain.go
 	Fault   string // what ended all work on it; "": nothing
@@ -58,13 +59,13 @@ type GPU struct {
 // Work is one thing to carry out for a GPU: an action of its core, or the
 // answer to an ATTACH.
 type Work struct {
-	Action sched.Action
+	Action base.Action
 	Att    *Attachment // with answer
 	Answer *wire.Frame
 }
 
 // Post adds actions to the outbox.
-func (g *GPU) Post(acts []sched.Action) {
+func (g *GPU) Post(acts []base.Action) {
 	for _, a := range acts {
 		g.Outbox = append(g.Outbox, Work{Action: a})
 	}
@@ -110,7 +111,7 @@ func (g *GPU) ModeNow() sched.Mode {
 // WithoutEnded drops the grants that have ended before they could be recorded, so that they open no
 // gate.
 func WithoutEnded(outbox []Work) []Work {
-	given, ended := map[sched.Epoch]bool{}, map[sched.Epoch]bool{}
+	given, ended := map[base.Epoch]bool{}, map[base.Epoch]bool{}
 	for _, w := range outbox {
 		switch a := w.Action.(type) {
 		case sched.Grant:
@@ -126,7 +127,7 @@ func WithoutEnded(outbox []Work) []Work {
 }
 
 // Grant returns the client and the grant that an action is about; 0: it is about none.
-func (w *Work) Grant() (sched.ClientID, sched.Epoch) {
+func (w *Work) Grant() (base.ClientID, base.Epoch) {
 	switch a := w.Action.(type) {
 	case sched.Grant:
 		return a.Client, a.Epoch

@@ -9,8 +9,8 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
@@ -18,7 +18,7 @@ import (
 // Subject is whom a line of log is about.
 type Subject struct {
 	*peer.Peer
-	id sched.ClientID // 0: a process that is no client yet
+	id base.ClientID // 0: a process that is no client yet
 }
 
 // Subject is whom lines about a client name.
@@ -65,12 +65,12 @@ func (n *Node) TellOf(to *logrus.Entry, level logrus.Level, text string) {
 }
 
 // Turn notes an event that a client causes. g may be nil.
-func (n *Node) Turn(t time.Time, g *GPU, id sched.ClientID, e *history.Event) {
+func (n *Node) Turn(t time.Time, g *GPU, id base.ClientID, e *history.Event) {
 	n.History.AddTurn(n.EventOf(t, g, id, e))
 }
 
 // EventOf fills in when, where and who.
-func (n *Node) EventOf(t time.Time, g *GPU, id sched.ClientID, e *history.Event) *history.Event {
+func (n *Node) EventOf(t time.Time, g *GPU, id base.ClientID, e *history.Event) *history.Event {
 	e.At, e.Client = t.UnixNano(), id
 	if g != nil {
 		e.UUID, e.Index = g.UUID, g.Index

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
@@ -121,8 +122,8 @@ type Node struct {
 	Peers      *peer.Finder
 	Find       func(peer.Process) (*peer.Peer, error) // of peers, except in tests
 
-	nextID    sched.ClientID
-	Clients   map[sched.ClientID]*Client
+	nextID    base.ClientID
+	Clients   map[base.ClientID]*Client
 	ByProc    map[peer.Process]*Client
 	ByAccount map[string]map[*Client]struct{} // by peer.Peer.Account
 	Gpus      map[wire.UUID]*GPU
@@ -133,7 +134,7 @@ type Node struct {
 	Leaving   map[string]*GPU           // accounts on their way to another GPU, and to which
 
 	// Step gives an event to a GPU's core, and carries out what the core decides.
-	Step func(g *GPU, ev sched.Event)
+	Step func(g *GPU, ev base.Event)
 	// Bury removes a client whose process is dead.
 	Bury func(*Client)
 
@@ -155,7 +156,7 @@ func New(opts Config, bootID string, peers *peer.Finder) *Node {
 	n := &Node{
 		Loop: loop.New(), Opts: opts, Log: opts.Log, BootID: bootID, Peers: peers, Find: peers.Find,
 		Desk:      admission.New(MaxConnections, opts.SwapMemory),
-		Clients:   map[sched.ClientID]*Client{},
+		Clients:   map[base.ClientID]*Client{},
 		ByProc:    map[peer.Process]*Client{},
 		ByAccount: map[string]map[*Client]struct{}{},
 		Gpus:      map[wire.UUID]*GPU{},

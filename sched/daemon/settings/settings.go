@@ -16,6 +16,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
@@ -29,7 +30,7 @@ const recordRetry = 2 * time.Second
 type Store struct {
 	path  func() string
 	log   *logrus.Entry
-	now   func() sched.Time
+	now   func() base.Time
 	Again *timer.Timer // write the file, which could not be written
 
 	Set       Set
@@ -38,7 +39,7 @@ type Store struct {
 }
 
 // New returns a store without settings: call Restore. path says where the file is.
-func New(path func() string, log *logrus.Entry, timers *timer.List, now func() sched.Time) *Store {
+func New(path func() string, log *logrus.Entry, timers *timer.List, now func() base.Time) *Store {
 	st := &Store{path: path, log: log, now: now}
 	st.Again = timers.New(st.Keep)
 	return st
