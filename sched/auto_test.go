@@ -34,7 +34,7 @@ func (g *autoGPU) step(ev base.Event) {
 	var acts []base.Action
 	acts = append(acts, g.c.Step(g.now, ev)...)
 	if err := g.c.Check(); err != nil {
-		g.t.Fatalf("after %v: %v", ev, err)
+		g.t.Fatalf("after %v: %v", base.Text(ev), err)
 	}
 	for _, a := range acts {
 		if r, ok := a.(Revoke); ok {

@@ -3,7 +3,6 @@
 package sched
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -24,28 +23,20 @@ const (
 )
 
 func (c Control) String() string {
-	names := [...]string{"not tried", "works", "no channels seen", "driver refused", "driver fakes it", "cannot be sent"}
-	if int(c) < len(names) {
-		return names[c]
-	}
-	return fmt.Sprintf("control(%d)", uint8(c))
+	return base.Name(c, "control", "not tried", "works", "no channels seen", "driver refused", "driver fakes it", "cannot be sent")
 }
 
 // Controls says what the GPU's own scheduler lets a client do, as its shim has tried it.
 type Controls struct {
 	Client   base.ClientID
-	Slices   Control
-	Channels Control
-	Groups   int    // compute channel groups that were seen
-	Bare     int    // channels in no group that was seen
-	Driver   string // version; "": unknown
+	Slices   Control `always:"slices=%q"`
+	Channels Control `always:"channels=%q"`
+	Groups   int     `always:"groups=%v"` // compute channel groups that were seen
+	Bare     int     `always:"bare=%v"`   // channels in no group that was seen
+	Driver   string  `always:"driver=%q"` // version; "": unknown
 }
 
-func (Controls) Event() {}
-
-func (e Controls) String() string {
-	return fmt.Sprintf("controls %d slices=%q channels=%q groups=%d bare=%d driver=%q", e.Client, e.Slices, e.Channels, e.Groups, e.Bare, e.Driver)
-}
+func (Controls) Event() string { return "controls" }
 
 // listedDrivers has the versions of the driver with which the controls were seen to work,
 // by their effect on a GPU. The shim's list (hook/core/controls.c) is the same: a test

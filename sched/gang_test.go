@@ -89,7 +89,7 @@ func (n *node) one(gpu int, ev base.Event) (todo []string) {
 	if err := c.Check(); err != nil {
 		defer n.fail("GPU %d: %v", gpu, err)
 	}
-	n.log("%v GPU %d %v -> %v", time.Duration(n.now), gpu, ev, acts)
+	n.log("%v GPU %d %v -> %v", time.Duration(n.now), gpu, base.Text(ev), acts)
 	switch ev := ev.(type) {
 	case Release:
 		if has[ev.Client] == ev.Epoch {
@@ -129,7 +129,7 @@ func (n *node) one(gpu int, ev base.Event) (todo []string) {
 		switch a.(type) {
 		case Persist, Notice, Released, ModeChosen, StepGPU:
 		default:
-			n.said = append(n.said, fmt.Sprintf("%d: %v", gpu, a))
+			n.said = append(n.said, fmt.Sprintf("%d: %v", gpu, base.Text(a)))
 		}
 	}
 	return todo

@@ -77,10 +77,10 @@ func TestNextGetsTheGrant(t *testing.T) {
 			grants++
 			epochs[g.Client] = g.Epoch
 			if next != 0 && g.Client != next {
-				t.Fatalf("seed %d: %v: granted to %d, next was %d", seed, ev, g.Client, next)
+				t.Fatalf("seed %d: %v: granted to %d, next was %d", seed, base.Text(ev), g.Client, next)
 			}
 			if c.Next() == g.Client {
-				t.Fatalf("seed %d: %v: %d has the grant and is next", seed, ev, g.Client)
+				t.Fatalf("seed %d: %v: %d has the grant and is next", seed, base.Text(ev), g.Client)
 			}
 			next = c.Next()
 		}

@@ -99,7 +99,7 @@ func (h *history) saw(ev base.Event, acts []base.Action) error {
 	first := true // except the room on the new page
 	for _, a := range acts {
 		if _, ok := a.(Adopt); ok && !first {
-			return fmt.Errorf("%v is not the first of %v", a, acts)
+			return fmt.Errorf("%v is not the first of %v", base.Text(a), acts)
 		}
 		if r, ok := a.(residency.Room); !ok || r.Client != attach.Client {
 			first = false
@@ -120,7 +120,7 @@ func (h *history) saw(ev base.Event, acts []base.Action) error {
 			h.live[a.Client].open = false
 		case Slice:
 			if a.D != 0 && (a.D < LatencySlice || a.D > timeslice.MaxSlice) {
-				return fmt.Errorf("%v", a)
+				return fmt.Errorf("%v", base.Text(a))
 			}
 		case Close:
 			if g := h.live[a.Client]; g != nil {
@@ -128,7 +128,7 @@ func (h *history) saw(ev base.Event, acts []base.Action) error {
 			}
 		case Resume:
 			if g := h.of(a.Client); g.epoch != a.Epoch || g.open {
-				return fmt.Errorf("%v of %+v", a, g)
+				return fmt.Errorf("%v of %+v", base.Text(a), g)
 			}
 			h.live[a.Client].open = true
 		case Grant:
@@ -138,7 +138,7 @@ func (h *history) saw(ev base.Event, acts []base.Action) error {
 		case Adopt:
 			g := h.live[a.Client]
 			if g == nil || g.epoch != a.Epoch {
-				return fmt.Errorf("%v of %+v", a, g)
+				return fmt.Errorf("%v of %+v", base.Text(a), g)
 			}
 			g.latency = h.mode == Exclusive && (g.latency || h.shares[a.Client].Priority == Latency)
 			g.open, g.beside, g.shared = true, false, a.Shared
@@ -147,7 +147,7 @@ func (h *history) saw(ev base.Event, acts []base.Action) error {
 				others = h.unshared(others)
 			}
 			if h.mode == Exclusive && !g.latency && len(others) > 0 {
-				return fmt.Errorf("%v while these hold: %v", a, others)
+				return fmt.Errorf("%v while these hold: %v", base.Text(a), others)
 			}
 		}
 	}
@@ -157,26 +157,26 @@ func (h *history) saw(ev base.Event, acts []base.Action) error {
 func (h *history) granted(a Grant) error {
 	switch {
 	case h.used[a.Epoch]:
-		return fmt.Errorf("%v, again", a)
+		return fmt.Errorf("%v, again", base.Text(a))
 	case uint32(a.Epoch) == 0 || uint32(a.Epoch) == 0xffffffff:
-		return fmt.Errorf("%v uses a reserved word", a)
+		return fmt.Errorf("%v uses a reserved word", base.Text(a))
 	case a.Concurrent != (a.Latency || a.Beside || h.mode == Concurrent), (a.Latency || a.Beside) && h.mode != Exclusive, a.Latency && a.Beside:
-		return fmt.Errorf("%v in %v mode", a, h.mode)
+		return fmt.Errorf("%v in %v mode", base.Text(a), h.mode)
 	case a.Shared && (a.Concurrent || len(h.unshared(h.busy())) > 0), !a.Concurrent && !a.Shared && len(h.busy()) > 0:
-		return fmt.Errorf("%v while these hold: %v", a, h.busy())
+		return fmt.Errorf("%v while these hold: %v", base.Text(a), h.busy())
 	case h.live[a.Client] != nil:
-		return fmt.Errorf("%v to one that holds epoch %d", a, h.live[a.Client].epoch)
+		return fmt.Errorf("%v to one that holds epoch %d", base.Text(a), h.live[a.Client].epoch)
 	case a.Beside: // may be recorded afterwards
 	case a.Latency: // the same
 		for id, g := range h.live {
 			if g.open && !g.latency {
-				return fmt.Errorf("%v while the gate of client %d is open", a, id)
+				return fmt.Errorf("%v while the gate of client %d is open", base.Text(a), id)
 			}
 		}
 	case h.persisted.Epoch < a.Epoch:
-		return fmt.Errorf("%v before epoch %d was persisted", a, a.Epoch)
+		return fmt.Errorf("%v before epoch %d was persisted", base.Text(a), a.Epoch)
 	case !h.persisted.Unrecorded && !slices.ContainsFunc(h.persisted.Holders[:], func(o Holder) bool { return o.Client == a.Client && o.Epoch == a.Epoch }):
-		return fmt.Errorf("%v, but %v", a, h.persisted)
+		return fmt.Errorf("%v, but %v", base.Text(a), h.persisted)
 	}
 	h.used[a.Epoch] = true
 	h.epoch = max(h.epoch, a.Epoch)
@@ -210,12 +210,12 @@ func TestAnyHistory(t *testing.T) {
 		var now base.Time
 		step := func(ev base.Event) {
 			acts := c.Step(now, ev)
-			t.Logf("%v %v -> %v", time.Duration(now), ev, acts)
+			t.Logf("%v %v -> %v", time.Duration(now), base.Text(ev), acts)
 			if err := h.saw(ev, acts); err != nil {
 				t.Fatal(err)
 			}
 			if err := c.Check(); err != nil {
-				t.Fatalf("after %v: %v", ev, err)
+				t.Fatalf("after %v: %v", base.Text(ev), err)
 			}
 		}
 		for i := range rapid.IntRange(0, 3).Draw(t, "restored") {

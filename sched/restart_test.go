@@ -44,11 +44,11 @@ func (g *autoGPU) reconnect(within time.Duration, held map[base.ClientID]base.Ep
 		ev.Held = held[ev.Client]
 		acts := slices.Clone(g.c.Step(g.now, ev))
 		if err := g.c.Check(); err != nil {
-			g.t.Fatalf("after %v: %v", ev, err)
+			g.t.Fatalf("after %v: %v", base.Text(ev), err)
 		}
 		want := Adopt{ev.Client, ev.Held, g.c.effective == Concurrent, g.c.cohort.on && !ev.Share.limited()} // its new page says the same of its turn
 		if ev.Held != 0 && acts[0] != base.Action(want) {
-			g.t.Fatalf("%v: %v, want %+v first", ev, acts, want)
+			g.t.Fatalf("%v: %v, want %+v first", base.Text(ev), acts, want)
 		}
 		g.step(Controls{Client: ev.Client, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
 		for _, back := range attach[:i+1] {

@@ -26,7 +26,7 @@ var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; com
 //
 // an event is
 //
-//	TIME EVENT   as Event.String prints it; TIME is a duration since 0, or
+//	TIME EVENT   as base.Text writes it; TIME is a duration since 0, or
 //	             +duration since the event before
 //	next         a tick at the deadline
 //
@@ -145,12 +145,12 @@ func runScript(t *testing.T, script string) string {
 			}
 			ev, err = parseEvent(words[1:])
 			fail(err)
-			if ev.String() != strings.Join(words[1:], " ") {
-				t.Fatalf("line %d: parsed as %q", i+1, ev)
+			if base.Text(ev) != strings.Join(words[1:], " ") {
+				t.Fatalf("line %d: parsed as %q", i+1, base.Text(ev))
 			}
 		}
 		for _, a := range c.Step(now, ev) {
-			fmt.Fprintf(&out, "    %v\n", a)
+			fmt.Fprintf(&out, "    %s\n", base.Text(a))
 		}
 		fail(c.Check())
 	}
@@ -203,7 +203,7 @@ func parseMode(s string) (Mode, error) {
 	return 0, fmt.Errorf("unknown mode %q", s)
 }
 
-// parseEvent is the inverse of Event.String.
+// parseEvent is the inverse of base.Text.
 func parseEvent(words []string) (base.Event, error) {
 	if len(words) == 0 {
 		return nil, fmt.Errorf("no event")

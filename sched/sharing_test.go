@@ -283,7 +283,7 @@ func (w *sharing) step(ev base.Event) {
 		}
 	}
 	if err := w.core.Check(); err != nil {
-		w.t.Fatalf("at %v, after %v: %v", time.Duration(w.now), ev, err)
+		w.t.Fatalf("at %v, after %v: %v", time.Duration(w.now), base.Text(ev), err)
 	}
 	sum := uint64(0)
 	for _, p := range w.order {

@@ -52,7 +52,7 @@ func TestSlices(t *testing.T) {
 		{Gone{2}, []Slice{{1, 0}, {4, 0}, {5, 0}}},
 	} {
 		if got := told(step.ev); !slices.Equal(got, step.want) {
-			t.Fatalf("%v: %v, want %v", step.ev, got, step.want)
+			t.Fatalf("%v: %v, want %v", base.Text(step.ev), got, step.want)
 		}
 	}
 }

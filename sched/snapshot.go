@@ -4,7 +4,6 @@ package sched
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -25,11 +24,7 @@ const (
 )
 
 func (s State) String() string {
-	names := [...]string{"idle", "waiting", "holding", "draining", "lost", "fenced"}
-	if int(s) < len(names) {
-		return names[s]
-	}
-	return fmt.Sprintf("state(%d)", uint8(s))
+	return base.Name(s, "state", "idle", "waiting", "holding", "draining", "lost", "fenced")
 }
 
 // Counters count since New.

@@ -22,7 +22,7 @@ func TestTimeAloneIsNoDebt(t *testing.T) {
 			}
 		}
 		if err := c.Check(); err != nil {
-			t.Fatalf("after %v: %v", ev, err)
+			t.Fatalf("after %v: %v", base.Text(ev), err)
 		}
 	}
 	step(Attach{Client: 1, Want: true})

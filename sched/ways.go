@@ -3,7 +3,6 @@
 package sched
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -32,12 +31,7 @@ var candidates = [...]Way{WaySlices, WayCohort, WayDriver, WayTurns}
 
 var wayNames = [...]string{"turns", "slices", "cohort", "driver"}
 
-func (w Way) String() string {
-	if int(w) < len(wayNames) {
-		return wayNames[w]
-	}
-	return fmt.Sprintf("way(%d)", uint8(w))
-}
+func (w Way) String() string { return base.Name(w, "way", wayNames[:]...) }
 
 // MarshalText is for records.
 func (w Way) MarshalText() ([]byte, error) { return []byte(w.String()), nil }

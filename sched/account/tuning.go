@@ -4,7 +4,6 @@ package account
 
 import (
 	"cmp"
-	"fmt"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
@@ -24,16 +23,16 @@ const (
 type Tuning struct {
 	// Window is what a limit allows a tenant to catch up on: what it could not
 	// use of it for having to wait, over that long at most. 0: DefaultWindow.
-	Window time.Duration
+	Window time.Duration `always:"window=%v"`
 	// Sample is how often a holder's use is compared with its limit. 0: at
 	// the very moment that it reaches it.
-	Sample time.Duration
+	Sample time.Duration `always:"sample=%v"`
 	// DropCarry is the percentage of an overshoot that is forgiven when a
 	// grant ends. 0: all of it is a debt.
-	DropCarry int
+	DropCarry int `always:"dropcarry=%v"`
 	// DropTail is the percentage of the time from a revoke to the release that
 	// is not billed. 0: all of it is.
-	DropTail int
+	DropTail int `always:"droptail=%v"`
 }
 
 // Clamped returns the tuning within the bounds.
@@ -45,6 +44,4 @@ func (t Tuning) Clamped() Tuning {
 	return t
 }
 
-func (t Tuning) String() string {
-	return fmt.Sprintf("window=%v sample=%v dropcarry=%d droptail=%d", t.Window, t.Sample, t.DropCarry, t.DropTail)
-}
+func (t Tuning) String() string { return base.Fields(t) }

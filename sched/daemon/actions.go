@@ -89,7 +89,7 @@ func (d *Daemon) decide(g *node.GPU, ev base.Event) []base.Action {
 		d.nextCheck = t.Add(checkPause)
 		if err := g.Core.Check(); err != nil && d.invariantErr == nil {
 			d.invariantErr = err
-			d.Log.WithError(err).Errorf("bug in nvshare-scheduler: GPU %d after %v", g.Index, ev)
+			d.Log.WithError(err).Errorf("bug in nvshare-scheduler: GPU %d after %s", g.Index, base.Text(ev))
 		}
 	}
 	return acts
@@ -127,7 +127,7 @@ func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
 		return true
 	}
 	if d.Log.Logger.IsLevelEnabled(logrus.DebugLevel) {
-		d.Log.Debugf("GPU %d: %v", g.Index, w.Action)
+		d.Log.Debugf("GPU %d: %s", g.Index, base.Text(w.Action))
 	}
 	switch a := w.Action.(type) {
 	case sched.Persist:

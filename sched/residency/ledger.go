@@ -40,10 +40,12 @@ type ledgerAccount struct {
 
 // Standing is what a client and its account have reserved of a GPU's memory, bytes.
 type Standing struct {
-	Total uint64 // it has
-	Used  uint64 // all clients of its account have
-	Limit uint64 // of the account; 0: none
+	Total uint64 `always:"total=%v"` // it has
+	Used  uint64 `always:"used=%v"`  // all clients of its account have
+	Limit uint64 `text:"limit=%v"`   // of the account; 0: none
 }
+
+func (s Standing) String() string { return base.Fields(s) }
 
 // newLedger returns a ledger in which nobody has anything.
 func newLedger() *ledger { return &ledger{accounts: map[string]*ledgerAccount{}} }

@@ -19,13 +19,7 @@ const (
 	Managed              // the driver moves it by page faults; it counts for nothing here
 )
 
-func (k Keep) String() string {
-	names := [...]string{"swapped", "resident", "managed"}
-	if int(k) < len(names) {
-		return names[k]
-	}
-	return fmt.Sprintf("keep(%d)", uint8(k))
-}
+func (k Keep) String() string { return base.Name(k, "keep", "swapped", "resident", "managed") }
 
 // rooms decides how much of one GPU's memory each client may have on it at
 // a time, its room, where more is promised to the clients together than there

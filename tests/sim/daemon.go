@@ -131,7 +131,7 @@ func (d *daemon) step(ev base.Event) {
 	if w.unasked++; w.unasked >= max(4, len(w.client)/4) || w.trace != nil {
 		w.unasked = 0
 		if err := d.core.Check(); err != nil {
-			w.fail("after %v: invariant: %w", ev, err)
+			w.fail("after %v: invariant: %w", base.Text(ev), err)
 		}
 	}
 	if lost, ok := ev.(sched.Lost); ok {

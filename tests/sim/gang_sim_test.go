@@ -307,7 +307,7 @@ func (g *ganged) step(gpu int, ev base.Event) {
 		todo = append(todo, g.one(i, sched.GangMoved{})...)
 	}
 	if err := g.node.Check(); err != nil {
-		g.fail("after %v: %v", ev, err)
+		g.fail("after %v: %v", base.Text(ev), err)
 	}
 }
 
@@ -315,7 +315,7 @@ func (g *ganged) step(gpu int, ev base.Event) {
 func (g *ganged) one(gpu int, ev base.Event) (todo []string) {
 	acts := g.cores[gpu].Step(g.now, ev)
 	if err := g.cores[gpu].Check(); err != nil {
-		g.fail("GPU %d after %v: %v", gpu, ev, err)
+		g.fail("GPU %d after %v: %v", gpu, base.Text(ev), err)
 	}
 	if ev, ok := ev.(sched.Attach); ok && ev.Held != 0 {
 		r := g.procs[ev.Client]
@@ -380,7 +380,7 @@ func (g *ganged) one(gpu int, ev base.Event) (todo []string) {
 		case sched.Fence:
 			g.fences++
 			if g.calm {
-				g.fail("%v: %s", a, g.procs[a.Client].j)
+				g.fail("%v: %s", base.Text(a), g.procs[a.Client].j)
 			}
 			g.procs[a.Client].fenced = true
 			g.procs[a.Client].j.end() // what the job's owner does

@@ -334,9 +334,12 @@ func (w *world) fail(format string, args ...any) {
 }
 
 // note keeps a line for the history of a failure.
-func (w *world) note(who string, what fmt.Stringer) {
+func (w *world) note(who string, what any) {
 	if w.trace == nil {
 		return
+	}
+	if _, said := what.(text); !said {
+		what = base.Text(what)
 	}
 	line := fmt.Sprintf("%14v %-9s %v", time.Duration(w.now), who, what)
 	w.recent[w.lines%len(w.recent)] = line
@@ -356,5 +359,3 @@ func (w *world) history() string {
 }
 
 type text string
-
-func (t text) String() string { return string(t) }

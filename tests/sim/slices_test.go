@@ -241,7 +241,7 @@ func (g *gpuModel) step(ev base.Event) {
 	}
 	g.due, g.isDue = g.core.Deadline()
 	if err := g.core.Check(); err != nil {
-		g.t.Fatalf("after %v: %v", ev, err)
+		g.t.Fatalf("after %v: %v", base.Text(ev), err)
 	}
 }
 
