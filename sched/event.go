@@ -159,12 +159,6 @@ type SetTuning struct {
 // GangMoved carries out a StepGPU.
 type GangMoved struct{}
 
-// Filled says which part of the GPU's processors had work while kernels ran, since the look
-// before, on a GPU that ran kernels for most of that time; 0: that is not known.
-type Filled struct {
-	Part float64 `always:"%.3f"`
-}
-
 // SetSwapShare changes how much of the time moving memory may take, percent: see
 // Config.SwapShare.
 type SetSwapShare struct {
@@ -232,7 +226,6 @@ func (SetMode) Event() string        { return "set" }
 func (SetShare) Event() string       { return "set" }
 func (SetTuning) Event() string      { return "set" }
 func (GangMoved) Event() string      { return "gang moved" }
-func (Filled) Event() string         { return "filled" }
 func (SetSwapShare) Event() string   { return "set" }
 func (Restore) Event() string        { return "restore" }
 func (RestoreUnknown) Event() string { return "restore unknown" }

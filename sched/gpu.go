@@ -48,7 +48,6 @@ type GPU struct {
 	effective Mode // Exclusive or Concurrent
 	auto      auto
 	cohort    cohort
-	looks     spaceLook
 
 	gpu   string
 	clock *clock      // of the node
@@ -241,8 +240,6 @@ func (c *GPU) ofClient(ev base.Event) bool {
 		c.called(ev.Client)
 	case timeslice.Utilization:
 		c.utilization(ev)
-	case Filled:
-		c.filled(ev)
 	case Controls:
 		c.control(ev)
 	case Restore:

@@ -289,8 +289,6 @@ func TestAnyHistory(t *testing.T) {
 			case 27, 28:
 				n := rapid.IntRange(-1, 1000).Draw(t, "samples")
 				return timeslice.Utilization{Client: id, Samples: n, Busy: rapid.IntRange(0, max(n, 0)).Draw(t, "busy"), Calls: int(uint32(calls.Draw(t, "calls")))}
-			case 31:
-				return Filled{float64(rapid.IntRange(0, 10).Draw(t, "filled")) / 10}
 			case 29, 30:
 				controls := rapid.SampledFrom([]Control{ControlWorks, ControlWorks, ControlWorks, ControlRefused, ControlUntried})
 				return Controls{id, controls.Draw(t, "slices"), controls.Draw(t, "channels"), 1, rapid.IntRange(-8, 1).Draw(t, "bare"), ""}

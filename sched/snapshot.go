@@ -45,7 +45,6 @@ type Snapshot struct {
 	Way            string          // "turns", "slices" or "driver"
 	Cause          Cause           // why that way, and that mode
 	Refused        []WayRefusal    // why no better way
-	Space          Space           // for an overlap group
 	Epoch          base.Epoch      // of the latest grant
 	Holders        []base.ClientID // with a live grant: holding, draining or lost
 	Queue          []base.ClientID // the next one first
@@ -110,7 +109,6 @@ func (c *GPU) Snapshot(now base.Time) Snapshot {
 		Counters:  c.counters,
 	}
 	s.Way, s.Cause, s.Refused = c.way()
-	s.Space = c.space(now)
 	for _, cl := range c.clients {
 		cs := ClientSnapshot{
 			ID:          cl.id,

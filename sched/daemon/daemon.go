@@ -203,7 +203,6 @@ func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 	d.moves = moves.New(d.away, d.loseClient)
 	d.watch = watch.New(d.tenants, d.managed, func(samples []metrics.GPUSample) {
 		d.noteFaults(samples)
-		d.noteFilled(samples)
 	})
 	d.search = d.Timers.New(d.startDiscovery)
 	d.runDirWatch = d.Timers.New(d.watchRunDir)

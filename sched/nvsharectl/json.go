@@ -60,7 +60,6 @@ type gpuJSON struct {
 	WayCode       string       `json:"way_code"`          // why that way
 	WayReason     string       `json:"way_reason"`        // the same, for people
 	Refused       []refusal    `json:"refused,omitempty"` // why no better way
-	Hint          string       `json:"hint,omitempty"`    // what tenants could ask for
 	TQSeconds     float64      `json:"tq_seconds"`
 	GraceSeconds  float64      `json:"grace_seconds"`
 	Epoch         string       `json:"epoch"`
@@ -275,7 +274,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		Epoch:  strconv.FormatUint(g.Epoch, 10),
 		Grants: g.Grants, Revokes: g.Revokes, Fences: g.Fences, Reclaims: g.Reclaims, StaleReleases: g.StaleReleases, Preemptions: g.Preemptions,
 		Holders: []string{}, Waiting: []string{}, Tenants: []tenantJSON{}, Clients: []clientJSON{}, Memory: []memoryJSON{}, Promises: []promiseJSON{},
-		Way: g.Way, WayCode: g.WayCode, WayReason: g.WayReason, Hint: g.Hint,
+		Way: g.Way, WayCode: g.WayCode, WayReason: g.WayReason,
 		Drained: g.Drained, Fault: g.Fault, Held: g.Held, Migrations: g.Migrations,
 	}
 	for _, r := range g.Refused {

@@ -54,7 +54,6 @@ type Report struct {
 	IdleTimes, Idle        int // changes of the time after which a tenant's clients are suspended; clients for which it was over
 	Withdrawals, Departed  int // clients that want nothing any more; tenants of which nothing was left on the GPU
 	Calls, Execs           int // reports of calls; programs that another one has replaced
-	Fills, Roomy           int // looks at how full the GPU is, and those with which it had room for a group
 	Sizes, SwapShares      int // changes of the GPU's memory, and of what moving may take
 	LongestWait            time.Duration
 }
@@ -64,12 +63,12 @@ func (r Report) String() string {
 		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d, of slices %d; "+
 		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"reserved %d, over a limit %d, no place %d, stranded %d, exports %d, memory limits %d; "+
-		"suspends %d, resumes %d, idle times %d, idle %d, withdrawals %d, departed %d, reports of calls %d, execs %d, looks %d, with room %d, sizes %d, swap shares %d; "+
+		"suspends %d, resumes %d, idle times %d, idle %d, withdrawals %d, departed %d, reports of calls %d, execs %d, sizes %d, swap shares %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v",
 		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Shared, r.SharedLatency, r.SharedGroup, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
 		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Slices, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
 		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits,
-		r.Suspends, r.Resumes, r.IdleTimes, r.Idle, r.Withdrawals, r.Departed, r.Calls, r.Execs, r.Fills, r.Roomy, r.Sizes, r.SwapShares, r.Overlaps, r.Limits, r.LongestWait)
+		r.Suspends, r.Resumes, r.IdleTimes, r.Idle, r.Withdrawals, r.Departed, r.Calls, r.Execs, r.Sizes, r.SwapShares, r.Overlaps, r.Limits, r.LongestWait)
 }
 
 // Bounds of what the operator sets. Short, so that faults meet often.
@@ -206,9 +205,6 @@ func (w *world) everySoOften() {
 	}
 	if w.chance(w.faults.operator) {
 		w.operate()
-	}
-	if w.chance(0.1) {
-		w.daemon.look()
 	}
 	w.after(often, w.everySoOften)
 }

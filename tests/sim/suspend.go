@@ -37,8 +37,6 @@ func (r *Report) count(ev base.Event) {
 		r.Calls++
 	case sched.Exec:
 		r.Execs++
-	case sched.Filled:
-		r.Fills++
 	case residency.SetGPUMemory:
 		r.Sizes++
 	case sched.SetSwapShare:
@@ -202,32 +200,6 @@ func (d *daemon) replaced(id base.ClientID) {
 	d.w.judge.forget(id)
 	delete(d.arenas, id)
 	d.step(sched.Exec{Client: id})
-}
-
-// look tells the core how full the GPU is.
-func (d *daemon) look() {
-	w := d.w
-	part := w.rng.Float64()
-	if part *= 0.6; w.chance(0.1) {
-		part = 0 // it did not run for long enough
-	}
-	d.step(sched.Filled{Part: part})
-	if d.core == nil || d.mode != sched.Auto {
-		return
-	}
-	space := d.core.Snapshot(w.now).Space
-	if len(space.Tenants) == 0 {
-		return
-	}
-	w.report.Roomy++
-	if len(space.Tenants) == 1 || space.Filled == 0 {
-		w.fail("there is room for a group of %v on a GPU that is filled to %v", space.Tenants, space.Filled)
-	}
-	for _, t := range w.tenants {
-		if slices.Contains(space.Tenants, t.name) && (t.share.Group() != "" || t.share.Priority == sched.Latency) {
-			w.fail("there is room for a group of %v, and %s has %v", space.Tenants, t.name, t.share)
-		}
-	}
 }
 
 // wants takes note of who wants the GPU, and who does not any more.
