@@ -71,14 +71,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	status := exitUsage
-	cmd := command(&status)
-	if called, err := cmd.ExecuteContextC(ctx); err != nil {
-		fmt.Fprintf(os.Stderr, "nvshare-scheduler: %v\n", err)
-		if status == exitUsage {
-			fmt.Fprintf(os.Stderr, "Run %s --help\n", called.CommandPath())
-		}
-		os.Exit(status)
-	}
+	manual.Main(ctx, command(&status), &status, exitUsage)
 }
 
 // command returns the program; status is set to what its errors then mean.
@@ -88,13 +81,14 @@ func command(status *int) *cobra.Command {
 		Use:   "nvshare-scheduler",
 		Short: "Decide which container may use a GPU, and when",
 		Long: `nvshare-scheduler finds the GPUs of this node and grants each to its tenants in
-turn. It runs in the foreground and logs to standard error; with NVSHARE_DEBUG=1
-in the environment it logs each decision. It needs no root and no capability, but a
-run directory that belongs to its user; only --fence-action kill needs CAP_KILL.
+turn. It runs in the foreground and logs to standard error; with
+NVSHARE_DEBUG=1 in the environment it logs each decision. It needs no root and
+no capability, but a run directory that belongs to its user; only
+--fence-action kill needs CAP_KILL.
 
-Its decisions hold for programs that load libnvshare.so. A static program, a raw ioctl
-or a process that removes LD_PRELOAD is not held, but to its core limit where nvshare-warden
-runs.`,
+Its decisions hold for programs that load libnvshare.so. A static program, a
+raw ioctl or a process that removes LD_PRELOAD is not held, but to its core
+limit where nvshare-warden runs.`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
 		SilenceUsage:  true,

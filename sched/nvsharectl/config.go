@@ -26,12 +26,12 @@ turn-length  how long a turn lasts, 1ms to 24h: 200ms, or a number of seconds
 anti-thrash  on: tenants take turns; off: all run at the same time; auto: time
              slices, turns, or all at once, as suits them
 swap-share   the percentage of the time, 1 to 50, that moving memory may take:
-             turns of memory that was moved in become as long as that needs; none:
-             they are as long as turn-length says
+             turns of memory that was moved in become as long as that needs;
+             none: they are as long as turn-length says
 
-A value that is set holds at once and over restarts of the scheduler, until it is
-reset, or until the scheduler is started with another value of the same flag (--tq,
---anti-thrash, --swap-share). A start of the machine forgets it.`,
+A value that is set holds at once and over restarts of the scheduler, until it
+is reset, or until the scheduler is started with another value of the same flag
+(--tq, --anti-thrash, --swap-share). A start of the machine forgets it.`,
 		Example: `  nvsharectl config list
   sudo nvsharectl config set turn-length 200ms
   sudo nvsharectl config set anti-thrash on --gpu 0
@@ -82,9 +82,9 @@ func configResetCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reset NAME... | --all",
 		Short: "Take back what was set by hand",
-		Long: `reset takes back what was set by hand: what the scheduler's command line says holds again,
-or the default. With --gpu it takes back what was set for that GPU: the setting of all
-GPUs holds there again.`,
+		Long: `reset takes back what was set by hand: what the scheduler's command line says
+holds again, or the default. With --gpu it takes back what was set for that
+GPU: the setting of all GPUs holds there again.`,
 
 		DisableFlagsInUseLine: true, // --all is one
 

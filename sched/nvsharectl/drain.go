@@ -21,15 +21,16 @@ func drainCommand(root *rootFlags, io streams) *cobra.Command {
 	timeout := 10 * time.Minute
 	cmd := &cobra.Command{
 		Use: "drain --gpu GPU [--wait]", Short: "Have a GPU admit no new tenants",
-		Long: `drain has a GPU admit no new tenants, until undrain, also over restarts of the scheduler. A
-start of the machine ends it: the run directory is emptied then.
-Tenants that can move to another GPU of the node are moved there, one after the other, as
-with nvsharectl migrate. The others go on; end them yourself. The programs of others wait, and podman
-and Docker refuse new containers with the GPU. On Kubernetes no new pod is given the GPU: the
-plugin refuses it, or, with --dra, kube-scheduler sees a taint on the device.
+		Long: `drain has a GPU admit no new tenants, until undrain, also over restarts of the
+scheduler. A start of the machine ends it: the run directory is emptied then.
+Tenants that can move to another GPU of the node are moved there, one after the
+other, as with nvsharectl migrate. The others go on; end them yourself. The
+programs of others wait, and podman and Docker refuse new containers with the
+GPU. On Kubernetes no new pod is given the GPU: the plugin refuses it, or, with
+--dra, kube-scheduler sees a taint on the device.
 
-With --wait the command ends when nobody uses the GPU. After --timeout it fails and names
-those that still do; the GPU stays drained.`,
+With --wait the command ends when nobody uses the GPU. After --timeout it fails
+and names those that still do; the GPU stays drained.`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := askDrain(cmd.Context(), root, &api.DrainRequest{Gpu: gpu})
@@ -59,8 +60,8 @@ func undrainCommand(root *rootFlags, io streams) *cobra.Command {
 	var gpu string
 	cmd := &cobra.Command{
 		Use: "undrain --gpu GPU", Short: "Have a GPU admit tenants again",
-		Long: `undrain has a GPU admit tenants again. The scheduler also forgets the GPU's fault: say it
-after the GPU was reset.`,
+		Long: `undrain has a GPU admit tenants again. The scheduler also forgets the GPU's
+fault: say it after the GPU was reset.`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			r, err := askDrain(cmd.Context(), root, &api.DrainRequest{Gpu: gpu, Undrain: true})

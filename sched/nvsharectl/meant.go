@@ -14,9 +14,10 @@ import (
 // tenantHelp is what a command's help says of the names of tenants.
 const tenantHelp = `
 
-A tenant is a container or a user. Its name is, and the first that fits is meant: a container's
-name as the status shows it, its own name, or its pod's; the number of a user, as 1000 or "user
-1000"; or the beginning of a container's id, also if that looks like a number that no user has.`
+A tenant is a container or a user. Its name is, and the first that fits is
+meant: a container's name as the status shows it, its own name, or its pod's;
+the number of a user, as 1000 or "user 1000"; or the beginning of a container's
+id, also if that looks like a number that no user has.`
 
 // meant is whom people mean by the name of a tenant: containers, or a user.
 type meant struct {

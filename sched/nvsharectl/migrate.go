@@ -22,18 +22,21 @@ func migrateCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate TENANT [--gpu N]",
 		Short: "Move a tenant to another GPU of the node",
-		Long: `migrate moves a tenant, with its memory and all that its processes have on the GPU, to
-another GPU of the same model, while its programs go on. They wait meanwhile: about a second,
-and a second more for each 25 GiB. Without --gpu the scheduler chooses the GPU with the least
-memory promised. If the tenant cannot be moved it goes on where it is, and the command says why.
+		Long: `migrate moves a tenant, with its memory and all that its processes have on the
+GPU, to another GPU of the same model, while its programs go on. They wait
+meanwhile: about a second, and a second more for each 25 GiB. Without --gpu the
+scheduler chooses the GPU with the least memory promised. If the tenant cannot
+be moved it goes on where it is, and the command says why.
 
-What can move: processes outside containers, pods with the annotation nvshare.com/gpu: any (or
-with one GPU and nvshare.com/gpu-migratable: "true"), and containers of podman with --device
-nvshare.com/gpu=any. What cannot: gangs, overlap groups, MIG devices, processes that share GPU
-memory with others, and what the driver refuses. It needs nvshare-scheduler --swap-memory,
+What can move: processes outside containers, pods with the annotation
+nvshare.com/gpu: any (or with one GPU and nvshare.com/gpu-migratable: "true"),
+and containers of podman with --device nvshare.com/gpu=any. What cannot: gangs,
+overlap groups, MIG devices, processes that share GPU memory with others, and
+what the driver refuses. It needs nvshare-scheduler --swap-memory,
 nvshare-checkpoint, and a driver of CUDA 12.8 or later.
 
-After the move a process sees the UUID of the new GPU, and the PCI address of the old one.` + tenantHelp,
+After the move a process sees the UUID of the new GPU, and the PCI address of
+the old one.` + tenantHelp,
 		Example: `  nvsharectl migrate ml/notebook/main --gpu 1
   nvsharectl migrate 1000     the processes of user 1000 outside containers`,
 		Args: oneTenant(root),

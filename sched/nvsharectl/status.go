@@ -19,39 +19,40 @@ func statusCommand(f *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show who has which GPU, who waits, and what each gets",
-		Long: `status shows whether all is well, each GPU, and each tenant: a container, or the
-processes of one user outside containers.
+		Long: `status shows whether all is well, each GPU, and each tenant: a container, or
+the processes of one user outside containers.
 
-STATE   what the tenant does, and for how long: holding, waiting, throttled (its
-        core limit keeps it from the GPU), moving (its memory), idle, gone
+STATE   what the tenant does, and for how long: holding, waiting, throttled
+        (its core limit keeps it from the GPU), moving (its memory), idle, gone
 GETS    the part of the GPU's time that it had in the latest five seconds, and
         of which core limit
 WAITED  the part of the same five seconds in which it wanted the GPU and had no
         grant
 MEMORY  what it has reserved of the GPU's memory, and of which limit
 
-With -o wide also, for each GPU, how many drains, hand-overs and waits for a grant there
-were, their median and 99th percentile; and
+With -o wide also, for each GPU, how many drains, hand-overs and waits for a
+grant there were, their median and 99th percentile; and
 
-SET BY HAND   settings that somebody has changed (nvsharectl config), who and when
-WAIT p50/p99  how long half of its waits for a grant, and 99 of 100, lasted at most
-              in the latest minute
+SET BY HAND   settings that somebody has changed (nvsharectl config), who and
+              when
+WAIT p50/p99  how long half of its waits for a grant, and 99 of 100, lasted at
+              most in the latest minute
 DEBT          the time that it used above its core limit and has to make up for
 LONGEST WAIT  its longest wait for a grant in the latest minute
 OOM           reservations of memory that its memory limit refused
-FIXED, AWAY   where memory is swapped: what cannot be moved off the GPU, and what
-              is in host memory or was never used; WHY FIXED says why nothing of a
-              process can be moved
-ENFORCED BY   what the library, the kernel and the hardware hold tenants to, and
-              which processes are known to run unarbitrated now
+FIXED, AWAY   where memory is swapped: what cannot be moved off the GPU, and
+              what is in host memory or was never used; WHY FIXED says why
+              nothing of a process can be moved
+ENFORCED BY   what the library, the kernel and the hardware hold tenants to,
+              and which processes are known to run unarbitrated now
 
 "promised" adds up core requests, the parts of the GPU's time that tenants get
-whenever they want them. Core requests and memory limits, also of tenants that do
-not use the GPU now, decide where pods are placed. Exit status 1: there is a
+whenever they want them. Core requests and memory limits, also of tenants that
+do not use the GPU now, decide where pods are placed. Exit status 1: there is a
 problem, also one that only root may read; "healthy" is false then.
 
-Users who may not use the control socket, and containers, see their own tenant, and
-of all others numbers.`,
+Users who may not use the control socket, and containers, see their own tenant,
+and of all others numbers.`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return showStatus(cmd.Context(), f, io)

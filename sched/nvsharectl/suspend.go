@@ -15,17 +15,18 @@ func suspendCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := tenantMove(root, io, (*api.Conn).Suspend, describeSuspend)
 	cmd.Use = "suspend TENANT [--gpu N]"
 	cmd.Short = "Move a tenant's memory off the GPU until it calls CUDA again"
-	cmd.Long = `suspend moves all memory of a tenant that can be moved off the GPU to host memory,
-also if nobody needs the room. Each process comes back by itself when it calls CUDA
-again, in its turn, with its memory at the same addresses; nvsharectl resume brings it back
-before. A process that works now goes on at its next call, so suspend is for tenants that
-are idle.
+	cmd.Long = `suspend moves all memory of a tenant that can be moved off the GPU to host
+memory, also if nobody needs the room. Each process comes back by itself when
+it calls CUDA again, in its turn, with its memory at the same addresses;
+nvsharectl resume brings it back before. A process that works now goes on at
+its next call, so suspend is for tenants that are idle.
 
-Then the driver takes the processes off the GPU with their contexts, some 500 MiB each
-(nvshare-scheduler --checkpoint). Where that cannot be, a process keeps its context, and
-nvsharectl status and nvsharectl events say why: its memory cannot be moved (FIXED in the
-status with -o wide), it shares memory with other processes, uses managed memory or MPS, or
-the scheduler may not checkpoint it. It needs --swap-memory.` + tenantHelp
+Then the driver takes the processes off the GPU with their contexts, some 500
+MiB each (nvshare-scheduler --checkpoint). Where that cannot be, a process
+keeps its context, and nvsharectl status and nvsharectl events say why: its
+memory cannot be moved (FIXED in the status with -o wide), it shares memory
+with other processes, uses managed memory or MPS, or the scheduler may not
+checkpoint it. It needs --swap-memory.` + tenantHelp
 	cmd.Example = `  nvsharectl suspend ml/notebook/main
   nvsharectl suspend 1000 --gpu 0  the processes of user 1000 outside containers`
 	return cmd
@@ -35,14 +36,16 @@ func resumeCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := tenantMove(root, io, (*api.Conn).Resume, describeResume)
 	cmd.Use = "resume TENANT [--gpu N]"
 	cmd.Short = "Bring a suspended tenant's memory back to the GPU"
-	cmd.Long = `resume brings the memory of a tenant back to the GPU that nvsharectl suspend, or the room
-that others needed, has taken off it. Each process waits for its turn as if it had called
-CUDA, and moves its memory in when the turn comes. Then it is idle, and gives the GPU back
-to those that wait. If they need the room, its memory may leave again.
+	cmd.Long = `resume brings the memory of a tenant back to the GPU that nvsharectl suspend,
+or the room that others needed, has taken off it. Each process waits for its
+turn as if it had called CUDA, and moves its memory in when the turn comes.
+Then it is idle, and gives the GPU back to those that wait. If they need the
+room, its memory may leave again.
 
-The command does not wait for the turn: nvsharectl status shows when the memory is back.
-Running it again changes nothing. It fails if none of the tenant's memory is off the GPU.
-A process without a connection to the scheduler comes back when it calls CUDA.` + tenantHelp
+The command does not wait for the turn: nvsharectl status shows when the memory
+is back. Running it again changes nothing. It fails if none of the tenant's
+memory is off the GPU. A process without a connection to the scheduler comes
+back when it calls CUDA.` + tenantHelp
 	cmd.Example = `  nvsharectl resume ml/notebook/main
   nvsharectl resume 1000 --gpu 0   the processes of user 1000 outside containers`
 	return cmd

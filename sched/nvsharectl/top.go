@@ -29,14 +29,15 @@ func topCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Show what each tenant uses, again and again",
-		Long: `top shows for each interval the part of the GPU's time that each tenant had (GETS)
-and, of the latest five seconds, the part in which it waited. Without a
-terminal, and with -n or --once, it prints one table after the other. Exit status 1: the
-last table counted a problem, also one that only root may read.
+		Long: `top shows for each interval the part of the GPU's time that each tenant had
+(GETS) and, of the latest five seconds, the part in which it waited. Without a
+terminal, and with -n or --once, it prints one table after the other. Exit
+status 1: the last table counted a problem, also one that only root may read.
 
-On a terminal a strip for each GPU shows who had most of it over the last minute, and
-who waits now. Keys and the mouse select, sort and filter, show processes, and change
-what the selected tenant may have, or suspend it, after a question; ? lists them.`,
+On a terminal a strip for each GPU shows who had most of it over the last
+minute, and who waits now. Keys and the mouse select, sort and filter, show
+processes, and change what the selected tenant may have, or suspend it, after a
+question; ? lists them.`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), root.runDir, io)

@@ -23,11 +23,11 @@ func uninstallCommand(in *installer) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "uninstall",
 		Short: "Remove nvshare from this host",
-		Long: `uninstall stops the services and removes what nvsharectl install and nvshare-plugin
-put on the host: programs, units, shim, hook, CDI specs, sockets. It leaves and names
-files that were changed, and your drop-ins of the units. Running containers run on, but
-cannot be started again with a device of nvshare. What a deb or rpm has installed, apt or
-dnf removes.`,
+		Long: `uninstall stops the services and removes what nvsharectl install and
+nvshare-plugin put on the host: programs, units, shim, hook, CDI specs,
+sockets. It leaves and names files that were changed, and your drop-ins of the
+units. Running containers run on, but cannot be started again with a device of
+nvshare. What a deb or rpm has installed, apt or dnf removes.`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if !cmd.Flags().Changed("prefix") && in.root == "" {

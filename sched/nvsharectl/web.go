@@ -19,14 +19,16 @@ func webCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "web",
 		Short: "Serve a page with the GPUs, their tenants and a day of history",
-		Long: `web serves one page, until it is ended. The page changes nothing. Without a token only
-this machine reaches it. With a token it may listen on other addresses: open
-/?token=TOKEN, or send the header Authorization: Bearer TOKEN. The connection is not
-encrypted, so put a proxy with TLS before it on a network that you do not trust.
+		Long: `web serves one page, until it is ended. The page changes nothing. Without a
+token only this machine reaches it. With a token it may listen on other
+addresses: open /?token=TOKEN, or send the header Authorization: Bearer TOKEN.
+The connection is not encrypted, so put a proxy with TLS before it on a network
+that you do not trust.
 
-The history is that of this process, a day at most. The scheduler can serve the page
-itself (nvshare-scheduler --web-addr), and then has a history since its start. Users who may not use the
-control socket see their own tenant, and of others numbers.`,
+The history is that of this process, a day at most. The scheduler can serve the
+page itself (nvshare-scheduler --web-addr), and then has a history since its
+start. Users who may not use the control socket see their own tenant, and of
+others numbers.`,
 		Example: `  sudo nvsharectl web
   openssl rand -hex 24 | sudo install -Dm600 /dev/stdin /etc/nvshare/web-token
   sudo nvsharectl web --listen 0.0.0.0:9403 --token-file /etc/nvshare/web-token`,

@@ -28,20 +28,22 @@ func whyCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why TENANT",
 		Short: "Show where a tenant's time went, and for whom it waited",
-		Long: `why shows on each GPU how a tenant spent the latest minute, as far as the scheduler
-still remembers its events:
+		Long: `why shows on each GPU how a tenant spent the latest minute, as far as the
+scheduler still remembers its events:
 
 running   it had the GPU
 draining  of that: it was told to release the GPU and finished its work
 moving    its memory was moved onto the GPU
-limited   it wanted the GPU, and its core limit kept it away, whoever had the GPU
+limited   it wanted the GPU, and its core limit kept it away, whoever had the
+          GPU
 waiting   it wanted the GPU otherwise, and others had it or it changed hands
 idle      it wanted nothing
 
-What several of its processes do at the same time counts once, and as waiting or limited only
-while none of them has the GPU. It names those that the tenant waited for, whoever took long to release the GPU,
-what its memory limit refused, which of its processes are suspended, were, or could not
-leave the GPU, and which processes use the GPU without nvshare.` + tenantHelp,
+What several of its processes do at the same time counts once, and as waiting
+or limited only while none of them has the GPU. It names those that the tenant
+waited for, whoever took long to release the GPU, what its memory limit
+refused, which of its processes are suspended, were, or could not leave the
+GPU, and which processes use the GPU without nvshare.` + tenantHelp,
 		Example: `  nvsharectl why ml/train-a/main
   nvsharectl why 1000             the processes of user 1000 outside containers`,
 		Args: oneTenant(root),
