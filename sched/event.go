@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 )
 
@@ -138,22 +137,11 @@ type SetQuantum struct {
 	D time.Duration `always:"quantum=%v"`
 }
 
-// SetGrace changes the grace period, also of current drains. The value is
-// clamped to MinGrace..MaxGrace.
-type SetGrace struct {
-	D time.Duration `always:"grace=%v"`
-}
-
 // SetShare changes the share of a tenant, also while it waits or holds. A tenant that
 // the core does not know gets its share by its next Attach.
 type SetShare struct {
 	Tenant string `always:"tenant=%v"`
 	Share  Share  `text:"%v"`
-}
-
-// SetTuning changes the accounting, from now on.
-type SetTuning struct {
-	Tuning account.Tuning `always:"%v"`
 }
 
 // GangMoved carries out a StepGPU.
@@ -221,10 +209,8 @@ func (Lost) Event() string           { return "lost" }
 func (Gone) Event() string           { return "gone" }
 func (Tick) Event() string           { return "tick" }
 func (SetQuantum) Event() string     { return "set" }
-func (SetGrace) Event() string       { return "set" }
 func (SetMode) Event() string        { return "set" }
 func (SetShare) Event() string       { return "set" }
-func (SetTuning) Event() string      { return "set" }
 func (GangMoved) Event() string      { return "gang moved" }
 func (SetSwapShare) Event() string   { return "set" }
 func (Restore) Event() string        { return "restore" }

@@ -170,16 +170,11 @@ func (c *GPU) set(ev base.Event) bool {
 		if c.swapShare == 0 {
 			c.owedUntil = min(c.owedUntil, c.now.Add(c.quantum))
 		}
-	case SetGrace:
-		c.grace = base.Clamp(ev.D, MinGrace, MaxGrace)
-		c.mem.Begin(c.now, c.grace)
 	case SetMode:
 		c.setMode(ev.M)
 	case SetShare:
 		c.reshare(ev.Tenant, ev.Share)
 		c.mem.Regroup(ev.Tenant, ev.Share.Group())
-	case SetTuning:
-		c.setTuning(ev.Tuning)
 	case SetSwapShare:
 		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
 	case residency.SetTenantMemory:

@@ -4,8 +4,6 @@ package sched
 
 import (
 	"fmt"
-
-	"github.com/nvshare/nvshare/sched/account"
 )
 
 func (c *GPU) setMode(m Mode) {
@@ -81,11 +79,4 @@ func (c *GPU) setEffective(m Mode, cause Cause) {
 	for _, t := range c.ganged {
 		t.slot.Tell()
 	}
-}
-
-func (c *GPU) setTuning(tuning account.Tuning) {
-	for _, t := range c.tenants {
-		c.bill(t) // by the old tuning so far
-	}
-	c.tuning = tuning.Clamped()
 }

@@ -192,6 +192,11 @@ func TestAnyHistory(t *testing.T) {
 		graces := rapid.Int64Range(int64(MinGrace), int64(maxTestGrace))
 		modes := rapid.SampledFrom([]Mode{Exclusive, Exclusive, Concurrent, Auto})
 		cfg := Config{
+			Tuning: account.Tuning{
+				Window:    time.Duration(rapid.IntRange(0, 1000).Draw(t, "window")) * time.Millisecond,
+				DropCarry: rapid.IntRange(0, 100).Draw(t, "dropcarry"),
+				DropTail:  rapid.IntRange(0, 100).Draw(t, "droptail"),
+			},
 			Quantum:   time.Duration(durations.Draw(t, "quantum")),
 			Grace:     time.Duration(graces.Draw(t, "grace")),
 			Mode:      modes.Draw(t, "mode"),
@@ -266,8 +271,6 @@ func TestAnyHistory(t *testing.T) {
 				return Gone{id}
 			case 15:
 				return SetQuantum{time.Duration(durations.Draw(t, "quantum"))}
-			case 16:
-				return SetGrace{time.Duration(graces.Draw(t, "grace"))}
 			case 17:
 				return SetMode{modes.Draw(t, "mode")}
 			case 18:
@@ -292,12 +295,6 @@ func TestAnyHistory(t *testing.T) {
 			case 29, 30:
 				controls := rapid.SampledFrom([]Control{ControlWorks, ControlWorks, ControlWorks, ControlRefused, ControlUntried})
 				return Controls{id, controls.Draw(t, "slices"), controls.Draw(t, "channels"), 1, rapid.IntRange(-8, 1).Draw(t, "bare"), ""}
-			case 20:
-				return SetTuning{account.Tuning{
-					Window:    time.Duration(rapid.IntRange(0, 1000).Draw(t, "window")) * time.Millisecond,
-					DropCarry: rapid.IntRange(0, 100).Draw(t, "dropcarry"),
-					DropTail:  rapid.IntRange(0, 100).Draw(t, "droptail"),
-				}}
 			}
 			return Tick{}
 		})

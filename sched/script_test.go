@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/residency"
 )
@@ -22,7 +21,7 @@ var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; com
 // TestScripts runs testdata/*.txt. A script is lines of events and the actions
 // expected after each, indented; # begins a comment. The first line may be
 //
-//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH] [way=WAY] [intact] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [stallafter=D]
+//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH] [way=WAY] [intact] [sample=D] [dropcarry=PERCENT] [droptail=PERCENT] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [stallafter=D]
 //
 // an event is
 //
@@ -167,6 +166,12 @@ func parseConfig(words []string, cfg *Config) (err error) {
 			err = cfg.Way.UnmarshalText([]byte(value))
 		case "intact":
 			cfg.Intact = true
+		case "sample":
+			cfg.Tuning.Sample, err = time.ParseDuration(value)
+		case "dropcarry":
+			cfg.Tuning.DropCarry, err = strconv.Atoi(value)
+		case "droptail":
+			cfg.Tuning.DropTail, err = strconv.Atoi(value)
 		case "grace":
 			cfg.Grace, err = time.ParseDuration(value)
 		case "mode":
@@ -333,7 +338,6 @@ func parseSetting(words []string) (ev base.Event, err error) {
 	if tenant != "" || err != nil {
 		return SetShare{tenant, share}, err
 	}
-	var tuning account.Tuning
 	for _, w := range rest {
 		key, value, _ := strings.Cut(w, "=")
 		switch key {
@@ -345,26 +349,10 @@ func parseSetting(words []string) (ev base.Event, err error) {
 			var d time.Duration
 			d, err = time.ParseDuration(value)
 			ev = SetQuantum{d}
-		case "grace":
-			var d time.Duration
-			d, err = time.ParseDuration(value)
-			ev = SetGrace{d}
 		case "swapshare":
 			var n int
 			n, err = strconv.Atoi(value)
 			ev = SetSwapShare{n}
-		case "window":
-			tuning.Window, err = time.ParseDuration(value)
-			ev = SetTuning{tuning}
-		case "sample":
-			tuning.Sample, err = time.ParseDuration(value)
-			ev = SetTuning{tuning}
-		case "dropcarry":
-			tuning.DropCarry, err = strconv.Atoi(value)
-			ev = SetTuning{tuning}
-		case "droptail":
-			tuning.DropTail, err = strconv.Atoi(value)
-			ev = SetTuning{tuning}
 		default:
 			err = fmt.Errorf("unknown setting %q", w)
 		}

@@ -123,15 +123,9 @@ func configListCommand(root *rootFlags, io streams) *cobra.Command {
 		Short: "Show each setting, where its value comes from, and who set it when",
 		Args:  noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output, "table", "json", "yaml"); err != nil {
-				return err
-			}
 			r, err := askAll(cmd.Context(), root.runDir)
 			if err != nil {
 				return err
-			}
-			if len(r.Config) == 0 {
-				return errors.New("the scheduler does not list its settings: it is older than this nvsharectl")
 			}
 			if output != "table" {
 				return encode(io, output, newConfigJSON(r))
@@ -140,7 +134,7 @@ func configListCommand(root *rootFlags, io streams) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "`table|json|yaml`")
+	addForm(cmd, &output, "", "table", "json", "yaml")
 	return cmd
 }
 

@@ -82,7 +82,7 @@ it tries again until none fails.`,
 	fs := cmd.PersistentFlags()
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "examine the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	fs.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where the plugin or the installation puts it)")
-	cmd.Flags().StringVarP(&f.output, "output", "o", "text", "`text|json|yaml`")
+	addForm(cmd, &f.output, "", "text", "json", "yaml")
 	cmd.Flags().Var((*durationFlag)(&f.wait), "wait", "try again for this `time`, in seconds or with a unit, until no check fails")
 	cmd.Flags().StringVar(&f.image, "image", "", "also look whether programs of this `image` can load the shim: an image that podman has, or a directory with its files")
 	cmd.AddCommand(bundleCommand(root, f, io), trialCommand(root, f, io), probeCommand(io), insideCommand())
@@ -90,9 +90,6 @@ it tries again until none fails.`,
 }
 
 func (f *doctorFlags) run(ctx context.Context, runDir string, io streams) error {
-	if err := checkOutput(f.output, "text", "json", "yaml"); err != nil {
-		return err
-	}
 	end := time.Now().Add(f.wait)
 	all := f.patient(ctx, runDir).examine()
 	for worst(all) == fail && time.Now().Before(end) {

@@ -62,7 +62,7 @@ zone.` + tenantHelp,
 	fs := cmd.Flags()
 	fs.BoolVarP(&f.follow, "follow", "f", false, "show new events as they come")
 	fs.IntVarP(&f.last, "last", "n", -1, "of the past events only the last ones, so many (a `number`); -1: all; 0 without -f only asks whether the scheduler answers")
-	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a line")
+	addForm(cmd, &f.output, "json: one object a line", "text", "json")
 	fs.StringVar(&f.gpu, "gpu", "", "only events of the GPU with this `index or UUID`")
 	fs.StringVar(&f.filter.tenant, "tenant", "", "only events of the tenant with this `name`")
 	fs.StringSliceVar(&f.filter.types, "type", nil, "only events of these `types`, like grant,fence; turn means all of turns")
@@ -71,9 +71,6 @@ zone.` + tenantHelp,
 }
 
 func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error {
-	if err := checkOutput(f.output, "text", "json"); err != nil {
-		return err
-	}
 	if err := f.filter.parse(time.Now()); err != nil {
 		return err
 	}

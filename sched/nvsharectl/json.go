@@ -18,14 +18,14 @@ type statusJSON struct {
 	UptimeSeconds  float64     `json:"uptime_seconds"`
 	Healthy        bool        `json:"healthy"`
 	Problems       []string    `json:"problems"`
-	ProblemCodes   []string    `json:"problem_codes"` // of each of the problems: fenced, bypass; "": an older scheduler
+	ProblemCodes   []string    `json:"problem_codes"` // of each of the problems: fenced, bypass
 	Clients        uint32      `json:"clients"`
 	Connections    uint32      `json:"connections"`
 	Refused        uint64      `json:"refused"`
 	ProtocolErrors uint64      `json:"protocol_errors"`
 	GPUs           []gpuJSON   `json:"gpus"`
 	Containers     []container `json:"containers"`
-	// How GPUs are shared; absent: to users, and by an older scheduler.
+	// How GPUs are shared; absent: to users.
 	Config []configJSON `json:"config,omitempty"`
 	// View says whose answer this is; absent: root's, which has everything.
 	View *viewJSON `json:"view,omitempty"`
@@ -82,7 +82,7 @@ type gpuJSON struct {
 	Promises []promiseJSON `json:"promises"`
 	Swap     *swapJSON     `json:"swap,omitempty"`   // nothing is swapped without it
 	Others   *othersJSON   `json:"others,omitempty"` // only with a view
-	// Since the scheduler's start; absent: by an older scheduler.
+	// Since the scheduler's start.
 	Drains    *spreadJSON `json:"drains,omitempty"`     // from a revoke to the release
 	HandOvers *spreadJSON `json:"hand_overs,omitempty"` // from a release to the grant of who waited for it
 	Waits     *spreadJSON `json:"waits,omitempty"`      // from a client's request to its grant
@@ -146,7 +146,7 @@ type tenantJSON struct {
 	OutOfMemory      uint64    `json:"out_of_memory"`           // reservations that its memory limit refused
 	Clients          int       `json:"clients"`
 	MovedSeconds     float64   `json:"moved_seconds,omitempty"` // moving memory onto the GPU, which is not in used_seconds
-	// For its grants of the latest minute; absent: by an older scheduler.
+	// For its grants of the latest minute.
 	Waits *spreadJSON `json:"waits,omitempty"`
 }
 

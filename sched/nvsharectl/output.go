@@ -10,17 +10,32 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// checkOutput returns a usage error for another form of output than these.
-func checkOutput(form string, forms ...string) error {
-	if slices.Contains(forms, form) {
-		return nil
+// form is the flag --output: one of some forms, the first of which is the default.
+type form struct {
+	value *string
+	forms []string
+}
+
+func (f form) String() string { return *f.value }
+func (f form) Type() string   { return strings.Join(f.forms, "|") }
+func (f form) Set(s string) error {
+	if !slices.Contains(f.forms, s) {
+		return fmt.Errorf("it is none of %s", strings.Join(f.forms, ", "))
 	}
-	return usageError{fmt.Errorf("--output: %q is none of %s", form, strings.Join(forms, ", "))}
+	*f.value = s
+	return nil
+}
+
+// addForm gives a command the flag; about is said of it besides its forms.
+func addForm(cmd *cobra.Command, value *string, about string, forms ...string) {
+	*value = forms[0]
+	cmd.Flags().VarP(form{value, forms}, "output", "o", about)
 }
 
 // safely escapes what json.Marshal leaves as it is and terminals obey: the control characters

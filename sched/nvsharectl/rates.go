@@ -53,14 +53,7 @@ func ratesOf(old, r *api.StatusResponse) (all []gpuRates, interval time.Duration
 
 // used is the time under grants so far.
 func (t *tenant) used() int64 {
-	if t.use.Container != nil {
-		return t.use.UsedNs
-	}
-	var n int64
-	for _, c := range t.clients { // an older scheduler
-		n += c.HeldNs
-	}
-	return n
+	return t.use.UsedNs
 }
 
 func (t *tenant) grants() (n uint64) {
@@ -117,7 +110,7 @@ type topTenantJSON struct {
 	ResidentBytes uint64   `json:"resident_bytes"`
 	AwayBytes     uint64   `json:"away_bytes"`
 	Moved         float64  `json:"moved_bytes_per_second"`
-	WaitP50       *float64 `json:"wait_p50_seconds,omitempty"` // of the latest minute; absent: no grants, or an older scheduler
+	WaitP50       *float64 `json:"wait_p50_seconds,omitempty"` // of the latest minute; absent: no grants
 	WaitP99       *float64 `json:"wait_p99_seconds,omitempty"`
 }
 

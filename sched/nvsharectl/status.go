@@ -64,15 +64,12 @@ and of all others numbers.`,
 }
 
 func outputFlag(cmd *cobra.Command, f *rootFlags) {
-	cmd.Flags().StringVarP(&f.output, "output", "o", "table", "`table|wide|json|yaml`; wide: every column, and every process")
+	addForm(cmd, &f.output, "wide: every column, and every process", "table", "wide", "json", "yaml")
 }
 
 // showStatus prints the status. It returns errUnhealthy if the scheduler reports
 // problems.
 func showStatus(ctx context.Context, f *rootFlags, io streams) error {
-	if err := checkOutput(f.output, "table", "wide", "json", "yaml"); err != nil {
-		return err
-	}
 	r, err := askStatus(ctx, f.runDir)
 	if err != nil {
 		return err

@@ -67,14 +67,6 @@ func likeTenant(ctx context.Context, c *api.Conn, want string, err error) error 
 	return fmt.Errorf("%s%s", messageOf(err), suggestion(want, append(containerNames(r), tenantNames(r)...)))
 }
 
-const (
-	// minStem is how many letters of a name say which one is meant: "st" may be the
-	// beginning of several.
-	minStem = 3
-	// longest is more letters than any name has.
-	longest = 1 << 20
-)
-
 // maxNamed is how many tenants a message names.
 const maxNamed = 10
 
@@ -118,21 +110,11 @@ func first(names []string, most int) []string {
 	return names
 }
 
-// suggestion returns " (did you mean X?)" for the one of names that begins with a wrong
-// name, or else is most like it; "": none is.
+// suggestion returns " (did you mean X?)" for the one of names that somebody has misspelt; "": none
+// is like it.
 func suggestion(wrong string, names []string) string {
-	best, least := "", len(strings.TrimPrefix(wrong, "--"))/3+2
-	for _, name := range names {
-		d := api.Distance(wrong, name)
-		if len(strings.TrimPrefix(wrong, "--")) >= minStem && strings.HasPrefix(name, wrong) {
-			d -= longest // before all that do not begin so; the shortest of those is the nearest
-		}
-		if d < least {
-			best, least = name, d
-		}
+	if meant := api.Misspelt(wrong, names); meant != "" {
+		return fmt.Sprintf(" (did you mean %s?)", printable(meant))
 	}
-	if best == "" {
-		return ""
-	}
-	return fmt.Sprintf(" (did you mean %s?)", printable(best))
+	return ""
 }

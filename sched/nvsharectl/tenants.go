@@ -17,7 +17,7 @@ type tenant struct {
 	container *api.Container
 	uid       uint32
 	clients   []*api.Client
-	use       *api.TenantUse     // zero: an older scheduler
+	use       *api.TenantUse
 	memory    *api.MemoryAccount // zero: no limit, and nothing is reserved
 }
 
@@ -134,13 +134,12 @@ func (t *tenant) share() string {
 	return strings.Join(parts, ", ")
 }
 
-// got and waited are parts of the latest five seconds; an older scheduler does not say
-// them.
+// got and waited are parts of the latest five seconds.
 func (t *tenant) got() string    { return t.part(t.use.GotPermille) }
 func (t *tenant) waited() string { return t.part(t.use.WaitedPermille) }
 
 func (t *tenant) part(permille uint32) string {
-	if t.use.Container == nil {
+	if t.use.Container == nil { // a member of a gang
 		return "-"
 	}
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(permille)/10), ".0") + "%"

@@ -48,14 +48,11 @@ question; ? lists them.`,
 	fs.IntVarP(&f.rounds, "rounds", "n", 0, "end after this `number`; 0: go on")
 	fs.BoolVar(&f.once, "once", false, "like -n 1")
 	fs.StringVar(&f.gpu, "gpu", "", "only the GPU with this `index or UUID`")
-	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a round and line")
+	addForm(cmd, &f.output, "json: one object a round and line", "text", "json")
 	return cmd
 }
 
 func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
-	if err := checkOutput(f.output, "text", "json"); err != nil {
-		return err
-	}
 	if f.once {
 		f.rounds = 1
 	}

@@ -72,9 +72,6 @@ missing in the shares.`,
   sudo nvsharectl doctor test --gpu 1 -o json`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output, "text", "json", "yaml"); err != nil {
-				return err
-			}
 			t.runDir, t.simGPU, t.shim = root.runDir, f.simGPU, f.shim
 			var err error
 			if t.self, err = os.Executable(); err != nil {
@@ -87,7 +84,7 @@ missing in the shares.`,
 			return conclude(io, output, all)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "`text|json|yaml`")
+	addForm(cmd, &output, "", "text", "json", "yaml")
 	cmd.Flags().StringVar(&t.gpu, "gpu", firstGPU, "the GPU with this `index or UUID`")
 	cmd.Flags().Var((*durationFlag)(&t.time), "time", "how long the programs run, in seconds or with a unit")
 	return cmd

@@ -29,15 +29,12 @@ func versionCommand(root *rootFlags, io streams) *cobra.Command {
 			return printVersions(cmd.Context(), root.runDir, io, output)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "`text|json|yaml`")
+	addForm(cmd, &output, "", "text", "json", "yaml")
 	return cmd
 }
 
 // printVersions prints what is known before it returns that no scheduler answers.
 func printVersions(ctx context.Context, runDir string, io streams, output string) error {
-	if err := checkOutput(output, "text", "json", "yaml"); err != nil {
-		return err
-	}
 	v := versionJSON{Ctl: api.Version}
 	r, unanswered := askStatus(ctx, runDir)
 	if unanswered == nil {

@@ -53,14 +53,11 @@ GPU, and which processes use the GPU without nvshare.` + tenantHelp,
 	}
 	fs := cmd.Flags()
 	fs.Var((*durationFlag)(&f.last), "last", "look at this `time`, in seconds or with a unit")
-	fs.StringVarP(&f.output, "output", "o", "text", "`text|json|yaml`")
+	addForm(cmd, &f.output, "", "text", "json", "yaml")
 	return cmd
 }
 
 func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want string) error {
-	if err := checkOutput(f.output, "text", "json", "yaml"); err != nil {
-		return err
-	}
 	var r *api.StatusResponse
 	var events []*api.Event
 	if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {

@@ -165,6 +165,9 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	if !w.onlyLimits && opts.Clients < 1000 { // or it is quadratic
 		w.newMemory()
 	}
+	if !opts.Calm && w.chance(0.3) {
+		w.daemon.tuning = account.Tuning{Window: w.duration(0, time.Second), Sample: w.duration(0, 100*time.Millisecond), DropCarry: w.rng.IntN(101), DropTail: w.rng.IntN(101)}
+	}
 	w.daemon.start()
 
 	n := opts.Clients
@@ -215,20 +218,17 @@ func (w *world) operate() {
 		w.operateMemory()
 		return
 	}
-	switch w.rng.IntN(8) {
+	switch w.rng.IntN(7) {
 	case 0:
 		d.quantum = w.duration(minQuantum, maxQuantum)
 		d.step(sched.SetQuantum{D: d.quantum})
-	case 1:
-		d.grace = w.duration(minGrace, maxGrace)
-		d.step(sched.SetGrace{D: d.grace})
-	case 2, 3:
+	case 1, 2:
 		if w.even && d.mode == sched.Auto {
 			return
 		}
 		d.mode = sched.Mode(w.rng.IntN(3))
 		d.step(sched.SetMode{M: d.mode})
-	case 4:
+	case 3:
 		if len(w.tenants) == 0 || !w.mem.limits {
 			return
 		}
@@ -241,13 +241,6 @@ func (w *world) operate() {
 			w.report.IdleTimes++
 		}
 		d.step(t.memory)
-	case 5:
-		d.tuning = account.Tuning{}
-		if w.chance(0.5) {
-			d.tuning = account.Tuning{Window: w.duration(0, time.Second), Sample: w.duration(0, 100*time.Millisecond), DropCarry: w.rng.IntN(101), DropTail: w.rng.IntN(101)}
-		}
-		w.changed()
-		d.step(sched.SetTuning{Tuning: d.tuning})
 	default:
 		if len(w.tenants) == 0 {
 			return
