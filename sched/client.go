@@ -37,8 +37,7 @@ type client struct {
 	// Its pauses; see pause.go.
 	idleSince base.Time // since then it has no grant and wants none
 	pausing   bool      // it gave the GPU back because it had nothing to do
-	pauses    [pausesKept]time.Duration
-	nPauses   int // all its pauses so far
+	pauses    timeslice.Pauses
 
 	told  Notice        // what its page says
 	slice time.Duration // the GPU's own time slice, as it was told; 0: the driver's

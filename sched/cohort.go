@@ -395,5 +395,5 @@ const (
 )
 
 func (cl *client) staysInTurn() bool {
-	return 2*cl.pausesBelow(shortPause) > len(cl.lately()) && cl.progress.Keeps(busyTurn)
+	return cl.pauses.MostBelow(shortPause) && cl.progress.Keeps(busyTurn)
 }

@@ -50,7 +50,7 @@ type GPU struct {
 	cohort    cohort
 
 	gpu   string
-	clock *clock      // of the node
+	clock *base.Clock // of the node
 	gangs *gang.Gangs // of the node
 
 	started     bool
@@ -115,7 +115,7 @@ func New(cfg Config) *GPU {
 		node = NewNode()
 	}
 	c.clock, c.gangs = &node.clock, node.gangs
-	node.clock.gpus = append(node.clock.gpus, c)
+	node.clock.Deadlines = append(node.clock.Deadlines, c.deadline)
 	c.effective, c.auto.cause = cfg.Mode, because(reasonSet)
 	switch cfg.Mode {
 	case Auto:
@@ -133,7 +133,7 @@ func New(cfg Config) *GPU {
 // slice is reused by the next Step. A time before that of the latest Step
 // counts as that one.
 func (c *GPU) Step(now base.Time, ev base.Event) []base.Action {
-	now = c.clock.advance(now)
+	now = c.clock.Advance(now)
 	if !c.started {
 		c.started = true
 		if !c.intact {
@@ -252,7 +252,7 @@ func (c *GPU) ofClient(ev base.Event) bool {
 // happens until then; false if never.
 func (c *GPU) Deadline() (base.Time, bool) {
 	t, ok := c.deadline()
-	return c.clock.toCaller(t), ok
+	return c.clock.ToCaller(t), ok
 }
 
 // deadline is Deadline by the node's clock.

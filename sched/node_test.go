@@ -46,7 +46,7 @@ func TestSuspensionIsTheNodes(t *testing.T) {
 // TestLateTicks has each tick come late, as on a machine that is busy: turns end all the same, and
 // the time of a turn is billed.
 func TestLateTicks(t *testing.T) {
-	for _, late := range []time.Duration{maxLate + time.Millisecond, 150 * time.Millisecond, suspended - time.Millisecond} {
+	for _, late := range []time.Duration{base.MaxLate + time.Millisecond, 150 * time.Millisecond, base.Suspension - time.Millisecond} {
 		const quantum = 10 * time.Second
 		c := New(Config{Quantum: quantum, Grace: time.Second, Mode: Exclusive})
 		c.Step(0, Attach{Client: 1, Tenant: "a", Want: true})
@@ -58,10 +58,10 @@ func TestLateTicks(t *testing.T) {
 			now = at.Add(late)
 			c.Step(now, Tick{})
 		}
-		if most := base.Time(quantum).Add(maxLate + 2*late); c.counters.Revokes != 1 || now > most {
+		if most := base.Time(quantum).Add(base.MaxLate + 2*late); c.counters.Revokes != 1 || now > most {
 			t.Errorf("ticks are %v late: %d revokes after %d ticks at %v, want one before %v", late, c.counters.Revokes, ticks, time.Duration(now), time.Duration(most))
 		}
-		if used := c.Snapshot(now).Tenants[0].Used; used < quantum-maxLate || used > quantum+maxLate {
+		if used := c.Snapshot(now).Tenants[0].Used; used < quantum-base.MaxLate || used > quantum+base.MaxLate {
 			t.Errorf("ticks are %v late: the turn of %v is billed as %v", late, quantum, used)
 		}
 	}
@@ -88,7 +88,7 @@ func TestLateTickReadsFirst(t *testing.T) {
 }
 
 // TestLateTickOfSeveralGPUs has one tick late for two GPUs: the clock does not pass what is due
-// first by more than maxLate before that GPU is stepped.
+// first by more than base.MaxLate before that GPU is stepped.
 func TestLateTickOfSeveralGPUs(t *testing.T) {
 	n := NewNode()
 	slow := New(Config{Quantum: 600 * time.Millisecond, GPU: "a", Node: n})
@@ -100,8 +100,8 @@ func TestLateTickOfSeveralGPUs(t *testing.T) {
 	due, _ := fast.deadline()
 	for i := range 5 {
 		slow.Step(base.Time(800*time.Millisecond).Add(time.Duration(i)*time.Millisecond), Tick{})
-		if n.clock.now > due.Add(maxLate) {
-			t.Fatalf("after %d steps of the other GPU the clock is at %v, and a turn is due at %v", i+1, time.Duration(n.clock.now), time.Duration(due))
+		if n.clock.Now > due.Add(base.MaxLate) {
+			t.Fatalf("after %d steps of the other GPU the clock is at %v, and a turn is due at %v", i+1, time.Duration(n.clock.Now), time.Duration(due))
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // Pauses. A client that has nothing to do gives the GPU back if somebody waits. All
@@ -17,9 +18,6 @@ import (
 // best for those pauses, from nothing up to what moving costs. So others work while a
 // client pauses for longer than moving takes, and a client that pauses briefly keeps
 // its place. Nobody has to know the programs.
-
-// pausesKept is how many of a client's pauses are remembered.
-const pausesKept = 8
 
 const (
 	// slowLink is the speed of most links at least, bytes a second: PCIe 3.0 of 16 lanes.
@@ -64,8 +62,7 @@ func (c *GPU) beginPause(cl *client, idle bool) {
 
 func (c *GPU) endPause(cl *client) {
 	if cl.pausing {
-		cl.pauses[cl.nPauses%pausesKept] = c.now.Sub(cl.idleSince)
-		cl.nPauses++
+		cl.pauses.Note(c.now.Sub(cl.idleSince))
 		cl.progress.HadPause(c.now.Sub(cl.idleSince))
 		c.addUp(cl)
 		c.forgetPause(cl)
@@ -77,63 +74,6 @@ func (c *GPU) forgetPause(cl *client) {
 		cl.pausing = false
 		c.pausing = slices.DeleteFunc(c.pausing, func(o *client) bool { return o == cl })
 	}
-}
-
-// lately returns the latest pauses of a client, not in order.
-func (cl *client) lately() []time.Duration { return cl.pauses[:min(cl.nPauses, pausesKept)] }
-
-// pausesBelow counts those of them that were shorter than d.
-func (cl *client) pausesBelow(d time.Duration) (n int) {
-	for _, p := range cl.lately() {
-		if p < d {
-			n++
-		}
-	}
-	return n
-}
-
-// worthWaiting returns for how long it is worth to wait for a client, by how long it has
-// paused and what moving costs. A few pauses do not say how long the longest is. So if it
-// is worth to wait for the longest known one, or this pause is longer, the client has as
-// long as moving takes.
-func (cl *client) worthWaiting(paused, cost time.Duration) time.Duration {
-	known, best, least, longest := 0, time.Duration(0), time.Duration(0), time.Duration(0)
-	for _, p := range cl.lately() {
-		longest = max(longest, p)
-		if p > paused {
-			known++
-			least += cost // without waiting
-		}
-	}
-	if known == 0 {
-		if cl.nPauses == 0 {
-			return max(cost/2-paused, 0)
-		}
-		return max(cost-paused, 0) // this pause is longer than all before
-	}
-	for _, p := range cl.lately() {
-		wait := p + p/8 - paused
-		if p <= paused || wait > cost {
-			continue
-		}
-		loss := time.Duration(0)
-		for _, q := range cl.lately() {
-			switch {
-			case q <= paused:
-			case q-paused <= wait:
-				loss += q - paused
-			default:
-				loss += wait + cost
-			}
-		}
-		if loss < least {
-			best, least = wait, loss
-		}
-	}
-	if best > 0 && longest <= paused+best {
-		return max(best, cost-paused)
-	}
-	return best
 }
 
 // PatientIdle is how long a client with Notice.Patient is idle before it gives the GPU
@@ -152,7 +92,7 @@ func (c *GPU) patient(cl *client) bool {
 		c.ready.top() != nil || c.urgent.top() != nil || c.latency.n > 0 || cl.tenant.limited() {
 		return false
 	}
-	return cl.pausesBelow(PatientIdle) > pausesKept/2
+	return cl.pauses.Below(PatientIdle) > timeslice.PausesKept/2
 }
 
 // longIdle is the least idle time of a client that is not expected back soon.
@@ -163,11 +103,7 @@ func (c *GPU) sleeps(cl *client) bool {
 	if cl.in != nil || cl.grant != nil {
 		return false
 	}
-	longest := longIdle / 2
-	for _, p := range cl.lately() {
-		longest = max(longest, p)
-	}
-	return c.now.Sub(cl.idleSince) > 2*longest
+	return c.now.Sub(cl.idleSince) > 2*cl.pauses.Longest(longIdle/2)
 }
 
 // later says whether a client is expected to use the GPU later than another one, as
@@ -216,7 +152,7 @@ func (c *GPU) spare() {
 	cost := c.moveCost()
 	for _, cl := range c.pausing {
 		if !cl.away && cl.connected {
-			c.sparedUntil = max(c.sparedUntil, c.now.Add(cl.worthWaiting(c.now.Sub(cl.idleSince), cost)))
+			c.sparedUntil = max(c.sparedUntil, c.now.Add(cl.pauses.WorthWaiting(c.now.Sub(cl.idleSince), cost)))
 		}
 	}
 }

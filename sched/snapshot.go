@@ -96,7 +96,7 @@ type ClientSnapshot struct {
 // Snapshot describes the core as of now, which is at least the time of the
 // latest Step. Clients are in the order of their IDs.
 func (c *GPU) Snapshot(now base.Time) Snapshot {
-	now = max(c.clock.fromCaller(now), c.now)
+	now = max(c.clock.FromCaller(now), c.now)
 	s := Snapshot{
 		Quantum:   c.quantum,
 		Grace:     c.grace,
@@ -123,11 +123,11 @@ func (c *GPU) Snapshot(now base.Time) Snapshot {
 		}
 		if g := cl.grant; g != nil {
 			cs.Epoch, cs.Moving = g.epoch, g.move.on
-			cs.Since = c.clock.toCaller(g.since)
+			cs.Since = c.clock.ToCaller(g.since)
 			cs.Held += now.Sub(g.since)
 		}
 		if cs.State == StateWaiting {
-			cs.WaitingSince = c.clock.toCaller(cl.waitingSince)
+			cs.WaitingSince = c.clock.ToCaller(cl.waitingSince)
 			cs.LongestWait = max(cs.LongestWait, now.Sub(cl.waitingSince))
 		}
 		s.Clients = append(s.Clients, cs)
@@ -183,7 +183,7 @@ func (c *GPU) tenantSnapshot(t *tenant, now base.Time, d *account.Dues) TenantSn
 		Grants:      t.grants,
 		LongestWait: t.longestWait,
 		Slow:        t.slow,
-		SlowAt:      c.clock.toCaller(t.slowAt),
+		SlowAt:      c.clock.ToCaller(t.slowAt),
 		Grace:       c.grace - c.lessGrace(t),
 	}
 	ts.Got, ts.Waited = a.Lately(now)
