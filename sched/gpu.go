@@ -1,5 +1,55 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package sched decides which client may use a GPU. It is a pure state machine with one value
+// of type GPU for each UUID: no I/O, no goroutines, no clock. The caller tells what happened
+// (Step), carries out the actions that Step returns, in order, and calls again when Deadline
+// says so. The same events always give the same actions.
+//
+// It puts together residency (who may have how much memory, and who makes room), account (what
+// tenants are billed, are due, and owe), timeslice (how long slices are, how fast clients get
+// on), gang (when gangs have their turns) and base (times, clients, epochs), which do not know
+// it. sharing.md says how GPUs are shared.
+//
+// # Words
+//
+// A grant is the permission to submit work; its epoch is its number. A holder is a client with
+// a grant. When its turn is over and somebody waits, the grant is revoked: the client closes
+// its gate, drains what it submitted, and releases the grant within the grace period, or it is
+// fenced. The grant of a dead client is reclaimed. A drain may be cut: the grant was preempted
+// if it is released with work left. A tenant is the clients whose time is counted together.
+//
+// # States
+//
+// A client without a grant is idle, or it waits. One function changes the state of a grant
+// (GPU.change). The grace period of a lost grant ends with a fence too.
+//
+//	        Request           grant                 Revoke            grace over
+//	idle ───────────► waiting ─────► granted, paused ─────► draining ──────────► fenced
+//	 ▲                   ▲              │       ▲              │  ▲                 │
+//	 │                   │         Lost ▼       │ Adopt        │  │ cannot          │
+//	 │                   │              lost ───┴──────────────┼──┘ go on           │
+//	 │                   │ it asked again                      │                    │
+//	 └───────────────────┴────────────────────────── Release ◄─┴────────────────────┘
+//
+// # Policies
+//
+// Who is granted, and when a grant is asked back, is decided by policies (gpu.go), which each
+// Step asks until nothing changes. In mode Auto, ways.go chooses how clients share the GPU.
+// The tenant that is behind in virtual time is next: its time on the GPU divided by its part.
+//
+// # Guarantees
+//
+// In exclusive mode nobody is granted while another client holds, drains or is lost, but for
+// latency tenants, and members of one cohort or gang; only a fence ends that without the client.
+// Every client that waits is granted within the turns and grace periods of those ahead of it,
+// unless its tenant's limit keeps it. The epochs of a client rise strictly. What a restart must
+// know is handed out as a Persist before the Grant that depends on it; in mode Auto a restart
+// takes the GPU from none of up to MaxRecorded holders. Check tests all this, except what is
+// about time, in O(clients).
+//
+// Step costs O(log n) in the number of clients. Changes of mode, and what is judged once in some
+// seconds, cost O(n); so does each Step where memory is swapped and more is promised than the
+// GPU has. Work counts the passes. A GPU is not safe for use by several goroutines at once.
 package sched
 
 import (
@@ -286,3 +336,89 @@ func (c *GPU) Next() base.ClientID {
 }
 
 func (c *GPU) do(a base.Action) { c.acts = append(c.acts, a) }
+
+// Node is what the GPUs of a node have in common: one clock, the gangs, and the host
+// memory for what is away from GPUs. Its GPUs are used by one goroutine at a time.
+type Node struct {
+	clock base.Clock
+	gangs *gang.Gangs
+	// Arenas bounds what clients are promised; NewNode's are without bounds.
+	Arenas residency.Arenas
+}
+
+// NewNode returns a node without GPUs. New adds them.
+func NewNode() *Node {
+	n := &Node{Arenas: residency.NewArenas()}
+	n.gangs = gang.New(func() base.Time { return n.clock.Now })
+	return n
+}
+
+// Check returns an error that names the first broken invariant of the gangs, which
+// is a bug in this package, or nil. Each StepGPU was carried out.
+func (n *Node) Check() error { return n.gangs.Check() }
+
+// fencedLook is the time between two Steps, at most, while a grant is fenced.
+// Nothing is due then, but the tenant pays for the GPU, and must not pay for the
+// time in which the scheduler was stopped.
+const fencedLook = time.Second
+
+// policy is one rule of who is granted, and when a grant is asked back. Each has a
+// file of its own, and its line in policies. A Step asks all of them, again and
+// again, until nothing changes: they leave nothing undone that is due, and do nothing
+// twice. A way to share the GPU, as by time slices, is a policy that grants.
+type policy struct {
+	due    func(*GPU) (base.Time, bool) // when it has something to do if nothing else happens; nil: never
+	revoke func(*GPU)                   // asks back the grants whose time is over; nil: none
+	grant  func(*GPU)                   // gives the grants whose time has come; nil: none
+}
+
+// policies are in the order in which they are asked.
+func policies() []policy {
+	return []policy{
+		gracePeriods(),
+		chosenWay(),
+		limits(),
+		gangTurns(),
+		tenantsBeside(),
+		latencyTenants(),
+		timeSlices(),
+		idleClients(),
+		strandedMemory(),
+		stalledMoves(),
+		turns(),
+		sharedTurns(),
+		together(),
+	}
+}
+
+// applyPolicies runs at the end of each Step.
+func (c *GPU) applyPolicies() {
+	for done := -1; done != c.changes(); { // one may make another due
+		done = c.changes()
+		for _, p := range c.policies {
+			if p.revoke != nil {
+				p.revoke(c)
+			}
+		}
+		for _, p := range c.policies {
+			if p.grant != nil {
+				p.grant(c)
+			}
+		}
+	}
+}
+
+// changes counts what policies change and others look at: actions, phases of gangs, and
+// clients that begin to wait.
+func (c *GPU) changes() int { return len(c.acts) + c.gangs.Changes() + int(c.seq) }
+
+// due returns when something has to be done.
+func (c *GPU) due() (base.Time, bool) {
+	var e base.Earliest
+	for _, p := range c.policies {
+		if p.due != nil {
+			e.Either(p.due(c))
+		}
+	}
+	return e.At, e.OK
+}

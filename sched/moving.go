@@ -8,6 +8,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // Moving memory. A client that has memory away moves it onto the GPU when it is granted,
@@ -20,7 +21,7 @@ import (
 // client has moved its memory in, nobody is granted for some time that would have to
 // move, while there are clients that need not. Those take their turns among themselves
 // meanwhile; one alone goes on. When all of them pause, others may have the GPU if
-// moving pays (pause.go).
+// moving pays (see Pauses).
 
 // maxStretch bounds how long turns become because of what moving took.
 const maxStretch = time.Minute
@@ -91,7 +92,7 @@ func (c *GPU) allAway(t *tenant) bool {
 	return cl != nil && cl.away
 }
 
-// transfers is what a core knows of moving memory on its GPU; see also pause.go.
+// transfers is what a core knows of moving memory on its GPU.
 type transfers struct {
 	moves       []*grant      // whose clients move memory
 	putOff      []*tenant     // whose grants were asked back because they did not get on
@@ -263,4 +264,226 @@ func (c *GPU) revokeStalled() {
 		}
 		i = -1
 	}
+}
+
+// Pauses. A client that has nothing to do gives the GPU back if somebody waits. All
+// that wait may have to move memory first, while the clients whose memory is on the GPU
+// have not worked for long enough for that (moving.go). Then the core bets. If the
+// client comes back at once, moving was in vain; if it does not, waiting was. The
+// client's latest pauses decide: the GPU is kept free for the time that would have been
+// best for those pauses, from nothing up to what moving costs. So others work while a
+// client pauses for longer than moving takes, and a client that pauses briefly keeps
+// its place. Nobody has to know the programs.
+
+const (
+	// slowLink is the speed of most links at least, bytes a second: PCIe 3.0 of 16 lanes.
+	slowLink = 12e9
+	// slowFills is the number of fills in which a slower link is not believed: while the
+	// host memory for what moves out is still being made, moving takes many times longer.
+	slowFills = 16
+)
+
+// noteFill learns how long moving takes: the longest time, which is forgotten bit by bit.
+// Some fills take no time, as those of memory that nobody has touched yet.
+func (c *GPU) noteFill(bytes uint64, known bool, took time.Duration) {
+	c.fills++
+	switch {
+	case known && bytes == 0:
+		took = 0
+	case known && took > 0:
+		c.linkRate = max(c.linkRate, float64(bytes)/took.Seconds())
+		rate := c.linkRate
+		if c.fills <= slowFills {
+			rate = max(rate, slowLink)
+		}
+		took = min(took, time.Duration(float64(bytes)/rate*float64(time.Second)))
+	}
+	c.fillTook = max(took, c.fillTook-(c.fillTook-took)/4)
+}
+
+// moveCost is what moving for a pause costs: another client's memory moves in, and out
+// again when the client that paused comes back.
+func (tr *transfers) moveCost() time.Duration { return 2 * tr.fillTook }
+
+// beginPause notes that a client gave the GPU back, and endPause that the client wants it
+// again.
+func (c *GPU) beginPause(cl *client, idle bool) {
+	c.forgetPause(cl)
+	cl.idleSince = c.now
+	if idle && c.effective == Exclusive {
+		cl.pausing = true
+		c.pausing = append(c.pausing, cl)
+	}
+}
+
+func (c *GPU) endPause(cl *client) {
+	if cl.pausing {
+		cl.pauses.Note(c.now.Sub(cl.idleSince))
+		cl.progress.HadPause(c.now.Sub(cl.idleSince))
+		c.addUp(cl)
+		c.forgetPause(cl)
+	}
+}
+
+func (c *GPU) forgetPause(cl *client) {
+	if cl.pausing {
+		cl.pausing = false
+		c.pausing = slices.DeleteFunc(c.pausing, func(o *client) bool { return o == cl })
+	}
+}
+
+// longIdle is the least idle time of a client that is not expected back soon.
+const longIdle = time.Second
+
+// sleeps says whether a client has been idle for longer than its pauses are.
+func (c *GPU) sleeps(cl *client) bool {
+	if cl.in != nil || cl.grant != nil {
+		return false
+	}
+	return c.now.Sub(cl.idleSince) > 2*cl.pauses.Longest(longIdle/2)
+}
+
+// later says whether a client is expected to use the GPU later than another one, as
+// things are: its memory is the first to make room. Those that have been idle for the
+// longest time come last, and before them those that are next by their virtual time;
+// who is let in at once comes first.
+func (c *GPU) later(a, b base.ClientID) bool {
+	x, y := c.clients[a], c.clients[b]
+	if p, q := c.lateness(x), c.lateness(y); p != q {
+		return p > q
+	}
+	switch {
+	case x == nil:
+		return a > b
+	case c.sleeps(x) && x.idleSince != y.idleSince:
+		return x.idleSince < y.idleSince
+	case x.tenant.VT() != y.tenant.VT():
+		return x.tenant.VT() > y.tenant.VT()
+	case (x.in == nil) != (y.in == nil):
+		return x.in == nil
+	case x.seq != y.seq:
+		return x.seq > y.seq
+	}
+	return a > b
+}
+
+func (c *GPU) lateness(cl *client) int {
+	switch {
+	case cl == nil:
+		return 3
+	case cl.tenant.share.Priority == Latency:
+		return 0
+	case c.sleeps(cl):
+		return 2
+	}
+	return 1
+}
+
+// What turns and the memory of a GPU have to do with each other.
+
+// forMemory is what memory sees of the turns.
+type forMemory struct{ c *GPU }
+
+func (f forMemory) Known(id base.ClientID) bool { return f.c.clients[id] != nil }
+
+func (f forMemory) Connected(id base.ClientID) bool {
+	cl := f.c.clients[id]
+	return cl != nil && cl.connected
+}
+
+func (f forMemory) Later(a, b base.ClientID) bool { return f.c.later(a, b) }
+
+func (f forMemory) SetAway(id base.ClientID, away bool) {
+	if cl := f.c.clients[id]; cl != nil && cl.tenant != nil && cl.away != away { // without a tenant it attaches just now
+		f.c.setAway(cl, away)
+	}
+}
+
+func (f forMemory) SetStranded(id base.ClientID, on bool) { f.c.setStranded(f.c.clients[id], on) }
+
+func (f forMemory) Ready(id base.ClientID, epoch base.Epoch, copied uint64, known bool) {
+	f.c.isReady(f.c.clients[id], epoch, copied, known)
+}
+
+func (f forMemory) MovesOn(id base.ClientID, epoch base.Epoch, piece bool) {
+	f.c.movesOn(f.c.clients[id], epoch, piece)
+}
+
+func (f forMemory) MovedOut() {
+	for _, g := range f.c.moves {
+		g.move.at = f.c.now
+	}
+}
+
+func (f forMemory) MayBeRoom() { f.c.thereMayBeRoom() }
+
+// attachMemory takes in the memory of a client that attaches.
+func (c *GPU) attachMemory(cl *client, ev Attach) {
+	cl.away = c.mem.Attach(residency.Client{
+		ID: cl.id, Tenant: ev.Tenant, Gang: ev.Share.Group(), CanMove: ev.CanMove, Again: ev.Again, Granted: cl.grant != nil,
+	})
+}
+
+// restoreMemory takes in the memory of a client that was here before a restart.
+func (c *GPU) restoreMemory(ev residency.RestoreMemory) {
+	cl := c.clients[ev.Client]
+	c.mem.Restore(ev, cl != nil && cl.grant != nil)
+}
+
+// strandedMemory lets those go on that have a place again, or are to try.
+func strandedMemory() policy {
+	return policy{
+		due:    func(c *GPU) (base.Time, bool) { return c.mem.Due() },
+		revoke: func(c *GPU) { c.mem.PlaceStranded() },
+	}
+}
+
+// suspend has a tenant leave the GPU.
+func (c *GPU) suspend(tenant string) {
+	for _, id := range c.mem.Clients(tenant) {
+		if cl := c.clients[id]; c.mem.Suspend(id) && cl != nil && cl.grant.holds() && cl.tenant.slot == nil {
+			c.revoke(cl.grant, Suspending)
+		}
+	}
+}
+
+// resumeTenant has a tenant's memory come back: a client that has memory away, or may have, waits for
+// a grant as if it had asked for one. A client without a connection comes back with its own request.
+func (c *GPU) resumeTenant(tenant string) {
+	for _, id := range c.mem.Clients(tenant) {
+		if cl := c.clients[id]; c.mem.Resume(id) && cl != nil && cl.connected && cl.tenant.slot == nil && !cl.grant.holds() {
+			c.request(cl)
+		}
+	}
+}
+
+// Unused says whether the GPU has no client, and nobody has memory on it.
+func (c *GPU) Unused() bool { return len(c.clients) == 0 && c.mem.Unused() }
+
+// AsksHost says whether what an event does may depend on how much host memory there
+// is: then Arenas.Observe comes before its Step.
+func (c *GPU) AsksHost(ev base.Event) bool {
+	switch ev.(type) {
+	case Attach, SetShare:
+		return c.Unplaced()
+	}
+	return c.View.AsksHost(ev)
+}
+
+// Left says whether a client is suspended, nothing that can be moved is left of its memory
+// on the GPU, and it does not wait to come back.
+func (c *GPU) Left(id base.ClientID) bool {
+	cl := c.clients[id]
+	return cl != nil && c.mem.HasLeft(id) && cl.grant == nil && cl.in == nil && !cl.later
+}
+
+// Departed says whether no client of a tenant has a grant, waits for one, or has memory on
+// the GPU that can be moved.
+func (c *GPU) Departed(tenant string) bool {
+	for _, id := range c.mem.Clients(tenant) {
+		if cl := c.clients[id]; cl != nil && (cl.grant != nil || cl.in != nil) {
+			return false
+		}
+	}
+	return c.mem.Departed(tenant)
 }

@@ -80,7 +80,7 @@ type tenant struct {
 	fed         fed           // see feds
 	notBefore   base.Time     // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
-	slow        time.Duration // that its latest drain took too long, see grace.go
+	slow        time.Duration // that its latest drain took too long, see noteDrain
 	slowAt      base.Time     // when that ended
 	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
@@ -355,54 +355,6 @@ func (c *GPU) ratesOf(t *tenant) account.Rates {
 		r.Part = c.turnPart(t)
 	}
 	return r
-}
-
-// sums are what a tenant adds to those of its GPU, or these.
-type sums struct {
-	waiting int // clients that wait, and may be granted
-	exact   int // tenants with clients and with a limit or a request
-
-	// Tenants that are active, and what their shares say.
-	active, requests, weights, limited, activeLatency int
-}
-
-func (s *sums) add(o sums, n int) {
-	s.waiting += n * o.waiting
-	s.exact += n * o.exact
-	s.active += n * o.active
-	s.requests += n * o.requests
-	s.weights += n * o.weights
-	s.limited += n * o.limited
-	s.activeLatency += n * o.activeLatency
-}
-
-// sums returns what the tenant is to add, as things are.
-func (t *tenant) sums() (s sums) {
-	if t.takesTurn() || t.place == urgent || t.place == spent {
-		s.waiting = max(t.queue.n, 1) // members of its gang may wait on other GPUs
-	}
-	if t.clients > 0 && (t.limited() || t.share.Request > 0) {
-		s.exact = 1
-	}
-	if t.active {
-		s.active, s.requests, s.weights = 1, t.share.Request, t.share.Weight
-		if t.limited() {
-			s.limited = 1
-		}
-		if t.share.Priority == Latency {
-			s.activeLatency = 1
-		}
-	}
-	return s
-}
-
-// sumUp brings the sums up to date with a tenant that has changed.
-func (r *roster) sumUp(t *tenant) {
-	if now := t.sums(); now != t.summed {
-		r.sums.add(t.summed, -1)
-		r.sums.add(now, +1)
-		t.summed = now
-	}
 }
 
 // setActive says whether a tenant counts among those that want the GPU.

@@ -145,7 +145,7 @@ func (j *judge) checkLimits() {
 	if w.daemon.core == nil { // holders go on, and the next one begins anew
 		return
 	}
-	if j.beside() { // then a holder is billed for what latency tenants leave of the GPU; see sched/beside.go
+	if j.beside() { // then a holder is billed for what latency tenants leave of the GPU; see sched/latency.go
 		w.changed()
 	}
 	for id, g := range j.grants {
