@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -21,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; com
 // TestScripts runs testdata/*.txt. A script is lines of events and the actions
 // expected after each, indented; # begins a comment. The first line may be
 //
-//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH] [way=WAY] [intact] [sample=D] [dropcarry=PERCENT] [droptail=PERCENT] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [stallafter=D]
+//	config [quantum=D] [grace=D] [mode=M] [policy=roundrobin] [last=EPOCH] [way=WAY] [intact] [sample=D] [dropcarry=PERCENT] [droptail=PERCENT] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [stallafter=D]
 //
 // an event is
 //
@@ -81,6 +82,7 @@ func runScript(t *testing.T, script string) string {
 	var cfg Config
 	var c *GPU
 	var now base.Time
+	another := false // policy than that of turns
 	for i, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
 		fail := func(err error) {
 			if err != nil {
@@ -96,11 +98,16 @@ func runScript(t *testing.T, script string) string {
 			continue
 		}
 		if words[0] == "config" {
-			fail(parseConfig(words[1:], &cfg))
+			another = slices.Contains(words, "policy=roundrobin")
+			words = slices.DeleteFunc(words[1:], func(w string) bool { return w == "policy=roundrobin" })
+			fail(parseConfig(words, &cfg))
 			continue
 		}
 		if c == nil {
 			c = New(cfg)
+			if another {
+				c.policies = append([]policy{roundRobin()}, gracePeriods())
+			}
 		}
 		var ev base.Event
 		switch words[0] {
