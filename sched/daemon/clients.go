@@ -79,6 +79,11 @@ func (d *Daemon) frame(c *node.Conn, f *wire.Frame) {
 		d.dropStuck(c, att.GPU)
 		return
 	}
+	d.frameOf(c, att, f)
+}
+
+// frameOf is for a frame of an attached channel.
+func (d *Daemon) frameOf(c *node.Conn, att *node.Attachment, f *wire.Frame) {
 	switch f.Type {
 	case wire.TypeRequest:
 		if att.Held || att.Moves {
@@ -323,6 +328,11 @@ func (d *Daemon) attach(c *node.Conn, f *wire.Frame, searched bool) {
 		d.dropStuck(c, g)
 		return
 	}
+	d.attachTo(g, c, f, answer)
+}
+
+// attachTo has a client use a GPU over a channel.
+func (d *Daemon) attachTo(g *node.GPU, c *node.Conn, f *wire.Frame, answer wire.Frame) {
 	d.takeOver(c)
 	moved := d.moves.Arrive(c.Client, g)
 	att := &node.Attachment{Client: c.Client, GPU: g, Page: c.Page, Channel: f.Channel, Ordinal: f.Attach.Ordinal}

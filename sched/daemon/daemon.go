@@ -276,9 +276,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.End() // before anything is closed that others wait for
 	d.watch.Close()
-
 	d.dir.CloseSockets()
 	server.Close()
+	d.closeAll(cancel)
+	return d.fatal
+}
+
+// closeAll closes what clients and goroutines have, which end by cancel.
+func (d *Daemon) closeAll(cancel func()) {
 	for c := range d.conns {
 		c.Sock.Close()
 		if c.Client == nil {
@@ -308,7 +313,6 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.dir.Close()
 	d.memory.Pool.Close() // takes a while, and nobody waits for it
-	return d.fatal
 }
 
 // afterEvent does what may be due after each event of the loop.

@@ -80,8 +80,7 @@ func (d *Daemon) finishDiscovery(found []node.Found, err error) {
 	}
 }
 
-// addGPU makes the core of a GPU that is not known yet, from what the state file
-// says about the GPU.
+// addGPU takes in a GPU that was found.
 func (d *Daemon) addGPU(info node.Found) error {
 	uuid, err := wire.ParseUUID(info.UUID)
 	if err != nil {
@@ -100,22 +99,33 @@ func (d *Daemon) addGPU(info node.Found) error {
 		info.MemoryBytes = min(info.MemoryBytes, d.Opts.GPUMemory)
 	}
 	if g := d.Gpus[uuid]; g != nil {
-		changed := g.MemoryBytes != info.MemoryBytes
-		g.Found = info
-		d.sortGPUs() // its index may be another one since
-		if !changed {
-			return nil
-		}
-		switch {
-		case d.memory.Swaps[g] != nil || d.Opts.SwapMemory == 0:
-		case g.Core.Unused():
-			m := d.memory.OpenMemory(g, physical)
-			d.step(g, residency.SetGPUMemory{Swap: &m})
-		default:
-			d.Log.Warnf("GPU %d: it has %d MiB, as is known now; they are swapped once nvshare-scheduler was restarted", g.Index, info.MemoryBytes>>20)
-		}
-		return nil
+		d.foundAgain(g, info, physical)
+	} else {
+		d.newGPU(uuid, info, physical)
 	}
+	return nil
+}
+
+// foundAgain is for a GPU that is known: its index, its name or its memory may be others since.
+func (d *Daemon) foundAgain(g *node.GPU, info node.Found, physical uint64) {
+	changed := g.MemoryBytes != info.MemoryBytes
+	g.Found = info
+	d.sortGPUs() // its index may be another one since
+	if !changed {
+		return
+	}
+	switch {
+	case d.memory.Swaps[g] != nil || d.Opts.SwapMemory == 0:
+	case g.Core.Unused():
+		m := d.memory.OpenMemory(g, physical)
+		d.step(g, residency.SetGPUMemory{Swap: &m})
+	default:
+		d.Log.Warnf("GPU %d: it has %d MiB, as is known now; they are swapped once nvshare-scheduler was restarted", g.Index, info.MemoryBytes>>20)
+	}
+}
+
+// newGPU makes the core of a GPU that is not known yet, from what the state file says about it.
+func (d *Daemon) newGPU(uuid wire.UUID, info node.Found, physical uint64) {
 	last := d.state.GPUs[info.UUID]
 	intact := last != nil
 	if !intact {
@@ -162,7 +172,6 @@ func (d *Daemon) addGPU(info node.Found) error {
 	}
 	d.moves.FindStrayed(g)
 	d.memory.AwaitMembers(g)
-	return nil
 }
 
 func (d *Daemon) sortGPUs() {

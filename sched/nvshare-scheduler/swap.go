@@ -69,6 +69,14 @@ func (f *swapFlags) fill(o *daemon.Options) error {
 		}
 		*size.to = n
 	}
+	if err := f.fillReady(o); err != nil {
+		return err
+	}
+	return f.fillRest(o)
+}
+
+// fillReady says how much host memory is kept ready.
+func (f *swapFlags) fillReady(o *daemon.Options) error {
 	number, percent := strings.CutSuffix(f.ready, "%")
 	switch {
 	case o.SwapAuto && !f.readyGiven:
@@ -89,6 +97,10 @@ func (f *swapFlags) fill(o *daemon.Options) error {
 			o.SwapReady = min(n, o.SwapMemory)
 		}
 	}
+	return nil
+}
+
+func (f *swapFlags) fillRest(o *daemon.Options) error {
 	o.SwapHeadroom = memory.DefaultHeadroom
 	if f.headroom == "0" {
 		o.SwapHeadroom = 0

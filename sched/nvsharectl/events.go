@@ -268,7 +268,11 @@ func eventText(e *api.Event) string {
 	} else if e.Container != nil {
 		who = api.Tenant(e.Container, e.Uid) + ": "
 	}
-	var parts []string
+	return who + strings.Join(append(turnText(e), otherText(e)...), ", ")
+}
+
+// turnText says what an event is about a turn.
+func turnText(e *api.Event) (parts []string) {
 	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
 	switch e.Type {
 	case api.EventType_EVENT_TYPE_GRANT:
@@ -298,6 +302,15 @@ func eventText(e *api.Event) string {
 		if e.Fenced {
 			add("after its fence")
 		}
+	}
+	return parts
+}
+
+// otherText says what an event is that is not about a turn.
+func otherText(e *api.Event) (parts []string) {
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	switch e.Type {
+	case api.EventType_EVENT_TYPE_GRANT, api.EventType_EVENT_TYPE_REVOKE, api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
 	case api.EventType_EVENT_TYPE_REGISTER:
 		add("uses GPUs through the shim")
 	case api.EventType_EVENT_TYPE_END:
@@ -345,7 +358,7 @@ func eventText(e *api.Event) string {
 	default:
 		add("%s", e.Reason)
 	}
-	return who + strings.Join(parts, ", ")
+	return parts
 }
 
 // reasons explain the API's one-word reasons.

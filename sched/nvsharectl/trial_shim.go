@@ -178,16 +178,7 @@ func (t *trial) judgeControls(swaps bool, programs ...*program) (all []finding) 
 		if len(slices.Compact(values)) > 1 {
 			f.Text = c.name + ": " + strings.Join(each, ", ")
 		}
-		switch {
-		case driver == "" || f.Level == info:
-		case f.Level == warn:
-			f.Text += " (driver " + driver + ")"
-		case listed:
-			f.Text += " (seen with driver " + driver + ")"
-		default:
-			f.Text += " (tried with driver " + driver + ")"
-		}
-		f.Text += ": " + follows
+		f.Text += withDriver(f.Level, driver, listed) + ": " + follows
 		switch f.Level {
 		case warn:
 			f.Fix = "another driver: deployments/kubernetes/operations.md says with which it was seen to work"
@@ -197,4 +188,17 @@ func (t *trial) judgeControls(swaps bool, programs ...*program) (all []finding) 
 		all = append(all, f)
 	}
 	return all
+}
+
+// withDriver says with which driver a control works or not; listed: it was seen to work with it.
+func withDriver(l level, driver string, listed bool) string {
+	switch {
+	case driver == "" || l == info:
+		return ""
+	case l == warn:
+		return " (driver " + driver + ")"
+	case listed:
+		return " (seen with driver " + driver + ")"
+	}
+	return " (tried with driver " + driver + ")"
 }
