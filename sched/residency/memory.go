@@ -12,7 +12,7 @@ import (
 
 // The ledger says what each tenant has reserved. Where more can be reserved
 // than the GPU has, rooms says how much of it each client may have there, and
-// this file, reserve.go and moving.go are what happens around that: who is told, who is
+// this file and moving.go are what happens around that: who is told, who is
 // waited for and for how long, and what the turns know of memory.
 //
 //   - A client that is granted gets room before its gate opens. A client that

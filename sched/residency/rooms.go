@@ -24,7 +24,7 @@ func (k Keep) String() string { return base.Name(k, "keep", "swapped", "resident
 // rooms decides how much of one GPU's memory each client may have on it at
 // a time, its room, where more is promised to the clients together than there
 // is. Sizes are bytes. It is told what is promised, who has a grant and what
-// clients say they have; plan (placing.go) answers with the rooms that change,
+// clients say they have; plan (fits.go) answers with the rooms that change,
 // and fits (fits.go) says what can be promised.
 //
 // It rests on this: a client without a grant does not grow on the GPU, a client
