@@ -50,16 +50,14 @@ type patient struct {
 	checkpoint func() error                                 // why the driver cannot checkpoint processes
 	uid        int                                          // who asks
 	daemon     int                                          // process id of the scheduler; 0: not known
-	image      string                                       // of programs to come, or its root; "": none
-	mount      func(image string) (dir string, leave func(), err error)
 }
 
 // at returns a path of the host.
 func (p *patient) at(path string) string { return cdi.OnHost(p.root, path) }
 
 type doctorFlags struct {
-	output, simGPU, shim, image string
-	wait                        time.Duration
+	output, simGPU, shim string
+	wait                 time.Duration
 }
 
 func doctorCommand(root *rootFlags, io streams) *cobra.Command {
@@ -73,7 +71,6 @@ with the command that mends it. Exit status 1: a check has failed. With --wait
 it tries again until none fails.`,
 		Example: `  sudo nvsharectl doctor
   sudo nvsharectl doctor --wait 60      after an installation
-  sudo nvsharectl doctor --image docker.io/pytorch/pytorch
   sudo nvsharectl doctor test           two programs prove shares and limits
   sudo nvsharectl doctor bundle         a file for a bug report`,
 		Args: noCommand,
@@ -84,7 +81,6 @@ it tries again until none fails.`,
 	fs.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where the plugin or the installation puts it)")
 	addForm(cmd, &f.output, "", "text", "json", "yaml")
 	cmd.Flags().Var((*durationFlag)(&f.wait), "wait", "try again for this `time`, in seconds or with a unit, until no check fails")
-	cmd.Flags().StringVar(&f.image, "image", "", "also look whether programs of this `image` can load the shim: an image that podman has, or a directory with its files")
 	cmd.AddCommand(bundleCommand(root, f, io), trialCommand(root, f, io), probeCommand(io), insideCommand())
 	return cmd
 }
@@ -121,7 +117,7 @@ func conclude(io streams, output string, all []finding) error {
 // patient looks at this host.
 func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, runtime: containerdVersion,
-		inside: connectInside, smi: askSMI, plugins: pluginVersions, image: f.image, mount: mountImage}
+		inside: connectInside, smi: askSMI, plugins: pluginVersions}
 	p.self, _ = os.Executable()
 	p.status, p.whyNot = askAll(ctx, runDir)
 	if p.status != nil {
