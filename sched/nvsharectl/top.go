@@ -35,9 +35,8 @@ terminal, and with -n or --once, it prints one table after the other. Exit
 status 1: the last table counted a problem, also one that only root may read.
 
 On a terminal a strip for each GPU shows who had most of it over the last
-minute, and who waits now. Keys and the mouse select, sort and filter, show
-processes, and change what the selected tenant may have, or suspend it, after a
-question; ? lists them.`,
+minute, and who waits now. Keys and the mouse select, sort and filter, and
+show processes; ? lists them.`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), root.runDir, io)
