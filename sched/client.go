@@ -383,12 +383,9 @@ func (c *GPU) restored(epoch base.Epoch) {
 	c.gangs.Await()
 }
 
-// Automatic suspending. A client that has not used the GPU for Memory.SuspendAfter, or for
-// the time of its tenant, is
-// suspended as by Suspend. A client without a grant is idle since it gave the GPU back. A
-// client alone keeps its grant although it does nothing. So a holder that has made no calls
-// for a while is told to leave once it has nothing to do: only the client knows whether a
-// kernel still runs. The client then gives the GPU back, and its time begins.
+// A client that has not used the GPU for Memory.SuspendAfter, or for the time of its tenant, is
+// suspended. A client alone keeps its grant, so a holder that has made no calls for a while is told
+// to leave once it has nothing to do: only the client knows whether a kernel still runs.
 
 // A holder without calls for an idlePart of its time, and for quietLeast, is told to leave.
 // Clients report calls once a second.

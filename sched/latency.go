@@ -263,16 +263,13 @@ func (c *GPU) standAll(t *tenant) {
 	}
 }
 
-// tenantsBeside lets latency tenants run beside the holder, whose gate stays open. That is
-// where the time slices of all others can be set: these are so short (LatencySlice) that a
-// latency tenant's kernels run at once. Its grant stays, so that no message and no gate is
-// on the way of a request. What it leaves of the GPU is the holder's.
+// tenantsBeside lets latency tenants run beside the holder, whose gate stays open, where the time
+// slices of all others can be set: these are so short (LatencySlice) that a latency tenant's kernels
+// run at once. Its grant stays, so that no message is on the way of a request.
 //
-// A saturating tenant would have nearly all of the GPU beside such short slices. Shims say
-// how often the GPU had work of a latency tenant. Where that is more than latency tenants
-// may have together, the rest of it is taken from their patience, and they have latency grants
-// instead, which are billed exactly, for a time that doubles. Or by time slices, they have
-// slices of their part, which is smaller by what they used too much.
+// Where shims say that latency tenants use more than they may have together, the rest is taken from
+// their patience, and they have latency grants, which are billed exactly, for a time that doubles; or
+// by time slices, slices of a smaller part.
 func tenantsBeside() policy {
 	return policy{
 		due: func(c *GPU) (base.Time, bool) { return c.besides.from, c.besides.blocked },

@@ -11,17 +11,13 @@ import (
 	"github.com/nvshare/nvshare/sched/residency"
 )
 
-// Moving memory. A client that has memory away moves it onto the GPU when it is granted,
-// while its gate is still shut. That time is counted on its own: it is not billed, and
-// the turn begins when the client is ready. If nothing is moved for a grace period, and
-// others wait, the grant is asked back. The tenant then waits for as long as that took,
-// or until there is room.
+// A client that has memory away moves it onto the GPU when it is granted, before its gate opens. That
+// time is not billed, and the turn begins when the client is ready. If nothing is moved for a grace
+// period, and others wait, the grant is asked back, and the tenant waits for as long.
 //
-// Moving takes no more than its share of the time from those that could work. After a
-// client has moved its memory in, nobody is granted for some time that would have to
-// move, while there are clients that need not. Those take their turns among themselves
-// meanwhile; one alone goes on. When all of them pause, others may have the GPU if
-// moving pays (see Pauses).
+// Moving takes no more than its share of the time: after a client has moved in, nobody is granted for
+// some time that would have to move, while there are clients that need not. When all of them pause,
+// others may have the GPU if moving pays (see Pauses).
 
 // maxStretch bounds how long turns become because of what moving took.
 const maxStretch = time.Minute
@@ -266,14 +262,10 @@ func (c *GPU) revokeStalled() {
 	}
 }
 
-// Pauses. A client that has nothing to do gives the GPU back if somebody waits. All
-// that wait may have to move memory first, while the clients whose memory is on the GPU
-// have not worked for long enough for that (moving.go). Then the core bets. If the
-// client comes back at once, moving was in vain; if it does not, waiting was. The
-// client's latest pauses decide: the GPU is kept free for the time that would have been
-// best for those pauses, from nothing up to what moving costs. So others work while a
-// client pauses for longer than moving takes, and a client that pauses briefly keeps
-// its place. Nobody has to know the programs.
+// Pauses. A client that has nothing to do gives the GPU back if somebody waits. Where all that wait
+// have to move first, the core bets: if the client comes back at once, moving was in vain; if it does
+// not, waiting was. The GPU is kept free for the time that would have been best for the client's latest
+// pauses, from nothing up to what moving costs.
 
 const (
 	// slowLink is the speed of most links at least, bytes a second: PCIe 3.0 of 16 lanes.

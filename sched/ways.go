@@ -367,17 +367,14 @@ type WayRefusal struct {
 
 func (r WayRefusal) String() string { return r.Way + ": " + r.Code() }
 
-// In mode Auto the core chooses. Where all clients have proved that their time slices can
-// be set, and their memory fits, they share by slices (slices.go), which waste nothing.
-// Else turns serve tenants best that keep the GPU busy, and are the only way once memory
-// is short. A tenant that leaves the GPU idle in its turn, because the CPU has work to do
-// between kernels, wastes that time for all: such tenants get more done at the same time,
-// by the driver's own time slices. So do tenants whose turns end after a moment.
+// In mode Auto the core chooses. Where all clients can be sliced, and memory fits, they share by slices,
+// which waste nothing. Else turns serve tenants best that keep the GPU busy, and are the only way once
+// memory is short. A tenant that leaves the GPU idle in its turn wastes that time for all: such tenants
+// get more done at the same time, by the driver's own slices.
 //
-// Shims tell how often the GPU had work of theirs (Utilization). In turns the samples
-// say what turns waste. At the same time they say what turns would waste, where what clients get
-// does not (driver.go): a tenant that is idle for a part f of the time beside n others, on a GPU
-// that is busy, would be idle for about n times f alone.
+// Shims tell how often the GPU had work of theirs (Utilization). In turns that says what turns waste; at
+// the same time, what they would waste: a tenant that is idle for a part f of the time beside n others,
+// on a GPU that is busy, would be idle for about n times f alone.
 const (
 	fewSamples = 50 // of a GPU in turns, or of a client at the same time, say nothing
 	// A client that says more than this a second counts for no more.

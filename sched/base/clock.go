@@ -12,13 +12,9 @@ const (
 	Suspension = time.Second
 )
 
-// Clock is the time of a node. It follows the caller's clock, but stands still while nobody is
-// there to do what is due: the machine is suspended, or the scheduler is stopped. If that time
-// counted, holders would owe hours to the others, and healthy clients would be fenced because
-// they had no time to drain.
-//
-// All times inside the core are this clock's. Step and Snapshot convert the times that they are
-// given; Deadline and Snapshot those that they return.
+// Clock is the time of a node, and of all times inside the core. It follows the caller's clock, but
+// stands still while the machine is suspended, or the scheduler is stopped: else holders would owe
+// hours to the others, and clients would be fenced that had no time to drain.
 type Clock struct {
 	Now       Time                       // of the latest Step of any GPU; never runs backwards
 	Deadlines []func() (t Time, ok bool) // of the GPUs

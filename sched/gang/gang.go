@@ -84,11 +84,9 @@ func New(now func() base.Time) *Gangs {
 }
 
 const (
-	// stepAfter is how long drains may take before the other ranks make a call
-	// for them. It is shorter than the 10 ms after which the shim cuts a drain. A drain
-	// that begins stepsSoon after the end of the turn or later may take stepLate. Else
-	// ranks with calls of 5 to 10 ms would make them for each other until the grace period
-	// ends, and the shim would cut none of their drains.
+	// stepAfter is how long drains may take before the other ranks make a call for them: less than
+	// the 10 ms after which the shim cuts a drain. One that begins stepsSoon after the end of the turn
+	// or later may take stepLate, or ranks with long calls would make them for each other for ever.
 	// stepPause is the pause after the end of a drain: others often end together with it.
 	stepAfter = 5 * time.Millisecond
 	stepsSoon = 20 * time.Millisecond

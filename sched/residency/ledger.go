@@ -13,16 +13,9 @@ import (
 	"github.com/nvshare/nvshare/sched/base"
 )
 
-// ledger keeps what the processes of each account have reserved of one GPU's
-// memory, and the limit of each account, which holds for their sum. An account
-// is a container, or what else the caller keeps limits by. Sizes are bytes.
-//
-// A sum is above its limit only where the memory existed before anybody could
-// refuse it: it was forced, or the limit was lowered. Nothing more is granted
-// then until enough is given back. Any value is safe, up to 2^64-1.
-//
-// A ledger holds one number for each client that has something reserved, and
-// one for each limit.
+// ledger keeps what the processes of each account have reserved of one GPU's memory, and the limit
+// of each account, which holds for their sum. A sum is above its limit only where it was forced, or
+// the limit was lowered: nothing more is granted then. Any value is safe, up to 2^64-1.
 type ledger struct {
 	accounts map[string]*ledgerAccount // those with a limit, or with something reserved
 	ceiling  uint64                    // of each account, beside its limit; 0: none
