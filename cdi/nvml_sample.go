@@ -23,8 +23,7 @@ type Sampler struct {
 
 	lib    nvml.Interface // nil: not started
 	faults faults
-	before map[string]nvml.GpmSample // by UUID, for Sample.Filled
-	seen   map[string]uint64         // the driver's time of the latest use by a process, by UUID
+	seen   map[string]uint64 // the driver's time of the latest use by a process, by UUID
 }
 
 // Sample returns what NVML says of each GPU that it can open, or ErrNoNVML. It returns when ctx
@@ -49,7 +48,6 @@ func (s *Sampler) sample() ([]Sample, error) {
 	}
 	samples, err := s.ask()
 	if err != nil { // the driver was changed, or a GPU fell off
-		s.forgetFilled()
 		s.lib.Shutdown()
 		s.lib = nil
 	}
@@ -85,7 +83,6 @@ func (s *Sampler) ask() ([]Sample, error) {
 	// A call to a function that the library lacks would end this program.
 	has := func(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
 	rates, memory := has("nvmlDeviceGetUtilizationRates"), has("nvmlDeviceGetMemoryInfo")
-	gpm := has("nvmlGpmSampleAlloc") && has("nvmlGpmSampleGet") && has("nvmlGpmSampleFree") && has("nvmlGpmMetricsGet") && has("nvmlGpmQueryDeviceSupport")
 	processes, busy := has("nvmlDeviceGetComputeRunningProcesses"), has("nvmlDeviceGetProcessUtilization")
 	s.faults.collect()
 	var samples []Sample
@@ -132,9 +129,6 @@ func (s *Sampler) ask() ([]Sample, error) {
 			sample.Busy = s.busy(dev, sample.UUID)
 		}
 		s.faults.fill(&sample)
-		if gpm {
-			sample.Filled = s.filled(dev, sample.UUID)
-		}
 		samples = append(samples, sample)
 	}
 	if len(samples) == 0 {

@@ -8,9 +8,6 @@ type Sample struct {
 	// From 0 to 1, negative if the driver does not say.
 	Utilization       float64 // part of the time in which a kernel ran
 	MemoryUtilization float64 // part of the time in which its memory was read or written
-	// Filled is the part of the processors that had work while kernels ran, since the sample
-	// before; 0 if the driver does not say, or if no kernel ran for half of the time or more.
-	Filled float64
 	// Bytes, all 0 if the driver does not say.
 	MemoryTotal, MemoryUsed, MemoryFree uint64
 	// Processes are those that use the GPU, with the bytes of its memory that

@@ -26,13 +26,13 @@ func TestBillsLongTimes(t *testing.T) {
 	} {
 		c := New(Config{Mode: Concurrent})
 		for id := range test.clients {
-			c.Step(0, Attach{Client: ClientID(id + 1), Tenant: "t", Want: true})
+			c.Step(0, Attach{Client: base.ClientID(id + 1), Tenant: "t", Want: true})
 		}
 		// A snapshot bills a copy; a step, the account.
-		if got := c.Snapshot(Time(test.after)).Tenants[0].Used; got != test.want {
+		if got := c.Snapshot(base.Time(test.after)).Tenants[0].Used; got != test.want {
 			t.Errorf("%d open grants after %v: used %v, want %v", test.clients, test.after, got, test.want)
 		}
-		c.Step(Time(test.after), Release{Client: 1, Epoch: 1, Reason: Idle})
+		c.Step(base.Time(test.after), Release{Client: 1, Epoch: 1, Reason: Idle})
 		if got := c.tenants[keyOf("t", 0, Share{})].Used(); got != test.want {
 			t.Errorf("%d open grants, one released after %v: used %v, want %v", test.clients, test.after, got, test.want)
 		}

@@ -5,32 +5,36 @@ package sched
 import (
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // autoGPU is a GPU in mode Auto with clients that all want it, and a clock.
 type autoGPU struct {
 	t *testing.T
 	c *GPU
-	n ClientID
+	n base.ClientID
 
-	now    Time
+	now    base.Time
 	slowed int // their calls are so much slower beside each other
 }
 
 func newAutoGPU(t *testing.T, clients int) *autoGPU {
-	g := &autoGPU{t: t, c: New(Config{Mode: Auto}), n: ClientID(clients), now: Time(time.Hour)}
+	g := &autoGPU{t: t, c: New(Config{Mode: Auto}), n: base.ClientID(clients), now: base.Time(time.Hour)}
 	for id := range g.n {
 		g.step(Attach{Client: id + 1, Want: true})
 	}
 	return g
 }
 
-func (g *autoGPU) step(ev Event) {
+func (g *autoGPU) step(ev base.Event) {
 	g.t.Helper()
-	var acts []Action
+	var acts []base.Action
 	acts = append(acts, g.c.Step(g.now, ev)...)
 	if err := g.c.Check(); err != nil {
-		g.t.Fatalf("after %v: %v", ev, err)
+		g.t.Fatalf("after %v: %v", base.Text(ev), err)
 	}
 	for _, a := range acts {
 		if r, ok := a.(Revoke); ok {
@@ -56,7 +60,7 @@ func (g *autoGPU) run(d time.Duration, busy ...float64) {
 			if g.c.effective == Exclusive {
 				samples /= int(g.n)
 			}
-			g.step(Utilization{Client: ClientID(i + 1), Samples: samples, Busy: int(b*float64(samples) + 0.5), Calls: samples / max(g.slowed, 1)})
+			g.step(timeslice.Utilization{Client: base.ClientID(i + 1), Samples: samples, Busy: int(b*float64(samples) + 0.5), Calls: samples / max(g.slowed, 1)})
 		}
 	}
 }
@@ -94,10 +98,10 @@ func TestAutoKnowsTooLittle(t *testing.T) {
 	g := newAutoGPU(t, 2)
 	g.run(10 * time.Second) // shims that tell nothing
 	g.is(Exclusive, reasonUnproved)
-	g.step(Utilization{Client: 1, Samples: 10, Busy: 0})
+	g.step(timeslice.Utilization{Client: 1, Samples: 10, Busy: 0})
 	g.run(2 * time.Second)
 	g.is(Exclusive, reasonUnproved)
-	g.step(Utilization{Client: 99, Samples: 1000, Busy: 0}) // nobody
+	g.step(timeslice.Utilization{Client: 99, Samples: 1000, Busy: 0}) // nobody
 	g.run(2 * time.Second)
 	g.is(Exclusive, reasonUnproved)
 }
@@ -108,7 +112,7 @@ func TestAutoBoundsAClaim(t *testing.T) {
 	g := newAutoGPU(t, 8)
 	for range 8 {
 		g.run(250*time.Millisecond, 1, 1, 1, 1, 1, 1, 1, 1)
-		g.step(Utilization{Client: 1, Samples: 1_000_000, Busy: 850_000})
+		g.step(timeslice.Utilization{Client: 1, Samples: 1_000_000, Busy: 850_000})
 	}
 	g.is(Exclusive, reasonUnproved)
 }
@@ -118,8 +122,8 @@ func TestMemoryThatFitsDecidesNothing(t *testing.T) {
 	g := newAutoGPU(t, 2)
 	g.run(2*time.Second, 0.5, 0.5)
 	g.is(Concurrent, reasonGaps)
-	g.step(Reserve{Client: 1, Total: 47})
-	g.step(Reserve{Client: 2, Total: 47})
+	g.step(residency.Reserve{Client: 1, Total: 47})
+	g.step(residency.Reserve{Client: 2, Total: 47})
 	g.run(2*time.Second, 0.5, 0.5)
 	g.is(Concurrent, reasonGaps)
 }

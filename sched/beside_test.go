@@ -5,12 +5,14 @@ package sched
 import (
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // newBesideGPU has a latency tenant's client 1 beside clients 2 and 3, which take turns.
 func newBesideGPU(t *testing.T, mode Mode) *autoGPU {
-	g := &autoGPU{t: t, c: New(Config{Mode: mode}), n: 3, now: Time(time.Hour)}
-	for id := ClientID(2); id <= 3; id++ {
+	g := &autoGPU{t: t, c: New(Config{Mode: mode}), n: 3, now: base.Time(time.Hour)}
+	for id := base.ClientID(2); id <= 3; id++ {
 		g.step(Attach{Client: id, Want: true})
 		g.step(Controls{Client: id, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
 	}
@@ -19,7 +21,7 @@ func newBesideGPU(t *testing.T, mode Mode) *autoGPU {
 	return g
 }
 
-func (g *autoGPU) kindOf(id ClientID, want grantKind) {
+func (g *autoGPU) kindOf(id base.ClientID, want grantKind) {
 	g.t.Helper()
 	if gr := g.c.clients[id].grant; gr == nil || gr.kind != want {
 		g.t.Fatalf("the grant of client %d is %+v, want kind %d", id, gr, want)
@@ -27,7 +29,7 @@ func (g *autoGPU) kindOf(id ClientID, want grantKind) {
 }
 
 // letIn lets time pass until the client has a grant.
-func (g *autoGPU) letIn(id ClientID) {
+func (g *autoGPU) letIn(id base.ClientID) {
 	g.t.Helper()
 	for end := g.now.Add(10 * time.Second); g.c.clients[id].grant == nil; g.step(Tick{}) {
 		if g.now = g.now.Add(5 * time.Millisecond); g.now > end {
@@ -40,7 +42,7 @@ func (g *autoGPU) letIn(id ClientID) {
 func TestBesideNobodyIsPaused(t *testing.T) {
 	g := newBesideGPU(t, Auto)
 	g.kindOf(1, besideGrant)
-	holder := func() ClientID {
+	holder := func() base.ClientID {
 		cl := g.c.open.head
 		if g.c.open.n != 1 || cl.grant.state != granted {
 			t.Fatalf("%d hold in turns, the first %+v", g.c.open.n, cl.grant)
@@ -54,7 +56,7 @@ func TestBesideNobodyIsPaused(t *testing.T) {
 		t.Error("the turn of the holder did not end")
 	}
 	g.kindOf(1, besideGrant)
-	for id := ClientID(2); id <= 3; id++ {
+	for id := base.ClientID(2); id <= 3; id++ {
 		if s := g.c.clients[id].slice; s != LatencySlice {
 			t.Errorf("client %d has slices of %v", id, s)
 		}

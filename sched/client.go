@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // client is what the core knows of one process.
 type client struct {
-	id        ClientID
+	id        base.ClientID
 	account   string // as in Attach
 	share     Share  // its account's, as told; Weight 0: not told
 	tenant    *tenant
@@ -29,26 +30,25 @@ type client struct {
 	stranded bool // there is no place on the GPU for its memory
 	later    bool // it wants a grant as soon as there is a place
 
-	// Whether it does anything; see idle.go.
-	calledAt Time // at that time it still made calls
-	quiet    bool // it is told to leave when it has nothing to do
+	// Whether it does anything, see suspendIdle.
+	calledAt base.Time // at that time it still made calls
+	quiet    bool      // it is told to leave when it has nothing to do
 
-	// Its pauses; see pause.go.
-	idleSince Time // since then it has no grant and wants none
-	pausing   bool // it gave the GPU back because it had nothing to do
-	pauses    [pausesKept]time.Duration
-	nPauses   int // all its pauses so far
+	// Its pauses.
+	idleSince base.Time // since then it has no grant and wants none
+	pausing   bool      // it gave the GPU back because it had nothing to do
+	pauses    timeslice.Pauses
 
 	told  Notice        // what its page says
 	slice time.Duration // the GPU's own time slice, as it was told; 0: the driver's
 
-	controls Controls // what it has proved; Client 0: nothing yet
-	wanted   bool     // it has wanted the GPU over this connection
-	wantedAt Time     // first
+	controls Controls  // what it has proved; Client 0: nothing yet
+	wanted   bool      // it has wanted the GPU over this connection
+	wantedAt base.Time // first
 	progress timeslice.Progress
 	tallied  tallied // in GPU.tally
 
-	waitingSince Time
+	waitingSince base.Time
 	limitedThen  time.Duration // account.limitedFor at that time
 	longestWait  time.Duration
 	held         time.Duration // the GPU, under grants that are over
@@ -192,7 +192,7 @@ func (c *GPU) adopt(g *grant) {
 // and release it. Nothing is granted meanwhile, for a grace period at most. A claim can
 // be honest only after a restart that lost what was persisted. So a claim that comes late,
 // or where that is known, blocks nobody; else a process could keep the GPU from others by making claims for ever.
-func (c *GPU) claim(cl *client, held Epoch) {
+func (c *GPU) claim(cl *client, held base.Epoch) {
 	c.unqueue(cl)
 	g := c.give(cl, held)
 	g.claimed = true
@@ -290,7 +290,7 @@ func (c *GPU) release(ev Release) {
 	c.stand(cl)
 }
 
-func (c *GPU) lost(id ClientID) {
+func (c *GPU) lost(id base.ClientID) {
 	cl := c.clients[id]
 	if cl == nil || !cl.connected {
 		return
@@ -312,7 +312,7 @@ func (c *GPU) lost(id ClientID) {
 	}
 }
 
-func (c *GPU) gone(id ClientID) {
+func (c *GPU) gone(id base.ClientID) {
 	defer c.mem.Drop(id)
 	cl := c.clients[id]
 	if cl == nil {
@@ -333,7 +333,7 @@ func (c *GPU) gone(id ClientID) {
 
 // exec is for a process that has lost its connection and runs another program: nothing is left
 // of what the earlier one did on the GPU.
-func (c *GPU) exec(id ClientID) {
+func (c *GPU) exec(id base.ClientID) {
 	c.mem.Drop(id)
 	if cl := c.clients[id]; cl != nil && !cl.connected {
 		c.endGrant(cl, EndLost)
@@ -377,8 +377,99 @@ func (c *GPU) restoreUnknown(ev RestoreUnknown) {
 }
 
 // restored keeps an epoch from being given out again.
-func (c *GPU) restored(epoch Epoch) {
+func (c *GPU) restored(epoch base.Epoch) {
 	c.epoch = max(c.epoch, epoch)
 	c.persisted = c.record() // what the event says was persisted
 	c.gangs.Await()
+}
+
+// A client that has not used the GPU for Memory.SuspendAfter, or for the time of its tenant, is
+// suspended. A client alone keeps its grant, so a holder that has made no calls for a while is told
+// to leave once it has nothing to do: only the client knows whether a kernel still runs.
+
+// A holder without calls for an idlePart of its time, and for quietLeast, is told to leave.
+// Clients report calls once a second.
+const (
+	idlePart   = 16
+	quietLeast = 2 * time.Second
+)
+
+// lookForIdle has idle clients looked for in this Step.
+func (c *GPU) lookForIdle() {
+	if c.SuspendsIdle() {
+		c.idle = base.Earliest{At: c.now, OK: true}
+	}
+}
+
+// startWork is for a client that is granted.
+func (c *GPU) startWork(cl *client) {
+	cl.quiet, cl.calledAt = false, c.now
+	if after := c.mem.IdleTime(cl.id); after > 0 && c.idle.OK {
+		c.idle.Either(cl.quietAt(after), true)
+	}
+}
+
+// quietAt returns when a holder has made no calls for long.
+func (cl *client) quietAt(after time.Duration) base.Time {
+	return cl.calledAt.Add(max(after/idlePart, quietLeast))
+}
+
+// called notes that a client works.
+func (c *GPU) called(id base.ClientID) {
+	if cl := c.clients[id]; cl != nil {
+		cl.calledAt = c.now
+		c.tellToLeave(cl, false)
+	}
+}
+
+// tellToLeave tells a holder whether to give the GPU back when it has nothing to do,
+// though nobody waits.
+func (c *GPU) tellToLeave(cl *client, on bool) {
+	if cl.quiet == on {
+		return
+	}
+	cl.quiet = on
+	if cl.grant.holds() {
+		c.notice(cl)
+	}
+}
+
+// idleClients suspends clients that have been idle for their time.
+func idleClients() policy {
+	return policy{
+		due:    func(c *GPU) (base.Time, bool) { return c.idle.At, c.idle.OK },
+		revoke: (*GPU).suspendIdle,
+	}
+}
+
+// suspendIdle looks at all clients, and says when to look again. A client that does
+// anything meanwhile only becomes idle later.
+func (c *GPU) suspendIdle() {
+	if !c.idle.OK || c.now < c.idle.At {
+		return
+	}
+	var next base.Earliest
+	for _, cl := range c.inOrder() {
+		after := c.mem.IdleTime(cl.id)
+		if after == 0 {
+			continue
+		}
+		at := c.now.Add(after)
+		switch {
+		case cl.grant.holds() && !cl.quiet && cl.tenant.slot == nil:
+			if quiet := cl.quietAt(after); quiet > c.now {
+				at = min(at, quiet)
+			} else {
+				c.tellToLeave(cl, true)
+			}
+		case cl.grant == nil && cl.in == nil && !cl.later:
+			if idle := cl.idleSince.Add(after); idle > c.now {
+				at = idle
+			} else {
+				c.mem.SuspendIdle(cl.id)
+			}
+		}
+		next.Either(at, true)
+	}
+	c.idle = next
 }

@@ -5,6 +5,7 @@ package sched
 import (
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
@@ -306,7 +307,7 @@ func (c *GPU) turnPart(t *tenant) int64 {
 	if !t.active {
 		parts += c.part(t)
 	}
-	return min(max(parts, minPart), one)
+	return min(max(parts, account.MinPart), account.One)
 }
 
 // cohortParts returns the parts that the tenants of the cohort are to have of its turn, 1 in
@@ -337,7 +338,7 @@ func (c *GPU) cohortParts(sleepers bool) map[*tenant]float64 {
 		}
 	}
 	for t := range parts {
-		parts[t] /= max(sum, minPart/float64(one))
+		parts[t] /= max(sum, account.MinPart/float64(account.One))
 	}
 	return parts
 }
@@ -352,7 +353,7 @@ func (c *GPU) keepUp(t *tenant) {
 
 // countCohort adds up for how long the cohort has the GPU. It is called before anything
 // changes.
-func (c *GPU) countCohort(now Time) {
+func (c *GPU) countCohort(now base.Time) {
 	if c.cohort.on && c.open.n > 0 && c.open.head.grant.shared {
 		c.cohort.ran += now.Sub(c.now)
 	}
@@ -409,5 +410,5 @@ const (
 )
 
 func (cl *client) staysInTurn() bool {
-	return 2*cl.pausesBelow(shortPause) > len(cl.lately()) && cl.progress.Keeps(busyTurn)
+	return cl.pauses.MostBelow(shortPause) && cl.progress.Keeps(busyTurn)
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
@@ -18,7 +19,7 @@ import (
 func newCohort(t *testing.T) *autoGPU {
 	g := newAutoGPU(t, 3)
 	g.step(Attach{Client: 4, Tenant: "l", Share: Share{Limit: 30}, Want: true})
-	for id := range ClientID(4) {
+	for id := range base.ClientID(4) {
 		g.step(Controls{Client: id + 1, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
 	}
 	g.run(8*time.Second, 1, 1, 1, 1)
@@ -28,9 +29,9 @@ func newCohort(t *testing.T) *autoGPU {
 }
 
 // holders waits, a second at most, until exactly these clients may submit work.
-func (g *autoGPU) holders(want ...ClientID) {
+func (g *autoGPU) holders(want ...base.ClientID) {
 	g.t.Helper()
-	var got []ClientID
+	var got []base.ClientID
 	for range 200 {
 		got = slices.Sorted(slices.Values(g.c.open.ids()))
 		if slices.Equal(got, want) {
@@ -71,7 +72,7 @@ func TestCohortTakesTurns(t *testing.T) {
 
 // What a cohort cannot be with ends it, and nobody then holds the GPU beside another one.
 func TestWhatEndsACohort(t *testing.T) {
-	for name, event := range map[string]Event{
+	for name, event := range map[string]base.Event{
 		"its limit is gone":                               SetShare{Tenant: "l"},
 		"its tenant is a gang":                            SetShare{Tenant: "l", Share: Share{Gang: "g", Limit: 30}},
 		"its tenant is latency, and the others are busy":  SetShare{Tenant: "l", Share: Share{Priority: Latency, Limit: 30}},
@@ -131,7 +132,7 @@ func TestWhyNoCohort(t *testing.T) {
 // Nobody can make the end of each turn a flood of messages.
 func TestCohortIsBounded(t *testing.T) {
 	g := newCohort(t)
-	for id := ClientID(5); id <= maxCohort+1; id++ {
+	for id := base.ClientID(5); id <= maxCohort+1; id++ {
 		if g.step(Attach{Client: id, Want: true}); !g.c.cohort.on {
 			t.Fatalf("no cohort with client %d", id)
 		}
@@ -206,7 +207,7 @@ func TestSleeperOfACohort(t *testing.T) {
 			g.holders(1, 2, 3)
 			g.step(Release{Client: 3, Epoch: g.c.clients[3].grant.epoch, Reason: Idle})
 			is := func(want float64, when string) {
-				of := func(id ClientID) time.Duration { return cmp.Or(g.c.clients[id].slice, DriverSlice) }
+				of := func(id base.ClientID) time.Duration { return cmp.Or(g.c.clients[id].slice, timeslice.DriverSlice) }
 				if got := of(3).Seconds() / of(1).Seconds(); of(1) != of(2) || math.Abs(got/want-1) > 0.1 || max(of(1), of(3)) > g.c.cohortSlice() {
 					t.Errorf("%s: slices of %v and %v, and %v of the sleeper, want %.2f times that and %v at most", when, of(1), of(2), of(3), want, g.c.cohortSlice())
 				}
@@ -251,7 +252,7 @@ func newIdleCohort(t *testing.T) *autoGPU {
 func (g *autoGPU) cohortWith(slice time.Duration, shut bool) {
 	g.t.Helper()
 	g.is(Exclusive, reasonCohort)
-	for id := ClientID(1); id <= 3; id++ {
+	for id := base.ClientID(1); id <= 3; id++ {
 		if cl := g.c.clients[id]; cl.slice != slice {
 			g.t.Errorf("client %d has slices of %v, want %v", id, cl.slice, slice)
 		}
@@ -383,7 +384,7 @@ func TestLatencyTenantBesideACohortWithAGroup(t *testing.T) {
 func newGroupCohort(t *testing.T, share Share) *autoGPU {
 	g := newCohort(t)
 	share.Overlap = "o"
-	for id := ClientID(5); id <= 6; id++ {
+	for id := base.ClientID(5); id <= 6; id++ {
 		g.step(Attach{Client: id, Tenant: fmt.Sprint("m", id), Share: share, Want: true})
 		g.step(Controls{Client: id, Slices: ControlUnseen, Bare: 2})
 	}
@@ -408,12 +409,12 @@ func TestGroupInACohort(t *testing.T) {
 			t.Errorf("%s is billed %v of 20 s, want 4 s", tenant.Tenant, used)
 		}
 	}
-	for id, n := range map[ClientID]Notice{1: {Bound: false}, 5: {Bound: true}} { // its channels cannot be taken off
+	for id, n := range map[base.ClientID]Notice{1: {Bound: false}, 5: {Bound: true}} { // its channels cannot be taken off
 		if told := g.c.clients[id].told; told.Bound != n.Bound {
 			t.Errorf("client %d is told %+v", id, told)
 		}
 	}
-	for id := ClientID(5); id <= 6; id++ {
+	for id := base.ClientID(5); id <= 6; id++ {
 		if g.c.clients[id].slice != 0 {
 			t.Errorf("client %d of the group has slices of %v", id, g.c.clients[id].slice)
 		}
@@ -426,7 +427,7 @@ func TestGroupAndOneAreACohort(t *testing.T) {
 	g.step(Gone{Client: 1})
 	g.step(Gone{Client: 2})
 	g.holders(3, 5, 6)
-	for _, holders := range [][]ClientID{{3}, {4}, {5, 6}} {
+	for _, holders := range [][]base.ClientID{{3}, {4}, {5, 6}} {
 		g.step(Controls{Client: 3, Slices: ControlRefused})
 		if g.c.cohort.on {
 			t.Fatal("the cohort goes on")
@@ -465,7 +466,7 @@ func TestGroupWithALimitBesideACohort(t *testing.T) {
 		t.Errorf("a group with a limit of 20 %% used %v of 20 s", got)
 	}
 	limit := func(n int) {
-		for id := ClientID(5); id <= 6; id++ {
+		for id := base.ClientID(5); id <= 6; id++ {
 			g.step(SetShare{Tenant: fmt.Sprint("m", id), Share: Share{Overlap: "o", Limit: n}})
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 	"pgregory.net/rapid"
 )
@@ -18,14 +19,14 @@ import (
 type node struct {
 	node  *Node
 	cores []*GPU
-	now   Time
+	now   base.Time
 	log   func(format string, args ...any)
 	fail  func(format string, args ...any)
 	said  []string // actions of the latest step, on all GPUs, but Persist, Notice and Released
 
-	has    []map[ClientID]Epoch // live, by GPU
-	gangOf []map[ClientID]string
-	beside []map[ClientID]bool // has it beside others
+	has    []map[base.ClientID]base.Epoch // live, by GPU
+	gangOf []map[base.ClientID]string
+	beside []map[base.ClientID]bool // has it beside others
 
 	cfg       Config
 	persisted []Persist // by GPU
@@ -35,9 +36,9 @@ func newNode(gpus int, cfg Config) *node {
 	n := &node{log: func(string, ...any) {}, cfg: cfg, persisted: make([]Persist, gpus)}
 	n.start()
 	for range gpus {
-		n.has = append(n.has, map[ClientID]Epoch{})
-		n.gangOf = append(n.gangOf, map[ClientID]string{})
-		n.beside = append(n.beside, map[ClientID]bool{})
+		n.has = append(n.has, map[base.ClientID]base.Epoch{})
+		n.gangOf = append(n.gangOf, map[base.ClientID]string{})
+		n.beside = append(n.beside, map[base.ClientID]bool{})
 	}
 	return n
 }
@@ -53,7 +54,7 @@ func (n *node) start() {
 }
 
 // restart begins anew with what was persisted, as the caller of a core does.
-func (n *node) restart(tenant func(ClientID) (name string, share Share)) {
+func (n *node) restart(tenant func(base.ClientID) (name string, share Share)) {
 	n.log("%v restart", time.Duration(n.now))
 	n.start()
 	for i, p := range slices.Clone(n.persisted) {
@@ -70,7 +71,7 @@ func (n *node) restart(tenant func(ClientID) (name string, share Share)) {
 }
 
 // step gives an event to a GPU's core, and lets the gangs go on.
-func (n *node) step(gpu int, ev Event) {
+func (n *node) step(gpu int, ev base.Event) {
 	n.said = nil
 	for todo := n.one(gpu, ev); len(todo) > 0; todo = todo[1:] {
 		i, _ := strconv.Atoi(todo[0])
@@ -82,13 +83,13 @@ func (n *node) step(gpu int, ev Event) {
 }
 
 // one returns the GPUs that are to be stepped next.
-func (n *node) one(gpu int, ev Event) (todo []string) {
+func (n *node) one(gpu int, ev base.Event) (todo []string) {
 	c, has := n.cores[gpu], n.has[gpu]
 	acts := c.Step(n.now, ev)
 	if err := c.Check(); err != nil {
 		defer n.fail("GPU %d: %v", gpu, err)
 	}
-	n.log("%v GPU %d %v -> %v", time.Duration(n.now), gpu, ev, acts)
+	n.log("%v GPU %d %v -> %v", time.Duration(n.now), gpu, base.Text(ev), acts)
 	switch ev := ev.(type) {
 	case Release:
 		if has[ev.Client] == ev.Epoch {
@@ -102,7 +103,7 @@ func (n *node) one(gpu int, ev Event) (todo []string) {
 			delete(has, ev.Client)
 		}
 	}
-	grant := func(id ClientID, epoch Epoch, exclusive bool) {
+	grant := func(id base.ClientID, epoch base.Epoch, exclusive bool) {
 		for other := range has {
 			if exclusive && other != id && !n.beside[gpu][other] && (n.gangOf[gpu][id] == "" || n.gangOf[gpu][other] != n.gangOf[gpu][id]) {
 				n.fail("GPU %d: client %d is granted while these hold: %v", gpu, id, has)
@@ -128,7 +129,7 @@ func (n *node) one(gpu int, ev Event) (todo []string) {
 		switch a.(type) {
 		case Persist, Notice, Released, ModeChosen, StepGPU:
 		default:
-			n.said = append(n.said, fmt.Sprintf("%d: %v", gpu, a))
+			n.said = append(n.said, fmt.Sprintf("%d: %v", gpu, base.Text(a)))
 		}
 	}
 	return todo
@@ -146,7 +147,7 @@ func (n *node) bury() {
 }
 
 // deadline returns the GPU whose Tick is next; false if nothing is due anywhere.
-func (n *node) deadline() (gpu int, at Time, ok bool) {
+func (n *node) deadline() (gpu int, at base.Time, ok bool) {
 	due, any := false, false
 	for i, c := range n.cores {
 		_, has := c.due()
@@ -182,7 +183,7 @@ func TestAnyGangHistory(t *testing.T) {
 			return s
 		})
 		tenants := map[string]Share{}
-		tenant := func(id ClientID) string { return fmt.Sprintf("t%d", (id+1)/2) }
+		tenant := func(id base.ClientID) string { return fmt.Sprintf("t%d", (id+1)/2) }
 		for range rapid.IntRange(1, 150).Draw(t, "steps") {
 			gpu := rapid.IntRange(0, 2).Draw(t, "gpu")
 			if _, at, ok := n.deadline(); ok && rapid.IntRange(0, 3).Draw(t, "to the deadline") == 0 {
@@ -198,11 +199,11 @@ func TestAnyGangHistory(t *testing.T) {
 				n.step(i, Tick{})
 				n.bury()
 			}
-			id := ClientID(rapid.IntRange(1, 7).Draw(t, "client"))
-			epoch := func() Epoch {
-				return rapid.SampledFrom([]Epoch{0, n.has[gpu][id], n.has[gpu][id], n.has[gpu][id], 3}).Draw(t, "epoch")
+			id := base.ClientID(rapid.IntRange(1, 7).Draw(t, "client"))
+			epoch := func() base.Epoch {
+				return rapid.SampledFrom([]base.Epoch{0, n.has[gpu][id], n.has[gpu][id], n.has[gpu][id], 3}).Draw(t, "epoch")
 			}
-			var ev Event
+			var ev base.Event
 			switch rapid.IntRange(0, 21).Draw(t, "kind") {
 			case 0, 1, 2, 3:
 				ev = Attach{Client: id, Tenant: tenant(id), Share: tenants[tenant(id)], Held: epoch(), Want: rapid.Bool().Draw(t, "want")}
@@ -218,7 +219,7 @@ func TestAnyGangHistory(t *testing.T) {
 				s := shares.Draw(t, "share")
 				tenants[tenant(id)] = s
 				for i := range n.cores {
-					for c := range ClientID(8) {
+					for c := range base.ClientID(8) {
 						if tenant(c) == tenant(id) && n.cores[i].clients[c] != nil {
 							n.gangOf[i][c] = s.Group()
 						}
@@ -234,7 +235,7 @@ func TestAnyGangHistory(t *testing.T) {
 				}
 				continue
 			case 18:
-				n.restart(func(id ClientID) (string, Share) { return tenant(id), tenants[tenant(id)] })
+				n.restart(func(id base.ClientID) (string, Share) { return tenant(id), tenants[tenant(id)] })
 				continue
 			case 19:
 				if modes {
@@ -292,7 +293,7 @@ func play(t *testing.T, gpus int, script string) {
 		if err != nil {
 			continue // what was expected
 		}
-		n.now = Time(at)
+		n.now = base.Time(at)
 		gpu, _ := strconv.Atoi(words[1])
 		var gang string
 		i := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, "gang=") })

@@ -16,7 +16,7 @@ import (
 // gangTurns keeps the GPU for gangs whose turn has come on all their GPUs.
 func gangTurns() policy {
 	return policy{
-		due: func(c *GPU) (Time, bool) {
+		due: func(c *GPU) (base.Time, bool) {
 			var e base.Earliest
 			for _, t := range c.ganged {
 				e.Either(t.slot.Due())
@@ -240,7 +240,7 @@ func (t *tenant) Manned() bool {
 	return slices.ContainsFunc(t.members, func(cl *client) bool { return cl.connected && (cl.grant == nil || cl.grant.state != fenced) })
 }
 
-func (t *tenant) Drains() (since Time, ok bool) {
+func (t *tenant) Drains() (since base.Time, ok bool) {
 	for _, cl := range t.members {
 		if cl.grant.closes() {
 			since, ok = max(since, cl.grant.revokedAt), true

@@ -5,6 +5,9 @@ package sched
 import (
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // suspending runs tenants in the model of makespan_test.go, whose idle clients are
@@ -43,7 +46,7 @@ func TestIdleTenantLeaves(t *testing.T) {
 			continue // while the other one filled its memory
 		}
 		left++
-		since := Time(0)
+		since := base.Time(0)
 		for _, paused := range p.pausedAt {
 			if paused <= at {
 				since = paused
@@ -83,34 +86,34 @@ func TestIdleTenantAloneLeaves(t *testing.T) {
 // A tenant with a time of its own is suspended after that, and one that is never suspended
 // is not, whatever the GPU's time is. Without either nobody is.
 func TestIdleTimeOfATenant(t *testing.T) {
-	const hour = 3600 * Time(time.Second)
+	const hour = 3600 * base.Time(time.Second)
 	for _, tc := range []struct {
 		all, own time.Duration
-		want     Time // of the tenant with a time of its own; 0: never
-		beside   Time // of one without
+		want     base.Time // of the tenant with a time of its own; 0: never
+		beside   base.Time // of one without
 	}{
-		{0, 10 * time.Minute, Time(10 * time.Minute), 0},
-		{20 * time.Minute, 10 * time.Minute, Time(10 * time.Minute), Time(20 * time.Minute)},
-		{20 * time.Minute, -1, 0, Time(20 * time.Minute)},
-		{20 * time.Minute, 0, Time(20 * time.Minute), Time(20 * time.Minute)},
+		{0, 10 * time.Minute, base.Time(10 * time.Minute), 0},
+		{20 * time.Minute, 10 * time.Minute, base.Time(10 * time.Minute), base.Time(20 * time.Minute)},
+		{20 * time.Minute, -1, 0, base.Time(20 * time.Minute)},
+		{20 * time.Minute, 0, base.Time(20 * time.Minute), base.Time(20 * time.Minute)},
 		{0, 0, 0, 0},
 	} {
 		node := NewNode()
 		node.Arenas.Bound(100, 0)
-		c := New(Config{Node: node, Memory: Memory{Swap: true, Capacity: 100, SuspendAfter: tc.all}})
-		c.Step(0, SetTenantMemory{Tenant: "own", SuspendAfter: tc.own})
-		for id, tenant := range map[ClientID]string{1: "own", 2: "beside"} {
+		c := New(Config{Node: node, Memory: residency.Config{Swap: true, Capacity: 100, SuspendAfter: tc.all}})
+		c.Step(0, residency.SetTenantMemory{Tenant: "own", SuspendAfter: tc.own})
+		for id, tenant := range map[base.ClientID]string{1: "own", 2: "beside"} {
 			c.Step(0, Attach{Client: id, Tenant: tenant, CanMove: true})
-			c.Step(0, Reserve{Client: id, Total: 40})
-			c.Step(0, Moved{Client: id, Report: Report{Away: 40}})
+			c.Step(0, residency.Reserve{Client: id, Total: 40})
+			c.Step(0, residency.Moved{Client: id, Report: residency.Report{Away: 40}})
 			c.Step(0, Request{Client: id})
-			c.Step(0, Moved{Client: id, Epoch: c.clients[id].grant.epoch, Report: Report{Resident: 40}, Ready: true})
+			c.Step(0, residency.Moved{Client: id, Epoch: c.clients[id].grant.epoch, Report: residency.Report{Resident: 40}, Ready: true})
 			c.Step(0, Release{Client: id, Epoch: c.clients[id].grant.epoch, Reason: Idle})
 		}
-		left := map[ClientID]Time{}
+		left := map[base.ClientID]base.Time{}
 		for at, ok := c.Deadline(); ok && at < hour; at, ok = c.Deadline() {
 			for _, a := range c.Step(at, Tick{}) {
-				if s, ok := a.(Suspended); ok && left[s.Client] == 0 {
+				if s, ok := a.(residency.Suspended); ok && left[s.Client] == 0 {
 					left[s.Client] = at
 				}
 			}
@@ -118,7 +121,7 @@ func TestIdleTimeOfATenant(t *testing.T) {
 		if left[1] != tc.want || left[2] != tc.beside {
 			t.Errorf("%+v: the tenant left at %v, the one beside it at %v", tc, time.Duration(left[1]), time.Duration(left[2]))
 		}
-		c.Step(hour, SetTenantMemory{Tenant: "own"})
+		c.Step(hour, residency.SetTenantMemory{Tenant: "own"})
 		if c.SuspendsIdle() != (tc.all > 0) {
 			t.Errorf("%+v: %t after the tenant's time was removed", tc, c.SuspendsIdle())
 		}

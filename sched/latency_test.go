@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // latencyHasGPU says whether a latency tenant has a grant of whatever kind.
@@ -26,10 +28,10 @@ func latencyHasGPU(c *GPU) bool {
 func saturated(t *testing.T, tenants map[string]Share, drain time.Duration) (got map[string]float64, latency float64) {
 	t.Helper()
 	c := New(Config{})
-	now, end := Time(0), Time(10*time.Second)
+	now, end := base.Time(0), base.Time(10*time.Second)
 	var drains []Revoke // in the order of their ends
-	var ends []Time
-	step := func(ev Event) {
+	var ends []base.Time
+	step := func(ev base.Event) {
 		for _, a := range c.Step(now, ev) {
 			if r, ok := a.(Revoke); ok {
 				drains, ends = append(drains, r), append(ends, now.Add(drain))
@@ -40,7 +42,7 @@ func saturated(t *testing.T, tenants map[string]Share, drain time.Duration) (got
 		}
 	}
 	for i, name := range slices.Sorted(maps.Keys(tenants)) {
-		step(Attach{Client: ClientID(i + 1), Tenant: name, Share: tenants[name], Want: true})
+		step(Attach{Client: base.ClientID(i + 1), Tenant: name, Share: tenants[name], Want: true})
 	}
 	var had time.Duration
 	run := func() {
@@ -127,7 +129,7 @@ func TestLatencyTenantBesideALimit(t *testing.T) {
 
 // A latency tenant with short requests is let in at once, also beside one that saturates the GPU.
 func TestShortRequestsBesideAGreedyLatencyTenant(t *testing.T) {
-	g := &autoGPU{t: t, c: New(Config{}), n: 3, now: Time(time.Hour)}
+	g := &autoGPU{t: t, c: New(Config{}), n: 3, now: base.Time(time.Hour)}
 	g.step(Attach{Client: 1, Tenant: "greedy", Share: Share{Priority: Latency}, Want: true})
 	g.step(Attach{Client: 2, Want: true})
 	g.step(Attach{Client: 3, Tenant: "short", Share: Share{Priority: Latency}})
@@ -149,7 +151,7 @@ func TestShortRequestsBesideAGreedyLatencyTenant(t *testing.T) {
 // A latency tenant that is out of patience has the GPU when nobody else wants it, also between two
 // requests of others that leave longer pauses than a drain is worth; and when these are back it goes.
 func TestLatencyTenantUsesPauses(t *testing.T) {
-	g := &autoGPU{t: t, c: New(Config{}), n: 2, now: Time(time.Hour)}
+	g := &autoGPU{t: t, c: New(Config{}), n: 2, now: base.Time(time.Hour)}
 	g.step(Attach{Client: 1, Tenant: "l", Share: Share{Priority: Latency}, Want: true})
 	g.step(Attach{Client: 2, Want: true})
 	for range 5 {
@@ -175,11 +177,11 @@ func TestLatencyTenantUsesPauses(t *testing.T) {
 // A latency tenant keeps the others out for as long as it may, whether or not something else
 // has its account brought up to date meanwhile.
 func TestPatienceDoesNotDependOnHowOftenItIsCounted(t *testing.T) {
-	outAfter := func(every time.Duration) Time {
+	outAfter := func(every time.Duration) base.Time {
 		c := New(Config{Quantum: 100 * time.Millisecond})
 		c.Step(0, Attach{Client: 1, Tenant: "batch", Want: true})
 		c.Step(0, Attach{Client: 2, Tenant: "fast", Share: Share{Priority: Latency}, Want: true})
-		for now := Time(0); now < Time(2*time.Second); {
+		for now := base.Time(0); now < base.Time(2*time.Second); {
 			at, ok := c.Deadline()
 			if !ok {
 				break

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 func several(n int, u use) (all []use) {
@@ -158,7 +160,7 @@ func TestMakespanFromCold(t *testing.T) {
 // byGrant says of nobody that it comes later than others: the least recently granted one makes room.
 type byGrant struct{ forMemory }
 
-func (byGrant) Later(ClientID, ClientID) bool { return false }
+func (byGrant) Later(base.ClientID, base.ClientID) bool { return false }
 
 // Of three tenants each of which has half of the GPU's memory, in turn, one has to move
 // in every second turn, if that makes room which comes last; the least recently granted

@@ -9,17 +9,18 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // What a client has stays where it is when its tenant's limit is lowered: found in
 // simulation, where its place was promised to others.
 func TestLowerLimitLeavesWhatIsThere(t *testing.T) {
-	c := New(Config{Memory: Memory{Swap: true, Capacity: 100}})
-	refused := func(id ClientID, total uint64) (r residency.Refusal) {
+	c := New(Config{Memory: residency.Config{Swap: true, Capacity: 100}})
+	refused := func(id base.ClientID, total uint64) (r residency.Refusal) {
 		t.Helper()
-		for _, a := range c.Step(0, Reserve{Client: id, Total: total, Least: total}) {
-			if a, ok := a.(Reserved); ok {
+		for _, a := range c.Step(0, residency.Reserve{Client: id, Total: total, Least: total}) {
+			if a, ok := a.(residency.Reserved); ok {
 				r = a.Refused
 			}
 		}
@@ -27,25 +28,25 @@ func TestLowerLimitLeavesWhatIsThere(t *testing.T) {
 	}
 	c.Step(0, Attach{Client: 1, Tenant: "a"}) // its memory never moves
 	c.Step(0, Attach{Client: 2, Tenant: "b", CanMove: true})
-	if r := refused(1, 60); r != NotRefused {
+	if r := refused(1, 60); r != residency.NotRefused {
 		t.Fatalf("60 of 100: refused, %v", r)
 	}
-	c.Step(0, SetTenantMemory{Tenant: "a", Limit: 10})
-	if r := refused(2, 50); r != NoPlace {
-		t.Errorf("50 beside 60 that stay, on a GPU of 100: refused %q, want %v", r, NoPlace)
+	c.Step(0, residency.SetTenantMemory{Tenant: "a", Limit: 10})
+	if r := refused(2, 50); r != residency.NoPlace {
+		t.Errorf("50 beside 60 that stay, on a GPU of 100: refused %q, want %v", r, residency.NoPlace)
 	}
 }
 
 // A client that says it has more than it reserved is not believed: it keeps others from
 // nothing but the slack.
 func TestNobodyClaimsMemoryByAReport(t *testing.T) {
-	c := New(Config{Memory: Memory{Swap: true, Capacity: oneGiB}})
+	c := New(Config{Memory: residency.Config{Swap: true, Capacity: oneGiB}})
 	c.Step(0, Attach{Client: 1, Tenant: "liar", CanMove: true})
 	c.Step(0, Attach{Client: 2, Tenant: "honest", CanMove: true})
-	c.Step(0, Reserve{Client: 1, Total: 1 << 20})
-	c.Step(0, Moved{Client: 1, Report: Report{Resident: oneGiB, Fixed: oneGiB}})
-	for _, a := range c.Step(0, Reserve{Client: 2, Total: oneGiB / 2, Least: oneGiB / 2}) {
-		if a, ok := a.(Reserved); ok && a.Refused != NotRefused {
+	c.Step(0, residency.Reserve{Client: 1, Total: 1 << 20})
+	c.Step(0, residency.Moved{Client: 1, Report: residency.Report{Resident: oneGiB, Fixed: oneGiB}})
+	for _, a := range c.Step(0, residency.Reserve{Client: 2, Total: oneGiB / 2, Least: oneGiB / 2}) {
+		if a, ok := a.(residency.Reserved); ok && a.Refused != residency.NotRefused {
 			t.Errorf("half of the GPU: refused, %v, %v", a.Refused, a.Why)
 		}
 	}
@@ -60,16 +61,16 @@ func TestNobodyClaimsMemoryByAReport(t *testing.T) {
 // Memory that had to stay may leave once a tenant's is swapped again, but for what its process
 // has pinned. The process need not say so once more.
 func TestMemoryThatHadToStayMayLeave(t *testing.T) {
-	c := New(Config{Memory: Memory{Swap: true, Capacity: 100}})
+	c := New(Config{Memory: residency.Config{Swap: true, Capacity: 100}})
 	c.Step(0, Attach{Client: 1, Tenant: "a", CanMove: true})
-	c.Step(0, Reserve{Client: 1, Total: 40})
+	c.Step(0, residency.Reserve{Client: 1, Total: 40})
 	c.Step(0, Request{Client: 1})
-	c.Step(0, Moved{Client: 1, Epoch: 1, Report: Report{Resident: 40, Fixed: 5}, Ready: true})
-	c.Step(1, SetTenantMemory{Tenant: "a", Keep: Resident})
+	c.Step(0, residency.Moved{Client: 1, Epoch: 1, Report: residency.Report{Resident: 40, Fixed: 5}, Ready: true})
+	c.Step(1, residency.SetTenantMemory{Tenant: "a", Keep: residency.Resident})
 	if _, err := c.SuspendFits("a"); err == nil {
 		t.Error("it may leave while it has to stay")
 	}
-	c.Step(2, SetTenantMemory{Tenant: "a", Keep: Swapped})
+	c.Step(2, residency.SetTenantMemory{Tenant: "a", Keep: residency.Swapped})
 	if bytes, err := c.SuspendFits("a"); bytes != 35 {
 		t.Errorf("%d bytes may leave, %v; want 35", bytes, err)
 	}
@@ -80,21 +81,21 @@ func TestMemoryThatHadToStayMayLeave(t *testing.T) {
 
 func TestDefaultLimit(t *testing.T) {
 	for _, swap := range []bool{false, true} {
-		c := New(Config{Memory: Memory{Swap: swap, Capacity: oneGiB, DefaultLimit: 100}})
-		c.Step(0, SetTenantMemory{Tenant: "own", Limit: 200})
+		c := New(Config{Memory: residency.Config{Swap: swap, Capacity: oneGiB, DefaultLimit: 100}})
+		c.Step(0, residency.SetTenantMemory{Tenant: "own", Limit: 200})
 		for id, tenant := range [...]string{1: "none", 2: "none", 3: "own"} {
 			if id != 0 {
-				c.Step(0, Attach{Client: ClientID(id), Tenant: tenant})
+				c.Step(0, Attach{Client: base.ClientID(id), Tenant: tenant})
 			}
 		}
 		for _, try := range []struct {
-			id     ClientID
+			id     base.ClientID
 			total  uint64
 			limit  uint64
 			denied bool
 		}{{1, 60, 100, false}, {2, 60, 100, true}, {2, 40, 100, false}, {3, 200, 200, false}} {
-			for _, a := range c.Step(0, Reserve{Client: try.id, Total: try.total, Least: try.total}) {
-				if a, ok := a.(Reserved); ok && ((a.Refused == OverLimit) != try.denied || a.Stands.Limit != try.limit) {
+			for _, a := range c.Step(0, residency.Reserve{Client: try.id, Total: try.total, Least: try.total}) {
+				if a, ok := a.(residency.Reserved); ok && ((a.Refused == residency.OverLimit) != try.denied || a.Stands.Limit != try.limit) {
 					t.Errorf("swap %t: client %d asks for %d: refused %q, limit %d", swap, try.id, try.total, a.Refused, a.Stands.Limit)
 				}
 			}
@@ -105,8 +106,8 @@ func TestDefaultLimit(t *testing.T) {
 // A process that has just come from another GPU, or back after a restart, has not said yet what it
 // has on the GPU: until then it cannot leave or be resumed, and the reason says that this is for a moment.
 func TestUnknownMemoryLeavesLater(t *testing.T) {
-	c := New(Config{Memory: Memory{Swap: true, Capacity: 1 << 30}})
-	c.Step(1, RestoreMemory{Client: 1, Tenant: "a", CanMove: true, Bytes: 100 << 20})
+	c := New(Config{Memory: residency.Config{Swap: true, Capacity: 1 << 30}})
+	c.Step(1, residency.RestoreMemory{Client: 1, Tenant: "a", CanMove: true, Bytes: 100 << 20})
 	c.Step(2, Attach{Client: 1, Tenant: "a", CanMove: true, Again: true})
 	for what, fits := range map[string]func() error{
 		"suspend": func() error { _, err := c.SuspendFits("a"); return err },
@@ -117,10 +118,10 @@ func TestUnknownMemoryLeavesLater(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if _, err := c.SuspendFits("b"); !errors.Is(err, ErrNothingMoves) {
+	if _, err := c.SuspendFits("b"); !errors.Is(err, residency.ErrNothingMoves) {
 		t.Errorf("nobody: %v", err)
 	}
-	c.Step(3, Moved{Client: 1, Report: Report{Resident: 100 << 20}})
+	c.Step(3, residency.Moved{Client: 1, Report: residency.Report{Resident: 100 << 20}})
 	if err := c.DepartFits("a"); err != nil {
 		t.Errorf("it has said so: %v", err)
 	}
@@ -131,22 +132,22 @@ func TestUnknownMemoryLeavesLater(t *testing.T) {
 func TestArriveFits(t *testing.T) {
 	node := NewNode()
 	node.Arenas.Bound(101, 0)
-	c := New(Config{Node: node, Memory: Memory{Swap: true, Capacity: 100}})
+	c := New(Config{Node: node, Memory: residency.Config{Swap: true, Capacity: 100}})
 	c.Step(0, Attach{Client: 1, Tenant: "here", CanMove: true})
-	c.Step(0, Reserve{Client: 1, Total: 60})
+	c.Step(0, residency.Reserve{Client: 1, Total: 60})
 	before := c.MemorySnapshot()
 	for _, try := range []struct {
-		mover, other Mover
+		mover, other residency.Mover
 		want         string
 	}{
-		{Mover{Bytes: 40}, Mover{}, ""},
-		{Mover{Bytes: 50, Fixed: 40}, Mover{}, ""},
-		{Mover{Bytes: 50, Fixed: 41}, Mover{}, "cannot be moved"},
-		{Mover{Bytes: 30, Fixed: 30}, Mover{Bytes: 11, Fixed: 11}, "cannot be moved"},
-		{Mover{Bytes: 40}, Mover{Bytes: 1}, ""},
-		{Mover{Bytes: 50}, Mover{Bytes: 1}, "host memory"},
+		{residency.Mover{Bytes: 40}, residency.Mover{}, ""},
+		{residency.Mover{Bytes: 50, Fixed: 40}, residency.Mover{}, ""},
+		{residency.Mover{Bytes: 50, Fixed: 41}, residency.Mover{}, "cannot be moved"},
+		{residency.Mover{Bytes: 30, Fixed: 30}, residency.Mover{Bytes: 11, Fixed: 11}, "cannot be moved"},
+		{residency.Mover{Bytes: 40}, residency.Mover{Bytes: 1}, ""},
+		{residency.Mover{Bytes: 50}, residency.Mover{Bytes: 1}, "host memory"},
 	} {
-		err := c.ArriveFits("comes", map[ClientID]Mover{2: try.mover}, map[ClientID]Mover{3: try.other})
+		err := c.ArriveFits("comes", map[base.ClientID]residency.Mover{2: try.mover}, map[base.ClientID]residency.Mover{3: try.other})
 		if got := fmt.Sprint(err); err == nil && try.want != "" || err != nil && (try.want == "" || !strings.Contains(got, try.want)) {
 			t.Errorf("%+v beside %+v: %v, want %q", try.mover, try.other, err, try.want)
 		}

@@ -8,19 +8,16 @@ import (
 
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
-// Moving memory. A client that has memory away moves it onto the GPU when it is granted,
-// while its gate is still shut. That time is counted on its own: it is not billed, and
-// the turn begins when the client is ready. If nothing is moved for a grace period, and
-// others wait, the grant is asked back. The tenant then waits for as long as that took,
-// or until there is room.
+// A client that has memory away moves it onto the GPU when it is granted, before its gate opens. That
+// time is not billed, and the turn begins when the client is ready. If nothing is moved for a grace
+// period, and others wait, the grant is asked back, and the tenant waits for as long.
 //
-// Moving takes no more than its share of the time from those that could work. After a
-// client has moved its memory in, nobody is granted for some time that would have to
-// move, while there are clients that need not. Those take their turns among themselves
-// meanwhile; one alone goes on. When all of them pause, others may have the GPU if
-// moving pays (pause.go).
+// Moving takes no more than its share of the time: after a client has moved in, nobody is granted for
+// some time that would have to move, while there are clients that need not. When all of them pause,
+// others may have the GPU if moving pays (see Pauses).
 
 // maxStretch bounds how long turns become because of what moving took.
 const maxStretch = time.Minute
@@ -91,12 +88,12 @@ func (c *GPU) allAway(t *tenant) bool {
 	return cl != nil && cl.away
 }
 
-// transfers is what a core knows of moving memory on its GPU; see also pause.go.
+// transfers is what a core knows of moving memory on its GPU.
 type transfers struct {
 	moves       []*grant      // whose clients move memory
 	putOff      []*tenant     // whose grants were asked back because they did not get on
-	owedUntil   Time          // nobody moves before, if others can work
-	sparedUntil Time          // the free GPU is not given before to those that have to move
+	owedUntil   base.Time     // nobody moves before, if others can work
+	sparedUntil base.Time     // the free GPU is not given before to those that have to move
 	fillTook    time.Duration // about what moving takes
 	fills       int           // how often memory was moved in
 	linkRate    float64       // the fastest fill, bytes a second
@@ -106,8 +103,8 @@ type transfers struct {
 // move is the moving of memory under a grant.
 type move struct {
 	on    bool          // it moves, and its gate is not open yet
-	since Time          // while on
-	at    Time          // of the latest piece, while on
+	since base.Time     // while on
+	at    base.Time     // of the latest piece, while on
 	took  time.Duration // before since
 	ready bool          // it has opened its gate after it moved
 }
@@ -154,7 +151,7 @@ func (c *GPU) thereMayBeRoom() {
 
 // movesOn says that a client has not opened its gate under its grant, perhaps after its
 // connection was lost and made anew, and whether it has moved another piece.
-func (c *GPU) movesOn(cl *client, epoch Epoch, piece bool) {
+func (c *GPU) movesOn(cl *client, epoch base.Epoch, piece bool) {
 	if !cl.grant.holds() || cl.grant.kind != turnGrant || cl.grant.epoch != epoch {
 		return
 	}
@@ -171,7 +168,7 @@ func (c *GPU) movesOn(cl *client, epoch Epoch, piece bool) {
 
 // isReady says that all the memory of a client is on the GPU, and its gate open: its
 // turn begins. Copied is how much it moved since the grant, if that is known.
-func (c *GPU) isReady(cl *client, epoch Epoch, copied uint64, known bool) {
+func (c *GPU) isReady(cl *client, epoch base.Epoch, copied uint64, known bool) {
 	if cl.grant == nil || cl.grant.epoch != epoch {
 		return
 	}
@@ -215,7 +212,7 @@ func stalledMoves() policy {
 	return policy{due: (*GPU).movingDeadline, revoke: (*GPU).revokeStalled}
 }
 
-func (c *GPU) movingDeadline() (Time, bool) {
+func (c *GPU) movingDeadline() (base.Time, bool) {
 	var e base.Earliest
 	if c.isWaitedFor() {
 		for _, g := range c.moves {
@@ -234,7 +231,7 @@ func (c *GPU) movingDeadline() (Time, bool) {
 func (c *GPU) isWaitedFor() bool { return c.waiting > 0 || c.upNext() != nil }
 
 // givesUp returns when a client has not moved anything for too long.
-func (c *GPU) givesUp(g *grant) Time {
+func (c *GPU) givesUp(g *grant) base.Time {
 	if g.client.stranded {
 		return c.now
 	}
@@ -263,4 +260,222 @@ func (c *GPU) revokeStalled() {
 		}
 		i = -1
 	}
+}
+
+// Pauses. A client that has nothing to do gives the GPU back if somebody waits. Where all that wait
+// have to move first, the core bets: if the client comes back at once, moving was in vain; if it does
+// not, waiting was. The GPU is kept free for the time that would have been best for the client's latest
+// pauses, from nothing up to what moving costs.
+
+const (
+	// slowLink is the speed of most links at least, bytes a second: PCIe 3.0 of 16 lanes.
+	slowLink = 12e9
+	// slowFills is the number of fills in which a slower link is not believed: while the
+	// host memory for what moves out is still being made, moving takes many times longer.
+	slowFills = 16
+)
+
+// noteFill learns how long moving takes: the longest time, which is forgotten bit by bit.
+// Some fills take no time, as those of memory that nobody has touched yet.
+func (c *GPU) noteFill(bytes uint64, known bool, took time.Duration) {
+	c.fills++
+	switch {
+	case known && bytes == 0:
+		took = 0
+	case known && took > 0:
+		c.linkRate = max(c.linkRate, float64(bytes)/took.Seconds())
+		rate := c.linkRate
+		if c.fills <= slowFills {
+			rate = max(rate, slowLink)
+		}
+		took = min(took, time.Duration(float64(bytes)/rate*float64(time.Second)))
+	}
+	c.fillTook = max(took, c.fillTook-(c.fillTook-took)/4)
+}
+
+// moveCost is what moving for a pause costs: another client's memory moves in, and out
+// again when the client that paused comes back.
+func (tr *transfers) moveCost() time.Duration { return 2 * tr.fillTook }
+
+// beginPause notes that a client gave the GPU back, and endPause that the client wants it
+// again.
+func (c *GPU) beginPause(cl *client, idle bool) {
+	c.forgetPause(cl)
+	cl.idleSince = c.now
+	if idle && c.effective == Exclusive {
+		cl.pausing = true
+		c.pausing = append(c.pausing, cl)
+	}
+}
+
+func (c *GPU) endPause(cl *client) {
+	if cl.pausing {
+		cl.pauses.Note(c.now.Sub(cl.idleSince))
+		cl.progress.HadPause(c.now.Sub(cl.idleSince))
+		c.addUp(cl)
+		c.forgetPause(cl)
+	}
+}
+
+func (c *GPU) forgetPause(cl *client) {
+	if cl.pausing {
+		cl.pausing = false
+		c.pausing = slices.DeleteFunc(c.pausing, func(o *client) bool { return o == cl })
+	}
+}
+
+// longIdle is the least idle time of a client that is not expected back soon.
+const longIdle = time.Second
+
+// sleeps says whether a client has been idle for longer than its pauses are.
+func (c *GPU) sleeps(cl *client) bool {
+	if cl.in != nil || cl.grant != nil {
+		return false
+	}
+	return c.now.Sub(cl.idleSince) > 2*cl.pauses.Longest(longIdle/2)
+}
+
+// later says whether a client is expected to use the GPU later than another one, as
+// things are: its memory is the first to make room. Those that have been idle for the
+// longest time come last, and before them those that are next by their virtual time;
+// who is let in at once comes first.
+func (c *GPU) later(a, b base.ClientID) bool {
+	x, y := c.clients[a], c.clients[b]
+	if p, q := c.lateness(x), c.lateness(y); p != q {
+		return p > q
+	}
+	switch {
+	case x == nil:
+		return a > b
+	case c.sleeps(x) && x.idleSince != y.idleSince:
+		return x.idleSince < y.idleSince
+	case x.tenant.VT() != y.tenant.VT():
+		return x.tenant.VT() > y.tenant.VT()
+	case (x.in == nil) != (y.in == nil):
+		return x.in == nil
+	case x.seq != y.seq:
+		return x.seq > y.seq
+	}
+	return a > b
+}
+
+func (c *GPU) lateness(cl *client) int {
+	switch {
+	case cl == nil:
+		return 3
+	case cl.tenant.share.Priority == Latency:
+		return 0
+	case c.sleeps(cl):
+		return 2
+	}
+	return 1
+}
+
+// What turns and the memory of a GPU have to do with each other.
+
+// forMemory is what memory sees of the turns.
+type forMemory struct{ c *GPU }
+
+func (f forMemory) Known(id base.ClientID) bool { return f.c.clients[id] != nil }
+
+func (f forMemory) Connected(id base.ClientID) bool {
+	cl := f.c.clients[id]
+	return cl != nil && cl.connected
+}
+
+func (f forMemory) Later(a, b base.ClientID) bool { return f.c.later(a, b) }
+
+func (f forMemory) SetAway(id base.ClientID, away bool) {
+	if cl := f.c.clients[id]; cl != nil && cl.tenant != nil && cl.away != away { // without a tenant it attaches just now
+		f.c.setAway(cl, away)
+	}
+}
+
+func (f forMemory) SetStranded(id base.ClientID, on bool) { f.c.setStranded(f.c.clients[id], on) }
+
+func (f forMemory) Ready(id base.ClientID, epoch base.Epoch, copied uint64, known bool) {
+	f.c.isReady(f.c.clients[id], epoch, copied, known)
+}
+
+func (f forMemory) MovesOn(id base.ClientID, epoch base.Epoch, piece bool) {
+	f.c.movesOn(f.c.clients[id], epoch, piece)
+}
+
+func (f forMemory) MovedOut() {
+	for _, g := range f.c.moves {
+		g.move.at = f.c.now
+	}
+}
+
+func (f forMemory) MayBeRoom() { f.c.thereMayBeRoom() }
+
+// attachMemory takes in the memory of a client that attaches.
+func (c *GPU) attachMemory(cl *client, ev Attach) {
+	cl.away = c.mem.Attach(residency.Client{
+		ID: cl.id, Tenant: ev.Tenant, Gang: ev.Share.Group(), CanMove: ev.CanMove, Again: ev.Again, Granted: cl.grant != nil,
+	})
+}
+
+// restoreMemory takes in the memory of a client that was here before a restart.
+func (c *GPU) restoreMemory(ev residency.RestoreMemory) {
+	cl := c.clients[ev.Client]
+	c.mem.Restore(ev, cl != nil && cl.grant != nil)
+}
+
+// strandedMemory lets those go on that have a place again, or are to try.
+func strandedMemory() policy {
+	return policy{
+		due:    func(c *GPU) (base.Time, bool) { return c.mem.Due() },
+		revoke: func(c *GPU) { c.mem.PlaceStranded() },
+	}
+}
+
+// suspend has a tenant leave the GPU.
+func (c *GPU) suspend(tenant string) {
+	for _, id := range c.mem.Clients(tenant) {
+		if cl := c.clients[id]; c.mem.Suspend(id) && cl != nil && cl.grant.holds() && cl.tenant.slot == nil {
+			c.revoke(cl.grant, Suspending)
+		}
+	}
+}
+
+// resumeTenant has a tenant's memory come back: a client that has memory away, or may have, waits for
+// a grant as if it had asked for one. A client without a connection comes back with its own request.
+func (c *GPU) resumeTenant(tenant string) {
+	for _, id := range c.mem.Clients(tenant) {
+		if cl := c.clients[id]; c.mem.Resume(id) && cl != nil && cl.connected && cl.tenant.slot == nil && !cl.grant.holds() {
+			c.request(cl)
+		}
+	}
+}
+
+// Unused says whether the GPU has no client, and nobody has memory on it.
+func (c *GPU) Unused() bool { return len(c.clients) == 0 && c.mem.Unused() }
+
+// AsksHost says whether what an event does may depend on how much host memory there
+// is: then Arenas.Observe comes before its Step.
+func (c *GPU) AsksHost(ev base.Event) bool {
+	switch ev.(type) {
+	case Attach, SetShare:
+		return c.Unplaced()
+	}
+	return c.View.AsksHost(ev)
+}
+
+// Left says whether a client is suspended, nothing that can be moved is left of its memory
+// on the GPU, and it does not wait to come back.
+func (c *GPU) Left(id base.ClientID) bool {
+	cl := c.clients[id]
+	return cl != nil && c.mem.HasLeft(id) && cl.grant == nil && cl.in == nil && !cl.later
+}
+
+// Departed says whether no client of a tenant has a grant, waits for one, or has memory on
+// the GPU that can be moved.
+func (c *GPU) Departed(tenant string) bool {
+	for _, id := range c.mem.Clients(tenant) {
+		if cl := c.clients[id]; cl != nil && (cl.grant != nil || cl.in != nil) {
+			return false
+		}
+	}
+	return c.mem.Departed(tenant)
 }

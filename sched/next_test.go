@@ -5,18 +5,20 @@ package sched
 import (
 	"math/rand/v2"
 	"testing"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 func TestNext(t *testing.T) {
 	c := New(Config{})
-	next := func(when string, want ClientID) {
+	next := func(when string, want base.ClientID) {
 		t.Helper()
 		if got := c.Next(); got != want {
 			t.Errorf("%s: next is %d, want %d", when, got, want)
 		}
 	}
 	next("nobody there", 0)
-	for id := range ClientID(4) {
+	for id := range base.ClientID(4) {
 		c.Step(0, Attach{Client: id + 1})
 	}
 	next("nobody waits", 0)
@@ -40,13 +42,13 @@ func TestNextGetsTheGrant(t *testing.T) {
 	const seed = 1
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	c := New(Config{Quantum: 10, Grace: 1000})
-	now, grants := Time(0), 0
-	epochs := map[ClientID]Epoch{}
+	now, grants := base.Time(0), 0
+	epochs := map[base.ClientID]base.Epoch{}
 	const clients = 5
 	for range 20_000 {
-		now += Time(rnd.IntN(20))
-		id := ClientID(1 + rnd.IntN(clients))
-		var ev Event
+		now += base.Time(rnd.IntN(20))
+		id := base.ClientID(1 + rnd.IntN(clients))
+		var ev base.Event
 		switch rnd.IntN(8) {
 		case 0:
 			ev = Attach{Client: id, Want: rnd.IntN(2) == 0}
@@ -75,10 +77,10 @@ func TestNextGetsTheGrant(t *testing.T) {
 			grants++
 			epochs[g.Client] = g.Epoch
 			if next != 0 && g.Client != next {
-				t.Fatalf("seed %d: %v: granted to %d, next was %d", seed, ev, g.Client, next)
+				t.Fatalf("seed %d: %v: granted to %d, next was %d", seed, base.Text(ev), g.Client, next)
 			}
 			if c.Next() == g.Client {
-				t.Fatalf("seed %d: %v: %d has the grant and is next", seed, ev, g.Client)
+				t.Fatalf("seed %d: %v: %d has the grant and is next", seed, base.Text(ev), g.Client)
 			}
 			next = c.Next()
 		}

@@ -5,6 +5,8 @@ package sched
 import (
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // TestSuspensionIsTheNodes suspends the machine while a holder of one GPU drains. The
@@ -14,7 +16,7 @@ func TestSuspensionIsTheNodes(t *testing.T) {
 	n := NewNode()
 	a := New(Config{Quantum: 100 * time.Millisecond, Grace: time.Second, GPU: "a", Node: n})
 	b := New(Config{Quantum: 100 * time.Millisecond, Grace: time.Second, GPU: "b", Node: n})
-	at := func(d time.Duration) Time { return Time(d) }
+	at := func(d time.Duration) base.Time { return base.Time(d) }
 
 	b.Step(0, Attach{Client: 3})
 	a.Step(0, Attach{Client: 1, Want: true})
@@ -44,22 +46,22 @@ func TestSuspensionIsTheNodes(t *testing.T) {
 // TestLateTicks has each tick come late, as on a machine that is busy: turns end all the same, and
 // the time of a turn is billed.
 func TestLateTicks(t *testing.T) {
-	for _, late := range []time.Duration{maxLate + time.Millisecond, 150 * time.Millisecond, suspended - time.Millisecond} {
+	for _, late := range []time.Duration{base.MaxLate + time.Millisecond, 150 * time.Millisecond, base.Suspension - time.Millisecond} {
 		const quantum = 10 * time.Second
 		c := New(Config{Quantum: quantum, Grace: time.Second, Mode: Exclusive})
 		c.Step(0, Attach{Client: 1, Tenant: "a", Want: true})
 		c.Step(0, Attach{Client: 2, Tenant: "b", Want: true})
 		ticks := 0
-		now := Time(0)
+		now := base.Time(0)
 		for ; ticks < 10 && c.counters.Revokes == 0; ticks++ {
 			at, _ := c.Deadline()
 			now = at.Add(late)
 			c.Step(now, Tick{})
 		}
-		if most := Time(quantum).Add(maxLate + 2*late); c.counters.Revokes != 1 || now > most {
+		if most := base.Time(quantum).Add(base.MaxLate + 2*late); c.counters.Revokes != 1 || now > most {
 			t.Errorf("ticks are %v late: %d revokes after %d ticks at %v, want one before %v", late, c.counters.Revokes, ticks, time.Duration(now), time.Duration(most))
 		}
-		if used := c.Snapshot(now).Tenants[0].Used; used < quantum-maxLate || used > quantum+maxLate {
+		if used := c.Snapshot(now).Tenants[0].Used; used < quantum-base.MaxLate || used > quantum+base.MaxLate {
 			t.Errorf("ticks are %v late: the turn of %v is billed as %v", late, quantum, used)
 		}
 	}
@@ -86,20 +88,20 @@ func TestLateTickReadsFirst(t *testing.T) {
 }
 
 // TestLateTickOfSeveralGPUs has one tick late for two GPUs: the clock does not pass what is due
-// first by more than maxLate before that GPU is stepped.
+// first by more than base.MaxLate before that GPU is stepped.
 func TestLateTickOfSeveralGPUs(t *testing.T) {
 	n := NewNode()
 	slow := New(Config{Quantum: 600 * time.Millisecond, GPU: "a", Node: n})
 	fast := New(Config{Quantum: 200 * time.Millisecond, GPU: "b", Node: n})
-	for id := range ClientID(2) {
+	for id := range base.ClientID(2) {
 		slow.Step(0, Attach{Client: id + 1, Want: true})
 		fast.Step(0, Attach{Client: id + 3, Want: true})
 	}
 	due, _ := fast.deadline()
 	for i := range 5 {
-		slow.Step(Time(800*time.Millisecond).Add(time.Duration(i)*time.Millisecond), Tick{})
-		if n.clock.now > due.Add(maxLate) {
-			t.Fatalf("after %d steps of the other GPU the clock is at %v, and a turn is due at %v", i+1, time.Duration(n.clock.now), time.Duration(due))
+		slow.Step(base.Time(800*time.Millisecond).Add(time.Duration(i)*time.Millisecond), Tick{})
+		if n.clock.Now > due.Add(base.MaxLate) {
+			t.Fatalf("after %d steps of the other GPU the clock is at %v, and a turn is due at %v", i+1, time.Duration(n.clock.Now), time.Duration(due))
 		}
 	}
 }

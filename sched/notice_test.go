@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 func TestNotice(t *testing.T) {
@@ -86,7 +88,7 @@ func TestNoticeKeepsItsPromises(t *testing.T) {
 func TestManyHoldersAreToldOfALimit(t *testing.T) {
 	c := New(Config{Mode: Concurrent})
 	c.Step(0, Attach{Client: 1, Tenant: "a", Share: Share{Gang: "g"}, Want: true})
-	for id := ClientID(2); id <= noticed+2; id++ {
+	for id := base.ClientID(2); id <= noticed+2; id++ {
 		c.Step(0, Attach{Client: id, Want: true})
 	}
 	c.Step(1, SetShare{Tenant: "a", Share: Share{Limit: 50}})
@@ -101,9 +103,9 @@ func TestManyHoldersAreToldOfALimit(t *testing.T) {
 // TestGroupAloneIsAlone has the members of an overlap group alone on a GPU: nobody needs their
 // submitted work to be short. A client from outside is news to each of them, however many they are.
 func TestGroupAloneIsAlone(t *testing.T) {
-	for _, members := range []ClientID{2, noticed + 4} {
+	for _, members := range []base.ClientID{2, noticed + 4} {
 		c := New(Config{})
-		for id := ClientID(1); id <= members; id++ {
+		for id := base.ClientID(1); id <= members; id++ {
 			c.Step(0, Attach{Client: id, Share: Share{Overlap: "g"}, Want: true})
 		}
 		told := func(when string, want bool) {
@@ -111,7 +113,7 @@ func TestGroupAloneIsAlone(t *testing.T) {
 			if err := c.Check(); err != nil {
 				t.Error(err)
 			}
-			for id := ClientID(1); id <= members; id++ {
+			for id := base.ClientID(1); id <= members; id++ {
 				if got := c.clients[id].told; got.Present > 0 != want || got.Bound != want {
 					t.Errorf("%d members, %s: client %d was told %v", members, when, id, got)
 				}
@@ -126,7 +128,7 @@ func TestGroupAloneIsAlone(t *testing.T) {
 		// In mode concurrent the one from outside may have been granted first.
 		c = New(Config{Mode: Concurrent})
 		c.Step(0, Attach{Client: 100, Tenant: "outside", Want: true})
-		for id := ClientID(1); id <= members; id++ {
+		for id := base.ClientID(1); id <= members; id++ {
 			c.Step(0, Attach{Client: id, Share: Share{Overlap: "g"}, Want: true})
 		}
 		told("at the same time as one from outside", true)

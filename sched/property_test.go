@@ -8,6 +8,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/timeslice"
 	"pgregory.net/rapid"
 )
@@ -19,25 +22,25 @@ const (
 
 // history judges a core from the outside: by its events and actions alone.
 type history struct {
-	epoch     Epoch          // of the latest grant
-	used      map[Epoch]bool // by grants
-	persisted Persist        // as a restart would find it
-	live      map[ClientID]*liveGrant
-	shares    map[ClientID]Share
+	epoch     base.Epoch          // of the latest grant
+	used      map[base.Epoch]bool // by grants
+	persisted Persist             // as a restart would find it
+	live      map[base.ClientID]*liveGrant
+	shares    map[base.ClientID]Share
 	mode      Mode // in effect
 }
 
 // liveGrant is a grant that was given and not released, nor its client dead or
 // fenced.
 type liveGrant struct {
-	epoch   Epoch
+	epoch   base.Epoch
 	latency bool
 	beside  bool // and shuts nobody's gate
 	shared  bool // one of a cohort
 	open    bool // gate
 }
 
-func (h *history) of(id ClientID) liveGrant {
+func (h *history) of(id base.ClientID) liveGrant {
 	if g := h.live[id]; g != nil {
 		return *g
 	}
@@ -45,7 +48,7 @@ func (h *history) of(id ClientID) liveGrant {
 }
 
 // batch returns the clients, but one, that have an exclusive grant.
-func (h *history) batch(except ClientID) (ids []ClientID) {
+func (h *history) batch(except base.ClientID) (ids []base.ClientID) {
 	for id, g := range h.live {
 		if id != except && !g.latency {
 			ids = append(ids, id)
@@ -55,13 +58,13 @@ func (h *history) batch(except ClientID) (ids []ClientID) {
 }
 
 // unshared returns those of the clients whose grant is not one of a cohort.
-func (h *history) unshared(ids []ClientID) []ClientID {
-	return slices.DeleteFunc(ids, func(id ClientID) bool { return h.live[id].shared })
+func (h *history) unshared(ids []base.ClientID) []base.ClientID {
+	return slices.DeleteFunc(ids, func(id base.ClientID) bool { return h.live[id].shared })
 }
 
 // busy returns the clients beside which no exclusive grant may be given: all but
 // latency ones that drain.
-func (h *history) busy() []ClientID {
+func (h *history) busy() []base.ClientID {
 	ids := h.batch(0)
 	for id, g := range h.live {
 		if g.latency && !g.beside && g.open {
@@ -72,7 +75,7 @@ func (h *history) busy() []ClientID {
 }
 
 // saw takes note of an event and the actions that answered it.
-func (h *history) saw(ev Event, acts []Action) error {
+func (h *history) saw(ev base.Event, acts []base.Action) error {
 	switch ev := ev.(type) {
 	case Release:
 		if h.of(ev.Client).epoch == ev.Epoch {
@@ -81,7 +84,7 @@ func (h *history) saw(ev Event, acts []Action) error {
 	case Gone:
 		delete(h.live, ev.Client)
 	case Exec: // without a connection: nothing is left of the earlier program's work
-		if slices.ContainsFunc(acts, func(a Action) bool { r, ok := a.(Released); return ok && r.Client == ev.Client }) {
+		if slices.ContainsFunc(acts, func(a base.Action) bool { r, ok := a.(Released); return ok && r.Client == ev.Client }) {
 			delete(h.live, ev.Client)
 		}
 	case Attach:
@@ -96,9 +99,9 @@ func (h *history) saw(ev Event, acts []Action) error {
 	first := true // except the room on the new page
 	for _, a := range acts {
 		if _, ok := a.(Adopt); ok && !first {
-			return fmt.Errorf("%v is not the first of %v", a, acts)
+			return fmt.Errorf("%v is not the first of %v", base.Text(a), acts)
 		}
-		if r, ok := a.(Room); !ok || r.Client != attach.Client {
+		if r, ok := a.(residency.Room); !ok || r.Client != attach.Client {
 			first = false
 		}
 		switch a := a.(type) {
@@ -117,7 +120,7 @@ func (h *history) saw(ev Event, acts []Action) error {
 			h.live[a.Client].open = false
 		case Slice:
 			if a.D != 0 && (a.D < LatencySlice || a.D > timeslice.MaxSlice) {
-				return fmt.Errorf("%v", a)
+				return fmt.Errorf("%v", base.Text(a))
 			}
 		case Close:
 			if g := h.live[a.Client]; g != nil {
@@ -125,7 +128,7 @@ func (h *history) saw(ev Event, acts []Action) error {
 			}
 		case Resume:
 			if g := h.of(a.Client); g.epoch != a.Epoch || g.open {
-				return fmt.Errorf("%v of %+v", a, g)
+				return fmt.Errorf("%v of %+v", base.Text(a), g)
 			}
 			h.live[a.Client].open = true
 		case Grant:
@@ -135,7 +138,7 @@ func (h *history) saw(ev Event, acts []Action) error {
 		case Adopt:
 			g := h.live[a.Client]
 			if g == nil || g.epoch != a.Epoch {
-				return fmt.Errorf("%v of %+v", a, g)
+				return fmt.Errorf("%v of %+v", base.Text(a), g)
 			}
 			g.latency = h.mode == Exclusive && (g.latency || h.shares[a.Client].Priority == Latency)
 			g.open, g.beside, g.shared = true, false, a.Shared
@@ -144,7 +147,7 @@ func (h *history) saw(ev Event, acts []Action) error {
 				others = h.unshared(others)
 			}
 			if h.mode == Exclusive && !g.latency && len(others) > 0 {
-				return fmt.Errorf("%v while these hold: %v", a, others)
+				return fmt.Errorf("%v while these hold: %v", base.Text(a), others)
 			}
 		}
 	}
@@ -154,26 +157,26 @@ func (h *history) saw(ev Event, acts []Action) error {
 func (h *history) granted(a Grant) error {
 	switch {
 	case h.used[a.Epoch]:
-		return fmt.Errorf("%v, again", a)
+		return fmt.Errorf("%v, again", base.Text(a))
 	case uint32(a.Epoch) == 0 || uint32(a.Epoch) == 0xffffffff:
-		return fmt.Errorf("%v uses a reserved word", a)
+		return fmt.Errorf("%v uses a reserved word", base.Text(a))
 	case a.Concurrent != (a.Latency || a.Beside || h.mode == Concurrent), (a.Latency || a.Beside) && h.mode != Exclusive, a.Latency && a.Beside:
-		return fmt.Errorf("%v in %v mode", a, h.mode)
+		return fmt.Errorf("%v in %v mode", base.Text(a), h.mode)
 	case a.Shared && (a.Concurrent || len(h.unshared(h.busy())) > 0), !a.Concurrent && !a.Shared && len(h.busy()) > 0:
-		return fmt.Errorf("%v while these hold: %v", a, h.busy())
+		return fmt.Errorf("%v while these hold: %v", base.Text(a), h.busy())
 	case h.live[a.Client] != nil:
-		return fmt.Errorf("%v to one that holds epoch %d", a, h.live[a.Client].epoch)
+		return fmt.Errorf("%v to one that holds epoch %d", base.Text(a), h.live[a.Client].epoch)
 	case a.Beside: // may be recorded afterwards
 	case a.Latency: // the same
 		for id, g := range h.live {
 			if g.open && !g.latency {
-				return fmt.Errorf("%v while the gate of client %d is open", a, id)
+				return fmt.Errorf("%v while the gate of client %d is open", base.Text(a), id)
 			}
 		}
 	case h.persisted.Epoch < a.Epoch:
-		return fmt.Errorf("%v before epoch %d was persisted", a, a.Epoch)
+		return fmt.Errorf("%v before epoch %d was persisted", base.Text(a), a.Epoch)
 	case !h.persisted.Unrecorded && !slices.ContainsFunc(h.persisted.Holders[:], func(o Holder) bool { return o.Client == a.Client && o.Epoch == a.Epoch }):
-		return fmt.Errorf("%v, but %v", a, h.persisted)
+		return fmt.Errorf("%v, but %v", base.Text(a), h.persisted)
 	}
 	h.used[a.Epoch] = true
 	h.epoch = max(h.epoch, a.Epoch)
@@ -189,34 +192,39 @@ func TestAnyHistory(t *testing.T) {
 		graces := rapid.Int64Range(int64(MinGrace), int64(maxTestGrace))
 		modes := rapid.SampledFrom([]Mode{Exclusive, Exclusive, Concurrent, Auto})
 		cfg := Config{
+			Tuning: account.Tuning{
+				Window:    time.Duration(rapid.IntRange(0, 1000).Draw(t, "window")) * time.Millisecond,
+				DropCarry: rapid.IntRange(0, 100).Draw(t, "dropcarry"),
+				DropTail:  rapid.IntRange(0, 100).Draw(t, "droptail"),
+			},
 			Quantum:   time.Duration(durations.Draw(t, "quantum")),
 			Grace:     time.Duration(graces.Draw(t, "grace")),
 			Mode:      modes.Draw(t, "mode"),
-			LastEpoch: Epoch(rapid.SampledFrom([]uint64{0, 7, 0xfffffffc - unrecorded}).Draw(t, "last epoch")),
+			LastEpoch: base.Epoch(rapid.SampledFrom([]uint64{0, 7, 0xfffffffc - unrecorded}).Draw(t, "last epoch")),
 		}
 		cfg.Way = rapid.SampledFrom([]Way{WayTurns, WaySlices, WayCohort, WayDriver}).Draw(t, "way")
 		cfg.SwapShare = rapid.SampledFrom([]int{0, 10, 50}).Draw(t, "swap share")
-		cfg.Memory = Memory{Swap: rapid.Bool().Draw(t, "swap"), Capacity: 100, StallAfter: time.Duration(graces.Draw(t, "stall after")),
+		cfg.Memory = residency.Config{Swap: rapid.Bool().Draw(t, "swap"), Capacity: 100, StallAfter: time.Duration(graces.Draw(t, "stall after")),
 			Ceiling: rapid.SampledFrom([]uint64{0, 0, 90}).Draw(t, "ceiling")}
 		bytes := rapid.OneOf(rapid.Uint64Range(0, 60), rapid.Uint64Range(0, 120), rapid.SampledFrom([]uint64{1 << 63, ^uint64(0)}))
 		plain := rapid.Bool().Draw(t, "without shares")
 		long := !plain && rapid.Bool().Draw(t, "for a while") // ways to share change in seconds
 		c := New(cfg)
-		h := &history{epoch: cfg.LastEpoch, used: map[Epoch]bool{}, live: map[ClientID]*liveGrant{}, shares: map[ClientID]Share{}}
+		h := &history{epoch: cfg.LastEpoch, used: map[base.Epoch]bool{}, live: map[base.ClientID]*liveGrant{}, shares: map[base.ClientID]Share{}}
 		h.mode = c.Snapshot(0).Effective
-		var now Time
-		step := func(ev Event) {
+		var now base.Time
+		step := func(ev base.Event) {
 			acts := c.Step(now, ev)
-			t.Logf("%v %v -> %v", time.Duration(now), ev, acts)
+			t.Logf("%v %v -> %v", time.Duration(now), base.Text(ev), acts)
 			if err := h.saw(ev, acts); err != nil {
 				t.Fatal(err)
 			}
 			if err := c.Check(); err != nil {
-				t.Fatalf("after %v: %v", ev, err)
+				t.Fatalf("after %v: %v", base.Text(ev), err)
 			}
 		}
 		for i := range rapid.IntRange(0, 3).Draw(t, "restored") {
-			r := Restore{Client: ClientID(i + 1), Epoch: cfg.LastEpoch + Epoch(i) + 1}
+			r := Restore{Client: base.ClientID(i + 1), Epoch: cfg.LastEpoch + base.Epoch(i) + 1}
 			r.Shared = cfg.Mode == Auto && cfg.Way == WayCohort && rapid.Bool().Draw(t, "shared")
 			h.live[r.Client] = &liveGrant{epoch: r.Epoch, shared: r.Shared}
 			h.epoch = r.Epoch
@@ -239,16 +247,16 @@ func TestAnyHistory(t *testing.T) {
 			return s
 		})
 		calls := rapid.SampledFrom([]uint64{0, 1, 100, 1 << 40})
-		events := rapid.Custom(func(t *rapid.T) Event {
-			id := ClientID(rapid.IntRange(1, 6).Draw(t, "client"))
+		events := rapid.Custom(func(t *rapid.T) base.Event {
+			id := base.ClientID(rapid.IntRange(1, 6).Draw(t, "client"))
 			tenant := fmt.Sprint("t", id%3)
 			if plain || id == 6 {
 				tenant = ""
 			}
 			// An epoch that is likely to mean something.
-			epoch := func() Epoch {
+			epoch := func() base.Epoch {
 				own := h.of(id).epoch
-				return rapid.SampledFrom([]Epoch{0, own, own, own, h.epoch, h.epoch + 5, 3}).Draw(t, "epoch")
+				return rapid.SampledFrom([]base.Epoch{0, own, own, own, h.epoch, h.epoch + 5, 3}).Draw(t, "epoch")
 			}
 			switch rapid.IntRange(0, 31).Draw(t, "kind") {
 			case 0, 1, 2:
@@ -263,40 +271,30 @@ func TestAnyHistory(t *testing.T) {
 				return Gone{id}
 			case 15:
 				return SetQuantum{time.Duration(durations.Draw(t, "quantum"))}
-			case 16:
-				return SetGrace{time.Duration(graces.Draw(t, "grace"))}
 			case 17:
 				return SetMode{modes.Draw(t, "mode")}
 			case 18:
 				return SetShare{tenant, shares.Draw(t, "share")}
 			case 19:
-				return rapid.SampledFrom([]Event{
-					SetTenantMemory{Tenant: tenant, Limit: bytes.Draw(t, "limit"), Keep: Keep(rapid.IntRange(0, 2).Draw(t, "keep")), SuspendAfter: time.Duration(rapid.IntRange(-1, 3).Draw(t, "idle time")) * time.Second},
-					SetGPUMemory{Swap: &Memory{Swap: true, Capacity: bytes.Draw(t, "capacity")}}, ArenaChanged{Client: id, Bytes: bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
-					RestoreMemory{Client: id, Tenant: tenant, CanMove: rapid.Bool().Draw(t, "can move"), Bytes: bytes.Draw(t, "bytes"), Suspended: rapid.Bool().Draw(t, "suspended")},
+				return rapid.SampledFrom([]base.Event{
+					residency.SetTenantMemory{Tenant: tenant, Limit: bytes.Draw(t, "limit"), Keep: residency.Keep(rapid.IntRange(0, 2).Draw(t, "keep")), SuspendAfter: time.Duration(rapid.IntRange(-1, 3).Draw(t, "idle time")) * time.Second},
+					residency.SetGPUMemory{Swap: &residency.Config{Swap: true, Capacity: bytes.Draw(t, "capacity")}}, residency.ArenaChanged{Client: id, Bytes: bytes.Draw(t, "arena")}, Exec{id}, Suspend{tenant}, ResumeTenant{tenant}, Called{id},
+					residency.RestoreMemory{Client: id, Tenant: tenant, CanMove: rapid.Bool().Draw(t, "can move"), Bytes: bytes.Draw(t, "bytes"), Suspended: rapid.Bool().Draw(t, "suspended")},
 				}).Draw(t, "memory")
 			case 21, 26:
-				return Reserve{Client: id, Total: bytes.Draw(t, "total"), Least: bytes.Draw(t, "least"), Force: rapid.IntRange(0, 3).Draw(t, "force") == 0, Serial: 1}
+				return residency.Reserve{Client: id, Total: bytes.Draw(t, "total"), Least: bytes.Draw(t, "least"), Force: rapid.IntRange(0, 3).Draw(t, "force") == 0, Serial: 1}
 			case 22, 23, 24:
 				is := func(what string) bool { return rapid.IntRange(0, 2).Draw(t, what) == 0 }
-				r := Report{Resident: bytes.Draw(t, "resident"), Fixed: bytes.Draw(t, "fixed"), Away: bytes.Draw(t, "away"), Arena: bytes.Draw(t, "arena"), Out: bytes.Draw(t, "out"), In: bytes.Draw(t, "in")}
-				return Moved{Client: id, Epoch: epoch(), Report: r, Ready: is("ready"), Stuck: is("stuck"), NoMemory: is("no memory"), NoArena: is("no arena")}
+				r := residency.Report{Resident: bytes.Draw(t, "resident"), Fixed: bytes.Draw(t, "fixed"), Away: bytes.Draw(t, "away"), Arena: bytes.Draw(t, "arena"), Out: bytes.Draw(t, "out"), In: bytes.Draw(t, "in")}
+				return residency.Moved{Client: id, Epoch: epoch(), Report: r, Ready: is("ready"), Stuck: is("stuck"), NoMemory: is("no memory"), NoArena: is("no arena")}
 			case 25:
 				return SetSwapShare{rapid.IntRange(0, 60).Draw(t, "share")}
 			case 27, 28:
 				n := rapid.IntRange(-1, 1000).Draw(t, "samples")
-				return Utilization{Client: id, Samples: n, Busy: rapid.IntRange(0, max(n, 0)).Draw(t, "busy"), Calls: int(uint32(calls.Draw(t, "calls")))}
-			case 31:
-				return Filled{float64(rapid.IntRange(0, 10).Draw(t, "filled")) / 10}
+				return timeslice.Utilization{Client: id, Samples: n, Busy: rapid.IntRange(0, max(n, 0)).Draw(t, "busy"), Calls: int(uint32(calls.Draw(t, "calls")))}
 			case 29, 30:
 				controls := rapid.SampledFrom([]Control{ControlWorks, ControlWorks, ControlWorks, ControlRefused, ControlUntried})
 				return Controls{id, controls.Draw(t, "slices"), controls.Draw(t, "channels"), 1, rapid.IntRange(-8, 1).Draw(t, "bare"), ""}
-			case 20:
-				return SetTuning{Tuning{
-					Window:    time.Duration(rapid.IntRange(0, 1000).Draw(t, "window")) * time.Millisecond,
-					DropCarry: rapid.IntRange(0, 100).Draw(t, "dropcarry"),
-					DropTail:  rapid.IntRange(0, 100).Draw(t, "droptail"),
-				}}
 			}
 			return Tick{}
 		})
@@ -337,8 +335,8 @@ func TestAnyHistory(t *testing.T) {
 }
 
 // intoCohort goes on until clients have a turn together beside a tenant with a limit.
-func intoCohort(t *rapid.T, c *GPU, now *Time, step func(Event)) {
-	for id := ClientID(1); id <= 5; id++ {
+func intoCohort(t *rapid.T, c *GPU, now *base.Time, step func(base.Event)) {
+	for id := base.ClientID(1); id <= 5; id++ {
 		share := Share{}
 		if id%3 == 1 {
 			share.Limit = 30
@@ -364,7 +362,7 @@ func intoCohort(t *rapid.T, c *GPU, now *Time, step func(Event)) {
 // nobodyActs goes on without any more events: every client keeps what it gets
 // until it is fenced. The k-th in the queue has its grant after k times a turn
 // and a grace period, or two where memory does not get onto the GPU.
-func nobodyActs(t *rapid.T, c *GPU, now *Time, step func(Event)) {
+func nobodyActs(t *rapid.T, c *GPU, now *base.Time, step func(base.Event)) {
 	start := *now
 	queue := c.Snapshot(start).Queue
 	// Some of them move memory and do not get on; turns after a move are longer.
@@ -374,7 +372,7 @@ func nobodyActs(t *rapid.T, c *GPU, now *Time, step func(Event)) {
 		away = max(away, tn.notBefore.Sub(start))
 	}
 	stretch = max(stretch, c.owedUntil.Sub(start))
-	granted := map[ClientID]Time{}
+	granted := map[base.ClientID]base.Time{}
 	for {
 		if _, ok := c.due(); !ok {
 			break
@@ -405,7 +403,7 @@ func nobodyActs(t *rapid.T, c *GPU, now *Time, step func(Event)) {
 // allRelease goes on with clients that release what is asked back, and want
 // nothing more; those that are fenced end. Whatever they owe, all that wait get
 // their grant.
-func allRelease(t *rapid.T, c *GPU, h *history, now *Time, step func(Event)) {
+func allRelease(t *rapid.T, c *GPU, h *history, now *base.Time, step func(base.Event)) {
 	for range 2000 {
 		s := c.Snapshot(*now)
 		if len(s.Queue) == 0 {
@@ -433,11 +431,11 @@ func TestSameEventsSameActions(t *testing.T) {
 	run := func() string {
 		c := New(Config{Mode: Concurrent})
 		out := ""
-		step := func(now Time, ev Event) { out += fmt.Sprintln(c.Step(now, ev)) }
-		for i := ClientID(1); i <= 50; i++ {
-			step(Time(i), Attach{Client: i, Want: true})
+		step := func(now base.Time, ev base.Event) { out += fmt.Sprintln(c.Step(now, ev)) }
+		for i := base.ClientID(1); i <= 50; i++ {
+			step(base.Time(i), Attach{Client: i, Want: true})
 		}
-		for i := ClientID(1); i <= 50; i += 3 {
+		for i := base.ClientID(1); i <= 50; i += 3 {
 			step(100, Lost{i})
 		}
 		step(200, SetMode{Exclusive})
@@ -462,11 +460,11 @@ func BenchmarkStep(b *testing.B) {
 		b.Run(fmt.Sprintf("clients=%d", n), func(b *testing.B) {
 			c := New(Config{})
 			for i := range n {
-				c.Step(0, Attach{Client: ClientID(i + 1), Tenant: fmt.Sprint(i), Share: Share{Weight: 50 + i%100}, Want: true})
+				c.Step(0, Attach{Client: base.ClientID(i + 1), Tenant: fmt.Sprint(i), Share: Share{Weight: 50 + i%100}, Want: true})
 			}
 			// A whole turn is three steps: the quantum ends, the holder asks
 			// again, the holder releases.
-			now := Time(0)
+			now := base.Time(0)
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				holder := c.open.head

@@ -5,16 +5,18 @@ package sched
 import (
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // README's example: a tenant with a limit of 25 % beside one without gets that part and
 // waits for the rest, as the status shows. It waits for its limit, the other for it.
 func TestGotAndWaited(t *testing.T) {
 	c := New(Config{})
-	now := Time(0)
+	now := base.Time(0)
 	waits, limited := map[string]time.Duration{}, map[string]time.Duration{}
-	var step func(ev Event)
-	step = func(ev Event) {
+	var step func(ev base.Event)
+	step = func(ev base.Event) {
 		for _, a := range c.Step(now, ev) {
 			if a, ok := a.(Grant); ok {
 				waits[a.Tenant] += a.Waited
@@ -28,7 +30,7 @@ func TestGotAndWaited(t *testing.T) {
 	}
 	step(Attach{Client: 1, Tenant: "limited", Share: Share{Limit: 25}, Want: true})
 	step(Attach{Client: 2, Tenant: "free", Want: true})
-	for now < Time(20*time.Second) {
+	for now < base.Time(20*time.Second) {
 		at, ok := c.Deadline()
 		if !ok {
 			t.Fatalf("nothing is to come at %v", time.Duration(now))

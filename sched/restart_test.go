@@ -8,13 +8,15 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // restart returns the GPU of a scheduler that starts 100 ms later, from what the one before has
 // recorded, and what each client holds.
-func (g *autoGPU) restart() (*autoGPU, map[ClientID]Epoch) {
+func (g *autoGPU) restart() (*autoGPU, map[base.ClientID]base.Epoch) {
 	g.t.Helper()
-	held := map[ClientID]Epoch{}
+	held := map[base.ClientID]base.Epoch{}
 	for id, cl := range g.c.clients {
 		if cl.grant.holds() {
 			held[id] = cl.grant.epoch
@@ -36,17 +38,17 @@ func (g *autoGPU) restart() (*autoGPU, map[ClientID]Epoch) {
 
 // reconnect has clients come back one after the other within that time, and fails if one that held
 // may not go on.
-func (g *autoGPU) reconnect(within time.Duration, held map[ClientID]Epoch, attach ...Attach) {
+func (g *autoGPU) reconnect(within time.Duration, held map[base.ClientID]base.Epoch, attach ...Attach) {
 	g.t.Helper()
 	for i, ev := range attach {
 		ev.Held = held[ev.Client]
 		acts := slices.Clone(g.c.Step(g.now, ev))
 		if err := g.c.Check(); err != nil {
-			g.t.Fatalf("after %v: %v", ev, err)
+			g.t.Fatalf("after %v: %v", base.Text(ev), err)
 		}
 		want := Adopt{ev.Client, ev.Held, g.c.effective == Concurrent, g.c.cohort.on && !ev.Share.limited()} // its new page says the same of its turn
-		if ev.Held != 0 && acts[0] != Action(want) {
-			g.t.Fatalf("%v: %v, want %+v first", ev, acts, want)
+		if ev.Held != 0 && acts[0] != base.Action(want) {
+			g.t.Fatalf("%v: %v, want %+v first", base.Text(ev), acts, want)
 		}
 		g.step(Controls{Client: ev.Client, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
 		for _, back := range attach[:i+1] {
@@ -58,7 +60,7 @@ func (g *autoGPU) reconnect(within time.Duration, held map[ClientID]Epoch, attac
 	}
 }
 
-func (g *autoGPU) goesOn(id ClientID, epoch Epoch) {
+func (g *autoGPU) goesOn(id base.ClientID, epoch base.Epoch) {
 	g.t.Helper()
 	if cl := g.c.clients[id]; cl.grant == nil || cl.grant.state != granted || cl.grant.epoch != epoch || g.c.counters.Revokes > 0 {
 		g.t.Fatalf("client %d held epoch %d, and has %+v; %d grants were revoked", id, epoch, cl.grant, g.c.counters.Revokes)
@@ -66,9 +68,9 @@ func (g *autoGPU) goesOn(id ClientID, epoch Epoch) {
 }
 
 // attachAll is n clients that want nothing beyond what they hold; those of the given tenants first.
-func attachAll(n ClientID, tenants ...Attach) []Attach {
+func attachAll(n base.ClientID, tenants ...Attach) []Attach {
 	all := slices.Clone(tenants)
-	for id := ClientID(1); id <= n; id++ {
+	for id := base.ClientID(1); id <= n; id++ {
 		if !slices.ContainsFunc(tenants, func(a Attach) bool { return a.Client == id }) {
 			all = append(all, Attach{Client: id})
 		}
@@ -83,7 +85,7 @@ func TestRestartKeepsSlices(t *testing.T) {
 		if len(held) != n {
 			t.Fatalf("%d of %d clients held", len(held), n)
 		}
-		g.reconnect(500*time.Millisecond, held, attachAll(ClientID(n))...)
+		g.reconnect(500*time.Millisecond, held, attachAll(base.ClientID(n))...)
 		for range 20 {
 			g.run(time.Second, slices.Repeat([]float64{1}, n)...)
 			g.way("slices")
@@ -128,7 +130,7 @@ func TestRestartKeepsTheDriversSlices(t *testing.T) {
 		a.Held = held[a.Client]
 		g.step(a)
 		g.now = g.now.Add(40 * time.Millisecond)
-		g.goesOn(ClientID(i+1), a.Held)
+		g.goesOn(base.ClientID(i+1), a.Held)
 	}
 	g.run(10*time.Second, busy...)
 	g.is(Concurrent, reasonGaps)
@@ -143,7 +145,7 @@ func nineOfACohort(t *testing.T, wants bool) (*autoGPU, Attach) {
 	g := newAutoGPU(t, 9)
 	limited := Attach{Client: 10, Tenant: "l", Share: Share{Limit: 30}, Want: wants}
 	g.step(limited)
-	for id := range ClientID(10) {
+	for id := range base.ClientID(10) {
 		g.step(Controls{Client: id + 1, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
 	}
 	g.run(8*time.Second, slices.Repeat([]float64{1}, 9)...)
@@ -208,7 +210,7 @@ func TestRestartKeepsATurnBesideACohort(t *testing.T) {
 	g.reconnect(10*time.Millisecond, held, attachAll(10, limited)...) // its limit allows 25 ms
 	g.holders(10)
 	g.goesOn(10, held[10])
-	for id := range ClientID(9) {
+	for id := range base.ClientID(9) {
 		g.step(Request{id + 1})
 	}
 	g.holders(1, 2, 3, 4, 5, 6, 7, 8, 9)
@@ -233,7 +235,7 @@ func TestRestartedCohortMissesOne(t *testing.T) {
 
 // What came meanwhile, and what the user set meanwhile, is heeded.
 func TestWhatEndsTheResumedWay(t *testing.T) {
-	for name, event := range map[string]Event{
+	for name, event := range map[string]base.Event{
 		"a gang comes":          Attach{Client: 9, Tenant: "g", Share: Share{Gang: "g"}, Want: true},
 		"the user wants turns":  SetMode{Exclusive},
 		"a core limit":          SetShare{Tenant: "t", Share: Share{Limit: 50}},

@@ -7,10 +7,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; commit that only if each change is understood and wanted")
@@ -18,11 +22,11 @@ var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; com
 // TestScripts runs testdata/*.txt. A script is lines of events and the actions
 // expected after each, indented; # begins a comment. The first line may be
 //
-//	config [quantum=D] [grace=D] [mode=M] [last=EPOCH] [way=WAY] [intact] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [stallafter=D]
+//	config [quantum=D] [grace=D] [mode=M] [policy=roundrobin] [last=EPOCH] [way=WAY] [intact] [sample=D] [dropcarry=PERCENT] [droptail=PERCENT] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [stallafter=D]
 //
 // an event is
 //
-//	TIME EVENT   as Event.String prints it; TIME is a duration since 0, or
+//	TIME EVENT   as base.Text writes it; TIME is a duration since 0, or
 //	             +duration since the event before
 //	next         a tick at the deadline
 //
@@ -77,7 +81,8 @@ func runScript(t *testing.T, script string) string {
 	var out strings.Builder
 	var cfg Config
 	var c *GPU
-	var now Time
+	var now base.Time
+	another := false // policy than that of turns
 	for i, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
 		fail := func(err error) {
 			if err != nil {
@@ -93,13 +98,18 @@ func runScript(t *testing.T, script string) string {
 			continue
 		}
 		if words[0] == "config" {
-			fail(parseConfig(words[1:], &cfg))
+			another = slices.Contains(words, "policy=roundrobin")
+			words = slices.DeleteFunc(words[1:], func(w string) bool { return w == "policy=roundrobin" })
+			fail(parseConfig(words, &cfg))
 			continue
 		}
 		if c == nil {
 			c = New(cfg)
+			if another {
+				c.policies = append([]policy{roundRobin()}, gracePeriods())
+			}
 		}
-		var ev Event
+		var ev base.Event
 		switch words[0] {
 		case "clients":
 			for _, cl := range c.Snapshot(now).Clients {
@@ -137,16 +147,16 @@ func runScript(t *testing.T, script string) string {
 			if since {
 				now = now.Add(d)
 			} else {
-				now = Time(d)
+				now = base.Time(d)
 			}
 			ev, err = parseEvent(words[1:])
 			fail(err)
-			if ev.String() != strings.Join(words[1:], " ") {
-				t.Fatalf("line %d: parsed as %q", i+1, ev)
+			if base.Text(ev) != strings.Join(words[1:], " ") {
+				t.Fatalf("line %d: parsed as %q", i+1, base.Text(ev))
 			}
 		}
 		for _, a := range c.Step(now, ev) {
-			fmt.Fprintf(&out, "    %v\n", a)
+			fmt.Fprintf(&out, "    %s\n", base.Text(a))
 		}
 		fail(c.Check())
 	}
@@ -163,6 +173,12 @@ func parseConfig(words []string, cfg *Config) (err error) {
 			err = cfg.Way.UnmarshalText([]byte(value))
 		case "intact":
 			cfg.Intact = true
+		case "sample":
+			cfg.Tuning.Sample, err = time.ParseDuration(value)
+		case "dropcarry":
+			cfg.Tuning.DropCarry, err = strconv.Atoi(value)
+		case "droptail":
+			cfg.Tuning.DropTail, err = strconv.Atoi(value)
 		case "grace":
 			cfg.Grace, err = time.ParseDuration(value)
 		case "mode":
@@ -179,7 +195,7 @@ func parseConfig(words []string, cfg *Config) (err error) {
 		case "last":
 			var n uint64
 			n, err = strconv.ParseUint(value, 0, 64)
-			cfg.LastEpoch = Epoch(n)
+			cfg.LastEpoch = base.Epoch(n)
 		default:
 			err = fmt.Errorf("unknown setting %q", key)
 		}
@@ -199,8 +215,8 @@ func parseMode(s string) (Mode, error) {
 	return 0, fmt.Errorf("unknown mode %q", s)
 }
 
-// parseEvent is the inverse of Event.String.
-func parseEvent(words []string) (Event, error) {
+// parseEvent is the inverse of base.Text.
+func parseEvent(words []string) (base.Event, error) {
 	if len(words) == 0 {
 		return nil, fmt.Errorf("no event")
 	}
@@ -214,7 +230,7 @@ func parseEvent(words []string) (Event, error) {
 		tenant, _, _, err := parseShare(words[1:])
 		return ResumeTenant{tenant}, err
 	}
-	var id ClientID
+	var id base.ClientID
 	var rest []string
 	if words[0] == "restore" && len(words) == 3 && words[1] == "unknown" {
 		var ev RestoreUnknown
@@ -223,9 +239,9 @@ func parseEvent(words []string) (Event, error) {
 	}
 	if len(words) > 1 {
 		n, _ := strconv.ParseUint(words[1], 10, 64)
-		id, rest = ClientID(n), words[2:]
+		id, rest = base.ClientID(n), words[2:]
 	}
-	var epoch Epoch
+	var epoch base.Epoch
 	var is = map[string]bool{}
 	bytes := map[string]uint64{}
 	var reason Reason
@@ -241,7 +257,7 @@ func parseEvent(words []string) (Event, error) {
 			if err != nil {
 				return nil, err
 			}
-			epoch = Epoch(n)
+			epoch = base.Epoch(n)
 		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared":
 			is[key] = true
 		case "total", "least", "serial", "resident", "fixed", "away", "arena", "out", "in", "bytes":
@@ -272,14 +288,14 @@ func parseEvent(words []string) (Event, error) {
 	case "lost":
 		return Lost{id}, nil
 	case "reserve":
-		return Reserve{Client: id, Total: bytes["total"], Least: bytes["least"], Force: is["force"], Serial: bytes["serial"]}, nil
+		return residency.Reserve{Client: id, Total: bytes["total"], Least: bytes["least"], Force: is["force"], Serial: bytes["serial"]}, nil
 	case "moved":
-		r := Report{Resident: bytes["resident"], Fixed: bytes["fixed"], Away: bytes["away"], Arena: bytes["arena"], Out: bytes["out"], In: bytes["in"]}
-		return Moved{Client: id, Epoch: epoch, Report: r, Ready: is["ready"], Stuck: is["stuck"], NoMemory: is["nomemory"], NoArena: is["noarena"]}, nil
+		r := residency.Report{Resident: bytes["resident"], Fixed: bytes["fixed"], Away: bytes["away"], Arena: bytes["arena"], Out: bytes["out"], In: bytes["in"]}
+		return residency.Moved{Client: id, Epoch: epoch, Report: r, Ready: is["ready"], Stuck: is["stuck"], NoMemory: is["nomemory"], NoArena: is["noarena"]}, nil
 	case "exec":
 		return Exec{id}, nil
 	case "restorememory":
-		return RestoreMemory{Client: id, Tenant: tenant, Gang: share.Gang, CanMove: is["canmove"], Bytes: bytes["bytes"], Suspended: is["suspended"]}, nil
+		return residency.RestoreMemory{Client: id, Tenant: tenant, Gang: share.Gang, CanMove: is["canmove"], Bytes: bytes["bytes"], Suspended: is["suspended"]}, nil
 	case "gone":
 		return Gone{id}, nil
 	case "restore":
@@ -324,12 +340,11 @@ func parseShare(words []string) (tenant string, s Share, rest []string, err erro
 }
 
 // parseSetting reads what follows the word "set".
-func parseSetting(words []string) (ev Event, err error) {
+func parseSetting(words []string) (ev base.Event, err error) {
 	tenant, share, rest, err := parseShare(words)
 	if tenant != "" || err != nil {
 		return SetShare{tenant, share}, err
 	}
-	var tuning Tuning
 	for _, w := range rest {
 		key, value, _ := strings.Cut(w, "=")
 		switch key {
@@ -341,26 +356,10 @@ func parseSetting(words []string) (ev Event, err error) {
 			var d time.Duration
 			d, err = time.ParseDuration(value)
 			ev = SetQuantum{d}
-		case "grace":
-			var d time.Duration
-			d, err = time.ParseDuration(value)
-			ev = SetGrace{d}
 		case "swapshare":
 			var n int
 			n, err = strconv.Atoi(value)
 			ev = SetSwapShare{n}
-		case "window":
-			tuning.Window, err = time.ParseDuration(value)
-			ev = SetTuning{tuning}
-		case "sample":
-			tuning.Sample, err = time.ParseDuration(value)
-			ev = SetTuning{tuning}
-		case "dropcarry":
-			tuning.DropCarry, err = strconv.Atoi(value)
-			ev = SetTuning{tuning}
-		case "droptail":
-			tuning.DropTail, err = strconv.Atoi(value)
-			ev = SetTuning{tuning}
 		default:
 			err = fmt.Errorf("unknown setting %q", w)
 		}

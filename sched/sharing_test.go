@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/residency"
 )
 
@@ -58,21 +59,21 @@ const (
 // sharing is one run of the model.
 type sharing struct {
 	t     *testing.T
-	now   Time
+	now   base.Time
 	queue eventHeap
 	seq   int
 
 	core     *GPU
 	capacity uint64
-	procs    map[ClientID]*proc
+	procs    map[base.ClientID]*proc
 	order    []*proc
-	tick     Time
+	tick     base.Time
 
 	worked, moving time.Duration // of the GPU's time since begun
 	bytesIn        uint64
 	grants         int
 	longest        time.Duration // wait
-	begun          Time
+	begun          base.Time
 	steady         float64   // part of the time that moving took while all were there
 	parts          []float64 // of the GPU's work, that each did while all were there
 }
@@ -80,7 +81,7 @@ type sharing struct {
 // proc is one tenant's process.
 type proc struct {
 	w              *sharing
-	id             ClientID
+	id             base.ClientID
 	use            use
 	resident, away uint64
 	room           uint64
@@ -89,7 +90,7 @@ type proc struct {
 	in             uint64 // copied in, ever
 	asked          bool   // to make room
 	moving         bool
-	epoch          Epoch // granted
+	epoch          base.Epoch // granted
 	draining       bool
 	open           bool // the gate
 	waiters        bool // as its page says
@@ -97,20 +98,20 @@ type proc struct {
 	left           time.Duration
 	worked         time.Duration
 	runs           bool
-	since          Time
+	since          base.Time
 	calls          int // of run, stop and pause: what was planned before means nothing
 	asking         bool
-	askedAt        Time
-	told           Time // it said that it makes calls
-	suspends       []Time
-	pausedAt       []Time
+	askedAt        base.Time
+	told           base.Time // it said that it makes calls
+	suspends       []base.Time
+	pausedAt       []base.Time
 	done           bool
-	end            Time
+	end            base.Time
 	times          int
 }
 
 type modelEvent struct {
-	at  Time
+	at  base.Time
 	seq int
 	do  func()
 }
@@ -143,18 +144,18 @@ func share(t *testing.T, capacity uint64, quantum time.Duration, swapShare int, 
 }
 
 func newSharing(t *testing.T, capacity uint64, quantum time.Duration, swapShare int, uses ...use) *sharing {
-	w := &sharing{t: t, capacity: capacity, procs: map[ClientID]*proc{}}
+	w := &sharing{t: t, capacity: capacity, procs: map[base.ClientID]*proc{}}
 	w.core = New(Config{Quantum: quantum, SwapShare: swapShare, Memory: w.memory()})
 	w.add(uses...)
 	return w
 }
 
-func (w *sharing) memory() Memory {
-	return Memory{Swap: true, Capacity: w.capacity}
+func (w *sharing) memory() residency.Config {
+	return residency.Config{Swap: true, Capacity: w.capacity}
 }
 
 // remake gives the GPU another memory than New did, before anybody uses it.
-func (w *sharing) remake(cfg Memory, turns residency.Turns) {
+func (w *sharing) remake(cfg residency.Config, turns residency.Turns) {
 	arenas := residency.NewArenas()
 	w.core.mem = residency.New(cfg, &arenas, turns, w.core.do)
 	w.core.View = w.core.mem.View()
@@ -163,13 +164,13 @@ func (w *sharing) remake(cfg Memory, turns residency.Turns) {
 // add has more tenants come.
 func (w *sharing) add(uses ...use) {
 	for _, u := range uses {
-		p := &proc{w: w, id: ClientID(len(w.order) + 1), use: u, away: u.bytes, blank: u.bytes, times: 1, left: time.Millisecond}
+		p := &proc{w: w, id: base.ClientID(len(w.order) + 1), use: u, away: u.bytes, blank: u.bytes, times: 1, left: time.Millisecond}
 		if u.cold {
 			p.cold = u.bytes
 		}
 		w.procs[p.id], w.order = p, append(w.order, p)
 		w.step(Attach{Client: p.id, Tenant: cmp.Or(u.tenant, fmt.Sprint("t", p.id)), CanMove: true})
-		w.step(Reserve{Client: p.id, Total: u.bytes, Least: u.bytes})
+		w.step(residency.Reserve{Client: p.id, Total: u.bytes, Least: u.bytes})
 	}
 }
 
@@ -229,7 +230,7 @@ func (w *sharing) String() string {
 func (w *sharing) until(is func() bool) {
 	w.t.Helper()
 	for n := 0; !is(); n++ {
-		if len(w.queue) == 0 || n > 10_000_000 || w.now > Time(24*time.Hour) {
+		if len(w.queue) == 0 || n > 10_000_000 || w.now > base.Time(24*time.Hour) {
 			for _, p := range w.order {
 				m, _ := w.core.ClientMemory(p.id)
 				w.t.Logf("%+v\n%+v %+v", *p, m, *w.core.clients[p.id])
@@ -250,7 +251,7 @@ func (w *sharing) run(d time.Duration) {
 
 // ---- the daemon ----
 
-func (w *sharing) step(ev Event) {
+func (w *sharing) step(ev base.Event) {
 	for _, a := range slices.Clone(w.core.Step(w.now, ev)) {
 		switch a := a.(type) {
 		case Grant:
@@ -262,17 +263,17 @@ func (w *sharing) step(ev Event) {
 			w.after(linkFrame, func() { w.procs[a.Client].revoked(a.Epoch) })
 		case Released:
 			w.moving += a.Moved
-		case Suspended:
+		case residency.Suspended:
 			w.procs[a.Client].suspends = append(w.procs[a.Client].suspends, w.now)
-		case Room:
+		case residency.Room:
 			p := w.procs[a.Client]
 			p.room = a.Bytes
 			w.after(linkFrame, func() {
 				p.asked = p.asked || a.Less
 				p.move()
 			})
-		case Reserved:
-			if a.Refused != NotRefused {
+		case residency.Reserved:
+			if a.Refused != residency.NotRefused {
 				w.t.Fatalf("%v: %v", a, a.Why)
 			}
 		case Notice:
@@ -282,7 +283,7 @@ func (w *sharing) step(ev Event) {
 		}
 	}
 	if err := w.core.Check(); err != nil {
-		w.t.Fatalf("at %v, after %v: %v", time.Duration(w.now), ev, err)
+		w.t.Fatalf("at %v, after %v: %v", time.Duration(w.now), base.Text(ev), err)
 	}
 	sum := uint64(0)
 	for _, p := range w.order {
@@ -304,7 +305,7 @@ func (w *sharing) step(ev Event) {
 
 // ---- a process ----
 
-func (p *proc) send(ev Event) {
+func (p *proc) send(ev base.Event) {
 	p.w.after(linkFrame, func() {
 		if !p.done {
 			p.w.step(ev)
@@ -395,7 +396,7 @@ func (p *proc) release(why Reason) {
 	p.move()
 }
 
-func (p *proc) granted(epoch Epoch) {
+func (p *proc) granted(epoch base.Epoch) {
 	if p.done {
 		return
 	}
@@ -414,7 +415,7 @@ func (p *proc) fill() {
 	p.maybeIdle()
 }
 
-func (p *proc) revoked(epoch Epoch) {
+func (p *proc) revoked(epoch base.Epoch) {
 	if p.epoch != epoch {
 		return
 	}
@@ -494,5 +495,5 @@ func (p *proc) piece(n uint64, out bool) {
 }
 
 func (p *proc) report(ready bool) {
-	p.send(Moved{Client: p.id, Epoch: p.epoch, Report: Report{Resident: p.resident, Away: p.away, In: p.in}, Ready: ready})
+	p.send(residency.Moved{Client: p.id, Epoch: p.epoch, Report: residency.Report{Resident: p.resident, Away: p.away, In: p.in}, Ready: ready})
 }

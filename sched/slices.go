@@ -4,9 +4,12 @@ package sched
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
@@ -35,9 +38,9 @@ type sliceState struct {
 	ever  bool // a tenant's priority was ever latency
 	set   bool // some client has a slice that is not the driver's
 
-	fixed    bool // the slice of somebody who shares cannot be set, of an overlap group for one
-	crowded  bool // several others want the GPU beside a latency tenant
-	lookedAt Time // when that was found
+	fixed    bool      // the slice of somebody who shares cannot be set, of an overlap group for one
+	crowded  bool      // several others want the GPU beside a latency tenant
+	lookedAt base.Time // when that was found
 	search   timeslice.Search
 }
 
@@ -99,7 +102,7 @@ func (c *GPU) slicesByPart(all []*client) []time.Duration {
 	}
 	if c.cohort.on {
 		parts := c.cohortParts(true) // the shortest slice, and so all, would else be a sleeper's
-		partOf = func(t *tenant) float64 { return max(parts[t]*one, minPart) }
+		partOf = func(t *tenant) float64 { return max(parts[t]*account.One, account.MinPart) }
 	}
 	bound := time.Duration(timeslice.MaxSlice)
 	if c.cohort.on {
@@ -191,4 +194,227 @@ func (c *GPU) hasLatencyTenant() bool {
 		}
 	}
 	return false
+}
+
+// listedDrivers has the versions of the driver with which the controls were seen to work,
+// by their effect on a GPU. The shim's list (hook/core/controls.c) is the same: a test
+// compares them.
+func listedDrivers() []string { return []string{"580.159.04"} }
+
+// Listed says whether time slices were seen to work, by their effect on a GPU, with this
+// version of the driver. With others they are tried.
+func (e Controls) Listed() bool { return slices.Contains(listedDrivers(), e.Driver) }
+
+// proofPatience is how long a client that comes while others share by slices may take to
+// prove its controls: the shim proves them within 0.1 s of the first grant.
+const proofPatience = 2 * time.Second
+
+// control takes note of what a client has proved.
+func (c *GPU) control(ev Controls) {
+	if cl := c.clients[ev.Client]; cl != nil && cl.connected && cl.controls != ev {
+		cl.controls, c.slices.stale = ev, true
+	}
+}
+
+// wantsGPU notes when a client first wanted the GPU over its connection.
+func (c *GPU) wantsGPU(cl *client) {
+	if !cl.wanted {
+		cl.wanted, cl.wantedAt, c.slices.stale = true, c.now, true
+		c.addUp(cl)
+	}
+}
+
+// notSliceable says why a client's time slice cannot be set; reasonNone: it can.
+func (c *GPU) notSliceable(cl *client) Cause {
+	switch p := &cl.controls; {
+	case p.Client == 0 && c.anySliced() && c.now.Sub(cl.wantedAt) < proofPatience:
+		return Cause{}
+	case p.Client == 0:
+		return Cause{Why: reasonUnproved, Client: cl.id}
+	case p.Slices != ControlWorks:
+		return Cause{reasonUnsliceable, cl.id, p.Slices}
+	case p.Bare > 0:
+		return Cause{Why: reasonBare, Client: cl.id}
+	}
+	return Cause{}
+}
+
+// sums are what a tenant adds to those of its GPU, or these.
+type sums struct {
+	waiting int // clients that wait, and may be granted
+	exact   int // tenants with clients and with a limit or a request
+
+	// Tenants that are active, and what their shares say.
+	active, requests, weights, limited, activeLatency int
+}
+
+func (s *sums) add(o sums, n int) {
+	s.waiting += n * o.waiting
+	s.exact += n * o.exact
+	s.active += n * o.active
+	s.requests += n * o.requests
+	s.weights += n * o.weights
+	s.limited += n * o.limited
+	s.activeLatency += n * o.activeLatency
+}
+
+// sums returns what the tenant is to add, as things are.
+func (t *tenant) sums() (s sums) {
+	if t.takesTurn() || t.place == urgent || t.place == spent {
+		s.waiting = max(t.queue.n, 1) // members of its gang may wait on other GPUs
+	}
+	if t.clients > 0 && (t.limited() || t.share.Request > 0) {
+		s.exact = 1
+	}
+	if t.active {
+		s.active, s.requests, s.weights = 1, t.share.Request, t.share.Weight
+		if t.limited() {
+			s.limited = 1
+		}
+		if t.share.Priority == Latency {
+			s.activeLatency = 1
+		}
+	}
+	return s
+}
+
+// sumUp brings the sums up to date with a tenant that has changed.
+func (r *roster) sumUp(t *tenant) {
+	if now := t.sums(); now != t.summed {
+		r.sums.add(t.summed, -1)
+		r.sums.add(now, +1)
+		t.summed = now
+	}
+}
+
+// dueCache is what the tenants of a GPU are due, as of the latest look.
+type dueCache struct {
+	account.Dues
+	here   int64 // the dues of those that no limit keeps away at this moment, of one
+	cohort int64 // the dues of those of these that are of the cohort, of one
+	stale  bool
+}
+
+// claim is what the tenant's share says of its part.
+func (t *tenant) claim() account.Claim {
+	c := account.Claim{Request: t.share.Request, Weight: t.share.Weight}
+	if t.limited() {
+		c.Limit = t.share.Limit
+	}
+	return c
+}
+
+// dues works out what tenants are due.
+func (c *GPU) dues() account.Dues {
+	var claims []account.Claim
+	for _, t := range c.tenants {
+		if t.wants() {
+			claims = append(claims, t.claim())
+		}
+	}
+	return account.NewDues(claims)
+}
+
+// wants says whether the tenant counts among those that want the GPU.
+func (t *tenant) wants() bool { return t.active || t.place == throttled }
+
+// duesNow returns what dues are now. Where limits count they are worked out again when a tenant
+// or a share has changed.
+func (c *GPU) duesNow() *dueCache {
+	d := &c.dueCache
+	switch {
+	case c.limited == 0 && c.throttled.top() == nil && !c.cohort.on: // this costs the same beside any number of tenants
+		d.Unlimited(c.requests, c.weights)
+		d.here, d.stale = account.One, true
+	case d.stale:
+		c.looked += uint64(len(c.tenants))
+		*d = dueCache{Dues: c.dues()}
+		for _, t := range c.tenants {
+			if t.active {
+				d.here += d.Of(t.claim())
+				if !t.apart {
+					d.cohort += d.Of(t.claim())
+				}
+			}
+		}
+	}
+	return d
+}
+
+// part returns the part of the GPU by which a tenant's virtual time passes, of one.
+func (c *GPU) part(t *tenant) int64 { return c.duesNow().Part(t.claim(), t.wants()) }
+
+func (c *GPU) setMode(m Mode) {
+	if m > Auto {
+		panic(fmt.Sprintf("sched: unknown %v", m))
+	}
+	if m == c.mode {
+		return
+	}
+	c.mode = m
+	c.endCohort()
+	c.auto.way, c.slices.stale = WayTurns, true
+	c.auto.startWindow(c.now)
+	if m != Auto && !(m == Concurrent && c.mem.Overfull()) {
+		c.setEffective(m, because(reasonSet))
+	}
+}
+
+// setEffective changes how grants are given from now on.
+func (c *GPU) setEffective(m Mode, cause Cause) {
+	if m == c.effective && cause == c.auto.cause {
+		return
+	}
+	c.auto.cause = cause
+	c.do(ModeChosen{m, cause})
+	if m == c.effective {
+		return
+	}
+	c.tellAll = true
+	c.next = nil
+	if m == Concurrent {
+		c.effective = m
+		for cl := c.open.head; cl != nil; cl = cl.next {
+			cl.grant.alone = false
+			if cl.grant.state == paused {
+				c.resume(cl.grant)
+			}
+		}
+		for c.beside.head != nil {
+			c.change(c.beside.head.grant, granted, turnGrant)
+		}
+		c.kept = nil
+		for _, t := range c.ganged {
+			t.slot.Ignore()
+		}
+	} else {
+		for cl := c.closing.head; cl != nil; cl = cl.next {
+			c.askBack(cl.grant)
+		}
+		for _, l := range []*list{&c.open, &c.latency} {
+			for l.head != nil {
+				c.revoke(l.head.grant, ModeChange)
+			}
+		}
+		// Clients that had the GPU at the same time are not ahead of each other.
+		c.effective = m
+		for _, t := range c.tenants {
+			c.bill(t)
+		}
+		for _, t := range c.tenants {
+			c.vtime = max(c.vtime, t.VT())
+		}
+		for _, t := range c.tenants {
+			t.SetVT(c.vtime)
+		}
+		c.ready.reorder()
+		c.deferred.reorder()
+	}
+	for _, cl := range c.inOrder() {
+		c.review(cl.tenant) // who is urgent depends on the mode
+		c.stand(cl)
+	}
+	for _, t := range c.ganged {
+		t.slot.Tell()
+	}
 }

@@ -6,13 +6,15 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Clients of other tenants have short slices as long as a latency tenant is there.
 func TestSlices(t *testing.T) {
 	c := New(Config{})
-	now := Time(time.Second)
-	told := func(ev Event) []Slice {
+	now := base.Time(time.Second)
+	told := func(ev base.Event) []Slice {
 		now = now.Add(time.Millisecond)
 		var got []Slice
 		for _, a := range c.Step(now, ev) {
@@ -25,7 +27,7 @@ func TestSlices(t *testing.T) {
 		}
 		return got
 	}
-	short := func(ids ...ClientID) (want []Slice) {
+	short := func(ids ...base.ClientID) (want []Slice) {
 		for _, id := range ids {
 			want = append(want, Slice{id, LatencySlice})
 		}
@@ -33,7 +35,7 @@ func TestSlices(t *testing.T) {
 	}
 	latency := Share{Priority: Latency}
 	for _, step := range []struct {
-		ev   Event
+		ev   base.Event
 		want []Slice
 	}{
 		{Attach{Client: 1, Tenant: "a", Want: true}, nil},
@@ -50,7 +52,7 @@ func TestSlices(t *testing.T) {
 		{Gone{2}, []Slice{{1, 0}, {4, 0}, {5, 0}}},
 	} {
 		if got := told(step.ev); !slices.Equal(got, step.want) {
-			t.Fatalf("%v: %v, want %v", step.ev, got, step.want)
+			t.Fatalf("%v: %v, want %v", base.Text(step.ev), got, step.want)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/timeslice"
 )
@@ -97,7 +98,7 @@ func (c *GPU) giveUpSlices(why Why) {
 	}
 	a.backoff = min(max(2*a.backoff, minBackoff), maxBackoff)
 	c.endSlices(because(why), a.backoff)
-	a.gaveUp = map[ClientID]float64{}
+	a.gaveUp = map[base.ClientID]float64{}
 	for _, cl := range c.inOrder() {
 		if rate, _, known := cl.progress.Alone(); cl.shares() && known {
 			a.gaveUp[cl.id] = rate
@@ -312,7 +313,7 @@ type fed struct {
 func (c *GPU) feds() []*tenant {
 	slicers := c.slicers()
 	for _, t := range slicers {
-		f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / one, had: c.cohort.had}
+		f := fed{got: float64(t.gets) / 1000, part: float64(c.part(t)) / account.One, had: c.cohort.had}
 		if c.inCohort(t) {
 			part, awake := c.cohort.parts[t]
 			if f.part = part; !awake {
@@ -363,7 +364,7 @@ func (c *GPU) inTurns() (sum float64, known bool) {
 func (c *GPU) turnsWouldGive() float64 {
 	switch got, known := c.inTurns(); {
 	case known && c.cohort.on:
-		return got / max(c.cohort.had, minPart/float64(one))
+		return got / max(c.cohort.had, account.MinPart/float64(account.One))
 	case known:
 		return max(got, turnsGive)
 	case c.cohort.on:
@@ -413,4 +414,50 @@ func (c *GPU) slicers() []*tenant {
 func (c *GPU) tenantsInOrder() []*tenant {
 	c.looked += uint64(len(c.byKey))
 	return slices.DeleteFunc(slices.Clone(c.byKey), func(t *tenant) bool { return t.clients == 0 })
+}
+
+// wayNow returns the way that a restart is to go on with.
+func (c *GPU) wayNow() Way {
+	if c.mode != Auto {
+		return WayTurns // the mode says all
+	}
+	return c.auto.way
+}
+
+// resumeWay goes on with the way from before a restart, once it is known that somebody held the GPU
+// then. Nobody is connected.
+func (c *GPU) resumeWay() {
+	way := c.earlier
+	if c.earlier = WayTurns; way == WayTurns {
+		return
+	}
+	a := &c.auto
+	a.keepUntil, a.measuredAt, a.gaps, a.wastes = c.now.Add(proofPatience), c.now, true, true
+	switch way {
+	case WaySlices, WayCohort:
+		c.beginSlices(way)
+	default:
+		a.way = WayDriver
+		c.setEffective(Concurrent, because(reasonGaps))
+	}
+}
+
+// keepsWay says whether the way from before a restart goes on without being looked at: until all who
+// held have had time to come back, it says nothing that some are not there. What those who are there
+// have against it does not wait, nor does memory that does not fit.
+func (c *GPU) keepsWay() bool {
+	a, s := &c.auto, &c.slices
+	if a.keepUntil == 0 {
+		return false
+	}
+	if s.stale {
+		a.against[WaySlices] = c.againstSlices()
+	}
+	why := a.against[WaySlices].Why
+	apart := why == reasonLimit || why == reasonUnsliceable || why == reasonBare
+	if c.now < a.keepUntil && !c.mem.Overfull() && (why == reasonNone || apart && c.cohort.on) {
+		return true
+	}
+	a.keepUntil, s.stale = 0, true
+	return false
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // newSlicedGPU has clients that have proved their time slices and share by these.
@@ -32,7 +34,7 @@ func (g *autoGPU) way(want string) {
 // again when it is over, but not at once.
 func TestWhatEndsSlices(t *testing.T) {
 	for name, test := range map[string]struct {
-		begin, end Event
+		begin, end base.Event
 		why        Cause
 	}{
 		"a gang": {
@@ -69,7 +71,7 @@ func TestWhatEndsSlices(t *testing.T) {
 // one have their turn together: the group's slice cannot be shortened.
 func TestGroupsInSlices(t *testing.T) {
 	g := newSlicedGPU(t, 3)
-	for _, id := range []ClientID{2, 3} {
+	for _, id := range []base.ClientID{2, 3} {
 		g.step(Gone{Client: id})
 		g.step(Attach{Client: id, Tenant: fmt.Sprint("m", id), Share: Share{Overlap: "g"}, Want: true})
 		g.step(Controls{Client: id, Slices: ControlUnseen, Bare: 2})

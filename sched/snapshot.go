@@ -4,14 +4,15 @@ package sched
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
-// State is what a client does on the GPU; doc.go draws the states.
+// State is what a client does on the GPU, as gpu.go draws.
 type State uint8
 
 const (
@@ -24,11 +25,7 @@ const (
 )
 
 func (s State) String() string {
-	names := [...]string{"idle", "waiting", "holding", "draining", "lost", "fenced"}
-	if int(s) < len(names) {
-		return names[s]
-	}
-	return fmt.Sprintf("state(%d)", uint8(s))
+	return base.Name(s, "state", "idle", "waiting", "holding", "draining", "lost", "fenced")
 }
 
 // Counters count since New.
@@ -44,15 +41,14 @@ type Counters struct {
 // Snapshot describes a GPU at one moment, and shares nothing with it.
 type Snapshot struct {
 	Quantum, Grace time.Duration
-	Mode           Mode         // as it was set
-	Effective      Mode         // Exclusive or Concurrent
-	Way            string       // "turns", "slices" or "driver"
-	Cause          Cause        // why that way, and that mode
-	Refused        []WayRefusal // why no better way
-	Space          Space        // for an overlap group
-	Epoch          Epoch        // of the latest grant
-	Holders        []ClientID   // with a live grant: holding, draining or lost
-	Queue          []ClientID   // the next one first
+	Mode           Mode            // as it was set
+	Effective      Mode            // Exclusive or Concurrent
+	Way            string          // "turns", "slices" or "driver"
+	Cause          Cause           // why that way, and that mode
+	Refused        []WayRefusal    // why no better way
+	Epoch          base.Epoch      // of the latest grant
+	Holders        []base.ClientID // with a live grant: holding, draining or lost
+	Queue          []base.ClientID // the next one first
 	Clients        []ClientSnapshot
 	Tenants        []TenantSnapshot
 	Counters       Counters
@@ -72,23 +68,23 @@ type TenantSnapshot struct {
 	Debt        time.Duration // used above its limit, to be made up for; 0: none
 	Throttled   time.Duration // until its limit allows a grant; 0: it does now
 	Grants      uint64
-	LongestWait time.Duration // for a grant, up to now
-	Slow        time.Duration // that its latest drain took beyond what a drain may take
-	SlowAt      Time          // when that ended
-	Grace       time.Duration // that its next drain has
-	RecentWait  time.Duration // the longest in the latest minute
-	Waits       Spread        // for the grants of the latest minute
+	LongestWait time.Duration  // for a grant, up to now
+	Slow        time.Duration  // that its latest drain took beyond what a drain may take
+	SlowAt      base.Time      // when that ended
+	Grace       time.Duration  // that its next drain has
+	RecentWait  time.Duration  // the longest in the latest minute
+	Waits       account.Spread // for the grants of the latest minute
 }
 
 // ClientSnapshot describes one client. Its numbers begin when the core first sees the
 // client. A client without a grant is forgotten when it loses its connection.
 type ClientSnapshot struct {
-	ID           ClientID
+	ID           base.ClientID
 	State        State
 	Connected    bool
-	Epoch        Epoch         // of its grant, also when fenced; 0: none
-	Since        Time          // the beginning of that grant; the time of a suspension is left out
-	WaitingSince Time          // while waiting; as above
+	Epoch        base.Epoch    // of its grant, also when fenced; 0: none
+	Since        base.Time     // the beginning of that grant; the time of a suspension is left out
+	WaitingSince base.Time     // while waiting; as above
 	Grants       uint64        // given to it
 	Preemptions  uint64        // of these, how many ended with work left
 	Held         time.Duration // under grants, drain included, up to now
@@ -100,8 +96,8 @@ type ClientSnapshot struct {
 
 // Snapshot describes the core as of now, which is at least the time of the
 // latest Step. Clients are in the order of their IDs.
-func (c *GPU) Snapshot(now Time) Snapshot {
-	now = max(c.clock.fromCaller(now), c.now)
+func (c *GPU) Snapshot(now base.Time) Snapshot {
+	now = max(c.clock.FromCaller(now), c.now)
 	s := Snapshot{
 		Quantum:   c.quantum,
 		Grace:     c.grace,
@@ -114,7 +110,6 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 		Counters:  c.counters,
 	}
 	s.Way, s.Cause, s.Refused = c.way()
-	s.Space = c.space(now)
 	for _, cl := range c.clients {
 		cs := ClientSnapshot{
 			ID:          cl.id,
@@ -129,11 +124,11 @@ func (c *GPU) Snapshot(now Time) Snapshot {
 		}
 		if g := cl.grant; g != nil {
 			cs.Epoch, cs.Moving = g.epoch, g.move.on
-			cs.Since = c.clock.toCaller(g.since)
+			cs.Since = c.clock.ToCaller(g.since)
 			cs.Held += now.Sub(g.since)
 		}
 		if cs.State == StateWaiting {
-			cs.WaitingSince = c.clock.toCaller(cl.waitingSince)
+			cs.WaitingSince = c.clock.ToCaller(cl.waitingSince)
 			cs.LongestWait = max(cs.LongestWait, now.Sub(cl.waitingSince))
 		}
 		s.Clients = append(s.Clients, cs)
@@ -174,7 +169,7 @@ func (c *GPU) way() (way string, cause Cause, refused []WayRefusal) {
 	return way, c.auto.cause, refused
 }
 
-func (c *GPU) tenantSnapshot(t *tenant, now Time, d *account.Dues) TenantSnapshot {
+func (c *GPU) tenantSnapshot(t *tenant, now base.Time, d *account.Dues) TenantSnapshot {
 	a := t.Account // billed up to now in a copy: this changes nothing
 	a.Bill(now, c.ratesOf(t))
 	ts := TenantSnapshot{
@@ -189,7 +184,7 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time, d *account.Dues) TenantSnapsho
 		Grants:      t.grants,
 		LongestWait: t.longestWait,
 		Slow:        t.slow,
-		SlowAt:      c.clock.toCaller(t.slowAt),
+		SlowAt:      c.clock.ToCaller(t.slowAt),
 		Grace:       c.grace - c.lessGrace(t),
 	}
 	ts.Got, ts.Waited = a.Lately(now)
@@ -207,8 +202,8 @@ func (c *GPU) tenantSnapshot(t *tenant, now Time, d *account.Dues) TenantSnapsho
 }
 
 // queueIDs returns who waits, those first that are next, as things are.
-func (c *GPU) queueIDs() []ClientID {
-	ids := []ClientID{}
+func (c *GPU) queueIDs() []base.ClientID {
+	ids := []base.ClientID{}
 	for _, h := range []*tenantHeap{&c.urgent, &c.ready, &c.deferred, &c.spent, &c.throttled} {
 		tenants := slices.Clone(h.items)
 		slices.SortFunc(tenants, func(a, b *tenant) int {
@@ -248,10 +243,167 @@ func (c *GPU) state(cl *client) State {
 	return StateIdle
 }
 
-func (l *list) ids() []ClientID {
-	ids := make([]ClientID, 0, l.n)
+func (l *list) ids() []base.ClientID {
+	ids := make([]base.ClientID, 0, l.n)
 	for cl := l.head; cl != nil; cl = cl.next {
 		ids = append(ids, cl.id)
 	}
 	return ids
+}
+
+// noticed is up to how many holders are told exactly how many others there are.
+const noticed = 8
+
+// notices are what decides whether more than a few holders are told.
+type notices struct {
+	told    announced
+	tellAll bool // the mode or a share has changed, which every holder is to know
+}
+
+// announced is what each holder was told of, however many there are.
+type announced struct {
+	waiters  [besideGrant + 1]bool // somebody waits for grants of this kind to end
+	together bool                  // all clients are of one overlap group
+	pooled   bool                  // there are latency tenants, beside whom idle ranks leave
+}
+
+// neighbors is all that decides what a holder is told of the others.
+type neighbors struct {
+	mode     Mode      // in effect
+	kind     grantKind // of its grant
+	attached int       // other clients on the GPU
+	waiting  int       // clients that may be granted and are not
+	turns    int       // turn grants that are open or paused
+	latency  int       // latency grants that are open
+	limited  bool      // its tenant has a limit, which is charged while it is idle, too
+	ganged   bool      // its tenant is a gang
+	shared   bool      // its turn is that of its cohort, and what it has submitted can be cut
+	patient  bool      // it is to keep the GPU over short pauses
+	quiet    bool      // it has made no calls for long, see suspendIdle
+	pooled   bool      // there are latency tenants
+}
+
+// notice returns what a holder is to be told.
+func (s neighbors) notice(id base.ClientID) Notice {
+	n := Notice{Client: id, Present: s.attached}
+	switch {
+	case s.mode != Exclusive, s.kind == besideGrant:
+		// Nobody waits for longer than this Step, or for this grant.
+	case s.kind == latencyGrant:
+		n.Waiters = s.waiting + s.turns // it keeps their gates shut
+	default:
+		n.Waiters = s.waiting + s.latency // its submitted work slows them down
+	}
+	switch {
+	case s.ganged && s.mode == Exclusive:
+		// Ranks that are idle are part of the job, and go when it does. But latency tenants do not
+		// wait for a turn to end, and have half of the time while a gang has one.
+		n.Leave, n.Bound = s.pooled, true
+	case s.limited:
+		n.Leave, n.Bound = true, true // as if its limit were somebody who waits
+	default:
+		n.Leave, n.Bound = n.Waiters > 0 || s.quiet, n.Present > 0
+	}
+	if s.shared {
+		n.Bound = false // it waits for others' slices, and the end of its turn cuts what it has submitted
+	}
+	n.Patient = n.Leave && (s.patient || s.ganged && s.mode == Exclusive || s.quiet && n.Waiters == 0)
+	return n
+}
+
+// expected returns what a client with a grant is to be told.
+func (c *GPU) expected(cl *client) Notice {
+	t := cl.tenant
+	return neighbors{
+		mode:     c.effective,
+		kind:     cl.grant.kind,
+		attached: c.beyond(cl),
+		waiting:  c.waiting,
+		turns:    c.open.n,
+		latency:  c.latency.n,
+		limited:  t.limited() && !c.inCohort(t),
+		ganged:   t.slot != nil && !t.overlaps(),
+		shared:   cl.grant.shared && c.effective == Exclusive && !t.overlaps(),
+		patient:  c.patient(cl),
+		quiet:    cl.quiet,
+		pooled:   c.pool.tenants > 0,
+	}.notice(cl.id)
+}
+
+// beyond returns how many clients there are besides this one. Members of its overlap group do
+// not count: they run at the same time, so its submitted work delays nobody.
+func (c *GPU) beyond(cl *client) int {
+	n := c.connected - 1
+	if cl.tenant.overlaps() {
+		for _, other := range cl.tenant.members {
+			if other != cl && other.connected {
+				n--
+			}
+		}
+	}
+	return n
+}
+
+// notice tells a client how many others there are, if that has changed.
+func (c *GPU) notice(cl *client) {
+	n := c.expected(cl)
+	if n.Waiters > 0 != c.told.waiters[cl.grant.kind] { // in the middle of a Step: the others know something else
+		c.tellAll = true
+	}
+	if n != cl.told {
+		cl.told = n
+		c.do(n)
+	}
+}
+
+// noticeAll tells all holders. More than a few are told only when it changes whether
+// there are others: Present is above zero for each of them, before this Step and
+// after it, and nobody waits in concurrent mode. In turns many hold if they are a group.
+func (c *GPU) noticeAll() {
+	turns := c.effective == Exclusive
+	first := c.open.head // of one group if all are
+	now := announced{together: first != nil && first.tenant.overlaps() && c.beyond(first) == 0, pooled: c.pool.tenants > 0}
+	now.waiters[latencyGrant] = turns && c.waiting+c.open.n > 0
+	now.waiters[turnGrant] = turns && c.waiting+c.latency.n > 0
+	if now != c.told {
+		c.told, c.tellAll = now, true
+	}
+	for _, l := range []*list{&c.open, &c.latency, &c.beside} {
+		if l.n > noticed && c.tellAll {
+			c.looked += uint64(l.n)
+		}
+		for cl := l.head; cl != nil && (l.n <= noticed || c.tellAll); cl = cl.next {
+			c.notice(cl)
+		}
+	}
+	c.tellAll = false
+}
+
+// wasTold says whether a client was told what it is to be told, up to the numbers
+// where there are many holders.
+func (c *GPU) wasTold(cl *client) bool {
+	want, got := c.expected(cl), cl.told
+	if c.open.n > noticed || c.latency.n > noticed || c.beside.n > noticed {
+		want.Waiters, want.Present, want.Patient = got.Waiters, got.Present, got.Patient
+	}
+	return got == want
+}
+
+// PatientIdle is how long a client with Notice.Patient is idle before it gives the GPU
+// back.
+const PatientIdle = 20 * time.Millisecond
+
+// patient says whether a holder is to keep the GPU over short pauses: all that wait have
+// to move first, and must not yet, and most of the holder's pauses are short. To give the
+// GPU back and get it again costs some 0.2 ms each time. Beside a cohort a holder with a
+// limit may be as well, see staysInTurn.
+func (c *GPU) patient(cl *client) bool {
+	if c.cohort.on && cl.in == &c.open && cl.tenant.limited() && cl.tenant.apart {
+		return cl.staysInTurn()
+	}
+	if cl.in != &c.open || c.effective != Exclusive || c.now >= c.owedUntil ||
+		c.ready.top() != nil || c.urgent.top() != nil || c.latency.n > 0 || cl.tenant.limited() {
+		return false
+	}
+	return cl.pauses.Below(PatientIdle) > timeslice.PausesKept/2
 }

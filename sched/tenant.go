@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 )
 
@@ -77,10 +78,10 @@ type tenant struct {
 	processes   int           // its clients that share the GPU, see tally
 	gained      float64       // of the GPU in the latest window of slices, see measure
 	fed         fed           // see feds
-	notBefore   Time          // no grant before; see moving.go
+	notBefore   base.Time     // no grant before; see moving.go
 	moved       time.Duration // moving memory, which is not in used
-	slow        time.Duration // that its latest drain took too long, see grace.go
-	slowAt      Time          // when that ended
+	slow        time.Duration // that its latest drain took too long, see noteDrain
+	slowAt      base.Time     // when that ended
 	stretch     time.Duration // its slices are at least that long, because of what moving took
 	grants      uint64
 	longestWait time.Duration
@@ -97,10 +98,10 @@ type tenant struct {
 	filled     int64  // latencyPool.filled when the tenant was last billed
 	remembered bool
 
-	apart   bool // it never has its turn together with others, see cohort.go
-	closeTo Time // it is apart until then, see apartFor
-	use     int  // permille of the time of its open gate that its limit is charged, in a cohort; 0: all of it
-	other   bool // it does something else than in its turns, as of the latest report
+	apart   bool      // it never has its turn together with others, see cohort.go
+	closeTo base.Time // it is apart until then, see apartFor
+	use     int       // permille of the time of its open gate that its limit is charged, in a cohort; 0: all of it
+	other   bool      // it does something else than in its turns, as of the latest report
 }
 
 func clampShare(s Share) Share {
@@ -140,12 +141,12 @@ const (
 // tenantKey names a tenant of a GPU.
 type tenantKey struct {
 	kind   tenantKind
-	name   string   // of the gang, of the overlap group, or as named
-	client ClientID // that is alone
+	name   string        // of the gang, of the overlap group, or as named
+	client base.ClientID // that is alone
 }
 
 // keyOf returns the key of a client's tenant.
-func keyOf(name string, id ClientID, share Share) tenantKey {
+func keyOf(name string, id base.ClientID, share Share) tenantKey {
 	switch {
 	case share.Gang != "":
 		return tenantKey{kind: gangOf, name: share.Gang}
@@ -176,7 +177,7 @@ func (t *tenant) isGang() bool { return t.key.kind == gangOf || t.overlaps() }
 func (t *tenant) overlaps() bool { return t.key.kind == overlapOf }
 
 // tenantOf returns a client's tenant, and makes it if there is none.
-func (c *GPU) tenantOf(name string, id ClientID, share Share) *tenant {
+func (c *GPU) tenantOf(name string, id base.ClientID, share Share) *tenant {
 	key := keyOf(name, id, share)
 	t := c.tenants[key]
 	if t == nil {
@@ -354,54 +355,6 @@ func (c *GPU) ratesOf(t *tenant) account.Rates {
 		r.Part = c.turnPart(t)
 	}
 	return r
-}
-
-// sums are what a tenant adds to those of its GPU, or these.
-type sums struct {
-	waiting int // clients that wait, and may be granted
-	exact   int // tenants with clients and with a limit or a request
-
-	// Tenants that are active, and what their shares say.
-	active, requests, weights, limited, activeLatency int
-}
-
-func (s *sums) add(o sums, n int) {
-	s.waiting += n * o.waiting
-	s.exact += n * o.exact
-	s.active += n * o.active
-	s.requests += n * o.requests
-	s.weights += n * o.weights
-	s.limited += n * o.limited
-	s.activeLatency += n * o.activeLatency
-}
-
-// sums returns what the tenant is to add, as things are.
-func (t *tenant) sums() (s sums) {
-	if t.takesTurn() || t.place == urgent || t.place == spent {
-		s.waiting = max(t.queue.n, 1) // members of its gang may wait on other GPUs
-	}
-	if t.clients > 0 && (t.limited() || t.share.Request > 0) {
-		s.exact = 1
-	}
-	if t.active {
-		s.active, s.requests, s.weights = 1, t.share.Request, t.share.Weight
-		if t.limited() {
-			s.limited = 1
-		}
-		if t.share.Priority == Latency {
-			s.activeLatency = 1
-		}
-	}
-	return s
-}
-
-// sumUp brings the sums up to date with a tenant that has changed.
-func (r *roster) sumUp(t *tenant) {
-	if now := t.sums(); now != t.summed {
-		r.sums.add(t.summed, -1)
-		r.sums.add(now, +1)
-		t.summed = now
-	}
 }
 
 // setActive says whether a tenant counts among those that want the GPU.

@@ -3,8 +3,10 @@
 package sched
 
 import (
+	"container/heap"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 )
@@ -86,7 +88,7 @@ func (t *tenant) takesTurn() bool { return t.place == ready || t.place == deferr
 
 // turnOver returns when the turn of the holder ends; false if nothing ends it as things
 // are.
-func (c *GPU) turnOver() (Time, bool) {
+func (c *GPU) turnOver() (base.Time, bool) {
 	cl, next := c.open.head, c.upNext()
 	if c.effective != Exclusive || next == nil {
 		return 0, false
@@ -116,10 +118,10 @@ func (c *GPU) turnOver() (Time, bool) {
 	turn := c.turn(cl.tenant)
 	switch lead, part := g.startVT-next.VT(), c.turnPart(cl.tenant); {
 	case lead > 0 && next != cl.tenant:
-		turn = max(turn-time.Duration(base.Scale(lead, part, one)), min(turn, c.minTurn()))
+		turn = max(turn-time.Duration(base.Scale(lead, part, account.One)), min(turn, c.minTurn()))
 	case lead < 0 && c.exact > 0 && (c.active == 2 || !c.cohort.on):
 		// Another tenant is next even if this one is behind it after its turn.
-		left := time.Duration(base.Scale(-lead, part, one)) - turn
+		left := time.Duration(base.Scale(-lead, part, account.One)) - turn
 		turn += min(max(left, 0), turn)
 	}
 	end := g.runFrom.Add(turn - g.ran)
@@ -140,7 +142,7 @@ func (c *GPU) turn(t *tenant) time.Duration {
 		round = min(round, max(int64(c.quantum), int64(maxRound)))
 	}
 	// What is due to tenants that their limits keep away now is no part of the round.
-	here := max(min(c.duesNow().here, one), minPart)
+	here := max(min(c.duesNow().here, account.One), account.MinPart)
 	d := time.Duration(base.Scale(round, min(c.turnPart(t), here), here))
 	return max(d.Round(c.quantum/1000), c.minTurn()) // parts are not exact
 }
@@ -205,4 +207,243 @@ func (c *GPU) reserve() {
 // free says whether an exclusive grant may be given.
 func (gs *grants) free() bool {
 	return gs.open.n == 0 && gs.latency.n == 0 && gs.closingBatch == 0 && gs.holdOff == 0 && gs.kept == nil
+}
+
+// together grants every request at once, in concurrent mode: clients share the GPU by
+// the driver's own time slices.
+func together() policy {
+	return policy{grant: func(c *GPU) {
+		for c.effective == Concurrent && c.ready.top() != nil {
+			c.grant(c.ready.top().queue.head)
+		}
+	}}
+}
+
+// limits revokes the grants of a tenant that has used up its limit. When it has credit
+// for a slice, it waits for its turn again.
+func limits() policy {
+	return policy{
+		due: func(c *GPU) (base.Time, bool) {
+			var e base.Earliest
+			for _, t := range c.metered {
+				e.Either(c.creditEnds(t))
+			}
+			if t := c.throttled.top(); t != nil {
+				e.Either(t.backAt(), true)
+			}
+			return e.At, e.OK
+		},
+		revoke: func(c *GPU) {
+			c.unthrottle()
+			c.revokeLimited()
+		},
+	}
+}
+
+// unthrottle lets tenants wait for their turns again that have credit.
+func (c *GPU) unthrottle() {
+	for t := c.throttled.top(); t != nil && c.now >= t.backAt(); t = c.throttled.top() {
+		c.bill(t) // other grants of the tenant may have used credit meanwhile
+		if t.limited() {
+			t.Uncap(t.slice())
+		} else {
+			t.DropLimit()
+		}
+		c.review(t)
+	}
+}
+
+// revokeLimited asks back the grants of tenants without credit.
+func (c *GPU) revokeLimited() {
+	for i := 0; i < len(c.metered); i++ {
+		t := c.metered[i]
+		c.bill(t)
+		if !t.limited() || t.Credit() > 0 {
+			continue
+		}
+		if c.kept == t {
+			c.stop(t, LimitReached)
+		}
+		c.revokeTenant(t, &c.open, LimitReached)
+		c.revokeTenant(t, &c.latency, LimitReached)
+		c.review(t) // it may wait, and only its fenced processes have used the credit
+		c.standAll(t)
+		i = -1 // the list has changed
+	}
+}
+
+// creditEnds returns when the tenant's grants will have used up its credit; false if
+// never.
+func (c *GPU) creditEnds(t *tenant) (base.Time, bool) {
+	if !t.limited() {
+		return 0, false // as most: the rates need not be known
+	}
+	return t.CreditEnds(c.now, c.ratesOf(t))
+}
+
+// spends says whether the tenant's grants use up its credit or patience, at whose end they are
+// asked back, or its place among those who wait is lost.
+func (t *tenant) spends() bool {
+	return t.open > 0 && (t.limited() || t.share.Priority == Latency) ||
+		t.fenced > 0 && t.limited() && (t.takesTurn() || t.place == urgent)
+}
+
+// meter keeps the list of such tenants.
+func (c *GPU) meter(t *tenant) {
+	want := t.spends()
+	switch {
+	case want && t.metered < 0:
+		t.metered = len(c.metered)
+		c.metered = append(c.metered, t)
+	case !want && t.metered >= 0:
+		last := c.metered[len(c.metered)-1]
+		c.metered[t.metered] = last
+		last.metered = t.metered
+		c.metered = c.metered[:len(c.metered)-1]
+		t.metered = -1
+	}
+}
+
+// backAt returns when a throttled tenant has credit for a slice again.
+func (t *tenant) backAt() base.Time {
+	if !t.limited() || !t.Capped() {
+		return max(t.BilledAt(), t.notBefore) // its limit was taken away just now, or something else keeps it waiting
+	}
+	return max(t.notBefore, t.Account.BackAt(t.share.Limit, t.slice()))
+}
+
+// tenantHeap orders the tenants of one place. A tenant is in one at most.
+type tenantHeap struct {
+	items []*tenant
+	less  func(a, b *tenant) bool
+}
+
+func (h *tenantHeap) top() *tenant {
+	if len(h.items) == 0 {
+		return nil
+	}
+	return h.items[0]
+}
+
+func (h *tenantHeap) push(t *tenant)   { heap.Push((*byLess)(h), t) }
+func (h *tenantHeap) remove(t *tenant) { heap.Remove((*byLess)(h), t.pos) }
+func (h *tenantHeap) fix(t *tenant)    { heap.Fix((*byLess)(h), t.pos) }
+func (h *tenantHeap) reorder()         { heap.Init((*byLess)(h)) }
+
+// byLess is a tenantHeap for package heap alone.
+type byLess tenantHeap
+
+func (h *byLess) Len() int           { return len(h.items) }
+func (h *byLess) Less(i, j int) bool { return h.less(h.items[i], h.items[j]) }
+func (h *byLess) Swap(i, j int) {
+	h.items[i], h.items[j] = h.items[j], h.items[i]
+	h.items[i].pos, h.items[j].pos = i, j
+}
+func (h *byLess) Push(x any) {
+	t := x.(*tenant)
+	t.pos = len(h.items)
+	h.items = append(h.items, t)
+}
+func (h *byLess) Pop() any {
+	last := len(h.items) - 1
+	t := h.items[last]
+	h.items[last] = nil
+	h.items = h.items[:last]
+	return t
+}
+
+// before says which of two waiting tenants asked first.
+func before(a, b *tenant) bool { return a.first() < b.first() }
+
+func (t *tenant) first() uint64 {
+	if t.queue.head == nil {
+		return 0 // it is about to leave its place, or is a gang whose clients wait on other GPUs
+	}
+	return t.queue.head.seq
+}
+
+func behind(a, b *tenant) bool { return a.VT() < b.VT() || a.VT() == b.VT() && before(a, b) }
+
+func backFirst(a, b *tenant) bool {
+	x, y := a.backAt(), b.backAt()
+	return x < y || x == y && before(a, b)
+}
+
+// list is a doubly linked list through the clients themselves: a client leaves the
+// middle of it in constant time, without a search.
+type list struct {
+	head, tail *client
+	n          int
+}
+
+// push appends a client that is in no list.
+func (l *list) push(cl *client) { l.insertAfter(l.tail, cl) }
+
+// insert puts a client with a grant, which is in no list, behind those whose grace
+// period began earlier. It begins at the insertion, except for restored grants and
+// those of StepOne, so this passes no others.
+func (l *list) insert(cl *client) {
+	at := l.tail
+	for at != nil && at.grant.graceFrom > cl.grant.graceFrom {
+		at = at.prev
+	}
+	l.insertAfter(at, cl)
+}
+
+func (l *list) insertAfter(at, cl *client) {
+	if cl.in != nil {
+		panic("sched: client is in a list already")
+	}
+	cl.in = l
+	l.n++
+	cl.prev = at
+	if at != nil {
+		cl.next, at.next = at.next, cl
+	} else {
+		cl.next, l.head = l.head, cl
+	}
+	if cl.next != nil {
+		cl.next.prev = cl
+	} else {
+		l.tail = cl
+	}
+}
+
+// remove takes out a client that is in this list.
+func (l *list) remove(cl *client) {
+	if cl.in != l {
+		panic("sched: client is not in the list")
+	}
+	if cl.prev != nil {
+		cl.prev.next = cl.next
+	} else {
+		l.head = cl.next
+	}
+	if cl.next != nil {
+		cl.next.prev = cl.prev
+	} else {
+		l.tail = cl.prev
+	}
+	cl.prev, cl.next, cl.in = nil, nil, nil
+	l.n--
+}
+
+// spare decides, when the GPU becomes free, for how long it is not given to those that
+// would have to move.
+func (c *GPU) spare() {
+	c.sparedUntil = c.now
+	if c.now >= c.owedUntil {
+		return
+	}
+	cost := c.moveCost()
+	for _, cl := range c.pausing {
+		if !cl.away && cl.connected {
+			c.sparedUntil = max(c.sparedUntil, c.now.Add(cl.pauses.WorthWaiting(c.now.Sub(cl.idleSince), cost)))
+		}
+	}
+}
+
+// spared says whether a free GPU is not given yet to those that would have to move.
+func (c *GPU) spared() bool {
+	return c.now < c.owedUntil && c.now < c.sparedUntil
 }

@@ -5,22 +5,24 @@ package sched
 import (
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Who had the GPU alone for long, and then left it, owes nothing to those who
 // come later: it waits no longer than they do.
 func TestTimeAloneIsNoDebt(t *testing.T) {
 	c := New(Config{})
-	now := Time(0)
-	grants := map[ClientID]Epoch{}
-	step := func(ev Event) {
+	now := base.Time(0)
+	grants := map[base.ClientID]base.Epoch{}
+	step := func(ev base.Event) {
 		for _, a := range c.Step(now, ev) {
 			if g, ok := a.(Grant); ok {
 				grants[g.Client] = g.Epoch
 			}
 		}
 		if err := c.Check(); err != nil {
-			t.Fatalf("after %v: %v", ev, err)
+			t.Fatalf("after %v: %v", base.Text(ev), err)
 		}
 	}
 	step(Attach{Client: 1, Want: true})
@@ -37,7 +39,7 @@ func TestTimeAloneIsNoDebt(t *testing.T) {
 		}
 		now = at
 		step(Tick{})
-		for id := ClientID(2); id <= 3; id++ {
+		for id := base.ClientID(2); id <= 3; id++ {
 			step(Request{Client: id})
 			step(Release{Client: id, Epoch: grants[id], Reason: Revoked})
 		}

@@ -4,8 +4,12 @@ package sched
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // Way is how clients share a GPU. It is recorded with the holders, so that a restart stops nobody:
@@ -30,12 +34,7 @@ var candidates = [...]Way{WaySlices, WayCohort, WayDriver, WayTurns}
 
 var wayNames = [...]string{"turns", "slices", "cohort", "driver"}
 
-func (w Way) String() string {
-	if int(w) < len(wayNames) {
-		return wayNames[w]
-	}
-	return fmt.Sprintf("way(%d)", uint8(w))
-}
+func (w Way) String() string { return base.Name(w, "way", wayNames[:]...) }
 
 // MarshalText is for records.
 func (w Way) MarshalText() ([]byte, error) { return []byte(w.String()), nil }
@@ -61,7 +60,7 @@ const (
 // chosenWay has the way follow what is known and what is measured.
 func chosenWay() policy {
 	return policy{
-		due:    func(c *GPU) (Time, bool) { return c.auto.keepUntil, c.mode == Auto && c.auto.keepUntil != 0 },
+		due:    func(c *GPU) (base.Time, bool) { return c.auto.keepUntil, c.mode == Auto && c.auto.keepUntil != 0 },
 		revoke: (*GPU).lookAtMode,
 	}
 }
@@ -273,4 +272,208 @@ func (c *GPU) againstDriver() Cause {
 // CUDA yet, decides nothing for the others.
 func (c *GPU) gangPlays(cl *client) bool {
 	return cl.connected && cl.wanted && cl.tenant.slot != nil && !cl.tenant.overlaps() && !c.sleeps(cl)
+}
+
+// Why is a reason for the way in which clients share a GPU.
+type Why uint8
+
+const (
+	reasonNone Why = iota
+	reasonSet
+	reasonSlices
+	reasonCohort
+	reasonGaps
+	reasonTurns
+	reasonAlone
+
+	reasonSwap
+	reasonLimit
+	reasonShares
+	reasonGang
+	reasonOverlap
+	reasonUnsliceable
+	reasonBare
+	reasonUnproved
+	reasonLatency
+	reasonBusy
+	reasonUneven
+	reasonMore
+	reasonParts
+	reasonMeasure
+	reasonFew
+	reasonMany
+	reasonNotNeeded
+)
+
+// whys has for each Why its code, which does not change between versions, and its text.
+func whys() []struct{ code, text string } {
+	return []struct{ code, text string }{
+		reasonNone:   {"", ""},
+		reasonSet:    {"as-set", "as set"},
+		reasonSlices: {"slices", "by time slices: every process can set its slice, and all memory fits"},
+		reasonCohort: {"cohort", "a tenant that needs turns of its own takes turns with all others together, who share their turn by time slices"},
+		reasonGaps:   {"gaps", "tenants leave the GPU idle in their turns: at the same time they get more done"},
+		reasonTurns:  {"busy", "tenants keep the GPU busy: turns cost less than mixing"},
+		reasonAlone:  {"alone", "at most one process uses the GPU"},
+
+		reasonSwap:        {"memory", "more memory is reserved than the GPU has: tenants take turns, and what one lacks is moved out of the others"},
+		reasonLimit:       {"core-limit", "a tenant has a core limit, which turns hold exactly"},
+		reasonShares:      {"shares", "tenants have core limits or core requests, which the driver alone does not hold"},
+		reasonGang:        {"gang", "a gang is granted together, which takes turns"},
+		reasonOverlap:     {"group-beside-latency", "an overlap group beside a latency tenant takes turns: the slice of its MPS server cannot be shortened"},
+		reasonUnsliceable: {"slices-refused", "client %d cannot be sliced: time slices: %v"},
+		reasonBare:        {"slices-unseen", "client %d cannot be sliced: it has channels in no group that was seen"},
+		reasonUnproved:    {"slices-unproved", "client %d cannot be sliced: its shim does not say whether time slices work"},
+		reasonLatency:     {"latency", "a latency tenant beside several others: it runs beside them, and they take turns"},
+		reasonBusy:        {"latency-busy", "beside a latency tenant time slices are of use only if the others leave the GPU idle"},
+		reasonUneven:      {"latency-requests", "beside a latency tenant time slices are too short to hold core requests"},
+		reasonMore:        {"turns-give-more", "tenants get more by turns than by slices"},
+		reasonParts:       {"parts", "tenants do not get their parts by slices"},
+		reasonMeasure:     {"measuring", "turns measure what each tenant gets alone"},
+		reasonFew:         {"too-few", "fewer than two can share a turn"},
+		reasonMany:        {"too-many", fmt.Sprintf("more than %d clients would have to be stopped together", maxCohort)},
+		reasonNotNeeded:   {"not-needed", "nobody needs turns of its own"},
+	}
+}
+
+// Code returns the name of the reason for programs.
+func (w Why) Code() string { return whys()[w].code }
+
+// Cause is a reason with the client that it is about.
+type Cause struct {
+	Why
+	Client  base.ClientID // 0: it is about no single client
+	Control Control       // what the driver answered that client
+}
+
+func because(w Why) Cause { return Cause{Why: w} }
+
+func (c Cause) String() string {
+	text := whys()[c.Why].text
+	switch c.Why {
+	case reasonUnsliceable:
+		return fmt.Sprintf(text, c.Client, c.Control)
+	case reasonBare, reasonUnproved:
+		return fmt.Sprintf(text, c.Client)
+	}
+	return text
+}
+
+// WayRefusal says why clients do not share a GPU in a way that would be better.
+type WayRefusal struct {
+	Way string
+	Cause
+}
+
+func (r WayRefusal) String() string { return r.Way + ": " + r.Code() }
+
+// In mode Auto the core chooses. Where all clients can be sliced, and memory fits, they share by slices,
+// which waste nothing. Else turns serve tenants best that keep the GPU busy, and are the only way once
+// memory is short. A tenant that leaves the GPU idle in its turn wastes that time for all: such tenants
+// get more done at the same time, by the driver's own slices.
+//
+// Shims tell how often the GPU had work of theirs (Utilization). In turns that says what turns waste; at
+// the same time, what they would waste: a tenant that is idle for a part f of the time beside n others,
+// on a GPU that is busy, would be idle for about n times f alone.
+const (
+	fewSamples = 50 // of a GPU in turns, or of a client at the same time, say nothing
+	// A client that says more than this a second counts for no more.
+	mostSamples = timeslice.LooksPerSecond * 5 / 4
+)
+
+// auto is what mode Auto knows.
+type auto struct {
+	way       Way
+	cause     Cause                      // of what is in effect
+	against   [len(candidates)]Cause     // why a way cannot be taken as things are, as of the latest look
+	refusedAt [len(candidates)]base.Time // when that was so, latest
+	since     base.Time                  // start of the window
+	wastes    bool                       // turns leave the GPU idle, or would, as of the latest window
+
+	turnEnded  base.Time                 // the latest
+	notBefore  base.Time                 // slices are not begun again
+	left       Cause                     // why not
+	measuredAt base.Time                 // when turns began that measure tenants
+	backoff    time.Duration             // the latest time for which slices were given up
+	gaveUp     map[base.ClientID]float64 // calls per second alone of the clients for which they were
+	worse      int                       // windows, one after the other, in which slices gave less than turns
+	underfed   int                       // windows, in the same way, in which a tenant did not get its part, and did by turns
+	gaps       bool                      // several beside a latency tenant leave the GPU idle in their turns
+	keepUntil  base.Time                 // the way from before a restart goes on until then; 0: the way is judged as any other
+	util       map[base.ClientID]samples
+	mixAfter   base.Time     // the driver alone is not tried before that
+	mixPause   time.Duration // the latest time for which it was given up, because turns gave more
+}
+
+// samples are how often a client looked in the window, and how often the GPU had work
+// of it then.
+type samples struct{ n, busy int }
+
+func (a *auto) startWindow(now base.Time) {
+	a.since = now
+	clear(a.util)
+}
+
+// utilization takes note of what a client says.
+func (c *GPU) utilization(ev timeslice.Utilization) {
+	if c.mode != Auto || c.clients[ev.Client] == nil || ev.Samples <= 0 {
+		return
+	}
+	a := &c.auto
+	if a.util == nil {
+		a.util = map[base.ClientID]samples{}
+	}
+	cl := c.clients[ev.Client]
+	if cl.in != &c.beside {
+		cl.progress.Report(c.now, ev, c.effective == Exclusive && !c.inCohort(cl.tenant), c.shareClock())
+	}
+	if cl.tenant.share.Priority == Latency {
+		c.noteUseBeside(cl.tenant, ev)
+	}
+	if c.inCohort(cl.tenant) {
+		c.noteUse(cl.tenant)
+	}
+	if s := cl.tenant.share; s.exclusive() || s.limited() && cl.tenant.apart {
+		return // what it leaves to others says nothing of what these gain at the same time
+	}
+	s := a.util[ev.Client]
+	s.n += ev.Samples
+	s.busy += min(ev.Busy, ev.Samples)
+	a.util[ev.Client] = s
+}
+
+// idle returns the part of the time of turns in which the GPU was idle; false: too
+// little is known.
+func (a *auto) idle(window time.Duration) (float64, bool) {
+	var n, idle float64
+	for _, id := range slices.Sorted(maps.Keys(a.util)) { // sums of floats depend on the order
+		s := a.util[id]
+		weight := min(float64(s.n), mostSamples*window.Seconds())
+		n += weight
+		idle += weight * float64(s.n-s.busy) / float64(s.n)
+	}
+	return idle / n, n >= fewSamples
+}
+
+// meanIdle is idle with each client counted alike: one that gives the GPU back as soon as it
+// pauses has little of the time of turns, and is the one that loses by them.
+func (a *auto) meanIdle() (sum float64) {
+	for _, id := range slices.Sorted(maps.Keys(a.util)) {
+		s := a.util[id]
+		sum += float64(s.n-s.busy) / float64(s.n)
+	}
+	return sum / float64(max(len(a.util), 1))
+}
+
+// wouldWaste returns about which part of their turns tenants would leave the GPU idle
+// that work at the same time now; false: too little is known.
+func (a *auto) wouldWaste() (float64, bool) {
+	clients, idle := 0, 0.0
+	for _, id := range slices.Sorted(maps.Keys(a.util)) {
+		if s := a.util[id]; s.n >= fewSamples {
+			clients++
+			idle += float64(s.n-s.busy) / float64(s.n)
+		}
+	}
+	return idle, clients > 1
 }

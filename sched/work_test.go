@@ -6,35 +6,41 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // crowd is a GPU of 512 MiB with n clients of 50 tenants, each with so much reserved.
 func crowd(n int, bytes uint64) *GPU {
-	c := New(Config{Memory: Memory{Swap: true, Capacity: 1 << 29, ArenaUnit: 64 << 20}})
+	c := New(Config{Memory: residency.Config{Swap: true, Capacity: 1 << 29, ArenaUnit: 64 << 20}})
 	for i := range n {
-		id := ClientID(i + 1)
+		id := base.ClientID(i + 1)
 		c.Step(0, Attach{Client: id, Tenant: fmt.Sprint(i % 50), CanMove: true})
-		c.Step(0, Reserve{Client: id, Total: bytes, Least: 1})
+		c.Step(0, residency.Reserve{Client: id, Total: bytes, Least: 1})
 	}
 	c.Step(0, Request{1})
 	return c
 }
 
 // hostile is what one client can send, again and again.
-var hostile = map[string]func(i int) Event{
-	"reserve": func(i int) Event { return Reserve{Client: 7, Total: 1<<24 + uint64(i%2), Least: 1} },
-	"force":   func(i int) Event { return Reserve{Client: 7, Total: 1<<24 + uint64(i%2), Force: true} },
-	"moved":   func(i int) Event { return Moved{Client: 7, Report: Report{Resident: uint64(i % 2)}} },
-	"stuck": func(i int) Event {
-		return Moved{Client: 7, Stuck: i%2 == 0, NoMemory: true, NoArena: true, Report: Report{Away: uint64(i % 2)}}
+var hostile = map[string]func(i int) base.Event{
+	"reserve": func(i int) base.Event { return residency.Reserve{Client: 7, Total: 1<<24 + uint64(i%2), Least: 1} },
+	"force":   func(i int) base.Event { return residency.Reserve{Client: 7, Total: 1<<24 + uint64(i%2), Force: true} },
+	"moved": func(i int) base.Event {
+		return residency.Moved{Client: 7, Report: residency.Report{Resident: uint64(i % 2)}}
 	},
-	"attach": func(i int) Event {
+	"stuck": func(i int) base.Event {
+		return residency.Moved{Client: 7, Stuck: i%2 == 0, NoMemory: true, NoArena: true, Report: residency.Report{Away: uint64(i % 2)}}
+	},
+	"attach": func(i int) base.Event {
 		if i%2 == 0 {
 			return Lost{7}
 		}
 		return Attach{Client: 7, Tenant: "6", CanMove: true, Again: true}
 	},
-	"request": func(i int) Event {
+	"request": func(i int) base.Event {
 		if i%2 == 0 {
 			return Request{7}
 		}
@@ -55,7 +61,7 @@ func TestWorkBesideACrowd(t *testing.T) {
 				}
 				before := c.Work()
 				for i := range events {
-					c.Step(Time(i), event(i))
+					c.Step(base.Time(i), event(i))
 				}
 				passes := float64(c.Work()-before) * lookedPerWork / float64(events*n)
 				if most := map[bool]float64{false: 0.1, true: 16}[over]; passes > most {
@@ -87,14 +93,14 @@ func BenchmarkStepBesideACrowd(b *testing.B) {
 type sliced struct {
 	c     *GPU
 	n     int
-	now   Time
+	now   base.Time
 	asked []Revoke
-	saw   func(ev Event, took time.Duration, looked uint64) // nil: nobody looks
+	saw   func(ev base.Event, took time.Duration, looked uint64) // nil: nobody looks
 }
 
 func newSliced(tb testing.TB, n, tenants int) *sliced {
-	s := &sliced{c: New(Config{Mode: Auto}), n: n, now: Time(time.Hour)}
-	for id := range ClientID(n) {
+	s := &sliced{c: New(Config{Mode: Auto}), n: n, now: base.Time(time.Hour)}
+	for id := range base.ClientID(n) {
 		s.step(Attach{Client: id + 1, Tenant: fmt.Sprint("t", int(id)%tenants), Want: true})
 		s.step(Controls{Client: id + 1, Slices: ControlWorks, Channels: ControlWorks, Groups: 1})
 	}
@@ -110,7 +116,7 @@ func newSliced(tb testing.TB, n, tenants int) *sliced {
 }
 
 // step gives an event, and releases what is asked back.
-func (s *sliced) step(ev Event) {
+func (s *sliced) step(ev base.Event) {
 	looked, from := s.c.looked, time.Now()
 	acts := s.c.Step(s.now, ev)
 	if s.saw != nil {
@@ -135,8 +141,8 @@ func (s *sliced) run(d time.Duration) {
 		s.now = s.now.Add(5 * time.Millisecond)
 		s.step(Tick{})
 		if i%50 == 49 {
-			for id := range ClientID(s.n) {
-				s.step(Utilization{Client: id + 1, Samples: 5, Busy: 5, Calls: 5})
+			for id := range base.ClientID(s.n) {
+				s.step(timeslice.Utilization{Client: id + 1, Samples: 5, Busy: 5, Calls: 5})
 			}
 		}
 	}
@@ -144,17 +150,17 @@ func (s *sliced) run(d time.Duration) {
 
 // hostileBySlices is what one client can send while all share by slices.
 var hostileBySlices = map[string]struct {
-	event  func(i int) Event
+	event  func(i int) base.Event
 	passes float64 // over all clients, at most
 }{
-	"utilization": {func(i int) Event { return Utilization{Client: 7, Samples: 1, Busy: i % 2, Calls: i} }, 0.1},
+	"utilization": {func(i int) base.Event { return timeslice.Utilization{Client: 7, Samples: 1, Busy: i % 2, Calls: i} }, 0.1},
 	"request":     {hostile["request"], 0.1},
-	"reserve":     {func(i int) Event { return Reserve{Client: 7, Total: uint64(i % 2)} }, 0.1},
-	"called":      {func(int) Event { return Called{7} }, 0.1},
-	"controls": {func(i int) Event {
+	"reserve":     {func(i int) base.Event { return residency.Reserve{Client: 7, Total: uint64(i % 2)} }, 0.1},
+	"called":      {func(int) base.Event { return Called{7} }, 0.1},
+	"controls": {func(i int) base.Event {
 		return Controls{Client: 7, Slices: ControlWorks, Channels: ControlWorks, Groups: 1 + i%2}
 	}, 8},
-	"attach": {func(i int) Event {
+	"attach": {func(i int) base.Event {
 		if i%2 == 0 {
 			return Lost{7}
 		}
@@ -195,7 +201,7 @@ func TestWorkOfAWindow(t *testing.T) {
 		for _, n := range []int{100, 2000} {
 			s := newSliced(t, n, min(n, tenants))
 			most, windows, looked := 0.0, 0, 0
-			s.saw = func(_ Event, _ time.Duration, looks uint64) {
+			s.saw = func(_ base.Event, _ time.Duration, looks uint64) {
 				per := float64(looks) / float64(n)
 				most = max(most, per)
 				looked += int(looks)
@@ -244,7 +250,7 @@ func BenchmarkLongestStepBySlices(b *testing.B) {
 				for b.Loop() {
 					s := newSliced(b, n, tenants)
 					i, was := 0, true
-					s.saw = func(_ Event, d time.Duration, _ uint64) {
+					s.saw = func(_ base.Event, d time.Duration, _ uint64) {
 						if i == len(took) {
 							took, changes = append(took, d), append(changes, s.c.sliced() != was)
 						}

@@ -85,9 +85,10 @@ func command(status *int, log logrus.FieldLogger) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "nvshare-plugin",
 		Short: "Share this node's GPUs with containers: CDI specs and NRI plugin",
-		Long: `nvshare-plugin puts the shim on the host, writes the CDI specs nvshare.com/gpu and
-nvshare.com/gpu-nri, and gives GPUs to pods that ask for them in annotations. At
-SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs more.`,
+		Long: `nvshare-plugin puts the shim on the host, writes the CDI specs nvshare.com/gpu
+and nvshare.com/gpu-nri, and gives GPUs to pods that ask for them in
+annotations. At SIGHUP it looks for GPUs and driver again. NVSHARE_DEBUG=1 logs
+more.`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
 		SilenceUsage:  true,

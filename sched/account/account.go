@@ -1,8 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package account bills tenants for their time on one GPU. It is pure arithmetic. The account of a
+// tenant has three parts:
+//
+// Virtual time is time on the GPU, divided by the tenant's part of it. The tenant that is behind is
+// granted first. One that wants nothing falls behind by one turn at most.
+//
+// Credit, of a tenant with a limit, fills with the limit's part and is emptied by use. Without credit
+// its grants are revoked, until there is enough for a slice. Less than none is a debt.
+//
+// Patience is for how long a latency tenant may still have the GPU while others want it: its own, and
+// a common one. A tenant without both waits until one of them is half full, or nobody else wants the GPU.
+//
+// What is billed does not depend on how often Bill is called. No time is billed twice, or saved up
+// beyond a slice, a window of Tuning, or PatienceMax. Nothing overflows. CreditEnds and PatienceEnds say
+// when an account comes to its end if the rates stay: Bill finds nothing left then.
 package account
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
@@ -278,3 +294,40 @@ func (a *Account) LimitedFor() time.Duration { return a.limitedFor }
 func (a *Account) Lately(now base.Time) (got, waited int) {
 	return a.got.permille(now), a.waited.permille(now)
 }
+
+// Bounds of Tuning's fields. The windows and intervals of the seeds' documents
+// lie within.
+const (
+	DefaultWindow = 500 * time.Millisecond
+	MinWindow     = 50 * time.Millisecond
+	MaxWindow     = 20 * time.Second
+	MaxSample     = time.Second
+)
+
+// Tuning says how time is accounted. The zero Tuning is the default, and the
+// most exact.
+type Tuning struct {
+	// Window is what a limit allows a tenant to catch up on: what it could not
+	// use of it for having to wait, over that long at most. 0: DefaultWindow.
+	Window time.Duration `always:"window=%v"`
+	// Sample is how often a holder's use is compared with its limit. 0: at
+	// the very moment that it reaches it.
+	Sample time.Duration `always:"sample=%v"`
+	// DropCarry is the percentage of an overshoot that is forgiven when a
+	// grant ends. 0: all of it is a debt.
+	DropCarry int `always:"dropcarry=%v"`
+	// DropTail is the percentage of the time from a revoke to the release that
+	// is not billed. 0: all of it is.
+	DropTail int `always:"droptail=%v"`
+}
+
+// Clamped returns the tuning within the bounds.
+func (t Tuning) Clamped() Tuning {
+	t.Window = base.Clamp(cmp.Or(t.Window, DefaultWindow), MinWindow, MaxWindow)
+	t.Sample = base.Clamp(t.Sample, 0, MaxSample)
+	t.DropCarry = min(max(t.DropCarry, 0), 100)
+	t.DropTail = min(max(t.DropTail, 0), 100)
+	return t
+}
+
+func (t Tuning) String() string { return base.Fields(t) }

@@ -1401,9 +1401,7 @@ type GPU struct {
 	Held        uint32        `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
 	Migrations  uint64        `protobuf:"varint,40,opt,name=migrations,proto3" json:"migrations,omitempty"`   // of tenants to this GPU, since the scheduler's start
 	Preemptions uint64        `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
-	// What nvshare could do for the tenants if they asked for it, for people; empty: nothing.
-	Hint   string  `protobuf:"bytes,34,opt,name=hint,proto3" json:"hint,omitempty"`
-	Others *Others `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"` // only where StatusResponse.view is set
+	Others      *Others       `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`            // only where StatusResponse.view is set
 	// Of the scheduler's whole time. Latency tenants' grants beside others are in waits only.
 	Drains        *Spread `protobuf:"bytes,31,opt,name=drains,proto3" json:"drains,omitempty"`                        // from a revoke to the release
 	HandOvers     *Spread `protobuf:"bytes,32,opt,name=hand_overs,json=handOvers,proto3" json:"hand_overs,omitempty"` // from a release to the grant of who waited for it
@@ -1650,13 +1648,6 @@ func (x *GPU) GetPreemptions() uint64 {
 		return x.Preemptions
 	}
 	return 0
-}
-
-func (x *GPU) GetHint() string {
-	if x != nil {
-		return x.Hint
-	}
-	return ""
 }
 
 func (x *GPU) GetOthers() *Others {
@@ -5354,7 +5345,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\x9c\t\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\x8e\t\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -5390,13 +5381,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\n" +
 	"migrations\x18( \x01(\x04R\n" +
 	"migrations\x12 \n" +
-	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12\x12\n" +
-	"\x04hint\x18\" \x01(\tR\x04hint\x12*\n" +
+	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12*\n" +
 	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\x12*\n" +
 	"\x06drains\x18\x1f \x01(\v2\x12.nvshare.v1.SpreadR\x06drains\x121\n" +
 	"\n" +
 	"hand_overs\x18  \x01(\v2\x12.nvshare.v1.SpreadR\thandOvers\x12(\n" +
-	"\x05waits\x18! \x01(\v2\x12.nvshare.v1.SpreadR\x05waitsJ\x04\b\x11\x10\x12\"J\n" +
+	"\x05waits\x18! \x01(\v2\x12.nvshare.v1.SpreadR\x05waitsJ\x04\b\x11\x10\x12J\x04\b\"\x10#\"J\n" +
 	"\n" +
 	"WayRefusal\x12\x10\n" +
 	"\x03way\x18\x01 \x01(\tR\x03way\x12\x12\n" +

@@ -149,24 +149,22 @@ func CodeOf(r *StatusResponse, problem int) ProblemCode {
 }
 
 // Misspelt returns which of names somebody has meant who wrote word, "" if none is like it: one
-// that differs in two letters at most, or else the first of which it is the beginning.
+// of which it is the beginning, or else that differs in two letters at most.
 func Misspelt(word string, names []string) string {
 	meant, least := "", 3
 	for _, name := range names {
-		if d := Distance(word, name); d < least {
+		switch d := distance(word, name); {
+		case len(word) > 2 && strings.HasPrefix(name, word):
+			return name
+		case d < least:
 			meant, least = name, d
-		}
-	}
-	for _, name := range names {
-		if meant == "" && strings.HasPrefix(name, word+"-") {
-			meant = name
 		}
 	}
 	return meant
 }
 
-// Distance is how many letters have to be put in, removed or replaced to make b of a.
-func Distance(a, b string) int {
+// distance is how many letters have to be put in, removed or replaced to make b of a.
+func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j

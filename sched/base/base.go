@@ -6,7 +6,6 @@ package base
 
 import (
 	"cmp"
-	"fmt"
 	"math/bits"
 	"time"
 )
@@ -39,16 +38,12 @@ func NextEpoch(e Epoch) Epoch {
 }
 
 // Event is something that happened.
-type Event interface {
-	fmt.Stringer
-	Event()
-}
+type Event interface{ Event() (name string) }
 
-// Action is something that the caller must carry out.
-type Action interface {
-	fmt.Stringer
-	Action()
-}
+// Action is something that the caller must carry out, in the order returned. Close, Fence,
+// ArenaWanted and those with nothing to carry out may concern a client whose connection is
+// lost; the clients of all other actions have one.
+type Action interface{ Action() (name string) }
 
 // Earliest is the earliest of some times.
 type Earliest struct {
@@ -65,16 +60,6 @@ func (e *Earliest) Either(at Time, ok bool) {
 
 // Clamp returns the value from lo to hi that is nearest to v.
 func Clamp[T cmp.Ordered](v, lo, hi T) T { return min(max(v, lo), hi) }
-
-// Flags appends the names of those flags to a text that are set: name, value, name, value.
-func Flags(s string, named ...any) string {
-	for i := 0; i < len(named); i += 2 {
-		if named[i+1].(bool) {
-			s += " " + named[i].(string)
-		}
-	}
-	return s
-}
 
 // MostScaled is 73 years in nanoseconds: sums of three fit.
 const MostScaled = 1 << 61

@@ -9,9 +9,11 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -20,7 +22,7 @@ import (
 const checkPause = time.Second
 
 // step gives an event to a GPU's core and carries out the answer.
-func (d *Daemon) step(g *node.GPU, ev sched.Event) {
+func (d *Daemon) step(g *node.GPU, ev base.Event) {
 	g.Post(d.decide(g, ev))
 	d.flush(g)
 	d.stepGangs()
@@ -50,7 +52,7 @@ func (d *Daemon) stepAttach(g *node.GPU, att *node.Attachment, ev sched.Attach, 
 	acts := d.decide(g, ev)
 	at := 0
 	if len(acts) > at {
-		if room, ok := acts[at].(sched.Room); ok && room.Client == ev.Client {
+		if room, ok := acts[at].(residency.Room); ok && room.Client == ev.Client {
 			at++
 		}
 	}
@@ -69,13 +71,13 @@ func (d *Daemon) stepAttach(g *node.GPU, att *node.Attachment, ev sched.Attach, 
 }
 
 // decide runs the core. The actions are valid until the next call.
-func (d *Daemon) decide(g *node.GPU, ev sched.Event) []sched.Action {
+func (d *Daemon) decide(g *node.GPU, ev base.Event) []base.Action {
 	t := loop.Now()
 	if g.Core.AsksHost(ev) {
 		d.memory.ObserveHost()
 	}
 	acts := g.Core.Step(t, ev)
-	acts = slices.DeleteFunc(acts, func(a sched.Action) bool {
+	acts = slices.DeleteFunc(acts, func(a base.Action) bool {
 		other, ok := a.(sched.StepGPU)
 		if ok {
 			d.toStep = append(d.toStep, other.GPU)
@@ -87,7 +89,7 @@ func (d *Daemon) decide(g *node.GPU, ev sched.Event) []sched.Action {
 		d.nextCheck = t.Add(checkPause)
 		if err := g.Core.Check(); err != nil && d.invariantErr == nil {
 			d.invariantErr = err
-			d.Log.WithError(err).Errorf("bug in nvshare-scheduler: GPU %d after %v", g.Index, ev)
+			d.Log.WithError(err).Errorf("bug in nvshare-scheduler: GPU %d after %s", g.Index, base.Text(ev))
 		}
 	}
 	return acts
@@ -125,7 +127,7 @@ func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
 		return true
 	}
 	if d.Log.Logger.IsLevelEnabled(logrus.DebugLevel) {
-		d.Log.Debugf("GPU %d: %v", g.Index, w.Action)
+		d.Log.Debugf("GPU %d: %s", g.Index, base.Text(w.Action))
 	}
 	switch a := w.Action.(type) {
 	case sched.Persist:
@@ -149,7 +151,7 @@ func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
 }
 
 // carryOutOn carries out what is about a client's gate.
-func (d *Daemon) carryOutOn(att *node.Attachment, action sched.Action) {
+func (d *Daemon) carryOutOn(att *node.Attachment, action base.Action) {
 	page, c := att.Client.Page, att.Client.Conn
 	switch a := action.(type) {
 	case sched.Grant:

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/away"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/memory"
@@ -80,7 +81,7 @@ func TestFixedAgainAndAgain(t *testing.T) {
 		s.noteWarnings(&api.Container{Id: whole("a")}, []string{"a warning"})
 		g := s.FindGPU(gpuA.UUID)
 		for range 1100 {
-			s.NoteFixed(&node.Attachment{Client: s.Clients[sched.ClientID(w.id)], GPU: g}, wire.FixedRDMA)
+			s.NoteFixed(&node.Attachment{Client: s.Clients[base.ClientID(w.id)], GPU: g}, wire.FixedRDMA)
 		}
 	})
 	if len(s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_WARNING}}).Events) != 1 {
@@ -272,7 +273,7 @@ func TestExecOnAnotherGPU(t *testing.T) {
 	next := p.connect().register(0).attach(0, gpuB, 0, 0)
 	waiter.granted() // within a grace period, which is a day
 	s.inLoop(func() {
-		cl := s.Clients[sched.ClientID(next.id)]
+		cl := s.Clients[base.ClientID(next.id)]
 		if a, b := s.FindGPU(gpuA.UUID), s.FindGPU(gpuB.UUID); cl.Attached[a] != nil || cl.Attached[b] == nil {
 			t.Errorf("it uses GPUs %v", cl.Attached)
 		}

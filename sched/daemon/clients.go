@@ -16,11 +16,14 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/memory"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/residency"
+	"github.com/nvshare/nvshare/sched/timeslice"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -76,6 +79,11 @@ func (d *Daemon) frame(c *node.Conn, f *wire.Frame) {
 		d.dropStuck(c, att.GPU)
 		return
 	}
+	d.frameOf(c, att, f)
+}
+
+// frameOf is for a frame of an attached channel.
+func (d *Daemon) frameOf(c *node.Conn, att *node.Attachment, f *wire.Frame) {
 	switch f.Type {
 	case wire.TypeRequest:
 		if att.Held || att.Moves {
@@ -91,7 +99,7 @@ func (d *Daemon) frame(c *node.Conn, f *wire.Frame) {
 		}
 		d.step(att.GPU, sched.Release{
 			Client:    c.Client.ID,
-			Epoch:     sched.Epoch(f.Epoch),
+			Epoch:     base.Epoch(f.Epoch),
 			Reason:    sched.Reason(f.Code), // the numbers are the same, see TestReasons
 			Preempted: f.Released.Flags&wire.ReleasedPreempted != 0,
 			Calls:     f.Released.Calls,
@@ -104,7 +112,7 @@ func (d *Daemon) frame(c *node.Conn, f *wire.Frame) {
 			d.step(att.GPU, sched.Called{Client: c.Client.ID})
 		}
 	case wire.TypeUtil:
-		d.step(att.GPU, sched.Utilization{Client: c.Client.ID, Samples: int(f.Util.Samples), Busy: int(f.Util.Busy), Calls: int(f.Util.Calls)})
+		d.step(att.GPU, timeslice.Utilization{Client: c.Client.ID, Samples: int(f.Util.Samples), Busy: int(f.Util.Busy), Calls: int(f.Util.Calls)})
 	case wire.TypeControls:
 		d.step(att.GPU, sched.Controls{
 			Client: c.Client.ID, Slices: sched.Control(f.Controls.Slices), Channels: sched.Control(f.Controls.Channels), // the numbers are the same
@@ -320,6 +328,11 @@ func (d *Daemon) attach(c *node.Conn, f *wire.Frame, searched bool) {
 		d.dropStuck(c, g)
 		return
 	}
+	d.attachTo(g, c, f, answer)
+}
+
+// attachTo has a client use a GPU over a channel.
+func (d *Daemon) attachTo(g *node.GPU, c *node.Conn, f *wire.Frame, answer wire.Frame) {
 	d.takeOver(c)
 	moved := d.moves.Arrive(c.Client, g)
 	att := &node.Attachment{Client: c.Client, GPU: g, Page: c.Page, Channel: f.Channel, Ordinal: f.Attach.Ordinal}
@@ -343,14 +356,14 @@ func (d *Daemon) attach(c *node.Conn, f *wire.Frame, searched bool) {
 		Client:  c.Client.ID,
 		Tenant:  c.Client.Account,
 		Share:   d.tenants.ShareOf(g, c.Client.Account),
-		Held:    sched.Epoch(f.Epoch),
+		Held:    base.Epoch(f.Epoch),
 		Want:    want,
 		CanMove: c.Client.CanMove,
 		Again:   c.Again,
 	}, answer)
 	if m := d.memory.MemberOf(g, c.Client.ID); m != nil {
 		if moved {
-			d.step(g, sched.ArenaChanged{Client: c.Client.ID, Bytes: m.Arena.Bytes()})
+			d.step(g, residency.ArenaChanged{Client: c.Client.ID, Bytes: m.Arena.Bytes()})
 		}
 		d.away.FoundFiled(m)
 		m.Arena.Flush() // what an earlier connection may have lost

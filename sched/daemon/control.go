@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/containerd/ttrpc"
@@ -18,6 +19,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/memory"
 	"github.com/nvshare/nvshare/sched/daemon/moves"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -273,4 +275,139 @@ func (d *Daemon) checkpointProblem() string {
 		return d.checkpointErr.Error()
 	}
 	return ""
+}
+
+// setShare answers the control call.
+func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, error) {
+	account, err := d.tenants.FindTenant(req.Container, req.Uid)
+	if err != nil {
+		return nil, err
+	}
+	// The fields are checked one by one here, and with the terms in force beside
+	// them for each GPU below.
+	terms, fields := req.Terms()
+	if err := terms.Validate(); err != nil {
+		return nil, status.Errorf(codes.InvalidArgument, "set a share: %v", err)
+	}
+	if fields&api.FixedFields != 0 {
+		return nil, status.Error(codes.InvalidArgument, "set a share: an overlap group, and whether it is migratable, is fixed when a container starts: say it in the annotation, or with nvsharectl run")
+	}
+	uuid := ""
+	gpus := d.Order
+	if req.Gpu != "" {
+		g := d.FindGPU(req.Gpu)
+		if g == nil {
+			return nil, node.NoSuchGPU(req.Gpu)
+		}
+		uuid, gpus = g.UUID, []*node.GPU{g}
+	}
+	resp := &api.SetShareResponse{}
+	resp.Container, resp.Uid = d.TenantOf(account)
+	old, known := d.tenants.Shares.Tenants[account]
+	terms.Gang = tenants.GangIn(resp.Container.Namespace, terms.Gang)
+	to := old.With(uuid, terms, fields)
+	to.Has = resp.Container.Gpus // it was described, if there are any: see restoreShares
+	if !known && !to.IsZero() && len(d.tenants.Shares.Tenants) >= maxShares {
+		return nil, status.Errorf(codes.ResourceExhausted, "set a share: %d tenants have one already; remove some", len(d.tenants.Shares.Tenants))
+	}
+	who := api.Tenant(resp.Container, resp.Uid)
+	if uuid == "" { // of GPUs that are found later, and the only check before the first
+		if err := d.tenants.Keepable("new GPUs", "", account, old, to, who); err != nil {
+			return nil, err
+		}
+	}
+	for _, g := range gpus {
+		if err := d.tenants.Keepable(fmt.Sprintf("GPU %d", g.Index), g.UUID, account, old, to, who); err != nil {
+			return nil, err
+		}
+		if err := d.residentFits(g, account, old, to, who); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.tenants.ChangeShares(account, to, false); err != nil {
+		return nil, status.Error(codes.Unavailable, err.Error())
+	}
+	if uuid == "" {
+		resp.Changes = append(resp.Changes, tenants.ShareChange(nil, account, old, to))
+	}
+	for _, g := range gpus {
+		resp.Changes = append(resp.Changes, tenants.ShareChange(g, account, old, to))
+	}
+	return resp, nil
+}
+
+// setMemoryLimit answers the control call, which is SetShare for memory alone.
+func (d *Daemon) setMemoryLimit(req *api.SetMemoryLimitRequest) (*api.SetMemoryLimitResponse, error) {
+	r, err := d.setShare(&api.SetShareRequest{Container: req.Container, Uid: req.Uid, Gpu: req.Gpu, MemoryBytes: &req.Bytes})
+	if err != nil {
+		return nil, err
+	}
+	resp := &api.SetMemoryLimitResponse{Container: r.Container, Uid: r.Uid}
+	for _, c := range r.Changes {
+		resp.Changes = append(resp.Changes, &api.MemoryLimitChange{
+			Uuid: c.Uuid, Index: c.Index, OldBytes: c.OldMemoryBytes, NewBytes: c.NewMemoryBytes, UsedBytes: c.UsedMemoryBytes,
+		})
+	}
+	return resp, nil
+}
+
+// residentFits says why a tenant's memory cannot be kept on a GPU.
+func (d *Daemon) residentFits(g *node.GPU, account string, old, to tenants.TenantShares, who string) error {
+	is := memory.KeepOf(to.On(g.UUID))
+	if is == memory.KeepOf(old.On(g.UUID)) {
+		return nil
+	}
+	if err := g.Core.KeepFits(account, is); err != nil {
+		return notResident(g, who, err)
+	}
+	return nil
+}
+func notResident(g *node.GPU, who string, err error) error {
+	return status.Errorf(codes.FailedPrecondition, "GPU %d: the memory of %s cannot be kept on it: %v", g.Index, who, err)
+}
+
+const (
+	// maxAnswer keeps an answer of the control socket under the 4 MiB of a ttrpc
+	// message, with what is around it.
+	maxAnswer = 3 << 20
+	// maxKept is how many answers are kept of which pieces may be asked for.
+	maxKept = 2
+)
+
+// pieces are answers that are too large for a message. Each is kept until its last
+// piece was asked for, or until maxKept newer ones came.
+type pieces struct {
+	mu   sync.Mutex
+	last uint64
+	kept map[uint64][]byte
+}
+
+// keep keeps an answer and returns its first piece.
+func (p *pieces) keep(data []byte) *api.Piece {
+	p.mu.Lock()
+	p.last++
+	id := p.last
+	if p.kept == nil {
+		p.kept = map[uint64][]byte{}
+	}
+	delete(p.kept, id-maxKept)
+	p.kept[id] = data
+	p.mu.Unlock()
+	return p.at(id, 0)
+}
+
+// at returns a piece, without data if there is none.
+func (p *pieces) at(id, offset uint64) *api.Piece {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	data := p.kept[id]
+	size := uint64(len(data))
+	if offset >= size {
+		return &api.Piece{Id: id, Offset: offset}
+	}
+	end := min(offset+maxAnswer, size)
+	if end == size {
+		delete(p.kept, id)
+	}
+	return &api.Piece{Id: id, Offset: offset, Data: data[offset:end], Size: size}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -128,7 +129,7 @@ func TestContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, a := newClient(t, s)
-	if err := s.Ask(ctx, func() { s.Clients[sched.ClientID(a.id)].Container = "abc" }); err != nil { // the cgroup is a machine's own
+	if err := s.Ask(ctx, func() { s.Clients[base.ClientID(a.id)].Container = "abc" }); err != nil { // the cgroup is a machine's own
 		t.Fatal(err)
 	}
 	r := s.status()
@@ -223,7 +224,7 @@ func TestPluginReports(t *testing.T) {
 	if err := report("again"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Ask(context.Background(), func() { s.pluginAt -= sched.Time(reportLife) }); err != nil { // time passes
+	if err := s.Ask(context.Background(), func() { s.pluginAt -= base.Time(reportLife) }); err != nil { // time passes
 		t.Fatal(err)
 	}
 	if r := s.status(); len(r.Problems) != 0 {

@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/away"
 	"github.com/nvshare/nvshare/sched/daemon/history"
@@ -41,7 +43,7 @@ type Options struct {
 	// Sockets says what is not as by default in the run directory.
 	Sockets rundir.Options
 	Grace   time.Duration
-	Tuning  sched.Tuning // how time is accounted
+	Tuning  account.Tuning // how time is accounted
 	// FenceAction is FenceReport if it is "".
 	FenceAction FenceAction
 	// Spin is how long the scheduler and the next client may spin for the
@@ -107,16 +109,16 @@ type Daemon struct {
 	toStep   []string // GPUs where a gang goes on because of another GPU; see stepGangs
 
 	discovering   bool
-	discovered    sched.Time // when the latest search ended; 0: never
+	discovered    base.Time // when the latest search ended; 0: never
 	discoverErr   error
 	pending       []*node.PendingAttach
 	persistErr    error
 	checkpointErr error // of CheckpointCheck
 	invariantErr  error
-	identifyErr   error      // clients are refused that no client can do anything about
-	plugin        []string   // problems that the plugin has reported
-	pluginAt      sched.Time // when
-	nextCheck     sched.Time
+	identifyErr   error     // clients are refused that no client can do anything about
+	plugin        []string  // problems that the plugin has reported
+	pluginAt      base.Time // when
+	nextCheck     base.Time
 	overlap       *overlap.Manager // nil: none
 	latest        *overview
 	checkAlways   bool // tests
@@ -201,7 +203,6 @@ func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 	d.moves = moves.New(d.away, d.loseClient)
 	d.watch = watch.New(d.tenants, d.managed, func(samples []metrics.GPUSample) {
 		d.noteFaults(samples)
-		d.noteFilled(samples)
 	})
 	d.search = d.Timers.New(d.startDiscovery)
 	d.runDirWatch = d.Timers.New(d.watchRunDir)
@@ -275,9 +276,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.End() // before anything is closed that others wait for
 	d.watch.Close()
-
 	d.dir.CloseSockets()
 	server.Close()
+	d.closeAll(cancel)
+	return d.fatal
+}
+
+// closeAll closes what clients and goroutines have, which end by cancel.
+func (d *Daemon) closeAll(cancel func()) {
 	for c := range d.conns {
 		c.Sock.Close()
 		if c.Client == nil {
@@ -307,7 +313,6 @@ func (d *Daemon) Run(ctx context.Context) error {
 	}
 	d.dir.Close()
 	d.memory.Pool.Close() // takes a while, and nobody waits for it
-	return d.fatal
 }
 
 // afterEvent does what may be due after each event of the loop.

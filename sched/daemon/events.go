@@ -11,6 +11,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
@@ -25,7 +26,7 @@ const (
 )
 
 // observe notes an action that was carried out, for events and metrics.
-func (d *Daemon) observe(g *node.GPU, a sched.Action) {
+func (d *Daemon) observe(g *node.GPU, a base.Action) {
 	t := time.Now()
 	switch a := a.(type) {
 	case sched.Grant:

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -261,13 +262,13 @@ func TestEventsKeepNames(t *testing.T) {
 func BenchmarkObserve(b *testing.B) {
 	d := bare(b)
 	g := &node.GPU{Found: gpuA}
-	for i := range sched.ClientID(100) {
+	for i := range base.ClientID(100) {
 		id := fmt.Sprintf("%064x", i)
 		d.Clients[i] = &node.Client{ID: i, Peer: &peer.Peer{Container: id}}
 		d.Names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
 	}
 	b.ReportAllocs()
-	i := sched.ClientID(0)
+	i := base.ClientID(0)
 	for b.Loop() {
 		i = (i + 1) % 100
 		d.observe(g, sched.Revoke{Client: i, Epoch: 1, Why: sched.QuantumOver})

@@ -8,6 +8,7 @@ import (
 	"github.com/sirupsen/logrus"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 )
 
@@ -76,7 +77,7 @@ func (d *Daemon) fence(g *node.GPU, a sched.Fence) {
 }
 
 // unfence notes that a grant has ended.
-func (d *Daemon) unfence(g *node.GPU, id sched.ClientID) {
+func (d *Daemon) unfence(g *node.GPU, id base.ClientID) {
 	if g.Fenced[id] {
 		delete(g.Fenced, id)
 		d.fencesChanged = true

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/settings"
 	"github.com/nvshare/nvshare/sched/daemon/state"
@@ -63,7 +64,7 @@ func (d fuzzDaemon) readsRecords(t *testing.T, text []byte) {
 	d.finishDiscovery([]node.Found{gpuA, gpuB}, nil)
 	for account := range d.tenants.Shares.Tenants {
 		d.tenants.ShareOf(d.Order[0], account)
-		d.step(d.Order[0], sched.Attach{Client: sched.ClientID(len(account) + 1), Tenant: account, Share: d.tenants.ShareOf(d.Order[0], account), Want: true})
+		d.step(d.Order[0], sched.Attach{Client: base.ClientID(len(account) + 1), Tenant: account, Share: d.tenants.ShareOf(d.Order[0], account), Want: true})
 	}
 	if err := d.Order[0].Core.Check(); err != nil {
 		t.Fatal(err)

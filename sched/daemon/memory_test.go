@@ -16,6 +16,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/page"
+	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -467,7 +468,7 @@ func BenchmarkReserve(b *testing.B) {
 		all[cl] = struct{}{}
 	}
 	for i := 0; b.Loop(); i++ {
-		g.Core.Step(0, sched.Reserve{Client: 1, Total: uint64(i), Force: true})
+		g.Core.Step(0, residency.Reserve{Client: 1, Total: uint64(i), Force: true})
 		d.memory.ShowLimits(g, "c")
 	}
 }

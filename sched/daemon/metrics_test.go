@@ -17,10 +17,12 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -93,11 +95,11 @@ func TestMetrics(t *testing.T) {
 	const account = peer.ContainerAccount + "abc"
 	if err := s.Ask(context.Background(), func() {
 		// The cgroup is a machine's own; this is what a pod's container looks like.
-		g, cl := s.Gpus[uuidOf(gpuA)], s.Clients[sched.ClientID(a.id)]
+		g, cl := s.Gpus[uuidOf(gpuA)], s.Clients[base.ClientID(a.id)]
 		cl.Container, cl.Account = "abc", account
 		s.Names["abc"] = &api.Container{Id: "abc", Namespace: "ml", Pod: "train", Name: "main"}
 		s.step(g, sched.Attach{Client: cl.ID, Tenant: account})
-		s.step(g, sched.SetTenantMemory{Tenant: account, Limit: 50})
+		s.step(g, residency.SetTenantMemory{Tenant: account, Limit: 50})
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -266,14 +268,14 @@ func crowd(t testing.TB, gpus, containers, clients int) *Daemon {
 	}
 	for i := range clients {
 		id := fmt.Sprintf("%064x", i%containers)
-		cl := &node.Client{ID: sched.ClientID(i + 1), Peer: &peer.Peer{Container: id, Account: peer.ContainerAccount + id, Command: "python3"}}
+		cl := &node.Client{ID: base.ClientID(i + 1), Peer: &peer.Peer{Container: id, Account: peer.ContainerAccount + id, Command: "python3"}}
 		cl.Attached = map[*node.GPU]*node.Attachment{}
 		d.Clients[cl.ID] = cl
 		d.Names[id] = &api.Container{Id: id, Namespace: "ml", Pod: "train", Name: "main"}
 		for _, g := range d.Order {
 			cl.Attached[g] = &node.Attachment{Client: cl, GPU: g}
 			g.Core.Step(loop.Now(), sched.Attach{Client: cl.ID, Tenant: cl.Account, Want: true})
-			g.Core.Step(loop.Now(), sched.Reserve{Client: cl.ID, Total: 1 << 30, Least: 1 << 30})
+			g.Core.Step(loop.Now(), residency.Reserve{Client: cl.ID, Total: 1 << 30, Least: 1 << 30})
 		}
 	}
 	return d

@@ -19,8 +19,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/moves"
 	"github.com/nvshare/nvshare/sched/daemon/node"
@@ -385,7 +385,7 @@ func TestMigrateByCopier(t *testing.T) {
 		needs := make(chan uint64, 1)
 		s.Do(func() {
 			g := s.Order[0]
-			now, soon := s.memory.MemberOf(g, sched.ClientID(a.id)).Needs()
+			now, soon := s.memory.MemberOf(g, base.ClientID(a.id)).Needs()
 			needs <- now + soon
 		})
 		if n := <-needs; n != 0 {

@@ -21,7 +21,6 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
-	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/overlap"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
@@ -221,38 +220,6 @@ func (d *Daemon) refusedOverlap(c *api.Container, group string) error {
 		return refused
 	}
 	return fmt.Errorf("it was described without the overlap group %q: start it again", group)
-}
-
-// noteFilled tells the cores how much of their GPUs the kernels fill.
-func (d *Daemon) noteFilled(samples []metrics.GPUSample) {
-	for _, s := range samples {
-		if g := d.FindGPU(s.UUID); g != nil {
-			d.step(g, sched.Filled{Part: s.Filled})
-		}
-	}
-}
-
-// overlapHint says what an overlap group would bring; "": nothing is known.
-func (d *Daemon) overlapHint(space sched.Space) string {
-	by := map[string][]string{}
-	for _, account := range space.Tenants {
-		c, uid := d.TenantOf(account)
-		namespace := c.GetNamespace()
-		if c.GetEngine() != "" {
-			namespace = api.EngineOverlap
-		}
-		if namespace != "" && d.overlap != nil {
-			by[namespace] = append(by[namespace], api.Tenant(c, uid))
-		}
-	}
-	var hints []string
-	for _, namespace := range slices.Sorted(maps.Keys(by)) {
-		if who := by[namespace]; len(who) > 1 {
-			hints = append(hints, fmt.Sprintf("an overlap group would let %s run at the same time (%s): kernels on this GPU use %.0f %% of its processors",
-				node.DescribeSome(who), api.OverlapAnnotation, 100*space.Filled))
-		}
-	}
-	return strings.Join(hints, "; ")
 }
 
 // overlapProblems are the groups that do not run.

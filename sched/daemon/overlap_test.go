@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -256,36 +255,4 @@ func TestJoinOverlap(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.awaitNoGroups(state.Group.Dir)
-}
-
-// The status says who would gain by an overlap group: tenants of one namespace, by their names.
-func TestOverlapHint(t *testing.T) {
-	s := overlapSite(t, nil)
-	var accounts []string
-	for id, namespace := range map[string]string{"a": "ml", "b": "ml", "c": "web"} {
-		c := &api.Container{Id: whole(id), Name: "main", Namespace: namespace, Pod: "pod-" + id, Gpus: []string{gpuA.UUID}}
-		if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Container: c}); err != nil {
-			t.Fatal(err)
-		}
-		accounts = append(accounts, peer.ContainerAccount+whole(id))
-	}
-	slices.Sort(accounts)
-	hint := func(space sched.Space) (text string) {
-		if err := s.Ask(context.Background(), func() {
-			s.noteFilled([]metrics.GPUSample{{UUID: gpuA.UUID, Filled: 0.1}, {UUID: "GPU-unknown", Filled: 0.1}})
-			text = s.overlapHint(space)
-		}); err != nil {
-			t.Fatal(err)
-		}
-		return text
-	}
-	const want = "an overlap group would let ml/pod-a/main, ml/pod-b/main run at the same time (nvshare.com/gpu-overlap): kernels on this GPU use 15 % of its processors"
-	if got := hint(sched.Space{Tenants: accounts, Filled: 0.15}); got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-	for _, space := range []sched.Space{{}, {Tenants: accounts[1:], Filled: 0.15}} {
-		if got := hint(space); got != "" {
-			t.Errorf("of %v: %q", space, got)
-		}
-	}
 }

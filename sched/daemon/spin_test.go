@@ -9,6 +9,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -163,7 +164,7 @@ func TestNoSpinForOneOfMany(t *testing.T) {
 	if err := s.Ask(t.Context(), func() { // a and b run in one overlap group, c is another tenant
 		g := s.Gpus[uuidOf(gpuA)]
 		for _, member := range []*peerConn{a, b} {
-			cl := s.Clients[sched.ClientID(member.id)]
+			cl := s.Clients[base.ClientID(member.id)]
 			cl.Account = "container " + whole(fmt.Sprint(member.id))
 			share := sched.Share{Overlap: tenants.OverlapTenant + "group"}
 			s.step(g, sched.Attach{Client: cl.ID, Tenant: cl.Account, Share: share})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -24,7 +25,7 @@ func TestStuckOutboxDisconnects(t *testing.T) {
 	longest := 0
 	s.inLoop(func() {
 		s.Opts.RunDir, broken = broken, s.Opts.RunDir
-		g, cl := s.FindGPU(gpuA.UUID), s.Clients[sched.ClientID(c.id)]
+		g, cl := s.FindGPU(gpuA.UUID), s.Clients[base.ClientID(c.id)]
 		for conn := cl.Conn; !conn.Dead; longest = max(longest, len(g.Outbox)) { // it asks and guesses the epoch
 			s.frame(conn, &wire.Frame{Type: wire.TypeRequest})
 			all := g.Core.Snapshot(loop.Now()).Clients

@@ -11,9 +11,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -129,7 +130,7 @@ func TestResume(t *testing.T) {
 // A process that makes no calls is told to leave though nobody waits, and is suspended when
 // it has been without a grant for the time. Its next request brings it back.
 func TestSuspendAfter(t *testing.T) {
-	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SuspendAfter = sched.MinSuspendAfter })
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SuspendAfter = residency.MinSuspendAfter })
 	a := newSwapper(t, s)
 	a.allocates(256 * mib)
 	a.request()
@@ -186,18 +187,18 @@ func TestSuspendWithoutGPU(t *testing.T) {
 func TestSuspendedIsCharged(t *testing.T) {
 	s := start(t, t.TempDir(), swapping)
 	_, c := newClient(t, s)
-	const others, first = 1000, sched.ClientID(1 << 32)
+	const others, first = 1000, base.ClientID(1 << 32)
 	if err := s.Ask(context.Background(), func() {
 		for i := range others {
-			s.Clients[first+sched.ClientID(i)] = &node.Client{}
+			s.Clients[first+base.ClientID(i)] = &node.Client{}
 		}
 		before := s.work()
-		s.frame(s.Clients[sched.ClientID(c.id)].Conn, &wire.Frame{Type: wire.TypeSuspended, Code: wire.SuspendedWake})
+		s.frame(s.Clients[base.ClientID(c.id)].Conn, &wire.Frame{Type: wire.TypeSuspended, Code: wire.SuspendedWake})
 		if cost := s.work() - before; cost < others/node.ClientsPerWork {
 			t.Errorf("it costs %d frames beside %d clients", cost, others)
 		}
 		for i := range others {
-			delete(s.Clients, first+sched.ClientID(i))
+			delete(s.Clients, first+base.ClientID(i))
 		}
 	}); err != nil {
 		t.Fatal(err)

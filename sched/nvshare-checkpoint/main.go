@@ -79,45 +79,47 @@ Exit status: 0 done, 1 failed, 2 usage.`,
 		Version:       api.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		RunE: func(_ *cobra.Command, args []string) error {
-			if len(args) == 1 {
-				*status = exitFailed
-				if err := serve(f, os.Stdin, os.Stdout); err != nil {
-					return err
-				}
-				*status = 0
-				return nil
-			}
-			pid, err := strconv.Atoi(args[1])
-			if err != nil || pid <= 0 {
-				return fmt.Errorf("%q is no process id", args[1])
-			}
-			pairs, err := parsePairs(cutPairs(f.pairs))
-			if err != nil {
-				return err
-			}
-			if args[0] != "off" && args[0] != "on" && args[0] != "state" {
-				return fmt.Errorf("operation %q: want off, on or state", args[0])
-			}
-			*status = exitFailed
-			d, broken := open(f)
-			result := broken
-			if d != nil {
-				result = d.operate(f, args[0], pid, pairs)
-			}
-			result.PID = pid
-			if err := json.NewEncoder(os.Stdout).Encode(result); err != nil || result.Error != "" {
-				return err
-			}
-			*status = 0
-			return nil
-		},
+		RunE:          func(_ *cobra.Command, args []string) error { return f.run(args, status) },
 	}
 	cmd.Flags().StringArrayVar(&f.pairs, "pair", nil, "on: restore what was on one GPU on another, `UUID=UUID`; each GPU of the machine is named once")
 	cmd.AddCommand(copyCommand(&f, status))
 	cmd.PersistentFlags().StringVar(&f.library, "library", "", "`path` of libcuda.so.1 (default: searched for)")
 	cmd.Flags().DurationVar(&f.lock, "lock-wait", 10*time.Second, "off: how long work that the process has submitted may take to end")
 	return cmd
+}
+
+func (f flags) run(args []string, status *int) error {
+	if len(args) == 1 {
+		*status = exitFailed
+		if err := serve(f, os.Stdin, os.Stdout); err != nil {
+			return err
+		}
+		*status = 0
+		return nil
+	}
+	pid, err := strconv.Atoi(args[1])
+	if err != nil || pid <= 0 {
+		return fmt.Errorf("%q is no process id", args[1])
+	}
+	pairs, err := parsePairs(cutPairs(f.pairs))
+	if err != nil {
+		return err
+	}
+	if args[0] != "off" && args[0] != "on" && args[0] != "state" {
+		return fmt.Errorf("operation %q: want off, on or state", args[0])
+	}
+	*status = exitFailed
+	d, broken := open(f)
+	result := broken
+	if d != nil {
+		result = d.operate(f, args[0], pid, pairs)
+	}
+	result.PID = pid
+	if err := json.NewEncoder(os.Stdout).Encode(result); err != nil || result.Error != "" {
+		return err
+	}
+	*status = 0
+	return nil
 }
 
 // cutPairs reads the flag.

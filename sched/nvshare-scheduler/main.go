@@ -71,14 +71,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	status := exitUsage
-	cmd := command(&status)
-	if called, err := cmd.ExecuteContextC(ctx); err != nil {
-		fmt.Fprintf(os.Stderr, "nvshare-scheduler: %v\n", err)
-		if status == exitUsage {
-			fmt.Fprintf(os.Stderr, "Run %s --help\n", called.CommandPath())
-		}
-		os.Exit(status)
-	}
+	manual.Main(ctx, command(&status), &status, exitUsage)
 }
 
 // command returns the program; status is set to what its errors then mean.
@@ -88,13 +81,14 @@ func command(status *int) *cobra.Command {
 		Use:   "nvshare-scheduler",
 		Short: "Decide which container may use a GPU, and when",
 		Long: `nvshare-scheduler finds the GPUs of this node and grants each to its tenants in
-turn. It runs in the foreground and logs to standard error; with NVSHARE_DEBUG=1
-in the environment it logs each decision. It needs no root and no capability, but a
-run directory that belongs to its user; only --fence-action kill needs CAP_KILL.
+turn. It runs in the foreground and logs to standard error; with
+NVSHARE_DEBUG=1 in the environment it logs each decision. It needs no root and
+no capability, but a run directory that belongs to its user; only
+--fence-action kill needs CAP_KILL.
 
-Its decisions hold for programs that load libnvshare.so. A static program, a raw ioctl
-or a process that removes LD_PRELOAD is not held, but to its core limit where nvshare-warden
-runs.`,
+Its decisions hold for programs that load libnvshare.so. A static program, a
+raw ioctl or a process that removes LD_PRELOAD is not held, but to its core
+limit where nvshare-warden runs.`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
 		SilenceUsage:  true,
@@ -119,6 +113,14 @@ runs.`,
 			return serve(cmd.Context(), opts)
 		},
 	}
+	f.add(cmd)
+	cmd.AddCommand(prepareCommand(status, &f.runDir), overlapDaemonCommand(status), manual.Command("8", api.Version, nil))
+	cmd.CompletionOptions.DisableDefaultCmd = true
+	manual.Wrap(cmd)
+	return cmd
+}
+
+func (f *flags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
 	cmd.PersistentFlags().StringVar(&f.runDir, "run-dir", api.RunDir(), "`directory` of sockets and state; default from NVSHARE_RUN_DIR")
 	fs.StringVar(&f.quantum, "tq", sched.DefaultQuantum.String(), "time quantum: `seconds`, or with a unit, like 200ms")
@@ -143,10 +145,6 @@ runs.`,
 	fs.StringVar(&f.warden, "warden", filepath.Join(api.WardenDir(), api.WardenSocket), "the `socket` of nvshare-warden: while one runs, programs without the shim keep the core limit of their tenant; \"\": they are only reported")
 	fs.Lookup("warden").DefValue = "warden.sock in $NVSHARE_WARDEN_DIR or /var/run/nvshare-warden"
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
-	cmd.AddCommand(prepareCommand(status, &f.runDir), overlapDaemonCommand(status), manual.Command("8", api.Version, nil))
-	cmd.CompletionOptions.DisableDefaultCmd = true
-	manual.Wrap(cmd)
-	return cmd
 }
 
 // prepareCommand is what root does before a scheduler of another user starts.
@@ -213,34 +211,8 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if o.RunDir, err = filepath.Abs(f.runDir); err != nil {
 		return o, fmt.Errorf("--run-dir: %w", err)
 	}
-	if o.Quantum, err = api.ParseDuration(f.quantum); err != nil {
-		return o, fmt.Errorf("--tq: %w", err)
-	}
-	if err := settings.CheckQuantum(o.Quantum); err != nil {
-		return o, fmt.Errorf("--tq: %w", err)
-	}
-	if o.Grace, err = api.ParseDuration(f.grace); err != nil {
-		return o, fmt.Errorf("--grace: %w", err)
-	}
-	if err := settings.CheckGrace(o.Grace); err != nil {
-		return o, fmt.Errorf("--grace: %w", err)
-	}
-	if o.FenceAction, err = daemon.ParseFenceAction(f.fenceAction); err != nil {
-		return o, fmt.Errorf("--fence-action: %w", err)
-	}
-	if f.spin < 0 || f.spin > wire.SpinTime {
-		return o, fmt.Errorf("--spin: %v is not from 0 to %v", f.spin, wire.SpinTime)
-	}
-	o.Spin = f.spin
-	mode, err := api.ParseAntiThrash(f.antiThrash)
-	if err != nil {
-		return o, fmt.Errorf("--anti-thrash: %w", err)
-	}
-	switch mode {
-	case api.Mode_MODE_CONCURRENT:
-		o.Mode = sched.Concurrent
-	case api.Mode_MODE_AUTO:
-		o.Mode = sched.Auto
+	if err := f.fillTurns(&o); err != nil {
+		return o, err
 	}
 	o.Sample, o.Warden = sampler(f.simGPU), f.warden
 	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
@@ -254,26 +226,8 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if runner != nil {
 		o.Checkpoint, o.CheckpointCheck = runner, func(ctx context.Context) error { return canCheckpoint(ctx, runner) }
 	}
-	if f.metrics {
-		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
-			return o, fmt.Errorf("--metrics-addr: %w (give host:port, like %s)", err, defaultMetricsAddr)
-		}
-		o.MetricsAddr = f.metricsAddr
-		o.MetricsProcesses = int(f.metricsProcesses)
-		o.MetricsDCGM = f.metricsDCGM
-	}
-	if f.webAddr != "" {
-		if _, err := web.Check(f.webAddr, f.webTokenFile); err != nil {
-			return o, fmt.Errorf("--web-addr, --web-token-file: %w", err)
-		}
-		o.WebAddr, o.WebTokenFile = f.webAddr, f.webTokenFile
-	}
-	if f.controlGroup != "" {
-		group, err := groupNumber(f.controlGroup)
-		if err != nil {
-			return o, fmt.Errorf("--control-group: %w", err)
-		}
-		o.Sockets.ControlGroup = &group
+	if err := f.fillServed(&o); err != nil {
+		return o, err
 	}
 	if o.Tuning, err = f.tuning.tuning(); err != nil {
 		return o, err
@@ -287,6 +241,66 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 		return o, err
 	}
 	return o, f.swap.fill(&o)
+}
+
+// fillTurns says how GPUs are shared.
+func (f *flags) fillTurns(o *daemon.Options) (err error) {
+	if o.Quantum, err = api.ParseDuration(f.quantum); err != nil {
+		return fmt.Errorf("--tq: %w", err)
+	}
+	if err := settings.CheckQuantum(o.Quantum); err != nil {
+		return fmt.Errorf("--tq: %w", err)
+	}
+	if o.Grace, err = api.ParseDuration(f.grace); err != nil {
+		return fmt.Errorf("--grace: %w", err)
+	}
+	if err := settings.CheckGrace(o.Grace); err != nil {
+		return fmt.Errorf("--grace: %w", err)
+	}
+	if o.FenceAction, err = daemon.ParseFenceAction(f.fenceAction); err != nil {
+		return fmt.Errorf("--fence-action: %w", err)
+	}
+	if f.spin < 0 || f.spin > wire.SpinTime {
+		return fmt.Errorf("--spin: %v is not from 0 to %v", f.spin, wire.SpinTime)
+	}
+	o.Spin = f.spin
+	mode, err := api.ParseAntiThrash(f.antiThrash)
+	if err != nil {
+		return fmt.Errorf("--anti-thrash: %w", err)
+	}
+	switch mode {
+	case api.Mode_MODE_CONCURRENT:
+		o.Mode = sched.Concurrent
+	case api.Mode_MODE_AUTO:
+		o.Mode = sched.Auto
+	}
+	return nil
+}
+
+// fillServed says what is served to whom.
+func (f *flags) fillServed(o *daemon.Options) error {
+	if f.metrics {
+		if _, _, err := net.SplitHostPort(f.metricsAddr); err != nil {
+			return fmt.Errorf("--metrics-addr: %w (give host:port, like %s)", err, defaultMetricsAddr)
+		}
+		o.MetricsAddr = f.metricsAddr
+		o.MetricsProcesses = int(f.metricsProcesses)
+		o.MetricsDCGM = f.metricsDCGM
+	}
+	if f.webAddr != "" {
+		if _, err := web.Check(f.webAddr, f.webTokenFile); err != nil {
+			return fmt.Errorf("--web-addr, --web-token-file: %w", err)
+		}
+		o.WebAddr, o.WebTokenFile = f.webAddr, f.webTokenFile
+	}
+	if f.controlGroup != "" {
+		group, err := groupNumber(f.controlGroup)
+		if err != nil {
+			return fmt.Errorf("--control-group: %w", err)
+		}
+		o.Sockets.ControlGroup = &group
+	}
+	return nil
 }
 
 func lister(simGPU string, log *logrus.Entry) daemon.Lister {

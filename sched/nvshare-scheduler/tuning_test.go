@@ -11,7 +11,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/cobra"
 
-	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/account"
 )
 
 func TestTuning(t *testing.T) {
@@ -19,25 +19,25 @@ func TestTuning(t *testing.T) {
 	for name, tc := range map[string]struct {
 		env  map[string]string
 		args string
-		want sched.Tuning
+		want account.Tuning
 		says string // part of the error
 	}{
-		"nothing": {nil, "", sched.Tuning{Window: 500 * time.Millisecond}, ""},
-		"empty":   {map[string]string{window: ""}, "", sched.Tuning{Window: 500 * time.Millisecond}, ""},
+		"nothing": {nil, "", account.Tuning{Window: 500 * time.Millisecond}, ""},
+		"empty":   {map[string]string{window: ""}, "", account.Tuning{Window: 500 * time.Millisecond}, ""},
 		"as recommended elsewhere": {map[string]string{window: "4000", sample: "20", carry: "0", tail: "70"}, "",
-			sched.Tuning{Window: 4 * time.Second, Sample: 20 * time.Millisecond, DropCarry: 100, DropTail: 30}, ""},
+			account.Tuning{Window: 4 * time.Second, Sample: 20 * time.Millisecond, DropCarry: 100, DropTail: 30}, ""},
 		"flags": {nil, "--compute-window-ms 20000 --quota-sample-interval-ms 1000 --quota-carryover-percent 25 --drop-tail-billing-percent 0",
-			sched.Tuning{Window: 20 * time.Second, Sample: time.Second, DropCarry: 75, DropTail: 100}, ""},
-		"a flag goes before": {map[string]string{window: "nonsense"}, "--compute-window-ms 600", sched.Tuning{Window: 600 * time.Millisecond}, ""},
+			account.Tuning{Window: 20 * time.Second, Sample: time.Second, DropCarry: 75, DropTail: 100}, ""},
+		"a flag goes before": {map[string]string{window: "nonsense"}, "--compute-window-ms 600", account.Tuning{Window: 600 * time.Millisecond}, ""},
 
-		"nonsense":     {map[string]string{window: "soon"}, "", sched.Tuning{}, `NVSHARE_COMPUTE_WINDOW_MS: "soon" is not a whole number from 500 to 20000`},
-		"short window": {map[string]string{window: "499"}, "", sched.Tuning{}, window},
-		"long window":  {map[string]string{window: "20001"}, "", sched.Tuning{}, window},
-		"with a unit":  {map[string]string{window: "2s"}, "", sched.Tuning{}, window},
-		"sample":       {map[string]string{sample: "9"}, "", sched.Tuning{}, sample + `: "9" is not a whole number from 10 to 1000, or 0`},
-		"carry":        {map[string]string{carry: "101"}, "", sched.Tuning{}, carry},
-		"negative":     {map[string]string{tail: "-1"}, "", sched.Tuning{}, tail},
-		"of a flag":    {map[string]string{tail: "50"}, "--drop-tail-billing-percent 200", sched.Tuning{}, "--drop-tail-billing-percent"},
+		"nonsense":     {map[string]string{window: "soon"}, "", account.Tuning{}, `NVSHARE_COMPUTE_WINDOW_MS: "soon" is not a whole number from 500 to 20000`},
+		"short window": {map[string]string{window: "499"}, "", account.Tuning{}, window},
+		"long window":  {map[string]string{window: "20001"}, "", account.Tuning{}, window},
+		"with a unit":  {map[string]string{window: "2s"}, "", account.Tuning{}, window},
+		"sample":       {map[string]string{sample: "9"}, "", account.Tuning{}, sample + `: "9" is not a whole number from 10 to 1000, or 0`},
+		"carry":        {map[string]string{carry: "101"}, "", account.Tuning{}, carry},
+		"negative":     {map[string]string{tail: "-1"}, "", account.Tuning{}, tail},
+		"of a flag":    {map[string]string{tail: "50"}, "--drop-tail-billing-percent 200", account.Tuning{}, "--drop-tail-billing-percent"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, env := range []string{window, sample, carry, tail} {

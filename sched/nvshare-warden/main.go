@@ -38,14 +38,7 @@ type flags struct {
 
 func main() {
 	status := exitUsage
-	cmd := command(&status)
-	if called, err := cmd.ExecuteC(); err != nil {
-		fmt.Fprintf(os.Stderr, "nvshare-warden: %v\n", err)
-		if status == exitUsage {
-			fmt.Fprintf(os.Stderr, "Run %s --help\n", called.CommandPath())
-		}
-		os.Exit(status)
-	}
+	manual.Main(context.Background(), command(&status), &status, exitUsage)
 }
 
 func command(status *int) *cobra.Command {
@@ -54,9 +47,10 @@ func command(status *int) *cobra.Command {
 		Use:   "nvshare-warden",
 		Short: "Hold processes that have no shim, as nvshare-scheduler says (experimental)",
 		Long: `nvshare-warden sets time slices of processes that have no shim, and takes their
-channels off the GPU, from outside. It decides nothing: nvshare-scheduler says what to do.
-It is root, and needs CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHOWN, in the host's PID namespace. Whatever ends it, nobody stays off
-the GPU: a second process of it, the guard, sees to that.`,
+channels off the GPU, from outside. It decides nothing: nvshare-scheduler says
+what to do. It is root, and needs CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and
+CAP_CHOWN, in the host's PID namespace. Whatever ends it, nobody stays off the
+GPU: a second process of it, the guard, sees to that.`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,
 		SilenceUsage:  true,

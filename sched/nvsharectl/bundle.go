@@ -29,9 +29,10 @@ func bundleCommand(root *rootFlags, f *doctorFlags, io streams) *cobra.Command {
 	return &cobra.Command{
 		Use:   "bundle [FILE|-]",
 		Short: "Write what a bug report needs into one file",
-		Long: `bundle writes findings, status, events, versions, CDI specs and the services' logs
-into FILE, a tar.gz; - is standard output. No environment, command line or file of a program is in it, but
-the names of users, pods and programs are. FILE must not exist yet.`,
+		Long: `bundle writes findings, status, events, versions, CDI specs and the services'
+logs into FILE, a tar.gz; - is standard output. No environment, command line or
+file of a program is in it, but the names of users, pods and programs are. FILE
+must not exist yet.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			file := "nvshare-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"

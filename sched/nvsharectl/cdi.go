@@ -63,9 +63,10 @@ func cdiCommand(io streams) *cobra.Command {
 	validate := &cobra.Command{
 		Use:   "validate",
 		Short: "Check the CDI specs that container engines read on this node",
-		Long: `validate checks the specs that container engines read: whether nvshare's specs are
-valid and of the loaded driver, whether another file declares the same devices, and
-whether this node has the files that they name. Exit status 1: containers would fail.`,
+		Long: `validate checks the specs that container engines read: whether nvshare's specs
+are valid and of the loaded driver, whether another file declares the same
+devices, and whether this node has the files that they name. Exit status 1:
+containers would fail.`,
 		Args: noWords,
 		RunE: func(_ *cobra.Command, _ []string) error { return f.validate(io) },
 	}

@@ -53,7 +53,6 @@ var checks = []struct {
 	{"mig", checkMIG},
 	{"mps", checkMPS},
 	{"overlap", checkOverlap},
-	{"image", checkImage},
 }
 
 func (p *patient) examine() (all []finding) {

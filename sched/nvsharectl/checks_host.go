@@ -4,16 +4,24 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
+	"time"
 
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/version"
 
+	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/sched/api"
 )
 
@@ -122,4 +130,189 @@ func checkHugePages(p *patient) []finding {
 		return found(warn, "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled", "host memory for swapping has small pages: it is ready and pinned in twice the time")
 	}
 	return found(pass, "", "the kernel gives huge pages for what is swapped")
+}
+
+// nobody is the user as which doctor connects from inside a container.
+const nobody = 65534
+
+// errNotTried means that this process cannot make a container of its own.
+var errNotTried = errors.New("it needs root that may make namespaces and mounts")
+
+// setUp begins what reachFromInside says where it cannot make the container.
+const setUp = "set up: "
+
+// checkInside connects to the tenant socket as a program in a container would.
+func checkInside(p *patient) []finding {
+	dir := p.at(filepath.Join(p.runDir, "tenant"))
+	if _, err := os.Stat(filepath.Join(dir, "scheduler.sock")); err != nil {
+		return nil // said already
+	}
+	switch err := p.inside(dir); {
+	case errors.Is(err, errNotTried):
+		return found(warn, p.sudo("doctor"), "the socket was not tried from inside a container: %v", err)
+	case err != nil:
+		return found(fail, p.scheduler("restart")+", which makes "+filepath.Join(p.runDir, "tenant")+" anew; then start the container again", "a program inside a container does not reach the scheduler: %v", err)
+	}
+	return found(pass, "", "a program inside a container, with no rights, reaches the scheduler")
+}
+
+// connectInside runs doctor inside in namespaces of its own.
+func connectInside(dir string) error {
+	if os.Getuid() != 0 {
+		return errNotTried
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*callTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, self, "doctor", "inside", dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS}
+	text, err := cmd.CombinedOutput()
+	switch said := strings.TrimSpace(string(text)); {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrPermission), strings.Contains(said, setUp):
+		return fmt.Errorf("%w: %w %s", errNotTried, err, said)
+	default:
+		return fmt.Errorf("%w: %s", err, said)
+	}
+}
+
+// insideCommand is the part of checkInside that runs in the namespaces.
+func insideCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "inside DIRECTORY",
+		Short:  "What doctor runs as a container",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			return onOneThread(func() error { return reachFromInside(args[0]) })
+		},
+	}
+}
+
+// reachFromInside makes a root file system that has only the tenant directory, becomes
+// nobody, and connects. Mounts are those of the process's own namespace.
+func reachFromInside(dir string) error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf(setUp+"make mounts private: %w", err)
+	}
+	root := "/proc" // any directory that is there on each host: the mount covers it
+	source, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf(setUp+"open %s: %w", dir, err)
+	}
+	tree, err := unix.OpenTree(source, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf(setUp+"mount %s: %w", dir, err)
+	}
+	err = unix.Mount("tmpfs", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=64k")
+	if err == nil {
+		err = os.Mkdir(root+"/tenant", 0o755)
+	}
+	if err == nil {
+		err = unix.MoveMount(tree, "", unix.AT_FDCWD, root+"/tenant", unix.MOVE_MOUNT_F_EMPTY_PATH)
+	}
+	if err == nil {
+		err = errors.Join(unix.Chroot(root), unix.Chdir("/"))
+	}
+	if err != nil {
+		return fmt.Errorf(setUp+"make a root file system: %w", err)
+	}
+	if err := errors.Join(unix.Setgroups(nil), unix.Setresgid(nobody, nobody, nobody), unix.Setresuid(nobody, nobody, nobody)); err != nil {
+		return fmt.Errorf(setUp+"become nobody: %w", err)
+	}
+	conn, err := net.DialTimeout("unixpacket", "/tenant/scheduler.sock", 10*time.Second)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// hasDefaultDir reports whether a run directory is that of systemd's scheduler.
+func hasDefaultDir(runDir string) bool {
+	short := func(dir string) string { return strings.TrimPrefix(filepath.Clean(dir), "/var") } // /var/run is /run
+	return short(runDir) == short(cdi.DefaultRunDir)
+}
+
+// systemd reports whether systemd runs on the host.
+func (p *patient) systemd() bool {
+	_, err := os.Stat(p.at("/run/systemd/system"))
+	return err == nil
+}
+
+// unit reports whether the scheduler is, or may be, that of systemd.
+func (p *patient) unit() bool { return hasDefaultDir(p.runDir) && p.systemd() }
+
+// scheduler returns the command that starts or restarts the scheduler of the run directory.
+func (p *patient) scheduler(verb string) string {
+	if p.unit() {
+		return "systemctl " + verb + " nvshare-scheduler"
+	}
+	start := "nvshare-scheduler &"
+	if !hasDefaultDir(p.runDir) {
+		start = "nvshare-scheduler --run-dir " + p.runDir + " &"
+	}
+	none := errors.Is(p.whyNot, fs.ErrNotExist) || errors.Is(p.whyNot, unix.ECONNREFUSED)
+	if verb == "restart" && !none {
+		return "end the nvshare-scheduler of " + p.runDir + ", then " + start
+	}
+	return start
+}
+
+// pluginOr returns the command that restarts systemd's plugin; where systemd has none, another.
+func (p *patient) pluginOr(other string) string {
+	for _, dir := range []string{"/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"} {
+		if _, err := os.Stat(p.at(dir + "/nvshare-plugin.service")); err == nil && p.systemd() {
+			return "systemctl restart nvshare-plugin"
+		}
+	}
+	return other
+}
+
+// sudo returns a command of doctor for root. sudo drops variables of the environment, and finds
+// programs in directories of its own.
+func (p *patient) sudo(words ...string) string {
+	self := "nvsharectl"
+	if dir := filepath.Dir(p.self); p.self != "" && dir != "/usr/bin" && dir != "/usr/local/bin" {
+		self = p.self
+	}
+	words = append([]string{"sudo", self}, words...)
+	if !hasDefaultDir(p.runDir) {
+		words = append(words, "--run-dir", p.runDir)
+	}
+	if p.simGPU != "" {
+		words = append(words, "--simgpu", p.simGPU)
+	}
+	if p.shim != "" {
+		words = append(words, "--shim", p.shim)
+	}
+	return strings.Join(words, " ")
+}
+
+// install returns the command that installs nvshare: the programs of a clone have to be laid
+// out as a release first.
+func (p *patient) install() string {
+	clone := filepath.Dir(filepath.Dir(filepath.Dir(p.self))) // of CLONE/.build/bin/nvsharectl
+	for _, name := range []string{"go.mod", "Makefile"} {
+		if _, err := os.Stat(filepath.Join(clone, name)); p.self == "" || err != nil {
+			return "sudo nvsharectl install"
+		}
+	}
+	return "cd " + clone + " && make stage && sudo .build/release/nvsharectl install"
+}
+
+// underShim counts the processes that the scheduler hears of: the shim is in each of them.
+func (p *patient) underShim() int {
+	pids := map[uint32]bool{}
+	for _, g := range p.status.GetGpus() {
+		for _, c := range g.Clients {
+			if c.Connected {
+				pids[c.Pid] = true
+			}
+		}
+	}
+	return len(pids)
 }

@@ -3,9 +3,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os/user"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,12 +28,12 @@ turn-length  how long a turn lasts, 1ms to 24h: 200ms, or a number of seconds
 anti-thrash  on: tenants take turns; off: all run at the same time; auto: time
              slices, turns, or all at once, as suits them
 swap-share   the percentage of the time, 1 to 50, that moving memory may take:
-             turns of memory that was moved in become as long as that needs; none:
-             they are as long as turn-length says
+             turns of memory that was moved in become as long as that needs;
+             none: they are as long as turn-length says
 
-A value that is set holds at once and over restarts of the scheduler, until it is
-reset, or until the scheduler is started with another value of the same flag (--tq,
---anti-thrash, --swap-share). A start of the machine forgets it.`,
+A value that is set holds at once and over restarts of the scheduler, until it
+is reset, or until the scheduler is started with another value of the same flag
+(--tq, --anti-thrash, --swap-share). A start of the machine forgets it.`,
 		Example: `  nvsharectl config list
   sudo nvsharectl config set turn-length 200ms
   sudo nvsharectl config set anti-thrash on --gpu 0
@@ -82,9 +84,9 @@ func configResetCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reset NAME... | --all",
 		Short: "Take back what was set by hand",
-		Long: `reset takes back what was set by hand: what the scheduler's command line says holds again,
-or the default. With --gpu it takes back what was set for that GPU: the setting of all
-GPUs holds there again.`,
+		Long: `reset takes back what was set by hand: what the scheduler's command line says
+holds again, or the default. With --gpu it takes back what was set for that
+GPU: the setting of all GPUs holds there again.`,
 
 		DisableFlagsInUseLine: true, // --all is one
 
@@ -123,15 +125,9 @@ func configListCommand(root *rootFlags, io streams) *cobra.Command {
 		Short: "Show each setting, where its value comes from, and who set it when",
 		Args:  noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output, "table", "json", "yaml"); err != nil {
-				return err
-			}
 			r, err := askAll(cmd.Context(), root.runDir)
 			if err != nil {
 				return err
-			}
-			if len(r.Config) == 0 {
-				return errors.New("the scheduler does not list its settings: it is older than this nvsharectl")
 			}
 			if output != "table" {
 				return encode(io, output, newConfigJSON(r))
@@ -140,7 +136,7 @@ func configListCommand(root *rootFlags, io streams) *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "`table|json|yaml`")
+	addForm(cmd, &output, "", "table", "json", "yaml")
 	return cmd
 }
 
@@ -222,4 +218,232 @@ func newConfigJSON(r *api.StatusResponse) (all []configJSON) {
 		all = append(all, c)
 	}
 	return all
+}
+
+// gpuSetting is what nvsharectl config changes: how all tenants of a GPU share it.
+type gpuSetting struct {
+	name   string
+	about  string   // for completion
+	values []string // for completion
+	set    func(req *api.SetRequest, text string) error
+	old    func(*api.Change) string
+	now    func(*api.Change) string
+	means  func(*api.Change) string // what the new value does; nil: it says that itself
+}
+
+var gpuSettings = []gpuSetting{
+	{
+		name: api.TurnLengthSetting, about: "how long a turn lasts", values: []string{"100ms"},
+		set: func(req *api.SetRequest, text string) error {
+			d, err := parseTurnLength(text)
+			req.QuantumNs = int64(d)
+			return err
+		},
+		old: func(c *api.Change) string { return time.Duration(c.OldQuantumNs).String() },
+		now: func(c *api.Change) string { return time.Duration(c.NewQuantumNs).String() },
+	},
+	{
+		name: api.AntiThrashSetting, about: "whether tenants take turns", values: []string{"on", "off", "auto"},
+		set: func(req *api.SetRequest, text string) (err error) {
+			req.Mode, err = api.ParseAntiThrash(text)
+			return err
+		},
+		old:   func(c *api.Change) string { return api.AntiThrash(c.OldMode) },
+		now:   func(c *api.Change) string { return api.AntiThrash(c.NewMode) },
+		means: func(c *api.Change) string { return "tenants " + waysToShare[c.NewMode] },
+	},
+	{
+		name: api.SwapShareSetting, about: "percentage of the time that moving memory may take", values: []string{"10", "none"},
+		set: func(req *api.SetRequest, text string) error {
+			n, err := api.ParseSwapShare(text)
+			req.SwapShare = &n
+			return err
+		},
+		old: func(c *api.Change) string { return api.FormatPercent(c.OldSwapShare) },
+		now: func(c *api.Change) string { return api.FormatPercent(c.NewSwapShare) },
+	},
+}
+
+// waysToShare are what tenants do in each mode, as README says it.
+var waysToShare = map[api.Mode]string{
+	api.Mode_MODE_EXCLUSIVE:  "take turns",
+	api.Mode_MODE_CONCURRENT: "run at the same time",
+	api.Mode_MODE_AUTO:       "share by time slices, by turns, or all at the same time, as suits them",
+}
+
+// mostSeconds is the greatest number without a unit that is taken for seconds. The original
+// nvsharectl's turns are of 30 s.
+const mostSeconds = 60
+
+var bareNumber = regexp.MustCompile(`^[0-9.]+$`)
+
+// parseTurnLength reads a duration. A number that is hardly meant as seconds is refused.
+func parseTurnLength(text string) (time.Duration, error) {
+	d, err := api.ParseDuration(text)
+	if err == nil && bareNumber.MatchString(text) && d > mostSeconds*time.Second {
+		return 0, fmt.Errorf("%s without a unit is %s seconds, %v: did you mean %sms? If not, say %ss: a number above %d needs its unit", text, text, d, text, text, mostSeconds)
+	}
+	return d, err
+}
+
+func settingNames() (names []string) {
+	for _, s := range gpuSettings {
+		names = append(names, s.name)
+	}
+	return names
+}
+
+func settingNamed(name string) (*gpuSetting, error) {
+	for i := range gpuSettings {
+		if gpuSettings[i].name == name {
+			return &gpuSettings[i], nil
+		}
+	}
+	names := settingNames()
+	return nil, usageError{fmt.Errorf("%q is no setting%s: there are %s", name, suggestion(name, names), strings.Join(names, ", "))}
+}
+
+// setFlags are the settings that the original nvsharectl has as flags of the root command.
+type setFlags struct {
+	quantum, antiThrash, gpu string
+}
+
+func (f *setFlags) add(cmd *cobra.Command) {
+	fs := cmd.Flags()
+	fs.StringVarP(&f.quantum, "set-tq", "T", "", "as config set turn-length: `n` seconds, or with a unit, like 200ms")
+	fs.StringVarP(&f.antiThrash, "anti-thrash", "S", "", "as config set anti-thrash `on|off|auto`")
+	fs.StringVar(&f.gpu, "gpu", "", "change, or show, only the GPU with this `index or UUID`")
+}
+
+func (f *setFlags) given(cmd *cobra.Command) bool {
+	return cmd.Flags().Changed("set-tq") || cmd.Flags().Changed("anti-thrash")
+}
+
+// run changes the settings.
+func (f *setFlags) run(cmd *cobra.Command, runDir string, io streams) error {
+	var all []wanted
+	for _, flag := range []struct{ name, setting, text string }{
+		{"set-tq", api.TurnLengthSetting, f.quantum}, {"anti-thrash", api.AntiThrashSetting, f.antiThrash},
+	} {
+		if cmd.Flags().Changed(flag.name) {
+			s, err := settingNamed(flag.setting)
+			if err != nil {
+				return err
+			}
+			all = append(all, wanted{s, flag.text, "--" + flag.name})
+		}
+	}
+	return change(cmd.Context(), runDir, io, f.gpu, all)
+}
+
+// wanted is a value that somebody wants a setting to have.
+type wanted struct {
+	*gpuSetting
+	text string
+	said string // how, for errors
+}
+
+// change sets values, and prints what that did and how to take it back. gpu is "" for all.
+func change(ctx context.Context, runDir string, io streams, gpu string, all []wanted) error {
+	req := &api.SetRequest{Gpu: gpu}
+	for _, w := range all {
+		if w.text == "" {
+			return usageError{fmt.Errorf("%s has no value: give one, like %s %s", w.said, w.said, w.values[0])}
+		}
+		if err := w.set(req, w.text); err != nil {
+			return usageError{fmt.Errorf("%s: %w", w.said, err)}
+		}
+	}
+	changes, err := askToSet(ctx, runDir, req)
+	if err != nil {
+		return err
+	}
+	only := ""
+	if gpu != "" {
+		only = " --gpu " + gpu
+	}
+	for _, w := range all {
+		back := fmt.Sprintf(", over restarts too; `nvsharectl config reset %s%s` undoes it", w.name, only)
+		for _, line := range w.describe(changes, back) {
+			fmt.Fprintln(io.out, line)
+		}
+	}
+	return nil
+}
+
+// reset takes back what was set, and prints what holds again.
+func reset(ctx context.Context, runDir string, io streams, gpu string, names []string) error {
+	var all []*gpuSetting
+	for _, name := range names {
+		s, err := settingNamed(name)
+		if err != nil {
+			return err
+		}
+		all = append(all, s)
+	}
+	changes, err := askToSet(ctx, runDir, &api.SetRequest{Gpu: gpu, Unset: names})
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		for _, line := range s.describe(changes, "") {
+			fmt.Fprintln(io.out, line)
+		}
+	}
+	return nil
+}
+
+func askToSet(ctx context.Context, runDir string, req *api.SetRequest) (changes []*api.Change, err error) {
+	err = call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
+		resp, err := c.Set(ctx, req)
+		changes = resp.GetChanges()
+		return err
+	})
+	return changes, err
+}
+
+// describe says what became of a setting: in one line if it is the same of all GPUs. after is
+// said of a change.
+func (s *gpuSetting) describe(changes []*api.Change, after string) (lines []string) {
+	var first *api.Change
+	same := true
+	for _, c := range changes {
+		if first == nil {
+			first = c
+		}
+		same = same && s.old(c) == s.old(first) && s.now(c) == s.now(first)
+	}
+	switch {
+	case first == nil:
+		return nil
+	case same && s.old(first) == s.now(first):
+		return []string{fmt.Sprintf("%s%s is %s already: nothing has changed", place(changes), s.name, s.now(first))}
+	case same:
+		return []string{place(changes) + s.line(first, after)}
+	}
+	for _, c := range changes {
+		if s.old(c) != s.now(c) {
+			lines = append(lines, place([]*api.Change{c})+s.line(c, after))
+		}
+	}
+	return lines
+}
+
+func (s *gpuSetting) line(c *api.Change, after string) string {
+	line := fmt.Sprintf("%s %s → %s", s.name, s.old(c), s.now(c))
+	if s.means != nil {
+		line += " (" + s.means(c) + ")"
+	}
+	return line + after
+}
+
+// place says of which GPUs changes are: of all if there are several.
+func place(changes []*api.Change) string {
+	switch {
+	case len(changes) > 1:
+		return ""
+	case changes[0].Uuid == "":
+		return "GPUs found later: "
+	}
+	return fmt.Sprintf("GPU %d: ", changes[0].Index)
 }

@@ -50,16 +50,14 @@ type patient struct {
 	checkpoint func() error                                 // why the driver cannot checkpoint processes
 	uid        int                                          // who asks
 	daemon     int                                          // process id of the scheduler; 0: not known
-	image      string                                       // of programs to come, or its root; "": none
-	mount      func(image string) (dir string, leave func(), err error)
 }
 
 // at returns a path of the host.
 func (p *patient) at(path string) string { return cdi.OnHost(p.root, path) }
 
 type doctorFlags struct {
-	output, simGPU, shim, image string
-	wait                        time.Duration
+	output, simGPU, shim string
+	wait                 time.Duration
 }
 
 func doctorCommand(root *rootFlags, io streams) *cobra.Command {
@@ -67,12 +65,12 @@ func doctorCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check this host, and say how to mend what does not work",
-		Long: `doctor makes one check a line: PASS, INFO (what this host cannot do, and nobody asks for),
-WARN (something does not work that not everybody needs) or FAIL, with the command that
-mends it. Exit status 1: a check has failed. With --wait it tries again until none fails.`,
+		Long: `doctor makes one check a line: PASS, INFO (what this host cannot do, and nobody
+asks for), WARN (something does not work that not everybody needs) or FAIL,
+with the command that mends it. Exit status 1: a check has failed. With --wait
+it tries again until none fails.`,
 		Example: `  sudo nvsharectl doctor
   sudo nvsharectl doctor --wait 60      after an installation
-  sudo nvsharectl doctor --image docker.io/pytorch/pytorch
   sudo nvsharectl doctor test           two programs prove shares and limits
   sudo nvsharectl doctor bundle         a file for a bug report`,
 		Args: noCommand,
@@ -81,17 +79,13 @@ mends it. Exit status 1: a check has failed. With --wait it tries again until no
 	fs := cmd.PersistentFlags()
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "examine the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 	fs.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where the plugin or the installation puts it)")
-	cmd.Flags().StringVarP(&f.output, "output", "o", "text", "`text|json|yaml`")
+	addForm(cmd, &f.output, "", "text", "json", "yaml")
 	cmd.Flags().Var((*durationFlag)(&f.wait), "wait", "try again for this `time`, in seconds or with a unit, until no check fails")
-	cmd.Flags().StringVar(&f.image, "image", "", "also look whether programs of this `image` can load the shim: an image that podman has, or a directory with its files")
 	cmd.AddCommand(bundleCommand(root, f, io), trialCommand(root, f, io), probeCommand(io), insideCommand())
 	return cmd
 }
 
 func (f *doctorFlags) run(ctx context.Context, runDir string, io streams) error {
-	if err := checkOutput(f.output, "text", "json", "yaml"); err != nil {
-		return err
-	}
 	end := time.Now().Add(f.wait)
 	all := f.patient(ctx, runDir).examine()
 	for worst(all) == fail && time.Now().Before(end) {
@@ -123,7 +117,7 @@ func conclude(io streams, output string, all []finding) error {
 // patient looks at this host.
 func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, runtime: containerdVersion,
-		inside: connectInside, smi: askSMI, plugins: pluginVersions, image: f.image, mount: mountImage}
+		inside: connectInside, smi: askSMI, plugins: pluginVersions}
 	p.self, _ = os.Executable()
 	p.status, p.whyNot = askAll(ctx, runDir)
 	if p.status != nil {

@@ -78,7 +78,6 @@ func host(t *testing.T) *patient {
 		smi:        func() (string, error) { return "0, Disabled, Default\n1, [N/A], Default\n", nil },
 		plugins:    func() []string { return []string{api.Version} },
 		checkpoint: func() error { return nil },
-		mount:      func(string) (string, func(), error) { return "", nil, errors.New("no such image") },
 	}
 }
 
@@ -138,15 +137,6 @@ func TestDoctor(t *testing.T) {
 			write(t, p, "/sys/fs/selinux/enforce", "1")
 			write(t, p, "/var/log/audit/audit.log", "type=AVC msg=audit(1): avc:  denied  { execute } for path=\"/usr/lib/nvshare/libnvshare.so\"\n")
 		}, "selinux", fail, "libnvshare.so"},
-		"musl": {func(t *testing.T, p *patient) {
-			write(t, p, "/image/lib/ld-musl-x86_64.so.1", "")
-			p.image = p.root + "/image"
-		}, "image", fail, "musl"},
-		"no libc": {func(t *testing.T, p *patient) {
-			write(t, p, "/image/bin/app", "")
-			p.image = p.root + "/image"
-		}, "image", warn, "no C library"},
-		"no image":  {func(_ *testing.T, p *patient) { p.image = "nowhere:latest" }, "image", fail, "no such image"},
 		"a problem": {func(_ *testing.T, p *patient) { p.status.Problems = []string{"GPU 0: x is fenced"} }, "health", fail, "fenced"},
 		"a driver that refuses": {func(_ *testing.T, p *patient) {
 			g := p.status.Gpus[0]
@@ -337,37 +327,6 @@ func TestDoctorTellsOfFeatures(t *testing.T) {
 		} else if f := all[i]; f.Level != tc.level || !strings.Contains(f.Text, tc.text) || !strings.Contains(f.Fix, tc.fix) || (f.Fix == "") != (tc.fix == "") {
 			t.Errorf("%s: %+v", name, f)
 		}
-	}
-}
-
-// The C library of an image is found inside the image, also by absolute links.
-func TestImage(t *testing.T) {
-	own := ""
-	for _, path := range glibcFiles {
-		if _, err := os.Stat("/" + path); err == nil {
-			own = "/" + path
-		}
-	}
-	if own == "" {
-		t.Skip("LEFT OUT: this machine has another C library than glibc")
-	}
-	text, err := os.ReadFile(own)
-	if err != nil {
-		t.Fatal(err)
-	}
-	root := t.TempDir()
-	if err := errors.Join(os.MkdirAll(root+"/usr/lib64", 0o755), os.WriteFile(root+"/usr/lib64/libc.so.6", text, 0o755), os.Symlink("/usr/lib64", root+"/lib64")); err != nil {
-		t.Fatal(err)
-	}
-	if f := judgeLibc("image", root); f[0].Level != pass || !strings.Contains(f[0].Text, "glibc 2.") {
-		t.Errorf("%+v", f)
-	}
-	outside := t.TempDir()
-	if err := os.Symlink(own, outside+"/libc.so.6"); err != nil {
-		t.Fatal(err)
-	}
-	if f := judgeLibc("image", outside); f[0].Level == pass {
-		t.Errorf("a link that leads outside: %+v", f)
 	}
 }
 

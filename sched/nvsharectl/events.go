@@ -40,12 +40,13 @@ func eventsCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what has happened, and why",
-		Long: `events shows the events that the scheduler still remembers: turns of GPUs (grant,
-revoke, release), processes that came and went, settings that were changed, and
-errors. With -f it shows the events that come from now on, also after a restart of the
-scheduler, and of the past what --since or --last asks for. Of turns -f shows one line for
-each GPU and second, when the second is over; --type turn shows each of them. Times are those
-of this machine's time zone.` + tenantHelp,
+		Long: `events shows the events that the scheduler still remembers: turns of GPUs
+(grant, revoke, release), processes that came and went, settings that were
+changed, and errors. With -f it shows the events that come from now on, also
+after a restart of the scheduler, and of the past what --since or --last asks
+for. Of turns -f shows one line for each GPU and second, when the second is
+over; --type turn shows each of them. Times are those of this machine's time
+zone.` + tenantHelp,
 		Example: `  nvsharectl events -f
   nvsharectl events -f -n 20
   nvsharectl events --since 10m --tenant ml/train-a/main
@@ -61,7 +62,7 @@ of this machine's time zone.` + tenantHelp,
 	fs := cmd.Flags()
 	fs.BoolVarP(&f.follow, "follow", "f", false, "show new events as they come")
 	fs.IntVarP(&f.last, "last", "n", -1, "of the past events only the last ones, so many (a `number`); -1: all; 0 without -f only asks whether the scheduler answers")
-	fs.StringVarP(&f.output, "output", "o", "text", "`text|json`; json: one object a line")
+	addForm(cmd, &f.output, "json: one object a line", "text", "json")
 	fs.StringVar(&f.gpu, "gpu", "", "only events of the GPU with this `index or UUID`")
 	fs.StringVar(&f.filter.tenant, "tenant", "", "only events of the tenant with this `name`")
 	fs.StringSliceVar(&f.filter.types, "type", nil, "only events of these `types`, like grant,fence; turn means all of turns")
@@ -70,9 +71,6 @@ of this machine's time zone.` + tenantHelp,
 }
 
 func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error {
-	if err := checkOutput(f.output, "text", "json"); err != nil {
-		return err
-	}
 	if err := f.filter.parse(time.Now()); err != nil {
 		return err
 	}
@@ -270,7 +268,11 @@ func eventText(e *api.Event) string {
 	} else if e.Container != nil {
 		who = api.Tenant(e.Container, e.Uid) + ": "
 	}
-	var parts []string
+	return who + strings.Join(append(turnText(e), otherText(e)...), ", ")
+}
+
+// turnText says what an event is about a turn.
+func turnText(e *api.Event) (parts []string) {
 	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
 	switch e.Type {
 	case api.EventType_EVENT_TYPE_GRANT:
@@ -300,6 +302,15 @@ func eventText(e *api.Event) string {
 		if e.Fenced {
 			add("after its fence")
 		}
+	}
+	return parts
+}
+
+// otherText says what an event is that is not about a turn.
+func otherText(e *api.Event) (parts []string) {
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	switch e.Type {
+	case api.EventType_EVENT_TYPE_GRANT, api.EventType_EVENT_TYPE_REVOKE, api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
 	case api.EventType_EVENT_TYPE_REGISTER:
 		add("uses GPUs through the shim")
 	case api.EventType_EVENT_TYPE_END:
@@ -347,7 +358,7 @@ func eventText(e *api.Event) string {
 	default:
 		add("%s", e.Reason)
 	}
-	return who + strings.Join(parts, ", ")
+	return parts
 }
 
 // reasons explain the API's one-word reasons.

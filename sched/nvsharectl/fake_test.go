@@ -167,15 +167,6 @@ func swapped() *api.StatusResponse {
 	return r
 }
 
-// older is what a scheduler without shares answers.
-func older(r *api.StatusResponse) *api.StatusResponse {
-	for _, g := range r.Gpus {
-		g.Promises = nil
-		g.Tenants = nil
-	}
-	return r
-}
-
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)

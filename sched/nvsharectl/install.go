@@ -136,15 +136,9 @@ func (in *installer) items() (all []item, err error) {
 		in.from = filepath.Dir(exe)
 	}
 	add := func(name, to string, mode fs.FileMode, change func([]byte) []byte) error {
-		data, err := os.ReadFile(filepath.Join(in.from, name))
-		if err != nil {
-			return fmt.Errorf("%w (--from names an unpacked release; make stage makes one)", err)
-		}
-		if change != nil {
-			data = change(data)
-		}
-		all = append(all, item{filepath.Join(to, filepath.Base(name)), data, mode})
-		return nil
+		i, err := in.item(name, to, mode, change)
+		all = append(all, i)
+		return err
 	}
 	for name, dir := range map[string]string{
 		"nvshare-scheduler": "sbin", "nvshare-checkpoint": "sbin", "nvshare-warden": "sbin", "nvshare-plugin": "sbin", "nvsharectl": "bin",
@@ -187,6 +181,18 @@ func (in *installer) items() (all []item, err error) {
 	}
 	slices.SortFunc(all, func(a, b item) int { return strings.Compare(a.path, b.path) })
 	return all, nil
+}
+
+// item reads a file of the release that goes to a directory; change may be nil.
+func (in *installer) item(name, to string, mode fs.FileMode, change func([]byte) []byte) (item, error) {
+	data, err := os.ReadFile(filepath.Join(in.from, name))
+	if err != nil {
+		return item{}, fmt.Errorf("%w (--from names an unpacked release; make stage makes one)", err)
+	}
+	if change != nil {
+		data = change(data)
+	}
+	return item{filepath.Join(to, filepath.Base(name)), data, mode}, nil
 }
 
 func (in *installer) install(ctx context.Context) error {

@@ -132,9 +132,9 @@ func rootCommand(io streams, ran *bool) *cobra.Command {
 		Long: `nvsharectl shows which container holds which GPU and who waits, and changes the
 scheduler's settings. Without a command or a setting it prints the status.
 
-Turns and limits hold for programs that load libnvshare.so. A static program, a raw
-ioctl or a process that removes LD_PRELOAD is not held, and a program runs without turns
-while there is no scheduler.
+Turns and limits hold for programs that load libnvshare.so. A static program, a
+raw ioctl or a process that removes LD_PRELOAD is not held, and a program runs
+without turns while there is no scheduler.
 
 Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 		Example: `  nvsharectl                  status

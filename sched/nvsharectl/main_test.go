@@ -52,7 +52,6 @@ func TestStatus(t *testing.T) {
 		{"status.yaml", healthy, []string{"-o", "yaml"}, exitOK},
 		{"status-swap-wide.txt", &fake{status: swapped()}, []string{"-o", "wide"}, exitOK},
 		{"status-swap.json", &fake{status: swapped()}, []string{"-o", "json"}, exitOK},
-		{"status-old.txt", &fake{status: older(sample())}, nil, exitOK},
 		{"status-gpu1.txt", &fake{status: sample()}, []string{"status", "--gpu", "1"}, exitOK},
 		{"status-gpu1.txt", &fake{status: sample()}, []string{"--gpu", "gpu-51600000-0000-4000-8000-000000000001"}, exitOK},
 	} {
@@ -168,7 +167,6 @@ func TestErrors(t *testing.T) {
 		{"config reset turn-length --all", nil, exitUsage, "or --all"},
 		{"config reset tq", nil, exitUsage, `"tq" is no setting`},
 		{"config list -o wide", nil, exitUsage, "none of table, json, yaml"},
-		{"config list", &fake{status: sample()}, exitFailed, "older than this nvsharectl"},
 		{"config set turn-length 1 --gpu 9", notFound, exitFailed, `GPU "9"`},
 		{"-T 1 -o json", nil, exitUsage, "--output"},
 		{"status -T 1", nil, exitUsage, "unknown shorthand"},

@@ -3,9 +3,15 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"os/signal"
 	"slices"
+	"strconv"
+	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,4 +82,59 @@ func awaitEnd(pid int) (status unix.WaitStatus, err error) {
 			_ = unix.Kill(unix.Getpid(), unix.SIGSTOP)
 		}
 	}
+}
+
+// person is a user of this host as whom a program runs.
+type person struct {
+	name, home, shell string
+	credential        syscall.Credential
+}
+
+// findPerson looks a user up by name or number, in all that nsswitch.conf names, as a directory
+// service: getent and id ask there, Go's package for users without cgo does not.
+func findPerson(name string) (*person, error) {
+	entry, err := hear("getent", "passwd", name)
+	var none *exec.ExitError
+	if err != nil && !errors.As(err, &none) {
+		return nil, fmt.Errorf("--user %.64q: %w", name, err)
+	}
+	fields := strings.Split(strings.TrimSpace(entry), ":")
+	if err != nil || len(fields) != 7 {
+		return nil, usageError{fmt.Errorf("--user: this host knows no user %.64q", name)}
+	}
+	p := &person{name: fields[0], home: fields[5], shell: fields[6]}
+	groups, err := hear("id", "-G", p.name)
+	if err != nil {
+		return nil, fmt.Errorf("--user %.64q: his groups: %w", name, err)
+	}
+	var ids []uint32 // uid, gid, groups
+	for _, text := range append(fields[2:4:4], strings.Fields(groups)...) {
+		id, err := strconv.ParseUint(text, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("--user %.64q: %w", name, err)
+		}
+		ids = append(ids, uint32(id))
+	}
+	p.credential = syscall.Credential{Uid: ids[0], Gid: ids[1], Groups: ids[2:]}
+	return p, nil
+}
+
+// setEnvironment has the environment say who the user is, as su does.
+func (p *person) setEnvironment() {
+	for key, value := range map[string]string{"HOME": p.home, "SHELL": p.shell, "USER": p.name, "LOGNAME": p.name} {
+		os.Setenv(key, value)
+	}
+}
+
+// become gives this process the user's rights, and no others.
+func (p *person) become() error {
+	groups := make([]int, len(p.credential.Groups))
+	for i, g := range p.credential.Groups {
+		groups[i] = int(g)
+	}
+	err := errors.Join(syscall.Setgroups(groups), syscall.Setgid(int(p.credential.Gid)), syscall.Setuid(int(p.credential.Uid)))
+	if err != nil {
+		return fmt.Errorf("--user %s: %w", p.name, err)
+	}
+	return nil
 }

@@ -39,16 +39,18 @@ func startCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- PROGRAM [ARGUMENT...]",
 		Short: "Run a program that shares GPUs, without a container",
-		Long: `run starts a program with the shim. Without other flags the program counts to its
-user. With a name or with a limit, a promise or a priority, which need root, the
-program and its children are a tenant of their own until the program ends.
+		Long: `run starts a program with the shim. Without other flags the program counts to
+its user. With a name or with a limit, a promise or a priority, which need
+root, the program and its children are a tenant of their own until the program
+ends.
 
-With --user root starts the program as another user. Do not use sudo for that after the --: it
-removes LD_PRELOAD, so what it starts has no shim, takes no turns and has no limits.
+With --user root starts the program as another user. Do not use sudo for that
+after the --: it removes LD_PRELOAD, so what it starts has no shim, takes no
+turns and has no limits.
 
-Exit status: the program's, or 128 and the number of the signal that ended it; 127: there is no
-such program; 126: it cannot be executed. What keeps nvsharectl from starting it is 1, 2 or 3, as
-in other commands.`,
+Exit status: the program's, or 128 and the number of the signal that ended it;
+127: there is no such program; 126: it cannot be executed. What keeps
+nvsharectl from starting it is 1, 2 or 3, as in other commands.`,
 		Example: `  nvsharectl run -- python3 train.py
   sudo nvsharectl run --memory-limit 8Gi --core-limit 25 -- python3 train.py
   sudo nvsharectl run --user $USER --memory-limit 8Gi -- python3 train.py`,

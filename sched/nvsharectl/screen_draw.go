@@ -19,9 +19,6 @@ s        sort by state, gets, waited, memory, moved, name; or click a head
 /        show only names with a text: Enter keeps it, Esc drops it
 t        processes below their tenants      g  one GPU after the other, or all
 p        pause                              ?  these keys
-c r w m  change core limit, core request, weight, memory limit of the selected
-         tenant on that GPU; a question comes first
-z        suspend it, after a question: its memory leaves the GPU
 
 The strip has a letter for each interval of the last minute: of the tenant that
 had most of the GPU; "." nobody had a tenth. Behind it is who waits, the longest
@@ -279,13 +276,8 @@ func (m *monitor) foot() []string {
 	if m.paused {
 		keys = "PAUSED   " + keys
 	}
-	switch {
-	case m.question != nil:
-		return m.wrapped(m.question.text)
-	case m.prompt != nil:
-		return m.wrapped(m.prompt.label + m.prompt.text + "█")
-	case m.message != "":
-		return append(m.wrapped(m.message), keys)
+	if m.typing {
+		return []string{printable("filter: " + m.filter + "█")}
 	}
 	about := ""
 	if len(m.lines) > 0 {
@@ -293,8 +285,6 @@ func (m *monitor) foot() []string {
 	}
 	return []string{about, keys}
 }
-
-func (m *monitor) wrapped(text string) []string { return wrap(printable(text), m.width, "  ") }
 
 // about says of a tenant what the table has no room for.
 func (l line) about() string {

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,7 +21,7 @@ const stripTime = time.Minute
 
 // monitor is top on a terminal. It changes by messages only, so tests need no terminal.
 type monitor struct {
-	node     node
+	ask      func() answerMsg // by one goroutine at a time
 	interval time.Duration
 	colour   bool
 
@@ -39,20 +38,11 @@ type monitor struct {
 	tree     bool   // processes below their tenants
 	paused   bool
 	help     bool
-	prompt   *prompt
-	question *question
-	message  string // what the latest change did
+	typing   bool // the filter is being typed
 
 	lines  []line         // of the latest picture, those that can be selected
 	places map[int]string // by row of the screen: the key of its line
 	heads  heads          // where a click sorts
-}
-
-// node is what top asks and changes.
-type node struct {
-	ask     func() answerMsg
-	set     func(*api.SetShareRequest) (*api.SetShareResponse, error)
-	suspend func(*api.SuspendRequest) (*api.SuspendResponse, error)
 }
 
 type sorting struct {
@@ -77,7 +67,6 @@ type (
 		r   *api.StatusResponse
 		err error
 	}
-	doneMsg struct{ text string } // of a change
 )
 
 // line is a tenant on a GPU, or one of its processes.
@@ -97,7 +86,10 @@ func (l line) key() string {
 
 // screen shows top until its user ends it.
 func (f *topFlags) screen(ctx context.Context, runDir string, io streams, first *api.StatusResponse) error {
-	m := newMonitor(f.node(ctx, runDir), f.interval, io.colour, first)
+	m := newMonitor(func() answerMsg {
+		r, err := f.ask(ctx, runDir)
+		return answerMsg{r, err}
+	}, f.interval, io.colour, first)
 	_, err := tea.NewProgram(m, tea.WithContext(ctx)).Run()
 	if errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil || errors.Is(err, tea.ErrInterrupted) {
 		err = nil // the user has seen enough
@@ -108,30 +100,8 @@ func (f *topFlags) screen(ctx context.Context, runDir string, io streams, first 
 	return err
 }
 
-// node is the scheduler of a run directory. Its ask is called by one goroutine at a time.
-func (f *topFlags) node(ctx context.Context, runDir string) node {
-	return node{
-		ask: func() answerMsg {
-			r, err := f.ask(ctx, runDir)
-			return answerMsg{r, err}
-		},
-		set: func(req *api.SetShareRequest) (resp *api.SetShareResponse, err error) {
-			return resp, call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
-				resp, err = c.SetShare(ctx, req)
-				return err
-			})
-		},
-		suspend: func(req *api.SuspendRequest) (resp *api.SuspendResponse, err error) {
-			return resp, call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
-				resp, err = c.Suspend(ctx, req)
-				return err
-			})
-		},
-	}
-}
-
-func newMonitor(n node, interval time.Duration, colour bool, first *api.StatusResponse) *monitor {
-	return &monitor{node: n, interval: interval, colour: colour, width: 80, height: 24, last: first, now: first,
+func newMonitor(ask func() answerMsg, interval time.Duration, colour bool, first *api.StatusResponse) *monitor {
+	return &monitor{ask: ask, interval: interval, colour: colour, width: 80, height: 24, last: first, now: first,
 		letters: map[string]rune{}, strips: map[string][]rune{}}
 }
 
@@ -149,15 +119,13 @@ func (m *monitor) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		if m.paused {
 			return m, m.tick()
 		}
-		return m, func() tea.Msg { return m.node.ask() }
+		return m, func() tea.Msg { return m.ask() }
 	case answerMsg:
 		if m.err = msg.err; msg.err == nil {
 			m.last, m.now = m.now, msg.r
 			m.record()
 		}
 		return m, m.tick()
-	case doneMsg:
-		m.message = msg.text
 	case tea.KeyPressMsg:
 		return m, m.key(msg)
 	case tea.MouseClickMsg:
@@ -173,25 +141,16 @@ func (m *monitor) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// key does what a key means: to a question, to what is typed, or to the screen.
+// key does what a key means: to what is typed, or to the screen.
 func (m *monitor) key(k tea.KeyPressMsg) tea.Cmd {
 	name := k.String()
 	switch {
 	case name == "ctrl+c":
 		return tea.Quit
-	case m.question != nil:
-		q := m.question
-		m.question = nil
-		if name == "y" {
-			return q.yes
-		}
-		m.message = "nothing was changed"
-		return nil
-	case m.prompt != nil:
+	case m.typing:
 		m.typed(k)
 		return nil
 	}
-	m.message = ""
 	switch name {
 	case "q":
 		return tea.Quit
@@ -210,58 +169,36 @@ func (m *monitor) key(k tea.KeyPressMsg) tea.Cmd {
 	case "g":
 		m.nextGPU()
 	case "/":
-		m.prompt = &prompt{label: "filter: ", text: m.filter, change: func(text string) { m.filter = text }, drop: func() { m.filter = "" }}
+		m.typing = true
 	case "esc":
 		m.filter, m.help = "", false
 	case "p", "space":
 		m.paused = !m.paused
 	case "?", "h":
 		m.help = !m.help
-	default:
-		m.askChange(name)
 	}
 	return nil
 }
 
-// prompt is a line that is being typed.
-type prompt struct {
-	label, text string
-	change      func(text string) // with each key; nil: nothing
-	enter       func(text string) // nil: nothing
-	drop        func()            // Esc; nil: nothing
-}
-
-// typed adds a key to what is typed.
+// typed adds a key to the filter.
 func (m *monitor) typed(k tea.KeyPressMsg) {
-	p := m.prompt
 	switch k.String() {
 	case "enter":
-		m.prompt = nil
-		if p.enter != nil {
-			p.enter(p.text)
-		}
-		return
+		m.typing = false
 	case "esc":
-		m.prompt = nil
-		if p.drop != nil {
-			p.drop()
-		}
-		return
+		m.filter, m.typing = "", false
 	case "backspace":
-		if r := []rune(p.text); len(r) > 0 {
-			p.text = string(r[:len(r)-1])
+		if r := []rune(m.filter); len(r) > 0 {
+			m.filter = string(r[:len(r)-1])
 		}
 	default:
-		p.text += k.Text
-	}
-	if p.change != nil {
-		p.change(p.text)
+		m.filter += k.Text
 	}
 }
 
 // click selects a line, or sorts by a column.
 func (m *monitor) click(at tea.Mouse) {
-	if at.Button != tea.MouseLeft || m.question != nil || m.prompt != nil {
+	if at.Button != tea.MouseLeft || m.typing {
 		return
 	}
 	if key, there := m.places[at.Y]; there {
@@ -351,75 +288,4 @@ func (m *monitor) arrange() (gpus []*api.GPU) {
 		}
 	}
 	return gpus
-}
-
-// question is asked before something changes.
-type question struct {
-	text string
-	yes  tea.Cmd
-}
-
-// changeKeys are the keys that change what the selected tenant may have.
-var changeKeys = map[string]api.FieldSet{
-	"c": api.CoreLimitField,
-	"r": api.CoreRequestField,
-	"w": api.WeightField,
-	"m": api.MemoryLimitField,
-}
-
-// askChange begins the change that a key stands for; other keys mean nothing.
-func (m *monitor) askChange(key string) {
-	if len(m.lines) == 0 {
-		return
-	}
-	l := m.lines[m.cursor()]
-	where := fmt.Sprintf("%s on GPU %d", printable(api.Tenant(l.container, l.uid)), l.gpu.Index)
-	if key == "z" {
-		req := &api.SuspendRequest{Container: l.container.GetId(), Uid: l.user(), Gpu: l.gpu.Uuid}
-		m.question = &question{"Suspend " + where + "? Its memory leaves the GPU until it calls CUDA again. y/n", func() tea.Msg {
-			resp, err := m.node.suspend(req)
-			return done(func() []string { return describeSuspend(resp) }, err)
-		}}
-		return
-	}
-	i := slices.IndexFunc(api.Fields, func(f api.Field) bool { return changeKeys[key] == f.ID })
-	if i < 0 {
-		return
-	}
-	field := &api.Fields[i]
-	now := api.TermsOf(l.use.GetShare(), l.memory.LimitBytes)
-	m.prompt = &prompt{label: fmt.Sprintf("%s of %s (now %s; a value, or none): ", field.Name, where, field.Format(now)), enter: func(text string) {
-		var terms api.Terms
-		if err := parseField(field, &terms, strings.TrimSpace(text)); err != nil {
-			m.message = fmt.Sprintf("%s: %v", field.Name, err)
-			return
-		}
-		req := &api.SetShareRequest{Container: l.container.GetId(), Uid: l.user(), Gpu: l.gpu.Uuid}
-		req.Change(terms, field.ID)
-		to := "none"
-		if field.Said(terms) {
-			to = field.Format(terms)
-		}
-		m.question = &question{fmt.Sprintf("Set the %s of %s from %s to %s? y/n", field.Name, where, field.Format(now), to), func() tea.Msg {
-			resp, err := m.node.set(req)
-			return done(func() []string { return describeShareChange(resp, field.ID, 0, nil) }, err)
-		}}
-	}}
-}
-
-// user is the user that a tenant outside containers is; nil: it is a container.
-func (l line) user() *uint32 {
-	if l.container.GetId() != "" {
-		return nil
-	}
-	uid := l.uid
-	return &uid
-}
-
-// done says what a change did, or why it did not.
-func done(describe func() []string, err error) tea.Msg {
-	if err != nil {
-		return doneMsg{"not changed: " + messageOf(err)}
-	}
-	return doneMsg{strings.Join(describe(), "; ")}
 }

@@ -10,8 +10,6 @@ import (
 
 	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/ansi"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -35,7 +33,7 @@ func spell(text string) []string { return strings.Split(text, "") }
 
 // busyMinute is a monitor of a minute in which train-b had half of GPU 0.
 func busyMinute(first, later func() *api.StatusResponse) *monitor {
-	m := newMonitor(node{}, 2*time.Second, false, first())
+	m := newMonitor(nil, 2*time.Second, false, first())
 	for range 40 { // more than the strips show
 		m.now = first()
 		m.Update(answerMsg{r: later()})
@@ -72,7 +70,6 @@ func TestTopOnATerminal(t *testing.T) {
 		{name: "80x24-help", width: 80, height: 24, keys: []string{"?"}},
 		{name: "80x24-colour", width: 80, height: 24, swaps: true, colour: true},
 		{name: "80x24-filter", width: 80, height: 24, keys: append([]string{"/"}, spell("train")...)},
-		{name: "80x24-ask", width: 80, height: 24, keys: append(append([]string{"down", "c"}, spell("40")...), "enter")},
 	} {
 		m := busyMinute(sample, twoSecondsLater)
 		if tc.swaps {
@@ -173,64 +170,6 @@ func TestTopMouse(t *testing.T) {
 	m.Update(tea.MouseClickMsg{X: x + 1, Y: y, Button: tea.MouseLeft})
 	if screen := m.draw(); !strings.Contains(screen, "sorted by gets") || strings.Index(screen, "train-b") > strings.Index(screen, "train-a") {
 		t.Errorf("after a click at GETS:\n%s", screen)
-	}
-}
-
-// Nothing changes before y, and everything that was typed is what changes.
-func TestTopChanges(t *testing.T) {
-	var set *api.SetShareRequest
-	var suspended *api.SuspendRequest
-	var refused error
-	m := busyMinute(sample, twoSecondsLater)
-	m.node.set = func(req *api.SetShareRequest) (*api.SetShareResponse, error) {
-		set = req
-		return &api.SetShareResponse{Container: m.now.Gpus[0].Clients[1].Container, Changes: []*api.ShareChange{{Uuid: "GPU-x", Old: &api.Share{CoreLimit: 50}, New: &api.Share{CoreLimit: 40}}}}, refused
-	}
-	m.node.suspend = func(req *api.SuspendRequest) (*api.SuspendResponse, error) {
-		suspended = req
-		return &api.SuspendResponse{Uid: 1000, Gpus: []*api.Suspended{{Bytes: 3 << 30}}}, refused
-	}
-	m.draw()
-	press(m, "down", "c", "4", "x", "backspace", "0", "enter")
-	if screen := m.draw(); set != nil || !strings.Contains(screen, "Set the core limit of ml/train-b/main on GPU 0 from 50% to 40%? y/n") {
-		t.Fatalf("before y: %v\n%s", set, screen)
-	}
-	press(m, "n")
-	if screen := m.draw(); set != nil || !strings.Contains(screen, "nothing was changed") {
-		t.Fatalf("after n: %v\n%s", set, screen)
-	}
-	press(m, "c", "4", "0", "enter", "y")
-	if set.GetContainer() != m.now.Gpus[0].Clients[1].Container.Id || set.Uid != nil || set.Gpu != m.now.Gpus[0].Uuid || set.GetCoreLimit() != 40 || set.Weight != nil {
-		t.Errorf("asked for %v", set)
-	}
-	if screen := m.draw(); !strings.Contains(screen, "GPU 0, ml/train-b/main: core limit 50% → 40%") {
-		t.Errorf("after y:\n%s", screen)
-	}
-	set = nil
-	for _, wrong := range [][]string{{"c", "1", "0", "1", "enter"}, {"w", "enter"}, {"m", "x", "enter"}} {
-		press(m, wrong...)
-		if screen := m.draw(); m.question != nil || !strings.Contains(screen, "or none") {
-			t.Errorf("%v:\n%s", wrong, screen)
-		}
-	}
-	press(m, append(append([]string{"m"}, spell("none")...), "enter", "y")...)
-	if set == nil || set.MemoryBytes == nil || *set.MemoryBytes != 0 {
-		t.Errorf("the memory limit is removed by %v", set)
-	}
-	// A user outside containers is named by number, also for suspending.
-	refused = status.Error(codes.FailedPrecondition, "nothing is swapped")
-	press(m, "down", "z")
-	if screen := m.draw(); suspended != nil || !strings.Contains(screen, "Suspend user 1000 on GPU 0?") {
-		t.Fatalf("before y: %v\n%s", suspended, screen)
-	}
-	press(m, "y")
-	if suspended.GetUid() != 1000 || suspended.GetContainer() != "" || !strings.Contains(m.draw(), "not changed: nothing is swapped") {
-		t.Errorf("%v\n%s", suspended, m.draw())
-	}
-	refused = nil
-	press(m, "z", "y")
-	if screen := m.draw(); !strings.Contains(screen, "user 1000: 3Gi leave the GPU") {
-		t.Errorf("suspended:\n%s", screen)
 	}
 }
 

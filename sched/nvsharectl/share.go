@@ -42,11 +42,12 @@ container together, outlives the scheduler, and goes before the annotation;
 change or none. What was set for a container ends with it. --list shows what is
 set, by annotations too.
 
-A core limit caps the container's part of the GPU's time, also when it is alone.
-A core request promises a part, which it gets whenever it wants it: more than
-100 % of a GPU cannot be promised. What is left is shared by weight. Containers
-of priority latency do not wait for their turn. What is in use of the memory
-stays, also above a new limit: allocations then fail until enough of it is freed.
+A core limit caps the container's part of the GPU's time, also when it is
+alone. A core request promises a part, which it gets whenever it wants it: more
+than 100 % of a GPU cannot be promised. What is left is shared by weight.
+Containers of priority latency do not wait for their turn. What is in use of
+the memory stays, also above a new limit: allocations then fail until enough of
+it is freed.
 
 A size is a number with a unit (8Gi, 4096Mi, 4G) or a number of MiB.` + tenantHelp,
 		Example: `  nvsharectl set ml/train-a/main --core-limit 25 --memory-limit 8Gi

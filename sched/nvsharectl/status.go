@@ -7,8 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -19,39 +23,40 @@ func statusCommand(f *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show who has which GPU, who waits, and what each gets",
-		Long: `status shows whether all is well, each GPU, and each tenant: a container, or the
-processes of one user outside containers.
+		Long: `status shows whether all is well, each GPU, and each tenant: a container, or
+the processes of one user outside containers.
 
-STATE   what the tenant does, and for how long: holding, waiting, throttled (its
-        core limit keeps it from the GPU), moving (its memory), idle, gone
+STATE   what the tenant does, and for how long: holding, waiting, throttled
+        (its core limit keeps it from the GPU), moving (its memory), idle, gone
 GETS    the part of the GPU's time that it had in the latest five seconds, and
         of which core limit
 WAITED  the part of the same five seconds in which it wanted the GPU and had no
         grant
 MEMORY  what it has reserved of the GPU's memory, and of which limit
 
-With -o wide also, for each GPU, how many drains, hand-overs and waits for a grant there
-were, their median and 99th percentile; and
+With -o wide also, for each GPU, how many drains, hand-overs and waits for a
+grant there were, their median and 99th percentile; and
 
-SET BY HAND   settings that somebody has changed (nvsharectl config), who and when
-WAIT p50/p99  how long half of its waits for a grant, and 99 of 100, lasted at most
-              in the latest minute
+SET BY HAND   settings that somebody has changed (nvsharectl config), who and
+              when
+WAIT p50/p99  how long half of its waits for a grant, and 99 of 100, lasted at
+              most in the latest minute
 DEBT          the time that it used above its core limit and has to make up for
 LONGEST WAIT  its longest wait for a grant in the latest minute
 OOM           reservations of memory that its memory limit refused
-FIXED, AWAY   where memory is swapped: what cannot be moved off the GPU, and what
-              is in host memory or was never used; WHY FIXED says why nothing of a
-              process can be moved
-ENFORCED BY   what the library, the kernel and the hardware hold tenants to, and
-              which processes are known to run unarbitrated now
+FIXED, AWAY   where memory is swapped: what cannot be moved off the GPU, and
+              what is in host memory or was never used; WHY FIXED says why
+              nothing of a process can be moved
+ENFORCED BY   what the library, the kernel and the hardware hold tenants to,
+              and which processes are known to run unarbitrated now
 
 "promised" adds up core requests, the parts of the GPU's time that tenants get
-whenever they want them. Core requests and memory limits, also of tenants that do
-not use the GPU now, decide where pods are placed. Exit status 1: there is a
+whenever they want them. Core requests and memory limits, also of tenants that
+do not use the GPU now, decide where pods are placed. Exit status 1: there is a
 problem, also one that only root may read; "healthy" is false then.
 
-Users who may not use the control socket, and containers, see their own tenant, and
-of all others numbers.`,
+Users who may not use the control socket, and containers, see their own tenant,
+and of all others numbers.`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return showStatus(cmd.Context(), f, io)
@@ -63,15 +68,12 @@ of all others numbers.`,
 }
 
 func outputFlag(cmd *cobra.Command, f *rootFlags) {
-	cmd.Flags().StringVarP(&f.output, "output", "o", "table", "`table|wide|json|yaml`; wide: every column, and every process")
+	addForm(cmd, &f.output, "wide: every column, and every process", "table", "wide", "json", "yaml")
 }
 
 // showStatus prints the status. It returns errUnhealthy if the scheduler reports
 // problems.
 func showStatus(ctx context.Context, f *rootFlags, io streams) error {
-	if err := checkOutput(f.output, "table", "wide", "json", "yaml"); err != nil {
-		return err
-	}
 	r, err := askStatus(ctx, f.runDir)
 	if err != nil {
 		return err
@@ -172,4 +174,294 @@ func othersOf(g *api.GPU) string {
 		parts = append(parts, fmt.Sprintf("%d%% promised", o.CoreRequest))
 	}
 	return strings.Join(parts, ", ")
+}
+
+// printWide prints every column, every process, where memory is, and what enforces the rules.
+func printWide(io streams, r *api.StatusResponse) {
+	printHealth(io, r, math.MaxInt)
+	gpus := table{head: []string{"GPU", "NAME", "UUID", "HOLDER", "FOR", "WAITING", "LONGEST", "TQ", "WAY", "MEMORY", "GRANTS", "FENCED"}}
+	tenants := table{head: []string{"GPU", "TENANT", "STATE", "FOR", "GETS", "WAITED", "WAIT p50/p99", "LONGEST WAIT", "DEBT", "SHARE", "MEMORY", "OOM", "PROCESSES"}}
+	clients := table{head: []string{"GPU", "STATE", "PROCESS", "PID", "FOR", "GRANTS", "HELD", "CALLS", "MEMORY", "BYPASSED", "SLICES", "PREEMPTED"}}
+	swaps := swapTable()
+	swapping := slices.ContainsFunc(r.Gpus, func(g *api.GPU) bool { return g.Swap != nil })
+	if swapping {
+		clients.head = append(clients.head, placeHead...)
+	}
+	var notes []string
+	for _, g := range r.Gpus {
+		addSwap(&swaps, g)
+		holder, held := holderOf(g)
+		fenced := count(g, api.ClientState_CLIENT_STATE_FENCED)
+		gpus.add(map[int]string{11: alarm(fenced > 0)},
+			fmt.Sprint(g.Index), g.Name, g.Uuid, holder, held,
+			fmt.Sprint(count(g, api.ClientState_CLIENT_STATE_WAITING)), longestWaiting(g),
+			time.Duration(g.QuantumNs).String(), wayAndSetting(g), memoryOf(g, "/"),
+			fmt.Sprint(g.Grants), fmt.Sprint(fenced))
+		for _, text := range []string{drainedOf(g), wayOf(g), tookOf(g), promisedOf(g), limitsOf(g), othersOf(g)} {
+			if text != "" {
+				notes = append(notes, fmt.Sprintf("GPU %d: %s", g.Index, text))
+			}
+		}
+		for _, t := range tenantsOf(g) {
+			t.addWide(&tenants, g)
+		}
+		for _, c := range g.Clients {
+			since := "-"
+			if c.SinceNs != 0 {
+				since = short(c.SinceNs)
+			}
+			colours := map[int]string{1: stateColour[c.State], 9: alarm(c.Bypassed > 0)}
+			cells := []string{fmt.Sprint(g.Index), doing(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
+				fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed), slicesOf(c), fmt.Sprint(c.Preemptions)}
+			if swapping {
+				cells = addPlace(cells, colours, g, c)
+			}
+			clients.add(colours, cells...)
+		}
+	}
+	for i, t := range []table{gpus, handTable(r), tenants, swaps, clients, enforcement(r)} {
+		if len(t.rows) == 0 {
+			continue
+		}
+		fmt.Fprintln(io.out)
+		t.print(io)
+		if i == 0 {
+			for _, note := range notes {
+				fmt.Fprintln(io.out, printable(note))
+			}
+		}
+	}
+}
+
+// tookOf says how long turns take to begin and to end.
+func tookOf(g *api.GPU) string {
+	var parts []string
+	for _, s := range []struct {
+		name string
+		took *api.Spread
+	}{{"drains", g.Drains}, {"hand-overs", g.HandOvers}, {"waits", g.Waits}} {
+		if s.took.GetCount() > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s p50 %s p99 %s", s.took.Count, s.name, brief(s.took.P50Ns), brief(s.took.P99Ns)))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+func (t *tenant) addWide(to *table, g *api.GPU) {
+	state, since, colour := t.state()
+	memory, memoryColour := t.ofLimit("/")
+	if away := t.away(); away > 0 {
+		memory += ", " + size(away) + " away"
+	}
+	to.add(map[int]string{2: colour, 10: memoryColour, 11: alarm(t.use.OutOfMemory > 0)},
+		fmt.Sprint(g.Index), t.name(), state, since, t.got(), t.waited(), halfAndMost(t.use.Waits), short(t.longestWait()),
+		t.debt(), t.share(), memory, fmt.Sprint(t.use.OutOfMemory), fmt.Sprint(len(t.clients)))
+}
+
+// enforcement lists what is enforced by what, and who is known to run unarbitrated now.
+func enforcement(r *api.StatusResponse) table {
+	t := table{head: []string{"ENFORCED BY", "WHAT"}}
+	t.add(nil, "library", "turns, core limits, memory limits, swapping; by libnvshare.so in each program")
+	t.add(nil, "kernel", "which tenant a process belongs to, that it has ended, which GPUs it can open")
+	hardware := "one process does not read another's GPU memory"
+	if gpus := gpusInSlices(r); len(gpus) > 0 {
+		hardware = "time slices, as the library sets them (GPU " + strings.Join(gpus, ", ") + "); " + hardware
+	}
+	t.add(nil, "hardware", hardware)
+	without := "a program without the library"
+	if r.Warden {
+		t.add(nil, "driver", "core limits of programs without the library: nvshare-warden takes their channels off the GPU")
+		without = "all else that a program without the library does"
+	} else if r.WardenProblem != "" {
+		without += " (cooperative: " + r.WardenProblem + ")"
+	}
+	t.add(nil, "nobody", without+"; one that starts while there is no scheduler, unless NVSHARE_SCHEDULER_LOSS=closed")
+	for _, what := range unarbitrated(r) {
+		t.add(map[int]string{1: red}, "nobody", what)
+	}
+	return t
+}
+
+// gpusInSlices names the GPUs that tenants share by the GPU's own time slices.
+func gpusInSlices(r *api.StatusResponse) (gpus []string) {
+	for _, g := range r.Gpus {
+		if g.Way == "slices" {
+			gpus = append(gpus, fmt.Sprint(g.Index))
+		}
+	}
+	return gpus
+}
+
+// unarbitrated says what the scheduler knows to run without regard to turns.
+func unarbitrated(r *api.StatusResponse) (now []string) {
+	note := func(g *api.GPU, n int, what string) {
+		if n > 0 {
+			now = append(now, fmt.Sprintf("now, GPU %d: %d %s", g.Index, n, what))
+		}
+	}
+	for _, g := range r.Gpus {
+		unmanaged, bypassing := 0, 0
+		for _, u := range r.Unmanaged {
+			if u.Uuid == g.Uuid && !strings.HasPrefix(u.Held, "held ") {
+				unmanaged++
+			}
+		}
+		for _, c := range g.Clients {
+			if c.Bypassed > 0 {
+				bypassing++
+			}
+		}
+		note(g, unmanaged, "without the library")
+		note(g, count(g, api.ClientState_CLIENT_STATE_FENCED), "fenced, beside the holder")
+		note(g, bypassing, "with calls that go around the library")
+	}
+	return now
+}
+
+// printStatus prints the health, the GPUs and the tenants, within the terminal's width.
+func printStatus(io streams, r *api.StatusResponse) {
+	printHealth(io, r, io.width())
+	tenants := table{names: 1, head: []string{"GPU", "TENANT", "STATE", "GETS", "WAITED", "MEMORY"}}
+	if len(r.Gpus) > 0 {
+		fmt.Fprintln(io.out)
+	}
+	for _, g := range r.Gpus {
+		for _, line := range wrap(printable(describeGPU(g)), io.width(), "       ") {
+			fmt.Fprintln(io.out, line)
+		}
+		for _, t := range tenantsOf(g) {
+			t.addNarrow(&tenants, g)
+		}
+	}
+	if len(tenants.rows) > 0 {
+		fmt.Fprintln(io.out)
+		tenants.print(io)
+	}
+}
+
+// problems is how many there are, with those that only root may read.
+func problems(r *api.StatusResponse) int {
+	return len(r.Problems) + int(r.GetView().GetProblems())
+}
+
+// numbered is "1 problem", "2 problems".
+func numbered(n int, one, several string) string {
+	if n != 1 {
+		one = several
+	}
+	return fmt.Sprintf("%d %s", n, one)
+}
+
+// printHealth prints whether all is well, and what is not, in lines of a width.
+func printHealth(io streams, r *api.StatusResponse, width int) {
+	health := io.paint(green, "OK")
+	if n := problems(r); n > 0 {
+		health = io.paint(red, numbered(n, "problem", "problems"))
+	}
+	fmt.Fprintf(io.out, "Health: %s. Scheduler %s, up %v, %s\n",
+		health, printable(r.Version), time.Duration(r.UptimeNs).Round(time.Second), numbered(int(r.Clients), "process", "processes"))
+	if view := viewOf(r); view != "" {
+		for _, line := range wrap(printable(view), width, "  ") {
+			fmt.Fprintln(io.out, line)
+		}
+	}
+	for _, p := range r.Problems {
+		const mark = "PROBLEM: "
+		for i, line := range wrap(mark+printable(p), width, "  ") {
+			if i == 0 {
+				line = io.paint(red, mark) + strings.TrimPrefix(line, mark)
+			}
+			fmt.Fprintln(io.out, line)
+		}
+	}
+}
+
+// describeGPU says in one sentence what a GPU is and how it is shared.
+func describeGPU(g *api.GPU) string {
+	parts := []string{fmt.Sprintf("GPU %d  %s, %s reserved", g.Index, g.Name, memoryOf(g, " of ")), sharing(g)}
+	if others := othersOf(g); others != "" {
+		parts = append(parts, others)
+	}
+	if n := count(g, api.ClientState_CLIENT_STATE_FENCED); n > 0 {
+		parts = append(parts, fmt.Sprintf("%d fenced", n))
+	}
+	if s := g.Swap; s != nil && s.AwayBytes+s.OutBytes+s.Refused > 0 {
+		parts = append(parts, fmt.Sprintf("swap: %s away, %s of %s host memory", size(s.AwayBytes), size(s.ArenaBytes), size(s.ArenaLimitBytes)))
+	}
+	var promised uint32
+	for _, p := range api.Promised(g) {
+		promised += p.CoreRequest
+	}
+	if promised > 0 {
+		parts = append(parts, fmt.Sprintf("%d%% promised", promised))
+	}
+	if g.Drained {
+		parts = append(parts, "drained")
+	}
+	return strings.Join(parts, "; ")
+}
+
+// sharing says how tenants share a GPU, and where the scheduler chose, why.
+func sharing(g *api.GPU) string {
+	reason := wayReason(g)
+	how := fmt.Sprintf("turns of %v", time.Duration(g.QuantumNs))
+	switch g.Way {
+	case "driver":
+		how = "all at the same time"
+	case "slices":
+		how = "shared by time slices"
+	}
+	switch {
+	case g.Mode == api.Mode_MODE_AUTO && unused(g):
+		return how + " (auto: nobody uses it now)"
+	case g.Mode == api.Mode_MODE_AUTO && reason != "":
+		return how + " (auto: " + reason + ")"
+	case g.Mode == api.Mode_MODE_AUTO:
+		return how + " (auto)"
+	case overridden(g) && reason != "":
+		return how + " (" + reason + ")"
+	}
+	return how
+}
+
+// unused says whether no process is on a GPU: then nobody's work is the reason for a way.
+func unused(g *api.GPU) bool { return len(g.Clients) == 0 && g.Others.GetClients() == 0 }
+
+func (t *tenant) addNarrow(to *table, g *api.GPU) {
+	state, since, colour := t.state()
+	if since != "-" {
+		state += " " + since
+	}
+	got := t.got()
+	if limit := t.use.GetShare().GetCoreLimit(); limit != 0 && got != "-" {
+		got += fmt.Sprintf(" of %d%%", limit)
+	}
+	memory, memoryColour := t.ofLimit(" of ")
+	to.add(map[int]string{2: colour, 5: memoryColour},
+		fmt.Sprint(g.Index), t.name(), state, got, t.waited(), memory)
+}
+
+// ending shortens a name to its end, which tells the pods of one controller apart.
+func ending(name string, width int) string {
+	if n := utf8.RuneCountInString(name); n > width {
+		return "…" + string([]rune(name)[n-width+1:])
+	}
+	return name
+}
+
+// wrap breaks a line at spaces. Lines after the first begin with indent.
+func wrap(text string, width int, indent string) (lines []string) {
+	line := ""
+	for i, word := range strings.Split(text, " ") {
+		switch {
+		case i == 0:
+			line = word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width:
+			lines = append(lines, line)
+			line = indent + word
+		default:
+			line += " " + word
+		}
+	}
+	return append(lines, line)
 }

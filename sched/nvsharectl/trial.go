@@ -56,23 +56,22 @@ func trialCommand(root *rootFlags, f *doctorFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "test",
 		Short: "Run two small programs, and check shim, share, limits and swapping",
-		Long: `test runs two tenants at the same time for five seconds (--time). One has a core
-limit of 25 % and a memory limit of 256Mi, the other none. The programs themselves say
-what they got, and the scheduler what their shims hold, and whether the driver lets them
-set time slices and cut kernels. Where memory may be swapped, and the GPU has at most 8Gi (see
---gpu-memory of nvshare-scheduler), two more programs want more memory than the GPU
-has. Their memory has to move at each turn while they fill and read it, so this part
-may take minutes; the test gives up on a pair of programs 3 minutes after their time.
+		Long: `test runs two tenants at the same time for five seconds (--time). One has a
+core limit of 25 % and a memory limit of 256Mi, the other none. The programs
+themselves say what they got, and the scheduler what their shims hold, and
+whether the driver lets them set time slices and cut kernels. Where memory may
+be swapped, and the GPU has at most 8Gi (see --gpu-memory of
+nvshare-scheduler), two more programs want more memory than the GPU has. Their
+memory has to move at each turn while they fill and read it, so this part may
+take minutes; the test gives up on a pair of programs 3 minutes after their
+time.
 
-It needs root, the shim, and a GPU with little other work: what others use is missing
-in the shares.`,
+It needs root, the shim, and a GPU with little other work: what others use is
+missing in the shares.`,
 		Example: `  sudo nvsharectl doctor test
   sudo nvsharectl doctor test --gpu 1 -o json`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := checkOutput(output, "text", "json", "yaml"); err != nil {
-				return err
-			}
 			t.runDir, t.simGPU, t.shim = root.runDir, f.simGPU, f.shim
 			var err error
 			if t.self, err = os.Executable(); err != nil {
@@ -85,7 +84,7 @@ in the shares.`,
 			return conclude(io, output, all)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "`text|json|yaml`")
+	addForm(cmd, &output, "", "text", "json", "yaml")
 	cmd.Flags().StringVar(&t.gpu, "gpu", firstGPU, "the GPU with this `index or UUID`")
 	cmd.Flags().Var((*durationFlag)(&t.time), "time", "how long the programs run, in seconds or with a unit")
 	return cmd

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -19,14 +20,16 @@ func webCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "web",
 		Short: "Serve a page with the GPUs, their tenants and a day of history",
-		Long: `web serves one page, until it is ended. The page changes nothing. Without a token only
-this machine reaches it. With a token it may listen on other addresses: open
-/?token=TOKEN, or send the header Authorization: Bearer TOKEN. The connection is not
-encrypted, so put a proxy with TLS before it on a network that you do not trust.
+		Long: `web serves one page, until it is ended. The page changes nothing. Without a
+token only this machine reaches it. With a token it may listen on other
+addresses: open /?token=TOKEN, or send the header Authorization: Bearer TOKEN.
+The connection is not encrypted, so put a proxy with TLS before it on a network
+that you do not trust.
 
-The history is that of this process, a day at most. The scheduler can serve the page
-itself (nvshare-scheduler --web-addr), and then has a history since its start. Users who may not use the
-control socket see their own tenant, and of others numbers.`,
+The history is that of this process, a day at most. The scheduler can serve the
+page itself (nvshare-scheduler --web-addr), and then has a history since its
+start. Users who may not use the control socket see their own tenant, and of
+others numbers.`,
 		Example: `  sudo nvsharectl web
   openssl rand -hex 24 | sudo install -Dm600 /dev/stdin /etc/nvshare/web-token
   sudo nvsharectl web --listen 0.0.0.0:9403 --token-file /etc/nvshare/web-token`,
@@ -65,4 +68,42 @@ func (a asker) Events(ctx context.Context, req *api.EventsRequest) (r *api.Event
 		r, err = c.Events(ctx, req)
 		return err
 	})
+}
+
+// versionJSON is what version -o json and -o yaml print. Scheduler is empty where no
+// scheduler answers.
+type versionJSON struct {
+	Ctl       string `json:"nvsharectl"`
+	Scheduler string `json:"nvshare_scheduler,omitempty"`
+}
+
+func versionCommand(root *rootFlags, io streams) *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Show the versions of nvsharectl and of the scheduler that runs",
+		Args:  noWords,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return printVersions(cmd.Context(), root.runDir, io, output)
+		},
+	}
+	addForm(cmd, &output, "", "text", "json", "yaml")
+	return cmd
+}
+
+// printVersions prints what is known before it returns that no scheduler answers.
+func printVersions(ctx context.Context, runDir string, io streams, output string) error {
+	v := versionJSON{Ctl: api.Version}
+	r, unanswered := askStatus(ctx, runDir)
+	if unanswered == nil {
+		v.Scheduler = printable(r.Version)
+	}
+	if output != "text" {
+		return errors.Join(encode(io, output, v), unanswered)
+	}
+	fmt.Fprintf(io.out, "nvsharectl         %s\n", v.Ctl)
+	if unanswered == nil {
+		fmt.Fprintf(io.out, "nvshare-scheduler  %s\n", v.Scheduler)
+	}
+	return unanswered
 }

@@ -28,20 +28,22 @@ func whyCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why TENANT",
 		Short: "Show where a tenant's time went, and for whom it waited",
-		Long: `why shows on each GPU how a tenant spent the latest minute, as far as the scheduler
-still remembers its events:
+		Long: `why shows on each GPU how a tenant spent the latest minute, as far as the
+scheduler still remembers its events:
 
 running   it had the GPU
 draining  of that: it was told to release the GPU and finished its work
 moving    its memory was moved onto the GPU
-limited   it wanted the GPU, and its core limit kept it away, whoever had the GPU
+limited   it wanted the GPU, and its core limit kept it away, whoever had the
+          GPU
 waiting   it wanted the GPU otherwise, and others had it or it changed hands
 idle      it wanted nothing
 
-What several of its processes do at the same time counts once, and as waiting or limited only
-while none of them has the GPU. It names those that the tenant waited for, whoever took long to release the GPU,
-what its memory limit refused, which of its processes are suspended, were, or could not
-leave the GPU, and which processes use the GPU without nvshare.` + tenantHelp,
+What several of its processes do at the same time counts once, and as waiting
+or limited only while none of them has the GPU. It names those that the tenant
+waited for, whoever took long to release the GPU, what its memory limit
+refused, which of its processes are suspended, were, or could not leave the
+GPU, and which processes use the GPU without nvshare.` + tenantHelp,
 		Example: `  nvsharectl why ml/train-a/main
   nvsharectl why 1000             the processes of user 1000 outside containers`,
 		Args: oneTenant(root),
@@ -51,14 +53,11 @@ leave the GPU, and which processes use the GPU without nvshare.` + tenantHelp,
 	}
 	fs := cmd.Flags()
 	fs.Var((*durationFlag)(&f.last), "last", "look at this `time`, in seconds or with a unit")
-	fs.StringVarP(&f.output, "output", "o", "text", "`text|json|yaml`")
+	addForm(cmd, &f.output, "", "text", "json", "yaml")
 	return cmd
 }
 
 func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want string) error {
-	if err := checkOutput(f.output, "text", "json", "yaml"); err != nil {
-		return err
-	}
 	var r *api.StatusResponse
 	var events []*api.Event
 	if err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
@@ -244,8 +243,7 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 		from, a.came = min(came, to), true
 	}
 	window := span{from, to}
-	sec := func(ns int64) float64 { return time.Duration(ns).Seconds() }
-	a.Known = sec(window.within(window))
+	a.Known = seconds(window.within(window))
 
 	turns, waits := readTurns(g, events, to)
 	for _, c := range t.clients { // what has begun and not ended is no event yet
@@ -272,44 +270,17 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 	running = running.once()
 	limited = limited.once().without(running)
 	waiting = waiting.once().without(running).without(limited)
-	a.Running, a.Draining = sec(running.within(window)), sec(draining.once().within(window))
-	a.Waiting, a.Limited = sec(waiting.within(window)), sec(limited.within(window))
-	had := map[string]*struct{ turns, drains spans }{}
-	for _, h := range turns {
-		if h.who != who {
-			if had[h.who] == nil {
-				had[h.who] = &struct{ turns, drains spans }{}
-			}
-			had[h.who].turns, had[h.who].drains = append(had[h.who].turns, h.span), append(had[h.who].drains, h.drain)
-		}
-	}
-	blamed := map[string]*blame{}
-	for other, h := range had {
-		b := &blame{Tenant: other}
-		turns, drains := h.turns.once(), h.drains.once()
-		for _, w := range waiting {
-			mine := span{max(w.from, from), min(w.to, to)}
-			b.Seconds += sec(turns.within(mine))
-			b.Draining += sec(drains.within(mine))
-		}
-		if b.Seconds > 0 {
-			blamed[other] = b
-		}
-	}
+	a.Running, a.Draining = seconds(running.within(window)), seconds(draining.once().within(window))
+	a.Waiting, a.Limited = seconds(waiting.within(window)), seconds(limited.within(window))
+	a.For = blamedFor(g, turns, who, waiting, window)
 	var moving spans
 	for _, e := range events {
 		if e.Uuid == g.Uuid && e.Type == api.EventType_EVENT_TYPE_SWAP_IN && api.Tenant(e.Container, e.Uid) == who {
 			moving = append(moving, span{e.TimeNs - e.TookNs, e.TimeNs})
 		}
 	}
-	a.Moving = sec(moving.once().within(window))
+	a.Moving = seconds(moving.once().within(window))
 	a.Idle = max(a.Known-a.Running-a.Waiting-a.Limited, 0)
-	for _, c := range g.Clients {
-		name := api.Tenant(c.Container, c.Uid)
-		if c.State == api.ClientState_CLIENT_STATE_FENCED && blamed[name] != nil {
-			blamed[name].Fenced = true
-		}
-	}
 	for _, c := range t.clients {
 		if text := suspension(c); text != "" {
 			a.Suspended = append(a.Suspended, fmt.Sprintf("process %d %s", c.Pid, text))
@@ -318,13 +289,40 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 			a.Suspended = append(a.Suspended, fmt.Sprintf("process %d cannot leave the GPU: %s", c.Pid, c.FixedReason))
 		}
 	}
-	for _, b := range blamed {
-		a.For = append(a.For, *b)
+	return a
+}
+
+// blamedFor says who had a GPU while a tenant waited for it, for how long, the longest first.
+func blamedFor(g *api.GPU, turns []held, who string, waiting spans, window span) (all []blame) {
+	type had struct{ turns, drains spans }
+	others, fenced := map[string]had{}, map[string]bool{}
+	for _, h := range turns {
+		if h.who != who {
+			o := others[h.who]
+			others[h.who] = had{append(o.turns, h.span), append(o.drains, h.drain)}
+		}
 	}
-	slices.SortFunc(a.For, func(x, y blame) int {
+	for _, c := range g.Clients {
+		if c.State == api.ClientState_CLIENT_STATE_FENCED {
+			fenced[api.Tenant(c.Container, c.Uid)] = true
+		}
+	}
+	for other, h := range others {
+		b := blame{Tenant: other, Fenced: fenced[other]}
+		turns, drains := h.turns.once(), h.drains.once()
+		for _, w := range waiting {
+			mine := span{max(w.from, window.from), min(w.to, window.to)}
+			b.Seconds += seconds(turns.within(mine))
+			b.Draining += seconds(drains.within(mine))
+		}
+		if b.Seconds > 0 {
+			all = append(all, b)
+		}
+	}
+	slices.SortFunc(all, func(x, y blame) int {
 		return cmp.Or(cmp.Compare(y.Seconds, x.Seconds), cmp.Compare(x.Tenant, y.Tenant))
 	})
-	return a
+	return all
 }
 
 // cameAt returns when the tenant's first process registered, ns since 1970; 0: before the

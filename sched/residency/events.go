@@ -4,7 +4,7 @@ package residency
 
 import (
 	"fmt"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
@@ -18,52 +18,55 @@ import (
 // that is at least Least. Reserved is the answer; it may come in a later Step.
 type Reserve struct {
 	Client base.ClientID
-	Total  uint64
-	Least  uint64
-	Force  bool
-	Serial uint64 // comes back in the answer
+	Total  uint64 `always:"total=%v"`
+	Least  uint64 `text:"least=%v"`
+	Serial uint64 `text:"serial=%v"` // comes back in the answer
+	Force  bool   `text:"force"`
 }
 
 // Report is what a client says of its memory on this GPU.
 type Report struct {
-	Resident uint64 // on the GPU
-	Fixed    uint64 // of Resident, what cannot be moved
-	Away     uint64 // not on the GPU
-	Arena    uint64 // host memory that it has for that
-	Out, In  uint64 // copied each way since the client began
+	Resident uint64 `text:"resident=%v"` // on the GPU
+	Fixed    uint64 `text:"fixed=%v"`    // of Resident, what cannot be moved
+	Away     uint64 `text:"away=%v"`     // not on the GPU
+	Arena    uint64 `text:"arena=%v"`    // host memory that it has for that
+	Out      uint64 `text:"out=%v"`      // copied off the GPU since the client began
+	In       uint64 `text:"in=%v"`       // copied onto it
 }
 
 // Moved says that a client has moved a piece of memory, cannot move, or has made the
 // room that it was asked for.
 type Moved struct {
 	Client   base.ClientID
-	Epoch    base.Epoch // of the grant under which it moves in; 0: it has none
-	Report   Report
-	Ready    bool // all its memory is on the GPU, and its gate is open
-	Stuck    bool // it cannot go on
-	NoMemory bool // because the driver has none
-	NoArena  bool // because it has no host memory
+	Epoch    base.Epoch `text:"epoch=%v"` // of the grant under which it moves in; 0: it has none
+	Report   Report     `text:"%v"`
+	Ready    bool       `text:"ready"`    // all its memory is on the GPU, and its gate is open
+	Stuck    bool       `text:"stuck"`    // it cannot go on
+	NoMemory bool       `text:"nomemory"` // because the driver has none
+	NoArena  bool       `text:"noarena"`  // because it has no host memory
 }
 
 // SetTenantMemory changes what a tenant may have of this GPU's memory. It holds for
 // clients that come later too, until it is changed again.
 type SetTenantMemory struct {
-	Tenant string
-	Limit  uint64 // of all its clients together; 0: none
-	Keep   Keep   // of each client that can move its memory
+	Tenant string `always:"tenant=%v"`
+	Limit  uint64 `always:"memory=%v"` // of all its clients together; 0: none
+	Keep   Keep   `text:"%v"`          // of each client that can move its memory
 	// SuspendAfter is in place of Config.SuspendAfter; 0: that holds; less: never.
 	SuspendAfter time.Duration
 }
 
 // SetGPUMemory says how the memory of a GPU is swapped from now on; nil: as before. It takes effect on a
 // GPU that is Unused and was not swapped before: how much memory it has was not known.
-type SetGPUMemory struct{ Swap *Config }
+type SetGPUMemory struct {
+	Swap *Config `text:"swap"`
+}
 
 // ArenaChanged says how much host memory a client has for what is away, or that is
 // being made for it.
 type ArenaChanged struct {
 	Client base.ClientID
-	Bytes  uint64
+	Bytes  uint64 `always:"bytes=%v"`
 }
 
 // RestoreMemory says that a client had memory on the GPU before a restart of the
@@ -71,28 +74,28 @@ type ArenaChanged struct {
 // does not come for too long.
 type RestoreMemory struct {
 	Client  base.ClientID
-	Tenant  string
-	Gang    string
-	CanMove bool
-	Bytes   uint64 // that it had reserved
+	Tenant  string `always:"tenant=%v"`
+	Bytes   uint64 `always:"bytes=%v"` // that it had reserved
+	Gang    string `text:"gang=%v"`
+	CanMove bool   `text:"canmove"`
 
 	Suspended bool
 }
 
-func (Reserve) Event()         {}
-func (Moved) Event()           {}
-func (SetTenantMemory) Event() {}
-func (SetGPUMemory) Event()    {}
-func (ArenaChanged) Event()    {}
-func (RestoreMemory) Event()   {}
+func (Reserve) Event() string         { return "reserve" }
+func (Moved) Event() string           { return "moved" }
+func (SetTenantMemory) Event() string { return "keep" }
+func (SetGPUMemory) Event() string    { return "set gpumemory" }
+func (ArenaChanged) Event() string    { return "arena" }
+func (RestoreMemory) Event() string   { return "restorememory" }
 
 // Room tells a client how much memory it may have on the GPU from now on: write it to
 // the client's page, wake it, send ROOM. Of the actions that answer an Attach one
 // may come even before Adopt: it is for the new page, before ATTACHED is sent.
 type Room struct {
 	Client base.ClientID
-	Bytes  uint64
-	Less   bool // the client has to move out, and to report
+	Bytes  uint64 `always:"bytes=%v"`
+	Less   bool   `text:"less"` // the client has to move out, and to report
 }
 
 // Refusal says why nothing more was reserved.
@@ -108,52 +111,54 @@ const (
 // Reserved answers a Reserve: send RESERVED.
 type Reserved struct {
 	Client  base.ClientID
-	Serial  uint64
-	Stands  Standing // as the client is to see it
-	Refused Refusal
-	Asked   uint64 // what was refused
-	Why     error  // of NoPlace
+	Serial  uint64   `text:"serial=%v"`
+	Stands  Standing `always:"%v"` // as the client is to see it
+	Refused Refusal  `text:"refused=%v"`
+	Asked   uint64   // what was refused
+	Why     error    // of NoPlace
 }
 
 // LimitsChanged says that what a tenant's clients may have, or have, has changed:
 // write GPU.Standing to their pages.
-type LimitsChanged struct{ Tenant string }
+type LimitsChanged struct {
+	Tenant string `always:"of %v"`
+}
 
 // ArenaWanted says how much host memory a client needs for what it may have to move
 // out: have it made.
 type ArenaWanted struct {
 	Client base.ClientID
-	Bytes  uint64
-	Soon   uint64 // what it needs if reservations go on to grow; nothing depends on it
+	Bytes  uint64 `always:"bytes=%v"`
+	Soon   uint64 `always:"soon=%v"` // what it needs if reservations go on to grow; nothing depends on it
 }
 
 // ArenaFound says that a client has host memory from before a restart of the caller,
 // by its own word, as far as that is believed.
 type ArenaFound struct {
 	Client base.ClientID
-	Bytes  uint64
+	Bytes  uint64 `always:"bytes=%v"`
 }
 
 // Promised says how much memory a client has been promised, so that it can be
 // recorded for RestoreMemory; 0: nothing any more.
 type Promised struct {
 	Client base.ClientID
-	Bytes  uint64
+	Bytes  uint64 `always:"bytes=%v"`
 }
 
 // SwapDone says that a client has moved what it had to. There is nothing to carry out.
 type SwapDone struct {
 	Client base.ClientID
-	In     bool // onto the GPU; else off it
-	Bytes  uint64
-	Took   time.Duration
+	In     bool          `text:"in"` // onto the GPU; else off it
+	Bytes  uint64        `always:"bytes=%v"`
+	Took   time.Duration `always:"took=%v"`
 }
 
 // SwapStalled says that a client has not moved out for a grace period. There is
 // nothing to carry out.
 type SwapStalled struct {
 	Client base.ClientID
-	Bytes  uint64 // for which others wait
+	Bytes  uint64 `always:"bytes=%v"` // for which others wait
 }
 
 // Stranded says that there is no place for all of a client's memory, because others'
@@ -161,105 +166,148 @@ type SwapStalled struct {
 // carry out.
 type Stranded struct {
 	Client base.ClientID
-	Bytes  uint64 // that do not fit
+	Bytes  uint64 `always:"bytes=%v"` // that do not fit
 }
 
 // Suspended says that a client's memory leaves until the client has a grant again. There
 // is nothing to carry out.
 type Suspended struct {
 	Client base.ClientID
-	Bytes  uint64 // that leave
-	Idle   bool   // because it was idle; else by Suspend
+	Bytes  uint64 `always:"bytes=%v"` // that leave
+	Idle   bool   `text:"idle"`       // because it was idle; else by Suspend
 }
 
-func (Suspended) Action()     {}
-func (Room) Action()          {}
-func (Reserved) Action()      {}
-func (LimitsChanged) Action() {}
-func (ArenaWanted) Action()   {}
-func (ArenaFound) Action()    {}
-func (Promised) Action()      {}
-func (SwapDone) Action()      {}
-func (SwapStalled) Action()   {}
-func (Stranded) Action()      {}
+func (Suspended) Action() string     { return "suspended" }
+func (Room) Action() string          { return "room" }
+func (Reserved) Action() string      { return "reserved" }
+func (LimitsChanged) Action() string { return "limits" }
+func (ArenaWanted) Action() string   { return "arenawanted" }
+func (ArenaFound) Action() string    { return "arenafound" }
+func (Promised) Action() string      { return "promised" }
+func (SwapDone) Action() string      { return "swapped" }
+func (SwapStalled) Action() string   { return "stalled" }
+func (Stranded) Action() string      { return "stranded" }
 
-func (e Reserve) String() string {
-	s := fmt.Sprintf("reserve %d total=%d", e.Client, e.Total)
-	if e.Least != 0 {
-		s += fmt.Sprintf(" least=%d", e.Least)
-	}
-	if e.Serial != 0 {
-		s += fmt.Sprintf(" serial=%d", e.Serial)
-	}
-	return base.Flags(s, "force", e.Force)
-}
+func (r Report) String() string { return base.Fields(r) }
 
-func (e Moved) String() string {
-	s := fmt.Sprintf("moved %d", e.Client)
-	if e.Epoch != 0 {
-		s += fmt.Sprintf(" epoch=%d", e.Epoch)
+func (r Refusal) String() string { return base.Name(r, "refusal", "none", "limit", "ceiling", "place") }
+
+// View answers what the caller asks about the memory of a GPU. It changes nothing.
+type View struct{ mem *Memory }
+
+// View returns what the caller may ask.
+func (mem *Memory) View() View { return View{mem} }
+
+// Check returns an error that names the first broken invariant, which is a bug in this package, or
+// nil. It costs O(clients) and changes nothing.
+func (mem *Memory) Check() error {
+	if err := mem.ledger.check(); err != nil {
+		return fmt.Errorf("ledger: %w", err)
 	}
-	r := e.Report
-	for _, n := range []struct {
-		name  string
-		bytes uint64
-	}{{"resident", r.Resident}, {"fixed", r.Fixed}, {"away", r.Away}, {"arena", r.Arena}, {"out", r.Out}, {"in", r.In}} {
-		if n.bytes != 0 {
-			s += fmt.Sprintf(" %s=%d", n.name, n.bytes)
+	if mem.rooms == nil {
+		return nil
+	}
+	if err := mem.rooms.check(); err != nil {
+		return fmt.Errorf("rooms: %w", err)
+	}
+	for id, m := range mem.members {
+		o := mem.rooms.clients[id]
+		switch {
+		case o == nil:
+			return fmt.Errorf("no rooms are known for client %d", id)
+		case (m.answer != nil) != slices.Contains(mem.awaiting, m):
+			return fmt.Errorf("client %d waits for room: %t", id, m.answer != nil)
+		case m.stranded != slices.Contains(mem.stranded, m):
+			return fmt.Errorf("client %d is stranded: %t", id, m.stranded)
+		case !mem.turns.Known(id) && (o.active || m.stranded):
+			return fmt.Errorf("client %d is gone, and has a grant: %t, is stranded: %t", id, o.active, m.stranded)
 		}
 	}
-	return base.Flags(s, "ready", e.Ready, "stuck", e.Stuck, "nomemory", e.NoMemory, "noarena", e.NoArena)
+	if mem.due != 0 && mem.due <= mem.now {
+		return fmt.Errorf("memory was due at %d, it is %d", mem.due, mem.now)
+	}
+	return nil
 }
 
-func (e SetTenantMemory) String() string {
-	return strings.TrimSuffix(fmt.Sprintf("keep tenant=%s memory=%d %v", e.Tenant, e.Limit, e.Keep), " swapped")
-}
-func (e SetGPUMemory) String() string { return base.Flags("set gpumemory", "swap", e.Swap != nil) }
-func (e ArenaChanged) String() string { return fmt.Sprintf("arena %d bytes=%d", e.Client, e.Bytes) }
-func (e RestoreMemory) String() string {
-	s := fmt.Sprintf("restorememory %d tenant=%s bytes=%d", e.Client, e.Tenant, e.Bytes)
-	if e.Gang != "" {
-		s += " gang=" + e.Gang
+// CheckClient returns an error if the turns know something else about a client than Memory.
+func (mem *Memory) CheckClient(id base.ClientID, granted, away, stranded bool) error {
+	m := mem.members[id]
+	if m == nil || mem.rooms == nil {
+		return nil
 	}
-	return base.Flags(s, "canmove", e.CanMove)
-}
-
-func (a Room) String() string {
-	return base.Flags(fmt.Sprintf("room %d bytes=%d", a.Client, a.Bytes), "less", a.Less)
+	if o := mem.rooms.clients[id]; o.active != granted || (o.away > 0) != away || m.stranded != stranded {
+		return fmt.Errorf("has a grant: %t, away: %t, stranded: %t; its memory: %+v", granted, away, stranded, *o)
+	}
+	return nil
 }
 
-func (r Refusal) String() string {
-	names := [...]string{"", "limit", "ceiling", "place"}
-	if int(r) < len(names) {
-		return names[r]
-	}
-	return fmt.Sprintf("refusal(%d)", uint8(r))
+// MemorySnapshot describes a GPU's memory where it is swapped.
+type MemorySnapshot struct {
+	Capacity, Promised uint64
+	Lacking            uint64 // room that clients wait for
+	Out, In            Direction
+	Refused            uint64 // reservations without a place
+	Suspends           uint64 // of clients, by order or because they were idle
+	Clients            []ClientMemory
 }
 
-func (a Reserved) String() string {
-	s := fmt.Sprintf("reserved %d total=%d used=%d", a.Client, a.Stands.Total, a.Stands.Used)
-	if a.Stands.Limit != 0 {
-		s += fmt.Sprintf(" limit=%d", a.Stands.Limit)
+// ClientMemory describes the memory of one client, as it says.
+type ClientMemory struct {
+	Client                          base.ClientID
+	Keep                            Keep
+	Promised, Resident, Fixed, Away uint64
+	Room, Lacks                     uint64
+	Out, In                         uint64 // copied
+	PassedOver                      bool   // it does not move out as it should
+	Stalled                         bool   // for so long that it was reported
+	Suspended                       bool   // its memory left, or is leaving, until it has a grant
+	Stranded                        uint64 // that have no place, if it is stranded
+}
+
+// ClientMemory returns what a client has; false: it is not known, or nothing is
+// swapped.
+func (v View) ClientMemory(id base.ClientID) (ClientMemory, bool) {
+	mem := v.mem
+	m := mem.members[id]
+	if m == nil || mem.rooms == nil {
+		return ClientMemory{}, false
 	}
-	if a.Serial != 0 {
-		s += fmt.Sprintf(" serial=%d", a.Serial)
+	o := mem.rooms.clients[id]
+	cm := ClientMemory{Client: id, Keep: o.keep, Promised: m.promised, Resident: o.resident, Fixed: o.fixed, Away: o.away,
+		Room: o.room, Lacks: o.counted.lacks, Out: m.report.Out, In: m.report.In, Suspended: o.suspended && !o.active, PassedOver: o.stalled, Stalled: m.stalled}
+	if m.stranded {
+		cm.Stranded = mem.rooms.stranded(id)
 	}
-	if a.Refused != NotRefused {
-		s += fmt.Sprintf(" refused=%v", a.Refused)
+	return cm, true
+}
+
+// MemorySnapshot returns nil where nothing is swapped. Clients are in the order of
+// their IDs, those that are not connected included.
+func (v View) MemorySnapshot() *MemorySnapshot {
+	mem := v.mem
+	r := mem.rooms
+	if r == nil {
+		return nil
+	}
+	s := &MemorySnapshot{Capacity: r.capacity, Promised: r.promised(), Lacking: r.sum.lacks, Out: mem.out, In: mem.in, Refused: mem.refused, Suspends: mem.suspends}
+	for _, o := range r.all {
+		cm, _ := v.ClientMemory(o.id)
+		s.Clients = append(s.Clients, cm)
 	}
 	return s
 }
-func (a LimitsChanged) String() string { return "limits of " + a.Tenant }
-func (a ArenaWanted) String() string {
-	return fmt.Sprintf("arenawanted %d bytes=%d soon=%d", a.Client, a.Bytes, a.Soon)
+
+// Reservations returns the tenants with a limit or with something reserved, in order,
+// and where each stands.
+func (v View) Reservations() (tenants []string, stand []Standing) {
+	tenants = v.mem.ledger.names()
+	for _, t := range tenants {
+		stand = append(stand, v.mem.ledger.reservedBy(t, 0))
+	}
+	return tenants, stand
 }
-func (a ArenaFound) String() string { return fmt.Sprintf("arenafound %d bytes=%d", a.Client, a.Bytes) }
-func (a Promised) String() string   { return fmt.Sprintf("promised %d bytes=%d", a.Client, a.Bytes) }
-func (a SwapDone) String() string {
-	return fmt.Sprintf("swapped %d %s bytes=%d took=%v", a.Client, map[bool]string{true: "in", false: "out"}[a.In], a.Bytes, a.Took)
+
+// ReservedBy returns what a client, and all of its tenant's clients, have reserved.
+func (v View) ReservedBy(tenant string, id base.ClientID) Standing {
+	return v.mem.ledger.reservedBy(tenant, id)
 }
-func (a SwapStalled) String() string { return fmt.Sprintf("stalled %d bytes=%d", a.Client, a.Bytes) }
-func (a Suspended) String() string {
-	return base.Flags(fmt.Sprintf("suspended %d bytes=%d", a.Client, a.Bytes), "idle", a.Idle)
-}
-func (a Stranded) String() string { return fmt.Sprintf("stranded %d bytes=%d", a.Client, a.Bytes) }

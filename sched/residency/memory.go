@@ -10,17 +10,10 @@ import (
 	"github.com/nvshare/nvshare/sched/base"
 )
 
-// The ledger says what each tenant has reserved. Where more can be reserved
-// than the GPU has, rooms says how much of it each client may have there, and
-// this file, reserve.go and moving.go are what happens around that: who is told, who is
-// waited for and for how long, and what the turns know of memory.
-//
-//   - A client that is granted gets room before its gate opens. A client that
-//     allocates gets room with the answer to Reserve.
-//   - A client that has to make room is told (Room), and says what it has moved
-//     (Moved). What becomes free goes to the clients that wait for it, piece by piece.
-//   - A client that does not move is passed over after StallAfter, and reported
-//     after the grace period.
+// This file and moving.go are what happens around ledger and rooms: who is told, who is waited for.
+// A client gets room before its gate opens, and with the answer to Reserve. One that has to make room
+// is told (Room), and says what it has moved (Moved); what becomes free goes to those that wait, piece
+// by piece. One that does not move is passed over after StallAfter, and reported after the grace period.
 
 const (
 	// DefaultStallAfter is how long a client may take for a piece before others are

@@ -19,38 +19,22 @@ const (
 	Managed              // the driver moves it by page faults; it counts for nothing here
 )
 
-func (k Keep) String() string {
-	names := [...]string{"swapped", "resident", "managed"}
-	if int(k) < len(names) {
-		return names[k]
-	}
-	return fmt.Sprintf("keep(%d)", uint8(k))
-}
+func (k Keep) String() string { return base.Name(k, "keep", "swapped", "resident", "managed") }
 
-// rooms decides how much of one GPU's memory each client may have on it at
-// a time, its room, where more is promised to the clients together than there
-// is. Sizes are bytes. It is told what is promised, who has a grant and what
-// clients say they have; plan (placing.go) answers with the rooms that change,
-// and fits (fits.go) says what can be promised.
+// rooms decides how much of one GPU's memory each client may have on it at a time, its room, where
+// more is promised than there is. It is told what is promised, who has a grant and what clients say
+// they have; plan answers with the rooms that change, and fits says what can be promised.
 //
-// It rests on this: a client without a grant does not grow on the GPU, a client
-// with a grant does not grow beyond its room, and a client whose room was
-// lowered does not grow when it sends the next report. Then all clients together
-// have at most the capacity at any moment, unless memory was reserved by force
-// (it existed before anybody could refuse it), or is overdrawn for that.
+// It rests on this: a client without a grant does not grow on the GPU, one with a grant does not grow
+// beyond its room, and one whose room was lowered does not grow when it sends the next report. So all
+// together have at most the capacity at any moment, unless memory was reserved by force.
 //
-// A client with a grant gets room for all that it is promised. Room that is
-// lacking is taken from clients without a grant, first from the one that is
-// expected to have the GPU last (later), and only as much as is lacking; it is
-// never taken from a client with a grant. Room is given as it becomes free, so
-// that one client moves in while another one moves out. Nothing leaves before the
-// grant that lacks the room: what comes in takes as long as what leaves meanwhile, so
-// that leaving ahead would shorten a switch by some 5 % (the link brings in 54 GB/s
-// while nothing leaves, 44 while as much does; tests/gpu/README.md, Swapping).
+// A client with a grant gets room for all that it is promised. What is lacking is taken from clients
+// without a grant, first from the one that is expected to have the GPU last (later). Room is given as
+// it becomes free, so that one client moves in while another one moves out. Nothing leaves ahead of the
+// grant that lacks the room: that would shorten a switch by some 5 % (tests/gpu/README.md, Swapping).
 //
-// The sums over all clients, their order, and whose room has changed, are kept. As long
-// as all that is promised fits the GPU, and while nobody lacks room, an event costs
-// O(log n); else O(n). looked counts what passes over all clients cost.
+// Sums are kept: an event costs O(log n) while all fits and nobody lacks room, else O(n), see looked.
 type rooms struct {
 	// later says whether a client is expected to use the GPU later than another
 	// one. nil: the client that was granted before the other one is.

@@ -3,7 +3,6 @@
 package timeslice
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
@@ -267,18 +266,11 @@ func (p *Progress) Keeps(part float64) bool { return p.hot > part*p.looks }
 // Utilization says how often the GPU had work of a client, of so many times that the
 // client looked while its gate was open and others were there, since the one before.
 type Utilization struct {
-	Client        base.ClientID
-	Samples, Busy int
-	Calls         int // gated calls since the one before
+	Client  base.ClientID
+	Samples int `always:"samples=%v"`
+	Busy    int `always:"busy=%v"`
+	Calls   int `text:"calls=%v"` // gated calls since the one before
 }
 
 // Event makes it an event.
-func (Utilization) Event() {}
-
-func (e Utilization) String() string {
-	s := fmt.Sprintf("utilization %d %d/%d", e.Client, e.Busy, e.Samples)
-	if e.Calls != 0 {
-		s += fmt.Sprintf(" calls=%d", e.Calls)
-	}
-	return s
-}
+func (Utilization) Event() string { return "utilization" }

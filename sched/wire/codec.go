@@ -155,12 +155,7 @@ func (f *Frame) payload(c *coder) (known bool) {
 	case TypeUtil:
 		c.u32(&f.Util.Samples, &f.Util.Busy, &f.Util.Calls)
 	case TypeControls:
-		both := [2]byte{byte(f.Controls.Slices), byte(f.Controls.Channels)}
-		c.bytes(both[:])
-		f.Controls.Slices, f.Controls.Channels = Control(both[0]), Control(both[1])
-		c.u16(&f.Controls.Groups)
-		c.u32(&f.Controls.Bare)
-		c.bytes(f.Controls.Driver[:])
+		c.controls(&f.Controls)
 	case TypeRoom:
 		c.u64(&f.Room.Bytes)
 	case TypeSlice:
@@ -178,6 +173,15 @@ func (f *Frame) payload(c *coder) (known bool) {
 		return false
 	}
 	return true
+}
+
+func (c *coder) controls(k *Controls) {
+	both := [2]byte{byte(k.Slices), byte(k.Channels)}
+	c.bytes(both[:])
+	k.Slices, k.Channels = Control(both[0]), Control(both[1])
+	c.u16(&k.Groups)
+	c.u32(&k.Bare)
+	c.bytes(k.Driver[:])
 }
 
 func (f *Frame) decodePayload(p []byte) error {

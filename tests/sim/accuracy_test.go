@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // Tenants of this file want the GPU always, drain for up to 7 ms and hand it
@@ -32,23 +33,23 @@ type backlogged struct {
 }
 
 // span is a time in which a tenant held the GPU, drain included.
-type span struct{ from, to sched.Time }
+type span struct{ from, to base.Time }
 
 // spans runs a core with backlogged tenants and returns when each held.
 func spans(t *testing.T, seed uint64, cfg sched.Config, run time.Duration, tenants []backlogged) [][]span {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	core := sched.New(cfg)
 	held := make([][]span, len(tenants))
-	tenantOf := map[sched.ClientID]int{}
-	var now sched.Time
+	tenantOf := map[base.ClientID]int{}
+	var now base.Time
 	var seq uint64
 	var events events
 	at := func(d time.Duration, do func()) {
 		seq++
 		events.push(event{now.Add(d), seq, do})
 	}
-	var step func(ev sched.Event)
-	step = func(ev sched.Event) {
+	var step func(ev base.Event)
+	step = func(ev base.Event) {
 		for _, a := range core.Step(now, ev) {
 			switch a := a.(type) {
 			case sched.Grant:
@@ -68,7 +69,7 @@ func spans(t *testing.T, seed uint64, cfg sched.Config, run time.Duration, tenan
 			t.Fatalf("seed %d at %v: %v", seed, time.Duration(now), err)
 		}
 	}
-	id := sched.ClientID(0)
+	id := base.ClientID(0)
 	for i, tenant := range tenants {
 		for range max(tenant.clients, 1) {
 			id++
@@ -76,7 +77,7 @@ func spans(t *testing.T, seed uint64, cfg sched.Config, run time.Duration, tenan
 			step(sched.Attach{Client: id, Tenant: tenant.name, Share: tenant.share, Want: true})
 		}
 	}
-	for now < sched.Time(run) {
+	for now < base.Time(run) {
 		due, ok := core.Deadline()
 		if len(events) > 0 && (!ok || events[0].at <= due) {
 			ev := events.pop()
@@ -100,7 +101,7 @@ func spans(t *testing.T, seed uint64, cfg sched.Config, run time.Duration, tenan
 
 // heldIn returns the percentage of a window that is covered by spans, which are
 // in order and do not overlap.
-func heldIn(spans []span, from, to sched.Time) float64 {
+func heldIn(spans []span, from, to base.Time) float64 {
 	var sum time.Duration
 	for _, s := range spans {
 		if lo, hi := max(s.from, from), min(s.to, to); lo < hi {
@@ -148,7 +149,7 @@ func TestSharesAreExact(t *testing.T) {
 				}
 				for seed := uint64(1); seed <= 3; seed++ {
 					held := spans(t, seed, sched.Config{Quantum: quantum}, accuracyRun, test.tenants)
-					for from := sched.Time(accuracyFirst); from.Add(accuracyWindow) <= sched.Time(accuracyRun); from = from.Add(50 * time.Millisecond) {
+					for from := base.Time(accuracyFirst); from.Add(accuracyWindow) <= base.Time(accuracyRun); from = from.Add(50 * time.Millisecond) {
 						for i, tenant := range test.tenants {
 							got := heldIn(held[i], from, from.Add(accuracyWindow))
 							worst = max(worst, math.Abs(got-tenant.expect))
@@ -217,7 +218,7 @@ func TestAnySharesHold(t *testing.T) {
 		}
 		held := spans(t, seed, sched.Config{}, run, tenants)
 		for i, want := range due(tenants) {
-			if got := heldIn(held[i], sched.Time(first), sched.Time(run)); math.Abs(got-want) > accuracyError {
+			if got := heldIn(held[i], base.Time(first), base.Time(run)); math.Abs(got-want) > accuracyError {
 				t.Errorf("seed %d: tenant %d of %+v held %.1f %%, want %.1f %%", seed, i, tenants, got, want)
 			}
 		}

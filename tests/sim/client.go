@@ -7,46 +7,49 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // client models a process with the shim: one thread that works in bursts, and
 // the client thread.
 type client struct {
 	w       *world
-	id      sched.ClientID
+	id      base.ClientID
 	slot    int
 	alive   bool
-	stopped sched.Time // SIGSTOP lasts until then
-	hostile bool       // says what is not true of epochs, but holds the gate
-	tenant  *tenant    // nil: none but itself
+	stopped base.Time // SIGSTOP lasts until then
+	hostile bool      // says what is not true of epochs, but holds the gate
+	tenant  *tenant   // nil: none but itself
 
 	conn     *conn // nil: none
 	attached bool  // ATTACHED has come; false from the end of file on
 	page     *page
 
-	local    sched.Epoch // the gate's; 0: closed
-	closing  sched.Epoch // drains under this epoch; 0: none
-	released sched.Epoch // the latest that was given back
-	opened   sched.Epoch // the latest that opened the gate since ATTACHED
-	burst    int         // which burst of work this is
-	pending  bool        // the thread has work
-	busy     bool        // and is past the gate
-	cut      bool        // its channels are off, and its work is not finished
+	local    base.Epoch // the gate's; 0: closed
+	closing  base.Epoch // drains under this epoch; 0: none
+	released base.Epoch // the latest that was given back
+	opened   base.Epoch // the latest that opened the gate since ATTACHED
+	burst    int        // which burst of work this is
+	pending  bool       // the thread has work
+	busy     bool       // and is past the gate
+	cut      bool       // its channels are off, and its work is not finished
 
-	requested    bool       // since it was last granted
-	blockedSince sched.Time // when waiting began that is not its own fault
+	requested    bool      // since it was last granted
+	blockedSince base.Time // when waiting began that is not its own fault
 	blocked      bool
 
-	reports  bool       // now and then
-	reported int        // bursts up to the latest report
-	told     int        // of these calls, by releases
-	counted  int        // and by the latest statistics
-	lately   sched.Time // when those were sent
+	reports  bool      // now and then
+	reported int       // bursts up to the latest report
+	told     int       // of these calls, by releases
+	counted  int       // and by the latest statistics
+	lately   base.Time // when those were sent
 
 	mem      memory
-	idleFrom sched.Time // when it had the GPU last
-	known    bool       // it was attached before
-	program  int        // which one the process runs
+	idleFrom base.Time // when it had the GPU last
+	known    bool      // it was attached before
+	program  int       // which one the process runs
 }
 
 func (w *world) spawn(slot int) {
@@ -116,14 +119,14 @@ func (c *client) connect() {
 		c.released = 0 // a scheduler that lost its state may count anew
 	}
 	if held == 0 && c.hostile && c.w.chance(0.3) {
-		held = sched.Epoch(1 + c.w.rng.Uint64N(1000))
+		held = base.Epoch(1 + c.w.rng.Uint64N(1000))
 		c.note("claims epoch %d", held)
 	}
 	c.requested = c.blocked
 	c.send(sched.Attach{Client: c.id, Held: held, Want: c.blocked}) // tenant and share are not its to say
 }
 
-func (c *client) send(ev sched.Event) {
+func (c *client) send(ev base.Event) {
 	k := c.conn
 	if k == nil {
 		return
@@ -178,7 +181,7 @@ func (c *client) onAttached(p *page) {
 	c.pass()
 }
 
-func (c *client) onGrant(p *page, epoch sched.Epoch) {
+func (c *client) onGrant(p *page, epoch base.Epoch) {
 	if p.word == epoch {
 		c.wake(p)
 	}
@@ -203,7 +206,7 @@ func (c *client) wake(p *page) {
 	c.idle()
 }
 
-func (c *client) onRevoke(epoch sched.Epoch) {
+func (c *client) onRevoke(epoch base.Epoch) {
 	switch epoch {
 	case c.local:
 		c.close(sched.Revoked)
@@ -222,7 +225,7 @@ func (c *client) onRevoke(epoch sched.Epoch) {
 }
 
 // onStep lets the thread make one call, and drains.
-func (c *client) onStep(epoch sched.Epoch) {
+func (c *client) onStep(epoch base.Epoch) {
 	if c.local != 0 || c.closing != 0 {
 		c.w.fail("client %d is to make a call under epoch %d, gate %d, draining %d", c.id, epoch, c.local, c.closing)
 		return
@@ -247,7 +250,7 @@ func (c *client) close(why sched.Reason) {
 }
 
 // drain releases a grant when the work under it has ended.
-func (c *client) drain(epoch sched.Epoch, why sched.Reason) {
+func (c *client) drain(epoch base.Epoch, why sched.Reason) {
 	c.closing = epoch
 	c.requested = false
 	cut := c.pending && c.w.mem.capacity == 0 && c.w.chance(c.w.faults.cutDrains)
@@ -308,7 +311,7 @@ func (c *client) prove() {
 // hostile client says anything.
 func (c *client) sayHow() {
 	c.later(reportEvery, c.sayHow)
-	u := sched.Utilization{Client: c.id, Samples: 50, Busy: 40 + c.w.rng.IntN(11), Calls: c.burst - c.reported}
+	u := timeslice.Utilization{Client: c.id, Samples: 50, Busy: 40 + c.w.rng.IntN(11), Calls: c.burst - c.reported}
 	c.reported = c.burst
 	if c.w.even {
 		u.Busy -= 20
@@ -372,7 +375,7 @@ func (c *client) pass() {
 			pause = c.w.duration(0, 100*time.Millisecond)
 		}
 		if c.w.chance(c.w.mem.sleeps) {
-			pause = c.w.duration(0, 6*sched.MinSuspendAfter)
+			pause = c.w.duration(0, 6*residency.MinSuspendAfter)
 		}
 		c.later(pause, c.work)
 		c.idle()

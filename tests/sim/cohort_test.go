@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // Beside a tenant with a core limit the others share by time slices what the limit leaves:
@@ -122,7 +123,7 @@ func TestOthersShareBesideALimitAndALatencyTenant(t *testing.T) {
 			parts, got, g := run(sched.Auto, processes)
 			_, turns, _ := run(sched.Exclusive, processes)
 			for i := range processes { // as without nvshare
-				processes[i].own, processes[i].share = sched.DriverSlice, sched.Share{}
+				processes[i].own, processes[i].share = timeslice.DriverSlice, sched.Share{}
 			}
 			_, driver, d := run(sched.Concurrent, processes)
 			request := g.processes[n].longest

@@ -7,11 +7,14 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // page is a grant page with its one slot. It outlives the daemon that made it.
 type page struct {
-	word    sched.Epoch
+	word    base.Epoch
 	latency bool
 	leave   bool
 	room    uint64
@@ -21,9 +24,9 @@ type page struct {
 // when an end is closed by the daemon is lost.
 type conn struct {
 	c        *client
-	again    bool       // the program was attached before
-	up, down sched.Time // when the latest frame each way arrives
-	closed   bool       // by the daemon
+	again    bool      // the program was attached before
+	up, down base.Time // when the latest frame each way arrives
+	closed   bool      // by the daemon
 }
 
 // daemon models what is around the core in the scheduler: it carries out
@@ -35,34 +38,34 @@ type daemon struct {
 	persisted      sched.Persist
 	quantum, grace time.Duration
 	mode           sched.Mode
-	tuning         sched.Tuning
+	tuning         account.Tuning
 	swapShare      int
-	promised       map[sched.ClientID]uint64 // as it was recorded, see memory.go
+	promised       map[base.ClientID]uint64 // as it was recorded, see memory.go
 
 	// Does not. core is nil while the daemon is down.
 	core      *sched.GPU
 	effective sched.Mode
 	run       int // which life of the daemon this is
-	conns     map[sched.ClientID]*conn
-	pages     map[sched.ClientID]*page
-	timer     sched.Time // of the tick that is under way; 0: none
-	restored  map[sched.ClientID]bool
+	conns     map[base.ClientID]*conn
+	pages     map[base.ClientID]*page
+	timer     base.Time // of the tick that is under way; 0: none
+	restored  map[base.ClientID]bool
 
 	// Memory, see memory.go and suspend.go.
 	node    *sched.Node
-	arenas  map[sched.ClientID]uint64
-	late    bool                    // how much memory the GPU has is not known yet
-	keptOff map[sched.ClientID]bool // clients of tenants that depart; whether they want the GPU
+	arenas  map[base.ClientID]uint64
+	late    bool                   // how much memory the GPU has is not known yet
+	keptOff map[base.ClientID]bool // clients of tenants that depart; whether they want the GPU
 	departs *tenant
 }
 
 func (d *daemon) start() {
 	d.run++
-	d.conns = map[sched.ClientID]*conn{}
-	d.pages = map[sched.ClientID]*page{}
+	d.conns = map[base.ClientID]*conn{}
+	d.pages = map[base.ClientID]*page{}
 	d.timer = 0
-	d.restored = map[sched.ClientID]bool{}
-	d.departs, d.keptOff = nil, map[sched.ClientID]bool{}
+	d.restored = map[base.ClientID]bool{}
+	d.departs, d.keptOff = nil, map[base.ClientID]bool{}
 	d.node = sched.NewNode()
 	d.late = d.w.mem.limits && d.persisted.Holders == [len(d.persisted.Holders)]sched.Holder{} && len(d.promised) == 0 && d.w.chance(0.3)
 	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch, Way: d.persisted.Way, Intact: true, Node: d.node, Memory: d.memoryConfig()})
@@ -112,7 +115,7 @@ func (d *daemon) crash() {
 
 // step tells the core and carries out what it answers, unless a crash comes
 // between.
-func (d *daemon) step(ev sched.Event) {
+func (d *daemon) step(ev base.Event) {
 	w := d.w
 	if d.core == nil || w.err != nil {
 		return
@@ -128,7 +131,7 @@ func (d *daemon) step(ev sched.Event) {
 	if w.unasked++; w.unasked >= max(4, len(w.client)/4) || w.trace != nil {
 		w.unasked = 0
 		if err := d.core.Check(); err != nil {
-			w.fail("after %v: invariant: %w", ev, err)
+			w.fail("after %v: invariant: %w", base.Text(ev), err)
 		}
 	}
 	if lost, ok := ev.(sched.Lost); ok {
@@ -136,7 +139,7 @@ func (d *daemon) step(ev sched.Event) {
 	}
 	attach, attaching := ev.(sched.Attach)
 	for i, a := range acts {
-		if r, ok := a.(sched.Room); ok && attaching && i == 0 && r.Client == attach.Client {
+		if r, ok := a.(residency.Room); ok && attaching && i == 0 && r.Client == attach.Client {
 			d.pages[r.Client].room = r.Bytes // of the new page, before ATTACHED
 			continue
 		}
@@ -165,7 +168,7 @@ func (d *daemon) step(ev sched.Event) {
 	}
 }
 
-func (d *daemon) perform(a sched.Action) {
+func (d *daemon) perform(a base.Action) {
 	w := d.w
 	w.note("action", a)
 	switch a := a.(type) {
@@ -237,7 +240,7 @@ func (d *daemon) perform(a sched.Action) {
 }
 
 // send delivers a frame to the client, unless the connection ends first.
-func (d *daemon) send(id sched.ClientID, frame func(*client)) {
+func (d *daemon) send(id base.ClientID, frame func(*client)) {
 	k := d.conns[id]
 	if k == nil {
 		d.w.fail("a frame for client %d, which has no connection", id)
@@ -254,7 +257,7 @@ func (d *daemon) send(id sched.ClientID, frame func(*client)) {
 }
 
 // receive runs for each frame that arrives from a client.
-func (d *daemon) receive(k *conn, ev sched.Event) {
+func (d *daemon) receive(k *conn, ev base.Event) {
 	if d.core == nil || k.closed {
 		return
 	}
@@ -302,7 +305,7 @@ func (d *daemon) receive(k *conn, ev sched.Event) {
 	d.step(attach)
 }
 
-func (d *daemon) attached(id sched.ClientID) {
+func (d *daemon) attached(id base.ClientID) {
 	p := d.pages[id]
 	d.send(id, func(c *client) { c.onAttached(p) })
 }

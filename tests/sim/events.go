@@ -2,11 +2,11 @@
 
 package sim
 
-import "github.com/nvshare/nvshare/sched"
+import "github.com/nvshare/nvshare/sched/base"
 
 // event is something that will happen.
 type event struct {
-	at  sched.Time
+	at  base.Time
 	seq uint64
 	do  func()
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // ganged simulates processes on several GPUs that share gangs. A process has one
@@ -25,7 +26,7 @@ import (
 type ganged struct {
 	t      testing.TB
 	rng    *rand.Rand
-	now    sched.Time
+	now    base.Time
 	events events
 	seq    uint64
 	calm   bool
@@ -35,13 +36,13 @@ type ganged struct {
 	persisted []sched.Persist // by GPU
 	life      int             // of the scheduler; 0: it is down
 	lives     int
-	procs     map[sched.ClientID]*rank
-	last      sched.ClientID
+	procs     map[base.ClientID]*rank
+	last      base.ClientID
 	jobs      []*job
 
 	fences, steps, grants, revokes, deaths, crashes, adopted, drained int
 	leaps, cuts, stops, preempted                                     int
-	leapt                                                             sched.Time             // the latest
+	leapt                                                             base.Time              // the latest
 	away                                                              time.Duration          // the sum of them
 	leapOdds                                                          int                    // one in so many revokes of a gang meets a suspension; 0: none
 	wait                                                              map[bool]time.Duration // the longest, by: is a gang's
@@ -61,14 +62,14 @@ type job struct {
 type rank struct {
 	j            *job
 	gpu          int
-	id           sched.ClientID
+	id           base.ClientID
 	dead, fenced bool
-	came         sched.Time // to a scheduler; 0: it did not
+	came         base.Time // to a scheduler; 0: it did not
 
-	word         sched.Epoch // of its page
-	local, drain sched.Epoch // under which its gate is open; it drains
-	released     sched.Epoch
-	up, down     sched.Time
+	word         base.Epoch // of its page
+	local, drain base.Epoch // under which its gate is open; it drains
+	released     base.Epoch
+	up, down     base.Time
 	gone         bool   // it is dead, and that is known
 	life         int    // of the scheduler to which it is connected; 0: to none
 	made         int    // calls made
@@ -77,10 +78,10 @@ type rank struct {
 	off          bool   // its channels are off, and its work is not finished
 	saidIn       [2]int // the life of the scheduler, and the connection, in which it said so
 	waits        bool
-	since        sched.Time
+	since        base.Time
 	thinks       bool
-	conn         int        // which connection
-	stopped      sched.Time // by SIGSTOP, until then
+	conn         int       // which connection
+	stopped      base.Time // by SIGSTOP, until then
 }
 
 const (
@@ -94,11 +95,11 @@ const (
 type work struct {
 	of    []*rank
 	left  time.Duration // when it began to run
-	since sched.Time    // it runs; 0: it does not
+	since base.Time     // it runs; 0: it does not
 	runs  int           // how often it began to
 }
 
-func (g *ganged) at(t sched.Time, do func()) {
+func (g *ganged) at(t base.Time, do func()) {
 	g.seq++
 	g.events.push(event{t, g.seq, do})
 }
@@ -219,7 +220,7 @@ func (g *ganged) resume(w *work) {
 }
 
 // cutLater ends the drain under an epoch if it takes for too long.
-func (r *rank) cutLater(epoch sched.Epoch) {
+func (r *rank) cutLater(epoch base.Epoch) {
 	g := r.j.g
 	var look func()
 	look = func() {
@@ -268,7 +269,7 @@ func (r *rank) drained() {
 
 // Frames.
 
-func (r *rank) send(ev sched.Event) {
+func (r *rank) send(ev base.Event) {
 	g := r.j.g
 	if r.gone || r.life == 0 {
 		return
@@ -300,21 +301,21 @@ func (r *rank) receive(do func()) {
 	g.at(r.down, arrive)
 }
 
-func (g *ganged) step(gpu int, ev sched.Event) {
+func (g *ganged) step(gpu int, ev base.Event) {
 	for todo := g.one(gpu, ev); len(todo) > 0; todo = todo[1:] {
 		i, _ := strconv.Atoi(todo[0])
 		todo = append(todo, g.one(i, sched.GangMoved{})...)
 	}
 	if err := g.node.Check(); err != nil {
-		g.fail("after %v: %v", ev, err)
+		g.fail("after %v: %v", base.Text(ev), err)
 	}
 }
 
 // one returns the GPUs that are to be stepped next.
-func (g *ganged) one(gpu int, ev sched.Event) (todo []string) {
+func (g *ganged) one(gpu int, ev base.Event) (todo []string) {
 	acts := g.cores[gpu].Step(g.now, ev)
 	if err := g.cores[gpu].Check(); err != nil {
-		g.fail("GPU %d after %v: %v", gpu, ev, err)
+		g.fail("GPU %d after %v: %v", gpu, base.Text(ev), err)
 	}
 	if ev, ok := ev.(sched.Attach); ok && ev.Held != 0 {
 		r := g.procs[ev.Client]
@@ -379,7 +380,7 @@ func (g *ganged) one(gpu int, ev sched.Event) (todo []string) {
 		case sched.Fence:
 			g.fences++
 			if g.calm {
-				g.fail("%v: %s", a, g.procs[a.Client].j)
+				g.fail("%v: %s", base.Text(a), g.procs[a.Client].j)
 			}
 			g.procs[a.Client].fenced = true
 			g.procs[a.Client].j.end() // what the job's owner does
@@ -388,14 +389,14 @@ func (g *ganged) one(gpu int, ev sched.Event) (todo []string) {
 	return todo
 }
 
-func (r *rank) revoked(epoch sched.Epoch) {
+func (r *rank) revoked(epoch base.Epoch) {
 	r.local, r.drain = 0, epoch
 	r.drained()
 	r.cutLater(epoch)
 }
 
 // alone fails if others than ranks of the same job have work on the GPU.
-func (g *ganged) alone(gpu int, id sched.ClientID) {
+func (g *ganged) alone(gpu int, id base.ClientID) {
 	r := g.procs[id]
 	for _, o := range g.procs {
 		if o != r && !o.dead && !o.fenced && o.gpu == gpu && o.j != r.j && (o.local != 0 && o.word == o.local || o.drain != 0 || o.made != o.done && !o.off) {
@@ -607,7 +608,7 @@ type gangFaults struct {
 // runGanged runs jobs for some time of their own: suspensions do not count.
 func runGanged(t testing.TB, seed uint64, faults gangFaults, length time.Duration, jobs ...[]int) *ganged {
 	gpus, calm, crashes := 3, !faults.fate, faults.crashes
-	g := &ganged{t: t, rng: rand.New(rand.NewPCG(seed, 7)), calm: calm, leapOdds: faults.leaps, procs: map[sched.ClientID]*rank{},
+	g := &ganged{t: t, rng: rand.New(rand.NewPCG(seed, 7)), calm: calm, leapOdds: faults.leaps, procs: map[base.ClientID]*rank{},
 		persisted: make([]sched.Persist, gpus), wait: map[bool]time.Duration{}, used: make([]time.Duration, gpus)}
 	g.boot()
 	starts := 20 * time.Millisecond

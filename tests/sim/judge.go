@@ -4,6 +4,7 @@ package sim
 
 import (
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // judge knows which process can submit work to the GPU, from the processes
@@ -11,24 +12,24 @@ import (
 type judge struct {
 	w      *world
 	fenced map[*client]bool
-	grants map[sched.ClientID]grant
+	grants map[base.ClientID]grant
 
-	used    map[sched.Epoch]bool // by grants, in any life of the daemon
-	overlap int                  // times that concurrent mode began
+	used    map[base.Epoch]bool // by grants, in any life of the daemon
+	overlap int                 // times that concurrent mode began
 
 	// After a restart that knew only that unrecorded clients may hold: those
 	// that have not attached to this run by then have had their time.
-	holdOff  sched.Time // 0: none
+	holdOff  base.Time // 0: none
 	attached map[*client]int
 
 	// Memory, in this life of the daemon; see memory.go.
-	has    map[sched.ClientID]uint64     // granted by RESERVED
-	asked  map[sched.ClientID]sched.Time // since when an answer is owed
-	forced map[sched.ClientID]bool       // has reserved by force
+	has    map[base.ClientID]uint64    // granted by RESERVED
+	asked  map[base.ClientID]base.Time // since when an answer is owed
+	forced map[base.ClientID]bool      // has reserved by force
 
 	// See suspend.go; in this life of the daemon, too.
-	withdrew map[sched.ClientID]bool       // and has not asked since
-	owed     map[sched.ClientID]sched.Time // was resumed then, and was granted nothing since
+	withdrew map[base.ClientID]bool      // and has not asked since
+	owed     map[base.ClientID]base.Time // was resumed then, and was granted nothing since
 }
 
 // grant is the latest one of a client.
@@ -43,7 +44,7 @@ type grant struct {
 }
 
 func newJudge(w *world) *judge {
-	return &judge{w: w, used: map[sched.Epoch]bool{}, fenced: map[*client]bool{}, grants: map[sched.ClientID]grant{}, attached: map[*client]int{}}
+	return &judge{w: w, used: map[base.Epoch]bool{}, fenced: map[*client]bool{}, grants: map[base.ClientID]grant{}, attached: map[*client]int{}}
 }
 
 func (j *judge) modeSet(m sched.Mode) {
@@ -60,8 +61,8 @@ func (j *judge) restarted() {
 		j.ended(id)
 	}
 	j.w.changed()
-	j.has, j.asked, j.forced = map[sched.ClientID]uint64{}, map[sched.ClientID]sched.Time{}, map[sched.ClientID]bool{}
-	j.withdrew, j.owed = map[sched.ClientID]bool{}, map[sched.ClientID]sched.Time{}
+	j.has, j.asked, j.forced = map[base.ClientID]uint64{}, map[base.ClientID]base.Time{}, map[base.ClientID]bool{}
+	j.withdrew, j.owed = map[base.ClientID]bool{}, map[base.ClientID]base.Time{}
 	j.holdOff = 0
 	if d.persisted.Unrecorded {
 		j.holdOff = j.w.now.Add(d.quantum + d.grace)
@@ -92,7 +93,7 @@ func occupies(c *client) bool {
 
 // alone fails unless nobody but fenced clients and latency tenants occupies the
 // GPU beside c.
-func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
+func (j *judge) alone(c base.ClientID, what string, epoch base.Epoch) {
 	j.endHoldOff(j.w.daemon.run)
 	for _, other := range j.w.client {
 		switch {
@@ -116,7 +117,7 @@ func (j *judge) alone(c sched.ClientID, what string, epoch sched.Epoch) {
 }
 
 // ganged says whether two clients are of one gang, now or when they were granted.
-func (j *judge) ganged(a, b sched.ClientID) bool {
+func (j *judge) ganged(a, b base.ClientID) bool {
 	then := j.grants[a].gang
 	return j.w.ofOneGang(a, b) || then != "" && then == j.grants[b].gang
 }
@@ -163,7 +164,7 @@ func (j *judge) stepped(a sched.StepOne) {
 }
 
 // shut fails if a gate is open beside which a latency tenant is let in.
-func (j *judge) shut(c sched.ClientID) {
+func (j *judge) shut(c base.ClientID) {
 	for id, p := range j.w.daemon.pages {
 		if g := j.grants[id]; id != c && j.w.byID[id] != nil && p.word != 0 && !g.latency && j.w.daemon.effective == sched.Exclusive {
 			j.w.fail("the gate of client %d is open while client %d gets a latency grant", id, c)
@@ -180,7 +181,7 @@ func (j *judge) resumed(a sched.Resume) {
 }
 
 // running notes that a client's grant is paused, or not.
-func (j *judge) running(id sched.ClientID, on bool) {
+func (j *judge) running(id base.ClientID, on bool) {
 	g := j.grants[id]
 	if !g.counts || g.running == on {
 		return
@@ -217,7 +218,7 @@ func (j *judge) latency() bool {
 }
 
 // ended notes that a client's grant is not live any more.
-func (j *judge) ended(id sched.ClientID) {
+func (j *judge) ended(id base.ClientID) {
 	j.running(id, false)
 	if g, ok := j.grants[id]; ok {
 		g.counts = false
@@ -249,7 +250,7 @@ func (j *judge) adopted(a sched.Adopt) {
 	}
 }
 
-func (j *judge) fence(id sched.ClientID) {
+func (j *judge) fence(id base.ClientID) {
 	j.ended(id)
 	if c := j.w.byID[id]; c != nil {
 		j.fenced[c] = true

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // Memory, in some worlds: clients reserve it, and in most of these worlds they have
@@ -49,7 +51,7 @@ type memory struct {
 	answer                bool   // it was told to make room, and has not answered
 
 	asks   bool // RESERVE is on its way, or its answer
-	asked  sched.Time
+	asked  base.Time
 	serial uint64
 }
 
@@ -66,22 +68,22 @@ func (w *world) newMemory() {
 	}
 	w.daemon.swapShare = swapShares[w.rng.IntN(len(swapShares))]
 	if w.chance(0.5) {
-		w.mem.suspendAfter = sched.MinSuspendAfter
+		w.mem.suspendAfter = residency.MinSuspendAfter
 	}
 	w.mem.sleeps = []float64{0, 0.01}[w.rng.IntN(2)]
 }
 
 // newLimit chooses a tenant's memory limit and mode.
-func (w *world) newLimit(t *tenant) sched.SetTenantMemory {
-	ev := sched.SetTenantMemory{Tenant: t.name}
+func (w *world) newLimit(t *tenant) residency.SetTenantMemory {
+	ev := residency.SetTenantMemory{Tenant: t.name}
 	if w.chance(0.5) {
 		ev.Limit = 1 + w.rng.Uint64N(100)
 	}
 	if w.chance(0.1) {
-		ev.Keep = sched.Resident
+		ev.Keep = residency.Resident
 	}
 	if w.chance(0.5) {
-		ev.SuspendAfter = []time.Duration{-1, 1, 2}[w.rng.IntN(3)] * sched.MinSuspendAfter
+		ev.SuspendAfter = []time.Duration{-1, 1, 2}[w.rng.IntN(3)] * residency.MinSuspendAfter
 	}
 	return ev
 }
@@ -117,7 +119,7 @@ func (c *client) stays() uint64 {
 
 // moves says whether a client's memory can be moved out.
 func (c *client) moves() bool {
-	return c.mem.canMove && (c.tenant == nil || c.tenant.memory.Keep == sched.Swapped)
+	return c.mem.canMove && (c.tenant == nil || c.tenant.memory.Keep == residency.Swapped)
 }
 
 // outOfRoom says whether a client has no place on the GPU because others hold
@@ -149,14 +151,14 @@ func (c *client) reserve() {
 		m.resident -= freed - gone
 		m.size -= freed
 		m.want = m.size
-		c.ask(sched.Reserve{Total: m.size})
+		c.ask(residency.Reserve{Total: m.size})
 		c.report(false, false)
 		return
 	}
-	c.ask(sched.Reserve{Total: m.want, Least: m.size + 1})
+	c.ask(residency.Reserve{Total: m.want, Least: m.size + 1})
 }
 
-func (c *client) ask(ev sched.Reserve) {
+func (c *client) ask(ev residency.Reserve) {
 	c.mem.serial++
 	c.mem.asks, c.mem.asked = true, c.w.now
 	ev.Client, ev.Serial = c.id, c.mem.serial
@@ -171,7 +173,7 @@ func (c *client) tellMemory() {
 	c.mem.asks = false // the answer is lost
 	if c.mem.size != 0 {
 		c.mem.want = c.mem.size
-		c.ask(sched.Reserve{Total: c.mem.size, Force: true})
+		c.ask(residency.Reserve{Total: c.mem.size, Force: true})
 	} else {
 		c.reserve()
 	}
@@ -179,13 +181,13 @@ func (c *client) tellMemory() {
 }
 
 // onReserved is the answer.
-func (c *client) onReserved(a sched.Reserved) {
+func (c *client) onReserved(a residency.Reserved) {
 	m, w := &c.mem, c.w
 	if a.Serial != m.serial || !m.asks {
 		return
 	}
 	m.asks = false
-	if a.Refused != sched.NotRefused {
+	if a.Refused != residency.NotRefused {
 		m.want = m.size
 		return
 	}
@@ -205,7 +207,7 @@ func (c *client) onReserved(a sched.Reserved) {
 			w.judge.refused(c)
 		}
 		m.want = m.size
-		c.ask(sched.Reserve{Total: m.size})
+		c.ask(residency.Reserve{Total: m.size})
 		return
 	}
 	m.size += n
@@ -243,9 +245,9 @@ func (c *client) report(ready, stuck bool) {
 		return
 	}
 	m := &c.mem
-	c.send(sched.Moved{
+	c.send(residency.Moved{
 		Client: c.id, Epoch: c.local, Ready: ready, Stuck: stuck, NoMemory: stuck,
-		Report: sched.Report{Resident: m.resident, Fixed: m.fixed, Away: m.away, In: m.in},
+		Report: residency.Report{Resident: m.resident, Fixed: m.fixed, Away: m.away, In: m.in},
 	})
 }
 
@@ -328,15 +330,15 @@ func (j *judge) refused(c *client) {
 
 // reserved holds the core to its word on memory limits: nothing more is granted that does
 // not fit the limit.
-func (j *judge) reserved(a sched.Reserved) {
+func (j *judge) reserved(a residency.Reserved) {
 	w := j.w
 	late := j.asked[a.Client] != w.now // it was granted when it was asked for
 	delete(j.asked, a.Client)
 	has := j.has[a.Client]
 	switch {
-	case a.Refused == sched.NoPlace:
+	case a.Refused == residency.NoPlace:
 		w.report.NoPlace++
-	case a.Refused != sched.NotRefused:
+	case a.Refused != residency.NotRefused:
 		w.report.OverLimit++
 	default:
 		w.report.Reserved++
@@ -358,8 +360,8 @@ func (j *judge) reserved(a sched.Reserved) {
 }
 
 // asks notes that the daemon has heard an event.
-func (j *judge) asks(ev sched.Event) {
-	if r, ok := ev.(sched.Reserve); ok {
+func (j *judge) asks(ev base.Event) {
+	if r, ok := ev.(residency.Reserve); ok {
 		j.asked[r.Client] = j.w.now
 		j.forced[r.Client] = j.forced[r.Client] || r.Force
 	}
@@ -376,14 +378,14 @@ func (j *judge) checkReservations() {
 }
 
 // forget is for a client that is dead, or a daemon that has ended.
-func (j *judge) forget(id sched.ClientID) {
+func (j *judge) forget(id base.ClientID) {
 	delete(j.has, id)
 	delete(j.asked, id)
 	delete(j.forced, id)
 }
 
 // gone tells the core that a process has ended.
-func (d *daemon) gone(id sched.ClientID) {
+func (d *daemon) gone(id base.ClientID) {
 	d.w.judge.forget(id)
 	delete(d.arenas, id)
 	delete(d.promised, id)
@@ -394,15 +396,15 @@ func (d *daemon) gone(id sched.ClientID) {
 // The daemon's side: it knows nothing but what it has to carry.
 
 // memoryConfig is what a daemon starts with.
-func (d *daemon) memoryConfig() sched.Memory {
+func (d *daemon) memoryConfig() residency.Config {
 	if d.late {
-		return sched.Memory{}
+		return residency.Config{}
 	}
 	return d.wholeMemory()
 }
 
-func (d *daemon) wholeMemory() sched.Memory {
-	return sched.Memory{Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity, StallAfter: stallAfter, SuspendAfter: d.w.mem.suspendAfter}
+func (d *daemon) wholeMemory() residency.Config {
+	return residency.Config{Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity, StallAfter: stallAfter, SuspendAfter: d.w.mem.suspendAfter}
 }
 
 // startMemory tells a new core what was set and recorded before.
@@ -411,7 +413,7 @@ func (d *daemon) startMemory() {
 	if d.core == nil {
 		return
 	}
-	d.arenas = map[sched.ClientID]uint64{}
+	d.arenas = map[base.ClientID]uint64{}
 	if w.mem.arena != 0 {
 		d.node.Arenas.Bound(w.mem.arena, 0)
 	}
@@ -422,7 +424,7 @@ func (d *daemon) startMemory() {
 	}
 	if d.late {
 		d.late = false
-		ev := sched.SetGPUMemory{}
+		ev := residency.SetGPUMemory{}
 		if m := d.wholeMemory(); m.Swap {
 			ev.Swap = &m
 		}
@@ -432,7 +434,7 @@ func (d *daemon) startMemory() {
 		if c == nil || d.core == nil || d.promised[c.id] == 0 || w.chance(0.1) { // it was not recorded yet
 			continue
 		}
-		r := sched.RestoreMemory{Client: c.id, CanMove: c.mem.canMove, Bytes: d.promised[c.id], Gang: w.gangOf(c.id)}
+		r := residency.RestoreMemory{Client: c.id, CanMove: c.mem.canMove, Bytes: d.promised[c.id], Gang: w.gangOf(c.id)}
 		if c.tenant != nil {
 			r.Tenant = c.tenant.name
 		}
@@ -442,7 +444,7 @@ func (d *daemon) startMemory() {
 }
 
 // before is for what a core has to know before an event.
-func (d *daemon) before(ev sched.Event) {
+func (d *daemon) before(ev base.Event) {
 	if d.core.AsksHost(ev) {
 		d.observeHost()
 	}
@@ -454,25 +456,25 @@ func (d *daemon) observeHost() {
 	for _, n := range d.arenas {
 		sum += n
 	}
-	d.node.Arenas.Observe(sched.Host{Used: sum})
+	d.node.Arenas.Observe(residency.Host{Used: sum})
 }
 
 // performMemory carries out what was decided about memory, and says whether the action
 // was one of these.
-func (d *daemon) performMemory(a sched.Action) bool {
+func (d *daemon) performMemory(a base.Action) bool {
 	w := d.w
 	switch a := a.(type) {
-	case sched.Room:
+	case residency.Room:
 		p := d.pages[a.Client]
 		p.room = a.Bytes
 		d.send(a.Client, func(c *client) {
 			c.mem.answer = c.mem.answer || a.Less
 			c.move()
 		})
-	case sched.Reserved:
+	case residency.Reserved:
 		w.judge.reserved(a)
 		d.send(a.Client, func(c *client) { c.onReserved(a) })
-	case sched.ArenaWanted:
+	case residency.ArenaWanted:
 		run, c := d.run, w.byID[a.Client]
 		if c == nil {
 			break
@@ -481,21 +483,21 @@ func (d *daemon) performMemory(a sched.Action) bool {
 		w.after(w.latency(), func() {
 			if d.run == run && d.core != nil && w.byID[a.Client] == c && c.program == program {
 				d.arenas[a.Client] = max(d.arenas[a.Client], a.Bytes)
-				d.step(sched.ArenaChanged{Client: a.Client, Bytes: d.arenas[a.Client]})
+				d.step(residency.ArenaChanged{Client: a.Client, Bytes: d.arenas[a.Client]})
 			}
 		})
-	case sched.Promised:
+	case residency.Promised:
 		d.promised[a.Client] = a.Bytes
-	case sched.SwapStalled:
+	case residency.SwapStalled:
 		w.report.Stalls++
-	case sched.Stranded:
+	case residency.Stranded:
 		w.report.Stranded++
-	case sched.Suspended:
+	case residency.Suspended:
 		if a.Idle {
 			w.report.Idle++
 			w.judge.idle(a.Client)
 		}
-	case sched.LimitsChanged, sched.SwapDone, sched.ArenaFound:
+	case residency.LimitsChanged, residency.SwapDone, residency.ArenaFound:
 	default:
 		return false
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // TestOverlapGroupsPart holds an overlap group to its part of the GPU beside outsiders: the
@@ -30,13 +31,13 @@ func TestOverlapGroupsPart(t *testing.T) {
 		for seed := uint64(1); seed <= 3; seed++ {
 			held := spans(t, seed, sched.Config{Mode: sched.Exclusive, Quantum: 100 * time.Millisecond}, accuracyRun, append(c.members, c.outsiders...))
 			group := held[:len(c.members)]
-			for from := sched.Time(accuracyFirst); from.Add(accuracyWindow) <= sched.Time(accuracyRun); from = from.Add(accuracyWindow) {
+			for from := base.Time(accuracyFirst); from.Add(accuracyWindow) <= base.Time(accuracyRun); from = from.Add(accuracyWindow) {
 				got := heldByAny(group, from, from.Add(accuracyWindow))
 				if d := got - c.part; d < -3 || d > 3 {
 					t.Errorf("seed %d at %v: %d members have %.1f %% beside %d others, want %.1f", seed, time.Duration(from), len(group), got, len(c.outsiders), c.part)
 				}
 			}
-			if together := heldByAny(group[:1], 0, sched.Time(accuracyRun)) + heldByAny(group[1:2], 0, sched.Time(accuracyRun)); together < 1.8*heldByAny(group, 0, sched.Time(accuracyRun)) {
+			if together := heldByAny(group[:1], 0, base.Time(accuracyRun)) + heldByAny(group[1:2], 0, base.Time(accuracyRun)); together < 1.8*heldByAny(group, 0, base.Time(accuracyRun)) {
 				t.Errorf("seed %d: %s: members do not run at the same time: %.1f %% together", seed, fmt.Sprint(c.members[0].name), together)
 			}
 		}
@@ -44,7 +45,7 @@ func TestOverlapGroupsPart(t *testing.T) {
 }
 
 // heldByAny returns the percentage of a window in which one of the tenants, or several, held.
-func heldByAny(tenants [][]span, from, to sched.Time) float64 {
+func heldByAny(tenants [][]span, from, to base.Time) float64 {
 	const slot = time.Millisecond / 4
 	n, held := 0, 0
 	at := make([]int, len(tenants))

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // Options of a run; the zero value is a good one.
@@ -51,7 +54,6 @@ type Report struct {
 	IdleTimes, Idle        int // changes of the time after which a tenant's clients are suspended; clients for which it was over
 	Withdrawals, Departed  int // clients that want nothing any more; tenants of which nothing was left on the GPU
 	Calls, Execs           int // reports of calls; programs that another one has replaced
-	Fills, Roomy           int // looks at how full the GPU is, and those with which it had room for a group
 	Sizes, SwapShares      int // changes of the GPU's memory, and of what moving may take
 	LongestWait            time.Duration
 }
@@ -61,12 +63,12 @@ func (r Report) String() string {
 		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d, of slices %d; "+
 		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"reserved %d, over a limit %d, no place %d, stranded %d, exports %d, memory limits %d; "+
-		"suspends %d, resumes %d, idle times %d, idle %d, withdrawals %d, departed %d, reports of calls %d, execs %d, looks %d, with room %d, sizes %d, swap shares %d; "+
+		"suspends %d, resumes %d, idle times %d, idle %d, withdrawals %d, departed %d, reports of calls %d, execs %d, sizes %d, swap shares %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v",
 		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Shared, r.SharedLatency, r.SharedGroup, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
 		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Slices, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
 		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits,
-		r.Suspends, r.Resumes, r.IdleTimes, r.Idle, r.Withdrawals, r.Departed, r.Calls, r.Execs, r.Fills, r.Roomy, r.Sizes, r.SwapShares, r.Overlaps, r.Limits, r.LongestWait)
+		r.Suspends, r.Resumes, r.IdleTimes, r.Idle, r.Withdrawals, r.Departed, r.Calls, r.Execs, r.Sizes, r.SwapShares, r.Overlaps, r.Limits, r.LongestWait)
 }
 
 // Bounds of what the operator sets. Short, so that faults meet often.
@@ -84,7 +86,7 @@ type faults struct {
 
 type world struct {
 	rng    *rand.Rand
-	now    sched.Time
+	now    base.Time
 	events events
 	seq    uint64
 
@@ -92,13 +94,13 @@ type world struct {
 	daemon *daemon
 	judge  *judge
 	client []*client // the living, by slot
-	byID   map[sched.ClientID]*client
+	byID   map[base.ClientID]*client
 	// The tenants of slots: some have one in common, others are on their own.
 	tenants    []*tenant
 	tenantOf   []*tenant
-	joined     map[sched.ClientID]*tenant // of clients, also of the dead: grants may be on their way to them
-	indebted   map[string]bool            // gangs and overlap groups that hostile clients have left
-	lastID     sched.ClientID
+	joined     map[base.ClientID]*tenant // of clients, also of the dead: grants may be on their way to them
+	indebted   map[string]bool           // gangs and overlap groups that hostile clients have left
+	lastID     base.ClientID
 	mem        memoryWorld
 	onlyLimits bool // shares have limits and weights alone: others share by slices what these leave
 	even       bool // or limits and priorities, and clients leave the GPU idle: others share beside a latency tenant, too
@@ -106,8 +108,8 @@ type world struct {
 	modesChange bool
 
 	report  Report
-	stable  sched.Time // since then nobody's share has changed
-	unasked int        // steps since the core checked its invariants
+	stable  base.Time // since then nobody's share has changed
+	unasked int       // steps since the core checked its invariants
 	err     error
 	trace   io.Writer
 	recent  [64]string
@@ -122,7 +124,7 @@ const maxEventsPerStep = 50
 // names the seed and the broken promise, and ends with what happened before.
 // The same seed, steps and options do the same.
 func Run(seed uint64, steps int, opts Options) (report Report, err error) {
-	w := &world{rng: rand.New(rand.NewPCG(seed, 0x6e76736861726531)), trace: opts.Trace, byID: map[sched.ClientID]*client{}, joined: map[sched.ClientID]*tenant{}, indebted: map[string]bool{}}
+	w := &world{rng: rand.New(rand.NewPCG(seed, 0x6e76736861726531)), trace: opts.Trace, byID: map[base.ClientID]*client{}, joined: map[base.ClientID]*tenant{}, indebted: map[string]bool{}}
 	w.report.Seed = seed
 	defer func() {
 		report = w.report
@@ -149,7 +151,7 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	}
 	w.faults.cutDrains = []float64{0, 0.1, 0.9}[w.rng.IntN(3)]
 	w.judge = newJudge(w)
-	w.daemon = &daemon{w: w, promised: map[sched.ClientID]uint64{}}
+	w.daemon = &daemon{w: w, promised: map[base.ClientID]uint64{}}
 	if !opts.Calm && w.chance(0.3) {
 		w.daemon.mode = sched.Mode(1 + w.rng.IntN(2))
 		w.faults.operator = 0.3 // concurrent holders alone give the core nothing to do
@@ -162,6 +164,9 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	}
 	if !w.onlyLimits && opts.Clients < 1000 { // or it is quadratic
 		w.newMemory()
+	}
+	if !opts.Calm && w.chance(0.3) {
+		w.daemon.tuning = account.Tuning{Window: w.duration(0, time.Second), Sample: w.duration(0, 100*time.Millisecond), DropCarry: w.rng.IntN(101), DropTail: w.rng.IntN(101)}
 	}
 	w.daemon.start()
 
@@ -204,9 +209,6 @@ func (w *world) everySoOften() {
 	if w.chance(w.faults.operator) {
 		w.operate()
 	}
-	if w.chance(0.1) {
-		w.daemon.look()
-	}
 	w.after(often, w.everySoOften)
 }
 
@@ -216,39 +218,29 @@ func (w *world) operate() {
 		w.operateMemory()
 		return
 	}
-	switch w.rng.IntN(8) {
+	switch w.rng.IntN(7) {
 	case 0:
 		d.quantum = w.duration(minQuantum, maxQuantum)
 		d.step(sched.SetQuantum{D: d.quantum})
-	case 1:
-		d.grace = w.duration(minGrace, maxGrace)
-		d.step(sched.SetGrace{D: d.grace})
-	case 2, 3:
+	case 1, 2:
 		if w.even && d.mode == sched.Auto {
 			return
 		}
 		d.mode = sched.Mode(w.rng.IntN(3))
 		d.step(sched.SetMode{M: d.mode})
-	case 4:
+	case 3:
 		if len(w.tenants) == 0 || !w.mem.limits {
 			return
 		}
 		t := w.tenants[w.rng.IntN(len(w.tenants))]
 		was := t.memory.SuspendAfter
 		t.memory, t.kept = w.newLimit(t), w.now
-		w.modesChange = w.modesChange || t.memory.Keep != sched.Swapped
+		w.modesChange = w.modesChange || t.memory.Keep != residency.Swapped
 		w.report.MemoryLimits++
 		if t.memory.SuspendAfter != was && w.mem.capacity != 0 {
 			w.report.IdleTimes++
 		}
 		d.step(t.memory)
-	case 5:
-		d.tuning = sched.Tuning{}
-		if w.chance(0.5) {
-			d.tuning = sched.Tuning{Window: w.duration(0, time.Second), Sample: w.duration(0, 100*time.Millisecond), DropCarry: w.rng.IntN(101), DropTail: w.rng.IntN(101)}
-		}
-		w.changed()
-		d.step(sched.SetTuning{Tuning: d.tuning})
 	default:
 		if len(w.tenants) == 0 {
 			return
@@ -288,7 +280,7 @@ func (w *world) leap() {
 }
 
 // gangOf returns the gang of a client, or its overlap group, dead or alive, "": none.
-func (w *world) gangOf(id sched.ClientID) string {
+func (w *world) gangOf(id base.ClientID) string {
 	if t := w.joined[id]; t != nil {
 		return t.share.Group()
 	}
@@ -296,7 +288,7 @@ func (w *world) gangOf(id sched.ClientID) string {
 }
 
 // ofOneGang says whether two clients are of one gang, or of one overlap group.
-func (w *world) ofOneGang(a, b sched.ClientID) bool {
+func (w *world) ofOneGang(a, b base.ClientID) bool {
 	gang := w.gangOf(a)
 	return gang != "" && gang == w.gangOf(b)
 }
@@ -305,7 +297,7 @@ func (w *world) ofOneGang(a, b sched.ClientID) bool {
 // which they were asked for.
 func (w *world) after(d time.Duration, do func()) { w.at(w.now.Add(d), do) }
 
-func (w *world) at(t sched.Time, do func()) {
+func (w *world) at(t base.Time, do func()) {
 	w.seq++
 	w.events.push(event{t, w.seq, do})
 }
@@ -331,9 +323,12 @@ func (w *world) fail(format string, args ...any) {
 }
 
 // note keeps a line for the history of a failure.
-func (w *world) note(who string, what fmt.Stringer) {
+func (w *world) note(who string, what any) {
 	if w.trace == nil {
 		return
+	}
+	if _, said := what.(text); !said {
+		what = base.Text(what)
 	}
 	line := fmt.Sprintf("%14v %-9s %v", time.Duration(w.now), who, what)
 	w.recent[w.lines%len(w.recent)] = line
@@ -353,5 +348,3 @@ func (w *world) history() string {
 }
 
 type text string
-
-func (t text) String() string { return string(t) }

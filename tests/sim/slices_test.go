@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // A GPU that gives one process after the other its time slice, as an H200 does, and
@@ -52,16 +54,16 @@ type process struct {
 	share  sched.Share
 	starts time.Duration
 	ends   time.Duration // 0: never
-	lies   func(*sched.Utilization)
+	lies   func(*timeslice.Utilization)
 	own    time.Duration // it has this time slice, whatever it is told
 	fixed  bool          // its driver refuses to set its time slice
 
-	id         sched.ClientID
+	id         base.ClientID
 	attached   bool
 	kernels    int           // of the burst, that have not begun
 	left       time.Duration // of the kernel that has begun
-	wakes      sched.Time    // end of the pause
-	idleFrom   sched.Time
+	wakes      base.Time     // end of the pause
+	idleFrom   base.Time
 	requested  bool
 	open       bool
 	paused     bool
@@ -72,7 +74,7 @@ type process struct {
 	stays      bool // its grant keeps nobody out, and stays while it is idle
 	leaves     bool // it gives the GPU back when it has nothing to do
 	patient    bool // and waits longer for that
-	epoch      sched.Epoch
+	epoch      base.Epoch
 	drain      time.Duration // that it may still run
 	slice      time.Duration
 	present    bool          // it is told of others on the GPU
@@ -84,7 +86,7 @@ type process struct {
 
 	work    time.Duration
 	longest time.Duration // of its bursts, from the beginning to the end
-	began   sched.Time
+	began   base.Time
 }
 
 func (p *process) wants() bool { return p.kernels > 0 || p.left > 0 }
@@ -119,29 +121,29 @@ func (p *process) running() bool {
 type gpuModel struct {
 	t         *testing.T
 	core      *sched.GPU
-	now       sched.Time
+	now       base.Time
 	processes []*process
 	current   int // process that has the GPU
-	sliceEnd  sched.Time
-	switching sched.Time
+	sliceEnd  base.Time
+	switching base.Time
 	later     events
 	seq       uint64
 	modes     int
 	reasons   []string
-	due       sched.Time // by the core, since the last step
+	due       base.Time // by the core, since the last step
 	isDue     bool
 	runs      []*process // of run, which keeps its memory
 	ticks     int        // since ticksFrom
-	ticksFrom sched.Time
+	ticksFrom base.Time
 }
 
 const mostTicks = 10000 // in a millisecond
 
 func newGPUModel(t *testing.T, mode sched.Mode, processes ...process) *gpuModel {
-	g := &gpuModel{t: t, core: sched.New(sched.Config{Mode: mode}), now: sched.Time(time.Hour)}
+	g := &gpuModel{t: t, core: sched.New(sched.Config{Mode: mode}), now: base.Time(time.Hour)}
 	for i := range processes {
 		p := processes[i]
-		p.id, p.name = sched.ClientID(i+1), cmp.Or(p.name, fmt.Sprint("t", i))
+		p.id, p.name = base.ClientID(i+1), cmp.Or(p.name, fmt.Sprint("t", i))
 		g.processes = append(g.processes, &p)
 		g.after(p.starts, func() { g.attach(&p) })
 		if p.ends > 0 {
@@ -194,8 +196,8 @@ func (g *gpuModel) after(d time.Duration, do func()) {
 	g.later.push(event{g.now.Add(d), g.seq, do})
 }
 
-func (g *gpuModel) step(ev sched.Event) {
-	var acts []sched.Action
+func (g *gpuModel) step(ev base.Event) {
+	var acts []base.Action
 	acts = append(acts, g.core.Step(g.now, ev)...)
 	for _, a := range acts {
 		switch a := a.(type) {
@@ -239,7 +241,7 @@ func (g *gpuModel) step(ev sched.Event) {
 	}
 	g.due, g.isDue = g.core.Deadline()
 	if err := g.core.Check(); err != nil {
-		g.t.Fatalf("after %v: %v", ev, err)
+		g.t.Fatalf("after %v: %v", base.Text(ev), err)
 	}
 }
 
@@ -252,7 +254,7 @@ func (g *gpuModel) release(p *process, why sched.Reason) {
 func (g *gpuModel) report() {
 	g.after(reportTime, g.report)
 	for _, p := range g.processes {
-		ev := sched.Utilization{Client: p.id, Samples: int(p.openFor / (5 * time.Millisecond)), Calls: p.calls}
+		ev := timeslice.Utilization{Client: p.id, Samples: int(p.openFor / (5 * time.Millisecond)), Calls: p.calls}
 		ev.Busy = min(int(p.busyFor/(5*time.Millisecond)), ev.Samples)
 		if p.openFor > 0 && p.busyFor == p.openFor {
 			ev.Busy = ev.Samples
@@ -315,7 +317,7 @@ func (g *gpuModel) schedule() {
 		return
 	}
 	g.current = next
-	g.sliceEnd = g.switching.Add(cmp.Or(g.processes[next].slice, sched.DriverSlice))
+	g.sliceEnd = g.switching.Add(cmp.Or(g.processes[next].slice, timeslice.DriverSlice))
 }
 
 // tick lets the core do what is due. It fails if the core wants so many ticks in no time that a daemon
@@ -345,7 +347,7 @@ func (g *gpuModel) run(d time.Duration) {
 		}
 		g.schedule()
 		next := end
-		until := func(at sched.Time) {
+		until := func(at base.Time) {
 			if at > g.now {
 				next = min(next, at)
 			}
@@ -484,7 +486,7 @@ func TestAutoGivesTheMost(t *testing.T) {
 					_, part := g.got(10 * time.Second)
 					for i := range part {
 						got[mode][i] += part[i] / 20
-						if g.now > sched.Time(time.Hour+g.processes[i].starts+10*time.Second) {
+						if g.now > base.Time(time.Hour+g.processes[i].starts+10*time.Second) {
 							least[i] = min(least[i], part[i])
 						}
 					}
@@ -562,20 +564,23 @@ func TestPartsHoldInSlices(t *testing.T) {
 // A tenant that lies about its work takes nothing from an honest one: that has as much as
 // beside an honest tenant, or as the driver alone gives it.
 func TestLiesGainNothing(t *testing.T) {
-	lies := map[string]func(*sched.Utilization){
-		"idle":           func(u *sched.Utilization) { u.Busy = 0 },
-		"slow":           func(u *sched.Utilization) { u.Calls /= 10 },
-		"fast":           func(u *sched.Utilization) { u.Calls *= 10 },
-		"slower, slower": func() func(*sched.Utilization) { n := 1; return func(u *sched.Utilization) { n++; u.Calls /= n } }(),
-		"up and down": func() func(*sched.Utilization) {
-			n := 0
-			return func(u *sched.Utilization) { n++; u.Calls *= 1 + 9*(n/20%2) }
+	lies := map[string]func(*timeslice.Utilization){
+		"idle": func(u *timeslice.Utilization) { u.Busy = 0 },
+		"slow": func(u *timeslice.Utilization) { u.Calls /= 10 },
+		"fast": func(u *timeslice.Utilization) { u.Calls *= 10 },
+		"slower, slower": func() func(*timeslice.Utilization) {
+			n := 1
+			return func(u *timeslice.Utilization) { n++; u.Calls /= n }
 		}(),
-		"out of all range": func(u *sched.Utilization) { u.Samples, u.Busy, u.Calls = 1_000_000, 1_000_000, math.MaxUint32 },
-		"silent":           func(u *sched.Utilization) { u.Calls = 0 },
+		"up and down": func() func(*timeslice.Utilization) {
+			n := 0
+			return func(u *timeslice.Utilization) { n++; u.Calls *= 1 + 9*(n/20%2) }
+		}(),
+		"out of all range": func(u *timeslice.Utilization) { u.Samples, u.Busy, u.Calls = 1_000_000, 1_000_000, math.MaxUint32 },
+		"silent":           func(u *timeslice.Utilization) { u.Calls = 0 },
 	}
 	for _, honest := range []program{gemm, decoder} {
-		run := func(mode sched.Mode, share sched.Share, lies func(*sched.Utilization)) float64 {
+		run := func(mode sched.Mode, share sched.Share, lies func(*timeslice.Utilization)) float64 {
 			g := newGPUModel(t, mode, process{program: honest, share: share}, process{program: gemm, share: share, lies: lies})
 			g.run(20 * time.Second)
 			_, got := g.got(60 * time.Second)
@@ -596,8 +601,8 @@ func TestLiesGainNothing(t *testing.T) {
 // take turns, which give more. So is a program that takes longer slices than it was given.
 func TestSlicesThatDoNotHold(t *testing.T) {
 	for name, processes := range map[string][]process{
-		"ignored":      {{program: gemm, own: sched.DriverSlice}, {program: gemm, own: sched.DriverSlice}},
-		"uneven parts": {{program: gemm, own: sched.DriverSlice, share: sched.Share{Request: 70}}, {program: gemm, own: sched.DriverSlice}},
+		"ignored":      {{program: gemm, own: timeslice.DriverSlice}, {program: gemm, own: timeslice.DriverSlice}},
+		"uneven parts": {{program: gemm, own: timeslice.DriverSlice, share: sched.Share{Request: 70}}, {program: gemm, own: timeslice.DriverSlice}},
 		"longer":       {{program: gemm}, {program: gemm, own: time.Second}},
 	} {
 		g := newGPUModel(t, sched.Auto, processes...)

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // What an operator does to a tenant's memory, and what the daemon tells the core besides.
@@ -23,7 +25,7 @@ const (
 )
 
 // count takes note of an event that the core is told.
-func (r *Report) count(ev sched.Event) {
+func (r *Report) count(ev base.Event) {
 	switch ev.(type) {
 	case sched.Suspend:
 		r.Suspends++
@@ -35,9 +37,7 @@ func (r *Report) count(ev sched.Event) {
 		r.Calls++
 	case sched.Exec:
 		r.Execs++
-	case sched.Filled:
-		r.Fills++
-	case sched.SetGPUMemory:
+	case residency.SetGPUMemory:
 		r.Sizes++
 	case sched.SetSwapShare:
 		r.SwapShares++
@@ -49,7 +49,7 @@ func (w *world) operateMemory() {
 	d := w.daemon
 	if w.chance(0.1) {
 		w.rng.Uint64N(gpuMemory / 4) // so that each seed shows what it did
-		d.step(sched.SetGPUMemory{})
+		d.step(residency.SetGPUMemory{})
 		return
 	}
 	if w.mem.capacity == 0 {
@@ -170,15 +170,15 @@ func (d *daemon) stay(t *tenant) {
 
 // mayHaveToLeave is for a client that has memory on the GPU although its tenant departs: it has
 // come back meanwhile.
-func (d *daemon) mayHaveToLeave(ev sched.Event) {
-	moved, ok := ev.(sched.Moved)
+func (d *daemon) mayHaveToLeave(ev base.Event) {
+	moved, ok := ev.(residency.Moved)
 	if _, off := d.keptOff[moved.Client]; ok && off && d.core != nil && moved.Report.Resident > moved.Report.Fixed {
 		d.step(sched.Suspend{Tenant: d.departs.name})
 	}
 }
 
 // keeps says whether the core is not to be told what a client says.
-func (d *daemon) keeps(ev sched.Event) bool {
+func (d *daemon) keeps(ev base.Event) bool {
 	switch ev := ev.(type) {
 	case sched.Request:
 		if _, off := d.keptOff[ev.Client]; off {
@@ -196,40 +196,14 @@ func (d *daemon) keeps(ev sched.Event) bool {
 }
 
 // replaced is for a process that runs another program.
-func (d *daemon) replaced(id sched.ClientID) {
+func (d *daemon) replaced(id base.ClientID) {
 	d.w.judge.forget(id)
 	delete(d.arenas, id)
 	d.step(sched.Exec{Client: id})
 }
 
-// look tells the core how full the GPU is.
-func (d *daemon) look() {
-	w := d.w
-	part := w.rng.Float64()
-	if part *= 0.6; w.chance(0.1) {
-		part = 0 // it did not run for long enough
-	}
-	d.step(sched.Filled{Part: part})
-	if d.core == nil || d.mode != sched.Auto {
-		return
-	}
-	space := d.core.Snapshot(w.now).Space
-	if len(space.Tenants) == 0 {
-		return
-	}
-	w.report.Roomy++
-	if len(space.Tenants) == 1 || space.Filled == 0 {
-		w.fail("there is room for a group of %v on a GPU that is filled to %v", space.Tenants, space.Filled)
-	}
-	for _, t := range w.tenants {
-		if slices.Contains(space.Tenants, t.name) && (t.share.Group() != "" || t.share.Priority == sched.Latency) {
-			w.fail("there is room for a group of %v, and %s has %v", space.Tenants, t.name, t.share)
-		}
-	}
-}
-
 // wants takes note of who wants the GPU, and who does not any more.
-func (j *judge) wants(ev sched.Event) {
+func (j *judge) wants(ev base.Event) {
 	switch ev := ev.(type) {
 	case sched.Withdraw:
 		j.withdrew[ev.Client] = true
@@ -285,7 +259,7 @@ func (c *client) idleTime() time.Duration {
 }
 
 // idle is for a client that is suspended because it was idle.
-func (j *judge) idle(id sched.ClientID) {
+func (j *judge) idle(id base.ClientID) {
 	c := j.w.byID[id]
 	if c == nil {
 		return
@@ -309,7 +283,7 @@ func (j *judge) checkIdle() {
 		if c.tenant != nil && c.tenant.share.Group() != "" || j.owed[c.id] != 0 || w.daemon.conns[c.id] != c.conn {
 			continue
 		}
-		after, kept := c.idleTime(), sched.Time(0)
+		after, kept := c.idleTime(), base.Time(0)
 		if c.tenant != nil {
 			kept = c.tenant.kept
 		}

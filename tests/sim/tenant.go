@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/account"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // How often the operator and the judge's checks over time have their turn, and
@@ -35,13 +38,13 @@ const maxRequests = 80
 type tenant struct {
 	name    string
 	share   sched.Share
-	memory  sched.SetTenantMemory // no Tenant: nothing was set
-	kept    sched.Time            // since when its memory is kept as that says
-	clients int                   // slots
-	stable  sched.Time            // since then nothing has changed that bounds it
+	memory  residency.SetTenantMemory // no Tenant: nothing was set
+	kept    base.Time                 // since when its memory is kept as that says
+	clients int                       // slots
+	stable  base.Time                 // since then nothing has changed that bounds it
 
 	holding int // clients with a live grant that is not paused
-	counted sched.Time
+	counted base.Time
 	held    time.Duration
 	ring    [samples]time.Duration // of held
 	sampled int
@@ -122,14 +125,14 @@ func (w *world) part(t *tenant) float64 {
 }
 
 // count keeps the sum of the time that the tenant's clients hold.
-func (t *tenant) count(now sched.Time, n int) {
+func (t *tenant) count(now base.Time, n int) {
 	t.held += time.Duration(t.holding) * now.Sub(t.counted)
 	t.counted = now
 	t.holding += n
 }
 
 // changed begins the tenant's accounts anew.
-func (t *tenant) changed(now sched.Time) {
+func (t *tenant) changed(now base.Time) {
 	t.stable = now
 	t.sampled = 0
 }
@@ -142,7 +145,7 @@ func (j *judge) checkLimits() {
 	if w.daemon.core == nil { // holders go on, and the next one begins anew
 		return
 	}
-	if j.beside() { // then a holder is billed for what latency tenants leave of the GPU; see sched/beside.go
+	if j.beside() { // then a holder is billed for what latency tenants leave of the GPU; see sched/latency.go
 		w.changed()
 	}
 	for id, g := range j.grants {
@@ -155,13 +158,13 @@ func (j *judge) checkLimits() {
 		before := t.ring[t.sampled%samples]
 		t.ring[t.sampled%samples] = t.held
 		t.sampled++
-		if t.sampled <= samples || w.mem.capacity != 0 || t.share.Group() != "" || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (sched.Tuning{}) {
+		if t.sampled <= samples || w.mem.capacity != 0 || t.share.Group() != "" || t.share.Limit == 0 || t.share.Limit == 100 || w.daemon.tuning != (account.Tuning{}) {
 			continue
 		}
 		// The oldest sample is older than the window by one piece.
 		limit := (limitWindow + often) * time.Duration(t.share.Limit) / 100
 		credit := max(100*time.Millisecond*time.Duration(t.share.Limit)/100, 5*time.Millisecond,
-			sched.DefaultWindow*time.Duration(t.share.Limit)/100)
+			account.DefaultWindow*time.Duration(t.share.Limit)/100)
 		drains := time.Duration(t.clients+1) * (maxGrace + 20*time.Millisecond)
 		if got := t.held - before; got > limit+credit+drains {
 			w.fail("tenant %s with %v held for %v of %v, more than %v and %v to catch up on and %v of drains",

@@ -18,7 +18,7 @@ type finding struct{ Check, Level, Text string }
 // doctor finds that the parts of a bed work, also from inside a container.
 func TestDoctor(t *testing.T) {
 	b := newBed(t)
-	cmd := exec.CommandContext(t.Context(), filepath.Join(b.Dir, "nvsharectl"), "doctor", "--shim", b.Shim(), "--image", "/", "-o", "json")
+	cmd := exec.CommandContext(t.Context(), filepath.Join(b.Dir, "nvsharectl"), "doctor", "--shim", b.Shim(), "-o", "json")
 	cmd.Env = b.Env
 	var complaints bytes.Buffer
 	cmd.Stderr = &complaints

@@ -12,7 +12,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
-	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 )
 
@@ -92,7 +92,7 @@ func (f *fixture) Do(do func()) bool {
 
 func (f *fixture) Go(do func())           { f.wg.Go(do) }
 func (f *fixture) Ended() <-chan struct{} { return f.ended }
-func (f *fixture) Now() sched.Time        { return 1 }
+func (f *fixture) Now() base.Time         { return 1 }
 
 // start makes a Pool for one GPU for each node.
 func start(t *testing.T, limit, ready uint64, host *testHost, nodes ...int) *fixture {

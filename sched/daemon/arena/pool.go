@@ -10,7 +10,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 )
 
@@ -37,7 +37,7 @@ type Loop interface {
 	Go(f func())
 	// Ended is closed when the loop has ended.
 	Ended() <-chan struct{}
-	Now() sched.Time
+	Now() base.Time
 }
 
 // Config says what a Pool may do.

@@ -24,11 +24,9 @@ import (
 //
 //	in memory → writing → emptying → filed → reading → in memory
 //
-// Its segments stay mapped in the process; their pages go, once the file is recorded
-// (files_record.go). A process that is to come back has its pages back first. Until then it
-// is not restored, whatever fails: nvshare-checkpoint refuses to restore a process of which
-// pages are missing, too. One process is written at a time, the one first that has been away
-// longest. One that is woken meanwhile does not wait for that.
+// Its segments stay mapped in the process; their pages go, once the file is recorded. A process
+// that is to come back has its pages back first: nvshare-checkpoint refuses to restore one without.
+// One process is written at a time, the one first that has been away longest.
 
 type fileStep uint8
 

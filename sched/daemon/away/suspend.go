@@ -4,13 +4,22 @@ package away
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/memory"
 	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/daemon/store"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // Suspend answers the control call.
@@ -31,7 +40,7 @@ func (aw *Away) Resume(req *api.SuspendRequest) (*api.SuspendResponse, error) {
 	fits := func(g *node.GPU, account string) (uint64, bool, error) {
 		bytes, why := g.Core.ResumeFits(account)
 		away := len(aw.awayOf(account, g)) > 0
-		if errors.Is(why, sched.ErrNothingAway) && away {
+		if errors.Is(why, residency.ErrNothingAway) && away {
 			why = nil
 		}
 		return bytes, away, why
@@ -88,7 +97,7 @@ func (aw *Away) move(req *api.SuspendRequest, done string, fits func(g *node.GPU
 			continue
 		}
 		err := status.Errorf(codes.FailedPrecondition, "GPU %d: %s cannot be %s: %v", g.Index, who, done, why)
-		if !errors.Is(why, sched.ErrNothingMoves) && !errors.Is(why, sched.ErrNothingAway) {
+		if !errors.Is(why, residency.ErrNothingMoves) && !errors.Is(why, residency.ErrNothingAway) {
 			return nil, err
 		}
 		if none == nil || aw.OnGPU(g, account) { // of the others there is nothing to say
@@ -103,4 +112,143 @@ func (aw *Away) move(req *api.SuspendRequest, done string, fits func(g *node.GPU
 	}
 	order(account, able)
 	return resp, nil
+}
+
+// Which files have memory of processes is recorded: before a file is made, before pages are
+// given back that it has, and after they are there again. So the record says of each file
+// whether it is needed. A scheduler reads it that is started without --suspend-dir, too.
+
+const filesVersion = 1
+
+type filesRecord struct {
+	Version int          `json:"version"`
+	BootID  string       `json:"boot_id"`
+	Files   []FileRecord `json:"files"`
+}
+
+// FileRecord is a file with memory of a process.
+type FileRecord struct {
+	peer.Process
+	Path  string       `json:"path"`
+	Saved bool         `json:"saved"` // it has what may not be in memory
+	Parts []store.Part `json:"parts,omitempty"`
+}
+
+func (aw *Away) filesPath() string { return filepath.Join(aw.Opts.RunDir, "files.json") }
+
+// RecordFiles writes the record. gone are files that are not needed, and not removed yet.
+func (aw *Away) RecordFiles(gone ...*file) error {
+	r := filesRecord{Version: filesVersion, BootID: aw.BootID, Files: []FileRecord{}}
+	if f := aw.Files.writing; f != nil && aw.Of(f.client).File != f {
+		gone = append(gone, f)
+	}
+	for _, cl := range aw.Clients {
+		if f := aw.Of(cl).File; f != nil {
+			r.Files = append(r.Files, FileRecord{cl.Process, f.path, f.step != writing, f.parts})
+		}
+	}
+	for _, f := range gone {
+		r.Files = append(r.Files, FileRecord{Process: f.client.Process, Path: f.path})
+	}
+	r.Files = append(r.Files, node.UnsureOf[FileRecord](aw.Node)...)
+	if err := state.WriteRecord(aw.filesPath(), r); err != nil {
+		return fmt.Errorf("record which memory is in files: %w", err)
+	}
+	return nil
+}
+
+// RestoreFiled finds the processes of which an earlier scheduler has memory in files, and
+// removes the files of nobody.
+func (aw *Away) RestoreFiled() error {
+	r, err := state.ReadRecord[filesRecord](aw.filesPath(), filesVersion)
+	if errors.Is(err, state.ErrNewer) {
+		return err
+	}
+	if err != nil {
+		aw.Log.WithError(err).Error("which processes have memory in files is not known: those are not restored, their calls wait, end them")
+	}
+	known := map[string]bool{}
+	for _, was := range r.Files {
+		known[was.Path] = true
+		if r.BootID == aw.BootID && was.Saved {
+			aw.OnceKnown(was, fmt.Sprintf("process %d lives, whose memory is in %s,", was.PID, was.Path), func() error { return aw.RestoreFile(was) })
+		} else {
+			aw.removeRecorded(was)
+		}
+	}
+	if aw.Files.Dir == nil {
+		return nil
+	}
+	lives := func(was peer.Process) bool { return !aw.HasEnded(was) }
+	nobodys, somebodys, err := aw.Files.Dir.Others(known, lives)
+	for _, path := range nobodys {
+		if err := os.Remove(path); err == nil {
+			aw.Log.Infof("removed %s: it has memory of a process that has ended", path)
+		}
+	}
+	for _, path := range somebodys {
+		aw.Log.Warnf("%s stays: it has memory of a process that lives, and of which nothing is recorded; another scheduler may have written it", path)
+	}
+	if err != nil {
+		aw.Log.WithError(err).Warn("files of processes that have ended may be left")
+	}
+	return nil
+}
+
+// removeRecorded removes a file of an earlier scheduler that nobody needs.
+func (aw *Away) removeRecorded(was FileRecord) {
+	if err := os.Remove(was.Path); err != nil && !os.IsNotExist(err) {
+		aw.Log.WithError(err).Error("a file with memory of a process that has ended stays: remove it")
+	}
+}
+
+// RestoreFile finds the process to which a file belongs, or removes the file if the process has
+// ended.
+func (aw *Away) RestoreFile(was FileRecord) error {
+	cl, err := aw.ClientOf(was.Process)
+	if err != nil {
+		return err
+	}
+	if cl == nil || cl.Conn != nil && !cl.Conn.IsAway { // it is back, or another program, since it could not be found
+		aw.removeRecorded(was)
+		return nil
+	}
+	aw.Of(cl).File = &file{client: cl, path: was.Path, parts: was.Parts, step: filed, bytes: store.Bytes(was.Parts), began: time.Now(), stop: make(chan struct{}), earlier: true}
+	if aw.Of(cl).Step == Present {
+		aw.Of(cl).Step, aw.Of(cl).since = Absent, time.Now()
+	}
+	aw.Log.Infof("process %d is off the GPU, and %d MiB of its memory are in %s", cl.PID, aw.Of(cl).File.bytes>>20, was.Path)
+	for _, m := range aw.arenasOf(cl) {
+		aw.FoundFiled(m)
+	}
+	if cl.Conn != nil {
+		aw.filedRegistered(cl)
+	}
+	return nil
+}
+
+// FoundFiled is for a client that is found on a GPU, with memory that an earlier scheduler has
+// put into a file: it may have recorded the file, and not yet the memory.
+func (aw *Away) FoundFiled(m *memory.Member) {
+	f := aw.Of(m.Client).File
+	if f == nil || !f.earlier {
+		return
+	}
+	given := uint64(0)
+	for _, m := range aw.arenasOf(m.Client) {
+		given += m.Arena.Given()
+	}
+	if given < f.bytes {
+		m.Arena.Had(m.Arena.Given() + f.bytes - given)
+	}
+	m.Arena.SetFiled(true)
+}
+
+// filedRegistered is for a client that says of itself that it is off the GPU: pages that an
+// earlier scheduler has not given back, or was reading back when it ended, go now.
+func (aw *Away) filedRegistered(cl *node.Client) {
+	if f := aw.Of(cl).File; f != nil && f.earlier && f.step == filed {
+		f.step = emptying
+		aw.empty(f)
+	}
 }

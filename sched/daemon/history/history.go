@@ -1,5 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package history keeps the latest events of the scheduler, for `nvsharectl
+// events`.
+//
+// What it guarantees:
+//
+//   - Adding an event costs no search, no format and no allocation: the
+//     scheduler does so at each turn of a GPU.
+//   - Tenants cannot push out what is rare: events that tenants cause by taking turns, those
+//     that they cause otherwise, and other events have room of their own.
+//   - Who reads learns how many events are gone, and gets each of the others
+//     once and in order.
+//
+// A Log belongs to one goroutine.
 package history
 
 import (
@@ -10,6 +23,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 )
 
@@ -38,10 +52,10 @@ type Event struct {
 	N          uint32 // waiters, or bypassed entry points
 	Index      int    // of the GPU
 	UUID       string // of the GPU; "": none
-	Client     sched.ClientID
+	Client     base.ClientID
 	Peer       *peer.Peer     // of the client; nil: no client, or unknown
 	Names      *api.Container // of the client's container, if the plugin said them
-	Epoch      sched.Epoch
+	Epoch      base.Epoch
 	Waited     time.Duration
 	Limited    time.Duration
 	Held       time.Duration

@@ -1,5 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package loop runs what the daemon does in one goroutine, and its timers.
+//
+// What it guarantees:
+//
+//   - Functions run one at a time, in the order in which they came. So they need no locks.
+//   - Who asks and gives up gets back what it lent: its question never runs later.
+//   - Nothing is lost silently: Do and Ask say that the loop has ended.
+//   - A goroutine that Go has started is waited for at the end.
 package loop
 
 import (
@@ -11,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 )
 
@@ -61,7 +69,7 @@ func (l *Loop) Go(f func()) { l.Wg.Go(f) }
 func (l *Loop) Ended() <-chan struct{} { return l.Life.Done() }
 
 // Now is the time of the loop.
-func (l *Loop) Now() sched.Time { return Now() }
+func (l *Loop) Now() base.Time { return Now() }
 
 // Do has the loop run f, after what came before; false: the loop has ended.
 func (l *Loop) Do(f func()) bool {
@@ -121,10 +129,10 @@ func (l *Loop) Ask(ctx context.Context, f func()) error {
 func (l *Loop) Answers(ctx context.Context) error { return l.Ask(ctx, func() {}) }
 
 // Now reads CLOCK_MONOTONIC, which is what the grant page promises.
-func Now() sched.Time {
+func Now() base.Time {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
 		panic("CLOCK_MONOTONIC: " + err.Error())
 	}
-	return sched.Time(ts.Nano())
+	return base.Time(ts.Nano())
 }

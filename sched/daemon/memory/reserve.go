@@ -8,22 +8,26 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // noRoomLately is for how long the refusal of a reservation is a problem.
 const noRoomLately = time.Minute
 
-var apiKeeps = map[sched.Keep]api.MemoryMode{
-	sched.Swapped:  api.MemoryMode_MEMORY_MODE_SWAP,
-	sched.Resident: api.MemoryMode_MEMORY_MODE_RESIDENT,
-	sched.Managed:  api.MemoryMode_MEMORY_MODE_MANAGED,
+var apiKeeps = map[residency.Keep]api.MemoryMode{
+	residency.Swapped:  api.MemoryMode_MEMORY_MODE_SWAP,
+	residency.Resident: api.MemoryMode_MEMORY_MODE_RESIDENT,
+	residency.Managed:  api.MemoryMode_MEMORY_MODE_MANAGED,
 }
 
 // SwapStatus describes where the memory of a GPU's clients is, and who waits for
@@ -110,7 +114,7 @@ func strandedText(lacks uint64) string {
 
 // LimitsOn is what the page of a tenant's process says of the GPU; client 0: of one that
 // uses none.
-func LimitsOn(g *node.GPU, account string, id sched.ClientID) wire.Limits {
+func LimitsOn(g *node.GPU, account string, id base.ClientID) wire.Limits {
 	s := g.Core.Standing(account, id)
 	return wire.Limits{Memory: s.Limit, Used: s.Used}
 }
@@ -131,11 +135,11 @@ func (mem *Memory) ShowLimits(g *node.GPU, account string) {
 func (mem *Memory) Reserve(att *node.Attachment, f *wire.Frame) {
 	r := f.Reserve
 	att.Reserves = true
-	mem.Step(att.GPU, sched.Reserve{Client: att.Client.ID, Total: r.Total, Least: r.Least, Force: f.Code&wire.ReserveForce != 0, Serial: r.Serial})
+	mem.Step(att.GPU, residency.Reserve{Client: att.Client.ID, Total: r.Total, Least: r.Least, Force: f.Code&wire.ReserveForce != 0, Serial: r.Serial})
 }
 
 // reserved answers RESERVE.
-func (mem *Memory) reserved(g *node.GPU, a sched.Reserved) {
+func (mem *Memory) reserved(g *node.GPU, a residency.Reserved) {
 	att := mem.AttachmentOf(g, a.Client)
 	if att == nil {
 		return
@@ -144,16 +148,16 @@ func (mem *Memory) reserved(g *node.GPU, a sched.Reserved) {
 	answer := wire.Frame{Type: wire.TypeReserved, Channel: att.Channel,
 		Reserved: wire.Reserved{Total: a.Stands.Total, Used: a.Stands.Used, Limit: a.Stands.Limit, Serial: a.Serial}}
 	switch a.Refused {
-	case sched.NoPlace:
+	case residency.NoPlace:
 		answer.Code = wire.ErrArena
 		if !cl.CanMove {
 			answer.Code = wire.ErrMemory // all that it knows
 		}
 		mem.noteNoRoom(g, cl, a.Asked, a.Why.Error())
-	case sched.OverCeiling:
+	case residency.OverCeiling:
 		answer.Code = wire.ErrMemory
 		mem.noteNoRoom(g, cl, a.Asked, fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", mem.Opts.GPUMemory>>20, a.Stands.Used>>20))
-	case sched.OverLimit:
+	case residency.OverLimit:
 		answer.Code = wire.ErrMemory
 		mem.noteOutOfMemory(g, cl, a.Asked, a.Stands)
 	}
@@ -171,7 +175,7 @@ func (mem *Memory) noteNoRoom(g *node.GPU, cl *node.Client, bytes uint64, why st
 
 // noteOutOfMemory counts a reservation that its tenant's limit refused. Programs try
 // again and again, so the tenant causes an event in refusalPause only.
-func (mem *Memory) noteOutOfMemory(g *node.GPU, cl *node.Client, bytes uint64, stands sched.Standing) {
+func (mem *Memory) noteOutOfMemory(g *node.GPU, cl *node.Client, bytes uint64, stands residency.Standing) {
 	all := mem.OutOfMemory[cl.Account]
 	if all == nil {
 		all = map[*node.GPU]uint64{}
@@ -217,4 +221,83 @@ func (mem *Memory) MemoryStatus(g *node.GPU) (accounts []*api.MemoryAccount, pro
 		}
 	}
 	return accounts, problems
+}
+
+// OpenArena makes the pool of host memory; host is where the memory comes from.
+func (mem *Memory) OpenArena(host arena.Host, maxReady, maxHeld int) {
+	mem.Pool = arena.New(arena.Config{
+		Limit: mem.Opts.SwapMemory, Ready: mem.Opts.SwapReady, Leave: arena.Total() / leavePart, MaxReady: maxReady, MaxHeld: maxHeld,
+		Spare: func(more uint64) bool {
+			mem.ObserveHost()
+			return mem.Cores.Arenas.Fits(more) == nil
+		},
+		Loop: mem.Loop, Timers: &mem.Timers, Host: host, Log: mem.Log,
+	})
+}
+
+// leavePart is the part of the host's memory that memory which nobody needs yet leaves to
+// others: an eighth. With 512 MiB left, the host's other programs were killed by its
+// out-of-memory killer.
+const leavePart = 8
+
+// AutoSwapMemory is how much host memory there may be for what is away if nobody has said:
+// half of what the host has free beyond the part that is left to others. What clients have
+// of it since an earlier scheduler counts as free: a restart changes nothing.
+func AutoSwapMemory(o *node.Config, before map[string][]MemberState, peers *peer.Finder) uint64 {
+	pages, huge, known := arena.Kernel{}.Free()
+	total := arena.Total()
+	if !known || total == 0 {
+		o.Log.Warn("nothing is swapped, because the host does not tell how much memory is free: --swap-memory with a size does without")
+		return 0
+	}
+	bytes := HalfOfSpare(pages+huge+HeldBefore(before, peers.Find), total)
+	if bytes == 0 {
+		o.Log.Warnf("nothing is swapped, because the host has no memory to spare: %d MiB of %d MiB are free", (pages+huge)>>20, total>>20)
+	}
+	return bytes
+}
+
+// HalfOfSpare is half of what a host has free beyond the part that is left to others, in segments.
+func HalfOfSpare(free, total uint64) uint64 {
+	spare := free - min(free, total/leavePart)
+	return spare / 2 / arena.MinSegment * arena.MinSegment
+}
+
+// owner is a client with memory on a GPU, for the pool.
+type owner struct {
+	mem *Memory
+	g   *node.GPU
+	*Member
+}
+
+// Needs is how much host memory a client needs, now or soon.
+func (m *Member) Needs() (now, soon uint64) {
+	if m.copied {
+		return min(m.want, m.Arena.Bytes()), 0
+	}
+	return m.want, m.soon
+}
+
+func (o owner) Changed() {
+	if bytes, c := o.Arena.Bytes(), o.Client.Conn; bytes > o.charged && c != nil {
+		c.Account.ChargeArena(bytes-o.charged, time.Now())
+		o.charged = bytes
+	}
+	o.mem.NoteMembers()
+	o.mem.Step(o.g, residency.ArenaChanged{Client: o.Client.ID, Bytes: o.Arena.Bytes()})
+}
+
+func (o owner) Send(number uint64, s arena.Segment) bool {
+	att, c := o.Client.Attached[o.g], o.Client.Conn
+	if att == nil || c == nil || c.Dead || c.Channels[att.Channel] != att || !att.Answered {
+		return false
+	}
+	f := wire.Frame{Type: wire.TypeArena, Channel: att.Channel, Arena: wire.Arena{Segment: number, Size: s.Size}}
+	if s.Huge {
+		f.Arena.Flags = wire.ArenaHuge
+	}
+	o.mem.Reach(node.BeforeArena)
+	o.mem.Send(c, &f, unix.UnixRights(int(s.File.Fd())))
+	o.mem.Reach(node.AfterArena)
+	return true
 }

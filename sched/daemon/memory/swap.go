@@ -11,11 +11,13 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
+	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -68,9 +70,9 @@ func New(b *tenants.Book) *Memory {
 // swap is what a GPU has where memory is swapped.
 type swap struct {
 	Arenas  *arena.GPU
-	members map[sched.ClientID]*Member
-	wanting bool               // somebody wants an arena of another size
-	found   []sched.ArenaFound // to be counted
+	members map[base.ClientID]*Member
+	wanting bool                   // somebody wants an arena of another size
+	found   []residency.ArenaFound // to be counted
 }
 
 // Member is what one client of the GPU has, over its connections. It ends
@@ -121,8 +123,8 @@ func (mem *Memory) SetCopied(cl *node.Client, g *node.GPU, on bool) {
 }
 
 // OpenMemory is addGPU's part: it says how the memory of a GPU is shared.
-func (mem *Memory) OpenMemory(g *node.GPU, physical uint64) sched.Memory {
-	m := sched.Memory{Ceiling: mem.Opts.GPUMemory, DefaultLimit: mem.Opts.DefaultMemoryLimit}
+func (mem *Memory) OpenMemory(g *node.GPU, physical uint64) residency.Config {
+	m := residency.Config{Ceiling: mem.Opts.GPUMemory, DefaultLimit: mem.Opts.DefaultMemoryLimit}
 	if mem.Opts.SwapMemory == 0 {
 		return m
 	}
@@ -139,7 +141,7 @@ func (mem *Memory) OpenMemory(g *node.GPU, physical uint64) sched.Memory {
 	m.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
 	m.ArenaUnit = arena.MinSegment
 	node := arena.NUMANode(mem.sysfs, g.PCIBusID)
-	mem.Swaps[g] = &swap{Arenas: mem.Pool.AddGPU(node), members: map[sched.ClientID]*Member{}}
+	mem.Swaps[g] = &swap{Arenas: mem.Pool.AddGPU(node), members: map[base.ClientID]*Member{}}
 	near := ""
 	if node != arena.NoNode {
 		near = fmt.Sprintf(", of NUMA node %d first", node)
@@ -149,19 +151,19 @@ func (mem *Memory) OpenMemory(g *node.GPU, physical uint64) sched.Memory {
 }
 
 // KeepOf is how a tenant's memory is to be kept.
-func KeepOf(t api.Terms) sched.Keep {
+func KeepOf(t api.Terms) residency.Keep {
 	switch t.MemoryMode {
 	case api.MemoryMode_MEMORY_MODE_MANAGED:
-		return sched.Managed
+		return residency.Managed
 	case api.MemoryMode_MEMORY_MODE_RESIDENT:
-		return sched.Resident
+		return residency.Resident
 	}
-	return sched.Swapped
+	return residency.Swapped
 }
 
 // ShowMemoryMode tells a client's page how its tenant asks for memory to be kept.
 func (mem *Memory) ShowMemoryMode(g *node.GPU, cl *node.Client, channel uint16) {
-	mode := map[sched.Keep]uint32{sched.Managed: wire.SlotManaged, sched.Resident: wire.SlotResident}
+	mode := map[residency.Keep]uint32{residency.Managed: wire.SlotManaged, residency.Resident: wire.SlotResident}
 	cl.Page.SetMemoryMode(channel, mode[KeepOf(mem.Shares.Tenants[cl.Account].On(g.UUID))])
 }
 
@@ -174,7 +176,7 @@ func (mem *Memory) SetTenantMemory(g *node.GPU, account string) {
 			mem.ShowMemoryMode(g, cl, att.Channel)
 		}
 	}
-	mem.Step(g, sched.SetTenantMemory{Tenant: account, Limit: t.MemoryLimit, Keep: KeepOf(t), SuspendAfter: suspendAfter(t)})
+	mem.Step(g, residency.SetTenantMemory{Tenant: account, Limit: t.MemoryLimit, Keep: KeepOf(t), SuspendAfter: suspendAfter(t)})
 }
 
 // suspendAfter is what the core is told of a tenant's time.
@@ -187,7 +189,7 @@ func suspendAfter(t api.Terms) time.Duration {
 
 // MemberOf returns what a client has of a GPU where memory is swapped; nil: it is not
 // known there.
-func (mem *Memory) MemberOf(g *node.GPU, id sched.ClientID) *Member {
+func (mem *Memory) MemberOf(g *node.GPU, id base.ClientID) *Member {
 	if s := mem.Swaps[g]; s != nil {
 		return s.members[id]
 	}
@@ -196,7 +198,7 @@ func (mem *Memory) MemberOf(g *node.GPU, id sched.ClientID) *Member {
 
 // DropUse forgets what a client has on GPUs, and tells these why: it is dead, or another
 // program now.
-func (mem *Memory) DropUse(cl *node.Client, why sched.Event) {
+func (mem *Memory) DropUse(cl *node.Client, why base.Event) {
 	for _, g := range mem.Order {
 		m := mem.MemberOf(g, cl.ID)
 		if m == nil && cl.Attached[g] == nil && !g.Restored[cl.ID] {
@@ -220,14 +222,14 @@ func (mem *Memory) ObserveHost() {
 	pages, huge, known := mem.Pool.Host.Free()
 	ready := mem.Pool.Held() // which is there for clients
 	filed := mem.Pool.Filed()
-	mem.Cores.Arenas.Observe(sched.Host{Used: mem.Pool.Used() + filed, Filed: filed, Return: min(filed, mem.Contexts.LargestFiled()), Ready: ready, Free: pages + huge + ready, FreeKnown: known, Failed: mem.Pool.Err()})
+	mem.Cores.Arenas.Observe(residency.Host{Used: mem.Pool.Used() + filed, Filed: filed, Return: min(filed, mem.Contexts.LargestFiled()), Ready: ready, Free: pages + huge + ready, FreeKnown: known, Failed: mem.Pool.Err()})
 }
 
 // CarryOutMemory carries out what was decided about memory. None of it depends on what
 // was recorded before.
-func (mem *Memory) CarryOutMemory(g *node.GPU, action sched.Action) (done bool) {
+func (mem *Memory) CarryOutMemory(g *node.GPU, action base.Action) (done bool) {
 	switch a := action.(type) {
-	case sched.Room:
+	case residency.Room:
 		if att := mem.AttachmentOf(g, a.Client); att != nil {
 			mem.Reach(node.BeforeRoom)
 			att.Client.Page.SetRoom(att.Channel, max(a.Bytes, 1)) // 0 means something else
@@ -235,25 +237,25 @@ func (mem *Memory) CarryOutMemory(g *node.GPU, action sched.Action) (done bool) 
 			mem.tellRoom(att, a.Bytes)
 			mem.Reach(node.AfterRoom)
 		}
-	case sched.Reserved:
+	case residency.Reserved:
 		mem.reserved(g, a)
-	case sched.LimitsChanged:
+	case residency.LimitsChanged:
 		mem.ShowLimits(g, a.Tenant)
-	case sched.ArenaWanted:
+	case residency.ArenaWanted:
 		if m := mem.MemberOf(g, a.Client); m != nil {
 			m.want, m.soon, mem.Swaps[g].wanting = a.Bytes, a.Soon, true
 		}
-	case sched.ArenaFound:
+	case residency.ArenaFound:
 		mem.Swaps[g].found = append(mem.Swaps[g].found, a)
-	case sched.Promised:
+	case residency.Promised:
 		mem.NoteMembers()
-	case sched.SwapDone:
+	case residency.SwapDone:
 		kind := api.EventType_EVENT_TYPE_SWAP_OUT
 		if a.In {
 			kind = api.EventType_EVENT_TYPE_SWAP_IN
 		}
 		mem.Turn(time.Now(), g, a.Client, &history.Event{Kind: kind, Bytes: a.Bytes, Took: a.Took})
-	case sched.Suspended:
+	case residency.Suspended:
 		why := "by order"
 		if a.Idle {
 			after := mem.Opts.SuspendAfter
@@ -266,9 +268,9 @@ func (mem *Memory) CarryOutMemory(g *node.GPU, action sched.Action) (done bool) 
 		if cl := mem.Clients[a.Client]; cl != nil {
 			mem.Contexts.MemoryLeaves(cl)
 		}
-	case sched.SwapStalled:
+	case residency.SwapStalled:
 		mem.noteStall(g, a.Client, fmt.Sprintf("it does not move %d MiB off the GPU, for which others wait", a.Bytes>>20))
-	case sched.Stranded:
+	case residency.Stranded:
 		mem.noteStall(g, a.Client, strandedText(a.Bytes))
 	default:
 		return false
@@ -277,7 +279,7 @@ func (mem *Memory) CarryOutMemory(g *node.GPU, action sched.Action) (done bool) 
 }
 
 // noteStall notes and logs that a client does not get on.
-func (mem *Memory) noteStall(g *node.GPU, id sched.ClientID, text string) {
+func (mem *Memory) noteStall(g *node.GPU, id base.ClientID, text string) {
 	mem.Turn(time.Now(), g, id, &history.Event{Kind: api.EventType_EVENT_TYPE_STALL, Text: text})
 	if cl := mem.Clients[id]; cl != nil {
 		mem.Tell(cl.Subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", g.Index, text))
@@ -304,8 +306,8 @@ func (mem *Memory) Moved(att *node.Attachment, f *wire.Frame) {
 	}
 	mem.NoteFixed(att, f.FixedBy())
 	mem.Copied(att, is(wire.MovedNoArena), is(wire.MovedElsewhere))
-	mem.Step(g, sched.Moved{
-		Client: id, Epoch: sched.Epoch(f.Epoch), Report: sched.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
+	mem.Step(g, residency.Moved{
+		Client: id, Epoch: base.Epoch(f.Epoch), Report: residency.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
 		Ready: is(wire.MovedReady), Stuck: is(wire.MovedStuck), NoMemory: is(wire.MovedNoMemory), NoArena: is(wire.MovedNoArena),
 	})
 	if att.Moves && f.Moved.Resident > f.Moved.Fixed {

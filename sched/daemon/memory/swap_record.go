@@ -7,12 +7,12 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // Who has memory on a GPU where memory is swapped is recorded, so that after a restart
@@ -111,14 +111,14 @@ func (mem *Memory) awaitMember(g *node.GPU, was MemberState) error {
 	}
 	m := mem.AddMember(g, cl)
 	m.Arena.Had(min(was.Arena, g.MemoryBytes+arena.MaxSegment)) // before the core says what it needs: or it would be made again
-	mem.Step(g, sched.RestoreMemory{Client: cl.ID, Tenant: cl.Account, Gang: mem.ShareOf(g, cl.Account).Group(), CanMove: cl.CanMove, Bytes: was.Bytes, Suspended: was.Away})
+	mem.Step(g, residency.RestoreMemory{Client: cl.ID, Tenant: cl.Account, Gang: mem.ShareOf(g, cl.Account).Group(), CanMove: cl.CanMove, Bytes: was.Bytes, Suspended: was.Away})
 	if was.Away {
 		mem.Contexts.WasAway(cl)
 	}
 	promised, _ := g.Core.ClientMemory(cl.ID)
 	m.Arena.Had(min(was.Arena, promised.Promised+arena.MaxSegment))
 	mem.Contexts.FoundFiled(m)
-	mem.Log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, sched.DefaultStallAfter)
+	mem.Log.Infof("GPU %d: process %d had up to %d MiB on it before the restart; they are not given to others until it is back, ends, or does not come for %v", g.Index, cl.PID, promised.Promised>>20, residency.DefaultStallAfter)
 	return nil
 }
 

@@ -17,15 +17,11 @@ import (
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// A copier is a program that copies memory of a tenant that moves to its new GPU, from GPU
-// to GPU, before the tenant's processes are checkpointed. The processes keep nothing but
-// descriptors of the copies, and take their memory from these when they are restored. So
-// the memory need not go through the host, and no host memory is registered with the driver,
-// which makes checkpoint and restore four times as long for 60 GiB (H100).
-//
-// Without a copier, and for what it cannot copy, memory goes to the arenas as ever. A process
-// that is not restored on the other GPU says so (MOVED, elsewhere): a copier to its GPU brings
-// the memory back.
+// A copier is a program that copies memory of a tenant that moves from GPU to GPU, before the
+// tenant's processes are checkpointed, which keep only descriptors of the copies. So the memory need
+// not go through the host, which takes four times as long for 60 GiB (H100). What it cannot copy goes
+// to the arenas. A process that is not restored on the other GPU says so (MOVED, elsewhere): a copier
+// brings the memory back.
 
 const (
 	MaxCopied = 8 // processes of a tenant; others go through the host

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/away"
 	"github.com/nvshare/nvshare/sched/daemon/history"
@@ -27,6 +28,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/placement"
+	"github.com/nvshare/nvshare/sched/residency"
 )
 
 // A tenant moves to another GPU in phases:
@@ -301,8 +303,8 @@ func (mv *Moves) Destination(account string, from *node.GPU, name string) (*node
 }
 
 // moversTo returns the processes that are on their way to a GPU.
-func (mv *Moves) moversTo(g *node.GPU) map[sched.ClientID]sched.Mover {
-	all := map[sched.ClientID]sched.Mover{}
+func (mv *Moves) moversTo(g *node.GPU) map[base.ClientID]residency.Mover {
+	all := map[base.ClientID]residency.Mover{}
 	for account, m := range mv.Migrations {
 		if m.To == g {
 			maps.Copy(all, m.From.Core.Movers(account))
@@ -447,7 +449,7 @@ func (mv *Moves) endMigration(m *Move) {
 		e.Text = fmt.Sprintf("moved from GPU %d (%v)", m.From.Index, m.took)
 		mv.Log.Infof("GPU %d: %s has moved here from GPU %d in %v (%v)", m.To.Index, mv.NameOf(m.account), m.From.Index, took.Round(time.Millisecond), m.took)
 	}
-	on, id := m.To, sched.ClientID(0)
+	on, id := m.To, base.ClientID(0)
 	if m.err != nil {
 		on = m.From
 	}

@@ -1,10 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package node has the tables of what the daemon knows: GPUs, connections, the processes that use
+// GPUs, and the names of containers. The parts of the daemon share it, and each has state of its own
+// beside it.
+//
+// What it guarantees:
+//
+//   - The loop alone touches it. No call waits for a client: frames are sent without blocking, and a
+//     client that does not read is disconnected.
+//   - A process has one Client from its first REGISTER to its proven death, whatever its connections
+//     do.
+//   - What tenants can cause as often as they like is limited, in the log and in the events.
+//   - What is recorded of an earlier process holds until the kernel says that the process has ended.
 package node
 
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -16,6 +29,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
@@ -121,8 +135,8 @@ type Node struct {
 	Peers      *peer.Finder
 	Find       func(peer.Process) (*peer.Peer, error) // of peers, except in tests
 
-	nextID    sched.ClientID
-	Clients   map[sched.ClientID]*Client
+	nextID    base.ClientID
+	Clients   map[base.ClientID]*Client
 	ByProc    map[peer.Process]*Client
 	ByAccount map[string]map[*Client]struct{} // by peer.Peer.Account
 	Gpus      map[wire.UUID]*GPU
@@ -133,7 +147,7 @@ type Node struct {
 	Leaving   map[string]*GPU           // accounts on their way to another GPU, and to which
 
 	// Step gives an event to a GPU's core, and carries out what the core decides.
-	Step func(g *GPU, ev sched.Event)
+	Step func(g *GPU, ev base.Event)
 	// Bury removes a client whose process is dead.
 	Bury func(*Client)
 
@@ -155,7 +169,7 @@ func New(opts Config, bootID string, peers *peer.Finder) *Node {
 	n := &Node{
 		Loop: loop.New(), Opts: opts, Log: opts.Log, BootID: bootID, Peers: peers, Find: peers.Find,
 		Desk:      admission.New(MaxConnections, opts.SwapMemory),
-		Clients:   map[sched.ClientID]*Client{},
+		Clients:   map[base.ClientID]*Client{},
 		ByProc:    map[peer.Process]*Client{},
 		ByAccount: map[string]map[*Client]struct{}{},
 		Gpus:      map[wire.UUID]*GPU{},
@@ -240,4 +254,121 @@ func UnsureOf[R any](n *Node) (all []R) {
 		}
 	}
 	return all
+}
+
+// Subject is whom a line of log is about.
+type Subject struct {
+	*peer.Peer
+	id base.ClientID // 0: a process that is no client yet
+}
+
+// Subject is whom lines about a client name.
+func (cl *Client) Subject() Subject { return Subject{cl.Peer, cl.ID} }
+
+// Subject is the same for a connection, which may have no client yet.
+func (c *Conn) Subject() Subject {
+	if c.Client != nil {
+		return c.Client.Subject()
+	}
+	return Subject{Peer: c.Peer}
+}
+
+// LogOf returns the log with fields that name a subject.
+func (n *Node) LogOf(s Subject) *logrus.Entry {
+	fields := logrus.Fields{"pid": s.PID, "command": s.Command}
+	if s.Container != "" {
+		fields["container"] = s.Container
+	}
+	if s.id != 0 {
+		fields["client"] = s.id
+	}
+	return n.Log.WithFields(fields)
+}
+
+// Tell writes a line that a tenant causes. A tenant can cause as many as it
+// likes, so those above a limit are written for debugging only.
+func (n *Node) Tell(s Subject, level logrus.Level, text string) {
+	n.TellOf(n.LogOf(s), level, text)
+}
+
+// TellOf is tell with other fields.
+func (n *Node) TellOf(to *logrus.Entry, level logrus.Level, text string) {
+	switch {
+	case level >= logrus.DebugLevel:
+	case !n.TenantLog.Allow():
+		n.Traffic.UnloggedLines++
+		level = logrus.DebugLevel
+	case n.Traffic.UnloggedLines > n.unloggedTold:
+		n.Log.WithField("lines", n.Traffic.UnloggedLines-n.unloggedTold).Warn("clients caused more lines than these: they are written with NVSHARE_DEBUG=1 only")
+		n.unloggedTold = n.Traffic.UnloggedLines
+	}
+	to.Log(level, text)
+}
+
+// Turn notes an event that a client causes. g may be nil.
+func (n *Node) Turn(t time.Time, g *GPU, id base.ClientID, e *history.Event) {
+	n.History.AddTurn(n.EventOf(t, g, id, e))
+}
+
+// EventOf fills in when, where and who.
+func (n *Node) EventOf(t time.Time, g *GPU, id base.ClientID, e *history.Event) *history.Event {
+	e.At, e.Client = t.UnixNano(), id
+	if g != nil {
+		e.UUID, e.Index = g.UUID, g.Index
+	}
+	if cl := n.Clients[id]; cl != nil {
+		e.Peer = cl.Peer
+		if names := n.Names[cl.Container]; names != nil && cl.Container != "" {
+			cl.named = names
+		}
+		e.Names = cl.named
+	}
+	return e
+}
+
+// NoteClient notes that a process came or went. n is what the kind says.
+func (n *Node) NoteClient(cl *Client, kind api.EventType, count uint32) {
+	n.Turn(time.Now(), nil, cl.ID, &history.Event{Kind: kind, N: count})
+}
+
+// NoteChange notes an event that no client causes. g may be nil.
+func (n *Node) NoteChange(g *GPU, e *history.Event) {
+	n.History.AddChange(n.EventOf(time.Now(), g, 0, e))
+}
+
+// NoteSetting notes a setting that was changed: on one GPU, or (nil) for GPUs that
+// are found later. account is the tenant whose setting it is, or "". caused: by a container that
+// comes or goes, which may be often.
+func (n *Node) NoteSetting(g *GPU, account string, caused bool, setting string, old, new any) {
+	c := &history.Change{Setting: setting, Old: fmt.Sprint(old), New: fmt.Sprint(new)}
+	if c.Old == c.New {
+		return
+	}
+	if account != "" {
+		c.Tenant, c.UID = n.TenantOf(account)
+	}
+	e := n.EventOf(time.Now(), g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_SET, Change: c})
+	if caused {
+		n.History.AddCaused(e)
+	} else {
+		n.History.AddChange(e)
+	}
+}
+
+// MayTell says whether an event may be noted that a tenant causes as often as it likes: once in
+// refusalPause for each subject, also if its processes end meanwhile.
+func (n *Node) MayTell(what string, t time.Time) bool {
+	if told, ok := n.Told[what]; ok && t.Sub(told) < RefusalPause {
+		return false
+	}
+	maps.DeleteFunc(n.Told, func(_ string, told time.Time) bool { return t.Sub(told) >= RefusalPause })
+	n.Told[what] = t
+	return true
+}
+
+// NoteAway notes an event of a client's on each of its GPUs.
+func (n *Node) NoteAway(cl *Client, text string) {
+	for g := range cl.Attached {
+		n.Turn(time.Now(), g, cl.ID, &history.Event{Kind: api.EventType_EVENT_TYPE_CONTEXT, Text: text})
+	}
 }

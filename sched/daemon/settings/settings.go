@@ -1,5 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package settings has how GPUs are shared: time quanta, modes, swap shares, which GPUs are drained,
+// and their faults, in settings.json.
+//
+// What it guarantees:
+//
+//   - The latest word holds: what was set by hand outlives the scheduler, until the scheduler is
+//     started with another value of the same flag.
+//   - Change puts in force what is recorded, or nothing. Keep is for what nobody would say again: it
+//     is tried until it is recorded.
+//   - What nobody could have set is not read.
 package settings
 
 import (
@@ -16,6 +26,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
@@ -29,7 +40,7 @@ const recordRetry = 2 * time.Second
 type Store struct {
 	path  func() string
 	log   *logrus.Entry
-	now   func() sched.Time
+	now   func() base.Time
 	Again *timer.Timer // write the file, which could not be written
 
 	Set       Set
@@ -38,7 +49,7 @@ type Store struct {
 }
 
 // New returns a store without settings: call Restore. path says where the file is.
-func New(path func() string, log *logrus.Entry, timers *timer.List, now func() sched.Time) *Store {
+func New(path func() string, log *logrus.Entry, timers *timer.List, now func() base.Time) *Store {
 	st := &Store{path: path, log: log, now: now}
 	st.Again = timers.New(st.Keep)
 	return st

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/tests/mutants"
 )
 
@@ -45,10 +46,10 @@ func readsState(t *testing.T, text []byte) {
 			core.Step(1, sched.RestoreUnknown{Epoch: g.Epoch})
 		}
 		for i, h := range g.Holders {
-			core.Step(1, sched.Restore{Client: sched.ClientID(i + 1), Epoch: h.Epoch})
+			core.Step(1, sched.Restore{Client: base.ClientID(i + 1), Epoch: h.Epoch})
 		}
 		core.Step(2, sched.Attach{Client: 1000, Want: true})
-		core.Step(sched.Time(sched.MaxGrace), sched.Tick{})
+		core.Step(base.Time(sched.MaxGrace), sched.Tick{})
 		if err := core.Check(); err != nil {
 			t.Fatalf("%+v: %v", g, err)
 		}

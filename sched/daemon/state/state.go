@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // version changes when an older scheduler would misread the file.
@@ -33,18 +34,18 @@ type File struct {
 
 // GPU is what the file says of one GPU.
 type GPU struct {
-	Epoch      sched.Epoch `json:"epoch"` // the latest one that was granted
-	Holders    []Holder    `json:"holders,omitempty"`
-	Unrecorded bool        `json:"unrecorded,omitempty"` // there may be more holders
-	Way        sched.Way   `json:"way,omitempty"`        // in which the holders share the GPU; none: turns
+	Epoch      base.Epoch `json:"epoch"` // the latest one that was granted
+	Holders    []Holder   `json:"holders,omitempty"`
+	Unrecorded bool       `json:"unrecorded,omitempty"` // there may be more holders
+	Way        sched.Way  `json:"way,omitempty"`        // in which the holders share the GPU; none: turns
 }
 
 // Holder is a process with a grant.
 type Holder struct {
-	PID       int32       `json:"pid"`
-	StartTime uint64      `json:"starttime"` // clock ticks since boot
-	Epoch     sched.Epoch `json:"epoch"`
-	Shared    bool        `json:"shared,omitempty"` // as in sched.Holder
+	PID       int32      `json:"pid"`
+	StartTime uint64     `json:"starttime"` // clock ticks since boot
+	Epoch     base.Epoch `json:"epoch"`
+	Shared    bool       `json:"shared,omitempty"` // as in sched.Holder
 }
 
 // New returns the state of a node on which nothing was ever granted.

@@ -15,10 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // stateOfGPUs has n GPUs, each with a holder.
-func stateOfGPUs(n int, epoch sched.Epoch) *File {
+func stateOfGPUs(n int, epoch base.Epoch) *File {
 	s := &File{Version: version, BootID: "boot", GPUs: map[string]*GPU{}}
 	for i := range n {
 		s.GPUs[fmt.Sprintf("GPU-51600000-0000-4000-8000-%012d", i)] = &GPU{Epoch: epoch, Holders: []Holder{{PID: 7, StartTime: uint64(i), Epoch: epoch}}}
@@ -35,7 +36,7 @@ func TestStateIsSaved(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "state.json")
 			for i, gpus := range []int{1, 64, 64, 8, 0, 200, 1} {
-				want := stateOfGPUs(gpus, sched.Epoch(i+1))
+				want := stateOfGPUs(gpus, base.Epoch(i+1))
 				if err := want.save(path, swap); err != nil {
 					t.Fatal(err)
 				}

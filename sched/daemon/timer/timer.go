@@ -16,7 +16,7 @@ import (
 	"container/heap"
 	"slices"
 
-	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 // List holds the timers of one loop that have a time. The zero List is empty.
@@ -26,7 +26,7 @@ type List struct{ planned byTime }
 type Timer struct {
 	list *List
 	do   func()
-	at   sched.Time
+	at   base.Time
 	pos  int // in list.planned, from 1 on; 0: in none
 }
 
@@ -34,7 +34,7 @@ type Timer struct {
 func (l *List) New(do func()) *Timer { return &Timer{list: l, do: do} }
 
 // Set plans the Timer for a time, instead of the one it had.
-func (t *Timer) Set(at sched.Time) {
+func (t *Timer) Set(at base.Time) {
 	t.Stop()
 	t.at = at
 	heap.Push(&t.list.planned, t)
@@ -75,7 +75,7 @@ func (h *byTime) Pop() any {
 }
 
 // Next returns the earliest time of all.
-func (l *List) Next() (at sched.Time, ok bool) {
+func (l *List) Next() (at base.Time, ok bool) {
 	if len(l.planned) == 0 {
 		return 0, false
 	}
@@ -83,7 +83,7 @@ func (l *List) Next() (at sched.Time, ok bool) {
 }
 
 // Run does what is due.
-func (l *List) Run(now sched.Time) {
+func (l *List) Run(now base.Time) {
 	due := slices.DeleteFunc(slices.Clone(l.planned), func(t *Timer) bool { return t.at > now })
 	slices.SortFunc(due, func(a, b *Timer) int { return cmp.Compare(a.at, b.at) })
 	for _, t := range due {

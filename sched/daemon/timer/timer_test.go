@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 )
 
 func TestList(t *testing.T) {
@@ -22,7 +22,7 @@ func TestList(t *testing.T) {
 	var done []string
 	note := func(name string) func() { return func() { done = append(done, name) } }
 	a, b, c := l.New(note("a")), l.New(note("b")), l.New(note("c"))
-	expect := func(what string, now sched.Time, want ...string) {
+	expect := func(what string, now base.Time, want ...string) {
 		t.Helper()
 		done = nil
 		if l.Run(now); !slices.Equal(done, want) {
@@ -95,9 +95,9 @@ func TestTimersSetTimers(t *testing.T) {
 func TestListIsRight(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	var l List
-	want := map[int]sched.Time{}
+	want := map[int]base.Time{}
 	var timers []*Timer
-	now := sched.Time(0)
+	now := base.Time(0)
 	for i := range 20 {
 		timers = append(timers, l.New(func() {
 			if at, ok := want[i]; !ok || at > now {
@@ -109,17 +109,17 @@ func TestListIsRight(t *testing.T) {
 	for range 10000 {
 		switch i := rnd.IntN(len(timers)); rnd.IntN(4) {
 		case 0, 1:
-			at := now + sched.Time(rnd.IntN(100))
+			at := now + base.Time(rnd.IntN(100))
 			timers[i].Set(at)
 			want[i] = at
 		case 2:
 			timers[i].Stop()
 			delete(want, i)
 		case 3:
-			now += sched.Time(rnd.IntN(20))
+			now += base.Time(rnd.IntN(20))
 			l.Run(now)
 		}
-		earliest, has := sched.Time(0), false
+		earliest, has := base.Time(0), false
 		for _, at := range want {
 			if !has || at < earliest {
 				earliest, has = at, true
@@ -136,13 +136,13 @@ func TestListIsRight(t *testing.T) {
 func BenchmarkTurn(b *testing.B) {
 	var l List
 	for i := range 8000 {
-		l.New(func() {}).Set(sched.Time(1000 + i))
+		l.New(func() {}).Set(base.Time(1000 + i))
 	}
 	var gpus [8]*Timer
 	for i := range gpus {
 		gpus[i] = l.New(func() {})
 	}
-	at := sched.Time(0)
+	at := base.Time(0)
 	for b.Loop() {
 		at++
 		for _, g := range gpus {

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/node"
@@ -78,7 +78,7 @@ type holding struct {
 	changing  bool // an order is under way
 	shims     time.Duration
 	// What they got: since when, up to when, and how long.
-	since, counted sched.Time
+	since, counted base.Time
 	had            time.Duration
 	part           float64 // over the time before since; -1: not known
 }
@@ -86,7 +86,7 @@ type holding struct {
 type heldProcess struct {
 	ready bool  // it can be switched
 	err   error // why it is not held
-	tried sched.Time
+	tried base.Time
 	looks int // that saw it above its limit, in a row
 	part  float64
 }
@@ -412,10 +412,10 @@ func (x *holding) advance() {
 }
 
 // nextStep is when the account says something else, or the order is to be renewed.
-func (x *holding) nextStep() sched.Time {
+func (x *holding) nextStep() base.Time {
 	t := loop.Now()
 	on, until := x.held.Step(time.Duration(t))
-	at := sched.Time(until)
+	at := base.Time(until)
 	if !on && x.on || on && !x.on {
 		at = t
 	}
