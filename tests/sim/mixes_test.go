@@ -195,7 +195,7 @@ func lostOnce() []string {
 
 // TestMixes holds the first law: tenants together have what the better of two simple choices gives
 // them, the driver alone or turns, within 2 %; or least says why not. And no limit is exceeded by more
-// than 1.5 points, or 4 beside latency tenants. NVSHARE_MIXES=1 has all
+// than 1.5 points, or 4.5 beside latency tenants. NVSHARE_MIXES=1 has all
 // pairs and triples looked at, NVSHARE_MIXES=N each Nth from NVSHARE_MIXES_FROM on. Those of lostOnce are always
 // looked at.
 func TestMixes(t *testing.T) {
@@ -230,7 +230,7 @@ func TestMixes(t *testing.T) {
 			for i, p := range mix {
 				limit, more := float64(p.share.Limit)/100, 0.015
 				if slices.ContainsFunc(mix, func(p process) bool { return p.share.Priority == sched.Latency }) {
-					more = 0.04 // what latency tenants leave of a turn is known to some percent
+					more = 0.045 // what latency tenants leave of a turn is known to some percent
 				}
 				if limit > 0 && parts[i] > limit+more {
 					t.Errorf("%s has %.3f: %s", p.name, parts[i], line)
