@@ -234,6 +234,13 @@ type Restore struct {
 // is given for a quantum and a grace period. It comes when Restores come.
 type RestoreUnknown struct{ Epoch Epoch }
 
+// HeldOff says that a client whose grant is fenced is kept off the GPU from outside since now, or no more.
+// While it is, the fence costs its tenant nothing.
+type HeldOff struct {
+	Client ClientID
+	Off    bool
+}
+
 // Exec says that a process runs another program now: what it had reserved is gone, and the
 // grant that it had when its connection was lost is over.
 type Exec struct{ Client ClientID }
@@ -269,6 +276,7 @@ func (SetSwapShare) Event()   {}
 func (Restore) Event()        {}
 func (RestoreUnknown) Event() {}
 func (Withdraw) Event()       {}
+func (HeldOff) Event()        {}
 func (Exec) Event()           {}
 func (Suspend) Event()        {}
 func (ResumeTenant) Event()   {}
@@ -325,6 +333,7 @@ func (e Restore) String() string {
 	}
 	return s
 }
+func (e HeldOff) String() string      { return base.Flags(fmt.Sprintf("held %d", e.Client), "off", e.Off) }
 func (e Exec) String() string         { return fmt.Sprintf("exec %d", e.Client) }
 func (e Called) String() string       { return fmt.Sprintf("called %d", e.Client) }
 func (e Suspend) String() string      { return "suspend tenant=" + e.Tenant }

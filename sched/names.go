@@ -61,7 +61,9 @@ const (
 	one     = account.One
 	minPart = account.MinPart
 
-	DriverSlice = timeslice.DriverSlice
+	DriverSlice    = timeslice.DriverSlice
+	SwitchTime     = timeslice.SwitchTime
+	LooksPerSecond = timeslice.LooksPerSecond
 
 	Swapped  = residency.Swapped
 	Resident = residency.Resident

@@ -2207,6 +2207,7 @@ type Client struct {
 	ContextProblem string       `protobuf:"bytes,39,opt,name=context_problem,json=contextProblem,proto3" json:"context_problem,omitempty"` // it keeps its context, or cannot come back: why; empty: no attempt has failed
 	RestoreNs      int64        `protobuf:"varint,40,opt,name=restore_ns,json=restoreNs,proto3" json:"restore_ns,omitempty"`               // its latest restore; 0: none
 	FileBytes      uint64       `protobuf:"varint,41,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`               // of what it was given, what is in a file instead of host memory (--suspend-dir)
+	Held           string       `protobuf:"bytes,43,opt,name=held,proto3" json:"held,omitempty"`                                           // by nvshare-warden, from outside: how; empty: it is not
 	FixedReason    string       `protobuf:"bytes,42,opt,name=fixed_reason,json=fixedReason,proto3" json:"fixed_reason,omitempty"`          // why nothing of it can be moved; empty: some can be, or its shim has not said why
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2527,6 +2528,13 @@ func (x *Client) GetFileBytes() uint64 {
 		return x.FileBytes
 	}
 	return 0
+}
+
+func (x *Client) GetHeld() string {
+	if x != nil {
+		return x.Held
+	}
+	return ""
 }
 
 func (x *Client) GetFixedReason() string {
@@ -5442,7 +5450,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xe0\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xf4\n" +
 	"\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
@@ -5496,7 +5504,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\n" +
 	"restore_ns\x18( \x01(\x03R\trestoreNs\x12\x1d\n" +
 	"\n" +
-	"file_bytes\x18) \x01(\x04R\tfileBytes\x12!\n" +
+	"file_bytes\x18) \x01(\x04R\tfileBytes\x12\x12\n" +
+	"\x04held\x18+ \x01(\tR\x04held\x12!\n" +
 	"\ffixed_reason\x18* \x01(\tR\vfixedReason\"\x9a\x01\n" +
 	"\bControls\x12\x16\n" +
 	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +

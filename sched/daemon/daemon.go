@@ -314,6 +314,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 func (d *Daemon) afterEvent() (goOn bool) {
 	d.dropBroken()
 	d.applyFences()
+	d.watch.Advance()
 	d.moves.AdvanceMigrations()
 	d.away.WatchRefusals()
 	d.planTurns()

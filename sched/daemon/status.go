@@ -163,7 +163,12 @@ func (d *Daemon) clientStatus(g *node.GPU, cs sched.ClientSnapshot, t sched.Time
 	case cs.State == sched.StateWaiting:
 		c.SinceNs = int64(t.Sub(cs.WaitingSince))
 	}
+	c.Held = d.watch.HowHeld(g, cs.ID)
 	cl := d.Clients[cs.ID]
+	if p := d.Held[cs.ID]; p != nil {
+		c.Pid, c.Uid, c.Command, c.Container = uint32(p.PID), p.UID, strings.ToValidUTF8(p.Command, "?"), d.ContainerOf(p)
+		c.ReservedBytes = g.Core.ReservedBy(p.Account, cs.ID).Total
+	}
 	if cl == nil {
 		return c
 	}

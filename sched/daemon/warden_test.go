@@ -15,6 +15,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/warden/order"
+	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // aWarden answers orders, and remembers them.
@@ -230,4 +231,33 @@ func TestWardenComesAndGoes(t *testing.T) {
 	})
 	w.open()
 	s.await("it is held again", func(r *api.StatusResponse) bool { return r.Warden && hasProblem(r, "held from outside") })
+}
+
+// Who does not release is kept off the GPU until it does; another client has its tenant's turns for it.
+func TestFenceHolds(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	dir := t.TempDir()
+	s := start(t, dir, func(o *Options) { fences(FenceHold)(o); o.Sample, o.Warden = nvml.sample, w.path })
+	s.await("the warden is there", func(r *api.StatusResponse) bool { return r.Warden })
+	pa, a, b, ea, eb := fenced(t, s)
+	w.until("it is taken off", func() bool { last, _ := w.last(pa, order.Off); return last == order.Off })
+	if r := s.status(); stateOf(r, a.id) != api.ClientState_CLIENT_STATE_FENCED || !hasProblem(r, "is fenced: it did not release the GPU in time; until it does, held from outside") {
+		t.Errorf("problems %q", r.Problems)
+	}
+	b.expect(wire.TypeRevoke) // for the one that stands in
+	b.release(eb)
+	w.until("it is on in its turn", func() bool { last, _ := w.last(pa, order.On); return last == order.On })
+	eb = b.request().granted()
+	_, before := w.last(pa, order.On)
+	a.release(ea)
+	w.until("it is on", func() bool { last, n := w.last(pa, order.On); return last == order.On && n > before })
+	s.await("nothing is wrong", func(r *api.StatusResponse) bool {
+		return stateOf(r, a.id) == api.ClientState_CLIENT_STATE_IDLE && len(r.Problems) == 0 && len(r.Gpus[0].Clients) == 2
+	})
+	events, err := dial(t, s).Events(t.Context(), &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_FENCE}})
+	if err != nil || len(events.Events) != 1 || events.Events[0].Reason != "hold" {
+		t.Errorf("events %v, %v", events, err)
+	}
+	b.release(eb)
 }

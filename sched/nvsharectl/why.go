@@ -168,6 +168,7 @@ type blame struct {
 	Seconds  float64 `json:"seconds"`
 	Draining float64 `json:"draining_seconds"` // of that: it was told to release the GPU
 	Fenced   bool    `json:"fenced,omitempty"`
+	Held     string  `json:"-"` // by nvshare-warden: what is said of that
 }
 
 // span is a time, ns since 1970.
@@ -307,7 +308,9 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 	for _, c := range g.Clients {
 		name := api.Tenant(c.Container, c.Uid)
 		if c.State == api.ClientState_CLIENT_STATE_FENCED && blamed[name] != nil {
-			blamed[name].Fenced = true
+			if blamed[name].Fenced = true; c.Held != "" {
+				blamed[name].Held = ", and is held from outside"
+			}
 		}
 	}
 	for _, c := range t.clients {
@@ -453,7 +456,7 @@ func (a *account) print(io streams) {
 		text := fmt.Sprintf("%s %s", b.Tenant, short(int64(b.Seconds*1e9)))
 		switch {
 		case b.Fenced:
-			text += " (fenced: it does not release the GPU)"
+			text += " (fenced: it does not release the GPU" + b.Held + ")"
 		case b.Draining > b.Seconds/4:
 			text += fmt.Sprintf(" (%s of that to finish its work after it was told to release the GPU)", short(int64(b.Draining*1e9)))
 		}

@@ -81,6 +81,8 @@ func (n *Node) EventOf(t time.Time, g *GPU, id sched.ClientID, e *history.Event)
 			cl.named = names
 		}
 		e.Names = cl.named
+	} else if p := n.Held[id]; p != nil {
+		e.Peer, e.Names = p, n.Names[p.Container]
 	}
 	return e
 }
