@@ -64,7 +64,7 @@ func (d *Daemon) gpuStatus(r *api.StatusResponse, g *node.GPU) *api.GPU {
 		Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
 		Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
 		EffectiveMode: settings.APIMode(s.Effective), Way: s.Way, WayCode: s.Cause.Code(), WayReason: s.Cause.String(), Refused: refusals(s.Refused),
-		Drained: g.Drained, Fault: g.Fault, Held: d.held(g), Migrations: g.Arrived, Hint: d.overlapHint(s.Space),
+		Drained: g.Drained, Fault: g.Fault, Held: d.held(g), Migrations: g.Arrived, OomKills: g.OOMKills, Hint: d.overlapHint(s.Space),
 	}
 	g.Turns.Fill(out)
 	d.reportDrain(r, g)

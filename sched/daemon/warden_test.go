@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"path/filepath"
@@ -119,6 +120,7 @@ type occupants struct {
 	mu   sync.Mutex
 	pids []uint32
 	busy map[uint32]float64
+	size uint64 // of each of them; 0: 1 MiB
 }
 
 func (o *occupants) set(busy map[uint32]float64, processes ...*proc) {
@@ -135,7 +137,7 @@ func (o *occupants) sample(context.Context) ([]metrics.GPUSample, error) {
 	defer o.mu.Unlock()
 	all := map[uint32]uint64{}
 	for _, pid := range o.pids {
-		all[pid] = 1 << 20
+		all[pid] = cmp.Or(o.size, 1<<20)
 	}
 	return []metrics.GPUSample{{UUID: gpuA.UUID, Processes: all, Busy: o.busy}}, nil
 }
@@ -260,4 +262,37 @@ func TestFenceHolds(t *testing.T) {
 		t.Errorf("events %v, %v", events, err)
 	}
 	b.release(eb)
+}
+
+// Who is above the memory limit of its tenant without a shim is killed, and nobody else.
+func TestOverItsMemoryLimit(t *testing.T) {
+	const gib = 1 << 30
+	nvml := occupants{size: 3 * gib}
+	w := newWarden(t)
+	s := withWarden(t, w, &nvml)
+	over, other := newProc(t, s.dir, 0), newProc(t, s.dir, 1001)
+	shim, c := newClient(t, s)
+	c.reserve(gib, gib, 0)
+	nvml.set(nil, over, other, shim)
+	uid, bytes := uint32(0), uint64(3*gib+gib/2)
+	s.await("the other process is known", func(r *api.StatusResponse) bool { return len(r.Unmanaged) == 2 })
+	if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, MemoryBytes: &bytes}); err != nil {
+		t.Fatal(err)
+	}
+	s.await("it is held within its limit", func(r *api.StatusResponse) bool { return hasProblem(r, "held from outside") })
+	bytes = 3 * gib
+	if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, MemoryBytes: &bytes}); err != nil {
+		t.Fatal(err)
+	}
+	w.until("it is killed", func() bool { _, n := w.last(over, order.Kill); return n > 0 })
+	for _, p := range []*proc{other, shim} {
+		if _, n := w.last(p, order.Kill); n != 0 {
+			t.Error("another one was killed")
+		}
+	}
+	r := s.await("it is counted", func(r *api.StatusResponse) bool { return r.Gpus[0].OomKills > 0 })
+	events, err := dial(t, s).Events(t.Context(), &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_OOM_KILL}})
+	if err != nil || len(events.Events) != int(r.Gpus[0].OomKills) || int(events.Events[0].Pid) != over.cmd.Process.Pid || events.Events[0].Reason == "" {
+		t.Errorf("events %v, %v", events, err)
+	}
 }

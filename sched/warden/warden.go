@@ -284,6 +284,8 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 		}
 	case order.On:
 		err = p.on(w.Driver, now, 0)
+	case order.Kill:
+		err = unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
 	default:
 		err = fmt.Errorf("no such order: %.16q", o.Op)
 	}

@@ -159,3 +159,29 @@ func TestSlicesWithoutTheShim(t *testing.T) {
 	s.between("a", s.part(a, 3*time.Second), 0.65, 0.82)
 	s.between("b", s.part(b, 3*time.Second), 0.18, 0.35)
 }
+
+// A process without a shim that is above its tenant's memory limit is killed; one that is below goes on.
+func TestMemoryLimitWithoutTheShim(t *testing.T) {
+	s := withWarden(t)
+	uid, bytes := uint32(2001), uint64(256<<20)
+	s.share(&api.SetShareRequest{Uid: &uid, MemoryBytes: &bytes})
+	within := s.startTenant("within", ahead, bare(uid))
+	s.awaitHeld(within)
+	over := s.startTenant("over", ahead, bare(uid), func(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "--mem-mib", "1100") })
+	s.until("it is killed", func() error {
+		select {
+		case <-over.end:
+			return nil
+		default:
+			return errors.New("it lives")
+		}
+	})
+	if over.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Errorf("it ended with %v", over.err)
+	}
+	s.tenants = s.tenants[:1]
+	s.expectAlive()
+	if got := s.part(within, time.Second); got < 0.8 {
+		t.Errorf("the other one has %.0f %% of the GPU", 100*got)
+	}
+}

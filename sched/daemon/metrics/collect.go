@@ -122,6 +122,7 @@ func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 	x.put("nvshare_gpu_grants_total", float64(g.Grants), gpu...)
 	x.put("nvshare_scheduler_drop_lock_total", float64(g.Revokes), gpu...)
 	x.put("nvshare_gpu_fences_total", float64(g.Fences), gpu...)
+	x.put("nvshare_gpu_oom_kills_total", float64(g.OomKills), gpu...)
 	x.put("nvshare_gpu_preemptions_total", float64(g.Preemptions), gpu...)
 	x.put("nvshare_gpu_reclaims_total", float64(g.Reclaims), gpu...)
 	x.put("nvshare_gpu_stale_releases_total", float64(g.StaleReleases), gpu...)

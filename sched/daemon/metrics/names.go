@@ -60,6 +60,7 @@ var metricNames = []metricName{
 	{"nvshare_gpu_releases_total", append(gpuLabels[:2:2], "reason"), "Grants that have ended."},
 	{"nvshare_gpu_late_releases_total", gpuLabels, "Grants that ended after their fence."},
 	{"nvshare_gpu_fences_total", gpuLabels, "Clients that did not release the GPU within the grace period."},
+	{"nvshare_gpu_oom_kills_total", gpuLabels, "Processes without the shim that nvshare-warden killed, because their tenant was above its memory limit."},
 	{"nvshare_gpu_preemptions_total", gpuLabels, "Grants that ended with work left, which went on with the next one."},
 	{"nvshare_gpu_reclaims_total", gpuLabels, "Grants that ended by the death of the client."},
 	{"nvshare_gpu_stale_releases_total", gpuLabels, "Releases of a grant that the client did not have."},

@@ -47,7 +47,8 @@ type holder struct {
 	next     *timer.Timer
 	renew    *timer.Timer // of orders to be off
 	looking  bool
-	due      []func() // what follows from what the cores decided, after the event
+	over     map[tenantOn]sched.Time // tenants above their memory limit, and since when
+	due      []func()                // what follows from what the cores decided, after the event
 	// One packet is under way at a time; the orders that come meanwhile go with the next one.
 	waiting []job
 	sent    bool
@@ -121,6 +122,7 @@ func (w *Watch) lookForHeld() {
 		if err != nil {
 			pause = lookRest
 		} else if h.client != nil {
+			w.killOverLimit(found)
 			w.takeHeld(ofOneGPU(found, samples))
 			w.noteUseOfHeld(samples)
 		}

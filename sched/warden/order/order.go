@@ -34,6 +34,8 @@ const (
 	Off Op = "off"
 	// On puts them on.
 	On Op = "on"
+	// Kill kills the process.
+	Kill Op = "kill"
 )
 
 // Order is about one process.
