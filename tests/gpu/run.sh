@@ -44,8 +44,9 @@
 #             that stays: pauses, and whether the losses are the same (4 minutes; two GPUs)
 #   suites    suites that others wrote (CUDA samples, tests of CuPy, PyTorch, Numba, JAX), from paths
 #             on this host: what is not as natively. No other step goes with it; suites.py --help has its flags
-#   warden    nvshare-warden and two PyTorch processes without a shim: slices, off and on, a limit, and
-#             kills of the warden (2 minutes). No other step goes with it
+#   warden    PyTorch programs without a shim, held by the scheduler and nvshare-warden: slices, core limits, a
+#             fence, a memory limit (3 minutes); with --orders a script gives the orders, and kills the
+#             warden (2 minutes). No other step goes with it
 # The frameworks are those of python3; PYTHON names another interpreter.
 # bin/nvshare-gpu -h explains the flags.
 set -u
