@@ -30,17 +30,17 @@ N, AHEAD, US_OF_DRIVER = 8192, 8, 2000
 LIMIT, PERIOD = 0.30, 0.100
 
 
-CAP_DAC_READ_SEARCH = 2
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 
 
 def become(uid):
-    """The process is a user's from now on, and can read PyTorch's files still."""
+    """The process is a user's from now on, and can use PyTorch's files and the GPU's still."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(8, 1, 0, 0, 0)  # PR_SET_KEEPCAPS
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-    caps = 1 << CAP_DAC_READ_SEARCH
+    caps = 1 << CAP_DAC_OVERRIDE | 1 << CAP_DAC_READ_SEARCH
     libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(caps, caps, 0, 0, 0, 0))
     libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
     os.environ["HOME"] = "/tmp"
@@ -92,9 +92,9 @@ def gemm(torch):
 
 
 def decoder(torch):
-    """A token is some hundred short kernels one after the other, and the host waits for each token."""
-    weights = [torch.zeros(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(96)]
-    state = [torch.zeros(1, 4096, device="cuda", dtype=torch.bfloat16)]
+    """A token is some short kernels one after the other, which read all weights, and the host waits for each token."""
+    weights = [torch.zeros(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(24)]
+    state = [torch.zeros(1, 8192, device="cuda", dtype=torch.bfloat16)]
 
     def step():
         x = state[0]
@@ -671,7 +671,7 @@ class Scheduled:
         if self.args.busy:
             env["NVSHARE_SIMGPU_RM"] = "hidden"  # there a process that is stopped answers nobody
         self.set(self.third, "--weight", "900")
-        x = subprocess.Popen([busy, "--kernel-us", "100000", "--depth", "100", "--report-ms", "0", "--tenant", "fenced"], env=env, stdout=subprocess.DEVNULL, stderr=self.log)
+        x = subprocess.Popen([busy, "--kernel-us", "100000", "--depth", "100" if self.args.busy else "400", "--report-ms", "0", "--tenant", "fenced"], env=env, stdout=subprocess.DEVNULL, stderr=self.log)
         try:
             self.until("it holds the GPU", 20, lambda: (self.client(x.pid, held=False) or {}).get("state") == "holding")
             time.sleep(1)
