@@ -75,6 +75,7 @@ func (x *exposition) all() {
 	x.put("nvshare_scheduler_healthy", number(len(x.s.Own) == 0))
 	x.put("nvshare_scheduler_problems", float64(len(r.Problems)))
 	x.put("nvshare_scheduler_uptime_seconds", seconds(r.UptimeNs))
+	x.put("nvshare_warden_info", number(r.Warden), r.WardenProblem)
 	x.put("nvshare_build_info", 1, r.Version)
 	x.put("nvshare_metrics_left_out", float64(max(x.clients-x.processes, 0)), "client")
 	x.put("nvshare_metrics_left_out", float64(max(x.tenants-maxMetricTenants, 0)), "tenant")

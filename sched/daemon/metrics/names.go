@@ -149,6 +149,7 @@ var metricNames = []metricName{
 	{"nvshare_scheduler_healthy", nil, "1 if the scheduler itself has no problem: /healthz names them."},
 	{"nvshare_scheduler_problems", nil, "Problems that /healthz and nvsharectl name, those of tenants included."},
 	{"nvshare_scheduler_uptime_seconds", nil, "Time since the scheduler's start."},
+	{"nvshare_warden_info", []string{"problem"}, "1: nvshare-warden holds programs without the shim, and fenced ones; 0: they are cooperative, and why."},
 	{"nvshare_build_info", []string{"version"}, "The scheduler's version; always 1."},
 	{"nvshare_metrics_left_out", []string{"kind"}, "Clients (with --metrics-processes), tenants and overlap groups that have no metrics of their own because there are too many."},
 }

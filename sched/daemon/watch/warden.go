@@ -103,6 +103,16 @@ func (w *Watch) lookForHeld() {
 	if h.client == nil {
 		w.Go(func() {
 			client, err := order.Dial(h.path)
+			if err == nil {
+				var problem string
+				if problem, err = client.Problem(orderTimeout); err == nil && problem != "" {
+					err = cannotHold(problem)
+				}
+				if err != nil {
+					client.Close()
+					client = nil
+				}
+			}
 			if !w.Do(func() { w.wardenFound(client, err) }) && client != nil {
 				client.Close()
 			}
@@ -144,6 +154,11 @@ func ofOneGPU(found map[string][]stranger, samples []metrics.GPUSample) map[stri
 	return found
 }
 
+// cannotHold is what a warden says that can hold nobody.
+type cannotHold string
+
+func (e cannotHold) Error() string { return "it can hold nobody: " + string(e) }
+
 func (w *Watch) wardenFound(client *order.Client, err error) {
 	h := w.Holder
 	h.looking = false
@@ -152,7 +167,11 @@ func (w *Watch) wardenFound(client *order.Client, err error) {
 			w.Log.WithError(err).Debug("nvshare-warden")
 		}
 		h.err = err
-		h.next.Set(loop.Now().Add(dialPause))
+		pause := dialPause
+		if errors.As(err, new(cannotHold)) {
+			pause = lookRest
+		}
+		h.next.Set(loop.Now().Add(pause))
 		return
 	}
 	h.client, h.err = client, nil

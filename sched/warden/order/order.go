@@ -69,7 +69,8 @@ type Request struct {
 
 type Reply struct {
 	ID      uint64   `json:"id"`
-	Error   string   `json:"error,omitempty"` // of the packet
+	Error   string   `json:"error,omitempty"`   // of the packet
+	Problem string   `json:"problem,omitempty"` // why the warden can hold nobody
 	Results []Result `json:"results"`
 }
 
@@ -124,6 +125,35 @@ func Dial(path string) (*Client, error) {
 
 func (c *Client) Close() error { return c.conn.Close() }
 
+// Problem asks why the warden can hold nobody; "": it can.
+func (c *Client) Problem(limit time.Duration) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, err := c.ask(limit, nil)
+	return r.Problem, err
+}
+
+// ask wants mu held.
+func (c *Client) ask(limit time.Duration, orders []Order) (r Reply, err error) {
+	c.next++
+	if err := c.conn.sock.SetDeadline(time.Now().Add(limit)); err != nil {
+		return r, err
+	}
+	if err := c.conn.Send(Request{c.next, orders}); err != nil {
+		return r, err
+	}
+	if err := c.conn.Receive(&r); err != nil {
+		return r, err
+	}
+	if r.Error != "" {
+		return r, errors.New(r.Error)
+	}
+	if r.ID != c.next || len(r.Results) != len(orders) {
+		return r, fmt.Errorf("the warden answered %d results to packet %d: want %d to %d", len(r.Results), r.ID, len(orders), c.next)
+	}
+	return r, nil
+}
+
 // Do has orders carried out, all at once, within a time.
 func (c *Client) Do(limit time.Duration, orders ...Order) ([]Result, error) {
 	c.mu.Lock()
@@ -131,22 +161,9 @@ func (c *Client) Do(limit time.Duration, orders ...Order) ([]Result, error) {
 	var all []Result
 	for len(orders) > 0 {
 		n := min(len(orders), MaxOrders)
-		c.next++
-		if err := c.conn.sock.SetDeadline(time.Now().Add(limit)); err != nil {
+		r, err := c.ask(limit, orders[:n])
+		if err != nil {
 			return nil, err
-		}
-		if err := c.conn.Send(Request{c.next, orders[:n]}); err != nil {
-			return nil, err
-		}
-		var r Reply
-		if err := c.conn.Receive(&r); err != nil {
-			return nil, err
-		}
-		if r.Error != "" {
-			return nil, errors.New(r.Error)
-		}
-		if r.ID != c.next || len(r.Results) != n {
-			return nil, fmt.Errorf("the warden answered %d results to packet %d: want %d to %d", len(r.Results), r.ID, n, c.next)
 		}
 		all = append(all, r.Results...)
 		orders = orders[n:]
