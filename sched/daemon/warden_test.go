@@ -296,3 +296,25 @@ func TestOverItsMemoryLimit(t *testing.T) {
 		t.Errorf("events %v, %v", events, err)
 	}
 }
+
+// The container of one that goes on to put its channels on is stopped for what it had too much, and then goes on.
+func TestCheatIsStopped(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	began := withWarden(t, w, &nvml)
+	s := sharing{began, dial(t, began)}
+	cheat := &proc{cmd: firstOf(t, whole("c"))}
+	s.describe("c", &api.Share{CoreLimit: 30}, gpuA.UUID)
+	nvml.set(map[uint32]float64{uint32(cheat.cmd.Process.Pid): 0.9}, cheat)
+	w.until("its container is stopped", func() bool { last, _ := w.last(cheat, order.Freeze); return last == order.Freeze })
+	s.await("the status says so", func(r *api.StatusResponse) bool { return hasProblem(r, "its container is stopped for that") })
+	nvml.set(map[uint32]float64{uint32(cheat.cmd.Process.Pid): 0.3}, cheat)
+	s.await("it goes on, and is held", func(r *api.StatusResponse) bool { return hasProblem(r, "held from outside: its channels") })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, o := range w.orders {
+		if o.Op == order.Freeze && o.Container != whole("c") {
+			t.Errorf("order %+v", o)
+		}
+	}
+}

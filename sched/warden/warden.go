@@ -292,6 +292,12 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 		}
 	case order.On:
 		err = p.on(w.Driver, now, 0)
+	case order.Freeze:
+		if !w.guard.watches() {
+			err = errors.New("there is no guard")
+			break
+		}
+		err = p.freeze(w.Driver, w.ledger, now, o.Container)
 	case order.Kill:
 		err = unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
 	default:
@@ -369,7 +375,7 @@ func (w *Warden) sweep(now time.Time) {
 		if !p.mu.TryLock() { // an order is under way
 			continue
 		}
-		if p.offs > 0 && now.After(p.until) {
+		if (p.offs > 0 || p.freezer != "") && now.After(p.until) {
 			w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
 			if err := p.on(w.Driver, now, 0); err != nil {
 				w.Log.WithError(err).Errorf("process %d: put channels on", p.pid)

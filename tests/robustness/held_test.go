@@ -6,9 +6,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -24,8 +27,8 @@ func withWarden(t *testing.T, flags ...string) *site {
 	s := newSite(t)
 	s.letAllEnter()
 	s.check(os.Chmod(filepath.Join(s.dir, "sim", "run"), 0o777))
-	warden := s.startWarden()
-	t.Cleanup(func() { _ = warden.Process.Kill(); _ = warden.Wait() })
+	s.startWarden()
+	t.Cleanup(func() { _ = s.warden.Process.Kill(); _ = s.warden.Wait() })
 	s.startScheduler(append([]string{"--warden", s.dir + "/warden/warden.sock"}, flags...)...)
 	s.until("the warden is there", func() error {
 		r, err := s.status()
@@ -183,5 +186,92 @@ func TestMemoryLimitWithoutTheShim(t *testing.T) {
 	s.expectAlive()
 	if got := s.part(within, time.Second); got < 0.8 {
 		t.Errorf("the other one has %.0f %% of the GPU", 100*got)
+	}
+}
+
+// A process that puts its channels on by itself is named.
+func TestCheatWithoutTheShim(t *testing.T) {
+	s := withWarden(t)
+	s.limit(2001, 30)
+	x := s.startTenant("x", bare(2001), func(cmd *exec.Cmd) {
+		cmd.Path = filepath.Join(s.build, "bin", "channels-on")
+		cmd.Args = []string{cmd.Path, "5"}
+	})
+	s.until("it is named", func() error {
+		if how := s.how(x); !strings.Contains(how, "puts its channels on by itself") {
+			return fmt.Errorf("it is %s", how)
+		}
+		return nil
+	})
+}
+
+// guards returns the pids of the guards of wardens of this site.
+func (s *site) guards() (pids []int) {
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	s.check(err)
+	for _, path := range all {
+		text, _ := os.ReadFile(path)
+		if words := strings.Split(string(text), "\x00"); slices.Contains(words, "--guard") && slices.Contains(words, s.dir+"/warden") {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// The warden, its guard, both, the scheduler and tenants are killed at any moment. Nobody stays off the GPU, and those
+// who are left are held again.
+func TestKillsWhileHeld(t *testing.T) {
+	const kills, seed = 50, 11
+	s := withWarden(t, "--hold-all")
+	kill := func(pids ...int) {
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	t.Cleanup(func() { kill(s.guards()...) })
+	start := func(i int) *tenant { return s.startTenant(fmt.Sprint("bare", i), ahead, bare(uint32(2001+i%2))) }
+	all := []*tenant{start(0), start(1)}
+	shim := s.startTenant("shim", ahead)
+	s.awaitHeld(all...)
+	random := rand.New(rand.NewPCG(seed, seed))
+	for i := range kills {
+		time.Sleep(time.Duration(random.IntN(300)) * time.Millisecond) // the moment of the kill
+		switch warden := s.warden; i % 5 {
+		case 0, 1, 2:
+			guards := s.guards()
+			if i%5 == 1 {
+				kill(guards...)
+				continue
+			}
+			_ = warden.Process.Kill()
+			if i%5 == 2 {
+				kill(guards...)
+			}
+			_ = warden.Wait()
+			s.startWarden()
+		case 3:
+			s.endScheduler(syscall.SIGKILL)
+			s.startScheduler("--warden", s.dir+"/warden/warden.sock", "--hold-all")
+		case 4:
+			x := all[i/5%2]
+			_ = x.cmd.Process.Kill()
+			<-x.end
+			all[i/5%2] = start(2 + i)
+		}
+	}
+	s.awaitHeld(all...)
+	_ = s.warden.Process.Kill()
+	_ = s.warden.Wait()
+	for _, x := range append(all, shim) {
+		s.until(x.name+" goes on", func() error {
+			if s.part(x, 200*time.Millisecond) < 0.05 {
+				return errors.New("it stands still")
+			}
+			return nil
+		})
+	}
+	if r, err := s.status(); err != nil || strings.Contains(strings.Join(r.Problems, " "), "bug in nvshare") {
+		t.Errorf("problems %q, %v", r.GetProblems(), err)
 	}
 }

@@ -31,6 +31,7 @@ func (s *site) startWarden() *exec.Cmd {
 	defer log.Close()
 	cmd.Stderr = log
 	s.check(cmd.Start())
+	s.warden = cmd
 	return cmd
 }
 

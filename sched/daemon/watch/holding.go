@@ -10,7 +10,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sirupsen/logrus"
+
 	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/node"
@@ -28,9 +32,12 @@ import (
 
 const (
 	// A process that had cheatPart more of the GPU than the time in which its channels were on, in
-	// cheatLooks in a row, puts them on by itself.
-	cheatPart  = 0.2
-	cheatLooks = 4
+	// cheatLooks in a row, puts them on by itself: they are taken off again and again. After freezeLooks its container
+	// is stopped for as long as it had too much, and maxFreeze at most.
+	cheatPart   = 0.2
+	cheatLooks  = 4
+	freezeLooks = 8
+	maxFreeze   = 10 * time.Second
 	// A process that has less than idlePart of the GPU while its channels are on, in idleLooks in a row,
 	// has no work.
 	idlePart  = 0.01
@@ -77,6 +84,8 @@ type holding struct {
 	before                 float64       // the part of the time of the look before
 	use                    float64       // which part of its time on it used the GPU, lately
 	cheats, idles          int           // looks in a row
+	debt                   time.Duration // what it had too much
+	frozen                 sched.Time    // its container is stopped until then; 0: it is not
 }
 
 // hold makes a holding, of which nothing is known yet.
@@ -92,6 +101,9 @@ func (w *Watch) hold(g *node.GPU, p *peer.Peer) *holding {
 
 func (x *holding) do(op order.Op, us time.Duration, then func(order.Result)) {
 	o := order.Order{Op: op, PID: int(x.peer.PID), Start: x.peer.Start, Us: uint64(us.Microseconds()), Again: x.cheats >= cheatLooks}
+	if op == order.Freeze {
+		o.Container = x.peer.Container
+	}
 	x.busy = true
 	x.w.Holder.order(x.w, o, func(r order.Result) {
 		x.busy = false
@@ -107,7 +119,7 @@ func (x *holding) known() bool { return x.w.Holder.Holdings[holdingKey{x.gpu, x.
 // look looks at a process before it is held.
 func (x *holding) look() {
 	x.tried = loop.Now()
-	if x.busy {
+	if x.busy || x.frozen != 0 {
 		return
 	}
 	x.do(order.State, 0, func(r order.Result) {
@@ -188,7 +200,13 @@ func (x *holding) mayBeOn() bool {
 
 // drive gives the next order, if there is one to give.
 func (x *holding) drive() {
-	if x.busy || x.id == 0 {
+	switch {
+	case x.busy:
+		return
+	case x.frozen != 0:
+		x.driveFrozen()
+		return
+	case x.id == 0:
 		return
 	}
 	may, t := x.mayBeOn(), loop.Now()
@@ -307,7 +325,10 @@ func (x *holding) used(part float64, known bool) {
 	if !known {
 		part = onPart * slice
 	} else if x.noteBusy(part); part < max(onPart, was)+cheatPart {
-		x.cheats = 0
+		x.cheats, x.debt = 0, 0
+	} else if x.debt += time.Duration((part - onPart) * float64(span)); x.cheats+1 >= freezeLooks && x.peer.Container != "" {
+		x.freeze()
+		return
 	} else if x.cheats++; x.cheats == cheatLooks {
 		x.w.Log.Warnf("GPU %d: process %d puts its channels on by itself: they are taken off again and again", x.gpu.Index, x.peer.PID)
 	}
@@ -338,6 +359,35 @@ func (x *holding) used(part float64, known bool) {
 	if looks > 0 {
 		x.w.Step(x.gpu, ev)
 	}
+}
+
+// freeze has its container be stopped for what it had too much.
+func (x *holding) freeze() {
+	long := min(x.debt, maxFreeze).Round(time.Millisecond)
+	x.leave()
+	x.cheats, x.debt, x.frozen = 0, 0, loop.Now().Add(long)
+	text := fmt.Sprintf("process %d puts its channels on by itself, again and again: its container is stopped for %v", x.peer.PID, long)
+	x.w.Tell(node.Subject{Peer: x.peer}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", x.gpu.Index, text))
+	x.w.History.AddCaused(x.w.EventOf(time.Now(), x.gpu, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Peer: x.peer, Names: x.w.Names[x.peer.Container], Text: text}))
+	x.drive()
+}
+
+// driveFrozen has its container be stopped still, or go on.
+func (x *holding) driveFrozen() {
+	if loop.Now() < x.frozen {
+		x.do(order.Freeze, 0, func(r order.Result) {
+			switch {
+			case r.Gone:
+				x.end()
+			case r.Error != "":
+				x.frozen = 0
+				x.fail(fmt.Errorf("its container cannot be stopped: %s", r.Error))
+			}
+		})
+		return
+	}
+	x.frozen = 0
+	x.do(order.On, 0, func(order.Result) { x.on = true; x.look() })
 }
 
 // noteBusy keeps which part of the GPU it had lately.
@@ -407,7 +457,7 @@ func (w *Watch) describeHeld(g *node.GPU, p *peer.Peer) string {
 		return ""
 	}
 	x := w.Holder.Holdings[holdingKey{g, p.Process}]
-	if x == nil || x.id == 0 && x.err == nil {
+	if x == nil || x.id == 0 && x.err == nil && x.frozen == 0 {
 		return ""
 	}
 	return x.describe()
@@ -416,6 +466,9 @@ func (w *Watch) describeHeld(g *node.GPU, p *peer.Peer) string {
 func (x *holding) describe() string {
 	if x.err != nil {
 		return fmt.Sprintf("not held: %v", x.err)
+	}
+	if x.frozen != 0 {
+		return "held from outside: it puts its channels on by itself, and its container is stopped for that"
 	}
 	if x.cheats >= cheatLooks {
 		return fmt.Sprintf("not held: it puts its channels on by itself, and had %.0f %% of the GPU's time", 100*x.busyPart)

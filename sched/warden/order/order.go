@@ -34,6 +34,9 @@ const (
 	Off Op = "off"
 	// On puts them on.
 	On Op = "on"
+	// Freeze takes all channels off and stops the processes of the container (Order.Container) as well, for Lease, or renews
+	// that. On ends it.
+	Freeze Op = "freeze"
 	// Kill kills the process.
 	Kill Op = "kill"
 )
@@ -46,6 +49,8 @@ type Order struct {
 	Us    uint64 `json:"us,omitempty"`    // of Slice
 	// Again has Off take channels off that are off: they may have been put on by others.
 	Again bool `json:"again,omitempty"`
+	// Container is the id of the process's container, of Freeze.
+	Container string `json:"container,omitempty"`
 }
 
 // Result says what became of an order, and what is known of the process then.
