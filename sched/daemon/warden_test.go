@@ -318,3 +318,34 @@ func TestCheatIsStopped(t *testing.T) {
 		}
 	}
 }
+
+// The warden is told each memory limit once, and each change, so that the kernel holds it too.
+func TestKernelIsToldMemoryLimits(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	s := withWarden(t, w, &nvml)
+	p := newProc(t, s.dir, 1001)
+	nvml.set(nil, p)
+	told := func() (all []uint64) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, o := range w.orders {
+			if o.Op == order.Limit && o.PID == p.cmd.Process.Pid && o.UID == 1001 && slices.Contains(o.GPU, gpuA.UUID) {
+				all = append(all, o.Bytes)
+			}
+		}
+		return all
+	}
+	uid := uint32(1001)
+	var want []uint64
+	for _, limit := range []uint64{3 << 30, 4 << 30, 0} {
+		if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, MemoryBytes: &limit}); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, limit)
+		if limit == 0 { // somebody has to have something, or nobody is looked for
+			s.limitUser(1001, 50)
+		}
+		w.until("the kernel is told", func() bool { return slices.Equal(told(), want) })
+	}
+}

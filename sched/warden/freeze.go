@@ -6,59 +6,55 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
-	"path/filepath"
-	"strings"
+
+	"github.com/nvshare/nvshare/sched/cgroup"
+	"github.com/nvshare/nvshare/sched/warden/order"
 )
 
-// freezerOf returns the file that stops the processes of a process's container. Nothing but a container's cgroup is
-// stopped: others have users' sessions and daemons in them.
+// idLength is the length of a container's id. Nothing but a container's cgroup is stopped: others have users' sessions and
+// daemons in them.
+const idLength = 64
+
+// freezerOf returns the file that stops the processes of a process's container.
 func freezerOf(pid int, container string) (string, error) {
-	if len(container) < 32 {
+	if len(container) < idLength {
 		return "", fmt.Errorf("%.64q is no container", container)
 	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	tree, err := cgroup.Find("/")
 	if err != nil {
 		return "", err
 	}
-	dir := ""
-	for line := range strings.Lines(string(text)) {
-		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
-			dir = path
-		}
-	}
-	before, after, ok := strings.Cut(dir, container)
-	if !ok || strings.Contains(dir, "..") {
-		return "", fmt.Errorf("the cgroup of process %d, %q, is not that of its container", pid, dir)
-	}
-	rest, _, _ := strings.Cut(after, "/")
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(mounts)) {
-		if f := strings.Fields(line); len(f) > 4 && f[3] == "/" && strings.Contains(line, " - cgroup2 ") {
-			return filepath.Join(f[4], before+container+rest, "cgroup.freeze"), nil
-		}
-	}
-	return "", errors.New("no cgroup2 of the host is mounted")
-}
-
-func writeFreezer(file, value string) error {
-	f, err := os.OpenFile(file, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
+	dir, err := tree.Of(pid, container)
+	return cgroup.Freezer(dir), err
 }
 
 func thaw(file string) error {
 	if file == "" {
 		return nil
 	}
-	if err := writeFreezer(file, "0"); !errors.Is(err, fs.ErrNotExist) { // the container has ended
+	if err := cgroup.Stop(file, false); !errors.Is(err, fs.ErrNotExist) { // the container has ended
 		return err
 	}
 	return nil
+}
+
+// limitMemory has the kernel hold the cgroup of a container, or of a user's sessions, to a memory limit.
+func limitMemory(root string, o order.Order) error {
+	tree, err := cgroup.Find(root)
+	if err != nil {
+		return err
+	}
+	region := tree.Region(o.GPU...)
+	if region == "" {
+		return errors.New(order.NoRegion)
+	}
+	name := o.Container
+	if name == "" {
+		name = fmt.Sprintf("user-%d.slice", o.UID)
+	}
+	dir, err := tree.Of(o.PID, name)
+	if err != nil {
+		return err
+	}
+	return cgroup.Limit(dir, cgroup.Max(region, o.Bytes))
 }

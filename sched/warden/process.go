@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nvshare/nvshare/sched/cgroup"
 	"github.com/nvshare/nvshare/sched/warden/order"
 	"github.com/nvshare/nvshare/sched/warden/rm"
 )
@@ -179,7 +180,7 @@ func (p *process) freeze(d rm.Driver, l *ledger, now time.Time, container string
 		p.freezer = ""
 		return err
 	}
-	return writeFreezer(file, "1")
+	return cgroup.Stop(file, true)
 }
 
 // lookLate takes off what came since the latest look. It is done after an order was answered.

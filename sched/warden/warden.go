@@ -298,6 +298,8 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 			break
 		}
 		err = p.freeze(w.Driver, w.ledger, now, o.Container)
+	case order.Limit:
+		err = limitMemory("/", o)
 	case order.Kill:
 		err = unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
 	default:

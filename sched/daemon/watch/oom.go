@@ -13,6 +13,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/warden/order"
 )
 
@@ -25,6 +26,47 @@ const (
 	// contextBytes is for each process: NVML counts its context, which is nobody's doing.
 	contextBytes = 640 << 20
 )
+
+// tellKernel has the kernel hold tenants with a memory limit to it as well, where it can: each cgroup of theirs, with a
+// process on the GPU. What it refuses was over the limit for the shim too, and by more than cgroup.Slack.
+func (w *Watch) tellKernel(found map[string][]stranger) {
+	h := w.Holder
+	now := map[limitedOn]uint64{}
+	tell := func(g *node.GPU, p *peer.Peer) {
+		at := limitedOn{g, p.Process}
+		limit := g.Core.Standing(p.Account, 0).Limit
+		was, known := h.told[at]
+		now[at] = limit
+		if h.noRegion[g] || known && was == limit || !known && limit == 0 {
+			return
+		}
+		o := order.Order{Op: order.Limit, PID: int(p.PID), Start: p.Start, Container: p.Container, UID: p.UID, GPU: []string{g.PCIBusID, g.UUID}, Bytes: limit}
+		h.order(w, o, func(r order.Result) {
+			switch {
+			case r.Error == order.NoRegion:
+				h.noRegion[g] = true
+			case r.Error != "" && !r.Gone:
+				w.Log.Debugf("GPU %d: the kernel does not hold process %d to its memory limit: %s", g.Index, p.PID, r.Error)
+			}
+		})
+	}
+	for _, g := range w.Order {
+		for _, s := range found[g.UUID] {
+			tell(g, s.peer)
+		}
+		for _, cl := range w.Clients {
+			if cl.Attached[g] != nil {
+				tell(g, cl.Peer)
+			}
+		}
+	}
+	h.told = now
+}
+
+type limitedOn struct {
+	gpu     *node.GPU
+	process peer.Process
+}
 
 // tenantOn is a tenant on a GPU.
 type tenantOn struct {

@@ -47,6 +47,8 @@ type holder struct {
 	next     *timer.Timer
 	renew    *timer.Timer // of orders to be off
 	looking  bool
+	told     map[limitedOn]uint64    // the memory limits that the kernel was told
+	noRegion map[*node.GPU]bool      // the kernel holds none there
 	over     map[tenantOn]sched.Time // tenants above their memory limit, and since when
 	due      []func()                // what follows from what the cores decided, after the event
 	// One packet is under way at a time; the orders that come meanwhile go with the next one.
@@ -69,7 +71,7 @@ func (w *Watch) openHolder() {
 	if w.Opts.Warden == "" {
 		return
 	}
-	w.Holder = &holder{path: w.Opts.Warden, err: errors.New("it was not asked yet"), Holdings: map[holdingKey]*holding{}}
+	w.Holder = &holder{path: w.Opts.Warden, err: errors.New("it was not asked yet"), Holdings: map[holdingKey]*holding{}, noRegion: map[*node.GPU]bool{}}
 	w.Holder.next, w.Holder.renew = w.Timers.New(w.lookForHeld), w.Timers.New(w.renewOrders)
 }
 
@@ -132,6 +134,7 @@ func (w *Watch) lookForHeld() {
 		if err != nil {
 			pause = lookRest
 		} else if h.client != nil {
+			w.tellKernel(found)
 			w.killOverLimit(found)
 			w.takeHeld(ofOneGPU(found, samples))
 			w.noteUseOfHeld(samples)
@@ -186,7 +189,8 @@ func (w *Watch) wardenLost(err error) {
 		return
 	}
 	h.client.Close()
-	h.client, h.err, h.waiting = nil, err, nil
+	h.client, h.err, h.waiting, h.told = nil, err, nil, nil
+	clear(h.noRegion)
 	w.Log.WithError(err).Warn("nvshare-warden is lost: processes without a shim are not held")
 	for _, x := range h.inOrder() {
 		x.end()

@@ -37,6 +37,9 @@ const (
 	// Freeze takes all channels off and stops the processes of the container (Order.Container) as well, for Lease, or renews
 	// that. On ends it.
 	Freeze Op = "freeze"
+	// Limit has the kernel hold the cgroup of the process's container, or of its user's sessions, to Bytes of a GPU's
+	// memory (dmem.max); 0: to nothing.
+	Limit Op = "limit"
 	// Kill kills the process.
 	Kill Op = "kill"
 )
@@ -49,9 +52,17 @@ type Order struct {
 	Us    uint64 `json:"us,omitempty"`    // of Slice
 	// Again has Off take channels off that are off: they may have been put on by others.
 	Again bool `json:"again,omitempty"`
-	// Container is the id of the process's container, of Freeze.
+	// Container is the id of the process's container, of Freeze and Limit; "" of Limit: the cgroup is that of the sessions
+	// of the user UID.
 	Container string `json:"container,omitempty"`
+	UID       uint32 `json:"uid,omitempty"`
+	// GPU has its names, of Limit: PCI address and UUID.
+	GPU   []string `json:"gpu,omitempty"`
+	Bytes uint64   `json:"bytes,omitempty"`
 }
+
+// NoRegion is the error of a Limit where the kernel does not hold the GPU's memory.
+const NoRegion = "the kernel has no dmem.capacity that names the GPU"
 
 // Result says what became of an order, and what is known of the process then.
 type Result struct {
