@@ -32,6 +32,7 @@ type Plugin struct {
 	shimDirs   []string              // of the host, one of which containers have mounted
 	audit      Audit
 	report     func(Unmanaged)
+	root       string // of the host's file system
 	ownPod     string // <namespace>/<name>; "": it runs in none
 	// seesProcesses is inHostPIDNamespace, except in tests.
 	seesProcesses func() bool
@@ -52,7 +53,7 @@ var (
 // New returns a plugin that knows no devices yet. It enters the containers that use
 // GPUs in containers.
 func New(log logrus.FieldLogger, containers *Containers) *Plugin {
-	p := &Plugin{log: log, containers: containers, syncLimit: syncLimit, seesProcesses: inHostPIDNamespace}
+	p := &Plugin{log: log, containers: containers, syncLimit: syncLimit, seesProcesses: inHostPIDNamespace, root: "/"}
 	p.SetLibDir(cdi.DefaultLibDir)
 	p.inventory.Store(&Inventory{})
 	containers.Health.Waits(runtimePart, "not registered with the container runtime yet")
@@ -163,7 +164,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 			record(adjust, c)
 		}
 		if err == nil && uses {
-			adjust = overlap(adjust, ctr, c.Terms)
+			adjust = p.limitByKernel(overlap(adjust, ctr, c.Terms), inv, c)
 		}
 		if drops := p.drops.Load(); err == nil && drops != nil && len(adjust.GetCDIDevices()) > 0 {
 			err = *drops

@@ -180,6 +180,13 @@ type RestoreUnknown struct {
 	Epoch base.Epoch `always:"epoch=%v"`
 }
 
+// HeldOff says that a client whose grant is fenced is kept off the GPU from outside since now, or no more.
+// While it is, the fence costs its tenant nothing.
+type HeldOff struct {
+	Client base.ClientID
+	Off    bool `text:"off"`
+}
+
 // Exec says that a process runs another program now: what it had reserved is gone, and the
 // grant that it had when its connection was lost is over.
 type Exec struct{ Client base.ClientID }
@@ -216,6 +223,7 @@ func (SetSwapShare) Event() string   { return "set" }
 func (Restore) Event() string        { return "restore" }
 func (RestoreUnknown) Event() string { return "restore unknown" }
 func (Withdraw) Event() string       { return "withdraw" }
+func (HeldOff) Event() string        { return "held" }
 func (Exec) Event() string           { return "exec" }
 func (Suspend) Event() string        { return "suspend" }
 func (ResumeTenant) Event() string   { return "resume" }

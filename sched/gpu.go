@@ -279,6 +279,10 @@ func (c *GPU) ofClient(ev base.Event) bool {
 		c.lost(ev.Client)
 	case Gone:
 		c.gone(ev.Client)
+	case HeldOff:
+		if cl := c.clients[ev.Client]; cl != nil && cl.grant != nil && cl.grant.state == fenced {
+			c.recount(cl.grant, func() { cl.grant.off = ev.Off })
+		}
 	case Exec:
 		c.exec(ev.Client)
 	case Called:

@@ -138,6 +138,7 @@ type grant struct {
 	state   grantState
 	claimed bool // the client says so; there is no record of it
 	shared  bool // it is a turn of the cohort, in which others may hold too
+	off     bool // it is fenced, and the client is kept off the GPU from outside
 	alone   bool // it is a turn: nobody else has had the GPU since the grant
 
 	since     base.Time
@@ -249,6 +250,7 @@ func (c *GPU) count(g *grant, n int) {
 	}
 	t := g.client.tenant
 	switch {
+	case g.state == fenced && g.off:
 	case g.state == fenced:
 		t.fenced += n
 		c.fenced += n

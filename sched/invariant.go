@@ -359,7 +359,7 @@ func (c *GPU) checkCounts() error {
 		n := has[cl.tenant]
 		n.clients++
 		switch g := cl.grant; {
-		case g == nil:
+		case g == nil, g.off:
 		case g.state == fenced:
 			n.fenced++
 		case g.closes():

@@ -258,7 +258,7 @@ func parseEvent(words []string) (base.Event, error) {
 				return nil, err
 			}
 			epoch = base.Epoch(n)
-		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared":
+		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared", "off":
 			is[key] = true
 		case "total", "least", "serial", "resident", "fixed", "away", "arena", "out", "in", "bytes":
 			if bytes[key], err = strconv.ParseUint(value, 10, 64); err != nil {
@@ -292,6 +292,8 @@ func parseEvent(words []string) (base.Event, error) {
 	case "moved":
 		r := residency.Report{Resident: bytes["resident"], Fixed: bytes["fixed"], Away: bytes["away"], Arena: bytes["arena"], Out: bytes["out"], In: bytes["in"]}
 		return residency.Moved{Client: id, Epoch: epoch, Report: r, Ready: is["ready"], Stuck: is["stuck"], NoMemory: is["nomemory"], NoArena: is["noarena"]}, nil
+	case "held":
+		return HeldOff{id, is["off"]}, nil
 	case "exec":
 		return Exec{id}, nil
 	case "restorememory":

@@ -31,7 +31,7 @@
 // GPUAnnotationUnknown, for a key that looks like nvshare's. A pod gets ten Events at
 // once, then one every 30 s; further ones are left out. A container that runs without
 // nvshare gets GPUUnmanaged at each registration with the runtime; GPUBypassed,
-// GPUOutOfMemory and GPUOverlapGroup tell what its processes met with.
+// GPUOutOfMemory, GPUOOMKilled and GPUOverlapGroup tell what its processes met with.
 //
 // # Cost
 //

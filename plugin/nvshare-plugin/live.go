@@ -96,7 +96,7 @@ func (l *live) bypassed(all []*api.Unmanaged) {
 		c := u.Container
 		id := fmt.Sprint(c.GetPodUid(), c.GetId(), u.Pid)
 		seen[id] = l.seen[id] || l.w.WarnPod(c.GetPodUid(), c.GetName(), "GPUBypassed",
-			fmt.Sprintf("process %d (%s) uses GPU %d without nvshare, so nobody arbitrates its work: it unset LD_PRELOAD or hides the shim, or is a static program", u.Pid, u.Command, u.Index))
+			fmt.Sprintf("process %d (%s) uses GPU %d without nvshare, so %s: it unset LD_PRELOAD or hides the shim, or is a static program", u.Pid, u.Command, u.Index, cmp.Or(u.Held, "nobody arbitrates its work")))
 	}
 	l.seen = seen
 }
@@ -128,6 +128,8 @@ func (l *live) event(e *api.Event) {
 	switch e.Type {
 	case api.EventType_EVENT_TYPE_OUT_OF_MEMORY:
 		reason, note = "GPUOutOfMemory", fmt.Sprintf("%s; %s raises the limit", note, plugin.MemoryLimitAnnotation)
+	case api.EventType_EVENT_TYPE_OOM_KILL:
+		reason, note = "GPUOOMKilled", fmt.Sprintf("%s; %s raises the limit", note, plugin.MemoryLimitAnnotation)
 	case api.EventType_EVENT_TYPE_OVERLAP:
 		reason = "GPUOverlapGroup"
 	default: // of an older scheduler, which sends events of all kinds

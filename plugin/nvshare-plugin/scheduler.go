@@ -173,7 +173,7 @@ func (s *scheduler) stateOf(g *api.GPU) plugin.GPUState {
 }
 
 // told are the types of the scheduler's events that are also events of pods.
-var told = []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY, api.EventType_EVENT_TYPE_OVERLAP}
+var told = []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY, api.EventType_EVENT_TYPE_OOM_KILL, api.EventType_EVENT_TYPE_OVERLAP}
 
 // news passes on what has happened to containers since the last call. Older schedulers
 // send events of all kinds.

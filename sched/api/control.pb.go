@@ -484,6 +484,7 @@ const (
 	EventType_EVENT_TYPE_STALL         EventType = 17 // a client does not move out, and somebody waits for that
 	EventType_EVENT_TYPE_WARNING       EventType = 18 // something was asked for that has no effect, or a strange one
 	EventType_EVENT_TYPE_OUT_OF_MEMORY EventType = 19 // a reservation was refused: it is above the memory limit
+	EventType_EVENT_TYPE_OOM_KILL      EventType = 28 // a process without a shim was killed: its tenant is above its memory limit
 	EventType_EVENT_TYPE_UNFENCE       EventType = 20 // a fenced client has released the GPU, or is dead
 	EventType_EVENT_TYPE_UNMANAGED     EventType = 21 // a process uses the GPU and is no client
 	EventType_EVENT_TYPE_SUSPEND       EventType = 23 // a client's memory is to leave until the client has a grant again
@@ -516,6 +517,7 @@ var (
 		17: "EVENT_TYPE_STALL",
 		18: "EVENT_TYPE_WARNING",
 		19: "EVENT_TYPE_OUT_OF_MEMORY",
+		28: "EVENT_TYPE_OOM_KILL",
 		20: "EVENT_TYPE_UNFENCE",
 		21: "EVENT_TYPE_UNMANAGED",
 		23: "EVENT_TYPE_SUSPEND",
@@ -545,6 +547,7 @@ var (
 		"EVENT_TYPE_STALL":         17,
 		"EVENT_TYPE_WARNING":       18,
 		"EVENT_TYPE_OUT_OF_MEMORY": 19,
+		"EVENT_TYPE_OOM_KILL":      28,
 		"EVENT_TYPE_UNFENCE":       20,
 		"EVENT_TYPE_UNMANAGED":     21,
 		"EVENT_TYPE_SUSPEND":       23,
@@ -1396,12 +1399,13 @@ type GPU struct {
 	WayCode     string        `protobuf:"bytes,43,opt,name=way_code,json=wayCode,proto3" json:"way_code,omitempty"`       // the same for programs: sched/README.md lists the codes
 	Refused     []*WayRefusal `protobuf:"bytes,44,rep,name=refused,proto3" json:"refused,omitempty"`                      // why no better way, the best first
 	Model       *GPUModel     `protobuf:"bytes,24,opt,name=model,proto3" json:"model,omitempty"`
-	Drained     bool          `protobuf:"varint,25,opt,name=drained,proto3" json:"drained,omitempty"`         // no new tenants are admitted: an administrator said so
-	Fault       string        `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`              // what the driver reported that ends all work on the GPU; empty: nothing
-	Held        uint32        `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`               // clients that wait because the GPU is drained
-	Migrations  uint64        `protobuf:"varint,40,opt,name=migrations,proto3" json:"migrations,omitempty"`   // of tenants to this GPU, since the scheduler's start
-	Preemptions uint64        `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"` // grants that ended with work left, whose channels are off until the next grant
-	Others      *Others       `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`            // only where StatusResponse.view is set
+	Drained     bool          `protobuf:"varint,25,opt,name=drained,proto3" json:"drained,omitempty"`                   // no new tenants are admitted: an administrator said so
+	Fault       string        `protobuf:"bytes,26,opt,name=fault,proto3" json:"fault,omitempty"`                        // what the driver reported that ends all work on the GPU; empty: nothing
+	Held        uint32        `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`                         // clients that wait because the GPU is drained
+	OomKills    uint64        `protobuf:"varint,46,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"` // processes without a shim that were killed for the memory limit of their tenant
+	Migrations  uint64        `protobuf:"varint,40,opt,name=migrations,proto3" json:"migrations,omitempty"`             // of tenants to this GPU, since the scheduler's start
+	Preemptions uint64        `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"`           // grants that ended with work left, whose channels are off until the next grant
+	Others      *Others       `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`                      // only where StatusResponse.view is set
 	// Of the scheduler's whole time. Latency tenants' grants beside others are in waits only.
 	Drains        *Spread `protobuf:"bytes,31,opt,name=drains,proto3" json:"drains,omitempty"`                        // from a revoke to the release
 	HandOvers     *Spread `protobuf:"bytes,32,opt,name=hand_overs,json=handOvers,proto3" json:"hand_overs,omitempty"` // from a release to the grant of who waited for it
@@ -1632,6 +1636,13 @@ func (x *GPU) GetFault() string {
 func (x *GPU) GetHeld() uint32 {
 	if x != nil {
 		return x.Held
+	}
+	return 0
+}
+
+func (x *GPU) GetOomKills() uint64 {
+	if x != nil {
+		return x.OomKills
 	}
 	return 0
 }
@@ -2198,6 +2209,7 @@ type Client struct {
 	ContextProblem string       `protobuf:"bytes,39,opt,name=context_problem,json=contextProblem,proto3" json:"context_problem,omitempty"` // it keeps its context, or cannot come back: why; empty: no attempt has failed
 	RestoreNs      int64        `protobuf:"varint,40,opt,name=restore_ns,json=restoreNs,proto3" json:"restore_ns,omitempty"`               // its latest restore; 0: none
 	FileBytes      uint64       `protobuf:"varint,41,opt,name=file_bytes,json=fileBytes,proto3" json:"file_bytes,omitempty"`               // of what it was given, what is in a file instead of host memory (--suspend-dir)
+	Held           string       `protobuf:"bytes,43,opt,name=held,proto3" json:"held,omitempty"`                                           // by nvshare-warden, from outside: how; empty: it is not
 	FixedReason    string       `protobuf:"bytes,42,opt,name=fixed_reason,json=fixedReason,proto3" json:"fixed_reason,omitempty"`          // why nothing of it can be moved; empty: some can be, or its shim has not said why
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -2518,6 +2530,13 @@ func (x *Client) GetFileBytes() uint64 {
 		return x.FileBytes
 	}
 	return 0
+}
+
+func (x *Client) GetHeld() string {
+	if x != nil {
+		return x.Held
+	}
+	return ""
 }
 
 func (x *Client) GetFixedReason() string {
@@ -5345,7 +5364,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
 	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\x8e\t\n" +
+	"\x04size\x18\x04 \x01(\x04R\x04size\"\xab\t\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -5377,7 +5396,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x05model\x18\x18 \x01(\v2\x14.nvshare.v1.GPUModelR\x05model\x12\x18\n" +
 	"\adrained\x18\x19 \x01(\bR\adrained\x12\x14\n" +
 	"\x05fault\x18\x1a \x01(\tR\x05fault\x12\x12\n" +
-	"\x04held\x18\x1b \x01(\rR\x04held\x12\x1e\n" +
+	"\x04held\x18\x1b \x01(\rR\x04held\x12\x1b\n" +
+	"\toom_kills\x18. \x01(\x04R\boomKills\x12\x1e\n" +
 	"\n" +
 	"migrations\x18( \x01(\x04R\n" +
 	"migrations\x12 \n" +
@@ -5432,7 +5452,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\aPromise\x123\n" +
 	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
 	"\x03uid\x18\x02 \x01(\rR\x03uid\x12!\n" +
-	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xe0\n" +
+	"\fcore_request\x18\x03 \x01(\rR\vcoreRequest\"\xf4\n" +
 	"\n" +
 	"\x06Client\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x10\n" +
@@ -5486,7 +5506,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\n" +
 	"restore_ns\x18( \x01(\x03R\trestoreNs\x12\x1d\n" +
 	"\n" +
-	"file_bytes\x18) \x01(\x04R\tfileBytes\x12!\n" +
+	"file_bytes\x18) \x01(\x04R\tfileBytes\x12\x12\n" +
+	"\x04held\x18+ \x01(\tR\x04held\x12!\n" +
 	"\ffixed_reason\x18* \x01(\tR\vfixedReason\"\x9a\x01\n" +
 	"\bControls\x12\x16\n" +
 	"\x06slices\x18\x01 \x01(\tR\x06slices\x12\x1a\n" +
@@ -5809,7 +5830,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x15CONTEXT_STATE_PRESENT\x10\x00\x12\x19\n" +
 	"\x15CONTEXT_STATE_LEAVING\x10\x01\x12\x16\n" +
 	"\x12CONTEXT_STATE_AWAY\x10\x02\x12\x1b\n" +
-	"\x17CONTEXT_STATE_RETURNING\x10\x03*\x84\x05\n" +
+	"\x17CONTEXT_STATE_RETURNING\x10\x03*\x9d\x05\n" +
 	"\tEventType\x12\x1a\n" +
 	"\x16EVENT_TYPE_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10EVENT_TYPE_START\x10\x01\x12\x12\n" +
@@ -5831,7 +5852,8 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x12EVENT_TYPE_NO_ROOM\x10\x10\x12\x14\n" +
 	"\x10EVENT_TYPE_STALL\x10\x11\x12\x16\n" +
 	"\x12EVENT_TYPE_WARNING\x10\x12\x12\x1c\n" +
-	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x16\n" +
+	"\x18EVENT_TYPE_OUT_OF_MEMORY\x10\x13\x12\x17\n" +
+	"\x13EVENT_TYPE_OOM_KILL\x10\x1c\x12\x16\n" +
 	"\x12EVENT_TYPE_UNFENCE\x10\x14\x12\x18\n" +
 	"\x14EVENT_TYPE_UNMANAGED\x10\x15\x12\x16\n" +
 	"\x12EVENT_TYPE_SUSPEND\x10\x17\x12\x16\n" +

@@ -144,6 +144,8 @@ func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
 			d.memory.CarryOutMemory(g, a)
 		} else if att := d.AttachmentOf(g, id); att != nil {
 			d.carryOutOn(att, a)
+		} else {
+			d.watch.CarryOut(g, id, a)
 		}
 	}
 	d.observe(g, w.Action)

@@ -319,6 +319,7 @@ func (d *Daemon) closeAll(cancel func()) {
 func (d *Daemon) afterEvent() (goOn bool) {
 	d.dropBroken()
 	d.applyFences()
+	d.watch.Advance()
 	d.moves.AdvanceMigrations()
 	d.away.WatchRefusals()
 	d.planTurns()

@@ -20,6 +20,10 @@ const (
 	// FenceReport does nothing. Others are granted the GPU; what the process
 	// still runs there disturbs them.
 	FenceReport FenceAction = "report"
+	// FenceHold has nvshare-warden take the channels of the process off the GPU but in
+	// its tenant's turns, until the process has released it or ended. Where no warden runs, it is
+	// FenceReport.
+	FenceHold FenceAction = "hold"
 	// FenceDemote has all tenants use that GPU at once until the process
 	// has released it or ended: none of them pays alone for sharing it.
 	FenceDemote FenceAction = "demote"
@@ -30,10 +34,10 @@ const (
 // ParseFenceAction reads what a user writes.
 func ParseFenceAction(s string) (FenceAction, error) {
 	switch a := FenceAction(s); a {
-	case FenceReport, FenceDemote, FenceKill:
+	case FenceHold, FenceReport, FenceDemote, FenceKill:
 		return a, nil
 	}
-	return "", fmt.Errorf("%q is none of %s, %s, %s", s, FenceReport, FenceDemote, FenceKill)
+	return "", fmt.Errorf("%q is none of %s, %s, %s, %s", s, FenceHold, FenceReport, FenceDemote, FenceKill)
 }
 
 // fenceAction is what to do about a fenced client: what is configured, unless
@@ -41,7 +45,10 @@ func ParseFenceAction(s string) (FenceAction, error) {
 // not come back after a restart, or claims a grant that nobody gave it. A tenant
 // could otherwise have a GPU demoted by a claim.
 func (d *Daemon) fenceAction(g *node.GPU, a sched.Fence) FenceAction {
-	if a.Claimed || g.Restored[a.Client] || d.own.FenceAction == "" {
+	switch {
+	case a.Claimed || g.Restored[a.Client] || d.own.FenceAction == "":
+		return FenceReport
+	case d.own.FenceAction == FenceHold && d.watch.WardenProblem() != "":
 		return FenceReport
 	}
 	return d.own.FenceAction
@@ -52,6 +59,7 @@ func (d *Daemon) fence(g *node.GPU, a sched.Fence) {
 	defer d.Reach(node.AfterFence)
 	cl := d.Clients[a.Client]
 	if cl == nil {
+		d.watch.CarryOut(g, a.Client, a)
 		return
 	}
 	log := d.LogOf(cl.Subject())
@@ -63,6 +71,9 @@ func (d *Daemon) fence(g *node.GPU, a sched.Fence) {
 			return
 		}
 		log.Warnf("%s; %q is killed", text, cl.Command)
+	case FenceHold:
+		d.watch.Fence(g, cl)
+		log.Warnf("%s; nvshare-warden keeps it off but in its tenant's turns, until it has, or has ended", text)
 	case FenceDemote:
 		log.Warnf("%s; all tenants use it at once until it has, or has ended", text)
 		g.Fenced[a.Client] = true
@@ -81,6 +92,9 @@ func (d *Daemon) unfence(g *node.GPU, id base.ClientID) {
 	if g.Fenced[id] {
 		delete(g.Fenced, id)
 		d.fencesChanged = true
+	}
+	if cl := d.Clients[id]; cl != nil {
+		d.watch.Unfence(g, cl)
 	}
 }
 

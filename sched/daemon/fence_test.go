@@ -32,7 +32,7 @@ func fenced(t *testing.T, s *scheduler) (pa *proc, a, b *peerConn, ea, eb uint64
 // Nothing happens to a fenced client that nobody asked for. Its late release is
 // taken for what it is, and not for one of the grant that runs.
 func TestFenceReports(t *testing.T) {
-	for _, action := range []FenceAction{"", FenceReport} {
+	for _, action := range []FenceAction{"", FenceReport, FenceHold} { // no warden runs
 		s := start(t, t.TempDir(), fences(action))
 		_, a, b, ea, eb := fenced(t, s)
 		r := s.status()

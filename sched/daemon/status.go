@@ -70,7 +70,7 @@ func (d *Daemon) gpuStatus(r *api.StatusResponse, g *node.GPU) *api.GPU {
 		Grants: s.Counters.Grants, Revokes: s.Counters.Revokes, Fences: s.Counters.Fences, Preemptions: s.Counters.Preemptions,
 		Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
 		EffectiveMode: settings.APIMode(s.Effective), Way: s.Way, WayCode: s.Cause.Code(), WayReason: s.Cause.String(), Refused: refusals(s.Refused),
-		Drained: g.Drained, Fault: g.Fault, Held: d.held(g), Migrations: g.Arrived,
+		Drained: g.Drained, Fault: g.Fault, Held: d.held(g), Migrations: g.Arrived, OomKills: g.OOMKills,
 	}
 	g.Turns.Fill(out)
 	d.reportDrain(r, g)
@@ -169,7 +169,12 @@ func (d *Daemon) clientStatus(g *node.GPU, cs sched.ClientSnapshot, t base.Time)
 	case cs.State == sched.StateWaiting:
 		c.SinceNs = int64(t.Sub(cs.WaitingSince))
 	}
+	c.Held = d.watch.HowHeld(g, cs.ID)
 	cl := d.Clients[cs.ID]
+	if p := d.Held[cs.ID]; p != nil {
+		c.Pid, c.Uid, c.Command, c.Container = uint32(p.PID), p.UID, strings.ToValidUTF8(p.Command, "?"), d.ContainerOf(p)
+		c.ReservedBytes = g.Core.ReservedBy(p.Account, cs.ID).Total
+	}
 	if cl == nil {
 		return c
 	}

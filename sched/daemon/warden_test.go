@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/warden/order"
+	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // aWarden answers orders, and remembers them.
@@ -118,6 +120,7 @@ type occupants struct {
 	mu   sync.Mutex
 	pids []uint32
 	busy map[uint32]float64
+	size uint64 // of each of them; 0: 1 MiB
 }
 
 func (o *occupants) set(busy map[uint32]float64, processes ...*proc) {
@@ -134,7 +137,7 @@ func (o *occupants) sample(context.Context) ([]metrics.GPUSample, error) {
 	defer o.mu.Unlock()
 	all := map[uint32]uint64{}
 	for _, pid := range o.pids {
-		all[pid] = 1 << 20
+		all[pid] = cmp.Or(o.size, 1<<20)
 	}
 	return []metrics.GPUSample{{UUID: gpuA.UUID, Processes: all, Busy: o.busy}}, nil
 }
@@ -230,4 +233,119 @@ func TestWardenComesAndGoes(t *testing.T) {
 	})
 	w.open()
 	s.await("it is held again", func(r *api.StatusResponse) bool { return r.Warden && hasProblem(r, "held from outside") })
+}
+
+// Who does not release is kept off the GPU until it does; another client has its tenant's turns for it.
+func TestFenceHolds(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	dir := t.TempDir()
+	s := start(t, dir, func(o *Options) { fences(FenceHold)(o); o.Sample, o.Warden = nvml.sample, w.path })
+	s.await("the warden is there", func(r *api.StatusResponse) bool { return r.Warden })
+	pa, a, b, ea, eb := fenced(t, s)
+	w.until("it is taken off", func() bool { last, _ := w.last(pa, order.Off); return last == order.Off })
+	if r := s.status(); stateOf(r, a.id) != api.ClientState_CLIENT_STATE_FENCED || !hasProblem(r, "is fenced: it did not release the GPU in time; until it does, held from outside") {
+		t.Errorf("problems %q", r.Problems)
+	}
+	b.expect(wire.TypeRevoke) // for the one that stands in
+	b.release(eb)
+	w.until("it is on in its turn", func() bool { last, _ := w.last(pa, order.On); return last == order.On })
+	eb = b.request().granted()
+	_, before := w.last(pa, order.On)
+	a.release(ea)
+	w.until("it is on", func() bool { last, n := w.last(pa, order.On); return last == order.On && n > before })
+	s.await("nothing is wrong", func(r *api.StatusResponse) bool {
+		return stateOf(r, a.id) == api.ClientState_CLIENT_STATE_IDLE && len(r.Problems) == 0 && len(r.Gpus[0].Clients) == 2
+	})
+	events, err := dial(t, s).Events(t.Context(), &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_FENCE}})
+	if err != nil || len(events.Events) != 1 || events.Events[0].Reason != "hold" {
+		t.Errorf("events %v, %v", events, err)
+	}
+	b.release(eb)
+}
+
+// Who is above the memory limit of its tenant without a shim is killed, and nobody else.
+func TestOverItsMemoryLimit(t *testing.T) {
+	const gib = 1 << 30
+	nvml := occupants{size: 3 * gib}
+	w := newWarden(t)
+	s := withWarden(t, w, &nvml)
+	over, other := newProc(t, s.dir, 0), newProc(t, s.dir, 1001)
+	shim, c := newClient(t, s)
+	c.reserve(gib, gib, 0)
+	nvml.set(nil, over, other, shim)
+	uid, bytes := uint32(0), uint64(3*gib+gib/2)
+	s.await("the other process is known", func(r *api.StatusResponse) bool { return len(r.Unmanaged) == 2 })
+	if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, MemoryBytes: &bytes}); err != nil {
+		t.Fatal(err)
+	}
+	s.await("it is held within its limit", func(r *api.StatusResponse) bool { return hasProblem(r, "held from outside") })
+	bytes = 3 * gib
+	if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, MemoryBytes: &bytes}); err != nil {
+		t.Fatal(err)
+	}
+	w.until("it is killed", func() bool { _, n := w.last(over, order.Kill); return n > 0 })
+	for _, p := range []*proc{other, shim} {
+		if _, n := w.last(p, order.Kill); n != 0 {
+			t.Error("another one was killed")
+		}
+	}
+	r := s.await("it is counted", func(r *api.StatusResponse) bool { return r.Gpus[0].OomKills > 0 })
+	events, err := dial(t, s).Events(t.Context(), &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_OOM_KILL}})
+	if err != nil || len(events.Events) != int(r.Gpus[0].OomKills) || int(events.Events[0].Pid) != over.cmd.Process.Pid || events.Events[0].Reason == "" {
+		t.Errorf("events %v, %v", events, err)
+	}
+}
+
+// The container of one that goes on to put its channels on is stopped for what it had too much, and then goes on.
+func TestCheatIsStopped(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	began := withWarden(t, w, &nvml)
+	s := sharing{began, dial(t, began)}
+	cheat := &proc{cmd: firstOf(t, whole("c"))}
+	s.describe("c", &api.Share{CoreLimit: 30}, gpuA.UUID)
+	nvml.set(map[uint32]float64{uint32(cheat.cmd.Process.Pid): 0.9}, cheat)
+	w.until("its container is stopped", func() bool { last, _ := w.last(cheat, order.Freeze); return last == order.Freeze })
+	s.await("the status says so", func(r *api.StatusResponse) bool { return hasProblem(r, "its container is stopped for that") })
+	nvml.set(map[uint32]float64{uint32(cheat.cmd.Process.Pid): 0.3}, cheat)
+	s.await("it goes on, and is held", func(r *api.StatusResponse) bool { return hasProblem(r, "held from outside: its channels") })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, o := range w.orders {
+		if o.Op == order.Freeze && o.Container != whole("c") {
+			t.Errorf("order %+v", o)
+		}
+	}
+}
+
+// The warden is told each memory limit once, and each change, so that the kernel holds it too.
+func TestKernelIsToldMemoryLimits(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	s := withWarden(t, w, &nvml)
+	p := newProc(t, s.dir, 1001)
+	nvml.set(nil, p)
+	told := func() (all []uint64) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, o := range w.orders {
+			if o.Op == order.Limit && o.PID == p.cmd.Process.Pid && o.UID == 1001 && slices.Contains(o.GPU, gpuA.UUID) {
+				all = append(all, o.Bytes)
+			}
+		}
+		return all
+	}
+	uid := uint32(1001)
+	var want []uint64
+	for _, limit := range []uint64{3 << 30, 4 << 30, 0} {
+		if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, MemoryBytes: &limit}); err != nil {
+			t.Fatal(err)
+		}
+		want = append(want, limit)
+		if limit == 0 { // somebody has to have something, or nobody is looked for
+			s.limitUser(1001, 50)
+		}
+		w.until("the kernel is told", func() bool { return slices.Equal(told(), want) })
+	}
 }

@@ -64,6 +64,7 @@ type flags struct {
 	controlGroup                                            string
 	webAddr, webTokenFile                                   string
 	checkpoint, warden                                      string
+	holdAll                                                 bool
 }
 
 func main() {
@@ -126,7 +127,7 @@ func (f *flags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.quantum, "tq", sched.DefaultQuantum.String(), "time quantum: `seconds`, or with a unit, like 200ms")
 	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` in which a process must release a GPU after a revoke; then others get it")
 	fs.StringVar(&f.antiThrash, "anti-thrash", antiThrashDefault(), "`on|off|auto`: how tenants share a GPU; on: tenants take turns; off: all run at the same time; auto: time slices, turns, or all at once, as suits them")
-	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceReport), "`report|demote|kill`: what to do about a process that did not release a GPU in the grace period; demote: all use that GPU at the same time until the process has released it")
+	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceHold), "`hold|report|demote|kill`: what to do about a process that did not release a GPU in the grace period; hold: nvshare-warden, where it runs, keeps it off but in its tenant's turns until it has released; demote: all use that GPU at the same time until the process has released it")
 	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` for which scheduler and next process may spin at a hand-over, at most 8ms; 0: sleep, the default with fewer than 4 processors")
 	fs.Lookup("spin").DefValue = wire.SpinTime.String() // the same on every machine
 	f.tuning.add(cmd)
@@ -142,8 +143,9 @@ func (f *flags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.controlGroup, "control-group", "", "`group`, by name or number, whose members may use the control socket; it is as powerful as the scheduler")
 	fs.BoolVar(&f.takeOver, "take-over", os.Getenv("NVSHARE_TAKE_OVER") == "1", "where another nvshare-scheduler has the run directory, wait for its end, and do not fail; default from NVSHARE_TAKE_OVER")
 	fs.StringVar(&f.checkpoint, "checkpoint", "auto", "`auto|off|PATH`: the program by which the driver takes the context of a suspended process off the GPU too; auto: nvshare-checkpoint beside this program or in PATH, if it is there")
-	fs.StringVar(&f.warden, "warden", filepath.Join(api.WardenDir(), api.WardenSocket), "the `socket` of nvshare-warden: while one runs, programs without the shim keep the core limit of their tenant; \"\": they are only reported")
+	fs.StringVar(&f.warden, "warden", filepath.Join(api.WardenDir(), api.WardenSocket), "the `socket` of nvshare-warden: while one runs, programs without the shim are held from outside; \"\": they are only reported")
 	fs.Lookup("warden").DefValue = "warden.sock in $NVSHARE_WARDEN_DIR or /var/run/nvshare-warden"
+	fs.BoolVar(&f.holdAll, "hold-all", false, "have nvshare-warden hold all programs without the shim that use a GPU, and not only those of tenants that nvshare gave a GPU, a limit or another term")
 	fs.StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
 }
 
@@ -214,7 +216,7 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if err := f.fillTurns(&o); err != nil {
 		return o, err
 	}
-	o.Sample, o.Warden = sampler(f.simGPU), f.warden
+	o.Sample, o.Warden, o.HoldAll = sampler(f.simGPU), f.warden, f.holdAll
 	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
 	runner, err := checkpointer(f.checkpoint, f.simGPU)
 	if err != nil {

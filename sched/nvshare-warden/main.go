@@ -48,8 +48,8 @@ func command(status *int) *cobra.Command {
 		Short: "Hold processes that have no shim, as nvshare-scheduler says (experimental)",
 		Long: `nvshare-warden sets time slices of processes that have no shim, and takes their
 channels off the GPU, from outside. It decides nothing: nvshare-scheduler says
-what to do. It is root, and needs CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and
-CAP_CHOWN, in the host's PID namespace. Whatever ends it, nobody stays off the
+what to do. It is root, and needs CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH,
+CAP_CHOWN and CAP_KILL, in the host's PID namespace. Whatever ends it, nobody stays off the
 GPU: a second process of it, the guard, sees to that.`,
 		Args:          cobra.NoArgs,
 		Version:       api.Version,

@@ -115,7 +115,7 @@ func checkHealth(p *patient) (all []finding) {
 func (p *patient) fixOf(code api.ProblemCode) string {
 	switch code {
 	case api.ProblemCode_PROBLEM_CODE_FENCED:
-		return "end the process, or run the scheduler with --fence-action kill"
+		return "end the process, run nvshare-warden, which keeps it off the GPU, or run the scheduler with --fence-action kill"
 	case api.ProblemCode_PROBLEM_CODE_BYPASS:
 		return "NVSHARE_DEBUG=1 in the program's environment names the entry points"
 	case api.ProblemCode_PROBLEM_CODE_MEMORY_LIMIT, api.ProblemCode_PROBLEM_CODE_OVERPROMISED:

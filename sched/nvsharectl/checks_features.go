@@ -119,11 +119,15 @@ func checkCheckpoint(p *patient) []finding {
 func checkWarden(p *patient) []finding {
 	switch {
 	case p.status.GetWarden():
-		return found(pass, "", "programs without the shim keep the core limit of their tenant, by nvshare-warden")
+		return found(pass, "", "programs without the shim have their tenant's turns, time slices and limits, and fenced ones are off the GPU, by nvshare-warden")
 	case p.status.GetWardenProblem() == "": // an older scheduler
 		return nil
 	}
-	return found(info, "systemctl enable --now nvshare-warden", "cooperative: programs without the shim are reported, and not held by nvshare-warden (experimental): %s", p.status.WardenProblem)
+	level := info
+	if strings.Contains(p.status.WardenProblem, "can hold nobody") { // somebody has asked for it
+		level = warn
+	}
+	return found(level, api.WardenRemedy(p.status.WardenProblem), "cooperative: programs without the shim are reported, and not held by nvshare-warden (experimental): %s", p.status.WardenProblem)
 }
 
 // couldCheckpoint says what checkCheckpoint would find if memory were swapped: without that the

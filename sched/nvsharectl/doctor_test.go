@@ -169,8 +169,11 @@ func TestDoctor(t *testing.T) {
 		"no rights to checkpoint": {func(_ *testing.T, p *patient) {
 			p.status.Gpus[0].Swap, p.status.CheckpointProblem = &api.Swap{ArenaLimitBytes: 1 << 30}, "no CAP_SYS_PTRACE to pass on"
 		}, "checkpoint", warn, "none moves: no CAP_SYS_PTRACE"},
-		"no warden":       {func(_ *testing.T, p *patient) { p.status.WardenProblem = "no nvshare-warden runs" }, "warden", info, "cooperative: programs without the shim are reported, and not held by nvshare-warden (experimental): no nvshare-warden"},
-		"a warden":        {func(_ *testing.T, p *patient) { p.status.Warden = true }, "warden", pass, "keep the core limit"},
+		"no warden": {func(_ *testing.T, p *patient) { p.status.WardenProblem = "no nvshare-warden runs" }, "warden", info, "cooperative: programs without the shim are reported, and not held by nvshare-warden (experimental): no nvshare-warden"},
+		"an unable warden": {func(_ *testing.T, p *patient) {
+			p.status.WardenProblem = "nvshare-warden: it can hold nobody: " + api.YamaForbids
+		}, "warden", warn, "ptrace_scope is 3"},
+		"a warden":        {func(_ *testing.T, p *patient) { p.status.Warden = true }, "warden", pass, "fenced ones are off the GPU"},
 		"too much to pin": {func(_ *testing.T, p *patient) { p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 56 << 30} }, "swap", warn, "may pin 56Gi, and this host has 60Gi for it"},
 		"too much for the cgroup": {func(t *testing.T, p *patient) {
 			p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 8 << 30}

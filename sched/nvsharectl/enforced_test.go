@@ -31,7 +31,7 @@ func TestStatusSaysWhatIsEnforced(t *testing.T) {
 // status -o wide says whether programs without the library are held.
 func TestStatusSaysWhoHoldsTheOthers(t *testing.T) {
 	for want, r := range map[string]*api.StatusResponse{
-		"driver       core limits of programs without the library: nvshare-warden": {Warden: true, Gpus: []*api.GPU{{Uuid: "GPU-b", Index: 5}},
+		"driver       turns, time slices, core limits and memory limits of programs without the library, and fences: nvshare-warden, from outside": {Warden: true, Gpus: []*api.GPU{{Uuid: "GPU-b", Index: 5}},
 			Unmanaged: []*api.Unmanaged{{Uuid: "GPU-b", Held: "held from outside"}}},
 		"nobody       a program without the library (cooperative: no nvshare-warden runs)": {WardenProblem: "no nvshare-warden runs"},
 		"nobody       a program without the library; one":                                  {}, // of an older scheduler

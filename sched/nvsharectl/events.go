@@ -239,6 +239,7 @@ var eventColour = map[api.EventType]string{
 
 	api.EventType_EVENT_TYPE_WARNING:       yellow,
 	api.EventType_EVENT_TYPE_OUT_OF_MEMORY: red,
+	api.EventType_EVENT_TYPE_OOM_KILL:      red,
 }
 
 // describeEvent returns an event as one line: when, where, what, who, why.

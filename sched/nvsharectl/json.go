@@ -194,6 +194,7 @@ type clientJSON struct {
 	ReservedBytes   uint64    `json:"reserved_bytes"`
 
 	SliceSeconds float64       `json:"slice_seconds"`      // the GPU's own time slice that it was told; 0: the driver's
+	HeldBy       string        `json:"held,omitempty"`     // from outside, by nvshare-warden: how
 	Preemptions  uint64        `json:"preemptions"`        // of its grants, those that ended with work left
 	Controls     *controlsJSON `json:"controls,omitempty"` // absent: its shim has not said yet
 
@@ -314,7 +315,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 			Calls: c.Calls, GateWaits: c.Waits, GateWaitSeconds: seconds(c.WaitNs),
 			MemoryBytes: c.MemoryBytes, MemoryPeakBytes: c.MemoryPeakBytes,
 			Interposed: c.Interposed, Bypassed: c.Bypassed, ShimVersion: c.ShimVersion,
-			ReservedBytes: c.ReservedBytes, SliceSeconds: seconds(c.SliceNs), Preemptions: c.Preemptions, Controls: newControls(c.Controls), Swap: newClientSwapJSON(g, c),
+			ReservedBytes: c.ReservedBytes, SliceSeconds: seconds(c.SliceNs), HeldBy: c.Held, Preemptions: c.Preemptions, Controls: newControls(c.Controls), Swap: newClientSwapJSON(g, c),
 		})
 	}
 	for _, m := range g.Memory {

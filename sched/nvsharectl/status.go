@@ -270,8 +270,8 @@ func enforcement(r *api.StatusResponse) table {
 	t.add(nil, "hardware", hardware)
 	without := "a program without the library"
 	if r.Warden {
-		t.add(nil, "driver", "core limits of programs without the library: nvshare-warden takes their channels off the GPU")
-		without = "all else that a program without the library does"
+		t.add(nil, "driver", "turns, time slices, core limits and memory limits of programs without the library, and fences: nvshare-warden, from outside")
+		without = "swapping and suspension of a program without the library"
 	} else if r.WardenProblem != "" {
 		without += " (cooperative: " + r.WardenProblem + ")"
 	}
@@ -306,13 +306,17 @@ func unarbitrated(r *api.StatusResponse) (now []string) {
 				unmanaged++
 			}
 		}
+		fenced := 0
 		for _, c := range g.Clients {
+			if c.State == api.ClientState_CLIENT_STATE_FENCED && c.Held == "" {
+				fenced++
+			}
 			if c.Bypassed > 0 {
 				bypassing++
 			}
 		}
 		note(g, unmanaged, "without the library")
-		note(g, count(g, api.ClientState_CLIENT_STATE_FENCED), "fenced, beside the holder")
+		note(g, fenced, "fenced, beside the holder")
 		note(g, bypassing, "with calls that go around the library")
 	}
 	return now

@@ -167,6 +167,7 @@ type blame struct {
 	Seconds  float64 `json:"seconds"`
 	Draining float64 `json:"draining_seconds"` // of that: it was told to release the GPU
 	Fenced   bool    `json:"fenced,omitempty"`
+	Held     string  `json:"-"` // by nvshare-warden: what is said of that
 }
 
 // span is a time, ns since 1970.
@@ -295,7 +296,7 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 // blamedFor says who had a GPU while a tenant waited for it, for how long, the longest first.
 func blamedFor(g *api.GPU, turns []held, who string, waiting spans, window span) (all []blame) {
 	type had struct{ turns, drains spans }
-	others, fenced := map[string]had{}, map[string]bool{}
+	others, fenced, outside := map[string]had{}, map[string]bool{}, map[string]string{}
 	for _, h := range turns {
 		if h.who != who {
 			o := others[h.who]
@@ -304,11 +305,14 @@ func blamedFor(g *api.GPU, turns []held, who string, waiting spans, window span)
 	}
 	for _, c := range g.Clients {
 		if c.State == api.ClientState_CLIENT_STATE_FENCED {
-			fenced[api.Tenant(c.Container, c.Uid)] = true
+			name := api.Tenant(c.Container, c.Uid)
+			if fenced[name] = true; c.Held != "" {
+				outside[name] = ", and is held from outside"
+			}
 		}
 	}
 	for other, h := range others {
-		b := blame{Tenant: other, Fenced: fenced[other]}
+		b := blame{Tenant: other, Fenced: fenced[other], Held: outside[other]}
 		turns, drains := h.turns.once(), h.drains.once()
 		for _, w := range waiting {
 			mine := span{max(w.from, window.from), min(w.to, window.to)}
@@ -451,7 +455,7 @@ func (a *account) print(io streams) {
 		text := fmt.Sprintf("%s %s", b.Tenant, short(int64(b.Seconds*1e9)))
 		switch {
 		case b.Fenced:
-			text += " (fenced: it does not release the GPU)"
+			text += " (fenced: it does not release the GPU" + b.Held + ")"
 		case b.Draining > b.Seconds/4:
 			text += fmt.Sprintf(" (%s of that to finish its work after it was told to release the GPU)", short(int64(b.Draining*1e9)))
 		}

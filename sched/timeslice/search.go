@@ -31,7 +31,7 @@ const (
 	harmed = 0.90
 	// SwitchTime is what the GPU loses each time it goes on to another process (H200, from
 	// the row above).
-	switchTime = 165 * time.Microsecond
+	SwitchTime = 165 * time.Microsecond
 	// Clients that never fill a slice gain nothing by longer ones. So those who search
 	// want at least half of what saturating clients gain, and who has found a length keeps
 	// it for a quarter.
@@ -190,7 +190,7 @@ func (s *Search) noteBase(rates Speeds) {
 // gainOf returns what clients that keep the GPU busy gain by slices of this length, as a
 // part of what they have with the driver's own.
 func gainOf(d time.Duration) float64 {
-	used := func(d time.Duration) float64 { return d.Seconds() / (d + switchTime).Seconds() }
+	used := func(d time.Duration) float64 { return d.Seconds() / (d + SwitchTime).Seconds() }
 	return used(d)/used(DriverSlice) - 1
 }
 

@@ -30,6 +30,7 @@ type entry struct {
 	PID     int        `json:"pid"`
 	Start   uint64     `json:"start"`
 	Objects rm.Objects `json:"objects"`
+	Freezer string     `json:"freezer,omitempty"` // of its container, which is stopped
 }
 
 // ledger is the file of the processes whose channels may be off. It is written before they
@@ -184,6 +185,9 @@ func free(d rm.Driver, l *ledger) (n int, err error) {
 }
 
 func freeOne(d rm.Driver, e entry) error {
+	if err := thaw(e.Freezer); err != nil {
+		return err
+	}
 	pidfd, err := openProcess(e.PID, e.Start)
 	if errors.Is(err, errGone) {
 		return nil

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nvshare/nvshare/sched/cgroup"
 	"github.com/nvshare/nvshare/sched/warden/order"
 	"github.com/nvshare/nvshare/sched/warden/rm"
 )
@@ -85,6 +86,7 @@ type process struct {
 	offs      int       // how often its channels were taken off
 	until     time.Time // they are off until then
 	noted     bool      // in the ledger
+	freezer   string    // of its container, which is stopped; "": it is not
 	used      time.Time // the latest order, or the latest on
 }
 
@@ -111,9 +113,14 @@ func (p *process) look(d rm.Driver, now time.Time, all bool) error {
 // off takes the channels off that are known. That fails where one of them has ended, so it
 // is tried once more.
 func (p *process) off(d rm.Driver, l *ledger, now time.Time, again bool) error {
-	if p.offs > 0 && !again || p.offs == maxOffs {
+	if p.offs > 0 && !again {
 		p.until = now.Add(order.Lease)
 		return nil
+	}
+	if p.offs == maxOffs { // so that the count is known: it puts its channels on by itself, they are on for a moment
+		if err := p.on(d, now, 0); err != nil {
+			return err
+		}
 	}
 	if p.looked.IsZero() {
 		if err := p.look(d, now, true); err != nil {
@@ -134,7 +141,7 @@ func (p *process) switchOff(d rm.Driver, l *ledger, now time.Time) error {
 	if _, channels := p.objects.Count(); channels == 0 {
 		return errors.New("no channel was found")
 	}
-	if err := l.note(entry{p.pid, p.start, p.objects.Channels(rm.Objects{})}); err != nil {
+	if err := l.note(p.entry()); err != nil {
 		return err
 	}
 	p.noted = true
@@ -151,6 +158,31 @@ func (p *process) switchOff(d rm.Driver, l *ledger, now time.Time) error {
 	return err
 }
 
+func (p *process) entry() entry {
+	return entry{p.pid, p.start, p.objects.Channels(rm.Objects{}), p.freezer}
+}
+
+// freeze takes the channels off, and stops the processes of the container.
+func (p *process) freeze(d rm.Driver, l *ledger, now time.Time, container string) error {
+	if p.freezer != "" {
+		p.until = now.Add(order.Lease)
+		return nil
+	}
+	file, err := freezerOf(p.pid, container)
+	if err != nil {
+		return err
+	}
+	if err := p.off(d, l, now, true); err != nil {
+		return err
+	}
+	p.freezer = file
+	if err := l.note(p.entry()); err != nil {
+		p.freezer = ""
+		return err
+	}
+	return cgroup.Stop(file, true)
+}
+
 // lookLate takes off what came since the latest look. It is done after an order was answered.
 func (p *process) lookLate(d rm.Driver, l *ledger, now time.Time) error {
 	if p.offs == 0 || now.Sub(p.looked) < lookAgain {
@@ -164,7 +196,7 @@ func (p *process) lookLate(d rm.Driver, l *ledger, now time.Time) error {
 	if len(come.Clients) == 0 {
 		return nil
 	}
-	if err := l.note(entry{p.pid, p.start, p.objects.Channels(rm.Objects{})}); err != nil {
+	if err := l.note(p.entry()); err != nil {
 		return err
 	}
 	if err := come.Switch(d, p.pidfd, false); err != nil {
@@ -175,6 +207,10 @@ func (p *process) lookLate(d rm.Driver, l *ledger, now time.Time) error {
 
 // on puts channels on, at least so often.
 func (p *process) on(d rm.Driver, now time.Time, times int) error {
+	if err := thaw(p.freezer); err != nil {
+		return err
+	}
+	p.freezer = ""
 	times = max(times, p.offs)
 	if times == 0 {
 		return nil

@@ -166,9 +166,14 @@ func (w *Warden) Run(stop <-chan struct{}) error {
 func (w *Warden) serve(sock *net.UnixConn, stop <-chan struct{}) {
 	c := order.NewConn(sock)
 	defer c.Close()
-	if err := w.mayConnect(sock); err != nil {
+	pid, err := w.mayConnect(sock)
+	if err != nil {
 		w.Log.WithError(err).Warn("refused a connection")
 		return
+	}
+	problem := Obstacle("/", pid)
+	if problem != "" {
+		w.Log.Errorf("nobody can be held: %s; %s", problem, api.WardenRemedy(problem))
 	}
 	w.Log.Info("the scheduler is connected")
 	over := make(chan struct{})
@@ -184,7 +189,9 @@ func (w *Warden) serve(sock *net.UnixConn, stop <-chan struct{}) {
 		var r order.Request
 		err := c.Receive(&r)
 		if err == nil {
-			err = c.Send(w.carryOut(r))
+			reply := w.carryOut(r)
+			reply.Problem = problem
+			err = c.Send(reply)
 		}
 		if err != nil {
 			if !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.EOF) {
@@ -199,23 +206,24 @@ func (w *Warden) serve(sock *net.UnixConn, stop <-chan struct{}) {
 	}
 }
 
-func (w *Warden) mayConnect(sock *net.UnixConn) error {
+// mayConnect returns the pid of the scheduler; 0: it is in another PID namespace.
+func (w *Warden) mayConnect(sock *net.UnixConn) (pid int, err error) {
 	raw, err := sock.SyscallConn()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var cred *unix.Ucred
 	var credErr error
 	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return err
+		return 0, err
 	}
 	if credErr != nil {
-		return credErr
+		return 0, credErr
 	}
 	if int(cred.Uid) != w.UID {
-		return fmt.Errorf("user %d may not give orders: user %d may", cred.Uid, w.UID)
+		return 0, fmt.Errorf("user %d may not give orders: user %d may", cred.Uid, w.UID)
 	}
-	return nil
+	return int(cred.Pid), nil
 }
 
 // tooLong is the answer to an order that may still be carried out.
@@ -284,6 +292,16 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 		}
 	case order.On:
 		err = p.on(w.Driver, now, 0)
+	case order.Freeze:
+		if !w.guard.watches() {
+			err = errors.New("there is no guard")
+			break
+		}
+		err = p.freeze(w.Driver, w.ledger, now, o.Container)
+	case order.Limit:
+		err = limitMemory("/", o)
+	case order.Kill:
+		err = unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
 	default:
 		err = fmt.Errorf("no such order: %.16q", o.Op)
 	}
@@ -359,7 +377,7 @@ func (w *Warden) sweep(now time.Time) {
 		if !p.mu.TryLock() { // an order is under way
 			continue
 		}
-		if p.offs > 0 && now.After(p.until) {
+		if (p.offs > 0 || p.freezer != "") && now.After(p.until) {
 			w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
 			if err := p.on(w.Driver, now, 0); err != nil {
 				w.Log.WithError(err).Errorf("process %d: put channels on", p.pid)

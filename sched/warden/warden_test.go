@@ -478,3 +478,62 @@ func TestLedgerOfAnotherBoot(t *testing.T) {
 		t.Error("half a file is read")
 	}
 }
+
+// inContainer puts a process into a cgroup that is named like a container's; "": the kernel does not let us make one.
+func (n *node) inContainer(pid int) (id, freezer string) {
+	n.Helper()
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	n.check(err)
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		if !strings.Contains(line, " - cgroup2 ") {
+			continue
+		}
+		id = fmt.Sprintf("%064x", pid)
+		dir := filepath.Join(f[4], "nvshare-test-"+id)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			break
+		}
+		n.Cleanup(func() {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			n.until("the cgroup is empty", func() bool { return os.Remove(dir) == nil })
+		})
+		n.check(os.WriteFile(dir+"/cgroup.procs", []byte(strconv.Itoa(pid)), 0o644))
+		return id, dir + "/cgroup.freeze"
+	}
+	n.Skip("SKIPPED: no cgroup can be made here")
+	return "", ""
+}
+
+// A container that is stopped goes on, whatever ends. Nothing else is stopped.
+func TestFreeze(t *testing.T) {
+	for name, end := range map[string]func(*node){
+		"the order runs out":       func(*node) {},
+		"the scheduler ends":       func(n *node) { n.orders.Close() },
+		"the warden is killed":     func(n *node) { n.kill(syscall.SIGKILL) },
+		"both, and the next start": killBoth,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.start()
+			a := n.busy("a")
+			a.goes()
+			id, freezer := n.inContainer(a.pid)
+			if r := n.do(order.Order{Op: order.Freeze, PID: a.pid, Container: strings.Repeat("0", 64)})[0]; r.Error == "" {
+				t.Error("the cgroup of another container was stopped")
+			}
+			if r := n.do(order.Order{Op: order.Freeze, PID: a.pid, Container: id})[0]; r.Error != "" || !r.Off {
+				t.Fatalf("freeze: %+v", r)
+			}
+			if text, _ := os.ReadFile(freezer); string(text) != "1\n" {
+				t.Errorf("the freezer has %q", text)
+			}
+			a.stands()
+			end(n)
+			a.goes()
+			if text, _ := os.ReadFile(freezer); string(text) != "0\n" {
+				t.Errorf("the freezer has %q in the end", text)
+			}
+		})
+	}
+}

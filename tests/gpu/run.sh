@@ -48,8 +48,9 @@
 #             on this host: what is not as natively. No other step goes with it; suites.py --help has its flags
 #   servers   language models behind HTTP servers that share a GPU, each way, against one that has it
 #             (9 minutes on one GPU). No other step goes with it; servers.py --help has its flags
-#   warden    nvshare-warden and two PyTorch processes without a shim: slices, off and on, a limit, and
-#             kills of the warden (2 minutes). No other step goes with it
+#   warden    PyTorch programs without a shim, held by the scheduler and nvshare-warden: slices, core limits, a
+#             fence, a memory limit (3 minutes); with --orders a script gives the orders, and kills the
+#             warden (2 minutes). No other step goes with it
 # The frameworks are those of python3; PYTHON names another interpreter.
 # bin/nvshare-gpu -h explains the flags.
 set -u

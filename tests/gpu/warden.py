@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""warden.py: what nvshare-warden does to programs without a shim, on a real GPU.
+"""warden.py: what nvshare-scheduler and nvshare-warden do to programs without a shim, on a real GPU.
 
-usage: warden.py RESULTS [--warden PROGRAM] [--busy CUDA-BUSY]
+usage: warden.py RESULTS [--orders] [--busy CUDA-BUSY]
 
-As root. Two processes multiply 8192x8192 bf16 matrices in PyTorch, with nothing of
-nvshare in them. This program gives the warden the scheduler's orders: time slices, off and on,
-a limit of 30 %; and it kills the warden while a process is off. Writes RESULTS/warden.json, and
-prints each step. With --busy the processes are tests/workload/cuda-busy, on the simulated GPU.
-Where the scheduler and nvsharectl are there, it also has these hold a process to the limit.
-It takes two minutes and needs nothing but PyTorch and these programs.
+As root, on a host with PyTorch and nobody else on its GPU. Programs that multiply matrices, and one that
+works as a decoder does, run as users of their own with nothing of nvshare in them. A scheduler, which finds
+them by NVML, and a warden hold them: time slices, a core limit, 50 us beside a latency tenant, a fence of a
+program with the shim, and a memory limit. It prints a table and writes RESULTS/warden.json, in
+three minutes. With --orders it gives the warden orders itself instead, and kills it while a process is
+off. With --busy the programs are tests/workload/cuda-busy, on the simulated GPU.
 """
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -29,33 +30,87 @@ N, AHEAD, US_OF_DRIVER = 8192, 8, 2000
 LIMIT, PERIOD = 0.30, 0.100
 
 
-def worker():
+CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
+
+
+def become(uid):
+    """The process is a user's from now on, and can use PyTorch's files and the GPU's still."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(8, 1, 0, 0, 0)  # PR_SET_KEEPCAPS
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    caps = 1 << CAP_DAC_OVERRIDE | 1 << CAP_DAC_READ_SEARCH
+    libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(caps, caps, 0, 0, 0, 0))
+    libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
+    os.environ["HOME"] = "/tmp"
+
+
+def say(event, **more):
+    print(json.dumps({"event": event, **more}), flush=True)
+
+
+def worker(kind, uid):
     import torch
-    a = torch.randn(N, N, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(N, N, device="cuda", dtype=torch.bfloat16)
-    c = torch.empty_like(a)
-    for _ in range(20):
-        torch.matmul(a, b, out=c)
-    torch.cuda.synchronize()
-    print(json.dumps({"event": "ready"}), flush=True)
+    if uid:
+        become(uid)
+    say("loaded")
     sys.stdin.readline()
-    pending, n = [], 0
+    if kind == "hog":
+        torch.zeros(1, device="cuda").item()
+        say("ready")
+        held = [torch.ones(256 << 20, device="cuda", dtype=torch.uint8) for _ in range(16)]
+        torch.cuda.synchronize()
+        say("progress", launches=len(held))
+        time.sleep(600)
+    step = {"gemm": gemm, "decoder": decoder}[kind](torch)
+    for _ in range(3):
+        step()
+    say("ready")
+    n = 0
     while True:
+        n += step()
+        say("progress", launches=n)
+
+
+def gemm(torch):
+    """Some products are always ahead of the GPU. All is zero: the power limit then holds no clock down."""
+    a, b = (torch.zeros(N, N, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    c = torch.empty_like(a)
+    pending = []
+
+    def step():
         torch.matmul(a, b, out=c)
         e = torch.cuda.Event()
         e.record()
         pending.append(e)
-        if len(pending) >= AHEAD:
-            pending.pop(0).synchronize()
-            n += 1
-            print(json.dumps({"event": "progress", "launches": n}), flush=True)
+        if len(pending) < AHEAD:
+            return 0
+        pending.pop(0).synchronize()
+        return 1
+    return step
+
+
+def decoder(torch):
+    """A token is some short kernels one after the other, which read all weights, and the host waits for each token."""
+    weights = [torch.zeros(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(24)]
+    state = [torch.zeros(1, 8192, device="cuda", dtype=torch.bfloat16)]
+
+    def step():
+        x = state[0]
+        for w in weights:
+            x = torch.tanh(x @ w)
+        state[0] = x
+        x.sum().item()
+        return 1
+    return step
 
 
 class Busy:
     """A process that uses the GPU, and when it got on."""
 
     def __init__(self, name, busy):
-        command = [sys.executable, os.path.abspath(__file__), "worker"]
+        command = [sys.executable, os.path.abspath(__file__), "worker", "gemm", "0"]
         if busy:
             command = [busy, "--report-ms", "2", "--depth", "4", "--kernel-us", "1000", "--tenant", name]
         self.simulated, self.samples, self.ready = bool(busy), [], threading.Event()
@@ -80,6 +135,7 @@ class Busy:
         if not self.simulated:
             self.p.stdin.write("\n")
             self.p.stdin.flush()
+        wait(self.ready, 120, "a process works")
 
     def at(self, t):
         s = self.samples
@@ -206,9 +262,7 @@ class Steps:
     def start(self):
         self.directory = tempfile.mkdtemp(prefix="warden-")
         self.w = Warden(self.args.warden, self.directory, self.log)
-        for x in (self.a, self.b):
-            if not x.ready.wait(120):
-                raise RuntimeError("a process did not become ready")
+        self.a.go()
         return {"guard": self.w.guard(), "a": self.a.p.pid, "b": self.b.p.pid}
 
     def look(self):
@@ -218,7 +272,6 @@ class Steps:
         return {"look": r.stdout[-6000:], "first": took[0], "took_ms": middle([t["took_ns"] / 1e6 for t in took[1:]])}
 
     def alone(self):
-        self.a.go()
         self.alone_rate = self.a.rate(*window(4))
         return self.alone_rate
 
@@ -289,43 +342,6 @@ class Steps:
             parts.append(round(self.a.rate(begin, time.monotonic()) / base, 4))
         self.w.must(order("on", pid))
         return {"alone": base, "parts": parts[1:], "late_ms": middle(late), "off_ms": middle(off), "on_ms": middle(on)}
-
-    def scheduled(self):
-        """The scheduler, which finds the process by NVML, holds it to the limit of its user."""
-        if not os.path.exists(self.args.scheduler):
-            return {"skipped": "no " + self.args.scheduler}
-        env = {**os.environ, "NVSHARE_RUN_DIR": self.directory + "/run", "NVSHARE_WARDEN_DIR": self.directory}
-        scheduler = subprocess.Popen([self.args.scheduler], env=env, stdout=self.log, stderr=self.log)
-
-        def ctl(*words):
-            return subprocess.run([self.args.ctl, *words], env=env, capture_output=True, text=True, timeout=20)
-
-        def until(ok):
-            end = time.monotonic() + 20
-            while not ok():
-                if time.monotonic() > end:
-                    raise RuntimeError(ctl("status").stdout)
-                time.sleep(0.05)
-        try:
-            limit = ["set", "--user", str(os.getuid()), "--core-limit"]
-            until(lambda: ctl("status", "-o", "json").returncode < 2)
-            time.sleep(2)  # it is connected to the warden
-            began = time.monotonic()
-            until(lambda: ctl(*limit, str(round(100 * LIMIT))).returncode == 0)
-            until(lambda: self.a.rate(time.monotonic() - 0.3, time.monotonic()) < 0.6 * self.alone_rate)
-            found = {"held_after_s": round(time.monotonic() - began, 2), "parts": []}
-            time.sleep(1)
-            for _ in range(4):
-                t = time.monotonic()
-                time.sleep(5)
-                found["parts"].append(round(self.a.rate(t, time.monotonic()) / self.alone_rate, 4))
-            found["status"] = [x for x in ctl("status").stdout.splitlines() if "PROBLEM" in x]
-            ctl(*limit, "none")
-            found["without"] = round(self.a.rate(*window(2)) / self.alone_rate, 4)
-            return found
-        finally:
-            scheduler.terminate()
-            scheduler.wait()
 
     def off(self):
         self.w.must(order("off", self.a.p.pid))
@@ -405,7 +421,7 @@ class Steps:
 
     def run(self):
         began, failed = time.monotonic(), []
-        names = ("host", "start", "look", "alone", "native", "slices", "switch", "other", "limit", "scheduled", "again", "lease", "scheduler_ends",
+        names = ("host", "start", "look", "alone", "native", "slices", "switch", "other", "limit", "again", "lease", "scheduler_ends",
                  "warden_killed", "warden_hangs", "terminated", "guard_killed", "both_killed", "end")
         for name in names:
             try:
@@ -431,18 +447,321 @@ class Steps:
             sys.exit(f"failed: {', '.join(failed)}")
 
 
+class Program:
+    """A program without a shim, of a user. It begins to use the GPU with go."""
+    simulated = {"gemm": ["--kernel-us", "1000", "--depth", "8"], "decoder": ["--kernel-us", "300", "--depth", "2"],
+                 "hog": ["--kernel-us", "1000", "--mem-mib", "1400"]}
+
+    def __init__(self, kind, uid, args):
+        self.kind, self.uid, self.args = kind, uid, args
+        self.samples, self.is_loaded, self.is_ready, self.p = [], threading.Event(), threading.Event(), None
+        if not args.busy:
+            self.start([sys.executable, os.path.abspath(__file__), "worker", kind, str(uid)], {})
+
+    def start(self, command, more):
+        env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+        self.p = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**env, **self.args.env, "PYTHONUNBUFFERED": "1"}, **more)
+        threading.Thread(target=self.read, daemon=True).start()
+
+    def read(self):
+        for line in self.p.stdout:
+            now = time.monotonic()
+            try:
+                v = json.loads(line)
+            except ValueError:
+                print(line, end="")
+                continue
+            if v["event"] == "loaded":
+                self.is_loaded.set()
+            elif v["event"] == "ready":
+                self.is_ready.set()
+            elif v["event"] == "progress":
+                self.samples.append((now, v["launches"]))
+                if self.args.busy:
+                    self.is_ready.set()
+
+    def go(self):
+        if self.args.busy:
+            self.start([self.args.busy, "--report-ms", "2", "--tenant", self.kind] + self.simulated[self.kind], {"user": self.uid, "group": self.uid, "extra_groups": []})
+        else:
+            wait(self.is_loaded, 120, "PyTorch is loaded")
+            self.p.stdin.write("\n")
+            self.p.stdin.flush()
+        wait(self.is_ready, 60, f"the {self.kind} program works")
+        return self
+
+    at, rate = Busy.at, Busy.rate
+
+    def end(self):
+        self.p.kill()
+        self.p.wait()
+
+
+def wait(event, seconds, what):
+    if not event.wait(seconds):
+        raise RuntimeError(f"not within {seconds} s: {what}")
+
+
+class Scheduled:
+    """The steps. Each begins with what the one before has left."""
+    first, second, third, hoarder = 23001, 23002, 23003, 23004
+
+    def __init__(self, args):
+        os.makedirs(args.results, exist_ok=True)
+        os.chmod(args.results, 0o755)
+        self.args, self.found, self.rows, self.failed = args, {}, [], []
+        self.log = open(os.path.join(args.results, "warden.log"), "a")
+        self.dir = tempfile.mkdtemp(prefix="warden-")
+        os.chmod(self.dir, 0o755)
+        self.env = {**os.environ, "NVSHARE_RUN_DIR": self.dir + "/run", "NVSHARE_WARDEN_DIR": self.dir + "/warden"}
+        args.env = {}
+        if args.busy:
+            args.env = {k: os.environ[k] for k in ("NVSHARE_SIMGPU_DIR", "LD_LIBRARY_PATH") if k in os.environ}
+        self.daemons = []
+
+    def row(self, what, got, want, ok):
+        self.rows.append((what, got, want, "ok" if ok else "MISSED"))
+        print(f"{time.monotonic() - self.began:6.1f} {what}: {got} (wanted: {want})", flush=True)
+
+    def program(self, name):
+        return subprocess.Popen(name, env=self.env, stdout=self.log, stderr=self.log)
+
+    def ctl(self, *words, ok=True):
+        r = subprocess.run([self.args.ctl, *words], env=self.env, capture_output=True, text=True, timeout=20)
+        if ok and r.returncode > 1:
+            raise RuntimeError(f"nvsharectl {' '.join(words)}: {r.stdout} {r.stderr}")
+        return r.stdout
+
+    def status(self):
+        try:
+            return json.loads(self.ctl("status", "-o", "json"))
+        except (ValueError, RuntimeError) as e:  # it has just begun
+            self.last = str(e)
+            return {"gpus": [], "problems": [str(e)]}
+
+    def client(self, pid, held=True):
+        for g in self.status()["gpus"]:
+            for c in g["clients"]:
+                if c["pid"] == pid and bool(c.get("held")) == held:
+                    return {**c, "way": g["way"], "why": g["way_reason"]}
+        return None
+
+    def until(self, what, seconds, ok):
+        end = time.monotonic() + seconds
+        while True:
+            got = ok()
+            if got:
+                return got
+            if time.monotonic() > end:
+                raise RuntimeError(f"not within {seconds} s: {what}\n{json.dumps(self.status())[:3000]}")
+            time.sleep(0.1)
+
+    def scheduler(self, *flags):
+        s = self.program([self.args.scheduler, "--warden", self.dir + "/warden/warden.sock", *(["--simgpu", self.args.sim] if self.args.busy else []), *flags])
+        self.daemons.append(s)
+        self.until("the scheduler has found a GPU, and the warden", 30, lambda: [g for g in self.status()["gpus"]] and "is connected" in open(self.log.name).read())
+        return s
+
+    def set(self, uid, *terms):
+        self.ctl("set", "--user", str(uid), *terms)
+
+    def window(self, p, seconds):
+        t = time.monotonic()
+        time.sleep(seconds)
+        return p.rate(t, time.monotonic())
+
+    def load(self):
+        """All load PyTorch at once, before they are needed."""
+        self.decoder, self.later = (Program("decoder", self.second, self.args) for _ in range(2))
+        self.a, self.b, self.e = Program("gemm", self.first, self.args), Program("gemm", self.second, self.args), Program("gemm", self.third, self.args)
+        self.hog = Program("hog", self.hoarder, self.args)
+        return {p.kind: p.p and p.p.pid for p in (self.decoder, self.a, self.hog)}
+
+    def alone(self):
+        """Without nvshare: each alone, and two by the driver."""
+        self.decoder.go()
+        self.decoder_alone = self.window(self.decoder, 3)
+        self.decoder.end()
+        self.a.go()
+        self.gemm_alone = self.window(self.a, 3)
+        self.b.go()
+        t = time.monotonic()
+        time.sleep(3)
+        both = self.a.rate(t, time.monotonic()) + self.b.rate(t, time.monotonic())
+        return {"decoder": self.decoder_alone, "gemm": self.gemm_alone, "two gemm, by the driver": round(both / self.gemm_alone, 4)}
+
+    def start(self):
+        self.daemons.append(self.program([self.args.warden, "--dir", self.dir + "/warden", *(["--simgpu", self.args.sim] if self.args.busy else [])]))
+        self.now = self.scheduler("--anti-thrash", "auto")
+        for uid in (self.first, self.second):
+            self.set(uid, "--weight", "100")
+        t = time.monotonic()
+        held = [self.until(f"{p.kind} is held", 20, lambda p=p: self.client(p.p.pid)) for p in (self.a, self.b)]
+        return {"held_after_s": round(time.monotonic() - t, 2), "held": [c["held"] for c in held]}
+
+    def slices(self):
+        """Two share by time slices, which grow."""
+        def long():
+            c = [self.client(p.p.pid) for p in (self.a, self.b)]
+            return all(c) and all(x["way"] == "slices" and x["slice_seconds"] >= 0.03 for x in c) and c
+        t = time.monotonic()
+        try:
+            c = self.until("the slices are long", 60, long)
+        except RuntimeError as e:
+            print(e, flush=True)
+            c = [self.client(p.p.pid) or {} for p in (self.a, self.b)]
+        took = round(time.monotonic() - t, 1)
+        parts = []
+        for _ in range(2):
+            t = time.monotonic()
+            time.sleep(5)
+            parts.append([self.a.rate(t, time.monotonic()), self.b.rate(t, time.monotonic())])
+        self.b.end()
+        time.sleep(1.5)
+        again = self.window(self.a, 3)
+        base = (self.gemm_alone + again) / 2
+        best = max(sum(p) for p in parts) / base
+        self.row("two GEMM by time slices, of one alone", f"{100 * best:.1f} %", ">= 99.5 %", best >= 0.995)
+        return {"long_after_s": took, "way": c[0].get("way"), "why": c[0].get("why"), "slices_s": [x.get("slice_seconds") for x in c], "products_per_s": parts, "alone": [self.gemm_alone, again], "of_alone": round(best, 4)}
+
+    def limited(self, p, alone):
+        self.set(p.uid, "--core-limit", str(round(100 * LIMIT)))
+        self.until("it is limited", 20, lambda: self.window(p, 0.5) < 0.6 * alone)
+        time.sleep(1)
+        before = self.client(p.p.pid)
+        parts = [round(self.window(p, 5) / alone, 4) for _ in range(2)]
+        c = self.client(p.p.pid)
+        self.set(p.uid, "--core-limit", "none")
+        ok = all(abs(x - LIMIT) <= 0.01 for x in parts)
+        self.row(f"{p.kind}, core limit 30 %, work in 5 s", ", ".join(f"{100 * x:.1f} %" for x in parts), "29 to 31 %", ok)
+        return {"parts": parts, "held": c and c["held"], "turns": c and before and c["grants"] - before["grants"]}
+
+    def limit_gemm(self):
+        return self.limited(self.a, self.gemm_alone)
+
+    def latency(self):
+        """The decoder is a latency tenant beside the other."""
+        self.set(self.second, "--priority", "latency")
+        self.later.go()
+
+        def short():
+            c = self.client(self.a.p.pid)
+            return c and 0 < c["slice_seconds"] <= 60e-6 and c
+        c = self.until("its slices are short", 20, short)
+        t = time.monotonic()
+        time.sleep(4)
+        t = (t, time.monotonic())
+        found = {"slice_s": c["slice_seconds"], "decoder": round(self.later.rate(*t) / self.decoder_alone, 4), "gemm": round(self.a.rate(*t) / self.gemm_alone, 4)}
+        self.row("slice of a GEMM beside a latency decoder", f"{1e6 * c['slice_seconds']:.0f} us", "50 us", True)
+        self.set(self.second, "--priority", "batch")
+        self.a.end()
+        return found
+
+    def limit_decoder(self):
+        found = self.limited(self.later, self.decoder_alone)
+        self.later.end()
+        return found
+
+    def fence(self):
+        """A program with the shim is stopped in the middle of its work."""
+        self.now.terminate()
+        self.now.wait()
+        self.now = self.scheduler("--anti-thrash", "on", "--grace", "1s")
+        busy, env = self.args.busy or self.args.programs + "/cuda-busy", {**self.env, **self.args.env, "LD_PRELOAD": self.args.shim}
+        if self.args.busy:
+            env["NVSHARE_SIMGPU_RM"] = "hidden"  # there a process that is stopped answers nobody
+        self.set(self.third, "--weight", "900")
+        x = subprocess.Popen([busy, "--kernel-us", "100000", "--depth", "100" if self.args.busy else "400", "--report-ms", "0", "--tenant", "fenced"], env=env, stdout=subprocess.DEVNULL, stderr=self.log)
+        try:
+            self.until("it holds the GPU", 20, lambda: (self.client(x.pid, held=False) or {}).get("state") == "holding")
+            time.sleep(1)
+            if not self.args.busy:
+                x.send_signal(signal.SIGSTOP)
+            self.e.go()
+            c = self.until("it is fenced, and held", 30, lambda: (self.client(x.pid) or {}).get("state") == "fenced" and self.client(x.pid))
+            self.until("the other one is held", 20, lambda: self.client(self.e.p.pid))
+            time.sleep(1)
+            got = round(self.window(self.e, 5) / self.gemm_alone, 4)
+            problems = [p for p in self.status()["problems"] if "fenced" in p]
+            x.send_signal(signal.SIGCONT)
+            self.row("a GEMM (weight 900) beside a fenced program (100)", f"{100 * got:.1f} %", ">= 85 %, and half if it were not held", got >= 0.85)
+            found = {"gemm": got, "problems": problems, "held": c.get("held")}
+            if not self.args.busy:
+                t = time.monotonic()
+                self.until("it has released", 30, lambda: (self.client(x.pid, held=False) or {"state": "fenced"})["state"] != "fenced")
+                found["released_after_s"] = round(time.monotonic() - t, 2)
+            return found
+        finally:
+            x.kill()
+            x.wait()
+            self.e.end()
+
+    def out_of_memory(self):
+        self.set(self.hoarder, "--memory-limit", "512Mi")
+        self.hog.go()
+        t = time.monotonic()
+        try:
+            self.hog.p.wait(20)
+        except subprocess.TimeoutExpired:
+            pass
+        took, code = round(time.monotonic() - t, 2), self.hog.p.returncode
+        events = self.ctl("events", "--type", "oom-kill", ok=False).strip().splitlines()
+        self.row("4 GiB with a memory limit of 512 MiB", f"killed after {took} s" if code == -signal.SIGKILL else f"ended with {code}", "killed within 3 s", code == -signal.SIGKILL and took < 3)
+        return {"after_s": took, "status": code, "events": events[-2:]}
+
+    host = Steps.host
+
+    def run(self):
+        self.began = time.monotonic()
+        names = ("host", "load", "alone", "start", "slices", "limit_gemm", "latency", "limit_decoder", "fence", "out_of_memory")
+        for name in names:
+            t = time.monotonic()
+            try:
+                self.found[name] = getattr(self, name)()
+            except Exception as e:
+                traceback.print_exc(file=sys.stdout)
+                self.found[name] = {"failed": repr(e)[:2000]}
+                self.failed.append(name)
+            print(f"{time.monotonic() - self.began:6.1f} {name} ({time.monotonic() - t:.1f} s): {json.dumps(self.found[name])}", flush=True)
+            with open(os.path.join(self.args.results, "warden.json"), "w") as f:
+                json.dump({"rows": self.rows, **self.found}, f, indent=1)
+        for p in (self.decoder, self.later, self.a, self.b, self.e, self.hog):
+            if p.p and p.p.poll() is None:
+                p.end()
+        for d in reversed(self.daemons):
+            if d.poll() is None:
+                d.terminate()
+                d.wait()
+        kernel = subprocess.run(["dmesg"], capture_output=True, text=True).stdout.splitlines()
+        self.found["kernel_log_lines"] = sum("NVRM" in x for x in kernel)
+        self.log.close()
+        with open(self.log.name) as f:
+            print(f.read()[-4000:])
+        width = max(len(r[0]) for r in self.rows) if self.rows else 0
+        for what, got, want, ok in self.rows:
+            print(f"{what:{width}}  {got:>24}  {want:>16}  {ok}")
+        if self.failed:
+            sys.exit(f"failed: {', '.join(self.failed)}")
+
+
 def main():
-    if sys.argv[1:] == ["worker"]:
-        return worker()
+    if sys.argv[1:2] == ["worker"]:
+        return worker(sys.argv[2], int(sys.argv[3]))
     beside = os.path.dirname(os.path.abspath(__file__))
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("results")
     programs = [beside + "/bin/nvshare-warden", beside + "/nvshare-warden"]
+    p.add_argument("--orders", action="store_true")
     p.add_argument("--warden", default=next((x for x in programs if os.path.exists(x)), "nvshare-warden"))
     p.add_argument("--scheduler", default=beside + "/nvml/nvshare-scheduler")
     p.add_argument("--ctl", default=beside + "/bin/nvsharectl")
+    p.add_argument("--shim", default=beside + "/lib/libnvshare.so")
+    p.add_argument("--programs", default=beside + "/bin")
     p.add_argument("--busy")
-    Steps(p.parse_args()).run()
+    p.add_argument("--sim", help="the directory of the simulated GPU, with --busy")
+    args = p.parse_args()
+    args.results = os.path.abspath(args.results)
+    (Steps if args.orders else Scheduled)(args).run()
 
 
 if __name__ == "__main__":

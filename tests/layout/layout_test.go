@@ -21,11 +21,11 @@ const module = "github.com/nvshare/nvshare/"
 var rules = map[string][]string{
 	"cdi":                      {"cdi/ldcache"},
 	"cdi/ldcache":              {},
-	"cdi/nvshare-cdi-hook":     {"cdi/ldcache", "sched/api"},
-	"plugin":                   {"plugin/placement", "cdi", "cdi/ldcache", "sched/api"},
-	"plugin/kube":              {"plugin", "plugin/placement", "cdi", "cdi/ldcache", "sched/api"},
-	"plugin/dra":               {"plugin", "plugin/placement", "cdi", "cdi/ldcache", "sched/api"},
-	"plugin/nvshare-plugin":    {"plugin", "plugin/dra", "plugin/kube", "plugin/placement", "cdi", "cdi/ldcache", "sched/api", "sched/journal", "sched/manual"},
+	"cdi/nvshare-cdi-hook":     {"cdi/ldcache", "sched/api", "sched/cgroup"},
+	"plugin":                   {"plugin/placement", "cdi", "cdi/ldcache", "sched/api", "sched/cgroup"},
+	"plugin/kube":              {"plugin", "plugin/placement", "cdi", "cdi/ldcache", "sched/api", "sched/cgroup"},
+	"plugin/dra":               {"plugin", "plugin/placement", "cdi", "cdi/ldcache", "sched/api", "sched/cgroup"},
+	"plugin/nvshare-plugin":    {"plugin", "plugin/dra", "plugin/kube", "plugin/placement", "cdi", "cdi/ldcache", "sched/api", "sched/cgroup", "sched/journal", "sched/manual"},
 	"plugin/placement":         {},
 	"sched":                    core,
 	"sched/base":               {},
@@ -37,13 +37,13 @@ var rules = map[string][]string{
 	"sched/api":                {},
 	"sched/checkpoint":         {},
 	"sched/cuda":               {},
+	"sched/cgroup":             {},
 	"sched/placement":          {},
 	"sched/segments":           {},
-	"sched/held":               {},
 	"sched/journal":            {},
 	"sched/manual":             {},
 	"sched/nvshare-checkpoint": {"sched/checkpoint", "sched/segments", "sched/wire", "sched/api"},
-	"sched/daemon":             {"sched", "sched/api", "sched/checkpoint", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/away", "sched/daemon/history", "sched/daemon/loop", "sched/daemon/memory", "sched/daemon/metrics", "sched/daemon/moves", "sched/daemon/node", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/settings", "sched/daemon/state", "sched/daemon/store", "sched/daemon/tenants", "sched/daemon/timer", "sched/daemon/watch", "sched/held", "sched/placement", "sched/segments", "sched/warden/order", "sched/web", "sched/wire"},
+	"sched/daemon":             {"sched", "sched/api", "sched/checkpoint", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/away", "sched/daemon/history", "sched/daemon/loop", "sched/daemon/memory", "sched/daemon/metrics", "sched/daemon/moves", "sched/daemon/node", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/settings", "sched/daemon/state", "sched/daemon/store", "sched/daemon/tenants", "sched/daemon/timer", "sched/daemon/watch", "sched/placement", "sched/segments", "sched/warden/order", "sched/web", "sched/wire"},
 	"sched/daemon/admission":   {},
 	"sched/daemon/arena":       {"sched", "sched/daemon/timer", "sched/segments"},
 	"sched/daemon/away":        {"sched", "sched/api", "sched/checkpoint", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/loop", "sched/daemon/memory", "sched/daemon/metrics", "sched/daemon/node", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/state", "sched/daemon/store", "sched/daemon/tenants", "sched/daemon/timer", "sched/segments", "sched/wire"},
@@ -62,10 +62,10 @@ var rules = map[string][]string{
 	"sched/daemon/store":       {"sched", "sched/daemon/arena", "sched/daemon/peer", "sched/daemon/timer", "sched/segments"},
 	"sched/daemon/tenants":     {"sched", "sched/api", "sched/checkpoint", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/loop", "sched/daemon/metrics", "sched/daemon/node", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/state", "sched/daemon/timer", "sched/segments", "sched/wire"},
 	"sched/daemon/timer":       {"sched"},
-	"sched/daemon/watch":       {"sched", "sched/api", "sched/checkpoint", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/loop", "sched/daemon/metrics", "sched/daemon/node", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/state", "sched/daemon/tenants", "sched/daemon/timer", "sched/held", "sched/segments", "sched/warden/order", "sched/wire"},
-	"sched/nvshare-scheduler":  {"cdi", "cdi/ldcache", "sched", "sched/api", "sched/checkpoint", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/away", "sched/daemon/history", "sched/daemon/loop", "sched/daemon/memory", "sched/daemon/metrics", "sched/daemon/moves", "sched/daemon/node", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/settings", "sched/daemon/state", "sched/daemon/store", "sched/daemon/tenants", "sched/daemon/timer", "sched/daemon/watch", "sched/held", "sched/journal", "sched/manual", "sched/placement", "sched/segments", "sched/warden/order", "sched/web", "sched/wire"},
-	"sched/nvshare-warden":     {"sched/warden", "sched/warden/order", "sched/warden/rm", "sched/api", "sched/journal", "sched/manual"},
-	"sched/warden":             {"sched/api", "sched/warden/order", "sched/warden/rm"},
+	"sched/daemon/watch":       {"sched", "sched/api", "sched/checkpoint", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/history", "sched/daemon/loop", "sched/daemon/metrics", "sched/daemon/node", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/state", "sched/daemon/tenants", "sched/daemon/timer", "sched/segments", "sched/warden/order", "sched/wire"},
+	"sched/nvshare-scheduler":  {"cdi", "cdi/ldcache", "sched", "sched/api", "sched/checkpoint", "sched/daemon", "sched/daemon/admission", "sched/daemon/arena", "sched/daemon/away", "sched/daemon/history", "sched/daemon/loop", "sched/daemon/memory", "sched/daemon/metrics", "sched/daemon/moves", "sched/daemon/node", "sched/daemon/overlap", "sched/daemon/page", "sched/daemon/peer", "sched/daemon/rundir", "sched/daemon/settings", "sched/daemon/state", "sched/daemon/store", "sched/daemon/tenants", "sched/daemon/timer", "sched/daemon/watch", "sched/journal", "sched/manual", "sched/placement", "sched/segments", "sched/warden/order", "sched/web", "sched/wire"},
+	"sched/nvshare-warden":     {"sched/cgroup", "sched/warden", "sched/warden/order", "sched/warden/rm", "sched/api", "sched/journal", "sched/manual"},
+	"sched/warden":             {"sched/api", "sched/cgroup", "sched/warden/order", "sched/warden/rm"},
 	"sched/warden/order":       {},
 	"sched/warden/rm":          {},
 	"sched/web":                {"sched/api"},
@@ -77,7 +77,7 @@ var rules = map[string][]string{
 var core = []string{"sched/base", "sched/residency", "sched/timeslice", "sched/gang", "sched/account"}
 
 // standardOnly lists the packages that import nothing but the standard library.
-var standardOnly = []string{"sched", "sched/base", "sched/account", "sched/gang", "sched/timeslice", "sched/residency", "sched/cuda", "sched/held", "sched/placement", "sched/wire", "plugin/placement"}
+var standardOnly = []string{"sched", "sched/base", "sched/account", "sched/gang", "sched/timeslice", "sched/residency", "sched/cgroup", "sched/cuda", "sched/placement", "sched/wire", "plugin/placement"}
 
 func goList(t *testing.T, args ...string) []string {
 	t.Helper()
@@ -117,7 +117,7 @@ func TestImportsPointOneWay(t *testing.T) {
 }
 
 func TestCoreHasNoClockOrIO(t *testing.T) {
-	for _, pkg := range append([]string{"sched", "sched/held", "sched/placement", "tests/sim", "plugin/placement"}, core...) {
+	for _, pkg := range append([]string{"sched", "sched/placement", "tests/sim", "plugin/placement"}, core...) {
 		files, err := filepath.Glob("../../" + pkg + "/*.go")
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no files in %s: %v", pkg, err)

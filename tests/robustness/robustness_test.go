@@ -43,6 +43,7 @@ type site struct {
 	t         *testing.T
 	dir       string
 	build     string
+	warden    *exec.Cmd // the latest
 	scheduler *exec.Cmd
 	tenants   []*tenant
 	user      uint32   // who runs the scheduler; 0: the user of the test

@@ -31,6 +31,7 @@ func (s *site) startWarden() *exec.Cmd {
 	defer log.Close()
 	cmd.Stderr = log
 	s.check(cmd.Start())
+	s.warden = cmd
 	return cmd
 }
 
@@ -106,7 +107,6 @@ func TestCoreLimitWithoutTheShim(t *testing.T) {
 	t.Cleanup(func() { _ = warden.Process.Kill(); _ = warden.Wait() })
 	s.startScheduler("--warden", s.dir+"/warden/warden.sock")
 	s.limit(limited, limit)
-	ahead := func(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "--kernel-us", "5000", "--depth", "8") } // needs little of the processor
 	x := s.startTenant("x", ahead, bare(limited))
 	s.until("it is held", func() error {
 		if how := s.how(x); !strings.Contains(how, "held from outside") {

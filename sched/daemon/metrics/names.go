@@ -60,6 +60,7 @@ var metricNames = []metricName{
 	{"nvshare_gpu_releases_total", append(gpuLabels[:2:2], "reason"), "Grants that have ended."},
 	{"nvshare_gpu_late_releases_total", gpuLabels, "Grants that ended after their fence."},
 	{"nvshare_gpu_fences_total", gpuLabels, "Clients that did not release the GPU within the grace period."},
+	{"nvshare_gpu_oom_kills_total", gpuLabels, "Processes without the shim that nvshare-warden killed, because their tenant was above its memory limit."},
 	{"nvshare_gpu_preemptions_total", gpuLabels, "Grants that ended with work left, which went on with the next one."},
 	{"nvshare_gpu_reclaims_total", gpuLabels, "Grants that ended by the death of the client."},
 	{"nvshare_gpu_stale_releases_total", gpuLabels, "Releases of a grant that the client did not have."},
@@ -148,6 +149,7 @@ var metricNames = []metricName{
 	{"nvshare_scheduler_healthy", nil, "1 if the scheduler itself has no problem: /healthz names them."},
 	{"nvshare_scheduler_problems", nil, "Problems that /healthz and nvsharectl name, those of tenants included."},
 	{"nvshare_scheduler_uptime_seconds", nil, "Time since the scheduler's start."},
+	{"nvshare_warden_info", []string{"problem"}, "1: nvshare-warden holds programs without the shim, and fenced ones; 0: they are cooperative, and why."},
 	{"nvshare_build_info", []string{"version"}, "The scheduler's version; always 1."},
 	{"nvshare_metrics_left_out", []string{"kind"}, "Clients (with --metrics-processes), tenants and overlap groups that have no metrics of their own because there are too many."},
 }

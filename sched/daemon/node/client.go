@@ -75,10 +75,15 @@ type PendingAttach struct {
 	Reserves []wire.Frame // that came meanwhile
 }
 
+// NewID returns the number of a further client of the cores.
+func (n *Node) NewID() base.ClientID {
+	n.nextID++
+	return n.nextID
+}
+
 // AddClient gives a process its id and watches for its death.
 func (n *Node) AddClient(p *peer.Peer) *Client {
-	n.nextID++
-	cl := &Client{Peer: p, ID: n.nextID, Attached: map[*GPU]*Attachment{}}
+	cl := &Client{Peer: p, ID: n.NewID(), Attached: map[*GPU]*Attachment{}}
 	n.Clients[cl.ID] = cl
 	n.ByProc[p.Process] = cl
 	if n.ByAccount[p.Account] == nil {
@@ -159,7 +164,7 @@ type Conn struct {
 	Sock    *net.UnixConn
 	Peer    *peer.Peer
 	Account *admission.Account
-	spin    atomic.Int64 // sched.Time until which read spins for the next frame
+	spin    atomic.Int64 // base.Time until which read spins for the next frame
 
 	// The loop's own:
 	Client   *Client                          // nil before REGISTER

@@ -109,9 +109,12 @@ type Config struct {
 	// Sample asks the driver who uses GPUs, for metrics and to find processes that
 	// are no clients. nil: nobody is asked.
 	Sample metrics.Sampler
-	// Warden is the socket of nvshare-warden, by which processes without a shim keep the core
-	// limit of their tenant; "": they are only reported.
+	// Warden is the socket of nvshare-warden, by which processes without a shim are held, and so are
+	// fenced ones; "": they are only reported.
 	Warden string
+	// HoldAll has the processes of all tenants be held that have no shim, not only of those to which
+	// nvshare gave something.
+	HoldAll bool
 }
 
 // Checkpointer has the driver take a process off its GPUs, and put it back; see package
@@ -138,6 +141,7 @@ type Node struct {
 	nextID    base.ClientID
 	Clients   map[base.ClientID]*Client
 	ByProc    map[peer.Process]*Client
+	Held      map[base.ClientID]*peer.Peer    // clients of the cores that are processes which nvshare-warden holds
 	ByAccount map[string]map[*Client]struct{} // by peer.Peer.Account
 	Gpus      map[wire.UUID]*GPU
 	Order     []*GPU                    // by index
@@ -171,6 +175,7 @@ func New(opts Config, bootID string, peers *peer.Finder) *Node {
 		Desk:      admission.New(MaxConnections, opts.SwapMemory),
 		Clients:   map[base.ClientID]*Client{},
 		ByProc:    map[peer.Process]*Client{},
+		Held:      map[base.ClientID]*peer.Peer{},
 		ByAccount: map[string]map[*Client]struct{}{},
 		Gpus:      map[wire.UUID]*GPU{},
 		Cores:     sched.NewNode(),
@@ -322,6 +327,8 @@ func (n *Node) EventOf(t time.Time, g *GPU, id base.ClientID, e *history.Event) 
 			cl.named = names
 		}
 		e.Names = cl.named
+	} else if p := n.Held[id]; p != nil {
+		e.Peer, e.Names = p, n.Names[p.Container]
 	}
 	return e
 }

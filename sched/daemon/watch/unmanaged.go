@@ -83,7 +83,7 @@ type stranger struct {
 // lookForStrangers asks the driver, beside the loop, which processes use GPUs. Where
 // nobody shares a GPU nobody is overlapped, and NVML need not keep the GPU awake.
 func (w *Watch) lookForStrangers() {
-	if len(w.Clients)+len(w.Names) == 0 && (w.Holder == nil || !w.anyLimit()) {
+	if len(w.Clients)+len(w.Names) == 0 && (w.Holder == nil || !w.anyToHold()) {
 		for _, g := range w.Order {
 			delete(w.Strangers, g)
 		}

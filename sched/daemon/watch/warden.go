@@ -3,31 +3,32 @@
 package watch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
-	"github.com/nvshare/nvshare/sched/held"
 	"github.com/nvshare/nvshare/sched/warden/order"
 )
 
-// A process without a shim has no gate that could be shut. Where nvshare-warden runs and its
-// tenant has a core limit, the process keeps that all the same: the warden takes its channels
-// off the GPU and puts them on, as package held says. Whose tenant has no limit is let alone.
+// A process without a shim has no gate that could be shut. Where nvshare-warden runs, it is the gate:
+// holding.go. This file has the connection to the warden, and who is held.
 
 const (
-	// holdPause is the time between two looks for such processes, while a tenant has a limit.
+	// holdPause is the time between two looks for such processes, while there may be some.
 	holdPause = 500 * time.Millisecond
-	// retryPause is the time between two looks at a process that cannot be held.
+	// retryPause is the time between two tries to hold a process that cannot be held.
 	retryPause = 5 * time.Second
 	// dialPause is the time between two tries to reach the warden.
 	dialPause = time.Second
@@ -35,12 +36,6 @@ const (
 	orderTimeout = 5 * time.Second
 	// renewAfter is after which time off the order is given again.
 	renewAfter = order.Lease / 4
-	// recent is the time over which it is said what they get.
-	recent = 5 * time.Second
-	// A process that has had cheatPart more of the GPU than its limit, at cheatLooks in a row,
-	// puts its channels on by itself.
-	cheatPart  = 0.2
-	cheatLooks = 4
 )
 
 // holder is the loop's side of the warden.
@@ -51,52 +46,34 @@ type holder struct {
 	blind    error         // why it is not known who uses GPUs
 	Holdings map[holdingKey]*holding
 	next     *timer.Timer
+	renew    *timer.Timer // of orders to be off
 	looking  bool
+	told     map[limitedOn]uint64   // the memory limits that the kernel was told
+	noRegion map[*node.GPU]bool     // the kernel holds none there
+	over     map[tenantOn]base.Time // tenants above their memory limit, and since when
+	due      []func()               // what follows from what the cores decided, after the event
 	// One packet is under way at a time; the orders that come meanwhile go with the next one.
 	waiting []job
 	sent    bool
 }
 
-// job is orders, and what to do with the results.
+// job is an order, and what to do with the result.
 type job struct {
-	orders []order.Order
-	then   func([]order.Result)
+	order order.Order
+	then  func(order.Result)
 }
 
-type holdingKey struct{ uuid, account string }
-
-// holding is the processes of one tenant on one GPU that the warden holds.
-type holding struct {
-	w         *Watch
-	gpu       *node.GPU
-	account   string
-	limit     int
-	held      *held.Account
-	step      *timer.Timer
-	processes map[peer.Process]*heldProcess
-	on        bool // as ordered
-	changing  bool // an order is under way
-	shims     time.Duration
-	// What they got: since when, up to when, and how long.
-	since, counted base.Time
-	had            time.Duration
-	part           float64 // over the time before since; -1: not known
-}
-
-type heldProcess struct {
-	ready bool  // it can be switched
-	err   error // why it is not held
-	tried base.Time
-	looks int // that saw it above its limit, in a row
-	part  float64
+type holdingKey struct {
+	gpu     *node.GPU
+	process peer.Process
 }
 
 func (w *Watch) openHolder() {
 	if w.Opts.Warden == "" {
 		return
 	}
-	w.Holder = &holder{path: w.Opts.Warden, err: errors.New("it was not asked yet"), Holdings: map[holdingKey]*holding{}}
-	w.Holder.next = w.Timers.New(w.lookForHeld)
+	w.Holder = &holder{path: w.Opts.Warden, err: errors.New("it was not asked yet"), Holdings: map[holdingKey]*holding{}, noRegion: map[*node.GPU]bool{}}
+	w.Holder.next, w.Holder.renew = w.Timers.New(w.lookForHeld), w.Timers.New(w.renewOrders)
 }
 
 // WardenProblem says why processes without a shim are not held; "": they are.
@@ -129,13 +106,23 @@ func (w *Watch) lookForHeld() {
 	if h.client == nil {
 		w.Go(func() {
 			client, err := order.Dial(h.path)
+			if err == nil {
+				var problem string
+				if problem, err = client.Problem(orderTimeout); err == nil && problem != "" {
+					err = cannotHold(problem)
+				}
+				if err != nil {
+					client.Close()
+					client = nil
+				}
+			}
 			if !w.Do(func() { w.wardenFound(client, err) }) && client != nil {
 				client.Close()
 			}
 		})
 		return
 	}
-	if w.Opts.Sample == nil || !w.anyLimit() {
+	if w.Opts.Sample == nil || !w.anyToHold() {
 		h.looking = false
 		w.takeHeld(nil)
 		h.next.Set(loop.Now().Add(holdPause))
@@ -148,8 +135,10 @@ func (w *Watch) lookForHeld() {
 		if err != nil {
 			pause = lookRest
 		} else if h.client != nil {
+			w.tellKernel(found)
+			w.killOverLimit(found)
 			w.takeHeld(ofOneGPU(found, samples))
-			w.noteCheats(samples)
+			w.noteUseOfHeld(samples)
 		}
 		h.next.Set(loop.Now().Add(pause))
 	})
@@ -169,6 +158,11 @@ func ofOneGPU(found map[string][]stranger, samples []metrics.GPUSample) map[stri
 	return found
 }
 
+// cannotHold is what a warden says that can hold nobody.
+type cannotHold string
+
+func (e cannotHold) Error() string { return "it can hold nobody: " + string(e) }
+
 func (w *Watch) wardenFound(client *order.Client, err error) {
 	h := w.Holder
 	h.looking = false
@@ -177,11 +171,15 @@ func (w *Watch) wardenFound(client *order.Client, err error) {
 			w.Log.WithError(err).Debug("nvshare-warden")
 		}
 		h.err = err
-		h.next.Set(loop.Now().Add(dialPause))
+		pause := dialPause
+		if errors.As(err, new(cannotHold)) {
+			pause = lookRest
+		}
+		h.next.Set(loop.Now().Add(pause))
 		return
 	}
 	h.client, h.err = client, nil
-	w.Log.Info("nvshare-warden is connected: core limits hold for processes without a shim")
+	w.Log.Info("nvshare-warden is connected: processes without a shim are held, and so are fenced ones")
 	h.next.Set(loop.Now())
 }
 
@@ -192,12 +190,12 @@ func (w *Watch) wardenLost(err error) {
 		return
 	}
 	h.client.Close()
-	h.client, h.err, h.waiting = nil, err, nil
-	for _, x := range h.Holdings {
-		x.step.Stop()
-	}
-	clear(h.Holdings)
+	h.client, h.err, h.waiting, h.told = nil, err, nil, nil
+	clear(h.noRegion)
 	w.Log.WithError(err).Warn("nvshare-warden is lost: processes without a shim are not held")
+	for _, x := range h.inOrder() {
+		x.end()
+	}
 	h.next.Set(loop.Now().Add(dialPause))
 }
 
@@ -208,10 +206,10 @@ func (w *Watch) Close() {
 	}
 }
 
-// order has the warden carry out orders; then runs in the loop, unless the warden is lost.
-func (h *holder) order(w *Watch, orders []order.Order, then func([]order.Result)) {
-	if h.client != nil && len(orders) > 0 {
-		h.waiting = append(h.waiting, job{orders, then})
+// order has the warden carry out an order; then runs in the loop, unless the warden is lost.
+func (h *holder) order(w *Watch, o order.Order, then func(order.Result)) {
+	if h.client != nil {
+		h.waiting = append(h.waiting, job{o, then})
 		h.send(w)
 	}
 }
@@ -225,7 +223,7 @@ func (h *holder) send(w *Watch) {
 	w.Go(func() {
 		var all []order.Order
 		for _, j := range jobs {
-			all = append(all, j.orders...)
+			all = append(all, j.order)
 		}
 		results, err := client.Do(orderTimeout, all...)
 		w.Do(func() {
@@ -235,9 +233,8 @@ func (h *holder) send(w *Watch) {
 			case err != nil:
 				w.wardenLost(err)
 			default:
-				for _, j := range jobs {
-					j.then(results[:len(j.orders)])
-					results = results[len(j.orders):]
+				for i, j := range jobs {
+					j.then(results[i])
 				}
 			}
 			h.send(w)
@@ -245,20 +242,39 @@ func (h *holder) send(w *Watch) {
 	})
 }
 
-// limitOf returns the core limit of a tenant on a GPU, percent; 0: there is none to hold.
-func (w *Watch) limitOf(g *node.GPU, account string) int {
-	if limit := w.ShareOf(g, account).Limit; limit > 0 && limit < 100 {
-		return limit
+// renewOrders has those stay off that are.
+func (w *Watch) renewOrders() {
+	for _, x := range w.Holder.inOrder() {
+		x.drive()
 	}
-	return 0
+	if len(w.Holder.Holdings) > 0 {
+		w.Holder.renew.Set(loop.Now().Add(renewAfter))
+	}
 }
 
-func (w *Watch) anyLimit() bool {
-	for account := range w.Shares.Tenants {
-		for _, g := range w.Order {
-			if w.limitOf(g, account) != 0 {
-				return true
-			}
+// inOrder returns all, in the order in which they came.
+func (h *holder) inOrder() []*holding {
+	return slices.SortedFunc(maps.Values(h.Holdings), func(a, b *holding) int {
+		return cmp.Or(cmp.Compare(a.id, b.id), cmp.Compare(a.peer.PID, b.peer.PID), cmp.Compare(a.gpu.Index, b.gpu.Index))
+	})
+}
+
+// holds says whether processes of a tenant are to be held on a GPU where they have no shim: those of tenants
+// with terms of their own, and of containers to which nvshare gave the GPU. Gangs and overlap groups are not.
+func (w *Watch) holds(g *node.GPU, account, container string) bool {
+	share := w.ShareOf(g, account)
+	given := w.Names[container] != nil && slices.Contains(w.Names[container].Gpus, g.UUID)
+	return share.Group() == "" && (w.Opts.HoldAll || given || w.Shares.Tenants[account].On(g.UUID) != api.Terms{})
+}
+
+// anyToHold says whether there may be processes that are to be held.
+func (w *Watch) anyToHold() bool {
+	if w.Opts.HoldAll || len(w.Shares.Tenants) > 0 {
+		return true
+	}
+	for _, c := range w.Names {
+		if len(c.Gpus) > 0 {
+			return true
 		}
 	}
 	return false
@@ -267,236 +283,72 @@ func (w *Watch) anyLimit() bool {
 // takeHeld takes over which processes there are to hold, by GPU.
 func (w *Watch) takeHeld(found map[string][]stranger) {
 	h := w.Holder
-	seen := map[holdingKey]map[peer.Process]bool{}
+	seen := map[holdingKey]bool{}
 	for _, g := range w.Order {
 		for _, s := range found[g.UUID] {
-			limit := w.limitOf(g, s.peer.Account)
-			if limit == 0 || w.ByProc[s.peer.Process] != nil {
+			if w.ByProc[s.peer.Process] != nil || !w.holds(g, s.peer.Account, s.peer.Container) {
 				continue
 			}
-			key := holdingKey{g.UUID, s.peer.Account}
-			if seen[key] == nil {
-				seen[key] = map[peer.Process]bool{}
-			}
-			seen[key][s.peer.Process] = true
+			key := holdingKey{g, s.peer.Process}
+			seen[key] = true
 			x := h.Holdings[key]
 			if x == nil {
-				x = &holding{w: w, gpu: g, account: key.account, processes: map[peer.Process]*heldProcess{}, on: true, part: -1}
-				x.step = w.Timers.New(x.advance)
-				h.Holdings[key] = x
+				x = w.hold(g, s.peer)
+				x.look()
+			} else if x.err != nil && loop.Now().Sub(x.tried) > retryPause {
+				x.look()
 			}
-			if x.limit != limit {
-				x.begin(limit)
-			}
-			if one := x.processes[s.peer.Process]; one == nil || one.err != nil && loop.Now().Sub(one.tried) > retryPause {
-				x.add(s.peer.Process)
-			}
+			x.bytes = s.bytes
+			x.tellMemory()
 		}
 	}
-	for key, x := range h.Holdings {
-		for p := range x.processes {
-			if !seen[key][p] {
-				x.release(p)
-			}
-		}
-		if len(x.processes) == 0 {
-			x.step.Stop()
-			delete(h.Holdings, key)
+	for _, x := range h.inOrder() {
+		if x.fenced == nil && !seen[holdingKey{x.gpu, x.peer.Process}] {
+			x.end()
 		}
 	}
 }
 
-// noteCheats compares what the driver says processes had with their limits.
-func (w *Watch) noteCheats(samples []metrics.GPUSample) {
-	for _, s := range samples {
-		sum := 0.0
-		for _, part := range s.Busy {
-			sum += part
-		}
-		for key, x := range w.Holder.Holdings {
-			if key.uuid != s.UUID || s.Busy == nil || sum > parts {
-				continue
-			}
-			for p, one := range x.processes {
-				one.part = s.Busy[uint32(p.PID)]
-				if !one.ready || one.part < float64(x.limit)/100+cheatPart {
-					one.looks = 0
-				} else if one.looks++; one.looks == cheatLooks {
-					w.Log.Warnf("GPU %d: process %d is not held: it puts its channels on by itself", x.gpu.Index, p.PID)
-				}
-			}
-		}
+// Fence keeps a client off its GPU whose grant is fenced; false: there is no warden.
+func (w *Watch) Fence(g *node.GPU, cl *node.Client) bool {
+	if w.Holder == nil || w.Holder.client == nil {
+		return false
 	}
+	if w.Holder.Holdings[holdingKey{g, cl.Process}] == nil {
+		x := w.hold(g, cl.Peer)
+		x.fenced = cl
+		x.later(func() {
+			w.Step(g, sched.HeldOff{Client: cl.ID, Off: true})
+			x.begin(order.Result{})
+		})
+	}
+	return true
 }
 
-// begin has a limit from now on.
-func (x *holding) begin(limit int) {
-	t := loop.Now()
-	x.limit, x.held = limit, held.New(limit, time.Duration(t))
-	x.since, x.counted, x.had, x.part = t, t, 0, -1
-	x.shims = x.heldByShims()
-	if !x.changing {
-		x.step.Set(t)
-	}
-}
-
-// heldByShims is how long the tenant's clients have had grants.
-func (x *holding) heldByShims() (sum time.Duration) {
-	if len(x.w.ByAccount[x.account]) == 0 {
-		return 0
-	}
-	for _, c := range x.gpu.Core.Snapshot(loop.Now()).Clients {
-		if cl := x.w.Clients[c.ID]; cl != nil && cl.Account == x.account {
-			sum += c.Held
-		}
-	}
-	return sum
-}
-
-func (x *holding) order(p peer.Process, op order.Op) order.Order {
-	return order.Order{Op: op, PID: int(p.PID), Start: p.Start, Again: op == order.Off}
-}
-
-// add looks at a process before it is switched for the first time.
-func (x *holding) add(p peer.Process) {
-	one := &heldProcess{tried: loop.Now()}
-	if had := x.processes[p]; had != nil {
-		one.err = had.err
-	}
-	x.processes[p] = one
-	x.w.Holder.order(x.w, []order.Order{x.order(p, order.State)}, func(r []order.Result) {
-		if x.processes[p] != one {
-			return
-		}
-		was := one.err
-		one.err = nil
-		switch {
-		case r[0].Error != "":
-			one.err = errors.New(r[0].Error)
-		case !slices.Equal(r[0].GPUs, []string{x.gpu.UUID}):
-			one.err = fmt.Errorf("it uses other GPUs too, or part of one: %s", strings.Join(r[0].GPUs, ", "))
-		case r[0].Channels == 0:
-			one.err = errors.New("no channel was found")
-		default:
-			one.ready = true
-		}
-		if one.err != nil && was == nil {
-			x.w.Log.Warnf("process %d is not held: %v", p.PID, one.err)
-		}
-		if one.ready && !x.on && !x.changing { // the others are off
-			x.switchTo(false)
+// later has something done after the event, in which a core may be about to decide more.
+func (x *holding) later(do func()) {
+	x.w.Holder.due = append(x.w.Holder.due, func() {
+		if x.known() {
+			do()
 		}
 	})
 }
 
-func (x *holding) release(p peer.Process) {
-	delete(x.processes, p)
-	x.w.Holder.order(x.w, []order.Order{x.order(p, order.On)}, func([]order.Result) {})
-}
-
-// advance does what the account says.
-func (x *holding) advance() {
-	if x.changing || len(x.processes) == 0 {
-		return
-	}
-	t := loop.Now()
-	shims := x.heldByShims()
-	x.held.Charge(max(shims-x.shims, 0))
-	x.shims = shims
-	on, _ := x.held.Step(time.Duration(t))
-	if on != x.on || !on { // to be taken off again renews the order
-		x.switchTo(on)
-		return
-	}
-	x.step.Set(x.nextStep())
-}
-
-// nextStep is when the account says something else, or the order is to be renewed.
-func (x *holding) nextStep() base.Time {
-	t := loop.Now()
-	on, until := x.held.Step(time.Duration(t))
-	at := base.Time(until)
-	if !on && x.on || on && !x.on {
-		at = t
-	}
-	if !on {
-		at = min(at, t.Add(renewAfter))
-	}
-	return at
-}
-
-// switchTo takes all off, or puts them on.
-func (x *holding) switchTo(on bool) {
-	op := order.Off
-	if on {
-		op = order.On
-	}
-	var orders []order.Order
-	var whose []*heldProcess
-	for p, one := range x.processes {
-		if one.ready {
-			orders, whose = append(orders, x.order(p, op)), append(whose, one)
-		}
-	}
-	x.count()
-	x.changing = len(orders) > 0
-	if !x.changing {
-		x.on = on
-		if !on {
-			x.held.IsOff(time.Duration(loop.Now()))
-		}
-		x.step.Set(loop.Now().Add(renewAfter))
-		return
-	}
-	if on {
-		x.on = true
-	}
-	x.w.Holder.order(x.w, orders, func(results []order.Result) {
-		x.changing = false
-		for i, r := range results {
-			if r.Error != "" && !r.Gone { // it is on; takeHeld tries again
-				whose[i].ready, whose[i].err = false, errors.New(r.Error)
-			}
-		}
-		x.count()
-		if x.on = on; !on {
-			x.held.IsOff(time.Duration(loop.Now()))
-		}
-		x.step.Set(x.nextStep())
-	})
-}
-
-// count notes how long they were on.
-func (x *holding) count() {
-	t := loop.Now()
-	if x.on {
-		x.had += t.Sub(x.counted)
-	}
-	x.counted = t
-	if span := t.Sub(x.since); span >= recent {
-		x.part = float64(x.had) / float64(span)
-		x.since, x.had = t, 0
+// Advance does what follows from what the cores decided. The loop calls it between two events.
+func (w *Watch) Advance() {
+	for w.Holder != nil && len(w.Holder.due) > 0 {
+		do := w.Holder.due[0]
+		w.Holder.due = w.Holder.due[1:]
+		do()
 	}
 }
 
-// describeHeld says how a process without a shim is held; "": it is not.
-func (w *Watch) describeHeld(g *node.GPU, p *peer.Peer) string {
+// Unfence ends that: the client has released its grant.
+func (w *Watch) Unfence(g *node.GPU, cl *node.Client) {
 	if w.Holder == nil {
-		return ""
+		return
 	}
-	x := w.Holder.Holdings[holdingKey{g.UUID, p.Account}]
-	if x == nil {
-		return ""
+	if x := w.Holder.Holdings[holdingKey{g, cl.Process}]; x != nil && x.fenced == cl {
+		x.later(x.end)
 	}
-	switch one := x.processes[p.Process]; {
-	case one == nil || !one.ready && one.err == nil:
-		return ""
-	case one.err != nil:
-		return fmt.Sprintf("not held to its core limit: %v", one.err)
-	case one.looks >= cheatLooks:
-		return fmt.Sprintf("not held to its core limit of %d %%: it puts its channels on by itself, and had %.0f %% of the GPU's time", x.limit, 100*one.part)
-	case x.part < 0:
-		return fmt.Sprintf("held from outside to its core limit of %d %%", x.limit)
-	}
-	return fmt.Sprintf("held from outside: its channels were on for %.1f %% of the time, its core limit is %d %%", 100*x.part, x.limit)
 }

@@ -34,6 +34,14 @@ const (
 	Off Op = "off"
 	// On puts them on.
 	On Op = "on"
+	// Freeze takes all channels off and stops the processes of the container (Order.Container) as well, for Lease, or renews
+	// that. On ends it.
+	Freeze Op = "freeze"
+	// Limit has the kernel hold the cgroup of the process's container, or of its user's sessions, to Bytes of a GPU's
+	// memory (dmem.max); 0: to nothing.
+	Limit Op = "limit"
+	// Kill kills the process.
+	Kill Op = "kill"
 )
 
 // Order is about one process.
@@ -44,7 +52,17 @@ type Order struct {
 	Us    uint64 `json:"us,omitempty"`    // of Slice
 	// Again has Off take channels off that are off: they may have been put on by others.
 	Again bool `json:"again,omitempty"`
+	// Container is the id of the process's container, of Freeze and Limit; "" of Limit: the cgroup is that of the sessions
+	// of the user UID.
+	Container string `json:"container,omitempty"`
+	UID       uint32 `json:"uid,omitempty"`
+	// GPU has its names, of Limit: PCI address and UUID.
+	GPU   []string `json:"gpu,omitempty"`
+	Bytes uint64   `json:"bytes,omitempty"`
 }
+
+// NoRegion is the error of a Limit where the kernel does not hold the GPU's memory.
+const NoRegion = "the kernel has no dmem.capacity that names the GPU"
 
 // Result says what became of an order, and what is known of the process then.
 type Result struct {
@@ -67,7 +85,8 @@ type Request struct {
 
 type Reply struct {
 	ID      uint64   `json:"id"`
-	Error   string   `json:"error,omitempty"` // of the packet
+	Error   string   `json:"error,omitempty"`   // of the packet
+	Problem string   `json:"problem,omitempty"` // why the warden can hold nobody
 	Results []Result `json:"results"`
 }
 
@@ -122,6 +141,35 @@ func Dial(path string) (*Client, error) {
 
 func (c *Client) Close() error { return c.conn.Close() }
 
+// Problem asks why the warden can hold nobody; "": it can.
+func (c *Client) Problem(limit time.Duration) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r, err := c.ask(limit, nil)
+	return r.Problem, err
+}
+
+// ask wants mu held.
+func (c *Client) ask(limit time.Duration, orders []Order) (r Reply, err error) {
+	c.next++
+	if err := c.conn.sock.SetDeadline(time.Now().Add(limit)); err != nil {
+		return r, err
+	}
+	if err := c.conn.Send(Request{c.next, orders}); err != nil {
+		return r, err
+	}
+	if err := c.conn.Receive(&r); err != nil {
+		return r, err
+	}
+	if r.Error != "" {
+		return r, errors.New(r.Error)
+	}
+	if r.ID != c.next || len(r.Results) != len(orders) {
+		return r, fmt.Errorf("the warden answered %d results to packet %d: want %d to %d", len(r.Results), r.ID, len(orders), c.next)
+	}
+	return r, nil
+}
+
 // Do has orders carried out, all at once, within a time.
 func (c *Client) Do(limit time.Duration, orders ...Order) ([]Result, error) {
 	c.mu.Lock()
@@ -129,22 +177,9 @@ func (c *Client) Do(limit time.Duration, orders ...Order) ([]Result, error) {
 	var all []Result
 	for len(orders) > 0 {
 		n := min(len(orders), MaxOrders)
-		c.next++
-		if err := c.conn.sock.SetDeadline(time.Now().Add(limit)); err != nil {
+		r, err := c.ask(limit, orders[:n])
+		if err != nil {
 			return nil, err
-		}
-		if err := c.conn.Send(Request{c.next, orders[:n]}); err != nil {
-			return nil, err
-		}
-		var r Reply
-		if err := c.conn.Receive(&r); err != nil {
-			return nil, err
-		}
-		if r.Error != "" {
-			return nil, errors.New(r.Error)
-		}
-		if r.ID != c.next || len(r.Results) != n {
-			return nil, fmt.Errorf("the warden answered %d results to packet %d: want %d to %d", len(r.Results), r.ID, n, c.next)
 		}
 		all = append(all, r.Results...)
 		orders = orders[n:]

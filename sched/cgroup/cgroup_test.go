@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cgroup
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func put(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A container's cgroup is found from a process in one below it, and the kernel is told its limit.
+func TestTree(t *testing.T) {
+	root := t.TempDir()
+	id := strings.Repeat("c", 64)
+	put(t, root+"/proc/self/mountinfo", "1 0 0:1 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n2 0 0:2 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+	put(t, root+"/proc/7/cgroup", "1:cpu:/x\n0::/kubepods.slice/cri-containerd-"+id+".scope/inner\n")
+	put(t, root+"/proc/8/cgroup", "0::/../../"+id+"\n")
+	put(t, root+"/sys/fs/cgroup/dmem.capacity", "drm/0000:03:00.0/vram0 8589934592\nnvidia/0000:9B:00.0/fb 85899345920\n")
+	is := root + "/sys/fs/cgroup/kubepods.slice/cri-containerd-" + id + ".scope"
+	put(t, is+"/dmem.max", "nvidia/0000:9B:00.0/fb max")
+	tree, err := Find(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if dir, err := tree.Of(7, id); err != nil || dir != is {
+		t.Errorf("%q, %v", dir, err)
+	}
+	for pid, part := range map[int]string{7: strings.Repeat("d", 64), 8: id, 9: id} {
+		if dir, err := tree.Of(pid, part); err == nil {
+			t.Errorf("process %d is in %q", pid, dir)
+		}
+	}
+	if dir, err := tree.Of(7, ""); err == nil {
+		t.Errorf("every cgroup is one without a name: %q", dir)
+	}
+	region := tree.Region("0000:9b:00.0", "GPU-1")
+	if region != "nvidia/0000:9B:00.0/fb" || tree.Region("0000:9c:00.0", "") != "" {
+		t.Errorf("region %q", region)
+	}
+	if err := Limit(is, Max(region, 1<<30)); err != nil {
+		t.Error(err)
+	}
+	if text, _ := os.ReadFile(is + "/dmem.max"); string(text) != "nvidia/0000:9B:00.0/fb 3221225472" {
+		t.Errorf("dmem.max: %q", text)
+	}
+	if Max(region, 0) != region+" max" {
+		t.Error(Max(region, 0))
+	}
+	if err := Limit(root, "x"); err == nil {
+		t.Error("a file was made that the kernel does not have")
+	}
+}

@@ -1,0 +1,490 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package watch
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sirupsen/logrus"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/daemon/history"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/residency"
+	"github.com/nvshare/nvshare/sched/timeslice"
+	"github.com/nvshare/nvshare/sched/warden/order"
+)
+
+// A process that the warden holds is a client to the core of its GPU, as one with a shim is, and the warden
+// is its gate: a grant puts its channels on, a revoke takes them off, and it releases the grant, preempted,
+// when they are. So it has turns, time slices and a core limit like everybody, in its tenant's account. It
+// asks for nothing itself, so it wants the GPU as long as the driver says that it uses it.
+//
+// A client with a shim whose grant is fenced is held in the same way: another client stands in for it,
+// until it has released. So what it had begun comes to an end in its tenant's turns.
+
+const (
+	// A process that had cheatPart more of the GPU than the time in which its channels were on, in
+	// cheatLooks in a row, puts them on by itself: they are taken off again and again. After freezeLooks its container
+	// is stopped for as long as it had too much, and maxFreeze at most.
+	cheatPart   = 0.2
+	cheatLooks  = 4
+	freezeLooks = 8
+	maxFreeze   = 10 * time.Second
+	// A process that has less than idlePart of the GPU while its channels are on, in idleLooks in a row,
+	// has no work.
+	idlePart  = 0.01
+	idleLooks = 4
+	// onLeast is the least time on in which a look says something.
+	onLeast = 50 * time.Millisecond
+	// recent is the time over which it is said what they get.
+	recent = 5 * time.Second
+	// callRate stands for what a program that keeps the GPU busy does in a second.
+	callRate = 1000
+	// A part of the GPU that is this near to what the slices give is that.
+	nearSlice = 0.15
+)
+
+type holding struct {
+	w      *Watch
+	gpu    *node.GPU
+	peer   *peer.Peer    // closed: only what it says is used
+	fenced *node.Client  // it has this shim, whose grant is fenced; nil: it has none
+	id     base.ClientID // to the core; 0: it is none
+	bytes  uint64        // of the GPU's memory; 0: not known
+	told   uint64        // to the core
+
+	err   error // why it is not held
+	tried base.Time
+	busy  bool // an order is under way
+
+	epoch   base.Epoch // of its grant; 0: it has none
+	revoked bool
+	paused  bool
+	idle    bool          // it has no work: its channels are on, and it wants no grant
+	slice   time.Duration // that it is to have; 0: the driver's own
+	set     time.Duration // that it has
+	own     time.Duration // the driver's own
+
+	on    bool      // as of the latest order
+	offAt base.Time // when it was last ordered off
+
+	// What it got.
+	counted, looked, since base.Time     // up to when; of the latest look; of part
+	grantOn, lookOn, had   time.Duration // for how long it was on under its grant; since looked; since since
+	part                   float64       // of the time, before since; -1: not known
+	busyPart               float64       // of the GPU, lately; -1: not known
+	before                 float64       // the part of the time of the look before
+	use                    float64       // which part of its time on it used the GPU, lately
+	cheats, idles          int           // looks in a row
+	debt                   time.Duration // what it had too much
+	frozen                 base.Time     // its container is stopped until then; 0: it is not
+}
+
+// hold makes a holding, of which nothing is known yet.
+func (w *Watch) hold(g *node.GPU, p *peer.Peer) *holding {
+	t := loop.Now()
+	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, since: t, part: -1, busyPart: -1, before: 1, use: 1}
+	if len(w.Holder.Holdings) == 0 {
+		w.Holder.renew.Set(t.Add(renewAfter))
+	}
+	w.Holder.Holdings[holdingKey{g, p.Process}] = x
+	return x
+}
+
+func (x *holding) do(op order.Op, us time.Duration, then func(order.Result)) {
+	o := order.Order{Op: op, PID: int(x.peer.PID), Start: x.peer.Start, Us: uint64(us.Microseconds()), Again: x.cheats >= cheatLooks}
+	if op == order.Freeze {
+		o.Container = x.peer.Container
+	}
+	x.busy = true
+	x.w.Holder.order(x.w, o, func(r order.Result) {
+		x.busy = false
+		if x.known() {
+			then(r)
+		}
+	})
+}
+
+// known says whether the process is still one to hold.
+func (x *holding) known() bool { return x.w.Holder.Holdings[holdingKey{x.gpu, x.peer.Process}] == x }
+
+// look looks at a process before it is held.
+func (x *holding) look() {
+	x.tried = loop.Now()
+	if x.busy || x.frozen != 0 {
+		return
+	}
+	x.do(order.State, 0, func(r order.Result) {
+		switch {
+		case r.Error != "":
+			x.fail(errors.New(r.Error))
+		case !slices.Equal(r.GPUs, []string{x.gpu.UUID}):
+			x.fail(fmt.Errorf("it uses other GPUs too, or part of one: %s", strings.Join(r.GPUs, ", ")))
+		case r.Channels == 0:
+			x.fail(errors.New("no channel was found"))
+		default:
+			x.begin(r)
+		}
+	})
+}
+
+// begin makes the process a client of the core.
+func (x *holding) begin(r order.Result) {
+	x.err, x.id = nil, x.w.NewID()
+	x.own = time.Duration(r.SliceUs) * time.Microsecond
+	x.w.Held[x.id] = x.peer
+	core := x.peer.Account
+	x.w.Step(x.gpu, sched.Attach{Client: x.id, Tenant: core, Share: x.w.ShareOf(x.gpu, core), Want: true})
+	slicing := sched.ControlWorks
+	if x.own == 0 {
+		slicing = sched.ControlUnseen
+	}
+	x.w.Step(x.gpu, sched.Controls{Client: x.id, Slices: slicing, Channels: sched.ControlWorks, Groups: r.Groups})
+	x.tellMemory()
+	x.drive()
+}
+
+// tellMemory has what it has of the GPU's memory counted, which never moves.
+func (x *holding) tellMemory() {
+	if x.id != 0 && x.fenced == nil && x.bytes != x.told {
+		x.told = x.bytes
+		x.w.Step(x.gpu, residency.Reserve{Client: x.id, Total: x.bytes, Force: true})
+	}
+}
+
+// fail gives up to hold the process, for a while. The warden has put it on.
+func (x *holding) fail(err error) {
+	if x.err == nil {
+		x.w.Log.Warnf("GPU %d: process %d is not held: %v", x.gpu.Index, x.peer.PID, err)
+	}
+	x.leave()
+	x.err, x.on = err, true
+}
+
+// leave has the core forget it.
+func (x *holding) leave() {
+	if x.id == 0 {
+		return
+	}
+	id := x.id
+	x.id, x.epoch, x.revoked, x.paused, x.told = 0, 0, false, false, 0
+	if x.fenced != nil {
+		x.w.Step(x.gpu, sched.HeldOff{Client: x.fenced.ID})
+	}
+	x.w.Step(x.gpu, sched.Gone{Client: id})
+	delete(x.w.Held, id)
+}
+
+// end lets the process go.
+func (x *holding) end() {
+	delete(x.w.Holder.Holdings, holdingKey{x.gpu, x.peer.Process})
+	x.leave()
+	x.w.Holder.order(x.w, order.Order{Op: order.On, PID: int(x.peer.PID), Start: x.peer.Start}, func(order.Result) {})
+	if x.set != 0 {
+		x.w.Holder.order(x.w, order.Order{Op: order.Slice, PID: int(x.peer.PID), Start: x.peer.Start, Us: uint64(x.own.Microseconds())}, func(order.Result) {})
+	}
+}
+
+// mayBeOn says whether its channels are to be on.
+func (x *holding) mayBeOn() bool {
+	return x.id == 0 || x.idle || x.epoch != 0 && !x.revoked && !x.paused
+}
+
+// drive gives the next order, if there is one to give.
+func (x *holding) drive() {
+	switch {
+	case x.busy:
+		return
+	case x.frozen != 0:
+		x.driveFrozen()
+		return
+	case x.id == 0:
+		return
+	}
+	may, t := x.mayBeOn(), loop.Now()
+	switch {
+	case x.on && !may, !x.on && !may && !x.revoked && t.Sub(x.offAt) >= renewAfter/2:
+		x.do(order.Off, 0, func(r order.Result) { x.switched(r, false) })
+	case may && !x.on:
+		x.count()
+		x.on = true // it has effect before it is answered
+		x.do(order.On, 0, func(r order.Result) { x.switched(r, true) })
+	case x.revoked:
+		x.release(sched.Revoked, true)
+	case x.slice != x.set && (x.slice != 0 || x.own != 0):
+		x.set = x.slice
+		x.do(order.Slice, cmp.Or(x.slice, x.own), func(r order.Result) { x.switched(r, x.on) })
+	}
+}
+
+// switched notes the answer to an order.
+func (x *holding) switched(r order.Result, on bool) {
+	x.count()
+	switch {
+	case r.Gone:
+		x.end()
+		return
+	case r.Error != "":
+		x.fail(errors.New(r.Error))
+		return
+	}
+	if x.on = on; !on {
+		x.offAt = loop.Now()
+	}
+	x.drive()
+}
+
+// release gives its grant back.
+func (x *holding) release(why sched.Reason, preempted bool) {
+	x.count()
+	calls := callRate * x.grantOn.Seconds() * x.use
+	epoch := x.epoch
+	x.epoch, x.revoked, x.paused, x.grantOn = 0, false, false, 0
+	x.w.Step(x.gpu, sched.Release{Client: x.id, Epoch: epoch, Reason: why, Preempted: preempted, Calls: uint64(calls)})
+}
+
+// CarryOut carries out what the core decided about a process that the warden holds.
+func (w *Watch) CarryOut(g *node.GPU, id base.ClientID, action base.Action) {
+	p := w.Held[id]
+	if p == nil {
+		return
+	}
+	x := w.Holder.Holdings[holdingKey{g, p.Process}]
+	if x == nil || x.id != id {
+		return
+	}
+	switch a := action.(type) {
+	case sched.Grant:
+		x.count()
+		x.epoch, x.grantOn = a.Epoch, 0
+	case sched.Revoke:
+		x.revoked = true
+	case sched.Pause:
+		x.paused = true
+	case sched.Resume:
+		x.paused = false
+	case sched.Slice:
+		x.slice = a.D
+	case sched.Fence:
+		x.later(func() { x.fail(errors.New("it was not taken off the GPU in time")) })
+	}
+	x.later(x.drive)
+}
+
+// count adds up for how long it was on.
+func (x *holding) count() {
+	t := loop.Now()
+	if x.on {
+		d := t.Sub(x.counted)
+		x.grantOn, x.lookOn, x.had = x.grantOn+d, x.lookOn+d, x.had+d
+	}
+	x.counted = t
+	if span := t.Sub(x.since); span >= recent {
+		x.part = float64(x.had) / float64(span)
+		x.since, x.had = t, 0
+	}
+}
+
+// noteUseOfHeld compares what the driver says processes had with the time in which they were on.
+func (w *Watch) noteUseOfHeld(samples []metrics.GPUSample) {
+	for _, s := range samples {
+		sum := 0.0
+		for _, part := range s.Busy {
+			sum += part
+		}
+		known := len(s.Busy) > 0 && sum <= parts
+		for _, x := range w.Holder.inOrder() {
+			if x.gpu.UUID == s.UUID && x.id != 0 {
+				x.used(s.Busy[uint32(x.peer.PID)], known)
+			}
+		}
+	}
+}
+
+// used takes note of a look; known: the driver has said which part of the GPU it had.
+func (x *holding) used(part float64, known bool) {
+	x.count()
+	t := loop.Now()
+	on, span := x.lookOn, t.Sub(x.looked)
+	x.lookOn, x.looked = 0, t
+	if span <= 0 {
+		return
+	}
+	onPart := on.Seconds() / span.Seconds()
+	was := x.before
+	x.before = onPart
+	slice := x.ofSlices()
+	if !known {
+		part = onPart * slice
+	} else if x.noteBusy(part); part < max(onPart, was)+cheatPart {
+		x.cheats, x.debt = 0, 0
+	} else if x.debt += time.Duration((part - onPart) * float64(span)); x.cheats+1 >= freezeLooks && x.peer.Container != "" {
+		x.freeze()
+		return
+	} else if x.cheats++; x.cheats == cheatLooks {
+		x.w.Log.Warnf("GPU %d: process %d puts its channels on by itself: they are taken off again and again", x.gpu.Index, x.peer.PID)
+	}
+	if on < onLeast {
+		return
+	}
+	if known {
+		x.noteIdle(part < idlePart)
+	}
+	if x.epoch == 0 {
+		return
+	}
+	if near := onPart * slice; part > (1-nearSlice)*near && part < (1+nearSlice)*near {
+		part = near
+	}
+	if slice == 1 {
+		x.use += (min(part/onPart, 1) - x.use) / 4
+	}
+	length := cmp.Or(x.slice, timeslice.DriverSlice)
+	looks := int(on.Seconds() * timeslice.LooksPerSecond)
+	ev := timeslice.Utilization{Client: x.id, Samples: looks, Busy: looks, Calls: int(callRate * span.Seconds() * part * length.Seconds() / (length + timeslice.SwitchTime).Seconds())}
+	switch {
+	case slice == 1:
+		ev.Busy = int(x.use * float64(looks))
+	case x.w.ShareOf(x.gpu, x.peer.Account).Priority == sched.Latency: // it is charged what it uses
+		ev.Busy = int(part * float64(looks))
+	}
+	if looks > 0 {
+		x.w.Step(x.gpu, ev)
+	}
+}
+
+// freeze has its container be stopped for what it had too much.
+func (x *holding) freeze() {
+	long := min(x.debt, maxFreeze).Round(time.Millisecond)
+	x.leave()
+	x.cheats, x.debt, x.frozen = 0, 0, loop.Now().Add(long)
+	text := fmt.Sprintf("process %d puts its channels on by itself, again and again: its container is stopped for %v", x.peer.PID, long)
+	x.w.Tell(node.Subject{Peer: x.peer}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", x.gpu.Index, text))
+	x.w.History.AddCaused(x.w.EventOf(time.Now(), x.gpu, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Peer: x.peer, Names: x.w.Names[x.peer.Container], Text: text}))
+	x.drive()
+}
+
+// driveFrozen has its container be stopped still, or go on.
+func (x *holding) driveFrozen() {
+	if loop.Now() < x.frozen {
+		x.do(order.Freeze, 0, func(r order.Result) {
+			switch {
+			case r.Gone:
+				x.end()
+			case r.Error != "":
+				x.frozen = 0
+				x.fail(fmt.Errorf("its container cannot be stopped: %s", r.Error))
+			}
+		})
+		return
+	}
+	x.frozen = 0
+	x.do(order.On, 0, func(order.Result) { x.on = true; x.look() })
+}
+
+// noteBusy keeps which part of the GPU it had lately.
+func (x *holding) noteBusy(part float64) {
+	if x.busyPart < 0 {
+		x.busyPart = part
+	}
+	x.busyPart += (part - x.busyPart) / cheatLooks
+}
+
+// ofSlices is its part of the time slices of those who hold the GPU now.
+func (x *holding) ofSlices() float64 {
+	var mine, all time.Duration
+	for _, c := range x.gpu.Core.Snapshot(loop.Now()).Clients {
+		if c.State == sched.StateHolding || c.ID == x.id {
+			d := cmp.Or(c.Slice, timeslice.DriverSlice)
+			if all += d; c.ID == x.id {
+				mine = d
+			}
+		}
+	}
+	return mine.Seconds() / max(all, 1).Seconds()
+}
+
+// noteIdle has a process that has no work want no grant: who waits need not wait for it.
+func (x *holding) noteIdle(idle bool) {
+	if !idle {
+		x.idles = 0
+		if x.idle {
+			x.idle = false
+			x.w.Step(x.gpu, sched.Request{Client: x.id})
+			x.drive()
+		}
+		return
+	}
+	if x.idles++; x.idles != idleLooks || x.idle || x.revoked {
+		return
+	}
+	x.idle = true
+	if x.epoch != 0 {
+		x.release(sched.Idle, false)
+	} else {
+		x.w.Step(x.gpu, sched.Withdraw{Client: x.id})
+	}
+	x.drive()
+}
+
+// HowHeld says how the warden holds a client of the core; "": it does not.
+func (w *Watch) HowHeld(g *node.GPU, id base.ClientID) string {
+	if w.Holder == nil {
+		return ""
+	}
+	if p := w.Held[id]; p != nil {
+		return w.describeHeld(g, p)
+	}
+	if cl := w.Clients[id]; cl != nil {
+		if x := w.Holder.Holdings[holdingKey{g, cl.Process}]; x != nil {
+			return x.describe()
+		}
+	}
+	return ""
+}
+
+// describeHeld says how a process without a shim is held; "": it is not.
+func (w *Watch) describeHeld(g *node.GPU, p *peer.Peer) string {
+	if w.Holder == nil {
+		return ""
+	}
+	x := w.Holder.Holdings[holdingKey{g, p.Process}]
+	if x == nil || x.id == 0 && x.err == nil && x.frozen == 0 {
+		return ""
+	}
+	return x.describe()
+}
+
+func (x *holding) describe() string {
+	if x.err != nil {
+		return fmt.Sprintf("not held: %v", x.err)
+	}
+	if x.frozen != 0 {
+		return "held from outside: it puts its channels on by itself, and its container is stopped for that"
+	}
+	if x.cheats >= cheatLooks {
+		return fmt.Sprintf("not held: it puts its channels on by itself, and had %.0f %% of the GPU's time", 100*x.busyPart)
+	}
+	text := "held from outside"
+	if x.part >= 0 {
+		text += fmt.Sprintf(": its channels were on for %.1f %% of the time", 100*x.part)
+	}
+	if x.busyPart >= 0 {
+		text += fmt.Sprintf(", and it had %.0f %% of the GPU", 100*x.busyPart)
+	}
+	if limit := x.w.ShareOf(x.gpu, x.peer.Account).Limit; limit > 0 {
+		text += fmt.Sprintf(", its core limit is %d %%", limit)
+	}
+	return text
+}

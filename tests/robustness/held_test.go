@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/api"
+)
+
+// withWarden returns a site with a warden, and a scheduler that knows it.
+func withWarden(t *testing.T, flags ...string) *site {
+	t.Helper()
+	mayCopy(t)
+	s := newSite(t)
+	s.letAllEnter()
+	s.check(os.Chmod(filepath.Join(s.dir, "sim", "run"), 0o777))
+	s.startWarden()
+	t.Cleanup(func() { _ = s.warden.Process.Kill(); _ = s.warden.Wait() })
+	s.startScheduler(append([]string{"--warden", s.dir + "/warden/warden.sock"}, flags...)...)
+	s.until("the warden is there", func() error {
+		r, err := s.status()
+		if err == nil && !r.Warden {
+			err = errors.New(r.WardenProblem)
+		}
+		return err
+	})
+	return s
+}
+
+// share sets the weight of a user's processes.
+func (s *site) share(req *api.SetShareRequest) {
+	s.t.Helper()
+	s.until("a share is set", func() error {
+		conn, err := api.Dial(s.t.Context(), filepath.Join(s.dir, "run"))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		_, err = conn.SetShare(context.Background(), req)
+		return err
+	})
+}
+
+// awaitHeld waits until the warden holds processes without a shim.
+func (s *site) awaitHeld(all ...*tenant) {
+	s.t.Helper()
+	for _, x := range all {
+		s.until(x.name+" is held", func() error {
+			if how := s.how(x); !strings.Contains(how, "held from outside: its channels") {
+				return fmt.Errorf("it is %s", how)
+			}
+			return nil
+		})
+	}
+}
+
+func ahead(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "--kernel-us", "5000", "--depth", "8") } // needs little of the processor
+
+// between fails if a part is not between two others.
+func (s *site) between(what string, got, least, most float64) {
+	s.t.Helper()
+	s.t.Logf("%s: %.1f %%", what, 100*got)
+	if got < least || got > most {
+		s.t.Errorf("%s: %.1f %%, want %.0f to %.0f", what, 100*got, 100*least, 100*most)
+	}
+}
+
+// A fenced process is off the GPU but in its tenant's turns, and on again when it has released.
+func TestFenceIsHeld(t *testing.T) {
+	s := withWarden(t, "--grace", "200ms", "--tq", "100ms")
+	long := func(cmd *exec.Cmd) { // its shim does not see its channels, so that it cannot cut the drain
+		cmd.Args = append(cmd.Args, "--kernel-us", "100000", "--depth", "20")
+		cmd.Env = append(cmd.Env, "NVSHARE_SIMGPU_RM=hidden")
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 2001, Gid: 2001}
+	}
+	weight := uint32(300)
+	uid := uint32(2002)
+	s.share(&api.SetShareRequest{Uid: &uid, Weight: &weight})
+	s.check(os.Chmod(s.dir+"/run", 0o755))
+	x := s.startTenant("x", long)
+	y := s.startTenant("y", ahead, func(cmd *exec.Cmd) { cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid} })
+	fenced := func() (*api.Client, error) {
+		c, err := s.client(x)
+		if err == nil && c.State != api.ClientState_CLIENT_STATE_FENCED {
+			err = fmt.Errorf("it is %v", c.State)
+		}
+		return c, err
+	}
+	s.until("x is fenced and held", func() error {
+		c, err := fenced()
+		if err == nil && !strings.Contains(c.Held, "held from outside") {
+			err = fmt.Errorf("held: %q", c.Held)
+		}
+		return err
+	})
+	s.until("they take turns", func() error {
+		c, err := s.client(y)
+		if err == nil && c.Grants < 8 {
+			err = fmt.Errorf("y has had %d", c.Grants)
+		}
+		return err
+	})
+	s.between("y beside it", s.part(y, 3*time.Second), 0.66, 0.84)
+	if r, err := s.status(); err != nil || !strings.Contains(strings.Join(r.Problems, "\n"), "is fenced: it did not release the GPU in time; until it does, held from outside") {
+		t.Errorf("problems %q, %v", r.GetProblems(), err)
+	}
+	s.until("x has released", func() error {
+		c, err := s.client(x)
+		if err == nil && (c.State == api.ClientState_CLIENT_STATE_FENCED || c.Held != "") {
+			err = fmt.Errorf("it is %v, %s", c.State, c.Held)
+		}
+		return err
+	})
+	s.check(y.cmd.Process.Kill())
+	s.until("x has the GPU", func() error {
+		if got := s.part(x, 500*time.Millisecond); got < 0.8 {
+			return fmt.Errorf("it has %.0f %%", 100*got)
+		}
+		return nil
+	})
+}
+
+// Processes without a shim have turns, as those that have one.
+func TestTurnsWithoutTheShim(t *testing.T) {
+	s := withWarden(t, "--hold-all", "--tq", "100ms")
+	bareOne := s.startTenant("bare", ahead, bare(2001))
+	s.awaitHeld(bareOne)
+	shim := s.startTenant("shim", ahead)
+	s.awaitAttached(2)
+	s.between("the one without a shim", s.part(bareOne, 3*time.Second), 0.38, 0.55)
+	s.between("the one with it", s.part(shim, 3*time.Second), 0.38, 0.55)
+	s.expectAlive()
+}
+
+// Processes without a shim share by time slices with those that have one, by the weight of their tenants.
+func TestSlicesWithoutTheShim(t *testing.T) {
+	s := withWarden(t, "--hold-all", "--anti-thrash", "auto")
+	weight, uid := uint32(300), uint32(2001)
+	s.share(&api.SetShareRequest{Uid: &uid, Weight: &weight})
+	a, b := s.startTenant("a", ahead, bare(2001)), s.startTenant("b", ahead, bare(2002))
+	s.awaitHeld(a, b)
+	s.until("they share by slices", func() error {
+		r, err := s.status()
+		if err == nil && r.Gpus[0].Way != "slices" {
+			err = fmt.Errorf("%s: %s", r.Gpus[0].Way, r.Gpus[0].WayReason)
+		}
+		return err
+	})
+	s.between("a", s.part(a, 3*time.Second), 0.65, 0.82)
+	s.between("b", s.part(b, 3*time.Second), 0.18, 0.35)
+}
+
+// A process without a shim that is above its tenant's memory limit is killed; one that is below goes on.
+func TestMemoryLimitWithoutTheShim(t *testing.T) {
+	s := withWarden(t)
+	uid, bytes := uint32(2001), uint64(256<<20)
+	s.share(&api.SetShareRequest{Uid: &uid, MemoryBytes: &bytes})
+	within := s.startTenant("within", ahead, bare(uid))
+	s.awaitHeld(within)
+	over := s.startTenant("over", ahead, bare(uid), func(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "--mem-mib", "1100") })
+	s.until("it is killed", func() error {
+		select {
+		case <-over.end:
+			return nil
+		default:
+			return errors.New("it lives")
+		}
+	})
+	if over.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Errorf("it ended with %v", over.err)
+	}
+	s.tenants = s.tenants[:1]
+	s.expectAlive()
+	if got := s.part(within, time.Second); got < 0.8 {
+		t.Errorf("the other one has %.0f %% of the GPU", 100*got)
+	}
+}
+
+// A process that puts its channels on by itself is named.
+func TestCheatWithoutTheShim(t *testing.T) {
+	s := withWarden(t)
+	s.limit(2001, 30)
+	x := s.startTenant("x", bare(2001), func(cmd *exec.Cmd) {
+		cmd.Path = filepath.Join(s.build, "bin", "channels-on")
+		cmd.Args = []string{cmd.Path, "5"}
+	})
+	s.until("it is named", func() error {
+		if how := s.how(x); !strings.Contains(how, "puts its channels on by itself") {
+			return fmt.Errorf("it is %s", how)
+		}
+		return nil
+	})
+}
+
+// guards returns the pids of the guards of wardens of this site.
+func (s *site) guards() (pids []int) {
+	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	s.check(err)
+	for _, path := range all {
+		text, _ := os.ReadFile(path)
+		if words := strings.Split(string(text), "\x00"); slices.Contains(words, "--guard") && slices.Contains(words, s.dir+"/warden") {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// The warden, its guard, both, the scheduler and tenants are killed at any moment. Nobody stays off the GPU, and those
+// who are left are held again.
+func TestKillsWhileHeld(t *testing.T) {
+	const kills, seed = 50, 11
+	s := withWarden(t, "--hold-all")
+	kill := func(pids ...int) {
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	t.Cleanup(func() { kill(s.guards()...) })
+	start := func(i int) *tenant { return s.startTenant(fmt.Sprint("bare", i), ahead, bare(uint32(2001+i%2))) }
+	all := []*tenant{start(0), start(1)}
+	shim := s.startTenant("shim", ahead)
+	s.awaitHeld(all...)
+	random := rand.New(rand.NewPCG(seed, seed))
+	for i := range kills {
+		time.Sleep(time.Duration(random.IntN(300)) * time.Millisecond) // the moment of the kill
+		switch warden := s.warden; i % 5 {
+		case 0, 1, 2:
+			guards := s.guards()
+			if i%5 == 1 {
+				kill(guards...)
+				continue
+			}
+			_ = warden.Process.Kill()
+			if i%5 == 2 {
+				kill(guards...)
+			}
+			_ = warden.Wait()
+			s.startWarden()
+		case 3:
+			s.endScheduler(syscall.SIGKILL)
+			s.startScheduler("--warden", s.dir+"/warden/warden.sock", "--hold-all")
+		case 4:
+			x := all[i/5%2]
+			_ = x.cmd.Process.Kill()
+			<-x.end
+			all[i/5%2] = start(2 + i)
+		}
+	}
+	s.awaitHeld(all...)
+	_ = s.warden.Process.Kill()
+	_ = s.warden.Wait()
+	for _, x := range append(all, shim) {
+		s.until(x.name+" goes on", func() error {
+			if s.part(x, 200*time.Millisecond) < 0.05 {
+				return errors.New("it stands still")
+			}
+			return nil
+		})
+	}
+	if r, err := s.status(); err != nil || strings.Contains(strings.Join(r.Problems, " "), "bug in nvshare") {
+		t.Errorf("problems %q, %v", r.GetProblems(), err)
+	}
+}
