@@ -203,6 +203,7 @@ func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 		d.noteFaults(samples)
 		d.noteFilled(samples)
 	})
+	d.watch.HoldsFenced = opts.FenceAction == FenceHold
 	d.search = d.Timers.New(d.startDiscovery)
 	d.runDirWatch = d.Timers.New(d.watchRunDir)
 	d.History = history.New(d.started.UnixNano())

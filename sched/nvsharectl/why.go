@@ -308,7 +308,7 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 	for _, c := range g.Clients {
 		name := api.Tenant(c.Container, c.Uid)
 		if c.State == api.ClientState_CLIENT_STATE_FENCED && blamed[name] != nil {
-			if blamed[name].Fenced = true; c.Held != "" {
+			if blamed[name].Fenced = true; api.IsHeld(c.Held) {
 				blamed[name].Held = ", and is held from outside"
 			}
 		}
