@@ -14,6 +14,9 @@ const (
 	ProcIsHidden      = "/proc hides the processes of others from it"
 )
 
+// IsHeld says whether what a status says of a process (Client.held, Unmanaged.held) means that the warden holds it.
+func IsHeld(how string) bool { return strings.HasPrefix(how, "held ") }
+
 // WardenRemedy says what mends a problem of the warden.
 func WardenRemedy(problem string) string {
 	for _, r := range [][2]string{

@@ -204,6 +204,7 @@ func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 	d.watch = watch.New(d.tenants, d.managed, func(samples []metrics.GPUSample) {
 		d.noteFaults(samples)
 	})
+	d.watch.HoldsFenced = opts.FenceAction == FenceHold
 	d.search = d.Timers.New(d.startDiscovery)
 	d.runDirWatch = d.Timers.New(d.watchRunDir)
 	d.History = history.New(d.started.UnixNano())

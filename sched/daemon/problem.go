@@ -41,7 +41,7 @@ func reportClient(r *api.StatusResponse, gpu uint32, c *api.Client) {
 }
 
 func fencedProblem(gpu uint32, c *api.Client) string {
-	if c.Held != "" {
+	if api.IsHeld(c.Held) {
 		return fmt.Sprintf("GPU %d: %s is fenced: it did not release the GPU in time; until it does, %s", gpu, who(c), c.Held)
 	}
 	return fmt.Sprintf("GPU %d: %s is fenced: it did not release the GPU in time and may still use it", gpu, who(c))

@@ -250,18 +250,20 @@ func TestFenceHolds(t *testing.T) {
 	b.expect(wire.TypeRevoke) // for the one that stands in
 	b.release(eb)
 	w.until("it is on in its turn", func() bool { last, _ := w.last(pa, order.On); return last == order.On })
-	eb = b.request().granted()
+	w.end()
+	s.await("the warden is lost", func(r *api.StatusResponse) bool { return !r.Warden && hasProblem(r, "and may still use it") })
+	w.open()
+	s.await("the next warden holds it", func(r *api.StatusResponse) bool { return hasProblem(r, "until it does, held from outside") })
 	_, before := w.last(pa, order.On)
 	a.release(ea)
 	w.until("it is on", func() bool { last, n := w.last(pa, order.On); return last == order.On && n > before })
-	s.await("nothing is wrong", func(r *api.StatusResponse) bool {
-		return stateOf(r, a.id) == api.ClientState_CLIENT_STATE_IDLE && len(r.Problems) == 0 && len(r.Gpus[0].Clients) == 2
+	s.await("nobody is fenced", func(r *api.StatusResponse) bool {
+		return stateOf(r, a.id) == api.ClientState_CLIENT_STATE_IDLE && !hasProblem(r, "fenced") && len(r.Gpus[0].Clients) == 2
 	})
 	events, err := dial(t, s).Events(t.Context(), &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_FENCE}})
-	if err != nil || len(events.Events) != 1 || events.Events[0].Reason != "hold" {
+	if err != nil || len(events.Events) == 0 || events.Events[0].Reason != "hold" || int(events.Events[0].Pid) != pa.cmd.Process.Pid {
 		t.Errorf("events %v, %v", events, err)
 	}
-	b.release(eb)
 }
 
 // Who is above the memory limit of its tenant without a shim is killed, and nobody else.

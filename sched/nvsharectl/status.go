@@ -302,13 +302,13 @@ func unarbitrated(r *api.StatusResponse) (now []string) {
 	for _, g := range r.Gpus {
 		unmanaged, bypassing := 0, 0
 		for _, u := range r.Unmanaged {
-			if u.Uuid == g.Uuid && !strings.HasPrefix(u.Held, "held ") {
+			if u.Uuid == g.Uuid && !api.IsHeld(u.Held) {
 				unmanaged++
 			}
 		}
 		fenced := 0
 		for _, c := range g.Clients {
-			if c.State == api.ClientState_CLIENT_STATE_FENCED && c.Held == "" {
+			if c.State == api.ClientState_CLIENT_STATE_FENCED && !api.IsHeld(c.Held) {
 				fenced++
 			}
 			if c.Bypassed > 0 {

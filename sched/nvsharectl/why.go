@@ -306,7 +306,7 @@ func blamedFor(g *api.GPU, turns []held, who string, waiting spans, window span)
 	for _, c := range g.Clients {
 		if c.State == api.ClientState_CLIENT_STATE_FENCED {
 			name := api.Tenant(c.Container, c.Uid)
-			if fenced[name] = true; c.Held != "" {
+			if fenced[name] = true; api.IsHeld(c.Held) {
 				outside[name] = ", and is held from outside"
 			}
 		}

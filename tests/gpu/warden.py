@@ -16,6 +16,7 @@ import ctypes
 import json
 import os
 import platform
+import re
 import signal
 import socket
 import statistics
@@ -633,7 +634,8 @@ class Scheduled:
         c = self.client(p.p.pid)
         self.set(p.uid, "--core-limit", "none")
         ok = all(abs(x - LIMIT) <= 0.01 for x in parts)
-        self.row(f"{p.kind}, core limit 30 %, work in 5 s", ", ".join(f"{100 * x:.1f} %" for x in parts), "29 to 31 %", ok)
+        on = re.search(r"on for ([0-9.]+ %)", c["held"]) if c else None
+        self.row(f"{p.kind}, core limit 30 %, work in 5 s", ", ".join(f"{100 * x:.1f} %" for x in parts) + f" (on {on.group(1) if on else '?'})", "29 to 31 %", ok)
         return {"parts": parts, "held": c and c["held"], "turns": c and before and c["grants"] - before["grants"]}
 
     def limit_gemm(self):
@@ -739,7 +741,7 @@ class Scheduled:
             print(f.read()[-4000:])
         width = max(len(r[0]) for r in self.rows) if self.rows else 0
         for what, got, want, ok in self.rows:
-            print(f"{what:{width}}  {got:>24}  {want:>16}  {ok}")
+            print(f"{what:{width}}  {got:>32}  {want:>20}  {ok}")
         if self.failed:
             sys.exit(f"failed: {', '.join(self.failed)}")
 

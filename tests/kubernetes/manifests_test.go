@@ -298,7 +298,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 		t.Errorf("files of suspended tenants: %v\n%s", err, out)
 	}
 	out, err = helm("template", "nvshare", chart, "--set", "warden.enabled=true,nvml.enabled=true")
-	if err != nil || !strings.Contains(out, "[/usr/bin/nvshare-warden, --scheduler-user=65529]") || !strings.Contains(out, `add: ["CHOWN","DAC_READ_SEARCH","SYS_PTRACE"]`) ||
+	if err != nil || !strings.Contains(out, "[/usr/bin/nvshare-warden, --scheduler-user=65529]") || !strings.Contains(out, `add: ["CHOWN","DAC_READ_SEARCH","KILL","SYS_PTRACE"]`) ||
 		strings.Count(out, "mountPath: /var/run/nvshare-warden}") != 2 {
 		t.Errorf("the warden: %v\n%s", err, out)
 	}

@@ -144,6 +144,9 @@ func (x *holding) begin(r order.Result) {
 	x.err, x.id = nil, x.w.NewID()
 	x.own = time.Duration(r.SliceUs) * time.Microsecond
 	x.w.Held[x.id] = x.peer
+	if x.fenced != nil {
+		x.w.Step(x.gpu, sched.HeldOff{Client: x.fenced.ID, Off: true})
+	}
 	core := x.peer.Account
 	x.w.Step(x.gpu, sched.Attach{Client: x.id, Tenant: core, Share: x.w.ShareOf(x.gpu, core), Want: true})
 	slicing := sched.ControlWorks

@@ -53,6 +53,8 @@ type Watch struct {
 	looked func([]metrics.GPUSample)
 
 	Holder *holder // nil: no warden is wanted
+	// HoldsFenced: a warden that comes holds those that are fenced by then.
+	HoldsFenced bool
 }
 
 // New returns a watch that looks once Begin was called.

@@ -122,6 +122,16 @@ func (w *Watch) lookForHeld() {
 		})
 		return
 	}
+	client := h.client
+	w.Go(func() { // where nobody is switched, nothing else shows that it has ended
+		if _, err := client.Problem(orderTimeout); err != nil {
+			w.Do(func() {
+				if h.client == client {
+					w.wardenLost(err)
+				}
+			})
+		}
+	})
 	if w.Opts.Sample == nil || !w.anyToHold() {
 		h.looking = false
 		w.takeHeld(nil)
@@ -179,6 +189,13 @@ func (w *Watch) wardenFound(client *order.Client, err error) {
 		return
 	}
 	h.client, h.err = client, nil
+	for _, g := range w.Order {
+		for _, c := range g.Core.Snapshot(loop.Now()).Clients {
+			if cl := w.Clients[c.ID]; cl != nil && c.State == sched.StateFenced && w.HoldsFenced {
+				w.Fence(g, cl)
+			}
+		}
+	}
 	w.Log.Info("nvshare-warden is connected: processes without a shim are held, and so are fenced ones")
 	h.next.Set(loop.Now())
 }
@@ -245,6 +262,9 @@ func (h *holder) send(w *Watch) {
 // renewOrders has those stay off that are.
 func (w *Watch) renewOrders() {
 	for _, x := range w.Holder.inOrder() {
+		if x.fenced != nil && x.err != nil && loop.Now().Sub(x.tried) > retryPause { // the others: takeHeld
+			x.look()
+		}
 		x.drive()
 	}
 	if len(w.Holder.Holdings) > 0 {
@@ -317,10 +337,7 @@ func (w *Watch) Fence(g *node.GPU, cl *node.Client) bool {
 	if w.Holder.Holdings[holdingKey{g, cl.Process}] == nil {
 		x := w.hold(g, cl.Peer)
 		x.fenced = cl
-		x.later(func() {
-			w.Step(g, sched.HeldOff{Client: cl.ID, Off: true})
-			x.begin(order.Result{})
-		})
+		x.later(x.look)
 	}
 	return true
 }

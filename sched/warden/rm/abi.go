@@ -23,6 +23,7 @@ type ABI struct {
 	Channels           Command // to a subdevice; see channels
 	UUID               Command // to a subdevice; see uuid
 	Token              Command // to a channel: the number that rings its doorbell
+	Info               Command // to a client: the parent of an object of it; see info
 
 	// Statuses.
 	BadClient uint32
@@ -46,7 +47,7 @@ var abis = []ABI{{
 	Alloc: 0xc020462b, Control: 0xc020462a,
 	SetSlice: Command{0xa06c0103, 8}, GetSlice: Command{0xa06c0104, 8},
 	Channels: Command{0x2080110b, 536}, UUID: Command{0x2080014a, 268},
-	Token:     Command{0xc36f0108, 4},
+	Token: Command{0xc36f0108, 4}, Info: Command{0xd02, 16},
 	BadClient: 0x23, NoObject: []uint32{0x57, 0x33},
 	FirstClient: 0xc1d00000, FirstObject: 0x5c000000,
 	RootClass: 0x41,
@@ -68,6 +69,15 @@ const (
 	uuidLengthAt = 8
 	uuidAt       = 12
 	uuidLength   = 16
+)
+
+// Layout of Info. It was read in the published sources (ctrl0000client.h), and not tried on hardware: where it is not
+// answered so, a process that sees several GPUs is not held.
+const (
+	infoObjectAt = 0
+	infoIndexAt  = 4
+	infoParent   = 1
+	infoResultAt = 8
 )
 
 // For returns the interface of a version of the driver, like 580.159.04.

@@ -33,6 +33,8 @@ type Client struct {
 	// Subdevices are its GPUs, and GPUs their UUIDs, in the same order.
 	Subdevices []uint32 `json:"subdevices"`
 	GPUs       []string `json:"gpus"`
+	// On are the subdevices of Channels, in the same order, where there are several GPUs.
+	On []uint32 `json:"on,omitempty"`
 	// others are further objects of it, which need not be asked again what they are.
 	others []uint32
 }
@@ -199,7 +201,73 @@ func (o *Objects) objects(abi *ABI, f File, descriptor int, client uint32, old C
 		}
 		misses = 0
 	}
+	if len(c.Subdevices) > 1 {
+		c.On = o.subdevices(abi, f, &c, old)
+	}
 	return c
+}
+
+// maxDepth is how far a channel is below its device: in a group, or in none.
+const maxDepth = 3
+
+// subdevices finds out on which GPU each channel is: that whose device is above it. nil: the RM does not say.
+func (o *Objects) subdevices(abi *ABI, f File, c *Client, old Client) (on []uint32) {
+	parent := func(object uint32) uint32 {
+		o.questions++
+		params := make([]byte, abi.Info.Size)
+		binary.LittleEndian.PutUint32(params[infoObjectAt:], object)
+		binary.LittleEndian.PutUint32(params[infoIndexAt:], infoParent)
+		if status, err := f.Control(c.Handle, c.Handle, abi.Info, params); err != nil || status != 0 {
+			return 0
+		}
+		return binary.LittleEndian.Uint32(params[infoResultAt:])
+	}
+	of := map[uint32]uint32{} // by device
+	for _, s := range c.Subdevices {
+		of[parent(s)] = s
+	}
+	delete(of, 0)
+	for _, channel := range c.Channels {
+		if i := slices.Index(old.Channels, channel); i >= 0 && i < len(old.On) {
+			on = append(on, old.On[i])
+			continue
+		}
+		above, found := channel, uint32(0)
+		for depth := 0; depth < maxDepth && above != 0 && found == 0; depth++ {
+			above = parent(above)
+			found = of[above]
+		}
+		if found == 0 {
+			return nil
+		}
+		on = append(on, found)
+	}
+	return on
+}
+
+// bySubdevice calls do with the channels of each GPU, in parts that one control takes.
+func (c *Client) bySubdevice(do func(subdevice uint32, part []uint32) error) error {
+	for i, s := range c.Subdevices {
+		channels := c.Channels
+		switch {
+		case len(c.Subdevices) == 1:
+		case len(c.On) != len(c.Channels):
+			return fmt.Errorf("a client has %d GPUs, and it is not known which channels are on which", len(c.Subdevices))
+		default:
+			channels = nil
+			for j, ch := range c.Channels {
+				if c.On[j] == c.Subdevices[i] {
+					channels = append(channels, ch)
+				}
+			}
+		}
+		for part := range slices.Chunk(channels, maxChannels) {
+			if err := do(s, part); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func formatUUID(b []byte) string {
@@ -213,18 +281,30 @@ func (o *Objects) Channels(other Objects) (some Objects) {
 		if i := slices.IndexFunc(other.Clients, func(x Client) bool { return x.Handle == c.Handle }); i >= 0 {
 			has = func(ch uint32) bool { return slices.Contains(other.Clients[i].Channels, ch) }
 		}
-		left := slices.DeleteFunc(slices.Clone(c.Channels), has)
-		if len(left) > 0 {
-			some.Clients = append(some.Clients, Client{Descriptor: c.Descriptor, Handle: c.Handle, Channels: left, Subdevices: c.Subdevices})
+		left := Client{Descriptor: c.Descriptor, Handle: c.Handle, Subdevices: c.Subdevices}
+		for i, ch := range c.Channels {
+			if has(ch) {
+				continue
+			}
+			if left.Channels = append(left.Channels, ch); i < len(c.On) {
+				left.On = append(left.On, c.On[i])
+			}
+		}
+		if len(left.Channels) > 0 {
+			some.Clients = append(some.Clients, left)
 		}
 	}
 	return some
 }
 
-// GPUs are the UUIDs of those that a process can use.
+// GPUs are the UUIDs of those that a process can use; where it is known on which its channels are, of these.
 func (o *Objects) GPUs() (all []string) {
 	for _, c := range o.Clients {
-		all = append(all, c.GPUs...)
+		for i, s := range c.Subdevices {
+			if len(c.On) == 0 || slices.Contains(c.On, s) {
+				all = append(all, c.GPUs[i])
+			}
+		}
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
@@ -312,20 +392,17 @@ func (o *Objects) SliceOf(d Driver, pidfd int) (us uint64, err error) {
 }
 
 // Switch takes all channels off the GPU, or puts them on once. An error may mean that some
-// were switched. Of a client with several GPUs it is not known on which of them a channel is.
+// were switched.
 func (o *Objects) Switch(d Driver, pidfd int, on bool) error {
 	abi := d.ABI()
 	has := func(c *Client) bool { return len(c.Channels) > 0 }
 	return o.each(d, pidfd, has, func(f File, c *Client) error {
-		if len(c.Subdevices) != 1 {
-			return fmt.Errorf("a client has %d GPUs: one is needed", len(c.Subdevices))
-		}
-		for part := range slices.Chunk(c.Channels, maxChannels) {
-			if status, err := f.Control(c.Handle, c.Subdevices[0], abi.Channels, switching(abi, c.Handle, part, on)); err != nil || status != 0 {
+		return c.bySubdevice(func(subdevice uint32, part []uint32) error {
+			if status, err := f.Control(c.Handle, subdevice, abi.Channels, switching(abi, c.Handle, part, on)); err != nil || status != 0 {
 				return failed("switch channels", status, err)
 			}
-		}
-		return nil
+			return nil
+		})
 	})
 }
 
@@ -366,18 +443,20 @@ func (o *Objects) PutOn(d Driver, pidfd, times int) (err error) {
 			continue
 		}
 		for range times {
-			for part := range slices.Chunk(c.Channels, maxChannels) {
-				status, e := f.Control(c.Handle, c.Subdevices[0], abi.Channels, switching(abi, c.Handle, part, true))
+			// An error says that it is not known on which GPUs they are. Then they were never off.
+			_ = c.bySubdevice(func(subdevice uint32, part []uint32) error {
+				status, e := f.Control(c.Handle, subdevice, abi.Channels, switching(abi, c.Handle, part, true))
 				if e == nil && status == 0 {
-					continue
+					return nil
 				}
 				for _, one := range part {
-					status, e := f.Control(c.Handle, c.Subdevices[0], abi.Channels, switching(abi, c.Handle, []uint32{one}, true))
+					status, e := f.Control(c.Handle, subdevice, abi.Channels, switching(abi, c.Handle, []uint32{one}, true))
 					if e != nil || status != 0 && !slices.Contains(abi.NoObject, status) && status != abi.BadClient {
 						err = failed("put channels on", status, e)
 					}
 				}
-			}
+				return nil
+			})
 		}
 		f.Close()
 	}

@@ -11,6 +11,8 @@ import (
 // aRM is an open file of the driver with clients, by number, and their objects.
 type aRM struct {
 	clients map[uint32]map[uint32]kind
+	parents map[uint32]uint32 // of objects; nil: it says none
+	off     map[uint32]uint32 // channels, and the subdevice that was asked for that
 	asked   map[Command]int
 	stray   int // questions about numbers that are no client
 }
@@ -37,6 +39,18 @@ func (r *aRM) Control(client, object uint32, c Command, params []byte) (uint32, 
 	}
 	k, ok := objects[object]
 	switch {
+	case c == abi.Info:
+		above, ok := r.parents[binary.LittleEndian.Uint32(params[infoObjectAt:])]
+		if !ok || object != client || binary.LittleEndian.Uint32(params[infoIndexAt:]) != infoParent {
+			return notSupported, nil
+		}
+		binary.LittleEndian.PutUint32(params[infoResultAt:], above)
+		return 0, nil
+	case c == abi.Channels && k == subdevice:
+		for i := range binary.LittleEndian.Uint32(params[countAt:]) {
+			r.off[binary.LittleEndian.Uint32(params[channelsAt+4*i:])] = object
+		}
+		return 0, nil
 	case object == client:
 		return notSupported, nil
 	case !ok:
@@ -45,6 +59,7 @@ func (r *aRM) Control(client, object uint32, c Command, params []byte) (uint32, 
 		return 0, nil
 	case c == abi.UUID && k == subdevice:
 		binary.LittleEndian.PutUint32(params[uuidLengthAt:], uuidLength)
+		params[uuidAt] = byte(object)
 		return 0, nil
 	}
 	return notSupported, nil
@@ -100,5 +115,45 @@ func TestLearn(t *testing.T) {
 	another.learn(abi, r, 8, now, true, false)
 	if len(another.Clients) != 1 || another.Clients[0].Handle != 0xc1d00010 {
 		t.Errorf("clients %+v", another.Clients)
+	}
+}
+
+// A process that sees several GPUs is switched on those where its channels are.
+func TestSeveralGPUs(t *testing.T) {
+	abi := &abis[0]
+	o := abi.FirstObject
+	const mine = 0xc1d00001
+	objects := map[uint32]kind{o: other, o + 1: subdevice, o + 2: other, o + 3: subdevice, o + 4: other, o + 5: subdevice,
+		o + 10: group, o + 11: channel, o + 20: group, o + 21: channel, o + 22: channel, o + 30: channel}
+	r := &aRM{asked: map[Command]int{}, off: map[uint32]uint32{}, clients: map[uint32]map[uint32]kind{mine: objects}}
+	learn := func() *Client {
+		now := Objects{Top: mine + 2}
+		now.learn(abi, r, 8, Objects{}, true, true)
+		if len(now.GPUs()) == 0 {
+			t.Fatal("no GPU")
+		}
+		return &now.Clients[0]
+	}
+	off := func(c *Client) error {
+		return c.bySubdevice(func(s uint32, part []uint32) error {
+			_, err := r.Control(mine, s, abi.Channels, switching(abi, mine, part, false))
+			return err
+		})
+	}
+	if c := learn(); c.On != nil || off(c) == nil || len(r.off) != 0 {
+		t.Errorf("an RM that does not say where channels are: %+v", c)
+	}
+	r.parents = map[uint32]uint32{o + 1: o, o + 3: o + 2, o + 5: o + 4, o + 10: o, o + 11: o + 10, o + 20: o + 2, o + 21: o + 20, o + 22: o + 20, o + 30: o + 2}
+	c := learn()
+	if err := off(c); err != nil || len(r.off) != 4 || r.off[o+11] != o+1 || r.off[o+21] != o+3 || r.off[o+22] != o+3 || r.off[o+30] != o+3 {
+		t.Errorf("off on %#x, %v", r.off, err)
+	}
+	all := Objects{Clients: []Client{*c}}
+	if gpus := all.GPUs(); len(gpus) != 2 {
+		t.Errorf("its channels are on %v", gpus)
+	}
+	some := all.Channels(Objects{Clients: []Client{{Handle: mine, Channels: []uint32{o + 11}}}})
+	if got := some.Clients[0]; !slices.Equal(got.Channels, []uint32{o + 21, o + 22, o + 30}) || !slices.Equal(got.On, []uint32{o + 3, o + 3, o + 3}) {
+		t.Errorf("without one: %+v", got)
 	}
 }
