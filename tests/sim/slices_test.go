@@ -236,7 +236,7 @@ func (g *gpuModel) step(ev base.Event) {
 				}
 			}
 			g.modes++
-			g.reasons = append(g.reasons, fmt.Sprint(time.Duration(g.now)-time.Hour, " ", base.Text(a)))
+			g.reasons = append(g.reasons, fmt.Sprintf("%v %v: %v", time.Duration(g.now)-time.Hour, a.Mode, a.Cause))
 		}
 	}
 	g.due, g.isDue = g.core.Deadline()
