@@ -585,12 +585,8 @@ func (EventType) EnumDescriptor() ([]byte, []int) {
 	return file_sched_api_control_proto_rawDescGZIP(), []int{7}
 }
 
-// A status that is too large for one message comes in pieces; Conn.Status asks for
-// them, and puts them together.
 type StatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	PiecesId      uint64                 `protobuf:"varint,1,opt,name=pieces_id,json=piecesId,proto3" json:"pieces_id,omitempty"` // of a status whose first piece was answered; 0: the status as of now
-	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`                     // of the piece, bytes
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -625,20 +621,6 @@ func (*StatusRequest) Descriptor() ([]byte, []int) {
 	return file_sched_api_control_proto_rawDescGZIP(), []int{0}
 }
 
-func (x *StatusRequest) GetPiecesId() uint64 {
-	if x != nil {
-		return x.PiecesId
-	}
-	return 0
-}
-
-func (x *StatusRequest) GetOffset() uint64 {
-	if x != nil {
-		return x.Offset
-	}
-	return 0
-}
-
 type StatusResponse struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Version        string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -649,10 +631,10 @@ type StatusResponse struct {
 	Refused        uint64                 `protobuf:"varint,6,opt,name=refused,proto3" json:"refused,omitempty"`                                     // connections refused at a limit, since start
 	ProtocolErrors uint64                 `protobuf:"varint,7,opt,name=protocol_errors,json=protocolErrors,proto3" json:"protocol_errors,omitempty"` // connections closed for a bad frame, since start
 	Problems       []string               `protobuf:"bytes,8,rep,name=problems,proto3" json:"problems,omitempty"`                                    // what is wrong now, for people; empty: healthy
-	// Of each of the problems, in their order. None: an older scheduler, or the status is in pieces.
+	// Of each of the problems, in their order. None: an older scheduler, or the status is packed.
 	ProblemCodes []ProblemCode `protobuf:"varint,16,rep,packed,name=problem_codes,json=problemCodes,proto3,enum=nvshare.v1.ProblemCode" json:"problem_codes,omitempty"`
 	Containers   []*Container  `protobuf:"bytes,9,rep,name=containers,proto3" json:"containers,omitempty"` // names given by DescribeContainer
-	Piece        *Piece        `protobuf:"bytes,10,opt,name=piece,proto3" json:"piece,omitempty"`          // of a StatusResponse that is too large; this one says nothing else
+	Packed       []byte        `protobuf:"bytes,10,opt,name=packed,proto3" json:"packed,omitempty"`        // of a StatusResponse that is too large for a message: the whole, by gzip; this one says nothing else
 	// Processes that use a GPU and are no clients, where the driver says which use it:
 	// nobody arbitrates them.
 	Unmanaged []*Unmanaged `protobuf:"bytes,11,rep,name=unmanaged,proto3" json:"unmanaged,omitempty"`
@@ -769,9 +751,9 @@ func (x *StatusResponse) GetContainers() []*Container {
 	return nil
 }
 
-func (x *StatusResponse) GetPiece() *Piece {
+func (x *StatusResponse) GetPacked() []byte {
 	if x != nil {
-		return x.Piece
+		return x.Packed
 	}
 	return nil
 }
@@ -1301,75 +1283,6 @@ func (x *Setting) GetMemoryBytes() uint64 {
 	return 0
 }
 
-// Piece is a part of the bytes of a message.
-type Piece struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
-	Offset        uint64                 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
-	Data          []byte                 `protobuf:"bytes,3,opt,name=data,proto3" json:"data,omitempty"`
-	Size          uint64                 `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"` // of the whole, bytes
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Piece) Reset() {
-	*x = Piece{}
-	mi := &file_sched_api_control_proto_msgTypes[8]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Piece) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Piece) ProtoMessage() {}
-
-func (x *Piece) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[8]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Piece.ProtoReflect.Descriptor instead.
-func (*Piece) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
-}
-
-func (x *Piece) GetId() uint64 {
-	if x != nil {
-		return x.Id
-	}
-	return 0
-}
-
-func (x *Piece) GetOffset() uint64 {
-	if x != nil {
-		return x.Offset
-	}
-	return 0
-}
-
-func (x *Piece) GetData() []byte {
-	if x != nil {
-		return x.Data
-	}
-	return nil
-}
-
-func (x *Piece) GetSize() uint64 {
-	if x != nil {
-		return x.Size
-	}
-	return 0
-}
-
 type GPU struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // for display only
@@ -1416,7 +1329,7 @@ type GPU struct {
 
 func (x *GPU) Reset() {
 	*x = GPU{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1341,7 @@ func (x *GPU) String() string {
 func (*GPU) ProtoMessage() {}
 
 func (x *GPU) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1354,7 @@ func (x *GPU) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPU.ProtoReflect.Descriptor instead.
 func (*GPU) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GPU) GetIndex() uint32 {
@@ -1701,7 +1614,7 @@ type WayRefusal struct {
 
 func (x *WayRefusal) Reset() {
 	*x = WayRefusal{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1626,7 @@ func (x *WayRefusal) String() string {
 func (*WayRefusal) ProtoMessage() {}
 
 func (x *WayRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1639,7 @@ func (x *WayRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WayRefusal.ProtoReflect.Descriptor instead.
 func (*WayRefusal) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *WayRefusal) GetWay() string {
@@ -1762,7 +1675,7 @@ type Spread struct {
 
 func (x *Spread) Reset() {
 	*x = Spread{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1774,7 +1687,7 @@ func (x *Spread) String() string {
 func (*Spread) ProtoMessage() {}
 
 func (x *Spread) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1787,7 +1700,7 @@ func (x *Spread) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spread.ProtoReflect.Descriptor instead.
 func (*Spread) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Spread) GetCount() uint64 {
@@ -1825,7 +1738,7 @@ type GPUModel struct {
 
 func (x *GPUModel) Reset() {
 	*x = GPUModel{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1837,7 +1750,7 @@ func (x *GPUModel) String() string {
 func (*GPUModel) ProtoMessage() {}
 
 func (x *GPUModel) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1850,7 +1763,7 @@ func (x *GPUModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUModel.ProtoReflect.Descriptor instead.
 func (*GPUModel) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GPUModel) GetBrand() string {
@@ -1919,7 +1832,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1931,7 +1844,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1944,7 +1857,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -2113,7 +2026,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2038,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2051,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -2217,7 +2130,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2229,7 +2142,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2242,7 +2155,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Client) GetId() uint64 {
@@ -2562,7 +2475,7 @@ type Controls struct {
 
 func (x *Controls) Reset() {
 	*x = Controls{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2574,7 +2487,7 @@ func (x *Controls) String() string {
 func (*Controls) ProtoMessage() {}
 
 func (x *Controls) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2587,7 +2500,7 @@ func (x *Controls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Controls.ProtoReflect.Descriptor instead.
 func (*Controls) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Controls) GetSlices() string {
@@ -2645,7 +2558,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2657,7 +2570,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2670,7 +2583,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -2726,7 +2639,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2738,7 +2651,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2751,7 +2664,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Container) GetId() string {
@@ -2859,7 +2772,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2871,7 +2784,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2884,7 +2797,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -2966,7 +2879,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +2891,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +2904,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -3040,7 +2953,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3052,7 +2965,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3065,7 +2978,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DrainRequest) GetGpu() string {
@@ -3102,7 +3015,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3114,7 +3027,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3127,7 +3040,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DrainResponse) GetUuid() string {
@@ -3176,7 +3089,7 @@ type DrainTenant struct {
 
 func (x *DrainTenant) Reset() {
 	*x = DrainTenant{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3188,7 +3101,7 @@ func (x *DrainTenant) String() string {
 func (*DrainTenant) ProtoMessage() {}
 
 func (x *DrainTenant) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3114,7 @@ func (x *DrainTenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTenant.ProtoReflect.Descriptor instead.
 func (*DrainTenant) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainTenant) GetContainer() *Container {
@@ -3237,7 +3150,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3162,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3175,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MigrateRequest) GetContainer() string {
@@ -3303,7 +3216,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3315,7 +3228,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3328,7 +3241,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MigrateResponse) GetContainer() *Container {
@@ -3403,7 +3316,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3415,7 +3328,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3428,7 +3341,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -3456,7 +3369,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3468,7 +3381,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3481,7 +3394,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Change) GetUuid() string {
@@ -3553,7 +3466,7 @@ type SuspendRequest struct {
 
 func (x *SuspendRequest) Reset() {
 	*x = SuspendRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3565,7 +3478,7 @@ func (x *SuspendRequest) String() string {
 func (*SuspendRequest) ProtoMessage() {}
 
 func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3578,7 +3491,7 @@ func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendRequest.ProtoReflect.Descriptor instead.
 func (*SuspendRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SuspendRequest) GetContainer() string {
@@ -3613,7 +3526,7 @@ type SuspendResponse struct {
 
 func (x *SuspendResponse) Reset() {
 	*x = SuspendResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3625,7 +3538,7 @@ func (x *SuspendResponse) String() string {
 func (*SuspendResponse) ProtoMessage() {}
 
 func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3638,7 +3551,7 @@ func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendResponse.ProtoReflect.Descriptor instead.
 func (*SuspendResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SuspendResponse) GetContainer() *Container {
@@ -3675,7 +3588,7 @@ type Suspended struct {
 
 func (x *Suspended) Reset() {
 	*x = Suspended{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3687,7 +3600,7 @@ func (x *Suspended) String() string {
 func (*Suspended) ProtoMessage() {}
 
 func (x *Suspended) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3700,7 +3613,7 @@ func (x *Suspended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspended.ProtoReflect.Descriptor instead.
 func (*Suspended) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Suspended) GetUuid() string {
@@ -3745,7 +3658,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3757,7 +3670,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3770,7 +3683,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -3812,7 +3725,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3824,7 +3737,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3837,7 +3750,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -3876,7 +3789,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +3801,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +3814,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -3963,7 +3876,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3975,7 +3888,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3988,7 +3901,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -4093,7 +4006,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4105,7 +4018,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4118,7 +4031,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -4159,7 +4072,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4171,7 +4084,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4184,7 +4097,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -4255,7 +4168,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4267,7 +4180,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4280,7 +4193,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -4337,7 +4250,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4349,7 +4262,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4362,7 +4275,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -4448,7 +4361,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4460,7 +4373,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4473,7 +4386,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -4507,7 +4420,7 @@ type JoinOverlapRequest struct {
 
 func (x *JoinOverlapRequest) Reset() {
 	*x = JoinOverlapRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4519,7 +4432,7 @@ func (x *JoinOverlapRequest) String() string {
 func (*JoinOverlapRequest) ProtoMessage() {}
 
 func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4532,7 +4445,7 @@ func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapRequest.ProtoReflect.Descriptor instead.
 func (*JoinOverlapRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *JoinOverlapRequest) GetId() string {
@@ -4558,7 +4471,7 @@ type JoinOverlapResponse struct {
 
 func (x *JoinOverlapResponse) Reset() {
 	*x = JoinOverlapResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4570,7 +4483,7 @@ func (x *JoinOverlapResponse) String() string {
 func (*JoinOverlapResponse) ProtoMessage() {}
 
 func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4583,7 +4496,7 @@ func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapResponse.ProtoReflect.Descriptor instead.
 func (*JoinOverlapResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *JoinOverlapResponse) GetDir() string {
@@ -4602,7 +4515,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4614,7 +4527,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4627,7 +4540,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -4645,7 +4558,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4657,7 +4570,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4670,7 +4583,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
 }
 
 type ReportPluginRequest struct {
@@ -4682,7 +4595,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[44]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4694,7 +4607,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[44]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4707,7 +4620,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -4725,7 +4638,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[45]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4737,7 +4650,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[45]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4750,7 +4663,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -4779,7 +4692,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[46]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4791,7 +4704,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[46]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4804,7 +4717,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -4933,7 +4846,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[47]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4945,7 +4858,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[47]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4958,7 +4871,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{47}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -5008,7 +4921,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[48]
+	mi := &file_sched_api_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5020,7 +4933,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[48]
+	mi := &file_sched_api_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5033,7 +4946,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{48}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -5096,7 +5009,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[49]
+	mi := &file_sched_api_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5108,7 +5021,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[49]
+	mi := &file_sched_api_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5121,7 +5034,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{49}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -5297,10 +5210,8 @@ var File_sched_api_control_proto protoreflect.FileDescriptor
 const file_sched_api_control_proto_rawDesc = "" +
 	"\n" +
 	"\x17sched/api/control.proto\x12\n" +
-	"nvshare.v1\"D\n" +
-	"\rStatusRequest\x12\x1b\n" +
-	"\tpieces_id\x18\x01 \x01(\x04R\bpiecesId\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xd0\x05\n" +
+	"nvshare.v1\"\x0f\n" +
+	"\rStatusRequest\"\xbf\x05\n" +
 	"\x0eStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1b\n" +
 	"\tuptime_ns\x18\x02 \x01(\x03R\buptimeNs\x12#\n" +
@@ -5313,9 +5224,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\rproblem_codes\x18\x10 \x03(\x0e2\x17.nvshare.v1.ProblemCodeR\fproblemCodes\x125\n" +
 	"\n" +
 	"containers\x18\t \x03(\v2\x15.nvshare.v1.ContainerR\n" +
-	"containers\x12'\n" +
-	"\x05piece\x18\n" +
-	" \x01(\v2\x11.nvshare.v1.PieceR\x05piece\x123\n" +
+	"containers\x12\x16\n" +
+	"\x06packed\x18\n" +
+	" \x01(\fR\x06packed\x123\n" +
 	"\tunmanaged\x18\v \x03(\v2\x15.nvshare.v1.UnmanagedR\tunmanaged\x12/\n" +
 	"\bsettings\x18\f \x03(\v2\x13.nvshare.v1.SettingR\bsettings\x12-\n" +
 	"\x12checkpoint_problem\x18\x0e \x01(\tR\x11checkpointProblem\x12\x16\n" +
@@ -5359,12 +5270,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\tannotated\x18\x03 \x01(\bR\tannotated\x12\x12\n" +
 	"\x04uuid\x18\x04 \x01(\tR\x04uuid\x12'\n" +
 	"\x05share\x18\x05 \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12!\n" +
-	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\"W\n" +
-	"\x05Piece\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x12\n" +
-	"\x04data\x18\x03 \x01(\fR\x04data\x12\x12\n" +
-	"\x04size\x18\x04 \x01(\x04R\x04size\"\xab\t\n" +
+	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\"\xab\t\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -5889,7 +5795,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -5907,147 +5813,145 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*Others)(nil),                    // 13: nvshare.v1.Others
 	(*Unmanaged)(nil),                 // 14: nvshare.v1.Unmanaged
 	(*Setting)(nil),                   // 15: nvshare.v1.Setting
-	(*Piece)(nil),                     // 16: nvshare.v1.Piece
-	(*GPU)(nil),                       // 17: nvshare.v1.GPU
-	(*WayRefusal)(nil),                // 18: nvshare.v1.WayRefusal
-	(*Spread)(nil),                    // 19: nvshare.v1.Spread
-	(*GPUModel)(nil),                  // 20: nvshare.v1.GPUModel
-	(*Swap)(nil),                      // 21: nvshare.v1.Swap
-	(*Promise)(nil),                   // 22: nvshare.v1.Promise
-	(*Client)(nil),                    // 23: nvshare.v1.Client
-	(*Controls)(nil),                  // 24: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 25: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 26: nvshare.v1.Container
-	(*Share)(nil),                     // 27: nvshare.v1.Share
-	(*SetRequest)(nil),                // 28: nvshare.v1.SetRequest
-	(*DrainRequest)(nil),              // 29: nvshare.v1.DrainRequest
-	(*DrainResponse)(nil),             // 30: nvshare.v1.DrainResponse
-	(*DrainTenant)(nil),               // 31: nvshare.v1.DrainTenant
-	(*MigrateRequest)(nil),            // 32: nvshare.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 33: nvshare.v1.MigrateResponse
-	(*SetResponse)(nil),               // 34: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 35: nvshare.v1.Change
-	(*SuspendRequest)(nil),            // 36: nvshare.v1.SuspendRequest
-	(*SuspendResponse)(nil),           // 37: nvshare.v1.SuspendResponse
-	(*Suspended)(nil),                 // 38: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 39: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 40: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 41: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 42: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 43: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 44: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 45: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 46: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 47: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 48: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 49: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 50: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 51: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 52: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 53: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 54: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 55: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 56: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 57: nvshare.v1.Event
+	(*GPU)(nil),                       // 16: nvshare.v1.GPU
+	(*WayRefusal)(nil),                // 17: nvshare.v1.WayRefusal
+	(*Spread)(nil),                    // 18: nvshare.v1.Spread
+	(*GPUModel)(nil),                  // 19: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 20: nvshare.v1.Swap
+	(*Promise)(nil),                   // 21: nvshare.v1.Promise
+	(*Client)(nil),                    // 22: nvshare.v1.Client
+	(*Controls)(nil),                  // 23: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 24: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 25: nvshare.v1.Container
+	(*Share)(nil),                     // 26: nvshare.v1.Share
+	(*SetRequest)(nil),                // 27: nvshare.v1.SetRequest
+	(*DrainRequest)(nil),              // 28: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 29: nvshare.v1.DrainResponse
+	(*DrainTenant)(nil),               // 30: nvshare.v1.DrainTenant
+	(*MigrateRequest)(nil),            // 31: nvshare.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 32: nvshare.v1.MigrateResponse
+	(*SetResponse)(nil),               // 33: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 34: nvshare.v1.Change
+	(*SuspendRequest)(nil),            // 35: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 36: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 37: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 38: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 39: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 40: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 41: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 42: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 43: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 44: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 45: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 46: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 47: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 48: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 49: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 50: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 51: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 52: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 53: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 54: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 55: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 56: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
-	17, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
+	16, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
 	5,  // 1: nvshare.v1.StatusResponse.problem_codes:type_name -> nvshare.v1.ProblemCode
-	26, // 2: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
-	16, // 3: nvshare.v1.StatusResponse.piece:type_name -> nvshare.v1.Piece
-	14, // 4: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
-	15, // 5: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
-	12, // 6: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
-	10, // 7: nvshare.v1.StatusResponse.config:type_name -> nvshare.v1.ConfigValue
-	4,  // 8: nvshare.v1.ConfigValue.origin:type_name -> nvshare.v1.Origin
-	11, // 9: nvshare.v1.ConfigValue.author:type_name -> nvshare.v1.Author
-	26, // 10: nvshare.v1.View.container:type_name -> nvshare.v1.Container
-	26, // 11: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	26, // 12: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	27, // 13: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
-	0,  // 14: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	23, // 15: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	25, // 16: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
-	0,  // 17: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	54, // 18: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	22, // 19: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	21, // 20: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	18, // 21: nvshare.v1.GPU.refused:type_name -> nvshare.v1.WayRefusal
-	20, // 22: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
-	13, // 23: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
-	19, // 24: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
-	19, // 25: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
-	19, // 26: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
-	26, // 27: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	26, // 28: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 29: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 30: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	24, // 31: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	6,  // 32: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
-	26, // 33: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	27, // 34: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 35: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 36: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 37: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	31, // 38: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
-	26, // 39: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
-	26, // 40: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
-	35, // 41: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 42: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 43: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	26, // 44: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	38, // 45: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	26, // 46: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	41, // 47: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 48: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 49: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	26, // 50: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	44, // 51: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	27, // 52: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	27, // 53: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	26, // 54: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	46, // 55: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	26, // 56: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	26, // 57: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	44, // 58: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	26, // 59: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	27, // 60: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	19, // 61: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
-	7,  // 62: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	57, // 63: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	7,  // 64: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	26, // 65: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	8,  // 66: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	28, // 67: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	29, // 68: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	32, // 69: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
-	39, // 70: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	42, // 71: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	36, // 72: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	36, // 73: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	45, // 74: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	48, // 75: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	50, // 76: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	52, // 77: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	55, // 78: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	9,  // 79: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	34, // 80: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	30, // 81: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	33, // 82: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
-	40, // 83: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	43, // 84: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	37, // 85: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	37, // 86: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	47, // 87: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	49, // 88: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	51, // 89: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	53, // 90: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	56, // 91: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	79, // [79:92] is the sub-list for method output_type
-	66, // [66:79] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	25, // 2: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	14, // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
+	15, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
+	12, // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
+	10, // 6: nvshare.v1.StatusResponse.config:type_name -> nvshare.v1.ConfigValue
+	4,  // 7: nvshare.v1.ConfigValue.origin:type_name -> nvshare.v1.Origin
+	11, // 8: nvshare.v1.ConfigValue.author:type_name -> nvshare.v1.Author
+	25, // 9: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	25, // 10: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	25, // 11: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	26, // 12: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	0,  // 13: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
+	22, // 14: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	24, // 15: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	0,  // 16: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
+	53, // 17: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	21, // 18: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	20, // 19: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	17, // 20: nvshare.v1.GPU.refused:type_name -> nvshare.v1.WayRefusal
+	19, // 21: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	13, // 22: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
+	18, // 23: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
+	18, // 24: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
+	18, // 25: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
+	25, // 26: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	25, // 27: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 28: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 29: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	23, // 30: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	6,  // 31: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
+	25, // 32: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	26, // 33: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 34: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 35: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 36: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	30, // 37: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
+	25, // 38: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
+	25, // 39: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
+	34, // 40: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 41: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 42: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	25, // 43: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	37, // 44: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	25, // 45: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	40, // 46: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 47: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 48: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	25, // 49: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	43, // 50: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	26, // 51: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	26, // 52: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	25, // 53: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	45, // 54: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	25, // 55: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	25, // 56: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	43, // 57: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	25, // 58: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	26, // 59: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	18, // 60: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	7,  // 61: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	56, // 62: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	7,  // 63: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	25, // 64: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	8,  // 65: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	27, // 66: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	28, // 67: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	31, // 68: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
+	38, // 69: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	41, // 70: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	35, // 71: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	35, // 72: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	44, // 73: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	47, // 74: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	49, // 75: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	51, // 76: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	54, // 77: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	9,  // 78: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	33, // 79: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	29, // 80: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	32, // 81: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
+	39, // 82: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	42, // 83: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	36, // 84: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	36, // 85: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	46, // 86: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	48, // 87: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	50, // 88: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	52, // 89: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	55, // 90: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	78, // [78:91] is the sub-list for method output_type
+	65, // [65:78] is the sub-list for method input_type
+	65, // [65:65] is the sub-list for extension type_name
+	65, // [65:65] is the sub-list for extension extendee
+	0,  // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -6055,18 +5959,18 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[20].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[24].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[28].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[31].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[34].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[19].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[23].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[27].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[30].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[33].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   50,
+			NumMessages:   49,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -3,6 +3,8 @@
 package api
 
 import (
+	"bytes"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
@@ -38,25 +40,20 @@ type Conn struct {
 
 // Status asks for the status, however large it is.
 func (c *Conn) Status(ctx context.Context, req *StatusRequest) (*StatusResponse, error) {
-	for range 3 { // others who ask meanwhile may have the scheduler forget the pieces
-		r, err := c.ControlService.Status(ctx, req)
-		if err != nil || r.Piece == nil {
-			return r, err
-		}
-		whole := make([]byte, 0, min(r.Piece.Size, maxStatus))
-		for r.Piece != nil && len(r.Piece.Data) > 0 {
-			whole = append(whole, r.Piece.Data...)
-			if n := uint64(len(whole)); n >= r.Piece.Size || n > maxStatus {
-				all := &StatusResponse{}
-				return all, proto.Unmarshal(whole, all)
-			}
-			r, err = c.ControlService.Status(ctx, &StatusRequest{PiecesId: r.Piece.Id, Offset: uint64(len(whole))})
-			if err != nil {
-				return nil, err
-			}
-		}
+	r, err := c.ControlService.Status(ctx, req)
+	if err != nil || len(r.Packed) == 0 {
+		return r, err
 	}
-	return nil, errors.New("the scheduler's status is asked for by too many at once: try again")
+	packed, err := gzip.NewReader(bytes.NewReader(r.Packed))
+	if err != nil {
+		return nil, fmt.Errorf("unpack the status: %w", err)
+	}
+	whole, err := io.ReadAll(io.LimitReader(packed, maxStatus))
+	if err != nil {
+		return nil, fmt.Errorf("unpack the status: %w", err)
+	}
+	all := &StatusResponse{}
+	return all, proto.Unmarshal(whole, all)
 }
 
 // maxStatus is more than any status, bytes.

@@ -3,12 +3,13 @@
 package daemon
 
 import (
+	"bytes"
 	"cmp"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/containerd/ttrpc"
@@ -29,24 +30,22 @@ import (
 
 // controlService answers the control socket. Each call runs in the loop, so
 // it sees and changes everything at one instant.
-type controlService struct {
-	d      *Daemon
-	pieces *pieces
-}
+type controlService struct{ d *Daemon }
+
+// maxAnswer keeps an answer of the control socket under the 4 MiB of a ttrpc message, with what
+// is around it.
+const maxAnswer = 3 << 20
 
 func (d *Daemon) newControlServer() (*ttrpc.Server, error) {
 	server, err := ttrpc.NewServer()
 	if err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
 	}
-	api.RegisterControlService(server, controlService{d, &pieces{}})
+	api.RegisterControlService(server, controlService{d})
 	return server, nil
 }
 
 func (s controlService) Status(ctx context.Context, req *api.StatusRequest) (resp *api.StatusResponse, err error) {
-	if req.PiecesId != 0 {
-		return &api.StatusResponse{Piece: s.pieces.at(req.PiecesId, req.Offset)}, nil
-	}
 	if err := s.d.Ask(ctx, func() { resp = s.d.overview().status }); err != nil || proto.Size(resp) <= maxAnswer {
 		return resp, err
 	}
@@ -54,10 +53,15 @@ func (s controlService) Status(ctx context.Context, req *api.StatusRequest) (res
 	if err != nil {
 		return nil, err
 	}
-	return &api.StatusResponse{
-		Version: resp.Version, Piece: s.pieces.keep(whole),
-		Problems: []string{"the status is too large for this nvsharectl: use the one that came with the scheduler"},
-	}, nil
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	if _, err := z.Write(whole); err != nil {
+		return nil, err
+	}
+	if err := z.Close(); err != nil {
+		return nil, err
+	}
+	return &api.StatusResponse{Packed: packed.Bytes()}, nil
 }
 
 // change has the loop run f, which changes what the status says.
@@ -364,50 +368,4 @@ func (d *Daemon) residentFits(g *node.GPU, account string, old, to tenants.Tenan
 }
 func notResident(g *node.GPU, who string, err error) error {
 	return status.Errorf(codes.FailedPrecondition, "GPU %d: the memory of %s cannot be kept on it: %v", g.Index, who, err)
-}
-
-const (
-	// maxAnswer keeps an answer of the control socket under the 4 MiB of a ttrpc
-	// message, with what is around it.
-	maxAnswer = 3 << 20
-	// maxKept is how many answers are kept of which pieces may be asked for.
-	maxKept = 2
-)
-
-// pieces are answers that are too large for a message. Each is kept until its last
-// piece was asked for, or until maxKept newer ones came.
-type pieces struct {
-	mu   sync.Mutex
-	last uint64
-	kept map[uint64][]byte
-}
-
-// keep keeps an answer and returns its first piece.
-func (p *pieces) keep(data []byte) *api.Piece {
-	p.mu.Lock()
-	p.last++
-	id := p.last
-	if p.kept == nil {
-		p.kept = map[uint64][]byte{}
-	}
-	delete(p.kept, id-maxKept)
-	p.kept[id] = data
-	p.mu.Unlock()
-	return p.at(id, 0)
-}
-
-// at returns a piece, without data if there is none.
-func (p *pieces) at(id, offset uint64) *api.Piece {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	data := p.kept[id]
-	size := uint64(len(data))
-	if offset >= size {
-		return &api.Piece{Id: id, Offset: offset}
-	}
-	end := min(offset+maxAnswer, size)
-	if end == size {
-		delete(p.kept, id)
-	}
-	return &api.Piece{Id: id, Offset: offset, Data: data[offset:end], Size: size}
 }

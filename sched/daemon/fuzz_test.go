@@ -201,7 +201,7 @@ func (d fuzzDaemon) controlled(t *testing.T, next fuzzDaemon, first uint8, a []b
 
 // callControl has the service answer a request as it came from the socket.
 func callControl(d *Daemon, what uint8, body []byte) (err error) {
-	s := controlService{d, &pieces{}}
+	s := controlService{d}
 	ctx := context.Background()
 	switch what % 8 {
 	case 0:

@@ -211,7 +211,7 @@ func (s *scheduler) status() *api.StatusResponse {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if r.Piece == nil && (len(r.ProblemCodes) != len(r.Problems) || slices.Contains(r.ProblemCodes, api.ProblemCode_PROBLEM_CODE_UNSPECIFIED)) {
+	if len(r.Packed) == 0 && (len(r.ProblemCodes) != len(r.Problems) || slices.Contains(r.ProblemCodes, api.ProblemCode_PROBLEM_CODE_UNSPECIFIED)) {
 		s.t.Errorf("problems %q have the codes %v", r.Problems, r.ProblemCodes)
 	}
 	return r

@@ -29,10 +29,12 @@ const (
 	exitUsage  = 2
 )
 
+// lockWait is how long work that the process has submitted may take to end.
+const lockWait = 10 * time.Second
+
 type flags struct {
 	pairs   []string
 	library string
-	lock    time.Duration
 }
 
 func main() {
@@ -84,7 +86,6 @@ Exit status: 0 done, 1 failed, 2 usage.`,
 	cmd.Flags().StringArrayVar(&f.pairs, "pair", nil, "on: restore what was on one GPU on another, `UUID=UUID`; each GPU of the machine is named once")
 	cmd.AddCommand(copyCommand(&f, status))
 	cmd.PersistentFlags().StringVar(&f.library, "library", "", "`path` of libcuda.so.1 (default: searched for)")
-	cmd.Flags().DurationVar(&f.lock, "lock-wait", 10*time.Second, "off: how long work that the process has submitted may take to end")
 	return cmd
 }
 
@@ -112,7 +113,7 @@ func (f flags) run(args []string, status *int) error {
 	d, broken := open(f)
 	result := broken
 	if d != nil {
-		result = d.operate(f, args[0], pid, pairs)
+		result = d.operate(args[0], pid, pairs)
 	}
 	result.PID = pid
 	if err := json.NewEncoder(os.Stdout).Encode(result); err != nil || result.Error != "" {
@@ -181,7 +182,7 @@ func serve(f flags, in io.Reader, out io.Writer) error {
 			r.Error = err.Error()
 		} else {
 			name(q.Op, q.PID)
-			r = d.operate(f, q.Op, q.PID, pairs)
+			r = d.operate(q.Op, q.PID, pairs)
 			name("ready", 0)
 		}
 		if err := answers.Encode(r); err != nil {
@@ -200,7 +201,7 @@ func name(op string, pid int) {
 }
 
 // operate does one operation, from whatever state the process is in.
-func (d *driver) operate(f flags, op string, pid int, pairs []gpuPair) checkpoint.Result {
+func (d *driver) operate(op string, pid int, pairs []gpuPair) checkpoint.Result {
 	r := checkpoint.Result{PID: pid, State: checkpoint.Unknown}
 	fail := func(step string, code int, err error) checkpoint.Result {
 		r.Step, r.Code, r.Error = step, code, fmt.Sprintf("process %d, %s: %v", pid, step, err)
@@ -219,7 +220,7 @@ func (d *driver) operate(f flags, op string, pid int, pairs []gpuPair) checkpoin
 		from, to checkpoint.State
 		call     func() int
 	}{
-		{"lock", checkpoint.Running, checkpoint.Locked, func() int { return d.lock(pid, f.lock) }},
+		{"lock", checkpoint.Running, checkpoint.Locked, func() int { return d.lock(pid, lockWait) }},
 		{"checkpoint", checkpoint.Locked, checkpoint.Checkpointed, func() int { return d.checkpoint(pid) }},
 	}
 	if op == "on" {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -112,29 +111,10 @@ func settingsSaid(fs *pflag.FlagSet) (names []string) {
 	return names
 }
 
-// without are variables of other nvshare schedulers that have no effect here,
-// and why.
-var without = map[string]string{
-	"NVSHARE_SWITCH_TIME_MODE":       "turns are as long as --tq says",
-	"NVSHARE_SWITCH_TIME_FIXED":      "turns are as long as --tq says",
-	"NVSHARE_SWITCH_TIME_MULTIPLIER": "turns are as long as --tq says",
-	"NVSHARE_MAX_RUNTIME_SEC":        "turns are as long as --tq says, and asked back when somebody waits",
-	"NVSHARE_DROP_LEAD_MS":           "what a drain takes is billed, so nothing has to be asked back early",
-	"NVSHARE_DEFAULT_GPU_MEMORY_GB":  "the driver says how much memory a GPU has",
-	"NVSHARE_MEMORY_RESERVE_PERCENT": "--anti-thrash auto has tenants take turns from 90 % on",
-}
-
-// warnWithout says which variables somebody set in vain.
+// warnWithout says which variable of nvshare's fork somebody set in vain.
 func warnWithout(log logrus.FieldLogger) {
-	var names []string
-	for name := range without {
-		if os.Getenv(name) != "" {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		log.Warnf("%s has no effect: %s", name, without[name])
+	if os.Getenv("NVSHARE_DROP_LEAD_MS") != "" {
+		log.Warn("NVSHARE_DROP_LEAD_MS has no effect: what a drain takes is billed, so nothing has to be asked back early")
 	}
 }
 

@@ -282,15 +282,21 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 	}
 	a.Moving = seconds(moving.once().within(window))
 	a.Idle = max(a.Known-a.Running-a.Waiting-a.Limited, 0)
+	a.Suspended = suspensions(t)
+	return a
+}
+
+// suspensions says which processes of a tenant are suspended, were, or cannot leave the GPU.
+func suspensions(t *tenant) (all []string) {
 	for _, c := range t.clients {
 		if text := suspension(c); text != "" {
-			a.Suspended = append(a.Suspended, fmt.Sprintf("process %d %s", c.Pid, text))
+			all = append(all, fmt.Sprintf("process %d %s", c.Pid, text))
 		}
 		if c.FixedReason != "" {
-			a.Suspended = append(a.Suspended, fmt.Sprintf("process %d cannot leave the GPU: %s", c.Pid, c.FixedReason))
+			all = append(all, fmt.Sprintf("process %d cannot leave the GPU: %s", c.Pid, c.FixedReason))
 		}
 	}
-	return a
+	return all
 }
 
 // blamedFor says who had a GPU while a tenant waited for it, for how long, the longest first.
