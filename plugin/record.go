@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -35,6 +36,9 @@ func record(adjust *api.ContainerAdjustment, c Container) {
 	}
 	if c.Claims != "" {
 		adjust.AddAnnotation(ClaimAnnotation, c.Claims)
+	}
+	if c.Limits != (Limits{}) {
+		adjust.AddAnnotation(LimitsAnnotation, fmt.Sprint(c.Limits.Memory, c.Limits.Cores))
 	}
 }
 

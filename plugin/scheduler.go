@@ -103,6 +103,7 @@ func (cs *Containers) learn(s State) {
 	if cs.takeOver(s) {
 		cs.onGPUs()
 	}
+	cs.touch()
 }
 
 // takeOver keeps a State, and returns whether GPUs have changed in it.
@@ -133,6 +134,7 @@ func (cs *Containers) takeOver(s State) bool {
 
 // poke wakes Run.
 func (cs *Containers) poke() {
+	cs.touch()
 	select {
 	case cs.wake <- struct{}{}:
 	default: // a token is there already

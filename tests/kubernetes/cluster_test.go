@@ -566,9 +566,12 @@ func overlapGroups(t *testing.T) {
 
 // Deleting leaves files for containers that still use them; the overlay uninstall
 // removes these too.
-func uninstall(t *testing.T) {
+func uninstall(t *testing.T) { uninstallOf(t, "simgpu") }
+
+func uninstallOf(t *testing.T, dir string) {
+	t.Helper()
 	ctx := within(t)
-	kubectl(t, ctx, "delete", "-k", "simgpu", "--timeout="+patience.String())
+	kubectl(t, ctx, "delete", "-k", dir, "--ignore-not-found", "--timeout="+patience.String())
 	if _, err := os.Stat("/var/lib/nvshare/lib/current/libnvshare.so"); err != nil {
 		t.Errorf("deleted with the DaemonSet: %v", err)
 	}
