@@ -472,8 +472,9 @@ func required(t *testing.T) {
 		return err
 	})
 	for spec, want := range map[string]bool{
-		`containers: [{name: main, image: none}]`:                                            false,
-		`containers: [{name: main, image: none, resources: {limits: {nvshare.com/gpu: 1}}}]`: true,
+		`containers: [{name: main, image: none}]`:                                                                                                                        false,
+		`containers: [{name: main, image: none, resources: {limits: {nvshare.com/gpu: 1}}}]`:                                                                             true,
+		`containers: [{name: main, image: none, resources: {limits: {nvshare.com/gpu-cores: 9}}}]`:                                                                       true,
 		`initContainers: [{name: side, image: none, resources: {limits: {deviceclass.resource.kubernetes.io/nvshare.com: 1}}}], containers: [{name: main, image: none}]`: true,
 		`containers: [{name: main, image: none, resources: {limits: {deviceclass.resource.kubernetes.io/other: 1}}}]`:                                                    false,
 		// It may be a claim for another driver's devices, on a node without nvshare.
