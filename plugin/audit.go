@@ -112,8 +112,9 @@ func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr 
 // lookAt audits one container.
 func (p *Plugin) lookAt(pod *api.PodSandbox, ctr *api.Container) {
 	u := p.identity(pod, ctr)
-	if u.Asked == "" {
-		p.awaitLimits(pod, ctr)
+	if u.Asked == "" && p.containers.specs != nil {
+		<-p.containers.live.listed
+		_ = p.learnLimits(pod, ctr) // the pod may be younger than the list
 		u = p.identity(pod, ctr)
 	}
 	switch {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/containerd/nri/pkg/api"
@@ -49,8 +48,7 @@ func (l Limits) plus(o Limits) Limits { return Limits{l.Memory + o.Memory, l.Cor
 func (l Limits) least(o Limits) Limits { return Limits{min(l.Memory, o.Memory), min(l.Cores, o.Cores)} }
 
 func (l Limits) without(o Limits) Limits {
-	o = o.least(l)
-	return Limits{l.Memory - o.Memory, l.Cores - o.Cores}
+	return Limits{l.Memory - min(l.Memory, o.Memory), l.Cores - min(l.Cores, o.Cores)}
 }
 
 // Specs asks the API server for a pod as it is now; one without a UID: there is none.
@@ -63,14 +61,14 @@ const specLimit = time.Second
 // called before Run, as ExpectPods.
 func (p *Plugin) SetSpecs(ask Specs) { p.containers.specs = ask }
 
-// limitsOf returns the limits of a container's spec. known is false if nobody has told them. The lock is
-// held.
-func (cs *Containers) limitsOf(pod *api.PodSandbox, ctr *api.Container) (l Limits, known bool) {
+// limitsOf returns the limits of a container's spec, as they were told or else as the container had them
+// before. The lock is held.
+func (cs *Containers) limitsOf(pod *api.PodSandbox, ctr *api.Container) (l Limits, told bool) {
 	if p := cs.live.of(pod.GetUid(), pod.GetNamespace(), pod.GetName()); p != nil && cs.specs != nil {
 		return p.Limits[ctr.GetName()], true
 	}
 	c := describe(pod, ctr, Request{}, &Inventory{})
-	l = recordedLimits(pod, ctr)
+	l = recordedLimits(ctr)
 	for _, all := range []map[string]Container{cs.want, cs.ended} {
 		for _, o := range all {
 			if o.sameAs(c) {
@@ -78,21 +76,17 @@ func (cs *Containers) limitsOf(pod *api.PodSandbox, ctr *api.Container) (l Limit
 			}
 		}
 	}
-	return l, l != Limits{}
+	return l, false
 }
 
 // learnLimits asks the API server for a pod that nobody has told of: the runtime may be first. Without an
 // answer, what the container had before is known, or the container is refused. The lock is not held.
 func (p *Plugin) learnLimits(pod *api.PodSandbox, ctr *api.Container) error {
 	cs := p.containers
-	if cs.specs == nil {
-		return nil
-	}
 	cs.mu.Lock()
-	told := cs.live.of(pod.GetUid(), pod.GetNamespace(), pod.GetName()) != nil
-	_, known := cs.limitsOf(pod, ctr)
+	had, told := cs.limitsOf(pod, ctr)
 	cs.mu.Unlock()
-	if told {
+	if told || cs.specs == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), specLimit)
@@ -101,7 +95,7 @@ func (p *Plugin) learnLimits(pod *api.PodSandbox, ctr *api.Container) error {
 	if err == nil && found.UID == pod.GetUid() {
 		p.SetPod(found)
 	}
-	if err != nil && !known && !carriesNode(pod) {
+	if err != nil && had == (Limits{}) && !carriesNode(pod) {
 		return fmt.Errorf("the API server does not say what its resources.limits are: try again: %w", err)
 	}
 	return nil
@@ -114,14 +108,6 @@ func carriesNode(pod *api.PodSandbox) bool {
 	spaces := pod.GetLinux().GetNamespaces()
 	return source != "" && source != "api" ||
 		len(spaces) > 0 && !slices.ContainsFunc(spaces, func(n *api.LinuxNamespace) bool { return n.GetType() == "network" })
-}
-
-// awaitLimits returns once the limits of a container's spec are known, if they can be.
-func (p *Plugin) awaitLimits(pod *api.PodSandbox, ctr *api.Container) {
-	if p.containers.specs != nil {
-		<-p.containers.live.listed
-		_ = p.learnLimits(pod, ctr) // the pod may be younger than the list
-	}
 }
 
 // limited changes a request to what the container's spec says. The lock is held.
@@ -150,27 +136,28 @@ func (c Container) promised() (core uint32, memory uint64) {
 // Changed has a token when Capacity may return something else.
 func (p *Plugin) Changed() <-chan struct{} { return p.containers.changed }
 
-// touch says that Capacity may return something else.
-func (cs *Containers) touch() {
-	select {
-	case cs.changed <- struct{}{}:
-	default: // a token is there already
-	}
-}
-
 // Capacity returns what kube-scheduler is to count as this node's: what the node's pods have by their
 // specs, and the largest part of one GPU that is left, because a container has one GPU. For one GPU this is
-// all of it, for several kube-scheduler places no pod that fits on none of them. ok is false until
-// runtime, API server and scheduler have said what there is.
+// all of it, for several kube-scheduler places no pod that fits on none of them. Where claims give the GPUs it
+// is nothing, and removes what an earlier plugin has left. ok is false until runtime, API server and scheduler
+// have said what there is.
 func (p *Plugin) Capacity() (c Limits, ok bool) {
 	gpus := p.inventory.Load().givable()
 	cs := p.containers
-	var unknown error
-	defer func() { cs.Health.Problem("capacity", unknown) }()
+	var problem error
+	defer func() { cs.Health.Problem("capacity", problem) }()
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if !cs.complete || cs.live.expected || cs.unheard {
+	if !cs.complete || cs.live.expected || cs.unheard && cs.claims == nil {
 		return c, false
+	}
+	if cs.claims != nil {
+		for _, o := range cs.want {
+			if o.Limits != (Limits{}) {
+				problem = fmt.Errorf("containers have %s or %s of this node, which resource claims do not count: delete their pods", MemoryResource, CoresResource)
+			}
+		}
+		return c, true
 	}
 	for _, pod := range cs.live.byUID {
 		if !pod.Over {
@@ -180,7 +167,7 @@ func (p *Plugin) Capacity() (c Limits, ok bool) {
 	devices := cs.devices(gpus, Container{})
 	for _, d := range devices {
 		if d.Memory == 0 {
-			unknown = fmt.Errorf("the memory of %s is not known, so %s is without it: overlays/nvml (Helm: nvml.enabled) or the scheduler's --gpu-memory tells it", d.Name, MemoryResource)
+			problem = fmt.Errorf("the memory of %s is not known, so %s is without it: overlays/nvml (Helm: nvml.enabled) or the scheduler's --gpu-memory tells it", d.Name, MemoryResource)
 		}
 	}
 	core, memory := placement.Hole(devices)
@@ -227,20 +214,4 @@ func (cs *Containers) keepCounted(devices []placement.Device, except Container) 
 			}
 		}
 	}
-}
-
-// LimitsAnnotation has the limits of a container's spec, as PlacementAnnotation has its GPUs: for the next
-// plugin, while the API server does not answer.
-const LimitsAnnotation = "nvshare.com/gpu-limits"
-
-func recordedLimits(pod *api.PodSandbox, ctr *api.Container) (l Limits) {
-	_, forged := pod.GetAnnotations()[LimitsAnnotation]
-	text, ok := ctr.GetAnnotations()[LimitsAnnotation]
-	if forged || !ok {
-		return Limits{}
-	}
-	if _, err := fmt.Sscanf(text, "%d %d", &l.Memory, &l.Cores); err != nil || strings.ContainsAny(text, "+-") || l.terms().Validate() != nil {
-		return Limits{}
-	}
-	return l
 }

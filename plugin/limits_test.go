@@ -172,19 +172,14 @@ func TestLimitsOfAPodThatIsNotTold(t *testing.T) {
 	}
 }
 
-// The record of another plugin holds without the API server, and nobody makes one by an annotation of a pod.
+// A record that no plugin has made is none.
 func TestLimitsAreRecorded(t *testing.T) {
-	pod, ctr := podOf("a", "id-a", nil)
+	_, ctr := podOf("a", "id-a", nil)
 	for text, want := range map[string]Limits{"8 25": {8, 25}, "8 0": {8, 0}, "": {}, "8": {}, "-8 25": {}, "8 101": {}, "x": {}} {
 		ctr.Annotations = map[string]string{LimitsAnnotation: text}
-		if got := recordedLimits(pod, ctr); got != want {
+		if got := recordedLimits(ctr); got != want {
 			t.Errorf("%q is read as %v", text, got)
 		}
-	}
-	ctr.Annotations = map[string]string{LimitsAnnotation: "8 25"}
-	pod.Annotations = ctr.Annotations
-	if got := recordedLimits(pod, ctr); got != (Limits{}) {
-		t.Errorf("a forged record is read as %v", got)
 	}
 }
 
@@ -256,6 +251,19 @@ func TestCapacity(t *testing.T) {
 	s.capacity(Limits{13, 100})
 	s.SetInventory(Unavailable(errors.New("gone")))
 	s.capacity(Limits{})
+}
+
+// Where claims give the GPUs nothing is advertised, and containers of before are said.
+func TestCapacityWithClaims(t *testing.T) {
+	s := newClaimSite(t)
+	s.containers.complete = true
+	s.containers.add(Container{ID: "x", Namespace: "ml", Pod: "a", Name: "main", Limits: Limits{8, 25}})
+	if c, ok := s.Capacity(); !ok || c != (Limits{}) {
+		t.Errorf("advertised: %v, %v", c, ok)
+	}
+	if why := fmt.Sprint(s.containers.Health.Problems()); !strings.Contains(why, "do not count") {
+		t.Errorf("the problems are %s", why)
+	}
 }
 
 // A node whose memory is not known says so.

@@ -70,7 +70,7 @@ func (p *Plugin) SetLibDir(dir string) {
 func (p *Plugin) SetInventory(inv *Inventory) {
 	p.inventory.Store(inv)
 	p.judgeRuntime(inv)
-	p.containers.touch()
+	signal(p.containers.changed)
 }
 
 // judgeRuntime says that the runtime drops the GPUs of this node, if it has any and pods ask the plugin for them.
@@ -309,7 +309,7 @@ func describeExisting(pod *api.PodSandbox, ctr *api.Container, req Request, inv 
 	c := describe(pod, ctr, req, inv)
 	c.GPUs = cmp.Or(recorded(ctr), c.GPUs)
 	c.Reach = uuidsIn(ctr, ReachAnnotation)
-	c.Limits = cmp.Or(c.Limits, recordedLimits(pod, ctr))
+	c.Limits = cmp.Or(c.Limits, recordedLimits(ctr))
 	return c
 }
 

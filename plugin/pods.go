@@ -266,7 +266,7 @@ func (p *Plugin) SetPods(all []Pod) (refused []Refusal) {
 	default:
 		close(cs.live.listed)
 	}
-	cs.touch()
+	signal(cs.changed)
 	maps.DeleteFunc(cs.live.byUID, func(uid string, _ *livePod) bool { return !listed[uid] })
 	for id, c := range cs.want {
 		// The API server does not know the pod: the annotations of the runtime hold.
@@ -294,7 +294,7 @@ func (p *Plugin) DropPod(uid string) {
 	p.containers.mu.Lock()
 	defer p.containers.mu.Unlock()
 	delete(p.containers.live.byUID, uid)
-	p.containers.touch()
+	signal(p.containers.changed)
 }
 
 // setPod is SetPod with the lock held.
@@ -308,7 +308,7 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 		cs.live.byUID[pod.UID] = p
 	}
 	p.Pod, p.denied = pod, map[string]denial{}
-	cs.touch()
+	signal(cs.changed)
 	p.Annotations = maps.Clone(pod.Annotations)
 	maps.DeleteFunc(p.Annotations, func(key, _ string) bool { return !IsShareAnnotation(key) })
 	for id, old := range cs.want {

@@ -40,7 +40,7 @@ func (b *books) set(memory uint64, cores uint32) {
 	b.changed <- struct{}{}
 }
 
-func amounts(memory, cores string) corev1.ResourceList {
+func resources(memory, cores string) corev1.ResourceList {
 	list := corev1.ResourceList{}
 	for name, value := range map[corev1.ResourceName]string{plugin.MemoryResource: memory, plugin.CoresResource: cores} {
 		if value != "" {
@@ -108,7 +108,7 @@ func TestAdvertise(t *testing.T) {
 	b.set(80, 100) // no patch
 	b.set(56, 180)
 	expect("a change", "2 56 180, 2 56 180")
-	s.SetNode(func(n *corev1.Node) { n.Status.Capacity = amounts("0", "0") })
+	s.SetNode(func(n *corev1.Node) { n.Status.Capacity = resources("0", "0") })
 	expect("set to zero", "56 180, 2 56 180")
 	s.SetNode(func(n *corev1.Node) { n.Status = corev1.NodeStatus{} })
 	expect("made anew", "56 180, 56 180")
@@ -141,11 +141,11 @@ func TestAdvertise(t *testing.T) {
 func TestWatcherTellsOfSpecs(t *testing.T) {
 	s, l := kubeapi.New(t), newListener()
 	s.Specs()
-	spec := with(amounts("8", "25"))
+	spec := with(resources("8", "25"))
 	always := corev1.ContainerRestartPolicyAlways
 	spec.InitContainers = []corev1.Container{
-		{Name: "first", Resources: corev1.ResourceRequirements{Requests: amounts("20", ""), Limits: amounts("20", "")}},
-		{Name: "sidecar", RestartPolicy: &always, Resources: corev1.ResourceRequirements{Requests: amounts("1", "5"), Limits: amounts("1", "5")}},
+		{Name: "first", Resources: corev1.ResourceRequirements{Requests: resources("20", ""), Limits: resources("20", "")}},
+		{Name: "sidecar", RestartPolicy: &always, Resources: corev1.ResourceRequirements{Requests: resources("1", "5"), Limits: resources("1", "5")}},
 	}
 	s.SetSpec("ml", "train", spec)
 	s.Set("a", "ml", "train", nil)
@@ -192,31 +192,4 @@ func describe(p plugin.Pod) string {
 		limits[name] = fmt.Sprintf("{%d %d}", l.Memory, l.Cores)
 	}
 	return fmt.Sprintf("%v {%d %d} %v", limits, p.Counted.Memory, p.Counted.Cores, p.Over)
-}
-
-// Where claims give the GPUs, what a killed plugin has left is removed once no pod has it.
-func TestWithdraw(t *testing.T) {
-	s := kubeapi.New(t)
-	s.Specs()
-	w, err := New(restConfig(s), kubeapi.Node, newListener(), quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := w.withdraw(t.Context()); err != nil { // nothing is there
-		t.Error(err)
-	}
-	s.SetSpec("ml", "train", with(amounts("8", "")))
-	s.Set("a", "ml", "train", nil)
-	s.SetNode(func(n *corev1.Node) {
-		n.Status.Capacity, n.Status.Allocatable = amounts("80", "100"), amounts("80", "100")
-	})
-	if err := w.withdraw(t.Context()); err == nil || !strings.Contains(err.Error(), "delete ml/train") {
-		t.Errorf("while a pod has it: %v", err)
-	}
-	s.End("a")
-	var problems []error
-	w.Withdraw(t.Context(), func(err error) { problems = append(problems, err) })
-	if got := shows(await(t, s.Patched, "the patch")); got != ", " || len(problems) != 1 || problems[0] != nil {
-		t.Errorf("the node has %s, problems %v", got, problems)
-	}
 }

@@ -92,39 +92,28 @@ func New(c *rest.Config, node string, to Pods, log logrus.FieldLogger) (*Watcher
 // WatchSpecs has Pods told what the pods' specs ask for, too. It must be called before Run.
 func (w *Watcher) WatchSpecs() { w.specs = true }
 
-// list and watch ask for as much of the pods as is needed.
-func (w *Watcher) list(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-	if w.specs {
-		return w.events.client.CoreV1().Pods("").List(ctx, o)
-	}
-	return w.lister.List(ctx, o)
-}
-
-func (w *Watcher) watch(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-	if w.specs {
-		return w.events.client.CoreV1().Pods("").Watch(ctx, o)
-	}
-	return w.lister.Watch(ctx, o)
-}
-
 // Run watches until ctx ends.
 func (w *Watcher) Run(ctx context.Context) {
 	// Without a logger client-go writes to the global klog. Its errors are noted below.
 	ctx = klog.NewContext(ctx, klog.Logger{})
 	var expected runtime.Object = &metav1.PartialObjectMetadata{}
+	listed := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return w.lister.List(ctx, o) }
+	watched := w.lister.Watch
 	if w.specs {
-		expected = &corev1.Pod{}
+		pods := w.events.client.CoreV1().Pods("")
+		expected, watched = &corev1.Pod{}, pods.Watch
+		listed = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return pods.List(ctx, o) }
 	}
 	r := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = w.mine()
-			list, err := w.list(ctx, o)
+			list, err := listed(ctx, o)
 			w.note(ctx, err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = w.mine()
-			wi, err := w.watch(ctx, o)
+			wi, err := watched(ctx, o)
 			w.note(ctx, err)
 			return wi, err
 		},

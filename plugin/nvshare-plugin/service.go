@@ -102,14 +102,13 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 	runtime := plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}
 	s.register = s.part(func() error { return plugin.Run(s.ctx, runtime, s.plugin) })
 	s.serve, s.count = func() {}, func() {}
-	problem := func(why error) { s.containers.Health.Problem("advertise", why) }
-	if f.kube.advertise {
-		s.count = s.part(func() error { s.pods.w.Advertise(s.ctx, s.plugin, problem); return nil })
+	if f.kube.advertise || s.driver != nil && s.pods != nil {
+		s.count = s.part(func() error {
+			s.pods.w.Advertise(s.ctx, s.plugin, func(why error) { s.containers.Health.Problem("advertise", why) })
+			return nil
+		})
 	}
 	if s.driver != nil {
-		if s.pods != nil {
-			s.count = func() { go s.pods.w.Withdraw(s.ctx, problem) }
-		}
 		s.serve = s.part(func() error { return s.driver.Run(s.ctx) })
 	}
 	return s, nil

@@ -39,7 +39,14 @@ func TestAdvertise(t *testing.T) {
 			kubectl(t, ctx, "delete", "-n", "nvshare-system", "daemonset/nvshare", "--cascade=foreground", "--timeout="+patience.String())
 			capacity(t, ctx, "")
 			kubectl(t, ctx, "delete", "pods", "first", "third", "--timeout="+patience.String())
-			uninstallOf(t, "simgpu-advertise")
+		}},
+		{"claims", func(t *testing.T) { // the driver removes what a killed plugin has left
+			ctx := within(t)
+			kubectl(t, ctx, "patch", "node", node.KubeNode, "--subresource=status", "--type=merge", "-p", `{"status":{"capacity":{"nvshare.com/gpu-memory":"7","nvshare.com/gpu-cores":"7"}}}`)
+			kubectl(t, ctx, "apply", "-k", "simgpu-dra")
+			rolledOut(t, ctx)
+			capacity(t, ctx, "")
+			uninstallOf(t, "simgpu-dra")
 		}},
 	})
 }
