@@ -95,11 +95,12 @@ func (w *Watcher) Advertise(ctx context.Context, counts Counts, problem func(err
 		node, there, _ := nodes.GetByKey(w.node)
 		return there && !advertises(node.(*corev1.Node), want)
 	}
+	patched := false // the watch may not have told yet
 	for ctx.Err() == nil {
 		var retry <-chan time.Time
 		if want, ok := counts.Capacity(); ok && lacks(want) {
 			err := w.setCapacity(ctx, want)
-			if ctx.Err() != nil {
+			if patched = true; ctx.Err() != nil {
 				break
 			}
 			if err != nil {
@@ -116,7 +117,7 @@ func (w *Watcher) Advertise(ctx context.Context, counts Counts, problem func(err
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawLimit)
 	defer cancel()
-	if lacks(plugin.Limits{}) {
+	if patched || lacks(plugin.Limits{}) {
 		if err := w.setCapacity(last, plugin.Limits{}); err != nil {
 			w.log.Warnf("Kubernetes API: it stays: %v", err)
 		}

@@ -50,5 +50,5 @@
 //
 // RBAC cannot narrow the first to one node's pods. Without these rights, or without an
 // API server, the annotations of the pods' creation hold. RemoveTaint needs get and patch of nodes; Advertise
-// list and watch of nodes, and patch of nodes/status; Withdraw get of nodes, too.
+// list and watch of nodes, and patch of nodes/status.
 package kube
