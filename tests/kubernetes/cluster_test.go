@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/tests/judge"
+	"github.com/nvshare/nvshare/tests/node"
 )
 
 const (
@@ -47,6 +48,7 @@ func TestCluster(t *testing.T) {
 		{"restart-containerd", restartContainerd},
 		{"restart-scheduler", restartScheduler},
 		{"rolling-update", rollingUpdate},
+		{"driver-upgrade", driverUpgrade},
 		{"churn", churn},
 		{"one-plugin", onePlugin},
 		{"required", required},
@@ -329,6 +331,26 @@ func rollingUpdate(t *testing.T) {
 		rolledOut(t, ctx)
 		accepted(t, ctx, before)
 	})
+	newTenant(t, ctx)
+}
+
+// While NVIDIA's GPU Operator replaces the driver it says so in labels of the node: nvshare, which has NVML
+// open, leaves, and comes back.
+func driverUpgrade(t *testing.T) {
+	ctx := within(t)
+	before := shared.PluginAccepts()
+	const label = "nvidia.com/gpu.deploy.operator-validator="
+	kubectl(t, ctx, "label", "node", node.KubeNode, label+"paused-for-driver-upgrade")
+	await(t, ctx, "nvshare to leave", func() error {
+		if pids := append(ours(t, "nvshare-plugin"), ours(t, "nvshare-scheduler")...); len(pids) > 0 {
+			return fmt.Errorf("there are the processes %v", pids)
+		}
+		return nil
+	})
+	kubectl(t, ctx, "label", "node", node.KubeNode, label+"true", "--overwrite")
+	accepted(t, ctx, before)
+	rolledOut(t, ctx)
+	kubectl(t, ctx, "label", "node", node.KubeNode, strings.TrimSuffix(label, "=")+"-")
 	newTenant(t, ctx)
 }
 
