@@ -253,7 +253,7 @@ func TestCapacity(t *testing.T) {
 	s.capacity(Limits{})
 }
 
-// Where claims give the GPUs nothing is advertised, and containers of before are said.
+// Where claims give the GPUs nothing is advertised, and containers that were counted before are said.
 func TestCapacityWithClaims(t *testing.T) {
 	s := newClaimSite(t)
 	s.containers.complete = true
