@@ -65,6 +65,9 @@ func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.Fiel
 	if err != nil {
 		return nil, err
 	}
+	if f.advertise { // a handler may wait for an answer
+		config.QPS, config.Burst = apiQPS, apiBurst
+	}
 	w, err := kube.New(config, node, p, log)
 	if err != nil {
 		return nil, err
