@@ -33,6 +33,7 @@ func TestAdvertise(t *testing.T) {
 		{"limit", limitInForce},
 		{"quota", quota},
 		{"node-policy", nodePolicy},
+		{"churn", churnCounted},
 		{"restart", restartAdvertised},
 		{"uninstall", func(t *testing.T) {
 			ctx := within(t)
@@ -132,6 +133,20 @@ func limitInForce(t *testing.T) {
 		t.Errorf("the pod did not fail for lack of memory: %s", out)
 	}
 	kubectl(t, ctx, "delete", "pod", "large", "--timeout="+patience.String())
+}
+
+// Pods that come and go find what kube-scheduler has counted for them: none fails, or is refused on the node.
+func churnCounted(t *testing.T) {
+	ctx := within(t)
+	_, err := cluster.Apply(ctx, `{apiVersion: batch/v1, kind: Job, metadata: {name: counted}, spec: {completions: 24, parallelism: 8, backoffLimit: 0, template: {spec: {
+		restartPolicy: Never, automountServiceAccountToken: false, containers: [{name: main, image: "localhost/nvshare-workload:1", imagePullPolicy: IfNotPresent,
+		args: [/usr/bin/cuda-busy, --launches, "8", --depth, "4"], resources: {limits: {nvshare.com/gpu-memory: 5, nvshare.com/gpu-cores: 5}}}]}}}}`, "create")
+	check(t, err)
+	kubectl(t, ctx, "wait", "--for=condition=Complete", "job/counted", "--timeout="+patience.String())
+	if out := kubectl(t, ctx, "logs", "-n", "nvshare-system", "ds/nvshare", "-c", "plugin"); strings.Contains(out, "no GPU can give") {
+		t.Errorf("refused on the node:\n%s", tail(out, 60))
+	}
+	kubectl(t, ctx, "delete", "job", "counted", "--cascade=foreground", "--timeout="+patience.String())
 }
 
 // The sample counts what a namespace has.
