@@ -149,7 +149,7 @@ func churnCounted(t *testing.T) {
 	kubectl(t, ctx, "delete", "job", "counted", "--cascade=foreground", "--timeout="+patience.String())
 }
 
-// The sample counts what a namespace has.
+// The samples count what a namespace has, and refuse what nobody counts.
 func quota(t *testing.T) {
 	ctx := within(t)
 	const sample = deployments + "quota/advertised.yaml"
@@ -166,6 +166,28 @@ func quota(t *testing.T) {
 		t.Errorf("one more: %v", err)
 	}
 	kubectl(t, ctx, "delete", "-f", sample)
+
+	const policy = deployments + "quota/limits-only.yaml"
+	kubectl(t, ctx, "apply", "-f", policy)
+	create := func(annotation string) error {
+		_, err := cluster.Apply(ctx, `{apiVersion: v1, kind: Pod, metadata: {name: more, annotations: {`+annotation+`}}, spec: {automountServiceAccountToken: false, containers: [{name: main, image: none}]}}`, "create", "--dry-run=server")
+		return err
+	}
+	await(t, ctx, "the policy", func() error { // it holds only some time after it was created
+		if err := create(`nvshare.com/gpu: "1"`); err == nil || !strings.Contains(err.Error(), "by resources.limits") {
+			return fmt.Errorf("a GPU by annotation: %v", err)
+		}
+		return nil
+	})
+	for annotation, refused := range map[string]bool{
+		"gpu.nvshare.com/container.main: any": true, "gpu-core-request.nvshare.com/pod: 5%": true,
+		"nvshare.com/gpu: none": false, `nvshare.com/gpu-weight: "5"`: false, "other: x": false,
+	} {
+		if err := create(annotation); (err != nil) != refused {
+			t.Errorf("%s: %v", annotation, err)
+		}
+	}
+	kubectl(t, ctx, "delete", "-f", policy)
 }
 
 // The plugin's token can change its own node's resources, and nothing else.
