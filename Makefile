@@ -53,7 +53,7 @@ DESTDIR ?=
 # their jobs in parallel.
 .NOTPARALLEL:
 .PHONY: help env shell build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
-	engines test-engines lint golangci gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s kueue clean
+	engines test-engines lint golangci gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s e2e-k8s-old kueue clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -128,7 +128,7 @@ TEST = $(GO) tool -modfile=tests/tools/summary/go.mod gotestsum --format pkgname
 # Tests make sockets, whose paths are short, and start programs as other users, who must
 # be able to enter the directory. TMPDIR may be long or closed.
 TEST_TMP ?= /tmp
-test-c test-unit test-race test-compat test-e2e test-engines test-release e2e-k8s: export TMPDIR := $(TEST_TMP)
+test-c test-unit test-race test-compat test-e2e test-engines test-release e2e-k8s e2e-k8s-old: export TMPDIR := $(TEST_TMP)
 
 test-c: shim simgpu binaries ## of make test: the shim and the simulated GPU, in C
 	@$(MAKE_C) -C tests/simgpu OUT=$(BUILD) test
@@ -188,6 +188,11 @@ tools-k8s: deps ## Kubernetes, etcd and CNI plugins at the versions pinned in te
 e2e-k8s: GOAL := test
 e2e-k8s: root deps build simgpu tools tools-k8s image-root ## the manifests on a real Kubernetes of one node, which it builds once
 	$(call TEST,./tests/kubernetes) -count=1 -tags $(TAGS),k8s -timeout 40m
+
+e2e-k8s-old: GOAL := test
+e2e-k8s-old: root deps build simgpu tools tools-k8s image-root ## pods that ask by resources, on Kubernetes 1.34, which it builds once
+	@sh tests/tools/k8s-1.34/build.sh $(BUILD)/tools-k8s-1.34 $(BUILD)/tools-k8s
+	NVSHARE_KUBERNETES=$(BUILD)/tools-k8s-1.34 $(GO) test ./tests/kubernetes -run 'TestAdvertise$$' -count=1 -tags $(TAGS),k8s -timeout 40m
 
 # The shim is built anew, because its programs count the lines that they reach.
 coverage: COVERED := $(BUILD)/coverage

@@ -48,7 +48,8 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 		if cs.awaits() {
 			return c, refusal{error: errUnheard}
 		}
-		r := placement.Request{Count: count, Core: c.Terms.CoreRequest, Memory: c.Terms.MemoryLimit, Labels: c.Labels, Had: cs.had(c)}
+		core, memory := c.promised()
+		r := placement.Request{Count: count, Core: core, Memory: memory, Labels: c.Labels, Had: cs.had(c)}
 		chosen, err := placement.Choose(devices, r)
 		if err != nil {
 			cs.log.Infof("%s is refused on GPUs that have %s", c, placement.Who(devices))
@@ -196,7 +197,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 				return // among the promises already
 			}
 			d.Tenants = append(d.Tenants, placement.Tenant{
-				Name: cmp.Or(p.Who, name), Core: cmp.Or(p.Percent, o.Terms.CoreRequest), Memory: cmp.Or(p.Memory, o.Terms.MemoryLimit),
+				Name: cmp.Or(p.Who, name), Core: max(cmp.Or(p.Percent, o.Terms.CoreRequest), o.Limits.Cores), Memory: max(cmp.Or(p.Memory, o.Terms.MemoryLimit), o.Limits.bytes()),
 				Labels: o.Labels, Outside: o.GPUs == "", ID: o.ID, Reach: list(o.Reach), Hidden: o.Namespace != except.Namespace,
 			})
 		}
@@ -213,6 +214,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 		}
 	}
 	cs.keepRoom(devices, except)
+	cs.keepCounted(devices, except)
 	for i, d := range devices {
 		if except.Terms.CoreRequest != 0 && except.Claims == "" {
 			cs.boundCore(&devices[i], except.Namespace)

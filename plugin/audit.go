@@ -70,6 +70,12 @@ func (p *Plugin) identity(pod *api.PodSandbox, ctr *api.Container) Unmanaged {
 	if key, value, asked := p.containers.askedBy(pod.GetAnnotations(), ctr.GetName()); asked {
 		u.Asked = fmt.Sprintf("%s=%q", key, shown(value))
 	}
+	cs := p.containers
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if l, _ := cs.limitsOf(pod, ctr); l != (Limits{}) {
+		u.Asked = fmt.Sprintf("resources.limits %v", l)
+	}
 	return u
 }
 
@@ -105,7 +111,13 @@ func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr 
 
 // lookAt audits one container.
 func (p *Plugin) lookAt(pod *api.PodSandbox, ctr *api.Container) {
-	switch u := p.identity(pod, ctr); {
+	u := p.identity(pod, ctr)
+	if u.Asked == "" && p.containers.specs != nil {
+		<-p.containers.live.listed
+		_ = p.learnLimits(pod, ctr) // the pod may be younger than the list
+		u = p.identity(pod, ctr)
+	}
+	switch {
 	case p.missedClaim(ctr):
 		u.Asked = "a resource claim"
 		p.act(u)

@@ -193,15 +193,22 @@ func (cs *Containers) limit(c *Container, old Container) error {
 			c.Terms, c.Keep = old.Terms, old.Keep
 			continue
 		}
-		asked := c.Terms
-		var more sched.FieldSet
-		c.Terms, more = within(asked, s)
-		for _, f := range sched.Fields {
-			if more&f.ID != 0 {
-				errs = append(errs, fmt.Errorf("%s %s is more than, or other than, what claim %s has: %s holds", f.Name, f.Format(asked), s.Claim, f.Format(c.Terms)))
-			}
-		}
+		errs = append(errs, bound(&c.Terms, s, "claim "+s.Claim))
 		break // all shares of a container have the same terms
+	}
+	return errors.Join(errs...)
+}
+
+// bound is within for one who is told of the fields that ask for more.
+func bound(t *sched.Terms, s Share, whose string) error {
+	var errs []error
+	asked := *t
+	var more sched.FieldSet
+	*t, more = within(asked, s)
+	for _, f := range sched.Fields {
+		if more&f.ID != 0 {
+			errs = append(errs, fmt.Errorf("%s %s is more than, or other than, what %s has: %s holds", f.Name, f.Format(asked), whose, f.Format(*t)))
+		}
 	}
 	return errors.Join(errs...)
 }

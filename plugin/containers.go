@@ -31,6 +31,7 @@ type Container struct {
 	Placed    bool             // the plugin chose the GPUs
 	UID       uint32           // of the user that it runs as
 	Claims    string           // names of its shares, separated by commas; empty: it has no claim
+	Limits    Limits           // of its spec
 }
 
 // uses tells whether a container has a GPU, or may have it.
@@ -60,6 +61,9 @@ type Containers struct {
 	wake   chan struct{} // holds a token when there may be something to tell
 
 	onGPUs func() // is called when GPU may return something else
+
+	changed chan struct{} // see Changed
+	specs   Specs         // nil: limits of specs are not looked at
 
 	Health Health // of the plugin; Run tells the scheduler of problems
 
@@ -93,7 +97,8 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 		want: map[string]Container{}, ended: map[string]Container{}, percent: 100,
 		mayExclude: func(string) bool { return true },
 		mostCore:   func(string) uint32 { return 100 },
-		now:        time.Now, stuck: map[string]failure{}, moved: map[string][]time.Time{}, registered: make(chan struct{}),
+		now:        time.Now, stuck: map[string]failure{}, moved: map[string][]time.Time{}, registered: make(chan struct{}), changed: make(chan struct{}, 1),
+		live: livePods{listed: make(chan struct{})},
 	}
 	cs.Health.OnChange(cs.poke)
 	return cs

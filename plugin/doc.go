@@ -95,6 +95,15 @@
 //     do silently, is a problem of Health, and containers that ask are refused. The runtime says
 //     in Configure which it is.
 //
+// # Limits
+//
+// With SetSpecs, a container also asks by limits of its spec, nvshare.com/gpu-memory and
+// nvshare.com/gpu-cores, for a part of one GPU, which is promised and is the most that it has. Annotations
+// may lower it. Capacity is what kube-scheduler is to count: what it has placed here is kept for it, also
+// from pods that are created first. Such a container is refused only where several GPUs have memory
+// and time left in different places. A handler waits for the API server, 1 s at most, only for a pod that it
+// was not told of.
+//
 // # Claims
 //
 // With SetClaims, resource claims give this node's GPUs (package dra). A container has
@@ -104,6 +113,6 @@
 // what the claim has. A container whose claim's record is lost keeps what the scheduler was told
 // of it before, and is not started again.
 //
-// NRI tells the plugin nothing of a pod's resource requests, and only CRI calls NRI:
+// NRI tells the plugin nothing of a pod's resources, and only CRI calls NRI:
 // podman, nerdctl and ctr use the CDI specs by themselves.
 package plugin

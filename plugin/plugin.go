@@ -71,6 +71,7 @@ func (p *Plugin) SetLibDir(dir string) {
 func (p *Plugin) SetInventory(inv *Inventory) {
 	p.inventory.Store(inv)
 	p.judgeRuntime(inv)
+	signal(p.containers.changed)
 }
 
 // judgeRuntime says that the runtime drops the GPUs of this node, if it has any and pods ask the plugin for them.
@@ -213,7 +214,7 @@ func (p *Plugin) follow(pod *api.PodSandbox, ctr *api.Container, inv *Inventory)
 // under one lock, so that no change of the pod's annotations is lost between them.
 func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) (c Container, req Request, uses bool, err error) {
 	cs := p.containers
-	if err := cs.learnShares(ctr); err != nil {
+	if err := errors.Join(cs.learnShares(ctr), p.learnLimits(pod, ctr)); err != nil {
 		return c, req, false, err
 	}
 	cs.mu.Lock()
@@ -221,7 +222,7 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 	if req, err = cs.request(pod, ctr.GetName(), inv.Devices()); err != nil {
 		return c, req, false, err
 	}
-	if err = cs.claimed(&req, pod, ctr, false); err != nil {
+	if err = errors.Join(cs.claimed(&req, pod, ctr, false), cs.limited(&req, pod, ctr)); err != nil {
 		return c, req, false, err
 	}
 	if len(given(ctr)) > 0 || p.hasShim(ctr) {
@@ -275,7 +276,7 @@ func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Invento
 		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
 		Terms: req.Terms, Keep: req.Keep, UID: ctr.GetUser().GetUid(),
 		GPUs:   strings.Join(inv.identify(append(given(ctr), req.Devices...)), ","),
-		Labels: labelsIn(pod.GetNamespace(), req.Labels), Sandbox: pod.GetId(), Placed: req.Count > 0,
+		Labels: labelsIn(pod.GetNamespace(), req.Labels), Sandbox: pod.GetId(), Placed: req.Count > 0, Limits: req.Limits,
 	}
 	if len(req.Shares) > 0 {
 		var names, gpus []string
@@ -292,7 +293,7 @@ func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Invento
 // scheduler was told before. The lock is held.
 func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) (Container, error) {
 	req, err := cs.request(pod, ctr.GetName(), inv.Devices())
-	unclaimed := cs.claimed(&req, pod, ctr, true)
+	unclaimed := errors.Join(cs.claimed(&req, pod, ctr, true), cs.limited(&req, pod, ctr))
 	c := describeExisting(pod, ctr, req, inv)
 	if names := recordedClaims(ctr); names != "" && len(req.Shares) == 0 {
 		if unclaimed == nil {
@@ -309,6 +310,7 @@ func describeExisting(pod *api.PodSandbox, ctr *api.Container, req Request, inv 
 	c := describe(pod, ctr, req, inv)
 	c.GPUs = cmp.Or(recorded(ctr), c.GPUs)
 	c.Reach = uuidsIn(ctr, ReachAnnotation)
+	c.Limits = cmp.Or(c.Limits, recordedLimits(ctr))
 	return c
 }
 

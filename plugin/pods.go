@@ -24,6 +24,11 @@ import (
 type Pod struct {
 	UID, Namespace, Name string
 	Annotations          map[string]string // never changed
+
+	// With SetSpecs:
+	Limits  map[string]Limits // by container
+	Counted Limits            // of the whole pod, as kube-scheduler counts it
+	Over    bool              // it has ended, and kube-scheduler counts it no more
 }
 
 // Refusal says which of a pod's annotations change nothing for one of its
@@ -142,7 +147,8 @@ func isAnnotation(key string, names ...string) bool {
 // livePods are pods whose annotations are known as they are now. The zero value is
 // for nodes where nobody tells: the annotations of the runtime hold.
 type livePods struct {
-	expected bool // somebody will tell, but has not told all yet
+	expected bool          // somebody will tell, but has not told all yet
+	listed   chan struct{} // is closed when all were told
 	byUID    map[string]*livePod
 }
 
@@ -255,6 +261,12 @@ func (p *Plugin) SetPods(all []Pod) (refused []Refusal) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.live.expected = false
+	select {
+	case <-cs.live.listed:
+	default:
+		close(cs.live.listed)
+	}
+	signal(cs.changed)
 	maps.DeleteFunc(cs.live.byUID, func(uid string, _ *livePod) bool { return !listed[uid] })
 	for id, c := range cs.want {
 		// The API server does not know the pod: the annotations of the runtime hold.
@@ -282,6 +294,7 @@ func (p *Plugin) DropPod(uid string) {
 	p.containers.mu.Lock()
 	defer p.containers.mu.Unlock()
 	delete(p.containers.live.byUID, uid)
+	signal(p.containers.changed)
 }
 
 // setPod is SetPod with the lock held.
@@ -295,6 +308,7 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 		cs.live.byUID[pod.UID] = p
 	}
 	p.Pod, p.denied = pod, map[string]denial{}
+	signal(cs.changed)
 	p.Annotations = maps.Clone(pod.Annotations)
 	maps.DeleteFunc(p.Annotations, func(key, _ string) bool { return !IsShareAnnotation(key) })
 	for id, old := range cs.want {
@@ -302,15 +316,21 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 			continue
 		}
 		c := old
-		var err error
-		c.Terms, c.Keep, err = p.terms(c.Name, old.Terms)
-		if c.Claims != "" {
-			err = errors.Join(err, cs.limit(&c, old))
+		take := func() (err error) {
+			c.Terms, c.Keep, err = p.terms(c.Name, old.Terms)
+			switch {
+			case c.Claims != "":
+				err = errors.Join(err, cs.limit(&c, old))
+			case c.Limits != Limits{}:
+				err = errors.Join(err, bound(&c.Terms, Share{Terms: c.Limits.terms()}, "the pod's spec"))
+			}
+			return err
 		}
+		err := take()
 		denied, why := cs.deniable(old, c, gpus)
 		if why != nil {
 			p.denied[c.Name] = denied
-			c.Terms, c.Keep, _ = p.terms(c.Name, old.Terms)
+			_ = take() // said above
 			err = errors.Join(err, why)
 		}
 		c.Terms.Copy(old.Terms, sched.FixedFields)
@@ -338,8 +358,9 @@ func (cs *Containers) deniable(old, c Container, gpus []cdi.GPU) (d denial, err 
 		return d, nil
 	}
 	request, limit := c.Terms.CoreRequest, c.Terms.MemoryLimit
-	more := request > old.Terms.CoreRequest
-	larger := c.Placed && old.Terms.MemoryLimit != 0 && limit > old.Terms.MemoryLimit
+	core, memory := old.promised()
+	more := request > core
+	larger := c.Placed && memory != 0 && limit > memory
 	if !more && !larger {
 		return d, nil
 	}

@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,6 +24,9 @@ const ClaimAnnotation = "nvshare.com/gpu-claims"
 // ReachAnnotation has the UUIDs of the GPUs that a container can open and may move to.
 const ReachAnnotation = "nvshare.com/gpu-reach"
 
+// LimitsAnnotation has the limits of a container's spec, for while the API server does not answer.
+const LimitsAnnotation = "nvshare.com/gpu-limits"
+
 var uuids = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:-]{0,79}(,[A-Za-z0-9][A-Za-z0-9:-]{0,79})*$`)
 
 // record writes on a container which GPUs it gets.
@@ -35,6 +39,9 @@ func record(adjust *api.ContainerAdjustment, c Container) {
 	}
 	if c.Claims != "" {
 		adjust.AddAnnotation(ClaimAnnotation, c.Claims)
+	}
+	if c.Limits != (Limits{}) {
+		adjust.AddAnnotation(LimitsAnnotation, fmt.Sprint(c.Limits.Memory, c.Limits.Cores))
 	}
 }
 
@@ -59,4 +66,12 @@ func uuidsIn(ctr *api.Container, annotation string) string {
 		return ""
 	}
 	return value
+}
+
+// recordedLimits returns the limits that a plugin has recorded on a container.
+func recordedLimits(ctr *api.Container) (l Limits) {
+	if _, err := fmt.Sscanf(ctr.GetAnnotations()[LimitsAnnotation], "%d %d", &l.Memory, &l.Cores); err != nil || l.terms().Validate() != nil {
+		return Limits{}
+	}
+	return l
 }

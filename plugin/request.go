@@ -35,6 +35,7 @@ type Request struct {
 	Sees   string
 	Shares []Share          // that it has by resource claims; then there are no Devices, and no Count
 	Labels placement.Labels // of the pod's namespace
+	Limits Limits           // of the container's spec; then Count is 1
 	// Terms are what the container may have of each GPU.
 	Terms sched.Terms
 	// Keep has the fields of Terms that are not known now. The scheduler keeps the

@@ -103,6 +103,7 @@ func (cs *Containers) learn(s State) {
 	if cs.takeOver(s) {
 		cs.onGPUs()
 	}
+	signal(cs.changed)
 }
 
 // takeOver keeps a State, and returns whether GPUs have changed in it.
@@ -133,8 +134,13 @@ func (cs *Containers) takeOver(s State) bool {
 
 // poke wakes Run.
 func (cs *Containers) poke() {
+	signal(cs.wake)
+	signal(cs.changed)
+}
+
+func signal(to chan struct{}) {
 	select {
-	case cs.wake <- struct{}{}:
+	case to <- struct{}{}:
 	default: // a token is there already
 	}
 }

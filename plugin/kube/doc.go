@@ -36,8 +36,9 @@
 // # Cost
 //
 // There is one watch per node. The API server filters it to the node's pods and sends
-// their metadata only, of which nvshare's annotations are kept. A lost watch is made
-// again after 0.8 to 30 s. An Event about a container takes one more request, for its pod:
+// their metadata only, of which nvshare's annotations are kept; with WatchSpecs the whole pods, of which limits
+// of nvshare's resources are kept, too. Advertise watches the node beside, and patches its status when what
+// pods have or what is left changes. A lost watch is made again after 0.8 to 30 s. An Event about a container takes one more request, for its pod:
 // the Event says whether it is an init or an ephemeral container (fieldPath).
 //
 // # Rights
@@ -48,5 +49,6 @@
 //	apiGroups: ["events.k8s.io"]  resources: [events]  verbs: [create]
 //
 // RBAC cannot narrow the first to one node's pods. Without these rights, or without an
-// API server, the annotations of the pods' creation hold. RemoveTaint needs get and patch of nodes.
+// API server, the annotations of the pods' creation hold. RemoveTaint needs get and patch of nodes; Advertise
+// list and watch of nodes, and patch of nodes/status.
 package kube

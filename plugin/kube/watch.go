@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -45,6 +46,7 @@ type Pods interface {
 type Watcher struct {
 	log    logrus.FieldLogger
 	lister metadata.ResourceInterface
+	specs  bool // whole pods are watched, and not their metadata only
 	node   string
 	to     Pods
 	events *events
@@ -87,24 +89,35 @@ func New(c *rest.Config, node string, to Pods, log logrus.FieldLogger) (*Watcher
 	}, nil
 }
 
+// WatchSpecs has Pods told what the pods' specs ask for, too. It must be called before Run.
+func (w *Watcher) WatchSpecs() { w.specs = true }
+
 // Run watches until ctx ends.
 func (w *Watcher) Run(ctx context.Context) {
 	// Without a logger client-go writes to the global klog. Its errors are noted below.
 	ctx = klog.NewContext(ctx, klog.Logger{})
+	var expected runtime.Object = &metav1.PartialObjectMetadata{}
+	listed := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return w.lister.List(ctx, o) }
+	watched := w.lister.Watch
+	if w.specs {
+		pods := w.events.client.CoreV1().Pods("")
+		expected, watched = &corev1.Pod{}, pods.Watch
+		listed = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return pods.List(ctx, o) }
+	}
 	r := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(&cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			o.FieldSelector = w.mine()
-			list, err := w.lister.List(ctx, o)
+			list, err := listed(ctx, o)
 			w.note(ctx, err)
 			return list, err
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 			o.FieldSelector = w.mine()
-			wi, err := w.lister.Watch(ctx, o)
+			wi, err := watched(ctx, o)
 			w.note(ctx, err)
 			return wi, err
 		},
-	}, w.lister), &metav1.PartialObjectMetadata{}, store{w}, cache.ReflectorOptions{Logger: &klog.Logger{}, Name: "pods"})
+	}, w.lister), expected, store{w}, cache.ReflectorOptions{Logger: &klog.Logger{}, Name: "pods"})
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	parts.Go(func() { w.events.run(ctx) })
@@ -140,19 +153,24 @@ type store struct{ *Watcher }
 
 var _ cache.ReflectorStore = store{}
 
-// podOf returns a pod with nvshare's annotations, and the text about unknown ones.
+// podOf returns a pod with nvshare's annotations and what its spec asks for, if that is there, and the
+// text about unknown annotations.
 func podOf(obj any) (p plugin.Pod, unknown string, ok bool) {
-	m, ok := obj.(*metav1.PartialObjectMetadata)
+	m, ok := obj.(metav1.Object)
 	if !ok {
 		return plugin.Pod{}, "", false
 	}
 	ours := map[string]string{}
-	for key, value := range m.Annotations {
+	for key, value := range m.GetAnnotations() {
 		if plugin.IsAnnotation(key) {
 			ours[key] = value
 		}
 	}
-	return plugin.Pod{UID: string(m.UID), Namespace: m.Namespace, Name: m.Name, Annotations: ours}, plugin.UnknownAnnotations(m.Annotations), true
+	p = plugin.Pod{UID: string(m.GetUID()), Namespace: m.GetNamespace(), Name: m.GetName(), Annotations: ours}
+	if whole, ok := obj.(*corev1.Pod); ok {
+		addSpec(&p, whole)
+	}
+	return p, plugin.UnknownAnnotations(m.GetAnnotations()), true
 }
 
 func (s store) Add(obj any) error { return s.Update(obj) }
@@ -166,7 +184,7 @@ func (s store) Update(obj any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.pods[p.UID]
-	if k != nil && maps.Equal(k.Annotations, p.Annotations) && k.unknown == unknown {
+	if k != nil && maps.Equal(k.Annotations, p.Annotations) && k.unknown == unknown && k.Over == p.Over {
 		return nil
 	}
 	s.queue.AddAfter(p.UID, time.Until(s.set(p, unknown).changed.Add(pause)))

@@ -103,13 +103,20 @@ func (l *lines) get() []string {
 	return slices.Clone(l.all)
 }
 
+func quiet() *logrus.Logger {
+	log := logrus.New()
+	log.SetOutput(io.Discard)
+	return log
+}
+
+func restConfig(s *kubeapi.Server) *rest.Config { return &rest.Config{Host: s.URL} }
+
 // startWatcher watches until the test ends.
 func startWatcher(t *testing.T, s *kubeapi.Server, to Pods) (*Watcher, *lines) {
 	t.Helper()
-	log, kept := logrus.New(), &lines{}
-	log.SetOutput(io.Discard)
+	log, kept := quiet(), &lines{}
 	log.AddHook(kept)
-	w, err := New(&rest.Config{Host: s.URL}, kubeapi.Node, to, log)
+	w, err := New(restConfig(s), kubeapi.Node, to, log)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,12 +22,14 @@ import (
 type liveFlags struct {
 	when, kubeconfig, node string
 	startupTaint           bool
+	advertise              bool
 }
 
 func (f *liveFlags) add(s *pflag.FlagSet) {
 	s.StringVar(&f.when, "kube", kube.Auto, "`auto|on|off`: watch the annotations of this node's pods, so that shares change while they run; auto: in a pod, or with a kubeconfig")
 	s.StringVar(&f.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "`file` that says how to reach the Kubernetes API (KUBECONFIG); in a pod none is needed")
 	s.BoolVar(&f.startupTaint, "startup-taint", false, "remove the taint "+kube.StartupTaint+" from this node once the container runtime has registered the plugin; needs the right to get and patch nodes")
+	s.BoolVar(&f.advertise, "advertise", false, "advertise "+plugin.MemoryResource+" (GiB) and "+plugin.CoresResource+" (percent of one GPU's time) as resources of this node, for which pods ask by resources.limits: for Kubernetes before 1.36, and not with --dra; needs the rights to list and watch nodes and to patch nodes/status")
 	s.StringVar(&f.node, "node-name", os.Getenv("NODE_NAME"), "this node's `name` in Kubernetes (NODE_NAME; default: the host's)")
 }
 
@@ -48,6 +50,8 @@ func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.Fiel
 	switch {
 	case err != nil && f.startupTaint:
 		return nil, fmt.Errorf("--startup-taint: Kubernetes API: %w", err)
+	case err != nil && f.advertise:
+		return nil, fmt.Errorf("--advertise: Kubernetes API: %w", err)
 	case errors.Is(err, kube.ErrNone):
 		log.Infof("pods' annotations hold as they were at their creation: %v", err)
 		return nil, nil
@@ -61,11 +65,18 @@ func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.Fiel
 	if err != nil {
 		return nil, err
 	}
+	if f.advertise { // a handler may wait for an answer
+		config.QPS, config.Burst = apiQPS, apiBurst
+	}
 	w, err := kube.New(config, node, p, log)
 	if err != nil {
 		return nil, err
 	}
 	log.Infof("watching the annotations of the pods of node %s at %s", node, config.Host)
+	if f.advertise {
+		w.WatchSpecs()
+		p.SetSpecs(w.Spec)
+	}
 	p.ExpectPods()
 	go w.Run(ctx)
 	return &live{w: w, p: p}, nil

@@ -158,6 +158,12 @@ func (f *flags) check() (audit plugin.Audit, err error) {
 	if err := nri.CheckPluginName(f.name); err != nil {
 		return audit, fmt.Errorf("--name: %w", err)
 	}
+	if f.kube.advertise && f.dra.on {
+		return audit, errors.New("--advertise and --dra are two ways to ask for the same GPUs: leave one out")
+	}
+	if f.noNRI && f.kube.advertise {
+		return audit, errors.New("--advertise needs NRI, which gives the GPUs: leave out --no-nri")
+	}
 	if f.noNRI && f.dra.on {
 		return audit, errors.New("--dra needs NRI, which puts the shim into the containers of claims: leave out --no-nri")
 	}

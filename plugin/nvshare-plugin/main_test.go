@@ -168,7 +168,8 @@ func TestStartFails(t *testing.T) {
 		}
 	}
 	for says, more := range map[string][]string{
-		"--dra: Kubernetes API: not in a Kubernetes pod": {"--dra", "--no-nri=false", "--kubeconfig="},
+		"--dra: Kubernetes API: not in a Kubernetes pod":       {"--dra", "--no-nri=false", "--kubeconfig="},
+		"--advertise: Kubernetes API: not in a Kubernetes pod": {"--advertise", "--no-nri=false", "--kubeconfig="},
 	} {
 		if err := execute(slices.Concat(args, []string{"--cdi-dir", "/run/claims"}, more)...); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v: %v; want %q", more, err, says)
@@ -189,6 +190,8 @@ func TestUsage(t *testing.T) {
 		"--promise-memory 0": "--promise-memory",
 		"--promise-memory x": "--promise-memory",
 		"--dra":              "--dra needs NRI",
+		"--advertise":        "--advertise needs NRI",
+		"--advertise --dra":  "leave one out",
 		"--slots 4":          "--slots is for resource claims",
 		"--metrics-addr :1":  "--metrics-addr is for resource claims",
 		"--dra --no-nri=false --metrics-addr 9403": "give host:port",

@@ -41,6 +41,7 @@ type service struct {
 
 	leads           chan struct{} // is closed when the service leads
 	register, serve func()        // with the runtime; the kubelet
+	count           func()        // what kube-scheduler counts
 	endPeek         func()        // ends the looks of serveBeside
 
 	ctx    context.Context // ends when a part has ended
@@ -100,7 +101,13 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 	}
 	runtime := plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}
 	s.register = s.part(func() error { return plugin.Run(s.ctx, runtime, s.plugin) })
-	s.serve = func() {}
+	s.serve, s.count = func() {}, func() {}
+	if f.kube.advertise || s.driver != nil && s.pods != nil {
+		s.count = s.part(func() error {
+			s.pods.w.Advertise(s.ctx, s.plugin, func(why error) { s.containers.Health.Problem("advertise", why) })
+			return nil
+		})
+	}
 	if s.driver != nil {
 		s.serve = s.part(func() error { return s.driver.Run(s.ctx) })
 	}
@@ -182,6 +189,7 @@ func (s *service) lead() error {
 		s.driver.Lead()
 	}
 	s.serve()
+	s.count()
 	go s.containers.Run(s.ctx, func(ctx context.Context) (plugin.Scheduler, error) {
 		return dialScheduler(ctx, s.runDir, s.log, s.pods)
 	})

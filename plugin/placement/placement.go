@@ -93,6 +93,17 @@ func Choose(devices []Device, r Request) ([]string, error) {
 	return uuids, nil
 }
 
+// Hole returns the largest part of the time and the largest part of the memory that one device has left,
+// which may be two devices.
+func Hole(devices []Device) (core uint32, memory uint64) {
+	for _, d := range devices {
+		if len(d.unable(Request{})) == 0 {
+			core, memory = max(core, d.coreLeft()), max(memory, d.memoryLeft())
+		}
+	}
+	return core, memory
+}
+
 // Neighbours says why a container with these labels cannot be beside those who
 // have a device: for devices that somebody else chose. Empty: it can.
 func (d Device) Neighbours(l Labels) (why []string) {

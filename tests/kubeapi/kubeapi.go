@@ -28,8 +28,8 @@ import (
 // Node is the name of the only node.
 const Node = "node-1"
 
-// Server serves the metadata of one node's pods (list, watch, streaming list), and takes
-// events.
+// Server serves one node's pods (list, watch, streaming list), their metadata only unless Specs was
+// called, and the node, and takes events.
 type Server struct {
 	*httptest.Server
 	Events  chan *eventsv1.Event
@@ -42,10 +42,13 @@ type Server struct {
 	version  int
 	pods     map[types.UID]*metav1.PartialObjectMetadata
 	specs    map[string]corev1.PodSpec // by <namespace>/<name>
+	over     map[types.UID]bool
+	whole    bool // pods are asked for as a whole
 	watchers map[chan watchEvent]bool
 	fail     int // status code of all answers about pods; 0: none
 	old      bool
 	node     corev1.Node
+	nodes    map[chan corev1.Node]bool // who watches it
 }
 
 type watchEvent struct {
@@ -53,17 +56,26 @@ type watchEvent struct {
 	Object *metav1.PartialObjectMetadata `json:"object"`
 }
 
+// sent is an object in the form in which it was asked for.
+type sent struct {
+	Type   string `json:"type"`
+	Object any    `json:"object"`
+}
+
 // New starts a server that ends with the test.
 func New(t *testing.T) *Server {
 	s := &Server{
 		t: t, Events: make(chan *eventsv1.Event, 1000), Asked: make(chan string, 1000), Patched: make(chan *corev1.Node, 1000),
 		pods: map[types.UID]*metav1.PartialObjectMetadata{}, specs: map[string]corev1.PodSpec{}, watchers: map[chan watchEvent]bool{},
+		over: map[types.UID]bool{}, nodes: map[chan corev1.Node]bool{},
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/v1/pods", s.servePods)
 	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/pods", s.servePod)
 	mux.HandleFunc("GET /api/v1/nodes/{name}", s.serveNode)
 	mux.HandleFunc("PATCH /api/v1/nodes/{name}", s.serveNode)
+	mux.HandleFunc("PATCH /api/v1/nodes/{name}/status", s.patchStatus)
+	mux.HandleFunc("GET /api/v1/nodes", s.serveNodes)
 	mux.HandleFunc("POST /apis/events.k8s.io/v1/namespaces/{namespace}/events", s.serveEvent)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		t.Errorf("unexpected request %s %s", r.Method, r.URL)
@@ -91,6 +103,93 @@ func (s *Server) Taint(key string, effect corev1.TaintEffect) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.node.Spec.Taints = append(s.node.Spec.Taints, corev1.Taint{Key: key, Effect: effect})
+}
+
+// Specs has pods served as a whole.
+func (s *Server) Specs() { s.whole = true }
+
+// SetNode changes the node, as the kubelet does.
+func (s *Server) SetNode(change func(*corev1.Node)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(&s.node)
+	s.tellNode()
+}
+
+func (s *Server) tellNode() {
+	s.version++
+	s.node.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}
+	s.node.Name, s.node.ResourceVersion = Node, fmt.Sprint(s.version)
+	for w := range s.nodes {
+		w <- *s.node.DeepCopy()
+	}
+}
+
+// patchStatus takes a merge patch of the node's status.
+func (s *Server) patchStatus(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fail != 0 {
+		reject(w, s.fail)
+		return
+	}
+	before, _ := json.Marshal(s.node)
+	body, err := io.ReadAll(r.Body)
+	var after []byte
+	if err == nil {
+		after, err = jsonpatch.MergePatch(before, body)
+	}
+	var node corev1.Node
+	if err == nil {
+		err = json.Unmarshal(after, &node)
+	}
+	if err != nil || r.PathValue("name") != Node || r.Header.Get("Content-Type") != string(types.MergePatchType) {
+		s.t.Errorf("patch %s of the status of node %s: %v", body, r.PathValue("name"), err)
+	}
+	s.node = node
+	s.tellNode()
+	s.Patched <- &node
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(s.node)
+}
+
+// serveNodes lists or watches the node.
+func (s *Server) serveNodes(w http.ResponseWriter, r *http.Request) {
+	q := r.URL.Query()
+	if got := q.Get("fieldSelector"); got != "metadata.name="+Node {
+		s.t.Errorf("asked for the nodes with %q", got)
+	}
+	if q.Get("sendInitialEvents") == "true" { // as before Kubernetes 1.32
+		reject(w, http.StatusUnprocessableEntity)
+		return
+	}
+	s.mu.Lock()
+	w.Header().Set("Content-Type", "application/json")
+	if q.Get("watch") == "" {
+		list := corev1.NodeList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "NodeList"}, ListMeta: metav1.ListMeta{ResourceVersion: fmt.Sprint(s.version)}}
+		list.Items = append(list.Items, s.node)
+		s.mu.Unlock()
+		_ = json.NewEncoder(w).Encode(list)
+		return
+	}
+	ch := make(chan corev1.Node, 1000)
+	ch <- *s.node.DeepCopy() // the history is not kept
+	s.nodes[ch] = true
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.nodes, ch)
+	}()
+	for {
+		w.(http.Flusher).Flush()
+		select {
+		case <-r.Context().Done():
+			return
+		case node := <-ch:
+			_ = json.NewEncoder(w).Encode(sent{"MODIFIED", node})
+		}
+	}
 }
 
 // serveNode returns the node, after a JSON patch if the request has one.
@@ -147,6 +246,30 @@ func (s *Server) Set(uid, namespace, name string, annotations map[string]string)
 	}
 	s.pods[p.UID] = p
 	s.tell(watchEvent{kind, p})
+}
+
+// End has a pod end, as the kubelet says it.
+func (s *Server) End(uid string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	p := *s.pods[types.UID(uid)]
+	p.ResourceVersion = fmt.Sprint(s.version)
+	s.pods[p.UID], s.over[p.UID] = &p, true
+	s.tell(watchEvent{"MODIFIED", &p})
+}
+
+// as returns a pod in the form in which it is asked for. The lock is held.
+func (s *Server) as(p *metav1.PartialObjectMetadata) any {
+	if !s.whole {
+		return p
+	}
+	pod := corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: p.ObjectMeta, Spec: s.specs[p.Namespace+"/"+p.Name]}
+	pod.Status.Phase = corev1.PodRunning
+	if s.over[p.UID] {
+		pod.Status.Phase = corev1.PodSucceeded
+	}
+	return pod
 }
 
 // SetSpec says what else the pod with this name has.
@@ -208,8 +331,8 @@ func (s *Server) servePods(w http.ResponseWriter, r *http.Request) {
 	if got := q.Get("fieldSelector"); got != "spec.nodeName="+Node {
 		s.t.Errorf("asked for the pods of %q", got)
 	}
-	if accept := r.Header.Get("Accept"); !strings.Contains(accept, "as=PartialObjectMetadata") {
-		s.t.Errorf("asked for more than metadata: %s", accept)
+	if accept := r.Header.Get("Accept"); strings.Contains(accept, "as=PartialObjectMetadata") == s.whole {
+		s.t.Errorf("asked for more or less than is needed: %s", accept)
 	}
 	s.mu.Lock()
 	if s.fail != 0 || s.old && q.Get("sendInitialEvents") == "true" {
@@ -227,14 +350,16 @@ func (s *Server) servePods(w http.ResponseWriter, r *http.Request) {
 	})
 	version := fmt.Sprint(s.version)
 	if q.Get("watch") == "" {
-		s.mu.Unlock()
-		list := metav1.PartialObjectMetadataList{
-			TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
-			ListMeta: metav1.ListMeta{ResourceVersion: version},
+		list := map[string]any{"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": metav1.ListMeta{ResourceVersion: version}}
+		if s.whole {
+			list["apiVersion"], list["kind"] = "v1", "PodList"
 		}
+		items := []any{}
 		for _, p := range all {
-			list.Items = append(list.Items, *p)
+			items = append(items, s.as(p))
 		}
+		list["items"] = items
+		s.mu.Unlock()
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(list)
 		s.Asked <- "list"
@@ -279,7 +404,10 @@ func (s *Server) servePods(w http.ResponseWriter, r *http.Request) {
 			if !ok {
 				return
 			}
-			_ = json.NewEncoder(w).Encode(e)
+			s.mu.Lock()
+			out := sent{e.Type, s.as(e.Object)}
+			s.mu.Unlock()
+			_ = json.NewEncoder(w).Encode(out)
 		}
 	}
 }
@@ -293,7 +421,13 @@ func (s *Server) servePod(w http.ResponseWriter, r *http.Request) {
 	list := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}}
 	s.mu.Lock()
 	if spec, ok := s.specs[r.PathValue("namespace")+"/"+name]; ok {
-		list.Items = append(list.Items, corev1.Pod{Spec: spec})
+		pod := corev1.Pod{Spec: spec}
+		for _, p := range s.pods {
+			if p.Namespace == r.PathValue("namespace") && p.Name == name {
+				pod.ObjectMeta = p.ObjectMeta
+			}
+		}
+		list.Items = append(list.Items, pod)
 	}
 	s.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/tests/judge"
+	"github.com/nvshare/nvshare/tests/node"
 )
 
 const (
@@ -47,6 +48,7 @@ func TestCluster(t *testing.T) {
 		{"restart-containerd", restartContainerd},
 		{"restart-scheduler", restartScheduler},
 		{"rolling-update", rollingUpdate},
+		{"driver-upgrade", driverUpgrade},
 		{"churn", churn},
 		{"one-plugin", onePlugin},
 		{"required", required},
@@ -332,6 +334,26 @@ func rollingUpdate(t *testing.T) {
 	newTenant(t, ctx)
 }
 
+// While NVIDIA's GPU Operator replaces the driver it says so in labels of the node: nvshare, which has NVML
+// open, leaves, and comes back.
+func driverUpgrade(t *testing.T) {
+	ctx := within(t)
+	before := shared.PluginAccepts()
+	const label = "nvidia.com/gpu.deploy.operator-validator="
+	kubectl(t, ctx, "label", "node", node.KubeNode, label+"paused-for-driver-upgrade")
+	await(t, ctx, "nvshare to leave", func() error {
+		if pids := append(ours(t, "nvshare-plugin"), ours(t, "nvshare-scheduler")...); len(pids) > 0 {
+			return fmt.Errorf("there are the processes %v", pids)
+		}
+		return nil
+	})
+	kubectl(t, ctx, "label", "node", node.KubeNode, label+"true", "--overwrite")
+	accepted(t, ctx, before)
+	rolledOut(t, ctx)
+	kubectl(t, ctx, "label", "node", node.KubeNode, strings.TrimSuffix(label, "=")+"-")
+	newTenant(t, ctx)
+}
+
 // churnPods is how many pods come and go in each of the two jobs: 50, or NVSHARE_CHURN.
 func churnPods(t *testing.T) string {
 	text, set := os.LookupEnv("NVSHARE_CHURN")
@@ -472,8 +494,9 @@ func required(t *testing.T) {
 		return err
 	})
 	for spec, want := range map[string]bool{
-		`containers: [{name: main, image: none}]`:                                            false,
-		`containers: [{name: main, image: none, resources: {limits: {nvshare.com/gpu: 1}}}]`: true,
+		`containers: [{name: main, image: none}]`:                                                                                                                        false,
+		`containers: [{name: main, image: none, resources: {limits: {nvshare.com/gpu: 1}}}]`:                                                                             true,
+		`containers: [{name: main, image: none, resources: {limits: {nvshare.com/gpu-cores: 9}}}]`:                                                                       true,
 		`initContainers: [{name: side, image: none, resources: {limits: {deviceclass.resource.kubernetes.io/nvshare.com: 1}}}], containers: [{name: main, image: none}]`: true,
 		`containers: [{name: main, image: none, resources: {limits: {deviceclass.resource.kubernetes.io/other: 1}}}]`:                                                    false,
 		// It may be a claim for another driver's devices, on a node without nvshare.
@@ -566,9 +589,12 @@ func overlapGroups(t *testing.T) {
 
 // Deleting leaves files for containers that still use them; the overlay uninstall
 // removes these too.
-func uninstall(t *testing.T) {
+func uninstall(t *testing.T) { uninstallOf(t, "simgpu") }
+
+func uninstallOf(t *testing.T, dir string) {
+	t.Helper()
 	ctx := within(t)
-	kubectl(t, ctx, "delete", "-k", "simgpu", "--timeout="+patience.String())
+	kubectl(t, ctx, "delete", "-k", dir, "--ignore-not-found", "--timeout="+patience.String())
 	if _, err := os.Stat("/var/lib/nvshare/lib/current/libnvshare.so"); err != nil {
 		t.Errorf("deleted with the DaemonSet: %v", err)
 	}

@@ -113,6 +113,7 @@ func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	suspendDir := []string{"checkpoint.enabled=true", "checkpoint.suspendDir=/var/lib/nvshare/suspended", "scheduler.args={--swap-memory=auto}"}
 	for overlays, values := range map[string][]string{
 		"":                 nil,
+		"advertise":        {"advertise.enabled=true"},
 		"bound":            {"bound.enabled=true"},
 		"metrics":          {"metrics.enabled=true"},
 		"metrics-service":  {"metrics.enabled=true", "metrics.podMonitor=false", "metrics.serviceMonitor=true"},
@@ -366,6 +367,7 @@ func TestChartRefusesOldClusters(t *testing.T) {
 	for _, c := range []struct{ values, last, first, says string }{
 		{"dra.enabled=true", "1.35.9", "1.36.0", "1.36"},
 		{"startupTaint.enabled=true", "1.31.9", "1.32.0", "1.32"},
+		{"advertise.enabled=true", "1.31.9", "1.32.0", "1.32"},
 		{"required.enabled=true", "1.35.9", "1.36.0-gke.1", "v1beta1"},
 		{"required.enabled=true,required.apiVersion=admissionregistration.k8s.io/v1beta1", "1.33.1", "1.34.0", "1.34"},
 		{"bound.enabled=true", "1.31.0", "1.32.0", "1.32"},
@@ -462,7 +464,7 @@ func TestAPIServerTakesManifests(t *testing.T) {
 	ctx := within(t)
 	var objectsOf []string
 	for _, overlays := range []string{
-		"", "metrics", "metrics-service", "nvml", "web", "web-token", "required", "dra", "surge", "overlap-groups", "checkpoint", "suspend-dir", "host-paths", "bound",
+		"", "metrics", "metrics-service", "nvml", "web", "web-token", "required", "dra", "surge", "advertise", "overlap-groups", "checkpoint", "suspend-dir", "host-paths", "bound",
 		"nvml web dra required surge overlap-groups suspend-dir host-paths bound",
 	} {
 		objectsOf = append(objectsOf, withOverlays(t, ctx, overlays))

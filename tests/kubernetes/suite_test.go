@@ -53,13 +53,17 @@ func bringUp(dir string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	begin := time.Now()
-	n, err := node.New(dir, node.Options{Build: buildDir, Simulated: true, SimConfig: simConfig, NRI: node.NRIValidates})
+	other := os.Getenv("NVSHARE_KUBERNETES") // directory of an earlier one
+	n, err := node.New(dir, node.Options{Build: buildDir, Simulated: true, SimConfig: simConfig, NRI: node.NRIValidates, Kubernetes: other})
 	if err != nil {
 		return err
 	}
 	shared = n
 	if cluster, err = n.NewKubernetes(ctx); err != nil {
 		return err
+	}
+	if other != "" { // the kubelet's configuration has what was no default then
+		cluster.Args = map[string][]string{"kubelet": {"--feature-gates=KubeletCrashLoopBackOffMax=true"}}
 	}
 	image := func(ctx context.Context) error {
 		files := filepath.Join(buildDir, "image", runtime.GOARCH)

@@ -47,7 +47,7 @@ type Kubernetes struct {
 // IsolatedCluster. No address, file or setting outside of it is changed.
 func (n *Node) NewKubernetes(ctx context.Context) (*Kubernetes, error) {
 	n.cluster = true
-	k := &Kubernetes{node: n, dir: filepath.Join(n.private, "kube"), bin: filepath.Join(n.build, "tools-k8s")}
+	k := &Kubernetes{node: n, dir: filepath.Join(n.private, "kube"), bin: n.kubernetes}
 	for _, d := range []string{"pki", "etcd"} {
 		if err := os.MkdirAll(filepath.Join(k.dir, d), 0o755); err != nil {
 			return nil, err

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -23,6 +24,7 @@ type Node struct {
 	dir, private string
 	build, tools string
 	containerd   string // directory of containerd and its shim
+	kubernetes   string // directory of Kubernetes' programs
 	instance     string // "-NAME" in paths, or empty
 	nri          NRI
 	cgroup       string // parent of all containers' cgroups
@@ -43,6 +45,8 @@ type Options struct {
 	// Containerd is a directory with containerd 1.7 or later and its shim, to use
 	// instead of the pinned ones.
 	Containerd string
+	// Kubernetes is a directory with another Kubernetes than the pinned one.
+	Kubernetes string
 	// Instance is the name of one of several nodes in one Isolated. Each has its own
 	// containerd; everything else is shared.
 	Instance string
@@ -65,6 +69,7 @@ func New(dir string, o Options) (*Node, error) {
 	n := &Node{
 		dir: dir, private: filepath.Join(dir, "private"), build: o.Build, tools: filepath.Join(o.Build, "tools"),
 		cgroup: cgroupName(filepath.Base(dir)), simulated: o.Simulated, containerd: o.Containerd, nri: o.NRI,
+		kubernetes: cmp.Or(o.Kubernetes, filepath.Join(o.Build, "tools-k8s")),
 	}
 	if n.containerd == "" {
 		n.containerd = n.tools

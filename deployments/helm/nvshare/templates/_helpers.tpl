@@ -21,17 +21,17 @@ capabilities:
   add: {{ toJson . }}
 {{- end }}
 
-{{- /* Which nodes have GPUs: those that one of these labels says so of. */}}
+{{- /* Which nodes have GPUs: those that one of these labels says so of. Not while the GPU Operator replaces the driver. */}}
 {{- define "nvshare.gpuNodes" -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
     nodeSelectorTerms:
-    - matchExpressions: [{key: nvidia.com/gpu.present, operator: In, values: ["true"]}]
-    - matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}]
-    - matchExpressions: [{key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}]
-    - matchExpressions: [{key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}]
-    - matchExpressions: [{key: cloud.google.com/gke-accelerator, operator: Exists}]
-    - matchExpressions: [{key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}]
+    - matchExpressions: [{key: nvidia.com/gpu.present, operator: In, values: ["true"]}, {key: nvidia.com/gpu.deploy.operator-validator, operator: NotIn, values: [paused-for-driver-upgrade]}]
+    - matchExpressions: [{key: feature.node.kubernetes.io/pci-10de.present, operator: In, values: ["true"]}, {key: nvidia.com/gpu.deploy.operator-validator, operator: NotIn, values: [paused-for-driver-upgrade]}]
+    - matchExpressions: [{key: feature.node.kubernetes.io/pci-0300_10de.present, operator: In, values: ["true"]}, {key: nvidia.com/gpu.deploy.operator-validator, operator: NotIn, values: [paused-for-driver-upgrade]}]
+    - matchExpressions: [{key: feature.node.kubernetes.io/pci-0302_10de.present, operator: In, values: ["true"]}, {key: nvidia.com/gpu.deploy.operator-validator, operator: NotIn, values: [paused-for-driver-upgrade]}]
+    - matchExpressions: [{key: cloud.google.com/gke-accelerator, operator: Exists}, {key: nvidia.com/gpu.deploy.operator-validator, operator: NotIn, values: [paused-for-driver-upgrade]}]
+    - matchExpressions: [{key: kubernetes.azure.com/accelerator, operator: In, values: [nvidia]}, {key: nvidia.com/gpu.deploy.operator-validator, operator: NotIn, values: [paused-for-driver-upgrade]}]
 {{- end }}
 
 {{- /* The nodes of the pods of the DaemonSet and of helm test. A nodeAffinity of the values comes in the place of the default one. */}}
