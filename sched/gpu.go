@@ -37,6 +37,13 @@
 // Step asks until nothing changes. In mode Auto, ways.go chooses how clients share the GPU.
 // The tenant that is behind in virtual time is next: its time on the GPU divided by its part.
 //
+// # The way of a core limit
+//
+//	daemon: SetShare, or Attach, with Share.Limit ─► gpu.go ─► tenant.go (setShare) ─► account (SetLimit)
+//	each Step bills the time of grants:  tenant.go (bill) ─► account (Bill)
+//	it is used up:  account (CreditEnds) ─► turns.go (limits, revokeLimited) ─► Revoke{Why: LimitReached} ─► daemon
+//	the tenant waits (throttled) until account says that it is earned back:  turns.go (unthrottle) ─► Grant
+//
 // # Guarantees
 //
 // In exclusive mode nobody is granted while another client holds, drains or is lost, but for
@@ -366,8 +373,8 @@ func (n *Node) Check() error { return n.gangs.Check() }
 // time in which the scheduler was stopped.
 const fencedLook = time.Second
 
-// policy is one rule of who is granted, and when a grant is asked back. Each has a
-// file of its own, and its line in policies. A Step asks all of them, again and
+// policy is one rule of who is granted, and when a grant is asked back. Each is a function, in the
+// file of its matter, and has its line in policies. A Step asks all of them, again and
 // again, until nothing changes: they leave nothing undone that is due, and do nothing
 // twice. A way to share the GPU, as by time slices, is a policy that grants.
 type policy struct {

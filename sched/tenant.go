@@ -454,7 +454,7 @@ func (c *GPU) setShare(t *tenant, s Share) {
 		return
 	}
 	c.bill(t)
-	c.tellAll = true // a limit counts as a client that waits, see neighbors
+	c.tellAll = true // a limit counts as a client that waits, see neighbors in snapshot.go
 	had := t.limited()
 	t.share = s
 	c.sumUp(t)

@@ -29,7 +29,6 @@ static inline bool nvs_throttled(struct nvs_gpu *gpu, const struct nvs_slot *slo
 {
 	return nvs_takes_turns(slot) &&
 	       (__atomic_load_n(&slot->waiters, __ATOMIC_RELAXED) ||
-		__atomic_load_n(&slot->core_limit, __ATOMIC_RELAXED) ||
 		!atomic_load_explicit(&gpu->unbound, memory_order_relaxed));
 }
 

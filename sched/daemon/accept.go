@@ -182,7 +182,7 @@ func (d *Daemon) read(c *node.Conn) error {
 		n, flags, err := c.Receive(buf[:])
 		if err != nil {
 			if registered && errors.Is(err, os.ErrDeadlineExceeded) {
-				c.Sock.SetReadDeadline(time.Time{}) // lookOut woke us
+				c.Sock.SetReadDeadline(time.Time{}) // LookOut woke us
 				continue
 			}
 			return err

@@ -18,7 +18,6 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/admission"
-	"github.com/nvshare/nvshare/sched/daemon/memory"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/page"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -311,7 +310,7 @@ func (d *Daemon) attach(c *node.Conn, f *wire.Frame, searched bool) {
 		return
 	}
 	if observe {
-		c.Page.SetLimits(f.Channel, memory.LimitsOn(g, c.Peer.Account, 0))
+		c.Page.SetLimits(f.Channel, d.memory.LimitsOn(g, c.Peer.Account, 0))
 		if f.Code&wire.AttachPlace != 0 {
 			answer.Attached.UUID = d.tenants.PlaceOf(c.Peer.Account)
 		}
@@ -346,7 +345,7 @@ func (d *Daemon) attachTo(g *node.GPU, c *node.Conn, f *wire.Frame, answer wire.
 	c.Channels[f.Channel] = att
 	maps.DeleteFunc(c.Unknown, func(channel uint16, uuid wire.UUID) bool { return channel == f.Channel || uuid == f.Attach.UUID })
 	want = d.moves.JoinMove(att, want)
-	c.Page.SetLimits(f.Channel, memory.LimitsOn(g, c.Client.Account, c.Client.ID))
+	c.Page.SetLimits(f.Channel, d.memory.LimitsOn(g, c.Client.Account, c.Client.ID))
 	delete(g.Restored, c.Client.ID)
 	d.memory.ShowMemoryMode(g, c.Client, att.Channel)
 	if d.memory.Swaps[g] != nil && d.memory.MemberOf(g, c.Client.ID) == nil {

@@ -310,7 +310,7 @@ func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, erro
 	old, known := d.tenants.Shares.Tenants[account]
 	terms.Gang = tenants.GangIn(resp.Container.Namespace, terms.Gang)
 	to := old.With(uuid, terms, fields)
-	to.Has = resp.Container.Gpus // it was described, if there are any: see restoreShares
+	to.Has = resp.Container.Gpus // it was described, if there are any: see tenants.RestoreShares
 	if !known && !to.IsZero() && len(d.tenants.Shares.Tenants) >= maxShares {
 		return nil, status.Errorf(codes.ResourceExhausted, "set a share: %d tenants have one already; remove some", len(d.tenants.Shares.Tenants))
 	}

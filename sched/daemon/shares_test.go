@@ -515,3 +515,26 @@ func TestManySharesAreOneRecord(t *testing.T) {
 		s.await("they are recorded", func(*api.StatusResponse) bool { return recorded() == step.want })
 	}
 }
+
+// The page of a process says which core limit its tenant has, from the beginning and when it changes: the shim then
+// keeps little work ahead of the GPU though others run at the same time.
+func TestPageHasTheCoreLimit(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	uid := uint32(os.Getuid())
+	set := func(limit uint32) {
+		t.Helper()
+		if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, CoreLimit: &limit}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	set(25)
+	_, c := newClient(t, s)
+	for _, want := range []uint32{25, 60, 0} {
+		if want != 25 {
+			set(want)
+		}
+		if got := c.page.Limits(0).Core; got != want {
+			t.Errorf("the page has a core limit of %d, want %d", got, want)
+		}
+	}
+}

@@ -112,11 +112,11 @@ func strandedText(lacks uint64) string {
 	return fmt.Sprintf("it waits for a place: others have made memory unmovable since (by exporting or registering it), and %d MiB do not fit beside that", lacks>>20)
 }
 
-// LimitsOn is what the page of a tenant's process says of the GPU; client 0: of one that
+// LimitsOn is what the page of a tenant's process says of its limits on the GPU; client 0: of one that
 // uses none.
-func LimitsOn(g *node.GPU, account string, id base.ClientID) wire.Limits {
+func (mem *Memory) LimitsOn(g *node.GPU, account string, id base.ClientID) wire.Limits {
 	s := g.Core.Standing(account, id)
-	return wire.Limits{Memory: s.Limit, Used: s.Used}
+	return wire.Limits{Core: uint32(mem.ShareOf(g, account).Limit), Memory: s.Limit, Used: s.Used}
 }
 
 // ShowLimits brings the pages of a tenant's processes into line with the
@@ -126,7 +126,7 @@ func (mem *Memory) ShowLimits(g *node.GPU, account string) {
 	mem.ExtraWork += uint64(len(all)) / node.ClientsPerWork
 	for cl := range all {
 		if att := cl.Attached[g]; att != nil && cl.Conn != nil && cl.Conn.Channels[att.Channel] == att {
-			cl.Page.SetLimits(att.Channel, LimitsOn(g, account, cl.ID))
+			cl.Page.SetLimits(att.Channel, mem.LimitsOn(g, account, cl.ID))
 		}
 	}
 }

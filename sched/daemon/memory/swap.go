@@ -176,6 +176,7 @@ func (mem *Memory) SetTenantMemory(g *node.GPU, account string) {
 			mem.ShowMemoryMode(g, cl, att.Channel)
 		}
 	}
+	mem.ShowLimits(g, account)
 	mem.Step(g, residency.SetTenantMemory{Tenant: account, Limit: t.MemoryLimit, Keep: KeepOf(t), SuspendAfter: suspendAfter(t)})
 }
 

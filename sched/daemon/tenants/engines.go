@@ -193,7 +193,7 @@ func (b *Book) SetPodTerms(c *api.Container) {
 		to.Engine = nil // the plugin describes the container now
 	}
 	if to.Pod, to.Has = PodTerms(c), c.Gpus; to.IsZero() {
-		to.Has = nil // b.names has the GPUs as long as they matter
+		to.Has = nil // b.Names has the GPUs as long as they matter
 	}
 	if to.Pod != old.Pod || !slices.Equal(to.Has, old.Has) {
 		// In force also if the record fails: after a restart the plugin describes

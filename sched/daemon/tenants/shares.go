@@ -35,7 +35,7 @@ type Book struct {
 	Described chan struct{}         // closed when a container is described, and made anew
 	Firsts    map[string]*peer.Peer // first processes of containers that OCI hooks described, by container id
 
-	// MemoryChanged is told that a tenant's terms of memory have changed on a GPU, and
+	// MemoryChanged is told that a tenant's limits or terms of memory have changed on a GPU, and
 	// overlapChanged of overlap groups whose members have.
 	MemoryChanged  func(g *node.GPU, account string)
 	OverlapChanged func(groups ...string)
@@ -230,10 +230,11 @@ func (b *Book) ChangeShares(account string, to TenantShares, force bool) error {
 	caused := force || to.Engine != old.Engine // by a container that comes or goes
 	defer b.OverlapChanged(old.Pod.Overlap, to.Pod.Overlap)
 	for _, g := range b.Order {
-		if s := b.ShareOf(g, account); s != CoreShare(old.On(g.UUID), account) {
+		s, was := b.ShareOf(g, account), CoreShare(old.On(g.UUID), account)
+		if s != was {
 			b.Step(g, sched.SetShare{Tenant: account, Share: s})
 		}
-		if o, n := old.On(g.UUID), to.On(g.UUID); o.MemoryLimit != n.MemoryLimit || o.MemoryMode != n.MemoryMode || o.SuspendAfter != n.SuspendAfter {
+		if o, n := old.On(g.UUID), to.On(g.UUID); s.Limit != was.Limit || o.MemoryLimit != n.MemoryLimit || o.MemoryMode != n.MemoryMode || o.SuspendAfter != n.SuspendAfter {
 			b.MemoryChanged(g, account)
 		}
 		if b.has(account, g.UUID) {
