@@ -35,7 +35,7 @@
 //
 // Who is granted, and when a grant is asked back, is decided by policies (gpu.go), which each
 // Step asks until nothing changes. In mode Auto, ways.go chooses how clients share the GPU.
-// The tenant that is behind in virtual time is next: its time on the GPU divided by its part.
+// The tenant that is behind in virtual time is next (newQueues): its time on the GPU divided by its part.
 //
 // # The way of a core limit
 //

@@ -9,8 +9,9 @@ import (
 )
 
 // An example of a policy, as small as one can be: the GPU goes from tenant to tenant in the order
-// of their names, each has a quantum, and shares mean nothing. To use it, put it in the place of
-// turns in policies. testdata/round_robin.txt shows what it does.
+// of their names. Weights are the lengths of turns still, which are the core's. It stands in for turns in a
+// script (testdata/round_robin.txt), and not in policies: turns also has gangs, groups, cohorts and
+// memory that moves take their turns, and says who is next before it is granted.
 func roundRobin() policy {
 	var last tenantKey // who had the GPU latest
 

@@ -82,7 +82,7 @@ func runScript(t *testing.T, script string) string {
 	var cfg Config
 	var c *GPU
 	var now base.Time
-	another := false // policy than that of turns
+	replaced := false // turns, by the example of a policy
 	for i, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
 		fail := func(err error) {
 			if err != nil {
@@ -98,14 +98,14 @@ func runScript(t *testing.T, script string) string {
 			continue
 		}
 		if words[0] == "config" {
-			another = slices.Contains(words, "policy=roundrobin")
+			replaced = slices.Contains(words, "policy=roundrobin")
 			words = slices.DeleteFunc(words[1:], func(w string) bool { return w == "policy=roundrobin" })
 			fail(parseConfig(words, &cfg))
 			continue
 		}
 		if c == nil {
 			c = New(cfg)
-			if another {
+			if replaced {
 				c.policies = append([]policy{roundRobin()}, gracePeriods())
 			}
 		}
