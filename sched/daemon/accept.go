@@ -377,7 +377,7 @@ func (s pageSource) Status(ctx context.Context) (r *api.StatusResponse, err erro
 }
 
 func (s pageSource) Events(ctx context.Context, req *api.EventsRequest) (*api.EventsResponse, error) {
-	return controlService{d: s.d}.Events(ctx, req)
+	return controlService(s).Events(ctx, req)
 }
 
 func (d *Daemon) metricsOptions() metrics.Options {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"testing"
@@ -114,6 +115,33 @@ func TestStrangersAreSeenTwice(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// However many processes a tenant has on a GPU, nobody else's are overlooked; the status names some.
+func TestAllStrangersAreSeen(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	users := map[uint32]uint64{}
+	for range 70 {
+		c := exec.Command("sleep", "600")
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+		users[uint32(c.Process.Pid)] = 1
+	}
+	found := s.watch.StrangersIn([]metrics.GPUSample{{UUID: gpuA.UUID, Processes: users}}, nil)
+	if n := len(found[gpuA.UUID]); n != len(users) {
+		t.Errorf("%d of %d processes are found", n, len(users))
+	}
+	if err := s.Ask(t.Context(), func() {
+		s.watch.FinishLook(found, nil)
+		s.watch.FinishLook(found, nil)
+		if all, _ := s.watch.StrangersStatus(s.Order[0]); len(all) != 64 {
+			t.Errorf("the status names %d, want 64", len(all))
+		}
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 

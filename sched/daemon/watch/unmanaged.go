@@ -118,7 +118,7 @@ func (w *Watch) StrangersIn(samples []metrics.GPUSample, managed map[uint32]bool
 	found := map[string][]stranger{}
 	for _, s := range samples {
 		for pid, bytes := range s.Processes {
-			if managed[pid] || len(found[s.UUID]) == maxUnmanaged {
+			if managed[pid] {
 				continue
 			}
 			if p, err := w.Peers.Look(int32(pid)); err == nil { // else it has just ended
@@ -140,7 +140,11 @@ func (w *Watch) FinishLook(found map[string][]stranger, err error) {
 	}
 	for _, g := range w.Order {
 		var all []stranger
+		slices.SortFunc(found[g.UUID], func(a, b stranger) int { return cmp.Compare(a.peer.PID, b.peer.PID) })
 		for _, s := range found[g.UUID] {
+			if len(all) == maxUnmanaged {
+				break
+			}
 			if w.ByProc[s.peer.Process] != nil {
 				continue // it has registered meanwhile
 			}
@@ -153,7 +157,6 @@ func (w *Watch) FinishLook(found map[string][]stranger, err error) {
 			}
 			all = append(all, s)
 		}
-		slices.SortFunc(all, func(a, b stranger) int { return cmp.Compare(a.peer.PID, b.peer.PID) })
 		w.Strangers[g] = all
 	}
 }
