@@ -129,10 +129,10 @@ func (x *holding) look() {
 		switch {
 		case r.Error != "":
 			x.fail(errors.New(r.Error))
-		case !slices.Equal(r.GPUs, []string{x.gpu.UUID}):
-			x.fail(fmt.Errorf("it uses other GPUs too, or part of one: %s", strings.Join(r.GPUs, ", ")))
 		case r.Channels == 0:
 			x.fail(errors.New("no channel was found"))
+		case !slices.Equal(r.GPUs, []string{x.gpu.UUID}):
+			x.fail(fmt.Errorf("it uses other GPUs too, or part of one: %s", strings.Join(r.GPUs, ", ")))
 		default:
 			x.begin(r)
 		}

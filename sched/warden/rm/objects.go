@@ -62,7 +62,7 @@ func Look(d Driver, pid, pidfd int, before Objects, all bool) (Objects, error) {
 	}
 	numbers = numbers[:min(len(numbers), maxDescriptors)]
 	now := Objects{Top: before.Top, Descriptors: numbers}
-	scan := !slices.Equal(numbers, before.Descriptors)
+	scan := !before.current(numbers)
 	if scan {
 		if now.Top, err = d.Top(); err != nil {
 			return Objects{}, err
@@ -83,6 +83,12 @@ func Look(d Driver, pid, pidfd int, before Objects, all bool) (Objects, error) {
 		}
 	}
 	return now, nil
+}
+
+// current says whether a process with these descriptors has no other clients than then. A descriptor is there before
+// its client, so nothing is known of a process without one.
+func (o *Objects) current(descriptors []int) bool {
+	return len(o.Clients) > 0 && slices.Equal(descriptors, o.Descriptors)
 }
 
 // learn adds the clients of one descriptor. false: it may be another file's than before, and

@@ -81,6 +81,10 @@ func TestLearn(t *testing.T) {
 	}
 	now.Descriptors = []int{8}
 
+	if early := (Objects{Top: top, Descriptors: []int{8}}); early.current([]int{8}) || !now.current([]int{8}) {
+		t.Error("clients are looked for once more where some are known, or not where a descriptor had none yet")
+	}
+
 	// Once more, when a channel has come and one has gone.
 	r.clients[mine][o+310] = channel
 	delete(r.clients[mine], o+46)
