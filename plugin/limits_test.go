@@ -292,6 +292,81 @@ func TestCountedRoomIsKept(t *testing.T) {
 	}
 }
 
+// step creates a container of a bound pod, "pod/container", ends it, "-pod/container", or binds a pod, "+pod".
+func (s *counted) step(pods map[string]Pod, what string) {
+	s.t.Helper()
+	if name, ok := strings.CutPrefix(what, "+"); ok {
+		pod := pods[name]
+		pod.UID, pod.Namespace, pod.Name = "uid-"+name, "ml", name
+		s.SetPod(pod)
+		return
+	}
+	ended := strings.HasPrefix(what, "-")
+	what = strings.TrimPrefix(what, "-")
+	name, container, _ := strings.Cut(what, "/")
+	pod, ctr := podOf(name, "id-"+what, nil)
+	if ctr.Name = container; ended {
+		s.stop(what)
+	} else if _, _, err := s.CreateContainer(s.t.Context(), pod, ctr); err != nil {
+		s.t.Errorf("%s: %v", what, err)
+	}
+}
+
+// What is counted for a pod is the most that its containers have together: an init container ends before the
+// next one starts, a sidecar does not.
+func TestInitContainersHaveWhatIsCounted(t *testing.T) {
+	one := func(l Limits) Pod { return Pod{Counted: l, Limits: map[string]Limits{"main": l}} }
+	memory := func(n uint64) Limits { return Limits{Memory: n} }
+	cores := func(n uint32) Limits { return Limits{Cores: n} }
+	for name, c := range map[string]struct {
+		gpus  int
+		pods  map[string]Pod
+		steps string
+		left  Limits
+	}{
+		"as large as the other": {1, map[string]Pod{
+			"p": {Counted: memory(10), Limits: map[string]Limits{"setup": memory(10), "main": memory(10)}, Init: map[string]bool{"setup": true}},
+		}, "+p p/setup -p/setup p/main -p/main p/main", memory(16)},
+		"first by name": {1, map[string]Pod{
+			"o": one(memory(8)),
+			"p": {Counted: memory(8), Limits: map[string]Limits{"a": memory(8), "main": memory(8)}, Init: map[string]bool{"a": true}},
+		}, "+o o/main +p p/a -p/a p/main -o/main o/main", memory(16)},
+		"with a sidecar": {1, map[string]Pod{
+			"o": one(memory(7)),
+			"p": {Counted: memory(9), Limits: map[string]Limits{"a": memory(6), "side": memory(1), "main": memory(8)}, Init: map[string]bool{"a": true}},
+		}, "+o o/main +p p/a -p/a p/side p/main -p/side p/side -p/main p/main", memory(16)},
+		"a small init container": {1, map[string]Pod{
+			"o": one(memory(6)),
+			"p": {Counted: memory(10), Limits: map[string]Limits{"a": memory(2), "m": memory(5), "n": memory(5)}, Init: map[string]bool{"a": true}},
+		}, "+o o/main +p p/a -p/a p/m p/n -p/m p/m", memory(16)},
+		"several of different sizes": {1, map[string]Pod{
+			"o": one(memory(4)),
+			"p": {Counted: memory(12), Limits: map[string]Limits{"a": memory(12), "b": memory(3), "m": memory(5), "n": memory(6)}, Init: map[string]bool{"a": true, "b": true}},
+		}, "+o o/main +p p/a -p/a p/b -p/b p/m p/n -p/n -p/m p/n p/m", memory(16)},
+		// 30 are left of one GPU, and all of the other.
+		"the large part is kept": {2, map[string]Pod{
+			"o": one(cores(70)),
+			"p": {Counted: cores(60), Limits: map[string]Limits{"a": cores(30), "b": cores(30), "setup": cores(60)}, Init: map[string]bool{"setup": true}},
+		}, "+o o/main +p", cores(70 + 60 + 40)},
+		// The others have split up, and there is no GPU any more that has all of it.
+		"until the others were there": {2, map[string]Pod{
+			"o": one(cores(40)), "q": one(cores(60)),
+			"p": {Counted: cores(100), Limits: map[string]Limits{"m": cores(60), "n": cores(40), "setup": cores(100)}, Init: map[string]bool{"setup": true}},
+		}, "+o o/main +p p/setup -p/setup p/m p/n +q q/main -p/m -p/n", cores(40 + 100 + 60)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newCounted(t, c.gpus)
+			for what := range strings.FieldsSeq(c.steps) {
+				s.step(c.pods, what)
+			}
+			got, _ := s.Capacity()
+			if c.left.Memory != 0 && got.Memory != c.left.Memory || c.left.Cores != 0 && got.Cores != c.left.Cores {
+				t.Errorf("the capacity is %v, want %v", got, c.left)
+			}
+		})
+	}
+}
+
 // However pods come, start, end and go, kube-scheduler finds what the capacity leaves, and a container that
 // it has placed is not refused: on one GPU, whose capacity never changes; on several where it is counted
 // by memory and is created before the next pod is placed.

@@ -27,6 +27,7 @@ type Pod struct {
 
 	// With SetSpecs:
 	Limits  map[string]Limits // by container
+	Init    map[string]bool   // the containers that end before the next one starts
 	Counted Limits            // of the whole pod, as kube-scheduler counts it
 	Over    bool              // it has ended, and kube-scheduler counts it no more
 }

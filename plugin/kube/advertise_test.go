@@ -163,7 +163,7 @@ func TestWatcherTellsOfSpecs(t *testing.T) {
 	defer await(t, done, "the end of Run")
 	defer cancel()
 	await(t, l.told, "all pods")
-	const want = "map[first:{20 0} main:{8 25} sidecar:{1 5}] {20 30} "
+	const want = "map[first:{20 0} main:{8 25} sidecar:{1 5}] map[first:true sidecar:false] {20 30} "
 	told := func() string {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -191,5 +191,5 @@ func describe(p plugin.Pod) string {
 	for name, l := range p.Limits {
 		limits[name] = fmt.Sprintf("{%d %d}", l.Memory, l.Cores)
 	}
-	return fmt.Sprintf("%v {%d %d} %v", limits, p.Counted.Memory, p.Counted.Cores, p.Over)
+	return fmt.Sprintf("%v %v {%d %d} %v", limits, p.Init, p.Counted.Memory, p.Counted.Cores, p.Over)
 }
