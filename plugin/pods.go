@@ -29,6 +29,7 @@ type Pod struct {
 	Limits  map[string]Limits // by container
 	Init    map[string]bool   // the containers that end before the next one starts
 	Counted Limits            // of the whole pod, as kube-scheduler counts it
+	Static  bool              // the runtime has it by another UID: it has no Limits
 	Over    bool              // it has ended, and kube-scheduler counts it no more
 }
 
