@@ -199,6 +199,26 @@ func TestAuditFindsLimits(t *testing.T) {
 	}
 }
 
+// One that asks for nothing may ask by its spec, which nobody may tell. Others do not wait for it.
+func TestAuditBeforeTheSpecs(t *testing.T) {
+	s := (&counted{silent: true}).with(newPlacing(t, 1))
+	found := make(chan Unmanaged, 1)
+	s.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
+	plain, first := podOf("plain", "id-plain", nil)
+	asking, second := podOf("a", "id-a", says("gpu=1"))
+	first.State, second.State = api.ContainerState_CONTAINER_RUNNING, api.ContainerState_CONTAINER_RUNNING
+	if _, err := s.Synchronize(t.Context(), []*api.PodSandbox{plain, asking}, []*api.Container{first, second}); err != nil {
+		t.Fatal(err)
+	}
+	if u := await(t, found, "the audit"); u.ID != "id-a" {
+		t.Errorf("found %+v", u)
+	}
+	s.SetPods([]Pod{spec("plain", Limits{8, 25})})
+	if u := await(t, found, "the audit by the spec"); u.ID != "id-plain" {
+		t.Errorf("found %+v", u)
+	}
+}
+
 // Nothing is said before runtime, API server and scheduler were heard. One GPU is advertised as it is,
 // whatever its pods are about to do; of several, a pod that fits on none does not fit the node.
 func TestCapacity(t *testing.T) {
