@@ -90,15 +90,23 @@ func (p *Plugin) learnLimits(pod *api.PodSandbox, ctr *api.Container) error {
 	cs := p.containers
 	cs.mu.Lock()
 	had, told := cs.limitsOf(pod, ctr)
-	cs.mu.Unlock()
 	if told || cs.specs == nil {
+		cs.mu.Unlock()
 		return nil
 	}
+	cs.live.asking++
+	cs.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), specLimit)
 	defer cancel()
 	found, err := cs.specs(ctx, pod.GetNamespace(), pod.GetName())
-	if err == nil && found.UID == pod.GetUid() {
-		p.SetPod(found)
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	// The answer may be older than what was told meanwhile, and nobody would tell of a deleted pod again.
+	if err == nil && found.UID == pod.GetUid() && cs.live.byUID[found.UID] == nil && !cs.live.dropped[found.UID] {
+		cs.setPod(found, p.inventory.Load().gpus)
+	}
+	if cs.live.asking--; cs.live.asking == 0 {
+		cs.live.dropped = nil
 	}
 	if err != nil && had == (Limits{}) && !carriesNode(pod) {
 		return fmt.Errorf("the API server does not say what its resources.limits are: try again: %w", err)

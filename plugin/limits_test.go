@@ -23,6 +23,7 @@ type counted struct {
 	specs  map[string]Pod // of the API server, by name
 	silent bool           // it does not answer
 	asked  int
+	late   func() // happens before its answer comes; may be nil
 }
 
 func newCounted(t testing.TB, gpus int) *counted {
@@ -36,7 +37,11 @@ func (s *counted) with(p *placing) *counted {
 		if s.silent {
 			return Pod{}, errors.New("no answer")
 		}
-		return s.specs[name], nil
+		found := s.specs[name]
+		if s.late != nil {
+			s.late()
+		}
+		return found, nil
 	})
 	p.ExpectPods()
 	if p.containers.complete = true; !s.silent {
@@ -170,6 +175,25 @@ func TestLimitsOfAPodThatIsNotTold(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+}
+
+// What the watch tells is later than an answer that comes after it: nobody would tell of the pod again.
+func TestWatchGoesBeforeAnAnswer(t *testing.T) {
+	s := newCounted(t, 1)
+	s.specs["gone"], s.specs["known"] = spec("gone", Limits{8, 0}), spec("known", Limits{8, 0})
+	s.late = func() { s.DropPod("uid-gone") }
+	if _, err := s.create("gone"); err != nil {
+		t.Error(err)
+	}
+	s.late = func() { s.SetPod(spec("known", Limits{8, 0}, "gpu-weight=7")) }
+	if _, err := s.create("known"); err != nil {
+		t.Error(err)
+	}
+	s.has("known", sched.Terms{MemoryLimit: 8 * gib, Weight: 7})
+	if all := s.containers.live.byUID; len(all) != 1 || len(s.containers.live.dropped) != 0 {
+		t.Errorf("known are %v, dropped %v", all, s.containers.live.dropped)
+	}
+	s.capacity(Limits{16, 100})
 }
 
 // A record that no plugin has made is none.

@@ -152,6 +152,8 @@ type livePods struct {
 	expected bool          // somebody will tell, but has not told all yet
 	listed   chan struct{} // is closed when all were told
 	byUID    map[string]*livePod
+	asking   int             // handlers that wait for an answer about a pod
+	dropped  map[string]bool // by UID, since one of them asked
 }
 
 // livePod is a pod whose annotations are known as they are now.
@@ -295,7 +297,14 @@ func (p *Plugin) SetPod(pod Pod) []Refusal {
 func (p *Plugin) DropPod(uid string) {
 	p.containers.mu.Lock()
 	defer p.containers.mu.Unlock()
-	delete(p.containers.live.byUID, uid)
+	live := &p.containers.live
+	delete(live.byUID, uid)
+	if live.asking > 0 {
+		if live.dropped == nil {
+			live.dropped = map[string]bool{}
+		}
+		live.dropped[uid] = true
+	}
 	signal(p.containers.changed)
 }
 
