@@ -90,10 +90,15 @@ func (p *Plugin) tell(u Unmanaged) {
 // reads files, so a handler must not wait for it. What is created and not started has no
 // process to look into or to end: PostStartContainer has it audited.
 func (p *Plugin) look(pods map[string]*api.PodSandbox, ctrs []*api.Container) {
+	var silent []*api.Container
 	for _, ctr := range ctrs {
-		if pod := pods[ctr.GetPodSandboxId()]; pod != nil && alive(ctr) && ctr.GetState() != api.ContainerState_CONTAINER_CREATED {
-			p.lookAt(pod, ctr)
+		pod := pods[ctr.GetPodSandboxId()]
+		if pod != nil && alive(ctr) && ctr.GetState() != api.ContainerState_CONTAINER_CREATED && !p.judge(pod, ctr) {
+			silent = append(silent, ctr)
 		}
+	}
+	for _, ctr := range silent { // after the others: the API server may never say
+		p.judgeSpec(pods[ctr.GetPodSandboxId()], ctr)
 	}
 }
 
@@ -111,21 +116,36 @@ func (p *Plugin) PostStartContainer(_ context.Context, pod *api.PodSandbox, ctr 
 
 // lookAt audits one container.
 func (p *Plugin) lookAt(pod *api.PodSandbox, ctr *api.Container) {
-	u := p.identity(pod, ctr)
-	if u.Asked == "" && p.containers.specs != nil {
-		<-p.containers.live.listed
-		_ = p.learnLimits(pod, ctr) // the pod may be younger than the list
-		u = p.identity(pod, ctr)
+	if !p.judge(pod, ctr) {
+		p.judgeSpec(pod, ctr)
 	}
+}
+
+// judgeSpec audits a container that may ask by its spec, once the API server has told of pods.
+func (p *Plugin) judgeSpec(pod *api.PodSandbox, ctr *api.Container) {
+	if p.containers.specs == nil {
+		return
+	}
+	<-p.containers.live.listed
+	_ = p.learnLimits(pod, ctr) // the pod may be younger than the list
+	p.judge(pod, ctr)
+}
+
+// judge audits a container by what is known, and tells whether it asks for GPUs or has any.
+func (p *Plugin) judge(pod *api.PodSandbox, ctr *api.Container) bool {
+	u := p.identity(pod, ctr)
 	switch {
 	case p.missedClaim(ctr):
 		u.Asked = "a resource claim"
 		p.act(u)
 	case p.usesGPU(pod, ctr):
 		p.examine(u)
-	case u.Asked != "" && !p.containers.knows(u.ID): // a known one was admitted, whatever the runtime tells now
+	case u.Asked == "":
+		return false
+	case !p.containers.knows(u.ID): // a known one was admitted, whatever the runtime tells now
 		p.act(u)
 	}
+	return true
 }
 
 // act reports a container that was created without what it asked for, and stops it with

@@ -51,6 +51,11 @@ func (l Limits) without(o Limits) Limits {
 	return Limits{l.Memory - min(l.Memory, o.Memory), l.Cores - min(l.Cores, o.Cores)}
 }
 
+// larger sorts the larger first.
+func larger(a, b Limits) int {
+	return cmp.Or(cmp.Compare(b.Memory, a.Memory), cmp.Compare(b.Cores, a.Cores))
+}
+
 // Specs asks the API server for a pod as it is now; one without a UID: there is none.
 type Specs func(ctx context.Context, namespace, name string) (Pod, error)
 
@@ -85,15 +90,23 @@ func (p *Plugin) learnLimits(pod *api.PodSandbox, ctr *api.Container) error {
 	cs := p.containers
 	cs.mu.Lock()
 	had, told := cs.limitsOf(pod, ctr)
-	cs.mu.Unlock()
 	if told || cs.specs == nil {
+		cs.mu.Unlock()
 		return nil
 	}
+	cs.live.asking++
+	cs.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), specLimit)
 	defer cancel()
 	found, err := cs.specs(ctx, pod.GetNamespace(), pod.GetName())
-	if err == nil && found.UID == pod.GetUid() {
-		p.SetPod(found)
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	// The answer may be older than what was told meanwhile, and nobody would tell of a deleted pod again.
+	if err == nil && found.UID == pod.GetUid() && cs.live.byUID[found.UID] == nil && !cs.live.dropped[found.UID] {
+		cs.setPod(found, p.inventory.Load().gpus)
+	}
+	if cs.live.asking--; cs.live.asking == 0 {
+		cs.live.dropped = nil
 	}
 	if err != nil && had == (Limits{}) && !carriesNode(pod) {
 		return fmt.Errorf("the API server does not say what its resources.limits are: try again: %w", err)
@@ -177,16 +190,40 @@ func (p *Plugin) Capacity() (c Limits, ok bool) {
 // keepCounted adds to devices what kube-scheduler has counted for containers that are not there, or not there
 // again, so that nobody else is given it. The lock is held.
 func (cs *Containers) keepCounted(devices []placement.Device, except Container) {
-	had, there := map[string]Limits{}, map[[2]string]bool{{except.PodUID, except.Name}: true}
-	for _, o := range cs.want {
+	had, there, begun := map[string]Limits{}, map[[2]string]bool{}, map[string]bool{}
+	begin := func(o Container) {
+		pod := cs.live.byUID[o.PodUID]
+		begun[o.PodUID] = begun[o.PodUID] || pod != nil && !pod.Init[o.Name]
+	}
+	count := func(o Container) {
 		had[o.PodUID] = had[o.PodUID].plus(o.Limits)
 		there[[2]string{o.PodUID, o.Name}] = true
+		begin(o)
+	}
+	count(except)
+	for _, o := range cs.want {
+		if o.ID != except.ID && !o.sameAs(except) {
+			count(o)
+		}
+	}
+	for _, o := range cs.ended {
+		begin(o)
 	}
 	var wait []Container
 	for uid, pod := range cs.live.byUID {
-		// Init containers are not counted beside the others: no more waits than was counted.
+		// Init containers are not counted beside the others: no more waits than was counted. The large come
+		// first, which need it on one GPU, but where init containers have ended those that go on.
+		names := slices.SortedFunc(maps.Keys(pod.Limits), func(a, b string) int {
+			if init := pod.Init[a]; begun[uid] && init != pod.Init[b] {
+				if init {
+					return 1
+				}
+				return -1
+			}
+			return cmp.Or(larger(pod.Limits[a], pod.Limits[b]), cmp.Compare(a, b))
+		})
 		left := pod.Counted.without(had[uid])
-		for _, name := range slices.Sorted(maps.Keys(pod.Limits)) {
+		for _, name := range names {
 			if there[[2]string{uid, name}] || pod.Over {
 				continue
 			}
@@ -199,7 +236,7 @@ func (cs *Containers) keepCounted(devices []placement.Device, except Container) 
 	// They come from a map, and what is large fits on fewer GPUs. In this order each gets what the order says,
 	// whoever is created first.
 	order := func(a, b Container) int {
-		return cmp.Or(cmp.Compare(b.Limits.Memory, a.Limits.Memory), cmp.Compare(b.Limits.Cores, a.Limits.Cores), cmp.Compare(a.PodUID, b.PodUID), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(larger(a.Limits, b.Limits), cmp.Compare(a.PodUID, b.PodUID), cmp.Compare(a.Name, b.Name))
 	}
 	slices.SortFunc(wait, order)
 	for _, c := range wait {

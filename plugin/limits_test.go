@@ -23,6 +23,7 @@ type counted struct {
 	specs  map[string]Pod // of the API server, by name
 	silent bool           // it does not answer
 	asked  int
+	late   func() // happens before its answer comes; may be nil
 }
 
 func newCounted(t testing.TB, gpus int) *counted {
@@ -36,7 +37,11 @@ func (s *counted) with(p *placing) *counted {
 		if s.silent {
 			return Pod{}, errors.New("no answer")
 		}
-		return s.specs[name], nil
+		found := s.specs[name]
+		if s.late != nil {
+			s.late()
+		}
+		return found, nil
 	})
 	p.ExpectPods()
 	if p.containers.complete = true; !s.silent {
@@ -172,6 +177,25 @@ func TestLimitsOfAPodThatIsNotTold(t *testing.T) {
 	}
 }
 
+// What the watch tells is later than an answer that comes after it: nobody would tell of the pod again.
+func TestWatchGoesBeforeAnAnswer(t *testing.T) {
+	s := newCounted(t, 1)
+	s.specs["gone"], s.specs["known"] = spec("gone", Limits{8, 0}), spec("known", Limits{8, 0})
+	s.late = func() { s.DropPod("uid-gone") }
+	if _, err := s.create("gone"); err != nil {
+		t.Error(err)
+	}
+	s.late = func() { s.SetPod(spec("known", Limits{8, 0}, "gpu-weight=7")) }
+	if _, err := s.create("known"); err != nil {
+		t.Error(err)
+	}
+	s.has("known", sched.Terms{MemoryLimit: 8 * gib, Weight: 7})
+	if all := s.containers.live.byUID; len(all) != 1 || len(s.containers.live.dropped) != 0 {
+		t.Errorf("known are %v, dropped %v", all, s.containers.live.dropped)
+	}
+	s.capacity(Limits{16, 100})
+}
+
 // A record that no plugin has made is none.
 func TestLimitsAreRecorded(t *testing.T) {
 	_, ctr := podOf("a", "id-a", nil)
@@ -195,6 +219,26 @@ func TestAuditFindsLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	if u := await(t, found, "the audit"); u.ID != "id-a" || !strings.Contains(u.Asked, MemoryResource+": 8") {
+		t.Errorf("found %+v", u)
+	}
+}
+
+// One that asks for nothing may ask by its spec, which nobody may tell. Others do not wait for it.
+func TestAuditBeforeTheSpecs(t *testing.T) {
+	s := (&counted{silent: true}).with(newPlacing(t, 1))
+	found := make(chan Unmanaged, 1)
+	s.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
+	plain, first := podOf("plain", "id-plain", nil)
+	asking, second := podOf("a", "id-a", says("gpu=1"))
+	first.State, second.State = api.ContainerState_CONTAINER_RUNNING, api.ContainerState_CONTAINER_RUNNING
+	if _, err := s.Synchronize(t.Context(), []*api.PodSandbox{plain, asking}, []*api.Container{first, second}); err != nil {
+		t.Fatal(err)
+	}
+	if u := await(t, found, "the audit"); u.ID != "id-a" {
+		t.Errorf("found %+v", u)
+	}
+	s.SetPods([]Pod{spec("plain", Limits{8, 25})})
+	if u := await(t, found, "the audit by the spec"); u.ID != "id-plain" {
 		t.Errorf("found %+v", u)
 	}
 }
@@ -289,6 +333,81 @@ func TestCountedRoomIsKept(t *testing.T) {
 		if _, err := s.create(name); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// step creates a container of a bound pod, "pod/container", ends it, "-pod/container", or binds a pod, "+pod".
+func (s *counted) step(pods map[string]Pod, what string) {
+	s.t.Helper()
+	if name, ok := strings.CutPrefix(what, "+"); ok {
+		pod := pods[name]
+		pod.UID, pod.Namespace, pod.Name = "uid-"+name, "ml", name
+		s.SetPod(pod)
+		return
+	}
+	ended := strings.HasPrefix(what, "-")
+	what = strings.TrimPrefix(what, "-")
+	name, container, _ := strings.Cut(what, "/")
+	pod, ctr := podOf(name, "id-"+what, nil)
+	if ctr.Name = container; ended {
+		s.stop(what)
+	} else if _, _, err := s.CreateContainer(s.t.Context(), pod, ctr); err != nil {
+		s.t.Errorf("%s: %v", what, err)
+	}
+}
+
+// What is counted for a pod is the most that its containers have together: an init container ends before the
+// next one starts, a sidecar does not.
+func TestInitContainersHaveWhatIsCounted(t *testing.T) {
+	one := func(l Limits) Pod { return Pod{Counted: l, Limits: map[string]Limits{"main": l}} }
+	memory := func(n uint64) Limits { return Limits{Memory: n} }
+	cores := func(n uint32) Limits { return Limits{Cores: n} }
+	for name, c := range map[string]struct {
+		gpus  int
+		pods  map[string]Pod
+		steps string
+		left  Limits
+	}{
+		"as large as the other": {1, map[string]Pod{
+			"p": {Counted: memory(10), Limits: map[string]Limits{"setup": memory(10), "main": memory(10)}, Init: map[string]bool{"setup": true}},
+		}, "+p p/setup -p/setup p/main -p/main p/main", memory(16)},
+		"first by name": {1, map[string]Pod{
+			"o": one(memory(8)),
+			"p": {Counted: memory(8), Limits: map[string]Limits{"a": memory(8), "main": memory(8)}, Init: map[string]bool{"a": true}},
+		}, "+o o/main +p p/a -p/a p/main -o/main o/main", memory(16)},
+		"with a sidecar": {1, map[string]Pod{
+			"o": one(memory(7)),
+			"p": {Counted: memory(9), Limits: map[string]Limits{"a": memory(6), "side": memory(1), "main": memory(8)}, Init: map[string]bool{"a": true}},
+		}, "+o o/main +p p/a -p/a p/side p/main -p/side p/side -p/main p/main", memory(16)},
+		"a small init container": {1, map[string]Pod{
+			"o": one(memory(6)),
+			"p": {Counted: memory(10), Limits: map[string]Limits{"a": memory(2), "m": memory(5), "n": memory(5)}, Init: map[string]bool{"a": true}},
+		}, "+o o/main +p p/a -p/a p/m p/n -p/m p/m", memory(16)},
+		"several of different sizes": {1, map[string]Pod{
+			"o": one(memory(4)),
+			"p": {Counted: memory(12), Limits: map[string]Limits{"a": memory(12), "b": memory(3), "m": memory(5), "n": memory(6)}, Init: map[string]bool{"a": true, "b": true}},
+		}, "+o o/main +p p/a -p/a p/b -p/b p/m p/n -p/n -p/m p/n p/m", memory(16)},
+		// 30 are left of one GPU, and all of the other.
+		"the large part is kept": {2, map[string]Pod{
+			"o": one(cores(70)),
+			"p": {Counted: cores(60), Limits: map[string]Limits{"a": cores(30), "b": cores(30), "setup": cores(60)}, Init: map[string]bool{"setup": true}},
+		}, "+o o/main +p", cores(70 + 60 + 40)},
+		// The others have split up, and there is no GPU any more that has all of it.
+		"until the others were there": {2, map[string]Pod{
+			"o": one(cores(40)), "q": one(cores(60)),
+			"p": {Counted: cores(100), Limits: map[string]Limits{"m": cores(60), "n": cores(40), "setup": cores(100)}, Init: map[string]bool{"setup": true}},
+		}, "+o o/main +p p/setup -p/setup p/m p/n +q q/main -p/m -p/n", cores(40 + 100 + 60)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newCounted(t, c.gpus)
+			for what := range strings.FieldsSeq(c.steps) {
+				s.step(c.pods, what)
+			}
+			got, _ := s.Capacity()
+			if c.left.Memory != 0 && got.Memory != c.left.Memory || c.left.Cores != 0 && got.Cores != c.left.Cores {
+				t.Errorf("the capacity is %v, want %v", got, c.left)
+			}
+		})
 	}
 }
 

@@ -27,7 +27,9 @@ type Pod struct {
 
 	// With SetSpecs:
 	Limits  map[string]Limits // by container
+	Init    map[string]bool   // the containers that end before the next one starts
 	Counted Limits            // of the whole pod, as kube-scheduler counts it
+	Static  bool              // the runtime has it by another UID: it has no Limits
 	Over    bool              // it has ended, and kube-scheduler counts it no more
 }
 
@@ -150,6 +152,8 @@ type livePods struct {
 	expected bool          // somebody will tell, but has not told all yet
 	listed   chan struct{} // is closed when all were told
 	byUID    map[string]*livePod
+	asking   int             // handlers that wait for an answer about a pod
+	dropped  map[string]bool // by UID, since one of them asked
 }
 
 // livePod is a pod whose annotations are known as they are now.
@@ -293,7 +297,14 @@ func (p *Plugin) SetPod(pod Pod) []Refusal {
 func (p *Plugin) DropPod(uid string) {
 	p.containers.mu.Lock()
 	defer p.containers.mu.Unlock()
-	delete(p.containers.live.byUID, uid)
+	live := &p.containers.live
+	delete(live.byUID, uid)
+	if live.asking > 0 {
+		if live.dropped == nil {
+			live.dropped = map[string]bool{}
+		}
+		live.dropped[uid] = true
+	}
 	signal(p.containers.changed)
 }
 

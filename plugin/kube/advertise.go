@@ -43,11 +43,19 @@ func limitsIn(list corev1.ResourceList) plugin.Limits {
 func addSpec(p *plugin.Pod, of *corev1.Pod) {
 	p.Over = of.Status.Phase == corev1.PodSucceeded || of.Status.Phase == corev1.PodFailed
 	p.Counted = limitsIn(resource.PodRequests(of, resource.PodResourcesOptions{}))
-	p.Limits = map[string]plugin.Limits{}
+	// The runtime has a static pod by a UID that only the kubelet knows. Who may create pods may write the annotation
+	// that says it.
+	if _, p.Static = of.Annotations[corev1.MirrorPodAnnotationKey]; p.Static {
+		return
+	}
+	p.Limits, p.Init = map[string]plugin.Limits{}, map[string]bool{}
 	for _, c := range slices.Concat(of.Spec.InitContainers, of.Spec.Containers) {
 		if l := limitsIn(c.Resources.Limits); l != (plugin.Limits{}) {
 			p.Limits[c.Name] = l
 		}
+	}
+	for _, c := range of.Spec.InitContainers {
+		p.Init[c.Name] = c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways
 	}
 }
 

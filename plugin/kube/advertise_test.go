@@ -149,21 +149,8 @@ func TestWatcherTellsOfSpecs(t *testing.T) {
 	}
 	s.SetSpec("ml", "train", spec)
 	s.Set("a", "ml", "train", nil)
-	w, err := New(restConfig(s), kubeapi.Node, l, quiet())
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.WatchSpecs()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		w.Run(ctx)
-		close(done)
-	}()
-	defer await(t, done, "the end of Run")
-	defer cancel()
-	await(t, l.told, "all pods")
-	const want = "map[first:{20 0} main:{8 25} sidecar:{1 5}] {20 30} "
+	w := startSpecs(t, s, l)
+	const want = "map[first:{20 0} main:{8 25} sidecar:{1 5}] map[first:true sidecar:false] {20 30} "
 	told := func() string {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -186,10 +173,54 @@ func TestWatcherTellsOfSpecs(t *testing.T) {
 	}
 }
 
+// The runtime has a static pod by a UID that the API server does not know: what is kept for the mirror pod would
+// never be taken. kube-scheduler counts it.
+func TestStaticPodHasNoLimits(t *testing.T) {
+	s, l := kubeapi.New(t), newListener()
+	s.Specs()
+	s.SetSpec("ml", "static", with(resources("8", "25")))
+	s.SetSpec("ml", "plain", corev1.PodSpec{})
+	for _, name := range []string{"plain", "static"} {
+		s.Set(name, "ml", name, map[string]string{corev1.MirrorPodAnnotationKey: "hash"})
+	}
+	startSpecs(t, s, l)
+	l.mu.Lock()
+	got := describe(l.pods["static"])
+	l.mu.Unlock()
+	if got != "map[] map[] {8 25} false" {
+		t.Errorf("told of %s", got)
+	}
+	if e := await(t, s.Events, "an event of this pod only"); e.Reason != "GPULimitsIgnored" || e.Regarding.Name != "static" {
+		t.Errorf("event: %s of %s: %s", e.Reason, e.Regarding.Name, e.Note)
+	}
+}
+
+// startSpecs returns a watcher of whole pods once it has told of all.
+func startSpecs(t *testing.T, s *kubeapi.Server, l *listener) *Watcher {
+	t.Helper()
+	w, err := New(restConfig(s), kubeapi.Node, l, quiet())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.WatchSpecs()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		w.Run(ctx)
+		close(done)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		await(t, done, "the end of Run")
+	})
+	await(t, l.told, "all pods")
+	return w
+}
+
 func describe(p plugin.Pod) string {
 	limits := map[string]string{}
 	for name, l := range p.Limits {
 		limits[name] = fmt.Sprintf("{%d %d}", l.Memory, l.Cores)
 	}
-	return fmt.Sprintf("%v {%d %d} %v", limits, p.Counted.Memory, p.Counted.Cores, p.Over)
+	return fmt.Sprintf("%v %v {%d %d} %v", limits, p.Init, p.Counted.Memory, p.Counted.Cores, p.Over)
 }

@@ -27,8 +27,8 @@
 //
 // Each change makes an Event on the pod (kubectl describe pod) that names the
 // container: GPUShareChanged; GPUShareRefused; GPUShareOverruled, where a setting of
-// nvsharectl goes before; GPUChoiceStays, where the change needs a new pod; and
-// GPUAnnotationUnknown, for a key that looks like nvshare's. A pod gets ten Events at
+// nvsharectl goes before; GPUChoiceStays, where the change needs a new pod;
+// GPUAnnotationUnknown, for a key that looks like nvshare's; and GPULimitsIgnored, on a static pod. A pod gets ten Events at
 // once, then one every 30 s; further ones are left out. A container that runs without
 // nvshare gets GPUUnmanaged at each registration with the runtime; GPUBypassed,
 // GPUOutOfMemory, GPUOOMKilled and GPUOverlapGroup tell what its processes met with.

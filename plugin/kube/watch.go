@@ -195,8 +195,11 @@ func (s store) Update(obj any) error {
 func (w *Watcher) set(p plugin.Pod, unknown string) *pod {
 	k := w.pods[p.UID]
 	if k == nil {
-		k = &pod{described: map[string]terms{}, refused: map[string]string{}}
+		k = &pod{Pod: p, described: map[string]terms{}, refused: map[string]string{}}
 		w.pods[p.UID] = k
+		if p.Static && p.Counted != (plugin.Limits{}) {
+			w.say(k, "", warning, "GPULimitsIgnored", "limits of a static pod give no GPU: its annotations may ask for one")
+		}
 	} else if len(k.described) > 0 && !maps.Equal(choice(k.Annotations), choice(p.Annotations)) {
 		w.say(k, "", warning, "GPUChoiceStays", "which GPUs containers get, and next to whom, was decided when the pod was created: to change it, delete the pod and create it again")
 	}
