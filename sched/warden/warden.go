@@ -264,11 +264,10 @@ func (w *Warden) carryOut(r order.Request) order.Reply {
 }
 
 func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
-	p, err := w.process(o.PID, o.Start)
+	p, err := w.locked(o.PID, o.Start)
 	if err != nil {
 		return order.Result{Error: err.Error(), Gone: errors.Is(err, errGone)}
 	}
-	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.used = now
 	switch o.Op {
@@ -324,6 +323,20 @@ func (w *Warden) lookLate(p *process) {
 	}
 }
 
+// locked returns a process with its lock held.
+func (w *Warden) locked(pid int, start uint64) (*process, error) {
+	for {
+		p, err := w.process(pid, start)
+		if err != nil {
+			return nil, err
+		}
+		if p.mu.Lock(); p.pidfd != dropped {
+			return p, nil
+		}
+		p.mu.Unlock()
+	}
+}
+
 // process returns the one that is known, or makes it so.
 func (w *Warden) process(pid int, start uint64) (*process, error) {
 	w.mu.Lock()
@@ -334,8 +347,8 @@ func (w *Warden) process(pid int, start uint64) (*process, error) {
 	p := w.processes[pid]
 	switch {
 	case p == nil:
-	case ended(p.pidfd):
-		w.drop(p)
+	case ended(p.pidfd): // whoever has the number now waits until sweep has dropped it
+		return nil, errGone
 	case start != 0 && p.start != start:
 		return nil, errGone
 	default:
@@ -359,44 +372,39 @@ func (w *Warden) process(pid int, start uint64) (*process, error) {
 	return p, nil
 }
 
-// drop wants w.mu held. An order about the process may still run, for long.
+// drop wants p.mu held.
 func (w *Warden) drop(p *process) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	delete(w.processes, p.pid)
-	go func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		unix.Close(p.pidfd)
-		p.pidfd = -1
-	}()
+	unix.Close(p.pidfd)
+	p.pidfd = dropped
 }
 
-// sweep puts on whose lease has run out, and forgets who has ended.
+// sweep puts on whose lease has run out, and forgets who has ended: not before its container goes on.
 func (w *Warden) sweep(now time.Time) {
 	var forget []int
 	for _, p := range w.all() {
 		if !p.mu.TryLock() { // an order is under way
 			continue
 		}
-		if (p.offs > 0 || p.freezer != "") && now.After(p.until) {
-			w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
+		gone := ended(p.pidfd)
+		if (p.offs > 0 || p.freezer != "") && (gone || now.After(p.until)) {
+			if !gone {
+				w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
+			}
 			if err := p.on(w.Driver, now, 0); err != nil {
 				w.Log.WithError(err).Errorf("process %d: put channels on", p.pid)
 			}
 		}
-		gone := ended(p.pidfd)
-		if p.noted && (gone || p.offs == 0 && now.Sub(p.used) > forgetAfter) {
+		if p.noted && p.freezer == "" && (gone || p.offs == 0 && now.Sub(p.used) > forgetAfter) {
 			p.noted = false
 			forget = append(forget, p.pid)
 		}
-		idle := gone || p.offs == 0 && !p.noted && now.Sub(p.used) > keepFor
-		p.mu.Unlock()
-		if idle {
-			w.mu.Lock()
-			if w.processes[p.pid] == p {
-				w.drop(p)
-			}
-			w.mu.Unlock()
+		if p.freezer == "" && (gone || p.offs == 0 && !p.noted && now.Sub(p.used) > keepFor) {
+			w.drop(p)
 		}
+		p.mu.Unlock()
 	}
 	if err := w.ledger.forget(forget...); err != nil {
 		w.Log.WithError(err).Warn("the ledger names more than are off")
