@@ -134,3 +134,22 @@ func TestOrderWhileDropped(t *testing.T) {
 		p.mu.Unlock()
 	}
 }
+
+// A kill waits for no order that hangs.
+func TestKillWaitsForNobody(t *testing.T) {
+	w, cmd := newWarden(t), sleeper(t)
+	p, err := w.locked(cmd.Process.Pid, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.mu.Unlock()
+	if r := w.one(order.Order{Op: order.Kill, PID: p.pid, Start: p.start}, time.Now()); r.Error != "" {
+		t.Errorf("%+v", r)
+	}
+	if _ = cmd.Wait(); cmd.ProcessState.Success() {
+		t.Error("it was not killed")
+	}
+	if r := w.one(order.Order{Op: order.Kill, PID: p.pid, Start: p.start}, time.Now()); !r.Gone {
+		t.Errorf("%+v", r)
+	}
+}

@@ -264,9 +264,12 @@ func (w *Warden) carryOut(r order.Request) order.Reply {
 }
 
 func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
+	if o.Op == order.Kill { // it waits for no order that hangs
+		return failed(kill(o.PID, o.Start))
+	}
 	p, err := w.locked(o.PID, o.Start)
 	if err != nil {
-		return order.Result{Error: err.Error(), Gone: errors.Is(err, errGone)}
+		return failed(err)
 	}
 	defer p.mu.Unlock()
 	p.used = now
@@ -299,8 +302,6 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 		err = p.freeze(w.Driver, w.ledger, now, o.Container)
 	case order.Limit:
 		err = limitMemory("/", o)
-	case order.Kill:
-		err = unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
 	default:
 		err = fmt.Errorf("no such order: %.16q", o.Op)
 	}
@@ -311,6 +312,22 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 	r.GPUs, r.Clients, r.Off = p.objects.GPUs(), len(p.objects.Clients), p.offs > 0
 	r.Groups, r.Channels = p.objects.Count()
 	return r
+}
+
+func failed(err error) order.Result {
+	if err == nil {
+		return order.Result{}
+	}
+	return order.Result{Error: err.Error(), Gone: errors.Is(err, errGone)}
+}
+
+func kill(pid int, start uint64) error {
+	pidfd, err := openProcess(pid, start)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(pidfd)
+	return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
 }
 
 // lookLate is beside the orders, which wait for it, so that the answer to the order does not.
