@@ -232,7 +232,7 @@ const tooLong = "the driver or the process takes too long"
 // answerLimit bounds how long one process keeps the others of a packet waiting.
 const answerLimit = order.Lease / 2
 
-// carryOut does all orders of a packet at the same time; those about one process in turn.
+// carryOut does all orders of a packet at the same time; those about one process in turn, but for a kill, which waits for none.
 func (w *Warden) carryOut(r order.Request) order.Reply {
 	reply := order.Reply{ID: r.ID, Results: make([]order.Result, len(r.Orders))}
 	if len(r.Orders) > order.MaxOrders {
@@ -242,17 +242,28 @@ func (w *Warden) carryOut(r order.Request) order.Reply {
 		i int
 		r order.Result
 	}
-	all := make(chan done, len(r.Orders))
+	type turn struct {
+		pid  int
+		kill bool
+	}
+	all, turns := make(chan done, len(r.Orders)), map[turn][]int{}
 	for i, o := range r.Orders {
 		reply.Results[i].Error = tooLong
+		of := turn{o.PID, o.Op == order.Kill}
+		turns[of] = append(turns[of], i)
+	}
+	for _, inTurn := range turns {
 		go func() {
-			began := time.Now()
-			one := w.one(o, began)
-			one.TookNs = time.Since(began).Nanoseconds()
-			all <- done{i, one}
+			for _, i := range inTurn {
+				began := time.Now()
+				one := w.one(r.Orders[i], began)
+				one.TookNs = time.Since(began).Nanoseconds()
+				all <- done{i, one}
+			}
 		}()
 	}
-	for late := time.After(answerLimit); len(r.Orders) > 0; r.Orders = r.Orders[1:] {
+	late := time.After(answerLimit)
+	for range r.Orders {
 		select {
 		case one := <-all:
 			reply.Results[one.i] = one.r
