@@ -34,9 +34,12 @@ func Find(root string) (Tree, error) {
 	return Tree{}, errors.New("no cgroup2 of the host is mounted")
 }
 
-// Of returns the directory of a process's cgroup, or of the one above that whose name has a part, as the id of a
-// container.
-func (t Tree) Of(pid int, part string) (string, error) {
+// idLength is the length of a container's id, which is but a part of its cgroup's name.
+const idLength = 64
+
+// Of returns the directory of a process's cgroup, or of the one above that, which is called name or whose name has the id
+// of a container.
+func (t Tree) Of(pid int, name string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(t.root, "proc", strconv.Itoa(pid), "cgroup"))
 	if err != nil {
 		return "", err
@@ -47,13 +50,13 @@ func (t Tree) Of(pid int, part string) (string, error) {
 			continue
 		}
 		names := strings.Split(path, "/")
-		for i, name := range names {
-			if part != "" && strings.Contains(name, part) {
+		for i, n := range names {
+			if name != "" && (n == name || len(name) == idLength && strings.Contains(n, name)) {
 				return filepath.Join(append([]string{t.dir}, names[:i+1]...)...), nil
 			}
 		}
 	}
-	return "", fmt.Errorf("the cgroup of process %d is in none that is named %.80q", pid, part)
+	return "", fmt.Errorf("the cgroup of process %d is in none that is named %.80q", pid, name)
 }
 
 // Region returns what the kernel calls the memory of a GPU with one of these names (PCI address, UUID); "": it knows

@@ -26,6 +26,7 @@ func TestTree(t *testing.T) {
 	put(t, root+"/proc/self/mountinfo", "1 0 0:1 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n2 0 0:2 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
 	put(t, root+"/proc/7/cgroup", "1:cpu:/x\n0::/kubepods.slice/cri-containerd-"+id+".scope/inner\n")
 	put(t, root+"/proc/8/cgroup", "0::/../../"+id+"\n")
+	put(t, root+"/proc/10/cgroup", "0::/user.slice/user-1000.slice/session-1.scope\n")
 	put(t, root+"/sys/fs/cgroup/dmem.capacity", "drm/0000:03:00.0/vram0 8589934592\nnvidia/0000:9B:00.0/fb 85899345920\n")
 	is := root + "/sys/fs/cgroup/kubepods.slice/cri-containerd-" + id + ".scope"
 	put(t, is+"/dmem.max", "nvidia/0000:9B:00.0/fb max")
@@ -40,6 +41,14 @@ func TestTree(t *testing.T) {
 		if dir, err := tree.Of(pid, part); err == nil {
 			t.Errorf("process %d is in %q", pid, dir)
 		}
+	}
+	for _, part := range []string{"user", "user-100", "1000.slice", "1"} {
+		if dir, err := tree.Of(10, part); err == nil {
+			t.Errorf("%s is in %q", part, dir)
+		}
+	}
+	if dir, err := tree.Of(10, "user-1000.slice"); err != nil || dir != root+"/sys/fs/cgroup/user.slice/user-1000.slice" {
+		t.Errorf("%q, %v", dir, err)
 	}
 	if dir, err := tree.Of(7, ""); err == nil {
 		t.Errorf("every cgroup is one without a name: %q", dir)

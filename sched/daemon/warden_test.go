@@ -27,6 +27,7 @@ type aWarden struct {
 	mu     sync.Mutex
 	orders []order.Order
 	fail   map[int]string // by pid: what its orders to be taken off answer
+	frozen string         // what orders to stop a container answer
 	socks  []*net.UnixConn
 	listen *net.UnixListener
 }
@@ -73,6 +74,9 @@ func (w *aWarden) serve(c *order.Conn) {
 			result := order.Result{GPUs: []string{gpuA.UUID}, Clients: 1, Groups: 1, Channels: 1}
 			if o.Op == order.Off {
 				result.Error = w.fail[o.PID]
+			}
+			if o.Op == order.Freeze {
+				result.Error = w.frozen
 			}
 			reply.Results = append(reply.Results, result)
 		}
@@ -318,6 +322,29 @@ func TestCheatIsStopped(t *testing.T) {
 		if o.Op == order.Freeze && o.Container != whole("c") {
 			t.Errorf("order %+v", o)
 		}
+	}
+}
+
+// Where its container cannot be stopped, it is taken off again and again, and nothing says that it was stopped.
+func TestCheatCannotBeStopped(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	w.frozen = "read-only file system"
+	began := withWarden(t, w, &nvml)
+	s := sharing{began, dial(t, began)}
+	cheat := &proc{cmd: firstOf(t, whole("c"))}
+	s.describe("c", &api.Share{CoreLimit: 30}, gpuA.UUID)
+	nvml.set(map[uint32]float64{uint32(cheat.cmd.Process.Pid): 0.9}, cheat)
+	w.until("its container is to be stopped", func() bool { _, n := w.last(cheat, order.Freeze); return n > 0 })
+	_, before := w.last(cheat, order.Off)
+	w.until("it is taken off", func() bool { _, n := w.last(cheat, order.Off); return n > before+4 })
+	s.await("it is named", func(r *api.StatusResponse) bool { return hasProblem(r, "puts its channels on by itself, and had 90 %") })
+	if _, n := w.last(cheat, order.Freeze); n != 1 {
+		t.Errorf("its container was to be stopped %d times", n)
+	}
+	events, err := s.Events(t.Context(), &api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_WARNING}})
+	if err != nil || len(events.Events) != 0 {
+		t.Errorf("events %v, %v", events, err)
 	}
 }
 

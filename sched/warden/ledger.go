@@ -184,10 +184,9 @@ func free(d rm.Driver, l *ledger) (n int, err error) {
 	return n, err
 }
 
-func freeOne(d rm.Driver, e entry) error {
-	if err := thaw(e.Freezer); err != nil {
-		return err
-	}
+func freeOne(d rm.Driver, e entry) error { return errors.Join(thaw(e.Freezer), putOn(d, e)) }
+
+func putOn(d rm.Driver, e entry) error {
 	pidfd, err := openProcess(e.PID, e.Start)
 	if errors.Is(err, errGone) {
 		return nil

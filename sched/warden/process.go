@@ -72,6 +72,9 @@ const (
 	keepFor     = 30 * time.Second
 )
 
+// dropped is the pidfd of a process that the warden does not know any more.
+const dropped = -1
+
 // process is one that orders are about.
 type process struct {
 	pid   int
@@ -180,7 +183,11 @@ func (p *process) freeze(d rm.Driver, l *ledger, now time.Time, container string
 		p.freezer = ""
 		return err
 	}
-	return cgroup.Stop(file, true)
+	if err := cgroup.Stop(file, true); err != nil { // the file system may be read-only
+		p.freezer = ""
+		return errors.Join(err, p.on(d, now, 0), l.note(p.entry()))
+	}
+	return nil
 }
 
 // lookLate takes off what came since the latest look. It is done after an order was answered.
@@ -207,13 +214,13 @@ func (p *process) lookLate(d rm.Driver, l *ledger, now time.Time) error {
 
 // on puts channels on, at least so often.
 func (p *process) on(d rm.Driver, now time.Time, times int) error {
-	if err := thaw(p.freezer); err != nil {
-		return err
+	thawed := thaw(p.freezer)
+	if thawed == nil {
+		p.freezer = ""
 	}
-	p.freezer = ""
 	times = max(times, p.offs)
 	if times == 0 {
-		return nil
+		return thawed
 	}
 	err := p.objects.PutOn(d, p.pidfd, times)
 	if err != nil && ended(p.pidfd) {
@@ -221,7 +228,7 @@ func (p *process) on(d rm.Driver, now time.Time, times int) error {
 	}
 	if err == nil || errors.Is(err, errGone) {
 		p.offs, p.used = 0, now
-		return nil
+		return thawed
 	}
-	return err
+	return errors.Join(thawed, err)
 }

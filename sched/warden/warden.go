@@ -232,7 +232,7 @@ const tooLong = "the driver or the process takes too long"
 // answerLimit bounds how long one process keeps the others of a packet waiting.
 const answerLimit = order.Lease / 2
 
-// carryOut does all orders of a packet at the same time; those about one process in turn.
+// carryOut does all orders of a packet at the same time; those about one process in turn, but for a kill, which waits for none.
 func (w *Warden) carryOut(r order.Request) order.Reply {
 	reply := order.Reply{ID: r.ID, Results: make([]order.Result, len(r.Orders))}
 	if len(r.Orders) > order.MaxOrders {
@@ -242,17 +242,28 @@ func (w *Warden) carryOut(r order.Request) order.Reply {
 		i int
 		r order.Result
 	}
-	all := make(chan done, len(r.Orders))
+	type turn struct {
+		pid  int
+		kill bool
+	}
+	all, turns := make(chan done, len(r.Orders)), map[turn][]int{}
 	for i, o := range r.Orders {
 		reply.Results[i].Error = tooLong
+		of := turn{o.PID, o.Op == order.Kill}
+		turns[of] = append(turns[of], i)
+	}
+	for _, inTurn := range turns {
 		go func() {
-			began := time.Now()
-			one := w.one(o, began)
-			one.TookNs = time.Since(began).Nanoseconds()
-			all <- done{i, one}
+			for _, i := range inTurn {
+				began := time.Now()
+				one := w.one(r.Orders[i], began)
+				one.TookNs = time.Since(began).Nanoseconds()
+				all <- done{i, one}
+			}
 		}()
 	}
-	for late := time.After(answerLimit); len(r.Orders) > 0; r.Orders = r.Orders[1:] {
+	late := time.After(answerLimit)
+	for range r.Orders {
 		select {
 		case one := <-all:
 			reply.Results[one.i] = one.r
@@ -264,11 +275,13 @@ func (w *Warden) carryOut(r order.Request) order.Reply {
 }
 
 func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
-	p, err := w.process(o.PID, o.Start)
-	if err != nil {
-		return order.Result{Error: err.Error(), Gone: errors.Is(err, errGone)}
+	if o.Op == order.Kill { // it waits for no order that hangs
+		return failed(kill(o.PID, o.Start))
 	}
-	p.mu.Lock()
+	p, err := w.locked(o.PID, o.Start)
+	if err != nil {
+		return failed(err)
+	}
 	defer p.mu.Unlock()
 	p.used = now
 	switch o.Op {
@@ -300,8 +313,6 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 		err = p.freeze(w.Driver, w.ledger, now, o.Container)
 	case order.Limit:
 		err = limitMemory("/", o)
-	case order.Kill:
-		err = unix.PidfdSendSignal(p.pidfd, unix.SIGKILL, nil, 0)
 	default:
 		err = fmt.Errorf("no such order: %.16q", o.Op)
 	}
@@ -314,6 +325,22 @@ func (w *Warden) one(o order.Order, now time.Time) (r order.Result) {
 	return r
 }
 
+func failed(err error) order.Result {
+	if err == nil {
+		return order.Result{}
+	}
+	return order.Result{Error: err.Error(), Gone: errors.Is(err, errGone)}
+}
+
+func kill(pid int, start uint64) error {
+	pidfd, err := openProcess(pid, start)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(pidfd)
+	return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
+}
+
 // lookLate is beside the orders, which wait for it, so that the answer to the order does not.
 func (w *Warden) lookLate(p *process) {
 	p.mu.Lock()
@@ -321,6 +348,20 @@ func (w *Warden) lookLate(p *process) {
 	p.looking = false
 	if err := p.lookLate(w.Driver, w.ledger, time.Now()); err != nil && !ended(p.pidfd) {
 		w.Log.WithError(err).Warnf("process %d: look for new channels", p.pid)
+	}
+}
+
+// locked returns a process with its lock held.
+func (w *Warden) locked(pid int, start uint64) (*process, error) {
+	for {
+		p, err := w.process(pid, start)
+		if err != nil {
+			return nil, err
+		}
+		if p.mu.Lock(); p.pidfd != dropped {
+			return p, nil
+		}
+		p.mu.Unlock()
 	}
 }
 
@@ -334,8 +375,8 @@ func (w *Warden) process(pid int, start uint64) (*process, error) {
 	p := w.processes[pid]
 	switch {
 	case p == nil:
-	case ended(p.pidfd):
-		w.drop(p)
+	case ended(p.pidfd): // whoever has the number now waits until sweep has dropped it
+		return nil, errGone
 	case start != 0 && p.start != start:
 		return nil, errGone
 	default:
@@ -359,44 +400,39 @@ func (w *Warden) process(pid int, start uint64) (*process, error) {
 	return p, nil
 }
 
-// drop wants w.mu held. An order about the process may still run, for long.
+// drop wants p.mu held.
 func (w *Warden) drop(p *process) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	delete(w.processes, p.pid)
-	go func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		unix.Close(p.pidfd)
-		p.pidfd = -1
-	}()
+	unix.Close(p.pidfd)
+	p.pidfd = dropped
 }
 
-// sweep puts on whose lease has run out, and forgets who has ended.
+// sweep puts on whose lease has run out, and forgets who has ended: not before its container goes on.
 func (w *Warden) sweep(now time.Time) {
 	var forget []int
 	for _, p := range w.all() {
 		if !p.mu.TryLock() { // an order is under way
 			continue
 		}
-		if (p.offs > 0 || p.freezer != "") && now.After(p.until) {
-			w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
+		gone := ended(p.pidfd)
+		if (p.offs > 0 || p.freezer != "") && (gone || now.After(p.until)) {
+			if !gone {
+				w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
+			}
 			if err := p.on(w.Driver, now, 0); err != nil {
 				w.Log.WithError(err).Errorf("process %d: put channels on", p.pid)
 			}
 		}
-		gone := ended(p.pidfd)
-		if p.noted && (gone || p.offs == 0 && now.Sub(p.used) > forgetAfter) {
+		if p.noted && p.freezer == "" && (gone || p.offs == 0 && now.Sub(p.used) > forgetAfter) {
 			p.noted = false
 			forget = append(forget, p.pid)
 		}
-		idle := gone || p.offs == 0 && !p.noted && now.Sub(p.used) > keepFor
-		p.mu.Unlock()
-		if idle {
-			w.mu.Lock()
-			if w.processes[p.pid] == p {
-				w.drop(p)
-			}
-			w.mu.Unlock()
+		if p.freezer == "" && (gone || p.offs == 0 && !p.noted && now.Sub(p.used) > keepFor) {
+			w.drop(p)
 		}
+		p.mu.Unlock()
 	}
 	if err := w.ledger.forget(forget...); err != nil {
 		w.Log.WithError(err).Warn("the ledger names more than are off")

@@ -273,6 +273,12 @@ func TestOrders(t *testing.T) {
 	if r := n.must(order.State, b); r.SliceUs != 7000 {
 		t.Errorf("the slice is %d us", r.SliceUs)
 	}
+	var packet []order.Order
+	for us := range uint64(8) {
+		packet = append(packet, order.Order{Op: order.Slice, PID: b.pid, Us: 2000 + us})
+	}
+	n.do(packet...)
+	n.until("the slice is that of the last order", func() bool { return n.must(order.State, b).SliceUs == 2007 })
 	if r := n.must(order.Off, a); !r.Off {
 		t.Error("it is not off")
 	}

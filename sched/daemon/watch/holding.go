@@ -89,6 +89,8 @@ type holding struct {
 	cheats, idles          int           // looks in a row
 	debt                   time.Duration // what it had too much
 	frozen                 base.Time     // its container is stopped until then; 0: it is not
+	freezes                time.Duration // for how long, until that has been told; 0: it has
+	noFreeze               bool          // its container cannot be stopped
 }
 
 // hold makes a holding, of which nothing is known yet.
@@ -332,7 +334,7 @@ func (x *holding) used(part float64, known bool) {
 		part = onPart * slice
 	} else if x.noteBusy(part); part < max(onPart, was)+cheatPart {
 		x.cheats, x.debt = 0, 0
-	} else if x.debt += time.Duration((part - onPart) * float64(span)); x.cheats+1 >= freezeLooks && x.peer.Container != "" {
+	} else if x.debt += time.Duration((part - onPart) * float64(span)); x.cheats+1 >= freezeLooks && x.mayFreeze() {
 		x.freeze()
 		return
 	} else if x.cheats++; x.cheats == cheatLooks {
@@ -367,27 +369,53 @@ func (x *holding) used(part float64, known bool) {
 	}
 }
 
+// mayFreeze says whether its container can be stopped, and no client in it has a grant: others would wait for that one.
+func (x *holding) mayFreeze() bool {
+	if x.peer.Container == "" || x.noFreeze {
+		return false
+	}
+	for _, g := range x.w.Order {
+		for _, c := range g.Core.Snapshot(loop.Now()).Clients {
+			if cl := x.w.Clients[c.ID]; c.Epoch != 0 && cl != nil && cl.Container == x.peer.Container {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // freeze has its container be stopped for what it had too much.
 func (x *holding) freeze() {
-	long := min(x.debt, maxFreeze).Round(time.Millisecond)
+	x.freezes = min(x.debt, maxFreeze).Round(time.Millisecond)
 	x.leave()
-	x.cheats, x.debt, x.frozen = 0, 0, loop.Now().Add(long)
-	text := fmt.Sprintf("process %d puts its channels on by itself, again and again: its container is stopped for %v", x.peer.PID, long)
+	x.cheats, x.debt, x.frozen = 0, 0, loop.Now().Add(x.freezes)
+	x.drive()
+}
+
+// tellFreeze is for once it is stopped.
+func (x *holding) tellFreeze() {
+	if x.freezes == 0 {
+		return
+	}
+	text := fmt.Sprintf("process %d puts its channels on by itself, again and again: its container is stopped for %v", x.peer.PID, x.freezes)
+	x.freezes = 0
 	x.w.Tell(node.Subject{Peer: x.peer}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", x.gpu.Index, text))
 	x.w.History.AddCaused(x.w.EventOf(time.Now(), x.gpu, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Peer: x.peer, Names: x.w.Names[x.peer.Container], Text: text}))
-	x.drive()
 }
 
 // driveFrozen has its container be stopped still, or go on.
 func (x *holding) driveFrozen() {
-	if loop.Now() < x.frozen {
+	if loop.Now() < x.frozen && x.mayFreeze() {
 		x.do(order.Freeze, 0, func(r order.Result) {
 			switch {
 			case r.Gone:
 				x.end()
-			case r.Error != "":
-				x.frozen = 0
-				x.fail(fmt.Errorf("its container cannot be stopped: %s", r.Error))
+			case r.Error != "": // then it is taken off again and again, as before
+				x.w.Log.Warnf("GPU %d: the container of process %d cannot be stopped: %s", x.gpu.Index, x.peer.PID, r.Error)
+				x.noFreeze, x.frozen, x.cheats, x.on = true, 0, freezeLooks, false // as far as we know
+				x.look()
+			default:
+				x.tellFreeze()
 			}
 		})
 		return

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 
@@ -35,8 +36,8 @@ type Driver interface {
 	Top() (uint32, error)
 	// Is says whether a descriptor is an open file of the driver.
 	Is(fd int) bool
-	// May says the same from what stat says of it, before it is copied.
-	May(st *unix.Stat_t) bool
+	// May says the same of a path /proc/PID/fd/N, which is a link, before it is copied.
+	May(path, link string) bool
 	// File takes fd over.
 	File(fd int) File
 }
@@ -44,7 +45,8 @@ type Driver interface {
 // maxEntries is how many descriptors of a process are looked at: a tenant can have a million.
 const maxEntries = 8192
 
-// descriptors returns the numbers of those of a process that may be the driver's.
+// descriptors returns the numbers of those of a process that may be the driver's. Of the others the link is read only: what
+// asks the file system of an open file can hang for ever, as on a mount whose server is dead.
 func descriptors(d Driver, pid int) ([]int, error) {
 	dir, err := os.Open(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {
@@ -58,8 +60,11 @@ func descriptors(d Driver, pid int) ([]int, error) {
 	var all []int
 	for _, name := range names {
 		n, err := strconv.Atoi(name)
-		var st unix.Stat_t
-		if err == nil && unix.Fstatat(int(dir.Fd()), name, &st, 0) == nil && d.May(&st) {
+		if err != nil {
+			continue
+		}
+		path := filepath.Join(dir.Name(), name)
+		if link, err := os.Readlink(path); err == nil && d.May(path, link) {
 			all = append(all, n)
 		}
 	}

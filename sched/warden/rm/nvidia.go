@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"unsafe"
@@ -68,13 +69,20 @@ func (n *Nvidia) Top() (uint32, error) {
 	return a.object, nil
 }
 
-func (n *Nvidia) May(st *unix.Stat_t) bool {
-	return st.Mode&unix.S_IFMT == unix.S_IFCHR && unix.Major(st.Rdev) == nvidiaMajor && unix.Minor(st.Rdev) == controlMinor
+// May knows no device node outside /dev, but that of a chroot.
+func (n *Nvidia) May(path, link string) bool {
+	return (strings.HasPrefix(link, "/dev/") || filepath.Base(link) == filepath.Base(n.node)) && isDevice(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT, nvidiaMajor, controlMinor)
 }
 
 func (n *Nvidia) Is(fd int) bool {
-	var st unix.Stat_t
-	return unix.Fstat(fd, &st) == nil && n.May(&st)
+	return isDevice(fd, "", unix.AT_EMPTY_PATH, nvidiaMajor, controlMinor)
+}
+
+// isDevice asks no server of a file system.
+func isDevice(dir int, path string, flags int, major, minor uint32) bool {
+	var st unix.Statx_t
+	err := unix.Statx(dir, path, flags|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
+	return err == nil && st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev_major == major && st.Rdev_minor == minor
 }
 
 func (n *Nvidia) File(fd int) File { return &nvidiaFile{fd, n.abi.Control} }

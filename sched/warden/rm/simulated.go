@@ -30,7 +30,7 @@ func (s *Simulated) ABI() *ABI { return s.abi }
 
 func (s *Simulated) Top() (uint32, error) { return s.abi.FirstClient + simulatedTop, nil }
 
-func (s *Simulated) May(st *unix.Stat_t) bool { return st.Mode&unix.S_IFMT == unix.S_IFSOCK }
+func (s *Simulated) May(_, link string) bool { return strings.HasPrefix(link, "socket:") }
 
 func (s *Simulated) Is(fd int) bool {
 	name, err := unix.Getsockname(fd)
