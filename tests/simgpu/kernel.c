@@ -378,7 +378,8 @@ static CUresult prepare(struct op *op, const struct sim_func *f, void **params, 
 			return CUDA_ERROR_INVALID_VALUE;
 		op->ns += op->width * op->height / KERNEL_BYTES_PER_NS;
 		return CUDA_SUCCESS;
-	case OP_LOOK:
+	case OP_LOOK: /* is of the move, as its copies are: in the log it is none of the program's kernels */
+		op->kind = SIM_DTOD;
 		op->height /= LOOK_PARTS;
 		op->dst = (char *)(uintptr_t)v[0];
 		op->record = v[1];
