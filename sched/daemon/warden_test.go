@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,6 +29,8 @@ type aWarden struct {
 	orders []order.Order
 	fail   map[int]string // by pid: what its orders to be taken off answer
 	frozen string         // what orders to stop a container answer
+	shim   int            // the pid of one that has the shim
+	limits []string       // what the next orders of a memory limit answer
 	socks  []*net.UnixConn
 	listen *net.UnixListener
 }
@@ -78,6 +81,12 @@ func (w *aWarden) serve(c *order.Conn) {
 			if o.Op == order.Freeze {
 				result.Error = w.frozen
 			}
+			if o.Op == order.Kill && o.PID == w.shim {
+				result.Error = order.HasShim
+			}
+			if o.Op == order.Limit && len(w.limits) > 0 {
+				result.Error, w.limits = w.limits[0], w.limits[1:]
+			}
 			reply.Results = append(reply.Results, result)
 		}
 		w.mu.Unlock()
@@ -125,6 +134,8 @@ type occupants struct {
 	pids []uint32
 	busy map[uint32]float64
 	size uint64 // of each of them; 0: 1 MiB
+
+	asked atomic.Int64 // how often
 }
 
 func (o *occupants) set(busy map[uint32]float64, processes ...*proc) {
@@ -137,6 +148,7 @@ func (o *occupants) set(busy map[uint32]float64, processes ...*proc) {
 }
 
 func (o *occupants) sample(context.Context) ([]metrics.GPUSample, error) {
+	o.asked.Add(1)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	all := map[uint32]uint64{}
@@ -147,7 +159,7 @@ func (o *occupants) sample(context.Context) ([]metrics.GPUSample, error) {
 }
 
 func withWarden(t *testing.T, w *aWarden, nvml *occupants) *scheduler {
-	return start(t, t.TempDir(), func(o *Options) { o.Sample, o.Warden = nvml.sample, w.path }, func(d *Daemon) { d.watch.LookPause = time.Millisecond })
+	return start(t, t.TempDir(), func(o *Options) { o.Sample, o.Warden = nvml.sample, w.path }, func(d *Daemon) { d.watch.LookPause, d.watch.KillPause = time.Millisecond, 0 })
 }
 
 func (s *scheduler) limitUser(uid, percent uint32) {
@@ -303,6 +315,37 @@ func TestOverItsMemoryLimit(t *testing.T) {
 	}
 }
 
+// A process that has the shim, and could not register again after a restart, is not killed; nor is anybody soon after it.
+func TestWhoHasTheShimIsNotKilled(t *testing.T) {
+	const gib = 1 << 30
+	nvml := occupants{size: 3 * gib}
+	w := newWarden(t)
+	s := start(t, t.TempDir(), func(o *Options) { o.Sample, o.Warden = nvml.sample, w.path })
+	shim, other := newProc(t, s.dir, 0), newProc(t, s.dir, 0)
+	w.mu.Lock()
+	w.shim = shim.cmd.Process.Pid
+	w.mu.Unlock()
+	uid, bytes := uint32(0), uint64(gib)
+	nvml.set(nil, shim, other)
+	if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, MemoryBytes: &bytes}); err != nil {
+		t.Fatal(err)
+	}
+	before := nvml.asked.Load()
+	w.until("they are above the limit for seconds", func() bool { return nvml.asked.Load() > before+8 })
+	for _, p := range []*proc{shim, other} {
+		if _, n := w.last(p, order.Kill); n != 0 {
+			t.Error("one was killed at the start")
+		}
+	}
+	if err := s.Ask(t.Context(), func() { s.watch.KillPause = 0 }); err != nil {
+		t.Fatal(err)
+	}
+	w.until("the other is killed, again and again", func() bool { _, n := w.last(other, order.Kill); return n > 1 })
+	if _, n := w.last(shim, order.Kill); n > 1 {
+		t.Error("a process that has the shim was to be killed again")
+	}
+}
+
 // The container of one that goes on to put its channels on is stopped for what it had too much, and then goes on.
 func TestCheatIsStopped(t *testing.T) {
 	var nvml occupants
@@ -366,7 +409,10 @@ func TestKernelIsToldMemoryLimits(t *testing.T) {
 		return all
 	}
 	uid := uint32(1001)
-	var want []uint64
+	w.mu.Lock()
+	w.limits = []string{"the disk is full"}
+	w.mu.Unlock()
+	want := []uint64{3 << 30} // which fails, and is told again
 	for _, limit := range []uint64{3 << 30, 4 << 30, 0} {
 		if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, MemoryBytes: &limit}); err != nil {
 			t.Fatal(err)
@@ -377,4 +423,10 @@ func TestKernelIsToldMemoryLimits(t *testing.T) {
 		}
 		w.until("the kernel is told", func() bool { return slices.Equal(told(), want) })
 	}
+	// The next warden is told that there is none: a limit may have been removed meanwhile.
+	w.end()
+	s.await("the warden is lost", func(r *api.StatusResponse) bool { return !r.Warden })
+	w.open()
+	want = append(want, 0)
+	w.until("the kernel is told again", func() bool { return slices.Equal(told(), want) })
 }

@@ -135,6 +135,27 @@ func TestOrderWhileDropped(t *testing.T) {
 	}
 }
 
+// A process that has the shim is not killed: it may be about to register.
+func TestWhoHasTheShimIsNotKilled(t *testing.T) {
+	sleep, err := exec.LookPath("sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lib := filepath.Join(t.TempDir(), "libnvshare.so")
+	if out, err := exec.Command("cp", sleep, lib).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	cmd := exec.Command(lib, "infinity")
+	cmd.Args[0] = "sleep" // which may be one of many in a program
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	if r := newWarden(t).one(order.Order{Op: order.Kill, PID: cmd.Process.Pid}, time.Now()); r.Error != order.HasShim {
+		t.Errorf("%+v", r)
+	}
+}
+
 // A kill waits for no order that hangs.
 func TestKillWaitsForNobody(t *testing.T) {
 	w, cmd := newWarden(t), sleeper(t)

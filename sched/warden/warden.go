@@ -16,6 +16,7 @@
 package warden
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -338,6 +339,15 @@ func kill(pid int, start uint64) error {
 		return err
 	}
 	defer unix.Close(pidfd)
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	switch {
+	case ended(pidfd):
+		return errGone
+	case err != nil:
+		return err
+	case bytes.Contains(maps, []byte("/libnvshare.so")):
+		return errors.New(order.HasShim)
+	}
 	return unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0)
 }
 

@@ -18,13 +18,16 @@ import (
 )
 
 // Nothing refuses a process without a shim memory above its tenant's limit. So one of a tenant that stays above it is
-// killed, as the kernel kills one of a cgroup above memory.max. A process whose shim reserves what it has never is.
+// killed, as the kernel kills one of a cgroup above memory.max. A process that has the shim never is: it reserves what it
+// has, or will once it can register (it is stopped, or being debugged).
 
 const (
 	// overFor is how long a tenant may be above its limit.
 	overFor = time.Second
 	// contextBytes is for each process: NVML counts its context, which is nobody's doing.
 	contextBytes = 640 << 20
+	// killPause is how long after the scheduler's start nobody is killed: clients register again.
+	killPause = 30 * time.Second
 )
 
 // tellKernel has the kernel hold tenants with a memory limit to it as well, where it can: each cgroup of theirs, with a
@@ -37,7 +40,7 @@ func (w *Watch) tellKernel(found map[string][]stranger) {
 		limit := g.Core.Standing(p.Account, 0).Limit
 		was, known := h.told[at]
 		now[at] = limit
-		if h.noRegion[g] || known && was == limit || !known && limit == 0 {
+		if h.noRegion[g] || known && was == limit { // that there is none is told once too: one may be left from before
 			return
 		}
 		o := order.Order{Op: order.Limit, PID: int(p.PID), Start: p.Start, Container: p.Container, UID: p.UID, GPU: []string{g.PCIBusID, g.UUID}, Bytes: limit}
@@ -46,6 +49,7 @@ func (w *Watch) tellKernel(found map[string][]stranger) {
 			case r.Error == order.NoRegion:
 				h.noRegion[g] = true
 			case r.Error != "" && !r.Gone:
+				delete(h.told, at)
 				w.Log.Debugf("GPU %d: the kernel does not hold process %d to its memory limit: %s", g.Index, p.PID, r.Error)
 			}
 		})
@@ -78,7 +82,7 @@ type tenantOn struct {
 // too long be killed.
 func (w *Watch) killOverLimit(found map[string][]stranger) {
 	h, t := w.Holder, loop.Now()
-	over := map[tenantOn]base.Time{}
+	over, shims := map[tenantOn]base.Time{}, map[peer.Process]bool{}
 	for _, g := range w.Order {
 		most, sum := map[string]stranger{}, map[string]uint64{}
 		for _, s := range found[g.UUID] {
@@ -87,7 +91,9 @@ func (w *Watch) killOverLimit(found map[string][]stranger) {
 				continue
 			}
 			sum[account] += s.bytes - min(s.bytes, contextBytes)
-			if s.bytes > most[account].bytes {
+			if h.shims[s.peer.Process] {
+				shims[s.peer.Process] = true
+			} else if s.bytes > most[account].bytes {
 				most[account] = s
 			}
 		}
@@ -104,18 +110,22 @@ func (w *Watch) killOverLimit(found map[string][]stranger) {
 			switch {
 			case !was:
 				over[at] = t
-			case t.Sub(since) < overFor:
+			case t.Sub(since) < overFor || t.Sub(h.opened) < w.KillPause:
 				over[at] = since
 			default: // and another one after as long again
 				w.killForMemory(g, s, used, limit)
 			}
 		}
 	}
-	h.over = over
+	h.over, h.shims = over, shims
 }
 
 func (w *Watch) killForMemory(g *node.GPU, s stranger, used, limit uint64) {
 	w.Holder.order(w, order.Order{Op: order.Kill, PID: int(s.peer.PID), Start: s.peer.Start}, func(r order.Result) {
+		if r.Error == order.HasShim {
+			w.Holder.shims[s.peer.Process] = true
+			return
+		}
 		if r.Error != "" {
 			if !r.Gone {
 				w.Log.Errorf("GPU %d: process %d is above the memory limit of its tenant and cannot be killed: %s", g.Index, s.peer.PID, r.Error)

@@ -42,6 +42,7 @@ const (
 type holder struct {
 	path     string
 	client   *order.Client // nil: there is none
+	opened   base.Time     // by the scheduler's start
 	err      error         // why
 	blind    error         // why it is not known who uses GPUs
 	Holdings map[holdingKey]*holding
@@ -51,6 +52,7 @@ type holder struct {
 	told     map[limitedOn]uint64   // the memory limits that the kernel was told
 	noRegion map[*node.GPU]bool     // the kernel holds none there
 	over     map[tenantOn]base.Time // tenants above their memory limit, and since when
+	shims    map[peer.Process]bool  // those of them that the warden does not kill
 	due      []func()               // what follows from what the cores decided, after the event
 	// One packet is under way at a time; the orders that come meanwhile go with the next one.
 	waiting []job
@@ -72,7 +74,7 @@ func (w *Watch) openHolder() {
 	if w.Opts.Warden == "" {
 		return
 	}
-	w.Holder = &holder{path: w.Opts.Warden, err: errors.New("it was not asked yet"), Holdings: map[holdingKey]*holding{}, noRegion: map[*node.GPU]bool{}}
+	w.Holder = &holder{path: w.Opts.Warden, opened: loop.Now(), err: errors.New("it was not asked yet"), Holdings: map[holdingKey]*holding{}, noRegion: map[*node.GPU]bool{}}
 	w.Holder.next, w.Holder.renew = w.Timers.New(w.lookForHeld), w.Timers.New(w.renewOrders)
 }
 

@@ -40,7 +40,7 @@ const (
 	// Limit has the kernel hold the cgroup of the process's container, or of its user's sessions, to Bytes of a GPU's
 	// memory (dmem.max); 0: to nothing.
 	Limit Op = "limit"
-	// Kill kills the process.
+	// Kill kills the process, unless it has the shim.
 	Kill Op = "kill"
 )
 
@@ -63,6 +63,9 @@ type Order struct {
 
 // NoRegion is the error of a Limit where the kernel does not hold the GPU's memory.
 const NoRegion = "the kernel has no dmem.capacity that names the GPU"
+
+// HasShim is the error of a Kill of a process that has the shim: it may be about to register.
+const HasShim = "it has the shim"
 
 // Result says what became of an order, and what is known of the process then.
 type Result struct {
