@@ -130,16 +130,23 @@ static bool look_ready(struct nvs_gpu *gpu)
 	return l->loaded;
 }
 
-/* Has the kernel read n pieces. */
+/* Has the kernel read n pieces. False also if it has not answered: memory that it has not read is not zero. */
 static bool look_run(struct looker *l, uint32_t n)
 {
 	uint64_t *pieces = l->talk->piece;
 	struct look_part *parts = l->talk->part[0];
 	void *params[] = { &pieces, &parts, &l->keys_there };
 
-	return nvs_memory_driver.launch(l->function, LOOK_PARTS * n, 1, 1, LOOK_THREADS, 1, 1, 0, l->stream, params,
-					NULL) == CUDA_SUCCESS &&
-	       nvs_driver.stream_synchronize(l->stream) == CUDA_SUCCESS;
+	for (uint32_t i = 0; i < LOOK_PARTS * n; i++)
+		parts[i].any = UINT64_MAX;
+	if (nvs_memory_driver.launch(l->function, LOOK_PARTS * n, 1, 1, LOOK_THREADS, 1, 1, 0, l->stream, params,
+				     NULL) != CUDA_SUCCESS ||
+	    nvs_driver.stream_synchronize(l->stream) != CUDA_SUCCESS)
+		return false;
+	for (uint32_t i = 0; i < LOOK_PARTS * n; i++)
+		if (parts[i].any > 1)
+			return false;
+	return true;
 }
 
 /* A run's granules, in the order of their addresses. */

@@ -268,6 +268,27 @@ static void a_driver_may_refuse_the_kernel(void)
 	swapper_end();
 }
 
+static CUresult lose_launches(const char *call)
+{
+	return strcmp(call, "launch_op") == 0 ? SIMGPU_LOST : CUDA_SUCCESS;
+}
+
+/* What no kernel has read is not taken for zero, nor for what was there before. */
+static void a_kernel_may_not_run(void)
+{
+	open_with(16 * MIB, 0);
+	put_random(5);
+	simgpu_intercept(lose_launches);
+	goes_and_comes(2 * PIECES, PIECES);
+	simgpu_intercept(NULL);
+	goes_and_comes(1, 1);
+	put_random(6);
+	simgpu_intercept(lose_launches);
+	goes_and_comes(2 * PIECES, PIECES);
+	simgpu_intercept(NULL);
+	swapper_end();
+}
+
 static atomic_uint made; /* modules */
 
 static CUresult count_modules(const char *call)
@@ -298,6 +319,7 @@ static const struct test_case cases[] = {
 	CASE(a_full_arena_keeps_no_zeros),
 	CASE(all_is_copied_if_asked),
 	CASE(a_driver_may_refuse_the_kernel),
+	CASE(a_kernel_may_not_run),
 	CASE(the_kernel_is_loaded_once_and_when_it_is_needed),
 };
 
