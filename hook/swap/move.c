@@ -28,6 +28,7 @@
 struct run {
 	struct place first;
 	uint32_t chunks;
+	uint32_t looked; /* as the pass's, when it came to the first */
 	uint64_t bytes;
 	uint64_t copied; /* bytes that the link, or the other GPU, gets */
 };
@@ -171,8 +172,10 @@ static bool pick(struct pass *p, struct run *r)
 			c->opens = c->state == CHUNK_AWAY ? TOUCHED : s->opens;
 		}
 		c->state = CHUNK_BUSY;
-		if (!r->chunks++)
+		if (!r->chunks++) {
 			r->first = p->at;
+			r->looked = p->looked;
+		}
 		r->bytes += bytes;
 		next_chunk(&p->at);
 	}
@@ -321,6 +324,7 @@ static bool move_place(struct pass *p, struct run *r)
 	if (n < r->chunks) {
 		p->no_arena = true;
 		p->at = at;
+		p->looked = r->looked;
 		next_chunk(&p->at);
 	}
 	shorten(p, r, n);

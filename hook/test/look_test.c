@@ -238,6 +238,27 @@ static void a_full_arena_keeps_no_zeros(void)
 	swapper_end();
 }
 
+/* The same where the pass has looked for more to move, up to the end, before it finds no place. */
+static void zeros_leave_from_behind_what_stays(void)
+{
+	struct swapper_seen s;
+	CUdeviceptr pinned;
+	CUipcMemHandle h;
+
+	open_with(4 * MIB, 4 * MIB);
+	CU(cuMemAlloc_v2(&pinned, 4 * MIB));
+	CU(cuIpcGetMemHandle(&h, pinned)); /* so that something always is left to move */
+	for (unsigned i = 0; i < 4; i++)
+		put_random(i);
+	CU(cuCtxSynchronize());
+	swapper_room(1);
+	swapper_withhold(true);
+	EVENTUALLY((s = swapper_seen()).stuck_arena && s.away >= 16 * MIB);
+	come_back();
+	CHECK(differ() == 0);
+	swapper_end();
+}
+
 static void all_is_copied_if_asked(void)
 {
 	CHECK(setenv("NVSHARE_MOVE_ALL", "1", 1) == 0);
@@ -317,6 +338,7 @@ static const struct test_case cases[] = {
 	CASE(no_word_is_wrong),
 	CASE(copies_give_way),
 	CASE(a_full_arena_keeps_no_zeros),
+	CASE(zeros_leave_from_behind_what_stays),
 	CASE(all_is_copied_if_asked),
 	CASE(a_driver_may_refuse_the_kernel),
 	CASE(a_kernel_may_not_run),
