@@ -309,11 +309,19 @@ static bool move_place(struct pass *p, struct run *r)
 {
 	struct nvs_swap *s = p->gpu->swap;
 	struct place at = r->first;
+	int result = CUDA_SUCCESS;
 	uint32_t n;
 
-	for (n = 0; n < r->chunks; n++, next_chunk(&at))
-		if (chunk_of(at)->opens == TOUCHED)
-			nvs_vmm_leaving(at);
+	for (n = 0; n < r->chunks; n++, next_chunk(&at)) {
+		result = chunk_of(at)->opens == TOUCHED ? nvs_vmm_leaving(at) : CUDA_SUCCESS;
+		if (result != CUDA_SUCCESS)
+			break;
+	}
+	if (result != CUDA_SUCCESS)
+		give_up(p, result);
+	shorten(p, r, n);
+	if (!n)
+		return false;
 	nvs_look(p->gpu, r->first, r->chunks);
 	at = r->first;
 	nvs_swap_lock(s);

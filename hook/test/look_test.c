@@ -310,6 +310,51 @@ static void a_kernel_may_not_run(void)
 	swapper_end();
 }
 
+static atomic_uint refusals;
+
+static CUresult refuse_access(const char *call)
+{
+	unsigned left = atomic_load(&refusals);
+
+	if (strcmp(call, "cuMemSetAccess") != 0 || !left)
+		return CUDA_SUCCESS;
+	atomic_store(&refusals, left - 1);
+	return CUDA_ERROR_UNKNOWN;
+}
+
+/* The kernel reads no memory without access: that would end the context. It leaves later. */
+static void access_may_be_refused(void)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	CUmemAccessDesc all = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE }, none = { prop.location, 0 };
+	CUmemGenericAllocationHandle h;
+	CUdeviceptr p;
+	uint64_t word = 4711;
+
+	open_with(16 * MIB, 0);
+	put_random(5);
+	CU(cuMemAddressReserve(&p, 4 * MIB, 0, 0, 0));
+	CU(cuMemCreate(&h, 4 * MIB, &prop, 0));
+	CU(cuMemMap(p, 4 * MIB, 0, h, 0));
+	CU(cuMemSetAccess(p, 4 * MIB, &all, 1));
+	CU(cuMemcpyHtoD_v2(p + 2 * MIB, &word, 8));
+	CU(cuMemSetAccess(p, 4 * MIB, &none, 1));
+	CU(cuCtxSynchronize());
+	atomic_store(&refusals, 3);
+	simgpu_intercept(refuse_access);
+	leave();
+	simgpu_intercept(NULL);
+	CHECK(atomic_load(&refusals) == 0 && swapper_seen().stuck_error);
+	come_back();
+	CHECK(differ() == 0);
+	CU(cuMemSetAccess(p, 4 * MIB, &all, 1));
+	word = 0;
+	CU(cuMemcpyDtoH_v2(&word, p + 2 * MIB, 8));
+	CHECK(word == 4711);
+	swapper_end();
+}
+
 static atomic_uint made; /* modules */
 
 static CUresult count_modules(const char *call)
@@ -342,6 +387,7 @@ static const struct test_case cases[] = {
 	CASE(all_is_copied_if_asked),
 	CASE(a_driver_may_refuse_the_kernel),
 	CASE(a_kernel_may_not_run),
+	CASE(access_may_be_refused),
 	CASE(the_kernel_is_loaded_once_and_when_it_is_needed),
 };
 
