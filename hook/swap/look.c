@@ -87,21 +87,20 @@ static struct looker *look_new(void)
 	return NULL;
 }
 
-/* Each step that succeeded is not repeated. Returns CUresult. */
+/* Each step that succeeded is not repeated. What a call that failed has stored means nothing. Returns CUresult. */
 static int load(struct looker *l)
 {
 	int result = CUDA_SUCCESS;
 
-	if (!l->module)
-		result = nvs_memory_driver.module_load(&l->module, nvs_look_ptx);
-	if (result == CUDA_SUCCESS && !l->function)
-		result = nvs_memory_driver.module_function(&l->function, l->module, LOOK_NAME);
-	if (result == CUDA_SUCCESS && !l->stream)
-		result = nvs_driver.stream_create(&l->stream, CU_STREAM_NON_BLOCKING);
-	if (result == CUDA_SUCCESS && !l->talk)
-		result = nvs_memory_driver.host_alloc((void **)&l->talk, sizeof(*l->talk), CU_HOST_ALLOC_MAPPED);
-	if (result == CUDA_SUCCESS && !l->keys_there)
-		result = nvs_memory_driver.mem_alloc(&l->keys_there, sizeof(l->keys));
+#define STEP(member, call) \
+	if (result == CUDA_SUCCESS && !l->member && (result = (call)) != CUDA_SUCCESS) \
+		l->member = 0
+	STEP(module, nvs_memory_driver.module_load(&l->module, nvs_look_ptx));
+	STEP(function, nvs_memory_driver.module_function(&l->function, l->module, LOOK_NAME));
+	STEP(stream, nvs_driver.stream_create(&l->stream, CU_STREAM_NON_BLOCKING));
+	STEP(talk, nvs_memory_driver.host_alloc((void **)&l->talk, sizeof(*l->talk), CU_HOST_ALLOC_MAPPED));
+	STEP(keys_there, nvs_memory_driver.mem_alloc(&l->keys_there, sizeof(l->keys)));
+#undef STEP
 	if (result == CUDA_SUCCESS)
 		result = nvs_memory_driver.copy_to_device(l->keys_there, &l->keys, sizeof(l->keys), l->stream);
 	return result;

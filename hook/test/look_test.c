@@ -289,6 +289,36 @@ static void a_driver_may_refuse_the_kernel(void)
 	swapper_end();
 }
 
+static atomic_uint wishes; /* for memory */
+
+/* There is host memory, and none of the GPU. */
+static CUresult refuse_memory(const char *call)
+{
+	return strcmp(call, "mem_alloc") == 0 && atomic_fetch_add(&wishes, 1) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+/* Memory is short, and what the driver has stored for the kernel's is rubbish: the kernel is loaded later. */
+static void the_kernel_may_find_no_memory(void)
+{
+	struct swapper_seen before, after;
+
+	open_with(16 * MIB, 0);
+	put_random(5);
+	simgpu_intercept(refuse_memory);
+	goes_and_comes(2 * PIECES, PIECES);
+	simgpu_intercept(NULL);
+	do {
+		put_random(5);
+		CU(cuCtxSynchronize());
+		before = swapper_seen();
+		leave();
+		after = swapper_seen();
+		come_back();
+		CHECK(differ() == 0);
+	} while (after.out - before.out != LOOK_PIECE);
+	swapper_end();
+}
+
 static CUresult lose_launches(const char *call)
 {
 	return strcmp(call, "launch_op") == 0 ? SIMGPU_LOST : CUDA_SUCCESS;
@@ -386,6 +416,7 @@ static const struct test_case cases[] = {
 	CASE(zeros_leave_from_behind_what_stays),
 	CASE(all_is_copied_if_asked),
 	CASE(a_driver_may_refuse_the_kernel),
+	CASE(the_kernel_may_find_no_memory),
 	CASE(a_kernel_may_not_run),
 	CASE(access_may_be_refused),
 	CASE(the_kernel_is_loaded_once_and_when_it_is_needed),
