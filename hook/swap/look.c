@@ -4,9 +4,11 @@
  * times as fast as the link copies: granules that are zero need no copy and no host memory, and
  * those that are as they were when they left last are still in the arena.
  *
- * The kernel is loaded at a context's first move out, never where all memory fits. That is
- * after a drain, so a load that waits for the context waits for nothing of the application's. It
- * runs in a stream of its own: copies of earlier runs go on.
+ * The kernel is loaded at a context's first move out, never where all memory fits, and runs in a
+ * stream of its own: copies of earlier runs go on. But the driver may have a load, or a kernel, wait for
+ * the context's other streams. A drain comes first, and leaves out streams that only wait for a
+ * word (memop.c): somebody may write it as late as in a later turn. So a process that has ever put
+ * such a wait into a stream is not looked at: all is copied.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +44,7 @@ struct looker {
 };
 
 static bool wanted;
+atomic_bool nvs_swap_streams_wait;
 
 void nvs_look_init(void)
 {
@@ -113,7 +116,7 @@ static bool look_ready(struct nvs_gpu *gpu)
 	struct looker *l;
 	int result;
 
-	if (!wanted)
+	if (!wanted || atomic_load(&nvs_swap_streams_wait))
 		return false;
 	if (!s->look)
 		s->look = look_new();

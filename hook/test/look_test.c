@@ -267,6 +267,60 @@ static void all_is_copied_if_asked(void)
 	swapper_end();
 }
 
+/* ---- a stream that waits may keep the kernel waiting: all is copied ---- */
+
+static CUdeviceptr word(void)
+{
+	void *p;
+
+	CU(cuMemHostAlloc(&p, 8, CU_MEMHOSTALLOC_DEVICEMAP));
+	memset(p, 0, 8);
+	return (uintptr_t)p;
+}
+
+static void all_is_copied(void)
+{
+	put_random(5);
+	goes_and_comes(2 * PIECES, PIECES);
+	swapper_end();
+}
+
+static void all_is_copied_after_a_wait(void)
+{
+	open_with(16 * MIB, 0);
+	goes_and_comes(0, 0);
+	CU(cuStreamWaitValue32(CU_STREAM_PER_THREAD, word(), 0, CU_STREAM_WAIT_VALUE_EQ));
+	all_is_copied();
+}
+
+static void all_is_copied_after_a_batch_with_a_wait(void)
+{
+	CUstreamBatchMemOpParams op[2] = { 0 };
+
+	open_with(16 * MIB, 0);
+	op[0].value.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+	op[0].value.address = word();
+	op[0].value.value = 1;
+	CU(cuStreamBatchMemOp_v2(CU_STREAM_PER_THREAD, 1, op, 0));
+	goes_and_comes(0, 0);
+	op[1] = op[0];
+	op[1].value.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+	CU(cuStreamBatchMemOp_v2(CU_STREAM_PER_THREAD, 2, op, 0));
+	all_is_copied();
+}
+
+static void all_is_copied_after_a_semaphore(void)
+{
+	CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS wait = { .value = 0 };
+	CUexternalSemaphore s;
+
+	open_with(16 * MIB, 0);
+	CU(cuImportExternalSemaphore(&s, ""));
+	goes_and_comes(0, 0);
+	CU(cuWaitExternalSemaphoresAsync(&s, &wait, 1, CU_STREAM_PER_THREAD));
+	all_is_copied();
+}
+
 static atomic_uint loads;
 
 static CUresult refuse_modules(const char *call)
@@ -415,6 +469,9 @@ static const struct test_case cases[] = {
 	CASE(a_full_arena_keeps_no_zeros),
 	CASE(zeros_leave_from_behind_what_stays),
 	CASE(all_is_copied_if_asked),
+	CASE(all_is_copied_after_a_wait),
+	CASE(all_is_copied_after_a_batch_with_a_wait),
+	CASE(all_is_copied_after_a_semaphore),
 	CASE(a_driver_may_refuse_the_kernel),
 	CASE(the_kernel_may_find_no_memory),
 	CASE(a_kernel_may_not_run),
