@@ -22,7 +22,7 @@
 #include "swap_impl.h"
 
 #define BATCH    1024u /* granules that a launch reads, at most */
-#define RETRY_NS (1 * NVS_S) /* memory is short when memory moves */
+#define RETRY_NS (50 * NVS_MS) /* memory is short when memory moves, and a pass is soon over */
 
 /*
  * What a launch is asked and answers: host memory that the kernel uses. A copy of it would wait
