@@ -12,9 +12,11 @@ unsigned nvs_contexts_used;
 
 /*
  * A drain may take for ever, if its work waits for the thread that wants drain_lock: after so long
- * the thread goes on without it. Memory that moves waits for no thread, and is waited for.
+ * the thread goes on without it. Memory that moves is waited for longer, and not for ever either: a
+ * driver call of the mover's may wait for a lock that the thread has.
  */
 #define HOLD_NS (5 * NVS_S)
+#define MOVE_NS (60 * NVS_S)
 
 static struct nvs_context *context_find(void *ctx)
 {
@@ -178,9 +180,9 @@ bool nvs_context_hold(struct nvs_gpu *gpu)
 	do {
 		nvs_nap(200 * NVS_US);
 		held = nvs_trylock(&gpu->drain_lock);
-	} while (!held && (atomic_load(&gpu->moving) || nvs_now() - start < HOLD_NS));
+	} while (!held && nvs_now() - start < (atomic_load(&gpu->moving) ? MOVE_NS : HOLD_NS));
 	if (!held)
-		nvs_debugf("GPU %u: a drain does not end, going on beside it", gpu->number);
+		nvs_debugf("GPU %u: a drain, or a move of memory, does not end, going on beside it", gpu->number);
 	errno = saved;
 	return held;
 }

@@ -138,7 +138,7 @@ struct nvs_gpu {
 
 	/* ---- work ---- */
 	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed, and while memory moves */
-	atomic_bool moving;         /* it is held for memory that moves, which ends by itself */
+	atomic_bool moving;         /* it is held for memory that moves, which mostly ends by itself */
 	struct nvs_primary primary;
 	struct nvs_lock query_lock; /* held while a stream is asked about */
 	atomic_int captures;        /* open on the GPU */

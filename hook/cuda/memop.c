@@ -10,6 +10,13 @@
 /* A host function may want what the launching thread has; most run at once. */
 #define FUNCTION_NS (20 * NVS_MS)
 
+/* Before the call: nothing may look at memory once the stream waits. */
+static void will_wait(void)
+{
+	if (!atomic_load_explicit(&nvs_swap_streams_wait, memory_order_relaxed))
+		atomic_store(&nvs_swap_streams_wait, true);
+}
+
 /* The call has put something into the stream that waits. */
 static int waits(int result, void *key, uint64_t patience_ns)
 {
@@ -28,6 +35,7 @@ static int waits(int result, void *key, uint64_t patience_ns)
 	WRAPPER(name, P) \
 	{ \
 		nvs_swap_pin_word(p); \
+		will_wait(); \
 		return waits(CALL(name, NVS_SPREAD A), key, 0); \
 	}
 #define VALUE(W, name, type) NVS_SZ(W, name, (void *s, CUdeviceptr p, type value, uint flags), (s, p, value, flags), s)
@@ -40,9 +48,10 @@ VALUE(WAIT, cuStreamWaitValue32_v2, uint)
 VALUE(WAIT, cuStreamWaitValue64, uint64_t)
 VALUE(WAIT, cuStreamWaitValue64_v2, uint64_t)
 
+/* A batch that the driver will refuse is not read: there may be no memory behind it. */
 static bool has_wait(const struct cu_mem_op *ops, uint count)
 {
-	for (uint i = 0; ops && i < count && i < CU_MEM_OPS_MAX; i++)
+	for (uint i = 0; ops && count <= CU_MEM_OPS_MAX && i < count; i++)
 		if (ops[i].type == CU_MEM_OP_WAIT_32 || ops[i].type == CU_MEM_OP_WAIT_64)
 			return true;
 	return false;
@@ -51,17 +60,25 @@ static bool has_wait(const struct cu_mem_op *ops, uint count)
 #define BATCH(name, P, A, key) \
 	WRAPPER(name, P) \
 	{ \
+		bool wait = has_wait(ops, count); \
 		int result; \
 		nvs_swap_pin_ops(ops, count); \
+		if (wait) \
+			will_wait(); \
 		result = CALL(name, NVS_SPREAD A); \
-		return result == CUDA_SUCCESS && has_wait(ops, count) ? waits(result, key, 0) : result; \
+		return wait ? waits(result, key, 0) : result; \
 	}
 NVS_SZ(BATCH, cuStreamBatchMemOp, (void *s, uint count, const struct cu_mem_op *ops, uint flags),
        (s, count, ops, flags), s)
 NVS_SZ(BATCH, cuStreamBatchMemOp_v2, (void *s, uint count, const struct cu_mem_op *ops, uint flags),
        (s, count, ops, flags), s)
 
-#define SEMAPHORES(name, P, A, key) WRAPPER(name, P) { return waits(CALL(name, NVS_SPREAD A), key, 0); }
+#define SEMAPHORES(name, P, A, key) \
+	WRAPPER(name, P) \
+	{ \
+		will_wait(); \
+		return waits(CALL(name, NVS_SPREAD A), key, 0); \
+	}
 NVS_SZ(SEMAPHORES, cuWaitExternalSemaphoresAsync, (const void *sems, const void *params, uint count, void *s),
        (sems, params, count, s), s)
 

@@ -4,9 +4,11 @@
  * times as fast as the link copies: granules that are zero need no copy and no host memory, and
  * those that are as they were when they left last are still in the arena.
  *
- * The kernel is loaded at a context's first move out, never where all memory fits. That is
- * after a drain, so a load that waits for the context waits for nothing of the application's. It
- * runs in a stream of its own: copies of earlier runs go on.
+ * The kernel is loaded at a context's first move out, never where all memory fits, and runs in a
+ * stream of its own: copies of earlier runs go on. But the driver may have a load, or a kernel, wait for
+ * the context's other streams. A drain comes first, and leaves out streams that only wait for a
+ * word (memop.c): somebody may write it as late as in a later turn. So a process that has ever put
+ * such a wait into a stream is not looked at: all is copied.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +22,7 @@
 #include "swap_impl.h"
 
 #define BATCH    1024u /* granules that a launch reads, at most */
-#define RETRY_NS (1 * NVS_S) /* memory is short when memory moves */
+#define RETRY_NS (50 * NVS_MS) /* memory is short when memory moves, and a pass is soon over */
 
 /*
  * What a launch is asked and answers: host memory that the kernel uses. A copy of it would wait
@@ -42,6 +44,7 @@ struct looker {
 };
 
 static bool wanted;
+atomic_bool nvs_swap_streams_wait;
 
 void nvs_look_init(void)
 {
@@ -87,21 +90,20 @@ static struct looker *look_new(void)
 	return NULL;
 }
 
-/* Each step that succeeded is not repeated. Returns CUresult. */
+/* Each step that succeeded is not repeated. What a call that failed has stored means nothing. Returns CUresult. */
 static int load(struct looker *l)
 {
 	int result = CUDA_SUCCESS;
 
-	if (!l->module)
-		result = nvs_memory_driver.module_load(&l->module, nvs_look_ptx);
-	if (result == CUDA_SUCCESS && !l->function)
-		result = nvs_memory_driver.module_function(&l->function, l->module, LOOK_NAME);
-	if (result == CUDA_SUCCESS && !l->stream)
-		result = nvs_driver.stream_create(&l->stream, CU_STREAM_NON_BLOCKING);
-	if (result == CUDA_SUCCESS && !l->talk)
-		result = nvs_memory_driver.host_alloc((void **)&l->talk, sizeof(*l->talk), CU_HOST_ALLOC_MAPPED);
-	if (result == CUDA_SUCCESS && !l->keys_there)
-		result = nvs_memory_driver.mem_alloc(&l->keys_there, sizeof(l->keys));
+#define STEP(member, call) \
+	if (result == CUDA_SUCCESS && !l->member && (result = (call)) != CUDA_SUCCESS) \
+		l->member = 0
+	STEP(module, nvs_memory_driver.module_load(&l->module, nvs_look_ptx));
+	STEP(function, nvs_memory_driver.module_function(&l->function, l->module, LOOK_NAME));
+	STEP(stream, nvs_driver.stream_create(&l->stream, CU_STREAM_NON_BLOCKING));
+	STEP(talk, nvs_memory_driver.host_alloc((void **)&l->talk, sizeof(*l->talk), CU_HOST_ALLOC_MAPPED));
+	STEP(keys_there, nvs_memory_driver.mem_alloc(&l->keys_there, sizeof(l->keys)));
+#undef STEP
 	if (result == CUDA_SUCCESS)
 		result = nvs_memory_driver.copy_to_device(l->keys_there, &l->keys, sizeof(l->keys), l->stream);
 	return result;
@@ -114,7 +116,7 @@ static bool look_ready(struct nvs_gpu *gpu)
 	struct looker *l;
 	int result;
 
-	if (!wanted)
+	if (!wanted || atomic_load(&nvs_swap_streams_wait))
 		return false;
 	if (!s->look)
 		s->look = look_new();
@@ -130,16 +132,23 @@ static bool look_ready(struct nvs_gpu *gpu)
 	return l->loaded;
 }
 
-/* Has the kernel read n pieces. */
+/* Has the kernel read n pieces. False also if it has not answered: memory that it has not read is not zero. */
 static bool look_run(struct looker *l, uint32_t n)
 {
 	uint64_t *pieces = l->talk->piece;
 	struct look_part *parts = l->talk->part[0];
 	void *params[] = { &pieces, &parts, &l->keys_there };
 
-	return nvs_memory_driver.launch(l->function, LOOK_PARTS * n, 1, 1, LOOK_THREADS, 1, 1, 0, l->stream, params,
-					NULL) == CUDA_SUCCESS &&
-	       nvs_driver.stream_synchronize(l->stream) == CUDA_SUCCESS;
+	for (uint32_t i = 0; i < LOOK_PARTS * n; i++)
+		parts[i].any = UINT64_MAX;
+	if (nvs_memory_driver.launch(l->function, LOOK_PARTS * n, 1, 1, LOOK_THREADS, 1, 1, 0, l->stream, params,
+				     NULL) != CUDA_SUCCESS ||
+	    nvs_driver.stream_synchronize(l->stream) != CUDA_SUCCESS)
+		return false;
+	for (uint32_t i = 0; i < LOOK_PARTS * n; i++)
+		if (parts[i].any > 1)
+			return false;
+	return true;
 }
 
 /* A run's granules, in the order of their addresses. */

@@ -31,7 +31,7 @@
 
 struct look_part {
 	uint64_t sum[LOOK_SUMS];
-	uint64_t any; /* 0: all is zero */
+	uint64_t any; /* 0: all is zero; 1: it is not */
 	uint64_t unused;
 };
 

@@ -28,6 +28,7 @@
 struct run {
 	struct place first;
 	uint32_t chunks;
+	uint32_t looked; /* as the pass's, when it came to the first */
 	uint64_t bytes;
 	uint64_t copied; /* bytes that the link, or the other GPU, gets */
 };
@@ -171,8 +172,10 @@ static bool pick(struct pass *p, struct run *r)
 			c->opens = c->state == CHUNK_AWAY ? TOUCHED : s->opens;
 		}
 		c->state = CHUNK_BUSY;
-		if (!r->chunks++)
+		if (!r->chunks++) {
 			r->first = p->at;
+			r->looked = p->looked;
+		}
 		r->bytes += bytes;
 		next_chunk(&p->at);
 	}
@@ -306,11 +309,19 @@ static bool move_place(struct pass *p, struct run *r)
 {
 	struct nvs_swap *s = p->gpu->swap;
 	struct place at = r->first;
+	int result = CUDA_SUCCESS;
 	uint32_t n;
 
-	for (n = 0; n < r->chunks; n++, next_chunk(&at))
-		if (chunk_of(at)->opens == TOUCHED)
-			nvs_vmm_leaving(at);
+	for (n = 0; n < r->chunks; n++, next_chunk(&at)) {
+		result = chunk_of(at)->opens == TOUCHED ? nvs_vmm_leaving(at) : CUDA_SUCCESS;
+		if (result != CUDA_SUCCESS)
+			break;
+	}
+	if (result != CUDA_SUCCESS)
+		give_up(p, result);
+	shorten(p, r, n);
+	if (!n)
+		return false;
 	nvs_look(p->gpu, r->first, r->chunks);
 	at = r->first;
 	nvs_swap_lock(s);
@@ -321,6 +332,7 @@ static bool move_place(struct pass *p, struct run *r)
 	if (n < r->chunks) {
 		p->no_arena = true;
 		p->at = at;
+		p->looked = r->looked;
 		next_chunk(&p->at);
 	}
 	shorten(p, r, n);

@@ -74,8 +74,11 @@ struct place;
 /* Describes the memory that is mapped at a place. False: none of the shim. The lock is held. */
 bool nvs_vmm_find(struct place p, struct nvs_swap_range *r);
 
-/* A chunk is about to be copied out, or was copied in. Does nothing for other chunks. */
-void nvs_vmm_leaving(struct place p);
+/*
+ * A chunk is about to be read and copied out, or was copied in. Does nothing for other chunks.
+ * leaving: returns CUresult; a kernel that read memory without access would end the context.
+ */
+int nvs_vmm_leaving(struct place p);
 void nvs_vmm_arrived(struct place p);
 
 void nvs_vmm_fork_child(void);

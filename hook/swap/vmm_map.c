@@ -528,12 +528,12 @@ bool nvs_vmm_find(struct place p, struct nvs_swap_range *r)
 }
 
 /* The chunk is busy: no other thread changes it. */
-static void set_access(struct place p, int flags)
+static int set_access(struct place p, int flags)
 {
 	struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, p.span->gpu->device.dev },
 			       flags };
 
-	nvs_memory_driver.set_access(address_of(p), bytes_of(nvs_vmm_chunk(p)->granules), &a, 1);
+	return nvs_memory_driver.set_access(address_of(p), bytes_of(nvs_vmm_chunk(p)->granules), &a, 1);
 }
 
 /* The memory of a chunk that copies have no access to; NULL: they have. */
@@ -544,10 +544,9 @@ static const struct memory *closed(struct place p)
 	return m && m->shown && m->access != CU_MEM_ACCESS_READWRITE ? m : NULL;
 }
 
-void nvs_vmm_leaving(struct place p)
+int nvs_vmm_leaving(struct place p)
 {
-	if (closed(p))
-		set_access(p, CU_MEM_ACCESS_READWRITE);
+	return closed(p) ? set_access(p, CU_MEM_ACCESS_READWRITE) : CUDA_SUCCESS;
 }
 
 void nvs_vmm_arrived(struct place p)

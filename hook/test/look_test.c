@@ -238,12 +238,87 @@ static void a_full_arena_keeps_no_zeros(void)
 	swapper_end();
 }
 
+/* The same where the pass has looked for more to move, up to the end, before it finds no place. */
+static void zeros_leave_from_behind_what_stays(void)
+{
+	struct swapper_seen s;
+	CUdeviceptr pinned;
+	CUipcMemHandle h;
+
+	open_with(4 * MIB, 4 * MIB);
+	CU(cuMemAlloc_v2(&pinned, 4 * MIB));
+	CU(cuIpcGetMemHandle(&h, pinned)); /* so that something always is left to move */
+	for (unsigned i = 0; i < 4; i++)
+		put_random(i);
+	CU(cuCtxSynchronize());
+	swapper_room(1);
+	swapper_withhold(true);
+	EVENTUALLY((s = swapper_seen()).stuck_arena && s.away >= 16 * MIB);
+	come_back();
+	CHECK(differ() == 0);
+	swapper_end();
+}
+
 static void all_is_copied_if_asked(void)
 {
 	CHECK(setenv("NVSHARE_MOVE_ALL", "1", 1) == 0);
 	open_with(16 * MIB, 0);
 	goes_and_comes(2 * PIECES, PIECES); /* it leaves twice */
 	swapper_end();
+}
+
+/* ---- a stream that waits may keep the kernel waiting: all is copied ---- */
+
+static CUdeviceptr word(void)
+{
+	void *p;
+
+	CU(cuMemHostAlloc(&p, 8, CU_MEMHOSTALLOC_DEVICEMAP));
+	memset(p, 0, 8);
+	return (uintptr_t)p;
+}
+
+static void all_is_copied(void)
+{
+	put_random(5);
+	goes_and_comes(2 * PIECES, PIECES);
+	swapper_end();
+}
+
+static void all_is_copied_after_a_wait(void)
+{
+	open_with(16 * MIB, 0);
+	goes_and_comes(0, 0);
+	CU(cuStreamWaitValue32(CU_STREAM_PER_THREAD, word(), 0, CU_STREAM_WAIT_VALUE_EQ));
+	all_is_copied();
+}
+
+static void all_is_copied_after_a_batch_with_a_wait(void)
+{
+	CUstreamBatchMemOpParams op[2] = { 0 };
+
+	open_with(16 * MIB, 0);
+	op[0].value.operation = CU_STREAM_MEM_OP_WRITE_VALUE_64;
+	op[0].value.address = word();
+	op[0].value.value = 1;
+	CU(cuStreamBatchMemOp_v2(CU_STREAM_PER_THREAD, 1, op, 0));
+	goes_and_comes(0, 0);
+	op[1] = op[0];
+	op[1].value.operation = CU_STREAM_MEM_OP_WAIT_VALUE_64;
+	CU(cuStreamBatchMemOp_v2(CU_STREAM_PER_THREAD, 2, op, 0));
+	all_is_copied();
+}
+
+static void all_is_copied_after_a_semaphore(void)
+{
+	CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS wait = { .value = 0 };
+	CUexternalSemaphore s;
+
+	open_with(16 * MIB, 0);
+	CU(cuImportExternalSemaphore(&s, ""));
+	goes_and_comes(0, 0);
+	CU(cuWaitExternalSemaphoresAsync(&s, &wait, 1, CU_STREAM_PER_THREAD));
+	all_is_copied();
 }
 
 static atomic_uint loads;
@@ -265,6 +340,102 @@ static void a_driver_may_refuse_the_kernel(void)
 	goes_and_comes(2 * PIECES, PIECES);
 	simgpu_intercept(NULL);
 	CHECK(atomic_load(&loads) == 1);
+	swapper_end();
+}
+
+static atomic_uint wishes; /* for memory */
+
+/* There is host memory, and none of the GPU. */
+static CUresult refuse_memory(const char *call)
+{
+	return strcmp(call, "mem_alloc") == 0 && atomic_fetch_add(&wishes, 1) ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+/* Memory is short, and what the driver has stored for the kernel's is rubbish: the kernel is loaded later. */
+static void the_kernel_may_find_no_memory(void)
+{
+	struct swapper_seen before, after;
+
+	open_with(16 * MIB, 0);
+	put_random(5);
+	simgpu_intercept(refuse_memory);
+	goes_and_comes(2 * PIECES, PIECES);
+	simgpu_intercept(NULL);
+	do {
+		put_random(5);
+		CU(cuCtxSynchronize());
+		before = swapper_seen();
+		leave();
+		after = swapper_seen();
+		come_back();
+		CHECK(differ() == 0);
+	} while (after.out - before.out != LOOK_PIECE);
+	swapper_end();
+}
+
+static CUresult lose_launches(const char *call)
+{
+	return strcmp(call, "launch_op") == 0 ? SIMGPU_LOST : CUDA_SUCCESS;
+}
+
+/* What no kernel has read is not taken for zero, nor for what was there before. */
+static void a_kernel_may_not_run(void)
+{
+	open_with(16 * MIB, 0);
+	put_random(5);
+	simgpu_intercept(lose_launches);
+	goes_and_comes(2 * PIECES, PIECES);
+	simgpu_intercept(NULL);
+	goes_and_comes(1, 1);
+	put_random(6);
+	simgpu_intercept(lose_launches);
+	goes_and_comes(2 * PIECES, PIECES);
+	simgpu_intercept(NULL);
+	swapper_end();
+}
+
+static atomic_uint refusals;
+
+static CUresult refuse_access(const char *call)
+{
+	unsigned left = atomic_load(&refusals);
+
+	if (strcmp(call, "cuMemSetAccess") != 0 || !left)
+		return CUDA_SUCCESS;
+	atomic_store(&refusals, left - 1);
+	return CUDA_ERROR_UNKNOWN;
+}
+
+/* The kernel reads no memory without access: that would end the context. It leaves later. */
+static void access_may_be_refused(void)
+{
+	CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+				     .location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 } };
+	CUmemAccessDesc all = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE }, none = { prop.location, 0 };
+	CUmemGenericAllocationHandle h;
+	CUdeviceptr p;
+	uint64_t word = 4711;
+
+	open_with(16 * MIB, 0);
+	put_random(5);
+	CU(cuMemAddressReserve(&p, 4 * MIB, 0, 0, 0));
+	CU(cuMemCreate(&h, 4 * MIB, &prop, 0));
+	CU(cuMemMap(p, 4 * MIB, 0, h, 0));
+	CU(cuMemSetAccess(p, 4 * MIB, &all, 1));
+	CU(cuMemcpyHtoD_v2(p + 2 * MIB, &word, 8));
+	CU(cuMemSetAccess(p, 4 * MIB, &none, 1));
+	CU(cuCtxSynchronize());
+	atomic_store(&refusals, 3);
+	simgpu_intercept(refuse_access);
+	leave();
+	simgpu_intercept(NULL);
+	CHECK(atomic_load(&refusals) == 0 && swapper_seen().stuck_error);
+	come_back();
+	CHECK(differ() == 0);
+	CU(cuMemSetAccess(p, 4 * MIB, &all, 1));
+	word = 0;
+	CU(cuMemcpyDtoH_v2(&word, p + 2 * MIB, 8));
+	CHECK(word == 4711);
 	swapper_end();
 }
 
@@ -296,8 +467,15 @@ static const struct test_case cases[] = {
 	CASE(no_word_is_wrong),
 	CASE(copies_give_way),
 	CASE(a_full_arena_keeps_no_zeros),
+	CASE(zeros_leave_from_behind_what_stays),
 	CASE(all_is_copied_if_asked),
+	CASE(all_is_copied_after_a_wait),
+	CASE(all_is_copied_after_a_batch_with_a_wait),
+	CASE(all_is_copied_after_a_semaphore),
 	CASE(a_driver_may_refuse_the_kernel),
+	CASE(the_kernel_may_find_no_memory),
+	CASE(a_kernel_may_not_run),
+	CASE(access_may_be_refused),
 	CASE(the_kernel_is_loaded_once_and_when_it_is_needed),
 };
 

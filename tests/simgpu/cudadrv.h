@@ -724,7 +724,9 @@ struct simgpu_calls simgpu_calls(void);
 void simgpu_fail(void);
 
 /* Calls this at the beginning of each call from now on, in its thread; what it returns, if not
- * CUDA_SUCCESS, is the call's result. call: the function's name, mostly, without _ptsz. NULL ends it. */
+ * CUDA_SUCCESS, is the call's result. call: the function's name, mostly, without _ptsz. NULL ends it.
+ * SIMGPU_LOST: a launch succeeds, and no kernel runs. */
+#define SIMGPU_LOST ((CUresult)-1)
 void simgpu_intercept(CUresult (*fn)(const char *call));
 
 #pragma GCC visibility pop

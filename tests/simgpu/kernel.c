@@ -427,6 +427,8 @@ static CUresult launch(CUfunction f, struct dims grid, struct dims block, CUstre
 	struct op op;
 	CUresult rc = launch_op(&op, f, grid, block, params, extra);
 
+	if (rc == SIMGPU_LOST)
+		return CUDA_SUCCESS;
 	return rc ? rc : submit(s, &op, 0);
 }
 

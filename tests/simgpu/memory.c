@@ -301,8 +301,8 @@ CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t bytes)
 	void *host = NULL;
 	CUresult rc = p ? mem_alloc(&host, bytes, DEVICE, 1) : CUDA_ERROR_INVALID_VALUE;
 
-	if (!rc)
-		*p = (uintptr_t)host;
+	if (p)
+		*p = rc ? ~(CUdeviceptr)0 : (uintptr_t)host; /* what a call that fails stores is nobody's promise */
 	return rc;
 }
 
