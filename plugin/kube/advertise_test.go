@@ -203,16 +203,7 @@ func startSpecs(t *testing.T, s *kubeapi.Server, l *listener) *Watcher {
 		t.Fatal(err)
 	}
 	w.WatchSpecs()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		w.Run(ctx)
-		close(done)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		await(t, done, "the end of Run")
-	})
+	run(t, w)
 	await(t, l.told, "all pods")
 	return w
 }

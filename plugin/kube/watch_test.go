@@ -120,6 +120,12 @@ func startWatcher(t *testing.T, s *kubeapi.Server, to Pods) (*Watcher, *lines) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	run(t, w)
+	return w, kept
+}
+
+// run has a watcher run until the test ends.
+func run(t *testing.T, w *Watcher) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -130,7 +136,6 @@ func startWatcher(t *testing.T, s *kubeapi.Server, to Pods) (*Watcher, *lines) {
 		cancel()
 		await(t, done, "the end of Run")
 	})
-	return w, kept
 }
 
 func newListener() *listener { return &listener{told: make(chan string, 1000)} }
