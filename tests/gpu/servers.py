@@ -223,7 +223,7 @@ class Servers:
         for i in range(self.args.servers):
             own = [*before, *self.terms(i), "--"] if before else []
             words = [*own, sys.executable, os.path.abspath(__file__), "serve", "--model", self.args.model, "--device", self.args.device,
-                     "--slots", str(self.args.slots[self.way == "native" and i == 0]), "--spans", *map(str, self.args.spans)]
+                     "--slots", str(self.args.slots[i == 0]), "--spans", *map(str, self.args.spans)]
             if self.way == "memory":
                 words += ["--part", str(PART)]
             self.processes.append(subprocess.Popen(words, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
@@ -596,7 +596,8 @@ def main():
         cases = [Case(c, args) for c in args.cases + args.some]
         args.spans = sorted({max(map(len, c.prompts)) + c.output + 127 & ~127 for c in cases})
         most = max(c.load for c in cases)
-        args.slots = max(1, most * 3 // 2 // args.servers), most   # requests may come unevenly
+        # Requests may come unevenly; and the first server, in each way the same, is also the one that has the GPU.
+        args.slots = max(1, most * 3 // 2 // args.servers), most
         args.parts = processors(args)
         with open(f"{args.results}/servers.log", "w") as log:
             run = Run(args, log)

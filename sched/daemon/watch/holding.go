@@ -34,25 +34,13 @@ import (
 // until it has released. So what it had begun comes to an end in its tenant's turns.
 
 const (
-	// A process that had cheatPart more of the GPU than the time in which its channels were on, in
-	// cheatLooks in a row, puts them on by itself: they are taken off again and again. After freezeLooks its container
-	// is stopped for as long as it had too much, and maxFreeze at most.
-	cheatPart   = 0.2
-	cheatLooks  = 4
-	freezeLooks = 8
-	maxFreeze   = 10 * time.Second
-	// A process that has less than idlePart of the GPU while its channels are on, in idleLooks in a row,
-	// has no work.
-	idlePart  = 0.01
-	idleLooks = 4
+	maxFreeze = 10 * time.Second // of a container, for what its process had too much
 	// onLeast is the least time on in which a look says something.
 	onLeast = 50 * time.Millisecond
 	// recent is the time over which it is said what they get.
 	recent = 5 * time.Second
 	// callRate stands for what a program that keeps the GPU busy does in a second.
 	callRate = 1000
-	// A part of the GPU that is this near to what the slices give is that.
-	nearSlice = 0.15
 )
 
 type holding struct {
@@ -83,10 +71,10 @@ type holding struct {
 	counted, looked, since base.Time     // up to when; of the latest look; of part
 	grantOn, lookOn, had   time.Duration // for how long it was on under its grant; since looked; since since
 	part                   float64       // of the time, before since; -1: not known
-	busyPart               float64       // of the GPU, lately; -1: not known
+	samples                sampled       // what the driver says
 	before                 float64       // the part of the time of the look before
 	use                    float64       // which part of its time on it used the GPU, lately
-	cheats, idles          int           // looks in a row
+	cheats                 bool          // it has been said that it puts its channels on by itself
 	debt                   time.Duration // what it had too much
 	frozen                 base.Time     // its container is stopped until then; 0: it is not
 	freezes                time.Duration // for how long, until that has been told; 0: it has
@@ -96,7 +84,7 @@ type holding struct {
 // hold makes a holding, of which nothing is known yet.
 func (w *Watch) hold(g *node.GPU, p *peer.Peer) *holding {
 	t := loop.Now()
-	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, since: t, part: -1, busyPart: -1, before: 1, use: 1}
+	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, since: t, part: -1, before: 1, use: 1}
 	if len(w.Holder.Holdings) == 0 {
 		w.Holder.renew.Set(t.Add(renewAfter))
 	}
@@ -105,7 +93,7 @@ func (w *Watch) hold(g *node.GPU, p *peer.Peer) *holding {
 }
 
 func (x *holding) do(op order.Op, us time.Duration, then func(order.Result)) {
-	o := order.Order{Op: op, PID: int(x.peer.PID), Start: x.peer.Start, Us: uint64(us.Microseconds()), Again: x.cheats >= cheatLooks}
+	o := order.Order{Op: op, PID: int(x.peer.PID), Start: x.peer.Start, Us: uint64(us.Microseconds()), Again: x.samples.excess >= againAt}
 	if op == order.Freeze {
 		o.Container = x.peer.Container
 	}
@@ -308,17 +296,17 @@ func (w *Watch) noteUseOfHeld(samples []metrics.GPUSample) {
 		for _, part := range s.Busy {
 			sum += part
 		}
-		known := len(s.Busy) > 0 && sum <= parts
 		for _, x := range w.Holder.inOrder() {
 			if x.gpu.UUID == s.UUID && x.id != 0 {
-				x.used(s.Busy[uint32(x.peer.PID)], known)
+				x.used(s.Busy[uint32(x.peer.PID)], s.Busy != nil && sum <= parts, sum > 0)
 			}
 		}
 	}
 }
 
-// used takes note of a look; known: the driver has said which part of the GPU it had.
-func (x *holding) used(part float64, known bool) {
+// used takes note of a sample of which the process had a part. said: the driver has said which parts processes
+// had; named: and somebody had one.
+func (x *holding) used(part float64, said, named bool) {
 	x.count()
 	t := loop.Now()
 	on, span := x.lookOn, t.Sub(x.looked)
@@ -330,34 +318,31 @@ func (x *holding) used(part float64, known bool) {
 	was := x.before
 	x.before = onPart
 	slice := x.ofSlices()
-	if !known {
-		part = onPart * slice
-	} else if x.noteBusy(part); part < max(onPart, was)+cheatPart {
-		x.cheats, x.debt = 0, 0
-	} else if x.debt += time.Duration((part - onPart) * float64(span)); x.cheats+1 >= freezeLooks && x.mayFreeze() {
-		x.freeze()
+	fair := onPart * slice
+	switch {
+	case !said:
+		part = fair
+	case !named:
+		x.samples.awaitName(0, fair)
+	default:
+		x.samples.add(part, max(onPart, was), fair)
+		if x.punish(time.Duration((part - onPart) * float64(span))) {
+			return
+		}
+	}
+	if said {
+		x.noteIdle(x.samples.idle())
+	}
+	if x.epoch == 0 || on < onLeast {
 		return
-	} else if x.cheats++; x.cheats == cheatLooks {
-		x.w.Log.Warnf("GPU %d: process %d puts its channels on by itself: they are taken off again and again", x.gpu.Index, x.peer.PID)
 	}
-	if on < onLeast {
-		return
-	}
-	if known {
-		x.noteIdle(part < idlePart)
-	}
-	if x.epoch == 0 {
-		return
-	}
-	if near := onPart * slice; part > (1-nearSlice)*near && part < (1+nearSlice)*near {
-		part = near
-	}
-	if slice == 1 {
+	if slice == 1 && part >= idlePart { // another process has the rest
 		x.use += (min(part/onPart, 1) - x.use) / 4
 	}
 	length := cmp.Or(x.slice, timeslice.DriverSlice)
 	looks := int(on.Seconds() * timeslice.LooksPerSecond)
-	ev := timeslice.Utilization{Client: x.id, Samples: looks, Busy: looks, Calls: int(callRate * span.Seconds() * part * length.Seconds() / (length + timeslice.SwitchTime).Seconds())}
+	calls := callRate * span.Seconds() * x.samples.part(fair) * length.Seconds() / (length + timeslice.SwitchTime).Seconds()
+	ev := timeslice.Utilization{Client: x.id, Samples: looks, Busy: looks, Calls: int(calls)}
 	switch {
 	case slice == 1:
 		ev.Busy = int(x.use * float64(looks))
@@ -367,6 +352,23 @@ func (x *holding) used(part float64, known bool) {
 	if looks > 0 {
 		x.w.Step(x.gpu, ev)
 	}
+}
+
+// punish has the container of a process that puts its channels on by itself be stopped, once it has had too much for
+// long enough, and returns whether it does. extra is what it had too much now.
+func (x *holding) punish(extra time.Duration) bool {
+	if x.debt += extra; x.samples.excess == 0 {
+		x.debt, x.cheats = 0, false
+	}
+	if x.samples.excess >= freezeAt && x.mayFreeze() {
+		x.freeze()
+		return true
+	}
+	if x.samples.excess >= cheatAt && !x.cheats {
+		x.cheats = true
+		x.w.Log.Warnf("GPU %d: process %d puts its channels on by itself: they are taken off again and again", x.gpu.Index, x.peer.PID)
+	}
+	return false
 }
 
 // mayFreeze says whether its container can be stopped, and no client in it has a grant: others would wait for that one.
@@ -388,7 +390,7 @@ func (x *holding) mayFreeze() bool {
 func (x *holding) freeze() {
 	x.freezes = min(x.debt, maxFreeze).Round(time.Millisecond)
 	x.leave()
-	x.cheats, x.debt, x.frozen = 0, 0, loop.Now().Add(x.freezes)
+	x.samples.excess, x.cheats, x.debt, x.frozen = 0, false, 0, loop.Now().Add(x.freezes)
 	x.drive()
 }
 
@@ -412,7 +414,7 @@ func (x *holding) driveFrozen() {
 				x.end()
 			case r.Error != "": // then it is taken off again and again, as before
 				x.w.Log.Warnf("GPU %d: the container of process %d cannot be stopped: %s", x.gpu.Index, x.peer.PID, r.Error)
-				x.noFreeze, x.frozen, x.cheats, x.on = true, 0, freezeLooks, false // as far as we know
+				x.noFreeze, x.frozen, x.samples.excess, x.on = true, 0, freezeAt, false // as far as we know
 				x.look()
 			default:
 				x.tellFreeze()
@@ -422,14 +424,6 @@ func (x *holding) driveFrozen() {
 	}
 	x.frozen = 0
 	x.do(order.On, 0, func(order.Result) { x.on = true; x.look() })
-}
-
-// noteBusy keeps which part of the GPU it had lately.
-func (x *holding) noteBusy(part float64) {
-	if x.busyPart < 0 {
-		x.busyPart = part
-	}
-	x.busyPart += (part - x.busyPart) / cheatLooks
 }
 
 // ofSlices is its part of the time slices of those who hold the GPU now.
@@ -449,7 +443,6 @@ func (x *holding) ofSlices() float64 {
 // noteIdle has a process that has no work want no grant: who waits need not wait for it.
 func (x *holding) noteIdle(idle bool) {
 	if !idle {
-		x.idles = 0
 		if x.idle {
 			x.idle = false
 			x.w.Step(x.gpu, sched.Request{Client: x.id})
@@ -457,7 +450,7 @@ func (x *holding) noteIdle(idle bool) {
 		}
 		return
 	}
-	if x.idles++; x.idles != idleLooks || x.idle || x.revoked {
+	if x.idle || x.revoked {
 		return
 	}
 	x.idle = true
@@ -504,15 +497,15 @@ func (x *holding) describe() string {
 	if x.frozen != 0 {
 		return "held from outside: it puts its channels on by itself, and its container is stopped for that"
 	}
-	if x.cheats >= cheatLooks {
-		return fmt.Sprintf("not held: it puts its channels on by itself, and had %.0f %% of the GPU's time", 100*x.busyPart)
+	if x.samples.excess >= cheatAt {
+		return fmt.Sprintf("not held: it puts its channels on by itself, and had %.0f %% of the GPU's time", 100*x.samples.shown)
 	}
 	text := "held from outside"
 	if x.part >= 0 {
 		text += fmt.Sprintf(": its channels were on for %.1f %% of the time", 100*x.part)
 	}
-	if x.busyPart >= 0 {
-		text += fmt.Sprintf(", and it had %.0f %% of the GPU", 100*x.busyPart)
+	if x.samples.shownN > 0 {
+		text += fmt.Sprintf(", and it had %.0f %% of the GPU", 100*x.samples.shown)
 	}
 	if limit := x.w.ShareOf(x.gpu, x.peer.Account).Limit; limit > 0 {
 		text += fmt.Sprintf(", its core limit is %d %%", limit)
