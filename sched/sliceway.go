@@ -161,7 +161,7 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	if group {
 		s.search = timeslice.NewSearch(false)
 	} else {
-		s.search.Window(c.now, m.rates)
+		s.search.Window(window, m.rates)
 	}
 	s.stale = s.stale || s.search.Longest() != longest
 	if settled && !worse && !underfed {

@@ -368,6 +368,24 @@ func TestCheatIsStopped(t *testing.T) {
 	}
 }
 
+// Beside others a suspect is kept off, to see whether it is.
+func TestCheatBesideOthers(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	began := withWarden(t, w, &nvml)
+	s := sharing{began, dial(t, began)}
+	cheat, other := &proc{cmd: firstOf(t, whole("c"))}, newProc(t, s.dir, 1001)
+	s.describe("c", &api.Share{CoreLimit: 30}, gpuA.UUID)
+	s.limitUser(1001, 30)
+	nvml.set(map[uint32]float64{uint32(cheat.cmd.Process.Pid): 0.99}, cheat, other)
+	w.until("its container is stopped", func() bool { last, _ := w.last(cheat, order.Freeze); return last == order.Freeze })
+	if _, n := w.last(other, order.Freeze); n != 0 {
+		t.Error("the other one is stopped")
+	}
+	nvml.set(map[uint32]float64{uint32(other.cmd.Process.Pid): 0.99}, cheat, other)
+	s.await("it goes on, and is held", func(r *api.StatusResponse) bool { return !hasProblem(r, "its container is stopped") })
+}
+
 // Where its container cannot be stopped, it is taken off again and again, and nothing says that it was stopped.
 func TestCheatCannotBeStopped(t *testing.T) {
 	var nvml occupants

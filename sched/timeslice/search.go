@@ -59,8 +59,9 @@ type Search struct {
 	base    Speeds
 	gained  float64 // what clients have of base, of windows with this length
 	last    Speeds  // of the window before
-	basedAt base.Time
-	nextTry base.Time     // of a length that did harm; 0: none did
+	worked  time.Duration // the windows so far in which clients shared the GPU: pauses make no program another one
+	basedAt time.Duration // as worked
+	nextTry time.Duration // of a length that did harm, as worked; 0: none did
 	retry   time.Duration // how long it takes to the next
 }
 
@@ -112,13 +113,14 @@ func shorter(d time.Duration) time.Duration {
 // Settled says that the search has found a length, for now.
 func (s *Search) Settled() bool { return !s.basing && !s.growing }
 
-// Window takes note of how fast active clients were, calls per second, and chooses the
-// length for the next window.
-func (s *Search) Window(now base.Time, rates Speeds) {
+// Window takes note of how fast active clients were in a window of a length, calls per second, and chooses
+// the slices for the next window.
+func (s *Search) Window(length time.Duration, rates Speeds) {
 	defer func() { s.last = rates }()
 	if len(rates) < 2 {
 		return // slices mean nothing
 	}
+	s.worked += length
 	known := true
 	rates.beside(s.base, func(_, was float64) { known = known && was > 0 })
 	if !known && !s.basing {
@@ -127,11 +129,15 @@ func (s *Search) Window(now base.Time, rates Speeds) {
 	}
 	if s.basing {
 		s.noteBase(rates)
-		s.basedAt = now
+		s.basedAt = s.worked
 		s.basing, s.growing, s.longest = false, s.trial > 0 && !s.sure, s.trial
 		return
 	}
-	gained, harm := s.compare(rates)
+	gained, harm, other := s.compare(rates)
+	if other && !harm {
+		*s = NewSearch(s.cohort) // what it was compared with is of another time: of a program's start, say
+		return
+	}
 	if s.gained == 0 {
 		s.gained = gained
 	}
@@ -142,9 +148,9 @@ func (s *Search) Window(now base.Time, rates Speeds) {
 	}
 	switch {
 	case s.longest > 0 && harm:
-		s.back(now, shorter(s.longest))
+		s.back(shorter(s.longest))
 	case s.growing && gained < 1+toGrow, s.longest > 0 && s.gained < 1+toKeep:
-		s.back(now, 0)
+		s.back(0)
 	case s.growing && s.longest < MaxSlice:
 		s.longest, s.gained = longer(s.longest), 0
 	case s.growing:
@@ -152,21 +158,21 @@ func (s *Search) Window(now base.Time, rates Speeds) {
 		s.rebase(s.longest)
 	case s.longest == MaxSlice && s.nextTry != 0:
 		s.nextTry, s.retry = 0, 0
-	case s.nextTry != 0 && now >= s.nextTry:
+	case s.nextTry != 0 && s.worked >= s.nextTry:
 		s.sure, s.base = false, nil
 		s.rebase(longer(s.longest))
-	case s.longest > 0 && (now.Sub(s.basedAt) > rebaseEvery || now.Sub(s.basedAt) > rebaseSoon && s.differs(rates)):
+	case s.longest > 0 && (s.worked-s.basedAt > rebaseEvery || s.worked-s.basedAt > rebaseSoon && differ(rates, s.last)):
 		s.base = nil // programs may have changed
 		s.rebase(s.longest)
 	}
 }
 
 // back gives a length up, and plans when to try longer slices again.
-func (s *Search) back(now base.Time, to time.Duration) {
+func (s *Search) back(to time.Duration) {
 	s.longest, s.gained = to, 0
 	s.growing, s.sure = false, true
 	s.retry = min(max(2*s.retry, minRetry), maxRetry)
-	s.nextTry = now.Add(s.retry)
+	s.nextTry = s.worked + s.retry
 }
 
 // rebase measures what clients have with the driver's slices, and then tries a length.
@@ -175,16 +181,16 @@ func (s *Search) rebase(trial time.Duration) {
 }
 
 // noteBase takes note of what clients have with the driver's slices: of the second time
-// the mean with the first.
+// the mean with the first, unless one does something else by then.
 func (s *Search) noteBase(rates Speeds) {
-	base := make(Speeds, 0, len(rates))
+	base, other := make(Speeds, 0, len(rates)), differ(rates, s.base)
 	rates.beside(s.base, func(now, was float64) {
-		if was > 0 {
+		if was > 0 && !other {
 			now = (now + was) / 2
 		}
 		base = append(base, Speed{rates[len(base)].Client, now})
 	})
-	s.base = base
+	s.base, s.sure = base, s.sure && !other
 }
 
 // gainOf returns what clients that keep the GPU busy gain by slices of this length, as a
@@ -194,21 +200,24 @@ func gainOf(d time.Duration) float64 {
 	return used(d)/used(DriverSlice) - 1
 }
 
-// compare returns the mean of what clients have of base, and whether one is harmed.
-func (s *Search) compare(rates Speeds) (mean float64, harm bool) {
+// compare returns the mean of what clients have of base, whether one is harmed, and whether one has so
+// much more that this is not for its slices.
+func (s *Search) compare(rates Speeds) (mean float64, harm, other bool) {
 	rates.beside(s.base, func(now, was float64) {
 		part := now / was
 		harm = harm || part < harmed
-		mean += min(part, 2) / float64(len(rates))
+		other = other || part > Changed
+		mean += part / float64(len(rates))
 	})
-	return mean, harm
+	return mean, harm, other
 }
 
-func (s *Search) differs(rates Speeds) (differs bool) {
-	rates.beside(s.last, func(now, was float64) {
-		differs = differs || was != 0 && (now > Changed*was || was > Changed*now)
+// differ says whether a client is much faster or slower than it was.
+func differ(rates, before Speeds) (differ bool) {
+	rates.beside(before, func(now, was float64) {
+		differ = differ || was != 0 && (now > Changed*was || was > Changed*now)
 	})
-	return differs
+	return differ
 }
 
 // Wish is what one process is to have of the time slices.

@@ -14,10 +14,9 @@ import (
 const sliceWindow = 2 * time.Second
 
 // windows feeds the search with what clients get at a length, until it has settled.
-func windows(t *testing.T, s *Search, now *base.Time, rates func(longest time.Duration) Speeds) (tried []time.Duration) {
+func windows(t *testing.T, s *Search, rates func(longest time.Duration) Speeds) (tried []time.Duration) {
 	for range 40 {
-		*now = now.Add(sliceWindow)
-		s.Window(*now, rates(s.Longest()))
+		s.Window(sliceWindow, rates(s.Longest()))
 		if s.Settled() {
 			return tried
 		}
@@ -28,7 +27,6 @@ func windows(t *testing.T, s *Search, now *base.Time, rates func(longest time.Du
 }
 
 func TestSearch(t *testing.T) {
-	now := base.Time(time.Hour)
 	busy := func(d time.Duration) Speeds {
 		if d == 0 {
 			return Speeds{{1, 92}, {2, 920}}
@@ -36,7 +34,7 @@ func TestSearch(t *testing.T) {
 		return Speeds{{1, 100}, {2, 1000}}
 	}
 	s := NewSearch(false)
-	windows(t, &s, &now, busy)
+	windows(t, &s, busy)
 	if s.Longest() != MaxSlice {
 		t.Errorf("two that keep the GPU busy have %v", s.Longest())
 	}
@@ -44,14 +42,14 @@ func TestSearch(t *testing.T) {
 	bursts := func(d time.Duration) Speeds {
 		return Speeds{{1, 100}, {3, 1 / (0.001 + max(d, DriverSlice).Seconds())}}
 	}
-	tried := windows(t, &s, &now, bursts)
+	tried := windows(t, &s, bursts)
 	if s.Longest() != 0 || len(tried) > 3 {
 		t.Errorf("with one that works in bursts the length is %v, after %v", s.Longest(), tried)
 	}
 	retries := 0
-	for end := now.Add(10 * time.Minute); now < end; now = now.Add(sliceWindow) {
+	for range 10 * time.Minute / sliceWindow {
 		before := s.Longest()
-		s.Window(now, bursts(s.Longest()))
+		s.Window(sliceWindow, bursts(s.Longest()))
 		if before == 0 && s.Longest() > 0 {
 			retries++
 		}
@@ -60,23 +58,21 @@ func TestSearch(t *testing.T) {
 		t.Errorf("longer slices were tried again %d times in 10 minutes", retries)
 	}
 	// It has ended; nobody waits any more. The search finds that by itself.
-	for end := now.Add(maxRetry + time.Minute); now < end && s.Longest() < MaxSlice; now = now.Add(sliceWindow) {
-		s.Window(now, busy(s.Longest()))
+	for n := (maxRetry + time.Minute) / sliceWindow; n > 0 && s.Longest() < MaxSlice; n-- {
+		s.Window(sliceWindow, busy(s.Longest()))
 	}
 	if s.Longest() != MaxSlice {
 		t.Errorf("after the one with bursts has ended the length is %v", s.Longest())
 	}
 	// A program that does something else now is found out soon.
 	for range 15 {
-		now = now.Add(sliceWindow)
-		s.Window(now, busy(s.Longest()))
+		s.Window(sliceWindow, busy(s.Longest()))
 	}
 	other := func(d time.Duration) Speeds {
 		return Speeds{{1, 100}, {2, 5 / (0.001 + max(d, DriverSlice).Seconds())}}
 	}
 	for range 20 {
-		now = now.Add(sliceWindow)
-		s.Window(now, other(s.Longest()))
+		s.Window(sliceWindow, other(s.Longest()))
 	}
 	if s.Longest() > 2*DriverSlice {
 		t.Errorf("after one has begun to work in bursts the length is %v", s.Longest())
@@ -90,8 +86,8 @@ func TestSearchAmongNoise(t *testing.T) {
 	long, windows := 0, 0
 	for seed := range uint64(seeds) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		s, now := NewSearch(false), base.Time(time.Hour)
-		for end := now.Add(10 * time.Minute); now < end; now = now.Add(sliceWindow) {
+		s := NewSearch(false)
+		for range 10 * time.Minute / sliceWindow {
 			rates := Speeds{}
 			for id := range base.ClientID(clients) {
 				rates = append(rates, Speed{id, 1000 * (1 + 0.05*r.NormFloat64())})
@@ -100,12 +96,32 @@ func TestSearchAmongNoise(t *testing.T) {
 			if s.Longest() > 0 {
 				long++
 			}
-			s.Window(now, rates)
+			s.Window(sliceWindow, rates)
 		}
 	}
 	if part := float64(long) / float64(windows); part > 0.1 {
 		t.Errorf("longer slices for %.0f %% of the time", 100*part)
 	} else {
 		t.Logf("longer slices for %.1f %% of the time", 100*part)
+	}
+}
+
+// What programs do while they start is nothing to compare with.
+func TestSearchDuringTheStart(t *testing.T) {
+	for _, starts := range []int{1, 2, 3} { // windows
+		s, long := NewSearch(true), 0
+		for window := range 60 {
+			d := s.Longest()
+			burst := 1 / (0.001 + max(d, DriverSlice).Seconds())
+			if window < starts {
+				burst /= 20
+			}
+			if s.Window(sliceWindow, Speeds{{1, 100 * (1 + gainOf(max(d, DriverSlice)))}, {2, burst}}); window > starts+4 && s.Longest() > 2*DriverSlice {
+				long++
+			}
+		}
+		if long > 6 {
+			t.Errorf("of a start of %d windows: long slices harm a program for %d of 55 windows", starts, long)
+		}
 	}
 }

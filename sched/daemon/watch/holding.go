@@ -39,6 +39,11 @@ const (
 	onLeast = 50 * time.Millisecond
 	// recent is the time over which it is said what they get.
 	recent = 5 * time.Second
+	// A suspect is kept off for testFor, a few samples. One that had the GPU then is again after testAgain, another
+	// one not before testPause.
+	testFor, testAgain, testPause = 1200 * time.Millisecond, 2 * time.Second, 5 * time.Minute
+	// saturates: one that uses so much of its turns keeps the GPU busy.
+	saturates = 0.98
 	// callRate stands for what a program that keeps the GPU busy does in a second.
 	callRate = 1000
 )
@@ -74,6 +79,7 @@ type holding struct {
 	samples                sampled       // what the driver says
 	before                 float64       // the part of the time of the look before
 	use                    float64       // which part of its time on it used the GPU, lately
+	tested, nextTest       base.Time     // it is kept off until then, to see whether it is; 0: it is not; not again before that
 	cheats                 bool          // it has been said that it puts its channels on by itself
 	debt                   time.Duration // what it had too much
 	frozen                 base.Time     // its container is stopped until then; 0: it is not
@@ -171,7 +177,7 @@ func (x *holding) leave() {
 		return
 	}
 	id := x.id
-	x.id, x.epoch, x.revoked, x.paused, x.told = 0, 0, false, false, 0
+	x.id, x.epoch, x.revoked, x.paused, x.told, x.tested = 0, 0, false, false, 0, 0
 	if x.fenced != nil {
 		x.w.Step(x.gpu, sched.HeldOff{Client: x.fenced.ID})
 	}
@@ -191,7 +197,7 @@ func (x *holding) end() {
 
 // mayBeOn says whether its channels are to be on.
 func (x *holding) mayBeOn() bool {
-	return x.id == 0 || x.idle || x.epoch != 0 && !x.revoked && !x.paused
+	return x.id == 0 || x.tested == 0 && (x.idle || x.epoch != 0 && !x.revoked && !x.paused)
 }
 
 // drive gives the next order, if there is one to give.
@@ -298,15 +304,14 @@ func (w *Watch) noteUseOfHeld(samples []metrics.GPUSample) {
 		}
 		for _, x := range w.Holder.inOrder() {
 			if x.gpu.UUID == s.UUID && x.id != 0 {
-				x.used(s.Busy[uint32(x.peer.PID)], s.Busy != nil && sum <= parts, sum > 0)
+				x.used(s.Busy[uint32(x.peer.PID)], sum, s.Busy != nil && sum <= parts)
 			}
 		}
 	}
 }
 
-// used takes note of a sample of which the process had a part. said: the driver has said which parts processes
-// had; named: and somebody had one.
-func (x *holding) used(part float64, said, named bool) {
+// used takes note of a sample: which part of the GPU the process had, and all had. said: the driver says that.
+func (x *holding) used(part, all float64, said bool) {
 	x.count()
 	t := loop.Now()
 	on, span := x.lookOn, t.Sub(x.looked)
@@ -314,39 +319,34 @@ func (x *holding) used(part float64, said, named bool) {
 	if span <= 0 {
 		return
 	}
-	onPart := on.Seconds() / span.Seconds()
-	was := x.before
+	onPart, was := on.Seconds()/span.Seconds(), x.before
 	x.before = onPart
-	slice := x.ofSlices()
+	slice, others := x.ofSlices()
 	fair := onPart * slice
-	switch {
-	case !said:
-		part = fair
-	case !named:
-		x.samples.awaitName(0, fair)
-	default:
-		x.samples.add(part, max(onPart, was), fair)
-		if x.punish(time.Duration((part - onPart) * float64(span))) {
+	if said {
+		x.samples.add(part, all, fair)
+		if x.judge(part, onPart, was, others, span) {
 			return
 		}
-	}
-	if said {
-		x.noteIdle(x.samples.idle())
+		x.noteIdle(x.samples.idle(slice == 1))
+		if slice == 1 && part >= idlePart {
+			use := all // and of who took turns with it
+			if !others {
+				use = min(all/max(onPart, cheatPart), 1)
+			}
+			x.use += (use - x.use) / 4
+		}
+		x.endTest(t)
 	}
 	if x.epoch == 0 || on < onLeast {
 		return
 	}
-	if slice == 1 && part >= idlePart { // another process has the rest
-		x.use += (min(part/onPart, 1) - x.use) / 4
-	}
-	length := cmp.Or(x.slice, timeslice.DriverSlice)
 	looks := int(on.Seconds() * timeslice.LooksPerSecond)
-	calls := callRate * span.Seconds() * x.samples.part(fair) * length.Seconds() / (length + timeslice.SwitchTime).Seconds()
-	ev := timeslice.Utilization{Client: x.id, Samples: looks, Busy: looks, Calls: int(calls)}
+	ev := timeslice.Utilization{Client: x.id, Samples: looks, Busy: looks, Calls: int(callRate * span.Seconds() * fair * x.gains())}
 	switch {
 	case slice == 1:
 		ev.Busy = int(x.use * float64(looks))
-	case x.w.ShareOf(x.gpu, x.peer.Account).Priority == sched.Latency: // it is charged what it uses
+	case said && x.w.ShareOf(x.gpu, x.peer.Account).Priority == sched.Latency: // it is charged what it uses
 		ev.Busy = int(part * float64(looks))
 	}
 	if looks > 0 {
@@ -354,21 +354,65 @@ func (x *holding) used(part float64, said, named bool) {
 	}
 }
 
-// punish has the container of a process that puts its channels on by itself be stopped, once it has had too much for
-// long enough, and returns whether it does. extra is what it had too much now.
-func (x *holding) punish(extra time.Duration) bool {
-	if x.debt += extra; x.samples.excess == 0 {
+// gains says how much of its slices it gets: nobody tells. One that kept the GPU busy in its turns loses a switch for
+// each slice. One that did not waits for slices of others, so it is the worse for each longer one.
+func (x *holding) gains() float64 {
+	length := cmp.Or(x.slice, timeslice.DriverSlice)
+	if x.use < saturates {
+		return min(float64(timeslice.DriverSlice)/float64(length), 1)
+	}
+	return length.Seconds() / (length + timeslice.SwitchTime).Seconds()
+}
+
+// judge has the container of a process that puts its channels on by itself be stopped, once it has had too much for
+// long enough, and returns whether it does.
+func (x *holding) judge(part, on, before float64, others bool, span time.Duration) (stopped bool) {
+	s, t := &x.samples, loop.Now()
+	if others && max(on, before) > 0 {
+		if s.seemed(part, max(on, before)); (s.suspect >= suspectAt || s.excess > 0) && x.tested == 0 && t >= x.nextTest {
+			x.test(t.Add(testFor))
+		}
+		return false
+	}
+	s.had(part, max(on, before))
+	if x.debt += time.Duration((part - on) * float64(span)); s.excess == 0 {
 		x.debt, x.cheats = 0, false
 	}
-	if x.samples.excess >= freezeAt && x.mayFreeze() {
+	if s.excess >= freezeAt && x.mayFreeze() {
 		x.freeze()
 		return true
 	}
-	if x.samples.excess >= cheatAt && !x.cheats {
+	if s.excess >= cheatAt && !x.cheats {
 		x.cheats = true
 		x.w.Log.Warnf("GPU %d: process %d puts its channels on by itself: they are taken off again and again", x.gpu.Index, x.peer.PID)
 	}
 	return false
+}
+
+// test keeps the process off until then, to see whether it is.
+func (x *holding) test(until base.Time) {
+	x.tested, x.samples.suspect = until, 0
+	if x.epoch != 0 && !x.revoked {
+		x.release(sched.Idle, false)
+	} else if x.epoch == 0 {
+		x.w.Step(x.gpu, sched.Withdraw{Client: x.id})
+	}
+	x.drive()
+}
+
+// endTest lets it want the GPU again.
+func (x *holding) endTest(t base.Time) {
+	if x.tested == 0 || t < x.tested {
+		return
+	}
+	x.tested, x.nextTest = 0, t.Add(testPause)
+	if x.samples.excess > 0 {
+		x.nextTest = t.Add(testAgain)
+	}
+	if x.epoch == 0 && !x.idle {
+		x.w.Step(x.gpu, sched.Request{Client: x.id})
+	}
+	x.drive()
 }
 
 // mayFreeze says whether its container can be stopped, and no client in it has a grant: others would wait for that one.
@@ -426,10 +470,11 @@ func (x *holding) driveFrozen() {
 	x.do(order.On, 0, func(order.Result) { x.on = true; x.look() })
 }
 
-// ofSlices is its part of the time slices of those who hold the GPU now.
-func (x *holding) ofSlices() float64 {
+// ofSlices is its part of the time slices of those who hold the GPU now, and says whether others are there.
+func (x *holding) ofSlices() (part float64, others bool) {
 	var mine, all time.Duration
 	for _, c := range x.gpu.Core.Snapshot(loop.Now()).Clients {
+		others = others || c.ID != x.id
 		if c.State == sched.StateHolding || c.ID == x.id {
 			d := cmp.Or(c.Slice, timeslice.DriverSlice)
 			if all += d; c.ID == x.id {
@@ -437,7 +482,7 @@ func (x *holding) ofSlices() float64 {
 			}
 		}
 	}
-	return mine.Seconds() / max(all, 1).Seconds()
+	return mine.Seconds() / max(all, 1).Seconds(), others
 }
 
 // noteIdle has a process that has no work want no grant: who waits need not wait for it.

@@ -2,76 +2,59 @@
 
 package watch
 
-import "math"
-
 // The driver says every fifth of a second how busy the GPU was, and names one process for all of that: the one
-// that had the GPU when it looked (580.159.04, H100). So a single sample says nothing about how processes
-// share the GPU, and each conclusion here is drawn from as many as make it sure.
+// that had the GPU when it looked (580.159.04, H100). Turns and rounds of slices take a tenth or a fifth of a second
+// as well, so that it may name the same one for seconds. So a sample says nothing about how processes share a
+// GPU: it says how busy the GPU was, and, of a process that was off all the time, that it was not.
 
 const (
-	// nearFair: a part of the GPU that is as near to what a process is to have, is that. So is one that as
-	// many standard errors of the mean do not tell from it.
-	nearFair, sureErrors = 0.15, 3
-	sampleError          = 0.5 // the standard deviation of one sample, at most
-	keptSamples          = 300
-	shownSamples         = 50
-	changedFair          = 0.1 // by which part of itself what it is to have changes, so that the mean begins anew
+	shownSamples = 50
 
-	// A process that had more of the GPU than the time in which its channels were on, by more than cheatPart a
-	// sample, puts them on by itself. Of one that does not, the excess reaches cheatAt in a day at most, and
-	// freezeAt in years (Bernoulli samples of one half).
+	// A process that was off, or was alone and on for a part of the time, and had cheatPart more than that in a sample
+	// puts its channels on by itself. After cheatAt of what it had too much it is named, after freezeAt its
+	// container is stopped. One that others share the GPU with is suspect first, and is kept off for testFor then.
 	cheatPart                  = 0.2
-	againAt, cheatAt, freezeAt = 2, 8, 12
+	againAt, cheatAt, freezeAt = 0.5, 2, 4
+	suspectAt                  = 8
 
-	// A process that is named for less than idlePart of the GPU has no work, once that many samples in which
-	// it had the GPU would have named it: by chance that happens once in 400 times.
-	idlePart = 0.01
-	idleAt   = 6
+	// A process is idle that is not named for idlePart of the GPU in samples of which idleAt would have named it by
+	// chance, if the GPU had no work in its turns. Beside others, whom an idle one costs nothing, idleSure show it.
+	idlePart         = 0.01
+	idleAt, idleSure = 6, 60
 )
 
 // sampled is what samples have said of one process.
 type sampled struct {
-	fair   float64 // the part of the GPU that it is to have
-	n, sum float64 // of the samples since that changed
-	shown  float64 // which part it had lately
-	shownN float64 // over so many samples
-	excess float64 // what it had too much, in samples
-	unseen float64 // how often it would have been named since it was
+	shown, shownN float64 // which part of the GPU it had lately, of so many samples
+	excess        float64 // what it had too much, in samples
+	suspect       float64 // what it seems to have had too much, beside others
+	unseen        float64 // how many of the samples since it was named would have named it by chance
+	busy, n       float64 // the GPU's use in these samples, and their number
 }
 
-// add takes note of a sample: the part of the GPU's time of which it had some; on is the part of that
-// time in which it could have the GPU, and fair what it was to have.
-func (s *sampled) add(part, on, fair float64) {
-	if math.Abs(fair-s.fair) > changedFair*s.fair {
-		s.fair, s.n, s.sum = fair, 0, 0
-	}
-	s.n, s.sum = s.n+1, s.sum+part
-	if s.n > keptSamples {
-		s.n, s.sum = s.n/2, s.sum/2
-	}
+// add takes note of a sample: which part of the GPU's time the process had, and all had; fair is the part of that
+// time that it was to have.
+func (s *sampled) add(part, all, fair float64) {
 	s.shownN = min(s.shownN+1, shownSamples)
 	s.shown += (part - s.shown) / s.shownN
+	if part >= idlePart {
+		s.unseen, s.busy, s.n = 0, 0, 0
+		return
+	}
+	s.unseen, s.busy, s.n = s.unseen+fair, s.busy+all, s.n+1
+}
+
+// idle says whether the process has no work; in turns the GPU has none then either.
+func (s *sampled) idle(turns bool) bool {
+	return turns && s.unseen >= idleAt && s.busy < s.n-s.unseen/2 || s.unseen >= idleSure
+}
+
+// had takes note of a sample that is proof: the process could have the GPU for a part of the time only.
+func (s *sampled) had(part, on float64) {
 	s.excess = min(max(s.excess+part-on-cheatPart, 0), freezeAt)
-	s.awaitName(part, fair)
 }
 
-// awaitName is add for a sample that names nobody: either the GPU had no work, or there is no sample yet.
-func (s *sampled) awaitName(part, fair float64) {
-	if s.unseen += fair; part >= idlePart {
-		s.unseen = 0
-	}
+// seemed takes note of a sample that is none.
+func (s *sampled) seemed(part, on float64) {
+	s.suspect = min(max(s.suspect+part-on-cheatPart, 0), suspectAt)
 }
-
-// part returns which part of the GPU the process has.
-func (s *sampled) part(fair float64) float64 {
-	if s.n == 0 {
-		return fair
-	}
-	mean := s.sum / s.n
-	if math.Abs(mean-fair) < max(nearFair*fair, sureErrors*sampleError/math.Sqrt(s.n)) {
-		return fair
-	}
-	return mean
-}
-
-func (s *sampled) idle() bool { return s.unseen >= idleAt }

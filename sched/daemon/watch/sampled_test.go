@@ -2,69 +2,51 @@
 
 package watch
 
-import (
-	"math/rand/v2"
-	"testing"
-)
+import "testing"
 
-// named returns samples as the driver makes them: each names one process for all of the GPU's time.
-func named(seed uint64, part float64) func() float64 {
-	dice := rand.New(rand.NewPCG(seed, 1))
-	return func() float64 {
-		if dice.Float64() < part {
-			return 0.99
-		}
-		return 0
+// alike returns the samples of two that share the GPU half and half, of which the driver names the same one for so
+// many samples.
+func alike(n int, yes func(named float64)) {
+	for i := range 4000 {
+		yes(float64(i / n % 2))
 	}
 }
 
-// Processes that keep the GPU busy have what their slices give, whoever is named, and nobody is taken for a
-// cheat, or for idle.
-func TestNamesByChanceSayNothing(t *testing.T) {
-	for seed := range uint64(200) {
-		next, s := named(seed, 0.5), sampled{}
-		wrong, idle := 0, 0
-		for range 2000 {
-			s.add(next(), 1, 0.5)
-			if s.part(0.5) != 0.5 {
-				wrong++
-			}
-			if s.idle() {
-				idle++
-			}
-		}
-		if wrong > 200 || idle > 100 {
-			t.Errorf("seed %d: of 2000 samples %d tell another part, and %d an idle process", seed, wrong, idle)
-		}
-		for _, on := range []float64{0.3, 0.5, 0.1} { // in turns, with others that keep the GPU busy
-			next, s = named(seed, on), sampled{}
-			for i := range 2000 {
-				if s.add(next(), on, on); s.excess >= freezeAt {
-					t.Fatalf("seed %d: after %d samples a process that is on for %v of the time seems to cheat", seed, i, on)
+// The driver's samples keep step with turns and rounds of slices, so that it names the same process for seconds. That
+// makes nobody a cheat, and nobody idle.
+func TestSamplesInStepSayNothing(t *testing.T) {
+	for _, n := range []int{1, 2, 7, 40, 100} {
+		for _, turns := range []bool{true, false} {
+			var s sampled
+			alike(n, func(named float64) {
+				s.seemed(named, 0.5)
+				if s.add(named, 1, 0.5); s.idle(turns) || s.excess > 0 {
+					t.Fatalf("named for %d samples in a row, in turns %v: idle, or a cheat: %+v", n, turns, s)
 				}
-			}
+			})
 		}
 	}
 }
 
-func TestManySamplesTell(t *testing.T) {
-	for seed := range uint64(200) {
-		for what, c := range map[string]struct {
-			part, on, fair float64
-			told           func(*sampled) bool
-		}{
-			"longer slices of others harm it": {0.16, 1, 0.5, func(s *sampled) bool { return s.part(0.5) < 0.45 }},
-			"it puts its channels on":         {1, 0.3, 0.3, func(s *sampled) bool { return s.excess >= freezeAt }},
-			"the same beside another":         {1, 0.5, 0.5, func(s *sampled) bool { return s.excess >= freezeAt }},
-			"it has no work":                  {0, 1, 0.5, (*sampled).idle},
-		} {
-			next, s, n := named(seed, c.part), sampled{}, 0
-			for ; !c.told(&s) && n < 1000; n++ {
-				s.add(next(), c.on, c.fair)
-			}
-			if n > 75 { // 15 seconds
-				t.Errorf("seed %d: that %s is told after %d samples", seed, what, n)
-			}
+func TestSamplesTell(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		sample func(*sampled) (told bool)
+		most   int
+	}{
+		{"alone it has all of the GPU, and was on for 30 %", func(s *sampled) bool { s.had(1, 0.3); return s.excess >= freezeAt }, 8},
+		{"it was off, and had some", func(s *sampled) bool { s.had(1, 0); return s.excess >= freezeAt }, 6},
+		{"beside another it always has the GPU", func(s *sampled) bool { s.seemed(1, 0.5); return s.suspect >= suspectAt }, 30},
+		{"it has no work in its turns", func(s *sampled) bool { s.add(0, 0.5, 0.5); return s.idle(true) }, 15},
+		{"it has no work, alone", func(s *sampled) bool { s.add(0, 0, 1); return s.idle(true) }, 7},
+		{"it has no work beside another", func(s *sampled) bool { s.add(0, 1, 0.5); return s.idle(false) }, 150},
+	} {
+		var s sampled
+		n := 1
+		for ; !c.sample(&s) && n < 1000; n++ {
+		}
+		if n > c.most {
+			t.Errorf("%s: told after %d samples, at most %d are wanted", c.what, n, c.most)
 		}
 	}
 }
