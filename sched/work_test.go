@@ -195,10 +195,27 @@ func TestWorkBySlices(t *testing.T) {
 	}
 }
 
+// By turns no Step passes over all who have said what they use, but once a second.
+func TestWorkByTurns(t *testing.T) {
+	const events, n = 100, 1000
+	c := New(Config{Mode: Auto})
+	for id := range base.ClientID(n) {
+		c.Step(0, Attach{Client: id + 1, Tenant: fmt.Sprint("t", id), Want: true})
+		c.Step(0, timeslice.Utilization{Client: id + 1, Samples: 5, Busy: 5, Calls: 5})
+	}
+	before := c.Work()
+	for i := range events {
+		c.Step(base.Time(i)*base.Time(time.Millisecond), Tick{})
+	}
+	if passes := float64(c.Work()-before) * lookedPerWork / float64(events*n); passes > 0.1 {
+		t.Errorf("beside %d clients in turns: a Step looks at each client %.1f times, want at most 0.1", n, passes)
+	}
+}
+
 // The Step that judges a window of slices looks at each client and tenant a few times.
 func TestWorkOfAWindow(t *testing.T) {
-	for _, tenants := range []int{50, 2000} {
-		for _, n := range []int{100, 2000} {
+	for _, tenants := range []int{50, 500} {
+		for _, n := range []int{100, 500} {
 			s := newSliced(t, n, min(n, tenants))
 			most, windows, looked := 0.0, 0, 0
 			s.saw = func(_ base.Event, _ time.Duration, looks uint64) {
@@ -209,7 +226,7 @@ func TestWorkOfAWindow(t *testing.T) {
 					windows++
 				}
 			}
-			const d = 30 * time.Second
+			const d = 10 * time.Second
 			s.run(d)
 			if most > 30 || windows == 0 {
 				t.Errorf("%d clients of %d tenants: a Step looks at each client %.1f times at most, in %d windows", n, tenants, most, windows)
