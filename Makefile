@@ -204,9 +204,10 @@ coverage: simgpu ## .build/coverage: which lines of the scheduler's core and of 
 	@tail -n 1 $(COVERED)/shim.txt
 	@echo "by function: go tool cover -func=$(COVERED)/machine.out; by file: $(COVERED)/shim.txt; by line: $(COVERED)/lines"
 
-stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer (minutes)
+stress: shim simgpu ## 64 threads and a million revokes, also under ThreadSanitizer, and a thousand deaths of the scheduler (minutes)
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) all
 	@$(MAKE) --no-print-directory -C hook/test OUT=$(BUILD) stress
+	NVSHARE_TEST_KILL_SEEDS=1000 $(GO) test -count=1 -run 'TestKilledAnywhere$$' ./sched/daemon
 
 bench: build simgpu ## what the shim adds to a call of a driver that does nothing
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD)

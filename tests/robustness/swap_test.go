@@ -139,6 +139,7 @@ func (s *site) awaitSwaps(n uint64) {
 // the GPU. Each word of it keeps its value, also when the scheduler is killed, a tenant
 // is stopped, or another tenant dies.
 func TestSwap(t *testing.T) {
+	t.Parallel()
 	t.Run("one user", func(t *testing.T) { swap(t, newSite(t)) })
 	t.Run("a scheduler without rights", func(t *testing.T) { swap(t, newSite(t).withoutRights()) })
 }
