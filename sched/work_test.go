@@ -72,10 +72,18 @@ func TestWorkBesideACrowd(t *testing.T) {
 	}
 }
 
+// benchClients are the numbers of clients that a benchmark measures; with -short, the first.
+func benchClients(all ...int) []int {
+	if testing.Short() {
+		return all[:1]
+	}
+	return all
+}
+
 // BenchmarkStepBesideACrowd: what an event costs beside idle clients, beside clients
 // whose memory fits, and beside some whose memory does not.
 func BenchmarkStepBesideACrowd(b *testing.B) {
-	for _, n := range []int{64, 800, 4000} {
+	for _, n := range benchClients(64, 800, 4000) {
 		for what, bytes := range map[string]uint64{"idle": 0, "fits": 1 << 16, "over": 16 << 20} {
 			for name, event := range hostile {
 				b.Run(fmt.Sprintf("%s/%s/clients=%d", what, name, n), func(b *testing.B) {
@@ -241,7 +249,7 @@ func TestWorkOfAWindow(t *testing.T) {
 
 // BenchmarkStepBySlices is an event of one of many clients that share by slices.
 func BenchmarkStepBySlices(b *testing.B) {
-	for _, n := range []int{10, 100, 1000, 2000} {
+	for _, n := range benchClients(10, 100, 1000, 2000) {
 		for name, hostile := range hostileBySlices {
 			b.Run(fmt.Sprintf("%s/clients=%d", name, n), func(b *testing.B) {
 				s := newSliced(b, n, 50)
@@ -259,7 +267,7 @@ func BenchmarkStepBySlices(b *testing.B) {
 // the same Steps, and each Step counts as in the round in which it was shortest: what else runs on
 // the machine is left out.
 func BenchmarkLongestStepBySlices(b *testing.B) {
-	for _, n := range []int{100, 500, 1000, 2000} {
+	for _, n := range benchClients(100, 500, 1000, 2000) {
 		for _, tenants := range []int{100, n} {
 			b.Run(fmt.Sprintf("clients=%d/tenants=%d", n, tenants), func(b *testing.B) {
 				var took []time.Duration
