@@ -115,8 +115,10 @@ func TestFixedQuantumHolds(t *testing.T) {
 		{use{work: 100 * time.Second, times: 1}, 40},
 		{use{work: 100 * time.Second, times: 1}, 90},
 	} {
+		times := c.use.times
 		for _, quantum := range []time.Duration{time.Second, 5 * time.Second, 30 * time.Second} {
 			c.use.bytes = 100 * oneGiB
+			c.use.times = max(1, times*int(max(quantum, 5*time.Second)/time.Second)/30) // enough turns of each length
 			w := newSharing(t, 141*oneGiB, quantum, 0, several(2, c.use)...)
 			for _, p := range w.order {
 				w.step(SetShare{Tenant: fmt.Sprint("t", p.id), Share: Share{Limit: c.limit}})

@@ -200,8 +200,12 @@ func (c *GPU) watch(window time.Duration) {
 			c.lookAtDriver(window)
 		}
 	case WayTurns:
+		if window < autoWindow {
+			return
+		}
+		c.looked += uint64(len(a.util))
 		idle, known := a.idle(window)
-		if window < autoWindow || !known && window < staleWindow {
+		if !known && window < staleWindow {
 			return
 		}
 		a.wastes = known && c.now >= a.mixAfter && max(idle, a.meanIdle()) > idleInTurns

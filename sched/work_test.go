@@ -72,10 +72,18 @@ func TestWorkBesideACrowd(t *testing.T) {
 	}
 }
 
+// benchClients are the numbers of clients that a benchmark measures; with -short, the first.
+func benchClients(all ...int) []int {
+	if testing.Short() {
+		return all[:1]
+	}
+	return all
+}
+
 // BenchmarkStepBesideACrowd: what an event costs beside idle clients, beside clients
 // whose memory fits, and beside some whose memory does not.
 func BenchmarkStepBesideACrowd(b *testing.B) {
-	for _, n := range []int{64, 800, 4000} {
+	for _, n := range benchClients(64, 800, 4000) {
 		for what, bytes := range map[string]uint64{"idle": 0, "fits": 1 << 16, "over": 16 << 20} {
 			for name, event := range hostile {
 				b.Run(fmt.Sprintf("%s/%s/clients=%d", what, name, n), func(b *testing.B) {
@@ -195,10 +203,27 @@ func TestWorkBySlices(t *testing.T) {
 	}
 }
 
+// By turns no Step passes over all who have said what they use, but once a second.
+func TestWorkByTurns(t *testing.T) {
+	const events, n = 100, 1000
+	c := New(Config{Mode: Auto})
+	for id := range base.ClientID(n) {
+		c.Step(0, Attach{Client: id + 1, Tenant: fmt.Sprint("t", id), Want: true})
+		c.Step(0, timeslice.Utilization{Client: id + 1, Samples: 5, Busy: 5, Calls: 5})
+	}
+	before := c.Work()
+	for i := range events {
+		c.Step(base.Time(i)*base.Time(time.Millisecond), Tick{})
+	}
+	if passes := float64(c.Work()-before) * lookedPerWork / float64(events*n); passes > 0.1 {
+		t.Errorf("beside %d clients in turns: a Step looks at each client %.1f times, want at most 0.1", n, passes)
+	}
+}
+
 // The Step that judges a window of slices looks at each client and tenant a few times.
 func TestWorkOfAWindow(t *testing.T) {
-	for _, tenants := range []int{50, 2000} {
-		for _, n := range []int{100, 2000} {
+	for _, tenants := range []int{50, 500} {
+		for _, n := range []int{100, 500} {
 			s := newSliced(t, n, min(n, tenants))
 			most, windows, looked := 0.0, 0, 0
 			s.saw = func(_ base.Event, _ time.Duration, looks uint64) {
@@ -209,7 +234,7 @@ func TestWorkOfAWindow(t *testing.T) {
 					windows++
 				}
 			}
-			const d = 30 * time.Second
+			const d = 10 * time.Second
 			s.run(d)
 			if most > 30 || windows == 0 {
 				t.Errorf("%d clients of %d tenants: a Step looks at each client %.1f times at most, in %d windows", n, tenants, most, windows)
@@ -224,7 +249,7 @@ func TestWorkOfAWindow(t *testing.T) {
 
 // BenchmarkStepBySlices is an event of one of many clients that share by slices.
 func BenchmarkStepBySlices(b *testing.B) {
-	for _, n := range []int{10, 100, 1000, 2000} {
+	for _, n := range benchClients(10, 100, 1000, 2000) {
 		for name, hostile := range hostileBySlices {
 			b.Run(fmt.Sprintf("%s/clients=%d", name, n), func(b *testing.B) {
 				s := newSliced(b, n, 50)
@@ -242,7 +267,7 @@ func BenchmarkStepBySlices(b *testing.B) {
 // the same Steps, and each Step counts as in the round in which it was shortest: what else runs on
 // the machine is left out.
 func BenchmarkLongestStepBySlices(b *testing.B) {
-	for _, n := range []int{100, 500, 1000, 2000} {
+	for _, n := range benchClients(100, 500, 1000, 2000) {
 		for _, tenants := range []int{100, n} {
 			b.Run(fmt.Sprintf("clients=%d/tenants=%d", n, tenants), func(b *testing.B) {
 				var took []time.Duration

@@ -155,7 +155,7 @@ static void no_word_is_wrong(void)
 {
 	open_with(4 * MIB, 0);
 	random_state = 4711;
-	for (unsigned round = 0; round < 60; round++) {
+	for (unsigned round = 0; round < 30; round++) {
 		for (unsigned k = (unsigned)rnd(4); k; k--) {
 			size_t a = rnd(PIECES), b = rnd(PIECES), at = rnd(LOOK_PIECE / 4) * 4, n = LOOK_PIECE - at;
 			uint32_t word = (uint32_t)rnd(2);

@@ -646,10 +646,10 @@ static void beside_another(const char *kind, uint64_t mib, unsigned rounds)
 	swapper_end();
 }
 
-static void handles_outlive_mappings(void) { beside_another("handles", 70, 9); }
-static void what_is_shared_stays(void) { beside_another("shares", 60, 12); }
+static void handles_outlive_mappings(void) { beside_another("handles", 70, 5); }
+static void what_is_shared_stays(void) { beside_another("shares", 60, 6); }
 static void captures_and_graphs(void) { beside_another("capture", 50, 5); }
-static void threads_in_one_range(void) { beside_another("threads", 60, 12); }
+static void threads_in_one_range(void) { beside_another("threads", 60, 6); }
 
 static void threads_contend_for_a_range(void)
 {

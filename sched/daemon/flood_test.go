@@ -284,7 +284,7 @@ func TestFloods(t *testing.T) {
 		meek + "nothing", meek + "connects", meek + "registers", meek + "views", meek + "frames",
 	} {
 		evil := attack(t, dir, what)
-		p50, p99 := turns(300)
+		p50, p99 := turns(100)
 		_ = evil.Process.Kill()
 		_ = evil.Wait()
 		mib, _ := rss(t, pid)

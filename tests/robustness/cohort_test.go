@@ -22,6 +22,7 @@ import (
 // limited one runs beside them, and it stays within its limit. That holds again when the
 // scheduler was killed, and when one of the two was, in the middle of a turn.
 func TestOthersShareBesideALimit(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("needs root to be three users")
 	}

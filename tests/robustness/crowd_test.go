@@ -253,7 +253,11 @@ func TestNewcomersAreNotCrowdedOut(t *testing.T) {
 // Forty users send each kind of frame as fast as they can. Their neighbours go on, and
 // the scheduler stays small.
 func TestHostileFrames(t *testing.T) {
-	for _, more := range [][]string{nil, {"--swap-memory", "64Mi"}} {
+	for _, c := range []struct{ more, attacks []string }{
+		{nil, []string{"release", "attach", "reserve"}},
+		{[]string{"--swap-memory", "64Mi"}, []string{"reserve", "force", "moved"}},
+	} {
+		more := c.more
 		t.Run(fmt.Sprint("scheduler", more), func(t *testing.T) {
 			s := newSite(t)
 			s.openTo(2000)
@@ -264,7 +268,7 @@ func TestHostileFrames(t *testing.T) {
 			alone := s.measure(a, b)
 			s.expectTurns(turns(), a, b)
 			alone.log("alone", 2)
-			for _, what := range []string{"release", "attach", "reserve", "force", "moved"} {
+			for _, what := range c.attacks {
 				began := judge.Now()
 				stop := s.attacked(what)
 				s.awaitSeen(2 + hostileUsers)

@@ -47,6 +47,7 @@ func (x *suspendTenant) awaitsFiled() {
 // The memory of a suspended process goes to a file, and comes back as it was, also where the
 // scheduler was killed meanwhile. Nobody restores the process before.
 func TestSuspendToFile(t *testing.T) {
+	t.Parallel()
 	x, start, files := fileSite(t)
 	x.suspend()
 	x.awaitsAway()

@@ -47,6 +47,7 @@ func onGPU(i int) func(*exec.Cmd) {
 // keeps the turn under the next scheduler, even if another tenant of one GPU attaches
 // first. After that they take turns.
 func TestGangOutlivesTheScheduler(t *testing.T) {
+	t.Parallel()
 	if os.Getuid() != 0 {
 		t.Skip("needs root to be two users")
 	}

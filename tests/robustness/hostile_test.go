@@ -50,6 +50,7 @@ func (s *site) shareOf(x *tenant, turns uint64) float64 {
 // the holder. Its neighbour gets as much as beside a tenant that has a process with the
 // shim and one without it, goes on, and is not fenced.
 func TestChannelsPutOnAgain(t *testing.T) {
+	t.Parallel()
 	const turns = 8
 	beside := func(tenants func(s *site)) float64 {
 		s := newSite(t)
@@ -80,6 +81,7 @@ func TestChannelsPutOnAgain(t *testing.T) {
 // The status names a tenant that puts its channels on again, when the driver shows it
 // working while it has no grant, and not the one whose turn it is.
 func TestChannelsPutOnAgainAreNamed(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.startScheduler()
 	s.startTenant("hostile", putsChannelsOn(s, 10*time.Minute))

@@ -114,11 +114,12 @@ func (s *site) awaitControls(gpu int, a *swapTenant) {
 	})
 }
 
-// A tenant that works goes to another GPU and back, ten times, and its memory from GPU to
+// A tenant that works goes to another GPU and back, twice, and its memory from GPU to
 // GPU. Each word of it keeps its value, and it proves its time slices on each GPU.
 func TestMigrate(t *testing.T) {
+	t.Parallel()
 	s, a := newPair(t)
-	thereAndBack(s, a, 5)
+	thereAndBack(s, a, 2)
 	if n := copiesOfCopiers(s.trace()); n != 0 {
 		t.Errorf("copiers made %d copies, although the tenant can", n)
 	}
@@ -126,6 +127,7 @@ func TestMigrate(t *testing.T) {
 
 // Where the tenant cannot map memory of the other GPU, a copier copies for it.
 func TestMigrateWithoutPeers(t *testing.T) {
+	t.Parallel()
 	s, a := newPair(t, "NVSHARE_SIMGPU_PEERS=refused")
 	thereAndBack(s, a, 1)
 	if n := copiesOfCopiers(s.trace()); n == 0 {
@@ -174,6 +176,7 @@ func thereAndBack(s *site, a *swapTenant, times int) {
 
 // Whatever fails on the way, the tenant goes on with all its memory, or ends.
 func TestMigrateFaults(t *testing.T) {
+	t.Parallel()
 	s, a := newPair(t)
 	for _, call := range []string{"lock", "checkpoint", "restore", "unlock"} {
 		s.faults(call + " 304")
@@ -225,6 +228,7 @@ func TestMigrateFaults(t *testing.T) {
 // A copier that cannot start is started again, until the memory of a tenant that has not got
 // away is back.
 func TestMigrateCopierFails(t *testing.T) {
+	t.Parallel()
 	s, a := newPair(t)
 	program, broken := filepath.Join(s.dir, checkpoint.Name), filepath.Join(s.dir, "no-copier")
 	s.check(os.Rename(program, program+".real"))
@@ -247,6 +251,7 @@ func TestMigrateCopierFails(t *testing.T) {
 // A tenant that has not got all its memory where it went, because others fill that GPU, goes
 // on to a third GPU, or back to the first: what it still has on the second one comes after it.
 func TestMigrateOnwards(t *testing.T) {
+	t.Parallel()
 	for _, to := range []int{2, 0} {
 		t.Run(fmt.Sprintf("to GPU %d", to), func(t *testing.T) {
 			const mib = 2 * gpuMiB // a copy comes in whole, though a part of it is wanted
@@ -288,6 +293,7 @@ func TestMigrateOnwards(t *testing.T) {
 
 // A tenant that is killed on its way leaves nothing behind.
 func TestMigrateKilled(t *testing.T) {
+	t.Parallel()
 	s, a := newPair(t)
 	s.faults("restore hang")
 	failed := make(chan error, 1)
@@ -322,6 +328,7 @@ func TestMigrateKilled(t *testing.T) {
 // A process that has mapped OptiX says so before anybody needs its memory. It stays where it
 // is, and the answer names the reason.
 func TestMigrateRefusesForeignMemory(t *testing.T) {
+	t.Parallel()
 	library := filepath.Join(t.TempDir(), "libnvoptix.so.1")
 	if err := os.WriteFile(library, make([]byte, 4096), 0o600); err != nil {
 		t.Fatal(err)

@@ -68,6 +68,7 @@ func (s *site) awaitEnd(x *tenant) {
 
 // Somebody is killed while a tenant's channels are off the GPU, in the middle of a kernel.
 func TestDeathWhileChannelsAreOff(t *testing.T) {
+	t.Parallel()
 	t.Run("tenant", tenantsDieWhileOff)
 	t.Run("scheduler, tenants wait for one", func(t *testing.T) { schedulerDiesWhileOff(t, "closed") })
 	t.Run("scheduler, tenants run without", func(t *testing.T) { schedulerDiesWhileOff(t, "open") })

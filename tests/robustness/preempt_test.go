@@ -73,6 +73,7 @@ func (s *site) registrations(x *tenant) (n int, err error) {
 // others' turns go on, and the new program is a client like any other. So it is when
 // exec() comes during a turn.
 func TestExecWhileChannelsAreOff(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.startScheduler()
 	began := judge.Now()
@@ -119,6 +120,7 @@ func TestExecWhileChannelsAreOff(t *testing.T) {
 // beside another tenant's. The scheduler and a tenant are killed meanwhile: the others go
 // on.
 func TestLongKernels(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.startScheduler()
 	start := time.Now()

@@ -57,6 +57,7 @@ func (s *site) expectNoRights() {
 // An upgrade drops nobody: while no scheduler runs, the holder goes on, and a newcomer
 // waits at the socket that systemd keeps.
 func TestUpgradeDropsNobody(t *testing.T) {
+	t.Parallel()
 	s := newSite(t).withoutRights()
 	path := filepath.Join(s.dir, "run", "tenant", "scheduler.sock")
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)

@@ -224,7 +224,8 @@ func (s *site) status() (*api.StatusResponse, error) {
 // until polls, because scheduler and GPU send no event to the test.
 func (s *site) until(what string, ok func() error) {
 	s.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(patience); ; {
+		began := time.Now()
 		err := ok()
 		if err == nil {
 			return
@@ -232,6 +233,7 @@ func (s *site) until(what string, ok func() error) {
 		if time.Now().After(end) {
 			s.t.Fatalf("never: %s: %v\n%s", what, err, s.log())
 		}
+		time.Sleep(min(max(5*time.Millisecond, 3*time.Since(began)), time.Second)) // who looks takes a quarter of a processor
 	}
 }
 

@@ -36,6 +36,7 @@ func (s *site) awaitWay(way, reason string) *api.GPU {
 // scheduler is killed and started again: their slices grow again. Nobody ends, and both work
 // all the time.
 func TestSlicesOutliveTheScheduler(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.startScheduler("--anti-thrash", "auto")
 	s.startTenant("a")
@@ -86,6 +87,7 @@ func TestDriversThatCannotSlice(t *testing.T) {
 // Where no process may open the driver's control device, nobody can be sliced, and all
 // works as ever.
 func TestNoControlDevice(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.check(os.Mkdir(filepath.Join(s.dir, "sim", "run", "nvidiactl"), 0o755)) // no file that can be opened
 	s.startScheduler("--anti-thrash", "auto")

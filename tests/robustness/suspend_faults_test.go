@@ -56,6 +56,7 @@ func (x *suspendTenant) awaitState(want checkpoint.State) {
 
 // A process that is killed while it leaves, is away or comes back is forgotten.
 func TestSuspendTenantDies(t *testing.T) {
+	t.Parallel()
 	for _, when := range []string{"leaving", "away", "returning"} {
 		t.Run(when, func(t *testing.T) {
 			s, x, _ := faultSite(t)
@@ -92,6 +93,7 @@ func TestSuspendTenantDies(t *testing.T) {
 
 // A helper that is killed leaves a process that runs on.
 func TestSuspendHelperDies(t *testing.T) {
+	t.Parallel()
 	s, x, _ := faultSite(t)
 	s.faults("checkpoint hang")
 	s.suspend()
@@ -118,6 +120,7 @@ func TestSuspendHelperDies(t *testing.T) {
 
 // A scheduler that is killed at any moment, and comes back, finds a process that is away.
 func TestSuspendSchedulerDies(t *testing.T) {
+	t.Parallel()
 	s, x, _ := faultSite(t)
 	restart := func() {
 		s.endScheduler(syscall.SIGKILL)
@@ -175,6 +178,7 @@ func TestSuspendSchedulerDies(t *testing.T) {
 // A scheduler that ends for good leaves a process that a person brings back: it goes on without
 // one, with its memory. The next scheduler serves it, and suspends it again.
 func TestSuspendRestoredByHand(t *testing.T) {
+	t.Parallel()
 	s, x, _ := faultSite(t)
 	s.suspend()
 	x.awaitsAway()
@@ -198,6 +202,7 @@ func TestSuspendRestoredByHand(t *testing.T) {
 
 // A process that the driver refuses keeps its context, and the status says why.
 func TestSuspendRefused(t *testing.T) {
+	t.Parallel()
 	s, x, _ := faultSite(t)
 	x.does("h")
 	s.suspend()
@@ -211,6 +216,7 @@ func TestSuspendRefused(t *testing.T) {
 
 // A restore that is refused is tried again, and a process that has failed for good ends.
 func TestSuspendCannotComeBack(t *testing.T) {
+	t.Parallel()
 	s, x, _ := faultSite(t)
 	s.suspend()
 	x.awaitsAway()
@@ -235,6 +241,7 @@ func TestSuspendCannotComeBack(t *testing.T) {
 
 // A GPU that others have filled meanwhile: the process waits until there is room.
 func TestSuspendFullGPU(t *testing.T) {
+	t.Parallel()
 	s, x, _ := faultSite(t)
 	s.suspend()
 	x.awaitsAway()

@@ -207,6 +207,7 @@ func (s *site) faults(text string) {
 // A suspended process is off the GPU, context included, until its first driver call,
 // whichever that is, or an order. Its memory is what it was.
 func TestSuspendContext(t *testing.T) {
+	t.Parallel()
 	s := suspendSite(t)
 	x := s.startSuspendTenant("x")
 	for _, letter := range []string{"k", "q", "p", "s", "i", "c", "m", "a", "t", "u"} {

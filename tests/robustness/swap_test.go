@@ -137,13 +137,13 @@ func (s *site) awaitSwaps(n uint64) {
 
 // Two tenants whose memory does not fit together take turns, each with all its memory on
 // the GPU. Each word of it keeps its value, also when the scheduler is killed, a tenant
-// is stopped, or another tenant dies.
+// is stopped, or another tenant dies. The scheduler has no rights, where the test has any.
 func TestSwap(t *testing.T) {
-	t.Run("one user", func(t *testing.T) { swap(t, newSite(t)) })
-	t.Run("a scheduler without rights", func(t *testing.T) { swap(t, newSite(t).withoutRights()) })
-}
-
-func swap(t *testing.T, s *site) {
+	t.Parallel()
+	s := newSite(t)
+	if os.Getuid() == 0 {
+		s.withoutRights()
+	}
 	s.configure(fmt.Sprintf("gpus=1\nmemory_mib=%d\n", gpuMiB))
 	s.buildTenant("swap-tenant")
 	t.Cleanup(func() {

@@ -19,6 +19,7 @@ const maxAhead = 700 * time.Millisecond
 // tenant, and the driver cannot cut drains. The process leaves the GPU soon after each
 // revoke: it is not fenced, and its neighbour has turns.
 func TestManyThreads(t *testing.T) {
+	t.Parallel()
 	for _, stream := range []string{"one", "own"} {
 		t.Run(stream, func(t *testing.T) {
 			s := newSite(t)

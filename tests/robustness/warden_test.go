@@ -98,6 +98,7 @@ func (s *site) how(x *tenant) (text string) {
 // A process without a shim keeps the core limit of its tenant, alone and beside others, while
 // the warden is there. One of a tenant that has no limit is let alone.
 func TestCoreLimitWithoutTheShim(t *testing.T) {
+	t.Parallel()
 	const limited, other, limit = 2001, 2002, 30
 	mayCopy(t)
 	s := newSite(t)
@@ -116,11 +117,7 @@ func TestCoreLimitWithoutTheShim(t *testing.T) {
 	})
 	check := func(when string) {
 		t.Helper()
-		got := s.part(x, 5*time.Second)
-		t.Logf("%s: %.1f %%; %s", when, 100*got, s.how(x))
-		if got > (limit+4)/100. || got < 0.05 { // a machine that does much else is late
-			t.Errorf("%s it has %.1f %% of the GPU: its limit is %d", when, 100*got, limit)
-		}
+		s.between(when+", it", x, 5*time.Second, 0.05, (limit+4)/100.) // a machine that does much else is late
 	}
 	check("alone")
 	free := s.startTenant("free", bare(other))

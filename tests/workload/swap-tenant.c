@@ -27,7 +27,7 @@
 
 #define PIECE (32ull << 20)
 #define SMALL (100ull << 10)
-#define WORK_NS 2000000ull
+#define WORK_NS 20000000ull
 
 static const char ptx[] =
 	".version 6.0\n.target sm_50\n.address_size 64\n"
