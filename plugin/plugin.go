@@ -70,6 +70,7 @@ func (p *Plugin) SetLibDir(dir string) {
 // SetInventory changes what containers can be given from now on.
 func (p *Plugin) SetInventory(inv *Inventory) {
 	p.inventory.Store(inv)
+	p.containers.Health.setGPUs(len(inv.gpus) > 0 || inv.problem != nil)
 	p.judgeRuntime(inv)
 	signal(p.containers.changed)
 }
