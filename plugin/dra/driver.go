@@ -80,7 +80,6 @@ type Driver struct {
 	known   chan struct{} // closed once the GPUs are known
 	leads   chan struct{} // closed by Lead
 	swept   time.Time     // the end of the latest sweep; only Run's goroutine has it
-	usable  int           // looks in a row that have found the cluster usable again; as swept
 	blind   bool          // the latest look could not see who owns the GPUs; as swept
 
 	mu        sync.Mutex
@@ -237,11 +236,8 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 		return ownerInterval
 	}
 	d.blind = false
-	again, unwritten := d.usableAgain(ctx), d.unwritten(ctx)
+	unwritten := d.unwritten(ctx)
 	d.mu.Lock()
-	if again {
-		d.unusable = nil
-	}
 	why := errors.Join(d.unusable, other)
 	d.looked, d.owner = true, other == nil
 	d.mu.Unlock()

@@ -582,63 +582,6 @@ func TestClusterWithoutConsumableCapacity(t *testing.T) {
 	await(t, "nothing is published", func() bool { return count() == 0 })
 }
 
-// A cluster that gets the features is given the GPUs, and nobody starts the driver again for that.
-// Nothing is written before the API server takes the devices as they are, each time that it is asked.
-func TestClusterGetsConsumableCapacity(t *testing.T) {
-	d := newDriver(t, t.TempDir())
-	client := apiServer(t)
-	lacks := true
-	client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		create := a.(clienttesting.CreateActionImpl)
-		if !slices.Equal(create.CreateOptions.DryRun, []string{metav1.DryRunAll}) {
-			t.Errorf("a slice is made: %+v", create)
-		}
-		slice := create.Object.(*resourceapi.ResourceSlice).DeepCopy()
-		for i := range slice.Spec.Devices {
-			if lacks {
-				slice.Spec.Devices[i].AllowMultipleAllocations = nil
-			}
-			for k := range slice.Spec.Devices[i].Taints {
-				slice.Spec.Devices[i].Taints[k].TimeAdded = ptr.To(metav1.Now())
-			}
-		}
-		return true, slice, nil
-	})
-	var problem error
-	d.Client, d.Problem, d.swept = client, func(why error) { problem = why }, time.Now()
-	d.Options.Scheduler = func(string) plugin.GPUState { return plugin.GPUState{Drained: true, Sharing: plugin.SharedByTurns} }
-	published := -1
-	d.write = func(r *resourceslice.DriverResources) error {
-		published = len(r.Pools[node].Slices[0].Devices)
-		return nil
-	}
-	looks := func(n, want int) {
-		t.Helper()
-		for range n {
-			d.look(t.Context())
-		}
-		if published != want || (problem != nil) != (want == 0) {
-			t.Fatalf("%d devices are published, the problem is %v; want %d devices", published, problem, want)
-		}
-	}
-	looks(1, 2)
-	want := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: Devices(twoGPUs(), all, whole)}}
-	got := want.DeepCopy()
-	got.Spec.Devices[0].AllowMultipleAllocations = nil
-	for range 2 {
-		d.HandleError(t.Context(), &resourceslice.DroppedFieldsError{DesiredSlice: want, ActualSlice: got}, "publish")
-		lacks = true
-		looks(2*usableLooks, 0)
-		lacks = false
-		looks(usableLooks-1, 0)
-		lacks = true // of several API servers, one is older
-		looks(1, 0)
-		lacks = false
-		looks(usableLooks-1, 0)
-		looks(1, 2)
-	}
-}
-
 // What the API server refuses is a problem of the plugin until the server has it.
 func TestRefusedSlicesAreAProblem(t *testing.T) {
 	dir := shortDir(t)
