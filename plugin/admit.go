@@ -22,7 +22,7 @@ type refusal struct {
 
 func (r refusal) Unwrap() error { return r.error }
 
-var errUnheard = errors.New("the scheduler has not said yet how much memory the GPUs have, and which of them do work: try again")
+var errNoState = errors.New("the scheduler has not said yet how much memory the GPUs have, and which of them do work: try again")
 
 // unknownMIG is why nobody gets a MIG device that the scheduler does not know: its tenants would have
 // neither turns nor limits.
@@ -45,8 +45,8 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 	}
 	devices := cs.devices(gpus, c)
 	if count > 0 {
-		if cs.awaits() {
-			return c, refusal{error: errUnheard}
+		if cs.mustAwaitState() {
+			return c, refusal{error: errNoState}
 		}
 		core, memory := c.promised()
 		r := placement.Request{Count: count, Core: core, Memory: memory, Labels: c.Labels, Had: cs.had(c)}
@@ -91,7 +91,7 @@ func (cs *Containers) enter(c Container) {
 	again := func(_ string, o Container) bool { return o.sameAs(c) }
 	maps.DeleteFunc(cs.want, again)
 	maps.DeleteFunc(cs.ended, again)
-	cs.leaveRoom(c.sameAs)
+	cs.release(c.sameAs)
 	cs.want[c.ID] = c
 	cs.poke()
 }
@@ -213,7 +213,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 			}
 		}
 	}
-	cs.keepRoom(devices, except)
+	cs.addReserved(devices, except)
 	cs.keepCounted(devices, except)
 	for i, d := range devices {
 		if except.Terms.CoreRequest != 0 && except.Claims == "" {

@@ -356,13 +356,13 @@ func TestClosedGPUs(t *testing.T) {
 
 // A plugin that has just started does not choose before the scheduler has said what it alone
 // knows: the container would get a GPU that does no work, or more memory than there is. A
-// scheduler that is away is not waited for longer than wordLimit.
+// scheduler that is away is not waited for longer than stateLimit.
 func TestChoosesByTheSchedulersWord(t *testing.T) {
 	for name, answers := range map[string]bool{"the scheduler answers": true, "it is away": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newPlacing(t, 2)
-				p.containers.Await()
+				p.containers.AwaitState()
 				s, started := newScheduler(), time.Now()
 				s.gpus = map[string]GPUState{gpuID(0): {Fault: "Xid 79: gone"}, gpuID(1): {}}
 				go p.containers.Run(t.Context(), func(ctx context.Context) (Scheduler, error) {
@@ -378,7 +378,7 @@ func TestChoosesByTheSchedulersWord(t *testing.T) {
 				if got, err := p.create("named", "gpu=nvshare.com/gpu=1"); err != nil {
 					t.Errorf("by name: given %q, %v", got, err)
 				}
-				time.Sleep(map[bool]time.Duration{true: 5 * time.Second, false: wordLimit}[answers])
+				time.Sleep(map[bool]time.Duration{true: 5 * time.Second, false: stateLimit}[answers])
 				synctest.Wait()
 				if got, err := p.create("a", "gpu=1"); got != map[bool]string{true: "1", false: "0"}[answers] {
 					t.Errorf("then: given %q, %v", got, err)
@@ -393,7 +393,7 @@ func TestChoosesByTheSchedulersWord(t *testing.T) {
 func TestWaitsForTheWordBeforeItLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlacing(t, 2)
-		p.containers.Await()
+		p.containers.AwaitState()
 		time.Sleep(time.Hour)
 		follows := func() {
 			t.Helper()
@@ -413,14 +413,14 @@ func TestWaitsForTheWordBeforeItLeads(t *testing.T) {
 		}
 		follows()
 		refuses()
-		time.Sleep(wordLimit)
+		time.Sleep(stateLimit)
 		if got, err := p.create("b", "gpu=1"); err != nil {
 			t.Errorf("asked first for long: given %q, %v", got, err)
 		}
 		go p.containers.Run(t.Context(), func(context.Context) (Scheduler, error) { return nil, errors.New("not there") })
 		synctest.Wait()
 		refuses()
-		time.Sleep(wordLimit - 1)
+		time.Sleep(stateLimit - 1)
 		refuses()
 		time.Sleep(time.Nanosecond)
 		if got, err := p.create("a", "gpu=1"); err != nil {

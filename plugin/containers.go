@@ -69,25 +69,25 @@ type Containers struct {
 
 	registered chan struct{} // see Registered
 
-	mu         sync.Mutex
-	want       map[string]Container // by ID
-	complete   bool                 // want holds all containers that exist
-	ended      map[string]Container // that the runtime may start again: see admit
-	promises   []Promise            // of the scheduler's latest State
-	gpus       map[string]GPUState  // by UUID, of the scheduler's latest State
-	unheard    bool                 // the scheduler's word has not come, see Await
-	awaited    time.Time            // until when none is chosen without it; zero: see awaits
-	percent    uint64               // of each GPU's memory that may be promised
-	live       livePods
-	claims     Claims                        // nil: pods ask by annotations
-	mayExclude func(namespace string) bool   // see AllowExclusion
-	mostCore   func(namespace string) uint32 // see BoundCore
+	mu            sync.Mutex
+	want          map[string]Container // by ID
+	complete      bool                 // want holds all containers that exist
+	ended         map[string]Container // that the runtime may start again: see admit
+	promises      []Promise            // of the scheduler's latest State
+	gpus          map[string]GPUState  // by UUID, of the scheduler's latest State
+	noState       bool                 // the scheduler's state has not come, see AwaitState
+	stateDeadline time.Time            // until when none is chosen without it; zero: see mustAwaitState
+	percent       uint64               // of each GPU's memory that may be promised
+	live          livePods
+	claims        Claims                        // nil: pods ask by annotations
+	mayExclude    func(namespace string) bool   // see AllowExclusion
+	mostCore      func(namespace string) uint32 // see BoundCore
 
-	move  Mover                  // nil: nobody is moved
-	now   func() time.Time       // the clock of awaited, and of those below
-	made  *room                  // nil: none is made or kept
-	stuck map[string]failure     // by container ID
-	moved map[string][]time.Time // by namespace: when containers began to move for its pods
+	move     Mover                  // nil: nobody is moved
+	now      func() time.Time       // the clock of stateDeadline, and of those below
+	reserved *reservation           // nil: there is none
+	stuck    map[string]failure     // by container ID
+	moved    map[string][]time.Time // by namespace: when containers began to move for its pods
 }
 
 // NewContainers returns an empty set of containers.
@@ -109,23 +109,23 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 // new one.
 func (cs *Containers) Registered() <-chan struct{} { return cs.registered }
 
-// Await has no GPU chosen before the scheduler has said how much memory the GPUs have, and which of
-// them do work, for at most wordLimit from the beginning of Run. Await is called before the runtime
+// AwaitState has no GPU chosen before the scheduler has said how much memory the GPUs have, and which of
+// them do work, for at most stateLimit from the beginning of Run. AwaitState is called before the runtime
 // asks: a plugin that serves beside an earlier one can be the only one before its Run begins.
-func (cs *Containers) Await() {
+func (cs *Containers) AwaitState() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	cs.unheard = true
+	cs.noState = true
 }
 
-// awaits tells whether no GPU may be chosen now. Before Run, wordLimit begins when it is asked
+// mustAwaitState tells whether no GPU may be chosen now. Before Run, stateLimit begins when it is asked
 // first: the earlier plugin may stay for long, and a runtime that asks this one first would
 // refuse all. The lock is held.
-func (cs *Containers) awaits() bool {
-	if cs.unheard && cs.awaited.IsZero() {
-		cs.awaited = cs.now().Add(wordLimit)
+func (cs *Containers) mustAwaitState() bool {
+	if cs.noState && cs.stateDeadline.IsZero() {
+		cs.stateDeadline = cs.now().Add(stateLimit)
 	}
-	return cs.unheard && cs.now().Before(cs.awaited)
+	return cs.noState && cs.now().Before(cs.stateDeadline)
 }
 
 // OnGPUs has f called each time that GPU may return something else. f does not wait for
@@ -176,7 +176,7 @@ func (cs *Containers) EndPod(sandbox string) {
 		gone := func(_ string, c Container) bool { return c.Sandbox == sandbox }
 		maps.DeleteFunc(cs.want, gone)
 		maps.DeleteFunc(cs.ended, gone)
-		cs.leaveRoom(func(c Container) bool { return c.Sandbox == sandbox })
+		cs.release(func(c Container) bool { return c.Sandbox == sandbox })
 	})
 }
 

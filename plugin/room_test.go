@@ -40,7 +40,7 @@ func (p *placing) moveEnded() {
 	cs := p.containers
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		cs.mu.Lock()
-		running := cs.made != nil && cs.made.until.IsZero()
+		running := cs.reserved != nil && cs.reserved.until.IsZero()
 		cs.mu.Unlock()
 		if !running {
 			return
@@ -113,7 +113,7 @@ func TestRoomCannotBeMade(t *testing.T) {
 func TestRoomIsNotKeptForEver(t *testing.T) {
 	for name, leave := range map[string]func(p *placing, now *time.Time){
 		"the pod ends": func(p *placing, _ *time.Time) { p.containers.EndPod("sandbox-big") },
-		"time passes":  func(_ *placing, now *time.Time) { *now = now.Add(roomKept) },
+		"time passes":  func(_ *placing, now *time.Time) { *now = now.Add(reservedFor) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, m := fragmented(t)
@@ -156,7 +156,7 @@ func TestNobodyMovesInVain(t *testing.T) {
 		t.Errorf("asked to move %s", asked)
 	default:
 	}
-	if p.containers.made != nil {
+	if p.containers.reserved != nil {
 		t.Error("a move is under way")
 	}
 }

@@ -86,10 +86,10 @@ type Promise struct {
 }
 
 const (
-	// wordLimit bounds for how long a plugin that starts refuses to choose GPUs before the
+	// stateLimit bounds for how long a plugin that starts refuses to choose GPUs before the
 	// scheduler has said how much memory they have, and which of them do work. The kubelet
 	// creates a refused container again after some 10 s.
-	wordLimit    = 10 * time.Second
+	stateLimit   = 10 * time.Second
 	callLimit    = 2 * time.Second
 	pingInterval = 5 * time.Second
 )
@@ -120,7 +120,7 @@ func (cs *Containers) takeOver(s State) bool {
 	if len(s.GPUs) == 0 { // it has just been started
 		return false
 	}
-	cs.unheard = false
+	cs.noState = false
 	for uuid, g := range s.GPUs {
 		g.Memory = cmp.Or(g.Memory, cs.gpus[uuid].Memory) // else not known to it yet
 		s.GPUs[uuid] = g
@@ -161,7 +161,7 @@ func (cs *Containers) snapshot() (want map[string]Container, complete bool) {
 // are told once or not at all.
 func (cs *Containers) Run(ctx context.Context, dial func(context.Context) (Scheduler, error)) {
 	cs.mu.Lock()
-	cs.awaited = cs.now().Add(wordLimit)
+	cs.stateDeadline = cs.now().Add(stateLimit)
 	cs.mu.Unlock()
 	wait := backoff{min: 50 * time.Millisecond, max: 2 * time.Second}
 	for ctx.Err() == nil {

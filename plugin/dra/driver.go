@@ -89,7 +89,7 @@ type Driver struct {
 	owner     bool                                       // nobody else gives the GPUs
 	unusable  error                                      // why the cluster cannot use what is published; nil: it can
 	failed    error                                      // why a write failed, until the API server is seen to have what is published
-	waited    bool                                       // heardLimit is over
+	waited    bool                                       // stateLimit is over
 	published []resourceapi.Device
 }
 
@@ -174,7 +174,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	defer parts.Wait()
 	defer d.status.queue.ShutDown()
 	parts.Go(func() { d.writeStatuses(ctx) })
-	waited := time.AfterFunc(heardLimit, d.waitNoMore)
+	waited := time.AfterFunc(stateLimit, d.stopWaiting)
 	defer waited.Stop()
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()

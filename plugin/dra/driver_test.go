@@ -195,7 +195,7 @@ func TestServesTheKubelet(t *testing.T) {
 		t.Errorf("CDI device %s, want %s", cdiName, want)
 	}
 	// What the container has now is in the claim's status.
-	s.Told(plugin.Container{Claims: s.store.Records()[0].Shares[0].Name}, api.Terms{CoreRequest: 40, CoreLimit: 50, MemoryLimit: 1 << 30})
+	s.Answered(plugin.Container{Claims: s.store.Records()[0].Shares[0].Name}, api.Terms{CoreRequest: 40, CoreLimit: 50, MemoryLimit: 1 << 30})
 	await(t, "the status of the claim", func() bool {
 		now, err := s.client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
 		check(t, err)
@@ -545,7 +545,7 @@ func TestForgetsWhatClaimsHad(t *testing.T) {
 	for _, c := range []*resourceapi.ResourceClaim{stays, ends} {
 		check(t, prepare(d, c).Err)
 		name := d.store.Records()[len(d.store.Records())-1].Shares[0].Name
-		d.Told(plugin.Container{Claims: name}, api.Terms{CoreRequest: 40})
+		d.Answered(plugin.Container{Claims: name}, api.Terms{CoreRequest: 40})
 		check(t, d.writeStatus(t.Context(), name))
 	}
 	check(t, d.store.unprepare(ends.UID))
@@ -679,7 +679,7 @@ func TestPublishesNothingBeforeItKnows(t *testing.T) {
 // A driver that starts does not know yet what the scheduler knows of the GPUs. What an earlier
 // driver has published stays until then: slices without taints, and without memory, give away
 // GPUs that do no work, and parts without a memory limit. A scheduler that is away is not
-// waited for longer than heardLimit.
+// waited for longer than stateLimit.
 func TestPublishesWhatTheSchedulerKnows(t *testing.T) {
 	for name, answers := range map[string]bool{"the scheduler answers": true, "it is away": false} {
 		t.Run(name, func(t *testing.T) {
@@ -707,7 +707,7 @@ func TestPublishesWhatTheSchedulerKnows(t *testing.T) {
 					t.Errorf("health before the scheduler has answered: %v", r.Devices)
 				}
 				if !answers {
-					d.waitNoMore()
+					d.stopWaiting()
 					if check(t, d.publish()); len(written) != 1 {
 						t.Errorf("published %d times, want 1", len(written))
 					}

@@ -28,9 +28,9 @@ const (
 	// writes. So long, the driver does not see that somebody else removed a slice. The
 	// library's default is a minute.
 	ownWritesLimit = 5 * time.Second
-	// heardLimit bounds how long the first slices wait for the scheduler's word on the GPUs. It
+	// stateLimit bounds how long the first slices wait for the scheduler's state of the GPUs. It
 	// starts with the driver, and takes seconds with NVML.
-	heardLimit = 20 * time.Second
+	stateLimit = 20 * time.Second
 	// maxDevices is how many devices fit into one slice.
 	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 )
@@ -83,7 +83,7 @@ func (d *Driver) publish() error {
 	}
 	var devices []resourceapi.Device
 	if d.owner && d.unusable == nil {
-		if d.published == nil && !d.heard() {
+		if d.published == nil && !d.stateKnown() {
 			return nil
 		}
 		devices = Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
@@ -106,11 +106,11 @@ func (d *Driver) publish() error {
 	return nil
 }
 
-// heard tells whether the scheduler has said what it knows of the GPUs, or is not waited for
-// any more. Slices without its word lack taints, and the memory that it alone knows: a pod
+// stateKnown tells whether the scheduler has said what it knows of the GPUs, or is not waited for
+// any more. Slices without its state lack taints, and the memory that it alone knows: a pod
 // that is allocated meanwhile gets a GPU that does no work, or has no memory limit as long as
 // it runs. What an earlier driver has published stays. The lock is held.
-func (d *Driver) heard() bool {
+func (d *Driver) stateKnown() bool {
 	if d.Options.Scheduler == nil || d.waited {
 		return true
 	}
@@ -118,8 +118,8 @@ func (d *Driver) heard() bool {
 	return len(devices) == 0 || slices.ContainsFunc(devices, func(dev device) bool { return dev.state.Sharing != "" })
 }
 
-// waitNoMore has slices published without the scheduler.
-func (d *Driver) waitNoMore() {
+// stopWaiting has slices published without the scheduler.
+func (d *Driver) stopWaiting() {
 	d.mu.Lock()
 	d.waited = true
 	d.mu.Unlock()

@@ -36,8 +36,8 @@ func newStatuses() *statuses {
 	}
 }
 
-// Told is called with the terms that the scheduler has taken for a container.
-func (d *Driver) Told(c plugin.Container, terms api.Terms) {
+// Answered is called with the terms that the scheduler has taken for a container.
+func (d *Driver) Answered(c plugin.Container, terms api.Terms) {
 	for name := range strings.SplitSeq(c.Claims, ",") {
 		if name == "" {
 			continue

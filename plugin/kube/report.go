@@ -45,9 +45,9 @@ func (w *Watcher) refuse(p *pod, all []plugin.Refusal) {
 	}
 }
 
-// Told says on a container's pod what the scheduler answered to its description:
+// Answered says on a container's pod what the scheduler answered to its description:
 // what has changed, or why the scheduler refuses.
-func (w *Watcher) Told(c plugin.Container, r *api.DescribeContainerResponse, err error) {
+func (w *Watcher) Answered(c plugin.Container, r *api.DescribeContainerResponse, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := w.pods[c.PodUID]

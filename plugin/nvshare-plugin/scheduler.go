@@ -58,7 +58,7 @@ func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	if full && s.full[c.ID] {
 		return plugin.ErrFull // it was said
 	}
-	s.pods.told(c, resp, err)
+	s.pods.answered(c, resp, err)
 	switch {
 	case err == nil:
 		clear(s.full) // there may be room
@@ -172,8 +172,8 @@ func (s *scheduler) stateOf(g *api.GPU) plugin.GPUState {
 	return state
 }
 
-// told are the types of the scheduler's events that are also events of pods.
-var told = []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY, api.EventType_EVENT_TYPE_OOM_KILL, api.EventType_EVENT_TYPE_OVERLAP}
+// eventTypes are the types of the scheduler's events that are also events of pods.
+var eventTypes = []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY, api.EventType_EVENT_TYPE_OOM_KILL, api.EventType_EVENT_TYPE_OVERLAP}
 
 // news passes on what has happened to containers since the last call. Older schedulers
 // send events of all kinds.
@@ -182,7 +182,7 @@ func (s *scheduler) news(ctx context.Context) error {
 		return nil
 	}
 	for {
-		r, err := s.conn.Events(ctx, &api.EventsRequest{Since: s.since, Run: s.run, Types: told})
+		r, err := s.conn.Events(ctx, &api.EventsRequest{Since: s.since, Run: s.run, Types: eventTypes})
 		if err != nil {
 			return err
 		}
