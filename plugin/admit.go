@@ -39,7 +39,7 @@ const unknownMIG = "the scheduler does not know this MIG device: only NVML tells
 // neighbour. Memory is promised by limits, and is a reason to refuse only where the
 // plugin chooses: who names a GPU may want to share its memory.
 func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, error) {
-	if c.Claims != "" { // what there is was counted when the claim was allocated
+	if len(c.Claims) > 0 { // what there is was counted when the claim was allocated
 		cs.enter(c)
 		return c, nil
 	}
@@ -55,7 +55,7 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 			cs.log.Infof("%s is refused on GPUs that have %s", c, placement.Who(devices))
 			return c, refusal{error: cs.makeRoom(c, devices, r, err)}
 		}
-		c.GPUs = strings.Join(chosen, ",")
+		c.GPUs = chosen
 	} else if err := c.acceptable(devices, cs.had(c)); err != nil {
 		cs.log.Infof("%s is refused on GPUs that have %s", c, placement.Who(devices))
 		return c, err
@@ -65,23 +65,22 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 	return c, nil
 }
 
-// reach returns the GPUs among which a container may move, in the form of Container.GPUs: that
-// which it has, and those of the same model. "": it stays where it is.
-func reach(c Container, gpus []cdi.GPU) string {
-	at := slices.IndexFunc(gpus, func(g cdi.GPU) bool { return g.UUID == c.GPUs && len(g.Instances) == 0 })
+// reach returns the GPUs among which a container may move: that
+// which it has, and those of the same model. None: it stays where it is.
+func reach(c Container, gpus []cdi.GPU) (uuids []string) {
+	at := slices.IndexFunc(gpus, func(g cdi.GPU) bool { return len(c.GPUs) == 1 && g.UUID == c.GPUs[0] && len(g.Instances) == 0 })
 	if !c.Terms.Migratable || at < 0 {
-		return ""
+		return nil
 	}
-	var uuids []string
 	for _, g := range gpus {
 		if g.Name == gpus[at].Name && g.MemoryBytes == gpus[at].MemoryBytes && len(g.Instances) == 0 {
 			uuids = append(uuids, g.UUID)
 		}
 	}
 	if len(uuids) == 1 {
-		return ""
+		return nil
 	}
-	return strings.Join(uuids, ",")
+	return uuids
 }
 
 // enter makes a new container known. The lock is held.
@@ -103,7 +102,7 @@ func (c Container) acceptable(devices []placement.Device, had []string) error {
 		if !c.uses(d.UUID) {
 			continue
 		}
-		if d.Closed != "" && c.GPUs != "" && !slices.Contains(had, d.UUID) {
+		if d.Closed != "" && len(c.GPUs) > 0 && !slices.Contains(had, d.UUID) {
 			err := fmt.Errorf("%s: %s", d.Name, d.Closed)
 			if d.Closed != unknownMIG {
 				err = fmt.Errorf("%w; nvsharectl undrain admits containers again", err)
@@ -115,7 +114,7 @@ func (c Container) acceptable(devices []placement.Device, had []string) error {
 				return refusal{CoreRequestAnnotation, err}
 			}
 		}
-		if why := d.Neighbours(c.Labels); len(why) > 0 && c.GPUs != "" {
+		if why := d.Neighbours(c.Labels); len(why) > 0 && len(c.GPUs) > 0 {
 			return refusal{error: errors.New(d.Name + ": " + strings.Join(why, ", "))}
 		}
 	}
@@ -179,7 +178,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 		ours := o.ID != ""
 		switch {
 		case d == nil || ours && old(o) || !ours && p.described: // a described one has ended
-		case ours && o.GPUs != "" && o.uses(p.UUID):
+		case ours && len(o.GPUs) > 0 && o.uses(p.UUID):
 			said[part{p.ID, p.UUID}] = p
 		default:
 			said[part{p.ID, p.UUID}] = p
@@ -193,21 +192,21 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 		name := o.String()
 		add := func(d *placement.Device) {
 			p, told := said[part{id, d.UUID}]
-			if told && o.GPUs == "" {
+			if told && len(o.GPUs) == 0 {
 				return // among the promises already
 			}
 			d.Tenants = append(d.Tenants, placement.Tenant{
 				Name: cmp.Or(p.Who, name), Core: max(cmp.Or(p.Percent, o.Terms.CoreRequest), o.Limits.Cores), Memory: max(cmp.Or(p.Memory, o.Terms.MemoryLimit), o.Limits.bytes()),
-				Labels: o.Labels, Outside: o.GPUs == "", ID: o.ID, Reach: list(o.Reach), Hidden: o.Namespace != except.Namespace,
+				Labels: o.Labels, Outside: len(o.GPUs) == 0, ID: o.ID, Reach: o.Reach, Hidden: o.Namespace != except.Namespace,
 			})
 		}
-		if o.GPUs == "" {
+		if len(o.GPUs) == 0 {
 			for i := range devices {
 				add(&devices[i])
 			}
 			continue
 		}
-		for uuid := range strings.SplitSeq(o.GPUs, ",") {
+		for _, uuid := range o.GPUs {
 			if d := at[uuid]; d != nil {
 				add(d)
 			}
@@ -216,7 +215,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 	cs.addReserved(devices, except)
 	cs.keepCounted(devices, except)
 	for i, d := range devices {
-		if except.Terms.CoreRequest != 0 && except.Claims == "" {
+		if except.Terms.CoreRequest != 0 && len(except.Claims) == 0 {
 			cs.boundCore(&devices[i], except.Namespace)
 		}
 		// They come from maps, and messages name the first that is in the way.
@@ -232,7 +231,7 @@ func (cs *Containers) had(c Container) []string {
 	for _, all := range []map[string]Container{cs.ended, cs.want} { // what still is goes before what was
 		var found Container
 		for _, o := range all {
-			if o.sameAs(c) && o.GPUs != "" && (found.ID == "" || o.ID < found.ID) {
+			if o.sameAs(c) && len(o.GPUs) > 0 && (found.ID == "" || o.ID < found.ID) {
 				found = o
 			}
 		}
@@ -240,7 +239,7 @@ func (cs *Containers) had(c Container) []string {
 			last = found
 		}
 	}
-	return list(last.GPUs)
+	return last.GPUs
 }
 
 // list returns the parts of a list with commas; "" has none.

@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +16,7 @@ import (
 )
 
 // Container is one container that uses GPUs: its names, its terms and its GPUs.
-// Equal values describe the container to the scheduler in the same way.
+// Equal values describe the container to the scheduler in the same way. Its lists are never changed.
 type Container struct {
 	ID        string // the runtime's, as in the cgroup's name
 	Name      string
@@ -24,24 +25,27 @@ type Container struct {
 	PodUID    string
 	Terms     sched.Terms
 	Keep      sched.FieldSet   // see Request
-	GPUs      string           // UUIDs of the GPUs that it has, separated by commas; empty: not known
-	Reach     string           // UUIDs of the GPUs that it can open, if it may move among them
+	GPUs      []string         // UUIDs of those that it has; none: not known
+	Reach     []string         // UUIDs of the GPUs that it can open, if it may move among them
 	Labels    placement.Labels // of all namespaces: <namespace>/<label>
 	Sandbox   string           // the pod's, by the runtime's ID
 	Placed    bool             // the plugin chose the GPUs
 	UID       uint32           // of the user that it runs as
-	Claims    string           // names of its shares, separated by commas; empty: it has no claim
+	Claims    []string         // names of its shares; none: it has no claim
 	Limits    Limits           // of its spec
 }
 
 // uses tells whether a container has a GPU, or may have it.
 func (c Container) uses(uuid string) bool {
-	return c.GPUs == "" || slices.Contains(list(c.GPUs), uuid)
+	return len(c.GPUs) == 0 || slices.Contains(c.GPUs, uuid)
 }
 
-// claims returns the names of the container's shares.
-func (c Container) claims() []string {
-	return list(c.Claims)
+func (c Container) equal(o Container) bool {
+	lists := slices.Equal(c.GPUs, o.GPUs) && slices.Equal(c.Reach, o.Reach) && slices.Equal(c.Claims, o.Claims)
+	for _, x := range []*Container{&c, &o} {
+		x.GPUs, x.Reach, x.Claims = nil, nil, nil
+	}
+	return lists && reflect.DeepEqual(c, o)
 }
 
 // sameAs tells whether the two are one container of a pod, started twice.

@@ -157,10 +157,10 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 	var adjust *api.ContainerAdjustment
 	if err == nil {
 		if req.Count > 0 {
-			req.Devices = strings.Split(c.GPUs, ",")
+			req.Devices = c.GPUs
 		}
-		if c.Reach != "" {
-			req.Devices, req.Sees = strings.Split(c.Reach, ","), c.GPUs
+		if len(c.Reach) > 0 {
+			req.Devices, req.Sees = c.Reach, c.GPUs[0]
 		}
 		if adjust, err = Adjust(req, ctr); err == nil && adjust != nil {
 			record(adjust, c)
@@ -184,7 +184,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 		if unknown := UnknownAnnotations(pod.GetAnnotations()); unknown != "" {
 			p.log.Warnf("pod %s/%s: %s", pod.GetNamespace(), pod.GetName(), unknown)
 		}
-		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), cmp.Or(c.Claims, strings.Join(req.Devices, ",")), describeTerms(req.Terms))
+		p.log.Infof("pod %s/%s, container %q: gave %v, %s", pod.GetNamespace(), pod.GetName(), ctr.GetName(), strings.Join(slices.Concat(c.Claims, req.Devices), ","), describeTerms(req.Terms))
 	}
 	return adjust, nil, nil
 }
@@ -195,7 +195,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 // the annotation is not believed.
 func adjusted(pod *api.PodSandbox, ctr *api.Container) bool {
 	_, forged := pod.GetAnnotations()[PlacementAnnotation]
-	return recorded(ctr) != "" && !forged
+	return recorded(ctr) != nil && !forged
 }
 
 // follow enters a container that another plugin has admitted, or has given a GPU.
@@ -276,15 +276,14 @@ func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Invento
 	c := Container{
 		ID: ctr.GetId(), Name: ctr.GetName(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(),
 		Terms: req.Terms, Keep: req.Keep, UID: ctr.GetUser().GetUid(),
-		GPUs:   strings.Join(inv.identify(append(given(ctr), req.Devices...)), ","),
+		GPUs:   inv.identify(append(given(ctr), req.Devices...)),
 		Labels: labelsIn(pod.GetNamespace(), req.Labels), Sandbox: pod.GetId(), Placed: req.Count > 0, Limits: req.Limits,
 	}
 	if len(req.Shares) > 0 {
-		var names, gpus []string
+		c.GPUs = nil
 		for _, s := range req.Shares {
-			names, gpus = append(names, s.Name), append(gpus, s.GPU)
+			c.Claims, c.GPUs = append(c.Claims, s.Name), append(c.GPUs, s.GPU)
 		}
-		c.Claims, c.GPUs = strings.Join(names, ","), strings.Join(gpus, ",")
 	}
 	return c
 }
@@ -296,7 +295,7 @@ func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inv
 	req, err := cs.request(pod, ctr.GetName(), inv.Devices())
 	unclaimed := errors.Join(cs.claimed(&req, pod, ctr, true), cs.limited(&req, pod, ctr))
 	c := describeExisting(pod, ctr, req, inv)
-	if names := recordedClaims(ctr); names != "" && len(req.Shares) == 0 {
+	if names := recordedClaims(ctr); len(names) > 0 && len(req.Shares) == 0 {
 		if unclaimed == nil {
 			unclaimed = errors.New("it has a resource claim, and this plugin knows none")
 		}
@@ -309,7 +308,9 @@ func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inv
 // describeExisting is describe for a container that may have its GPUs from another plugin.
 func describeExisting(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	c := describe(pod, ctr, req, inv)
-	c.GPUs = cmp.Or(recorded(ctr), c.GPUs)
+	if uuids := recorded(ctr); uuids != nil {
+		c.GPUs = uuids
+	}
 	c.Reach = uuidsIn(ctr, ReachAnnotation)
 	c.Limits = cmp.Or(c.Limits, recordedLimits(ctr))
 	return c

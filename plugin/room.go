@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nvshare/nvshare/plugin/placement"
@@ -75,7 +74,7 @@ func (cs *Containers) makeRoom(c Container, devices []placement.Device, r placem
 		return fmt.Errorf("namespace %s has had %d containers moved within %v, which is the most: try again in %v; until then: %w",
 			c.Namespace, maxMoves, movesWithin, wait.Round(time.Second), refused)
 	}
-	c.GPUs = strings.Join(m.Chosen, ",")
+	c.GPUs = m.Chosen
 	cs.reserved = &reservation{waiter: c, move: m}
 	go cs.carry(cs.reserved)
 	return fmt.Errorf("%s moves from %s to %s to make room: try again; until then: %w", m.Tenant.Public(), m.From.Name, m.To.Name, refused)
@@ -131,8 +130,8 @@ func (cs *Containers) carry(r *reservation) {
 			cs.reserved = nil
 			return
 		}
-		if c, ok := cs.want[m.Tenant.ID]; ok && c.GPUs == m.From.UUID {
-			c.GPUs = m.To.UUID
+		if c, ok := cs.want[m.Tenant.ID]; ok && slices.Equal(c.GPUs, []string{m.From.UUID}) {
+			c.GPUs = []string{m.To.UUID}
 			cs.want[c.ID] = c
 		}
 		if r.until = cs.now().Add(reservedFor); r.taken {

@@ -5,6 +5,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -76,7 +77,7 @@ func TestRoomIsMade(t *testing.T) {
 	if on, err := p.create("big", big...); err != nil || on != "0" {
 		t.Fatalf("big on %q: %v", on, err)
 	}
-	if c := p.containers.want["id-a"]; c.GPUs != gpuID(1) {
+	if c := p.containers.want["id-a"]; !slices.Equal(c.GPUs, []string{gpuID(1)}) {
 		t.Errorf("a counts on %s", c.GPUs)
 	}
 	if on, err := p.create("small", "gpu=1", "gpu-core-request=20"); err != nil || on != "0" {

@@ -33,7 +33,7 @@ var ErrFull = errors.New("the scheduler has no room for one more container")
 // State is what the plugin asks the scheduler for.
 type State struct {
 	IDs      []string            // of the containers that are described
-	On       map[string]string   // by container: its GPUs, as Container.GPUs, where it may have moved
+	On       map[string][]string // by container: its GPUs, where it may have moved
 	Promises []Promise           // who is promised a part of which GPU
 	GPUs     map[string]GPUState // by UUID
 }
@@ -112,7 +112,7 @@ func (cs *Containers) takeOver(s State) bool {
 	defer cs.mu.Unlock()
 	cs.promises = s.Promises
 	for id, gpus := range s.On {
-		if c := cs.want[id]; c.Reach != "" && gpus != "" {
+		if c := cs.want[id]; len(c.Reach) > 0 && len(gpus) > 0 {
 			c.GPUs = gpus
 			cs.want[id] = c
 		}
@@ -212,7 +212,7 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 		want, complete := cs.snapshot()
 		// Forget first: the scheduler's room for descriptions is limited.
 		for id, c := range told {
-			if _, ok := want[id]; ok || c == (Container{}) && !complete {
+			if _, ok := want[id]; ok || c.ID == "" && !complete {
 				continue
 			}
 			if err := limited(func(ctx context.Context) error { return s.Forget(ctx, id) }); err != nil {
@@ -222,7 +222,7 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 			clear(full)
 		}
 		for id, c := range want {
-			if was, refused := full[id]; told[id] == c || refused && was == c {
+			if was, refused := full[id]; c.equal(told[id]) || refused && c.equal(was) {
 				continue
 			}
 			err := limited(func(ctx context.Context) error { return s.Describe(ctx, c) })

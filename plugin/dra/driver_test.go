@@ -195,7 +195,7 @@ func TestServesTheKubelet(t *testing.T) {
 		t.Errorf("CDI device %s, want %s", cdiName, want)
 	}
 	// What the container has now is in the claim's status.
-	s.Answered(plugin.Container{Claims: s.store.Records()[0].Shares[0].Name}, api.Terms{CoreRequest: 40, CoreLimit: 50, MemoryLimit: 1 << 30})
+	s.Answered(plugin.Container{Claims: []string{s.store.Records()[0].Shares[0].Name}}, api.Terms{CoreRequest: 40, CoreLimit: 50, MemoryLimit: 1 << 30})
 	await(t, "the status of the claim", func() bool {
 		now, err := s.client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
 		check(t, err)
@@ -545,7 +545,7 @@ func TestForgetsWhatClaimsHad(t *testing.T) {
 	for _, c := range []*resourceapi.ResourceClaim{stays, ends} {
 		check(t, prepare(d, c).Err)
 		name := d.store.Records()[len(d.store.Records())-1].Shares[0].Name
-		d.Answered(plugin.Container{Claims: name}, api.Terms{CoreRequest: 40})
+		d.Answered(plugin.Container{Claims: []string{name}}, api.Terms{CoreRequest: 40})
 		check(t, d.writeStatus(t.Context(), name))
 	}
 	check(t, d.store.unprepare(ends.UID))

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"strings"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -38,10 +37,7 @@ func newStatuses() *statuses {
 
 // Answered is called with the terms that the scheduler has taken for a container.
 func (d *Driver) Answered(c plugin.Container, terms api.Terms) {
-	for name := range strings.SplitSeq(c.Claims, ",") {
-		if name == "" {
-			continue
-		}
+	for _, name := range c.Claims {
 		d.status.mu.Lock()
 		old, known := d.status.latest[name]
 		d.status.latest[name] = terms

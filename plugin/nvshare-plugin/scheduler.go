@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"strings"
+	"slices"
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/codes"
@@ -48,7 +48,7 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, p
 // logged, and not an error: the same description would be refused again, unless there was no room.
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	described := &api.Container{Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, Uid: c.UID,
-		Gpus: list(c.GPUs), Reach: list(c.Reach)}
+		Gpus: slices.Clone(c.GPUs), Reach: c.Reach}
 	for i, name := range described.Gpus {
 		described.Gpus[i] = cmp.Or(s.migs[name], name)
 	}
@@ -93,10 +93,6 @@ func mover(runDir string) plugin.Mover {
 	}
 }
 
-func list(uuids string) []string {
-	return strings.FieldsFunc(uuids, func(r rune) bool { return r == ',' })
-}
-
 func (s *scheduler) Forget(ctx context.Context, id string) error {
 	_, err := s.conn.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: id})
 	return err
@@ -117,12 +113,12 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 		return plugin.State{}, err
 	}
 	s.pods.bypassed(r.Unmanaged)
-	state := plugin.State{GPUs: map[string]plugin.GPUState{}, On: map[string]string{}}
+	state := plugin.State{GPUs: map[string]plugin.GPUState{}, On: map[string][]string{}}
 	for _, c := range r.Containers {
 		if c.Engine == "" { // else the scheduler itself forgets the container
 			state.IDs = append(state.IDs, c.Id)
 			if len(c.Reach) > 0 {
-				state.On[c.Id] = strings.Join(c.Gpus, ",")
+				state.On[c.Id] = c.Gpus
 			}
 		}
 	}
