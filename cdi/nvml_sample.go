@@ -8,8 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -69,17 +67,11 @@ func (s *Sampler) sample() ([]Sample, error) {
 	return samples, err
 }
 
-func (s *Sampler) start() error {
+func (s *Sampler) start() (err error) {
 	var n NVML
 	if s.SimDir != "" {
-		dir, err := filepath.Abs(s.SimDir)
-		if err != nil {
-			return fmt.Errorf("simulated GPU %s: %w", s.SimDir, err)
-		}
-		n.Library = filepath.Join(dir, "lib", "libnvidia-ml.so.1")
-		// As in Simulated.List.
-		if err := os.Setenv(simDirEnv, filepath.Join(dir, "run")); err != nil {
-			return fmt.Errorf("simulated GPU %s: %w", s.SimDir, err)
+		if n, _, err = (Simulated{s.SimDir}).nvml(); err != nil {
+			return err
 		}
 	}
 	lib, err := n.start()

@@ -102,7 +102,7 @@ func (s *Store) lock() (unlock func(), err error) {
 		err = ignoringEINTR(func() error { return unix.Flock(int(dir.Fd()), unix.LOCK_EX) })
 	}
 	if err != nil {
-		dir.Close() // nil: only an error
+		dir.Close()
 		s.writing.Unlock()
 		return nil, fmt.Errorf("lock the prepared claims: %w", err)
 	}
