@@ -242,11 +242,6 @@ func (cs *Containers) had(c Container) []string {
 	return last.GPUs
 }
 
-// list returns the parts of a list with commas; "" has none.
-func list(text string) []string {
-	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
-}
-
 // maxHolders is how many tenants an error names.
 const maxHolders = 8
 

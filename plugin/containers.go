@@ -42,9 +42,7 @@ func (c Container) uses(uuid string) bool {
 
 func (c Container) equal(o Container) bool {
 	lists := slices.Equal(c.GPUs, o.GPUs) && slices.Equal(c.Reach, o.Reach) && slices.Equal(c.Claims, o.Claims)
-	for _, x := range []*Container{&c, &o} {
-		x.GPUs, x.Reach, x.Claims = nil, nil, nil
-	}
+	c.GPUs, c.Reach, c.Claims = o.GPUs, o.Reach, o.Claims
 	return lists && reflect.DeepEqual(c, o)
 }
 

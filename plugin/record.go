@@ -48,7 +48,7 @@ func recorded(ctr *api.Container) []string { return uuidsIn(ctr, PlacementAnnota
 // recordedClaims returns the shares that a plugin has recorded on a container.
 func recordedClaims(ctr *api.Container) []string {
 	value := ctr.GetAnnotations()[ClaimAnnotation]
-	names := list(value)
+	names := strings.Split(value, ",")
 	if len(value) > 16<<10 || slices.ContainsFunc(names, func(name string) bool { return !claimDevice.MatchString(name) }) {
 		return nil
 	}
@@ -60,7 +60,7 @@ func uuidsIn(ctr *api.Container, annotation string) []string {
 	if len(value) > 16<<10 || !uuids.MatchString(value) || strings.Count(value, ",") >= maxDevices {
 		return nil
 	}
-	return list(value)
+	return strings.Split(value, ",")
 }
 
 // recordedLimits returns the limits that a plugin has recorded on a container.

@@ -22,12 +22,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/sched/api"
 )
 
 const (
@@ -107,7 +109,7 @@ func New(c Config) (*Driver, error) {
 	if c.At != nil {
 		store.at = func(p failpoint) { c.At(string(p)) }
 	}
-	return &Driver{Config: c, store: store, status: newStatuses(), metrics: newMetrics(c.NodeName, store.Records),
+	return &Driver{Config: c, store: store, status: &statuses{queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()), latest: map[string]api.Terms{}}, metrics: newMetrics(c.NodeName, store.Records),
 		changed: make(chan struct{}, 1), stale: make(chan struct{}, 1), known: make(chan struct{}), leads: make(chan struct{})}, nil
 }
 

@@ -28,13 +28,6 @@ type statuses struct {
 	latest map[string]api.Terms
 }
 
-func newStatuses() *statuses {
-	return &statuses{
-		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
-		latest: map[string]api.Terms{},
-	}
-}
-
 // Answered is called with the terms that the scheduler has taken for a container.
 func (d *Driver) Answered(c plugin.Container, terms api.Terms) {
 	for _, name := range c.Claims {

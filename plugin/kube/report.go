@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/nvshare/nvshare/plugin"
 	"github.com/nvshare/nvshare/sched/api"
@@ -126,7 +127,7 @@ func (w *Watcher) WarnPod(uid, container, reason, note string) bool {
 // say makes an event, unless the pod has had too many. The lock is held.
 func (w *Watcher) say(p *pod, container, kind, reason, note string) {
 	if p.limit == nil {
-		p.limit = newLimit()
+		p.limit = flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/eventEvery.Seconds()), eventBurst)
 	}
 	if !p.limit.TryAccept() {
 		return
