@@ -60,7 +60,7 @@ func linkerHook(binary string, libraries []string) *specs.Hook {
 }
 
 // preloadByHook has the hook put the shim into the container's /etc/ld.so.preload, with one start of
-// the hook: a container's environment does not reach all its programs.
+// the hook: a container's environment does not reach all its programs, as those of podman exec, su and sshd.
 func preloadByHook(hooks []*specs.Hook, binary string) []*specs.Hook {
 	for _, h := range hooks {
 		if h.Path == binary && len(h.Args) > 1 && h.Args[1] == "update-ldcache" {

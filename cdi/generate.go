@@ -48,8 +48,6 @@ func Generate(ctx context.Context, o Options, p Paths) (*Generated, error) {
 	if len(gpus) == 0 {
 		return g, nil
 	}
-	_, missing := os.Stat(OnHost(o.HostRoot, filepath.Join(p.ShimDir, PreloadFile)))
-	p.Preload = missing == nil // a directory of a user's own may lack it
 	base, err := g.base(o, p)
 	if err != nil {
 		return nil, err

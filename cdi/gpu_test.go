@@ -209,6 +209,36 @@ func TestSimulatedThroughNVML(t *testing.T) {
 	if samples, err = later.Sample(context.Background()); err != nil || samples[0].Faults != 0 {
 		t.Errorf("a later sampler: %+v, %v", samples, err)
 	}
+	// Nobody keeps the driver from being unloaded between two samples.
+	later.Release(t.Context())
+	state := filepath.Join(dir, "run") // stands for device nodes
+	if s.Release(t.Context()); uses(t, state) {
+		t.Error("the driver is open after Release")
+	}
+	write(t, filepath.Join(dir, "run/xid"), "0 79\n1 13\n1 48\n0 48\n")
+	if samples, err := s.Sample(context.Background()); err != nil || samples[0].Faults != 1 || samples[1].Faults != 1 || !uses(t, state) {
+		t.Errorf("samples after Release: %+v, %v", samples, err)
+	}
+	s.Release(t.Context())
+}
+
+// uses tells whether this process has a file below dir mapped or open.
+func uses(t *testing.T, dir string) bool {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range open {
+		if file, err := os.Readlink(fd); err == nil && strings.HasPrefix(file, dir) {
+			return true
+		}
+	}
+	return strings.Contains(string(maps), dir)
 }
 
 func TestFindDriver(t *testing.T) {

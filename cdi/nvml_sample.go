@@ -8,16 +8,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
 // Sampler asks the driver, through NVML, how busy GPUs are. NVML stays started
-// from the first Sample on: starting it takes a while, and a second for each
+// from one Sample to the next, until Release: starting it takes a while, and a second for each
 // GPU where the driver does not keep them initialised. A Sampler must not be
-// copied after that.
+// copied after the first Sample.
 type Sampler struct {
 	SimDir string // directory of a simulated GPU; empty: this host's GPUs
 
@@ -40,6 +38,22 @@ func (s *Sampler) Sample(ctx context.Context) ([]Sample, error) {
 	return samples, nil
 }
 
+// Release ends NVML, without which the driver cannot be unloaded and no GPU reset, unless NVML
+// hangs until ctx ends. Errors of GPUs until the next Sample are not told.
+func (s *Sampler) Release(ctx context.Context) {
+	_ = inside(ctx, func() error {
+		s.stop()
+		return nil
+	})
+}
+
+func (s *Sampler) stop() {
+	if s.lib != nil {
+		s.lib.Shutdown()
+		s.lib = nil
+	}
+}
+
 func (s *Sampler) sample() ([]Sample, error) {
 	if s.lib == nil {
 		if err := s.start(); err != nil {
@@ -48,23 +62,16 @@ func (s *Sampler) sample() ([]Sample, error) {
 	}
 	samples, err := s.ask()
 	if err != nil { // the driver was changed, or a GPU fell off
-		s.lib.Shutdown()
-		s.lib = nil
+		s.stop()
 	}
 	return samples, err
 }
 
-func (s *Sampler) start() error {
+func (s *Sampler) start() (err error) {
 	var n NVML
 	if s.SimDir != "" {
-		dir, err := filepath.Abs(s.SimDir)
-		if err != nil {
-			return fmt.Errorf("simulated GPU %s: %w", s.SimDir, err)
-		}
-		n.Library = filepath.Join(dir, "lib", "libnvidia-ml.so.1")
-		// As in Simulated.List.
-		if err := os.Setenv(simDirEnv, filepath.Join(dir, "run")); err != nil {
-			return fmt.Errorf("simulated GPU %s: %w", s.SimDir, err)
+		if n, _, err = (Simulated{s.SimDir}).nvml(); err != nil {
+			return err
 		}
 	}
 	lib, err := n.start()

@@ -29,21 +29,21 @@ func Place(from, to string) (changed bool, err error) {
 	if err != nil {
 		return false, fmt.Errorf("read %s to place it on the host: %w", filepath.Base(to), err)
 	}
-	return place(data, to, placedMode)
+	return place(data, to)
 }
 
-func place(data []byte, to string, mode fs.FileMode) (changed bool, err error) {
+func place(data []byte, to string) (changed bool, err error) {
 	dir := filepath.Dir(to)
 	err = MakeDir(dir)
 	var st unix.Statfs_t
-	if err == nil && mode&0o111 != 0 && unix.Statfs(dir, &st) == nil && st.Flags&unix.ST_NOEXEC != 0 {
+	if err == nil && unix.Statfs(dir, &st) == nil && st.Flags&unix.ST_NOEXEC != 0 {
 		err = fmt.Errorf("%s is mounted noexec, so that nobody could run or map it", dir)
 	}
-	if err == nil && HoldsFile(to, data, mode) {
+	if err == nil && HoldsFile(to, data, placedMode) {
 		return false, nil
 	}
 	if err == nil {
-		err = ReplaceFile(to, data, mode, nil)
+		err = ReplaceFile(to, data, placedMode, nil)
 	}
 	if err != nil {
 		return false, fmt.Errorf("place %s on the host: %w (choose a directory that is writable and not mounted noexec)", filepath.Base(to), err)
@@ -73,15 +73,8 @@ func PlaceShim(from, libDir string) (changed bool, err error) {
 	}
 	sum := sha256.Sum256(data)
 	version := hex.EncodeToString(sum[:8])
-	for _, file := range []struct {
-		name string
-		data []byte
-		mode fs.FileMode
-	}{{ShimFile, data, placedMode}, {PreloadFile, []byte(ShimPath + "\n"), 0o644}} {
-		wrote, err := place(file.data, filepath.Join(libDir, version, file.name), file.mode)
-		if changed = changed || wrote; err != nil {
-			return changed, err
-		}
+	if changed, err = place(data, filepath.Join(libDir, version, ShimFile)); err != nil {
+		return changed, err
 	}
 	if err := MakeDir(filepath.Join(libDir, emptyDir)); err != nil {
 		return changed, fmt.Errorf("place %s on the host: %w", ShimFile, err)
@@ -144,15 +137,11 @@ func Shims(libDir string) (paths []string, err error) {
 		path := filepath.Join(libDir, e.Name())
 		switch {
 		case e.IsDir() && shimVersion.MatchString(e.Name()):
-			for _, name := range []string{ShimFile, PreloadFile} {
-				file := filepath.Join(path, name)
-				if _, err := os.Lstat(file); err == nil {
-					paths = append(paths, file)
-				}
+			if file := filepath.Join(path, ShimFile); host("").exists(file) {
+				paths = append(paths, file)
 			}
 			paths = append(paths, path)
-		case e.Name() == emptyDir, e.Name() == ShimLink && e.Type() == fs.ModeSymlink,
-			e.Name() == ShimFile: // of releases that had no versions
+		case e.Name() == emptyDir, e.Name() == ShimLink && e.Type() == fs.ModeSymlink:
 			paths = append(paths, path)
 		}
 	}

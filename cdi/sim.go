@@ -40,21 +40,29 @@ type Simulated struct {
 
 var _ Lister = Simulated{}
 
+// nvml returns the driver's library, and the absolute path of Dir.
+func (s Simulated) nvml() (n NVML, dir string, err error) {
+	if dir, err = filepath.Abs(s.Dir); err == nil {
+		n.Library = filepath.Join(dir, "lib", "libnvidia-ml.so.1")
+		// The library reads its environment when it is loaded; Setenv reaches C.
+		err = os.Setenv(simDirEnv, filepath.Join(dir, "run"))
+	}
+	if err != nil {
+		err = fmt.Errorf("simulated GPU %s: %w", s.Dir, err)
+	}
+	return n, dir, err
+}
+
 // List returns the simulated GPUs in index order. They have no device nodes.
 func (s Simulated) List(ctx context.Context) ([]GPU, error) {
-	dir, err := filepath.Abs(s.Dir)
+	n, dir, err := s.nvml()
 	if err != nil {
-		return nil, fmt.Errorf("simulated GPU %s: %w", s.Dir, err)
+		return nil, err
 	}
-	library := filepath.Join(dir, "lib", "libnvidia-ml.so.1")
-	if _, err := os.Stat(library); err != nil {
+	if _, err := os.Stat(n.Library); err != nil {
 		return nil, fmt.Errorf("simulated GPU %s: %w (build it with make, or name the directory that holds lib/ and run/)", s.Dir, err)
 	}
-	// The library reads its environment when it is loaded; Setenv reaches C.
-	if err := os.Setenv(simDirEnv, filepath.Join(dir, "run")); err != nil {
-		return nil, fmt.Errorf("simulated GPU %s: %w", s.Dir, err)
-	}
-	gpus, err := NVML{Library: library}.List(ctx)
+	gpus, err := n.List(ctx)
 	if errors.Is(err, ErrNoNVML) {
 		gpus, err = s.fromConfig(dir)
 	}

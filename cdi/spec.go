@@ -32,11 +32,6 @@ const (
 	ShimDir = "/usr/lib/nvshare"
 	// ShimFile is the name of the shim in Paths.ShimDir.
 	ShimFile = "libnvshare.so"
-	// PreloadFile is the name of the file in Paths.ShimDir that containers of engines have
-	// as their /etc/ld.so.preload: podman exec and docker exec start programs without the
-	// environment of a CDI device.
-	PreloadFile      = "ld.so.preload"
-	containerPreload = "/etc/ld.so.preload"
 	// HookFile is the name of the OCI hook in its directory on the host.
 	HookFile = "nvshare-cdi-hook"
 
@@ -58,8 +53,7 @@ const (
 
 // Paths are absolute paths of nvshare's own files on the host.
 type Paths struct {
-	ShimDir string // holds ShimFile, perhaps PreloadFile, and nothing that a container must not see
-	Preload bool   // PreloadFile is there; Generate looks
+	ShimDir string // holds ShimFile, and nothing that a container must not see
 	Hook    string // nvshare-cdi-hook
 	RunDir  string // the scheduler's
 	// EmptyDir, if it is not "", is an empty directory beside ShimDir. Pods then see
@@ -77,7 +71,6 @@ const ShimLink = "current"
 // DefaultPaths are those that an installation uses.
 var DefaultPaths = Paths{
 	ShimDir: DefaultLibDir + "/" + ShimLink,
-	Preload: true,
 	Hook:    DefaultBinDir + "/" + HookFile,
 	RunDir:  DefaultRunDir,
 }
@@ -105,14 +98,10 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 		shim.Options = []string{"ro", "nosuid", "nodev", "lowerdir=" + p.ShimDir + ":" + p.EmptyDir}
 	}
 	// The directories, not the files: a file is replaced when its owner
-	// restarts, and a mount of it would keep showing the old one. (PreloadFile is never
-	// written again.)
+	// restarts, and a mount of it would keep showing the old one.
 	common.Mounts = append(common.Mounts, shim,
 		bind(p.TenantDir(), ContainerRunDir, append([]string{"noexec"}, readOnly...)))
 	if kind == Kind {
-		if p.Preload {
-			common.Mounts = append(common.Mounts, bind(p.ShimDir+"/"+PreloadFile, containerPreload, readOnly))
-		}
 		common.Hooks = append(common.Hooks, joinHook(p))
 		// An image could send the shim to a directory without a scheduler, where
 		// nobody arbitrates.
@@ -120,9 +109,7 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 		common.Hooks = append(common.Hooks, describeHook(p, gpus, base))
 	}
 
-	if kind == KindNRI { // the plugin merges LD_PRELOAD, and the hook the file
-		common.Hooks = preloadByHook(common.Hooks, p.Hook)
-	}
+	common.Hooks = preloadByHook(common.Hooks, p.Hook) // in pods the plugin merges LD_PRELOAD, too
 
 	var all specs.ContainerEdits
 	for i := range gpus {

@@ -160,7 +160,7 @@ func (v *validation) spec(file string, spec *cdi.Spec) {
 // hint says who makes what a spec of ours mounts.
 func hint(m *specs.Mount) string {
 	switch m.ContainerPath {
-	case ShimDir, containerPreload:
+	case ShimDir:
 		return " (nvshare-plugin puts the shim there)"
 	case ContainerRunDir:
 		return " (nvshare-scheduler makes it)"

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -154,8 +155,8 @@ func inTheWay(dir string, spec *specs.Spec) (old []string, err error) {
 			old = append(old, file)
 			continue
 		}
-		for _, d := range spec.Devices {
-			if head.has(d.Name) {
+		for _, d := range head.Devices {
+			if slices.ContainsFunc(spec.Devices, func(own specs.Device) bool { return own.Name == d.Name }) {
 				return nil, fmt.Errorf("%s declares %s=%s too: %w (remove it: engines ignore devices that are declared twice)", file, spec.Kind, d.Name, ErrForeign)
 			}
 		}
@@ -170,15 +171,6 @@ type head struct {
 		Name string `yaml:"name"`
 	} `yaml:"devices"`
 	ours bool // Marshal made it
-}
-
-func (h head) has(device string) bool {
-	for _, d := range h.Devices {
-		if d.Name == device {
-			return true
-		}
-	}
-	return false
 }
 
 // headOf returns errDamaged for a regular file that has no CDI spec in it or cannot be

@@ -22,7 +22,7 @@ type refusal struct {
 
 func (r refusal) Unwrap() error { return r.error }
 
-var errUnheard = errors.New("the scheduler has not said yet how much memory the GPUs have, and which of them do work: try again")
+var errNoState = errors.New("the scheduler has not said yet how much memory the GPUs have, and which of them do work: try again")
 
 // unknownMIG is why nobody gets a MIG device that the scheduler does not know: its tenants would have
 // neither turns nor limits.
@@ -39,14 +39,14 @@ const unknownMIG = "the scheduler does not know this MIG device: only NVML tells
 // neighbour. Memory is promised by limits, and is a reason to refuse only where the
 // plugin chooses: who names a GPU may want to share its memory.
 func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, error) {
-	if c.Claims != "" { // what there is was counted when the claim was allocated
+	if len(c.Claims) > 0 { // what there is was counted when the claim was allocated
 		cs.enter(c)
 		return c, nil
 	}
 	devices := cs.devices(gpus, c)
 	if count > 0 {
-		if cs.awaits() {
-			return c, refusal{error: errUnheard}
+		if cs.mustAwaitState() {
+			return c, refusal{error: errNoState}
 		}
 		core, memory := c.promised()
 		r := placement.Request{Count: count, Core: core, Memory: memory, Labels: c.Labels, Had: cs.had(c)}
@@ -55,7 +55,7 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 			cs.log.Infof("%s is refused on GPUs that have %s", c, placement.Who(devices))
 			return c, refusal{error: cs.makeRoom(c, devices, r, err)}
 		}
-		c.GPUs = strings.Join(chosen, ",")
+		c.GPUs = chosen
 	} else if err := c.acceptable(devices, cs.had(c)); err != nil {
 		cs.log.Infof("%s is refused on GPUs that have %s", c, placement.Who(devices))
 		return c, err
@@ -65,23 +65,22 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 	return c, nil
 }
 
-// reach returns the GPUs among which a container may move, in the form of Container.GPUs: that
-// which it has, and those of the same model. "": it stays where it is.
-func reach(c Container, gpus []cdi.GPU) string {
-	at := slices.IndexFunc(gpus, func(g cdi.GPU) bool { return g.UUID == c.GPUs && len(g.Instances) == 0 })
+// reach returns the GPUs among which a container may move: that
+// which it has, and those of the same model. None: it stays where it is.
+func reach(c Container, gpus []cdi.GPU) (uuids []string) {
+	at := slices.IndexFunc(gpus, func(g cdi.GPU) bool { return len(c.GPUs) == 1 && g.UUID == c.GPUs[0] && len(g.Instances) == 0 })
 	if !c.Terms.Migratable || at < 0 {
-		return ""
+		return nil
 	}
-	var uuids []string
 	for _, g := range gpus {
 		if g.Name == gpus[at].Name && g.MemoryBytes == gpus[at].MemoryBytes && len(g.Instances) == 0 {
 			uuids = append(uuids, g.UUID)
 		}
 	}
 	if len(uuids) == 1 {
-		return ""
+		return nil
 	}
-	return strings.Join(uuids, ",")
+	return uuids
 }
 
 // enter makes a new container known. The lock is held.
@@ -91,7 +90,7 @@ func (cs *Containers) enter(c Container) {
 	again := func(_ string, o Container) bool { return o.sameAs(c) }
 	maps.DeleteFunc(cs.want, again)
 	maps.DeleteFunc(cs.ended, again)
-	cs.leaveRoom(c.sameAs)
+	cs.release(c.sameAs)
 	cs.want[c.ID] = c
 	cs.poke()
 }
@@ -103,7 +102,7 @@ func (c Container) acceptable(devices []placement.Device, had []string) error {
 		if !c.uses(d.UUID) {
 			continue
 		}
-		if d.Closed != "" && c.GPUs != "" && !slices.Contains(had, d.UUID) {
+		if d.Closed != "" && len(c.GPUs) > 0 && !slices.Contains(had, d.UUID) {
 			err := fmt.Errorf("%s: %s", d.Name, d.Closed)
 			if d.Closed != unknownMIG {
 				err = fmt.Errorf("%w; nvsharectl undrain admits containers again", err)
@@ -115,7 +114,7 @@ func (c Container) acceptable(devices []placement.Device, had []string) error {
 				return refusal{CoreRequestAnnotation, err}
 			}
 		}
-		if why := d.Neighbours(c.Labels); len(why) > 0 && c.GPUs != "" {
+		if why := d.Neighbours(c.Labels); len(why) > 0 && len(c.GPUs) > 0 {
 			return refusal{error: errors.New(d.Name + ": " + strings.Join(why, ", "))}
 		}
 	}
@@ -179,7 +178,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 		ours := o.ID != ""
 		switch {
 		case d == nil || ours && old(o) || !ours && p.described: // a described one has ended
-		case ours && o.GPUs != "" && o.uses(p.UUID):
+		case ours && len(o.GPUs) > 0 && o.uses(p.UUID):
 			said[part{p.ID, p.UUID}] = p
 		default:
 			said[part{p.ID, p.UUID}] = p
@@ -193,30 +192,30 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 		name := o.String()
 		add := func(d *placement.Device) {
 			p, told := said[part{id, d.UUID}]
-			if told && o.GPUs == "" {
+			if told && len(o.GPUs) == 0 {
 				return // among the promises already
 			}
 			d.Tenants = append(d.Tenants, placement.Tenant{
 				Name: cmp.Or(p.Who, name), Core: max(cmp.Or(p.Percent, o.Terms.CoreRequest), o.Limits.Cores), Memory: max(cmp.Or(p.Memory, o.Terms.MemoryLimit), o.Limits.bytes()),
-				Labels: o.Labels, Outside: o.GPUs == "", ID: o.ID, Reach: list(o.Reach), Hidden: o.Namespace != except.Namespace,
+				Labels: o.Labels, Outside: len(o.GPUs) == 0, ID: o.ID, Reach: o.Reach, Hidden: o.Namespace != except.Namespace,
 			})
 		}
-		if o.GPUs == "" {
+		if len(o.GPUs) == 0 {
 			for i := range devices {
 				add(&devices[i])
 			}
 			continue
 		}
-		for uuid := range strings.SplitSeq(o.GPUs, ",") {
+		for _, uuid := range o.GPUs {
 			if d := at[uuid]; d != nil {
 				add(d)
 			}
 		}
 	}
-	cs.keepRoom(devices, except)
+	cs.addReserved(devices, except)
 	cs.keepCounted(devices, except)
 	for i, d := range devices {
-		if except.Terms.CoreRequest != 0 && except.Claims == "" {
+		if except.Terms.CoreRequest != 0 && len(except.Claims) == 0 {
 			cs.boundCore(&devices[i], except.Namespace)
 		}
 		// They come from maps, and messages name the first that is in the way.
@@ -232,7 +231,7 @@ func (cs *Containers) had(c Container) []string {
 	for _, all := range []map[string]Container{cs.ended, cs.want} { // what still is goes before what was
 		var found Container
 		for _, o := range all {
-			if o.sameAs(c) && o.GPUs != "" && (found.ID == "" || o.ID < found.ID) {
+			if o.sameAs(c) && len(o.GPUs) > 0 && (found.ID == "" || o.ID < found.ID) {
 				found = o
 			}
 		}
@@ -240,12 +239,7 @@ func (cs *Containers) had(c Container) []string {
 			last = found
 		}
 	}
-	return list(last.GPUs)
-}
-
-// list returns the parts of a list with commas; "" has none.
-func list(text string) []string {
-	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
+	return last.GPUs
 }
 
 // maxHolders is how many tenants an error names.

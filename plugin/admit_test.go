@@ -356,13 +356,13 @@ func TestClosedGPUs(t *testing.T) {
 
 // A plugin that has just started does not choose before the scheduler has said what it alone
 // knows: the container would get a GPU that does no work, or more memory than there is. A
-// scheduler that is away is not waited for longer than wordLimit.
+// scheduler that is away is not waited for longer than stateLimit.
 func TestChoosesByTheSchedulersWord(t *testing.T) {
 	for name, answers := range map[string]bool{"the scheduler answers": true, "it is away": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newPlacing(t, 2)
-				p.containers.Await()
+				p.containers.AwaitState()
 				s, started := newScheduler(), time.Now()
 				s.gpus = map[string]GPUState{gpuID(0): {Fault: "Xid 79: gone"}, gpuID(1): {}}
 				go p.containers.Run(t.Context(), func(ctx context.Context) (Scheduler, error) {
@@ -378,7 +378,7 @@ func TestChoosesByTheSchedulersWord(t *testing.T) {
 				if got, err := p.create("named", "gpu=nvshare.com/gpu=1"); err != nil {
 					t.Errorf("by name: given %q, %v", got, err)
 				}
-				time.Sleep(map[bool]time.Duration{true: 5 * time.Second, false: wordLimit}[answers])
+				time.Sleep(map[bool]time.Duration{true: 5 * time.Second, false: stateLimit}[answers])
 				synctest.Wait()
 				if got, err := p.create("a", "gpu=1"); got != map[bool]string{true: "1", false: "0"}[answers] {
 					t.Errorf("then: given %q, %v", got, err)
@@ -393,7 +393,7 @@ func TestChoosesByTheSchedulersWord(t *testing.T) {
 func TestWaitsForTheWordBeforeItLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlacing(t, 2)
-		p.containers.Await()
+		p.containers.AwaitState()
 		time.Sleep(time.Hour)
 		follows := func() {
 			t.Helper()
@@ -413,14 +413,14 @@ func TestWaitsForTheWordBeforeItLeads(t *testing.T) {
 		}
 		follows()
 		refuses()
-		time.Sleep(wordLimit)
+		time.Sleep(stateLimit)
 		if got, err := p.create("b", "gpu=1"); err != nil {
 			t.Errorf("asked first for long: given %q, %v", got, err)
 		}
 		go p.containers.Run(t.Context(), func(context.Context) (Scheduler, error) { return nil, errors.New("not there") })
 		synctest.Wait()
 		refuses()
-		time.Sleep(wordLimit - 1)
+		time.Sleep(stateLimit - 1)
 		refuses()
 		time.Sleep(time.Nanosecond)
 		if got, err := p.create("a", "gpu=1"); err != nil {
@@ -631,7 +631,7 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 		if got := adjust.GetAnnotations()[PlacementAnnotation]; got != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s %s %s: given %q, %v; want %q, %q", c.name, c.asks, c.memory, got, err, c.want, c.says)
 		}
-		if recorded(applied(ctr, adjust)) != c.want {
+		if strings.Join(recorded(applied(ctr, adjust)), ",") != c.want {
 			t.Errorf("%s: %q cannot be read back", c.name, c.want)
 		}
 	}
@@ -742,7 +742,7 @@ func TestContainersThatMayMove(t *testing.T) {
 			t.Errorf("%s: %v on %q, sees %q", name, cdiNames(adjust), on, env["CUDA_VISIBLE_DEVICES"])
 		}
 		c := p.containers.want["id-"+name]
-		if !c.Terms.Migratable || c.GPUs != on || c.Reach != gpuID(0)+","+gpuID(1) {
+		if !c.Terms.Migratable || !slices.Equal(c.GPUs, []string{on}) || !slices.Equal(c.Reach, []string{gpuID(0), gpuID(1)}) {
 			t.Errorf("%s: %+v", name, c)
 		}
 		if name != "any" {
@@ -752,16 +752,16 @@ func TestContainersThatMayMove(t *testing.T) {
 		p.pods[pod.Id], p.ctrs[ctr.Id] = pod, applied(ctr, adjust)
 	}
 
-	had := p.containers.want["id-any"].GPUs
+	had := p.containers.want["id-any"].GPUs[0]
 	other := gpuID(1 - strings.Index(gpuID(0)+gpuID(1), had)/len(had))
-	state := State{IDs: []string{"id-any"}, On: map[string]string{"id-any": other, "id-unknown": other}}
+	state := State{IDs: []string{"id-any"}, On: map[string][]string{"id-any": {other}, "id-unknown": {other}}}
 	p.containers.learn(state)
 	p = p.restarted(2)
-	if c := p.containers.want["id-any"]; c.GPUs != had || c.Reach == "" {
+	if c := p.containers.want["id-any"]; !slices.Equal(c.GPUs, []string{had}) || len(c.Reach) == 0 {
 		t.Errorf("recorded: %+v", c)
 	}
 	p.containers.learn(state)
-	if c := p.containers.want["id-any"]; c.GPUs != other || len(p.containers.want) != 1 {
+	if c := p.containers.want["id-any"]; !slices.Equal(c.GPUs, []string{other}) || len(p.containers.want) != 1 {
 		t.Errorf("after a restart: %+v", p.containers.want)
 	}
 	if _, err := p.create("full", "gpu=nvshare.com/gpu="+other, "gpu-core-request=80"); err == nil {
@@ -773,12 +773,12 @@ func TestContainersThatMayMove(t *testing.T) {
 	// Alone of its model, or with several GPUs, it stays.
 	for _, asks := range [][]string{{"gpu=2", "gpu-migratable=true"}, {"gpu=nvshare.com/gpu=0,nvshare.com/gpu=1", "gpu-migratable=true"}} {
 		p := newPlacing(t, 2)
-		if _, err := p.create("several", asks...); err != nil || p.containers.want["id-several"].Reach != "" {
+		if _, err := p.create("several", asks...); err != nil || p.containers.want["id-several"].Reach != nil {
 			t.Errorf("%v: %v, %+v", asks, err, p.containers.want)
 		}
 	}
 	alone := newPlacing(t, 1)
-	if _, err := alone.create("alone", "gpu=any"); err != nil || alone.containers.want["id-alone"].Reach != "" {
+	if _, err := alone.create("alone", "gpu=any"); err != nil || alone.containers.want["id-alone"].Reach != nil {
 		t.Errorf("%v, %+v", err, alone.containers.want)
 	}
 }

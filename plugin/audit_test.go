@@ -104,7 +104,7 @@ func TestGPUByAnotherPlugin(t *testing.T) {
 			t.Fatal(err)
 		}
 		want, _ := p.containers.snapshot()
-		if c := want[ctr.GetId()]; c.Pod != "main" || c.GPUs != "" || c.Terms.MemoryLimit != 1<<30 || c.Terms.CoreLimit != 10 {
+		if c := want[ctr.GetId()]; c.Pod != "main" || len(c.GPUs) != 0 || c.Terms.MemoryLimit != 1<<30 || c.Terms.CoreLimit != 10 {
 			t.Errorf("the scheduler is told %+v", c)
 		}
 	}

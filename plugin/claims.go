@@ -176,7 +176,7 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 // container. CDI alone has its programs load the shim, but without what only the plugin
 // gives: the claim's terms from the first call on, and the claim's overlap group.
 func (p *Plugin) missedClaim(ctr *api.Container) bool {
-	return p.containers.claims != nil && p.hasShim(ctr) && recorded(ctr) == ""
+	return p.containers.claims != nil && p.hasShim(ctr) && recorded(ctr) == nil
 }
 
 // limit keeps the terms of a container within its claims; old is what it had. The error names the
@@ -184,7 +184,7 @@ func (p *Plugin) missedClaim(ctr *api.Container) bool {
 // was given back, so that the container ends, or its record is lost. The lock is held.
 func (cs *Containers) limit(c *Container, old Container) error {
 	var errs []error
-	for _, name := range c.claims() {
+	for _, name := range c.Claims {
 		s, ok := Share{}, false
 		if cs.claims != nil {
 			s, ok = cs.claims.ByDevice(name)
@@ -254,13 +254,13 @@ func exceeds(f sched.Field, t, claim sched.Terms) bool {
 func shared(all map[string]Container) {
 	users := map[string]uint32{} // by the name of the share
 	for _, c := range all {
-		for _, name := range c.claims() {
+		for _, name := range c.Claims {
 			users[name]++
 		}
 	}
 	for id, c := range all {
 		n := uint32(1)
-		for _, name := range c.claims() {
+		for _, name := range c.Claims {
 			n = max(n, users[name])
 		}
 		if n == 1 {

@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +16,7 @@ import (
 )
 
 // Container is one container that uses GPUs: its names, its terms and its GPUs.
-// Equal values describe the container to the scheduler in the same way.
+// Equal values describe the container to the scheduler in the same way. Its lists are never changed.
 type Container struct {
 	ID        string // the runtime's, as in the cgroup's name
 	Name      string
@@ -24,24 +25,25 @@ type Container struct {
 	PodUID    string
 	Terms     sched.Terms
 	Keep      sched.FieldSet   // see Request
-	GPUs      string           // UUIDs of the GPUs that it has, separated by commas; empty: not known
-	Reach     string           // UUIDs of the GPUs that it can open, if it may move among them
+	GPUs      []string         // UUIDs of those that it has; none: not known
+	Reach     []string         // UUIDs of the GPUs that it can open, if it may move among them
 	Labels    placement.Labels // of all namespaces: <namespace>/<label>
 	Sandbox   string           // the pod's, by the runtime's ID
 	Placed    bool             // the plugin chose the GPUs
 	UID       uint32           // of the user that it runs as
-	Claims    string           // names of its shares, separated by commas; empty: it has no claim
+	Claims    []string         // names of its shares; none: it has no claim
 	Limits    Limits           // of its spec
 }
 
 // uses tells whether a container has a GPU, or may have it.
 func (c Container) uses(uuid string) bool {
-	return c.GPUs == "" || slices.Contains(list(c.GPUs), uuid)
+	return len(c.GPUs) == 0 || slices.Contains(c.GPUs, uuid)
 }
 
-// claims returns the names of the container's shares.
-func (c Container) claims() []string {
-	return list(c.Claims)
+func (c Container) equal(o Container) bool {
+	lists := slices.Equal(c.GPUs, o.GPUs) && slices.Equal(c.Reach, o.Reach) && slices.Equal(c.Claims, o.Claims)
+	c.GPUs, c.Reach, c.Claims = o.GPUs, o.Reach, o.Claims
+	return lists && reflect.DeepEqual(c, o)
 }
 
 // sameAs tells whether the two are one container of a pod, started twice.
@@ -69,25 +71,25 @@ type Containers struct {
 
 	registered chan struct{} // see Registered
 
-	mu         sync.Mutex
-	want       map[string]Container // by ID
-	complete   bool                 // want holds all containers that exist
-	ended      map[string]Container // that the runtime may start again: see admit
-	promises   []Promise            // of the scheduler's latest State
-	gpus       map[string]GPUState  // by UUID, of the scheduler's latest State
-	unheard    bool                 // the scheduler's word has not come, see Await
-	awaited    time.Time            // until when none is chosen without it; zero: see awaits
-	percent    uint64               // of each GPU's memory that may be promised
-	live       livePods
-	claims     Claims                        // nil: pods ask by annotations
-	mayExclude func(namespace string) bool   // see AllowExclusion
-	mostCore   func(namespace string) uint32 // see BoundCore
+	mu            sync.Mutex
+	want          map[string]Container // by ID
+	complete      bool                 // want holds all containers that exist
+	ended         map[string]Container // that the runtime may start again: see admit
+	promises      []Promise            // of the scheduler's latest State
+	gpus          map[string]GPUState  // by UUID, of the scheduler's latest State
+	noState       bool                 // the scheduler's state has not come, see AwaitState
+	stateDeadline time.Time            // until when none is chosen without it; zero: see mustAwaitState
+	percent       uint64               // of each GPU's memory that may be promised
+	live          livePods
+	claims        Claims                        // nil: pods ask by annotations
+	mayExclude    func(namespace string) bool   // see AllowExclusion
+	mostCore      func(namespace string) uint32 // see BoundCore
 
-	move  Mover                  // nil: nobody is moved
-	now   func() time.Time       // the clock of awaited, and of those below
-	made  *room                  // nil: none is made or kept
-	stuck map[string]failure     // by container ID
-	moved map[string][]time.Time // by namespace: when containers began to move for its pods
+	move     Mover                  // nil: nobody is moved
+	now      func() time.Time       // the clock of stateDeadline, and of those below
+	reserved *reservation           // nil: there is none
+	stuck    map[string]failure     // by container ID
+	moved    map[string][]time.Time // by namespace: when containers began to move for its pods
 }
 
 // NewContainers returns an empty set of containers.
@@ -109,23 +111,23 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 // new one.
 func (cs *Containers) Registered() <-chan struct{} { return cs.registered }
 
-// Await has no GPU chosen before the scheduler has said how much memory the GPUs have, and which of
-// them do work, for at most wordLimit from the beginning of Run. Await is called before the runtime
+// AwaitState has no GPU chosen before the scheduler has said how much memory the GPUs have, and which of
+// them do work, for at most stateLimit from the beginning of Run. AwaitState is called before the runtime
 // asks: a plugin that serves beside an earlier one can be the only one before its Run begins.
-func (cs *Containers) Await() {
+func (cs *Containers) AwaitState() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	cs.unheard = true
+	cs.noState = true
 }
 
-// awaits tells whether no GPU may be chosen now. Before Run, wordLimit begins when it is asked
+// mustAwaitState tells whether no GPU may be chosen now. Before Run, stateLimit begins when it is asked
 // first: the earlier plugin may stay for long, and a runtime that asks this one first would
 // refuse all. The lock is held.
-func (cs *Containers) awaits() bool {
-	if cs.unheard && cs.awaited.IsZero() {
-		cs.awaited = cs.now().Add(wordLimit)
+func (cs *Containers) mustAwaitState() bool {
+	if cs.noState && cs.stateDeadline.IsZero() {
+		cs.stateDeadline = cs.now().Add(stateLimit)
 	}
-	return cs.unheard && cs.now().Before(cs.awaited)
+	return cs.noState && cs.now().Before(cs.stateDeadline)
 }
 
 // OnGPUs has f called each time that GPU may return something else. f does not wait for
@@ -176,7 +178,7 @@ func (cs *Containers) EndPod(sandbox string) {
 		gone := func(_ string, c Container) bool { return c.Sandbox == sandbox }
 		maps.DeleteFunc(cs.want, gone)
 		maps.DeleteFunc(cs.ended, gone)
-		cs.leaveRoom(func(c Container) bool { return c.Sandbox == sandbox })
+		cs.release(func(c Container) bool { return c.Sandbox == sandbox })
 	})
 }
 

@@ -2,7 +2,10 @@
 
 package plugin
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 // While a plugin replaces another one the runtime asks both. A container is given its GPU
 // once, both know who has it, and at no moment is a container created without a plugin.
@@ -39,7 +42,7 @@ func TestHandover(t *testing.T) {
 		t.Errorf("the next plugin knows %v", is)
 	}
 	for id, c := range was {
-		if now := is[id]; now.GPUs != c.GPUs || now.Terms != c.Terms {
+		if now := is[id]; !slices.Equal(now.GPUs, c.GPUs) || now.Terms != c.Terms {
 			t.Errorf("%s: the old plugin knows %+v, the next one %+v", id, c, now)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 type Health struct {
 	mu      sync.Mutex
 	parts   map[string]condition
+	noGPUs  bool
 	changed []func()
 }
 
@@ -62,8 +63,17 @@ func (h *Health) set(part string, c condition) {
 // Problems returns what somebody has to do something about, for people.
 func (h *Health) Problems() []string { return h.list(func(c condition) bool { return c.problem }) }
 
-// NotReady returns why the plugin does not give GPUs; none: it does.
-func (h *Health) NotReady() []string { return h.list(func(condition) bool { return true }) }
+// NotReady returns why the plugin does not give GPUs; none: it does, or has none to give.
+func (h *Health) NotReady() []string {
+	return h.list(func(c condition) bool { return c.problem || !h.noGPUs })
+}
+
+// setGPUs says whether the node has GPUs. One that has none needs no runtime that asks the plugin.
+func (h *Health) setGPUs(some bool) {
+	h.mu.Lock()
+	h.noGPUs = !some
+	h.mu.Unlock()
+}
 
 func (h *Health) list(with func(condition) bool) (all []string) {
 	h.mu.Lock()

@@ -3,7 +3,6 @@
 package plugin
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 
@@ -22,7 +21,7 @@ func (p *Plugin) limitByKernel(adjust *api.ContainerAdjustment, inv *Inventory, 
 	if err != nil {
 		return adjust
 	}
-	may := strings.Split(cmp.Or(c.Reach, c.GPUs), ",")
+	may := append(slices.Clone(c.Reach), c.GPUs...)
 	var lines []string
 	for _, g := range inv.gpus {
 		if len(g.Instances) > 0 || !slices.Contains(may, g.UUID) { // not of parts of a GPU

@@ -25,7 +25,7 @@ func TestKernelHoldsMemoryLimits(t *testing.T) {
 	}
 	p := &Plugin{root: root}
 	inv := NewInventory(nil, []cdi.GPU{{UUID: "GPU-a", PCIBusID: "0000:17:00.0"}, {UUID: "GPU-b", PCIBusID: "0000:9b:00.0"}, {UUID: "GPU-c", PCIBusID: "0000:9c:00.0"}})
-	c := Container{GPUs: "GPU-a,GPU-b", Terms: sched.Terms{MemoryLimit: 1 << 30}}
+	c := Container{GPUs: []string{"GPU-a", "GPU-b"}, Terms: sched.Terms{MemoryLimit: 1 << 30}}
 	if got := p.limitByKernel(nil, inv, c); got != nil {
 		t.Errorf("without cgroups of version 2: %v", got)
 	}
@@ -37,7 +37,7 @@ func TestKernelHoldsMemoryLimits(t *testing.T) {
 	if got := p.limitByKernel(nil, inv, c).GetLinux().GetResources().GetUnified()["dmem.max"]; got != "nvidia/0000:17:00.0/fb 3221225472\nnvidia/0000:9b:00.0/fb 3221225472" {
 		t.Errorf("dmem.max: %q", got)
 	}
-	if got := p.limitByKernel(nil, inv, Container{GPUs: "GPU-a"}); got != nil {
+	if got := p.limitByKernel(nil, inv, Container{GPUs: []string{"GPU-a"}}); got != nil {
 		t.Errorf("without a limit: %v", got)
 	}
 }

@@ -161,7 +161,7 @@ func (p *Plugin) Capacity() (c Limits, ok bool) {
 	defer func() { cs.Health.Problem("capacity", problem) }()
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if !cs.complete || cs.live.expected || cs.unheard && cs.claims == nil {
+	if !cs.complete || cs.live.expected || cs.noState && cs.claims == nil {
 		return c, false
 	}
 	if cs.claims != nil {

@@ -249,7 +249,7 @@ func TestCapacity(t *testing.T) {
 	p := newPlacing(t, 1)
 	p.SetSpecs(nil)
 	p.ExpectPods()
-	p.containers.Await()
+	p.containers.AwaitState()
 	steps := []func(){
 		func() { p.containers.complete = true },
 		func() { p.SetPods(nil) },

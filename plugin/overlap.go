@@ -7,7 +7,6 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/containerd/nri/pkg/api"
 
@@ -26,7 +25,7 @@ func cannotOverlap(ctr *api.Container, c Container, count int) error {
 		return errors.New("this container runtime does not say as which user the container runs, and members of a group have one user: a later containerd does")
 	case slices.ContainsFunc(ctr.GetLinux().GetNamespaces(), func(n *api.LinuxNamespace) bool { return n.GetType() == "user" }):
 		return errors.New("the container has a user namespace of its own, and MPS serves users of the host: leave out hostUsers: false")
-	case count > 1 || count == 0 && (c.GPUs == "" || strings.Contains(c.GPUs, ",")):
+	case count > 1 || count == 0 && len(c.GPUs) != 1:
 		return errors.New("a member of an overlap group has exactly one GPU: ask for one")
 	}
 	return nil

@@ -274,7 +274,7 @@ func (p *Plugin) SetPods(all []Pod) (refused []Refusal) {
 	maps.DeleteFunc(cs.live.byUID, func(uid string, _ *livePod) bool { return !listed[uid] })
 	for id, c := range cs.want {
 		// The API server does not know the pod: the annotations of the runtime hold.
-		if c.Keep == sched.AllFields && !listed[c.PodUID] && c.Claims == "" {
+		if c.Keep == sched.AllFields && !listed[c.PodUID] && len(c.Claims) == 0 {
 			c.Keep = 0
 			cs.want[id] = c
 			cs.poke()
@@ -330,7 +330,7 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 		take := func() (err error) {
 			c.Terms, c.Keep, err = p.terms(c.Name, old.Terms)
 			switch {
-			case c.Claims != "":
+			case len(c.Claims) > 0:
 				err = errors.Join(err, cs.limit(&c, old))
 			case c.Limits != Limits{}:
 				err = errors.Join(err, bound(&c.Terms, Share{Terms: c.Limits.terms()}, "the pod's spec"))
@@ -353,7 +353,7 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 			// The scheduler has promised the old value: it has yet to be told.
 			cs.promises = slices.DeleteFunc(slices.Clone(cs.promises), func(p Promise) bool { return p.ID == id })
 		}
-		if c != old {
+		if !c.equal(old) {
 			cs.want[id] = c
 			cs.poke()
 		}
@@ -365,7 +365,7 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 // memory limit is a promise where the plugin chose the GPU and there was a limit
 // before.
 func (cs *Containers) deniable(old, c Container, gpus []cdi.GPU) (d denial, err error) {
-	if c.Claims != "" {
+	if len(c.Claims) > 0 {
 		return d, nil
 	}
 	request, limit := c.Terms.CoreRequest, c.Terms.MemoryLimit
@@ -411,7 +411,7 @@ func (p *Plugin) KeptByScheduler(c Container, terms sched.Terms) {
 	cs := p.containers
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if c.Keep == 0 || cs.want[c.ID] != c { // a later description is on its way
+	if c.Keep == 0 || !c.equal(cs.want[c.ID]) { // a later description is on its way
 		return
 	}
 	kept := c

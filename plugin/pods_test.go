@@ -209,7 +209,7 @@ func TestLiveMemoryIsPromised(t *testing.T) {
 			delete(s.pod.Annotations, MemoryLimitAnnotation)
 		}
 		s.containers.learn(State{GPUs: map[string]GPUState{known[2]: {Memory: 16 << 30}, uuid: {Memory: 1 << 30}}})
-		s.containers.add(Container{ID: "o", Name: "main", Namespace: "ml", Pod: "b", PodUID: "b", Terms: sched.Terms{MemoryLimit: 6 << 30}, GPUs: known[2]})
+		s.containers.add(Container{ID: "o", Name: "main", Namespace: "ml", Pod: "b", PodUID: "b", Terms: sched.Terms{MemoryLimit: 6 << 30}, GPUs: known[2:3]})
 		s.mustCreate("main", "1")
 		refused := ""
 		for _, value := range c.live {

@@ -4,6 +4,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strings"
 	"testing"
@@ -12,6 +13,8 @@ import (
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/net/multiplex"
 	"github.com/containerd/ttrpc"
+
+	"github.com/nvshare/nvshare/cdi"
 )
 
 // shortRuntime is a runtime that ends after the registration of a plugin, and before it configures it.
@@ -88,6 +91,24 @@ func TestReconnectLeavesNothing(t *testing.T) {
 		}
 		if time.Now().After(end) {
 			t.Fatalf("%d goroutines and %d files, before %d and %d", g, f, goroutines, files)
+		}
+	}
+}
+
+// A node without a GPU may have a runtime without NRI: an upgrade of the DaemonSet does not wait for it.
+func TestNodeWithoutGPUIsReady(t *testing.T) {
+	p := New(quiet(), NewContainers(quiet()))
+	for name, c := range map[string]struct {
+		inv   *Inventory
+		ready bool
+	}{
+		"no GPU":     {NewInventory(nil, nil), true},
+		"a GPU":      {NewInventory(nil, []cdi.GPU{{UUID: "GPU-a"}}), false},
+		"not known":  {Unavailable(errors.New("the driver is broken")), false},
+		"none again": {NewInventory(nil, nil), true},
+	} {
+		if p.SetInventory(c.inv); (len(p.containers.Health.NotReady()) == 0) != c.ready {
+			t.Errorf("%s: not ready for %q", name, p.containers.Health.NotReady())
 		}
 	}
 }

@@ -31,41 +31,36 @@ var uuids = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9:-]{0,79}(,[A-Za-z0-9][A-Z
 
 // record writes on a container which GPUs it gets.
 func record(adjust *api.ContainerAdjustment, c Container) {
-	if c.GPUs != "" {
-		adjust.AddAnnotation(PlacementAnnotation, c.GPUs)
-	}
-	if c.Reach != "" {
-		adjust.AddAnnotation(ReachAnnotation, c.Reach)
-	}
-	if c.Claims != "" {
-		adjust.AddAnnotation(ClaimAnnotation, c.Claims)
+	for annotation, names := range map[string][]string{PlacementAnnotation: c.GPUs, ReachAnnotation: c.Reach, ClaimAnnotation: c.Claims} {
+		if len(names) > 0 {
+			adjust.AddAnnotation(annotation, strings.Join(names, ","))
+		}
 	}
 	if c.Limits != (Limits{}) {
 		adjust.AddAnnotation(LimitsAnnotation, fmt.Sprint(c.Limits.Memory, c.Limits.Cores))
 	}
 }
 
-// recorded returns the GPUs that a plugin has recorded on a container, in the form of
-// Container.GPUs; "" without a record. The node may not have all of them any more.
-func recorded(ctr *api.Container) string { return uuidsIn(ctr, PlacementAnnotation) }
+// recorded returns the GPUs that a plugin has recorded on a container; nil without a record. The node may not
+// have all of them any more.
+func recorded(ctr *api.Container) []string { return uuidsIn(ctr, PlacementAnnotation) }
 
-// recordedClaims returns the shares that a plugin has recorded on a container, in the form of
-// Container.Claims.
-func recordedClaims(ctr *api.Container) string {
+// recordedClaims returns the shares that a plugin has recorded on a container.
+func recordedClaims(ctr *api.Container) []string {
 	value := ctr.GetAnnotations()[ClaimAnnotation]
-	names := list(value)
+	names := strings.Split(value, ",")
 	if len(value) > 16<<10 || slices.ContainsFunc(names, func(name string) bool { return !claimDevice.MatchString(name) }) {
-		return ""
+		return nil
 	}
-	return strings.Join(names, ",")
+	return names
 }
 
-func uuidsIn(ctr *api.Container, annotation string) string {
+func uuidsIn(ctr *api.Container, annotation string) []string {
 	value := ctr.GetAnnotations()[annotation]
 	if len(value) > 16<<10 || !uuids.MatchString(value) || strings.Count(value, ",") >= maxDevices {
-		return ""
+		return nil
 	}
-	return value
+	return strings.Split(value, ",")
 }
 
 // recordedLimits returns the limits that a plugin has recorded on a container.

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/nvshare/nvshare/plugin/placement"
@@ -15,9 +14,9 @@ import (
 const (
 	// moveLimit bounds a tenant's move: the scheduler ends one within two minutes.
 	moveLimit = 3 * time.Minute
-	// roomKept is for how long room that was made is kept for its container. The kubelet
+	// reservedFor is for how long room that was made is reserved for its container. The kubelet
 	// creates a container again within a minute, as long as it fails.
-	roomKept = 3 * time.Minute
+	reservedFor = 3 * time.Minute
 	// moveAgain is when a tenant that could not move may be asked to move again.
 	moveAgain = 10 * time.Minute
 	// maxMoves bounds how many containers move within movesWithin for pods of one namespace:
@@ -30,8 +29,8 @@ const (
 // there, or why the container stayed where it was.
 type Mover func(ctx context.Context, id, uuid string) error
 
-// room is made on GPUs for a container that fits nowhere, by the move of another one.
-type room struct {
+// reservation is room on GPUs for a container that fits nowhere, made by the move of another one.
+type reservation struct {
 	waiter Container // its GPUs are those that it will be given
 	move   placement.Move
 	until  time.Time // when nobody keeps it any more; zero: the move is under way
@@ -43,15 +42,16 @@ type room struct {
 func (cs *Containers) MakeRoom(move Mover) { cs.move = move }
 
 // makeRoom returns why a container is refused that fits nowhere. Where the move of another
-// container would let it in, that move begins, and the room is kept for it: the kubelet
-// soon creates the container again. One container moves at a time. The lock is held.
+// container would let it in, that move begins, and the room is reserved for it: the kubelet
+// soon creates the container again. Here is the only place that knows what fits nowhere, and the answer to
+// whoever waits has to name the move. One container moves at a time. The lock is held.
 func (cs *Containers) makeRoom(c Container, devices []placement.Device, r placement.Request, refused error) error {
 	if cs.move == nil {
 		return refused
 	}
-	if held := cs.room(); held != nil {
+	if held := cs.reservation(); held != nil {
 		if held.until.IsZero() && held.waiter.sameAs(c) {
-			return fmt.Errorf("%s moves to %s to make room: try again; until then: %w", held.move.Tenant.Told(), held.move.To.Name, refused)
+			return fmt.Errorf("%s moves to %s to make room: try again; until then: %w", held.move.Tenant.Public(), held.move.To.Name, refused)
 		}
 		return refused
 	}
@@ -60,7 +60,7 @@ func (cs *Containers) makeRoom(c Container, devices []placement.Device, r placem
 		for k, t := range devices[i].Tenants {
 			if f := cs.stuck[t.ID]; t.ID != "" && cs.now().Before(f.until) {
 				devices[i].Tenants[k].Reach = nil
-				if stuck = fmt.Sprintf("; %s could not move away", t.Told()); !t.Hidden {
+				if stuck = fmt.Sprintf("; %s could not move away", t.Public()); !t.Hidden {
 					stuck += ": " + f.why
 				}
 			}
@@ -74,10 +74,10 @@ func (cs *Containers) makeRoom(c Container, devices []placement.Device, r placem
 		return fmt.Errorf("namespace %s has had %d containers moved within %v, which is the most: try again in %v; until then: %w",
 			c.Namespace, maxMoves, movesWithin, wait.Round(time.Second), refused)
 	}
-	c.GPUs = strings.Join(m.Chosen, ",")
-	cs.made = &room{waiter: c, move: m}
-	go cs.carry(cs.made)
-	return fmt.Errorf("%s moves from %s to %s to make room: try again; until then: %w", m.Tenant.Told(), m.From.Name, m.To.Name, refused)
+	c.GPUs = m.Chosen
+	cs.reserved = &reservation{waiter: c, move: m}
+	go cs.carry(cs.reserved)
+	return fmt.Errorf("%s moves from %s to %s to make room: try again; until then: %w", m.Tenant.Public(), m.From.Name, m.To.Name, refused)
 }
 
 // countMove counts a move for a pod of a namespace, unless there were too many: it returns how long
@@ -96,13 +96,13 @@ func (cs *Containers) countMove(namespace string) time.Duration {
 	return 0
 }
 
-// room returns what is being made or kept; nil: nothing. The lock is held.
-func (cs *Containers) room() *room {
-	if r := cs.made; r != nil && !r.until.IsZero() && !cs.now().Before(r.until) {
+// reservation returns that which is being made or holds; nil: there is none. The lock is held.
+func (cs *Containers) reservation() *reservation {
+	if r := cs.reserved; r != nil && !r.until.IsZero() && !cs.now().Before(r.until) {
 		cs.log.Warnf("%s did not take the room on %s that %s made", r.waiter, r.move.From.Name, r.move.Tenant.Name)
-		cs.made = nil
+		cs.reserved = nil
 	}
-	return cs.made
+	return cs.reserved
 }
 
 // failure is why a container could not move, and until when that counts.
@@ -112,7 +112,7 @@ type failure struct {
 }
 
 // carry moves the tenant. It takes as long as the scheduler does.
-func (cs *Containers) carry(r *room) {
+func (cs *Containers) carry(r *reservation) {
 	m := r.move
 	cs.log.Infof("%s moves from %s to %s: %s fits nowhere else", m.Tenant.Name, m.From.Name, m.To.Name, r.waiter)
 	ctx, cancel := context.WithTimeout(context.Background(), moveLimit)
@@ -127,24 +127,24 @@ func (cs *Containers) carry(r *room) {
 				}
 			}
 			cs.stuck[m.Tenant.ID] = failure{err.Error(), cs.now().Add(moveAgain)}
-			cs.made = nil
+			cs.reserved = nil
 			return
 		}
-		if c, ok := cs.want[m.Tenant.ID]; ok && c.GPUs == m.From.UUID {
-			c.GPUs = m.To.UUID
+		if c, ok := cs.want[m.Tenant.ID]; ok && slices.Equal(c.GPUs, []string{m.From.UUID}) {
+			c.GPUs = []string{m.To.UUID}
 			cs.want[c.ID] = c
 		}
-		if r.until = cs.now().Add(roomKept); r.taken {
-			cs.made = nil
+		if r.until = cs.now().Add(reservedFor); r.taken {
+			cs.reserved = nil
 		}
 		cs.log.Infof("%s has moved from %s to %s: %s fits now", m.Tenant.Name, m.From.Name, m.To.Name, r.waiter)
 	})
 }
 
-// keepRoom adds to devices what is kept for a move and for the container that waits for
+// addReserved adds to devices what is reserved for a move and for the container that waits for
 // it, so that nobody else is given it. The lock is held.
-func (cs *Containers) keepRoom(devices []placement.Device, except Container) {
-	r := cs.room()
+func (cs *Containers) addReserved(devices []placement.Device, except Container) {
+	r := cs.reservation()
 	if r == nil {
 		return
 	}
@@ -163,12 +163,12 @@ func (cs *Containers) keepRoom(devices []placement.Device, except Container) {
 	}
 }
 
-// leaveRoom keeps no room for a container that is admitted or gone. The lock is held.
-func (cs *Containers) leaveRoom(is func(Container) bool) {
-	if r := cs.made; r != nil && is(r.waiter) {
+// release ends the reservation of a container that is admitted or gone. The lock is held.
+func (cs *Containers) release(is func(Container) bool) {
+	if r := cs.reserved; r != nil && is(r.waiter) {
 		r.taken = true
 		if !r.until.IsZero() {
-			cs.made = nil
+			cs.reserved = nil
 		}
 	}
 }

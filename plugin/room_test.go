@@ -5,6 +5,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -40,7 +41,7 @@ func (p *placing) moveEnded() {
 	cs := p.containers
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		cs.mu.Lock()
-		running := cs.made != nil && cs.made.until.IsZero()
+		running := cs.reserved != nil && cs.reserved.until.IsZero()
 		cs.mu.Unlock()
 		if !running {
 			return
@@ -76,7 +77,7 @@ func TestRoomIsMade(t *testing.T) {
 	if on, err := p.create("big", big...); err != nil || on != "0" {
 		t.Fatalf("big on %q: %v", on, err)
 	}
-	if c := p.containers.want["id-a"]; c.GPUs != gpuID(1) {
+	if c := p.containers.want["id-a"]; !slices.Equal(c.GPUs, []string{gpuID(1)}) {
 		t.Errorf("a counts on %s", c.GPUs)
 	}
 	if on, err := p.create("small", "gpu=1", "gpu-core-request=20"); err != nil || on != "0" {
@@ -113,7 +114,7 @@ func TestRoomCannotBeMade(t *testing.T) {
 func TestRoomIsNotKeptForEver(t *testing.T) {
 	for name, leave := range map[string]func(p *placing, now *time.Time){
 		"the pod ends": func(p *placing, _ *time.Time) { p.containers.EndPod("sandbox-big") },
-		"time passes":  func(_ *placing, now *time.Time) { *now = now.Add(roomKept) },
+		"time passes":  func(_ *placing, now *time.Time) { *now = now.Add(reservedFor) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, m := fragmented(t)
@@ -156,7 +157,7 @@ func TestNobodyMovesInVain(t *testing.T) {
 		t.Errorf("asked to move %s", asked)
 	default:
 	}
-	if p.containers.made != nil {
+	if p.containers.reserved != nil {
 		t.Error("a move is under way")
 	}
 }

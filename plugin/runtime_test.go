@@ -428,7 +428,7 @@ func TestSchedulerLearnsNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.await(t, "id-new", "placed", "uses")
-	if c := s.get("id-new"); c != (Container{ID: "id-new", Name: "new", Namespace: "ml", Pod: "train-a", PodUID: "uid0", GPUs: known[2], Sandbox: "pod0"}) {
+	if c := s.get("id-new"); !c.equal(Container{ID: "id-new", Name: "new", Namespace: "ml", Pod: "train-a", PodUID: "uid0", GPUs: known[2:3], Sandbox: "pod0"}) {
 		t.Errorf("described as %+v", c)
 	}
 	if _, err := r.nri.StopContainer(context.Background(), &api.StopContainerRequest{Pod: pod(nil), Container: &api.Container{Id: "uses"}}); err != nil {

@@ -33,7 +33,7 @@ var ErrFull = errors.New("the scheduler has no room for one more container")
 // State is what the plugin asks the scheduler for.
 type State struct {
 	IDs      []string            // of the containers that are described
-	On       map[string]string   // by container: its GPUs, as Container.GPUs, where it may have moved
+	On       map[string][]string // by container: its GPUs, where it may have moved
 	Promises []Promise           // who is promised a part of which GPU
 	GPUs     map[string]GPUState // by UUID
 }
@@ -86,10 +86,10 @@ type Promise struct {
 }
 
 const (
-	// wordLimit bounds for how long a plugin that starts refuses to choose GPUs before the
+	// stateLimit bounds for how long a plugin that starts refuses to choose GPUs before the
 	// scheduler has said how much memory they have, and which of them do work. The kubelet
 	// creates a refused container again after some 10 s.
-	wordLimit    = 10 * time.Second
+	stateLimit   = 10 * time.Second
 	callLimit    = 2 * time.Second
 	pingInterval = 5 * time.Second
 )
@@ -112,7 +112,7 @@ func (cs *Containers) takeOver(s State) bool {
 	defer cs.mu.Unlock()
 	cs.promises = s.Promises
 	for id, gpus := range s.On {
-		if c := cs.want[id]; c.Reach != "" && gpus != "" {
+		if c := cs.want[id]; len(c.Reach) > 0 && len(gpus) > 0 {
 			c.GPUs = gpus
 			cs.want[id] = c
 		}
@@ -120,7 +120,7 @@ func (cs *Containers) takeOver(s State) bool {
 	if len(s.GPUs) == 0 { // it has just been started
 		return false
 	}
-	cs.unheard = false
+	cs.noState = false
 	for uuid, g := range s.GPUs {
 		g.Memory = cmp.Or(g.Memory, cs.gpus[uuid].Memory) // else not known to it yet
 		s.GPUs[uuid] = g
@@ -161,7 +161,7 @@ func (cs *Containers) snapshot() (want map[string]Container, complete bool) {
 // are told once or not at all.
 func (cs *Containers) Run(ctx context.Context, dial func(context.Context) (Scheduler, error)) {
 	cs.mu.Lock()
-	cs.awaited = cs.now().Add(wordLimit)
+	cs.stateDeadline = cs.now().Add(stateLimit)
 	cs.mu.Unlock()
 	wait := backoff{min: 50 * time.Millisecond, max: 2 * time.Second}
 	for ctx.Err() == nil {
@@ -212,7 +212,7 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 		want, complete := cs.snapshot()
 		// Forget first: the scheduler's room for descriptions is limited.
 		for id, c := range told {
-			if _, ok := want[id]; ok || c == (Container{}) && !complete {
+			if _, ok := want[id]; ok || c.ID == "" && !complete {
 				continue
 			}
 			if err := limited(func(ctx context.Context) error { return s.Forget(ctx, id) }); err != nil {
@@ -222,7 +222,7 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 			clear(full)
 		}
 		for id, c := range want {
-			if was, refused := full[id]; told[id] == c || refused && was == c {
+			if was, refused := full[id]; c.equal(told[id]) || refused && c.equal(was) {
 				continue
 			}
 			err := limited(func(ctx context.Context) error { return s.Describe(ctx, c) })

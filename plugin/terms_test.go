@@ -5,6 +5,7 @@ package plugin
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -276,7 +277,7 @@ func TestSchedulerLearnsShares(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.await(t, "id-a")
-	if c := s.get("id-a"); c.Terms != (sched.Terms{CoreRequest: 10, Weight: 7}) || c.GPUs != known[2]+","+known[3] {
+	if c := s.get("id-a"); c.Terms != (sched.Terms{CoreRequest: 10, Weight: 7}) || !slices.Equal(c.GPUs, known[2:4]) {
 		t.Errorf("described as %+v", c)
 	}
 }

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -285,19 +286,34 @@ func TestLeavesVolumesAlone(t *testing.T) {
 	}
 }
 
-func TestReadOnlyRootIsAWarning(t *testing.T) {
+// Engines mount a read-only root so before this hook runs (crun before 1.28). What is read-only by
+// itself stays as it is.
+func TestReadOnlyRoot(t *testing.T) {
 	bundle, rootfs := container(t)
-	if err := unix.Mount(rootfs, rootfs, "", unix.MS_BIND, ""); err != nil {
-		t.Skipf("can't mount here: %v", err)
-	}
-	defer func() {
-		if err := unix.Unmount(rootfs, unix.MNT_DETACH); err != nil {
-			t.Error(err)
+	mount := func(from, kind string, flags uintptr) {
+		t.Helper()
+		if err := unix.Mount(from, rootfs, kind, flags, ""); err != nil {
+			t.Skipf("can't mount here: %v", err)
 		}
-	}()
-	if err := unix.Mount("", rootfs, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		t.Skipf("can't remount here: %v", err)
 	}
+	mount(rootfs, "", unix.MS_BIND)
+	t.Cleanup(func() {
+		for unix.Unmount(rootfs, unix.MNT_DETACH) == nil {
+		}
+	})
+	mount("", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY)
+	if status, stderr := hook(bundle, "--lib", lib, "--preload", shim); status != 0 || stderr != "" {
+		t.Errorf("a mount that is read-only: status %d: %s", status, stderr)
+	}
+	if got := paths(t, rootfs, filepath.Base(lib)); len(got) != 1 {
+		t.Errorf("the library is found at %q", got)
+	}
+	if err := os.WriteFile(rootfs+"/etc/written", nil, 0o644); !errors.Is(err, unix.EROFS) {
+		t.Errorf("the container's root is no longer read-only: %v", err)
+	}
+	mount("tmpfs", "tmpfs", 0)
+	mkdir(t, rootfs+"/etc")
+	mount("", "", unix.MS_REMOUNT|unix.MS_RDONLY)
 	var out bytes.Buffer
 	state := fmt.Sprintf(`{"bundle":%q}`, bundle)
 	if status := run([]string{"update-ldcache", "--lib", lib}, strings.NewReader(state), &out); status != 0 || !strings.Contains(out.String(), "warning") {
@@ -389,6 +405,14 @@ func TestDynamicLinkerFindsLibrary(t *testing.T) {
 	if status, stderr := hook(bundle, "--lib", "/gpu/libanswer.so.1"); status != 0 {
 		t.Fatal(stderr)
 	}
+	sh("chroot", rootfs, "/main")
+	// A package's installation makes the cache anew, in the container.
+	write(t, rootfs+"/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
+	mkdir(t, rootfs+"/etc/ld.so.conf.d")
+	if status, stderr := hook(bundle, "--lib", "/gpu/libanswer.so.1"); status != 0 {
+		t.Fatal(stderr)
+	}
+	sh("ldconfig", "-r", rootfs)
 	sh("chroot", rootfs, "/main")
 }
 

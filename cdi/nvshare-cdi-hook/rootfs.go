@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"runtime"
 	"slices"
 	"strconv"
@@ -22,6 +23,8 @@ const (
 	etc         = "etc"
 	cacheFile   = "ld.so.cache"
 	preloadFile = "ld.so.preload"
+	confDir     = "ld.so.conf.d"
+	confFile    = "00-nvshare.conf" // before the image's own directories
 	tmpPrefix   = ".ld.so.nvshare."
 	// maxPreload is how much of an image's own preloadFile is kept, bytes.
 	maxPreload = 64 << 10
@@ -40,22 +43,49 @@ func inEtc(rootfs, file string, change func(root, dir int) error) error {
 		return fmt.Errorf("open the container's root file system: %w", &os.PathError{Op: "open", Path: rootfs, Err: err})
 	}
 	defer unix.Close(root)
-	dir, err := unix.Openat2(root, etc, &unix.OpenHow{
-		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: inside,
-	})
-	if err != nil {
-		return fmt.Errorf("open /etc of the container in %s: %w", rootfs, err)
+	err = changeEtc(root, change)
+	if errors.Is(err, unix.EROFS) {
+		if other, failed := writable(root); failed == nil {
+			defer unix.Close(other)
+			err = changeEtc(other, change)
+		}
 	}
-	defer unix.Close(dir)
-	if err := change(root, dir); err != nil {
+	if err != nil {
 		return fmt.Errorf("change /etc/%s of the container in %s: %w", file, rootfs, err)
 	}
 	return nil
 }
 
+func changeEtc(root int, change func(root, dir int) error) error {
+	dir, err := openDir(root, etc)
+	if err != nil {
+		return fmt.Errorf("open /etc: %w", err)
+	}
+	defer unix.Close(dir)
+	return change(root, dir)
+}
+
+func openDir(root int, name string) (int, error) {
+	return unix.Openat2(root, name, &unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: inside})
+}
+
+// writable returns a mount of its own, in no namespace, of a root file system that an engine has already
+// mounted read-only, as crun before 1.28 does. The container's own mount stays as it is.
+func writable(root int) (int, error) {
+	fd, err := unix.OpenTree(root, "", unix.AT_EMPTY_PATH|unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
 // updateCache adds libs to the dynamic linker's cache of the container with
-// this root file system. It changes etc/ld.so.cache there and nothing else.
+// this root file system, and has the container's own ldconfig find them too, which makes the cache
+// anew when somebody installs a package.
 func updateCache(rootfs string, libs []string) error {
 	flags, err := ldcache.FlagsFor(runtime.GOARCH)
 	if err != nil {
@@ -71,7 +101,22 @@ func updateCache(rootfs string, libs []string) error {
 			cache = &ldcache.Cache{}
 		}
 		cache.Add(flags, libs...)
-		return replace(dir, cacheFile, cache.Bytes())
+		if err := replace(dir, cacheFile, cache.Bytes()); err != nil {
+			return err
+		}
+		searched, err := openDir(root, etc+"/"+confDir)
+		if errors.Is(err, unix.ENOENT) {
+			return nil // its ldconfig, if it has one, reads nothing there
+		}
+		if err != nil {
+			return fmt.Errorf("open %s: %w", confDir, err)
+		}
+		defer unix.Close(searched)
+		var dirs []string
+		for _, l := range libs {
+			dirs = append(dirs, path.Dir(l)+"\n")
+		}
+		return replace(searched, confFile, []byte(strings.Join(slices.Compact(dirs), "")))
 	})
 }
 
@@ -100,7 +145,7 @@ func isSeparator(r rune) bool { return r == ':' || unicode.IsSpace(r) }
 // read returns the beginning of a file in the container's etc. One that is missing, or is no
 // regular file, counts as empty: to open a device node or a FIFO of the image already has an effect.
 func read(root int, name string, most int64) ([]byte, error) {
-	path, err := unix.Openat2(root, etc+"/"+name, &unix.OpenHow{
+	found, err := unix.Openat2(root, etc+"/"+name, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC, // finds the file and opens nothing
 		Resolve: inside,
 	})
@@ -110,15 +155,15 @@ func read(root int, name string, most int64) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find it: %w", err)
 	}
-	defer unix.Close(path)
+	defer unix.Close(found)
 	var st unix.Stat_t
-	if err := unix.Fstat(path, &st); err != nil {
+	if err := unix.Fstat(found, &st); err != nil {
 		return nil, fmt.Errorf("look at it: %w", err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, nil
 	}
-	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", path)) // the file that was looked at
+	f, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", found)) // the file that was looked at
 	if err != nil {
 		return nil, fmt.Errorf("open it: %w", err)
 	}

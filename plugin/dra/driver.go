@@ -22,12 +22,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
+	"github.com/nvshare/nvshare/sched/api"
 )
 
 const (
@@ -80,7 +82,6 @@ type Driver struct {
 	known   chan struct{} // closed once the GPUs are known
 	leads   chan struct{} // closed by Lead
 	swept   time.Time     // the end of the latest sweep; only Run's goroutine has it
-	usable  int           // looks in a row that have found the cluster usable again; as swept
 	blind   bool          // the latest look could not see who owns the GPUs; as swept
 
 	mu        sync.Mutex
@@ -90,7 +91,7 @@ type Driver struct {
 	owner     bool                                       // nobody else gives the GPUs
 	unusable  error                                      // why the cluster cannot use what is published; nil: it can
 	failed    error                                      // why a write failed, until the API server is seen to have what is published
-	waited    bool                                       // heardLimit is over
+	waited    bool                                       // stateLimit is over
 	published []resourceapi.Device
 }
 
@@ -108,7 +109,7 @@ func New(c Config) (*Driver, error) {
 	if c.At != nil {
 		store.at = func(p failpoint) { c.At(string(p)) }
 	}
-	return &Driver{Config: c, store: store, status: newStatuses(), metrics: newMetrics(c.NodeName, store.Records),
+	return &Driver{Config: c, store: store, status: &statuses{queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()), latest: map[string]api.Terms{}}, metrics: newMetrics(c.NodeName, store.Records),
 		changed: make(chan struct{}, 1), stale: make(chan struct{}, 1), known: make(chan struct{}), leads: make(chan struct{})}, nil
 }
 
@@ -175,7 +176,7 @@ func (d *Driver) Run(ctx context.Context) error {
 	defer parts.Wait()
 	defer d.status.queue.ShutDown()
 	parts.Go(func() { d.writeStatuses(ctx) })
-	waited := time.AfterFunc(heardLimit, d.waitNoMore)
+	waited := time.AfterFunc(stateLimit, d.stopWaiting)
 	defer waited.Stop()
 	sweep := time.NewTicker(sweepInterval)
 	defer sweep.Stop()
@@ -237,11 +238,8 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 		return ownerInterval
 	}
 	d.blind = false
-	again, unwritten := d.usableAgain(ctx), d.unwritten(ctx)
+	unwritten := d.unwritten(ctx)
 	d.mu.Lock()
-	if again {
-		d.unusable = nil
-	}
 	why := errors.Join(d.unusable, other)
 	d.looked, d.owner = true, other == nil
 	d.mu.Unlock()

@@ -195,7 +195,7 @@ func TestServesTheKubelet(t *testing.T) {
 		t.Errorf("CDI device %s, want %s", cdiName, want)
 	}
 	// What the container has now is in the claim's status.
-	s.Told(plugin.Container{Claims: s.store.Records()[0].Shares[0].Name}, api.Terms{CoreRequest: 40, CoreLimit: 50, MemoryLimit: 1 << 30})
+	s.Answered(plugin.Container{Claims: []string{s.store.Records()[0].Shares[0].Name}}, api.Terms{CoreRequest: 40, CoreLimit: 50, MemoryLimit: 1 << 30})
 	await(t, "the status of the claim", func() bool {
 		now, err := s.client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
 		check(t, err)
@@ -545,7 +545,7 @@ func TestForgetsWhatClaimsHad(t *testing.T) {
 	for _, c := range []*resourceapi.ResourceClaim{stays, ends} {
 		check(t, prepare(d, c).Err)
 		name := d.store.Records()[len(d.store.Records())-1].Shares[0].Name
-		d.Told(plugin.Container{Claims: name}, api.Terms{CoreRequest: 40})
+		d.Answered(plugin.Container{Claims: []string{name}}, api.Terms{CoreRequest: 40})
 		check(t, d.writeStatus(t.Context(), name))
 	}
 	check(t, d.store.unprepare(ends.UID))
@@ -580,63 +580,6 @@ func TestClusterWithoutConsumableCapacity(t *testing.T) {
 		t.Errorf("the problem is %v", err)
 	}
 	await(t, "nothing is published", func() bool { return count() == 0 })
-}
-
-// A cluster that gets the features is given the GPUs, and nobody starts the driver again for that.
-// Nothing is written before the API server takes the devices as they are, each time that it is asked.
-func TestClusterGetsConsumableCapacity(t *testing.T) {
-	d := newDriver(t, t.TempDir())
-	client := apiServer(t)
-	lacks := true
-	client.PrependReactor("create", "resourceslices", func(a clienttesting.Action) (bool, runtime.Object, error) {
-		create := a.(clienttesting.CreateActionImpl)
-		if !slices.Equal(create.CreateOptions.DryRun, []string{metav1.DryRunAll}) {
-			t.Errorf("a slice is made: %+v", create)
-		}
-		slice := create.Object.(*resourceapi.ResourceSlice).DeepCopy()
-		for i := range slice.Spec.Devices {
-			if lacks {
-				slice.Spec.Devices[i].AllowMultipleAllocations = nil
-			}
-			for k := range slice.Spec.Devices[i].Taints {
-				slice.Spec.Devices[i].Taints[k].TimeAdded = ptr.To(metav1.Now())
-			}
-		}
-		return true, slice, nil
-	})
-	var problem error
-	d.Client, d.Problem, d.swept = client, func(why error) { problem = why }, time.Now()
-	d.Options.Scheduler = func(string) plugin.GPUState { return plugin.GPUState{Drained: true, Sharing: plugin.SharedByTurns} }
-	published := -1
-	d.write = func(r *resourceslice.DriverResources) error {
-		published = len(r.Pools[node].Slices[0].Devices)
-		return nil
-	}
-	looks := func(n, want int) {
-		t.Helper()
-		for range n {
-			d.look(t.Context())
-		}
-		if published != want || (problem != nil) != (want == 0) {
-			t.Fatalf("%d devices are published, the problem is %v; want %d devices", published, problem, want)
-		}
-	}
-	looks(1, 2)
-	want := &resourceapi.ResourceSlice{Spec: resourceapi.ResourceSliceSpec{Devices: Devices(twoGPUs(), all, whole)}}
-	got := want.DeepCopy()
-	got.Spec.Devices[0].AllowMultipleAllocations = nil
-	for range 2 {
-		d.HandleError(t.Context(), &resourceslice.DroppedFieldsError{DesiredSlice: want, ActualSlice: got}, "publish")
-		lacks = true
-		looks(2*usableLooks, 0)
-		lacks = false
-		looks(usableLooks-1, 0)
-		lacks = true // of several API servers, one is older
-		looks(1, 0)
-		lacks = false
-		looks(usableLooks-1, 0)
-		looks(1, 2)
-	}
 }
 
 // What the API server refuses is a problem of the plugin until the server has it.
@@ -736,7 +679,7 @@ func TestPublishesNothingBeforeItKnows(t *testing.T) {
 // A driver that starts does not know yet what the scheduler knows of the GPUs. What an earlier
 // driver has published stays until then: slices without taints, and without memory, give away
 // GPUs that do no work, and parts without a memory limit. A scheduler that is away is not
-// waited for longer than heardLimit.
+// waited for longer than stateLimit.
 func TestPublishesWhatTheSchedulerKnows(t *testing.T) {
 	for name, answers := range map[string]bool{"the scheduler answers": true, "it is away": false} {
 		t.Run(name, func(t *testing.T) {
@@ -764,7 +707,7 @@ func TestPublishesWhatTheSchedulerKnows(t *testing.T) {
 					t.Errorf("health before the scheduler has answered: %v", r.Devices)
 				}
 				if !answers {
-					d.waitNoMore()
+					d.stopWaiting()
 					if check(t, d.publish()); len(written) != 1 {
 						t.Errorf("published %d times, want 1", len(written))
 					}

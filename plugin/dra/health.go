@@ -47,7 +47,7 @@ func (d *Driver) health(now time.Time) (r kubeletplugin.DeviceHealthReport, know
 		return r, false
 	}
 	d.mu.Lock()
-	known = d.heard()
+	known = d.stateKnown()
 	d.mu.Unlock()
 	if !known {
 		return r, false

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/utils/ptr"
 
@@ -29,12 +28,9 @@ const (
 	// writes. So long, the driver does not see that somebody else removed a slice. The
 	// library's default is a minute.
 	ownWritesLimit = 5 * time.Second
-	// heardLimit bounds how long the first slices wait for the scheduler's word on the GPUs. It
+	// stateLimit bounds how long the first slices wait for the scheduler's state of the GPUs. It
 	// starts with the driver, and takes seconds with NVML.
-	heardLimit = 20 * time.Second
-	// usableLooks is how many looks in a row have to find that the cluster takes the devices as they
-	// are, where it did not before: of several API servers one may be older.
-	usableLooks = 4
+	stateLimit = 20 * time.Second
 	// maxDevices is how many devices fit into one slice.
 	maxDevices = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 )
@@ -87,7 +83,7 @@ func (d *Driver) publish() error {
 	}
 	var devices []resourceapi.Device
 	if d.owner && d.unusable == nil {
-		if d.published == nil && !d.heard() {
+		if d.published == nil && !d.stateKnown() {
 			return nil
 		}
 		devices = Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
@@ -110,11 +106,11 @@ func (d *Driver) publish() error {
 	return nil
 }
 
-// heard tells whether the scheduler has said what it knows of the GPUs, or is not waited for
-// any more. Slices without its word lack taints, and the memory that it alone knows: a pod
+// stateKnown tells whether the scheduler has said what it knows of the GPUs, or is not waited for
+// any more. Slices without its state lack taints, and the memory that it alone knows: a pod
 // that is allocated meanwhile gets a GPU that does no work, or has no memory limit as long as
 // it runs. What an earlier driver has published stays. The lock is held.
-func (d *Driver) heard() bool {
+func (d *Driver) stateKnown() bool {
 	if d.Options.Scheduler == nil || d.waited {
 		return true
 	}
@@ -122,8 +118,8 @@ func (d *Driver) heard() bool {
 	return len(devices) == 0 || slices.ContainsFunc(devices, func(dev device) bool { return dev.state.Sharing != "" })
 }
 
-// waitNoMore has slices published without the scheduler.
-func (d *Driver) waitNoMore() {
+// stopWaiting has slices published without the scheduler.
+func (d *Driver) stopWaiting() {
 	d.mu.Lock()
 	d.waited = true
 	d.mu.Unlock()
@@ -131,11 +127,11 @@ func (d *Driver) waitNoMore() {
 }
 
 // HandleError says what failed in the background, and is tried again. Where the API
-// server does not know that a device may have several claims, nothing is published until
-// it does: whole GPUs would be given away as shares.
+// server does not know that a device may have several claims, nothing is published any more:
+// whole GPUs would be given away as shares.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 	if dropped := (*resourceslice.DroppedFieldsError)(nil); errors.As(err, &dropped) {
-		err = fmt.Errorf("this cluster lacks %v, so GPUs are not published: it needs Kubernetes 1.36, or these feature gates", dropped.DisabledFeatures())
+		err = fmt.Errorf("this cluster lacks %v, so GPUs are not published: it needs Kubernetes 1.36, or these feature gates, and then nvshare's pods anew", dropped.DisabledFeatures())
 		d.mu.Lock()
 		d.unusable = err
 		d.mu.Unlock()
@@ -176,42 +172,6 @@ func (d *Driver) unwritten(ctx context.Context) error {
 	d.failed = nil
 	d.mu.Unlock()
 	return nil
-}
-
-// usableAgain tells whether the cluster has got what it lacked: the API server is asked what it would
-// make of the devices, without making it.
-func (d *Driver) usableAgain(ctx context.Context) bool {
-	d.mu.Lock()
-	inv, lacks := d.inventory, d.unusable != nil
-	d.mu.Unlock()
-	if !lacks || inv == nil {
-		return false
-	}
-	devices := Devices(inv.GPUs(), inv.Offers, d.Options)
-	devices = devices[:min(len(devices), maxDevices)]
-	ctx, cancel := context.WithTimeout(ctx, requestLimit)
-	defer cancel()
-	taken, err := d.Client.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "nvshare-"},
-		Spec: resourceapi.ResourceSliceSpec{
-			Driver: DriverName, NodeName: &d.NodeName, Devices: devices,
-			Pool: resourceapi.ResourcePool{Name: d.NodeName, ResourceSliceCount: 1},
-		},
-	}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-	if err != nil {
-		d.Log.Debugf("see whether this cluster can use the GPUs now: %v", err)
-		d.usable = 0
-		return false
-	}
-	if d.usable++; !shows(taken.Spec.Devices, devices) {
-		d.usable = 0
-	}
-	if d.usable < usableLooks {
-		return false
-	}
-	d.usable = 0
-	d.Log.Info("this cluster can use the GPUs now: publishing them")
-	return true
 }
 
 // shows tells whether these are the devices, where got is as the API server has it.

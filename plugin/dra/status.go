@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"strings"
 	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,19 +28,9 @@ type statuses struct {
 	latest map[string]api.Terms
 }
 
-func newStatuses() *statuses {
-	return &statuses{
-		queue:  workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()),
-		latest: map[string]api.Terms{},
-	}
-}
-
-// Told is called with the terms that the scheduler has taken for a container.
-func (d *Driver) Told(c plugin.Container, terms api.Terms) {
-	for name := range strings.SplitSeq(c.Claims, ",") {
-		if name == "" {
-			continue
-		}
+// Answered is called with the terms that the scheduler has taken for a container.
+func (d *Driver) Answered(c plugin.Container, terms api.Terms) {
+	for _, name := range c.Claims {
 		d.status.mu.Lock()
 		old, known := d.status.latest[name]
 		d.status.latest[name] = terms

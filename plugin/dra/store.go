@@ -99,10 +99,12 @@ func (s *Store) lock() (unlock func(), err error) {
 	s.writing.Lock()
 	dir, err := os.Open(s.dir)
 	if err == nil {
-		err = ignoringEINTR(func() error { return unix.Flock(int(dir.Fd()), unix.LOCK_EX) })
+		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+			err = unix.Flock(int(dir.Fd()), unix.LOCK_EX)
+		}
 	}
 	if err != nil {
-		dir.Close() // nil: only an error
+		dir.Close()
 		s.writing.Unlock()
 		return nil, fmt.Errorf("lock the prepared claims: %w", err)
 	}
@@ -110,14 +112,6 @@ func (s *Store) lock() (unlock func(), err error) {
 		dir.Close()
 		s.writing.Unlock()
 	}, nil
-}
-
-func ignoringEINTR(call func() error) error {
-	for {
-		if err := call(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
 }
 
 // recordFiles returns the files of the records, by claim.

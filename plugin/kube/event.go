@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/nvshare/nvshare/plugin"
 )
@@ -39,10 +38,6 @@ const (
 	postLimit    = 10 * time.Second
 	attempts     = 4
 )
-
-func newLimit() flowcontrol.PassiveRateLimiter {
-	return flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/eventEvery.Seconds()), eventBurst)
-}
 
 // event is an event about a container of a pod, or about a pod.
 type event struct {

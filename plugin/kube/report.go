@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"k8s.io/client-go/util/flowcontrol"
 
 	"github.com/nvshare/nvshare/plugin"
 	"github.com/nvshare/nvshare/sched/api"
@@ -45,9 +46,9 @@ func (w *Watcher) refuse(p *pod, all []plugin.Refusal) {
 	}
 }
 
-// Told says on a container's pod what the scheduler answered to its description:
+// Answered says on a container's pod what the scheduler answered to its description:
 // what has changed, or why the scheduler refuses.
-func (w *Watcher) Told(c plugin.Container, r *api.DescribeContainerResponse, err error) {
+func (w *Watcher) Answered(c plugin.Container, r *api.DescribeContainerResponse, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := w.pods[c.PodUID]
@@ -126,7 +127,7 @@ func (w *Watcher) WarnPod(uid, container, reason, note string) bool {
 // say makes an event, unless the pod has had too many. The lock is held.
 func (w *Watcher) say(p *pod, container, kind, reason, note string) {
 	if p.limit == nil {
-		p.limit = newLimit()
+		p.limit = flowcontrol.NewTokenBucketPassiveRateLimiter(float32(1/eventEvery.Seconds()), eventBurst)
 	}
 	if !p.limit.TryAccept() {
 		return

@@ -328,7 +328,7 @@ func TestAnswersAreTold(t *testing.T) {
 			Normal GPUShareChanged container main: memory mode resident (was swap)`},
 		{err: status.Error(codes.InvalidArgument, "odd"), want: `Warning GPUShareRefused container main: the scheduler refuses: odd`},
 	} {
-		w.Told(c, step.r, step.err)
+		w.Answered(c, step.r, step.err)
 		if step.want == "" {
 			continue
 		}
@@ -345,15 +345,15 @@ func TestAnswersAreTold(t *testing.T) {
 	// restart of the plugin is compared with what the scheduler knew.
 	second, third := c, c
 	second.ID, third.ID = "2", "3"
-	w.Told(second, &api.DescribeContainerResponse{New: &api.Container{Id: "2", MemoryLimitBytes: gi}}, nil)
-	w.Told(third, &api.DescribeContainerResponse{Old: &api.Container{Id: "3", MemoryLimitBytes: gi}, New: &api.Container{Id: "3", MemoryLimitBytes: 2 * gi}}, nil)
+	w.Answered(second, &api.DescribeContainerResponse{New: &api.Container{Id: "2", MemoryLimitBytes: gi}}, nil)
+	w.Answered(third, &api.DescribeContainerResponse{Old: &api.Container{Id: "3", MemoryLimitBytes: gi}, New: &api.Container{Id: "3", MemoryLimitBytes: 2 * gi}}, nil)
 	if e := await(t, s.Events, "an event"); e.Note != "container main: memory limit 2Gi (was 1Gi)" {
 		t.Errorf("got %s", e.Note)
 	}
 	// Not on somebody else's pod.
 	other := c
 	other.Namespace = "evil"
-	w.Told(other, nil, status.Error(codes.InvalidArgument, "odd"))
+	w.Answered(other, nil, status.Error(codes.InvalidArgument, "odd"))
 	// A misspelt annotation neither; that is said once.
 	for range 2 {
 		s.Set("a", "ml", "train", map[string]string{"nvshare.com/gpu-memory": "8Gi"})
@@ -378,7 +378,7 @@ func TestEventsAreBounded(t *testing.T) {
 	begin := time.Now()
 	c := plugin.Container{ID: "1", Name: "main", PodUID: "a", Pod: strings.Repeat("n", 253), Namespace: "ml"}
 	for i := range 1000 {
-		w.Told(c, nil, status.Error(codes.InvalidArgument, fmt.Sprint(i, strings.Repeat("é", 1000))))
+		w.Answered(c, nil, status.Error(codes.InvalidArgument, fmt.Sprint(i, strings.Repeat("é", 1000))))
 	}
 	spent := time.Since(begin)
 	w.Warn(plugin.Pod{UID: "b", Namespace: "ml", Name: "other"}, "main", "Odd", "last")

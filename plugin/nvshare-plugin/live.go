@@ -82,18 +82,18 @@ func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.Fiel
 	return &live{w: w, p: p}, nil
 }
 
-// told is called with the scheduler's answer to each description.
-func (l *live) told(c plugin.Container, r *api.DescribeContainerResponse, err error) {
+// answered is called with the scheduler's answer to each description.
+func (l *live) answered(c plugin.Container, r *api.DescribeContainerResponse, err error) {
 	if l == nil {
 		return
 	}
 	if now := r.GetNew(); err == nil && now != nil {
 		l.p.KeptByScheduler(c, now.Terms())
 		if l.driver != nil {
-			l.driver.Told(c, now.Terms())
+			l.driver.Answered(c, now.Terms())
 		}
 	}
-	l.w.Told(c, r, err)
+	l.w.Answered(c, r, err)
 }
 
 // bypassed is called with the processes that use GPUs and are no clients of the

@@ -356,7 +356,7 @@ func TestKubeFlags(t *testing.T) {
 		{liveFlags{when: "yes"}, "--kube yes: give auto, on or off"},
 	} {
 		pods, err := c.flags.watch(context.Background(), plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
-		pods.told(plugin.Container{}, nil, nil)
+		pods.answered(plugin.Container{}, nil, nil)
 		pods.unmanaged(plugin.Unmanaged{})
 		if pods != nil || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%+v: %v", c.flags, err)
@@ -394,7 +394,7 @@ func TestAnswerOfTheSchedulerIsKept(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("the container was not described")
 	}
-	(&live{w: w, p: p}).told(c, &sched.DescribeContainerResponse{New: answer}, nil)
+	(&live{w: w, p: p}).answered(c, &sched.DescribeContainerResponse{New: answer}, nil)
 
 	nonsense := map[string]string{}
 	for _, f := range sched.Fields {

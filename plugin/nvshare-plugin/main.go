@@ -211,9 +211,9 @@ func run(ctx context.Context, f flags, audit plugin.Audit, log logrus.FieldLogge
 		return err
 	}
 
-	seat := openSeat(cdi.OnHost(f.hostRoot, filepath.Dir(f.libDir)), whoIs(f.dra.on, namespaceFile), log)
-	defer seat.Close()
-	taken, err := seat.take()
+	lock := openLeaderLock(cdi.OnHost(f.hostRoot, filepath.Dir(f.libDir)), whoIs(f.dra.on, namespaceFile), log)
+	defer lock.Close()
+	taken, err := lock.take()
 	if err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func run(ctx context.Context, f flags, audit plugin.Audit, log logrus.FieldLogge
 	} else {
 		log.Info("an earlier nvshare-plugin of this installation still runs on this node: serving beside it until it ends")
 		s.serveBeside()
-		if err := seat.wait(s.ctx); s.ctx.Err() != nil {
+		if err := lock.wait(s.ctx); s.ctx.Err() != nil {
 			return s.end()
 		} else if err != nil {
 			return errors.Join(err, s.end())

@@ -70,8 +70,7 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 			return nil, err
 		}
 		n.seen = seen
-		n.log.Infof("%s (is the NVIDIA driver loaded? nvidia-smi -L lists its GPUs): %s in %s", found.Source,
-			map[bool]string{true: "CDI specs removed, which were", false: "no CDI spec"}[removed], n.cdiDir)
+		n.log.Infof("%s (is the NVIDIA driver loaded? nvidia-smi -L lists its GPUs); CDI specs in %s removed: %t", found.Source, n.cdiDir, removed)
 		return plugin.NewInventory(nil, nil), nil
 	}
 	changed, err := cdi.Write(n.cdiDir, found.Specs...)
@@ -79,8 +78,7 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 		return nil, err
 	}
 	n.seen = seen
-	n.log.Infof("%d GPUs (%s), CDI specs in %s %s: %s", len(found.GPUs), found.Source, n.cdiDir,
-		map[bool]string{true: "written", false: "unchanged"}[changed], strings.Join(cdi.Names(found.GPUs), " "))
+	n.log.Infof("%d GPUs (%s): %s; CDI specs in %s written: %t", len(found.GPUs), found.Source, strings.Join(cdi.Names(found.GPUs), " "), n.cdiDir, changed)
 	return plugin.NewInventory(found.Spec(cdi.KindNRI), found.GPUs), nil
 }
 

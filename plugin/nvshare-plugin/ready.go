@@ -20,7 +20,7 @@ import (
 
 const (
 	// readyFile and nextFile are in the run directory: that of the plugin that has the
-	// node's seat, and that of the one which serves beside it until it ends. The first line
+	// leader lock, and that of the one which serves beside it until it ends. The first line
 	// says where the writer runs, see mountNamespace. Then come the reasons why the plugin does not
 	// give GPUs, one a line; none when the plugin does.
 	readyFile, nextFile = "plugin.ready", "plugin.next"
@@ -40,7 +40,7 @@ func mountNamespace() string {
 }
 
 // publish writes for isReady and isLive whether the plugin is ready, until ctx ends. leads is closed
-// when the plugin has the node's seat. alive is called before each write but the first; it returns
+// when the plugin leads. alive is called before each write but the first; it returns
 // unless the plugin is stuck. publish is called before other goroutines use h.
 func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugin.Health, alive func(), log logrus.FieldLogger) {
 	changed := make(chan struct{}, 1)
@@ -84,7 +84,7 @@ func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugi
 
 // isReady returns why the plugin that uses a run directory does not give GPUs. In a pod it
 // is the plugin of that pod, which may be about to replace another one; elsewhere it is the
-// one that has the seat.
+// one that leads.
 func isReady(runDir, namespaceFile string) error {
 	if _, err := os.Stat(namespaceFile); err != nil {
 		return said(filepath.Join(runDir, readyFile), "")

@@ -15,7 +15,7 @@ import (
 	"github.com/nvshare/nvshare/plugin"
 )
 
-// led is closed, as where a plugin has the seat.
+// led is closed, as where a plugin leads.
 func led() chan struct{} {
 	leads := make(chan struct{})
 	close(leads)

@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"strings"
+	"slices"
 
 	"github.com/sirupsen/logrus"
 	"google.golang.org/grpc/codes"
@@ -48,7 +48,7 @@ func dialScheduler(ctx context.Context, runDir string, log logrus.FieldLogger, p
 // logged, and not an error: the same description would be refused again, unless there was no room.
 func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	described := &api.Container{Id: c.ID, Name: c.Name, Namespace: c.Namespace, Pod: c.Pod, PodUid: c.PodUID, Uid: c.UID,
-		Gpus: list(c.GPUs), Reach: list(c.Reach)}
+		Gpus: slices.Clone(c.GPUs), Reach: c.Reach}
 	for i, name := range described.Gpus {
 		described.Gpus[i] = cmp.Or(s.migs[name], name)
 	}
@@ -58,7 +58,7 @@ func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	if full && s.full[c.ID] {
 		return plugin.ErrFull // it was said
 	}
-	s.pods.told(c, resp, err)
+	s.pods.answered(c, resp, err)
 	switch {
 	case err == nil:
 		clear(s.full) // there may be room
@@ -93,10 +93,6 @@ func mover(runDir string) plugin.Mover {
 	}
 }
 
-func list(uuids string) []string {
-	return strings.FieldsFunc(uuids, func(r rune) bool { return r == ',' })
-}
-
 func (s *scheduler) Forget(ctx context.Context, id string) error {
 	_, err := s.conn.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: id})
 	return err
@@ -117,12 +113,12 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 		return plugin.State{}, err
 	}
 	s.pods.bypassed(r.Unmanaged)
-	state := plugin.State{GPUs: map[string]plugin.GPUState{}, On: map[string]string{}}
+	state := plugin.State{GPUs: map[string]plugin.GPUState{}, On: map[string][]string{}}
 	for _, c := range r.Containers {
 		if c.Engine == "" { // else the scheduler itself forgets the container
 			state.IDs = append(state.IDs, c.Id)
 			if len(c.Reach) > 0 {
-				state.On[c.Id] = strings.Join(c.Gpus, ",")
+				state.On[c.Id] = c.Gpus
 			}
 		}
 	}
@@ -172,8 +168,8 @@ func (s *scheduler) stateOf(g *api.GPU) plugin.GPUState {
 	return state
 }
 
-// told are the types of the scheduler's events that are also events of pods.
-var told = []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY, api.EventType_EVENT_TYPE_OOM_KILL, api.EventType_EVENT_TYPE_OVERLAP}
+// eventTypes are the types of the scheduler's events that are also events of pods.
+var eventTypes = []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY, api.EventType_EVENT_TYPE_OOM_KILL, api.EventType_EVENT_TYPE_OVERLAP}
 
 // news passes on what has happened to containers since the last call. Older schedulers
 // send events of all kinds.
@@ -182,7 +178,7 @@ func (s *scheduler) news(ctx context.Context) error {
 		return nil
 	}
 	for {
-		r, err := s.conn.Events(ctx, &api.EventsRequest{Since: s.since, Run: s.run, Types: told})
+		r, err := s.conn.Events(ctx, &api.EventsRequest{Since: s.since, Run: s.run, Types: eventTypes})
 		if err != nil {
 			return err
 		}

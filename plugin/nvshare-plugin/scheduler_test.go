@@ -98,7 +98,7 @@ func TestMIGDevicesHaveTwoNames(t *testing.T) {
 		if g := state.GPUs[name]; g.Memory != 10<<30 || !g.Drained || !promised {
 			t.Errorf("%s: %+v, promised %v", name, g, promised)
 		}
-		if err := s.Describe(t.Context(), plugin.Container{ID: "a", GPUs: name}); err != nil {
+		if err := s.Describe(t.Context(), plugin.Container{ID: "a", GPUs: []string{name}}); err != nil {
 			t.Fatal(err)
 		}
 		if got := <-m.told; !slices.Equal(got, []string{uuid}) {

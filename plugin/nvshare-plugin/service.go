@@ -53,7 +53,7 @@ type service struct {
 
 func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDir string) (*service, error) {
 	s := &service{flags: f, log: n.log, runDir: runDir, node: n, containers: plugin.NewContainers(n.log), leads: make(chan struct{}), endPeek: func() {}}
-	s.containers.Await()
+	s.containers.AwaitState()
 	s.containers.PromiseMemory(f.promiseMemory)
 	s.containers.AllowExclusion(func(namespace string) bool {
 		return slices.Contains(f.exclusion, "*") || slices.Contains(f.exclusion, namespace)

@@ -45,8 +45,8 @@ type Tenant struct {
 	Hidden bool
 }
 
-// Told is what errors call a tenant.
-func (t Tenant) Told() string {
+// Public is what errors call a tenant, which whoever may create a pod reads.
+func (t Tenant) Public() string {
 	if t.Hidden {
 		return "a tenant outside the namespace"
 	}
@@ -119,11 +119,11 @@ func (d Device) Neighbours(l Labels) (why []string) {
 		case t.Exclusion != l.Exclusion && t.Exclusion != "" && t.Hidden:
 			why = append(why, "it is only for an exclusion label of another namespace")
 		case t.Exclusion != l.Exclusion && t.Exclusion != "":
-			why = append(why, "it is only for exclusion label "+quote(t.Exclusion)+", which "+t.Told()+" has")
+			why = append(why, "it is only for exclusion label "+quote(t.Exclusion)+", which "+t.Public()+" has")
 		case t.Exclusion != l.Exclusion:
-			why = append(why, t.Told()+" is there without exclusion label "+quote(l.Exclusion))
+			why = append(why, t.Public()+" is there without exclusion label "+quote(l.Exclusion))
 		case l.AntiAffinity != "" && t.AntiAffinity == l.AntiAffinity:
-			why = append(why, t.Told()+" has the same anti-affinity label "+quote(l.AntiAffinity))
+			why = append(why, t.Public()+" has the same anti-affinity label "+quote(l.AntiAffinity))
 		default:
 			continue
 		}

@@ -135,7 +135,10 @@ func (d Device) promised() string {
 		have = append(have, fmt.Sprintf("%d more have the rest", more))
 	}
 	if others.N > 0 {
-		verb := map[bool]string{true: " has ", false: " have "}[others.N == 1]
+		verb := " have "
+		if others.N == 1 {
+			verb = " has "
+		}
 		have = append(have, others.String()+verb+parts(others.Core, others.Memory))
 	}
 	return strings.Join(have, ", ")

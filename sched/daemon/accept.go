@@ -388,7 +388,10 @@ func (d *Daemon) metricsOptions() metrics.Options {
 type metricsSource struct{ d *Daemon }
 
 func (s metricsSource) Snapshot(ctx context.Context) (found *metrics.Snapshot, err error) {
-	err = s.d.Ask(ctx, func() { found = s.d.snapshot() })
+	err = s.d.Ask(ctx, func() {
+		found = s.d.snapshot()
+		s.d.watch.Rest() // the exporter has asked the driver
+	})
 	return found, err
 }
 

@@ -24,6 +24,7 @@ type driver struct {
 	users map[uint32]uint64
 	err   error
 	asked int
+	open  bool
 }
 
 func (d *driver) set(err error, users map[uint32]uint64) {
@@ -36,7 +37,20 @@ func (d *driver) sample(context.Context) ([]metrics.GPUSample, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.asked++
+	d.open = true
 	return []metrics.GPUSample{{UUID: gpuA.UUID, Processes: d.users}, {UUID: gpuB.UUID}}, d.err
+}
+
+func (d *driver) release(context.Context) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open = false
+}
+
+func (d *driver) isOpen() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.open
 }
 
 func (d *driver) answered(n int) bool {
@@ -116,6 +130,25 @@ func TestStrangersAreSeenTwice(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// The driver can be unloaded, and a GPU be reset, while nobody shares: nothing of it is open then, also
+// where somebody reads the metrics.
+func TestDriverIsClosedWhileNobodyShares(t *testing.T) {
+	var nvml driver
+	s := start(t, t.TempDir(), func(o *Options) { o.Sample, o.Release = nvml.sample, nvml.release }, func(d *Daemon) { d.watch.LookPause = time.Millisecond })
+	p, _ := newClient(t, s)
+	s.await("the driver is asked", func(*api.StatusResponse) bool { return nvml.isOpen() })
+	p.kill()
+	closed := func(*api.StatusResponse) bool { return !nvml.isOpen() }
+	s.await("the driver is closed", closed)
+	if err := s.Ask(t.Context(), func() { s.watch.LookPause = time.Hour }); err != nil {
+		t.Fatal(err)
+	}
+	if _, body := get(t, s, "/metrics"); !strings.Contains(body, "nvshare_nvml_up 1") {
+		t.Errorf("the metrics lack what the driver says:\n%s", body)
+	}
+	s.await("the driver is closed again", closed)
 }
 
 // However many processes a tenant has on a GPU, nobody else's are overlooked; the status names some.

@@ -216,7 +216,8 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if err := f.fillTurns(&o); err != nil {
 		return o, err
 	}
-	o.Sample, o.Warden, o.HoldAll = sampler(f.simGPU), f.warden, f.holdAll
+	s := &cdi.Sampler{SimDir: f.simGPU}
+	o.Sample, o.Release, o.Warden, o.HoldAll = sampler(s), s.Release, f.warden, f.holdAll
 	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
 	runner, err := checkpointer(f.checkpoint, f.simGPU)
 	if err != nil {
@@ -336,9 +337,8 @@ func model(m cdi.Model) *api.GPUModel {
 	return &api.GPUModel{Brand: m.Brand, Architecture: m.Architecture, ComputeCapability: m.ComputeCapability, DriverVersion: m.DriverVersion, CudaVersion: m.CUDAVersion}
 }
 
-// sampler asks NVML, which stays loaded from the first time on.
-func sampler(simGPU string) metrics.Sampler {
-	s := cdi.Sampler{SimDir: simGPU}
+// sampler asks NVML.
+func sampler(s *cdi.Sampler) metrics.Sampler {
 	return func(ctx context.Context) ([]metrics.GPUSample, error) {
 		found, err := s.Sample(ctx)
 		samples := make([]metrics.GPUSample, 0, len(found))

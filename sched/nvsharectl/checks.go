@@ -275,6 +275,9 @@ func checkCDI(p *patient) []finding {
 		}
 	}
 	if len(all) == 0 {
+		all = podmanFinds(p)
+	}
+	if len(all) == 0 {
 		return found(pass, "", "engines find the devices of %s", cdi.Kind)
 	}
 	return all

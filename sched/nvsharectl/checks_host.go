@@ -64,9 +64,41 @@ func nriIsOff(p *patient) string {
 // plugins name; 2.0 does not.
 var oldestRuntime = version.MustParseGeneric("1.7.30")
 
+var podmanDirs = regexp.MustCompile(`(?m)^\s*cdi_spec_dirs\s*=\s*\[([^\]]*)\]`)
+
+// podmanFinds names the directories that podman reads, if none of them has our devices.
+func podmanFinds(p *patient) []finding {
+	const etc = "/etc/containers/containers.conf"
+	text, err := p.versionOf("podman")
+	if err != nil {
+		return nil // no podman, or none in PATH
+	}
+	var dirs, found []string
+	if v, err := version.ParseGeneric(runtimeVer.FindString(text)); err == nil && v.Major() == 5 && v.Minor() == 5 {
+		dirs = []string{"/etc/cdi"} // its default lacks the other one (containers/common#2460)
+	}
+	files, _ := filepath.Glob(p.at(etc+".d") + "/*.conf")
+	for _, file := range append([]string{p.at("/usr/share/containers/containers.conf"), p.at(etc)}, files...) {
+		text, _ := os.ReadFile(file)
+		if m := podmanDirs.FindSubmatch(text); m != nil {
+			dirs = strings.FieldsFunc(string(m[1]), func(r rune) bool { return strings.ContainsRune(` "',`+"\n", r) })
+		}
+	}
+	for _, dir := range dirs {
+		found = append(found, p.at(dir))
+	}
+	for _, v := range cdi.Validate(cdi.Options{HostRoot: p.root, SimDir: p.simGPU}, found...) {
+		if v.Bad && v.File == "" && len(dirs) > 0 {
+			return []finding{{Level: warn, Text: fmt.Sprintf("podman finds no device of %s: it reads CDI specs in %s only", cdi.Kind, strings.Join(dirs, ", ")),
+				Fix: fmt.Sprintf(`cdi_spec_dirs = ["/etc/cdi", %q] below [engine] in %s`, cdi.DefaultSpecDir, etc)}}
+		}
+	}
+	return nil
+}
+
 // checkRuntime looks whether containerd is old enough to drop the devices of plugins.
 func checkRuntime(p *patient) []finding {
-	text, err := p.runtime()
+	text, err := p.versionOf("containerd")
 	if err != nil {
 		return nil // no containerd, or none in PATH
 	}
@@ -80,8 +112,8 @@ func checkRuntime(p *patient) []finding {
 	return found(pass, "", "containerd %v", v)
 }
 
-// containerdVersion is what containerd says of itself.
-func containerdVersion() (string, error) { return hear("containerd", "--version") }
+// versionOf is what a program says of itself.
+func versionOf(program string) (string, error) { return hear(program, "--version") }
 
 // hear returns what a program of the host says.
 func hear(name string, args ...string) (string, error) {

@@ -43,7 +43,7 @@ type patient struct {
 	status     *api.StatusResponse                          // nil: no scheduler answers
 	whyNot     error                                        // then
 	program    func(shim string) (stderr string, err error) // runs a program under the shim
-	runtime    func() (version string, err error)           // asks containerd
+	versionOf  func(program string) (string, error)         // asks containerd and podman
 	inside     func(dir string) error                       // connects from a container that has this directory
 	smi        func() (string, error)                       // asks the driver about modes
 	plugins    func() []string                              // the versions of those that run
@@ -116,7 +116,7 @@ func conclude(io streams, output string, all []finding) error {
 
 // patient looks at this host.
 func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
-	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, runtime: containerdVersion,
+	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, versionOf: versionOf,
 		inside: connectInside, smi: askSMI, plugins: pluginVersions}
 	p.self, _ = os.Executable()
 	p.status, p.whyNot = askAll(ctx, runDir)

@@ -73,11 +73,17 @@ func host(t *testing.T) *patient {
 	return &patient{
 		ctx: context.Background(), runDir: "/run/nvshare", root: root, status: r, daemon: 4711,
 		program:    func(string) (string, error) { return "", nil },
-		runtime:    func() (string, error) { return "containerd containerd.io v2.1.0 abc", nil },
+		versionOf:  versions("containerd containerd.io v2.1.0 abc", "podman version 5.6.0"),
 		inside:     func(string) error { return nil },
 		smi:        func() (string, error) { return "0, Disabled, Default\n1, [N/A], Default\n", nil },
 		plugins:    func() []string { return []string{api.Version} },
 		checkpoint: func() error { return nil },
+	}
+}
+
+func versions(containerd, podman string) func(string) (string, error) {
+	return func(program string) (string, error) {
+		return map[string]string{"containerd": containerd, "podman": podman}[program], nil
 	}
 }
 
@@ -98,6 +104,7 @@ func TestDoctor(t *testing.T) {
 			}
 		}
 	}
+	const spec = `{cdiVersion: 0.5.0, kind: nvshare.com/gpu, devices: [{name: "0", containerEdits: {env: [A=b]}}]}`
 	for name, tc := range map[string]struct {
 		harm  func(*testing.T, *patient)
 		check string
@@ -180,8 +187,21 @@ func TestDoctor(t *testing.T) {
 			write(t, p, "/sys/fs/cgroup/system.slice/memory.max", "8589934592\n")
 		}, "swap", warn, "may pin 8Gi, and the scheduler's cgroup has 8Gi"},
 		"no status":            {remove("/run/nvshare/status.sock"), "status", warn, "get no status"},
-		"a runtime that drops": {func(_ *testing.T, p *patient) { p.runtime = func() (string, error) { return "containerd 2.0.14", nil } }, "runtime", fail, "2.0.14 drops"},
-		"an old runtime":       {func(_ *testing.T, p *patient) { p.runtime = func() (string, error) { return "containerd 1.7.13", nil } }, "runtime", fail, "1.7.13 drops"},
+		"a runtime that drops": {func(_ *testing.T, p *patient) { p.versionOf = versions("containerd 2.0.14", "") }, "runtime", fail, "2.0.14 drops"},
+		"an old runtime":       {func(_ *testing.T, p *patient) { p.versionOf = versions("containerd 1.7.13", "") }, "runtime", fail, "1.7.13 drops"},
+		"podman reads /etc/cdi only": {func(t *testing.T, p *patient) {
+			write(t, p, "/var/run/cdi/nvshare.yaml", spec)
+			write(t, p, "/etc/containers/containers.conf.d/9.conf", "[engine]\ncdi_spec_dirs = [\n  \"/etc/cdi\",\n]\n")
+		}, "cdi", warn, "in /etc/cdi only"},
+		"podman 5.5": {func(t *testing.T, p *patient) {
+			write(t, p, "/var/run/cdi/nvshare.yaml", spec)
+			p.versionOf = versions("containerd 2.1.0", "podman version 5.5.1")
+		}, "cdi", warn, "in /etc/cdi only"},
+		"podman that reads both": {func(t *testing.T, p *patient) {
+			write(t, p, "/var/run/cdi/nvshare.yaml", spec)
+			write(t, p, "/etc/containers/containers.conf", "cdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n")
+			p.versionOf = versions("containerd 2.1.0", "podman version 5.5.1")
+		}, "cdi", pass, "engines find"},
 		"NRI is off": {func(t *testing.T, p *patient) {
 			write(t, p, "/etc/containerd/conf.d/99-other.toml", "[plugins.\"io.containerd.nri.v1.nri\"]\n  disable = true\n")
 		}, "nri", warn, "99-other.toml"},

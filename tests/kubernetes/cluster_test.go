@@ -483,7 +483,7 @@ func onePlugin(t *testing.T) {
 // With the policy, a pod that asks for a GPU does not start without the plugin.
 func required(t *testing.T) {
 	ctx := within(t)
-	kubectl(t, ctx, "apply", "-f", deployments+"overlays/required/policy.yaml")
+	kubectl(t, ctx, "apply", "-f", objectsDir+"required/policy.yaml")
 	deletePods(t, ctx, small1, small2)
 	// A policy holds only some time after it was created.
 	await(t, ctx, "the policy", func() error {
@@ -516,14 +516,14 @@ func required(t *testing.T) {
 	runPods(t, ctx, small1)
 	awaitTurns(t, ctx, from, 1, tenant1)
 	deletePods(t, ctx, small1)
-	kubectl(t, ctx, "delete", "-f", deployments+"overlays/required/policy.yaml")
+	kubectl(t, ctx, "delete", "-f", objectsDir+"required/policy.yaml")
 }
 
 // Whoever takes the plugin's token from a node can write events of that node's plugin
 // only.
 func bound(t *testing.T) {
 	ctx := within(t)
-	kubectl(t, ctx, "apply", "-f", deployments+"overlays/bound/policy.yaml")
+	kubectl(t, ctx, "apply", "-f", objectsDir+"bound/policy.yaml")
 	server := kubectl(t, ctx, "config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.server}")
 	node := kubectl(t, ctx, "get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
 	pod := kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-l", "app.kubernetes.io/name=nvshare", "-o", "jsonpath={.items[0].metadata.name}")
@@ -553,7 +553,7 @@ func bound(t *testing.T) {
 	if err := report(unbound, node, "Pod"); err == nil || !strings.Contains(err.Error(), "not bound to a node") {
 		t.Errorf("with a token of no node: %v", err)
 	}
-	kubectl(t, ctx, "delete", "-f", deployments+"overlays/bound/policy.yaml")
+	kubectl(t, ctx, "delete", "-f", objectsDir+"bound/policy.yaml")
 }
 
 // Pods of an overlap group run at the same time, with the rights that the overlay gives the

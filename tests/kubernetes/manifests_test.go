@@ -22,6 +22,7 @@ import (
 const (
 	deployments = "../../deployments/kubernetes/"
 	chart       = "../../deployments/helm/nvshare"
+	objectsDir  = chart + "/objects/" // of both
 )
 
 func helm(args ...string) (string, error) {
@@ -517,7 +518,7 @@ func namespaceOnly(t *testing.T, text string) string {
 // A pod that mounts nvshare's own directories of the node is refused; others are not.
 func TestHostPathsAreRefused(t *testing.T) {
 	ctx := within(t)
-	policy, err := os.ReadFile(deployments + "overlays/host-paths/policy.yaml")
+	policy, err := os.ReadFile(objectsDir + "host-paths/policy.yaml")
 	check(t, err)
 	_, err = cluster.Apply(ctx, string(policy), "apply")
 	check(t, err)

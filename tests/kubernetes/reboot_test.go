@@ -5,9 +5,11 @@
 package kubernetes
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -63,6 +65,16 @@ func rebootWith(t *testing.T, annotations, limits string) {
 		return nil
 	}
 	await(t, ctx, "all tenants to have a GPU", complete)
+	reboots, err := strconv.Atoi(cmp.Or(os.Getenv("NVSHARE_TEST_REBOOTS"), "1"))
+	check(t, err)
+	for range reboots {
+		rebootOnce(t, limits != "", complete)
+	}
+	kubectl(t, within(t), "delete", "deployment", "rebooted", "--cascade=foreground", "--timeout="+patience.String())
+}
+
+func rebootOnce(t *testing.T, claims bool, complete func() error) {
+	ctx := within(t)
 	before := shared.PluginAccepts()
 	check(t, cluster.Reboot(ctx))
 	begin := time.Now()
@@ -72,7 +84,7 @@ func rebootWith(t *testing.T, annotations, limits string) {
 	t.Logf("then %d tenants run, %d of them with the shim", all, with)
 	await(t, ctx, "all tenants to have a GPU again", complete)
 	t.Logf("all tenants have a GPU %.1f s after the node was ready", time.Since(begin).Seconds())
-	if limits != "" && all > with {
+	if claims && all > with {
 		t.Errorf("%d tenants with a claim ran without the shim", all-with)
 	} else if all > with {
 		out := kubectl(t, ctx, "get", "events", "-o", "jsonpath={range .items[*]}{.reason} {.message}{\"\\n\"}{end}")
@@ -80,7 +92,6 @@ func rebootWith(t *testing.T, annotations, limits string) {
 			t.Errorf("no Event says that a container was ended:\n%s", tail(out, 40))
 		}
 	}
-	kubectl(t, ctx, "delete", "deployment", "rebooted", "--cascade=foreground", "--timeout="+patience.String())
 }
 
 // A node that comes with the startup taint gets no pods before the plugin has registered, which removes the
@@ -121,7 +132,7 @@ func startupTaint(t *testing.T) {
 	}
 	kubectl(t, ctx, "delete", "node", "other")
 	deletePods(t, ctx, tainted)
-	kubectl(t, ctx, "delete", "-f", deployments+"overlays/startup-taint/rbac.yaml", "-f", deployments+"overlays/startup-taint/policy.yaml")
+	kubectl(t, ctx, "delete", "-f", objectsDir+"startup-taint/rbac.yaml", "-f", objectsDir+"startup-taint/policy.yaml")
 	kubectl(t, ctx, "apply", "-k", "simgpu")
 	rolledOut(t, ctx)
 }

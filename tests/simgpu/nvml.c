@@ -92,10 +92,10 @@ API nvmlShutdown(void)
 	nvmlReturn_t rc = SUCCESS;
 
 	pthread_mutex_lock(&mu);
-	if (inits)
-		inits--;
-	else
+	if (!inits)
 		rc = UNINITIALIZED;
+	else if (!--inits && owner == getpid()) /* as the driver's: nothing stays open */
+		sim_close();
 	pthread_mutex_unlock(&mu);
 	return rc;
 }

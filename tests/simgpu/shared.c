@@ -268,6 +268,18 @@ out:
 	return 0;
 }
 
+void sim_close(void)
+{
+	if (!sim_st)
+		return;
+	munmap(sim_lg, sizeof *sim_lg + (size_t)sim_lg->capacity * sizeof(struct sim_record));
+	munmap(sim_st, sizeof *sim_st);
+	close(fd);
+	sim_lg = NULL;
+	sim_st = NULL;
+	fd = -1;
+}
+
 /* When this process started, in clock ticks since boot; 0 unknown. */
 static uint64_t start_ticks(void)
 {

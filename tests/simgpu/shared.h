@@ -174,6 +174,7 @@ void sim_count_exchanged(int delta);
 
 /* Maps the shared state, making it if need be. 0, or -1 with a line on stderr. */
 int sim_open(void);
+void sim_close(void); /* nobody may use the state any more */
 const char *sim_state_dir(void); /* the directory of the shared state */
 /* Takes a slot for this process, of a group or 0. 0 or -1 with a line on stderr. */
 int sim_join(uint32_t group);

@@ -107,8 +107,9 @@ type Config struct {
 	// or on others. nil: their contexts stay, and none moves.
 	Checkpoint Checkpointer
 	// Sample asks the driver who uses GPUs, for metrics and to find processes that
-	// are no clients. nil: nobody is asked.
-	Sample metrics.Sampler
+	// are no clients. nil: nobody is asked. Release closes what that keeps open of the driver.
+	Sample  metrics.Sampler
+	Release func(ctx context.Context)
 	// Warden is the socket of nvshare-warden, by which processes without a shim are held, and so are
 	// fenced ones; "": they are only reported.
 	Warden string

@@ -83,10 +83,26 @@ type stranger struct {
 	seen  bool       // twice or more: a process may be on the GPU before it registers
 }
 
+// Rest closes the driver where nobody shares a GPU, so that it can be unloaded, and a GPU reset. It tells
+// whether nobody does.
+func (w *Watch) Rest() bool {
+	if len(w.Clients)+len(w.Names) != 0 || w.Holder != nil && w.anyToHold() {
+		return false
+	}
+	if w.Opts.Release != nil {
+		w.Go(func() {
+			ctx, cancel := context.WithTimeout(w.Life, lookTimeout)
+			defer cancel()
+			w.Opts.Release(ctx)
+		})
+	}
+	return true
+}
+
 // lookForStrangers asks the driver, beside the loop, which processes use GPUs. Where
-// nobody shares a GPU nobody is overlapped, and NVML need not keep the GPU awake.
+// nobody shares a GPU nobody is overlapped.
 func (w *Watch) lookForStrangers() {
-	if len(w.Clients)+len(w.Names) == 0 && (w.Holder == nil || !w.anyToHold()) {
+	if w.Rest() {
 		for _, g := range w.Order {
 			delete(w.Strangers, g)
 		}

@@ -63,3 +63,21 @@ tolerations: {{ toJson . }}
 {{- define "nvshare.monitors" -}}
 {{- if or (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") (not (lookup "v1" "Namespace" "" "kube-system")) }}true{{ end }}
 {{- end }}
+
+{{- /* An object of kustomize's, of this release and its namespace; the argument: root, and the file in objects. */}}
+{{- define "nvshare.object" -}}
+{{- $root := index . 0 }}{{ $name := include "nvshare.name" $root }}
+{{- $text := $root.Files.Get (printf "objects/%s" (index . 1)) | replace "nvshare-system:nvshare" (printf "%s:%s" $root.Release.Namespace $name) | replace "nvshare-system" $root.Release.Namespace }}
+{{- regexReplaceAll "(?m)^( *(?:name|policyName): )nvshare(-[a-z-]+)?$" $text (printf "${1}%s${2}" $name) }}
+{{- end }}
+
+{{- /* What the policy host-paths refuses besides, where paths are not the default ones. */}}
+{{- define "nvshare.otherPaths" -}}
+{{- range without (list .Values.paths.lib .Values.paths.run) "/var/lib/nvshare" "/run/nvshare" }}
+  - expression: >-
+      object.spec.volumes.all(v, !has(v.hostPath) || !v.hostPath.path.matches(
+      '^{{ . | replace "." "[.]" | replace "/" "(/+[.])*/+" | replace "/+run(" "/+(var(/+[.])*/+)?run(" }}(/|$)'))
+    message: A hostPath to {{ . }} would make the pod root on the node.
+    reason: Forbidden
+{{- end }}
+{{- end }}

@@ -18,24 +18,24 @@ import (
 )
 
 // One plugin leads on a node: two would write the same files, and two tiers would promise
-// the same GPUs. The seat is a lock on a file, which the kernel takes from a process that
-// ends. The file says who has the seat. Only root opens it: whoever may open a file or a
+// the same GPUs. The leader lock is a lock on a file, which the kernel takes from a process that
+// ends. The file says who has it. Only root opens it: whoever may open a file or a
 // directory, and be it to read, may lock it.
-type seat struct {
+type leaderLock struct {
 	file *os.File // nil: it cannot be had
 	who  holder
 	log  logrus.FieldLogger
 }
 
-// holder is who has the seat.
+// holder is who leads.
 type holder struct {
 	installation string // as a person would look for it
 	tier         string
 }
 
 const (
-	// seatInterval is the time between looks whether the seat is free.
-	seatInterval = 50 * time.Millisecond
+	// lockInterval is the time between looks whether the lock is free.
+	lockInterval = 50 * time.Millisecond
 	// namespaceFile is there in a pod.
 	namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 )
@@ -53,10 +53,10 @@ func whoIs(dra bool, namespaceFile string) holder {
 	return w
 }
 
-// openSeat looks for the seat of a node, in a directory that only root writes. A seat that
+// openLeaderLock looks for the lock of a node, in a directory that only root writes. A lock that
 // cannot be had for another reason than its holder keeps nobody from working.
-func openSeat(dir string, who holder, log logrus.FieldLogger) *seat {
-	s := &seat{who: who, log: log}
+func openLeaderLock(dir string, who holder, log logrus.FieldLogger) *leaderLock {
+	s := &leaderLock{who: who, log: log}
 	err := cdi.MakeDir(dir)
 	if err == nil {
 		s.file, err = os.OpenFile(filepath.Join(dir, cdi.LockFile), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
@@ -67,12 +67,12 @@ func openSeat(dir string, who holder, log logrus.FieldLogger) *seat {
 	return s
 }
 
-// Close gives the seat back.
-func (s *seat) Close() { s.file.Close() }
+// Close gives the lock back.
+func (s *leaderLock) Close() { s.file.Close() }
 
-// take takes the seat, and tells whether it was free. The error says that another
+// take takes the lock, and tells whether it was free. The error says that another
 // installation has it.
-func (s *seat) take() (bool, error) {
+func (s *leaderLock) take() (bool, error) {
 	if s.file == nil {
 		return true, nil
 	}
@@ -94,8 +94,8 @@ func (s *seat) take() (bool, error) {
 	return true, nil
 }
 
-// refused returns why the seat will not be had by waiting.
-func (s *seat) refused() error {
+// refused returns why the lock will not be had by waiting.
+func (s *leaderLock) refused() error {
 	text, err := os.ReadFile(s.file.Name())
 	installation, tier, said := strings.Cut(strings.TrimSpace(string(text)), "\n")
 	if err != nil || !said {
@@ -108,9 +108,9 @@ func (s *seat) refused() error {
 		installation, tier, s.who.installation, s.who.tier)
 }
 
-// wait waits until the seat is this process's.
-func (s *seat) wait(ctx context.Context) error {
-	tick := time.NewTicker(seatInterval)
+// wait waits until the lock is this process's.
+func (s *leaderLock) wait(ctx context.Context) error {
+	tick := time.NewTicker(lockInterval)
 	defer tick.Stop()
 	for {
 		if taken, err := s.take(); taken || err != nil {

@@ -14,24 +14,24 @@ import (
 	"testing"
 )
 
-func seatOf(t *testing.T, runDir string, who holder) *seat {
+func lockOf(t *testing.T, runDir string, who holder) *leaderLock {
 	t.Helper()
-	s := openSeat(runDir, who, quiet())
+	s := openLeaderLock(runDir, who, quiet())
 	t.Cleanup(s.Close)
 	return s
 }
 
 // A node has one plugin. Another installation is refused, with both sides' names and tiers;
 // a plugin that replaces the first one waits for its end.
-func TestSeat(t *testing.T) {
+func TestLeaderLock(t *testing.T) {
 	runDir := filepath.Join(t.TempDir(), "run")
 	first := holder{"namespace nvshare-system", "annotations"}
-	has := seatOf(t, runDir, first)
+	has := lockOf(t, runDir, first)
 	if taken, err := has.take(); !taken || err != nil {
 		t.Fatalf("the first one: %v, %v", taken, err)
 	}
 	for _, other := range []holder{{"namespace other", "resource claims"}, {"namespace other", "annotations"}, {"this host's service", "resource claims"}} {
-		taken, err := seatOf(t, runDir, other).take()
+		taken, err := lockOf(t, runDir, other).take()
 		if taken || err == nil {
 			t.Fatalf("%v beside %v: %v, %v", other, first, taken, err)
 		}
@@ -42,7 +42,7 @@ func TestSeat(t *testing.T) {
 		}
 	}
 
-	next := seatOf(t, runDir, holder{first.installation, "resource claims"})
+	next := lockOf(t, runDir, holder{first.installation, "resource claims"})
 	if taken, err := next.take(); taken || err != nil {
 		t.Fatalf("its successor, while it runs: %v, %v", taken, err)
 	}
@@ -57,24 +57,24 @@ func TestSeat(t *testing.T) {
 	if err := <-got; err != nil {
 		t.Errorf("the successor, at its end: %v", err)
 	}
-	if _, err := seatOf(t, runDir, first).take(); err != nil {
+	if _, err := lockOf(t, runDir, first).take(); err != nil {
 		t.Errorf("the first one, back again: %v", err)
 	}
-	if _, err := seatOf(t, runDir, holder{"namespace other", "annotations"}).take(); err == nil || !strings.Contains(err.Error(), "gives GPUs by resource claims") {
+	if _, err := lockOf(t, runDir, holder{"namespace other", "annotations"}).take(); err == nil || !strings.Contains(err.Error(), "gives GPUs by resource claims") {
 		t.Errorf("another one beside the successor: %v", err)
 	}
 	next.Close()
-	if taken, err := seatOf(t, runDir, holder{"namespace other", "annotations"}).take(); !taken || err != nil {
+	if taken, err := lockOf(t, runDir, holder{"namespace other", "annotations"}).take(); !taken || err != nil {
 		t.Errorf("another one, later: %v, %v", taken, err)
 	}
 }
 
 // A user without any right can open what is readable, and lock it.
-func TestSeatIsRootsOnly(t *testing.T) {
+func TestLeaderLockIsRootsOnly(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	dir, err := os.MkdirTemp("/tmp", "seat")
+	dir, err := os.MkdirTemp("/tmp", "leader")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +83,7 @@ func TestSeatIsRootsOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	who := holder{"this host's service", "annotations"}
-	first := seatOf(t, dir, who)
+	first := lockOf(t, dir, who)
 	if taken, err := first.take(); !taken || err != nil {
 		t.Fatal(taken, err)
 	}
@@ -108,9 +108,9 @@ func TestSeatIsRootsOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _ = bufio.NewReader(out).ReadString('\n') // locked, or it cannot
-		next := seatOf(t, dir, who)
+		next := lockOf(t, dir, who)
 		if taken, err := next.take(); !taken || err != nil {
-			t.Errorf("a user without rights has locked %s: the seat is taken %v, %v", path, taken, err)
+			t.Errorf("a user without rights has locked %s: the lock is taken %v, %v", path, taken, err)
 		}
 		next.Close()
 		in.Close()
@@ -119,10 +119,10 @@ func TestSeatIsRootsOnly(t *testing.T) {
 }
 
 // A plugin that cannot see whether there is another one does its work.
-func TestSeatThatNobodyCanHave(t *testing.T) {
+func TestLeaderLockThatNobodyCanHave(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	write(t, file, "")
-	if taken, err := seatOf(t, file, holder{}).take(); !taken || err != nil {
+	if taken, err := lockOf(t, file, holder{}).take(); !taken || err != nil {
 		t.Errorf("%v, %v", taken, err)
 	}
 }
