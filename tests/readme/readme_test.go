@@ -36,6 +36,8 @@ var elsewhere = []struct{ begins, file, test string }{
 	{"kubectl annotate", "../kubernetes/cluster_test.go", "TestCluster"},
 	{"nvsharectl run --overlap", "../engines/systemd_test.go", "TestUnderSystemd"},
 	{"nvsharectl run --memory-limit", "../../sched/nvsharectl/run_test.go", "TestRunAsTenant"},
+	{"install -m 755 deployments/slurm/nvshare.sh", "../engines/slurm_test.go", "TestSlurm"},
+	{"sbatch --gres=shard", "../engines/slurm_test.go", "TestSlurm"},
 }
 
 // others names the tests of blocks that are no commands, by their language.
@@ -50,6 +52,18 @@ func thereIs(t *testing.T, what, file, test string) {
 	if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), "func "+test+"(") {
 		t.Errorf("%q is run by %s in %s, which is not there: %v", what, test, file, err)
 	}
+}
+
+// isElsewhere tells whether a test of elsewhere runs a line, and fails if there is no such test.
+func isElsewhere(t *testing.T, line string) bool {
+	t.Helper()
+	for _, e := range elsewhere {
+		if strings.HasPrefix(line, e.begins) {
+			thereIs(t, line, e.file, e.test)
+			return true
+		}
+	}
+	return false
 }
 
 func commands(t *testing.T, pages ...string) []string {
@@ -171,15 +185,11 @@ func TestCommandsOfREADME(t *testing.T) {
 	if len(all) < 20 {
 		t.Fatalf("found %d commands: the pattern is wrong", len(all))
 	}
-next:
 	for _, line := range all {
 		t.Log(line)
 		bare := strings.TrimPrefix(line, "sudo ")
-		for _, e := range elsewhere {
-			if strings.HasPrefix(bare, e.begins) {
-				thereIs(t, line, e.file, e.test)
-				continue next
-			}
+		if isElsewhere(t, bare) {
+			continue
 		}
 		words := strings.Fields(bare)
 		switch {
