@@ -53,7 +53,7 @@ DESTDIR ?=
 # their jobs in parallel.
 .NOTPARALLEL:
 .PHONY: help env shell build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
-	engines slurm test-engines lint golangci gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s e2e-k8s-old kueue clean
+	engines slurm apptainer test-engines lint golangci gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s e2e-k8s-old kueue clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -185,6 +185,10 @@ engines: root deps stage simgpu tools ## the examples with podman and Docker of 
 slurm: GOAL := test
 slurm: root deps build simgpu tools ## jobs of Debian's Slurm, which it unpacks, with the recipe's settings
 	NVSHARE_ENGINES=full $(GO) test -count=1 -tags $(TAGS),engines -timeout 20m -run TestSlurm -v ./tests/engines
+
+apptainer: GOAL := test
+apptainer: root deps build simgpu tools ## containers of Debian's Apptainer, which it unpacks, by the recipe's commands
+	NVSHARE_ENGINES=full $(GO) test -count=1 -tags $(TAGS),engines -timeout 20m -run TestApptainer -v ./tests/engines
 
 tools-k8s: deps ## Kubernetes, etcd and CNI plugins at the versions pinned in tests/tools/k8s
 	@sh tests/tools/k8s/build.sh $(BUILD)/tools-k8s

@@ -37,6 +37,8 @@ var elsewhere = []struct{ begins, file, test string }{
 	{"nvsharectl run --overlap", "../engines/systemd_test.go", "TestUnderSystemd"},
 	{"nvsharectl run --memory-limit", "../../sched/nvsharectl/run_test.go", "TestRunAsTenant"},
 	{"install -m 755 deployments/slurm/nvshare.sh", "../engines/slurm_test.go", "TestSlurm"},
+	{"echo libnvshare.so | sudo tee -a /etc/apptainer/nvliblist.conf", "../engines/apptainer_test.go", "TestApptainer"},
+	{"apptainer exec --nv ", "../engines/apptainer_test.go", "TestApptainer"},
 	{"sbatch --gres=shard", "../engines/slurm_test.go", "TestSlurm"},
 }
 
