@@ -220,7 +220,7 @@ bench: build simgpu ## what the shim adds to a call of a driver that does nothin
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD)
 	@$(MAKE) --no-print-directory report
 
-report: ## .build/report: tables and pictures of the raw results, or of RESULTS=DIRECTORY
+report: ## .build/report/report.html: tables and pictures of the raw results, or of RESULTS=DIRECTORY
 	$(GO) run ./tests/report -o $(BUILD)/report $(RESULTS)
 
 pictures: build simgpu ## tests/watch/pictures: top, status and the page, as README shows them; root, tmux, chromium
