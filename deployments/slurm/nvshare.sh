@@ -21,7 +21,7 @@ prolog_slurmd) # root, before the job; a failure has Slurm drain the node and st
 	# gres/shard:2, gres/shard:h100:2, in Slurm 22.05 gres:shard:2
 	shards=$(printf '%s\n' "$job" | sed -n 's/.* TresPerNode=[^ ]*shard:\([^ ,:]*:\)\{0,1\}\([0-9][0-9]*\).*/\2/p')
 	test -n "$shards" || exit 0 # the whole GPU
-	nvsharectl describe "job_$SLURM_JOB_ID" --engine slurm --name "$SLURM_JOB_USER/$SLURM_JOB_ID" --gpu "$SLURM_JOB_GPUS" \
+	nvsharectl describe "job_$SLURM_JOB_ID" --engine slurm --name "$SLURM_JOB_USER-$SLURM_JOB_ID" --gpu "$SLURM_JOB_GPUS" \
 		--memory-limit "$((shards * mib_of_shard))Mi" --core-request "$((100 * shards / shards_of_gpu))"
 	;;
 prolog_task) # the job's user; Slurm puts what it prints into the environment of the program

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -30,12 +29,7 @@ func startSlurm(t *testing.T, ctx context.Context) *slurm {
 	root := unpacked(t, "slurm", "trixie", "slurmctld", "slurmd", "slurm-client", "dash", "coreutils", "sed")
 	e := must(shared.NewEngine("slurm", root, map[string]string{filepath.Join(buildDir, "bin"): "/usr/local/bin", filepath.Join(buildDir, "lib"): "/usr/local/lib"}))(t)
 	s := &slurm{e, t}
-	name := strings.TrimPrefix(shared.Cgroup(), "/") // slurmd's cgroup is named after it
-	t.Cleanup(func() {
-		for _, dir := range must(filepath.Glob("/sys/fs/cgroup/*/slurm_" + name))(t) {
-			_ = exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", ";").Run()
-		}
-	})
+	name := strings.TrimPrefix(shared.Cgroup(), "/") // slurmd's cgroup is named after it, and goes with this one
 	etc := filepath.Join(e.Root, "etc/slurm")
 	put := func(file string, text []byte, mode os.FileMode) {
 		check(t, errors.Join(os.MkdirAll(etc, 0o755), os.WriteFile(filepath.Join(etc, file), text, mode)))
@@ -139,12 +133,15 @@ func TestSlurm(t *testing.T) {
 	for job, shards := range map[string]uint64{one: 1, two: 2} {
 		c := s.working(ctx, job, known)
 		known[c.Pid] = true
-		if got := c.Container; got.Name != "user/"+job || got.Engine != "slurm" || got.MemoryLimitBytes != shards<<32 || got.GetShare().GetCoreRequest() != uint32(25*shards) {
+		if got := c.Container; got.Name != "user-"+job || got.Engine != "slurm" || got.MemoryLimitBytes != shards<<32 || got.GetShare().GetCoreRequest() != uint32(25*shards) {
 			t.Errorf("job %s: the scheduler knows %v", job, got)
 		}
 		if c.Bypassed != 0 || c.Interposed == 0 {
 			t.Errorf("job %s: %v", job, c)
 		}
+	}
+	if said := must(shared.Ctl(ctx, "set", "user-"+one, "--weight", "50"))(t); !strings.Contains(said, "user-"+one+": weight") {
+		t.Errorf("set by name: %s", said)
 	}
 	awaitText(t, ctx, oneOut, "/ 4096MiB")
 	awaitText(t, ctx, twoOut, "/ 8192MiB")

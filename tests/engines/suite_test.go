@@ -111,7 +111,7 @@ func release(t *testing.T, suite string) string {
 func unpacked(t *testing.T, name, suite string, packages ...string) string {
 	t.Helper()
 	if !full {
-		t.Skip("make engines fetches it")
+		t.Skip("make engines fetches it, make slurm and make apptainer what they need of it")
 	}
 	root := filepath.Join(buildDir, "engines", name)
 	if _, err := os.Stat(root); err != nil {
