@@ -53,7 +53,7 @@ DESTDIR ?=
 # their jobs in parallel.
 .NOTPARALLEL:
 .PHONY: help env shell build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
-	engines test-engines lint golangci gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s e2e-k8s-old kueue clean
+	engines slurm apptainer test-engines lint golangci gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s e2e-k8s-old kueue clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -185,6 +185,14 @@ engines: GOAL := test
 engines: root deps stage simgpu tools ## the examples with podman and Docker of later releases, which it downloads
 	NVSHARE_ENGINES=full $(GO) test -count=1 -tags $(TAGS),engines -timeout 60m -v ./tests/engines
 
+slurm: GOAL := test
+slurm: root deps build simgpu tools ## jobs of Debian's Slurm, which it unpacks, with the recipe's settings
+	NVSHARE_ENGINES=full $(GO) test -count=1 -tags $(TAGS),engines -timeout 20m -run TestSlurm -v ./tests/engines
+
+apptainer: GOAL := test
+apptainer: root deps build simgpu tools ## containers of Debian's Apptainer, which it unpacks, by the recipe's commands
+	NVSHARE_ENGINES=full $(GO) test -count=1 -tags $(TAGS),engines -timeout 20m -run TestApptainer -v ./tests/engines
+
 tools-k8s: deps ## Kubernetes, etcd and CNI plugins at the versions pinned in tests/tools/k8s
 	@sh tests/tools/k8s/build.sh $(BUILD)/tools-k8s
 
@@ -216,7 +224,7 @@ bench: build simgpu ## what the shim adds to a call of a driver that does nothin
 	@$(MAKE) --no-print-directory -C tests/bench OUT=$(BUILD)
 	@$(MAKE) --no-print-directory report
 
-report: ## .build/report: tables and pictures of the raw results, or of RESULTS=DIRECTORY
+report: ## .build/report/report.html: tables and pictures of the raw results, or of RESULTS=DIRECTORY
 	$(GO) run ./tests/report -o $(BUILD)/report $(RESULTS)
 
 pictures: build simgpu ## tests/watch/pictures: top, status and the page, as README shows them; root, tmux, chromium

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -25,8 +26,8 @@ func parsed(annotations map[string]string, container string, known []string) (Re
 	return r, errors.Join(choiceErr, termsErr)
 }
 
-// The annotations that README shows, those behind a comment sign too, are ones that the plugin
-// knows, with values that it takes, and each says something.
+// The annotations that README and the recipes show, those behind a comment sign too, are ones that
+// the plugin knows, with values that it takes, and each says something.
 func TestAnnotationsOfREADME(t *testing.T) {
 	page, err := os.ReadFile("../README.md")
 	more, moreErr := os.ReadFile("../sched/sharing.md")
@@ -34,8 +35,17 @@ func TestAnnotationsOfREADME(t *testing.T) {
 		t.Fatal(err)
 	}
 	page = append(page, more...)
-	blocks := regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
-	pair := regexp.MustCompile(`([a-z.-]*nvshare\.com[a-z./-]*): (?:"([^"]*)"|([^\s"{},]+))`)
+	recipes, err := filepath.Glob("../deployments/recipes/*.md")
+	for _, recipe := range recipes {
+		text, readErr := os.ReadFile(recipe)
+		err = errors.Join(err, readErr)
+		page = append(page, text...)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?ms)^```(?:yaml|toml)\n(.*?)^```$").FindAllStringSubmatch(string(page), -1)
+	pair := regexp.MustCompile(`([a-z.-]*nvshare\.com[a-z./-]*)(?:: |" = )(?:"([^"]*)"|([^\s"{},]+))`)
 	n := 0
 	for _, block := range blocks {
 		for _, m := range pair.FindAllStringSubmatch(block[1], -1) {
@@ -51,7 +61,7 @@ func TestAnnotationsOfREADME(t *testing.T) {
 			}
 		}
 	}
-	if len(blocks) < 4 || n < 10 {
+	if len(blocks) < 12 || n < 40 {
 		t.Errorf("found %d annotations in %d blocks: the pattern is wrong", n, len(blocks))
 	}
 }

@@ -194,8 +194,8 @@ func checkDescription(req *api.DescribeContainerRequest) error {
 	if n := len(req.Warnings); n > maxWarnings {
 		return status.Errorf(codes.InvalidArgument, "describe container %s: %d warnings, %d are possible", c.Id, n, maxWarnings)
 	}
-	if (req.Pid == 0) != (c.Engine == "") {
-		return status.Errorf(codes.InvalidArgument, "describe container %s: an OCI hook names both its engine and the first process", c.Id)
+	if req.Pid != 0 && c.Engine == "" {
+		return status.Errorf(codes.InvalidArgument, "describe container %s: who names the first process names the engine too", c.Id)
 	}
 	return nil
 }

@@ -138,3 +138,34 @@ func TestContainerOfAnEngine(t *testing.T) {
 		t.Errorf("in force after its end: %v", got)
 	}
 }
+
+// What a batch system says of a job holds from before its first process until the batch system says
+// that it has ended, also over a restart.
+func TestJobOfABatchSystem(t *testing.T) {
+	dir := t.TempDir()
+	s := newSharing(t, dir)
+	account := peer.ContainerAccount + "job_71"
+	if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{Container: &api.Container{
+		Id: "job_71", Name: "job_71", Engine: "slurm", MemoryLimitBytes: gib, Share: &api.Share{CoreRequest: 25}, Gpus: []string{gpuA.UUID}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, when := range []string{"now", "after a restart"} {
+		if got := s.told(0, account); got != (sched.Share{Request: 25}) {
+			t.Errorf("%s in force: %v", when, got)
+		}
+		s.await("it is known", func(r *api.StatusResponse) bool {
+			return len(r.Containers) == 1 && r.Containers[0].Engine == "slurm" && r.Containers[0].MemoryLimitBytes == gib
+		})
+		if when == "now" {
+			s.stop()
+			s = newSharing(t, dir)
+		}
+	}
+	if _, err := s.ForgetContainer(context.Background(), &api.ForgetContainerRequest{Id: "job_71"}); err != nil {
+		t.Fatal(err)
+	}
+	s.await("it is forgotten", func(r *api.StatusResponse) bool { return len(r.Containers) == 0 })
+	if got := s.told(0, account); got != (sched.Share{}) {
+		t.Errorf("in force after its end: %v", got)
+	}
+}

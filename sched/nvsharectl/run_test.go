@@ -29,6 +29,13 @@ type describing struct {
 	before string // a file that the program makes
 	early  bool   // it was there
 	refuse error
+
+	forgotten string
+}
+
+func (d *describing) ForgetContainer(_ context.Context, r *api.ForgetContainerRequest) (*api.ForgetContainerResponse, error) {
+	d.forgotten = r.Id
+	return &api.ForgetContainerResponse{}, nil
 }
 
 func (d *describing) DescribeContainer(_ context.Context, r *api.DescribeContainerRequest) (*api.DescribeContainerResponse, error) {

@@ -6,7 +6,7 @@
 // units run under a real systemd, in a copy of this machine.
 //
 // make test runs the machine's podman and the pinned ctr. make engines also runs podman
-// and Docker of later Debian releases, whose packages it unpacks into the build
-// directory, never into the machine. nerdctl is in neither; it injects through the same
-// package of containerd as ctr.
+// and Docker of later Debian releases, make slurm and make apptainer what they name: their
+// packages are unpacked into the build directory, never into the machine. nerdctl is in
+// neither; it injects through the same package of containerd as ctr.
 package engines

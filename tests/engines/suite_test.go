@@ -100,17 +100,23 @@ func check(t *testing.T, err error) {
 // shell for the examples.
 var enginePackages = []string{"podman", "crun", "conmon", "docker.io", "docker-cli", "dash", "coreutils"}
 
-// release returns the root file system of a Debian release with its engines. It stays in
-// the build directory. Only make engines downloads it; otherwise the test is skipped.
+// release returns the root file system of a Debian release with its engines.
 func release(t *testing.T, suite string) string {
 	t.Helper()
+	return unpacked(t, suite, suite, enginePackages...)
+}
+
+// unpacked returns a root file system of packages of a Debian release. It stays in the build
+// directory. Only make engines, slurm and apptainer download it; otherwise the test is skipped.
+func unpacked(t *testing.T, name, suite string, packages ...string) string {
+	t.Helper()
 	if !full {
-		t.Skip("make engines fetches it")
+		t.Skip("make engines fetches it, make slurm and make apptainer what they need of it")
 	}
-	root := filepath.Join(buildDir, "engines", suite)
+	root := filepath.Join(buildDir, "engines", name)
 	if _, err := os.Stat(root); err != nil {
 		check(t, os.MkdirAll(filepath.Dir(root), 0o755))
-		cmd := exec.Command("sh", append([]string{"../compat/images.sh", root, suite, "amd64"}, enginePackages...)...)
+		cmd := exec.Command("sh", append([]string{"../compat/images.sh", root, suite, "amd64"}, packages...)...)
 		if text, err := cmd.CombinedOutput(); err != nil {
 			t.Skipf("the packages of this release could not be downloaded: %v\n%s", err, text)
 		}

@@ -78,7 +78,9 @@ func removeCgroups(dirBase string) error {
 	}
 	var errs []error
 	for _, root := range roots {
-		errs = append(errs, RemoveCgroup(filepath.Join(root, cgroupName(dirBase))))
+		for _, prefix := range []string{"", "slurm_"} { // slurmd makes one with the name of its node, which is this one's
+			errs = append(errs, RemoveCgroup(filepath.Join(root, prefix+cgroupName(dirBase))))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -36,6 +36,10 @@ var elsewhere = []struct{ begins, file, test string }{
 	{"kubectl annotate", "../kubernetes/cluster_test.go", "TestCluster"},
 	{"nvsharectl run --overlap", "../engines/systemd_test.go", "TestUnderSystemd"},
 	{"nvsharectl run --memory-limit", "../../sched/nvsharectl/run_test.go", "TestRunAsTenant"},
+	{"install -m 755 deployments/slurm/nvshare.sh", "../engines/slurm_test.go", "TestSlurm"},
+	{"echo libnvshare.so | sudo tee -a /etc/apptainer/nvliblist.conf", "../engines/apptainer_test.go", "TestApptainer"},
+	{"apptainer exec --nv ", "../engines/apptainer_test.go", "TestApptainer"},
+	{"sbatch --gres=shard", "../engines/slurm_test.go", "TestSlurm"},
 }
 
 // others names the tests of blocks that are no commands, by their language.
@@ -52,6 +56,18 @@ func thereIs(t *testing.T, what, file, test string) {
 	}
 }
 
+// isElsewhere tells whether a test of elsewhere runs a line, and fails if there is no such test.
+func isElsewhere(t *testing.T, line string) bool {
+	t.Helper()
+	for _, e := range elsewhere {
+		if strings.HasPrefix(line, e.begins) {
+			thereIs(t, line, e.file, e.test)
+			return true
+		}
+	}
+	return false
+}
+
 func commands(t *testing.T, pages ...string) []string {
 	t.Helper()
 	all, err := Commands(pages...)
@@ -64,6 +80,7 @@ func commands(t *testing.T, pages ...string) []string {
 // A bed is a scheduler and one tenant on a simulated GPU.
 type bed struct {
 	env  []string
+	path string
 	user string // the tenant
 }
 
@@ -76,7 +93,7 @@ func build(t *testing.T) (dir string) {
 	return filepath.Dir(dir)
 }
 
-func newBed(t *testing.T) *bed {
+func newBed(t *testing.T, gpus string, options ...string) *bed {
 	t.Helper()
 	built := build(t)
 	dir := t.TempDir()
@@ -84,13 +101,14 @@ func newBed(t *testing.T) *bed {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	sim := filepath.Join(dir, "simgpu")
-	if err := errors.Join(os.MkdirAll(sim+"/run", 0o755), os.WriteFile(sim+"/run/config", []byte("gpus=1\n"), 0o644),
+	if err := errors.Join(os.MkdirAll(sim+"/run", 0o755), os.WriteFile(sim+"/run/config", []byte(gpus), 0o644),
 		os.Symlink(filepath.Join(built, "simgpu"), sim+"/lib"), os.Mkdir(dir+"/run", 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{env: append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "NVSHARE_RUN_DIR="+dir+"/run", "XDG_RUNTIME_DIR="+dir,
+	path := dir + ":" + os.Getenv("PATH")
+	b := &bed{path: path, env: append(os.Environ(), "PATH="+path, "NVSHARE_RUN_DIR="+dir+"/run", "XDG_RUNTIME_DIR="+dir,
 		"NVSHARE_SIMGPU="+sim, "NVSHARE_SIMGPU_DIR="+sim+"/run", "LD_LIBRARY_PATH="+sim+"/lib", "TMPDIR="+t.TempDir()), user: fmt.Sprint(os.Getuid())}
-	b.start(t, "", dir+"/nvshare-scheduler")
+	b.start(t, "", append([]string{dir + "/nvshare-scheduler"}, options...)...)
 	b.await(t, "the scheduler", "nvsharectl version")
 	b.start(t, filepath.Join(built, "lib/libnvshare.so"), filepath.Join(built, "bin/cuda-busy"), "--seconds", "600")
 	b.await(t, "the tenant", "nvsharectl status -o json | grep -q pid")
@@ -98,7 +116,7 @@ func newBed(t *testing.T) *bed {
 }
 
 // start starts a program that ends with the test.
-func (b *bed) start(t *testing.T, preload string, argv ...string) {
+func (b *bed) start(t *testing.T, preload string, argv ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(b.env, "LD_PRELOAD="+preload)
@@ -106,6 +124,7 @@ func (b *bed) start(t *testing.T, preload string, argv ...string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd
 }
 
 func (b *bed) await(t *testing.T, what, command string) {
@@ -163,20 +182,16 @@ func (b *bed) asTried(line string) string {
 }
 
 func TestCommandsOfREADME(t *testing.T) {
-	b := newBed(t)
+	b := newBed(t, "gpus=1\n")
 	all := commands(t, Pages("../..")...)
 	if len(all) < 20 {
 		t.Fatalf("found %d commands: the pattern is wrong", len(all))
 	}
-next:
 	for _, line := range all {
 		t.Log(line)
 		bare := strings.TrimPrefix(line, "sudo ")
-		for _, e := range elsewhere {
-			if strings.HasPrefix(bare, e.begins) {
-				thereIs(t, line, e.file, e.test)
-				continue next
-			}
+		if isElsewhere(t, bare) {
+			continue
 		}
 		words := strings.Fields(bare)
 		switch {

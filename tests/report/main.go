@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command report makes one report of raw results: report.md, a picture for each section
-// that has one, and report.json with every figure of the tables. It reads what tests/gpu
+// Command report makes one report of raw results: report.html, a page that shows a step of a
+// run at a time and needs no network; report.md, a picture for each section that has one, and
+// report.json with every figure of the tables. It reads what tests/gpu
 // and tests/bench have left in directories, computes nothing but sums and quantiles of
 // them, and names for each table its file, date, commit, hardware and driver.
 package main
@@ -24,6 +25,8 @@ type section struct {
 	Title string     `json:"title"`
 	About string     `json:"about"` // units, and what is compared with what
 	File  string     `json:"file"`
+	run   string     // the folder of the run
+	step  string     // the file in it
 	Run   run        `json:"run"`
 	Head  []string   `json:"head"`
 	Rows  [][]string `json:"rows"`
@@ -108,7 +111,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "report:", err)
 		os.Exit(1)
 	}
-	fmt.Println(filepath.Join(*out, "report.md"))
+	fmt.Println(filepath.Join(*out, "report.html"))
 }
 
 func report(out string, roots []string) error {
@@ -131,6 +134,8 @@ func report(out string, roots []string) error {
 		pictures[i] = strings.TrimSuffix(s.Kind, filepath.Ext(s.Kind)) + ".svg"
 		errs = append(errs, os.WriteFile(filepath.Join(out, pictures[i]), []byte(s.bars.svg(s.Title)), 0o644))
 	}
+	html, err := page(sections)
+	errs = append(errs, err, os.WriteFile(filepath.Join(out, "report.html"), html, 0o644))
 	data, err := json.MarshalIndent(map[string]any{"sections": sections, "only_raw": other}, "", "  ")
 	errs = append(errs, err,
 		os.WriteFile(filepath.Join(out, "report.json"), append(data, '\n'), 0o644),
@@ -185,6 +190,7 @@ func collect(roots []string) (sections []*section, other []string, err error) {
 				return nil
 			}
 			s.Kind, s.File = kinds[i].pattern, filepath.ToSlash(path)
+			s.run, s.step = placeOf(root, path)
 			if s.Run == (run{}) {
 				s.Run = circumstances(root, filepath.Dir(path))
 			}

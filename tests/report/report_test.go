@@ -3,16 +3,20 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"io"
 	"math"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // results are the tree's own.
@@ -80,6 +84,58 @@ func TestReportOfTheTree(t *testing.T) {
 		if !strings.Contains(text, "("+filepath.Base(path)+")") {
 			t.Errorf("the report does not show %s", path)
 		}
+	}
+}
+
+// The page shows a step of a run, by the link to it, without a network.
+func TestPageInBrowser(t *testing.T) {
+	browser, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Skip("LEFT OUT: chromium is not installed (apt-get install chromium), so the page was not seen in a browser")
+	}
+	dir := t.TempDir()
+	if err := report(dir, results); err != nil {
+		t.Fatal(err)
+	}
+	page := filepath.Join(dir, "report.html")
+	text, err := os.ReadFile(page)
+	if needs := regexp.MustCompile(`(?:src|href)=|url\(|import `).FindString(string(text)); err != nil || len(text) > 1<<20 || needs != "" {
+		t.Errorf("%v: the page has %d bytes, and needs others by %q", err, len(text), needs)
+	}
+	for hash, wants := range map[string][]string{
+		"": {`<option value="2026-11-2`, ` selected=""`, "<svg ", "<th>auto</th>"},
+		"#2026-11-22-h200-580.159.04%2Fprograms%2Fprograms.json": {"commit 8c15173; NVIDIA H200", "<svg ",
+			`<td>decode + decode + decode</td><td class="number other">3.29</td><td class="number">0.98</td>`},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+			"--user-data-dir="+dir+"/profile", "--virtual-time-budget=3000", "--dump-dom", "file://"+page+hash)
+		cmd.Env = append(os.Environ(), "HOME="+dir)
+		dom, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range wants {
+			if !strings.Contains(string(dom), want) {
+				t.Errorf("%s: the page lacks %q", hash, want)
+			}
+		}
+	}
+}
+
+func TestPlaceOf(t *testing.T) {
+	for path, want := range map[string][2]string{
+		"/gpu/results/2026-11-28/servers/servers.jsonl": {"2026-11-28", "servers/servers.jsonl"},
+		"/bench/results/20261122.json":                  {"bench", "20261122.json"},
+	} {
+		root, _, _ := strings.Cut(path, "results/")
+		if run, step := placeOf(root+"results", path); run != want[0] || step != want[1] {
+			t.Errorf("%s: %q, %q", path, run, step)
+		}
+	}
+	if run, step := placeOf("/tmp/mine", "/tmp/mine/gemm/gemm.json"); run != "mine" || step != "gemm/gemm.json" {
+		t.Errorf("%q, %q", run, step)
 	}
 }
 

@@ -22,6 +22,10 @@ var (
 	// ctrName is a container of `ctr run`: containerd gives containers without
 	// a cgroup path /<namespace>/<name>, and people choose these names.
 	ctrName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`)
+	// slurmRoot is the cgroup below which slurmd puts jobs, v2 or v1; with v1 that of the user is between.
+	slurmRoot = regexp.MustCompile(`^(?:(?:.+_)?slurmstepd\.scope|slurm(?:_.+)?)$`)
+	slurmUser = regexp.MustCompile(`^uid_[0-9]+$`)
+	slurmJob  = regexp.MustCompile(`^job_[0-9]+$`)
 	// userManager is the cgroup that systemd delegates to a user.
 	userManager = regexp.MustCompile(`^user@([0-9]+)\.service$`)
 	// userSlice is the cgroup in which systemd keeps all sessions of a user.
@@ -45,6 +49,14 @@ func nameIn(path string) (n named, ok bool) {
 		}
 		if strings.Contains(segment, "conmon-") {
 			continue
+		}
+		if j := i + 1; slurmRoot.MatchString(segment) && j < len(segments) {
+			if slurmUser.MatchString(segments[j]) && j+1 < len(segments) {
+				j++
+			}
+			if slurmJob.MatchString(segments[j]) {
+				return named{container: segments[j], dir: strings.Join(segments[:j+1], "/")}, true
+			}
 		}
 		if m := containerSegment.FindStringSubmatch(segment); m != nil {
 			if inPod := i+1 < len(segments) && n.podUID == "" && segment == m[1] && strings.HasPrefix(segments[i+1], "libpod-"); inPod {

@@ -15,6 +15,12 @@ func TestContainerOf(t *testing.T) {
 	const pod = "4d5c1f2e-0c1d-4a3b-9e8f-001122334455"
 	slice := "kubepods-besteffort-pod" + strings.ReplaceAll(pod, "-", "_") + ".slice"
 	for name, tc := range map[string]struct{ cgroup, id, pod string }{
+		"Slurm, v2":                    {"0::/system.slice/slurmstepd.scope/job_71/step_0/user/task_0\n", "job_71", ""},
+		"Slurm, v2, several slurmd":    {"0::/system.slice/node1_slurmstepd.scope/job_71/step_batch/user/task_0\n", "job_71", ""},
+		"Slurm, v1":                    {"6:freezer:/slurm/uid_1000/job_71/step_batch\n0::/\n", "job_71", ""},
+		"Slurm, v1, several slurmd":    {"6:freezer:/slurm_node1/uid_0/job_71/step_extern\n5:devices:/\n", "job_71", ""},
+		"Slurm's own":                  {"0::/system.slice/slurmstepd.scope/system\n", "", ""},
+		"a job of nobody's":            {"0::/user.slice/job_71\n", "", ""},
 		"host, v2":                     {"0::/user.slice/user-1000.slice/session-3.scope\n", "", ""},
 		"host, root":                   {"0::/\n", "", ""},
 		"empty":                        {"", "", ""},

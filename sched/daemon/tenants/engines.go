@@ -20,13 +20,15 @@ import (
 // Containers of engines without NRI are described by nvshare's OCI hook, which names
 // the container's first process. The scheduler watches this process and forgets the
 // container at its death, because nobody else tells when such a container has stopped.
+// Where no first process is named, as of a batch system's job, who described the container
+// tells of its end.
 
 // EngineContainer is a container that an OCI hook has described, as the record of
 // shares has it.
 type EngineContainer struct {
 	Engine string        `json:"engine"`
 	Name   string        `json:"name,omitempty"`
-	First  *peer.Process `json:"first"` // the container's first process
+	First  *peer.Process `json:"first"` // the container's first process; nil: ForgetContainer tells of the end
 }
 
 // Whose names a described container in errors. A program of nvsharectl run is in none.
@@ -104,19 +106,20 @@ func (b *Book) watchFirst(id string, p *peer.Peer) {
 // RestoreFirst watches a container of an earlier scheduler, or forgets it if it has
 // stopped meanwhile.
 func (b *Book) RestoreFirst(id string, e EngineContainer) {
+	if e.First == nil {
+		return
+	}
 	b.OnceKnown(nil, fmt.Sprintf("container %.12s (%s) runs", id, e.Name), func() error {
 		if b.Names[id] == nil || b.Firsts[id] != nil { // it was forgotten, or described again
 			return nil
 		}
-		if e.First != nil { // else somebody has changed the file, and nobody would tell of its end
-			p, err := b.Find(*e.First)
-			if err == nil {
-				b.watchFirst(id, p)
-				return nil
-			}
-			if !peer.Ended(err) { // it may run, with what it was promised
-				return err
-			}
+		p, err := b.Find(*e.First)
+		if err == nil {
+			b.watchFirst(id, p)
+			return nil
+		}
+		if !peer.Ended(err) { // it may run, with what it was promised
+			return err
 		}
 		b.Log.Infof("container %.12s (%s) has stopped", id, e.Name)
 		b.Forget(id)
@@ -189,13 +192,16 @@ func (b *Book) SetPodTerms(c *api.Container) {
 	account := peer.ContainerAccount + c.Id
 	old := b.Shares.Tenants[account]
 	to := old
-	if c.Engine == "" {
+	switch {
+	case c.Engine == "":
 		to.Engine = nil // the plugin describes the container now
+	case to.Engine == nil:
+		to.Engine = &EngineContainer{Engine: c.Engine, Name: c.Name}
 	}
 	if to.Pod, to.Has = PodTerms(c), c.Gpus; to.IsZero() {
 		to.Has = nil // b.Names has the GPUs as long as they matter
 	}
-	if to.Pod != old.Pod || !slices.Equal(to.Has, old.Has) {
+	if to.Pod != old.Pod || to.Engine != old.Engine || !slices.Equal(to.Has, old.Has) {
 		// In force also if the record fails: after a restart the plugin describes
 		// the container again.
 		_ = b.ChangeShares(account, to, true)
