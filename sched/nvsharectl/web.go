@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -68,6 +70,12 @@ func (a asker) Events(ctx context.Context, req *api.EventsRequest) (r *api.Event
 		r, err = c.Events(ctx, req)
 		return err
 	})
+}
+
+func (a asker) Why(ctx context.Context, tenant string) (string, error) {
+	var text strings.Builder
+	err := (&whyFlags{last: time.Minute, output: "text"}).run(ctx, a.runDir, streams{out: &text}, tenant)
+	return text.String(), err
 }
 
 // versionJSON is what version -o json and -o yaml print. Scheduler is empty where no
