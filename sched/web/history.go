@@ -5,6 +5,7 @@ package web
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -239,6 +240,8 @@ type Columns struct {
 	File []uint64  `json:"file"`
 }
 
+// day returns the columns of the MaxTenants-1 tenants that had most of the GPU's time, and of all
+// others together: a day may have thousands of short jobs.
 func (h *history) day(gpu string) Day {
 	all := h.buckets[gpu]
 	out := Day{Tenants: map[string]*Columns{}}
@@ -246,22 +249,45 @@ func (h *history) day(gpu string) Day {
 		return out
 	}
 	n := len(all) + 1
+	for _, name := range mostOf(all, MaxTenants-1) {
+		out.Tenants[name] = newColumns(n)
+	}
 	for i, b := range append(slices.Clone(all), all[len(all)-1]) { // the last entry is as the one before
 		out.Times = append(out.Times, b.from)
 		for name, t := range b.tenants {
 			c := out.Tenants[name]
 			if c == nil {
-				c = &Columns{make([]float64, n), make([]uint64, n), make([]uint64, n), make([]uint64, n)}
-				out.Tenants[name] = c
+				if c = out.Tenants[others]; c == nil {
+					c = newColumns(n)
+					out.Tenants[others] = c
+				}
 			}
 			if b.took > 0 {
-				c.Used[i] = t.used.Seconds() / b.took.Seconds()
+				c.Used[i] += t.used.Seconds() / b.took.Seconds()
 			}
-			c.GPU[i], c.Host[i], c.File[i] = t.memory.gpu, t.memory.host, t.memory.file
+			c.GPU[i], c.Host[i], c.File[i] = c.GPU[i]+t.memory.gpu, c.Host[i]+t.memory.host, c.File[i]+t.memory.file
 		}
 	}
 	out.Times[n-1] = h.at.Unix()
 	return out
+}
+
+func newColumns(n int) *Columns {
+	return &Columns{make([]float64, n), make([]uint64, n), make([]uint64, n), make([]uint64, n)}
+}
+
+// mostOf names the n tenants with the most time.
+func mostOf(all []bucket, n int) []string {
+	used := map[string]time.Duration{}
+	for _, b := range all {
+		for name, t := range b.tenants {
+			used[name] += t.used
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(used), func(a, b string) int {
+		return cmp.Or(cmp.Compare(used[b], used[a]), cmp.Compare(a, b))
+	})
+	return names[:min(n, len(names))]
 }
 
 // Hours is what a namespace had of all GPUs in the latest day.

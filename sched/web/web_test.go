@@ -342,6 +342,9 @@ func TestHistoryIsBounded(t *testing.T) {
 		h.add(at.Add(time.Duration(m)*time.Minute), r)
 	}
 	day := h.day(uuid)
+	if len(day.Tenants) > MaxTenants {
+		t.Errorf("%d tenants have columns", len(day.Tenants))
+	}
 	if len(day.Times) != Minutes+1 { // and the end of the last one
 		t.Errorf("%d times are kept", len(day.Times))
 	}
