@@ -440,6 +440,9 @@ func aboutOf(g *api.GPU) string {
 	if g.WayReason != "" {
 		text += ": " + g.WayReason
 	}
+	if l := g.Load; l != nil {
+		text += fmt.Sprintf("; %d %% busy, %d W, %d °C", l.BusyPercent, l.Watts, l.Celsius)
+	}
 	if o := g.Others; o != nil {
 		text += fmt.Sprintf("; others: %d tenants, %d holding, %d waiting, %d %% of the time", o.Tenants, o.Holding, o.Waiting, o.GotPermille/10)
 	}
