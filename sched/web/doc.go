@@ -4,6 +4,7 @@
 // them, a timeline of the last minute, a day of GPU time and memory by tenant, GPU hours of each
 // namespace, and what would fit. Its pictures are drawn by uPlot 1.6.32 (page/uplot, MIT licence),
 // which is embedded as its author released it.
+// Cluster is a second page, of the GPUs of all nodes of a cluster.
 //
 // What it guarantees:
 //

@@ -105,14 +105,18 @@ func (s *Server) look(ctx context.Context, now time.Time) {
 	}
 }
 
-// Handler serves the page.
-func (s *Server) Handler() http.Handler {
+func pageFiles() fs.FS {
 	files, err := fs.Sub(page, "page")
 	if err != nil {
 		panic(err)
 	}
+	return files
+}
+
+// Handler serves the page.
+func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /", http.FileServerFS(files))
+	mux.Handle("GET /", http.FileServerFS(pageFiles()))
 	mux.HandleFunc("GET /api/now", s.serveNow)
 	mux.HandleFunc("GET /api/history", s.serveHistory)
 	mux.HandleFunc("GET /api/why", s.serveWhy)
@@ -226,7 +230,8 @@ const (
 
 // Page is a server with an open port.
 type Page struct {
-	server   *Server
+	handler  http.Handler
+	watch    func(context.Context)
 	listener net.Listener
 }
 
@@ -241,7 +246,8 @@ func Listen(address, tokenFile string, source Source) (*Page, error) {
 	if err != nil {
 		return nil, fmt.Errorf("serve the page: %w (choose another address)", err)
 	}
-	return &Page{New(source, token), netutil.LimitListener(l, MaxConns)}, nil
+	s := New(source, token)
+	return &Page{s.Handler(), s.Watch, netutil.LimitListener(l, MaxConns)}, nil
 }
 
 // Check returns the token, or why a page cannot be served so.
@@ -279,9 +285,9 @@ func (p *Page) Serve(ctx context.Context) error {
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		p.server.Watch(ctx)
+		p.watch(ctx)
 	}()
-	server := &http.Server{Handler: p.server.Handler(), ReadTimeout: patience, WriteTimeout: writePatience, IdleTimeout: writePatience,
+	server := &http.Server{Handler: p.handler, ReadTimeout: patience, WriteTimeout: writePatience, IdleTimeout: writePatience,
 		MaxHeaderBytes: 16 << 10, ErrorLog: log.New(io.Discard, "", 0)} // whoever asks can cause its errors
 	defer context.AfterFunc(ctx, func() { server.Close() })()
 	err := server.Serve(p.listener)
