@@ -191,7 +191,7 @@ func TestSimulatedThroughNVML(t *testing.T) {
 			t.Fatalf("samples %v, %v", samples, err)
 		}
 		for i, sample := range samples {
-			if sample.UUID != want[i].UUID || sample.Utilization != 0 || sample.MemoryUtilization != 0 ||
+			if sample.UUID != want[i].UUID || sample.Utilization != 0 || sample.MemoryUtilization != 0 || sample.Watts != 90 || sample.Celsius != 35 ||
 				sample.MemoryTotal != 1<<30 || sample.MemoryUsed != 0 || sample.MemoryFree != 1<<30 ||
 				sample.Processes == nil || len(sample.Processes) != 0 {
 				t.Errorf("GPU %d: %+v", i, sample)

@@ -91,6 +91,7 @@ func (s *Sampler) ask() ([]Sample, error) {
 	has := func(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
 	rates, memory := has("nvmlDeviceGetUtilizationRates"), has("nvmlDeviceGetMemoryInfo")
 	processes, busy := has("nvmlDeviceGetComputeRunningProcesses"), has("nvmlDeviceGetProcessUtilization")
+	power, temperature := has("nvmlDeviceGetPowerUsage"), has("nvmlDeviceGetTemperature")
 	s.faults.collect()
 	var samples []Sample
 	var failed []error
@@ -113,6 +114,16 @@ func (s *Sampler) ask() ([]Sample, error) {
 		if rates {
 			if u, ret := dev.GetUtilizationRates(); ret == nvml.SUCCESS {
 				sample.Utilization, sample.MemoryUtilization = float64(u.Gpu)/100, float64(u.Memory)/100
+			}
+		}
+		if power {
+			if mw, ret := dev.GetPowerUsage(); ret == nvml.SUCCESS {
+				sample.Watts = (mw + 500) / 1000
+			}
+		}
+		if temperature {
+			if celsius, ret := dev.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS {
+				sample.Celsius = celsius
 			}
 		}
 		if memory {

@@ -8,6 +8,8 @@ type Sample struct {
 	// From 0 to 1, negative if the driver does not say.
 	Utilization       float64 // part of the time in which a kernel ran
 	MemoryUtilization float64 // part of the time in which its memory was read or written
+	// 0 if the driver does not say.
+	Watts, Celsius uint32
 	// Bytes, all 0 if the driver does not say.
 	MemoryTotal, MemoryUsed, MemoryFree uint64
 	// Processes are those that use the GPU, with the bytes of its memory that

@@ -1317,6 +1317,7 @@ type GPU struct {
 	Held        uint32        `protobuf:"varint,27,opt,name=held,proto3" json:"held,omitempty"`                         // clients that wait because the GPU is drained
 	OomKills    uint64        `protobuf:"varint,46,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"` // processes without a shim that were killed for the memory limit of their tenant
 	Migrations  uint64        `protobuf:"varint,40,opt,name=migrations,proto3" json:"migrations,omitempty"`             // of tenants to this GPU, since the scheduler's start
+	Load        *Load         `protobuf:"bytes,47,opt,name=load,proto3" json:"load,omitempty"`                          // absent: the driver has not said it lately
 	Preemptions uint64        `protobuf:"varint,23,opt,name=preemptions,proto3" json:"preemptions,omitempty"`           // grants that ended with work left, whose channels are off until the next grant
 	Others      *Others       `protobuf:"bytes,30,opt,name=others,proto3" json:"others,omitempty"`                      // only where StatusResponse.view is set
 	// Of the scheduler's whole time. Latency tenants' grants beside others are in waits only.
@@ -1567,6 +1568,13 @@ func (x *GPU) GetMigrations() uint64 {
 	return 0
 }
 
+func (x *GPU) GetLoad() *Load {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
 func (x *GPU) GetPreemptions() uint64 {
 	if x != nil {
 		return x.Preemptions
@@ -1602,6 +1610,67 @@ func (x *GPU) GetWaits() *Spread {
 	return nil
 }
 
+// Load is what the driver says of a GPU, every five seconds while a tenant is on it.
+type Load struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	BusyPercent   uint32                 `protobuf:"varint,1,opt,name=busy_percent,json=busyPercent,proto3" json:"busy_percent,omitempty"` // part of the time in which a kernel ran
+	Watts         uint32                 `protobuf:"varint,2,opt,name=watts,proto3" json:"watts,omitempty"`                                // 0: not known
+	Celsius       uint32                 `protobuf:"varint,3,opt,name=celsius,proto3" json:"celsius,omitempty"`                            // 0: not known
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Load) Reset() {
+	*x = Load{}
+	mi := &file_sched_api_control_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Load) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Load) ProtoMessage() {}
+
+func (x *Load) ProtoReflect() protoreflect.Message {
+	mi := &file_sched_api_control_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Load.ProtoReflect.Descriptor instead.
+func (*Load) Descriptor() ([]byte, []int) {
+	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Load) GetBusyPercent() uint32 {
+	if x != nil {
+		return x.BusyPercent
+	}
+	return 0
+}
+
+func (x *Load) GetWatts() uint32 {
+	if x != nil {
+		return x.Watts
+	}
+	return 0
+}
+
+func (x *Load) GetCelsius() uint32 {
+	if x != nil {
+		return x.Celsius
+	}
+	return 0
+}
+
 // WayRefusal says why clients do not share a GPU in a way that would be better.
 type WayRefusal struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1614,7 +1683,7 @@ type WayRefusal struct {
 
 func (x *WayRefusal) Reset() {
 	*x = WayRefusal{}
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1626,7 +1695,7 @@ func (x *WayRefusal) String() string {
 func (*WayRefusal) ProtoMessage() {}
 
 func (x *WayRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[9]
+	mi := &file_sched_api_control_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1639,7 +1708,7 @@ func (x *WayRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WayRefusal.ProtoReflect.Descriptor instead.
 func (*WayRefusal) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{9}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WayRefusal) GetWay() string {
@@ -1675,7 +1744,7 @@ type Spread struct {
 
 func (x *Spread) Reset() {
 	*x = Spread{}
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1756,7 @@ func (x *Spread) String() string {
 func (*Spread) ProtoMessage() {}
 
 func (x *Spread) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[10]
+	mi := &file_sched_api_control_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1769,7 @@ func (x *Spread) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Spread.ProtoReflect.Descriptor instead.
 func (*Spread) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{10}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Spread) GetCount() uint64 {
@@ -1738,7 +1807,7 @@ type GPUModel struct {
 
 func (x *GPUModel) Reset() {
 	*x = GPUModel{}
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +1819,7 @@ func (x *GPUModel) String() string {
 func (*GPUModel) ProtoMessage() {}
 
 func (x *GPUModel) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[11]
+	mi := &file_sched_api_control_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +1832,7 @@ func (x *GPUModel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GPUModel.ProtoReflect.Descriptor instead.
 func (*GPUModel) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{11}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GPUModel) GetBrand() string {
@@ -1832,7 +1901,7 @@ type Swap struct {
 
 func (x *Swap) Reset() {
 	*x = Swap{}
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1844,7 +1913,7 @@ func (x *Swap) String() string {
 func (*Swap) ProtoMessage() {}
 
 func (x *Swap) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[12]
+	mi := &file_sched_api_control_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1857,7 +1926,7 @@ func (x *Swap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Swap.ProtoReflect.Descriptor instead.
 func (*Swap) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{12}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Swap) GetCapacityBytes() uint64 {
@@ -2026,7 +2095,7 @@ type Promise struct {
 
 func (x *Promise) Reset() {
 	*x = Promise{}
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2038,7 +2107,7 @@ func (x *Promise) String() string {
 func (*Promise) ProtoMessage() {}
 
 func (x *Promise) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[13]
+	mi := &file_sched_api_control_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2051,7 +2120,7 @@ func (x *Promise) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Promise.ProtoReflect.Descriptor instead.
 func (*Promise) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{13}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Promise) GetContainer() *Container {
@@ -2130,7 +2199,7 @@ type Client struct {
 
 func (x *Client) Reset() {
 	*x = Client{}
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2142,7 +2211,7 @@ func (x *Client) String() string {
 func (*Client) ProtoMessage() {}
 
 func (x *Client) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[14]
+	mi := &file_sched_api_control_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2155,7 +2224,7 @@ func (x *Client) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Client.ProtoReflect.Descriptor instead.
 func (*Client) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{14}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Client) GetId() uint64 {
@@ -2475,7 +2544,7 @@ type Controls struct {
 
 func (x *Controls) Reset() {
 	*x = Controls{}
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2556,7 @@ func (x *Controls) String() string {
 func (*Controls) ProtoMessage() {}
 
 func (x *Controls) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[15]
+	mi := &file_sched_api_control_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2569,7 @@ func (x *Controls) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Controls.ProtoReflect.Descriptor instead.
 func (*Controls) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{15}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Controls) GetSlices() string {
@@ -2558,7 +2627,7 @@ type MemoryAccount struct {
 
 func (x *MemoryAccount) Reset() {
 	*x = MemoryAccount{}
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2639,7 @@ func (x *MemoryAccount) String() string {
 func (*MemoryAccount) ProtoMessage() {}
 
 func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[16]
+	mi := &file_sched_api_control_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2652,7 @@ func (x *MemoryAccount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryAccount.ProtoReflect.Descriptor instead.
 func (*MemoryAccount) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{16}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *MemoryAccount) GetContainer() *Container {
@@ -2639,7 +2708,7 @@ type Container struct {
 
 func (x *Container) Reset() {
 	*x = Container{}
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2651,7 +2720,7 @@ func (x *Container) String() string {
 func (*Container) ProtoMessage() {}
 
 func (x *Container) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[17]
+	mi := &file_sched_api_control_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2664,7 +2733,7 @@ func (x *Container) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Container.ProtoReflect.Descriptor instead.
 func (*Container) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{17}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Container) GetId() string {
@@ -2772,7 +2841,7 @@ type Share struct {
 
 func (x *Share) Reset() {
 	*x = Share{}
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2784,7 +2853,7 @@ func (x *Share) String() string {
 func (*Share) ProtoMessage() {}
 
 func (x *Share) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[18]
+	mi := &file_sched_api_control_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2797,7 +2866,7 @@ func (x *Share) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Share.ProtoReflect.Descriptor instead.
 func (*Share) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{18}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Share) GetCoreLimit() uint32 {
@@ -2879,7 +2948,7 @@ type SetRequest struct {
 
 func (x *SetRequest) Reset() {
 	*x = SetRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2891,7 +2960,7 @@ func (x *SetRequest) String() string {
 func (*SetRequest) ProtoMessage() {}
 
 func (x *SetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[19]
+	mi := &file_sched_api_control_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2904,7 +2973,7 @@ func (x *SetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetRequest.ProtoReflect.Descriptor instead.
 func (*SetRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{19}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SetRequest) GetGpu() string {
@@ -2953,7 +3022,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2965,7 +3034,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[20]
+	mi := &file_sched_api_control_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2978,7 +3047,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{20}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DrainRequest) GetGpu() string {
@@ -3015,7 +3084,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3027,7 +3096,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[21]
+	mi := &file_sched_api_control_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3040,7 +3109,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{21}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainResponse) GetUuid() string {
@@ -3089,7 +3158,7 @@ type DrainTenant struct {
 
 func (x *DrainTenant) Reset() {
 	*x = DrainTenant{}
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3101,7 +3170,7 @@ func (x *DrainTenant) String() string {
 func (*DrainTenant) ProtoMessage() {}
 
 func (x *DrainTenant) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[22]
+	mi := &file_sched_api_control_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3114,7 +3183,7 @@ func (x *DrainTenant) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainTenant.ProtoReflect.Descriptor instead.
 func (*DrainTenant) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{22}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainTenant) GetContainer() *Container {
@@ -3150,7 +3219,7 @@ type MigrateRequest struct {
 
 func (x *MigrateRequest) Reset() {
 	*x = MigrateRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3162,7 +3231,7 @@ func (x *MigrateRequest) String() string {
 func (*MigrateRequest) ProtoMessage() {}
 
 func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[23]
+	mi := &file_sched_api_control_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3175,7 +3244,7 @@ func (x *MigrateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateRequest.ProtoReflect.Descriptor instead.
 func (*MigrateRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{23}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MigrateRequest) GetContainer() string {
@@ -3216,7 +3285,7 @@ type MigrateResponse struct {
 
 func (x *MigrateResponse) Reset() {
 	*x = MigrateResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3228,7 +3297,7 @@ func (x *MigrateResponse) String() string {
 func (*MigrateResponse) ProtoMessage() {}
 
 func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[24]
+	mi := &file_sched_api_control_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3241,7 +3310,7 @@ func (x *MigrateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MigrateResponse.ProtoReflect.Descriptor instead.
 func (*MigrateResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{24}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *MigrateResponse) GetContainer() *Container {
@@ -3316,7 +3385,7 @@ type SetResponse struct {
 
 func (x *SetResponse) Reset() {
 	*x = SetResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3328,7 +3397,7 @@ func (x *SetResponse) String() string {
 func (*SetResponse) ProtoMessage() {}
 
 func (x *SetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[25]
+	mi := &file_sched_api_control_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3341,7 +3410,7 @@ func (x *SetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetResponse.ProtoReflect.Descriptor instead.
 func (*SetResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{25}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SetResponse) GetChanges() []*Change {
@@ -3369,7 +3438,7 @@ type Change struct {
 
 func (x *Change) Reset() {
 	*x = Change{}
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3381,7 +3450,7 @@ func (x *Change) String() string {
 func (*Change) ProtoMessage() {}
 
 func (x *Change) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[26]
+	mi := &file_sched_api_control_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3394,7 +3463,7 @@ func (x *Change) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Change.ProtoReflect.Descriptor instead.
 func (*Change) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{26}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Change) GetUuid() string {
@@ -3466,7 +3535,7 @@ type SuspendRequest struct {
 
 func (x *SuspendRequest) Reset() {
 	*x = SuspendRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3478,7 +3547,7 @@ func (x *SuspendRequest) String() string {
 func (*SuspendRequest) ProtoMessage() {}
 
 func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[27]
+	mi := &file_sched_api_control_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3491,7 +3560,7 @@ func (x *SuspendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendRequest.ProtoReflect.Descriptor instead.
 func (*SuspendRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{27}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SuspendRequest) GetContainer() string {
@@ -3526,7 +3595,7 @@ type SuspendResponse struct {
 
 func (x *SuspendResponse) Reset() {
 	*x = SuspendResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3538,7 +3607,7 @@ func (x *SuspendResponse) String() string {
 func (*SuspendResponse) ProtoMessage() {}
 
 func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[28]
+	mi := &file_sched_api_control_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3551,7 +3620,7 @@ func (x *SuspendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendResponse.ProtoReflect.Descriptor instead.
 func (*SuspendResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{28}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SuspendResponse) GetContainer() *Container {
@@ -3588,7 +3657,7 @@ type Suspended struct {
 
 func (x *Suspended) Reset() {
 	*x = Suspended{}
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3600,7 +3669,7 @@ func (x *Suspended) String() string {
 func (*Suspended) ProtoMessage() {}
 
 func (x *Suspended) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[29]
+	mi := &file_sched_api_control_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3613,7 +3682,7 @@ func (x *Suspended) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspended.ProtoReflect.Descriptor instead.
 func (*Suspended) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{29}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Suspended) GetUuid() string {
@@ -3658,7 +3727,7 @@ type SetMemoryLimitRequest struct {
 
 func (x *SetMemoryLimitRequest) Reset() {
 	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3670,7 +3739,7 @@ func (x *SetMemoryLimitRequest) String() string {
 func (*SetMemoryLimitRequest) ProtoMessage() {}
 
 func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[30]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3683,7 +3752,7 @@ func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{30}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetMemoryLimitRequest) GetContainer() string {
@@ -3725,7 +3794,7 @@ type SetMemoryLimitResponse struct {
 
 func (x *SetMemoryLimitResponse) Reset() {
 	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3737,7 +3806,7 @@ func (x *SetMemoryLimitResponse) String() string {
 func (*SetMemoryLimitResponse) ProtoMessage() {}
 
 func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3750,7 +3819,7 @@ func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
 func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetMemoryLimitResponse) GetContainer() *Container {
@@ -3789,7 +3858,7 @@ type MemoryLimitChange struct {
 
 func (x *MemoryLimitChange) Reset() {
 	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3801,7 +3870,7 @@ func (x *MemoryLimitChange) String() string {
 func (*MemoryLimitChange) ProtoMessage() {}
 
 func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3814,7 +3883,7 @@ func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
 func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *MemoryLimitChange) GetUuid() string {
@@ -3876,7 +3945,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3888,7 +3957,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3901,7 +3970,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -4006,7 +4075,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4018,7 +4087,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4031,7 +4100,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -4072,7 +4141,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4084,7 +4153,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4097,7 +4166,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -4168,7 +4237,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4180,7 +4249,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4193,7 +4262,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -4250,7 +4319,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4331,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4344,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -4361,7 +4430,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4373,7 +4442,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4386,7 +4455,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -4420,7 +4489,7 @@ type JoinOverlapRequest struct {
 
 func (x *JoinOverlapRequest) Reset() {
 	*x = JoinOverlapRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4432,7 +4501,7 @@ func (x *JoinOverlapRequest) String() string {
 func (*JoinOverlapRequest) ProtoMessage() {}
 
 func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4445,7 +4514,7 @@ func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapRequest.ProtoReflect.Descriptor instead.
 func (*JoinOverlapRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *JoinOverlapRequest) GetId() string {
@@ -4471,7 +4540,7 @@ type JoinOverlapResponse struct {
 
 func (x *JoinOverlapResponse) Reset() {
 	*x = JoinOverlapResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4483,7 +4552,7 @@ func (x *JoinOverlapResponse) String() string {
 func (*JoinOverlapResponse) ProtoMessage() {}
 
 func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4496,7 +4565,7 @@ func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapResponse.ProtoReflect.Descriptor instead.
 func (*JoinOverlapResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *JoinOverlapResponse) GetDir() string {
@@ -4515,7 +4584,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4527,7 +4596,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4540,7 +4609,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -4558,7 +4627,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4570,7 +4639,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4583,7 +4652,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
 }
 
 type ReportPluginRequest struct {
@@ -4595,7 +4664,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4607,7 +4676,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4620,7 +4689,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -4638,7 +4707,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[44]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4650,7 +4719,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[44]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4663,7 +4732,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -4692,7 +4761,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[45]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4704,7 +4773,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[45]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4717,7 +4786,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -4846,7 +4915,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[46]
+	mi := &file_sched_api_control_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4858,7 +4927,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[46]
+	mi := &file_sched_api_control_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4871,7 +4940,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -4921,7 +4990,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[47]
+	mi := &file_sched_api_control_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4933,7 +5002,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[47]
+	mi := &file_sched_api_control_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4946,7 +5015,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{47}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -5009,7 +5078,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[48]
+	mi := &file_sched_api_control_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5021,7 +5090,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[48]
+	mi := &file_sched_api_control_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5034,7 +5103,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{48}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -5270,7 +5339,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\tannotated\x18\x03 \x01(\bR\tannotated\x12\x12\n" +
 	"\x04uuid\x18\x04 \x01(\tR\x04uuid\x12'\n" +
 	"\x05share\x18\x05 \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12!\n" +
-	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\"\xab\t\n" +
+	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\"\xd1\t\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -5306,13 +5375,18 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\toom_kills\x18. \x01(\x04R\boomKills\x12\x1e\n" +
 	"\n" +
 	"migrations\x18( \x01(\x04R\n" +
-	"migrations\x12 \n" +
+	"migrations\x12$\n" +
+	"\x04load\x18/ \x01(\v2\x10.nvshare.v1.LoadR\x04load\x12 \n" +
 	"\vpreemptions\x18\x17 \x01(\x04R\vpreemptions\x12*\n" +
 	"\x06others\x18\x1e \x01(\v2\x12.nvshare.v1.OthersR\x06others\x12*\n" +
 	"\x06drains\x18\x1f \x01(\v2\x12.nvshare.v1.SpreadR\x06drains\x121\n" +
 	"\n" +
 	"hand_overs\x18  \x01(\v2\x12.nvshare.v1.SpreadR\thandOvers\x12(\n" +
-	"\x05waits\x18! \x01(\v2\x12.nvshare.v1.SpreadR\x05waitsJ\x04\b\x11\x10\x12J\x04\b\"\x10#\"J\n" +
+	"\x05waits\x18! \x01(\v2\x12.nvshare.v1.SpreadR\x05waitsJ\x04\b\x11\x10\x12J\x04\b\"\x10#\"Y\n" +
+	"\x04Load\x12!\n" +
+	"\fbusy_percent\x18\x01 \x01(\rR\vbusyPercent\x12\x14\n" +
+	"\x05watts\x18\x02 \x01(\rR\x05watts\x12\x18\n" +
+	"\acelsius\x18\x03 \x01(\rR\acelsius\"J\n" +
 	"\n" +
 	"WayRefusal\x12\x10\n" +
 	"\x03way\x18\x01 \x01(\tR\x03way\x12\x12\n" +
@@ -5795,7 +5869,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -5814,144 +5888,146 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*Unmanaged)(nil),                 // 14: nvshare.v1.Unmanaged
 	(*Setting)(nil),                   // 15: nvshare.v1.Setting
 	(*GPU)(nil),                       // 16: nvshare.v1.GPU
-	(*WayRefusal)(nil),                // 17: nvshare.v1.WayRefusal
-	(*Spread)(nil),                    // 18: nvshare.v1.Spread
-	(*GPUModel)(nil),                  // 19: nvshare.v1.GPUModel
-	(*Swap)(nil),                      // 20: nvshare.v1.Swap
-	(*Promise)(nil),                   // 21: nvshare.v1.Promise
-	(*Client)(nil),                    // 22: nvshare.v1.Client
-	(*Controls)(nil),                  // 23: nvshare.v1.Controls
-	(*MemoryAccount)(nil),             // 24: nvshare.v1.MemoryAccount
-	(*Container)(nil),                 // 25: nvshare.v1.Container
-	(*Share)(nil),                     // 26: nvshare.v1.Share
-	(*SetRequest)(nil),                // 27: nvshare.v1.SetRequest
-	(*DrainRequest)(nil),              // 28: nvshare.v1.DrainRequest
-	(*DrainResponse)(nil),             // 29: nvshare.v1.DrainResponse
-	(*DrainTenant)(nil),               // 30: nvshare.v1.DrainTenant
-	(*MigrateRequest)(nil),            // 31: nvshare.v1.MigrateRequest
-	(*MigrateResponse)(nil),           // 32: nvshare.v1.MigrateResponse
-	(*SetResponse)(nil),               // 33: nvshare.v1.SetResponse
-	(*Change)(nil),                    // 34: nvshare.v1.Change
-	(*SuspendRequest)(nil),            // 35: nvshare.v1.SuspendRequest
-	(*SuspendResponse)(nil),           // 36: nvshare.v1.SuspendResponse
-	(*Suspended)(nil),                 // 37: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 38: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 39: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 40: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 41: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 42: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 43: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 44: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 45: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 46: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 47: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 48: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 49: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 50: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 51: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 52: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 53: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 54: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 55: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 56: nvshare.v1.Event
+	(*Load)(nil),                      // 17: nvshare.v1.Load
+	(*WayRefusal)(nil),                // 18: nvshare.v1.WayRefusal
+	(*Spread)(nil),                    // 19: nvshare.v1.Spread
+	(*GPUModel)(nil),                  // 20: nvshare.v1.GPUModel
+	(*Swap)(nil),                      // 21: nvshare.v1.Swap
+	(*Promise)(nil),                   // 22: nvshare.v1.Promise
+	(*Client)(nil),                    // 23: nvshare.v1.Client
+	(*Controls)(nil),                  // 24: nvshare.v1.Controls
+	(*MemoryAccount)(nil),             // 25: nvshare.v1.MemoryAccount
+	(*Container)(nil),                 // 26: nvshare.v1.Container
+	(*Share)(nil),                     // 27: nvshare.v1.Share
+	(*SetRequest)(nil),                // 28: nvshare.v1.SetRequest
+	(*DrainRequest)(nil),              // 29: nvshare.v1.DrainRequest
+	(*DrainResponse)(nil),             // 30: nvshare.v1.DrainResponse
+	(*DrainTenant)(nil),               // 31: nvshare.v1.DrainTenant
+	(*MigrateRequest)(nil),            // 32: nvshare.v1.MigrateRequest
+	(*MigrateResponse)(nil),           // 33: nvshare.v1.MigrateResponse
+	(*SetResponse)(nil),               // 34: nvshare.v1.SetResponse
+	(*Change)(nil),                    // 35: nvshare.v1.Change
+	(*SuspendRequest)(nil),            // 36: nvshare.v1.SuspendRequest
+	(*SuspendResponse)(nil),           // 37: nvshare.v1.SuspendResponse
+	(*Suspended)(nil),                 // 38: nvshare.v1.Suspended
+	(*SetMemoryLimitRequest)(nil),     // 39: nvshare.v1.SetMemoryLimitRequest
+	(*SetMemoryLimitResponse)(nil),    // 40: nvshare.v1.SetMemoryLimitResponse
+	(*MemoryLimitChange)(nil),         // 41: nvshare.v1.MemoryLimitChange
+	(*SetShareRequest)(nil),           // 42: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 43: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 44: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 45: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 46: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 47: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 48: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 49: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 50: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 51: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 52: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 53: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 54: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 55: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 56: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 57: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	16, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
 	5,  // 1: nvshare.v1.StatusResponse.problem_codes:type_name -> nvshare.v1.ProblemCode
-	25, // 2: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
+	26, // 2: nvshare.v1.StatusResponse.containers:type_name -> nvshare.v1.Container
 	14, // 3: nvshare.v1.StatusResponse.unmanaged:type_name -> nvshare.v1.Unmanaged
 	15, // 4: nvshare.v1.StatusResponse.settings:type_name -> nvshare.v1.Setting
 	12, // 5: nvshare.v1.StatusResponse.view:type_name -> nvshare.v1.View
 	10, // 6: nvshare.v1.StatusResponse.config:type_name -> nvshare.v1.ConfigValue
 	4,  // 7: nvshare.v1.ConfigValue.origin:type_name -> nvshare.v1.Origin
 	11, // 8: nvshare.v1.ConfigValue.author:type_name -> nvshare.v1.Author
-	25, // 9: nvshare.v1.View.container:type_name -> nvshare.v1.Container
-	25, // 10: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
-	25, // 11: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
-	26, // 12: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
+	26, // 9: nvshare.v1.View.container:type_name -> nvshare.v1.Container
+	26, // 10: nvshare.v1.Unmanaged.container:type_name -> nvshare.v1.Container
+	26, // 11: nvshare.v1.Setting.container:type_name -> nvshare.v1.Container
+	27, // 12: nvshare.v1.Setting.share:type_name -> nvshare.v1.Share
 	0,  // 13: nvshare.v1.GPU.mode:type_name -> nvshare.v1.Mode
-	22, // 14: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
-	24, // 15: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
+	23, // 14: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
+	25, // 15: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 16: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	53, // 17: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
-	21, // 18: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
-	20, // 19: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
-	17, // 20: nvshare.v1.GPU.refused:type_name -> nvshare.v1.WayRefusal
-	19, // 21: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
-	13, // 22: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
-	18, // 23: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
-	18, // 24: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
-	18, // 25: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
-	25, // 26: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
-	25, // 27: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
-	3,  // 28: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
-	2,  // 29: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
-	23, // 30: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
-	6,  // 31: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
-	25, // 32: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
-	26, // 33: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
-	1,  // 34: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
-	2,  // 35: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
-	0,  // 36: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
-	30, // 37: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
-	25, // 38: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
-	25, // 39: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
-	34, // 40: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 41: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 42: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	25, // 43: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	37, // 44: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	25, // 45: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	40, // 46: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 47: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 48: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	25, // 49: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	43, // 50: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	26, // 51: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	26, // 52: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	25, // 53: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	45, // 54: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	25, // 55: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	25, // 56: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	43, // 57: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	25, // 58: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	26, // 59: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	18, // 60: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
-	7,  // 61: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	56, // 62: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	7,  // 63: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	25, // 64: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	8,  // 65: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	27, // 66: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	28, // 67: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	31, // 68: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
-	38, // 69: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	41, // 70: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	35, // 71: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	35, // 72: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	44, // 73: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	47, // 74: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	49, // 75: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	51, // 76: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	54, // 77: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	9,  // 78: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	33, // 79: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	29, // 80: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	32, // 81: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
-	39, // 82: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	42, // 83: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	36, // 84: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	36, // 85: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	46, // 86: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	48, // 87: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	50, // 88: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	52, // 89: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	55, // 90: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	78, // [78:91] is the sub-list for method output_type
-	65, // [65:78] is the sub-list for method input_type
-	65, // [65:65] is the sub-list for extension type_name
-	65, // [65:65] is the sub-list for extension extendee
-	0,  // [0:65] is the sub-list for field type_name
+	54, // 17: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	22, // 18: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
+	21, // 19: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
+	18, // 20: nvshare.v1.GPU.refused:type_name -> nvshare.v1.WayRefusal
+	20, // 21: nvshare.v1.GPU.model:type_name -> nvshare.v1.GPUModel
+	17, // 22: nvshare.v1.GPU.load:type_name -> nvshare.v1.Load
+	13, // 23: nvshare.v1.GPU.others:type_name -> nvshare.v1.Others
+	19, // 24: nvshare.v1.GPU.drains:type_name -> nvshare.v1.Spread
+	19, // 25: nvshare.v1.GPU.hand_overs:type_name -> nvshare.v1.Spread
+	19, // 26: nvshare.v1.GPU.waits:type_name -> nvshare.v1.Spread
+	26, // 27: nvshare.v1.Promise.container:type_name -> nvshare.v1.Container
+	26, // 28: nvshare.v1.Client.container:type_name -> nvshare.v1.Container
+	3,  // 29: nvshare.v1.Client.state:type_name -> nvshare.v1.ClientState
+	2,  // 30: nvshare.v1.Client.memory_mode:type_name -> nvshare.v1.MemoryMode
+	24, // 31: nvshare.v1.Client.controls:type_name -> nvshare.v1.Controls
+	6,  // 32: nvshare.v1.Client.context:type_name -> nvshare.v1.ContextState
+	26, // 33: nvshare.v1.MemoryAccount.container:type_name -> nvshare.v1.Container
+	27, // 34: nvshare.v1.Container.share:type_name -> nvshare.v1.Share
+	1,  // 35: nvshare.v1.Share.priority:type_name -> nvshare.v1.Priority
+	2,  // 36: nvshare.v1.Share.memory_mode:type_name -> nvshare.v1.MemoryMode
+	0,  // 37: nvshare.v1.SetRequest.mode:type_name -> nvshare.v1.Mode
+	31, // 38: nvshare.v1.DrainResponse.uses:type_name -> nvshare.v1.DrainTenant
+	26, // 39: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
+	26, // 40: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
+	35, // 41: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
+	0,  // 42: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
+	0,  // 43: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
+	26, // 44: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	38, // 45: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	26, // 46: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
+	41, // 47: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
+	1,  // 48: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 49: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	26, // 50: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	44, // 51: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	27, // 52: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	27, // 53: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	26, // 54: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	46, // 55: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	26, // 56: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	26, // 57: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	44, // 58: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	26, // 59: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	27, // 60: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	19, // 61: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	7,  // 62: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	57, // 63: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	7,  // 64: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	26, // 65: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	8,  // 66: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	28, // 67: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	29, // 68: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	32, // 69: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
+	39, // 70: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
+	42, // 71: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	36, // 72: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	36, // 73: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	45, // 74: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	48, // 75: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	50, // 76: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	52, // 77: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	55, // 78: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	9,  // 79: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	34, // 80: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	30, // 81: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	33, // 82: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
+	40, // 83: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
+	43, // 84: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	37, // 85: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	37, // 86: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	47, // 87: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	49, // 88: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	51, // 89: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	53, // 90: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	56, // 91: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	79, // [79:92] is the sub-list for method output_type
+	66, // [66:79] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -5959,18 +6035,18 @@ func file_sched_api_control_proto_init() {
 	if File_sched_api_control_proto != nil {
 		return
 	}
-	file_sched_api_control_proto_msgTypes[19].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[23].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[27].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[30].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[33].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[20].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[24].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[28].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[31].OneofWrappers = []any{}
+	file_sched_api_control_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   49,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -148,6 +148,32 @@ func CodeOf(r *StatusResponse, problem int) ProblemCode {
 	return r.ProblemCodes[problem]
 }
 
+// remedies say what to do about a problem.
+var remedies = map[ProblemCode]string{
+	ProblemCode_PROBLEM_CODE_BUG:          "report it with the file of nvsharectl doctor bundle",
+	ProblemCode_PROBLEM_CODE_NO_GRANTS:    "make room on the disk of the run directory",
+	ProblemCode_PROBLEM_CODE_SUSPEND_DIR:  "make room in the directory of --suspend-dir",
+	ProblemCode_PROBLEM_CODE_HOST_MEMORY:  "raise --swap-memory, or end tenants",
+	ProblemCode_PROBLEM_CODE_PLUGIN:       "nvsharectl doctor",
+	ProblemCode_PROBLEM_CODE_IDENTIFY:     "nvsharectl doctor",
+	ProblemCode_PROBLEM_CODE_NO_GPU:       "nvidia-smi",
+	ProblemCode_PROBLEM_CODE_FENCED:       "end the process, run nvshare-warden, which keeps it off the GPU, or run the scheduler with --fence-action kill",
+	ProblemCode_PROBLEM_CODE_BYPASS:       "NVSHARE_DEBUG=1 in the program's environment names the entry points",
+	ProblemCode_PROBLEM_CODE_OVERPROMISED: "nvsharectl set --list",
+	ProblemCode_PROBLEM_CODE_MEMORY_LIMIT: "nvsharectl set --list",
+	ProblemCode_PROBLEM_CODE_UNMANAGED:    "end the process, or start it with a GPU of nvshare",
+	ProblemCode_PROBLEM_CODE_OUTSIDE:      "end the process",
+	ProblemCode_PROBLEM_CODE_UNKNOWN_GPU:  "see that nvidia-smi -L lists the GPU, then start the process again",
+}
+
+// Remedy returns the command that shows or mends a problem, or what to do.
+func Remedy(code ProblemCode) string {
+	if r := remedies[code]; r != "" {
+		return r
+	}
+	return "nvsharectl events"
+}
+
 // Misspelt returns which of names somebody has meant who wrote word, "" if none is like it: one
 // of which it is the beginning, or else that differs in two letters at most.
 func Misspelt(word string, names []string) string {

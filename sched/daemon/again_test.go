@@ -37,11 +37,24 @@ func (s *scheduler) inLoop(f func()) {
 	}
 }
 
+// The status has what the driver said of a GPU, and not what it said long ago.
+func TestStatusHasTheLoad(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	s.inLoop(func() { s.noteSamples([]metrics.GPUSample{{UUID: gpuA.UUID, Utilization: 0.87, Watts: 312, Celsius: 64}}) })
+	if l := s.status().Gpus[0].Load; l.GetBusyPercent() != 87 || l.GetWatts() != 312 || l.GetCelsius() != 64 {
+		t.Errorf("%v", l)
+	}
+	s.inLoop(func() { s.Order[0].LoadAt = s.Order[0].LoadAt.Add(-loadLife) })
+	if l := s.status().Gpus[0].Load; l != nil {
+		t.Errorf("it is old: %v", l)
+	}
+}
+
 // Containers that come and go push nothing out of the events that an administrator needs.
 func TestPodsPushNoFaultOut(t *testing.T) {
 	s := newSharing(t, t.TempDir())
 	s.inLoop(func() {
-		s.noteFaults([]metrics.GPUSample{{UUID: gpuA.UUID, Faults: 1, Fault: "Xid 79: it has fallen off the bus"}})
+		s.noteSamples([]metrics.GPUSample{{UUID: gpuA.UUID, Faults: 1, Fault: "Xid 79: it has fallen off the bus"}})
 		for i := range 1100 {
 			s.tenants.SetPodTerms(&api.Container{Id: whole("a"), Namespace: "ml", Pod: "a", Name: "main", Share: &api.Share{Weight: uint32(100 + i%2)}})
 			s.noteWarnings(&api.Container{Id: whole("a")}, []string{"a weight of its own"})
@@ -98,7 +111,7 @@ func TestSettingsAreRecordedLater(t *testing.T) {
 	}
 	s.inLoop(func() {
 		s.Opts.RunDir = filepath.Join(s.dir, "none")
-		s.noteFaults([]metrics.GPUSample{{UUID: gpuA.UUID, Faults: 1, Fault: "Xid 79"}})
+		s.noteSamples([]metrics.GPUSample{{UUID: gpuA.UUID, Faults: 1, Fault: "Xid 79"}})
 		s.Opts.RunDir = s.dir
 	})
 	if recorded() {

@@ -202,7 +202,7 @@ func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 	d.away = away.New(d.memory)
 	d.moves = moves.New(d.away, d.loseClient)
 	d.watch = watch.New(d.tenants, d.managed, func(samples []metrics.GPUSample) {
-		d.noteFaults(samples)
+		d.noteSamples(samples)
 	})
 	d.watch.HoldsFenced = opts.FenceAction == FenceHold
 	d.search = d.Timers.New(d.startDiscovery)

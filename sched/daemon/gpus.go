@@ -371,11 +371,17 @@ func (d *Daemon) faultBefore(uuid string) string {
 	return ""
 }
 
-// noteFaults takes over what the driver tells of GPUs that do no more work.
-func (d *Daemon) noteFaults(samples []metrics.GPUSample) {
+// noteSamples takes over what the driver says of GPUs, and which do no more work.
+func (d *Daemon) noteSamples(samples []metrics.GPUSample) {
 	for _, s := range samples {
 		for _, g := range d.Order {
-			if g.UUID != s.UUID || s.Faults <= g.Faults {
+			if g.UUID != s.UUID {
+				continue
+			}
+			if s.Utilization >= 0 {
+				g.Load, g.LoadAt = &api.Load{BusyPercent: uint32(s.Utilization*100 + 0.5), Watts: s.Watts, Celsius: s.Celsius}, loop.Now()
+			}
+			if s.Faults <= g.Faults {
 				continue
 			}
 			g.Faults, g.Fault = s.Faults, s.Fault

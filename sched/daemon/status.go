@@ -59,6 +59,9 @@ func (d *Daemon) status() *api.StatusResponse {
 	return r
 }
 
+// loadLife is how long what the driver said of a GPU is shown.
+const loadLife = 20 * time.Second
+
 // gpuStatus describes a GPU, and adds what is wrong with it to r.
 func (d *Daemon) gpuStatus(r *api.StatusResponse, g *node.GPU) *api.GPU {
 	t := loop.Now()
@@ -71,6 +74,9 @@ func (d *Daemon) gpuStatus(r *api.StatusResponse, g *node.GPU) *api.GPU {
 		Reclaims: s.Counters.Reclaims, StaleReleases: s.Counters.StaleReleases,
 		EffectiveMode: settings.APIMode(s.Effective), Way: s.Way, WayCode: s.Cause.Code(), WayReason: s.Cause.String(), Refused: refusals(s.Refused),
 		Drained: g.Drained, Fault: g.Fault, Held: d.held(g), Migrations: g.Arrived, OomKills: g.OOMKills,
+	}
+	if t.Sub(g.LoadAt) < loadLife {
+		out.Load = g.Load
 	}
 	g.Turns.Fill(out)
 	d.reportDrain(r, g)

@@ -113,20 +113,10 @@ func checkHealth(p *patient) (all []finding) {
 
 // fixOf returns the command that shows or mends a problem of the scheduler.
 func (p *patient) fixOf(code api.ProblemCode) string {
-	switch code {
-	case api.ProblemCode_PROBLEM_CODE_FENCED:
-		return "end the process, run nvshare-warden, which keeps it off the GPU, or run the scheduler with --fence-action kill"
-	case api.ProblemCode_PROBLEM_CODE_BYPASS:
-		return "NVSHARE_DEBUG=1 in the program's environment names the entry points"
-	case api.ProblemCode_PROBLEM_CODE_MEMORY_LIMIT, api.ProblemCode_PROBLEM_CODE_OVERPROMISED:
-		return "nvsharectl set --list"
-	case api.ProblemCode_PROBLEM_CODE_NO_GPU:
-		if p.simGPU != "" {
-			return "make simgpu, and nvshare-scheduler --simgpu .build/simgpu"
-		}
-		return "nvidia-smi"
+	if code == api.ProblemCode_PROBLEM_CODE_NO_GPU && p.simGPU != "" {
+		return "make simgpu, and nvshare-scheduler --simgpu .build/simgpu"
 	}
-	return "nvsharectl events"
+	return api.Remedy(code)
 }
 
 // checkControls says of each GPU in how many processes the driver's controls work.

@@ -124,6 +124,7 @@ func sample() *api.StatusResponse {
 				{Container: &api.Container{}, Uid: 1000, LimitBytes: 3 << 30, UsedBytes: 4 << 30},
 			},
 			EffectiveMode: api.Mode_MODE_EXCLUSIVE, Way: "turns", WayCode: "as-set", WayReason: "as set",
+			Load: &api.Load{BusyPercent: 87, Watts: 312, Celsius: 64},
 			Promises: []*api.Promise{
 				{Container: pod("not-started"), CoreRequest: 60}, // where a pod was placed, and does not use it yet
 				{Container: holder.Container, CoreRequest: 10},

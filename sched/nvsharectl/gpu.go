@@ -374,6 +374,22 @@ func (t *tenant) part(permille uint32) string {
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(permille)/10), ".0") + "%"
 }
 
+// due is what the tenant gets in the long run; in brackets if it does not want the GPU now, as then
+// the others get that, too.
+func (t *tenant) due() string {
+	if t.use.Container == nil {
+		return "-"
+	}
+	text := fmt.Sprintf("%d%%", (t.use.PromisedPermille+5)/10)
+	wants := func(c *api.Client) bool {
+		return c.State != api.ClientState_CLIENT_STATE_IDLE && c.State != api.ClientState_CLIENT_STATE_FENCED
+	}
+	if t.use.ThrottledNs == 0 && !slices.ContainsFunc(t.clients, wants) {
+		text = "(" + text + ")"
+	}
+	return text
+}
+
 // debt returns the time that the tenant has to make up for.
 func (t *tenant) debt() string {
 	if t.use.DebtNs == 0 {

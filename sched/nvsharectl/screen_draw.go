@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,40 +13,21 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-const keysHelp = `↑ ↓ j k  select, also by click and wheel   q  end
-s        sort by state, gets, waited, memory, moved, name; or click a head
-/        show only names with a text: Enter keeps it, Esc drops it
-t        processes below their tenants      g  one GPU after the other, or all
-p        pause                              ?  these keys
+const keysHelp = `↑ ↓ j k  select     s  sort by name, gets, waited, memory, moved
+/  show only names with a text: Enter keeps it, Esc drops it     p  pause
+t  processes below their tenants     g  one GPU after the other, or all
+?  this help     q  end
 
-The strip has a letter for each interval of the last minute: of the tenant that
-had most of the GPU; "." nobody had a tenth. Behind it is who waits, the longest
-first. GETS: part of the GPU's time now. DUE: what it gets in the long run.
-WAIT: what half of the waits for a grant, and 99 of 100, lasted at most, in the
-last minute. ON GPU, AWAY, LIMIT: its memory. MOVED/s: between GPU and host.`
-
-// heads is where a click on a column's head sorts.
-type heads struct {
-	row    int
-	starts []int
-	order  []int // of sortings, by column; -1: none
-}
-
-func (h heads) at(x, y int) (order int, there bool) {
-	if y != h.row || len(h.starts) == 0 || x < 0 {
-		return 0, false
-	}
-	for i, start := range h.starts {
-		if x >= start {
-			order = h.order[i]
-		}
-	}
-	return order, order >= 0
-}
+GETS: part of the GPU's time now. MINUTE: the same over the last minute, a cell
+for each interval, the newest on the right. DUE: what it gets in the long run; in
+brackets: what it would get, but it does not want the GPU now. Those without
+brackets add up to what the GPU has. WAIT: what half of the waits for a grant,
+and 99 of 100, lasted at most, in the last minute. ON GPU, AWAY, LIMIT: its
+memory. MOVED/s: between GPU and host.`
 
 func (m *monitor) View() tea.View {
 	v := tea.NewView(m.draw())
-	v.AltScreen, v.MouseMode = true, tea.MouseModeCellMotion
+	v.AltScreen = true // the mouse stays the terminal's, which copies names with it
 	return v
 }
 
@@ -56,7 +36,7 @@ func (m *monitor) draw() string {
 	gpus := m.arrange()
 	foot := m.foot()
 	top := m.top(gpus, max((m.height-len(foot))/2, 3))
-	body := m.body(len(top), max(m.height-len(foot)-len(top), 2))
+	body := m.body(max(m.height-len(foot)-len(top), 2))
 	lines := append(top, body...)
 	if room := max(m.height-len(foot), 1); len(lines) > room {
 		lines = lines[:room]
@@ -84,9 +64,8 @@ func (m *monitor) top(gpus []*api.GPU, room int) []string {
 	lines := strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
 	var long, short []string
 	for _, g := range gpus {
-		strip := m.strip(g)
-		long = append(append(long, wrap(printable(describeGPU(g)), m.width, "       ")...), "       "+strip)
-		short = append(short, fmt.Sprintf("GPU %-2d %s", g.Index, strip))
+		text := printable(describeGPU(g))
+		long, short = append(long, wrap(text, m.width, "       ")...), append(short, text)
 	}
 	all := long
 	if len(lines)+len(long) > room { // many GPUs, or a small terminal
@@ -99,50 +78,18 @@ func (m *monitor) top(gpus []*api.GPU, room int) []string {
 	return append(lines, "")
 }
 
-// strip says who had a GPU over the last minute, and who waits for it.
-func (m *monitor) strip(g *api.GPU) string {
-	strip := m.strips[g.Uuid]
-	text := strings.Repeat(" ", m.stripLength()-len(strip)) + string(strip)
-	if room := max(m.width/2, 10); m.stripLength() > room {
-		text = string([]rune(text)[m.stripLength()-room:])
-	}
-	return text + "  " + m.queue(g)
-}
-
-// queue names the tenants that wait for a GPU, the one that waits longest first.
-func (m *monitor) queue(g *api.GPU) string {
-	since := map[string]int64{}
-	var keys []string
-	for _, t := range tenantsOf(g) {
-		for _, c := range t.clients {
-			if c.State != api.ClientState_CLIENT_STATE_WAITING {
-				continue
-			}
-			if _, there := since[t.key()]; !there {
-				keys = append(keys, t.key())
-			}
-			since[t.key()] = max(since[t.key()], c.SinceNs)
-		}
-	}
-	if len(keys) == 0 {
-		return "nobody waits"
-	}
-	slices.SortStableFunc(keys, func(a, b string) int { return cmp.Compare(since[b], since[a]) })
-	text := "queue:"
-	for _, key := range keys {
-		text += fmt.Sprintf(" %c %s", m.letter(key), brief(since[key]))
-	}
-	return text
-}
-
 // layout says which columns there are.
-type layout struct{ bars, since, share, swap bool }
+type layout struct {
+	strip              int // cells
+	since, share, swap bool
+}
 
 // body returns the table of tenants, in room lines, with the selected one among them.
-func (m *monitor) body(top, room int) []string {
+func (m *monitor) body(room int) []string {
 	swaps := slices.ContainsFunc(m.lines, func(l line) bool { return l.gpu.Swap != nil })
 	var t table
-	layouts := []layout{{true, true, true, swaps}, {true, true, false, swaps}, {false, true, false, swaps}, {false, false, false, swaps}}
+	n := min(m.stripLength(), 60)
+	layouts := []layout{{n, true, true, swaps}, {n, true, false, swaps}, {min(n, 30), true, false, swaps}, {min(n, 15), true, false, swaps}, {min(n, 8), false, false, swaps}}
 	for i, l := range layouts {
 		if t = m.table(l); t.total() <= m.width {
 			break
@@ -151,29 +98,23 @@ func (m *monitor) body(top, room int) []string {
 			t.gap = 1
 		}
 	}
-	lines, starts := t.lines(streams{colour: m.colour, size: func() (int, int) { return m.height, m.width }})
-	m.heads = heads{row: top, starts: starts}
-	for _, head := range t.head {
-		m.heads.order = append(m.heads.order, slices.IndexFunc(sortings, func(s sorting) bool { return s.column == head }))
-	}
-	m.places = map[int]string{}
+	lines := t.lines(streams{colour: m.colour, size: func() (int, int) { return m.height, m.width }})
 	head, rows := lines[0], lines[1:]
 	from := min(max(m.cursor()-(room-1)/2, 0), max(len(rows)-(room-1), 0))
 	out := []string{head}
 	for i := from; i < len(rows) && len(out) < room; i++ {
-		m.places[top+len(out)] = m.lines[i].key()
 		out = append(out, rows[i])
 	}
 	return out
 }
 
 func (m *monitor) table(with layout) table {
-	t := table{names: 1, whole: map[int]string{}, head: []string{" GPU", "TENANT", "STATE", "GETS", "DUE", "WAIT p50/p99", "ON GPU"}}
+	t := table{names: 1, whole: map[int]string{}, head: []string{" GPU", "TENANT", "STATE", "GETS", "MINUTE", "DUE", "WAIT p50/p99", "ON GPU"}}
 	if with.swap {
 		t.head = append(t.head, "AWAY")
 	}
 	t.head = append(t.head, "LIMIT")
-	if with.swap {
+	if with.swap && with.since {
 		t.head = append(t.head, "MOVED/s")
 	}
 	if with.share {
@@ -207,14 +148,13 @@ func (m *monitor) cells(l line, with layout) (cells []string, colours map[int]st
 	if with.since && since != "-" {
 		state += " " + since
 	}
-	number := fmt.Sprintf("%d %c", l.gpu.Index, m.letter(l.tenant.key()))
 	if c := l.client; c != nil {
-		cells = []string{"", fmt.Sprintf("└ %d %s", c.Pid, c.Command), state, "", "", "", size(residentOf(l.gpu, c))}
+		cells = []string{"", fmt.Sprintf("└ %d %s", c.Pid, c.Command), state, "", "", "", "", size(residentOf(l.gpu, c))}
 		if with.swap {
 			cells = append(cells, size(c.AwayBytes))
 		}
 		cells = append(cells, "")
-		if with.swap {
+		if with.swap && with.since {
 			cells = append(cells, "")
 		}
 		if with.share {
@@ -222,19 +162,13 @@ func (m *monitor) cells(l line, with layout) (cells []string, colours map[int]st
 		}
 		return cells, map[int]string{2: colour}
 	}
-	gets := fmt.Sprintf("%.0f%%", 100*l.part)
-	if with.bars {
-		gets = bar(l.part) + " " + percent(l.part)
-	}
-	due := "-"
-	if l.use.Container != nil {
-		due = fmt.Sprintf("%d%%", (l.use.PromisedPermille+5)/10)
-	}
+	strip := m.strips[l.key()]
+	strip = strip[max(len(strip)-with.strip, 0):]
 	limit := "-"
 	if n := l.memory.LimitBytes; n != 0 {
 		limit = size(n)
 	}
-	cells = []string{number, l.name(), state, gets, due, halfAndMost(l.use.Waits), size(l.resident(l.gpu))}
+	cells = []string{fmt.Sprint(l.gpu.Index), l.name(), state, percent(l.part), strings.Repeat(" ", with.strip-len(strip)) + string(strip), l.due(), halfAndMost(l.use.Waits), size(l.resident(l.gpu))}
 	if with.swap {
 		cells = append(cells, size(l.away()))
 	}
@@ -243,7 +177,7 @@ func (m *monitor) cells(l line, with layout) (cells []string, colours map[int]st
 	if l.memory.LimitBytes != 0 && l.memory.UsedBytes > l.memory.LimitBytes {
 		colours[len(cells)-1] = red
 	}
-	if with.swap {
+	if with.swap && with.since {
 		cells = append(cells, size(uint64(l.moved)))
 	}
 	if with.share {
@@ -269,7 +203,7 @@ func (l line) isSuspended() bool {
 
 // foot returns the last lines: the selected tenant in full, and what keys do or what is asked.
 func (m *monitor) foot() []string {
-	keys := fmt.Sprintf("every %v, sorted by %s   q end  s sort  / filter  t tree  p pause  ? keys", m.interval, sortings[m.order].name)
+	keys := fmt.Sprintf("every %v, sorted by %s   ? help  q end  s sort  / filter  t processes  p pause", m.interval, sortings[m.order].name)
 	if m.filter != "" {
 		keys = fmt.Sprintf("only %q (Esc shows all)   ", m.filter) + keys
 	}

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,9 +28,8 @@ type monitor struct {
 
 	width, height int
 	last, now     *api.StatusResponse
-	err           error // of the latest question
-	letters       map[string]rune
-	strips        map[string][]rune // by GPU: who had most of it, in each interval
+	err           error             // of the latest question
+	strips        map[string][]rune // by line: what the tenant had in each interval
 
 	order    int    // of sortings
 	filter   string // of names
@@ -40,25 +40,21 @@ type monitor struct {
 	help     bool
 	typing   bool // the filter is being typed
 
-	lines  []line         // of the latest picture, those that can be selected
-	places map[int]string // by row of the screen: the key of its line
-	heads  heads          // where a click sorts
+	lines []line // of the latest picture, those that can be selected
 }
 
 type sorting struct {
-	name   string
-	column string
-	less   func(a, b line) int
+	name string
+	less func(a, b line) int
 }
 
-// sortings are the orders that the key s goes through, and the columns that stand for them.
+// sortings are the orders that the key s goes through. By name, rows stay where they are.
 var sortings = []sorting{
-	{"state", "STATE", func(a, b line) int { return 0 }}, // as they come
-	{"gets", "GETS", func(a, b line) int { return cmp.Compare(b.part, a.part) }},
-	{"waited", "WAIT p50/p99", func(a, b line) int { return cmp.Compare(b.use.WaitedPermille, a.use.WaitedPermille) }},
-	{"memory", "ON GPU", func(a, b line) int { return cmp.Compare(b.memory.UsedBytes, a.memory.UsedBytes) }},
-	{"moved", "MOVED/s", func(a, b line) int { return cmp.Compare(b.moved, a.moved) }},
-	{"name", "TENANT", func(a, b line) int { return cmp.Compare(a.name(), b.name()) }},
+	{"name", func(a, b line) int { return cmp.Compare(a.name(), b.name()) }},
+	{"gets", func(a, b line) int { return cmp.Compare(b.part, a.part) }},
+	{"waited", func(a, b line) int { return cmp.Compare(b.use.WaitedPermille, a.use.WaitedPermille) }},
+	{"memory", func(a, b line) int { return cmp.Compare(b.memory.UsedBytes, a.memory.UsedBytes) }},
+	{"moved", func(a, b line) int { return cmp.Compare(b.moved, a.moved) }},
 }
 
 type (
@@ -101,8 +97,7 @@ func (f *topFlags) screen(ctx context.Context, runDir string, io streams, first 
 }
 
 func newMonitor(ask func() answerMsg, interval time.Duration, colour bool, first *api.StatusResponse) *monitor {
-	return &monitor{ask: ask, interval: interval, colour: colour, width: 80, height: 24, last: first, now: first,
-		letters: map[string]rune{}, strips: map[string][]rune{}}
+	return &monitor{ask: ask, interval: interval, colour: colour, width: 80, height: 24, last: first, now: first, strips: map[string][]rune{}}
 }
 
 func (m *monitor) tick() tea.Cmd {
@@ -128,15 +123,6 @@ func (m *monitor) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 		return m, m.tick()
 	case tea.KeyPressMsg:
 		return m, m.key(msg)
-	case tea.MouseClickMsg:
-		m.click(msg.Mouse())
-	case tea.MouseWheelMsg:
-		switch msg.Button {
-		case tea.MouseWheelUp:
-			m.move(-1)
-		case tea.MouseWheelDown:
-			m.move(1)
-		}
 	}
 	return m, nil
 }
@@ -158,10 +144,6 @@ func (m *monitor) key(k tea.KeyPressMsg) tea.Cmd {
 		m.move(-1)
 	case "down", "j":
 		m.move(1)
-	case "pgup":
-		m.move(-10)
-	case "pgdown":
-		m.move(10)
 	case "s":
 		m.order = (m.order + 1) % len(sortings)
 	case "t":
@@ -196,19 +178,6 @@ func (m *monitor) typed(k tea.KeyPressMsg) {
 	}
 }
 
-// click selects a line, or sorts by a column.
-func (m *monitor) click(at tea.Mouse) {
-	if at.Button != tea.MouseLeft || m.typing {
-		return
-	}
-	if key, there := m.places[at.Y]; there {
-		m.selected = key
-	}
-	if order, there := m.heads.at(at.X, at.Y); there {
-		m.order = order
-	}
-}
-
 // move selects another line.
 func (m *monitor) move(by int) {
 	if n := len(m.lines); n > 0 {
@@ -229,34 +198,22 @@ func (m *monitor) nextGPU() {
 	}
 }
 
-// letter returns the letter of a tenant, the same as long as top runs.
-func (m *monitor) letter(key string) rune {
-	l, ok := m.letters[key]
-	if !ok {
-		const all = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-		l = '*'
-		if n := len(m.letters); n < len(all) {
-			l = rune(all[n])
-		}
-		m.letters[key] = l
-	}
-	return l
-}
+// levels are what a cell of a strip shows, from nothing to all of the GPU's time.
+var levels = []rune("·▁▂▃▄▅▆▇█")
 
-// record notes who had most of each GPU in the latest interval.
+// record notes what each tenant had in the latest interval.
 func (m *monitor) record() {
+	strips := map[string][]rune{} // without those who have gone
 	all, _ := ratesOf(m.last, m.now)
 	for _, g := range all {
-		most, cell := 0.1, '.'
 		for _, t := range g.tenants {
-			l := m.letter(t.key())
-			if t.part > most {
-				most, cell = t.part, l
-			}
+			key := line{tenantRates: t, gpu: g.gpu}.key()
+			level := min(int(math.Ceil(t.part*float64(len(levels)-1)-0.02)), len(levels)-1)
+			strip := append(m.strips[key], levels[max(level, 0)])
+			strips[key] = strip[max(len(strip)-m.stripLength(), 0):]
 		}
-		strip := append(m.strips[g.gpu.Uuid], cell)
-		m.strips[g.gpu.Uuid] = strip[max(len(strip)-m.stripLength(), 0):]
 	}
+	m.strips = strips
 }
 
 // stripLength is how many intervals a strip shows.
@@ -273,10 +230,11 @@ func (m *monitor) arrange() (gpus []*api.GPU) {
 		gpus = append(gpus, g.gpu)
 		var lines []line
 		for _, t := range g.tenants {
-			if m.letter(t.key()); strings.Contains(t.name(), m.filter) {
+			if strings.Contains(t.name(), m.filter) {
 				lines = append(lines, line{tenantRates: t, gpu: g.gpu})
 			}
 		}
+		slices.SortStableFunc(lines, sortings[0].less)
 		slices.SortStableFunc(lines, sortings[m.order].less)
 		for _, l := range lines {
 			m.lines = append(m.lines, l)

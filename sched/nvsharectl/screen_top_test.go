@@ -110,7 +110,11 @@ func TestTopFits(t *testing.T) {
 
 func TestTopSortsAndFilters(t *testing.T) {
 	m := busyMinute(sample, twoSecondsLater)
-	m.draw()
+	m.Update(tea.WindowSizeMsg{Width: 120, Height: 40})
+	screen := m.draw()
+	if strings.Index(screen, "train-a") > strings.Index(screen, "train-b") {
+		t.Errorf("by name:\n%s", screen)
+	}
 	press(m, "s", "s")
 	if screen := m.draw(); strings.Index(screen, "train-b") > strings.Index(screen, "train-a") || !strings.Contains(screen, "sorted by waited") {
 		t.Errorf("sorted by waited:\n%s", screen)
@@ -136,40 +140,20 @@ func TestTopSortsAndFilters(t *testing.T) {
 	}
 }
 
-// A click selects a line, and sorts at a column's head; the wheel moves.
-func TestTopMouse(t *testing.T) {
-	m := busyMinute(sample, twoSecondsLater)
-	if mode := m.View().MouseMode; mode != tea.MouseModeCellMotion {
-		t.Errorf("mouse mode %v", mode)
+// DUE adds up: a latency tenant between two requests does not count, while others have what it is due.
+func TestDueAddsUp(t *testing.T) {
+	of := func(state api.ClientState, use *api.TenantUse) string {
+		use.Container = &api.Container{Id: "x"}
+		return (&tenant{clients: []*api.Client{{State: state}}, use: use}).due()
 	}
-	find := func(text string) (x, y int) {
-		for y, line := range strings.Split(m.draw(), "\n") {
-			if x := strings.Index(line, text); x >= 0 {
-				return x, y
-			}
-		}
-		t.Fatalf("%q is not there:\n%s", text, m.draw())
-		return 0, 0
+	if got := of(api.ClientState_CLIENT_STATE_HOLDING, &api.TenantUse{PromisedPermille: 750}); got != "75%" {
+		t.Errorf("a holder is due %s", got)
 	}
-	marked := func() string {
-		for _, line := range strings.Split(m.draw(), "\n") {
-			if strings.HasPrefix(line, ">") {
-				return line
-			}
-		}
-		return ""
+	if got := of(api.ClientState_CLIENT_STATE_IDLE, &api.TenantUse{PromisedPermille: 250, ThrottledNs: 1}); got != "25%" {
+		t.Errorf("a tenant at its limit is due %s", got)
 	}
-	_, y := find("ml/train-b/main")
-	if m.Update(tea.MouseClickMsg{X: 20, Y: y, Button: tea.MouseLeft}); !strings.Contains(marked(), "train-b") {
-		t.Errorf("after a click %q is selected", marked())
-	}
-	if m.Update(tea.MouseWheelMsg{Button: tea.MouseWheelUp}); !strings.Contains(marked(), "train-a") {
-		t.Errorf("after the wheel %q is selected", marked())
-	}
-	x, y := find("GETS")
-	m.Update(tea.MouseClickMsg{X: x + 1, Y: y, Button: tea.MouseLeft})
-	if screen := m.draw(); !strings.Contains(screen, "sorted by gets") || strings.Index(screen, "train-b") > strings.Index(screen, "train-a") {
-		t.Errorf("after a click at GETS:\n%s", screen)
+	if got := of(api.ClientState_CLIENT_STATE_IDLE, &api.TenantUse{PromisedPermille: 380, Share: &api.Share{Priority: api.Priority_PRIORITY_LATENCY}}); got != "(38%)" {
+		t.Errorf("an idle latency tenant is due %s", got)
 	}
 }
 

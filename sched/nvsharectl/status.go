@@ -383,6 +383,9 @@ func printHealth(io streams, r *api.StatusResponse, width int) {
 // describeGPU says in one sentence what a GPU is and how it is shared.
 func describeGPU(g *api.GPU) string {
 	parts := []string{fmt.Sprintf("GPU %d  %s, %s reserved", g.Index, g.Name, memoryOf(g, " of ")), sharing(g)}
+	if l := g.Load; l != nil {
+		parts = append(parts, loadOf(l))
+	}
 	if others := othersOf(g); others != "" {
 		parts = append(parts, others)
 	}
@@ -403,6 +406,18 @@ func describeGPU(g *api.GPU) string {
 		parts = append(parts, "drained")
 	}
 	return strings.Join(parts, "; ")
+}
+
+// loadOf says how busy and warm a GPU is, as the driver does.
+func loadOf(l *api.Load) string {
+	text := fmt.Sprintf("%d%% busy", l.BusyPercent)
+	if l.Watts > 0 {
+		text += fmt.Sprintf(", %d W", l.Watts)
+	}
+	if l.Celsius > 0 {
+		text += fmt.Sprintf(", %d °C", l.Celsius)
+	}
+	return text
 }
 
 // sharing says how tenants share a GPU, and where the scheduler chose, why.

@@ -162,21 +162,15 @@ func (t *table) total() int {
 }
 
 func (t *table) print(s streams) {
-	lines, _ := t.lines(s)
-	for _, line := range lines {
+	for _, line := range t.lines(s) {
 		fmt.Fprintln(s.out, line)
 	}
 }
 
-// lines returns the head and the rows, and where each column begins.
-func (t *table) lines(s streams) (lines []string, starts []int) {
+// lines returns the head and the rows.
+func (t *table) lines(s streams) (lines []string) {
 	widths := t.widths()
 	t.fit(widths, s.width())
-	at := 0
-	for _, w := range widths {
-		starts = append(starts, at)
-		at += w + t.spaces()
-	}
 	line := func(row []string, whole string, colours map[int]string) string {
 		var b strings.Builder
 		for i, cell := range row {
@@ -194,7 +188,7 @@ func (t *table) lines(s streams) (lines []string, starts []int) {
 	for i, row := range t.rows {
 		lines = append(lines, line(row, t.whole[i], t.colours[i]))
 	}
-	return lines, starts
+	return lines
 }
 
 // form is the flag --output: one of some forms, the first of which is the default.

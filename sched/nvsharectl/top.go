@@ -34,9 +34,8 @@ func topCommand(root *rootFlags, io streams) *cobra.Command {
 terminal, and with -n or --once, it prints one table after the other. Exit
 status 1: the last table counted a problem, also one that only root may read.
 
-On a terminal a strip for each GPU shows who had most of it over the last
-minute, and who waits now. Keys and the mouse select, sort and filter, and
-show processes; ? lists them.`,
+On a terminal each tenant has a strip of what it had over the last minute. Keys
+select, sort and filter, and show processes; ? lists them.`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return f.run(cmd.Context(), root.runDir, io)

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,7 +15,7 @@ import (
 	"github.com/nvshare/nvshare/sched/web"
 )
 
-type webFlags struct{ listen, tokenFile string }
+type webFlags struct{ listen, tokenFile, cluster, namespace string }
 
 func webCommand(root *rootFlags, io streams) *cobra.Command {
 	f := &webFlags{}
@@ -29,31 +31,47 @@ that you do not trust.
 The history is that of this process, a day at most. The scheduler can serve the
 page itself (nvshare-scheduler --web-addr), and then has a history since its
 start. Users who may not use the control socket see their own tenant, and of
-others numbers.`,
+others numbers.
+
+With --cluster it serves one table of the GPUs of all nodes, sorted by how much
+is promised and not used. It reads the nodes' pages (web.enabled and
+web.tokenSecret of the chart) through the API server, by kubectl proxy;
+--token-file then has the token of these pages.`,
 		Example: `  sudo nvsharectl web
   openssl rand -hex 24 | sudo install -Dm600 /dev/stdin /etc/nvshare/web-token
-  sudo nvsharectl web --listen 0.0.0.0:9403 --token-file /etc/nvshare/web-token`,
+  sudo nvsharectl web --listen 0.0.0.0:9403 --token-file /etc/nvshare/web-token
+  nvsharectl web --cluster http://127.0.0.1:8001 --token-file token`,
 		Args: noWords,
 		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.Context(), root.runDir, io) },
 	}
 	cmd.Flags().StringVar(&f.listen, "listen", "127.0.0.1:9403", "`address` and port")
 	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "a `file` with the token that requests need: 16 letters and digits or more")
+	cmd.Flags().StringVar(&f.cluster, "cluster", "", "show all nodes of a cluster: the `URL` of kubectl proxy")
+	cmd.Flags().StringVar(&f.namespace, "namespace", "nvshare-system", "the `namespace` of nvshare's pods, with --cluster")
 	return cmd
 }
 
 func (f *webFlags) run(ctx context.Context, runDir string, io streams) error {
-	if _, err := web.Check(f.listen, f.tokenFile); err != nil {
+	token, err := web.Check(f.listen, f.tokenFile)
+	if err != nil {
 		return usageError{fmt.Errorf("--listen, --token-file: %w", err)}
 	}
-	if _, err := askStatus(ctx, runDir); err != nil {
-		return err
-	}
-	page, err := web.Listen(f.listen, f.tokenFile, asker{runDir})
+	page, err := f.open(ctx, runDir, token)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(io.out, "http://%s/\n", page.Addr())
 	return page.Serve(ctx)
+}
+
+func (f *webFlags) open(ctx context.Context, runDir, token string) (*web.Page, error) {
+	if f.cluster != "" {
+		return web.Cluster{API: f.cluster, Namespace: f.namespace, Token: token}.Listen(f.listen)
+	}
+	if _, err := askStatus(ctx, runDir); err != nil {
+		return nil, err
+	}
+	return web.Listen(f.listen, f.tokenFile, asker{runDir})
 }
 
 // asker asks the scheduler of a run directory.
@@ -68,6 +86,12 @@ func (a asker) Events(ctx context.Context, req *api.EventsRequest) (r *api.Event
 		r, err = c.Events(ctx, req)
 		return err
 	})
+}
+
+func (a asker) Why(ctx context.Context, tenant string) (string, error) {
+	var text strings.Builder
+	err := (&whyFlags{last: time.Minute, output: "text"}).run(ctx, a.runDir, streams{out: &text}, tenant)
+	return text.String(), err
 }
 
 // versionJSON is what version -o json and -o yaml print. Scheduler is empty where no

@@ -4,6 +4,8 @@ package web
 
 import (
 	"cmp"
+	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -15,7 +17,7 @@ const (
 	Minutes     = 24 * 60
 	MaxTenants  = 32 // of a GPU in one minute
 	MaxGPUs     = 64
-	maxSegments = 2000 // of a GPU's latest minute
+	maxSegments = 4000 // of a GPU's latest minute
 )
 
 // others names the tenants of a minute beyond MaxTenants, and those that an answer does
@@ -24,7 +26,8 @@ const others = "others"
 
 // bucket is one minute of a GPU.
 type bucket struct {
-	minute  int64 // since 1970
+	from    int64         // s since 1970: when its first status came
+	took    time.Duration // of which used is
 	tenants map[string]*use
 }
 
@@ -32,14 +35,18 @@ type bucket struct {
 type use struct {
 	namespace string
 	used      time.Duration
-	memory    uint64 // the most, bytes
+	memory    memory // at last
 }
 
-// Segment is a time in which a tenant had a GPU.
+// memory is where a tenant's memory is, in bytes.
+type memory struct{ gpu, host, file uint64 }
+
+// Segment is a time in which a tenant had a GPU, or its memory moved.
 type Segment struct {
 	Tenant string `json:"tenant"`
 	From   int64  `json:"from"` // ms since 1970
 	To     int64  `json:"to"`   // 0: it still has the GPU
+	Moves  bool   `json:"moves"`
 	client uint64
 }
 
@@ -48,7 +55,8 @@ type history struct {
 	buckets  map[string][]bucket                 // by GPU, the oldest first
 	last     map[string]map[string]time.Duration // used so far, by GPU and tenant
 	uptime   int64
-	run      int64 // of the scheduler, of which the latest events are
+	at       time.Time // of the latest status
+	run      int64     // of the scheduler, of which the latest events are
 	segments map[string][]Segment
 }
 
@@ -59,7 +67,8 @@ func newHistory() *history {
 // add takes in a status.
 func (h *history) add(now time.Time, r *api.StatusResponse) {
 	anew := r.UptimeNs < h.uptime // another run of the scheduler counts from zero
-	h.uptime = r.UptimeNs
+	took := now.Sub(h.at)
+	h.uptime, h.at = r.UptimeNs, now
 	for i, g := range r.Gpus {
 		if i == MaxGPUs {
 			break
@@ -71,6 +80,12 @@ func (h *history) add(now time.Time, r *api.StatusResponse) {
 		}
 		seen := map[string]time.Duration{}
 		b := h.bucket(now, g.Uuid)
+		for _, t := range b.tenants {
+			t.memory = memory{}
+		}
+		if !first {
+			b.took += took
+		}
 		for _, u := range g.Tenants {
 			name := api.Tenant(u.Container, u.Uid)
 			used := time.Duration(u.UsedNs)
@@ -79,32 +94,56 @@ func (h *history) add(now time.Time, r *api.StatusResponse) {
 			if first { // what was before this process has no minute
 				delta = 0
 			}
-			if t := b.of(name, u.Container.GetNamespace(), delta > 0); t != nil {
+			has := memoryOf(g, u)
+			if t := b.of(name, u.Container.GetNamespace(), delta > 0 || has != memory{}); t != nil {
 				t.used += delta
-				t.memory = max(t.memory, memoryOf(g, u))
+				t.memory = memory{t.memory.gpu + has.gpu, t.memory.host + has.host, t.memory.file + has.file}
 			}
 		}
 		h.last[g.Uuid] = seen
+		h.hold(now, g)
 	}
 }
 
-func memoryOf(g *api.GPU, u *api.TenantUse) uint64 {
-	for _, m := range g.Memory {
-		if m.Container.GetId() == u.Container.GetId() && (m.Container.GetId() != "" || m.Uid == u.Uid) {
-			return m.UsedBytes
+// hold begins the segments of clients whose grant is older than the events that are known.
+func (h *history) hold(now time.Time, g *api.GPU) {
+	for _, c := range g.Clients {
+		open := func(s Segment) bool { return s.client == c.Id && s.To == 0 }
+		if c.Epoch != 0 && !slices.ContainsFunc(h.segments[g.Uuid], open) {
+			h.append(g.Uuid, Segment{Tenant: api.Tenant(c.Container, c.Uid), From: now.UnixMilli() - c.SinceNs/1e6, client: c.Id})
 		}
 	}
-	return 0
+}
+
+func (h *history) append(gpu string, one Segment) {
+	s := append(h.segments[gpu], one)
+	h.segments[gpu] = s[max(len(s)-maxSegments, 0):]
+}
+
+// memoryOf adds up where the memory of a tenant's processes is.
+func memoryOf(g *api.GPU, u *api.TenantUse) (m memory) {
+	for _, c := range g.Clients {
+		if api.Tenant(c.Container, c.Uid) != api.Tenant(u.Container, u.Uid) {
+			continue
+		}
+		if g.Swap == nil {
+			m.gpu += c.MemoryBytes
+			continue
+		}
+		file := min(c.FileBytes, c.AwayBytes)
+		m = memory{m.gpu + c.ResidentBytes, m.host + c.AwayBytes - file, m.file + file}
+	}
+	return m
 }
 
 // bucket returns the present minute of a GPU.
 func (h *history) bucket(now time.Time, gpu string) *bucket {
 	minute := now.Unix() / 60
 	all := h.buckets[gpu]
-	if n := len(all); n == 0 || all[n-1].minute != minute {
-		all = append(all, bucket{minute: minute, tenants: map[string]*use{}})
+	if n := len(all); n == 0 || all[n-1].from/60 != minute {
+		all = append(all, bucket{from: now.Unix(), tenants: map[string]*use{}})
 	}
-	for len(all) > Minutes || all[0].minute <= minute-Minutes {
+	for len(all) > Minutes || all[0].from/60 <= minute-Minutes {
 		all = all[1:]
 	}
 	if cap(all) > 4*Minutes {
@@ -143,7 +182,7 @@ func (h *history) take(now time.Time, r *api.EventsResponse) {
 	h.turns(r.Events)
 }
 
-// turns takes in events: grants begin segments, releases and deaths end them.
+// turns takes in events: grants begin segments, releases and deaths end them. Moves of memory have both.
 func (h *history) turns(events []*api.Event) {
 	for _, e := range events {
 		at := millis(e)
@@ -151,8 +190,9 @@ func (h *history) turns(events []*api.Event) {
 		switch e.Type {
 		case api.EventType_EVENT_TYPE_GRANT, api.EventType_EVENT_TYPE_ADOPT:
 			h.endOn(e.Uuid, at, ofClient)
-			s := append(h.segments[e.Uuid], Segment{Tenant: api.Tenant(e.Container, e.Uid), From: at, client: e.Client})
-			h.segments[e.Uuid] = s[max(len(s)-maxSegments, 0):]
+			h.append(e.Uuid, Segment{Tenant: api.Tenant(e.Container, e.Uid), From: at, client: e.Client})
+		case api.EventType_EVENT_TYPE_SWAP_OUT, api.EventType_EVENT_TYPE_SWAP_IN:
+			h.append(e.Uuid, Segment{Tenant: api.Tenant(e.Container, e.Uid), From: at - e.TookNs/1e6, To: at, Moves: true, client: e.Client})
 		case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
 			h.endOn(e.Uuid, at, ofClient)
 		case api.EventType_EVENT_TYPE_END: // of a process, and so on all its GPUs
@@ -179,29 +219,75 @@ func (h *history) endOn(gpu string, at int64, which func(Segment) bool) {
 }
 
 // recent returns the segments of the latest minute.
-func (h *history) recent(now time.Time, gpu string) []Segment {
-	from := now.Add(-time.Minute).UnixMilli()
+func (h *history) recent(gpu string) []Segment {
+	from := h.at.Add(-time.Minute).UnixMilli()
 	s := slices.DeleteFunc(h.segments[gpu], func(s Segment) bool { return s.To != 0 && s.To < from })
 	h.segments[gpu] = s
 	return append([]Segment{}, s...) // a list in JSON, also of a GPU that nobody was granted
 }
 
-// Point is one minute of a GPU, for a browser.
-type Point struct {
-	Minute  int64              `json:"minute"`  // since 1970
-	Tenants map[string]float64 `json:"tenants"` // part of the GPU's time
+// Day is what a browser draws of a GPU: an entry of each tenant's columns for each time.
+type Day struct {
+	Times   []int64             `json:"times"` // s since 1970: when each minute began, and the end of the last one
+	Tenants map[string]*Columns `json:"tenants"`
 }
 
-func (h *history) points(gpu string) []Point {
-	out := []Point{}
-	for _, b := range h.buckets[gpu] {
-		p := Point{b.minute, map[string]float64{}}
-		for name, t := range b.tenants {
-			p.Tenants[name] = t.used.Minutes()
-		}
-		out = append(out, p)
+// Columns are what a tenant had: the part of the GPU's time, and bytes of memory.
+type Columns struct {
+	Used []float64 `json:"used"`
+	GPU  []uint64  `json:"gpu"`
+	Host []uint64  `json:"host"`
+	File []uint64  `json:"file"`
+}
+
+// day returns the columns of the MaxTenants-1 tenants that had most of the GPU's time, and of all
+// others together: a day may have thousands of short jobs.
+func (h *history) day(gpu string) Day {
+	all := h.buckets[gpu]
+	out := Day{Tenants: map[string]*Columns{}}
+	if len(all) == 0 {
+		return out
 	}
+	n := len(all) + 1
+	for _, name := range mostOf(all, MaxTenants-1) {
+		out.Tenants[name] = newColumns(n)
+	}
+	for i, b := range append(slices.Clone(all), all[len(all)-1]) { // the last entry is as the one before
+		out.Times = append(out.Times, b.from)
+		for name, t := range b.tenants {
+			c := out.Tenants[name]
+			if c == nil {
+				if c = out.Tenants[others]; c == nil {
+					c = newColumns(n)
+					out.Tenants[others] = c
+				}
+			}
+			if b.took > 0 {
+				c.Used[i] += t.used.Seconds() / b.took.Seconds()
+			}
+			c.GPU[i], c.Host[i], c.File[i] = c.GPU[i]+t.memory.gpu, c.Host[i]+t.memory.host, c.File[i]+t.memory.file
+		}
+	}
+	out.Times[n-1] = h.at.Unix()
 	return out
+}
+
+func newColumns(n int) *Columns {
+	return &Columns{make([]float64, n), make([]uint64, n), make([]uint64, n), make([]uint64, n)}
+}
+
+// mostOf names the n tenants with the most time.
+func mostOf(all []bucket, n int) []string {
+	used := map[string]time.Duration{}
+	for _, b := range all {
+		for name, t := range b.tenants {
+			used[name] += t.used
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(used), func(a, b string) int {
+		return cmp.Or(cmp.Compare(used[b], used[a]), cmp.Compare(a, b))
+	})
+	return names[:min(n, len(names))]
 }
 
 // Hours is what a namespace had of all GPUs in the latest day.
@@ -231,31 +317,30 @@ func (h *history) hours() []Hours {
 
 // nowJSON is what the page shows of the present.
 type nowJSON struct {
-	Time     int64     `json:"time"` // ms since 1970
-	Error    string    `json:"error,omitempty"`
-	Version  string    `json:"version"`
-	Clients  uint32    `json:"clients"`
-	Problems []string  `json:"problems"`
-	Hidden   uint32    `json:"hidden_problems"` // that only root may read
-	View     string    `json:"view,omitempty"`  // the one tenant that is named; "": all are
-	GPUs     []gpuJSON `json:"gpus"`
+	Time     int64         `json:"time"`   // of the status, ms since 1970
+	Health   string        `json:"health"` // for people
+	Problems []problemJSON `json:"problems"`
+	GPUs     []gpuJSON     `json:"gpus"`
+}
+
+type problemJSON struct {
+	Text   string `json:"text"`
+	Remedy string `json:"remedy"`
 }
 
 type gpuJSON struct {
-	Index    uint32       `json:"index"`
-	UUID     string       `json:"uuid"`
-	Name     string       `json:"name"`
-	Memory   uint64       `json:"memory"`   // bytes
-	Reserved uint64       `json:"reserved"` // bytes
-	Taken    uint64       `json:"taken"`    // of each tenant its memory limit or what it has reserved, whichever is more, bytes
-	Promised uint32       `json:"promised"` // percent of the time
-	Quantum  float64      `json:"quantum"`  // seconds
-	Way      string       `json:"way"`
-	Reason   string       `json:"reason"`
-	Swaps    bool         `json:"swaps"` // more memory may be promised than there is
-	Tenants  []tenantJSON `json:"tenants"`
-	Others   *api.Others  `json:"others,omitempty"`
-	Segments []Segment    `json:"segments"`
+	Index    uint32        `json:"index"`
+	UUID     string        `json:"uuid"`
+	Name     string        `json:"name"`
+	Memory   uint64        `json:"memory"`   // bytes
+	Reserved uint64        `json:"reserved"` // bytes
+	Taken    uint64        `json:"taken"`    // the sum of promises, and what others have, bytes
+	Promised uint32        `json:"promised"` // percent of the time
+	About    string        `json:"about"`    // how it is shared, and what those have who are not named, for people
+	Swaps    bool          `json:"swaps"`    // more memory may be promised than there is
+	Tenants  []tenantJSON  `json:"tenants"`
+	Promises []promiseJSON `json:"promises"`
+	Segments []Segment     `json:"segments"`
 }
 
 type tenantJSON struct {
@@ -265,76 +350,119 @@ type tenantJSON struct {
 	Waited float64 `json:"waited"`
 	Limit  uint32  `json:"core_limit"`
 	Memory uint64  `json:"memory"`
-	Away   uint64  `json:"away"`
+	Host   uint64  `json:"host"`
+	File   uint64  `json:"file"`
 	OfSize uint64  `json:"memory_limit"`
 	OOM    uint64  `json:"out_of_memory"`
 }
 
+// promiseJSON is what a tenant may count on, also one that is not there.
+type promiseJSON struct {
+	Tenant string `json:"tenant"`
+	Core   uint32 `json:"core"`   // percent of the time
+	Memory uint64 `json:"memory"` // its limit or what it has reserved, whichever is more, bytes
+}
+
 // now describes the present. The lock is held.
-func (s *Server) now(t time.Time) nowJSON {
-	out := nowJSON{Time: t.UnixMilli(), Problems: []string{}, GPUs: []gpuJSON{}}
-	if s.err != nil {
-		out.Error = s.err.Error()
-	}
+func (s *Server) now() nowJSON {
+	out := nowJSON{Time: s.history.at.UnixMilli(), Problems: []problemJSON{}, GPUs: []gpuJSON{}}
 	r := s.status
+	switch {
+	case s.err != nil:
+		out.Health = "no answer: " + s.err.Error()
+	case r != nil:
+		out.Health = healthOf(r)
+	}
 	if r == nil {
 		return out
 	}
-	out.Version, out.Clients = r.Version, r.Clients
-	out.Problems = append(out.Problems, r.Problems...)
-	if v := r.View; v != nil {
-		out.View, out.Hidden = api.Tenant(v.Container, v.Uid), v.Problems
+	for i, text := range r.Problems {
+		out.Problems = append(out.Problems, problemJSON{text, api.Remedy(api.CodeOf(r, i))})
 	}
-	for i, g := range r.Gpus {
-		if i == MaxGPUs {
-			break
-		}
-		out.GPUs = append(out.GPUs, s.gpu(t, g))
+	if n := r.View.GetProblems(); n > 0 {
+		out.Problems = append(out.Problems, problemJSON{fmt.Sprintf("%d that only root may read", n), "sudo nvsharectl"})
+	}
+	for _, g := range r.Gpus[:min(len(r.Gpus), MaxGPUs)] {
+		out.GPUs = append(out.GPUs, s.gpu(g))
 	}
 	return out
 }
 
-func (s *Server) gpu(t time.Time, g *api.GPU) gpuJSON {
+func healthOf(r *api.StatusResponse) string {
+	health := "OK"
+	if n := len(r.Problems) + int(r.View.GetProblems()); n > 0 {
+		health = fmt.Sprintf("Problems: %d", n)
+	}
+	health += fmt.Sprintf(". Scheduler %s, processes: %d", r.Version, r.Clients)
+	if v := r.View; v != nil {
+		health += "; only " + api.Tenant(v.Container, v.Uid) + " is named"
+	}
+	return health
+}
+
+func (s *Server) gpu(g *api.GPU) gpuJSON {
 	out := gpuJSON{
-		Index: g.Index, UUID: g.Uuid, Name: g.Name, Memory: g.MemoryBytes,
-		Reserved: g.Others.GetMemoryBytes(), Promised: g.Others.GetCoreRequest(), Others: g.Others,
-		Quantum: time.Duration(g.QuantumNs).Seconds(), Way: g.Way, Reason: g.WayReason,
-		Swaps: g.Swap.GetArenaLimitBytes() > 0, Tenants: []tenantJSON{}, Segments: s.history.recent(t, g.Uuid),
+		Index: g.Index, UUID: g.Uuid, Name: g.Name, Memory: g.MemoryBytes, Promises: promisesOf(g),
+		Reserved: g.Others.GetMemoryBytes(), Promised: g.Others.GetCoreRequest(), Taken: g.Others.GetMemoryBytes(),
+		About: aboutOf(g), Swaps: g.Swap.GetArenaLimitBytes() > 0, Tenants: []tenantJSON{}, Segments: s.history.recent(g.Uuid),
 	}
-	taken := map[string]uint64{} // also of tenants that are not there
+	for _, p := range out.Promises {
+		out.Promised, out.Taken = out.Promised+p.Core, out.Taken+p.Memory
+	}
+	limits, reserved := map[string]uint64{}, map[string]uint64{}
 	for _, m := range g.Memory {
+		name := api.Tenant(m.Container, m.Uid)
+		limits[name], reserved[name] = m.LimitBytes, m.UsedBytes
 		out.Reserved += m.UsedBytes
-		taken[api.Tenant(m.Container, m.Uid)] = m.UsedBytes
-	}
-	for _, p := range api.Promised(g) {
-		out.Promised += p.CoreRequest
-		taken[api.Tenant(p.Container, p.Uid)] = max(taken[api.Tenant(p.Container, p.Uid)], p.MemoryBytes)
-	}
-	out.Taken = g.Others.GetMemoryBytes()
-	for _, bytes := range taken {
-		out.Taken += bytes
 	}
 	for _, u := range g.Tenants {
+		name, has := api.Tenant(u.Container, u.Uid), memoryOf(g, u)
 		one := tenantJSON{
-			Name: api.Tenant(u.Container, u.Uid), State: "gone", Got: float64(u.GotPermille) / 1000, Waited: float64(u.WaitedPermille) / 1000,
-			Limit: u.GetShare().GetCoreLimit(), Memory: memoryOf(g, u), OOM: u.OutOfMemory,
-		}
-		for _, m := range g.Memory {
-			if api.Tenant(m.Container, m.Uid) == one.Name {
-				one.OfSize = m.LimitBytes
-			}
+			Name: name, State: "gone", Got: float64(u.GotPermille) / 1000, Waited: float64(u.WaitedPermille) / 1000,
+			Limit: u.GetShare().GetCoreLimit(), Memory: reserved[name], Host: has.host, File: has.file, OfSize: limits[name], OOM: u.OutOfMemory,
 		}
 		if u.Clients > 0 {
 			one.State = "group" // unless clients have its name: a gang or an overlap group
 		}
 		for _, c := range g.Clients {
-			if api.Tenant(c.Container, c.Uid) != one.Name {
-				continue
+			if api.Tenant(c.Container, c.Uid) == name {
+				one.State = worse(one.State, stateName(c, u))
 			}
-			one.Away += c.AwayBytes
-			one.State = worse(one.State, stateName(c, u))
 		}
 		out.Tenants = append(out.Tenants, one)
+	}
+	slices.SortFunc(out.Tenants, func(a, b tenantJSON) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+func aboutOf(g *api.GPU) string {
+	text := g.Way
+	if g.WayReason != "" {
+		text += ": " + g.WayReason
+	}
+	if l := g.Load; l != nil {
+		text += fmt.Sprintf("; %d %% busy, %d W, %d °C", l.BusyPercent, l.Watts, l.Celsius)
+	}
+	if o := g.Others; o != nil {
+		text += fmt.Sprintf("; others: %d tenants, %d holding, %d waiting, %d %% of the time", o.Tenants, o.Holding, o.Waiting, o.GotPermille/10)
+	}
+	return text
+}
+
+// promisesOf lists what each tenant may count on.
+func promisesOf(g *api.GPU) []promiseJSON {
+	out := []promiseJSON{}
+	for _, p := range api.Promised(g) {
+		out = append(out, promiseJSON{api.Tenant(p.Container, p.Uid), p.CoreRequest, p.MemoryBytes})
+	}
+	for _, m := range g.Memory {
+		name := api.Tenant(m.Container, m.Uid)
+		i := slices.IndexFunc(out, func(p promiseJSON) bool { return p.Tenant == name })
+		if i < 0 && m.UsedBytes > 0 {
+			out = append(out, promiseJSON{Tenant: name, Memory: m.UsedBytes})
+		} else if i >= 0 {
+			out[i].Memory = max(out[i].Memory, m.UsedBytes)
+		}
 	}
 	return out
 }

@@ -40,6 +40,11 @@ type Source interface {
 	Events(context.Context, *api.EventsRequest) (*api.EventsResponse, error)
 }
 
+// Explainer is a source that also says what nvsharectl why does.
+type Explainer interface {
+	Why(ctx context.Context, tenant string) (string, error)
+}
+
 // Server has what the page shows. Make one with New, and call Watch.
 type Server struct {
 	source Source
@@ -100,16 +105,21 @@ func (s *Server) look(ctx context.Context, now time.Time) {
 	}
 }
 
-// Handler serves the page.
-func (s *Server) Handler() http.Handler {
+func pageFiles() fs.FS {
 	files, err := fs.Sub(page, "page")
 	if err != nil {
 		panic(err)
 	}
+	return files
+}
+
+// Handler serves the page.
+func (s *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET /", http.FileServerFS(files))
+	mux.Handle("GET /", http.FileServerFS(pageFiles()))
 	mux.HandleFunc("GET /api/now", s.serveNow)
 	mux.HandleFunc("GET /api/history", s.serveHistory)
+	mux.HandleFunc("GET /api/why", s.serveWhy)
 	return s.guard(mux)
 }
 
@@ -117,7 +127,7 @@ func (s *Server) Handler() http.Handler {
 func (s *Server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
-		h.Set("Content-Security-Policy", "default-src 'self'; frame-ancestors 'none'")
+		h.Set("Content-Security-Policy", "default-src 'self'; img-src data:; frame-ancestors 'none'")
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "no-referrer")
 		if s.token == "" {
@@ -170,23 +180,37 @@ func answer(w http.ResponseWriter, v any) {
 // The answers are made under the lock and written without it: a slow reader holds up nobody.
 func (s *Server) serveNow(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
-	now := s.now(time.Now())
+	now := s.now()
 	s.mu.Unlock()
 	answer(w, now)
 }
 
 func (s *Server) serveHistory(w http.ResponseWriter, _ *http.Request) {
 	out := struct {
-		GPUs  map[string][]Point `json:"gpus"`
-		Hours []Hours            `json:"hours"`
-	}{GPUs: map[string][]Point{}}
+		GPUs  map[string]Day `json:"gpus"`
+		Hours []Hours        `json:"hours"`
+	}{GPUs: map[string]Day{}}
 	s.mu.Lock()
 	out.Hours = s.history.hours()
 	for uuid := range s.history.buckets {
-		out.GPUs[uuid] = s.history.points(uuid)
+		out.GPUs[uuid] = s.history.day(uuid)
 	}
 	s.mu.Unlock()
 	answer(w, out)
+}
+
+// serveWhy says where a tenant's time went, or how to ask it.
+func (s *Server) serveWhy(w http.ResponseWriter, r *http.Request) {
+	tenant := r.URL.Query().Get("tenant")
+	text := fmt.Sprintf("on this node: sudo nvsharectl why %q\n", tenant)
+	if e, ok := s.source.(Explainer); ok {
+		said, err := e.Why(r.Context(), tenant)
+		if text = said; err != nil {
+			text = fmt.Sprintf("%v\n", err)
+		}
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	_, _ = io.WriteString(w, text)
 }
 
 const (
@@ -206,7 +230,8 @@ const (
 
 // Page is a server with an open port.
 type Page struct {
-	server   *Server
+	handler  http.Handler
+	watch    func(context.Context)
 	listener net.Listener
 }
 
@@ -221,7 +246,8 @@ func Listen(address, tokenFile string, source Source) (*Page, error) {
 	if err != nil {
 		return nil, fmt.Errorf("serve the page: %w (choose another address)", err)
 	}
-	return &Page{New(source, token), netutil.LimitListener(l, MaxConns)}, nil
+	s := New(source, token)
+	return &Page{s.Handler(), s.Watch, netutil.LimitListener(l, MaxConns)}, nil
 }
 
 // Check returns the token, or why a page cannot be served so.
@@ -259,9 +285,9 @@ func (p *Page) Serve(ctx context.Context) error {
 	watched := make(chan struct{})
 	go func() {
 		defer close(watched)
-		p.server.Watch(ctx)
+		p.watch(ctx)
 	}()
-	server := &http.Server{Handler: p.server.Handler(), ReadTimeout: patience, WriteTimeout: writePatience, IdleTimeout: writePatience,
+	server := &http.Server{Handler: p.handler, ReadTimeout: patience, WriteTimeout: writePatience, IdleTimeout: writePatience,
 		MaxHeaderBytes: 16 << 10, ErrorLog: log.New(io.Discard, "", 0)} // whoever asks can cause its errors
 	defer context.AfterFunc(ctx, func() { server.Close() })()
 	err := server.Serve(p.listener)

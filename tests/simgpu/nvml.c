@@ -319,6 +319,21 @@ API nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t *out)
 	return SUCCESS;
 }
 
+/* 90 W and 35 degrees, and while a kernel runs 350 W and 65. */
+API nvmlDeviceGetPowerUsage(nvmlDevice_t d, unsigned *milliwatts)
+{
+	NEED(valid(d) && milliwatts);
+	*milliwatts = sim_busy(d->gpu) ? 350000 : 90000;
+	return SUCCESS;
+}
+
+API nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned sensor, unsigned *celsius)
+{
+	NEED(valid(d) && sensor == 0 && celsius);
+	*celsius = sim_busy(d->gpu) ? 65 : 35;
+	return SUCCESS;
+}
+
 /* Process ids as this process's pid namespace shows them; others are hidden. */
 API nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n, nvmlProcessInfo_t *out)
 {

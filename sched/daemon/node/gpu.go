@@ -46,11 +46,13 @@ type GPU struct {
 	Turns    metrics.Turns
 	NoRoom   base.Time // the latest reservation was refused for which there was no room; 0: none was
 
-	Drained  bool   // admits no new tenants; see setDrained
-	Fault    string // what ended all work on it; "": nothing
-	Faults   uint64 // how many faults the driver has told of
-	OOMKills uint64 // processes without a shim that were killed for their tenant's memory limit
-	Arrived  uint64 // tenants that have moved here from other GPUs
+	Drained  bool      // admits no new tenants; see setDrained
+	Fault    string    // what ended all work on it; "": nothing
+	Faults   uint64    // how many faults the driver has told of
+	OOMKills uint64    // processes without a shim that were killed for their tenant's memory limit
+	Arrived  uint64    // tenants that have moved here from other GPUs
+	Load     *api.Load // as the driver said at LoadAt; nil: it has not
+	LoadAt   base.Time
 
 	// Outbox holds what the core decided and is not carried out yet: normally
 	// nothing between events, more while the state file cannot be written.

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 "use strict";
 
-const minute = 60000, day = 1440;
 const $ = (id) => document.getElementById(id);
 let past = { gpus: {}, hours: [] }, present = null;
 
@@ -11,110 +10,109 @@ function el(name, props = {}, ...children) {
   e.append(...children);
   return e;
 }
+const row = (cell, ...texts) => el("tr", {}, ...texts.map((t) => el(cell, {}, t)));
 
 // colour is the same for a name as long as the page is open; the next name's is far off.
 const hues = new Map();
-function colour(name) {
+function colour(name, light = 50) {
   if (!hues.has(name)) hues.set(name, (hues.size * 137.5 + 210) % 360);
-  return `hsl(${hues.get(name)} 60% 50%)`;
+  return `hsl(${hues.get(name)} 60% ${light}%)`;
 }
 
 const percent = (x) => `${Math.round(x * 1000) / 10} %`;
 function size(n) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let i = 0;
-  while (n >= 1024 && i < units.length - 1) { n /= 1024; i++; }
-  return `${n >= 10 || i === 0 ? Math.round(n) : Math.round(n * 10) / 10} ${units[i]}`;
+  const i = Math.min(Math.floor(Math.log2(Math.max(n, 1)) / 10), 4);
+  return `${Math.round(n / 1024 ** i * 10) / 10} ${["B", "KiB", "MiB", "GiB", "TiB"][i]}`;
 }
 
-function canvas(cls, height, draw) {
-  const c = el("canvas", { className: cls, width: 1000, height });
-  c.style.height = height + "px";
-  draw(c.getContext("2d"), 1000, height);
-  return c;
+const clock = (t) => t == null ? "" : new Date(t * 1000).toLocaleTimeString([], { hour12: false });
+
+// plot draws data over time. What was zoomed stays as it is until a double-click.
+function plot(box, data, series, { height, range, incrs, text }) {
+  const key = series.map((s) => s.label).join("\n");
+  if (box.key !== key) {
+    box.chart?.destroy();
+    const axis = { stroke: () => getComputedStyle(box).color, grid: { stroke: "#8883" }, ticks: { stroke: "#8883" } };
+    box.chart = new uPlot({
+      width: box.clientWidth, height, legend: { show: !!text }, scales: { y: { range } },
+      series: [{ label: "Time", value: (u, t) => clock(t) }, ...series.map((s) => ({ width: 0, points: { show: false }, ...s }))],
+      axes: [{ ...axis, space: 70, size: 30, values: (u, all) => all.map(clock) }, { ...axis, show: !!text, size: 70, incrs, values: (u, all) => all.map(text) }],
+      hooks: { setSelect: [(u) => { box.zoomed = u.select.width > 0; }] },
+    }, data, box);
+    Object.assign(box, { key, ondblclick: () => { box.zoomed = false; } });
+  }
+  if (box.chart.width !== box.clientWidth) box.chart.setSize({ width: box.clientWidth, height });
+  if (!box.zoomed) box.chart.setData(data);
 }
 
-// turns draws who had the GPU over the last minute. Each tenant has a lane: turns are
-// shorter than a point of the screen, and slices are at the same time.
-function turns(g) {
-  const from = present.time - minute, lane = 14;
-  const names = [...new Set(g.segments.map((s) => s.tenant))].sort();
-  return canvas("turns", Math.max(names.length, 1) * lane, (ctx, w) => {
-    for (const s of g.segments) {
-      const x = Math.max((s.from - from) / minute, 0) * w, end = ((s.to || present.time) - from) / minute * w;
-      ctx.fillStyle = colour(s.tenant);
-      ctx.fillRect(x, names.indexOf(s.tenant) * lane + 1, Math.max(end - x, 0.5), lane - 2);
+// turns draws who had the GPU over the last minute, each tenant in its lane, and moves of its memory.
+function turns(box, g, names) {
+  const lane = (tenant, i, moves) => (u) => {
+    const p = new Path2D(), x = (t) => u.valToPos(t / 1000, "x", true), high = u.bbox.height / names.length;
+    for (const s of box.segments.filter((s) => s.tenant === tenant && s.moves === moves)) {
+      p.rect(x(s.from), u.bbox.top + high * (i + (moves ? 0.5 : 0.1)), Math.max(x(s.to || present.time) - x(s.from), 0.5), high * (moves ? 0.4 : 0.8));
     }
-  });
+    return { fill: p };
+  };
+  box.segments = g.segments;
+  const to = present.time / 1000, series = names.flatMap((name, i) => [
+    { label: name, fill: colour(name), paths: lane(name, i, false) }, { label: name, fill: colour(name, 75), paths: lane(name, i, true) }]);
+  plot(box, [[to - 60, to], ...series.map(() => [0, 0])], series, { height: 48 + 16 * names.length, range: [0, 1] });
 }
 
-// history draws the parts of each minute of the last day.
-function history(g) {
-  const now = Math.floor(present.time / minute);
-  return canvas("day", 90, (ctx, w, h) => {
-    for (const p of past.gpus[g.uuid] || []) {
-      const x = (1 - (now - p.minute + 1) / day) * w;
-      let y = h;
-      for (const name of Object.keys(p.tenants).sort()) {
-        const part = Math.min(p.tenants[name], 1) * h;
-        ctx.fillStyle = colour(name);
-        ctx.fillRect(x, y - part, Math.max(w / day, 1), part);
-        y -= part;
-      }
-    }
-  });
+// stacked draws parts, each [label, colour, column], one on the other: the sums, the greatest first.
+function stacked(box, times, parts, y) {
+  let sum = times.map(() => 0);
+  const all = parts.map(([label, fill, column]) => [label, fill, column, sum = sum.map((v, i) => v + column[i])]).reverse();
+  box.columns = all.map((part) => part[2]);
+  plot(box, [times, ...all.map((part) => part[3])], all.map(([label, fill]) => ({
+    label, fill, paths: uPlot.paths.stepped({ align: 1 }), value: (u, v, s, i) => i == null ? "" : y.text(box.columns[s - 1][i] || 0) })), y);
 }
 
-const ways = { turns: "tenants take turns", slices: "tenants share by the GPU's time slices", driver: "tenants run at the same time" };
-
+const sections = new Map(); // by GPU: its elements, which stay
 function gpu(g) {
-  const s = el("section", { className: "gpu" },
-    el("h2", { textContent: `GPU ${g.index}  ${g.name}` }),
-    el("p", { textContent: `${size(g.reserved)} of ${size(g.memory)} reserved, ${g.promised} % of the time promised` }),
-    el("p", { className: "why", textContent: `${ways[g.way] || "one tenant at a time"}${g.reason ? ": " + g.reason : ""}` }));
-  const rows = el("tbody");
-  for (const t of g.tenants) {
-    const mark = el("span", { className: "mark" });
-    mark.style.background = colour(t.name);
-    rows.append(el("tr", { className: t.state },
-      el("td", {}, mark, t.name), el("td", { textContent: t.state }),
-      el("td", { textContent: percent(t.got) + (t.core_limit ? ` of ${t.core_limit} %` : "") }),
-      el("td", { textContent: percent(t.waited) }),
-      el("td", { textContent: size(t.memory) + (t.memory_limit ? ` of ${size(t.memory_limit)}` : "") + (t.away ? `, ${size(t.away)} away` : "") }),
-      el("td", { textContent: t.out_of_memory || "" })));
+  if (!sections.has(g.uuid)) {
+    const [about, table, minute, used, memory] = ["p", "table", "div", "div", "div"].map((name) => el(name));
+    minute.className = "turns";
+    $("gpus").append(el("section", { className: "gpu" }, el("h2", { textContent: `GPU ${g.index}  ${g.name}` }), about, table,
+      el("small", {}, "turns of the last minute; pale: memory moves"), minute, el("div", { className: "day" },
+        el("div", {}, el("small", {}, "GPU time"), used), el("div", {}, el("small", {}, "memory: on the GPU, paler on the host, palest in files"), memory))));
+    sections.set(g.uuid, { about, table, minute, used, memory });
   }
-  s.append(el("table", {}, el("thead", {}, el("tr", {}, ...["Tenant", "State", "Gets", "Waited", "Memory", "Out of memory"].map((x) => el("th", { textContent: x })))), rows));
-  if (g.others) {
-    const o = g.others;
-    s.append(el("p", { textContent: `others: ${o.tenants || 0} tenants, ${o.holding || 0} holding, ${o.waiting || 0} waiting, ${percent((o.got_permille || 0) / 1000)} of the time` }));
-  }
-  s.append(el("p", { className: "scale", textContent: "the last minute" }), turns(g), el("p", { className: "scale", textContent: "the last 24 hours" }), history(g));
-  return s;
+  const s = sections.get(g.uuid), names = [...new Set([...g.tenants.map((t) => t.name), ...g.segments.map((x) => x.tenant)])].sort();
+  s.about.textContent = `${size(g.reserved)} of ${size(g.memory)} reserved, ${g.promised} % of the time promised; ${g.about}`;
+  s.table.replaceChildren(row("th", "Tenant", "State", "Gets", "Waited", "Memory"), ...g.tenants.map((t) => {
+    const mark = el("span", { className: "mark", style: `background: ${colour(t.name)}` }), link = el("a", { href: "api/why?tenant=" + encodeURIComponent(t.name), title: "where its time went", textContent: t.name });
+    const line = row("td", "", t.state, percent(t.got) + (t.core_limit ? ` of ${t.core_limit} %` : ""), percent(t.waited),
+      size(t.memory) + (t.memory_limit ? ` of ${size(t.memory_limit)}` : "") + (t.host ? `, ${size(t.host)} on the host` : "")
+      + (t.file ? `, ${size(t.file)} in files` : "") + (t.out_of_memory ? `, refused ${t.out_of_memory} times` : ""));
+    line.className = t.state;
+    line.cells[0].append(mark, link);
+    return line;
+  }));
+  if (names.length) turns(s.minute, g, names);
+  const day = past.gpus[g.uuid] || { times: [], tenants: {} };
+  const all = Object.keys(day.tenants).sort(), parts = (place, label, light) => all.map((n) => [n + label, colour(n, light), day.tenants[n][place]]);
+  stacked(s.used, day.times, parts("used", "", 50), { height: 180, range: (u, low, high) => [0, Math.max(high, 1)], text: percent });
+  stacked(s.memory, day.times, [...parts("gpu", "", 50), ...parts("host", ", host", 70), ...parts("file", ", files", 85)].filter((p) => p[2].some(Boolean)),
+    { height: 180, range: (u, low, high) => [0, Math.max(high, g.memory)], incrs: Array.from({ length: 50 }, (x, i) => 2 ** i), text: size });
 }
 
 function fits() {
   const want = Number($("want-memory").value) * 2 ** 30, core = Number($("want-core").value);
   $("fits").replaceChildren(...present.gpus.map((g) => {
     const free = Math.max(g.memory - g.taken, 0), time = Math.max(100 - g.promised, 0);
-    let text = `GPU ${g.index}: fits (${size(free)} and ${time} % free)`;
-    if (want > g.memory) text = `GPU ${g.index}: never, it has ${size(g.memory)}`;
-    else if (core > time) text = `GPU ${g.index}: no, only ${time} % of its time is not promised`;
-    else if (want > free) text = g.swaps ? `GPU ${g.index}: fits with swapping (${size(free)} free)` : `GPU ${g.index}: no, only ${size(free)} is free`;
-    return el("li", { textContent: text });
+    const fits = core > time || want > (g.swaps ? g.memory : free) ? "no" : want > free ? "fits with swapping" : "fits";
+    const to = g.promises.map((p) => `${p.tenant} ${size(p.memory)}${p.core ? ` and ${p.core} %` : ""}`);
+    return el("li", {}, `GPU ${g.index}: ${fits}; ${size(free)} and ${time} % of its time are not promised`, el("small", {}, to.length ? `promised or in use: ${to.join("; ")}` : "nothing is promised"));
   }));
 }
 
 function show() {
-  const problems = [...present.problems], numbered = (n) => n === 1 ? "1 problem" : `${n} problems`;
-  const n = problems.length + present.hidden_problems;
-  if (present.hidden_problems) problems.push(`${numbered(present.hidden_problems)} that only root may read`);
-  $("health").textContent = present.error ? `no answer: ${present.error}`
-    : `${n === 0 ? "OK" : numbered(n)}. Scheduler ${present.version}, ${present.clients} processes`
-      + (present.view ? `; only ${present.view} is named` : "");
-  $("problems").replaceChildren(...problems.map((p) => el("li", { textContent: p })));
-  $("gpus").replaceChildren(...present.gpus.map(gpu));
-  $("hours").tBodies[0].replaceChildren(...past.hours.map((h) => el("tr", {},
-    el("td", { textContent: h.namespace || "outside Kubernetes" }), el("td", { textContent: h.gpu_hours.toFixed(3) }))));
+  $("health").textContent = present.health;
+  $("problems").replaceChildren(...present.problems.map((p) => el("li", {}, p.text, el("small", {}, p.remedy))));
+  present.gpus.forEach(gpu);
+  $("hours").replaceChildren(...past.hours.map((h) => row("td", h.namespace || "outside Kubernetes", h.gpu_hours.toFixed(3))));
   fits();
 }
 
@@ -136,5 +134,5 @@ async function refresh() {
   setTimeout(refresh, 2000);
 }
 
-for (const id of ["want-memory", "want-core"]) $(id).addEventListener("input", () => present && fits());
+for (const event of ["input", "resize"]) addEventListener(event, () => present && show());
 refresh();

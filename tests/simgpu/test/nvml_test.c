@@ -61,6 +61,10 @@ int main(void)
 	CHECK(m.total == 64u << 20 && m.used == 3u << 20 && m.free == m.total - m.used);
 	EXPECT(0, FN(nvmlDeviceGetUtilizationRates, void *, unsigned *)(dev, util));
 	CHECK(util[0] == 100);
+	EXPECT(0, FN(nvmlDeviceGetPowerUsage, void *, unsigned *)(dev, &n));
+	CHECK(n == 350000);
+	EXPECT(0, FN(nvmlDeviceGetTemperature, void *, unsigned, unsigned *)(dev, 0, &n));
+	CHECK(n == 65);
 	EXPECT(0, FN(nvmlShutdown, void)());
 	EXPECT(1, FN(nvmlShutdown, void)());
 	dlclose(lib); /* must not cost this process its slot */

@@ -150,7 +150,7 @@ func browse(ctx context.Context, b *watch.Bed, page, to string) error {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-		"--user-data-dir="+filepath.Join(b.Dir, "browser"), "--window-size=1000,480", "--virtual-time-budget=4000", "--screenshot="+to, page)
+		"--user-data-dir="+filepath.Join(b.Dir, "browser"), "--window-size=1000,840", "--virtual-time-budget=4000", "--screenshot="+to, page)
 	cmd.Env = append(os.Environ(), "HOME="+b.Dir)
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("chromium: %w %s", err, text)
