@@ -139,6 +139,7 @@ struct nvs_gpu {
 	/* ---- work ---- */
 	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed, and while memory moves */
 	atomic_bool moving;         /* it is held for memory that moves, which mostly ends by itself */
+	_Atomic uint64_t load_ns;   /* since then a thread of the shim loads a module; 0: none does. swap/look.c */
 	struct nvs_primary primary;
 	struct nvs_lock query_lock; /* held while a stream is asked about */
 	atomic_int captures;        /* open on the GPU */

@@ -545,6 +545,7 @@ static void *mover_main(void *arg)
 			if (!again) {
 				nvs_pools_drained(gpu);
 				flushed(gpu);
+				nvs_look_load(gpu);
 				p = move((struct pass){ .gpu = gpu, .out = true });
 			}
 		} else if (plan == PLAN_IN) {

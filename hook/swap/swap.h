@@ -90,8 +90,8 @@ bool nvs_swap_pin(CUdeviceptr p, struct nvs_swap_range *r);
 void nvs_swap_pin_word(CUdeviceptr p);
 void nvs_swap_pin_ops(const struct cu_mem_op *op, uint count);
 
-/* A stream of the process is about to wait, or has waited, for what no drain waits for (look.c). */
-extern atomic_bool nvs_swap_streams_wait;
+/* A stream of the process is about to wait for what no drain waits for: nothing looks at memory any more (look.c). */
+void nvs_swap_stream_waits(void);
 
 /* cuIpc*. */
 int nvs_ipc_export(struct cu_ipc_handle *handle, CUdeviceptr p);
