@@ -46,6 +46,10 @@ bool nvs_swap_on(struct nvs_gpu *gpu);
 /* The same as far as is known; never waits. */
 bool nvs_swap_is_on(struct nvs_gpu *gpu);
 
+/* Whether it is swapped, and all that is promised fits onto the GPU; or not all does. */
+bool nvs_swap_still(struct nvs_gpu *gpu);
+bool nvs_swap_may_leave(struct nvs_gpu *gpu);
+
 /* Whether the container wants managed memory instead of device memory. */
 bool nvs_swap_managed(struct nvs_gpu *gpu);
 
