@@ -153,7 +153,7 @@ type swapFlags struct {
 
 func (f *swapFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
-	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory, of the whole node, for memory that is moved off GPUs, like 200Gi; auto: half of what the host can spare at the start, taken when it is first needed; 0: nothing is moved")
+	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory, of the whole node, for memory that is moved off GPUs, like 200Gi; auto: half of what the host can spare when it is needed; 0: nothing is moved")
 	fs.StringVar(&f.ready, "swap-ready", "25%", "`size` or percentage of --swap-memory that is taken from the host before tenants need it, as far as the host can spare it; 0: nothing")
 	fs.StringVar(&f.share, "swap-share", "10", "`percentage` of the time that moving memory may take, 1 to 50: turns become longer than the time quantum for that; none: turns are as long as the time quantum")
 	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of the part of each GPU that is left to the driver where more is promised than the GPU has, like 4Gi; by default a thirty-second of the GPU's memory")

@@ -220,11 +220,16 @@ func (mem *Memory) DropUse(cl *node.Client, why base.Event) {
 	}
 }
 
-// ObserveHost tells the node how much host memory there is.
+// ObserveHost tells the node how much host memory there is. With --swap-memory auto what is away may take half
+// of what the host has free now, and of what it takes already, beyond the part that is left to others.
 func (mem *Memory) ObserveHost() {
 	pages, huge, known := mem.Pool.Host.Free()
 	ready := mem.Pool.Held() // which is there for clients
 	filed := mem.Pool.Filed()
+	if mem.Opts.SwapAuto && known {
+		mem.Pool.Limit = min(HalfOfSpare(pages+huge+ready+mem.Pool.Used(), arena.Total()), mem.Opts.SwapMemory)
+		mem.Cores.Arenas.Bound(mem.Pool.Limit, arena.HostReserve)
+	}
 	mem.Cores.Arenas.Observe(residency.Host{Used: mem.Pool.Used() + filed, Filed: filed, Return: min(filed, mem.Contexts.LargestFiled()), Ready: ready, Free: pages + huge + ready, FreeKnown: known, Failed: mem.Pool.Err()})
 }
 
