@@ -312,10 +312,11 @@ func (r *rooms) grow(o *occupant) {
 	}
 }
 
-// refused says that the driver had no memory for a client although the client had
-// room: others than clients have some of the GPU, as much as clients have not.
+// refused says that the driver had no memory for a client with a grant although the client had
+// room: others than clients have some of the GPU, as much as clients have not. Without a grant its word
+// is no reason for others to make room.
 func (r *rooms) refused(id base.ClientID) {
-	if o := r.clients[id]; o != nil && o.resident < o.room && r.sum.movable > o.counted.movable { // else nobody can make room
+	if o := r.clients[id]; o != nil && o.active && o.resident < o.room && r.sum.movable > o.counted.movable { // else nobody can make room
 		r.outside = max(r.outside, less(r.physical, r.sum.resident))
 	}
 }
