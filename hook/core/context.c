@@ -18,6 +18,13 @@ unsigned nvs_contexts_used;
 #define HOLD_NS (5 * NVS_S)
 #define MOVE_NS (60 * NVS_S)
 
+bool nvs_gpu_loads(struct nvs_gpu *gpu)
+{
+	uint64_t since = atomic_load(&gpu->load_ns);
+
+	return since && nvs_elapsed(nvs_now(), since) < NVS_LOAD_NS;
+}
+
 static struct nvs_context *context_find(void *ctx)
 {
 	for (unsigned i = 0; i < nvs_contexts_used; i++)
@@ -166,6 +173,17 @@ void *nvs_context_of_green(void *green)
 	return ctx;
 }
 
+/* Nobody destroys a context either into which a module is being loaded. */
+static bool hold(struct nvs_gpu *gpu)
+{
+	if (!nvs_trylock(&gpu->drain_lock))
+		return false;
+	if (!nvs_gpu_loads(gpu))
+		return true;
+	nvs_unlock(&gpu->drain_lock);
+	return false;
+}
+
 bool nvs_context_hold(struct nvs_gpu *gpu)
 {
 	int saved = errno;
@@ -174,12 +192,12 @@ bool nvs_context_hold(struct nvs_gpu *gpu)
 
 	if (!gpu)
 		return false;
-	if (nvs_trylock(&gpu->drain_lock))
+	if (hold(gpu))
 		return true;
 	start = nvs_now();
 	do {
 		nvs_nap(200 * NVS_US);
-		held = nvs_trylock(&gpu->drain_lock);
+		held = hold(gpu);
 	} while (!held && nvs_now() - start < (atomic_load(&gpu->moving) ? MOVE_NS : HOLD_NS));
 	if (!held)
 		nvs_debugf("GPU %u: a drain, or a move of memory, does not end, going on beside it", gpu->number);

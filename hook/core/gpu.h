@@ -55,6 +55,7 @@ struct nvs_preemption {
 	bool cuttable;           /* the driver's controls work; of that thread alone */
 	bool off;                /* the channels are off */
 	bool switching;          /* they are being taken off, or put on */
+	bool ahead;              /* work was not bounded since a drain ended: it is cut even where memory may have to leave */
 	bool looking;            /* effect.c has them; drains are not cut meanwhile */
 	atomic_uint offs;        /* how often they went off */
 	uint64_t on_ns;          /* when they were put on */
@@ -139,6 +140,7 @@ struct nvs_gpu {
 	/* ---- work ---- */
 	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed, and while memory moves */
 	atomic_bool moving;         /* it is held for memory that moves, which mostly ends by itself */
+	_Atomic uint64_t load_ns;   /* since then a thread of the shim loads a module; 0: none does. swap/look.c */
 	struct nvs_primary primary;
 	struct nvs_lock query_lock; /* held while a stream is asked about */
 	atomic_int captures;        /* open on the GPU */

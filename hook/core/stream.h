@@ -94,10 +94,17 @@ void nvs_context_note(void *ctx, struct nvs_gpu *gpu);
 
 /*
  * Brackets a call that destroys contexts: waits for a drain of the GPU, 5 s at most, and keeps the
- * next one off. False: nothing is held, and unhold is not called.
+ * next one off, and loads. False: nothing is held, and unhold is not called.
  */
 bool nvs_context_hold(struct nvs_gpu *gpu);
 void nvs_context_unhold(struct nvs_gpu *gpu);
+
+/*
+ * Whether a thread of the shim loads a module into a context of the GPU: who destroys contexts waits
+ * for that. Nobody waits longer than NVS_LOAD_NS: the driver may wait for a library that another thread opens.
+ */
+#define NVS_LOAD_NS (5 * NVS_S)
+bool nvs_gpu_loads(struct nvs_gpu *gpu);
 
 /* cuCtxAttach adds a use (1), cuCtxDetach takes one away (-1). False: there is none, so the context ends. */
 bool nvs_context_count(void *ctx, int by);

@@ -10,13 +10,6 @@
 /* A host function may want what the launching thread has; most run at once. */
 #define FUNCTION_NS (20 * NVS_MS)
 
-/* Before the call: nothing may look at memory once the stream waits. */
-static void will_wait(void)
-{
-	if (!atomic_load_explicit(&nvs_swap_streams_wait, memory_order_relaxed))
-		atomic_store(&nvs_swap_streams_wait, true);
-}
-
 /* The call has put something into the stream that waits. */
 static int waits(int result, void *key, uint64_t patience_ns)
 {
@@ -35,7 +28,7 @@ static int waits(int result, void *key, uint64_t patience_ns)
 	WRAPPER(name, P) \
 	{ \
 		nvs_swap_pin_word(p); \
-		will_wait(); \
+		nvs_swap_stream_waits(); \
 		return waits(CALL(name, NVS_SPREAD A), key, 0); \
 	}
 #define VALUE(W, name, type) NVS_SZ(W, name, (void *s, CUdeviceptr p, type value, uint flags), (s, p, value, flags), s)
@@ -64,7 +57,7 @@ static bool has_wait(const struct cu_mem_op *ops, uint count)
 		int result; \
 		nvs_swap_pin_ops(ops, count); \
 		if (wait) \
-			will_wait(); \
+			nvs_swap_stream_waits(); \
 		result = CALL(name, NVS_SPREAD A); \
 		return wait ? waits(result, key, 0) : result; \
 	}
@@ -76,7 +69,7 @@ NVS_SZ(BATCH, cuStreamBatchMemOp_v2, (void *s, uint count, const struct cu_mem_o
 #define SEMAPHORES(name, P, A, key) \
 	WRAPPER(name, P) \
 	{ \
-		will_wait(); \
+		nvs_swap_stream_waits(); \
 		return waits(CALL(name, NVS_SPREAD A), key, 0); \
 	}
 NVS_SZ(SEMAPHORES, cuWaitExternalSemaphoresAsync, (const void *sems, const void *params, uint count, void *s),

@@ -4,8 +4,12 @@
  * times as fast as the link copies: granules that are zero need no copy and no host memory, and
  * those that are as they were when they left last are still in the arena.
  *
- * The kernel is loaded at a context's first move out, never where all memory fits, and runs in a
- * stream of its own: copies of earlier runs go on. But the driver may have a load, or a kernel, wait for
+ * The kernel is loaded at a context's first move out, never where all memory fits, by a thread that
+ * holds no lock: the driver compiles the kernel in a library that it opens, and so may wait for a
+ * thread of the program that opens or closes one and frees memory meanwhile. What leaves before that is
+ * done is copied.
+ *
+ * The kernel runs in a stream of its own: copies of earlier runs go on. But the driver may have a load, or a kernel, wait for
  * the context's other streams. A drain comes first, and leaves out streams that only wait for a
  * word (memop.c): somebody may write it as late as in a later turn. So a process that has ever put
  * such a wait into a stream is not looked at: all is copied.
@@ -17,9 +21,13 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "futex.h"
 #include "log.h"
 #include "look_ptx.h"
+#include "stream.h"
+#include "swap.h"
 #include "swap_impl.h"
+#include "thread.h"
 
 #define BATCH    1024u /* granules that a launch reads, at most */
 #define RETRY_NS (50 * NVS_MS) /* memory is short when memory moves, and a pass is soon over */
@@ -33,9 +41,19 @@ struct talk {
 	struct look_part part[BATCH][LOOK_PARTS];
 };
 
-/* Of a GPU; the mover's. The keys stay as long as the process: sums are compared over contexts. */
+enum load {
+	LOAD_NOT,
+	LOAD_RUNS,  /* a thread loads the kernel, and has module, function and result */
+	LOAD_ENDED, /* the drain lock guards them again */
+};
+
+/* Of a GPU; the drain lock guards it. The keys stay as long as the process: sums are compared over contexts. */
 struct looker {
 	struct look_keys keys;
+	atomic_int load; /* enum load */
+	int result;      /* of the load; CUDA_ERROR_NOT_READY: it did not begin */
+	void *into;      /* the context */
+	bool stale;      /* the mover has another one meanwhile */
 	void *module, *function, *stream; /* of the context, as the next two */
 	struct talk *talk;
 	CUdeviceptr keys_there;
@@ -44,7 +62,7 @@ struct looker {
 };
 
 static bool wanted;
-atomic_bool nvs_swap_streams_wait;
+static atomic_bool streams_wait; /* or have waited */
 
 void nvs_look_init(void)
 {
@@ -58,7 +76,10 @@ void nvs_look_forget(struct nvs_gpu *gpu)
 	struct looker *l = gpu->swap->look;
 
 	if (l) {
-		l->module = l->function = l->stream = NULL;
+		l->stale = atomic_load(&l->load) != LOAD_NOT;
+		if (!l->stale)
+			l->module = l->function = NULL;
+		l->stream = NULL;
 		l->talk = NULL;
 		l->keys_there = l->failed_ns = 0;
 		l->loaded = l->refused = false;
@@ -90,16 +111,128 @@ static struct looker *look_new(void)
 	return NULL;
 }
 
-/* Each step that succeeded is not repeated. What a call that failed has stored means nothing. Returns CUresult. */
-static int load(struct looker *l)
-{
-	int result = CUDA_SUCCESS;
-
+/* Each step that succeeded is not repeated. What a call that failed has stored means nothing. */
 #define STEP(member, call) \
 	if (result == CUDA_SUCCESS && !l->member && (result = (call)) != CUDA_SUCCESS) \
 		l->member = 0
-	STEP(module, nvs_memory_driver.module_load(&l->module, nvs_look_ptx));
-	STEP(function, nvs_memory_driver.module_function(&l->function, l->module, LOOK_NAME));
+
+/*
+ * Nobody destroys the context as long as nvs_gpu_loads(); so a load does not begin late, and what comes
+ * later than that is not used.
+ */
+static void *load_main(void *arg)
+{
+	struct nvs_gpu *gpu = arg;
+	struct looker *l = gpu->swap->look;
+	int result = CUDA_ERROR_NOT_READY;
+	void *popped;
+
+	nvs_thread_setup("nvshare-look");
+	if (nvs_elapsed(nvs_now(), atomic_load(&gpu->load_ns)) < NVS_LOAD_NS / 2 && nvs_driver_enter()) {
+		result = nvs_driver.ctx_push(l->into);
+		if (result == CUDA_SUCCESS) {
+			STEP(module, nvs_memory_driver.module_load(&l->module, nvs_look_ptx));
+			STEP(function, nvs_memory_driver.module_function(&l->function, l->module, LOOK_NAME));
+			nvs_driver.ctx_pop(&popped);
+		}
+		nvs_driver_leave();
+		if (!nvs_gpu_loads(gpu))
+			result = CUDA_ERROR_INVALID_CONTEXT;
+	}
+	l->result = result;
+	atomic_store(&l->load, LOAD_ENDED);
+	atomic_store(&gpu->load_ns, 0);
+	return NULL;
+}
+
+/* Memory may have been short: whether so long ago that the driver is to be asked again. */
+static bool due(const struct looker *l)
+{
+	return !l->loaded && !l->refused && (!l->failed_ns || nvs_elapsed(nvs_now(), l->failed_ns) >= RETRY_NS);
+}
+
+static void tried(struct nvs_gpu *gpu, int result)
+{
+	struct looker *l = gpu->swap->look;
+
+	l->refused = result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY && result != CUDA_ERROR_NOT_READY;
+	l->failed_ns = result == CUDA_SUCCESS ? 0 : nvs_now();
+	if (l->refused)
+		nvs_debugf("GPU %u: what memory contains cannot be looked at: error %d; all of it is copied", gpu->number, result);
+}
+
+/* What the thread has loaded, if it has ended. */
+static void take(struct nvs_gpu *gpu)
+{
+	struct looker *l = gpu->swap->look;
+
+	if (atomic_load(&l->load) != LOAD_ENDED)
+		return;
+	atomic_store(&l->load, LOAD_NOT);
+	if (l->stale)
+		l->module = l->function = NULL;
+	else
+		tried(gpu, l->result);
+	l->stale = false;
+}
+
+/* Returns whether a thread is to load the kernel. The drain lock is held. */
+static bool load_begin(struct nvs_gpu *gpu)
+{
+	struct looker *l = gpu->swap->look;
+	void *ctx = nvs_mover_context(gpu), *popped;
+
+	if (!ctx)
+		return false;
+	nvs_driver.ctx_pop(&popped);
+	nvs_driver_leave();
+	take(gpu);
+	if (atomic_load(&l->load) != LOAD_NOT || l->function || !due(l))
+		return false;
+	l->into = ctx;
+	atomic_store(&gpu->load_ns, nvs_now());
+	if (atomic_load(&streams_wait)) { /* who says so has not seen the load, and does not wait for it */
+		atomic_store(&gpu->load_ns, 0);
+		return false;
+	}
+	atomic_store(&l->load, LOAD_RUNS);
+	return true;
+}
+
+void nvs_look_load(struct nvs_gpu *gpu)
+{
+	struct nvs_swap *s = gpu->swap;
+	bool begun;
+
+	if (!wanted || atomic_load(&streams_wait))
+		return;
+	nvs_lock(&gpu->drain_lock);
+	if (!s->look)
+		s->look = look_new();
+	begun = s->look && load_begin(gpu);
+	nvs_unlock(&gpu->drain_lock);
+	if (begun && !nvs_thread_start(load_main, gpu)) {
+		s->look->result = CUDA_ERROR_NOT_READY;
+		atomic_store(&s->look->load, LOAD_ENDED);
+		atomic_store(&gpu->load_ns, 0);
+	}
+}
+
+void nvs_swap_stream_waits(void)
+{
+	if (atomic_load_explicit(&streams_wait, memory_order_relaxed))
+		return;
+	atomic_store(&streams_wait, true);
+	NVS_FOR_EACH_GPU(gpu)
+		while (nvs_gpu_loads(gpu))
+			nvs_nap(NVS_MS);
+}
+
+/* What the kernel needs in the context. Returns CUresult. */
+static int prepare(struct looker *l)
+{
+	int result = CUDA_SUCCESS;
+
 	STEP(stream, nvs_driver.stream_create(&l->stream, CU_STREAM_NON_BLOCKING));
 	STEP(talk, nvs_memory_driver.host_alloc((void **)&l->talk, sizeof(*l->talk), CU_HOST_ALLOC_MAPPED));
 	STEP(keys_there, nvs_memory_driver.mem_alloc(&l->keys_there, sizeof(l->keys)));
@@ -112,23 +245,17 @@ static int load(struct looker *l)
 /* Whether the kernel can run in the current context. */
 static bool look_ready(struct nvs_gpu *gpu)
 {
-	struct nvs_swap *s = gpu->swap;
-	struct looker *l;
+	struct looker *l = gpu->swap->look;
 	int result;
 
-	if (!wanted || atomic_load(&nvs_swap_streams_wait))
+	if (!l || atomic_load(&streams_wait))
 		return false;
-	if (!s->look)
-		s->look = look_new();
-	l = s->look;
-	if (!l || l->loaded || l->refused || (l->failed_ns && nvs_elapsed(nvs_now(), l->failed_ns) < RETRY_NS))
-		return l && l->loaded;
-	result = load(l);
-	l->loaded = result == CUDA_SUCCESS;
-	l->refused = result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY;
-	l->failed_ns = nvs_now();
-	if (l->refused)
-		nvs_debugf("GPU %u: what memory contains cannot be looked at: error %d; all of it is copied", gpu->number, result);
+	take(gpu);
+	if (atomic_load(&l->load) == LOAD_NOT && l->function && due(l)) {
+		result = prepare(l);
+		l->loaded = result == CUDA_SUCCESS;
+		tried(gpu, result);
+	}
 	return l->loaded;
 }
 

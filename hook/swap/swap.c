@@ -117,6 +117,18 @@ bool nvs_swap_is_on(struct nvs_gpu *gpu)
 	return atomic_load_explicit(&gpu->swap->mode, memory_order_acquire) == SWAP_ON;
 }
 
+bool nvs_swap_still(struct nvs_gpu *gpu)
+{
+	const struct nvs_slot *slot = atomic_load(&gpu->slot);
+
+	return nvs_swap_is_on(gpu) && __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_SLOT_STILL;
+}
+
+bool nvs_swap_may_leave(struct nvs_gpu *gpu)
+{
+	return nvs_swap_is_on(gpu) && !nvs_swap_still(gpu);
+}
+
 bool nvs_swap_managed(struct nvs_gpu *gpu)
 {
 	const struct nvs_slot *slot;

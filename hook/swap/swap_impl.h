@@ -410,6 +410,12 @@ void nvs_look_init(void);
  */
 void nvs_look(struct nvs_gpu *gpu, struct place first, uint32_t chunks);
 
+/*
+ * Memory is about to leave: a thread loads the kernel, unless it is there. Until it is, all is copied.
+ * The mover calls it; no lock is held.
+ */
+void nvs_look_load(struct nvs_gpu *gpu);
+
 /* The mover's context is another one: the kernel is to be loaded anew. */
 void nvs_look_forget(struct nvs_gpu *gpu);
 

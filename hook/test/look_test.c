@@ -3,6 +3,7 @@
  * look_test.c: only content moves. Run with the shim preloaded; one case per process, ""
  * lists them. The process is tenant and scheduler, so that it knows what is copied.
  */
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -17,7 +18,7 @@ static CUdeviceptr buffer;
 static char *model; /* what is to be in it */
 
 /* Memory that has just been made is not zero: nobody promises that. */
-static void open_with(uint64_t arena, uint64_t most)
+static void open_unseen(uint64_t arena, uint64_t most)
 {
 	struct swapper_config c = { .gpu = GPU, .arena = arena, .arena_most = most, .quantum_ms = 30 };
 
@@ -78,6 +79,26 @@ static void goes_and_comes(unsigned out, unsigned in)
 			(unsigned long long)(after.in - before.in) / LOOK_PIECE, out, in);
 	CHECK(after.out - before.out == (uint64_t)out * LOOK_PIECE);
 	CHECK(after.in - before.in == (uint64_t)in * LOOK_PIECE);
+}
+
+/* What leaves is looked at: the kernel is loaded, while memory may leave as it is. */
+static void await_kernel(void)
+{
+	struct swapper_seen before, after;
+
+	do {
+		before = swapper_seen();
+		leave();
+		after = swapper_seen();
+		come_back();
+		CHECK(differ() == 0); /* it is used, so that it leaves again */
+	} while (after.out != before.out);
+}
+
+static void open_with(uint64_t arena, uint64_t most)
+{
+	open_unseen(arena, most);
+	await_kernel();
 }
 
 /* Writes to model and buffer. */
@@ -262,7 +283,7 @@ static void zeros_leave_from_behind_what_stays(void)
 static void all_is_copied_if_asked(void)
 {
 	CHECK(setenv("NVSHARE_MOVE_ALL", "1", 1) == 0);
-	open_with(16 * MIB, 0);
+	open_unseen(16 * MIB, 0);
 	goes_and_comes(2 * PIECES, PIECES); /* it leaves twice */
 	swapper_end();
 }
@@ -334,7 +355,7 @@ static CUresult refuse_modules(const char *call)
 /* The driver cannot make the kernel: all is copied, and nobody asks again in this context. */
 static void a_driver_may_refuse_the_kernel(void)
 {
-	open_with(16 * MIB, 0);
+	open_unseen(16 * MIB, 0);
 	put_random(5);
 	simgpu_intercept(refuse_modules);
 	goes_and_comes(2 * PIECES, PIECES);
@@ -356,7 +377,7 @@ static void the_kernel_may_find_no_memory(void)
 {
 	struct swapper_seen before, after;
 
-	open_with(16 * MIB, 0);
+	open_unseen(16 * MIB, 0);
 	put_random(5);
 	simgpu_intercept(refuse_memory);
 	goes_and_comes(2 * PIECES, PIECES);
@@ -439,7 +460,7 @@ static void access_may_be_refused(void)
 	swapper_end();
 }
 
-static atomic_uint made; /* modules */
+static atomic_uint made; /* modules, or about to be */
 
 static CUresult count_modules(const char *call)
 {
@@ -449,15 +470,108 @@ static CUresult count_modules(const char *call)
 
 static void the_kernel_is_loaded_once_and_when_it_is_needed(void)
 {
-	open_with(16 * MIB, 0);
+	open_unseen(16 * MIB, 0);
 	simgpu_intercept(count_modules);
-	put_random(1);
 	CU(cuCtxSynchronize());
 	CHECK(atomic_load(&made) == 0);
+	await_kernel();
+	put_random(1);
 	goes_and_comes(1, 1);
 	goes_and_comes(0, 1);
 	CHECK(atomic_load(&made) == 1);
 	simgpu_intercept(NULL);
+	swapper_end();
+}
+
+/* The thread has the lock of whoever loads a library, and frees memory that moves. */
+void opening(void);
+void opening(void)
+{
+	EVENTUALLY(atomic_load(&made));
+	CU(cuMemFree_v2(buffer));
+}
+
+static void *open_library(void *path)
+{
+	CU(cuCtxSetCurrent(ctx));
+	CHECK(dlopen(path, RTLD_NOW));
+	return NULL;
+}
+
+/* To load the kernel opens a library: no thread that the program's own wait for does that. */
+static void a_library_may_be_loaded_meanwhile(void)
+{
+	char path[4096], *slash;
+	pthread_t thread;
+	ssize_t n;
+
+	open_unseen(16 * MIB, 0);
+	n = readlink("/proc/self/exe", path, sizeof(path) - 1);
+	CHECK(n > 0);
+	path[n] = 0;
+	CHECK((slash = strrchr(path, '/')) && slash + sizeof("/libopening.so") < path + sizeof(path));
+	strcpy(slash, "/libopening.so");
+	put_random(5);
+	CU(cuCtxSynchronize());
+	simgpu_intercept(count_modules);
+	CHECK(pthread_create(&thread, NULL, open_library, path) == 0);
+	leave();
+	come_back();
+	CHECK(pthread_join(thread, NULL) == 0);
+	simgpu_intercept(NULL);
+	swapper_end();
+}
+
+static atomic_bool stuck;
+
+static CUresult load_for_ever(const char *call)
+{
+	if (strcmp(call, "module_new") == 0)
+		while (atomic_load(&stuck))
+			nap_ms(1);
+	return CUDA_SUCCESS;
+}
+
+/* What comes too late is not used: the context may have gone. Nobody waits for ever for it, a fork neither. */
+static void a_load_may_not_end(void)
+{
+	pid_t child;
+
+	open_unseen(16 * MIB, 0);
+	put_random(5);
+	atomic_store(&stuck, true);
+	simgpu_intercept(load_for_ever);
+	goes_and_comes(2 * PIECES, PIECES);
+	child = fork();
+	if (child == 0)
+		_exit(0);
+	CHECK(went_well(child));
+	CU(cuStreamWaitValue32(CU_STREAM_PER_THREAD, word(), 0, CU_STREAM_WAIT_VALUE_EQ));
+	atomic_store(&stuck, false);
+	goes_and_comes(2 * PIECES, PIECES);
+	CU(cuCtxDestroy_v2(ctx));
+	swapper_end();
+}
+
+static void a_context_may_end_meanwhile(void)
+{
+	CUcontext other;
+
+	open_unseen(16 * MIB, 0);
+	CU(cuCtxCreate_v2(&other, 0, 0));
+	CU(cuCtxSetCurrent(ctx));
+	atomic_store(&stuck, true);
+	simgpu_intercept(load_for_ever);
+	goes_and_comes(2 * PIECES, PIECES);
+	CU(cuCtxDestroy_v2(ctx)); /* it waits, and goes on */
+	atomic_store(&stuck, false);
+	CU(cuCtxSetCurrent(other));
+	ctx = other;
+	memset(model, 0, PIECES * LOOK_PIECE);
+	CU(cuMemAlloc_v2(&buffer, PIECES * LOOK_PIECE));
+	CU(cuMemsetD8_v2(buffer, 0, PIECES * LOOK_PIECE));
+	CU(cuCtxSynchronize());
+	await_kernel(); /* of the context that is left */
 	swapper_end();
 }
 
@@ -477,6 +591,9 @@ static const struct test_case cases[] = {
 	CASE(a_kernel_may_not_run),
 	CASE(access_may_be_refused),
 	CASE(the_kernel_is_loaded_once_and_when_it_is_needed),
+	CASE(a_library_may_be_loaded_meanwhile),
+	CASE(a_load_may_not_end),
+	CASE(a_context_may_end_meanwhile),
 };
 
 int main(int argc, char **argv)

@@ -19,6 +19,7 @@
  */
 #include "driver.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,23 @@ static const struct {
 	{ LOOK_NAME, OP_LOOK, 3 },
 };
 
+/* PTX is text; a cubin starts with ELF's 0x7f, a fat binary with 0x50 0xed. */
+static int is_ptx(const void *image)
+{
+	const unsigned char *b = image;
+
+	return *b != 0x7f && *b != 0x50;
+}
+
+/* As the driver opens its compiler: whoever loads or unloads a library meanwhile is waited for. */
+static void open_compiler(void)
+{
+	void *self = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+
+	if (self)
+		dlclose(self);
+}
+
 static CUresult module_new(struct sim_module **out, const void *image)
 {
 	struct sim_module *m;
@@ -56,13 +74,12 @@ static CUresult module_new(struct sim_module **out, const void *image)
 	rc = ctx_need(&c);
 	if (rc)
 		return rc;
+	if (is_ptx(image))
+		open_compiler();
 	pthread_mutex_lock(&drv_mu);
 	m = obj_new(M_MODULE, sizeof *m);
 	if (m) {
-		/* PTX is text; a cubin starts with ELF's 0x7f, a fat binary with 0x50 0xed */
-		const unsigned char *b = image;
-
-		if (*b != 0x7f && *b != 0x50)
+		if (is_ptx(image))
 			m->ptx = strdup(image);
 		*out = m;
 	} else {
