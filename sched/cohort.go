@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/account"
@@ -43,8 +44,8 @@ const (
 	// A tenant leaves the GPU idle if a client of it keeps it busy for less than this part of
 	// its own time, and as one of a cohort for less than stillLeaves.
 	leavesIdle, stillLeaves = 0.75, 0.85
-	// apartFor is how long a tenant has turns of its own that did something else in the cohort than
-	// before, so that its turns show what it does now.
+	// apartFor is how long a tenant at most has turns of its own that did something else in the cohort than
+	// before, until its turns have shown what it does now.
 	apartFor = 10 * time.Second
 
 	// maxCohort is how many clients a cohort has at most: each end of its turn is a message to
@@ -74,7 +75,7 @@ func (c *GPU) lookWhoIsApart() {
 		if c.inCohort(t) && t.limited() && t.other {
 			c.doubt(t)
 		}
-		c.setApart(t, t.share.exclusive() || needs[t] && (!leaves[t] || c.now < t.closeTo))
+		c.setApart(t, t.share.exclusive() || needs[t] && (!leaves[t] || c.doubted(t)))
 	}
 }
 
@@ -118,6 +119,13 @@ func (c *GPU) doubt(t *tenant) {
 			cl.progress.Doubt(load - cl.progress.Load())
 		}
 	}
+}
+
+// doubted says whether its turns have yet to show what a tenant does.
+func (c *GPU) doubted(t *tenant) bool {
+	return c.now < t.closeTo && slices.ContainsFunc(c.inOrder(), func(cl *client) bool {
+		return cl.tenant == t && cl.shares() && cl.progress.Doubts()
+	})
 }
 
 // load is how much work waits for the GPU of all who share it by slices, 1 for each that always has some.
@@ -179,6 +187,9 @@ func (c *GPU) againstCohort() Cause {
 		switch {
 		case c.gangPlays(cl):
 			return because(reasonGang)
+		case t.apart && c.cohort.on && c.doubted(t):
+			others++ // it is back soon
+			continue
 		case t.apart || !cl.shares():
 			continue
 		}

@@ -46,10 +46,12 @@ type Progress struct {
 // doubt is about a client that gets on far more slowly beside others than by its even part: it does
 // something else, or it waits for long slices of others. Turns of its own decide.
 type doubt struct {
-	told  float64 // how fast it got on, of its even part; 0: no doubt
-	rate  float64 // calls per second of its turns before
-	calls float64 // in its turns since
-	held  time.Duration
+	told       float64 // how fast it got on, of its even part; 0: no doubt
+	rate       float64 // calls per second of its turns before
+	calls      float64 // in its turns since, as in Progress
+	held       time.Duration
+	paused     time.Duration
+	looks, hot float64
 }
 
 const (
@@ -72,8 +74,6 @@ const (
 	recentReports = 4
 	// slower is far slower than expected: a client that does the same varies less.
 	slower = 0.5
-	// doubtLeast is the least time of turns that shows whether a client does the same as before.
-	doubtLeast = 100 * time.Millisecond
 	// turnsLeast is the least time of turns that says what a client gets in them.
 	turnsLeast = 750 * time.Millisecond
 )
@@ -90,15 +90,19 @@ func (p *Progress) HadTurn(calls uint64, held time.Duration) {
 		}
 	}
 	if p.others >= otherTurns {
-		p.calls, p.held, p.paused, p.looks, p.hot, p.others = 0, 0, 0, 0, 0, 0
-		p.waits, p.doubt = 0, doubt{}
+		if p.others, p.waits = 0, 0; p.doubt.told > 0 {
+			p.doubt.rate = 0 // what its turns show is what it does now
+		} else {
+			p.calls, p.held, p.paused, p.looks, p.hot = 0, 0, 0, 0, 0
+		}
 	}
 	p.calls += float64(calls)
 	p.turnCalls += float64(calls)
 	p.held += held
-	if d := &p.doubt; d.told > 0 {
-		d.calls += float64(calls)
-		d.held += held
+	if p.doubt.told > 0 {
+		p.doubt.calls += float64(calls)
+		p.doubt.held += held
+		p.decide()
 	}
 	if p.held+p.paused > aloneMemory {
 		p.calls, p.held, p.paused, p.looks, p.hot = p.calls/2, p.held/2, p.paused/2, p.looks/2, p.hot/2
@@ -120,6 +124,7 @@ func (p *Progress) EndTurns(at base.Time) {
 func (p *Progress) HadPause(d time.Duration) {
 	if p.held > 0 && d < time.Second {
 		p.paused += d
+		p.doubt.paused += d
 	}
 }
 
@@ -128,6 +133,8 @@ func (p *Progress) Report(now base.Time, ev Utilization, alone bool, shared time
 	if alone {
 		p.looks += float64(ev.Samples)
 		p.hot += float64(ev.Busy)
+		p.doubt.looks += float64(ev.Samples)
+		p.doubt.hot += float64(ev.Busy)
 		return
 	}
 	busy := float64(min(ev.Busy, ev.Samples)) / float64(ev.Samples)
@@ -170,8 +177,18 @@ func (p *Progress) Use(others float64) (part float64, other bool) {
 	if !known {
 		return p.busyNow, false
 	}
-	p.decide()
+	if rate, _, _ := p.Alone(); p.rateNow > Changed*rate {
+		return even, false // see Outgrow
+	}
 	return min(max(even, told), p.busyNow), told < slower*even && (p.waits == 0 || told < slower*p.waits*even)
+}
+
+// Outgrow corrects what is known of a client's turns if it gets on faster beside others, with so many calls
+// a second: nobody does, so these were of another time, such as its start.
+func (p *Progress) Outgrow(beside float64) {
+	if rate, _, known := p.Alone(); known && beside > Changed*rate {
+		p.calls *= beside / rate
+	}
 }
 
 // fares returns a client's even part of the time in which it has work, and what its speed says.
@@ -190,18 +207,25 @@ func (p *Progress) Doubt(others float64) {
 	}
 }
 
-// decide ends a doubt if there were turns since. Of a client that does the same in them as before it
-// is known that it waits so long beside others.
+// Doubts says whether turns have yet to decide a doubt.
+func (p *Progress) Doubts() bool { return p.doubt.told > 0 }
+
+// decide ends a doubt once its turns show enough. Of a client that does the same in them as before it is known
+// that it waits so long beside others. Of another one only these turns are known.
 func (p *Progress) decide() {
 	d := p.doubt
-	if d.told == 0 || d.held < doubtLeast {
+	if d.held < aloneLeast {
 		return
 	}
-	now := d.calls / d.held.Seconds()
-	if p.waits = d.told; now < slower*d.rate || slower*now > d.rate {
+	p.doubt = doubt{}
+	switch now := d.calls / d.held.Seconds(); {
+	case now >= slower*d.rate && slower*now <= d.rate:
+		p.waits = d.told
+	case now > 0:
+		p.waits, p.calls, p.held, p.paused, p.looks, p.hot = 0, d.calls, d.held, d.paused, d.looks, d.hot
+	default:
 		p.waits = 0
 	}
-	p.doubt = doubt{}
 }
 
 // StartWindow forgets what was measured beside others. The first report of a window is

@@ -48,7 +48,7 @@ func TestWaitsForSlicesOfOthers(t *testing.T) {
 	for name, c := range map[string]struct {
 		calls uint64 // of its own turns after the doubt
 		other bool
-	}{"the same": {1000, false}, "something else": {4000, true}, "nothing": {0, true}} {
+	}{"the same": {1000, false}, "something else": {4000, true}} {
 		var p Progress
 		for range 10 {
 			p.HadTurn(1000, turn)
@@ -60,7 +60,7 @@ func TestWaitsForSlicesOfOthers(t *testing.T) {
 			t.Fatalf("%s: with two fifths of its even part there is no doubt", name)
 		}
 		p.Doubt(1)
-		for range 2 {
+		for range 4 {
 			p.HadTurn(c.calls, turn)
 		}
 		if other := beside(&p, 500); other != c.other {
@@ -69,5 +69,23 @@ func TestWaitsForSlicesOfOthers(t *testing.T) {
 		if !beside(&p, 20) {
 			t.Errorf("%s: a fiftieth of its even part is no doubt", name)
 		}
+	}
+}
+
+// A client that started slowly is not charged more for that it is faster now, beside others.
+func TestFasterThanItsStart(t *testing.T) {
+	var p Progress
+	const turn = 100 * time.Millisecond
+	at := base.Time(time.Hour)
+	for range 10 {
+		p.HadTurn(100, turn)
+		p.HadPause(turn)
+	}
+	for range 8 {
+		at = at.Add(250 * time.Millisecond)
+		p.Report(at, Utilization{Samples: 50, Busy: 50, Calls: 500}, false, time.Duration(at))
+	}
+	if part, other := p.Use(1); part > 0.51 || other {
+		t.Errorf("it uses %.2f of the GPU, something else: %t, want half", part, other)
 	}
 }

@@ -42,9 +42,11 @@ const (
 	// After harm longer slices are tried again, after a time that doubles.
 	minRetry, maxRetry = 30 * time.Second, 8 * time.Minute
 	// Programs change. Once in a while all have the driver's slices for a window, to be
-	// compared with: 2 s of 120 s at 8 % are 0.13 %. If one seems to do something else,
-	// that may come earlier.
-	rebaseEvery, rebaseSoon = 120 * time.Second, 20 * time.Second
+	// compared with: 2 s of 120 s at 8 % are 0.13 %. If one seems to do something else, that comes
+	// earlier: rebaseSoon after the one before, and after twice that time each time after.
+	rebaseEvery, rebaseSoon, rebaseLater = 120 * time.Second, 4 * time.Second, 32 * time.Second
+	// One that has less than this is harmed so much that no long slice will do.
+	ruined = 0.5
 )
 
 // Search is the search for the length of the longest time slice. It is asked once a
@@ -61,6 +63,8 @@ type Search struct {
 	last    Speeds  // of the window before
 	worked  time.Duration // the windows so far in which clients shared the GPU: pauses make no program another one
 	basedAt time.Duration // as worked
+	changed bool          // a client seems to do something else since
+	soon    time.Duration // then they are compared again after so long
 	nextTry time.Duration // of a length that did harm, as worked; 0: none did
 	retry   time.Duration // how long it takes to the next
 }
@@ -129,11 +133,13 @@ func (s *Search) Window(length time.Duration, rates Speeds) {
 	}
 	if s.basing {
 		s.noteBase(rates)
-		s.basedAt = s.worked
+		s.basedAt, s.changed = s.worked, false
 		s.basing, s.growing, s.longest = false, s.trial > 0 && !s.sure, s.trial
 		return
 	}
-	gained, harm, other := s.compare(rates)
+	s.changed = s.changed || differ(rates, s.last)
+	gained, least, other := s.compare(rates)
+	harm := least < harmed
 	if other && !harm {
 		*s = NewSearch(s.cohort) // what it was compared with is of another time: of a program's start, say
 		return
@@ -147,6 +153,8 @@ func (s *Search) Window(length time.Duration, rates Speeds) {
 		toGrow, toKeep = toGrow/2, toKeep/2
 	}
 	switch {
+	case s.longest > 0 && least < ruined:
+		s.back(0)
 	case s.longest > 0 && harm:
 		s.back(shorter(s.longest))
 	case s.growing && gained < 1+toGrow, s.longest > 0 && s.gained < 1+toKeep:
@@ -161,9 +169,12 @@ func (s *Search) Window(length time.Duration, rates Speeds) {
 	case s.nextTry != 0 && s.worked >= s.nextTry:
 		s.sure, s.base = false, nil
 		s.rebase(longer(s.longest))
-	case s.longest > 0 && (s.worked-s.basedAt > rebaseEvery || s.worked-s.basedAt > rebaseSoon && differ(rates, s.last)):
-		s.base = nil // programs may have changed
-		s.rebase(s.longest)
+	case s.longest > 0 && s.worked-s.basedAt > rebaseEvery:
+		s.soon = 0
+		s.baseAnew()
+	case s.longest > 0 && s.changed && s.worked-s.basedAt >= max(s.soon, rebaseSoon):
+		s.soon = min(2*max(s.soon, rebaseSoon), rebaseLater)
+		s.baseAnew()
 	}
 }
 
@@ -178,6 +189,12 @@ func (s *Search) back(to time.Duration) {
 // rebase measures what clients have with the driver's slices, and then tries a length.
 func (s *Search) rebase(trial time.Duration) {
 	s.basing, s.trial, s.longest, s.gained = true, trial, 0, 0
+}
+
+// baseAnew is rebase after programs may have changed.
+func (s *Search) baseAnew() {
+	s.base = nil
+	s.rebase(s.longest)
 }
 
 // noteBase takes note of what clients have with the driver's slices: of the second time
@@ -200,16 +217,17 @@ func gainOf(d time.Duration) float64 {
 	return used(d)/used(DriverSlice) - 1
 }
 
-// compare returns the mean of what clients have of base, whether one is harmed, and whether one has so
-// much more that this is not for its slices.
-func (s *Search) compare(rates Speeds) (mean float64, harm, other bool) {
+// compare returns the mean of what clients have of base, the least, and whether one has so much more
+// that this is not for its slices.
+func (s *Search) compare(rates Speeds) (mean, least float64, other bool) {
+	least = 1
 	rates.beside(s.base, func(now, was float64) {
 		part := now / was
-		harm = harm || part < harmed
+		least = min(least, part)
 		other = other || part > Changed
 		mean += part / float64(len(rates))
 	})
-	return mean, harm, other
+	return mean, least, other
 }
 
 // differ says whether a client is much faster or slower than it was.
