@@ -197,7 +197,7 @@ bool nvs_swap_retry(struct nvs_gpu *gpu, unsigned *tries)
 	s = gpu->swap;
 	nvs_swap_flush(gpu, UINT64_MAX);
 	nvs_swap_lock(s);
-	alone = nvs_swap_capacity(gpu) == UINT64_MAX;
+	alone = nvs_swap_capacity(gpu) == UINT64_MAX || nvs_swap_still(gpu);
 	nvs_swap_unlock(s);
 	if (alone)
 		return *tries == 1;

@@ -112,7 +112,7 @@ func (r *rooms) stranded(id base.ClientID) uint64 {
 	if o == nil || o.keep != Swapped {
 		return 0
 	}
-	return less(add(o.need(), r.sum.fixed-o.counted.fixed), r.bound())
+	return less(add(o.need(), r.sum.fixed-o.counted.fixed), r.usable())
 }
 
 // Arenas is the host memory of a node that holds what is away from its GPUs. The
