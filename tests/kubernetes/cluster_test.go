@@ -36,6 +36,7 @@ const (
 func TestCluster(t *testing.T) {
 	runSteps(t, []step{
 		{"deploy", deploy},
+		{"chart-test", func(t *testing.T) { chartTest(t, "dra.enabled=false") }},
 		{"no-privileges", noPrivileges},
 		{"share", share},
 		{"metrics", metrics},
@@ -87,6 +88,20 @@ func deploy(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// The pod of helm test gets a GPU as the release gives it, and ends well.
+func chartTest(t *testing.T, values string) {
+	ctx := within(t)
+	pod, err := helm("template", "nvshare", chart, "--namespace", "nvshare-system", "--show-only", "templates/tests/gpu.yaml", "--set", values)
+	check(t, err)
+	_, err = cluster.Apply(ctx, pod, "apply")
+	check(t, err)
+	in := []string{"-n", "nvshare-system", "pod/nvshare-test"}
+	if out, err := cluster.Kubectl(ctx, append([]string{"wait", "--for=jsonpath={.status.phase}=Succeeded", "--timeout=" + patience.String()}, in...)...); err != nil {
+		t.Errorf("%v %s\n%s", err, out, kubectl(t, ctx, append([]string{"describe"}, in...)...))
+	}
+	kubectl(t, ctx, append([]string{"delete"}, in...)...)
 }
 
 // ours finds the first processes of the DaemonSet's containers, and no probes of these.

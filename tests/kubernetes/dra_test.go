@@ -27,6 +27,7 @@ const draDir = "/var/lib/kubelet/plugins/nvshare.com"
 func TestDRA(t *testing.T) {
 	runSteps(t, []step{
 		{"deploy", draDeploy},
+		{"chart-test", func(t *testing.T) { chartTest(t, "dra.enabled=true") }},
 		{"extended-resource", draExtendedResource},
 		{"claim-metrics", draMetrics},
 		{"fractions", draFractions},
