@@ -127,7 +127,7 @@ func TestSlurm(t *testing.T) {
 	const uid = 1000
 	work := strings.Join(busy("slurm"), " ")
 	work = strings.Replace(work, "/usr/bin/", "/usr/local/bin/", 1)
-	one, oneOut := s.submit(ctx, uid, "shard:1", "gpu-sizes\ntrap 'echo told' USR1\ntrap : TERM\nwhile :; do\n"+work+" & p=$!\nwhile kill -0 $p 2>/dev/null; do wait $p; done\necho ended\ndone\n")
+	one, oneOut := s.submit(ctx, uid, "shard", "gpu-sizes\ntrap 'echo told' USR1\ntrap : TERM\nwhile :; do\n"+work+" & p=$!\nwhile kill -0 $p 2>/dev/null; do wait $p; done\necho ended\ndone\n")
 	two, twoOut := s.submit(ctx, uid, "shard:2", "gpu-sizes\nexec "+work+"\n")
 	known := map[uint32]bool{}
 	for job, shards := range map[string]uint64{one: 1, two: 2} {
