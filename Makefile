@@ -186,7 +186,7 @@ engines: root deps stage simgpu tools ## the examples with podman and Docker of 
 	NVSHARE_ENGINES=full $(GO) test -count=1 -tags $(TAGS),engines -timeout 60m -v ./tests/engines
 
 slurm: GOAL := test
-slurm: root deps build simgpu tools ## jobs of Debian's Slurm, which it unpacks, with the recipe's settings
+slurm: root deps build simgpu tools ## jobs of Debian's Slurm, which it unpacks, with the recipe's settings (4 minutes)
 	NVSHARE_ENGINES=full $(GO) test -count=1 -tags $(TAGS),engines -timeout 20m -run TestSlurm -v ./tests/engines
 
 apptainer: GOAL := test

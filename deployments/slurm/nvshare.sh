@@ -17,10 +17,12 @@ if [ -r /etc/slurm/nvshare.conf ]; then . /etc/slurm/nvshare.conf; fi
 case $SLURM_SCRIPT_CONTEXT in
 prolog_slurmd) # root, before the job; a failure has Slurm drain the node and start the job elsewhere
 	test -n "${SLURM_JOB_GPUS-}" || exit 0
-	job=$(scontrol show job -o "$SLURM_JOB_ID")
-	# gres/shard:2, gres/shard:h100:2, in Slurm 22.05 gres:shard:2
-	shards=$(printf '%s\n' "$job" | sed -n 's/.* TresPerNode=[^ ]*shard:\([^ ,:]*:\)\{0,1\}\([0-9][0-9]*\).*/\2/p')
-	test -n "$shards" || exit 0 # the whole GPU
+	gres=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%b) # gres/shard:2, gres/shard:h100:2, gres/shard
+	case $gres in
+	*shard*) shards=$(printf '%s\n' "$gres" | sed -n 's/.*shard:\([^,:]*:\)\{0,1\}\([0-9][0-9]*\).*/\2/p') ;;
+	*) exit 0 ;; # the whole GPU
+	esac
+	shards=${shards:-1}
 	nvsharectl describe "job_$SLURM_JOB_ID" --engine slurm --name "$SLURM_JOB_USER-$SLURM_JOB_ID" --gpu "$SLURM_JOB_GPUS" \
 		--memory-limit "$((shards * mib_of_shard))Mi" --core-request "$((100 * shards / shards_of_gpu))"
 	;;
