@@ -42,7 +42,7 @@ const (
 	ContainerMPSDir = "/usr/lib/nvshare-mps"
 )
 
-// Where nvshare keeps things on a host unless told otherwise.
+// Where nvshare keeps things on a host by default.
 const (
 	DefaultLibDir  = "/var/lib/nvshare/lib" // of ShimLink; not in /run, which is often mounted noexec
 	DefaultBinDir  = "/var/lib/nvshare/bin"

@@ -40,7 +40,7 @@ func Watch(ctx context.Context, o Options, dirs ...string) <-chan struct{} {
 		o.log().Warnf("files are looked at now and then only: %v", err)
 	}
 	if err := watchUevents(ctx, events, concernsGPUs); err != nil && o.SimDir == "" {
-		o.log().Warnf("the kernel's messages about GPUs are not heard: %v", err)
+		o.log().Warnf("cannot read the kernel's messages about GPUs: %v", err)
 	}
 	arm := func() {
 		if w == nil {

@@ -22,7 +22,7 @@ type refusal struct {
 
 func (r refusal) Unwrap() error { return r.error }
 
-var errNoState = errors.New("the scheduler has not said yet how much memory the GPUs have, and which of them do work: try again")
+var errNoState = errors.New("the scheduler has not reported yet how much memory the GPUs have and which of them work: try again")
 
 // unknownMIG is why nobody gets a MIG device that the scheduler does not know: its tenants would have
 // neither turns nor limits.

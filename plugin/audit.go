@@ -192,7 +192,7 @@ func stopProcess(pid int, id string, grace time.Duration) (forced bool, err erro
 // now, or of another PID namespace.
 func openProcess(pid int, id string) (fd int, err error) {
 	if pid <= 0 {
-		return -1, errors.New("the runtime tells no process of it")
+		return -1, errors.New("the container runtime reports no process of it")
 	}
 	if len(id) < 8 { // almost any cgroup's name would have it
 		return -1, fmt.Errorf("container ID %q is too short to be recognised", id)

@@ -55,7 +55,7 @@ func parseGPUs(value string, known []string) (devices []string, n int, err error
 		}
 		return nil, 0, fmt.Errorf("more than %d GPUs", maxDevices)
 	case text == "0":
-		return nil, 0, fmt.Errorf("a number is a count, and 0 is none: write %s=0 for the GPU with index 0, or %s", cdi.Kind, noGPU)
+		return nil, 0, fmt.Errorf("0 is not a count of GPUs: write %s=0 for the GPU with index 0, or %s", cdi.Kind, noGPU)
 	}
 	return nil, 0, fmt.Errorf("%.64q is not a count of GPUs: give a whole number from 1, and what you want of each as %s: \"40\", percent", text, CoreRequestAnnotation)
 }

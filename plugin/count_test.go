@@ -38,7 +38,7 @@ func TestParseCount(t *testing.T) {
 		"none of the pod's":                 {a{Annotation: "2", Annotation + "/container.main": "none"}, 0, "", ""},
 		"memory alone asks for nothing":     {a{MemoryLimitAnnotation: "4Gi", CoreLimitAnnotation: "40"}, 0, "", ""},
 		"nor do keys that are like ours":    {a{request: "40", "nvshare.com/gpustat": "1", "nvshare.com/gpu-y/x": "1", "gpu.nvshare.community": "1"}, 1, "", ""},
-		"zero":                              {a{Annotation: "0"}, 0, "", `annotation nvshare.com/gpu="0": a number is a count, and 0 is none: write nvshare.com/gpu=0 for the GPU with index 0, or none`},
+		"zero":                              {a{Annotation: "0"}, 0, "", `annotation nvshare.com/gpu="0": 0 is not a count of GPUs: write nvshare.com/gpu=0 for the GPU with index 0, or none`},
 		"negative":                          {a{Annotation: "-1"}, 0, "", "not a count"},
 		"signed":                            {a{Annotation: "+1"}, 0, "", "not a count"},
 		"a leading zero":                    {a{Annotation: "01"}, 0, "", "not a count"},

@@ -172,7 +172,7 @@ func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inv
 		if unclaimed == nil {
 			unclaimed = errors.New("it has a resource claim, and this plugin knows none")
 		}
-		unclaimed = fmt.Errorf("%w; it keeps what the scheduler was told of it before", unclaimed)
+		unclaimed = fmt.Errorf("%w; it keeps the settings that the scheduler already has for it", unclaimed)
 		c.Claims, c.Keep = names, sched.AllFields
 	}
 	return c, errors.Join(err, unclaimed)

@@ -26,9 +26,9 @@ type Scheduler interface {
 	Close() error
 }
 
-// ErrFull means that the scheduler has no room for one more container. It has, once it has forgotten
+// ErrFull means that the scheduler knows as many containers as it can: no more is accepted. It has, once it has forgotten
 // another one.
-var ErrFull = errors.New("the scheduler has no room for one more container")
+var ErrFull = errors.New("the scheduler knows as many containers as it can: no more is accepted")
 
 // State is what the plugin asks the scheduler for.
 type State struct {

@@ -313,7 +313,7 @@ func (c *GPU) checkGrant(cl *client, g *grant) error {
 		return fmt.Errorf("epoch %d is above the latest, %d", g.epoch, c.epoch)
 	}
 	if g.holds() && !c.wasTold(cl) {
-		return fmt.Errorf("was told %v, and is to be told %v", cl.told, c.expected(cl))
+		return fmt.Errorf("has been sent %v, and should have %v", cl.told, c.expected(cl))
 	}
 	return nil
 }

@@ -219,7 +219,7 @@ static bool handle(const struct nvs_frame *f, int fd)
 		ev.type = LEASE_EV_ATTACHED;
 		ev.word = __atomic_load_n(&nvs_client.page->slot[gpu->number].word, __ATOMIC_SEQ_CST);
 		if (f->code)
-			nvs_debugf("GPU %u is not arbitrated: error %u", gpu->number, f->code);
+			nvs_debugf("GPU %u is not scheduled: error %u", gpu->number, f->code);
 		break;
 	case NVS_GRANT:
 		if (!valid_epoch(f->epoch))

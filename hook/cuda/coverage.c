@@ -103,7 +103,7 @@ struct nvs_coverage nvs_coverage_check(void)
 			coverage.interposed++;
 		}
 	}
-	nvs_debugf("interposed %u entry points, %u lead past the shim", coverage.interposed,
+	nvs_debugf("interposed %u entry points, %u bypass the shim", coverage.interposed,
 		   coverage.bypassed);
 	dlerror();
 	return coverage;

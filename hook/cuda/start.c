@@ -62,7 +62,7 @@ static unsigned list_devices(struct nvs_device *d)
 		n++;
 	}
 	if (count > NVS_MAX_CHANNELS)
-		nvs_debugf("the process sees %d GPUs; nobody arbitrates its work on all but the first %d", count,
+		nvs_debugf("the process sees %d GPUs; nvshare schedules its work on the first %d only", count,
 			   NVS_MAX_CHANNELS);
 	return n;
 }

@@ -6,7 +6,7 @@ tests=$1 shim=$2 debug_shim=$3
 export LD_LIBRARY_PATH="$tests"
 dir=$TMPDIR
 NVSHARE_DEBUG=1 LD_PRELOAD=$shim "$tests/client_test" registers_what_it_proved 2>"$dir/debug"
-grep -q '^nvshare\[[0-9]*\]: interposed [1-9][0-9]* entry points, 0 lead past the shim$' "$dir/debug" || {
+grep -q '^nvshare\[[0-9]*\]: interposed [1-9][0-9]* entry points, 0 bypass the shim$' "$dir/debug" || {
 	echo "NVSHARE_DEBUG=1 said:" >&2
 	cat "$dir/debug" >&2
 	exit 1

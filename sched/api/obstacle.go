@@ -21,7 +21,7 @@ func IsHeld(how string) bool { return strings.HasPrefix(how, "held ") }
 func WardenRemedy(problem string) string {
 	for _, r := range [][2]string{
 		{NoPtrace, "give it CAP_SYS_PTRACE: its unit of systemd and the chart's warden.enabled do (with kernel.yama.ptrace_scope 2, nobody traces without)"},
-		{YamaForbids, "set kernel.yama.ptrace_scope to 2 or less in /etc/sysctl.d, and start the machine anew: 3 holds until then"},
+		{YamaForbids, "set kernel.yama.ptrace_scope to 2 or less in /etc/sysctl.d, and restart the machine: 3 holds until then"},
 		{OtherPIDNamespace, "run it on the host, or in a container of the host's PID namespace (hostPID: true, --pid host)"},
 		{OtherUserspace, "run it as root of the host, not of a rootless engine or a pod with hostUsers: false"},
 		{UnderAppArmor, "run its container without a profile (appArmorProfile: {type: Unconfined}, --security-opt apparmor=unconfined)"},

@@ -224,7 +224,7 @@ func (d *Daemon) takeOver(c *node.Conn) {
 	d.NoteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
 	d.Tell(c.Subject(), logrus.InfoLevel, fmt.Sprintf("%s, shim %s, %d entry points interposed", what, node.ShimVersion(cl.Reg.ShimVersion), cl.Reg.Interposed))
 	if cl.Reg.Bypassed > 0 {
-		d.Tell(c.Subject(), logrus.WarnLevel, fmt.Sprintf("%d entry points of CUDA bypass the shim: its work may not be arbitrated", cl.Reg.Bypassed))
+		d.Tell(c.Subject(), logrus.WarnLevel, fmt.Sprintf("%d entry points of CUDA bypass the shim: some of its work may not be scheduled", cl.Reg.Bypassed))
 		d.Traffic.Bypasses++
 		d.NoteClient(cl, api.EventType_EVENT_TYPE_BYPASS, cl.Reg.Bypassed)
 	}

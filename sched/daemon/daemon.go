@@ -343,7 +343,7 @@ func (d *Daemon) watchRunDir() {
 		return
 	}
 	for _, socket := range mended {
-		d.Log.Warnf("somebody deleted or replaced %v in the run directory: listening anew", socket)
+		d.Log.Warnf("somebody deleted or replaced %v in the run directory: listening again", socket)
 		d.listen(socket)
 	}
 	d.runDirWatch.Set(loop.Now().Add(watchPause))

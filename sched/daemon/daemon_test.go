@@ -212,7 +212,7 @@ func TestAttachErrors(t *testing.T) {
 	}
 	c.request().granted() // none of it did harm
 	// Of these, the process runs on the unknown GPU.
-	text := fmt.Sprintf("user 0 (pid %d) runs unarbitrated on GPU-01000000-0000-0000-0000-000000000000: no such GPU is known here", p.cmd.Process.Pid)
+	text := fmt.Sprintf("user 0 (pid %d) runs without scheduling on GPU-01000000-0000-0000-0000-000000000000: no such GPU is known here", p.cmd.Process.Pid)
 	if r := s.status(); len(r.Problems) != 1 || r.Problems[0] != text {
 		t.Errorf("problems %q, want %q", r.Problems, text)
 	}
@@ -248,7 +248,7 @@ func TestUnknownGPUsAreToldOfOnce(t *testing.T) {
 		}
 		return r.Events
 	}
-	if all := warnings(); len(all) != 1 || all[0].Pid == 0 || !strings.Contains(all[0].Reason, "no GPU GPU-01000000-") {
+	if all := warnings(); len(all) != 1 || all[0].Pid == 0 || !strings.Contains(all[0].Reason, "GPU GPU-01000000-") {
 		t.Errorf("events %v, want one", all)
 	}
 	if err := s.Ask(t.Context(), func() {
@@ -305,7 +305,7 @@ func TestGPUFoundLater(t *testing.T) {
 	}
 	unarbitrated := func(r *api.StatusResponse, why string) bool {
 		return slices.ContainsFunc(r.Problems, func(p string) bool {
-			return strings.Contains(p, "runs unarbitrated on "+gpuA.UUID) && strings.HasSuffix(p, why)
+			return strings.Contains(p, "runs without scheduling on "+gpuA.UUID) && strings.HasSuffix(p, why)
 		})
 	}
 	if r := s.status(); len(r.Problems) != 2 || !unarbitrated(r, "no such GPU is known here") {
@@ -324,7 +324,7 @@ func TestGPUFoundLater(t *testing.T) {
 		t.Errorf("code %d after the GPU appeared", f.Code)
 	}
 	c.granted()
-	if r := s.status(); len(r.Problems) != 1 || !unarbitrated(r, "it was found later: start the process anew") {
+	if r := s.status(); len(r.Problems) != 1 || !unarbitrated(r, "it was found later: restart the process") {
 		t.Errorf("the other process goes on as before: %v", r.Problems)
 	}
 	other.attach(0, gpuA, 0, 0)

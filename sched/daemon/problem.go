@@ -48,7 +48,7 @@ func fencedProblem(gpu uint32, c *api.Client) string {
 }
 
 func bypassProblem(gpu uint32, c *api.Client) string {
-	return fmt.Sprintf("GPU %d: %s: %d entry points of CUDA bypass the shim; its work may not be arbitrated", gpu, who(c), c.Bypassed)
+	return fmt.Sprintf("GPU %d: %s: %d entry points of CUDA bypass the shim; some of its work may not be scheduled", gpu, who(c), c.Bypassed)
 }
 
 // ownProblems are the scheduler's own: what tenants say and do cannot cause one.
@@ -66,7 +66,7 @@ func (d *Daemon) ownProblems() (p []problem) {
 		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "time quanta and modes are not as they were set: ", d.settings.Err},
 		{api.ProblemCode_PROBLEM_CODE_PORT, "", d.metricsErr},
 		{api.ProblemCode_PROBLEM_CODE_PORT, "", d.pageErr},
-		{api.ProblemCode_PROBLEM_CODE_IDENTIFY, "processes are refused and run unarbitrated: ", d.identifyErr},
+		{api.ProblemCode_PROBLEM_CODE_IDENTIFY, "processes are refused and run without scheduling: ", d.identifyErr},
 		{api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, "host memory for what is swapped out is short: ", d.memory.Pool.Err()},
 	} {
 		if e.err != nil {
@@ -110,7 +110,7 @@ func (d *Daemon) noteUnknown(c *node.Conn, channel uint16, uuid wire.UUID) {
 		c.Unknown = map[uint16]wire.UUID{}
 	}
 	c.Unknown[channel] = uuid
-	text := fmt.Sprintf("no GPU %s on this node: the client runs on it unarbitrated", uuid.String())
+	text := fmt.Sprintf("GPU %s is not known on this node: the process runs on it without scheduling", uuid.String())
 	d.Tell(c.Subject(), logrus.WarnLevel, text)
 	t := time.Now()
 	if !d.MayTell("unknown GPU of "+c.Client.Account, t) {
@@ -135,7 +135,7 @@ func (d *Daemon) unknownProblems() (problems []string) {
 		problems = append(problems, d.describeUnknown(c))
 	}
 	if more := len(all) - len(problems); more > 0 {
-		problems = append(problems, fmt.Sprintf("%d more processes run unarbitrated on GPUs that the scheduler did not know", more))
+		problems = append(problems, fmt.Sprintf("%d more processes run without scheduling on GPUs that the scheduler did not know", more))
 	}
 	return problems
 }
@@ -152,8 +152,8 @@ func (d *Daemon) describeUnknown(c *node.Conn) string {
 	gpus = slices.Compact(gpus)
 	text := "no such GPU is known here"
 	if found {
-		text = "it was found later: start the process anew"
+		text = "it was found later: restart the process"
 	}
 	p := c.Client.Peer
-	return fmt.Sprintf("%s (pid %d) runs unarbitrated on %s: %s", api.Tenant(d.ContainerOf(p), p.UID), p.PID, node.DescribeSome(gpus), text)
+	return fmt.Sprintf("%s (pid %d) runs without scheduling on %s: %s", api.Tenant(d.ContainerOf(p), p.UID), p.PID, node.DescribeSome(gpus), text)
 }

@@ -34,7 +34,7 @@ func cdiCommand(io streams) *cobra.Command {
 		Short: "Describe this node's GPUs to container engines",
 		Args:  noCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usageError{errors.New("cdi: say generate, list, validate or remove")}
+			return usageError{errors.New("cdi: give a subcommand: generate, list, validate or remove")}
 		},
 	}
 	cmd.PersistentFlags().StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
@@ -111,7 +111,7 @@ func userDirs() ([]string, error) {
 func (f *cdiFlags) specDirs() ([]string, error) {
 	switch {
 	case f.user && len(f.dirs) > 0:
-		return nil, usageError{errors.New("--user and --cdi-dir say different things: give one")}
+		return nil, usageError{errors.New("--user and --cdi-dir exclude each other: give one")}
 	case f.user:
 		return userDirs()
 	case len(f.dirs) > 0:
@@ -186,7 +186,7 @@ func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 	}
 	if f.user {
 		if f.output != "" {
-			return usageError{errors.New("--user and --output say different things: give one")}
+			return usageError{errors.New("--user and --output exclude each other: give one")}
 		}
 		dirs, err := userDirs()
 		if err != nil {

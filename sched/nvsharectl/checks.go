@@ -91,7 +91,7 @@ func checkDriver(p *patient) []finding {
 func checkScheduler(p *patient) []finding {
 	switch {
 	case errors.Is(p.whyNot, fs.ErrPermission):
-		return found(warn, p.sudo("doctor"), "the control socket is for root; what it would say is not checked")
+		return found(warn, p.sudo("doctor"), "the control socket needs root: what the scheduler reports is not checked")
 	case p.whyNot != nil:
 		return found(fail, p.scheduler("start"), "%v", p.whyNot)
 	}
@@ -141,10 +141,17 @@ func checkControls(p *patient) (all []finding) {
 			all = append(all, finding{Level: pass, Text: fmt.Sprintf("GPU %d: not tried now, because no program uses it: %s runs two", g.Index, p.sudo("doctor", "test"))})
 			continue
 		}
-		f := finding{Level: pass, Text: fmt.Sprintf("GPU %d: slices and channels off and on, processes: proved in %d, tried in %d, refused in %d, not known in %d; %d grants preempted",
-			g.Index, proved, tried, refused, silent, g.Preemptions)}
-		if members > 0 {
-			f.Text += fmt.Sprintf("; in overlap groups %d, whose slice stays the driver's own", members)
+		f := finding{Level: pass, Text: fmt.Sprintf("GPU %d: time slices and preemption work in %s", g.Index, numbered(proved+tried, "process", "processes"))}
+		for _, part := range []struct {
+			n    int
+			text string
+		}{
+			{tried, ", %d of them with a driver version that nvshare was not tested with"}, {refused, "; the driver refused them in %d"},
+			{silent, "; not tried yet in %d"}, {members, "; %d in overlap groups have the driver's own slices"}, {int(g.Preemptions), "; %d grants preempted"},
+		} {
+			if part.n > 0 {
+				f.Text += fmt.Sprintf(part.text, part.n)
+			}
 		}
 		if refused > 0 {
 			f.Level, f.Fix = warn, "nvsharectl status -o json names the control that was refused, and the driver's version"

@@ -183,7 +183,7 @@ func checkInside(p *patient) []finding {
 	case errors.Is(err, errNotTried):
 		return found(warn, p.sudo("doctor"), "the socket was not tried from inside a container: %v", err)
 	case err != nil:
-		return found(fail, p.scheduler("restart")+", which makes "+filepath.Join(p.runDir, "tenant")+" anew; then start the container again", "a program inside a container does not reach the scheduler: %v", err)
+		return found(fail, p.scheduler("restart")+", which makes "+filepath.Join(p.runDir, "tenant")+" again; then start the container again", "a program inside a container does not reach the scheduler: %v", err)
 	}
 	return found(pass, "", "a program inside a container, with no rights, reaches the scheduler")
 }

@@ -40,7 +40,7 @@ is reset, or until the scheduler is started with another value of the same flag
   sudo nvsharectl config reset turn-length`,
 		Args: noCommand,
 		RunE: func(*cobra.Command, []string) error {
-			return usageError{errors.New("config: say set, list or reset")}
+			return usageError{errors.New("config: give a subcommand: set, list or reset")}
 		},
 	}
 	cmd.AddCommand(configSetCommand(root, io), configListCommand(root, io), configResetCommand(root, io))

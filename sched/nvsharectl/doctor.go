@@ -64,10 +64,10 @@ func doctorCommand(root *rootFlags, io streams) *cobra.Command {
 	f := &doctorFlags{}
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Check this host, and say how to mend what does not work",
+		Short: "Check this host, and say how to fix what does not work",
 		Long: `doctor makes one check a line: PASS, INFO (what this host cannot do, and nobody
 asks for), WARN (something does not work that not everybody needs) or FAIL,
-with the command that mends it. Exit status 1: a check has failed. With --wait
+with the command that fixes it. Exit status 1: a check has failed. With --wait
 it tries again until none fails.`,
 		Example: `  sudo nvsharectl doctor
   sudo nvsharectl doctor --wait 60      after an installation

@@ -119,7 +119,7 @@ func TestDoctor(t *testing.T) {
 		}, "scheduler", fail, "is nvshare-scheduler running"},
 		"not root": {func(_ *testing.T, p *patient) {
 			p.status, p.whyNot = nil, &api.UnreachableError{Path: "x", Err: fs.ErrPermission}
-		}, "scheduler", warn, "for root"},
+		}, "scheduler", warn, "needs root"},
 		"skew":          {func(_ *testing.T, p *patient) { p.status.Version = "0.0.9" }, "version", warn, "0.0.9"},
 		"an old plugin": {func(_ *testing.T, p *patient) { p.plugins = func() []string { return []string{"0.0.8"} } }, "version", warn, "the plugin that runs is 0.0.8"},
 		"old shims": {func(_ *testing.T, p *patient) {
@@ -151,7 +151,7 @@ func TestDoctor(t *testing.T) {
 			g.Clients[0].Controls = &api.Controls{Slices: "works", Channels: "works", Listed: true}
 			g.Clients[1].Controls = &api.Controls{Slices: "works", Channels: "driver refused"}
 			g.Clients[2].Controls = &api.Controls{Slices: "not tried", Channels: "not tried"}
-		}, "controls", warn, "processes: proved in 1, tried in 0, refused in 1, not known in 1; 7 grants preempted"},
+		}, "controls", warn, "time slices and preemption work in 1 process; the driver refused them in 1; not tried yet in 1; 7 grants preempted"},
 		"slow hand-overs": {func(_ *testing.T, p *patient) {
 			p.status.Gpus[0].HandOvers = &api.Spread{Count: 12, P50Ns: 300_000, P99Ns: 250_000_000}
 		}, "hand-over", warn, "12 so far, p50 and p99 300µs/250ms, the last grant "},
@@ -237,7 +237,7 @@ func TestDoctor(t *testing.T) {
 
 // What mends a problem goes by its code, and not by words that a tenant's name may have.
 func TestFixOfAProblem(t *testing.T) {
-	const text = "GPU 0: is fenced (pid 7): 2 entry points of CUDA bypass the shim; its work may not be arbitrated"
+	const text = "GPU 0: is fenced (pid 7): 2 entry points of CUDA bypass the shim; some of its work may not be scheduled"
 	for _, tc := range []struct {
 		codes  []api.ProblemCode
 		simGPU string
@@ -491,7 +491,7 @@ func TestControlsOfMembers(t *testing.T) {
 	}
 	for channels, want := range map[string]level{"works": pass, "driver refused": warn} {
 		p := &patient{status: &api.StatusResponse{Gpus: []*api.GPU{{Clients: []*api.Client{member(channels)}}}}}
-		if all := checkControls(p); len(all) != 1 || all[0].Level != want || (want == pass) != strings.Contains(all[0].Text, "in overlap groups 1") {
+		if all := checkControls(p); len(all) != 1 || all[0].Level != want || (want == pass) != strings.Contains(all[0].Text, "1 in overlap groups") {
 			t.Errorf("channels %s: %v", channels, all)
 		}
 	}

@@ -217,15 +217,15 @@ func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Contex
 func describeSuspend(resp *api.SuspendResponse) (lines []string) {
 	who := printable(api.Tenant(resp.Container, resp.Uid))
 	for _, g := range resp.Gpus {
-		memory, context := size(g.Bytes)+" leave the GPU until it calls CUDA again", "its context stays (nvshare-scheduler --checkpoint)"
+		memory, context := size(g.Bytes)+" of memory moves to the host until its next CUDA call", "its context stays on the GPU (nvshare-scheduler --checkpoint)"
 		switch {
 		case g.Context && g.Bytes > 0:
-			context = "then its context, if the driver can take it off"
+			context = "then its context leaves the GPU, if the driver can do that"
 		case g.Context:
-			context = "its context leaves the GPU until it calls CUDA again, if the driver can take it off"
+			context = "its context leaves the GPU until its next CUDA call, if the driver can do that"
 		}
 		if g.Bytes == 0 {
-			memory = "none of its memory is on the GPU"
+			memory = "no memory of it is on the GPU"
 		}
 		lines = append(lines, fmt.Sprintf("GPU %d, %s: %s; %s", g.Index, who, memory, context))
 	}

@@ -282,10 +282,10 @@ func turnText(e *api.Event) (parts []string) {
 			add("%s of that for its core limit", short(e.LimitedNs))
 		}
 		if e.Concurrent {
-			add("beside others")
+			add("at the same time as others")
 		}
 		if e.Latency {
-			add("let in at once")
+			add("admitted at once (latency)")
 		}
 	case api.EventType_EVENT_TYPE_REVOKE:
 		add("%s", reasonOf(e))
@@ -317,7 +317,7 @@ func otherText(e *api.Event) (parts []string) {
 	case api.EventType_EVENT_TYPE_END:
 		add("has ended")
 	case api.EventType_EVENT_TYPE_ADOPT:
-		add("goes on under its grant")
+		add("reconnected and keeps its grant")
 	case api.EventType_EVENT_TYPE_FENCE:
 		add("did not release the GPU in time, may still use it")
 	case api.EventType_EVENT_TYPE_MODE:
@@ -366,16 +366,16 @@ func otherText(e *api.Event) (parts []string) {
 var reasons = map[string]string{
 	"quantum":  "time quantum over",
 	"limit":    "core limit reached",
-	"priority": "priority used up",
+	"priority": "its latency budget is used up",
 	"mode":     "tenants take turns now",
 	"gang":     "turn of a gang",
-	"memory":   "its memory does not get onto the GPU",
+	"memory":   "its memory cannot be moved onto the GPU",
 	"suspend":  "its memory is to leave the GPU",
 	"revoked":  "as asked",
 	"idle":     "nothing to do",
 	"exit":     "has exited",
-	"death":    "has died",
-	"lost":     "came back without it",
+	"death":    "ended while it had the GPU",
+	"lost":     "reconnected without its grant",
 }
 
 func reasonOf(e *api.Event) string {

@@ -65,7 +65,7 @@ func happened() []*api.Event {
 	add(api.EventType_EVENT_TYPE_WARNING, func(e *api.Event) { e.Container, e.Reason = pod, "annotations without effect: x" })
 	add(api.EventType_EVENT_TYPE_UNMANAGED, of(func(e *api.Event) {
 		e.Client, e.Epoch, e.Container, e.Uid = 0, 0, &api.Container{}, 1001
-		e.Reason = "uses the GPU without nvshare: nobody arbitrates its work"
+		e.Reason = "uses the GPU without nvshare: nvshare does not schedule its work"
 	}))
 	add(99, func(e *api.Event) { e.Reason = "what a later\x1b[2J scheduler says" })
 	return all

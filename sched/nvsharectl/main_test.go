@@ -29,7 +29,7 @@ func TestStatus(t *testing.T) {
 	sick := &fake{status: sample()}
 	sick.status.Problems = []string{
 		"GPU 1: container cccccccccccc (pid 1004) is fenced: it did not release the GPU in time and may still use it",
-		"GPU 1: container cccccccccccc (pid 1004): 3 entry points of CUDA bypass the shim; its work may not be arbitrated",
+		"GPU 1: container cccccccccccc (pid 1004): 3 entry points of CUDA bypass the shim; some of its work may not be scheduled",
 	}
 	sick.status.ProblemCodes = []api.ProblemCode{api.ProblemCode_PROBLEM_CODE_FENCED, api.ProblemCode_PROBLEM_CODE_BYPASS}
 	empty := &fake{status: &api.StatusResponse{Version: "0.1.0", UptimeNs: 1, Problems: []string{"no GPU found"}}}
@@ -153,7 +153,7 @@ func TestErrors(t *testing.T) {
 		{"-T 1 extra", nil, exitUsage, "extra"},
 		{"-T 200", nil, exitUsage, "did you mean 200ms? If not, say 200s"},
 		{"-T 60.5", nil, exitUsage, "did you mean 60.5ms?"},
-		{"config", nil, exitUsage, "say set, list or reset"},
+		{"config", nil, exitUsage, "give a subcommand: set, list or reset"},
 		{"config sett turn-length 1", nil, exitUsage, "did you mean set?"},
 		{"config set", nil, exitUsage, "a setting (turn-length, anti-thrash, swap-share) and its value"},
 		{"config set turn-length", nil, exitUsage, "and its value"},

@@ -160,7 +160,7 @@ func noWords(cmd *cobra.Command, args []string) error {
 	if cmd.Flags().Lookup("gpu") != nil {
 		hint = ": name a GPU with --gpu"
 	}
-	return fmt.Errorf("%s takes no word like %q%s", cmd.Name(), args[0], hint)
+	return fmt.Errorf("%s takes no argument %q%s", cmd.Name(), args[0], hint)
 }
 
 // flagError names the flag that is most like one that does not exist.
@@ -203,7 +203,7 @@ func oneTenant(f *rootFlags) cobra.PositionalArgs {
 			}
 			return fmt.Errorf("which tenant? give one of: %s (nvsharectl status lists them)", names)
 		}
-		return fmt.Errorf("give one tenant, not %d words: quote a name with a space, like \"user 1000\"", len(args))
+		return fmt.Errorf("give one tenant, not %d arguments: quote a name with a space, like \"user 1000\"", len(args))
 	}
 }
 

@@ -105,7 +105,7 @@ func findPerson(name string) (*person, error) {
 	p := &person{name: fields[0], home: fields[5], shell: fields[6]}
 	groups, err := hear("id", "-G", p.name)
 	if err != nil {
-		return nil, fmt.Errorf("--user %.64q: his groups: %w", name, err)
+		return nil, fmt.Errorf("--user %.64q: groups: %w", name, err)
 	}
 	var ids []uint32 // uid, gid, groups
 	for _, text := range append(fields[2:4:4], strings.Fields(groups)...) {

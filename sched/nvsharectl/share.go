@@ -35,12 +35,11 @@ func setCommand(root *rootFlags, io streams) *cobra.Command {
 		DisableFlagsInUseLine: true, // its settings are flags
 
 		Short: "Change what a tenant may have of GPUs",
-		Long: `set changes at once what a container may have of each GPU and is promised, and
-prints the old and the new values. A value holds for all processes of the
-container together, outlives the scheduler, and goes before the annotation;
-"none" removes the value, so that the annotation holds again. Either all values
-change or none. What was set for a container ends with it. --list shows what is
-set, by annotations too.
+		Long: `set changes at once a tenant's limits and requests on each GPU, and prints the
+old and the new values. A value applies to the whole container, survives
+restarts of the scheduler, and overrides the annotation; "none" restores the
+annotation. All changes apply, or none. They end with the container. --list
+shows what is set, by annotations too.
 
 A core limit caps the container's part of the GPU's time, also when it is
 alone. A core request promises a part, which it gets whenever it wants it: more

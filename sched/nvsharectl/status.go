@@ -48,7 +48,7 @@ FIXED, AWAY   where memory is swapped: what cannot be moved off the GPU, and
               what is in host memory or was never used; WHY FIXED says why
               nothing of a process can be moved
 ENFORCED BY   what the library, the kernel and the hardware hold tenants to,
-              and which processes are known to run unarbitrated now
+              and which processes are known to bypass scheduling now
 
 "promised" adds up core requests, the parts of the GPU's time that tenants get
 whenever they want them. Core requests and memory limits, also of tenants that
@@ -258,7 +258,7 @@ func (t *tenant) addWide(to *table, g *api.GPU) {
 		t.debt(), t.share(), memory, fmt.Sprint(t.use.OutOfMemory), fmt.Sprint(len(t.clients)))
 }
 
-// enforcement lists what is enforced by what, and who is known to run unarbitrated now.
+// enforcement lists what is enforced by what, and who is known to bypass scheduling now.
 func enforcement(r *api.StatusResponse) table {
 	t := table{head: []string{"ENFORCED BY", "WHAT"}}
 	t.add(nil, "library", "turns, core limits, memory limits, swapping; by libnvshare.so in each program")
@@ -317,7 +317,7 @@ func unarbitrated(r *api.StatusResponse) (now []string) {
 		}
 		note(g, unmanaged, "without the library")
 		note(g, fenced, "fenced, beside the holder")
-		note(g, bypassing, "with calls that go around the library")
+		note(g, bypassing, "with calls that bypass the library")
 	}
 	return now
 }

@@ -12,10 +12,10 @@ import (
 // What leaves is named: memory, a context, or neither.
 func TestDescribeSuspend(t *testing.T) {
 	for want, g := range map[string]*api.Suspended{
-		"GPU 1, user 1000: 2Gi leave the GPU until it calls CUDA again; then its context, if the driver can take it off":                          {Index: 1, Bytes: 2 << 30, Context: true},
-		"GPU 1, user 1000: 2Gi leave the GPU until it calls CUDA again; its context stays (nvshare-scheduler --checkpoint)":                       {Index: 1, Bytes: 2 << 30},
-		"GPU 1, user 1000: none of its memory is on the GPU; its context leaves the GPU until it calls CUDA again, if the driver can take it off": {Index: 1, Context: true},
-		"GPU 1, user 1000: none of its memory is on the GPU; its context stays (nvshare-scheduler --checkpoint)":                                  {Index: 1},
+		"GPU 1, user 1000: 2Gi of memory moves to the host until its next CUDA call; then its context leaves the GPU, if the driver can do that":    {Index: 1, Bytes: 2 << 30, Context: true},
+		"GPU 1, user 1000: 2Gi of memory moves to the host until its next CUDA call; its context stays on the GPU (nvshare-scheduler --checkpoint)": {Index: 1, Bytes: 2 << 30},
+		"GPU 1, user 1000: no memory of it is on the GPU; its context leaves the GPU until its next CUDA call, if the driver can do that":           {Index: 1, Context: true},
+		"GPU 1, user 1000: no memory of it is on the GPU; its context stays on the GPU (nvshare-scheduler --checkpoint)":                            {Index: 1},
 	} {
 		if got := strings.Join(describeSuspend(&api.SuspendResponse{Uid: 1000, Gpus: []*api.Suspended{g}}), "\n"); got != want {
 			t.Errorf("%q, want %q", got, want)

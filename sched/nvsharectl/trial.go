@@ -165,7 +165,7 @@ func judgeShares(free, limited probed) []finding {
 		share.Text += ": one of them starves"
 	case sum > 1.05:
 		share.Level, share.Fix = fail, "nvsharectl doctor"
-		share.Text += ": more than there is, so they were not arbitrated"
+		share.Text += ": more than there is, so they were not scheduled"
 	case sum < 0.75:
 		share.Level, share.Fix = warn, "nvsharectl top"
 		share.Text += ": the rest is lost, or others have it"

@@ -85,7 +85,7 @@ func judgeShims(past func() []string, programs ...*program) finding {
 			fault += "not known to the scheduler: its shim is not loaded, or does not reach it"
 		case c.Bypassed > 0:
 			bypassed = true
-			fault += fmt.Sprintf("%d of %d entry points lead past the shim", c.Bypassed, c.Bypassed+c.Interposed)
+			fault += fmt.Sprintf("%d of %d entry points bypass the shim", c.Bypassed, c.Bypassed+c.Interposed)
 		default:
 			fault += "its shim holds no entry point"
 		}

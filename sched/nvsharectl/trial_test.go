@@ -91,7 +91,7 @@ case "$*" in *doctor-a*) pid=4711;; *) pid=4712;; esac
 if [ -n "$NVSHARE_DEBUG" ]; then
 	echo "nvshare[$pid]: not interposed: cuLaunchKernel by dlsym" >&2
 	echo "nvshare[$pid]: not interposed: cuMemcpyAsync by cuGetProcAddress" >&2
-	echo "nvshare[$pid]: interposed 40 entry points, 2 lead past the shim" >&2
+	echo "nvshare[$pid]: interposed 40 entry points, 2 bypass the shim" >&2
 fi
 echo '{"pid":'$pid'}'
 read line
@@ -134,7 +134,7 @@ echo '{"pid":'$pid',"kernels":2500,"seconds":5}'
 			{"controls", pass, "is cut, but not while memory is swapped"},
 		}},
 		"bypassed": {func(a, b *api.Client, _ *api.StatusResponse) { b.Interposed, b.Bypassed = 40, 2 }, []want{
-			{"shim", fail, "doctor-b (pid 4712): 2 of 42 entry points lead past the shim: cuLaunchKernel by dlsym, cuMemcpyAsync by cuGetProcAddress"},
+			{"shim", fail, "doctor-b (pid 4712): 2 of 42 entry points bypass the shim: cuLaunchKernel by dlsym, cuMemcpyAsync by cuGetProcAddress"},
 			{"controls", info, "time slices: not tried"},
 			{"controls", info, "channels off and on: not tried"},
 		}},

@@ -28,11 +28,11 @@ func whyCommand(root *rootFlags, io streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "why TENANT",
 		Short: "Show where a tenant's time went, and for whom it waited",
-		Long: `why shows on each GPU how a tenant spent the latest minute, as far as the
-scheduler still remembers its events:
+		Long: `why shows for each GPU how a tenant spent the last minute, or what the
+scheduler still has events of:
 
 running   it had the GPU
-draining  of that: it was told to release the GPU and finished its work
+draining  of that: it was asked to release the GPU and finished its work
 moving    its memory was moved onto the GPU
 limited   it wanted the GPU, and its core limit kept it away, whoever had the
           GPU
@@ -89,7 +89,7 @@ func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want stri
 		if hint == "" && len(names) > 0 {
 			hint = "; give one of: " + listOf(names)
 		}
-		return fmt.Errorf("tenant %q: none on a GPU now has this name%s", want, hint)
+		return fmt.Errorf("tenant %q: no tenant on a GPU has this name%s", want, hint)
 	}
 	if f.output != "text" {
 		return encode(io, f.output, all)
@@ -165,7 +165,7 @@ type account struct {
 type blame struct {
 	Tenant   string  `json:"tenant"`
 	Seconds  float64 `json:"seconds"`
-	Draining float64 `json:"draining_seconds"` // of that: it was told to release the GPU
+	Draining float64 `json:"draining_seconds"` // of that: it was asked to release the GPU
 	Fenced   bool    `json:"fenced,omitempty"`
 	Held     string  `json:"-"` // by nvshare-warden: what is said of that
 }
@@ -463,7 +463,7 @@ func (a *account) print(io streams) {
 		case b.Fenced:
 			text += " (fenced: it does not release the GPU" + b.Held + ")"
 		case b.Draining > b.Seconds/4:
-			text += fmt.Sprintf(" (%s of that to finish its work after it was told to release the GPU)", short(int64(b.Draining*1e9)))
+			text += fmt.Sprintf(" (%s of that to finish its work after it was asked to release the GPU)", short(int64(b.Draining*1e9)))
 		}
 		who = append(who, text)
 	}

@@ -153,8 +153,8 @@ func TestSuggestions(t *testing.T) {
 		"set --container a":          "Run nvsharectl set --help",
 		"set --user 1 --core-limt 5": "did you mean --core-limit?",
 		"cdi nonsense":               "nvsharectl cdi --help",
-		"drain 0":                    `drain takes no word like "0": name a GPU with --gpu`,
-		"version now":                `version takes no word like "now"`,
+		"drain 0":                    `drain takes no argument "0": name a GPU with --gpu`,
+		"version now":                `version takes no argument "now"`,
 		"events -n -2":               "--last: -2 is below -1",
 	} {
 		if code, _, errs := ctl(append(strings.Fields(args), "--run-dir", "/nonexistent")...); code != exitUsage || !strings.Contains(errs, want) {
@@ -178,7 +178,7 @@ func TestWhichTenant(t *testing.T) {
 		}
 	}
 	code, _, errs := ctl("why", "root", "--run-dir", dir)
-	if want := "none on a GPU now has this name; give one of: ml/train-a/main, "; code != exitFailed || !strings.Contains(errs, want) {
+	if want := "no tenant on a GPU has this name; give one of: ml/train-a/main, "; code != exitFailed || !strings.Contains(errs, want) {
 		t.Errorf("exit %d, %q, want %q", code, errs, want)
 	}
 }

@@ -66,7 +66,7 @@ type Tenant struct {
 // Process is a process of a tenant on a GPU.
 type Process struct {
 	PID     int32
-	Evades  bool   // it can use the GPU past the shim
+	Evades  bool   // it can bypass the shim
 	Severed bool   // it has lost its connection to the scheduler
 	Fixed   string // why its memory cannot be moved; "": it can
 }
@@ -112,12 +112,12 @@ func (n Node) May(t Tenant) error {
 	case t.Gang != "":
 		return fmt.Errorf("it is in gang %s, which has the GPU as one", t.Gang)
 	case t.Fixed != "":
-		return fmt.Errorf("it was not made for that: %s", t.Fixed)
+		return fmt.Errorf("it was not created as migratable: %s", t.Fixed)
 	}
 	for _, p := range t.Processes {
 		switch {
 		case p.Evades:
-			return fmt.Errorf("process %d can use the GPU past the shim", p.PID)
+			return fmt.Errorf("process %d can bypass the shim", p.PID)
 		case p.Severed:
 			return fmt.Errorf("process %d has lost its connection to the scheduler", p.PID)
 		case p.Fixed != "":

@@ -496,7 +496,7 @@ func (r *rooms) check() error {
 		case !o.unknown && (o.may < o.room || o.may < o.resident):
 			return fmt.Errorf("client %d: room %d, resident %d, at most %d", id, o.room, o.resident, o.may)
 		case o.room != o.told && o.keep != Managed && !o.listed:
-			return fmt.Errorf("client %d: room %d, was told %d, and is not to be told", id, o.room, o.told)
+			return fmt.Errorf("client %d: room %d, was sent %d, and nothing is to be sent", id, o.room, o.told)
 		case o.given > o.may:
 			return fmt.Errorf("client %d: was given %d, has at most %d", id, o.given, o.may)
 		}

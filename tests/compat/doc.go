@@ -10,7 +10,7 @@
 //	                   downloaded from Debian into .build/compat/images
 //
 // A managed program must be a client of the scheduler. The gate must count each of its
-// submissions, no entry point may lead past the shim, and the program must print only its
+// submissions, no entry point may bypass the shim, and the program must print only its
 // own output. At the end, the simulated GPU's record says whether two programs ever
 // worked at once. A program that the shim cannot hold must run as without the shim. A
 // case that lacks its programs or packages is skipped, and says so.
@@ -47,5 +47,5 @@
 //   - The CUDA runtime after its look-ups: it needs private tables that only the
 //     real driver has. tests/gpu runs it, and PyTorch and CuPy.
 //   - dlmopen, and a dlsym that was looked up in a handle of the C library: these
-//     lead past the shim.
+//     bypass the shim.
 package compat

@@ -337,7 +337,7 @@ func alone(t *testing.T, cmd *exec.Cmd) {
 	s.end()
 }
 
-// command has the environment of a managed process unless told otherwise.
+// command has the environment of a managed process by default.
 func command(name string, args ...string) *exec.Cmd {
 	cmd := exec.Command(name, args...)
 	cmd.Env = environment(shim)

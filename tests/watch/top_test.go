@@ -129,7 +129,7 @@ func TestTopOnATerminal(t *testing.T) {
 			return nil
 		}))
 	}
-	saw("Health:", "cuda-busy", "p50/p99", "LIMIT", "nobody waits")
+	saw("Health:", "cuda-busy", "p50/p99", "LIMIT", "? help")
 	x.press(t, "/cuda\r")
 	saw(`only "cuda"`, "cuda-busy")
 	if text := x.text(); strings.Contains(text, "\x1b[31m") || strings.Contains(text, "\x1b[32m") || !strings.Contains(text, "\x1b[?1049h") {

@@ -208,7 +208,7 @@ func (d *Desk) Refused(now time.Time) (all uint64, problem string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.recent > 0 && now.Sub(d.latest) <= recently {
-		problem = fmt.Sprintf("processes were refused, %d of late, the latest because of a limit (%s): they ask again, and may run unarbitrated meanwhile", d.recent, d.latestWhy)
+		problem = fmt.Sprintf("processes were refused, %d recently, the last one because of a limit (%s): they try again, and may run without scheduling until then", d.recent, d.latestWhy)
 	}
 	return d.refused, problem
 }

@@ -85,7 +85,7 @@ func (mem *Memory) largestPinner(g *node.GPU, pinned map[string]uint64) (problem
 		return nil
 	}
 	c, uid := mem.TenantOf(largest)
-	return []string{fmt.Sprintf("GPU %d: memory was refused of late; processes say that they cannot move %d MiB, of which %s has most, %d MiB",
+	return []string{fmt.Sprintf("GPU %d: memory was refused recently; processes have %d MiB that cannot be moved, of which %s has most, %d MiB",
 		g.Index, sum>>20, api.Tenant(c, uid), pinned[largest]>>20)}
 }
 

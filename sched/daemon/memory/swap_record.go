@@ -60,7 +60,7 @@ func ReadMembers(o *node.Config, bootID string) (map[string][]MemberState, error
 		return nil, err
 	}
 	if err != nil {
-		o.Log.WithError(err).Warn("who has memory on GPUs is not known until all are back: some may be told to wait by the driver")
+		o.Log.WithError(err).Warn("which processes have memory on GPUs is not known until all are connected again: until then the driver may make some wait")
 	}
 	if m.BootID != bootID {
 		return nil, nil

@@ -406,7 +406,7 @@ func (mv *Moves) advanceArrival(m *Move) {
 	case len(missing) == 0 && stayed == 0:
 		m.err = nil // whatever failed on the way
 		if len(late) > 0 {
-			m.err = fmt.Errorf("process %d has begun on GPU %d meanwhile: end it, or start the tenant anew", late[0].PID, m.From.Index)
+			m.err = fmt.Errorf("process %d has begun on GPU %d meanwhile: end it, or restart the tenant", late[0].PID, m.From.Index)
 		}
 	case m.err != nil:
 	case len(missing) > 0:

@@ -177,7 +177,7 @@ func (d *Dir) Mend() (mended []Socket, err error) {
 		if e.there() {
 			continue
 		}
-		again := fmt.Errorf("%s was deleted or replaced: start nvshare-scheduler again, which makes the run directory anew", e.path)
+		again := fmt.Errorf("%s was deleted or replaced: start nvshare-scheduler again, which makes the run directory again", e.path)
 		which := Socket(0)
 		for which < Sockets && d.at(which) != e.path {
 			which++

@@ -169,7 +169,7 @@ func (w *Watch) FinishLook(found map[string][]stranger, err error) {
 			if s.seen = i >= 0; s.seen && !w.Strangers[g][i].seen {
 				w.Tell(node.Subject{Peer: s.peer}, logrus.WarnLevel, w.describeStranger(g, s))
 				e := &history.Event{Kind: api.EventType_EVENT_TYPE_UNMANAGED, Peer: s.peer, Names: w.Names[s.peer.Container],
-					Bytes: s.bytes, Text: "uses the GPU without nvshare: nobody arbitrates its work"}
+					Bytes: s.bytes, Text: "uses the GPU without nvshare: nvshare does not schedule its work"}
 				w.Turn(time.Now(), g, 0, e)
 			}
 			all = append(all, s)
@@ -183,7 +183,7 @@ func (w *Watch) describeStranger(g *node.GPU, s stranger) string {
 	if how := w.describeHeld(g, s.peer); how != "" {
 		return fmt.Sprintf("GPU %d: %s (pid %d, %s) uses the GPU without the shim: %s", g.Index, api.Tenant(c, s.peer.UID), s.peer.PID, strings.ToValidUTF8(s.peer.Command, "?"), how)
 	}
-	return fmt.Sprintf("GPU %d: %s (pid %d, %s) uses the GPU without nvshare: nobody arbitrates its work (it unset LD_PRELOAD or hides the shim, or is a static program)",
+	return fmt.Sprintf("GPU %d: %s (pid %d, %s) uses the GPU without nvshare: nvshare does not schedule its work (it unset LD_PRELOAD or hides the shim, or is a static program)",
 		g.Index, api.Tenant(c, s.peer.UID), s.peer.PID, strings.ToValidUTF8(s.peer.Command, "?"))
 }
 
@@ -287,7 +287,7 @@ func (w *Watch) noteUse(samples []metrics.GPUSample) {
 
 func (w *Watch) describeOutside(att *node.Attachment) string {
 	p := att.Client.Peer
-	return fmt.Sprintf("GPU %d: %s (pid %d) used %.0f %% of the GPU's time while it had no grant: it puts its channels on again, or calls the driver past the shim",
+	return fmt.Sprintf("GPU %d: %s (pid %d) used %.0f %% of the GPU's time while it had no grant: it enables its channels itself, or its calls bypass the shim: end it",
 		att.GPU.Index, api.Tenant(w.ContainerOf(p), p.UID), p.PID, 100*w.outsiders[att].part)
 }
 
