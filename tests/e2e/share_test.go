@@ -155,20 +155,6 @@ func startPodman(t *testing.T, name string) *node.Container {
 	return c
 }
 
-func TestCtrDevice(t *testing.T) {
-	ctx := within(t)
-	from := judge.Now()
-	busyPod(t, "beside-ctr")
-	must(shared.RunCtr(ctx, "by-ctr", firstGPU, busy("by-ctr")))(t)
-	t.Cleanup(func() {
-		if err := shared.RemoveCtr(within(t), "by-ctr"); err != nil {
-			t.Error(err)
-		}
-	})
-	awaitTurns(t, ctx, "by-ctr", from, turnsEach)
-	observe(t, from).noOverlap(t)
-}
-
 // Programs of an unprivileged user share a GPU through a scheduler of the same user,
 // without containers.
 func TestUnprivilegedLocalUse(t *testing.T) {
