@@ -131,7 +131,7 @@ func (d *Driver) stopWaiting() {
 // whole GPUs would be given away as shares.
 func (d *Driver) HandleError(ctx context.Context, err error, msg string) {
 	if dropped := (*resourceslice.DroppedFieldsError)(nil); errors.As(err, &dropped) {
-		err = fmt.Errorf("this cluster lacks %v, so GPUs are not published: it needs Kubernetes 1.36, or these feature gates, and then nvshare's pods anew", dropped.DisabledFeatures())
+		err = fmt.Errorf("this cluster lacks %v, so GPUs are not published: it needs Kubernetes 1.36, or these feature gates; then restart nvshare's pods", dropped.DisabledFeatures())
 		d.mu.Lock()
 		d.unusable = err
 		d.mu.Unlock()
