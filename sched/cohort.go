@@ -45,7 +45,7 @@ const (
 	// its own time, and as one of a cohort for less than stillLeaves.
 	leavesIdle, stillLeaves = 0.75, 0.85
 	// apartFor is how long a tenant at most has turns of its own that did something else in the cohort than
-	// before, until its turns have shown what it does now.
+	// before, until its turns have shown what it does now. It has none again sooner.
 	apartFor = 10 * time.Second
 
 	// maxCohort is how many clients a cohort has at most: each end of its turn is a message to
@@ -72,7 +72,7 @@ func (c *GPU) lookWhoIsApart() {
 		}
 	}
 	for _, t := range c.tenantsInOrder() {
-		if c.inCohort(t) && t.limited() && t.other {
+		if c.inCohort(t) && t.limited() && t.other && c.now >= t.closeTo {
 			c.doubt(t)
 		}
 		c.setApart(t, t.share.exclusive() || needs[t] && (!leaves[t] || c.doubted(t)))
@@ -187,10 +187,15 @@ func (c *GPU) againstCohort() Cause {
 		switch {
 		case c.gangPlays(cl):
 			return because(reasonGang)
-		case t.apart && c.cohort.on && c.doubted(t):
-			others++ // it is back soon
+		case !cl.shares():
 			continue
-		case t.apart || !cl.shares():
+		case t.apart && c.cohort.on && c.doubted(t):
+			if !groups[t] {
+				others++ // it is back soon
+			}
+			groups[t] = true
+			continue
+		case t.apart:
 			continue
 		}
 		clients++

@@ -219,7 +219,7 @@ func (c *GPU) measure(window time.Duration) measured {
 		served := latency && t.share.Priority == Latency // and not judged
 		part := ofSlice(cl, members)
 		if rate, active := p.Rate(shared); active && !served {
-			p.Outgrow(rate)
+			p.Gets(rate)
 			m.rates = append(m.rates, timeslice.Speed{Client: cl.id, Calls: rate})
 			m.slices += part
 			m.idle += part * p.Idle()

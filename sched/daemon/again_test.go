@@ -40,7 +40,9 @@ func (s *scheduler) inLoop(f func()) {
 // The status has what the driver said of a GPU, and not what it said long ago.
 func TestStatusHasTheLoad(t *testing.T) {
 	s := newSharing(t, t.TempDir())
-	s.inLoop(func() { s.noteSamples([]metrics.GPUSample{{UUID: gpuA.UUID, Utilization: 0.87, Watts: 312, Celsius: 64}}) })
+	s.inLoop(func() {
+		s.noteSamples([]metrics.GPUSample{{UUID: gpuA.UUID, Utilization: 0.87, Watts: 312, Celsius: 64}})
+	})
 	if l := s.status().Gpus[0].Load; l.GetBusyPercent() != 87 || l.GetWatts() != 312 || l.GetCelsius() != 64 {
 		t.Errorf("%v", l)
 	}

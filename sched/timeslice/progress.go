@@ -41,12 +41,14 @@ type Progress struct {
 
 	doubt doubt
 	waits float64 // as doubt.told, which its turns have shown to be a wait for slices of others; 0: nothing
+	fast  bool    // it gets on faster beside others than in its turns
 }
 
 // doubt is about a client that gets on far more slowly beside others than by its even part: it does
 // something else, or it waits for long slices of others. Turns of its own decide.
 type doubt struct {
-	told       float64 // how fast it got on, of its even part; 0: no doubt
+	on         bool
+	told       float64 // how fast it got on, of its even part
 	rate       float64 // calls per second of its turns before
 	calls      float64 // in its turns since, as in Progress
 	held       time.Duration
@@ -90,7 +92,7 @@ func (p *Progress) HadTurn(calls uint64, held time.Duration) {
 		}
 	}
 	if p.others >= otherTurns {
-		if p.others, p.waits = 0, 0; p.doubt.told > 0 {
+		if p.others, p.waits = 0, 0; p.doubt.on {
 			p.doubt.rate = 0 // what its turns show is what it does now
 		} else {
 			p.calls, p.held, p.paused, p.looks, p.hot = 0, 0, 0, 0, 0
@@ -99,7 +101,7 @@ func (p *Progress) HadTurn(calls uint64, held time.Duration) {
 	p.calls += float64(calls)
 	p.turnCalls += float64(calls)
 	p.held += held
-	if p.doubt.told > 0 {
+	if p.doubt.on {
 		p.doubt.calls += float64(calls)
 		p.doubt.held += held
 		p.decide()
@@ -167,8 +169,8 @@ func (p *Progress) Load() float64 {
 
 // Use returns which part of the time of its open gate the client uses the GPU beside others with
 // such a load: the greater of what its speed says, beside its speed alone, and of its even part of
-// the time in which it has work. other: it gets on far more slowly than by its even part, and turns
-// of its own have to show whether it does something else (Doubt).
+// the time in which it has work. other: it gets on far more slowly than by its even part, or faster than in
+// its turns, and turns of its own have to show whether it does something else (Doubt).
 func (p *Progress) Use(others float64) (part float64, other bool) {
 	if p.seen == 0 {
 		return 1, false
@@ -177,18 +179,15 @@ func (p *Progress) Use(others float64) (part float64, other bool) {
 	if !known {
 		return p.busyNow, false
 	}
-	if rate, _, _ := p.Alone(); p.rateNow > Changed*rate {
-		return even, false // see Outgrow
-	}
-	return min(max(even, told), p.busyNow), told < slower*even && (p.waits == 0 || told < slower*p.waits*even)
+	slow := told > 0 && told < slower*even && (p.waits == 0 || told < slower*p.waits*even)
+	return min(max(even, told), p.busyNow), slow || p.fast
 }
 
-// Outgrow corrects what is known of a client's turns if it gets on faster beside others, with so many calls
-// a second: nobody does, so these were of another time, such as its start.
-func (p *Progress) Outgrow(beside float64) {
-	if rate, _, known := p.Alone(); known && beside > Changed*rate {
-		p.calls *= beside / rate
-	}
+// Gets notes how fast the client gets on beside others, in calls per second. Nobody is faster there than in
+// its own turns: those that say so were of another time, such as its start.
+func (p *Progress) Gets(beside float64) {
+	rate, _, known := p.Alone()
+	p.fast = known && beside > Changed*rate
 }
 
 // fares returns a client's even part of the time in which it has work, and what its speed says.
@@ -202,13 +201,13 @@ func (p *Progress) fares(others float64) (even, told float64, known bool) {
 
 // Doubt notes that the client has turns of its own because of what Use said of other.
 func (p *Progress) Doubt(others float64) {
-	if even, told, known := p.fares(others); known && even > 0 && p.doubt.told == 0 {
-		p.doubt = doubt{told: told / even, rate: p.calls / p.held.Seconds()}
+	if even, told, known := p.fares(others); known && even > 0 && !p.doubt.on {
+		p.doubt = doubt{on: true, told: told / even, rate: p.calls / p.held.Seconds()}
 	}
 }
 
 // Doubts says whether turns have yet to decide a doubt.
-func (p *Progress) Doubts() bool { return p.doubt.told > 0 }
+func (p *Progress) Doubts() bool { return p.doubt.on }
 
 // decide ends a doubt once its turns show enough. Of a client that does the same in them as before it is known
 // that it waits so long beside others. Of another one only these turns are known.
@@ -217,14 +216,12 @@ func (p *Progress) decide() {
 	if d.held < aloneLeast {
 		return
 	}
-	p.doubt = doubt{}
-	switch now := d.calls / d.held.Seconds(); {
-	case now >= slower*d.rate && slower*now <= d.rate:
+	p.doubt, p.fast, p.rateNow, p.waits = doubt{}, false, 0, 0
+	now := d.calls / d.held.Seconds()
+	if now >= slower*d.rate && slower*now <= d.rate && d.told < slower {
 		p.waits = d.told
-	case now > 0:
-		p.waits, p.calls, p.held, p.paused, p.looks, p.hot = 0, d.calls, d.held, d.paused, d.looks, d.hot
-	default:
-		p.waits = 0
+	} else if now > 0 {
+		p.calls, p.held, p.paused, p.looks, p.hot = d.calls, d.held, d.paused, d.looks, d.hot
 	}
 }
 

@@ -72,20 +72,35 @@ func TestWaitsForSlicesOfOthers(t *testing.T) {
 	}
 }
 
-// A client that started slowly is not charged more for that it is faster now, beside others.
+// A client that started slowly is not charged for ever for that it is faster beside others: its turns show it anew.
 func TestFasterThanItsStart(t *testing.T) {
 	var p Progress
 	const turn = 100 * time.Millisecond
 	at := base.Time(time.Hour)
+	beside := func() (part float64, other bool) {
+		p.StartWindow()
+		for range 8 {
+			at = at.Add(250 * time.Millisecond)
+			p.Report(at, Utilization{Samples: 50, Busy: 50, Calls: 500}, false, time.Duration(at))
+		}
+		if rate, active := p.Rate(2 * time.Second); active {
+			p.Gets(rate)
+		}
+		return p.Use(1)
+	}
 	for range 10 {
 		p.HadTurn(100, turn)
 		p.HadPause(turn)
 	}
-	for range 8 {
-		at = at.Add(250 * time.Millisecond)
-		p.Report(at, Utilization{Samples: 50, Busy: 50, Calls: 500}, false, time.Duration(at))
+	if part, other := beside(); part != 1 || !other {
+		t.Errorf("it uses %.2f of the GPU, something else: %t, want all until that is known", part, other)
 	}
-	if part, other := p.Use(1); part > 0.51 || other {
-		t.Errorf("it uses %.2f of the GPU, something else: %t, want half", part, other)
+	p.Doubt(1)
+	for range 4 {
+		p.HadTurn(300, turn)
+		p.HadPause(turn / 10)
+	}
+	if part, other := beside(); part > 0.75 || other {
+		t.Errorf("it uses %.2f of the GPU, something else: %t, want what its turns say", part, other)
 	}
 }

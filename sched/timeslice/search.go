@@ -46,7 +46,7 @@ const (
 	// earlier: rebaseSoon after the one before, and after twice that time each time after.
 	rebaseEvery, rebaseSoon, rebaseLater = 120 * time.Second, 4 * time.Second, 32 * time.Second
 	// One that has less than this is harmed so much that no long slice will do.
-	ruined = 0.5
+	ruined = 0.8
 )
 
 // Search is the search for the length of the longest time slice. It is asked once a
@@ -59,8 +59,8 @@ type Search struct {
 	sure    bool          // the longest has been compared twice
 	trial   time.Duration // the length after basing
 	base    Speeds
-	gained  float64 // what clients have of base, of windows with this length
-	last    Speeds  // of the window before
+	gained  float64       // what clients have of base, of windows with this length
+	last    Speeds        // of the window before
 	worked  time.Duration // the windows so far in which clients shared the GPU: pauses make no program another one
 	basedAt time.Duration // as worked
 	changed bool          // a client seems to do something else since
@@ -140,9 +140,16 @@ func (s *Search) Window(length time.Duration, rates Speeds) {
 	s.changed = s.changed || differ(rates, s.last)
 	gained, least, other := s.compare(rates)
 	harm := least < harmed
-	if other && !harm {
-		*s = NewSearch(s.cohort) // what it was compared with is of another time: of a program's start, say
+	if other && !harm { // what it was compared with is of another time: of a program's start, say
+		s.changed = true
+	}
+	if s.changed && !harm && s.longest > 0 && s.worked-s.basedAt >= max(s.soon, rebaseSoon) {
+		s.soon = min(2*max(s.soon, rebaseSoon), rebaseLater)
+		s.baseAnew()
 		return
+	}
+	if other && !harm {
+		return // nor is it now
 	}
 	if s.gained == 0 {
 		s.gained = gained
@@ -171,9 +178,6 @@ func (s *Search) Window(length time.Duration, rates Speeds) {
 		s.rebase(longer(s.longest))
 	case s.longest > 0 && s.worked-s.basedAt > rebaseEvery:
 		s.soon = 0
-		s.baseAnew()
-	case s.longest > 0 && s.changed && s.worked-s.basedAt >= max(s.soon, rebaseSoon):
-		s.soon = min(2*max(s.soon, rebaseSoon), rebaseLater)
 		s.baseAnew()
 	}
 }
