@@ -32,11 +32,7 @@ func (mem *Memory) Suspend(id base.ClientID) bool {
 		return false
 	}
 	mem.changed()
-	leaves := mem.leaves(m, false)
-	if leaves {
-		mem.tellStill(false) // before it is asked for its grant
-	}
-	return leaves
+	return mem.leaves(m, false)
 }
 
 // SuspendIdle suspends an idle client, if that moves anything (Config.Contexts: or not) and there is host memory
@@ -195,7 +191,6 @@ func (r *rooms) sleep(o *occupant) {
 	if !o.suspended {
 		o.suspended = true
 		r.suspended++
-		r.recount(o)
 	}
 }
 
@@ -204,7 +199,6 @@ func (r *rooms) wake(o *occupant) {
 	if o.suspended {
 		o.suspended = false
 		r.suspended--
-		r.recount(o)
 	}
 }
 

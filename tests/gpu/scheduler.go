@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -95,7 +94,7 @@ func (b *bench) scheduler(ctx context.Context, name string, args ...string) (*sc
 		return nil, err
 	}
 	defer log.Close()
-	argv := slices.Concat([]string{"--run-dir", s.dir, "--anti-thrash", "on"}, b.schedulerArgs, args)
+	argv := append([]string{"--run-dir", s.dir, "--anti-thrash", "on"}, args...)
 	if b.simulated {
 		argv = append(argv, "--simgpu", node.SimGPU)
 	}
