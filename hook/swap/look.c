@@ -140,8 +140,8 @@ static void *load_main(void *arg)
 			result = CUDA_ERROR_INVALID_CONTEXT;
 	}
 	l->result = result;
+	atomic_store(&gpu->load_ns, 0); /* first: once it has ended, another one may begin */
 	atomic_store(&l->load, LOAD_ENDED);
-	atomic_store(&gpu->load_ns, 0);
 	return NULL;
 }
 
@@ -213,19 +213,23 @@ void nvs_look_load(struct nvs_gpu *gpu)
 	nvs_unlock(&gpu->drain_lock);
 	if (begun && !nvs_thread_start(load_main, gpu)) {
 		s->look->result = CUDA_ERROR_NOT_READY;
-		atomic_store(&s->look->load, LOAD_ENDED);
 		atomic_store(&gpu->load_ns, 0);
+		atomic_store(&s->look->load, LOAD_ENDED);
 	}
+}
+
+void nvs_look_loaded(struct nvs_gpu *gpu)
+{
+	while (nvs_gpu_loads(gpu))
+		nvs_nap(NVS_MS);
 }
 
 void nvs_swap_stream_waits(void)
 {
-	if (atomic_load_explicit(&streams_wait, memory_order_relaxed))
-		return;
-	atomic_store(&streams_wait, true);
+	if (!atomic_load_explicit(&streams_wait, memory_order_relaxed))
+		atomic_store(&streams_wait, true);
 	NVS_FOR_EACH_GPU(gpu)
-		while (nvs_gpu_loads(gpu))
-			nvs_nap(NVS_MS);
+		nvs_look_loaded(gpu); /* also the second thread that comes here meanwhile */
 }
 
 /* What the kernel needs in the context. Returns CUresult. */

@@ -549,6 +549,7 @@ static void *mover_main(void *arg)
 				p = move((struct pass){ .gpu = gpu, .out = true });
 			}
 		} else if (plan == PLAN_IN) {
+			nvs_look_loaded(gpu); /* a load may wait for kernels, and these for later ones */
 			p = move((struct pass){ .gpu = gpu });
 		} else if (plan == PLAN_TAKE) {
 			p = move((struct pass){ .gpu = gpu, .take = true });

@@ -416,6 +416,9 @@ void nvs_look(struct nvs_gpu *gpu, struct place first, uint32_t chunks);
  */
 void nvs_look_load(struct nvs_gpu *gpu);
 
+/* Waits until no load runs: 5 s at most, see NVS_LOAD_NS. */
+void nvs_look_loaded(struct nvs_gpu *gpu);
+
 /* The mover's context is another one: the kernel is to be loaded anew. */
 void nvs_look_forget(struct nvs_gpu *gpu);
 
