@@ -124,7 +124,6 @@ func TestInstallAndUninstall(t *testing.T) {
 	if _, err := cdi.PlaceShim(two+"/libnvshare.so", root+cdi.DefaultLibDir); err != nil {
 		t.Fatal(err)
 	}
-	put(t, root+"/var/lib/nvshare/lib/libnvshare.so", "of a release without versions", 0o755)
 	put(t, root+"/var/lib/nvshare/bin/nvshare-cdi-hook", "", 0o755)
 	put(t, root+"/var/run/nvshare/tenant/x", "", 0o644)
 	put(t, root+"/var/run/cdi/nvshare.com-gpu.yaml", "kind: nvshare.com/gpu\n", 0o644)
@@ -375,15 +374,18 @@ func TestUninstallOfAPackage(t *testing.T) {
 // From a container of the host, which sees its sockets.
 func TestUninstallBesideAScheduler(t *testing.T) {
 	root := t.TempDir()
-	spec := root + "/var/lib/nvshare/lib/libnvshare.so"
-	put(t, spec, "shim", 0o755)
+	source, placed := t.TempDir()+"/libnvshare.so", root+cdi.DefaultLibDir
+	put(t, source, "shim", 0o755)
+	if _, err := cdi.PlaceShim(source, placed); err != nil {
+		t.Fatal(err)
+	}
 	put(t, root+"/var/lib/nvshare/plugin.lock", "", 0o600)
 	h := newHost(t, "", root)
 	h.scheduler = func(_ context.Context, runDir string) bool { return runDir == root+"/var/run/nvshare" }
 	if err := h.uninstall(context.Background()); err == nil || !strings.Contains(err.Error(), "end it first") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := os.Stat(spec); err != nil {
+	if _, err := os.Stat(placed); err != nil {
 		t.Errorf("removed beside a scheduler: %v", err)
 	}
 	h.scheduler = func(context.Context, string) bool { return false }
