@@ -143,7 +143,9 @@ func check(t *testing.T, err error) {
 func kubectl(t *testing.T, ctx context.Context, args ...string) string {
 	t.Helper()
 	out, err := cluster.Kubectl(ctx, args...)
-	check(t, err)
+	if err != nil {
+		t.Fatalf("%v; it says\n%s", err, out)
+	}
 	return out
 }
 
