@@ -602,9 +602,14 @@ class Scheduled:
 
     def slices(self):
         """Two share by time slices, which grow."""
+        since = 0
+
         def long():
             c = [self.client(p.p.pid) for p in (self.a, self.b)]
-            return all(c) and all(x["way"] == "slices" and x["slice_seconds"] >= 0.03 for x in c) and c
+            nonlocal since
+            grown = all(c) and all(x["way"] == "slices" and x["slice_seconds"] >= 0.045 for x in c)
+            since = (since or time.monotonic()) if grown else 0
+            return grown and time.monotonic() - since > 5 and c   # between them the driver's are compared with
         t = time.monotonic()
         try:
             c = self.until("the slices are long", 60, long)
