@@ -138,13 +138,13 @@ func (c *GPU) lookAtSlices(window time.Duration) {
 	// what each gets alone tells.
 	short := settled && s.search.Longest() < timeslice.MaxSlice/4
 	since := c.now.Sub(a.measuredAt)
-	if !m.known && (uneven && since > worthMeasure || short && m.idle < idleTogether && since > worthDoubt) {
+	if uneven && !m.promised && since > worthMeasure || !m.known && short && m.idle < idleTogether && since > worthDoubt {
 		a.measuredAt = c.now
 		c.endSlices(because(reasonMeasure), 0)
 		return
 	}
 	worse := short && m.known && m.sum < turnsGive
-	underfed := m.known && (uneven && c.correct() || !uneven && c.starves(m.sum))
+	underfed := uneven && m.promised && c.correct() || !uneven && m.known && c.starves(m.sum)
 	if c.cohort.on && settled && !uneven && m.known && m.idle < idleTogether {
 		c.correct() // turns end in the middle of a round of slices, with the same client ahead
 	}
@@ -193,16 +193,17 @@ const oneSlice = 1.5
 
 // measured is what a window has shown.
 type measured struct {
-	rates  timeslice.Speeds // of active clients
-	slices float64          // how many of the GPU's slices these have
-	known  bool             // the speed alone of all active clients
-	sum    float64          // of what they get, as parts of what they get alone
-	idle   float64          // the sum of the parts of the window in which they had no work
+	rates    timeslice.Speeds // of active clients
+	slices   float64          // how many of the GPU's slices these have
+	known    bool             // the speed alone of all active clients
+	promised bool             // and of those at least that are promised a part
+	sum      float64          // of what they get, as parts of what they get alone
+	idle     float64          // the sum of the parts of the window in which they had no work
 }
 
 // measure looks at the window that ends, and begins the next one.
 func (c *GPU) measure(window time.Duration) measured {
-	m := measured{known: true}
+	m := measured{known: true, promised: true}
 	latency, shared, sliceOf := c.servesLatency(), c.sharedIn(window), c.sliceOf()
 	c.cohort.had, c.cohort.since = shared.Seconds()/window.Seconds(), c.cohort.ran
 	if c.cohort.on {
@@ -224,6 +225,7 @@ func (c *GPU) measure(window time.Duration) measured {
 			m.slices += part
 			m.idle += part * p.Idle()
 			m.known = m.known && known
+			m.promised = m.promised && (known || t.share.Request == 0 && c.exact > 0)
 			if known {
 				m.sum += part * rate / alone
 			}

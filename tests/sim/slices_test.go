@@ -561,6 +561,18 @@ func TestPartsHoldInSlices(t *testing.T) {
 	}
 }
 
+// Where all of the GPU is promised, a tenant without a promise keeps nobody from what he was promised.
+func TestAllIsPromised(t *testing.T) {
+	for _, request := range []int{40, 49, 50} {
+		share := sched.Share{Request: request}
+		g := newGPUModel(t, sched.Auto, process{program: gemm, share: share}, process{program: decoder, share: share}, process{program: gemm})
+		g.run(60 * time.Second)
+		if parts, _ := g.got(60 * time.Second); parts[0] < 0.42 || parts[1] < 0.19 { // which the driver's slices give a decoder
+			t.Errorf("with requests of %d they get %.3f: %q", request, parts, g.reasons)
+		}
+	}
+}
+
 // A tenant that lies about its work takes nothing from an honest one: that has as much as
 // beside an honest tenant, or as the driver alone gives it.
 func TestLiesGainNothing(t *testing.T) {
