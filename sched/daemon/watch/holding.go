@@ -178,6 +178,8 @@ func (x *holding) leave() {
 	}
 	id := x.id
 	x.id, x.epoch, x.revoked, x.paused, x.told, x.tested = 0, 0, false, false, 0, 0
+	x.idle = false
+	x.samples.named()
 	if x.fenced != nil {
 		x.w.Step(x.gpu, sched.HeldOff{Client: x.fenced.ID})
 	}
