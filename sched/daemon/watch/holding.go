@@ -334,9 +334,9 @@ func (x *holding) used(part, all float64, said bool) {
 		if slice == 1 && part >= idlePart {
 			use := all // and of who took turns with it
 			if !others {
-				use = min(all/max(onPart, cheatPart), 1)
+				use = all / max(onPart, cheatPart)
 			}
-			x.use += (use - x.use) / 4
+			x.use += (min(use, 1) - x.use) / 4
 		}
 		x.endTest(t)
 	}
