@@ -418,16 +418,28 @@ func (x *holding) endTest() {
 	x.drive()
 }
 
-// mayFreeze says whether its container can be stopped, and no client in it has a grant: others would wait for that one.
+// mayFreeze says whether its container can be stopped, and others would not wait then for one in it: for a client that
+// has a grant, or for a process that is held and has the GPU alone.
 func (x *holding) mayFreeze() bool {
 	if x.peer.Container == "" || x.noFreeze {
 		return false
 	}
 	for _, g := range x.w.Order {
+		granted, held := 0, false
 		for _, c := range g.Core.Snapshot(loop.Now()).Clients {
-			if cl := x.w.Clients[c.ID]; c.Epoch != 0 && cl != nil && cl.Container == x.peer.Container {
+			if c.Epoch == 0 || c.ID == x.id {
+				continue
+			}
+			granted++
+			if cl := x.w.Clients[c.ID]; cl != nil && cl.Container == x.peer.Container {
 				return false
 			}
+			if p := x.w.Held[c.ID]; p != nil && p.Container == x.peer.Container {
+				held = true
+			}
+		}
+		if held && granted == 1 {
+			return false
 		}
 	}
 	return true
