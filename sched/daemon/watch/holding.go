@@ -35,6 +35,7 @@ import (
 
 const (
 	maxFreeze = 10 * time.Second // of a container, for what its process had too much
+	maxOwed   = time.Minute      // what is kept of that for later
 	// onLeast is the least time on in which a look says something.
 	onLeast = 50 * time.Millisecond
 	// recent is the time over which it is said what they get.
@@ -84,6 +85,7 @@ type holding struct {
 	proofs                 int           // looks since then in all of which it was off
 	cheats                 bool          // it has been said that it puts its channels on by itself
 	debt                   time.Duration // what it had too much
+	owed                   time.Duration // what it seems to have had too much beside others, and was not stopped for
 	frozen                 base.Time     // its container is stopped until then; 0: it is not
 	freezes                time.Duration // for how long, until that has been told; 0: it has
 	noFreeze               bool          // its container cannot be stopped
@@ -373,6 +375,7 @@ func (x *holding) gains() float64 {
 func (x *holding) judge(part, on, before float64, others bool, span time.Duration) (stopped bool) {
 	s := &x.samples
 	if others && max(on, before) > 0 {
+		x.owe(time.Duration((part - on) * float64(span)))
 		if s.seemed(part, max(on, before)); (s.suspect >= suspectAt || s.excess > 0) && x.tested == 0 && loop.Now() >= x.nextTest {
 			x.test()
 		}
@@ -394,6 +397,9 @@ func (x *holding) judge(part, on, before float64, others bool, span time.Duratio
 	return false
 }
 
+// owe adds to what it had too much and was not stopped for.
+func (x *holding) owe(d time.Duration) { x.owed = min(max(x.owed+d, 0), maxOwed) }
+
 // test keeps the process off, to see whether it is. Its grant ends when it is off.
 func (x *holding) test() {
 	x.tested, x.proofs, x.samples.suspect = loop.Now().Add(testFor), 0, 0
@@ -410,7 +416,7 @@ func (x *holding) endTest() {
 	}
 	x.tested, x.nextTest = 0, t.Add(testAgain)
 	if x.proofs >= testLooks && x.samples.excess == 0 {
-		x.nextTest = t.Add(testPause)
+		x.nextTest, x.owed = t.Add(testPause), 0
 	}
 	if x.epoch == 0 && !x.idle {
 		x.w.Step(x.gpu, sched.Request{Client: x.id})
@@ -447,7 +453,9 @@ func (x *holding) mayFreeze() bool {
 
 // freeze has its container be stopped for what it had too much.
 func (x *holding) freeze() {
-	x.freezes = min(x.debt, maxFreeze).Round(time.Millisecond)
+	x.owe(x.debt)
+	x.freezes = min(x.owed, maxFreeze).Round(time.Millisecond)
+	x.owe(-x.freezes)
 	x.leave()
 	x.samples.excess, x.cheats, x.debt, x.frozen = 0, false, 0, loop.Now().Add(x.freezes)
 	x.drive()
@@ -481,6 +489,7 @@ func (x *holding) driveFrozen() {
 		})
 		return
 	}
+	x.owe(max(x.frozen.Sub(loop.Now()), 0)) // it goes on before its time
 	x.frozen = 0
 	x.do(order.On, 0, func(order.Result) { x.on = true; x.look() })
 }
