@@ -6,6 +6,7 @@ package cdi
 
 import (
 	"errors"
+	"maps"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -114,6 +115,30 @@ func TestSamplesBesideALostGPU(t *testing.T) {
 	lost = 1
 	if samples, err := s.ask(); err == nil {
 		t.Errorf("of no GPU: %v", samples)
+	}
+}
+
+// Some drivers name one process for each period, with all that the GPU had to do in it, others all processes: what they had
+// together is never more than all of the time.
+func TestBusyIsAMean(t *testing.T) {
+	u := func(at uint64, pid, percent uint32) nvml.ProcessUtilizationSample {
+		return nvml.ProcessUtilizationSample{Pid: pid, TimeStamp: at, SmUtil: percent}
+	}
+	var s Sampler
+	for _, c := range []struct {
+		what string
+		says []nvml.ProcessUtilizationSample
+		want map[uint32]float64
+	}{
+		{"one for each period", []nvml.ProcessUtilizationSample{u(10, 1, 100), u(20, 2, 100), u(30, 1, 100), u(40, 1, 60)}, map[uint32]float64{1: 0.65, 2: 0.25}},
+		{"one is new", []nvml.ProcessUtilizationSample{u(30, 1, 100), u(50, 2, 80)}, map[uint32]float64{2: 0.8}},
+		{"two for a period", []nvml.ProcessUtilizationSample{u(60, 1, 75), u(60, 2, 25)}, map[uint32]float64{1: 0.75, 2: 0.25}},
+		{"nothing new", []nvml.ProcessUtilizationSample{u(60, 1, 75)}, map[uint32]float64{}},
+	} {
+		dev := &mock.Device{GetProcessUtilizationFunc: func(uint64) ([]nvml.ProcessUtilizationSample, nvml.Return) { return c.says, nvml.SUCCESS }}
+		if got := s.busy(dev, uuidB); !maps.Equal(got, c.want) {
+			t.Errorf("%s: got %v, want %v", c.what, got, c.want)
+		}
 	}
 }
 

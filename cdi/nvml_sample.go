@@ -176,11 +176,16 @@ func (s *Sampler) busy(dev nvml.Device, uuid string) (parts map[uint32]float64) 
 		return nil
 	}
 	parts = make(map[uint32]float64, len(used))
+	periods := map[uint64]bool{} // by when they ended; of each the driver may name one process only
 	for _, u := range used {
 		if u.TimeStamp > s.seen[uuid] {
-			parts[u.Pid] = max(parts[u.Pid], float64(u.SmUtil)/100)
+			parts[u.Pid] += float64(u.SmUtil) / 100
+			periods[u.TimeStamp] = true
 			latest = max(latest, u.TimeStamp)
 		}
+	}
+	for pid := range parts {
+		parts[pid] /= float64(len(periods))
 	}
 	s.seen[uuid] = latest
 	return parts

@@ -15,9 +15,9 @@ type Sample struct {
 	// Processes are those that use the GPU, with the bytes of its memory that
 	// they have (0: unknown), by pid. Nil if the driver does not say.
 	Processes map[uint32]uint64
-	// Busy is which part of the GPU's time processes had lately, by pid, from 0 to 1: in
-	// a period of at most a second that ended since the Sample before. Nil if the driver
-	// does not say.
+	// Busy is which part of the GPU's time processes had lately, by pid, from 0 to 1: the mean
+	// of the periods, of a second at most, that ended since the Sample before and in which somebody
+	// used it. Nil if the driver does not say.
 	Busy map[uint32]float64
 	// Faults counts what ended all work on the GPU, since the first sample; Fault is the
 	// latest.

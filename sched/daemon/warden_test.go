@@ -5,6 +5,7 @@ package daemon
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net"
 	"path/filepath"
 	"slices"
@@ -134,6 +135,7 @@ type occupants struct {
 	pids []uint32
 	busy map[uint32]float64
 	size uint64 // of each of them; 0: 1 MiB
+	err  error
 
 	asked atomic.Int64 // how often
 }
@@ -155,7 +157,7 @@ func (o *occupants) sample(context.Context) ([]metrics.GPUSample, error) {
 	for _, pid := range o.pids {
 		all[pid] = cmp.Or(o.size, 1<<20)
 	}
-	return []metrics.GPUSample{{UUID: gpuA.UUID, Processes: all, Busy: o.busy}}, nil
+	return []metrics.GPUSample{{UUID: gpuA.UUID, Processes: all, Busy: o.busy}}, o.err
 }
 
 func withWarden(t *testing.T, w *aWarden, nvml *occupants) *scheduler {
@@ -384,6 +386,34 @@ func TestCheatBesideOthers(t *testing.T) {
 	}
 	nvml.set(map[uint32]float64{uint32(other.cmd.Process.Pid): 0.99}, cheat, other)
 	s.await("it goes on, and is held", func(r *api.StatusResponse) bool { return !hasProblem(r, "its container is stopped") })
+}
+
+// A suspect is not kept off for ever where the driver says nothing more of use.
+func TestSuspectGoesOn(t *testing.T) {
+	for what, then := range map[string]func(*occupants, map[uint32]float64){
+		"not who has the GPU":    func(o *occupants, _ map[uint32]float64) { o.busy = nil },
+		"more than all there is": func(o *occupants, all map[uint32]float64) { o.busy = all },
+		"nothing":                func(o *occupants, _ map[uint32]float64) { o.err = errors.New("the GPU is lost") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			var nvml occupants
+			w := newWarden(t)
+			s := withWarden(t, w, &nvml)
+			suspect, other := newProc(t, s.dir, 0), newProc(t, s.dir, 1001)
+			a, b := uint32(suspect.cmd.Process.Pid), uint32(other.cmd.Process.Pid)
+			s.limitUser(0, 30)
+			s.limitUser(1001, 30)
+			nvml.set(map[uint32]float64{a: 0.99}, suspect, other)
+			s.await("it is tested", func(r *api.StatusResponse) bool { return hasProblem(r, "kept off for seconds") })
+			nvml.mu.Lock()
+			then(&nvml, map[uint32]float64{a: 0.9, b: 0.9})
+			nvml.mu.Unlock()
+			s.await("it goes on", func(r *api.StatusResponse) bool { return !hasProblem(r, "kept off for seconds") })
+			_, before := w.last(suspect, order.On)
+			w.until("it is on in its turns", func() bool { _, n := w.last(suspect, order.On); return n > before+1 })
+		})
+	}
 }
 
 // Where its container cannot be stopped, it is taken off again and again, and nothing says that it was stopped.

@@ -353,17 +353,16 @@ static void *serve_others(void *unused)
 }
 
 /* The file in the directory says who may open the GPU; the socket is what is opened. */
-static int open_rm(const char *file)
+static int open_rm(void)
 {
 	static const char name[] = "nvshare-simgpu nvidiactl";
 	struct sockaddr_un a = { .sun_family = AF_UNIX };
 	sigset_t all, before;
 	pthread_t thread;
-	int pair[2], fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0666), failed;
+	int pair[2], fd = sim_open_file("nvidiactl", O_RDWR | O_CREAT), failed;
 
 	if (fd < 0)
 		return -1;
-	(void)!fchmod(fd, 0666);
 	close(fd);
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair))
 		return -1;
@@ -432,14 +431,11 @@ static void release(uint32_t handle)
 
 void rm_open(void)
 {
-	const char *dir = getenv(SIM_DIR_ENV);
 	const char *version = getenv("NVSHARE_SIMGPU_VERSION");
 	struct rm_version v = { .text = "580.159.04" };
 	struct stat st;
-	char path[4096];
 
-	snprintf(path, sizeof path, "%s/nvidiactl", dir && *dir ? dir : SIM_DIR_DEFAULT);
-	rm_fd = open_rm(path);
+	rm_fd = open_rm();
 	if (rm_fd < 0 || status_of(rm_fd, &st)) {
 		rm_fd = -1;
 		return;

@@ -117,7 +117,7 @@ static int complain(const char *what, const char *name)
 	return -1;
 }
 
-/* As open_file(), for the directory. */
+/* As sim_open_file(), for the directory. */
 static void make_dir(void)
 {
 	char fresh[4200];
@@ -136,7 +136,7 @@ static void make_dir(void)
 	rmdir(fresh);
 }
 
-static int open_file(const char *name, int flags)
+int sim_open_file(const char *name, int flags)
 {
 	char path[4096], fresh[4200];
 	int f;
@@ -168,9 +168,9 @@ static void read_config(struct sim_state *to)
 	to->gpus = 1;
 	to->memory = 16384ull << 20;
 	to->log_records = 1u << 18;
-	f = open_file("config", O_RDONLY);
+	f = sim_open_file("config", O_RDONLY);
 	if (f < 0) {
-		f = open_file("config", O_WRONLY | O_CREAT); /* the state's lock is held */
+		f = sim_open_file("config", O_WRONLY | O_CREAT); /* the state's lock is held */
 		if (f >= 0) {
 			dprintf(f, "gpus=%u\nmemory_mib=%llu\nlog_records=%u\n", to->gpus,
 				(unsigned long long)to->memory >> 20, to->log_records);
@@ -199,7 +199,7 @@ static int map_log(uint32_t records)
 	size_t size = sizeof(struct sim_log) + (size_t)records * sizeof(struct sim_record);
 	struct sim_log *m;
 	struct stat sb;
-	int f = open_file("log", O_RDWR | O_CREAT);
+	int f = sim_open_file("log", O_RDWR | O_CREAT);
 
 	if (f < 0)
 		return complain("open", "log");
@@ -230,7 +230,7 @@ int sim_open(void)
 	if (sim_st)
 		return 0;
 	make_dir();
-	f = open_file("state", O_RDWR | O_CREAT);
+	f = sim_open_file("state", O_RDWR | O_CREAT);
 	if (f < 0)
 		return complain("open", "state");
 	while (flock(f, LOCK_EX) && errno == EINTR)

@@ -176,6 +176,8 @@ void sim_count_exchanged(int delta);
 int sim_open(void);
 void sim_close(void); /* nobody may use the state any more */
 const char *sim_state_dir(void); /* the directory of the shared state */
+/* Opens a file in it; O_CREAT makes it for all users. */
+int sim_open_file(const char *name, int flags);
 /* Takes a slot for this process, of a group or 0. 0 or -1 with a line on stderr. */
 int sim_join(uint32_t group);
 /* Gives the slot back; pending work of this process is dropped. */

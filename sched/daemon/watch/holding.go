@@ -35,13 +35,15 @@ import (
 
 const (
 	maxFreeze = 10 * time.Second // of a container, for what its process had too much
+	maxOwed   = time.Minute      // what is kept of that for later
 	// onLeast is the least time on in which a look says something.
 	onLeast = 50 * time.Millisecond
 	// recent is the time over which it is said what they get.
 	recent = 5 * time.Second
-	// A suspect is kept off for testFor, a few samples. One that had the GPU then is again after testAgain, another
-	// one not before testPause.
-	testFor, testAgain, testPause = 1200 * time.Millisecond, 2 * time.Second, 5 * time.Minute
+	// A suspect is kept off until testLooks are proof, for testFor at most. One that had the GPU then, or of which nothing
+	// was proved, is again after testAgain, another one not before testPause.
+	testLooks                     = 2
+	testFor, testAgain, testPause = 5 * time.Second, 2 * time.Second, 5 * time.Minute
 	// saturates: one that uses so much of its turns keeps the GPU busy.
 	saturates = 0.98
 	// callRate stands for what a program that keeps the GPU busy does in a second.
@@ -79,9 +81,11 @@ type holding struct {
 	samples                sampled       // what the driver says
 	before                 float64       // the part of the time of the look before
 	use                    float64       // which part of its time on it used the GPU, lately
-	tested, nextTest       base.Time     // it is kept off until then, to see whether it is; 0: it is not; not again before that
+	tested, nextTest       base.Time     // it is kept off until then at most, to see whether it is; 0: it is not; not again before that
+	proofs                 int           // looks since then in all of which it was off
 	cheats                 bool          // it has been said that it puts its channels on by itself
 	debt                   time.Duration // what it had too much
+	owed                   time.Duration // what it seems to have had too much beside others, and was not stopped for
 	frozen                 base.Time     // its container is stopped until then; 0: it is not
 	freezes                time.Duration // for how long, until that has been told; 0: it has
 	noFreeze               bool          // its container cannot be stopped
@@ -178,6 +182,8 @@ func (x *holding) leave() {
 	}
 	id := x.id
 	x.id, x.epoch, x.revoked, x.paused, x.told, x.tested = 0, 0, false, false, 0, 0
+	x.idle = false
+	x.samples.named()
 	if x.fenced != nil {
 		x.w.Step(x.gpu, sched.HeldOff{Client: x.fenced.ID})
 	}
@@ -220,7 +226,7 @@ func (x *holding) drive() {
 		x.on = true // it has effect before it is answered
 		x.do(order.On, 0, func(r order.Result) { x.switched(r, true) })
 	case x.revoked:
-		x.release(sched.Revoked, true)
+		x.release(sched.Revoked, x.tested == 0) // else it asks after the test
 	case x.slice != x.set && (x.slice != 0 || x.own != 0):
 		x.set = x.slice
 		x.do(order.Slice, cmp.Or(x.slice, x.own), func(r order.Result) { x.switched(r, x.on) })
@@ -332,12 +338,12 @@ func (x *holding) used(part, all float64, said bool) {
 		if slice == 1 && part >= idlePart {
 			use := all // and of who took turns with it
 			if !others {
-				use = min(all/max(onPart, cheatPart), 1)
+				use = all / max(onPart, cheatPart)
 			}
-			x.use += (use - x.use) / 4
+			x.use = min(x.use+(use-x.use)/4, 1)
 		}
-		x.endTest(t)
 	}
+	x.endTest()
 	if x.epoch == 0 || on < onLeast {
 		return
 	}
@@ -367,13 +373,15 @@ func (x *holding) gains() float64 {
 // judge has the container of a process that puts its channels on by itself be stopped, once it has had too much for
 // long enough, and returns whether it does.
 func (x *holding) judge(part, on, before float64, others bool, span time.Duration) (stopped bool) {
-	s, t := &x.samples, loop.Now()
+	s := &x.samples
 	if others && max(on, before) > 0 {
-		if s.seemed(part, max(on, before)); (s.suspect >= suspectAt || s.excess > 0) && x.tested == 0 && t >= x.nextTest {
-			x.test(t.Add(testFor))
+		x.owe(time.Duration((part - on) * float64(span)))
+		if s.seemed(part, max(on, before)); (s.suspect >= suspectAt || s.excess > 0) && x.tested == 0 && loop.Now() >= x.nextTest {
+			x.test()
 		}
 		return false
 	}
+	x.proofs++
 	s.had(part, max(on, before))
 	if x.debt += time.Duration((part - on) * float64(span)); s.excess == 0 {
 		x.debt, x.cheats = 0, false
@@ -389,25 +397,26 @@ func (x *holding) judge(part, on, before float64, others bool, span time.Duratio
 	return false
 }
 
-// test keeps the process off until then, to see whether it is.
-func (x *holding) test(until base.Time) {
-	x.tested, x.samples.suspect = until, 0
-	if x.epoch != 0 && !x.revoked {
-		x.release(sched.Idle, false)
-	} else if x.epoch == 0 {
-		x.w.Step(x.gpu, sched.Withdraw{Client: x.id})
-	}
+// owe adds to what it had too much and was not stopped for.
+func (x *holding) owe(d time.Duration) { x.owed = min(max(x.owed+d, 0), maxOwed) }
+
+// test keeps the process off, to see whether it is. Its grant ends when it is off.
+func (x *holding) test() {
+	x.tested, x.proofs, x.samples.suspect = loop.Now().Add(testFor), 0, 0
+	x.revoked = x.epoch != 0
+	x.w.Step(x.gpu, sched.Withdraw{Client: x.id})
 	x.drive()
 }
 
-// endTest lets it want the GPU again.
-func (x *holding) endTest(t base.Time) {
-	if x.tested == 0 || t < x.tested {
+// endTest lets it want the GPU again, if the test is over: also where the driver says nothing more.
+func (x *holding) endTest() {
+	t := loop.Now()
+	if x.tested == 0 || t < x.tested && x.proofs < testLooks {
 		return
 	}
-	x.tested, x.nextTest = 0, t.Add(testPause)
-	if x.samples.excess > 0 {
-		x.nextTest = t.Add(testAgain)
+	x.tested, x.nextTest = 0, t.Add(testAgain)
+	if x.proofs >= testLooks && x.samples.excess == 0 {
+		x.nextTest, x.owed = t.Add(testPause), 0
 	}
 	if x.epoch == 0 && !x.idle {
 		x.w.Step(x.gpu, sched.Request{Client: x.id})
@@ -415,16 +424,28 @@ func (x *holding) endTest(t base.Time) {
 	x.drive()
 }
 
-// mayFreeze says whether its container can be stopped, and no client in it has a grant: others would wait for that one.
+// mayFreeze says whether its container can be stopped, and others would not wait then for one in it: for a client that
+// has a grant, or for a process that is held and has the GPU alone.
 func (x *holding) mayFreeze() bool {
 	if x.peer.Container == "" || x.noFreeze {
 		return false
 	}
 	for _, g := range x.w.Order {
+		granted, held := 0, false
 		for _, c := range g.Core.Snapshot(loop.Now()).Clients {
-			if cl := x.w.Clients[c.ID]; c.Epoch != 0 && cl != nil && cl.Container == x.peer.Container {
+			if c.Epoch == 0 || c.ID == x.id {
+				continue
+			}
+			granted++
+			if cl := x.w.Clients[c.ID]; cl != nil && cl.Container == x.peer.Container {
 				return false
 			}
+			if p := x.w.Held[c.ID]; p != nil && p.Container == x.peer.Container {
+				held = true
+			}
+		}
+		if held && granted == 1 {
+			return false
 		}
 	}
 	return true
@@ -432,7 +453,9 @@ func (x *holding) mayFreeze() bool {
 
 // freeze has its container be stopped for what it had too much.
 func (x *holding) freeze() {
-	x.freezes = min(x.debt, maxFreeze).Round(time.Millisecond)
+	x.owe(x.debt)
+	x.freezes = min(x.owed, maxFreeze).Round(time.Millisecond)
+	x.owe(-x.freezes)
 	x.leave()
 	x.samples.excess, x.cheats, x.debt, x.frozen = 0, false, 0, loop.Now().Add(x.freezes)
 	x.drive()
@@ -466,6 +489,7 @@ func (x *holding) driveFrozen() {
 		})
 		return
 	}
+	x.owe(max(x.frozen.Sub(loop.Now()), 0)) // it goes on before its time
 	x.frozen = 0
 	x.do(order.On, 0, func(order.Result) { x.on = true; x.look() })
 }
@@ -489,8 +513,9 @@ func (x *holding) ofSlices() (part float64, others bool) {
 func (x *holding) noteIdle(idle bool) {
 	if !idle {
 		if x.idle {
-			x.idle = false
-			x.w.Step(x.gpu, sched.Request{Client: x.id})
+			if x.idle = false; x.tested == 0 { // else it asks after the test
+				x.w.Step(x.gpu, sched.Request{Client: x.id})
+			}
 			x.drive()
 		}
 		return
@@ -546,6 +571,9 @@ func (x *holding) describe() string {
 		return fmt.Sprintf("not held: it puts its channels on by itself, and had %.0f %% of the GPU's time", 100*x.samples.shown)
 	}
 	text := "held from outside"
+	if x.tested != 0 {
+		return text + ": it is kept off for seconds, to see whether it puts its channels on by itself"
+	}
 	if x.part >= 0 {
 		text += fmt.Sprintf(": its channels were on for %.1f %% of the time", 100*x.part)
 	}

@@ -38,11 +38,14 @@ func (s *sampled) add(part, all, fair float64) {
 	s.shownN = min(s.shownN+1, shownSamples)
 	s.shown += (part - s.shown) / s.shownN
 	if part >= idlePart {
-		s.unseen, s.busy, s.n = 0, 0, 0
+		s.named()
 		return
 	}
 	s.unseen, s.busy, s.n = s.unseen+fair, s.busy+all, s.n+1
 }
+
+// named forgets for how long it was not named.
+func (s *sampled) named() { s.unseen, s.busy, s.n = 0, 0, 0 }
 
 // idle says whether the process has no work; in turns the GPU has none then either.
 func (s *sampled) idle(turns bool) bool {

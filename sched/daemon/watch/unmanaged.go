@@ -211,8 +211,8 @@ func (w *Watch) StrangersStatus(g *node.GPU) (all []*api.Unmanaged, problems []s
 // A client may use the GPU outside its grants: its process puts the channels on that the
 // shim took off, or calls the driver past the shim. It can do no more than a process
 // without the shim. The driver knows which part of the GPU's time each process has had, in
-// a period of at most a second. That is shorter than lookPause: who had no grant from one
-// look to the next, and used the GPU, used it outside. Turns that are shorter than that
+// periods of at most a second that have ended since the look before: who had no grant from
+// one look to the next, and used the GPU, used it outside. Turns that are shorter than that
 // hide it.
 
 const (

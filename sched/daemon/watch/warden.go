@@ -267,6 +267,7 @@ func (w *Watch) renewOrders() {
 		if x.fenced != nil && x.err != nil && loop.Now().Sub(x.tried) > retryPause { // the others: takeHeld
 			x.look()
 		}
+		x.endTest()
 		x.drive()
 	}
 	if len(w.Holder.Holdings) > 0 {

@@ -199,6 +199,17 @@ static void see_none(int unused)
 	EXPECT(CUDA_ERROR_NO_DEVICE, cuInit(0));
 }
 
+/* The resource manager is a socket here. */
+static int has_rm(void)
+{
+	struct stat st;
+
+	for (int fd = 3; fd < 64; fd++)
+		if (!fstat(fd, &st) && S_ISSOCK(st.st_mode))
+			return 1;
+	return 0;
+}
+
 /* The first programs on a machine may start at the same time, as different users. */
 static void users_come_together(void)
 {
@@ -219,6 +230,7 @@ static void users_come_together(void)
 			CHECK(getuid() || !setuid(62000 + i));
 			CHECK(read(go[0], clean, 1) == 0); /* its other end is closed */
 			CU(cuInit(0));
+			CHECK(has_rm());
 			_exit(0);
 		}
 		close(go[0]);
