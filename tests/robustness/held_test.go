@@ -88,7 +88,7 @@ func TestFenceIsHeld(t *testing.T) {
 	t.Parallel()
 	s := withWarden(t, "--grace", "200ms", "--tq", "100ms")
 	long := func(cmd *exec.Cmd) { // its shim does not see its channels, so that it cannot cut the drain
-		cmd.Args = append(cmd.Args, "--kernel-us", "100000", "--depth", "20")
+		cmd.Args = append(cmd.Args, "--kernel-us", "100000", "--depth", "60")
 		cmd.Env = append(cmd.Env, "NVSHARE_SIMGPU_RM=hidden")
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: 2001, Gid: 2001}
 	}
@@ -155,20 +155,37 @@ func TestTurnsWithoutTheShim(t *testing.T) {
 // Processes without a shim share by time slices with those that have one, by the weight of their tenants.
 func TestSlicesWithoutTheShim(t *testing.T) {
 	t.Parallel()
-	s := withWarden(t, "--hold-all", "--anti-thrash", "auto")
+	// Who leaves the GPU idle in turns gets no slices: so turns are long, and much is queued.
+	s := withWarden(t, "--hold-all", "--anti-thrash", "auto", "--tq", "500ms")
 	weight, uid := uint32(300), uint32(2001)
 	s.share(&api.SetShareRequest{Uid: &uid, Weight: &weight})
-	a, b := s.startTenant("a", ahead, bare(2001)), s.startTenant("b", ahead, bare(2002))
+	queued := func(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "--kernel-us", "5000", "--depth", "60") }
+	a, b := s.startTenant("a", queued, bare(2001)), s.startTenant("b", queued, bare(2002))
 	s.awaitHeld(a, b)
-	s.until("they share by slices", func() error {
+	bySlices := func() error {
 		r, err := s.status()
 		if err == nil && r.Gpus[0].Way != "slices" {
 			err = fmt.Errorf("%s: %s", r.Gpus[0].Way, r.Gpus[0].WayReason)
 		}
 		return err
+	}
+	s.until("a has three times what b has", func() error {
+		before := bySlices()
+		fromA, _ := s.worked(a)
+		fromB, _ := s.worked(b)
+		time.Sleep(6 * time.Second) // what is measured
+		toA, _ := s.worked(a)
+		toB, _ := s.worked(b)
+		if err := errors.Join(before, bySlices()); err != nil {
+			return err // before the slices began, or a busy machine let the GPU be idle
+		}
+		part := float64(toA-fromA) / float64(toA-fromA+toB-fromB)
+		s.t.Logf("a has %.1f %% of what both have", 100*part)
+		if part < 0.68 || part > 0.8 {
+			return fmt.Errorf("a has %.1f %%", 100*part)
+		}
+		return nil
 	})
-	s.between("a", a, 3*time.Second, 0.65, 0.82)
-	s.between("b", b, 3*time.Second, 0.18, 0.35)
 }
 
 // A process without a shim that is above its tenant's memory limit is killed; one that is below goes on.
