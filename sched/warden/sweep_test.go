@@ -3,10 +3,12 @@
 package warden
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -151,6 +153,12 @@ func TestWhoHasTheShimIsNotKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	for maps := ""; !strings.Contains(maps, lib); { // the kernel closes what Start waits for before it maps the program
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", cmd.Process.Pid))
+		if maps = string(text); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if r := newWarden(t).one(order.Order{Op: order.Kill, PID: cmd.Process.Pid}, time.Now()); r.Error != order.HasShim {
 		t.Errorf("%+v", r)
 	}
