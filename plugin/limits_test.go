@@ -158,7 +158,8 @@ func TestLimitsOfAPodThatIsNotTold(t *testing.T) {
 	}
 
 	s.silent = true
-	next := s.with(s.restarted(2))
+	var next *counted
+	s.restarted(2, func(p *placing) { next = s.with(p) })
 	s.has("a", sched.Terms{MemoryLimit: 8 * gib})
 	next.stop("a")
 	if _, err := next.createAs("a", "id-a2"); err != nil {

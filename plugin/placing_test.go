@@ -132,8 +132,11 @@ func (p *placing) remove(name string) {
 
 // restarted is the plugin after its end and new beginning: all that it knows is
 // what the runtime tells.
-func (p *placing) restarted(n int) *placing {
+func (p *placing) restarted(n int, before ...func(*placing)) *placing {
 	q := newPlacing(p.t, n)
+	for _, set := range before {
+		set(q)
+	}
 	q.pods, q.ctrs = p.pods, p.ctrs
 	if _, err := q.Synchronize(context.Background(), slices.Collect(maps.Values(q.pods)), slices.Collect(maps.Values(q.ctrs))); err != nil {
 		p.t.Fatal(err)
