@@ -297,6 +297,10 @@ class Servers:
                 p.wait(20)
             self.kill(p)
         if self.helper:
+            for _ in range(100):   # a group outlives its members by seconds, and its daemon the scheduler
+                if self.way != "group" or not self.daemons():
+                    break
+                time.sleep(0.1)
             if self.way == "mps":
                 quit_it = ["timeout", "10", mps_control()]
                 subprocess.run(quit_it, check=False, env=self.env, input=b"quit -t 1\n", stdout=self.log, stderr=self.log)
@@ -305,6 +309,15 @@ class Servers:
                 self.helper.wait(10)
             self.kill(self.helper)
         shutil.rmtree(self.dir, ignore_errors=True)
+
+    def daemons(self):
+        """The programs of MPS that the scheduler of this way has started."""
+        found = []
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (process / "comm").read_text().startswith("nvidia-cuda-mps") and f"{self.dir}/run".encode() in (process / "environ").read_bytes():
+                    found.append(int(process.name))
+        return found
 
     @staticmethod
     def kill(p):
