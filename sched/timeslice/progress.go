@@ -17,15 +17,11 @@ import (
 // of matrix products, and worse for a program whose requests take longer than a window.
 // What a client says about itself serves it badly if it is not true: see share.
 type Progress struct {
-	// In turns, lately.
-	calls      float64
-	held       time.Duration // of the GPU
-	paused     time.Duration // between turns, without a wish for the GPU
-	looks, hot float64       // how often it was looked whether the GPU had work of it, and had
-	others     int           // turns, one after the other, in which it made calls at quite another speed
-	turnCalls  float64       // since the client takes turns with others
-	turnsFrom  base.Time     // since then
-	byTurns    float64       // calls per second meanwhile, waiting included, at the end of that
+	turns               // lately
+	others    int       // turns, one after the other, in which it made calls at quite another speed
+	turnCalls float64   // since the client takes turns with others
+	turnsFrom base.Time // since then
+	byTurns   float64   // calls per second meanwhile, waiting included, at the end of that
 
 	// Beside others, in the window so far.
 	beside      float64 // calls
@@ -47,13 +43,18 @@ type Progress struct {
 // doubt is about a client that gets on far more slowly beside others than by its even part: it does
 // something else, or it waits for long slices of others. Turns of its own decide.
 type doubt struct {
-	on         bool
-	told       float64 // how fast it got on, of its even part
-	rate       float64 // calls per second of its turns before
-	calls      float64 // in its turns since, as in Progress
-	held       time.Duration
-	paused     time.Duration
-	looks, hot float64
+	on    bool
+	told  float64 // how fast it got on, of its even part
+	rate  float64 // calls per second of its turns before
+	turns         // since then
+}
+
+// turns is what turns have shown.
+type turns struct {
+	calls      float64
+	held       time.Duration // of the GPU
+	paused     time.Duration // between turns, without a wish for the GPU
+	looks, hot float64       // how often it was looked whether the GPU had work of the client, and had
 }
 
 const (
@@ -95,7 +96,7 @@ func (p *Progress) HadTurn(calls uint64, held time.Duration) {
 		if p.others, p.waits = 0, 0; p.doubt.on {
 			p.doubt.rate = 0 // what its turns show is what it does now
 		} else {
-			p.calls, p.held, p.paused, p.looks, p.hot = 0, 0, 0, 0, 0
+			p.turns = turns{}
 		}
 	}
 	p.calls += float64(calls)
@@ -221,7 +222,7 @@ func (p *Progress) decide() {
 	if now >= slower*d.rate && slower*now <= d.rate && d.told < slower {
 		p.waits = d.told
 	} else if now > 0 {
-		p.calls, p.held, p.paused, p.looks, p.hot = d.calls, d.held, d.paused, d.looks, d.hot
+		p.turns = d.turns
 	}
 }
 

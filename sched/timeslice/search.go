@@ -137,18 +137,16 @@ func (s *Search) Window(length time.Duration, rates Speeds) {
 		s.basing, s.growing, s.longest = false, s.trial > 0 && !s.sure, s.trial
 		return
 	}
-	s.changed = s.changed || differ(rates, s.last)
 	gained, least, other := s.compare(rates)
 	harm := least < harmed
-	if other && !harm { // what it was compared with is of another time: of a program's start, say
-		s.changed = true
-	}
+	other = other && !harm // what it was compared with is of another time: of a program's start, say
+	s.changed = s.changed || other || differ(rates, s.last)
 	if s.changed && !harm && s.longest > 0 && s.worked-s.basedAt >= max(s.soon, rebaseSoon) {
 		s.soon = min(2*max(s.soon, rebaseSoon), rebaseLater)
-		s.baseAnew()
+		s.baseAnew(s.longest)
 		return
 	}
-	if other && !harm {
+	if other {
 		return // nor is it now
 	}
 	if s.gained == 0 {
@@ -174,11 +172,11 @@ func (s *Search) Window(length time.Duration, rates Speeds) {
 	case s.longest == MaxSlice && s.nextTry != 0:
 		s.nextTry, s.retry = 0, 0
 	case s.nextTry != 0 && s.worked >= s.nextTry:
-		s.sure, s.base = false, nil
-		s.rebase(longer(s.longest))
+		s.sure = false
+		s.baseAnew(longer(s.longest))
 	case s.longest > 0 && s.worked-s.basedAt > rebaseEvery:
 		s.soon = 0
-		s.baseAnew()
+		s.baseAnew(s.longest)
 	}
 }
 
@@ -196,9 +194,9 @@ func (s *Search) rebase(trial time.Duration) {
 }
 
 // baseAnew is rebase after programs may have changed.
-func (s *Search) baseAnew() {
+func (s *Search) baseAnew(trial time.Duration) {
 	s.base = nil
-	s.rebase(s.longest)
+	s.rebase(trial)
 }
 
 // noteBase takes note of what clients have with the driver's slices: of the second time

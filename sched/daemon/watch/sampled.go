@@ -12,7 +12,7 @@ const (
 
 	// A process that was off, or was alone and on for a part of the time, and had cheatPart more than that in a sample
 	// puts its channels on by itself. After cheatAt of what it had too much it is named, after freezeAt its
-	// container is stopped. One that others share the GPU with is suspect first, and is kept off for testFor then.
+	// container is stopped. One that others share the GPU with is suspect first, and is kept off then until that is proof.
 	cheatPart                  = 0.2
 	againAt, cheatAt, freezeAt = 0.5, 2, 4
 	suspectAt                  = 8
@@ -53,11 +53,12 @@ func (s *sampled) idle(turns bool) bool {
 }
 
 // had takes note of a sample that is proof: the process could have the GPU for a part of the time only.
-func (s *sampled) had(part, on float64) {
-	s.excess = min(max(s.excess+part-on-cheatPart, 0), freezeAt)
-}
+func (s *sampled) had(part, on float64) { s.excess = tooMuch(s.excess, part, on, freezeAt) }
 
 // seemed takes note of a sample that is none.
-func (s *sampled) seemed(part, on float64) {
-	s.suspect = min(max(s.suspect+part-on-cheatPart, 0), suspectAt)
+func (s *sampled) seemed(part, on float64) { s.suspect = tooMuch(s.suspect, part, on, suspectAt) }
+
+// tooMuch adds to a sum of what a process had too much, in samples.
+func tooMuch(sum, part, on, most float64) float64 {
+	return min(max(sum+part-on-cheatPart, 0), most)
 }
