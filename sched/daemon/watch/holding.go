@@ -10,12 +10,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sirupsen/logrus"
-
 	"github.com/nvshare/nvshare/sched"
-	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/base"
-	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/node"
@@ -34,18 +30,10 @@ import (
 // until it has released. So what it had begun comes to an end in its tenant's turns.
 
 const (
-	maxFreeze = 10 * time.Second // of a container, for what its process had too much
-	maxOwed   = time.Minute      // what is kept of that for later
 	// onLeast is the least time on in which a look says something.
 	onLeast = 50 * time.Millisecond
 	// recent is the time over which it is said what they get.
 	recent = 5 * time.Second
-	// A suspect is kept off until testLooks are proof, for testFor at most. One that had the GPU then, or of which nothing
-	// was proved, is again after testAgain, another one not before testPause.
-	testLooks                     = 2
-	testFor, testAgain, testPause = 5 * time.Second, 2 * time.Second, 5 * time.Minute
-	// saturates: one that uses so much of its turns keeps the GPU busy.
-	saturates = 0.98
 	// callRate stands for what a program that keeps the GPU busy does in a second.
 	callRate = 1000
 )
@@ -80,7 +68,6 @@ type holding struct {
 	part                   float64       // of the time, before since; -1: not known
 	samples                sampled       // what the driver says
 	before                 float64       // the part of the time of the look before
-	use                    float64       // which part of its time on it used the GPU, lately
 	tested, nextTest       base.Time     // it is kept off until then at most, to see whether it is; 0: it is not; not again before that
 	proofs                 int           // looks since then in all of which it was off
 	cheats                 bool          // it has been said that it puts its channels on by itself
@@ -94,7 +81,7 @@ type holding struct {
 // hold makes a holding, of which nothing is known yet.
 func (w *Watch) hold(g *node.GPU, p *peer.Peer) *holding {
 	t := loop.Now()
-	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, since: t, part: -1, before: 1, use: 1}
+	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, since: t, part: -1, before: 1, samples: newSampled()}
 	if len(w.Holder.Holdings) == 0 {
 		w.Holder.renew.Set(t.Add(renewAfter))
 	}
@@ -253,7 +240,7 @@ func (x *holding) switched(r order.Result, on bool) {
 // release gives its grant back.
 func (x *holding) release(why sched.Reason, preempted bool) {
 	x.count()
-	calls := callRate * x.grantOn.Seconds() * x.use
+	calls := callRate * x.grantOn.Seconds() * x.samples.use
 	epoch := x.epoch
 	x.epoch, x.revoked, x.paused, x.grantOn = 0, false, false, 0
 	x.w.Step(x.gpu, sched.Release{Client: x.id, Epoch: epoch, Reason: why, Preempted: preempted, Calls: uint64(calls)})
@@ -304,20 +291,34 @@ func (x *holding) count() {
 // noteUseOfHeld compares what the driver says processes had with the time in which they were on.
 func (w *Watch) noteUseOfHeld(samples []metrics.GPUSample) {
 	for _, s := range samples {
-		sum := 0.0
+		sum, on := 0.0, 0.0
 		for _, part := range s.Busy {
 			sum += part
 		}
+		var here []*holding
 		for _, x := range w.Holder.inOrder() {
 			if x.gpu.UUID == s.UUID && x.id != 0 {
-				x.used(s.Busy[uint32(x.peer.PID)], sum, s.Busy != nil && sum <= parts)
+				here, on = append(here, x), on+x.onPart()
 			}
+		}
+		for _, x := range here {
+			if len(here) < len(x.gpu.Core.Snapshot(loop.Now()).Clients) {
+				on = 1 // as far as is known: others have a shim
+			}
+			x.used(s.Busy[uint32(x.peer.PID)], sum, on, s.Busy != nil && sum <= parts)
 		}
 	}
 }
 
-// used takes note of a sample: which part of the GPU the process had, and all had. said: the driver says that.
-func (x *holding) used(part, all float64, said bool) {
+// onPart is the part of the time since the latest look in which it was on.
+func (x *holding) onPart() float64 {
+	x.count()
+	return x.lookOn.Seconds() / max(loop.Now().Sub(x.looked), 1).Seconds()
+}
+
+// used takes note of a sample: which part of the GPU the process had, and all had, who were on for a part of the
+// time. said: the driver says that.
+func (x *holding) used(part, all, anyOn float64, said bool) {
 	x.count()
 	t := loop.Now()
 	on, span := x.lookOn, t.Sub(x.looked)
@@ -336,11 +337,7 @@ func (x *holding) used(part, all float64, said bool) {
 		}
 		x.noteIdle(x.samples.idle(slice == 1))
 		if slice == 1 && part >= idlePart {
-			use := all // and of who took turns with it
-			if !others {
-				use = all / max(onPart, cheatPart)
-			}
-			x.use = min(x.use+(use-x.use)/4, 1)
+			x.samples.inTurns(all, anyOn)
 		}
 	}
 	x.endTest()
@@ -351,7 +348,7 @@ func (x *holding) used(part, all float64, said bool) {
 	ev := timeslice.Utilization{Client: x.id, Samples: looks, Busy: looks, Calls: int(callRate * span.Seconds() * fair * x.gains())}
 	switch {
 	case slice == 1:
-		ev.Busy = int(x.use * float64(looks))
+		ev.Busy = int(x.samples.use * float64(looks))
 	case said && x.w.ShareOf(x.gpu, x.peer.Account).Priority == sched.Latency: // it is charged what it uses
 		ev.Busy = int(part * float64(looks))
 	}
@@ -364,134 +361,10 @@ func (x *holding) used(part, all float64, said bool) {
 // each slice. One that did not waits for slices of others, so it is the worse for each longer one.
 func (x *holding) gains() float64 {
 	length := cmp.Or(x.slice, timeslice.DriverSlice)
-	if x.use < saturates {
+	if !x.samples.saturates() {
 		return min(float64(timeslice.DriverSlice)/float64(length), 1)
 	}
 	return length.Seconds() / (length + timeslice.SwitchTime).Seconds()
-}
-
-// judge has the container of a process that puts its channels on by itself be stopped, once it has had too much for
-// long enough, and returns whether it does.
-func (x *holding) judge(part, on, before float64, others bool, span time.Duration) (stopped bool) {
-	s := &x.samples
-	if others && max(on, before) > 0 {
-		x.owe(time.Duration((part - on) * float64(span)))
-		if s.seemed(part, max(on, before)); (s.suspect >= suspectAt || s.excess > 0) && x.tested == 0 && loop.Now() >= x.nextTest {
-			x.test()
-		}
-		return false
-	}
-	x.proofs++
-	s.had(part, max(on, before))
-	if x.debt += time.Duration((part - on) * float64(span)); s.excess == 0 {
-		x.debt, x.cheats = 0, false
-	}
-	if s.excess >= freezeAt && x.mayFreeze() {
-		x.freeze()
-		return true
-	}
-	if s.excess >= cheatAt && !x.cheats {
-		x.cheats = true
-		x.w.Log.Warnf("GPU %d: process %d puts its channels on by itself: they are taken off again and again", x.gpu.Index, x.peer.PID)
-	}
-	return false
-}
-
-// owe adds to what it had too much and was not stopped for.
-func (x *holding) owe(d time.Duration) { x.owed = min(max(x.owed+d, 0), maxOwed) }
-
-// test keeps the process off, to see whether it is. Its grant ends when it is off.
-func (x *holding) test() {
-	x.tested, x.proofs, x.samples.suspect = loop.Now().Add(testFor), 0, 0
-	x.revoked = x.epoch != 0
-	x.w.Step(x.gpu, sched.Withdraw{Client: x.id})
-	x.drive()
-}
-
-// endTest lets it want the GPU again, if the test is over: also where the driver says nothing more.
-func (x *holding) endTest() {
-	t := loop.Now()
-	if x.tested == 0 || t < x.tested && x.proofs < testLooks {
-		return
-	}
-	x.tested, x.nextTest = 0, t.Add(testAgain)
-	if x.proofs >= testLooks && x.samples.excess == 0 {
-		x.nextTest, x.owed = t.Add(testPause), 0
-	}
-	if x.epoch == 0 && !x.idle {
-		x.w.Step(x.gpu, sched.Request{Client: x.id})
-	}
-	x.drive()
-}
-
-// mayFreeze says whether its container can be stopped, and others would not wait then for one in it: for a client that
-// has a grant, or for a process that is held and has the GPU alone.
-func (x *holding) mayFreeze() bool {
-	if x.peer.Container == "" || x.noFreeze {
-		return false
-	}
-	for _, g := range x.w.Order {
-		granted, held := 0, false
-		for _, c := range g.Core.Snapshot(loop.Now()).Clients {
-			if c.Epoch == 0 || c.ID == x.id {
-				continue
-			}
-			granted++
-			if cl := x.w.Clients[c.ID]; cl != nil && cl.Container == x.peer.Container {
-				return false
-			}
-			if p := x.w.Held[c.ID]; p != nil && p.Container == x.peer.Container {
-				held = true
-			}
-		}
-		if held && granted == 1 {
-			return false
-		}
-	}
-	return true
-}
-
-// freeze has its container be stopped for what it had too much.
-func (x *holding) freeze() {
-	x.owe(x.debt)
-	x.freezes = min(x.owed, maxFreeze).Round(time.Millisecond)
-	x.owe(-x.freezes)
-	x.leave()
-	x.samples.excess, x.cheats, x.debt, x.frozen = 0, false, 0, loop.Now().Add(x.freezes)
-	x.drive()
-}
-
-// tellFreeze is for once it is stopped.
-func (x *holding) tellFreeze() {
-	if x.freezes == 0 {
-		return
-	}
-	text := fmt.Sprintf("process %d puts its channels on by itself, again and again: its container is stopped for %v", x.peer.PID, x.freezes)
-	x.freezes = 0
-	x.w.Tell(node.Subject{Peer: x.peer}, logrus.WarnLevel, fmt.Sprintf("GPU %d: %s", x.gpu.Index, text))
-	x.w.History.AddCaused(x.w.EventOf(time.Now(), x.gpu, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_WARNING, Peer: x.peer, Names: x.w.Names[x.peer.Container], Text: text}))
-}
-
-// driveFrozen has its container be stopped still, or go on.
-func (x *holding) driveFrozen() {
-	if loop.Now() < x.frozen && x.mayFreeze() {
-		x.do(order.Freeze, 0, func(r order.Result) {
-			switch {
-			case r.Gone:
-				x.end()
-			case r.Error != "": // then it is taken off again and again, as before
-				x.w.Log.Warnf("GPU %d: the container of process %d cannot be stopped: %s", x.gpu.Index, x.peer.PID, r.Error)
-				x.noFreeze, x.frozen, x.samples.excess, x.on = true, 0, freezeAt, false // as far as we know
-				x.look()
-			default:
-				x.tellFreeze()
-			}
-		})
-		return
-	}
-	x.owe(max(x.frozen.Sub(loop.Now()), 0)) // it goes on before its time
-	x.frozen = 0
-	x.do(order.On, 0, func(order.Result) { x.on = true; x.look() })
 }
 
 // ofSlices is its part of the time slices of those who hold the GPU now, and says whether others are there.

@@ -50,3 +50,27 @@ func TestSamplesTell(t *testing.T) {
 		}
 	}
 }
+
+// A hand-over between two processes that the warden holds takes 1 to 3 ms of a turn of 100 ms. That is no gap in their work: who
+// is said to have gaps never gets longer slices.
+func TestHandoverIsNoGap(t *testing.T) {
+	for _, c := range []struct {
+		what       string
+		all, anyOn float64
+		saturates  bool
+	}{
+		{"two that keep the GPU busy, in turns of 100 ms", 0.97, 0.97, true},
+		{"the same beside one with a shim, of which it is not known when it was on", 0.985, 1, true},
+		{"a limit of 30 % that is used", 0.30, 0.30, true},
+		{"a program with gaps", 0.90, 0.985, false},
+		{"it uses half of its limit", 0.15, 0.30, false},
+	} {
+		s := newSampled()
+		for range 50 {
+			s.inTurns(c.all, c.anyOn)
+		}
+		if s.saturates() != c.saturates {
+			t.Errorf("%s: saturates is %v, of its turns %.3f were used", c.what, s.saturates(), s.use)
+		}
+	}
+}
