@@ -6,7 +6,8 @@ Suites that others wrote, from checkouts and builds on this host: natively, in m
 tenant that keeps the GPU busy, with swapping on a small GPU, and with a memory limit. PATHS are built programs, or
 directories of them; TESTS are files or directories of tests or names of packages of tests, like numba.cuda.tests, and then
 arguments for pytest. Each program and each file of tests is a process. Without pytest unittest runs the tests. What
-natively takes longer than --bound is left out of the modes. What differs from its native run runs again alone, in the
+natively takes longer than --bound is left out of the modes: of a file, with pytest, the test at which it stands then, and,
+if the rest takes too long too, what is after that. What differs from its native run runs again alone, in the
 mode and natively: if it is the same then, it depends on what runs before or beside it. The exit status is 1 if
 anything else differs that suites.explained does not explain, and 2 if a mode could not be tried. It writes
 suites.md, which is a table, suites.jsonl and scheduler.log. Run it as root: the neighbour is then another tenant."""
@@ -47,7 +48,8 @@ while True:
     torch.cuda.synchronize()
     print("works", flush=True)"""
 
-Job = namedtuple("Job", "suite name words cwd")   # words: of a program's command, or for pytest
+# words: of a program's command, or for pytest, of which the last is the file. tests: those that run of it; none: all
+Job = namedtuple("Job", "suite name words cwd tests", defaults=[()])
 # How a process ended, what a program said, and what each test came to and why.
 Run = namedtuple("Run", "ended lines tests seconds")
 
@@ -168,7 +170,7 @@ def stop(*_):
 def run(job, env, bound, test=None):
     """Runs a job, or one of its tests, with all processes that it starts."""
     with tempfile.TemporaryDirectory() as scratch, open(f"{scratch}/out", "w+b") as out:
-        tests_words = [sys.executable, os.path.abspath(__file__), "tests", f"{scratch}/record", *job.words[:-1], test or job.words[-1]]
+        tests_words = [sys.executable, os.path.abspath(__file__), "tests", f"{scratch}/record", *job.words[:-1], *([test] if test else job.tests or job.words[-1:])]
         words = job.words if job.suite == "samples" else tests_words
         began = time.monotonic()
         process = subprocess.Popen(words, cwd=job.cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
@@ -265,18 +267,52 @@ class Suite:
         self.jobs = [job for job in jobs(name, getattr(args, name)) if re.search(args.only, job.name)]
         self.alone, self.seconds, self.rows = {}, {}, []
         self.native = self.all("native", NATIVE, args.bound)
+        self.shorten()
         # Only a second run says which lines of programs change by themselves.
         second = self.all("native", NATIVE, args.bound) if name == "samples" else self.native
         self.changing = {job: set(map(form, self.native[job].lines ^ second[job].lines)) for job in self.jobs}
         for job in [job for job in self.jobs if "did not end" in (self.native[job].ended, second[job].ended)]:
-            self.row("native", job.name, test="", kind="left out", texts=[f"takes longer than {args.bound:g} s natively"], reason=None, said="")
+            self.leave_out(job)
             self.jobs.remove(job)
 
-    def all(self, mode, env, bound):
-        began = time.monotonic()
+    def leave_out(self, job, test=""):
+        text = f"takes longer than {self.args.bound:g} s natively"
+        self.row("native", job.name, test=test, kind="left out", texts=[text], reason=None, said="")
+
+    def shorten(self):
+        """Has files of tests that take too long run without the test at which they stand, or as far as they come."""
+        try:
+            import pytest as _  # only it runs a part of a file
+        except ImportError:
+            return
+
+        def slow():
+            return [job for job in self.jobs if self.native[job].ended == "did not end" and self.native[job].tests]
+
+        def replace(job, tests):
+            at = self.jobs.index(job)
+            self.jobs[at] = job._replace(tests=tuple(tests))
+            return self.jobs[at]
+
+        for job in slow():
+            stands = [test for test, (outcome, _) in self.native[job].tests.items() if outcome == "did not end"]
+            for test in stands:
+                self.leave_out(job, test)
+            replace(job, [*(f"--deselect={test}" for test in stands), job.words[-1]])
+        self.native.update(self.all("native", NATIVE, self.args.bound, [job for job in self.jobs if job.tests]))
+        for job in slow():
+            ended = {test: r for test, r in self.native[job].tests.items() if r[0] != "did not end"}
+            self.leave_out(job, "what is after its first " + str(len(ended)) + " tests")
+            part = replace(job, ended)
+            self.native[part] = Run("exit 0", set(), ended, self.native[job].seconds)
+
+    def all(self, mode, env, bound, jobs=None):
+        began, some = time.monotonic(), jobs
+        jobs = self.jobs if some is None else some
         with concurrent.futures.ThreadPoolExecutor(self.args.at_a_time) as pool:
-            got = dict(zip(self.jobs, pool.map(lambda job: run(job, env, bound), self.jobs)))
-        self.seconds[mode] = round(time.monotonic() - began)
+            got = dict(zip(jobs, pool.map(lambda job: run(job, env, bound), jobs)))
+        if some is None:
+            self.seconds[mode] = round(time.monotonic() - began)
         for job, r in got.items():
             self.row(mode, job.name, ended=r.ended, seconds=r.seconds, tests=Counter(outcome for outcome, _ in r.tests.values()))
         return got
@@ -286,7 +322,7 @@ class Suite:
         if mode == "native":
             for r in map(self.native.get, self.jobs):
                 count.update([outcome for outcome, _ in r.tests.values()] + [r.ended] * (not r.tests or r.ended != "exit 0"))
-        said = ", ".join(f"{n} {what}" for what, n in sorted(count.items())) or "same"
+        said = ", ".join(f"{n} {what}" for what, n in sorted(count.items())) or ("same" if mode in self.seconds else "not run")
         return f"{said}; {self.seconds[mode]} s" if mode in self.seconds else said
 
     def row(self, mode, name, **more):

@@ -186,25 +186,65 @@ func TestSuitesOfAPackage(t *testing.T) {
 	})
 }
 
-// What takes too long natively is left out of the modes, and named.
+// What takes too long natively is left out of the modes, and named: a whole file without pytest.
 func TestSuitesLeaveOut(t *testing.T) {
 	s := newSuites(t)
 	test := "import time, unittest\nclass Waits(unittest.TestCase):\n    def test(self):\n        time.sleep(3600)\n"
 	if err := os.WriteFile(filepath.Join(s.dir, "tests", "test_waits.py"), []byte(test), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	found, table := s.run(t, 1, nil, "--numba", s.dir+"/tests", "--modes", "auto", "--bound", "15")
-	if want := []string{"left out test_waits.py : takes longer than 15 s natively"}; !slices.Equal(found["native"], want) {
-		t.Errorf("found %q, want %q", found["native"], want)
-	}
-	if len(found["auto"]) == 0 || slices.ContainsFunc(found["auto"], func(f string) bool { return strings.Contains(f, "waits") }) {
-		t.Errorf("found %q", found["auto"])
-	}
-	for _, says := range []string{"| numba | 2 | 1 failed, 1 left out, 4 passed, 1 skipped;", "- left out (native): numba/test_waits.py: takes longer than 15 s natively"} {
-		if !strings.Contains(table, says) {
-			t.Errorf("the table has not %q:\n%s", says, table)
+	s.both(t, "", func(t *testing.T, env ...string) {
+		if strings.HasSuffix(t.Name(), "/pytest") {
+			return // TestSuitesRunTheRest
+		}
+		found, table := s.run(t, 1, env, "--numba", s.dir+"/tests", "--modes", "auto", "--bound", "15")
+		if want := []string{"left out test_waits.py : takes longer than 15 s natively"}; !slices.Equal(found["native"], want) {
+			t.Errorf("found %q, want %q", found["native"], want)
+		}
+		if len(found["auto"]) == 0 || slices.ContainsFunc(found["auto"], func(f string) bool { return strings.Contains(f, "waits") }) {
+			t.Errorf("found %q", found["auto"])
+		}
+		for _, says := range []string{"| numba | 2 | 1 failed, 1 left out, 4 passed, 1 skipped;", "- left out (native): numba/test_waits.py: takes longer than 15 s natively"} {
+			if !strings.Contains(table, says) {
+				t.Errorf("the table has not %q:\n%s", says, table)
+			}
+		}
+	})
+}
+
+// With pytest the rest of a file runs: without the test at which it stands, or as far as it comes in the time.
+func TestSuitesRunTheRest(t *testing.T) {
+	s := newSuites(t)
+	stands := "import os, time, unittest\nclass Stands(unittest.TestCase):\n    def test_1(self):\n        pass\n    def test_2(self):\n        time.sleep(3600)\n" +
+		"    def test_3(self):\n        self.assertNotIn('LD_PRELOAD', os.environ)\n"
+	files := map[string]string{"test_stands.py": stands, "test_stands_twice.py": stands + "    def test_4(self):\n        time.sleep(3600)\n    def test_5(self):\n        pass\n"}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(s.dir, "tests", name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
 		}
 	}
+	s.both(t, "", func(t *testing.T, env ...string) {
+		if strings.HasSuffix(t.Name(), "unittest") {
+			return // TestSuitesLeaveOut
+		}
+		found, _ := s.run(t, 1, env, "--numba", s.dir+"/tests", "--modes", "auto", "--bound", "10", "--only", "stands|gpu")
+		want := []string{
+			"left out test_stands.py Stands::test_2: takes longer than 10 s natively",
+			"left out test_stands_twice.py Stands::test_2: takes longer than 10 s natively",
+			"left out test_stands_twice.py : takes longer than 10 s natively",
+		}
+		if !slices.Equal(found["native"], want) {
+			t.Errorf("found %q, want %q", found["native"], want)
+		}
+		for _, want := range []string{
+			"difference test_stands.py Stands::test_3: failed, natively passed",
+			"difference test_stands_twice.py Stands::test_3: failed, natively passed",
+		} {
+			if !slices.Contains(found["auto"], want) {
+				t.Errorf("found %q, which has not %q", found["auto"], want)
+			}
+		}
+	})
 }
 
 // Whoever ends suites.py ends what it runs.
