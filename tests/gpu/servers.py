@@ -9,7 +9,11 @@ begins. An "s" after it: short prompts. A "p": requests come at the instants of 
 in each way, as often as makes one server that has the GPU have about so many in flight, at nine tenths of its rate.
 The ways: alone (one server), driver (its own time slicing), mps (plain MPS), auto (nvshare), group (an overlap
 group), latency (the first server has that priority), limit (the first has a core limit), memory (of caches sized by
-free memory, promised 1.5 times the GPU's and swapped), peer (--peer).
+free memory, promised 1.5 times the GPU's and swapped), and each peer.
+A peer is a library to preload, or NAME=WORDS: what stands before the command of a server, variables or a program. {dir}
+in it is a folder of that server's own. Where it sets a variable of MPS an MPS daemon runs. For example
+  --peer "mps-half=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"
+  --peer "library=CACHE={dir}/cache LD_PRELOAD=/path/to/library.so"
 Cases and ways alternate, so that what drifts hits all. It writes servers.jsonl, a line for each window, servers.md
 and logs. Run it as root from the unpacked bundle; it needs PyTorch, or --model spin on the simulated GPU."""
 import argparse
@@ -22,6 +26,7 @@ import pathlib
 import random
 import re
 import select
+import shlex
 import shutil
 import signal
 import statistics
@@ -31,9 +36,9 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WAYS = ("alone", "driver", "mps", "auto", "group", "latency", "limit", "memory", "peer")
+WAYS = ("alone", "driver", "mps", "auto", "group", "latency", "limit", "memory")
 SOME = ("latency", "limit", "memory")   # which have the cases of --some only
-SETTLE_S = {"auto": 14, "group": 3, "latency": 5, "limit": 20, "memory": 15, "peer": 3}   # until a scheduler knows its tenants
+SETTLE_S = {"auto": 14, "group": 3, "latency": 5, "limit": 20, "memory": 15}   # until a scheduler knows its tenants
 PROMPTS = 64            # different ones
 START_S, START_ABOUT_S = 180, 35   # within which servers are ready, and mostly are
 MEMORY_LONGER = 5       # a turn takes seconds where memory moves: windows are so much longer
@@ -206,6 +211,8 @@ class Servers:
 
     def __init__(self, way, args, log):
         self.way, self.args, self.log, self.helper, self.processes, self.ports, self.slots = way, args, log, None, [], [], []
+        self.peer = args.peers.get(way, "")
+        self.mps, self.tenant = way == "mps" or "CUDA_MPS_" in self.peer, []
         self.dir = tempfile.mkdtemp(prefix="servers-")
         os.chmod(self.dir, 0o755)
         self.env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", PYTHONWARNINGS="ignore")
@@ -213,21 +220,25 @@ class Servers:
             self.env["CUDA_VISIBLE_DEVICES"] = args.gpu
 
     def start(self):
-        before = []
-        if self.way == "mps":
+        if self.mps:
             self.daemon()
-        elif self.way == "peer":
-            self.env["LD_PRELOAD"] = self.args.peer
-        elif self.way != "native":
-            before = self.scheduler()
+        elif not self.peer and self.way != "native":
+            self.tenant = self.scheduler()
         for i in range(self.args.servers):
-            own = [*before, *self.terms(i), "--"] if before else []
-            words = [*own, sys.executable, os.path.abspath(__file__), "serve", "--model", self.args.model, "--device", self.args.device,
+            words = [*self.before(i), sys.executable, os.path.abspath(__file__), "serve", "--model", self.args.model, "--device", self.args.device,
                      "--slots", str(self.args.slots[i == 0]), "--spans", *map(str, self.args.spans)]
             if self.way == "memory":
                 words += ["--part", str(PART)]
             self.processes.append(subprocess.Popen(words, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
                                                    start_new_session=True, preexec_fn=lambda i=i: os.sched_setaffinity(0, self.args.parts[i])))
+
+    def before(self, i):
+        """What stands before the command of a server."""
+        if self.peer:
+            own = f"{self.dir}/server-{i}"
+            os.mkdir(own)
+            return ["env", *(word.replace("{dir}", own) for word in shlex.split(self.peer))]
+        return [*self.tenant, *self.terms(i), "--"] if self.tenant else []
 
     def daemon(self):
         control = mps_control()
@@ -276,7 +287,7 @@ class Servers:
 
     def sharing(self):
         """How the scheduler has them share."""
-        if self.way in ("native", "mps", "peer"):
+        if not self.tenant:
             return {}
         gpu = next((g for g in self.status().get("gpus", []) if self.args.gpu in ("", g["uuid"])), {})
         return {k: gpu[k] for k in ("way", "way_code") if k in gpu}
@@ -301,7 +312,7 @@ class Servers:
                 if self.way != "group" or not self.daemons():
                     break
                 time.sleep(0.1)
-            if self.way == "mps":
+            if self.mps:
                 quit_it = ["timeout", "10", mps_control()]
                 subprocess.run(quit_it, check=False, env=self.env, input=b"quit -t 1\n", stdout=self.log, stderr=self.log)
             self.helper.terminate()
@@ -478,7 +489,7 @@ def table(args, rows):
     for (gpu, case, way), of in sorted(windows.items(), key=lambda w: len({way for gpu, case, way in windows if (gpu, case) == w[0][:2]})):
         if case in args.cases:
             at[case, way] = gpu, of
-    ways = [w for w in WAYS if any(way == w for _, way in at)]
+    ways = [w for w in (*WAYS, *args.peers) if any(way == w for _, way in at)]
 
     def of_alone(case, way, other):
         gpu, of = at.get((case, way), ("", []))
@@ -504,7 +515,8 @@ def table(args, rows):
             lines.append(f"| {case} | {way} | {figure(middle(of, 'tokens_per_s'))} | {of_alone(case, way, case)} | {alone} | {figure(middle(of, 'in_flight'))} | "
                          + " | ".join(pair()) + f" | {each if way != 'alone' else ''} |")
     failed = sum(r.get("failed", 0) for r in rows)
-    lines += ["", *(f"- {r['way']} failed: {r['error']}" for r in rows if "error" in r), *[f"- {failed} requests failed"] * (failed > 0)]
+    lines += ["", *(f"- {way}: `{words}`" for way, words in args.peers.items()),
+              *(f"- {r['way']} failed: {r['error']}" for r in rows if "error" in r), *[f"- {failed} requests failed"] * (failed > 0)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -559,15 +571,28 @@ def on_each(args, gpus, words):
     return rows, max(ended)
 
 
+def peer(text):
+    """The way of a peer, and what stands before its servers' commands."""
+    name, named, words = text.partition("=")
+    if "/" in name or not named:
+        name, words = os.path.basename(text), f"LD_PRELOAD={shlex.quote(text)}"
+    if not re.fullmatch(r"[\w.+-]+", name) or not shlex.split(words):
+        raise argparse.ArgumentTypeError(f"{text}: neither a library nor NAME=WORDS")
+    for word in shlex.split(words):   # of a library that is not there the loader only complains
+        if word.startswith("LD_PRELOAD=") and not os.path.exists(word.partition("=")[2]):
+            raise argparse.ArgumentTypeError(f"{word}: no such file")
+    return f"peer {name}", words
+
+
 def options(argv):
     parser = argparse.ArgumentParser(usage=__doc__, allow_abbrev=False)
     parser.add_argument("results", nargs="?", default="results")
     parser.add_argument("--cases", default="2,8,32,8p,16s", help="default %(default)s")
     parser.add_argument("--some", default="8", help=f"the cases of {', '.join(SOME)}; default %(default)s")
-    parser.add_argument("--ways", default=",".join(w for w in WAYS if w != "peer"), help="default %(default)s")
+    parser.add_argument("--ways", default=",".join(WAYS), help="default %(default)s; and each peer")
     parser.add_argument("--servers", type=int, default=2, metavar="N")
     parser.add_argument("--model", default="llama-1b", help="llama-1b, qwen-1.7b, qwen-4b; tiny; spin: no model, for the simulated GPU")
-    parser.add_argument("--peer", default="", metavar="LIBRARY", help="to preload, for the way peer; what else it needs the environment has")
+    parser.add_argument("--peer", action="append", default=[], type=peer, metavar="PEER", help="a library, or NAME=WORDS; may be repeated")
     parser.add_argument("--rounds", type=int, default=2, help="windows of each case and way; default %(default)s")
     parser.add_argument("--seconds", type=float, default=4, help="of a window; default %(default)s")
     parser.add_argument("--lead", type=float, default=1.3, help="seconds of load before a window; default %(default)s")
@@ -583,12 +608,11 @@ def options(argv):
     parser.add_argument("--bundle", default=HERE, help="the unpacked bundle, or a build directory")
     args = parser.parse_args(argv)
     args.cases, args.some, args.ways = args.cases.split(","), args.some.split(","), args.ways.split(",")
-    if args.peer and "peer" not in args.ways:
-        args.ways.append("peer")
-    if wrong := [w for w in args.ways if w not in WAYS] or [c for c in args.cases + args.some if not re.fullmatch(r"[1-9]\d*[ps]{0,2}", c)]:
+    args.peers = dict(args.peer)
+    if not args.child:
+        args.ways += args.peers
+    if wrong := [w for w in args.ways if w not in WAYS and w not in args.peers] or [c for c in args.cases + args.some if not re.fullmatch(r"[1-9]\d*[ps]{0,2}", c)]:
         parser.error(f"{wrong[0]}: no such way or case")
-    if "peer" in args.ways and not args.peer:
-        parser.error("the way peer needs --peer")
     args.bundle, args.results, args.parameters = os.path.abspath(args.bundle), os.path.abspath(args.results), 0
     return args
 

@@ -107,6 +107,47 @@ func TestServers(t *testing.T) {
 	}
 }
 
+// What stands before a peer's command reaches each server, with a folder of its own, and MPS runs where it is asked for.
+func TestServersOfPeers(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	wrap := filepath.Join(t.TempDir(), "wrap")
+	if err := os.WriteFile(wrap, []byte("#!/bin/sh\ntest -d \"$OWN\" && echo \"$OWN ${CUDA_MPS_PIPE_DIRECTORY-none}\" >>"+log+" && exec \"$@\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	rows, table := runServers(t, 0, "--cases", "2", "--ways", "alone", "--peer", "wrapped=OWN={dir} "+wrap, "--peer", "half=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 OWN={dir} "+wrap)
+	for _, way := range []string{"peer wrapped", "peer half"} {
+		if !slices.ContainsFunc(rows, func(r serversRow) bool { return r.Way == way && r.Case == "2" && r.Error == "" && len(r.Servers) == 2 }) {
+			t.Errorf("no window of %s: %+v", way, rows)
+		}
+	}
+	if want := "| case | one, tokens/s | peer wrapped | peer half |\n"; !strings.Contains(table, want) || !strings.Contains(table, "- peer wrapped: `OWN={dir} ") {
+		t.Errorf("the table has not %q:\n%s", want, table)
+	}
+	said, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(string(said)), "\n")
+	slices.Sort(lines)
+	if lines = slices.Compact(lines); len(lines) != 4 || strings.Count(string(said), " none\n") != 2 {
+		t.Errorf("four servers say %q", said)
+	}
+}
+
+func TestServersRefuseAPeer(t *testing.T) {
+	for peer, says := range map[string]string{
+		"/nowhere/library.so":             "LD_PRELOAD=/nowhere/library.so: no such file",
+		"its=LD_PRELOAD=/nowhere/library": "LD_PRELOAD=/nowhere/library: no such file",
+		"name":                            "no such file",
+		"a name=X=1":                      "neither a library nor NAME=WORDS",
+	} {
+		out, err := exec.Command("python3", "-B", "servers.py", t.TempDir(), "--peer", peer).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), says) {
+			t.Errorf("%s: %v, %s", peer, err, out)
+		}
+	}
+}
+
 // With several GPUs each has some of the cases, and one server of its own that they are compared with.
 func TestServersOnSeveralGPUs(t *testing.T) {
 	const gpu = "GPU-51600000-0000-4000-8000-00000000000"
