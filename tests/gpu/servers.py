@@ -18,6 +18,7 @@ Cases and ways alternate, so that what drifts hits all. It writes servers.jsonl,
 and logs. Run it as root from the unpacked bundle; it needs PyTorch, or --model spin on the simulated GPU."""
 import argparse
 import asyncio
+import calendar
 import collections
 import contextlib
 import json
@@ -43,6 +44,7 @@ PROMPTS = 64            # different ones
 START_S, START_ABOUT_S = 180, 35   # within which servers are ready, and mostly are
 MEMORY_LONGER = 5       # a turn takes seconds where memory moves: windows are so much longer
 POISSON_RATE = 0.9
+TICK_S = 0.02           # of what a replay counts
 PROMISED, PART = 1.5, 0.9   # of the GPU by all servers; of what it sees by each
 # Tokens of a prompt and of an answer. What a prompt of the short mix has varies by half.
 LONG, SHORT = (2048, 256), (128, 64)
@@ -129,7 +131,15 @@ class Load:
 
     def __init__(self, case, ports, rate):
         self.case, self.ports, self.rate, self.requests = case, ports, rate, [[] for _ in ports]
-        self.dice, self.tasks = random.Random(f"{case.seed} {case.name}"), set()
+        self.dice, self.tasks, self.begin, self.end = random.Random(f"{case.seed} {case.name}"), set(), 0.0, 0.0
+
+    def tokens(self):
+        """How many came of each server in each tick of the window."""
+        counts = [[0] * (int((self.end - self.begin) / TICK_S) + 1) for _ in self.ports]
+        for count, of in zip(counts, self.requests):
+            for t in (t for r in of for t in r.stamps if self.begin <= t < self.end):
+                count[int((t - self.begin) / TICK_S)] += 1
+        return counts
 
     async def request(self, i, due, output):
         r = Request(due, self.case.body(sum(map(len, self.requests)), output))
@@ -157,7 +167,7 @@ class Load:
     async def run(self, lead, seconds):
         """The first requests have answers of any length, as in the middle of a long run."""
         began = time.monotonic()
-        begin, end = began + lead, began + lead + seconds
+        begin, end = self.begin, self.end = began + lead, began + lead + seconds
         for k in range(self.case.load):
             i, output = k % len(self.ports), self.dice.randint(1, self.case.output)
             self.spawn(self.request(i, began, output) if self.case.poisson else self.in_turn(i, output))
@@ -292,6 +302,32 @@ class Servers:
         gpu = next((g for g in self.status().get("gpus", []) if self.args.gpu in ("", g["uuid"])), {})
         return {k: gpu[k] for k in ("way", "way_code") if k in gpu}
 
+    def turns(self, begin, end):
+        """What the scheduler recorded in a time of the monotonic clock, in ms from its begin: [server, from, to] of
+        grants; of memory that moved that and its MiB, negative if it left; and each server's time slice, 0: the driver's."""
+        if not self.tenant:
+            return {}
+        ask = [f"{self.args.bundle}/bin/nvsharectl", "--run-dir", self.dir + "/run", "events", "-o", "json"]
+        zero, length, granted, turns, moves = time.time() - time.monotonic() + begin, end - begin, {}, [], []
+        for line in subprocess.run(ask, check=False, text=True, capture_output=True).stdout.splitlines():
+            e = json.loads(line)
+            name, kind = e.get("container", {}).get("name", ""), e["type"]
+            if not name.startswith("server-"):
+                continue
+            server, (day, _, part) = int(name.removeprefix("server-")), e["time"].rstrip("Z").partition(".")
+            at = calendar.timegm(time.strptime(day, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{part}") - zero
+            if kind == "grant":
+                granted.setdefault(server, at)
+            elif kind in ("release", "reclaim", "end") and server in granted:
+                turns.append([server, granted.pop(server), at])
+            elif kind in ("swap-out", "swap-in"):
+                moves.append([server, at - e["took_seconds"], at, (1 if kind == "swap-in" else -1) * e["bytes"] >> 20])
+        turns += [[server, at, length] for server, at in granted.items()]
+        slices = {c["container"]["name"]: c["slice_seconds"] for g in self.status().get("gpus", []) for c in g["clients"]}
+        turns, moves = ([[server, round(1000 * max(a, 0), 1), round(1000 * min(b, length), 1), *mib] for server, a, b, *mib in of if a < length and b > 0]
+                        for of in (turns, moves))
+        return {"turns": turns, "moves": moves, "slices_ms": [round(1000 * slices.get(f"server-{i}", 0), 3) for i in range(self.args.servers)]}
+
     def alive(self):
         if any(p.poll() is not None for p in (*self.processes, self.helper) if p):
             raise RuntimeError("a server, the scheduler or the daemon ended: see servers.log")
@@ -387,6 +423,8 @@ class Run:
         if lead:
             return
         row = {"way": way, "case": name, "round": number, **got, "shares": servers.sharing()}
+        if number == 1:   # the report plays it
+            row["replay"] = {"tick_ms": 1000 * TICK_S, "tokens": load.tokens(), **servers.turns(load.begin, load.end)}
         self.row(**row)
         print(f"{name:>4} {way:8} {row['tokens_per_s']:8.1f} tokens/s, {row['in_flight']:5.1f} in flight, ITL {row['itl_ms']} ms, TTFT {row['ttft_ms']} ms",
               flush=True)

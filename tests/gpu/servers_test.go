@@ -24,6 +24,11 @@ type serversRow struct {
 	Servers []struct {
 		Tokens float64 `json:"tokens_per_s"`
 	}
+	Replay struct {
+		Tokens [][]float64
+		Turns  [][]float64
+		Slices []float64 `json:"slices_ms"`
+	}
 }
 
 // runServers runs servers.py on the simulated GPU, where a model is a kernel that spins.
@@ -89,6 +94,8 @@ func TestServers(t *testing.T) {
 		}
 		if ours := !slices.Contains([]string{"alone", "driver", "mps"}, r.Way); ours != (r.Shares.Way != "") {
 			t.Errorf("%s is shared by %q", r.Way, r.Shares.Way)
+		} else if r.Way != "alone" && (ours != (len(r.Replay.Turns) > 0) || ours != (len(r.Replay.Slices) == 2) || len(r.Replay.Tokens) != want) {
+			t.Errorf("%s has recorded %+v", r.Way, r.Replay)
 		}
 	}
 	if tokens == 0 {
