@@ -11,7 +11,8 @@ The ways: alone (one server), driver (its own time slicing), mps (plain MPS), au
 group), latency (the first server has that priority), limit (the first has a core limit), memory (of caches sized by
 free memory, promised 1.5 times the GPU's and swapped), and each peer.
 A peer is a library to preload, or NAME=WORDS: what stands before the command of a server, variables or a program. {dir}
-in it is a folder of that server's own. Where it sets a variable of MPS an MPS daemon runs. For example
+in it is a folder of that server's own. Where it sets a variable of MPS an MPS daemon runs; otherwise its servers start
+when all others are ready, one after the other, because a library may look for its process among the GPU's new ones. For example
   --peer "mps-half=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"
   --peer "library=CACHE={dir}/cache LD_PRELOAD=/path/to/library.so"
 Cases and ways alternate, so that what drifts hits all. It writes servers.jsonl, a line for each window, servers.md
@@ -223,6 +224,7 @@ class Servers:
         self.way, self.args, self.log, self.helper, self.processes, self.ports, self.slots = way, args, log, None, [], [], []
         self.peer = args.peers.get(way, "")
         self.mps, self.tenant = way == "mps" or "CUDA_MPS_" in self.peer, []
+        self.later = bool(self.peer) and not self.mps   # its servers start one by one, after those of others
         self.dir = tempfile.mkdtemp(prefix="servers-")
         os.chmod(self.dir, 0o755)
         self.env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", PYTHONWARNINGS="ignore")
@@ -234,13 +236,16 @@ class Servers:
             self.daemon()
         elif not self.peer and self.way != "native":
             self.tenant = self.scheduler()
-        for i in range(self.args.servers):
-            words = [*self.before(i), sys.executable, os.path.abspath(__file__), "serve", "--model", self.args.model, "--device", self.args.device,
-                     "--slots", str(self.args.slots[i == 0]), "--spans", *map(str, self.args.spans)]
-            if self.way == "memory":
-                words += ["--part", str(PART)]
-            self.processes.append(subprocess.Popen(words, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-                                                   start_new_session=True, preexec_fn=lambda i=i: os.sched_setaffinity(0, self.args.parts[i])))
+        for i in range(0 if self.later else self.args.servers):
+            self.launch(i)
+
+    def launch(self, i):
+        words = [*self.before(i), sys.executable, os.path.abspath(__file__), "serve", "--model", self.args.model, "--device", self.args.device,
+                 "--slots", str(self.args.slots[i == 0]), "--spans", *map(str, self.args.spans)]
+        if self.way == "memory":
+            words += ["--part", str(PART)]
+        self.processes.append(subprocess.Popen(words, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+                                               start_new_session=True, preexec_fn=lambda: os.sched_setaffinity(0, self.args.parts[i])))
 
     def before(self, i):
         """What stands before the command of a server."""
@@ -280,7 +285,10 @@ class Servers:
         }.get(self.way, [])]
 
     def ready(self, until):
-        for i, p in enumerate(self.processes):
+        for i in range(self.args.servers):
+            if self.later:
+                self.launch(i)
+            p = self.processes[i]
             line = p.stdout.readline() if select.select([p.stdout], [], [], max(0, until - time.monotonic()))[0] else b""
             while line and not line.startswith(b"{"):   # what a library prints
                 line = p.stdout.readline()
@@ -406,7 +414,7 @@ class Run:
             except (RuntimeError, OSError) as e:
                 self.fail("driver" if name == "native" else name, e)
         until = time.monotonic() + START_S
-        for name in names:
+        for name in sorted(names, key=lambda name: name in self.sets and self.sets[name].later):
             if name in self.sets:
                 try:
                     self.sets[name].ready(until)
