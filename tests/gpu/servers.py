@@ -9,7 +9,7 @@ begins. An "s" after it: short prompts. A "p": requests come at the instants of 
 in each way, as often as makes one server that has the GPU have about so many in flight, at nine tenths of its rate.
 The ways: alone (one server), driver (its own time slicing), mps (plain MPS), auto (nvshare), group (an overlap
 group), latency (the first server has that priority), limit (the first has a core limit), memory (of caches sized by
-free memory, promised 1.5 times the GPU's and swapped), and each peer.
+free memory, promised --promised times the GPU's and swapped), and each peer.
 A peer is a library to preload, or NAME=WORDS: what stands before the command of a server, variables or a program. {dir}
 in it is a folder of that server's own. Where it sets a variable of MPS an MPS daemon runs; otherwise its servers start
 when all others are ready, one after the other, because a library may look for its process among the GPU's new ones. For example
@@ -46,7 +46,7 @@ START_S, START_ABOUT_S = 180, 35   # within which servers are ready, and mostly 
 MEMORY_LONGER = 5       # a turn takes seconds where memory moves: windows are so much longer
 POISSON_RATE = 0.9
 TICK_S = 0.02           # of what a replay counts
-PROMISED, PART = 1.5, 0.9   # of the GPU by all servers; of what it sees by each
+PART = 0.9              # of what it sees a server of the way memory uses
 # Tokens of a prompt and of an answer. What a prompt of the short mix has varies by half.
 LONG, SHORT = (2048, 256), (128, 64)
 
@@ -266,9 +266,9 @@ class Servers:
         await_("the MPS daemon", self.helper, lambda: os.path.exists(self.dir + "/pipe/control"))
 
     def scheduler(self):
-        bundle, flags, promised = self.args.bundle, [], self.args.memory
+        bundle, flags, memory = self.args.bundle, [], self.args.memory
         if self.way == "memory":
-            flags = ["--gpu-memory", f"{promised}Mi", "--swap-memory", f"{int(promised * PROMISED) + 1024}Mi", "--swap-ready", "100%"]
+            flags = ["--gpu-memory", f"{memory}Mi", "--swap-memory", f"{int(memory * self.args.promised) + 1024}Mi", "--swap-ready", "100%"]
         program = next(f for f in (f"{bundle}/nvml/nvshare-scheduler", f"{bundle}/bin/nvshare-scheduler") if os.path.exists(f))
         self.helper = subprocess.Popen([program, "--run-dir", self.dir + "/run", "--anti-thrash", "auto", *flags], env=self.env,
                                        stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
@@ -281,7 +281,7 @@ class Servers:
             "group": ["--overlap", "servers"],
             "latency": ["--priority", "latency"] * (i == 0),
             "limit": ["--core-limit", str(self.args.limit)] * (i == 0),
-            "memory": ["--memory-limit", f"{int(self.args.memory * PROMISED / self.args.servers / PART)}Mi"],
+            "memory": ["--memory-limit", f"{int(self.args.memory * self.args.promised / self.args.servers / PART)}Mi"],
         }.get(self.way, [])]
 
     def ready(self, until):
@@ -431,6 +431,8 @@ class Run:
         if lead:
             return
         row = {"way": way, "case": name, "round": number, **got, "shares": servers.sharing()}
+        if way == "memory":
+            row["promised"] = self.args.promised
         if number == 1:   # the report plays it
             row["replay"] = {"tick_ms": 1000 * TICK_S, "tokens": load.tokens(), **servers.turns(load.begin, load.end)}
         self.row(**row)
@@ -646,6 +648,7 @@ def options(argv):
     parser.add_argument("--minutes", type=float, default=8.6, help="begin no window that begins later; default %(default)s")
     parser.add_argument("--limit", type=int, default=30, help="percent, of the way limit; default %(default)s")
     parser.add_argument("--memory", type=int, default=12 << 10, metavar="MIB", help="of the GPU as it looks, of the way memory; default %(default)s")
+    parser.add_argument("--promised", type=float, default=1.5, metavar="TIMES", help="as much memory as the GPU has by all servers of the way memory; default %(default)s")
     parser.add_argument("--scale", type=float, default=1, help="of the length of prompts and answers")
     parser.add_argument("--gpus", default="1", help="a number of GPUs, or UUIDs: with several each runs some of the cases")
     parser.add_argument("--seed", type=int, default=1)

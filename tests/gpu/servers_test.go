@@ -22,7 +22,8 @@ type serversRow struct {
 	Shares           struct {
 		Way string `json:"way"`
 	}
-	Servers []struct {
+	Promised float64
+	Servers  []struct {
 		Tokens float64 `json:"tokens_per_s"`
 	}
 	Replay struct {
@@ -80,7 +81,7 @@ func runServers(t *testing.T, status int, args ...string) ([]serversRow, string)
 
 // Each way has a window of each of its cases, and one server those that it is compared with.
 func TestServers(t *testing.T) {
-	rows, table := runServers(t, 0, "--cases", "2,2ps")
+	rows, table := runServers(t, 0, "--cases", "2,2ps", "--promised", "1.75")
 	var got []string
 	tokens := 0.0 // a short window on a busy machine may have none
 	for _, r := range rows {
@@ -92,6 +93,9 @@ func TestServers(t *testing.T) {
 		}
 		if r.Error != "" || r.Failed > 0 || len(r.Servers) != want {
 			t.Errorf("%+v", r)
+		}
+		if r.Way == "memory" && r.Promised != 1.75 {
+			t.Errorf("%g times the memory are promised", r.Promised)
 		}
 		if ours := !slices.Contains([]string{"alone", "driver", "mps"}, r.Way); ours != (r.Shares.Way != "") {
 			t.Errorf("%s is shared by %q", r.Way, r.Shares.Way)
