@@ -130,7 +130,8 @@ func servers(data []byte) (*section, error) {
 		}
 		w := windows{r.GPU, r.Case, r.Way}
 		tokens[w] = append(tokens[w], r.Tokens)
-		if r.Replay != nil && len(tokens[w]) == 1 {
+		played := func(p replay) bool { return p.Case == r.Case && p.Way == r.Way }
+		if r.Replay != nil && !slices.ContainsFunc(replays, played) { // several GPUs may have one server each
 			replays = append(replays, r.Replay.replay(r.Case, r.Way, r.Shares.Way))
 		}
 		if r.Way == one {

@@ -259,7 +259,8 @@ func TestOrderAndPictures(t *testing.T) {
 // A case is compared with the one server of its own GPU, by medians of windows.
 func TestServers(t *testing.T) {
 	s, err := servers([]byte(`{"gpu":"a","case":"8","way":"alone","tokens_per_s":100}
-{"gpu":"b","case":"8","way":"alone","tokens_per_s":300}
+{"gpu":"b","case":"8","way":"alone","tokens_per_s":300,"replay":{"tick_ms":20,"tokens":[[1]]}}
+{"gpu":"c","case":"8","way":"alone","tokens_per_s":300,"replay":{"tick_ms":20,"tokens":[[2]]}}
 {"gpu":"a","case":"4","way":"alone","tokens_per_s":100,"replay":{"tick_ms":20,"tokens":[[1]]}}
 {"gpu":"a","case":"8","way":"auto","tokens_per_s":70,"shares":{"way":"slices"},"replay":{"tick_ms":20,"tokens":[[1,2,0]],"turns":[[0,10,40]],"moves":[[0,0,10,-512]],"slices_ms":[2]}}
 {"gpu":"a","case":"8","way":"auto","tokens_per_s":90}
@@ -272,7 +273,7 @@ func TestServers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(s.replays) != 1 || !reflect.DeepEqual(s.replays[0], replay{Case: "8", Way: "auto", Note: "slices", Seconds: 0.04, Tokens: true, Step: 0.02,
+	if len(s.replays) != 2 || !reflect.DeepEqual(s.replays[1], replay{Case: "8", Way: "auto", Note: "slices", Seconds: 0.04, Tokens: true, Step: 0.02,
 		Names: []string{"server 1 (time slices of 2 ms)"}, Turns: [][3]float64{{0, 0.01, 0.04}}, Moves: [][4]float64{{0, 0, 0.01, -0.5}}, Lines: [][]float64{{1, 2, 0}}}) {
 		t.Errorf("replays %+v", s.replays)
 	}
