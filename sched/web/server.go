@@ -24,7 +24,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-//go:embed page
+//go:embed page/*.* page/uplot/uPlot.* page/uplot/LICENSE
 var page embed.FS
 
 // maxAnswers is how many answers with events are asked for at a time.

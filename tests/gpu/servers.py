@@ -9,11 +9,17 @@ begins. An "s" after it: short prompts. A "p": requests come at the instants of 
 in each way, as often as makes one server that has the GPU have about so many in flight, at nine tenths of its rate.
 The ways: alone (one server), driver (its own time slicing), mps (plain MPS), auto (nvshare), group (an overlap
 group), latency (the first server has that priority), limit (the first has a core limit), memory (of caches sized by
-free memory, promised 1.5 times the GPU's and swapped), peer (--peer).
+free memory, promised --promised times the GPU's and swapped), and each peer.
+A peer is a library to preload, or NAME=WORDS: what stands before the command of a server, variables or a program. {dir}
+in it is a folder of that server's own. Where it sets a variable of MPS an MPS daemon runs; otherwise its servers start
+when all others are ready, one after the other, because a library may look for its process among the GPU's new ones. For example
+  --peer "mps-half=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50"
+  --peer "library=CACHE={dir}/cache LD_PRELOAD=/path/to/library.so"
 Cases and ways alternate, so that what drifts hits all. It writes servers.jsonl, a line for each window, servers.md
 and logs. Run it as root from the unpacked bundle; it needs PyTorch, or --model spin on the simulated GPU."""
 import argparse
 import asyncio
+import calendar
 import collections
 import contextlib
 import json
@@ -22,6 +28,7 @@ import pathlib
 import random
 import re
 import select
+import shlex
 import shutil
 import signal
 import statistics
@@ -31,14 +38,15 @@ import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-WAYS = ("alone", "driver", "mps", "auto", "group", "latency", "limit", "memory", "peer")
+WAYS = ("alone", "driver", "mps", "auto", "group", "latency", "limit", "memory")
 SOME = ("latency", "limit", "memory")   # which have the cases of --some only
-SETTLE_S = {"auto": 14, "group": 3, "latency": 5, "limit": 20, "memory": 15, "peer": 3}   # until a scheduler knows its tenants
+SETTLE_S = {"auto": 14, "group": 3, "latency": 5, "limit": 20, "memory": 15}   # until a scheduler knows its tenants
 PROMPTS = 64            # different ones
 START_S, START_ABOUT_S = 180, 35   # within which servers are ready, and mostly are
 MEMORY_LONGER = 5       # a turn takes seconds where memory moves: windows are so much longer
 POISSON_RATE = 0.9
-PROMISED, PART = 1.5, 0.9   # of the GPU by all servers; of what it sees by each
+TICK_S = 0.02           # of what a replay counts
+PART = 0.9              # of what it sees a server of the way memory uses
 # Tokens of a prompt and of an answer. What a prompt of the short mix has varies by half.
 LONG, SHORT = (2048, 256), (128, 64)
 
@@ -124,7 +132,15 @@ class Load:
 
     def __init__(self, case, ports, rate):
         self.case, self.ports, self.rate, self.requests = case, ports, rate, [[] for _ in ports]
-        self.dice, self.tasks = random.Random(f"{case.seed} {case.name}"), set()
+        self.dice, self.tasks, self.begin, self.end = random.Random(f"{case.seed} {case.name}"), set(), 0.0, 0.0
+
+    def tokens(self):
+        """How many came of each server in each tick of the window."""
+        counts = [[0] * (int((self.end - self.begin) / TICK_S) + 1) for _ in self.ports]
+        for count, of in zip(counts, self.requests):
+            for t in (t for r in of for t in r.stamps if self.begin <= t < self.end):
+                count[int((t - self.begin) / TICK_S)] += 1
+        return counts
 
     async def request(self, i, due, output):
         r = Request(due, self.case.body(sum(map(len, self.requests)), output))
@@ -152,7 +168,7 @@ class Load:
     async def run(self, lead, seconds):
         """The first requests have answers of any length, as in the middle of a long run."""
         began = time.monotonic()
-        begin, end = began + lead, began + lead + seconds
+        begin, end = self.begin, self.end = began + lead, began + lead + seconds
         for k in range(self.case.load):
             i, output = k % len(self.ports), self.dice.randint(1, self.case.output)
             self.spawn(self.request(i, began, output) if self.case.poisson else self.in_turn(i, output))
@@ -206,6 +222,9 @@ class Servers:
 
     def __init__(self, way, args, log):
         self.way, self.args, self.log, self.helper, self.processes, self.ports, self.slots = way, args, log, None, [], [], []
+        self.peer = args.peers.get(way, "")
+        self.mps, self.tenant = way == "mps" or "CUDA_MPS_" in self.peer, []
+        self.later = bool(self.peer) and not self.mps   # its servers start one by one, after those of others
         self.dir = tempfile.mkdtemp(prefix="servers-")
         os.chmod(self.dir, 0o755)
         self.env = dict(os.environ, OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1", PYTHONWARNINGS="ignore")
@@ -213,21 +232,28 @@ class Servers:
             self.env["CUDA_VISIBLE_DEVICES"] = args.gpu
 
     def start(self):
-        before = []
-        if self.way == "mps":
+        if self.mps:
             self.daemon()
-        elif self.way == "peer":
-            self.env["LD_PRELOAD"] = self.args.peer
-        elif self.way != "native":
-            before = self.scheduler()
-        for i in range(self.args.servers):
-            own = [*before, *self.terms(i), "--"] if before else []
-            words = [*own, sys.executable, os.path.abspath(__file__), "serve", "--model", self.args.model, "--device", self.args.device,
-                     "--slots", str(self.args.slots[i == 0]), "--spans", *map(str, self.args.spans)]
-            if self.way == "memory":
-                words += ["--part", str(PART)]
-            self.processes.append(subprocess.Popen(words, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
-                                                   start_new_session=True, preexec_fn=lambda i=i: os.sched_setaffinity(0, self.args.parts[i])))
+        elif not self.peer and self.way != "native":
+            self.tenant = self.scheduler()
+        for i in range(0 if self.later else self.args.servers):
+            self.launch(i)
+
+    def launch(self, i):
+        words = [*self.before(i), sys.executable, os.path.abspath(__file__), "serve", "--model", self.args.model, "--device", self.args.device,
+                 "--slots", str(self.args.slots[i == 0]), "--spans", *map(str, self.args.spans)]
+        if self.way == "memory":
+            words += ["--part", str(PART)]
+        self.processes.append(subprocess.Popen(words, env=self.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+                                               start_new_session=True, preexec_fn=lambda: os.sched_setaffinity(0, self.args.parts[i])))
+
+    def before(self, i):
+        """What stands before the command of a server."""
+        if self.peer:
+            own = f"{self.dir}/server-{i}"
+            os.mkdir(own)
+            return ["env", *(word.replace("{dir}", own) for word in shlex.split(self.peer))]
+        return [*self.tenant, *self.terms(i), "--"] if self.tenant else []
 
     def daemon(self):
         control = mps_control()
@@ -240,9 +266,9 @@ class Servers:
         await_("the MPS daemon", self.helper, lambda: os.path.exists(self.dir + "/pipe/control"))
 
     def scheduler(self):
-        bundle, flags, promised = self.args.bundle, [], self.args.memory
+        bundle, flags, memory = self.args.bundle, [], self.args.memory
         if self.way == "memory":
-            flags = ["--gpu-memory", f"{promised}Mi", "--swap-memory", f"{int(promised * PROMISED) + 1024}Mi", "--swap-ready", "100%"]
+            flags = ["--gpu-memory", f"{memory}Mi", "--swap-memory", f"{int(memory * self.args.promised) + 1024}Mi", "--swap-ready", "100%"]
         program = next(f for f in (f"{bundle}/nvml/nvshare-scheduler", f"{bundle}/bin/nvshare-scheduler") if os.path.exists(f))
         self.helper = subprocess.Popen([program, "--run-dir", self.dir + "/run", "--anti-thrash", "auto", *flags], env=self.env,
                                        stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
@@ -255,11 +281,14 @@ class Servers:
             "group": ["--overlap", "servers"],
             "latency": ["--priority", "latency"] * (i == 0),
             "limit": ["--core-limit", str(self.args.limit)] * (i == 0),
-            "memory": ["--memory-limit", f"{int(self.args.memory * PROMISED / self.args.servers / PART)}Mi"],
+            "memory": ["--memory-limit", f"{int(self.args.memory * self.args.promised / self.args.servers / PART)}Mi"],
         }.get(self.way, [])]
 
     def ready(self, until):
-        for i, p in enumerate(self.processes):
+        for i in range(self.args.servers):
+            if self.later:
+                self.launch(i)
+            p = self.processes[i]
             line = p.stdout.readline() if select.select([p.stdout], [], [], max(0, until - time.monotonic()))[0] else b""
             while line and not line.startswith(b"{"):   # what a library prints
                 line = p.stdout.readline()
@@ -276,10 +305,36 @@ class Servers:
 
     def sharing(self):
         """How the scheduler has them share."""
-        if self.way in ("native", "mps", "peer"):
+        if not self.tenant:
             return {}
         gpu = next((g for g in self.status().get("gpus", []) if self.args.gpu in ("", g["uuid"])), {})
         return {k: gpu[k] for k in ("way", "way_code") if k in gpu}
+
+    def turns(self, begin, end):
+        """What the scheduler recorded in a time of the monotonic clock, in ms from its begin: [server, from, to] of
+        grants; of memory that moved that and its MiB, negative if it left; and each server's time slice, 0: the driver's."""
+        if not self.tenant:
+            return {}
+        ask = [f"{self.args.bundle}/bin/nvsharectl", "--run-dir", self.dir + "/run", "events", "-o", "json"]
+        zero, length, granted, turns, moves = time.time() - time.monotonic() + begin, end - begin, {}, [], []
+        for line in subprocess.run(ask, check=False, text=True, capture_output=True).stdout.splitlines():
+            e = json.loads(line)
+            name, kind = e.get("container", {}).get("name", ""), e["type"]
+            if not name.startswith("server-"):
+                continue
+            server, (day, _, part) = int(name.removeprefix("server-")), e["time"].rstrip("Z").partition(".")
+            at = calendar.timegm(time.strptime(day, "%Y-%m-%dT%H:%M:%S")) + float(f"0.{part}") - zero
+            if kind == "grant":
+                granted.setdefault(server, at)
+            elif kind in ("release", "reclaim", "end") and server in granted:
+                turns.append([server, granted.pop(server), at])
+            elif kind in ("swap-out", "swap-in"):
+                moves.append([server, at - e["took_seconds"], at, (1 if kind == "swap-in" else -1) * e["bytes"] >> 20])
+        turns += [[server, at, length] for server, at in granted.items()]
+        slices = {c["container"]["name"]: c["slice_seconds"] for g in self.status().get("gpus", []) for c in g["clients"]}
+        turns, moves = ([[server, round(1000 * max(a, 0), 1), round(1000 * min(b, length), 1), *mib] for server, a, b, *mib in of if a < length and b > 0]
+                        for of in (turns, moves))
+        return {"turns": turns, "moves": moves, "slices_ms": [round(1000 * slices.get(f"server-{i}", 0), 3) for i in range(self.args.servers)]}
 
     def alive(self):
         if any(p.poll() is not None for p in (*self.processes, self.helper) if p):
@@ -301,7 +356,7 @@ class Servers:
                 if self.way != "group" or not self.daemons():
                     break
                 time.sleep(0.1)
-            if self.way == "mps":
+            if self.mps:
                 quit_it = ["timeout", "10", mps_control()]
                 subprocess.run(quit_it, check=False, env=self.env, input=b"quit -t 1\n", stdout=self.log, stderr=self.log)
             self.helper.terminate()
@@ -359,7 +414,7 @@ class Run:
             except (RuntimeError, OSError) as e:
                 self.fail("driver" if name == "native" else name, e)
         until = time.monotonic() + START_S
-        for name in names:
+        for name in sorted(names, key=lambda name: name in self.sets and self.sets[name].later):
             if name in self.sets:
                 try:
                     self.sets[name].ready(until)
@@ -376,6 +431,10 @@ class Run:
         if lead:
             return
         row = {"way": way, "case": name, "round": number, **got, "shares": servers.sharing()}
+        if way == "memory":
+            row["promised"] = self.args.promised
+        if number == 1:   # the report plays it
+            row["replay"] = {"tick_ms": 1000 * TICK_S, "tokens": load.tokens(), **servers.turns(load.begin, load.end)}
         self.row(**row)
         print(f"{name:>4} {way:8} {row['tokens_per_s']:8.1f} tokens/s, {row['in_flight']:5.1f} in flight, ITL {row['itl_ms']} ms, TTFT {row['ttft_ms']} ms",
               flush=True)
@@ -478,7 +537,7 @@ def table(args, rows):
     for (gpu, case, way), of in sorted(windows.items(), key=lambda w: len({way for gpu, case, way in windows if (gpu, case) == w[0][:2]})):
         if case in args.cases:
             at[case, way] = gpu, of
-    ways = [w for w in WAYS if any(way == w for _, way in at)]
+    ways = [w for w in (*WAYS, *args.peers) if any(way == w for _, way in at)]
 
     def of_alone(case, way, other):
         gpu, of = at.get((case, way), ("", []))
@@ -504,7 +563,8 @@ def table(args, rows):
             lines.append(f"| {case} | {way} | {figure(middle(of, 'tokens_per_s'))} | {of_alone(case, way, case)} | {alone} | {figure(middle(of, 'in_flight'))} | "
                          + " | ".join(pair()) + f" | {each if way != 'alone' else ''} |")
     failed = sum(r.get("failed", 0) for r in rows)
-    lines += ["", *(f"- {r['way']} failed: {r['error']}" for r in rows if "error" in r), *[f"- {failed} requests failed"] * (failed > 0)]
+    lines += ["", *(f"- {way}: `{words}`" for way, words in args.peers.items()),
+              *(f"- {r['way']} failed: {r['error']}" for r in rows if "error" in r), *[f"- {failed} requests failed"] * (failed > 0)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -559,15 +619,28 @@ def on_each(args, gpus, words):
     return rows, max(ended)
 
 
+def peer(text):
+    """The way of a peer, and what stands before its servers' commands."""
+    name, named, words = text.partition("=")
+    if "/" in name or not named:
+        name, words = os.path.basename(text), f"LD_PRELOAD={shlex.quote(text)}"
+    if not re.fullmatch(r"[\w.+-]+", name) or not shlex.split(words):
+        raise argparse.ArgumentTypeError(f"{text}: neither a library nor NAME=WORDS")
+    for word in shlex.split(words):   # of a library that is not there the loader only complains
+        if word.startswith("LD_PRELOAD=") and not os.path.exists(word.partition("=")[2]):
+            raise argparse.ArgumentTypeError(f"{word}: no such file")
+    return f"peer {name}", words
+
+
 def options(argv):
     parser = argparse.ArgumentParser(usage=__doc__, allow_abbrev=False)
     parser.add_argument("results", nargs="?", default="results")
     parser.add_argument("--cases", default="2,8,32,8p,16s", help="default %(default)s")
     parser.add_argument("--some", default="8", help=f"the cases of {', '.join(SOME)}; default %(default)s")
-    parser.add_argument("--ways", default=",".join(w for w in WAYS if w != "peer"), help="default %(default)s")
+    parser.add_argument("--ways", default=",".join(WAYS), help="default %(default)s; and each peer")
     parser.add_argument("--servers", type=int, default=2, metavar="N")
     parser.add_argument("--model", default="llama-1b", help="llama-1b, qwen-1.7b, qwen-4b; tiny; spin: no model, for the simulated GPU")
-    parser.add_argument("--peer", default="", metavar="LIBRARY", help="to preload, for the way peer; what else it needs the environment has")
+    parser.add_argument("--peer", action="append", default=[], type=peer, metavar="PEER", help="a library, or NAME=WORDS; may be repeated")
     parser.add_argument("--rounds", type=int, default=2, help="windows of each case and way; default %(default)s")
     parser.add_argument("--seconds", type=float, default=4, help="of a window; default %(default)s")
     parser.add_argument("--lead", type=float, default=1.3, help="seconds of load before a window; default %(default)s")
@@ -575,6 +648,7 @@ def options(argv):
     parser.add_argument("--minutes", type=float, default=8.6, help="begin no window that begins later; default %(default)s")
     parser.add_argument("--limit", type=int, default=30, help="percent, of the way limit; default %(default)s")
     parser.add_argument("--memory", type=int, default=12 << 10, metavar="MIB", help="of the GPU as it looks, of the way memory; default %(default)s")
+    parser.add_argument("--promised", type=float, default=1.5, metavar="TIMES", help="as much memory as the GPU has by all servers of the way memory; default %(default)s")
     parser.add_argument("--scale", type=float, default=1, help="of the length of prompts and answers")
     parser.add_argument("--gpus", default="1", help="a number of GPUs, or UUIDs: with several each runs some of the cases")
     parser.add_argument("--seed", type=int, default=1)
@@ -583,12 +657,11 @@ def options(argv):
     parser.add_argument("--bundle", default=HERE, help="the unpacked bundle, or a build directory")
     args = parser.parse_args(argv)
     args.cases, args.some, args.ways = args.cases.split(","), args.some.split(","), args.ways.split(",")
-    if args.peer and "peer" not in args.ways:
-        args.ways.append("peer")
-    if wrong := [w for w in args.ways if w not in WAYS] or [c for c in args.cases + args.some if not re.fullmatch(r"[1-9]\d*[ps]{0,2}", c)]:
+    args.peers = dict(args.peer)
+    if not args.child:
+        args.ways += args.peers
+    if wrong := [w for w in args.ways if w not in WAYS and w not in args.peers] or [c for c in args.cases + args.some if not re.fullmatch(r"[1-9]\d*[ps]{0,2}", c)]:
         parser.error(f"{wrong[0]}: no such way or case")
-    if "peer" in args.ways and not args.peer:
-        parser.error("the way peer needs --peer")
     args.bundle, args.results, args.parameters = os.path.abspath(args.bundle), os.path.abspath(args.results), 0
     return args
 

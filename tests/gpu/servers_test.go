@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -21,8 +22,14 @@ type serversRow struct {
 	Shares           struct {
 		Way string `json:"way"`
 	}
-	Servers []struct {
+	Promised float64
+	Servers  []struct {
 		Tokens float64 `json:"tokens_per_s"`
+	}
+	Replay struct {
+		Tokens [][]float64
+		Turns  [][]float64
+		Slices []float64 `json:"slices_ms"`
 	}
 }
 
@@ -74,7 +81,7 @@ func runServers(t *testing.T, status int, args ...string) ([]serversRow, string)
 
 // Each way has a window of each of its cases, and one server those that it is compared with.
 func TestServers(t *testing.T) {
-	rows, table := runServers(t, 0, "--cases", "2,2ps")
+	rows, table := runServers(t, 0, "--cases", "2,2ps", "--promised", "1.75")
 	var got []string
 	tokens := 0.0 // a short window on a busy machine may have none
 	for _, r := range rows {
@@ -87,8 +94,13 @@ func TestServers(t *testing.T) {
 		if r.Error != "" || r.Failed > 0 || len(r.Servers) != want {
 			t.Errorf("%+v", r)
 		}
+		if r.Way == "memory" && r.Promised != 1.75 {
+			t.Errorf("%g times the memory are promised", r.Promised)
+		}
 		if ours := !slices.Contains([]string{"alone", "driver", "mps"}, r.Way); ours != (r.Shares.Way != "") {
 			t.Errorf("%s is shared by %q", r.Way, r.Shares.Way)
+		} else if r.Way != "alone" && (ours != (len(r.Replay.Turns) > 0) || ours != (len(r.Replay.Slices) == 2) || len(r.Replay.Tokens) != want) {
+			t.Errorf("%s has recorded %+v", r.Way, r.Replay)
 		}
 	}
 	if tokens == 0 {
@@ -103,6 +115,46 @@ func TestServers(t *testing.T) {
 	for _, says := range []string{"| case | one, tokens/s | driver | mps | auto | group | latency | limit | memory |\n", "\n| 2 | auto | ", "\n| 2ps | group | "} {
 		if !strings.Contains(table, says) {
 			t.Errorf("the table has not %q:\n%s", says, table)
+		}
+	}
+}
+
+// What stands before a peer's command reaches each server, with a folder of its own, and MPS runs where it is asked for.
+func TestServersOfPeers(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	wrap := filepath.Join(t.TempDir(), "wrap")
+	if err := os.WriteFile(wrap, []byte("#!/bin/sh\ntest -d \"$OWN\" && echo \"$OWN ${CUDA_MPS_PIPE_DIRECTORY-none}\" >>"+log+" && exec \"$@\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	rows, table := runServers(t, 0, "--cases", "2", "--ways", "alone", "--peer", "wrapped=OWN={dir} "+wrap, "--peer", "half=CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 OWN={dir} "+wrap)
+	for _, way := range []string{"peer wrapped", "peer half"} {
+		if !slices.ContainsFunc(rows, func(r serversRow) bool { return r.Way == way && r.Case == "2" && r.Error == "" && len(r.Servers) == 2 }) {
+			t.Errorf("no window of %s: %+v", way, rows)
+		}
+	}
+	if want := "| case | one, tokens/s | peer wrapped | peer half |\n"; !strings.Contains(table, want) || !strings.Contains(table, "- peer wrapped: `OWN={dir} ") {
+		t.Errorf("the table has not %q:\n%s", want, table)
+	}
+	said, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Those that have no MPS start last, and in order.
+	if !regexp.MustCompile(`^\S+/server-(0 \S+/pipe\n\S+/server-1|1 \S+/pipe\n\S+/server-0) \S+/pipe\n\S+/server-0 none\n\S+/server-1 none\n$`).Match(said) {
+		t.Errorf("four servers say %q", said)
+	}
+}
+
+func TestServersRefuseAPeer(t *testing.T) {
+	for peer, says := range map[string]string{
+		"/nowhere/library.so":             "LD_PRELOAD=/nowhere/library.so: no such file",
+		"its=LD_PRELOAD=/nowhere/library": "LD_PRELOAD=/nowhere/library: no such file",
+		"name":                            "no such file",
+		"a name=X=1":                      "neither a library nor NAME=WORDS",
+	} {
+		out, err := exec.Command("python3", "-B", "servers.py", t.TempDir(), "--peer", peer).CombinedOutput()
+		if err == nil || !strings.Contains(string(out), says) {
+			t.Errorf("%s: %v, %s", peer, err, out)
 		}
 	}
 }

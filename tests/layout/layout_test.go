@@ -69,6 +69,7 @@ var rules = map[string][]string{
 	"sched/warden/order":       {},
 	"sched/warden/rm":          {},
 	"sched/web":                {"sched/api"},
+	"sched/web/page/uplot":     {},
 	"sched/nvsharectl":         {"sched/api", "sched/checkpoint", "sched/cuda", "sched/manual", "sched/web", "cdi", "cdi/ldcache"},
 }
 

@@ -22,7 +22,7 @@ func (c *chart) add(label string, values ...float64) {
 	c.labels, c.values = append(c.labels, label), append(c.values, values)
 }
 
-var colours = []string{"#707070", "#2060a8", "#388840", "#c87818", "#884898", "#a85050"}
+var colours = []string{"#707070", "#2060a8", "#388840", "#c87818", "#884898", "#a85050", "#309098", "#a89000", "#c860a8", "#503820"}
 
 // svg draws the chart. A line stands at 1, which is what one alone gets.
 func (c *chart) svg(title string) string {
@@ -44,8 +44,11 @@ func (c *chart) svg(title string) string {
 		}
 	}
 	x := func(v float64) float64 { return float64(left) + v/most*bars }
-	height := top + len(c.labels)*(len(c.series)*bar+gap) + 30
-	var b strings.Builder
+	height := top + len(c.labels)*gap + 30
+	for _, group := range c.values {
+		height += bar * measured(group)
+	}
+	var b, figures strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", width, height)
 	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#ffffff"/><text x="10" y="20" font-size="15">%s</text>`+"\n", width, height, html.EscapeString(title))
 	for i, name := range c.series {
@@ -54,19 +57,28 @@ func (c *chart) svg(title string) string {
 	}
 	y := top
 	for i, label := range c.labels {
-		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, y+len(c.series)*bar/2+4, html.EscapeString(label))
+		fmt.Fprintf(&b, `<text x="%d" y="%d" text-anchor="end">%s</text>`+"\n", left-8, y+measured(c.values[i])*bar/2+4, html.EscapeString(label))
 		for j, v := range c.values[i] {
-			if math.IsNaN(v) { // not measured
-				y += bar
+			if math.IsNaN(v) {
 				continue
 			}
-			fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/><text x="%.1f" y="%d" font-size="10">%.2f</text>`+"\n",
-				left, y, v/most*bars, bar-2, colours[j%len(colours)], x(v)+4, y+bar-4, v)
+			fmt.Fprintf(&b, `<rect x="%d" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n", left, y, v/most*bars, bar-2, colours[j%len(colours)])
+			fmt.Fprintf(&figures, `<text x="%.1f" y="%d" font-size="10" stroke="#ffffff" stroke-width="3" paint-order="stroke">%.2f</text>`+"\n", x(v)+4, y+bar-4, v)
 			y += bar
 		}
 		y += gap
 	}
-	fmt.Fprintf(&b, `<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="#c03028"/><text x="%.1f" y="%d" text-anchor="middle">1</text><text x="%d" y="20" text-anchor="end">%s</text>`+"\n</svg>\n",
+	fmt.Fprintf(&b, `<line x1="%.1f" y1="%d" x2="%.1f" y2="%d" stroke="#c03028"/><text x="%.1f" y="%d" text-anchor="middle">1</text><text x="%d" y="20" text-anchor="end">%s</text>`+"\n",
 		x(1), top-6, x(1), y, x(1), y+14, width-10, html.EscapeString(c.unit))
-	return b.String()
+	return b.String() + figures.String() + "</svg>\n"
+}
+
+// measured is how many of a group were: the others are NaN.
+func measured(group []float64) (n int) {
+	for _, v := range group {
+		if !math.IsNaN(v) {
+			n++
+		}
+	}
+	return n
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -109,12 +110,17 @@ func servers(data []byte) (*section, error) {
 	tokens := map[windows][]float64{}
 	at := map[string]string{} // the GPU of a case's ways
 	var ways, loads []string
+	var replays []replay
 	for line := range bytes.Lines(data) {
 		r, err := decoded[struct {
 			GPU    string  `json:"gpu"`
 			Case   string  `json:"case"`
 			Way    string  `json:"way"`
 			Tokens float64 `json:"tokens_per_s"`
+			Shares struct {
+				Way string `json:"way"`
+			} `json:"shares"`
+			Replay *recorded `json:"replay"`
 		}](line)
 		if err != nil {
 			return nil, err
@@ -124,6 +130,10 @@ func servers(data []byte) (*section, error) {
 		}
 		w := windows{r.GPU, r.Case, r.Way}
 		tokens[w] = append(tokens[w], r.Tokens)
+		played := func(p replay) bool { return p.Case == r.Case && p.Way == r.Way }
+		if r.Replay != nil && !slices.ContainsFunc(replays, played) { // several GPUs may have one server each
+			replays = append(replays, r.Replay.replay(r.Case, r.Way, r.Shares.Way))
+		}
 		if r.Way == one {
 			continue
 		}
@@ -138,6 +148,9 @@ func servers(data []byte) (*section, error) {
 	s := &section{Title: "Servers of language models",
 		About: "Tokens per second of all servers together, relative to one server that has the GPU and the same requests: medians of windows. A case is the number of requests in flight; p: they come as a Poisson process; s: short prompts.",
 		Head:  append([]string{"case"}, ways...), bars: &chart{unit: "of one server", series: ways}}
+	slices.SortFunc(loads, func(a, b string) int { // several GPUs have some each
+		return cmp.Or(cmp.Compare(number(a), number(b)), strings.Compare(a, b))
+	})
 	for _, load := range loads {
 		row, values := []string{load}, make([]float64, len(ways))
 		for i, way := range ways {
@@ -153,8 +166,19 @@ func servers(data []byte) (*section, error) {
 		}
 		s.Rows = append(s.Rows, row)
 		s.bars.add(load, values...)
+		for _, p := range replays { // others are of one server with a part of the load
+			if p.Case == load {
+				s.replays = append(s.replays, p)
+			}
+		}
 	}
 	return s, nil
+}
+
+// number is what a text begins with.
+func number(text string) (n int) {
+	_, _ = fmt.Sscanf(text, "%d", &n)
+	return n
 }
 
 func alone(data []byte) (*section, error) {
@@ -638,12 +662,13 @@ func handover(data []byte) (*section, error) {
 func swap(data []byte) (*section, error) {
 	type spread struct{ Median float64 }
 	cases, err := decoded[[]struct {
-		Name     string  `json:"name"`
-		Tenant   float64 `json:"tenant_mib"`
-		GPU      float64 `json:"gpu_mib"`
-		Gap      spread  `json:"gap"`
-		Limit    spread  `json:"of_limit"`
-		Exchange spread  `json:"of_exchange"`
+		Name     string   `json:"name"`
+		Tenant   float64  `json:"tenant_mib"`
+		GPU      float64  `json:"gpu_mib"`
+		Gap      spread   `json:"gap"`
+		Limit    spread   `json:"of_limit"`
+		Exchange spread   `json:"of_exchange"`
+		Timeline timeline `json:"timeline"`
 	}](data)
 	if err != nil {
 		return nil, err
@@ -653,6 +678,9 @@ func swap(data []byte) (*section, error) {
 		Head:  []string{"case", "tenants", "GPU", "switch s", "of the link's time", "of bare processes"}}
 	for _, c := range cases {
 		s.Rows = append(s.Rows, []string{c.Name, fmt.Sprintf("2 of %.4g GiB", c.Tenant/1024), fmt.Sprintf("%.4g GiB", c.GPU/1024), fmt.Sprintf("%.2f", c.Gap.Median), fmt.Sprintf("%.2f", c.Limit.Median), fmt.Sprintf("%.2f", c.Exchange.Median)})
+		if p, ok := c.Timeline.replay(fmt.Sprintf("%s: 2 of %.4g GiB on %.4g GiB", c.Name, c.Tenant/1024, c.GPU/1024)); ok {
+			s.replays = append(s.replays, p)
+		}
 	}
 	return s, nil
 }

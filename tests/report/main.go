@@ -31,6 +31,8 @@ type section struct {
 	Head  []string   `json:"head"`
 	Rows  [][]string `json:"rows"`
 	bars  *chart     // nil: no picture
+
+	replays []replay // none: the page has nothing to play
 }
 
 // A run is the circumstances of some results, from host.txt beside them.

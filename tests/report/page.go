@@ -3,16 +3,20 @@
 package main
 
 import (
-	"bytes"
 	_ "embed"
 	"encoding/json"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/nvshare/nvshare/sched/web/page/uplot"
 )
 
 //go:embed page.html
-var pageHTML []byte
+var pageHTML string
+
+//go:embed replay.js
+var replayScript string
 
 // placeOf returns the run and the step that a file of results is of. Below a directory of runs, called
 // results, each has a folder; another directory is one run.
@@ -47,6 +51,7 @@ func page(sections []*section) ([]byte, error) {
 		Head          []string   `json:"head"`
 		Rows          [][]string `json:"rows"`
 		SVG           string     `json:"svg"`
+		Replays       []replay   `json:"replays,omitempty"`
 	}
 	var all []shown
 	for _, s := range sections {
@@ -54,7 +59,7 @@ func page(sections []*section) ([]byte, error) {
 		if s.bars != nil {
 			picture = s.bars.svg(s.Title)
 		}
-		all = append(all, shown{s.run, s.step, s.Title, s.About, s.File, s.Run.String(), s.Head, s.Rows, picture})
+		all = append(all, shown{s.run, s.step, s.Title, s.About, s.File, s.Run.String(), s.Head, s.Rows, picture, s.replays})
 	}
 	date := func(s shown) string {
 		if s.Run > "9" { // what is not called by its date comes last
@@ -64,5 +69,6 @@ func page(sections []*section) ([]byte, error) {
 	}
 	slices.SortStableFunc(all, func(a, b shown) int { return strings.Compare(date(b), date(a)) })
 	data, err := json.Marshal(all) // which leaves no < that could end the script
-	return bytes.Replace(pageHTML, []byte("DATA"), data, 1), err
+	parts := strings.NewReplacer("{{data}}", string(data), "{{plot style}}", uplot.Style, "{{plot}}", uplot.Script, "{{replay}}", replayScript)
+	return []byte(parts.Replace(pageHTML)), err
 }

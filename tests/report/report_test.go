@@ -3,20 +3,22 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"math"
+	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/nvshare/nvshare/tests/browser"
 )
 
 // results are the tree's own.
@@ -87,14 +89,11 @@ func TestReportOfTheTree(t *testing.T) {
 	}
 }
 
-// The page shows a step of a run, by the link to it, without a network.
+// The page shows a step of a run, by the link to it, and plays what was recorded, without a network. NVSHARE_TEST_SCREENSHOT
+// is a directory for pictures of it.
 func TestPageInBrowser(t *testing.T) {
-	browser, err := exec.LookPath("chromium")
-	if err != nil {
-		t.Skip("LEFT OUT: chromium is not installed (apt-get install chromium), so the page was not seen in a browser")
-	}
 	dir := t.TempDir()
-	if err := report(dir, results); err != nil {
+	if err := report(dir, append([]string{"testdata/results"}, results...)); err != nil {
 		t.Fatal(err)
 	}
 	page := filepath.Join(dir, "report.html")
@@ -102,25 +101,62 @@ func TestPageInBrowser(t *testing.T) {
 	if needs := regexp.MustCompile(`(?:src|href)=|url\(|import `).FindString(string(text)); err != nil || len(text) > 1<<20 || needs != "" {
 		t.Errorf("%v: the page has %d bytes, and needs others by %q", err, len(text), needs)
 	}
-	for hash, wants := range map[string][]string{
+	b := browser.Open(t)
+	show := func(place string, width int) {
+		b.Call("Page.navigate", map[string]any{"url": "about:blank"}, nil) // by the hash alone it would not load anew
+		b.Show("file://"+page+"#"+url.QueryEscape(place), width, "light", `document.querySelector("#table td")`)
+	}
+	for place, wants := range map[string][]string{
 		"": {`<option value="2026-11-2`, ` selected=""`, "<svg ", "<th>auto</th>"},
-		"#2026-11-22-h200-580.159.04%2Fprograms%2Fprograms.json": {"commit 8c15173; NVIDIA H200", "<svg ",
-			`<td>decode + decode + decode</td><td class="number other">3.29</td><td class="number">0.98</td>`},
+		"2026-11-22-h200-580.159.04/programs/programs.json": {"commit 8c15173; NVIDIA H200", "<svg ",
+			`<td>decode + decode + decode</td><td class="number other">3.29</td><td class="number">0.98</td>`, `<section id="replay" hidden="">`},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-			"--user-data-dir="+dir+"/profile", "--virtual-time-budget=3000", "--dump-dom", "file://"+page+hash)
-		cmd.Env = append(os.Environ(), "HOME="+dir)
-		dom, err := cmd.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		show(place, 1440)
+		dom := fmt.Sprint(b.Eval(`document.documentElement.outerHTML`))
 		for _, want := range wants {
-			if !strings.Contains(string(dom), want) {
-				t.Errorf("%s: the page lacks %q", hash, want)
+			if !strings.Contains(dom, want) {
+				t.Errorf("%s: the page lacks %q", place, want)
 			}
 		}
+	}
+	for _, width := range []int{360, 768, 1440} {
+		for name, place := range map[string]string{"swap": "2026-11-27-h200-580.159.04/full/swap/swap.json", "servers": "simulated/servers.jsonl"} {
+			show(place, width)
+			if over := b.Eval(`document.documentElement.scrollWidth - innerWidth`); over != 0.0 {
+				t.Errorf("%s, %d: the page is %v pixels wider than its window", name, width, over)
+			}
+			if drawn := b.Eval(`[...document.querySelectorAll("#stages canvas")].filter((c) => c.getContext("2d").getImageData(0, 0, c.width, c.height).data.some(Boolean)).length`); drawn.(float64) < 2 {
+				t.Errorf("%s, %d: %v pictures are drawn", name, width, drawn)
+			}
+			b.Shoot(os.Getenv("NVSHARE_TEST_SCREENSHOT"), fmt.Sprintf("%s-%d", name, width))
+		}
+	}
+	show("simulated/servers.jsonl", 768)
+	plays(t, b)
+	if len(b.Faults) > 0 {
+		t.Errorf("the page has faults: %s", b.Faults)
+	}
+}
+
+// plays plays the replay that is shown, from its begin to its end.
+func plays(t *testing.T, b *browser.Tab) {
+	const told = `document.querySelector(".tenants li").textContent`
+	b.Eval(`at("case").value = "2"; at("way").value = "memory"; at("beside").value = "driver"; choose()`)
+	whole := b.Eval(told)
+	b.Eval(`at("time").value = 0; at("time").dispatchEvent(new Event("input"))`)
+	if begin := fmt.Sprint(b.Eval(told)); begin != "server 1: 0 tokens, granted for 0.00 s, moved 0.0 GiB in, 0.0 out" {
+		t.Errorf("at the begin the page tells %q", begin)
+	}
+	b.Eval(`at("speed").value = "4"; at("play").click()`)
+	if says := b.Eval(`at("play").textContent`); says != "Pause" {
+		t.Errorf("while it plays the button says %q", says)
+	}
+	b.Eval(`new Promise((done) => { const see = () => at("play").textContent === "Play" ? done() : requestAnimationFrame(see); see(); })`)
+	if end := b.Eval(told); end != whole || !strings.Contains(fmt.Sprint(end), "moved 0.1 GiB in") {
+		t.Errorf("at the end the page tells %q, and %q before", end, whole)
+	}
+	if titles := fmt.Sprint(b.Eval(`[...document.querySelectorAll("#stages h3")].map((h) => h.textContent).join()`)); titles != "memory: turns,driver" {
+		t.Errorf("the replays are of %q", titles)
 	}
 }
 
@@ -223,18 +259,25 @@ func TestOrderAndPictures(t *testing.T) {
 // A case is compared with the one server of its own GPU, by medians of windows.
 func TestServers(t *testing.T) {
 	s, err := servers([]byte(`{"gpu":"a","case":"8","way":"alone","tokens_per_s":100}
-{"gpu":"b","case":"8","way":"alone","tokens_per_s":300}
-{"gpu":"a","case":"8","way":"auto","tokens_per_s":70}
+{"gpu":"b","case":"8","way":"alone","tokens_per_s":300,"replay":{"tick_ms":20,"tokens":[[1]]}}
+{"gpu":"c","case":"8","way":"alone","tokens_per_s":300,"replay":{"tick_ms":20,"tokens":[[2]]}}
+{"gpu":"a","case":"4","way":"alone","tokens_per_s":100,"replay":{"tick_ms":20,"tokens":[[1]]}}
+{"gpu":"a","case":"8","way":"auto","tokens_per_s":70,"shares":{"way":"slices"},"replay":{"tick_ms":20,"tokens":[[1,2,0]],"turns":[[0,10,40]],"moves":[[0,0,10,-512]],"slices_ms":[2]}}
 {"gpu":"a","case":"8","way":"auto","tokens_per_s":90}
 {"gpu":"a","case":"8","way":"auto","tokens_per_s":2}
 {"gpu":"b","case":"8","way":"memory","tokens_per_s":150}
 {"gpu":"b","case":"32","way":"auto","tokens_per_s":150}
+{"gpu":"b","case":"8p","way":"auto","tokens_per_s":1}
 {"gpu":"b","way":"mps","error":"there is none"}
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := [][]string{{"8", "70.0 %", "50.0 %"}, {"32", "-", "-"}}; !slices.EqualFunc(s.Rows, want, slices.Equal) {
+	if len(s.replays) != 2 || !reflect.DeepEqual(s.replays[1], replay{Case: "8", Way: "auto", Note: "slices", Seconds: 0.04, Tokens: true, Step: 0.02,
+		Names: []string{"server 1 (time slices of 2 ms)"}, Turns: [][3]float64{{0, 0.01, 0.04}}, Moves: [][4]float64{{0, 0, 0.01, -0.5}}, Lines: [][]float64{{1, 2, 0}}}) {
+		t.Errorf("replays %+v", s.replays)
+	}
+	if want := [][]string{{"8", "70.0 %", "50.0 %"}, {"8p", "-", "-"}, {"32", "-", "-"}}; !slices.EqualFunc(s.Rows, want, slices.Equal) {
 		t.Errorf("rows %q, want %q", s.Rows, want)
 	}
 }
