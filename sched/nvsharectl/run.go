@@ -278,12 +278,12 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 	req.Container.SetTerms(terms)
 	caught, stop := catchSignals()
 	defer stop()
-	return onOneThread(func() error {
-		if err := start(ctx, runDir, program, g, req); err != nil {
-			return err
-		}
-		return follow(program, caught)
-	})
+	runtime.LockOSThread() // one thread of the kernel is the tracer of a child
+	defer runtime.UnlockOSThread()
+	if err := start(ctx, runDir, program, g, req); err != nil {
+		return err
+	}
+	return follow(program, caught)
 }
 
 // start starts a program in a cgroup once the scheduler knows it: until then the child waits to
@@ -339,13 +339,6 @@ func follow(program *exec.Cmd, caught <-chan os.Signal) error {
 		return exitError{status.ExitStatus(), nil}
 	}
 	return nil
-}
-
-// onOneThread runs f on one thread of the kernel, which is the tracer of a child.
-func onOneThread(f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return f()
 }
 
 // group is a cgroup that has the name of a container, in each hierarchy of the host.
