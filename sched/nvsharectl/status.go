@@ -120,12 +120,8 @@ func restrict(r *api.StatusResponse, gpu string) error {
 }
 
 // askAll asks the control socket, which knows all tenants.
-func askAll(ctx context.Context, runDir string) (r *api.StatusResponse, err error) {
-	err = call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		r, err = c.Status(ctx, &api.StatusRequest{})
-		return err
-	})
-	return r, err
+func askAll(ctx context.Context, runDir string) (*api.StatusResponse, error) {
+	return ask(ctx, runDir, (*api.Conn).Status, &api.StatusRequest{})
 }
 
 // askStatus is askAll. Users who may not use the control socket, and containers, which do
