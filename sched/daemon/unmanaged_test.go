@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
@@ -183,7 +185,7 @@ func TestShimTooOldForItsLimit(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
 	const mib = 1 << 20
 	uid := uint32(0)
-	if _, err := dial(t, s).SetMemoryLimit(context.Background(), &api.SetMemoryLimitRequest{Uid: &uid, Bytes: 100 * mib}); err != nil {
+	if _, err := dial(t, s).SetShare(context.Background(), &api.SetShareRequest{Uid: &uid, MemoryBytes: proto.Uint64(100 * mib)}); err != nil {
 		t.Fatal(err)
 	}
 	_, old := newClient(t, s)
