@@ -173,7 +173,7 @@ func (f *eventsFlags) findTenant(ctx context.Context, runDir string, io streams)
 	}
 	for _, g := range r.Gpus {
 		for _, t := range tenantsOf(g) {
-			if f.filter.whose.has(t.container, t.uid) {
+			if f.filter.whose.has(t.Container, t.Uid) {
 				return
 			}
 		}

@@ -330,7 +330,7 @@ func isUser(uid uint32) bool {
 func hasUser(r *api.StatusResponse, uid uint32) bool {
 	for _, g := range r.GetGpus() {
 		for _, t := range tenantsOf(g) {
-			if t.container.GetId() == "" && t.uid == uid {
+			if t.Container.GetId() == "" && t.Uid == uid {
 				return true
 			}
 		}
