@@ -197,7 +197,7 @@ func TestLimitsChangeLive(t *testing.T) {
 	c := n.dial()
 	set := func(bytes uint64) {
 		t.Helper()
-		if _, err := c.SetMemoryLimit(context.Background(), &sched.SetMemoryLimitRequest{Container: n.container, Bytes: bytes}); err != nil {
+		if _, err := c.SetShare(context.Background(), &sched.SetShareRequest{Container: n.container, MemoryBytes: &bytes}); err != nil {
 			t.Fatal(err)
 		}
 	}

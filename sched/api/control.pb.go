@@ -2690,8 +2690,7 @@ type Container struct {
 	Namespace string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	Pod       string                 `protobuf:"bytes,4,opt,name=pod,proto3" json:"pod,omitempty"`
 	PodUid    string                 `protobuf:"bytes,5,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
-	// By the pod's annotations, for each GPU; 0: none. SetMemoryLimit and SetShare
-	// go before.
+	// By the pod's annotations, for each GPU; 0: none. SetShare goes before.
 	MemoryLimitBytes uint64   `protobuf:"varint,6,opt,name=memory_limit_bytes,json=memoryLimitBytes,proto3" json:"memory_limit_bytes,omitempty"`
 	Share            *Share   `protobuf:"bytes,7,opt,name=share,proto3" json:"share,omitempty"`
 	Gpus             []string `protobuf:"bytes,8,rep,name=gpus,proto3" json:"gpus,omitempty"` // UUIDs of those that it was given; empty: not known
@@ -3209,7 +3208,7 @@ func (x *DrainTenant) GetStays() string {
 
 type MigrateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As in SetMemoryLimitRequest.
+	// As in SetShareRequest.
 	Container     string  `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
 	Uid           *uint32 `protobuf:"varint,2,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
 	Gpu           string  `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"` // UUID or index of the GPU to move to; empty: that with the least memory promised
@@ -3525,7 +3524,7 @@ func (x *Change) GetNewSwapShare() uint32 {
 // SuspendRequest names the tenant of Suspend and Resume.
 type SuspendRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As in SetMemoryLimitRequest.
+	// As in SetShareRequest.
 	Container     string  `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
 	Uid           *uint32 `protobuf:"varint,2,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
 	Gpu           string  `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"` // UUID or index; empty: all that it uses
@@ -3713,222 +3712,15 @@ func (x *Suspended) GetContext() bool {
 	return false
 }
 
-type SetMemoryLimitRequest struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// One of the two: the container's id, the beginning of one, or its names as
-	// <namespace>/<pod>/<name>; or a user's number. A whole id need not be known.
-	Container     string  `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
-	Uid           *uint32 `protobuf:"varint,2,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
-	Gpu           string  `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`      // UUID or index; empty: all, also those found later
-	Bytes         uint64  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"` // 0: remove; the limit of the pod's annotation then holds
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetMemoryLimitRequest) Reset() {
-	*x = SetMemoryLimitRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[31]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetMemoryLimitRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetMemoryLimitRequest) ProtoMessage() {}
-
-func (x *SetMemoryLimitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[31]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetMemoryLimitRequest.ProtoReflect.Descriptor instead.
-func (*SetMemoryLimitRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
-}
-
-func (x *SetMemoryLimitRequest) GetContainer() string {
-	if x != nil {
-		return x.Container
-	}
-	return ""
-}
-
-func (x *SetMemoryLimitRequest) GetUid() uint32 {
-	if x != nil && x.Uid != nil {
-		return *x.Uid
-	}
-	return 0
-}
-
-func (x *SetMemoryLimitRequest) GetGpu() string {
-	if x != nil {
-		return x.Gpu
-	}
-	return ""
-}
-
-func (x *SetMemoryLimitRequest) GetBytes() uint64 {
-	if x != nil {
-		return x.Bytes
-	}
-	return 0
-}
-
-type SetMemoryLimitResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Container     *Container             `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"` // id empty: the user
-	Uid           uint32                 `protobuf:"varint,2,opt,name=uid,proto3" json:"uid,omitempty"`
-	Changes       []*MemoryLimitChange   `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *SetMemoryLimitResponse) Reset() {
-	*x = SetMemoryLimitResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[32]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *SetMemoryLimitResponse) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*SetMemoryLimitResponse) ProtoMessage() {}
-
-func (x *SetMemoryLimitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[32]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use SetMemoryLimitResponse.ProtoReflect.Descriptor instead.
-func (*SetMemoryLimitResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
-}
-
-func (x *SetMemoryLimitResponse) GetContainer() *Container {
-	if x != nil {
-		return x.Container
-	}
-	return nil
-}
-
-func (x *SetMemoryLimitResponse) GetUid() uint32 {
-	if x != nil {
-		return x.Uid
-	}
-	return 0
-}
-
-func (x *SetMemoryLimitResponse) GetChanges() []*MemoryLimitChange {
-	if x != nil {
-		return x.Changes
-	}
-	return nil
-}
-
-// MemoryLimitChange is what SetMemoryLimit found and left on one GPU. An empty
-// uuid is what holds for GPUs found later.
-type MemoryLimitChange struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
-	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	OldBytes      uint64                 `protobuf:"varint,3,opt,name=old_bytes,json=oldBytes,proto3" json:"old_bytes,omitempty"` // in force; 0: none
-	NewBytes      uint64                 `protobuf:"varint,4,opt,name=new_bytes,json=newBytes,proto3" json:"new_bytes,omitempty"`
-	UsedBytes     uint64                 `protobuf:"varint,5,opt,name=used_bytes,json=usedBytes,proto3" json:"used_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *MemoryLimitChange) Reset() {
-	*x = MemoryLimitChange{}
-	mi := &file_sched_api_control_proto_msgTypes[33]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *MemoryLimitChange) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*MemoryLimitChange) ProtoMessage() {}
-
-func (x *MemoryLimitChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[33]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use MemoryLimitChange.ProtoReflect.Descriptor instead.
-func (*MemoryLimitChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
-}
-
-func (x *MemoryLimitChange) GetUuid() string {
-	if x != nil {
-		return x.Uuid
-	}
-	return ""
-}
-
-func (x *MemoryLimitChange) GetIndex() uint32 {
-	if x != nil {
-		return x.Index
-	}
-	return 0
-}
-
-func (x *MemoryLimitChange) GetOldBytes() uint64 {
-	if x != nil {
-		return x.OldBytes
-	}
-	return 0
-}
-
-func (x *MemoryLimitChange) GetNewBytes() uint64 {
-	if x != nil {
-		return x.NewBytes
-	}
-	return 0
-}
-
-func (x *MemoryLimitChange) GetUsedBytes() uint64 {
-	if x != nil {
-		return x.UsedBytes
-	}
-	return 0
-}
-
 // What SetShareRequest does not have is left as it is; zero and "" remove what was
 // set, so that what is set for all GPUs, or in the pod's annotation, holds.
 type SetShareRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As in SetMemoryLimitRequest.
+	// One of the two: the container's id, the beginning of one, or its names as
+	// <namespace>/<pod>/<name>; or a user's number. A whole id need not be known.
 	Container     string      `protobuf:"bytes,1,opt,name=container,proto3" json:"container,omitempty"`
 	Uid           *uint32     `protobuf:"varint,2,opt,name=uid,proto3,oneof" json:"uid,omitempty"`
-	Gpu           string      `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`
+	Gpu           string      `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"` // UUID or index; empty: all, also those found later
 	CoreLimit     *uint32     `protobuf:"varint,4,opt,name=core_limit,json=coreLimit,proto3,oneof" json:"core_limit,omitempty"`
 	CoreRequest   *uint32     `protobuf:"varint,5,opt,name=core_request,json=coreRequest,proto3,oneof" json:"core_request,omitempty"`
 	Weight        *uint32     `protobuf:"varint,6,opt,name=weight,proto3,oneof" json:"weight,omitempty"`
@@ -3945,7 +3737,7 @@ type SetShareRequest struct {
 
 func (x *SetShareRequest) Reset() {
 	*x = SetShareRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3957,7 +3749,7 @@ func (x *SetShareRequest) String() string {
 func (*SetShareRequest) ProtoMessage() {}
 
 func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[34]
+	mi := &file_sched_api_control_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3970,7 +3762,7 @@ func (x *SetShareRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareRequest.ProtoReflect.Descriptor instead.
 func (*SetShareRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetShareRequest) GetContainer() string {
@@ -4075,7 +3867,7 @@ type SetShareResponse struct {
 
 func (x *SetShareResponse) Reset() {
 	*x = SetShareResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4087,7 +3879,7 @@ func (x *SetShareResponse) String() string {
 func (*SetShareResponse) ProtoMessage() {}
 
 func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[35]
+	mi := &file_sched_api_control_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4100,7 +3892,7 @@ func (x *SetShareResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetShareResponse.ProtoReflect.Descriptor instead.
 func (*SetShareResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetShareResponse) GetContainer() *Container {
@@ -4141,7 +3933,7 @@ type ShareChange struct {
 
 func (x *ShareChange) Reset() {
 	*x = ShareChange{}
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4153,7 +3945,7 @@ func (x *ShareChange) String() string {
 func (*ShareChange) ProtoMessage() {}
 
 func (x *ShareChange) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[36]
+	mi := &file_sched_api_control_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4166,7 +3958,7 @@ func (x *ShareChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareChange.ProtoReflect.Descriptor instead.
 func (*ShareChange) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ShareChange) GetUuid() string {
@@ -4237,7 +4029,7 @@ type DescribeContainerRequest struct {
 
 func (x *DescribeContainerRequest) Reset() {
 	*x = DescribeContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4249,7 +4041,7 @@ func (x *DescribeContainerRequest) String() string {
 func (*DescribeContainerRequest) ProtoMessage() {}
 
 func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[37]
+	mi := &file_sched_api_control_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4262,7 +4054,7 @@ func (x *DescribeContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerRequest.ProtoReflect.Descriptor instead.
 func (*DescribeContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *DescribeContainerRequest) GetContainer() *Container {
@@ -4319,7 +4111,7 @@ type Keep struct {
 
 func (x *Keep) Reset() {
 	*x = Keep{}
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4331,7 +4123,7 @@ func (x *Keep) String() string {
 func (*Keep) ProtoMessage() {}
 
 func (x *Keep) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[38]
+	mi := &file_sched_api_control_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4344,7 +4136,7 @@ func (x *Keep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Keep.ProtoReflect.Descriptor instead.
 func (*Keep) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Keep) GetMemoryLimit() bool {
@@ -4421,8 +4213,8 @@ type DescribeContainerResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Old   *Container             `protobuf:"bytes,1,opt,name=old,proto3" json:"old,omitempty"` // as it was described before; not set: it was not
 	New   *Container             `protobuf:"bytes,2,opt,name=new,proto3" json:"new,omitempty"` // as it is described now
-	// What was and is in force, on each GPU that it may use: SetMemoryLimit and
-	// SetShare go before the description.
+	// What was and is in force, on each GPU that it may use: SetShare goes
+	// before the description.
 	Changes       []*ShareChange `protobuf:"bytes,3,rep,name=changes,proto3" json:"changes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4430,7 +4222,7 @@ type DescribeContainerResponse struct {
 
 func (x *DescribeContainerResponse) Reset() {
 	*x = DescribeContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4442,7 +4234,7 @@ func (x *DescribeContainerResponse) String() string {
 func (*DescribeContainerResponse) ProtoMessage() {}
 
 func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[39]
+	mi := &file_sched_api_control_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4455,7 +4247,7 @@ func (x *DescribeContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeContainerResponse.ProtoReflect.Descriptor instead.
 func (*DescribeContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *DescribeContainerResponse) GetOld() *Container {
@@ -4489,7 +4281,7 @@ type JoinOverlapRequest struct {
 
 func (x *JoinOverlapRequest) Reset() {
 	*x = JoinOverlapRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4501,7 +4293,7 @@ func (x *JoinOverlapRequest) String() string {
 func (*JoinOverlapRequest) ProtoMessage() {}
 
 func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[40]
+	mi := &file_sched_api_control_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4514,7 +4306,7 @@ func (x *JoinOverlapRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapRequest.ProtoReflect.Descriptor instead.
 func (*JoinOverlapRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *JoinOverlapRequest) GetId() string {
@@ -4540,7 +4332,7 @@ type JoinOverlapResponse struct {
 
 func (x *JoinOverlapResponse) Reset() {
 	*x = JoinOverlapResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4552,7 +4344,7 @@ func (x *JoinOverlapResponse) String() string {
 func (*JoinOverlapResponse) ProtoMessage() {}
 
 func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[41]
+	mi := &file_sched_api_control_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4565,7 +4357,7 @@ func (x *JoinOverlapResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinOverlapResponse.ProtoReflect.Descriptor instead.
 func (*JoinOverlapResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *JoinOverlapResponse) GetDir() string {
@@ -4584,7 +4376,7 @@ type ForgetContainerRequest struct {
 
 func (x *ForgetContainerRequest) Reset() {
 	*x = ForgetContainerRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4388,7 @@ func (x *ForgetContainerRequest) String() string {
 func (*ForgetContainerRequest) ProtoMessage() {}
 
 func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[42]
+	mi := &file_sched_api_control_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4401,7 @@ func (x *ForgetContainerRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerRequest.ProtoReflect.Descriptor instead.
 func (*ForgetContainerRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ForgetContainerRequest) GetId() string {
@@ -4627,7 +4419,7 @@ type ForgetContainerResponse struct {
 
 func (x *ForgetContainerResponse) Reset() {
 	*x = ForgetContainerResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4639,7 +4431,7 @@ func (x *ForgetContainerResponse) String() string {
 func (*ForgetContainerResponse) ProtoMessage() {}
 
 func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[43]
+	mi := &file_sched_api_control_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4652,7 +4444,7 @@ func (x *ForgetContainerResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetContainerResponse.ProtoReflect.Descriptor instead.
 func (*ForgetContainerResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{40}
 }
 
 type ReportPluginRequest struct {
@@ -4664,7 +4456,7 @@ type ReportPluginRequest struct {
 
 func (x *ReportPluginRequest) Reset() {
 	*x = ReportPluginRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[44]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4676,7 +4468,7 @@ func (x *ReportPluginRequest) String() string {
 func (*ReportPluginRequest) ProtoMessage() {}
 
 func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[44]
+	mi := &file_sched_api_control_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4689,7 +4481,7 @@ func (x *ReportPluginRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginRequest.ProtoReflect.Descriptor instead.
 func (*ReportPluginRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReportPluginRequest) GetProblems() []string {
@@ -4707,7 +4499,7 @@ type ReportPluginResponse struct {
 
 func (x *ReportPluginResponse) Reset() {
 	*x = ReportPluginResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[45]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4719,7 +4511,7 @@ func (x *ReportPluginResponse) String() string {
 func (*ReportPluginResponse) ProtoMessage() {}
 
 func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[45]
+	mi := &file_sched_api_control_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4732,7 +4524,7 @@ func (x *ReportPluginResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportPluginResponse.ProtoReflect.Descriptor instead.
 func (*ReportPluginResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{42}
 }
 
 // TenantUse is what one container, or one user's processes outside containers,
@@ -4761,7 +4553,7 @@ type TenantUse struct {
 
 func (x *TenantUse) Reset() {
 	*x = TenantUse{}
-	mi := &file_sched_api_control_proto_msgTypes[46]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4773,7 +4565,7 @@ func (x *TenantUse) String() string {
 func (*TenantUse) ProtoMessage() {}
 
 func (x *TenantUse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[46]
+	mi := &file_sched_api_control_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4786,7 +4578,7 @@ func (x *TenantUse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantUse.ProtoReflect.Descriptor instead.
 func (*TenantUse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *TenantUse) GetContainer() *Container {
@@ -4915,7 +4707,7 @@ type EventsRequest struct {
 
 func (x *EventsRequest) Reset() {
 	*x = EventsRequest{}
-	mi := &file_sched_api_control_proto_msgTypes[47]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4927,7 +4719,7 @@ func (x *EventsRequest) String() string {
 func (*EventsRequest) ProtoMessage() {}
 
 func (x *EventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[47]
+	mi := &file_sched_api_control_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4940,7 +4732,7 @@ func (x *EventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsRequest.ProtoReflect.Descriptor instead.
 func (*EventsRequest) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{47}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *EventsRequest) GetSince() uint64 {
@@ -4990,7 +4782,7 @@ type EventsResponse struct {
 
 func (x *EventsResponse) Reset() {
 	*x = EventsResponse{}
-	mi := &file_sched_api_control_proto_msgTypes[48]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5002,7 +4794,7 @@ func (x *EventsResponse) String() string {
 func (*EventsResponse) ProtoMessage() {}
 
 func (x *EventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[48]
+	mi := &file_sched_api_control_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5015,7 +4807,7 @@ func (x *EventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventsResponse.ProtoReflect.Descriptor instead.
 func (*EventsResponse) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{48}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EventsResponse) GetEvents() []*Event {
@@ -5078,7 +4870,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_sched_api_control_proto_msgTypes[49]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5090,7 +4882,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_sched_api_control_proto_msgTypes[49]
+	mi := &file_sched_api_control_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5103,7 +4895,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_sched_api_control_proto_rawDescGZIP(), []int{49}
+	return file_sched_api_control_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -5595,24 +5387,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\rR\x05index\x12\x14\n" +
 	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x18\n" +
-	"\acontext\x18\x04 \x01(\bR\acontext\"|\n" +
-	"\x15SetMemoryLimitRequest\x12\x1c\n" +
-	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
-	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
-	"\x03gpu\x18\x03 \x01(\tR\x03gpu\x12\x14\n" +
-	"\x05bytes\x18\x04 \x01(\x04R\x05bytesB\x06\n" +
-	"\x04_uid\"\x98\x01\n" +
-	"\x16SetMemoryLimitResponse\x123\n" +
-	"\tcontainer\x18\x01 \x01(\v2\x15.nvshare.v1.ContainerR\tcontainer\x12\x10\n" +
-	"\x03uid\x18\x02 \x01(\rR\x03uid\x127\n" +
-	"\achanges\x18\x03 \x03(\v2\x1d.nvshare.v1.MemoryLimitChangeR\achanges\"\x96\x01\n" +
-	"\x11MemoryLimitChange\x12\x12\n" +
-	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\rR\x05index\x12\x1b\n" +
-	"\told_bytes\x18\x03 \x01(\x04R\boldBytes\x12\x1b\n" +
-	"\tnew_bytes\x18\x04 \x01(\x04R\bnewBytes\x12\x1d\n" +
-	"\n" +
-	"used_bytes\x18\x05 \x01(\x04R\tusedBytes\"\x81\x05\n" +
+	"\acontext\x18\x04 \x01(\bR\acontext\"\x81\x05\n" +
 	"\x0fSetShareRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
@@ -5840,13 +5615,12 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x12EVENT_TYPE_MIGRATE\x10\x1a\x12\x16\n" +
 	"\x12EVENT_TYPE_CONTEXT\x10\x18\x12\x14\n" +
 	"\x10EVENT_TYPE_FIXED\x10\x1b\x12\x16\n" +
-	"\x12EVENT_TYPE_OVERLAP\x10\x162\xcd\a\n" +
+	"\x12EVENT_TYPE_OVERLAP\x10\x162\xf4\x06\n" +
 	"\aControl\x12?\n" +
 	"\x06Status\x12\x19.nvshare.v1.StatusRequest\x1a\x1a.nvshare.v1.StatusResponse\x126\n" +
 	"\x03Set\x12\x16.nvshare.v1.SetRequest\x1a\x17.nvshare.v1.SetResponse\x12<\n" +
 	"\x05Drain\x12\x18.nvshare.v1.DrainRequest\x1a\x19.nvshare.v1.DrainResponse\x12B\n" +
-	"\aMigrate\x12\x1a.nvshare.v1.MigrateRequest\x1a\x1b.nvshare.v1.MigrateResponse\x12W\n" +
-	"\x0eSetMemoryLimit\x12!.nvshare.v1.SetMemoryLimitRequest\x1a\".nvshare.v1.SetMemoryLimitResponse\x12E\n" +
+	"\aMigrate\x12\x1a.nvshare.v1.MigrateRequest\x1a\x1b.nvshare.v1.MigrateResponse\x12E\n" +
 	"\bSetShare\x12\x1b.nvshare.v1.SetShareRequest\x1a\x1c.nvshare.v1.SetShareResponse\x12B\n" +
 	"\aSuspend\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12A\n" +
 	"\x06Resume\x12\x1a.nvshare.v1.SuspendRequest\x1a\x1b.nvshare.v1.SuspendResponse\x12`\n" +
@@ -5869,7 +5643,7 @@ func file_sched_api_control_proto_rawDescGZIP() []byte {
 }
 
 var file_sched_api_control_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_sched_api_control_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_sched_api_control_proto_goTypes = []any{
 	(Mode)(0),                         // 0: nvshare.v1.Mode
 	(Priority)(0),                     // 1: nvshare.v1.Priority
@@ -5910,25 +5684,22 @@ var file_sched_api_control_proto_goTypes = []any{
 	(*SuspendRequest)(nil),            // 36: nvshare.v1.SuspendRequest
 	(*SuspendResponse)(nil),           // 37: nvshare.v1.SuspendResponse
 	(*Suspended)(nil),                 // 38: nvshare.v1.Suspended
-	(*SetMemoryLimitRequest)(nil),     // 39: nvshare.v1.SetMemoryLimitRequest
-	(*SetMemoryLimitResponse)(nil),    // 40: nvshare.v1.SetMemoryLimitResponse
-	(*MemoryLimitChange)(nil),         // 41: nvshare.v1.MemoryLimitChange
-	(*SetShareRequest)(nil),           // 42: nvshare.v1.SetShareRequest
-	(*SetShareResponse)(nil),          // 43: nvshare.v1.SetShareResponse
-	(*ShareChange)(nil),               // 44: nvshare.v1.ShareChange
-	(*DescribeContainerRequest)(nil),  // 45: nvshare.v1.DescribeContainerRequest
-	(*Keep)(nil),                      // 46: nvshare.v1.Keep
-	(*DescribeContainerResponse)(nil), // 47: nvshare.v1.DescribeContainerResponse
-	(*JoinOverlapRequest)(nil),        // 48: nvshare.v1.JoinOverlapRequest
-	(*JoinOverlapResponse)(nil),       // 49: nvshare.v1.JoinOverlapResponse
-	(*ForgetContainerRequest)(nil),    // 50: nvshare.v1.ForgetContainerRequest
-	(*ForgetContainerResponse)(nil),   // 51: nvshare.v1.ForgetContainerResponse
-	(*ReportPluginRequest)(nil),       // 52: nvshare.v1.ReportPluginRequest
-	(*ReportPluginResponse)(nil),      // 53: nvshare.v1.ReportPluginResponse
-	(*TenantUse)(nil),                 // 54: nvshare.v1.TenantUse
-	(*EventsRequest)(nil),             // 55: nvshare.v1.EventsRequest
-	(*EventsResponse)(nil),            // 56: nvshare.v1.EventsResponse
-	(*Event)(nil),                     // 57: nvshare.v1.Event
+	(*SetShareRequest)(nil),           // 39: nvshare.v1.SetShareRequest
+	(*SetShareResponse)(nil),          // 40: nvshare.v1.SetShareResponse
+	(*ShareChange)(nil),               // 41: nvshare.v1.ShareChange
+	(*DescribeContainerRequest)(nil),  // 42: nvshare.v1.DescribeContainerRequest
+	(*Keep)(nil),                      // 43: nvshare.v1.Keep
+	(*DescribeContainerResponse)(nil), // 44: nvshare.v1.DescribeContainerResponse
+	(*JoinOverlapRequest)(nil),        // 45: nvshare.v1.JoinOverlapRequest
+	(*JoinOverlapResponse)(nil),       // 46: nvshare.v1.JoinOverlapResponse
+	(*ForgetContainerRequest)(nil),    // 47: nvshare.v1.ForgetContainerRequest
+	(*ForgetContainerResponse)(nil),   // 48: nvshare.v1.ForgetContainerResponse
+	(*ReportPluginRequest)(nil),       // 49: nvshare.v1.ReportPluginRequest
+	(*ReportPluginResponse)(nil),      // 50: nvshare.v1.ReportPluginResponse
+	(*TenantUse)(nil),                 // 51: nvshare.v1.TenantUse
+	(*EventsRequest)(nil),             // 52: nvshare.v1.EventsRequest
+	(*EventsResponse)(nil),            // 53: nvshare.v1.EventsResponse
+	(*Event)(nil),                     // 54: nvshare.v1.Event
 }
 var file_sched_api_control_proto_depIdxs = []int32{
 	16, // 0: nvshare.v1.StatusResponse.gpus:type_name -> nvshare.v1.GPU
@@ -5948,7 +5719,7 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	23, // 14: nvshare.v1.GPU.clients:type_name -> nvshare.v1.Client
 	25, // 15: nvshare.v1.GPU.memory:type_name -> nvshare.v1.MemoryAccount
 	0,  // 16: nvshare.v1.GPU.effective_mode:type_name -> nvshare.v1.Mode
-	54, // 17: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
+	51, // 17: nvshare.v1.GPU.tenants:type_name -> nvshare.v1.TenantUse
 	22, // 18: nvshare.v1.GPU.promises:type_name -> nvshare.v1.Promise
 	21, // 19: nvshare.v1.GPU.swap:type_name -> nvshare.v1.Swap
 	18, // 20: nvshare.v1.GPU.refused:type_name -> nvshare.v1.WayRefusal
@@ -5977,57 +5748,53 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	0,  // 43: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
 	26, // 44: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
 	38, // 45: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	26, // 46: nvshare.v1.SetMemoryLimitResponse.container:type_name -> nvshare.v1.Container
-	41, // 47: nvshare.v1.SetMemoryLimitResponse.changes:type_name -> nvshare.v1.MemoryLimitChange
-	1,  // 48: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 49: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	26, // 50: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	44, // 51: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	27, // 52: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	27, // 53: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	26, // 54: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	46, // 55: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	26, // 56: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	26, // 57: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	44, // 58: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	26, // 59: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	27, // 60: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	19, // 61: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
-	7,  // 62: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	57, // 63: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	7,  // 64: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	26, // 65: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	8,  // 66: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	28, // 67: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	29, // 68: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	32, // 69: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
-	39, // 70: nvshare.v1.Control.SetMemoryLimit:input_type -> nvshare.v1.SetMemoryLimitRequest
-	42, // 71: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	36, // 72: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	36, // 73: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	45, // 74: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	48, // 75: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	50, // 76: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	52, // 77: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	55, // 78: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	9,  // 79: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	34, // 80: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	30, // 81: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	33, // 82: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
-	40, // 83: nvshare.v1.Control.SetMemoryLimit:output_type -> nvshare.v1.SetMemoryLimitResponse
-	43, // 84: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	37, // 85: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	37, // 86: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	47, // 87: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	49, // 88: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	51, // 89: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	53, // 90: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	56, // 91: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	79, // [79:92] is the sub-list for method output_type
-	66, // [66:79] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	1,  // 46: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 47: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	26, // 48: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	41, // 49: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	27, // 50: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	27, // 51: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	26, // 52: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	43, // 53: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	26, // 54: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	26, // 55: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	41, // 56: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	26, // 57: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	27, // 58: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	19, // 59: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	7,  // 60: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	54, // 61: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	7,  // 62: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	26, // 63: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	8,  // 64: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	28, // 65: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	29, // 66: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	32, // 67: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
+	39, // 68: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	36, // 69: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	36, // 70: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	42, // 71: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	45, // 72: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	47, // 73: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	49, // 74: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	52, // 75: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	9,  // 76: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	34, // 77: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	30, // 78: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	33, // 79: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
+	40, // 80: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	37, // 81: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	37, // 82: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	44, // 83: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	46, // 84: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	48, // 85: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	50, // 86: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	53, // 87: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	76, // [76:88] is the sub-list for method output_type
+	64, // [64:76] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }
@@ -6039,14 +5806,13 @@ func file_sched_api_control_proto_init() {
 	file_sched_api_control_proto_msgTypes[24].OneofWrappers = []any{}
 	file_sched_api_control_proto_msgTypes[28].OneofWrappers = []any{}
 	file_sched_api_control_proto_msgTypes[31].OneofWrappers = []any{}
-	file_sched_api_control_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_sched_api_control_proto_rawDesc), len(file_sched_api_control_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   50,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -12,7 +12,6 @@ type ControlService interface {
 	Set(context.Context, *SetRequest) (*SetResponse, error)
 	Drain(context.Context, *DrainRequest) (*DrainResponse, error)
 	Migrate(context.Context, *MigrateRequest) (*MigrateResponse, error)
-	SetMemoryLimit(context.Context, *SetMemoryLimitRequest) (*SetMemoryLimitResponse, error)
 	SetShare(context.Context, *SetShareRequest) (*SetShareResponse, error)
 	Suspend(context.Context, *SuspendRequest) (*SuspendResponse, error)
 	Resume(context.Context, *SuspendRequest) (*SuspendResponse, error)
@@ -53,13 +52,6 @@ func RegisterControlService(srv *ttrpc.Server, svc ControlService) {
 					return nil, err
 				}
 				return svc.Migrate(ctx, &req)
-			},
-			"SetMemoryLimit": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
-				var req SetMemoryLimitRequest
-				if err := unmarshal(&req); err != nil {
-					return nil, err
-				}
-				return svc.SetMemoryLimit(ctx, &req)
 			},
 			"SetShare": func(ctx context.Context, unmarshal func(interface{}) error) (interface{}, error) {
 				var req SetShareRequest
@@ -158,14 +150,6 @@ func (c *controlClient) Drain(ctx context.Context, req *DrainRequest) (*DrainRes
 func (c *controlClient) Migrate(ctx context.Context, req *MigrateRequest) (*MigrateResponse, error) {
 	var resp MigrateResponse
 	if err := c.client.Call(ctx, "nvshare.v1.Control", "Migrate", req, &resp); err != nil {
-		return nil, err
-	}
-	return &resp, nil
-}
-
-func (c *controlClient) SetMemoryLimit(ctx context.Context, req *SetMemoryLimitRequest) (*SetMemoryLimitResponse, error) {
-	var resp SetMemoryLimitResponse
-	if err := c.client.Call(ctx, "nvshare.v1.Control", "SetMemoryLimit", req, &resp); err != nil {
 		return nil, err
 	}
 	return &resp, nil

@@ -420,9 +420,6 @@ func (d *Daemon) managed() map[uint32]bool {
 	for _, cl := range d.Clients {
 		all[uint32(cl.PID)] = true
 	}
-	for pid := range d.moves.Copiers { // they have memory on two GPUs
-		all[uint32(pid)] = true
-	}
 	if d.overlap != nil { // the driver counts what members do to their MPS server
 		for _, group := range d.overlap.States() {
 			all[uint32(group.Server)] = true

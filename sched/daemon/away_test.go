@@ -5,7 +5,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -32,9 +31,6 @@ func (f *fakeDriver) do(op string) error {
 func (f *fakeDriver) Off(context.Context, int) (checkpoint.Times, error) { return nil, f.do("off") }
 func (f *fakeDriver) On(context.Context, int, []checkpoint.Pair) (checkpoint.Times, error) {
 	return nil, f.do("on")
-}
-func (f *fakeDriver) Copy(context.Context, checkpoint.Copies, []*os.File) (*checkpoint.Copier, error) {
-	return nil, errors.New("there is no copier")
 }
 func (f *fakeDriver) Expect(int) {}
 

@@ -181,7 +181,7 @@ func (d *Daemon) register(c *node.Conn, f *wire.Frame) {
 	}
 	c.Client, c.Reg, c.Again = cl, f.Register, f.Code&wire.RegisterReconnect != 0
 	c.CanMove = f.Code&wire.RegisterSwap != 0
-	c.Slices, c.Copies = f.Code&wire.RegisterSlices != 0, f.Code&wire.RegisterCopier != 0
+	c.Slices = f.Code&wire.RegisterSlices != 0
 	c.Suspends, c.IsAway = f.Code&wire.RegisterSuspend != 0, f.Code&wire.RegisterAway != 0
 	page, fd, err := page.New(uint64(cl.ID))
 	if err != nil {

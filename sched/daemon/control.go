@@ -112,10 +112,6 @@ func (s controlService) Migrate(ctx context.Context, req *api.MigrateRequest) (*
 	}
 }
 
-func (s controlService) SetMemoryLimit(ctx context.Context, req *api.SetMemoryLimitRequest) (*api.SetMemoryLimitResponse, error) {
-	return inLoop(ctx, s.d, s.d.setMemoryLimit, req)
-}
-
 func (s controlService) Suspend(ctx context.Context, req *api.SuspendRequest) (*api.SuspendResponse, error) {
 	return inLoop(ctx, s.d, s.d.away.Suspend, req)
 }
@@ -336,21 +332,6 @@ func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, erro
 	}
 	for _, g := range gpus {
 		resp.Changes = append(resp.Changes, tenants.ShareChange(g, account, old, to))
-	}
-	return resp, nil
-}
-
-// setMemoryLimit answers the control call, which is SetShare for memory alone.
-func (d *Daemon) setMemoryLimit(req *api.SetMemoryLimitRequest) (*api.SetMemoryLimitResponse, error) {
-	r, err := d.setShare(&api.SetShareRequest{Container: req.Container, Uid: req.Uid, Gpu: req.Gpu, MemoryBytes: &req.Bytes})
-	if err != nil {
-		return nil, err
-	}
-	resp := &api.SetMemoryLimitResponse{Container: r.Container, Uid: r.Uid}
-	for _, c := range r.Changes {
-		resp.Changes = append(resp.Changes, &api.MemoryLimitChange{
-			Uuid: c.Uuid, Index: c.Index, OldBytes: c.OldMemoryBytes, NewBytes: c.NewMemoryBytes, UsedBytes: c.UsedMemoryBytes,
-		})
 	}
 	return resp, nil
 }

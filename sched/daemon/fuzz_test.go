@@ -130,7 +130,7 @@ func controlSeeds(t testing.TB) (seeds [][]any) {
 	n := func(v uint32) *uint32 { return &v }
 	for i, m := range []proto.Message{
 		&api.SetRequest{Gpu: "0", QuantumNs: int64(time.Second), Mode: api.Mode_MODE_AUTO},
-		&api.SetMemoryLimitRequest{Uid: &u, Bytes: 1 << 30},
+		&api.SetShareRequest{Uid: &u, MemoryBytes: proto.Uint64(1 << 30)},
 		&api.SetShareRequest{Container: "abc", Gpu: gpuA.UUID, CoreLimit: n(50), CoreRequest: n(20), Weight: n(7), Gang: proto.String("name")},
 		&api.DescribeContainerRequest{Container: &api.Container{Id: "abc", Namespace: "ns", Pod: "p", Share: &api.Share{CoreLimit: 30, Gang: "true"}, MemoryLimitBytes: 1 << 30}},
 		&api.ForgetContainerRequest{Id: "abc"},
@@ -209,12 +209,7 @@ func callControl(d *Daemon, what uint8, body []byte) (err error) {
 		if proto.Unmarshal(body, &r) == nil {
 			_, err = s.Set(ctx, &r)
 		}
-	case 1:
-		var r api.SetMemoryLimitRequest
-		if proto.Unmarshal(body, &r) == nil {
-			_, err = s.SetMemoryLimit(ctx, &r)
-		}
-	case 2:
+	case 1, 2:
 		var r api.SetShareRequest
 		if proto.Unmarshal(body, &r) == nil {
 			_, err = s.SetShare(ctx, &r)

@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/node"
@@ -40,51 +41,51 @@ func TestSetMemoryLimit(t *testing.T) {
 	uid := uint32(4711)
 	type change struct{ old, new uint64 }
 	for i, tc := range []struct {
-		req  *api.SetMemoryLimitRequest
+		req  *api.SetShareRequest
 		want []change // found later, then by GPU
 	}{
-		{&api.SetMemoryLimitRequest{Container: "abc", Bytes: 8 * gib}, []change{{0, 8 * gib}, {0, 8 * gib}, {0, 8 * gib}}},
-		{&api.SetMemoryLimitRequest{Container: id("abc1"), Gpu: "1", Bytes: 4 * gib}, []change{{8 * gib, 4 * gib}}},
-		{&api.SetMemoryLimitRequest{Container: "ml/train/main", Gpu: strings.ToLower(gpuB.UUID), Bytes: 2 * gib}, []change{{4 * gib, 2 * gib}}},
-		{&api.SetMemoryLimitRequest{Container: "abc", Gpu: "1"}, []change{{2 * gib, 8 * gib}}}, // what is set for all holds again
-		{&api.SetMemoryLimitRequest{Container: "abc", Gpu: "0", Bytes: gib}, []change{{8 * gib, gib}}},
-		{&api.SetMemoryLimitRequest{Container: "abc", Bytes: 3 * gib}, []change{{8 * gib, 3 * gib}, {gib, 3 * gib}, {8 * gib, 3 * gib}}},
-		{&api.SetMemoryLimitRequest{Container: "abc"}, []change{{3 * gib, 0}, {3 * gib, 0}, {3 * gib, 0}}},
-		{&api.SetMemoryLimitRequest{Container: id("9"), Bytes: gib, Gpu: "0"}, []change{{0, gib}}}, // not seen yet
-		{&api.SetMemoryLimitRequest{Container: "9", Gpu: "0"}, []change{{gib, 0}}},                 // known by its limit
-		{&api.SetMemoryLimitRequest{Uid: &uid, Bytes: gib, Gpu: "0"}, []change{{0, gib}}},
-		{&api.SetMemoryLimitRequest{Uid: &uid}, []change{{0, 0}, {gib, 0}, {0, 0}}},
+		{&api.SetShareRequest{Container: "abc", MemoryBytes: proto.Uint64(8 * gib)}, []change{{0, 8 * gib}, {0, 8 * gib}, {0, 8 * gib}}},
+		{&api.SetShareRequest{Container: id("abc1"), Gpu: "1", MemoryBytes: proto.Uint64(4 * gib)}, []change{{8 * gib, 4 * gib}}},
+		{&api.SetShareRequest{Container: "ml/train/main", Gpu: strings.ToLower(gpuB.UUID), MemoryBytes: proto.Uint64(2 * gib)}, []change{{4 * gib, 2 * gib}}},
+		{&api.SetShareRequest{Container: "abc", Gpu: "1", MemoryBytes: proto.Uint64(0)}, []change{{2 * gib, 8 * gib}}}, // what is set for all holds again
+		{&api.SetShareRequest{Container: "abc", Gpu: "0", MemoryBytes: proto.Uint64(gib)}, []change{{8 * gib, gib}}},
+		{&api.SetShareRequest{Container: "abc", MemoryBytes: proto.Uint64(3 * gib)}, []change{{8 * gib, 3 * gib}, {gib, 3 * gib}, {8 * gib, 3 * gib}}},
+		{&api.SetShareRequest{Container: "abc", MemoryBytes: proto.Uint64(0)}, []change{{3 * gib, 0}, {3 * gib, 0}, {3 * gib, 0}}},
+		{&api.SetShareRequest{Container: id("9"), MemoryBytes: proto.Uint64(gib), Gpu: "0"}, []change{{0, gib}}}, // not seen yet
+		{&api.SetShareRequest{Container: "9", Gpu: "0", MemoryBytes: proto.Uint64(0)}, []change{{gib, 0}}},       // known by its limit
+		{&api.SetShareRequest{Uid: &uid, MemoryBytes: proto.Uint64(gib), Gpu: "0"}, []change{{0, gib}}},
+		{&api.SetShareRequest{Uid: &uid, MemoryBytes: proto.Uint64(0)}, []change{{0, 0}, {gib, 0}, {0, 0}}},
 	} {
-		r, err := c.SetMemoryLimit(ctx, tc.req)
+		r, err := c.SetShare(ctx, tc.req)
 		if err != nil {
 			t.Errorf("step %d: %v", i+1, err)
 			continue
 		}
 		var got []change
 		for _, ch := range r.Changes {
-			got = append(got, change{ch.OldBytes, ch.NewBytes})
+			got = append(got, change{ch.OldMemoryBytes, ch.NewMemoryBytes})
 		}
 		if !reflect.DeepEqual(got, tc.want) || (r.Uid == uid) != (tc.req.Uid != nil) || (r.Container.Id == "") != (tc.req.Uid != nil) {
 			t.Errorf("step %d: %v of %v %d, want %v", i+1, got, r.Container, r.Uid, tc.want)
 		}
 	}
 	for name, tc := range map[string]struct {
-		req  *api.SetMemoryLimitRequest
+		req  *api.SetShareRequest
 		code codes.Code
 	}{
-		"nobody":           {&api.SetMemoryLimitRequest{Bytes: gib}, codes.InvalidArgument},
-		"both":             {&api.SetMemoryLimitRequest{Container: "abc", Uid: &uid, Bytes: gib}, codes.InvalidArgument},
-		"no such GPU":      {&api.SetMemoryLimitRequest{Container: "abc", Gpu: "9", Bytes: gib}, codes.NotFound},
-		"no such id":       {&api.SetMemoryLimitRequest{Container: "77", Bytes: gib}, codes.NotFound},
-		"short unknown id": {&api.SetMemoryLimitRequest{Container: strings.Repeat("7", 63), Bytes: gib}, codes.NotFound},
-		"ambiguous id":     {&api.SetMemoryLimitRequest{Container: "ab", Bytes: gib}, codes.InvalidArgument},
-		"ambiguous name":   {&api.SetMemoryLimitRequest{Container: "ml/twice/main", Bytes: gib}, codes.InvalidArgument},
-		"a pod of two":     {&api.SetMemoryLimitRequest{Container: "ml/train", Bytes: gib}, codes.InvalidArgument},
-		"part of a name":   {&api.SetMemoryLimitRequest{Container: "ml/tra", Bytes: gib}, codes.NotFound},
-		"too little":       {&api.SetMemoryLimitRequest{Container: "abc", Bytes: 8}, codes.InvalidArgument},
-		"too much":         {&api.SetMemoryLimitRequest{Container: "abc", Bytes: math.MaxUint64}, codes.InvalidArgument},
+		"nobody":           {&api.SetShareRequest{MemoryBytes: proto.Uint64(gib)}, codes.InvalidArgument},
+		"both":             {&api.SetShareRequest{Container: "abc", Uid: &uid, MemoryBytes: proto.Uint64(gib)}, codes.InvalidArgument},
+		"no such GPU":      {&api.SetShareRequest{Container: "abc", Gpu: "9", MemoryBytes: proto.Uint64(gib)}, codes.NotFound},
+		"no such id":       {&api.SetShareRequest{Container: "77", MemoryBytes: proto.Uint64(gib)}, codes.NotFound},
+		"short unknown id": {&api.SetShareRequest{Container: strings.Repeat("7", 63), MemoryBytes: proto.Uint64(gib)}, codes.NotFound},
+		"ambiguous id":     {&api.SetShareRequest{Container: "ab", MemoryBytes: proto.Uint64(gib)}, codes.InvalidArgument},
+		"ambiguous name":   {&api.SetShareRequest{Container: "ml/twice/main", MemoryBytes: proto.Uint64(gib)}, codes.InvalidArgument},
+		"a pod of two":     {&api.SetShareRequest{Container: "ml/train", MemoryBytes: proto.Uint64(gib)}, codes.InvalidArgument},
+		"part of a name":   {&api.SetShareRequest{Container: "ml/tra", MemoryBytes: proto.Uint64(gib)}, codes.NotFound},
+		"too little":       {&api.SetShareRequest{Container: "abc", MemoryBytes: proto.Uint64(8)}, codes.InvalidArgument},
+		"too much":         {&api.SetShareRequest{Container: "abc", MemoryBytes: proto.Uint64(math.MaxUint64)}, codes.InvalidArgument},
 	} {
-		if _, err := c.SetMemoryLimit(ctx, tc.req); status.Code(err) != tc.code {
+		if _, err := c.SetShare(ctx, tc.req); status.Code(err) != tc.code {
 			t.Errorf("%s: %v, want %v", name, err, tc.code)
 		}
 	}
@@ -103,7 +104,7 @@ func TestLimitsAreBounded(t *testing.T) {
 			d.tenants.Shares.Tenants[peer.UserAccount+string(rune('a'+i))] = tenants.TenantShares{All: api.Terms{MemoryLimit: gib}}
 		}
 	})
-	if _, err := dial(t, s).SetMemoryLimit(context.Background(), limitRequest(t, "", gib)); status.Code(err) != codes.ResourceExhausted {
+	if _, err := dial(t, s).SetShare(context.Background(), limitRequest(t, "", gib)); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("one more: %v", err)
 	}
 }
@@ -149,14 +150,14 @@ func TestLimitsSurviveARestart(t *testing.T) {
 		t.Errorf("limit of the pod: %d", podLimit())
 	}
 	// The operator's word goes before the annotation's.
-	if _, err := c.SetMemoryLimit(ctx, &api.SetMemoryLimitRequest{Container: "pod", Bytes: 3 * gib}); err != nil || podLimit() != 3*gib {
+	if _, err := c.SetShare(ctx, &api.SetShareRequest{Container: "pod", MemoryBytes: proto.Uint64(3 * gib)}); err != nil || podLimit() != 3*gib {
 		t.Errorf("limit of the pod: %d, %v", podLimit(), err)
 	}
 	pod.MemoryLimitBytes = gib
 	if _, err := c.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: pod}); err != nil || podLimit() != 3*gib {
 		t.Errorf("limit of the pod: %d, %v", podLimit(), err)
 	}
-	if _, err := c.SetMemoryLimit(ctx, &api.SetMemoryLimitRequest{Container: "pod"}); err != nil || podLimit() != gib {
+	if _, err := c.SetShare(ctx, &api.SetShareRequest{Container: "pod", MemoryBytes: proto.Uint64(0)}); err != nil || podLimit() != gib {
 		t.Errorf("limit of the pod: %d, %v", podLimit(), err)
 	}
 	if _, err := c.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: "pod"}); err != nil || podLimit() != 0 {
@@ -221,7 +222,7 @@ func TestSharesFileCannotBeWritten(t *testing.T) {
 	if err := os.Mkdir(block, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.SetMemoryLimit(ctx, limitRequest(t, "", gib)); status.Code(err) != codes.Unavailable {
+	if _, err := c.SetShare(ctx, limitRequest(t, "", gib)); status.Code(err) != codes.Unavailable {
 		t.Errorf("not recorded: %v", err)
 	}
 	a.shows(0, 0)

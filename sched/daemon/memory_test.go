@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/admission"
@@ -65,9 +67,9 @@ func (p *proc) observe(g node.Found) *peerConn {
 
 // limitRequest names this process's own account: that of all processes that
 // the tests start.
-func limitRequest(t *testing.T, gpu string, bytes uint64) *api.SetMemoryLimitRequest {
+func limitRequest(t *testing.T, gpu string, bytes uint64) *api.SetShareRequest {
 	t.Helper()
-	r := &api.SetMemoryLimitRequest{Gpu: gpu, Bytes: bytes}
+	r := &api.SetShareRequest{Gpu: gpu, MemoryBytes: proto.Uint64(bytes)}
 	if r.Container = ownContainer(t); r.Container == "" {
 		uid := uint32(os.Getuid())
 		r.Uid = &uid
@@ -76,7 +78,7 @@ func limitRequest(t *testing.T, gpu string, bytes uint64) *api.SetMemoryLimitReq
 }
 
 // limit limits the account of all processes of the test.
-func (s *scheduler) limit(gpu string, bytes uint64) *api.SetMemoryLimitResponse {
+func (s *scheduler) limit(gpu string, bytes uint64) *api.SetShareResponse {
 	s.t.Helper()
 	if gpu != "" {
 		s.await("the GPUs", func(r *api.StatusResponse) bool { return len(r.Gpus) > 0 })
@@ -86,7 +88,7 @@ func (s *scheduler) limit(gpu string, bytes uint64) *api.SetMemoryLimitResponse 
 		s.t.Fatal(err)
 	}
 	defer c.Close()
-	r, err := c.SetMemoryLimit(context.Background(), limitRequest(s.t, gpu, bytes))
+	r, err := c.SetShare(context.Background(), limitRequest(s.t, gpu, bytes))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -185,7 +187,7 @@ func TestForcedOverTheLimitIsReported(t *testing.T) {
 	_, a := newClient(t, s)
 	a.reserve(9*gib, 0, 0)
 	r := s.limit("0", 8*gib)
-	if len(r.Changes) != 1 || r.Changes[0].UsedBytes != 9*gib {
+	if len(r.Changes) != 1 || r.Changes[0].UsedMemoryBytes != 9*gib {
 		t.Errorf("lowered below what is used: %v", r)
 	}
 	a.shows(8*gib, 9*gib)

@@ -15,14 +15,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/checkpoint"
-	"github.com/nvshare/nvshare/sched/daemon/moves"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -33,30 +30,6 @@ type carrier struct {
 	mu     sync.Mutex
 	calls  []string
 	refuse func(call string) error // nil: nothing
-	copier bool                    // there is a copier
-	before func()                  // called before a copier is ready; nil: nothing
-	copies []checkpoint.Copies
-	ended  int // copiers
-}
-
-func (c *carrier) Copy(_ context.Context, what checkpoint.Copies, sockets []*os.File) (*checkpoint.Copier, error) {
-	moves.CloseAll(sockets)
-	if c.before != nil {
-		c.before()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.copier {
-		return nil, errors.New("there is none")
-	}
-	c.copies = append(c.copies, what)
-	ended := make(chan struct{})
-	return &checkpoint.Copier{Ended: ended, End: sync.OnceFunc(func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.ended++
-		close(ended)
-	})}, nil
 }
 
 func (c *carrier) call(text string) error {
@@ -340,225 +313,6 @@ func TestMigrateOverARestart(t *testing.T) {
 	}
 }
 
-// wantCopier waits for a copier to a GPU.
-func (w *swapper) wantCopier(to node.Found) {
-	w.t.Helper()
-	for {
-		f, oob, err := w.recv()
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		if f.Type != wire.TypeCopier {
-			continue
-		}
-		unix.Close(rights(w.t, oob))
-		if uuid, _ := wire.ParseUUID(to.UUID); f.Copier != (wire.Copier{GPU: uuid, Flags: wire.CopierCreates}) {
-			w.t.Fatalf("a copier %+v", f.Copier)
-		}
-		return
-	}
-}
-
-// departsByCopier gives the grant back, and says that all memory has left.
-func (w *swapper) departsByCopier(s *scheduler, e uint64) {
-	w.t.Helper()
-	w.wantCopier(gpuB)
-	if f := w.want(wire.TypeRevoke); f.Epoch != e {
-		w.t.Fatalf("%+v", f)
-	}
-	w.release(e)
-	w.awaitLess(s, 1)
-	w.out()
-}
-
-// Memory goes to the other GPU by a copier: no host memory is made for it, and the copier
-// ends before the process is checkpointed.
-func TestMigrateByCopier(t *testing.T) {
-	c := &carrier{copier: true}
-	s := start(t, t.TempDir(), migrating(c))
-	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
-	c.refuse = func(call string) error {
-		// An error would be forgotten once the process has arrived.
-		if c.ended != 1 { // the lock is held
-			t.Errorf("%s while the copier has contexts", call)
-		}
-		needs := make(chan uint64, 1)
-		s.Do(func() {
-			g := s.Order[0]
-			now, soon := s.memory.MemberOf(g, base.ClientID(a.id)).Needs()
-			needs <- now + soon
-		})
-		if n := <-needs; n != 0 {
-			t.Errorf("%s while %d bytes of host memory are wanted for what was copied", call, n)
-		}
-		return nil
-	}
-	done := migrateSelf(t, s, "1")
-	a.departsByCopier(s, e)
-	a.has.Resident, a.has.Away = 256*mib, 0 // before it says anything there, as hook/swap/carry.c does
-	n := a.arrivesOn(gpuB, wire.AttachWant)
-	if r := <-done; r.err != nil {
-		t.Fatal(r.err)
-	}
-	if want := []checkpoint.Copies{{From: gpuA.UUID, To: gpuB.UUID, Bytes: 2 * gpuA.MemoryBytes}}; !slices.Equal(c.copies, want) {
-		t.Errorf("copies %+v, want %+v", c.copies, want)
-	}
-	if len(a.arenas)+len(n.arenas) != 0 {
-		t.Errorf("arenas %v, %v", a.arenas, n.arenas)
-	}
-	e = n.granted()
-	n.want(wire.TypeReserved)
-	n.moved(wire.MovedReady, e)
-	s.await("it is there", func(r *api.StatusResponse) bool {
-		c := on(r, 1, n.id)
-		return c != nil && c.ResidentBytes == 256*mib
-	})
-}
-
-// copiedNotRestored is a tenant that has departed by a copier and is not restored on the other GPU.
-func copiedNotRestored(t *testing.T) (c *carrier, s *scheduler, a *swapper, done <-chan migrated) {
-	t.Helper()
-	c = &carrier{copier: true, refuse: func(call string) error {
-		if strings.HasPrefix(call, "on ") {
-			return errors.New("the driver says no")
-		}
-		return nil
-	}}
-	s = start(t, t.TempDir(), migrating(c))
-	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
-	done = migrateSelf(t, s, "1")
-	a.departsByCopier(s, e)
-	return c, s, a, done
-}
-
-// A tenant that was copied, has not got away and stays suspended gets host memory again: what
-// was brought back has to leave once more.
-func TestMigrateStaysSuspended(t *testing.T) {
-	_, s, a, done := copiedNotRestored(t)
-	n := a.arrivesOn(gpuA, 0) // it does not ask for the GPU
-	if r := <-done; r.err == nil {
-		t.Error("it has moved, although it was not restored")
-	}
-	n.moved(wire.MovedElsewhere, 0)
-	n.wantCopier(gpuA)
-	n.has.Resident, n.has.Away = 256*mib, 0
-	n.moved(0, 0)
-	n.moved(wire.MovedStuck|wire.MovedNoArena, 0)
-	s.await("host memory for it", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaUsedBytes >= 256*mib })
-}
-
-// Of two processes one ends while the copier makes the GPUs ready. The other one moves.
-func TestMigrateDiesBeforeTheCopier(t *testing.T) {
-	reached, held := make(chan struct{}), make(chan struct{})
-	c := &carrier{copier: true, before: func() { close(reached); <-held }}
-	s := start(t, t.TempDir(), migrating(c))
-	a, _ := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
-	p := newProc(t, s.dir, 0)
-	b := &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterCopier), proc: p}
-	b.attach(0, gpuA, 0, 0)
-	b.moved(0, 0)
-	done := migrateSelf(t, s, "1")
-	<-reached
-	a.proc.kill()
-	s.await("one has ended", func(r *api.StatusResponse) bool { return len(r.Gpus[0].Clients) == 1 })
-	close(held)
-	b.wantCopier(gpuB)
-	b.arrivesOn(gpuB, 0)
-	if r := <-done; r.err != nil || r.Processes != 2 {
-		t.Fatalf("%v, %v", r.MigrateResponse, r.err)
-	}
-}
-
-// What the copier cannot copy goes to host memory.
-func TestMigrateCopierFull(t *testing.T) {
-	c := &carrier{copier: true}
-	s := start(t, t.TempDir(), migrating(c))
-	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
-	done := migrateSelf(t, s, "1")
-	a.wantCopier(gpuB)
-	if f := a.want(wire.TypeRevoke); f.Epoch != e {
-		t.Fatalf("%+v", f)
-	}
-	a.release(e)
-	a.moved(wire.MovedStuck|wire.MovedNoArena, 0)
-	s.await("it has an arena", func(*api.StatusResponse) bool { return a.status(s).ArenaBytes >= 256*mib })
-	a.out()
-	n := a.arrivesOn(gpuB, wire.AttachWant)
-	n.goesOn()
-	if r := <-done; r.err != nil {
-		t.Fatal(r.err)
-	}
-}
-
-// A process whose memory was copied, and that has not got away, has it brought back.
-func TestMigrateBroughtBack(t *testing.T) {
-	c, s, a, done := copiedNotRestored(t)
-	n := a.arrivesOn(gpuA, wire.AttachWant)
-	if r := <-done; r.err == nil {
-		t.Error("moved, although the driver says no")
-	}
-	first := time.Now() // before the scheduler's pause begins
-	n.moved(wire.MovedElsewhere, 0)
-	n.wantCopier(gpuA)
-
-	// One that says so again and again has one copier at a time, and fewer and fewer starts.
-	for copier := false; !copier; {
-		n.moved(wire.MovedElsewhere, 0)
-		s.await("it is heard", func(*api.StatusResponse) bool { return true })
-		c.mu.Lock()
-		copier = len(c.copies) == 3
-		c.mu.Unlock()
-	}
-	if took := time.Since(first); took < moves.BringPause {
-		t.Errorf("two copiers within %v", took)
-	}
-	n.wantCopier(gpuA)
-	ended := func() int {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.ended
-	}
-	if n := ended(); n != 2 {
-		t.Errorf("%d copiers have ended, want that of the move and the first one back", n)
-	}
-	n.proc.kill() // its end of the socket may live on in a child
-	s.await("the last one ends", func(*api.StatusResponse) bool { return ended() == 3 })
-}
-
-// A tenant whose processes all say that their memory is on another GPU has no more copiers than one
-// that was copied can need, until one of them has ended.
-func TestMigrateBringsFewBack(t *testing.T) {
-	c := &carrier{copier: true}
-	s := start(t, t.TempDir(), migrating(c))
-	var all []*swapper
-	for range moves.MaxCopied + 2 {
-		all = append(all, newSwapper(t, s))
-	}
-	for i, w := range all {
-		w.moved(wire.MovedElsewhere, 0)
-		s.await("it is heard", func(*api.StatusResponse) (heard bool) {
-			s.inLoop(func() { heard = s.Traffic.Messages[wire.TypeMoved] == uint64(len(all)+i+1) })
-			return heard
-		})
-	}
-	copiers := func() int {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		return len(c.copies)
-	}
-	for _, w := range all[:moves.MaxCopied] {
-		w.wantCopier(gpuA)
-	}
-	if n := copiers(); n != moves.MaxCopied {
-		t.Fatalf("%d copiers", n)
-	}
-	all[0].proc.kill()
-	s.await("another one has a copier", func(*api.StatusResponse) bool {
-		all[moves.MaxCopied].moved(wire.MovedElsewhere, 0)
-		return copiers() == moves.MaxCopied+1
-	})
-}
-
 // A process that cannot be restored is tried again, and does not hold up the rest of its tenant.
 func TestMigrateNotBackYet(t *testing.T) {
 	var back atomic.Bool
@@ -578,15 +332,16 @@ func TestMigrateNotBackYet(t *testing.T) {
 
 // A process that begins on the other GPU before it departs uses two GPUs, and stays.
 func TestMigrateBeginsOnAnother(t *testing.T) {
-	reached, held := make(chan struct{}), make(chan struct{})
-	c := &carrier{before: func() { close(reached); <-held }}
+	c := &carrier{}
 	s := start(t, t.TempDir(), migrating(c))
-	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
+	a, e := newWorking(t, s, wire.RegisterSwap)
 	done := migrateSelf(t, s, "1")
-	<-reached
+	if f := a.want(wire.TypeRevoke); f.Epoch != e {
+		t.Fatalf("%+v", f)
+	}
 	a.attach(1, gpuB, 0, 0)
-	close(held)
-	a.departs(s, e)
+	a.request()
+	a.gives256Back(s, e)
 	if r := <-done; r.err == nil || !strings.Contains(r.err.Error(), "has begun on GPU 1 meanwhile") {
 		t.Errorf("%v, %v", r.MigrateResponse, r.err)
 	}
@@ -775,8 +530,7 @@ func TestMigrateDoesNotFit(t *testing.T) {
 func TestMigrateTwoAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	twoUsers(t, dir)
-	reached, held := make(chan struct{}), make(chan struct{})
-	c := &carrier{copier: true, before: func() { close(reached); <-held }}
+	c := &carrier{}
 	var gpus []node.Found
 	for i := range 4 {
 		gpus = append(gpus, node.Found{Index: i, UUID: fmt.Sprintf("GPU-51600000-0000-4000-8000-%012d", i), Name: gpuA.Name, MemoryBytes: gib})
@@ -787,7 +541,7 @@ func TestMigrateTwoAtOnce(t *testing.T) {
 	})
 	newOf := func(uid uint32, g node.Found, bytes uint64) *swapper {
 		p := newProc(t, dir, uid)
-		w := &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterCopier), proc: p}
+		w := &swapper{peerConn: p.connect().register(wire.RegisterSwap), proc: p}
 		w.attach(0, g, 0, 0)
 		w.allocates(bytes)
 		return w
@@ -808,11 +562,11 @@ func TestMigrateTwoAtOnce(t *testing.T) {
 	}
 	wants("", gpus[1].UUID)
 	migrateSelf(t, s, "1")
-	<-reached
+	s.await("it is on its way", func(*api.StatusResponse) (moves bool) {
+		return s.Ask(context.Background(), func() { moves = len(s.moves.Migrations) == 1 }) == nil && moves
+	})
 	wants("", gpus[3].UUID)
 	wants("1", gpus[1].UUID)
 	b.allocates(640 * mib)
-	wants("3", gpus[3].UUID)
 	wants("1", "GPU 1 has no place for it: what is away then may take 1536 MiB of host memory, and there are 1000 MiB")
-	close(held)
 }

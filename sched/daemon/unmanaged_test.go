@@ -12,8 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -183,7 +184,7 @@ func TestShimTooOldForItsLimit(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
 	const mib = 1 << 20
 	uid := uint32(0)
-	if _, err := dial(t, s).SetMemoryLimit(context.Background(), &api.SetMemoryLimitRequest{Uid: &uid, Bytes: 100 * mib}); err != nil {
+	if _, err := dial(t, s).SetShare(context.Background(), &api.SetShareRequest{Uid: &uid, MemoryBytes: proto.Uint64(100 * mib)}); err != nil {
 		t.Fatal(err)
 	}
 	_, old := newClient(t, s)
@@ -193,27 +194,4 @@ func TestShimTooOldForItsLimit(t *testing.T) {
 	})
 	old.reserve(50*mib, 50*mib, 0)
 	s.await("a shim that reserves is not", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
-}
-
-// A copier has memory on two GPUs, and is no stranger there until it has ended.
-func TestCopierIsNoStranger(t *testing.T) {
-	var nvml driver
-	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.MetricsAddr = "127.0.0.1:0" }, func(d *Daemon) { d.Opts.Sample = nvml.sample; d.watch.LookPause = time.Millisecond })
-	newSwapper(t, s) // else nobody looks
-	copies, other := firstOf(t, whole("c")), firstOf(t, whole("d"))
-	copier := &checkpoint.Copier{PID: copies.Process.Pid, Ended: make(chan struct{})}
-	if err := s.Ask(context.Background(), func() { s.moves.KnowCopier(copier) }); err != nil {
-		t.Fatal(err)
-	}
-	nvml.set(nil, map[uint32]uint64{uint32(copier.PID): 1 << 20, uint32(other.Process.Pid): 1 << 20})
-	r := s.await("a stranger is seen", func(r *api.StatusResponse) bool { return len(r.Unmanaged) > 0 })
-	if len(r.Unmanaged) != 1 || r.Unmanaged[0].Pid != uint32(other.Process.Pid) {
-		t.Errorf("strangers %v, want only %d", r.Unmanaged, other.Process.Pid)
-	}
-	_, text := get(t, s, "/metrics")
-	if n := values(text)["nvshare_gpu_unmanaged_processes"]; n != "1" {
-		t.Errorf("the metric counts %s strangers, and there is 1", n)
-	}
-	close(copier.Ended)
-	s.await("both are strangers", func(r *api.StatusResponse) bool { return len(r.Unmanaged) == 2 })
 }

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/node"
@@ -111,7 +113,7 @@ func TestLimitHoldsInUserNamespaces(t *testing.T) {
 		o.List = func(context.Context) ([]node.Found, error) { return []node.Found{gpu}, nil }
 	})
 	uid := uint32(someone)
-	if _, err := dial(t, s).SetMemoryLimit(t.Context(), &api.SetMemoryLimitRequest{Uid: &uid, Bytes: 512 << 20}); err != nil {
+	if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, MemoryBytes: proto.Uint64(512 << 20)}); err != nil {
 		t.Fatal(err)
 	}
 	_, _, begin := sim.busy(dir, false, "--mem-mib", "300")

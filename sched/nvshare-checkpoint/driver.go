@@ -67,46 +67,21 @@ func openLibrary(path string) (uintptr, error) {
 	if path != "" {
 		paths = []string{path}
 	}
-	var lib uintptr
-	var first error
+	var failed error
 	for _, pattern := range paths {
 		found := []string{pattern}
 		if strings.Contains(pattern, "*") {
 			found, _ = filepath.Glob(pattern)
 		}
 		for _, path := range found {
-			handle, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+			lib, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 			if err == nil {
-				lib = handle
-				break
+				return lib, nil
 			}
-			first = errors.Join(first, err)
-		}
-		if lib != 0 {
-			break
+			failed = errors.Join(failed, err)
 		}
 	}
-	if lib == 0 {
-		return 0, fmt.Errorf("load the driver's library: %w", first)
-	}
-	return lib, nil
-}
-
-// A function is one of the driver, and where its address goes.
-type function struct {
-	name string
-	to   any
-}
-
-func bind(lib uintptr, functions []function) error {
-	for _, f := range functions {
-		at, err := purego.Dlsym(lib, f.name)
-		if err != nil {
-			return fmt.Errorf("this driver has no %s: it is older than 570 (CUDA 12.8)", f.name)
-		}
-		purego.RegisterFunc(f.to, at)
-	}
-	return nil
+	return 0, fmt.Errorf("load the driver's library: %w", failed)
 }
 
 func openDriver(path string) (*driver, error) {
@@ -115,13 +90,17 @@ func openDriver(path string) (*driver, error) {
 		return nil, err
 	}
 	d := &driver{}
-	if err := bind(lib, []function{
-		{"cuInit", &d.init}, {"cuGetErrorString", &d.errorString},
-		{"cuCheckpointProcessGetState", &d.getState}, {"cuCheckpointProcessLock", &d.doLock},
-		{"cuCheckpointProcessCheckpoint", &d.doCheck}, {"cuCheckpointProcessRestore", &d.doRestore},
-		{"cuCheckpointProcessUnlock", &d.doUnlock},
-	}); err != nil {
-		return nil, err
+	for name, to := range map[string]any{
+		"cuInit": &d.init, "cuGetErrorString": &d.errorString,
+		"cuCheckpointProcessGetState": &d.getState, "cuCheckpointProcessLock": &d.doLock,
+		"cuCheckpointProcessCheckpoint": &d.doCheck, "cuCheckpointProcessRestore": &d.doRestore,
+		"cuCheckpointProcessUnlock": &d.doUnlock,
+	} {
+		at, err := purego.Dlsym(lib, name)
+		if err != nil {
+			return nil, fmt.Errorf("this driver has no %s: it is older than 570 (CUDA 12.8)", name)
+		}
+		purego.RegisterFunc(to, at)
 	}
 	runtime.LockOSThread()
 	return d, nil
@@ -130,11 +109,9 @@ func openDriver(path string) (*driver, error) {
 func (d *driver) start() int { return int(d.init(0)) }
 
 // text is what the driver says of an error.
-func (d *driver) text(code int) error { return errorText(d.errorString, int32(code)) }
-
-func errorText(ask func(int32, **byte) int32, code int32) error {
+func (d *driver) text(code int) error {
 	var p *byte
-	if ask(code, &p) != success || p == nil {
+	if d.errorString(int32(code), &p) != success || p == nil {
 		return fmt.Errorf("CUDA error %d", code)
 	}
 	return fmt.Errorf("CUDA error %d: %s", code, goString(p))

@@ -63,8 +63,7 @@ state (0 running, 1 locked, 2 checkpointed, 3 failed), and what failed.
 
 With serve, it does the operations that it reads from standard input, each a line of JSON
 with op, pid and pairs, until there are no more: this is how nvshare-scheduler has
-tenants suspended, resumed and moved. With copy, it copies memory of a tenant that moves
-to another GPU, for the scheduler.
+tenants suspended, resumed and moved.
 
 By hand it is for processes that a scheduler has left checkpointed: nvshare-checkpoint on
 PID. Their calls go on once the scheduler has been gone for 5 s, unless they run with
@@ -84,8 +83,7 @@ Exit status: 0 done, 1 failed, 2 usage.`,
 		RunE:          func(_ *cobra.Command, args []string) error { return f.run(args, status) },
 	}
 	cmd.Flags().StringArrayVar(&f.pairs, "pair", nil, "on: restore what was on one GPU on another, `UUID=UUID`; each GPU of the machine is named once")
-	cmd.AddCommand(copyCommand(&f, status))
-	cmd.PersistentFlags().StringVar(&f.library, "library", "", "`path` of libcuda.so.1 (default: searched for)")
+	cmd.Flags().StringVar(&f.library, "library", "", "`path` of libcuda.so.1 (default: searched for)")
 	return cmd
 }
 

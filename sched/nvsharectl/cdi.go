@@ -19,11 +19,8 @@ import (
 // cdiFlags are the paths that all cdi commands take.
 type cdiFlags struct {
 	simGPU string
-	kind   string
 	output string
 	dirs   []string
-	user   bool
-	dryRun bool
 	paths  cdi.Paths
 }
 
@@ -34,7 +31,7 @@ func cdiCommand(io streams) *cobra.Command {
 		Short: "Describe this node's GPUs to container engines",
 		Args:  noCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return usageError{errors.New("cdi: give a subcommand: generate, list, validate or remove")}
+			return usageError{errors.New("cdi: give a subcommand: generate, list or validate")}
 		},
 	}
 	cmd.PersistentFlags().StringVar(&f.simGPU, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "use the simulated GPU in `directory`; default from NVSHARE_SIMGPU")
@@ -49,8 +46,6 @@ func cdiCommand(io streams) *cobra.Command {
 	}
 	fs := generate.Flags()
 	fs.StringVar(&f.output, "output", "", "write to `file`, replacing it as a whole, and not to standard output")
-	fs.BoolVar(&f.user, "user", false, "write where rootless nerdctl and Docker look: "+userSpecDir)
-	fs.StringVar(&f.kind, "kind", cdi.Kind, "`kind` of device: "+cdi.Kind+" for people, "+cdi.KindNRI+" for nvshare-plugin")
 	fs.StringVar(&f.paths.ShimDir, "lib-dir", f.paths.ShimDir, "the host's `directory` with "+cdi.ShimFile)
 	fs.StringVar(&f.paths.Hook, "hook", f.paths.Hook, "`path` of "+cdi.HookFile+" on the host")
 
@@ -70,63 +65,17 @@ containers would fail.`,
 		Args: noWords,
 		RunE: func(_ *cobra.Command, _ []string) error { return f.validate(io) },
 	}
-	remove := &cobra.Command{
-		Use:   "remove",
-		Short: "Remove the CDI specs that nvshare has written",
-		Long: `remove removes nvshare's specs, under any name, and no others. A running
-nvshare-plugin writes its specs again.`,
-		Args: noWords,
-		RunE: func(_ *cobra.Command, _ []string) error { return asRoot(f.remove(io)) },
-	}
-	remove.Flags().BoolVar(&f.dryRun, "dry-run", false, "say what would be removed")
-	for _, c := range []*cobra.Command{validate, remove} {
-		c.Flags().StringArrayVar(&f.dirs, "cdi-dir", nil, "look in `directory`, and not in "+strings.Join(systemSpecDirs, " and ")+"; may be repeated, later ones win")
-		c.Flags().BoolVar(&f.user, "user", false, "look where rootless nerdctl and Docker do")
-	}
-	cmd.AddCommand(generate, list, validate, remove)
+	validate.Flags().StringArrayVar(&f.dirs, "cdi-dir", systemSpecDirs, "look in this `directory`; may be repeated, later ones win")
+	cmd.AddCommand(generate, list, validate)
 	return cmd
 }
 
 // systemSpecDirs are the directories that all engines read, rootless podman too.
 var systemSpecDirs = []string{"/etc/cdi", cdi.DefaultSpecDir}
 
-// userSpecDir is the directory that rootless nerdctl and Docker read, besides
-// $XDG_RUNTIME_DIR/cdi only.
-const userSpecDir = "$XDG_CONFIG_HOME/cdi"
-
-// userDirs returns the directories that rootless nerdctl and Docker read, later
-// ones winning.
-func userDirs() ([]string, error) {
-	config, err := os.UserConfigDir() // XDG_CONFIG_HOME, or ~/.config
-	if err != nil {
-		return nil, fmt.Errorf("--user: %w", err)
-	}
-	dirs := []string{filepath.Join(config, "cdi")}
-	if run := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(run) {
-		dirs = append(dirs, filepath.Join(run, "cdi"))
-	}
-	return dirs, nil
-}
-
-func (f *cdiFlags) specDirs() ([]string, error) {
-	switch {
-	case f.user && len(f.dirs) > 0:
-		return nil, usageError{errors.New("--user and --cdi-dir exclude each other: give one")}
-	case f.user:
-		return userDirs()
-	case len(f.dirs) > 0:
-		return f.dirs, nil
-	}
-	return systemSpecDirs, nil
-}
-
 func (f *cdiFlags) validate(io streams) error {
-	dirs, err := f.specDirs()
-	if err != nil {
-		return err
-	}
 	bad := false
-	for _, found := range cdi.Validate(f.options(io), dirs...) {
+	for _, found := range cdi.Validate(f.options(io), f.dirs...) {
 		word := "note"
 		if found.Bad {
 			word, bad = "BAD", true
@@ -139,36 +88,7 @@ func (f *cdiFlags) validate(io streams) error {
 	if bad {
 		return errUnhealthy
 	}
-	fmt.Fprintf(io.out, "ok    engines that read %s find the devices of %s\n", strings.Join(dirs, " and "), cdi.Kind)
-	return nil
-}
-
-func (f *cdiFlags) remove(io streams) error {
-	dirs, err := f.specDirs()
-	if err != nil {
-		return err
-	}
-	none := true
-	for _, dir := range dirs {
-		files, err := cdi.Ours(dir)
-		if err != nil {
-			return err
-		}
-		for _, file := range files {
-			none = false
-			if f.dryRun {
-				fmt.Fprintln(io.out, "would remove", file)
-				continue
-			}
-			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("remove the CDI spec: %w", err)
-			}
-			fmt.Fprintln(io.out, "removed", file)
-		}
-	}
-	if none {
-		fmt.Fprintf(io.out, "no CDI spec of nvshare in %s\n", strings.Join(dirs, " and "))
-	}
+	fmt.Fprintf(io.out, "ok    engines that read %s find the devices of %s\n", strings.Join(f.dirs, " and "), cdi.Kind)
 	return nil
 }
 
@@ -181,19 +101,6 @@ func (f *cdiFlags) options(io streams) cdi.Options {
 var errNoGPU = errors.New("no GPU found on this node (is the NVIDIA driver loaded? nvidia-smi -L lists its GPUs)")
 
 func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
-	if f.kind != cdi.Kind && f.kind != cdi.KindNRI {
-		return usageError{fmt.Errorf("--kind: %q is neither %s nor %s", f.kind, cdi.Kind, cdi.KindNRI)}
-	}
-	if f.user {
-		if f.output != "" {
-			return usageError{errors.New("--user and --output exclude each other: give one")}
-		}
-		dirs, err := userDirs()
-		if err != nil {
-			return err
-		}
-		f.output = filepath.Join(dirs[0], cdi.FileName(f.kind))
-	}
 	var err error
 	if f.paths.RunDir, err = filepath.Abs(cmd.Flag("run-dir").Value.String()); err != nil {
 		return usageError{fmt.Errorf("--run-dir: %w", err)}
@@ -210,7 +117,7 @@ func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 	if len(found.GPUs) == 0 {
 		return errNoGPU
 	}
-	data, err := cdi.Marshal(found.Spec(f.kind))
+	data, err := cdi.Marshal(found.Spec(cdi.Kind))
 	if err != nil {
 		return err
 	}
@@ -232,7 +139,7 @@ func (f *cdiFlags) generate(cmd *cobra.Command, io streams) error {
 // warnOfTwins names the files that declare the same devices as the new one.
 func (f *cdiFlags) warnOfTwins(io streams) {
 	for _, found := range cdi.Validate(f.options(io), filepath.Dir(f.output)) {
-		if found.Bad && strings.Contains(found.Text, f.kind+"=") {
+		if found.Bad && strings.Contains(found.Text, cdi.Kind+"=") {
 			fmt.Fprintf(io.err, "warning: %s %s\n", found.File, found.Text)
 			return // the other devices are declared twice too
 		}

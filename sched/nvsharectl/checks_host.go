@@ -7,37 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
-	"syscall"
-	"time"
 
-	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/nvshare/nvshare/cdi"
-	"github.com/nvshare/nvshare/sched/api"
 )
-
-// checkView asks the socket that containers have.
-func checkView(p *patient) []finding {
-	if p.whyNot != nil && p.status == nil {
-		return nil // said already
-	}
-	ctx, cancel := context.WithTimeout(p.ctx, callTimeout)
-	defer cancel()
-	r, err := api.AskView(ctx, p.at(p.runDir))
-	if err != nil {
-		return found(warn, p.scheduler("restart"), "users and containers get no status: %v", err)
-	}
-	return found(pass, "", "users and containers get a status of their own; this one is %s's", api.Tenant(r.View.Container, r.View.Uid))
-}
 
 var (
 	nriTable   = regexp.MustCompile(`(?s)io\.containerd\.nri\.v1\.nri['"]\]([^\[]*)`)
@@ -121,146 +101,6 @@ func hear(name string, args ...string) (string, error) {
 	defer cancel()
 	text, err := exec.CommandContext(ctx, name, args...).Output()
 	return string(text), err
-}
-
-// checkPCIe names GPUs whose link is narrower than it could be: swapping is as slow.
-func checkPCIe(p *patient) (all []finding) {
-	vendors, _ := filepath.Glob(p.at("/sys/bus/pci/devices") + "/*/vendor")
-	n := 0
-	for _, file := range vendors {
-		dir := filepath.Dir(file)
-		read := func(name string) string {
-			text, _ := os.ReadFile(filepath.Join(dir, name))
-			return strings.TrimSpace(string(text))
-		}
-		if read("vendor") != "0x10de" || !strings.HasPrefix(read("class"), "0x03") {
-			continue
-		}
-		n++
-		if has, could := read("current_link_width"), read("max_link_width"); has != could && has != "" && has != "0" {
-			all = append(all, finding{Level: warn, Text: fmt.Sprintf("the GPU at %s has %s of %s PCIe lanes: moving memory is as slow", filepath.Base(dir), has, could),
-				Fix: "look at the slot and the riser; lspci -vv -s " + filepath.Base(dir)})
-		}
-	}
-	if n > 0 && len(all) == 0 {
-		return found(pass, "", "the links of %s have all their lanes", numbered(n, "GPU", "GPUs"))
-	}
-	return all
-}
-
-// checkHugePages says which pages hold what is swapped.
-func checkHugePages(p *patient) []finding {
-	if !slices.ContainsFunc(p.status.GetGpus(), func(g *api.GPU) bool { return g.Swap.GetArenaLimitBytes() > 0 }) {
-		return nil
-	}
-	reserved, _ := os.ReadFile(p.at("/proc/sys/vm/nr_hugepages"))
-	if n := strings.TrimSpace(string(reserved)); n != "" && n != "0" {
-		return found(pass, "", "%s huge pages are reserved for what is swapped", n)
-	}
-	shared, err := os.ReadFile(p.at("/sys/kernel/mm/transparent_hugepage/shmem_enabled"))
-	if err == nil && strings.Contains(string(shared), "[never]") {
-		return found(warn, "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled", "host memory for swapping has small pages: it is ready and pinned in twice the time")
-	}
-	return found(pass, "", "the kernel gives huge pages for what is swapped")
-}
-
-// nobody is the user as which doctor connects from inside a container.
-const nobody = 65534
-
-// errNotTried means that this process cannot make a container of its own.
-var errNotTried = errors.New("it needs root that may make namespaces and mounts")
-
-// setUp begins what reachFromInside says where it cannot make the container.
-const setUp = "set up: "
-
-// checkInside connects to the tenant socket as a program in a container would.
-func checkInside(p *patient) []finding {
-	dir := p.at(filepath.Join(p.runDir, "tenant"))
-	if _, err := os.Stat(filepath.Join(dir, "scheduler.sock")); err != nil {
-		return nil // said already
-	}
-	switch err := p.inside(dir); {
-	case errors.Is(err, errNotTried):
-		return found(warn, p.sudo("doctor"), "the socket was not tried from inside a container: %v", err)
-	case err != nil:
-		return found(fail, p.scheduler("restart")+", which makes "+filepath.Join(p.runDir, "tenant")+" again; then start the container again", "a program inside a container does not reach the scheduler: %v", err)
-	}
-	return found(pass, "", "a program inside a container, with no rights, reaches the scheduler")
-}
-
-// connectInside runs doctor inside in namespaces of its own.
-func connectInside(dir string) error {
-	if os.Getuid() != 0 {
-		return errNotTried
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*callTimeout)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, self, "doctor", "inside", dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS}
-	text, err := cmd.CombinedOutput()
-	switch said := strings.TrimSpace(string(text)); {
-	case err == nil:
-		return nil
-	case errors.Is(err, fs.ErrPermission), strings.Contains(said, setUp):
-		return fmt.Errorf("%w: %w %s", errNotTried, err, said)
-	default:
-		return fmt.Errorf("%w: %s", err, said)
-	}
-}
-
-// insideCommand is the part of checkInside that runs in the namespaces.
-func insideCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    "inside DIRECTORY",
-		Short:  "What doctor runs as a container",
-		Hidden: true,
-		Args:   cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			return onOneThread(func() error { return reachFromInside(args[0]) })
-		},
-	}
-}
-
-// reachFromInside makes a root file system that has only the tenant directory, becomes
-// nobody, and connects. Mounts are those of the process's own namespace.
-func reachFromInside(dir string) error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf(setUp+"make mounts private: %w", err)
-	}
-	root := "/proc" // any directory that is there on each host: the mount covers it
-	source, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf(setUp+"open %s: %w", dir, err)
-	}
-	tree, err := unix.OpenTree(source, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
-	if err != nil {
-		return fmt.Errorf(setUp+"mount %s: %w", dir, err)
-	}
-	err = unix.Mount("tmpfs", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755,size=64k")
-	if err == nil {
-		err = os.Mkdir(root+"/tenant", 0o755)
-	}
-	if err == nil {
-		err = unix.MoveMount(tree, "", unix.AT_FDCWD, root+"/tenant", unix.MOVE_MOUNT_F_EMPTY_PATH)
-	}
-	if err == nil {
-		err = errors.Join(unix.Chroot(root), unix.Chdir("/"))
-	}
-	if err != nil {
-		return fmt.Errorf(setUp+"make a root file system: %w", err)
-	}
-	if err := errors.Join(unix.Setgroups(nil), unix.Setresgid(nobody, nobody, nobody), unix.Setresuid(nobody, nobody, nobody)); err != nil {
-		return fmt.Errorf(setUp+"become nobody: %w", err)
-	}
-	conn, err := net.DialTimeout("unixpacket", "/tenant/scheduler.sock", 10*time.Second)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
 }
 
 // hasDefaultDir reports whether a run directory is that of systemd's scheduler.

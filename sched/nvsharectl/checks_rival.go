@@ -81,73 +81,12 @@ func checkMPS(p *patient) []finding {
 	return nil
 }
 
-// denials are where the kernel's refusals are logged.
-var denials = []string{"/var/log/audit/audit.log", "/var/log/kern.log", "/var/log/syslog"}
-
-// denied returns the latest line of the logs with all of these words, and one of the files of
-// nvshare.
-func (p *patient) denied(words ...string) (last string) {
-	for _, file := range denials {
-		text, err := readEnd(p.at(file))
-		if err != nil {
-			continue
-		}
-		for line := range strings.Lines(string(text)) {
-			names := strings.Contains(line, "libnvshare") || strings.Contains(line, "nvshare/tenant") || strings.Contains(line, "scheduler.sock")
-			if names && !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
-				last = strings.TrimSpace(line)
-			}
-		}
-		if last != "" {
-			return last
-		}
-	}
-	return ""
-}
-
-// readEnd reads the last MiB of a file.
-func readEnd(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	const most = 1 << 20
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	text := make([]byte, min(info.Size(), most))
-	n, err := f.ReadAt(text, info.Size()-int64(len(text)))
-	return text[:n], err
-}
-
 func checkSELinux(p *patient) []finding {
 	text, err := os.ReadFile(p.at("/sys/fs/selinux/enforce"))
 	if err != nil || strings.TrimSpace(string(text)) != "1" {
 		return nil // nothing to say where it is not used
 	}
-	const fix = "podman run --security-opt label=disable"
-	if line := p.denied("avc:", "denied"); line != "" {
-		return found(fail, fix, "SELinux keeps a container from nvshare: %s", line)
-	}
-	return found(warn, fix, "SELinux enforces: it keeps labelled containers from the sockets and the shim")
-}
-
-func checkAppArmor(p *patient) []finding {
-	text, err := os.ReadFile(p.at("/sys/module/apparmor/parameters/enabled"))
-	if err != nil || strings.TrimSpace(string(text)) != "Y" {
-		return nil
-	}
-	line := p.denied(`apparmor="DENIED"`)
-	if line == "" {
-		return found(pass, "", "AppArmor is on, and has denied nothing of nvshare lately")
-	}
-	profile := "the profile"
-	if _, rest, there := strings.Cut(line, `profile="`); there {
-		profile, _, _ = strings.Cut(rest, `"`)
-	}
-	return found(fail, fmt.Sprintf("podman run --security-opt apparmor=unconfined, or let %s read %s/** and /usr/lib/nvshare/** (apparmor_parser -r)", profile, p.runDir), "AppArmor keeps a container from nvshare: %s", line)
+	return found(warn, "podman run --security-opt label=disable", "SELinux enforces: it keeps labelled containers from the sockets and the shim")
 }
 
 // checkVersion compares the versions of all parts that run.

@@ -354,7 +354,7 @@ func change(ctx context.Context, runDir string, io streams, gpu string, all []wa
 			return usageError{fmt.Errorf("%s: %w", w.said, err)}
 		}
 	}
-	changes, err := askToSet(ctx, runDir, req)
+	resp, err := ask(ctx, runDir, (*api.Conn).Set, req)
 	if err != nil {
 		return err
 	}
@@ -364,7 +364,7 @@ func change(ctx context.Context, runDir string, io streams, gpu string, all []wa
 	}
 	for _, w := range all {
 		back := fmt.Sprintf(", over restarts too; `nvsharectl config reset %s%s` undoes it", w.name, only)
-		for _, line := range w.describe(changes, back) {
+		for _, line := range w.describe(resp.Changes, back) {
 			fmt.Fprintln(io.out, line)
 		}
 	}
@@ -381,25 +381,16 @@ func reset(ctx context.Context, runDir string, io streams, gpu string, names []s
 		}
 		all = append(all, s)
 	}
-	changes, err := askToSet(ctx, runDir, &api.SetRequest{Gpu: gpu, Unset: names})
+	resp, err := ask(ctx, runDir, (*api.Conn).Set, &api.SetRequest{Gpu: gpu, Unset: names})
 	if err != nil {
 		return err
 	}
 	for _, s := range all {
-		for _, line := range s.describe(changes, "") {
+		for _, line := range s.describe(resp.Changes, "") {
 			fmt.Fprintln(io.out, line)
 		}
 	}
 	return nil
-}
-
-func askToSet(ctx context.Context, runDir string, req *api.SetRequest) (changes []*api.Change, err error) {
-	err = call(ctx, runDir, func(ctx context.Context, c *api.Conn) error {
-		resp, err := c.Set(ctx, req)
-		changes = resp.GetChanges()
-		return err
-	})
-	return changes, err
 }
 
 // describe says what became of a setting: in one line if it is the same of all GPUs. after is

@@ -3,9 +3,8 @@
 package main
 
 import (
-	"context"
+	"cmp"
 	"errors"
-	"fmt"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -17,11 +16,11 @@ import (
 type describeFlags struct {
 	name, engine, gpu string
 	end               bool
-	values            map[string]*string // of the terms' flags, by key
+	terms             termFlags
 }
 
 func describeCommand(root *rootFlags, io streams) *cobra.Command {
-	f := &describeFlags{values: map[string]*string{}}
+	f := &describeFlags{terms: termFlags{}}
 	cmd := &cobra.Command{
 		Use:   "describe ID [--end | SETTING...]",
 		Short: "Tell of a job that a batch system starts",
@@ -43,46 +42,30 @@ It is meant for prologs and epilogs; deployments/slurm has those for Slurm.`,
 	flags.StringVar(&f.engine, "engine", "batch system", "the `name` of who starts it")
 	flags.StringVar(&f.gpu, "gpu", "", "the GPUs that it has, by `indices or UUIDs`; a promise holds on them")
 	flags.BoolVar(&f.end, "end", false, "the job has ended: forget it")
-	for _, t := range api.Fields {
-		if t.ID&api.FixedFields == 0 {
-			f.values[t.Key] = flags.String(t.Key, "", t.Usage)
-		}
-	}
+	f.terms.add(flags, api.AllFields&^api.FixedFields)
 	return cmd
 }
 
 func (f *describeFlags) run(cmd *cobra.Command, runDir, id string) error {
-	var terms api.Terms
 	others := false
 	cmd.LocalNonPersistentFlags().VisitAll(func(flag *pflag.Flag) { others = others || flag.Changed && flag.Name != "end" })
 	if f.end {
 		if others {
 			return usageError{errors.New("describe --end forgets all that was said: give it alone")}
 		}
-		return call(cmd.Context(), runDir, func(ctx context.Context, c *api.Conn) error {
-			_, err := c.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: id})
-			return err
-		})
+		_, err := ask(cmd.Context(), runDir, (*api.Conn).ForgetContainer, &api.ForgetContainerRequest{Id: id})
+		return err
 	}
-	for _, t := range api.Fields {
-		if f.values[t.Key] == nil || !cmd.Flags().Changed(t.Key) {
-			continue
-		}
-		if err := parseField(&t, &terms, *f.values[t.Key]); err != nil {
-			return usageError{fmt.Errorf("--%s: %w", t.Key, err)}
-		}
+	terms, _, err := f.terms.parse(cmd)
+	if err != nil {
+		return err
 	}
 	gpus, err := (&runFlags{gpu: f.gpu}).gpus(cmd.Context(), runDir, terms, true)
 	if err != nil {
 		return err
 	}
-	c := &api.Container{Id: id, Name: f.name, Engine: f.engine, Gpus: gpus}
-	if c.Name == "" {
-		c.Name = id
-	}
+	c := &api.Container{Id: id, Name: cmp.Or(f.name, id), Engine: f.engine, Gpus: gpus}
 	c.SetTerms(terms)
-	return call(cmd.Context(), runDir, func(ctx context.Context, conn *api.Conn) error {
-		_, err := conn.DescribeContainer(ctx, &api.DescribeContainerRequest{Container: c})
-		return err
-	})
+	_, err = ask(cmd.Context(), runDir, (*api.Conn).DescribeContainer, &api.DescribeContainerRequest{Container: c})
+	return err
 }

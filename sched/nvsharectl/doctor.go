@@ -44,7 +44,6 @@ type patient struct {
 	whyNot     error                                        // then
 	program    func(shim string) (stderr string, err error) // runs a program under the shim
 	versionOf  func(program string) (string, error)         // asks containerd and podman
-	inside     func(dir string) error                       // connects from a container that has this directory
 	smi        func() (string, error)                       // asks the driver about modes
 	plugins    func() []string                              // the versions of those that run
 	checkpoint func() error                                 // why the driver cannot checkpoint processes
@@ -81,7 +80,7 @@ it tries again until none fails.`,
 	fs.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where the plugin or the installation puts it)")
 	addForm(cmd, &f.output, "", "text", "json", "yaml")
 	cmd.Flags().Var((*durationFlag)(&f.wait), "wait", "try again for this `time`, in seconds or with a unit, until no check fails")
-	cmd.AddCommand(bundleCommand(root, f, io), trialCommand(root, f, io), probeCommand(io), insideCommand())
+	cmd.AddCommand(bundleCommand(root, f, io), trialCommand(root, f, io), probeCommand(io))
 	return cmd
 }
 
@@ -117,7 +116,7 @@ func conclude(io streams, output string, all []finding) error {
 // patient looks at this host.
 func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, versionOf: versionOf,
-		inside: connectInside, smi: askSMI, plugins: pluginVersions}
+		smi: askSMI, plugins: pluginVersions}
 	p.self, _ = os.Executable()
 	p.status, p.whyNot = askAll(ctx, runDir)
 	if p.status != nil {

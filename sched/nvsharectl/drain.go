@@ -75,15 +75,11 @@ fault: say it after the GPU was reset.`,
 	return cmd
 }
 
-func askDrain(ctx context.Context, root *rootFlags, req *api.DrainRequest) (r *api.DrainResponse, err error) {
+func askDrain(ctx context.Context, root *rootFlags, req *api.DrainRequest) (*api.DrainResponse, error) {
 	if req.Gpu == "" {
 		return nil, usageError{errors.New("which GPU? give --gpu with its index or UUID")}
 	}
-	err = call(ctx, root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		r, err = c.Drain(ctx, req)
-		return err
-	})
-	return r, err
+	return ask(ctx, root.runDir, (*api.Conn).Drain, req)
 }
 
 // drainLook is how often a command that waits asks who is left.

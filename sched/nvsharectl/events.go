@@ -90,11 +90,7 @@ func (f *eventsFlags) show(ctx context.Context, runDir string, io streams) error
 	req := &api.EventsRequest{Gpu: f.gpu}
 	answered, away := false, false
 	for {
-		var resp *api.EventsResponse
-		err := call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
-			resp, err = c.Events(ctx, req)
-			return err
-		})
+		resp, err := ask(ctx, runDir, (*api.Conn).Events, req)
 		var unreachable *api.UnreachableError
 		switch {
 		case ctx.Err() != nil:
@@ -177,7 +173,7 @@ func (f *eventsFlags) findTenant(ctx context.Context, runDir string, io streams)
 	}
 	for _, g := range r.Gpus {
 		for _, t := range tenantsOf(g) {
-			if f.filter.whose.has(t.container, t.uid) {
+			if f.filter.whose.has(t.Container, t.Uid) {
 				return
 			}
 		}

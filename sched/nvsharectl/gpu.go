@@ -177,10 +177,6 @@ func count(g *api.GPU, s api.ClientState) (n int) {
 	return n
 }
 
-func stateName(c *api.Client) string {
-	return strings.ToLower(strings.TrimPrefix(c.State.String(), "CLIENT_STATE_"))
-}
-
 var stateColour = map[api.ClientState]string{
 	api.ClientState_CLIENT_STATE_HOLDING:  green,
 	api.ClientState_CLIENT_STATE_WAITING:  yellow,
@@ -241,102 +237,35 @@ func brief(ns int64) string {
 	return "0"
 }
 
-// tenant is a container, or a user's processes outside containers, on one GPU.
-type tenant struct {
-	container *api.Container
-	uid       uint32
-	clients   []*api.Client
-	use       *api.TenantUse
-	memory    *api.MemoryAccount // zero: no limit, and nothing is reserved
-}
-
-func (t *tenant) is(c *api.Container, uid uint32) bool {
-	id := t.container.GetId()
-	return id == c.GetId() && (id != "" || t.uid == uid)
-}
+// tenant is one as people are shown it.
+type tenant struct{ *api.GPUTenant }
 
 // key tells tenants of a GPU apart.
 func (t *tenant) key() string {
-	return cmp.Or(t.container.GetId(), "user "+strconv.FormatUint(uint64(t.uid), 10))
+	return cmp.Or(t.Container.GetId(), "user "+strconv.FormatUint(uint64(t.Uid), 10))
 }
 
-// tenantsOf groups the clients of a GPU by tenant, with those that hold or wait first.
-func tenantsOf(g *api.GPU) []*tenant {
-	var all []*tenant
-	find := func(c *api.Container, uid uint32) *tenant {
-		for _, t := range all {
-			if t.is(c, uid) {
-				return t
-			}
-		}
-		t := &tenant{container: c, uid: uid, use: &api.TenantUse{}, memory: &api.MemoryAccount{}}
-		all = append(all, t)
-		return t
-	}
-	for _, c := range g.Clients {
-		t := find(c.Container, c.Uid)
-		t.clients = append(t.clients, c)
-	}
-	for _, u := range g.Tenants {
-		find(u.Container, u.Uid).use = u
-	}
-	for _, m := range g.Memory {
-		// A tenant with nothing but a limit is not shown.
-		if i := slices.IndexFunc(all, func(t *tenant) bool { return t.is(m.Container, m.Uid) }); i >= 0 {
-			all[i].memory = m
-		}
+// tenantsOf returns the tenants of a GPU, with those that hold or wait first.
+func tenantsOf(g *api.GPU) (all []*tenant) {
+	for _, t := range api.TenantsOf(g) {
+		all = append(all, &tenant{t})
 	}
 	slices.SortStableFunc(all, func(a, b *tenant) int {
-		return cmp.Or(cmp.Compare(urgency(a), urgency(b)), cmp.Compare(a.name(), b.name()))
+		_, first := a.Foremost()
+		_, second := b.Foremost()
+		return cmp.Or(cmp.Compare(first, second), cmp.Compare(a.name(), b.name()))
 	})
 	return all
 }
 
-// urgency is the place of a tenant's state in the list.
-func urgency(t *tenant) int {
-	c := t.foremost()
-	if c == nil {
-		return len(byUrgency)
-	}
-	return slices.Index(byUrgency, c.State)
-}
-
-var byUrgency = []api.ClientState{
-	api.ClientState_CLIENT_STATE_FENCED,
-	api.ClientState_CLIENT_STATE_LOST,
-	api.ClientState_CLIENT_STATE_DRAINING,
-	api.ClientState_CLIENT_STATE_HOLDING,
-	api.ClientState_CLIENT_STATE_WAITING,
-	api.ClientState_CLIENT_STATE_IDLE,
-	api.ClientState_CLIENT_STATE_UNSPECIFIED,
-}
-
-// foremost returns the client whose state stands for the tenant's: the one that is
-// longest in the most urgent state. Nil: the tenant has no client.
-func (t *tenant) foremost() *api.Client {
-	if len(t.clients) == 0 {
-		return nil
-	}
-	return slices.MinFunc(t.clients, func(a, b *api.Client) int {
-		return cmp.Or(cmp.Compare(slices.Index(byUrgency, a.State), slices.Index(byUrgency, b.State)), cmp.Compare(b.SinceNs, a.SinceNs))
-	})
-}
-
 // state returns what the tenant does, since when, and the colour to show it in.
 func (t *tenant) state() (state, since, colour string) {
-	c := t.foremost()
-	switch {
-	case c == nil && t.use.Clients > 0: // a gang or an overlap group, whose members have lines of their own
-		return "group", "-", ""
-	case c == nil:
-		return "gone", "-", ""
-	}
-	state, since, colour = doing(c), "-", stateColour[c.State]
-	if c.SinceNs != 0 {
-		since = short(c.SinceNs)
-	}
-	if c.State == api.ClientState_CLIENT_STATE_WAITING && t.use.ThrottledNs > 0 {
-		state = "throttled"
+	state, since = t.State(), "-"
+	if c, _ := t.Foremost(); c != nil {
+		colour = stateColour[c.State]
+		if c.SinceNs != 0 {
+			since = short(c.SinceNs)
+		}
 	}
 	return state, since, colour
 }
@@ -344,16 +273,16 @@ func (t *tenant) state() (state, since, colour string) {
 // name names the tenant for people. Processes outside containers have the name of
 // their user, and of the program if there is one process.
 func (t *tenant) name() string {
-	name := api.Tenant(t.container, t.uid)
-	if t.container.GetId() == "" && len(t.clients) == 1 {
-		name += " (" + t.clients[0].Command + ")"
+	name := api.Tenant(t.Container, t.Uid)
+	if t.Container.GetId() == "" && len(t.Clients) == 1 {
+		name += " (" + t.Clients[0].Command + ")"
 	}
 	return name
 }
 
 // share returns the terms in which the tenant differs from one without a share.
 func (t *tenant) share() string {
-	terms := api.TermsOf(t.use.GetShare(), 0)
+	terms := api.TermsOf(t.Use.GetShare(), 0)
 	var parts []string
 	for _, f := range api.Fields {
 		if value := f.Format(terms); value != f.Format(api.Terms{}) {
@@ -364,11 +293,11 @@ func (t *tenant) share() string {
 }
 
 // got and waited are parts of the latest five seconds.
-func (t *tenant) got() string    { return t.part(t.use.GotPermille) }
-func (t *tenant) waited() string { return t.part(t.use.WaitedPermille) }
+func (t *tenant) got() string    { return t.part(t.Use.GotPermille) }
+func (t *tenant) waited() string { return t.part(t.Use.WaitedPermille) }
 
 func (t *tenant) part(permille uint32) string {
-	if t.use.Container == nil { // a member of a gang
+	if t.Use.Container == nil { // a member of a gang
 		return "-"
 	}
 	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(permille)/10), ".0") + "%"
@@ -377,14 +306,14 @@ func (t *tenant) part(permille uint32) string {
 // due is what the tenant gets in the long run; in brackets if it does not want the GPU now, as then
 // the others get that, too.
 func (t *tenant) due() string {
-	if t.use.Container == nil {
+	if t.Use.Container == nil {
 		return "-"
 	}
-	text := fmt.Sprintf("%d%%", (t.use.PromisedPermille+5)/10)
+	text := fmt.Sprintf("%d%%", (t.Use.PromisedPermille+5)/10)
 	wants := func(c *api.Client) bool {
 		return c.State != api.ClientState_CLIENT_STATE_IDLE && c.State != api.ClientState_CLIENT_STATE_FENCED
 	}
-	if t.use.ThrottledNs == 0 && !slices.ContainsFunc(t.clients, wants) {
+	if t.Use.ThrottledNs == 0 && !slices.ContainsFunc(t.Clients, wants) {
 		text = "(" + text + ")"
 	}
 	return text
@@ -392,27 +321,27 @@ func (t *tenant) due() string {
 
 // debt returns the time that the tenant has to make up for.
 func (t *tenant) debt() string {
-	if t.use.DebtNs == 0 {
+	if t.Use.DebtNs == 0 {
 		return "-"
 	}
-	return short(t.use.DebtNs)
+	return short(t.Use.DebtNs)
 }
 
 // waitMax is the longest wait since the scheduler knows the tenant.
 func (t *tenant) waitMax() int64 {
-	longest := t.use.WaitMaxNs
-	for _, c := range t.clients {
+	longest := t.Use.WaitMaxNs
+	for _, c := range t.Clients {
 		longest = max(longest, c.WaitMaxNs)
 	}
 	return longest
 }
 
 // longestWait is that of the latest minute.
-func (t *tenant) longestWait() int64 { return t.use.WaitMaxLatelyNs }
+func (t *tenant) longestWait() int64 { return t.Use.WaitMaxLatelyNs }
 
 // ofLimit returns how much memory the tenant has reserved, and its limit after a word.
 func (t *tenant) ofLimit(of string) (text, colour string) {
-	m := t.memory
+	m := t.Memory
 	text = size(m.UsedBytes)
 	if m.LimitBytes != 0 {
 		text += of + size(m.LimitBytes)
@@ -425,7 +354,7 @@ func (t *tenant) ofLimit(of string) (text, colour string) {
 
 // away returns how much of the tenant's memory is in host memory or was never used.
 func (t *tenant) away() (bytes uint64) {
-	for _, c := range t.clients {
+	for _, c := range t.Clients {
 		bytes += c.AwayBytes
 	}
 	return bytes
@@ -434,9 +363,9 @@ func (t *tenant) away() (bytes uint64) {
 // resident returns how much of the tenant's memory is on the GPU.
 func (t *tenant) resident(g *api.GPU) (bytes uint64) {
 	if g.Swap == nil { // nothing leaves the GPU
-		return t.memory.UsedBytes
+		return t.Memory.UsedBytes
 	}
-	for _, c := range t.clients {
+	for _, c := range t.Clients {
 		bytes += c.ResidentBytes
 	}
 	return bytes

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -135,18 +136,16 @@ func (in *installer) items() (all []item, err error) {
 		}
 		in.from = filepath.Dir(exe)
 	}
-	add := func(name, to string, mode fs.FileMode, change func([]byte) []byte) error {
-		i, err := in.item(name, to, mode, change)
-		all = append(all, i)
-		return err
+	type file struct {
+		name, to string // to: a directory
+		mode     fs.FileMode
 	}
+	var files []file
 	for name, dir := range map[string]string{
 		"nvshare-scheduler": "sbin", "nvshare-checkpoint": "sbin", "nvshare-warden": "sbin", "nvshare-plugin": "sbin", "nvsharectl": "bin",
 		cdi.ShimFile: "lib", cdi.HookFile: "lib/nvshare",
 	} {
-		if err := add(name, filepath.Join(in.prefix, dir), 0o755, nil); err != nil {
-			return nil, err
-		}
+		files = append(files, file{name, filepath.Join(in.prefix, dir), 0o755})
 	}
 	// Where an administrator's files go, and a package's.
 	config := "/etc"
@@ -155,44 +154,35 @@ func (in *installer) items() (all []item, err error) {
 	}
 	units, err := filepath.Glob(filepath.Join(in.from, "deployments/systemd/nvshare-*"))
 	if err != nil || len(units) == 0 {
-		return nil, fmt.Errorf("no units in %s/deployments/systemd (--from names an unpacked release)", in.from)
+		return nil, fmt.Errorf("no units in %s/deployments/systemd (--from names an unpacked release; make stage makes one)", in.from)
 	}
 	for _, unit := range units {
-		if err := add("deployments/systemd/"+filepath.Base(unit), config+"/systemd/system", 0o644, func(text []byte) []byte {
-			return []byte(strings.ReplaceAll(string(text), builtPrefix+"/sbin/", filepath.Join(in.prefix, "sbin")+"/"))
-		}); err != nil {
-			return nil, err
-		}
+		files = append(files, file{"deployments/systemd/" + filepath.Base(unit), config + "/systemd/system", 0o644})
 	}
 	for _, kind := range []string{"sysusers.d", "tmpfiles.d"} {
-		if err := add("deployments/"+kind+"/nvshare.conf", filepath.Join(config, kind), 0o644, nil); err != nil {
-			return nil, err
-		}
+		files = append(files, file{"deployments/" + kind + "/nvshare.conf", filepath.Join(config, kind), 0o644})
 	}
 	// Man pages and completions; a release that was packed without them has none.
-	share := os.DirFS(in.from)
-	if err := fs.WalkDir(share, "share", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
+	if err := fs.WalkDir(os.DirFS(in.from), "share", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() {
+			files = append(files, file{path, filepath.Join(in.prefix, filepath.Dir(path)), 0o644})
 		}
-		return add(path, filepath.Join(in.prefix, filepath.Dir(path)), 0o644, nil)
+		return err
 	}); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
+	for _, f := range files {
+		data, err := os.ReadFile(filepath.Join(in.from, f.name))
+		if err != nil {
+			return nil, fmt.Errorf("%w (--from names an unpacked release; make stage makes one)", err)
+		}
+		if strings.HasPrefix(f.name, "deployments/systemd/") {
+			data = bytes.ReplaceAll(data, []byte(builtPrefix+"/sbin/"), []byte(filepath.Join(in.prefix, "sbin")+"/"))
+		}
+		all = append(all, item{filepath.Join(f.to, filepath.Base(f.name)), data, f.mode})
+	}
 	slices.SortFunc(all, func(a, b item) int { return strings.Compare(a.path, b.path) })
 	return all, nil
-}
-
-// item reads a file of the release that goes to a directory; change may be nil.
-func (in *installer) item(name, to string, mode fs.FileMode, change func([]byte) []byte) (item, error) {
-	data, err := os.ReadFile(filepath.Join(in.from, name))
-	if err != nil {
-		return item{}, fmt.Errorf("%w (--from names an unpacked release; make stage makes one)", err)
-	}
-	if change != nil {
-		data = change(data)
-	}
-	return item{filepath.Join(to, filepath.Base(name)), data, mode}, nil
 }
 
 func (in *installer) install(ctx context.Context) error {

@@ -290,13 +290,13 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		out.Others = &othersJSON{o.Tenants, o.Clients, o.Holding, o.Waiting, float64(o.GotPermille) / 1000, o.CoreRequest, o.MemoryBytes}
 	}
 	for _, t := range tenantsOf(g) {
-		u := t.use
+		u := t.Use
 		state, _, _ := t.state()
 		out.Tenants = append(out.Tenants, tenantJSON{
-			Container: newContainer(t.container), UID: t.uid, State: state, Share: newShare(u.Share),
+			Container: newContainer(t.Container), UID: t.Uid, State: state, Share: newShare(u.Share),
 			Promised: float64(u.PromisedPermille) / 1000, Got: float64(u.GotPermille) / 1000, Waited: float64(u.WaitedPermille) / 1000,
 			UsedSeconds: seconds(u.UsedNs), DebtSeconds: seconds(u.DebtNs), ThrottledSeconds: seconds(u.ThrottledNs),
-			Grants: u.Grants, WaitMaxSeconds: seconds(t.waitMax()), WaitMaxLately: seconds(t.longestWait()), OutOfMemory: u.OutOfMemory, Clients: len(t.clients), MovedSeconds: seconds(u.MovedNs),
+			Grants: u.Grants, WaitMaxSeconds: seconds(t.waitMax()), WaitMaxLately: seconds(t.longestWait()), OutOfMemory: u.OutOfMemory, Clients: len(t.Clients), MovedSeconds: seconds(u.MovedNs),
 			Waits: newSpread(u.Waits),
 		})
 	}
@@ -310,7 +310,7 @@ func newGPUJSON(g *api.GPU) gpuJSON {
 		}
 		out.Clients = append(out.Clients, clientJSON{
 			ID: id, PID: c.Pid, UID: c.Uid, Command: c.Command, Container: newContainer(c.Container),
-			State: stateName(c), ForSeconds: seconds(c.SinceNs), Epoch: strconv.FormatUint(c.Epoch, 10), Connected: c.Connected,
+			State: api.StateName(c), ForSeconds: seconds(c.SinceNs), Epoch: strconv.FormatUint(c.Epoch, 10), Connected: c.Connected,
 			Device: c.Device, Grants: c.Grants, HeldSeconds: seconds(c.HeldNs), WaitMaxSeconds: seconds(c.WaitMaxNs),
 			Calls: c.Calls, GateWaits: c.Waits, GateWaitSeconds: seconds(c.WaitNs),
 			MemoryBytes: c.MemoryBytes, MemoryPeakBytes: c.MemoryPeakBytes,
@@ -366,17 +366,6 @@ func kept(c *api.Client) string {
 		return "-"
 	}
 	return api.FormatMemoryMode(c.MemoryMode)
-}
-
-// doing returns what a client does, in one word.
-func doing(c *api.Client) string {
-	if c.Moving && c.State == api.ClientState_CLIENT_STATE_HOLDING {
-		return "moving"
-	}
-	if c.Suspended && c.State == api.ClientState_CLIENT_STATE_IDLE {
-		return "suspended"
-	}
-	return stateName(c)
 }
 
 type swapJSON struct {

@@ -186,6 +186,15 @@ func call(ctx context.Context, runDir string, f func(context.Context, *api.Conn)
 	return callWithin(ctx, callTimeout, runDir, f)
 }
 
+// ask makes one call of the control API.
+func ask[Request, Response any](ctx context.Context, runDir string, what func(*api.Conn, context.Context, Request) (Response, error), req Request) (r Response, err error) {
+	err = call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
+		r, err = what(c, ctx, req)
+		return err
+	})
+	return r, err
+}
+
 // callWithin is call with another bound.
 func callWithin(ctx context.Context, patience time.Duration, runDir string, f func(context.Context, *api.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)

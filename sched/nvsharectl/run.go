@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -28,14 +29,14 @@ import (
 
 type runFlags struct {
 	gpu, shim, name, user string
-	byNumber              bool               // CUDA has the same numbers for GPUs as gpu
-	values                map[string]*string // of the terms' flags, by key
+	byNumber              bool // CUDA has the same numbers for GPUs as gpu
+	terms                 termFlags
 	// groups makes the cgroup of a tenant of its own; tests replace it.
 	groups func(id string) (group, error)
 }
 
 func startCommand(root *rootFlags, io streams) *cobra.Command {
-	f := &runFlags{values: map[string]*string{}, groups: makeGroup}
+	f := &runFlags{terms: termFlags{}, groups: makeGroup}
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- PROGRAM [ARGUMENT...]",
 		Short: "Run a program that shares GPUs, without a container",
@@ -70,9 +71,7 @@ nvsharectl from starting it is 1, 2 or 3, as in other commands.`,
 	flags.StringVar(&f.name, "name", "", "the `name` of the tenant (default: that of the program)")
 	flags.StringVar(&f.user, "user", "", "run the program as the user with this `name or number`, with all groups of that user; needs root")
 	flags.StringVar(&f.shim, "shim", "", "`path` of the shim (default: where it is installed)")
-	for _, t := range api.Fields {
-		f.values[t.Key] = flags.String(t.Key, "", t.Usage)
-	}
+	f.terms.add(flags, api.AllFields)
 	return cmd
 }
 
@@ -101,14 +100,9 @@ func noStart(why error) error {
 }
 
 func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []string) error {
-	var terms api.Terms
-	for _, t := range api.Fields {
-		if !cmd.Flags().Changed(t.Key) {
-			continue
-		}
-		if err := parseField(&t, &terms, *f.values[t.Key]); err != nil {
-			return usageError{fmt.Errorf("--%s: %w", t.Key, err)}
-		}
+	terms, _, err := f.terms.parse(cmd)
+	if err != nil {
+		return err
 	}
 	if err := terms.Consistent(); err != nil {
 		return usageError{err}
@@ -270,20 +264,17 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 		return fmt.Errorf("%w; %s", err, hint)
 	}
 	defer g.remove()
-	name := f.name
-	if name == "" {
-		name = filepath.Base(program.Path)
-	}
+	name := cmp.Or(f.name, filepath.Base(program.Path))
 	req := &api.DescribeContainerRequest{Container: &api.Container{Id: id, Name: name, Engine: runEngine, Gpus: gpus}}
 	req.Container.SetTerms(terms)
 	caught, stop := catchSignals()
 	defer stop()
-	return onOneThread(func() error {
-		if err := start(ctx, runDir, program, g, req); err != nil {
-			return err
-		}
-		return follow(program, caught)
-	})
+	runtime.LockOSThread() // one thread of the kernel is the tracer of a child
+	defer runtime.UnlockOSThread()
+	if err := start(ctx, runDir, program, g, req); err != nil {
+		return err
+	}
+	return follow(program, caught)
 }
 
 // start starts a program in a cgroup once the scheduler knows it: until then the child waits to
@@ -339,13 +330,6 @@ func follow(program *exec.Cmd, caught <-chan os.Signal) error {
 		return exitError{status.ExitStatus(), nil}
 	}
 	return nil
-}
-
-// onOneThread runs f on one thread of the kernel, which is the tracer of a child.
-func onOneThread(f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return f()
 }
 
 // group is a cgroup that has the name of a container, in each hierarchy of the host.

@@ -140,7 +140,7 @@ func (m *monitor) table(with layout) table {
 func (m *monitor) cells(l line, with layout) (cells []string, colours map[int]string) {
 	state, since, colour := l.state()
 	if c := l.client; c != nil {
-		state, since, colour = doing(c), "-", stateColour[c.State]
+		state, since, colour = api.Doing(c), "-", stateColour[c.State]
 		if c.SinceNs != 0 {
 			since = short(c.SinceNs)
 		}
@@ -165,16 +165,16 @@ func (m *monitor) cells(l line, with layout) (cells []string, colours map[int]st
 	strip := m.strips[l.key()]
 	strip = strip[max(len(strip)-with.strip, 0):]
 	limit := "-"
-	if n := l.memory.LimitBytes; n != 0 {
+	if n := l.Memory.LimitBytes; n != 0 {
 		limit = size(n)
 	}
-	cells = []string{fmt.Sprint(l.gpu.Index), l.name(), state, percent(l.part), strings.Repeat(" ", with.strip-len(strip)) + string(strip), l.due(), halfAndMost(l.use.Waits), size(l.resident(l.gpu))}
+	cells = []string{fmt.Sprint(l.gpu.Index), l.name(), state, percent(l.part), strings.Repeat(" ", with.strip-len(strip)) + string(strip), l.due(), halfAndMost(l.Use.Waits), size(l.resident(l.gpu))}
 	if with.swap {
 		cells = append(cells, size(l.away()))
 	}
 	cells = append(cells, limit)
 	colours = map[int]string{2: colour}
-	if l.memory.LimitBytes != 0 && l.memory.UsedBytes > l.memory.LimitBytes {
+	if l.Memory.LimitBytes != 0 && l.Memory.UsedBytes > l.Memory.LimitBytes {
 		colours[len(cells)-1] = red
 	}
 	if with.swap && with.since {
@@ -198,7 +198,7 @@ func (l line) isSuspended() bool {
 	if l.client != nil {
 		return l.client.Suspended
 	}
-	return len(l.clients) > 0 && !slices.ContainsFunc(l.clients, func(c *api.Client) bool { return !c.Suspended })
+	return len(l.Clients) > 0 && !slices.ContainsFunc(l.Clients, func(c *api.Client) bool { return !c.Suspended })
 }
 
 // foot returns the last lines: the selected tenant in full, and what keys do or what is asked.
@@ -222,12 +222,12 @@ func (m *monitor) foot() []string {
 
 // about says of a tenant what the table has no room for.
 func (l line) about() string {
-	text := api.Tenant(l.container, l.uid)
+	text := api.Tenant(l.Container, l.Uid)
 	if share := l.share(); share != "" {
 		text += ": " + share
 	}
 	text += fmt.Sprintf("; longest wait %s", brief(l.longestWait()))
-	if n := l.use.OutOfMemory; n > 0 {
+	if n := l.Use.OutOfMemory; n > 0 {
 		text += fmt.Sprintf("; %d times out of memory", n)
 	}
 	return printable(text)

@@ -52,8 +52,8 @@ type sorting struct {
 var sortings = []sorting{
 	{"name", func(a, b line) int { return cmp.Compare(a.name(), b.name()) }},
 	{"gets", func(a, b line) int { return cmp.Compare(b.part, a.part) }},
-	{"waited", func(a, b line) int { return cmp.Compare(b.use.WaitedPermille, a.use.WaitedPermille) }},
-	{"memory", func(a, b line) int { return cmp.Compare(b.memory.UsedBytes, a.memory.UsedBytes) }},
+	{"waited", func(a, b line) int { return cmp.Compare(b.Use.WaitedPermille, a.Use.WaitedPermille) }},
+	{"memory", func(a, b line) int { return cmp.Compare(b.Memory.UsedBytes, a.Memory.UsedBytes) }},
 	{"moved", func(a, b line) int { return cmp.Compare(b.moved, a.moved) }},
 }
 
@@ -239,7 +239,7 @@ func (m *monitor) arrange() (gpus []*api.GPU) {
 		for _, l := range lines {
 			m.lines = append(m.lines, l)
 			if m.tree {
-				for _, c := range l.clients {
+				for _, c := range l.Clients {
 					m.lines = append(m.lines, line{l.tenantRates, g.gpu, c})
 				}
 			}

@@ -144,7 +144,7 @@ func TestTopSortsAndFilters(t *testing.T) {
 func TestDueAddsUp(t *testing.T) {
 	of := func(state api.ClientState, use *api.TenantUse) string {
 		use.Container = &api.Container{Id: "x"}
-		return (&tenant{clients: []*api.Client{{State: state}}, use: use}).due()
+		return (&tenant{&api.GPUTenant{Clients: []*api.Client{{State: state}}, Use: use}}).due()
 	}
 	if got := of(api.ClientState_CLIENT_STATE_HOLDING, &api.TenantUse{PromisedPermille: 750}); got != "75%" {
 		t.Errorf("a holder is due %s", got)

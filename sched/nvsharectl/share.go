@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os/user"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -24,11 +23,41 @@ type shareFlags struct {
 	container, user string
 	gpu             string
 	list            bool
-	values          map[string]*string // of the terms' flags, by key
+	terms           termFlags
+}
+
+// termFlags are the flags of terms, by key.
+type termFlags map[string]*string
+
+// add gives a command a flag for each of these fields.
+func (f termFlags) add(fs *pflag.FlagSet, fields api.FieldSet) {
+	for _, t := range api.Fields {
+		if fields&t.ID != 0 {
+			f[t.Key] = fs.String(t.Key, "", t.Usage)
+		}
+	}
+}
+
+// parse reads the flags that are given. A term that is removed is in the fields, and unsaid.
+func (f termFlags) parse(cmd *cobra.Command) (terms api.Terms, fields api.FieldSet, err error) {
+	for _, t := range api.Fields {
+		if !cmd.Flags().Changed(t.Key) {
+			continue
+		}
+		fields |= t.ID
+		value := *f[t.Key]
+		if value == "none" || value == "0" && t.ID == api.MemoryLimitField {
+			continue
+		}
+		if err := t.Parse(&terms, value); err != nil {
+			return terms, fields, usageError{fmt.Errorf("--%s: %w, or none", t.Key, err)}
+		}
+	}
+	return terms, fields, nil
 }
 
 func setCommand(root *rootFlags, io streams) *cobra.Command {
-	f := &shareFlags{values: map[string]*string{}}
+	f := &shareFlags{terms: termFlags{}}
 	cmd := &cobra.Command{
 		Use: "set --list | (TENANT | --container NAME | --user UID) SETTING...",
 
@@ -74,17 +103,13 @@ A size is a number with a unit (8Gi, 4096Mi, 4G) or a number of MiB.` + tenantHe
 	fs.BoolVar(&f.list, "list", false, "show what is set for whom")
 	fs.StringVar(&f.user, "user", "", "the `number` of the user whose processes outside containers are meant")
 	fs.StringVar(&f.gpu, "gpu", "", "only on the GPU with this `index or UUID`")
-	for _, t := range api.Fields {
-		if t.ID&api.FixedFields == 0 {
-			f.values[t.Key] = fs.String(t.Key, "", t.Usage)
-		}
-	}
+	f.terms.add(fs, api.AllFields&^api.FixedFields)
 	return cmd
 }
 
 // request returns the request that the flags make, and the terms that it changes.
-// given tells whether the command line has a flag.
-func (f *shareFlags) request(given func(flag string) bool) (*api.SetShareRequest, api.FieldSet, error) {
+func (f *shareFlags) request(cmd *cobra.Command) (*api.SetShareRequest, api.FieldSet, error) {
+	terms, fields, wrong := f.terms.parse(cmd)
 	req := &api.SetShareRequest{Container: f.container, Gpu: f.gpu}
 	named := 0
 	for _, name := range []string{f.tenant, f.container, f.user} {
@@ -93,7 +118,7 @@ func (f *shareFlags) request(given func(flag string) bool) (*api.SetShareRequest
 		}
 	}
 	switch {
-	case named == 0 && !slices.ContainsFunc(api.Fields, func(t api.Field) bool { return f.values[t.Key] != nil && given(t.Key) }):
+	case named == 0 && fields == 0:
 		return nil, 0, usageError{errors.New("set what, and whose? give a tenant and a setting, like nvsharectl set ml/train-a/main --core-limit 25 (nvsharectl set --list shows what is set)")}
 	case named == 0:
 		return nil, 0, usageError{errors.New("set: whose? give a tenant's name, --container or --user")}
@@ -109,44 +134,22 @@ func (f *shareFlags) request(given func(flag string) bool) (*api.SetShareRequest
 		uid := uint32(n)
 		req.Uid = &uid
 	}
-	var terms api.Terms
-	var fields api.FieldSet
-	var flags []string
-	for _, t := range api.Fields {
-		if f.values[t.Key] == nil {
-			continue
-		}
-		flags = append(flags, "--"+t.Key)
-		value := *f.values[t.Key]
-		if !given(t.Key) {
-			continue
-		}
-		fields |= t.ID
-		if err := parseField(&t, &terms, value); err != nil {
-			return nil, 0, usageError{fmt.Errorf("--%s: %w", t.Key, err)}
-		}
-	}
 	if fields == 0 {
+		var flags []string
+		for _, t := range api.Fields {
+			if f.terms[t.Key] != nil {
+				flags = append(flags, "--"+t.Key)
+			}
+		}
 		return nil, 0, usageError{fmt.Errorf("set: say what to change, with %s", strings.Join(flags, ", "))}
 	}
 	req.Change(terms, fields)
-	return req, fields, nil
-}
-
-// parseField reads a value that somebody sets. A field that is removed stays unsaid.
-func parseField(f *api.Field, terms *api.Terms, value string) error {
-	if value == "none" || value == "0" && f.ID == api.MemoryLimitField {
-		return nil
-	}
-	if err := f.Parse(terms, value); err != nil {
-		return fmt.Errorf("%w, or none", err)
-	}
-	return nil
+	return req, fields, wrong
 }
 
 // run changes the share and prints the old and the new values.
 func (f *shareFlags) run(cmd *cobra.Command, runDir string, io streams) error {
-	req, fields, err := f.request(func(flag string) bool { return cmd.Flags().Changed(flag) })
+	req, fields, err := f.request(cmd)
 	if err != nil {
 		return err
 	}
@@ -327,7 +330,7 @@ func isUser(uid uint32) bool {
 func hasUser(r *api.StatusResponse, uid uint32) bool {
 	for _, g := range r.GetGpus() {
 		for _, t := range tenantsOf(g) {
-			if t.container.GetId() == "" && t.uid == uid {
+			if t.Container.GetId() == "" && t.Uid == uid {
 				return true
 			}
 		}

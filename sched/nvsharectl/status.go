@@ -120,12 +120,8 @@ func restrict(r *api.StatusResponse, gpu string) error {
 }
 
 // askAll asks the control socket, which knows all tenants.
-func askAll(ctx context.Context, runDir string) (r *api.StatusResponse, err error) {
-	err = call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
-		r, err = c.Status(ctx, &api.StatusRequest{})
-		return err
-	})
-	return r, err
+func askAll(ctx context.Context, runDir string) (*api.StatusResponse, error) {
+	return ask(ctx, runDir, (*api.Conn).Status, &api.StatusRequest{})
 }
 
 // askStatus is askAll. Users who may not use the control socket, and containers, which do
@@ -211,7 +207,7 @@ func printWide(io streams, r *api.StatusResponse) {
 				since = short(c.SinceNs)
 			}
 			colours := map[int]string{1: stateColour[c.State], 9: alarm(c.Bypassed > 0)}
-			cells := []string{fmt.Sprint(g.Index), doing(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
+			cells := []string{fmt.Sprint(g.Index), api.Doing(c), api.Who(c), fmt.Sprint(c.Pid), since, fmt.Sprint(c.Grants), short(c.HeldNs),
 				fmt.Sprint(c.Calls), size(c.MemoryBytes), fmt.Sprint(c.Bypassed), slicesOf(c), fmt.Sprint(c.Preemptions)}
 			if swapping {
 				cells = addPlace(cells, colours, g, c)
@@ -253,9 +249,9 @@ func (t *tenant) addWide(to *table, g *api.GPU) {
 	if away := t.away(); away > 0 {
 		memory += ", " + size(away) + " away"
 	}
-	to.add(map[int]string{2: colour, 10: memoryColour, 11: alarm(t.use.OutOfMemory > 0)},
-		fmt.Sprint(g.Index), t.name(), state, since, t.got(), t.waited(), halfAndMost(t.use.Waits), short(t.longestWait()),
-		t.debt(), t.share(), memory, fmt.Sprint(t.use.OutOfMemory), fmt.Sprint(len(t.clients)))
+	to.add(map[int]string{2: colour, 10: memoryColour, 11: alarm(t.Use.OutOfMemory > 0)},
+		fmt.Sprint(g.Index), t.name(), state, since, t.got(), t.waited(), halfAndMost(t.Use.Waits), short(t.longestWait()),
+		t.debt(), t.share(), memory, fmt.Sprint(t.Use.OutOfMemory), fmt.Sprint(len(t.Clients)))
 }
 
 // enforcement lists what is enforced by what, and who is known to bypass scheduling now.
@@ -452,7 +448,7 @@ func (t *tenant) addNarrow(to *table, g *api.GPU) {
 		state += " " + since
 	}
 	got := t.got()
-	if limit := t.use.GetShare().GetCoreLimit(); limit != 0 && got != "-" {
+	if limit := t.Use.GetShare().GetCoreLimit(); limit != 0 && got != "-" {
 		got += fmt.Sprintf(" of %d%%", limit)
 	}
 	memory, memoryColour := t.ofLimit(" of ")

@@ -180,9 +180,9 @@ func ratesOf(old, r *api.StatusResponse) (all []gpuRates, interval time.Duration
 		for _, t := range tenantsOf(g) {
 			o := was[t.key()]
 			if o == nil {
-				o = &tenant{use: &api.TenantUse{}}
+				o = &tenant{&api.GPUTenant{Use: &api.TenantUse{}}}
 			}
-			used := time.Duration(max(t.used()-o.used(), 0))
+			used := time.Duration(max(t.Use.UsedNs-o.Use.UsedNs, 0))
 			rates.tenants = append(rates.tenants, tenantRates{tenant: t, part: used.Seconds() / interval.Seconds(),
 				grants: perSecond(t.grants(), o.grants(), interval), moved: perSecond(t.moved(o), 0, interval)})
 		}
@@ -191,25 +191,20 @@ func ratesOf(old, r *api.StatusResponse) (all []gpuRates, interval time.Duration
 	return all, interval
 }
 
-// used is the time under grants so far.
-func (t *tenant) used() int64 {
-	return t.use.UsedNs
-}
-
 func (t *tenant) grants() (n uint64) {
-	for _, c := range t.clients {
+	for _, c := range t.Clients {
 		n += c.Grants
 	}
-	return max(n, t.use.Grants)
+	return max(n, t.Use.Grants)
 }
 
 // moved returns how many bytes the tenant's processes moved since an earlier answer.
 func (t *tenant) moved(since *tenant) (bytes uint64) {
 	before := map[uint64]uint64{}
-	for _, c := range since.clients {
+	for _, c := range since.Clients {
 		before[c.Id] = c.SwappedOutBytes + c.SwappedInBytes
 	}
-	for _, c := range t.clients {
+	for _, c := range t.Clients {
 		if old, there := before[c.Id]; there { // a process that came moved nothing in a known time
 			bytes += max(c.SwappedOutBytes+c.SwappedInBytes, old) - old
 		}
@@ -261,10 +256,10 @@ func newTopJSON(old, r *api.StatusResponse) topJSON {
 		one := topGPUJSON{g.gpu.Index, g.gpu.Uuid, []topTenantJSON{}}
 		for _, t := range g.tenants {
 			state, _, _ := t.state()
-			line := topTenantJSON{Tenant: t.name(), State: state, Gets: t.part, Waited: float64(t.use.WaitedPermille) / 1000, Grants: t.grants,
-				MemoryBytes: t.memory.UsedBytes, LimitBytes: t.memory.LimitBytes, Due: float64(t.use.PromisedPermille) / 1000,
+			line := topTenantJSON{Tenant: t.name(), State: state, Gets: t.part, Waited: float64(t.Use.WaitedPermille) / 1000, Grants: t.grants,
+				MemoryBytes: t.Memory.UsedBytes, LimitBytes: t.Memory.LimitBytes, Due: float64(t.Use.PromisedPermille) / 1000,
 				ResidentBytes: t.resident(g.gpu), AwayBytes: t.away(), Moved: t.moved}
-			if s := t.use.Waits; s.GetCount() > 0 {
+			if s := t.Use.Waits; s.GetCount() > 0 {
 				p50, p99 := seconds(s.P50Ns), seconds(s.P99Ns)
 				line.WaitP50, line.WaitP99 = &p50, &p99
 			}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -136,9 +137,8 @@ func (in *installer) stop(ctx context.Context, m manifest) error {
 		}
 		return nil
 	}
-	installed := slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == services[0] })
-	if in.systemd() && installed {
-		if err := in.tell(ctx, "systemctl", append([]string{"disable", "--now"}, in.units(m)...)...); err != nil {
+	if in.systemd() && m.has(services[0]) {
+		if err := in.tell(ctx, "systemctl", append([]string{"disable", "--now"}, m.units()...)...); err != nil {
 			return err
 		}
 	}
@@ -149,18 +149,20 @@ func (in *installer) stop(ctx context.Context, m manifest) error {
 }
 
 // units are what the manifest's release has running.
-func (*installer) units(m manifest) (units []string) {
-	has := func(unit string) bool {
-		return slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == unit })
-	}
-	if has(schedulerSocket) {
+func (m *manifest) units() (units []string) {
+	if m.has(schedulerSocket) {
 		units = append(units, schedulerSocket) // it would start the scheduler again
 	}
 	units = append(units, services...)
-	if has(wardenService) {
+	if m.has(wardenService) {
 		units = append(units, wardenService)
 	}
 	return units
+}
+
+// has tells whether a file of this name is in the manifest.
+func (m *manifest) has(name string) bool {
+	return slices.ContainsFunc(m.paths(), func(p string) bool { return filepath.Base(p) == name })
 }
 
 // removeInstalled removes the files of a manifest, and returns those that were
@@ -180,11 +182,8 @@ func (in *installer) removeInstalled(m manifest) (kept []string, err error) {
 			kept = append(kept, in.at(path))
 			continue
 		case ours:
-			in.say("remove %s", path)
-			if !in.dryRun {
-				if err := os.Remove(in.at(path)); err != nil {
-					return nil, err
-				}
+			if err := in.remove(path, in.at(path)); err != nil {
+				return nil, err
 			}
 		}
 		delete(m.files, path)
@@ -221,30 +220,15 @@ func (in *installer) removePlaced() error {
 		return err
 	}
 	files = append(files, shims...)
-	if seen := in.at(cdi.DefaultPaths.Hook); exists(seen) {
-		files = append(files, seen)
-	}
-	for _, file := range files {
-		in.say("remove %s", file)
-		if in.dryRun {
-			continue
-		}
-		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
 	// The run directory holds sockets and the scheduler's state, the others the records of
 	// claims and those of the warden; no scheduler runs.
-	for _, dir := range []string{cdi.DefaultRunDir, cdi.ClaimDir, api.DefaultWardenDir} {
-		found := cdi.OnHost(in.root, dir)
-		if !exists(found) {
-			continue
+	for _, path := range []string{in.at(cdi.DefaultPaths.Hook), cdi.OnHost(in.root, cdi.DefaultRunDir), cdi.OnHost(in.root, cdi.ClaimDir), cdi.OnHost(in.root, api.DefaultWardenDir)} {
+		if exists(path) {
+			files = append(files, path)
 		}
-		in.say("remove %s", found)
-		if in.dryRun {
-			continue
-		}
-		if err := os.RemoveAll(found); err != nil {
+	}
+	for _, file := range files {
+		if err := in.remove(file, file); err != nil {
 			return err
 		}
 	}
@@ -258,6 +242,15 @@ func (in *installer) removePlaced() error {
 	return nil
 }
 
+// remove removes a file or a directory, which this program sees at seen.
+func (in *installer) remove(path, seen string) error {
+	in.say("remove %s", path)
+	if in.dryRun {
+		return nil
+	}
+	return os.RemoveAll(seen)
+}
+
 func exists(path string) bool {
 	_, err := os.Lstat(path)
 	return err == nil || !errors.Is(err, fs.ErrNotExist)
@@ -265,14 +258,7 @@ func exists(path string) bool {
 
 // schedulerAnswers reports whether a scheduler serves runDir.
 func schedulerAnswers(ctx context.Context, runDir string) bool {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	c, err := api.Dial(ctx, runDir)
-	if err != nil {
-		return false
-	}
-	defer c.Close()
-	_, err = c.Status(ctx, &api.StatusRequest{})
+	_, err := askAll(ctx, runDir)
 	return err == nil
 }
 
@@ -345,13 +331,7 @@ func (m *manifest) write(file string) error {
 	return cdi.ReplaceFile(file, []byte(b.String()), 0o644, nil)
 }
 
-func (m *manifest) paths() (paths []string) {
-	for p := range m.files {
-		paths = append(paths, p)
-	}
-	slices.Sort(paths)
-	return paths
-}
+func (m *manifest) paths() []string { return slices.Sorted(maps.Keys(m.files)) }
 
 // owned tells who owns the file at path. This program sees the file at seen.
 type owned int

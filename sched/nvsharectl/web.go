@@ -81,11 +81,8 @@ func (a asker) Status(ctx context.Context) (*api.StatusResponse, error) {
 	return askStatus(ctx, a.runDir)
 }
 
-func (a asker) Events(ctx context.Context, req *api.EventsRequest) (r *api.EventsResponse, err error) {
-	return r, call(ctx, a.runDir, func(ctx context.Context, c *api.Conn) error {
-		r, err = c.Events(ctx, req)
-		return err
-	})
+func (a asker) Events(ctx context.Context, req *api.EventsRequest) (*api.EventsResponse, error) {
+	return ask(ctx, a.runDir, (*api.Conn).Events, req)
 }
 
 func (a asker) Why(ctx context.Context, tenant string) (string, error) {

@@ -76,7 +76,7 @@ func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want stri
 	var all []*account
 	for _, g := range r.Gpus {
 		for _, t := range tenantsOf(g) {
-			if whose.has(t.container, t.uid) {
+			if whose.has(t.Container, t.Uid) {
 				a := accountOf(g, t, events, now-int64(f.last), now)
 				a.Unmanaged = unmanagedOn(g, r.Unmanaged)
 				all = append(all, a)
@@ -129,7 +129,7 @@ func cameSince(e *api.Event, began int64) bool {
 func tenantNames(r *api.StatusResponse) (names []string) {
 	for _, g := range r.Gpus {
 		for _, t := range tenantsOf(g) {
-			if name := api.Tenant(t.container, t.uid); !slices.Contains(names, name) {
+			if name := api.Tenant(t.Container, t.Uid); !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
@@ -231,12 +231,12 @@ type held struct {
 
 // accountOf works out a tenant's account from the events between two times.
 func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *account {
-	who := api.Tenant(t.container, t.uid)
+	who := api.Tenant(t.Container, t.Uid)
 	state, since, _ := t.state()
 	if since != "-" {
 		state += " for " + since
 	}
-	a := &account{GPU: g.Index, Tenant: who, State: state, OutOfMemory: t.use.OutOfMemory, sharing: sharing(g), share: t.share()}
+	a := &account{GPU: g.Index, Tenant: who, State: state, OutOfMemory: t.Use.OutOfMemory, sharing: sharing(g), share: t.share()}
 	if len(events) > 0 {
 		from = max(from, events[0].TimeNs)
 	}
@@ -247,10 +247,10 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 	a.Known = seconds(window.within(window))
 
 	turns, waits := readTurns(g, events, to)
-	for _, c := range t.clients { // what has begun and not ended is no event yet
+	for _, c := range t.Clients { // what has begun and not ended is no event yet
 		if c.State == api.ClientState_CLIENT_STATE_WAITING {
 			w := wait{who: who, span: span{to - c.SinceNs, to}}
-			if t.use.ThrottledNs > 0 {
+			if t.Use.ThrottledNs > 0 {
 				w.limited = w.span
 			}
 			waits = append(waits, w)
@@ -288,7 +288,7 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 
 // suspensions says which processes of a tenant are suspended, were, or cannot leave the GPU.
 func suspensions(t *tenant) (all []string) {
-	for _, c := range t.clients {
+	for _, c := range t.Clients {
 		if text := suspension(c); text != "" {
 			all = append(all, fmt.Sprintf("process %d %s", c.Pid, text))
 		}
@@ -340,7 +340,7 @@ func blamedFor(g *api.GPU, turns []held, who string, waiting spans, window span)
 func cameAt(t *tenant, events []*api.Event) (at int64) {
 	registered := map[uint64]bool{}
 	for _, e := range events {
-		if e.Container == nil || !t.is(e.Container, e.Uid) {
+		if e.Container == nil || !t.Is(e.Container, e.Uid) {
 			continue
 		}
 		if e.Type == api.EventType_EVENT_TYPE_REGISTER {
@@ -352,7 +352,7 @@ func cameAt(t *tenant, events []*api.Event) (at int64) {
 			at = e.TimeNs
 		}
 	}
-	for _, c := range t.clients {
+	for _, c := range t.Clients {
 		if !registered[c.Id] {
 			return 0
 		}

@@ -54,7 +54,7 @@ func TestWhy(t *testing.T) {
 
 	var tenant *tenant
 	for _, x := range tenantsOf(g) {
-		if x.container.Id == mine.Id {
+		if x.Container.Id == mine.Id {
 			tenant = x
 		}
 	}

@@ -85,15 +85,18 @@ func (h *history) add(now time.Time, r *api.StatusResponse) {
 		if !first {
 			b.took += took
 		}
-		for _, u := range g.Tenants {
-			name := api.Tenant(u.Container, u.Uid)
+		for _, tenant := range api.TenantsOf(g) {
+			u, name := tenant.Use, api.Tenant(tenant.Container, tenant.Uid)
+			if u.Container == nil {
+				continue
+			}
 			used := time.Duration(u.UsedNs)
 			seen[name] = used
 			delta := max(used-known[name], 0)
 			if first { // what was before this process has no minute
 				delta = 0
 			}
-			has := memoryOf(g, u)
+			has := memoryOf(g, tenant)
 			if t := b.of(name, u.Container.GetNamespace(), delta > 0 || has != memory{}); t != nil {
 				t.used += delta
 				t.memory = memory{t.memory.gpu + has.gpu, t.memory.host + has.host, t.memory.file + has.file}
@@ -120,11 +123,8 @@ func (h *history) append(gpu string, one Segment) {
 }
 
 // memoryOf adds up where the memory of a tenant's processes is.
-func memoryOf(g *api.GPU, u *api.TenantUse) (m memory) {
-	for _, c := range g.Clients {
-		if api.Tenant(c.Container, c.Uid) != api.Tenant(u.Container, u.Uid) {
-			continue
-		}
+func memoryOf(g *api.GPU, t *api.GPUTenant) (m memory) {
+	for _, c := range t.Clients {
 		if g.Swap == nil {
 			m.gpu += c.MemoryBytes
 			continue

@@ -104,27 +104,16 @@ func (s *Server) gpu(g *api.GPU) gpuJSON {
 	for _, p := range out.Promises {
 		out.Promised, out.Taken = out.Promised+p.Core, out.Taken+p.Memory
 	}
-	limits, reserved := map[string]uint64{}, map[string]uint64{}
 	for _, m := range g.Memory {
-		name := api.Tenant(m.Container, m.Uid)
-		limits[name], reserved[name] = m.LimitBytes, m.UsedBytes
 		out.Reserved += m.UsedBytes
 	}
-	for _, u := range g.Tenants {
-		name, has := api.Tenant(u.Container, u.Uid), memoryOf(g, u)
-		one := tenantJSON{
-			Name: name, State: "gone", Got: float64(u.GotPermille) / 1000, Waited: float64(u.WaitedPermille) / 1000,
-			Limit: u.GetShare().GetCoreLimit(), Memory: reserved[name], Host: has.host, File: has.file, OfSize: limits[name], OOM: u.OutOfMemory,
+	for _, t := range api.TenantsOf(g) {
+		if u, has := t.Use, memoryOf(g, t); u.Container != nil {
+			out.Tenants = append(out.Tenants, tenantJSON{
+				Name: api.Tenant(t.Container, t.Uid), State: t.State(), Got: float64(u.GotPermille) / 1000, Waited: float64(u.WaitedPermille) / 1000,
+				Limit: u.GetShare().GetCoreLimit(), Memory: t.Memory.UsedBytes, Host: has.host, File: has.file, OfSize: t.Memory.LimitBytes, OOM: u.OutOfMemory,
+			})
 		}
-		if u.Clients > 0 {
-			one.State = "group" // unless clients have its name: a gang or an overlap group
-		}
-		for _, c := range g.Clients {
-			if api.Tenant(c.Container, c.Uid) == name {
-				one.State = worse(one.State, stateName(c, u))
-			}
-		}
-		out.Tenants = append(out.Tenants, one)
 	}
 	slices.SortFunc(out.Tenants, func(a, b tenantJSON) int { return cmp.Compare(a.Name, b.Name) })
 	return out
@@ -160,35 +149,4 @@ func promisesOf(g *api.GPU) []promiseJSON {
 		}
 	}
 	return out
-}
-
-// states, the one that stands for a tenant first.
-var states = []string{"fenced", "lost", "draining", "holding", "throttled", "waiting", "idle", "gone"}
-
-func worse(a, b string) string {
-	for _, s := range states {
-		if s == a || s == b {
-			return s
-		}
-	}
-	return a
-}
-
-func stateName(c *api.Client, u *api.TenantUse) string {
-	switch c.State {
-	case api.ClientState_CLIENT_STATE_WAITING:
-		if u.ThrottledNs > 0 {
-			return "throttled"
-		}
-		return "waiting"
-	case api.ClientState_CLIENT_STATE_HOLDING:
-		return "holding"
-	case api.ClientState_CLIENT_STATE_DRAINING:
-		return "draining"
-	case api.ClientState_CLIENT_STATE_LOST:
-		return "lost"
-	case api.ClientState_CLIENT_STATE_FENCED:
-		return "fenced"
-	}
-	return "idle"
 }

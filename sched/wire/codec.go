@@ -22,8 +22,6 @@ func (e *frameError) Unwrap() error { return ErrFrame }
 
 var (
 	errLength     = &frameError{"not exactly 64 bytes"}
-	errCopyLength = &frameError{"not as long as its pieces say"}
-	errCopyPieces = &frameError{"pieces that are not the whole"}
 	errVersion    = &frameError{"unknown version"}
 	errType       = &frameError{"unknown type"}
 	errChannel    = &frameError{"channel out of range, or set where the type has none"}

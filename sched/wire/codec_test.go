@@ -9,8 +9,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -41,7 +39,7 @@ func samples() []Frame {
 		{Version: 1, Type: TypeControls, Channel: 9, Controls: Controls{Slices: ControlWorks, Channels: ControlFaked, Groups: 3, Bare: 8, Driver: [40]byte{0: '5', 1: '8', 2: '0'}}},
 		{Version: 1, Type: TypeRoom, Channel: 9, Room: Room{Bytes: 8 << 30}},
 		{Version: 1, Type: TypeSlice, Channel: 9, Slice: Slice{Ns: 50_000}},
-		{Version: 1, Type: TypeCopier, Channel: 9, Copier: Copier{GPU: UUID{0x51, 0x60, 15: 7}, Flags: CopierCreates}},
+		{Version: 1, Type: TypeCopier, Channel: 9, Copier: Copier{GPU: UUID{0x51, 0x60, 15: 7}, Flags: 1}},
 		{Version: 1, Type: TypeSuspend, Code: SuspendPrepare},
 		{Version: 1, Type: TypeSuspended, Code: SuspendedWake},
 		{Version: 1, Type: TypeArena, Channel: 9, Arena: Arena{Segment: 3, Size: 1 << 30, Flags: ArenaHuge}},
@@ -100,36 +98,6 @@ func TestGolden(t *testing.T) {
 	for _, f := range samples() {
 		if !seen[f.Type] {
 			t.Errorf("no golden frame of type %v", f.Type)
-		}
-	}
-}
-
-// What goes to a copier has the layout of struct nvs_copy.
-func TestCopy(t *testing.T) {
-	for _, v := range []struct {
-		copy Copy
-		want []byte
-	}{
-		{Copy{Bytes: 0x0102030405060708, Result: -2}, []byte{8, 7, 6, 5, 4, 3, 2, 1, 0xfe, 0xff, 0xff, 0xff, 0, 0, 0, 0}},
-		{Copy{Bytes: 6 << 20, Pieces: []uint32{1, 2}}, []byte{0, 0, 0x60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0}},
-	} {
-		b := v.copy.Encode()
-		if !bytes.Equal(b, v.want) {
-			t.Errorf("encoded %x, want %x", b, v.want)
-		}
-		if got, err := DecodeCopy(b); err != nil || !reflect.DeepEqual(got, v.copy) {
-			t.Errorf("decoded %+v, %v, want %+v", got, err, v.copy)
-		}
-	}
-	two := Copy{Bytes: 6 << 20, Pieces: []uint32{1, 2}}.Encode()
-	for _, bad := range [][]byte{
-		nil, two[:AnswerSize-1], two[:len(two)-1], append(two, 0, 0, 0, 0),
-		Copy{Bytes: 4 << 20, Pieces: []uint32{1, 2}}.Encode(),
-		Copy{Bytes: 2 << 20, Pieces: []uint32{1, 0}}.Encode(),
-		Copy{Bytes: 2 * (CopiedAtOnce + 1) << 20, Pieces: slices.Repeat([]uint32{1}, CopiedAtOnce+1)}.Encode(),
-	} {
-		if got, err := DecodeCopy(bad); !errors.Is(err, ErrFrame) {
-			t.Errorf("%x: decoded %+v, %v", bad, got, err)
 		}
 	}
 }

@@ -371,67 +371,10 @@ type Slice struct {
 	Ns uint64 // the GPU's own time slice of the client; 0: as the driver sets it
 }
 
-// Copier is the payload of COPIER, which carries a socket for requests of type Copy.
+// Copier is the payload of COPIER, which carries a socket. This scheduler sends none.
 type Copier struct {
-	GPU   UUID   // to which the copier copies
-	Flags uint32 // CopierCreates
-}
-
-// CopierCreates says that a copier answers requests for new memory, too.
-const CopierCreates = 1 << 0
-
-// Copy is a request to a copier, or its answer. A request carries a descriptor of each piece of
-// memory; its answer one, of a copy of them all. Without pieces it is for new memory.
-type Copy struct {
-	Bytes  uint64   // of all the memory
-	Result int32    // of the answer: CUresult; the answer has no descriptor if it is not 0
-	Pieces []uint32 // of a request: the size of each piece, 2 MiB
-}
-
-// CopiedAtOnce is the most pieces of a request.
-const CopiedAtOnce = 64
-
-// CopySize is the size of the largest Copy on its socket, bytes; that of an answer is AnswerSize.
-const (
-	AnswerSize = 16
-	CopySize   = AnswerSize + 4*CopiedAtOnce
-)
-
-// Encode returns the packet.
-func (c Copy) Encode() []byte {
-	b := make([]byte, AnswerSize, AnswerSize+4*len(c.Pieces))
-	le.PutUint64(b, c.Bytes)
-	le.PutUint32(b[8:], uint32(c.Result))
-	le.PutUint32(b[12:], uint32(len(c.Pieces)))
-	for _, p := range c.Pieces {
-		b = le.AppendUint32(b, p)
-	}
-	return b
-}
-
-// DecodeCopy reads one packet: the sum of its pieces is its size, and none is empty. Its errors
-// wrap ErrFrame.
-func DecodeCopy(b []byte) (Copy, error) {
-	if len(b) < AnswerSize {
-		return Copy{}, errCopyLength
-	}
-	n := le.Uint32(b[12:])
-	if n > CopiedAtOnce || len(b) != AnswerSize+4*int(n) {
-		return Copy{}, errCopyLength
-	}
-	c := Copy{Bytes: le.Uint64(b), Result: int32(le.Uint32(b[8:]))}
-	var sum uint64
-	for b = b[AnswerSize:]; len(b) > 0; b = b[4:] {
-		c.Pieces = append(c.Pieces, le.Uint32(b))
-		if le.Uint32(b) == 0 {
-			return Copy{}, errCopyPieces
-		}
-		sum += uint64(le.Uint32(b)) << 21
-	}
-	if n > 0 && sum != c.Bytes {
-		return Copy{}, errCopyPieces
-	}
-	return c, nil
+	GPU   UUID // to which the copier copies
+	Flags uint32
 }
 
 // Refused is the payload of REFUSED: NUL-terminated UTF-8 for a debug log.

@@ -16,20 +16,13 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
-	"github.com/nvshare/nvshare/tests/judge"
 )
 
 // newPair is a site with two simulated GPUs and a tenant that fills a part of the first one.
 func newPair(t *testing.T, env ...string) (s *site, a *swapTenant) {
 	t.Helper()
-	return newGPUs(t, 2, gpuMiB, env...)
-}
-
-// newGPUs is the same with so many GPUs of a size.
-func newGPUs(t *testing.T, n, mib int, env ...string) (s *site, a *swapTenant) {
-	t.Helper()
 	s = newSite(t)
-	s.configure(fmt.Sprintf("gpus=%d\nmemory_mib=%d\n", n, mib))
+	s.configure(fmt.Sprintf("gpus=2\nmemory_mib=%d\n", gpuMiB))
 	s.put(checkpoint.Name)
 	s.buildTenant("swap-tenant")
 	t.Cleanup(func() {
@@ -114,56 +107,18 @@ func (s *site) awaitControls(gpu int, a *swapTenant) {
 	})
 }
 
-// A tenant that works goes to another GPU and back, twice, and its memory from GPU to
-// GPU. Each word of it keeps its value, and it proves its time slices on each GPU.
+// A tenant that works goes to another GPU and back, twice. Each word of its memory keeps its value,
+// and it proves its time slices on each GPU.
 func TestMigrate(t *testing.T) {
 	t.Parallel()
 	s, a := newPair(t)
-	thereAndBack(s, a, 2)
-	if n := copiesOfCopiers(s.trace()); n != 0 {
-		t.Errorf("copiers made %d copies, although the tenant can", n)
-	}
-}
-
-// Where the tenant cannot map memory of the other GPU, a copier copies for it.
-func TestMigrateWithoutPeers(t *testing.T) {
-	t.Parallel()
-	s, a := newPair(t, "NVSHARE_SIMGPU_PEERS=refused")
-	thereAndBack(s, a, 1)
-	if n := copiesOfCopiers(s.trace()); n == 0 {
-		t.Error("no copier has copied")
-	}
-}
-
-// copiesOfCopiers is how many copies on GPUs others than the tenant made.
-func copiesOfCopiers(trace judge.Trace) (n int) {
-	for _, iv := range trace.Intervals {
-		if iv.Kind == judge.DtoD && iv.Process.Tenant != "a" {
-			n += iv.Count
-		}
-	}
-	return n
-}
-
-// thereAndBack moves the only tenant so many times, without host memory, until it ends.
-func thereAndBack(s *site, a *swapTenant, times int) {
-	t := s.t
-	t.Helper()
-	for i := range 2 * times {
+	for i := range 4 {
 		to := 1 - i%2
 		if err := s.migrate(to); err != nil {
 			t.Fatalf("move %d: %v\n%s", i+1, err, s.log())
 		}
 		s.awaitOn(to, a)
 		s.awaitControls(to, a)
-	}
-	text, err := os.ReadFile(filepath.Join(s.dir, "scheduler.log"))
-	s.check(err)
-	if n := strings.Count(string(text), "(copy "); n != 2*times {
-		t.Errorf("%d of %d moves without host memory\n%s", n, 2*times, text)
-	}
-	if u := s.swap(); u == nil || u.ArenaUsedBytes != 0 {
-		t.Errorf("host memory was made for it: %v", u)
 	}
 	a.finish(s)
 	s.until("nothing is left", func() error {
@@ -223,72 +178,6 @@ func TestMigrateFaults(t *testing.T) {
 	s.check(s.migrate(1))
 	s.awaitOn(1, a)
 	a.finish(s)
-}
-
-// A copier that cannot start is started again, until the memory of a tenant that has not got
-// away is back.
-func TestMigrateCopierFails(t *testing.T) {
-	t.Parallel()
-	s, a := newPair(t)
-	program, broken := filepath.Join(s.dir, checkpoint.Name), filepath.Join(s.dir, "no-copier")
-	s.check(os.Rename(program, program+".real"))
-	s.check(os.WriteFile(program, []byte(fmt.Sprintf("#!/bin/sh\n[ $1 != copy ] || [ ! -e %s ] || exit 1\nexec %s.real \"$@\"\n", broken, program)), 0o755))
-	s.faults("restore 304")
-	failed := make(chan error, 1)
-	go func() { failed <- s.migrate(1) }()
-	s.awaitLog("restore: CUDA error 304")
-	s.check(os.WriteFile(broken, nil, 0o644))
-	s.faults("")
-	s.awaitLog("cannot be brought back")
-	s.check(os.Remove(broken))
-	s.awaitOn(0, a)
-	if err := <-failed; err == nil {
-		t.Error("it has moved, although it was not restored")
-	}
-	a.finish(s)
-}
-
-// A tenant that has not got all its memory where it went, because others fill that GPU, goes
-// on to a third GPU, or back to the first: what it still has on the second one comes after it.
-func TestMigrateOnwards(t *testing.T) {
-	t.Parallel()
-	for _, to := range []int{2, 0} {
-		t.Run(fmt.Sprintf("to GPU %d", to), func(t *testing.T) {
-			const mib = 2 * gpuMiB // a copy comes in whole, though a part of it is wanted
-			s, a := newGPUs(t, 3, mib)
-			s.faults("unlock 304") // its memory is copied, and it cannot take it yet
-			moved := make(chan error, 1)
-			go func() { moved <- s.migrate(1) }()
-			s.awaitLog("unlock: CUDA error 304")
-			var other *talker
-			for left := mib - tenantMiB; ; left-- { // all that is left of the GPU
-				other = s.startTalker("other", s.env("CUDA_VISIBLE_DEVICES=1"), nil, "swap-tenant", strconv.Itoa(left), "5000")
-				if line, _ := other.out.ReadString('\n'); line == "filled\n" {
-					break
-				}
-				<-other.end
-			}
-			s.faults("")
-			s.check(<-moved)
-			s.until("a part of the tenant's memory cannot come in", func() error {
-				r, err := s.status()
-				if err != nil {
-					return err
-				}
-				for _, c := range r.Gpus[1].Clients {
-					if int(c.Pid) == a.cmd.Process.Pid && c.Connected && c.ResidentBytes > 0 && c.ResidentBytes < tenantMiB<<20 {
-						return nil
-					}
-				}
-				return fmt.Errorf("%v", r.Gpus[1].Clients)
-			})
-			s.until("it goes on", func() error { return s.migrate(to) })
-			other.in.Close() // a copier, too, needs room for its context
-			<-other.end
-			s.awaitOn(to, a)
-			a.finish(s)
-		})
-	}
 }
 
 // A tenant that is killed on its way leaves nothing behind.

@@ -271,12 +271,7 @@ type owner struct {
 }
 
 // Needs is how much host memory a client needs, now or soon.
-func (m *Member) Needs() (now, soon uint64) {
-	if m.copied {
-		return min(m.want, m.Arena.Bytes()), 0
-	}
-	return m.want, m.soon
-}
+func (m *Member) Needs() (now, soon uint64) { return m.want, m.soon }
 
 func (o owner) Changed() {
 	if bytes, c := o.Arena.Bytes(), o.Client.Conn; bytes > o.charged && c != nil {

@@ -34,8 +34,6 @@ type Memory struct {
 	*node.Node
 	*tenants.Book
 	Contexts contexts // package away is that
-	// Copied takes note of what a process says of its copier; package moves does that.
-	Copied func(att *node.Attachment, noArena, elsewhere bool)
 	// sysfs is where that is; not /sys in tests.
 	sysfs       string
 	Pool        *arena.Pool                     // of host memory
@@ -60,7 +58,7 @@ type contexts interface {
 	LargestFiled() uint64
 }
 
-// New returns the memory of nobody: call OpenArena. Packages away and moves make themselves known.
+// New returns the memory of nobody: call OpenArena. Package away makes itself known.
 func New(b *tenants.Book) *Memory {
 	m := &Memory{Node: b.Node, Book: b, sysfs: "/sys", Swaps: map[*node.GPU]*swap{}, OutOfMemory: map[string]map[*node.GPU]uint64{}}
 	m.Members = m.Timers.New(m.RecordMembers)
@@ -82,7 +80,6 @@ type Member struct {
 	want, soon uint64 // its arena, as sched.ArenaWanted has it
 	charged    uint64 // of its arena, to its account
 	Arena      *arena.Client
-	copied     bool // what leaves is copied to another GPU: it needs no more arena
 }
 
 // AddMember makes a client known on a GPU where memory is swapped.
@@ -107,19 +104,11 @@ func (mem *Memory) PutMember(has *Member, from, g *node.GPU) {
 	if has == nil || mem.Swaps[g] == nil {
 		return
 	}
-	has.want, has.soon, has.copied = 0, 0, false
+	has.want, has.soon = 0, 0
 	mem.Swaps[g].members[has.Client.ID] = has
 	has.Arena.Move(mem.Swaps[g].Arenas, owner{mem, g, has})
 	mem.Swaps[from].Arenas.Prepare()
 	mem.NoteMembers()
-}
-
-// SetCopied says whether what leaves is copied to another GPU: then a client needs no more arena.
-func (mem *Memory) SetCopied(cl *node.Client, g *node.GPU, on bool) {
-	if has := mem.MemberOf(g, cl.ID); has != nil && has.copied != on {
-		has.copied = on
-		mem.Swaps[g].Arenas.Prepare()
-	}
 }
 
 // OpenMemory is addGPU's part: it says how the memory of a GPU is shared.
@@ -306,7 +295,6 @@ func (mem *Memory) Moved(att *node.Attachment, f *wire.Frame) {
 		mem.Log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)
 	}
 	mem.NoteFixed(att, f.FixedBy())
-	mem.Copied(att, is(wire.MovedNoArena), is(wire.MovedElsewhere))
 	mem.Step(g, residency.Moved{
 		Client: id, Epoch: base.Epoch(f.Epoch), Report: residency.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
 		Ready: is(wire.MovedReady), Stuck: is(wire.MovedStuck), NoMemory: is(wire.MovedNoMemory), NoArena: is(wire.MovedNoArena),

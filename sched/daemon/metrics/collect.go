@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,6 +41,29 @@ func (x *exposition) put(name string, v float64, labels ...string) {
 	x.ch <- prometheus.MustNewConstMetric(x.descs[name], kind, v, labels...)
 }
 
+// putAll passes on each metric that is a value of things like this one.
+func putAll[T any](x *exposition, of T, labels ...string) {
+	for _, m := range metricNames {
+		if value, ok := m.value.(func(T) float64); ok {
+			x.put(m.name, value(of), labels...)
+		}
+	}
+}
+
+// What metrics are of, beside the parts of the status.
+type (
+	gpuFigures struct {
+		*api.GPU
+		turns            *Turns
+		states           map[api.ClientState]int
+		running          int
+		memory, reserved uint64 // of those that run; of all
+	}
+	gpuSwap       struct{ *api.Swap }
+	nodeSwap      struct{ *api.Swap }
+	swappedClient struct{ *api.Client }
+)
+
 func (x *exposition) histogram(name string, h *histogram, labels ...string) {
 	count, buckets := h.cumulative()
 	x.ch <- prometheus.MustNewConstHistogram(x.descs[name], count, h.sum.Seconds(), buckets, labels...)
@@ -57,25 +81,16 @@ func (x *exposition) all() {
 		}
 		x.tenantsOf(g)
 	}
-	x.arena(r)
+	if i := slices.IndexFunc(r.Gpus, func(g *api.GPU) bool { return g.Swap != nil }); i >= 0 { // each says the same of the node
+		putAll(x, nodeSwap{r.Gpus[i].Swap})
+	}
 	x.overlap()
-	x.put("nvshare_nvml_up", number(x.s.sampled))
+	putAll(x, x.s)
 	for t, n := range x.s.Traffic.Messages {
 		if typ := wire.Type(t); typ.FromClient() {
 			x.put("nvshare_scheduler_messages_total", float64(n), typ.String())
 		}
 	}
-	x.put("nvshare_scheduler_client_disconnect_total", float64(x.s.Traffic.Disconnects))
-	x.put("nvshare_scheduler_registrations_total", float64(x.s.Traffic.Registrations))
-	x.put("nvshare_scheduler_bypassed_registrations_total", float64(x.s.Traffic.Bypasses))
-	x.put("nvshare_scheduler_suppressed_log_lines_total", float64(x.s.Traffic.UnloggedLines))
-	x.put("nvshare_scheduler_clients", float64(r.Clients))
-	x.put("nvshare_scheduler_connections", float64(r.Connections))
-	x.put("nvshare_scheduler_refused_connections_total", float64(r.Refused))
-	x.put("nvshare_scheduler_protocol_errors_total", float64(r.ProtocolErrors))
-	x.put("nvshare_scheduler_healthy", number(len(x.s.Own) == 0))
-	x.put("nvshare_scheduler_problems", float64(len(r.Problems)))
-	x.put("nvshare_scheduler_uptime_seconds", seconds(r.UptimeNs))
 	x.put("nvshare_warden_info", number(r.Warden), r.WardenProblem)
 	x.put("nvshare_build_info", 1, r.Version)
 	x.put("nvshare_metrics_left_out", float64(max(x.clients-x.processes, 0)), "client")
@@ -88,20 +103,14 @@ func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 	x.put("nvshare_gpu_info", 1, with(g.Name)...)
 	x.put("nvshare_gpu_mode", 1, with(modeLabel(g.Mode), modeLabel(cmp.Or(g.EffectiveMode, g.Mode)))...)
 	x.put("nvshare_gpu_way", 1, with(g.Way)...)
-	x.put("nvshare_gpu_drained", number(g.Drained), gpu...)
-	x.put("nvshare_gpu_migrations_total", float64(g.Migrations), gpu...)
-	x.put("nvshare_gpu_held_clients", float64(g.Held), gpu...)
-	x.put("nvshare_gpu_quantum_seconds", seconds(g.QuantumNs), gpu...)
 
-	states := map[api.ClientState]int{}
-	var running int
-	var memory, reserved uint64
+	sums := &gpuFigures{GPU: g, turns: turns, states: map[api.ClientState]int{}}
 	for _, c := range g.Clients {
-		states[c.State]++
+		sums.states[c.State]++
 		switch c.State {
 		case api.ClientState_CLIENT_STATE_HOLDING, api.ClientState_CLIENT_STATE_DRAINING, api.ClientState_CLIENT_STATE_LOST:
-			running++
-			memory += c.MemoryBytes
+			sums.running++
+			sums.memory += c.MemoryBytes
 		}
 	}
 	for n := range api.ClientState_name {
@@ -110,27 +119,13 @@ func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 			continue
 		}
 		name := strings.ToLower(strings.TrimPrefix(state.String(), "CLIENT_STATE_"))
-		x.put("nvshare_gpu_clients", float64(states[state]), with(name)...)
+		x.put("nvshare_gpu_clients", float64(sums.states[state]), with(name)...)
 	}
 	for _, m := range g.Memory {
-		reserved += m.UsedBytes
+		sums.reserved += m.UsedBytes
 	}
-	x.put("nvshare_scheduler_running_clients", float64(running), gpu...)
-	x.put("nvshare_scheduler_request_queue_clients", float64(states[api.ClientState_CLIENT_STATE_WAITING]), gpu...)
-	x.put("nvshare_scheduler_running_memory_bytes", float64(memory), gpu...)
-	x.put("nvshare_gpu_memory_reserved_bytes", float64(reserved), gpu...)
-
+	putAll(x, sums, gpu...)
 	x.swap(g)
-	x.put("nvshare_gpu_grants_total", float64(g.Grants), gpu...)
-	x.put("nvshare_scheduler_drop_lock_total", float64(g.Revokes), gpu...)
-	x.put("nvshare_gpu_fences_total", float64(g.Fences), gpu...)
-	x.put("nvshare_gpu_oom_kills_total", float64(g.OomKills), gpu...)
-	x.put("nvshare_gpu_preemptions_total", float64(g.Preemptions), gpu...)
-	x.put("nvshare_gpu_reclaims_total", float64(g.Reclaims), gpu...)
-	x.put("nvshare_gpu_stale_releases_total", float64(g.StaleReleases), gpu...)
-	x.put("nvshare_gpu_latency_grants_total", float64(turns.latency), gpu...)
-	x.put("nvshare_gpu_pauses_total", float64(turns.pauses), gpu...)
-	x.put("nvshare_gpu_late_releases_total", float64(turns.late), gpu...)
 	x.byReason("nvshare_gpu_revokes_total", turns.revokes[:], func(i int) string { return sched.RevokeReason(i).String() }, gpu)
 	x.byReason("nvshare_gpu_releases_total", turns.releases[:], func(i int) string { return sched.EndReason(i).String() }, gpu)
 	x.histogram("nvshare_gpu_wait_seconds", &turns.wait, gpu...)
@@ -195,9 +190,6 @@ func (x *exposition) client(g *api.GPU, c *api.Client) {
 	if p := c.Controls; p != nil {
 		x.put("nvshare_client_controls", 1, append(l[:5:5], p.Slices, p.Channels)...)
 	}
-	x.put("nvshare_client_time_slice_seconds", seconds(c.SliceNs), l...)
-	x.put("nvshare_client_managed_allocated_bytes", float64(c.MemoryBytes), l...)
-	x.put("nvshare_client_managed_allocated_peak_bytes", float64(c.MemoryPeakBytes), l...)
 	if s := x.s.samples[g.Uuid]; s != nil && s.Processes[c.Pid] != 0 {
 		x.put("nvshare_client_nvml_used_bytes", float64(s.Processes[c.Pid]), l...)
 	}
@@ -211,21 +203,10 @@ func (x *exposition) client(g *api.GPU, c *api.Client) {
 		x.put("nvshare_client_core_usage_ratio", float64(t.GotPermille)/1000, l...)
 		x.put("nvshare_client_throttled", number(t.ThrottledNs > 0), l...)
 	}
-	x.put("nvshare_client_pending_drop", number(c.State == api.ClientState_CLIENT_STATE_DRAINING), l...)
-	x.put("nvshare_client_bypassed_entry_points", float64(c.Bypassed), l...)
-	x.put("nvshare_client_grants_total", float64(c.Grants), l...)
-	x.put("nvshare_client_preemptions_total", float64(c.Preemptions), l...)
-	x.put("nvshare_client_held_seconds_total", seconds(c.HeldNs), l...)
-	x.put("nvshare_client_calls_total", float64(c.Calls), l...)
+	putAll(x, c, l...)
 	if g.Swap != nil {
-		x.put("nvshare_client_resident_bytes", float64(c.ResidentBytes), l...)
-		x.put("nvshare_client_fixed_bytes", float64(c.FixedBytes), l...)
-		x.put("nvshare_client_away_bytes", float64(c.AwayBytes), l...)
-		x.put("nvshare_client_arena_bytes", float64(c.ArenaBytes), l...)
-		x.put("nvshare_client_swapped_out_bytes_total", float64(c.SwappedOutBytes), l...)
-		x.put("nvshare_client_swapped_in_bytes_total", float64(c.SwappedInBytes), l...)
+		putAll(x, swappedClient{c}, l...)
 	}
-	x.put("nvshare_client_gate_wait_seconds_total", seconds(c.WaitNs), l...)
 }
 
 func (x *exposition) tenantsOf(g *api.GPU) {
@@ -234,16 +215,7 @@ func (x *exposition) tenantsOf(g *api.GPU) {
 			continue
 		}
 		l := append(names(t.Container), tenantID(t.Container, t.Uid), g.Uuid)
-		x.put("nvshare_tenant_promised_ratio", float64(t.PromisedPermille)/1000, l...)
-		x.put("nvshare_tenant_got_ratio", float64(t.GotPermille)/1000, l...)
-		x.put("nvshare_tenant_used_seconds_total", seconds(t.UsedNs), l...)
-		x.put("nvshare_tenant_debt_seconds", seconds(t.DebtNs), l...)
-		x.put("nvshare_tenant_throttled_seconds", seconds(t.ThrottledNs), l...)
-		x.put("nvshare_tenant_longest_wait_seconds", seconds(t.WaitMaxNs), l...)
-		x.put("nvshare_tenant_waited_ratio", float64(t.WaitedPermille)/1000, l...)
-		x.put("nvshare_tenant_out_of_memory_total", float64(t.OutOfMemory), l...)
-		x.put("nvshare_tenant_grants_total", float64(t.Grants), l...)
-		x.put("nvshare_tenant_clients", float64(t.Clients), l...)
+		putAll(x, t, l...)
 		if g.Swap != nil {
 			x.put("nvshare_tenant_moving_seconds_total", seconds(t.MovedNs), l...)
 		}
@@ -313,16 +285,7 @@ func (x *exposition) swap(g *api.GPU) {
 		return
 	}
 	gpu := []string{g.Uuid, strconv.Itoa(int(g.Index))}
-	x.put("nvshare_gpu_swap_capacity_bytes", float64(s.CapacityBytes), gpu...)
-	x.put("nvshare_gpu_swap_promised_bytes", float64(s.PromisedBytes), gpu...)
-	x.put("nvshare_gpu_swap_resident_bytes", float64(s.ResidentBytes), gpu...)
-	x.put("nvshare_gpu_swap_fixed_bytes", float64(s.FixedBytes), gpu...)
-	x.put("nvshare_gpu_swap_away_bytes", float64(s.AwayBytes), gpu...)
-	x.put("nvshare_gpu_swap_share_ratio", float64(s.SharePercent)/100, gpu...)
-	x.put("nvshare_gpu_swap_refused_reservations_total", float64(s.Refused), gpu...)
-	x.put("nvshare_gpu_suspends_total", float64(s.Suspends), gpu...)
-	x.put("nvshare_gpu_suspended_clients", float64(s.Suspended), gpu...)
-	x.put("nvshare_gpu_arena_bytes", float64(s.ArenaBytes), gpu...)
+	putAll(x, gpuSwap{s}, gpu...)
 	for _, d := range []struct {
 		name               string
 		bytes, times, rate uint64
@@ -333,19 +296,6 @@ func (x *exposition) swap(g *api.GPU) {
 		x.put("nvshare_gpu_swap_seconds_total", seconds(d.took), l...)
 		x.put("nvshare_gpu_swaps_total", float64(d.times), l...)
 		x.put("nvshare_gpu_swap_bandwidth_bytes_per_second", float64(d.rate), l...)
-	}
-}
-
-// arena passes on the figures of the node's host memory.
-func (x *exposition) arena(r *api.StatusResponse) {
-	for _, g := range r.Gpus {
-		if g.Swap != nil {
-			x.put("nvshare_arena_bytes", float64(g.Swap.ArenaLimitBytes))
-			x.put("nvshare_arena_used_bytes", float64(g.Swap.ArenaUsedBytes))
-			x.put("nvshare_arena_ready_bytes", float64(g.Swap.ArenaReadyBytes))
-			x.put("nvshare_arena_file_bytes", float64(g.Swap.ArenaFileBytes))
-			return
-		}
 	}
 }
 
@@ -367,10 +317,7 @@ const maxMetricGroups = 128
 // overlap passes on the figures of overlap groups.
 func (x *exposition) overlap() {
 	for _, g := range x.s.Groups[:min(len(x.s.Groups), maxMetricGroups)] {
-		labels := []string{g.Namespace, strconv.FormatUint(uint64(g.UID), 10), g.Name, g.GPU}
-		x.put("nvshare_overlap_group_members", float64(g.Members), labels...)
-		x.put("nvshare_overlap_group_running", number(g.Running), labels...)
-		x.put("nvshare_overlap_group_restarts_total", float64(g.Restarts), labels...)
+		putAll(x, g, g.Namespace, strconv.FormatUint(uint64(g.UID), 10), g.Name, g.GPU)
 	}
 	x.put("nvshare_metrics_left_out", float64(max(len(x.s.Groups)-maxMetricGroups, 0)), "overlap_group")
 }

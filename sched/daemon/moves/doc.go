@@ -10,5 +10,4 @@
 //     cannot.
 //   - Which processes are off their GPUs is recorded before they go (migrating.json): the next
 //     scheduler has them run again.
-//   - A process has at most one copier, whatever it says.
 package moves

@@ -33,9 +33,9 @@ import (
 
 // A tenant moves to another GPU in phases:
 //
-//	wakes → prepares → departs → carried → arrives
-//	                      ▲                   │ processes have begun on the old GPU meanwhile
-//	                      └───────────────────┘
+//	wakes → departs → carried → arrives
+//	           ▲                   │ processes have begun on the old GPU meanwhile
+//	           └───────────────────┘
 //
 // Its connections are cut at the last one, and each process attaches to the GPU that the driver
 // says it is on. So that ATTACH alone decides to which GPU a process belongs, whatever has failed
@@ -55,11 +55,10 @@ const (
 type phase uint8
 
 const (
-	wakes    phase = iota // processes that were suspended come back with their contexts
-	prepares              // a copier makes both GPUs ready while the tenant works
-	departs               // nothing is granted; the memory is copied (copier.go), or goes to arenas
-	Carried               // a goroutine has each process checkpointed, and restored with the GPUs exchanged
-	arrives               // each process attaches to the GPU that it is on
+	wakes   phase = iota // processes that were suspended come back with their contexts
+	departs              // nothing is granted; the memory goes to arenas
+	Carried              // a goroutine has each process checkpointed, and restored with the GPUs exchanged
+	arrives              // each process attaches to the GPU that it is on
 )
 
 // Moves has the tenants that are on their way from GPU to GPU, and says where tenants can go.
@@ -71,27 +70,18 @@ type Moves struct {
 	Migrations  map[string]*Move           // by account
 	From        map[*node.Client]*node.GPU // clients may have left this GPU for another one: the next ATTACH says
 	strayed     map[*node.Client]string    // the same by UUID, of GPUs not found yet
-	bringers    map[*node.Client]*bringing
-	Copiers     map[int]bool // PIDs of copiers that run
 	DepartLimit time.Duration
 	lose        func(*node.Conn) // notes that a client's connection is lost
 }
 
-// New makes itself known to package memory. lose notes that a client's connection is lost.
+// New returns the moves of nobody. lose notes that a client's connection is lost.
 func New(aw *away.Away, lose func(*node.Conn)) *Moves {
-	mv := &Moves{Node: aw.Node, Book: aw.Book, Memory: aw.Memory, Away: aw, lose: lose, DepartLimit: departLimit,
-		Migrations: map[string]*Move{}, From: map[*node.Client]*node.GPU{}, strayed: map[*node.Client]string{},
-		bringers: map[*node.Client]*bringing{}, Copiers: map[int]bool{}}
-	mv.Memory.Copied = mv.noteCopied
-	return mv
+	return &Moves{Node: aw.Node, Book: aw.Book, Memory: aw.Memory, Away: aw, lose: lose, DepartLimit: departLimit,
+		Migrations: map[string]*Move{}, From: map[*node.Client]*node.GPU{}, strayed: map[*node.Client]string{}}
 }
 
 // ForgetClient forgets a client.
 func (mv *Moves) ForgetClient(cl *node.Client) {
-	if b := mv.bringers[cl]; b != nil && b.copier != nil { // a child, or another process, may have its end of the socket
-		b.copier.End()
-	}
-	delete(mv.bringers, cl)
 	delete(mv.From, cl)
 	delete(mv.strayed, cl)
 }
@@ -118,14 +108,13 @@ type Move struct {
 	account  string
 	From, To *node.GPU
 	Phase    phase
-	asleep   bool               // it was suspended with its context
-	clients  []*node.Client     // those that live
-	count    int                // processes that began
-	bytes    uint64             // that they have reserved
-	legs     int                // how often processes have set out: others may have begun meanwhile
-	began    time.Time          // when its processes were stopped
-	copier   *checkpoint.Copier // nil: there is none
-	took     checkpoint.Times   // the parts of it so far
+	asleep   bool             // it was suspended with its context
+	clients  []*node.Client   // those that live
+	count    int              // processes that began
+	bytes    uint64           // that they have reserved
+	legs     int              // how often processes have set out: others may have begun meanwhile
+	began    time.Time        // when its processes were stopped
+	took     checkpoint.Times // the parts of it so far
 	limit    *timer.Timer
 	late     bool  // the phase has lasted too long
 	err      error // why it stays, or is incomplete
@@ -174,7 +163,7 @@ func (mv *Moves) advanceWaking(m *Move) {
 	away := slices.IndexFunc(m.clients, func(cl *node.Client) bool { return mv.Of(cl).Step != away.Present })
 	switch {
 	case away < 0:
-		mv.prepareCopier(m)
+		mv.depart(m)
 	case m.late:
 		m.err = fmt.Errorf("process %d has not come back to GPU %d with its context within %v", m.clients[away].PID, m.From.Index, mv.DepartLimit)
 		mv.endMigration(m)
@@ -430,8 +419,6 @@ func (mv *Moves) latecomers(m *Move) (all []*node.Client) {
 
 func (mv *Moves) endMigration(m *Move) {
 	m.limit.Stop()
-	m.endCopier()
-	mv.wantArenas(m)
 	delete(mv.Migrations, m.account)
 	delete(mv.Leaving, m.account)
 	mv.ExpectCheckpoints(0)
@@ -486,12 +473,7 @@ func (m *Move) Failure(mv *Moves) error {
 func (mv *Moves) carry(m *Move) {
 	m.Phase = Carried
 	m.limit.Stop()
-	if m.copier != nil {
-		m.noteTime("copy")
-	} else {
-		m.noteTime("memory out")
-	}
-	m.endCopier()
+	m.noteTime("memory out")
 	var all []peer.Process
 	for _, cl := range m.clients {
 		mv.From[cl] = m.From

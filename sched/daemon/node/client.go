@@ -170,7 +170,6 @@ type Conn struct {
 	Client   *Client                          // nil before REGISTER
 	Reg      wire.Register                    // what it registered with
 	CanMove  bool                             // the shim can move memory
-	Copies   bool                             // it understands COPIER
 	Slices   bool                             // the shim understands SLICE
 	Suspends bool                             // the shim understands SUSPEND
 	IsAway   bool                             // the process said that it waits for SUSPEND (over)

@@ -18,7 +18,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -125,8 +124,6 @@ type Checkpointer interface {
 	On(ctx context.Context, pid int, pairs []checkpoint.Pair) (checkpoint.Times, error)
 	// Expect says that so many operations may come at any time.
 	Expect(operations int)
-	// Copy starts a program that copies memory of processes to a GPU.
-	Copy(ctx context.Context, c checkpoint.Copies, sockets []*os.File) (*checkpoint.Copier, error)
 }
 
 // Node has the tables of what the daemon knows of the node, and what its parts do with them.
