@@ -49,11 +49,10 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 			return c, refusal{error: errNoState}
 		}
 		core, memory := c.promised()
-		r := placement.Request{Count: count, Core: core, Memory: memory, Labels: c.Labels, Had: cs.had(c)}
-		chosen, err := placement.Choose(devices, r)
+		chosen, err := placement.Choose(devices, placement.Request{Count: count, Core: core, Memory: memory, Labels: c.Labels, Had: cs.had(c)})
 		if err != nil {
 			cs.log.Infof("%s is refused on GPUs that have %s", c, placement.Who(devices))
-			return c, refusal{error: cs.makeRoom(c, devices, r, err)}
+			return c, refusal{error: err}
 		}
 		c.GPUs = chosen
 	} else if err := c.acceptable(devices, cs.had(c)); err != nil {
@@ -90,7 +89,6 @@ func (cs *Containers) enter(c Container) {
 	again := func(_ string, o Container) bool { return o.sameAs(c) }
 	maps.DeleteFunc(cs.want, again)
 	maps.DeleteFunc(cs.ended, again)
-	cs.release(c.sameAs)
 	cs.want[c.ID] = c
 	cs.poke()
 }
@@ -197,7 +195,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 			}
 			d.Tenants = append(d.Tenants, placement.Tenant{
 				Name: cmp.Or(p.Who, name), Core: max(cmp.Or(p.Percent, o.Terms.CoreRequest), o.Limits.Cores), Memory: max(cmp.Or(p.Memory, o.Terms.MemoryLimit), o.Limits.bytes()),
-				Labels: o.Labels, Outside: len(o.GPUs) == 0, ID: o.ID, Reach: o.Reach, Hidden: o.Namespace != except.Namespace,
+				Labels: o.Labels, Outside: len(o.GPUs) == 0, Hidden: o.Namespace != except.Namespace,
 			})
 		}
 		if len(o.GPUs) == 0 {
@@ -212,7 +210,6 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 			}
 		}
 	}
-	cs.addReserved(devices, except)
 	cs.keepCounted(devices, except)
 	for i, d := range devices {
 		if except.Terms.CoreRequest != 0 && len(except.Claims) == 0 {

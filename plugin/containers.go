@@ -84,12 +84,7 @@ type Containers struct {
 	claims        Claims                        // nil: pods ask by annotations
 	mayExclude    func(namespace string) bool   // see AllowExclusion
 	mostCore      func(namespace string) uint32 // see BoundCore
-
-	move     Mover                  // nil: nobody is moved
-	now      func() time.Time       // the clock of stateDeadline, and of those below
-	reserved *reservation           // nil: there is none
-	stuck    map[string]failure     // by container ID
-	moved    map[string][]time.Time // by namespace: when containers began to move for its pods
+	now           func() time.Time              // the clock of stateDeadline
 }
 
 // NewContainers returns an empty set of containers.
@@ -99,7 +94,7 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 		want: map[string]Container{}, ended: map[string]Container{}, percent: 100,
 		mayExclude: func(string) bool { return true },
 		mostCore:   func(string) uint32 { return 100 },
-		now:        time.Now, stuck: map[string]failure{}, moved: map[string][]time.Time{}, registered: make(chan struct{}), changed: make(chan struct{}, 1),
+		now:        time.Now, registered: make(chan struct{}), changed: make(chan struct{}, 1),
 		live: livePods{listed: make(chan struct{})},
 	}
 	cs.Health.OnChange(cs.poke)
@@ -178,7 +173,6 @@ func (cs *Containers) EndPod(sandbox string) {
 		gone := func(_ string, c Container) bool { return c.Sandbox == sandbox }
 		maps.DeleteFunc(cs.want, gone)
 		maps.DeleteFunc(cs.ended, gone)
-		cs.release(func(c Container) bool { return c.Sandbox == sandbox })
 	})
 }
 

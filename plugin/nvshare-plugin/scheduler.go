@@ -73,26 +73,6 @@ func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	return err
 }
 
-// mover has the scheduler move containers, over a connection for each: a move takes longer
-// than any other call.
-func mover(runDir string) plugin.Mover {
-	return func(ctx context.Context, id, uuid string) error {
-		conn, err := api.Dial(ctx, runDir)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		_, err = conn.Migrate(ctx, &api.MigrateRequest{Container: id, Gpu: uuid})
-		switch {
-		case err == nil:
-			return nil
-		case api.TimedOut(err):
-			return errors.New("it has not arrived yet, and goes on moving")
-		}
-		return errors.New(status.Convert(err).Message())
-	}
-}
-
 func (s *scheduler) Forget(ctx context.Context, id string) error {
 	_, err := s.conn.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: id})
 	return err

@@ -64,7 +64,6 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 		}
 		return 100
 	})
-	s.containers.MakeRoom(mover(runDir))
 	n.health = &s.containers.Health
 	var err error
 	if s.driver, err = f.driver(s.containers, n.cdiDir, s.log); err != nil {
