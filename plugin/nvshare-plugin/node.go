@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// watchInterval is the time between looks for changes that nobody announces, such as
-	// MIG devices. A look reads directories and wakes no GPU.
-	watchInterval = time.Minute
+	// watchInterval is the time between looks for changes that nobody announces: MIG devices, a GPU that
+	// has gone, a driver that was loaded again. A look reads directories and wakes no GPU.
+	watchInterval = 10 * time.Second
 	// discoverLimit bounds a discovery: NVML can hang on a broken GPU.
 	discoverLimit = 60 * time.Second
 	// retryInterval is the time between attempts after one that failed: nobody
