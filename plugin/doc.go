@@ -57,7 +57,7 @@
 //
 // # Claims
 //
-// With SetClaims, resource claims give this node's GPUs (package dra). A container has
+// With Containers.Claims, resource claims give this node's GPUs (package dra). A container has
 // the terms of its claims. Annotations may lower these, and say what the claims leave
 // open. A container that asks for a GPU by annotation is refused; a core request does not
 // ask for one here. Containers that use one claim at the same time have equal parts of

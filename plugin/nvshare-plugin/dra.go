@@ -117,7 +117,7 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 	if err != nil {
 		return nil, fmt.Errorf("--dra: %w", err)
 	}
-	containers.OnGPUs(driver.Refresh)
+	containers.OnGPUs = driver.Refresh
 	return driver, nil
 }
 

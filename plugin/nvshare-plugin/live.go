@@ -143,8 +143,6 @@ func (l *live) event(e *api.Event) {
 		reason, note = "GPUOOMKilled", fmt.Sprintf("%s; %s raises the limit", note, plugin.MemoryLimitAnnotation)
 	case api.EventType_EVENT_TYPE_OVERLAP:
 		reason = "GPUOverlapGroup"
-	default: // of an older scheduler, which sends events of all kinds
-		return
 	}
 	l.warn(plugin.Pod{UID: e.Container.PodUid, Namespace: e.Container.Namespace, Name: e.Container.Pod}, e.Container.Name, reason, note)
 }

@@ -78,12 +78,9 @@ func (s *scheduler) Forget(ctx context.Context, id string) error {
 	return err
 }
 
-// Report tells the scheduler what is wrong. Older schedulers do not ask.
+// Report tells the scheduler what is wrong.
 func (s *scheduler) Report(ctx context.Context, problems []string) error {
 	_, err := s.conn.ReportPlugin(ctx, &api.ReportPluginRequest{Problems: problems})
-	if status.Code(err) == codes.Unimplemented {
-		return nil
-	}
 	return err
 }
 
@@ -151,8 +148,7 @@ func (s *scheduler) stateOf(g *api.GPU) plugin.GPUState {
 // eventTypes are the types of the scheduler's events that are also events of pods.
 var eventTypes = []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY, api.EventType_EVENT_TYPE_OOM_KILL, api.EventType_EVENT_TYPE_OVERLAP}
 
-// news passes on what has happened to containers since the last call. Older schedulers
-// send events of all kinds.
+// news passes on what has happened to containers since the last call.
 func (s *scheduler) news(ctx context.Context) error {
 	if s.pods == nil {
 		return nil
