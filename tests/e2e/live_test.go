@@ -33,7 +33,7 @@ func TestAnnotationsChangeLive(t *testing.T) {
 		api.Set("uid-"+name, "default", name, annotations)
 	}
 	annotate(limitAnnotation, "1Gi")
-	live := []string{"--kube", "on", "--kubeconfig", config, "--node-name", kubeapi.Node}
+	live := []string{"--kubeconfig", config, "--node-name", kubeapi.Node}
 	restartPlugin(t, live...)
 	t.Cleanup(func() { restartPlugin(t) })
 
