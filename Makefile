@@ -52,7 +52,7 @@ DESTDIR ?=
 # Prerequisites run in order, because installing packages comes first; sub-makes run
 # their jobs in parallel.
 .NOTPARALLEL:
-.PHONY: help env shell build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes compat stress bench report pictures bench-nri sim model fuzz generate \
+.PHONY: help env shell build shim simgpu binaries tools root deps demo test test-unit test-race coverage test-c test-compat test-e2e runtimes crio compat stress bench report pictures bench-nri sim model fuzz generate \
 	engines slurm apptainer test-engines lint golangci gpu-bundle stage release test-release install uninstall static image-root image push buildx-load buildx-push tools-k8s e2e-k8s e2e-k8s-old kueue clean
 
 help: ## this list
@@ -171,6 +171,10 @@ runtimes: root deps build simgpu tools ## pods on containerd 1.7, which it build
 		sh tests/tools/containerd.sh $$v $(BUILD)/containerd-$$v; \
 		NVSHARE_CONTAINERD=$(BUILD)/containerd-$$v $(GO) test -count=1 -tags $(TAGS),e2e -timeout 60m -run '$(RUNTIME_TESTS)' ./tests/e2e; \
 	done
+
+crio: GOAL := test
+crio: root deps build simgpu tools ## pods on CRI-O, whose programs crio and pinns are in the folder CRIO; with podman and conmon
+	NVSHARE_CRIO=$(abspath $(CRIO)) $(GO) test -count=1 -tags $(TAGS),e2e -timeout 60m -run '$(RUNTIME_TESTS)|ShimAndScheduler|Live|MemoryLimit|Placement|OverlapGroup(OfPods|Faults|IsOf|Refused)' ./tests/e2e
 
 test-e2e: build simgpu tools ## of make test: pods and containers, on a real containerd, and the demo; root
 	$(call TEST,./tests/e2e ./tests/demo) -p 1 -count=1 -tags $(TAGS),e2e -timeout 40m

@@ -3,7 +3,6 @@
 package cdi
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
@@ -29,18 +28,14 @@ const (
 // row are one. It sends once at the start, for what changed before.
 //
 // Files are watched through inotify, where they are made even if their directory
-// does not exist yet, and the kernel's own messages through netlink
-// (NETLINK_KOBJECT_UEVENT), because /proc, where the driver shows its GPUs,
-// announces nothing. Nobody announces MIG devices whose device nodes were there
-// before: look now and then as well. What can't be watched is said to o.Log.
+// does not exist yet. /proc, where the driver shows its GPUs, announces nothing: a GPU that goes, and
+// MIG devices whose device nodes were there before, need a look now and then as well. What can't be
+// watched is said to o.Log.
 func Watch(ctx context.Context, o Options, dirs ...string) <-chan struct{} {
 	changed, events := make(chan struct{}, 1), make(chan struct{}, 1)
 	w, err := newInotify(events)
 	if err != nil {
 		o.log().Warnf("files are looked at now and then only: %v", err)
-	}
-	if err := watchUevents(ctx, events, concernsGPUs); err != nil && o.SimDir == "" {
-		o.log().Warnf("cannot read the kernel's messages about GPUs: %v", err)
 	}
 	arm := func() {
 		if w == nil {
@@ -195,77 +190,3 @@ func (w *inotify) arm(dirs map[string]uint32) error {
 }
 
 func (w *inotify) close() { w.file.Close() }
-
-// watchUevents reports what the kernel announces, if it is relevant.
-func watchUevents(ctx context.Context, events chan<- struct{}, relevant func(message []byte) bool) error {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_KOBJECT_UEVENT)
-	if err != nil {
-		return fmt.Errorf("netlink socket for uevents: %w", err)
-	}
-	// Group 1 is the kernel's own; udev sends to another.
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: 1}); err != nil {
-		unix.Close(fd)
-		return fmt.Errorf("listen to uevents: %w", err)
-	}
-	file := os.NewFile(uintptr(fd), "uevents")
-	conn, err := file.SyscallConn()
-	if err != nil {
-		file.Close()
-		return err
-	}
-	context.AfterFunc(ctx, func() { file.Close() })
-	go func() {
-		buf := make([]byte, 64<<10)
-		for {
-			var n int
-			var from unix.Sockaddr
-			var recvErr error
-			if err := conn.Read(func(fd uintptr) bool {
-				n, from, recvErr = unix.Recvfrom(int(fd), buf, 0)
-				return recvErr != unix.EAGAIN && recvErr != unix.EINTR
-			}); err != nil {
-				return // closed
-			}
-			if recvErr == unix.ENOBUFS { // some were lost
-				notify(events)
-				continue
-			}
-			if recvErr != nil {
-				return
-			}
-			// Root may send to the group too; the kernel is port 0.
-			if sender, ok := from.(*unix.SockaddrNetlink); ok && sender.Pid == 0 && relevant(buf[:n]) {
-				notify(events)
-			}
-		}
-	}()
-	return nil
-}
-
-// concernsGPUs looks at a kernel message: "add@/module/nvidia", then KEY=VALUE,
-// all separated by zero bytes.
-func concernsGPUs(message []byte) bool {
-	var subsystem, device, driver string
-	for field := range bytes.SplitSeq(message, []byte{0}) {
-		key, value, _ := strings.Cut(string(field), "=")
-		switch key {
-		case "SUBSYSTEM":
-			subsystem = value
-		case "DEVPATH":
-			device = value
-		case "DRIVER":
-			driver = value
-		}
-	}
-	switch subsystem {
-	case "module":
-		return strings.HasPrefix(device, "/module/nvidia")
-	case "pci":
-		// When a driver lets go of a device, the message does not name it any
-		// more. GPUs and others come and go rarely enough.
-		return driver == "" || driver == "nvidia"
-	case "drm", "nvidia":
-		return true
-	}
-	return false
-}

@@ -15,16 +15,16 @@ import (
 )
 
 // Adjust returns how to change a container so that it gets what req asks for,
-// nil if there is nothing to change.
+// nil if there is nothing to change. shim: it has the shim already.
 //
 // Devices that the container was given by other means (a device plugin, a
 // resource claim) are not given again, but the container gets the shim with them.
 // The edits of nvshare.com/gpu have replaced the container's own LD_PRELOAD before
 // NRI sees it, and nothing here can bring that back.
-func Adjust(req Request, ctr *api.Container) (*api.ContainerAdjustment, error) {
+func Adjust(req Request, ctr *api.Container, shim bool) (*api.ContainerAdjustment, error) {
 	has := given(ctr)
 	devices := missing(req.Devices, has)
-	if len(devices) == 0 && len(has) == 0 && len(req.Shares) == 0 {
+	if len(devices) == 0 && len(has) == 0 && len(req.Shares) == 0 && !shim {
 		return nil, nil
 	}
 	if err := checkLoss(ctr.GetEnv()); err != nil {
@@ -65,8 +65,8 @@ func Adjust(req Request, ctr *api.Container) (*api.ContainerAdjustment, error) {
 }
 
 // given returns the names of nvshare's devices that the runtime was told to inject by
-// other means. Only containerd 2.3 and later says so; elsewhere a device is injected
-// twice, which changes nothing.
+// other means. Of runtimes only containerd 2.3 and later says so; elsewhere a device is
+// injected twice, which changes nothing.
 func given(ctr *api.Container) []string {
 	var names []string
 	for _, d := range ctr.GetCDIDevices() {

@@ -97,7 +97,7 @@ func TestAdjustNamesCDIDevices(t *testing.T) {
 		for _, g := range c.given {
 			ctr.CDIDevices = append(ctr.CDIDevices, &api.CDIDevice{Name: g})
 		}
-		a, err := Adjust(Request{Devices: c.ask}, ctr)
+		a, err := Adjust(Request{Devices: c.ask}, ctr, false)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -147,7 +147,7 @@ func TestInjectsCDI(t *testing.T) {
 func TestRunDirectoryIsTheNodes(t *testing.T) {
 	for value, changed := range map[string]bool{"/tmp/mine": true, "": true, "/var/run/nvshare": false} {
 		ctr := &api.Container{Env: []string{"NVSHARE_RUN_DIR=" + value}}
-		a, err := Adjust(Request{Devices: []string{"0"}}, ctr)
+		a, err := Adjust(Request{Devices: []string{"0"}}, ctr, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,7 +156,7 @@ func TestRunDirectoryIsTheNodes(t *testing.T) {
 			t.Errorf("%q: set %v, removed %v", value, set, removed)
 		}
 	}
-	if a, err := Adjust(Request{}, &api.Container{Env: []string{"NVSHARE_RUN_DIR=/tmp/mine"}}); a != nil || err != nil {
+	if a, err := Adjust(Request{}, &api.Container{Env: []string{"NVSHARE_RUN_DIR=/tmp/mine"}}, false); a != nil || err != nil {
 		t.Errorf("a container that asks for nothing: %v, %v", a, err)
 	}
 }
@@ -165,11 +165,11 @@ func TestRunDirectoryIsTheNodes(t *testing.T) {
 func TestSchedulerLossIsAKnownWord(t *testing.T) {
 	for value, ok := range map[string]bool{"open": true, "closed": true, "": true, "close": false, "CLOSED": false} {
 		ctr := &api.Container{Env: []string{"NVSHARE_SCHEDULER_LOSS=" + value}}
-		_, err := Adjust(Request{Devices: []string{"0"}}, ctr)
+		_, err := Adjust(Request{Devices: []string{"0"}}, ctr, false)
 		if (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "give open") {
 			t.Errorf("%q: %v", value, err)
 		}
-		if a, err := Adjust(Request{}, ctr); a != nil || err != nil {
+		if a, err := Adjust(Request{}, ctr, false); a != nil || err != nil {
 			t.Errorf("a container that asks for nothing: %v, %v", a, err)
 		}
 	}
@@ -180,7 +180,7 @@ func TestSchedulerLossIsAKnownWord(t *testing.T) {
 func TestDevicesOfTheInternalKindGetTheShim(t *testing.T) {
 	ctr := &api.Container{Env: []string{"LD_PRELOAD=/u.so", "NVSHARE_RUN_DIR=/tmp/mine"}, CDIDevices: []*api.CDIDevice{{Name: "nvshare.com/gpu-nri=0"}}}
 	for _, ask := range [][]string{nil, {"0"}} {
-		a, err := Adjust(Request{Devices: ask}, ctr)
+		a, err := Adjust(Request{Devices: ask}, ctr, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -188,5 +188,21 @@ func TestDevicesOfTheInternalKindGetTheShim(t *testing.T) {
 		if set["LD_PRELOAD"] != cdi.ShimPath+":/u.so" || set["NVSHARE_RUN_DIR"] != "/var/run/nvshare" || !slices.Equal(removed, []string{"LD_PRELOAD", "NVSHARE_RUN_DIR"}) || len(a.GetCDIDevices()) != 0 {
 			t.Errorf("asked for %v: set %v, removed %v, devices %v", ask, set, removed, a.GetCDIDevices())
 		}
+	}
+}
+
+// A runtime may inject a device of that kind before NRI and not tell of it, as CRI-O and containerd before
+// 2.3 do: the mount of the shim does.
+func TestUntoldDevicesGetTheShim(t *testing.T) {
+	p := New(quiet(), NewContainers(quiet()))
+	p.SetInventory(inventory(t))
+	ctr := &api.Container{Id: "c", Name: "main", Env: []string{"LD_PRELOAD=/u.so", "NVSHARE_RUN_DIR=/tmp/mine"},
+		Mounts: []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}}
+	a, _, err := p.CreateContainer(t.Context(), pod(nil), ctr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if set, _ := envOf(a); set["LD_PRELOAD"] != cdi.ShimPath+":/u.so" || set["NVSHARE_RUN_DIR"] != "/var/run/nvshare" {
+		t.Errorf("set %v", set)
 	}
 }

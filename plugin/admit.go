@@ -49,11 +49,10 @@ func (cs *Containers) admit(c Container, count int, gpus []cdi.GPU) (Container, 
 			return c, refusal{error: errNoState}
 		}
 		core, memory := c.promised()
-		r := placement.Request{Count: count, Core: core, Memory: memory, Labels: c.Labels, Had: cs.had(c)}
-		chosen, err := placement.Choose(devices, r)
+		chosen, err := placement.Choose(devices, placement.Request{Count: count, Core: core, Memory: memory, Labels: c.Labels, Had: cs.had(c)})
 		if err != nil {
 			cs.log.Infof("%s is refused on GPUs that have %s", c, placement.Who(devices))
-			return c, refusal{error: cs.makeRoom(c, devices, r, err)}
+			return c, refusal{error: err}
 		}
 		c.GPUs = chosen
 	} else if err := c.acceptable(devices, cs.had(c)); err != nil {
@@ -90,7 +89,6 @@ func (cs *Containers) enter(c Container) {
 	again := func(_ string, o Container) bool { return o.sameAs(c) }
 	maps.DeleteFunc(cs.want, again)
 	maps.DeleteFunc(cs.ended, again)
-	cs.release(c.sameAs)
 	cs.want[c.ID] = c
 	cs.poke()
 }
@@ -121,16 +119,6 @@ func (c Container) acceptable(devices []placement.Device, had []string) error {
 	return nil
 }
 
-// AllowExclusion has only pods of some namespaces keep others off their GPUs by a label: it takes whole
-// GPUs from all namespaces, and is no promise that anybody counts. Without it all may. It must be called
-// before Run.
-func (cs *Containers) AllowExclusion(may func(namespace string) bool) { cs.mayExclude = may }
-
-// BoundCore has the core requests of one namespace add up to no more than a part of each GPU, in percent:
-// a promise takes time from all namespaces, and no quota counts annotations. Without it there is no
-// bound. It must be called before Run.
-func (cs *Containers) BoundCore(most func(namespace string) uint32) { cs.mostCore = most }
-
 // boundCore keeps from whoever asks what its namespace may not be promised.
 func (cs *Containers) boundCore(d *placement.Device, namespace string) {
 	others := uint32(0)
@@ -139,18 +127,9 @@ func (cs *Containers) boundCore(d *placement.Device, namespace string) {
 			others += t.Core
 		}
 	}
-	if beyond := 100 - min(cs.mostCore(namespace), 100); beyond > others {
+	if beyond := 100 - min(cs.MostCore(namespace), 100); beyond > others {
 		d.Kept = beyond - others
 	}
-}
-
-// PromiseMemory sets how many percent of each GPU's memory the memory limits of
-// containers may add up to, where the plugin chooses the GPU. More than 100 needs
-// swapping.
-func (cs *Containers) PromiseMemory(percent uint32) {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	cs.percent = uint64(percent)
 }
 
 // devices returns what can be given of this node's GPUs, each with the tenants that
@@ -163,7 +142,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 	for i := range devices {
 		d := &devices[i]
 		state := cs.gpus[d.UUID].Within(cs.gpus[d.GPU])
-		d.Memory = cmp.Or(d.Memory, state.Memory) * cs.percent / 100
+		d.Memory = cmp.Or(d.Memory, state.Memory) * cs.PromiseMemory / 100
 		d.Closed, d.Dead = state.Closed(), state.Fault != ""
 		if _, known := cs.gpus[d.UUID]; !known && d.UUID != d.GPU && len(cs.gpus) > 0 {
 			d.Closed = cmp.Or(d.Closed, unknownMIG)
@@ -197,7 +176,7 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 			}
 			d.Tenants = append(d.Tenants, placement.Tenant{
 				Name: cmp.Or(p.Who, name), Core: max(cmp.Or(p.Percent, o.Terms.CoreRequest), o.Limits.Cores), Memory: max(cmp.Or(p.Memory, o.Terms.MemoryLimit), o.Limits.bytes()),
-				Labels: o.Labels, Outside: len(o.GPUs) == 0, ID: o.ID, Reach: o.Reach, Hidden: o.Namespace != except.Namespace,
+				Labels: o.Labels, Outside: len(o.GPUs) == 0, Hidden: o.Namespace != except.Namespace,
 			})
 		}
 		if len(o.GPUs) == 0 {
@@ -212,7 +191,6 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 			}
 		}
 	}
-	cs.addReserved(devices, except)
 	cs.keepCounted(devices, except)
 	for i, d := range devices {
 		if except.Terms.CoreRequest != 0 && len(except.Claims) == 0 {

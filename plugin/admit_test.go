@@ -92,9 +92,9 @@ func TestPlacementLabels(t *testing.T) {
 	refuse("e", `it is in use, by nobody with affinity label "ml/red"`, "gpu=1", "gpu-affinity=red")
 	refuse("e", `annotation nvshare.com/gpu-affinity="a b": not a label`, "gpu=1", "gpu-affinity=a b")
 
-	p.containers.AllowExclusion(func(namespace string) bool { return namespace == "prod" })
+	p.containers.MayExclude = func(namespace string) bool { return namespace == "prod" }
 	refuse("f", `annotation nvshare.com/gpu-exclusion="blue": not allowed in namespace "ml": see --exclusion-namespaces`, "gpu=1", "gpu-exclusion=blue")
-	p.containers.AllowExclusion(func(string) bool { return true })
+	p.containers.MayExclude = func(string) bool { return true }
 	other, ctr := podOf("other", "id-other", says("gpu=1", "gpu-exclusion=blue"))
 	other.Namespace = "prod"
 	if _, _, err := p.CreateContainer(context.Background(), other, ctr); err == nil || !strings.Contains(err.Error(), `exclusion label "prod/blue"`) {
@@ -106,12 +106,12 @@ func TestPlacementLabels(t *testing.T) {
 // runs. What others have of the GPU counts once.
 func TestBoundOfCoreRequests(t *testing.T) {
 	p := newPlacing(t, 1)
-	p.containers.BoundCore(func(namespace string) uint32 {
+	p.containers.MostCore = func(namespace string) uint32 {
 		if namespace == "prod" {
 			return 100
 		}
 		return 50
-	})
+	}
 	if got, err := p.create("a", "gpu-core-request=30"); err != nil || got != "0" {
 		t.Fatalf("within the bound: %q, %v", got, err)
 	}
@@ -156,7 +156,7 @@ func TestPlacementByOthers(t *testing.T) {
 	}
 	// Before containerd 2.3, all that is seen of a device is what it brings.
 	pod, ctr = podOf("mounted", "id-mounted", says("gpu-core-request=10"))
-	ctr.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
+	ctr.Mounts = []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}
 	if adjust, _, err := p.CreateContainer(context.Background(), pod, ctr); err != nil && !strings.Contains(err.Error(), "cannot be promised") || adjust != nil {
 		t.Errorf("with the shim mounted: given %v, %v", adjust, err)
 	}
@@ -460,10 +460,10 @@ func TestRestartedAwayFromADeadGPU(t *testing.T) {
 func TestChangesOfGPUsAreTold(t *testing.T) {
 	p := newPlacing(t, 2)
 	told := 0
-	p.containers.OnGPUs(func() {
+	p.containers.OnGPUs = func() {
 		told++
 		p.containers.GPU(gpuID(0)) // holds no lock
-	})
+	}
 	one := func(s GPUState) State { return State{GPUs: map[string]GPUState{gpuID(0): s}} }
 	for i, step := range []struct {
 		state State
@@ -528,7 +528,7 @@ func TestPlacementByTheSchedulersWord(t *testing.T) {
 	if got, err := p.create("c", "gpu=1", "gpu-memory-limit=10Gi"); got != "0" {
 		t.Errorf("given %q, %v", got, err)
 	}
-	p.containers.PromiseMemory(200)
+	p.containers.PromiseMemory = 200
 	if got, err := p.create("d", "gpu=1", "gpu-memory-limit=14Gi"); got == "" {
 		t.Errorf("with twice the memory promised: %v", err)
 	}

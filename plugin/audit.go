@@ -21,7 +21,7 @@ import (
 type Audit int
 
 const (
-	// AuditReport logs them and passes them to the function of SetAudit.
+	// AuditReport logs them and passes them to Plugin.Report.
 	AuditReport Audit = iota
 	// AuditStop also ends their processes. The manager of the pod starts them again,
 	// this time through the plugin. It needs the host's PID namespace. After a reboot the
@@ -54,14 +54,6 @@ func (u Unmanaged) String() string {
 	return fmt.Sprintf("pod %s/%s, container %q", u.Namespace, u.Pod, u.Name)
 }
 
-// SetAudit sets what to do about containers that run without what they asked for.
-// report, if not nil, is called in a goroutine of its own for each container that
-// runs without nvshare, also for containers whose image cannot load the shim. The
-// default is AuditReport. SetAudit must be called before Run.
-func (p *Plugin) SetAudit(what Audit, report func(Unmanaged)) {
-	p.audit, p.report = what, report
-}
-
 func (p *Plugin) identity(pod *api.PodSandbox, ctr *api.Container) Unmanaged {
 	u := Unmanaged{
 		ID: ctr.GetId(), Namespace: pod.GetNamespace(), Pod: pod.GetName(), PodUID: pod.GetUid(), Name: ctr.GetName(),
@@ -81,8 +73,8 @@ func (p *Plugin) identity(pod *api.PodSandbox, ctr *api.Container) Unmanaged {
 
 func (p *Plugin) tell(u Unmanaged) {
 	p.log.Warnf("%v runs without nvshare (asked for: %s): %s", u, cmp.Or(u.Asked, "nothing"), u.Why)
-	if p.report != nil {
-		p.report(u)
+	if p.Report != nil {
+		p.Report(u)
 	}
 }
 
@@ -152,7 +144,7 @@ func (p *Plugin) judge(pod *api.PodSandbox, ctr *api.Container) bool {
 // AuditStop.
 func (p *Plugin) act(u Unmanaged) {
 	u.Why = "it was created while no plugin was registered; "
-	if p.audit != AuditStop {
+	if p.Audit != AuditStop {
 		u.Why += "start it again, or have the plugin stop such containers with --audit stop"
 		p.tell(u)
 		return

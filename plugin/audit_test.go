@@ -46,7 +46,7 @@ func TestAuditFindsWhoRunsWithout(t *testing.T) {
 	running := api.ContainerState_CONTAINER_RUNNING
 	r.ctrs = []*api.Container{
 		{Id: "missed", PodSandboxId: "pod0", Name: "main", State: running},
-		{Id: "mounted", PodSandboxId: "pod0", Name: "a", State: running, Mounts: []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}},
+		{Id: "mounted", PodSandboxId: "pod0", Name: "a", State: running, Mounts: []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}},
 		{Id: "preloaded", PodSandboxId: "pod0", Name: "b", State: running, Env: []string{"LD_PRELOAD=/x.so:" + cdi.ShimPath}}, // by itself
 		{Id: "recorded", PodSandboxId: "pod0", Name: "d", State: running, Annotations: map[string]string{PlacementAnnotation: known[2]}},
 		{Id: "ended", PodSandboxId: "pod0", Name: "c", State: api.ContainerState_CONTAINER_STOPPED},
@@ -60,7 +60,7 @@ func TestAuditFindsWhoRunsWithout(t *testing.T) {
 	defer r.stop()
 	found := make(chan Unmanaged, 100)
 	p := New(quiet(), NewContainers(quiet()))
-	p.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
+	p.Audit, p.Report = AuditReport, func(u Unmanaged) { found <- u }
 	runPlugin(t, r, p)
 	await(t, r.synced, "the registration")
 	expect := func(ids ...string) {
@@ -98,7 +98,7 @@ func TestGPUByAnotherPlugin(t *testing.T) {
 		t.Fatalf("a container that asks for nothing: %v, %v", adjust, err)
 	}
 	ctr.State = api.ContainerState_CONTAINER_RUNNING
-	ctr.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir + "/" + cdi.ShimLink, Destination: cdi.ShimDir}}
+	ctr.Mounts = []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}
 	for range 2 {
 		if err := p.PostStartContainer(t.Context(), pod, ctr); err != nil {
 			t.Fatal(err)
@@ -210,7 +210,7 @@ func TestAuditOfWhatStartsLater(t *testing.T) {
 	defer r.stop()
 	found := make(chan Unmanaged, 10)
 	p := New(quiet(), NewContainers(quiet()))
-	p.SetAudit(AuditStop, func(u Unmanaged) { found <- u })
+	p.Audit, p.Report = AuditStop, func(u Unmanaged) { found <- u }
 	runPlugin(t, r, p)
 	await(t, r.synced, "the registration")
 

@@ -80,7 +80,7 @@ func (r *fakeRuntime) crowd(n int) {
 		}
 		r.ctrs = append(r.ctrs, &api.Container{
 			Id: fmt.Sprintf("crowd-c%03d", i), PodSandboxId: p.Id, Name: fmt.Sprintf("c%d", i%3),
-			Mounts: []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}, State: api.ContainerState_CONTAINER_RUNNING,
+			Mounts: []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}, State: api.ContainerState_CONTAINER_RUNNING,
 		})
 	}
 }

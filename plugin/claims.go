@@ -68,20 +68,16 @@ func tokenIn(variable string) (token string, ok bool) {
 // claimDevice matches the names of claims' CDI devices.
 var claimDevice = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}-.`)
 
-// SetClaims says that this node's GPUs are given by claims. Containers that ask by
-// annotations are refused. It must be called before Run.
-func (p *Plugin) SetClaims(claims Claims) { p.containers.claims = claims }
-
 // learnShares has claims loaded, once, if containers name shares that are not known, which another
 // process may have prepared. The lock is not held.
 func (cs *Containers) learnShares(ctrs ...*api.Container) error {
-	if cs.claims == nil || !slices.ContainsFunc(ctrs, cs.namesUnknown) {
+	if cs.Claims == nil || !slices.ContainsFunc(ctrs, cs.namesUnknown) {
 		return nil
 	}
 	loaded := make(chan struct{})
 	go func() {
 		defer close(loaded)
-		cs.claims.Load()
+		cs.Claims.Load()
 	}()
 	select {
 	case <-loaded:
@@ -94,11 +90,11 @@ func (cs *Containers) learnShares(ctrs ...*api.Container) error {
 // namesUnknown tells whether a container names a share that is not known.
 func (cs *Containers) namesUnknown(ctr *api.Container) bool {
 	return slices.ContainsFunc(claimDevices(ctr, true), func(name string) bool {
-		_, known := cs.claims.ByDevice(name)
+		_, known := cs.Claims.ByDevice(name)
 		return !known
 	}) || slices.ContainsFunc(ctr.GetEnv(), func(e string) bool {
 		token, ok := tokenIn(e)
-		_, known := cs.claims.ByToken(token)
+		_, known := cs.Claims.ByToken(token)
 		return ok && !known
 	})
 }
@@ -121,7 +117,7 @@ func (cs *Containers) sharesOf(ctr *api.Container, exists bool) (shares []Share,
 		}
 	}
 	for _, name := range claimDevices(ctr, exists) {
-		s, ok := cs.claims.ByDevice(name)
+		s, ok := cs.Claims.ByDevice(name)
 		if !ok {
 			return nil, fmt.Errorf("CDI device %s is of a claim that is not prepared on this node", name)
 		}
@@ -129,7 +125,7 @@ func (cs *Containers) sharesOf(ctr *api.Container, exists bool) (shares []Share,
 	}
 	for _, e := range ctr.GetEnv() {
 		if token, ok := tokenIn(e); ok {
-			if s, ok := cs.claims.ByToken(token); ok { // else somebody else's variable
+			if s, ok := cs.Claims.ByToken(token); ok { // else somebody else's variable
 				add(s)
 			}
 		}
@@ -140,7 +136,7 @@ func (cs *Containers) sharesOf(ctr *api.Container, exists bool) (shares []Share,
 // claimed changes a request to what the container's claims give. It refuses what
 // claims cannot give.
 func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Container, exists bool) error {
-	if cs.claims == nil {
+	if cs.Claims == nil {
 		return nil
 	}
 	shares, err := cs.sharesOf(ctr, exists)
@@ -176,7 +172,7 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 // container. CDI alone has its programs load the shim, but without what only the plugin
 // gives: the claim's terms from the first call on, and the claim's overlap group.
 func (p *Plugin) missedClaim(ctr *api.Container) bool {
-	return p.containers.claims != nil && p.hasShim(ctr) && recorded(ctr) == nil
+	return p.containers.Claims != nil && p.hasShim(ctr) && recorded(ctr) == nil
 }
 
 // limit keeps the terms of a container within its claims; old is what it had. The error names the
@@ -186,8 +182,8 @@ func (cs *Containers) limit(c *Container, old Container) error {
 	var errs []error
 	for _, name := range c.Claims {
 		s, ok := Share{}, false
-		if cs.claims != nil {
-			s, ok = cs.claims.ByDevice(name)
+		if cs.Claims != nil {
+			s, ok = cs.Claims.ByDevice(name)
 		}
 		if !ok {
 			c.Terms, c.Keep = old.Terms, old.Keep

@@ -63,7 +63,7 @@ func deviceOf(n, g int) string {
 func newClaimSite(t *testing.T) *claimSite {
 	s := &claimSite{Plugin: New(quiet(), NewContainers(quiet())), t: t, shares: map[string]Share{}}
 	s.SetInventory(inventory(t))
-	s.SetClaims(s)
+	s.containers.Claims = s
 	return s
 }
 
@@ -80,7 +80,7 @@ func (s *claimSite) create(name string, annotations map[string]string, devices .
 	for _, d := range devices {
 		ctr.CDIDevices = append(ctr.CDIDevices, &api.CDIDevice{Name: cdi.Kind + "=" + d})
 	}
-	ctr.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}} // of the claim's CDI spec
+	ctr.Mounts = []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}} // of the claim's CDI spec
 	ctr.Env = []string{"LD_PRELOAD=/own.so"}
 	if len(devices) == 0 {
 		ctr.Mounts = nil
@@ -157,7 +157,7 @@ func TestClaimsGiveTerms(t *testing.T) {
 	ctrA = applied(ctrA, adjust)
 	next := &claimSite{Plugin: New(quiet(), NewContainers(quiet())), t: t, shares: s.shares}
 	next.SetInventory(inventory(t))
-	next.SetClaims(next)
+	next.containers.Claims = next
 	if _, err := next.Synchronize(context.Background(), []*api.PodSandbox{podA}, []*api.Container{ctrA}); err != nil {
 		t.Fatal(err)
 	}
@@ -370,14 +370,14 @@ func TestAnnotationsStayWithinClaims(t *testing.T) {
 func TestAuditFindsClaimsWithoutTheShim(t *testing.T) {
 	s := newClaimSite(t)
 	found := make(chan Unmanaged, 2)
-	s.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
+	s.Audit, s.Report = AuditReport, func(u Unmanaged) { found <- u }
 	seen, err := s.create("seen", nil, s.prepare(1, 0, part40))
 	if err != nil {
 		t.Fatal(err)
 	}
 	pod, ctr := podOf("seen", "id-seen", nil)
 	missedPod, missed := podOf("missed", "id-missed", nil)
-	missed.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
+	missed.Mounts = []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}
 	missed.State = api.ContainerState_CONTAINER_RUNNING
 	missed.Env = []string{TokenVariable(tokenOf(s.prepare(2, 1, part40)))}
 	if _, err := s.Synchronize(context.Background(), []*api.PodSandbox{pod, missedPod}, []*api.Container{applied(ctr, seen), missed}); err != nil {
@@ -394,7 +394,7 @@ func TestAuditFindsClaimsWithoutTheShim(t *testing.T) {
 func TestCoreRequestBesideClaims(t *testing.T) {
 	s := newClaimSite(t)
 	found := make(chan Unmanaged, 2)
-	s.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
+	s.Audit, s.Report = AuditReport, func(u Unmanaged) { found <- u }
 	annotations := says("gpu-core-request=30")
 	if _, err := s.create("main", annotations, s.prepare(1, 0, part40)); err != nil {
 		t.Fatal(err)

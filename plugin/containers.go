@@ -57,12 +57,22 @@ func (c Container) String() string { return c.Namespace + "/" + c.Pod + "/" + c.
 // tells the scheduler of all. Handlers change memory only; Run tells the scheduler
 // in its own time.
 type Containers struct {
+	// These are set before Run.
+
+	OnGPUs        func() // is called each time that GPU may return something else, and waits for nothing
+	PromiseMemory uint64 // percent of each GPU's memory that memory limits may add up to where the plugin chooses; above 100 only with swapping
+	Claims        Claims // give this node's GPUs, and containers that ask by annotations are refused; nil: pods ask by annotations
+	// MayExclude tells whether a namespace's pods may keep others off their GPUs by a label: it takes whole
+	// GPUs from all namespaces, and is no promise that anybody counts.
+	MayExclude func(namespace string) bool
+	// MostCore is what the core requests of a namespace add up to at most, percent of each GPU: a promise
+	// takes time from all namespaces, and no quota counts annotations.
+	MostCore func(namespace string) uint32
+
 	log    logrus.FieldLogger
 	ping   time.Duration // between requests for the scheduler's State
 	within time.Duration // a call to the scheduler has to be answered
 	wake   chan struct{} // holds a token when there may be something to tell
-
-	onGPUs func() // is called when GPU may return something else
 
 	changed chan struct{} // see Changed
 	specs   Specs         // nil: limits of specs are not looked at
@@ -79,27 +89,18 @@ type Containers struct {
 	gpus          map[string]GPUState  // by UUID, of the scheduler's latest State
 	noState       bool                 // the scheduler's state has not come, see AwaitState
 	stateDeadline time.Time            // until when none is chosen without it; zero: see mustAwaitState
-	percent       uint64               // of each GPU's memory that may be promised
 	live          livePods
-	claims        Claims                        // nil: pods ask by annotations
-	mayExclude    func(namespace string) bool   // see AllowExclusion
-	mostCore      func(namespace string) uint32 // see BoundCore
-
-	move     Mover                  // nil: nobody is moved
-	now      func() time.Time       // the clock of stateDeadline, and of those below
-	reserved *reservation           // nil: there is none
-	stuck    map[string]failure     // by container ID
-	moved    map[string][]time.Time // by namespace: when containers began to move for its pods
+	now           func() time.Time // the clock of stateDeadline
 }
 
 // NewContainers returns an empty set of containers.
 func NewContainers(log logrus.FieldLogger) *Containers {
 	cs := &Containers{
-		log: log, ping: pingInterval, within: callLimit, wake: make(chan struct{}, 1), onGPUs: func() {},
-		want: map[string]Container{}, ended: map[string]Container{}, percent: 100,
-		mayExclude: func(string) bool { return true },
-		mostCore:   func(string) uint32 { return 100 },
-		now:        time.Now, stuck: map[string]failure{}, moved: map[string][]time.Time{}, registered: make(chan struct{}), changed: make(chan struct{}, 1),
+		log: log, ping: pingInterval, within: callLimit, wake: make(chan struct{}, 1), OnGPUs: func() {},
+		want: map[string]Container{}, ended: map[string]Container{}, PromiseMemory: 100,
+		MayExclude: func(string) bool { return true },
+		MostCore:   func(string) uint32 { return 100 },
+		now:        time.Now, registered: make(chan struct{}), changed: make(chan struct{}, 1),
 		live: livePods{listed: make(chan struct{})},
 	}
 	cs.Health.OnChange(cs.poke)
@@ -129,10 +130,6 @@ func (cs *Containers) mustAwaitState() bool {
 	}
 	return cs.noState && cs.now().Before(cs.stateDeadline)
 }
-
-// OnGPUs has f called each time that GPU may return something else. f does not wait for
-// anything. OnGPUs is called before Run.
-func (cs *Containers) OnGPUs(f func()) { cs.onGPUs = f }
 
 // GPU returns what the scheduler knows of a GPU.
 func (cs *Containers) GPU(uuid string) GPUState {
@@ -178,7 +175,6 @@ func (cs *Containers) EndPod(sandbox string) {
 		gone := func(_ string, c Container) bool { return c.Sandbox == sandbox }
 		maps.DeleteFunc(cs.want, gone)
 		maps.DeleteFunc(cs.ended, gone)
-		cs.release(func(c Container) bool { return c.Sandbox == sandbox })
 	})
 }
 

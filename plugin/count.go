@@ -81,7 +81,7 @@ func askedBy(annotations map[string]string, container string) (key, value string
 // pod has it for its containers with claims.
 func (cs *Containers) askedBy(annotations map[string]string, container string) (key, value string, ok bool) {
 	key, value, ok = askedBy(annotations, container)
-	return key, value, ok && (cs.claims == nil || isAnnotation(key, Annotation))
+	return key, value, ok && (cs.Claims == nil || isAnnotation(key, Annotation))
 }
 
 // asksByName tells whether a pod says, for any container, which GPUs or how many it

@@ -65,7 +65,7 @@ func (p *Plugin) give(c Container, req *Request, uses bool, ctr *api.Container, 
 	if len(c.Reach) > 0 {
 		req.Devices, req.Sees = c.Reach, c.GPUs[0]
 	}
-	adjust, err := Adjust(*req, ctr)
+	adjust, err := Adjust(*req, ctr, p.hasShim(ctr))
 	if err != nil {
 		return nil, err
 	}

@@ -1,67 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package plugin is nvshare's NRI plugin. It reads from a pod's annotations which
-// GPUs its containers ask for, and tells the container runtime to give them.
-//
-// # GPUs
-//
-//	nvshare.com/gpu: "2"                two GPUs that the plugin chooses, on two physical ones
-//	nvshare.com/gpu: nvshare.com/gpu=2  the GPU with index 2
-//	nvshare.com/gpu: none               no GPU, although other containers of the pod have one
-//
-// A bare number is a count and never an index; "0" is refused, because it could mean
-// either. Otherwise the value is CDI device names, separated by commas: by index, by
-// UUID, or nvshare.com/gpu=all.
-//
-// Each annotation may have a scope: the suffix /container.<name>, or /pod, or none.
-// The narrowest scope wins. Kubernetes allows one "/" in a key: there, write
-// gpu.nvshare.com/container.<name>.
-//
-// A core request (below) asks for one GPU if no annotation of the pod says which or
-// how many. Package placement says which GPUs are chosen. Where the plugin chooses,
-// the memory limits of a GPU's containers add up to no more than its memory
-// (--promise-memory). A container that names a GPU gets the GPU whatever the limits
-// add up to. Of a GPU with MIG devices the plugin chooses these, each with a time
-// and a memory of its own.
-//
-// Labels of the pod's namespace say which containers may share a GPU:
-//
-//	nvshare.com/gpu-affinity: ring      a GPU of containers with the same label, or an idle GPU
-//	nvshare.com/gpu-anti-affinity: web  no GPU of a container with the same label
-//	nvshare.com/gpu-exclusion: prod     a GPU of containers with the same label only
-//
-// They hold for named GPUs too. Exclusion and core requests may be bounded by namespace (AllowExclusion,
-// BoundCore). A container without an exclusion label gets no GPU of containers with one. A container whose request cannot be met is refused at its
-// creation. The error says what is left of each GPU and which containers of the namespace have
-// the rest; others are counted, and named in the log only. The kubelet tries again.
+// GPUs its containers ask for, and tells the container runtime to give them. README.md has the
+// annotations and how GPUs are chosen; package placement chooses.
 //
 // The plugin writes its choice on the container (PlacementAnnotation), where the next
 // plugin finds it. While that one replaces this one, the runtime asks both, and the second
 // leaves alone what has the first one's choice. The choice ends with the container. A container that is started
 // again in its pod returns to its GPUs if it can. GPUs that a device plugin or a
-// resource claim chose are counted in the same way.
-//
-// # Terms
-//
-// Terms say what a container may have of each of its GPUs, all its processes
-// together:
-//
-//	nvshare.com/gpu-memory-limit: 8Gi      at most this much memory; a bare number means MiB
-//	nvshare.com/gpu-core-limit: "60"       at most this percentage of the time, also when alone
-//	nvshare.com/gpu-core-request: "30%"    this percentage of the time whenever it wants it
-//	nvshare.com/gpu-weight: "200"          its part of the time that nobody was promised; 1 to 10000, else 100
-//	nvshare.com/gpu-priority: latency      it does not wait for its turn; or batch
-//	nvshare.com/gpu-gang: ring             it gets GPUs together with the containers of the
-//	                                       namespace with the same gang; "true": only its own processes
-//	nvshare.com/gpu-memory-mode: resident  its memory stays on the GPU; or swap, or managed
-//	nvshare.com/gpu-suspend-after: 10m     after this time without a use of the GPU its processes
-//	                                       leave the GPU; or never
-//
-// The table of these fields is sched/api.Fields. Core requests of more than 100 % of a
-// GPU are refused: the container is told who has what. A container whose GPUs the
+// resource claim chose are counted in the same way. A container whose GPUs the
 // plugin does not know counts on all GPUs and is nobody's neighbour.
 //
-// Terms may change while containers run, where package kube watches the pods. The
+// Terms say what a container may have of each of its GPUs, all its processes together: sched/api.Fields.
+// They may change while containers run, where package kube watches the pods. The
 // choice of GPUs may not. The plugin says what the pod says; the scheduler owns the
 // latest good value.
 //
@@ -106,7 +57,7 @@
 //
 // # Claims
 //
-// With SetClaims, resource claims give this node's GPUs (package dra). A container has
+// With Containers.Claims, resource claims give this node's GPUs (package dra). A container has
 // the terms of its claims. Annotations may lower these, and say what the claims leave
 // open. A container that asks for a GPU by annotation is refused; a core request does not
 // ask for one here. Containers that use one claim at the same time have equal parts of

@@ -3,8 +3,6 @@
 package plugin
 
 import (
-	"context"
-	"errors"
 	"strings"
 	"testing"
 
@@ -47,21 +45,13 @@ func TestRefusalsNameNoOtherNamespace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	check(create("ml", "secret-a", "gpu=nvshare.com/gpu=0", "gpu-core-request=30", "gpu-memory-limit=1Gi", "gpu-migratable=true"))
+	check(create("ml", "secret-a", "gpu=nvshare.com/gpu=0", "gpu-core-request=30", "gpu-memory-limit=1Gi"))
 	check(create("ml", "secret-b", "gpu=nvshare.com/gpu=0", "gpu-core-request=25"))
 	check(create("web", "own", "gpu=nvshare.com/gpu=0", "gpu-core-request=10", "gpu-memory-limit=2Gi"))
 	check(create("ml", "secret-c", "gpu=nvshare.com/gpu=1", "gpu-core-request=60"))
 	refused("has 35 % and 13Gi of 16Gi left (web/own/main has 10 % and 2Gi, 2 tenants outside the namespace have 55 % and 1Gi): too little time", "gpu=1", "gpu-core-request=90")
 	refused("40 % of GPU 0 ("+gpuID(0)+") cannot be promised: 65 % are already, 10 % to web/own/main, 55 % to 2 tenants outside the namespace; at most 35 % are left", "gpu=nvshare.com/gpu=0", "gpu-core-request=40")
 	refused(`a tenant outside the namespace is there without exclusion label "web/x"`, "gpu=1", "gpu-exclusion=x")
-
-	m := make(chan error)
-	p.containers.move = func(_ context.Context, _, _ string) error { return <-m }
-	refused("a tenant outside the namespace moves from GPU 0 ("+gpuID(0)+") to GPU 1 ("+gpuID(1)+") to make room: try again", "gpu=1", "gpu-core-request=60")
-	refused("a tenant outside the namespace moves to GPU 1 ("+gpuID(1)+") to make room: try again", "gpu=1", "gpu-core-request=60")
-	m <- errors.New("ml/secret-a/main has a peer")
-	p.moveEnded()
-	refused("a tenant outside the namespace could not move away", "gpu=1", "gpu-core-request=60")
 
 	p = newPlacing(t, 1)
 	p.log, p.containers.log = log, log

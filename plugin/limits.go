@@ -126,7 +126,7 @@ func carriesNode(pod *api.PodSandbox) bool {
 // limited changes a request to what the container's spec says. The lock is held.
 func (cs *Containers) limited(r *Request, pod *api.PodSandbox, ctr *api.Container) error {
 	l, _ := cs.limitsOf(pod, ctr)
-	if l == (Limits{}) || cs.claims != nil {
+	if l == (Limits{}) || cs.Claims != nil {
 		return nil
 	}
 	if key, value, said := annotationFor(pod.GetAnnotations(), Annotation, ctr.GetName()); said && r.Count != 1 {
@@ -161,10 +161,10 @@ func (p *Plugin) Capacity() (c Limits, ok bool) {
 	defer func() { cs.Health.Problem("capacity", problem) }()
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if !cs.complete || cs.live.expected || cs.noState && cs.claims == nil {
+	if !cs.complete || cs.live.expected || cs.noState && cs.Claims == nil {
 		return c, false
 	}
-	if cs.claims != nil {
+	if cs.Claims != nil {
 		for _, o := range cs.want {
 			if o.Limits != (Limits{}) {
 				problem = fmt.Errorf("containers have %s or %s of this node, which resource claims do not count: delete their pods", MemoryResource, CoresResource)

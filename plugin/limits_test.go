@@ -212,7 +212,7 @@ func TestLimitsAreRecorded(t *testing.T) {
 func TestAuditFindsLimits(t *testing.T) {
 	s := newCounted(t, 1)
 	found := make(chan Unmanaged, 1)
-	s.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
+	s.Audit, s.Report = AuditReport, func(u Unmanaged) { found <- u }
 	s.bind("a", Limits{8, 25})
 	pod, ctr := podOf("a", "id-a", nil)
 	ctr.State = api.ContainerState_CONTAINER_RUNNING
@@ -228,7 +228,7 @@ func TestAuditFindsLimits(t *testing.T) {
 func TestAuditBeforeTheSpecs(t *testing.T) {
 	s := (&counted{silent: true}).with(newPlacing(t, 1))
 	found := make(chan Unmanaged, 1)
-	s.SetAudit(AuditReport, func(u Unmanaged) { found <- u })
+	s.Audit, s.Report = AuditReport, func(u Unmanaged) { found <- u }
 	plain, first := podOf("plain", "id-plain", nil)
 	asking, second := podOf("a", "id-a", says("gpu=1"))
 	first.State, second.State = api.ContainerState_CONTAINER_RUNNING, api.ContainerState_CONTAINER_RUNNING

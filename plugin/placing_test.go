@@ -86,7 +86,7 @@ func applied(ctr *api.Container, adjust *api.ContainerAdjustment) *api.Container
 	ctr = &api.Container{Id: ctr.Id, PodSandboxId: ctr.PodSandboxId, Name: ctr.Name, State: api.ContainerState_CONTAINER_RUNNING}
 	if adjust != nil {
 		ctr.Annotations = adjust.GetAnnotations()
-		ctr.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
+		ctr.Mounts = []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}
 	}
 	return ctr
 }

@@ -5,7 +5,6 @@ package plugin
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -21,15 +20,20 @@ import (
 // that every NRI runtime knows: an old runtime refuses a plugin that subscribes to a
 // new event.
 type Plugin struct {
+	// These are set before Run.
+
+	ShimDir string // of the host, which containers have mounted
+	Audit   Audit  // what to do about containers that run without what they asked for
+	// Report is called in a goroutine of its own for each container that runs without nvshare, also for one
+	// whose image cannot load the shim. nil: nobody is told.
+	Report func(Unmanaged)
+	OwnPod string // <namespace>/<name> of the pod in which the plugin runs, which its runtime has to know; "": it runs in none
+
 	log        logrus.FieldLogger
 	containers *Containers
 	inventory  atomic.Pointer[Inventory]
 	drops      atomic.Pointer[error] // why this runtime gives no GPUs; nil: it does
-	shimDirs   []string              // of the host, one of which containers have mounted
-	audit      Audit
-	report     func(Unmanaged)
-	root       string // of the host's file system
-	ownPod     string // <namespace>/<name>; "": it runs in none
+	root       string                // of the host's file system
 	// seesProcesses is inHostPIDNamespace, except in tests.
 	seesProcesses func() bool
 	syncLimit     time.Duration // of a runtime for the list of its containers, until it is a problem
@@ -49,18 +53,10 @@ var (
 // New returns a plugin that knows no devices yet. It enters the containers that use
 // GPUs in containers.
 func New(log logrus.FieldLogger, containers *Containers) *Plugin {
-	p := &Plugin{log: log, containers: containers, syncLimit: syncLimit, seesProcesses: inHostPIDNamespace, root: "/"}
-	p.SetLibDir(cdi.DefaultLibDir)
+	p := &Plugin{ShimDir: cdi.DefaultPaths.ShimDir, log: log, containers: containers, syncLimit: syncLimit, seesProcesses: inHostPIDNamespace, root: "/"}
 	p.inventory.Store(&Inventory{})
 	containers.Health.Waits(runtimePart, "not registered with the container runtime yet")
 	return p
-}
-
-// SetLibDir tells which directory of the host has the shims, if it is not
-// cdi.DefaultLibDir. It must be called before Run.
-func (p *Plugin) SetLibDir(dir string) {
-	// Containers of earlier releases have the directory itself.
-	p.shimDirs = []string{filepath.Join(dir, cdi.ShimLink), dir}
 }
 
 // SetInventory changes what containers can be given from now on.
@@ -73,7 +69,7 @@ func (p *Plugin) SetInventory(inv *Inventory) {
 
 // judgeRuntime says that the runtime drops the GPUs of this node, if it has any and pods ask the plugin for them.
 func (p *Plugin) judgeRuntime(inv *Inventory) {
-	if drops := p.drops.Load(); drops != nil && len(inv.gpus) > 0 && p.containers.claims == nil {
+	if drops := p.drops.Load(); drops != nil && len(inv.gpus) > 0 && p.containers.Claims == nil {
 		p.containers.Health.Problem("devices", *drops)
 	} else {
 		p.containers.Health.Problem("devices", nil)
@@ -168,7 +164,7 @@ func (p *Plugin) usesGPU(pod *api.PodSandbox, ctr *api.Container) bool {
 // hasShim tells whether the node's shim is mounted in a container.
 func (p *Plugin) hasShim(ctr *api.Container) bool {
 	return slices.ContainsFunc(ctr.GetMounts(), func(m *api.Mount) bool {
-		return m.GetDestination() == cdi.ShimDir && slices.Contains(p.shimDirs, m.GetSource())
+		return m.GetDestination() == cdi.ShimDir && m.GetSource() == p.ShimDir
 	})
 }
 

@@ -210,7 +210,7 @@ func (p *livePod) terms(container string, before sched.Terms) (t sched.Terms, ke
 func (cs *Containers) request(pod *api.PodSandbox, container string, devices []string) (Request, error) {
 	created := pod.GetAnnotations()
 	r, choiceErr, err := parseRequest(created, container, devices)
-	if r.Labels.Exclusion != "" && !cs.mayExclude(pod.GetNamespace()) {
+	if r.Labels.Exclusion != "" && !cs.MayExclude(pod.GetNamespace()) {
 		r.Labels.Exclusion = ""
 		key, value, _ := annotationFor(created, ExclusionAnnotation, container)
 		choiceErr = errors.Join(choiceErr, annotationError(key, value, fmt.Errorf("not allowed in namespace %q: see --exclusion-namespaces of nvshare-plugin (Helm: plugin.exclusionNamespaces)", pod.GetNamespace())))

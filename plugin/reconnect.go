@@ -239,16 +239,13 @@ func (s *session) Synchronize(ctx context.Context, pods []*api.PodSandbox, ctrs 
 	defer s.says.Unlock()
 	s.syncOnce.Do(func() { close(s.synchronized) })
 	var problem error
-	if own := s.ownPod; own != "" && !slices.ContainsFunc(pods, func(p *api.PodSandbox) bool { return p.GetNamespace()+"/"+p.GetName() == own }) {
+	if own := s.OwnPod; own != "" && !slices.ContainsFunc(pods, func(p *api.PodSandbox) bool { return p.GetNamespace()+"/"+p.GetName() == own }) {
 		problem = fmt.Errorf("the container runtime does not know pod %s, in which the plugin runs: the kubelet uses another runtime, and new pods start without a GPU; nvshare needs containerd or CRI-O, and cri-dockerd has no NRI", own)
 		s.log.Error(problem)
 	}
 	s.containers.Health.Problem(runtimePart, problem)
 	return updates, err
 }
-
-// SetOwnPod says in which pod the plugin runs, which its runtime has to know. It must be called before Run.
-func (p *Plugin) SetOwnPod(namespace, name string) { p.ownPod = namespace + "/" + name }
 
 // Configure notes that the runtime answers.
 func (s *session) Configure(ctx context.Context, config, runtime, version string) (api.EventMask, error) {

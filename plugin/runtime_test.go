@@ -281,7 +281,7 @@ func TestRuntimeOfAnotherIsSaid(t *testing.T) {
 		r.start()
 		cs := NewContainers(quiet())
 		p := New(quiet(), cs)
-		p.SetOwnPod("nvshare-system", "nvshare-x")
+		p.OwnPod = "nvshare-system/nvshare-x"
 		runPlugin(t, r, p)
 		await(t, r.synced, "the registration")
 		if why := strings.Join(cs.Health.Problems(), ";"); (why == "") != known || !known && !strings.Contains(why, "cri-dockerd") {
@@ -408,7 +408,7 @@ func TestHungSchedulerDelaysNothing(t *testing.T) {
 func TestSchedulerLearnsNames(t *testing.T) {
 	r := newRuntime(t, "v2.4.2")
 	r.pods = []*api.PodSandbox{pod(nil)}
-	shim := &api.Mount{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}
+	shim := &api.Mount{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}
 	r.ctrs = []*api.Container{
 		{Id: "uses", PodSandboxId: "pod0", Name: "uses", Mounts: []*api.Mount{shim}},
 		{Id: "placed", PodSandboxId: "pod0", Name: "placed", Annotations: map[string]string{PlacementAnnotation: known[2]}},
@@ -450,7 +450,7 @@ func TestSchedulerLearnsNames(t *testing.T) {
 func TestSchedulerLearnsLimits(t *testing.T) {
 	r := newRuntime(t, "v2.4.2")
 	limited := pod(map[string]string{MemoryLimitAnnotation: "8Gi", "gpu-memory-limit.nvshare.com/container.small": "512", MemoryLimitAnnotation + "/container.odd": "lots"})
-	shim := &api.Mount{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}
+	shim := &api.Mount{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}
 	r.pods = []*api.PodSandbox{limited}
 	r.ctrs = []*api.Container{
 		{Id: "old", PodSandboxId: "pod0", Name: "old", Mounts: []*api.Mount{shim}},
@@ -508,7 +508,7 @@ func TestSynchronizeWithManyContainers(t *testing.T) {
 		}
 		c := &api.Container{Id: fmt.Sprintf("c%03d", i), PodSandboxId: p.Id, Name: "x", Env: []string{"BIG=" + strings.Repeat("x", 16<<10)}}
 		if i%2 == 0 {
-			c.Mounts = []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
+			c.Mounts = []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}
 			using = append(using, c.Id)
 		}
 		r.ctrs = append(r.ctrs, c)

@@ -101,7 +101,7 @@ func (cs *Containers) learn(s State) {
 		s.Promises[i].described = slices.Contains(s.IDs, s.Promises[i].ID)
 	}
 	if cs.takeOver(s) {
-		cs.onGPUs()
+		cs.OnGPUs()
 	}
 	signal(cs.changed)
 }

@@ -166,7 +166,7 @@ func TestPromisesOfEarlierContainers(t *testing.T) {
 	p := New(quiet(), NewContainers(quiet()))
 	p.SetInventory(inventory(t))
 	ctx := context.Background()
-	shim := []*api.Mount{{Source: cdi.DefaultLibDir, Destination: cdi.ShimDir}}
+	shim := []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}
 	var pods []*api.PodSandbox
 	var ctrs []*api.Container
 	add := func(name, gpu, request string, change func(*api.PodSandbox, *api.Container)) {

@@ -10,23 +10,10 @@
 // Each GPU is one device of the node's pool, which many claims may use at the same
 // time. Of a GPU with MIG devices each of these is a device. A device has the name of
 // its UUID, so that a claim never means another GPU after one was lost.
+// deployments/kubernetes/claims.md has its capacities and attributes, and the configuration of claims.
 //
-//	capacity  value                    a claim that does not ask gets
-//	cores     100, percent of the time 100 divided by the slots
-//	memory    bytes, see below         the memory divided by the slots
-//	slots     --slots                  1
-//
-// The value of memory is the GPU's memory. Where the scheduler swaps, an equal part of the
-// node's host memory for swapping is added. --promise-memory says another percentage of the
-// GPU's memory. No claim gets more than the real memory, whose size the attribute memorySize
-// has. A GPU whose memory is not known has no capacity memory.
-//
-// # Claims
-//
-// Cores are the claim's core request, and memory is its memory limit. The opaque
-// configuration of a class or a claim (ConfigVersion) says the other terms. What the
-// class says goes before what the claim says. Package plugin gives containers the terms
-// of their claims; what they have now is in status.devices of the claim.
+// Package plugin gives containers the terms of their claims; what they have now is in status.devices of
+// the claim.
 //
 // # Guarantees
 //

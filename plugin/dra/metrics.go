@@ -46,7 +46,20 @@ func newMetrics(nodeName string, prepared func() []Record) *metrics {
 		inFlight: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "nvshare_dra_requests_inflight", Help: "Requests of the kubelet that are worked on."}, of),
 		errors:   map[string]*prometheus.CounterVec{},
 	}
-	m.registry.MustRegister(m.requests, m.seconds, m.inFlight, preparedDevices{nodeName, prepared})
+	m.registry.MustRegister(m.requests, m.seconds, m.inFlight)
+	for _, kind := range []string{typeGPU, typeMIG} {
+		m.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "nvshare_dra_prepared_devices", Help: "Shares of devices that are prepared.",
+			ConstLabels: prometheus.Labels{"node": nodeName, "driver": DriverName, "device_type": kind}}, func() (n float64) {
+			for _, r := range prepared() {
+				for _, s := range r.Shares {
+					if typeOf(s.GPU) == kind {
+						n++
+					}
+				}
+			}
+			return n
+		}))
+	}
 	for _, op := range []string{opPrepare, opUnprepare} {
 		m.errors[op] = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "nvshare_dra_node_" + op + "_errors_total", Help: "Claims that the driver could not " + op + "."}, []string{"driver", "error_type"})
 		m.registry.MustRegister(m.errors[op])
@@ -87,28 +100,4 @@ func (m *metrics) failed(op string, err error) {
 		kind = errStorage
 	}
 	m.errors[op].WithLabelValues(DriverName, kind).Inc()
-}
-
-// preparedDevices tells how many shares are prepared now.
-type preparedDevices struct {
-	node    string
-	records func() []Record
-}
-
-var preparedDesc = prometheus.NewDesc("nvshare_dra_prepared_devices", "Shares of devices that are prepared.", []string{"node", "driver", "device_type"}, nil)
-
-// Describe implements prometheus.Collector.
-func (p preparedDevices) Describe(to chan<- *prometheus.Desc) { to <- preparedDesc }
-
-// Collect implements prometheus.Collector.
-func (p preparedDevices) Collect(to chan<- prometheus.Metric) {
-	n := map[string]int{typeGPU: 0, typeMIG: 0}
-	for _, r := range p.records() {
-		for _, s := range r.Shares {
-			n[typeOf(s.GPU)]++
-		}
-	}
-	for kind, count := range n {
-		to <- prometheus.MustNewConstMetric(preparedDesc, prometheus.GaugeValue, float64(count), p.node, DriverName, kind)
-	}
 }

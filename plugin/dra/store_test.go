@@ -105,8 +105,9 @@ func TestPrepare(t *testing.T) {
 		t.Errorf("the environment is %q", spec.ContainerEdits.Env)
 	}
 	// The plugin knows the token that a container of the claim has.
-	p := plugin.New(silent(), plugin.NewContainers(silent()))
-	p.SetClaims(d.Claims())
+	containers := plugin.NewContainers(silent())
+	containers.Claims = d.Claims()
+	p := plugin.New(silent(), containers)
 	adjust, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{}, &api.Container{Id: "c", Env: spec.Devices[0].ContainerEdits.Env})
 	check(t, err)
 	if got := nvcdi.Kind + "=" + adjust.GetAnnotations()[plugin.ClaimAnnotation]; got != want[0] {

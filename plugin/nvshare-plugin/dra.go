@@ -91,7 +91,7 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 	if !f.dra.on {
 		return nil, nil
 	}
-	config, err := kube.Config(kube.On, f.kube.kubeconfig)
+	config, err := kube.Config(f.kube.kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("--dra: Kubernetes API: %w", err)
 	}
@@ -117,7 +117,7 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 	if err != nil {
 		return nil, fmt.Errorf("--dra: %w", err)
 	}
-	containers.OnGPUs(driver.Refresh)
+	containers.OnGPUs = driver.Refresh
 	return driver, nil
 }
 

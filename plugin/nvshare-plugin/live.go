@@ -20,14 +20,12 @@ import (
 
 // liveFlags say how pods' annotations are watched.
 type liveFlags struct {
-	when, kubeconfig, node string
-	startupTaint           bool
-	advertise              bool
+	kubeconfig, node        string
+	startupTaint, advertise bool
 }
 
 func (f *liveFlags) add(s *pflag.FlagSet) {
-	s.StringVar(&f.when, "kube", kube.Auto, "`auto|on|off`: watch the annotations of this node's pods, so that shares change while they run; auto: in a pod, or with a kubeconfig")
-	s.StringVar(&f.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "`file` that says how to reach the Kubernetes API (KUBECONFIG); in a pod none is needed")
+	s.StringVar(&f.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "`file` that says how to reach the Kubernetes API (KUBECONFIG), where the annotations of this node's pods are watched, so that shares change while they run; in a pod none is needed")
 	s.BoolVar(&f.startupTaint, "startup-taint", false, "remove the taint "+kube.StartupTaint+" from this node once the container runtime has registered the plugin; needs the right to get and patch nodes")
 	s.BoolVar(&f.advertise, "advertise", false, "advertise "+plugin.MemoryResource+" (GiB) and "+plugin.CoresResource+" (percent of one GPU's time) as resources of this node, for which pods ask by resources.limits: for Kubernetes before 1.36, and not with --dra; needs the rights to list and watch nodes and to patch nodes/status")
 	s.StringVar(&f.node, "node-name", os.Getenv("NODE_NAME"), "this node's `name` in Kubernetes (NODE_NAME; default: the host's)")
@@ -46,7 +44,7 @@ type live struct {
 // watch tells p of pods' annotations until ctx ends. It returns nil where there is
 // no API server.
 func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.FieldLogger) (*live, error) {
-	config, err := kube.Config(f.when, f.kubeconfig)
+	config, err := kube.Config(f.kubeconfig)
 	switch {
 	case err != nil && f.startupTaint:
 		return nil, fmt.Errorf("--startup-taint: Kubernetes API: %w", err)
@@ -55,11 +53,9 @@ func (f *liveFlags) watch(ctx context.Context, p *plugin.Plugin, log logrus.Fiel
 	case errors.Is(err, kube.ErrNone):
 		log.Infof("pods' annotations hold as they were at their creation: %v", err)
 		return nil, nil
-	case err != nil && f.when == kube.Auto:
+	case err != nil:
 		log.Warnf("pods' annotations hold as they were at their creation: Kubernetes API: %v", err)
 		return nil, nil
-	case err != nil:
-		return nil, fmt.Errorf("--kube %s: %w", f.when, err)
 	}
 	node, err := kube.NodeName(f.node)
 	if err != nil {
@@ -143,8 +139,6 @@ func (l *live) event(e *api.Event) {
 		reason, note = "GPUOOMKilled", fmt.Sprintf("%s; %s raises the limit", note, plugin.MemoryLimitAnnotation)
 	case api.EventType_EVENT_TYPE_OVERLAP:
 		reason = "GPUOverlapGroup"
-	default: // of an older scheduler, which sends events of all kinds
-		return
 	}
 	l.warn(plugin.Pod{UID: e.Container.PodUid, Namespace: e.Container.Namespace, Name: e.Container.Pod}, e.Container.Name, reason, note)
 }

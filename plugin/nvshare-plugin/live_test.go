@@ -95,7 +95,7 @@ func (n *liveNode) startPlugin() (stop func()) {
 	containers := plugin.NewContainers(quiet())
 	p := plugin.New(quiet(), containers)
 	ctx, cancel := context.WithCancel(context.Background())
-	f := liveFlags{when: "on", kubeconfig: filepath.Join(n.dir, "kubeconfig"), node: kubeapi.Node}
+	f := liveFlags{kubeconfig: filepath.Join(n.dir, "kubeconfig"), node: kubeapi.Node}
 	pods, err := f.watch(ctx, p, quiet())
 	if err != nil {
 		n.t.Fatal(err)
@@ -248,7 +248,7 @@ func watchPods(ctx context.Context, t *testing.T, s *kubeapi.Server) *live {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	s.Kubeconfig(file)
-	f := liveFlags{when: "on", kubeconfig: file, node: kubeapi.Node}
+	f := liveFlags{kubeconfig: file, node: kubeapi.Node}
 	pods, err := f.watch(ctx, plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
 	if err != nil {
 		t.Fatal(err)
@@ -351,9 +351,8 @@ func TestKubeFlags(t *testing.T) {
 		flags liveFlags
 		says  string
 	}{
-		{liveFlags{when: "auto"}, ""}, {liveFlags{when: "off", kubeconfig: missing}, ""}, {liveFlags{when: "auto", kubeconfig: missing}, ""},
-		{liveFlags{when: "on"}, "--kube on: not in a Kubernetes pod"}, {liveFlags{when: "on", kubeconfig: missing}, missing},
-		{liveFlags{when: "yes"}, "--kube yes: give auto, on or off"},
+		{liveFlags{}, ""}, {liveFlags{kubeconfig: missing}, ""},
+		{liveFlags{startupTaint: true}, "--startup-taint: Kubernetes API: not in a Kubernetes pod"}, {liveFlags{advertise: true, kubeconfig: missing}, missing},
 	} {
 		pods, err := c.flags.watch(context.Background(), plugin.New(quiet(), plugin.NewContainers(quiet())), quiet())
 		pods.answered(plugin.Container{}, nil, nil)

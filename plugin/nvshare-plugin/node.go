@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// watchInterval is the time between looks for changes that nobody announces, such as
-	// MIG devices. A look reads directories and wakes no GPU.
-	watchInterval = time.Minute
+	// watchInterval is the time between looks for changes that nobody announces: MIG devices, a GPU that
+	// has gone, a driver that was loaded again. A look reads directories and wakes no GPU.
+	watchInterval = 10 * time.Second
 	// discoverLimit bounds a discovery: NVML can hang on a broken GPU.
 	discoverLimit = 60 * time.Second
 	// retryInterval is the time between attempts after one that failed: nobody
@@ -51,16 +51,13 @@ type node struct {
 // refresh puts the placed files right, looks for GPUs and driver, and writes or
 // removes the specs.
 func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
-	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
-	defer cancel()
 	// The fingerprint is from before the look, so that no change is missed. The specs
 	// that are written, and other files that they need, then cause one more look.
 	seen := n.fingerprint()
 	if err := n.placed.place(); err != nil {
 		return nil, err
 	}
-	n.cover()
-	found, err := n.generate(ctx)
+	found, inv, err := n.see(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +68,7 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 		}
 		n.seen = seen
 		n.log.Infof("%s (is the NVIDIA driver loaded? nvidia-smi -L lists its GPUs); CDI specs in %s removed: %t", found.Source, n.cdiDir, removed)
-		return plugin.NewInventory(nil, nil), nil
+		return inv, nil
 	}
 	changed, err := cdi.Write(n.cdiDir, found.Specs...)
 	if err != nil {
@@ -79,7 +76,7 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	}
 	n.seen = seen
 	n.log.Infof("%d GPUs (%s): %s; CDI specs in %s written: %t", len(found.GPUs), found.Source, strings.Join(cdi.Names(found.GPUs), " "), n.cdiDir, changed)
-	return plugin.NewInventory(found.Spec(cdi.KindNRI), found.GPUs), nil
+	return inv, nil
 }
 
 // peek hands over what the node has, or why that is not known, and writes nothing: the files
@@ -93,7 +90,7 @@ func (n *node) peek(ctx context.Context, every time.Duration, found func(*plugin
 	seen, failure, known := "", "", false
 	for {
 		if now := n.fingerprint(); now != seen {
-			inv, err := n.see(ctx)
+			_, inv, err := n.see(ctx)
 			if ctx.Err() != nil {
 				return
 			}
@@ -121,37 +118,21 @@ func (n *node) peek(ctx context.Context, every time.Duration, found func(*plugin
 	}
 }
 
-// see returns what the node has, and writes nothing.
-func (n *node) see(ctx context.Context) (*plugin.Inventory, error) {
-	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
-	defer cancel()
-	n.cover()
-	g, err := n.generate(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if len(g.Specs) == 0 {
-		return plugin.NewInventory(nil, nil), nil
-	}
-	return plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs), nil
-}
-
-// generate looks at the node, and remembers which files of the host to look for.
-func (n *node) generate(ctx context.Context) (*cdi.Generated, error) {
-	g, err := cdi.Generate(ctx, n.options, n.paths)
-	if err == nil {
-		n.hostFiles = g.HostFiles
-	}
-	return g, err
-}
-
-// cover has pods see the shim through an overlay, where that is sure to work.
-func (n *node) cover() {
+// see returns what the node has, and writes nothing. It remembers which files of the host to look for.
+func (n *node) see(ctx context.Context) (*cdi.Generated, *plugin.Inventory, error) {
 	dir, why := cdi.EmptyDirFor(n.options.HostRoot, filepath.Dir(n.paths.ShimDir))
-	if n.paths.EmptyDir = dir; why != "" && why != n.noCover {
+	if n.paths.EmptyDir = dir; why != "" && why != n.noCover { // pods see the shim through an overlay where that is sure to work
 		n.log.Warnf("a container with CAP_SYS_ADMIN could change the shim of all containers, which is bound into pods and not below an overlay: %s", why)
 	}
 	n.noCover = why
+	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
+	defer cancel()
+	g, err := cdi.Generate(ctx, n.options, n.paths)
+	if err != nil {
+		return nil, nil, err
+	}
+	n.hostFiles = g.HostFiles
+	return g, plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs), nil
 }
 
 // look is the first refresh. If it fails, no GPU can be given until a refresh of watch

@@ -73,37 +73,14 @@ func (s *scheduler) Describe(ctx context.Context, c plugin.Container) error {
 	return err
 }
 
-// mover has the scheduler move containers, over a connection for each: a move takes longer
-// than any other call.
-func mover(runDir string) plugin.Mover {
-	return func(ctx context.Context, id, uuid string) error {
-		conn, err := api.Dial(ctx, runDir)
-		if err != nil {
-			return err
-		}
-		defer conn.Close()
-		_, err = conn.Migrate(ctx, &api.MigrateRequest{Container: id, Gpu: uuid})
-		switch {
-		case err == nil:
-			return nil
-		case api.TimedOut(err):
-			return errors.New("it has not arrived yet, and goes on moving")
-		}
-		return errors.New(status.Convert(err).Message())
-	}
-}
-
 func (s *scheduler) Forget(ctx context.Context, id string) error {
 	_, err := s.conn.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: id})
 	return err
 }
 
-// Report tells the scheduler what is wrong. Older schedulers do not ask.
+// Report tells the scheduler what is wrong.
 func (s *scheduler) Report(ctx context.Context, problems []string) error {
 	_, err := s.conn.ReportPlugin(ctx, &api.ReportPluginRequest{Problems: problems})
-	if status.Code(err) == codes.Unimplemented {
-		return nil
-	}
 	return err
 }
 
@@ -171,8 +148,7 @@ func (s *scheduler) stateOf(g *api.GPU) plugin.GPUState {
 // eventTypes are the types of the scheduler's events that are also events of pods.
 var eventTypes = []api.EventType{api.EventType_EVENT_TYPE_OUT_OF_MEMORY, api.EventType_EVENT_TYPE_OOM_KILL, api.EventType_EVENT_TYPE_OVERLAP}
 
-// news passes on what has happened to containers since the last call. Older schedulers
-// send events of all kinds.
+// news passes on what has happened to containers since the last call.
 func (s *scheduler) news(ctx context.Context) error {
 	if s.pods == nil {
 		return nil

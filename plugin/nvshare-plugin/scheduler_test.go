@@ -36,31 +36,6 @@ func serveControl(t *testing.T, dir string, s sched.ControlService) {
 	t.Cleanup(func() { server.Close() })
 }
 
-// unmoving is a scheduler that moves nobody.
-type unmoving struct {
-	sched.ControlService
-	why error
-}
-
-func (u unmoving) Migrate(context.Context, *sched.MigrateRequest) (*sched.MigrateResponse, error) {
-	return nil, u.why
-}
-
-// Why a container did not move is said in the error of a pod: in the scheduler's words. A move
-// that takes too long for the plugin goes on.
-func TestMoverSaysWhy(t *testing.T) {
-	for want, why := range map[string]error{
-		"ml/a has not moved to GPU 1: it has ended":  status.Error(codes.FailedPrecondition, "ml/a has not moved to GPU 1: it has ended"),
-		"it has not arrived yet, and goes on moving": context.DeadlineExceeded,
-	} {
-		dir := t.TempDir()
-		serveControl(t, dir, unmoving{why: why})
-		if err := mover(dir)(t.Context(), "a", "GPU-x"); err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
-		}
-	}
-}
-
 // migs is a scheduler that knows a MIG device by its UUID.
 type migs struct {
 	sched.ControlService

@@ -54,27 +54,26 @@ type service struct {
 func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDir string) (*service, error) {
 	s := &service{flags: f, log: n.log, runDir: runDir, node: n, containers: plugin.NewContainers(n.log), leads: make(chan struct{}), endPeek: func() {}}
 	s.containers.AwaitState()
-	s.containers.PromiseMemory(f.promiseMemory)
-	s.containers.AllowExclusion(func(namespace string) bool {
+	s.containers.PromiseMemory = uint64(f.promiseMemory)
+	s.containers.MayExclude = func(namespace string) bool {
 		return slices.Contains(f.exclusion, "*") || slices.Contains(f.exclusion, namespace)
-	})
-	s.containers.BoundCore(func(namespace string) uint32 {
+	}
+	s.containers.MostCore = func(namespace string) uint32 {
 		if most, bounded := f.mostCore.Of(namespace); bounded {
 			return most
 		}
 		return 100
-	})
-	s.containers.MakeRoom(mover(runDir))
+	}
 	n.health = &s.containers.Health
 	var err error
 	if s.driver, err = f.driver(s.containers, n.cdiDir, s.log); err != nil {
 		return nil, err
 	}
 	s.plugin = plugin.New(s.log, s.containers)
-	s.plugin.SetLibDir(f.libDir)
+	s.plugin.ShimDir = n.paths.ShimDir
 	if namespace, err := os.ReadFile(namespaceFile); err == nil {
 		if name, err := os.Hostname(); err == nil {
-			s.plugin.SetOwnPod(strings.TrimSpace(string(namespace)), name)
+			s.plugin.OwnPod = strings.TrimSpace(string(namespace)) + "/" + name
 		}
 	}
 	s.ctx, s.cancel = context.WithCancel(ctx)
@@ -92,9 +91,9 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 			}
 		}()
 	}
-	s.plugin.SetAudit(audit, s.pods.unmanaged)
+	s.plugin.Audit, s.plugin.Report = audit, s.pods.unmanaged
 	if s.driver != nil {
-		s.plugin.SetClaims(s.driver.Claims())
+		s.containers.Claims = s.driver.Claims()
 		if s.pods != nil {
 			s.pods.driver = s.driver
 		}

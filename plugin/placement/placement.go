@@ -36,8 +36,6 @@ type Tenant struct {
 	Core   uint32 // percent of the time
 	Memory uint64 // bytes
 	Labels
-	ID    string   // of a tenant that may move; "": it stays
-	Reach []string // UUIDs of the devices to which it may move
 	// Outside has what it was promised kept free and is nobody's neighbour: a
 	// user or container of another engine, which may use the device or not.
 	Outside bool

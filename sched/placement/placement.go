@@ -8,8 +8,6 @@
 // does no work, or that its processes cannot open. One that moves goes only where there is a place for its
 // memory, and to the same model. Each refusal names its reason. A new container begins on the GPU with
 // the fewest tenants; one that moves goes where the least memory is promised.
-//
-// Whose move makes room for a container that fits nowhere is decided by plugin/placement.
 package placement
 
 import (

@@ -33,7 +33,7 @@ func TestAnnotationsChangeLive(t *testing.T) {
 		api.Set("uid-"+name, "default", name, annotations)
 	}
 	annotate(limitAnnotation, "1Gi")
-	live := []string{"--kube", "on", "--kubeconfig", config, "--node-name", kubeapi.Node}
+	live := []string{"--kubeconfig", config, "--node-name", kubeapi.Node}
 	restartPlugin(t, live...)
 	t.Cleanup(func() { restartPlugin(t) })
 
@@ -52,12 +52,12 @@ func TestAnnotationsChangeLive(t *testing.T) {
 	}
 	annotate(limitAnnotation, "3Gi")
 	holds("after kubectl annotate", 3072)
-	if h := grab(t, ctx, pod, "raised", 2000); h.MiB != 2000 || h.Error != "" || h.Total != 3072 {
+	if h := grab(t, ctx, pod, 2000); h.MiB != 2000 || h.Error != "" || h.Total != 3072 {
 		t.Errorf("within the new limit: %+v", h)
 	}
 	annotate("gpu-memory-limit.nvshare.com/container.main", "512Mi")
 	holds("below what is in use", 512)
-	if h := grab(t, ctx, pod, "lowered", 50); h.Error != outOfMemory || h.MiB != 0 {
+	if h := grab(t, ctx, pod, 50); h.Error != outOfMemory || h.MiB != 0 {
 		t.Errorf("above the new limit: %+v", h)
 	}
 

@@ -59,9 +59,9 @@ func hogPod(t *testing.T, name string, annotations map[string]string, mib int) (
 
 // grab runs one more process in the pod's container. The process allocates up to the
 // given amount of memory, and ends.
-func grab(t *testing.T, ctx context.Context, pod *node.Pod, id string, mib int) (h hog) {
+func grab(t *testing.T, ctx context.Context, pod *node.Pod, mib int) (h hog) {
 	t.Helper()
-	out, err := shared.Ctr(ctx, "task", "exec", "--exec-id", id, pod.Containers[0].ID, hogDir+"/memory-hog", strconv.Itoa(mib), "50")
+	out, err := pod.Exec(ctx, hogDir+"/memory-hog", strconv.Itoa(mib), "50")
 	if err == nil {
 		err = json.Unmarshal([]byte(out), &h)
 	}
@@ -107,7 +107,7 @@ func TestMemoryLimitIsShared(t *testing.T) {
 	}
 	over := func(id string, room int) {
 		t.Helper()
-		h := grab(t, ctx, pod, id, 2048)
+		h := grab(t, ctx, pod, 2048)
 		if h.Error != outOfMemory || h.MiB > room || h.MiB < room-200 || h.Free >= 50+64 {
 			t.Errorf("%s: %+v, there is room for %d MiB", id, h, room)
 		}
@@ -115,7 +115,7 @@ func TestMemoryLimitIsShared(t *testing.T) {
 	}
 	over("second", 1024-600)
 	over("third", 1024-600) // the second process's memory is free again
-	if h := grab(t, ctx, pod, "modest", 200); h.Error != "" || h.MiB != 200 {
+	if h := grab(t, ctx, pod, 200); h.Error != "" || h.MiB != 200 {
 		t.Errorf("within the limit: %+v", h)
 	}
 	awaitUsed(t, ctx, pod, most)
@@ -151,7 +151,7 @@ func TestMemoryLimitIsShared(t *testing.T) {
 	if !strings.Contains(out, "2Gi → 512Mi; 6") {
 		t.Errorf("set prints %q", out)
 	}
-	if h := grab(t, ctx, pod, "lowered", 50); h.Error != outOfMemory || h.MiB != 0 {
+	if h := grab(t, ctx, pod, 50); h.Error != outOfMemory || h.MiB != 0 {
 		t.Errorf("over the limit: %+v", h)
 	}
 	problems := strings.Join(must(shared.Status(ctx))(t).Problems, "\n")

@@ -36,6 +36,9 @@ var shared *node.Node
 // otherContainerd is the directory of a containerd to use instead of the pinned one.
 var otherContainerd = os.Getenv("NVSHARE_CONTAINERD")
 
+// crio is the directory of a CRI-O to use in containerd's place.
+var crio = os.Getenv("NVSHARE_CRIO")
+
 // buildDir holds what make build, simgpu and tools have made.
 var buildDir string
 
@@ -57,7 +60,7 @@ func TestMain(m *testing.M) {
 func bringUp(dir string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	n, err := node.New(dir, node.Options{Build: buildDir, Simulated: true, SimConfig: simConfig, NRI: node.NRIValidates, Containerd: otherContainerd})
+	n, err := node.New(dir, node.Options{Build: buildDir, Simulated: true, SimConfig: simConfig, NRI: node.NRIValidates, Containerd: otherContainerd, CRIO: crio})
 	if err != nil {
 		return err
 	}

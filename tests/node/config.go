@@ -14,7 +14,12 @@ import (
 
 // CRISocket is the socket of containerd's CRI, and NRISocket that of its NRI: the
 // default paths, because /run is private, unless the node is one of several.
-func (n *Node) CRISocket() string { return n.state() + "/containerd.sock" }
+func (n *Node) CRISocket() string {
+	if n.crio != "" {
+		return crioSocket
+	}
+	return n.state() + "/containerd.sock"
+}
 func (n *Node) NRISocket() string { return "/run/nri" + n.instance + "/nri.sock" }
 
 func (n *Node) state() string { return "/run/containerd" + n.instance }

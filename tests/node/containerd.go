@@ -16,6 +16,9 @@ import (
 
 // StartContainerd starts or restarts containerd, and waits until its CRI answers.
 func (n *Node) StartContainerd(ctx context.Context) error {
+	if n.crio != "" {
+		return n.startCRIO(ctx)
+	}
 	path, err := n.writeConfig(ctx)
 	if err != nil {
 		return err
@@ -25,7 +28,11 @@ func (n *Node) StartContainerd(ctx context.Context) error {
 		return err
 	}
 	n.Containerd = p
-	return p.ready(ctx, "CRI", func() error {
+	return n.awaitCRI(ctx)
+}
+
+func (n *Node) awaitCRI(ctx context.Context) error {
+	return n.Containerd.ready(ctx, "CRI", func() error {
 		if err := unix.Access(n.CRISocket(), unix.W_OK); err != nil {
 			return err
 		}
@@ -118,7 +125,8 @@ func (n *Node) Run(ctx context.Context, spec PodSpec, containers ...ContainerSpe
 	if spec.SharedPIDs {
 		pod.spaces["pid"] = namespacePod
 	}
-	if spec.HostPID {
+	// For a PID namespace of the pod CRI-O needs a container of its own, whose OOM score takes CAP_SYS_RESOURCE.
+	if spec.HostPID || spec.SharedPIDs && n.crio != "" {
 		pod.spaces["pid"] = namespaceNode
 	}
 	if spec.OwnUsers {
@@ -203,6 +211,7 @@ func (n *Node) runContainer(ctx context.Context, pod *Pod, spec ContainerSpec) (
 	}
 	config := map[string]any{
 		"metadata": map[string]any{"name": spec.Name, "attempt": spec.Attempt},
+		"labels":   map[string]string{"io.kubernetes.container.name": spec.Name}, // by which CRI-O tells NRI the name
 		"image":    map[string]any{"image": spec.Image},
 		"command":  spec.Args,
 		"envs":     envs,
@@ -286,8 +295,20 @@ func (p *Pod) Stop(ctx context.Context) error {
 	return nil
 }
 
+// Exec runs a program in the first container, and returns its standard output.
+func (p *Pod) Exec(ctx context.Context, argv ...string) (string, error) {
+	return p.node.crictl(ctx, append([]string{"exec", "--sync", p.Containers[0].ID}, argv...)...)
+}
+
 // Remove kills and removes the pod with its containers.
 func (p *Pod) Remove(ctx context.Context) error {
+	if p.node.crio != "" { // which else waits as long for their ends as crictl would
+		for _, c := range p.Containers {
+			if _, err := p.node.crictl(ctx, "stop", "--timeout", "0", c.ID); err != nil {
+				return err
+			}
+		}
+	}
 	_, err := p.node.crictl(ctx, "rmp", "--force", p.ID)
 	return err
 }

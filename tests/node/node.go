@@ -24,6 +24,7 @@ type Node struct {
 	dir, private string
 	build, tools string
 	containerd   string // directory of containerd and its shim
+	crio         string // directory of CRI-O in its place, or empty
 	kubernetes   string // directory of Kubernetes' programs
 	instance     string // "-NAME" in paths, or empty
 	nri          NRI
@@ -45,6 +46,8 @@ type Options struct {
 	// Containerd is a directory with containerd 1.7 or later and its shim, to use
 	// instead of the pinned ones.
 	Containerd string
+	// CRIO is a directory with crio and pinns, to use in containerd's place.
+	CRIO string
 	// Kubernetes is a directory with another Kubernetes than the pinned one.
 	Kubernetes string
 	// Instance is the name of one of several nodes in one Isolated. Each has its own
@@ -68,7 +71,7 @@ const (
 func New(dir string, o Options) (*Node, error) {
 	n := &Node{
 		dir: dir, private: filepath.Join(dir, "private"), build: o.Build, tools: filepath.Join(o.Build, "tools"),
-		cgroup: cgroupName(filepath.Base(dir)), simulated: o.Simulated, containerd: o.Containerd, nri: o.NRI,
+		cgroup: cgroupName(filepath.Base(dir)), simulated: o.Simulated, containerd: o.Containerd, crio: o.CRIO, nri: o.NRI,
 		kubernetes: cmp.Or(o.Kubernetes, filepath.Join(o.Build, "tools-k8s")),
 	}
 	if n.containerd == "" {
@@ -140,8 +143,14 @@ func (n *Node) BuildImages(ctx context.Context) error {
 }
 
 func (n *Node) importImage(ctx context.Context, tar string) error {
-	if out, err := n.Ctr(ctx, "images", "import", "--local", tar); err != nil {
-		return fmt.Errorf("import image: %w%s", err, out)
+	var err error
+	if n.crio != "" {
+		_, err = output(ctx, n.env, "podman", "load", "--input", tar)
+	} else {
+		_, err = n.Ctr(ctx, "images", "import", "--local", tar)
+	}
+	if err != nil {
+		return fmt.Errorf("import image: %w", err)
 	}
 	return nil
 }
