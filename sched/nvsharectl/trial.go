@@ -226,14 +226,6 @@ func (t *trial) swapping(ctx context.Context, g *api.GPU) finding {
 func (t *trial) pair(ctx context.Context, first, second uint64, terms ...string) (a, b *program, err error) {
 	ctx, cancel := context.WithTimeout(ctx, t.time+t.patience)
 	defer cancel()
-	if a, err = t.start(ctx, "doctor-a", first); err != nil {
-		return nil, nil, err
-	}
-	defer a.end()
-	if b, err = t.start(ctx, "doctor-b", second, terms...); err != nil {
-		return nil, nil, err
-	}
-	defer b.end()
 	began := time.Now()
 	late := func(err error, doing string) error {
 		if ctx.Err() == nil {
@@ -241,6 +233,14 @@ func (t *trial) pair(ctx context.Context, first, second uint64, terms ...string)
 		}
 		return fmt.Errorf("the programs did not finish in %v, when they had to %s", time.Since(began).Round(time.Second), doing)
 	}
+	if a, err = t.start(ctx, "doctor-a", first); err != nil {
+		return nil, nil, late(err, "start")
+	}
+	defer a.end()
+	if b, err = t.start(ctx, "doctor-b", second, terms...); err != nil {
+		return nil, nil, late(err, "start")
+	}
+	defer b.end()
 	both := []*program{a, b}
 	for _, p := range both {
 		if err := p.report(); err != nil {
@@ -250,11 +250,11 @@ func (t *trial) pair(ctx context.Context, first, second uint64, terms ...string)
 	// Both are ready, so their times are the same.
 	for _, p := range both {
 		if _, err := p.in.Write([]byte("\n")); err != nil {
-			return nil, nil, err
+			return nil, nil, late(err, "begin to work")
 		}
 	}
 	if err := t.look(ctx, time.Now().Add(t.time*3/4), both...); err != nil {
-		return nil, nil, err
+		return nil, nil, late(err, "work")
 	}
 	for _, p := range both {
 		if err := p.report(); err != nil {

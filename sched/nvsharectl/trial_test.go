@@ -3,13 +3,18 @@
 package main
 
 import (
+	"context"
 	"encoding/binary"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -183,16 +188,32 @@ echo '{"pid":'$pid',"kernels":2500,"seconds":5}'
 	}
 }
 
-// Programs that take too long are named as that, and not by what the end of their pipes says.
+// Programs that take too long are named as that, whatever fails by it: a start, or the read of a pipe.
 func TestTrialIsLate(t *testing.T) {
-	slow := filepath.Join(t.TempDir(), "slow")
-	if err := os.WriteFile(slow, []byte("#!/bin/sh\nexec sleep 600\n"), 0o755); err != nil {
+	dir := t.TempDir()
+	slow, started := filepath.Join(dir, "slow"), filepath.Join(dir, "started")
+	if err := errors.Join(unix.Mkfifo(started, 0o600),
+		os.WriteFile(slow, []byte("#!/bin/sh\necho >"+started+"\nexec sleep 600\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	tr := &trial{self: slow, patience: 300 * time.Millisecond}
-	_, _, err := tr.pair(t.Context(), 0, 0)
-	if err == nil || !strings.Contains(err.Error(), "did not finish in") || !strings.Contains(err.Error(), "take their memory") {
-		t.Errorf("got %v", err)
+	starts, err := os.OpenFile(started, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer starts.Close()
+	for doing, programs := range map[string]int{"start": 0, "take their memory": 2} {
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { // their time is over once so many have started
+			_, _ = io.ReadFull(starts, make([]byte, programs))
+			cancel()
+		}()
+		if programs == 0 {
+			<-ctx.Done()
+		}
+		tr := &trial{self: slow, patience: time.Minute}
+		if _, _, err := tr.pair(ctx, 0, 0); err == nil || !strings.Contains(err.Error(), "did not finish in") || !strings.Contains(err.Error(), doing) {
+			t.Errorf("%s: got %v", doing, err)
+		}
 	}
 }
 

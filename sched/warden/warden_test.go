@@ -22,6 +22,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/warden/order"
 	"github.com/nvshare/nvshare/sched/warden/rm"
+	"github.com/nvshare/nvshare/tests/judge"
 )
 
 // patience bounds each wait. It has to be longer than the slowest machine takes.
@@ -66,7 +67,10 @@ type node struct {
 	dir, simgpu string
 	warden      *exec.Cmd
 	orders      *order.Client
+	off         map[int]span // by process: when its channels were off for certain, at last
 }
+
+type span struct{ from, until int64 } // of judge.Now
 
 func newNode(t *testing.T) *node {
 	t.Helper()
@@ -75,7 +79,7 @@ func newNode(t *testing.T) *node {
 		t.Skip("SKIPPED: NVSHARE_TEST_SIMGPU names no simulated GPU: make test-unit does")
 	}
 	mayCopy(t)
-	n := &node{T: t, dir: t.TempDir(), simgpu: simgpu}
+	n := &node{T: t, dir: t.TempDir(), simgpu: simgpu, off: map[int]span{}}
 	t.Cleanup(func() {
 		if n.warden != nil {
 			n.kill(syscall.SIGKILL)
@@ -180,20 +184,26 @@ func (n *node) guard() int {
 
 func (n *node) do(orders ...order.Order) []order.Result {
 	n.Helper()
+	sent := judge.Now()
 	results, err := n.orders.Do(patience, orders...)
 	n.check(err)
+	for i, r := range results {
+		if r.Off {
+			n.off[orders[i].PID] = span{judge.Now(), sent + order.Lease.Nanoseconds()}
+		}
+	}
 	return results
 }
 
-func (n *node) must(op order.Op, p *busy) order.Result {
+// must has an order carried out, again if it was not in time: this machine may do much else.
+func (n *node) must(o order.Order) (r order.Result) {
 	n.Helper()
-	var r order.Result
-	n.until(string(op), func() bool {
-		r = n.do(order.Order{Op: op, PID: p.pid})[0]
-		return r.Error != tooLong // this machine may do much else
+	n.until(string(o.Op), func() bool {
+		r = n.do(o)[0]
+		return r.Error != tooLong
 	})
 	if r.Error != "" {
-		n.Fatalf("%s: %s", op, r.Error)
+		n.Fatalf("%s: %s", o.Op, r.Error)
 	}
 	return r
 }
@@ -242,17 +252,17 @@ func (b *busy) goes() {
 	}
 }
 
-// stands fails if the GPU does work of the process now. What was printed before is not looked at.
+// stands fails if the GPU has done work of the process since its channels are off, by its own record. What
+// came once their lease may be over is not looked at: this machine may do much else.
 func (b *busy) stands() {
 	b.n.Helper()
-	for late := 0; ; late++ {
-		select {
-		case <-b.lines:
-			if late > 1 {
-				b.n.Fatalf("process %d goes on", b.pid)
-			}
-		case <-time.After(50 * time.Millisecond):
-			return
+	time.Sleep(20 * time.Millisecond) // time for a defect to show
+	off := b.n.off[b.pid]
+	trace, err := judge.ReadLogSince(filepath.Join(b.n.dir, "log"), off.from)
+	b.n.check(err)
+	for _, iv := range trace.Intervals {
+		if iv.Process.PID == uint32(b.pid) && iv.End > off.from && iv.Start < off.until {
+			b.n.Fatalf("process %d goes on", b.pid)
 		}
 	}
 }
@@ -263,28 +273,26 @@ func TestOrders(t *testing.T) {
 	a, b := n.busy("a"), n.busy("b")
 	a.goes()
 	b.goes()
-	r := n.must(order.State, a)
+	r := n.must(order.Order{Op: order.State, PID: a.pid})
 	if r.Clients != 1 || r.Groups != 4 || r.Channels != 11 || r.Off || len(r.GPUs) != 1 || r.SliceUs == 0 {
 		t.Errorf("state: %+v", r)
 	}
-	if r := n.do(order.Order{Op: order.Slice, PID: a.pid, Us: 5000}, order.Order{Op: order.Slice, PID: b.pid, Us: 7000}); r[0].Error+r[1].Error != "" {
-		t.Errorf("slices: %+v", r)
-	}
-	if r := n.must(order.State, b); r.SliceUs != 7000 {
-		t.Errorf("the slice is %d us", r.SliceUs)
-	}
+	n.until("the slices are theirs", func() bool { // an order may be answered too late
+		n.do(order.Order{Op: order.Slice, PID: a.pid, Us: 5000}, order.Order{Op: order.Slice, PID: b.pid, Us: 7000})
+		return n.must(order.Order{Op: order.State, PID: a.pid}).SliceUs == 5000 && n.must(order.Order{Op: order.State, PID: b.pid}).SliceUs == 7000
+	})
 	var packet []order.Order
 	for us := range uint64(8) {
 		packet = append(packet, order.Order{Op: order.Slice, PID: b.pid, Us: 2000 + us})
 	}
 	n.do(packet...)
-	n.until("the slice is that of the last order", func() bool { return n.must(order.State, b).SliceUs == 2007 })
-	if r := n.must(order.Off, a); !r.Off {
+	n.until("the slice is that of the last order", func() bool { return n.must(order.Order{Op: order.State, PID: b.pid}).SliceUs == 2007 })
+	if r := n.must(order.Order{Op: order.Off, PID: a.pid}); !r.Off {
 		t.Error("it is not off")
 	}
 	a.stands()
 	b.goes()
-	if r := n.must(order.On, a); r.Off {
+	if r := n.must(order.Order{Op: order.On, PID: a.pid}); r.Off {
 		t.Error("it is off")
 	}
 	a.goes()
@@ -303,9 +311,13 @@ func TestSlowProcess(t *testing.T) {
 	slow, quick := n.busy("slow"), n.busy("quick")
 	slow.goes()
 	quick.goes()
-	n.must(order.State, quick)
+	n.must(order.Order{Op: order.State, PID: quick.pid})
 	n.check(syscall.Kill(slow.pid, syscall.SIGSTOP))
-	r := n.do(order.Order{Op: order.Off, PID: slow.pid}, order.Order{Op: order.Off, PID: quick.pid})
+	var r []order.Result
+	n.until("the quick one answers", func() bool {
+		r = n.do(order.Order{Op: order.Off, PID: slow.pid}, order.Order{Op: order.Off, PID: quick.pid})
+		return r[1].Error != tooLong
+	})
 	if r[0].Error == "" || r[1].Error != "" {
 		t.Errorf("%+v", r)
 	}
@@ -321,14 +333,12 @@ func TestTakenOffAgain(t *testing.T) {
 	n.start()
 	a := n.busy("a")
 	a.goes()
-	n.must(order.Off, a)
+	n.must(order.Order{Op: order.Off, PID: a.pid})
 	for range 2 * maxOffs {
-		if r := n.do(order.Order{Op: order.Off, PID: a.pid, Again: true})[0]; r.Error != "" {
-			t.Fatal(r.Error)
-		}
+		n.must(order.Order{Op: order.Off, PID: a.pid, Again: true})
 	}
 	a.stands()
-	n.must(order.On, a)
+	n.must(order.Order{Op: order.On, PID: a.pid})
 	a.goes()
 }
 
@@ -374,7 +384,7 @@ func TestNobodyIsStranded(t *testing.T) {
 			n.start()
 			a := n.busy("a")
 			a.goes()
-			n.must(order.Off, a)
+			n.must(order.Order{Op: order.Off, PID: a.pid})
 			a.stands()
 			end(n)
 			a.goes()
@@ -447,7 +457,7 @@ func TestEndWhileOff(t *testing.T) {
 	n.start()
 	a := n.busy("a")
 	a.goes()
-	n.must(order.Off, a)
+	n.must(order.Order{Op: order.Off, PID: a.pid})
 	n.check(syscall.Kill(a.pid, syscall.SIGKILL))
 	l, err := newLedger(n.dir)
 	n.check(err)
@@ -528,7 +538,7 @@ func TestFreeze(t *testing.T) {
 			if r := n.do(order.Order{Op: order.Freeze, PID: a.pid, Container: strings.Repeat("0", 64)})[0]; r.Error == "" {
 				t.Error("the cgroup of another container was stopped")
 			}
-			if r := n.do(order.Order{Op: order.Freeze, PID: a.pid, Container: id})[0]; r.Error != "" || !r.Off {
+			if r := n.must(order.Order{Op: order.Freeze, PID: a.pid, Container: id}); !r.Off {
 				t.Fatalf("freeze: %+v", r)
 			}
 			if text, _ := os.ReadFile(freezer); string(text) != "1\n" {
