@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/containerd/ttrpc"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -132,4 +133,18 @@ func unreachable(path string, err error) error {
 		err = sys // the path is in UnreachableError's own text
 	}
 	return &UnreachableError{path, err}
+}
+
+// PeerOf returns who is at the other end of a connection, as the kernel says.
+func PeerOf(conn *net.UnixConn) (cred *unix.Ucred, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	if failed := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); failed != nil {
+		return nil, failed
+	}
+	return cred, err
 }

@@ -238,33 +238,15 @@ func callerOf(ctx context.Context) uint32 {
 // connection they came, so each connection is served with a context of its own.
 func (d *Daemon) admitCaller(server *ttrpc.Server) func(context.Context, *net.UnixConn) {
 	return func(ctx context.Context, sock *net.UnixConn) {
-		uid, err := uidOf(sock)
+		caller, err := api.PeerOf(sock)
 		if err == nil {
-			err = server.Serve(context.WithValue(ctx, callerKey{}, uid), &only{sock: sock})
+			err = server.Serve(context.WithValue(ctx, callerKey{}, caller.Uid), &only{sock: sock})
 		}
 		if !errors.Is(err, net.ErrClosed) { // not taken
 			d.Log.WithError(err).Debug("control socket: a connection is not served")
 			sock.Close()
 		}
 	}
-}
-
-func uidOf(sock *net.UnixConn) (uid uint32, err error) {
-	raw, err := sock.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return 0, err
-	}
-	if credErr != nil {
-		return 0, credErr
-	}
-	return cred.Uid, nil
 }
 
 // only is a listener to which one connection has come.

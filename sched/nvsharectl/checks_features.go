@@ -277,17 +277,11 @@ func findDaemon(ctx context.Context, runDir string) int {
 		return 0
 	}
 	defer conn.Close()
-	raw, err := conn.(*net.UnixConn).SyscallConn()
+	server, err := api.PeerOf(conn.(*net.UnixConn))
 	if err != nil {
 		return 0
 	}
-	pid := 0
-	_ = raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(cred.Pid)
-		}
-	})
-	return pid
+	return int(server.Pid)
 }
 
 // ofDaemon returns the path of a file below /proc of the scheduler.
