@@ -301,13 +301,20 @@ func (w *Watch) noteUseOfHeld(samples []metrics.GPUSample) {
 				here, on = append(here, x), on+x.onPart()
 			}
 		}
+		if len(here) > 0 && w.sharesWithShims(here[0].gpu) {
+			on = 1 // as far as is known
+		}
 		for _, x := range here {
-			if len(here) < len(x.gpu.Core.Snapshot(loop.Now()).Clients) {
-				on = 1 // as far as is known: others have a shim
-			}
 			x.used(s.Busy[uint32(x.peer.PID)], sum, on, s.Busy != nil && sum <= parts)
 		}
 	}
+}
+
+// sharesWithShims says whether a client with a shim has the GPU, or waits for it.
+func (w *Watch) sharesWithShims(g *node.GPU) bool {
+	return slices.ContainsFunc(g.Core.Snapshot(loop.Now()).Clients, func(c sched.ClientSnapshot) bool {
+		return w.Held[c.ID] == nil && c.State != sched.StateIdle
+	})
 }
 
 // onPart is the part of the time since the latest look in which it was on.
