@@ -7,7 +7,6 @@ package cdi
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/sirupsen/logrus"
@@ -124,7 +123,7 @@ func listNVML(lib nvml.Interface, has func(symbol string) bool) (gpus []GPU, fai
 		}
 		if has("nvmlDeviceGetPciInfo_v3") {
 			if pci, ret := dev.GetPciInfo(); ret == nvml.SUCCESS {
-				gpu.PCIBusID = busID(cString(pci.BusId[:]))
+				gpu.PCIBusID = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device) // as the kernel has it
 			}
 		}
 		gpu.Model = modelNVML(driver, dev, has)
@@ -178,26 +177,4 @@ func instancesNVML(gpu GPU, dev nvml.Device) (all []Instance, err error) {
 		all = append(all, in)
 	}
 	return all, nil
-}
-
-// cString reads a C string; char is signed or not, as the architecture has it.
-func cString[T int8 | uint8](chars []T) string {
-	var b strings.Builder
-	for _, c := range chars {
-		if c == 0 {
-			break
-		}
-		b.WriteByte(byte(c))
-	}
-	return b.String()
-}
-
-// busID shortens NVML's eight digits of PCI domain to the kernel's four where
-// they fit.
-func busID(id string) string {
-	id = strings.ToLower(id)
-	if len(id) == len("00000000:17:00.0") {
-		id = strings.TrimPrefix(id, "0000")
-	}
-	return id
 }

@@ -18,26 +18,23 @@ import (
 // Audit says what the plugin does about containers that asked for GPUs and run
 // without the shim, because they were created while no plugin was registered. The
 // runtime reports all containers at each registration.
-type Audit int
+type Audit string
 
 const (
 	// AuditReport logs them and passes them to Plugin.Report.
-	AuditReport Audit = iota
+	AuditReport Audit = "report"
 	// AuditStop also ends their processes. The manager of the pod starts them again,
 	// this time through the plugin. It needs the host's PID namespace. After a reboot the
 	// kubelet starts pods in any order: those before this plugin's would run without GPUs for good.
-	AuditStop
+	AuditStop Audit = "stop"
 )
 
-// ParseAudit reads "report" or "stop".
-func ParseAudit(s string) (Audit, error) {
-	switch s {
-	case "report":
-		return AuditReport, nil
-	case "stop":
-		return AuditStop, nil
+// Check refuses any other.
+func (a Audit) Check() error {
+	if a != AuditReport && a != AuditStop {
+		return fmt.Errorf("%q is unknown: give report or stop, for containers that run without nvshare", string(a))
 	}
-	return 0, fmt.Errorf("%q is unknown: give report or stop, for containers that run without nvshare", s)
+	return nil
 }
 
 // Unmanaged is a container that asked for GPUs and runs without nvshare.

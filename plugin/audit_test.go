@@ -18,15 +18,10 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 )
 
-func TestParseAudit(t *testing.T) {
-	for s, want := range map[string]Audit{"report": AuditReport, "stop": AuditStop} {
-		if got, err := ParseAudit(s); err != nil || got != want {
-			t.Errorf("%q is %v, %v", s, got, err)
-		}
-	}
-	for _, s := range []string{"", "Stop", "kill"} {
-		if _, err := ParseAudit(s); err == nil {
-			t.Errorf("%q was accepted", s)
+func TestAuditWords(t *testing.T) {
+	for s, good := range map[Audit]bool{"report": true, "stop": true, "": false, "Stop": false, "kill": false} {
+		if err := s.Check(); (err == nil) != good {
+			t.Errorf("%q: %v", s, err)
 		}
 	}
 }

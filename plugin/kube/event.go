@@ -14,7 +14,6 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
@@ -105,7 +104,9 @@ func (e *events) post(ctx context.Context, ev event) (err error) {
 		ev.Regarding.FieldPath = e.fieldOf(ctx, ev) + "{" + ev.container + "}"
 	}
 	for i := range attempts {
-		if err = e.once(ctx, ev.Event); err == nil || apierrors.IsAlreadyExists(err) {
+		limited, cancel := context.WithTimeout(ctx, postLimit)
+		_, err = e.client.EventsV1().Events(ev.Namespace).Create(limited, ev.Event, metav1.CreateOptions{})
+		if cancel(); err == nil || apierrors.IsAlreadyExists(err) {
 			return nil
 		}
 		if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || ctx.Err() != nil {
@@ -119,20 +120,13 @@ func (e *events) post(ctx context.Context, ev event) (err error) {
 	return err
 }
 
-func (e *events) once(ctx context.Context, ev *eventsv1.Event) error {
-	ctx, cancel := context.WithTimeout(ctx, postLimit)
-	defer cancel()
-	_, err := e.client.EventsV1().Events(ev.Namespace).Create(ctx, ev, metav1.CreateOptions{})
-	return err
-}
-
 // fieldOf returns the field of the pod that has an event's container. The watch tells metadata
 // only, and the runtime does not tell.
 func (e *events) fieldOf(ctx context.Context, ev event) string {
 	ctx, cancel := context.WithTimeout(ctx, postLimit)
 	defer cancel()
 	pods, err := e.client.CoreV1().Pods(ev.Namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, ev.Regarding.Name).String(), ResourceVersion: "0", // of the server's cache
+		FieldSelector: named(ev.Regarding.Name).String(), ResourceVersion: "0", // of the server's cache
 	})
 	if err != nil {
 		return "spec.containers"

@@ -103,7 +103,7 @@ func (l *live) bypassed(all []*api.Unmanaged) {
 		c := u.Container
 		id := fmt.Sprint(c.GetPodUid(), c.GetId(), u.Pid)
 		seen[id] = l.seen[id] || l.w.WarnPod(c.GetPodUid(), c.GetName(), "GPUBypassed",
-			fmt.Sprintf("process %d (%s) uses GPU %d without nvshare, so %s: it unset LD_PRELOAD or hides the shim, or is a static program", u.Pid, u.Command, u.Index, cmp.Or(u.Held, "nvshare does not schedule its work")))
+			fmt.Sprintf("process %d (%s) uses GPU %d without nvshare, so %s: it hides the shim, or is a static program", u.Pid, u.Command, u.Index, cmp.Or(u.Held, "nvshare does not schedule its work")))
 	}
 	l.seen = seen
 }

@@ -40,7 +40,7 @@ type flags struct {
 	lib, hook              string
 	cdiDir, hostRoot       string
 	driverRoot             string
-	nriSocket, name, index string
+	nriSocket, index       string
 	simgpu                 string
 	noNRI, place           bool
 	ready, live            bool
@@ -100,12 +100,11 @@ more.`,
 			if err := f.dra.check(cmd.Flags()); err != nil {
 				return err
 			}
-			audit, err := f.check()
-			if err != nil {
+			if err := f.check(); err != nil {
 				return err
 			}
 			*status = exitFailed
-			return run(cmd.Context(), f, audit, log)
+			return run(cmd.Context(), f, log)
 		},
 	}
 	s := cmd.Flags()
@@ -118,7 +117,6 @@ more.`,
 	s.StringVar(&f.hostRoot, "host-root", "", "`path` of the host's / in this container")
 	s.StringVar(&f.driverRoot, "driver-root", "", "host `directory` below which the NVIDIA driver's libraries are installed as if it was /, beside the places that are looked into anyway")
 	s.StringVar(&f.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "`path` of the container runtime's NRI socket")
-	s.StringVar(&f.name, "name", "nvshare", "`name` to register with NRI")
 	s.StringVar(&f.index, "index", "10", "`two digits`: plugins are called in ascending order")
 	s.StringVar(&f.simgpu, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "`directory` of a simulated GPU to use instead of real ones (NVSHARE_SIMGPU)")
 	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "`percent` of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps. With --dra, the default is the GPU's memory and an equal part of the scheduler's --swap-memory")
@@ -145,35 +143,32 @@ func env(key, otherwise string) string {
 }
 
 // check finds what is wrong on the command line before the host is touched.
-func (f *flags) check() (audit plugin.Audit, err error) {
+func (f *flags) check() (err error) {
 	if f.promiseMemory < 1 || f.promiseMemory > maxPromise {
-		return audit, fmt.Errorf("--promise-memory %d: give a percentage from 1 to %d", f.promiseMemory, maxPromise)
+		return fmt.Errorf("--promise-memory %d: give a percentage from 1 to %d", f.promiseMemory, maxPromise)
 	}
 	if f.mostCore, err = api.ParseBounds(f.maxCore, api.ParsePercent); err != nil {
-		return audit, fmt.Errorf("--max-core-request: %w", err)
+		return fmt.Errorf("--max-core-request: %w", err)
 	}
 	if err := nri.CheckPluginIndex(f.index); err != nil {
-		return audit, fmt.Errorf("--index: %w", err)
-	}
-	if err := nri.CheckPluginName(f.name); err != nil {
-		return audit, fmt.Errorf("--name: %w", err)
+		return fmt.Errorf("--index: %w", err)
 	}
 	if f.kube.advertise && f.dra.on {
-		return audit, errors.New("--advertise and --dra are two ways to ask for the same GPUs: leave one out")
+		return errors.New("--advertise and --dra are two ways to ask for the same GPUs: leave one out")
 	}
 	if f.noNRI && f.kube.advertise {
-		return audit, errors.New("--advertise needs NRI, which gives the GPUs: leave out --no-nri")
+		return errors.New("--advertise needs NRI, which gives the GPUs: leave out --no-nri")
 	}
 	if f.noNRI && f.dra.on {
-		return audit, errors.New("--dra needs NRI, which puts the shim into the containers of claims: leave out --no-nri")
+		return errors.New("--dra needs NRI, which puts the shim into the containers of claims: leave out --no-nri")
 	}
-	if audit, err = plugin.ParseAudit(f.audit); err != nil {
-		return audit, fmt.Errorf("--audit: %w", err)
+	if err := plugin.Audit(f.audit).Check(); err != nil {
+		return fmt.Errorf("--audit: %w", err)
 	}
-	return audit, nil
+	return nil
 }
 
-func run(ctx context.Context, f flags, audit plugin.Audit, log logrus.FieldLogger) (err error) {
+func run(ctx context.Context, f flags, log logrus.FieldLogger) (err error) {
 	if f.binDir == "" {
 		f.binDir = filepath.Join(filepath.Dir(filepath.Clean(f.libDir)), "bin")
 	}
@@ -217,7 +212,7 @@ func run(ctx context.Context, f flags, audit plugin.Audit, log logrus.FieldLogge
 	if err != nil {
 		return err
 	}
-	s, err := newService(ctx, f, n, audit, runDir)
+	s, err := newService(ctx, f, n, runDir)
 	if err != nil {
 		return err
 	}

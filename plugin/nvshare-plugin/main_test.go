@@ -186,7 +186,6 @@ func TestUsage(t *testing.T) {
 		"--indes 10":         "--indes",
 		"--index 1":          "--index",
 		"--index xx":         "--index",
-		"--name a/b":         "--name",
 		"--promise-memory 0": "--promise-memory",
 		"--promise-memory x": "--promise-memory",
 		"--dra":              "--dra needs NRI",

@@ -51,7 +51,7 @@ type service struct {
 	failed error // of the parts
 }
 
-func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDir string) (*service, error) {
+func newService(ctx context.Context, f flags, n *node, runDir string) (*service, error) {
 	s := &service{flags: f, log: n.log, runDir: runDir, node: n, containers: plugin.NewContainers(n.log), leads: make(chan struct{}), endPeek: func() {}}
 	s.containers.AwaitState()
 	s.containers.PromiseMemory = uint64(f.promiseMemory)
@@ -91,14 +91,14 @@ func newService(ctx context.Context, f flags, n *node, audit plugin.Audit, runDi
 			}
 		}()
 	}
-	s.plugin.Audit, s.plugin.Report = audit, s.pods.unmanaged
+	s.plugin.Audit, s.plugin.Report = plugin.Audit(f.audit), s.pods.unmanaged
 	if s.driver != nil {
 		s.containers.Claims = s.driver.Claims()
 		if s.pods != nil {
 			s.pods.driver = s.driver
 		}
 	}
-	runtime := plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: f.name, Index: f.index}
+	runtime := plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: "nvshare", Index: f.index}
 	s.register = s.part(func() error { return plugin.Run(s.ctx, runtime, s.plugin) })
 	s.serve, s.count = func() {}, func() {}
 	if f.kube.advertise || s.driver != nil && s.pods != nil {

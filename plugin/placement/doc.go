@@ -28,7 +28,4 @@
 //     divided by the containers that live on that time already; then with the fewest
 //     tenants, then with the most memory left.
 //   - at last by index.
-//
-// Where no device can take a container, MakeRoom finds a tenant whose move to another
-// device would change this.
 package placement

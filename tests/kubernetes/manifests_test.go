@@ -386,6 +386,13 @@ func TestChartRefusesOldClusters(t *testing.T) {
 	}
 }
 
+// The plugin would end at once with both.
+func TestChartRefusesTwoWaysToAsk(t *testing.T) {
+	if out, err := helm("template", "nvshare", chart, "--set", "dra.enabled=true,advertise.enabled=true"); err == nil || !strings.Contains(out, "leave one out") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func TestChartPods(t *testing.T) {
 	set := func(values ...string) string {
 		t.Helper()
