@@ -73,7 +73,7 @@ func (p *Plugin) give(c Container, req *Request, uses bool, ctr *api.Container, 
 		record(adjust, c)
 	}
 	if uses {
-		adjust = p.limitByKernel(overlap(adjust, ctr, c.Terms), inv, c)
+		adjust = limitByKernel(overlap(adjust, ctr, c.Terms), inv, c)
 	}
 	if drops := p.drops.Load(); drops != nil && len(adjust.GetCDIDevices()) > 0 {
 		return nil, *drops

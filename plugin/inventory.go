@@ -17,8 +17,9 @@ import (
 // Inventory is what this node can give to containers. It never changes. The zero
 // value has no device.
 type Inventory struct {
-	spec *specs.Spec // of cdi.KindNRI
-	gpus []cdi.GPU
+	spec    *specs.Spec // of cdi.KindNRI
+	gpus    []cdi.GPU
+	regions map[string]string // of the kernel's limits, by UUID; see regionsOf
 
 	problem error // why it has no devices although there may be GPUs
 }

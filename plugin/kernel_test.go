@@ -23,21 +23,27 @@ func TestKernelHoldsMemoryLimits(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	p := &Plugin{root: root}
-	inv := NewInventory(nil, []cdi.GPU{{UUID: "GPU-a", PCIBusID: "0000:17:00.0"}, {UUID: "GPU-b", PCIBusID: "0000:9b:00.0"}, {UUID: "GPU-c", PCIBusID: "0000:9c:00.0"}})
+	gpus := []cdi.GPU{{UUID: "GPU-a", PCIBusID: "0000:17:00.0"}, {UUID: "GPU-b", PCIBusID: "0000:9b:00.0"}, {UUID: "GPU-c", PCIBusID: "0000:9c:00.0"}}
+	limit := func(c Container) string {
+		p := New(quiet(), NewContainers(quiet()))
+		p.root = root
+		inv := NewInventory(nil, gpus)
+		p.SetInventory(inv)
+		return limitByKernel(nil, inv, c).GetLinux().GetResources().GetUnified()["dmem.max"]
+	}
 	c := Container{GPUs: []string{"GPU-a", "GPU-b"}, Terms: sched.Terms{MemoryLimit: 1 << 30}}
-	if got := p.limitByKernel(nil, inv, c); got != nil {
-		t.Errorf("without cgroups of version 2: %v", got)
+	if got := limit(c); got != "" {
+		t.Errorf("without cgroups of version 2: %q", got)
 	}
 	put("proc/self/mountinfo", "2 0 0:2 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
-	if got := p.limitByKernel(nil, inv, c); got != nil {
-		t.Errorf("a kernel without the controller: %v", got)
+	if got := limit(c); got != "" {
+		t.Errorf("a kernel without the controller: %q", got)
 	}
 	put("sys/fs/cgroup/dmem.capacity", "nvidia/0000:17:00.0/fb 85899345920\nnvidia/0000:9b:00.0/fb 85899345920\nnvidia/0000:9c:00.0/fb 85899345920\n")
-	if got := p.limitByKernel(nil, inv, c).GetLinux().GetResources().GetUnified()["dmem.max"]; got != "nvidia/0000:17:00.0/fb 3221225472\nnvidia/0000:9b:00.0/fb 3221225472" {
+	if got := limit(c); got != "nvidia/0000:17:00.0/fb 3221225472\nnvidia/0000:9b:00.0/fb 3221225472" {
 		t.Errorf("dmem.max: %q", got)
 	}
-	if got := p.limitByKernel(nil, inv, Container{GPUs: []string{"GPU-a"}}); got != nil {
-		t.Errorf("without a limit: %v", got)
+	if got := limit(Container{GPUs: []string{"GPU-a"}}); got != "" {
+		t.Errorf("without a limit: %q", got)
 	}
 }

@@ -61,6 +61,7 @@ func New(log logrus.FieldLogger, containers *Containers) *Plugin {
 
 // SetInventory changes what containers can be given from now on.
 func (p *Plugin) SetInventory(inv *Inventory) {
+	inv.regions = p.regionsOf(inv.gpus)
 	p.inventory.Store(inv)
 	p.containers.Health.setGPUs(len(inv.gpus) > 0 || inv.problem != nil)
 	p.judgeRuntime(inv)

@@ -194,8 +194,8 @@ func leaves(t *testing.T) map[string]int {
 		}
 	}
 	for name, pattern := range map[string]string{
-		"cgroups":    cgroupRoot + "/*/nvshare-*/*",
-		"cgroups v2": cgroupRoot + "/nvshare-*/*",
+		"cgroups":    cgroupRoot + "/*" + shared.CgroupParent() + "/*",
+		"cgroups v2": cgroupRoot + shared.CgroupParent() + "/*",
 		"files":      "/run/nvshare/*/*",
 		"specs":      "/run/cdi/*",
 		"host files": "/run/nvshare-host/*/*",
