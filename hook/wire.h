@@ -29,7 +29,6 @@
  *     MOVED(channel, resident, away, ...) --->  on the way, and at the end
  *     <------------- GRANT(channel, epoch)      as above; the client moves in first
  *     MOVED(channel, READY, epoch) ---------->  all is there, its gate opens
- *     <------------- COPIER(channel, GPU) + socket (SCM_RIGHTS)   what leaves goes to that GPU
  *
  * And where the process leaves the GPU with its context:
  *
@@ -99,7 +98,7 @@ enum nvs_type {
 	NVS_ARENA    = 73, /* carries a segment of host memory for what is away */
 	NVS_SLICE    = 74, /* the GPU's own time slice of this client; needs NVS_REGISTER_SLICES */
 	NVS_SUSPEND  = 75, /* code: enum nvs_suspend; of the process, channel 0; needs NVS_REGISTER_SUSPEND */
-	NVS_COPIER   = 76, /* carries a socket to a copier, see struct nvs_copy; needs NVS_REGISTER_COPIER */
+	/* 76 is reserved: COPIER, which an older shim understands */
 };
 
 enum nvs_register_flags {
@@ -108,7 +107,7 @@ enum nvs_register_flags {
 	NVS_REGISTER_SLICES    = 1u << 17, /* it understands SLICE */
 	NVS_REGISTER_SUSPEND   = 1u << 18, /* it understands SUSPEND, and sees each call of the driver */
 	NVS_REGISTER_AWAY      = 1u << 19, /* it has sent SUSPENDED (READY), or may, and waits for SUSPEND (OVER) */
-	NVS_REGISTER_COPIER    = 1u << 20, /* it understands COPIER */
+	/* 1u << 20 is reserved: an older shim sets it, for COPIER */
 };
 
 /*
@@ -152,7 +151,7 @@ enum nvs_moved_flags {
 	NVS_MOVED_NO_MEMORY = 1u << 16, /* the driver refuses memory that room promises */
 	NVS_MOVED_NO_ARENA  = 1u << 17, /* no host memory for what has to go out */
 	NVS_MOVED_ERROR     = 1u << 18, /* the driver fails otherwise; the rest is not movable */
-	NVS_MOVED_ELSEWHERE = 1u << 19, /* some of it is on another GPU: a copier to this GPU brings it back */
+	/* 1u << 19 is reserved: an older shim sets it, after COPIER */
 	/* Where nothing of the process can be moved: an enum nvs_fixed, from this bit on. */
 	NVS_MOVED_FIXED_BY  = 1u << 24,
 };
@@ -371,38 +370,6 @@ enum nvs_arena_flags {
 };
 
 /*
- * A copier is a program that copies memory of this process to another GPU of the node, while the
- * process leaves for that GPU, or back to this one if the process has not got away. It ends with the
- * socket.
- */
-struct nvs_copier {
-	uint8_t  gpu[NVS_UUID_SIZE]; /* to which it copies, as cuDeviceGetUuid returns it */
-	uint32_t flags;              /* enum nvs_copier_flags */
-	uint8_t  reserved[28];
-};
-
-enum nvs_copier_flags {
-	NVS_COPIER_CREATES = 1u << 0, /* it also answers requests for new memory */
-};
-
-/*
- * What goes over the copier's socket (SOCK_SEQPACKET): a request with descriptors of memory, as
- * cuMemExportToShareableHandle makes them, and its answer with one descriptor, of one copy of them
- * all on the other GPU, one behind the other; nothing else keeps the copy. Answers come in the order
- * of the requests; one with another result than 0 has no descriptor. The packet of a request ends
- * behind its last size; an answer has none. A request without descriptors is for new memory on the
- * other GPU, into which the process copies by itself (NVS_COPIER_CREATES).
- */
-#define NVS_COPIED_AT_ONCE 64u /* SCM_MAX_FD of the kernel is 253 */
-
-struct nvs_copy {
-	uint64_t bytes;  /* of all the memory; a multiple of 2 MiB */
-	int32_t  result; /* of the answer: CUresult */
-	uint32_t pieces; /* of a request: as many descriptors */
-	uint32_t granules[NVS_COPIED_AT_ONCE]; /* of each piece, in 2 MiB */
-};
-
-/*
  * The time slice that the GPU's own scheduler is to give this process, from now on; after each
  * ATTACHED it is the driver's own. A frame, because the driver has to be told by a call that may
  * wait. Nobody waits for an answer: whether slices work is in CONTROLS.
@@ -472,7 +439,6 @@ struct nvs_frame {
 		struct nvs_room     room;
 		struct nvs_arena    arena;
 		struct nvs_slice    slice;
-		struct nvs_copier   copier;
 		uint8_t             raw[48];
 	} u;
 };
@@ -529,8 +495,8 @@ _Static_assert(offsetof(struct nvs_frame, epoch) == 8, "frame.epoch");
 _Static_assert(offsetof(struct nvs_frame, u) == 16, "frame payload");
 #define NVS_PAYLOADS(P) \
 	P(register) P(attach) P(released) P(stats) P(welcome) P(attached) P(grant) P(revoke) \
-	P(notice) P(refused) P(reserve) P(reserved) P(moved) P(room) P(util) P(slice) P(copier) \
-	P(controls) P(arena)
+	P(notice) P(refused) P(reserve) P(reserved) P(moved) P(room) P(util) P(slice) P(controls) \
+	P(arena)
 #define P(name) _Static_assert(sizeof(struct nvs_##name) == 48, #name);
 NVS_PAYLOADS(P)
 #undef P
@@ -540,7 +506,6 @@ _Static_assert(offsetof(struct nvs_slot, mem_limit) == 40, "slot.mem_limit");
 _Static_assert(offsetof(struct nvs_slot, mem_used) == 48, "slot.mem_used");
 _Static_assert(offsetof(struct nvs_page, slot) == 64, "slots follow the header");
 _Static_assert(offsetof(struct nvs_slot, room) == 56, "slot.room");
-_Static_assert(offsetof(struct nvs_copy, granules) == 16, "copy");
 _Static_assert(offsetof(struct nvs_page, features) == 16, "page.features");
 _Static_assert(sizeof(struct nvs_page) <= NVS_PAGE_SIZE, "page fits");
 

@@ -142,7 +142,6 @@ static void try_connect(void)
 	}
 	f.code = (nvs_client.registered ? NVS_REGISTER_RECONNECT : 0) |
 		 (nvs_memory_ops.capable() ? NVS_REGISTER_SWAP : 0) | NVS_REGISTER_SLICES |
-		 (nvs_memory_ops.copiable() ? NVS_REGISTER_COPIER : 0) |
 		 (nvs_client.bypassed ? 0 : NVS_REGISTER_SUSPEND) | (nvs_away_said() ? NVS_REGISTER_AWAY : 0);
 	f.u.reg.min_version = NVS_WIRE_VERSION;
 	f.u.reg.channels = (uint16_t)nvs_gpu_count;
@@ -244,7 +243,6 @@ static bool handle(const struct nvs_frame *f, int fd)
 	case NVS_RESERVED:
 	case NVS_ROOM:
 	case NVS_ARENA:
-	case NVS_COPIER:
 		nvs_memory_ops.receive(gpu, f, fd);
 		return true;
 	default:

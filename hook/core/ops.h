@@ -16,15 +16,13 @@ struct nvs_memory_ops {
 
 	/* Whether any GPU's memory can move: said in REGISTER. */
 	bool (*capable)(void);
-	/* Whether a copier can be of use: said in REGISTER. */
-	bool (*copiable)(void);
 	/* Bytes allocated now, and the most there ever were. */
 	void (*usage)(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak);
 	/* ATTACHED came for the GPU, and the lease has taken note. */
 	void (*attached)(struct nvs_gpu *gpu);
 	/* The connection is lost: no answer will come. */
 	void (*lost)(void);
-	/* RESERVED, ROOM, ARENA or COPIER came. fd: what came with it, or -1; the caller closes it. */
+	/* RESERVED, ROOM or ARENA came. fd: what came with it, or -1; the caller closes it. */
 	void (*receive)(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd);
 	/* Called now and then. Returns when to call again, ns. */
 	uint64_t (*tick)(uint64_t now);

@@ -47,7 +47,6 @@
 	D(graph_child, GraphChildGraphNodeGetGraph, (void *node, void **graph)) \
 	D(graph_alloc, GraphMemAllocNodeGetParams, (void *node, struct cu_alloc_node *p)) \
 	D(graph_free, GraphMemFreeNodeGetParams, (void *node, CUdeviceptr *p)) \
-	D(copy_on_device, MemcpyDtoDAsync_v2, (CUdeviceptr d, CUdeviceptr s, size_t n, void *stream)) \
 	D(copy_to_device, MemcpyHtoDAsync_v2, (CUdeviceptr d, const void *h, size_t n, void *stream)) \
 	D(copy_to_host, MemcpyDtoHAsync_v2, (void *h, CUdeviceptr d, size_t n, void *stream)) \
 	D(set_words, MemsetD32Async, (CUdeviceptr d, uint value, size_t n, void *stream)) \
@@ -68,8 +67,5 @@ struct nvs_memory_driver_table {
 /* The code calls it nvs_memory_driver. */
 extern struct nvs_memory_driver_table nvs_memory_driver_functions;
 #define nvs_memory_driver (*(nvs_driver_called(), &nvs_memory_driver_functions))
-
-/* Whether the driver has a function; allowed under any lock. */
-#define nvs_memory_driver_has(member) ((void *)nvs_memory_driver_functions.member != (void *)nvs_driver_lacks)
 
 #endif

@@ -47,8 +47,7 @@ struct arena {
 #define SEGMENT_OF(store) ((store) >> 24)
 #define GRANULE_OF(store) ((store) & 0xffffff)
 
-_Static_assert(STORE(MAX_SEGMENTS, 0) == NVS_STORE_NOWHERE && NVS_STORE_NOWHERE < NVS_STORE_CARRIED,
-	       "eight bits of a store, and no segment with these numbers");
+_Static_assert(STORE(MAX_SEGMENTS, 0) == NVS_STORE_NOWHERE, "eight bits of a store, and no segment with that number");
 
 /* ---- places ---- */
 
@@ -130,10 +129,6 @@ void nvs_arena_free(struct nvs_gpu *gpu, struct place p)
 	if (c->copy == COPY_NONE)
 		return;
 	c->copy = COPY_NONE;
-	if (nvs_carried(p)) {
-		nvs_carry_free(gpu, p);
-		return;
-	}
 	for (uint32_t i = 0; i < c->granules; i++)
 		nvs_arena_vacate(gpu, (struct place){ p.span, p.granule + i });
 }

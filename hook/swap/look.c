@@ -289,13 +289,13 @@ struct walk {
 	uint32_t i;      /* the granule in it */
 };
 
-/* The next granule that leaves for the arena. False: there is none. */
+/* The next granule of a chunk that has content. False: there is none. */
 static bool next_granule(struct walk *w, struct place *p)
 {
 	while (w->chunks) {
 		const struct chunk *c = chunk_of(w->at);
 
-		if (w->i < c->granules && leaves_for_arena(w->at)) {
+		if (w->i < c->granules && c->opens == TOUCHED) {
 			*p = (struct place){ w->at.span, w->at.granule + w->i++ };
 			return true;
 		}
@@ -357,7 +357,7 @@ void nvs_look(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 	} while (n == BATCH);
 	nvs_swap_lock(gpu->swap);
 	for (; told.chunks; told.chunks--, next_chunk(&told.at))
-		if (leaves_for_arena(told.at))
+		if (chunk_of(told.at)->opens == TOUCHED)
 			chunk_of(told.at)->copy = seen ? COPY_KNOWN : COPY_UNKNOWN;
 	nvs_swap_unlock(gpu->swap);
 	if (!seen) /* half of a memory that the kernel could not read is no better than none */

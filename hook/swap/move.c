@@ -19,7 +19,7 @@
 #include "vmm.h"
 
 #define TELL_BYTES (64ull << 20) /* between two MOVED messages of a pass */
-#define RUN        32u           /* granules of a run, and one chunk more at most; CARRY_RUN to another GPU */
+#define RUN        32u           /* granules of a run, and one chunk more at most */
 #define IDLE_NS    (1 * NVS_S)
 #define LOOK_NS    (10 * NVS_S) /* between two looks for other users of the memory */
 #define RETRY_NS   (20 * NVS_MS) /* until a refused driver call is repeated */
@@ -30,13 +30,12 @@ struct run {
 	uint32_t chunks;
 	uint32_t looked; /* as the pass's, when it came to the first */
 	uint64_t bytes;
-	uint64_t copied; /* bytes that the link, or the other GPU, gets */
+	uint64_t copied; /* bytes that the link gets */
 };
 
 struct flight {
 	struct run run;
 	bool copied;   /* the event of its slot tells when the copy has ended */
-	struct place carried; /* a chunk that leaves by the copier; span is NULL: none does */
 };
 
 /* One pass in one direction. */
@@ -44,7 +43,6 @@ struct pass {
 	struct nvs_gpu *gpu;
 	bool out;
 	bool at_exit;          /* nvs_swap_fill_at_exit() makes it */
-	bool take;             /* only what was carried comes in, whatever the room */
 	struct flight flight[FLIGHTS];
 	unsigned first, count; /* slots in flight, oldest first */
 	struct place at;       /* of nvs_chunk_next() */
@@ -115,20 +113,17 @@ static bool move_goes_on(const struct pass *p, const struct nvs_swap *s)
 		return false;
 	if (p->out && (immovable(s) || s->leaving))
 		return false;
-	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->gpu) : s->want || p->take;
+	return p->out ? !s->want && s->resident - s->going > nvs_swap_capacity(p->gpu) : s->want;
 }
 
 /* Makes the next run busy. False: there is none, or nothing to do. */
 static bool pick(struct pass *p, struct run *r)
 {
 	struct nvs_swap *s = p->gpu->swap;
-	uint32_t granules = RUN;
 
 	*r = (struct run){ .chunks = 0 };
 	nvs_swap_lock(s);
-	if (p->out && nvs_carry_out(p->gpu))
-		granules = CARRY_RUN;
-	while (r->bytes < bytes_of(granules) && r->chunks < NVS_COPIED_AT_ONCE && move_goes_on(p, s)) {
+	while (r->bytes < bytes_of(RUN) && move_goes_on(p, s)) {
 		struct chunk *c;
 		uint64_t bytes;
 
@@ -136,36 +131,20 @@ static bool pick(struct pass *p, struct run *r)
 						       : 1u << CHUNK_AWAY | 1u << CHUNK_EMPTY,
 				    &p->at, &p->looked))
 			break;
-		if (p->take && !(chunk_of(p->at)->state == CHUNK_AWAY && nvs_carried(p->at))) {
-			if (r->chunks)
-				break;
-			next_chunk(&p->at);
-			continue;
-		}
 		if (r->chunks && (p->at.span != r->first.span ||
 				  address_of(p->at) != address_of(r->first) + r->bytes))
 			break;
 		c = chunk_of(p->at);
 		bytes = bytes_of(c->granules);
 		if (p->out) {
-			/* No work can have used the chunk since it got its memory. */
-			bool blank = c->opens == s->opens;
-
-			if (!blank) {
+			if (c->opens != s->opens) { /* else no work can have used it since it got its memory */
 				c->opens = TOUCHED;
-				if (granules == CARRY_RUN) /* the arena has nothing of what another GPU has */
-					nvs_arena_free(p->gpu, p->at);
-				if (!nvs_carry_alloc(p->gpu, p->at))
-					nvs_arena_begin(p->at);
+				nvs_arena_begin(p->at);
 			}
 			s->going += bytes;
 		} else {
-			if (!p->take && s->resident + bytes > nvs_swap_capacity(p->gpu))
+			if (s->resident + bytes > nvs_swap_capacity(p->gpu))
 				break;
-			if (c->state == CHUNK_AWAY && !nvs_carry_can_fetch(p->gpu, p->at)) {
-				p->stuck = NVS_MOVED_ELSEWHERE;
-				break;
-			}
 			s->resident += bytes;
 			s->away -= bytes;
 			s->coming += bytes;
@@ -216,9 +195,8 @@ static void move_settle(struct pass *p, struct run r, bool moved)
 }
 
 /*
- * A driver call failed, or a copier's. If the context is dead, nothing
- * moves any more and the gate opens all the same: each call of the application will
- * return the error. Otherwise the pass is repeated later.
+ * A driver call failed. If the context is dead, nothing moves any more and the gate opens all the
+ * same: each call of the application will return the error. Otherwise the pass is repeated later.
  */
 static void give_up(struct pass *p, int result)
 {
@@ -251,14 +229,11 @@ static void complete(struct pass *p)
 
 	if (!moved)
 		give_up(p, result);
-	if (f->carried.span)
-		moved = nvs_carry_receive(p->gpu, f->carried) && moved;
 	if (moved == p->out)
 		nvs_chunk_unmap(f->run.first, f->run.chunks);
 	else
 		arrived(f->run);
 	move_settle(p, f->run, moved);
-	nvs_carry_fetched(p->gpu, false);
 	p->untold += f->run.bytes;
 	p->moved = true;
 	p->first = (p->first + 1) % FLIGHTS;
@@ -326,7 +301,7 @@ static bool move_place(struct pass *p, struct run *r)
 	at = r->first;
 	nvs_swap_lock(s);
 	for (n = 0; n < r->chunks; n++, next_chunk(&at))
-		if (leaves_for_arena(at) && !nvs_arena_alloc(p->gpu, at))
+		if (chunk_of(at)->opens == TOUCHED && !nvs_arena_alloc(p->gpu, at))
 			break;
 	nvs_swap_unlock(s);
 	if (n < r->chunks) {
@@ -344,29 +319,17 @@ static void move_begin(struct pass *p, struct run r)
 {
 	struct nvs_swap *s = p->gpu->swap;
 	unsigned slot = (p->first + p->count) % FLIGHTS;
-	struct place at = r.first, carried = { NULL, 0 };
+	struct place at = r.first;
 	int result = CUDA_SUCCESS;
-	bool copied = false, asked = false;
+	bool copied = false;
 
 	if (!(p->out ? move_place(p, &r) : move_map(p, &r)))
 		return;
 	for (uint32_t i = 0; i < r.chunks && result == CUDA_SUCCESS; i++, next_chunk(&at)) {
-		const struct chunk *c = chunk_of(at);
-
-		if (c->opens != TOUCHED)
+		if (chunk_of(at)->opens != TOUCHED)
 			continue;
-		if (nvs_carried(at))
-			r.copied += bytes_of(c->granules);
-		if (p->out && nvs_carried(at)) {
-			carried = at;
-			continue;
-		}
 		copied = true;
-		result = nvs_carried(at) ? nvs_carry_fetch(p->gpu, at) : nvs_arena_copy(p->gpu, at, p->out, &r.copied);
-	}
-	if (result == CUDA_SUCCESS && carried.span) {
-		asked = !nvs_carry_copy(p->gpu, r.first, r.chunks);
-		copied = copied || !asked;
+		result = nvs_arena_copy(p->gpu, at, p->out, &r.copied);
 	}
 	if (result == CUDA_SUCCESS && copied)
 		result = nvs_driver.event_record(s->event[slot], s->stream);
@@ -379,9 +342,7 @@ static void move_begin(struct pass *p, struct run r)
 		move_settle(p, r, false);
 		return;
 	}
-	if (asked) /* last, because complete() alone reads the answer */
-		nvs_carry_send(p->gpu, r.first, r.chunks);
-	p->flight[slot] = (struct flight){ r, copied, carried };
+	p->flight[slot] = (struct flight){ r, copied };
 	p->count++;
 }
 
@@ -410,7 +371,6 @@ static struct pass move(struct pass p)
 
 	nvs_lock(&gpu->drain_lock);
 	atomic_store(&gpu->moving, true);
-	nvs_carry_pass(gpu, p.out);
 	if (!nvs_mover_context(gpu)) {
 		/* A process that ends enters the driver no more: nothing that anybody has to mend. */
 		p.stuck = atomic_load(&nvs_exiting) ? 0 : NVS_MOVED_ERROR;
@@ -427,9 +387,6 @@ static struct pass move(struct pass p)
 		}
 		if (p.no_arena && !p.stuck)
 			p.stuck = NVS_MOVED_NO_ARENA;
-		nvs_carry_fetched(gpu, true);
-		if (!p.out && !(p.stuck & (NVS_MOVED_ELSEWHERE | NVS_MOVED_ERROR)))
-			nvs_carry_works(gpu);
 		move_leave();
 	}
 	atomic_store(&gpu->moving, false);
@@ -439,7 +396,7 @@ static struct pass move(struct pass p)
 	return p;
 }
 
-enum plan { PLAN_NOTHING, PLAN_ANSWER, PLAN_OUT, PLAN_IN, PLAN_TAKE };
+enum plan { PLAN_NOTHING, PLAN_ANSWER, PLAN_OUT, PLAN_IN };
 
 /* Opens the gate if all memory is there; else says what is to be done. */
 static enum plan move_decide(struct nvs_gpu *gpu)
@@ -461,8 +418,6 @@ static enum plan move_decide(struct nvs_gpu *gpu)
 		s->evicting = true;
 		plan = PLAN_OUT;
 	}
-	if (nvs_carry_takes(s) && !atomic_load(&nvs_exiting)) /* then what is wanted comes in, nothing else */
-		plan = PLAN_TAKE;
 	nvs_swap_unlock(s);
 	if (open)
 		nvs_gpu_filled(gpu);
@@ -536,7 +491,6 @@ static void *mover_main(void *arg)
 
 		nvs_pools_trim(gpu);
 		nvs_cache_trim(gpu);
-		nvs_carry_trim(gpu);
 		if (nvs_swap_is_on(gpu) && nvs_elapsed(nvs_now(), s->looked_ns) >= LOOK_NS)
 			may_leave(gpu);
 		plan = move_decide(gpu);
@@ -551,11 +505,8 @@ static void *mover_main(void *arg)
 		} else if (plan == PLAN_IN) {
 			nvs_look_loaded(gpu); /* a load may wait for kernels, and these for later ones */
 			p = move((struct pass){ .gpu = gpu });
-		} else if (plan == PLAN_TAKE) {
-			p = move((struct pass){ .gpu = gpu, .take = true });
-			nvs_carry_taken(s);
 		}
-		if (p.stuck ? p.stuck != told : p.moved || plan == PLAN_ANSWER || plan == PLAN_OUT || plan == PLAN_TAKE)
+		if (p.stuck ? p.stuck != told : p.moved || plan == PLAN_ANSWER || plan == PLAN_OUT)
 			nvs_swap_tell(gpu, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
 		told = p.stuck;
 		/*
@@ -584,7 +535,6 @@ bool nvs_swap_fill_at_exit(struct nvs_gpu *gpu)
 
 		moved = p.moved;
 		away = true;
-		nvs_carry_taken(s); /* what is wanted comes first, and the mover has ended */
 		nvs_swap_tell(gpu, p.stuck ? NVS_MOVED_STUCK | p.stuck : 0);
 		if (!moved) /* other clients have to make room first */
 			nvs_swap_wait(s, atomic_load(&s->kick), RETRY_NS);

@@ -48,10 +48,6 @@ static void ops_receive(struct nvs_gpu *gpu, const struct nvs_frame *f, int fd)
 		nvs_swap_arena(gpu, &f->u.arena,
 			       fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3));
 		break;
-	case NVS_COPIER:
-		nvs_swap_copier(gpu, &f->u.copier,
-				fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3));
-		break;
 	}
 }
 
@@ -70,7 +66,6 @@ static void gate_opened(struct nvs_gpu *gpu)
 const struct nvs_memory_ops nvs_memory_ops = {
 	.start = ops_start,
 	.capable = nvs_swap_capable,
-	.copiable = nvs_carry_capable,
 	.usage = nvs_memory_read,
 	.attached = ops_attached,
 	.lost = nvs_reserve_lost,

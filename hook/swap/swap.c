@@ -18,7 +18,6 @@
 #include "vmm.h"
 
 #define TELL_NS (100 * NVS_MS) /* between two MOVED messages while nothing moves */
-#define AGAIN_NS (1 * NVS_S)   /* between two that ask for a copier: the one before may have failed */
 /* How often an allocation that the driver refuses is repeated, and after what time. */
 #define RETRY_NS    (10 * NVS_MS)
 #define RETRY_TIMES 1000
@@ -227,25 +226,22 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_MOVED,
 			       .channel = (uint16_t)gpu->number, .code = code };
 	enum nvs_fixed by;
-	bool takes, ending;
+	bool ending;
 
 	if (gpu->lease.link != LEASE_ATTACHED || atomic_load(&s->mode) != SWAP_ON)
 		return;
 	if (gpu->lease.gate == LEASE_OPEN)
 		f.epoch = gpu->lease.epoch;
 	nvs_swap_lock(s);
-	takes = nvs_carry_takes(s);
 	ending = f.epoch && s->want && !s->away;
-	f.code |= nvs_carry_astray(s) ? NVS_MOVED_ELSEWHERE : 0;
 	by = fixed_by(s);
 	f.code |= by * NVS_MOVED_FIXED_BY;
 	nvs_swap_unlock(s);
 	/*
-	 * Where the process has arrived, its memory comes first: then the scheduler hears of both at
-	 * once. While the gate waits for the last copies, nothing is away, and to say so would begin the
-	 * time quantum: READY follows.
+	 * While the gate waits for the last copies, nothing is away, and to say so would begin the time
+	 * quantum: READY follows.
 	 */
-	if (takes || (ending && !code))
+	if (ending && !code)
 		return;
 	f.u.moved = s->told = state_of(gpu);
 	s->told_by = by;
@@ -257,16 +253,11 @@ void nvs_swap_tell_news(struct nvs_gpu *gpu)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_moved m;
-	bool again;
 
 	if (atomic_load(&s->mode) != SWAP_ON)
 		return;
 	m = state_of(gpu);
-	nvs_swap_lock(s);
-	again = fixed_by(s) != s->told_by ||
-		(nvs_carry_astray(s) && nvs_elapsed(nvs_now(), s->told_ns) >= AGAIN_NS);
-	nvs_swap_unlock(s);
-	if (again || memcmp(&m, &s->told, sizeof(m)) != 0)
+	if (fixed_by(s) != s->told_by || memcmp(&m, &s->told, sizeof(m)) != 0)
 		nvs_swap_tell_locked(gpu, 0);
 }
 
@@ -356,7 +347,6 @@ void nvs_swap_attached(struct nvs_gpu *gpu)
 		}
 		on = s->mover;
 	}
-	nvs_carry_attached(gpu);
 	/* Regions that exist stay movable. */
 	atomic_store_explicit(&s->mode, on ? SWAP_ON : SWAP_OFF, memory_order_release);
 	if (on)
@@ -379,7 +369,6 @@ void nvs_swap_room_changed(struct nvs_gpu *gpu)
 void nvs_swap_fork_child(void)
 {
 	nvs_arena_fork_child();
-	nvs_carry_fork_child();
 	NVS_FOR_EACH_GPU(gpu)
 		if (gpu->swap) /* not in the middle of the start */
 			nvs_swap_reset(gpu);

@@ -8,8 +8,7 @@
  * physical memory is released, as far as the room demands (move.c). At the next grant the
  * chunks come back before the gate opens. Elsewhere the driver allocates as always.
  *
- * A chunk is on the GPU, away in the arena (or on another GPU, while the process goes there:
- * carry.c), or empty: never used, and nowhere. While the
+ * A chunk is on the GPU, away in the arena, or empty: never used, and nowhere. While the
  * gate is open, and until the submitted work is done, all chunks are on the GPU
  * (nvs_swap.hold). Memory that is counted and in no chunk is pinned: the driver's own
  * allocations, arrays, pools, what is shared.
@@ -36,9 +35,6 @@ void nvs_swap_init(void);
 
 /* Whether any GPU can: said in REGISTER. */
 bool nvs_swap_capable(void);
-
-/* Whether memory can leave for another GPU by a copier: said in REGISTER. */
-bool nvs_carry_capable(void);
 
 /* Whether allocations on the GPU are to be movable now. The first call waits for the scheduler. */
 bool nvs_swap_on(struct nvs_gpu *gpu);
@@ -184,8 +180,6 @@ void nvs_swap_attached(struct nvs_gpu *gpu);
 void nvs_swap_room_changed(struct nvs_gpu *gpu);
 /* A segment of the arena came. Takes fd. */
 void nvs_swap_arena(struct nvs_gpu *gpu, const struct nvs_arena *a, int fd);
-/* A copier came. Takes fd. */
-void nvs_swap_copier(struct nvs_gpu *gpu, const struct nvs_copier *c, int fd);
 void nvs_swap_tick(uint64_t now);
 /* Tells the scheduler where memory is. code: enum nvs_moved_flags. */
 void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code);

@@ -24,7 +24,6 @@
 struct arena;
 struct looker;
 struct memory;
-struct nvs_carry;
 struct nvs_pool;
 struct nvs_pools;
 struct nvs_swap_range;
@@ -63,7 +62,7 @@ enum chunk_state {
 	CHUNK_NONE,  /* no chunk begins here */
 	CHUNK_EMPTY, /* never used, and nowhere */
 	CHUNK_HERE,  /* mapped on the GPU */
-	CHUNK_AWAY,  /* in the arena, or copied to another GPU (carry.c) */
+	CHUNK_AWAY,  /* in the arena */
 	CHUNK_BUSY,  /* a thread is changing it without the lock */
 	CHUNK_PINNED, /* the application has mapped memory of the driver: never moved */
 };
@@ -77,7 +76,7 @@ struct content {
 /* What the arena has of a chunk, away or not. */
 enum chunk_copy {
 	COPY_NONE,    /* nothing */
-	COPY_UNKNOWN, /* a copy (or another GPU has it) */
+	COPY_UNKNOWN, /* a copy */
 	COPY_KNOWN,   /* a copy with its sums (look.c): what is still the same needs no copying again */
 };
 
@@ -122,7 +121,7 @@ struct span {
 	struct nvs_gpu *gpu;
 	uint32_t *head;        /* the first granule of its region plus one; 0: free */
 	uint32_t *run;         /* at both ends of a free run: its length */
-	uint32_t *store;       /* of a chunk with a copy: place in the arena, or NVS_STORE_NOWHERE; or NVS_STORE_CARRIED and a number */
+	uint32_t *store;       /* of a chunk with a copy: place in the arena, or NVS_STORE_NOWHERE */
 	struct content *content;
 	struct chunk *chunk;   /* at a chunk's first granule */
 	struct region *region; /* at a region's first granule */
@@ -173,7 +172,6 @@ struct nvs_swap {
 	bool asked;            /* the scheduler has not been answered since */
 	struct arena *arena;   /* arena.c; NULL: none */
 	struct looker *look;     /* look.c; NULL: nothing has left yet */
-	struct nvs_carry *carry; /* carry.c; NULL: there never was a copier */
 	struct nvs_pools *pools; /* pool.h */
 	struct {               /* vmm_memory.c; number 0 is none */
 		struct memory *memory; /* zeroed; only what is touched takes memory */
@@ -374,7 +372,7 @@ void nvs_arena_begin(struct place p);
  */
 bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p);
 
-/* Gives up what the arena (or another GPU) has of a chunk, if anything; of a granule that is zero. */
+/* Gives up what the arena has of a chunk, if anything; of a granule that is zero. */
 void nvs_arena_free(struct nvs_gpu *gpu, struct place p);
 void nvs_arena_vacate(struct nvs_gpu *gpu, struct place p);
 
@@ -403,7 +401,7 @@ void nvs_arena_fork_child(void);
 void nvs_look_init(void);
 
 /*
- * Decides for each granule of those chunks of a run that leave for the arena whether it is to
+ * Decides for each granule of those chunks of a run that have content whether it is to
  * be copied, and gives up the arena's place of those that are zero. The mover calls it, with its
  * context current; no lock but the drain lock is held. Where the kernel does not run, all is to be
  * copied.
@@ -421,77 +419,6 @@ void nvs_look_loaded(struct nvs_gpu *gpu);
 
 /* The mover's context is another one: the kernel is to be loaded anew. */
 void nvs_look_forget(struct nvs_gpu *gpu);
-
-/* ---- carry.c ---- */
-
-#define NVS_STORE_CARRIED 0xff000000u /* no segment of the arena has this number */
-
-/*
- * Granules of a run to another GPU, and one chunk more at most. To map so much
- * memory of the other GPU takes 1.2 to 1.8 ms (H100), a request 0.5, and the copy 0.75.
- */
-#define CARRY_RUN 128u
-
-/* Whether a chunk that is away, or moves, is not in the arena. */
-bool nvs_carried(struct place p);
-
-/* Whether a chunk of a run that leaves has content, and leaves for the arena. */
-static inline bool leaves_for_arena(struct place p)
-{
-	return chunk_of(p)->opens == TOUCHED && !nvs_carried(p);
-}
-
-/* A run is picked that is to leave. Whether there is a copier for it. The lock is held, here and below. */
-bool nvs_carry_out(struct nvs_gpu *gpu);
-
-/* The next chunk of the run is to leave by the copier. False: there is none that takes it. */
-bool nvs_carry_alloc(struct nvs_gpu *gpu, struct place p);
-void nvs_carry_free(struct nvs_gpu *gpu, struct place p);
-
-/* Whether the copy of a chunk can come in now. A chunk that is in the arena can. */
-bool nvs_carry_can_fetch(struct nvs_gpu *gpu, struct place p);
-
-/* Whether a copier to this GPU is wanted. */
-bool nvs_carry_astray(const struct nvs_swap *s);
-
-/* Whether what was carried is to come in, although the gate need not open. */
-bool nvs_carry_takes(const struct nvs_swap *s);
-
-/* What was carried has come in, as far as it could. No lock is held, here and below. */
-void nvs_carry_taken(struct nvs_swap *s);
-
-/* A pass begins, out or in: a copier that came since the one before takes its place. */
-void nvs_carry_pass(struct nvs_gpu *gpu, bool out);
-
-/* The process is attached to a GPU: the one to which its memory went, or the one that the memory left. */
-void nvs_carry_attached(struct nvs_gpu *gpu);
-
-/*
- * Begins to copy those chunks of the run that leave by the copier to the other GPU, in the
- * mover's stream, into memory that the copier creates. False: the copier has to copy them.
- */
-bool nvs_carry_copy(struct nvs_gpu *gpu, struct place first, uint32_t chunks);
-
-/*
- * Asks the copier to copy them. Once the stream has come so far: waits for the copy, of
- * which carried is a chunk. False: the chunks stay.
- */
-void nvs_carry_send(struct nvs_gpu *gpu, struct place first, uint32_t chunks);
-bool nvs_carry_receive(struct nvs_gpu *gpu, struct place carried);
-
-/* Begins to copy into a chunk's own memory, in the mover's stream. Returns CUresult. */
-int nvs_carry_fetch(struct nvs_gpu *gpu, struct place p);
-
-/* A pass has brought in what it could, and nothing failed: the time to loss ends. */
-void nvs_carry_works(struct nvs_gpu *gpu);
-
-/* Releases copies whose chunks all are in; all: no copy is under way, those of a later pass are unmapped too. */
-void nvs_carry_fetched(struct nvs_gpu *gpu, bool all);
-
-/* Releases the copies of what was freed since the latest pass. */
-void nvs_carry_trim(struct nvs_gpu *gpu);
-
-void nvs_carry_fork_child(void);
 
 /* ---- async.c, pool.c ---- */
 

@@ -12,12 +12,10 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define EVENTUALLY_MS PATIENCE_MS
-#include "packet.h"
 #include "tenant.h"
 
 #define GPU (96 * MIB)
@@ -116,57 +114,6 @@ static void without_a_scheduler(CUresult (*allocate)(CUdeviceptr *, size_t))
 
 static void an_allocation_outlives_the_scheduler(void) { without_a_scheduler(cuMemAlloc_v2); }
 static void a_handle_outlives_the_scheduler(void) { without_a_scheduler(create); }
-
-/* That the process keeps. */
-static int copies(void)
-{
-	int n = 0;
-
-	for (int fd = 3; fd < 8192; fd++) {
-		char path[64], name[64] = "";
-
-		snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-		n += readlink(path, name, sizeof(name) - 1) > 0 && strstr(name, "memfd:copy");
-	}
-	return n;
-}
-
-/* Answers each request with a file, as if that were the copy. */
-static void *copier(void *socket)
-{
-	int fd = *(int *)socket, file;
-	char request[sizeof(struct nvs_copy)];
-	struct nvs_copy answer = { .result = 0 };
-
-	while (recv(fd, request, sizeof(request), 0) > 0) {
-		file = memfd_create("copy", 0);
-		CHECK(nvs_packet_send(fd, &answer, offsetof(struct nvs_copy, granules), &file, 1));
-		close(file);
-	}
-	return NULL;
-}
-
-/* The kernel frees the copy, which takes long, so no lock is held then that the client thread takes. */
-static void memory_on_its_way_to_another_gpu_is_freed(void)
-{
-	struct buffer gap, b;
-	int ends[2];
-	pthread_t t;
-
-	open_tenant();
-	gap = filled(1); /* so that the copy has nothing else */
-	b = filled(2);
-	CU(cuMemFree_v2(gap.p));
-	CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
-	CHECK(pthread_create(&t, NULL, copier, &ends[0]) == 0);
-	swapper_copier(ends[1]);
-	close(ends[1]);
-	take_memory_away();
-	CHECK(copies() == 2);
-	CU(cuMemFree_v2(b.p));
-	EVENTUALLY(copies() == 1);
-	swapper_end();
-}
 
 /* The system has no thread to map a segment of the arena when that comes. Later it has. */
 static void an_arena_is_mapped_later(void)
@@ -717,7 +664,6 @@ static const struct test_case cases[] = {
 	CASE(who_else_uses_memory_keeps_it_here),
 	CASE(an_application_takes_an_arena_segment),
 	CASE(an_arena_is_mapped_later),
-	CASE(memory_on_its_way_to_another_gpu_is_freed),
 	CASE(a_late_handler_obeys_a_revoke),
 	CASE(a_late_thread_leaves_the_driver_alone),
 	CASE(a_late_handler_gets_its_memory),

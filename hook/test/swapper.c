@@ -450,15 +450,6 @@ void swapper_arena(uint64_t bytes)
 	pthread_mutex_unlock(&lock);
 }
 
-void swapper_copier(int fd)
-{
-	pthread_mutex_lock(&lock);
-	for (int i = 0; i < CONNS; i++)
-		if (conns[i].attached)
-			answer(&conns[i], (struct nvs_frame){ .type = NVS_COPIER, .u.copier.gpu = { 1 } }, fd);
-	pthread_mutex_unlock(&lock);
-}
-
 void swapper_room(uint64_t bytes)
 {
 	pthread_mutex_lock(&lock);

@@ -41,8 +41,6 @@ void swapper_end(void);
 struct swapper_seen swapper_seen(void);
 /* From now on segments are given, of this size. */
 void swapper_arena(uint64_t bytes);
-/* Gives tenants a copier to another GPU, which creates no memory there: the other end of this socket. */
-void swapper_copier(int fd);
 /* Every tenant's room on the GPU, from now on; 0: what the others leave. */
 void swapper_room(uint64_t bytes);
 /* Revokes the grant there is, and grants nothing while this is true. */

@@ -158,9 +158,6 @@ func (f *Frame) payload(c *coder) (known bool) {
 		c.u64(&f.Room.Bytes)
 	case TypeSlice:
 		c.u64(&f.Slice.Ns)
-	case TypeCopier:
-		c.bytes(f.Copier.GPU[:])
-		c.u32(&f.Copier.Flags)
 	case TypeArena:
 		c.u64(&f.Arena.Segment, &f.Arena.Size)
 		c.u32(&f.Arena.Flags)
@@ -220,7 +217,7 @@ func (t Type) rule() rule {
 		return rule{flags: true, codeMax: RegisterReconnect, noEpoch: true}
 	case TypeAttach:
 		return rule{channel: true, flags: true, codeMax: AttachWant | AttachObserve, epoch: true, noEpoch: true}
-	case TypeRequest, TypeStats, TypeUtil, TypeControls, TypeNotice, TypeRoom, TypeArena, TypeSlice, TypeCopier:
+	case TypeRequest, TypeStats, TypeUtil, TypeControls, TypeNotice, TypeRoom, TypeArena, TypeSlice:
 		return rule{channel: true, noEpoch: true}
 	case TypeSuspend:
 		return rule{codeMin: SuspendPrepare, codeMax: SuspendOver, noEpoch: true}

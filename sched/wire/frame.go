@@ -64,7 +64,6 @@ const (
 	TypeArena    Type = 73
 	TypeSlice    Type = 74
 	TypeSuspend  Type = 75
-	TypeCopier   Type = 76
 )
 
 var typeNames = map[Type]string{
@@ -72,7 +71,7 @@ var typeNames = map[Type]string{
 	TypeReserve: "RESERVE", TypeMoved: "MOVED", TypeUtil: "UTIL", TypeControls: "CONTROLS", TypeSuspended: "SUSPENDED",
 	TypeWelcome: "WELCOME", TypeAttached: "ATTACHED", TypeGrant: "GRANT", TypeRevoke: "REVOKE", TypeNotice: "NOTICE",
 	TypeRefused: "REFUSED", TypeReserved: "RESERVED", TypeRoom: "ROOM", TypeArena: "ARENA", TypeSlice: "SLICE",
-	TypeSuspend: "SUSPEND", TypeCopier: "COPIER",
+	TypeSuspend: "SUSPEND",
 }
 
 // String returns the name used in hook/wire.h, without prefix.
@@ -100,7 +99,6 @@ const (
 	RegisterSlices    uint32 = 1 << 17 // REGISTER: it understands SLICE
 	RegisterSuspend   uint32 = 1 << 18 // REGISTER: it understands SUSPEND, and sees each driver call
 	RegisterAway      uint32 = 1 << 19 // REGISTER: it keeps out of the driver until SUSPEND (over)
-	RegisterCopier    uint32 = 1 << 20 // REGISTER: it understands COPIER
 	AttachWant        uint32 = 1 << 0  // ATTACH: a thread already waits
 	AttachObserve     uint32 = 1 << 1  // ATTACH, alone: only asks for the limits, is no client
 	AttachPlace       uint32 = 1 << 16 // ATTACH, with observe: asks on which GPU its container is
@@ -111,8 +109,6 @@ const (
 	MovedNoMemory uint32 = 1 << 16 // MOVED: the driver refuses memory that room promises
 	MovedNoArena  uint32 = 1 << 17 // MOVED: no host memory for what has to go out
 	MovedError    uint32 = 1 << 18 // MOVED: the driver fails otherwise
-
-	MovedElsewhere uint32 = 1 << 19 // MOVED: some of it is on another GPU, and wants a COPIER to this one
 
 	ArenaHuge uint32 = 1 << 0 // Arena.Flags: of huge pages
 
@@ -200,7 +196,6 @@ type Frame struct {
 	Room     Room
 	Arena    Arena
 	Slice    Slice
-	Copier   Copier
 }
 
 // Register is the payload of REGISTER.
@@ -369,12 +364,6 @@ type Arena struct {
 // Slice is the payload of SLICE.
 type Slice struct {
 	Ns uint64 // the GPU's own time slice of the client; 0: as the driver sets it
-}
-
-// Copier is the payload of COPIER, which carries a socket. This scheduler sends none.
-type Copier struct {
-	GPU   UUID // to which the copier copies
-	Flags uint32
 }
 
 // Refused is the payload of REFUSED: NUL-terminated UTF-8 for a debug log.

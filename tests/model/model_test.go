@@ -85,7 +85,7 @@ var states = map[string]string{
 	"LEASE_EV_IDLE": "LEASE_EV_IDLE", "LEASE_EV_DRAINED": "LEASE_EV_DRAINED", "LEASE_EV_PREEMPTED": "LEASE_EV_PREEMPTED", "LEASE_EV_FINISHED": "LEASE_EV_FINISHED", "LEASE_EV_GIVE_UP": noScheduler,
 
 	"NVS_REGISTER": "LEASE_EV_UP", "NVS_ATTACH": "ATTACH", "NVS_REQUEST": "REQUEST", "NVS_RELEASE": "RELEASE", "NVS_STATS": noMatter, "NVS_RESERVE": noMatter, "NVS_MOVED": "nvs_channel_filled", "NVS_UTIL": noMatter, "NVS_SLICE": noMatter, "NVS_CONTROLS": noMatter, "NVS_SUSPENDED": noMatter,
-	"NVS_WELCOME": "LEASE_EV_UP", "NVS_ATTACHED": "ATTACHED", "NVS_GRANT": "GRANT", "NVS_REVOKE": "REVOKE", "NVS_NOTICE": "queued", "NVS_REFUSED": "cut", "NVS_RESERVED": noMatter, "NVS_ROOM": "MOVES", "NVS_ARENA": "MOVES", "NVS_COPIER": "MOVES", "NVS_SUSPEND": noMatter,
+	"NVS_WELCOME": "LEASE_EV_UP", "NVS_ATTACHED": "ATTACHED", "NVS_GRANT": "GRANT", "NVS_REVOKE": "REVOKE", "NVS_NOTICE": "queued", "NVS_REFUSED": "cut", "NVS_RESERVED": noMatter, "NVS_ROOM": "MOVES", "NVS_ARENA": "MOVES", "NVS_SUSPEND": noMatter,
 }
 
 // The model covers the code's states, events and frames. A new one needs an entry here
