@@ -222,18 +222,16 @@ func known(ctx context.Context, pod string) (memory uint64, coreLimit uint32, er
 	return 0, 0, fmt.Errorf("the scheduler does not know pod %s", pod)
 }
 
+// TestCoreLimits of tests/e2e measures the parts that such limits give.
 func coreLimits(t *testing.T) {
 	ctx := within(t)
-	deletePods(t, ctx, small1, small2)
 	runPods(t, ctx, "nvshare-corelimit-pod-1", "nvshare-corelimit-pod-2")
-	takeTurns(t, ctx, 3, "corelimit-1", "corelimit-2")
 	for pod, want := range map[string]uint32{"nvshare-corelimit-1": 25, "nvshare-corelimit-2": 75} {
 		if _, got, err := known(ctx, pod); err != nil || got != want {
 			t.Errorf("%s: limit %d, %v, want %d", pod, got, err, want)
 		}
 	}
 	deletePods(t, ctx, "nvshare-corelimit-pod-1", "nvshare-corelimit-pod-2")
-	runPods(t, ctx, small1, small2)
 }
 
 // kubectl annotate changes the limits of a running tenant, and removing an annotation
@@ -377,11 +375,11 @@ func driverUpgrade(t *testing.T) {
 	newTenant(t, ctx)
 }
 
-// churnPods is how many pods come and go in each of the two jobs: 50, or NVSHARE_CHURN.
-func churnPods(t *testing.T) string {
+// churnPods is how many pods come and go in a job: so many, or NVSHARE_CHURN.
+func churnPods(t *testing.T, usually string) string {
 	text, set := os.LookupEnv("NVSHARE_CHURN")
 	if !set {
-		return "50"
+		return usually
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
@@ -415,7 +413,7 @@ func churn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(within(t), patience)
 	defer cancel()
 	kubectl(t, ctx, "apply", "-k", "simgpu/surge")
-	pods := churnPods(t)
+	pods := churnPods(t, "50")
 	_, err := cluster.Apply(ctx, fmt.Sprintf(churnJob, pods), "apply")
 	check(t, err)
 	for range 2 {
