@@ -125,7 +125,7 @@ func schedule(t *testing.T) {
 // Pods that come and go find what kube-scheduler has counted for them: none fails, or is refused on the node.
 func churnCounted(t *testing.T) {
 	ctx := within(t)
-	_, err := cluster.Apply(ctx, `{apiVersion: batch/v1, kind: Job, metadata: {name: counted}, spec: {completions: 24, parallelism: 8, backoffLimit: 0, template: {spec: {
+	_, err := cluster.Apply(ctx, `{apiVersion: batch/v1, kind: Job, metadata: {name: counted}, spec: {completions: 12, parallelism: 8, backoffLimit: 0, template: {spec: {
 		restartPolicy: Never, automountServiceAccountToken: false, containers: [{name: main, image: "localhost/nvshare-workload:1", imagePullPolicy: IfNotPresent,
 		args: [/usr/bin/cuda-busy, --launches, "8", --depth, "4"], resources: {limits: {nvshare.com/gpu-memory: 5, nvshare.com/gpu-cores: 5}}}]}}}}`, "create")
 	check(t, err)
