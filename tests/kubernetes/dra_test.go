@@ -420,6 +420,7 @@ func draForms(t *testing.T) {
 		}
 		kubectl(t, ctx, append([]string{"delete", "--timeout=" + patience.String()}, files...)...)
 	}
+	noClaims(t, ctx) // a claim that is going has its part still
 	// Two parts fill one GPU, though another one is idle.
 	kubectl(t, ctx, "apply", "-f", draManifest("best-fit"))
 	ready(t, ctx, "dra-four-tenths", "dra-six-tenths")
