@@ -221,7 +221,8 @@ func (s *scheduler) status() *api.StatusResponse {
 // itself, like noticing a death, sends nothing to wait for.
 func (s *scheduler) await(what string, ok func(*api.StatusResponse) bool) *api.StatusResponse {
 	s.t.Helper()
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patience); ; {
+		asked := time.Now()
 		r := s.status()
 		if ok(r) {
 			return r
@@ -229,6 +230,7 @@ func (s *scheduler) await(what string, ok func(*api.StatusResponse) bool) *api.S
 		if time.Now().After(end) {
 			s.t.Fatalf("never: %s; status: %v", what, r)
 		}
+		time.Sleep(max(time.Millisecond, 3*time.Since(asked))) // what is awaited has most of the processor
 	}
 }
 

@@ -202,28 +202,3 @@ func TestLatencyBesideBatch(t *testing.T) {
 		t.Errorf("the latency tenant made %d requests while batch worked for %v", requests, time.Duration(slow.Busy))
 	}
 }
-
-func TestBadShareIsRefused(t *testing.T) {
-	ctx := within(t)
-	for i, c := range []struct{ key, value, says string }{
-		{coreLimitAnnotation, "0", "from 1 to 100"},
-		{coreLimitAnnotation, "half", "from 1 to 100"},
-		{coreRequestAnnotation, "101%", "from 1 to 100"},
-		{weightAnnotation, "-1", "from 1 to 10000"},
-		{priorityAnnotation, "urgent", "batch or latency"},
-		{gangAnnotation, "a/b", "true, or a name"},
-	} {
-		name := "bad-share-" + strconv.Itoa(i)
-		pod, err := shared.RunPod(ctx, name, map[string]string{gpuAnnotation: firstGPU, c.key: c.value}, sleeper("main", nil))
-		if err == nil {
-			removePod(t, pod)
-			t.Errorf("%s=%q was accepted", c.key, c.value)
-			continue
-		}
-		for _, want := range []string{name, "main", c.key, strconv.Quote(c.value), c.says} {
-			if !strings.Contains(unescaped(err.Error()), want) {
-				t.Errorf("the error does not name %s: %v", want, err)
-			}
-		}
-	}
-}

@@ -27,19 +27,13 @@ func adjusted(t *testing.T, c *node.Container) bool {
 	return strings.Contains(must(c.Environ())(t)["LD_PRELOAD"], "libnvshare.so")
 }
 
+// TestParseRequest, TestShare and TestMemoryLimit of plugin have each way to be wrong.
 func TestBadRequestIsRefused(t *testing.T) {
 	ctx := within(t)
 	for _, tc := range []struct{ name, key, value string }{
 		{"unknown-index", gpuAnnotation, "nvshare.com/gpu=99"},
-		{"unknown-uuid", gpuAnnotation, "nvshare.com/gpu=GPU-00000000-0000-0000-0000-000000000000"},
-		{"no-device-name", gpuAnnotation, "nvshare.com/gpu="},
 		{"bare-word", gpuAnnotation, "first"},
-		{"bare-assignment", gpuAnnotation, "gpu=99"},
-		{"empty", gpuAnnotation, ""},
-		{"foreign-kind", gpuAnnotation, "nvidia.com/gpu=0"},
-		{"half-good", gpuAnnotation, firstGPU + ",nvshare.com/gpu=99"},
 		{"for-one-container", gpuAnnotation + "/container.main", "nvshare.com/gpu=99"},
-		{"for-the-pod", gpuAnnotation + "/pod", "nvshare.com/gpu=99"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			name := "bad-" + tc.name
@@ -77,15 +71,13 @@ func TestUnannotatedPodIsUntouched(t *testing.T) {
 	}
 }
 
+// TestParseRequest of plugin has each form of a key.
 func TestAnnotationSuffixes(t *testing.T) {
 	for _, tc := range []struct {
 		name                 string
 		annotations          map[string]string
 		trainHas, sidecarHas bool
 	}{
-		{"bare", map[string]string{gpuAnnotation: firstGPU}, true, true},
-		{"pod", map[string]string{gpuAnnotation + "/pod": firstGPU}, true, true},
-		{"one-container", map[string]string{gpuAnnotation + "/container.train": firstGPU}, true, false},
 		{"kubernetes-key", map[string]string{"gpu.nvshare.com/container.train": firstGPU}, true, false},
 		{"container-before-pod", map[string]string{
 			gpuAnnotation + "/pod":             "nvshare.com/gpu=99",

@@ -166,21 +166,3 @@ func TestMemoryLimitIsShared(t *testing.T) {
 		t.Errorf("with the annotation alone the limit is %d MiB", limit)
 	}
 }
-
-func TestBadMemoryLimitIsRefused(t *testing.T) {
-	ctx := within(t)
-	for name, value := range map[string]string{"word": "lots", "unit": "8GB", "empty": "", "negative": "-8Gi", "little": "8k"} {
-		name = "bad-limit-" + name
-		pod, err := shared.RunPod(ctx, name, map[string]string{gpuAnnotation: firstGPU, limitAnnotation: value}, sleeper("main", nil))
-		if err == nil {
-			removePod(t, pod)
-			t.Errorf("%q was accepted", value)
-			continue
-		}
-		for _, want := range []string{name, "main", limitAnnotation, strconv.Quote(value)} {
-			if !strings.Contains(unescaped(err.Error()), want) {
-				t.Errorf("the error does not name %s: %v", want, err)
-			}
-		}
-	}
-}

@@ -147,15 +147,36 @@ func share(t *testing.T) {
 	ctx := within(t)
 	// Whether these tenants leave gaps, and so would not take turns, is not the question here.
 	kubectl(t, ctx, "exec", "-n", "nvshare-system", "ds/nvshare", "-c", "scheduler", "--", "nvsharectl", "-S", "on")
-	from := judge.Now()
 	runPods(t, ctx, small1, small2)
-	noOverlap(t, awaitTurns(t, ctx, from, 5, tenant1, tenant2))
-	out := kubectl(t, ctx, "exec", "-n", "nvshare-system", "ds/nvshare", "-c", "scheduler", "--", "nvsharectl")
-	for _, want := range []string{"default/" + pod1 + "/main", "default/" + pod2 + "/main"} {
-		if !strings.Contains(out, want) {
-			t.Errorf("nvsharectl does not know %s:\n%s", want, out)
+	takeTurns(t, ctx, 5, tenant1, tenant2)
+	await(t, ctx, "nvsharectl to know both", func() error {
+		out, err := cluster.Kubectl(ctx, "exec", "-n", "nvshare-system", "ds/nvshare", "-c", "scheduler", "--", "nvsharectl")
+		for _, want := range []string{"default/" + pod1 + "/main", "default/" + pod2 + "/main"} {
+			if err == nil && !strings.Contains(out, want) {
+				err = fmt.Errorf("no %s in\n%s", want, out)
+			}
 		}
-	}
+		return err
+	})
+}
+
+// takeTurns waits until the tenants are with the scheduler, and checks that they then have so many turns
+// each, and no two at once. A tenant that a busy machine has kept from the scheduler for some seconds,
+// at its start or later, runs without turns until then.
+func takeTurns(t *testing.T, ctx context.Context, n int, tenants ...string) {
+	t.Helper()
+	await(t, ctx, "all to be with the scheduler", func() error {
+		s, err := shared.Status(ctx)
+		if err != nil {
+			return err
+		}
+		if n := len(s.Gpus[0].Clients); n != len(tenants) {
+			return fmt.Errorf("the GPU has %d clients", n)
+		}
+		return nil
+	})
+	awaitTurns(t, ctx, judge.Now(), 2, tenants...)
+	noOverlap(t, awaitTurns(t, ctx, judge.Now(), n, tenants...))
 }
 
 // The image's programs can load NVML, which is the simulated one here.
@@ -201,19 +222,16 @@ func known(ctx context.Context, pod string) (memory uint64, coreLimit uint32, er
 	return 0, 0, fmt.Errorf("the scheduler does not know pod %s", pod)
 }
 
+// TestCoreLimits of tests/e2e measures the parts that such limits give.
 func coreLimits(t *testing.T) {
 	ctx := within(t)
-	deletePods(t, ctx, small1, small2)
-	from := judge.Now()
 	runPods(t, ctx, "nvshare-corelimit-pod-1", "nvshare-corelimit-pod-2")
-	noOverlap(t, awaitTurns(t, ctx, from, 3, "corelimit-1", "corelimit-2"))
 	for pod, want := range map[string]uint32{"nvshare-corelimit-1": 25, "nvshare-corelimit-2": 75} {
 		if _, got, err := known(ctx, pod); err != nil || got != want {
 			t.Errorf("%s: limit %d, %v, want %d", pod, got, err, want)
 		}
 	}
 	deletePods(t, ctx, "nvshare-corelimit-pod-1", "nvshare-corelimit-pod-2")
-	runPods(t, ctx, small1, small2)
 }
 
 // kubectl annotate changes the limits of a running tenant, and removing an annotation
@@ -277,19 +295,7 @@ func untouched(t *testing.T, ctx context.Context, disturb func()) {
 	}
 	before := ids()
 	disturb()
-	// Tenants that had no scheduler for some seconds may have run without turns.
-	await(t, ctx, "both to be back with the scheduler", func() error {
-		s, err := shared.Status(ctx)
-		if err != nil {
-			return err
-		}
-		if n := len(s.Gpus[0].Clients); n != 2 {
-			return fmt.Errorf("the GPU has %d clients", n)
-		}
-		return nil
-	})
-	awaitTurns(t, ctx, judge.Now(), 2, tenant1, tenant2)
-	noOverlap(t, awaitTurns(t, ctx, judge.Now(), 3, tenant1, tenant2))
+	takeTurns(t, ctx, 3, tenant1, tenant2)
 	if after := ids(); after != before {
 		t.Errorf("containers were %s, are %s", before, after)
 	}
@@ -369,11 +375,11 @@ func driverUpgrade(t *testing.T) {
 	newTenant(t, ctx)
 }
 
-// churnPods is how many pods come and go in each of the two jobs: 50, or NVSHARE_CHURN.
-func churnPods(t *testing.T) string {
+// churnPods is how many pods come and go in a job: so many, or NVSHARE_CHURN.
+func churnPods(t *testing.T, usually string) string {
 	text, set := os.LookupEnv("NVSHARE_CHURN")
 	if !set {
-		return "50"
+		return usually
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
@@ -407,7 +413,7 @@ func churn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(within(t), patience)
 	defer cancel()
 	kubectl(t, ctx, "apply", "-k", "simgpu/surge")
-	pods := churnPods(t)
+	pods := churnPods(t, "50")
 	_, err := cluster.Apply(ctx, fmt.Sprintf(churnJob, pods), "apply")
 	check(t, err)
 	for range 2 {

@@ -385,28 +385,42 @@ func draSharedClaim(t *testing.T) {
 func draForms(t *testing.T) {
 	ctx := within(t)
 	const tenth = 3264 << 20
-	for _, c := range []struct {
+	type form struct {
 		file, pod string
 		want      holding
 		gpus      int
-	}{
-		{"part", "dra-part", holding{core: 40, memory: 4 << 30}, 1},
-		{"whole", "dra-whole", holding{core: 100, memory: tenth}, 1},
-		{"limited", "dra-limited", holding{core: 30, limit: 60, memory: tenth}, 1},
-		{"latency", "dra-latency", holding{core: 10, memory: tenth}, 1},
-		{"gang", "dra-gang", holding{core: 50, memory: tenth}, 2},
-		{"node", "dra-node", holding{core: 20, memory: tenth}, 1},
-		{"named", "dra-named", holding{core: 20, memory: tenth, gpus: []string{"1"}}, 1},
-		{"anti-affinity", "dra-apart", holding{core: 20, memory: tenth}, 2},
-		{"exclusion", "dra-team-a", holding{core: 40, memory: tenth}, 1},
-	} {
-		kubectl(t, ctx, "apply", "-f", draManifest(c.file))
-		ready(t, ctx, c.pod)
-		if h := awaitHolding(t, ctx, c.pod, c.want); len(slices.Compact(slices.Sorted(slices.Values(h.gpus)))) != c.gpus {
-			t.Errorf("%s is on GPUs %v, want %d", c.pod, h.gpus, c.gpus)
-		}
-		kubectl(t, ctx, "delete", "-f", draManifest(c.file), "--timeout="+patience.String())
 	}
+	for _, together := range [][]form{ // which fit in each order
+		{
+			{"part", "dra-part", holding{core: 40, memory: 4 << 30}, 1},
+			{"limited", "dra-limited", holding{core: 30, limit: 60, memory: tenth}, 1},
+			{"latency", "dra-latency", holding{core: 10, memory: tenth}, 1},
+			{"named", "dra-named", holding{core: 20, memory: tenth, gpus: []string{"1"}}, 1},
+		},
+		{
+			{"gang", "dra-gang", holding{core: 50, memory: tenth}, 2},
+			{"node", "dra-node", holding{core: 20, memory: tenth}, 1},
+			{"anti-affinity", "dra-apart", holding{core: 20, memory: tenth}, 2},
+		},
+		{
+			{"whole", "dra-whole", holding{core: 100, memory: tenth}, 1},
+			{"exclusion", "dra-team-a", holding{core: 40, memory: tenth}, 1},
+		},
+	} {
+		var files, pods []string
+		for _, c := range together {
+			files, pods = append(files, "-f", draManifest(c.file)), append(pods, c.pod)
+		}
+		kubectl(t, ctx, append([]string{"apply"}, files...)...)
+		ready(t, ctx, pods...)
+		for _, c := range together {
+			if h := awaitHolding(t, ctx, c.pod, c.want); len(slices.Compact(slices.Sorted(slices.Values(h.gpus)))) != c.gpus {
+				t.Errorf("%s is on GPUs %v, want %d", c.pod, h.gpus, c.gpus)
+			}
+		}
+		kubectl(t, ctx, append([]string{"delete", "--timeout=" + patience.String()}, files...)...)
+	}
+	noClaims(t, ctx) // a claim that is going has its part still
 	// Two parts fill one GPU, though another one is idle.
 	kubectl(t, ctx, "apply", "-f", draManifest("best-fit"))
 	ready(t, ctx, "dra-four-tenths", "dra-six-tenths")
@@ -420,7 +434,7 @@ func draForms(t *testing.T) {
 func draChurn(t *testing.T) {
 	ctx := within(t)
 	job := strings.NewReplacer("    metadata: {annotations: {nvshare.com/gpu: nvshare.com/gpu=1}}\n", "",
-		"        args:", "        resources: {limits: {nvshare.com/gpu: 1}}\n        args:").Replace(fmt.Sprintf(churnJob, churnPods(t)))
+		"        args:", "        resources: {limits: {nvshare.com/gpu: 1}}\n        args:").Replace(fmt.Sprintf(churnJob, churnPods(t, "20")))
 	_, err := cluster.Apply(ctx, job, "apply")
 	check(t, err)
 	kubectl(t, ctx, "wait", "--for=condition=complete", "job/churn", "--timeout="+patience.String())

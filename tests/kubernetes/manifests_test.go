@@ -26,7 +26,9 @@ const (
 )
 
 func helm(args ...string) (string, error) {
-	out, err := exec.Command(filepath.Join(buildDir, "tools-k8s", "helm"), args...).CombinedOutput()
+	cmd := exec.Command(filepath.Join(buildDir, "tools-k8s", "helm"), args...)
+	cmd.Env = append(os.Environ(), "GOGC=off") // as of kubectl
+	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
 
