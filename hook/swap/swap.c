@@ -116,6 +116,11 @@ bool nvs_swap_is_on(struct nvs_gpu *gpu)
 	return atomic_load_explicit(&gpu->swap->mode, memory_order_acquire) == SWAP_ON;
 }
 
+bool nvs_swap_apart(struct nvs_gpu *gpu)
+{
+	return nvs_swap_on(gpu) && !gpu->budget->limit;
+}
+
 bool nvs_swap_managed(struct nvs_gpu *gpu)
 {
 	const struct nvs_slot *slot;

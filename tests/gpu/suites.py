@@ -355,7 +355,7 @@ class Suite:
             elif reason is None:
                 kind, reason = "difference", "not run again"
             kind = kind or ("difference" if reason is None else "explained")
-            self.row(mode, job.name, test=test, kind=kind, texts=texts, reason=reason, said=(r or got[job]).tests.get(test, ("", ""))[1])
+            self.row(mode, job.name, test=test, kind=kind, texts=texts, reason=reason, said=(r or got[job]).tests.get(test, ("", ""))[1] or self.native[job].tests.get(test, ("", ""))[1])
         if failed:
             raise RuntimeError(failed)
 
