@@ -220,6 +220,11 @@ enum nvs_grant_flags {
 	 * many short pauses: it gives the GPU back after NVS_PATIENT_IDLE_NS without work.
 	 */
 	NVS_SLOT_PATIENT     = 1u << 10,
+	/*
+	 * In the page only, where memory is swapped: all that is promised of the GPU fits there, so no
+	 * memory has to leave it. A client is asked for no room before work that a cut drain has left is done.
+	 */
+	NVS_SLOT_STILL       = 1u << 11,
 };
 
 #define NVS_PATIENT_IDLE_NS 20000000u

@@ -281,6 +281,7 @@ func (c *GPU) release(ev Release) {
 	}
 	c.endGrant(cl, how)
 	cl.cut = ev.Preempted
+	c.mem.SetCut(cl.id, cl.cut)
 	switch {
 	case !cl.connected:
 		c.forget(cl)

@@ -44,8 +44,10 @@ static void end_drain(struct nvs_gpu *gpu, enum nvs_drained result, uint64_t clo
 {
 	bool ours = gpu->closed_ns == closed, cut = ours && gpu->lease.unfinished;
 
-	if (result == NVS_DRAINED)
+	if (result == NVS_DRAINED) {
 		nvs_preempt_learn(gpu, offs);
+		gpu->preempt.ahead = atomic_load(&gpu->unbound);
+	}
 	if (ours && gpu->lease.gate == LEASE_DRAINING) {
 		gpu->drain_ns = nvs_now() - closed;
 		if (result == NVS_DRAINED)
@@ -209,7 +211,7 @@ void nvs_gpu_give_back(struct nvs_gpu *gpu)
 	if (gpu->drains.started) {
 		atomic_fetch_or(&gpu->drains.look, NVS_LOOK_LEAVE);
 		drainer_wake(gpu);
-	} else if (!nvs_memory_ops.moves(gpu) || !nvs_thread_start(leaver_main, gpu)) {
+	} else if (!nvs_memory_ops.may_leave(gpu) || !nvs_thread_start(leaver_main, gpu)) {
 		atomic_store(&gpu->drains.leaves, false);
 	}
 }

@@ -40,7 +40,8 @@ static uint64_t due_at(struct nvs_gpu *gpu)
 	uint64_t due = gpu->closed_ns + (gpu->preempt.long_drains ? SOON_NS : LATE_NS);
 
 	if (l->gate != LEASE_DRAINING || !l->up || l->link == LEASE_REJECTED ||
-	    gpu->preempt.uncut_ns == gpu->closed_ns || gpu->preempt.looking || nvs_memory_ops.moves(gpu) || atomic_load(&nvs_exiting))
+	    gpu->preempt.uncut_ns == gpu->closed_ns || gpu->preempt.looking || (nvs_memory_ops.may_leave(gpu) && !gpu->preempt.ahead) ||
+	    atomic_load(&nvs_exiting))
 		return 0;
 	return due > gpu->wait.step_until_ns ? due : gpu->wait.step_until_ns; /* a call of the gang's goes first */
 }

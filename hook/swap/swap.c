@@ -117,6 +117,18 @@ bool nvs_swap_is_on(struct nvs_gpu *gpu)
 	return atomic_load_explicit(&gpu->swap->mode, memory_order_acquire) == SWAP_ON;
 }
 
+bool nvs_swap_still(struct nvs_gpu *gpu)
+{
+	const struct nvs_slot *slot = atomic_load(&gpu->slot);
+
+	return nvs_swap_is_on(gpu) && __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_SLOT_STILL;
+}
+
+bool nvs_swap_may_leave(struct nvs_gpu *gpu)
+{
+	return nvs_swap_is_on(gpu) && !nvs_swap_still(gpu);
+}
+
 bool nvs_swap_managed(struct nvs_gpu *gpu)
 {
 	const struct nvs_slot *slot;
@@ -185,7 +197,7 @@ bool nvs_swap_retry(struct nvs_gpu *gpu, unsigned *tries)
 	s = gpu->swap;
 	nvs_swap_flush(gpu, UINT64_MAX);
 	nvs_swap_lock(s);
-	alone = nvs_swap_capacity(gpu) == UINT64_MAX;
+	alone = nvs_swap_capacity(gpu) == UINT64_MAX || nvs_swap_still(gpu);
 	nvs_swap_unlock(s);
 	if (alone)
 		return *tries == 1;

@@ -27,6 +27,8 @@ static CUuuid gpu;
 static CUcontext context;
 static CUstream stream, other;
 static CUfunction spin;
+static uint64_t room;  /* of the page; 0: nothing is swapped */
+static uint32_t flags; /* the same */
 
 static struct nvs_rm_state state(void)
 {
@@ -59,17 +61,36 @@ static void begin(void)
 
 	nvs_rm_set_next((nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl"));
 	fake_init(&fake);
+	fake.memory = room;
 	fake_listen(&fake);
 	CU(cuInit(0));
 	CU(cuDeviceGetUuid_v2(&gpu, 0));
 	fake_accept(&fake);
 	fake.page->features = NVS_FEATURE_PREEMPT;
+	fake.page->slot[0].room = room;
+	fake.page->slot[0].flags = flags;
 	CU(cuCtxCreate_v2(&context, 0, 0));
 	fake_attach(&fake);
 	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	CU(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
 	CU(cuModuleLoadData(&module, ptx));
 	CU(cuModuleGetFunction(&spin, module, "nvshare_spin"));
+}
+
+static struct nvs_frame expect(uint8_t type)
+{
+	struct nvs_frame r;
+
+	do { /* where memory is swapped; a REQUEST may have been repeated */
+		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
+	} while (r.type != type && (r.type == NVS_MOVED || r.type == NVS_REQUEST));
+	CHECK(r.type == type);
+	return r;
+}
+
+static void expect_request(void)
+{
+	CHECK(expect(NVS_REQUEST).channel == 0);
 }
 
 /*
@@ -81,7 +102,7 @@ static void hold(unsigned ms)
 	pthread_t t;
 
 	CHECK(pthread_create(&t, NULL, launcher, &ms) == 0);
-	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	expect_request();
 	fake_grant(&fake, 0, 5);
 	pthread_join(t, NULL);
 }
@@ -99,7 +120,7 @@ static struct nvs_frame ask_back(uint64_t epoch)
 	fake_revoke(&fake, 0, epoch);
 	do { /* a REQUEST may have been repeated */
 		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
-	} while (r.type == NVS_REQUEST);
+	} while (r.type == NVS_REQUEST || r.type == NVS_MOVED);
 	CHECK(r.type == NVS_RELEASE && r.epoch == epoch);
 	return r;
 }
@@ -125,6 +146,49 @@ static void end(void)
 }
 
 /* ---- cases ---- */
+
+/* A drain is not cut for which memory would have to wait. */
+static void where_memory_may_leave_nothing_is_cut(void)
+{
+	room = 1ull << 30;
+	hold_with(300);
+	CHECK(!preempted(ask_back(5)) && !state().off);
+	CU(cuStreamQuery(stream));
+	end();
+}
+
+/*
+ * Nor does memory leave for which a cut kernel waits: where all fitted the drain is cut, and what does
+ * not fit any more leaves after the kernel's end.
+ */
+static void where_all_fits_drains_are_cut(void)
+{
+	struct nvs_frame r;
+	CUdeviceptr p;
+
+	room = 1ull << 30;
+	flags = NVS_SLOT_STILL;
+	begin();
+	CU(cuMemAlloc_v2(&p, 4 << 20));
+	hold(3000);
+	CHECK(preempted(ask_back(5)) && state().off);
+	expect_request();
+	__atomic_store_n(&fake.page->slot[0].flags, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&fake.page->slot[0].room, 1, __ATOMIC_SEQ_CST);
+	fake_send(&fake, NVS_ROOM, 0, 0, 0);
+	r = expect(NVS_MOVED); /* the answer; nothing has left */
+	CHECK(r.u.moved.away == 0 && r.u.moved.resident >= 4 << 20 && state().off);
+	__atomic_store_n(&fake.page->slot[0].room, room, __ATOMIC_SEQ_CST);
+	fake_grant(&fake, 0, 6);
+	CU(cuStreamSynchronize(stream));
+	__atomic_store_n(&fake.page->slot[0].room, 1, __ATOMIC_SEQ_CST);
+	CHECK(!preempted(ask_back(6)));
+	fake_send(&fake, NVS_ROOM, 0, 0, 0);
+	do { /* there is no host memory for it */
+		r = expect(NVS_MOVED);
+	} while (!(r.code & NVS_MOVED_NO_ARENA) && !r.u.moved.away);
+	end();
+}
 
 static void a_long_kernel_is_cut_and_goes_on(void)
 {
@@ -855,6 +919,8 @@ static const struct test_case cases[] = {
 	CASE(work_of_the_next_grant_is_not_forgotten),
 	CASE(the_kernel_ends_while_it_is_preempted),
 	CASE(nothing_is_left),
+	CASE(where_memory_may_leave_nothing_is_cut),
+	CASE(where_all_fits_drains_are_cut),
 	CASE(a_driver_without_the_controls),
 	CASE(a_driver_that_refuses),
 	CASE(a_driver_that_only_says_so),

@@ -35,13 +35,16 @@ func TestSwap(t *testing.T) {
 		t.Error("the page says that nothing is swapped")
 	}
 	a.allocates(600 * mib)
+	if room := a.page.Room(0); room != 600*mib || a.page.Flags(0)&wire.SlotStill == 0 {
+		t.Errorf("room for %d MiB while all fits, flags %#x", room>>20, a.page.Flags(0))
+	}
 	a.request()
 	e := a.granted()
-	if room := a.page.Room(0); room != 600*mib {
-		t.Errorf("room for %d MiB when it is granted, want 600", room>>20)
-	}
 	a.in(e)
 	b.allocates(600 * mib)
+	if (a.page.Flags(0)|b.page.Flags(0))&wire.SlotStill != 0 {
+		t.Error("more is reserved than the GPU has, and a page says that nothing has to leave")
+	}
 	b.request()
 	if f := a.want(wire.TypeRevoke); f.Epoch != e {
 		t.Fatalf("%+v", f)

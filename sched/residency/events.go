@@ -98,6 +98,12 @@ type Room struct {
 	Less   bool   `text:"less"` // the client has to move out, and to report
 }
 
+// Still says whether the clients of the GPU have all their memory there, or have a place for it, so that
+// nobody has to make room: write it to the pages of all, before what follows.
+type Still struct {
+	On bool `always:"on=%v"`
+}
+
 // Refusal says why nothing more was reserved.
 type Refusal uint8
 
@@ -178,6 +184,7 @@ type Suspended struct {
 }
 
 func (Suspended) Action() string     { return "suspended" }
+func (Still) Action() string         { return "still" }
 func (Room) Action() string          { return "room" }
 func (Reserved) Action() string      { return "reserved" }
 func (LimitsChanged) Action() string { return "limits" }
@@ -264,6 +271,9 @@ type ClientMemory struct {
 	Stranded                        uint64 // that have no place, if it is stranded
 }
 
+// Still says whether nobody has to make room, as Still has said.
+func (v View) Still() bool { return v.mem.still }
+
 // ClientMemory returns what a client has; false: it is not known, or nothing is
 // swapped.
 func (v View) ClientMemory(id base.ClientID) (ClientMemory, bool) {
@@ -289,7 +299,7 @@ func (v View) MemorySnapshot() *MemorySnapshot {
 	if r == nil {
 		return nil
 	}
-	s := &MemorySnapshot{Capacity: r.capacity, Promised: r.promised(), Lacking: r.sum.lacks, Out: mem.out, In: mem.in, Refused: mem.refused, Suspends: mem.suspends}
+	s := &MemorySnapshot{Capacity: r.bound(), Promised: r.promised(), Lacking: r.sum.lacks, Out: mem.out, In: mem.in, Refused: mem.refused, Suspends: mem.suspends}
 	for _, o := range r.all {
 		cm, _ := v.ClientMemory(o.id)
 		s.Clients = append(s.Clients, cm)

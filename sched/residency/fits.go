@@ -28,15 +28,15 @@ func (e *Unplaceable) Error() string {
 // counts where it is more.
 func (r *rooms) fits(id base.ClientID, bytes, most uint64) (arena uint64, err error) {
 	if o := r.clients[id]; o != nil && o.keep != Managed {
-		if bytes > r.capacity {
-			return 0, &Unplaceable{Largest: bytes, Capacity: r.capacity}
+		if bytes > r.physical {
+			return 0, &Unplaceable{Largest: bytes, Capacity: r.physical}
 		}
 		promised, was := o.promised, o.most
 		defer func() {
 			o.promised, o.most = promised, was
 			r.recount(o)
 		}()
-		o.promised, o.most = bytes, min(most, r.capacity)
+		o.promised, o.most = bytes, min(most, r.physical)
 		r.recount(o)
 	}
 	if err := r.placeable(); err != nil {
@@ -47,7 +47,7 @@ func (r *rooms) fits(id base.ClientID, bytes, most uint64) (arena uint64, err er
 
 // placeable returns an *Unplaceable if what is promised has no place on the GPU.
 func (r *rooms) placeable() error {
-	if r.promised() <= r.capacity {
+	if r.promised() <= r.physical {
 		return nil
 	}
 	largest := uint64(0)
@@ -71,7 +71,7 @@ func (r *rooms) placeable() error {
 
 // arenaNeeded is how much host memory all clients need or have together.
 func (r *rooms) arenaNeeded() (sum uint64) {
-	if r.promised() <= r.capacity && r.suspended == 0 {
+	if r.over(0) == 0 && r.suspended == 0 {
 		return r.sum.arena
 	}
 	for _, o := range r.everybody() {
@@ -83,7 +83,7 @@ func (r *rooms) arenaNeeded() (sum uint64) {
 // arenaOf returns how much host memory a client needs, rounded up to a multiple of
 // arenaUnit, so that what is promised now, or if so much more is, can be moved.
 func (r *rooms) arenaOf(o *occupant, more uint64) uint64 {
-	away := less(add(r.promised(), more), r.capacity)
+	away := r.over(more)
 	if o.keep != Swapped || away == 0 && !o.suspended {
 		return 0
 	}
@@ -112,7 +112,7 @@ func (r *rooms) stranded(id base.ClientID) uint64 {
 	if o == nil || o.keep != Swapped {
 		return 0
 	}
-	return less(add(o.need(), r.sum.fixed-o.counted.fixed), r.capacity)
+	return less(add(o.need(), r.sum.fixed-o.counted.fixed), r.usable())
 }
 
 // Arenas is the host memory of a node that holds what is away from its GPUs. The
@@ -317,7 +317,7 @@ func (r *rooms) overdraw(order []*occupant) {
 		switch {
 		case o.wants() && o.active && (who == nil || o.group != "" && o.group == who.group):
 			who = o
-		case o.active, o.victim() && (o.stalled || o.may > o.fixed):
+		case o.active, o.cut, o.victim() && (o.stalled || o.may > o.fixed):
 			return // there is somebody to wait for
 		}
 	}

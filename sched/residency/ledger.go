@@ -192,7 +192,7 @@ func (v View) AsksHost(ev base.Event) bool {
 	switch ev := ev.(type) {
 	case Reserve:
 		m := mem.members[ev.Client]
-		return m != nil && ev.Total > m.promised && add(mem.rooms.promised(), ev.Total-m.promised) > mem.rooms.capacity
+		return m != nil && ev.Total > m.promised && mem.rooms.over(ev.Total-m.promised) > 0
 	case Moved:
 		return ev.NoArena
 	case SetTenantMemory:

@@ -156,9 +156,29 @@ func (mem *Memory) SetActive(id base.ClientID, active bool) {
 	}
 }
 
+// SetCut says whether a client's grant has ended with work left, which is off the GPU.
+func (mem *Memory) SetCut(id base.ClientID, cut bool) {
+	if mem.rooms != nil {
+		mem.rooms.setCut(id, cut)
+		mem.unsettled = true
+	}
+}
+
+// tellStill says whether nobody has to make room. That somebody has to comes before all that
+// follows from it. Nobody is waited for: whose drain is cut meanwhile says so when it releases.
+func (mem *Memory) tellStill(on bool) {
+	if mem.still != on {
+		mem.still = on
+		mem.do(Still{on})
+	}
+}
+
 // tellRooms tells clients the rooms that have changed, and answers those that have
 // waited for room.
 func (mem *Memory) tellRooms() {
+	if !mem.rooms.still() {
+		mem.tellStill(false)
+	}
 	for _, room := range mem.rooms.plan() {
 		m := mem.members[room.Client]
 		switch {
@@ -201,6 +221,7 @@ func (mem *Memory) Settle() {
 		}
 		mem.passOverStalled()
 	}
+	mem.tellStill(mem.rooms.still())
 	if m := mem.tellAgain; m != nil {
 		mem.tellAgain = nil
 		mem.do(Room{m.id, mem.rooms.clients[m.id].room, true})
@@ -260,10 +281,10 @@ func (mem *Memory) wantArenas() {
 	// Where all that is reserved just fits, there is need for some soon, if it goes on
 	// to grow.
 	more, n := uint64(0), r.promised()
-	if len(r.clients) > 1 && n > r.capacity/5*4 && n <= r.capacity {
+	if len(r.clients) > 1 && n > r.physical/20*19 && n <= r.physical {
 		more = n / 4
 	}
-	if more == 0 && n <= r.capacity && mem.wanting == 0 && r.suspended == 0 {
+	if more == 0 && n <= r.physical && mem.wanting == 0 && r.suspended == 0 {
 		return // nobody needs any, and everybody knows
 	}
 	for _, o := range r.everybody() {

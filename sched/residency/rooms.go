@@ -34,6 +34,10 @@ func (k Keep) String() string { return base.Name(k, "keep", "swapped", "resident
 // it becomes free, so that one client moves in while another one moves out. Nothing leaves ahead of the
 // grant that lacks the room: that would shorten a switch by some 5 % (tests/gpu/README.md, Swapping).
 //
+// While all that is promised fits onto the GPU as it is (physical), nobody has to make room: still. More than
+// that is promised beside a headroom, which the driver needs to move memory. A client whose drain was cut
+// while nothing had to move is asked for no room before it has finished that work (cut).
+//
 // Sums are kept: an event costs O(log n) while all fits and nobody lacks room, else O(n), see looked.
 type rooms struct {
 	// later says whether a client is expected to use the GPU later than another
@@ -45,8 +49,9 @@ type rooms struct {
 	// arenaUnit is what arenas are multiples of. 0: 1.
 	arenaUnit uint64
 
-	capacity uint64
-	outside  uint64 // of it, what others than clients seem to have; see refused
+	capacity uint64 // what clients may have at a time where more is promised than physical
+	physical uint64 // what they may have where not
+	outside  uint64 // of that, what others than clients seem to have; see refused
 	clients  map[base.ClientID]*occupant
 	all      []*occupant // clients, by id
 	order    []*occupant // clients, by byGrant
@@ -91,6 +96,7 @@ type occupant struct {
 	reported bool   // since it had a grant last
 	unknown  bool   // it was here before these rooms, and has not reported
 	stalled  bool   // it does not move out as it should
+	cut      bool   // it was taken off the GPU with work left: nothing of it moves before it goes on
 
 	suspended bool // all its memory is to leave, until it has a grant
 
@@ -107,6 +113,7 @@ type sums struct {
 	fixed, movable uint64 // of what they need: what cannot be moved, and what can
 	lacks          uint64 // room that is to be made
 	wanting        int    // clients that lack room
+	leaving        int    // clients that are to move out
 	unknown        int    // clients that were here before and have not reported
 	arena          uint64 // host memory that they have
 }
@@ -141,7 +148,13 @@ func (o *occupant) wants() bool {
 }
 
 // victim says whether room can be taken from a client.
-func (o *occupant) victim() bool { return o.keep == Swapped && !o.active && !o.unknown }
+func (o *occupant) victim() bool { return o.keep == Swapped && !o.active && !o.unknown && !o.cut }
+
+// leaves says whether a client has more on the GPU, or may have, than it is to have, or than it is to
+// have after its grant.
+func (o *occupant) leaves() bool {
+	return o.keep == Swapped && (o.may > max(o.room, o.fixed) || o.suspended && o.active)
+}
 
 func (o *occupant) sums() sums {
 	sure := min(o.need(), o.sure())
@@ -152,6 +165,9 @@ func (o *occupant) sums() sums {
 	}
 	if o.unknown {
 		s.unknown = 1
+	}
+	if o.leaves() {
+		s.leaving = 1
 	}
 	return s
 }
@@ -218,6 +234,7 @@ func (s *sums) add(t sums, sign int) {
 	s.movable += by * t.movable
 	s.lacks += by * t.lacks
 	s.wanting += sign * t.wanting
+	s.leaving += sign * t.leaving
 	s.unknown += sign * t.unknown
 	s.arena += by * t.arena
 }
@@ -234,7 +251,8 @@ func less(a, b uint64) uint64 { return a - min(a, b) }
 // newRooms returns one without clients, of a GPU on which they may have so
 // much in all.
 func newRooms(capacity uint64) *rooms {
-	return &rooms{capacity: min(capacity, maxCapacity), clients: map[base.ClientID]*occupant{}}
+	capacity = min(capacity, maxCapacity)
+	return &rooms{capacity: capacity, physical: capacity, clients: map[base.ClientID]*occupant{}}
 }
 
 // attach makes a client known, or changes how its memory is kept and who is
@@ -245,9 +263,9 @@ func (r *rooms) attach(id base.ClientID, keep Keep, group string, back bool) {
 	o := r.clients[id]
 	if o == nil {
 		r.seq++
-		o = &occupant{id: id, most: r.capacity, slack: r.capacity / slackPart, reported: true, seq: r.seq}
+		o = &occupant{id: id, most: r.physical, slack: r.capacity / slackPart, reported: true, seq: r.seq}
 		if back {
-			o.unknown, o.reported, o.room, o.told = true, false, r.capacity, r.capacity
+			o.unknown, o.reported, o.room, o.told = true, false, r.physical, r.physical
 		}
 		r.clients[id] = o
 		r.all, r.order = enlist(r.all, o, byID), enlist(r.order, o, byGrant)
@@ -276,26 +294,62 @@ func (r *rooms) promise(id base.ClientID, bytes, most uint64) {
 		o.away -= gone
 		o.resident = max(less(o.resident, freed-gone), o.fixed)
 	}
-	o.promised, o.most = bytes, min(most, r.capacity)
+	o.promised, o.most = bytes, min(most, r.physical)
 	r.settle(o)
+	r.grow(o)
 }
 
-// refused says that the driver had no memory for a client although the client had
-// room: others than clients have some of the GPU, as much as clients have not.
+// grow gives room to a client without a grant where nobody has to make any: what it allocates is on the
+// GPU at once, or the driver refuses it at once. What it does with that is known when it has reported.
+func (r *rooms) grow(o *occupant) {
+	if o.keep != Swapped || o.active || o.suspended || o.room >= o.need() || !r.still() {
+		return
+	}
+	if n := less(o.need(), max(o.may, o.room)); n <= less(r.usable(), r.sum.may) {
+		o.given = max(o.given, min(o.need(), add(o.given, n)))
+		o.room, o.may, o.reported = o.need(), max(o.may, o.need()), false
+		r.recount(o)
+	}
+}
+
+// refused says that the driver had no memory for a client with a grant although the client had
+// room: others than clients have some of the GPU, as much as clients have not. Without a grant its word
+// is no reason for others to make room.
 func (r *rooms) refused(id base.ClientID) {
-	if o := r.clients[id]; o != nil && o.resident < o.room {
-		r.outside = max(r.outside, less(r.capacity, r.sum.resident))
+	if o := r.clients[id]; o != nil && o.active && o.resident < o.room && r.sum.movable > o.counted.movable { // else nobody can make room
+		r.outside = max(r.outside, less(r.physical, r.sum.resident))
 	}
 }
 
 // filled says that a client got all its memory. What others seemed to have may be
 // less, so that is tried again, little by little.
 func (r *rooms) filled() {
-	r.outside = min(r.outside-(r.outside+7)/8, less(r.capacity, r.sum.resident))
+	r.outside = min(r.outside-(r.outside+7)/8, less(r.physical, r.sum.resident))
 }
 
 // usable is what clients can have on the GPU, as far as is known.
-func (r *rooms) usable() uint64 { return less(r.capacity, r.outside) }
+func (r *rooms) usable() uint64 { return min(r.bound(), less(r.physical, r.outside)) }
+
+// bound is what clients may have on the GPU at a time.
+func (r *rooms) bound() uint64 {
+	if r.promised() <= r.physical {
+		return r.physical
+	}
+	return r.capacity
+}
+
+// over is how much of what is promised has no place on the GPU, if that is more by so much.
+func (r *rooms) over(more uint64) uint64 {
+	if n := add(r.promised(), more); n > r.physical {
+		return less(n, r.capacity)
+	}
+	return 0
+}
+
+// still says whether nobody has to make room: all memory has its place on the GPU.
+func (r *rooms) still() bool {
+	return r.sum.unknown == 0 && r.sum.leaving == 0 && max(r.promised(), add(r.sum.may, r.sum.lacks)) <= r.usable()
+}
 
 // force says that what a client has reserved is on the GPU already.
 func (r *rooms) force(id base.ClientID) {
@@ -375,11 +429,20 @@ func (r *rooms) setActive(id base.ClientID, active bool) {
 	if active {
 		r.seq++
 		r.reorder(o, func() { o.seq = r.seq })
-		o.reported, o.stalled = false, false
+		o.reported, o.stalled, o.cut = false, false, false
 		r.wake(o)
 	}
 	r.recount(o)
 	r.leave(o)
+}
+
+// setCut says whether the grant of a client ended with work left, which is off the GPU.
+func (r *rooms) setCut(id base.ClientID, cut bool) {
+	if o := r.clients[id]; o != nil && o.cut != cut && !o.active {
+		o.cut = cut
+		r.recount(o)
+		r.leave(o)
+	}
 }
 
 // drop forgets a client: it is dead.
@@ -451,8 +514,8 @@ func (r *rooms) check() error {
 		return fmt.Errorf("%d of %d clients are listed by their grants", len(r.order), len(r.clients))
 	case sum != r.sum:
 		return fmt.Errorf("all clients have %+v, counted %+v", sum, r.sum)
-	case given > r.capacity:
-		return fmt.Errorf("%d bytes of the GPU were given, it has %d", given, r.capacity)
+	case given > r.physical:
+		return fmt.Errorf("%d bytes of the GPU were given, it has %d", given, r.physical)
 	}
 	return nil
 }

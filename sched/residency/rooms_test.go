@@ -21,6 +21,7 @@ type mover struct {
 	room           uint64 // its page
 	granted        bool   // as it knows
 	stopped        bool
+	cut            bool // it was taken off the GPU with work left: its memory stays
 	answer         bool // it was told to move out, and has not said that it has
 	sent           []func(r *rooms)
 }
@@ -43,7 +44,7 @@ func (m *mover) step() bool {
 		return false
 	}
 	switch {
-	case m.resident > m.room && m.resident > m.fixed:
+	case m.resident > m.room && m.resident > m.fixed && !m.cut:
 		n := min(piece, m.resident-m.fixed)
 		m.resident -= n
 		m.away += n
@@ -70,9 +71,16 @@ type moving struct {
 }
 
 func (w *moving) plan() {
+	still := w.r.still()
 	for _, room := range w.r.plan() {
+		if still && room.Less {
+			w.t.Fatalf("nobody has to make room, and client %d has to", room.Client)
+		}
 		for _, m := range w.clients {
 			if m.id == room.Client {
+				if room.Less && m.cut && w.holder != m && w.r.clients[m.id].cut {
+					w.t.Fatalf("client %d was cut, and is to make room", m.id)
+				}
 				m.room = room.Bytes
 				m.answer = m.answer || room.Less
 			}
@@ -91,6 +99,12 @@ func (w *moving) plan() {
 	if sum > w.capacity {
 		w.t.Fatalf("%d bytes are on the GPU of %d: %s", sum, w.capacity, w.show())
 	}
+}
+
+func (w *moving) rooms() *rooms {
+	r := newRooms(100)
+	r.physical = w.capacity
+	return r
 }
 
 func (w *moving) show() (s string) {
@@ -122,14 +136,15 @@ func (w *moving) grant(m *mover) {
 	w.holder = m
 	w.r.setActive(m.id, true)
 	w.plan()
-	m.granted = true
+	m.granted, m.cut = true, false
 }
 
-// release sends it; it counts when it has arrived.
-func (w *moving) release(m *mover) {
-	m.granted = false
+// release sends it; it counts when it has arrived. Cut: with work left.
+func (w *moving) release(m *mover, cut bool) {
+	m.granted, m.cut = false, cut
 	m.sent = append(m.sent, func(r *rooms) {
 		r.setActive(m.id, false)
+		r.setCut(m.id, cut)
 		if w.holder == m {
 			w.holder = nil
 		}
@@ -173,7 +188,8 @@ func (w *moving) settle() {
 // soon as the others can move.
 func TestResidency(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &moving{t: t, capacity: 100, r: newRooms(100)}
+		w := &moving{t: t, capacity: 100 + rapid.Uint64Range(0, 10).Draw(t, "headroom")}
+		w.r = w.rooms()
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
 			m := w.some()
 			op := rapid.IntRange(0, 11).Draw(t, "op")
@@ -199,7 +215,7 @@ func TestResidency(t *testing.T) {
 			case op == 4 && w.holder == nil:
 				w.grant(m)
 			case op == 5 && m.granted:
-				w.release(m)
+				w.release(m, w.r.still() && rapid.Bool().Draw(t, "cut"))
 			case op == 6 && m.granted && m.resident > m.fixed && m.keep == Swapped:
 				if known := w.r.clients[m.id]; m.away == 0 {
 					was, knew := m.fixed, known.fixed
@@ -235,14 +251,14 @@ func TestResidency(t *testing.T) {
 				}
 				w.plan()
 			case op == 10 && rapid.IntRange(0, 9).Draw(t, "restarts") == 0:
-				w.r = newRooms(w.capacity)
+				w.r = w.rooms()
 				for _, m := range w.clients {
 					w.r.attach(m.id, m.keep, "", true)
 					w.r.promise(m.id, m.reserved, w.capacity)
 					w.r.setActive(m.id, w.holder == m)
 					m.room, m.sent, m.answer = w.capacity, nil, false
 					if w.holder == m && !m.granted {
-						w.release(m) // again, after it was lost
+						w.release(m, m.cut) // again, after it was lost
 					}
 					m.report()
 				}
@@ -256,19 +272,75 @@ func TestResidency(t *testing.T) {
 			m.stopped = false
 		}
 		if w.holder != nil && w.holder.granted {
-			w.release(w.holder)
+			w.release(w.holder, false)
 		}
 		w.settle()
+		for _, m := range w.clients { // who was cut finishes first
+			if m.cut {
+				w.grant(m)
+				w.settle()
+				w.release(m, false)
+				w.settle()
+			}
+		}
 		for _, m := range w.clients {
 			w.grant(m)
 			w.settle()
 			if m.away != 0 {
 				t.Fatalf("client %d has the grant, and %d bytes are away: %s", m.id, m.away, w.show())
 			}
-			w.release(m)
+			w.release(m, false)
 			w.settle()
 		}
+		if fits := max(w.r.promised(), w.r.sum.may) <= w.r.usable(); fits != w.r.still() {
+			t.Fatalf("all fits: %t, still: %t: %s", fits, w.r.still(), w.show())
+		}
 	})
+}
+
+// A client that has nearly the whole GPU has it as long as nobody else wants more than is left; then
+// what the driver needs to move memory is left free.
+func TestHeadroomIsForMoving(t *testing.T) {
+	r := newRooms(96)
+	r.physical = 100
+	r.attach(1, Swapped, "", false)
+	r.attach(2, Swapped, "", false)
+	r.setActive(1, true)
+	if _, err := r.fits(1, 99, 100); err != nil {
+		t.Fatal(err)
+	}
+	r.promise(1, 99, 100)
+	r.plan()
+	if o := r.clients[1]; o.room != 99 || !r.still() {
+		t.Errorf("room %d, still: %t", o.room, r.still())
+	}
+	if _, err := r.fits(2, 1, 100); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.fits(2, 2, 100); err == nil {
+		t.Error("99 and 2 can never take turns")
+	}
+	r.promise(1, 60, 100)
+	r.moved(1, 60, 0, 0, false)
+	r.setActive(1, false)
+	r.setCut(1, true)
+	r.plan()
+	if _, err := r.fits(2, 50, 100); err != nil {
+		t.Fatal(err)
+	}
+	r.promise(2, 50, 100)
+	r.setActive(2, true)
+	if got := r.plan(); r.still() || len(got) != 1 || got[0] != (Room{Client: 2, Bytes: 36}) {
+		t.Errorf("%v; client 1 has work left, and the GPU 36 bytes", got)
+	}
+	r.setActive(2, false)
+	r.setActive(1, true)
+	r.setActive(1, false) // it has finished
+	r.moved(1, 60, 0, 0, false)
+	r.setActive(2, true)
+	if got := r.plan(); len(got) != 1 || got[0] != (Room{Client: 1, Bytes: 46, Less: true}) {
+		t.Errorf("%v, want 14 of client 1", got)
+	}
 }
 
 // Where something else has memory of the GPU, more of the others' is moved out, until

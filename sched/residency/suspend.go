@@ -32,7 +32,11 @@ func (mem *Memory) Suspend(id base.ClientID) bool {
 		return false
 	}
 	mem.changed()
-	return mem.leaves(m, false)
+	leaves := mem.leaves(m, false)
+	if leaves {
+		mem.tellStill(false) // before it is asked for its grant
+	}
+	return leaves
 }
 
 // SuspendIdle suspends an idle client, if that moves anything (Config.Contexts: or not) and there is host memory
@@ -191,6 +195,7 @@ func (r *rooms) sleep(o *occupant) {
 	if !o.suspended {
 		o.suspended = true
 		r.suspended++
+		r.recount(o)
 	}
 }
 
@@ -199,6 +204,7 @@ func (r *rooms) wake(o *occupant) {
 	if o.suspended {
 		o.suspended = false
 		r.suspended--
+		r.recount(o)
 	}
 }
 

@@ -132,7 +132,7 @@ func (p Page) Stand(channel uint16, on bool) {
 // with a grant.
 const (
 	slotMode = SlotResident | SlotManaged
-	slotOwn  = slotMode | SlotPatient
+	slotOwn  = slotMode | SlotPatient | SlotStill
 )
 
 // setFlags stores those of the grant, and leaves the others. There is one writer.
@@ -166,11 +166,17 @@ func (p Page) Hint(channel uint16, waiters, present uint32) {
 
 // SetPatient says whether the client is to keep the GPU over short pauses although
 // somebody waits.
-func (p Page) SetPatient(channel uint16, on bool) {
+func (p Page) SetPatient(channel uint16, on bool) { p.setOwn(channel, SlotPatient, on) }
+
+// SetStill says whether no memory has to leave the GPU.
+func (p Page) SetStill(channel uint16, on bool) { p.setOwn(channel, SlotStill, on) }
+
+// setOwn stores one of slotOwn.
+func (p Page) setOwn(channel uint16, flag uint32, on bool) {
 	word := (*uint32)(p.at(channel, slotFlags))
-	flags := atomic.LoadUint32(word) &^ SlotPatient
+	flags := atomic.LoadUint32(word) &^ flag
 	if on {
-		flags |= SlotPatient
+		flags |= flag
 	}
 	atomic.StoreUint32(word, flags)
 }

@@ -192,6 +192,12 @@ func TestPageRoomAndMode(t *testing.T) {
 		t.Errorf("flags %#x without a mode, patient", got)
 	}
 	p.SetPatient(3, false)
+	p.SetStill(3, true)
+	p.Stand(3, true)
+	if got := p.Flags(3); got != GrantStanding|SlotStill {
+		t.Errorf("flags %#x, still", got)
+	}
+	p.SetStill(3, false)
 	if got := p.Flags(3); got != GrantStanding {
 		t.Errorf("flags %#x without a mode", got)
 	}

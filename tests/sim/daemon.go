@@ -54,6 +54,7 @@ type daemon struct {
 	// Memory, see memory.go and suspend.go.
 	node    *sched.Node
 	arenas  map[base.ClientID]uint64
+	still   bool                   // as all pages say: nobody has to make room
 	late    bool                   // how much memory the GPU has is not known yet
 	keptOff map[base.ClientID]bool // clients of tenants that depart; whether they want the GPU
 	departs *tenant
@@ -63,7 +64,7 @@ func (d *daemon) start() {
 	d.run++
 	d.conns = map[base.ClientID]*conn{}
 	d.pages = map[base.ClientID]*page{}
-	d.timer = 0
+	d.timer, d.still = 0, false
 	d.restored = map[base.ClientID]bool{}
 	d.departs, d.keptOff = nil, map[base.ClientID]bool{}
 	d.node = sched.NewNode()

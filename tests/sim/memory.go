@@ -464,7 +464,12 @@ func (d *daemon) observeHost() {
 func (d *daemon) performMemory(a base.Action) bool {
 	w := d.w
 	switch a := a.(type) {
+	case residency.Still:
+		d.still = a.On
 	case residency.Room:
+		if a.Less && d.still {
+			w.fail("client %d is to make room, and the pages say that nobody has to", a.Client)
+		}
 		p := d.pages[a.Client]
 		p.room = a.Bytes
 		d.send(a.Client, func(c *client) {

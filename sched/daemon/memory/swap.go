@@ -137,6 +137,7 @@ func (mem *Memory) OpenMemory(g *node.GPU, physical uint64) residency.Config {
 		headroom = physical / 32
 	}
 	m.Swap, m.SuspendAfter, m.Contexts = true, mem.Opts.SuspendAfter, mem.Opts.Checkpoint != nil
+	m.Physical = min(physical, g.MemoryBytes)
 	m.Capacity = min(physical-min(physical, headroom), g.MemoryBytes)
 	m.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
 	m.ArenaUnit = arena.MinSegment
@@ -161,10 +162,11 @@ func KeepOf(t api.Terms) residency.Keep {
 	return residency.Swapped
 }
 
-// ShowMemoryMode tells a client's page how its tenant asks for memory to be kept.
+// ShowMemoryMode tells a client's page how its tenant asks for memory to be kept, and whether any has to leave.
 func (mem *Memory) ShowMemoryMode(g *node.GPU, cl *node.Client, channel uint16) {
 	mode := map[residency.Keep]uint32{residency.Managed: wire.SlotManaged, residency.Resident: wire.SlotResident}
 	cl.Page.SetMemoryMode(channel, mode[KeepOf(mem.Shares.Tenants[cl.Account].On(g.UUID))])
+	cl.Page.SetStill(channel, g.Core.Still())
 }
 
 // SetTenantMemory brings a GPU and the pages of a tenant's processes into line with what
@@ -218,11 +220,16 @@ func (mem *Memory) DropUse(cl *node.Client, why base.Event) {
 	}
 }
 
-// ObserveHost tells the node how much host memory there is.
+// ObserveHost tells the node how much host memory there is. With --swap-memory auto what is away may take half
+// of what the host has free now, and of what it takes already, beyond the part that is left to others.
 func (mem *Memory) ObserveHost() {
 	pages, huge, known := mem.Pool.Host.Free()
 	ready := mem.Pool.Held() // which is there for clients
 	filed := mem.Pool.Filed()
+	if mem.Opts.SwapAuto && known {
+		mem.Pool.Limit = min(HalfOfSpare(pages+huge+ready+mem.Pool.Used(), arena.Total()), mem.Opts.SwapMemory)
+		mem.Cores.Arenas.Bound(mem.Pool.Limit, arena.HostReserve)
+	}
 	mem.Cores.Arenas.Observe(residency.Host{Used: mem.Pool.Used() + filed, Filed: filed, Return: min(filed, mem.Contexts.LargestFiled()), Ready: ready, Free: pages + huge + ready, FreeKnown: known, Failed: mem.Pool.Err()})
 }
 
@@ -237,6 +244,13 @@ func (mem *Memory) CarryOutMemory(g *node.GPU, action base.Action) (done bool) {
 			mem.Reach(node.InRoom)
 			mem.tellRoom(att, a.Bytes)
 			mem.Reach(node.AfterRoom)
+		}
+	case residency.Still:
+		mem.ExtraWork += uint64(len(mem.Swaps[g].members)) / node.ClientsPerWork
+		for _, m := range mem.Swaps[g].members {
+			if att := m.Client.SlotOn(g); att != nil {
+				m.Client.Page.SetStill(att.Channel, a.On)
+			}
 		}
 	case residency.Reserved:
 		mem.reserved(g, a)
