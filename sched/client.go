@@ -279,9 +279,9 @@ func (c *GPU) release(ev Release) {
 		c.addUp(cl)
 		c.auto.turnEnded = c.now
 	}
+	c.mem.SetCut(cl.id, ev.Preempted)
 	c.endGrant(cl, how)
 	cl.cut = ev.Preempted
-	c.mem.SetCut(cl.id, cl.cut)
 	switch {
 	case !cl.connected:
 		c.forget(cl)

@@ -432,11 +432,47 @@ func strandedMemory() policy {
 
 // suspend has a tenant leave the GPU.
 func (c *GPU) suspend(tenant string) {
+	finishing := c.mem.Finishing()
 	for _, id := range c.mem.Clients(tenant) {
-		if cl := c.clients[id]; c.mem.Suspend(id) && cl != nil && cl.grant.holds() && cl.tenant.slot == nil {
+		if cl := c.clients[id]; c.mem.Suspend(id) && cl != nil && cl.grant.holds() && cl.tenant.slot == nil && !slices.Contains(finishing, id) {
 			c.revoke(cl.grant, Suspending)
 		}
 	}
+}
+
+// finishingWork gives clients a grant that are to leave the GPU and whose drain was cut: nothing of them
+// can move before that work is done. The grant is asked back after a quantum. While somebody is to leave
+// work is bounded, so what is left gets less with each grant.
+func finishingWork() policy {
+	return policy{
+		due: func(c *GPU) (base.Time, bool) {
+			var e base.Earliest
+			for _, id := range c.mem.Finishing() {
+				e.Either(c.finishBy(id))
+			}
+			return e.At, e.OK
+		},
+		revoke: func(c *GPU) {
+			for _, id := range c.mem.Finishing() {
+				cl := c.clients[id]
+				if cl != nil && cl.connected && cl.tenant.slot == nil && cl.grant == nil && cl.in == nil && !cl.later {
+					c.request(cl)
+				}
+				if at, ok := c.finishBy(id); ok && c.now >= at {
+					c.revoke(cl.grant, Suspending)
+				}
+			}
+		},
+	}
+}
+
+// finishBy returns when a client that is to leave is to have finished its work; false: it has no grant.
+func (c *GPU) finishBy(id base.ClientID) (base.Time, bool) {
+	cl := c.clients[id]
+	if cl == nil || cl.tenant.slot != nil || !cl.grant.holds() || cl.grant.state == paused || cl.grant.move.on {
+		return 0, false
+	}
+	return cl.grant.runFrom.Add(c.quantum - cl.grant.ran), true
 }
 
 // resumeTenant has a tenant's memory come back: a client that has memory away, or may have, waits for
@@ -479,3 +515,6 @@ func (c *GPU) Departed(tenant string) bool {
 	}
 	return c.mem.Departed(tenant)
 }
+
+// IsBack says whether a client of a tenant that was suspended has memory on the GPU, or room for it, since.
+func (c *GPU) IsBack(tenant string) bool { return c.mem.IsBack(tenant) }

@@ -156,7 +156,7 @@ func (mem *Memory) SetActive(id base.ClientID, active bool) {
 	}
 }
 
-// SetCut says whether a client's grant has ended with work left, which is off the GPU.
+// SetCut says whether a client's grant ends with work left, which is off the GPU. It comes before Released.
 func (mem *Memory) SetCut(id base.ClientID, cut bool) {
 	if mem.rooms != nil {
 		mem.rooms.setCut(id, cut)

@@ -98,7 +98,7 @@ type occupant struct {
 	stalled  bool   // it does not move out as it should
 	cut      bool   // it was taken off the GPU with work left: nothing of it moves before it goes on
 
-	suspended bool // all its memory is to leave, until it has a grant
+	suspended bool // all its memory is to leave, until it has a grant that is not for the end of its work
 
 	arena  uint64 // host memory that it has, or that is being made for it
 	allOut bool   // its arena is to hold all that it may have to move
@@ -114,6 +114,7 @@ type sums struct {
 	lacks          uint64 // room that is to be made
 	wanting        int    // clients that lack room
 	leaving        int    // clients that are to move out
+	finishing      int    // of them, those that are to end their work first
 	unknown        int    // clients that were here before and have not reported
 	arena          uint64 // host memory that they have
 }
@@ -153,7 +154,7 @@ func (o *occupant) victim() bool { return o.keep == Swapped && !o.active && !o.u
 // leaves says whether a client has more on the GPU, or may have, than it is to have, or than it is to
 // have after its grant.
 func (o *occupant) leaves() bool {
-	return o.keep == Swapped && (o.may > max(o.room, o.fixed) || o.suspended && o.active)
+	return o.keep == Swapped && (o.may > max(o.room, o.fixed) || o.finishes())
 }
 
 func (o *occupant) sums() sums {
@@ -168,6 +169,9 @@ func (o *occupant) sums() sums {
 	}
 	if o.leaves() {
 		s.leaving = 1
+	}
+	if o.finishes() {
+		s.finishing = 1
 	}
 	return s
 }
@@ -235,6 +239,7 @@ func (s *sums) add(t sums, sign int) {
 	s.lacks += by * t.lacks
 	s.wanting += sign * t.wanting
 	s.leaving += sign * t.leaving
+	s.finishing += sign * t.finishing
 	s.unknown += sign * t.unknown
 	s.arena += by * t.arena
 }
@@ -429,16 +434,19 @@ func (r *rooms) setActive(id base.ClientID, active bool) {
 	if active {
 		r.seq++
 		r.reorder(o, func() { o.seq = r.seq })
+		if !o.cut { // else the grant is for what is left of its work
+			r.wake(o)
+		}
 		o.reported, o.stalled, o.cut = false, false, false
-		r.wake(o)
 	}
 	r.recount(o)
 	r.leave(o)
 }
 
-// setCut says whether the grant of a client ended with work left, which is off the GPU.
+// setCut says whether the grant of a client ends with work left, which is off the GPU. It comes before
+// that end: nothing is to be taken from the client then.
 func (r *rooms) setCut(id base.ClientID, cut bool) {
-	if o := r.clients[id]; o != nil && o.cut != cut && !o.active {
+	if o := r.clients[id]; o != nil && o.cut != cut {
 		o.cut = cut
 		r.recount(o)
 		r.leave(o)

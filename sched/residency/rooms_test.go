@@ -143,8 +143,8 @@ func (w *moving) grant(m *mover) {
 func (w *moving) release(m *mover, cut bool) {
 	m.granted, m.cut = false, cut
 	m.sent = append(m.sent, func(r *rooms) {
-		r.setActive(m.id, false)
 		r.setCut(m.id, cut)
+		r.setActive(m.id, false)
 		if w.holder == m {
 			w.holder = nil
 		}

@@ -13,7 +13,8 @@ import (
 // Suspending. A tenant that is suspended gives back its grants, and all its memory leaves
 // the GPU that can be moved. A client comes back with its next grant, in its turn: until
 // then only its context is left on the GPU. A client that works is asked for its grant once
-// and goes on at its next call. Resuming asks for the grant in the client's place.
+// and goes on at its next call. Resuming asks for the grant in the client's place. A client whose drain
+// was cut is granted once more to finish its work, and leaves after that: the grant does not bring it back.
 
 // Why a tenant cannot be suspended or resumed. ErrNothingMoves and ErrNothingAway may hold
 // on one GPU of several.
@@ -74,6 +75,9 @@ func (mem *Memory) Resume(id base.ClientID) bool {
 	}
 	mem.changed()
 	o := mem.rooms.clients[id]
+	if o.finishes() { // nothing has left yet, and its grant is to bring back what was away before
+		mem.rooms.wake(o)
+	}
 	if o.returns() || o.keep == Swapped && !o.reported && mem.turns.Known(id) && !o.active { // it has said nothing since its latest grant, or a restart
 		return true
 	}
@@ -85,6 +89,22 @@ func (mem *Memory) Resume(id base.ClientID) bool {
 // may have all of it away.
 func (o *occupant) returns() bool {
 	return o.keep == Swapped && (o.unknown || o.away > 0 || o.room < o.need())
+}
+
+// finishes says whether a client is suspended, and leaves once its work has ended.
+func (o *occupant) finishes() bool { return o.suspended && (o.active || o.cut) }
+
+// Finishing returns the clients that leave once their work has ended, in order.
+func (mem *Memory) Finishing() (ids []base.ClientID) {
+	if mem.rooms == nil || mem.rooms.sum.finishing == 0 {
+		return nil
+	}
+	for _, o := range mem.rooms.everybody() {
+		if o.finishes() {
+			ids = append(ids, o.id)
+		}
+	}
+	return ids
 }
 
 // ResumeFits returns how much of a tenant's memory would come back to the GPU if it is
@@ -273,7 +293,7 @@ func (v View) SuspendsIdle() bool {
 // Moving to another GPU. The caller moves a tenant: it suspends the tenant here (Suspend)
 // and lets nothing of it be granted, waits until Departed says that nothing of the tenant is
 // left to move, moves the processes, and attaches them to the other GPU. Their memory is
-// then away, as after a restart of the caller.
+// then away, as after a restart of the caller. While IsBack, it suspends the tenant again.
 
 var errResident = errors.New("its memory is to stay where it is (memory mode), or its shim cannot move memory")
 
@@ -318,13 +338,27 @@ func (v View) Movers(tenant string) map[base.ClientID]Mover {
 // Departed says whether no client of a tenant has memory on the GPU that can be moved.
 func (mem *Memory) Departed(tenant string) bool {
 	for _, m := range mem.membersOf(tenant) {
-		// A page cannot say that there is room for nothing: it says 1.
-		if o := mem.rooms.clients[m.id]; o.keep == Swapped && (o.unknown || max(o.resident, o.may) > o.fixed+1) {
+		if o := mem.rooms.clients[m.id]; o.keep == Swapped && (o.unknown || o.stays()) {
 			return false
 		}
 	}
 	return true
 }
+
+// IsBack says whether a client of a tenant has memory on the GPU, or room for it, although its tenant was
+// suspended: it has begun, or was granted, since.
+func (mem *Memory) IsBack(tenant string) bool {
+	for _, m := range mem.membersOf(tenant) {
+		if o := mem.rooms.clients[m.id]; o.keep == Swapped && !o.unknown && !o.suspended && o.stays() {
+			return true
+		}
+	}
+	return false
+}
+
+// stays says whether a client has, or may have, memory on the GPU that can be moved. A page cannot say that
+// there is room for nothing: it says leastRoom.
+func (o *occupant) stays() bool { return max(o.resident, o.may) > o.fixed+leastRoom }
 
 // ArriveFits says why the processes of a tenant have no place on the GPU, beside those there
 // and others that are on their way there; nil: they have. All that can be moved may arrive in

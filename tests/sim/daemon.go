@@ -268,7 +268,6 @@ func (d *daemon) receive(k *conn, ev base.Event) {
 		if d.conns[id] == k && !d.keeps(ev) {
 			d.w.judge.asks(ev)
 			d.step(ev)
-			d.mayHaveToLeave(ev)
 		}
 		return
 	}

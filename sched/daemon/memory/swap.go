@@ -9,7 +9,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
@@ -325,9 +324,6 @@ func (mem *Memory) Moved(att *node.Attachment, f *wire.Frame) {
 		Client: id, Epoch: base.Epoch(f.Epoch), Report: residency.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
 		Ready: is(wire.MovedReady), Stuck: is(wire.MovedStuck), NoMemory: is(wire.MovedNoMemory), NoArena: is(wire.MovedNoArena),
 	})
-	if att.Moves && f.Moved.Resident > f.Moved.Fixed {
-		mem.Step(g, sched.Suspend{Tenant: att.Client.Account}) // it came back after its tenant began to depart
-	}
 }
 
 // MakeArenas has arenas made where the step of a GPU has changed what is wanted.
