@@ -99,6 +99,7 @@ func (c *GPU) attach(ev Attach) {
 	cl.standing, cl.want = false, false
 	cl.stranded, cl.later = false, false // its place is looked for again
 	c.goOn(cl, ev)
+	cl.cut = ev.Cut && cl.grant == nil
 	if ev.Want {
 		c.request(cl)
 	}

@@ -412,7 +412,7 @@ func (f forMemory) MayBeRoom() { f.c.thereMayBeRoom() }
 // attachMemory takes in the memory of a client that attaches.
 func (c *GPU) attachMemory(cl *client, ev Attach) {
 	cl.away = c.mem.Attach(residency.Client{
-		ID: cl.id, Tenant: ev.Tenant, Gang: ev.Share.Group(), CanMove: ev.CanMove, Again: ev.Again, Granted: cl.grant != nil,
+		ID: cl.id, Tenant: ev.Tenant, Gang: ev.Share.Group(), CanMove: ev.CanMove, Again: ev.Again, Cut: ev.Cut, Granted: cl.grant != nil,
 	})
 }
 

@@ -260,7 +260,7 @@ func TestAnyHistory(t *testing.T) {
 			}
 			switch rapid.IntRange(0, 31).Draw(t, "kind") {
 			case 0, 1, 2:
-				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want"), rapid.IntRange(0, 3).Draw(t, "can move") > 0, rapid.Bool().Draw(t, "again")}
+				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want"), rapid.IntRange(0, 3).Draw(t, "can move") > 0, rapid.Bool().Draw(t, "again"), rapid.Bool().Draw(t, "cut")}
 			case 3, 4, 5, 6, 7:
 				return Request{id}
 			case 8, 9, 10, 11:

@@ -260,7 +260,7 @@ func parseEvent(words []string) (base.Event, error) {
 				return nil, err
 			}
 			epoch = base.Epoch(n)
-		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared", "off":
+		case "want", "canmove", "again", "cut", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared", "off":
 			is[key] = true
 		case "total", "least", "serial", "resident", "fixed", "away", "arena", "out", "in", "bytes":
 			if bytes[key], err = strconv.ParseUint(value, 10, 64); err != nil {
@@ -278,7 +278,7 @@ func parseEvent(words []string) (base.Event, error) {
 	}
 	switch words[0] {
 	case "attach":
-		return Attach{id, tenant, share, epoch, is["want"], is["canmove"], is["again"]}, nil
+		return Attach{id, tenant, share, epoch, is["want"], is["canmove"], is["again"], is["cut"]}, nil
 	case "request":
 		return Request{id}, nil
 	case "release":

@@ -273,6 +273,7 @@ type Client struct {
 	Gang    string // those that are granted together; "": itself
 	CanMove bool   // its memory
 	Again   bool   // it was here before this Memory
+	Cut     bool   // its latest grant ended with work left, which is off the GPU
 	Granted bool   // it has a grant
 }
 
@@ -298,6 +299,7 @@ func (mem *Memory) Attach(cl Client) (away bool) {
 		mem.unstrand(m)
 	}
 	mem.rooms.setActive(m.id, cl.Granted)
+	mem.rooms.setCut(m.id, cl.Cut)
 	mem.changed()
 	if keep != Managed {
 		mem.do(Room{Client: m.id, Bytes: mem.rooms.clients[m.id].room})

@@ -104,6 +104,7 @@ const (
 	AttachWant        uint32 = 1 << 0  // ATTACH: a thread already waits
 	AttachObserve     uint32 = 1 << 1  // ATTACH, alone: only asks for the limits, is no client
 	AttachPlace       uint32 = 1 << 16 // ATTACH, with observe: asks on which GPU its container is
+	AttachCut         uint32 = 1 << 17 // ATTACH: work is left of an earlier grant, and off the GPU
 	ReserveForce      uint32 = 1 << 0  // RESERVE: the memory exists already
 
 	MovedReady    uint32 = 1 << 0  // MOVED: nothing is away, the gate opens

@@ -110,6 +110,7 @@ func TestLayout(t *testing.T) {
 		{"NVS_RESERVE", int(TypeReserve)},
 		{"NVS_RESERVED", int(TypeReserved)},
 		{"NVS_ATTACH_OBSERVE", int(AttachObserve)},
+		{"NVS_ATTACH_CUT", int(AttachCut)},
 		{"NVS_RESERVE_FORCE", int(ReserveForce)},
 		{"NVS_ERR_MEMORY", int(ErrMemory)},
 		{"offsetof(struct nvs_page, features)", pageFeatures},

@@ -227,6 +227,9 @@ func (d *daemon) perform(a base.Action) {
 	case sched.Stand: // see the shim's tests: such a client asks all the same
 	case sched.Released:
 		w.judge.ended(a.Client)
+		if a.Reason != sched.EndPreempted && a.Reason != sched.EndLost {
+			delete(w.judge.leaves, a.Client)
+		}
 	case sched.ModeChosen:
 		w.report.Modes++
 		if a.Mode != d.effective {

@@ -258,7 +258,7 @@ func (c *client) move() {
 		return
 	}
 	idle := c.local == 0 && c.closing == 0
-	canMoveOut := func() bool { return c.moves() && m.resident > max(c.page.room, m.fixed) }
+	canMoveOut := func() bool { return c.moves() && !c.cut && m.resident > max(c.page.room, m.fixed) }
 	switch {
 	case idle && c.attached && canMoveOut():
 		m.moving = true
@@ -498,6 +498,7 @@ func (d *daemon) performMemory(a base.Action) bool {
 	case residency.Stranded:
 		w.report.Stranded++
 	case residency.Suspended:
+		w.judge.leaves[a.Client] = true
 		if a.Idle {
 			w.report.Idle++
 			w.judge.idle(a.Client)

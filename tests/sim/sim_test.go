@@ -121,7 +121,7 @@ func runSeeds(first uint64, steps int) (total, failed Report, err error) {
 // waits any more. A tenant without patience kept its grant until the next Step. A change
 // of the simulator or the core may give a seed another meaning: then it shows nothing.
 func TestSeedsThatFailed(t *testing.T) {
-	for _, seed := range []uint64{676, 3018569, 7062079, 433002731, 434000619, 436000035, 439001151, 442000499, 459001007, 465000742, 654000933} {
+	for _, seed := range []uint64{676, 3018569, 7062079, 433002731, 434000619, 436000035, 439001151, 442000499, 459001007, 465000742, 654000933, 1160000186} {
 		if _, err := Run(seed, stepsPerSeed, Options{Trace: discard{}}); err != nil {
 			t.Error(err)
 		}

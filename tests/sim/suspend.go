@@ -224,6 +224,7 @@ func (j *judge) wants(ev base.Event) {
 		j.owes(ev.Tenant)
 	case sched.Gone:
 		delete(j.withdrew, ev.Client)
+		delete(j.leaves, ev.Client)
 		delete(j.owed, ev.Client)
 	}
 }
