@@ -138,7 +138,7 @@ enum nvs_attach_flags {
 	 * process does not know on which GPU the container began.
 	 */
 	NVS_ATTACH_PLACE = 1u << 16,
-	/* Work is left of an earlier grant, and off the GPU: see NVS_RELEASE. Nothing of the process can move before it is done. */
+	/* Work is left of an earlier grant, and off the GPU. Nothing of the process can move before it is done. */
 	NVS_ATTACH_CUT = 1u << 17,
 };
 
