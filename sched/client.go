@@ -280,9 +280,10 @@ func (c *GPU) release(ev Release) {
 		c.addUp(cl)
 		c.auto.turnEnded = c.now
 	}
-	c.mem.SetCut(cl.id, ev.Preempted)
+	cut := ev.Preempted && ev.Reason != Exit
+	c.mem.SetCut(cl.id, cut)
 	c.endGrant(cl, how)
-	cl.cut = ev.Preempted
+	cl.cut = cut
 	switch {
 	case !cl.connected:
 		c.forget(cl)
@@ -347,6 +348,7 @@ func (c *GPU) exec(id base.ClientID) {
 func (c *GPU) forget(cl *client) {
 	c.unqueue(cl)
 	c.forgetPause(cl)
+	c.mem.SetCut(cl.id, false) // without a connection it says nothing, and is not waited for
 	c.mem.Forget(cl.id)
 	c.delist(cl)
 	c.leave(cl)

@@ -40,6 +40,7 @@ type Moved struct {
 	Client   base.ClientID
 	Epoch    base.Epoch `text:"epoch=%v"` // of the grant under which it moves in; 0: it has none
 	Report   Report     `text:"%v"`
+	Seen     uint32     `text:"seen=%v"`  // Room.Seq of the client's page then; 0: it does not say, and grows only under a grant
 	Ready    bool       `text:"ready"`    // all its memory is on the GPU, and its gate is open
 	Stuck    bool       `text:"stuck"`    // it cannot go on
 	NoMemory bool       `text:"nomemory"` // because the driver has none
@@ -96,6 +97,7 @@ type Room struct {
 	Client base.ClientID
 	Bytes  uint64 `always:"bytes=%v"`
 	Less   bool   `text:"less"` // the client has to move out, and to report
+	Seq    uint32 // write it to the page after Bytes
 }
 
 // Still says whether the clients of the GPU have all their memory there, or have a place for it, so that
@@ -285,7 +287,7 @@ func (v View) ClientMemory(id base.ClientID) (ClientMemory, bool) {
 	o := mem.rooms.clients[id]
 	cm := ClientMemory{Client: id, Keep: o.keep, Promised: m.promised, Resident: o.resident, Fixed: o.fixed, Away: o.away,
 		Room: o.room, Lacks: o.counted.lacks, Out: m.report.Out, In: m.report.In, Suspended: o.suspended && !o.active, PassedOver: o.stalled, Stalled: m.stalled}
-	if m.stranded {
+	if m.stranded && !m.behind {
 		cm.Stranded = mem.rooms.stranded(id)
 	}
 	return cm, true

@@ -290,7 +290,7 @@ func (v View) KeepFits(tenant string, keep Keep) error {
 			kept = append(kept, o)
 		}
 	}
-	err := r.placeable()
+	err := r.placeable(nil)
 	for _, o := range kept {
 		o.keep = Swapped
 		r.recount(o)

@@ -62,13 +62,15 @@ type Memory struct {
 	keeps     map[string]Keep           // of tenants; Swapped is not listed
 	idleTimes map[string]time.Duration  // of tenants, in place of SuspendAfter; 0 is not listed
 
-	unsettled bool      // who has a grant, or what clients have, has changed
-	resized   bool      // how much arena clients need may have changed
-	needed    uint64    // this GPU's part of Arenas.needed
-	still     bool      // nobody has to make room, as the caller was told
-	wanting   int       // members that need arena, now or soon, as the caller was told
-	due       base.Time // when Settle has something to do; 0: never
-	tellAgain *member   // an earlier connection may have lost its room
+	unsettled  bool      // who has a grant, or what clients have, has changed
+	resized    bool      // how much arena clients need may have changed
+	needed     uint64    // this GPU's part of Arenas.needed
+	still      bool      // nobody has to make room, as the caller was told
+	stillFrom  base.Time // when the caller is to be told so; 0: not as things are
+	stillEnded base.Time // or began
+	wanting    int       // members that need arena, now or soon, as the caller was told
+	due        base.Time // when Settle has something to do; 0: never
+	tellAgain  *member   // an earlier connection may have lost its room
 
 	awaiting []*member // those with an answer that waits for room
 	stranded []*member
@@ -114,7 +116,8 @@ type member struct {
 	until  base.Time // but no longer
 
 	stranded bool      // there is no place for it
-	retry    base.Time // it is tried again then
+	behind   bool      // for now: see rooms.behind
+	retry    base.Time // else it is tried again then
 
 	filling   bool // it was granted, and moves in
 	fillSince base.Time
@@ -299,10 +302,11 @@ func (mem *Memory) Attach(cl Client) (away bool) {
 		mem.unstrand(m)
 	}
 	mem.rooms.setActive(m.id, cl.Granted)
-	mem.rooms.setCut(m.id, cl.Cut)
+	mem.SetCut(m.id, cl.Cut)
 	mem.changed()
 	if keep != Managed {
-		mem.do(Room{Client: m.id, Bytes: mem.rooms.clients[m.id].room})
+		o := mem.rooms.clients[m.id]
+		mem.do(Room{Client: m.id, Bytes: o.room, Seq: o.tell()})
 		if m.asked {
 			mem.tellAgain = m
 		}

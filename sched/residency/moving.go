@@ -31,7 +31,7 @@ func (mem *Memory) Moved(ev Moved) {
 			mem.do(ArenaFound{m.id, n})
 		}
 	}
-	mem.rooms.moved(m.id, ev.Report.Resident, ev.Report.Fixed, ev.Report.Away, ev.Stuck)
+	mem.rooms.moved(m.id, ev.Report.Resident, ev.Report.Fixed, ev.Report.Away, ev.Seen, ev.Stuck)
 	if ev.Stuck && ev.NoMemory {
 		mem.rooms.refused(m.id)
 		mem.strand(m)
@@ -42,7 +42,7 @@ func (mem *Memory) Moved(ev Moved) {
 			return mem.arenas.fits(mem.rooms.arenaNeeded()+mem.arenas.needed-mem.needed) == nil
 		})
 	}
-	if m.asked && (o.resident <= o.room || o.resident <= o.fixed) {
+	if m.asked && o.knows(ev.Seen) && (o.resident <= o.room || o.resident <= o.fixed) {
 		mem.swapDone(m, false, less(ev.Report.Out, m.askedOut), mem.now.Sub(m.askedAt))
 		m.asked, m.stalled = false, false
 	}
@@ -89,10 +89,40 @@ func (mem *Memory) strand(m *member) {
 	if bytes == 0 || m.stranded {
 		return
 	}
-	m.stranded, m.retry = true, mem.now.Add(strandedRetry)
-	mem.stranded = append(mem.stranded, m)
+	m.retry = mem.now.Add(strandedRetry)
 	mem.do(Stranded{m.id, bytes})
+	mem.putAside(m)
+}
+
+// putAside has a client be granted nothing before place.
+func (mem *Memory) putAside(m *member) {
+	m.stranded = true
+	mem.stranded = append(mem.stranded, m)
 	mem.turns.SetStranded(m.id, true)
+}
+
+// PutBehind has clients be granted nothing that need room which others keep until work of theirs has ended that
+// was cut: with a grant they would keep the GPU from that work, for nothing.
+func (mem *Memory) PutBehind() {
+	if mem.rooms == nil || mem.rooms.sum.unfinished == 0 || !mem.Overfull() {
+		return
+	}
+	for _, o := range mem.rooms.everybody() {
+		if m := mem.members[o.id]; !m.stranded && mem.turns.Known(m.id) && mem.rooms.behind(o) {
+			m.behind = true
+			mem.putAside(m)
+		}
+	}
+}
+
+// Behind returns those that PutBehind put aside, in no order.
+func (mem *Memory) Behind() (ids []base.ClientID) {
+	for _, m := range mem.stranded {
+		if m.behind {
+			ids = append(ids, m.id)
+		}
+	}
+	return ids
 }
 
 // place says that there may be a place for a client again.
@@ -107,7 +137,7 @@ func (mem *Memory) place(m *member) {
 func (mem *Memory) unstrand(m *member) bool {
 	was := m.stranded
 	if was {
-		m.stranded = false
+		m.stranded, m.behind = false, false
 		mem.stranded = slices.DeleteFunc(mem.stranded, func(o *member) bool { return o == m })
 		mem.unsettled = true
 	}
@@ -120,7 +150,9 @@ func (mem *Memory) Due() (base.Time, bool) { return mem.due, mem.due != 0 }
 // PlaceStranded lets those go on that have a place again, or are to try.
 func (mem *Memory) PlaceStranded() {
 	for _, m := range slices.Clone(mem.stranded) {
-		if mem.now >= m.retry || mem.rooms.stranded(m.id) == 0 {
+		switch {
+		case m.behind && mem.rooms.behind(mem.rooms.clients[m.id]):
+		case m.behind || mem.now >= m.retry || mem.rooms.stranded(m.id) == 0:
 			mem.place(m)
 		}
 	}
@@ -156,10 +188,19 @@ func (mem *Memory) SetActive(id base.ClientID, active bool) {
 	}
 }
 
+const (
+	// stillAfter is for how long all memory has to fit before clients are told so: programs free and
+	// allocate all the time.
+	stillAfter = time.Second
+	// mostAhead is how long a client may take to end what it had submitted while all memory fitted.
+	// After that it is asked for room as if its work was not cut.
+	mostAhead = time.Minute
+)
+
 // SetCut says whether a client's grant ends with work left, which is off the GPU. It comes before Released.
 func (mem *Memory) SetCut(id base.ClientID, cut bool) {
 	if mem.rooms != nil {
-		mem.rooms.setCut(id, cut)
+		mem.rooms.setCut(id, cut && (mem.still || mem.now.Sub(mem.stillEnded) < mostAhead))
 		mem.unsettled = true
 	}
 }
@@ -167,9 +208,25 @@ func (mem *Memory) SetCut(id base.ClientID, cut bool) {
 // tellStill says whether nobody has to make room. That somebody has to comes before all that
 // follows from it. Nobody is waited for: whose drain is cut meanwhile says so when it releases.
 func (mem *Memory) tellStill(on bool) {
+	if !on {
+		mem.stillFrom = 0
+	}
 	if mem.still != on {
-		mem.still = on
+		mem.still, mem.stillEnded = on, mem.now
 		mem.do(Still{on})
+	}
+}
+
+// settleStill tells clients that nobody has to make room, once that has been so for long enough.
+func (mem *Memory) settleStill() {
+	switch {
+	case mem.still:
+	case !mem.rooms.still():
+		mem.stillFrom = 0
+	case mem.stillFrom == 0:
+		mem.stillFrom = mem.now.Add(stillAfter)
+	case mem.now >= mem.stillFrom:
+		mem.tellStill(true)
 	}
 }
 
@@ -216,15 +273,16 @@ func (mem *Memory) Settle() {
 	for {
 		mem.unsettled = false
 		mem.tellRooms()
+		mem.settleStill()
 		if mem.due = mem.nextDue(); mem.due == 0 || mem.due > mem.now {
 			break
 		}
 		mem.passOverStalled()
 	}
-	mem.tellStill(mem.rooms.still())
 	if m := mem.tellAgain; m != nil {
 		mem.tellAgain = nil
-		mem.do(Room{m.id, mem.rooms.clients[m.id].room, true})
+		o := mem.rooms.clients[m.id]
+		mem.do(Room{m.id, o.room, true, o.tell()})
 	}
 	if mem.resized {
 		mem.resized = false
@@ -248,8 +306,9 @@ func (mem *Memory) nextDue() base.Time {
 		e.Either(m.until, true)
 	}
 	for _, m := range mem.stranded {
-		e.Either(m.retry, true)
+		e.Either(m.retry, !m.behind)
 	}
+	e.Either(mem.stillFrom, !mem.still && mem.stillFrom != 0)
 	for _, o := range mem.rooms.late() {
 		if m := mem.members[o.id]; !m.stalled {
 			e.Either(mem.stallsAt(m, o), true)

@@ -25,9 +25,9 @@ func (k Keep) String() string { return base.Name(k, "keep", "swapped", "resident
 // more is promised than there is. It is told what is promised, who has a grant and what clients say
 // they have; plan answers with the rooms that change, and fits says what can be promised.
 //
-// It rests on this: a client without a grant does not grow on the GPU, one with a grant does not grow
-// beyond its room, and one whose room was lowered does not grow when it sends the next report. So all
-// together have at most the capacity at any moment, unless memory was reserved by force.
+// It rests on this: no client grows on the GPU beyond its room, and one whose room was lowered does not
+// grow beyond that once it has sent a report that knows of it. So all together have at most the capacity at
+// any moment, unless memory was reserved by force. A client without a grant grows only while still holds.
 //
 // A client with a grant gets room for all that it is promised. What is lacking is taken from clients
 // without a grant, first from the one that is expected to have the GPU last (later). Room is given as
@@ -35,8 +35,9 @@ func (k Keep) String() string { return base.Name(k, "keep", "swapped", "resident
 // grant that lacks the room: that would shorten a switch by some 5 % (tests/gpu/README.md, Swapping).
 //
 // While all that is promised fits onto the GPU as it is (physical), nobody has to make room: still. More than
-// that is promised beside a headroom, which the driver needs to move memory. A client whose drain was cut
-// while nothing had to move is asked for no room before it has finished that work (cut).
+// that is promised beside a headroom, which the driver needs to move memory; what a client was promised of it
+// before stays, and has the headroom once all others have left (overdraw). A client whose drain was cut while nothing had to move is asked
+// for no room before it has finished that work (cut), and who needs that room is granted nothing before (behind).
 //
 // Sums are kept: an event costs O(log n) while all fits and nobody lacks room, else O(n), see looked.
 type rooms struct {
@@ -79,7 +80,7 @@ type occupant struct {
 	keep   Keep
 	group  string // those that are granted together; "": itself
 	active bool   // has a grant, of whatever state
-	seq    uint64 // of its latest grant
+	turn   uint64 // of its latest grant
 
 	promised uint64 // reserved
 	most     uint64 // that its word is taken for
@@ -90,7 +91,9 @@ type occupant struct {
 	pins                  uint64 // fixed, as it says
 
 	room     uint64
-	told     uint64 // room, as the client knows it
+	told     uint64 // room, as its page says
+	seq      uint32 // of told; in a report: the client knows of that
+	grows    bool   // its reports say which room it knows: it may grow without a grant
 	may      uint64 // upper bound of what it has on the GPU
 	given    uint64 // of may, what it got from what was free
 	reported bool   // since it had a grant last
@@ -116,6 +119,7 @@ type sums struct {
 	leaving        int    // clients that are to move out
 	finishing      int    // of them, those that are to end their work first
 	unknown        int    // clients that were here before and have not reported
+	unfinished     uint64 // what clients whose work was cut may have beside what is fixed
 	arena          uint64 // host memory that they have
 }
 
@@ -173,6 +177,9 @@ func (o *occupant) sums() sums {
 	if o.finishes() {
 		s.finishing = 1
 	}
+	if o.cut && !o.active && o.keep == Swapped {
+		s.unfinished = less(o.may, s.fixed)
+	}
 	return s
 }
 
@@ -210,7 +217,7 @@ func byGrant(a, b *occupant) int {
 		}
 		return 1
 	}
-	return cmp.Compare(a.seq, b.seq)
+	return cmp.Compare(a.turn, b.turn)
 }
 
 func enlist(list []*occupant, o *occupant, by func(a, b *occupant) int) []*occupant {
@@ -241,6 +248,7 @@ func (s *sums) add(t sums, sign int) {
 	s.leaving += sign * t.leaving
 	s.finishing += sign * t.finishing
 	s.unknown += sign * t.unknown
+	s.unfinished += by * t.unfinished
 	s.arena += by * t.arena
 }
 
@@ -268,7 +276,7 @@ func (r *rooms) attach(id base.ClientID, keep Keep, group string, back bool) {
 	o := r.clients[id]
 	if o == nil {
 		r.seq++
-		o = &occupant{id: id, most: r.physical, slack: r.capacity / slackPart, reported: true, seq: r.seq}
+		o = &occupant{id: id, most: r.physical, slack: r.capacity / slackPart, reported: true, turn: r.seq}
 		if back {
 			o.unknown, o.reported, o.room, o.told = true, false, r.physical, r.physical
 		}
@@ -332,9 +340,6 @@ func (r *rooms) filled() {
 	r.outside = min(r.outside-(r.outside+7)/8, less(r.physical, r.sum.resident))
 }
 
-// usable is what clients can have on the GPU, as far as is known.
-func (r *rooms) usable() uint64 { return min(r.bound(), less(r.physical, r.outside)) }
-
 // bound is what clients may have on the GPU at a time.
 func (r *rooms) bound() uint64 {
 	if r.promised() <= r.physical {
@@ -342,6 +347,10 @@ func (r *rooms) bound() uint64 {
 	}
 	return r.capacity
 }
+
+// whole is what there is for clients, the headroom included, as far as is known; usable is what of it they may have.
+func (r *rooms) whole() uint64  { return less(r.physical, r.outside) }
+func (r *rooms) usable() uint64 { return min(r.bound(), r.whole()) }
 
 // over is how much of what is promised has no place on the GPU, if that is more by so much.
 func (r *rooms) over(more uint64) uint64 {
@@ -354,6 +363,16 @@ func (r *rooms) over(more uint64) uint64 {
 // still says whether nobody has to make room: all memory has its place on the GPU.
 func (r *rooms) still() bool {
 	return r.sum.unknown == 0 && r.sum.leaving == 0 && max(r.promised(), add(r.sum.may, r.sum.lacks)) <= r.usable()
+}
+
+// behind says whether a client cannot have all its memory on the GPU before others have finished work that was cut.
+func (r *rooms) behind(o *occupant) bool {
+	if r.sum.unfinished == 0 || o.keep != Swapped || o.cut || o.room >= o.need() {
+		return false
+	}
+	fixed := r.sum.fixed - o.counted.fixed
+	n := add(o.need(), fixed)
+	return n <= r.whole() && add(n, r.sum.unfinished-o.counted.unfinished) > r.usable()
 }
 
 // force says that what a client has reserved is on the GPU already.
@@ -383,9 +402,9 @@ func (r *rooms) settle(o *occupant) {
 	r.recount(o)
 }
 
-// moved takes note of a client's report. Stuck: the client says itself that it
-// cannot move.
-func (r *rooms) moved(id base.ClientID, resident, fixed, away uint64, stuck bool) {
+// moved takes note of a client's report. Seen: which room it knew then; 0: it does not say, and does not grow
+// without a grant. Stuck: the client says itself that it cannot move.
+func (r *rooms) moved(id base.ClientID, resident, fixed, away uint64, seen uint32, stuck bool) {
 	o := r.clients[id]
 	if o == nil || o.keep == Managed {
 		return
@@ -398,13 +417,19 @@ func (r *rooms) moved(id base.ClientID, resident, fixed, away uint64, stuck bool
 		o.unknown = false
 		o.room = o.resident // and need, if it has a grant: see plan
 	}
-	o.may = max(o.room, o.resident)
-	o.given = min(o.given, o.may)
-	o.reported = !o.active
+	o.grows = o.grows || seen != 0
+	if o.knows(seen) {
+		o.may = max(o.room, o.resident)
+		o.given = min(o.given, o.may)
+		o.reported = !o.active
+	} // else it may have grown up to its earlier room since
 	o.stalled = stuck && !o.active // what it cannot get in says nothing of what it can move out
 	r.settle(o)
 	r.leave(o)
 }
+
+// knows says whether a report was made after the client saw the room that its page says.
+func (o *occupant) knows(seen uint32) bool { return seen == 0 || seen == o.seq }
 
 // stall says that a client has not moved out for too long: others are tried
 // before it. Its next report takes that back. It returns whether that changes
@@ -433,7 +458,7 @@ func (r *rooms) setActive(id base.ClientID, active bool) {
 	o.active = active
 	if active {
 		r.seq++
-		r.reorder(o, func() { o.seq = r.seq })
+		r.reorder(o, func() { o.turn = r.seq })
 		if !o.cut { // else the grant is for what is left of its work
 			r.wake(o)
 		}

@@ -94,18 +94,22 @@ func (o *occupant) returns() bool {
 // finishes says whether a client is suspended, and leaves once its work has ended.
 func (o *occupant) finishes() bool { return o.suspended && (o.active || o.cut) }
 
-// Finishing returns the clients that leave once their work has ended, in order.
+// Finishing returns the clients, in order, that have work to end before they can make room for others, or leave.
 func (mem *Memory) Finishing() (ids []base.ClientID) {
-	if mem.rooms == nil || mem.rooms.sum.finishing == 0 {
+	r := mem.rooms
+	if r == nil || r.sum.finishing == 0 && (r.sum.unfinished == 0 || !mem.Overfull()) {
 		return nil
 	}
-	for _, o := range mem.rooms.everybody() {
-		if o.finishes() {
+	for _, o := range r.everybody() {
+		if o.finishes() || o.cut && !o.active && mem.Overfull() {
 			ids = append(ids, o.id)
 		}
 	}
 	return ids
 }
+
+// Leaves says whether a client of those is suspended.
+func (mem *Memory) Leaves(id base.ClientID) bool { return mem.rooms.clients[id].suspended }
 
 // ResumeFits returns how much of a tenant's memory would come back to the GPU if it is
 // resumed, or why nothing would.
@@ -238,7 +242,7 @@ func (r *rooms) leave(o *occupant) {
 // take lowers a client's room.
 func (r *rooms) take(o *occupant, bytes uint64) {
 	o.room -= bytes
-	if o.reported {
+	if o.reported && !o.grows {
 		o.may = max(o.room, o.resident) // what it does not use is free at once
 		o.given = min(o.given, o.may)
 	}
@@ -386,13 +390,13 @@ func (v View) ArriveFits(tenant string, movers, others map[base.ClientID]Mover) 
 			defer r.drop(id)
 			r.attach(id, Swapped, "", false)
 			r.promise(id, m.Bytes, r.capacity)
-			r.moved(id, m.Fixed, m.Fixed, less(m.Bytes, m.Fixed), false)
+			r.moved(id, m.Fixed, m.Fixed, less(m.Bytes, m.Fixed), 0, false)
 			r.setArena(id, m.Arena)
 			r.sleep(r.clients[id])
 			needed = less(needed, m.Arena)
 		}
 	}
-	if err := r.placeable(); err != nil {
+	if err := r.placeable(nil); err != nil {
 		return err
 	}
 	_, why := mem.arenas.check(needed + r.arenaNeeded())
