@@ -238,6 +238,7 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_MOVED,
 			       .channel = (uint16_t)gpu->number, .code = code };
+	uint32_t seen;
 	enum nvs_fixed by;
 	bool takes, ending;
 
@@ -245,6 +246,7 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 		return;
 	if (gpu->lease.gate == LEASE_OPEN)
 		f.epoch = gpu->lease.epoch;
+	seen = __atomic_load_n(&nvs_client.page->room_seq[gpu->number], __ATOMIC_ACQUIRE); /* before it is counted */
 	nvs_swap_lock(s);
 	takes = nvs_carry_takes(s);
 	ending = f.epoch && s->want && !s->away;
@@ -259,6 +261,7 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 	 */
 	if (takes || (ending && !code))
 		return;
+	f.code |= seen * NVS_MOVED_SEEN;
 	f.u.moved = s->told = state_of(gpu);
 	s->told_by = by;
 	s->told_ns = nvs_now();

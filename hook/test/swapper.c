@@ -79,6 +79,7 @@ static void set_room(struct conn *c, uint64_t bytes)
 		return;
 	c->room = bytes;
 	__atomic_store_n(&c->page->slot[0].room, bytes, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&c->page->room_seq[0], c->page->room_seq[0] % NVS_ROOM_SEQ_MAX + 1, __ATOMIC_SEQ_CST);
 	nvs_futex_wake(&c->page->slot[0].word, false);
 	if (c->attached)
 		answer(c, (struct nvs_frame){ .type = NVS_ROOM, .u.room.room = bytes }, -1);

@@ -243,12 +243,12 @@ func (r *rooms) plan() []Room {
 	return r.planned
 }
 
-// maxRoomSeq is what MOVED has bits for. 0 stands for a client that does not say.
-const maxRoomSeq = 1<<12 - 1
+// RoomSeqMax is what MOVED has bits for. 0 stands for a client that does not say.
+const RoomSeqMax = 1<<12 - 1
 
 // tell is for a room that the client's page is to say from now on, and returns its number.
 func (o *occupant) tell() uint32 {
-	o.told, o.seq = o.room, o.seq%maxRoomSeq+1
+	o.told, o.seq = o.room, o.seq%RoomSeqMax+1
 	return o.seq
 }
 

@@ -310,6 +310,16 @@ const (
 	fixedLast Fixed = 15
 )
 
+// RoomSeqMax is the greatest number of a room, movedSeen are the bits of the code of MOVED that have one.
+const (
+	RoomSeqMax           = 1<<12 - 1
+	movedSeenFrom        = 4
+	movedSeen     uint32 = RoomSeqMax << movedSeenFrom
+)
+
+// Seen returns which room the client knew when it sent MOVED; 0: it does not say.
+func (f *Frame) Seen() uint32 { return f.Code & movedSeen >> movedSeenFrom }
+
 // movedFixedBy is where the code of MOVED has a Fixed.
 const movedFixedBy uint32 = 1 << 24
 

@@ -29,6 +29,8 @@ const (
 	slotMemLimit  = 40
 	slotMemUsed   = 48
 	slotRoom      = 56
+
+	pageRoomSeq = pageSlot + MaxChannels*slotSize
 )
 
 // What a page's features say that the scheduler understands. A shim that knows features
@@ -147,10 +149,16 @@ func (p Page) SetMemoryMode(channel uint16, mode uint32) {
 	atomic.StoreUint32(word, atomic.LoadUint32(word)&^slotMode|mode&slotMode)
 }
 
-// SetRoom stores how many bytes the client may have resident; 0: nothing is
-// swapped here. The caller wakes the futex.
-func (p Page) SetRoom(channel uint16, bytes uint64) {
+// SetRoom stores how many bytes the client may have resident, 0: nothing is
+// swapped here; then which room that is. The caller wakes the futex.
+func (p Page) SetRoom(channel uint16, bytes uint64, seq uint32) {
 	atomic.StoreUint64((*uint64)(p.at(channel, slotRoom)), bytes)
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&p.mem[pageRoomSeq+4*int(channel)])), seq)
+}
+
+// RoomSeq returns what SetRoom stored last.
+func (p Page) RoomSeq(channel uint16) uint32 {
+	return atomic.LoadUint32((*uint32)(unsafe.Pointer(&p.mem[pageRoomSeq+4*int(channel)])))
 }
 
 // Room returns what SetRoom stored last.

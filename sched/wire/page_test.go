@@ -107,6 +107,10 @@ func TestLayout(t *testing.T) {
 		{"offsetof(struct nvs_slot, core_limit)", slotCoreLimit},
 		{"offsetof(struct nvs_slot, mem_limit)", slotMemLimit},
 		{"offsetof(struct nvs_slot, mem_used)", slotMemUsed},
+		{"offsetof(struct nvs_page, room_seq)", pageRoomSeq},
+		{"NVS_ROOM_SEQ_MAX", RoomSeqMax},
+		{"NVS_MOVED_SEEN * NVS_ROOM_SEQ_MAX", int(movedSeen)},
+		{"NVS_SLOT_STILL", int(SlotStill)},
 		{"NVS_RESERVE", int(TypeReserve)},
 		{"NVS_RESERVED", int(TypeReserved)},
 		{"NVS_ATTACH_OBSERVE", int(AttachObserve)},
@@ -176,7 +180,7 @@ func TestPageRoomAndMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.SetMemoryMode(3, SlotResident)
-	p.SetRoom(3, 7<<30)
+	p.SetRoom(3, 7<<30, 5)
 	p.Open(3, 5, GrantConcurrent, 0, 0)
 	if got := p.Flags(3); got != GrantConcurrent|SlotResident {
 		t.Errorf("flags %#x after the grant", got)
@@ -201,6 +205,9 @@ func TestPageRoomAndMode(t *testing.T) {
 	p.SetStill(3, false)
 	if got := p.Flags(3); got != GrantStanding {
 		t.Errorf("flags %#x without a mode", got)
+	}
+	if p.RoomSeq(3) != 5 || p.RoomSeq(2) != 0 || p.RoomSeq(4) != 0 {
+		t.Errorf("room %d, beside it %d and %d", p.RoomSeq(3), p.RoomSeq(2), p.RoomSeq(4))
 	}
 	if p.Room(3) != 7<<30 || p.Room(2) != 0 || p.Room(4) != 0 || p.Limits(3) != (Limits{}) {
 		t.Errorf("room %d, beside it %d and %d, limits %+v", p.Room(3), p.Room(2), p.Room(4), p.Limits(3))

@@ -18,6 +18,7 @@ type page struct {
 	latency bool
 	leave   bool
 	room    uint64
+	seq     uint32 // of room
 }
 
 // conn is a connection. Frames arrive late, but in order; what has not arrived
@@ -64,12 +65,13 @@ func (d *daemon) start() {
 	d.run++
 	d.conns = map[base.ClientID]*conn{}
 	d.pages = map[base.ClientID]*page{}
-	d.timer, d.still = 0, false
+	d.timer = 0
 	d.restored = map[base.ClientID]bool{}
 	d.departs, d.keptOff = nil, map[base.ClientID]bool{}
 	d.node = sched.NewNode()
 	d.late = d.w.mem.limits && d.persisted.Holders == [len(d.persisted.Holders)]sched.Holder{} && len(d.promised) == 0 && d.w.chance(0.3)
 	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch, Way: d.persisted.Way, Intact: true, Node: d.node, Memory: d.memoryConfig()})
+	d.still = d.core.Still()
 	if d.w.trace != nil {
 		d.w.note("daemon", text(fmt.Sprintf("starts with %v, mode %v", d.persisted, d.mode)))
 	}

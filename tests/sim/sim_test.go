@@ -76,7 +76,7 @@ func TestSim(t *testing.T) {
 			"grant": total.Grants, "concurrent grant": total.Concurrent, "early release": total.EarlyReleases,
 			"latency grant": total.Latency, "beside grant": total.Beside, "grant beside others of a cohort": total.Shared, "pause": total.Pauses, "leap of the clock": total.Leaps,
 			"change of mode": total.Modes, "change of a share": total.Shares, "time slice": total.Slices, "limit checked": total.Limits, "revoke": total.Revokes, "preemption": total.Preemptions, "fence": total.Fences, "adoption": total.Adoptions, "death": total.Deaths,
-			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "memory moved in": total.MovedIn, "reservation": total.Reserved, "one over a limit": total.OverLimit, "one without a place": total.NoPlace, "stranded client": total.Stranded, "export": total.Exports, "stalled client": total.Stalls, "change of a memory limit": total.MemoryLimits, "grant to a gang": total.GangGrants, "call of a gang while others drain": total.GangSteps, "out": total.MovedOut, "fenced overlap": total.Overlaps,
+			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "memory moved in": total.MovedIn, "memory without a grant": total.Grown, "reservation": total.Reserved, "one over a limit": total.OverLimit, "one without a place": total.NoPlace, "stranded client": total.Stranded, "export": total.Exports, "stalled client": total.Stalls, "change of a memory limit": total.MemoryLimits, "grant to a gang": total.GangGrants, "call of a gang while others drain": total.GangSteps, "out": total.MovedOut, "fenced overlap": total.Overlaps,
 			"tenant suspended": total.Suspends, "tenant resumed": total.Resumes, "change of an idle time": total.IdleTimes, "idle client suspended": total.Idle,
 			"client that withdraws": total.Withdrawals, "tenant that departs": total.Departed, "report of calls": total.Calls, "exec": total.Execs,
 			"change of the GPU's memory": total.Sizes, "change of the swap share": total.SwapShares,
@@ -227,6 +227,7 @@ func add(a, b Report) Report {
 	a.NoPlace += b.NoPlace
 	a.Stranded += b.Stranded
 	a.Exports += b.Exports
+	a.Grown += b.Grown
 	a.MemoryLimits += b.MemoryLimits
 	a.Refused += b.Refused
 	a.Suspends += b.Suspends

@@ -161,11 +161,10 @@ func KeepOf(t api.Terms) residency.Keep {
 	return residency.Swapped
 }
 
-// ShowMemoryMode tells a client's page how its tenant asks for memory to be kept, and whether any has to leave.
+// ShowMemoryMode tells a client's page how its tenant asks for memory to be kept.
 func (mem *Memory) ShowMemoryMode(g *node.GPU, cl *node.Client, channel uint16) {
 	mode := map[residency.Keep]uint32{residency.Managed: wire.SlotManaged, residency.Resident: wire.SlotResident}
 	cl.Page.SetMemoryMode(channel, mode[KeepOf(mem.Shares.Tenants[cl.Account].On(g.UUID))])
-	cl.Page.SetStill(channel, g.Core.Still())
 }
 
 // SetTenantMemory brings a GPU and the pages of a tenant's processes into line with what
@@ -239,7 +238,7 @@ func (mem *Memory) CarryOutMemory(g *node.GPU, action base.Action) (done bool) {
 	case residency.Room:
 		if att := mem.AttachmentOf(g, a.Client); att != nil {
 			mem.Reach(node.BeforeRoom)
-			att.Client.Page.SetRoom(att.Channel, max(a.Bytes, 1)) // 0 means something else
+			att.Client.Page.SetRoom(att.Channel, max(a.Bytes, 1), a.Seq) // 0 means something else
 			mem.Reach(node.InRoom)
 			mem.tellRoom(att, a.Bytes)
 			mem.Reach(node.AfterRoom)
@@ -321,7 +320,7 @@ func (mem *Memory) Moved(att *node.Attachment, f *wire.Frame) {
 	mem.NoteFixed(att, f.FixedBy())
 	mem.Copied(att, is(wire.MovedNoArena), is(wire.MovedElsewhere))
 	mem.Step(g, residency.Moved{
-		Client: id, Epoch: base.Epoch(f.Epoch), Report: residency.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
+		Client: id, Epoch: base.Epoch(f.Epoch), Seen: f.Seen(), Report: residency.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
 		Ready: is(wire.MovedReady), Stuck: is(wire.MovedStuck), NoMemory: is(wire.MovedNoMemory), NoArena: is(wire.MovedNoArena),
 	})
 }
