@@ -348,7 +348,6 @@ func (c *GPU) exec(id base.ClientID) {
 func (c *GPU) forget(cl *client) {
 	c.unqueue(cl)
 	c.forgetPause(cl)
-	c.mem.SetCut(cl.id, false) // without a connection it says nothing, and is not waited for
 	c.mem.Forget(cl.id)
 	c.delist(cl)
 	c.leave(cl)

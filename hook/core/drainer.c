@@ -44,10 +44,8 @@ static void end_drain(struct nvs_gpu *gpu, enum nvs_drained result, uint64_t clo
 {
 	bool ours = gpu->closed_ns == closed, cut = ours && gpu->lease.unfinished;
 
-	if (result == NVS_DRAINED) {
+	if (result == NVS_DRAINED)
 		nvs_preempt_learn(gpu, offs);
-		gpu->preempt.ahead = atomic_load(&gpu->unbound);
-	}
 	if (ours && gpu->lease.gate == LEASE_DRAINING) {
 		gpu->drain_ns = nvs_now() - closed;
 		if (result == NVS_DRAINED)

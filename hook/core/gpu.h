@@ -55,7 +55,6 @@ struct nvs_preemption {
 	bool cuttable;           /* the driver's controls work; of that thread alone */
 	bool off;                /* the channels are off */
 	bool switching;          /* they are being taken off, or put on */
-	bool ahead;              /* work was not bounded since a drain ended: it is cut even where memory may have to leave */
 	bool looking;            /* effect.c has them; drains are not cut meanwhile */
 	atomic_uint offs;        /* how often they went off */
 	uint64_t on_ns;          /* when they were put on */

@@ -54,7 +54,6 @@ void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now)
 		   now >= gpu->preempt.bound_until_ns && !nvs_memory_ops.may_leave(gpu);
 
 	atomic_store(&gpu->unbound, cut && nvs_elapsed(now, gpu->wanted_ns) >= QUIET_NS);
-	gpu->preempt.ahead = gpu->preempt.ahead || atomic_load(&gpu->unbound);
 }
 
 void nvs_throttle_wanted(struct nvs_gpu *gpu, uint64_t now)

@@ -129,6 +129,11 @@ bool nvs_swap_may_leave(struct nvs_gpu *gpu)
 	return nvs_swap_is_on(gpu) && !nvs_swap_still(gpu);
 }
 
+bool nvs_swap_apart(struct nvs_gpu *gpu)
+{
+	return nvs_swap_on(gpu) && !gpu->budget->limit;
+}
+
 bool nvs_swap_managed(struct nvs_gpu *gpu)
 {
 	const struct nvs_slot *slot;

@@ -54,6 +54,12 @@ bool nvs_swap_is_on(struct nvs_gpu *gpu);
 bool nvs_swap_still(struct nvs_gpu *gpu);
 bool nvs_swap_may_leave(struct nvs_gpu *gpu);
 
+/*
+ * Whether managed memory has nothing to do with what is swapped: the driver moves it, and there may be more of
+ * it than the GPU has. It counts for a limit alone.
+ */
+bool nvs_swap_apart(struct nvs_gpu *gpu);
+
 /* Whether the container wants managed memory instead of device memory. */
 bool nvs_swap_managed(struct nvs_gpu *gpu);
 

@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -147,13 +148,22 @@ static void end(void)
 
 /* ---- cases ---- */
 
-/* A drain is not cut for which memory would have to wait. */
-static void where_memory_may_leave_nothing_is_cut(void)
+/* Where memory would have to wait for it, only a drain is cut that would be fenced. */
+static void where_memory_may_leave_cuts_are_late(void)
 {
+	struct nvs_frame r, revoke = { .version = NVS_WIRE_VERSION, .type = NVS_REVOKE, .epoch = 6,
+				       .u.revoke.grace_ns = 1000000000 };
+
 	room = 1ull << 30;
 	hold_with(300);
 	CHECK(!preempted(ask_back(5)) && !state().off);
 	CU(cuStreamQuery(stream));
+	fake_grant(&fake, 0, 6);
+	launch_on(stream, 60000);
+	fake_word(&fake, 0, 0);
+	CHECK(send(fake.conn, &revoke, sizeof(revoke), MSG_NOSIGNAL) == sizeof(revoke));
+	r = expect(NVS_RELEASE);
+	CHECK(preempted(r) && state().off && r.u.released.drain_ns >= revoke.u.revoke.grace_ns / 2);
 	end();
 }
 
@@ -919,7 +929,7 @@ static const struct test_case cases[] = {
 	CASE(work_of_the_next_grant_is_not_forgotten),
 	CASE(the_kernel_ends_while_it_is_preempted),
 	CASE(nothing_is_left),
-	CASE(where_memory_may_leave_nothing_is_cut),
+	CASE(where_memory_may_leave_cuts_are_late),
 	CASE(where_all_fits_drains_are_cut),
 	CASE(a_driver_without_the_controls),
 	CASE(a_driver_that_refuses),

@@ -62,15 +62,14 @@ type Memory struct {
 	keeps     map[string]Keep           // of tenants; Swapped is not listed
 	idleTimes map[string]time.Duration  // of tenants, in place of SuspendAfter; 0 is not listed
 
-	unsettled  bool      // who has a grant, or what clients have, has changed
-	resized    bool      // how much arena clients need may have changed
-	needed     uint64    // this GPU's part of Arenas.needed
-	still      bool      // nobody has to make room, as the caller was told
-	stillFrom  base.Time // when the caller is to be told so; 0: not as things are
-	stillEnded base.Time // or began
-	wanting    int       // members that need arena, now or soon, as the caller was told
-	due        base.Time // when Settle has something to do; 0: never
-	tellAgain  *member   // an earlier connection may have lost its room
+	unsettled bool      // who has a grant, or what clients have, has changed
+	resized   bool      // how much arena clients need may have changed
+	needed    uint64    // this GPU's part of Arenas.needed
+	still     bool      // nobody has to make room, as the caller was told
+	stillFrom base.Time // when the caller is to be told so; 0: not as things are
+	wanting   int       // members that need arena, now or soon, as the caller was told
+	due       base.Time // when Settle has something to do; 0: never
+	tellAgain *member   // an earlier connection may have lost its room
 
 	awaiting []*member // those with an answer that waits for room
 	stranded []*member
@@ -118,6 +117,8 @@ type member struct {
 	stranded bool      // there is no place for it
 	behind   bool      // for now: see rooms.behind
 	retry    base.Time // else it is tried again then
+
+	cutSince base.Time // each drain since then was cut while somebody had to make room; 0: not so
 
 	filling   bool // it was granted, and moves in
 	fillSince base.Time
@@ -414,10 +415,14 @@ func (mem *Memory) Clients(tenant string) (ids []base.ClientID) {
 	return ids
 }
 
-// Forget is for a client that has left the turns: it does not wait for a place any more.
+// Forget is for a client that has left the turns: it does not wait for a place any more, and nobody for its work.
 func (mem *Memory) Forget(id base.ClientID) {
 	if m := mem.members[id]; m != nil {
 		mem.unstrand(m)
+		if mem.rooms != nil {
+			mem.rooms.setCut(id, false)
+			mem.unsettled = true
+		}
 	}
 }
 

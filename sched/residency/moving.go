@@ -192,17 +192,28 @@ const (
 	// stillAfter is for how long all memory has to fit before clients are told so: programs free and
 	// allocate all the time.
 	stillAfter = time.Second
-	// mostAhead is how long a client may take to end what it had submitted while all memory fitted.
-	// After that it is asked for room as if its work was not cut.
-	mostAhead = time.Minute
+	// mostCut is for how long a client may have its work cut again and again. After that it is asked for room as
+	// if it was not: one that says so for ever keeps nobody from the GPU's memory.
+	mostCut = time.Minute
 )
 
 // SetCut says whether a client's grant ends with work left, which is off the GPU. It comes before Released.
 func (mem *Memory) SetCut(id base.ClientID, cut bool) {
-	if mem.rooms != nil {
-		mem.rooms.setCut(id, cut && (mem.still || mem.now.Sub(mem.stillEnded) < mostAhead))
-		mem.unsettled = true
+	m := mem.members[id]
+	if m == nil || mem.rooms == nil {
+		return
 	}
+	switch {
+	case !cut || mem.still:
+		m.cutSince = 0
+	case m.cutSince == 0:
+		m.cutSince = mem.now
+	}
+	cut = cut && (m.cutSince == 0 || mem.now.Sub(m.cutSince) < mostCut)
+	if mem.rooms.setCut(id, cut); cut {
+		mem.place(m) // that work can go on
+	}
+	mem.unsettled = true
 }
 
 // tellStill says whether nobody has to make room. That somebody has to comes before all that
@@ -212,7 +223,7 @@ func (mem *Memory) tellStill(on bool) {
 		mem.stillFrom = 0
 	}
 	if mem.still != on {
-		mem.still, mem.stillEnded = on, mem.now
+		mem.still = on
 		mem.do(Still{on})
 	}
 }

@@ -34,7 +34,6 @@ type client struct {
 	burst    int        // which burst of work this is
 	pending  bool       // the thread has work
 	busy     bool       // and is past the gate
-	ahead    bool       // it has submitted more than a drain can wait for
 	cut      bool       // its channels are off, and its work is not finished
 
 	requested    bool      // since it was last granted
@@ -254,9 +253,11 @@ func (c *client) close(why sched.Reason) {
 func (c *client) drain(epoch base.Epoch, why sched.Reason) {
 	c.closing = epoch
 	c.requested = false
-	c.ahead = c.ahead || c.w.mem.capacity == 0 || c.w.daemon.still
-	cut := c.pending && c.ahead && c.w.chance(c.w.faults.cutDrains)
-	c.ahead = cut
+	often := c.w.faults.cutDrains
+	if c.w.mem.capacity != 0 && !c.w.daemon.still { // then only a drain is cut that takes very long
+		often /= 4
+	}
+	cut := c.pending && c.w.chance(often)
 	drain := c.w.duration(0, 3*time.Millisecond)
 	if c.w.chance(c.w.faults.ignore) {
 		drain = c.w.duration(0, 3*maxGrace)
