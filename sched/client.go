@@ -99,6 +99,7 @@ func (c *GPU) attach(ev Attach) {
 	cl.standing, cl.want = false, false
 	cl.stranded, cl.later = false, false // its place is looked for again
 	c.goOn(cl, ev)
+	cl.cut = ev.Cut && cl.grant == nil
 	if ev.Want {
 		c.request(cl)
 	}
@@ -279,8 +280,10 @@ func (c *GPU) release(ev Release) {
 		c.addUp(cl)
 		c.auto.turnEnded = c.now
 	}
+	cut := ev.Preempted && ev.Reason != Exit
+	c.mem.SetCut(cl.id, cut)
 	c.endGrant(cl, how)
-	cl.cut = ev.Preempted
+	cl.cut = cut
 	switch {
 	case !cl.connected:
 		c.forget(cl)

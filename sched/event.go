@@ -99,6 +99,7 @@ type Attach struct {
 
 	CanMove bool `text:"canmove"` // the client can move its memory; else it stays on the GPU
 	Again   bool `text:"again"`   // the process was attached before, perhaps to an earlier scheduler: its memory may be on the GPU
+	Cut     bool `text:"cut"`     // its latest grant ended preempted, see Release, and its work is not finished
 }
 
 // Request says that a thread of the client waits at the gate. A second one changes

@@ -394,6 +394,7 @@ func policies() []policy {
 		latencyTenants(),
 		timeSlices(),
 		idleClients(),
+		finishingWork(),
 		strandedMemory(),
 		stalledMoves(),
 		turns(),

@@ -141,6 +141,8 @@ WRAPPER(cuMemAllocPitch_v2, (CUdeviceptr *p, size_t *pitch, size_t w, size_t h, 
 
 WRAPPER(cuMemAllocManaged, (CUdeviceptr *p, size_t n, uint flags))
 {
+	if (nvs_swap_apart(nvs_gpu_here(nvs_current_context())))
+		return CALL(cuMemAllocManaged, p, n, flags);
 	return ALLOCATING(n, NVS_MEMORY_POINTER, p, n, CALL(cuMemAllocManaged, p, n, flags));
 }
 

@@ -359,6 +359,7 @@ func (d *Daemon) attachTo(g *node.GPU, c *node.Conn, f *wire.Frame, answer wire.
 		Want:    want,
 		CanMove: c.Client.CanMove,
 		Again:   c.Again,
+		Cut:     f.Code&wire.AttachCut != 0,
 	}, answer)
 	if m := d.memory.MemberOf(g, c.Client.ID); m != nil {
 		if moved {

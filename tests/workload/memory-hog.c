@@ -3,9 +3,9 @@
  * memory-hog: allocates device memory until it has enough or gets no more, and prints how
  * much it got.
  *
- * usage: memory-hog [--hold] MIB [CHUNK-MIB]
+ * usage: memory-hog [--hold | --managed] MIB [CHUNK-MIB]
  *
- * Allocates MIB in pieces of CHUNK-MIB (64) on the first device and prints one
+ * Allocates MIB in pieces of CHUNK-MIB (64) on the first device, of managed memory with --managed, and prints one
  * JSON line:
  *
  *   mib         how much it got
@@ -44,8 +44,9 @@ static void check(CUresult rc, const char *what)
 int main(int argc, char **argv)
 {
 	int hold = argc > 1 && strcmp(argv[1], "--hold") == 0;
-	long want = argc > 1 + hold ? atol(argv[1 + hold]) : 0, got = 0;
-	long chunk = argc > 2 + hold ? atol(argv[2 + hold]) : 64;
+	int managed = argc > 1 && strcmp(argv[1], "--managed") == 0, first = 1 + hold + managed;
+	long want = argc > first ? atol(argv[first]) : 0, got = 0;
+	long chunk = argc > first + 1 ? atol(argv[first + 1]) : 64;
 	size_t free_bytes = 0, total = 0;
 	CUresult rc = 0;
 	CUdeviceptr p;
@@ -53,7 +54,7 @@ int main(int argc, char **argv)
 	CUdevice dev;
 
 	if (want <= 0 || chunk <= 0) {
-		fputs("usage: memory-hog [--hold] MIB [CHUNK-MIB]\n", stderr);
+		fputs("usage: memory-hog [--hold | --managed] MIB [CHUNK-MIB]\n", stderr);
 		return 2;
 	}
 	CHECK(cuInit(0));
@@ -63,7 +64,7 @@ int main(int argc, char **argv)
 	while (!rc && got < want) {
 		long n = want - got < chunk ? want - got : chunk;
 
-		rc = cuMemAlloc_v2(&p, (size_t)n << 20);
+		rc = managed ? cuMemAllocManaged(&p, (size_t)n << 20, 1) : cuMemAlloc_v2(&p, (size_t)n << 20);
 		if (!rc)
 			got += n;
 	}
