@@ -385,8 +385,7 @@ func TestMigrateByCopier(t *testing.T) {
 		needs := make(chan uint64, 1)
 		s.Do(func() {
 			g := s.Order[0]
-			now, soon := s.memory.MemberOf(g, base.ClientID(a.id)).Needs()
-			needs <- now + soon
+			needs <- s.memory.MemberOf(g, base.ClientID(a.id)).Needs()
 		})
 		if n := <-needs; n != 0 {
 			t.Errorf("%s while %d bytes of host memory are wanted for what was copied", call, n)

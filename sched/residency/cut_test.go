@@ -56,3 +56,45 @@ func TestWorkIsNotWaitedForForEver(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A client has tried how much it gets, and the driver refused it memory that fits by what is promised: others make
+// room, and that it was so is forgotten.
+func TestRefusalIsForgotten(t *testing.T) {
+	turns := everybodyWaits{map[base.ClientID]bool{}}
+	arenas := NewArenas()
+	still := true
+	mem := New(Config{Swap: true, Capacity: 100, Physical: 100}, &arenas, turns, func(a base.Action) {
+		if s, ok := a.(Still); ok {
+			still = s.On
+		}
+	})
+	mem.Begin(1, time.Second)
+	for id := base.ClientID(1); id <= 2; id++ {
+		mem.Attach(Client{ID: id, CanMove: true, Granted: id == 1})
+		mem.Reserve(Reserve{Client: id, Total: 50})
+		mem.Moved(Moved{Client: id, Report: Report{Resident: 45, Away: 5}, Stuck: id == 1, NoMemory: id == 1})
+		mem.Settle()
+	}
+	mem.Moved(Moved{Client: 1, Report: Report{Resident: 45, Away: 5}, Stuck: true, NoMemory: true})
+	mem.Settle()
+	if still {
+		t.Error("all memory seems to fit")
+	}
+	mem.SetActive(1, false)
+	for id := base.ClientID(1); id <= 2; id++ {
+		room := min(mem.rooms.clients[id].room, 45)
+		mem.Moved(Moved{Client: id, Report: Report{Resident: room, Away: 45 - room}})
+	}
+	for range 20 {
+		mem.Settle()
+		at, ok := mem.Due()
+		if !ok || at > base.Time(outsideFor+2*stillAfter) {
+			break
+		}
+		mem.Begin(at, time.Second)
+		mem.Settle()
+	}
+	if !still {
+		t.Error("all memory fits")
+	}
+}

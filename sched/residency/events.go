@@ -137,7 +137,6 @@ type LimitsChanged struct {
 type ArenaWanted struct {
 	Client base.ClientID
 	Bytes  uint64 `always:"bytes=%v"`
-	Soon   uint64 `always:"soon=%v"` // what it needs if reservations go on to grow; nothing depends on it
 }
 
 // ArenaFound says that a client has host memory from before a restart of the caller,

@@ -78,19 +78,19 @@ func (r *rooms) placeable(asks *occupant) error {
 
 // arenaNeeded is how much host memory all clients need or have together.
 func (r *rooms) arenaNeeded() (sum uint64) {
-	if r.over(0) == 0 && r.suspended == 0 {
+	if r.over() == 0 && r.suspended == 0 {
 		return r.sum.arena
 	}
 	for _, o := range r.everybody() {
-		sum += max(r.arenaOf(o, 0), o.arena)
+		sum += max(r.arenaOf(o), o.arena)
 	}
 	return sum
 }
 
 // arenaOf returns how much host memory a client needs, rounded up to a multiple of
-// arenaUnit, so that what is promised now, or if so much more is, can be moved.
-func (r *rooms) arenaOf(o *occupant, more uint64) uint64 {
-	away := r.over(more)
+// arenaUnit, so that what is promised can be moved.
+func (r *rooms) arenaOf(o *occupant) uint64 {
+	away := r.over()
 	if o.keep != Swapped || away == 0 && !o.suspended {
 		return 0
 	}

@@ -67,9 +67,11 @@ type Memory struct {
 	needed    uint64    // this GPU's part of Arenas.needed
 	still     bool      // nobody has to make room, as the caller was told
 	stillFrom base.Time // when the caller is to be told so; 0: not as things are
-	wanting   int       // members that need arena, now or soon, as the caller was told
-	due       base.Time // when Settle has something to do; 0: never
-	tellAgain *member   // an earlier connection may have lost its room
+
+	outsideUntil base.Time // see outsideEnds
+	wanting      int       // members that need arena, now or soon, as the caller was told
+	due          base.Time // when Settle has something to do; 0: never
+	tellAgain    *member   // an earlier connection may have lost its room
 
 	awaiting []*member // those with an answer that waits for room
 	stranded []*member

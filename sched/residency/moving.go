@@ -34,9 +34,10 @@ func (mem *Memory) Moved(ev Moved) {
 	mem.rooms.moved(m.id, ev.Report.Resident, ev.Report.Fixed, ev.Report.Away, ev.Seen, ev.Stuck)
 	if ev.Stuck && ev.NoMemory {
 		mem.rooms.refused(m.id)
+		mem.outsideUntil = mem.now.Add(outsideFor)
 		mem.strand(m)
 	}
-	if ev.Stuck && ev.NoArena && ev.Report.Arena >= mem.rooms.arenaOf(o, 0) {
+	if ev.Stuck && ev.NoArena && ev.Report.Arena >= mem.rooms.arenaOf(o) {
 		// An arena that it was given and has not made ready yet is no reason for more.
 		mem.rooms.shortOfArena(m.id, func() bool {
 			return mem.arenas.fits(mem.rooms.arenaNeeded()+mem.arenas.needed-mem.needed) == nil
@@ -195,6 +196,9 @@ const (
 	// mostCut is for how long a client may have its work cut again and again. After that it is asked for room as
 	// if it was not: one that says so for ever keeps nobody from the GPU's memory.
 	mostCut = time.Minute
+	// outsideFor is for how long others than clients are believed to have memory of a GPU, where all fits that is
+	// promised: a program may have tried how much it gets.
+	outsideFor = 10 * time.Second
 )
 
 // SetCut says whether a client's grant ends with work left, which is off the GPU. It comes before Released.
@@ -228,8 +232,16 @@ func (mem *Memory) tellStill(on bool) {
 	}
 }
 
+// outsideEnds returns when it is tried again whether others than clients have memory; false: that is not due.
+func (mem *Memory) outsideEnds() (base.Time, bool) {
+	return mem.outsideUntil, mem.rooms.outside != 0 && !mem.rooms.crosses(0)
+}
+
 // settleStill tells clients that nobody has to make room, once that has been so for long enough.
 func (mem *Memory) settleStill() {
+	if at, ok := mem.outsideEnds(); ok && mem.now >= at {
+		mem.rooms.outside = 0
+	}
 	switch {
 	case mem.still:
 	case !mem.rooms.still():
@@ -320,6 +332,7 @@ func (mem *Memory) nextDue() base.Time {
 		e.Either(m.retry, !m.behind)
 	}
 	e.Either(mem.stillFrom, !mem.still && mem.stillFrom != 0)
+	e.Either(mem.outsideEnds())
 	for _, o := range mem.rooms.late() {
 		if m := mem.members[o.id]; !m.stalled {
 			e.Either(mem.stallsAt(m, o), true)
@@ -348,22 +361,13 @@ func (mem *Memory) wantArenas() {
 	mem.arenas.needed -= mem.needed
 	mem.needed = r.arenaNeeded()
 	mem.arenas.needed += mem.needed
-	// Where all that is reserved just fits, there is need for some soon, if it goes on
-	// to grow.
-	more, n := uint64(0), r.promised()
-	if len(r.clients) > 1 && n > r.physical/20*19 && n <= r.physical {
-		more = n / 4
-	}
-	if more == 0 && n <= r.physical && mem.wanting == 0 && r.suspended == 0 {
+	if r.over() == 0 && mem.wanting == 0 && r.suspended == 0 {
 		return // nobody needs any, and everybody knows
 	}
 	for _, o := range r.everybody() {
 		m := mem.members[o.id]
-		want := ArenaWanted{o.id, r.arenaOf(o, 0), 0}
-		if want.Soon = want.Bytes; more != 0 {
-			want.Soon = r.arenaOf(o, more)
-		}
-		if want != m.wanted && (m.wanted != ArenaWanted{} || want.Soon != 0) {
+		want := ArenaWanted{o.id, r.arenaOf(o)}
+		if want.Bytes != m.wanted.Bytes {
 			mem.wants(m, want)
 			mem.do(want)
 		}
@@ -372,10 +376,10 @@ func (mem *Memory) wantArenas() {
 
 // wants notes what arena a client needs, as the caller is told.
 func (mem *Memory) wants(m *member, want ArenaWanted) {
-	if m.wanted.Soon != 0 {
+	if m.wanted.Bytes != 0 {
 		mem.wanting--
 	}
-	if want.Soon != 0 {
+	if want.Bytes != 0 {
 		mem.wanting++
 	}
 	m.wanted = want

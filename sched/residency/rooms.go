@@ -352,13 +352,11 @@ func (r *rooms) bound() uint64 {
 func (r *rooms) whole() uint64  { return less(r.physical, r.outside) }
 func (r *rooms) usable() uint64 { return min(r.bound(), r.whole()) }
 
-// over is how much of what is promised has no place on the GPU, if that is more by so much.
-func (r *rooms) over(more uint64) uint64 {
-	if n := add(r.promised(), more); n > r.physical {
-		return less(n, r.capacity)
-	}
-	return 0
-}
+// crosses says whether more is promised than the GPU has, if that is more by so much.
+func (r *rooms) crosses(more uint64) bool { return add(r.promised(), more) > r.physical }
+
+// over is how much of what is promised has no place on the GPU.
+func (r *rooms) over() uint64 { return less(r.promised(), r.bound()) }
 
 // still says whether nobody has to make room: all memory has its place on the GPU.
 func (r *rooms) still() bool {

@@ -491,12 +491,12 @@ func TestResidencyMovesInUnits(t *testing.T) {
 		r.promise(2, 1072*mib, 32<<30)
 		if c.short {
 			r.shortOfArena(1, func() bool { return false })
-			if got := r.arenaOf(r.clients[1], 0); got != 240*mib {
+			if got := r.arenaOf(r.clients[1]); got != 240*mib {
 				t.Errorf("what did not fit: %d MiB", got/mib)
 			}
-			r.shortOfArena(1, func() bool { return r.arenaOf(r.clients[1], 0) == c.want })
+			r.shortOfArena(1, func() bool { return r.arenaOf(r.clients[1]) == c.want })
 		}
-		if got := r.arenaOf(r.clients[1], 0); got != c.want {
+		if got := r.arenaOf(r.clients[1]); got != c.want {
 			t.Errorf("unit %d MiB, short %v: %d MiB, want %d", c.unit/mib, c.short, got/mib, c.want/mib)
 		}
 	}

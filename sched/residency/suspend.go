@@ -334,7 +334,7 @@ func (v View) Movers(tenant string) map[base.ClientID]Mover {
 	movers := map[base.ClientID]Mover{}
 	for _, m := range v.mem.membersOf(tenant) {
 		o := r.clients[m.id]
-		movers[m.id] = Mover{m.promised, o.pinned(), max(r.arenaOf(o, 0), o.arena)}
+		movers[m.id] = Mover{m.promised, o.pinned(), max(r.arenaOf(o), o.arena)}
 	}
 	return movers
 }

@@ -162,7 +162,8 @@ func (c *client) reserve() {
 		c.report(false, false)
 		return
 	}
-	c.ask(residency.Reserve{Total: m.want, Least: m.size + 1})
+	spare := min(c.w.rng.Uint64N(4), m.want-m.size-1) // asked for beside that for which there is need
+	c.ask(residency.Reserve{Total: m.want, Least: m.want - spare})
 }
 
 func (c *client) ask(ev residency.Reserve) {

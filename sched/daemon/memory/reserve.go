@@ -265,12 +265,12 @@ type owner struct {
 	*Member
 }
 
-// Needs is how much host memory a client needs, now or soon.
-func (m *Member) Needs() (now, soon uint64) {
+// Needs is how much host memory a client needs.
+func (m *Member) Needs() uint64 {
 	if m.copied {
-		return min(m.want, m.Arena.Bytes()), 0
+		return min(m.want, m.Arena.Bytes())
 	}
-	return m.want, m.soon
+	return m.want
 }
 
 func (o owner) Changed() {

@@ -77,11 +77,11 @@ type swap struct {
 // Member is what one client of the GPU has, over its connections. It ends
 // with the process, or its program.
 type Member struct {
-	Client     *node.Client
-	want, soon uint64 // its arena, as sched.ArenaWanted has it
-	charged    uint64 // of its arena, to its account
-	Arena      *arena.Client
-	copied     bool // what leaves is copied to another GPU: it needs no more arena
+	Client  *node.Client
+	want    uint64 // its arena, as residency.ArenaWanted has it
+	charged uint64 // of its arena, to its account
+	Arena   *arena.Client
+	copied  bool // what leaves is copied to another GPU: it needs no more arena
 }
 
 // AddMember makes a client known on a GPU where memory is swapped.
@@ -106,7 +106,7 @@ func (mem *Memory) PutMember(has *Member, from, g *node.GPU) {
 	if has == nil || mem.Swaps[g] == nil {
 		return
 	}
-	has.want, has.soon, has.copied = 0, 0, false
+	has.want, has.copied = 0, false
 	mem.Swaps[g].members[has.Client.ID] = has
 	has.Arena.Move(mem.Swaps[g].Arenas, owner{mem, g, has})
 	mem.Swaps[from].Arenas.Prepare()
@@ -256,7 +256,7 @@ func (mem *Memory) CarryOutMemory(g *node.GPU, action base.Action) (done bool) {
 		mem.ShowLimits(g, a.Tenant)
 	case residency.ArenaWanted:
 		if m := mem.MemberOf(g, a.Client); m != nil {
-			m.want, m.soon, mem.Swaps[g].wanting = a.Bytes, a.Soon, true
+			m.want, mem.Swaps[g].wanting = a.Bytes, true
 		}
 	case residency.ArenaFound:
 		mem.Swaps[g].found = append(mem.Swaps[g].found, a)
