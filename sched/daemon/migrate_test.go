@@ -313,6 +313,227 @@ func TestMigrateOverARestart(t *testing.T) {
 	}
 }
 
+<<<<<<< HEAD
+=======
+// wantCopier waits for a copier to a GPU.
+func (w *swapper) wantCopier(to node.Found) {
+	w.t.Helper()
+	for {
+		f, oob, err := w.recv()
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if f.Type != wire.TypeCopier {
+			continue
+		}
+		unix.Close(rights(w.t, oob))
+		if uuid, _ := wire.ParseUUID(to.UUID); f.Copier != (wire.Copier{GPU: uuid, Flags: wire.CopierCreates}) {
+			w.t.Fatalf("a copier %+v", f.Copier)
+		}
+		return
+	}
+}
+
+// departsByCopier gives the grant back, and says that all memory has left.
+func (w *swapper) departsByCopier(s *scheduler, e uint64) {
+	w.t.Helper()
+	w.wantCopier(gpuB)
+	if f := w.want(wire.TypeRevoke); f.Epoch != e {
+		w.t.Fatalf("%+v", f)
+	}
+	w.release(e)
+	w.awaitLess(s, 1)
+	w.out()
+}
+
+// Memory goes to the other GPU by a copier: no host memory is made for it, and the copier
+// ends before the process is checkpointed.
+func TestMigrateByCopier(t *testing.T) {
+	c := &carrier{copier: true}
+	s := start(t, t.TempDir(), migrating(c))
+	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
+	c.refuse = func(call string) error {
+		// An error would be forgotten once the process has arrived.
+		if c.ended != 1 { // the lock is held
+			t.Errorf("%s while the copier has contexts", call)
+		}
+		needs := make(chan uint64, 1)
+		s.Do(func() {
+			g := s.Order[0]
+			needs <- s.memory.MemberOf(g, base.ClientID(a.id)).Needs()
+		})
+		if n := <-needs; n != 0 {
+			t.Errorf("%s while %d bytes of host memory are wanted for what was copied", call, n)
+		}
+		return nil
+	}
+	done := migrateSelf(t, s, "1")
+	a.departsByCopier(s, e)
+	a.has.Resident, a.has.Away = 256*mib, 0 // before it says anything there, as hook/swap/carry.c does
+	n := a.arrivesOn(gpuB, wire.AttachWant)
+	if r := <-done; r.err != nil {
+		t.Fatal(r.err)
+	}
+	if want := []checkpoint.Copies{{From: gpuA.UUID, To: gpuB.UUID, Bytes: 2 * gpuA.MemoryBytes}}; !slices.Equal(c.copies, want) {
+		t.Errorf("copies %+v, want %+v", c.copies, want)
+	}
+	if len(a.arenas)+len(n.arenas) != 0 {
+		t.Errorf("arenas %v, %v", a.arenas, n.arenas)
+	}
+	e = n.granted()
+	n.want(wire.TypeReserved)
+	n.moved(wire.MovedReady, e)
+	s.await("it is there", func(r *api.StatusResponse) bool {
+		c := on(r, 1, n.id)
+		return c != nil && c.ResidentBytes == 256*mib
+	})
+}
+
+// copiedNotRestored is a tenant that has departed by a copier and is not restored on the other GPU.
+func copiedNotRestored(t *testing.T) (c *carrier, s *scheduler, a *swapper, done <-chan migrated) {
+	t.Helper()
+	c = &carrier{copier: true, refuse: func(call string) error {
+		if strings.HasPrefix(call, "on ") {
+			return errors.New("the driver says no")
+		}
+		return nil
+	}}
+	s = start(t, t.TempDir(), migrating(c))
+	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
+	done = migrateSelf(t, s, "1")
+	a.departsByCopier(s, e)
+	return c, s, a, done
+}
+
+// A tenant that was copied, has not got away and stays suspended gets host memory again: what
+// was brought back has to leave once more.
+func TestMigrateStaysSuspended(t *testing.T) {
+	_, s, a, done := copiedNotRestored(t)
+	n := a.arrivesOn(gpuA, 0) // it does not ask for the GPU
+	if r := <-done; r.err == nil {
+		t.Error("it has moved, although it was not restored")
+	}
+	n.moved(wire.MovedElsewhere, 0)
+	n.wantCopier(gpuA)
+	n.has.Resident, n.has.Away = 256*mib, 0
+	n.moved(0, 0)
+	n.moved(wire.MovedStuck|wire.MovedNoArena, 0)
+	s.await("host memory for it", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaUsedBytes >= 256*mib })
+}
+
+// Of two processes one ends while the copier makes the GPUs ready. The other one moves.
+func TestMigrateDiesBeforeTheCopier(t *testing.T) {
+	reached, held := make(chan struct{}), make(chan struct{})
+	c := &carrier{copier: true, before: func() { close(reached); <-held }}
+	s := start(t, t.TempDir(), migrating(c))
+	a, _ := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
+	p := newProc(t, s.dir, 0)
+	b := &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterCopier), proc: p}
+	b.attach(0, gpuA, 0, 0)
+	b.moved(0, 0)
+	done := migrateSelf(t, s, "1")
+	<-reached
+	a.proc.kill()
+	s.await("one has ended", func(r *api.StatusResponse) bool { return len(r.Gpus[0].Clients) == 1 })
+	close(held)
+	b.wantCopier(gpuB)
+	b.arrivesOn(gpuB, 0)
+	if r := <-done; r.err != nil || r.Processes != 2 {
+		t.Fatalf("%v, %v", r.MigrateResponse, r.err)
+	}
+}
+
+// What the copier cannot copy goes to host memory.
+func TestMigrateCopierFull(t *testing.T) {
+	c := &carrier{copier: true}
+	s := start(t, t.TempDir(), migrating(c))
+	a, e := newWorking(t, s, wire.RegisterSwap|wire.RegisterCopier)
+	done := migrateSelf(t, s, "1")
+	a.wantCopier(gpuB)
+	if f := a.want(wire.TypeRevoke); f.Epoch != e {
+		t.Fatalf("%+v", f)
+	}
+	a.release(e)
+	a.moved(wire.MovedStuck|wire.MovedNoArena, 0)
+	s.await("it has an arena", func(*api.StatusResponse) bool { return a.status(s).ArenaBytes >= 256*mib })
+	a.out()
+	n := a.arrivesOn(gpuB, wire.AttachWant)
+	n.goesOn()
+	if r := <-done; r.err != nil {
+		t.Fatal(r.err)
+	}
+}
+
+// A process whose memory was copied, and that has not got away, has it brought back.
+func TestMigrateBroughtBack(t *testing.T) {
+	c, s, a, done := copiedNotRestored(t)
+	n := a.arrivesOn(gpuA, wire.AttachWant)
+	if r := <-done; r.err == nil {
+		t.Error("moved, although the driver says no")
+	}
+	first := time.Now() // before the scheduler's pause begins
+	n.moved(wire.MovedElsewhere, 0)
+	n.wantCopier(gpuA)
+
+	// One that says so again and again has one copier at a time, and fewer and fewer starts.
+	for copier := false; !copier; {
+		n.moved(wire.MovedElsewhere, 0)
+		s.await("it is heard", func(*api.StatusResponse) bool { return true })
+		c.mu.Lock()
+		copier = len(c.copies) == 3
+		c.mu.Unlock()
+	}
+	if took := time.Since(first); took < moves.BringPause {
+		t.Errorf("two copiers within %v", took)
+	}
+	n.wantCopier(gpuA)
+	ended := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return c.ended
+	}
+	if n := ended(); n != 2 {
+		t.Errorf("%d copiers have ended, want that of the move and the first one back", n)
+	}
+	n.proc.kill() // its end of the socket may live on in a child
+	s.await("the last one ends", func(*api.StatusResponse) bool { return ended() == 3 })
+}
+
+// A tenant whose processes all say that their memory is on another GPU has no more copiers than one
+// that was copied can need, until one of them has ended.
+func TestMigrateBringsFewBack(t *testing.T) {
+	c := &carrier{copier: true}
+	s := start(t, t.TempDir(), migrating(c))
+	var all []*swapper
+	for range moves.MaxCopied + 2 {
+		all = append(all, newSwapper(t, s))
+	}
+	for i, w := range all {
+		w.moved(wire.MovedElsewhere, 0)
+		s.await("it is heard", func(*api.StatusResponse) (heard bool) {
+			s.inLoop(func() { heard = s.Traffic.Messages[wire.TypeMoved] == uint64(len(all)+i+1) })
+			return heard
+		})
+	}
+	copiers := func() int {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		return len(c.copies)
+	}
+	for _, w := range all[:moves.MaxCopied] {
+		w.wantCopier(gpuA)
+	}
+	if n := copiers(); n != moves.MaxCopied {
+		t.Fatalf("%d copiers", n)
+	}
+	all[0].proc.kill()
+	s.await("another one has a copier", func(*api.StatusResponse) bool {
+		all[moves.MaxCopied].moved(wire.MovedElsewhere, 0)
+		return copiers() == moves.MaxCopied+1
+	})
+}
+
+>>>>>>> s7-47
 // A process that cannot be restored is tried again, and does not hold up the rest of its tenant.
 func TestMigrateNotBackYet(t *testing.T) {
 	var back atomic.Bool

