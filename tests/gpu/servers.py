@@ -268,7 +268,7 @@ class Servers:
     def scheduler(self):
         bundle, flags, memory = self.args.bundle, [], self.args.memory
         if self.way == "memory":
-            flags = ["--gpu-memory", f"{memory}Mi", "--swap-memory", f"{int(memory * self.args.promised) + 1024}Mi", "--swap-ready", "100%"]
+            flags = ["--gpu-memory", f"{memory}Mi", "--swap-memory", f"{int(memory * self.args.promised) + 1024 * self.args.servers}Mi", "--swap-ready", "100%"]
         program = next(f for f in (f"{bundle}/nvml/nvshare-scheduler", f"{bundle}/bin/nvshare-scheduler") if os.path.exists(f))
         self.helper = subprocess.Popen([program, "--run-dir", self.dir + "/run", "--anti-thrash", "auto", *flags], env=self.env,
                                        stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True)
