@@ -40,6 +40,9 @@ func tellSignals(t *testing.T, terminal *os.File) *told {
 	if err != nil {
 		t.Fatal(err)
 	}
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, unix.SIGHUP) // what is caught is not ignored after exec: under nohup it would be
+	defer signal.Stop(caught)
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), "NVSHARE_TEST_CTL=run --run-dir "+serve(t, &describing{})+" --shim "+someLibrary(t)+" --name mine -- "+path)
 	cmd.Stdout, cmd.Stderr = in, os.Stderr
