@@ -98,8 +98,6 @@ func TestRefusalIsForgotten(t *testing.T) {
 		t.Error("all memory fits")
 	}
 }
-<<<<<<< HEAD
-=======
 
 // A client without a place has work that was cut: it is granted all the same, or it could never finish it to leave.
 // Found in simulation.
@@ -116,4 +114,3 @@ func TestCutWorkHasAPlace(t *testing.T) {
 		t.Error("it is granted nothing")
 	}
 }
->>>>>>> s7-47

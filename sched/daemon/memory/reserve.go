@@ -266,16 +266,7 @@ type owner struct {
 }
 
 // Needs is how much host memory a client needs.
-<<<<<<< HEAD
 func (m *Member) Needs() uint64 { return m.want }
-=======
-func (m *Member) Needs() uint64 {
-	if m.copied {
-		return min(m.want, m.Arena.Bytes())
-	}
-	return m.want
-}
->>>>>>> s7-47
 
 func (o owner) Changed() {
 	if bytes, c := o.Arena.Bytes(), o.Client.Conn; bytes > o.charged && c != nil {

@@ -79,10 +79,6 @@ type Member struct {
 	want    uint64 // its arena, as residency.ArenaWanted has it
 	charged uint64 // of its arena, to its account
 	Arena   *arena.Client
-<<<<<<< HEAD
-=======
-	copied  bool // what leaves is copied to another GPU: it needs no more arena
->>>>>>> s7-47
 }
 
 // AddMember makes a client known on a GPU where memory is swapped.
@@ -107,11 +103,7 @@ func (mem *Memory) PutMember(has *Member, from, g *node.GPU) {
 	if has == nil || mem.Swaps[g] == nil {
 		return
 	}
-<<<<<<< HEAD
 	has.want = 0
-=======
-	has.want, has.copied = 0, false
->>>>>>> s7-47
 	mem.Swaps[g].members[has.Client.ID] = has
 	has.Arena.Move(mem.Swaps[g].Arenas, owner{mem, g, has})
 	mem.Swaps[from].Arenas.Prepare()
