@@ -243,7 +243,8 @@ func (c *GPU) unqueue(cl *client) {
 }
 
 func (c *GPU) withdraw(cl *client) {
-	cl.want = false
+	cl.want, cl.cut = false, false
+	c.mem.SetCut(cl.id, false) // nobody comes to finish it
 	c.unqueue(cl)
 }
 
