@@ -143,7 +143,8 @@ func (d *daemon) step(ev base.Event) {
 	attach, attaching := ev.(sched.Attach)
 	for i, a := range acts {
 		if r, ok := a.(residency.Room); ok && attaching && i == 0 && r.Client == attach.Client {
-			d.pages[r.Client].room = r.Bytes // of the new page, before ATTACHED
+			p := d.pages[r.Client] // the new one, before ATTACHED
+			p.room, p.seq = r.Bytes, r.Seq
 			continue
 		}
 		if _, adopt := a.(sched.Adopt); attaching && !adopt {
