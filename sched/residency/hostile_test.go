@@ -7,39 +7,6 @@ import (
 	"github.com/nvshare/nvshare/sched/base"
 )
 
-// outside: nobody gets host memory
-func TestHostileNoArenaBehindOutside(t *testing.T) {
-	turns := everybodyWaits{map[base.ClientID]bool{}}
-	arenas := NewArenas()
-	var acts []base.Action
-	mem := New(Config{Swap: true, Capacity: 100, Physical: 104}, &arenas, turns, func(a base.Action) { acts = append(acts, a) })
-	mem.Begin(1, time.Second)
-	// 1 was suspended: it had 60, all away. 2 took 44 meanwhile.
-	for id := base.ClientID(1); id <= 2; id++ {
-		mem.Attach(Client{ID: id, CanMove: true})
-		mem.Reserve(Reserve{Client: id, Total: []uint64{60, 44}[id-1]})
-		mem.Settle()
-	}
-	mem.Moved(Moved{Client: 1, Seen: mem.rooms.clients[1].seq, Report: Report{Resident: 0, Away: 60}})
-	mem.Moved(Moved{Client: 2, Seen: mem.rooms.clients[2].seq, Report: Report{Resident: 44}})
-	mem.Settle()
-	mem.SetActive(1, true)
-	mem.Granted(1, true)
-	mem.Settle()
-	acts = nil
-	mem.Moved(Moved{Client: 1, Epoch: 1, Seen: mem.rooms.clients[1].seq, Report: Report{Resident: 57, Away: 3, In: 57}, Stuck: true, NoMemory: true})
-	mem.Settle()
-	t.Logf("%+v", acts)
-	t.Logf("room 2 %d, arena wanted %d", mem.rooms.clients[2].room, mem.rooms.arenaOf(mem.rooms.clients[2]))
-	acts = nil
-	mem.Moved(Moved{Client: 2, Seen: mem.rooms.clients[2].seq, Report: Report{Resident: 44}, Stuck: true, NoArena: true})
-	mem.Settle()
-	t.Logf("%+v arenaOf %d", acts, mem.rooms.arenaOf(mem.rooms.clients[2]))
-	if mem.rooms.arenaOf(mem.rooms.clients[2]) == 0 && mem.rooms.clients[2].room < 44 {
-		t.Error("2 is to leave, and is never to get host memory")
-	}
-}
-
 // a suspended client that never answers
 func TestHostileSuspendedNeverAnswers(t *testing.T) {
 	turns := everybodyWaits{map[base.ClientID]bool{}}

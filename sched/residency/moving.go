@@ -240,7 +240,7 @@ func (mem *Memory) outsideEnds() (base.Time, bool) {
 // settleStill tells clients that nobody has to make room, once that has been so for long enough.
 func (mem *Memory) settleStill() {
 	if at, ok := mem.outsideEnds(); ok && mem.now >= at {
-		mem.rooms.outside = 0
+		mem.rooms.outside, mem.resized = 0, true
 	}
 	switch {
 	case mem.still:

@@ -355,8 +355,8 @@ func (r *rooms) usable() uint64 { return min(r.bound(), r.whole()) }
 // crosses says whether more is promised than the GPU has, if that is more by so much.
 func (r *rooms) crosses(more uint64) bool { return add(r.promised(), more) > r.physical }
 
-// over is how much of what is promised has no place on the GPU.
-func (r *rooms) over() uint64 { return less(r.promised(), r.bound()) }
+// over is how much of what is promised has no place on the GPU, as far as is known.
+func (r *rooms) over() uint64 { return less(r.promised(), r.usable()) }
 
 // still says whether nobody has to make room: all memory has its place on the GPU.
 func (r *rooms) still() bool {

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package residency
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
+
+// stillMemory is the memory of a GPU of 104, of which clients may have 100 where more is promised.
+type stillMemory struct {
+	*Memory
+	turns everybodyWaits
+	still bool // as clients were told
+}
+
+func newStillMemory(t *testing.T, clients ...Client) *stillMemory {
+	arenas := NewArenas()
+	s := &stillMemory{turns: everybodyWaits{map[base.ClientID]bool{}}, still: true}
+	s.Memory = New(Config{Swap: true, Capacity: 100, Physical: 104, MoveUnit: 1}, &arenas, s.turns, func(a base.Action) {
+		if a, ok := a.(Still); ok {
+			s.still = a.On
+		}
+	})
+	t.Cleanup(func() {
+		if err := s.Check(); err != nil {
+			t.Error(err)
+		}
+	})
+	s.Begin(1, time.Second)
+	for _, cl := range clients {
+		cl.CanMove = true
+		s.Attach(cl)
+	}
+	return s
+}
+
+// has promises a client memory, all of which is on the GPU.
+func (s *stillMemory) has(id base.ClientID, bytes uint64) {
+	s.Reserve(Reserve{Client: id, Total: bytes})
+	s.Settle()
+	s.reports(id, Moved{Report: Report{Resident: bytes}})
+}
+
+// reports has a client say what it has, and know its room.
+func (s *stillMemory) reports(id base.ClientID, ev Moved) {
+	ev.Client, ev.Seen = id, s.rooms.clients[id].seq
+	s.Moved(ev)
+	s.Settle()
+}
+
+// at lets time pass.
+func (s *stillMemory) at(after time.Duration) {
+	s.Begin(base.Time(1+after), time.Second)
+	s.PlaceStranded()
+	s.PutBehind()
+	s.Settle()
+}
+
+// All fits by what is promised, and the driver refuses memory to who comes back: others than clients have some. Who
+// makes room for that has host memory for it, until it is tried again.
+func TestMemoryOfOthersIsMadeUpFor(t *testing.T) {
+	s := newStillMemory(t, Client{ID: 1}, Client{ID: 2})
+	s.has(2, 44)
+	s.Reserve(Reserve{Client: 1, Total: 60})
+	s.reports(1, Moved{Report: Report{Away: 60}})
+	s.SetActive(1, true)
+	s.Granted(1, true)
+	s.Settle()
+	s.reports(1, Moved{Epoch: 1, Report: Report{Resident: 57, Away: 3, In: 57}, Stuck: true, NoMemory: true})
+	o := s.rooms.clients[2]
+	if w := s.members[2].wanted.Bytes; o.room >= 44 || w == 0 {
+		t.Errorf("2 has room for %d, and host memory for %d", o.room, w)
+	}
+	s.SetActive(1, false)
+	s.Released(1, 0)
+	s.at(outsideFor)
+	if w := s.members[2].wanted.Bytes; w != 0 {
+		t.Errorf("2 is to have %d of host memory, and all fits", w)
+	}
+}
