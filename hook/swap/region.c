@@ -23,17 +23,14 @@ bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64
 {
 	struct nvs_swap *s = gpu->swap;
 	bool cached = s->cache.oldest || nvs_pools_have_cached(gpu);
+	/* Nobody makes room without a scheduler, or where all fits that is promised: the driver has the last word. */
+	bool alone = nvs_swap_capacity(gpu) == UINT64_MAX || nvs_swap_still(gpu);
 
-	/*
-	 * Without a scheduler nobody makes room, and nobody does where all fits that is promised, once the
-	 * scheduler was told and has had a moment to see to it.
-	 */
-	if (since && ((!cached && (nvs_swap_capacity(gpu) == UINT64_MAX || (told && nvs_swap_still(gpu)))) ||
-		      nvs_now() - since > REFUSED_NS))
+	if (since && ((alone && !cached) || nvs_now() - since > REFUSED_NS))
 		return false;
 	nvs_swap_unlock(s);
 	nvs_gpu_give_up_if_lost(gpu);
-	if (since && !told)
+	if (since && !told && !alone)
 		nvs_swap_tell(gpu, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
 	if (!nvs_swap_flush(gpu, bytes))
 		nvs_swap_wait(s, seen, cached ? NVS_MS : PIECE_NS);

@@ -1253,7 +1253,7 @@ static void memory_that_fits_is_had_at_once(void)
 	other = start("hog", 60, 0, 0); /* the GPU has less than the scheduler knows */
 	EVENTUALLY(access(taken_path(), F_OK) == 0);
 	CHECK(cuMemAlloc_v2(&refused, 40 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
-	CHECK(swapper_seen().stuck_memory != 0);
+	CHECK(swapper_seen().stuck_memory == 0);
 	kill(other, SIGKILL);
 	CHECK(waitpid(other, NULL, 0) == other);
 	CU(cuMemAlloc_v2(&refused, 40 * MIB));

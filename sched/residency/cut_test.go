@@ -71,6 +71,7 @@ func TestRefusalIsForgotten(t *testing.T) {
 	mem.Begin(1, time.Second)
 	for id := base.ClientID(1); id <= 2; id++ {
 		mem.Attach(Client{ID: id, CanMove: true, Granted: id == 1})
+		mem.Granted(1, true)
 		mem.Reserve(Reserve{Client: id, Total: 50})
 		mem.Moved(Moved{Client: id, Report: Report{Resident: 45, Away: 5}, Stuck: id == 1, NoMemory: id == 1})
 		mem.Settle()

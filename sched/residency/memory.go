@@ -201,10 +201,9 @@ func (mem *Memory) Resize(ev SetGPUMemory, unused bool) {
 // Unused says whether nobody has memory on the GPU.
 func (mem *Memory) Unused() bool { return len(mem.members) == 0 }
 
-// Overfull says whether clients cannot all have their memory on the GPU.
-func (mem *Memory) Overfull() bool {
-	return mem.rooms != nil && mem.rooms.promised() > mem.rooms.usable()
-}
+// Overfull says whether clients cannot all have their memory on the GPU, by what is promised: what others than
+// clients seem to have is one client's word.
+func (mem *Memory) Overfull() bool { return mem.rooms != nil && mem.rooms.crosses(0) }
 
 // Looked counts what passes over all clients have cost.
 func (mem *Memory) Looked() uint64 {

@@ -32,7 +32,8 @@ func (mem *Memory) Moved(ev Moved) {
 		}
 	}
 	mem.rooms.moved(m.id, ev.Report.Resident, ev.Report.Fixed, ev.Report.Away, ev.Seen, ev.Stuck)
-	if ev.Stuck && ev.NoMemory {
+	// While all fits that is promised, an allocation that the driver refuses is refused as without nvshare.
+	if ev.Stuck && ev.NoMemory && (m.filling || mem.Overfull()) {
 		mem.rooms.refused(m.id)
 		mem.outsideUntil = mem.now.Add(outsideFor)
 		mem.strand(m)
@@ -105,7 +106,7 @@ func (mem *Memory) putAside(m *member) {
 // PutBehind has clients be granted nothing that need room which others keep until work of theirs has ended that
 // was cut: with a grant they would keep the GPU from that work, for nothing.
 func (mem *Memory) PutBehind() {
-	if mem.rooms == nil || mem.rooms.sum.unfinished == 0 || !mem.Overfull() {
+	if mem.rooms == nil || mem.rooms.sum.unfinished == 0 || mem.rooms.over() == 0 {
 		return
 	}
 	for _, o := range mem.rooms.everybody() {

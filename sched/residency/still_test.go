@@ -81,3 +81,26 @@ func TestMemoryOfOthersIsMadeUpFor(t *testing.T) {
 		t.Errorf("2 is to have %d of host memory, and all fits", w)
 	}
 }
+
+// A client that says again and again that the driver refuses it memory keeps the GPU from nobody: what is promised
+// fits. Only while it moves in does anybody make room, no more than it lacks.
+func TestRefusalsAreOneClientsWord(t *testing.T) {
+	s := newStillMemory(t, Client{ID: 1}, Client{ID: 2}, Client{ID: 3, Tenant: "limited"})
+	s.SetTenant(SetTenantMemory{Tenant: "limited", Limit: 1})
+	s.has(1, 20)
+	s.has(2, 20)
+	s.has(3, 1)
+	for _, moves := range []bool{false, true} {
+		s.SetActive(3, true)
+		s.Granted(3, moves)
+		s.reports(3, Moved{Epoch: 1, Report: Report{Away: 1}, Stuck: true, NoMemory: true})
+		if s.still == moves || s.Overfull() {
+			t.Errorf("moving in %t: still %t, overfull %t", moves, s.still, s.Overfull())
+		}
+		if n := s.rooms.clients[1].room + s.rooms.clients[2].room; n < 39 {
+			t.Errorf("moving in %t: the others have room for %d", moves, n)
+		}
+		s.SetActive(3, false)
+		s.Released(3, 0)
+	}
+}

@@ -97,11 +97,11 @@ func (o *occupant) finishes() bool { return o.suspended && (o.active || o.cut) }
 // Finishing returns the clients, in order, that have work to end before they can make room for others, or leave.
 func (mem *Memory) Finishing() (ids []base.ClientID) {
 	r := mem.rooms
-	if r == nil || r.sum.finishing == 0 && (r.sum.unfinished == 0 || !mem.Overfull()) {
+	if r == nil || r.sum.finishing == 0 && (r.sum.unfinished == 0 || r.over() == 0) {
 		return nil
 	}
 	for _, o := range r.everybody() {
-		if o.finishes() || o.cut && !o.active && mem.Overfull() {
+		if o.finishes() || o.cut && !o.active && r.over() != 0 {
 			ids = append(ids, o.id)
 		}
 	}
