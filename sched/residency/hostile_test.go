@@ -36,29 +36,3 @@ func TestHostileSuspendedNeverAnswers(t *testing.T) {
 	}
 }
 
-// cut without any further event
-func TestHostileCutWithoutTimer(t *testing.T) {
-	turns := everybodyWaits{map[base.ClientID]bool{}}
-	arenas := NewArenas()
-	mem := New(Config{Swap: true, Capacity: 100, Physical: 100}, &arenas, turns, func(base.Action) {})
-	for id := base.ClientID(1); id <= 2; id++ {
-		mem.Begin(1, time.Second)
-		mem.Attach(Client{ID: id, CanMove: true})
-		mem.Reserve(Reserve{Client: id, Total: 60})
-		mem.Settle()
-	}
-	mem.Moved(Moved{Client: 1, Report: Report{Resident: 60}})
-	mem.SetActive(1, true)
-	mem.SetCut(1, true)
-	mem.Released(1, 0)
-	for at := time.Duration(0); at <= time.Hour; at += time.Second {
-		mem.Begin(base.Time(1+at), time.Second)
-		mem.PlaceStranded()
-		mem.PutBehind()
-		mem.unsettled = true
-		mem.Settle()
-	}
-	if turns.aside[2] {
-		t.Error("after an hour, 2 waits for work of 1, which is not granted")
-	}
-}

@@ -121,6 +121,7 @@ type member struct {
 	retry    base.Time // else it is tried again then
 
 	cutSince base.Time // each drain since then was cut while somebody had to make room; 0: not so
+	mayCut   bool      // its word is taken that its latest grant ended with work left: it did, or before a restart
 
 	filling   bool // it was granted, and moves in
 	fillSince base.Time
@@ -187,6 +188,9 @@ func (mem *Memory) configure(cfg Config) {
 func (mem *Memory) Begin(now base.Time, grace time.Duration) {
 	if mem.now = now; mem.grace != grace {
 		mem.grace, mem.unsettled = grace, true
+	}
+	if mem.due != 0 && now >= mem.due {
+		mem.endCuts()
 	}
 }
 
@@ -288,7 +292,7 @@ func (mem *Memory) Attach(cl Client) (away bool) {
 	m := mem.members[cl.ID]
 	isNew := m == nil
 	if isNew {
-		m = &member{id: cl.ID, since: mem.now}
+		m = &member{id: cl.ID, since: mem.now, mayCut: cl.Again}
 		mem.members[cl.ID] = m
 	}
 	m.account, m.canMove, m.gang = accountOf(cl.Tenant, cl.ID), cl.CanMove, cl.Gang
@@ -304,7 +308,7 @@ func (mem *Memory) Attach(cl Client) (away bool) {
 		mem.unstrand(m)
 	}
 	mem.rooms.setActive(m.id, cl.Granted)
-	mem.SetCut(m.id, cl.Cut)
+	mem.SetCut(m.id, cl.Cut && (m.mayCut || cl.Granted)) // with a grant: its release was lost
 	mem.changed()
 	if keep != Managed {
 		o := mem.rooms.clients[m.id]
@@ -327,7 +331,7 @@ func (mem *Memory) Restore(ev RestoreMemory, granted bool) {
 	if mem.rooms == nil || mem.members[ev.Client] != nil {
 		return
 	}
-	m := &member{id: ev.Client, account: accountOf(ev.Tenant, ev.Client), canMove: ev.CanMove, gang: ev.Gang, since: mem.now}
+	m := &member{id: ev.Client, account: accountOf(ev.Tenant, ev.Client), canMove: ev.CanMove, gang: ev.Gang, since: mem.now, mayCut: true}
 	mem.members[m.id] = m
 	m.promised = min(ev.Bytes, mem.rooms.physical)
 	keep := mem.keepOf(m)

@@ -208,13 +208,14 @@ func (mem *Memory) SetCut(id base.ClientID, cut bool) {
 	if m == nil || mem.rooms == nil {
 		return
 	}
+	m.mayCut = cut
 	switch {
 	case !cut || mem.still:
 		m.cutSince = 0
 	case m.cutSince == 0:
 		m.cutSince = mem.now
 	}
-	cut = cut && (m.cutSince == 0 || mem.now.Sub(m.cutSince) < mostCut)
+	cut = cut && (m.cutSince == 0 || mem.now < m.cutSince.Add(mostCut))
 	if mem.rooms.setCut(id, cut); cut {
 		mem.place(m) // that work can go on
 	}
@@ -227,9 +228,38 @@ func (mem *Memory) tellStill(on bool) {
 	if !on {
 		mem.stillFrom = 0
 	}
-	if mem.still != on {
-		mem.still = on
-		mem.do(Still{on})
+	if mem.still == on {
+		return
+	}
+	mem.still = on
+	mem.do(Still{on})
+	for id, m := range mem.members {
+		if m.cutSince = 0; !on && mem.rooms.clients[id].cut {
+			m.cutSince = mem.now
+		}
+	}
+}
+
+// withWork returns those, in order, whose work was cut and that somebody may wait for.
+func (mem *Memory) withWork() (all []*member) {
+	if r := mem.rooms; r.sum.unfinished != 0 || r.sum.finishing != 0 {
+		for _, o := range r.everybody() {
+			if m := mem.members[o.id]; o.cut && m.cutSince != 0 {
+				all = append(all, m)
+			}
+		}
+	}
+	return all
+}
+
+// endCuts has those make room as any other whose work was cut for too long: some cannot go on, as a rank of a gang
+// that does not come.
+func (mem *Memory) endCuts() {
+	for _, m := range mem.withWork() {
+		if mem.now >= m.cutSince.Add(mostCut) {
+			mem.rooms.setCut(m.id, false)
+			mem.unsettled = true
+		}
 	}
 }
 
@@ -334,6 +364,9 @@ func (mem *Memory) nextDue() base.Time {
 	}
 	e.Either(mem.stillFrom, !mem.still && mem.stillFrom != 0)
 	e.Either(mem.outsideEnds())
+	for _, m := range mem.withWork() {
+		e.Either(m.cutSince.Add(mostCut), true)
+	}
 	for _, o := range mem.rooms.late() {
 		if m := mem.members[o.id]; !m.stalled {
 			e.Either(mem.stallsAt(m, o), true)

@@ -104,3 +104,62 @@ func TestRefusalsAreOneClientsWord(t *testing.T) {
 		s.Released(3, 0)
 	}
 }
+
+// Nobody waits for work for longer than that which was cut: one that cannot go on with it, as a rank of a gang that
+// does not come, is to make room as any other.
+func TestWorkThatIsNotGoneOnWith(t *testing.T) {
+	for name, later := range map[string]bool{"room is lacking later": true, "room is lacking": false} {
+		t.Run(name, func(t *testing.T) {
+			s := newStillMemory(t, Client{ID: 1}, Client{ID: 2})
+			s.has(1, 60)
+			cross := func() {
+				s.Reserve(Reserve{Client: 2, Total: 60})
+				s.Settle()
+			}
+			if !later {
+				cross()
+			}
+			s.SetActive(1, true)
+			s.SetCut(1, true)
+			s.Released(1, 0)
+			s.Settle()
+			if later {
+				s.at(time.Hour)
+				cross()
+			}
+			s.PutBehind()
+			since := time.Duration(s.now - 1)
+			if !s.turns.aside[2] {
+				t.Fatal("nobody waits for its work")
+			}
+			if at, ok := s.Due(); !ok || at != base.Time(1+since+mostCut) {
+				t.Errorf("due at %d", at)
+			}
+			s.at(since + mostCut)
+			if s.turns.aside[2] {
+				t.Error("2 waits for ever")
+			}
+		})
+	}
+}
+
+// That its work was cut is believed of a client whose latest grant ended so.
+func TestWorkThatWasNotCut(t *testing.T) {
+	s := newStillMemory(t)
+	for id := base.ClientID(1); id <= 2; id++ {
+		s.Attach(Client{ID: id, CanMove: true, Again: id == 2, Cut: true})
+		if cut := s.rooms.clients[id].cut; cut != (id == 2) {
+			t.Errorf("client %d, new: %t", id, cut)
+		}
+		for _, was := range []bool{true, false} {
+			s.SetActive(id, true)
+			s.SetCut(id, was)
+			s.Released(id, 0)
+			s.Forget(id)
+			s.Attach(Client{ID: id, CanMove: true, Cut: true})
+			if cut := s.rooms.clients[id].cut; cut != was {
+				t.Errorf("client %d, cut %t: %t", id, was, cut)
+			}
+		}
+	}
+}
