@@ -47,7 +47,7 @@ func (r *rooms) fits(id base.ClientID, bytes, most uint64) (arena uint64, err er
 }
 
 // placeable returns an *Unplaceable if what is promised has no place on the GPU. Who asks for more leaves the
-// headroom; nil: nobody has it.
+// headroom, nil: nobody has it, and has a place beside each that has it: what it asks for may be made unmovable.
 func (r *rooms) placeable(asks *occupant) error {
 	if r.promised() <= r.physical {
 		return nil
@@ -66,11 +66,15 @@ func (r *rooms) placeable(asks *occupant) error {
 			n = gang{n.movable + gangs[o.group].movable, n.asks || gangs[o.group].asks}
 			gangs[o.group] = n
 		}
-		if n.asks {
+		fixed := r.sum.fixed
+		switch {
+		case n.asks:
 			limit = r.capacity
+		case fixed+n.movable > r.capacity:
+			fixed += asks.counted.movable
 		}
-		if r.sum.fixed+n.movable > limit {
-			return &Unplaceable{r.sum.fixed, n.movable, limit}
+		if fixed+n.movable > limit {
+			return &Unplaceable{fixed, n.movable, limit}
 		}
 	}
 	return nil
