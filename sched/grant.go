@@ -280,6 +280,9 @@ func (c *GPU) recount(g *grant, change func()) {
 // give makes a grant for a client that has none. It counts from its first change on.
 func (c *GPU) give(cl *client, epoch base.Epoch) *grant {
 	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now, cut: cl.cut}
+	if cl.cut && cl.tenant.Capped() {
+		cl.tenant.limitFrom = c.now.Add(c.minTurn()) // it has the GPU for work for which others wait
+	}
 	cl.cut = false
 	c.mem.SetActive(cl.id, true)
 	return cl.grant

@@ -498,12 +498,25 @@ func finishingWork() policy {
 				if cl != nil && cl.connected && cl.tenant.slot == nil && cl.grant == nil && cl.in == nil && !cl.later {
 					c.request(cl)
 				}
+				if cl != nil && cl.tenant.place == throttled {
+					c.review(cl.tenant)
+				}
 				if at, ok := c.finishBy(id); ok && c.now >= at {
 					c.revoke(cl.grant, Suspending)
 				}
 			}
 		},
 	}
+}
+
+// finishes says whether a client of a tenant waits to finish work for which others wait, minutes if its limit held.
+func (c *GPU) finishes(t *tenant) bool {
+	for cl := t.queue.head; cl != nil; cl = cl.next {
+		if cl.cut && c.mem.Finishes(cl.id) {
+			return true
+		}
+	}
+	return false
 }
 
 // finishBy returns when a client that is to leave is to have finished its work; false: it has no grant.

@@ -101,11 +101,21 @@ func (mem *Memory) Finishing() (ids []base.ClientID) {
 		return nil
 	}
 	for _, o := range r.everybody() {
-		if o.finishes() || o.cut && !o.active && r.over() != 0 {
+		if r.finishes(o) {
 			ids = append(ids, o.id)
 		}
 	}
 	return ids
+}
+
+// finishes says whether a client is one of Finishing.
+func (r *rooms) finishes(o *occupant) bool {
+	return o.finishes() || o.cut && !o.active && r.over() != 0
+}
+
+// Finishes says whether a client is one of Finishing.
+func (mem *Memory) Finishes(id base.ClientID) bool {
+	return mem.rooms != nil && mem.rooms.clients[id] != nil && mem.rooms.finishes(mem.rooms.clients[id])
 }
 
 // Leaves says whether a client of those is suspended.
