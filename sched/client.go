@@ -242,9 +242,12 @@ func (c *GPU) unqueue(cl *client) {
 	}
 }
 
-func (c *GPU) withdraw(cl *client) {
-	cl.want, cl.cut = false, false
-	c.mem.SetCut(cl.id, false) // nobody comes to finish it
+func (c *GPU) withdraw(cl *client, exits bool) {
+	cl.want = false
+	if exits {
+		cl.cut = false
+		c.mem.SetCut(cl.id, false)
+	}
 	c.unqueue(cl)
 }
 
@@ -253,7 +256,7 @@ func (c *GPU) release(ev Release) {
 	if cl == nil || cl.grant == nil || ev.Epoch != cl.grant.epoch {
 		c.counters.StaleReleases++
 		if cl != nil && ev.Reason == Exit {
-			c.withdraw(cl)
+			c.withdraw(cl, true)
 		}
 		return
 	}

@@ -120,7 +120,10 @@ type Release struct {
 }
 
 // Withdraw says that the client wants no grant any more.
-type Withdraw struct{ Client base.ClientID }
+type Withdraw struct {
+	Client base.ClientID
+	Exits  bool `text:"exits"` // nor one to finish work that was cut
+}
 
 // Lost says that the client's connection is lost, which proves nothing about
 // its work. Events about clients that the core does not know change nothing.

@@ -260,7 +260,7 @@ func parseEvent(words []string) (base.Event, error) {
 				return nil, err
 			}
 			epoch = base.Epoch(n)
-		case "want", "canmove", "again", "cut", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared", "off":
+		case "want", "canmove", "again", "cut", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared", "off", "exits":
 			is[key] = true
 		case "total", "least", "serial", "resident", "fixed", "away", "arena", "out", "in", "bytes":
 			if bytes[key], err = strconv.ParseUint(value, 10, 64); err != nil {
@@ -286,7 +286,7 @@ func parseEvent(words []string) (base.Event, error) {
 	case "called":
 		return Called{id}, nil
 	case "withdraw":
-		return Withdraw{id}, nil
+		return Withdraw{id, is["exits"]}, nil
 	case "lost":
 		return Lost{id}, nil
 	case "reserve":

@@ -93,7 +93,7 @@ func (d *Daemon) frameOf(c *node.Conn, att *node.Attachment, f *wire.Frame) {
 	case wire.TypeRelease:
 		if f.Epoch == 0 && f.Code == uint32(sched.Exit) {
 			att.Wants = false
-			d.step(att.GPU, sched.Withdraw{Client: c.Client.ID})
+			d.step(att.GPU, sched.Withdraw{Client: c.Client.ID, Exits: true})
 			return
 		}
 		d.step(att.GPU, sched.Release{

@@ -468,7 +468,7 @@ func (c *client) leave() {
 		c.w.judge.drained(c)
 		c.send(sched.Release{Client: c.id, Epoch: c.local, Reason: sched.Exit, Calls: uint64(c.burst - c.told)})
 	default:
-		c.send(sched.Withdraw{Client: c.id})
+		c.send(sched.Withdraw{Client: c.id, Exits: true})
 	}
 }
 
