@@ -231,8 +231,12 @@ func (a *Arenas) check(total uint64) (lacks uint64, err error) {
 
 // plan returns the rooms that change now. The slice is reused by the next plan.
 func (r *rooms) plan() []Room {
-	if r.sum.unknown == 0 && (r.sum.wanting > 0 || r.sum.may > r.usable()) {
-		r.place(r.inOrder()) // while one is unknown nobody knows what is free
+	switch {
+	case r.sum.unknown != 0: // nobody knows what is free
+	case r.sum.wanting > 0 || r.sum.may > r.usable():
+		r.place(r.inOrder())
+	case r.sum.leaving > 0 && r.over() == 0:
+		r.stay(r.everybody())
 	}
 	r.planned = r.planned[:0]
 	slices.SortFunc(r.changed, byGrant)
@@ -254,6 +258,17 @@ const RoomSeqMax = 1<<12 - 1
 func (o *occupant) tell() uint32 {
 	o.told, o.seq = o.room, o.seq%RoomSeqMax+1
 	return o.seq
+}
+
+// stay leaves clients what they have or may have, where all fits: memory of the driver, which was had while somebody
+// left, or what was asked of them for a grant that has ended.
+func (r *rooms) stay(all []*occupant) {
+	for _, o := range all {
+		if room := min(o.may, o.need()); o.keep == Swapped && !o.suspended && o.room < room {
+			o.room = room
+			r.recount(o)
+		}
+	}
 }
 
 // place gives room to those who want it, and takes it from others.

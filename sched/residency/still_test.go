@@ -163,3 +163,21 @@ func TestWorkThatWasNotCut(t *testing.T) {
 		}
 	}
 }
+
+// Memory of the driver that a client without a grant has had while another one leaves may stay, as all fits.
+func TestWhatIsThereMayStay(t *testing.T) {
+	s := newStillMemory(t, Client{ID: 1}, Client{ID: 2})
+	s.has(1, 10)
+	s.has(2, 10)
+	s.Suspend(1)
+	s.Settle()
+	s.Reserve(Reserve{Client: 2, Total: 12})
+	s.Settle()
+	s.reports(2, Moved{Report: Report{Resident: 12, Fixed: 2}})
+	s.reports(1, Moved{Report: Report{Away: 10, Out: 10}})
+	s.at(stillAfter)
+	s.at(2 * stillAfter)
+	if !s.still {
+		t.Errorf("22 of 104 are promised: %+v", s.rooms.clients[2])
+	}
+}
