@@ -361,13 +361,14 @@ func (r *rooms) overdraw(order []*occupant) {
 	}
 }
 
-// late returns those that are to move out and have not, for somebody who waits.
+// late returns those that are to move out and have not, for somebody who waits, or because they are suspended.
 func (r *rooms) late() (all []*occupant) {
-	if r.sum.wanting == 0 && r.sum.may <= r.usable() {
+	waits := r.sum.wanting > 0 || r.sum.may > r.usable()
+	if !waits && r.sum.leaving == 0 {
 		return nil
 	}
 	for _, o := range r.inOrder() {
-		if o.unknown || o.victim() && o.may > max(o.room, o.fixed) {
+		if waits && o.unknown || o.victim() && o.may > max(o.room, o.fixed) {
 			all = append(all, o)
 		}
 	}

@@ -156,9 +156,9 @@ func (o *occupant) wants() bool {
 func (o *occupant) victim() bool { return o.keep == Swapped && !o.active && !o.unknown && !o.cut }
 
 // leaves says whether a client has more on the GPU, or may have, than it is to have, or than it is to
-// have after its grant.
+// have after its grant. One that does not answer stays.
 func (o *occupant) leaves() bool {
-	return o.keep == Swapped && (o.may > max(o.room, o.fixed) || o.finishes())
+	return o.keep == Swapped && (!o.stalled && o.may > max(o.room, o.fixed) || o.finishes())
 }
 
 func (o *occupant) sums() sums {

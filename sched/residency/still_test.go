@@ -181,3 +181,29 @@ func TestWhatIsThereMayStay(t *testing.T) {
 		t.Errorf("22 of 104 are promised: %+v", s.rooms.clients[2])
 	}
 }
+
+// A suspended client that does not answer stays, as all fits. It is asked anew when it is suspended again.
+func TestSuspendedAndSilent(t *testing.T) {
+	s := newStillMemory(t, Client{ID: 1}, Client{ID: 2})
+	s.has(1, 10)
+	s.has(2, 10)
+	for again := range time.Duration(2) {
+		s.Suspend(1)
+		s.Settle()
+		if s.still {
+			t.Error("nobody leaves")
+		}
+		for n := range time.Duration(4) {
+			s.at(again*time.Minute + n*stillAfter)
+		}
+		if !s.still {
+			t.Errorf("20 of 104 are promised: %+v", s.rooms.clients[1])
+		}
+		s.SetActive(1, true)
+		s.Settle()
+		s.reports(1, Moved{Report: Report{Resident: 10}, Stuck: true})
+		s.SetActive(1, false)
+		s.Released(1, 0)
+		s.reports(1, Moved{Report: Report{Resident: 10}, Stuck: true})
+	}
+}

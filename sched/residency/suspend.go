@@ -245,6 +245,7 @@ func (r *rooms) wake(o *occupant) {
 // leave takes its room from a client that is suspended, once it has no grant.
 func (r *rooms) leave(o *occupant) {
 	if o.suspended && o.victim() && o.room > o.fixed {
+		o.stalled = false // it has not been asked for that yet
 		r.take(o, o.room-o.fixed)
 	}
 }
