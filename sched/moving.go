@@ -510,7 +510,11 @@ func finishingWork() policy {
 }
 
 // finishes says whether a client of a tenant waits to finish work for which others wait, minutes if its limit held.
+// It holds where the tenant has a fenced process, which goes on using up what it may.
 func (c *GPU) finishes(t *tenant) bool {
+	if t.fenced > 0 {
+		return false
+	}
 	for cl := t.queue.head; cl != nil; cl = cl.next {
 		if cl.cut && c.mem.Finishes(cl.id) {
 			return true
