@@ -209,17 +209,9 @@ func (w *Warden) serve(sock *net.UnixConn, stop <-chan struct{}) {
 
 // mayConnect returns the pid of the scheduler; 0: it is in another PID namespace.
 func (w *Warden) mayConnect(sock *net.UnixConn) (pid int, err error) {
-	raw, err := sock.SyscallConn()
+	cred, err := api.PeerOf(sock)
 	if err != nil {
 		return 0, err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	if err := raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return 0, err
-	}
-	if credErr != nil {
-		return 0, credErr
 	}
 	if int(cred.Uid) != w.UID {
 		return 0, fmt.Errorf("user %d may not give orders: user %d may", cred.Uid, w.UID)
