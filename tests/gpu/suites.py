@@ -299,20 +299,22 @@ class Suite:
             for test in stands:
                 self.leave_out(job, test)
             replace(job, [*(f"--deselect={test}" for test in stands), job.words[-1]])
-        self.native.update(self.all("native", NATIVE, self.args.bound, [job for job in self.jobs if job.tests]))
+        self.native.update(self.some([job for job in self.jobs if job.tests], "native", NATIVE, self.args.bound))
         for job in slow():
             ended = {test: r for test, r in self.native[job].tests.items() if r[0] != "did not end"}
             self.leave_out(job, "what is after its first " + str(len(ended)) + " tests")
             part = replace(job, ended)
             self.native[part] = Run("exit 0", set(), ended, self.native[job].seconds)
 
-    def all(self, mode, env, bound, jobs=None):
-        began, some = time.monotonic(), jobs
-        jobs = self.jobs if some is None else some
+    def all(self, mode, env, bound):
+        began = time.monotonic()
+        got = self.some(self.jobs, mode, env, bound)
+        self.seconds[mode] = round(time.monotonic() - began)
+        return got
+
+    def some(self, jobs, mode, env, bound):
         with concurrent.futures.ThreadPoolExecutor(self.args.at_a_time) as pool:
             got = dict(zip(jobs, pool.map(lambda job: run(job, env, bound), jobs)))
-        if some is None:
-            self.seconds[mode] = round(time.monotonic() - began)
         for job, r in got.items():
             self.row(mode, job.name, ended=r.ended, seconds=r.seconds, tests=Counter(outcome for outcome, _ in r.tests.values()))
         return got

@@ -178,6 +178,9 @@ func TestSuitesOfAPackage(t *testing.T) {
 		}
 	}
 	s.both(t, site, func(t *testing.T, env ...string) {
+		if strings.HasSuffix(t.Name(), "/pytest") && exec.Command("python3", "-c", "import pytest; assert pytest.version_tuple >= (8, 1)").Run() != nil {
+			t.Skip("pytest before 8.1 does not import such a package by its name")
+		}
 		// Without a call of the driver the shim is not at work.
 		found, table := s.run(t, 2, env, "--numba", "things.gpu.tests", "--modes", "auto")
 		if want := []string{"failed  : the shim was not at work"}; !slices.Equal(found["auto"], want) || !strings.Contains(table, "| numba | 2 | 2 passed;") {

@@ -326,14 +326,12 @@ func (x *holding) onPart() float64 {
 // used takes note of a sample: which part of the GPU the process had, and all had, who were on for a part of the
 // time. said: the driver says that.
 func (x *holding) used(part, all, anyOn float64, said bool) {
-	x.count()
-	t := loop.Now()
+	t, onPart, was := loop.Now(), x.onPart(), x.before
 	on, span := x.lookOn, t.Sub(x.looked)
 	x.lookOn, x.looked = 0, t
 	if span <= 0 {
 		return
 	}
-	onPart, was := on.Seconds()/span.Seconds(), x.before
 	x.before = onPart
 	slice, others := x.ofSlices()
 	fair := onPart * slice
