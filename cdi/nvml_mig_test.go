@@ -189,3 +189,41 @@ func TestErrorsOfALateGPU(t *testing.T) {
 		}
 	}
 }
+
+// Programs that draw (OpenGL, Vulkan) are in a list of their own.
+func TestProcessesThatDraw(t *testing.T) {
+	s := Sampler{lib: &mock.Interface{
+		ExtensionsFunc: func() nvml.ExtendedInterface {
+			return &mock.ExtendedInterface{LookupSymbolFunc: func(symbol string) error {
+				switch symbol {
+				case "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses":
+					return nil
+				}
+				return errors.New("not needed here")
+			}}
+		},
+		DeviceGetCountFunc: func() (int, nvml.Return) { return 1, nvml.SUCCESS },
+		DeviceGetHandleByIndexFunc: func(int) (nvml.Device, nvml.Return) {
+			return &mock.Device{
+				GetUUIDFunc: func() (string, nvml.Return) { return uuidA, nvml.SUCCESS },
+				GetComputeRunningProcessesFunc: func() ([]nvml.ProcessInfo, nvml.Return) {
+					return []nvml.ProcessInfo{{Pid: 1, UsedGpuMemory: 10}, {Pid: 2, UsedGpuMemory: 20}}, nvml.SUCCESS
+				},
+				GetGraphicsRunningProcessesFunc: func() ([]nvml.ProcessInfo, nvml.Return) {
+					return []nvml.ProcessInfo{{Pid: 2, UsedGpuMemory: 20}, {Pid: 3, UsedGpuMemory: 30}}, nvml.SUCCESS
+				},
+			}, nvml.SUCCESS
+		},
+	}}
+	s.faults.listen(s.lib)
+	samples, err := s.ask()
+	if err != nil || len(samples) != 1 {
+		t.Fatalf("got %v, %v", samples, err)
+	}
+	if got, want := samples[0].Processes, map[uint32]uint64{1: 10, 2: 20, 3: 30}; !maps.Equal(got, want) {
+		t.Errorf("processes: got %v, want %v", got, want)
+	}
+	if got, want := samples[0].Draws, map[uint32]bool{3: true}; !maps.Equal(got, want) {
+		t.Errorf("who only draws: got %v, want %v", got, want)
+	}
+}

@@ -90,7 +90,8 @@ func (s *Sampler) ask() ([]Sample, error) {
 	// A call to a function that the library lacks would end this program.
 	has := func(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
 	rates, memory := has("nvmlDeviceGetUtilizationRates"), has("nvmlDeviceGetMemoryInfo")
-	processes, busy := has("nvmlDeviceGetComputeRunningProcesses"), has("nvmlDeviceGetProcessUtilization")
+	processes, graphics := has("nvmlDeviceGetComputeRunningProcesses"), has("nvmlDeviceGetGraphicsRunningProcesses")
+	busy := has("nvmlDeviceGetProcessUtilization")
 	power, temperature := has("nvmlDeviceGetPowerUsage"), has("nvmlDeviceGetTemperature")
 	s.faults.collect()
 	var samples []Sample
@@ -133,14 +134,12 @@ func (s *Sampler) ask() ([]Sample, error) {
 		}
 		if processes {
 			if ps, ret := dev.GetComputeRunningProcesses(); ret == nvml.SUCCESS {
-				sample.Processes = make(map[uint32]uint64, len(ps))
-				for _, p := range ps {
-					bytes := p.UsedGpuMemory
-					if bytes == ^uint64(0) { // NVML_VALUE_NOT_AVAILABLE
-						bytes = 0
-					}
-					sample.Processes[p.Pid] += bytes
-				}
+				sample.Processes = memoryOf(ps)
+			}
+		}
+		if graphics {
+			if ps, ret := dev.GetGraphicsRunningProcesses(); ret == nvml.SUCCESS {
+				sample.addGraphics(memoryOf(ps))
 			}
 		}
 		if busy {
@@ -153,6 +152,32 @@ func (s *Sampler) ask() ([]Sample, error) {
 		return nil, errors.Join(failed...)
 	}
 	return samples, nil // the metrics say of which GPUs there is none
+}
+
+// memoryOf returns the memory of processes, by pid, in bytes. A process has a line for each context.
+func memoryOf(ps []nvml.ProcessInfo) map[uint32]uint64 {
+	memory := make(map[uint32]uint64, len(ps))
+	for _, p := range ps {
+		bytes := p.UsedGpuMemory
+		if bytes == ^uint64(0) { // NVML_VALUE_NOT_AVAILABLE
+			bytes = 0
+		}
+		memory[p.Pid] += bytes
+	}
+	return memory
+}
+
+// addGraphics adds the processes that draw. The driver lists one that computes as well in both lists, with the same memory.
+func (s *Sample) addGraphics(memory map[uint32]uint64) {
+	if s.Processes == nil {
+		s.Processes = map[uint32]uint64{}
+	}
+	s.Draws = map[uint32]bool{}
+	for pid, bytes := range memory {
+		if _, computes := s.Processes[pid]; !computes {
+			s.Processes[pid], s.Draws[pid] = bytes, true
+		}
+	}
 }
 
 // busy returns which part of a GPU's time processes had lately, nil if the driver does not

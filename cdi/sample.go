@@ -15,6 +15,8 @@ type Sample struct {
 	// Processes are those that use the GPU, with the bytes of its memory that
 	// they have (0: unknown), by pid. Nil if the driver does not say.
 	Processes map[uint32]uint64
+	// Draws are those of them that use it for graphics only, as a desktop does.
+	Draws map[uint32]bool
 	// Busy is which part of the GPU's time processes had lately, by pid, from 0 to 1: the mean
 	// of the periods, of a second at most, that ended since the Sample before and in which somebody
 	// used it. Nil if the driver does not say.

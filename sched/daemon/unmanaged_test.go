@@ -195,3 +195,32 @@ func TestShimTooOldForItsLimit(t *testing.T) {
 	old.reserve(50*mib, 50*mib, 0)
 	s.await("a shim that reserves is not", func(r *api.StatusResponse) bool { return len(r.Problems) == 0 })
 }
+
+// A desktop's programs draw on the GPU, and are nobody's concern until their user has a limit or another term.
+func TestStrangersThatDraw(t *testing.T) {
+	s := start(t, t.TempDir(), nil)
+	me := uint32(os.Getpid())
+	found := s.watch.StrangersIn([]metrics.GPUSample{{UUID: gpuA.UUID, Processes: map[uint32]uint64{me: 0}, Draws: map[uint32]bool{me: true}}}, nil)
+	named := func() (n int) {
+		t.Helper()
+		if err := s.Ask(t.Context(), func() {
+			s.watch.FinishLook(found, nil)
+			s.watch.FinishLook(found, nil)
+			all, problems := s.watch.StrangersStatus(s.Order[0])
+			n = len(all) + len(problems)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	if n := named(); n != 0 {
+		t.Errorf("a program that draws is named %d times", n)
+	}
+	uid, limit := uint32(os.Getuid()), uint32(50)
+	if _, err := dial(t, s).SetShare(t.Context(), &api.SetShareRequest{Uid: &uid, CoreLimit: &limit}); err != nil {
+		t.Fatal(err)
+	}
+	if n := named(); n != 2 {
+		t.Errorf("one of a user with a limit is named %d times, want in the status and as a problem", n)
+	}
+}

@@ -4,11 +4,11 @@
 
 usage: warden.py RESULTS [--orders] [--busy CUDA-BUSY]
 
-As root, on a host with PyTorch and nobody else on its GPU. Programs that multiply matrices, and one that
-works as a decoder does, run as users of their own with nothing of nvshare in them. A scheduler, which finds
-them by NVML, and a warden hold them: time slices, a core limit, 50 us beside a latency tenant, a fence of a
-program with the shim, and a memory limit. It prints a table and writes RESULTS/warden.json, in
-three minutes. With --orders it gives the warden orders itself instead, and kills it while a process is
+As root, on a host with PyTorch and nobody else on its GPU. Programs that multiply matrices, also in CUDA
+graphs, and one that works as a decoder does, run as users of their own with nothing of nvshare in them. A
+scheduler, which finds them by NVML, and a warden hold them: time slices, turns, core limits, short requests
+beside them (and beside the same program with the shim), a fence of a program with the shim, and a memory
+limit. It prints a table and writes RESULTS/warden.json, in five minutes. With --orders it gives the warden orders itself instead, and kills it while a process is
 off. With --busy the programs are tests/workload/cuda-busy, on the simulated GPU.
 """
 import argparse
@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import socket
 import statistics
@@ -42,7 +43,9 @@ def become(uid):
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
     caps = 1 << CAP_DAC_OVERRIDE | 1 << CAP_DAC_READ_SEARCH
-    libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(caps, caps, 0, 0, 0, 0))
+    libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(caps, caps, caps, 0, 0, 0))
+    for c in (CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH):
+        libc.prctl(47, 2, c, 0, 0)  # PR_CAP_AMBIENT_RAISE: also after exec
     libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
     os.environ["HOME"] = "/tmp"
 
@@ -51,20 +54,32 @@ def say(event, **more):
     print(json.dumps({"event": event, **more}), flush=True)
 
 
-def worker(kind, uid):
-    import torch
+def worker(kind, uid, command):
+    if kind == "exec":
+        become(uid)
+        os.execv(command[0], command)
+    if kind != "picture":
+        import torch
     if uid:
         become(uid)
     say("loaded")
     sys.stdin.readline()
-    if kind == "hog":
+    if kind == "picture":
+        from loads import picture
+        try:
+            name, step = picture.drawing()
+        except picture.Gone as e:
+            return say("gone", why=str(e))
+        say("renderer", name=name)
+    elif kind == "hog":
         torch.zeros(1, device="cuda").item()
         say("ready")
         held = [torch.ones(256 << 20, device="cuda", dtype=torch.uint8) for _ in range(16)]
         torch.cuda.synchronize()
         say("progress", launches=len(held))
         time.sleep(600)
-    step = {"gemm": gemm, "decoder": decoder}[kind](torch)
+    else:
+        step = {"gemm": gemm, "graph": replay, "decoder": decoder}[kind](torch)
     for _ in range(3):
         step()
     say("ready")
@@ -82,6 +97,29 @@ def gemm(torch):
 
     def step():
         torch.matmul(a, b, out=c)
+        e = torch.cuda.Event()
+        e.record()
+        pending.append(e)
+        if len(pending) < AHEAD:
+            return 0
+        pending.pop(0).synchronize()
+        return 1
+    return step
+
+
+def replay(torch):
+    """The same as gemm, but what is ahead is graphs of eight smaller products."""
+    a, b = (torch.zeros(N // 2, N // 2, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    c = torch.empty_like(a)
+    torch.matmul(a, b, out=c)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(8):
+            torch.matmul(a, b, out=c)
+    pending = []
+
+    def step():
+        graph.replay()
         e = torch.cuda.Event()
         e.record()
         pending.append(e)
@@ -448,20 +486,25 @@ class Steps:
             sys.exit(f"failed: {', '.join(failed)}")
 
 
+def as_user(uid, *command):
+    return [sys.executable, os.path.abspath(__file__), "worker", "exec", str(uid), *command]
+
+
 class Program:
-    """A program without a shim, of a user. It begins to use the GPU with go."""
-    simulated = {"gemm": ["--kernel-us", "1000", "--depth", "8"], "decoder": ["--kernel-us", "300", "--depth", "2"],
+    """A program of a user, without the shim but where more says so. It begins to use the GPU with go."""
+    simulated = {"gemm": ["--kernel-us", "1000", "--depth", "8"], "graph": ["--kernel-us", "1000", "--depth", "8", "--mode", "graph"], "decoder": ["--kernel-us", "300", "--depth", "2"],
                  "hog": ["--kernel-us", "1000", "--mem-mib", "1400"]}
 
-    def __init__(self, kind, uid, args):
-        self.kind, self.uid, self.args = kind, uid, args
+    def __init__(self, kind, uid, args, **more):
+        self.kind, self.uid, self.args, self.more = kind, uid, args, more
         self.samples, self.is_loaded, self.is_ready, self.p = [], threading.Event(), threading.Event(), None
+        self.gone = self.renderer = None
         if not args.busy:
             self.start([sys.executable, os.path.abspath(__file__), "worker", kind, str(uid)], {})
 
     def start(self, command, more):
         env = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
-        self.p = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**env, **self.args.env, "PYTHONUNBUFFERED": "1"}, **more)
+        self.p = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**env, **self.args.env, "PYTHONUNBUFFERED": "1", **self.more}, **more)
         threading.Thread(target=self.read, daemon=True).start()
 
     def read(self):
@@ -476,6 +519,11 @@ class Program:
                 self.is_loaded.set()
             elif v["event"] == "ready":
                 self.is_ready.set()
+            elif v["event"] == "gone":
+                self.gone = v["why"]
+                self.is_ready.set()
+            elif v["event"] == "renderer":
+                self.renderer = v["name"]
             elif v["event"] == "progress":
                 self.samples.append((now, v["launches"]))
                 if self.args.busy:
@@ -575,6 +623,11 @@ class Scheduled:
         """All load PyTorch at once, before they are needed."""
         self.decoder, self.later = (Program("decoder", self.second, self.args) for _ in range(2))
         self.a, self.b, self.e = Program("gemm", self.first, self.args), Program("gemm", self.second, self.args), Program("gemm", self.third, self.args)
+        self.graphs = [Program("graph", uid, self.args) for uid in (self.first, self.third)]
+        self.pictures = [] if self.args.busy else [Program("picture", uid, self.args) for uid in (self.first, self.third)]
+        self.shimmed = Program("gemm", self.third, self.args, LD_PRELOAD=self.args.shim, NVSHARE_RUN_DIR=self.env["NVSHARE_RUN_DIR"])
+        self.again = Program("gemm", self.first, self.args)
+        self.turning = [Program("gemm", uid, self.args) for uid in (self.first, self.third)]
         self.hog = Program("hog", self.hoarder, self.args)
         return {p.kind: p.p and p.p.pid for p in (self.decoder, self.a, self.hog)}
 
@@ -594,7 +647,7 @@ class Scheduled:
     def start(self):
         self.daemons.append(self.program([self.args.warden, "--dir", self.dir + "/warden", *(["--simgpu", self.args.sim] if self.args.busy else [])]))
         self.now = self.scheduler("--anti-thrash", "auto")
-        for uid in (self.first, self.second):
+        for uid in (self.first, self.second, self.third):
             self.set(uid, "--weight", "100")
         t = time.monotonic()
         held = [self.until(f"{p.kind} is held", 20, lambda p=p: self.client(p.p.pid)) for p in (self.a, self.b)]
@@ -602,10 +655,14 @@ class Scheduled:
 
     def slices(self):
         """Two share by time slices, which grow."""
+        return self.by_slices(self.a, self.b, self.gemm_alone, "GEMM")[0]
+
+    def by_slices(self, a, b, alone, what):
+        """The second one is ended, and what the first does alone is measured again."""
         since = 0
 
         def long():
-            c = [self.client(p.p.pid) for p in (self.a, self.b)]
+            c = [self.client(p.p.pid) for p in (a, b)]
             nonlocal since
             grown = all(c) and all(x["way"] == "slices" and x["slice_seconds"] >= 0.045 for x in c)
             since = (since or time.monotonic()) if grown else 0
@@ -615,20 +672,20 @@ class Scheduled:
             c = self.until("the slices are long", 60, long)
         except RuntimeError as e:
             print(e, flush=True)
-            c = [self.client(p.p.pid) or {} for p in (self.a, self.b)]
+            c = [self.client(p.p.pid) or {} for p in (a, b)]
         took = round(time.monotonic() - t, 1)
         parts = []
         for _ in range(2):
             t = time.monotonic()
             time.sleep(5)
-            parts.append([self.a.rate(t, time.monotonic()), self.b.rate(t, time.monotonic())])
-        self.b.end()
+            parts.append([a.rate(t, time.monotonic()), b.rate(t, time.monotonic())])
+        b.end()
         time.sleep(1.5)
-        again = self.window(self.a, 3)
-        base = (self.gemm_alone + again) / 2
+        again = self.window(a, 3)
+        base = (alone + again) / 2
         best = max(sum(p) for p in parts) / base
-        self.row("two GEMM by time slices, of one alone", f"{100 * best:.1f} %", ">= 99.5 %", best >= 0.995)
-        return {"long_after_s": took, "way": c[0].get("way"), "why": c[0].get("why"), "slices_s": [x.get("slice_seconds") for x in c], "products_per_s": parts, "alone": [self.gemm_alone, again], "of_alone": round(best, 4)}
+        self.row(f"two {what} by time slices, of one alone", f"{100 * best:.1f} %", ">= 99.5 %", best >= 0.995)
+        return {"long_after_s": took, "way": c[0].get("way"), "why": c[0].get("why"), "slices_s": [x.get("slice_seconds") for x in c], "products_per_s": parts, "alone": [alone, again], "of_alone": round(best, 4)}, again
 
     def limited(self, p, alone):
         self.set(p.uid, "--core-limit", str(round(100 * LIMIT)))
@@ -648,9 +705,34 @@ class Scheduled:
     def limit_gemm(self):
         return self.limited(self.a, self.gemm_alone)
 
+    def requests(self):
+        """Short requests of a latency tenant, with the shim, beside a GEMM without the shim and one with it."""
+        if self.args.busy:
+            return {"not on": "the simulated GPU"}
+        self.set(self.second, "--priority", "latency")
+        found = {}
+        for name, p in (("without the shim", self.a), ("with the shim", self.shimmed)):
+            if name == "with the shim":
+                self.a.end()
+                p.go()
+            t = time.monotonic()
+            r = subprocess.run(as_user(self.second, "/usr/bin/env", "LD_PRELOAD=" + self.args.shim, self.args.programs + "/short-request", "0", "9"),
+                               env={k: v for k, v in self.env.items() if k != "LD_PRELOAD"}, capture_output=True, text=True, timeout=30)
+            beside = p.rate(t, time.monotonic())
+            v = json.loads(r.stdout)
+            v.pop("percentiles_ms", None)
+            found[name] = {**v, "gemm": round(beside / self.gemm_alone, 4)}
+        self.shimmed.end()
+        self.set(self.second, "--priority", "batch")
+        held, gated = (found[x]["p99_ms"] for x in found)
+        self.row("short requests beside a GEMM without the shim, p99", f"{held} ms", f"<= {gated} ms, beside one with it", held <= gated)
+        return found
+
     def latency(self):
         """The decoder is a latency tenant beside the other."""
         self.set(self.second, "--priority", "latency")
+        if not self.args.busy:
+            self.a = self.again.go()
         self.later.go()
 
         def short():
@@ -671,11 +753,80 @@ class Scheduled:
         self.later.end()
         return found
 
-    def fence(self):
-        """A program with the shim is stopped in the middle of its work."""
+    def one_and_two(self, a, b, kind):
+        """One with a limit; then two, by the driver's slices at first."""
+        alone = self.window(a.go(), 3)
+        self.until("it is held", 20, lambda: self.client(a.p.pid))
+        limit = self.limited(a, alone)
+        time.sleep(1)
+        alone = self.window(a, 3)
+        b.go()
+        found = self.by_slices(a, b, alone, f"{kind} programs")[0]
+        a.end()
+        return {"limit": limit, **found}
+
+    def graph(self):
+        """Programs that replay CUDA graphs."""
+        return self.one_and_two(*self.graphs, "graph")
+
+    def picture(self):
+        """Programs that draw with OpenGL: they have no CUDA."""
+        if not self.pictures:
+            return {"not on": "the simulated GPU"}
+        gone = self.pictures[1].go().gone
+        if gone:
+            print(f"no picture is drawn: {gone}", flush=True)
+            return {"not on this host": gone}
+        self.pictures[1].end()
+        self.pictures[1] = Program("picture", self.third, self.args)
+        return {"renderer": self.pictures[1].renderer, **self.one_and_two(*self.pictures, "picture")}
+
+    def turns(self):
+        """Two GEMM in turns; then two with small kernels, which note when they were on the GPU."""
         self.now.terminate()
         self.now.wait()
         self.now = self.scheduler("--anti-thrash", "on", "--grace", "1s")
+        a, b = self.turning
+        before = self.window(a.go(), 3)
+        b.go()
+        for p in (a, b):
+            self.until("it has turns", 20, lambda p=p: (self.client(p.p.pid) or {}).get("way") == "turns")
+        time.sleep(2)
+        t = time.monotonic()
+        time.sleep(8)
+        t = (t, time.monotonic())
+        got = [a.rate(*t), b.rate(*t)]
+        b.end()
+        time.sleep(1)
+        alone = (before + self.window(a, 3)) / 2
+        a.end()
+        of = sum(got) / alone
+        self.row("two GEMM in turns, of one alone", f"{100 * of:.1f} %", ">= 98 %", of >= 0.98)
+        records = tempfile.mkdtemp(prefix="records-")
+        os.chmod(records, 0o1777)
+        busy = self.args.busy or self.args.programs + "/cuda-busy"
+        env = {k: v for k, v in {**os.environ, **self.args.env}.items() if k != "LD_PRELOAD"}
+        pair = [subprocess.Popen(as_user(uid, busy, "--kernel-us", "500", "--seconds", "9", "--report-ms", "0", "--tenant", str(uid), "--record", f"{records}/{uid}"),
+                                 env=env, stdout=subprocess.DEVNULL) for uid in (self.first, self.third)]
+        for p in pair:
+            p.wait(40)
+        work = []
+        for name in os.listdir(records):
+            with open(f"{records}/{name}") as f:
+                work += [(v["start_ns"], v["end_ns"], v["tenant"]) for v in map(json.loads, f) if "start_ns" in v]
+        shutil.rmtree(records)
+        work.sort()
+        # The first three seconds are the driver's: nobody is held yet.
+        work = [w for w in work if w[0] > work[0][0] + 3e9]
+        gaps = sorted((b[0] - a[1]) / 1e6 for a, b in zip(work, work[1:]) if a[2] != b[2])
+        found = {"products_per_s": got, "alone": alone, "of_alone": round(of, 4), "handovers": len(gaps), "overlaps": sum(g < 0 for g in gaps)}
+        if gaps:
+            found.update({f"p{q}_ms": round(gaps[min(len(gaps) - 1, len(gaps) * q // 100)], 3) for q in (50, 90, 99)})
+            self.row("hand-over between two without the shim, p50", f"{found['p50_ms']} ms of {len(gaps)}", "<= 1.5 ms", found["p50_ms"] <= 1.5)
+        return found
+
+    def fence(self):
+        """A program with the shim is stopped in the middle of its work."""
         busy, env = self.args.busy or self.args.programs + "/cuda-busy", {**self.env, **self.args.env, "LD_PRELOAD": self.args.shim}
         if self.args.busy:
             env["NVSHARE_SIMGPU_RM"] = "hidden"  # there a process that is stopped answers nobody
@@ -722,7 +873,7 @@ class Scheduled:
 
     def run(self):
         self.began = time.monotonic()
-        names = ("host", "load", "alone", "start", "slices", "limit_gemm", "latency", "limit_decoder", "out_of_memory", "fence")
+        names = ("host", "load", "alone", "start", "slices", "limit_gemm", "requests", "latency", "limit_decoder", "graph", "picture", "out_of_memory", "turns", "fence")
         for name in names:
             t = time.monotonic()
             try:
@@ -734,7 +885,7 @@ class Scheduled:
             print(f"{time.monotonic() - self.began:6.1f} {name} ({time.monotonic() - t:.1f} s): {json.dumps(self.found[name])}", flush=True)
             with open(os.path.join(self.args.results, "warden.json"), "w") as f:
                 json.dump({"rows": self.rows, **self.found}, f, indent=1)
-        for p in (self.decoder, self.later, self.a, self.b, self.e, self.hog):
+        for p in (self.decoder, self.later, self.a, self.b, self.e, self.hog, self.shimmed, self.again, *self.graphs, *self.pictures, *self.turning):
             if p.p and p.p.poll() is None:
                 p.end()
         for d in reversed(self.daemons):
@@ -755,7 +906,7 @@ class Scheduled:
 
 def main():
     if sys.argv[1:2] == ["worker"]:
-        return worker(sys.argv[2], int(sys.argv[3]))
+        return worker(sys.argv[2], int(sys.argv[3]), sys.argv[4:])
     beside = os.path.dirname(os.path.abspath(__file__))
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("results")

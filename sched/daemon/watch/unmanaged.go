@@ -81,6 +81,7 @@ type stranger struct {
 	peer  *peer.Peer // closed: only what it says is used
 	bytes uint64     // of the GPU's memory; 0: not known
 	seen  bool       // twice or more: a process may be on the GPU before it registers
+	draws bool       // and does not compute
 }
 
 // Rest closes the driver where nobody shares a GPU, so that it can be unloaded, and a GPU reset. It tells
@@ -139,7 +140,7 @@ func (w *Watch) StrangersIn(samples []metrics.GPUSample, managed map[uint32]bool
 				continue
 			}
 			if p, err := w.Peers.Look(int32(pid)); err == nil { // else it has just ended
-				found[s.UUID] = append(found[s.UUID], stranger{peer: p, bytes: bytes})
+				found[s.UUID] = append(found[s.UUID], stranger{peer: p, bytes: bytes, draws: s.Draws[pid]})
 			}
 		}
 	}
@@ -164,6 +165,9 @@ func (w *Watch) FinishLook(found map[string][]stranger, err error) {
 			}
 			if w.ByProc[s.peer.Process] != nil {
 				continue // it has registered meanwhile
+			}
+			if s.draws && !w.holds(g, s.peer.Account, s.peer.Container) {
+				continue // a desktop's
 			}
 			i := slices.IndexFunc(w.Strangers[g], func(o stranger) bool { return o.peer.Process == s.peer.Process })
 			if s.seen = i >= 0; s.seen && !w.Strangers[g][i].seen {
