@@ -233,7 +233,7 @@ func (c *GPU) set(ev base.Event) bool {
 		c.reshare(ev.Tenant, ev.Share)
 		c.mem.Regroup(ev.Tenant, ev.Share.Group())
 	case SetSwapShare:
-		c.swapShare, c.owedUntil = clampShareOfSwap(ev.Percent), c.now
+		c.swapShare, c.owedUntil, c.leastUntil = clampShareOfSwap(ev.Percent), c.now, c.now
 	case residency.SetTenantMemory:
 		if c.mem.SetTenant(ev) {
 			c.lookForIdle()

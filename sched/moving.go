@@ -24,11 +24,14 @@ const maxStretch = time.Minute
 
 // Tenants that cannot use each other's pauses gain nothing by moving: turns become so long
 // that moving takes an easyPart of its share, up to easyStretch, and up to easyRound
-// divided by the number of those that wait to move.
+// divided by the number of those that wait to move. A server's users would wait as long: so
+// while a tenant wants the GPU that had a pause of longIdle, turns last for a restedPart of the
+// time since then at most, if the share does not demand more.
 const (
 	easyPart    = 7
 	easyStretch = 10 * time.Second
 	easyRound   = 20 * time.Second
+	restedPart  = 6
 )
 
 // maxSwapShare leaves half of the time for work.
@@ -93,6 +96,7 @@ type transfers struct {
 	moves       []*grant      // whose clients move memory
 	putOff      []*tenant     // whose grants were asked back because they did not get on
 	owedUntil   base.Time     // nobody moves before, if others can work
+	leastUntil  base.Time     // the same, by the share alone, or the quantum
 	sparedUntil base.Time     // the free GPU is not given before to those that have to move
 	fillTook    time.Duration // about what moving takes
 	fills       int           // how often memory was moved in
@@ -193,17 +197,29 @@ func stretchFor(moved time.Duration, percent int) time.Duration {
 }
 
 // owe puts off further moving because of what moving took: for as long as the share
-// demands, or as an easyPart of the share would if that is not long. Without a share the
-// quantum says for how long, also for a tenant with a limit.
+// demands, or as an easyPart of the share would if that is not long, nor too long for those that
+// have paused. Without a share the quantum says for how long, also for a tenant with a limit.
 func (c *GPU) owe(t *tenant, moved time.Duration) {
-	until := c.quantum
+	least, until := c.quantum, c.quantum
 	t.stretch = min(c.quantum, maxStretch)
 	if c.swapShare != 0 {
 		t.stretch = stretchFor(moved, c.swapShare)
-		easy := min(stretchFor(moved, max(c.swapShare/easyPart, 1)), easyStretch, easyRound/time.Duration(max(len(c.deferred.items), 1)))
-		until = max(t.stretch, easy)
+		easy := min(stretchFor(moved, max(c.swapShare/easyPart, 1)), easyStretch, easyRound/time.Duration(max(len(c.deferred.items), 1)), c.bears(t))
+		for _, other := range c.deferred.items {
+			easy = min(easy, c.bears(other))
+		}
+		least, until = t.stretch, max(t.stretch, easy)
 	}
+	c.leastUntil = max(c.leastUntil, c.now.Add(least))
 	c.owedUntil = max(c.owedUntil, c.now.Add(until))
+}
+
+// bears returns how long the turns of others may be that a tenant waits for, and its own.
+func (c *GPU) bears(t *tenant) time.Duration {
+	if t.restedAt == 0 {
+		return maxStretch
+	}
+	return c.now.Sub(t.restedAt) / restedPart
 }
 
 // stalledMoves asks back the grants of clients that do not get their memory, and says
@@ -310,10 +326,17 @@ func (c *GPU) beginPause(cl *client, idle bool) {
 
 func (c *GPU) endPause(cl *client) {
 	if cl.pausing {
-		cl.pauses.Note(c.now.Sub(cl.idleSince))
-		cl.progress.HadPause(c.now.Sub(cl.idleSince))
+		pause := c.now.Sub(cl.idleSince)
+		cl.pauses.Note(pause)
+		cl.progress.HadPause(pause)
 		c.addUp(cl)
 		c.forgetPause(cl)
+		if pause > longIdle {
+			cl.tenant.restedAt = c.now
+		}
+	}
+	if cl.away {
+		c.owedUntil = min(c.owedUntil, max(c.leastUntil, c.now.Add(c.bears(cl.tenant))))
 	}
 }
 

@@ -25,8 +25,9 @@ type use struct {
 	pauses      []time.Duration // in place of pause, one after the other, again and again
 	times       int
 	bytes       uint64
-	cold        bool   // the arena is made only while it is needed
-	tenant      string // "": its own
+	cold        bool      // the arena is made only while it is needed
+	tenant      string    // "": its own
+	served      *requests // in place of times
 }
 
 func (u use) after(i int) time.Duration {
@@ -175,15 +176,20 @@ func (w *sharing) add(uses ...use) {
 	}
 }
 
-func (w *sharing) share() {
+// fillAll has one after the other fill its memory. Then all can begin.
+func (w *sharing) fillAll() {
 	w.t.Helper()
-	// One after the other fills its memory. Then all begin.
 	for _, p := range w.order {
 		p.wants(time.Millisecond)
 		w.until(func() bool { return p.times == 0 })
 		w.run(2 * time.Second)
 	}
 	w.begun, w.worked, w.moving, w.bytesIn, w.grants, w.longest = w.now, 0, 0, 0, 0, 0
+}
+
+func (w *sharing) share() {
+	w.t.Helper()
+	w.fillAll()
 	for _, p := range w.order {
 		p.times = p.use.times
 		p.wants(p.use.work)
@@ -371,7 +377,10 @@ func (p *proc) pause() {
 		})
 		return
 	}
-	if p.times > 0 {
+	switch {
+	case p.w.begun != 0 && p.use.served != nil:
+		p.use.served.step(p)
+	case p.times > 0:
 		p.w.after(pause, func() { p.wants(p.use.work) })
 	}
 	p.maybeIdle()
