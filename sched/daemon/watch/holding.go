@@ -240,7 +240,7 @@ func (x *holding) switched(r order.Result, on bool) {
 // release gives its grant back.
 func (x *holding) release(why sched.Reason, preempted bool) {
 	x.count()
-	calls := callRate * x.grantOn.Seconds() * x.samples.use
+	calls := callRate * x.grantOn.Seconds() * x.samples.use()
 	epoch := x.epoch
 	x.epoch, x.revoked, x.paused, x.grantOn = 0, false, false, 0
 	x.w.Step(x.gpu, sched.Release{Client: x.id, Epoch: epoch, Reason: why, Preempted: preempted, Calls: uint64(calls)})
@@ -353,7 +353,7 @@ func (x *holding) used(part, all, anyOn float64, said bool) {
 	ev := timeslice.Utilization{Client: x.id, Samples: looks, Busy: looks, Calls: int(callRate * span.Seconds() * fair * x.gains())}
 	switch {
 	case slice == 1:
-		ev.Busy = int(x.samples.use * float64(looks))
+		ev.Busy = int(x.samples.use() * float64(looks))
 	case said && x.w.ShareOf(x.gpu, x.peer.Account).Priority == sched.Latency: // it is charged what it uses
 		ev.Busy = int(part * float64(looks))
 	}

@@ -22,9 +22,11 @@ const (
 	idlePart         = 0.01
 	idleAt, idleSure = 6, 60
 
-	// A process keeps the GPU busy that uses busyPart of its turns, as the mean of about useSamples says.
-	busyPart   = 0.98
-	useSamples = 8
+	// A process keeps the GPU busy that uses busyPart of its turns, as the mean of about useSamples says. Of one that
+	// was on for less than onLeastPart of the time nothing can be said.
+	busyPart    = 0.98
+	useSamples  = 8
+	onLeastPart = 0.01
 )
 
 // sampled is what samples have said of one process.
@@ -34,11 +36,12 @@ type sampled struct {
 	suspect       float64 // what it seems to have had too much, beside others
 	unseen        float64 // how many of the samples since it was named would have named it by chance
 	busy, n       float64 // the GPU's use in these samples, and their number
-	use           float64 // which part of its turns, and of those with whom it took turns, used the GPU lately
+	turnsOn       float64 // for which part of the time it had turns lately, or those with whom it took turns
+	turnsUsed     float64 // and for which part of the time these used the GPU
 }
 
 // newSampled is for a process of which nothing has been said.
-func newSampled() sampled { return sampled{use: 1} }
+func newSampled() sampled { return sampled{turnsOn: 1, turnsUsed: 1} }
 
 // add takes note of a sample: which part of the GPU's time the process had, and all had; fair is the part of that
 // time that it was to have.
@@ -56,13 +59,18 @@ func (s *sampled) add(part, all, fair float64) {
 func (s *sampled) named() { s.unseen, s.busy, s.n = 0, 0, 0 }
 
 // inTurns takes note of a sample while processes took turns: all of them used a part of the GPU's time, and one was
-// on for anyOn of that time. Else one went off and another one on, which is no gap in anybody's work.
+// on for anyOn of that time. Else one went off and another one on, which is no gap in anybody's work. A sample is of
+// another moment than that time, so that only the means of many can be compared.
 func (s *sampled) inTurns(all, anyOn float64) {
-	s.use = min(s.use+(all/min(max(anyOn, cheatPart), 1)-s.use)/useSamples, 1)
+	s.turnsUsed += (all - s.turnsUsed) / useSamples
+	s.turnsOn += (min(anyOn, 1) - s.turnsOn) / useSamples
 }
 
+// use is which part of these turns used the GPU.
+func (s *sampled) use() float64 { return min(s.turnsUsed/max(s.turnsOn, onLeastPart), 1) }
+
 // saturates says whether it kept the GPU busy in its turns.
-func (s *sampled) saturates() bool { return s.use >= busyPart }
+func (s *sampled) saturates() bool { return s.use() >= busyPart }
 
 // idle says whether the process has no work; in turns the GPU has none then either.
 func (s *sampled) idle(turns bool) bool {

@@ -70,7 +70,17 @@ func TestHandoverIsNoGap(t *testing.T) {
 			s.inTurns(c.all, c.anyOn)
 		}
 		if s.saturates() != c.saturates {
-			t.Errorf("%s: saturates is %v, of its turns %.3f were used", c.what, s.saturates(), s.use)
+			t.Errorf("%s: saturates is %v, of its turns %.3f were used", c.what, s.saturates(), s.use())
 		}
+	}
+
+	// What samples say of a process with a limit varies: they are of other moments.
+	s := newSampled()
+	for range 25 {
+		s.inTurns(0.50, 0.30)
+		s.inTurns(0.15, 0.30)
+	}
+	if !s.saturates() {
+		t.Errorf("one that uses all of its limit does not saturate: %.3f", s.use())
 	}
 }

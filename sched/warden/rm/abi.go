@@ -29,10 +29,19 @@ type ABI struct {
 	BadClient uint32
 	NoObject  []uint32
 
-	// FirstClient and FirstObject are where the RM begins to number clients, and libcuda
-	// the objects of a client.
-	FirstClient, FirstObject uint32
-	RootClass                uint32
+	// FirstClient is where the RM begins to number clients.
+	FirstClient uint32
+	// Objects are how libraries number the objects of a client.
+	Objects   []Numbers
+	RootClass uint32
+}
+
+// Numbers are a span of object numbers, asked for from First up: Most of them, or until misses in a row are
+// nothing. With If they are asked for only where that number is an object.
+type Numbers struct {
+	First, Most uint32
+	Misses      int
+	If          uint32
 }
 
 // Command is the number of a control, and the size of its parameters in bytes.
@@ -49,7 +58,13 @@ var abis = []ABI{{
 	Channels: Command{0x2080110b, 536}, UUID: Command{0x2080014a, 268},
 	Token: Command{0xc36f0108, 4}, Info: Command{0xd02, 16},
 	BadClient: 0x23, NoObject: []uint32{0x57, 0x33},
-	FirstClient: 0xc1d00000, FirstObject: 0x5c000000,
+	FirstClient: 0xc1d00000,
+	Objects: []Numbers{
+		{First: 0x5c000000, Most: 8192, Misses: 256}, // libcuda, and what lets the RM choose
+		// OpenGL: a device (beef0003), its subdevice and channels, then groups (seen on an H200, 580.159.04).
+		{First: 0xbeef0004, Most: 0x1fc, Misses: 0x1fc, If: 0xbeef0003},
+		{First: 0xcef80000, Most: 256, Misses: 16, If: 0xbeef0003},
+	},
 	RootClass: 0x41,
 }}
 

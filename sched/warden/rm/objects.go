@@ -15,9 +15,6 @@ const (
 	clientMisses   = 16
 	firstMisses    = 2048
 	maxDescriptors = 16
-	// objectMisses is the same of the objects of a client, and maxObjects how far they go.
-	objectMisses = 256
-	maxObjects   = 8192
 	// A tenant can make as many clients and objects as it likes: maxClients is how many a
 	// process may have, and maxQuestions how often one look asks, which takes half a second.
 	maxClients   = 64
@@ -117,11 +114,18 @@ func (o *Objects) learn(abi *ABI, f File, descriptor int, before Objects, scan, 
 			if i := slices.IndexFunc(before.Clients, func(c Client) bool { return c.Handle == h }); i >= 0 {
 				old = before.Clients[i]
 			}
-			last := old.last()
+			was := old
 			if all {
 				old = Client{}
 			}
-			o.Clients = append(o.Clients, o.objects(abi, f, descriptor, h, old, last))
+			c := Client{Descriptor: descriptor, Handle: h}
+			for _, n := range abi.Objects {
+				o.objects(abi, f, &c, n, old, was.last(n))
+			}
+			if len(c.Subdevices) > 1 {
+				c.On = o.subdevices(abi, f, &c, old)
+			}
+			o.Clients = append(o.Clients, c)
 		}
 	}
 	return true
@@ -156,34 +160,40 @@ func newClients(abi *ABI, f File, bottom, top uint32) (handles []uint32) {
 	return handles
 }
 
-// last is the greatest number of an object.
-func (c *Client) last() (last uint32) {
+// last is the greatest number of an object in a span.
+func (c *Client) last(n Numbers) (last uint32) {
 	for _, some := range [][]uint32{c.Groups, c.Channels, c.Subdevices, c.others} {
 		for _, object := range some {
-			last = max(last, object)
+			if object-n.First < n.Most {
+				last = max(last, object)
+			}
 		}
 	}
 	return last
 }
 
-// objects asks for numbers up to last, and until too many are nothing.
-func (o *Objects) objects(abi *ABI, f File, descriptor int, client uint32, old Client, last uint32) Client {
-	c := Client{Descriptor: descriptor, Handle: client}
-	for i, misses := uint32(0), 0; (misses < objectMisses || abi.FirstObject+i <= last) && i < maxObjects && o.questions < maxQuestions; i++ {
-		object := abi.FirstObject + i
-		ask := func(k Command, params []byte) uint32 {
-			o.questions++
-			status, err := f.Control(client, object, k, params)
-			if err != nil {
-				return abi.BadClient
-			}
-			return status
+// objects asks for the numbers of a span up to last, and until too many are nothing, and adds the client's objects.
+func (o *Objects) objects(abi *ABI, f File, c *Client, n Numbers, old Client, last uint32) {
+	var object uint32
+	ask := func(k Command, params []byte) uint32 {
+		o.questions++
+		status, err := f.Control(c.Handle, object, k, params)
+		if err != nil {
+			return abi.BadClient
 		}
+		return status
+	}
+	isNone := func(status uint32) bool { return slices.Contains(abi.NoObject, status) || status == abi.BadClient }
+	if object = n.If; object != 0 && isNone(ask(abi.GetSlice, make([]byte, abi.GetSlice.Size))) {
+		return
+	}
+	for i, misses := uint32(0), 0; (misses < n.Misses || n.First+i <= last) && i < n.Most && o.questions < maxQuestions; i++ {
+		object = n.First + i
 		status := ask(abi.GetSlice, make([]byte, abi.GetSlice.Size))
 		switch {
 		case status == 0:
 			c.Groups = append(c.Groups, object)
-		case slices.Contains(abi.NoObject, status) || status == abi.BadClient:
+		case isNone(status):
 			misses++
 			continue
 		case slices.Contains(old.others, object):
@@ -207,10 +217,6 @@ func (o *Objects) objects(abi *ABI, f File, descriptor int, client uint32, old C
 		}
 		misses = 0
 	}
-	if len(c.Subdevices) > 1 {
-		c.On = o.subdevices(abi, f, &c, old)
-	}
-	return c
 }
 
 // maxDepth is how far a channel is below its device: in a group, or in none.

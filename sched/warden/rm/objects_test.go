@@ -67,7 +67,7 @@ func (r *aRM) Control(client, object uint32, c Command, params []byte) (uint32, 
 
 func TestLearn(t *testing.T) {
 	abi := &abis[0]
-	o := abi.FirstObject
+	o := abi.Objects[0].First
 	const mine, top = 0xc1d00421, 0xc1d0042a
 	r := &aRM{asked: map[Command]int{}, clients: map[uint32]map[uint32]kind{mine: {o + 1: other, o + 21: subdevice, o + 39: group, o + 46: channel, o + 300: other, o + 301: channel}}}
 	now := Objects{Top: top}
@@ -122,10 +122,33 @@ func TestLearn(t *testing.T) {
 	}
 }
 
+// OpenGL numbers its objects in its own way.
+func TestLearnGraphics(t *testing.T) {
+	abi := &abis[0]
+	const mine = 0xc1d0001f
+	r := &aRM{asked: map[Command]int{}, clients: map[uint32]map[uint32]kind{mine: {
+		0xbeef0003: other, 0xbeef0004: subdevice, 0xbeef0032: other, 0xbeef0100: channel, 0xbeef0101: channel, 0xbeef0102: channel,
+		0xbeef9097: other, 0xcef80000: group, 0xcef80001: group, 0xcef00000: other,
+	}}}
+	now := Objects{Top: mine + 4}
+	for _, all := range []bool{true, false} {
+		before := now
+		now = Objects{Top: mine + 4}
+		now.learn(abi, r, 10, before, true, all)
+		if len(now.Clients) != 1 {
+			t.Fatalf("clients %+v", now.Clients)
+		}
+		c := now.Clients[0]
+		if !slices.Equal(c.Groups, []uint32{0xcef80000, 0xcef80001}) || !slices.Equal(c.Channels, []uint32{0xbeef0100, 0xbeef0101, 0xbeef0102}) || !slices.Equal(c.Subdevices, []uint32{0xbeef0004}) || len(c.GPUs) != 1 {
+			t.Errorf("learned %+v", c)
+		}
+	}
+}
+
 // A process that sees several GPUs is switched on those where its channels are.
 func TestSeveralGPUs(t *testing.T) {
 	abi := &abis[0]
-	o := abi.FirstObject
+	o := abi.Objects[0].First
 	const mine = 0xc1d00001
 	objects := map[uint32]kind{o: other, o + 1: subdevice, o + 2: other, o + 3: subdevice, o + 4: other, o + 5: subdevice,
 		o + 10: group, o + 11: channel, o + 20: group, o + 21: channel, o + 22: channel, o + 30: channel}

@@ -10,7 +10,7 @@ GL_FRAMEBUFFER, GL_COLOR_ATTACHMENT0, GL_FRAMEBUFFER_COMPLETE, GL_RENDERBUFFER, 
 GL_FRAGMENT_SHADER, GL_VERTEX_SHADER, GL_COMPILE_STATUS, GL_LINK_STATUS, GL_TRIANGLES = 0x8B30, 0x8B31, 0x8B81, 0x8B82, 4
 GL_RENDERER, GL_SYNC_GPU_COMMANDS_COMPLETE, GL_TIMEOUT_EXPIRED = 0x1F01, 0x9117, 0x911B
 
-# One triangle covers the picture. Its colour takes a loop, some ms for all.
+# One triangle covers the picture. Its colour takes a loop, some 10 ms for all.
 CORNERS = b"""#version 330
 void main() { gl_Position = vec4(gl_VertexID == 1 ? 3.0 : -1.0, gl_VertexID == 2 ? 3.0 : -1.0, 0.0, 1.0); }
 """
@@ -68,7 +68,7 @@ def context():
     raise Gone(why)
 
 
-def drawing(rounds=20000):
+def drawing(rounds=500):
     """Returns the name of the renderer, and a function that draws one picture and returns 1 if one is done."""
     egl = context()
     pointer, number = ctypes.c_void_p, ctypes.c_uint
