@@ -137,7 +137,9 @@ func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
 	case sched.Fence:
 		d.fence(g, a)
 	case sched.Released:
-		d.unfence(g, a.Client)
+		if cl := d.Clients[a.Client]; cl != nil {
+			d.watch.Unfence(g, cl)
+		}
 		d.Reach(node.AfterReleased)
 	default:
 		if id, _ := w.Grant(); id == 0 {

@@ -44,8 +44,9 @@ type Options struct {
 	Sockets rundir.Options
 	Grace   time.Duration
 	Tuning  account.Tuning // how time is accounted
-	// FenceAction is FenceReport if it is "".
-	FenceAction FenceAction
+	// FenceKill has processes killed that do not release a GPU in the grace period; else
+	// nvshare-warden keeps them off it, where it runs.
+	FenceKill bool
 	// Spin is how long the scheduler and the next client may spin for the
 	// release of a grant that was revoked; 0: they sleep.
 	Spin    time.Duration
@@ -121,8 +122,7 @@ type Daemon struct {
 	nextCheck     base.Time
 	overlap       *overlap.Manager // nil: none
 	latest        *overview
-	checkAlways   bool // tests
-	fencesChanged bool
+	checkAlways   bool   // tests
 	refused       uint64 // beside those that the desk refused
 }
 
@@ -204,7 +204,7 @@ func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 	d.watch = watch.New(d.tenants, d.managed, func(samples []metrics.GPUSample) {
 		d.noteSamples(samples)
 	})
-	d.watch.HoldsFenced = opts.FenceAction == FenceHold
+	d.watch.HoldsFenced = !opts.FenceKill
 	d.search = d.Timers.New(d.startDiscovery)
 	d.runDirWatch = d.Timers.New(d.watchRunDir)
 	d.History = history.New(d.started.UnixNano())
@@ -319,7 +319,6 @@ func (d *Daemon) closeAll(cancel func()) {
 // afterEvent does what may be due after each event of the loop.
 func (d *Daemon) afterEvent() (goOn bool) {
 	d.dropBroken()
-	d.applyFences()
 	d.watch.Advance()
 	d.moves.AdvanceMigrations()
 	d.away.WatchRefusals()

@@ -56,7 +56,7 @@ func (d *Daemon) observe(g *node.GPU, a base.Action) {
 	case sched.Pause:
 		g.Turns.Paused()
 	case sched.Fence:
-		d.fenceEvent(d.EventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_FENCE, Epoch: a.Epoch, Text: string(d.fenceAction(g, a))}), a.Claimed)
+		d.fenceEvent(d.EventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_FENCE, Epoch: a.Epoch, Text: d.fenceAction(g, a)}), a.Claimed)
 	case sched.ModeChosen:
 		// Tenants that come and go cause it.
 		d.TellOf(d.Log.WithFields(logrus.Fields{"gpu": g.UUID, "reason": a.Cause.String()}), logrus.InfoLevel, fmt.Sprintf("GPU %d: %v", g.Index, a.Mode))

@@ -97,7 +97,7 @@ func TestUsage(t *testing.T) {
 func TestOptions(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	f := flags{runDir: "some/dir", quantum: "45", grace: "1500ms", antiThrash: "off", fenceAction: "report", spin: wire.SpinTime}
+	f := flags{runDir: "some/dir", quantum: "45", grace: "1500ms", antiThrash: "off", fenceAction: "kill", spin: wire.SpinTime}
 	f.tuning.add(&cobra.Command{})
 	o, err := f.options(logrus.NewEntry(log))
 	if err != nil || o.Quantum != 45*time.Second || o.Grace != 1500*time.Millisecond || o.Mode != sched.Concurrent || o.Spin != wire.SpinTime || !filepath.IsAbs(o.RunDir) {

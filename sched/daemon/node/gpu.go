@@ -41,8 +41,6 @@ type GPU struct {
 	Restored map[base.ClientID]bool // had a grant before the restart, not back yet
 	Quantum  time.Duration          // as the core has them
 	Mode     sched.Mode
-	Fenced   map[base.ClientID]bool // those for whom FenceDemote is in force
-	Demoted  bool                   // and the core knows
 	Turns    metrics.Turns
 	NoRoom   base.Time // the latest reservation was refused for which there was no room; 0: none was
 
@@ -104,14 +102,6 @@ func (n *Node) Drained(c *api.Container) error {
 		}
 	}
 	return nil
-}
-
-// ModeNow is the mode for the core: what is set, unless the GPU is demoted.
-func (g *GPU) ModeNow() sched.Mode {
-	if g.Demoted {
-		return sched.Concurrent
-	}
-	return g.Mode
 }
 
 // WithoutEnded drops the grants that have ended before they could be recorded, so that they open no
