@@ -31,7 +31,6 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/daemon/watch"
-	"github.com/nvshare/nvshare/sched/web"
 )
 
 // Lister finds the GPUs of this node.
@@ -91,17 +90,13 @@ type Daemon struct {
 	registerTimeout, slowLately time.Duration
 	overviewPart                time.Duration
 
-	dir     *rundir.Dir
-	metrics *metrics.Exporter // nil: none, or not open at the start
-	page    *web.Page         // the same
-
-	metricsErr, pageErr error // why that is not served yet
+	dir   *rundir.Dir
+	ports []*port
 
 	// Below: the loop's own.
 
-	search      *timer.Timer        // for GPUs
-	runDirWatch *timer.Timer        // that the run directory is there
-	listen      func(rundir.Socket) // serves a listener of dir, which is a new one after the socket was lost
+	search      *timer.Timer // for GPUs
+	runDirWatch *timer.Timer // that the run directory is there
 
 	fatal    error // ends the loop
 	state    *state.File
@@ -253,14 +248,12 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	admit := [rundir.Sockets]func(context.Context, *net.UnixConn){d.admit, d.admitViewer, d.admitCaller(server)}
-	d.listen = func(s rundir.Socket) {
-		l := d.dir.Listener(s)
-		d.Go(func() { d.accept(ctx, l, admit[s]) })
-	}
 	for s := range rundir.Sockets {
-		d.listen(s)
+		d.Go(func() { d.accept(ctx, d.dir.Listener(s), admit[s]) })
 	}
-	d.servePorts(ctx)
+	for _, p := range d.ports {
+		d.Go(func() { d.servePort(ctx, p) })
+	}
 	d.startDiscovery()
 	d.checkCheckpoint(ctx)
 	d.runDirWatch.Set(loop.Now().Add(watchPause))
@@ -338,18 +331,12 @@ func (d *Daemon) planTurns() {
 	}
 }
 
-// watchRunDir listens anew where a socket was deleted or replaced. It ends the
-// scheduler when the run directory is lost: no grant could be recorded. Whoever
-// supervises the scheduler starts one that makes the directory anew.
+// watchRunDir ends the scheduler when the run directory, or a socket in it, is lost. Whoever
+// supervises the scheduler starts one that makes them anew.
 func (d *Daemon) watchRunDir() {
-	mended, err := d.dir.Mend()
-	if d.fatal = err; err != nil {
-		d.Log.WithError(err).Error("the run directory is lost")
+	if d.fatal = d.dir.Check(); d.fatal != nil {
+		d.Log.WithError(d.fatal).Error("the run directory is lost")
 		return
-	}
-	for _, socket := range mended {
-		d.Log.Warnf("somebody deleted or replaced %v in the run directory: listening again", socket)
-		d.listen(socket)
 	}
 	d.runDirWatch.Set(loop.Now().Add(watchPause))
 }

@@ -228,7 +228,7 @@ func TestMetricsWithoutTheDriver(t *testing.T) {
 func TestHealthz(t *testing.T) {
 	s := start(t, t.TempDir(), withMetrics(func() ([]metrics.GPUSample, error) { return nil, nil }))
 	s.await("GPUs are found", func(r *api.StatusResponse) bool { return len(r.Gpus) == 2 })
-	if code, text := fetch(t, s.metrics.Addr(), "/healthz"); code != http.StatusOK || text != "ok\n" {
+	if code, text := fetch(t, s.ports[0].server.(*metrics.Exporter).Addr(), "/healthz"); code != http.StatusOK || text != "ok\n" {
 		t.Errorf("%d %q", code, text)
 	}
 	c := newProc(t, s.dir, 0).connect()
@@ -241,7 +241,7 @@ func TestHealthz(t *testing.T) {
 	if code, text := get(t, s, "/healthz"); code != http.StatusOK || !strings.Contains(text, "2 entry points of CUDA bypass the shim") {
 		t.Errorf("%d %q", code, text)
 	}
-	if code, _ := fetch(t, s.metrics.Addr(), "/"); code != http.StatusNotFound {
+	if code, _ := fetch(t, s.ports[0].server.(*metrics.Exporter).Addr(), "/"); code != http.StatusNotFound {
 		t.Errorf("/: %d", code)
 	}
 }

@@ -64,13 +64,16 @@ func (d *Daemon) ownProblems() (p []problem) {
 		{api.ProblemCode_PROBLEM_CODE_SUSPEND_DIR, "memory of suspended processes stays in host memory: ", d.away.Files.Err},
 		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "shares and memory limits are not as they were set: ", d.tenants.SharesErr},
 		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "time quanta and modes are not as they were set: ", d.settings.Err},
-		{api.ProblemCode_PROBLEM_CODE_PORT, "", d.metricsErr},
-		{api.ProblemCode_PROBLEM_CODE_PORT, "", d.pageErr},
 		{api.ProblemCode_PROBLEM_CODE_IDENTIFY, "processes are refused and run without scheduling: ", d.identifyErr},
 		{api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, "host memory for what is swapped out is short: ", d.memory.Pool.Err()},
 	} {
 		if e.err != nil {
 			p = append(p, problem{e.code, e.what + e.err.Error()})
+		}
+	}
+	for _, port := range d.ports {
+		if port.err != nil {
+			p = append(p, problem{api.ProblemCode_PROBLEM_CODE_PORT, port.err.Error()})
 		}
 	}
 	if loop.Now().Sub(d.pluginAt) < reportLife {
