@@ -39,8 +39,6 @@ func (d *Daemon) fenceAction(g *node.GPU, a sched.Fence) string {
 }
 
 func (d *Daemon) fence(g *node.GPU, a sched.Fence) {
-	d.Reach(node.BeforeFence)
-	defer d.Reach(node.AfterFence)
 	cl := d.Clients[a.Client]
 	if cl == nil {
 		d.watch.CarryOut(g, a.Client, a)

@@ -99,7 +99,7 @@ func TestFenceKills(t *testing.T) {
 // The scheduler is killed while it fences: the next one finds the one who did
 // not answer, or does not; the others are served, and the late release is stale.
 func TestKilledAtAFence(t *testing.T) {
-	for _, point := range []node.Failpoint{node.BeforeFence, node.AfterFence} {
+	for _, point := range []node.Failpoint{node.Before("fence"), node.After("fence")} {
 		dir := t.TempDir()
 		died := make(chan struct{})
 		o := testOptions(dir)
