@@ -223,9 +223,7 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if err != nil {
 		return o, err
 	}
-	if err := f.swap.fillFiles(&o); err != nil {
-		return o, err
-	}
+	o.SuspendDir = f.swap.suspendDir
 	if runner != nil {
 		o.Checkpoint, o.CheckpointCheck = runner, func(ctx context.Context) error { return canCheckpoint(ctx, runner) }
 	}

@@ -99,7 +99,7 @@ func (aw *Away) OpenFiles() error {
 		return errors.New("--suspend-dir is for processes that leave their GPUs with their contexts, and that needs nvshare-checkpoint: install it beside nvshare-scheduler, or see --checkpoint")
 	}
 	var err error
-	if t.Dir, err = store.Open(aw.Opts.SuspendDir, aw.BootID, aw.Opts.SuspendDirSize); err != nil {
+	if t.Dir, err = store.Open(aw.Opts.SuspendDir, aw.BootID); err != nil {
 		return fmt.Errorf("--suspend-dir: %w", err)
 	}
 	return nil
@@ -215,7 +215,7 @@ func (aw *Away) write(cl *node.Client) {
 		aw.notFiled(cl, nil)
 		return
 	}
-	if err := t.Dir.Room(f.bytes, aw.filedBytes()); err != nil {
+	if err := t.Dir.Room(f.bytes); err != nil {
 		aw.notFiled(cl, err)
 		return
 	}
@@ -496,16 +496,6 @@ func (aw *Away) removeFile(f *file) {
 	if t := &aw.Files; t.retry.Planned() && errors.Is(t.Err, store.ErrFull) { // there may be room now
 		t.retry.Set(loop.Now())
 	}
-}
-
-// filedBytes is what files take.
-func (aw *Away) filedBytes() (sum uint64) {
-	for _, cl := range aw.Clients {
-		if aw.Of(cl).File != nil {
-			sum += aw.Of(cl).File.bytes
-		}
-	}
-	return sum
 }
 
 // LargestFiled is the most that one client has in its file and not in memory.

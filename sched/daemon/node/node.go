@@ -98,10 +98,8 @@ type Config struct {
 	// their own, bytes; 0: none.
 	DefaultMemoryLimit uint64
 	// SuspendDir is a directory for files with the memory of processes that are suspended with
-	// their contexts, where host memory is short; "": there are none. SuspendDirSize is what
-	// they may take, bytes; 0: as much as leaves a part of the file system free.
-	SuspendDir     string
-	SuspendDirSize uint64
+	// their contexts, where host memory is short; "": there are none.
+	SuspendDir string
 	// Checkpoint takes processes off their GPUs that are suspended, and puts them back,
 	// or on others. nil: their contexts stay, and none moves.
 	Checkpoint Checkpointer
