@@ -134,13 +134,10 @@ func (d *Daemon) unknownProblems() (problems []string) {
 	}
 	slices.SortFunc(all, func(a, b *node.Conn) int { return cmp.Compare(a.Client.ID, b.Client.ID) })
 	all = slices.CompactFunc(all, func(a, b *node.Conn) bool { return a.Client == b.Client })
-	for _, c := range all[:min(len(all), node.MaxNamed)] {
+	for _, c := range all {
 		problems = append(problems, d.describeUnknown(c))
 	}
-	if more := len(all) - len(problems); more > 0 {
-		problems = append(problems, fmt.Sprintf("%d more processes run without scheduling on GPUs that the scheduler did not know", more))
-	}
-	return problems
+	return node.FirstProblems(problems, "%d more processes run without scheduling on GPUs that the scheduler did not know")
 }
 
 // describeUnknown names a process that runs on GPUs that were not known, and those.

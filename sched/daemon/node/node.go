@@ -211,6 +211,14 @@ func (n *Node) ContainerOf(p *peer.Peer) *api.Container {
 	return &api.Container{Id: p.Container, PodUid: p.PodUID}
 }
 
+// FirstProblems returns the first of many; more is a format that says how many there are beyond these.
+func FirstProblems(all []string, more string) []string {
+	if n := len(all) - MaxNamed; n > 0 {
+		return append(all[:MaxNamed], fmt.Sprintf(more, n))
+	}
+	return all
+}
+
 // DescribeSome names the first of many.
 func DescribeSome(who []string) string {
 	text := strings.Join(who[:min(len(who), MaxNamed)], ", ")
