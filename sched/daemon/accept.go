@@ -385,7 +385,6 @@ func (s metricsSource) Problems(ctx context.Context) (own, tenants []string, err
 func (d *Daemon) snapshot() *metrics.Snapshot {
 	o := d.overview()
 	s := &metrics.Snapshot{Status: o.status, Own: o.own, Traffic: d.Traffic, Managed: d.managed()}
-	s.Groups = d.overlapGroups()
 	for _, g := range d.Order {
 		s.Turns = append(s.Turns, g.Turns)
 	}
