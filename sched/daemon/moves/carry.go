@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -139,6 +140,32 @@ func (mv *Moves) tryBack(p peer.Process) error {
 		return nil
 	}
 	return err
+}
+
+// Arrive brings the books into line with the GPU to which a process attaches that may have
+// moved. It returns whether it has.
+func (mv *Moves) Arrive(cl *node.Client, g *node.GPU) bool {
+	from := mv.From[cl]
+	if from == nil {
+		return false
+	}
+	delete(mv.From, cl)
+	if err := mv.RecordCarried(); err != nil {
+		mv.Log.Error(err)
+	}
+	if from == g {
+		return false
+	}
+	delete(cl.Attached, from)
+	delete(from.Restored, cl.ID)
+	mv.HasMoved(cl.Container, from, g)
+	if m := mv.Migrations[cl.Account]; m != nil {
+		mv.Of(cl).Again = m.asleep
+	}
+	has := mv.TakeMember(cl, from)
+	mv.Step(from, sched.Gone{Client: cl.ID})
+	mv.PutMember(has, from, g)
+	return true
 }
 
 // Which processes are off their GPUs is recorded before they go: a scheduler that starts

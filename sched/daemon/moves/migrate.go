@@ -472,29 +472,3 @@ func (mv *Moves) cutLoose(m *Move) {
 		}
 	}
 }
-
-// Arrive brings the books into line with the GPU to which a process attaches that may have
-// moved. It returns whether it has.
-func (mv *Moves) Arrive(cl *node.Client, g *node.GPU) bool {
-	from := mv.From[cl]
-	if from == nil {
-		return false
-	}
-	delete(mv.From, cl)
-	if err := mv.RecordCarried(); err != nil {
-		mv.Log.Error(err)
-	}
-	if from == g {
-		return false
-	}
-	delete(cl.Attached, from)
-	delete(from.Restored, cl.ID)
-	mv.HasMoved(cl.Container, from, g)
-	if m := mv.Migrations[cl.Account]; m != nil {
-		mv.Of(cl).Again = m.asleep
-	}
-	has := mv.TakeMember(cl, from)
-	mv.Step(from, sched.Gone{Client: cl.ID})
-	mv.PutMember(has, from, g)
-	return true
-}
