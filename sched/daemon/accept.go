@@ -269,84 +269,80 @@ func (o *only) Close() error   { return nil } // the connection goes on
 // portPause is the time between two attempts to open a port that another process has.
 const portPause = time.Second
 
+// port is where something is served over HTTP.
+type port struct {
+	listen func() (server, error)
+	server server // nil: the port is not open yet
+	err    error  // why
+}
+
+type server interface {
+	Serve(context.Context)
+	Close()
+}
+
 // openPorts opens the ports of metrics and of the page, if they were configured. Whoever has
 // one of them, perhaps to annoy, does not keep the scheduler from starting: that is a problem
 // that status shows, until the port can be opened.
-func (d *Daemon) openPorts() (err error) {
+func (d *Daemon) openPorts() error {
 	if d.own.MetricsAddr != "" {
-		if d.metrics, err = d.listenMetrics(); errors.Is(err, unix.EADDRINUSE) {
-			d.metricsErr, err = err, nil
+		d.ports = append(d.ports, &port{listen: func() (server, error) { return metrics.Listen(d.metricsOptions(), metricsSource{d}) }})
+	}
+	if d.own.WebAddr != "" {
+		d.ports = append(d.ports, &port{listen: func() (server, error) {
+			p, err := web.Listen(d.own.WebAddr, d.own.WebTokenFile, pageSource{d})
+			return webPage{p, d.Log}, err
+		}})
+	}
+	for _, p := range d.ports {
+		switch s, err := p.listen(); {
+		case err == nil:
+			p.server = s
+		case errors.Is(err, unix.EADDRINUSE):
+			p.err = err
+			d.Log.Errorf("%v; trying again until the port is free", err)
+		default:
+			return err
 		}
 	}
-	if err == nil && d.own.WebAddr != "" {
-		if d.page, err = d.listenPage(); errors.Is(err, unix.EADDRINUSE) {
-			d.pageErr, err = err, nil
-		}
-	}
-	for _, busy := range []error{d.metricsErr, d.pageErr} {
-		if err == nil && busy != nil {
-			d.Log.Errorf("%v; trying again until the port is free", busy)
-		}
-	}
-	return err
+	return nil
 }
 
 // closePorts closes what is open and not served yet.
 func (d *Daemon) closePorts() {
-	if d.metrics != nil {
-		d.metrics.Close()
-	}
-	if d.page != nil {
-		d.page.Close()
-	}
-}
-
-// servePorts serves what was configured, until ctx is done.
-func (d *Daemon) servePorts(ctx context.Context) {
-	if d.metrics != nil || d.metricsErr != nil {
-		d.Go(func() {
-			if x := awaitPort(ctx, d.metrics, d.listenMetrics); x != nil {
-				d.Do(func() { d.metricsErr = nil })
-				x.Serve(ctx)
-			}
-		})
-	}
-	if d.page != nil || d.pageErr != nil {
-		d.Go(func() {
-			if p := awaitPort(ctx, d.page, d.listenPage); p != nil {
-				d.Do(func() { d.pageErr = nil })
-				d.servePage(ctx, p)
-			}
-		})
-	}
-}
-
-// awaitPort returns what is open, or opens it as soon as that is possible; nil: ctx is done.
-func awaitPort[T any](ctx context.Context, open *T, listen func() (*T, error)) *T {
-	for open == nil {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(portPause):
-			open, _ = listen()
+	for _, p := range d.ports {
+		if p.server != nil {
+			p.server.Close()
 		}
 	}
-	return open
 }
 
-func (d *Daemon) listenMetrics() (*metrics.Exporter, error) {
-	return metrics.Listen(d.metricsOptions(), metricsSource{d})
+// servePort answers until ctx is done, once the port is open.
+func (d *Daemon) servePort(ctx context.Context, p *port) {
+	for p.server == nil {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(portPause):
+			if s, err := p.listen(); err == nil {
+				p.server = s
+			}
+		}
+	}
+	d.Do(func() { p.err = nil })
+	p.server.Serve(ctx)
 }
 
-func (d *Daemon) listenPage() (*web.Page, error) {
-	return web.Listen(d.own.WebAddr, d.own.WebTokenFile, pageSource{d})
+type webPage struct {
+	*web.Page
+	log *logrus.Entry
 }
 
-// servePage answers until ctx is done.
-func (d *Daemon) servePage(ctx context.Context, page *web.Page) {
-	d.Log.Infof("page: http://%s/", page.Addr())
-	if err := page.Serve(ctx); err != nil && ctx.Err() == nil {
-		d.Log.WithError(err).Error("page: no longer served")
+// Serve answers until ctx is done.
+func (p webPage) Serve(ctx context.Context) {
+	p.log.Infof("page: http://%s/", p.Addr())
+	if err := p.Page.Serve(ctx); err != nil && ctx.Err() == nil {
+		p.log.WithError(err).Error("page: no longer served")
 	}
 }
 
@@ -389,7 +385,6 @@ func (s metricsSource) Problems(ctx context.Context) (own, tenants []string, err
 func (d *Daemon) snapshot() *metrics.Snapshot {
 	o := d.overview()
 	s := &metrics.Snapshot{Status: o.status, Own: o.own, Traffic: d.Traffic, Managed: d.managed()}
-	s.Groups = d.overlapGroups()
 	for _, g := range d.Order {
 		s.Turns = append(s.Turns, g.Turns)
 	}

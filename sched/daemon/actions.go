@@ -129,6 +129,17 @@ func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
 	if d.Log.Logger.IsLevelEnabled(logrus.DebugLevel) {
 		d.Log.Debugf("GPU %d: %s", g.Index, base.Text(w.Action))
 	}
+	if d.Failpoint == nil {
+		return d.act(g, w)
+	}
+	d.Failpoint(node.Before(w.Action.Action()))
+	done := d.act(g, w)
+	d.Failpoint(node.After(w.Action.Action()))
+	return done
+}
+
+// act carries out an action.
+func (d *Daemon) act(g *node.GPU, w *node.Work) bool {
 	switch a := w.Action.(type) {
 	case sched.Persist:
 		return d.persist(g, a)
@@ -137,8 +148,9 @@ func (d *Daemon) carryOut(g *node.GPU, w *node.Work) bool {
 	case sched.Fence:
 		d.fence(g, a)
 	case sched.Released:
-		d.unfence(g, a.Client)
-		d.Reach(node.AfterReleased)
+		if cl := d.Clients[a.Client]; cl != nil {
+			d.watch.Unfence(g, cl)
+		}
 	default:
 		if id, _ := w.Grant(); id == 0 {
 			d.memory.CarryOutMemory(g, a)
@@ -170,27 +182,17 @@ func (d *Daemon) carryOutOn(att *node.Attachment, action base.Action) {
 			d.Send(c, &wire.Frame{Type: wire.TypeSlice, Channel: att.Channel, Slice: wire.Slice{Ns: uint64(a.D)}}, nil)
 		}
 	case sched.Pause:
-		d.Reach(node.BeforePause)
 		page.Close(att.Channel) // nobody waits on it yet
-		d.Reach(node.AfterPause)
 	case sched.Resume:
-		d.Reach(node.BeforeResume)
 		page.Reopen(att.Channel, uint64(a.Epoch))
-		d.Reach(node.AfterResume)
 	case sched.Stand:
 		page.Stand(att.Channel, a.On && !att.Moves)
 	case sched.Close:
-		d.Reach(node.BeforeClose)
 		page.Shut(att.Channel)
-		d.Reach(node.AfterClose)
 	case sched.Adopt:
-		d.Reach(node.BeforeAdopt)
 		page.Open(att.Channel, uint64(a.Epoch), grantFlags(a.Concurrent)|sharedFlag(a.Shared), uint64(att.GPU.Quantum), uint64(loop.Now()))
-		d.Reach(node.AfterAdopt)
 	case sched.Notice:
-		d.Reach(node.BeforeNotice)
 		d.notice(att, a)
-		d.Reach(node.AfterNotice)
 	}
 }
 
@@ -200,25 +202,21 @@ func (d *Daemon) grant(att *node.Attachment, a sched.Grant) {
 		onPage |= wire.GrantLatency
 	}
 	d.away.AtWork(att.Client)
-	d.Reach(node.BeforeGrant)
 	att.Client.Page.Open(att.Channel, uint64(a.Epoch), flags|onPage, uint64(a.Quantum), uint64(loop.Now()))
 	d.Reach(node.InGrant)
 	d.Send(att.Client.Conn, &wire.Frame{
 		Type: wire.TypeGrant, Channel: att.Channel, Epoch: uint64(a.Epoch), Code: flags,
 		Grant: wire.Grant{QuantumNs: uint64(a.Quantum)},
 	}, nil)
-	d.Reach(node.AfterGrant)
 }
 
 func (d *Daemon) revoke(att *node.Attachment, a sched.Revoke) {
-	d.Reach(node.BeforeRevoke)
 	att.Client.Page.Shut(att.Channel)
 	d.Reach(node.InRevoke)
 	d.Send(att.Client.Conn, &wire.Frame{
 		Type: wire.TypeRevoke, Channel: att.Channel, Epoch: uint64(a.Epoch),
 		Revoke: wire.Revoke{GraceNs: uint64(a.Grace), Waiters: uint32(a.Waiters)},
 	}, nil)
-	d.Reach(node.AfterRevoke)
 	d.expectRelease(att.GPU, att.Client)
 }
 
@@ -280,9 +278,7 @@ func (d *Daemon) persist(g *node.GPU, a sched.Persist) bool {
 		}
 	}
 	d.ExtraWork += persistCost
-	d.Reach(node.BeforePersist)
 	err := d.state.Save(d.statePath(), func() { d.Reach(node.InPersist) })
-	d.Reach(node.AfterPersist)
 	switch {
 	case err != nil && d.persistErr == nil:
 		d.Log.WithError(err).Error("no grants until the state file can be written")

@@ -49,7 +49,6 @@ func (d *Daemon) frame(c *node.Conn, f *wire.Frame) {
 		return
 	}
 	d.Reach(node.AtFrame)
-	d.Traffic.Messages[f.Type]++
 	switch f.Type {
 	case wire.TypeRegister:
 		d.register(c, f)
@@ -220,7 +219,6 @@ func (d *Daemon) takeOver(c *node.Conn) {
 		what = "registered"
 		d.memory.DropUse(cl, sched.Exec{Client: cl.ID}) // what an earlier program of this process had
 	}
-	d.Traffic.Registrations++
 	d.NoteClient(cl, api.EventType_EVENT_TYPE_REGISTER, 0)
 	d.Tell(c.Subject(), logrus.InfoLevel, fmt.Sprintf("%s, shim %s, %d entry points interposed", what, node.ShimVersion(cl.Reg.ShimVersion), cl.Reg.Interposed))
 	if cl.Reg.Bypassed > 0 {
@@ -395,7 +393,6 @@ func (d *Daemon) dropBroken() {
 		c := d.Broken[0]
 		d.Broken = d.Broken[1:]
 		delete(d.conns, c)
-		d.Traffic.Disconnects++
 		c.Account.Disconnect()
 		if c.Client == nil {
 			c.Peer.Close()

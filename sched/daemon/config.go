@@ -104,7 +104,7 @@ func (d *Daemon) putInForce(g *node.GPU, from, to settings.Setting, by settings.
 		d.step(g, sched.SetQuantum{D: g.Quantum})
 	}
 	if to.Mode != from.Mode {
-		d.step(g, sched.SetMode{M: g.ModeNow()})
+		d.step(g, sched.SetMode{M: g.Mode})
 	}
 }
 

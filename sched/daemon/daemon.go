@@ -31,7 +31,6 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/daemon/watch"
-	"github.com/nvshare/nvshare/sched/web"
 )
 
 // Lister finds the GPUs of this node.
@@ -44,8 +43,9 @@ type Options struct {
 	Sockets rundir.Options
 	Grace   time.Duration
 	Tuning  account.Tuning // how time is accounted
-	// FenceAction is FenceReport if it is "".
-	FenceAction FenceAction
+	// FenceKill has processes killed that do not release a GPU in the grace period; else
+	// nvshare-warden keeps them off it, where it runs.
+	FenceKill bool
 	// Spin is how long the scheduler and the next client may spin for the
 	// release of a grant that was revoked; 0: they sleep.
 	Spin    time.Duration
@@ -90,17 +90,13 @@ type Daemon struct {
 	registerTimeout, slowLately time.Duration
 	overviewPart                time.Duration
 
-	dir     *rundir.Dir
-	metrics *metrics.Exporter // nil: none, or not open at the start
-	page    *web.Page         // the same
-
-	metricsErr, pageErr error // why that is not served yet
+	dir   *rundir.Dir
+	ports []*port
 
 	// Below: the loop's own.
 
-	search      *timer.Timer        // for GPUs
-	runDirWatch *timer.Timer        // that the run directory is there
-	listen      func(rundir.Socket) // serves a listener of dir, which is a new one after the socket was lost
+	search      *timer.Timer // for GPUs
+	runDirWatch *timer.Timer // that the run directory is there
 
 	fatal    error // ends the loop
 	state    *state.File
@@ -121,8 +117,7 @@ type Daemon struct {
 	nextCheck     base.Time
 	overlap       *overlap.Manager // nil: none
 	latest        *overview
-	checkAlways   bool // tests
-	fencesChanged bool
+	checkAlways   bool   // tests
 	refused       uint64 // beside those that the desk refused
 }
 
@@ -204,7 +199,7 @@ func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 	d.watch = watch.New(d.tenants, d.managed, func(samples []metrics.GPUSample) {
 		d.noteSamples(samples)
 	})
-	d.watch.HoldsFenced = opts.FenceAction == FenceHold
+	d.watch.HoldsFenced = !opts.FenceKill
 	d.search = d.Timers.New(d.startDiscovery)
 	d.runDirWatch = d.Timers.New(d.watchRunDir)
 	d.History = history.New(d.started.UnixNano())
@@ -253,14 +248,12 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	admit := [rundir.Sockets]func(context.Context, *net.UnixConn){d.admit, d.admitViewer, d.admitCaller(server)}
-	d.listen = func(s rundir.Socket) {
-		l := d.dir.Listener(s)
-		d.Go(func() { d.accept(ctx, l, admit[s]) })
-	}
 	for s := range rundir.Sockets {
-		d.listen(s)
+		d.Go(func() { d.accept(ctx, d.dir.Listener(s), admit[s]) })
 	}
-	d.servePorts(ctx)
+	for _, p := range d.ports {
+		d.Go(func() { d.servePort(ctx, p) })
+	}
 	d.startDiscovery()
 	d.checkCheckpoint(ctx)
 	d.runDirWatch.Set(loop.Now().Add(watchPause))
@@ -319,7 +312,6 @@ func (d *Daemon) closeAll(cancel func()) {
 // afterEvent does what may be due after each event of the loop.
 func (d *Daemon) afterEvent() (goOn bool) {
 	d.dropBroken()
-	d.applyFences()
 	d.watch.Advance()
 	d.moves.AdvanceMigrations()
 	d.away.WatchRefusals()
@@ -339,18 +331,12 @@ func (d *Daemon) planTurns() {
 	}
 }
 
-// watchRunDir listens anew where a socket was deleted or replaced. It ends the
-// scheduler when the run directory is lost: no grant could be recorded. Whoever
-// supervises the scheduler starts one that makes the directory anew.
+// watchRunDir ends the scheduler when the run directory, or a socket in it, is lost. Whoever
+// supervises the scheduler starts one that makes them anew.
 func (d *Daemon) watchRunDir() {
-	mended, err := d.dir.Mend()
-	if d.fatal = err; err != nil {
-		d.Log.WithError(err).Error("the run directory is lost")
+	if d.fatal = d.dir.Check(); d.fatal != nil {
+		d.Log.WithError(d.fatal).Error("the run directory is lost")
 		return
-	}
-	for _, socket := range mended {
-		d.Log.Warnf("somebody deleted or replaced %v in the run directory: listening again", socket)
-		d.listen(socket)
 	}
 	d.runDirWatch.Set(loop.Now().Add(watchPause))
 }

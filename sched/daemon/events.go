@@ -34,7 +34,6 @@ func (d *Daemon) observe(g *node.GPU, a base.Action) {
 		d.Turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_GRANT, Epoch: a.Epoch,
 			Waited: a.Waited, Limited: a.Limited, Concurrent: a.Concurrent, Latency: a.Latency || a.Beside})
 	case sched.Revoke:
-		g.Turns.Revoked(a.Why)
 		d.Turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_REVOKE, Epoch: a.Epoch,
 			Reason: uint8(a.Why), N: uint32(a.Waiters)})
 	case sched.Released:
@@ -53,10 +52,8 @@ func (d *Daemon) observe(g *node.GPU, a base.Action) {
 		}
 	case sched.Adopt:
 		d.Turn(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_ADOPT, Epoch: a.Epoch})
-	case sched.Pause:
-		g.Turns.Paused()
 	case sched.Fence:
-		d.fenceEvent(d.EventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_FENCE, Epoch: a.Epoch, Text: string(d.fenceAction(g, a))}), a.Claimed)
+		d.fenceEvent(d.EventOf(t, g, a.Client, &history.Event{Kind: api.EventType_EVENT_TYPE_FENCE, Epoch: a.Epoch, Text: d.fenceAction(g, a)}), a.Claimed)
 	case sched.ModeChosen:
 		// Tenants that come and go cause it.
 		d.TellOf(d.Log.WithFields(logrus.Fields{"gpu": g.UUID, "reason": a.Cause.String()}), logrus.InfoLevel, fmt.Sprintf("GPU %d: %v", g.Index, a.Mode))

@@ -14,8 +14,8 @@ import (
 )
 
 // fences makes grants end by a fence at once, if nobody answers.
-func fences(a FenceAction) func(*Options) {
-	return func(o *Options) { o.Quantum, o.Grace, o.FenceAction = sched.MinQuantum, sched.MinGrace, a }
+func fences(kill bool) func(*Options) {
+	return func(o *Options) { o.Quantum, o.Grace, o.FenceKill = sched.MinQuantum, sched.MinGrace, kill }
 }
 
 // fenced returns a client that ignores its revoke until it is fenced, and the
@@ -29,97 +29,50 @@ func fenced(t *testing.T, s *scheduler) (pa *proc, a, b *peerConn, ea, eb uint64
 	return pa, a, b, ea, eb
 }
 
-// Nothing happens to a fenced client that nobody asked for. Its late release is
+// Nothing happens to a fenced client where no warden runs. Its late release is
 // taken for what it is, and not for one of the grant that runs.
 func TestFenceReports(t *testing.T) {
-	for _, action := range []FenceAction{"", FenceReport, FenceHold} { // no warden runs
-		s := start(t, t.TempDir(), fences(action))
-		_, a, b, ea, eb := fenced(t, s)
-		r := s.status()
-		if stateOf(r, a.id) != api.ClientState_CLIENT_STATE_FENCED || r.Gpus[0].Fences != 1 || len(r.Problems) != 1 || r.Gpus[0].EffectiveMode != exclusive {
-			t.Errorf("%q: %v", action, r)
-		}
-		a.release(ea)
-		r = s.await("the fence ends", func(r *api.StatusResponse) bool { return stateOf(r, a.id) == api.ClientState_CLIENT_STATE_IDLE })
-		if stateOf(r, b.id) != api.ClientState_CLIENT_STATE_HOLDING || b.page.Word(0) != uint32(eb) || len(r.Problems) != 0 {
-			t.Errorf("%q: the late release took another's grant: %v", action, r)
-		}
-		a.release(ea) // and once more, of an epoch it has no more
-		s.await("it is stale", func(r *api.StatusResponse) bool { return r.Gpus[0].StaleReleases == 1 })
-		a.request() // it is let in again in its turn
-		b.expect(wire.TypeRevoke)
-		b.release(eb)
-		if e := a.granted(); e <= eb {
-			t.Errorf("%q: epoch %d after %d", action, e, eb)
-		}
-		s.stop()
+	s := start(t, t.TempDir(), fences(false))
+	_, a, b, ea, eb := fenced(t, s)
+	r := s.status()
+	if stateOf(r, a.id) != api.ClientState_CLIENT_STATE_FENCED || r.Gpus[0].Fences != 1 || len(r.Problems) != 1 || r.Gpus[0].EffectiveMode != exclusive {
+		t.Errorf("%v", r)
+	}
+	a.release(ea)
+	r = s.await("the fence ends", func(r *api.StatusResponse) bool { return stateOf(r, a.id) == api.ClientState_CLIENT_STATE_IDLE })
+	if stateOf(r, b.id) != api.ClientState_CLIENT_STATE_HOLDING || b.page.Word(0) != uint32(eb) || len(r.Problems) != 0 {
+		t.Errorf("the late release took another's grant: %v", r)
+	}
+	a.release(ea) // and once more, of an epoch it has no more
+	s.await("it is stale", func(r *api.StatusResponse) bool { return r.Gpus[0].StaleReleases == 1 })
+	a.request() // it is let in again in its turn
+	b.expect(wire.TypeRevoke)
+	b.release(eb)
+	if e := a.granted(); e <= eb {
+		t.Errorf("epoch %d after %d", e, eb)
 	}
 }
 
-func TestFenceDemotes(t *testing.T) {
-	for name, end := range map[string]func(*proc, *peerConn, uint64){
-		"release": func(_ *proc, a *peerConn, e uint64) { a.release(e) },
-		"death":   func(p *proc, _ *peerConn, _ uint64) { p.kill() },
-	} {
-		t.Run(name, func(t *testing.T) {
-			s := start(t, t.TempDir(), fences(FenceDemote))
-			pa, a, b, ea, eb := fenced(t, s)
-			_, c := newClient(t, s)
-			c.request()
-			ec := c.granted() // though b holds
-			if b.page.Word(0) != uint32(eb) || c.page.Word(0) != uint32(ec) {
-				t.Error("the GPU is not everybody's")
-			}
-			r := s.status()
-			if g := r.Gpus[0]; g.Mode != exclusive || g.WayCode != "fenced" {
-				t.Errorf("mode %v: %s", g.Mode, g.WayReason)
-			}
-			if r.Gpus[0].EffectiveMode != concurrent || r.Gpus[1].EffectiveMode != exclusive || len(r.Problems) == 0 {
-				t.Errorf("%v", r)
-			}
-			// What is set meanwhile holds afterwards.
-			s.set(&api.SetRequest{Mode: auto})
-			s.set(&api.SetRequest{Mode: exclusive})
-			if r := s.status(); r.Gpus[0].EffectiveMode != concurrent {
-				t.Errorf("setting the mode ended the demotion: %v", r.Gpus[0])
-			}
-			end(pa, a, ea)
-			b.expect(wire.TypeRevoke) // turns again
-			c.expect(wire.TypeRevoke)
-			b.release(eb)
-			c.release(ec)
-			s.await("turns", func(r *api.StatusResponse) bool { return r.Gpus[0].EffectiveMode == exclusive && len(r.Problems) == 0 })
-			b.request().granted()
-		})
-	}
-}
-
-// A word of a tenant demotes nothing: neither a grant that it only says it has,
+// A word of a tenant has nobody killed: neither a grant that it only says it has,
 // nor one that began before a restart.
 func TestClaimsAreOnlyReported(t *testing.T) {
-	for _, action := range []FenceAction{FenceDemote, FenceKill} {
-		dir := t.TempDir()
-		s := start(t, dir, fences(action))
-		_, _, _ = newHolder(t, s) // and does not come back
-		s.stop()
-		s = start(t, dir, fences(action))
-		p := newProc(t, dir, 0)
-		c := p.connect().register(0).attach(0, gpuA, 12345, 0)
-		s.await("both are fenced", func(r *api.StatusResponse) bool { return r.Gpus[0].Fences == 2 })
-		_, b := newClient(t, s)
-		b.request().granted()
-		if r := s.status(); r.Gpus[0].EffectiveMode != exclusive {
-			t.Errorf("%s: %v", action, r.Gpus[0])
-		}
-		c.release(12345) // it lives
-		s.await("the claim is given back", func(r *api.StatusResponse) bool { return stateOf(r, c.id) == api.ClientState_CLIENT_STATE_IDLE })
-		s.stop()
-	}
+	dir := t.TempDir()
+	s := start(t, dir, fences(true))
+	_, _, _ = newHolder(t, s) // and does not come back
+	s.stop()
+	s = start(t, dir, fences(true))
+	p := newProc(t, dir, 0)
+	c := p.connect().register(0).attach(0, gpuA, 12345, 0)
+	s.await("both are fenced", func(r *api.StatusResponse) bool { return r.Gpus[0].Fences == 2 })
+	_, b := newClient(t, s)
+	b.request().granted()
+	c.release(12345) // it lives
+	s.await("the claim is given back", func(r *api.StatusResponse) bool { return stateOf(r, c.id) == api.ClientState_CLIENT_STATE_IDLE })
 }
 
 func TestFenceKills(t *testing.T) {
 	var log strings.Builder
-	s := start(t, t.TempDir(), func(o *Options) { fences(FenceKill)(o); logTo(&log)(o) })
+	s := start(t, t.TempDir(), func(o *Options) { fences(true)(o); logTo(&log)(o) })
 	pa, _, _, _, _ := fenced(t, s)
 	if err := pa.cmd.Wait(); err == nil || err.Error() != "signal: killed" {
 		t.Errorf("the process ended with %v", err)
@@ -146,11 +99,11 @@ func TestFenceKills(t *testing.T) {
 // The scheduler is killed while it fences: the next one finds the one who did
 // not answer, or does not; the others are served, and the late release is stale.
 func TestKilledAtAFence(t *testing.T) {
-	for _, point := range []node.Failpoint{node.BeforeFence, node.AfterFence} {
+	for _, point := range []node.Failpoint{node.Before("fence"), node.After("fence")} {
 		dir := t.TempDir()
 		died := make(chan struct{})
 		o := testOptions(dir)
-		fences(FenceDemote)(&o)
+		fences(false)(&o)
 		d, err := New(o)
 		if err != nil {
 			t.Fatal(err)
@@ -173,7 +126,7 @@ func TestKilledAtAFence(t *testing.T) {
 			t.Fatalf("never at: %s", point)
 		}
 		d.remains()
-		s := start(t, dir, fences(FenceDemote))
+		s := start(t, dir, fences(false))
 		b = pb.connect().register(wire.RegisterReconnect).attach(0, gpuA, 0, wire.AttachWant)
 		if e := b.granted(); e <= ea {
 			t.Errorf("killed %s: epoch %d after %d", point, e, ea)
@@ -185,19 +138,6 @@ func TestKilledAtAFence(t *testing.T) {
 		a.release(ea)
 		s.await("its release", func(r *api.StatusResponse) bool { return stateOf(r, a.id) == api.ClientState_CLIENT_STATE_IDLE })
 		s.stop()
-	}
-}
-
-func TestParseFenceAction(t *testing.T) {
-	for _, good := range []string{"report", "demote", "kill"} {
-		if a, err := ParseFenceAction(good); err != nil || string(a) != good {
-			t.Errorf("%s: %v, %v", good, a, err)
-		}
-	}
-	for _, bad := range []string{"", "Kill", "nothing"} {
-		if _, err := ParseFenceAction(bad); err == nil {
-			t.Errorf("%q is accepted", bad)
-		}
 	}
 }
 

@@ -73,10 +73,27 @@ func fileDir(t *testing.T) string {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := store.Open(dir, "test", 0); err != nil {
+	if _, err := store.Open(dir, "test"); err != nil {
 		t.Skip(err) // no rights, or the temporary directory is in memory
 	}
 	return dir
+}
+
+// small has the directory of files be on a disk of so many bytes.
+func small(disk uint64) func(*Daemon) {
+	return func(d *Daemon) {
+		dir := d.Opts.SuspendDir
+		d.away.Files.Dir.Statfs = func(_ string, to *unix.Statfs_t) error {
+			files, err := filepath.Glob(filepath.Join(dir, "*"))
+			*to = unix.Statfs_t{Bsize: 1, Bavail: disk}
+			for _, f := range files {
+				if info, err := os.Stat(f); err == nil {
+					to.Bavail -= min(to.Bavail, uint64(info.Size()))
+				}
+			}
+			return err
+		}
+	}
 }
 
 func newFiler(t *testing.T, change func(*Options), more ...func(*Daemon)) *filer {
@@ -329,15 +346,15 @@ func TestFileDamaged(t *testing.T) {
 
 // On a full disk the memory stays where it is, a problem says so, and it is tried again.
 func TestFileDiskFull(t *testing.T) {
-	x := newFiler(t, func(o *Options) { o.SuspendDirSize = 16 * mib }, func(d *Daemon) { d.away.Files.Pause = 10 * time.Millisecond })
+	x := newFiler(t, nil, small(16*mib), func(d *Daemon) { d.away.Files.Pause = 10 * time.Millisecond })
 	x.left()
 	x.s.await("it is said", func(r *api.StatusResponse) bool {
-		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "--suspend-dir-size")
+		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "no room")
 	})
 	x.whole()
 	other := fileDir(t)
 	if err := x.s.Ask(t.Context(), func() {
-		x.s.away.Files.Dir, _ = store.Open(other, "test", 0)
+		x.s.away.Files.Dir, _ = store.Open(other, "test")
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -359,7 +376,7 @@ func TestFileProblemEnds(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			x := newFiler(t, func(o *Options) { o.SuspendDirSize = 16 * mib }, func(d *Daemon) { d.away.Files.Pause = 100 * time.Millisecond })
+			x := newFiler(t, nil, small(16*mib), func(d *Daemon) { d.away.Files.Pause = 100 * time.Millisecond })
 			x.left()
 			x.s.await("it is said", func(r *api.StatusResponse) bool { return len(r.Problems) == 1 })
 			end(x)
@@ -370,12 +387,12 @@ func TestFileProblemEnds(t *testing.T) {
 
 // What was not written because there was no room is written once a file is gone: nobody waits for the pause.
 func TestFileRoomComes(t *testing.T) {
-	a := newFiler(t, func(o *Options) { o.SwapMemory, o.SuspendDirSize = 150*mib, 100*mib }, func(d *Daemon) { d.away.Files.Pause = time.Hour })
+	a := newFiler(t, func(o *Options) { o.SwapMemory = 150 * mib }, small(100*mib), func(d *Daemon) { d.away.Files.Pause = time.Hour })
 	a.left()
 	b := &filer{leaver: newLeaverWith(t, a.s, a.f, gpuB, filerBytes), shelf: a.shelf, dir: a.dir, run: a.run}
 	b.left()
 	a.s.await("there is room for one only", func(r *api.StatusResponse) bool {
-		return r.Gpus[0].Swap.ArenaFileBytes == filerBytes && len(r.Problems) == 1 && strings.Contains(r.Problems[0], "--suspend-dir-size")
+		return r.Gpus[0].Swap.ArenaFileBytes == filerBytes && len(r.Problems) == 1 && strings.Contains(r.Problems[0], "no room")
 	})
 	a.says(wire.SuspendedWake)
 	a.f.next(t, "on")

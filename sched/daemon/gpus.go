@@ -146,7 +146,7 @@ func (d *Daemon) newGPU(uuid wire.UUID, info node.Found, physical uint64) {
 		d.state.GPUs[info.UUID] = last
 	}
 	quantum, mode := d.settings.Of(info.UUID)
-	g := &node.GPU{Found: info, Restored: map[base.ClientID]bool{}, Fenced: map[base.ClientID]bool{}, Quantum: quantum, Mode: mode, Drained: slices.Contains(d.settings.Set.Drained, info.UUID), Fault: d.faultBefore(info.UUID)}
+	g := &node.GPU{Found: info, Restored: map[base.ClientID]bool{}, Quantum: quantum, Mode: mode, Drained: slices.Contains(d.settings.Set.Drained, info.UUID), Fault: d.faultBefore(info.UUID)}
 	g.Core = sched.New(sched.Config{
 		Quantum:   quantum,
 		Grace:     d.own.Grace,

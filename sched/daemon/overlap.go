@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -20,7 +19,6 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/history"
-	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/overlap"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
@@ -72,26 +70,6 @@ func (d *Daemon) noteOverlap(c overlap.Change) {
 	for _, member := range members {
 		d.History.AddCaused(d.EventOf(time.Now(), g, 0, &history.Event{Kind: api.EventType_EVENT_TYPE_OVERLAP, Names: member, Text: text}))
 	}
-}
-
-// overlapGroups are the groups for the metrics, in order of their names.
-func (d *Daemon) overlapGroups() (groups []metrics.OverlapGroup) {
-	if d.overlap == nil {
-		return nil
-	}
-	for _, s := range d.overlap.States() {
-		g := d.FindGPU(s.Group.GPU)
-		namespace, uid, name, ok := api.SplitOverlap(s.Group.Name)
-		if g == nil || !ok {
-			continue // an earlier scheduler has left it
-		}
-		groups = append(groups, metrics.OverlapGroup{Namespace: namespace, UID: uid, Name: name, GPU: g.UUID,
-			Members: len(d.tenants.MembersOf(g, s.Group.Name)), Running: s.Running, Restarts: s.Restarts})
-	}
-	slices.SortFunc(groups, func(a, b metrics.OverlapGroup) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), cmp.Compare(a.UID, b.UID), strings.Compare(a.Name, b.Name), strings.Compare(a.GPU, b.GPU))
-	})
-	return groups
 }
 
 // cannotOverlap says why a container cannot be in the overlap group that it names.

@@ -19,7 +19,6 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
-	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
@@ -227,7 +226,7 @@ func TestJoinOverlap(t *testing.T) {
 			t.Errorf("join %s: %v", id, err)
 		}
 	}
-	// A fault is an event of each member, and the metrics know the group.
+	// A fault is an event of each member.
 	if err := syscall.Kill(state.Daemon, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -243,13 +242,6 @@ func TestJoinOverlap(t *testing.T) {
 			t.Fatalf("no event of the member: %v", r.Events)
 		}
 		time.Sleep(10 * time.Millisecond)
-	}
-	var groups []metrics.OverlapGroup
-	if err := s.Ask(ctx, func() { groups = s.overlapGroups() }); err != nil {
-		t.Fatal(err)
-	}
-	if len(groups) != 1 || groups[0].Namespace != "prod" || groups[0].Name != "g" || groups[0].Members != 1 || groups[0].GPU != gpuA.UUID {
-		t.Errorf("the metrics have %+v", groups)
 	}
 	if _, err := s.ForgetContainer(ctx, &api.ForgetContainerRequest{Id: whole("a")}); err != nil {
 		t.Fatal(err)

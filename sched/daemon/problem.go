@@ -64,13 +64,16 @@ func (d *Daemon) ownProblems() (p []problem) {
 		{api.ProblemCode_PROBLEM_CODE_SUSPEND_DIR, "memory of suspended processes stays in host memory: ", d.away.Files.Err},
 		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "shares and memory limits are not as they were set: ", d.tenants.SharesErr},
 		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "time quanta and modes are not as they were set: ", d.settings.Err},
-		{api.ProblemCode_PROBLEM_CODE_PORT, "", d.metricsErr},
-		{api.ProblemCode_PROBLEM_CODE_PORT, "", d.pageErr},
 		{api.ProblemCode_PROBLEM_CODE_IDENTIFY, "processes are refused and run without scheduling: ", d.identifyErr},
 		{api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, "host memory for what is swapped out is short: ", d.memory.Pool.Err()},
 	} {
 		if e.err != nil {
 			p = append(p, problem{e.code, e.what + e.err.Error()})
+		}
+	}
+	for _, port := range d.ports {
+		if port.err != nil {
+			p = append(p, problem{api.ProblemCode_PROBLEM_CODE_PORT, port.err.Error()})
 		}
 	}
 	if loop.Now().Sub(d.pluginAt) < reportLife {
@@ -131,13 +134,10 @@ func (d *Daemon) unknownProblems() (problems []string) {
 	}
 	slices.SortFunc(all, func(a, b *node.Conn) int { return cmp.Compare(a.Client.ID, b.Client.ID) })
 	all = slices.CompactFunc(all, func(a, b *node.Conn) bool { return a.Client == b.Client })
-	for _, c := range all[:min(len(all), node.MaxNamed)] {
+	for _, c := range all {
 		problems = append(problems, d.describeUnknown(c))
 	}
-	if more := len(all) - len(problems); more > 0 {
-		problems = append(problems, fmt.Sprintf("%d more processes run without scheduling on GPUs that the scheduler did not know", more))
-	}
-	return problems
+	return node.FirstProblems(problems, "%d more processes run without scheduling on GPUs that the scheduler did not know")
 }
 
 // describeUnknown names a process that runs on GPUs that were not known, and those.

@@ -4,9 +4,7 @@ package daemon
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -23,7 +21,6 @@ import (
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/node"
-	"github.com/nvshare/nvshare/sched/daemon/rundir"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -286,13 +283,17 @@ func TestStateFileIsNoFile(t *testing.T) {
 	}
 }
 
-// A scheduler whose run directory is deleted ends with an error, so that whoever
-// supervises it starts one that clients can reach: at once when it has something
+// A scheduler whose run directory, or a socket in it, is deleted ends with an error, so that
+// whoever supervises it starts one that clients can reach: at once when it has something
 // to record, else when it looks.
 func TestRunDirIsDeleted(t *testing.T) {
-	for name, act := range map[string]func(*peerConn){
-		"idle":         func(*peerConn) {},
-		"as it grants": func(c *peerConn) { c.request() },
+	for name, tc := range map[string]struct {
+		lose string
+		act  func(*peerConn)
+	}{
+		"idle":         {"", func(*peerConn) {}},
+		"as it grants": {"", func(c *peerConn) { c.request() }},
+		"a socket":     {api.SocketName, func(*peerConn) {}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "run")
@@ -305,10 +306,10 @@ func TestRunDirIsDeleted(t *testing.T) {
 			done := make(chan error, 1)
 			go func() { done <- d.Run(ctx) }()
 			c := newProc(t, dir, 0).connect().register(0).attach(0, gpuA, 0, 0)
-			if err := os.RemoveAll(dir); err != nil {
+			if err := os.RemoveAll(filepath.Join(dir, tc.lose)); err != nil {
 				t.Fatal(err)
 			}
-			act(c)
+			tc.act(c)
 			select {
 			case err := <-done:
 				if err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "deleted") {
@@ -320,40 +321,6 @@ func TestRunDirIsDeleted(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A scheduler whose sockets are deleted, or replaced by somebody else's, listens anew.
-// Clients that are connected stay, and new ones find the scheduler.
-func TestSocketsAreDeleted(t *testing.T) {
-	s := start(t, filepath.Join(t.TempDir(), "run"), nil)
-	_, old, epoch := newHolder(t, s)
-	tenant := filepath.Join(s.dir, rundir.TenantDir, wire.SocketName)
-	// Put there at once: the scheduler may look at any moment.
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: tenant + ".new", Net: "unixpacket"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	usurper, err := os.Lstat(tenant + ".new")
-	if err := errors.Join(err, os.Rename(tenant+".new", tenant), os.Remove(filepath.Join(s.dir, api.SocketName))); err != nil {
-		t.Fatal(err)
-	}
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		now, err := os.Lstat(tenant)
-		if conn, dialErr := net.Dial("unix", filepath.Join(s.dir, api.SocketName)); dialErr == nil {
-			conn.Close()
-			if err == nil && !os.SameFile(now, usurper) {
-				break
-			}
-		}
-		if time.Now().After(end) {
-			t.Fatal("the scheduler does not listen anew")
-		}
-	}
-	_, other := newClient(t, s)
-	other.request()
-	old.release(epoch)
-	other.granted()
 }
 
 func TestUnprivileged(t *testing.T) {

@@ -88,9 +88,6 @@ func (d *Daemon) gpuStatus(r *api.StatusResponse, g *node.GPU) *api.GPU {
 				g.Index, api.Tenant(use.Container, use.Uid), had.Slow.Round(10*time.Millisecond), had.Grace.Round(10*time.Millisecond)))
 		}
 	}
-	if g.Demoted {
-		out.WayCode, out.WayReason, out.Refused = "fenced", "a fenced client still uses the GPU (--fence-action demote)", nil
-	}
 	for _, cs := range s.Clients {
 		c := d.clientStatus(g, cs, t)
 		out.Clients = append(out.Clients, c)

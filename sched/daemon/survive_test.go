@@ -339,16 +339,16 @@ func (c *honest) turn() error {
 // killPoints are all failpoints but those that need a fence: no honest client
 // is fenced here.
 var killPoints = []node.Failpoint{
-	node.AtFrame, node.AtDecided, node.BeforePersist, node.InPersist, node.AfterPersist, node.BeforeGrant, node.InGrant, node.AfterGrant,
-	node.BeforeRevoke, node.InRevoke, node.AfterRevoke, node.BeforeClose, node.AfterClose, node.BeforeAdopt, node.AfterAdopt,
-	node.BeforeAttached, node.AfterAttached, node.AfterReleased, node.BeforeNotice, node.AfterNotice, node.BeforeWelcome, node.AfterWelcome,
+	node.AtFrame, node.AtDecided, node.Before("persist"), node.InPersist, node.After("persist"), node.Before("grant"), node.InGrant, node.After("grant"),
+	node.Before("revoke"), node.InRevoke, node.After("revoke"), node.Before("close"), node.After("close"), node.Before("adopt"), node.After("adopt"),
+	node.BeforeAttached, node.AfterAttached, node.After("released"), node.Before("notice"), node.After("notice"), node.BeforeWelcome, node.AfterWelcome,
 	node.BeforeReserved, node.AfterReserved, node.BeforeBury, node.AfterBury, node.BeforeRestore, node.AfterRestore, node.AfterLost,
 }
 
-var latencyKillPoints = []node.Failpoint{node.BeforePause, node.AfterPause, node.BeforeResume, node.AfterResume}
+var latencyKillPoints = []node.Failpoint{node.Before("pause"), node.After("pause"), node.Before("resume"), node.After("resume")}
 
 // atStart are those reached before turns go on; the others count from then.
-var atStart = []node.Failpoint{node.BeforeRestore, node.AfterRestore, node.BeforeAdopt, node.AfterAdopt, node.BeforeWelcome, node.AfterWelcome, node.BeforeAttached, node.AfterAttached}
+var atStart = []node.Failpoint{node.BeforeRestore, node.AfterRestore, node.Before("adopt"), node.After("adopt"), node.BeforeWelcome, node.AfterWelcome, node.BeforeAttached, node.AfterAttached}
 
 // ordeal is what clients live through.
 type ordeal struct {

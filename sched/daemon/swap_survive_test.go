@@ -238,8 +238,8 @@ func (c *mover) in() error {
 }
 
 var swapKillPoints = []node.Failpoint{
-	node.AtMoved, node.BeforeRoom, node.InRoom, node.AfterRoom, node.BeforeArena, node.AfterArena, node.AtDecided, node.BeforeGrant, node.InGrant, node.AfterGrant,
-	node.AfterRevoke, node.AfterReleased, node.BeforeReserved, node.AfterReserved, node.AfterAttached, node.AfterWelcome, node.BeforeAdopt,
+	node.AtMoved, node.BeforeRoom, node.InRoom, node.AfterRoom, node.BeforeArena, node.AfterArena, node.AtDecided, node.Before("grant"), node.InGrant, node.After("grant"),
+	node.After("revoke"), node.After("released"), node.BeforeReserved, node.AfterReserved, node.AfterAttached, node.AfterWelcome, node.Before("adopt"),
 }
 
 // A scheduler that is killed at any place of a swap, with another one to follow:

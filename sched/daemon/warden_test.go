@@ -258,7 +258,7 @@ func TestFenceHolds(t *testing.T) {
 	var nvml occupants
 	w := newWarden(t)
 	dir := t.TempDir()
-	s := start(t, dir, func(o *Options) { fences(FenceHold)(o); o.Sample, o.Warden = nvml.sample, w.path })
+	s := start(t, dir, func(o *Options) { fences(false)(o); o.Sample, o.Warden = nvml.sample, w.path })
 	s.await("the warden is there", func(r *api.StatusResponse) bool { return r.Warden })
 	pa, a, b, ea, eb := fenced(t, s)
 	w.until("it is taken off", func() bool { last, _ := w.last(pa, order.Off); return last == order.Off })

@@ -26,7 +26,7 @@ func TestPageOfTheScheduler(t *testing.T) {
 	var code int
 	var text string
 	for until := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
-		if code, text = fetch(t, s.page.Addr().String(), "/api/now"); strings.Contains(text, `"state":"holding"`) && strings.Contains(text, `"to":0`) {
+		if code, text = fetch(t, s.ports[0].server.(webPage).Addr().String(), "/api/now"); strings.Contains(text, `"state":"holding"`) && strings.Contains(text, `"to":0`) {
 			break
 		}
 		if time.Now().After(until) {
@@ -34,7 +34,7 @@ func TestPageOfTheScheduler(t *testing.T) {
 		}
 	}
 	for path, want := range map[string]int{"/": http.StatusOK, "/api/history": http.StatusOK, "/metrics": http.StatusNotFound} {
-		if code, _ := fetch(t, s.page.Addr().String(), path); code != want {
+		if code, _ := fetch(t, s.ports[0].server.(webPage).Addr().String(), path); code != want {
 			t.Errorf("%s: %d", path, code)
 		}
 	}
@@ -95,7 +95,7 @@ func TestPageNeedsAToken(t *testing.T) {
 		}
 	}
 	s := start(t, run, func(o *Options) { o.WebAddr, o.WebTokenFile = "0.0.0.0:0", long })
-	_, port, err := net.SplitHostPort(s.page.Addr().String())
+	_, port, err := net.SplitHostPort(s.ports[0].server.(webPage).Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,6 @@ const defaultMetricsAddr = "0.0.0.0:9402"
 
 type flags struct {
 	runDir, quantum, grace, antiThrash, fenceAction, simGPU string
-	spin                                                    time.Duration
 	tuning                                                  tuningFlags
 	swap                                                    swapFlags
 	rules                                                   ruleFlags
@@ -127,9 +126,7 @@ func (f *flags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.quantum, "tq", sched.DefaultQuantum.String(), "time quantum: `seconds`, or with a unit, like 200ms")
 	fs.StringVar(&f.grace, "grace", sched.DefaultGrace.String(), "`time` in which a process must release a GPU after a revoke; then others get it")
 	fs.StringVar(&f.antiThrash, "anti-thrash", antiThrashDefault(), "`on|off|auto`: how tenants share a GPU; on: tenants take turns; off: all run at the same time; auto: time slices, turns, or all at once, as suits them")
-	fs.StringVar(&f.fenceAction, "fence-action", string(daemon.FenceHold), "`hold|report|demote|kill`: what to do about a process that did not release a GPU in the grace period; hold: nvshare-warden, where it runs, keeps it off but in its tenant's turns until it has released; demote: all use that GPU at the same time until the process has released it")
-	fs.DurationVar(&f.spin, "spin", defaultSpin(), "`time` for which scheduler and next process may spin at a hand-over, at most 8ms; 0: sleep, the default with fewer than 4 processors")
-	fs.Lookup("spin").DefValue = wire.SpinTime.String() // the same on every machine
+	fs.StringVar(&f.fenceAction, "fence-action", "hold", "`hold|kill`: what to do about a process that did not release a GPU in the grace period; hold: nvshare-warden, where it runs, keeps it off but in its tenant's turns until it has released")
 	f.tuning.add(cmd)
 	f.swap.add(cmd)
 	f.rules.add(cmd)
@@ -199,14 +196,6 @@ func groupNumber(name string) (int, error) {
 	return 0, err
 }
 
-// defaultSpin: where cores are scarce, tenants need them more.
-func defaultSpin() time.Duration {
-	if runtime.NumCPU() < 4 {
-		return 0
-	}
-	return wire.SpinTime
-}
-
 func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	o := daemon.Options{Config: node.Config{Log: log}, Version: api.Version, List: lister(f.simGPU, log)}
 	var err error
@@ -223,9 +212,7 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	if err != nil {
 		return o, err
 	}
-	if err := f.swap.fillFiles(&o); err != nil {
-		return o, err
-	}
+	o.SuspendDir = f.swap.suspendDir
 	if runner != nil {
 		o.Checkpoint, o.CheckpointCheck = runner, func(ctx context.Context) error { return canCheckpoint(ctx, runner) }
 	}
@@ -260,13 +247,12 @@ func (f *flags) fillTurns(o *daemon.Options) (err error) {
 	if err := settings.CheckGrace(o.Grace); err != nil {
 		return fmt.Errorf("--grace: %w", err)
 	}
-	if o.FenceAction, err = daemon.ParseFenceAction(f.fenceAction); err != nil {
-		return fmt.Errorf("--fence-action: %w", err)
+	if o.FenceKill = f.fenceAction == "kill"; !o.FenceKill && f.fenceAction != "hold" {
+		return fmt.Errorf("--fence-action: %q is neither hold nor kill", f.fenceAction)
 	}
-	if f.spin < 0 || f.spin > wire.SpinTime {
-		return fmt.Errorf("--spin: %v is not from 0 to %v", f.spin, wire.SpinTime)
+	if runtime.NumCPU() >= 4 { // else tenants need the processors more
+		o.Spin = wire.SpinTime
 	}
-	o.Spin = f.spin
 	mode, err := api.ParseAntiThrash(f.antiThrash)
 	if err != nil {
 		return fmt.Errorf("--anti-thrash: %w", err)

@@ -21,7 +21,6 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/manual"
-	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // execute runs the program until it ends by itself, at once in all these tests.
@@ -47,9 +46,6 @@ func TestUsage(t *testing.T) {
 		"--tq 25h":        "from 1ms to 24h0m0s",
 		"--grace 0":       "not positive",
 		"--grace 25h":     "--grace",
-		"--spin 9ms":      "--spin",
-		"--spin -1ms":     "--spin",
-		"--spin soon":     "--spin",
 		"--anti-thrash x": "neither on nor off nor auto",
 		"--nonsense":      "unknown flag",
 
@@ -97,10 +93,10 @@ func TestUsage(t *testing.T) {
 func TestOptions(t *testing.T) {
 	log := logrus.New()
 	log.SetOutput(io.Discard)
-	f := flags{runDir: "some/dir", quantum: "45", grace: "1500ms", antiThrash: "off", fenceAction: "report", spin: wire.SpinTime}
+	f := flags{runDir: "some/dir", quantum: "45", grace: "1500ms", antiThrash: "off", fenceAction: "kill"}
 	f.tuning.add(&cobra.Command{})
 	o, err := f.options(logrus.NewEntry(log))
-	if err != nil || o.Quantum != 45*time.Second || o.Grace != 1500*time.Millisecond || o.Mode != sched.Concurrent || o.Spin != wire.SpinTime || !filepath.IsAbs(o.RunDir) {
+	if err != nil || o.Quantum != 45*time.Second || o.Grace != 1500*time.Millisecond || o.Mode != sched.Concurrent || !filepath.IsAbs(o.RunDir) {
 		t.Errorf("got %+v, %v", o, err)
 	}
 }

@@ -146,9 +146,8 @@ func (f *ruleFlags) fill(o *daemon.Options) error {
 
 // swapFlags say whether memory is swapped, and how GPUs look.
 type swapFlags struct {
-	memory, ready, headroom, share, gpuMemory, suspendAfter string
-	suspendDir, suspendDirSize                              string
-	readyGiven                                              bool
+	memory, ready, headroom, share, gpuMemory, suspendAfter, suspendDir string
+	readyGiven                                                          bool
 }
 
 func (f *swapFlags) add(cmd *cobra.Command) {
@@ -158,24 +157,8 @@ func (f *swapFlags) add(cmd *cobra.Command) {
 	fs.StringVar(&f.share, "swap-share", "10", "`percentage` of the time that moving memory may take, 1 to 50: turns become longer than the time quantum for that; none: turns are as long as the time quantum")
 	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of the part of each GPU that is left to the driver, like 4Gi; by default a thirty-second of the GPU's memory")
 	fs.StringVar(&f.suspendAfter, "suspend-after", "0", "`time` after which the memory of a process that does not use its GPU leaves the GPU until it does, like 10m; 0: never")
-	fs.StringVar(&f.suspendDir, "suspend-dir", "", "`directory`, on a disk, to which the memory of suspended processes goes on when little of --swap-memory is left; \"\": it stays in host memory")
-	fs.StringVar(&f.suspendDirSize, "suspend-dir-size", "", "`size` of all files in --suspend-dir, like 500Gi; by default as much as leaves a sixteenth of its file system free")
+	fs.StringVar(&f.suspendDir, "suspend-dir", "", "`directory`, on a disk, to which the memory of suspended processes goes on when little of --swap-memory is left, as far as a sixteenth of its file system stays free; \"\": it stays in host memory")
 	fs.StringVar(&f.gpuMemory, "gpu-memory", "", "let GPUs look as if they had no more memory than this `size`, like 24Gi")
-}
-
-// fillFiles says where memory goes on to from host memory.
-func (f *swapFlags) fillFiles(o *daemon.Options) (err error) {
-	o.SuspendDir = f.suspendDir
-	switch {
-	case f.suspendDirSize == "" || f.suspendDirSize == "0":
-		return nil
-	case f.suspendDir == "":
-		return errors.New("--suspend-dir-size needs --suspend-dir")
-	}
-	if o.SuspendDirSize, err = api.ParseMemory(f.suspendDirSize); err != nil {
-		return fmt.Errorf("--suspend-dir-size: %w", err)
-	}
-	return nil
 }
 
 func (f *swapFlags) fill(o *daemon.Options) error {

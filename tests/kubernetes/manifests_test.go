@@ -227,7 +227,7 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	for _, value := range []string{
 		"scheduler.fenceAction=shout", "plugin.audit=shout", "metrics.enabeld=true", "plugin.args={nri}", "image.pullPolicy=Sometimes", "image.digest=latest", "required.apiVersion=v1", "upgradeNodes=0", "upgradeNodes=five",
 		"checkpoint.suspendDir=/srv/a", "checkpoint.enabled=true,checkpoint.suspendDir=/srv/a", "checkpoint.enabled=true,checkpoint.suspendDir=srv/a,scheduler.args={--swap-memory=1Gi}",
-		"checkpoint.enabled=true,checkpoint.suspendDirSize=5Gi", "warden.enabled=true",
+		"warden.enabled=true",
 		"paths.lib=var/lib/nvshare", "paths.run=/var/run/nvshare", "paths.cdi=/", "paths.lib=/srv/../etc", "podLabels.a=1", "networkPolicy.apiServerPorts=[]",
 	} {
 		out, err := helm("template", "nvshare", chart, "--set", value)
@@ -297,8 +297,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `add: ["CHOWN","DAC_OVERRIDE","KILL","SETGID","SETUID","SYS_ADMIN","SYS_PTRACE"]`) {
 		t.Errorf("rights of several values: %v\n%s", err, out)
 	}
-	out, err = helm("template", "nvshare", chart, "--set", "checkpoint.enabled=true,checkpoint.suspendDir=/srv/a b,checkpoint.suspendDirSize=5Gi,scheduler.args={--swap-memory=1Gi}")
-	if err != nil || !strings.Contains(out, `"--suspend-dir=/var/lib/nvshare/suspended","--suspend-dir-size=5Gi","--swap-memory=1Gi"]`) || !strings.Contains(out, `hostPath: {path: "/srv/a b", type: DirectoryOrCreate}`) {
+	out, err = helm("template", "nvshare", chart, "--set", "checkpoint.enabled=true,checkpoint.suspendDir=/srv/a b,scheduler.args={--swap-memory=1Gi}")
+	if err != nil || !strings.Contains(out, `"--suspend-dir=/var/lib/nvshare/suspended","--swap-memory=1Gi"]`) || !strings.Contains(out, `hostPath: {path: "/srv/a b", type: DirectoryOrCreate}`) {
 		t.Errorf("files of suspended tenants: %v\n%s", err, out)
 	}
 	out, err = helm("template", "nvshare", chart, "--set", "warden.enabled=true,nvml.enabled=true")

@@ -22,7 +22,7 @@ func fileSite(t *testing.T) (x *suspendTenant, start func(), files func() []stri
 	s := suspendSite(t)
 	dir := filepath.Join(s.dir, "files")
 	s.check(os.Mkdir(dir, 0o700))
-	if _, err := store.Open(dir, "test", 0); err != nil {
+	if _, err := store.Open(dir, "test"); err != nil {
 		t.Skip(err) // no rights, or the temporary directory is in memory
 	}
 	s.endScheduler(syscall.SIGTERM)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
@@ -145,17 +144,16 @@ func (aw *Away) Describe(cl *node.Client, c *api.Client) {
 // absence says where a client is that may leave with its context.
 type absence struct {
 	Step   awayStep
-	next   *timer.Timer      // the end of the present step; the next try
-	tries  int               // of the present step
-	why    error             // it keeps its context, or cannot come back; nil: no attempt has failed
-	wanted bool              // it is to come back
-	then   []func()          // what is to be done once it is present
-	pairs  []checkpoint.Pair // where it comes back to; nil: the GPUs that it left
-	since  time.Time         // of the present step
-	queued time.Time         // since when it waits for its turn to leave; zero: it does not
-	took   time.Duration     // its latest return
-	Again  bool              // it was suspended before it moved here, and is to be again
-	File   *file             // with its memory; nil: that is in host memory
+	next   *timer.Timer  // the end of the present step; the next try
+	tries  int           // of the present step
+	why    error         // it keeps its context, or cannot come back; nil: no attempt has failed
+	wanted bool          // it is to come back
+	then   []func()      // what is to be done once it is present
+	since  time.Time     // of the present step
+	queued time.Time     // since when it waits for its turn to leave; zero: it does not
+	took   time.Duration // its latest return
+	Again  bool          // it was suspended before it moved here, and is to be again
+	File   *file         // with its memory; nil: that is in host memory
 	// unfiled is until when its memory is not written to a file: the latest try has failed.
 	unfiled time.Time
 	stays   string // why
@@ -297,8 +295,12 @@ func (aw *Away) planAway(cl *node.Client, after time.Duration, do func()) {
 // keepsContext notes why a client stays on the GPU, until it has had another grant.
 func (aw *Away) keepsContext(cl *node.Client, why error) {
 	aw.Of(cl).why = why
-	text := "keeps its context on the GPU: " + why.Error()
-	aw.Tell(cl.Subject(), logrus.WarnLevel, text)
+	aw.say(cl, logrus.WarnLevel, "keeps its context on the GPU: "+why.Error())
+}
+
+// say tells of a client, in the log and in the events.
+func (aw *Away) say(cl *node.Client, level logrus.Level, text string) {
+	aw.Tell(cl.Subject(), level, text)
 	aw.NoteAway(cl, text)
 }
 
@@ -360,8 +362,7 @@ func (aw *Away) hasLeft(cl *node.Client, took checkpoint.Times, err error) {
 		text := fmt.Sprintf("left the GPU with its context, in %v (%v)", time.Since(a.since).Round(time.Millisecond), took)
 		aw.awayStep(cl, Absent)
 		a.tries = 0
-		aw.LogOf(cl.Subject()).Info(text)
-		aw.NoteAway(cl, text)
+		aw.say(cl, logrus.InfoLevel, text)
 	} else {
 		aw.keepsContext(cl, err)
 		var e *checkpoint.Error
@@ -401,13 +402,13 @@ func (aw *Away) comeBack(cl *node.Client) {
 	if !aw.inMemory(cl) {
 		return
 	}
-	pid, pairs, on := int(cl.PID), aw.Of(cl).pairs, aw.Opts.Checkpoint
+	pid, on := int(cl.PID), aw.Opts.Checkpoint
 	aw.Reach(node.BeforeReturn)
 	go func() {
 		var took checkpoint.Times
 		err := error(checkpoint.ErrNone)
 		if on != nil {
-			took, err = on.On(context.Background(), pid, pairs)
+			took, err = on.On(context.Background(), pid, nil)
 		}
 		aw.Do(func() { aw.isBack(cl, took, err) })
 	}()
@@ -425,17 +426,11 @@ func (aw *Away) isBack(cl *node.Client, took checkpoint.Times, err error) {
 		return
 	}
 	a.took = time.Since(a.since)
-	text := fmt.Sprintf("came back to the GPU with its context, in %v (%v)", a.took.Round(time.Millisecond), took)
-	if err != nil {
-		text = "cannot come back to the GPU, its CUDA calls fail: end it: " + err.Error()
-		aw.Tell(cl.Subject(), logrus.ErrorLevel, text)
-	}
 	aw.awayStep(cl, Present)
-	if a.why = err; err == nil {
-		aw.LogOf(cl.Subject()).Info(text)
-	}
-	aw.NoteAway(cl, text)
-	if err == nil {
+	if a.why = err; err != nil {
+		aw.say(cl, logrus.ErrorLevel, "cannot come back to the GPU, its CUDA calls fail: end it: "+err.Error())
+	} else {
+		aw.say(cl, logrus.InfoLevel, fmt.Sprintf("came back to the GPU with its context, in %v (%v)", a.took.Round(time.Millisecond), took))
 		aw.planAway(cl, aw.RestPause, func() { aw.ConsiderLeaving(cl) })
 	}
 	aw.isPresent(cl)
@@ -445,8 +440,7 @@ func (aw *Away) isBack(cl *node.Client, took checkpoint.Times, err error) {
 func (aw *Away) notBack(cl *node.Client, level logrus.Level, text string, why error) {
 	a := aw.Of(cl)
 	if a.why == nil || a.why.Error() != why.Error() {
-		aw.Tell(cl.Subject(), level, text+why.Error())
-		aw.NoteAway(cl, text+why.Error())
+		aw.say(cl, level, text+why.Error())
 	}
 	a.why = why
 	if a.Step == returning {
@@ -466,7 +460,7 @@ func (aw *Away) isPresent(cl *node.Client) {
 // goOn does what waited for a client to be present.
 func (aw *Away) goOn(cl *node.Client) {
 	a := aw.Of(cl)
-	a.wanted, a.pairs = false, nil
+	a.wanted = false
 	then := a.then
 	a.then = nil
 	for _, f := range then {
@@ -502,23 +496,4 @@ func (aw *Away) AtWork(cl *node.Client) {
 	if a.Step == Present {
 		a.next.Stop()
 	}
-}
-
-// SleepAgain suspends a client's tenant that has moved here and was suspended before, once the
-// client has said what memory it has.
-func (aw *Away) SleepAgain(cl *node.Client, g *node.GPU) {
-	if aw.Of(cl).Again {
-		aw.Of(cl).Again = false
-		aw.Step(g, sched.Suspend{Tenant: cl.Account})
-	}
-}
-
-// awayOf returns the clients of an account that are not present, on a GPU or (nil) on any.
-func (aw *Away) awayOf(account string, on *node.GPU) (all []*node.Client) {
-	for cl := range aw.ByAccount[account] {
-		if aw.Of(cl).Step != Present && (on == nil || cl.Attached[on] != nil) {
-			all = append(all, cl)
-		}
-	}
-	return all
 }

@@ -99,7 +99,7 @@ func (aw *Away) OpenFiles() error {
 		return errors.New("--suspend-dir is for processes that leave their GPUs with their contexts, and that needs nvshare-checkpoint: install it beside nvshare-scheduler, or see --checkpoint")
 	}
 	var err error
-	if t.Dir, err = store.Open(aw.Opts.SuspendDir, aw.BootID, aw.Opts.SuspendDirSize); err != nil {
+	if t.Dir, err = store.Open(aw.Opts.SuspendDir, aw.BootID); err != nil {
 		return fmt.Errorf("--suspend-dir: %w", err)
 	}
 	return nil
@@ -138,8 +138,6 @@ func (aw *Away) setFiled(cl *node.Client, on bool) {
 		m.Arena.SetFiled(on)
 	}
 }
-
-// ---- to the file ----
 
 // hostIsShort says whether memory is to be written to files.
 func (aw *Away) hostIsShort() bool {
@@ -215,7 +213,7 @@ func (aw *Away) write(cl *node.Client) {
 		aw.notFiled(cl, nil)
 		return
 	}
-	if err := t.Dir.Room(f.bytes, aw.filedBytes()); err != nil {
+	if err := t.Dir.Room(f.bytes); err != nil {
 		aw.notFiled(cl, err)
 		return
 	}
@@ -294,11 +292,11 @@ func (aw *Away) notFiled(cl *node.Client, err error) {
 	var e *unreachable
 	switch {
 	case err == nil:
-	case errors.As(err, &e) && aw.Of(cl).stays == err.Error():
 	case errors.As(err, &e):
-		aw.Of(cl).stays = err.Error()
-		aw.LogOf(cl.Subject()).WithError(err).Warn("its memory stays in host memory")
-		aw.NoteAway(cl, "its memory stays in host memory: "+err.Error())
+		if aw.Of(cl).stays != err.Error() {
+			aw.Of(cl).stays = err.Error()
+			aw.say(cl, logrus.WarnLevel, "its memory stays in host memory: "+err.Error())
+		}
 	default: // for others, too
 		next, told := fmt.Sprintf("in %v", t.Pause), t.Err != nil && t.Err.Error() == err.Error()
 		if full { // with room for almost all this comes and goes
@@ -308,9 +306,7 @@ func (aw *Away) notFiled(cl *node.Client, err error) {
 			}
 		}
 		if !told {
-			text := fmt.Sprintf("its memory cannot be written to a file and stays in host memory; the next try is %s: %v", next, err)
-			aw.Tell(cl.Subject(), logrus.WarnLevel, text)
-			aw.NoteAway(cl, text)
+			aw.say(cl, logrus.WarnLevel, fmt.Sprintf("its memory cannot be written to a file and stays in host memory; the next try is %s: %v", next, err))
 		}
 		t.Err = err
 		t.retry.Set(loop.Now().Add(t.Pause))
@@ -351,9 +347,7 @@ func (aw *Away) isEmpty(f *file, err error) {
 	} else {
 		t.Err = nil
 		t.retry.Stop()
-		text := fmt.Sprintf("its memory is in a file, %d MiB, written in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond))
-		aw.LogOf(cl.Subject()).Info(text)
-		aw.NoteAway(cl, text)
+		aw.say(cl, logrus.InfoLevel, fmt.Sprintf("its memory is in a file, %d MiB, written in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond)))
 	}
 	aw.setFiled(cl, true)
 	aw.NoteMembers()
@@ -385,8 +379,6 @@ func (aw *Away) nextToRead() (first *node.Client) {
 	return first
 }
 
-// ---- from the file ----
-
 // inMemory says whether all memory of a client that is to come back is in host memory. If it
 // is not, it is on its way, and comeBack is called again.
 func (aw *Away) inMemory(cl *node.Client) bool {
@@ -414,9 +406,7 @@ func (aw *Away) readBack(f *file) {
 	}
 	if err != nil && len(aw.arenasOf(cl)) != 0 {
 		if !f.waits {
-			text := "cannot come back to the GPU yet: " + err.Error()
-			aw.Tell(cl.Subject(), logrus.WarnLevel, text)
-			aw.NoteAway(cl, text)
+			aw.say(cl, logrus.WarnLevel, "cannot come back to the GPU yet: "+err.Error())
 		}
 		f.waits, aw.Of(cl).why = true, err
 		aw.planAway(cl, hostWait, func() { aw.comeBack(cl) })
@@ -464,15 +454,11 @@ func (aw *Away) isRead(f *file, err error) {
 	aw.removeFile(f)
 	aw.NoteMembers()
 	a.why, a.tries = nil, 0
-	text := fmt.Sprintf("its memory is back from its file, %d MiB, in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond))
-	aw.LogOf(cl.Subject()).Info(text)
-	aw.NoteAway(cl, text)
+	aw.say(cl, logrus.InfoLevel, fmt.Sprintf("its memory is back from its file, %d MiB, in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond)))
 	if a.Step == returning {
 		aw.comeBack(cl)
 	}
 }
-
-// ---- its end ----
 
 // dropFile forgets the file of a client that has ended, or that is another program.
 func (aw *Away) dropFile(cl *node.Client) {
@@ -496,16 +482,6 @@ func (aw *Away) removeFile(f *file) {
 	if t := &aw.Files; t.retry.Planned() && errors.Is(t.Err, store.ErrFull) { // there may be room now
 		t.retry.Set(loop.Now())
 	}
-}
-
-// filedBytes is what files take.
-func (aw *Away) filedBytes() (sum uint64) {
-	for _, cl := range aw.Clients {
-		if aw.Of(cl).File != nil {
-			sum += aw.Of(cl).File.bytes
-		}
-	}
-	return sum
 }
 
 // LargestFiled is the most that one client has in its file and not in memory.

@@ -114,6 +114,25 @@ func (aw *Away) move(req *api.SuspendRequest, done string, fits func(g *node.GPU
 	return resp, nil
 }
 
+// SleepAgain suspends a client's tenant that has moved here and was suspended before, once the
+// client has said what memory it has.
+func (aw *Away) SleepAgain(cl *node.Client, g *node.GPU) {
+	if aw.Of(cl).Again {
+		aw.Of(cl).Again = false
+		aw.Step(g, sched.Suspend{Tenant: cl.Account})
+	}
+}
+
+// awayOf returns the clients of an account that are not present, on a GPU or (nil) on any.
+func (aw *Away) awayOf(account string, on *node.GPU) (all []*node.Client) {
+	for cl := range aw.ByAccount[account] {
+		if aw.Of(cl).Step != Present && (on == nil || cl.Attached[on] != nil) {
+			all = append(all, cl)
+		}
+	}
+	return all
+}
+
 // Which files have memory of processes is recorded: before a file is made, before pages are
 // given back that it has, and after they are there again. So the record says of each file
 // whether it is needed. A scheduler reads it that is started without --suspend-dir, too.

@@ -13,10 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
-	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // maxMetricTenants is how many tenants, over all GPUs, have metrics of their own;
@@ -54,14 +52,12 @@ func putAll[T any](x *exposition, of T, labels ...string) {
 type (
 	gpuFigures struct {
 		*api.GPU
-		turns            *Turns
-		states           map[api.ClientState]int
-		running          int
-		memory, reserved uint64 // of those that run; of all
+		states   map[api.ClientState]int
+		running  int
+		reserved uint64
 	}
-	gpuSwap       struct{ *api.Swap }
-	nodeSwap      struct{ *api.Swap }
-	swappedClient struct{ *api.Client }
+	gpuSwap  struct{ *api.Swap }
+	nodeSwap struct{ *api.Swap }
 )
 
 func (x *exposition) histogram(name string, h *histogram, labels ...string) {
@@ -84,13 +80,7 @@ func (x *exposition) all() {
 	if i := slices.IndexFunc(r.Gpus, func(g *api.GPU) bool { return g.Swap != nil }); i >= 0 { // each says the same of the node
 		putAll(x, nodeSwap{r.Gpus[i].Swap})
 	}
-	x.overlap()
 	putAll(x, x.s)
-	for t, n := range x.s.Traffic.Messages {
-		if typ := wire.Type(t); typ.FromClient() {
-			x.put("nvshare_scheduler_messages_total", float64(n), typ.String())
-		}
-	}
 	x.put("nvshare_warden_info", number(r.Warden), r.WardenProblem)
 	x.put("nvshare_build_info", 1, r.Version)
 	x.put("nvshare_metrics_left_out", float64(max(x.clients-x.processes, 0)), "client")
@@ -104,13 +94,12 @@ func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 	x.put("nvshare_gpu_mode", 1, with(modeLabel(g.Mode), modeLabel(cmp.Or(g.EffectiveMode, g.Mode)))...)
 	x.put("nvshare_gpu_way", 1, with(g.Way)...)
 
-	sums := &gpuFigures{GPU: g, turns: turns, states: map[api.ClientState]int{}}
+	sums := &gpuFigures{GPU: g, states: map[api.ClientState]int{}}
 	for _, c := range g.Clients {
 		sums.states[c.State]++
 		switch c.State {
 		case api.ClientState_CLIENT_STATE_HOLDING, api.ClientState_CLIENT_STATE_DRAINING, api.ClientState_CLIENT_STATE_LOST:
 			sums.running++
-			sums.memory += c.MemoryBytes
 		}
 	}
 	for n := range api.ClientState_name {
@@ -126,25 +115,9 @@ func (x *exposition) gpu(g *api.GPU, turns *Turns) {
 	}
 	putAll(x, sums, gpu...)
 	x.swap(g)
-	x.byReason("nvshare_gpu_revokes_total", turns.revokes[:], func(i int) string { return sched.RevokeReason(i).String() }, gpu)
-	x.byReason("nvshare_gpu_releases_total", turns.releases[:], func(i int) string { return sched.EndReason(i).String() }, gpu)
 	x.histogram("nvshare_gpu_wait_seconds", &turns.wait, gpu...)
-	x.histogram("nvshare_gpu_hold_seconds", &turns.hold, gpu...)
 	x.histogram("nvshare_gpu_drain_seconds", &turns.drain, gpu...)
 	x.histogram("nvshare_gpu_handover_seconds", &turns.handOver, gpu...)
-}
-
-// byReason passes on counts[1:], the last of which is for other reasons.
-func (x *exposition) byReason(name string, counts []uint64, reason func(int) string, gpu []string) {
-	for i, n := range counts {
-		text := "other"
-		if i < len(counts)-1 {
-			text = reason(i)
-		}
-		if i != 0 && (n != 0 || text != "other") {
-			x.put(name, float64(n), append(gpu[:2:2], text)...)
-		}
-	}
 }
 
 // sample passes on what the driver says.
@@ -161,7 +134,6 @@ func (x *exposition) sample(g *api.GPU) {
 	if s.MemoryTotal != 0 {
 		x.put("nvshare_gpu_memory_total_bytes", float64(s.MemoryTotal), gpu...)
 		x.put("nvshare_gpu_memory_used_bytes", float64(s.MemoryUsed), gpu...)
-		x.put("nvshare_gpu_memory_free_bytes", float64(s.MemoryFree), gpu...)
 	}
 	if s.Utilization >= 0 {
 		x.put("nvshare_gpu_utilization_ratio", s.Utilization, gpu...)
@@ -187,26 +159,7 @@ func (x *exposition) client(g *api.GPU, c *api.Client) {
 	}
 	l := append(names(c.Container), strconv.FormatUint(c.Id, 10), g.Uuid)
 	x.put("nvshare_client_info", 1, append(l[:5:5], strconv.Itoa(int(g.Index)), strconv.Itoa(int(c.Pid)))...)
-	if p := c.Controls; p != nil {
-		x.put("nvshare_client_controls", 1, append(l[:5:5], p.Slices, p.Channels)...)
-	}
-	if s := x.s.samples[g.Uuid]; s != nil && s.Processes[c.Pid] != 0 {
-		x.put("nvshare_client_nvml_used_bytes", float64(s.Processes[c.Pid]), l...)
-	}
-	if m := memoryOf(g, c.Container, c.Uid); m != nil && m.LimitBytes != 0 {
-		x.put("nvshare_client_memory_quota_bytes", float64(m.LimitBytes), l...)
-		x.put("nvshare_client_memory_quota_exceeded", number(m.UsedBytes > m.LimitBytes), l...)
-	}
-	if t := tenantUse(g, c); t != nil {
-		x.put("nvshare_client_core_quota_config_percent", float64(cmp.Or(t.Share.GetCoreLimit(), 100)), l...)
-		x.put("nvshare_client_core_quota_effective_percent", float64(t.PromisedPermille)/10, l...)
-		x.put("nvshare_client_core_usage_ratio", float64(t.GotPermille)/1000, l...)
-		x.put("nvshare_client_throttled", number(t.ThrottledNs > 0), l...)
-	}
 	putAll(x, c, l...)
-	if g.Swap != nil {
-		putAll(x, swappedClient{c}, l...)
-	}
 }
 
 func (x *exposition) tenantsOf(g *api.GPU) {
@@ -256,15 +209,6 @@ func memoryOf(g *api.GPU, c *api.Container, uid uint32) *api.MemoryAccount {
 	return nil
 }
 
-func tenantUse(g *api.GPU, c *api.Client) *api.TenantUse {
-	for _, t := range g.Tenants {
-		if sameTenant(t.Container, t.Uid, c.Container, c.Uid) {
-			return t
-		}
-	}
-	return nil
-}
-
 func modeLabel(m api.Mode) string {
 	return strings.ToLower(strings.TrimPrefix(m.String(), "MODE_"))
 }
@@ -286,40 +230,14 @@ func (x *exposition) swap(g *api.GPU) {
 	}
 	gpu := []string{g.Uuid, strconv.Itoa(int(g.Index))}
 	putAll(x, gpuSwap{s}, gpu...)
-	for _, d := range []struct {
-		name               string
-		bytes, times, rate uint64
-		took               int64
-	}{{"out", s.OutBytes, s.Outs, s.OutBytesPerSecond, s.OutNs}, {"in", s.InBytes, s.Ins, s.InBytesPerSecond, s.InNs}} {
-		l := append(gpu[:2:2], d.name)
+	for direction, d := range map[string]struct {
+		bytes uint64
+		took  int64
+	}{"out": {s.OutBytes, s.OutNs}, "in": {s.InBytes, s.InNs}} {
+		l := append(gpu[:2:2], direction)
 		x.put("nvshare_gpu_swap_bytes_total", float64(d.bytes), l...)
 		x.put("nvshare_gpu_swap_seconds_total", seconds(d.took), l...)
-		x.put("nvshare_gpu_swaps_total", float64(d.times), l...)
-		x.put("nvshare_gpu_swap_bandwidth_bytes_per_second", float64(d.rate), l...)
 	}
-}
-
-// OverlapGroup is an overlap group on one GPU.
-type OverlapGroup struct {
-	Namespace string // "" outside containers
-	UID       uint32
-	Name      string
-	GPU       string // UUID
-	Members   int    // containers and programs
-	Running   bool   // its MPS daemon answers
-	Restarts  int    // of its MPS daemon
-}
-
-// maxMetricGroups is how many overlap groups have metrics; nvshare_metrics_left_out counts
-// the rest.
-const maxMetricGroups = 128
-
-// overlap passes on the figures of overlap groups.
-func (x *exposition) overlap() {
-	for _, g := range x.s.Groups[:min(len(x.s.Groups), maxMetricGroups)] {
-		putAll(x, g, g.Namespace, strconv.FormatUint(uint64(g.UID), 10), g.Name, g.GPU)
-	}
-	x.put("nvshare_metrics_left_out", float64(max(len(x.s.Groups)-maxMetricGroups, 0)), "overlap_group")
 }
 
 // Metrics under the names, labels and units of NVIDIA's dcgm-exporter, so that dashboards

@@ -73,10 +73,7 @@ type Sampler func(ctx context.Context) ([]GPUSample, error)
 
 // Traffic counts what tenants do, since the scheduler's start.
 type Traffic struct {
-	Messages      [64]uint64 // by wire.Type
-	Disconnects   uint64
-	Registrations uint64 // programs that began to use GPUs
-	Bypasses      uint64 // those of them whose self-proof failed
+	Bypasses      uint64 // programs that began to use GPUs, and whose self-proof failed
 	UnloggedLines uint64 // lines of log that tenants caused and that were too many
 }
 
@@ -85,7 +82,6 @@ type Snapshot struct {
 	Status  *api.StatusResponse
 	Own     []string // those of Status.Problems that tenants cannot cause
 	Turns   []Turns  // by GPU, as in Status
-	Groups  []OverlapGroup
 	Traffic Traffic
 	Managed map[uint32]bool // pids of clients, and of what runs on GPUs for them
 }
@@ -343,21 +339,14 @@ func (h *histogram) cumulative() (count uint64, buckets map[float64]uint64) {
 
 // Turns sums up the turns of one GPU since the scheduler's start.
 type Turns struct {
-	wait, hold, drain, handOver histogram
-
-	revokes  [sched.Suspending + 2]uint64   // by sched.RevokeReason; the last: reasons we don't know
-	releases [sched.EndPreempted + 2]uint64 // by sched.EndReason; the last: reasons we don't know
-	late     uint64                         // grants that ended after their fence
-	pauses   uint64
-	latency  uint64    // grants beside others
-	ended    time.Time // of the latest grant that has ended; zero after the next grant
+	wait, drain, handOver histogram
+	ended                 time.Time // of the latest grant that has ended; zero after the next grant
 }
 
 // Granted counts a grant.
 func (s *Turns) Granted(t time.Time, a *sched.Grant) {
 	s.wait.add(a.Waited)
 	if a.Latency || a.Beside {
-		s.latency++
 		return
 	}
 	// A hand-over only if it was waited for: otherwise the GPU was free.
@@ -367,27 +356,16 @@ func (s *Turns) Granted(t time.Time, a *sched.Grant) {
 	s.ended = time.Time{}
 }
 
-// Revoked counts a grant that was asked back.
-func (s *Turns) Revoked(why sched.RevokeReason) {
-	s.revokes[min(int(why), len(s.revokes)-1)]++
-}
-
 // Released counts a grant that has ended.
 func (s *Turns) Released(t time.Time, a *sched.Released) {
-	s.releases[min(int(a.Reason), len(s.releases)-1)]++
 	if a.Fenced { // others had the GPU meanwhile
-		s.late++
 		return
 	}
-	s.hold.add(a.Held)
 	if a.Drained != 0 {
 		s.drain.add(a.Drained)
 	}
 	s.ended = t
 }
-
-// Paused counts a gate that was shut for a latency tenant.
-func (s *Turns) Paused() { s.pauses++ }
 
 // Fill tells what turns took.
 func (s *Turns) Fill(g *api.GPU) {

@@ -44,15 +44,13 @@ func (s *source) Snapshot(context.Context) (*Snapshot, error) {
 	s.asked.Add(1)
 	var turns Turns
 	turns.Granted(time.Now(), &sched.Grant{})
-	turns.Revoked(sched.QuantumOver)
 	turns.Released(time.Now(), &sched.Released{Reason: sched.EndRevoked})
 	abc := &api.Container{Id: "abc"}
 	return &Snapshot{
-		Groups: []OverlapGroup{{Namespace: "ml", Name: "small", GPU: uuid, Members: 2}},
-		Own:    s.own,
+		Own: s.own,
 		Status: &api.StatusResponse{Version: "test", Problems: slices.Concat(s.own, s.tenants), Gpus: []*api.GPU{{
 			Uuid: uuid, Name: "Test GPU", MemoryBytes: 1 << 30, Mode: api.Mode_MODE_AUTO,
-			Clients: []*api.Client{{Id: 1, Pid: pid, Container: abc, Controls: &api.Controls{Slices: "works"}}},
+			Clients: []*api.Client{{Id: 1, Pid: pid, Container: abc}},
 			Tenants: []*api.TenantUse{{Container: abc}},
 			Memory:  []*api.MemoryAccount{{Container: abc, UsedBytes: 2, LimitBytes: 1}},
 			Swap:    &api.Swap{},
@@ -180,9 +178,6 @@ func TestBounded(t *testing.T) {
 		gpu.Tenants = append(gpu.Tenants, &api.TenantUse{Container: id})
 	}
 	s := &scrape{Snapshot: &Snapshot{Status: &api.StatusResponse{Gpus: []*api.GPU{gpu}}, Turns: make([]Turns, 1)}}
-	for i := range maxMetricGroups + 7 {
-		s.Groups = append(s.Groups, OverlapGroup{Name: fmt.Sprint(i), GPU: uuid})
-	}
 	gather := func(processes int) (count map[string]int, leftOut map[string]float64) {
 		registry := prometheus.NewPedanticRegistry()
 		registry.MustRegister(fixed{s, newDescs(), processes})
@@ -207,9 +202,6 @@ func TestBounded(t *testing.T) {
 	}
 	if count["nvshare_tenant_got_ratio"] != maxMetricTenants || leftOut["tenant"] != n-maxMetricTenants {
 		t.Errorf("%d tenants, %v left out", count["nvshare_tenant_got_ratio"], leftOut["tenant"])
-	}
-	if count["nvshare_overlap_group_members"] != maxMetricGroups || leftOut["overlap_group"] != 7 {
-		t.Errorf("%d groups, %v left out", count["nvshare_overlap_group_members"], leftOut["overlap_group"])
 	}
 	count, _ = gather(0)
 	for name, n := range count {

@@ -15,7 +15,6 @@ var (
 	gpuLabels    = []string{"gpu_uuid", "gpu_index"}
 	clientLabels = []string{"namespace", "pod", "container", "client_id", "gpu_uuid"}
 	tenantLabels = []string{"namespace", "pod", "container", "tenant", "gpu_uuid"}
-	groupLabels  = []string{"namespace", "user", "group", "gpu_uuid"}
 )
 
 // metricName describes one metric.
@@ -26,23 +25,12 @@ type metricName struct {
 	value  any // of a thing of one type: a func(T) float64, for putAll; nil: collect.go puts it
 }
 
-// metricNames are all metrics of ours. The names that nvshare's fork (luogangyi)
-// has, keep their meaning. Not taken over from it:
-//
-//	gpu_process_count                           gpu_processes; _count is a histogram's
-//	client_core_window_{usage,limit}_ms         there is no window: client_core_usage_ratio,
-//	                                            tenant_throttled_seconds
-//	client_quota_debt_ms                        tenant_debt_seconds
-//	scheduler_wait_queue_clients,               nobody waits for memory: what is over a limit
-//	scheduler_{wait_for_mem,mem_available}_total  is refused at once
-//	scheduler_memory_{safe_limit_bytes,overloaded}  gpu_mode, with its reason in nvsharectl
-//	scheduler_peak_running_memory_bytes         max_over_time of scheduler_running_memory_bytes
-//	gpu_sampler_backend_info                    there is one: NVML
+// metricNames are all metrics of ours. Those that nvshare's fork (luogangyi) has, too, have its
+// names and mean the same.
 var metricNames = []metricName{
 	{"nvshare_gpu_info", append(gpuLabels[:2:2], "gpu_name"), "A GPU of this node; always 1.", nil},
 	{"nvshare_gpu_memory_total_bytes", gpuLabels, "Memory of the GPU.", nil},
 	{"nvshare_gpu_memory_used_bytes", gpuLabels, "Memory in use on the GPU, by whomever, as NVML says.", nil},
-	{"nvshare_gpu_memory_free_bytes", gpuLabels, "Memory not in use on the GPU, as NVML says.", nil},
 	{"nvshare_gpu_utilization_ratio", gpuLabels, "Part of the latest moment in which a kernel ran, as NVML says, 0 to 1.", nil},
 	{"nvshare_gpu_memory_utilization_ratio", gpuLabels, "Part of the latest moment in which the GPU's memory was read or written, as NVML says, 0 to 1.", nil},
 	{"nvshare_gpu_processes", gpuLabels, "Processes that use the GPU, as NVML says.", nil},
@@ -54,79 +42,40 @@ var metricNames = []metricName{
 	{"nvshare_gpu_way", append(gpuLabels[:2:2], "way"), "How clients share the GPU now: turns, slices, driver (at the same time, by the driver's own time slices); always 1.", nil},
 	{"nvshare_gpu_drained", gpuLabels, "1 while the GPU admits no new tenants (nvsharectl drain).", func(g *gpuFigures) float64 { return number(g.Drained) }},
 	{"nvshare_gpu_migrations_total", gpuLabels, "Tenants that have moved to the GPU from others (nvsharectl migrate, drain).", func(g *gpuFigures) float64 { return float64(g.Migrations) }},
-	{"nvshare_gpu_held_clients", gpuLabels, "Processes of new tenants that wait because the GPU is drained.", func(g *gpuFigures) float64 { return float64(g.Held) }},
-	{"nvshare_gpu_quantum_seconds", gpuLabels, "Time quantum.", func(g *gpuFigures) float64 { return seconds(g.QuantumNs) }},
 	{"nvshare_gpu_clients", append(gpuLabels[:2:2], "state"), "Clients of the GPU by what they do.", nil},
 	{"nvshare_gpu_memory_reserved_bytes", gpuLabels, "Memory that clients have reserved.", func(g *gpuFigures) float64 { return float64(g.reserved) }},
 	{"nvshare_gpu_grants_total", gpuLabels, "Grants given.", func(g *gpuFigures) float64 { return float64(g.Grants) }},
-	{"nvshare_gpu_latency_grants_total", gpuLabels, "Grants that let a latency tenant in beside others.", func(g *gpuFigures) float64 { return float64(g.turns.latency) }},
-	{"nvshare_gpu_pauses_total", gpuLabels, "Times that a holder's gate was shut for a latency tenant.", func(g *gpuFigures) float64 { return float64(g.turns.pauses) }},
-	{"nvshare_gpu_revokes_total", append(gpuLabels[:2:2], "reason"), "Grants asked back.", nil},
-	{"nvshare_gpu_releases_total", append(gpuLabels[:2:2], "reason"), "Grants that have ended.", nil},
-	{"nvshare_gpu_late_releases_total", gpuLabels, "Grants that ended after their fence.", func(g *gpuFigures) float64 { return float64(g.turns.late) }},
 	{"nvshare_gpu_fences_total", gpuLabels, "Clients that did not release the GPU within the grace period.", func(g *gpuFigures) float64 { return float64(g.Fences) }},
 	{"nvshare_gpu_oom_kills_total", gpuLabels, "Processes without the shim that nvshare-warden killed, because their tenant was above its memory limit.", func(g *gpuFigures) float64 { return float64(g.OomKills) }},
 	{"nvshare_gpu_preemptions_total", gpuLabels, "Grants that ended with work left, which went on with the next one.", func(g *gpuFigures) float64 { return float64(g.Preemptions) }},
-	{"nvshare_gpu_reclaims_total", gpuLabels, "Grants that ended by the death of the client.", func(g *gpuFigures) float64 { return float64(g.Reclaims) }},
-	{"nvshare_gpu_stale_releases_total", gpuLabels, "Releases of a grant that the client did not have.", func(g *gpuFigures) float64 { return float64(g.StaleReleases) }},
 	{"nvshare_gpu_wait_seconds", gpuLabels, "From a client's request to its grant.", nil},
-	{"nvshare_gpu_hold_seconds", gpuLabels, "From a grant to its release, drain included.", nil},
 	{"nvshare_gpu_drain_seconds", gpuLabels, "From a revoke to the release.", nil},
 	{"nvshare_gpu_handover_seconds", gpuLabels, "From a release to the next grant, if that was waited for: the scheduler's own part of a hand-over.", nil},
 
 	{"nvshare_gpu_swap_capacity_bytes", gpuLabels, "What clients may have on the GPU together; absent if nothing is swapped.", func(s gpuSwap) float64 { return float64(s.CapacityBytes) }},
 	{"nvshare_gpu_swap_promised_bytes", gpuLabels, "What clients have reserved, on the GPU or away.", func(s gpuSwap) float64 { return float64(s.PromisedBytes) }},
 	{"nvshare_gpu_swap_resident_bytes", gpuLabels, "What clients have on the GPU.", func(s gpuSwap) float64 { return float64(s.ResidentBytes) }},
-	{"nvshare_gpu_swap_fixed_bytes", gpuLabels, "Of that, what cannot be moved.", func(s gpuSwap) float64 { return float64(s.FixedBytes) }},
 	{"nvshare_gpu_swap_away_bytes", gpuLabels, "What clients have in host memory, or never used.", func(s gpuSwap) float64 { return float64(s.AwayBytes) }},
 	{"nvshare_gpu_swap_bytes_total", append(gpuLabels[:2:2], "direction"), "Memory moved.", nil},
 	{"nvshare_gpu_swap_seconds_total", append(gpuLabels[:2:2], "direction"), "Time that clients took to move memory.", nil},
-	{"nvshare_gpu_swaps_total", append(gpuLabels[:2:2], "direction"), "Times that a client moved memory.", nil},
-	{"nvshare_gpu_swap_bandwidth_bytes_per_second", append(gpuLabels[:2:2], "direction"), "Memory moved in a second, the latest time.", nil},
 	{"nvshare_gpu_swap_share_ratio", gpuLabels, "Part of the time that moving memory may take, 0 to 1; 0: turns are as long as the time quantum says.", func(s gpuSwap) float64 { return float64(s.SharePercent) / 100 }},
 	{"nvshare_gpu_swap_refused_reservations_total", gpuLabels, "Reservations refused because there was no place, on the GPU or in host memory.", func(s gpuSwap) float64 { return float64(s.Refused) }},
 	{"nvshare_gpu_suspends_total", gpuLabels, "Times that a process was suspended, by nvsharectl suspend or because it was idle (--suspend-after).", func(s gpuSwap) float64 { return float64(s.Suspends) }},
 	{"nvshare_gpu_suspended_clients", gpuLabels, "Processes that are suspended now.", func(s gpuSwap) float64 { return float64(s.Suspended) }},
-	{"nvshare_gpu_arena_bytes", gpuLabels, "Host memory that clients of the GPU were given for what is away.", func(s gpuSwap) float64 { return float64(s.ArenaBytes) }},
 	{"nvshare_arena_bytes", nil, "Host memory that there may be for what is away, of all GPUs.", func(s nodeSwap) float64 { return float64(s.ArenaLimitBytes) }},
 	{"nvshare_arena_used_bytes", nil, "Of that, what clients were given.", func(s nodeSwap) float64 { return float64(s.ArenaUsedBytes) }},
-	{"nvshare_arena_ready_bytes", nil, "Of the rest, what is kept ready for clients to come.", func(s nodeSwap) float64 { return float64(s.ArenaReadyBytes) }},
 	{"nvshare_arena_file_bytes", nil, "What is away of suspended clients in files, and takes no host memory (--suspend-dir).", func(s nodeSwap) float64 { return float64(s.ArenaFileBytes) }},
 
-	{"nvshare_client_resident_bytes", clientLabels, "What the process has on the GPU.", func(c swappedClient) float64 { return float64(c.ResidentBytes) }},
-	{"nvshare_client_fixed_bytes", clientLabels, "Of that, what cannot be moved.", func(c swappedClient) float64 { return float64(c.FixedBytes) }},
-	{"nvshare_client_away_bytes", clientLabels, "What the process has in host memory, or never used.", func(c swappedClient) float64 { return float64(c.AwayBytes) }},
-	{"nvshare_client_arena_bytes", clientLabels, "Host memory that it was given for that.", func(c swappedClient) float64 { return float64(c.ArenaBytes) }},
-	{"nvshare_client_swapped_out_bytes_total", clientLabels, "Memory that the process moved off the GPU.", func(c swappedClient) float64 { return float64(c.SwappedOutBytes) }},
-	{"nvshare_client_swapped_in_bytes_total", clientLabels, "Memory that the process moved onto the GPU.", func(c swappedClient) float64 { return float64(c.SwappedInBytes) }},
 	{"nvshare_tenant_moving_seconds_total", tenantLabels, "Time that it had the GPU to move memory onto it, which is not billed.", nil},
 
 	{"nvshare_client_info", append(clientLabels[:5:5], "gpu_index", "host_pid"), "A process that uses the GPU through the shim; always 1.", nil},
-	{"nvshare_client_controls", append(clientLabels[:5:5], "slices", "channels"), "Whether the time slice of the process can be set, and its channels taken off the GPU; always 1. Only of processes whose shim has said.", nil},
-	{"nvshare_client_time_slice_seconds", clientLabels, "The GPU's own time slice of the process, as the scheduler has set it; 0: the driver's.", func(c *api.Client) float64 { return seconds(c.SliceNs) }},
 	{"nvshare_client_managed_allocated_bytes", clientLabels, "GPU memory that the process has allocated through the shim.", func(c *api.Client) float64 { return float64(c.MemoryBytes) }},
-	{"nvshare_client_managed_allocated_peak_bytes", clientLabels, "The most that was.", func(c *api.Client) float64 { return float64(c.MemoryPeakBytes) }},
-	{"nvshare_client_nvml_used_bytes", clientLabels, "GPU memory of the process, as NVML says.", nil},
-	{"nvshare_client_memory_quota_bytes", clientLabels, "Memory limit of its tenant; absent without one.", nil},
-	{"nvshare_client_memory_quota_exceeded", clientLabels, "1 if its tenant has reserved more than its limit.", nil},
-	{"nvshare_client_core_quota_config_percent", clientLabels, "Limit of its tenant's GPU time; 100 without one.", nil},
-	{"nvshare_client_core_quota_effective_percent", clientLabels, "GPU time that its tenant is promised just now.", nil},
-	{"nvshare_client_core_usage_ratio", clientLabels, "Part of the GPU's time that its tenant got, over five seconds.", nil},
-	{"nvshare_client_throttled", clientLabels, "1 if its tenant waits for its limit.", nil},
-	{"nvshare_client_pending_drop", clientLabels, "1 if its grant was asked back and is not released yet.", func(c *api.Client) float64 { return number(c.State == api.ClientState_CLIENT_STATE_DRAINING) }},
-	{"nvshare_client_bypassed_entry_points", clientLabels, "Entry points of CUDA that do not lead to the shim in this process.", func(c *api.Client) float64 { return float64(c.Bypassed) }},
-	{"nvshare_client_grants_total", clientLabels, "Grants that the process was given.", func(c *api.Client) float64 { return float64(c.Grants) }},
-	{"nvshare_client_preemptions_total", clientLabels, "Of these, grants that ended with work left, which went on with the next one.", func(c *api.Client) float64 { return float64(c.Preemptions) }},
-	{"nvshare_client_held_seconds_total", clientLabels, "Time under grants, drains included.", func(c *api.Client) float64 { return seconds(c.HeldNs) }},
-	{"nvshare_client_calls_total", clientLabels, "Calls through the gate.", func(c *api.Client) float64 { return float64(c.Calls) }},
-	{"nvshare_client_gate_wait_seconds_total", clientLabels, "Time that its threads waited at the gate, together.", func(c *api.Client) float64 { return seconds(c.WaitNs) }},
 
 	{"nvshare_tenant_promised_ratio", tenantLabels, "Part of the GPU's time that it gets if it wants it, 0 to 1.", func(t *api.TenantUse) float64 { return float64(t.PromisedPermille) / 1000 }},
 	{"nvshare_tenant_got_ratio", tenantLabels, "Part of the GPU's time that it got, over five seconds, 0 to 1.", func(t *api.TenantUse) float64 { return float64(t.GotPermille) / 1000 }},
 	{"nvshare_tenant_used_seconds_total", tenantLabels, "GPU time that it was billed.", func(t *api.TenantUse) float64 { return seconds(t.UsedNs) }},
 	{"nvshare_tenant_debt_seconds", tenantLabels, "GPU time that it used above its limit and has to make up for.", func(t *api.TenantUse) float64 { return seconds(t.DebtNs) }},
 	{"nvshare_tenant_throttled_seconds", tenantLabels, "Time until its limit lets it go on; 0: it does.", func(t *api.TenantUse) float64 { return seconds(t.ThrottledNs) }},
-	{"nvshare_tenant_longest_wait_seconds", tenantLabels, "Its longest wait for a grant.", func(t *api.TenantUse) float64 { return seconds(t.WaitMaxNs) }},
 	{"nvshare_tenant_waited_ratio", tenantLabels, "Part of the latest five seconds in which it wanted the GPU and had no grant, 0 to 1.", func(t *api.TenantUse) float64 { return float64(t.WaitedPermille) / 1000 }},
 	{"nvshare_tenant_out_of_memory_total", tenantLabels, "Reservations of GPU memory that its memory limit refused, while it has processes.", func(t *api.TenantUse) float64 { return float64(t.OutOfMemory) }},
 	{"nvshare_tenant_grants_total", tenantLabels, "Grants that its processes were given.", func(t *api.TenantUse) float64 { return float64(t.Grants) }},
@@ -134,29 +83,18 @@ var metricNames = []metricName{
 	{"nvshare_tenant_memory_reserved_bytes", tenantLabels, "GPU memory that its processes have reserved.", nil},
 	{"nvshare_tenant_memory_limit_bytes", tenantLabels, "Limit of that; absent without one.", nil},
 
-	{"nvshare_overlap_group_members", groupLabels, "Containers, and programs outside containers, in an overlap group. The namespace of engines' containers is @engines, that of programs outside containers is empty; the user is a number.", func(g OverlapGroup) float64 { return float64(g.Members) }},
-	{"nvshare_overlap_group_running", groupLabels, "1 if the group's MPS daemon answers.", func(g OverlapGroup) float64 { return number(g.Running) }},
-	{"nvshare_overlap_group_restarts_total", groupLabels, "Starts of its MPS daemon after the first, failed ones included.", func(g OverlapGroup) float64 { return float64(g.Restarts) }},
-
 	{"nvshare_scheduler_running_clients", gpuLabels, "Clients with a grant: they hold the GPU, drain, or have lost their connection.", func(g *gpuFigures) float64 { return float64(g.running) }},
 	{"nvshare_scheduler_request_queue_clients", gpuLabels, "Clients that wait for a grant.", func(g *gpuFigures) float64 { return float64(g.states[api.ClientState_CLIENT_STATE_WAITING]) }},
-	{"nvshare_scheduler_running_memory_bytes", gpuLabels, "GPU memory that the clients with a grant have allocated.", func(g *gpuFigures) float64 { return float64(g.memory) }},
-	{"nvshare_scheduler_drop_lock_total", gpuLabels, "Grants asked back, whatever the reason.", func(g *gpuFigures) float64 { return float64(g.Revokes) }},
-	{"nvshare_scheduler_messages_total", []string{"type"}, "Frames received from clients.", nil},
-	{"nvshare_scheduler_client_disconnect_total", nil, "Connections of clients that have ended.", func(s *scrape) float64 { return float64(s.Traffic.Disconnects) }},
 	{"nvshare_scheduler_clients", nil, "Registered processes.", func(s *scrape) float64 { return float64(s.Status.Clients) }},
 	{"nvshare_scheduler_connections", nil, "Connections of clients.", func(s *scrape) float64 { return float64(s.Status.Connections) }},
 	{"nvshare_scheduler_refused_connections_total", nil, "Connections refused, at a limit mostly.", func(s *scrape) float64 { return float64(s.Status.Refused) }},
 	{"nvshare_scheduler_protocol_errors_total", nil, "Connections closed for a malformed frame.", func(s *scrape) float64 { return float64(s.Status.ProtocolErrors) }},
-	{"nvshare_scheduler_registrations_total", nil, "Programs that began to use GPUs through the shim.", func(s *scrape) float64 { return float64(s.Traffic.Registrations) }},
 	{"nvshare_scheduler_bypassed_registrations_total", nil, "Those of them that can bypass the shim.", func(s *scrape) float64 { return float64(s.Traffic.Bypasses) }},
-	{"nvshare_scheduler_suppressed_log_lines_total", nil, "Lines of log that clients caused and that were too many.", func(s *scrape) float64 { return float64(s.Traffic.UnloggedLines) }},
 	{"nvshare_scheduler_healthy", nil, "1 if the scheduler itself has no problem: /healthz names them.", func(s *scrape) float64 { return number(len(s.Own) == 0) }},
 	{"nvshare_scheduler_problems", nil, "Problems that /healthz and nvsharectl name, those of tenants included.", func(s *scrape) float64 { return float64(len(s.Status.Problems)) }},
-	{"nvshare_scheduler_uptime_seconds", nil, "Time since the scheduler's start.", func(s *scrape) float64 { return seconds(s.Status.UptimeNs) }},
 	{"nvshare_warden_info", []string{"problem"}, "1: nvshare-warden holds programs without the shim, and fenced ones; 0: they are cooperative, and why.", nil},
 	{"nvshare_build_info", []string{"version"}, "The scheduler's version; always 1.", nil},
-	{"nvshare_metrics_left_out", []string{"kind"}, "Clients (with --metrics-processes), tenants and overlap groups that have no metrics of their own because there are too many.", nil},
+	{"nvshare_metrics_left_out", []string{"kind"}, "Clients (with --metrics-processes) and tenants that have no metrics of their own because there are too many.", nil},
 }
 
 func newDescs() map[string]*prometheus.Desc {

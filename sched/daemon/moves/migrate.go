@@ -4,8 +4,6 @@ package moves
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -24,7 +22,6 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/memory"
 	"github.com/nvshare/nvshare/sched/daemon/node"
-	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/placement"
@@ -48,8 +45,6 @@ const (
 	maxLegs = 4
 	// arriveLimit bounds arrives: shims attach again within a second.
 	arriveLimit = 30 * time.Second
-	// bringBackPause lies between two tries to have a process run again.
-	bringBackPause = time.Second
 )
 
 type phase uint8
@@ -347,8 +342,14 @@ func (mv *Moves) advanceDeparture(m *Move) {
 // stay lets a tenant on that was to depart.
 func (mv *Moves) stay(m *Move) {
 	for _, cl := range m.clients {
-		if att := cl.Attached[m.From]; att != nil {
-			mv.letOn(att)
+		att := cl.Attached[m.From]
+		if att == nil {
+			continue
+		}
+		wants := att.Wants
+		att.Moves, att.Wants = false, false
+		if wants {
+			mv.Step(att.GPU, sched.Request{Client: cl.ID})
 		}
 	}
 }
@@ -363,15 +364,6 @@ func (mv *Moves) onOthers(m *Move) error {
 		}
 	}
 	return nil
-}
-
-// letOn takes keepOff back.
-func (mv *Moves) letOn(att *node.Attachment) {
-	wants := att.Wants
-	att.Moves, att.Wants = false, false
-	if wants {
-		mv.Step(att.GPU, sched.Request{Client: att.Client.ID})
-	}
 }
 
 func (mv *Moves) advanceArrival(m *Move) {
@@ -469,127 +461,6 @@ func (m *Move) Failure(mv *Moves) error {
 	return status.Errorf(codes.FailedPrecondition, "%s has not moved to GPU %d: %v", mv.NameOf(m.account), m.To.Index, m.err)
 }
 
-// carry has a goroutine move the processes.
-func (mv *Moves) carry(m *Move) {
-	m.Phase = Carried
-	m.limit.Stop()
-	m.noteTime("memory out")
-	var all []peer.Process
-	for _, cl := range m.clients {
-		mv.From[cl] = m.From
-		all = append(all, cl.Process)
-	}
-	if m.err = mv.RecordCarried(); m.err != nil { // a restart would not know of them
-		mv.cutLoose(m)
-		return
-	}
-	there, back := mv.exchange(m.From, m.To), mv.exchange(m.To, m.From)
-	mv.Go(func() {
-		took, err := mv.carryAll(all, there, back)
-		mv.Do(func() {
-			m.err, m.took = err, m.took.Add(took...)
-			mv.cutLoose(m)
-		})
-	})
-}
-
-// exchange says where each GPU of the node goes if two of them are exchanged.
-func (mv *Moves) exchange(a, b *node.GPU) (pairs []checkpoint.Pair) {
-	for _, g := range mv.Order {
-		to := g
-		switch g {
-		case a:
-			to = b
-		case b:
-			to = a
-		}
-		pairs = append(pairs, checkpoint.Pair{Old: g.UUID, New: to.UUID})
-	}
-	return pairs
-}
-
-// carryAll moves processes one after the other. If one cannot move, those that have go back. A
-// process that cannot come back is tried again after the return: the others need not wait.
-func (mv *Moves) carryAll(all []peer.Process, there, back []checkpoint.Pair) (took checkpoint.Times, err error) {
-	for i, p := range all {
-		one, err := mv.carryOne(p, there)
-		if took = took.Add(one...); err == nil {
-			continue
-		}
-		for _, moved := range all[:i] {
-			if _, err := mv.carryOne(moved, back); err != nil {
-				mv.bringBack(moved)
-			}
-		}
-		mv.bringBack(p)
-		return took, err
-	}
-	return took, nil
-}
-
-func (mv *Moves) carryOne(p peer.Process, pairs []checkpoint.Pair) (checkpoint.Times, error) {
-	ctx := context.Background() // an operation has a limit of its own
-	took, err := mv.OnProcess(p, func(pid int) (checkpoint.Times, error) { return mv.Opts.Checkpoint.Off(ctx, pid) })
-	if err != nil {
-		return took, err
-	}
-	on, err := mv.OnProcess(p, func(pid int) (checkpoint.Times, error) { return mv.Opts.Checkpoint.On(ctx, pid, pairs) })
-	return took.Add(on...), err
-}
-
-// OnProcess operates on a process. One that has ended is left alone, because its PID may be
-// another's, and is no error.
-func (mv *Moves) OnProcess(p peer.Process, operate func(pid int) (checkpoint.Times, error)) (checkpoint.Times, error) {
-	lives, err := mv.Peers.Find(p)
-	if peer.Ended(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer lives.Close()
-	return operate(int(p.PID))
-}
-
-// bringBack has a process run again, on the GPU where it can. It goes on after the return for
-// as long as the process lives: nothing else could be done for it.
-func (mv *Moves) bringBack(p peer.Process) {
-	err := mv.tryBack(p)
-	if err == nil {
-		return
-	}
-	mv.Log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", p.PID, bringBackPause)
-	mv.Go(func() {
-		for err != nil {
-			select {
-			case <-mv.Ended(): // the next scheduler goes on, see restoreCarried
-				return
-			case <-time.After(bringBackPause):
-			}
-			err = mv.tryBack(p)
-		}
-	})
-}
-
-// tryBack returns why a process does not run. No error: it runs, it has ended, or the driver
-// has given it up, and its calls return errors.
-func (mv *Moves) tryBack(p peer.Process) error {
-	_, err := mv.OnProcess(p, func(pid int) (checkpoint.Times, error) {
-		return mv.Opts.Checkpoint.On(context.Background(), pid, nil)
-	})
-	if err == nil {
-		return nil
-	}
-	if mv.HasEnded(p) {
-		return nil
-	}
-	if e := (*checkpoint.Error)(nil); errors.As(err, &e) && e.State == checkpoint.Failed {
-		mv.Log.WithError(err).Errorf("process %d is off its GPU, and the driver cannot restore it: end it", p.PID)
-		return nil
-	}
-	return err
-}
-
 // cutLoose has processes attach to the GPU that they are on.
 func (mv *Moves) cutLoose(m *Move) {
 	m.Phase = arrives
@@ -600,35 +471,4 @@ func (mv *Moves) cutLoose(m *Move) {
 			mv.lose(c)
 		}
 	}
-}
-
-// Arrived records that fewer processes are off their GPUs.
-func (mv *Moves) Arrived() {
-	if err := mv.RecordCarried(); err != nil {
-		mv.Log.Error(err)
-	}
-}
-
-// Arrive brings the books into line with the GPU to which a process attaches that may have
-// moved. It returns whether it has.
-func (mv *Moves) Arrive(cl *node.Client, g *node.GPU) bool {
-	from := mv.From[cl]
-	if from == nil {
-		return false
-	}
-	delete(mv.From, cl)
-	mv.Arrived()
-	if from == g {
-		return false
-	}
-	delete(cl.Attached, from)
-	delete(from.Restored, cl.ID)
-	mv.HasMoved(cl.Container, from, g)
-	if m := mv.Migrations[cl.Account]; m != nil {
-		mv.Of(cl).Again = m.asleep
-	}
-	has := mv.TakeMember(cl, from)
-	mv.Step(from, sched.Gone{Client: cl.ID})
-	mv.PutMember(has, from, g)
-	return true
 }

@@ -41,8 +41,6 @@ type GPU struct {
 	Restored map[base.ClientID]bool // had a grant before the restart, not back yet
 	Quantum  time.Duration          // as the core has them
 	Mode     sched.Mode
-	Fenced   map[base.ClientID]bool // those for whom FenceDemote is in force
-	Demoted  bool                   // and the core knows
 	Turns    metrics.Turns
 	NoRoom   base.Time // the latest reservation was refused for which there was no room; 0: none was
 
@@ -104,14 +102,6 @@ func (n *Node) Drained(c *api.Container) error {
 		}
 	}
 	return nil
-}
-
-// ModeNow is the mode for the core: what is set, unless the GPU is demoted.
-func (g *GPU) ModeNow() sched.Mode {
-	if g.Demoted {
-		return sched.Concurrent
-	}
-	return g.Mode
 }
 
 // WithoutEnded drops the grants that have ended before they could be recorded, so that they open no
@@ -225,36 +215,21 @@ func ForeignOn(g *GPU, clients []*Client) error {
 // would. Outside tests it costs one comparison with nil.
 type Failpoint string
 
-// Where they are: around all that leaves the daemon or that a restart depends
+// Before and After are around what is done about an action of a core, by the action's name.
+func Before(action string) Failpoint { return Failpoint("before " + action) }
+func After(action string) Failpoint  { return Failpoint("after " + action) }
+
+// The others are around all else that leaves the daemon or that a restart depends
 // on. "in" is between the two halves of something: the page and the frame, or
 // writing the state file and putting it in its place.
 const (
 	AtFrame        Failpoint = "a frame was received, and nothing done about it"
 	AtDecided      Failpoint = "the core has decided, nothing is carried out"
-	BeforePersist  Failpoint = "before the state file is written"
 	InPersist      Failpoint = "the state file is written, but not in its place"
-	AfterPersist   Failpoint = "the state file is in its place"
-	BeforeGrant    Failpoint = "before the gate opens"
 	InGrant        Failpoint = "the gate is open, GRANT is not sent"
-	AfterGrant     Failpoint = "GRANT is sent"
-	BeforeRevoke   Failpoint = "before the gate is shut"
 	InRevoke       Failpoint = "the gate is shut, REVOKE is not sent"
-	AfterRevoke    Failpoint = "REVOKE is sent"
-	BeforeClose    Failpoint = "before the gate of an early release is shut"
-	AfterClose     Failpoint = "the gate of an early release is shut"
-	BeforeAdopt    Failpoint = "before the gate of a holder that is back opens"
-	AfterAdopt     Failpoint = "the gate of a holder that is back is open"
 	BeforeAttached Failpoint = "before ATTACHED is sent"
 	AfterAttached  Failpoint = "ATTACHED is sent"
-	BeforePause    Failpoint = "before the gate is shut for a latency tenant"
-	AfterPause     Failpoint = "the gate is shut for a latency tenant"
-	BeforeResume   Failpoint = "before the gate opens again after a latency tenant"
-	AfterResume    Failpoint = "the gate is open again after a latency tenant"
-	AfterReleased  Failpoint = "a grant has ended"
-	BeforeFence    Failpoint = "before a fence is acted on"
-	AfterFence     Failpoint = "a fence is acted on"
-	BeforeNotice   Failpoint = "before the page says who waits"
-	AfterNotice    Failpoint = "the page says who waits"
 	BeforeWelcome  Failpoint = "before WELCOME is sent"
 	AfterWelcome   Failpoint = "WELCOME is sent"
 	BeforeReserved Failpoint = "memory is accounted for, RESERVED is not sent"

@@ -98,10 +98,8 @@ type Config struct {
 	// their own, bytes; 0: none.
 	DefaultMemoryLimit uint64
 	// SuspendDir is a directory for files with the memory of processes that are suspended with
-	// their contexts, where host memory is short; "": there are none. SuspendDirSize is what
-	// they may take, bytes; 0: as much as leaves a part of the file system free.
-	SuspendDir     string
-	SuspendDirSize uint64
+	// their contexts, where host memory is short; "": there are none.
+	SuspendDir string
 	// Checkpoint takes processes off their GPUs that are suspended, and puts them back,
 	// or on others. nil: their contexts stay, and none moves.
 	Checkpoint Checkpointer
@@ -211,6 +209,14 @@ func (n *Node) ContainerOf(p *peer.Peer) *api.Container {
 		return names
 	}
 	return &api.Container{Id: p.Container, PodUid: p.PodUID}
+}
+
+// FirstProblems returns the first of many; more is a format that says how many there are beyond these.
+func FirstProblems(all []string, more string) []string {
+	if n := len(all) - MaxNamed; n > 0 {
+		return append(all[:MaxNamed], fmt.Sprintf(more, n))
+	}
+	return all
 }
 
 // DescribeSome names the first of many.

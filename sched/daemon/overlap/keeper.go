@@ -32,7 +32,6 @@ type keeper struct {
 type status struct {
 	running        bool
 	daemon, server int // pids
-	restarts       int
 	err            error
 }
 
@@ -135,7 +134,6 @@ func (k *keeper) run() {
 			}
 			continue
 		}
-		k.set(func() { k.now.restarts++ })
 		for end := time.Now().Add(pause); k.isWanted() && time.Now().Before(end); {
 			if !k.pauseOrChange(time.Until(end)) {
 				return
@@ -197,7 +195,7 @@ func (k *keeper) watch(p *peer.Peer) bool {
 
 // lookForServer notes which server the daemon has. It returns the server.
 func (k *keeper) lookForServer(daemon *peer.Peer, before peer.Process) peer.Process {
-	server := serverOf(int(daemon.PID))
+	server := k.serverOf(daemon.PID)
 	if server == before {
 		return before
 	}

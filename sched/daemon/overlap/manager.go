@@ -166,12 +166,11 @@ func (m *Manager) Await(ctx context.Context, dir string) error {
 
 // State is how a group fares.
 type State struct {
-	Group    Group
-	Running  bool // its daemon answers
-	Daemon   int  // pid; 0: none
-	Server   int  // pid; 0: none, as before the first member's first call
-	Restarts int  // of the daemon
-	Err      error
+	Group   Group
+	Running bool // its daemon answers
+	Daemon  int  // pid; 0: none
+	Server  int  // pid; 0: none, as before the first member's first call
+	Err     error
 }
 
 // States returns those of all groups.
@@ -180,7 +179,7 @@ func (m *Manager) States() (all []State) {
 	defer m.mu.Unlock()
 	for _, k := range m.keepers {
 		s, _ := k.state()
-		all = append(all, State{k.group(), s.running, s.daemon, s.server, s.restarts, s.err})
+		all = append(all, State{k.group(), s.running, s.daemon, s.server, s.err})
 	}
 	return all
 }

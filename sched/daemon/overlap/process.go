@@ -300,28 +300,13 @@ func (k *keeper) clean() {
 }
 
 // serverOf returns the MPS server that a daemon has, or none.
-func serverOf(daemon int) (server peer.Process) {
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", daemon, daemon))
-	pids := strings.Fields(string(children))
-	if err != nil { // a kernel without that file
-		all, _ := filepath.Glob("/proc/[0-9]*")
-		for _, dir := range all {
-			pids = append(pids, filepath.Base(dir))
+func (k *keeper) serverOf(daemon int32) peer.Process {
+	children, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", daemon, daemon))
+	for child := range strings.FieldsSeq(string(children)) {
+		pid, _ := strconv.Atoi(child)
+		if p, err := k.m.peers.Look(int32(pid)); err == nil { // else it has ended
+			return p.Process
 		}
 	}
-	for _, pid := range pids {
-		stat, err := os.ReadFile("/proc/" + pid + "/stat")
-		if err != nil {
-			continue
-		}
-		// The fields after the command: state, parent, ... and the start time, field 22.
-		fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-		if len(fields) < 20 || fields[1] != strconv.Itoa(daemon) || fields[0] == "Z" {
-			continue
-		}
-		n, _ := strconv.Atoi(pid)
-		start, _ := strconv.ParseUint(fields[19], 10, 64)
-		return peer.Process{PID: int32(n), Start: start}
-	}
-	return server
+	return peer.Process{}
 }

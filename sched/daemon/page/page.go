@@ -6,13 +6,12 @@
 // What it guarantees:
 //
 //   - Whoever gets the descriptor can map the page for reading only, and cannot
-//     change its size (from Linux 5.1 on).
+//     change its size.
 //   - A change that a thread of the client may wait for wakes that thread.
 //   - No call waits for a client.
 package page
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -50,13 +49,7 @@ func New(client uint64) (*Page, *os.File, error) {
 	}
 	// Our own mapping stays writable.
 	seals := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
-	_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals|unix.F_SEAL_FUTURE_WRITE)
-	if errors.Is(err, unix.EINVAL) {
-		// Before Linux 5.1. The client can then write to its own page, and so
-		// open its own gate. It can also do so by not loading the shim.
-		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
-	}
-	if err != nil {
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals|unix.F_SEAL_FUTURE_WRITE); err != nil {
 		unix.Munmap(mem)
 		return fail("seal", err)
 	}

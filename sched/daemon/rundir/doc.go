@@ -11,7 +11,6 @@
 //     neither the directory, nor the lock, nor the part that containers see. No link is
 //     followed there.
 //   - Each socket has its mode and group before anybody can connect.
-//   - A socket that somebody deletes or replaces is made anew. Connections stay.
 //   - Close removes this process's sockets and no others. A socket that systemd made
 //     stays, and keeps clients that connect until the next scheduler takes them.
 //

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"syscall"
 	"time"
 
@@ -55,8 +54,6 @@ type Dir struct {
 func (d *Dir) Listener(s Socket) *net.UnixListener { return d.listeners[s] }
 
 func (d *Dir) at(s Socket) string { return filepath.Join(d.path, below[s]) }
-
-func (s Socket) String() string { return filepath.Base(below[s]) }
 
 func (s Socket) kind() int {
 	if s == Tenants {
@@ -142,9 +139,6 @@ func (d *Dir) listen(s Socket, given *os.File) error {
 	if err != nil {
 		return err
 	}
-	if d.listeners[s] != nil {
-		d.listeners[s].Close()
-	}
 	d.listeners[s] = l.(*net.UnixListener)
 	if err := d.note(d.at(s), given == nil); err != nil || s == Control {
 		return err
@@ -152,13 +146,13 @@ func (d *Dir) listen(s Socket, given *os.File) error {
 	return replaceLink(below[s], filepath.Join(d.path, filepath.Base(below[s])))
 }
 
-// note remembers a path as it is now, and nothing else of the path.
+// note remembers a path as it is now.
 func (d *Dir) note(path string, ours bool) error {
 	info, err := os.Lstat(path)
 	if err != nil {
 		return fmt.Errorf("open the run directory: %w", err)
 	}
-	d.made = append(slices.DeleteFunc(d.made, func(e entry) bool { return e.path == path }), entry{path, info, ours})
+	d.made = append(d.made, entry{path, info, ours})
 	return nil
 }
 
@@ -168,40 +162,13 @@ func (e entry) there() bool {
 	return err == nil && os.SameFile(info, e.info)
 }
 
-// Mend listens anew where somebody has deleted or replaced a socket: nobody could
-// connect, or whoever put another socket there would get the connections. It replaces
-// the listeners of these sockets, and says which. It returns an error if it cannot, or
-// if the directory itself is not the one that was opened: nothing can be recorded then.
-func (d *Dir) Mend() (mended []Socket, err error) {
-	for _, e := range slices.Clone(d.made) { // the directory first
-		if e.there() {
-			continue
+// Check returns an error if somebody has deleted or replaced the directory or a socket: nothing could
+// be recorded, nobody could connect, or whoever put another socket there would get the connections.
+func (d *Dir) Check() error {
+	for _, e := range d.made {
+		if !e.there() {
+			return fmt.Errorf("%s was deleted or replaced: start nvshare-scheduler again, which makes the run directory again", e.path)
 		}
-		again := fmt.Errorf("%s was deleted or replaced: start nvshare-scheduler again, which makes the run directory again", e.path)
-		which := Socket(0)
-		for which < Sockets && d.at(which) != e.path {
-			which++
-		}
-		if which == Sockets {
-			return mended, again
-		}
-		mended = append(mended, which)
-		if err = makeDirs(d.path); err == nil {
-			err = remove(e.path)
-		}
-		if err == nil {
-			err = d.listen(which, nil)
-		}
-		if err != nil {
-			return mended, fmt.Errorf("%w (%w)", again, err)
-		}
-	}
-	return mended, nil
-}
-
-func remove(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
 	}
 	return nil
 }

@@ -84,34 +84,25 @@ func Load(path, bootID string) (*File, error) {
 
 // decode returns nothing that a core could not be started with.
 func decode(text []byte) (*File, error) {
-	var head struct {
-		Version int `json:"version"`
-	}
-	if err := json.Unmarshal(text, &head); err != nil {
-		return nil, fmt.Errorf("damaged: %w", err)
-	}
 	var s File
-	var err error
-	switch {
-	case head.Version == version:
-		err = json.Unmarshal(text, &s)
-	case head.Version > version:
-		return nil, fmt.Errorf("a newer nvshare-scheduler wrote it: version %d, this one reads up to %d", head.Version, version)
-	default:
-		return nil, fmt.Errorf("damaged: version %d", head.Version)
+	err := DecodeRecord(text, version, &s)
+	if err != nil && !errors.Is(err, ErrNewer) {
+		err = fmt.Errorf("damaged: %w", err)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("damaged: %w", err)
-	}
+	return &s, err
+}
+
+// Check says what nobody could have written.
+func (s *File) Check() error {
 	if s.BootID == "" {
-		return nil, errors.New("damaged: no boot id")
+		return errors.New("no boot id")
 	}
 	for uuid, g := range s.GPUs {
 		if err := g.check(); err != nil {
-			return nil, fmt.Errorf("damaged: GPU %.64q: %w", uuid, err)
+			return fmt.Errorf("GPU %.64q: %w", uuid, err)
 		}
 	}
-	return &s, nil
+	return nil
 }
 
 func (g *GPU) check() error {

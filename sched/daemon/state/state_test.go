@@ -155,7 +155,7 @@ func TestLoad(t *testing.T) {
 func TestDecode(t *testing.T) {
 	gpu := func(body string) string { return `{"version":2,"boot_id":"x","gpus":{"GPU-1":` + body + `}}` }
 	for text, want := range map[string]string{
-		`{"version":3,"boot_id":"x"}`:                       "a newer nvshare-scheduler wrote it: version 3",
+		`{"version":3,"boot_id":"x"}`:                       "version 3, this nvshare-scheduler reads 2: a newer nvshare-scheduler wrote it",
 		`{"version":0,"boot_id":"x"}`:                       "damaged: version 0",
 		`{"version":-1,"boot_id":"x"}`:                      "damaged: version -1",
 		`{"boot_id":"x"}`:                                   "damaged: version 0",

@@ -48,13 +48,13 @@ var ErrFull = errors.New("no room")
 // Dir is a directory of files.
 type Dir struct {
 	path   string
-	limit  uint64
 	bootID string
+	Statfs func(path string, to *unix.Statfs_t) error // unix.Statfs, except in tests
 }
 
-// Open returns a directory in which files may take limit bytes, 0: as many as leave a
-// sixteenth of the file system free. It says why no memory can be kept there.
-func Open(path, bootID string, limit uint64) (*Dir, error) {
+// Open returns a directory for files, which leave a sixteenth of the file system free. It says
+// why no memory can be kept there.
+func Open(path, bootID string) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
@@ -88,17 +88,13 @@ func Open(path, bootID string, limit uint64) (*Dir, error) {
 	if err := segments.CanOpen(); err != nil {
 		return nil, err
 	}
-	return &Dir{path, limit, bootID}, nil
+	return &Dir{path, bootID, unix.Statfs}, nil
 }
 
-// Room says why there is no room for a file of so many bytes beside those that have used
-// bytes; nil: there is.
-func (d *Dir) Room(bytes, used uint64) error {
-	if d.limit != 0 && used+bytes > d.limit {
-		return fmt.Errorf("%w in %s for %d MiB: files may take %d MiB (--suspend-dir-size), and take %d", ErrFull, d.path, bytes>>20, d.limit>>20, used>>20)
-	}
+// Room says why there is no room for a file of so many bytes; nil: there is.
+func (d *Dir) Room(bytes uint64) error {
 	var system unix.Statfs_t
-	if err := unix.Statfs(d.path, &system); err != nil {
+	if err := d.Statfs(d.path, &system); err != nil {
 		return fmt.Errorf("statfs %s: %w", d.path, err)
 	}
 	block := uint64(system.Bsize)

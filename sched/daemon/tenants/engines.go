@@ -15,6 +15,7 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // Containers of engines without NRI are described by nvshare's OCI hook, which names
@@ -129,7 +130,10 @@ func (b *Book) RestoreFirst(id string, e EngineContainer) {
 
 // Forget drops the names and all settings of a container.
 func (b *Book) Forget(id string) {
-	b.forgetShares(id) // says whose they were
+	account := peer.ContainerAccount + id
+	if _, ok := b.Shares.Tenants[account]; ok {
+		_ = b.ChangeShares(account, TenantShares{}, true) // says whose they were
+	}
 	delete(b.Names, id)
 	if p := b.Firsts[id]; p != nil {
 		p.Close()
@@ -173,6 +177,32 @@ func (b *Book) staysWhereItIs(c *api.Container) {
 	if is := b.GpuOf(c.Id); is != "" && len(c.Gpus) == 1 && slices.Contains(c.Reach, is) {
 		c.Gpus = []string{is}
 	}
+}
+
+// GpuOf returns the one GPU of a container, by its UUID; "": it has none, or several.
+func (b *Book) GpuOf(id string) string {
+	has := b.Names[id].GetGpus()
+	if has == nil {
+		has = b.Shares.Tenants[peer.ContainerAccount+id].Has // told to an earlier scheduler
+	}
+	if len(has) != 1 {
+		return ""
+	}
+	return has[0]
+}
+
+// PlaceOf returns the GPU on which a container is; the zero UUID: that is not known, or it is
+// not one. A container that may move has the one in its environment on which it began.
+func (b *Book) PlaceOf(account string) wire.UUID {
+	id, container := strings.CutPrefix(account, peer.ContainerAccount)
+	if !container {
+		return wire.UUID{}
+	}
+	uuid, err := wire.ParseUUID(b.GpuOf(id))
+	if err != nil || b.Gpus[uuid] == nil {
+		return wire.UUID{}
+	}
+	return uuid
 }
 
 // HasMoved notes that a container's processes are on another GPU.

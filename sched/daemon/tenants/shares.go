@@ -22,7 +22,6 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
-	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // Book has what containers and users may have of GPUs, and are promised, and who containers are
@@ -252,7 +251,6 @@ func (b *Book) keepShares(account string, to TenantShares) {
 	}
 }
 
-// writeShares records what is in force.
 func (b *Book) writeShares() error {
 	if err := state.WriteRecord(b.sharesPath(), b.Shares); err != nil {
 		return fmt.Errorf("record shares: %w", err)
@@ -300,14 +298,6 @@ func ShareChange(g *node.GPU, account string, old, to TenantShares) *api.ShareCh
 	c.Old, c.OldMemoryBytes = was.Share(), was.MemoryLimit
 	c.New, c.NewMemoryBytes = is.Share(), is.MemoryLimit
 	return c
-}
-
-// forgetShares drops the shares of a container that has ended.
-func (b *Book) forgetShares(id string) {
-	account := peer.ContainerAccount + id
-	if _, ok := b.Shares.Tenants[account]; ok {
-		_ = b.ChangeShares(account, TenantShares{}, true)
-	}
 }
 
 // promises are the requests of tenants on one GPU, the greatest first.
@@ -507,30 +497,4 @@ func (b *Book) groupShare(g *node.GPU, group string) (request, weight int) {
 		weight = max(weight, int(t.Weight))
 	}
 	return min(request, 100), weight
-}
-
-// GpuOf returns the one GPU of a container, by its UUID; "": it has none, or several.
-func (b *Book) GpuOf(id string) string {
-	has := b.Names[id].GetGpus()
-	if has == nil {
-		has = b.Shares.Tenants[peer.ContainerAccount+id].Has // told to an earlier scheduler
-	}
-	if len(has) != 1 {
-		return ""
-	}
-	return has[0]
-}
-
-// PlaceOf returns the GPU on which a container is; the zero UUID: that is not known, or it is
-// not one. A container that may move has the one in its environment on which it began.
-func (b *Book) PlaceOf(account string) wire.UUID {
-	id, container := strings.CutPrefix(account, peer.ContainerAccount)
-	if !container {
-		return wire.UUID{}
-	}
-	uuid, err := wire.ParseUUID(b.GpuOf(id))
-	if err != nil || b.Gpus[uuid] == nil {
-		return wire.UUID{}
-	}
-	return uuid
 }

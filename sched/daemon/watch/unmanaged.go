@@ -202,14 +202,9 @@ func (w *Watch) StrangersStatus(g *node.GPU) (all []*api.Unmanaged, problems []s
 			Command: strings.ToValidUTF8(s.peer.Command, "?"), Container: w.ContainerOf(s.peer), MemoryBytes: s.bytes,
 			Held: w.describeHeld(g, s.peer),
 		})
-		if len(problems) < node.MaxNamed {
-			problems = append(problems, w.describeStranger(g, s))
-		}
+		problems = append(problems, w.describeStranger(g, s))
 	}
-	if more := len(all) - len(problems); more > 0 {
-		problems = append(problems, fmt.Sprintf("GPU %d: %d more processes use it without nvshare", g.Index, more))
-	}
-	return all, problems
+	return all, node.FirstProblems(problems, fmt.Sprintf("GPU %d: %%d more processes use it without nvshare", g.Index))
 }
 
 // A client may use the GPU outside its grants: its process puts the channels on that the
@@ -297,19 +292,10 @@ func (w *Watch) describeOutside(att *node.Attachment) string {
 
 // OutsideProblems names the clients that use a GPU without a grant.
 func (w *Watch) OutsideProblems(g *node.GPU) (problems []string) {
-	more := 0
 	for _, id := range slices.Sorted(maps.Keys(w.Clients)) {
-		att := w.Clients[id].Attached[g]
-		switch {
-		case att == nil || w.outsiders[att] == nil || w.outsiders[att].looks < outsideLooks:
-		case len(problems) == node.MaxNamed:
-			more++
-		default:
+		if att := w.Clients[id].Attached[g]; att != nil && w.outsiders[att] != nil && w.outsiders[att].looks >= outsideLooks {
 			problems = append(problems, w.describeOutside(att))
 		}
 	}
-	if more > 0 {
-		problems = append(problems, fmt.Sprintf("GPU %d: %d more processes use it while they have no grant", g.Index, more))
-	}
-	return problems
+	return node.FirstProblems(problems, fmt.Sprintf("GPU %d: %%d more processes use it while they have no grant", g.Index))
 }

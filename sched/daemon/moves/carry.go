@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package moves
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"github.com/nvshare/nvshare/sched"
+	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/state"
+)
+
+// Processes on their way: the driver takes each off its GPU, and restores it with both GPUs exchanged.
+
+// bringBackPause lies between two tries to have a process run again.
+const bringBackPause = time.Second
+
+// carry has a goroutine move the processes.
+func (mv *Moves) carry(m *Move) {
+	m.Phase = Carried
+	m.limit.Stop()
+	m.noteTime("memory out")
+	var all []peer.Process
+	for _, cl := range m.clients {
+		mv.From[cl] = m.From
+		all = append(all, cl.Process)
+	}
+	if m.err = mv.RecordCarried(); m.err != nil { // a restart would not know of them
+		mv.cutLoose(m)
+		return
+	}
+	there, back := mv.exchange(m.From, m.To), mv.exchange(m.To, m.From)
+	mv.Go(func() {
+		took, err := mv.carryAll(all, there, back)
+		mv.Do(func() {
+			m.err, m.took = err, m.took.Add(took...)
+			mv.cutLoose(m)
+		})
+	})
+}
+
+// exchange says where each GPU of the node goes if two of them are exchanged.
+func (mv *Moves) exchange(a, b *node.GPU) (pairs []checkpoint.Pair) {
+	for _, g := range mv.Order {
+		to := g
+		switch g {
+		case a:
+			to = b
+		case b:
+			to = a
+		}
+		pairs = append(pairs, checkpoint.Pair{Old: g.UUID, New: to.UUID})
+	}
+	return pairs
+}
+
+// carryAll moves processes one after the other. If one cannot move, those that have go back. A
+// process that cannot come back is tried again after the return: the others need not wait.
+func (mv *Moves) carryAll(all []peer.Process, there, back []checkpoint.Pair) (took checkpoint.Times, err error) {
+	for i, p := range all {
+		one, err := mv.carryOne(p, there)
+		if took = took.Add(one...); err == nil {
+			continue
+		}
+		for _, moved := range all[:i] {
+			if _, err := mv.carryOne(moved, back); err != nil {
+				mv.bringBack(moved)
+			}
+		}
+		mv.bringBack(p)
+		return took, err
+	}
+	return took, nil
+}
+
+func (mv *Moves) carryOne(p peer.Process, pairs []checkpoint.Pair) (checkpoint.Times, error) {
+	ctx := context.Background() // an operation has a limit of its own
+	took, err := mv.OnProcess(p, func(pid int) (checkpoint.Times, error) { return mv.Opts.Checkpoint.Off(ctx, pid) })
+	if err != nil {
+		return took, err
+	}
+	on, err := mv.OnProcess(p, func(pid int) (checkpoint.Times, error) { return mv.Opts.Checkpoint.On(ctx, pid, pairs) })
+	return took.Add(on...), err
+}
+
+// OnProcess operates on a process. One that has ended is left alone, because its PID may be
+// another's, and is no error.
+func (mv *Moves) OnProcess(p peer.Process, operate func(pid int) (checkpoint.Times, error)) (checkpoint.Times, error) {
+	lives, err := mv.Peers.Find(p)
+	if peer.Ended(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer lives.Close()
+	return operate(int(p.PID))
+}
+
+// bringBack has a process run again, on the GPU where it can. It goes on after the return for
+// as long as the process lives: nothing else could be done for it.
+func (mv *Moves) bringBack(p peer.Process) {
+	err := mv.tryBack(p)
+	if err == nil {
+		return
+	}
+	mv.Log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", p.PID, bringBackPause)
+	mv.Go(func() {
+		for err != nil {
+			select {
+			case <-mv.Ended(): // the next scheduler goes on, see restoreCarried
+				return
+			case <-time.After(bringBackPause):
+			}
+			err = mv.tryBack(p)
+		}
+	})
+}
+
+// tryBack returns why a process does not run. No error: it runs, it has ended, or the driver
+// has given it up, and its calls return errors.
+func (mv *Moves) tryBack(p peer.Process) error {
+	_, err := mv.OnProcess(p, func(pid int) (checkpoint.Times, error) {
+		return mv.Opts.Checkpoint.On(context.Background(), pid, nil)
+	})
+	if err == nil {
+		return nil
+	}
+	if mv.HasEnded(p) {
+		return nil
+	}
+	if e := (*checkpoint.Error)(nil); errors.As(err, &e) && e.State == checkpoint.Failed {
+		mv.Log.WithError(err).Errorf("process %d is off its GPU, and the driver cannot restore it: end it", p.PID)
+		return nil
+	}
+	return err
+}
+
+// Arrive brings the books into line with the GPU to which a process attaches that may have
+// moved. It returns whether it has.
+func (mv *Moves) Arrive(cl *node.Client, g *node.GPU) bool {
+	from := mv.From[cl]
+	if from == nil {
+		return false
+	}
+	delete(mv.From, cl)
+	if err := mv.RecordCarried(); err != nil {
+		mv.Log.Error(err)
+	}
+	if from == g {
+		return false
+	}
+	delete(cl.Attached, from)
+	delete(from.Restored, cl.ID)
+	mv.HasMoved(cl.Container, from, g)
+	if m := mv.Migrations[cl.Account]; m != nil {
+		mv.Of(cl).Again = m.asleep
+	}
+	has := mv.TakeMember(cl, from)
+	mv.Step(from, sched.Gone{Client: cl.ID})
+	mv.PutMember(has, from, g)
+	return true
+}
+
+// Which processes are off their GPUs is recorded before they go: a scheduler that starts
+// has them run again. They then attach to the GPU that they are on.
+
+const carriedVersion = 1
+
+type carriedFile struct {
+	Version   int              `json:"version"`
+	BootID    string           `json:"boot_id"`
+	Processes []CarriedProcess `json:"processes"`
+}
+
+// CarriedProcess is a process that is off its GPU, or about to be.
+type CarriedProcess struct {
+	peer.Process
+	From string `json:"from"` // UUID
+}
+
+func (mv *Moves) carriedPath() string { return filepath.Join(mv.Opts.RunDir, "migrating.json") }
+
+// RecordCarried writes the file.
+func (mv *Moves) RecordCarried() error {
+	file := carriedFile{Version: carriedVersion, BootID: mv.BootID, Processes: []CarriedProcess{}}
+	for _, cl := range mv.Clients {
+		switch from, strayed := mv.strayed[cl]; {
+		case mv.From[cl] != nil:
+			file.Processes = append(file.Processes, CarriedProcess{cl.Process, mv.From[cl].UUID})
+		case strayed:
+			file.Processes = append(file.Processes, CarriedProcess{cl.Process, from})
+		}
+	}
+	file.Processes = append(file.Processes, node.UnsureOf[CarriedProcess](mv.Node)...)
+	if err := state.WriteRecord(mv.carriedPath(), file); err != nil {
+		return fmt.Errorf("record which processes move: %w", err)
+	}
+	return nil
+}
+
+// RestoreCarried has processes run again that an earlier scheduler has taken off their GPUs.
+func (mv *Moves) RestoreCarried() error {
+	file, err := state.ReadRecord[carriedFile](mv.carriedPath(), carriedVersion)
+	if errors.Is(err, state.ErrNewer) {
+		return err
+	}
+	if err != nil {
+		mv.Log.WithError(err).Error("which processes were on their way to another GPU is not known: processes that hang need nvshare-checkpoint on PID")
+	}
+	if file.BootID != mv.BootID {
+		return nil
+	}
+	for _, was := range file.Processes {
+		mv.OnceKnown(was, fmt.Sprintf("process %d lives, which was on its way to another GPU,", was.PID), func() error { return mv.RestoreCarriedOne(was) })
+	}
+	return nil
+}
+
+// RestoreCarriedOne has a process run again, if it lives.
+func (mv *Moves) RestoreCarriedOne(was CarriedProcess) error {
+	cl, err := mv.ClientOf(was.Process)
+	if cl == nil || len(cl.Attached) > 0 { // it has come back since it could not be found
+		return err
+	}
+	mv.strayed[cl] = was.From
+	for _, g := range mv.Order {
+		mv.FindStrayed(g)
+	}
+	mv.Log.Warnf("process %d was on its way to another GPU when the earlier scheduler ended; it is made to run again", was.PID)
+	if mv.Opts.Checkpoint != nil {
+		mv.Go(func() { mv.bringBack(was.Process) })
+	}
+	return nil
+}
+
+// FindStrayed notes of a GPU that is found which processes may have left it.
+func (mv *Moves) FindStrayed(g *node.GPU) {
+	for cl, uuid := range mv.strayed {
+		if uuid == g.UUID {
+			mv.From[cl] = g
+			delete(mv.strayed, cl)
+		}
+	}
+}
