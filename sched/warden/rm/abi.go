@@ -44,6 +44,9 @@ type Numbers struct {
 	If          uint32
 }
 
+// graphicsDevice is the number of the device of a program that draws.
+const graphicsDevice = 0xbeef0003
+
 // Command is the number of a control, and the size of its parameters in bytes.
 type Command struct {
 	Number uint32
@@ -61,9 +64,16 @@ var abis = []ABI{{
 	FirstClient: 0xc1d00000,
 	Objects: []Numbers{
 		{First: 0x5c000000, Most: 8192, Misses: 256}, // libcuda, and what lets the RM choose
-		// OpenGL: a device (beef0003), its subdevice and channels, then groups (seen on an H200, 580.159.04).
-		{First: 0xbeef0004, Most: 0x1fc, Misses: 0x1fc, If: 0xbeef0003},
-		{First: 0xcef80000, Most: 256, Misses: 16, If: 0xbeef0003},
+		// OpenGL and Vulkan, as they were seen on an H200 (580.159.04): beef0003 is a device, beef0004 its
+		// subdevice. Each queue of Vulkan has its own channels, and most have a group.
+		{First: 0xbeef0004, Most: 1, Misses: 1, If: graphicsDevice},
+		{First: 0xcef80000, Most: 256, Misses: 16, If: graphicsDevice},
+		{First: 0xbeef0100, Most: 256, Misses: 16, If: graphicsDevice},
+		{First: 0xbeee0100, Most: 256, Misses: 16, If: graphicsDevice},
+		{First: 0xbeed0100, Most: 256, Misses: 16, If: graphicsDevice},
+		{First: 0xbeec0100, Most: 256, Misses: 16, If: graphicsDevice},
+		{First: 0xbeeb0100, Most: 256, Misses: 16, If: graphicsDevice},
+		{First: 0xbeea0100, Most: 256, Misses: 16, If: graphicsDevice},
 	},
 	RootClass: 0x41,
 }}

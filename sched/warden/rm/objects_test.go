@@ -128,7 +128,7 @@ func TestLearnGraphics(t *testing.T) {
 	const mine = 0xc1d0001f
 	r := &aRM{asked: map[Command]int{}, clients: map[uint32]map[uint32]kind{mine: {
 		0xbeef0003: other, 0xbeef0004: subdevice, 0xbeef0032: other, 0xbeef0100: channel, 0xbeef0101: channel, 0xbeef0102: channel,
-		0xbeef9097: other, 0xcef80000: group, 0xcef80001: group, 0xcef00000: other,
+		0xbeef9097: other, 0xcef80000: group, 0xcef80001: group, 0xcef00000: other, 0xbeec0104: channel, // another queue
 	}}}
 	now := Objects{Top: mine + 4}
 	for _, all := range []bool{true, false} {
@@ -139,7 +139,7 @@ func TestLearnGraphics(t *testing.T) {
 			t.Fatalf("clients %+v", now.Clients)
 		}
 		c := now.Clients[0]
-		if !slices.Equal(c.Groups, []uint32{0xcef80000, 0xcef80001}) || !slices.Equal(c.Channels, []uint32{0xbeef0100, 0xbeef0101, 0xbeef0102}) || !slices.Equal(c.Subdevices, []uint32{0xbeef0004}) || len(c.GPUs) != 1 {
+		if !slices.Equal(c.Groups, []uint32{0xcef80000, 0xcef80001}) || !slices.Equal(c.Channels, []uint32{0xbeef0100, 0xbeef0101, 0xbeef0102, 0xbeec0104}) || !slices.Equal(c.Subdevices, []uint32{0xbeef0004}) || len(c.GPUs) != 1 {
 			t.Errorf("learned %+v", c)
 		}
 	}
