@@ -130,7 +130,7 @@ func configListCommand(root *rootFlags, io streams) *cobra.Command {
 				return err
 			}
 			if output != "table" {
-				return encode(io, output, newConfigJSON(r))
+				return encode(io, output, plainStatus(r)["config"])
 			}
 			printConfig(io, r)
 			return nil
@@ -143,7 +143,7 @@ func configListCommand(root *rootFlags, io streams) *cobra.Command {
 func printConfig(io streams, r *api.StatusResponse) {
 	t := table{head: []string{"SETTING", "GPU", "VALUE", "FROM", "BY", "SINCE"}}
 	for _, v := range r.Config {
-		from := originOf(v)
+		from := word(v.Origin)
 		if v.Origin == api.Origin_ORIGIN_HAND {
 			from = "set by hand"
 		}
@@ -178,10 +178,6 @@ func gpuOf(r *api.StatusResponse, v *api.ConfigValue) string {
 	return v.Uuid
 }
 
-func originOf(v *api.ConfigValue) string {
-	return strings.ToLower(strings.TrimPrefix(v.Origin.String(), "ORIGIN_"))
-}
-
 // authorOf says who set something by hand, and when; "": it is not known.
 func authorOf(v *api.ConfigValue) (by, since string) {
 	if v.Author == nil {
@@ -196,28 +192,6 @@ func userName(uid uint32) string {
 		return u.Username
 	}
 	return fmt.Sprintf("user %d", uid)
-}
-
-// configJSON is a setting of all GPUs, or one that was set by hand for one GPU.
-type configJSON struct {
-	Name   string     `json:"name"`
-	GPU    string     `json:"gpu_uuid,omitempty"` // absent: all that have none of their own
-	Value  string     `json:"value"`              // 200ms, auto, 10%
-	Origin string     `json:"origin"`             // default, flag, hand
-	UID    *uint32    `json:"uid,omitempty"`      // who set it by hand, if that is known
-	Time   *time.Time `json:"time,omitempty"`     // when
-}
-
-func newConfigJSON(r *api.StatusResponse) (all []configJSON) {
-	for _, v := range r.Config {
-		c := configJSON{Name: v.Name, GPU: v.Uuid, Value: v.Value, Origin: originOf(v)}
-		if a := v.Author; a != nil {
-			t := time.Unix(a.UnixTime, 0).UTC()
-			c.UID, c.Time = &a.Uid, &t
-		}
-		all = append(all, c)
-	}
-	return all
 }
 
 // gpuSetting is what nvsharectl config changes: how all tenants of a GPU share it.

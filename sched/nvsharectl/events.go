@@ -210,7 +210,7 @@ func (f *eventsFlags) print(io streams, resp *api.EventsResponse, behind bool) e
 		}
 		text := describeEvent(io, e)
 		if f.output == "json" {
-			line, err := safely(json.Marshal(newEventJSON(e)))
+			line, err := safely(json.Marshal(plain(e.ProtoReflect())))
 			if err != nil {
 				return fmt.Errorf("print an event: %w", err)
 			}
@@ -244,17 +244,13 @@ func describeEvent(io streams, e *api.Event) string {
 	if e.Uuid != "" {
 		gpu = fmt.Sprintf("GPU %d", e.Index)
 	}
-	kind := fmt.Sprintf("%-13s", eventTypeName(e.Type))
+	kind := fmt.Sprintf("%-13s", word(e.Type))
 	return eventLine(e.TimeNs, gpu, io.paint(eventColour[e.Type], kind), printable(eventText(e)))
 }
 
 // eventLine puts the parts of a line together, with date and time zone.
 func eventLine(timeNs int64, gpu, kind, text string) string {
 	return fmt.Sprintf("%s  %-5s  %s  %s", time.Unix(0, timeNs).Format("2006-01-02 15:04:05.000000 MST"), gpu, kind, text)
-}
-
-func eventTypeName(t api.EventType) string {
-	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(t.String(), "EVENT_TYPE_")), "_", "-")
 }
 
 // eventText returns who an event is about, and why it came.
@@ -379,74 +375,4 @@ func reasonOf(e *api.Event) string {
 		return text
 	}
 	return e.Reason
-}
-
-// eventJSON is what -o json prints, by the rules of json.go. Fields that an event does
-// not have are left out.
-type eventJSON struct {
-	Sequence       uint64    `json:"sequence"`
-	Time           time.Time `json:"time"`
-	Type           string    `json:"type"`
-	GPU            *uint32   `json:"gpu,omitempty"`
-	UUID           string    `json:"uuid,omitempty"`
-	Client         uint64    `json:"client,string,omitempty"`
-	PID            uint32    `json:"pid,omitempty"`
-	UID            *uint32   `json:"uid,omitempty"` // outside containers
-	Container      *named    `json:"container,omitempty"`
-	Epoch          uint64    `json:"epoch,string,omitempty"`
-	Reason         string    `json:"reason,omitempty"`
-	WaitedSeconds  *float64  `json:"waited_seconds,omitempty"`
-	LimitedSeconds *float64  `json:"limited_seconds,omitempty"` // of waited_seconds
-	HeldSeconds    *float64  `json:"held_seconds,omitempty"`
-	DrainedSeconds *float64  `json:"drained_seconds,omitempty"`
-	Waiters        *uint32   `json:"waiters,omitempty"`
-	Fenced         bool      `json:"fenced,omitempty"`
-	Concurrent     bool      `json:"concurrent,omitempty"`
-	Latency        bool      `json:"latency,omitempty"`
-	Setting        string    `json:"setting,omitempty"`
-	Old            string    `json:"old,omitempty"`
-	New            string    `json:"new,omitempty"`
-	Bytes          uint64    `json:"bytes,omitempty"`
-	TookSeconds    *float64  `json:"took_seconds,omitempty"`
-}
-
-// named has the names of a container.
-type named struct {
-	ID        string `json:"id"`
-	Name      string `json:"name"`
-	Namespace string `json:"namespace"`
-	Pod       string `json:"pod"`
-}
-
-func newEventJSON(e *api.Event) eventJSON {
-	secs := func(ns int64) *float64 { s := seconds(ns); return &s }
-	out := eventJSON{
-		Sequence: e.Sequence, Time: time.Unix(0, e.TimeNs).UTC(), Type: eventTypeName(e.Type), UUID: e.Uuid,
-		Client: e.Client, PID: e.Pid, Epoch: e.Epoch, Reason: e.Reason,
-		Fenced: e.Fenced, Concurrent: e.Concurrent, Latency: e.Latency,
-		Setting: e.Setting, Old: e.Old, New: e.New, Bytes: e.Bytes,
-	}
-	if e.Uuid != "" {
-		out.GPU = &e.Index
-	}
-	if e.Container.GetId() != "" {
-		c := e.Container
-		out.Container = &named{c.Id, c.Name, c.Namespace, c.Pod}
-	} else if e.Container != nil {
-		out.UID = &e.Uid
-	}
-	switch e.Type {
-	case api.EventType_EVENT_TYPE_GRANT:
-		out.WaitedSeconds = secs(e.WaitedNs)
-		if e.LimitedNs != 0 {
-			out.LimitedSeconds = secs(e.LimitedNs)
-		}
-	case api.EventType_EVENT_TYPE_REVOKE:
-		out.Waiters = &e.Waiters
-	case api.EventType_EVENT_TYPE_SWAP_OUT, api.EventType_EVENT_TYPE_SWAP_IN:
-		out.TookSeconds = secs(e.TookNs)
-	case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
-		out.HeldSeconds, out.DrainedSeconds = secs(e.HeldNs), secs(e.DrainedNs)
-	}
-	return out
 }

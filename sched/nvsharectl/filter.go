@@ -61,7 +61,7 @@ func eventTypes(name string) ([]api.EventType, error) {
 		return turnEvents, nil
 	}
 	for n := range api.EventType_name {
-		if t := api.EventType(n); t != api.EventType_EVENT_TYPE_UNSPECIFIED && eventTypeName(t) == name {
+		if t := api.EventType(n); t != api.EventType_EVENT_TYPE_UNSPECIFIED && word(t) == name {
 			return []api.EventType{t}, nil
 		}
 	}
@@ -74,7 +74,7 @@ func eventTypeNames() []string {
 	names := []string{"turn"}
 	for n := range api.EventType_name {
 		if t := api.EventType(n); t != api.EventType_EVENT_TYPE_UNSPECIFIED {
-			names = append(names, eventTypeName(t))
+			names = append(names, word(t))
 		}
 	}
 	slices.Sort(names)

@@ -370,3 +370,44 @@ func (t *tenant) resident(g *api.GPU) (bytes uint64) {
 	}
 	return bytes
 }
+
+// swapTable shows how much memory is where, by GPU, if memory is swapped.
+func swapTable() table {
+	return table{head: []string{"GPU", "ON GPU", "FIXED", "AWAY", "HOST MEMORY", "MOVED OUT", "MOVED IN", "OUT/S", "IN/S", "SWAP SHARE", "REFUSED"}}
+}
+
+func addSwap(t *table, g *api.GPU) {
+	s := g.Swap
+	if s == nil {
+		return
+	}
+	t.add(map[int]string{10: alarm(s.Refused > 0)},
+		fmt.Sprint(g.Index), size(s.ResidentBytes)+"/"+size(s.CapacityBytes), size(s.FixedBytes), size(s.AwayBytes),
+		size(s.ArenaBytes)+"/"+size(s.ArenaLimitBytes), size(s.OutBytes), size(s.InBytes),
+		size(s.OutBytesPerSecond), size(s.InBytesPerSecond), api.FormatPercent(s.SharePercent), fmt.Sprint(s.Refused))
+}
+
+// placeHead names what addPlace says of a process.
+var placeHead = []string{"KEPT", "ON GPU", "FIXED", "AWAY", "ROOM", "LACKS", "HOST MEMORY", "IN FILE", "MOVED OUT", "MOVED IN", "WHY FIXED"}
+
+// addPlace appends to a process's cells how much of its memory is where.
+func addPlace(cells []string, colours map[int]string, g *api.GPU, c *api.Client) []string {
+	at := len(cells)
+	if g.Swap == nil {
+		return append(cells, slices.Repeat([]string{"-"}, len(placeHead))...)
+	}
+	colours[at], colours[at+slices.Index(placeHead, "LACKS")] = alarm(c.Stalled), alarm(c.LacksBytes > 0)
+	return append(cells, kept(c), size(c.ResidentBytes), size(c.FixedBytes), size(c.AwayBytes),
+		size(c.RoomBytes), size(c.LacksBytes), size(c.ArenaBytes), size(c.FileBytes), size(c.SwappedOutBytes), size(c.SwappedInBytes),
+		cmp.Or(c.FixedReason, "-"))
+}
+
+func kept(c *api.Client) string {
+	switch {
+	case c.Stalled:
+		return "stalled"
+	case c.MemoryMode == api.MemoryMode_MEMORY_MODE_UNSPECIFIED:
+		return "-"
+	}
+	return api.FormatMemoryMode(c.MemoryMode)
+}

@@ -83,7 +83,7 @@ func showStatus(ctx context.Context, f *rootFlags, io streams) error {
 	}
 	switch f.output {
 	case "json", "yaml":
-		if err := encode(io, f.output, newStatusJSON(r)); err != nil {
+		if err := encode(io, f.output, plainStatus(r)); err != nil {
 			return err
 		}
 	case "wide":
