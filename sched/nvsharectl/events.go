@@ -28,7 +28,6 @@ type eventsFlags struct {
 	last        int // how many of the kept events to show; -1: all
 	output, gpu string
 	filter      eventFilter
-	sums        *turnSums // nil: each turn is shown
 
 	began int64        // ns since 1970
 	held  bool         // until it is known which are the last, and whom the name of a tenant means
@@ -66,7 +65,7 @@ zone.` + tenantHelp,
 	fs.StringVar(&f.gpu, "gpu", "", "only events of the GPU with this `index or UUID`")
 	fs.StringVar(&f.filter.tenant, "tenant", "", "only events of the tenant with this `name`")
 	fs.StringSliceVar(&f.filter.types, "type", nil, "only events of these `types`, like grant,fence; turn means all of turns")
-	fs.StringVar(&f.filter.since, "since", "", "only events since a `time`: how long ago (5m), or when (15:04, the latest)")
+	fs.StringVar(&f.filter.since, "since", "", "only events since a `time`: how long ago (5m), or when (2006-01-02 15:04:05)")
 	return cmd
 }
 
@@ -77,8 +76,8 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 	if f.last < -1 {
 		return usageError{fmt.Errorf("--last: %d is below -1: give how many of the past events, or -1 for all", f.last)}
 	}
-	if f.follow && f.output == "text" && f.filter.kinds == nil {
-		f.sums = &turnSums{}
+	if f.follow && f.filter.kinds == nil {
+		f.filter.withoutTurns()
 	}
 	f.held = f.last >= 0 || f.filter.tenant != ""
 	f.began = time.Now().UnixNano()
@@ -193,21 +192,7 @@ func (f *eventsFlags) print(io streams, resp *api.EventsResponse, behind bool) e
 		}
 		fmt.Fprintln(io.err, "nvsharectl: "+text)
 	}
-	if f.sums != nil && len(resp.Events) == 0 {
-		for _, line := range f.sums.over(time.Now()) {
-			fmt.Fprintln(io.out, line)
-		}
-	}
 	for _, e := range resp.Events {
-		if f.sums != nil {
-			lines, taken := f.sums.take(e)
-			for _, line := range lines {
-				fmt.Fprintln(io.out, line)
-			}
-			if taken {
-				continue
-			}
-		}
 		text := describeEvent(io, e)
 		if f.output == "json" {
 			line, err := safely(json.Marshal(plain(e.ProtoReflect())))
@@ -245,12 +230,7 @@ func describeEvent(io streams, e *api.Event) string {
 		gpu = fmt.Sprintf("GPU %d", e.Index)
 	}
 	kind := fmt.Sprintf("%-13s", word(e.Type))
-	return eventLine(e.TimeNs, gpu, io.paint(eventColour[e.Type], kind), printable(eventText(e)))
-}
-
-// eventLine puts the parts of a line together, with date and time zone.
-func eventLine(timeNs int64, gpu, kind, text string) string {
-	return fmt.Sprintf("%s  %-5s  %s  %s", time.Unix(0, timeNs).Format("2006-01-02 15:04:05.000000 MST"), gpu, kind, text)
+	return fmt.Sprintf("%s  %-5s  %s  %s", time.Unix(0, e.TimeNs).Format("2006-01-02 15:04:05.000000 MST"), gpu, io.paint(eventColour[e.Type], kind), printable(eventText(e)))
 }
 
 // eventText returns who an event is about, and why it came.
