@@ -33,9 +33,7 @@ var checks = []struct {
 	{"version", checkVersion},
 	{"health", checkHealth},
 	{"controls", checkControls},
-	{"hand-over", checkHandOver},
 	{"proc", checkProc},
-	{"settings", checkConfig},
 	{"socket", checkSocket},
 	{"shim", checkShim},
 	{"cdi", checkCDI},
@@ -47,7 +45,6 @@ var checks = []struct {
 	{"selinux", checkSELinux},
 	{"mig", checkMIG},
 	{"mps", checkMPS},
-	{"overlap", checkOverlap},
 }
 
 func (p *patient) examine() (all []finding) {
@@ -150,38 +147,6 @@ func checkControls(p *patient) (all []finding) {
 		}
 		if refused > 0 {
 			f.Level, f.Fix = warn, "nvsharectl status -o json names the control that was refused, and the driver's version"
-		}
-		all = append(all, f)
-	}
-	return all
-}
-
-// slowHandOver is worth a warning: a hand-over takes 0.3 ms where a core is free.
-const slowHandOver = 100 * time.Millisecond
-
-// checkHandOver says of each GPU how long hand-overs from tenant to tenant take, and how
-// long ago the GPU was last given to one that holds it now.
-func checkHandOver(p *patient) (all []finding) {
-	for _, g := range p.status.GetGpus() {
-		if g.HandOvers.GetCount() == 0 {
-			continue
-		}
-		f := finding{Level: pass, Text: fmt.Sprintf("GPU %d: %d so far, p50 and p99 %s", g.Index, g.HandOvers.Count, halfAndMost(g.HandOvers))}
-		since := int64(-1)
-		for _, c := range g.Clients {
-			if c.State == api.ClientState_CLIENT_STATE_HOLDING && (since < 0 || c.SinceNs < since) {
-				since = c.SinceNs
-			}
-		}
-		if since >= 0 {
-			f.Text += ", the last grant " + brief(since) + " ago"
-		}
-		if g.HandOvers.P99Ns > int64(slowHandOver) {
-			f.Level, f.Fix = warn, "renice -n -10 -p $(pidof nvshare-scheduler)"
-			if p.unit() {
-				f.Fix = "systemctl set-property nvshare-scheduler CPUWeight=10000"
-			}
-			f.Text += ": the scheduler or its tenants get too little of the CPU"
 		}
 		all = append(all, f)
 	}

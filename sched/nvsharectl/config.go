@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os/user"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -209,7 +208,7 @@ var gpuSettings = []gpuSetting{
 	{
 		name: api.TurnLengthSetting, about: "how long a turn lasts", values: []string{"100ms"},
 		set: func(req *api.SetRequest, text string) error {
-			d, err := parseTurnLength(text)
+			d, err := api.ParseDuration(text)
 			req.QuantumNs = int64(d)
 			return err
 		},
@@ -243,21 +242,6 @@ var waysToShare = map[api.Mode]string{
 	api.Mode_MODE_EXCLUSIVE:  "take turns",
 	api.Mode_MODE_CONCURRENT: "run at the same time",
 	api.Mode_MODE_AUTO:       "share by time slices, by turns, or all at the same time, as suits them",
-}
-
-// mostSeconds is the greatest number without a unit that is taken for seconds. The original
-// nvsharectl's turns are of 30 s.
-const mostSeconds = 60
-
-var bareNumber = regexp.MustCompile(`^[0-9.]+$`)
-
-// parseTurnLength reads a duration. A number that is hardly meant as seconds is refused.
-func parseTurnLength(text string) (time.Duration, error) {
-	d, err := api.ParseDuration(text)
-	if err == nil && bareNumber.MatchString(text) && d > mostSeconds*time.Second {
-		return 0, fmt.Errorf("%s without a unit is %s seconds, %v: did you mean %sms? If not, say %ss: a number above %d needs its unit", text, text, d, text, text, mostSeconds)
-	}
-	return d, err
 }
 
 func settingNames() (names []string) {

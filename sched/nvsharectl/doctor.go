@@ -34,21 +34,19 @@ type finding struct {
 
 // patient is what doctor examines.
 type patient struct {
-	ctx        context.Context
-	runDir     string
-	self       string // path of this program
-	root       string // of the host's file system
-	simGPU     string
-	shim       string                                       // path of the shim
-	status     *api.StatusResponse                          // nil: no scheduler answers
-	whyNot     error                                        // then
-	program    func(shim string) (stderr string, err error) // runs a program under the shim
-	versionOf  func(program string) (string, error)         // asks containerd and podman
-	smi        func() (string, error)                       // asks the driver about modes
-	plugins    func() []string                              // the versions of those that run
-	checkpoint func() error                                 // why the driver cannot checkpoint processes
-	uid        int                                          // who asks
-	daemon     int                                          // process id of the scheduler; 0: not known
+	ctx       context.Context
+	runDir    string
+	self      string // path of this program
+	root      string // of the host's file system
+	simGPU    string
+	shim      string                                       // path of the shim
+	status    *api.StatusResponse                          // nil: no scheduler answers
+	whyNot    error                                        // then
+	program   func(shim string) (stderr string, err error) // runs a program under the shim
+	versionOf func(program string) (string, error)         // asks containerd and podman
+	smi       func() (string, error)                       // asks the driver about modes
+	plugins   func() []string                              // the versions of those that run
+	daemon    int                                          // process id of the scheduler; 0: not known
 }
 
 // at returns a path of the host.
@@ -122,7 +120,6 @@ func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 	if p.status != nil {
 		p.daemon = findDaemon(ctx, runDir)
 	}
-	p.uid, p.checkpoint = os.Geteuid(), p.canCheckpoint()
 	return p
 }
 

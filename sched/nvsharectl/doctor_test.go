@@ -19,7 +19,6 @@ import (
 	"testing"
 
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/checkpoint"
 )
 
 // host makes the root of a host on which all is well.
@@ -36,8 +35,7 @@ func host(t *testing.T) *patient {
 	put("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04\nGCC\n")
 	put("/dev/nvidia-uvm", "")
 	put("/proc/meminfo", "MemTotal: 67108864 kB\nMemAvailable: 62914560 kB\nHugePages_Free: 0\nHugepagesize: 2048 kB\n")
-	put("/usr/bin/nvidia-cuda-mps-control", "")
-	put("/proc/4711/status", "Name: nvshare-schedul\nUid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\nCapAmb:\t0000000000000000\n")
+	put("/proc/4711/status", "Name: nvshare-schedul\nUid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n")
 	put("/proc/4711/cgroup", "0::/system.slice/nvshare-scheduler.service\n")
 	put("/sys/fs/cgroup/system.slice/memory.max", "max\n")
 	put("/var/run/nri/nri.sock", "")
@@ -61,11 +59,10 @@ func host(t *testing.T) *patient {
 	}
 	return &patient{
 		ctx: context.Background(), runDir: "/run/nvshare", root: root, status: r, daemon: 4711,
-		program:    func(string) (string, error) { return "", nil },
-		versionOf:  versions("containerd containerd.io v2.1.0 abc", "podman version 5.6.0"),
-		smi:        func() (string, error) { return "0, Disabled, Default\n1, [N/A], Default\n", nil },
-		plugins:    func() []string { return []string{api.Version} },
-		checkpoint: func() error { return nil },
+		program:   func(string) (string, error) { return "", nil },
+		versionOf: versions("containerd containerd.io v2.1.0 abc", "podman version 5.6.0"),
+		smi:       func() (string, error) { return "0, Disabled, Default\n1, [N/A], Default\n", nil },
+		plugins:   func() []string { return []string{api.Version} },
 	}
 }
 
@@ -129,9 +126,6 @@ func TestDoctor(t *testing.T) {
 			g.Clients[1].Controls = &api.Controls{Slices: "works", Channels: "driver refused"}
 			g.Clients[2].Controls = &api.Controls{Slices: "not tried", Channels: "not tried"}
 		}, "controls", warn, "time slices and preemption work in 1 process; the driver refused them in 1; not tried yet in 1; 7 grants preempted"},
-		"slow hand-overs": {func(_ *testing.T, p *patient) {
-			p.status.Gpus[0].HandOvers = &api.Spread{Count: 12, P50Ns: 300_000, P99Ns: 250_000_000}
-		}, "hand-over", warn, "12 so far, p50 and p99 300µs/250ms, the last grant "},
 		"no socket": {remove("/run/nvshare/tenant/scheduler.sock"), "socket", fail, "no scheduler"},
 		"closed socket": {func(t *testing.T, p *patient) {
 			if err := os.Chmod(filepath.Join(p.root, "run/nvshare/tenant/scheduler.sock"), 0o600); err != nil {
@@ -157,6 +151,10 @@ func TestDoctor(t *testing.T) {
 		"no NRI":  {remove("/var/run/nri/nri.sock"), "nri", warn, "pods cannot ask"},
 		"no rights to checkpoint": {func(_ *testing.T, p *patient) {
 			p.status.Gpus[0].Swap, p.status.CheckpointProblem = &api.Swap{ArenaLimitBytes: 1 << 30}, "no CAP_SYS_PTRACE to pass on"
+		}, "checkpoint", warn, "none moves: no CAP_SYS_PTRACE"},
+		"no rights in a pod": {func(t *testing.T, p *patient) {
+			p.status.Gpus[0].Swap, p.status.CheckpointProblem = &api.Swap{ArenaLimitBytes: 1 << 30}, "no CAP_SYS_PTRACE to pass on"
+			write(t, p, "/proc/4711/cgroup", "0::/kubepods.slice/x\n")
 		}, "checkpoint", warn, "none moves: no CAP_SYS_PTRACE"},
 		"no warden": {func(_ *testing.T, p *patient) { p.status.WardenProblem = "no nvshare-warden runs" }, "warden", info, "cooperative: programs without the shim are reported, and not held by nvshare-warden (experimental): no nvshare-warden"},
 		"an unable warden": {func(_ *testing.T, p *patient) {
@@ -256,73 +254,6 @@ func TestDoctorKnowsFreeMemory(t *testing.T) {
 		write(t, p, "/sys/fs/cgroup/system.slice/nvshare-scheduler.service/memory.max", tc.cgroup+"\n")
 		if all := checkSwap(p); len(all) != 1 || all[0].Level != tc.want {
 			t.Errorf("%s: %+v", name, all)
-		}
-	}
-}
-
-// What overlap groups and suspending with context need is told also where nobody has asked for
-// it: then as information, with what gives it.
-func TestDoctorTellsOfFeatures(t *testing.T) {
-	const service = "Uid:\t1000\t998\t998\t998\nCapEff:\t0000000000000000\nCapAmb:\t0000000000000000\n"
-	asks := func(p *patient, c *api.Container) {
-		c.Share = &api.Share{Overlap: "ml/1000/small"}
-		p.status.Containers = append(p.status.Containers, c)
-	}
-	for name, tc := range map[string]struct {
-		harm      func(*patient)
-		check     string
-		level     level
-		text, fix string
-	}{
-		"all":    {func(*patient) {}, "overlap", pass, "overlap groups can run, also of containers", ""},
-		"no MPS": {func(p *patient) { _ = os.Remove(p.root + "/usr/bin/nvidia-cuda-mps-control") }, "overlap", info, "the scheduler finds no nvidia-cuda-mps-control", "where the scheduler sees them"},
-		"no MPS, and asked for": {func(p *patient) {
-			_ = os.Remove(p.root + "/usr/bin/nvidia-cuda-mps-control")
-			asks(p, &api.Container{Engine: runEngine})
-		}, "overlap", warn, "the scheduler finds no nvidia-cuda-mps-control", "where the scheduler sees them"},
-		"a user of its own": {func(p *patient) { write(t, p, "/proc/4711/status", service) }, "overlap", info, "user 998 outside containers", "as root"},
-		"under systemd":     {func(p *patient) { write(t, p, "/proc/4711/status", service); write(t, p, "/run/systemd/system/x", "") }, "overlap", info, "user 998 outside containers", "overlap-groups.conf"},
-		"in a pod": {func(p *patient) {
-			write(t, p, "/proc/4711/status", service)
-			write(t, p, "/proc/4711/cgroup", "0::/kubepods.slice/x\n")
-		}, "overlap", info, "user 998", "overlapGroups.enabled"},
-		"asked for outside of them": {func(p *patient) {
-			write(t, p, "/proc/4711/status", service)
-			asks(p, &api.Container{Engine: runEngine})
-		}, "overlap", info, "user 998", "as root"},
-		"asked for in a container": {func(p *patient) { write(t, p, "/proc/4711/status", service); asks(p, &api.Container{Id: "c"}) }, "overlap", warn, "user 998", "as root"},
-		"the user's own scheduler": {func(p *patient) {
-			write(t, p, "/proc/4711/status", strings.ReplaceAll(service, "998", fmt.Sprint(os.Getuid()+1)))
-			p.uid = os.Getuid() + 1
-		}, "overlap", pass, "outside containers", ""},
-		"root without mounts":       {func(p *patient) { write(t, p, "/proc/4711/status", "Uid:\t0\t0\t0\t0\nCapEff:\t00000000000000e3\n") }, "overlap", info, "programs outside containers only: the scheduler has no CAP_SYS_ADMIN", "CAP_SYS_ADMIN"},
-		"root without a capability": {func(p *patient) { write(t, p, "/proc/4711/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000200000\n") }, "overlap", info, "programs of user 0 outside containers only: the scheduler has no CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_KILL, CAP_SETGID, CAP_SETUID", "CAP_SETUID"},
-		"an unknown scheduler":      {func(p *patient) { p.daemon = 0 }, "overlap", info, "not known", ""},
-		"the driver can":            {func(*patient) {}, "checkpoint", pass, "the driver can checkpoint processes", ""},
-		"the driver is old": {func(p *patient) {
-			p.checkpoint = func() error { return errors.New("it is older than 570 (CUDA 12.8)") }
-		}, "checkpoint", info, "older than 570", "CUDA 12.8 or later"},
-		"no driver": {func(p *patient) {
-			p.checkpoint = func() error { return errors.New("load the driver's library: a\nb") }
-		}, "checkpoint", info, "would move: load the driver's library: a", "state 1 tells more"},
-		"no program": {func(p *patient) { p.checkpoint = func() error { return checkpoint.ErrNone } }, "checkpoint", info, "nvshare-checkpoint is not there", "nvsharectl install"},
-		"no rights":  {func(p *patient) { write(t, p, "/proc/4711/status", service) }, "checkpoint", info, "no CAP_SYS_PTRACE", "with CAP_SYS_PTRACE"},
-		"no rights in a pod": {func(p *patient) {
-			write(t, p, "/proc/4711/status", service)
-			write(t, p, "/proc/4711/cgroup", "0::/kubepods.slice/x\n")
-		}, "checkpoint", info, "no CAP_SYS_PTRACE", "checkpoint.enabled"},
-		"a capability that it can pass on": {func(p *patient) {
-			write(t, p, "/proc/4711/status", strings.Replace(service, "CapAmb:\t0000000000000000", "CapAmb:\t0000000000080000", 1))
-		}, "checkpoint", pass, "the driver can", ""},
-	} {
-		p := host(t)
-		tc.harm(p)
-		all := p.examine()
-		i := slices.IndexFunc(all, func(f finding) bool { return f.Check == tc.check })
-		if i < 0 {
-			t.Errorf("%s: nothing is said", name)
-		} else if f := all[i]; f.Level != tc.level || !strings.Contains(f.Text, tc.text) || !strings.Contains(f.Fix, tc.fix) || (f.Fix == "") != (tc.fix == "") {
-			t.Errorf("%s: %+v", name, f)
 		}
 	}
 }
@@ -478,7 +409,6 @@ func TestRemediesWithoutSystemd(t *testing.T) {
 	p := host(t)
 	p.status.Version, p.status.CheckpointProblem = "0.0.9", "no CAP_SYS_PTRACE to pass on"
 	p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 1 << 30}
-	p.status.Gpus[0].HandOvers = &api.Spread{Count: 12, P50Ns: 300_000, P99Ns: 250_000_000}
 	write(t, p, "/etc/systemd/system/nvshare-plugin.service", "")
 	if err := os.Remove(filepath.Join(p.root, "/run/nvshare/tenant/scheduler.sock")); err != nil {
 		t.Fatal(err)
@@ -490,7 +420,7 @@ func TestRemediesWithoutSystemd(t *testing.T) {
 				with = append(with, f.Check)
 			}
 		}
-		if want := []string{"version", "hand-over", "socket", "cdi", "checkpoint"}; !systemd && with != nil || systemd && !slices.Equal(slices.Compact(with), want) {
+		if want := []string{"version", "socket", "cdi", "checkpoint"}; !systemd && with != nil || systemd && !slices.Equal(slices.Compact(with), want) {
 			t.Errorf("systemd %v: its commands for %q", systemd, with)
 		}
 		write(t, p, "/run/systemd/system/x", "")
