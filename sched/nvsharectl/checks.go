@@ -111,13 +111,19 @@ func (p *patient) fixOf(code api.ProblemCode) string {
 	return api.Remedy(code)
 }
 
+// hasTried tells whether a client's shim has tried what the driver lets it do.
+func hasTried(c *api.Client) bool {
+	slices, channels := c.GetControls().GetSlices(), c.GetControls().GetChannels()
+	return slices != "" && slices != "not tried" && channels != "" && channels != "not tried"
+}
+
 // checkControls says of each GPU in how many processes the driver's controls work.
 func checkControls(p *patient) (all []finding) {
 	for _, g := range p.status.GetGpus() {
 		var proved, tried, refused, silent, members int
 		for _, c := range g.Clients {
 			switch k := c.Controls; {
-			case k == nil, k.Slices == "not tried", k.Channels == "not tried":
+			case !hasTried(c):
 				silent++
 			case c.Container.GetShare().GetOverlap() != "" && k.Channels == "works":
 				members++ // the slice is that of the MPS server
@@ -146,7 +152,7 @@ func checkControls(p *patient) (all []finding) {
 			}
 		}
 		if refused > 0 {
-			f.Level, f.Fix = warn, "nvsharectl status -o json names the control that was refused, and the driver's version"
+			f.Level, f.Fix = warn, "another driver (deployments/kubernetes/operations.md); nvsharectl status -o json names the control that was refused"
 		}
 		all = append(all, f)
 	}
