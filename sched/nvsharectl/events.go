@@ -30,7 +30,7 @@ type eventsFlags struct {
 	filter      eventFilter
 
 	began int64        // ns since 1970
-	held  bool         // until it is known which are the last, and whom the name of a tenant means
+	held  bool         // until it is known which are the last
 	past  []*api.Event // that are held
 }
 
@@ -79,7 +79,12 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 	if f.follow && f.filter.kinds == nil {
 		f.filter.withoutTurns()
 	}
-	f.held = f.last >= 0 || f.filter.tenant != ""
+	if f.filter.known = (tenants{}); f.filter.tenant != "" {
+		if r, err := askAll(ctx, runDir); err == nil { // else those of the events are known
+			f.filter.known.addStatus(r)
+		}
+	}
+	f.held = f.last >= 0
 	f.began = time.Now().UnixNano()
 	return f.show(ctx, runDir, io)
 }
@@ -112,7 +117,7 @@ func (f *eventsFlags) show(ctx context.Context, runDir string, io streams) error
 		n := len(resp.Events)
 		current := n == 0 || cameSince(resp.Events[n-1], f.began)
 		next, run := resp.Next, resp.Run
-		f.choose(ctx, runDir, io, resp, current)
+		f.choose(resp, current)
 		if err := f.print(io, resp, answered && run == req.Run); err != nil {
 			return err
 		}
@@ -129,59 +134,24 @@ func (f *eventsFlags) show(ctx context.Context, runDir string, io streams) error
 
 // choose leaves those events in an answer that are to be shown now. current: those after it have
 // come since the command began.
-func (f *eventsFlags) choose(ctx context.Context, runDir string, io streams, resp *api.EventsResponse, current bool) {
+func (f *eventsFlags) choose(resp *api.EventsResponse, current bool) {
 	f.filter.learn(resp.Events)
 	if !f.held {
 		resp.Events = f.filter.of(resp.Events)
 		return
 	}
 	f.past = append(f.past, resp.Events...)
-	resp.Events = nil
-	if f.last >= 0 {
-		resp.Lost = 0 // only the last are asked for
-	}
+	resp.Events, resp.Lost = nil, 0 // only the last are asked for
 	if !current {
 		return
 	}
-	f.findTenant(ctx, runDir, io)
 	shown := f.filter.of(f.past)
-	if f.last >= 0 {
-		past := slices.IndexFunc(shown, func(e *api.Event) bool { return f.follow && cameSince(e, f.began) })
-		if past < 0 {
-			past = len(shown)
-		}
-		shown = shown[max(0, past-f.last):]
+	past := slices.IndexFunc(shown, func(e *api.Event) bool { return f.follow && cameSince(e, f.began) })
+	if past < 0 {
+		past = len(shown)
 	}
+	shown = shown[max(0, past-f.last):]
 	resp.Events, f.past, f.held = shown, nil, false
-}
-
-// findTenant has the filter know the tenants that are there now. It says that there is none with
-// the name that is asked for, and no event of one.
-func (f *eventsFlags) findTenant(ctx context.Context, runDir string, io streams) {
-	if f.filter.tenant == "" {
-		return
-	}
-	r, err := askAll(ctx, runDir)
-	if err != nil {
-		return // those of the events are known
-	}
-	f.filter.known.addStatus(r)
-	f.filter.learn(nil)
-	if slices.ContainsFunc(f.past, f.filter.isOf) {
-		return
-	}
-	for _, g := range r.Gpus {
-		for _, t := range tenantsOf(g) {
-			if f.filter.whose.has(t.Container, t.Uid) {
-				return
-			}
-		}
-	}
-	text := fmt.Sprintf("no event is kept of a tenant %q, and none is on a GPU now", f.filter.tenant)
-	if names := listOf(tenantNames(r)); names != "" {
-		text += "; tenants now: " + names
-	}
-	fmt.Fprintln(io.err, "nvsharectl: "+text)
 }
 
 func (f *eventsFlags) print(io streams, resp *api.EventsResponse, behind bool) error {

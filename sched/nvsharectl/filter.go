@@ -21,8 +21,8 @@ type eventFilter struct {
 
 	from  int64                  // by since, ns since 1970
 	kinds map[api.EventType]bool // nil: all
-	known *tenants               // nil: none yet
-	whose meant                  // by tenant, of those that are known
+	known tenants
+	whose func(*api.Container, uint32) bool // by tenant, of those that are known
 }
 
 // turnEvents are what --type turn means: they come with each turn of a GPU.
@@ -108,7 +108,7 @@ func (f *eventFilter) shows(e *api.Event) bool {
 
 // isOf tells whether an event is of the tenant that is asked for.
 func (f *eventFilter) isOf(e *api.Event) bool {
-	return e.Container != nil && f.whose.has(e.Container, e.Uid)
+	return e.Container != nil && f.whose(e.Container, e.Uid)
 }
 
 // learn has the filter know the tenants of these events, before it is asked about them.
@@ -116,11 +116,8 @@ func (f *eventFilter) learn(events []*api.Event) {
 	if f.tenant == "" {
 		return
 	}
-	if f.known == nil {
-		f.known = newTenants()
-	}
 	for _, e := range events {
-		f.known.add(e.Container, e.Uid)
+		f.known.add(e.Container)
 	}
 	f.whose = f.known.meant(f.tenant)
 }

@@ -82,27 +82,3 @@ func TestTurnsAreLeftOut(t *testing.T) {
 		}
 	}
 }
-
-// A tenant that is not there, and never was as far as is known, is answered with those that are.
-func TestEventsOfNobody(t *testing.T) {
-	of := &api.Container{Id: "f00", Name: "gone"}
-	f := &fake{status: sample(), events: func(req *api.EventsRequest) *api.EventsResponse {
-		if req.Since > 0 {
-			return &api.EventsResponse{Run: 1, Next: req.Since}
-		}
-		return &api.EventsResponse{Run: 1, Next: 1, Events: []*api.Event{{Type: api.EventType_EVENT_TYPE_END, Container: of, Client: 1, Sequence: 1, TimeNs: 5}}}
-	}}
-	dir := serve(t, f)
-	for tenant, want := range map[string]string{
-		"nobody":  `nvsharectl: no event is kept of a tenant "nobody", and none is on a GPU now; tenants now: ml/train-a/main, `,
-		"gone":    "", // its events are kept
-		"train-a": "", // it is there
-	} {
-		for _, more := range []string{"", "--type grant", "-n 3"} {
-			args := append([]string{"events", "--run-dir", dir, "--tenant", tenant}, strings.Fields(more)...)
-			if code, _, errs := ctl(args...); code != exitOK || !strings.HasPrefix(errs, want) || want == "" && errs != "" {
-				t.Errorf("%s %s: exit %d, %q, want %q", tenant, more, code, errs, want)
-			}
-		}
-	}
-}

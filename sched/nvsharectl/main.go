@@ -55,7 +55,6 @@ func run(ctx context.Context, args []string, io streams) int {
 	out := &sink{Writer: io.out}
 	io.out = out
 	cmd := rootCommand(io, &ran)
-	refuseUnknown(cmd)
 	cmd.SetArgs(args)
 	called, err := cmd.ExecuteContextC(ctx)
 	if out.err != nil {

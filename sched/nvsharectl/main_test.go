@@ -172,8 +172,6 @@ func TestErrors(t *testing.T) {
 		{"set --container a --user 1 --memory-limit 8Gi", nil, exitUsage, "give one tenant, not 2: its name, --container or --user"},
 		{"set --container a", nil, exitUsage, "--core-limit"},
 		{"set --container a --core-limit 0", nil, exitUsage, "from 1 to 100, or none"},
-		{"completion tcsh", nil, exitUsage, "unknown command"},
-		{"help stauts", nil, exitUsage, "did you mean status?"},
 		{"set --container a --core-limit 101", nil, exitUsage, "from 1 to 100"},
 		{"set --container a --core-limit 2.5", nil, exitUsage, "from 1 to 100"},
 		{"set --container a --core-limit=", nil, exitUsage, "--core-limit"},

@@ -116,17 +116,12 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 		return err
 	}
 	if filepath.Base(args[0]) == "sudo" {
-		io.warn([]string{"sudo removes LD_PRELOAD: what it starts has no shim, takes no turns and has no limits; use --user"})
+		fmt.Fprintln(io.err, "nvsharectl: warning: sudo removes LD_PRELOAD: what it starts has no shim, takes no turns and has no limits; use --user")
 	}
 	own := terms != (api.Terms{}) || f.name != "" // a tenant of its own
 	gpus, err := f.gpus(cmd.Context(), runDir, terms, own)
 	if err != nil {
 		return err
-	}
-	if terms.MemoryLimit != 0 {
-		now, _ := askStatus(cmd.Context(), runDir) // only for warnings
-		shown := func(g *api.GPU) bool { return len(gpus) == 0 || slices.Contains(gpus, g.Uuid) }
-		io.warn(doubtsOfMemory(terms.MemoryLimit, now, shown))
 	}
 	f.setEnvironment(runDir, shim, terms, gpus, as)
 	program := &exec.Cmd{Args: args, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, SysProcAttr: &syscall.SysProcAttr{}}

@@ -220,22 +220,6 @@ func TestRunAsTenantOfAGPU(t *testing.T) {
 	}
 }
 
-// A memory limit that is hardly meant is answered with a warning, and holds.
-func TestRunWarnsOfMemoryLimits(t *testing.T) {
-	needsGroup(t)
-	for limit, want := range map[string]string{
-		"8Mi":   "8Mi is too small for any CUDA program",
-		"900Gi": "GPU 1 has 16Gi: a memory limit of 900Gi limits nothing there",
-		"8Gi":   "",
-	} {
-		d := &describing{fake: fake{status: sample()}}
-		code, out := ctlProcess(t, "run --run-dir "+serve(t, d)+" --shim "+someLibrary(t)+" --gpu 1 --memory-limit "+limit+" -- true")
-		if code != 0 || len(d.told) != 1 || !strings.Contains(out, want) || strings.Contains(out, "warning") != (want != "") || strings.Contains(out, "GPU 0") {
-			t.Errorf("--memory-limit %s: exit %d, %s", limit, code, out)
-		}
-	}
-}
-
 // A program with a limit is a tenant of its own, which the scheduler knows before the
 // program's first instruction. A scheduler that refuses keeps it from starting.
 func TestRunAsTenant(t *testing.T) {
