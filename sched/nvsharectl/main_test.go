@@ -348,7 +348,11 @@ func TestMain(m *testing.M) {
 	if args, ok := os.LookupEnv("NVSHARE_TEST_CTL"); ok {
 		ctx, stop := untilStopped()
 		defer stop()
-		os.Exit(run(ctx, strings.Fields(args), streams{out: os.Stdout, err: os.Stderr}))
+		words := strings.Fields(args)
+		if len(os.Args) > 1 && os.Args[1] == endedCommand { // run has started it
+			words = os.Args[1:]
+		}
+		os.Exit(run(ctx, words, streams{out: os.Stdout, err: os.Stderr}))
 	}
 	os.Exit(m.Run())
 }
