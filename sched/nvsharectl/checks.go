@@ -37,7 +37,6 @@ var checks = []struct {
 	{"socket", checkSocket},
 	{"shim", checkShim},
 	{"cdi", checkCDI},
-	{"runtime", checkRuntime},
 	{"nri", checkNRI},
 	{"swap", checkSwap},
 	{"checkpoint", checkCheckpoint},
@@ -212,14 +211,14 @@ func checkShim(p *patient) []finding {
 			return found(fail, "nvshare-plugin --lib-dir a directory on another mount", "%s is on a noexec mount: no program can load it", path)
 		}
 		if said, err := p.program(path); err != nil || said != "" {
-			return found(fail, p.install(), "a program under %s: %v %s", path, err, strings.TrimSpace(said))
+			return found(fail, installed, "a program under %s: %v %s", path, err, strings.TrimSpace(said))
 		}
 		return found(pass, "", "programs load %s", path)
 	}
 	if n := p.underShim(); n > 0 && p.shim == "" {
-		return found(warn, p.install(), "the shim is loaded in %s; none is installed, so containers get none", numbered(n, "process", "processes"))
+		return found(warn, installed, "the shim is loaded in %s; none is installed, so containers get none", numbered(n, "process", "processes"))
 	}
-	return found(fail, p.install(), "no shim is at %s", strings.Join(paths, ", "))
+	return found(fail, installed, "no shim is at %s", strings.Join(paths, ", "))
 }
 
 // underShim runs a program that does nothing with the shim loaded, and returns what it

@@ -54,7 +54,7 @@ func (p *patient) fixCheckpoint(why string) string {
 	case strings.Contains(why, "older than 570"):
 		return "install a driver of CUDA 12.8 or later"
 	case strings.Contains(why, checkpoint.ErrNone.Error()):
-		return p.install()
+		return installed
 	}
 	return "nvshare-checkpoint state 1 tells more; see sched/README.md, Rights for that"
 }

@@ -43,9 +43,8 @@ type patient struct {
 	status    *api.StatusResponse                          // nil: no scheduler answers
 	whyNot    error                                        // then
 	program   func(shim string) (stderr string, err error) // runs a program under the shim
-	versionOf func(program string) (string, error)         // asks containerd and podman
+	versionOf func(program string) (string, error)         // asks podman
 	smi       func() (string, error)                       // asks the driver about modes
-	plugins   func() []string                              // the versions of those that run
 	daemon    int                                          // process id of the scheduler; 0: not known
 }
 
@@ -114,7 +113,7 @@ func conclude(io streams, output string, all []finding) error {
 // patient looks at this host.
 func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, versionOf: versionOf,
-		smi: askSMI, plugins: pluginVersions}
+		smi: askSMI}
 	p.self, _ = os.Executable()
 	p.status, p.whyNot = askAll(ctx, runDir)
 	if p.status != nil {
