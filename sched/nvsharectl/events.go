@@ -43,9 +43,8 @@ func eventsCommand(root *rootFlags, io streams) *cobra.Command {
 (grant, revoke, release), processes that came and went, settings that were
 changed, and errors. With -f it shows the events that come from now on, also
 after a restart of the scheduler, and of the past what --since or --last asks
-for. Of turns -f shows one line for each GPU and second, when the second is
-over; --type turn shows each of them. Times are those of this machine's time
-zone.` + tenantHelp,
+for, but of turns none: --type turn shows them. Times are those of this
+machine's time zone.` + tenantHelp,
 		Example: `  nvsharectl events -f
   nvsharectl events -f -n 20
   nvsharectl events --since 10m --tenant ml/train-a/main
