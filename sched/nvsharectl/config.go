@@ -147,7 +147,7 @@ func printConfig(io streams, r *api.StatusResponse) {
 			from = "set by hand"
 		}
 		by, since := authorOf(v)
-		t.add(nil, v.Name, gpuOf(r, v), v.Value, from, by, since)
+		t.add(nil, v.Name, gpuOf(r, v.Uuid), v.Value, from, by, since)
 	}
 	t.print(io)
 }
@@ -158,23 +158,23 @@ func handTable(r *api.StatusResponse) table {
 	for _, v := range r.Config {
 		if v.Origin == api.Origin_ORIGIN_HAND {
 			by, since := authorOf(v)
-			t.add(nil, v.Name, gpuOf(r, v), v.Value, by, since)
+			t.add(nil, v.Name, gpuOf(r, v.Uuid), v.Value, by, since)
 		}
 	}
 	return t
 }
 
 // gpuOf names the GPU of a setting: by its UUID if it is not found at present.
-func gpuOf(r *api.StatusResponse, v *api.ConfigValue) string {
-	if v.Uuid == "" {
+func gpuOf(r *api.StatusResponse, uuid string) string {
+	if uuid == "" {
 		return "all"
 	}
 	for _, g := range r.Gpus {
-		if g.Uuid == v.Uuid {
+		if g.Uuid == uuid {
 			return fmt.Sprint(g.Index)
 		}
 	}
-	return v.Uuid
+	return uuid
 }
 
 // authorOf says who set something by hand, and when; "": it is not known.

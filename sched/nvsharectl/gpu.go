@@ -191,6 +191,8 @@ func short(ns int64) string {
 	switch {
 	case d < time.Millisecond:
 		return d.Round(time.Microsecond).String()
+	case d < 10*time.Millisecond:
+		return d.Round(100 * time.Microsecond).String()
 	case d < time.Second:
 		return d.Round(time.Millisecond).String()
 	case d < time.Minute:
@@ -216,25 +218,7 @@ func halfAndMost(s *api.Spread) string {
 	if s.GetCount() == 0 {
 		return "-"
 	}
-	return brief(s.P50Ns) + "/" + brief(s.P99Ns)
-}
-
-// brief prints nanoseconds in at most five characters.
-func brief(ns int64) string {
-	units := []struct {
-		of   int64
-		name string
-	}{{int64(time.Hour), "h"}, {int64(time.Minute), "m"}, {int64(time.Second), "s"}, {int64(time.Millisecond), "ms"}, {int64(time.Microsecond), "µs"}}
-	for _, u := range units {
-		switch {
-		case ns >= 10*u.of:
-			return strconv.FormatInt(ns/u.of, 10) + u.name
-		case ns >= u.of:
-			tenths := ns * 10 / u.of
-			return strconv.FormatInt(tenths/10, 10) + "." + strconv.FormatInt(tenths%10, 10) + u.name
-		}
-	}
-	return "0"
+	return short(s.P50Ns) + "/" + short(s.P99Ns)
 }
 
 // tenant is one as people are shown it.

@@ -197,16 +197,7 @@ func listSettings(ctx context.Context, runDir string, io streams) error {
 	}
 	t := table{names: 0, head: []string{"TENANT", "GPU", "SET BY", "SHARE"}}
 	for _, s := range r.Settings {
-		gpu := "all"
-		if s.Uuid != "" {
-			gpu = s.Uuid // not found at present
-		}
-		for _, g := range r.Gpus {
-			if g.Uuid == s.Uuid {
-				gpu = fmt.Sprint(g.Index)
-			}
-		}
-		t.add(nil, api.Tenant(s.Container, s.Uid), gpu, setBy(s), describeTerms(api.TermsOf(s.Share, s.MemoryBytes)))
+		t.add(nil, api.Tenant(s.Container, s.Uid), gpuOf(r, s.Uuid), setBy(s), describeTerms(api.TermsOf(s.Share, s.MemoryBytes)))
 	}
 	if len(t.rows) == 0 {
 		fmt.Fprintln(io.out, "Nothing is set.")
