@@ -311,16 +311,7 @@ func (t *tenant) debt() string {
 	return short(t.Use.DebtNs)
 }
 
-// waitMax is the longest wait since the scheduler knows the tenant.
-func (t *tenant) waitMax() int64 {
-	longest := t.Use.WaitMaxNs
-	for _, c := range t.Clients {
-		longest = max(longest, c.WaitMaxNs)
-	}
-	return longest
-}
-
-// longestWait is that of the latest minute.
+// longestWait is the longest wait of the latest minute.
 func (t *tenant) longestWait() int64 { return t.Use.WaitMaxLatelyNs }
 
 // ofLimit returns how much memory the tenant has reserved, and its limit after a word.
