@@ -21,18 +21,20 @@ const nvidiaKind = "nvidia.com/gpu"
 // nvidiaSpecs returns the specs of nvidiaKind in dirs, the ones to prefer first:
 // those of later directories, which win for engines too, and of two in one
 // directory the one written last. Engines drop a device that two files of one
-// directory declare (CDI, "pkg/cdi: device conflicts"); a host where that has
-// happened still has GPUs, so here one of them is chosen, and named.
+// directory declare (CDI, "pkg/cdi: device conflicts"), which Validate says; a host where
+// that has happened still has GPUs, so here one of them is chosen.
 func nvidiaSpecs(dirs []string) (all []*cdi.Spec, warnings []string) {
-	for i, dir := range slices.Backward(dirs) {
-		type candidate struct {
-			spec    *cdi.Spec
-			written time.Time
+	written := func(file string) (at time.Time) {
+		if info, err := os.Stat(file); err == nil {
+			at = info.ModTime()
 		}
-		var here []candidate
-		for _, file := range specFiles(dir) {
-			kind, err := kindOf(file)
-			if err != nil || kind != nvidiaKind {
+		return at
+	}
+	for i, dir := range slices.Backward(dirs) {
+		files := specFiles(dir)
+		slices.SortStableFunc(files, func(a, b string) int { return written(b).Compare(written(a)) })
+		for _, file := range files {
+			if kind, err := kindOf(file); err != nil || kind != nvidiaKind {
 				continue
 			}
 			spec, err := cdi.ReadSpec(file, i)
@@ -40,34 +42,10 @@ func nvidiaSpecs(dirs []string) (all []*cdi.Spec, warnings []string) {
 				warnings = append(warnings, fmt.Sprintf("%s cannot be used: %v", file, err))
 				continue
 			}
-			c := candidate{spec: spec}
-			if info, err := os.Stat(file); err == nil {
-				c.written = info.ModTime()
-			}
-			here = append(here, c)
-		}
-		slices.SortStableFunc(here, func(a, b candidate) int { return b.written.Compare(a.written) })
-		for j, c := range here {
-			all = append(all, c.spec)
-			for _, older := range here[j+1:] {
-				if name := sharedDevice(c.spec, older.spec); name != "" {
-					warnings = append(warnings, fmt.Sprintf("%s and %s both declare %s=%s, so container engines ignore it: nvshare prefers the first; remove one",
-						c.spec.GetPath(), older.spec.GetPath(), nvidiaKind, name))
-				}
-			}
+			all = append(all, spec)
 		}
 	}
 	return all, warnings
-}
-
-// sharedDevice returns the name of a device that both specs declare, or "".
-func sharedDevice(a, b *cdi.Spec) string {
-	for _, d := range a.Devices {
-		if b.GetDevice(d.Name) != nil {
-			return d.Name
-		}
-	}
-	return ""
 }
 
 // specFiles lists what engines would read in a CDI directory, in order.

@@ -28,7 +28,7 @@ func TestSeveralNVIDIASpecs(t *testing.T) {
 		says  string
 	}{
 		"two in one directory, the newer is right": {
-			map[string]string{"/etc/cdi/a.yaml": outdated, "/etc/cdi/b.yaml": good}, map[string]int{"/etc/cdi/a.yaml": 5}, "/etc/cdi/b.yaml", "both declare nvidia.com/gpu=0"},
+			map[string]string{"/etc/cdi/a.yaml": outdated, "/etc/cdi/b.yaml": good}, map[string]int{"/etc/cdi/a.yaml": 5}, "/etc/cdi/b.yaml", ""},
 		"two in one directory, the newer is outdated": {
 			map[string]string{"/etc/cdi/a.yaml": good, "/etc/cdi/b.yaml": outdated}, map[string]int{"/etc/cdi/a.yaml": 5}, "/etc/cdi/a.yaml", "libcuda.so.1.1"},
 		"two directories: the later one wins": {

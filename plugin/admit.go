@@ -108,7 +108,7 @@ func (c Container) acceptable(devices []placement.Device, had []string) error {
 			return refusal{error: err}
 		}
 		if c.Terms.CoreRequest != 0 {
-			if err := keepable(c.Terms.CoreRequest, d); err != nil {
+			if err := d.Keep(c.Terms.CoreRequest); err != nil {
 				return refusal{CoreRequestAnnotation, err}
 			}
 		}
@@ -218,38 +218,4 @@ func (cs *Containers) had(c Container) []string {
 		}
 	}
 	return last.GPUs
-}
-
-// maxHolders is how many tenants an error names.
-const maxHolders = 8
-
-// keepable returns why a part of a GPU cannot be promised beside the others.
-func keepable(percent uint32, d placement.Device) error {
-	sum := d.Kept
-	others := slices.DeleteFunc(slices.Clone(d.Tenants), func(t placement.Tenant) bool { return t.Core == 0 })
-	for _, t := range others {
-		sum += t.Core
-	}
-	others, hidden := placement.Named(others)
-	if sum+percent <= 100 {
-		return nil
-	}
-	slices.SortFunc(others, func(a, b placement.Tenant) int {
-		return cmp.Or(cmp.Compare(b.Core, a.Core), cmp.Compare(a.Name, b.Name))
-	})
-	var who []string
-	for _, t := range others[:min(len(others), maxHolders)] {
-		who = append(who, fmt.Sprintf("%d %% to %s", t.Core, t.Name))
-	}
-	if more := len(others) - len(who); more > 0 {
-		who = append(who, fmt.Sprintf("the rest to %d more", more))
-	}
-	if hidden.N > 0 {
-		who = append(who, fmt.Sprintf("%d %% to %v", hidden.Core, hidden))
-	}
-	if d.Kept > 0 {
-		who = append(who, fmt.Sprintf("%d %% to other namespaces (--max-core-request of nvshare-plugin)", d.Kept))
-	}
-	return fmt.Errorf("%d %% of %s cannot be promised: %d %% are already, %s; at most %d %% are left",
-		percent, d.Name, sum, strings.Join(who, ", "), 100-min(sum, 100))
 }

@@ -46,7 +46,7 @@ func TestPlacement(t *testing.T) {
 		{name: "f", asks: []string{"gpu=1", "gpu-memory-limit=17Gi"}, says: []string{`nvshare.com/gpu="1": no GPU can give it 17Gi`, "has 50 % and 16Gi of 16Gi left"}},
 		{name: "f", asks: []string{"gpu=3", "gpu-core-request=10"}, want: "0 1 2"},
 		{name: "g", asks: []string{"gpu=nvshare.com/gpu=1", "gpu-memory-limit=8Gi"}, want: "1"}, // named: its memory may be shared
-		{name: "h", asks: []string{"gpu=nvshare.com/gpu=1", "gpu-core-request=1"}, says: []string{"1 % of GPU 1 (" + gpuID(1) + ") cannot be promised: 100 % are already, 60 % to ml/b/main, 30 % to ml/c/main, 10 % to ml/f/main"}},
+		{name: "h", asks: []string{"gpu=nvshare.com/gpu=1", "gpu-core-request=1"}, says: []string{"1 % cannot be promised: GPU 1 (" + gpuID(1) + ") has 0 % and 0Mi of 16Gi left (ml/b/main has 60 % and 13Gi, ml/c/main has 30 %, ml/f/main has 10 %, ml/g/main has 8Gi): too little time"}},
 		{end: "f", name: "h", asks: []string{"gpu-core-request=10", "gpu-memory-limit=1Gi"}, want: "0"},
 		{end: "b", name: "i", asks: []string{"gpu-core-request=70", "gpu-memory-limit=9Gi"}, says: []string{"GPU 1 (" + gpuID(1) + ") has 70 % and 8Gi of 16Gi left", "too little memory"}},
 		{name: "i", asks: []string{"gpu-core-request=70", "gpu-memory-limit=8Gi"}, want: "1"},
@@ -623,7 +623,7 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 		{"e", "gpu=3", "", "MIG-b," + kernels + ":7:0," + gpuID(2), ""}, // most memory
 		{"f", "gpu=4", "", "", "4 different GPUs are asked for, and this node has 3"},
 		{"g", "gpu=nvshare.com/gpu=1:1", "gpu-core-request=40", kernels + ":8:0", ""},
-		{"h", "gpu=nvshare.com/gpu=1", "gpu-core-request=40", "", "40 % of MIG device 1:1 (of " + gpuID(1) + ") cannot be promised: 100 % are already, 60 % to ml/b/main, 40 % to ml/g/main"},
+		{"h", "gpu=nvshare.com/gpu=1", "gpu-core-request=40", "", "40 % cannot be promised: MIG device 1:1 (of " + gpuID(1) + ") has 0 % left (ml/b/main has 60 % and 6Gi, ml/g/main has 40 %)"},
 		{"i", "gpu-core-request=41", "gpu-memory-limit=17Gi", "", "MIG device 0:0 (MIG-a) has 40 % and 1Gi of 5Gi left (ml/d/main has 60 % and 4Gi): too little time, too little memory"},
 	} {
 		pod, ctr := podOf(c.name, "id-"+c.name, says(append([]string{c.asks}, strings.Fields(c.memory)...)...))

@@ -50,7 +50,7 @@ func TestRefusalsNameNoOtherNamespace(t *testing.T) {
 	check(create("web", "own", "gpu=nvshare.com/gpu=0", "gpu-core-request=10", "gpu-memory-limit=2Gi"))
 	check(create("ml", "secret-c", "gpu=nvshare.com/gpu=1", "gpu-core-request=60"))
 	refused("has 35 % and 13Gi of 16Gi left (web/own/main has 10 % and 2Gi, 2 tenants outside the namespace have 55 % and 1Gi): too little time", "gpu=1", "gpu-core-request=90")
-	refused("40 % of GPU 0 ("+gpuID(0)+") cannot be promised: 65 % are already, 10 % to web/own/main, 55 % to 2 tenants outside the namespace; at most 35 % are left", "gpu=nvshare.com/gpu=0", "gpu-core-request=40")
+	refused("40 % cannot be promised: GPU 0 ("+gpuID(0)+") has 35 % and 13Gi of 16Gi left (web/own/main has 10 % and 2Gi, 2 tenants outside the namespace have 55 % and 1Gi): too little time", "gpu=nvshare.com/gpu=0", "gpu-core-request=40")
 	refused(`a tenant outside the namespace is there without exclusion label "web/x"`, "gpu=1", "gpu-exclusion=x")
 
 	p = newPlacing(t, 1)

@@ -384,7 +384,7 @@ func (cs *Containers) deniable(old, c Container, gpus []cdi.GPU) (d denial, err 
 			err = errors.Join(err, annotationError(key, value, why))
 		}
 		if more && d.request == 0 {
-			if why := keepable(request, g); why != nil {
+			if why := g.Keep(request); why != nil {
 				d.request = request
 				deny(CoreRequestAnnotation, why)
 			}

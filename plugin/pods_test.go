@@ -160,7 +160,7 @@ func TestLiveRequestIsPromised(t *testing.T) {
 	s.containers.add(Container{ID: "o", Name: "main", Namespace: "ml", Pod: "b", PodUID: "b", Terms: sched.Terms{CoreRequest: 50}})
 
 	r := s.SetPod(s.annotated(map[string]string{CoreRequestAnnotation: "60", WeightAnnotation: "3"}))
-	if len(r) != 1 || !r[0].Later || !strings.Contains(r[0].Err.Error(), `annotation nvshare.com/gpu-core-request="60": 60 % of GPU 0`) || !strings.Contains(r[0].Err.Error(), "50 % to ml/b/main") {
+	if len(r) != 1 || !r[0].Later || !strings.Contains(r[0].Err.Error(), `annotation nvshare.com/gpu-core-request="60": 60 % cannot be promised: GPU 0`) || !strings.Contains(r[0].Err.Error(), "ml/b/main has 50 %") {
 		t.Errorf("refused: %+v", r)
 	}
 	s.holds("too much", "1", "none 0/40 3 batch none")

@@ -111,13 +111,13 @@ func TestPromises(t *testing.T) {
 		{name: "b", gpu: known[2], request: "30%"}, // the same one
 		{name: "c", gpu: "1", request: "90"},
 		{name: "plain", gpu: "all"},
-		{name: "d", gpu: "0", request: "21", says: []string{"ml/d", `"main"`, `nvshare.com/gpu-core-request="21"`, "21 % of GPU 0 (" + known[2], "80 % are already", "50 % to ml/a/main, 30 % to ml/b/main;", "at most 20 % are left"}},
+		{name: "d", gpu: "0", request: "21", says: []string{"ml/d", `"main"`, `nvshare.com/gpu-core-request="21"`, "21 % cannot be promised: GPU 0 (" + known[2], "has 20 % left (ml/a/main has 50 %, ml/b/main has 30 %)"}},
 		{name: "d", gpu: "0", request: "20"},
-		{name: "e", gpu: "all", request: "11", says: []string{"GPU 0", "at most 0 %"}},
-		{name: "e", gpu: "all", request: "11", end: "a", says: []string{"GPU 1", "90 % to ml/c/main;", "at most 10 %"}},
+		{name: "e", gpu: "all", request: "11", says: []string{"GPU 0", "has 0 % left"}},
+		{name: "e", gpu: "all", request: "11", end: "a", says: []string{"GPU 1", "has 10 % left (ml/c/main has 90 %)"}},
 		{name: "e", gpu: "all", request: "10"},
 		{name: "b", gpu: "0", request: "70"}, // started again: what it had counts no more
-		{name: "f", gpu: "0", request: "1", says: []string{"GPU 0", "70 % to ml/b/main, 20 % to ml/d/main, 10 % to ml/e/main;"}},
+		{name: "f", gpu: "0", request: "1", says: []string{"GPU 0", "(ml/b/main has 70 %, ml/d/main has 20 %, ml/e/main has 10 %)"}},
 	} {
 		for _, name := range strings.Fields(step.end) {
 			if _, err := p.StopContainer(ctx, nil, &api.Container{Id: "id-" + name}); err != nil {
@@ -189,8 +189,8 @@ func TestPromisesOfEarlierContainers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for gpu, says := range map[string]string{
-		"0": "100 % are already, 70 % to ml/annotated/main, 30 % to ml/unknown/main; at most 0 % are left",
-		"1": "90 % are already, 60 % to ml/given/main, 30 % to ml/unknown/main; at most 10 % are left",
+		"0": "has 0 % left (ml/annotated/main has 70 %, ml/unknown/main has 30 %)",
+		"1": "has 10 % left (ml/given/main has 60 %, ml/unknown/main has 30 %)",
 	} {
 		pod, ctr := asking("new", gpu, "11")
 		if _, _, err := p.CreateContainer(ctx, pod, ctr); err == nil || !strings.Contains(err.Error(), says) {
@@ -236,8 +236,8 @@ func TestPromisesOfTheScheduler(t *testing.T) {
 		}
 	}
 	for gpu, says := range map[string]string{
-		"0": "50 % are already, 20 % to ml/a/main, 30 % to 1 tenant outside the namespace; at most 50 % are left",
-		"1": "40 % are already, 40 % to 1 tenant outside the namespace; at most 60 % are left",
+		"0": "has 50 % left (ml/a/main has 20 %, 1 tenant outside the namespace has 30 %)",
+		"1": "has 60 % left (1 tenant outside the namespace has 40 %)",
 	} {
 		if err := create("new", gpu, "61"); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("GPU %s: %v, want %q", gpu, err, says)
@@ -260,7 +260,7 @@ func TestManyPromises(t *testing.T) {
 	}
 	pod, ctr := asking("new", "0", "1")
 	_, _, err := p.CreateContainer(context.Background(), pod, ctr)
-	if err == nil || !strings.Contains(err.Error(), "2 % to ml/p07/main, the rest to 42 more; at most 0 %") {
+	if err == nil || !strings.Contains(err.Error(), "ml/p07/main has 2 %, 42 more have the rest)") {
 		t.Errorf("refused with %v", err)
 	}
 }

@@ -3,7 +3,7 @@
 // Command nvshare-cdi-hook is the OCI hook that nvshare's CDI devices bring. The
 // container runtime gives it the container's state on standard input.
 //
-//	nvshare-cdi-hook update-ldcache [--strict] [--preload PATH] [--lib PATH]...
+//	nvshare-cdi-hook update-ldcache [--preload PATH] [--lib PATH]...
 //
 // makes the mounted driver libraries known to a container's dynamic linker. The
 // runtime runs it at createContainer: in the container's mount namespace, before the
@@ -36,7 +36,7 @@
 // file system.
 //
 // A failure of update-ldcache is a warning and exit status 0, because many programs
-// find the libraries without the cache; with --strict it is exit status 1.
+// find the libraries without the cache.
 package main
 
 import (
@@ -55,7 +55,7 @@ const (
 	// timeLimit ends a hook that hangs, well before the runtime's own limit.
 	timeLimit = 5 * time.Second
 
-	usage = "usage: nvshare-cdi-hook update-ldcache [--strict] [--preload PATH] [--lib PATH]...\n" +
+	usage = "usage: nvshare-cdi-hook update-ldcache [--preload PATH] [--lib PATH]...\n" +
 		"       nvshare-cdi-hook describe --run-dir DIR [--gpu UUID=MARK]...\n" +
 		"       nvshare-cdi-hook join --run-dir DIR"
 )
@@ -81,7 +81,7 @@ func help(args []string) string {
 	return ""
 }
 
-// run returns the exit status: 0, 1 for a failure under --strict, 2 for usage.
+// run returns the exit status: 0, 1 for a container that is refused, 2 for usage.
 func run(args []string, stdin io.Reader, stderr io.Writer) int {
 	switch {
 	case len(args) > 0 && args[0] == "join":
@@ -93,7 +93,6 @@ func run(args []string, stdin io.Reader, stderr io.Writer) int {
 		return 2
 	}
 	flags := flag.NewFlagSet("update-ldcache", flag.ContinueOnError)
-	strict := flags.Bool("strict", false, "fail the container if the cache can't be updated")
 	var libs []string
 	var shim string
 	add := func(name, usage string, to func(p string)) {
@@ -110,12 +109,10 @@ func run(args []string, stdin io.Reader, stderr io.Writer) int {
 	if !parse(flags, args[1:], stderr) {
 		return 2
 	}
-	err := within(timeLimit, func() error { return update(stdin, libs, shim) })
-	if err != nil && !*strict {
+	if err := within(timeLimit, func() error { return update(stdin, libs, shim) }); err != nil {
 		fmt.Fprintf(stderr, "nvshare-cdi-hook: warning: %v; programs may not find the GPU driver's libraries, or the shim\n", err)
-		return 0
 	}
-	return exitStatus(err, stderr)
+	return 0
 }
 
 // parse tells whether the arguments of a command are flags. If not, it says what is wrong.

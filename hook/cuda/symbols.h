@@ -166,16 +166,15 @@
 	H(cuGraphNodeSetParams) H(cuGraphNodeSetParams_v2) H(cuGraphExecNodeSetParams) H(cuTexObjectCreate) \
 	H(cuTexRefSetAddress_v2) H(cuTexRefSetAddress2D_v2) H(cuTexRefSetAddress2D_v3)
 
-/* alloc.c, array.c, module.c, vmm.c, info.c, pointer.c: counted, limited, clamped, shared */
+/* alloc.c, array.c, vmm.c, info.c, pointer.c: counted, limited, clamped, shared */
 #define NVS_MEMORY(H) \
 	H(cuMemAlloc_v2) H(cuMemAllocPitch_v2) H(cuMemAllocManaged) NVS_Z(H, cuMemAllocAsync) \
 	NVS_Z(H, cuMemAllocFromPoolAsync) H(cuMemFree_v2) NVS_Z(H, cuMemFreeAsync) H(cuMemPoolSetAccess) \
 	H(cuMemPoolCreate) H(cuMemPoolImportFromShareableHandle) H(cuMemPoolDestroy) H(cuDeviceGetDefaultMemPool) \
 	H(cuMemGetDefaultMemPool) H(cuDeviceGetMemPool) H(cuMemGetMemPool) H(cuDeviceSetMemPool) H(cuMemSetMemPool) \
 	H(cuMemPoolTrimTo) H(cuMemPoolSetAttribute) H(cuMemPoolGetAttribute) H(cuArrayCreate_v2) \
-	H(cuArray3DCreate_v2) H(cuArrayDestroy) H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) H(cuModuleLoad) \
-	H(cuModuleLoadData) H(cuModuleLoadDataEx) H(cuModuleLoadFatBinary) H(cuModuleUnload) H(cuLibraryLoadData) \
-	H(cuLibraryLoadFromFile) H(cuLibraryUnload) H(cuMemCreate) H(cuMemImportFromShareableHandle) \
+	H(cuArray3DCreate_v2) H(cuArrayDestroy) H(cuMipmappedArrayCreate) H(cuMipmappedArrayDestroy) \
+	H(cuMemCreate) H(cuMemImportFromShareableHandle) \
 	H(cuMemRetainAllocationHandle) H(cuMemRelease) H(cuMemMap) H(cuMemUnmap) H(cuMemAddressReserve) \
 	H(cuMemAddressFree) H(cuMemSetAccess) H(cuMemGetAccess) H(cuMemExportToShareableHandle) \
 	H(cuMemGetAllocationPropertiesFromHandle) H(cuMulticastBindMem) H(cuMulticastBindMem_v2) \

@@ -130,10 +130,11 @@
 	H(cuKernelGetLibrary) H(cuKernelGetName) H(cuKernelGetParamCount) H(cuKernelGetParamInfo) \
 	H(cuKernelSetAttribute) H(cuKernelSetCacheConfig) H(cuLibraryEnumerateKernels) H(cuLibraryGetGlobal) \
 	H(cuLibraryGetKernel) H(cuLibraryGetKernelCount) H(cuLibraryGetManaged) H(cuLibraryGetModule) \
-	H(cuLibraryGetUnifiedFunction) H(cuLinkAddData) H(cuLinkAddData_v2) H(cuLinkAddFile) H(cuLinkAddFile_v2) \
+	H(cuLibraryGetUnifiedFunction) H(cuLibraryLoadData) H(cuLibraryLoadFromFile) H(cuLibraryUnload) H(cuLinkAddData) H(cuLinkAddData_v2) H(cuLinkAddFile) H(cuLinkAddFile_v2) \
 	H(cuLinkComplete) H(cuLinkCreate) H(cuLinkCreate_v2) H(cuLinkDestroy) H(cuModuleEnumerateFunctions) \
 	H(cuModuleGetFunction) H(cuModuleGetFunctionCount) H(cuModuleGetGlobal) H(cuModuleGetGlobal_v2) \
-	H(cuModuleGetLoadingMode) H(cuModuleGetSurfRef) H(cuModuleGetTexRef) \
+	H(cuModuleGetLoadingMode) H(cuModuleGetSurfRef) H(cuModuleGetTexRef) H(cuModuleLoad) H(cuModuleLoadData) \
+	H(cuModuleLoadDataEx) H(cuModuleLoadFatBinary) H(cuModuleUnload) \
 	H(cuOccupancyAvailableDynamicSMemPerBlock) H(cuOccupancyMaxActiveBlocksPerMultiprocessor) \
 	H(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags) H(cuOccupancyMaxActiveClusters) \
 	H(cuOccupancyMaxPotentialBlockSize) H(cuOccupancyMaxPotentialBlockSizeWithFlags) \

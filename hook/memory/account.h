@@ -20,7 +20,6 @@
 enum nvs_memory_kind {
 	NVS_MEMORY_POINTER = 1,
 	NVS_MEMORY_ARRAY,
-	NVS_MEMORY_CODE,    /* a module or a library: its variables */
 	NVS_MEMORY_POOL,    /* of the GPU that its allocations are on */
 	NVS_MEMORY_SHARED,  /* no bytes: a pool that others may use */
 	NVS_MEMORY_GRAPH,   /* no bytes: the GPUs that an executable graph works on */

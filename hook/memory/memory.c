@@ -233,7 +233,7 @@ void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t before)
 /* Whether the entry belongs to a context and is not newer than a stamp. */
 static bool owned(const struct nvs_entry *e, uint64_t before)
 {
-	return (e->kind == NVS_MEMORY_POINTER || e->kind == NVS_MEMORY_ARRAY || e->kind == NVS_MEMORY_CODE) &&
+	return (e->kind == NVS_MEMORY_POINTER || e->kind == NVS_MEMORY_ARRAY) &&
 	       e->owner && !e->pooled && e->stamp <= before;
 }
 

@@ -337,18 +337,6 @@ void nvs_reserve_attach(struct nvs_gpu *gpu)
 	nvs_client_leave(&q);
 }
 
-/* For NVSHARE_DEBUG=1 only: the scheduler has an event for everybody else. */
-static void say_refused(struct nvs_gpu *gpu, uint64_t bytes)
-{
-	uint64_t limit;
-
-	budget_lock();
-	limit = gpu->budget->limit;
-	budget_unlock();
-	nvs_log("GPU %u: out of memory: %llu KiB more are refused; the memory limit is %llu MiB", gpu->number,
-		(unsigned long long)(bytes >> 10), (unsigned long long)(limit >> 20));
-}
-
 bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes)
 {
 	struct nvs_budget *b = gpu->budget;
@@ -360,8 +348,6 @@ bool nvs_reserve(struct nvs_gpu *gpu, uint64_t bytes)
 	nvs_lock(&b->ask);
 	ok = reserve_ask(gpu, bytes);
 	nvs_unlock(&b->ask);
-	if (!ok && nvs_debug)
-		say_refused(gpu, bytes);
 	nvs_signals_restore(&q);
 	return ok;
 }

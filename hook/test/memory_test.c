@@ -4,7 +4,6 @@
  * driver. Run with the shim preloaded; one case per process, "" lists them.
  */
 #include <dlfcn.h>
-#include <elf.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
@@ -617,92 +616,6 @@ static void the_first_launch_of_a_graph_is_limited(void)
 	CU(cuGraphUpload(exec[1], s)); /* has what the first one has left */
 	CU(cuGraphLaunch(exec[1], s));
 	CHECK(used() == 150 * MIB);
-}
-
-/* A cubin with variables of so many bytes, and nothing else. */
-static const void *cubin(uint64_t bytes)
-{
-	static struct {
-		Elf64_Ehdr head;
-		Elf64_Shdr section[3];
-		char names[64];
-	} image;
-
-	memset(&image, 0, sizeof(image));
-	memcpy(image.head.e_ident, "\177ELF\2\1\1", 7);
-	image.head.e_machine = 190;
-	image.head.e_shoff = offsetof(__typeof__(image), section);
-	image.head.e_shentsize = sizeof(Elf64_Shdr);
-	image.head.e_shnum = 3;
-	image.head.e_shstrndx = 1;
-	memcpy(image.names, "\0.shstrtab\0.nv.global", 22);
-	image.section[1] = (Elf64_Shdr){ .sh_name = 1, .sh_type = SHT_STRTAB, .sh_size = 23,
-					 .sh_offset = offsetof(__typeof__(image), names) };
-	image.section[2] = (Elf64_Shdr){ .sh_name = 11, .sh_type = SHT_NOBITS, .sh_flags = SHF_ALLOC | SHF_WRITE,
-					 .sh_size = bytes };
-	return &image;
-}
-
-/* The same cubin in a fat binary that a program has linked in. */
-static const void *fat_binary(uint64_t bytes)
-{
-	static struct { uint32_t magic, version; const void *data, *end; } wrapper;
-	static struct {
-		uint32_t magic;
-		uint16_t version, head;
-		uint64_t bytes;
-		uint16_t kind, entry_version;
-		uint32_t entry_head;
-		uint64_t entry_bytes;
-		char payload[512];
-	} fat;
-
-	fat = (__typeof__(fat)){ .magic = 0xba55ed50, .version = 1, .head = 16, .bytes = 16 + 512,
-				 .kind = 2, .entry_head = 16, .entry_bytes = 512 };
-	memcpy(fat.payload, cubin(bytes), sizeof(Elf64_Ehdr) + 3 * sizeof(Elf64_Shdr) + 64);
-	wrapper = (__typeof__(wrapper)){ 0x466243b1, 1, &fat, NULL };
-	return &wrapper;
-}
-
-/* __device__ variables of code, as far as the image says how large they are. */
-static void variables_of_code_count(void)
-{
-	static const char ptx[] =
-		".version 7.0\n.target sm_70\n.address_size 64\n"
-		".extern .global .align 4 .b8 others[1048576];\n"
-		".visible .global .align 16 .v4 .f32 vectors[65536];\n" /* 1 MiB */
-		".global .align 8 .b8 bytes[1024][2048];\n" /* 2 MiB */
-		".global .u32 word = 5;\n"
-		".visible .entry k(.param .u64 a) { ld.global.u32 %r1, [%rd1]; st.global.u64 [%rd1], %rd2; ret; }\n";
-	char path[256];
-	CUlibrary l;
-	CUmodule m;
-	FILE *f;
-
-	begin(256 * MIB, LIMIT);
-	CHECK(cuModuleLoadData(&m, cubin(300 * MIB)) == OOM);
-	CHECK(cuModuleLoadFatBinary(&m, fat_binary(300 * MIB)) == OOM);
-	CHECK(cuLibraryLoadData(&l, fat_binary(300 * MIB), NULL, NULL, 0, NULL, NULL, 0) == OOM);
-	CHECK(used() == 0);
-	CU(cuModuleLoadData(&m, cubin(100 * MIB)));
-	CHECK(used() == 100 * MIB);
-	CU(cuLibraryLoadData(&l, fat_binary(30 * MIB), NULL, NULL, 0, NULL, NULL, 0));
-	CHECK(used() == 130 * MIB);
-	CU(cuModuleUnload(m));
-	CU(cuLibraryUnload(l));
-	CHECK(used() == 0);
-	CU(cuModuleLoadDataEx(&m, ptx, 0, NULL, NULL));
-	CHECK(used() == 3 * MIB + 4);
-	CU(cuModuleUnload(m));
-	snprintf(path, sizeof(path), "%s/code.ptx", getenv("NVSHARE_SIMGPU_DIR"));
-	f = fopen(path, "w");
-	CHECK(f && fputs(ptx, f) >= 0 && fclose(f) == 0);
-	CU(cuModuleLoad(&m, path));
-	CHECK(used() == 3 * MIB + 4);
-	/* Code goes with its context. */
-	CU(cuCtxDestroy_v2(contexts[0]));
-	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
-	CHECK(used() == 0);
 }
 
 /* ---- limits ---- */
@@ -1809,7 +1722,6 @@ static const struct {
 	CASE(graphs_count_when_they_have_memory),
 	CASE(nodes_of_a_graph_count_together),
 	CASE(the_first_launch_of_a_graph_is_limited),
-	CASE(variables_of_code_count),
 	CASE(the_limit_is_the_gpu),
 	CASE(padding_counts_against_the_limit),
 	CASE(small_allocations_do_not_ask),

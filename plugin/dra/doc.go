@@ -12,8 +12,7 @@
 // its UUID, so that a claim never means another GPU after one was lost.
 // deployments/kubernetes/claims.md has its capacities and attributes, and the configuration of claims.
 //
-// Package plugin gives containers the terms of their claims; what they have now is in status.devices of
-// the claim.
+// Package plugin gives containers the terms of their claims. Events on their pods say what changes.
 //
 // # Guarantees
 //

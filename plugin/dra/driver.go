@@ -22,14 +22,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	specs "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
-	"github.com/nvshare/nvshare/sched/api"
 )
 
 const (
@@ -75,7 +73,6 @@ type Config struct {
 type Driver struct {
 	Config
 	store   *Store
-	status  *statuses
 	metrics *metrics
 	changed chan struct{} // holds a token when the health may be another one
 	stale   chan struct{} // holds a token when what is published may be stale
@@ -109,7 +106,7 @@ func New(c Config) (*Driver, error) {
 	if c.At != nil {
 		store.at = func(p failpoint) { c.At(string(p)) }
 	}
-	return &Driver{Config: c, store: store, status: &statuses{queue: workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]()), latest: map[string]api.Terms{}}, metrics: newMetrics(c.NodeName, store.Records),
+	return &Driver{Config: c, store: store, metrics: newMetrics(c.NodeName, store.Records),
 		changed: make(chan struct{}, 1), stale: make(chan struct{}, 1), known: make(chan struct{}), leads: make(chan struct{})}, nil
 }
 
@@ -172,10 +169,6 @@ func (d *Driver) Run(ctx context.Context) error {
 		return nil
 	}
 	d.mu.Unlock()
-	var parts sync.WaitGroup
-	defer parts.Wait()
-	defer d.status.queue.ShutDown()
-	parts.Go(func() { d.writeStatuses(ctx) })
 	waited := time.AfterFunc(stateLimit, d.stopWaiting)
 	defer waited.Stop()
 	sweep := time.NewTicker(sweepInterval)
@@ -380,7 +373,6 @@ func (d *Driver) sweep(ctx context.Context) {
 			d.Log.Warnf("look whether claim %s/%s still exists: %v", r.Namespace, r.Name, err)
 		}
 	}
-	d.forgetStatuses()
 }
 
 func (d *Driver) gone(ctx context.Context, r Record) (bool, error) {

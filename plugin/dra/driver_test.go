@@ -36,7 +36,6 @@ import (
 
 	nvcdi "github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/plugin"
-	"github.com/nvshare/nvshare/sched/api"
 )
 
 // patience bounds every wait of these tests.
@@ -194,22 +193,6 @@ func TestServesTheKubelet(t *testing.T) {
 	if want := nvcdi.Kind + "=" + uid(1) + "-" + name0 + "-s1"; cdiName != want {
 		t.Errorf("CDI device %s, want %s", cdiName, want)
 	}
-	// What the container has now is in the claim's status.
-	s.Answered(plugin.Container{Claims: []string{s.store.Records()[0].Shares[0].Name}}, api.Terms{CoreRequest: 40, CoreLimit: 50, MemoryLimit: 1 << 30})
-	await(t, "the status of the claim", func() bool {
-		now, err := s.client.ResourceV1().ResourceClaims(c.Namespace).Get(ctx, c.Name, metav1.GetOptions{})
-		check(t, err)
-		if len(now.Status.Devices) == 0 {
-			return false
-		}
-		dev := now.Status.Devices[0]
-		for _, want := range []string{`"coreRequest":"40%"`, `"coreLimit":"50%"`, `"memoryLimit":"1Gi"`} {
-			if !strings.Contains(string(dev.Data.Raw), want) {
-				t.Errorf("status %s lacks %s", dev.Data.Raw, want)
-			}
-		}
-		return dev.Device == name0 && *dev.ShareID == "s1" && now.Status.Allocation != nil
-	})
 	// The driver is replaced while the claim is in use, and the claim of a pod that
 	// is not there any more is swept away.
 	s.stop()
@@ -535,25 +518,6 @@ func TestClaimIsAllocatedAnew(t *testing.T) {
 	specOf(t, d, uid(5))
 }
 
-// A node sees thousands of claims a day: nothing of one stays after its end.
-func TestForgetsWhatClaimsHad(t *testing.T) {
-	d := newDriver(t, t.TempDir())
-	defer d.status.queue.ShutDown()
-	stays, ends := claimOf(uid(1), part(name0, "s1", "40", "")), claimOf(uid(2), part(name1, "s2", "40", ""))
-	stays.Name, ends.Name = "stays", "ends"
-	d.Client = apiServer(t, stays, ends)
-	for _, c := range []*resourceapi.ResourceClaim{stays, ends} {
-		check(t, prepare(d, c).Err)
-		name := d.store.Records()[len(d.store.Records())-1].Shares[0].Name
-		d.Answered(plugin.Container{Claims: []string{name}}, api.Terms{CoreRequest: 40})
-		check(t, d.writeStatus(t.Context(), name))
-	}
-	check(t, d.store.unprepare(ends.UID))
-	if d.sweep(t.Context()); len(d.status.latest) != 1 || d.status.latest[d.store.Records()[0].Shares[0].Name].CoreRequest != 40 {
-		t.Errorf("known of shares: %v, want that of claim %s", d.status.latest, stays.UID)
-	}
-}
-
 // A cluster that would give whole GPUs away as shares gets none.
 func TestClusterWithoutConsumableCapacity(t *testing.T) {
 	dir := shortDir(t)
@@ -690,7 +654,6 @@ func TestPublishesWhatTheSchedulerKnows(t *testing.T) {
 				options.Scheduler = func(string) plugin.GPUState { return state }
 				d, err := New(Config{Problem: func(error) {}, Client: apiServer(t), NodeName: node, Directory: filepath.Join(dir, "driver"), CDIDir: filepath.Join(dir, "cdi"), Options: options, Log: silent()})
 				check(t, err)
-				defer d.status.queue.ShutDown()
 				var written [][]resourceapi.Device
 				d.write = func(r *resourceslice.DriverResources) error {
 					written = append(written, r.Pools[node].Slices[0].Devices)
@@ -735,7 +698,6 @@ func TestPrepareAwaitsTheRuntime(t *testing.T) {
 				registered, dir := make(chan struct{}), t.TempDir()
 				d, err := New(Config{NodeName: node, Directory: filepath.Join(dir, "driver"), CDIDir: filepath.Join(dir, "cdi"), Options: whole, Log: silent(), Registered: registered})
 				check(t, err)
-				defer d.status.queue.ShutDown()
 				d.SetInventory(inventory(t, twoGPUs()))
 				if c.leads {
 					d.Lead()

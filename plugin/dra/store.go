@@ -320,18 +320,6 @@ func (s *Store) record(uid types.UID) (Record, bool) {
 	return r, ok
 }
 
-// share returns the share with this name, and its claim.
-func (s *Store) share(name string) (Record, Share, bool) {
-	for _, r := range s.Records() {
-		for _, share := range r.Shares {
-			if share.Name == name {
-				return r, share, true
-			}
-		}
-	}
-	return Record{}, Share{}, false
-}
-
 // Records returns the prepared claims, in the order of their UIDs.
 func (s *Store) Records() (all []Record) {
 	s.mu.Lock()

@@ -38,8 +38,7 @@
 // There is one watch per node. The API server filters it to the node's pods and sends
 // their metadata only, of which nvshare's annotations are kept; with WatchSpecs the whole pods, of which limits
 // of nvshare's resources are kept, too. Advertise watches the node beside, and patches its status when what
-// pods have or what is left changes. A lost watch is made again after 0.8 to 30 s. An Event about a container takes one more request, for its pod:
-// the Event says whether it is an init or an ephemeral container (fieldPath).
+// pods have or what is left changes. A lost watch is made again after 0.8 to 30 s. An Event names the container in its note.
 //
 // # Rights
 //

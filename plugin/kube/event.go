@@ -5,7 +5,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -38,18 +37,12 @@ const (
 	attempts     = 4
 )
 
-// event is an event about a container of a pod, or about a pod.
-type event struct {
-	*eventsv1.Event
-	container string // "": the pod
-}
-
 // events posts events in the background. Events beyond the queue are left out.
 type events struct {
 	client *kubernetes.Clientset
 	node   string
 	log    logrus.FieldLogger
-	queue  chan event
+	queue  chan *eventsv1.Event
 }
 
 // add queues an event, unless the queue is full.
@@ -72,7 +65,7 @@ func (e *events) add(p plugin.Pod, container, kind, reason, note string) {
 		Note:      note,
 	}
 	select {
-	case e.queue <- event{ev, container}:
+	case e.queue <- ev:
 	default:
 		e.log.Debugf("event on pod %s/%s left out: %d wait already", p.Namespace, p.Name, maxWaiting)
 	}
@@ -99,13 +92,10 @@ func (e *events) run(ctx context.Context) {
 }
 
 // post posts an event, and tries again unless the API server refuses it.
-func (e *events) post(ctx context.Context, ev event) (err error) {
-	if ev.container != "" {
-		ev.Regarding.FieldPath = e.fieldOf(ctx, ev) + "{" + ev.container + "}"
-	}
+func (e *events) post(ctx context.Context, ev *eventsv1.Event) (err error) {
 	for i := range attempts {
 		limited, cancel := context.WithTimeout(ctx, postLimit)
-		_, err = e.client.EventsV1().Events(ev.Namespace).Create(limited, ev.Event, metav1.CreateOptions{})
+		_, err = e.client.EventsV1().Events(ev.Namespace).Create(limited, ev, metav1.CreateOptions{})
 		if cancel(); err == nil || apierrors.IsAlreadyExists(err) {
 			return nil
 		}
@@ -118,26 +108,4 @@ func (e *events) post(ctx context.Context, ev event) (err error) {
 		}
 	}
 	return err
-}
-
-// fieldOf returns the field of the pod that has an event's container. The watch tells metadata
-// only, and the runtime does not tell.
-func (e *events) fieldOf(ctx context.Context, ev event) string {
-	ctx, cancel := context.WithTimeout(ctx, postLimit)
-	defer cancel()
-	pods, err := e.client.CoreV1().Pods(ev.Namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: named(ev.Regarding.Name).String(), ResourceVersion: "0", // of the server's cache
-	})
-	if err != nil {
-		return "spec.containers"
-	}
-	for _, p := range pods.Items {
-		if slices.ContainsFunc(p.Spec.InitContainers, func(c corev1.Container) bool { return c.Name == ev.container }) {
-			return "spec.initContainers"
-		}
-		if slices.ContainsFunc(p.Spec.EphemeralContainers, func(c corev1.EphemeralContainer) bool { return c.Name == ev.container }) {
-			return "spec.ephemeralContainers"
-		}
-	}
-	return "spec.containers"
 }

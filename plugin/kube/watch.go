@@ -11,6 +11,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -84,7 +85,7 @@ func New(c *rest.Config, node string, to Pods, log logrus.FieldLogger) (*Watcher
 	return &Watcher{
 		log: log, node: node, to: to, pods: map[string]*pod{},
 		lister: m.Resource(schema.GroupVersionResource{Version: "v1", Resource: "pods"}),
-		events: &events{client: k, node: node, log: log, queue: make(chan event, maxWaiting)},
+		events: &events{client: k, node: node, log: log, queue: make(chan *eventsv1.Event, maxWaiting)},
 		queue:  workqueue.NewTypedDelayingQueue[string](),
 	}, nil
 }

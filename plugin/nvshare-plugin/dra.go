@@ -30,7 +30,7 @@ import (
 const (
 	requestLimit = 10 * time.Second // bounds a request for metrics
 	maxScrapers  = 8                // connections for metrics
-	// Requests to the API server, a second and at once. A claim takes two of them, a pod with --advertise
+	// Requests to the API server, a second and at once. A claim takes one of them, a pod with --advertise
 	// up to three. The defaults, 5 and 10, would have pods that start together wait for each other.
 	apiQPS, apiBurst = 50, 200
 )

@@ -13,7 +13,6 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nvshare/nvshare/plugin"
-	"github.com/nvshare/nvshare/plugin/dra"
 	"github.com/nvshare/nvshare/plugin/kube"
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -37,8 +36,7 @@ type live struct {
 	w *kube.Watcher
 	p *plugin.Plugin
 
-	driver *dra.Driver     // nil: GPUs are not given by claims
-	seen   map[string]bool // processes of which pods were told by bypassed
+	seen map[string]bool // processes of which pods were told by bypassed
 }
 
 // watch tells p of pods' annotations until ctx ends. It returns nil where there is
@@ -85,9 +83,6 @@ func (l *live) answered(c plugin.Container, r *api.DescribeContainerResponse, er
 	}
 	if now := r.GetNew(); err == nil && now != nil {
 		l.p.KeptByScheduler(c, now.Terms())
-		if l.driver != nil {
-			l.driver.Answered(c, now.Terms())
-		}
 	}
 	l.w.Answered(c, r, err)
 }

@@ -94,9 +94,6 @@ func newService(ctx context.Context, f flags, n *node, runDir string) (*service,
 	s.plugin.Audit, s.plugin.Report = plugin.Audit(f.audit), s.pods.unmanaged
 	if s.driver != nil {
 		s.containers.Claims = s.driver.Claims()
-		if s.pods != nil {
-			s.pods.driver = s.driver
-		}
 	}
 	runtime := plugin.Connection{Socket: cdi.OnHost(f.hostRoot, f.nriSocket), Name: "nvshare", Index: f.index}
 	s.register = s.part(func() error { return plugin.Run(s.ctx, runtime, s.plugin) })

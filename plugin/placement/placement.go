@@ -139,11 +139,7 @@ func (d Device) unable(r Request) (why []string) {
 		why = append(why, d.Closed)
 	}
 	if r.Core > d.coreLeft() {
-		short := "too little time"
-		if d.Kept > 0 {
-			short += " within the bound of its namespace (--max-core-request of nvshare-plugin)"
-		}
-		why = append(why, short)
+		why = append(why, d.shortOfTime())
 	}
 	if d.Memory != 0 && r.Memory > d.memoryLeft() {
 		why = append(why, "too little memory")

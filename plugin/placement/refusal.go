@@ -55,15 +55,7 @@ func (r *Refusal) Error() string {
 		fmt.Fprintf(&b, "%d different GPUs are asked for, with %s of each; %d can give that", r.Request.Count, asked, r.Able)
 	}
 	for _, u := range r.Unable[:min(len(r.Unable), maxDevices)] {
-		d := u.Device
-		fmt.Fprintf(&b, "; %s has %d %%", short(d.Name), d.coreLeft())
-		if d.Memory != 0 {
-			fmt.Fprintf(&b, " and %s of %s", size(d.memoryLeft()), size(d.Memory))
-		}
-		b.WriteString(" left")
-		if have := d.promised(); have != "" {
-			b.WriteString(" (" + have + ")")
-		}
+		b.WriteString("; " + u.Device.left())
 		b.WriteString(": " + strings.Join(u.Why, ", "))
 	}
 	if more := len(r.Unable) - maxDevices; more > 0 {
@@ -92,38 +84,67 @@ func Who(devices []Device) string {
 	return strings.Join(all, "; ")
 }
 
-// Others are tenants that errors do not name.
-type Others struct {
-	N      int
-	Core   uint32 // of all of them together
-	Memory uint64
+// others are tenants that errors do not name.
+type others struct {
+	n      int
+	core   uint32 // of all of them together
+	memory uint64
 }
 
-func (o Others) String() string {
-	if o.N == 1 {
+func (o others) String() string {
+	if o.n == 1 {
 		return "1 tenant outside the namespace"
 	}
-	return fmt.Sprintf("%d tenants outside the namespace", o.N)
+	return fmt.Sprintf("%d tenants outside the namespace", o.n)
 }
 
-// Named returns the tenants that errors name, and the sum of the others.
-func Named(tenants []Tenant) (named []Tenant, others Others) {
+// named returns the tenants that errors name, and the sum of the others.
+func named(tenants []Tenant) (all []Tenant, others others) {
 	for _, t := range tenants {
 		if !t.Hidden {
-			named = append(named, t)
+			all = append(all, t)
 			continue
 		}
-		others.N++
-		others.Core += t.Core
-		others.Memory += t.Memory
+		others.n++
+		others.core += t.Core
+		others.memory += t.Memory
 	}
-	return named, others
+	return all, others
+}
+
+// Keep returns why a part of a device's time cannot be promised beside the others; nil: it can.
+func (d Device) Keep(core uint32) error {
+	if core <= d.coreLeft() {
+		return nil
+	}
+	return fmt.Errorf("%d %% cannot be promised: %s: %s", core, d.left(), d.shortOfTime())
+}
+
+// shortOfTime says that a device has too little time for somebody.
+func (d Device) shortOfTime() string {
+	if d.Kept > 0 {
+		return "too little time within the bound of its namespace (--max-core-request of nvshare-plugin)"
+	}
+	return "too little time"
+}
+
+// left says what is left of a device, and who was promised the rest.
+func (d Device) left() string {
+	text := fmt.Sprintf("%s has %d %%", short(d.Name), d.coreLeft())
+	if d.Memory != 0 {
+		text += fmt.Sprintf(" and %s of %s", size(d.memoryLeft()), size(d.Memory))
+	}
+	text += " left"
+	if have := d.promised(); have != "" {
+		text += " (" + have + ")"
+	}
+	return text
 }
 
 // promised says who was promised how much of a device.
 func (d Device) promised() string {
 	tenants := slices.DeleteFunc(slices.Clone(d.Tenants), func(t Tenant) bool { return t.Core == 0 && t.Memory == 0 })
-	tenants, others := Named(tenants)
+	tenants, others := named(tenants)
 	slices.SortFunc(tenants, func(a, b Tenant) int {
 		return cmp.Or(cmp.Compare(b.Core, a.Core), cmp.Compare(b.Memory, a.Memory), cmp.Compare(a.Name, b.Name))
 	})
@@ -134,12 +155,12 @@ func (d Device) promised() string {
 	if more := len(tenants) - len(have); more > 0 {
 		have = append(have, fmt.Sprintf("%d more have the rest", more))
 	}
-	if others.N > 0 {
+	if others.n > 0 {
 		verb := " have "
-		if others.N == 1 {
+		if others.n == 1 {
 			verb = " has "
 		}
-		have = append(have, others.String()+verb+parts(others.Core, others.Memory))
+		have = append(have, others.String()+verb+parts(others.core, others.memory))
 	}
 	return strings.Join(have, ", ")
 }

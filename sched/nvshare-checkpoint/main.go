@@ -13,7 +13,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,11 +31,6 @@ const (
 // lockWait is how long work that the process has submitted may take to end.
 const lockWait = 10 * time.Second
 
-type flags struct {
-	pairs   []string
-	library string
-}
-
 func main() {
 	status := 0
 	if err := command(&status).Execute(); err != nil {
@@ -52,7 +46,7 @@ func main() {
 // command returns the program; status is what it exits with: where it is 0 after an error,
 // the command line was wrong.
 func command(status *int) *cobra.Command {
-	var f flags
+	var library string
 	cmd := &cobra.Command{
 		Use:   checkpoint.Name + " off|on|state PID | serve",
 		Short: "Take a process off its GPUs, or put it back",
@@ -80,17 +74,16 @@ Exit status: 0 done, 1 failed, 2 usage.`,
 		Version:       api.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		RunE:          func(_ *cobra.Command, args []string) error { return f.run(args, status) },
+		RunE:          func(_ *cobra.Command, args []string) error { return run(library, args, status) },
 	}
-	cmd.Flags().StringArrayVar(&f.pairs, "pair", nil, "on: restore what was on one GPU on another, `UUID=UUID`; each GPU of the machine is named once")
-	cmd.Flags().StringVar(&f.library, "library", "", "`path` of libcuda.so.1 (default: searched for)")
+	cmd.Flags().StringVar(&library, "library", "", "`path` of libcuda.so.1 (default: searched for)")
 	return cmd
 }
 
-func (f flags) run(args []string, status *int) error {
+func run(library string, args []string, status *int) error {
 	if len(args) == 1 {
 		*status = exitFailed
-		if err := serve(f, os.Stdin, os.Stdout); err != nil {
+		if err := serve(library, os.Stdin, os.Stdout); err != nil {
 			return err
 		}
 		*status = 0
@@ -100,18 +93,13 @@ func (f flags) run(args []string, status *int) error {
 	if err != nil || pid <= 0 {
 		return fmt.Errorf("%q is no process id", args[1])
 	}
-	pairs, err := parsePairs(cutPairs(f.pairs))
-	if err != nil {
-		return err
-	}
 	if args[0] != "off" && args[0] != "on" && args[0] != "state" {
 		return fmt.Errorf("operation %q: want off, on or state", args[0])
 	}
 	*status = exitFailed
-	d, broken := open(f)
-	result := broken
+	d, result := open(library)
 	if d != nil {
-		result = d.operate(args[0], pid, pairs)
+		result = d.operate(args[0], pid, nil)
 	}
 	result.PID = pid
 	if err := json.NewEncoder(os.Stdout).Encode(result); err != nil || result.Error != "" {
@@ -121,15 +109,6 @@ func (f flags) run(args []string, status *int) error {
 	return nil
 }
 
-// cutPairs reads the flag.
-func cutPairs(texts []string) (pairs []checkpoint.Pair) {
-	for _, text := range texts {
-		from, to, _ := strings.Cut(text, "=")
-		pairs = append(pairs, checkpoint.Pair{Old: from, New: to})
-	}
-	return pairs
-}
-
 func parsePairs(all []checkpoint.Pair) (pairs []gpuPair, err error) {
 	for _, x := range all {
 		var p gpuPair
@@ -137,7 +116,7 @@ func parsePairs(all []checkpoint.Pair) (pairs []gpuPair, err error) {
 			p.new, err = parseUUID(x.New)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("--pair %s=%s: want two UUIDs of GPUs, GPU-…=GPU-…", x.Old, x.New)
+			return nil, fmt.Errorf("pair %s=%s: want two UUIDs of GPUs, GPU-…=GPU-…", x.Old, x.New)
 		}
 		pairs = append(pairs, p)
 	}
@@ -145,9 +124,9 @@ func parsePairs(all []checkpoint.Pair) (pairs []gpuPair, err error) {
 }
 
 // open makes the driver ready; without a driver, it says why there is none.
-func open(f flags) (*driver, checkpoint.Result) {
+func open(library string) (*driver, checkpoint.Result) {
 	r := checkpoint.Result{State: checkpoint.Unknown}
-	d, err := openDriver(f.library)
+	d, err := openDriver(library)
 	if err != nil {
 		r.Step, r.Error = "find", fmt.Sprintf("find: %v", err)
 		return nil, r
@@ -160,8 +139,8 @@ func open(f flags) (*driver, checkpoint.Result) {
 }
 
 // serve does operations until there are no more, or the driver cannot be had.
-func serve(f flags, in io.Reader, out io.Writer) error {
-	d, broken := open(f)
+func serve(library string, in io.Reader, out io.Writer) error {
+	d, broken := open(library)
 	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
 	for {
 		var q checkpoint.Request
@@ -179,23 +158,12 @@ func serve(f flags, in io.Reader, out io.Writer) error {
 		if err != nil {
 			r.Error = err.Error()
 		} else {
-			name(q.Op, q.PID)
 			r = d.operate(q.Op, q.PID, pairs)
-			name("ready", 0)
 		}
 		if err := answers.Encode(r); err != nil {
 			return err
 		}
 	}
-}
-
-// name has ps and top say what this process does.
-func name(op string, pid int) {
-	text := "ckpt " + op
-	if pid != 0 {
-		text = fmt.Sprintf("%s %d", op, pid)
-	}
-	_ = os.WriteFile("/proc/self/comm", []byte(text), 0)
 }
 
 // operate does one operation, from whatever state the process is in.

@@ -212,7 +212,7 @@ func TestNoDriver(t *testing.T) {
 	if err == nil || !strings.Contains(string(out), "load the driver's library") {
 		t.Errorf("%s, %v", out, err)
 	}
-	for _, args := range [][]string{{"off"}, {"off", "x"}, {"sleep", "1"}, {"on", "1", "--pair", "GPU-1"}, {"serve", "1"}} {
+	for _, args := range [][]string{{"off"}, {"off", "x"}, {"sleep", "1"}, {"serve", "1"}} {
 		var exit *exec.ExitError
 		if err := exec.Command(n.Program, args...).Run(); !errors.As(err, &exit) || exit.ExitCode() != exitUsage {
 			t.Errorf("%v: %v", args, err)

@@ -9,8 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -26,22 +24,10 @@ func canCheckpoint(ctx context.Context, r *checkpoint.Runner) error {
 	if err := r.Check(ctx); err != nil {
 		return err
 	}
-	if os.Geteuid() != 0 && !inherits(unix.CAP_SYS_PTRACE) {
+	if set, _ := unix.PrctlRetInt(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_IS_SET, unix.CAP_SYS_PTRACE, 0, 0); os.Geteuid() != 0 && set != 1 {
 		return errors.New("the scheduler is not root and has no CAP_SYS_PTRACE to pass on: processes of other users keep their contexts")
 	}
 	return nil
-}
-
-// inherits says whether programs that this one starts have a capability.
-func inherits(capability uint) bool {
-	text, _ := os.ReadFile("/proc/self/status")
-	for line := range strings.Lines(string(text)) {
-		if hex, ok := strings.CutPrefix(line, "CapAmb:"); ok {
-			set, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
-			return err == nil && set&(1<<capability) != 0
-		}
-	}
-	return false
 }
 
 // checkpointer returns who takes contexts off GPUs, as --checkpoint says; nil: nobody.

@@ -92,7 +92,7 @@ func (p *patient) pieces() []piece {
 			if p.status == nil {
 				return nil, p.whyNot
 			}
-			return safely(json.MarshalIndent(newStatusJSON(p.status), "", "  "))
+			return safely(json.MarshalIndent(plainStatus(p.status), "", "  "))
 		}},
 		{"events.jsonl", p.events},
 		{"version.txt", func() ([]byte, error) { return []byte("nvsharectl " + api.Version + "\n"), nil }},
@@ -121,7 +121,7 @@ func (p *patient) events() (text []byte, err error) {
 		return nil, err
 	}
 	for _, e := range all {
-		line, err := safely(json.Marshal(newEventJSON(e)))
+		line, err := safely(json.Marshal(plain(e.ProtoReflect())))
 		if err != nil {
 			return text, err
 		}

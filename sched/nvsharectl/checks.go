@@ -33,13 +33,10 @@ var checks = []struct {
 	{"version", checkVersion},
 	{"health", checkHealth},
 	{"controls", checkControls},
-	{"hand-over", checkHandOver},
 	{"proc", checkProc},
-	{"settings", checkConfig},
 	{"socket", checkSocket},
 	{"shim", checkShim},
 	{"cdi", checkCDI},
-	{"runtime", checkRuntime},
 	{"nri", checkNRI},
 	{"swap", checkSwap},
 	{"checkpoint", checkCheckpoint},
@@ -47,7 +44,6 @@ var checks = []struct {
 	{"selinux", checkSELinux},
 	{"mig", checkMIG},
 	{"mps", checkMPS},
-	{"overlap", checkOverlap},
 }
 
 func (p *patient) examine() (all []finding) {
@@ -114,13 +110,19 @@ func (p *patient) fixOf(code api.ProblemCode) string {
 	return api.Remedy(code)
 }
 
+// hasTried tells whether a client's shim has tried what the driver lets it do.
+func hasTried(c *api.Client) bool {
+	slices, channels := c.GetControls().GetSlices(), c.GetControls().GetChannels()
+	return slices != "" && slices != "not tried" && channels != "" && channels != "not tried"
+}
+
 // checkControls says of each GPU in how many processes the driver's controls work.
 func checkControls(p *patient) (all []finding) {
 	for _, g := range p.status.GetGpus() {
 		var proved, tried, refused, silent, members int
 		for _, c := range g.Clients {
 			switch k := c.Controls; {
-			case k == nil, k.Slices == "not tried", k.Channels == "not tried":
+			case !hasTried(c):
 				silent++
 			case c.Container.GetShare().GetOverlap() != "" && k.Channels == "works":
 				members++ // the slice is that of the MPS server
@@ -149,39 +151,7 @@ func checkControls(p *patient) (all []finding) {
 			}
 		}
 		if refused > 0 {
-			f.Level, f.Fix = warn, "nvsharectl status -o json names the control that was refused, and the driver's version"
-		}
-		all = append(all, f)
-	}
-	return all
-}
-
-// slowHandOver is worth a warning: a hand-over takes 0.3 ms where a core is free.
-const slowHandOver = 100 * time.Millisecond
-
-// checkHandOver says of each GPU how long hand-overs from tenant to tenant take, and how
-// long ago the GPU was last given to one that holds it now.
-func checkHandOver(p *patient) (all []finding) {
-	for _, g := range p.status.GetGpus() {
-		if g.HandOvers.GetCount() == 0 {
-			continue
-		}
-		f := finding{Level: pass, Text: fmt.Sprintf("GPU %d: %d so far, p50 and p99 %s", g.Index, g.HandOvers.Count, halfAndMost(g.HandOvers))}
-		since := int64(-1)
-		for _, c := range g.Clients {
-			if c.State == api.ClientState_CLIENT_STATE_HOLDING && (since < 0 || c.SinceNs < since) {
-				since = c.SinceNs
-			}
-		}
-		if since >= 0 {
-			f.Text += ", the last grant " + brief(since) + " ago"
-		}
-		if g.HandOvers.P99Ns > int64(slowHandOver) {
-			f.Level, f.Fix = warn, "renice -n -10 -p $(pidof nvshare-scheduler)"
-			if p.unit() {
-				f.Fix = "systemctl set-property nvshare-scheduler CPUWeight=10000"
-			}
-			f.Text += ": the scheduler or its tenants get too little of the CPU"
+			f.Level, f.Fix = warn, "another driver (deployments/kubernetes/operations.md); nvsharectl status -o json names the control that was refused"
 		}
 		all = append(all, f)
 	}
@@ -241,14 +211,14 @@ func checkShim(p *patient) []finding {
 			return found(fail, "nvshare-plugin --lib-dir a directory on another mount", "%s is on a noexec mount: no program can load it", path)
 		}
 		if said, err := p.program(path); err != nil || said != "" {
-			return found(fail, p.install(), "a program under %s: %v %s", path, err, strings.TrimSpace(said))
+			return found(fail, installed, "a program under %s: %v %s", path, err, strings.TrimSpace(said))
 		}
 		return found(pass, "", "programs load %s", path)
 	}
 	if n := p.underShim(); n > 0 && p.shim == "" {
-		return found(warn, p.install(), "the shim is loaded in %s; none is installed, so containers get none", numbered(n, "process", "processes"))
+		return found(warn, installed, "the shim is loaded in %s; none is installed, so containers get none", numbered(n, "process", "processes"))
 	}
-	return found(fail, p.install(), "no shim is at %s", strings.Join(paths, ", "))
+	return found(fail, installed, "no shim is at %s", strings.Join(paths, ", "))
 }
 
 // underShim runs a program that does nothing with the shim loaded, and returns what it

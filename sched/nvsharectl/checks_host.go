@@ -40,10 +40,6 @@ func nriIsOff(p *patient) string {
 	return ""
 }
 
-// oldestRuntime is the oldest containerd that gives containers the CDI devices that NRI
-// plugins name; 2.0 does not.
-var oldestRuntime = version.MustParseGeneric("1.7.30")
-
 var podmanDirs = regexp.MustCompile(`(?m)^\s*cdi_spec_dirs\s*=\s*\[([^\]]*)\]`)
 
 // podmanFinds names the directories that podman reads, if none of them has our devices.
@@ -76,21 +72,8 @@ func podmanFinds(p *patient) []finding {
 	return nil
 }
 
-// checkRuntime looks whether containerd is old enough to drop the devices of plugins.
-func checkRuntime(p *patient) []finding {
-	text, err := p.versionOf("containerd")
-	if err != nil {
-		return nil // no containerd, or none in PATH
-	}
-	v, err := version.ParseGeneric(runtimeVer.FindString(text))
-	if err != nil {
-		return nil
-	}
-	if v.LessThan(oldestRuntime) || v.Major() == 2 && v.Minor() == 0 {
-		return found(fail, "update containerd to 1.7.30, or to 2.1 or later", "containerd %v drops the devices that plugins give: pods that ask for a GPU are refused", v)
-	}
-	return found(pass, "", "containerd %v", v)
-}
+// installed is what installs nvshare.
+const installed = "sudo nvsharectl install"
 
 // versionOf is what a program says of itself.
 func versionOf(program string) (string, error) { return hear(program, "--version") }
@@ -162,18 +145,6 @@ func (p *patient) sudo(words ...string) string {
 		words = append(words, "--shim", p.shim)
 	}
 	return strings.Join(words, " ")
-}
-
-// install returns the command that installs nvshare: the programs of a clone have to be laid
-// out as a release first.
-func (p *patient) install() string {
-	clone := filepath.Dir(filepath.Dir(filepath.Dir(p.self))) // of CLONE/.build/bin/nvsharectl
-	for _, name := range []string{"go.mod", "Makefile"} {
-		if _, err := os.Stat(filepath.Join(clone, name)); p.self == "" || err != nil {
-			return "sudo nvsharectl install"
-		}
-	}
-	return "cd " + clone + " && make stage && sudo .build/release/nvsharectl install"
 }
 
 // underShim counts the processes that the scheduler hears of: the shim is in each of them.

@@ -102,11 +102,6 @@ func checkVersion(p *patient) (all []finding) {
 		}
 		all = found(warn, fix, "the scheduler is %s, nvsharectl is %s", own, api.Version)
 	}
-	for _, v := range p.plugins() {
-		if v != own {
-			all = append(all, found(warn, p.pluginOr("kubectl rollout restart -n nvshare-system daemonset/nvshare"), "the scheduler is %s, the plugin that runs is %s", own, v)...)
-		}
-	}
 	old := map[string]map[uint32]bool{}
 	for _, g := range p.status.Gpus {
 		for _, c := range g.Clients {
@@ -127,22 +122,7 @@ func checkVersion(p *patient) (all []finding) {
 		all = append(all, found(warn, "restart those programs when it suits: nvsharectl status -o json names them (shim_version)", "the scheduler is %s, shims are %s", own, strings.Join(shims, ", "))...)
 	}
 	if len(all) == 0 {
-		return found(pass, "", "scheduler, plugin, shims and nvsharectl are %s", own)
-	}
-	return all
-}
-
-// pluginVersions asks the plugins that run.
-func pluginVersions() (all []string) {
-	files, _ := filepath.Glob("/proc/[0-9]*/comm")
-	for _, file := range files {
-		if name, _ := os.ReadFile(file); strings.TrimSpace(string(name)) != "nvshare-plugin" {
-			continue
-		}
-		text, err := hear(filepath.Join(filepath.Dir(file), "exe"), "--version")
-		if words := strings.Fields(text); err == nil && len(words) > 0 {
-			all = append(all, words[len(words)-1])
-		}
+		return found(pass, "", "scheduler, shims and nvsharectl are %s", own)
 	}
 	return all
 }

@@ -66,7 +66,6 @@ func TestCompletionOfOutput(t *testing.T) {
 	for args, want := range map[string]string{
 		"-o":                    "table wide json yaml :4",
 		"status -o":             "table wide json yaml :4",
-		"top -o":                "text json :4",
 		"events -o":             "text json :4",
 		"why -o":                "text json yaml :4",
 		"cdi generate --output": ":0", // files

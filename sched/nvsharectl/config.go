@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os/user"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,7 +129,7 @@ func configListCommand(root *rootFlags, io streams) *cobra.Command {
 				return err
 			}
 			if output != "table" {
-				return encode(io, output, newConfigJSON(r))
+				return encode(io, output, plainStatus(r)["config"])
 			}
 			printConfig(io, r)
 			return nil
@@ -143,12 +142,12 @@ func configListCommand(root *rootFlags, io streams) *cobra.Command {
 func printConfig(io streams, r *api.StatusResponse) {
 	t := table{head: []string{"SETTING", "GPU", "VALUE", "FROM", "BY", "SINCE"}}
 	for _, v := range r.Config {
-		from := originOf(v)
+		from := word(v.Origin)
 		if v.Origin == api.Origin_ORIGIN_HAND {
 			from = "set by hand"
 		}
 		by, since := authorOf(v)
-		t.add(nil, v.Name, gpuOf(r, v), v.Value, from, by, since)
+		t.add(nil, v.Name, gpuOf(r, v.Uuid), v.Value, from, by, since)
 	}
 	t.print(io)
 }
@@ -159,27 +158,23 @@ func handTable(r *api.StatusResponse) table {
 	for _, v := range r.Config {
 		if v.Origin == api.Origin_ORIGIN_HAND {
 			by, since := authorOf(v)
-			t.add(nil, v.Name, gpuOf(r, v), v.Value, by, since)
+			t.add(nil, v.Name, gpuOf(r, v.Uuid), v.Value, by, since)
 		}
 	}
 	return t
 }
 
 // gpuOf names the GPU of a setting: by its UUID if it is not found at present.
-func gpuOf(r *api.StatusResponse, v *api.ConfigValue) string {
-	if v.Uuid == "" {
+func gpuOf(r *api.StatusResponse, uuid string) string {
+	if uuid == "" {
 		return "all"
 	}
 	for _, g := range r.Gpus {
-		if g.Uuid == v.Uuid {
+		if g.Uuid == uuid {
 			return fmt.Sprint(g.Index)
 		}
 	}
-	return v.Uuid
-}
-
-func originOf(v *api.ConfigValue) string {
-	return strings.ToLower(strings.TrimPrefix(v.Origin.String(), "ORIGIN_"))
+	return uuid
 }
 
 // authorOf says who set something by hand, and when; "": it is not known.
@@ -198,28 +193,6 @@ func userName(uid uint32) string {
 	return fmt.Sprintf("user %d", uid)
 }
 
-// configJSON is a setting of all GPUs, or one that was set by hand for one GPU.
-type configJSON struct {
-	Name   string     `json:"name"`
-	GPU    string     `json:"gpu_uuid,omitempty"` // absent: all that have none of their own
-	Value  string     `json:"value"`              // 200ms, auto, 10%
-	Origin string     `json:"origin"`             // default, flag, hand
-	UID    *uint32    `json:"uid,omitempty"`      // who set it by hand, if that is known
-	Time   *time.Time `json:"time,omitempty"`     // when
-}
-
-func newConfigJSON(r *api.StatusResponse) (all []configJSON) {
-	for _, v := range r.Config {
-		c := configJSON{Name: v.Name, GPU: v.Uuid, Value: v.Value, Origin: originOf(v)}
-		if a := v.Author; a != nil {
-			t := time.Unix(a.UnixTime, 0).UTC()
-			c.UID, c.Time = &a.Uid, &t
-		}
-		all = append(all, c)
-	}
-	return all
-}
-
 // gpuSetting is what nvsharectl config changes: how all tenants of a GPU share it.
 type gpuSetting struct {
 	name   string
@@ -235,7 +208,7 @@ var gpuSettings = []gpuSetting{
 	{
 		name: api.TurnLengthSetting, about: "how long a turn lasts", values: []string{"100ms"},
 		set: func(req *api.SetRequest, text string) error {
-			d, err := parseTurnLength(text)
+			d, err := api.ParseDuration(text)
 			req.QuantumNs = int64(d)
 			return err
 		},
@@ -269,21 +242,6 @@ var waysToShare = map[api.Mode]string{
 	api.Mode_MODE_EXCLUSIVE:  "take turns",
 	api.Mode_MODE_CONCURRENT: "run at the same time",
 	api.Mode_MODE_AUTO:       "share by time slices, by turns, or all at the same time, as suits them",
-}
-
-// mostSeconds is the greatest number without a unit that is taken for seconds. The original
-// nvsharectl's turns are of 30 s.
-const mostSeconds = 60
-
-var bareNumber = regexp.MustCompile(`^[0-9.]+$`)
-
-// parseTurnLength reads a duration. A number that is hardly meant as seconds is refused.
-func parseTurnLength(text string) (time.Duration, error) {
-	d, err := api.ParseDuration(text)
-	if err == nil && bareNumber.MatchString(text) && d > mostSeconds*time.Second {
-		return 0, fmt.Errorf("%s without a unit is %s seconds, %v: did you mean %sms? If not, say %ss: a number above %d needs its unit", text, text, d, text, text, mostSeconds)
-	}
-	return d, err
 }
 
 func settingNames() (names []string) {

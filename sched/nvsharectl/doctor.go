@@ -34,21 +34,18 @@ type finding struct {
 
 // patient is what doctor examines.
 type patient struct {
-	ctx        context.Context
-	runDir     string
-	self       string // path of this program
-	root       string // of the host's file system
-	simGPU     string
-	shim       string                                       // path of the shim
-	status     *api.StatusResponse                          // nil: no scheduler answers
-	whyNot     error                                        // then
-	program    func(shim string) (stderr string, err error) // runs a program under the shim
-	versionOf  func(program string) (string, error)         // asks containerd and podman
-	smi        func() (string, error)                       // asks the driver about modes
-	plugins    func() []string                              // the versions of those that run
-	checkpoint func() error                                 // why the driver cannot checkpoint processes
-	uid        int                                          // who asks
-	daemon     int                                          // process id of the scheduler; 0: not known
+	ctx       context.Context
+	runDir    string
+	self      string // path of this program
+	root      string // of the host's file system
+	simGPU    string
+	shim      string                                       // path of the shim
+	status    *api.StatusResponse                          // nil: no scheduler answers
+	whyNot    error                                        // then
+	program   func(shim string) (stderr string, err error) // runs a program under the shim
+	versionOf func(program string) (string, error)         // asks podman
+	smi       func() (string, error)                       // asks the driver about modes
+	daemon    int                                          // process id of the scheduler; 0: not known
 }
 
 // at returns a path of the host.
@@ -116,13 +113,12 @@ func conclude(io streams, output string, all []finding) error {
 // patient looks at this host.
 func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, versionOf: versionOf,
-		smi: askSMI, plugins: pluginVersions}
+		smi: askSMI}
 	p.self, _ = os.Executable()
 	p.status, p.whyNot = askAll(ctx, runDir)
 	if p.status != nil {
 		p.daemon = findDaemon(ctx, runDir)
 	}
-	p.uid, p.checkpoint = os.Geteuid(), p.canCheckpoint()
 	return p
 }
 

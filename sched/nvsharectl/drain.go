@@ -186,17 +186,12 @@ back when it calls CUDA.` + tenantHelp
 func tenantMove(root *rootFlags, io streams, move func(*api.Conn, context.Context, *api.SuspendRequest) (*api.SuspendResponse, error), describe func(*api.SuspendResponse) []string) *cobra.Command {
 	gpu := ""
 	cmd := &cobra.Command{
-		Args: oneTenant(root),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
+		Args: oneTenant,
+		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &api.SuspendRequest{Gpu: gpu}
-			if req.Container, req.Uid, err = askMeant(cmd.Context(), root.runDir, args[0]); err != nil {
-				return err
-			}
-			var resp *api.SuspendResponse
-			if err := call(cmd.Context(), root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
-				resp, err = move(c, ctx, req)
-				return likeTenant(ctx, c, req.Container, err)
-			}); err != nil {
+			req.Container, req.Uid = nameTenant(args[0])
+			resp, err := ask(cmd.Context(), root.runDir, move, req)
+			if err != nil {
 				return err
 			}
 			for _, line := range describe(resp) {
@@ -272,12 +267,10 @@ After the move a process sees the UUID of the new GPU, and the PCI address of
 the old one.` + tenantHelp,
 		Example: `  nvsharectl migrate ml/notebook/main --gpu 1
   nvsharectl migrate 1000     the processes of user 1000 outside containers`,
-		Args: oneTenant(root),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
+		Args: oneTenant,
+		RunE: func(cmd *cobra.Command, args []string) error {
 			req := &api.MigrateRequest{Gpu: gpu}
-			if req.Container, req.Uid, err = askMeant(cmd.Context(), root.runDir, args[0]); err != nil {
-				return err
-			}
+			req.Container, req.Uid = nameTenant(args[0])
 			return migrate(cmd.Context(), root, io, req)
 		},
 	}
@@ -298,7 +291,7 @@ func migrate(ctx context.Context, root *rootFlags, io streams, req *api.MigrateR
 	if err := callWithin(ctx, migrateLimit, root.runDir, func(ctx context.Context, c *api.Conn) (err error) {
 		r, err = c.Migrate(ctx, req)
 		left = api.TimedOut(err) || ctx.Err() != nil
-		return likeTenant(ctx, c, req.Container, err)
+		return err
 	}); err != nil {
 		if left {
 			return fmt.Errorf("%s has not arrived yet; the move goes on without this command: nvsharectl events -f --since 10m --type migrate --tenant %q shows how it ends", printable(who), who)

@@ -28,10 +28,9 @@ type eventsFlags struct {
 	last        int // how many of the kept events to show; -1: all
 	output, gpu string
 	filter      eventFilter
-	sums        *turnSums // nil: each turn is shown
 
 	began int64        // ns since 1970
-	held  bool         // until it is known which are the last, and whom the name of a tenant means
+	held  bool         // until it is known which are the last
 	past  []*api.Event // that are held
 }
 
@@ -44,9 +43,8 @@ func eventsCommand(root *rootFlags, io streams) *cobra.Command {
 (grant, revoke, release), processes that came and went, settings that were
 changed, and errors. With -f it shows the events that come from now on, also
 after a restart of the scheduler, and of the past what --since or --last asks
-for. Of turns -f shows one line for each GPU and second, when the second is
-over; --type turn shows each of them. Times are those of this machine's time
-zone.` + tenantHelp,
+for, but of turns none: --type turn shows them. Times are those of this
+machine's time zone.` + tenantHelp,
 		Example: `  nvsharectl events -f
   nvsharectl events -f -n 20
   nvsharectl events --since 10m --tenant ml/train-a/main
@@ -66,7 +64,7 @@ zone.` + tenantHelp,
 	fs.StringVar(&f.gpu, "gpu", "", "only events of the GPU with this `index or UUID`")
 	fs.StringVar(&f.filter.tenant, "tenant", "", "only events of the tenant with this `name`")
 	fs.StringSliceVar(&f.filter.types, "type", nil, "only events of these `types`, like grant,fence; turn means all of turns")
-	fs.StringVar(&f.filter.since, "since", "", "only events since a `time`: how long ago (5m), or when (15:04, the latest)")
+	fs.StringVar(&f.filter.since, "since", "", "only events since a `time`: how long ago (5m), or when (2006-01-02 15:04:05)")
 	return cmd
 }
 
@@ -77,10 +75,15 @@ func (f *eventsFlags) run(ctx context.Context, runDir string, io streams) error 
 	if f.last < -1 {
 		return usageError{fmt.Errorf("--last: %d is below -1: give how many of the past events, or -1 for all", f.last)}
 	}
-	if f.follow && f.output == "text" && f.filter.kinds == nil {
-		f.sums = &turnSums{}
+	if f.follow && f.filter.kinds == nil {
+		f.filter.withoutTurns()
 	}
-	f.held = f.last >= 0 || f.filter.tenant != ""
+	if f.filter.known = (tenants{}); f.filter.tenant != "" {
+		if r, err := askAll(ctx, runDir); err == nil { // else those of the events are known
+			f.filter.known.addStatus(r)
+		}
+	}
+	f.held = f.last >= 0
 	f.began = time.Now().UnixNano()
 	return f.show(ctx, runDir, io)
 }
@@ -113,7 +116,7 @@ func (f *eventsFlags) show(ctx context.Context, runDir string, io streams) error
 		n := len(resp.Events)
 		current := n == 0 || cameSince(resp.Events[n-1], f.began)
 		next, run := resp.Next, resp.Run
-		f.choose(ctx, runDir, io, resp, current)
+		f.choose(resp, current)
 		if err := f.print(io, resp, answered && run == req.Run); err != nil {
 			return err
 		}
@@ -130,59 +133,24 @@ func (f *eventsFlags) show(ctx context.Context, runDir string, io streams) error
 
 // choose leaves those events in an answer that are to be shown now. current: those after it have
 // come since the command began.
-func (f *eventsFlags) choose(ctx context.Context, runDir string, io streams, resp *api.EventsResponse, current bool) {
+func (f *eventsFlags) choose(resp *api.EventsResponse, current bool) {
 	f.filter.learn(resp.Events)
 	if !f.held {
 		resp.Events = f.filter.of(resp.Events)
 		return
 	}
 	f.past = append(f.past, resp.Events...)
-	resp.Events = nil
-	if f.last >= 0 {
-		resp.Lost = 0 // only the last are asked for
-	}
+	resp.Events, resp.Lost = nil, 0 // only the last are asked for
 	if !current {
 		return
 	}
-	f.findTenant(ctx, runDir, io)
 	shown := f.filter.of(f.past)
-	if f.last >= 0 {
-		past := slices.IndexFunc(shown, func(e *api.Event) bool { return f.follow && cameSince(e, f.began) })
-		if past < 0 {
-			past = len(shown)
-		}
-		shown = shown[max(0, past-f.last):]
+	past := slices.IndexFunc(shown, func(e *api.Event) bool { return f.follow && cameSince(e, f.began) })
+	if past < 0 {
+		past = len(shown)
 	}
+	shown = shown[max(0, past-f.last):]
 	resp.Events, f.past, f.held = shown, nil, false
-}
-
-// findTenant has the filter know the tenants that are there now. It says that there is none with
-// the name that is asked for, and no event of one.
-func (f *eventsFlags) findTenant(ctx context.Context, runDir string, io streams) {
-	if f.filter.tenant == "" {
-		return
-	}
-	r, err := askAll(ctx, runDir)
-	if err != nil {
-		return // those of the events are known
-	}
-	f.filter.known.addStatus(r)
-	f.filter.learn(nil)
-	if slices.ContainsFunc(f.past, f.filter.isOf) {
-		return
-	}
-	for _, g := range r.Gpus {
-		for _, t := range tenantsOf(g) {
-			if f.filter.whose.has(t.Container, t.Uid) {
-				return
-			}
-		}
-	}
-	text := fmt.Sprintf("no event is kept of a tenant %q, and none is on a GPU now", f.filter.tenant)
-	if names := listOf(tenantNames(r)); names != "" {
-		text += "; tenants now: " + names
-	}
-	fmt.Fprintln(io.err, "nvsharectl: "+text)
 }
 
 func (f *eventsFlags) print(io streams, resp *api.EventsResponse, behind bool) error {
@@ -193,24 +161,10 @@ func (f *eventsFlags) print(io streams, resp *api.EventsResponse, behind bool) e
 		}
 		fmt.Fprintln(io.err, "nvsharectl: "+text)
 	}
-	if f.sums != nil && len(resp.Events) == 0 {
-		for _, line := range f.sums.over(time.Now()) {
-			fmt.Fprintln(io.out, line)
-		}
-	}
 	for _, e := range resp.Events {
-		if f.sums != nil {
-			lines, taken := f.sums.take(e)
-			for _, line := range lines {
-				fmt.Fprintln(io.out, line)
-			}
-			if taken {
-				continue
-			}
-		}
 		text := describeEvent(io, e)
 		if f.output == "json" {
-			line, err := safely(json.Marshal(newEventJSON(e)))
+			line, err := safely(json.Marshal(plain(e.ProtoReflect())))
 			if err != nil {
 				return fmt.Errorf("print an event: %w", err)
 			}
@@ -244,17 +198,8 @@ func describeEvent(io streams, e *api.Event) string {
 	if e.Uuid != "" {
 		gpu = fmt.Sprintf("GPU %d", e.Index)
 	}
-	kind := fmt.Sprintf("%-13s", eventTypeName(e.Type))
-	return eventLine(e.TimeNs, gpu, io.paint(eventColour[e.Type], kind), printable(eventText(e)))
-}
-
-// eventLine puts the parts of a line together, with date and time zone.
-func eventLine(timeNs int64, gpu, kind, text string) string {
-	return fmt.Sprintf("%s  %-5s  %s  %s", time.Unix(0, timeNs).Format("2006-01-02 15:04:05.000000 MST"), gpu, kind, text)
-}
-
-func eventTypeName(t api.EventType) string {
-	return strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(t.String(), "EVENT_TYPE_")), "_", "-")
+	kind := fmt.Sprintf("%-13s", word(e.Type))
+	return fmt.Sprintf("%s  %-5s  %s  %s", time.Unix(0, e.TimeNs).Format("2006-01-02 15:04:05.000000 MST"), gpu, io.paint(eventColour[e.Type], kind), printable(eventText(e)))
 }
 
 // eventText returns who an event is about, and why it came.
@@ -379,74 +324,4 @@ func reasonOf(e *api.Event) string {
 		return text
 	}
 	return e.Reason
-}
-
-// eventJSON is what -o json prints, by the rules of json.go. Fields that an event does
-// not have are left out.
-type eventJSON struct {
-	Sequence       uint64    `json:"sequence"`
-	Time           time.Time `json:"time"`
-	Type           string    `json:"type"`
-	GPU            *uint32   `json:"gpu,omitempty"`
-	UUID           string    `json:"uuid,omitempty"`
-	Client         uint64    `json:"client,string,omitempty"`
-	PID            uint32    `json:"pid,omitempty"`
-	UID            *uint32   `json:"uid,omitempty"` // outside containers
-	Container      *named    `json:"container,omitempty"`
-	Epoch          uint64    `json:"epoch,string,omitempty"`
-	Reason         string    `json:"reason,omitempty"`
-	WaitedSeconds  *float64  `json:"waited_seconds,omitempty"`
-	LimitedSeconds *float64  `json:"limited_seconds,omitempty"` // of waited_seconds
-	HeldSeconds    *float64  `json:"held_seconds,omitempty"`
-	DrainedSeconds *float64  `json:"drained_seconds,omitempty"`
-	Waiters        *uint32   `json:"waiters,omitempty"`
-	Fenced         bool      `json:"fenced,omitempty"`
-	Concurrent     bool      `json:"concurrent,omitempty"`
-	Latency        bool      `json:"latency,omitempty"`
-	Setting        string    `json:"setting,omitempty"`
-	Old            string    `json:"old,omitempty"`
-	New            string    `json:"new,omitempty"`
-	Bytes          uint64    `json:"bytes,omitempty"`
-	TookSeconds    *float64  `json:"took_seconds,omitempty"`
-}
-
-// named has the names of a container.
-type named struct {
-	ID        string `json:"id"`
-	Name      string `json:"name"`
-	Namespace string `json:"namespace"`
-	Pod       string `json:"pod"`
-}
-
-func newEventJSON(e *api.Event) eventJSON {
-	secs := func(ns int64) *float64 { s := seconds(ns); return &s }
-	out := eventJSON{
-		Sequence: e.Sequence, Time: time.Unix(0, e.TimeNs).UTC(), Type: eventTypeName(e.Type), UUID: e.Uuid,
-		Client: e.Client, PID: e.Pid, Epoch: e.Epoch, Reason: e.Reason,
-		Fenced: e.Fenced, Concurrent: e.Concurrent, Latency: e.Latency,
-		Setting: e.Setting, Old: e.Old, New: e.New, Bytes: e.Bytes,
-	}
-	if e.Uuid != "" {
-		out.GPU = &e.Index
-	}
-	if e.Container.GetId() != "" {
-		c := e.Container
-		out.Container = &named{c.Id, c.Name, c.Namespace, c.Pod}
-	} else if e.Container != nil {
-		out.UID = &e.Uid
-	}
-	switch e.Type {
-	case api.EventType_EVENT_TYPE_GRANT:
-		out.WaitedSeconds = secs(e.WaitedNs)
-		if e.LimitedNs != 0 {
-			out.LimitedSeconds = secs(e.LimitedNs)
-		}
-	case api.EventType_EVENT_TYPE_REVOKE:
-		out.Waiters = &e.Waiters
-	case api.EventType_EVENT_TYPE_SWAP_OUT, api.EventType_EVENT_TYPE_SWAP_IN:
-		out.TookSeconds = secs(e.TookNs)
-	case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
-		out.HeldSeconds, out.DrainedSeconds = secs(e.HeldNs), secs(e.DrainedNs)
-	}
-	return out
 }

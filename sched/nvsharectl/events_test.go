@@ -246,7 +246,7 @@ func TestJSONKeepsControlsFromTheTerminal(t *testing.T) {
 	f.status.Gpus[0].Clients[0].Command = name
 	f.status.Gpus[0].Tenants[0].Container.Name = name
 	dir := serve(t, f)
-	for _, args := range []string{"status -o json", "status -o yaml", "top --once -d 10ms -o json", "events -o json"} {
+	for _, args := range []string{"status -o json", "status -o yaml", "events -o json"} {
 		code, out, errs := ctl(append(strings.Fields(args), "--run-dir", dir)...)
 		if code != exitOK || !strings.Contains(out, "31m") || strings.ContainsFunc(out, func(r rune) bool { return r != '\n' && unicode.IsControl(r) }) {
 			t.Errorf("%s: exit %d, %q %q", args, code, out, errs)

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,10 +19,10 @@ type eventFilter struct {
 	types  []string
 	since  string
 
-	from  int64 // by since, ns since 1970
-	kinds map[api.EventType]bool
-	known *tenants // nil: none yet
-	whose meant    // by tenant, of those that are known
+	from  int64                  // by since, ns since 1970
+	kinds map[api.EventType]bool // nil: all
+	known tenants
+	whose func(*api.Container, uint32) bool // by tenant, of those that are known
 }
 
 // turnEvents are what --type turn means: they come with each turn of a GPU.
@@ -56,12 +55,20 @@ func (f *eventFilter) parse(now time.Time) error {
 	return nil
 }
 
+// withoutTurns leaves out what a GPU may have hundreds of a second.
+func (f *eventFilter) withoutTurns() {
+	f.kinds = map[api.EventType]bool{}
+	for n := range api.EventType_name {
+		f.kinds[api.EventType(n)] = !slices.Contains(turnEvents, api.EventType(n))
+	}
+}
+
 func eventTypes(name string) ([]api.EventType, error) {
 	if name == "turn" {
 		return turnEvents, nil
 	}
 	for n := range api.EventType_name {
-		if t := api.EventType(n); t != api.EventType_EVENT_TYPE_UNSPECIFIED && eventTypeName(t) == name {
+		if t := api.EventType(n); t != api.EventType_EVENT_TYPE_UNSPECIFIED && word(t) == name {
 			return []api.EventType{t}, nil
 		}
 	}
@@ -74,7 +81,7 @@ func eventTypeNames() []string {
 	names := []string{"turn"}
 	for n := range api.EventType_name {
 		if t := api.EventType(n); t != api.EventType_EVENT_TYPE_UNSPECIFIED {
-			names = append(names, eventTypeName(t))
+			names = append(names, word(t))
 		}
 	}
 	slices.Sort(names)
@@ -86,22 +93,12 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	if d, err := api.ParseDuration(s); err == nil {
 		return now.Add(-d), nil
 	}
-	for _, layout := range []string{time.RFC3339, "2006-01-02 15:04:05", "2006-01-02T15:04:05", "2006-01-02 15:04", "2006-01-02"} {
+	for _, layout := range []string{time.RFC3339, time.DateTime} { // the latter is how events prints times
 		if t, err := time.ParseInLocation(layout, s, now.Location()); err == nil {
 			return t, nil
 		}
 	}
-	for _, layout := range []string{"15:04:05", "15:04"} {
-		if t, err := time.ParseInLocation(layout, s, now.Location()); err == nil {
-			y, m, d := now.Date()
-			at := time.Date(y, m, d, t.Hour(), t.Minute(), t.Second(), 0, now.Location())
-			if at.After(now) { // nothing has happened since then: after midnight, 23:50 is yesterday's
-				at = time.Date(y, m, d-1, t.Hour(), t.Minute(), t.Second(), 0, now.Location())
-			}
-			return at, nil
-		}
-	}
-	return time.Time{}, errors.New(strconv.Quote(s) + " is no time: give how long ago (5m), or when (15:04, 2006-01-02 15:04:05)")
+	return time.Time{}, errors.New(strconv.Quote(s) + " is no time: give how long ago (5m), or when (2006-01-02 15:04:05)")
 }
 
 // shows tells whether to show an event.
@@ -111,7 +108,7 @@ func (f *eventFilter) shows(e *api.Event) bool {
 
 // isOf tells whether an event is of the tenant that is asked for.
 func (f *eventFilter) isOf(e *api.Event) bool {
-	return e.Container != nil && f.whose.has(e.Container, e.Uid)
+	return e.Container != nil && f.whose(e.Container, e.Uid)
 }
 
 // learn has the filter know the tenants of these events, before it is asked about them.
@@ -119,11 +116,8 @@ func (f *eventFilter) learn(events []*api.Event) {
 	if f.tenant == "" {
 		return
 	}
-	if f.known == nil {
-		f.known = newTenants()
-	}
 	for _, e := range events {
-		f.known.add(e.Container, e.Uid)
+		f.known.add(e.Container)
 	}
 	f.whose = f.known.meant(f.tenant)
 }
@@ -135,84 +129,4 @@ func (f *eventFilter) of(events []*api.Event) (shown []*api.Event) {
 		}
 	}
 	return shown
-}
-
-// maxTurnsNamed is how many tenants a line about turns names.
-const maxTurnsNamed = 4
-
-// turnSums replaces the events of turns, of which a GPU may have hundreds a second, by
-// one line for each GPU and second.
-type turnSums struct {
-	second int64
-	gpus   []turnSum
-}
-
-type turnSum struct {
-	index   uint32
-	tenants []tenantTurns
-}
-
-type tenantTurns struct {
-	name  string
-	turns int
-	held  time.Duration
-}
-
-// take adds an event of a turn and tells whether it is one. Lines of earlier seconds
-// are returned when a later event comes.
-func (s *turnSums) take(e *api.Event) (lines []string, taken bool) {
-	if second := e.TimeNs / int64(time.Second); second != s.second {
-		lines = s.flush()
-		s.second = second
-	}
-	if !slices.Contains(turnEvents, e.Type) {
-		return lines, false
-	}
-	if e.Type != api.EventType_EVENT_TYPE_RELEASE {
-		return lines, true
-	}
-	i := slices.IndexFunc(s.gpus, func(g turnSum) bool { return g.index == e.Index })
-	if i < 0 {
-		i = len(s.gpus)
-		s.gpus = append(s.gpus, turnSum{index: e.Index})
-	}
-	g, name := &s.gpus[i], api.Tenant(e.Container, e.Uid)
-	j := slices.IndexFunc(g.tenants, func(t tenantTurns) bool { return t.name == name })
-	if j < 0 {
-		j = len(g.tenants)
-		g.tenants = append(g.tenants, tenantTurns{name: name})
-	}
-	g.tenants[j].turns++
-	g.tenants[j].held += time.Duration(e.HeldNs)
-	return lines, true
-}
-
-// over returns the lines of the second if no event of it can come any more at this time.
-func (s *turnSums) over(now time.Time) []string {
-	if now.Unix() < s.second+2 { // one may be on its way
-		return nil
-	}
-	return s.flush()
-}
-
-// flush returns the lines of the second and forgets them. Their time is the end of the second, so
-// that they come after its other events in the order of times, too.
-func (s *turnSums) flush() (lines []string) {
-	for _, g := range s.gpus {
-		slices.SortStableFunc(g.tenants, func(a, b tenantTurns) int { return cmp.Compare(b.held, a.held) })
-		turns, parts := 0, []string{}
-		for i, t := range g.tenants {
-			turns += t.turns
-			if i < maxTurnsNamed {
-				parts = append(parts, fmt.Sprintf("%s %d for %s", t.name, t.turns, short(int64(t.held))))
-			}
-		}
-		if more := len(g.tenants) - maxTurnsNamed; more > 0 {
-			parts = append(parts, fmt.Sprintf("%d tenants more", more))
-		}
-		lines = append(lines, eventLine((s.second+1)*int64(time.Second), fmt.Sprintf("GPU %d", g.index), fmt.Sprintf("%-13s", "turns"),
-			fmt.Sprintf("%d in the last second: %s", turns, printable(strings.Join(parts, ", ")))))
-	}
-	s.gpus = nil
-	return lines
 }

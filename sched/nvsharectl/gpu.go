@@ -191,6 +191,8 @@ func short(ns int64) string {
 	switch {
 	case d < time.Millisecond:
 		return d.Round(time.Microsecond).String()
+	case d < 10*time.Millisecond:
+		return d.Round(100 * time.Microsecond).String()
 	case d < time.Second:
 		return d.Round(time.Millisecond).String()
 	case d < time.Minute:
@@ -216,25 +218,7 @@ func halfAndMost(s *api.Spread) string {
 	if s.GetCount() == 0 {
 		return "-"
 	}
-	return brief(s.P50Ns) + "/" + brief(s.P99Ns)
-}
-
-// brief prints nanoseconds in at most five characters.
-func brief(ns int64) string {
-	units := []struct {
-		of   int64
-		name string
-	}{{int64(time.Hour), "h"}, {int64(time.Minute), "m"}, {int64(time.Second), "s"}, {int64(time.Millisecond), "ms"}, {int64(time.Microsecond), "µs"}}
-	for _, u := range units {
-		switch {
-		case ns >= 10*u.of:
-			return strconv.FormatInt(ns/u.of, 10) + u.name
-		case ns >= u.of:
-			tenths := ns * 10 / u.of
-			return strconv.FormatInt(tenths/10, 10) + "." + strconv.FormatInt(tenths%10, 10) + u.name
-		}
-	}
-	return "0"
+	return short(s.P50Ns) + "/" + short(s.P99Ns)
 }
 
 // tenant is one as people are shown it.
@@ -327,16 +311,7 @@ func (t *tenant) debt() string {
 	return short(t.Use.DebtNs)
 }
 
-// waitMax is the longest wait since the scheduler knows the tenant.
-func (t *tenant) waitMax() int64 {
-	longest := t.Use.WaitMaxNs
-	for _, c := range t.Clients {
-		longest = max(longest, c.WaitMaxNs)
-	}
-	return longest
-}
-
-// longestWait is that of the latest minute.
+// longestWait is the longest wait of the latest minute.
 func (t *tenant) longestWait() int64 { return t.Use.WaitMaxLatelyNs }
 
 // ofLimit returns how much memory the tenant has reserved, and its limit after a word.
@@ -369,4 +344,45 @@ func (t *tenant) resident(g *api.GPU) (bytes uint64) {
 		bytes += c.ResidentBytes
 	}
 	return bytes
+}
+
+// swapTable shows how much memory is where, by GPU, if memory is swapped.
+func swapTable() table {
+	return table{head: []string{"GPU", "ON GPU", "FIXED", "AWAY", "HOST MEMORY", "MOVED OUT", "MOVED IN", "OUT/S", "IN/S", "SWAP SHARE", "REFUSED"}}
+}
+
+func addSwap(t *table, g *api.GPU) {
+	s := g.Swap
+	if s == nil {
+		return
+	}
+	t.add(map[int]string{10: alarm(s.Refused > 0)},
+		fmt.Sprint(g.Index), size(s.ResidentBytes)+"/"+size(s.CapacityBytes), size(s.FixedBytes), size(s.AwayBytes),
+		size(s.ArenaBytes)+"/"+size(s.ArenaLimitBytes), size(s.OutBytes), size(s.InBytes),
+		size(s.OutBytesPerSecond), size(s.InBytesPerSecond), api.FormatPercent(s.SharePercent), fmt.Sprint(s.Refused))
+}
+
+// placeHead names what addPlace says of a process.
+var placeHead = []string{"KEPT", "ON GPU", "FIXED", "AWAY", "ROOM", "LACKS", "HOST MEMORY", "IN FILE", "MOVED OUT", "MOVED IN", "WHY FIXED"}
+
+// addPlace appends to a process's cells how much of its memory is where.
+func addPlace(cells []string, colours map[int]string, g *api.GPU, c *api.Client) []string {
+	at := len(cells)
+	if g.Swap == nil {
+		return append(cells, slices.Repeat([]string{"-"}, len(placeHead))...)
+	}
+	colours[at], colours[at+slices.Index(placeHead, "LACKS")] = alarm(c.Stalled), alarm(c.LacksBytes > 0)
+	return append(cells, kept(c), size(c.ResidentBytes), size(c.FixedBytes), size(c.AwayBytes),
+		size(c.RoomBytes), size(c.LacksBytes), size(c.ArenaBytes), size(c.FileBytes), size(c.SwappedOutBytes), size(c.SwappedInBytes),
+		cmp.Or(c.FixedReason, "-"))
+}
+
+func kept(c *api.Client) string {
+	switch {
+	case c.Stalled:
+		return "stalled"
+	case c.MemoryMode == api.MemoryMode_MEMORY_MODE_UNSPECIFIED:
+		return "-"
+	}
+	return api.FormatMemoryMode(c.MemoryMode)
 }

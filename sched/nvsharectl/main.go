@@ -55,7 +55,6 @@ func run(ctx context.Context, args []string, io streams) int {
 	out := &sink{Writer: io.out}
 	io.out = out
 	cmd := rootCommand(io, &ran)
-	refuseUnknown(cmd)
 	cmd.SetArgs(args)
 	called, err := cmd.ExecuteContextC(ctx)
 	if out.err != nil {
@@ -69,9 +68,7 @@ func run(ctx context.Context, args []string, io streams) int {
 	}
 	var program exitError
 	if errors.As(err, &program) {
-		if program.why != nil {
-			fmt.Fprintf(io.err, "nvsharectl: %v\n", err)
-		}
+		fmt.Fprintf(io.err, "nvsharectl: %v\n", err)
 		return program.status
 	}
 	if !ran { // cobra refused the command line
@@ -164,7 +161,7 @@ Exit status: 0 fine, 1 unhealthy or failed, 2 usage, 3 no scheduler answers.`,
 	root.PersistentFlags().StringVar(&f.runDir, "run-dir", api.RunDir(), "the scheduler's `directory`; default from NVSHARE_RUN_DIR")
 	outputFlag(root, f)
 	f.set.add(root)
-	root.AddCommand(statusCommand(f, io), topCommand(f, io), whyCommand(f, io), suspendCommand(f, io), resumeCommand(f, io), eventsCommand(f, io), webCommand(f, io), setCommand(f, io), configCommand(f, io), migrateCommand(f, io), drainCommand(f, io), undrainCommand(f, io), startCommand(f, io), describeCommand(f, io), versionCommand(f, io), doctorCommand(f, io), cdiCommand(io),
+	root.AddCommand(statusCommand(f, io), topCommand(f, io), whyCommand(f, io), suspendCommand(f, io), resumeCommand(f, io), eventsCommand(f, io), webCommand(f, io), setCommand(f, io), configCommand(f, io), migrateCommand(f, io), drainCommand(f, io), undrainCommand(f, io), startCommand(f, io), endedCmd(), describeCommand(f, io), versionCommand(f, io), doctorCommand(f, io), cdiCommand(io),
 		installCommand(newInstaller(io)), uninstallCommand(newInstaller(io)), manual.Command("1", api.Version, completions))
 	complete(root, f)
 	manual.Wrap(root)

@@ -151,15 +151,12 @@ func TestErrors(t *testing.T) {
 		{"-S ON", nil, exitUsage, "neither on nor off nor auto"},
 		{"-T 1 -S maybe", nil, exitUsage, "--anti-thrash"},
 		{"-T 1 extra", nil, exitUsage, "extra"},
-		{"-T 200", nil, exitUsage, "did you mean 200ms? If not, say 200s"},
-		{"-T 60.5", nil, exitUsage, "did you mean 60.5ms?"},
 		{"config", nil, exitUsage, "give a subcommand: set, list or reset"},
 		{"config sett turn-length 1", nil, exitUsage, "did you mean set?"},
 		{"config set", nil, exitUsage, "a setting (turn-length, anti-thrash, swap-share) and its value"},
 		{"config set turn-length", nil, exitUsage, "and its value"},
 		{"config set turn-lenght 1", nil, exitUsage, "did you mean turn-length?"},
 		{"config set quantum 1", nil, exitUsage, "there are turn-length, anti-thrash, swap-share"},
-		{"config set turn-length 200", nil, exitUsage, "turn-length: 200 without a unit is 200 seconds, 3m20s: did you mean 200ms?"},
 		{"config set turn-length soon", nil, exitUsage, "turn-length: "},
 		{"config set anti-thrash maybe", nil, exitUsage, "anti-thrash: "},
 		{"config set swap-share 51", nil, exitUsage, "swap-share: "},
@@ -175,8 +172,6 @@ func TestErrors(t *testing.T) {
 		{"set --container a --user 1 --memory-limit 8Gi", nil, exitUsage, "give one tenant, not 2: its name, --container or --user"},
 		{"set --container a", nil, exitUsage, "--core-limit"},
 		{"set --container a --core-limit 0", nil, exitUsage, "from 1 to 100, or none"},
-		{"completion tcsh", nil, exitUsage, "unknown command"},
-		{"help stauts", nil, exitUsage, "did you mean status?"},
 		{"set --container a --core-limit 101", nil, exitUsage, "from 1 to 100"},
 		{"set --container a --core-limit 2.5", nil, exitUsage, "from 1 to 100"},
 		{"set --container a --core-limit=", nil, exitUsage, "--core-limit"},
@@ -353,7 +348,11 @@ func TestMain(m *testing.M) {
 	if args, ok := os.LookupEnv("NVSHARE_TEST_CTL"); ok {
 		ctx, stop := untilStopped()
 		defer stop()
-		os.Exit(run(ctx, strings.Fields(args), streams{out: os.Stdout, err: os.Stderr}))
+		words := strings.Fields(args)
+		if len(os.Args) > 1 && os.Args[1] == endedCommand { // run has started it
+			words = os.Args[1:]
+		}
+		os.Exit(run(ctx, words, streams{out: os.Stdout, err: os.Stderr}))
 	}
 	os.Exit(m.Run())
 }

@@ -38,8 +38,8 @@ func (a *asking) SetShare(_ context.Context, r *api.SetShareRequest) (*api.SetSh
 	return &api.SetShareResponse{}, nil
 }
 
-// A name of a tenant means the same to every command, whatever ids containers have: a container's
-// name goes before a user's number, and that before the beginning of an id.
+// A name of a tenant means the same to every command: a number is a user, and a container's name
+// goes before the beginning of an id.
 func TestWhoIsMeant(t *testing.T) {
 	containers := map[string]*api.Container{} // by what the test calls them
 	r := &api.StatusResponse{Gpus: []*api.GPU{{Uuid: "GPU-x"}}}
@@ -65,15 +65,14 @@ func TestWhoIsMeant(t *testing.T) {
 		asks string // of the container that a request names; "": the user with the number
 		user uint32
 	}{
-		{name: "a", want: "a", asks: "a"},               // and not b, whose id begins so
-		{name: "aa", want: "b", asks: "aa"},             // the beginning of an id
-		{name: "0", want: "user 0"},                     // and not c, whose id begins so
-		{name: "00", want: "c", asks: "00"},             // no number is written so
-		{name: "1000", want: "ml/p/1000", asks: "1000"}, // the name of a container
+		{name: "a", want: "a", asks: "a"},   // and not b, whose id begins so
+		{name: "aa", want: "b", asks: "aa"}, // the beginning of an id
+		{name: "0", want: "user 0"},         // and not c, whose id begins so
+		{name: "00a", want: "c", asks: "00a"},
 		{name: "user 1000", want: "user 1000", user: 1000},
 		{name: "4000000001", want: "user 4000000001", user: 4_000_000_001},
-		{name: "482913", want: "d", asks: "482913"},               // of no user
-		{name: "482914", want: "", user: 482914},                  // of a user to be
+		{name: "482913", want: "", user: 482913}, // of a user to be, and not d, whose id begins so
+		{name: "482913cc", want: "d", asks: "482913cc"},
 		{name: "main", want: "ml/x/main ml/y/main", asks: "main"}, // the scheduler refuses that
 	} {
 		a := &asking{fake: fake{status: r, events: events}}

@@ -15,8 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
 )
@@ -64,26 +62,6 @@ func complete(root *cobra.Command, f *rootFlags) {
 		}
 		if slices.Contains(withTenant, cmd.Name()) && cmd.ValidArgsFunction == nil { // config set has its own
 			cmd.ValidArgsFunction = names(tenantNames)
-		}
-	}
-}
-
-// refuseUnknown has "completion" and "help" refuse an unknown shell or command. cobra would answer
-// with a help text and status 0, which a script takes for the completion.
-func refuseUnknown(root *cobra.Command) {
-	root.InitDefaultCompletionCmd()
-	root.InitDefaultHelpCmd()
-	for _, cmd := range root.Commands() {
-		switch cmd.Name() {
-		case "completion":
-			cmd.Args, cmd.RunE = noCommand, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
-		case "help":
-			cmd.Args = func(_ *cobra.Command, args []string) error {
-				if found, _, err := root.Find(args); err != nil || found == root {
-					return noCommand(root, args)
-				}
-				return nil
-			}
 		}
 	}
 }
@@ -174,62 +152,6 @@ func flagError(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w%s", err, suggestion("--"+unknown.GetSpecifiedName(), names))
 }
 
-// likeTenant adds to the error about a container that is not there the name of the tenant
-// that is most like it.
-func likeTenant(ctx context.Context, c *api.Conn, want string, err error) error {
-	if want == "" || status.Code(err) != codes.NotFound || !strings.HasPrefix(messageOf(err), "container") { // it is the GPU
-		return err
-	}
-	r, statusErr := c.Status(ctx, &api.StatusRequest{})
-	if statusErr != nil {
-		return err
-	}
-	return fmt.Errorf("%s%s", messageOf(err), suggestion(want, append(containerNames(r), tenantNames(r)...)))
-}
-
-// maxNamed is how many tenants a message names.
-const maxNamed = 10
-
-// oneTenant accepts one argument, the name of a tenant. Its error names those that there are.
-func oneTenant(f *rootFlags) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		switch len(args) {
-		case 1:
-			return nil
-		case 0:
-			names := namesNow(cmd.Context(), f)
-			if names == "" {
-				return errors.New("which tenant? give its name (nvsharectl status lists them)")
-			}
-			return fmt.Errorf("which tenant? give one of: %s (nvsharectl status lists them)", names)
-		}
-		return fmt.Errorf("give one tenant, not %d arguments: quote a name with a space, like \"user 1000\"", len(args))
-	}
-}
-
-// namesNow returns the names of the tenants on a GPU now; "": there are none, or no
-// scheduler answers.
-func namesNow(ctx context.Context, f *rootFlags) string {
-	ctx, cancel := context.WithTimeout(ctx, completeLimit)
-	defer cancel()
-	r, err := askStatus(ctx, f.runDir)
-	if err != nil {
-		return ""
-	}
-	return listOf(tenantNames(r))
-}
-
-// listOf puts names into one line.
-func listOf(names []string) string { return printable(strings.Join(first(names, maxNamed), ", ")) }
-
-// first returns so many names at most, and how many more there are.
-func first(names []string, most int) []string {
-	if n := len(names); n > most {
-		return append(slices.Clone(names[:most]), fmt.Sprintf("%d more", n-most))
-	}
-	return names
-}
-
 // suggestion returns " (did you mean X?)" for the one of names that somebody has misspelt; "": none
 // is like it.
 func suggestion(wrong string, names []string) string {
@@ -239,102 +161,77 @@ func suggestion(wrong string, names []string) string {
 	return ""
 }
 
+// first returns so many names at most, and how many more there are.
+func first(names []string, most int) []string {
+	if n := len(names); n > most {
+		return append(slices.Clone(names[:most]), fmt.Sprintf("%d more", n-most))
+	}
+	return names
+}
+
+// oneTenant accepts one argument, the name of a tenant.
+func oneTenant(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return errors.New("give one tenant (nvsharectl status lists them); quote a name with a space, like \"user 1000\"")
+	}
+	return nil
+}
+
 // tenantHelp is what a command's help says of the names of tenants.
 const tenantHelp = `
 
-A tenant is a container or a user. Its name is, and the first that fits is
-meant: a container's name as the status shows it, its own name, or its pod's;
-the number of a user, as 1000 or "user 1000"; or the beginning of a container's
-id, also if that looks like a number that no user has.`
+A tenant is a container or a user. A number, as 1000 or "user 1000", is a user.
+A container has its name as the status shows it, its own name, or its pod's, and
+else the beginning of its id.`
 
-// meant is whom people mean by the name of a tenant: containers, or a user.
-type meant struct {
-	ids []string // of the containers
-	uid *uint32  // nil: no user
-}
-
-func (m meant) has(c *api.Container, uid uint32) bool {
-	if id := c.GetId(); id != "" {
-		return slices.Contains(m.ids, id)
+// userOf reads the name of a user; nil: it is that of a container.
+func userOf(name string) *uint32 {
+	n, err := strconv.ParseUint(strings.TrimPrefix(name, "user "), 10, 32)
+	if err != nil {
+		return nil
 	}
-	return m.uid != nil && *m.uid == uid
+	uid := uint32(n)
+	return &uid
 }
 
-// tenants are those among which a name is looked up.
-type tenants struct {
-	containers map[string]*api.Container // by id
-	users      map[uint32]bool           // with processes outside containers, or settings
+// nameTenant says in a request whom people mean by a name. The scheduler finds containers.
+func nameTenant(name string) (container string, uid *uint32) {
+	if uid = userOf(name); uid != nil {
+		return "", uid
+	}
+	return name, nil
 }
 
-func newTenants() *tenants {
-	return &tenants{containers: map[string]*api.Container{}, users: map[uint32]bool{}}
-}
+// tenants are the containers, by id, among which a name is looked up.
+type tenants map[string]*api.Container
 
-// add adds a tenant. A container without names does not take those that it has.
-func (all *tenants) add(c *api.Container, uid uint32) {
-	id := c.GetId()
-	switch {
-	case c == nil:
-	case id == "":
-		all.users[uid] = true
-	case all.containers[id] == nil || c.Name != "" || c.Pod != "":
-		all.containers[id] = c
+// add adds one. A container without names does not take those that it has.
+func (all tenants) add(c *api.Container) {
+	if id := c.GetId(); id != "" && (all[id] == nil || c.Name != "" || c.Pod != "") {
+		all[id] = c
 	}
 }
 
-// addStatus adds the tenants that the scheduler knows.
-func (all *tenants) addStatus(r *api.StatusResponse) {
+// addStatus adds the containers that the scheduler knows.
+func (all tenants) addStatus(r *api.StatusResponse) {
 	for _, c := range r.GetContainers() {
-		all.add(c, 0)
-	}
-	for _, s := range r.GetSettings() {
-		all.add(s.Container, s.Uid)
+		all.add(c)
 	}
 	for _, g := range r.GetGpus() {
-		for _, c := range g.Clients {
-			all.add(c.Container, c.Uid)
-		}
-		for _, u := range g.Tenants {
-			all.add(u.Container, u.Uid)
+		for _, t := range tenantsOf(g) {
+			all.add(t.Container)
 		}
 	}
 }
 
-// meant says whom a name means, by the rule of tenantHelp.
-func (all *tenants) meant(name string) meant {
-	ids, named := api.Meant(name, all.containers)
-	uid, spelled, ok := userNumber(name)
-	if ok && !named && (spelled || len(ids) == 0 || all.users[uid] || isUser(uid)) {
-		return meant{uid: &uid}
+// meant returns what tells whether a tenant is meant by a name, as a request's is.
+func (all tenants) meant(name string) func(c *api.Container, uid uint32) bool {
+	user := userOf(name)
+	ids, _ := api.Meant(name, all)
+	return func(c *api.Container, uid uint32) bool {
+		if user != nil {
+			return c.GetId() == "" && uid == *user
+		}
+		return slices.Contains(ids, c.GetId())
 	}
-	return meant{ids: ids}
-}
-
-// userNumber reads the name of a user. spelled: as the status shows it, and not as a number that
-// may be the beginning of a container's id.
-func userNumber(name string) (uid uint32, spelled, ok bool) {
-	number := strings.TrimPrefix(strings.TrimPrefix(name, "user "), "user/")
-	n, err := strconv.ParseUint(number, 10, 32)
-	return uint32(n), number != name, err == nil && strconv.FormatUint(n, 10) == number
-}
-
-// askMeant says whom a request is to name. The scheduler itself finds containers, by the same rule.
-func askMeant(ctx context.Context, runDir, name string) (container string, uid *uint32, err error) {
-	n, spelled, ok := userNumber(name)
-	switch {
-	case !ok:
-		return name, nil, nil
-	case spelled:
-		return "", &n, nil
-	}
-	r, err := askAll(ctx, runDir)
-	if err != nil {
-		return "", nil, err
-	}
-	all := newTenants()
-	all.addStatus(r)
-	if m := all.meant(name); m.uid != nil {
-		return "", m.uid, nil
-	}
-	return name, nil, nil
 }

@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,7 +48,7 @@ With --user root starts the program as another user. Do not use sudo for that
 after the --: it removes LD_PRELOAD, so what it starts has no shim, takes no
 turns and has no limits.
 
-Exit status: the program's, or 128 and the number of the signal that ended it;
+Exit status: the program's, which nvsharectl becomes;
 127: there is no such program; 126: it cannot be executed. What keeps
 nvsharectl from starting it is 1, 2 or 3, as in other commands.`,
 		Example: `  nvsharectl run -- python3 train.py
@@ -78,17 +77,10 @@ nvsharectl from starting it is 1, 2 or 3, as in other commands.`,
 // runEngine is what the scheduler is told to be the engine of such a tenant.
 const runEngine = "nvsharectl run"
 
-// exitError is the exit status of a program that has failed, or did not start.
+// exitError is the exit status of a program that did not start.
 type exitError struct {
 	status int
-	why    error // nil: the program has ended, and said why itself
-}
-
-func (e exitError) Error() string {
-	if e.why == nil {
-		return fmt.Sprintf("the program ended with %d", e.status)
-	}
-	return e.why.Error()
+	error
 }
 
 // noStart says that a program did not start, with the exit status of shells.
@@ -116,35 +108,29 @@ func (f *runFlags) run(cmd *cobra.Command, runDir string, io streams, args []str
 		return err
 	}
 	if filepath.Base(args[0]) == "sudo" {
-		io.warn([]string{"sudo removes LD_PRELOAD: what it starts has no shim, takes no turns and has no limits; use --user"})
+		fmt.Fprintln(io.err, "nvsharectl: warning: sudo removes LD_PRELOAD: what it starts has no shim, takes no turns and has no limits; use --user")
 	}
 	own := terms != (api.Terms{}) || f.name != "" // a tenant of its own
 	gpus, err := f.gpus(cmd.Context(), runDir, terms, own)
 	if err != nil {
 		return err
 	}
-	if terms.MemoryLimit != 0 {
-		now, _ := askStatus(cmd.Context(), runDir) // only for warnings
-		shown := func(g *api.GPU) bool { return len(gpus) == 0 || slices.Contains(gpus, g.Uuid) }
-		io.warn(doubtsOfMemory(terms.MemoryLimit, now, shown))
-	}
 	f.setEnvironment(runDir, shim, terms, gpus, as)
-	program := &exec.Cmd{Args: args, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, SysProcAttr: &syscall.SysProcAttr{}}
-	if program.Path, err = exec.LookPath(args[0]); err != nil {
+	path, err := exec.LookPath(args[0])
+	if err != nil {
 		return noStart(err)
 	}
-	switch {
-	case own:
-		if as != nil {
-			program.SysProcAttr.Credential = &as.credential
+	if own {
+		if err := f.becomeTenant(cmd.Context(), runDir, terms, gpus, filepath.Base(path)); err != nil {
+			return err
 		}
-		return f.asTenant(cmd.Context(), runDir, terms, gpus, program)
-	case as != nil:
+	}
+	if as != nil {
 		if err := as.become(); err != nil {
 			return err
 		}
 	}
-	return noStart(fmt.Errorf("run %s: %w", program.Path, unix.Exec(program.Path, args, os.Environ())))
+	return noStart(fmt.Errorf("run %s: %w", path, unix.Exec(path, args, os.Environ())))
 }
 
 // as returns the user that --user names; nil: none.
@@ -163,7 +149,7 @@ func (f *runFlags) setEnvironment(runDir, shim string, terms api.Terms, gpus []s
 	uid := uint32(os.Getuid())
 	if as != nil {
 		as.setEnvironment()
-		uid = as.credential.Uid
+		uid = uint32(as.uid)
 	}
 	if terms.Overlap != "" {
 		dir := api.OverlapDir(runDir, api.OverlapIn("", uid, terms.Overlap), gpus[0])
@@ -246,9 +232,9 @@ func countsAsCUDA(gpus []*api.GPU) bool {
 	return true
 }
 
-// asTenant runs a program in a cgroup of its own, which the scheduler takes for a
-// container, and waits for the program's end.
-func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms, gpus []string, program *exec.Cmd) error {
+// becomeTenant puts this process into a cgroup of its own, which the scheduler takes for a
+// container. It stays there as it becomes the program.
+func (f *runFlags) becomeTenant(ctx context.Context, runDir string, terms api.Terms, gpus []string, program string) error {
 	var random [32]byte
 	if _, err := rand.Read(random[:]); err != nil {
 		return err
@@ -263,73 +249,23 @@ func (f *runFlags) asTenant(ctx context.Context, runDir string, terms api.Terms,
 		}
 		return fmt.Errorf("%w; %s", err, hint)
 	}
-	defer g.remove()
-	name := cmp.Or(f.name, filepath.Base(program.Path))
-	req := &api.DescribeContainerRequest{Container: &api.Container{Id: id, Name: name, Engine: runEngine, Gpus: gpus}}
+	if err := g.removeLater(); err != nil {
+		g.remove()
+		return err
+	}
+	if err := g.add(os.Getpid()); err != nil {
+		return err
+	}
+	req := &api.DescribeContainerRequest{Pid: uint32(os.Getpid()), Container: &api.Container{Id: id, Name: cmp.Or(f.name, program), Engine: runEngine, Gpus: gpus}}
 	req.Container.SetTerms(terms)
-	caught, stop := catchSignals()
-	defer stop()
-	runtime.LockOSThread() // one thread of the kernel is the tracer of a child
-	defer runtime.UnlockOSThread()
-	if err := start(ctx, runDir, program, g, req); err != nil {
-		return err
-	}
-	return follow(program, caught)
-}
-
-// start starts a program in a cgroup once the scheduler knows it: until then the child waits to
-// be traced on, stopped before its first instruction.
-func start(ctx context.Context, runDir string, program *exec.Cmd, g group, req *api.DescribeContainerRequest) error {
-	program.SysProcAttr.Ptrace, program.SysProcAttr.Pdeathsig = true, syscall.SIGKILL
-	if err := program.Start(); err != nil {
-		return noStart(err)
-	}
-	pid := program.Process.Pid
-	end := func(err error) error {
-		_ = program.Process.Kill()
-		_ = program.Wait()
-		return err
-	}
-	var status unix.WaitStatus
-	if _, err := unix.Wait4(pid, &status, 0, nil); err != nil || !status.Stopped() {
-		return end(fmt.Errorf("start %s: %v, status %d", program.Path, err, status))
-	}
-	if err := g.add(pid); err != nil {
-		return end(err)
-	}
-	req.Pid = uint32(pid)
 	patience := callTimeout
-	if req.Container.Terms().Overlap != "" {
+	if terms.Overlap != "" {
 		patience = overlapPatience
 	}
-	if err := callWithin(ctx, patience, runDir, func(ctx context.Context, c *api.Conn) error {
+	return callWithin(ctx, patience, runDir, func(ctx context.Context, c *api.Conn) error {
 		_, err := c.DescribeContainer(ctx, req)
 		return err
-	}); err != nil {
-		return end(err)
-	}
-	if err := unix.PtraceDetach(pid); err != nil {
-		return end(fmt.Errorf("start %s: %w", program.Path, err))
-	}
-	return nil
-}
-
-// follow passes the signals that are caught on to a program, and returns how the program ends.
-func follow(program *exec.Cmd, caught <-chan os.Signal) error {
-	done := make(chan struct{})
-	defer close(done)
-	go passOn(caught, program.Process, done)
-	status, err := awaitEnd(program.Process.Pid)
-	_ = program.Process.Release() // its number may be another's now
-	switch {
-	case err != nil:
-		return fmt.Errorf("wait for %s: %w", program.Path, err)
-	case status.Signaled():
-		return exitError{128 + int(status.Signal()), nil}
-	case status.ExitStatus() != 0:
-		return exitError{status.ExitStatus(), nil}
-	}
-	return nil
+	})
 }
 
 // group is a cgroup that has the name of a container, in each hierarchy of the host.
@@ -368,6 +304,41 @@ func (g group) add(pid int) error {
 		}
 	}
 	return nil
+}
+
+// removeLater starts a process that removes the cgroup when this one ends, whatever it has become by
+// then. It is no child of the program, which may wait for all that it has.
+func (g group) removeLater() error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	fd, err := unix.PidfdOpen(os.Getpid(), 0)
+	if err != nil {
+		return fmt.Errorf("open a pidfd: %w", err)
+	}
+	pidfd := os.NewFile(uintptr(fd), "pidfd")
+	defer pidfd.Close()
+	cmd := exec.Command("/bin/sh", append([]string{"-c", `"$0" "$@" &`, self, endedCommand}, g.dirs...)...)
+	cmd.ExtraFiles, cmd.SysProcAttr = []*os.File{pidfd}, &syscall.SysProcAttr{Setsid: true} // no terminal ends it
+	return cmd.Run()
+}
+
+const endedCommand = "run-ended"
+
+// endedCmd is what removeLater starts.
+func endedCmd() *cobra.Command {
+	return &cobra.Command{
+		Use: endedCommand, Short: "Remove the cgroup of a program that nvsharectl run has started", Hidden: true,
+		RunE: func(_ *cobra.Command, dirs []string) error {
+			for {
+				if _, err := unix.Poll([]unix.PollFd{{Fd: 3, Events: unix.POLLIN}}, -1); err != unix.EINTR {
+					group{dirs}.remove()
+					return err
+				}
+			}
+		},
+	}
 }
 
 // remove takes the cgroup away once the kernel lets it go. Children that outlive the

@@ -5,14 +5,17 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -220,22 +223,6 @@ func TestRunAsTenantOfAGPU(t *testing.T) {
 	}
 }
 
-// A memory limit that is hardly meant is answered with a warning, and holds.
-func TestRunWarnsOfMemoryLimits(t *testing.T) {
-	needsGroup(t)
-	for limit, want := range map[string]string{
-		"8Mi":   "8Mi is too small for any CUDA program",
-		"900Gi": "GPU 1 has 16Gi: a memory limit of 900Gi limits nothing there",
-		"8Gi":   "",
-	} {
-		d := &describing{fake: fake{status: sample()}}
-		code, out := ctlProcess(t, "run --run-dir "+serve(t, d)+" --shim "+someLibrary(t)+" --gpu 1 --memory-limit "+limit+" -- true")
-		if code != 0 || len(d.told) != 1 || !strings.Contains(out, want) || strings.Contains(out, "warning") != (want != "") || strings.Contains(out, "GPU 0") {
-			t.Errorf("--memory-limit %s: exit %d, %s", limit, code, out)
-		}
-	}
-}
-
 // A program with a limit is a tenant of its own, which the scheduler knows before the
 // program's first instruction. A scheduler that refuses keeps it from starting.
 func TestRunAsTenant(t *testing.T) {
@@ -256,9 +243,7 @@ func TestRunAsTenant(t *testing.T) {
 		if ran := err == nil; ran != (refuse == nil) || (code == 0) != ran || !ran && !strings.Contains(out, "cannot be promised") {
 			t.Errorf("exit %d, %s; it ran: %v", code, out, ran)
 		}
-		if left, _ := filepath.Glob("/sys/fs/cgroup/nvshare-" + c.Id + "*"); len(left) > 0 {
-			t.Errorf("left behind: %v", left)
-		}
+		awaitNoGroup(t, c.Id)
 		_ = os.Remove(made)
 	}
 	d := &describing{}
@@ -271,9 +256,68 @@ func TestRunAsTenant(t *testing.T) {
 func TestRunWithoutRoot(t *testing.T) {
 	f := &runFlags{groups: func(string) (group, error) { return group{}, fs.ErrPermission }}
 	for want, terms := range map[string]api.Terms{"--user": {MemoryLimit: 8 << 30}, "needs root to be a tenant of its own (sudo nvsharectl run)": {Overlap: "small"}} {
-		err := f.asTenant(t.Context(), "", terms, nil, nil)
+		err := f.becomeTenant(t.Context(), "", terms, nil, "")
 		if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), want) || terms.Overlap != "" && strings.Contains(err.Error(), "--user") {
 			t.Errorf("%+v: %v", terms, err)
+		}
+	}
+}
+
+// awaitNoGroup waits until nothing is left of a tenant's cgroup.
+func awaitNoGroup(t *testing.T, id string) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		left, _ := filepath.Glob("/sys/fs/cgroup/nvshare-" + id + "*")
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left behind: %v", left)
+		}
+	}
+}
+
+// nvsharectl becomes the program, so that signals, the keys of a terminal and a stop are the program's; and
+// its cgroup goes when it ends, whatever ends it. What is no child of it can't make it wait.
+func TestRunBecomesTheProgram(t *testing.T) {
+	needsGroup(t)
+	d := &describing{}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "NVSHARE_TEST_CTL=run --run-dir "+serve(t, d)+" --shim "+someLibrary(t)+" --name mine -- sh -c echo${IFS}$$;ps${IFS}-o${IFS}pid=${IFS}--ppid${IFS}$$|wc${IFS}-l;exec${IFS}sleep${IFS}1000")
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pid, children int
+	if _, err := fmt.Fscan(out, &pid, &children); err != nil || pid != cmd.Process.Pid || children > 2 || d.told[0].Pid != uint32(pid) { // ps and wc
+		t.Errorf("process %d, not %d, with %d children: %v", pid, cmd.Process.Pid, children, err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	awaitNoGroup(t, d.told[0].Container.Id)
+}
+
+// What nvsharectl was started to ignore, as by nohup and as a shell's script does in the
+// background, its program ignores too.
+func TestRunIgnoresWhatItIsToldTo(t *testing.T) {
+	if signal.Ignored(syscall.SIGINT) {
+		t.Skip("the tests themselves were started with SIGINT ignored")
+	}
+	needsGroup(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, flags := range []string{"", "--name mine "} {
+		cmd := exec.Command("sh", "-c", "trap '' HUP INT; exec "+self)
+		cmd.Env = append(os.Environ(), "NVSHARE_TEST_CTL=run --run-dir "+serve(t, &describing{})+" --shim "+someLibrary(t)+" "+flags+"-- grep SigIgn /proc/self/status")
+		out, err := cmd.CombinedOutput()
+		var ignored uint64 // others may have been ignored before
+		if _, scanErr := fmt.Sscanf(string(out), "SigIgn:\t%x", &ignored); err != nil || scanErr != nil || ignored&3 != 3 {
+			t.Errorf("run %s: %v, %s", flags, err, out)
 		}
 	}
 }

@@ -226,7 +226,7 @@ func (l line) about() string {
 	if share := l.share(); share != "" {
 		text += ": " + share
 	}
-	text += fmt.Sprintf("; longest wait %s", brief(l.longestWait()))
+	text += fmt.Sprintf("; longest wait %s", short(l.longestWait()))
 	if n := l.Use.OutOfMemory; n > 0 {
 		text += fmt.Sprintf("; %d times out of memory", n)
 	}

@@ -204,8 +204,7 @@ var levels = []rune("·▁▂▃▄▅▆▇█")
 // record notes what each tenant had in the latest interval.
 func (m *monitor) record() {
 	strips := map[string][]rune{} // without those who have gone
-	all, _ := ratesOf(m.last, m.now)
-	for _, g := range all {
+	for _, g := range ratesOf(m.last, m.now) {
 		for _, t := range g.tenants {
 			key := line{tenantRates: t, gpu: g.gpu}.key()
 			level := min(int(math.Ceil(t.part*float64(len(levels)-1)-0.02)), len(levels)-1)
@@ -222,8 +221,7 @@ func (m *monitor) stripLength() int { return max(int(stripTime/m.interval), 1) }
 // arrange returns the GPUs that are shown and the lines in their order.
 func (m *monitor) arrange() (gpus []*api.GPU) {
 	m.lines = nil
-	all, _ := ratesOf(m.last, m.now)
-	for _, g := range all {
+	for _, g := range ratesOf(m.last, m.now) {
 		if m.gpu != "" && g.gpu.Uuid != m.gpu {
 			continue
 		}

@@ -156,11 +156,3 @@ func TestDueAddsUp(t *testing.T) {
 		t.Errorf("an idle latency tenant is due %s", got)
 	}
 }
-
-func TestBrief(t *testing.T) {
-	for ns, want := range map[int64]string{0: "0", 999: "0", 1500: "1.5µs", 12_345_678: "12ms", 9_990_000: "9.9ms", 90e9: "1.5m", 4e12: "1.1h"} {
-		if got := brief(ns); got != want {
-			t.Errorf("%d ns: %q, want %q", ns, got, want)
-		}
-	}
-}

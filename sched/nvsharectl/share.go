@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/user"
 	"strconv"
 	"strings"
 
@@ -125,7 +124,7 @@ func (f *shareFlags) request(cmd *cobra.Command) (*api.SetShareRequest, api.Fiel
 	case named > 1:
 		return nil, 0, usageError{fmt.Errorf("set: give one tenant, not %d: its name, --container or --user", named)}
 	case f.tenant != "":
-		req.Container = f.tenant // or a user: run looks that up
+		req.Container, req.Uid = nameTenant(f.tenant)
 	case f.user != "":
 		n, err := strconv.ParseUint(f.user, 10, 32)
 		if err != nil {
@@ -153,32 +152,18 @@ func (f *shareFlags) run(cmd *cobra.Command, runDir string, io streams) error {
 	if err != nil {
 		return err
 	}
-	if f.tenant != "" {
-		if req.Container, req.Uid, err = askMeant(cmd.Context(), runDir, f.tenant); err != nil {
-			return err
-		}
-	}
-	var resp *api.SetShareResponse
-	var now *api.StatusResponse
-	if err := call(cmd.Context(), runDir, func(ctx context.Context, c *api.Conn) error {
-		if resp, err = c.SetShare(ctx, req); err != nil {
-			return likeTenant(ctx, c, req.Container, err)
-		}
-		now, _ = c.Status(ctx, &api.StatusRequest{}) // only for warnings
-		return nil
-	}); err != nil {
+	resp, err := ask(cmd.Context(), runDir, (*api.Conn).SetShare, req)
+	if err != nil {
 		return err
 	}
-	io.warn(f.doubts(req, now))
-	for _, line := range describeShareChange(resp, fields, removedIn(req), now.GetSettings()) {
+	for _, line := range describeShareChange(resp, fields) {
 		fmt.Fprintln(io.out, line)
 	}
 	return nil
 }
 
-// describeShareChange says the old and the new values of these fields, a line for each GPU, and
-// who says a value that holds in place of one that was removed.
-func describeShareChange(resp *api.SetShareResponse, fields, removed api.FieldSet, settings []*api.Setting) (lines []string) {
+// describeShareChange says the old and the new values of these fields, a line for each GPU.
+func describeShareChange(resp *api.SetShareResponse, fields api.FieldSet) (lines []string) {
 	who := printable(api.Tenant(resp.Container, resp.Uid))
 	for _, c := range resp.Changes {
 		if c.Uuid == "" && len(resp.Changes) > 1 { // the same goes for GPUs that are found later
@@ -192,11 +177,7 @@ func describeShareChange(resp *api.SetShareResponse, fields, removed api.FieldSe
 		old, now := api.TermsOf(c.Old, c.OldMemoryBytes), api.TermsOf(c.New, c.NewMemoryBytes)
 		for _, t := range api.Fields {
 			if fields&t.ID != 0 {
-				text := fmt.Sprintf("%s %s → %s", t.Name, printable(t.Format(old)), printable(t.Format(now)))
-				if removed&t.ID != 0 {
-					text += inPlace(settings, resp, c.Uuid, t)
-				}
-				parts = append(parts, text)
+				parts = append(parts, fmt.Sprintf("%s %s → %s", t.Name, printable(t.Format(old)), printable(t.Format(now))))
 			}
 		}
 		note := ""
@@ -208,29 +189,6 @@ func describeShareChange(resp *api.SetShareResponse, fields, removed api.FieldSe
 	return lines
 }
 
-// removedIn returns the fields whose values a request removes.
-func removedIn(req *api.SetShareRequest) (removed api.FieldSet) {
-	terms, fields := req.Terms()
-	for _, t := range api.Fields {
-		if fields&t.ID != 0 && !t.Said(terms) {
-			removed |= t.ID
-		}
-	}
-	return removed
-}
-
-// inPlace says who says a tenant's value on a GPU; "": nobody, so it is the default.
-func inPlace(settings []*api.Setting, resp *api.SetShareResponse, uuid string, t api.Field) string {
-	by := ""
-	for _, s := range settings { // of a tenant: annotations, nvsharectl for all GPUs, for one
-		same := s.Container.GetId() == resp.Container.GetId() && (resp.Container.GetId() != "" || s.Uid == resp.Uid)
-		if same && (s.Uuid == "" || s.Uuid == uuid) && t.Said(api.TermsOf(s.Share, s.MemoryBytes)) {
-			by = " (by " + setBy(s) + ")"
-		}
-	}
-	return by
-}
-
 // listSettings prints what annotations and nvsharectl set say of tenants' terms.
 func listSettings(ctx context.Context, runDir string, io streams) error {
 	r, err := askAll(ctx, runDir)
@@ -239,16 +197,7 @@ func listSettings(ctx context.Context, runDir string, io streams) error {
 	}
 	t := table{names: 0, head: []string{"TENANT", "GPU", "SET BY", "SHARE"}}
 	for _, s := range r.Settings {
-		gpu := "all"
-		if s.Uuid != "" {
-			gpu = s.Uuid // not found at present
-		}
-		for _, g := range r.Gpus {
-			if g.Uuid == s.Uuid {
-				gpu = fmt.Sprint(g.Index)
-			}
-		}
-		t.add(nil, api.Tenant(s.Container, s.Uid), gpu, setBy(s), describeTerms(api.TermsOf(s.Share, s.MemoryBytes)))
+		t.add(nil, api.Tenant(s.Container, s.Uid), gpuOf(r, s.Uuid), setBy(s), describeTerms(api.TermsOf(s.Share, s.MemoryBytes)))
 	}
 	if len(t.rows) == 0 {
 		fmt.Fprintln(io.out, "Nothing is set.")
@@ -278,62 +227,4 @@ func describeTerms(terms api.Terms) string {
 		}
 	}
 	return strings.Join(parts, ", ")
-}
-
-// doubts returns why a request that was carried out may not be what its author meant.
-func (f *shareFlags) doubts(req *api.SetShareRequest, r *api.StatusResponse) (doubts []string) {
-	add := func(format string, args ...any) { doubts = append(doubts, fmt.Sprintf(format, args...)) }
-	if req.Uid != nil && *req.Uid != 0 {
-		if !isUser(*req.Uid) && !hasUser(r, *req.Uid) {
-			add("no user of this host has the number %d, and no process of such a user is on a GPU", *req.Uid)
-		}
-	}
-	return append(doubts, doubtsOfMemory(req.GetMemoryBytes(), r, func(g *api.GPU) bool {
-		return req.Gpu == "" || isGPU(g, req.Gpu)
-	})...)
-}
-
-// doubtsOfMemory returns why a memory limit on these GPUs, 0: none, may not be what its author meant.
-func doubtsOfMemory(limit uint64, r *api.StatusResponse, on func(g *api.GPU) bool) (doubts []string) {
-	if limit == 0 {
-		return nil
-	}
-	if limit < api.FewMemory {
-		doubts = append(doubts, fmt.Sprintf("a memory limit of %s is too small for any CUDA program", api.FormatMemory(limit)))
-	}
-	for _, g := range r.GetGpus() {
-		if on(g) && g.MemoryBytes != 0 && limit > g.MemoryBytes {
-			doubts = append(doubts, fmt.Sprintf("GPU %d has %s: a memory limit of %s limits nothing there", g.Index, size(g.MemoryBytes), api.FormatMemory(limit)))
-		}
-	}
-	return doubts
-}
-
-// warn prints doubts.
-func (io streams) warn(doubts []string) {
-	for _, w := range doubts {
-		fmt.Fprintf(io.err, "nvsharectl: warning: %s\n", w)
-	}
-}
-
-// isUser reports whether the host knows a user: from /etc/passwd, or from another service of
-// nsswitch.conf, which getent asks.
-func isUser(uid uint32) bool {
-	number := strconv.FormatUint(uint64(uid), 10)
-	if _, err := user.LookupId(number); err == nil {
-		return true
-	}
-	_, err := hear("getent", "passwd", number)
-	return err == nil
-}
-
-func hasUser(r *api.StatusResponse, uid uint32) bool {
-	for _, g := range r.GetGpus() {
-		for _, t := range tenantsOf(g) {
-			if t.Container.GetId() == "" && t.Uid == uid {
-				return true
-			}
-		}
-	}
-	return false
 }

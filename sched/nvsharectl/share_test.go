@@ -49,6 +49,9 @@ func TestEveryFieldOfAShare(t *testing.T) {
 			t.Fatal(err)
 		}
 		key := strings.ReplaceAll(f.Key, "-", "_")
+		if f.ID == api.SuspendAfterField {
+			key += "_s"
+		}
 		gpu.Tenants[0].Share, s.status.Containers[0].Share = nil, nil
 		_, out, _ = ctl("status", "-o", "json", "--run-dir", dir)
 		if err := json.Unmarshal([]byte(out), &nothing); err != nil {

@@ -83,7 +83,7 @@ func showStatus(ctx context.Context, f *rootFlags, io streams) error {
 	}
 	switch f.output {
 	case "json", "yaml":
-		if err := encode(io, f.output, newStatusJSON(r)); err != nil {
+		if err := encode(io, f.output, plainStatus(r)); err != nil {
 			return err
 		}
 	case "wide":
@@ -237,7 +237,7 @@ func tookOf(g *api.GPU) string {
 		took *api.Spread
 	}{{"drains", g.Drains}, {"hand-overs", g.HandOvers}, {"waits", g.Waits}} {
 		if s.took.GetCount() > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s p50 %s p99 %s", s.took.Count, s.name, brief(s.took.P50Ns), brief(s.took.P99Ns)))
+			parts = append(parts, fmt.Sprintf("%d %s p50 %s p99 %s", s.took.Count, s.name, short(s.took.P50Ns), short(s.took.P99Ns)))
 		}
 	}
 	return strings.Join(parts, ", ")

@@ -4,7 +4,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -18,10 +17,10 @@ import (
 const barWidth = 5
 
 type topFlags struct {
-	gpu, output string
-	interval    time.Duration
-	rounds      int
-	once        bool
+	gpu      string
+	interval time.Duration
+	rounds   int
+	once     bool
 }
 
 func topCommand(root *rootFlags, io streams) *cobra.Command {
@@ -46,7 +45,6 @@ select, sort and filter, and show processes; ? lists them.`,
 	fs.IntVarP(&f.rounds, "rounds", "n", 0, "end after this `number`; 0: go on")
 	fs.BoolVar(&f.once, "once", false, "like -n 1")
 	fs.StringVar(&f.gpu, "gpu", "", "only the GPU with this `index or UUID`")
-	addForm(cmd, &f.output, "json: one object a round and line", "text", "json")
 	return cmd
 }
 
@@ -64,7 +62,7 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 	if err != nil {
 		return err
 	}
-	if io.size != nil && f.rounds == 0 && f.output == "text" {
+	if io.size != nil && f.rounds == 0 {
 		return f.screen(ctx, runDir, io, last)
 	}
 	for i := 0; f.rounds == 0 || i < f.rounds; i++ {
@@ -80,18 +78,10 @@ func (f *topFlags) run(ctx context.Context, runDir string, io streams) error {
 		if err != nil {
 			return err
 		}
-		if f.output == "json" {
-			line, err := safely(json.Marshal(newTopJSON(last, r)))
-			if err != nil {
-				return fmt.Errorf("print a round: %w", err)
-			}
-			fmt.Fprintf(io.out, "%s\n", line)
-		} else {
-			if i > 0 {
-				fmt.Fprintln(io.out)
-			}
-			printTop(io, last, r)
+		if i > 0 {
+			fmt.Fprintln(io.out)
 		}
+		printTop(io, last, r)
 		last = r
 	}
 	if problems(last) > 0 {
@@ -112,8 +102,7 @@ func printTop(io streams, old, r *api.StatusResponse) {
 	printHealth(io, r, io.width())
 	fmt.Fprintln(io.out)
 	tenants := topTable()
-	all, _ := ratesOf(old, r)
-	for _, g := range all {
+	for _, g := range ratesOf(old, r) {
 		for _, line := range wrap(printable(describeGPU(g.gpu)), io.width(), "       ") {
 			fmt.Fprintln(io.out, line)
 		}
@@ -156,14 +145,13 @@ type gpuRates struct {
 
 type tenantRates struct {
 	*tenant
-	part   float64 // of the GPU's time, 0 to 1
-	grants float64 // per second
-	moved  float64 // bytes per second between GPU and host
+	part  float64 // of the GPU's time, 0 to 1
+	moved float64 // bytes per second between GPU and host
 }
 
 // ratesOf compares two answers. It returns what lies between them, by GPU.
-func ratesOf(old, r *api.StatusResponse) (all []gpuRates, interval time.Duration) {
-	interval = time.Duration(r.UptimeNs - old.UptimeNs)
+func ratesOf(old, r *api.StatusResponse) (all []gpuRates) {
+	interval := time.Duration(r.UptimeNs - old.UptimeNs)
 	if interval <= 0 { // another scheduler: all it has done
 		old, interval = &api.StatusResponse{}, max(time.Duration(r.UptimeNs), 1)
 	}
@@ -183,19 +171,11 @@ func ratesOf(old, r *api.StatusResponse) (all []gpuRates, interval time.Duration
 				o = &tenant{&api.GPUTenant{Use: &api.TenantUse{}}}
 			}
 			used := time.Duration(max(t.Use.UsedNs-o.Use.UsedNs, 0))
-			rates.tenants = append(rates.tenants, tenantRates{tenant: t, part: used.Seconds() / interval.Seconds(),
-				grants: perSecond(t.grants(), o.grants(), interval), moved: perSecond(t.moved(o), 0, interval)})
+			rates.tenants = append(rates.tenants, tenantRates{tenant: t, part: used.Seconds() / interval.Seconds(), moved: float64(t.moved(o)) / interval.Seconds()})
 		}
 		all = append(all, rates)
 	}
-	return all, interval
-}
-
-func (t *tenant) grants() (n uint64) {
-	for _, c := range t.Clients {
-		n += c.Grants
-	}
-	return max(n, t.Use.Grants)
+	return all
 }
 
 // moved returns how many bytes the tenant's processes moved since an earlier answer.
@@ -210,62 +190,4 @@ func (t *tenant) moved(since *tenant) (bytes uint64) {
 		}
 	}
 	return bytes
-}
-
-// perSecond is the rate of a counter; one that fell began anew.
-func perSecond(now, before uint64, interval time.Duration) float64 {
-	if now < before {
-		before = 0
-	}
-	return float64(now-before) / interval.Seconds()
-}
-
-type topJSON struct {
-	Seconds float64      `json:"seconds"` // that the rates are of
-	Healthy bool         `json:"healthy"`
-	GPUs    []topGPUJSON `json:"gpus"`
-}
-
-type topGPUJSON struct {
-	Index   uint32          `json:"index"`
-	UUID    string          `json:"uuid"`
-	Tenants []topTenantJSON `json:"tenants"`
-}
-
-type topTenantJSON struct {
-	Tenant      string  `json:"tenant"`
-	State       string  `json:"state"`
-	Gets        float64 `json:"gets"`   // part of the GPU's time, in these seconds
-	Waited      float64 `json:"waited"` // part of the latest five seconds
-	Grants      float64 `json:"grants_per_second"`
-	MemoryBytes uint64  `json:"memory_bytes"`
-	LimitBytes  uint64  `json:"limit_bytes"`
-
-	Due           float64  `json:"due"` // part of the GPU's time that it gets now if it wants it
-	ResidentBytes uint64   `json:"resident_bytes"`
-	AwayBytes     uint64   `json:"away_bytes"`
-	Moved         float64  `json:"moved_bytes_per_second"`
-	WaitP50       *float64 `json:"wait_p50_seconds,omitempty"` // of the latest minute; absent: no grants
-	WaitP99       *float64 `json:"wait_p99_seconds,omitempty"`
-}
-
-func newTopJSON(old, r *api.StatusResponse) topJSON {
-	all, interval := ratesOf(old, r)
-	out := topJSON{Seconds: interval.Seconds(), Healthy: problems(r) == 0, GPUs: []topGPUJSON{}}
-	for _, g := range all {
-		one := topGPUJSON{g.gpu.Index, g.gpu.Uuid, []topTenantJSON{}}
-		for _, t := range g.tenants {
-			state, _, _ := t.state()
-			line := topTenantJSON{Tenant: t.name(), State: state, Gets: t.part, Waited: float64(t.Use.WaitedPermille) / 1000, Grants: t.grants,
-				MemoryBytes: t.Memory.UsedBytes, LimitBytes: t.Memory.LimitBytes, Due: float64(t.Use.PromisedPermille) / 1000,
-				ResidentBytes: t.resident(g.gpu), AwayBytes: t.away(), Moved: t.moved}
-			if s := t.Use.Waits; s.GetCount() > 0 {
-				p50, p99 := seconds(s.P50Ns), seconds(s.P99Ns)
-				line.WaitP50, line.WaitP99 = &p50, &p99
-			}
-			one.Tenants = append(one.Tenants, line)
-		}
-		out.GPUs = append(out.GPUs, one)
-	}
-	return out
 }

@@ -4,7 +4,6 @@ package main
 
 import (
 	"bytes"
-	"encoding/json"
 	"strings"
 	"testing"
 
@@ -58,17 +57,5 @@ func TestTopOfAnotherScheduler(t *testing.T) {
 	printTop(streams{out: &out}, sample(), fresh)
 	if !strings.Contains(out.String(), "61.2%") { // 61.2 s of 100
 		t.Errorf("got\n%s", out.String())
-	}
-}
-
-func TestTopJSON(t *testing.T) {
-	f := &fake{status: sample(), later: []*api.StatusResponse{twoSecondsLater()}}
-	code, out, errs := ctl("top", "--once", "-o", "json", "-d", "0.01", "--run-dir", serve(t, f))
-	var got topJSON
-	if err := json.Unmarshal([]byte(out), &got); code != exitOK || err != nil || strings.Count(out, "\n") != 1 {
-		t.Fatalf("exit %d, %v, %s %s", code, err, out, errs)
-	}
-	if a := got.GPUs[0].Tenants[0]; a.Tenant != "ml/train-a/main" || a.Due != 0.25 || a.WaitP50 == nil || *a.WaitP50 != 0.05 || *a.WaitP99 != 0.099 || got.GPUs[0].Tenants[1].WaitP50 != nil || a.Gets != 0.25 || a.Grants != 5 || a.LimitBytes != 8<<30 || got.Seconds != 2 {
-		t.Errorf("got %+v", got)
 	}
 }

@@ -31,8 +31,6 @@ const (
 	// maxTrialSwap is the largest GPU whose memory doctor test fills to see it swapped,
 	// bytes.
 	maxTrialSwap = 8 << 30
-	// firstGPU is the GPU of the test, unless --gpu names another.
-	firstGPU = "0"
 	// trialPatience is how long a pair of programs may take beyond the time of the test.
 	trialPatience = 3 * time.Minute
 )
@@ -45,7 +43,6 @@ type trial struct {
 	shim   string
 	gpu    string
 	time   time.Duration
-	env    []string // of the programs, besides
 	// patience is how long the programs may take beyond that.
 	patience time.Duration
 }
@@ -85,7 +82,7 @@ missing in the shares.`,
 		},
 	}
 	addForm(cmd, &output, "", "text", "json", "yaml")
-	cmd.Flags().StringVar(&t.gpu, "gpu", firstGPU, "the GPU with this `index or UUID`")
+	cmd.Flags().StringVar(&t.gpu, "gpu", "0", "the GPU with this `index or UUID`")
 	cmd.Flags().Var((*durationFlag)(&t.time), "time", "how long the programs run, in seconds or with a unit")
 	return cmd
 }
@@ -96,35 +93,16 @@ func (t *trial) run(ctx context.Context) ([]finding, error) {
 		return nil, err
 	}
 	g := r.Gpus[0]
-	fix := t.remedy(os.Geteuid())
 	t.gpu = g.Uuid
-	all := busyOthers(g)
 	free, limited, err := t.pair(ctx, 0, trialMemory+probePiece,
 		"--core-limit", fmt.Sprint(trialLimit), "--memory-limit", fmt.Sprintf("%dMi", trialMemory>>20))
 	if err != nil {
-		return append(all, finding{Check: "programs", Level: fail, Text: err.Error(), Fix: fix}), nil
+		return []finding{{Check: "programs", Level: fail, Text: err.Error(), Fix: "nvsharectl doctor"}}, nil
 	}
-	all = append(all, judgeShims(func() []string { return t.past(ctx) }, free, limited))
-	all = append(all, t.judgeControls(g.Swap != nil, free, limited)...)
+	all := append([]finding{judgeShims(free, limited)}, judgeControls(g, free, limited)...)
 	all = append(all, judgeShares(free.probed, limited.probed)...)
 	all = append(all, judgeMemory(limited.probed))
 	return append(all, t.swapping(ctx, g)), nil
-}
-
-// remedy returns what a user does whose programs have failed: limits need root.
-func (t *trial) remedy(uid int) string {
-	words := []string{"doctor"}
-	if uid != 0 {
-		words = append(words, "test")
-		if t.gpu != firstGPU {
-			words = append(words, "--gpu", t.gpu)
-		}
-	}
-	return t.patient().sudo(words...)
-}
-
-func (t *trial) patient() *patient {
-	return &patient{self: t.self, runDir: t.runDir, simGPU: t.simGPU, shim: t.shim}
 }
 
 // status is what the scheduler says of the GPU.
@@ -134,19 +112,6 @@ func (t *trial) status(ctx context.Context) (*api.StatusResponse, error) {
 		return nil, err
 	}
 	return r, restrict(r, t.gpu)
-}
-
-func busyOthers(g *api.GPU) []finding {
-	n := 0
-	for _, u := range g.Tenants {
-		if u.GotPermille > 10 {
-			n++
-		}
-	}
-	if n == 0 {
-		return nil
-	}
-	return []finding{{Check: "others", Level: warn, Text: "on the GPU besides: " + numbered(n, "tenant", "tenants") + ", whose part is missing in what follows"}}
 }
 
 // part is how much of the time the program had the GPU.
@@ -283,7 +248,7 @@ func (t *trial) start(ctx context.Context, name string, want uint64, terms ...st
 	args = append(args, terms...)
 	args = append(args, "--", t.self, "doctor", "probe", "--time", t.time.String(), "--bytes", fmt.Sprint(want))
 	p := &program{name: name, cmd: exec.CommandContext(ctx, t.self, args...)}
-	p.cmd.Env = append(os.Environ(), t.env...)
+	p.cmd.Env = os.Environ()
 	if t.simGPU != "" {
 		p.cmd.Env = append(p.cmd.Env, "NVSHARE_SIMGPU_DIR="+filepath.Join(t.simGPU, "run"), "LD_LIBRARY_PATH="+filepath.Join(t.simGPU, "lib"))
 	}

@@ -46,7 +46,7 @@ refused, which of its processes are suspended, were, or could not leave the
 GPU, and which processes use the GPU without nvshare.` + tenantHelp,
 		Example: `  nvsharectl why ml/train-a/main
   nvsharectl why 1000             the processes of user 1000 outside containers`,
-		Args: oneTenant(root),
+		Args: oneTenant,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return f.run(cmd.Context(), root.runDir, io, args[0])
 		},
@@ -70,13 +70,13 @@ func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want stri
 		return err
 	}
 	now := time.Now().UnixNano()
-	known := newTenants()
+	known := tenants{}
 	known.addStatus(r)
 	whose := known.meant(want)
 	var all []*account
 	for _, g := range r.Gpus {
 		for _, t := range tenantsOf(g) {
-			if whose.has(t.Container, t.Uid) {
+			if whose(t.Container, t.Uid) {
 				a := accountOf(g, t, events, now-int64(f.last), now)
 				a.Unmanaged = unmanagedOn(g, r.Unmanaged)
 				all = append(all, a)
@@ -84,12 +84,7 @@ func (f *whyFlags) run(ctx context.Context, runDir string, io streams, want stri
 		}
 	}
 	if len(all) == 0 {
-		names := tenantNames(r)
-		hint := suggestion(want, names)
-		if hint == "" && len(names) > 0 {
-			hint = "; give one of: " + listOf(names)
-		}
-		return fmt.Errorf("tenant %q: no tenant on a GPU has this name%s", want, hint)
+		return fmt.Errorf("tenant %q: no tenant on a GPU has this name%s (nvsharectl status lists them)", want, suggestion(want, tenantNames(r)))
 	}
 	if f.output != "text" {
 		return encode(io, f.output, all)

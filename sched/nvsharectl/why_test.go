@@ -147,7 +147,7 @@ func TestSuggestions(t *testing.T) {
 	for args, want := range map[string]string{
 		"stauts":                     "did you mean status?",
 		"stat":                       "did you mean status?",
-		"why":                        "which tenant? give its name",
+		"why":                        "give one tenant",
 		"why user 1000":              "quote a name with a space",
 		"events --tennant x":         "did you mean --tenant?",
 		"set --container a":          "Run nvsharectl set --help",
@@ -165,21 +165,6 @@ func TestSuggestions(t *testing.T) {
 	f.later = []*api.StatusResponse{twoSecondsLater()}
 	if code, _, errs := ctl("top", "--once", "-d", "0.01", "--run-dir", serve(t, f)); code != exitOK {
 		t.Errorf("-d takes seconds as -T does: exit %d, %q", code, errs)
-	}
-}
-
-// Commands that want a tenant name those that there are.
-func TestWhichTenant(t *testing.T) {
-	dir := serve(t, &fake{status: sample()})
-	for _, command := range []string{"why", "suspend", "resume", "migrate"} {
-		code, _, errs := ctl(command, "--run-dir", dir)
-		if want := "which tenant? give one of: ml/train-a/main, ml/train-b/main, user 1000"; code != exitUsage || !strings.Contains(errs, want) {
-			t.Errorf("%s: exit %d, %q, want %q", command, code, errs, want)
-		}
-	}
-	code, _, errs := ctl("why", "root", "--run-dir", dir)
-	if want := "no tenant on a GPU has this name; give one of: ml/train-a/main, "; code != exitFailed || !strings.Contains(errs, want) {
-		t.Errorf("exit %d, %q, want %q", code, errs, want)
 	}
 }
 

@@ -159,7 +159,7 @@ func TestCoreRequests(t *testing.T) {
 		removePod(t, pod)
 		t.Fatal("101 % were promised")
 	}
-	for _, want := range []string{"default/" + name, "main", coreRequestAnnotation, `"51"`, judge.UUID(0), "50 % to default/req-50/main", "at most 50 % are left"} {
+	for _, want := range []string{"default/" + name, "main", coreRequestAnnotation, `"51"`, judge.UUID(0) + ") has 50 % ", "default/req-50/main has 50 %"} {
 		if !strings.Contains(unescaped(err.Error()), want) {
 			t.Errorf("the error does not name %s: %v", want, err)
 		}
