@@ -331,7 +331,7 @@ class Servers:
             elif kind in ("swap-out", "swap-in"):
                 moves.append([server, at - e["took_seconds"], at, (1 if kind == "swap-in" else -1) * e["bytes"] >> 20])
         turns += [[server, at, length] for server, at in granted.items()]
-        slices = {c["container"]["name"]: c["slice_seconds"] for g in self.status().get("gpus", []) for c in g["clients"]}
+        slices = {c["container"].get("name", ""): c["slice_seconds"] for g in self.status().get("gpus", []) for c in g["clients"]}
         turns, moves = ([[server, round(1000 * max(a, 0), 1), round(1000 * min(b, length), 1), *mib] for server, a, b, *mib in of if a < length and b > 0]
                         for of in (turns, moves))
         return {"turns": turns, "moves": moves, "slices_ms": [round(1000 * slices.get(f"server-{i}", 0), 3) for i in range(self.args.servers)]}
