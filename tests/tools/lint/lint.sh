@@ -33,10 +33,6 @@ left_out() { echo "lint: LEFT OUT: $*" >&2; }
 # These are lists of files; no name has a space.
 scripts=$(git ls-files '*.sh' 2>/dev/null || find . -name '*.sh' -not -path './.build/*')
 
-check "modules" $go mod verify
-check "modules of lint" $go -C "$here" mod verify
-check "modules of package" $go -C "$here/../../../deployments/package" mod verify
-check "modules of summary" $go -C "$here/../summary" mod verify
 check staticcheck "$out/staticcheck" -tags e2e,engines,k8s,compat,release ./...
 if command -v shellcheck >/dev/null; then
 	# shellcheck disable=SC2086
