@@ -28,8 +28,8 @@ export CGO_CFLAGS ?= -O2 -g -Wno-deprecated-declarations
 SIM   ?=
 GOAL  := demo
 STEPS ?= 1000000000
-# The steps of TestSim in make test: 8 s on one core, with the same seed each time. make sim takes the many.
-TEST_STEPS := 1000000
+# The steps of TestSim in make test: 3 s on one core, with the same seed each time. make sim takes the many.
+TEST_STEPS := 400000
 EXECS ?= 50000
 FUZZ  := sched/wire:FuzzDecode sched/daemon/state:FuzzState sched/daemon:FuzzRecords sched/daemon:FuzzControl \
 	plugin:FuzzRequest plugin:FuzzParseRequest plugin:FuzzShare sched/api:FuzzParseMemory cdi/ldcache:FuzzParse
