@@ -274,7 +274,8 @@ release: ## .build/dist: tarballs, deb, rpm and SBOM for ARCHES (amd64 arm64), t
 	@set -e; for arch in $(ARCHES); do $(MAKE) --no-print-directory image-root ARCH=$$arch; done
 	@HERE=$(BUILD)/static/$(HOSTARCH) VERSION=$(VERSION) IMAGE=$(IMAGE) sh deployments/package/build.sh $(BUILD) $(ARCHES)
 
-test-release: simgpu ## of make test: the files of make release; root
+test-release: shim simgpu ## of make test: the files of make release; root
+	@$(MAKE_C) -C hook OUT=$(BUILD) aarch64
 	NVSHARE_TEST_BUILD=$(BUILD) $(call TEST,./tests/release) -count=1 -tags $(TAGS),release -timeout 40m
 
 install: stage ## install into PREFIX (/usr/local), below DESTDIR; the default needs root
