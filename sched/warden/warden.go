@@ -252,11 +252,12 @@ func (w *Warden) mayConnect(sock *net.UnixConn) (pid int, err error) {
 // tooLong is the answer to an order that may still be carried out.
 const tooLong = "the driver or the process takes too long"
 
-// A process keeps the others of a packet waiting until the driver has not answered for so many pauses in a
-// row. The pauses (tick) are counted, not the time: on a machine that does much else the warden and the process
-// run seldom, and neither hangs. A process can make objects without end, so only so many answers count.
+// A process keeps the others of a packet waiting until the driver has not answered for so many pauses (tick) in a
+// row. Pauses are counted, not the time, and few of those that took twice as long: on a machine that does much else the
+// warden and the process run seldom, and neither hangs. A process can make objects without end, so only so many answers count.
 const (
 	answerPauses = int(order.Lease / 2 / tick)
+	latePauses   = 10 // of which one counts
 	answersCount = 1000
 )
 
@@ -290,20 +291,24 @@ func (w *Warden) carryOut(r order.Request) order.Reply {
 			}
 		}()
 	}
-	began := w.answers.Load()
+	before, since := w.answers.Load(), time.Now()
 	pause := time.NewTimer(tick)
 	defer pause.Stop()
-	for missing, pauses, seen := len(r.Orders), 0, int64(0); missing > 0 && pauses < answerPauses; {
+	for missing, left, seen := len(r.Orders), latePauses*answerPauses, int64(0); missing > 0 && left > 0; {
 		select {
 		case one := <-all:
 			reply.Results[one.i] = one.r
 			missing--
 		case <-pause.C:
-			pause.Reset(tick)
-			pauses++
-			if n := min(w.answers.Load()-began, answersCount); n > seen {
-				seen, pauses = n, 0
+			now := time.Now()
+			if left--; now.Sub(since) < 2*tick {
+				left -= latePauses - 1
 			}
+			if n := min(w.answers.Load()-before, answersCount); n > seen {
+				seen, left = n, latePauses*answerPauses
+			}
+			since = now
+			pause.Reset(tick)
 		}
 	}
 	return reply
