@@ -326,12 +326,13 @@ func TestRunsOnArm64(t *testing.T) {
 	if err != nil || !slices.Contains(arches, "arm64") || runtime.GOARCH == "arm64" {
 		t.Skip("SKIPPED: no qemu-aarch64 or no cross compiler here, or this is arm64")
 	}
-	for _, kind := range []string{"", "-static"} {
+	for kind, programs := range map[string][][]string{
+		"": {{"nvshare-scheduler", "--version"}, {"nvshare-plugin", "--version"},
+			{"nvsharectl", "install", "--root", t.TempDir(), "--prefix", "/usr"}},
+		"-static": {{"nvsharectl", "--help"}},
+	} {
 		dir := unpack(t, "arm64", kind)
-		for _, program := range [][]string{
-			{"nvshare-scheduler", "--version"}, {"nvshare-plugin", "--version"}, {"nvsharectl", "--help"},
-			{"nvsharectl", "install", "--root", t.TempDir(), "--prefix", "/usr"},
-		} {
+		for _, program := range programs {
 			cmd := exec.Command(qemu, append([]string{filepath.Join(dir, program[0])}, program[1:]...)...)
 			cmd.Env = append(os.Environ(), "QEMU_LD_PREFIX=/usr/aarch64-linux-gnu") // the cross compiler's C library
 			if out, err := cmd.CombinedOutput(); err != nil {
