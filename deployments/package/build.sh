@@ -5,7 +5,7 @@
 # Makes the files of a release in BUILD/dist: for each ARCH two tarballs, a deb, an rpm
 # and the list of parts; the chart, with IMAGE as its image; and the checksums of all. BUILD/image/ARCH/root and
 # BUILD/static/ARCH hold the programs; the Makefile's target release builds them. The
-# same tree, compilers and SOURCE_DATE_EPOCH give the same bytes.
+# same tree, compilers and SOURCE_DATE_EPOCH give the same bytes. GZIP_LEVEL: of the tarballs (6).
 set -eu
 
 build=${1:?usage: build.sh BUILD ARCH...}
@@ -28,7 +28,7 @@ fi
 # unpack it.
 pack() {
 	# shellcheck disable=SC2046 # names without spaces
-	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$1" -cf - $(ls "$1") | gzip -n >"$2"
+	tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$1" -cf - $(ls "$1") | gzip -n "-${GZIP_LEVEL:-6}" >"$2"
 }
 
 rm -rf "$dist"

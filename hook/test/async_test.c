@@ -1053,8 +1053,8 @@ static void no_failure_spoils_what_moves(void)
 
 	open_on(GPU);
 	for (int i = 0; i < PIECES; i++) {
-		CU(cuMemAlloc_v2(&p[i], 160 * MIB));
-		fill_part(p[i], 160 * MIB, (uint64_t)i, NULL);
+		CU(cuMemAlloc_v2(&p[i], 48 * MIB));
+		fill_part(p[i], 48 * MIB, (uint64_t)i, NULL);
 	}
 	for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++)
 		for (int n = 1; n <= 5; n += 2) { /* out, and in */
@@ -1068,7 +1068,7 @@ static void no_failure_spoils_what_moves(void)
 			swapper_room(0);
 			swapper_withhold(false);
 			for (int k = 0; k < PIECES; k++)
-				check_part(p[k], 160 * MIB, (uint64_t)k, NULL);
+				check_part(p[k], 48 * MIB, (uint64_t)k, NULL);
 			simgpu_intercept(NULL);
 			CHECK(n > 1 || atomic_load(&countdown) <= 0); /* it was made */
 			faultless();

@@ -1083,7 +1083,7 @@ static void *churn(void *arg)
 	CUdeviceptr p[8] = { 0 };
 
 	CU(cuCtxSetCurrent(contexts[seed % 2]));
-	for (int i = 0; i < 3000; i++) {
+	for (int i = 0; i < 1000; i++) {
 		CUdeviceptr *at = &p[rand_r(&seed) % 8];
 		int result = CUDA_SUCCESS;
 
@@ -1153,7 +1153,7 @@ static void threads_beside_a_limit_that_comes_and_goes(void)
 	begin(0, 0);
 	for (uintptr_t i = 0; i < THREADS; i++)
 		CHECK(pthread_create(&t[i], NULL, churn, (void *)i) == 0);
-	for (int i = 0; i < 100; i++)
+	for (int i = 0; i < 30; i++)
 		for (int g = 0; g < 2; g++) {
 			ledger_limit(g, i % 2 ? 0 : LIMIT);
 			EVENTUALLY(gpu_has(g, LIMIT) == !(i % 2)); /* the process has heard of it */
@@ -1175,7 +1175,7 @@ static void *come_and_go(void *arg)
 	int gpu = seed % 2;
 
 	CU(cuCtxSetCurrent(contexts[gpu]));
-	for (int i = 0; i < 500; i++) {
+	for (int i = 0; i < 150; i++) {
 		CUmemoryPool pool = keeping(gpu, rand_r(&seed) % 2 ? UINT64_MAX : MIB);
 		CUdeviceptr p[4] = { 0 };
 

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sirupsen/logrus"
+	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/warden/order"
 	"github.com/nvshare/nvshare/sched/warden/rm"
@@ -132,8 +133,15 @@ func (g *guard) say(busy bool) bool {
 	if busy {
 		what = beatBusy
 	}
-	_ = g.pipe.SetWriteDeadline(time.Now().Add(tick)) // a guard that hangs
-	_, err := g.pipe.Write([]byte{what})
+	raw, err := g.pipe.SyscallConn()
+	if err == nil {
+		// One try, which fails where the pipe is full: the guard hangs. A time limit would say that of a busy machine, too.
+		closed := raw.Write(func(fd uintptr) bool {
+			_, err = unix.Write(int(fd), []byte{what})
+			return true
+		})
+		err = errors.Join(err, closed)
+	}
 	g.busy = busy && err == nil
 	return err == nil
 }

@@ -16,13 +16,15 @@ import (
 	"github.com/nvshare/nvshare/sched/warden/rm"
 )
 
-func newWarden(t *testing.T) *Warden {
+func testWarden(t *testing.T) *Warden {
 	t.Helper()
 	l, err := newLedger(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Warden{Options: Options{Driver: rm.OpenSimulated(), Log: quiet()}, ledger: l, guard: &guard{}, processes: map[int]*process{}}
+	w := newWarden(Options{Driver: rm.OpenSimulated(), Log: quiet()}, l)
+	w.guard = &guard{}
+	return w
 }
 
 func sleeper(t *testing.T) *exec.Cmd {
@@ -56,7 +58,7 @@ func frozen(t *testing.T, w *Warden, freezer string) *process {
 func TestFrozenProcessDies(t *testing.T) {
 	for name, asked := range map[string]bool{"nobody asks": false, "an order comes first": true} {
 		t.Run(name, func(t *testing.T) {
-			w, freezer := newWarden(t), filepath.Join(t.TempDir(), "cgroup.freeze")
+			w, freezer := testWarden(t), filepath.Join(t.TempDir(), "cgroup.freeze")
 			if err := os.WriteFile(freezer, []byte("1"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -79,7 +81,7 @@ func TestFrozenProcessDies(t *testing.T) {
 
 // Who cannot be let go on is not forgotten: it is tried again.
 func TestContainerStaysFrozen(t *testing.T) {
-	w, freezer := newWarden(t), t.TempDir() // a directory cannot be written to
+	w, freezer := testWarden(t), t.TempDir() // a directory cannot be written to
 	p := frozen(t, w, freezer)
 	w.sweep(time.Now())
 	if len(w.all()) != 1 || w.ledger.empty() {
@@ -96,7 +98,7 @@ func TestContainerStaysFrozen(t *testing.T) {
 
 // Where the freezer cannot be written, the channels go on.
 func TestFreezerCannotBeWritten(t *testing.T) {
-	w, freezer := newWarden(t), t.TempDir()
+	w, freezer := testWarden(t), t.TempDir()
 	cmd := sleeper(t)
 	p, err := w.process(cmd.Process.Pid, 0)
 	if err != nil {
@@ -110,7 +112,7 @@ func TestFreezerCannotBeWritten(t *testing.T) {
 
 // No order runs on a process that was dropped while the order waited for it: nobody would end it.
 func TestOrderWhileDropped(t *testing.T) {
-	w, pid := newWarden(t), sleeper(t).Process.Pid
+	w, pid := testWarden(t), sleeper(t).Process.Pid
 	for range 1000 {
 		old, err := w.locked(pid, 0)
 		if err != nil {
@@ -159,14 +161,14 @@ func TestWhoHasTheShimIsNotKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r := newWarden(t).one(order.Order{Op: order.Kill, PID: cmd.Process.Pid}, time.Now()); r.Error != order.HasShim {
+	if r := testWarden(t).one(order.Order{Op: order.Kill, PID: cmd.Process.Pid}, time.Now()); r.Error != order.HasShim {
 		t.Errorf("%+v", r)
 	}
 }
 
 // A kill waits for no order that hangs.
 func TestKillWaitsForNobody(t *testing.T) {
-	w, cmd := newWarden(t), sleeper(t)
+	w, cmd := testWarden(t), sleeper(t)
 	p, err := w.locked(cmd.Process.Pid, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -24,6 +24,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -61,6 +62,8 @@ type Warden struct {
 	listen *net.UnixListener
 	guard  *guard
 
+	answers atomic.Int64 // of the driver, so far
+
 	mu        sync.Mutex
 	processes map[int]*process
 	ended     bool
@@ -76,7 +79,7 @@ func New(o Options) (*Warden, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &Warden{Options: o, ledger: l, processes: map[int]*process{}}
+	w := newWarden(o, l)
 	if w.lock, err = takeLock(filepath.Join(o.Dir, "lock")); err != nil {
 		return nil, err
 	}
@@ -107,8 +110,35 @@ func New(o Options) (*Warden, error) {
 	return w, nil
 }
 
-// lockWait is how long the guard of an earlier warden may take to put all on.
-const lockWait = 2 * freeFor
+func newWarden(o Options, l *ledger) *Warden {
+	w := &Warden{Options: o, ledger: l, processes: map[int]*process{}}
+	w.Driver = counted{o.Driver, &w.answers}
+	return w
+}
+
+// counted is a driver whose answers are counted.
+type counted struct {
+	rm.Driver
+	answers *atomic.Int64
+}
+
+func (d counted) File(fd int) rm.File { return countedFile{d.Driver.File(fd), d.answers} }
+
+type countedFile struct {
+	rm.File
+	answers *atomic.Int64
+}
+
+func (f countedFile) Control(client, object uint32, c rm.Command, params []byte) (uint32, error) {
+	status, err := f.File.Control(client, object, c, params)
+	if err == nil {
+		f.answers.Add(1)
+	}
+	return status, err
+}
+
+// lockWait is how long the guard of an earlier warden may take to put all on, on a machine that does much else.
+const lockWait = time.Minute
 
 func takeLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -222,8 +252,14 @@ func (w *Warden) mayConnect(sock *net.UnixConn) (pid int, err error) {
 // tooLong is the answer to an order that may still be carried out.
 const tooLong = "the driver or the process takes too long"
 
-// answerLimit bounds how long one process keeps the others of a packet waiting.
-const answerLimit = order.Lease / 2
+// A process keeps the others of a packet waiting until the driver has not answered for so many pauses (tick) in a
+// row. Pauses are counted, not the time, and few of those that took twice as long: on a machine that does much else the
+// warden and the process run seldom, and neither hangs. A process can make objects without end, so only so many answers count.
+const (
+	answerPauses = int(order.Lease / 2 / tick)
+	latePauses   = 10 // of which one counts
+	answersCount = 1000
+)
 
 // carryOut does all orders of a packet at the same time; those about one process in turn, but for a kill, which waits for none.
 func (w *Warden) carryOut(r order.Request) order.Reply {
@@ -255,13 +291,24 @@ func (w *Warden) carryOut(r order.Request) order.Reply {
 			}
 		}()
 	}
-	late := time.After(answerLimit)
-	for range r.Orders {
+	before, since := w.answers.Load(), time.Now()
+	pause := time.NewTimer(tick)
+	defer pause.Stop()
+	for missing, left, seen := len(r.Orders), latePauses*answerPauses, int64(0); missing > 0 && left > 0; {
 		select {
 		case one := <-all:
 			reply.Results[one.i] = one.r
-		case <-late:
-			return reply
+			missing--
+		case <-pause.C:
+			now := time.Now()
+			if left--; now.Sub(since) < 2*tick {
+				left -= latePauses - 1
+			}
+			if n := min(w.answers.Load()-before, answersCount); n > seen {
+				seen, left = n, latePauses*answerPauses
+			}
+			since = now
+			pause.Reset(tick)
 		}
 	}
 	return reply

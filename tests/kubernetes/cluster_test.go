@@ -413,7 +413,7 @@ func churn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(within(t), patience)
 	defer cancel()
 	kubectl(t, ctx, "apply", "-k", "simgpu/surge")
-	pods := churnPods(t, "50")
+	pods := churnPods(t, "30")
 	_, err := cluster.Apply(ctx, fmt.Sprintf(churnJob, pods), "apply")
 	check(t, err)
 	for range 2 {

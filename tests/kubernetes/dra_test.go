@@ -427,7 +427,7 @@ func draForms(t *testing.T) {
 func draChurn(t *testing.T) {
 	ctx := within(t)
 	job := strings.NewReplacer("    metadata: {annotations: {nvshare.com/gpu: nvshare.com/gpu=1}}\n", "",
-		"        args:", "        resources: {limits: {nvshare.com/gpu: 1}}\n        args:").Replace(fmt.Sprintf(churnJob, churnPods(t, "20")))
+		"        args:", "        resources: {limits: {nvshare.com/gpu: 1}}\n        args:").Replace(fmt.Sprintf(churnJob, churnPods(t, "12")))
 	_, err := cluster.Apply(ctx, job, "apply")
 	check(t, err)
 	kubectl(t, ctx, "wait", "--for=condition=complete", "job/churn", "--timeout="+patience.String())

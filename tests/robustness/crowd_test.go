@@ -244,7 +244,7 @@ func TestNewcomersAreNotCrowdedOut(t *testing.T) {
 		newcomers = append(newcomers, s.startTenant(fmt.Sprintf("n%d", i), theirs, open))
 	}
 	s.awaitAttached(7)
-	s.expectTurns(3, slices.Concat(first, newcomers)...)
+	s.expectTurns(2, slices.Concat(first, newcomers)...)
 	s.expectAlone(began)
 	s.expectAlive()
 	stop()

@@ -68,7 +68,7 @@ func TestSuspendToFile(t *testing.T) {
 	x.awaitsFiled()
 	x.does("k")
 
-	for range 4 { // at moments that differ by chance
+	for range 2 { // at moments that differ by chance
 		x.suspend()
 		x.awaitsAway()
 		x.endScheduler(syscall.SIGKILL)

@@ -155,11 +155,12 @@ func TestTurnsWithoutTheShim(t *testing.T) {
 // Processes without a shim share by time slices with those that have one, by the weight of their tenants.
 func TestSlicesWithoutTheShim(t *testing.T) {
 	t.Parallel()
-	// Who leaves the GPU idle in turns gets no slices: so turns are long, and much is queued.
+	// Who leaves the GPU idle in turns gets no slices: so turns are long, and a second of work is queued, for
+	// machines that do much else.
 	s := withWarden(t, "--hold-all", "--anti-thrash", "auto", "--tq", "500ms")
 	weight, uid := uint32(300), uint32(2001)
 	s.share(&api.SetShareRequest{Uid: &uid, Weight: &weight})
-	queued := func(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "--kernel-us", "5000", "--depth", "60") }
+	queued := func(cmd *exec.Cmd) { cmd.Args = append(cmd.Args, "--kernel-us", "20000", "--depth", "60") }
 	a, b := s.startTenant("a", queued, bare(2001)), s.startTenant("b", queued, bare(2002))
 	s.awaitHeld(a, b)
 	bySlices := func() error {

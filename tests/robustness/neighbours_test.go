@@ -25,7 +25,7 @@ func turns() uint64 {
 	if n, err := strconv.ParseUint(os.Getenv(turnsEnv), 10, 32); err == nil && n > 0 {
 		return n
 	}
-	return 10
+	return 4
 }
 
 // period is where a measurement begins, and what the scheduler had used until then.

@@ -39,7 +39,7 @@ func TestOthersShareBesideALimit(t *testing.T) {
 			run := func(mode sched.Mode, processes []process) (parts, ofAlone []float64, g *gpuModel) {
 				g = newGPUModel(t, mode, processes...)
 				g.run(30 * time.Second)
-				parts, ofAlone = g.got(60 * time.Second)
+				parts, ofAlone = g.got(30 * time.Second)
 				return
 			}
 			all := slices.Concat(test.limits, test.others)
@@ -117,7 +117,7 @@ func TestOthersShareBesideALimitAndALatencyTenant(t *testing.T) {
 			run := func(mode sched.Mode, processes []process) (parts, ofAlone []float64, g *gpuModel) {
 				g = newGPUModel(t, mode, processes...)
 				g.run(30 * time.Second)
-				parts, ofAlone = g.got(60 * time.Second)
+				parts, ofAlone = g.got(30 * time.Second)
 				return
 			}
 			parts, got, g := run(sched.Auto, processes)
@@ -214,7 +214,7 @@ func TestGroupsBesideALimit(t *testing.T) {
 			run := func(mode sched.Mode) (parts, ofAlone []float64, g *gpuModel) {
 				g = newGPUModel(t, mode, all...)
 				g.run(30 * time.Second)
-				parts, ofAlone = g.got(60 * time.Second)
+				parts, ofAlone = g.got(30 * time.Second)
 				return
 			}
 			parts, got, g := run(sched.Auto)

@@ -199,7 +199,7 @@ func lostOnce() []string {
 // pairs and triples looked at, NVSHARE_MIXES=N each Nth from NVSHARE_MIXES_FROM on. Those of lostOnce are always
 // looked at.
 func TestMixes(t *testing.T) {
-	every, from := 388, 5
+	every, from := 1552, 5
 	for name, n := range map[string]*int{"NVSHARE_MIXES": &every, "NVSHARE_MIXES_FROM": &from} {
 		if s := os.Getenv(name); s != "" {
 			var err error

@@ -32,8 +32,9 @@ const (
 	retryPause = 5 * time.Second
 	// dialPause is the time between two tries to reach the warden.
 	dialPause = time.Second
-	// orderTimeout bounds the answer to an order: a driver can hang.
-	orderTimeout = 5 * time.Second
+	// orderTimeout bounds the answer to an order. The warden waits for no driver that hangs: it hangs itself, or
+	// the machine is so busy that it does not run. Its end ends the connection, at once.
+	orderTimeout = 30 * time.Second
 	// renewAfter is after which time off the order is given again.
 	renewAfter = order.Lease / 4
 )

@@ -22,8 +22,9 @@ const (
 	simulatedName = "@nvshare-simgpu nvidiactl "
 	// simulatedTop: every process has a client with the same number.
 	simulatedTop = 8
-	// answerSeconds is how long a process that is stopped is waited for.
-	answerSeconds = 2
+	// answerSeconds is how long a process that is stopped is waited for. On a machine that does much else one that
+	// is not takes seconds, too.
+	answerSeconds = 20
 )
 
 func (s *Simulated) ABI() *ABI { return s.abi }
