@@ -116,66 +116,81 @@ func (o Options) specDirs() []string {
 // changed: GPUs, driver, NVIDIA's specs, ours, and which of the files the host has, the
 // HostFiles of an earlier look. It is cheap and wakes no GPU.
 func Fingerprint(o Options, files ...string) string {
-	h := host(o.HostRoot)
-	var b strings.Builder
-	stat := func(path string) {
-		if info, err := os.Stat(path); err == nil {
-			fmt.Fprintf(&b, "%s %d %d %v\n", path, info.Size(), info.ModTime().UnixNano(), info.Mode())
-		}
-	}
-	list := func(pattern string, each func(string)) {
-		matches, _ := filepath.Glob(pattern) // sorted; fails for malformed patterns only
-		for _, m := range matches {
-			each(m)
-		}
-	}
-	name := func(path string) { fmt.Fprintln(&b, path) }
+	f := fingerprint{host: host(o.HostRoot)}
 	if o.SimDir != "" {
-		stat(filepath.Join(o.SimDir, "run", "config"))
-		list(filepath.Join(o.SimDir, "lib", "*"), stat)
+		f.stat(filepath.Join(o.SimDir, "run", "config"))
+		list(filepath.Join(o.SimDir, "lib", "*"), f.stat)
 	} else {
-		if text, err := os.ReadFile(h.at("/proc/driver/nvidia/version")); err == nil {
-			b.Write(text)
-		}
-		list(h.at(procGPUs+"/*"), name)
-		list(h.at(procGPUs+"/*/information"), func(file string) {
-			if text, err := os.ReadFile(file); err == nil {
-				gpu, _, _ := parseInformation(string(text))
-				name(gpu.UUID) // which becomes known with the first use of the GPU
-			}
-		})
-		for _, files := range []string{"/gpu*/mig/gi*/access", "/gpu*/mig/gi*/ci*/access"} {
-			list(h.at(procCapabilities+files), func(file string) {
-				name(file)
-				if text, err := os.ReadFile(file); err == nil {
-					b.Write(text)
-				}
-			})
-		}
-		for _, place := range o.places() {
-			list(h.at(place.root+"/dev/nvidia*"), name)
-			list(h.at(place.root+capsDir+"/*"), name)
-			for _, socket := range socketSearch {
-				list(h.at(place.root+socket), name)
-			}
-			for _, dir := range place.libraries {
-				list(h.at(filepath.Join(place.root, dir, "libcuda.so*")), stat)
-			}
-		}
+		f.driver(o)
 	}
 	for _, dir := range o.specDirs() {
 		for _, file := range specFiles(dir) { // and not what becomes one, as of a claim
 			if concerns(file) {
-				stat(file)
+				f.stat(file)
 			}
 		}
 	}
-	for _, f := range files {
-		if h.exists(f) {
-			name(f)
+	for _, file := range files {
+		if f.exists(file) {
+			f.name(file)
 		}
 	}
-	return b.String()
+	return f.String()
+}
+
+// fingerprint is what Fingerprint has seen. Paths are as this program sees them.
+type fingerprint struct {
+	host
+	strings.Builder
+}
+
+func (f *fingerprint) name(path string) { fmt.Fprintln(f, path) }
+
+func (f *fingerprint) stat(path string) {
+	if info, err := os.Stat(path); err == nil {
+		fmt.Fprintf(f, "%s %d %d %v\n", path, info.Size(), info.ModTime().UnixNano(), info.Mode())
+	}
+}
+
+func (f *fingerprint) content(path string) {
+	if text, err := os.ReadFile(path); err == nil {
+		f.Write(text)
+	}
+}
+
+func list(pattern string, each func(string)) {
+	matches, _ := filepath.Glob(pattern) // sorted; fails for malformed patterns only
+	for _, m := range matches {
+		each(m)
+	}
+}
+
+// driver looks at the driver and its GPUs.
+func (f *fingerprint) driver(o Options) {
+	f.content(f.at("/proc/driver/nvidia/version"))
+	list(f.at(procGPUs+"/*"), f.name)
+	list(f.at(procGPUs+"/*/information"), func(file string) {
+		if text, err := os.ReadFile(file); err == nil {
+			gpu, _, _ := parseInformation(string(text))
+			f.name(gpu.UUID) // which becomes known with the first use of the GPU
+		}
+	})
+	for _, files := range []string{"/gpu*/mig/gi*/access", "/gpu*/mig/gi*/ci*/access"} {
+		list(f.at(procCapabilities+files), func(file string) {
+			f.name(file)
+			f.content(file)
+		})
+	}
+	for _, place := range o.places() {
+		list(f.at(place.root+"/dev/nvidia*"), f.name)
+		list(f.at(place.root+capsDir+"/*"), f.name)
+		for _, socket := range socketSearch {
+			list(f.at(place.root+socket), f.name)
+		}
+		for _, dir := range place.libraries {
+			list(f.at(filepath.Join(place.root, dir, "libcuda.so*")), f.stat)
+		}
+	}
 }
 
 // concerns tells whether Generate or Write may do something else because of a spec. Drivers for

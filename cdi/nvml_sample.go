@@ -87,12 +87,6 @@ func (s *Sampler) ask() ([]Sample, error) {
 	if ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("count GPUs through NVML: %v", ret)
 	}
-	// A call to a function that the library lacks would end this program.
-	has := func(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
-	rates, memory := has("nvmlDeviceGetUtilizationRates"), has("nvmlDeviceGetMemoryInfo")
-	processes, graphics := has("nvmlDeviceGetComputeRunningProcesses"), has("nvmlDeviceGetGraphicsRunningProcesses")
-	busy := has("nvmlDeviceGetProcessUtilization")
-	power, temperature := has("nvmlDeviceGetPowerUsage"), has("nvmlDeviceGetTemperature")
 	s.faults.collect()
 	var samples []Sample
 	var failed []error
@@ -112,39 +106,7 @@ func (s *Sampler) ask() ([]Sample, error) {
 			continue
 		}
 		s.faults.saw(i, sample.UUID, dev)
-		if rates {
-			if u, ret := dev.GetUtilizationRates(); ret == nvml.SUCCESS {
-				sample.Utilization, sample.MemoryUtilization = float64(u.Gpu)/100, float64(u.Memory)/100
-			}
-		}
-		if power {
-			if mw, ret := dev.GetPowerUsage(); ret == nvml.SUCCESS {
-				sample.Watts = (mw + 500) / 1000
-			}
-		}
-		if temperature {
-			if celsius, ret := dev.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS {
-				sample.Celsius = celsius
-			}
-		}
-		if memory {
-			if m, ret := dev.GetMemoryInfo(); ret == nvml.SUCCESS {
-				sample.MemoryTotal, sample.MemoryUsed, sample.MemoryFree = m.Total, m.Used, m.Free
-			}
-		}
-		if processes {
-			if ps, ret := dev.GetComputeRunningProcesses(); ret == nvml.SUCCESS {
-				sample.Processes = memoryOf(ps)
-			}
-		}
-		if graphics {
-			if ps, ret := dev.GetGraphicsRunningProcesses(); ret == nvml.SUCCESS {
-				sample.addGraphics(memoryOf(ps))
-			}
-		}
-		if busy {
-			sample.Busy = s.busy(dev, sample.UUID)
-		}
+		s.measure(dev, &sample)
 		s.faults.fill(&sample)
 		samples = append(samples, sample)
 	}
@@ -152,6 +114,46 @@ func (s *Sampler) ask() ([]Sample, error) {
 		return nil, errors.Join(failed...)
 	}
 	return samples, nil // the metrics say of which GPUs there is none
+}
+
+// has tells whether the library has a function: a call to one that it lacks would end this program.
+func (s *Sampler) has(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
+
+// measure fills in what the driver says of a GPU.
+func (s *Sampler) measure(dev nvml.Device, sample *Sample) {
+	if s.has("nvmlDeviceGetUtilizationRates") {
+		if u, ret := dev.GetUtilizationRates(); ret == nvml.SUCCESS {
+			sample.Utilization, sample.MemoryUtilization = float64(u.Gpu)/100, float64(u.Memory)/100
+		}
+	}
+	if s.has("nvmlDeviceGetPowerUsage") {
+		if mw, ret := dev.GetPowerUsage(); ret == nvml.SUCCESS {
+			sample.Watts = (mw + 500) / 1000
+		}
+	}
+	if s.has("nvmlDeviceGetTemperature") {
+		if celsius, ret := dev.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS {
+			sample.Celsius = celsius
+		}
+	}
+	if s.has("nvmlDeviceGetMemoryInfo") {
+		if m, ret := dev.GetMemoryInfo(); ret == nvml.SUCCESS {
+			sample.MemoryTotal, sample.MemoryUsed, sample.MemoryFree = m.Total, m.Used, m.Free
+		}
+	}
+	if s.has("nvmlDeviceGetComputeRunningProcesses") {
+		if ps, ret := dev.GetComputeRunningProcesses(); ret == nvml.SUCCESS {
+			sample.Processes = memoryOf(ps)
+		}
+	}
+	if s.has("nvmlDeviceGetGraphicsRunningProcesses") {
+		if ps, ret := dev.GetGraphicsRunningProcesses(); ret == nvml.SUCCESS {
+			sample.addGraphics(memoryOf(ps))
+		}
+	}
+	if s.has("nvmlDeviceGetProcessUtilization") {
+		sample.Busy = s.busy(dev, sample.UUID)
+	}
 }
 
 // memoryOf returns the memory of processes, by pid, in bytes. A process has a line for each context.

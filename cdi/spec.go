@@ -111,15 +111,22 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 
 	common.Hooks = preloadByHook(common.Hooks, p.Hook) // in pods the plugin merges LD_PRELOAD, too
 
-	var all specs.ContainerEdits
-	for i := range gpus {
-		all = merge(all, base.PerGPU[i])
+	spec.Devices = devices(kind, gpus, base, p)
+	if min, err := specs.MinimumRequiredVersion(spec); err != nil || min != SpecVersion {
+		return nil, fmt.Errorf("the spec of %s needs CDI %s, not %s (%v)", kind, min, SpecVersion, err)
 	}
+	return spec, nil
+}
+
+// devices returns the devices of a kind.
+func devices(kind string, gpus []GPU, base Base, p Paths) (list []specs.Device) {
 	add := func(name string, edits specs.ContainerEdits) {
-		spec.Devices = append(spec.Devices, specs.Device{Name: name, ContainerEdits: copyEdits(edits)})
+		list = append(list, specs.Device{Name: name, ContainerEdits: copyEdits(edits)})
 	}
+	var all specs.ContainerEdits
 	for i, g := range gpus {
 		add(fmt.Sprint(g.Index), base.PerGPU[i])
+		all = merge(all, base.PerGPU[i])
 	}
 	for i, g := range gpus {
 		add(g.UUID, base.PerGPU[i])
@@ -139,11 +146,7 @@ func Build(kind string, gpus []GPU, base Base, p Paths) (*specs.Spec, error) {
 	if kind == KindNRI { // the plugin knows who needs the hook; to start a hook takes 2 ms
 		add(OverlapDevice, specs.ContainerEdits{Hooks: []*specs.Hook{joinHook(p)}})
 	}
-
-	if min, err := specs.MinimumRequiredVersion(spec); err != nil || min != SpecVersion {
-		return nil, fmt.Errorf("the spec of %s needs CDI %s, not %s (%v)", kind, min, SpecVersion, err)
-	}
-	return spec, nil
+	return list
 }
 
 const (

@@ -132,13 +132,9 @@ func (cs *Containers) boundCore(d *placement.Device, namespace string) {
 	}
 }
 
-// devices returns what can be given of this node's GPUs, each with the tenants that
-// have it or are promised a part of it, without one container and what it was
-// before it was started again. Errors name only the tenants of that one's namespace: whoever may
-// create a pod may read them.
-func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Device {
+// withState returns devices with what the scheduler knows of them.
+func (cs *Containers) withState(gpus []cdi.GPU) []placement.Device {
 	devices := devicesOf(gpus)
-	at := make(map[string]*placement.Device, len(devices))
 	for i := range devices {
 		d := &devices[i]
 		state := cs.gpus[d.UUID].Within(cs.gpus[d.GPU])
@@ -147,20 +143,28 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 		if _, known := cs.gpus[d.UUID]; !known && d.UUID != d.GPU && len(cs.gpus) > 0 {
 			d.Closed = cmp.Or(d.Closed, unknownMIG)
 		}
-		at[d.UUID] = d
 	}
+	return devices
+}
+
+// devices returns what can be given of this node's GPUs, each with the tenants that
+// have it or are promised a part of it, without one container and what it was
+// before it was started again. Errors name only the tenants of that one's namespace: whoever may
+// create a pod may read them.
+func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Device {
+	devices := cs.withState(gpus)
 	old := func(o Container) bool { return o.ID == except.ID || o.sameAs(except) }
 	type part struct{ id, uuid string }
 	said := map[part]Promise{} // by the scheduler
 	for _, p := range cs.promises {
-		d, o := at[p.UUID], cs.want[p.ID]
+		at := slices.IndexFunc(devices, func(d placement.Device) bool { return d.UUID == p.UUID })
+		o := cs.want[p.ID]
 		ours := o.ID != ""
-		switch {
-		case d == nil || ours && old(o) || !ours && p.described: // a described one has ended
-		case ours && len(o.GPUs) > 0 && o.uses(p.UUID):
-			said[part{p.ID, p.UUID}] = p
-		default:
-			said[part{p.ID, p.UUID}] = p
+		if at < 0 || ours && old(o) || !ours && p.described { // a described one has ended
+			continue
+		}
+		said[part{p.ID, p.UUID}] = p
+		if d := &devices[at]; !slices.Contains(o.GPUs, p.UUID) {
 			d.Tenants = append(d.Tenants, placement.Tenant{Name: p.Who, Core: p.Percent, Memory: p.Memory, Outside: true, Hidden: !ours || o.Namespace != except.Namespace})
 		}
 	}
@@ -168,27 +172,16 @@ func (cs *Containers) devices(gpus []cdi.GPU, except Container) []placement.Devi
 		if old(o) {
 			continue
 		}
-		name := o.String()
-		add := func(d *placement.Device) {
+		for i := range devices {
+			d := &devices[i]
 			p, told := said[part{id, d.UUID}]
-			if told && len(o.GPUs) == 0 {
-				return // among the promises already
+			if !o.uses(d.UUID) || told && len(o.GPUs) == 0 { // that is among the promises already
+				continue
 			}
 			d.Tenants = append(d.Tenants, placement.Tenant{
-				Name: cmp.Or(p.Who, name), Core: max(cmp.Or(p.Percent, o.Terms.CoreRequest), o.Limits.Cores), Memory: max(cmp.Or(p.Memory, o.Terms.MemoryLimit), o.Limits.bytes()),
+				Name: cmp.Or(p.Who, o.String()), Core: max(cmp.Or(p.Percent, o.Terms.CoreRequest), o.Limits.Cores), Memory: max(cmp.Or(p.Memory, o.Terms.MemoryLimit), o.Limits.bytes()),
 				Labels: o.Labels, Outside: len(o.GPUs) == 0, Hidden: o.Namespace != except.Namespace,
 			})
-		}
-		if len(o.GPUs) == 0 {
-			for i := range devices {
-				add(&devices[i])
-			}
-			continue
-		}
-		for _, uuid := range o.GPUs {
-			if d := at[uuid]; d != nil {
-				add(d)
-			}
 		}
 	}
 	cs.keepCounted(devices, except)

@@ -187,9 +187,9 @@ func (p *Plugin) Capacity() (c Limits, ok bool) {
 	return c.plus(Limits{memory >> 30, core}), true
 }
 
-// keepCounted adds to devices what kube-scheduler has counted for containers that are not there, or not there
-// again, so that nobody else is given it. The lock is held.
-func (cs *Containers) keepCounted(devices []placement.Device, except Container) {
+// missing returns containers that kube-scheduler has counted and that are not there, or not there again.
+// The lock is held.
+func (cs *Containers) missing(except Container) (wait []Container) {
 	had, there, begun := map[string]Limits{}, map[[2]string]bool{}, map[string]bool{}
 	begin := func(o Container) {
 		pod := cs.live.byUID[o.PodUID]
@@ -209,7 +209,6 @@ func (cs *Containers) keepCounted(devices []placement.Device, except Container) 
 	for _, o := range cs.ended {
 		begin(o)
 	}
-	var wait []Container
 	for uid, pod := range cs.live.byUID {
 		// Init containers are not counted beside the others: no more waits than was counted. The large come
 		// first, which need it on one GPU, but where init containers have ended those that go on.
@@ -233,6 +232,13 @@ func (cs *Containers) keepCounted(devices []placement.Device, except Container) 
 			}
 		}
 	}
+	return wait
+}
+
+// keepCounted adds to devices what kube-scheduler has counted for containers that are missing, so that nobody
+// else is given it. The lock is held.
+func (cs *Containers) keepCounted(devices []placement.Device, except Container) {
+	wait := cs.missing(except)
 	// They come from a map, and what is large fits on fewer GPUs. In this order each gets what the order says,
 	// whoever is created first.
 	order := func(a, b Container) int {

@@ -173,73 +173,45 @@ func (cs *Containers) Run(ctx context.Context, dial func(context.Context) (Sched
 	}
 }
 
+// link is a connection, and what was told over it.
+type link struct {
+	Scheduler
+	within   time.Duration        // a call has to be answered
+	told     map[string]Container // without an ID: described by an earlier plugin, or over an earlier connection
+	full     map[string]Container // there was no room for these; not asked again before there may be
+	reported []string
+	due      bool // the report, again
+}
+
 // serve uses one connection until it fails. It calls worked whenever the scheduler
 // is in line.
 func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Scheduler, error), worked func()) error {
-	limited := func(f func(context.Context) error) error {
-		ctx, cancel := context.WithTimeout(ctx, cs.within)
-		defer cancel()
-		return f(ctx)
-	}
-	var s Scheduler
-	err := limited(func(ctx context.Context) (err error) {
-		s, err = dial(ctx)
+	l := link{within: cs.within, told: map[string]Container{}, full: map[string]Container{}, due: true}
+	err := l.limited(ctx, func(ctx context.Context) (err error) {
+		l.Scheduler, err = dial(ctx)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	defer s.Close()
-	told := map[string]Container{}
-	err = limited(func(ctx context.Context) error {
-		state, err := s.State(ctx)
-		cs.learn(state)
-		for _, id := range state.IDs {
-			told[id] = Container{} // described by an earlier plugin, or over an earlier connection
-		}
-		return err
-	})
+	defer l.Close()
+	state, err := l.state(ctx)
 	if err != nil {
 		return err
 	}
-
-	full := map[string]Container{} // there was no room for these; not asked again before there may be
-	var reported []string
-	due := true // the report, again
+	for _, id := range state.IDs {
+		l.told[id] = Container{}
+	}
+	cs.learn(state)
 	tick := time.NewTicker(cs.ping)
 	defer tick.Stop()
 	for {
 		want, complete := cs.snapshot()
-		// Forget first: the scheduler's room for descriptions is limited.
-		for id, c := range told {
-			if _, ok := want[id]; ok || c.ID == "" && !complete {
-				continue
-			}
-			if err := limited(func(ctx context.Context) error { return s.Forget(ctx, id) }); err != nil {
-				return err
-			}
-			delete(told, id)
-			clear(full)
+		if err := l.tell(ctx, want, complete); err != nil {
+			return err
 		}
-		for id, c := range want {
-			if was, refused := full[id]; c.equal(told[id]) || refused && c.equal(was) {
-				continue
-			}
-			err := limited(func(ctx context.Context) error { return s.Describe(ctx, c) })
-			if errors.Is(err, ErrFull) {
-				full[id] = c
-				continue
-			}
-			if err != nil {
-				return err
-			}
-			told[id] = c
-		}
-		if now := cs.Health.Problems(); due || !slices.Equal(now, reported) {
-			if err := limited(func(ctx context.Context) error { return s.Report(ctx, now) }); err != nil {
-				return err
-			}
-			reported, due = now, false
+		if err := l.report(ctx, cs.Health.Problems()); err != nil {
+			return err
 		}
 		worked()
 		select {
@@ -247,17 +219,67 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 			return ctx.Err()
 		case <-cs.wake:
 		case <-tick.C:
-			due = true
-			clear(full)
-			if err := limited(func(ctx context.Context) error {
-				state, err := s.State(ctx)
-				if err == nil {
-					cs.learn(state)
-				}
-				return err
-			}); err != nil {
+			l.due = true
+			clear(l.full)
+			state, err := l.state(ctx)
+			if err != nil {
 				return err
 			}
+			cs.learn(state)
 		}
 	}
+}
+
+func (l *link) limited(ctx context.Context, call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, l.within)
+	defer cancel()
+	return call(ctx)
+}
+
+func (l *link) state(ctx context.Context) (state State, err error) {
+	err = l.limited(ctx, func(ctx context.Context) (err error) {
+		state, err = l.State(ctx)
+		return err
+	})
+	return state, err
+}
+
+// tell describes containers that are new or have changed, and has the others forgotten. Those that an earlier
+// plugin described may be there as long as the list is not complete.
+func (l *link) tell(ctx context.Context, want map[string]Container, complete bool) error {
+	// Forget first: the scheduler's room for descriptions is limited.
+	for id, c := range l.told {
+		if _, ok := want[id]; ok || c.ID == "" && !complete {
+			continue
+		}
+		if err := l.limited(ctx, func(ctx context.Context) error { return l.Forget(ctx, id) }); err != nil {
+			return err
+		}
+		delete(l.told, id)
+		clear(l.full)
+	}
+	for id, c := range want {
+		if was, refused := l.full[id]; c.equal(l.told[id]) || refused && c.equal(was) {
+			continue
+		}
+		err := l.limited(ctx, func(ctx context.Context) error { return l.Describe(ctx, c) })
+		if errors.Is(err, ErrFull) {
+			l.full[id] = c
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		l.told[id] = c
+	}
+	return nil
+}
+
+// report says what is wrong, if it has changed or is due.
+func (l *link) report(ctx context.Context, problems []string) error {
+	if !l.due && slices.Equal(problems, l.reported) {
+		return nil
+	}
+	l.reported, l.due = problems, false
+	return l.limited(ctx, func(ctx context.Context) error { return l.Report(ctx, problems) })
 }

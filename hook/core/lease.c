@@ -94,6 +94,15 @@ static void lease_release(struct lease *l, struct lease_out *out)
 	lease_ask(l, out);
 }
 
+static void on_use(struct lease *l, struct lease_out *out)
+{
+	if (l->link != LEASE_UNUSED)
+		return;
+	l->link = LEASE_DETACHED;
+	if (l->up)
+		attach(l, out);
+}
+
 static void on_up(struct lease *l, struct lease_event ev, struct lease_out *out)
 {
 	l->up = true;
@@ -105,6 +114,19 @@ static void on_up(struct lease *l, struct lease_event ev, struct lease_out *out)
 		drain(l, 0, NVS_RELEASE_REVOKED, out); /* ATTACH only when drained */
 	else if (l->gate != LEASE_DRAINING || l->epoch)
 		attach(l, out);
+}
+
+static void on_down(struct lease *l)
+{
+	l->up = false;
+	l->requested = false;
+	if (l->link != LEASE_UNUSED)
+		l->link = LEASE_DETACHED;
+	if (l->gate == LEASE_DRAINED) {
+		l->closed = low(l->epoch);
+		l->epoch = 0;
+		l->gate = LEASE_CLOSED;
+	}
 }
 
 static void on_attached(struct lease *l, struct lease_event ev, struct lease_out *out)
@@ -146,6 +168,14 @@ static void on_grant(struct lease *l, struct lease_event ev, struct lease_out *o
 	see(l, ev.epoch);
 	if (l->gate == LEASE_OPEN || (l->gate == LEASE_CLOSED && ev.word == low(ev.epoch)))
 		open_gate(l, ev.epoch, out);
+}
+
+static void on_word(struct lease *l, uint32_t word, struct lease_out *out)
+{
+	if (l->link != LEASE_ATTACHED || l->gate != LEASE_CLOSED || !grants(word) || word == l->closed)
+		return;
+	open_gate(l, widen(l->last, word), out);
+	l->guessed = true;
 }
 
 static void on_revoke(struct lease *l, struct lease_event ev, struct lease_out *out)
@@ -227,25 +257,13 @@ struct lease_out lease_step(struct lease *l, struct lease_event ev)
 
 	switch (ev.type) {
 	case LEASE_EV_USE:
-		if (l->link == LEASE_UNUSED) {
-			l->link = LEASE_DETACHED;
-			if (l->up)
-				attach(l, &out);
-		}
+		on_use(l, &out);
 		break;
 	case LEASE_EV_UP:
 		on_up(l, ev, &out);
 		break;
 	case LEASE_EV_DOWN:
-		l->up = false;
-		l->requested = false;
-		if (l->link != LEASE_UNUSED)
-			l->link = LEASE_DETACHED;
-		if (l->gate == LEASE_DRAINED) {
-			l->closed = low(l->epoch);
-			l->epoch = 0;
-			l->gate = LEASE_CLOSED;
-		}
+		on_down(l);
 		break;
 	case LEASE_EV_ATTACHED:
 		on_attached(l, ev, &out);
@@ -265,11 +283,7 @@ struct lease_out lease_step(struct lease *l, struct lease_event ev)
 			l->waiting--;
 		break;
 	case LEASE_EV_WORD:
-		if (l->link == LEASE_ATTACHED && l->gate == LEASE_CLOSED && grants(ev.word) &&
-		    ev.word != l->closed) {
-			open_gate(l, widen(l->last, ev.word), &out);
-			l->guessed = true;
-		}
+		on_word(l, ev.word, &out);
 		break;
 	case LEASE_EV_NUDGE:
 		l->requested = false;

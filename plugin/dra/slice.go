@@ -174,16 +174,21 @@ func (d device) publish(o Options) resourceapi.Device {
 	}
 	out.Taints = d.taints()
 	if value := d.promisable(o); value > 0 {
-		// A program cannot have more than the GPU has, however much is promised.
-		most := min(value, roundDown(d.memory))
-		c := capacity(size(value), size(max(min(roundDown(value/uint64(o.Slots)), most), memoryStep)), size(memoryStep), size(memoryStep))
-		if most < value {
-			c.RequestPolicy.ValidRange.Max = ptr.To(size(most))
-		}
-		out.Capacity[Memory] = c
+		out.Capacity[Memory] = d.memoryCapacity(value, o.Slots)
 		out.Attributes["memorySize"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(d.memory))}
 	}
 	return out
+}
+
+// memoryCapacity is of bytes that claims may have together.
+func (d device) memoryCapacity(bytes uint64, slots int) resourceapi.DeviceCapacity {
+	// A program cannot have more than the GPU has, however much is promised.
+	most := min(bytes, roundDown(d.memory))
+	c := capacity(size(bytes), size(max(min(roundDown(bytes/uint64(slots)), most), memoryStep)), size(memoryStep), size(memoryStep))
+	if most < bytes {
+		c.RequestPolicy.ValidRange.Max = ptr.To(size(most))
+	}
+	return c
 }
 
 // cut returns what a text attribute can have of a text: the API server refuses a slice with more.

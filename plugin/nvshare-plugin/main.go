@@ -168,16 +168,22 @@ func (f *flags) check() (err error) {
 	return nil
 }
 
-func run(ctx context.Context, f flags, log logrus.FieldLogger) (err error) {
+// absolute makes paths absolute, which CDI needs.
+func (f *flags) absolute() (err error) {
 	if f.binDir == "" {
 		f.binDir = filepath.Join(filepath.Dir(filepath.Clean(f.libDir)), "bin")
 	}
 	for _, p := range []*string{&f.runDir, &f.libDir, &f.binDir, &f.cdiDir, &f.nriSocket} {
-		abs, err := filepath.Abs(*p) // CDI needs absolute paths
-		if err != nil {
+		if *p, err = filepath.Abs(*p); err != nil {
 			return err
 		}
-		*p = abs
+	}
+	return nil
+}
+
+func run(ctx context.Context, f flags, log logrus.FieldLogger) (err error) {
+	if err := f.absolute(); err != nil {
+		return err
 	}
 	runDir := cdi.OnHost(f.hostRoot, f.runDir)
 	if f.live {
