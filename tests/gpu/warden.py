@@ -715,6 +715,7 @@ class Scheduled:
         for i, p in enumerate((self.a, self.shimmed[0], self.beside, self.shimmed[1])):
             if i > 0:
                 p.go()
+                time.sleep(2)  # until one without the shim is held
             t = time.monotonic()
             r = subprocess.run(as_user(self.second, "/usr/bin/env", "LD_PRELOAD=" + self.args.shim, self.args.programs + "/short-request", "0", "9"),
                                env={k: v for k, v in self.env.items() if k != "LD_PRELOAD"}, capture_output=True, text=True, timeout=30)
