@@ -122,22 +122,3 @@ int main(void) { puts("it runs"); fflush(stdout); pause(); return 0; }
 	}))
 	pluginSays(t, "pod default/musl", "runs without nvshare", "musl")
 }
-
-// ssh, su and cron start programs without the container's environment, where LD_PRELOAD is: these
-// load the shim too, whatever the root file system is.
-func TestProgramsWithoutTheEnvironment(t *testing.T) {
-	const image = "localhost/nvshare-no-environment:1"
-	ctx := within(t)
-	check(t, shared.AddImage(ctx, image, true, map[string]string{"/usr/bin/env": "/usr/bin/env", "/usr/bin/sleep": "/usr/bin/sleep"}))
-	for _, restricted := range []bool{false, true} {
-		spec := node.ContainerSpec{Name: "main", Image: image, Restricted: restricted, Args: []string{"/usr/bin/env", "-i", "/usr/bin/sleep", "infinity"}}
-		pod := startPod(t, fmt.Sprintf("no-environment-%v", restricted), map[string]string{gpuAnnotation: firstGPU}, spec)
-		check(t, node.Until(ctx, "the shim in the program", func() error {
-			maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pod.PID()))
-			if err == nil && !(strings.Contains(string(maps), "/sleep") && strings.Contains(string(maps), "libnvshare.so")) {
-				err = fmt.Errorf("it has mapped:\n%s", maps)
-			}
-			return err
-		}))
-	}
-}

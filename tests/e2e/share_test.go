@@ -142,8 +142,14 @@ func TestAntiThrashOffLetsAllRun(t *testing.T) {
 
 func startPodman(t *testing.T, name string) *node.Container {
 	t.Helper()
+	return runPodman(t, name, busy(name))
+}
+
+// runPodman starts a container of podman on the first GPU, and removes it at the end of the test.
+func runPodman(t *testing.T, name string, spec node.ContainerSpec) *node.Container {
+	t.Helper()
 	ctx := within(t)
-	c := must(shared.RunPodman(ctx, name, []string{firstGPU}, busy(name)))(t)
+	c := must(shared.RunPodman(ctx, name, []string{firstGPU}, spec))(t)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("podman container %s printed:\n%s", name, c.Log())

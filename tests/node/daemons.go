@@ -111,6 +111,11 @@ func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
 	})
 }
 
+// StartWarden starts nvshare-warden. The scheduler finds it, sooner or later.
+func (n *Node) StartWarden() (*Process, error) {
+	return start("warden", n.logFile("warden"), n.env, append([]string{n.Bin("nvshare-warden")}, n.simFlag()...)...)
+}
+
 // Status asks the scheduler, which answers before it has looked for GPUs. Until it has found the
 // simulated ones that is an error.
 func (n *Node) Status(ctx context.Context) (*api.StatusResponse, error) {

@@ -140,7 +140,7 @@ func (p *Process) Ended() <-chan struct{} { return p.done }
 // WriteWorkload writes the root file system of the workload image as a tar, for podman
 // import and docker import. Call BuildImages first.
 func (n *Node) WriteWorkload(to string) error {
-	layer, err := n.workload.layer()
+	layer, err := n.images[WorkloadImage].layer()
 	if err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func (n *Node) WriteWorkload(to string) error {
 }
 
 // WriteWorkloadDir writes the same files to a new directory.
-func (n *Node) WriteWorkloadDir(dir string) error { return n.workload.writeDir(dir) }
+func (n *Node) WriteWorkloadDir(dir string) error { return n.images[WorkloadImage].writeDir(dir) }
 
 // Cgroup is the parent of all containers' cgroups: a path below the root of each
 // hierarchy.

@@ -76,7 +76,11 @@ func (r *rootfs) copyFile(name, host string) error {
 	if err != nil {
 		return err
 	}
-	r.files[name] = file{mode: 0o755, data: data}
+	info, err := os.Stat(host)
+	if err != nil {
+		return err
+	}
+	r.files[name] = file{mode: 0o755 | info.Mode()&fs.ModeSetuid, data: data}
 	return nil
 }
 
@@ -91,6 +95,10 @@ func (r *rootfs) copyProgram(name, host string) error {
 
 func (r *rootfs) copyLibraries(host string) error {
 	f, err := elf.Open(host)
+	var other *elf.FormatError
+	if errors.As(err, &other) {
+		return nil // it is no program
+	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", host, err)
 	}
@@ -223,6 +231,9 @@ func (r *rootfs) layer() ([]byte, error) {
 	for _, name := range r.names() {
 		f := r.files[name]
 		h := &tar.Header{Name: name, Mode: int64(f.mode.Perm()), Size: int64(len(f.data)), Typeflag: tar.TypeReg}
+		if f.mode&fs.ModeSetuid != 0 {
+			h.Mode |= 0o4000
+		}
 		switch {
 		case f.mode.IsDir():
 			h.Typeflag, h.Name = tar.TypeDir, name+"/"

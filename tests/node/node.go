@@ -30,8 +30,8 @@ type Node struct {
 	nri          NRI
 	cgroup       string // parent of all containers' cgroups
 	env          []string
-	workload     *rootfs // of the workload image
-	cluster      bool    // pods have a network that works
+	images       map[string]*rootfs
+	cluster      bool // pods have a network that works
 	simulated    bool
 }
 
@@ -72,6 +72,7 @@ func New(dir string, o Options) (*Node, error) {
 	n := &Node{
 		dir: dir, private: filepath.Join(dir, "private"), build: o.Build, tools: filepath.Join(o.Build, "tools"),
 		cgroup: cgroupName(filepath.Base(dir)), simulated: o.Simulated, containerd: o.Containerd, crio: o.CRIO, nri: o.NRI,
+		images:     map[string]*rootfs{},
 		kubernetes: cmp.Or(o.Kubernetes, filepath.Join(o.Build, "tools-k8s")),
 	}
 	if n.containerd == "" {
@@ -129,7 +130,7 @@ func (n *Node) BuildImages(ctx context.Context) error {
 	if err := work.copyFile(strings.TrimPrefix(UserLibrary, "/"), user); err != nil {
 		return err
 	}
-	n.workload = work
+	n.images[WorkloadImage] = work
 	workTar := filepath.Join(n.private, "workload.tar")
 	if err := work.writeImage(workTar, WorkloadImage); err != nil {
 		return err
@@ -155,17 +156,17 @@ func (n *Node) importImage(ctx context.Context, tar string) error {
 	return nil
 }
 
-// AddImage makes and imports an image that contains only programs of the machine, given
-// by their paths in the image, and their libraries; with glibc also all of glibc's. The
-// image has no shell, no users, and no configuration of the loader. containerd must run.
-func (n *Node) AddImage(ctx context.Context, name string, glibc bool, programs map[string]string) error {
+// AddImage makes and imports an image that contains only files of the machine, given by
+// their paths in the image, and the libraries of those that are programs; with glibc also all
+// of glibc's. It has no configuration of the loader. containerd must run.
+func (n *Node) AddImage(ctx context.Context, name string, glibc bool, files map[string]string) error {
 	r := &rootfs{files: map[string]file{}}
 	if glibc {
 		if err := r.copyCLibrary(); err != nil {
 			return err
 		}
 	}
-	for to, from := range programs {
+	for to, from := range files {
 		if err := r.copyProgram(strings.TrimPrefix(to, "/"), from); err != nil {
 			return err
 		}
@@ -174,6 +175,7 @@ func (n *Node) AddImage(ctx context.Context, name string, glibc bool, programs m
 	for _, d := range []string{"lib", "lib64"} {
 		r.files[d] = file{mode: fs.ModeSymlink | 0o777, link: "usr/" + d}
 	}
+	n.images[name] = r
 	tar := filepath.Join(n.private, "image.tar")
 	if err := r.writeImage(tar, name); err != nil {
 		return err
@@ -188,7 +190,7 @@ func (n *Node) logFile(name string) string {
 // Logs returns the last lines of each daemon, to report a failure.
 func (n *Node) Logs(lines int) string {
 	var b strings.Builder
-	for _, name := range []string{"scheduler", "plugin", "containerd", "kubelet"} {
+	for _, name := range []string{"scheduler", "warden", "plugin", "containerd", "kubelet"} {
 		text, err := os.ReadFile(n.logFile(name))
 		if err != nil {
 			continue // the daemon was not started

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,11 +45,15 @@ func (n *Node) podman(ctx context.Context, args ...string) (string, error) {
 	}, args...)...)
 }
 
-// RunPodman starts the workload with podman run; devices are CDI names.
-// BuildImages must have been called.
+// RunPodman starts a container with podman run; devices are CDI names. BuildImages, or
+// AddImage for another image, must have been called.
 func (n *Node) RunPodman(ctx context.Context, name string, devices []string, spec ContainerSpec) (*Container, error) {
 	root := n.rootfsOf(name)
-	if err := n.workload.writeDir(root); err != nil {
+	image := cmp.Or(spec.Image, WorkloadImage)
+	if n.images[image] == nil {
+		return nil, fmt.Errorf("podman container %s: nobody has made the image %s", name, image)
+	}
+	if err := n.images[image].writeDir(root); err != nil {
 		return nil, err
 	}
 	// podman would raise these limits to its own defaults, which fails without
@@ -64,6 +69,9 @@ func (n *Node) RunPodman(ctx context.Context, name string, devices []string, spe
 		"--ulimit", ulimit("nofile", nofile.Max), "--ulimit", ulimit("nproc", nproc.Max),
 		"--log-driver", "k8s-file", "--log-opt", "path=" + log,
 		"--volume", n.Records + ":/record",
+	}
+	for _, m := range spec.Mounts {
+		args = append(args, "--volume", m.Host+":"+m.Container)
 	}
 	for _, d := range devices {
 		args = append(args, "--device", d)
