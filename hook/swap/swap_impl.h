@@ -463,7 +463,7 @@ void nvs_pools_free(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p);
 /* Whether the process has anything that uses device memory past the shim. No lock is held. */
 enum nvs_fixed nvs_used_outside(void);
 
-/* ---- move.c ---- */
+/* ---- move.c, pass.c ---- */
 
 /* Starts the mover. False: no thread can be created. */
 bool nvs_mover_start(struct nvs_gpu *gpu);
