@@ -420,7 +420,7 @@ void nvs_look_loaded(struct nvs_gpu *gpu);
 /* The mover's context is another one: the kernel is to be loaded anew. */
 void nvs_look_forget(struct nvs_gpu *gpu);
 
-/* ---- async.c, pool.c ---- */
+/* ---- async.c, queue.c, pool.c ---- */
 
 enum look { LOOK_NOTHING, LOOK_LATER, LOOK_PASSED };
 
