@@ -78,10 +78,10 @@ int nvs_vmm_set_access(CUdeviceptr p, size_t n, const struct cu_access *a, size_
 	if (!at.span || !a || !count)
 		return NVS_VMM_DRIVER;
 	flags = a[count - 1].flags;
+	s = at.span->gpu->swap;
 	for (size_t i = 0; i < count; i++)
 		others = others ||
 			 nvs_gpu_of_location(&a[i].location) != at.span->gpu;
-	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
 	ok = nvs_vmm_whole(at, p, n);
 	nvs_swap_unlock(s);
