@@ -19,26 +19,6 @@ import (
 // some time that would have to move, while there are clients that need not. When all of them pause,
 // others may have the GPU if moving pays (see Pauses).
 
-// maxStretch bounds how long turns become because of what moving took.
-const maxStretch = time.Minute
-
-// Tenants that cannot use each other's pauses gain nothing by moving: turns become so long
-// that moving takes an easyPart of its share, up to easyStretch, and up to easyRound
-// divided by the number of those that wait to move. A server's users would wait as long: so
-// while a tenant wants the GPU that had a pause of longIdle, turns last for a restedPart of the
-// time since then at most, if the share does not demand more.
-const (
-	easyPart    = 7
-	easyStretch = 10 * time.Second
-	easyRound   = 20 * time.Second
-	restedPart  = 6
-)
-
-// maxSwapShare leaves half of the time for work.
-const maxSwapShare = 50
-
-func clampShareOfSwap(percent int) int { return min(max(percent, 0), maxSwapShare) }
-
 // setAway says whether a client has memory that is not on the GPU, so that it has to
 // move it there before it can go on under a grant.
 func (c *GPU) setAway(cl *client, away bool) {
@@ -189,39 +169,6 @@ func (c *GPU) isReady(cl *client, epoch base.Epoch, copied uint64, known bool) {
 	c.review(t)
 }
 
-// stretchFor returns for how long nobody is to move after moving has taken that long, so
-// that moving takes its share of the time, percent.
-func stretchFor(moved time.Duration, percent int) time.Duration {
-	moved = min(moved, maxStretch)
-	return min(moved*time.Duration(100-percent)/time.Duration(percent), maxStretch)
-}
-
-// owe puts off further moving because of what moving took: for as long as the share
-// demands, or as an easyPart of the share would if that is not long, nor too long for those that
-// have paused. Without a share the quantum says for how long, also for a tenant with a limit.
-func (c *GPU) owe(t *tenant, moved time.Duration) {
-	least, until := c.quantum, c.quantum
-	t.stretch = min(c.quantum, maxStretch)
-	if c.swapShare != 0 {
-		t.stretch = stretchFor(moved, c.swapShare)
-		easy := min(stretchFor(moved, max(c.swapShare/easyPart, 1)), easyStretch, easyRound/time.Duration(max(len(c.deferred.items), 1)), c.bears(t))
-		for _, other := range c.deferred.items {
-			easy = min(easy, c.bears(other))
-		}
-		least, until = t.stretch, max(t.stretch, easy)
-	}
-	c.leastUntil = max(c.leastUntil, c.now.Add(least))
-	c.owedUntil = max(c.owedUntil, c.now.Add(until))
-}
-
-// bears returns how long the turns of others may be that a tenant waits for, and its own.
-func (c *GPU) bears(t *tenant) time.Duration {
-	if t.restedAt == 0 {
-		return maxStretch
-	}
-	return c.now.Sub(t.restedAt) / restedPart
-}
-
 // stalledMoves asks back the grants of clients that do not get their memory, and says
 // when others may move.
 func stalledMoves() policy {
@@ -312,87 +259,6 @@ func (c *GPU) noteFill(bytes uint64, known bool, took time.Duration) {
 // moveCost is what moving for a pause costs: another client's memory moves in, and out
 // again when the client that paused comes back.
 func (tr *transfers) moveCost() time.Duration { return 2 * tr.fillTook }
-
-// beginPause notes that a client gave the GPU back, and endPause that the client wants it
-// again.
-func (c *GPU) beginPause(cl *client, idle bool) {
-	c.forgetPause(cl)
-	cl.idleSince = c.now
-	if idle && c.effective == Exclusive {
-		cl.pausing = true
-		c.pausing = append(c.pausing, cl)
-	}
-}
-
-func (c *GPU) endPause(cl *client) {
-	if cl.pausing {
-		pause := c.now.Sub(cl.idleSince)
-		cl.pauses.Note(pause)
-		cl.progress.HadPause(pause)
-		c.addUp(cl)
-		c.forgetPause(cl)
-		if pause > longIdle {
-			cl.tenant.restedAt = c.now
-		}
-	}
-	if cl.away {
-		c.owedUntil = min(c.owedUntil, max(c.leastUntil, c.now.Add(c.bears(cl.tenant))))
-	}
-}
-
-func (c *GPU) forgetPause(cl *client) {
-	if cl.pausing {
-		cl.pausing = false
-		c.pausing = slices.DeleteFunc(c.pausing, func(o *client) bool { return o == cl })
-	}
-}
-
-// longIdle is the least idle time of a client that is not expected back soon.
-const longIdle = time.Second
-
-// sleeps says whether a client has been idle for longer than its pauses are.
-func (c *GPU) sleeps(cl *client) bool {
-	if cl.in != nil || cl.grant != nil {
-		return false
-	}
-	return c.now.Sub(cl.idleSince) > 2*cl.pauses.Longest(longIdle/2)
-}
-
-// later says whether a client is expected to use the GPU later than another one, as
-// things are: its memory is the first to make room. Those that have been idle for the
-// longest time come last, and before them those that are next by their virtual time;
-// who is let in at once comes first.
-func (c *GPU) later(a, b base.ClientID) bool {
-	x, y := c.clients[a], c.clients[b]
-	if p, q := c.lateness(x), c.lateness(y); p != q {
-		return p > q
-	}
-	switch {
-	case x == nil:
-		return a > b
-	case c.sleeps(x) && x.idleSince != y.idleSince:
-		return x.idleSince < y.idleSince
-	case x.tenant.VT() != y.tenant.VT():
-		return x.tenant.VT() > y.tenant.VT()
-	case (x.in == nil) != (y.in == nil):
-		return x.in == nil
-	case x.seq != y.seq:
-		return x.seq > y.seq
-	}
-	return a > b
-}
-
-func (c *GPU) lateness(cl *client) int {
-	switch {
-	case cl == nil:
-		return 3
-	case cl.tenant.share.Priority == Latency:
-		return 0
-	case c.sleeps(cl):
-		return 2
-	}
-	return 1
-}
 
 // What turns and the memory of a GPU have to do with each other.
 

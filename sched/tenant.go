@@ -83,7 +83,7 @@ type tenant struct {
 	slow        time.Duration // that its latest drain took too long, see noteDrain
 	slowAt      base.Time     // when that ended
 	stretch     time.Duration // its slices are at least that long, because of what moving took
-	restedAt    base.Time     // its latest long pause ended; 0: it had none; see moving.go
+	restedAt    base.Time     // its latest long pause ended; 0: it had none; see pauses.go
 	grants      uint64
 	longestWait time.Duration
 	recentWait  account.Peak

@@ -36,147 +36,6 @@
 
 _Atomic uint64_t nvs_swap_frees;
 
-/* The caller, and the stream of the call. */
-struct caller {
-	void *stream;
-	void *ctx;       /* current, for a default stream: each context has one */
-	uint64_t thread; /* for a per-thread default stream */
-};
-
-/* Records of threads are used again by other threads; this number is not. */
-static uint64_t thread_number(void)
-{
-	static _Atomic uint64_t last;
-	static __thread uint64_t number __attribute__((tls_model("initial-exec")));
-
-	if (!number)
-		number = atomic_fetch_add(&last, 1) + 1;
-	return number;
-}
-
-static struct caller caller_of(void *stream)
-{
-	return (struct caller){
-		.stream = stream,
-		.ctx = nvs_key_is_default(stream) ? nvs_current_context() : NULL,
-		.thread = stream == CU_STREAM_PER_THREAD ? thread_number() : 0,
-	};
-}
-
-/* ---- queues; the lock is held ---- */
-
-static struct queue **bucket_of(struct nvs_pools *all, const struct nvs_pool *pool, void *stream)
-{
-	uint64_t x = ((uintptr_t)stream ^ (uintptr_t)pool >> 3) * 0x9e3779b97f4a7c15ull;
-
-	return &all->bucket[(x >> 40) % QUEUE_BUCKETS];
-}
-
-static bool is_of(const struct queue *q, const struct caller *who)
-{
-	return q->stream == who->stream && q->thread == who->thread &&
-	       (!nvs_key_is_default(who->stream) || q->ctx == who->ctx);
-}
-
-static struct queue *queue_find(struct nvs_pools *all, const struct nvs_pool *pool, const struct caller *who)
-{
-	struct queue *q = *bucket_of(all, pool, who->stream);
-
-	while (q && !(q->pool == pool && is_of(q, who)))
-		q = q->next;
-	return q;
-}
-
-static void event_unused(struct nvs_pools *all, struct pool_event *e)
-{
-	e->next = all->unused_events;
-	all->unused_events = e;
-}
-
-static struct pool_event *oldest_event(struct queue *q)
-{
-	struct pool_event *e = q->oldest;
-
-	if (!e)
-		return NULL;
-	q->oldest = e->next;
-	if (!q->oldest)
-		q->end = &q->oldest;
-	return e;
-}
-
-/* The events of a queue tell nothing that is wanted any more. */
-static void drop_events(struct nvs_pools *all, struct queue *q)
-{
-	for (struct pool_event *e; (e = oldest_event(q));)
-		event_unused(all, e);
-	q->unmarked = q->unmarked_bytes = 0;
-}
-
-/* Ends a queue that is empty and stays empty. One of a living stream will be needed again. */
-static void queue_end(struct nvs_pools *all, struct queue *q)
-{
-	if (!q->pool || q->blocks.oldest || q->busy ||
-	    (q->stream && !nvs_key_is_default(q->stream) && !q->pool->gone))
-		return;
-	drop_events(all, q);
-	q->pool->queues--;
-	q->pool = NULL;
-}
-
-/* ctx: of the stream. NULL: the system has no memory. */
-static struct queue *queue_new(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, void *ctx)
-{
-	struct queue **bucket = bucket_of(all, pool, who->stream), *q = *bucket;
-
-	for (; q; q = q->next) {
-		queue_end(all, q); /* of a thread that is gone */
-		if (!q->pool && !q->busy)
-			break;
-	}
-	if (!q) {
-		q = nvs_pool_record(all, sizeof(*q));
-		if (!q)
-			return NULL;
-		q->next = *bucket;
-		*bucket = q;
-		q->all = all->queues;
-		all->queues = q;
-	}
-	q->pool = pool;
-	q->stream = who->stream;
-	q->ctx = ctx;
-	q->thread = who->thread;
-	q->end = &q->oldest;
-	q->no_events = !ctx;
-	pool->queues++;
-	return q;
-}
-
-void nvs_pool_end_queues(struct nvs_pools *all, const struct nvs_pool *pool)
-{
-	for (struct queue *q = all->queues; q; q = q->all)
-		if (q->pool == pool)
-			queue_end(all, q);
-}
-
-/* The stream has passed all its frees up to this one. Returns whether that is news. */
-static bool passed(struct nvs_pools *all, struct queue *q, uint64_t serial)
-{
-	struct nvs_block *b;
-	bool any = false;
-
-	while ((b = q->blocks.oldest) && b->serial <= serial) {
-		nvs_freelist_remove(&q->blocks, b);
-		nvs_freelist_add(&q->pool->free, b);
-		any = true;
-	}
-	if (!q->blocks.oldest)
-		drop_events(all, q);
-	queue_end(all, q);
-	return any;
-}
-
 /* ---- events; the lock is held, and given up meanwhile ---- */
 
 /* How far the stream of a queue is, by the events. */
@@ -185,7 +44,7 @@ static enum look async_look(struct nvs_swap *s, struct nvs_pools *all, struct qu
 	enum look seen = LOOK_NOTHING;
 	struct pool_event *e;
 
-	while (q->blocks.oldest && (e = oldest_event(q))) {
+	while (q->blocks.oldest && (e = nvs_event_oldest(q))) {
 		int result;
 
 		q->busy++;
@@ -195,7 +54,7 @@ static enum look async_look(struct nvs_swap *s, struct nvs_pools *all, struct qu
 		q->busy--;
 		if (!q->ctx) { /* the event went with its context meanwhile */
 			e->event = NULL;
-			event_unused(all, e);
+			nvs_event_unused(all, e);
 			break;
 		}
 		if (result == CUDA_ERROR_NOT_READY) {
@@ -205,9 +64,9 @@ static enum look async_look(struct nvs_swap *s, struct nvs_pools *all, struct qu
 			q->oldest = e;
 			return seen == LOOK_PASSED ? seen : LOOK_LATER;
 		}
-		if (passed(all, q, e->serial))
+		if (nvs_queue_passed(all, q, e->serial))
 			seen = LOOK_PASSED;
-		event_unused(all, e);
+		nvs_event_unused(all, e);
 	}
 	queue_end(all, q);
 	return seen;
@@ -283,7 +142,7 @@ static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, voi
 		*q->end = e;
 		q->end = &e->next;
 	} else {
-		event_unused(all, e);
+		nvs_event_unused(all, e);
 	}
 	q->no_events = q->no_events || refused; /* it will not work the next time either */
 	q->unmarked += !ok; /* who wants the memory tries again */
@@ -297,7 +156,7 @@ static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, voi
 static bool can_name(const struct queue *q, const void *ctx)
 {
 	return q->stream && ctx && q->ctx == ctx &&
-	       (!nvs_key_is_default(q->stream) || !q->thread || q->thread == thread_number());
+	       (!nvs_key_is_default(q->stream) || !q->thread || q->thread == nvs_caller_thread());
 }
 
 void nvs_pools_mark(struct nvs_gpu *gpu)
@@ -358,7 +217,7 @@ bool nvs_pools_wait(struct nvs_gpu *gpu)
 static bool async_reuse(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, size_t bytes,
 		  CUdeviceptr *p)
 {
-	struct queue *own = queue_find(all, pool, who);
+	struct queue *own = nvs_queue_find(all, pool, who);
 
 	for (int larger = 0; larger < 2; larger++) {
 		struct nvs_freelist *from = own ? &own->blocks : NULL;
@@ -390,7 +249,7 @@ int nvs_swap_alloc_async(struct nvs_gpu *gpu, void *handle, void *stream, size_t
 
 	if (!bytes || !p || !nvs_swap_on(gpu))
 		return -1;
-	who = caller_of(stream);
+	who = nvs_caller_of(stream);
 	all = gpu->swap->pools;
 	s = gpu->swap;
 	for (int i = 0; !found && (i == 0 || (i == 1 && pool)); i++) {
@@ -485,7 +344,7 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 		return -1;
 	all = at.span->gpu->swap->pools;
 	s = at.span->gpu->swap;
-	who = caller_of(stream);
+	who = nvs_caller_of(stream);
 	if (nvs_key_is_default(stream) && !who.ctx)
 		return CUDA_ERROR_INVALID_CONTEXT; /* as the driver: each context has a stream of that name */
 	nvs_swap_lock(s);
@@ -493,7 +352,7 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 		nvs_swap_unlock(s);
 		return CUDA_ERROR_INVALID_VALUE;
 	}
-	q = r.pool ? queue_find(all, r.pool, &who) : NULL;
+	q = r.pool ? nvs_queue_find(all, r.pool, &who) : NULL;
 	if (r.pool && !q) {
 		void *ctx;
 
@@ -504,8 +363,8 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 			nvs_swap_unlock(s);
 			return CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
 		}
-		q = queue_find(all, r.pool, &who);
-		q = q ? q : queue_new(all, r.pool, &who, ctx);
+		q = nvs_queue_find(all, r.pool, &who);
+		q = q ? q : nvs_queue_new(all, r.pool, &who, ctx);
 	}
 	if (q)
 		enqueue(r.gpu, q, p, stream);
@@ -514,50 +373,6 @@ int nvs_swap_free_async(CUdeviceptr p, void *stream)
 }
 
 /* ---- what else tells that a stream has passed its frees ---- */
-
-void nvs_swap_host_waited(uint64_t frees, const void *ctx, void *stream)
-{
-	struct caller who = { NULL, NULL, 0 };
-
-	if (nvs_memory_locked)
-		return;
-	if (!ctx && stream)
-		who = caller_of(stream);
-	else if (!ctx)
-		ctx = nvs_current_context();
-	NVS_FOR_EACH_GPU(gpu) {
-		struct nvs_pools *all = gpu->swap->pools;
-
-		if (!all->queues || !nvs_counting())
-			continue;
-		nvs_swap_lock(gpu->swap);
-		for (struct queue *q = all->queues; q; q = q->all)
-			if (q->blocks.oldest && (ctx ? q->ctx == ctx : is_of(q, &who)))
-				passed(all, q, frees);
-		nvs_swap_unlock(gpu->swap);
-	}
-}
-
-/* Memory that may be used without a grant (memop.c), which a drain knows nothing of. */
-static bool has_pinned(const struct queue *q)
-{
-	for (const struct nvs_block *b = q->blocks.oldest; b; b = b->younger)
-		if (b->no_reuse)
-			return true;
-	return false;
-}
-
-void nvs_pools_drained(struct nvs_gpu *gpu)
-{
-	struct nvs_pools *all = gpu->swap->pools;
-	struct nvs_swap *s = gpu->swap;
-
-	nvs_swap_lock(s);
-	for (struct queue *q = all->queues; q; q = q->all)
-		if (q->pool && !has_pinned(q))
-			passed(all, q, UINT64_MAX);
-	nvs_swap_unlock(s);
-}
 
 void nvs_swap_stream_going(void *stream)
 {
@@ -587,26 +402,6 @@ void nvs_swap_stream_going(void *stream)
 		}
 		nvs_swap_unlock(s);
 	}
-}
-
-void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
-{
-	struct nvs_pools *all = gpu->swap->pools;
-	struct nvs_swap *s = gpu->swap;
-
-	nvs_swap_lock(s);
-	for (struct pool_event *e = all->unused_events; e; e = e->next)
-		if (ctx ? e->ctx == ctx : e->ctx && !nvs_context_look(e->ctx).own)
-			e->event = e->ctx = NULL; /* the driver's event went with the context */
-	for (struct queue *q = all->queues; q; q = q->all) {
-		if (!q->pool || !q->ctx || (ctx ? q->ctx != ctx : nvs_context_look(q->ctx).own))
-			continue;
-		for (struct pool_event *e = q->oldest; e; e = e->next)
-			e->event = e->ctx = NULL;
-		q->stream = q->ctx = NULL;
-		passed(all, q, UINT64_MAX);
-	}
-	nvs_swap_unlock(s);
 }
 
 void nvs_pools_reset(struct nvs_pools *all, struct nvs_gpu *gpu)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * pool.h: what async.c and pool.c share: the application's memory pools, as far as they
+ * pool.h: what async.c, queue.c and pool.c share: the application's memory pools, as far as they
  * are made of memory that moves. The GPU's swap lock guards all of it, and is held
  * where no function says otherwise.
  */
@@ -8,6 +8,7 @@
 #define NVSHARE_POOL_H
 
 #include "freelist.h"
+#include "stream.h"
 #include "swap_impl.h"
 
 #define QUEUE_BUCKETS 256u
@@ -59,7 +60,46 @@ struct nvs_pools {
 	size_t records_left;
 };
 
-/* ---- async.c ---- */
+/* ---- queue.c ---- */
+
+/* The caller, and the stream of the call. */
+struct caller {
+	void *stream;
+	void *ctx;       /* current, for a default stream: each context has one */
+	uint64_t thread; /* for a per-thread default stream */
+};
+
+/* Records of threads are used again by other threads; this number is not. */
+uint64_t nvs_caller_thread(void);
+
+/* No lock is held. */
+struct caller nvs_caller_of(void *stream);
+
+struct queue *nvs_queue_find(struct nvs_pools *all, const struct nvs_pool *pool, const struct caller *who);
+
+/* ctx: of the stream. NULL: the system has no memory. */
+struct queue *nvs_queue_new(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, void *ctx);
+
+/* The stream has passed all its frees up to this one. Returns whether that is news. */
+bool nvs_queue_passed(struct nvs_pools *all, struct queue *q, uint64_t serial);
+
+/* The oldest event leaves the queue. NULL: there is none. */
+struct pool_event *nvs_event_oldest(struct queue *q);
+void nvs_event_unused(struct nvs_pools *all, struct pool_event *e);
+
+/* The events of a queue tell nothing that is wanted any more. */
+void nvs_queue_drop_events(struct nvs_pools *all, struct queue *q);
+
+/* Ends a queue that is empty and stays empty. One of a living stream will be needed again. */
+static inline void queue_end(struct nvs_pools *all, struct queue *q)
+{
+	if (!q->pool || q->blocks.oldest || q->busy ||
+	    (q->stream && !nvs_key_is_default(q->stream) && !q->pool->gone))
+		return;
+	nvs_queue_drop_events(all, q);
+	q->pool->queues--;
+	q->pool = NULL;
+}
 
 /* Ends the queues of a pool that is gone, as far as they are empty. */
 void nvs_pool_end_queues(struct nvs_pools *all, const struct nvs_pool *pool);

@@ -420,7 +420,7 @@ void nvs_look_loaded(struct nvs_gpu *gpu);
 /* The mover's context is another one: the kernel is to be loaded anew. */
 void nvs_look_forget(struct nvs_gpu *gpu);
 
-/* ---- async.c, pool.c ---- */
+/* ---- async.c, queue.c, pool.c ---- */
 
 enum look { LOOK_NOTHING, LOOK_LATER, LOOK_PASSED };
 
@@ -463,7 +463,7 @@ void nvs_pools_free(struct nvs_gpu *gpu, struct nvs_pool *pool, CUdeviceptr p);
 /* Whether the process has anything that uses device memory past the shim. No lock is held. */
 enum nvs_fixed nvs_used_outside(void);
 
-/* ---- move.c ---- */
+/* ---- move.c, pass.c ---- */
 
 /* Starts the mover. False: no thread can be created. */
 bool nvs_mover_start(struct nvs_gpu *gpu);

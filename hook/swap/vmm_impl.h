@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* vmm_impl.h: what vmm_memory.c and vmm_map.c share. vmm.h says what it is for. */
+/* vmm_impl.h: what the files vmm_*.c share. vmm.h says what it is for. */
 #ifndef NVSHARE_VMM_IMPL_H
 #define NVSHARE_VMM_IMPL_H
 
@@ -69,8 +69,13 @@ void nvs_vmm_done(struct nvs_swap *s, struct memory *m);
 void nvs_vmm_occupy(struct place p, uint32_t what, struct chunk c);
 void nvs_vmm_vacate(struct place p);
 
+/* Frees the index. The memory is counted elsewhere, or not at all. */
+void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m);
+
 /* Frees a memory that nothing refers to; may wait. */
 void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m);
+
+/* ---- vmm_hand_over.c; the same ---- */
 
 /* Unmaps a hidden memory that is on the GPU; may wait. */
 void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m);
@@ -86,6 +91,9 @@ int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m);
 /* The granule of an address in a range that the application has reserved; span NULL: it is in none. */
 struct place nvs_vmm_place(CUdeviceptr p);
 
+/* Whether a range that begins at a place, and at p, consists of whole mappings. The lock is held. */
+bool nvs_vmm_whole(struct place at, CUdeviceptr p, size_t n);
+
 static inline struct chunk *nvs_vmm_chunk(struct place p)
 {
 	return &p.span->chunk[p.granule];
@@ -94,6 +102,15 @@ static inline struct chunk *nvs_vmm_chunk(struct place p)
 static inline struct region *nvs_vmm_region(struct place p)
 {
 	return &p.span->region[p.span->head[p.granule] - 1];
+}
+
+/* The chunk after that at a place; or the next granule, where none begins: another thread may have mapped anew. */
+static inline struct place nvs_vmm_next(struct place p)
+{
+	const struct chunk *c = nvs_vmm_chunk(p);
+
+	p.granule += c->state == CHUNK_NONE || !c->granules ? 1 : c->granules;
+	return p;
 }
 
 #endif
