@@ -3,12 +3,12 @@
 package warden
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"time"
-	"os"
-	"bytes"
 
 	"golang.org/x/sys/unix"
 
