@@ -1670,7 +1670,7 @@ static void a_fork_beside_nvml(void)
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
-		alarm(20);
+		alarm(600);
 		ask_nvml(NULL);
 		_exit(0);
 	}
@@ -1692,7 +1692,7 @@ static void a_forked_child_counts_afresh(void)
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
-		alarm(30);
+		alarm(600);
 		/* CUDA is gone for it; the shim does not hang and keeps no page. */
 		CHECK(cuMemAlloc_v2(&p, MIB) == CUDA_ERROR_NOT_INITIALIZED);
 		CHECK(cuMemFree_v2(p) == CUDA_ERROR_NOT_INITIALIZED);
@@ -1727,7 +1727,7 @@ static void jump_while_asking(void (*ask)(void))
 			nap_ms(1);
 	}
 	signal(SIGALRM, SIG_DFL);
-	alarm(30);
+	alarm(600);
 }
 
 static void ask_for_memory(void)

@@ -61,7 +61,7 @@ int main(void)
 	void *library, *driver;
 	pthread_t t;
 
-	alarm(100);
+	alarm(600);
 	fake_init(&f);
 	fake_listen(&f);
 	f.memory = true;
