@@ -977,7 +977,7 @@ static void forks(void)
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
-		alarm(60);
+		alarm(600);
 		/* One less: the connection. The child is inert, its calls pass. */
 		if (descriptors() != before - 1 || threads() != 3)
 			_exit(1);

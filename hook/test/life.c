@@ -87,7 +87,7 @@ int life_main(int argc, char **argv, const struct life_case *cases, size_t count
 		if (argc < 2)
 			puts(cases[i].name);
 		else if (strcmp(argv[1], cases[i].name) == 0) {
-			alarm(120);
+			alarm(600);
 			cases[i].run();
 			fake_end(&fake);
 			return 0;

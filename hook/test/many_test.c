@@ -156,7 +156,7 @@ int main(int argc, char **argv)
 {
 	int status;
 
-	alarm(120);
+	alarm(600);
 	status = run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 	if (argc > 1 && status == 0)
 		fake_end(&fake);

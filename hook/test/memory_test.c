@@ -1583,7 +1583,7 @@ static void a_fork_beside_nvml(void)
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
-		alarm(20);
+		alarm(600);
 		ask_nvml(NULL);
 		_exit(0);
 	}
@@ -1605,7 +1605,7 @@ static void a_forked_child_counts_afresh(void)
 	pid = fork();
 	CHECK(pid >= 0);
 	if (pid == 0) {
-		alarm(30);
+		alarm(600);
 		/* CUDA is gone for it; the shim does not hang and keeps no page. */
 		CHECK(cuMemAlloc_v2(&p, MIB) == CUDA_ERROR_NOT_INITIALIZED);
 		CHECK(cuMemFree_v2(p) == CUDA_ERROR_NOT_INITIALIZED);
@@ -1640,7 +1640,7 @@ static void jump_while_asking(void (*ask)(void))
 			nap_ms(1);
 	}
 	signal(SIGALRM, SIG_DFL);
-	alarm(30);
+	alarm(600);
 }
 
 static void ask_for_memory(void)

@@ -142,6 +142,6 @@ static const struct test_case cases[] = {
 
 int main(int argc, char **argv)
 {
-	alarm(60);
+	alarm(600);
 	return run_case(cases, sizeof(cases) / sizeof(cases[0]), argc, argv);
 }

@@ -68,7 +68,7 @@ static void start_app(int (*run)(void))
 	CHECK(app >= 0);
 	if (app == 0) {
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		alarm(100);
+		alarm(600);
 		close(fake.listener);
 		CHECK(cuInit(0) == 0 && cuCtxCreate_v2(&contexts[0], 0, 0) == 0);
 		exit(run());
@@ -298,7 +298,7 @@ static int run_forks_in_a_storm(void)
 		if (pid == 0) { /* no lock is left as some other thread had it */
 			void *stream;
 
-			alarm(20);
+			alarm(600);
 			if (launch(NULL) != 0 || cuStreamCreate(&stream, 0) != 0)
 				_exit(1);
 			setenv(NVS_RUN_DIR_ENV, "/nonexistent", 1);

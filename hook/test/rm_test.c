@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -629,6 +630,14 @@ static void after_a_move_the_gpus_are_asked_anew(void)
 	CHECK(nvs_rm_prove(uuid_of(0)) == NVS_RM_UNSEEN && state(2).channels == 8);
 }
 
+/* From here on 20 s of processor time are the most: some tenth of a second where it is quick, minutes where it is not. */
+static void quick(void)
+{
+	struct rlimit most = { 20, 20 };
+
+	CHECK(setrlimit(RLIMIT_CPU, &most) == 0);
+}
+
 /*
  * The application has closed the driver's descriptor, by which the kernel frees all that was made
  * through it, and the driver begins anew with the same handles.
@@ -641,13 +650,12 @@ static void handles_are_used_again(void)
 	CHECK(OFF(0) == NVS_RM_OK && ON(0) == NVS_RM_OK);
 	for (unsigned i = 0; i < used; i++)
 		objects[i].live = false;
-	alarm(20);
+	quick();
 	make_device(1, 0);
 	make_group(1, 0, 0, 6);
 	CHECK(state(0).compute_groups == 1 && state(0).channels == 6);
 	CHECK(OFF(0) == NVS_RM_OK && atomic_load(&live_off) == 6 && ON(0) == NVS_RM_OK);
 	CHECK(unknown_named == 0);
-	alarm(0);
 }
 
 static int succeeds(int on, unsigned long request, ...)
@@ -678,10 +686,9 @@ static void what_was_never_noted_is_freed_at_once(void)
 	for (unsigned i = 0; i < 8000; i++)
 		make(1, GROUP(0, 0), 0x100000 + i, 0xc86f, 0);
 	nvs_rm_set_next(succeeds);
-	alarm(20); /* some tenth of a second where it is quick, minutes where it is not */
+	quick();
 	for (unsigned i = 0; i < 1000; i++)
 		release(1, 0x900000 + i);
-	alarm(0);
 	CHECK(state(0).bare_channels == 8000);
 }
 
