@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"path/filepath"
@@ -39,7 +40,8 @@ func placeOf(root, path string) (run, step string) {
 	return run, step
 }
 
-// page returns the page with the sections in it, the newest run first.
+// page returns the page with the sections in it, the newest run first, and of the same step of a run the table that
+// compares most.
 func page(sections []*section) ([]byte, error) {
 	type shown struct {
 		Run           string     `json:"run"`
@@ -67,7 +69,15 @@ func page(sections []*section) ([]byte, error) {
 		}
 		return s.Run
 	}
-	slices.SortStableFunc(all, func(a, b shown) int { return strings.Compare(date(b), date(a)) })
+	kinds := map[string]int{}
+	for _, s := range all {
+		if _, ok := kinds[s.Title]; !ok {
+			kinds[s.Title] = len(kinds)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b shown) int {
+		return cmp.Or(strings.Compare(date(b), date(a)), kinds[a.Title]-kinds[b.Title], len(b.Head)-len(a.Head))
+	})
 	data, err := json.Marshal(all) // which leaves no < that could end the script
 	parts := strings.NewReplacer("{{data}}", string(data), "{{plot style}}", uplot.Style, "{{plot}}", uplot.Script, "{{replay}}", replayScript)
 	return []byte(parts.Replace(pageHTML)), err

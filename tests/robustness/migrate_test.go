@@ -157,7 +157,7 @@ func TestMigrateFaults(t *testing.T) {
 	s.faults("restore hang")
 	failed := make(chan error, 1)
 	go func() { failed <- s.migrate(1) }()
-	pid := s.hanging("on")
+	pid := s.hanging()
 	s.faults("")
 	s.check(syscall.Kill(pid, syscall.SIGKILL))
 	if err := <-failed; err == nil {
@@ -168,7 +168,7 @@ func TestMigrateFaults(t *testing.T) {
 	// The scheduler is killed.
 	s.faults("restore hang")
 	go func() { failed <- s.migrate(1) }()
-	pid = s.hanging("on")
+	pid = s.hanging()
 	s.endScheduler(syscall.SIGKILL)
 	s.faults("")
 	s.check(syscall.Kill(pid, syscall.SIGKILL))
@@ -187,7 +187,7 @@ func TestMigrateKilled(t *testing.T) {
 	s.faults("restore hang")
 	failed := make(chan error, 1)
 	go func() { failed <- s.migrate(1) }()
-	pid := s.hanging("on")
+	pid := s.hanging()
 	s.check(a.cmd.Process.Kill())
 	<-a.end
 	s.faults("")

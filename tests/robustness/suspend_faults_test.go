@@ -73,7 +73,7 @@ func TestSuspendTenantDies(t *testing.T) {
 				x.awaitsAway()
 				s.faults("restore hang")
 				x.asks("k")
-				s.hanging("on")
+				s.hanging()
 			}
 			s.check(x.cmd.Process.Kill())
 			<-x.end
@@ -84,7 +84,7 @@ func TestSuspendTenantDies(t *testing.T) {
 				return nil
 			})
 			s.faults("")
-			for _, pid := range s.helpers("") { // one hangs
+			for _, pid := range s.helpers() { // one hangs
 				_ = unix.Kill(pid, unix.SIGKILL)
 			}
 		})
@@ -99,7 +99,7 @@ func TestSuspendHelperDies(t *testing.T) {
 	s.suspend()
 	x.awaitState(checkpoint.Locked)
 	x.asks("q") // it waits in the shim
-	pid := s.hanging("off")
+	pid := s.hanging()
 	s.faults("")
 	s.check(unix.Kill(pid, unix.SIGKILL))
 	x.says("q", 0)
@@ -112,7 +112,7 @@ func TestSuspendHelperDies(t *testing.T) {
 	x.awaitsAway()
 	s.faults("restore hang")
 	x.asks("k")
-	pid = s.hanging("on")
+	pid = s.hanging()
 	s.faults("")
 	s.check(unix.Kill(pid, unix.SIGKILL))
 	x.says("k", 0)
@@ -150,7 +150,7 @@ func TestSuspendSchedulerDies(t *testing.T) {
 	s.faults("checkpoint hang")
 	s.suspend()
 	x.awaitState(checkpoint.Locked)
-	pid := s.hanging("off")
+	pid := s.hanging()
 	s.faults("")
 	restart()
 	s.check(unix.Kill(pid, unix.SIGKILL))
@@ -160,7 +160,7 @@ func TestSuspendSchedulerDies(t *testing.T) {
 	x.awaitsAway()
 	s.faults("restore hang")
 	x.asks("k")
-	pid = s.hanging("on")
+	pid = s.hanging()
 	s.faults("")
 	restart()
 	s.check(unix.Kill(pid, unix.SIGKILL))

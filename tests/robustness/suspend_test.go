@@ -43,16 +43,14 @@ func suspendSite(t *testing.T) *site {
 	return s
 }
 
-// helpers are the nvshare-checkpoint that do an operation now, off or on; "": all of them.
-func (s *site) helpers(operation string) (pids []int) {
+// helpers are the nvshare-checkpoint that run.
+func (s *site) helpers() (pids []int) {
 	s.t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*")
 	s.check(err)
 	for _, dir := range all {
 		args, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-		does, _ := os.ReadFile(filepath.Join(dir, "comm"))
-		if strings.HasPrefix(string(args), filepath.Join(s.dir, checkpoint.Name)+"\x00") &&
-			(operation == "" || strings.HasPrefix(string(does), operation+" ")) {
+		if strings.HasPrefix(string(args), filepath.Join(s.dir, checkpoint.Name)+"\x00") {
 			pid, err := strconv.Atoi(filepath.Base(dir))
 			s.check(err)
 			pids = append(pids, pid)
@@ -61,9 +59,9 @@ func (s *site) helpers(operation string) (pids []int) {
 	return pids
 }
 
-// hanging waits until nvshare-checkpoint hangs in an operation, as faults has it, and returns
+// hanging waits until nvshare-checkpoint hangs, as faults has it, and returns
 // its process. One that only works on it would go on when there are no faults any more.
-func (s *site) hanging(operation string) (pid int) {
+func (s *site) hanging() (pid int) {
 	s.t.Helper()
 	s.until("nvshare-checkpoint hangs", func() error {
 		text, err := os.ReadFile(filepath.Join(s.dir, "sim", "run", "hangs"))
@@ -71,7 +69,7 @@ func (s *site) hanging(operation string) (pid int) {
 			return err
 		}
 		pid, err = strconv.Atoi(strings.TrimSpace(string(text)))
-		if pids := s.helpers(operation); err == nil && !slices.Contains(pids, pid) {
+		if pids := s.helpers(); err == nil && !slices.Contains(pids, pid) {
 			err = fmt.Errorf("%d did, and %v work", pid, pids)
 		}
 		return err
