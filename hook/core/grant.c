@@ -48,7 +48,7 @@ static void send_attach(struct nvs_gpu *gpu, const struct lease_out *out)
 	struct nvs_frame f = nvs_frame_of(gpu, NVS_ATTACH);
 
 	f.epoch = out->epoch;
-	f.code = out->want ? NVS_ATTACH_WANT : 0;
+	f.code = (out->want ? NVS_ATTACH_WANT : 0) | (out->preempted ? NVS_ATTACH_CUT : 0);
 	memcpy(f.u.attach.uuid, gpu->device.uuid, NVS_UUID_SIZE);
 	f.u.attach.ordinal = gpu->number;
 	f.u.attach.total_mem = gpu->device.total_mem;

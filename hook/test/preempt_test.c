@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,6 +28,8 @@ static CUuuid gpu;
 static CUcontext context;
 static CUstream stream, other;
 static CUfunction spin;
+static uint64_t room;  /* of the page; 0: nothing is swapped */
+static uint32_t flags; /* the same */
 
 static struct nvs_rm_state state(void)
 {
@@ -59,17 +62,36 @@ static void begin(void)
 
 	nvs_rm_set_next((nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl"));
 	fake_init(&fake);
+	fake.memory = room;
 	fake_listen(&fake);
 	CU(cuInit(0));
 	CU(cuDeviceGetUuid_v2(&gpu, 0));
 	fake_accept(&fake);
 	fake.page->features = NVS_FEATURE_PREEMPT;
+	fake.page->slot[0].room = room;
+	fake.page->slot[0].flags = flags;
 	CU(cuCtxCreate_v2(&context, 0, 0));
 	fake_attach(&fake);
 	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	CU(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
 	CU(cuModuleLoadData(&module, ptx));
 	CU(cuModuleGetFunction(&spin, module, "nvshare_spin"));
+}
+
+static struct nvs_frame expect(uint8_t type)
+{
+	struct nvs_frame r;
+
+	do { /* where memory is swapped; a REQUEST may have been repeated */
+		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
+	} while (r.type != type && (r.type == NVS_MOVED || r.type == NVS_REQUEST));
+	CHECK(r.type == type);
+	return r;
+}
+
+static void expect_request(void)
+{
+	CHECK(expect(NVS_REQUEST).channel == 0);
 }
 
 /*
@@ -81,7 +103,7 @@ static void hold(unsigned ms)
 	pthread_t t;
 
 	CHECK(pthread_create(&t, NULL, launcher, &ms) == 0);
-	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	expect_request();
 	fake_grant(&fake, 0, 5);
 	pthread_join(t, NULL);
 }
@@ -99,7 +121,7 @@ static struct nvs_frame ask_back(uint64_t epoch)
 	fake_revoke(&fake, 0, epoch);
 	do { /* a REQUEST may have been repeated */
 		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
-	} while (r.type == NVS_REQUEST);
+	} while (r.type == NVS_REQUEST || r.type == NVS_MOVED);
 	CHECK(r.type == NVS_RELEASE && r.epoch == epoch);
 	return r;
 }
@@ -125,6 +147,58 @@ static void end(void)
 }
 
 /* ---- cases ---- */
+
+/* Where memory would have to wait for it, only a drain is cut that would be fenced. */
+static void where_memory_may_leave_cuts_are_late(void)
+{
+	struct nvs_frame r, revoke = { .version = NVS_WIRE_VERSION, .type = NVS_REVOKE, .epoch = 6,
+				       .u.revoke.grace_ns = 1000000000 };
+
+	room = 1ull << 30;
+	hold_with(300);
+	CHECK(!preempted(ask_back(5)) && !state().off);
+	CU(cuStreamQuery(stream));
+	fake_grant(&fake, 0, 6);
+	launch_on(stream, 60000);
+	fake_word(&fake, 0, 0);
+	CHECK(send(fake.conn, &revoke, sizeof(revoke), MSG_NOSIGNAL) == sizeof(revoke));
+	r = expect(NVS_RELEASE);
+	CHECK(preempted(r) && state().off && r.u.released.drain_ns >= revoke.u.revoke.grace_ns / 2);
+	end();
+}
+
+/*
+ * Nor does memory leave for which a cut kernel waits: where all fitted the drain is cut, and what does
+ * not fit any more leaves after the kernel's end.
+ */
+static void where_all_fits_drains_are_cut(void)
+{
+	struct nvs_frame r;
+	CUdeviceptr p;
+
+	room = 1ull << 30;
+	flags = NVS_SLOT_STILL;
+	begin();
+	CU(cuMemAlloc_v2(&p, 4 << 20));
+	hold(3000);
+	CHECK(preempted(ask_back(5)) && state().off);
+	expect_request();
+	__atomic_store_n(&fake.page->slot[0].flags, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&fake.page->slot[0].room, 1, __ATOMIC_SEQ_CST);
+	fake_send(&fake, NVS_ROOM, 0, 0, 0);
+	r = expect(NVS_MOVED); /* the answer; nothing has left */
+	CHECK(r.u.moved.away == 0 && r.u.moved.resident >= 4 << 20 && state().off);
+	__atomic_store_n(&fake.page->slot[0].room, room, __ATOMIC_SEQ_CST);
+	fake_grant(&fake, 0, 6);
+	CU(cuStreamSynchronize(stream));
+	__atomic_store_n(&fake.page->slot[0].room, 1, __ATOMIC_SEQ_CST);
+	CHECK(!preempted(ask_back(6)));
+	fake_send(&fake, NVS_ROOM, 0, 0, 0);
+	do { /* there is no host memory for it */
+		r = expect(NVS_MOVED);
+	} while (!(r.code & NVS_MOVED_NO_ARENA) && !r.u.moved.away);
+	end();
+}
 
 static void a_long_kernel_is_cut_and_goes_on(void)
 {
@@ -855,6 +929,8 @@ static const struct test_case cases[] = {
 	CASE(work_of_the_next_grant_is_not_forgotten),
 	CASE(the_kernel_ends_while_it_is_preempted),
 	CASE(nothing_is_left),
+	CASE(where_memory_may_leave_cuts_are_late),
+	CASE(where_all_fits_drains_are_cut),
 	CASE(a_driver_without_the_controls),
 	CASE(a_driver_that_refuses),
 	CASE(a_driver_that_only_says_so),

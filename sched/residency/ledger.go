@@ -192,7 +192,7 @@ func (v View) AsksHost(ev base.Event) bool {
 	switch ev := ev.(type) {
 	case Reserve:
 		m := mem.members[ev.Client]
-		return m != nil && ev.Total > m.promised && add(mem.rooms.promised(), ev.Total-m.promised) > mem.rooms.capacity
+		return m != nil && ev.Total > m.promised && mem.rooms.crosses(ev.Total-m.promised)
 	case Moved:
 		return ev.NoArena
 	case SetTenantMemory:
@@ -255,7 +255,10 @@ func (mem *Memory) placeable(m *member, ev Reserve, has uint64) (total uint64, w
 	if mem.rooms == nil || ev.Force || ev.Total <= has {
 		return ev.Total, nil
 	}
-	if why = mem.fits(m, ev.Total); why == nil {
+	r := mem.rooms
+	why = mem.fits(m, ev.Total)
+	// What is asked for beside the least, for later, is no reason to promise more than fits.
+	if why == nil && (!r.crosses(less(ev.Total, m.promised)) || r.crosses(less(cmp.Or(ev.Least, ev.Total), m.promised))) {
 		return ev.Total, nil
 	}
 	if ev.Least < ev.Total && mem.fits(m, ev.Least) == nil {
@@ -290,7 +293,7 @@ func (v View) KeepFits(tenant string, keep Keep) error {
 			kept = append(kept, o)
 		}
 	}
-	err := r.placeable()
+	err := r.placeable(nil)
 	for _, o := range kept {
 		o.keep = Swapped
 		r.recount(o)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -94,7 +95,7 @@ func (b *bench) scheduler(ctx context.Context, name string, args ...string) (*sc
 		return nil, err
 	}
 	defer log.Close()
-	argv := append([]string{"--run-dir", s.dir, "--anti-thrash", "on"}, args...)
+	argv := slices.Concat([]string{"--run-dir", s.dir, "--anti-thrash", "on"}, b.schedulerArgs, args)
 	if b.simulated {
 		argv = append(argv, "--simgpu", node.SimGPU)
 	}
