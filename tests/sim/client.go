@@ -218,7 +218,7 @@ func (c *client) onRevoke(epoch base.Epoch) {
 		// never opened
 		c.released, c.idleFrom = epoch, c.w.now
 		c.w.judge.drained(c)
-		c.send(sched.Release{Client: c.id, Epoch: epoch, Reason: sched.Revoked})
+		c.send(sched.Release{Client: c.id, Epoch: epoch, Reason: sched.Revoked, Preempted: c.cut}) // as before it
 		c.requested = false
 		c.pass()
 	}
