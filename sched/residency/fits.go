@@ -16,19 +16,23 @@ type Unplaceable struct {
 	Fixed    uint64 // cannot be moved
 	Largest  uint64 // what else has to be on the GPU at a time
 	Capacity uint64
+	Headroom uint64 // left free beside that
 }
 
 func (e *Unplaceable) Error() string {
-	return fmt.Sprintf("%d MiB that cannot be moved and the %d MiB of the largest tenant do not fit the %d MiB of the GPU",
+	s := fmt.Sprintf("%d MiB that cannot be moved and the %d MiB of the largest tenant do not fit the %d MiB of the GPU",
 		e.Fixed>>20, e.Largest>>20, e.Capacity>>20)
+	if e.Headroom != 0 {
+		s += fmt.Sprintf(" that are left beside %d MiB for the driver (--swap-headroom)", e.Headroom>>20)
+	}
+	return s
 }
 
 // fits returns how much arena all clients need together if bytes are promised to
 // a client: or an *Unplaceable. What clients were given already, which they keep,
 // counts where it is more.
 func (r *rooms) fits(id base.ClientID, bytes, most uint64) (arena uint64, err error) {
-	o := r.clients[id]
-	if o != nil && o.keep != Managed {
+	if o := r.clients[id]; o != nil && o.keep != Managed {
 		if bytes > r.physical {
 			return 0, &Unplaceable{Largest: bytes, Capacity: r.physical}
 		}
@@ -40,42 +44,33 @@ func (r *rooms) fits(id base.ClientID, bytes, most uint64) (arena uint64, err er
 		o.promised, o.most = bytes, min(most, r.physical)
 		r.recount(o)
 	}
-	if err := r.placeable(o); err != nil {
+	if err := r.placeable(); err != nil {
 		return 0, err
 	}
 	return r.arenaNeeded(), nil
 }
 
-// placeable returns an *Unplaceable if what is promised has no place on the GPU. Who asks for more leaves the
-// headroom, nil: nobody has it, and has a place beside each that has it: what it asks for may be made unmovable.
-func (r *rooms) placeable(asks *occupant) error {
+// placeable returns an *Unplaceable if what is promised has no place on the GPU. Where more is promised than the GPU
+// has, nobody has of the headroom: who has some is not asked to take turns with others, who may never give it back.
+func (r *rooms) placeable() error {
 	if r.promised() <= r.physical {
 		return nil
 	}
-	type gang struct {
-		movable uint64
-		asks    bool
-	}
-	var gangs map[string]gang
+	largest := uint64(0)
+	var groups map[string]uint64
 	for _, o := range r.everybody() {
-		n, limit := gang{o.counted.movable, asks == nil || o == asks}, r.physical
+		n := o.counted.movable
 		if o.group != "" {
-			if gangs == nil {
-				gangs = map[string]gang{}
+			if groups == nil {
+				groups = map[string]uint64{}
 			}
-			n = gang{n.movable + gangs[o.group].movable, n.asks || gangs[o.group].asks}
-			gangs[o.group] = n
+			groups[o.group] += n
+			n = groups[o.group]
 		}
-		fixed := r.sum.fixed
-		switch {
-		case n.asks:
-			limit = r.capacity
-		case fixed+n.movable > r.capacity:
-			fixed += asks.counted.movable
-		}
-		if fixed+n.movable > limit {
-			return &Unplaceable{fixed, n.movable, limit}
-		}
+		largest = max(largest, n)
+	}
+	if r.sum.fixed+largest > r.capacity {
+		return &Unplaceable{r.sum.fixed, largest, r.capacity, r.physical - r.capacity}
 	}
 	return nil
 }

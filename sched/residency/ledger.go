@@ -293,7 +293,7 @@ func (v View) KeepFits(tenant string, keep Keep) error {
 			kept = append(kept, o)
 		}
 	}
-	err := r.placeable(nil)
+	err := r.placeable()
 	for _, o := range kept {
 		o.keep = Swapped
 		r.recount(o)

@@ -35,9 +35,9 @@ func (k Keep) String() string { return base.Name(k, "keep", "swapped", "resident
 // grant that lacks the room: that would shorten a switch by some 5 % (tests/gpu/README.md, Swapping).
 //
 // While all that is promised fits onto the GPU as it is (physical), nobody has to make room: still. More than
-// that is promised beside a headroom, which the driver needs to move memory; what a client was promised of it
-// before stays, and has the headroom once all others have left (overdraw). A client whose drain was cut while nothing had to move is asked
-// for no room before it has finished that work (cut), and who needs that room is granted nothing before (behind).
+// that is promised beside a headroom, which the driver needs to move memory. A client whose drain was cut while nothing
+// had to move is asked for no room before it has finished that work (cut), and who needs that room is granted nothing
+// before (behind).
 //
 // Sums are kept: an event costs O(log n) while all fits and nobody lacks room, else O(n), see looked.
 type rooms struct {

@@ -407,7 +407,7 @@ func (v View) ArriveFits(tenant string, movers, others map[base.ClientID]Mover) 
 			needed = less(needed, m.Arena)
 		}
 	}
-	if err := r.placeable(nil); err != nil {
+	if err := r.placeable(); err != nil {
 		return err
 	}
 	_, why := mem.arenas.check(needed + r.arenaNeeded())

@@ -118,8 +118,8 @@ func (s *site) memoryHog(env []string, args ...string) (h hog) {
 	return h
 }
 
-// What fits natively fits with swapping on, to the last piece, and what does not is refused. Who has nearly all
-// shuts nobody out. Managed memory may be more than the GPU has, as natively.
+// What fits natively fits with swapping on, to the last piece, and what does not fit beside that is refused as natively.
+// Managed memory may be more than the GPU has, as natively.
 func TestFitsAsNatively(t *testing.T) {
 	t.Parallel()
 	s := newSwapping(t, 1)
@@ -133,7 +133,7 @@ func TestFitsAsNatively(t *testing.T) {
 	if _, err := held.out.ReadString('\n'); err != nil {
 		t.Fatal(err)
 	}
-	if h := s.memoryHog(env, "100", "2"); h.MiB != 100 {
+	if h := s.memoryHog(env, "100", "2"); h.MiB != 0 || h.Error != native.Error {
 		t.Errorf("beside one that has %d MiB: %+v", native.MiB, h)
 	}
 	for _, e := range [][]string{s.env(), env} {
