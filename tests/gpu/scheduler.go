@@ -99,11 +99,7 @@ func (b *bench) scheduler(ctx context.Context, name string, args ...string) (*sc
 	if b.simulated {
 		argv = append(argv, "--simgpu", node.SimGPU)
 	}
-	program := filepath.Join(b.bundle, "nvml", "nvshare-scheduler") // of a bundle; in a build directory all know NVML
-	if _, err := os.Stat(program); err != nil {
-		program = b.node.Bin("nvshare-scheduler")
-	}
-	s.cmd = exec.Command(program, argv...)
+	s.cmd = exec.Command(b.node.SchedulerBin(), argv...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := s.cmd.Start(); err != nil {
