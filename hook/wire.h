@@ -230,7 +230,7 @@ enum nvs_grant_flags {
 	NVS_SLOT_PATIENT     = 1u << 10,
 	/*
 	 * In the page only, where memory is swapped: all that is promised of the GPU fits there, so no
-	 * memory has to leave it. Memory is had at once, up to the slot's room, also without a grant. A client
+	 * memory has to leave for others. Memory is had at once, up to the slot's room, also without a grant. A client
 	 * is asked for no room before work that a cut drain has left is done.
 	 */
 	NVS_SLOT_STILL       = 1u << 11,

@@ -8,7 +8,7 @@
  * physical memory is released, as far as the room demands (move.c). At the next grant the
  * chunks come back before the gate opens. Elsewhere the driver allocates as always.
  *
- * While all fits that is promised of the GPU (nvs_swap_still), nothing has to leave: memory is had at once, and
+ * While all fits that is promised of the GPU (nvs_swap_still), only what is suspended has to leave: memory is had at once, and
  * what a drain that is cut leaves unfinished keeps no memory from leaving, for nobody asks for that
  * before the work is done.
  *

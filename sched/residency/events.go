@@ -101,7 +101,7 @@ type Room struct {
 }
 
 // Still says whether the clients of the GPU have all their memory there, or have a place for it, so that
-// nobody has to make room: write it to the pages of all, before what follows.
+// nobody has to make room for others: write it to the pages of all, before what follows.
 type Still struct {
 	On bool `always:"on=%v"`
 }

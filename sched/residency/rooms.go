@@ -117,6 +117,7 @@ type sums struct {
 	lacks          uint64 // room that is to be made
 	wanting        int    // clients that lack room
 	leaving        int    // clients that are to move out
+	parting        int    // of them, those that are suspended and have nothing to end: nobody needs what they leave
 	finishing      int    // of them, those that are to end their work first
 	unknown        int    // clients that were here before and have not reported
 	unfinished     uint64 // what clients whose work was cut may have beside what is fixed
@@ -158,7 +159,7 @@ func (o *occupant) victim() bool { return o.keep == Swapped && !o.active && !o.u
 // leaves says whether a client has more on the GPU, or may have, than it is to have, or than it is to
 // have after its grant. One that does not answer stays.
 func (o *occupant) leaves() bool {
-	return o.keep == Swapped && (!o.stalled && o.may > max(o.room, o.fixed) || o.finishes())
+	return o.keep == Swapped && (!o.stalled && !o.active && o.may > max(o.room, o.fixed) || o.finishes())
 }
 
 func (o *occupant) sums() sums {
@@ -174,8 +175,11 @@ func (o *occupant) sums() sums {
 	if o.leaves() {
 		s.leaving = 1
 	}
-	if o.finishes() {
+	switch {
+	case o.finishes():
 		s.finishing = 1
+	case o.suspended:
+		s.parting = s.leaving
 	}
 	if o.cut && !o.active && o.keep == Swapped {
 		s.unfinished = less(o.may, s.fixed)
@@ -246,6 +250,7 @@ func (s *sums) add(t sums, sign int) {
 	s.lacks += by * t.lacks
 	s.wanting += sign * t.wanting
 	s.leaving += sign * t.leaving
+	s.parting += sign * t.parting
 	s.finishing += sign * t.finishing
 	s.unknown += sign * t.unknown
 	s.unfinished += by * t.unfinished
@@ -358,9 +363,9 @@ func (r *rooms) crosses(more uint64) bool { return add(r.promised(), more) > r.p
 // over is how much of what is promised has no place on the GPU, as far as is known.
 func (r *rooms) over() uint64 { return less(r.promised(), r.usable()) }
 
-// still says whether nobody has to make room: all memory has its place on the GPU.
+// still says whether nobody has to make room for others: all memory has its place on the GPU.
 func (r *rooms) still() bool {
-	return r.sum.unknown == 0 && r.sum.leaving == 0 && max(r.promised(), add(r.sum.may, r.sum.lacks)) <= r.usable()
+	return r.sum.unknown == 0 && r.sum.leaving == r.sum.parting && max(r.promised(), add(r.sum.may, r.sum.lacks)) <= r.usable()
 }
 
 // behind says whether a client cannot have all its memory on the GPU before others have finished work that was cut.

@@ -190,8 +190,8 @@ func TestSuspendedAndSilent(t *testing.T) {
 	for again := range time.Duration(2) {
 		s.Suspend(1)
 		s.Settle()
-		if s.still {
-			t.Error("nobody leaves")
+		if !s.members[1].asked || !s.still {
+			t.Errorf("asked to leave: %t, still: %t", s.members[1].asked, s.still)
 		}
 		for n := range time.Duration(4) {
 			s.at(again*time.Minute + n*stillAfter)

@@ -33,11 +33,13 @@ func (mem *Memory) Suspend(id base.ClientID) bool {
 		return false
 	}
 	mem.changed()
-	leaves := mem.leaves(m, false)
-	if leaves {
-		mem.tellStill(false) // before it is asked for its grant
+	if !mem.leaves(m, false) {
+		return false
 	}
-	return leaves
+	if mem.rooms.clients[id].finishes() {
+		mem.tellStill(false) // before it is asked for its grant: a cut would keep its memory here
+	}
+	return true
 }
 
 // SuspendIdle suspends an idle client, if that moves anything (Config.Contexts: or not) and there is host memory

@@ -500,7 +500,7 @@ func (d *daemon) performMemory(a base.Action) bool {
 	case residency.Still:
 		d.still = a.On
 	case residency.Room:
-		if a.Less && d.still {
+		if cm, _ := d.core.ClientMemory(a.Client); a.Less && d.still && !cm.Suspended {
 			w.fail("client %d is to make room, and the pages say that nobody has to", a.Client)
 		}
 		p := d.pages[a.Client]
