@@ -116,7 +116,7 @@ const (
 	SlotResident uint32 = 1 << 8  // page only: memory is never moved
 	SlotManaged  uint32 = 1 << 9  // page only: managed memory
 	SlotPatient  uint32 = 1 << 10 // page only: it keeps the GPU over short pauses
-	SlotStill    uint32 = 1 << 11 // page only: no memory has to leave the GPU
+	SlotStill    uint32 = 1 << 11 // page only: no memory has to leave the GPU for others
 
 	SuspendPrepare uint32 = 1 // SUSPEND: driver calls wait from now on; answer
 	SuspendOver    uint32 = 2 // SUSPEND: they go on

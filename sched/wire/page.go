@@ -176,7 +176,7 @@ func (p Page) Hint(channel uint16, waiters, present uint32) {
 // somebody waits.
 func (p Page) SetPatient(channel uint16, on bool) { p.setOwn(channel, SlotPatient, on) }
 
-// SetStill says whether no memory has to leave the GPU.
+// SetStill says whether no memory has to leave the GPU for others.
 func (p Page) SetStill(channel uint16, on bool) { p.setOwn(channel, SlotStill, on) }
 
 // setOwn stores one of slotOwn.

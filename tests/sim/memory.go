@@ -231,6 +231,7 @@ func (c *client) grow(n uint64) {
 	n = min(n, m.away, c.page.room-min(c.page.room, m.resident))
 	switch {
 	case !w.daemon.still || !c.attached || m.old || !c.moves() || n == 0:
+	case c.local != 0: // it moves in
 	case w.onGPU()+n > w.mem.capacity:
 		w.judge.refused(c)
 	default:
