@@ -78,6 +78,7 @@ type moving struct {
 	clients  []*mover
 	capacity uint64
 	still    bool   // as the pages say
+	guessed  bool   // one was passed over before it said, after a restart, what it has made unmovable
 	holder   *mover // has the grant, as the scheduler knows
 	last     base.ClientID
 }
@@ -111,7 +112,7 @@ func (w *moving) plan() {
 			w.t.Fatalf("client %d has %d of %d", m.id, m.total(), m.reserved)
 		}
 	}
-	if sum > w.capacity {
+	if sum > w.capacity && !w.guessed {
 		w.t.Fatalf("%d bytes are on the GPU of %d: %s", sum, w.capacity, w.show())
 	}
 }
@@ -260,6 +261,7 @@ func TestResidency(t *testing.T) {
 				m.stopped = !m.stopped
 			case op == 8:
 				for _, o := range w.r.late() {
+					w.guessed = w.guessed || o.unknown
 					w.r.stall(o.id)
 				}
 				w.plan()
