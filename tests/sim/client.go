@@ -257,7 +257,7 @@ func (c *client) drain(epoch base.Epoch, why sched.Reason) {
 	if c.w.mem.capacity != 0 && !c.w.daemon.still { // then only a drain is cut that takes very long
 		often /= 4
 	}
-	cut := c.pending && c.w.chance(often)
+	cut := c.pending && (c.busy || c.mem.away == 0) && c.w.chance(often) // else its work waits for memory
 	drain := c.w.duration(0, 3*time.Millisecond)
 	if c.w.chance(c.w.faults.ignore) {
 		drain = c.w.duration(0, 3*maxGrace)
