@@ -300,7 +300,7 @@ func (r *rooms) victimsOf(order []*occupant, lacks uint64) (all []*occupant) {
 		return nil
 	}
 	for _, o := range order {
-		if o.victim() && !o.stalled && o.room > o.fixed {
+		if o.yields() {
 			all = append(all, o)
 		}
 	}

@@ -69,6 +69,7 @@ type Memory struct {
 	stillFrom base.Time // when the caller is to be told so; 0: not as things are
 
 	outsideUntil base.Time // see outsideEnds
+	crowded      bool      // until then; one moved in, and those that could make room for it had a grant
 	wanting      int       // members that need arena, now or soon, as the caller was told
 	due          base.Time // when Settle has something to do; 0: never
 	tellAgain    *member   // an earlier connection may have lost its room
@@ -205,9 +206,11 @@ func (mem *Memory) Resize(ev SetGPUMemory, unused bool) {
 // Unused says whether nobody has memory on the GPU.
 func (mem *Memory) Unused() bool { return len(mem.members) == 0 }
 
-// Overfull says whether clients cannot all have their memory on the GPU, by what is promised: what others than
-// clients seem to have is one client's word.
-func (mem *Memory) Overfull() bool { return mem.rooms != nil && mem.rooms.crosses(0) }
+// Overfull says whether clients cannot all have their memory on the GPU: by what is promised, or because others than
+// clients seem to have some. That is one client's word, which counts where it could not have its memory otherwise.
+func (mem *Memory) Overfull() bool {
+	return mem.rooms != nil && (mem.rooms.crosses(0) || mem.crowded && mem.now < mem.outsideUntil)
+}
 
 // Looked counts what passes over all clients have cost.
 func (mem *Memory) Looked() uint64 {

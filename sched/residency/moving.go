@@ -33,9 +33,10 @@ func (mem *Memory) Moved(ev Moved) {
 	}
 	mem.rooms.moved(m.id, ev.Report.Resident, ev.Report.Fixed, ev.Report.Away, ev.Seen, ev.Stuck)
 	// While all fits that is promised, an allocation that the driver refuses is refused as without nvshare.
-	if ev.Stuck && ev.NoMemory && (m.filling || mem.Overfull()) {
+	if ev.Stuck && ev.NoMemory && (m.filling || mem.rooms.crosses(0)) {
 		mem.rooms.refused(m.id)
 		mem.outsideUntil = mem.now.Add(outsideFor)
+		mem.crowded = mem.crowded || mem.rooms.outside != 0 && !slices.ContainsFunc(mem.rooms.everybody(), (*occupant).yields)
 		mem.strand(m)
 	}
 	if ev.Stuck && ev.NoArena && ev.Report.Arena >= mem.rooms.arenaOf(o) {
@@ -265,13 +266,13 @@ func (mem *Memory) endCuts() {
 
 // outsideEnds returns when it is tried again whether others than clients have memory; false: that is not due.
 func (mem *Memory) outsideEnds() (base.Time, bool) {
-	return mem.outsideUntil, mem.rooms.outside != 0 && !mem.rooms.crosses(0)
+	return mem.outsideUntil, (mem.rooms.outside != 0 || mem.crowded) && !mem.rooms.crosses(0)
 }
 
 // settleStill tells clients that nobody has to make room, once that has been so for long enough.
 func (mem *Memory) settleStill() {
 	if at, ok := mem.outsideEnds(); ok && mem.now >= at {
-		mem.rooms.outside, mem.resized = 0, true
+		mem.rooms.outside, mem.crowded, mem.resized = 0, false, true
 	}
 	switch {
 	case mem.still:

@@ -156,6 +156,9 @@ func (o *occupant) wants() bool {
 // victim says whether room can be taken from a client.
 func (o *occupant) victim() bool { return o.keep == Swapped && !o.active && !o.unknown && !o.cut }
 
+// yields says whether a client has something that others can have.
+func (o *occupant) yields() bool { return o.victim() && !o.stalled && o.room > o.fixed }
+
 // leaves says whether a client has more on the GPU, or may have, than it is to have, or than it is to
 // have after its grant. One that does not answer stays.
 func (o *occupant) leaves() bool {
