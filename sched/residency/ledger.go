@@ -173,10 +173,11 @@ func (l *ledger) check() error {
 
 // What a Reserve is answered, and when.
 
-// fits says why a client cannot be promised so much; nil: it can.
+// fits says why a client cannot be promised so much; nil: it can. Where all fits, nothing more has to go to host
+// memory: that it is short is no reason.
 func (mem *Memory) fits(m *member, total uint64) error {
 	arena, err := mem.rooms.fits(m.id, total, mem.believed(m))
-	if err != nil {
+	if err != nil || !mem.rooms.crosses(less(total, m.promised)) {
 		return err
 	}
 	return mem.arenas.fits(arena + mem.arenas.needed - mem.needed)

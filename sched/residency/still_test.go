@@ -105,6 +105,56 @@ func TestRefusalsAreOneClientsWord(t *testing.T) {
 	}
 }
 
+// reserves says whether a client of a GPU on which all fits that is promised gets more memory.
+func (s *stillMemory) reserves(id base.ClientID, total uint64) (refused Refusal) {
+	do := s.do
+	s.do = func(a base.Action) {
+		if r, ok := a.(Reserved); ok {
+			refused = r.Refused
+		}
+		do(a)
+	}
+	s.Reserve(Reserve{Client: id, Total: total, Least: total})
+	s.Settle()
+	s.do = do
+	return refused
+}
+
+// While all fits that is promised, no memory of the GPU is refused because host memory is short: nothing more has
+// to go there.
+func TestHostMemoryIsNoReasonWhereAllFits(t *testing.T) {
+	for name, short := range map[string]func(*stillMemory){
+		"another one was refused memory": func(s *stillMemory) {
+			s.arenas.Bound(10, 0)
+			s.Reserve(Reserve{Client: 1, Total: 60})
+			s.reports(1, Moved{Report: Report{Away: 60}})
+			s.SetActive(1, true)
+			s.Granted(1, true)
+			s.Settle()
+			s.reports(1, Moved{Epoch: 1, Report: Report{Resident: 57, Away: 3, In: 57}, Stuck: true, NoMemory: true})
+		},
+		"the host has less than when another one was suspended": func(s *stillMemory) {
+			s.arenas.Bound(60, 0)
+			s.has(1, 60)
+			s.Suspend(1)
+			s.Settle()
+			s.arenas.Bound(50, 0)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStillMemory(t, Client{ID: 1}, Client{ID: 2}, Client{ID: 3})
+			s.has(2, 40)
+			short(s)
+			if s.Overfull() {
+				t.Fatal("not all fits")
+			}
+			if refused := s.reserves(3, 1); refused != NotRefused {
+				t.Errorf("1 of 104 beside 100: refused: %v", refused)
+			}
+		})
+	}
+}
+
 // Nobody waits for work for longer than that which was cut: one that cannot go on with it, as a rank of a gang that
 // does not come, is to make room as any other.
 func TestWorkThatIsNotGoneOnWith(t *testing.T) {
