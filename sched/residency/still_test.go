@@ -155,6 +155,21 @@ func TestHostMemoryIsNoReasonWhereAllFits(t *testing.T) {
 	}
 }
 
+// Who has more than clients may have where more is promised than the GPU has does not come to where others are: what
+// it brings would have no place there, and it would be granted nothing.
+func TestWhoHasMostDoesNotArrive(t *testing.T) {
+	s := newStillMemory(t, Client{ID: 1})
+	s.has(1, 5)
+	mover := Mover{Bytes: 102, Arena: 102}
+	arrives := s.View().ArriveFits("other", map[base.ClientID]Mover{2: mover}, nil)
+	s.Attach(Client{ID: 2, CanMove: true, Again: true})
+	s.Reserve(Reserve{Client: 2, Total: 102, Force: true})
+	s.Settle()
+	if has := s.members[2].promised; has != mover.Bytes && arrives == nil {
+		t.Errorf("it may come with %d, and is promised %d", mover.Bytes, has)
+	}
+}
+
 // Nobody waits for work for longer than that which was cut: one that cannot go on with it, as a rank of a gang that
 // does not come, is to make room as any other.
 func TestWorkThatIsNotGoneOnWith(t *testing.T) {

@@ -402,7 +402,7 @@ func (v View) ArriveFits(tenant string, movers, others map[base.ClientID]Mover) 
 			}
 			defer r.drop(id)
 			r.attach(id, Swapped, "", false)
-			r.promise(id, m.Bytes, r.capacity)
+			r.promise(id, m.Bytes, r.physical)
 			r.moved(id, m.Fixed, m.Fixed, less(m.Bytes, m.Fixed), 0, false)
 			r.setArena(id, m.Arena)
 			r.sleep(r.clients[id])
