@@ -130,7 +130,7 @@ struct nvs_context_known nvs_context_look(const void *ctx)
 	nvs_lock(&nvs_table_lock);
 	c = context_find((void *)(uintptr_t)ctx);
 	if (c)
-		known = (struct nvs_context_known){ c->gpu, c->green, c->attached, c->own, atomic_load(&c->dirty) };
+		known = (struct nvs_context_known){ c->gpu, c->green, c->attached, c->own };
 	nvs_unlock(&nvs_table_lock);
 	return known;
 }

@@ -73,6 +73,7 @@ void nvs_drain_forget(struct nvs_gpu *gpu, uint64_t took_ns)
 		    atomic_exchange(&nvs_streams[i].dirty, false))
 			nvs_throttle_drained(&nvs_streams[i], took_ns);
 	atomic_store(&gpu->overflow.dirty, false);
+	atomic_store(&gpu->drains.pending, false);
 	nvs_unlock(&nvs_table_lock);
 	/* A context switch that went past us is noticed at the next grant. */
 	atomic_fetch_add(&nvs_gate.generation, 1);

@@ -42,6 +42,7 @@ struct nvs_drains {
 	bool started;        /* its thread has been */
 	atomic_uint wanted;  /* futex of that thread */
 	atomic_bool due;     /* LEASE_ACT_DRAIN is to be done */
+	atomic_bool pending; /* since the latest one began, no drain has seen the end of all work: it may have been cut */
 	atomic_uint look;    /* enum nvs_look: what the thread is to look for */
 	atomic_bool leaves;  /* see nvs_gpu_give_back */
 	uint64_t idle_calls; /* gated calls at the last look */

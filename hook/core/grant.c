@@ -115,6 +115,8 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 		gpu->unattached_ns = nvs_now();
 	if (!(out.actions & (LEASE_ACT_OPEN | LEASE_ACT_FREE)))
 		nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, false);
+	if (out.actions & LEASE_ACT_DRAIN)
+		atomic_store(&gpu->drains.pending, true);
 	if (out.actions & LEASE_ACT_CLOSE) {
 		set_epoch(gpu, NVS_WORD_NONE);
 		gpu->closed_ns = nvs_now();

@@ -200,6 +200,87 @@ static void where_all_fits_drains_are_cut(void)
 	end();
 }
 
+/* Memory that is freed while work is cut stays until that work has ended, as without the shim. */
+static void *freer(void *p)
+{
+	CU(cuCtxSetCurrent(context));
+	CU(cuMemFree_v2(*(CUdeviceptr *)p));
+	CHECK(cuStreamQuery(other) == CUDA_SUCCESS);
+	return NULL;
+}
+
+static void is_freed_after_the_work(CUdeviceptr p, uint64_t next)
+{
+	pthread_t t;
+
+	CHECK(pthread_create(&t, NULL, freer, &p) == 0);
+	nap_ms(100);
+	fake_grant(&fake, 0, next);
+	pthread_join(t, NULL);
+	end();
+}
+
+/* The drain of the first grant has seen the end of one context's work, and waits for another one's. */
+static void what_is_freed_waits_beside_two_contexts(void)
+{
+	static const char ptx[] = ".version 6.0\n.visible .entry nvshare_spin() { ret; }\n";
+	CUfunction first;
+	CUcontext second;
+	CUmodule module;
+	CUstream third;
+	CUdeviceptr p;
+
+	room = 1ull << 30;
+	flags = NVS_SLOT_STILL;
+	begin();
+	first = spin;
+	CU(cuMemAlloc_v2(&p, 4 << 20));
+	hold(3000);
+	CU(cuCtxCreate_v2(&second, 0, 0));
+	CU(cuModuleLoadData(&module, ptx));
+	CU(cuModuleGetFunction(&spin, module, "nvshare_spin"));
+	CU(cuStreamCreate(&third, CU_STREAM_NON_BLOCKING));
+	launch_on(third, 60000);
+	CHECK(preempted(ask_back(5)));
+	expect_request();
+	fake_grant(&fake, 0, 6);
+	CU(cuCtxSetCurrent(context));
+	spin = first;
+	launch_on(other, 6000);
+	CU(cuStreamSynchronize(stream));
+	nap_ms(100); /* the drain of the first grant goes on to the second context */
+	CHECK(preempted(ask_back(6)) && cuStreamQuery(other) == CUDA_ERROR_NOT_READY);
+	expect_request();
+	is_freed_after_the_work(p, 7);
+}
+
+/* Memory that is had in a green context is its primary one's, which has no work of its own. */
+static void what_is_freed_waits_for_a_green_context(void)
+{
+	static const char ptx[] = ".version 6.0\n.visible .entry nvshare_spin() { ret; }\n";
+	CUmodule module;
+	CUgreenCtx green;
+	CUdeviceptr p;
+
+	room = 1ull << 30;
+	flags = NVS_SLOT_STILL;
+	begin();
+	CU(cuDevicePrimaryCtxRetain(&context, 0));
+	CU(cuCtxSetCurrent(context));
+	CU(cuGreenCtxCreate(&green, NULL, 0, 1));
+	CU(cuCtxFromGreenCtx(&context, green));
+	CU(cuCtxSetCurrent(context));
+	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	CU(cuModuleLoadData(&module, ptx));
+	CU(cuModuleGetFunction(&spin, module, "nvshare_spin"));
+	other = stream;
+	CU(cuMemAlloc_v2(&p, 4 << 20));
+	hold(6000);
+	CHECK(preempted(ask_back(5)) && cuStreamQuery(other) == CUDA_ERROR_NOT_READY);
+	expect_request();
+	is_freed_after_the_work(p, 6);
+}
+
 static void a_long_kernel_is_cut_and_goes_on(void)
 {
 	uint64_t start;
@@ -931,6 +1012,8 @@ static const struct test_case cases[] = {
 	CASE(nothing_is_left),
 	CASE(where_memory_may_leave_cuts_are_late),
 	CASE(where_all_fits_drains_are_cut),
+	CASE(what_is_freed_waits_beside_two_contexts),
+	CASE(what_is_freed_waits_for_a_green_context),
 	CASE(a_driver_without_the_controls),
 	CASE(a_driver_that_refuses),
 	CASE(a_driver_that_only_says_so),
