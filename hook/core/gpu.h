@@ -138,7 +138,8 @@ struct nvs_gpu {
 	} stats;
 
 	/* ---- work ---- */
-	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed, and while memory moves */
+	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed */
+	struct nvs_lock move_lock;  /* held while memory moves, or contexts are destroyed; see nvs_drain */
 	atomic_bool moving;         /* it is held for memory that moves, which mostly ends by itself */
 	_Atomic uint64_t load_ns;   /* since then a thread of the shim loads a module; 0: none does. swap/look.c */
 	struct nvs_primary primary;

@@ -369,7 +369,7 @@ static struct pass move(struct pass p)
 	struct run r;
 	bool more;
 
-	nvs_lock(&gpu->drain_lock);
+	nvs_lock(&gpu->move_lock);
 	atomic_store(&gpu->moving, true);
 	if (!nvs_mover_context(gpu)) {
 		/* A process that ends enters the driver no more: nothing that anybody has to mend. */
@@ -390,7 +390,7 @@ static struct pass move(struct pass p)
 		move_leave();
 	}
 	atomic_store(&gpu->moving, false);
-	nvs_unlock(&gpu->drain_lock);
+	nvs_unlock(&gpu->move_lock);
 	if (p.out && p.moved)
 		say_what_left(gpu);
 	return p;

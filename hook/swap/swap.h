@@ -17,7 +17,7 @@
  * (nvs_swap.hold). Memory that is counted and in no chunk is pinned: the driver's own
  * allocations, arrays, pools, what is shared.
  *
- * Locks, outermost first: drain lock, nvs_client_lock, a GPU's swap lock,
+ * Locks, outermost first: move lock, nvs_client_lock, a GPU's swap lock,
  * nvs_memory_lock. No driver call is made under a swap lock.
  *
  * A function that returns -1 leaves the call to the driver; other results are CUresults.

@@ -281,6 +281,32 @@ static void what_is_freed_waits_for_a_green_context(void)
 	is_freed_after_the_work(p, 6);
 }
 
+/*
+ * Memory that was had meanwhile comes in beside the work that was cut, which may wait for a call that waits at the
+ * gate. The drain of the earlier grant still waits for that work.
+ */
+static void memory_comes_in_beside_the_work(void)
+{
+	struct nvs_frame r;
+	CUdeviceptr p;
+
+	room = 1ull << 30;
+	flags = NVS_SLOT_STILL;
+	hold_with(15000);
+	CHECK(preempted(ask_back(5)) && state().off);
+	expect_request();
+	__atomic_store_n(&fake.page->slot[0].flags, 0, __ATOMIC_SEQ_CST);
+	CU(cuMemAlloc_v2(&p, 4 << 20));
+	fake_grant(&fake, 0, 6);
+	do {
+		r = expect(NVS_MOVED);
+	} while (!(r.code & NVS_MOVED_READY));
+	CHECK(cuStreamQuery(stream) == CUDA_ERROR_NOT_READY);
+	launch_on(other, 1);
+	CU(cuStreamSynchronize(other));
+	end();
+}
+
 static void a_long_kernel_is_cut_and_goes_on(void)
 {
 	uint64_t start;
@@ -1012,6 +1038,7 @@ static const struct test_case cases[] = {
 	CASE(nothing_is_left),
 	CASE(where_memory_may_leave_cuts_are_late),
 	CASE(where_all_fits_drains_are_cut),
+	CASE(memory_comes_in_beside_the_work),
 	CASE(what_is_freed_waits_beside_two_contexts),
 	CASE(what_is_freed_waits_for_a_green_context),
 	CASE(a_driver_without_the_controls),
