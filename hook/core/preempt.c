@@ -45,8 +45,8 @@ static uint64_t due_at(struct nvs_gpu *gpu)
 	    gpu->preempt.uncut_ns == gpu->closed_ns || gpu->preempt.looking || atomic_load(&nvs_exiting))
 		return 0;
 	if (nvs_memory_ops.may_leave(gpu)) {
-		if (!gpu->grace_ns)
-			return 0;
+		if (!gpu->grace_ns || !__atomic_load_n(&nvs_client.page->room_seq[gpu->number], __ATOMIC_RELAXED))
+			return 0; /* or its scheduler knows of no memory that cannot leave: it is older */
 		late = gpu->grace_ns / GRACE_PART;
 	}
 	due = gpu->closed_ns + late;
