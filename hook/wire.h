@@ -137,6 +137,8 @@ enum nvs_attach_flags {
 	 * process does not know on which GPU the container began.
 	 */
 	NVS_ATTACH_PLACE = 1u << 16,
+	/* Work is left of an earlier grant, and off the GPU. Nothing of the process can move before it is done. */
+	NVS_ATTACH_CUT = 1u << 17,
 };
 
 enum nvs_reserve_flags {
@@ -147,6 +149,11 @@ enum nvs_reserve_flags {
 enum nvs_moved_flags {
 	NVS_MOVED_READY = 1u << 0, /* nothing is away: the gate of `epoch` opens now */
 	NVS_MOVED_STUCK = 1u << 1, /* it cannot go on by itself; with a reason */
+	/*
+	 * From this bit on, NVS_ROOM_SEQ_MAX: the page's room_seq before the client counted what it says here. 0:
+	 * it does not say, and has more on the GPU than it said last only under a grant.
+	 */
+	NVS_MOVED_SEEN = 1u << 4,
 	/* Reasons of STUCK; it tries again by itself all the same. */
 	NVS_MOVED_NO_MEMORY = 1u << 16, /* the driver refuses memory that room promises */
 	NVS_MOVED_NO_ARENA  = 1u << 17, /* no host memory for what has to go out */
@@ -187,6 +194,8 @@ enum nvs_revoke_flags {
 
 #define NVS_STEP_NS 20000000u
 
+#define NVS_ROOM_SEQ_MAX 0xfffu
+
 enum nvs_grant_flags {
 	/* Anti-thrash mode is off: others may hold the GPU at the same time. */
 	NVS_GRANT_CONCURRENT = 1u << 0,
@@ -219,6 +228,12 @@ enum nvs_grant_flags {
 	 * many short pauses: it gives the GPU back after NVS_PATIENT_IDLE_NS without work.
 	 */
 	NVS_SLOT_PATIENT     = 1u << 10,
+	/*
+	 * In the page only, where memory is swapped: all that is promised of the GPU fits there, so no
+	 * memory has to leave for others. Memory is had at once, up to the slot's room, also without a grant. A client
+	 * is asked for no room before work that a cut drain has left is done.
+	 */
+	NVS_SLOT_STILL       = 1u << 11,
 };
 
 #define NVS_PATIENT_IDLE_NS 20000000u
@@ -486,6 +501,8 @@ struct nvs_page {
 	uint32_t reserved0;
 	uint64_t reserved[5];
 	struct nvs_slot slot[NVS_MAX_CHANNELS];
+	/* Which of its rooms each slot has, from 1 to NVS_ROOM_SEQ_MAX and again; stored after it. 0: not told. */
+	uint32_t room_seq[NVS_MAX_CHANNELS];
 };
 
 _Static_assert(sizeof(struct nvs_frame) == NVS_FRAME_SIZE, "frame is 64 bytes");

@@ -99,6 +99,7 @@ func (c *GPU) attach(ev Attach) {
 	cl.standing, cl.want = false, false
 	cl.stranded, cl.later = false, false // its place is looked for again
 	c.goOn(cl, ev)
+	cl.cut = ev.Cut && cl.grant == nil
 	if ev.Want {
 		c.request(cl)
 	}
@@ -241,8 +242,12 @@ func (c *GPU) unqueue(cl *client) {
 	}
 }
 
-func (c *GPU) withdraw(cl *client) {
+func (c *GPU) withdraw(cl *client, exits bool) {
 	cl.want = false
+	if exits {
+		cl.cut = false
+		c.mem.SetCut(cl.id, false)
+	}
 	c.unqueue(cl)
 }
 
@@ -251,7 +256,7 @@ func (c *GPU) release(ev Release) {
 	if cl == nil || cl.grant == nil || ev.Epoch != cl.grant.epoch {
 		c.counters.StaleReleases++
 		if cl != nil && ev.Reason == Exit {
-			c.withdraw(cl)
+			c.withdraw(cl, true)
 		}
 		return
 	}
@@ -279,8 +284,10 @@ func (c *GPU) release(ev Release) {
 		c.addUp(cl)
 		c.auto.turnEnded = c.now
 	}
+	cut := ev.Preempted && ev.Reason != Exit
+	c.mem.SetCut(cl.id, cut)
 	c.endGrant(cl, how)
-	cl.cut = ev.Preempted
+	cl.cut = cut
 	switch {
 	case !cl.connected:
 		c.forget(cl)

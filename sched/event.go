@@ -99,6 +99,7 @@ type Attach struct {
 
 	CanMove bool `text:"canmove"` // the client can move its memory; else it stays on the GPU
 	Again   bool `text:"again"`   // the process was attached before, perhaps to an earlier scheduler: its memory may be on the GPU
+	Cut     bool `text:"cut"`     // its latest grant ended preempted, see Release, and its work is not finished
 }
 
 // Request says that a thread of the client waits at the gate. A second one changes
@@ -119,7 +120,10 @@ type Release struct {
 }
 
 // Withdraw says that the client wants no grant any more.
-type Withdraw struct{ Client base.ClientID }
+type Withdraw struct {
+	Client base.ClientID
+	Exits  bool `text:"exits"` // nor one to finish work that was cut
+}
 
 // Lost says that the client's connection is lost, which proves nothing about
 // its work. Events about clients that the core does not know change nothing.

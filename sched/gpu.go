@@ -280,7 +280,7 @@ func (c *GPU) ofClient(ev base.Event) bool {
 		c.release(ev)
 	case Withdraw:
 		if cl := c.clients[ev.Client]; cl != nil {
-			c.withdraw(cl)
+			c.withdraw(cl, ev.Exits)
 		}
 	case Lost:
 		c.lost(ev.Client)
@@ -394,6 +394,7 @@ func policies() []policy {
 		latencyTenants(),
 		timeSlices(),
 		idleClients(),
+		finishingWork(),
 		strandedMemory(),
 		stalledMoves(),
 		turns(),

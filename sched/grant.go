@@ -140,6 +140,7 @@ type grant struct {
 	shared  bool // it is a turn of the cohort, in which others may hold too
 	off     bool // it is fenced, and the client is kept off the GPU from outside
 	alone   bool // it is a turn: nobody else has had the GPU since the grant
+	cut     bool // it began with work that an earlier one had left
 
 	since     base.Time
 	revokedAt base.Time     // while draining or fenced
@@ -278,7 +279,10 @@ func (c *GPU) recount(g *grant, change func()) {
 
 // give makes a grant for a client that has none. It counts from its first change on.
 func (c *GPU) give(cl *client, epoch base.Epoch) *grant {
-	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now}
+	cl.grant = &grant{client: cl, epoch: epoch, since: c.now, runFrom: c.now, graceFrom: c.now, cut: cl.cut}
+	if cl.cut && cl.tenant.Capped() {
+		cl.tenant.limitFrom = c.now.Add(c.minTurn()) // it has the GPU for work for which others wait
+	}
 	cl.cut = false
 	c.mem.SetActive(cl.id, true)
 	return cl.grant

@@ -156,3 +156,31 @@ func TestArriveFits(t *testing.T) {
 		t.Errorf("changed: %v", err)
 	}
 }
+
+// A tenant comes back while the other one has the GPU at the same time. All fits that is promised, but for what
+// the driver has for itself: the other one makes room in the end, or takes turns. Else the first has a grant for
+// ever with which it can do nothing.
+func TestDriverRefusesAtTheSameTime(t *testing.T) {
+	out := runScript(t, `config quantum=100ms grace=1s mode=concurrent swapshare=10 swap=96 physical=100
+0ms attach 1 tenant=a canmove
+0ms reserve 1 total=60
+0ms moved 1 resident=60
+1ms suspend tenant=a
+2ms moved 1 away=60
+3ms attach 2 tenant=b want canmove
+3ms reserve 2 total=40
+3ms moved 2 epoch=1 resident=40
+4ms request 1
+5ms moved 1 epoch=2 resident=57 away=3 in=57 stuck nomemory
+next
+next
+next
+30s moved 1 epoch=2 resident=57 away=3 in=57 stuck nomemory
+next
+next
+next
+`)
+	if !strings.Contains(out, "revoke 2") && !strings.Contains(out, "room 2 bytes=37 less") {
+		t.Errorf("2 keeps all it has, and 1 waits for 3 of 60:\n%s", out)
+	}
+}

@@ -196,9 +196,18 @@ func (c *GPU) isWaitedFor() bool { return c.waiting > 0 || c.upNext() != nil }
 // givesUp returns when a client has not moved anything for too long.
 func (c *GPU) givesUp(g *grant) base.Time {
 	if g.client.stranded {
-		return c.now
+		return c.asideAt(g)
 	}
 	return g.move.at.Add(c.grace)
+}
+
+// asideAt returns when the grant of a client is asked back that has no place now: at once, but for work that
+// was cut, which goes on meanwhile.
+func (c *GPU) asideAt(g *grant) base.Time {
+	if g.cut {
+		return g.since.Add(c.minTurn())
+	}
+	return g.since
 }
 
 // revokeStalled asks back the grants of clients that do not get their memory.
@@ -216,12 +225,17 @@ func (c *GPU) revokeStalled() {
 				c.putOff = append(c.putOff, t)
 			}
 		}
-		if c.kept == t && t.slot.Hold() == gang.Playing {
-			c.stop(t, MoveStalled)
-		} else {
-			c.revoke(g, MoveStalled)
-		}
+		c.revokeInVain(g)
 		i = -1
+	}
+}
+
+// revokeInVain asks back a grant with which its client can do nothing.
+func (c *GPU) revokeInVain(g *grant) {
+	if t := g.client.tenant; c.kept == t && t.slot.Hold() == gang.Playing {
+		c.stop(t, MoveStalled)
+	} else {
+		c.revoke(g, MoveStalled)
 	}
 }
 
@@ -301,7 +315,7 @@ func (f forMemory) MayBeRoom() { f.c.thereMayBeRoom() }
 // attachMemory takes in the memory of a client that attaches.
 func (c *GPU) attachMemory(cl *client, ev Attach) {
 	cl.away = c.mem.Attach(residency.Client{
-		ID: cl.id, Tenant: ev.Tenant, Gang: ev.Share.Group(), CanMove: ev.CanMove, Again: ev.Again, Granted: cl.grant != nil,
+		ID: cl.id, Tenant: ev.Tenant, Gang: ev.Share.Group(), CanMove: ev.CanMove, Again: ev.Again, Cut: ev.Cut, Granted: cl.grant != nil,
 	})
 }
 
@@ -311,21 +325,100 @@ func (c *GPU) restoreMemory(ev residency.RestoreMemory) {
 	c.mem.Restore(ev, cl != nil && cl.grant != nil)
 }
 
-// strandedMemory lets those go on that have a place again, or are to try.
+// strandedMemory lets those go on that have a place again, or are to try, and puts those aside who wait for
+// others' work.
 func strandedMemory() policy {
 	return policy{
-		due:    func(c *GPU) (base.Time, bool) { return c.mem.Due() },
-		revoke: func(c *GPU) { c.mem.PlaceStranded() },
+		due: func(c *GPU) (base.Time, bool) {
+			var e base.Earliest
+			e.Either(c.mem.Due())
+			for _, g := range c.heldBehind() {
+				e.Either(c.asideAt(g), true)
+			}
+			return e.At, e.OK
+		},
+		revoke: func(c *GPU) {
+			c.mem.PlaceStranded()
+			c.mem.PutBehind()
+			for _, g := range c.heldBehind() {
+				if g.holds() && c.now >= c.asideAt(g) { // its gang may have been stopped just now
+					c.revokeInVain(g)
+				}
+			}
+		},
 	}
+}
+
+// heldBehind returns the grants of clients that wait for others' work, while somebody waits for the GPU.
+func (c *GPU) heldBehind() (held []*grant) {
+	for _, id := range c.mem.Behind() {
+		if cl := c.clients[id]; cl != nil && cl.grant.holds() && c.isWaitedFor() {
+			held = append(held, cl.grant)
+		}
+	}
+	return held
 }
 
 // suspend has a tenant leave the GPU.
 func (c *GPU) suspend(tenant string) {
+	finishing := c.mem.Finishing()
 	for _, id := range c.mem.Clients(tenant) {
-		if cl := c.clients[id]; c.mem.Suspend(id) && cl != nil && cl.grant.holds() && cl.tenant.slot == nil {
+		if cl := c.clients[id]; c.mem.Suspend(id) && cl != nil && cl.grant.holds() && cl.tenant.slot == nil && !slices.Contains(finishing, id) {
 			c.revoke(cl.grant, Suspending)
 		}
 	}
+}
+
+// finishingWork gives clients a grant whose drain was cut and that are to leave the GPU, or to make room: nothing
+// of them can move before that work is done. The grant of one that leaves is asked back after a quantum. While
+// somebody is to move work is bounded, so what is left gets less with each grant.
+func finishingWork() policy {
+	return policy{
+		due: func(c *GPU) (base.Time, bool) {
+			var e base.Earliest
+			for _, id := range c.mem.Finishing() {
+				e.Either(c.finishBy(id))
+			}
+			return e.At, e.OK
+		},
+		revoke: func(c *GPU) {
+			for _, id := range c.mem.Finishing() {
+				cl := c.clients[id]
+				if cl != nil && cl.connected && cl.tenant.slot == nil && cl.grant == nil && cl.in == nil && !cl.later {
+					c.request(cl)
+				}
+				if cl != nil && cl.tenant.place == throttled {
+					c.review(cl.tenant)
+				}
+				if at, ok := c.finishBy(id); ok && c.now >= at {
+					c.revoke(cl.grant, Suspending)
+				}
+			}
+		},
+	}
+}
+
+// finishes says whether a client of a tenant waits to finish work for which others wait, minutes if its limit held.
+// It holds where the tenant has a fenced process, which goes on using up what it may.
+func (c *GPU) finishes(t *tenant) bool {
+	if t.fenced > 0 {
+		return false
+	}
+	for cl := t.queue.head; cl != nil; cl = cl.next {
+		if cl.cut && c.mem.Finishes(cl.id) {
+			return true
+		}
+	}
+	return false
+}
+
+// finishBy returns when a client that is to leave is to have finished its work; false: it has no grant.
+func (c *GPU) finishBy(id base.ClientID) (base.Time, bool) {
+	cl := c.clients[id]
+	if cl == nil || !c.mem.Leaves(id) || cl.tenant.slot != nil || !cl.grant.holds() || cl.grant.state == paused || cl.grant.move.on {
+		return 0, false
+	}
+	return cl.grant.runFrom.Add(c.quantum - cl.grant.ran), true
 }
 
 // resumeTenant has a tenant's memory come back: a client that has memory away, or may have, waits for
@@ -368,3 +461,6 @@ func (c *GPU) Departed(tenant string) bool {
 	}
 	return c.mem.Departed(tenant)
 }
+
+// IsBack says whether a client of a tenant that was suspended has memory on the GPU, or room for it, since.
+func (c *GPU) IsBack(tenant string) bool { return c.mem.IsBack(tenant) }

@@ -204,7 +204,7 @@ func TestAnyHistory(t *testing.T) {
 		}
 		cfg.Way = rapid.SampledFrom([]Way{WayTurns, WaySlices, WayCohort, WayDriver}).Draw(t, "way")
 		cfg.SwapShare = rapid.SampledFrom([]int{0, 10, 50}).Draw(t, "swap share")
-		cfg.Memory = residency.Config{Swap: rapid.Bool().Draw(t, "swap"), Capacity: 100, StallAfter: time.Duration(graces.Draw(t, "stall after")),
+		cfg.Memory = residency.Config{Swap: rapid.Bool().Draw(t, "swap"), Capacity: 100, Physical: rapid.Uint64Range(100, 110).Draw(t, "physical"), StallAfter: time.Duration(graces.Draw(t, "stall after")),
 			Ceiling: rapid.SampledFrom([]uint64{0, 0, 90}).Draw(t, "ceiling")}
 		bytes := rapid.OneOf(rapid.Uint64Range(0, 60), rapid.Uint64Range(0, 120), rapid.SampledFrom([]uint64{1 << 63, ^uint64(0)}))
 		plain := rapid.Bool().Draw(t, "without shares")
@@ -260,7 +260,7 @@ func TestAnyHistory(t *testing.T) {
 			}
 			switch rapid.IntRange(0, 31).Draw(t, "kind") {
 			case 0, 1, 2:
-				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want"), rapid.IntRange(0, 3).Draw(t, "can move") > 0, rapid.Bool().Draw(t, "again")}
+				return Attach{id, tenant, shares.Draw(t, "share"), epoch(), rapid.Bool().Draw(t, "want"), rapid.IntRange(0, 3).Draw(t, "can move") > 0, rapid.Bool().Draw(t, "again"), rapid.Bool().Draw(t, "cut")}
 			case 3, 4, 5, 6, 7:
 				return Request{id}
 			case 8, 9, 10, 11:

@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; com
 // TestScripts runs testdata/*.txt. A script is lines of events and the actions
 // expected after each, indented; # begins a comment. The first line may be
 //
-//	config [quantum=D] [grace=D] [mode=M] [policy=roundrobin] [last=EPOCH] [way=WAY] [intact] [sample=D] [dropcarry=PERCENT] [droptail=PERCENT] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [stallafter=D]
+//	config [quantum=D] [grace=D] [mode=M] [policy=roundrobin] [last=EPOCH] [way=WAY] [intact] [sample=D] [dropcarry=PERCENT] [droptail=PERCENT] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [physical=BYTES] [stallafter=D]
 //
 // an event is
 //
@@ -192,6 +192,8 @@ func parseConfig(words []string, cfg *Config) (err error) {
 		case "swap":
 			cfg.Memory.Swap = true
 			cfg.Memory.Capacity, err = strconv.ParseUint(value, 10, 64)
+		case "physical":
+			cfg.Memory.Physical, err = strconv.ParseUint(value, 10, 64)
 		case "last":
 			var n uint64
 			n, err = strconv.ParseUint(value, 0, 64)
@@ -258,7 +260,7 @@ func parseEvent(words []string) (base.Event, error) {
 				return nil, err
 			}
 			epoch = base.Epoch(n)
-		case "want", "canmove", "again", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared", "off":
+		case "want", "canmove", "again", "cut", "force", "ready", "stuck", "nomemory", "noarena", "preempted", "shared", "off", "exits":
 			is[key] = true
 		case "total", "least", "serial", "resident", "fixed", "away", "arena", "out", "in", "bytes":
 			if bytes[key], err = strconv.ParseUint(value, 10, 64); err != nil {
@@ -276,7 +278,7 @@ func parseEvent(words []string) (base.Event, error) {
 	}
 	switch words[0] {
 	case "attach":
-		return Attach{id, tenant, share, epoch, is["want"], is["canmove"], is["again"]}, nil
+		return Attach{id, tenant, share, epoch, is["want"], is["canmove"], is["again"], is["cut"]}, nil
 	case "request":
 		return Request{id}, nil
 	case "release":
@@ -284,7 +286,7 @@ func parseEvent(words []string) (base.Event, error) {
 	case "called":
 		return Called{id}, nil
 	case "withdraw":
-		return Withdraw{id}, nil
+		return Withdraw{id, is["exits"]}, nil
 	case "lost":
 		return Lost{id}, nil
 	case "reserve":

@@ -79,6 +79,7 @@ type tenant struct {
 	gained      float64       // of the GPU in the latest window of slices, see measure
 	fed         fed           // see feds
 	notBefore   base.Time     // no grant before; see moving.go
+	limitFrom   base.Time     // its limit ends no grant before
 	moved       time.Duration // moving memory, which is not in used
 	slow        time.Duration // that its latest drain took too long, see noteDrain
 	slowAt      base.Time     // when that ended
@@ -396,7 +397,7 @@ func (c *GPU) placeOf(t *tenant) place {
 		return nowhere
 	case t.byGang() && t.slot.Parked():
 		return parked
-	case t.Capped(), t.notBefore > c.now:
+	case t.Capped() && !c.finishes(t), t.notBefore > c.now:
 		return throttled
 	case t.Demoted() && c.effective == Exclusive && !c.unwanted():
 		return spent

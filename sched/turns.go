@@ -258,7 +258,7 @@ func (c *GPU) revokeLimited() {
 	for i := 0; i < len(c.metered); i++ {
 		t := c.metered[i]
 		c.bill(t)
-		if !t.limited() || t.Credit() > 0 {
+		if !t.limited() || t.Credit() > 0 || c.now < t.limitFrom {
 			continue
 		}
 		if c.kept == t {
@@ -278,7 +278,8 @@ func (c *GPU) creditEnds(t *tenant) (base.Time, bool) {
 	if !t.limited() {
 		return 0, false // as most: the rates need not be known
 	}
-	return t.CreditEnds(c.now, c.ratesOf(t))
+	at, ok := t.CreditEnds(c.now, c.ratesOf(t))
+	return max(at, t.limitFrom), ok
 }
 
 // spends says whether the tenant's grants use up its credit or patience, at whose end they are

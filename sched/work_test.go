@@ -44,7 +44,7 @@ var hostile = map[string]func(i int) base.Event{
 		if i%2 == 0 {
 			return Request{7}
 		}
-		return Withdraw{7}
+		return Withdraw{Client: 7}
 	},
 }
 

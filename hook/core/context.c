@@ -130,7 +130,7 @@ struct nvs_context_known nvs_context_look(const void *ctx)
 	nvs_lock(&nvs_table_lock);
 	c = context_find((void *)(uintptr_t)ctx);
 	if (c)
-		known = (struct nvs_context_known){ c->gpu, c->green, c->attached, c->own, atomic_load(&c->dirty) };
+		known = (struct nvs_context_known){ c->gpu, c->green, c->attached, c->own };
 	nvs_unlock(&nvs_table_lock);
 	return known;
 }
@@ -178,8 +178,11 @@ static bool hold(struct nvs_gpu *gpu)
 {
 	if (!nvs_trylock(&gpu->drain_lock))
 		return false;
-	if (!nvs_gpu_loads(gpu))
-		return true;
+	if (nvs_trylock(&gpu->move_lock)) {
+		if (!nvs_gpu_loads(gpu))
+			return true;
+		nvs_unlock(&gpu->move_lock);
+	}
 	nvs_unlock(&gpu->drain_lock);
 	return false;
 }
@@ -207,6 +210,7 @@ bool nvs_context_hold(struct nvs_gpu *gpu)
 
 void nvs_context_unhold(struct nvs_gpu *gpu)
 {
+	nvs_unlock(&gpu->move_lock);
 	nvs_unlock(&gpu->drain_lock);
 }
 

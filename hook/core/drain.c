@@ -73,6 +73,7 @@ void nvs_drain_forget(struct nvs_gpu *gpu, uint64_t took_ns)
 		    atomic_exchange(&nvs_streams[i].dirty, false))
 			nvs_throttle_drained(&nvs_streams[i], took_ns);
 	atomic_store(&gpu->overflow.dirty, false);
+	atomic_store(&gpu->drains.pending, false);
 	nvs_unlock(&nvs_table_lock);
 	/* A context switch that went past us is noticed at the next grant. */
 	atomic_fetch_add(&nvs_gate.generation, 1);
@@ -202,6 +203,8 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns)
 
 		if (!nvs_driver_enter())
 			return nvs_gpu_has_work(gpu) ? NVS_DRAIN_STOPPED : NVS_DRAINED;
+		nvs_lock(&gpu->move_lock); /* memory that still moves goes with the drain, but does not wait for its work */
+		nvs_unlock(&gpu->move_lock);
 		nvs_lock(&gpu->drain_lock);
 		done = synchronise_contexts(gpu) || streams_done(gpu);
 		nvs_unlock(&gpu->drain_lock);

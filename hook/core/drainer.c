@@ -209,7 +209,7 @@ void nvs_gpu_give_back(struct nvs_gpu *gpu)
 	if (gpu->drains.started) {
 		atomic_fetch_or(&gpu->drains.look, NVS_LOOK_LEAVE);
 		drainer_wake(gpu);
-	} else if (!nvs_memory_ops.moves(gpu) || !nvs_thread_start(leaver_main, gpu)) {
+	} else if (!nvs_memory_ops.may_leave(gpu) || !nvs_thread_start(leaver_main, gpu)) {
 		atomic_store(&gpu->drains.leaves, false);
 	}
 }

@@ -23,7 +23,7 @@ static bool give_back(void)
 	bool any = false;
 
 	NVS_FOR_EACH_GPU(gpu) {
-		bool wanted = nvs_takes_turns(atomic_load(&gpu->slot)) || nvs_memory_ops.moves(gpu);
+		bool wanted = nvs_takes_turns(atomic_load(&gpu->slot)) || nvs_memory_ops.may_leave(gpu);
 
 		if (gpu->lease.gate == LEASE_OPEN && wanted && nvs_memory_ops.leave(gpu)) {
 			nvs_gpu_give_back(gpu);

@@ -25,6 +25,7 @@ static void reset(struct nvs_gpu *gpu, unsigned number, const struct nvs_slot *s
 	gpu->number = number;
 	gpu->bit = 1u << number;
 	gpu->drain_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_DRAIN);
+	gpu->move_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_MOVE);
 	gpu->query_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_QUERY);
 	atomic_store(&gpu->epoch, epoch);
 	atomic_store(&gpu->slot, slot);

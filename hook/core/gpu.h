@@ -42,6 +42,7 @@ struct nvs_drains {
 	bool started;        /* its thread has been */
 	atomic_uint wanted;  /* futex of that thread */
 	atomic_bool due;     /* LEASE_ACT_DRAIN is to be done */
+	atomic_bool pending; /* since the latest one began, no drain has seen the end of all work: it may have been cut */
 	atomic_uint look;    /* enum nvs_look: what the thread is to look for */
 	atomic_bool leaves;  /* see nvs_gpu_give_back */
 	uint64_t idle_calls; /* gated calls at the last look */
@@ -137,7 +138,8 @@ struct nvs_gpu {
 	} stats;
 
 	/* ---- work ---- */
-	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed, and while memory moves */
+	struct nvs_lock drain_lock; /* held while contexts are synchronised or destroyed */
+	struct nvs_lock move_lock;  /* held while memory moves, or contexts are destroyed; see nvs_drain */
 	atomic_bool moving;         /* it is held for memory that moves, which mostly ends by itself */
 	_Atomic uint64_t load_ns;   /* since then a thread of the shim loads a module; 0: none does. swap/look.c */
 	struct nvs_primary primary;

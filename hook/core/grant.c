@@ -48,7 +48,7 @@ static void send_attach(struct nvs_gpu *gpu, const struct lease_out *out)
 	struct nvs_frame f = nvs_frame_of(gpu, NVS_ATTACH);
 
 	f.epoch = out->epoch;
-	f.code = out->want ? NVS_ATTACH_WANT : 0;
+	f.code = (out->want ? NVS_ATTACH_WANT : 0) | (out->preempted ? NVS_ATTACH_CUT : 0);
 	memcpy(f.u.attach.uuid, gpu->device.uuid, NVS_UUID_SIZE);
 	f.u.attach.ordinal = gpu->number;
 	f.u.attach.total_mem = gpu->device.total_mem;
@@ -115,6 +115,8 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 		gpu->unattached_ns = nvs_now();
 	if (!(out.actions & (LEASE_ACT_OPEN | LEASE_ACT_FREE)))
 		nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, false);
+	if (out.actions & LEASE_ACT_DRAIN)
+		atomic_store(&gpu->drains.pending, true);
 	if (out.actions & LEASE_ACT_CLOSE) {
 		set_epoch(gpu, NVS_WORD_NONE);
 		gpu->closed_ns = nvs_now();

@@ -74,6 +74,7 @@ static void attach(struct lease *l, struct lease_out *out)
 	out->actions |= LEASE_ACT_ATTACH;
 	out->epoch = l->epoch;
 	out->want = l->requested;
+	out->preempted = l->unfinished;
 	if (!l->epoch) {
 		/* A scheduler that lost its state may count from 1 again. */
 		l->closed = 0;

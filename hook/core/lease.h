@@ -87,7 +87,7 @@ struct lease_out {
 	uint64_t epoch;
 	enum nvs_release reason;
 	bool want;
-	bool preempted; /* with RELEASE: work is left */
+	bool preempted; /* with RELEASE and ATTACH: work is left */
 };
 
 /*

@@ -41,6 +41,8 @@ struct nvs_memory_ops {
 	bool (*all_there)(struct nvs_gpu *gpu);
 	/* Whether memory of the GPU may be away: a call that only names memory waits too. */
 	bool (*moves)(struct nvs_gpu *gpu);
+	/* Whether memory may have to leave the GPU for others. */
+	bool (*may_leave)(struct nvs_gpu *gpu);
 
 	/* ---- no lock is held ---- */
 

@@ -20,6 +20,8 @@
  * for 0.7 ms (H200): only a drain that takes longer is cut, so of kernels beyond 2.5 ms.
  */
 #define LATE_NS (10 * NVS_MS)
+/* Memory of work that was cut cannot leave: where it may have to, only what would be fenced is cut. */
+#define GRACE_PART 2
 /* Where drains have taken longer lately. A drain with nothing to wait for ends sooner. */
 #define SOON_NS (200 * NVS_US)
 /*
@@ -37,11 +39,17 @@
 static uint64_t due_at(struct nvs_gpu *gpu)
 {
 	const struct lease *l = &gpu->lease;
-	uint64_t due = gpu->closed_ns + (gpu->preempt.long_drains ? SOON_NS : LATE_NS);
+	uint64_t late = gpu->preempt.long_drains ? SOON_NS : LATE_NS, due;
 
 	if (l->gate != LEASE_DRAINING || !l->up || l->link == LEASE_REJECTED ||
-	    gpu->preempt.uncut_ns == gpu->closed_ns || gpu->preempt.looking || nvs_memory_ops.moves(gpu) || atomic_load(&nvs_exiting))
+	    gpu->preempt.uncut_ns == gpu->closed_ns || gpu->preempt.looking || atomic_load(&nvs_exiting))
 		return 0;
+	if (nvs_memory_ops.may_leave(gpu)) {
+		if (!gpu->grace_ns || !__atomic_load_n(&nvs_client.page->room_seq[gpu->number], __ATOMIC_RELAXED))
+			return 0; /* or its scheduler knows of no memory that cannot leave: it is older */
+		late = gpu->grace_ns / GRACE_PART;
+	}
+	due = gpu->closed_ns + late;
 	return due > gpu->wait.step_until_ns ? due : gpu->wait.step_until_ns; /* a call of the gang's goes first */
 }
 

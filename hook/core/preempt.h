@@ -4,8 +4,8 @@
  * middle of its work, and go on again with the next grant. A call that must wait for the GPU (to
  * destroy a context, say) puts them on first; they go off again afterwards.
  *
- * Copies between host and GPU that have begun go on. Nothing is cut where memory of the process can
- * be moved, which none could then: copies of the application that wait for the kernel stand before
+ * Copies between host and GPU that have begun go on. Where memory of the process may have to leave the
+ * GPU, only what would be fenced is cut, because no memory could be moved then: copies of the application that wait for the kernel stand before
  * the mover's in the copy engines, and others may read a chunk that moves (tests/gpu/README.md).
  */
 #ifndef NVSHARE_PREEMPT_H

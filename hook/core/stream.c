@@ -293,7 +293,7 @@ struct nvs_context_known nvs_context_destroyed(void *ctx, struct nvs_gpu *gpu)
 		if (nvs_contexts[i].ctx && nvs_contexts[i].gpu == gpu &&
 		    (ctx ? nvs_contexts[i].ctx == ctx : !nvs_contexts[i].own)) {
 			was = (struct nvs_context_known){ gpu, nvs_contexts[i].green, nvs_contexts[i].attached,
-							  nvs_contexts[i].own, true };
+							  nvs_contexts[i].own };
 			nvs_contexts[i].ctx = NULL;
 			nvs_contexts[i].green = NULL;
 		}

@@ -65,7 +65,6 @@ struct nvs_context_known {
 	void *green;         /* a green context was turned into it */
 	unsigned attached;   /* uses that cuCtxAttach has added */
 	bool own;            /* cuCtxCreate has made it */
-	bool dirty;          /* work was submitted since its last drain */
 };
 struct nvs_context_known nvs_context_look(const void *ctx);
 

@@ -51,7 +51,7 @@ void nvs_throttle_tick(struct nvs_gpu *gpu, uint64_t now)
 {
 	const struct nvs_controls *c = &gpu->slice.controls;
 	bool cut = c->slices == NVS_CONTROL_WORKS && c->channels == NVS_CONTROL_WORKS && !c->bare &&
-		   now >= gpu->preempt.bound_until_ns && !nvs_memory_ops.moves(gpu);
+		   now >= gpu->preempt.bound_until_ns && !nvs_memory_ops.may_leave(gpu);
 
 	atomic_store(&gpu->unbound, cut && nvs_elapsed(now, gpu->wanted_ns) >= QUIET_NS);
 }

@@ -17,7 +17,8 @@ enum nvs_rank {
 	NVS_RANK_QUERY_LIMITS, /* memory/query.c: limits of a GPU that the process does not use */
 	NVS_RANK_IPC,     /* swap/ipc.c: memory of other processes */
 	NVS_RANK_ASK,     /* struct nvs_budget: one thread asks the scheduler for memory */
-	NVS_RANK_DRAIN,   /* struct nvs_gpu: contexts are synchronised, destroyed, used by the mover */
+	NVS_RANK_DRAIN,   /* struct nvs_gpu: contexts are synchronised, or destroyed */
+	NVS_RANK_MOVE,    /* struct nvs_gpu: the mover uses contexts, or they are destroyed */
 	NVS_RANK_QUERY,   /* struct nvs_gpu: a stream is asked about, and is not destroyed meanwhile */
 	NVS_RANK_SPANS,   /* swap/space.c: addresses are reserved */
 	NVS_RANK_CONTROL, /* rm/rm_control.c: a control is sent to the driver's channels, from inside a driver call too */

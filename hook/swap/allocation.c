@@ -2,6 +2,7 @@
 /*
  * allocation.c: allocations made of chunks, and their end.
  */
+#include "drain.h"
 #include "pool.h"
 #include "stream.h"
 #include "swap.h"
@@ -211,22 +212,20 @@ bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
 
 /*
  * The driver's own free waits for the work of the context. There is nothing to wait
- * for if the context was drained and the gate has been closed since then: only fixed
- * memory is used without passing the gate.
+ * for if the GPU was drained, to the end, and the gate has been closed since then: only
+ * fixed memory is used without passing the gate.
  */
 static int wait_for_work(const struct nvs_swap_range *r)
 {
 	struct nvs_swap *s = r->gpu->swap;
 	void *now = NULL, *popped, *ctx = r->owner;
-	struct nvs_context_known known;
 	bool hold;
 	int result;
 
 	nvs_swap_lock(s);
 	hold = s->hold || r->pinned;
 	nvs_swap_unlock(s);
-	known = nvs_context_look(ctx);
-	if (!hold && known.gpu && !known.dirty)
+	if (!hold && !atomic_load(&r->gpu->drains.pending) && !nvs_gpu_has_work(r->gpu) && nvs_gpu_of_context(ctx))
 		return CUDA_SUCCESS;
 	nvs_driver.ctx_get_current(&now);
 	if (now != ctx && nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)

@@ -18,7 +18,7 @@
 
 #define MAX_SEGMENTS 254u
 /*
- * Granules that are registered at a time, under the drain lock: a drain waits for some
+ * Granules that are registered at a time, under the move lock: a drain waits for some
  * 4 ms at most, at the 18 GB/s of 4 KiB pages (H200, driver 580).
  */
 #define SLICE 32u
@@ -223,17 +223,17 @@ static void arena_map(struct nvs_swap *s, struct segment *g)
 	nvs_swap_kick(s);
 }
 
-/* Registers the next slice. The drain lock keeps the GPU's contexts alive. */
+/* Registers the next slice. The move lock keeps the GPU's contexts alive. */
 static void register_slice(struct nvs_gpu *gpu, struct segment *g)
 {
 	void *popped;
 	uint32_t n;
 	int result;
 
-	nvs_lock(&gpu->drain_lock);
+	nvs_lock(&gpu->move_lock);
 	n = g->granules - g->registered < SLICE ? g->granules - g->registered : SLICE;
 	if (!nvs_mover_context(gpu)) {
-		nvs_unlock(&gpu->drain_lock);
+		nvs_unlock(&gpu->move_lock);
 		nvs_swap_wait(gpu->swap, atomic_load(&gpu->swap->kick), 50 * NVS_MS);
 		return;
 	}
@@ -245,7 +245,7 @@ static void register_slice(struct nvs_gpu *gpu, struct segment *g)
 		g->registered += n;
 	else
 		g->refused = true;
-	nvs_unlock(&gpu->drain_lock);
+	nvs_unlock(&gpu->move_lock);
 	if (result != CUDA_SUCCESS)
 		nvs_debugf("GPU %u: host memory cannot be pinned: error %d; copies go through the "
 			   "driver's buffers", gpu->number, result);
@@ -328,7 +328,7 @@ void nvs_arena_unregistered(struct nvs_gpu *gpu)
 	struct nvs_swap *s = gpu->swap;
 	struct arena *a = s->arena;
 
-	nvs_swap_lock(s); /* beside the drain lock: the arena's thread looks for work under this one */
+	nvs_swap_lock(s); /* beside the move lock: the arena's thread looks for work under this one */
 	for (uint32_t i = 0; a && i < a->count; i++)
 		a->segment[i].registered = 0;
 	nvs_swap_unlock(s);

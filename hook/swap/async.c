@@ -29,6 +29,8 @@
 /* An event is recorded after so many frees or so many bytes of them. */
 #define MARK_FREES 16u
 #define MARK_BYTES (16ull << 20)
+/* So many events of a queue stay where they are. Beyond that the last one moves on, until somebody looks. */
+#define MARKS      8u
 #define NAP_NS     (200 * NVS_US) /* between two looks at events that are waited for */
 /* Kernels last less, mostly. A stream that waits for the thread that wants the memory never goes on. */
 #define WAIT_NS    (20 * NVS_S)
@@ -75,8 +77,18 @@ static enum look async_look(struct nvs_swap *s, struct nvs_pools *all, struct qu
 /* An event of the queue's context; the driver's may not exist yet. NULL: the system has no memory. */
 static struct pool_event *event_for(struct nvs_pools *all, struct queue *q)
 {
-	struct pool_event **at = &all->unused_events, *e;
+	struct pool_event **at = &q->oldest, *e;
+	unsigned marks = 1;
 
+	for (; *at && (*at)->next; at = &(*at)->next)
+		marks++;
+	if (marks >= MARKS) {
+		e = *at;
+		*at = NULL;
+		q->end = at;
+		return e;
+	}
+	at = &all->unused_events;
 	while (*at && (*at)->event && (*at)->ctx != q->ctx)
 		at = &(*at)->next;
 	e = *at;
@@ -323,12 +335,8 @@ static void enqueue(struct nvs_gpu *gpu, struct queue *q, CUdeviceptr p, void *s
 	if ((q->unmarked < MARK_FREES && q->unmarked_bytes < MARK_BYTES && !q->thread) ||
 	    atomic_load(&nvs_gate.captures))
 		return;
-	q->busy++; /* it stays the queue of this stream */
-	async_look(s, all, q); /* so that events are used again */
-	if (q->blocks.oldest && q->stream)
+	if (q->stream)
 		mark(s, all, q, stream);
-	q->busy--;
-	queue_end(all, q);
 }
 
 int nvs_swap_free_async(CUdeviceptr p, void *stream)

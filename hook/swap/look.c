@@ -44,10 +44,10 @@ struct talk {
 enum load {
 	LOAD_NOT,
 	LOAD_RUNS,  /* a thread loads the kernel, and has module, function and result */
-	LOAD_ENDED, /* the drain lock guards them again */
+	LOAD_ENDED, /* the move lock guards them again */
 };
 
-/* Of a GPU; the drain lock guards it. The keys stay as long as the process: sums are compared over contexts. */
+/* Of a GPU; the move lock guards it. The keys stay as long as the process: sums are compared over contexts. */
 struct looker {
 	struct look_keys keys;
 	atomic_int load; /* enum load */
@@ -176,7 +176,7 @@ static void take(struct nvs_gpu *gpu)
 	l->stale = false;
 }
 
-/* Returns whether a thread is to load the kernel. The drain lock is held. */
+/* Returns whether a thread is to load the kernel. The move lock is held. */
 static bool load_begin(struct nvs_gpu *gpu)
 {
 	struct looker *l = gpu->swap->look;
@@ -206,11 +206,11 @@ void nvs_look_load(struct nvs_gpu *gpu)
 
 	if (!wanted || atomic_load(&streams_wait))
 		return;
-	nvs_lock(&gpu->drain_lock);
+	nvs_lock(&gpu->move_lock);
 	if (!s->look)
 		s->look = look_new();
 	begun = s->look && load_begin(gpu);
-	nvs_unlock(&gpu->drain_lock);
+	nvs_unlock(&gpu->move_lock);
 	if (begun && !nvs_thread_start(load_main, gpu)) {
 		s->look->result = CUDA_ERROR_NOT_READY;
 		atomic_store(&gpu->load_ns, 0);

@@ -34,7 +34,7 @@ static enum plan move_decide(struct nvs_gpu *gpu)
 	if (s->want && !open) {
 		plan = PLAN_IN;
 	} else if (!atomic_load(&nvs_exiting) && !s->want && !s->hold && !s->broken && !immovable(s) && !s->leaving &&
-		   gpu->lease.gate == LEASE_CLOSED &&
+		   gpu->lease.gate == LEASE_CLOSED && !gpu->lease.unfinished && !gpu->preempt.off && /* work waits there */
 		   gpu->lease.link == LEASE_ATTACHED && s->resident > nvs_swap_capacity(gpu)) {
 		s->evicting = true;
 		plan = PLAN_OUT;

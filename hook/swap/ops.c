@@ -77,6 +77,7 @@ const struct nvs_memory_ops nvs_memory_ops = {
 	.leave = nvs_swap_leave,
 	.all_there = nvs_swap_all_here,
 	.moves = nvs_swap_is_on,
+	.may_leave = nvs_swap_may_leave,
 	.look = nvs_memory_pools_ask,
 	.make_room = nvs_swap_release_cached,
 	.fill_at_exit = nvs_swap_fill_at_exit,

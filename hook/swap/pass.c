@@ -360,7 +360,7 @@ struct nvs_pass_result nvs_pass(struct nvs_gpu *gpu, enum nvs_direction d)
 	struct run r;
 	bool more;
 
-	nvs_lock(&gpu->drain_lock);
+	nvs_lock(&gpu->move_lock);
 	atomic_store(&gpu->moving, true);
 	if (!nvs_mover_context(gpu)) {
 		/* A process that ends enters the driver no more: nothing that anybody has to mend. */
@@ -381,7 +381,7 @@ struct nvs_pass_result nvs_pass(struct nvs_gpu *gpu, enum nvs_direction d)
 		move_leave();
 	}
 	atomic_store(&gpu->moving, false);
-	nvs_unlock(&gpu->drain_lock);
+	nvs_unlock(&gpu->move_lock);
 	if (p.out && p.moved)
 		say_what_left(gpu);
 	return (struct nvs_pass_result){ p.moved, p.stuck };

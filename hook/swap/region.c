@@ -23,14 +23,14 @@ bool nvs_swap_refused(struct nvs_gpu *gpu, uint64_t bytes, unsigned seen, uint64
 {
 	struct nvs_swap *s = gpu->swap;
 	bool cached = s->cache.oldest || nvs_pools_have_cached(gpu);
+	/* Nobody makes room without a scheduler, or where all fits that is promised: the driver has the last word. */
+	bool alone = nvs_swap_capacity(gpu) == UINT64_MAX || nvs_swap_still(gpu);
 
-	/* Without a scheduler nobody makes room. */
-	if (since && ((!cached && nvs_swap_capacity(gpu) == UINT64_MAX) ||
-		      nvs_now() - since > REFUSED_NS))
+	if (since && ((alone && !cached) || nvs_now() - since > REFUSED_NS))
 		return false;
 	nvs_swap_unlock(s);
 	nvs_gpu_give_up_if_lost(gpu);
-	if (since && !told)
+	if (since && !told && !alone)
 		nvs_swap_tell(gpu, NVS_MOVED_STUCK | NVS_MOVED_NO_MEMORY);
 	if (!nvs_swap_flush(gpu, bytes))
 		nvs_swap_wait(s, seen, cached ? NVS_MS : PIECE_NS);
@@ -98,9 +98,15 @@ static int populate_some(struct nvs_gpu *gpu, struct place p, uint32_t end, bool
 	return result;
 }
 
+/* Whether chunks get their memory when they are allocated. */
+static bool at_once(struct nvs_gpu *gpu)
+{
+	return gpu->swap->hold || nvs_swap_still(gpu);
+}
+
 /*
- * While the GPU is held, the chunks from p to end get their memory at once; otherwise
- * when they come in. False: the memory is not to be had.
+ * While the GPU is held, or all fits that is promised, the chunks from p to end get their memory at
+ * once; otherwise when they come in. False: the memory is not to be had.
  */
 static bool populate(struct nvs_gpu *gpu, struct place p, uint32_t end)
 {
@@ -115,9 +121,11 @@ static bool populate(struct nvs_gpu *gpu, struct place p, uint32_t end)
 		/* The mover may have been faster. */
 		while (p.granule < end && p.span->chunk[p.granule].state != CHUNK_EMPTY)
 			next_chunk(&p);
-		if (p.granule == end || !s->hold)
+		if (p.granule == end || !at_once(gpu))
 			return true;
 		result = populate_some(gpu, p, end, &fits);
+		if (!fits && !s->hold)
+			return true;
 		if (result == CUDA_SUCCESS) {
 			since = 0;
 			continue;

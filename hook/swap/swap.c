@@ -116,6 +116,18 @@ bool nvs_swap_is_on(struct nvs_gpu *gpu)
 	return atomic_load_explicit(&gpu->swap->mode, memory_order_acquire) == SWAP_ON;
 }
 
+bool nvs_swap_still(struct nvs_gpu *gpu)
+{
+	const struct nvs_slot *slot = atomic_load(&gpu->slot);
+
+	return nvs_swap_is_on(gpu) && __atomic_load_n(&slot->flags, __ATOMIC_RELAXED) & NVS_SLOT_STILL;
+}
+
+bool nvs_swap_may_leave(struct nvs_gpu *gpu)
+{
+	return nvs_swap_is_on(gpu) && !nvs_swap_still(gpu);
+}
+
 bool nvs_swap_apart(struct nvs_gpu *gpu)
 {
 	return nvs_swap_on(gpu) && !gpu->budget->limit;
@@ -189,7 +201,7 @@ bool nvs_swap_retry(struct nvs_gpu *gpu, unsigned *tries)
 	s = gpu->swap;
 	nvs_swap_flush(gpu, UINT64_MAX);
 	nvs_swap_lock(s);
-	alone = nvs_swap_capacity(gpu) == UINT64_MAX;
+	alone = nvs_swap_capacity(gpu) == UINT64_MAX || nvs_swap_still(gpu);
 	nvs_swap_unlock(s);
 	if (alone)
 		return *tries == 1;
@@ -230,6 +242,7 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_MOVED,
 			       .channel = (uint16_t)gpu->number, .code = code };
+	uint32_t seen;
 	enum nvs_fixed by;
 	bool ending;
 
@@ -237,6 +250,7 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 		return;
 	if (gpu->lease.gate == LEASE_OPEN)
 		f.epoch = gpu->lease.epoch;
+	seen = __atomic_load_n(&nvs_client.page->room_seq[gpu->number], __ATOMIC_ACQUIRE); /* before it is counted */
 	nvs_swap_lock(s);
 	ending = f.epoch && s->want && !s->away;
 	by = fixed_by(s);
@@ -248,6 +262,7 @@ void nvs_swap_tell_locked(struct nvs_gpu *gpu, uint32_t code)
 	 */
 	if (ending && !code)
 		return;
+	f.code |= seen * NVS_MOVED_SEEN;
 	f.u.moved = s->told = state_of(gpu);
 	s->told_by = by;
 	s->told_ns = nvs_now();

@@ -8,12 +8,16 @@
  * physical memory is released, as far as the room demands (move.c). At the next grant the
  * chunks come back before the gate opens. Elsewhere the driver allocates as always.
  *
+ * While all fits that is promised of the GPU (nvs_swap_still), only what is suspended has to leave: memory is had at once, and
+ * what a drain that is cut leaves unfinished keeps no memory from leaving, for nobody asks for that
+ * before the work is done.
+ *
  * A chunk is on the GPU, away in the arena, or empty: never used, and nowhere. While the
  * gate is open, and until the submitted work is done, all chunks are on the GPU
  * (nvs_swap.hold). Memory that is counted and in no chunk is pinned: the driver's own
  * allocations, arrays, pools, what is shared.
  *
- * Locks, outermost first: drain lock, nvs_client_lock, a GPU's swap lock,
+ * Locks, outermost first: move lock, nvs_client_lock, a GPU's swap lock,
  * nvs_memory_lock. No driver call is made under a swap lock.
  *
  * A function that returns -1 leaves the call to the driver; other results are CUresults.
@@ -41,6 +45,10 @@ bool nvs_swap_on(struct nvs_gpu *gpu);
 
 /* The same as far as is known; never waits. */
 bool nvs_swap_is_on(struct nvs_gpu *gpu);
+
+/* Whether it is swapped, and all that is promised fits onto the GPU; or not all does. */
+bool nvs_swap_still(struct nvs_gpu *gpu);
+bool nvs_swap_may_leave(struct nvs_gpu *gpu);
 
 /*
  * Whether managed memory has nothing to do with what is swapped: the driver moves it, and there may be more of

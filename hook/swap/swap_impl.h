@@ -182,7 +182,7 @@ struct nvs_swap {
 	enum nvs_fixed told_by;
 	uint64_t told_ns;
 	uint64_t looked_ns;    /* for other users of the memory */
-	/* The mover's. Guarded by the GPU's drain lock. */
+	/* The mover's. Guarded by the GPU's move lock. */
 	void *ctx, *stream, *event[FLIGHTS];
 };
 
@@ -403,7 +403,7 @@ void nvs_look_init(void);
 /*
  * Decides for each granule of those chunks of a run that have content whether it is to
  * be copied, and gives up the arena's place of those that are zero. The mover calls it, with its
- * context current; no lock but the drain lock is held. Where the kernel does not run, all is to be
+ * context current; no lock but the move lock is held. Where the kernel does not run, all is to be
  * copied.
  */
 void nvs_look(struct nvs_gpu *gpu, struct place first, uint32_t chunks);
@@ -469,7 +469,7 @@ enum nvs_fixed nvs_used_outside(void);
 bool nvs_mover_start(struct nvs_gpu *gpu);
 
 /*
- * Makes a context of the GPU current. The drain lock is held until the caller has popped
+ * Makes a context of the GPU current. The move lock is held until the caller has popped
  * the context and called nvs_driver_leave(). NULL: there is no context, nothing to undo.
  */
 void *nvs_mover_context(struct nvs_gpu *gpu);

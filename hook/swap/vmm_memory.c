@@ -141,13 +141,13 @@ void nvs_vmm_vacate(struct place p)
 
 /* ---- creation ---- */
 
-/* Creates physical memory at once, if the GPU is held. Returns CUresult. */
+/* Creates physical memory at once, if the GPU is held, or all fits that is promised. Returns CUresult. */
 static int obtain(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
 	uint64_t bytes = bytes_of(m->granules), since = 0;
 
-	while (s->hold) {
+	while (s->hold || nvs_swap_still(gpu)) {
 		unsigned seen = atomic_load(&s->kick);
 		bool told = since != 0;
 		int result;
@@ -164,6 +164,8 @@ static int obtain(struct nvs_gpu *gpu, struct memory *m)
 			if (result != CUDA_ERROR_OUT_OF_MEMORY)
 				return result;
 			since = since ? since : nvs_now();
+		} else if (!s->hold) {
+			break;
 		} else {
 			since = 0;
 		}

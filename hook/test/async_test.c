@@ -112,7 +112,7 @@ static CUdeviceptr get(uint64_t bytes, CUstream s)
 
 /* ---- a training step ---- */
 
-enum { TENSORS = 200, ROUNDS = 12 };
+enum { TENSORS = 200, ROUNDS = 12, LOOPS = 500 };
 
 static uint64_t sizes[TENSORS];
 
@@ -189,6 +189,22 @@ static void steps_reach_a_steady_state(void)
 	steady(false);
 	CHECK(attribute(CU_MEMPOOL_ATTR_USED_MEM_CURRENT) == 0);
 	CHECK(attribute(CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT) > 300 * MIB);
+	swapper_end();
+}
+
+/* What one stream frees and takes again costs an event, and no look at it. */
+static void a_loop_looks_at_nothing(void)
+{
+	struct simgpu_calls before = { 0 };
+
+	open_on(GPU);
+	threshold(UINT64_MAX);
+	for (int i = 0; i < 2 * LOOPS; i++) {
+		if (i == LOOPS)
+			before = simgpu_calls();
+		CU(cuMemFreeAsync(get(32 * MIB, streams[0]), streams[0]));
+	}
+	CHECK(simgpu_calls().all - before.all <= 2 * LOOPS); /* which context is current, too */
 	swapper_end();
 }
 
@@ -1322,6 +1338,7 @@ static void frees_from_another_context(void)
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(steps_reach_a_steady_state),
+	CASE(a_loop_looks_at_nothing),
 	CASE(nothing_is_released_between_synchronisations),
 	CASE(pools_tell_what_they_have),
 	CASE(pools_reserve_as_the_driver_does),

@@ -168,7 +168,7 @@ static void test_preempted_across_a_restart(void)
 	STEP(&l, .type = LEASE_EV_DOWN);
 	out = STEP(&l, .type = LEASE_EV_UP, .work = true);
 	ACTS(out, LEASE_ACT_ATTACH); /* nothing runs, so there is nothing to drain before */
-	CHECK(!out.epoch && out.want && l.unfinished);
+	CHECK(!out.epoch && out.want && out.preempted && l.unfinished);
 	ACTS(STEP(&l, .type = LEASE_EV_ATTACHED), LEASE_ACT_PAGE);
 	CHECK(l.requested);
 	/* Preempted between ATTACH and ATTACHED. */

@@ -11,6 +11,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,6 +28,8 @@ static CUuuid gpu;
 static CUcontext context;
 static CUstream stream, other;
 static CUfunction spin;
+static uint64_t room;  /* of the page; 0: nothing is swapped */
+static uint32_t flags; /* the same */
 
 static struct nvs_rm_state state(void)
 {
@@ -59,17 +62,36 @@ static void begin(void)
 
 	nvs_rm_set_next((nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl"));
 	fake_init(&fake);
+	fake.memory = room;
 	fake_listen(&fake);
 	CU(cuInit(0));
 	CU(cuDeviceGetUuid_v2(&gpu, 0));
 	fake_accept(&fake);
 	fake.page->features = NVS_FEATURE_PREEMPT;
+	fake.page->slot[0].room = room;
+	fake.page->slot[0].flags = flags;
 	CU(cuCtxCreate_v2(&context, 0, 0));
 	fake_attach(&fake);
 	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	CU(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
 	CU(cuModuleLoadData(&module, ptx));
 	CU(cuModuleGetFunction(&spin, module, "nvshare_spin"));
+}
+
+static struct nvs_frame expect(uint8_t type)
+{
+	struct nvs_frame r;
+
+	do { /* where memory is swapped; a REQUEST may have been repeated */
+		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
+	} while (r.type != type && (r.type == NVS_MOVED || r.type == NVS_REQUEST));
+	CHECK(r.type == type);
+	return r;
+}
+
+static void expect_request(void)
+{
+	CHECK(expect(NVS_REQUEST).channel == 0);
 }
 
 /*
@@ -81,7 +103,7 @@ static void hold(unsigned ms)
 	pthread_t t;
 
 	CHECK(pthread_create(&t, NULL, launcher, &ms) == 0);
-	CHECK(fake_expect(&fake, NVS_REQUEST).channel == 0);
+	expect_request();
 	fake_grant(&fake, 0, 5);
 	pthread_join(t, NULL);
 }
@@ -99,7 +121,7 @@ static struct nvs_frame ask_back(uint64_t epoch)
 	fake_revoke(&fake, 0, epoch);
 	do { /* a REQUEST may have been repeated */
 		CHECK(fake_receive(&fake, &r, PATIENCE_MS));
-	} while (r.type == NVS_REQUEST);
+	} while (r.type == NVS_REQUEST || r.type == NVS_MOVED);
 	CHECK(r.type == NVS_RELEASE && r.epoch == epoch);
 	return r;
 }
@@ -125,6 +147,170 @@ static void end(void)
 }
 
 /* ---- cases ---- */
+
+/* Where memory would have to wait for it, only a drain is cut that would be fenced. */
+static void where_memory_may_leave_cuts_are_late(void)
+{
+	struct nvs_frame r, revoke = { .version = NVS_WIRE_VERSION, .type = NVS_REVOKE,
+				       .u.revoke.grace_ns = 1000000000 };
+
+	room = 1ull << 30;
+	hold_with(300);
+	CHECK(!preempted(ask_back(5)) && !state().off);
+	for (uint64_t epoch = 6; epoch <= 7; epoch++) {
+		CU(cuStreamQuery(stream));
+		fake_grant(&fake, 0, epoch);
+		launch_on(stream, epoch == 6 ? 900 : 60000);
+		fake_word(&fake, 0, 0);
+		revoke.epoch = epoch;
+		CHECK(send(fake.conn, &revoke, sizeof(revoke), MSG_NOSIGNAL) == sizeof(revoke));
+		r = expect(NVS_RELEASE);
+		CHECK(preempted(r) == (epoch == 7)); /* a scheduler without room_seq cannot wait for that work */
+		fake.page->room_seq[0] = 1;
+	}
+	CHECK(state().off && r.u.released.drain_ns >= revoke.u.revoke.grace_ns / 2);
+	end();
+}
+
+/*
+ * Nor does memory leave for which a cut kernel waits: where all fitted the drain is cut, and what does
+ * not fit any more leaves after the kernel's end.
+ */
+static void where_all_fits_drains_are_cut(void)
+{
+	struct nvs_frame r;
+	CUdeviceptr p;
+
+	room = 1ull << 30;
+	flags = NVS_SLOT_STILL;
+	begin();
+	CU(cuMemAlloc_v2(&p, 4 << 20));
+	hold(3000);
+	CHECK(preempted(ask_back(5)) && state().off);
+	expect_request();
+	__atomic_store_n(&fake.page->slot[0].flags, 0, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&fake.page->slot[0].room, 1, __ATOMIC_SEQ_CST);
+	fake_send(&fake, NVS_ROOM, 0, 0, 0);
+	r = expect(NVS_MOVED); /* the answer; nothing has left */
+	CHECK(r.u.moved.away == 0 && r.u.moved.resident >= 4 << 20 && state().off);
+	__atomic_store_n(&fake.page->slot[0].room, room, __ATOMIC_SEQ_CST);
+	fake_grant(&fake, 0, 6);
+	CU(cuStreamSynchronize(stream));
+	__atomic_store_n(&fake.page->slot[0].room, 1, __ATOMIC_SEQ_CST);
+	CHECK(!preempted(ask_back(6)));
+	fake_send(&fake, NVS_ROOM, 0, 0, 0);
+	do { /* there is no host memory for it */
+		r = expect(NVS_MOVED);
+	} while (!(r.code & NVS_MOVED_NO_ARENA) && !r.u.moved.away);
+	end();
+}
+
+/* Memory that is freed while work is cut stays until that work has ended, as without the shim. */
+static void *freer(void *p)
+{
+	CU(cuCtxSetCurrent(context));
+	CU(cuMemFree_v2(*(CUdeviceptr *)p));
+	CHECK(cuStreamQuery(other) == CUDA_SUCCESS);
+	return NULL;
+}
+
+static void is_freed_after_the_work(CUdeviceptr p, uint64_t next)
+{
+	pthread_t t;
+
+	CHECK(pthread_create(&t, NULL, freer, &p) == 0);
+	nap_ms(100);
+	fake_grant(&fake, 0, next);
+	pthread_join(t, NULL);
+	end();
+}
+
+/* The drain of the first grant has seen the end of one context's work, and waits for another one's. */
+static void what_is_freed_waits_beside_two_contexts(void)
+{
+	static const char ptx[] = ".version 6.0\n.visible .entry nvshare_spin() { ret; }\n";
+	CUfunction first;
+	CUcontext second;
+	CUmodule module;
+	CUstream third;
+	CUdeviceptr p;
+
+	room = 1ull << 30;
+	flags = NVS_SLOT_STILL;
+	begin();
+	first = spin;
+	CU(cuMemAlloc_v2(&p, 4 << 20));
+	hold(3000);
+	CU(cuCtxCreate_v2(&second, 0, 0));
+	CU(cuModuleLoadData(&module, ptx));
+	CU(cuModuleGetFunction(&spin, module, "nvshare_spin"));
+	CU(cuStreamCreate(&third, CU_STREAM_NON_BLOCKING));
+	launch_on(third, 60000);
+	CHECK(preempted(ask_back(5)));
+	expect_request();
+	fake_grant(&fake, 0, 6);
+	CU(cuCtxSetCurrent(context));
+	spin = first;
+	launch_on(other, 6000);
+	CU(cuStreamSynchronize(stream));
+	nap_ms(100); /* the drain of the first grant goes on to the second context */
+	CHECK(preempted(ask_back(6)) && cuStreamQuery(other) == CUDA_ERROR_NOT_READY);
+	expect_request();
+	is_freed_after_the_work(p, 7);
+}
+
+/* Memory that is had in a green context is its primary one's, which has no work of its own. */
+static void what_is_freed_waits_for_a_green_context(void)
+{
+	static const char ptx[] = ".version 6.0\n.visible .entry nvshare_spin() { ret; }\n";
+	CUmodule module;
+	CUgreenCtx green;
+	CUdeviceptr p;
+
+	room = 1ull << 30;
+	flags = NVS_SLOT_STILL;
+	begin();
+	CU(cuDevicePrimaryCtxRetain(&context, 0));
+	CU(cuCtxSetCurrent(context));
+	CU(cuGreenCtxCreate(&green, NULL, 0, 1));
+	CU(cuCtxFromGreenCtx(&context, green));
+	CU(cuCtxSetCurrent(context));
+	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	CU(cuModuleLoadData(&module, ptx));
+	CU(cuModuleGetFunction(&spin, module, "nvshare_spin"));
+	other = stream;
+	CU(cuMemAlloc_v2(&p, 4 << 20));
+	hold(6000);
+	CHECK(preempted(ask_back(5)) && cuStreamQuery(other) == CUDA_ERROR_NOT_READY);
+	expect_request();
+	is_freed_after_the_work(p, 6);
+}
+
+/*
+ * Memory that was had meanwhile comes in beside the work that was cut, which may wait for a call that waits at the
+ * gate. The drain of the earlier grant still waits for that work.
+ */
+static void memory_comes_in_beside_the_work(void)
+{
+	struct nvs_frame r;
+	CUdeviceptr p;
+
+	room = 1ull << 30;
+	flags = NVS_SLOT_STILL;
+	hold_with(15000);
+	CHECK(preempted(ask_back(5)) && state().off);
+	expect_request();
+	__atomic_store_n(&fake.page->slot[0].flags, 0, __ATOMIC_SEQ_CST);
+	CU(cuMemAlloc_v2(&p, 4 << 20));
+	fake_grant(&fake, 0, 6);
+	do {
+		r = expect(NVS_MOVED);
+	} while (!(r.code & NVS_MOVED_READY));
+	CHECK(cuStreamQuery(stream) == CUDA_ERROR_NOT_READY);
+	launch_on(other, 1);
+	CU(cuStreamSynchronize(other));
+	end();
+}
 
 static void a_long_kernel_is_cut_and_goes_on(void)
 {
@@ -855,6 +1041,11 @@ static const struct test_case cases[] = {
 	CASE(work_of_the_next_grant_is_not_forgotten),
 	CASE(the_kernel_ends_while_it_is_preempted),
 	CASE(nothing_is_left),
+	CASE(where_memory_may_leave_cuts_are_late),
+	CASE(where_all_fits_drains_are_cut),
+	CASE(memory_comes_in_beside_the_work),
+	CASE(what_is_freed_waits_beside_two_contexts),
+	CASE(what_is_freed_waits_for_a_green_context),
 	CASE(a_driver_without_the_controls),
 	CASE(a_driver_that_refuses),
 	CASE(a_driver_that_only_says_so),

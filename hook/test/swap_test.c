@@ -1234,6 +1234,32 @@ static void pointers_tell_what_the_driver_tells(void)
 
 static void answers_are_the_applications(void) { beside_another("queries", 50, 4); }
 
+/* Where all fits, memory is had as from the driver: at once, without a grant, or not at all. */
+static void memory_that_fits_is_had_at_once(void)
+{
+	CUdeviceptr p, refused = 0;
+	pid_t other;
+
+	schedule((struct swapper_config){ .gpu = 97 * MIB, .quantum_ms = 30 });
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&ctx, 0, 0));
+	CU(cuMemAlloc_v2(&p, 2 * MIB)); /* attached */
+	CU(cuMemFree_v2(p));
+	swapper_withhold(true);
+	EVENTUALLY(swapper_seen().holder == 0);
+	swapper_still(true);
+	CU(cuMemAlloc_v2(&p, 20 * MIB));
+	EVENTUALLY(swapper_seen().resident >= 20 * MIB && swapper_seen().away == 0);
+	other = start("hog", 60, 0, 0); /* the GPU has less than the scheduler knows */
+	EVENTUALLY(access(taken_path(), F_OK) == 0);
+	CHECK(cuMemAlloc_v2(&refused, 40 * MIB) == CUDA_ERROR_OUT_OF_MEMORY);
+	CHECK(swapper_seen().stuck_memory == 0);
+	kill(other, SIGKILL);
+	CHECK(waitpid(other, NULL, 0) == other);
+	CU(cuMemAlloc_v2(&refused, 40 * MIB));
+	swapper_end();
+}
+
 static const struct test_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(alone_nothing_moves),
@@ -1265,6 +1291,7 @@ static const struct test_case cases[] = {
 	CASE(what_is_shared_anew_is_opened_anew),
 	CASE(a_stopped_process_stops_no_other),
 	CASE(a_wrong_answer_leaves_no_descriptor),
+	CASE(memory_that_fits_is_had_at_once),
 };
 
 static const struct tenant_kind kinds[] = {

@@ -44,7 +44,7 @@ static struct conn conns[CONNS];
 static struct swapper_config config;
 static struct swapper_seen seen;
 static uint64_t fixed_room;   /* of every tenant; 0: what the others leave */
-static bool withheld, standing;
+static bool withheld, standing, still;
 static uint64_t epochs, turns;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_t thread;
@@ -79,6 +79,7 @@ static void set_room(struct conn *c, uint64_t bytes)
 		return;
 	c->room = bytes;
 	__atomic_store_n(&c->page->slot[0].room, bytes, __ATOMIC_SEQ_CST);
+	__atomic_store_n(&c->page->room_seq[0], c->page->room_seq[0] % NVS_ROOM_SEQ_MAX + 1, __ATOMIC_SEQ_CST);
 	nvs_futex_wake(&c->page->slot[0].word, false);
 	if (c->attached)
 		answer(c, (struct nvs_frame){ .type = NVS_ROOM, .u.room.room = bytes }, -1);
@@ -158,11 +159,11 @@ static void arrange(void)
 		uint64_t away = c->m.resident < excess ? c->m.resident : excess;
 
 		if (c->attached)
-			__atomic_store_n(&c->page->slot[0].flags, standing ? NVS_GRANT_STANDING : 0,
-					 __ATOMIC_RELAXED);
+			__atomic_store_n(&c->page->slot[0].flags,
+					 (standing ? NVS_GRANT_STANDING : 0) | (still ? NVS_SLOT_STILL : 0), __ATOMIC_RELAXED);
 		if (!c->attached || c == h)
 			continue;
-		set_room(c, c->m.resident - away);
+		set_room(c, still ? config.gpu : c->m.resident - away);
 		excess -= away;
 		if (away)
 			seen.mover = c->pid;
@@ -461,6 +462,14 @@ void swapper_withhold(bool yes)
 {
 	pthread_mutex_lock(&lock);
 	withheld = yes;
+	pthread_mutex_unlock(&lock);
+}
+
+void swapper_still(bool yes)
+{
+	pthread_mutex_lock(&lock);
+	still = yes;
+	arrange();
 	pthread_mutex_unlock(&lock);
 }
 

@@ -47,6 +47,8 @@ void swapper_room(uint64_t bytes);
 void swapper_withhold(bool yes);
 /* Whether tenants may go ahead of their grant, as latency tenants do. */
 void swapper_standing(bool yes);
+/* Whether all fits that is promised: pages say so, and everybody has room for all that there is. */
+void swapper_still(bool yes);
 
 /* In a tenant: bytes of its that are away, as it told last; 0 in its turn. */
 uint64_t swapper_away(void);

@@ -50,6 +50,7 @@ func (d *Daemon) stepGangs() {
 // whether the client goes on under its grant, and before a new GRANT.
 func (d *Daemon) stepAttach(g *node.GPU, att *node.Attachment, ev sched.Attach, answer wire.Frame) {
 	acts := d.decide(g, ev)
+	att.Client.Page.SetStill(att.Channel, g.Core.Still())
 	at := 0
 	if len(acts) > at {
 		if room, ok := acts[at].(residency.Room); ok && room.Client == ev.Client {

@@ -92,7 +92,7 @@ func (d *Daemon) frameOf(c *node.Conn, att *node.Attachment, f *wire.Frame) {
 	case wire.TypeRelease:
 		if f.Epoch == 0 && f.Code == uint32(sched.Exit) {
 			att.Wants = false
-			d.step(att.GPU, sched.Withdraw{Client: c.Client.ID})
+			d.step(att.GPU, sched.Withdraw{Client: c.Client.ID, Exits: true})
 			return
 		}
 		d.step(att.GPU, sched.Release{
@@ -357,6 +357,7 @@ func (d *Daemon) attachTo(g *node.GPU, c *node.Conn, f *wire.Frame, answer wire.
 		Want:    want,
 		CanMove: c.Client.CanMove,
 		Again:   c.Again,
+		Cut:     f.Code&wire.AttachCut != 0,
 	}, answer)
 	if m := d.memory.MemberOf(g, c.Client.ID); m != nil {
 		if moved {

@@ -51,8 +51,6 @@ type Options struct {
 	Spin    time.Duration
 	List    Lister
 	Version string // for display
-	// SwapAuto has SwapMemory be half of what the host can spare when the Daemon is made.
-	SwapAuto bool
 	// CheckpointCheck says why Checkpoint cannot work, or not for all processes; nil: it is
 	// not looked at.
 	CheckpointCheck func(context.Context) error
@@ -161,11 +159,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 	}
 	maxReady, maxHeld := maxSegments(moreFiles)
 	if opts.SwapAuto {
-		before, err := memory.ReadMembers(&opts.Config, bootID)
-		if err != nil {
-			return nil, err
-		}
-		opts.SwapMemory = memory.AutoSwapMemory(&opts.Config, before, peers)
+		opts.SwapMemory = memory.AutoSwapMemory(opts.Log)
 		opts.SwapReady = min(opts.SwapReady, opts.SwapMemory)
 	}
 	d := assemble(opts, bootID, peers)

@@ -26,9 +26,9 @@ func TestSwapFlags(t *testing.T) {
 		"--swap-memory 100Gi --swap-ready 0":      {Config: node.Config{SwapMemory: 100 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
 		"--swap-memory 100Gi --swap-ready 8Gi":    {Config: node.Config{SwapMemory: 100 << 30, SwapReady: 8 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
 		"--swap-memory 8Gi --swap-ready 9Gi":      {Config: node.Config{SwapMemory: 8 << 30, SwapReady: 8 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
-		"--swap-memory auto":                      {SwapAuto: true, Config: node.Config{SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
-		"--swap-memory auto --suspend-after 10m":  {SwapAuto: true, Config: node.Config{SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute}},
-		"--swap-memory auto --swap-ready 9Gi":     {SwapAuto: true, Config: node.Config{SwapReady: 9 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"--swap-memory auto":                      {Config: node.Config{SwapAuto: true, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"--swap-memory auto --suspend-after 10m":  {Config: node.Config{SwapAuto: true, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute}},
+		"--swap-memory auto --swap-ready 9Gi":     {Config: node.Config{SwapAuto: true, SwapReady: 9 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
 		"--gpu-memory 24Gi --swap-headroom 0":     {Config: node.Config{GPUMemory: 24 << 30, SwapShare: 10}},
 		"--swap-headroom 4Gi --swap-memory 0":     {Config: node.Config{SwapHeadroom: 4 << 30, SwapShare: 10}},
 	} {

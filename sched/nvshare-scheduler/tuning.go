@@ -152,10 +152,10 @@ type swapFlags struct {
 
 func (f *swapFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
-	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory, of the whole node, for memory that is moved off GPUs, like 200Gi; auto: half of what the host can spare at the start, taken when it is first needed; 0: nothing is moved")
+	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory, of the whole node, for memory that is moved off GPUs, like 200Gi; auto: half of what the host can spare when it is needed; 0: nothing is moved")
 	fs.StringVar(&f.ready, "swap-ready", "25%", "`size` or percentage of --swap-memory that is taken from the host before tenants need it, as far as the host can spare it; 0: nothing")
 	fs.StringVar(&f.share, "swap-share", "10", "`percentage` of the time that moving memory may take, 1 to 50: turns become longer than the time quantum for that; none: turns are as long as the time quantum")
-	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of the part of each GPU that is left to the driver, like 4Gi; by default a thirty-second of the GPU's memory")
+	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of the part of each GPU that is left to the driver where more is promised than the GPU has, like 4Gi; by default a thirty-second of the GPU's memory")
 	fs.StringVar(&f.suspendAfter, "suspend-after", "0", "`time` after which the memory of a process that does not use its GPU leaves the GPU until it does, like 10m; 0: never")
 	fs.StringVar(&f.suspendDir, "suspend-dir", "", "`directory`, on a disk, to which the memory of suspended processes goes on when little of --swap-memory is left, as far as a sixteenth of its file system stays free; \"\": it stays in host memory")
 	fs.StringVar(&f.gpuMemory, "gpu-memory", "", "let GPUs look as if they had no more memory than this `size`, like 24Gi")

@@ -40,6 +40,7 @@ type Moved struct {
 	Client   base.ClientID
 	Epoch    base.Epoch `text:"epoch=%v"` // of the grant under which it moves in; 0: it has none
 	Report   Report     `text:"%v"`
+	Seen     uint32     `text:"seen=%v"`  // Room.Seq of the client's page then; 0: it does not say, and grows only under a grant
 	Ready    bool       `text:"ready"`    // all its memory is on the GPU, and its gate is open
 	Stuck    bool       `text:"stuck"`    // it cannot go on
 	NoMemory bool       `text:"nomemory"` // because the driver has none
@@ -96,6 +97,13 @@ type Room struct {
 	Client base.ClientID
 	Bytes  uint64 `always:"bytes=%v"`
 	Less   bool   `text:"less"` // the client has to move out, and to report
+	Seq    uint32 // write it to the page after Bytes
+}
+
+// Still says whether the clients of the GPU have all their memory there, or have a place for it, so that
+// nobody has to make room for others: write it to the pages of all, before what follows.
+type Still struct {
+	On bool `always:"on=%v"`
 }
 
 // Refusal says why nothing more was reserved.
@@ -129,7 +137,6 @@ type LimitsChanged struct {
 type ArenaWanted struct {
 	Client base.ClientID
 	Bytes  uint64 `always:"bytes=%v"`
-	Soon   uint64 `always:"soon=%v"` // what it needs if reservations go on to grow; nothing depends on it
 }
 
 // ArenaFound says that a client has host memory from before a restart of the caller,
@@ -178,6 +185,7 @@ type Suspended struct {
 }
 
 func (Suspended) Action() string     { return "suspended" }
+func (Still) Action() string         { return "still" }
 func (Room) Action() string          { return "room" }
 func (Reserved) Action() string      { return "reserved" }
 func (LimitsChanged) Action() string { return "limits" }
@@ -264,6 +272,9 @@ type ClientMemory struct {
 	Stranded                        uint64 // that have no place, if it is stranded
 }
 
+// Still says whether nobody has to make room, as Still has said.
+func (v View) Still() bool { return v.mem.still }
+
 // ClientMemory returns what a client has; false: it is not known, or nothing is
 // swapped.
 func (v View) ClientMemory(id base.ClientID) (ClientMemory, bool) {
@@ -275,7 +286,7 @@ func (v View) ClientMemory(id base.ClientID) (ClientMemory, bool) {
 	o := mem.rooms.clients[id]
 	cm := ClientMemory{Client: id, Keep: o.keep, Promised: m.promised, Resident: o.resident, Fixed: o.fixed, Away: o.away,
 		Room: o.room, Lacks: o.counted.lacks, Out: m.report.Out, In: m.report.In, Suspended: o.suspended && !o.active, PassedOver: o.stalled, Stalled: m.stalled}
-	if m.stranded {
+	if m.stranded && !m.behind {
 		cm.Stranded = mem.rooms.stranded(id)
 	}
 	return cm, true
@@ -289,7 +300,7 @@ func (v View) MemorySnapshot() *MemorySnapshot {
 	if r == nil {
 		return nil
 	}
-	s := &MemorySnapshot{Capacity: r.capacity, Promised: r.promised(), Lacking: r.sum.lacks, Out: mem.out, In: mem.in, Refused: mem.refused, Suspends: mem.suspends}
+	s := &MemorySnapshot{Capacity: r.bound(), Promised: r.promised(), Lacking: r.sum.lacks, Out: mem.out, In: mem.in, Refused: mem.refused, Suspends: mem.suspends}
 	for _, o := range r.all {
 		cm, _ := v.ClientMemory(o.id)
 		s.Clients = append(s.Clients, cm)

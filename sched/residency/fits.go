@@ -16,11 +16,16 @@ type Unplaceable struct {
 	Fixed    uint64 // cannot be moved
 	Largest  uint64 // what else has to be on the GPU at a time
 	Capacity uint64
+	Headroom uint64 // left free beside that
 }
 
 func (e *Unplaceable) Error() string {
-	return fmt.Sprintf("%d MiB that cannot be moved and the %d MiB of the largest tenant do not fit the %d MiB of the GPU",
+	s := fmt.Sprintf("%d MiB that cannot be moved and the %d MiB of the largest tenant do not fit the %d MiB of the GPU",
 		e.Fixed>>20, e.Largest>>20, e.Capacity>>20)
+	if e.Headroom != 0 {
+		s += fmt.Sprintf(" that are left beside %d MiB for the driver (--swap-headroom)", e.Headroom>>20)
+	}
+	return s
 }
 
 // fits returns how much arena all clients need together if bytes are promised to
@@ -28,15 +33,15 @@ func (e *Unplaceable) Error() string {
 // counts where it is more.
 func (r *rooms) fits(id base.ClientID, bytes, most uint64) (arena uint64, err error) {
 	if o := r.clients[id]; o != nil && o.keep != Managed {
-		if bytes > r.capacity {
-			return 0, &Unplaceable{Largest: bytes, Capacity: r.capacity}
+		if bytes > r.physical {
+			return 0, &Unplaceable{Largest: bytes, Capacity: r.physical}
 		}
 		promised, was := o.promised, o.most
 		defer func() {
 			o.promised, o.most = promised, was
 			r.recount(o)
 		}()
-		o.promised, o.most = bytes, min(most, r.capacity)
+		o.promised, o.most = bytes, min(most, r.physical)
 		r.recount(o)
 	}
 	if err := r.placeable(); err != nil {
@@ -45,9 +50,10 @@ func (r *rooms) fits(id base.ClientID, bytes, most uint64) (arena uint64, err er
 	return r.arenaNeeded(), nil
 }
 
-// placeable returns an *Unplaceable if what is promised has no place on the GPU.
+// placeable returns an *Unplaceable if what is promised has no place on the GPU. Where more is promised than the GPU
+// has, nobody has of the headroom: who has some is not asked to take turns with others, who may never give it back.
 func (r *rooms) placeable() error {
-	if r.promised() <= r.capacity {
+	if r.promised() <= r.physical {
 		return nil
 	}
 	largest := uint64(0)
@@ -64,26 +70,26 @@ func (r *rooms) placeable() error {
 		largest = max(largest, n)
 	}
 	if r.sum.fixed+largest > r.capacity {
-		return &Unplaceable{r.sum.fixed, largest, r.capacity}
+		return &Unplaceable{r.sum.fixed, largest, r.capacity, r.physical - r.capacity}
 	}
 	return nil
 }
 
 // arenaNeeded is how much host memory all clients need or have together.
 func (r *rooms) arenaNeeded() (sum uint64) {
-	if r.promised() <= r.capacity && r.suspended == 0 {
+	if r.over() == 0 && r.suspended == 0 {
 		return r.sum.arena
 	}
 	for _, o := range r.everybody() {
-		sum += max(r.arenaOf(o, 0), o.arena)
+		sum += max(r.arenaOf(o), o.arena)
 	}
 	return sum
 }
 
 // arenaOf returns how much host memory a client needs, rounded up to a multiple of
-// arenaUnit, so that what is promised now, or if so much more is, can be moved.
-func (r *rooms) arenaOf(o *occupant, more uint64) uint64 {
-	away := less(add(r.promised(), more), r.capacity)
+// arenaUnit, so that what is promised can be moved.
+func (r *rooms) arenaOf(o *occupant) uint64 {
+	away := r.over()
 	if o.keep != Swapped || away == 0 && !o.suspended {
 		return 0
 	}
@@ -112,7 +118,7 @@ func (r *rooms) stranded(id base.ClientID) uint64 {
 	if o == nil || o.keep != Swapped {
 		return 0
 	}
-	return less(add(o.need(), r.sum.fixed-o.counted.fixed), r.capacity)
+	return less(add(o.need(), r.sum.fixed-o.counted.fixed), r.whole())
 }
 
 // Arenas is the host memory of a node that holds what is away from its GPUs. The
@@ -220,8 +226,12 @@ func (a *Arenas) check(total uint64) (lacks uint64, err error) {
 
 // plan returns the rooms that change now. The slice is reused by the next plan.
 func (r *rooms) plan() []Room {
-	if r.sum.unknown == 0 && (r.sum.wanting > 0 || r.sum.may > r.usable()) {
-		r.place(r.inOrder()) // while one is unknown nobody knows what is free
+	switch {
+	case r.sum.unknown != 0: // nobody knows what is free
+	case r.sum.wanting > 0 || r.sum.may > r.usable():
+		r.place(r.inOrder())
+	case r.sum.leaving > 0 && r.over() == 0:
+		r.stay(r.everybody())
 	}
 	r.planned = r.planned[:0]
 	slices.SortFunc(r.changed, byGrant)
@@ -230,11 +240,30 @@ func (r *rooms) plan() []Room {
 		if o.room == o.told || o.keep == Managed {
 			continue
 		}
-		r.planned = append(r.planned, Room{Client: o.id, Bytes: o.room, Less: o.room < o.told && o.may > o.room})
-		o.told = o.room
+		r.planned = append(r.planned, Room{o.id, o.room, o.room < o.told && o.may > o.room, o.tell()})
 	}
 	r.changed = r.changed[:0]
 	return r.planned
+}
+
+// RoomSeqMax is what MOVED has bits for. 0 stands for a client that does not say.
+const RoomSeqMax = 1<<12 - 1
+
+// tell is for a room that the client's page is to say from now on, and returns its number.
+func (o *occupant) tell() uint32 {
+	o.told, o.seq = o.room, o.seq%RoomSeqMax+1
+	return o.seq
+}
+
+// stay leaves clients what they have or may have, where all fits: memory of the driver, which was had while somebody
+// left, or what was asked of them for a grant that has ended.
+func (r *rooms) stay(all []*occupant) {
+	for _, o := range all {
+		if room := min(o.may, o.need()); o.keep == Swapped && !o.suspended && o.room < room {
+			o.room = room
+			r.recount(o)
+		}
+	}
 }
 
 // place gives room to those who want it, and takes it from others.
@@ -246,7 +275,7 @@ func (r *rooms) place(order []*occupant) {
 		if o.wants() {
 			lacks = add(lacks, less(o.need(), max(o.room, o.may)))
 		} else if o.victim() && !o.stalled {
-			coming = add(coming, less(o.may, o.room))
+			coming = add(coming, less(o.may, max(o.room, o.fixed)))
 		}
 	}
 	lacks = less(add(lacks, less(r.sum.may, r.usable())), coming) // what was forced has to go first
@@ -271,7 +300,7 @@ func (r *rooms) victimsOf(order []*occupant, lacks uint64) (all []*occupant) {
 		return nil
 	}
 	for _, o := range order {
-		if o.victim() && !o.stalled && o.room > o.fixed {
+		if o.yields() {
 			all = append(all, o)
 		}
 	}
@@ -317,7 +346,7 @@ func (r *rooms) overdraw(order []*occupant) {
 		switch {
 		case o.wants() && o.active && (who == nil || o.group != "" && o.group == who.group):
 			who = o
-		case o.active, o.victim() && (o.stalled || o.may > o.fixed):
+		case o.active, o.cut, o.victim() && (o.stalled || o.may > o.fixed):
 			return // there is somebody to wait for
 		}
 	}
@@ -327,13 +356,14 @@ func (r *rooms) overdraw(order []*occupant) {
 	}
 }
 
-// late returns those that are to move out and have not, for somebody who waits.
+// late returns those that are to move out and have not, for somebody who waits, or because they are suspended.
 func (r *rooms) late() (all []*occupant) {
-	if r.sum.wanting == 0 && r.sum.may <= r.usable() {
+	waits := r.sum.wanting > 0 || r.sum.may > r.usable()
+	if !waits && r.sum.leaving == 0 {
 		return nil
 	}
 	for _, o := range r.inOrder() {
-		if o.unknown || o.victim() && o.may > o.room {
+		if waits && o.unknown || o.victim() && o.may > max(o.room, o.fixed) {
 			all = append(all, o)
 		}
 	}

@@ -173,10 +173,11 @@ func (l *ledger) check() error {
 
 // What a Reserve is answered, and when.
 
-// fits says why a client cannot be promised so much; nil: it can.
+// fits says why a client cannot be promised so much; nil: it can. Where all fits, nothing more has to go to host
+// memory: that it is short is no reason.
 func (mem *Memory) fits(m *member, total uint64) error {
 	arena, err := mem.rooms.fits(m.id, total, mem.believed(m))
-	if err != nil {
+	if err != nil || !mem.rooms.crosses(less(total, m.promised)) {
 		return err
 	}
 	return mem.arenas.fits(arena + mem.arenas.needed - mem.needed)
@@ -192,7 +193,7 @@ func (v View) AsksHost(ev base.Event) bool {
 	switch ev := ev.(type) {
 	case Reserve:
 		m := mem.members[ev.Client]
-		return m != nil && ev.Total > m.promised && add(mem.rooms.promised(), ev.Total-m.promised) > mem.rooms.capacity
+		return m != nil && ev.Total > m.promised && mem.rooms.crosses(ev.Total-m.promised)
 	case Moved:
 		return ev.NoArena
 	case SetTenantMemory:
@@ -255,7 +256,10 @@ func (mem *Memory) placeable(m *member, ev Reserve, has uint64) (total uint64, w
 	if mem.rooms == nil || ev.Force || ev.Total <= has {
 		return ev.Total, nil
 	}
-	if why = mem.fits(m, ev.Total); why == nil {
+	r := mem.rooms
+	why = mem.fits(m, ev.Total)
+	// What is asked for beside the least, for later, is no reason to promise more than fits.
+	if why == nil && (!r.crosses(less(ev.Total, m.promised)) || r.crosses(less(cmp.Or(ev.Least, ev.Total), m.promised))) {
 		return ev.Total, nil
 	}
 	if ev.Least < ev.Total && mem.fits(m, ev.Least) == nil {

@@ -37,7 +37,8 @@ type Config struct {
 	DefaultLimit uint64
 
 	Swap       bool          // more can be reserved than Capacity; clients move out what does not fit
-	Capacity   uint64        // what clients may have on the GPU at a time
+	Capacity   uint64        // what clients may have on the GPU at a time where more is reserved
+	Physical   uint64        // what they may have while no more than that is reserved: then nothing moves; less: Capacity
 	MoveUnit   uint64        // what clients move at a time; 0: 64 MiB
 	ArenaUnit  uint64        // what clients' arenas are multiples of; 0: 1
 	StallAfter time.Duration // 0: DefaultStallAfter
@@ -64,9 +65,14 @@ type Memory struct {
 	unsettled bool      // who has a grant, or what clients have, has changed
 	resized   bool      // how much arena clients need may have changed
 	needed    uint64    // this GPU's part of Arenas.needed
-	wanting   int       // members that need arena, now or soon, as the caller was told
-	due       base.Time // when Settle has something to do; 0: never
-	tellAgain *member   // an earlier connection may have lost its room
+	still     bool      // nobody has to make room, as the caller was told
+	stillFrom base.Time // when the caller is to be told so; 0: not as things are
+
+	outsideUntil base.Time // see outsideEnds
+	crowded      bool      // until then; one moved in, and those that could make room for it had a grant
+	wanting      int       // members that need arena, now or soon, as the caller was told
+	due          base.Time // when Settle has something to do; 0: never
+	tellAgain    *member   // an earlier connection may have lost its room
 
 	awaiting []*member // those with an answer that waits for room
 	stranded []*member
@@ -112,7 +118,11 @@ type member struct {
 	until  base.Time // but no longer
 
 	stranded bool      // there is no place for it
-	retry    base.Time // it is tried again then
+	behind   bool      // for now: see rooms.behind
+	retry    base.Time // else it is tried again then
+
+	cutSince base.Time // each drain since then was cut while somebody had to make room; 0: not so
+	mayCut   bool      // its word is taken that its latest grant ended with work left: it did, or before a restart
 
 	filling   bool // it was granted, and moves in
 	fillSince base.Time
@@ -165,6 +175,8 @@ func (mem *Memory) configure(cfg Config) {
 	}
 	if cfg.Swap {
 		mem.rooms = newRooms(cfg.Capacity)
+		mem.rooms.physical = max(mem.rooms.capacity, min(cfg.Physical, maxCapacity))
+		mem.still = true
 		mem.rooms.later = mem.turns.Later
 		mem.rooms.moveUnit, mem.rooms.arenaUnit = cfg.MoveUnit, cfg.ArenaUnit
 		mem.ledger.setCeiling(0) // each client is bounded, by rooms.fits
@@ -177,6 +189,9 @@ func (mem *Memory) configure(cfg Config) {
 func (mem *Memory) Begin(now base.Time, grace time.Duration) {
 	if mem.now = now; mem.grace != grace {
 		mem.grace, mem.unsettled = grace, true
+	}
+	if mem.due != 0 && now >= mem.due {
+		mem.endCuts()
 	}
 }
 
@@ -191,9 +206,10 @@ func (mem *Memory) Resize(ev SetGPUMemory, unused bool) {
 // Unused says whether nobody has memory on the GPU.
 func (mem *Memory) Unused() bool { return len(mem.members) == 0 }
 
-// Overfull says whether clients cannot all have their memory on the GPU.
+// Overfull says whether clients cannot all have their memory on the GPU: by what is promised, or because others than
+// clients seem to have some. That is one client's word, which counts where it could not have its memory otherwise.
 func (mem *Memory) Overfull() bool {
-	return mem.rooms != nil && mem.rooms.promised() > mem.rooms.capacity
+	return mem.rooms != nil && (mem.rooms.crosses(0) || mem.crowded && mem.now < mem.outsideUntil)
 }
 
 // Looked counts what passes over all clients have cost.
@@ -224,9 +240,9 @@ func (mem *Memory) limitOf(limit uint64) uint64 {
 // tenant's limit, it cannot have, unless it was promised that before the limit.
 func (mem *Memory) believed(m *member) uint64 {
 	if limit := mem.limitOf(mem.ledger.reservedBy(m.account, 0).Limit); limit != 0 {
-		return min(max(limit, m.promised), mem.rooms.capacity)
+		return min(max(limit, m.promised), mem.rooms.physical)
 	}
-	return mem.rooms.capacity
+	return mem.rooms.physical
 }
 
 // keepOf says how a client's memory is kept.
@@ -269,6 +285,7 @@ type Client struct {
 	Gang    string // those that are granted together; "": itself
 	CanMove bool   // its memory
 	Again   bool   // it was here before this Memory
+	Cut     bool   // its latest grant ended with work left, which is off the GPU
 	Granted bool   // it has a grant
 }
 
@@ -278,7 +295,7 @@ func (mem *Memory) Attach(cl Client) (away bool) {
 	m := mem.members[cl.ID]
 	isNew := m == nil
 	if isNew {
-		m = &member{id: cl.ID, since: mem.now}
+		m = &member{id: cl.ID, since: mem.now, mayCut: cl.Again}
 		mem.members[cl.ID] = m
 	}
 	m.account, m.canMove, m.gang = accountOf(cl.Tenant, cl.ID), cl.CanMove, cl.Gang
@@ -294,9 +311,11 @@ func (mem *Memory) Attach(cl Client) (away bool) {
 		mem.unstrand(m)
 	}
 	mem.rooms.setActive(m.id, cl.Granted)
+	mem.SetCut(m.id, cl.Cut && (m.mayCut || cl.Granted)) // with a grant: its release was lost
 	mem.changed()
 	if keep != Managed {
-		mem.do(Room{Client: m.id, Bytes: mem.rooms.clients[m.id].room})
+		o := mem.rooms.clients[m.id]
+		mem.do(Room{Client: m.id, Bytes: o.room, Seq: o.tell()})
 		if m.asked {
 			mem.tellAgain = m
 		}
@@ -315,9 +334,9 @@ func (mem *Memory) Restore(ev RestoreMemory, granted bool) {
 	if mem.rooms == nil || mem.members[ev.Client] != nil {
 		return
 	}
-	m := &member{id: ev.Client, account: accountOf(ev.Tenant, ev.Client), canMove: ev.CanMove, gang: ev.Gang, since: mem.now}
+	m := &member{id: ev.Client, account: accountOf(ev.Tenant, ev.Client), canMove: ev.CanMove, gang: ev.Gang, since: mem.now, mayCut: true}
 	mem.members[m.id] = m
-	m.promised = min(ev.Bytes, mem.rooms.capacity)
+	m.promised = min(ev.Bytes, mem.rooms.physical)
 	keep := mem.keepOf(m)
 	mem.rooms.attach(m.id, keep, m.gang, keep == Swapped)
 	mem.rooms.promise(m.id, m.promised, mem.believed(m))
@@ -404,10 +423,14 @@ func (mem *Memory) Clients(tenant string) (ids []base.ClientID) {
 	return ids
 }
 
-// Forget is for a client that has left the turns: it does not wait for a place any more.
+// Forget is for a client that has left the turns: it does not wait for a place any more, and nobody for its work.
 func (mem *Memory) Forget(id base.ClientID) {
 	if m := mem.members[id]; m != nil {
 		mem.unstrand(m)
+		if mem.rooms != nil {
+			mem.rooms.setCut(id, false)
+			mem.unsettled = true
+		}
 	}
 }
 

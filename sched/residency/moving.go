@@ -31,18 +31,21 @@ func (mem *Memory) Moved(ev Moved) {
 			mem.do(ArenaFound{m.id, n})
 		}
 	}
-	mem.rooms.moved(m.id, ev.Report.Resident, ev.Report.Fixed, ev.Report.Away, ev.Stuck)
-	if ev.Stuck && ev.NoMemory {
+	mem.rooms.moved(m.id, ev.Report.Resident, ev.Report.Fixed, ev.Report.Away, ev.Seen, ev.Stuck)
+	// While all fits that is promised, an allocation that the driver refuses is refused as without nvshare.
+	if ev.Stuck && ev.NoMemory && (m.filling || mem.rooms.crosses(0)) {
 		mem.rooms.refused(m.id)
+		mem.outsideUntil = mem.now.Add(outsideFor)
+		mem.crowded = mem.crowded || mem.rooms.outside != 0 && !slices.ContainsFunc(mem.rooms.everybody(), (*occupant).yields)
 		mem.strand(m)
 	}
-	if ev.Stuck && ev.NoArena && ev.Report.Arena >= mem.rooms.arenaOf(o, 0) {
+	if ev.Stuck && ev.NoArena && ev.Report.Arena >= mem.rooms.arenaOf(o) {
 		// An arena that it was given and has not made ready yet is no reason for more.
 		mem.rooms.shortOfArena(m.id, func() bool {
 			return mem.arenas.fits(mem.rooms.arenaNeeded()+mem.arenas.needed-mem.needed) == nil
 		})
 	}
-	if m.asked && (o.resident <= o.room || o.resident <= o.fixed) {
+	if m.asked && o.knows(ev.Seen) && (o.resident <= o.room || o.resident <= o.fixed) {
 		mem.swapDone(m, false, less(ev.Report.Out, m.askedOut), mem.now.Sub(m.askedAt))
 		m.asked, m.stalled = false, false
 	}
@@ -89,10 +92,40 @@ func (mem *Memory) strand(m *member) {
 	if bytes == 0 || m.stranded {
 		return
 	}
-	m.stranded, m.retry = true, mem.now.Add(strandedRetry)
-	mem.stranded = append(mem.stranded, m)
+	m.retry = mem.now.Add(strandedRetry)
 	mem.do(Stranded{m.id, bytes})
+	mem.putAside(m)
+}
+
+// putAside has a client be granted nothing before place.
+func (mem *Memory) putAside(m *member) {
+	m.stranded = true
+	mem.stranded = append(mem.stranded, m)
 	mem.turns.SetStranded(m.id, true)
+}
+
+// PutBehind has clients be granted nothing that need room which others keep until work of theirs has ended that
+// was cut: with a grant they would keep the GPU from that work, for nothing.
+func (mem *Memory) PutBehind() {
+	if mem.rooms == nil || mem.rooms.sum.unfinished == 0 || mem.rooms.over() == 0 {
+		return
+	}
+	for _, o := range mem.rooms.everybody() {
+		if m := mem.members[o.id]; !m.stranded && mem.turns.Known(m.id) && mem.rooms.behind(o) {
+			m.behind = true
+			mem.putAside(m)
+		}
+	}
+}
+
+// Behind returns those that PutBehind put aside, in no order.
+func (mem *Memory) Behind() (ids []base.ClientID) {
+	for _, m := range mem.stranded {
+		if m.behind {
+			ids = append(ids, m.id)
+		}
+	}
+	return ids
 }
 
 // place says that there may be a place for a client again.
@@ -107,7 +140,7 @@ func (mem *Memory) place(m *member) {
 func (mem *Memory) unstrand(m *member) bool {
 	was := m.stranded
 	if was {
-		m.stranded = false
+		m.stranded, m.behind = false, false
 		mem.stranded = slices.DeleteFunc(mem.stranded, func(o *member) bool { return o == m })
 		mem.unsettled = true
 	}
@@ -120,7 +153,9 @@ func (mem *Memory) Due() (base.Time, bool) { return mem.due, mem.due != 0 }
 // PlaceStranded lets those go on that have a place again, or are to try.
 func (mem *Memory) PlaceStranded() {
 	for _, m := range slices.Clone(mem.stranded) {
-		if mem.now >= m.retry || mem.rooms.stranded(m.id) == 0 {
+		switch {
+		case m.behind && mem.rooms.behind(mem.rooms.clients[m.id]):
+		case m.behind || mem.now >= m.retry || mem.rooms.stranded(m.id) == 0:
 			mem.place(m)
 		}
 	}
@@ -156,9 +191,106 @@ func (mem *Memory) SetActive(id base.ClientID, active bool) {
 	}
 }
 
+const (
+	// stillAfter is for how long all memory has to fit before clients are told so: programs free and
+	// allocate all the time.
+	stillAfter = time.Second
+	// mostCut is for how long a client may have its work cut again and again. After that it is asked for room as
+	// if it was not: one that says so for ever keeps nobody from the GPU's memory.
+	mostCut = time.Minute
+	// outsideFor is for how long others than clients are believed to have memory of a GPU, where all fits that is
+	// promised: a program may have tried how much it gets.
+	outsideFor = 10 * time.Second
+)
+
+// SetCut says whether a client's grant ends with work left, which is off the GPU. It comes before Released.
+func (mem *Memory) SetCut(id base.ClientID, cut bool) {
+	m := mem.members[id]
+	if m == nil || mem.rooms == nil {
+		return
+	}
+	m.mayCut = cut
+	switch {
+	case !cut || mem.still:
+		m.cutSince = 0
+	case m.cutSince == 0:
+		m.cutSince = mem.now
+	}
+	cut = cut && (m.cutSince == 0 || mem.now < m.cutSince.Add(mostCut))
+	if mem.rooms.setCut(id, cut); cut {
+		mem.place(m) // that work can go on
+	}
+	mem.unsettled = true
+}
+
+// tellStill says whether nobody has to make room. That somebody has to comes before all that
+// follows from it. Nobody is waited for: whose drain is cut meanwhile says so when it releases.
+func (mem *Memory) tellStill(on bool) {
+	if !on {
+		mem.stillFrom = 0
+	}
+	if mem.still == on {
+		return
+	}
+	mem.still = on
+	mem.do(Still{on})
+	for id, m := range mem.members {
+		if m.cutSince = 0; !on && mem.rooms.clients[id].cut {
+			m.cutSince = mem.now
+		}
+	}
+}
+
+// withWork returns those, in order, whose work was cut and that somebody may wait for.
+func (mem *Memory) withWork() (all []*member) {
+	if r := mem.rooms; r.sum.unfinished != 0 || r.sum.finishing != 0 {
+		for _, o := range r.everybody() {
+			if m := mem.members[o.id]; o.cut && m.cutSince != 0 {
+				all = append(all, m)
+			}
+		}
+	}
+	return all
+}
+
+// endCuts has those make room as any other whose work was cut for too long: some cannot go on, as a rank of a gang
+// that does not come.
+func (mem *Memory) endCuts() {
+	for _, m := range mem.withWork() {
+		if mem.now >= m.cutSince.Add(mostCut) {
+			mem.rooms.setCut(m.id, false)
+			mem.unsettled = true
+		}
+	}
+}
+
+// outsideEnds returns when it is tried again whether others than clients have memory; false: that is not due.
+func (mem *Memory) outsideEnds() (base.Time, bool) {
+	return mem.outsideUntil, (mem.rooms.outside != 0 || mem.crowded) && !mem.rooms.crosses(0)
+}
+
+// settleStill tells clients that nobody has to make room, once that has been so for long enough.
+func (mem *Memory) settleStill() {
+	if at, ok := mem.outsideEnds(); ok && mem.now >= at {
+		mem.rooms.outside, mem.crowded, mem.resized = 0, false, true
+	}
+	switch {
+	case mem.still:
+	case !mem.rooms.still():
+		mem.stillFrom = 0
+	case mem.stillFrom == 0:
+		mem.stillFrom = mem.now.Add(stillAfter)
+	case mem.now >= mem.stillFrom:
+		mem.tellStill(true)
+	}
+}
+
 // tellRooms tells clients the rooms that have changed, and answers those that have
 // waited for room.
 func (mem *Memory) tellRooms() {
+	if !mem.rooms.still() {
+		mem.tellStill(false)
+	}
 	for _, room := range mem.rooms.plan() {
 		m := mem.members[room.Client]
 		switch {
@@ -196,6 +328,7 @@ func (mem *Memory) Settle() {
 	for {
 		mem.unsettled = false
 		mem.tellRooms()
+		mem.settleStill()
 		if mem.due = mem.nextDue(); mem.due == 0 || mem.due > mem.now {
 			break
 		}
@@ -203,7 +336,8 @@ func (mem *Memory) Settle() {
 	}
 	if m := mem.tellAgain; m != nil {
 		mem.tellAgain = nil
-		mem.do(Room{m.id, mem.rooms.clients[m.id].room, true})
+		o := mem.rooms.clients[m.id]
+		mem.do(Room{m.id, o.room, true, o.tell()})
 	}
 	if mem.resized {
 		mem.resized = false
@@ -227,7 +361,12 @@ func (mem *Memory) nextDue() base.Time {
 		e.Either(m.until, true)
 	}
 	for _, m := range mem.stranded {
-		e.Either(m.retry, true)
+		e.Either(m.retry, !m.behind)
+	}
+	e.Either(mem.stillFrom, !mem.still && mem.stillFrom != 0)
+	e.Either(mem.outsideEnds())
+	for _, m := range mem.withWork() {
+		e.Either(m.cutSince.Add(mostCut), true)
 	}
 	for _, o := range mem.rooms.late() {
 		if m := mem.members[o.id]; !m.stalled {
@@ -257,22 +396,13 @@ func (mem *Memory) wantArenas() {
 	mem.arenas.needed -= mem.needed
 	mem.needed = r.arenaNeeded()
 	mem.arenas.needed += mem.needed
-	// Where all that is reserved just fits, there is need for some soon, if it goes on
-	// to grow.
-	more, n := uint64(0), r.promised()
-	if len(r.clients) > 1 && n > r.capacity/5*4 && n <= r.capacity {
-		more = n / 4
-	}
-	if more == 0 && n <= r.capacity && mem.wanting == 0 && r.suspended == 0 {
+	if r.over() == 0 && mem.wanting == 0 && r.suspended == 0 {
 		return // nobody needs any, and everybody knows
 	}
 	for _, o := range r.everybody() {
 		m := mem.members[o.id]
-		want := ArenaWanted{o.id, r.arenaOf(o, 0), 0}
-		if want.Soon = want.Bytes; more != 0 {
-			want.Soon = r.arenaOf(o, more)
-		}
-		if want != m.wanted && (m.wanted != ArenaWanted{} || want.Soon != 0) {
+		want := ArenaWanted{o.id, r.arenaOf(o)}
+		if want.Bytes != m.wanted.Bytes {
 			mem.wants(m, want)
 			mem.do(want)
 		}
@@ -281,10 +411,10 @@ func (mem *Memory) wantArenas() {
 
 // wants notes what arena a client needs, as the caller is told.
 func (mem *Memory) wants(m *member, want ArenaWanted) {
-	if m.wanted.Soon != 0 {
+	if m.wanted.Bytes != 0 {
 		mem.wanting--
 	}
-	if want.Soon != 0 {
+	if want.Bytes != 0 {
 		mem.wanting++
 	}
 	m.wanted = want

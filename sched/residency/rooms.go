@@ -3,7 +3,6 @@
 package residency
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -25,14 +24,19 @@ func (k Keep) String() string { return base.Name(k, "keep", "swapped", "resident
 // more is promised than there is. It is told what is promised, who has a grant and what clients say
 // they have; plan answers with the rooms that change, and fits says what can be promised.
 //
-// It rests on this: a client without a grant does not grow on the GPU, one with a grant does not grow
-// beyond its room, and one whose room was lowered does not grow when it sends the next report. So all
-// together have at most the capacity at any moment, unless memory was reserved by force.
+// It rests on this: no client grows on the GPU beyond its room, and one whose room was lowered does not
+// grow beyond that once it has sent a report that knows of it. So all together have at most the capacity at
+// any moment, unless memory was reserved by force. A client without a grant grows only while still holds.
 //
 // A client with a grant gets room for all that it is promised. What is lacking is taken from clients
 // without a grant, first from the one that is expected to have the GPU last (later). Room is given as
 // it becomes free, so that one client moves in while another one moves out. Nothing leaves ahead of the
 // grant that lacks the room: that would shorten a switch by some 5 % (tests/gpu/README.md, Swapping).
+//
+// While all that is promised fits onto the GPU as it is (physical), nobody has to make room: still. More than
+// that is promised beside a headroom, which the driver needs to move memory. A client whose drain was cut while nothing
+// had to move is asked for no room before it has finished that work (cut), and who needs that room is granted nothing
+// before (behind).
 //
 // Sums are kept: an event costs O(log n) while all fits and nobody lacks room, else O(n), see looked.
 type rooms struct {
@@ -45,8 +49,9 @@ type rooms struct {
 	// arenaUnit is what arenas are multiples of. 0: 1.
 	arenaUnit uint64
 
-	capacity uint64
-	outside  uint64 // of it, what others than clients seem to have; see refused
+	capacity uint64 // what clients may have at a time where more is promised than physical
+	physical uint64 // what they may have where not
+	outside  uint64 // of that, what others than clients seem to have; see refused
 	clients  map[base.ClientID]*occupant
 	all      []*occupant // clients, by id
 	order    []*occupant // clients, by byGrant
@@ -67,94 +72,6 @@ const (
 	// and keep others from by that: what it has freed, and the driver rounds up.
 	slackPart = 1024
 )
-
-// occupant is what rooms knows of one client.
-type occupant struct {
-	id     base.ClientID
-	keep   Keep
-	group  string // those that are granted together; "": itself
-	active bool   // has a grant, of whatever state
-	seq    uint64 // of its latest grant
-
-	promised uint64 // reserved
-	most     uint64 // that its word is taken for
-	slack    uint64 // see sure
-	extra    uint64 // allocated beyond promised, as of the latest report
-
-	resident, fixed, away uint64 // as it says; fixed is all while its memory has to stay
-	pins                  uint64 // fixed, as it says
-
-	room     uint64
-	told     uint64 // room, as the client knows it
-	may      uint64 // upper bound of what it has on the GPU
-	given    uint64 // of may, what it got from what was free
-	reported bool   // since it had a grant last
-	unknown  bool   // it was here before these rooms, and has not reported
-	stalled  bool   // it does not move out as it should
-
-	suspended bool // all its memory is to leave, until it has a grant
-
-	arena  uint64 // host memory that it has, or that is being made for it
-	allOut bool   // its arena is to hold all that it may have to move
-
-	counted sums // its part of rooms.sum
-	listed  bool // in rooms.changed
-}
-
-// sums are sums over clients, or what one client adds to them.
-type sums struct {
-	resident, may  uint64
-	fixed, movable uint64 // of what they need: what cannot be moved, and what can
-	lacks          uint64 // room that is to be made
-	wanting        int    // clients that lack room
-	unknown        int    // clients that were here before and have not reported
-	arena          uint64 // host memory that they have
-}
-
-// sure is how much a client keeps others from, at most. What it says that it has beyond
-// that is moved for it in its turns, and is no reason to refuse others anything.
-func (o *occupant) sure() uint64 { return add(o.promised, o.slack) }
-
-// need is how much a client must have on the GPU to run.
-func (o *occupant) need() uint64 {
-	need := min(add(o.promised, o.extra), o.most)
-	switch o.keep {
-	case Managed:
-		return 0
-	case Resident: // what is there never goes
-		return min(need, o.sure())
-	}
-	return need
-}
-
-// pinned is the part of need that cannot be taken from it.
-func (o *occupant) pinned() uint64 {
-	if o.keep == Swapped {
-		return min(o.fixed, o.need())
-	}
-	return o.need()
-}
-
-// wants says whether room is to be made for what a client lacks.
-func (o *occupant) wants() bool {
-	return o.room < o.need() && (o.keep == Resident || o.keep == Swapped && o.active)
-}
-
-// victim says whether room can be taken from a client.
-func (o *occupant) victim() bool { return o.keep == Swapped && !o.active && !o.unknown }
-
-func (o *occupant) sums() sums {
-	sure := min(o.need(), o.sure())
-	s := sums{resident: o.resident, may: o.may, fixed: min(o.pinned(), sure), arena: o.arena}
-	s.movable = sure - s.fixed
-	if o.wants() {
-		s.lacks, s.wanting = o.need()-o.room, 1
-	}
-	if o.unknown {
-		s.unknown = 1
-	}
-	return s
-}
 
 // recount brings what is kept of all clients up to date with a client that has changed.
 func (r *rooms) recount(o *occupant) {
@@ -179,30 +96,6 @@ func (r *rooms) inOrder() []*occupant {
 	return r.order
 }
 
-func byID(a, b *occupant) int { return cmp.Compare(a.id, b.id) }
-
-// byGrant puts those first whose memory stays, then the client that was granted
-// before the others.
-func byGrant(a, b *occupant) int {
-	if (a.keep == Resident) != (b.keep == Resident) {
-		if a.keep == Resident {
-			return -1
-		}
-		return 1
-	}
-	return cmp.Compare(a.seq, b.seq)
-}
-
-func enlist(list []*occupant, o *occupant, by func(a, b *occupant) int) []*occupant {
-	at, _ := slices.BinarySearchFunc(list, o, by)
-	return slices.Insert(list, at, o)
-}
-
-func delist(list []*occupant, o *occupant, by func(a, b *occupant) int) []*occupant {
-	at, _ := slices.BinarySearchFunc(list, o, by)
-	return slices.Delete(list, at, at+1)
-}
-
 // reorder makes a change that may give a client another place in the order.
 func (r *rooms) reorder(o *occupant, change func()) {
 	r.order = delist(r.order, o, byGrant)
@@ -210,31 +103,11 @@ func (r *rooms) reorder(o *occupant, change func()) {
 	r.order = enlist(r.order, o, byGrant)
 }
 
-func (s *sums) add(t sums, sign int) {
-	by := uint64(sign)
-	s.resident += by * t.resident
-	s.may += by * t.may
-	s.fixed += by * t.fixed
-	s.movable += by * t.movable
-	s.lacks += by * t.lacks
-	s.wanting += sign * t.wanting
-	s.unknown += sign * t.unknown
-	s.arena += by * t.arena
-}
-
-func add(a, b uint64) uint64 {
-	if a+b < a {
-		return ^uint64(0)
-	}
-	return a + b
-}
-
-func less(a, b uint64) uint64 { return a - min(a, b) }
-
 // newRooms returns one without clients, of a GPU on which they may have so
 // much in all.
 func newRooms(capacity uint64) *rooms {
-	return &rooms{capacity: min(capacity, maxCapacity), clients: map[base.ClientID]*occupant{}}
+	capacity = min(capacity, maxCapacity)
+	return &rooms{capacity: capacity, physical: capacity, clients: map[base.ClientID]*occupant{}}
 }
 
 // attach makes a client known, or changes how its memory is kept and who is
@@ -245,9 +118,9 @@ func (r *rooms) attach(id base.ClientID, keep Keep, group string, back bool) {
 	o := r.clients[id]
 	if o == nil {
 		r.seq++
-		o = &occupant{id: id, most: r.capacity, slack: r.capacity / slackPart, reported: true, seq: r.seq}
+		o = &occupant{id: id, most: r.physical, slack: r.capacity / slackPart, reported: true, turn: r.seq}
 		if back {
-			o.unknown, o.reported, o.room, o.told = true, false, r.capacity, r.capacity
+			o.unknown, o.reported, o.room, o.told = true, false, r.physical, r.physical
 		}
 		r.clients[id] = o
 		r.all, r.order = enlist(r.all, o, byID), enlist(r.order, o, byGrant)
@@ -276,26 +149,71 @@ func (r *rooms) promise(id base.ClientID, bytes, most uint64) {
 		o.away -= gone
 		o.resident = max(less(o.resident, freed-gone), o.fixed)
 	}
-	o.promised, o.most = bytes, min(most, r.capacity)
+	o.promised, o.most = bytes, min(most, r.physical)
 	r.settle(o)
+	r.grow(o)
 }
 
-// refused says that the driver had no memory for a client although the client had
-// room: others than clients have some of the GPU, as much as clients have not.
+// grow gives room to a client without a grant where nobody has to make any: what it allocates is on the
+// GPU at once, or the driver refuses it at once. What it does with that is known when it has reported.
+func (r *rooms) grow(o *occupant) {
+	if o.keep != Swapped || o.active || o.suspended || o.room >= o.need() || !r.still() {
+		return
+	}
+	if n := less(o.need(), max(o.may, o.room)); n <= less(r.usable(), r.sum.may) {
+		o.given = max(o.given, min(o.need(), add(o.given, n)))
+		o.room, o.may, o.reported = o.need(), max(o.may, o.need()), false
+		r.recount(o)
+	}
+}
+
+// refused says that the driver had no memory for a client with a grant although the client had
+// room: others than clients have some of the GPU, as much as clients have not. Without a grant its word
+// is no reason for others to make room.
 func (r *rooms) refused(id base.ClientID) {
-	if o := r.clients[id]; o != nil && o.resident < o.room {
-		r.outside = max(r.outside, less(r.capacity, r.sum.resident))
+	if o := r.clients[id]; o != nil && o.active && o.resident < o.room && r.sum.movable > o.counted.movable { // else nobody can make room
+		r.outside = max(r.outside, less(r.physical, r.sum.resident))
 	}
 }
 
 // filled says that a client got all its memory. What others seemed to have may be
 // less, so that is tried again, little by little.
 func (r *rooms) filled() {
-	r.outside = min(r.outside-(r.outside+7)/8, less(r.capacity, r.sum.resident))
+	r.outside = min(r.outside-(r.outside+7)/8, less(r.physical, r.sum.resident))
 }
 
-// usable is what clients can have on the GPU, as far as is known.
-func (r *rooms) usable() uint64 { return less(r.capacity, r.outside) }
+// bound is what clients may have on the GPU at a time.
+func (r *rooms) bound() uint64 {
+	if r.promised() <= r.physical {
+		return r.physical
+	}
+	return r.capacity
+}
+
+// whole is what there is for clients, the headroom included, as far as is known; usable is what of it they may have.
+func (r *rooms) whole() uint64  { return less(r.physical, r.outside) }
+func (r *rooms) usable() uint64 { return min(r.bound(), r.whole()) }
+
+// crosses says whether more is promised than the GPU has, if that is more by so much.
+func (r *rooms) crosses(more uint64) bool { return add(r.promised(), more) > r.physical }
+
+// over is how much of what is promised has no place on the GPU, as far as is known.
+func (r *rooms) over() uint64 { return less(r.promised(), r.usable()) }
+
+// still says whether nobody has to make room for others: all memory has its place on the GPU.
+func (r *rooms) still() bool {
+	return r.sum.unknown == 0 && r.sum.leaving == r.sum.parting && max(r.promised(), add(r.sum.may, r.sum.lacks)) <= r.usable()
+}
+
+// behind says whether a client cannot have all its memory on the GPU before others have finished work that was cut.
+func (r *rooms) behind(o *occupant) bool {
+	if r.sum.unfinished == 0 || o.keep != Swapped || o.cut || o.room >= o.need() {
+		return false
+	}
+	fixed := r.sum.fixed - o.counted.fixed
+	n := add(o.need(), fixed)
+	return n <= r.whole() && add(n, r.sum.unfinished-o.counted.unfinished) > r.usable()
+}
 
 // force says that what a client has reserved is on the GPU already.
 func (r *rooms) force(id base.ClientID) {
@@ -324,9 +242,9 @@ func (r *rooms) settle(o *occupant) {
 	r.recount(o)
 }
 
-// moved takes note of a client's report. Stuck: the client says itself that it
-// cannot move.
-func (r *rooms) moved(id base.ClientID, resident, fixed, away uint64, stuck bool) {
+// moved takes note of a client's report. Seen: which room it knew then; 0: it does not say, and does not grow
+// without a grant. Stuck: the client says itself that it cannot move.
+func (r *rooms) moved(id base.ClientID, resident, fixed, away uint64, seen uint32, stuck bool) {
 	o := r.clients[id]
 	if o == nil || o.keep == Managed {
 		return
@@ -339,13 +257,19 @@ func (r *rooms) moved(id base.ClientID, resident, fixed, away uint64, stuck bool
 		o.unknown = false
 		o.room = o.resident // and need, if it has a grant: see plan
 	}
-	o.may = max(o.room, o.resident)
-	o.given = min(o.given, o.may)
-	o.reported = !o.active
+	o.grows = o.grows || seen != 0
+	if o.knows(seen) {
+		o.may = max(o.room, o.resident)
+		o.given = min(o.given, o.may)
+		o.reported = !o.active
+	} // else it may have grown up to its earlier room since
 	o.stalled = stuck && !o.active // what it cannot get in says nothing of what it can move out
 	r.settle(o)
 	r.leave(o)
 }
+
+// knows says whether a report was made after the client saw the room that its page says.
+func (o *occupant) knows(seen uint32) bool { return seen == 0 || seen == o.seq }
 
 // stall says that a client has not moved out for too long: others are tried
 // before it. Its next report takes that back. It returns whether that changes
@@ -374,12 +298,24 @@ func (r *rooms) setActive(id base.ClientID, active bool) {
 	o.active = active
 	if active {
 		r.seq++
-		r.reorder(o, func() { o.seq = r.seq })
-		o.reported, o.stalled = false, false
-		r.wake(o)
+		r.reorder(o, func() { o.turn = r.seq })
+		if !o.cut { // else the grant is for what is left of its work
+			r.wake(o)
+		}
+		o.reported, o.stalled, o.cut = false, false, false
 	}
 	r.recount(o)
 	r.leave(o)
+}
+
+// setCut says whether the grant of a client ends with work left, which is off the GPU. It comes before
+// that end: nothing is to be taken from the client then.
+func (r *rooms) setCut(id base.ClientID, cut bool) {
+	if o := r.clients[id]; o != nil && o.cut != cut {
+		o.cut = cut
+		r.recount(o)
+		r.leave(o)
+	}
 }
 
 // drop forgets a client: it is dead.
@@ -451,8 +387,8 @@ func (r *rooms) check() error {
 		return fmt.Errorf("%d of %d clients are listed by their grants", len(r.order), len(r.clients))
 	case sum != r.sum:
 		return fmt.Errorf("all clients have %+v, counted %+v", sum, r.sum)
-	case given > r.capacity:
-		return fmt.Errorf("%d bytes of the GPU were given, it has %d", given, r.capacity)
+	case given > r.physical:
+		return fmt.Errorf("%d bytes of the GPU were given, it has %d", given, r.physical)
 	}
 	return nil
 }

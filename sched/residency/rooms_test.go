@@ -4,6 +4,7 @@ package residency
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/nvshare/nvshare/sched/base"
@@ -19,8 +20,11 @@ type mover struct {
 	fixed          uint64
 	reserved       uint64
 	room           uint64 // its page
+	seq            uint32 // of room; 0: an old shim does not say it, and does not grow without a grant
+	old            bool   // it is an old shim
 	granted        bool   // as it knows
 	stopped        bool
+	cut            bool // it was taken off the GPU with work left: its memory stays
 	answer         bool // it was told to move out, and has not said that it has
 	sent           []func(r *rooms)
 }
@@ -30,11 +34,19 @@ func (m *mover) total() uint64 { return m.resident + m.away }
 // report says what the client has now; the frame arrives later, in order.
 func (m *mover) report() {
 	resident, fixed, away := m.resident, m.fixed, m.away
-	m.sent = append(m.sent, func(r *rooms) { r.moved(m.id, resident, fixed, away, false) })
+	seen := m.seq
+	m.sent = append(m.sent, func(r *rooms) { r.moved(m.id, resident, fixed, away, seen, false) })
 }
 
 // piece is what moves at once.
-const piece = 4
+const piece = 16
+
+// grow gives memory that was allocated without a grant its place on the GPU, which is said later, if it is.
+func (m *mover) grow(n uint64) {
+	n = min(n, m.away, less(m.room, m.resident))
+	m.resident += n
+	m.away -= n
+}
 
 // step does the next thing that a client does by itself, and reports whether
 // there was anything to do.
@@ -43,7 +55,7 @@ func (m *mover) step() bool {
 		return false
 	}
 	switch {
-	case m.resident > m.room && m.resident > m.fixed:
+	case m.resident > m.room && m.resident > m.fixed && !m.cut:
 		n := min(piece, m.resident-m.fixed)
 		m.resident -= n
 		m.away += n
@@ -65,15 +77,27 @@ type moving struct {
 	r        *rooms
 	clients  []*mover
 	capacity uint64
+	still    bool   // as the pages say
+	guessed  bool   // one was passed over before it said, after a restart, what it has made unmovable
 	holder   *mover // has the grant, as the scheduler knows
 	last     base.ClientID
 }
 
 func (w *moving) plan() {
+	w.still = w.r.still()
 	for _, room := range w.r.plan() {
+		if w.still && room.Less {
+			w.t.Fatalf("nobody has to make room, and client %d has to", room.Client)
+		}
 		for _, m := range w.clients {
 			if m.id == room.Client {
+				if room.Less && m.cut && w.holder != m && w.r.clients[m.id].cut {
+					w.t.Fatalf("client %d was cut, and is to make room", m.id)
+				}
 				m.room = room.Bytes
+				if !m.old {
+					m.seq = room.Seq
+				}
 				m.answer = m.answer || room.Less
 			}
 		}
@@ -88,9 +112,15 @@ func (w *moving) plan() {
 			w.t.Fatalf("client %d has %d of %d", m.id, m.total(), m.reserved)
 		}
 	}
-	if sum > w.capacity {
+	if sum > w.capacity && !w.guessed {
 		w.t.Fatalf("%d bytes are on the GPU of %d: %s", sum, w.capacity, w.show())
 	}
+}
+
+func (w *moving) rooms() *rooms {
+	r := newRooms(100)
+	r.physical = w.capacity
+	return r
 }
 
 func (w *moving) show() (s string) {
@@ -122,13 +152,14 @@ func (w *moving) grant(m *mover) {
 	w.holder = m
 	w.r.setActive(m.id, true)
 	w.plan()
-	m.granted = true
+	m.granted, m.cut = true, false
 }
 
-// release sends it; it counts when it has arrived.
-func (w *moving) release(m *mover) {
-	m.granted = false
+// release sends it; it counts when it has arrived. Cut: with work left.
+func (w *moving) release(m *mover, cut bool) {
+	m.granted, m.cut = false, cut
 	m.sent = append(m.sent, func(r *rooms) {
+		r.setCut(m.id, cut)
 		r.setActive(m.id, false)
 		if w.holder == m {
 			w.holder = nil
@@ -168,19 +199,28 @@ func (w *moving) settle() {
 	}
 }
 
+// untold leaves out what pages say beside rooms.
+func untold(rooms []Room) []Room {
+	for i := range rooms {
+		rooms[i].Seq = 0
+	}
+	return rooms
+}
+
 // Whatever clients do, and however late their frames come: no more is on the GPU
 // than it has, no byte is lost, and who has the grant gets all its memory there as
 // soon as the others can move.
 func TestResidency(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &moving{t: t, capacity: 100, r: newRooms(100)}
+		w := &moving{t: t, capacity: 100 + rapid.Uint64Range(0, 10).Draw(t, "headroom")}
+		w.r = w.rooms()
 		for range rapid.IntRange(1, 120).Draw(t, "steps") {
 			m := w.some()
-			op := rapid.IntRange(0, 11).Draw(t, "op")
+			op := rapid.IntRange(0, 12).Draw(t, "op")
 			switch {
 			case m == nil || op == 0 && len(w.clients) < 6:
 				w.last++
-				m = &mover{id: w.last, keep: Keep(rapid.IntRange(0, 1).Draw(t, "keep"))}
+				m = &mover{id: w.last, keep: Keep(rapid.IntRange(0, 1).Draw(t, "keep")), old: rapid.IntRange(0, 3).Draw(t, "old") == 0}
 				w.clients = append(w.clients, m)
 				w.r.attach(m.id, m.keep, "", false)
 				w.plan()
@@ -199,7 +239,7 @@ func TestResidency(t *testing.T) {
 			case op == 4 && w.holder == nil:
 				w.grant(m)
 			case op == 5 && m.granted:
-				w.release(m)
+				w.release(m, w.r.still() && rapid.Bool().Draw(t, "cut"))
 			case op == 6 && m.granted && m.resident > m.fixed && m.keep == Swapped:
 				if known := w.r.clients[m.id]; m.away == 0 {
 					was, knew := m.fixed, known.fixed
@@ -215,10 +255,13 @@ func TestResidency(t *testing.T) {
 					for w.deliver(m) { // or somebody is promised meanwhile what it has
 					}
 				}
+			case op == 12 && w.still && !m.old && m.keep == Swapped:
+				m.grow(rapid.Uint64Range(1, 40).Draw(t, "grows"))
 			case op == 7:
 				m.stopped = !m.stopped
 			case op == 8:
 				for _, o := range w.r.late() {
+					w.guessed = w.guessed || o.unknown
 					w.r.stall(o.id)
 				}
 				w.plan()
@@ -235,14 +278,17 @@ func TestResidency(t *testing.T) {
 				}
 				w.plan()
 			case op == 10 && rapid.IntRange(0, 9).Draw(t, "restarts") == 0:
-				w.r = newRooms(w.capacity)
+				w.r = w.rooms()
 				for _, m := range w.clients {
 					w.r.attach(m.id, m.keep, "", true)
 					w.r.promise(m.id, m.reserved, w.capacity)
 					w.r.setActive(m.id, w.holder == m)
 					m.room, m.sent, m.answer = w.capacity, nil, false
+					if seq := w.r.clients[m.id].tell(); !m.old {
+						m.seq = seq
+					}
 					if w.holder == m && !m.granted {
-						w.release(m) // again, after it was lost
+						w.release(m, m.cut) // again, after it was lost
 					}
 					m.report()
 				}
@@ -256,19 +302,75 @@ func TestResidency(t *testing.T) {
 			m.stopped = false
 		}
 		if w.holder != nil && w.holder.granted {
-			w.release(w.holder)
+			w.release(w.holder, false)
 		}
 		w.settle()
+		for _, m := range w.clients { // who was cut finishes first
+			if m.cut {
+				w.grant(m)
+				w.settle()
+				w.release(m, false)
+				w.settle()
+			}
+		}
 		for _, m := range w.clients {
 			w.grant(m)
 			w.settle()
 			if m.away != 0 {
 				t.Fatalf("client %d has the grant, and %d bytes are away: %s", m.id, m.away, w.show())
 			}
-			w.release(m)
+			w.release(m, false)
 			w.settle()
 		}
+		if fits := max(w.r.promised(), w.r.sum.may) <= w.r.usable(); fits != w.r.still() {
+			t.Fatalf("all fits: %t, still: %t: %s", fits, w.r.still(), w.show())
+		}
 	})
+}
+
+// A client that has nearly the whole GPU has it as long as it wants: others get what is left. Where more than the GPU
+// has is promised, what the driver needs to move memory is left free.
+func TestHeadroomIsForMoving(t *testing.T) {
+	r := newRooms(96)
+	r.physical = 100
+	r.attach(1, Swapped, "", false)
+	r.attach(2, Swapped, "", false)
+	r.setActive(1, true)
+	if _, err := r.fits(1, 99, 100); err != nil {
+		t.Fatal(err)
+	}
+	r.promise(1, 99, 100)
+	r.plan()
+	if o := r.clients[1]; o.room != 99 || !r.still() {
+		t.Errorf("room %d, still: %t", o.room, r.still())
+	}
+	if _, err := r.fits(2, 1, 100); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.fits(2, 2, 100); err == nil {
+		t.Error("2 beside 99: made unmovable, they leave 1 of the 99 no place")
+	}
+	r.promise(1, 60, 100)
+	r.moved(1, 60, 0, 0, 0, false)
+	r.setActive(1, false)
+	r.setCut(1, true)
+	r.plan()
+	if _, err := r.fits(2, 50, 100); err != nil {
+		t.Fatal(err)
+	}
+	r.promise(2, 50, 100)
+	r.setActive(2, true)
+	if got := untold(r.plan()); r.still() || len(got) != 1 || got[0] != (Room{Client: 2, Bytes: 36}) {
+		t.Errorf("%v; client 1 has work left, and the GPU 36 bytes", got)
+	}
+	r.setActive(2, false)
+	r.setActive(1, true)
+	r.setActive(1, false) // it has finished
+	r.moved(1, 60, 0, 0, 0, false)
+	r.setActive(2, true)
+	if got := untold(r.plan()); len(got) != 1 || got[0] != (Room{Client: 1, Bytes: 46, Less: true}) {
+		t.Errorf("%v, want 14 of client 1", got)
+	}
 }
 
 // Where something else has memory of the GPU, more of the others' is moved out, until
@@ -282,22 +384,22 @@ func TestResidencyOutside(t *testing.T) {
 	fill := func(id base.ClientID, n uint64) {
 		r.setActive(id, true)
 		r.plan()
-		r.moved(id, n, 0, 50-n, false)
+		r.moved(id, n, 0, 50-n, 0, false)
 	}
 	fill(1, 50)
 	r.setActive(1, false)
-	r.moved(1, 50, 0, 0, false)
+	r.moved(1, 50, 0, 0, 0, false)
 	fill(2, 30) // there is no more: something has 20
-	r.moved(2, 30, 0, 20, true)
+	r.moved(2, 30, 0, 20, 0, true)
 	r.refused(2)
-	if rooms := r.plan(); len(rooms) != 1 || rooms[0] != (Room{Client: 1, Bytes: 30, Less: true}) {
+	if rooms := untold(r.plan()); len(rooms) != 1 || rooms[0] != (Room{Client: 1, Bytes: 30, Less: true}) {
 		t.Fatalf("%v, want 20 of client 1", rooms)
 	}
-	r.moved(1, 30, 0, 20, false)
-	r.moved(2, 50, 0, 0, false)
+	r.moved(1, 30, 0, 20, 0, false)
+	r.moved(2, 50, 0, 0, 0, false)
 	r.filled()
 	r.setActive(2, false)
-	r.moved(2, 50, 0, 0, false)
+	r.moved(2, 50, 0, 0, 0, false)
 	r.setActive(1, true)
 	// 18 are still thought to be away; not for ever.
 	for range 40 {
@@ -330,16 +432,16 @@ func TestResidencyVictims(t *testing.T) {
 		if id == 2 {
 			fixed = 5
 		}
-		r.moved(id, room, fixed, 0, false)
+		r.moved(id, room, fixed, 0, 0, false)
 		if id != 3 {
 			r.setActive(id, false)
-			r.moved(id, room, fixed, 0, false)
+			r.moved(id, room, fixed, 0, 0, false)
 		}
 	}
 	r.promise(4, 40, 100)
 	r.setActive(4, true)
-	want := []Room{{2, 5, true}, {1, 15, true}}
-	if got := r.plan(); len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
+	want := []Room{{2, 5, true, 0}, {1, 15, true, 0}}
+	if got := untold(r.plan()); len(got) != 2 || got[0] != want[0] || got[1] != want[1] {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if _, err := r.fits(4, 96, 100); err == nil {
@@ -368,12 +470,12 @@ func TestResidencyMovesInUnits(t *testing.T) {
 		r.promise(2, 1072*mib, 32<<30)
 		if c.short {
 			r.shortOfArena(1, func() bool { return false })
-			if got := r.arenaOf(r.clients[1], 0); got != 240*mib {
+			if got := r.arenaOf(r.clients[1]); got != 240*mib {
 				t.Errorf("what did not fit: %d MiB", got/mib)
 			}
-			r.shortOfArena(1, func() bool { return r.arenaOf(r.clients[1], 0) == c.want })
+			r.shortOfArena(1, func() bool { return r.arenaOf(r.clients[1]) == c.want })
 		}
-		if got := r.arenaOf(r.clients[1], 0); got != c.want {
+		if got := r.arenaOf(r.clients[1]); got != c.want {
 			t.Errorf("unit %d MiB, short %v: %d MiB, want %d", c.unit/mib, c.short, got/mib, c.want/mib)
 		}
 	}
@@ -394,7 +496,7 @@ func TestResidencyOverdraws(t *testing.T) {
 			r.promise(id, 50, 100)
 			r.setActive(id, true)
 			r.plan()
-			r.moved(id, 50, 0, 0, false)
+			r.moved(id, 50, 0, 0, 0, false)
 		}
 		r.promise(1, 55, 100)
 		r.promise(2, 57, 100)
@@ -402,5 +504,34 @@ func TestResidencyOverdraws(t *testing.T) {
 		if got := r.clients[1].room+r.clients[2].room > 100; got != c.want {
 			t.Errorf("groups %q: rooms %d and %d of 100", c.groups, r.clients[1].room, r.clients[2].room)
 		}
+	}
+}
+
+// A report says what a client had before it saw its room. What it has got meanwhile without a grant, as it may
+// where all fits, is not free for others.
+func TestGrowsBetweenReports(t *testing.T) {
+	r := newRooms(100)
+	for id := base.ClientID(1); id <= 2; id++ {
+		r.attach(id, Swapped, "", false)
+	}
+	r.plan()
+	first := r.clients[1].tell()
+	r.moved(1, 0, 0, 0, first, false)
+	r.promise(1, 60, 100)
+	known := r.plan()[0].Seq
+	r.moved(1, 0, 0, 60, known, false) // and goes on to 60
+	r.promise(2, 80, 100)
+	r.setActive(2, true)
+	got := untold(slices.Clone(r.plan()))
+	if want := []Room{{1, 20, true, 0}, {2, 40, false, 0}}; !slices.Equal(got, want) {
+		t.Fatalf("%v, want %v", got, want)
+	}
+	r.moved(1, 40, 0, 20, known, false) // it was on its way
+	if got := r.plan(); len(got) != 0 {
+		t.Fatalf("%v: client 1 may have 60", got)
+	}
+	r.moved(1, 20, 0, 40, r.clients[1].seq, false)
+	if got := untold(r.plan()); len(got) != 1 || got[0] != (Room{Client: 2, Bytes: 80}) {
+		t.Errorf("%v", got)
 	}
 }

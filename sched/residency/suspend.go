@@ -13,7 +13,8 @@ import (
 // Suspending. A tenant that is suspended gives back its grants, and all its memory leaves
 // the GPU that can be moved. A client comes back with its next grant, in its turn: until
 // then only its context is left on the GPU. A client that works is asked for its grant once
-// and goes on at its next call. Resuming asks for the grant in the client's place.
+// and goes on at its next call. Resuming asks for the grant in the client's place. A client whose drain
+// was cut is granted once more to finish its work, and leaves after that: the grant does not bring it back.
 
 // Why a tenant cannot be suspended or resumed. ErrNothingMoves and ErrNothingAway may hold
 // on one GPU of several.
@@ -32,7 +33,13 @@ func (mem *Memory) Suspend(id base.ClientID) bool {
 		return false
 	}
 	mem.changed()
-	return mem.leaves(m, false)
+	if !mem.leaves(m, false) {
+		return false
+	}
+	if mem.rooms.clients[id].finishes() {
+		mem.tellStill(false) // before it is asked for its grant: a cut would keep its memory here
+	}
+	return true
 }
 
 // SuspendIdle suspends an idle client, if that moves anything (Config.Contexts: or not) and there is host memory
@@ -70,6 +77,9 @@ func (mem *Memory) Resume(id base.ClientID) bool {
 	}
 	mem.changed()
 	o := mem.rooms.clients[id]
+	if o.finishes() { // nothing has left yet, and its grant is to bring back what was away before
+		mem.rooms.wake(o)
+	}
 	if o.returns() || o.keep == Swapped && !o.reported && mem.turns.Known(id) && !o.active { // it has said nothing since its latest grant, or a restart
 		return true
 	}
@@ -82,6 +92,36 @@ func (mem *Memory) Resume(id base.ClientID) bool {
 func (o *occupant) returns() bool {
 	return o.keep == Swapped && (o.unknown || o.away > 0 || o.room < o.need())
 }
+
+// finishes says whether a client is suspended, and leaves once its work has ended.
+func (o *occupant) finishes() bool { return o.suspended && (o.active || o.cut) }
+
+// Finishing returns the clients, in order, that have work to end before they can make room for others, or leave.
+func (mem *Memory) Finishing() (ids []base.ClientID) {
+	r := mem.rooms
+	if r == nil || r.sum.finishing == 0 && (r.sum.unfinished == 0 || r.over() == 0) {
+		return nil
+	}
+	for _, o := range r.everybody() {
+		if r.finishes(o) {
+			ids = append(ids, o.id)
+		}
+	}
+	return ids
+}
+
+// finishes says whether a client is one of Finishing.
+func (r *rooms) finishes(o *occupant) bool {
+	return o.finishes() || o.cut && !o.active && r.over() != 0
+}
+
+// Finishes says whether a client is one of Finishing.
+func (mem *Memory) Finishes(id base.ClientID) bool {
+	return mem.rooms != nil && mem.rooms.clients[id] != nil && mem.rooms.finishes(mem.rooms.clients[id])
+}
+
+// Leaves says whether a client of those is suspended.
+func (mem *Memory) Leaves(id base.ClientID) bool { return mem.rooms.clients[id].suspended }
 
 // ResumeFits returns how much of a tenant's memory would come back to the GPU if it is
 // resumed, or why nothing would.
@@ -191,6 +231,7 @@ func (r *rooms) sleep(o *occupant) {
 	if !o.suspended {
 		o.suspended = true
 		r.suspended++
+		r.recount(o)
 	}
 }
 
@@ -199,12 +240,14 @@ func (r *rooms) wake(o *occupant) {
 	if o.suspended {
 		o.suspended = false
 		r.suspended--
+		r.recount(o)
 	}
 }
 
 // leave takes its room from a client that is suspended, once it has no grant.
 func (r *rooms) leave(o *occupant) {
 	if o.suspended && o.victim() && o.room > o.fixed {
+		o.stalled = false // it has not been asked for that yet
 		r.take(o, o.room-o.fixed)
 	}
 }
@@ -212,7 +255,7 @@ func (r *rooms) leave(o *occupant) {
 // take lowers a client's room.
 func (r *rooms) take(o *occupant, bytes uint64) {
 	o.room -= bytes
-	if o.reported {
+	if o.reported && !o.grows {
 		o.may = max(o.room, o.resident) // what it does not use is free at once
 		o.given = min(o.given, o.may)
 	}
@@ -267,7 +310,7 @@ func (v View) SuspendsIdle() bool {
 // Moving to another GPU. The caller moves a tenant: it suspends the tenant here (Suspend)
 // and lets nothing of it be granted, waits until Departed says that nothing of the tenant is
 // left to move, moves the processes, and attaches them to the other GPU. Their memory is
-// then away, as after a restart of the caller.
+// then away, as after a restart of the caller. While IsBack, it suspends the tenant again.
 
 var errResident = errors.New("its memory is to stay where it is (memory mode), or its shim cannot move memory")
 
@@ -304,7 +347,7 @@ func (v View) Movers(tenant string) map[base.ClientID]Mover {
 	movers := map[base.ClientID]Mover{}
 	for _, m := range v.mem.membersOf(tenant) {
 		o := r.clients[m.id]
-		movers[m.id] = Mover{m.promised, o.pinned(), max(r.arenaOf(o, 0), o.arena)}
+		movers[m.id] = Mover{m.promised, o.pinned(), max(r.arenaOf(o), o.arena)}
 	}
 	return movers
 }
@@ -312,13 +355,27 @@ func (v View) Movers(tenant string) map[base.ClientID]Mover {
 // Departed says whether no client of a tenant has memory on the GPU that can be moved.
 func (mem *Memory) Departed(tenant string) bool {
 	for _, m := range mem.membersOf(tenant) {
-		// A page cannot say that there is room for nothing: it says 1.
-		if o := mem.rooms.clients[m.id]; o.keep == Swapped && (o.unknown || max(o.resident, o.may) > o.fixed+1) {
+		if o := mem.rooms.clients[m.id]; o.keep == Swapped && (o.unknown || o.stays()) {
 			return false
 		}
 	}
 	return true
 }
+
+// IsBack says whether a client of a tenant has memory on the GPU, or room for it, although its tenant was
+// suspended: it has begun, or was granted, since.
+func (mem *Memory) IsBack(tenant string) bool {
+	for _, m := range mem.membersOf(tenant) {
+		if o := mem.rooms.clients[m.id]; o.keep == Swapped && !o.unknown && !o.suspended && o.stays() {
+			return true
+		}
+	}
+	return false
+}
+
+// stays says whether a client has, or may have, memory on the GPU that can be moved. A page cannot say that
+// there is room for nothing: it says leastRoom.
+func (o *occupant) stays() bool { return max(o.resident, o.may) > o.fixed+leastRoom }
 
 // ArriveFits says why the processes of a tenant have no place on the GPU, beside those there
 // and others that are on their way there; nil: they have. All that can be moved may arrive in
@@ -345,8 +402,8 @@ func (v View) ArriveFits(tenant string, movers, others map[base.ClientID]Mover) 
 			}
 			defer r.drop(id)
 			r.attach(id, Swapped, "", false)
-			r.promise(id, m.Bytes, r.capacity)
-			r.moved(id, m.Fixed, m.Fixed, less(m.Bytes, m.Fixed), false)
+			r.promise(id, m.Bytes, r.physical)
+			r.moved(id, m.Fixed, m.Fixed, less(m.Bytes, m.Fixed), 0, false)
 			r.setArena(id, m.Arena)
 			r.sleep(r.clients[id])
 			needed = less(needed, m.Arena)

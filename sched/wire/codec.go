@@ -253,6 +253,9 @@ func (f *Frame) check() error {
 	if r.flags {
 		code &^= OptionalFlags
 	}
+	if f.Type == TypeMoved {
+		code &^= movedSeen
+	}
 	if (code < r.codeMin || code > r.codeMax) && !newer {
 		return errCode
 	}

@@ -102,6 +102,7 @@ const (
 	AttachWant        uint32 = 1 << 0  // ATTACH: a thread already waits
 	AttachObserve     uint32 = 1 << 1  // ATTACH, alone: only asks for the limits, is no client
 	AttachPlace       uint32 = 1 << 16 // ATTACH, with observe: asks on which GPU its container is
+	AttachCut         uint32 = 1 << 17 // ATTACH: work is left of an earlier grant, and off the GPU
 	ReserveForce      uint32 = 1 << 0  // RESERVE: the memory exists already
 
 	MovedReady    uint32 = 1 << 0  // MOVED: nothing is away, the gate opens
@@ -115,6 +116,7 @@ const (
 	SlotResident uint32 = 1 << 8  // page only: memory is never moved
 	SlotManaged  uint32 = 1 << 9  // page only: managed memory
 	SlotPatient  uint32 = 1 << 10 // page only: it keeps the GPU over short pauses
+	SlotStill    uint32 = 1 << 11 // page only: no memory has to leave the GPU for others
 
 	SuspendPrepare uint32 = 1 // SUSPEND: driver calls wait from now on; answer
 	SuspendOver    uint32 = 2 // SUSPEND: they go on
@@ -302,6 +304,16 @@ const (
 	FixedRDMA
 	fixedLast Fixed = 15
 )
+
+// RoomSeqMax is the greatest number of a room, movedSeen are the bits of the code of MOVED that have one.
+const (
+	RoomSeqMax           = 1<<12 - 1
+	movedSeenFrom        = 4
+	movedSeen     uint32 = RoomSeqMax << movedSeenFrom
+)
+
+// Seen returns which room the client knew when it sent MOVED; 0: it does not say.
+func (f *Frame) Seen() uint32 { return f.Code & movedSeen >> movedSeenFrom }
 
 // movedFixedBy is where the code of MOVED has a Fixed.
 const movedFixedBy uint32 = 1 << 24

@@ -29,6 +29,8 @@ const (
 	slotMemLimit  = 40
 	slotMemUsed   = 48
 	slotRoom      = 56
+
+	pageRoomSeq = pageSlot + MaxChannels*slotSize
 )
 
 // What a page's features say that the scheduler understands. A shim that knows features
@@ -132,7 +134,7 @@ func (p Page) Stand(channel uint16, on bool) {
 // with a grant.
 const (
 	slotMode = SlotResident | SlotManaged
-	slotOwn  = slotMode | SlotPatient
+	slotOwn  = slotMode | SlotPatient | SlotStill
 )
 
 // setFlags stores those of the grant, and leaves the others. There is one writer.
@@ -147,10 +149,16 @@ func (p Page) SetMemoryMode(channel uint16, mode uint32) {
 	atomic.StoreUint32(word, atomic.LoadUint32(word)&^slotMode|mode&slotMode)
 }
 
-// SetRoom stores how many bytes the client may have resident; 0: nothing is
-// swapped here. The caller wakes the futex.
-func (p Page) SetRoom(channel uint16, bytes uint64) {
+// SetRoom stores how many bytes the client may have resident, 0: nothing is
+// swapped here; then which room that is. The caller wakes the futex.
+func (p Page) SetRoom(channel uint16, bytes uint64, seq uint32) {
 	atomic.StoreUint64((*uint64)(p.at(channel, slotRoom)), bytes)
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&p.mem[pageRoomSeq+4*int(channel)])), seq)
+}
+
+// RoomSeq returns what SetRoom stored last.
+func (p Page) RoomSeq(channel uint16) uint32 {
+	return atomic.LoadUint32((*uint32)(unsafe.Pointer(&p.mem[pageRoomSeq+4*int(channel)])))
 }
 
 // Room returns what SetRoom stored last.
@@ -166,11 +174,17 @@ func (p Page) Hint(channel uint16, waiters, present uint32) {
 
 // SetPatient says whether the client is to keep the GPU over short pauses although
 // somebody waits.
-func (p Page) SetPatient(channel uint16, on bool) {
+func (p Page) SetPatient(channel uint16, on bool) { p.setOwn(channel, SlotPatient, on) }
+
+// SetStill says whether no memory has to leave the GPU for others.
+func (p Page) SetStill(channel uint16, on bool) { p.setOwn(channel, SlotStill, on) }
+
+// setOwn stores one of slotOwn.
+func (p Page) setOwn(channel uint16, flag uint32, on bool) {
 	word := (*uint32)(p.at(channel, slotFlags))
-	flags := atomic.LoadUint32(word) &^ SlotPatient
+	flags := atomic.LoadUint32(word) &^ flag
 	if on {
-		flags |= SlotPatient
+		flags |= flag
 	}
 	atomic.StoreUint32(word, flags)
 }

@@ -107,9 +107,14 @@ func TestLayout(t *testing.T) {
 		{"offsetof(struct nvs_slot, core_limit)", slotCoreLimit},
 		{"offsetof(struct nvs_slot, mem_limit)", slotMemLimit},
 		{"offsetof(struct nvs_slot, mem_used)", slotMemUsed},
+		{"offsetof(struct nvs_page, room_seq)", pageRoomSeq},
+		{"NVS_ROOM_SEQ_MAX", RoomSeqMax},
+		{"NVS_MOVED_SEEN * NVS_ROOM_SEQ_MAX", int(movedSeen)},
+		{"NVS_SLOT_STILL", int(SlotStill)},
 		{"NVS_RESERVE", int(TypeReserve)},
 		{"NVS_RESERVED", int(TypeReserved)},
 		{"NVS_ATTACH_OBSERVE", int(AttachObserve)},
+		{"NVS_ATTACH_CUT", int(AttachCut)},
 		{"NVS_RESERVE_FORCE", int(ReserveForce)},
 		{"NVS_ERR_MEMORY", int(ErrMemory)},
 		{"offsetof(struct nvs_page, features)", pageFeatures},
@@ -175,7 +180,7 @@ func TestPageRoomAndMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.SetMemoryMode(3, SlotResident)
-	p.SetRoom(3, 7<<30)
+	p.SetRoom(3, 7<<30, 5)
 	p.Open(3, 5, GrantConcurrent, 0, 0)
 	if got := p.Flags(3); got != GrantConcurrent|SlotResident {
 		t.Errorf("flags %#x after the grant", got)
@@ -192,8 +197,17 @@ func TestPageRoomAndMode(t *testing.T) {
 		t.Errorf("flags %#x without a mode, patient", got)
 	}
 	p.SetPatient(3, false)
+	p.SetStill(3, true)
+	p.Stand(3, true)
+	if got := p.Flags(3); got != GrantStanding|SlotStill {
+		t.Errorf("flags %#x, still", got)
+	}
+	p.SetStill(3, false)
 	if got := p.Flags(3); got != GrantStanding {
 		t.Errorf("flags %#x without a mode", got)
+	}
+	if p.RoomSeq(3) != 5 || p.RoomSeq(2) != 0 || p.RoomSeq(4) != 0 {
+		t.Errorf("room %d, beside it %d and %d", p.RoomSeq(3), p.RoomSeq(2), p.RoomSeq(4))
 	}
 	if p.Room(3) != 7<<30 || p.Room(2) != 0 || p.Room(4) != 0 || p.Limits(3) != (Limits{}) {
 		t.Errorf("room %d, beside it %d and %d, limits %+v", p.Room(3), p.Room(2), p.Room(4), p.Limits(3))

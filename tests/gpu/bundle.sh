@@ -34,7 +34,7 @@ cp "$build/lib/libnvshare.so" "$out/lib/"
 for tool in containerd containerd-shim-runc-v2 ctr runc crictl; do
 	cp "$build/tools/$tool" "$out/tools/"
 done
-cp tests/gpu/run.sh tests/gpu/spread.sh tests/gpu/four-gpus.plan tests/gpu/*.py tests/gpu/suites.explained "$out/"
+cp tests/gpu/run.sh tests/gpu/spread.sh tests/gpu/still.sh tests/gpu/four-gpus.plan tests/gpu/*.py tests/gpu/suites.explained "$out/"
 mkdir "$out/loads"
 cp tests/gpu/loads/*.py "$out/loads/"
 git describe --always --dirty >"$out/commit" 2>/dev/null || echo unknown >"$out/commit"

@@ -81,6 +81,7 @@ func main() {
 	flag.DurationVar(&b.window, "window", 0, "programs: length of a window, default 5s, with --quick 3s; oversub: of a round, default 24s")
 	ways := flag.String("ways", "", "programs, alone: only these ways to share, of native, on, off and auto, separated by commas; default of alone: auto")
 	flag.BoolVar(&b.swapping, "swapping", false, "alone: in turns, with memory that may be swapped")
+	schedulerArgs := flag.String("scheduler-args", "", "options of every scheduler of the run, like \"--swap-memory auto\"; those of a step come after them")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
 	flag.IntVar(&b.tenantMiB, "tenant-mib", 0, "swap: memory of each tenant, `MiB`, in place of 16 GiB and up to 60")
 	flag.StringVar(&b.suspendDir, "suspend-dir", "", "suspend: a `directory` on a disk, to which memory of the servers goes on from half as much host memory")
@@ -117,6 +118,7 @@ func main() {
 	if *loads != "" {
 		b.loads = strings.Split(*loads, ",")
 	}
+	b.schedulerArgs = strings.Fields(*schedulerArgs)
 	if *ways != "" {
 		b.ways = strings.Split(*ways, ",")
 	}
@@ -183,6 +185,7 @@ type bench struct {
 	python          string
 	simulated       bool
 	swapping        bool
+	schedulerArgs   []string
 	cells           matrixOptions
 	loads           []string // of the step shares
 	cellSeconds     float64
@@ -216,7 +219,7 @@ func (b *bench) run(ctx context.Context, work string, chosen []string) int {
 	n, err := node.New(work, options)
 	if err == nil {
 		b.node = n
-		err = n.StartScheduler(ctx)
+		err = n.StartScheduler(ctx, b.schedulerArgs...)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "gpu:", err)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -94,15 +95,11 @@ func (b *bench) scheduler(ctx context.Context, name string, args ...string) (*sc
 		return nil, err
 	}
 	defer log.Close()
-	argv := append([]string{"--run-dir", s.dir, "--anti-thrash", "on"}, args...)
+	argv := slices.Concat([]string{"--run-dir", s.dir, "--anti-thrash", "on"}, b.schedulerArgs, args)
 	if b.simulated {
 		argv = append(argv, "--simgpu", node.SimGPU)
 	}
-	program := filepath.Join(b.bundle, "nvml", "nvshare-scheduler") // of a bundle; in a build directory all know NVML
-	if _, err := os.Stat(program); err != nil {
-		program = b.node.Bin("nvshare-scheduler")
-	}
-	s.cmd = exec.Command(program, argv...)
+	s.cmd = exec.Command(b.node.SchedulerBin(), argv...)
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := s.cmd.Start(); err != nil {

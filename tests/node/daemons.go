@@ -68,6 +68,16 @@ func copyFile(to, from string) error {
 // Bin is the path of one of the project's programs.
 func (n *Node) Bin(name string) string { return filepath.Join(n.build, "bin", name) }
 
+// SchedulerBin is the path of nvshare-scheduler. Of a bundle, one that knows NVML: without that it may not know how much
+// memory a GPU has, and swaps nothing. In a build directory all do.
+func (n *Node) SchedulerBin() string {
+	nvml := filepath.Join(n.build, "nvml", "nvshare-scheduler")
+	if _, err := os.Stat(nvml); err != nil {
+		return n.Bin("nvshare-scheduler")
+	}
+	return nvml
+}
+
 // Shim is the path of libnvshare.so in the build directory.
 func (n *Node) Shim() string { return filepath.Join(n.build, "lib", "libnvshare.so") }
 
@@ -98,7 +108,7 @@ func (n *Node) Start(ctx context.Context) error {
 // most tests judge that no two of them are on the GPU at the same time. Pods may ask for
 // whatever they like.
 func (n *Node) StartScheduler(ctx context.Context, args ...string) error {
-	argv := append(append([]string{n.Bin("nvshare-scheduler"), "--anti-thrash", "on",
+	argv := append(append([]string{n.SchedulerBin(), "--anti-thrash", "on",
 		"--latency-namespaces=*", "--gang-namespaces=*", "--overlap-namespaces=*", "--max-weight="}, n.simFlag()...), args...)
 	p, err := start("scheduler", n.logFile("scheduler"), n.env, argv...)
 	if err != nil {

@@ -63,8 +63,18 @@ func (s *site) awaitOn(gpu int, a *swapTenant) {
 	})
 }
 
-// migrate moves the tenants of this user.
+// migrate moves the one process of this user.
 func (s *site) migrate(gpu int) error {
+	s.t.Helper()
+	r, err := s.migrates(gpu)
+	if err == nil && (int(r.ToIndex) != gpu || r.Processes != 1) {
+		s.t.Errorf("moved: %v", r)
+	}
+	return err
+}
+
+// migrates moves the processes of this user.
+func (s *site) migrates(gpu int) (*api.MigrateResponse, error) {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
@@ -72,11 +82,7 @@ func (s *site) migrate(gpu int) error {
 	s.check(err)
 	defer conn.Close()
 	uid := uint32(os.Getuid())
-	r, err := conn.Migrate(ctx, &api.MigrateRequest{Uid: &uid, Gpu: strconv.Itoa(gpu)})
-	if err == nil && (int(r.ToIndex) != gpu || r.Processes != 1) {
-		s.t.Errorf("moved: %v", r)
-	}
-	return err
+	return conn.Migrate(ctx, &api.MigrateRequest{Uid: &uid, Gpu: strconv.Itoa(gpu)})
 }
 
 // awaitLog waits until the scheduler has said a text.

@@ -123,7 +123,7 @@ func (c *client) connect() {
 		c.note("claims epoch %d", held)
 	}
 	c.requested = c.blocked
-	c.send(sched.Attach{Client: c.id, Held: held, Want: c.blocked}) // tenant and share are not its to say
+	c.send(sched.Attach{Client: c.id, Held: held, Want: c.blocked, Cut: c.cut}) // tenant and share are not its to say
 }
 
 func (c *client) send(ev base.Event) {
@@ -218,7 +218,7 @@ func (c *client) onRevoke(epoch base.Epoch) {
 		// never opened
 		c.released, c.idleFrom = epoch, c.w.now
 		c.w.judge.drained(c)
-		c.send(sched.Release{Client: c.id, Epoch: epoch, Reason: sched.Revoked})
+		c.send(sched.Release{Client: c.id, Epoch: epoch, Reason: sched.Revoked, Preempted: c.cut}) // as before it
 		c.requested = false
 		c.pass()
 	}
@@ -253,7 +253,11 @@ func (c *client) close(why sched.Reason) {
 func (c *client) drain(epoch base.Epoch, why sched.Reason) {
 	c.closing = epoch
 	c.requested = false
-	cut := c.pending && c.w.mem.capacity == 0 && c.w.chance(c.w.faults.cutDrains)
+	often := c.w.faults.cutDrains
+	if c.w.mem.capacity != 0 && !c.w.daemon.still { // then only a drain is cut that takes very long
+		often /= 4
+	}
+	cut := c.pending && (c.busy || c.mem.away == 0) && c.w.chance(often) // else its work waits for memory
 	drain := c.w.duration(0, 3*time.Millisecond)
 	if c.w.chance(c.w.faults.ignore) {
 		drain = c.w.duration(0, 3*maxGrace)
@@ -464,7 +468,7 @@ func (c *client) leave() {
 		c.w.judge.drained(c)
 		c.send(sched.Release{Client: c.id, Epoch: c.local, Reason: sched.Exit, Calls: uint64(c.burst - c.told)})
 	default:
-		c.send(sched.Withdraw{Client: c.id})
+		c.send(sched.Withdraw{Client: c.id, Exits: true})
 	}
 }
 

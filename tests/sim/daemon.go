@@ -18,6 +18,7 @@ type page struct {
 	latency bool
 	leave   bool
 	room    uint64
+	seq     uint32 // of room
 }
 
 // conn is a connection. Frames arrive late, but in order; what has not arrived
@@ -54,6 +55,7 @@ type daemon struct {
 	// Memory, see memory.go and suspend.go.
 	node    *sched.Node
 	arenas  map[base.ClientID]uint64
+	still   bool                   // as all pages say: nobody has to make room
 	late    bool                   // how much memory the GPU has is not known yet
 	keptOff map[base.ClientID]bool // clients of tenants that depart; whether they want the GPU
 	departs *tenant
@@ -69,6 +71,7 @@ func (d *daemon) start() {
 	d.node = sched.NewNode()
 	d.late = d.w.mem.limits && d.persisted.Holders == [len(d.persisted.Holders)]sched.Holder{} && len(d.promised) == 0 && d.w.chance(0.3)
 	d.core = sched.New(sched.Config{Quantum: d.quantum, Grace: d.grace, Mode: d.mode, Tuning: d.tuning, SwapShare: d.swapShare, LastEpoch: d.persisted.Epoch, Way: d.persisted.Way, Intact: true, Node: d.node, Memory: d.memoryConfig()})
+	d.still = d.core.Still()
 	if d.w.trace != nil {
 		d.w.note("daemon", text(fmt.Sprintf("starts with %v, mode %v", d.persisted, d.mode)))
 	}
@@ -140,7 +143,8 @@ func (d *daemon) step(ev base.Event) {
 	attach, attaching := ev.(sched.Attach)
 	for i, a := range acts {
 		if r, ok := a.(residency.Room); ok && attaching && i == 0 && r.Client == attach.Client {
-			d.pages[r.Client].room = r.Bytes // of the new page, before ATTACHED
+			p := d.pages[r.Client] // the new one, before ATTACHED
+			p.room, p.seq = r.Bytes, r.Seq
 			continue
 		}
 		if _, adopt := a.(sched.Adopt); attaching && !adopt {
@@ -226,6 +230,9 @@ func (d *daemon) perform(a base.Action) {
 	case sched.Stand: // see the shim's tests: such a client asks all the same
 	case sched.Released:
 		w.judge.ended(a.Client)
+		if a.Reason != sched.EndPreempted && a.Reason != sched.EndLost {
+			delete(w.judge.leaves, a.Client)
+		}
 	case sched.ModeChosen:
 		w.report.Modes++
 		if a.Mode != d.effective {
@@ -267,7 +274,6 @@ func (d *daemon) receive(k *conn, ev base.Event) {
 		if d.conns[id] == k && !d.keeps(ev) {
 			d.w.judge.asks(ev)
 			d.step(ev)
-			d.mayHaveToLeave(ev)
 		}
 		return
 	}

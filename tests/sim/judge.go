@@ -29,6 +29,7 @@ type judge struct {
 
 	// See suspend.go; in this life of the daemon, too.
 	withdrew map[base.ClientID]bool      // and has not asked since
+	leaves   map[base.ClientID]bool      // was suspended, and is granted so that its work ends
 	owed     map[base.ClientID]base.Time // was resumed then, and was granted nothing since
 }
 
@@ -62,7 +63,7 @@ func (j *judge) restarted() {
 	}
 	j.w.changed()
 	j.has, j.asked, j.forced = map[base.ClientID]uint64{}, map[base.ClientID]base.Time{}, map[base.ClientID]bool{}
-	j.withdrew, j.owed = map[base.ClientID]bool{}, map[base.ClientID]base.Time{}
+	j.withdrew, j.leaves, j.owed = map[base.ClientID]bool{}, map[base.ClientID]bool{}, map[base.ClientID]base.Time{}
 	j.holdOff = 0
 	if d.persisted.Unrecorded {
 		j.holdOff = j.w.now.Add(d.quantum + d.grace)
@@ -127,7 +128,7 @@ func (j *judge) granted(a sched.Grant) {
 		j.w.fail("%v: that epoch was used before", a)
 	}
 	j.used[a.Epoch] = true
-	if j.withdrew[a.Client] && j.w.gangOf(a.Client) == "" {
+	if j.withdrew[a.Client] && !j.leaves[a.Client] && j.w.gangOf(a.Client) == "" {
 		j.w.fail("%v, and its client wants nothing any more", a)
 	}
 	delete(j.owed, a.Client)

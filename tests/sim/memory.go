@@ -32,6 +32,7 @@ const (
 type memoryWorld struct {
 	limits   bool   // clients reserve, within their tenants' limits
 	capacity uint64 // of the GPU where memory is swapped; 0: it is not
+	headroom uint64 // of that, what is kept free where more is promised
 	arena    uint64 // host memory for what is away; 0: without bounds
 	exports  bool   // clients make memory unmovable at times
 
@@ -42,6 +43,7 @@ type memoryWorld struct {
 // memory is what one client has.
 type memory struct {
 	canMove bool
+	old     bool   // its shim does not grow without a grant, nor say which room it knows
 	want    uint64 // what it would like to have
 	size    uint64 // what it has: resident and away
 
@@ -62,6 +64,7 @@ func (w *world) newMemory() {
 		return
 	}
 	w.mem.capacity = gpuMemory
+	w.mem.headroom = []uint64{0, 4}[w.rng.IntN(2)]
 	w.mem.exports = w.chance(0.3)
 	if w.chance(0.3) {
 		w.mem.arena = 100 + w.rng.Uint64N(200)
@@ -92,7 +95,11 @@ func (w *world) newLimit(t *tenant) residency.SetTenantMemory {
 func (c *client) allocates() {
 	if c.w.mem.limits {
 		c.mem.want = 1 + c.w.rng.Uint64N(60)
+		if c.w.chance(0.05) {
+			c.mem.want = gpuMemory - c.w.rng.Uint64N(5)
+		}
 		c.mem.canMove = !c.w.chance(0.1)
+		c.mem.old = c.w.chance(0.1)
 	}
 }
 
@@ -155,7 +162,8 @@ func (c *client) reserve() {
 		c.report(false, false)
 		return
 	}
-	c.ask(residency.Reserve{Total: m.want, Least: m.size + 1})
+	spare := min(c.w.rng.Uint64N(4), m.want-m.size-1) // asked for beside that for which there is need
+	c.ask(residency.Reserve{Total: m.want, Least: m.want - spare})
 }
 
 func (c *client) ask(ev residency.Reserve) {
@@ -200,6 +208,7 @@ func (c *client) onReserved(a residency.Reserved) {
 		m.resident += n
 	case c.moves():
 		m.away += n
+		c.later(w.duration(0, 2*time.Millisecond), func() { c.grow(n) })
 	case w.onGPU()+n <= w.mem.capacity:
 		m.resident += n
 	default: // its room is to be there when the answer comes, unless that took too long
@@ -214,6 +223,23 @@ func (c *client) onReserved(a residency.Reserved) {
 	m.want = m.size
 	c.report(false, false)
 	c.move()
+}
+
+// grow gives memory that was allocated its place without a grant, where all fits. That is said later.
+func (c *client) grow(n uint64) {
+	m, w := &c.mem, c.w
+	n = min(n, m.away, c.page.room-min(c.page.room, m.resident))
+	switch {
+	case !w.daemon.still || !c.attached || m.old || !c.moves() || n == 0:
+	case c.local != 0: // it moves in
+	case w.onGPU()+n > w.mem.capacity:
+		w.judge.refused(c)
+	default:
+		m.resident += n
+		m.away -= n
+		w.report.Grown += int(n)
+		c.later(w.duration(0, 100*time.Millisecond), func() { c.report(false, false) })
+	}
 }
 
 // changeMemory is what a client's program does with its memory between bursts.
@@ -245,8 +271,12 @@ func (c *client) report(ready, stuck bool) {
 		return
 	}
 	m := &c.mem
+	seen := c.page.seq
+	if m.old {
+		seen = 0
+	}
 	c.send(residency.Moved{
-		Client: c.id, Epoch: c.local, Ready: ready, Stuck: stuck, NoMemory: stuck,
+		Client: c.id, Epoch: c.local, Ready: ready, Stuck: stuck, NoMemory: stuck, Seen: seen,
 		Report: residency.Report{Resident: m.resident, Fixed: m.fixed, Away: m.away, In: m.in},
 	})
 }
@@ -258,7 +288,7 @@ func (c *client) move() {
 		return
 	}
 	idle := c.local == 0 && c.closing == 0
-	canMoveOut := func() bool { return c.moves() && m.resident > max(c.page.room, m.fixed) }
+	canMoveOut := func() bool { return c.moves() && !c.cut && m.resident > max(c.page.room, m.fixed) }
 	switch {
 	case idle && c.attached && canMoveOut():
 		m.moving = true
@@ -404,7 +434,7 @@ func (d *daemon) memoryConfig() residency.Config {
 }
 
 func (d *daemon) wholeMemory() residency.Config {
-	return residency.Config{Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity, StallAfter: stallAfter, SuspendAfter: d.w.mem.suspendAfter}
+	return residency.Config{Swap: d.w.mem.capacity != 0, Capacity: d.w.mem.capacity - d.w.mem.headroom, Physical: d.w.mem.capacity, StallAfter: stallAfter, SuspendAfter: d.w.mem.suspendAfter}
 }
 
 // startMemory tells a new core what was set and recorded before.
@@ -429,6 +459,10 @@ func (d *daemon) startMemory() {
 			ev.Swap = &m
 		}
 		d.step(ev)
+		if d.core == nil {
+			return
+		}
+		d.still = d.core.Still()
 	}
 	for _, c := range w.client {
 		if c == nil || d.core == nil || d.promised[c.id] == 0 || w.chance(0.1) { // it was not recorded yet
@@ -464,9 +498,14 @@ func (d *daemon) observeHost() {
 func (d *daemon) performMemory(a base.Action) bool {
 	w := d.w
 	switch a := a.(type) {
+	case residency.Still:
+		d.still = a.On
 	case residency.Room:
+		if cm, _ := d.core.ClientMemory(a.Client); a.Less && d.still && !cm.Suspended {
+			w.fail("client %d is to make room, and the pages say that nobody has to", a.Client)
+		}
 		p := d.pages[a.Client]
-		p.room = a.Bytes
+		p.room, p.seq = a.Bytes, a.Seq
 		d.send(a.Client, func(c *client) {
 			c.mem.answer = c.mem.answer || a.Less
 			c.move()
@@ -493,6 +532,7 @@ func (d *daemon) performMemory(a base.Action) bool {
 	case residency.Stranded:
 		w.report.Stranded++
 	case residency.Suspended:
+		w.judge.leaves[a.Client] = true
 		if a.Idle {
 			w.report.Idle++
 			w.judge.idle(a.Client)

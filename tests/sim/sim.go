@@ -46,6 +46,7 @@ type Report struct {
 	Limits                 int // windows in which a limit was checked
 	Overlaps               int // of fenced clients with holders: allowed
 	MovedIn, MovedOut      int // memory, in units of no meaning
+	Grown                  int // memory that was had without a grant, the same
 	Stalls, Refused        int // clients that did not make room; requests that the GPU had no memory for
 	Reserved, OverLimit    int // RESERVE granted; refused by a limit
 	NoPlace, Stranded      int // refused as there is no place; clients that have none any more

@@ -133,6 +133,11 @@ func (d *daemon) depart(t *tenant) {
 			}
 			d.stay(t)
 		default:
+			if d.core.IsBack(t.name) {
+				if d.step(sched.Suspend{Tenant: t.name}); d.core == nil {
+					return
+				}
+			}
 			looks--
 			w.after(departLook, look)
 		}
@@ -165,15 +170,6 @@ func (d *daemon) stay(t *tenant) {
 				return
 			}
 		}
-	}
-}
-
-// mayHaveToLeave is for a client that has memory on the GPU although its tenant departs: it has
-// come back meanwhile.
-func (d *daemon) mayHaveToLeave(ev base.Event) {
-	moved, ok := ev.(residency.Moved)
-	if _, off := d.keptOff[moved.Client]; ok && off && d.core != nil && moved.Report.Resident > moved.Report.Fixed {
-		d.step(sched.Suspend{Tenant: d.departs.name})
 	}
 }
 
@@ -228,6 +224,7 @@ func (j *judge) wants(ev base.Event) {
 		j.owes(ev.Tenant)
 	case sched.Gone:
 		delete(j.withdrew, ev.Client)
+		delete(j.leaves, ev.Client)
 		delete(j.owed, ev.Client)
 	}
 }

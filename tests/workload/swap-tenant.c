@@ -13,7 +13,7 @@
  *   wrong    words of 8 bytes with a wrong value
  *   mib      how much memory it got
  *
- * It maps the file that SWAP_TENANT_MAPS names, as if it used that library.
+ * It maps the file that SWAP_TENANT_MAPS names, as if it used that library. Its work takes SWAP_TENANT_WORK_MS (20).
  */
 #include "cudadrv.h"
 
@@ -54,7 +54,7 @@ int main(int argc, char **argv)
 {
 	uint64_t mib = argc > 1 ? strtoull(argv[1], NULL, 10) : 0, seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 0;
 	uint64_t left = mib << 20, wrong = 0, rounds = 0, zero = 0, work = WORK_NS;
-	const char *maps = getenv("SWAP_TENANT_MAPS");
+	const char *maps = getenv("SWAP_TENANT_MAPS"), *ms = getenv("SWAP_TENANT_WORK_MS");
 	CUdeviceptr piece[4096], result;
 	uint64_t bytes[4096];
 	CUfunction spin, fill, look;
@@ -67,6 +67,8 @@ int main(int argc, char **argv)
 		fputs("usage: swap-tenant MIB SEED\n", stderr);
 		return 2;
 	}
+	if (ms)
+		work = strtoull(ms, NULL, 10) * 1000000;
 	fcntl(0, F_SETFL, O_NONBLOCK);
 	if (maps && mmap(NULL, 4096, PROT_READ, MAP_PRIVATE, open(maps, O_RDONLY | O_CLOEXEC), 0) == MAP_FAILED) {
 		perror(maps);

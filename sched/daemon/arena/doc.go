@@ -2,7 +2,7 @@
 
 // Package arena makes host memory for what clients have away from GPUs, and hands it to them, in
 // segments: memfds, of huge pages if the node has them, filled with zeros by threads beside the loop. A
-// segment is made when a client needs it or soon may (Owner.Needs); some are made before: the stock.
+// segment is made when a client needs it (Owner.Needs); some are made before: the stock.
 //
 // What it guarantees:
 //

@@ -177,8 +177,8 @@ type owner struct {
 	got []Segment
 }
 
-func (o *owner) Needs() (now, soon uint64) { return o.needs, o.needs }
-func (o *owner) Changed()                  {}
+func (o *owner) Needs() uint64 { return o.needs }
+func (o *owner) Changed()      {}
 func (o *owner) Send(number uint64, s Segment) bool {
 	if o.away {
 		return false

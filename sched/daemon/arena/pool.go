@@ -61,8 +61,8 @@ type Config struct {
 
 // Owner is a client of one GPU, as far as the Pool needs it.
 type Owner interface {
-	// Needs says how much the client needs now, and may need soon, bytes in all.
-	Needs() (now, soon uint64)
+	// Needs says how much the client needs, bytes in all.
+	Needs() uint64
 	// Changed is called when Bytes of the Client has changed.
 	Changed()
 	// Send hands a segment to the client; false: that is not possible now. number
@@ -187,9 +187,8 @@ func (a *Pool) Held() uint64 { return a.stock.held() }
 // less is a-b, or 0.
 func less(a, b uint64) uint64 { return a - min(a, b) }
 
-// Prepare has segments made for those clients of the GPU that need more, and for
-// what they may need soon, as far as the half of the limit lasts; then for the
-// stock. An Owner may call it.
+// Prepare has segments made for those clients of the GPU that need more, then for
+// the stock. An Owner may call it.
 func (g *GPU) Prepare() {
 	g.due = true
 	g.pool.prepare()
@@ -214,27 +213,26 @@ func (a *Pool) prepare() {
 		for _, g := range a.gpus {
 			if g.due {
 				g.due, due = false, true
-				g.prepareUpTo(a.Limit, false)
-				g.prepareUpTo(a.Limit/2, true)
+				g.give()
 			}
 		}
 	}
 	a.restock()
 }
 
-// prepareUpTo gives what is ready and has as many made as there are fillers, for
-// what clients need, or may need soon. All that is given stays below limit.
-func (g *GPU) prepareUpTo(limit uint64, soon bool) {
+// give gives what is ready and has as many made as there are fillers, for
+// what clients need. All that is given stays below the limit.
+func (g *GPU) give() {
 	a := g.pool
-	for g.giveReady(limit, soon) {
+	for g.giveReady() {
 	}
 	for a.jobs < fillers() && !a.retry.Planned() {
-		c, lacks := g.neediest(soon, nil)
-		if c == nil || a.used >= limit {
+		c, lacks := g.neediest(nil)
+		if c == nil || a.used >= a.Limit {
 			return
 		}
 		size := max(nextSegment(c.Bytes(), lacks), c.leastSegment(lacks))
-		size = min(size, limit-a.used) / unit * unit
+		size = min(size, a.Limit-a.used) / unit * unit
 		if size == 0 {
 			return
 		}
@@ -244,14 +242,10 @@ func (g *GPU) prepareUpTo(limit uint64, soon bool) {
 
 // neediest returns the client with the smallest part of what it needs, and what it
 // lacks; nil: nobody lacks anything. skip names clients to pass over; it may be nil.
-func (g *GPU) neediest(soon bool, skip func(c *Client, lacks uint64) bool) (least *Client, lacks uint64) {
+func (g *GPU) neediest(skip func(c *Client, lacks uint64) bool) (least *Client, lacks uint64) {
 	part := 1.0
 	for _, c := range g.clients {
-		need, later := c.owner.Needs()
-		if soon {
-			need = later
-		}
-		have := c.Bytes()
+		need, have := c.owner.Needs(), c.Bytes()
 		if need < have+unit || skip != nil && skip(c, need-have) {
 			continue
 		}

@@ -143,7 +143,7 @@ func (a *Pool) nodes() (all []int) {
 
 // giveReady gives a piece to the client that needs memory most, of those for whom there
 // is a piece; false: there is none.
-func (g *GPU) giveReady(limit uint64, soon bool) bool {
+func (g *GPU) giveReady() bool {
 	a := g.pool
 	s := &a.stock
 	if len(s.ready) == 0 {
@@ -152,12 +152,12 @@ func (g *GPU) giveReady(limit uint64, soon bool) bool {
 	pick := func(c *Client, lacks uint64) *piece {
 		least := c.leastSegment(lacks)
 		p := s.pick(g.node, c.Bytes(), least, max(least, lacks))
-		if p == nil || a.used+p.size > limit {
+		if p == nil || a.used+p.size > a.Limit {
 			return nil
 		}
 		return p
 	}
-	c, lacks := g.neediest(soon, func(c *Client, lacks uint64) bool { return pick(c, lacks) == nil })
+	c, lacks := g.neediest(func(c *Client, lacks uint64) bool { return pick(c, lacks) == nil })
 	if c == nil {
 		return false
 	}

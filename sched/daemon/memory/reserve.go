@@ -16,7 +16,6 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
-	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -39,7 +38,7 @@ func (mem *Memory) SwapStatus(g *node.GPU, share int) (out *api.Swap, problems [
 	}
 	out = &api.Swap{
 		CapacityBytes: s.Capacity, PromisedBytes: s.Promised,
-		ArenaLimitBytes: mem.Opts.SwapMemory, ArenaUsedBytes: mem.Pool.Used(), ArenaReadyBytes: mem.Pool.Ready(), ArenaFileBytes: mem.Pool.Filed(),
+		ArenaLimitBytes: mem.Pool.Limit, ArenaUsedBytes: mem.Pool.Used(), ArenaReadyBytes: mem.Pool.Ready(), ArenaFileBytes: mem.Pool.Filed(),
 		OutBytes: s.Out.Bytes, InBytes: s.In.Bytes, OutNs: int64(s.Out.Took), InNs: int64(s.In.Took),
 		Outs: s.Out.Times, Ins: s.In.Times, OutBytesPerSecond: s.Out.Rate, InBytesPerSecond: s.In.Rate,
 		Refused: s.Refused, SharePercent: uint32(share), Suspends: s.Suspends,
@@ -223,7 +222,7 @@ func (mem *Memory) MemoryStatus(g *node.GPU) (accounts []*api.MemoryAccount, pro
 	return accounts, problems
 }
 
-// OpenArena makes the pool of host memory; host is where the memory comes from.
+// OpenArena makes the pool of host memory, and looks how much of it there is; host is where the memory comes from.
 func (mem *Memory) OpenArena(host arena.Host, maxReady, maxHeld int) {
 	mem.Pool = arena.New(arena.Config{
 		Limit: mem.Opts.SwapMemory, Ready: mem.Opts.SwapReady, Leave: arena.Total() / leavePart, MaxReady: maxReady, MaxHeld: maxHeld,
@@ -233,6 +232,7 @@ func (mem *Memory) OpenArena(host arena.Host, maxReady, maxHeld int) {
 		},
 		Loop: mem.Loop, Timers: &mem.Timers, Host: host, Log: mem.Log,
 	})
+	mem.ObserveHost()
 }
 
 // leavePart is the part of the host's memory that memory which nobody needs yet leaves to
@@ -240,21 +240,16 @@ func (mem *Memory) OpenArena(host arena.Host, maxReady, maxHeld int) {
 // out-of-memory killer.
 const leavePart = 8
 
-// AutoSwapMemory is how much host memory there may be for what is away if nobody has said:
-// half of what the host has free beyond the part that is left to others. What clients have
-// of it since an earlier scheduler counts as free: a restart changes nothing.
-func AutoSwapMemory(o *node.Config, before map[string][]MemberState, peers *peer.Finder) uint64 {
-	pages, huge, known := arena.Kernel{}.Free()
+// AutoSwapMemory is the most host memory that there may ever be for what is away if nobody has said how
+// much: see ObserveHost.
+func AutoSwapMemory(log *logrus.Entry) uint64 {
+	_, _, known := arena.Kernel{}.Free()
 	total := arena.Total()
 	if !known || total == 0 {
-		o.Log.Warn("nothing is swapped, because the host does not tell how much memory is free: --swap-memory with a size does without")
+		log.Warn("nothing is swapped, because the host does not tell how much memory is free: --swap-memory with a size does without")
 		return 0
 	}
-	bytes := HalfOfSpare(pages+huge+HeldBefore(before, peers.Find), total)
-	if bytes == 0 {
-		o.Log.Warnf("nothing is swapped, because the host has no memory to spare: %d MiB of %d MiB are free", (pages+huge)>>20, total>>20)
-	}
-	return bytes
+	return HalfOfSpare(total, total)
 }
 
 // HalfOfSpare is half of what a host has free beyond the part that is left to others, in segments.
@@ -270,8 +265,8 @@ type owner struct {
 	*Member
 }
 
-// Needs is how much host memory a client needs, now or soon.
-func (m *Member) Needs() (now, soon uint64) { return m.want, m.soon }
+// Needs is how much host memory a client needs.
+func (m *Member) Needs() uint64 { return m.want }
 
 func (o owner) Changed() {
 	if bytes, c := o.Arena.Bytes(), o.Client.Conn; bytes > o.charged && c != nil {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/sirupsen/logrus"
 
-	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
@@ -76,10 +75,10 @@ type swap struct {
 // Member is what one client of the GPU has, over its connections. It ends
 // with the process, or its program.
 type Member struct {
-	Client     *node.Client
-	want, soon uint64 // its arena, as sched.ArenaWanted has it
-	charged    uint64 // of its arena, to its account
-	Arena      *arena.Client
+	Client  *node.Client
+	want    uint64 // its arena, as residency.ArenaWanted has it
+	charged uint64 // of its arena, to its account
+	Arena   *arena.Client
 }
 
 // AddMember makes a client known on a GPU where memory is swapped.
@@ -104,7 +103,7 @@ func (mem *Memory) PutMember(has *Member, from, g *node.GPU) {
 	if has == nil || mem.Swaps[g] == nil {
 		return
 	}
-	has.want, has.soon = 0, 0
+	has.want = 0
 	mem.Swaps[g].members[has.Client.ID] = has
 	has.Arena.Move(mem.Swaps[g].Arenas, owner{mem, g, has})
 	mem.Swaps[from].Arenas.Prepare()
@@ -126,6 +125,7 @@ func (mem *Memory) OpenMemory(g *node.GPU, physical uint64) residency.Config {
 		headroom = physical / 32
 	}
 	m.Swap, m.SuspendAfter, m.Contexts = true, mem.Opts.SuspendAfter, mem.Opts.Checkpoint != nil
+	m.Physical = min(physical, g.MemoryBytes)
 	m.Capacity = min(physical-min(physical, headroom), g.MemoryBytes)
 	m.MoveUnit = min(physical/64, 128<<20) // as the shim has it (PIECES)
 	m.ArenaUnit = arena.MinSegment
@@ -207,11 +207,16 @@ func (mem *Memory) DropUse(cl *node.Client, why base.Event) {
 	}
 }
 
-// ObserveHost tells the node how much host memory there is.
+// ObserveHost tells the node how much host memory there is. With --swap-memory auto what is away may take half
+// of what the host has free now, and of what it takes already, beyond the part that is left to others.
 func (mem *Memory) ObserveHost() {
 	pages, huge, known := mem.Pool.Host.Free()
 	ready := mem.Pool.Held() // which is there for clients
 	filed := mem.Pool.Filed()
+	if mem.Opts.SwapAuto && known {
+		mem.Pool.Limit = min(HalfOfSpare(pages+huge+ready+mem.Pool.Used(), arena.Total()), mem.Opts.SwapMemory)
+		mem.Cores.Arenas.Bound(mem.Pool.Limit, arena.HostReserve)
+	}
 	mem.Cores.Arenas.Observe(residency.Host{Used: mem.Pool.Used() + filed, Filed: filed, Return: min(filed, mem.Contexts.LargestFiled()), Ready: ready, Free: pages + huge + ready, FreeKnown: known, Failed: mem.Pool.Err()})
 }
 
@@ -222,10 +227,17 @@ func (mem *Memory) CarryOutMemory(g *node.GPU, action base.Action) (done bool) {
 	case residency.Room:
 		if att := mem.AttachmentOf(g, a.Client); att != nil {
 			mem.Reach(node.BeforeRoom)
-			att.Client.Page.SetRoom(att.Channel, max(a.Bytes, 1)) // 0 means something else
+			att.Client.Page.SetRoom(att.Channel, max(a.Bytes, 1), a.Seq) // 0 means something else
 			mem.Reach(node.InRoom)
 			mem.tellRoom(att, a.Bytes)
 			mem.Reach(node.AfterRoom)
+		}
+	case residency.Still:
+		mem.ExtraWork += uint64(len(mem.Swaps[g].members)) / node.ClientsPerWork
+		for _, m := range mem.Swaps[g].members {
+			if att := m.Client.SlotOn(g); att != nil {
+				m.Client.Page.SetStill(att.Channel, a.On)
+			}
 		}
 	case residency.Reserved:
 		mem.reserved(g, a)
@@ -233,7 +245,7 @@ func (mem *Memory) CarryOutMemory(g *node.GPU, action base.Action) (done bool) {
 		mem.ShowLimits(g, a.Tenant)
 	case residency.ArenaWanted:
 		if m := mem.MemberOf(g, a.Client); m != nil {
-			m.want, m.soon, mem.Swaps[g].wanting = a.Bytes, a.Soon, true
+			m.want, mem.Swaps[g].wanting = a.Bytes, true
 		}
 	case residency.ArenaFound:
 		mem.Swaps[g].found = append(mem.Swaps[g].found, a)
@@ -296,12 +308,9 @@ func (mem *Memory) Moved(att *node.Attachment, f *wire.Frame) {
 	}
 	mem.NoteFixed(att, f.FixedBy())
 	mem.Step(g, residency.Moved{
-		Client: id, Epoch: base.Epoch(f.Epoch), Report: residency.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
+		Client: id, Epoch: base.Epoch(f.Epoch), Seen: f.Seen(), Report: residency.Report{Resident: f.Moved.Resident, Fixed: f.Moved.Fixed, Away: f.Moved.Away, Arena: f.Moved.Arena, Out: f.Moved.Out, In: f.Moved.In},
 		Ready: is(wire.MovedReady), Stuck: is(wire.MovedStuck), NoMemory: is(wire.MovedNoMemory), NoArena: is(wire.MovedNoArena),
 	})
-	if att.Moves && f.Moved.Resident > f.Moved.Fixed {
-		mem.Step(g, sched.Suspend{Tenant: att.Client.Account}) // it came back after its tenant began to depart
-	}
 }
 
 // MakeArenas has arenas made where the step of a GPU has changed what is wanted.

@@ -68,24 +68,6 @@ func ReadMembers(o *node.Config, bootID string) (map[string][]MemberState, error
 	return m.GPUs, nil
 }
 
-// HeldBefore is how much host memory processes that live, as far as is known, were given by
-// earlier schedulers.
-func HeldBefore(before map[string][]MemberState, find func(peer.Process) (*peer.Peer, error)) (sum uint64) {
-	for _, list := range before {
-		for _, was := range list[:min(len(list), maxMembers)] {
-			p, err := find(peer.Process{PID: was.PID, Start: was.StartTime})
-			if peer.Ended(err) {
-				continue
-			}
-			if err == nil {
-				p.Close()
-			}
-			sum += was.Arena - min(was.Filed, was.Arena)
-		}
-	}
-	return sum
-}
-
 // AwaitMembers has a GPU wait for those that were here before and live.
 func (mem *Memory) AwaitMembers(g *node.GPU) {
 	list := mem.Before[g.UUID]

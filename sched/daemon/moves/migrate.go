@@ -333,6 +333,9 @@ func (mv *Moves) advanceDeparture(m *Move) {
 	case m.late:
 		m.err = fmt.Errorf("its work or its memory did not leave GPU %d within %v", m.From.Index, mv.DepartLimit)
 		mv.stay(m)
+	case m.From.Core.IsBack(m.account):
+		mv.Step(m.From, sched.Suspend{Tenant: m.account})
+		return
 	default:
 		return
 	}

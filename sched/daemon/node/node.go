@@ -80,6 +80,8 @@ type Config struct {
 	// SwapMemory is how much host memory, on this node, may hold what clients
 	// have away from GPUs, bytes; 0: nothing is swapped.
 	SwapMemory uint64
+	// SwapAuto has that be as much as the host can spare, half of it, whenever more is needed.
+	SwapAuto bool
 	// SwapReady is how much of that is made before clients need it, bytes.
 	SwapReady uint64
 	// SwapHeadroom is what is left free of each GPU's memory for what the driver

@@ -96,8 +96,8 @@ func (p *Page) Announce(channel uint16) {
 
 // SetRoom says how many bytes of the GPU's memory the client may have there, and
 // wakes who waits for a change.
-func (p *Page) SetRoom(channel uint16, bytes uint64) {
-	p.Page.SetRoom(channel, bytes)
+func (p *Page) SetRoom(channel uint16, bytes uint64, seq uint32) {
+	p.Page.SetRoom(channel, bytes, seq)
 	p.wake(channel)
 }
 

@@ -91,7 +91,7 @@ func TestChangesWake(t *testing.T) {
 		"reopen":   func() { p.Reopen(channel, 9) },
 		"shut":     func() { p.Shut(channel) },
 		"announce": func() { p.Announce(channel) },
-		"room":     func() { p.SetRoom(channel, math.MaxUint32) },
+		"room":     func() { p.SetRoom(channel, math.MaxUint32, 1) },
 	} {
 		woken := make(chan unix.Errno, 1)
 		go func() {
