@@ -12,7 +12,7 @@ unsigned nvs_contexts_used;
 
 /*
  * A drain may take for ever, if its work waits for the thread that wants drain_lock: after so long
- * the thread goes on without it. Memory that moves is waited for longer, and not for ever either: a
+ * the thread goes on beside it, but keeps memory from moving. Memory that moves is waited for longer, and not for ever either: a
  * driver call of the mover's may wait for a lock that the thread has.
  */
 #define HOLD_NS (5 * NVS_S)
@@ -174,44 +174,41 @@ void *nvs_context_of_green(void *green)
 }
 
 /* Nobody destroys a context either into which a module is being loaded. */
-static bool hold(struct nvs_gpu *gpu)
+static bool hold_move(struct nvs_gpu *gpu)
 {
-	if (!nvs_trylock(&gpu->drain_lock))
+	if (!nvs_trylock(&gpu->move_lock))
 		return false;
-	if (nvs_trylock(&gpu->move_lock)) {
-		if (!nvs_gpu_loads(gpu))
-			return true;
-		nvs_unlock(&gpu->move_lock);
-	}
-	nvs_unlock(&gpu->drain_lock);
+	if (!nvs_gpu_loads(gpu))
+		return true;
+	nvs_unlock(&gpu->move_lock);
 	return false;
 }
 
-bool nvs_context_hold(struct nvs_gpu *gpu)
+struct nvs_context_held nvs_context_hold(struct nvs_gpu *gpu)
 {
+	struct nvs_context_held h = { 0 };
 	int saved = errno;
-	uint64_t start;
-	bool held;
+	uint64_t start = nvs_now();
 
 	if (!gpu)
-		return false;
-	if (hold(gpu))
-		return true;
-	start = nvs_now();
-	do {
+		return h;
+	while (!(h.drain = nvs_trylock(&gpu->drain_lock)) && nvs_now() - start < HOLD_NS)
 		nvs_nap(200 * NVS_US);
-		held = hold(gpu);
-	} while (!held && nvs_now() - start < (atomic_load(&gpu->moving) ? MOVE_NS : HOLD_NS));
-	if (!held)
+	start = nvs_now();
+	while (!(h.move = hold_move(gpu)) && nvs_now() - start < (atomic_load(&gpu->moving) ? MOVE_NS : HOLD_NS))
+		nvs_nap(200 * NVS_US);
+	if (!h.drain || !h.move)
 		nvs_debugf("GPU %u: a drain, or a move of memory, does not end, going on beside it", gpu->number);
 	errno = saved;
-	return held;
+	return h;
 }
 
-void nvs_context_unhold(struct nvs_gpu *gpu)
+void nvs_context_unhold(struct nvs_gpu *gpu, struct nvs_context_held h)
 {
-	nvs_unlock(&gpu->move_lock);
-	nvs_unlock(&gpu->drain_lock);
+	if (h.move)
+		nvs_unlock(&gpu->move_lock);
+	if (h.drain)
+		nvs_unlock(&gpu->drain_lock);
 }
 
 void nvs_contexts_mark(struct nvs_gpu *gpu)

@@ -5,8 +5,8 @@
  * destroy a context, say) puts them on first; they go off again afterwards.
  *
  * Copies between host and GPU that have begun go on. Where memory of the process may have to leave the
- * GPU, only what would be fenced is cut, because no memory could be moved then: copies of the application that wait for the kernel stand before
- * the mover's in the copy engines, and others may read a chunk that moves (tests/gpu/README.md).
+ * GPU, only what would be fenced is cut, because no memory could be moved then: copies of the application
+ * that wait for the kernel stand before the mover's in the copy engines, and others may read a chunk that moves (tests/gpu/README.md).
  */
 #ifndef NVSHARE_PREEMPT_H
 #define NVSHARE_PREEMPT_H

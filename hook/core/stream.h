@@ -91,12 +91,17 @@ void *nvs_context_any(const struct nvs_gpu *gpu);
 /* The context lies on this GPU: a drain of the GPU looks at it too. */
 void nvs_context_note(void *ctx, struct nvs_gpu *gpu);
 
+/* What a call that destroys contexts keeps off. */
+struct nvs_context_held {
+	bool drain, move;
+};
+
 /*
- * Brackets a call that destroys contexts: waits for a drain of the GPU, 5 s at most, and keeps the
- * next one off, and loads. False: nothing is held, and unhold is not called.
+ * Brackets a call that destroys contexts: waits for a drain of the GPU, 5 s at most, then for memory that
+ * moves, 60 s at most, and keeps the next one of each off, and loads. Goes on without what did not end.
  */
-bool nvs_context_hold(struct nvs_gpu *gpu);
-void nvs_context_unhold(struct nvs_gpu *gpu);
+struct nvs_context_held nvs_context_hold(struct nvs_gpu *gpu);
+void nvs_context_unhold(struct nvs_gpu *gpu, struct nvs_context_held h);
 
 /*
  * Whether a thread of the shim loads a module into a context of the GPU: who destroys contexts waits

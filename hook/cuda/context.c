@@ -41,7 +41,7 @@ CREATE(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void
 struct hold {
 	struct nvs_gpu *gpu;
 	uint8_t kept[NVS_UUID_SIZE]; /* the GPU then: the process may move while the call is in the driver */
-	bool drain;
+	struct nvs_context_held held;
 };
 
 static struct hold hold_context(struct nvs_gpu *gpu)
@@ -54,14 +54,14 @@ static struct hold hold_context(struct nvs_gpu *gpu)
 		memcpy(h.kept, gpu->device.uuid, NVS_UUID_SIZE);
 		nvs_rm_keep_on(h.kept);
 	}
-	h.drain = nvs_context_hold(gpu);
+	h.held = nvs_context_hold(gpu);
 	return h;
 }
 
 static void unhold_context(const struct hold *h)
 {
-	if (h->drain)
-		nvs_context_unhold(h->gpu);
+	if (h->gpu)
+		nvs_context_unhold(h->gpu, h->held);
 	if (h->gpu)
 		nvs_rm_let_go(h->kept);
 }

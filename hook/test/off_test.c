@@ -19,8 +19,11 @@
 /* core/stream.h, whose words for the driver's types are not those of cudadrv.h */
 struct nvs_gpu;
 struct nvs_gpu *nvs_gpu_of_device(int dev);
-bool nvs_context_hold(struct nvs_gpu *gpu);
-void nvs_context_unhold(struct nvs_gpu *gpu);
+struct nvs_context_held {
+	bool drain, move;
+};
+struct nvs_context_held nvs_context_hold(struct nvs_gpu *gpu);
+void nvs_context_unhold(struct nvs_gpu *gpu, struct nvs_context_held h);
 
 static uint8_t gpu[NVS_RM_UUID];
 static CUcontext context;
@@ -84,11 +87,14 @@ static atomic_bool drains;
 /* As a drain: waits for the GPU under the lock that the end of a context wants. */
 static void *drain(void *ctx)
 {
+	struct nvs_context_held held;
+
 	CU(cuCtxSetCurrent(ctx));
-	CHECK(nvs_context_hold(nvs_gpu_of_device(0)));
+	held = nvs_context_hold(nvs_gpu_of_device(0));
+	CHECK(held.drain);
 	atomic_store(&drains, true);
 	CU(cuCtxSynchronize());
-	nvs_context_unhold(nvs_gpu_of_device(0));
+	nvs_context_unhold(nvs_gpu_of_device(0), held);
 	return NULL;
 }
 

@@ -30,6 +30,7 @@ static CUstream stream, other;
 static CUfunction spin;
 static uint64_t room;  /* of the page; 0: nothing is swapped */
 static uint32_t flags; /* the same */
+static bool primary;   /* the context is the device's own */
 
 static struct nvs_rm_state state(void)
 {
@@ -70,7 +71,12 @@ static void begin(void)
 	fake.page->features = NVS_FEATURE_PREEMPT;
 	fake.page->slot[0].room = room;
 	fake.page->slot[0].flags = flags;
-	CU(cuCtxCreate_v2(&context, 0, 0));
+	if (primary) {
+		CU(cuDevicePrimaryCtxRetain(&context, 0));
+		CU(cuCtxSetCurrent(context));
+	} else {
+		CU(cuCtxCreate_v2(&context, 0, 0));
+	}
 	fake_attach(&fake);
 	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
 	CU(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
@@ -309,6 +315,40 @@ static void memory_comes_in_beside_the_work(void)
 	CHECK(cuStreamQuery(stream) == CUDA_ERROR_NOT_READY);
 	launch_on(other, 1);
 	CU(cuStreamSynchronize(other));
+	end();
+}
+
+static atomic_bool was_reset;
+
+static void *reset(void *unused)
+{
+	(void)unused;
+	CU(cuDevicePrimaryCtxReset(0));
+	atomic_store(&was_reset, true);
+	return NULL;
+}
+
+/* A reset goes on beside a drain that does not end within five seconds, but not beside memory that moves, nor that beside it. */
+static void memory_does_not_move_in_a_reset(void)
+{
+	CUdeviceptr p;
+	pthread_t t;
+
+	primary = true;
+	room = 1ull << 30;
+	flags = NVS_SLOT_STILL;
+	hold_with(10000);
+	CHECK(preempted(ask_back(5)) && state().off);
+	expect_request();
+	__atomic_store_n(&fake.page->slot[0].flags, 0, __ATOMIC_SEQ_CST);
+	CU(cuMemAlloc_v2(&p, 64 << 20));
+	CHECK(pthread_create(&t, NULL, reset, NULL) == 0);
+	nap_ms(6000);
+	fake_grant(&fake, 0, 6);
+	while (!(expect(NVS_MOVED).code & NVS_MOVED_READY))
+		;
+	CHECK(atomic_load(&was_reset));
+	CHECK(pthread_join(t, NULL) == 0);
 	end();
 }
 
@@ -1044,6 +1084,7 @@ static const struct test_case cases[] = {
 	CASE(where_memory_may_leave_cuts_are_late),
 	CASE(where_all_fits_drains_are_cut),
 	CASE(memory_comes_in_beside_the_work),
+	CASE(memory_does_not_move_in_a_reset),
 	CASE(what_is_freed_waits_beside_two_contexts),
 	CASE(what_is_freed_waits_for_a_green_context),
 	CASE(a_driver_without_the_controls),
