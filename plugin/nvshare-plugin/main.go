@@ -205,7 +205,8 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) (err error) {
 		return err
 	}
 	if f.place {
-		return n.placed.place()
+		_, err := n.placed.place()
+		return err
 	}
 	if f.noNRI {
 		_, err := n.refresh(ctx)

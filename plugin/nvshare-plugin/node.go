@@ -43,7 +43,7 @@ type node struct {
 	cdiDir  string
 	every   time.Duration // between looks for changes
 
-	seen      string   // fingerprint from before the last refresh that succeeded
+	seen      string   // fingerprint from before the last refresh; "" if that failed or changed a file
 	hostFiles []string // what the last look found that the specs need of the host
 	noCover   string   // why pods have a bind mount of the shim, as it was logged last
 }
@@ -51,10 +51,13 @@ type node struct {
 // refresh puts the placed files right, looks for GPUs and driver, and writes or
 // removes the specs.
 func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
-	// The fingerprint is from before the look, so that no change is missed. The specs
-	// that are written, and other files that they need, then cause one more look.
+	// The fingerprint is from before the look, so that no change is missed. Where this look
+	// changes files, that fingerprint shows what was wrong, and the same can go wrong again at
+	// once: it is not kept, so that one more look follows, as after an error.
 	seen := n.fingerprint()
-	if err := n.placed.place(); err != nil {
+	n.seen = ""
+	placed, err := n.placed.place()
+	if err != nil {
 		return nil, err
 	}
 	found, inv, err := n.see(ctx)
@@ -66,7 +69,9 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 		if err != nil {
 			return nil, err
 		}
-		n.seen = seen
+		if !placed && !removed {
+			n.seen = seen
+		}
 		n.log.Infof("%s (is the NVIDIA driver loaded? nvidia-smi -L lists its GPUs); CDI specs in %s removed: %t", found.Source, n.cdiDir, removed)
 		return inv, nil
 	}
@@ -74,7 +79,9 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.seen = seen
+	if !placed && !changed {
+		n.seen = seen
+	}
 	n.log.Infof("%d GPUs (%s): %s; CDI specs in %s written: %t", len(found.GPUs), found.Source, strings.Join(cdi.Names(found.GPUs), " "), n.cdiDir, changed)
 	return inv, nil
 }
@@ -180,7 +187,7 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 		n.health.Problem(nodePart, err)
 		retry = nil
 		if err != nil {
-			n.seen, retry = "", time.After(retryInterval)
+			retry = time.After(retryInterval)
 		}
 		switch {
 		case err == nil:

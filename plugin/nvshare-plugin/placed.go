@@ -54,40 +54,40 @@ type errNotPlaced struct{ error }
 
 func (e errNotPlaced) Unwrap() error { return e.error }
 
-// place puts right what is missing or not as it was placed. Its error is an
-// errNotPlaced. The directory of the scheduler is made so that containers can start
-// before the scheduler.
-func (p *placed) place() error {
-	changed, shimErr := cdi.PlaceShim(p.shim, p.libDir)
-	if changed {
+// place puts right what is missing or not as it was placed, and reports whether that
+// changed anything. Its error is an errNotPlaced. The directory of the scheduler is made
+// so that containers can start before the scheduler.
+func (p *placed) place() (changed bool, err error) {
+	shim, shimErr := cdi.PlaceShim(p.shim, p.libDir)
+	if shim {
 		p.log.Infof("placed %s in %s", cdi.ShimFile, p.libDir)
 	}
-	changed, hookErr := cdi.Place(p.hook, p.hookPath)
-	if changed {
+	hook, hookErr := cdi.Place(p.hook, p.hookPath)
+	if hook {
 		p.log.Infof("placed %s", p.hookPath)
 	}
-	dirErr := p.makeTenantDir()
+	dir, dirErr := p.makeTenantDir()
 	if dirErr != nil {
 		dirErr = fmt.Errorf("make the directory that containers share with the scheduler: %w", dirErr)
 	}
-	if err := errors.Join(shimErr, hookErr, dirErr); err != nil {
-		return errNotPlaced{err}
+	if err = errors.Join(shimErr, hookErr, dirErr); err != nil {
+		err = errNotPlaced{err}
 	}
-	return nil
+	return shim || hook || dir, err
 }
 
 // makeTenantDir makes the directory for containers, unless the run directory is that of
 // another user: the scheduler of that user makes its own, and refuses somebody else's.
-func (p *placed) makeTenantDir() error {
+func (p *placed) makeTenantDir() (made bool, err error) {
 	if info, err := os.Stat(p.tenantDir); err == nil && info.IsDir() {
-		return nil
+		return false, nil
 	}
 	runDir := filepath.Dir(p.tenantDir)
 	var st unix.Stat_t
 	if err := unix.Stat(runDir, &st); err == nil && int(st.Uid) != os.Geteuid() {
-		return fmt.Errorf("%s is not there; %s belongs to user %d, whose nvshare-scheduler makes it", p.tenantDir, runDir, st.Uid)
+		return false, fmt.Errorf("%s is not there; %s belongs to user %d, whose nvshare-scheduler makes it", p.tenantDir, runDir, st.Uid)
 	}
-	return cdi.MakeDir(p.tenantDir)
+	return true, cdi.MakeDir(p.tenantDir)
 }
 
 // dirs are the directories to watch.

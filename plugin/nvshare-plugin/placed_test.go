@@ -99,6 +99,33 @@ func TestPlacedFilesAreKeptRight(t *testing.T) {
 	}
 }
 
+// What is put right and then goes wrong in the same way, before the next look, is put right
+// again: a look that wrote something must not take what it saw before for what it left.
+func TestSameHarmTwiceIsSeen(t *testing.T) {
+	root, args := host(t, 1)
+	n := nodeOn(t, root, args)
+	for _, file := range []string{
+		"/var/lib/nvshare/lib/current/libnvshare.so", "/var/lib/nvshare/lib/current", "/var/lib/nvshare/bin/nvshare-cdi-hook",
+		"/run/nvshare/tenant", "/run/cdi/" + cdi.FileName(cdi.Kind), "/run/cdi/" + cdi.FileName(cdi.KindNRI),
+	} {
+		for looks := 0; n.fingerprint() != n.seen; looks++ {
+			if looks == 3 {
+				t.Fatal("it looks again and again")
+			}
+			n.look(t.Context())
+		}
+		for range 2 {
+			if err := os.Remove(root + file); err != nil {
+				t.Fatal(err)
+			}
+			if n.fingerprint() == n.seen {
+				t.Errorf("%s was removed, and nobody looks", file)
+			}
+			n.look(t.Context())
+		}
+	}
+}
+
 // While a file cannot be placed, as on a full disk, the plugin serves on, refuses pods
 // and says why. It gives GPUs as soon as the file is there.
 func TestServesWhileFilesCannotBePlaced(t *testing.T) {
@@ -154,7 +181,7 @@ func TestRunDirectoryOfAnotherUser(t *testing.T) {
 		t.Skip("needs root: ", err)
 	}
 	n := nodeOn(t, root, args)
-	err := n.placed.place()
+	_, err := n.placed.place()
 	if !errors.As(err, new(errNotPlaced)) || !strings.Contains(err.Error(), "user 3000") {
 		t.Errorf("without the directory: %v", err)
 	}
@@ -164,7 +191,7 @@ func TestRunDirectoryOfAnotherUser(t *testing.T) {
 	if err := os.Mkdir(run+"/tenant", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.placed.place(); err != nil {
+	if _, err := n.placed.place(); err != nil {
 		t.Errorf("with the directory: %v", err)
 	}
 }
