@@ -55,8 +55,8 @@ func place(data []byte, to string) (changed bool, err error) {
 var shimVersion = regexp.MustCompile(`^[0-9a-f]{16}$`)
 
 const (
-	// emptyDir is the name of Paths.EmptyDir.
-	emptyDir = "empty"
+	// EmptyDir is the name of Paths.EmptyDir.
+	EmptyDir = "empty"
 	// keptShims is how many shims stay on a host. A container keeps the shim that it
 	// was created with. Without that shim its new processes would run unarbitrated.
 	keptShims = 16
@@ -76,7 +76,11 @@ func PlaceShim(from, libDir string) (changed bool, err error) {
 	if changed, err = place(data, filepath.Join(libDir, version, ShimFile)); err != nil {
 		return changed, err
 	}
-	if err := MakeDir(filepath.Join(libDir, emptyDir)); err != nil {
+	empty := filepath.Join(libDir, EmptyDir)
+	if _, err := os.Stat(empty); err != nil {
+		changed = true
+	}
+	if err := MakeDir(empty); err != nil {
 		return changed, fmt.Errorf("place %s on the host: %w", ShimFile, err)
 	}
 	link := filepath.Join(libDir, ShimLink)
@@ -141,7 +145,7 @@ func Shims(libDir string) (paths []string, err error) {
 				paths = append(paths, file)
 			}
 			paths = append(paths, path)
-		case e.Name() == emptyDir, e.Name() == ShimLink && e.Type() == fs.ModeSymlink:
+		case e.Name() == EmptyDir, e.Name() == ShimLink && e.Type() == fs.ModeSymlink:
 			paths = append(paths, path)
 		}
 	}
@@ -155,7 +159,7 @@ var lowerFileSystems = []int64{unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix
 // EmptyDirFor returns Paths.EmptyDir for the shims in libDir, a path of the host
 // whose root is at hostRoot; "" and a reason: an overlay is not sure to work there.
 func EmptyDirFor(hostRoot, libDir string) (dir, why string) {
-	dir = filepath.Join(libDir, emptyDir)
+	dir = filepath.Join(libDir, EmptyDir)
 	if strings.ContainsAny(dir, `:,\`) {
 		return "", "the path has characters that mount options cannot have"
 	}

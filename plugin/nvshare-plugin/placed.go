@@ -99,7 +99,7 @@ func (p *placed) dirs() []string {
 // Nobody but the kernel sets the time of a file's latest change (ctime).
 func (p *placed) fingerprint() string {
 	var b strings.Builder
-	for _, path := range []string{p.shim, filepath.Join(p.libDir, cdi.ShimLink, cdi.ShimFile), p.hook, p.hookPath, p.tenantDir} {
+	for _, path := range []string{p.shim, filepath.Join(p.libDir, cdi.ShimLink, cdi.ShimFile), filepath.Join(p.libDir, cdi.EmptyDir), p.hook, p.hookPath, p.tenantDir} {
 		var st unix.Stat_t
 		if err := unix.Stat(path, &st); err != nil {
 			fmt.Fprintln(&b, path, err)

@@ -105,7 +105,7 @@ func TestSameHarmTwiceIsSeen(t *testing.T) {
 	root, args := host(t, 1)
 	n := nodeOn(t, root, args)
 	for _, file := range []string{
-		"/var/lib/nvshare/lib/current/libnvshare.so", "/var/lib/nvshare/lib/current", "/var/lib/nvshare/bin/nvshare-cdi-hook",
+		"/var/lib/nvshare/lib/current/libnvshare.so", "/var/lib/nvshare/lib/current", "/var/lib/nvshare/lib/empty", "/var/lib/nvshare/bin/nvshare-cdi-hook",
 		"/run/nvshare/tenant", "/run/cdi/" + cdi.FileName(cdi.Kind), "/run/cdi/" + cdi.FileName(cdi.KindNRI),
 	} {
 		for looks := 0; n.fingerprint() != n.seen; looks++ {
