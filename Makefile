@@ -116,7 +116,7 @@ BOUNDS := e2e-k8s:90m test-unit:60m test-race:60m test-c:45m test-e2e:60m test-c
 SUITES := $(foreach b,$(BOUNDS),$(firstword $(subst :, ,$b)))
 BESIDE := lint test-release
 JOBS ?= 2
-test: root deps build simgpu ## every test (15 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
+test: root deps build simgpu ## every test (less than 20 minutes on 2 cores, and 10 minutes once, to build Kubernetes); make test SUITES='test-c lint' runs some
 	@exec env BESIDE='$(BESIDE)' BOUNDS='$(BOUNDS)' AT_END='$(GIVE_BACK)' sh tests/suites/run.sh $(BUILD)/log $(JOBS) $(SUITES)
 
 # $(call TEST,PACKAGES) names each package as it ends, and in the end each test that failed or was
