@@ -90,7 +90,6 @@ func TestPluginUnitPermits(t *testing.T) {
 	}
 	for _, c := range []struct{ setting, word, to string }{
 		{"CapabilityBoundingSet", "CAP_KILL", "end a container of another user (--audit stop)"},
-		{"RestrictAddressFamilies", "AF_NETLINK", "hear what the kernel says of GPUs (cdi/watch.go)"},
 	} {
 		_, value, _ := strings.Cut(string(text), "\n"+c.setting+"=")
 		value, _, _ = strings.Cut(value, "\n")

@@ -28,7 +28,6 @@ func withWarden(t *testing.T, flags ...string) *site {
 	s.letAllEnter()
 	s.check(os.Chmod(filepath.Join(s.dir, "sim", "run"), 0o777))
 	s.startWarden()
-	t.Cleanup(func() { _ = s.warden.Process.Kill(); _ = s.warden.Wait() })
 	s.startScheduler(append([]string{"--warden", s.dir + "/warden/warden.sock"}, flags...)...)
 	s.until("the warden is there", func() error {
 		r, err := s.status()

@@ -32,7 +32,23 @@ func (s *site) startWarden() *exec.Cmd {
 	cmd.Stderr = log
 	s.check(cmd.Start())
 	s.warden = cmd
+	s.t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		s.guardEnds()
+	})
 	return cmd
+}
+
+// guardEnds waits for the guard of a warden that has ended, which writes to the directory until then.
+func (s *site) guardEnds() {
+	lock, err := os.Open(s.dir + "/warden/lock")
+	if errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	s.check(err)
+	defer lock.Close()
+	s.until("the guard has ended", func() error { return unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
 }
 
 // mayCopy skips where the kernel lets this user copy no descriptor of another process.
@@ -105,7 +121,6 @@ func TestCoreLimitWithoutTheShim(t *testing.T) {
 	s.letAllEnter()
 	s.check(os.Chmod(filepath.Join(s.dir, "sim", "run"), 0o777))
 	warden := s.startWarden()
-	t.Cleanup(func() { _ = warden.Process.Kill(); _ = warden.Wait() })
 	s.startScheduler("--warden", s.dir+"/warden/warden.sock")
 	s.limit(limited, limit)
 	x := s.startTenant("x", ahead, bare(limited))
