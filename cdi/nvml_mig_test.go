@@ -192,6 +192,7 @@ func TestErrorsOfALateGPU(t *testing.T) {
 
 // Programs that draw (OpenGL, Vulkan) are in a list of their own.
 func TestProcessesThatDraw(t *testing.T) {
+	computing := nvml.SUCCESS
 	s := Sampler{lib: &mock.Interface{
 		ExtensionsFunc: func() nvml.ExtendedInterface {
 			return &mock.ExtendedInterface{LookupSymbolFunc: func(symbol string) error {
@@ -207,7 +208,7 @@ func TestProcessesThatDraw(t *testing.T) {
 			return &mock.Device{
 				GetUUIDFunc: func() (string, nvml.Return) { return uuidA, nvml.SUCCESS },
 				GetComputeRunningProcessesFunc: func() ([]nvml.ProcessInfo, nvml.Return) {
-					return []nvml.ProcessInfo{{Pid: 1, UsedGpuMemory: 10}, {Pid: 2, UsedGpuMemory: 20}}, nvml.SUCCESS
+					return []nvml.ProcessInfo{{Pid: 1, UsedGpuMemory: 10}, {Pid: 2, UsedGpuMemory: 20}}, computing
 				},
 				GetGraphicsRunningProcessesFunc: func() ([]nvml.ProcessInfo, nvml.Return) {
 					return []nvml.ProcessInfo{{Pid: 2, UsedGpuMemory: 20}, {Pid: 3, UsedGpuMemory: 30}}, nvml.SUCCESS
@@ -225,5 +226,11 @@ func TestProcessesThatDraw(t *testing.T) {
 	}
 	if got, want := samples[0].Draws, map[uint32]bool{3: true}; !maps.Equal(got, want) {
 		t.Errorf("who only draws: got %v, want %v", got, want)
+	}
+
+	// Where the driver does not say who computes, it is not known who uses the GPU.
+	computing = nvml.ERROR_UNKNOWN
+	if samples, err := s.ask(); err != nil || len(samples) != 1 || samples[0].Processes != nil {
+		t.Errorf("got %v, %v", samples, err)
 	}
 }

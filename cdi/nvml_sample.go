@@ -146,7 +146,7 @@ func (s *Sampler) measure(dev nvml.Device, sample *Sample) {
 			sample.Processes = memoryOf(ps)
 		}
 	}
-	if s.has("nvmlDeviceGetGraphicsRunningProcesses") {
+	if sample.Processes != nil && s.has("nvmlDeviceGetGraphicsRunningProcesses") {
 		if ps, ret := dev.GetGraphicsRunningProcesses(); ret == nvml.SUCCESS {
 			sample.addGraphics(memoryOf(ps))
 		}
@@ -171,9 +171,6 @@ func memoryOf(ps []nvml.ProcessInfo) map[uint32]uint64 {
 
 // addGraphics adds the processes that draw. The driver lists one that computes as well in both lists, with the same memory.
 func (s *Sample) addGraphics(memory map[uint32]uint64) {
-	if s.Processes == nil {
-		s.Processes = map[uint32]uint64{}
-	}
 	s.Draws = map[uint32]bool{}
 	for pid, bytes := range memory {
 		if _, computes := s.Processes[pid]; !computes {
