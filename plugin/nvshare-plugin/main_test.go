@@ -436,7 +436,7 @@ containerEdits: {hooks: [{hookName: createContainer, path: /usr/bin/nvidia-cdi-h
 }
 
 // On a host without NRI the plugin is there for podman and Docker: the specs
-// follow NVIDIA's by the kernel's word, for the next look would be a minute later.
+// follow NVIDIA's by the kernel's word, for the next look would be ten seconds later.
 func TestWithoutNRISpecsAreKeptRight(t *testing.T) {
 	t.Setenv("NVSHARE_SIMGPU", "")
 	t.Setenv("NVSHARE_RUN_DIR", "")

@@ -63,7 +63,7 @@ func holds(file, want string) error {
 }
 
 // What the plugin has placed is put right at once, whatever is done to it: without the
-// shim, nobody's work would be arbitrated. The next look would be a minute later.
+// shim, nobody's work would be arbitrated. The next look would be ten seconds later.
 func TestPlacedFilesAreKeptRight(t *testing.T) {
 	root, args := host(t, 1)
 	serving(t, root, args)

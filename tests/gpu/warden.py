@@ -89,14 +89,12 @@ def worker(kind, uid, command):
         say("progress", launches=n)
 
 
-def gemm(torch):
-    """Some products are always ahead of the GPU. All is zero: the power limit then holds no clock down."""
-    a, b = (torch.zeros(N, N, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    c = torch.empty_like(a)
+def ahead(torch, submit):
+    """A step that submits, waits for what was submitted AHEAD steps before, and returns how much of that has ended."""
     pending = []
 
     def step():
-        torch.matmul(a, b, out=c)
+        submit()
         e = torch.cuda.Event()
         e.record()
         pending.append(e)
@@ -105,6 +103,13 @@ def gemm(torch):
         pending.pop(0).synchronize()
         return 1
     return step
+
+
+def gemm(torch):
+    """Some products are always ahead of the GPU. All is zero: the power limit then holds no clock down."""
+    a, b = (torch.zeros(N, N, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    c = torch.empty_like(a)
+    return ahead(torch, lambda: torch.matmul(a, b, out=c))
 
 
 def replay(torch):
@@ -116,18 +121,7 @@ def replay(torch):
     with torch.cuda.graph(graph):
         for _ in range(8):
             torch.matmul(a, b, out=c)
-    pending = []
-
-    def step():
-        graph.replay()
-        e = torch.cuda.Event()
-        e.record()
-        pending.append(e)
-        if len(pending) < AHEAD:
-            return 0
-        pending.pop(0).synchronize()
-        return 1
-    return step
+    return ahead(torch, graph.replay)
 
 
 def decoder(torch):
