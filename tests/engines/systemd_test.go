@@ -202,7 +202,6 @@ printf '[Service]\nEnvironment=NVSHARE_SIMGPU=/simgpu\n%s\n%s\n%s\n%s\n%s\n' \
 	"ExecStartPost=/bin/sh -c 'test -d /proc/1/root/etc'" \
 	"ExecStartPost=/bin/sh -c 'mknod /dev/nvidia-test c 1 3 && head -c 0 /dev/nvidia-test && rm /dev/nvidia-test'" \
 	"ExecStartPost=/bin/sh -c 'kill -0 \$\$(systemctl show --value -p MainPID nvshare-scheduler.service)'" \
-	"ExecStartPost=/usr/bin/perl -e 'socket(my \$\$s, 16, 2, 15) or die'" \
 	>/etc/systemd/system/nvshare-plugin.service.d/test.conf
 mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler left it
 `, "prepare", buildDir)

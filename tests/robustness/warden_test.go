@@ -161,7 +161,7 @@ func TestCoreLimitWithoutTheShim(t *testing.T) {
 		}
 		return nil
 	})
-	warden = s.startWarden()
+	s.startWarden()
 	s.until("it is held again", func() error {
 		if how := s.how(x); !strings.Contains(how, "were on for") {
 			return fmt.Errorf("it is %s", how)
