@@ -90,35 +90,38 @@ func (g *guard) start() error {
 		g.pipe, g.busy = w, false
 	}
 	g.mu.Unlock()
-	g.gone.Go(func() {
-		err := cmd.Wait()
-		g.mu.Lock()
-		if g.pipe != nil {
-			g.pipe.Close()
-			g.pipe = nil
+	g.gone.Go(func() { g.await(cmd) })
+	return nil
+}
+
+// await waits for the end of the guard, after which another one is started.
+func (g *guard) await(cmd *exec.Cmd) {
+	err := cmd.Wait()
+	g.mu.Lock()
+	if g.pipe != nil {
+		g.pipe.Close()
+		g.pipe = nil
+	}
+	over := g.over
+	g.mu.Unlock()
+	if over {
+		return
+	}
+	g.log.WithError(err).Warn("the guard has ended: all channels go on, and another one starts")
+	g.ended()
+	for {
+		if err := g.start(); err == nil {
+			return
 		}
+		g.log.WithError(err).Error("nobody is taken off the GPU until there is a guard")
+		time.Sleep(time.Second)
+		g.mu.Lock()
 		over := g.over
 		g.mu.Unlock()
 		if over {
 			return
 		}
-		g.log.WithError(err).Warn("the guard has ended: all channels go on, and another one starts")
-		g.ended()
-		for {
-			if err := g.start(); err == nil {
-				return
-			}
-			g.log.WithError(err).Error("nobody is taken off the GPU until there is a guard")
-			time.Sleep(time.Second)
-			g.mu.Lock()
-			over := g.over
-			g.mu.Unlock()
-			if over {
-				return
-			}
-		}
-	})
-	return nil
+	}
 }
 
 // watches tells the guard that somebody will be off. false: there is none.
