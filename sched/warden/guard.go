@@ -33,6 +33,9 @@ const (
 
 const guardReady = "ready\n"
 
+// guardStart is how long a guard may take to start, on a machine that does much else.
+const guardStart = 30 * time.Second
+
 // guard is the warden's side.
 type guard struct {
 	command []string
@@ -71,7 +74,9 @@ func (g *guard) start() error {
 		w.Close()
 		return fmt.Errorf("start the guard: %w", err)
 	}
+	late := time.AfterFunc(guardStart, func() { _ = cmd.Process.Kill() }) // ends what it says, too
 	line, err := bufio.NewReader(out).ReadString('\n')
+	late.Stop()
 	if err != nil || line != guardReady {
 		w.Close()
 		_ = cmd.Process.Kill()
@@ -79,37 +84,44 @@ func (g *guard) start() error {
 		return fmt.Errorf("the guard did not start: %q, %w", line, err)
 	}
 	g.mu.Lock()
-	g.pipe, g.busy = w, false
+	if g.over { // since this one was started: it ends with its pipe
+		w.Close()
+	} else {
+		g.pipe, g.busy = w, false
+	}
 	g.mu.Unlock()
-	g.gone.Go(func() {
-		err := cmd.Wait()
-		g.mu.Lock()
-		if g.pipe != nil {
-			g.pipe.Close()
-			g.pipe = nil
+	g.gone.Go(func() { g.await(cmd) })
+	return nil
+}
+
+// await waits for the end of the guard, after which another one is started.
+func (g *guard) await(cmd *exec.Cmd) {
+	err := cmd.Wait()
+	g.mu.Lock()
+	if g.pipe != nil {
+		g.pipe.Close()
+		g.pipe = nil
+	}
+	over := g.over
+	g.mu.Unlock()
+	if over {
+		return
+	}
+	g.log.WithError(err).Warn("the guard has ended: all channels go on, and another one starts")
+	g.ended()
+	for {
+		if err := g.start(); err == nil {
+			return
 		}
+		g.log.WithError(err).Error("nobody is taken off the GPU until there is a guard")
+		time.Sleep(time.Second)
+		g.mu.Lock()
 		over := g.over
 		g.mu.Unlock()
 		if over {
 			return
 		}
-		g.log.WithError(err).Warn("the guard has ended: all channels go on, and another one starts")
-		g.ended()
-		for {
-			if err := g.start(); err == nil {
-				return
-			}
-			g.log.WithError(err).Error("nobody is taken off the GPU until there is a guard")
-			time.Sleep(time.Second)
-			g.mu.Lock()
-			over := g.over
-			g.mu.Unlock()
-			if over {
-				return
-			}
-		}
-	})
-	return nil
+	}
 }
 
 // watches tells the guard that somebody will be off. false: there is none.
@@ -157,7 +169,7 @@ func (g *guard) end() {
 	g.gone.Wait()
 }
 
-// RunGuard is the guard. It ends when the warden has, and all is on.
+// RunGuard is the guard. It ends when the warden has, and all is on. What it cannot put on stays in the ledger.
 func RunGuard(dir string, d rm.Driver, log *logrus.Entry) error {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT) // they are for the warden, whose end is enough
 	l, err := newLedger(dir)
@@ -187,17 +199,17 @@ func watch(pipe *os.File, l *ledger, d rm.Driver, log *logrus.Entry) error {
 		select {
 		case word, ok := <-words:
 			if !ok {
-				n, err := free(d, l)
+				n, left, err := free(d, l)
 				if n > 0 {
 					log.Warnf("the warden has ended: the channels of %d processes go on", n)
 				}
-				return errors.Join(err, l.clear())
+				return errors.Join(err, l.keep(left))
 			}
 			if silence = nil; word == beatBusy {
 				silence = time.After(order.Lease)
 			}
 		case <-silence:
-			n, err := free(d, l)
+			n, _, err := free(d, l)
 			log.WithError(err).Warnf("the warden hangs: the channels of %d processes go on", n)
 			silence = time.After(order.Lease)
 		}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -87,11 +88,14 @@ func (l *ledger) forget(pids ...int) error {
 	return l.write()
 }
 
-// clear forgets all.
-func (l *ledger) clear() error {
+// keep forgets all but these.
+func (l *ledger) keep(left []entry) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	clear(l.entries)
+	for _, e := range left {
+		l.entries[e.PID] = e
+	}
 	return l.write()
 }
 
@@ -149,39 +153,60 @@ func (l *ledger) read() ([]entry, error) {
 	return f.Entries, nil
 }
 
-// Putting all on is tried again for so long.
+// Putting all on is tried again for so long. Who hangs is waited for longer: on a machine that does much else the
+// driver's answer takes its time. Both are less than lockWait.
 const (
 	freeFor   = 5 * time.Second
 	freePause = 20 * time.Millisecond
+	hangsFor  = 30 * time.Second
 )
 
-// free puts on what the file says may be off, and returns how many processes that were.
-func free(d rm.Driver, l *ledger) (n int, err error) {
+var errLate = fmt.Errorf("the driver or the process has not answered within %v", hangsFor)
+
+// allAtOnce calls do for all at the same time, because a driver or a process may hang. It returns how each ended:
+// errLate, if it has not within hangsFor.
+func allAtOnce[T any](all []T, do func(T) error) []error {
+	type result struct {
+		i   int
+		err error
+	}
+	failed, results := slices.Repeat([]error{errLate}, len(all)), make(chan result, len(all))
+	for i, one := range all {
+		go func() { results <- result{i, do(one)} }()
+	}
+	late := time.NewTimer(hangsFor)
+	defer late.Stop()
+	for range all {
+		select {
+		case r := <-results:
+			failed[r.i] = r.err
+		case <-late.C:
+			return failed
+		}
+	}
+	return failed
+}
+
+// free puts on what the file says may be off. It returns how many processes that were, and who is left, with the reasons.
+func free(d rm.Driver, l *ledger) (n int, left []entry, err error) {
 	entries, err := l.read()
 	if err != nil {
-		return 0, err
+		return 0, nil, err
 	}
 	for end := time.Now().Add(freeFor); len(entries) > 0; time.Sleep(freePause) {
-		failed := make([]error, len(entries))
-		var wg sync.WaitGroup
-		for i, e := range entries { // at the same time: a driver or a process may hang
-			wg.Go(func() { failed[i] = freeOne(d, e) })
-		}
-		wg.Wait()
-		var left []entry
-		err = nil
-		for i, e := range entries {
-			if failed[i] != nil {
-				left, err = append(left, e), errors.Join(err, fmt.Errorf("process %d: %w", e.PID, failed[i]))
+		left, err = nil, nil
+		for i, failed := range allAtOnce(entries, func(e entry) error { return freeOne(d, e) }) {
+			if failed != nil {
+				left, err = append(left, entries[i]), errors.Join(err, fmt.Errorf("process %d: %w", entries[i].PID, failed))
 			} else {
 				n++
 			}
 		}
-		if entries = left; len(left) == 0 || time.Now().After(end) {
+		if entries = left; time.Now().After(end) {
 			break
 		}
 	}
-	return n, err
+	return n, left, err
 }
 
 func freeOne(d rm.Driver, e entry) error { return errors.Join(thaw(e.Freezer), putOn(d, e)) }
@@ -195,12 +220,16 @@ func putOn(d rm.Driver, e entry) error {
 		return err
 	}
 	defer unix.Close(pidfd)
-	if err := e.Objects.PutOn(d, pidfd, 2*maxOffs); err == nil {
+	failed := e.Objects.PutOn(d, pidfd, 2*maxOffs)
+	if failed == nil {
 		return nil
 	}
 	now, err := rm.Look(d, e.PID, pidfd, rm.Objects{}, true) // it has other descriptors than before
 	if err != nil {
-		return err
+		return errors.Join(failed, err)
+	}
+	if _, channels := now.Count(); channels == 0 { // it lives, and has those that the driver has refused to put on
+		return failed
 	}
 	return now.PutOn(d, pidfd, 2*maxOffs)
 }

@@ -83,11 +83,13 @@ type process struct {
 
 	mu        sync.Mutex // held over controls
 	objects   rm.Objects
+	switched  rm.Objects // those of them that are off
 	looked    time.Time
 	looking   bool // lookLate is under way
 	lookedAll time.Time
 	offs      int       // how often its channels were taken off
 	until     time.Time // they are off until then
+	failed    string    // why they could not be put on, when that was tried last
 	noted     bool      // in the ledger
 	freezer   string    // of its container, which is stopped; "": it is not
 	used      time.Time // the latest order, or the latest on
@@ -116,11 +118,11 @@ func (p *process) look(d rm.Driver, now time.Time, all bool) error {
 // off takes the channels off that are known. That fails where one of them has ended, so it
 // is tried once more.
 func (p *process) off(d rm.Driver, l *ledger, now time.Time, again bool) error {
-	if p.offs > 0 && !again {
+	if p.offs > 0 && p.offs <= maxOffs && !again {
 		p.until = now.Add(order.Lease)
 		return nil
 	}
-	if p.offs == maxOffs { // so that the count is known: it puts its channels on by itself, they are on for a moment
+	if p.offs >= maxOffs { // so that the count is known: it puts its channels on by itself, they are on for a moment
 		if err := p.on(d, now, 0); err != nil {
 			return err
 		}
@@ -150,6 +152,7 @@ func (p *process) switchOff(d rm.Driver, l *ledger, now time.Time) error {
 	p.noted = true
 	p.offs++
 	p.until = now.Add(order.Lease)
+	p.switched = p.objects
 	err := p.objects.Switch(d, p.pidfd, false)
 	if err == nil {
 		return nil
@@ -190,22 +193,22 @@ func (p *process) freeze(d rm.Driver, l *ledger, now time.Time, container string
 	return nil
 }
 
-// lookLate takes off what came since the latest look. It is done after an order was answered.
+// lookLate takes off what came since channels were taken off. It is done after an order was answered.
 func (p *process) lookLate(d rm.Driver, l *ledger, now time.Time) error {
-	if p.offs == 0 || now.Sub(p.looked) < lookAgain {
+	if p.offs == 0 {
 		return nil
 	}
-	old := p.objects
 	if err := p.look(d, now, now.Sub(p.lookedAll) > lookAll); err != nil {
 		return err
 	}
-	come := p.objects.Channels(old)
+	come := p.objects.Channels(p.switched) // another order may have found them
 	if len(come.Clients) == 0 {
 		return nil
 	}
 	if err := l.note(p.entry()); err != nil {
 		return err
 	}
+	p.switched = p.objects
 	if err := come.Switch(d, p.pidfd, false); err != nil {
 		return errors.Join(err, p.on(d, now, 2*maxOffs))
 	}
@@ -227,7 +230,7 @@ func (p *process) on(d rm.Driver, now time.Time, times int) error {
 		err = errGone
 	}
 	if err == nil || errors.Is(err, errGone) {
-		p.offs, p.used = 0, now
+		p.offs, p.used, p.failed = 0, now, ""
 		return thawed
 	}
 	return errors.Join(thawed, err)

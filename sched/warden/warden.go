@@ -82,14 +82,17 @@ func New(o Options) (*Warden, error) {
 	if w.lock, err = takeLock(filepath.Join(o.Dir, "lock")); err != nil {
 		return nil, err
 	}
-	if n, err := free(o.Driver, l); err != nil {
+	n, left, err := free(o.Driver, l)
+	if err != nil {
 		o.Log.WithError(err).Error("processes whose channels an earlier warden took off may stand still")
-	} else if n > 0 {
+	}
+	if n > 0 {
 		o.Log.Warnf("put the channels of %d processes on, which an earlier warden may have taken off", n)
 	}
-	if err := l.clear(); err != nil {
+	if err := l.keep(left); err != nil {
 		return nil, err
 	}
+	w.adopt(left)
 	if w.guard, err = startGuard(o.Guard, w.lock, o.Log, w.guardEnded); err != nil {
 		return nil, err
 	}
@@ -113,6 +116,18 @@ func newWarden(o Options, l *ledger) *Warden {
 	w := &Warden{Options: o, ledger: l, processes: map[int]*process{}}
 	w.Driver = counted{o.Driver, &w.answers}
 	return w
+}
+
+// adopt makes processes known that are still to be put on: sweep tries again.
+func (w *Warden) adopt(left []entry) {
+	for _, e := range left {
+		p, err := w.process(e.PID, e.Start)
+		if err != nil { // it has ended, or nothing can be done about it
+			w.Log.WithError(err).Warnf("process %d stays written down", e.PID)
+			continue
+		}
+		p.objects, p.offs, p.noted, p.freezer = e.Objects, 2*maxOffs, true, e.Freezer
+	}
 }
 
 // lockWait is how long the guard of an earlier warden may take to put all on, on a machine that does much else.
@@ -304,12 +319,7 @@ func (w *Warden) sweep(now time.Time) {
 		}
 		gone := ended(p.pidfd)
 		if (p.offs > 0 || p.freezer != "") && (gone || now.After(p.until)) {
-			if !gone {
-				w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
-			}
-			if err := p.on(w.Driver, now, 0); err != nil {
-				w.Log.WithError(err).Errorf("process %d: put channels on", p.pid)
-			}
+			w.runOut(p, now, gone)
 		}
 		if p.noted && p.freezer == "" && (gone || p.offs == 0 && now.Sub(p.used) > forgetAfter) {
 			p.noted = false
@@ -326,6 +336,23 @@ func (w *Warden) sweep(now time.Time) {
 	w.guard.beat(!w.ledger.empty())
 }
 
+// runOut puts a process on whose lease has run out, or whose container would stand still after its end. After a failure
+// that is tried again, and said once.
+func (w *Warden) runOut(p *process, now time.Time, gone bool) {
+	if !gone && p.failed == "" {
+		w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
+	}
+	err := p.on(w.Driver, now, 0)
+	if err == nil {
+		return
+	}
+	p.until = now.Add(order.Lease)
+	if p.failed != err.Error() {
+		p.failed = err.Error()
+		w.Log.WithError(err).Errorf("process %d: put channels on: tried again each %v", p.pid, order.Lease)
+	}
+}
+
 func (w *Warden) all() []*process {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -336,21 +363,20 @@ func (w *Warden) all() []*process {
 	return all
 }
 
-// freeAll puts all on that we took off.
+// freeAll puts all on that we took off. Who is late has an error, and is put on when its turn comes; if the warden ends
+// before that, by the guard.
 func (w *Warden) freeAll() error {
 	all := w.all()
-	failed := make([]error, len(all))
-	var wg sync.WaitGroup
-	for i, p := range all {
-		wg.Go(func() {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if err := p.on(w.Driver, time.Now(), 0); err != nil {
-				failed[i] = fmt.Errorf("process %d: %w", p.pid, err)
-			}
-		})
+	failed := allAtOnce(all, func(p *process) error {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.on(w.Driver, time.Now(), 0)
+	})
+	for i, err := range failed {
+		if err != nil {
+			failed[i] = fmt.Errorf("process %d: %w", all[i].pid, err)
+		}
 	}
-	wg.Wait()
 	return errors.Join(failed...)
 }
 

@@ -63,19 +63,23 @@ type holding struct {
 	offAt base.Time // when it was last ordered off
 
 	// What it got.
-	counted, looked, since base.Time     // up to when; of the latest look; of part
-	grantOn, lookOn, had   time.Duration // for how long it was on under its grant; since looked; since since
-	part                   float64       // of the time, before since; -1: not known
-	samples                sampled       // what the driver says
-	before                 float64       // the part of the time of the look before
-	tested, nextTest       base.Time     // it is kept off until then at most, to see whether it is; 0: it is not; not again before that
-	proofs                 int           // looks since then in all of which it was off
-	cheats                 bool          // it has been said that it puts its channels on by itself
-	debt                   time.Duration // what it had too much
-	owed                   time.Duration // what it seems to have had too much beside others, and was not stopped for
-	frozen                 base.Time     // its container is stopped until then; 0: it is not
-	freezes                time.Duration // for how long, until that has been told; 0: it has
-	noFreeze               bool          // its container cannot be stopped
+	counted          base.Time     // until then its time is counted
+	looked           base.Time     // the latest look at what the driver says
+	since            base.Time     // the begin of the span of part
+	grantOn          time.Duration // for how long it was on under its grant
+	lookOn           time.Duration // the same since looked
+	had              time.Duration // the same since since
+	part             float64       // of the time, before since; -1: not known
+	samples          sampled       // what the driver says
+	before           float64       // the part of the time of the look before
+	tested, nextTest base.Time     // it is kept off until then at most, to see whether it is; 0: it is not; not again before that
+	proofs           int           // looks since then in all of which it was off
+	cheats           bool          // it has been said that it puts its channels on by itself
+	debt             time.Duration // what it had too much
+	owed             time.Duration // what it seems to have had too much beside others, and was not stopped for
+	frozen           base.Time     // its container is stopped until then; 0: it is not
+	freezes          time.Duration // for how long, until that has been told; 0: it has
+	noFreeze         bool          // its container cannot be stopped
 }
 
 // hold makes a holding, of which nothing is known yet.

@@ -31,7 +31,7 @@ const (
 )
 
 // tellKernel has the kernel hold tenants with a memory limit to it as well, where it can: each cgroup of theirs, with a
-// process on the GPU. What it refuses was over the limit for the shim too, and by more than cgroup.Slack.
+// process on the GPU. The kernel's limit is higher by cgroup.Slack, so the shim has always refused before.
 func (w *Watch) tellKernel(found map[string][]stranger) {
 	h := w.Holder
 	now := map[limitedOn]uint64{}
