@@ -378,9 +378,9 @@ type list struct {
 // push appends a client that is in no list.
 func (l *list) push(cl *client) { l.insertAfter(l.tail, cl) }
 
-// insert puts a client with a grant, which is in no list, behind those whose grace
-// period began earlier. It begins at the insertion, except for restored grants and
-// those of StepOne, so this passes no others.
+// insert puts a client with a grant, which is in no list, behind those whose grace period began earlier. It
+// begins at the insertion, except for restored grants, those of StepOne, and tenants whose latest drain was slow
+// (lessGrace): these pass others that drain.
 func (l *list) insert(cl *client) {
 	at := l.tail
 	for at != nil && at.grant.graceFrom > cl.grant.graceFrom {
