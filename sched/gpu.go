@@ -54,9 +54,10 @@
 // takes the GPU from none of up to MaxRecorded holders. Check tests all this, except what is
 // about time, in O(clients).
 //
-// Step costs O(log n) in the number of clients. Changes of mode, and what is judged once in some
-// seconds, cost O(n); so does each Step where memory is swapped and more is promised than the
-// GPU has. Work counts the passes. A GPU is not safe for use by several goroutines at once.
+// Step costs O(log n) in the number of clients, and one look at each tenant with a limit that has a grant, at each
+// latency tenant that keeps others out or has no patience, at each gang, and at each GPU's deadline. It costs O(n)
+// where a limit is reached or the mode changes, for what is judged once in some seconds, and where memory is swapped
+// and more is promised than the GPU has. Work counts the passes. A GPU is not safe for use by several goroutines at once.
 package sched
 
 import (

@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/account"
@@ -17,9 +18,9 @@ func latencyTenants() policy {
 	return policy{
 		due: func(c *GPU) (base.Time, bool) {
 			var e base.Earliest
-			for _, t := range c.metered {
-				if t.share.Priority == Latency && c.holds(t, &c.latency) && c.keptOut {
-					e.Either(c.patienceEnds(t))
+			for cl := c.latency.head; cl != nil && c.keptOut; cl = cl.next {
+				if cl.tenant.open > 0 {
+					e.Either(c.patienceEnds(cl.tenant))
 				}
 			}
 			for _, t := range c.spent.items {
@@ -186,36 +187,28 @@ func (c *GPU) lookWhoIsOut() {
 
 // revokeDemoted asks back the latency grants of tenants without patience.
 func (c *GPU) revokeDemoted() {
-	for i := 0; i < len(c.metered) && c.keptOut; i++ {
-		t := c.metered[i]
-		c.bill(t)
-		if t.Demoted() && c.holds(t, &c.latency) {
-			c.revokeTenant(t, &c.latency, PriorityUsedUp)
-			c.standAll(t)
-			i = -1 // the list has changed
+	if !c.keptOut {
+		return
+	}
+	c.looked += 2 * uint64(c.latency.n) // here, and for the deadline
+	var out []*tenant
+	for cl := c.latency.head; cl != nil; cl = cl.next {
+		if c.bill(cl.tenant); cl.tenant.Demoted() {
+			out = append(out, cl.tenant)
 		}
 	}
+	c.revokeAll(out, PriorityUsedUp, &c.latency)
 }
 
 // letBack ends the wait of tenants that have patience again, or whom nobody keeps out.
 func (c *GPU) letBack() {
-	for i := 0; i < len(c.spent.items); i++ {
-		t := c.spent.items[i]
+	c.looked += 2 * uint64(len(c.spent.items))
+	for _, t := range slices.Clone(c.spent.items) {
 		c.bill(t)
 		if !t.Demoted() || c.unwanted() {
 			c.review(t)
-			i = -1 // the list has changed
 		}
 	}
-}
-
-func (c *GPU) holds(t *tenant, l *list) bool {
-	for cl := l.head; cl != nil; cl = cl.next {
-		if cl.tenant == t {
-			return true
-		}
-	}
-	return false
 }
 
 // pauseOrResume shuts the holder's gate while latency tenants are on the GPU or about to
@@ -431,10 +424,8 @@ func (c *GPU) chargeBeside(window time.Duration) {
 			t.UsePatience(window*time.Duration(t.gets)/time.Duration(1000*t.beside), p.patience)
 		}
 	}
-	for _, t := range c.metered { // what is common is gone for those with latency grants, too
-		if t.share.Priority == Latency {
-			t.UsePatience(0, p.patience)
-		}
+	for cl := c.latency.head; cl != nil; cl = cl.next { // what is common is gone for those with latency grants, too
+		cl.tenant.UsePatience(0, p.patience)
 	}
 }
 

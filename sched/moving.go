@@ -212,9 +212,8 @@ func (c *GPU) asideAt(g *grant) base.Time {
 
 // revokeStalled asks back the grants of clients that do not get their memory.
 func (c *GPU) revokeStalled() {
-	for i := 0; i < len(c.moves) && c.isWaitedFor(); i++ {
-		g := c.moves[i]
-		if c.now < c.givesUp(g) {
+	for _, g := range slices.Clone(c.moves) {
+		if !c.isWaitedFor() || !g.move.on || c.now < c.givesUp(g) {
 			continue
 		}
 		t := g.client.tenant
@@ -226,7 +225,6 @@ func (c *GPU) revokeStalled() {
 			}
 		}
 		c.revokeInVain(g)
-		i = -1
 	}
 }
 

@@ -322,6 +322,22 @@ func (c *GPU) bill(t *tenant) {
 
 // ratesOf returns at which rates a tenant is billed as things are.
 func (c *GPU) ratesOf(t *tenant) account.Rates {
+	r := c.limitRatesOf(t)
+	if t.share.Priority == Latency {
+		if has := t.open+t.closing > 0 && c.effective == Exclusive; !has || c.keptOut {
+			r.Patience = time.Duration(c.filledNow()-t.filled+int64(c.now-t.BilledAt())*int64(t.share.Request)) / 100
+			r.KeepsOut = has
+		}
+		r.Common = c.commonPatience()
+	}
+	if t.batch > 0 && t.open+t.closing > 0 {
+		r.Part = c.turnPart(t)
+	}
+	return r
+}
+
+// limitRatesOf returns what of that says how its limit is charged.
+func (c *GPU) limitRatesOf(t *tenant) account.Rates {
 	r := account.Rates{
 		Open: t.open, Closing: t.closing, Fenced: t.fenced,
 		Latency: t.share.Priority == Latency, Slice: t.slice(), Waits: t.queue.n > 0 || t.batch > t.open+t.closing, Tuning: c.tuning,
@@ -345,16 +361,6 @@ func (c *GPU) ratesOf(t *tenant) account.Rates {
 	if t.overlaps() { // its clients have the GPU once, all together
 		r.Open, r.Fenced = min(t.open, 1), min(t.fenced, 1)
 		r.Closing = min(t.closing, 1-r.Open)
-	}
-	if t.share.Priority == Latency {
-		if has := t.open+t.closing > 0 && c.effective == Exclusive; !has || c.keptOut {
-			r.Patience = time.Duration(c.filledNow()-t.filled+int64(c.now-t.BilledAt())*int64(t.share.Request)) / 100
-			r.KeepsOut = has
-		}
-		r.Common = c.commonPatience()
-	}
-	if t.batch > 0 && t.open+t.closing > 0 {
-		r.Part = c.turnPart(t)
 	}
 	return r
 }

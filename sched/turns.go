@@ -255,21 +255,20 @@ func (c *GPU) unthrottle() {
 
 // revokeLimited asks back the grants of tenants without credit.
 func (c *GPU) revokeLimited() {
-	for i := 0; i < len(c.metered); i++ {
-		t := c.metered[i]
-		c.bill(t)
-		if !t.limited() || t.Credit() > 0 || c.now < t.limitFrom {
-			continue
+	c.looked += 2 * uint64(len(c.metered)) // here, and for the deadline
+	var out []*tenant
+	for _, t := range c.metered {
+		if c.bill(t); t.Credit() <= 0 && c.now >= t.limitFrom {
+			out = append(out, t)
 		}
+	}
+	for _, t := range out {
 		if c.kept == t {
 			c.stop(t, LimitReached)
 		}
-		c.revokeTenant(t, &c.open, LimitReached)
-		c.revokeTenant(t, &c.latency, LimitReached)
 		c.review(t) // it may wait, and only its fenced processes have used the credit
-		c.standAll(t)
-		i = -1 // the list has changed
 	}
+	c.revokeAll(out, LimitReached, &c.open, &c.latency)
 }
 
 // creditEnds returns when the tenant's grants will have used up its credit; false if
@@ -278,15 +277,14 @@ func (c *GPU) creditEnds(t *tenant) (base.Time, bool) {
 	if !t.limited() {
 		return 0, false // as most: the rates need not be known
 	}
-	at, ok := t.CreditEnds(c.now, c.ratesOf(t))
+	at, ok := t.CreditEnds(c.now, c.limitRatesOf(t))
 	return max(at, t.limitFrom), ok
 }
 
-// spends says whether the tenant's grants use up its credit or patience, at whose end they are
-// asked back, or its place among those who wait is lost.
+// spends says whether the tenant's grants use up its credit, at whose end they are asked back, or its
+// place among those who wait is lost.
 func (t *tenant) spends() bool {
-	return t.open > 0 && (t.limited() || t.share.Priority == Latency) ||
-		t.fenced > 0 && t.limited() && (t.takesTurn() || t.place == urgent)
+	return t.limited() && (t.open > 0 || t.fenced > 0 && (t.takesTurn() || t.place == urgent))
 }
 
 // meter keeps the list of such tenants.
@@ -380,9 +378,9 @@ type list struct {
 // push appends a client that is in no list.
 func (l *list) push(cl *client) { l.insertAfter(l.tail, cl) }
 
-// insert puts a client with a grant, which is in no list, behind those whose grace
-// period began earlier. It begins at the insertion, except for restored grants and
-// those of StepOne, so this passes no others.
+// insert puts a client with a grant, which is in no list, behind those whose grace period began earlier. It
+// begins at the insertion, except for restored grants, those of StepOne, and tenants whose latest drain was slow
+// (lessGrace): these pass others that drain.
 func (l *list) insert(cl *client) {
 	at := l.tail
 	for at != nil && at.grant.graceFrom > cl.grant.graceFrom {

@@ -220,6 +220,33 @@ func TestWorkByTurns(t *testing.T) {
 	}
 }
 
+// A Step looks at each tenant with a limit that has a grant, and Work says so. That all reach their limits at the same
+// time is as dear for each as that one does.
+func TestWorkOfLimits(t *testing.T) {
+	const events = 100
+	for _, n := range []int{100, 1000} {
+		c := New(Config{Mode: Concurrent, Intact: true})
+		now := base.Time(time.Second)
+		for id := range base.ClientID(n) {
+			c.Step(now, Attach{Client: id + 1, Tenant: fmt.Sprint("t", id), Share: Share{Limit: 50}, Want: true})
+		}
+		before := c.looked
+		for range events {
+			now = now.Add(time.Microsecond)
+			c.Step(now, Tick{})
+		}
+		if passes := float64(c.looked-before) / float64(events*n); passes < 1 || passes > 3 {
+			t.Errorf("a Step looks at each of %d tenants with limits %.1f times, want between 1 and 3", n, passes)
+		}
+		before = c.looked
+		at, _ := c.Deadline()
+		c.Step(at.Add(time.Millisecond), Tick{})
+		if passes := float64(c.looked-before) / float64(n); c.counters.Revokes != uint64(n) || passes > 10 {
+			t.Errorf("%d of %d tenants reach their limits at the same time: the Step looks at each %.1f times, want at most 10", c.counters.Revokes, n, passes)
+		}
+	}
+}
+
 // The Step that judges a window of slices looks at each client and tenant a few times.
 func TestWorkOfAWindow(t *testing.T) {
 	for _, tenants := range []int{50, 500} {

@@ -3,6 +3,7 @@
 package residency
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -113,5 +114,43 @@ func TestCutWorkHasAPlace(t *testing.T) {
 	mem.Released(1, 0)
 	if turns.aside[1] {
 		t.Error("it is granted nothing")
+	}
+}
+
+// A client that comes back to the turns has its work still, and no new minute for it.
+func TestComesBackWithItsWork(t *testing.T) {
+	arenas := NewArenas()
+	mem := New(Config{Swap: true, Capacity: 100, Physical: 100}, &arenas, everybodyWaits{map[base.ClientID]bool{}}, func(base.Action) {})
+	mem.Begin(1, time.Second)
+	for id := base.ClientID(1); id <= 2; id++ {
+		mem.Attach(Client{ID: id, CanMove: true})
+		mem.Reserve(Reserve{Client: id, Total: 60})
+	}
+	mem.Settle()
+	mem.SetActive(1, true)
+	mem.SetCut(1, true)
+	mem.Released(1, 0)
+	for at := base.Time(1); at <= base.Time(1+mostCut); at += base.Time(mostCut / 4) {
+		mem.Begin(at, time.Second)
+		mem.Forget(1)
+		mem.Attach(Client{ID: 1, CanMove: true, Cut: true})
+		mem.Settle()
+		if want := at < base.Time(1+mostCut); mem.rooms.clients[1].cut != want {
+			t.Errorf("after %v its work is waited for: %t", time.Duration(at-1), !want)
+		}
+	}
+}
+
+// Clients are in the order of their ids, however large these are, and a look at all is counted.
+func TestClientsOfATenant(t *testing.T) {
+	arenas := NewArenas()
+	mem := New(Config{}, &arenas, everybodyWaits{map[base.ClientID]bool{}}, func(base.Action) {})
+	ids := []base.ClientID{1, 2, 1<<63 + 1, 1<<64 - 1}
+	for _, id := range ids {
+		mem.Attach(Client{ID: id, Tenant: "a"})
+	}
+	before := mem.Looked()
+	if got := mem.Clients("a"); !slices.Equal(got, ids) || mem.Looked() != before+4 {
+		t.Errorf("clients %d, looked at %d", got, mem.Looked()-before)
 	}
 }

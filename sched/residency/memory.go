@@ -3,6 +3,7 @@
 package residency
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -80,6 +81,7 @@ type Memory struct {
 	out, in  Direction
 	refused  uint64
 	suspends uint64 // of clients
+	looked   uint64 // members that were looked at, in passes over all
 }
 
 // Direction is what was moved one way, and how long that took.
@@ -215,9 +217,9 @@ func (mem *Memory) Overfull() bool {
 // Looked counts what passes over all clients have cost.
 func (mem *Memory) Looked() uint64 {
 	if mem.rooms == nil {
-		return 0
+		return mem.looked
 	}
-	return mem.rooms.looked
+	return mem.looked + mem.rooms.looked
 }
 
 // accountOf is the name under which a tenant's memory is counted.
@@ -424,6 +426,7 @@ func (mem *Memory) Clients(tenant string) (ids []base.ClientID) {
 }
 
 // Forget is for a client that has left the turns: it does not wait for a place any more, and nobody for its work.
+// That its work was cut, and since when, stays: it may come back with that work, but gets no new time for it.
 func (mem *Memory) Forget(id base.ClientID) {
 	if m := mem.members[id]; m != nil {
 		mem.unstrand(m)
@@ -436,12 +439,13 @@ func (mem *Memory) Forget(id base.ClientID) {
 
 // membersOf returns the members of a tenant, in order.
 func (mem *Memory) membersOf(tenant string) (all []*member) {
+	mem.looked += uint64(len(mem.members))
 	for _, m := range mem.members {
 		if m.account == tenant {
 			all = append(all, m)
 		}
 	}
-	slices.SortFunc(all, func(a, b *member) int { return int(a.id) - int(b.id) })
+	slices.SortFunc(all, func(a, b *member) int { return cmp.Compare(a.id, b.id) })
 	return all
 }
 

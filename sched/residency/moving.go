@@ -241,13 +241,15 @@ func (mem *Memory) tellStill(on bool) {
 	}
 }
 
-// withWork returns those, in order, whose work was cut and that somebody may wait for.
+// withWork returns those, in order, whose work was cut and that somebody may wait for, now or later: also one that
+// has nothing to move yet, for its time passes too.
 func (mem *Memory) withWork() (all []*member) {
-	if r := mem.rooms; r.sum.unfinished != 0 || r.sum.finishing != 0 {
-		for _, o := range r.everybody() {
-			if m := mem.members[o.id]; o.cut && m.cutSince != 0 {
-				all = append(all, m)
-			}
+	if mem.still {
+		return nil
+	}
+	for _, o := range mem.rooms.everybody() {
+		if m := mem.members[o.id]; o.cut && m.cutSince != 0 {
+			all = append(all, m)
 		}
 	}
 	return all
@@ -325,14 +327,12 @@ func (mem *Memory) Settle() {
 	if mem.rooms == nil || !mem.unsettled && (mem.due == 0 || mem.now < mem.due) {
 		return
 	}
-	for {
+	for again := true; again; { // it ends, whatever is due: each turn passes somebody over
 		mem.unsettled = false
 		mem.tellRooms()
 		mem.settleStill()
-		if mem.due = mem.nextDue(); mem.due == 0 || mem.due > mem.now {
-			break
-		}
-		mem.passOverStalled()
+		mem.due = mem.nextDue()
+		again = mem.due != 0 && mem.due <= mem.now && mem.passOverStalled()
 	}
 	if m := mem.tellAgain; m != nil {
 		mem.tellAgain = nil
@@ -376,18 +376,19 @@ func (mem *Memory) nextDue() base.Time {
 	return e.At
 }
 
-// passOverStalled passes over clients that do not move out, and reports them later.
-func (mem *Memory) passOverStalled() {
+// passOverStalled passes over clients that do not move out, and reports them later. It reports whether there was one.
+func (mem *Memory) passOverStalled() (some bool) {
 	for _, o := range mem.rooms.late() {
 		m := mem.members[o.id]
-		switch {
-		case m.stalled || mem.now < mem.stallsAt(m, o):
-		case mem.rooms.stall(o.id):
-		default:
+		if m.stalled || mem.now < mem.stallsAt(m, o) {
+			continue
+		}
+		if some = true; !mem.rooms.stall(o.id) {
 			m.stalled = true
 			mem.do(SwapStalled{o.id, less(o.resident, o.room)})
 		}
 	}
+	return some
 }
 
 // wantArenas says what host memory clients need.

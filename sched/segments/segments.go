@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -51,6 +52,10 @@ func Open(pid int) (all []Segment, err error) {
 	if err != nil {
 		return nil, err
 	}
+	memfds, err := memfdSystems()
+	if err != nil {
+		return nil, err
+	}
 	seen := map[string]bool{} // inodes of all files of that name, which are of one file system
 	for line := range strings.Lines(string(maps)) {
 		// 7f00-7f40 rw-s 00000000 00:01 1049   /memfd:nvshare-arena (deleted)
@@ -62,9 +67,9 @@ func Open(pid int) (all []Segment, err error) {
 			return all, fmt.Errorf("process %d has mapped more than %d segments", pid, max)
 		}
 		seen[fields[4]] = true
-		f, err := os.OpenFile(dir+"/map_files/"+fields[0], os.O_RDWR, 0)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // it is not mapped any more
+		f, err := openMemfd(dir+"/map_files/"+fields[0], memfds)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errOther) {
+			continue // it is not mapped any more, or something else that has the name
 		}
 		if err != nil {
 			return all, fmt.Errorf("open the memory of process %d (that takes root, or CAP_CHECKPOINT_RESTORE, and of another user CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE too): %w", pid, err)
@@ -77,6 +82,51 @@ func Open(pid int) (all []Segment, err error) {
 		all = append(all, s)
 	}
 	return all, nil
+}
+
+var errOther = errors.New("not a memfd of the scheduler")
+
+// openMemfd opens what a link leads to if it is a memfd. A process can map a file of that name from any file
+// system, whose open may never end, or take a lease on a memfd of its own, for whose end an open waits.
+func openMemfd(link string, memfds []uint64) (*os.File, error) {
+	fd, err := unix.Open(link, unix.O_PATH|unix.O_CLOEXEC, 0) // opens nothing yet
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var st unix.Statx_t
+	if err := unix.Statx(fd, "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, 0, &st); err != nil {
+		return nil, fmt.Errorf("statx: %w", err)
+	}
+	if !slices.Contains(memfds, unix.Mkdev(st.Dev_major, st.Dev_minor)) {
+		return nil, errOther
+	}
+	f, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(fd), os.O_RDWR|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, errOther
+	}
+	return f, err
+}
+
+// memfdSystems returns the file systems of memfds, which nobody can mount: of normal and of huge pages.
+func memfdSystems() (devices []uint64, err error) {
+	for _, flags := range []int{0, unix.MFD_HUGETLB | unix.MFD_HUGE_2MB} {
+		fd, err := unix.MemfdCreate("nvshare-test", unix.MFD_CLOEXEC|flags)
+		if err != nil && flags != 0 {
+			break // there are no huge pages
+		}
+		if err != nil {
+			return nil, fmt.Errorf("memfd_create: %w", err)
+		}
+		var st unix.Stat_t
+		err = unix.Fstat(fd, &st)
+		unix.Close(fd)
+		if err != nil {
+			return nil, fmt.Errorf("fstat: %w", err)
+		}
+		devices = append(devices, st.Dev)
+	}
+	return devices, nil
 }
 
 func describe(f *os.File) (s Segment, ok bool) {
@@ -107,23 +157,13 @@ func Missing(all []Segment) (sum uint64) {
 
 // CanOpen says why segments of other processes cannot be opened, whatever the process.
 func CanOpen() error {
-	fd, err := unix.MemfdCreate("nvshare-test", unix.MFD_CLOEXEC)
-	if err != nil {
-		return fmt.Errorf("memfd_create: %w", err)
+	const dir = "/proc/self/map_files/"
+	files, err := os.ReadDir(dir) // the program's own file is always there
+	if err == nil {
+		_, err = os.Stat(dir + files[0].Name())
 	}
-	defer unix.Close(fd)
-	size := os.Getpagesize()
-	if err := unix.Ftruncate(fd, int64(size)); err != nil {
-		return fmt.Errorf("ftruncate: %w", err)
-	}
-	page, err := unix.MmapPtr(fd, 0, nil, uintptr(size), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("mmap: %w", err)
-	}
-	defer func() { _ = unix.MunmapPtr(page, uintptr(size)) }()
-	f, err := os.Open(fmt.Sprintf("/proc/self/map_files/%x-%x", uintptr(page), uintptr(page)+uintptr(size)))
 	if err != nil {
 		return fmt.Errorf("memory of other processes cannot be opened (run the scheduler as root, or with CAP_CHECKPOINT_RESTORE, CAP_DAC_READ_SEARCH and CAP_SYS_PTRACE): %w", err)
 	}
-	return f.Close()
+	return nil
 }

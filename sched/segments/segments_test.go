@@ -3,7 +3,11 @@
 package segments
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"os/signal"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -65,4 +69,70 @@ func TestOpen(t *testing.T) {
 		t.Errorf("%+v, %v", all, err)
 	}
 	Close(all)
+}
+
+// readOnly maps a file for reading. It returns the descriptor and the link to the mapping.
+func readOnly(t *testing.T, path string) (fd int, link string) {
+	t.Helper()
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	size := uintptr(os.Getpagesize())
+	mem, err := unix.MmapPtr(fd, 0, nil, size, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.MunmapPtr(mem, size) })
+	return fd, fmt.Sprintf("/proc/self/map_files/%x-%x", uintptr(mem), uintptr(mem)+size)
+}
+
+// lease takes a lease on a file that nobody has open for writing: whoever opens it for that waits for its end.
+func lease(t *testing.T, fd int) {
+	t.Helper()
+	signal.Ignore(unix.SIGIO) // says that somebody opens it
+	t.Cleanup(func() { signal.Reset(unix.SIGIO) })
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A file of another file system is not opened, as its open may never end: it would break the lease.
+func TestOtherFilesAreNotOpened(t *testing.T) {
+	if err := CanOpen(); err != nil {
+		t.Skip(err)
+	}
+	path := filepath.Join(t.TempDir(), "memfd:"+Name)
+	if err := os.WriteFile(path, make([]byte, os.Getpagesize()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	fd, link := readOnly(t, path)
+	lease(t, fd)
+	memfds, err := memfdSystems()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, err := openMemfd(link, memfds); !errors.Is(err, errOther) {
+		t.Errorf("%v, %v", f, err)
+	}
+	if kind, err := unix.FcntlInt(uintptr(fd), unix.F_GETLEASE, 0); err != nil || kind != unix.F_RDLCK {
+		t.Errorf("the lease is %d, %v", kind, err)
+	}
+}
+
+// A process's own memfd, with the name and the seals, on which it has a lease is passed over.
+func TestLeaseIsNotWaitedFor(t *testing.T) {
+	if err := CanOpen(); err != nil {
+		t.Skip(err)
+	}
+	own, mem := mapped(t, Name, Seals, os.Getpagesize())
+	fd, _ := readOnly(t, fmt.Sprintf("/proc/self/fd/%d", own))
+	if err := errors.Join(unix.Munmap(mem), unix.Close(own)); err != nil {
+		t.Fatal(err)
+	}
+	lease(t, fd)
+	if all, err := Open(os.Getpid()); err != nil || len(all) != 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
 }

@@ -232,6 +232,8 @@ func TestRefusedText(t *testing.T) {
 		strings.Repeat("a", 46) + "é":        strings.Repeat("a", 46),
 		strings.Repeat("a", 45) + "é" + "bc": strings.Repeat("a", 45) + "é",
 		"cut\x00here":                        "cut",
+		"not UTF-8\xff\xfe":                  "not UTF-8?",
+		strings.Repeat("a", 47) + "\xff":     strings.Repeat("a", 47),
 	} {
 		r := text(in)
 		if r.String() != want {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // Limits and versions of the protocol, as in hook/wire.h.
@@ -383,19 +384,15 @@ type Refused struct {
 	Text [textSize]byte
 }
 
-// SetText stores s, cut to what fits at a character boundary.
+// SetText stores s up to its first NUL, cut to what fits at a character boundary. What is not UTF-8 is stored as "?".
 func (r *Refused) SetText(s string) {
-	*r = Refused{}
-	end := 0
-	for i, c := range s {
-		if c == 0 || i >= textSize-1 {
-			break
-		}
-		end = i
-		if i+len(string(c)) <= textSize-1 {
-			end = i + len(string(c))
-		}
+	s, _, _ = strings.Cut(s, "\x00")
+	s = strings.ToValidUTF8(s, "?")
+	end := min(len(s), textSize-1)
+	for end < len(s) && !utf8.RuneStart(s[end]) {
+		end--
 	}
+	*r = Refused{}
 	copy(r.Text[:], s[:end])
 }
 
