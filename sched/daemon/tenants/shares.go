@@ -63,6 +63,8 @@ type TenantShares struct {
 	All  api.Terms            `json:"all,omitzero"`   // by SetShare, for each GPU
 	GPUs map[string]api.Terms `json:"gpus,omitempty"` // by SetShare, by UUID
 	Has  []string             `json:"has,omitempty"`  // UUIDs of the GPUs that the pod was given; none: not known
+	// UUIDs of the GPUs that its processes can open; none: it cannot move.
+	Reach []string `json:"reach,omitempty"`
 	// Of a container that an OCI hook has described, whose annotations are in Pod.
 	Engine *EngineContainer `json:"engine,omitempty"`
 }
@@ -186,7 +188,7 @@ func (b *Book) RestoreShares() error {
 		if !ok || t.Pod == (api.Terms{}) && t.Engine == nil && len(t.Has) == 0 {
 			continue
 		}
-		c := &api.Container{Id: id, Gpus: t.Has}
+		c := &api.Container{Id: id, Gpus: t.Has, Reach: t.Reach}
 		if t.Engine != nil {
 			c.Engine, c.Name = t.Engine.Engine, t.Engine.Name
 		}
