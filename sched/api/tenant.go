@@ -4,6 +4,7 @@ package api
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -43,8 +44,15 @@ func TenantsOf(g *GPU) (all []*GPUTenant) {
 
 // Is tells whether a tenant is this container, or this user outside containers.
 func (t *GPUTenant) Is(c *Container, uid uint32) bool {
-	id := t.Container.GetId()
-	return id == c.GetId() && (id != "" || t.Uid == uid)
+	return t.Key() == TenantKey(c, uid)
+}
+
+// Key tells tenants apart.
+func (t *GPUTenant) Key() string { return TenantKey(t.Container, t.Uid) }
+
+// TenantKey tells tenants apart. Two containers outside Kubernetes may have one name.
+func TenantKey(c *Container, uid uint32) string {
+	return cmp.Or(c.GetId(), fmt.Sprintf("user %d", uid))
 }
 
 var byUrgency = []ClientState{

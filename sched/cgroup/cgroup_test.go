@@ -70,3 +70,34 @@ func TestTree(t *testing.T) {
 		t.Error("a file was made that the kernel does not have")
 	}
 }
+
+// The host memory of a process is bounded by its cgroup and all above that: the least limit, and the least that is left.
+func TestMemory(t *testing.T) {
+	root := t.TempDir()
+	put(t, root+"/proc/self/cgroup", "1:cpu:/x\n0::/a.slice/b.slice/c.scope\n")
+	put(t, root+"/proc/8/cgroup", "1:memory:/x\n")
+	put(t, root+"/proc/9/cgroup", "0::/\n")
+	put(t, root+"/sys/fs/cgroup/a.slice/memory.max", "1000\n")
+	put(t, root+"/sys/fs/cgroup/a.slice/memory.current", "950\n")
+	put(t, root+"/sys/fs/cgroup/a.slice/memory.stat", "anon 7\ninactive_file 50\nactive_file 8\n")
+	put(t, root+"/sys/fs/cgroup/a.slice/b.slice/memory.max", "800\n")
+	put(t, root+"/sys/fs/cgroup/a.slice/b.slice/memory.current", "100\n")
+	put(t, root+"/sys/fs/cgroup/a.slice/b.slice/c.scope/memory.max", "max\n")
+	put(t, root+"/sys/fs/cgroup/a.slice/b.slice/c.scope/memory.current", "100\n")
+	if limit, left, ok := Memory(root, "self"); !ok || limit != 800 || left != 100 {
+		t.Errorf("limit %d, %d left, %v", limit, left, ok)
+	}
+	put(t, root+"/sys/fs/cgroup/a.slice/memory.current", "1100\n") // the limit was lowered
+	if _, left, _ := Memory(root, "self"); left != 0 {
+		t.Errorf("%d left of less than nothing", left)
+	}
+	for _, pid := range []string{"8", "9", "10"} {
+		if limit, _, ok := Memory(root, pid); ok {
+			t.Errorf("process %s has a limit of %d", pid, limit)
+		}
+	}
+	put(t, root+"/sys/fs/cgroup/memory.max", "700\n") // as a container sees its own
+	if limit, _, ok := Memory(root, "9"); !ok || limit != 700 {
+		t.Errorf("limit %d, %v", limit, ok)
+	}
+}

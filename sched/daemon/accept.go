@@ -359,34 +359,29 @@ func (s pageSource) Events(ctx context.Context, req *api.EventsRequest) (*api.Ev
 }
 
 func (d *Daemon) metricsOptions() metrics.Options {
-	return metrics.Options{Addr: d.own.MetricsAddr, Processes: d.own.MetricsProcesses, DCGM: d.own.MetricsDCGM, Sample: d.Opts.Sample, Log: d.Log}
+	o := metrics.Options{Addr: d.own.MetricsAddr, Processes: d.own.MetricsProcesses, DCGM: d.own.MetricsDCGM, Log: d.Log}
+	if d.Opts.Sample != nil {
+		o.Sample = func(ctx context.Context) ([]metrics.GPUSample, error) {
+			defer d.Do(func() { d.watch.Rest() })
+			return d.Opts.Sample(ctx)
+		}
+	}
+	return o
 }
 
 // metricsSource answers the exporter from the loop.
 type metricsSource struct{ d *Daemon }
 
 func (s metricsSource) Snapshot(ctx context.Context) (found *metrics.Snapshot, err error) {
-	err = s.d.Ask(ctx, func() {
-		found = s.d.snapshot()
-		s.d.watch.Rest() // the exporter has asked the driver
-	})
+	err = s.d.Ask(ctx, func() { found = s.d.snapshot() })
 	return found, err
-}
-
-func (s metricsSource) Problems(ctx context.Context) (own, tenants []string, err error) {
-	err = s.d.Ask(ctx, func() {
-		// All begin with the scheduler's own, of which a report of the plugin may have ended meanwhile.
-		o := s.d.overview()
-		own, tenants = o.own, o.status.Problems[len(o.own):]
-	})
-	return own, tenants, err
 }
 
 func (d *Daemon) snapshot() *metrics.Snapshot {
 	o := d.overview()
 	s := &metrics.Snapshot{Status: o.status, Own: o.own, Traffic: d.Traffic, Managed: d.managed()}
-	for _, g := range d.Order {
-		s.Turns = append(s.Turns, g.Turns)
+	for _, g := range o.status.Gpus { // one may have been found since
+		s.Turns = append(s.Turns, d.FindGPU(g.Uuid).Turns)
 	}
 	return s
 }

@@ -236,9 +236,9 @@ func TestUnknownGPUsAreToldOfOnce(t *testing.T) {
 	if n := len(r.Problems); n != node.MaxNamed+1 || !strings.HasPrefix(r.Problems[n-1], "2 more processes") {
 		t.Errorf("%d problems: %q", n, r.Problems)
 	}
-	var own []string
-	if err := s.Ask(t.Context(), func() { own = s.problems() }); err != nil || len(own) != 0 {
-		t.Errorf("a tenant makes the scheduler itself unwell: %q, %v", own, err)
+	var own []problem
+	if err := s.Ask(t.Context(), func() { own = s.ownProblems() }); err != nil || len(own) != 0 {
+		t.Errorf("a tenant makes the scheduler itself unwell: %v, %v", own, err)
 	}
 	warnings := func() []*api.Event {
 		t.Helper()

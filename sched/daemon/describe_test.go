@@ -4,6 +4,9 @@ package daemon
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,6 +18,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/moves"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // Pods' annotations change while containers run: what cannot be known of them
@@ -195,5 +199,58 @@ func TestDescribeAfterAMove(t *testing.T) {
 		}
 		s.stop()
 		s = newSharing(t, dir)
+	}
+}
+
+// A container that an OCI hook has described, which nobody does again, can move after a restart too,
+// and is then on the GPU to which it went.
+func TestMovesAfterARestart(t *testing.T) {
+	dir := t.TempDir()
+	s := newSharing(t, dir)
+	id := whole("a")
+	first := firstOf(t, id)
+	if _, err := s.DescribeContainer(context.Background(), &api.DescribeContainerRequest{
+		Pid: uint32(first.Process.Pid), Choose: true, Container: &api.Container{
+			Id: id, Name: "a", Engine: "podman", Share: &api.Share{Migratable: true},
+			Gpus: []string{gpuA.UUID}, Reach: []string{gpuA.UUID, gpuB.UUID}}}); err != nil {
+		t.Fatal(err)
+	}
+	for _, way := range [][2]wire.UUID{{uuidOf(gpuA), uuidOf(gpuB)}, {uuidOf(gpuB), uuidOf(gpuA)}} {
+		s.stop()
+		s = newSharing(t, dir)
+		var reach []string
+		var is wire.UUID
+		if err := s.Ask(context.Background(), func() {
+			account := peer.ContainerAccount + id
+			reach = s.moves.PlacementTenant(account).Reach
+			s.tenants.HasMoved(id, s.Gpus[way[0]], s.Gpus[way[1]])
+			is = s.tenants.PlaceOf(account)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(reach, []string{gpuA.UUID, gpuB.UUID}) || is != way[1] {
+			t.Errorf("after a restart it reaches %v; it moved to %v, and is booked on %v", reach, way[1].String(), is.String())
+		}
+	}
+}
+
+// A record of shares without the GPUs in reach is read: such a container stays where it is.
+func TestReachUnknown(t *testing.T) {
+	dir := t.TempDir()
+	account := peer.ContainerAccount + whole("a")
+	text := fmt.Sprintf(`{"version": 1, "tenants": {%q: {"pod": {"migratable": true}, "has": [%q]}}}`, account, gpuB.UUID)
+	if err := os.WriteFile(filepath.Join(dir, "shares.json"), []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := newSharing(t, dir)
+	var reach []string
+	var is wire.UUID
+	if err := s.Ask(context.Background(), func() {
+		reach, is = s.moves.PlacementTenant(account).Reach, s.tenants.PlaceOf(account)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(reach) > 0 || is != uuidOf(gpuB) {
+		t.Errorf("it reaches %v, and is on %v", reach, is.String())
 	}
 }

@@ -10,18 +10,22 @@ import (
 	"math"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/store"
 	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -265,6 +269,59 @@ func crowd(t testing.TB, gpus, containers, clients int) *Daemon {
 		}
 	}
 	return d
+}
+
+// What tenants fill is no fault of the scheduler: it is well, and says what is short.
+func TestFullIsNotUnwell(t *testing.T) {
+	s := start(t, t.TempDir(), swapping, func(d *Daemon) { d.memory.Pool.Host = fullHost{} })
+	for range 2 { // more than the GPU has
+		newSwapper(t, s).send(wire.Frame{Type: wire.TypeReserve, Reserve: wire.Reserve{Total: 600 * mib, Least: 600 * mib, Serial: 1}})
+	}
+	s.await("host memory is short", func(r *api.StatusResponse) bool {
+		return slices.Contains(r.ProblemCodes, api.ProblemCode_PROBLEM_CODE_HOST_MEMORY)
+	})
+	says := func(files error, status int, head string) {
+		t.Helper()
+		if err := s.Ask(t.Context(), func() { s.away.Files.Err = files }); err != nil {
+			t.Fatal(err)
+		}
+		code, text := get(t, s, "/healthz")
+		if code != status || !strings.HasPrefix(text, head) || !strings.Contains(text, "is swapped out is short") || !strings.Contains(text, files.Error()) {
+			t.Errorf("%d: %s", code, text)
+		}
+	}
+	says(fmt.Errorf("%w in the directory", store.ErrFull), http.StatusOK, "ok\n")
+	says(errors.New("the disk has failed"), http.StatusServiceUnavailable, "memory of suspended processes")
+}
+
+// fullHost is one whose memory others have.
+type fullHost struct{ arena.Kernel }
+
+func (fullHost) Make(uint64, func(uint64) error) (arena.Segment, error) {
+	return arena.Segment{}, errors.New("cannot allocate memory")
+}
+
+// The counters of a GPU are its own, also where another one is found that comes before it.
+func TestTurnsAreOfTheirGPU(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) {
+		o.List = func(context.Context) ([]node.Found, error) { return []node.Found{gpuB}, nil }
+	})
+	var got *metrics.Snapshot
+	var want metrics.Turns
+	if err := s.Ask(t.Context(), func() {
+		s.overview().until = math.MaxInt64
+		s.Order[0].Turns.Granted(time.Now(), &sched.Grant{})
+		want = s.Order[0].Turns
+		if err := s.addGPU(gpuA); err != nil {
+			t.Error(err)
+		}
+		got = s.snapshot()
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Status.Gpus) != 1 || got.Status.Gpus[0].Uuid != gpuB.UUID || got.Turns[0] != want {
+		t.Errorf("%v has the counters %v, want %v", got.Status.Gpus, got.Turns, want)
+	}
 }
 
 // BenchmarkScrape is how long the loop is kept by one, with 256 clients of 64

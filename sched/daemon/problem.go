@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/store"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -52,7 +54,7 @@ func bypassProblem(gpu uint32, c *api.Client) string {
 }
 
 // ownProblems are the scheduler's own: what tenants say and do cannot cause one.
-// Status.Problems begins with them, and /healthz answers 503 for them.
+// StatusResponse.Problems begins with them, and /healthz answers 503 for them.
 func (d *Daemon) ownProblems() (p []problem) {
 	for _, e := range []struct {
 		code api.ProblemCode
@@ -61,15 +63,16 @@ func (d *Daemon) ownProblems() (p []problem) {
 	}{
 		{api.ProblemCode_PROBLEM_CODE_BUG, "bug in nvshare-scheduler, please report: ", d.invariantErr},
 		{api.ProblemCode_PROBLEM_CODE_NO_GRANTS, "no grants: ", d.persistErr},
-		{api.ProblemCode_PROBLEM_CODE_SUSPEND_DIR, "memory of suspended processes stays in host memory: ", d.away.Files.Err},
 		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "shares and memory limits are not as they were set: ", d.tenants.SharesErr},
 		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "time quanta and modes are not as they were set: ", d.settings.Err},
 		{api.ProblemCode_PROBLEM_CODE_IDENTIFY, "processes are refused and run without scheduling: ", d.identifyErr},
-		{api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, "host memory for what is swapped out is short: ", d.memory.Pool.Err()},
 	} {
 		if e.err != nil {
 			p = append(p, problem{e.code, e.what + e.err.Error()})
 		}
+	}
+	if err := d.away.Files.Err; err != nil && !errors.Is(err, store.ErrFull) {
+		p = append(p, filesProblem(err))
 	}
 	for _, port := range d.ports {
 		if port.err != nil {
@@ -94,12 +97,19 @@ func (d *Daemon) ownProblems() (p []problem) {
 	return p
 }
 
-// problems are the texts of the scheduler's own.
-func (d *Daemon) problems() (texts []string) {
-	for _, p := range d.ownProblems() {
-		texts = append(texts, p.text)
+func filesProblem(err error) problem {
+	return problem{api.ProblemCode_PROBLEM_CODE_SUSPEND_DIR, "memory of suspended processes stays in host memory: " + err.Error()}
+}
+
+// fullProblems are of host memory and files that tenants have filled.
+func (d *Daemon) fullProblems() (p []problem) {
+	if err := d.memory.Pool.Err(); err != nil {
+		p = append(p, problem{api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, "host memory for what is swapped out is short: " + err.Error()})
 	}
-	return texts
+	if err := d.away.Files.Err; errors.Is(err, store.ErrFull) {
+		p = append(p, filesProblem(err))
+	}
+	return p
 }
 
 // A process may have a GPU that the scheduler does not know. Its shim then lets it run on
@@ -107,7 +117,7 @@ func (d *Daemon) problems() (texts []string) {
 // found meanwhile.
 
 // noteUnknown notes that an ATTACH was for a GPU that is not known. Who starts processes
-// causes as many as he likes, so a tenant causes an event in refusalPause only.
+// causes as many as he likes, so a tenant causes an event in node.RefusalPause only.
 func (d *Daemon) noteUnknown(c *node.Conn, channel uint16, uuid wire.UUID) {
 	if c.Unknown == nil {
 		c.Unknown = map[uint16]wire.UUID{}

@@ -24,9 +24,9 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
 )
 
-// status describes everything. It is O(clients).
-func (d *Daemon) status() *api.StatusResponse {
-	r := &api.StatusResponse{
+// status describes everything. So many of its problems, the first, are the scheduler's own. It is O(clients).
+func (d *Daemon) status() (r *api.StatusResponse, own int) {
+	r = &api.StatusResponse{
 		Version:  d.own.Version,
 		UptimeNs: int64(time.Since(d.started)),
 
@@ -38,6 +38,10 @@ func (d *Daemon) status() *api.StatusResponse {
 		ProtocolErrors:    d.Malformed,
 	}
 	for _, p := range d.ownProblems() {
+		report(r, p.code, p.text)
+	}
+	own = len(r.Problems)
+	for _, p := range d.fullProblems() {
 		report(r, p.code, p.text)
 	}
 	report(r, api.ProblemCode_PROBLEM_CODE_OVERLAP, d.overlapProblems()...)
@@ -56,7 +60,7 @@ func (d *Daemon) status() *api.StatusResponse {
 	slices.SortFunc(r.Containers, func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
 	r.Settings = d.tenants.AllSettings()
 	r.Config = d.config()
-	return r
+	return r, own
 }
 
 // loadLife is how long what the driver said of a GPU is shown.
@@ -353,7 +357,7 @@ const (
 // overview is the status at one instant. Nobody changes it, so goroutines may share it.
 type overview struct {
 	status   *api.StatusResponse
-	own      []string          // problems that tenants cannot cause
+	own      int               // so many of its problems, the first, tenants cannot cause
 	accounts map[uint64]string // of the clients in it, by id
 	until    base.Time
 }
@@ -365,7 +369,8 @@ func (d *Daemon) overview() *overview {
 	if d.latest != nil && began < d.latest.until {
 		return d.latest
 	}
-	o := &overview{status: d.status(), own: d.problems(), accounts: make(map[uint64]string, len(d.Clients))}
+	o := &overview{accounts: make(map[uint64]string, len(d.Clients))}
+	o.status, o.own = d.status()
 	for id, cl := range d.Clients {
 		o.accounts[uint64(id)] = cl.Account
 	}

@@ -517,7 +517,7 @@ func TestKilledAnywhere(t *testing.T) {
 }
 
 func statusOf(d *Daemon) (r *api.StatusResponse) {
-	_ = d.Ask(context.Background(), func() { r = d.status() })
+	_ = d.Ask(context.Background(), func() { r, _ = d.status() })
 	return r
 }
 

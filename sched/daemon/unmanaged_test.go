@@ -79,9 +79,9 @@ func TestProcessesThatAreNoClientsAreSeen(t *testing.T) {
 	if len(r.Problems) != 1 || !strings.Contains(r.Problems[0], "GPU 0") || !strings.Contains(r.Problems[0], "without nvshare") {
 		t.Errorf("problems %q", r.Problems)
 	}
-	var own []string
-	if err := s.Ask(context.Background(), func() { own = s.problems() }); err != nil || len(own) != 0 {
-		t.Errorf("a tenant makes the scheduler itself unwell: %q, %v", own, err)
+	var own []problem
+	if err := s.Ask(context.Background(), func() { own = s.ownProblems() }); err != nil || len(own) != 0 {
+		t.Errorf("a tenant makes the scheduler itself unwell: %v, %v", own, err)
 	}
 	events, err := dial(t, s).Events(context.Background(), &api.EventsRequest{})
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"net"
 	"path/filepath"
 	"slices"
@@ -477,4 +478,32 @@ func TestKernelIsToldMemoryLimits(t *testing.T) {
 	w.open()
 	want = append(want, 0)
 	w.until("the kernel is told again", func() bool { return slices.Equal(told(), want) })
+}
+
+// A scheduler that ends does not wait for the answer of a warden that it has just found.
+func TestEndsWithoutTheWarden(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "w.sock")
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	s := start(t, t.TempDir(), func(o *Options) { o.Sample, o.Warden = (&occupants{}).sample, path })
+	sock, err := l.AcceptUnix()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sock.Close()
+	if err := order.NewConn(sock).Receive(&order.Request{}); err != nil {
+		t.Fatal(err)
+	}
+	stopped := make(chan struct{})
+	go func() { s.stop(); close(stopped) }()
+	if err := sock.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil { // a warden may take three times that
+		t.Fatal(err)
+	}
+	if n, err := sock.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("the connection goes on: %d, %v", n, err)
+	}
+	<-stopped
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/cgroup"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 )
 
@@ -108,28 +108,10 @@ func (p *patient) pinnable(held uint64) (most uint64, whose string) {
 	}
 	most = number("MemAvailable")<<10 + number("HugePages_Free")*number("Hugepagesize")<<10 + held
 	whose = "this host"
-	if limit, limited := p.cgroupLimit(); limited && limit < most {
+	if limit, _, limited := cgroup.Memory(p.at("/"), strconv.Itoa(p.daemon)); limited && limit < most {
 		most, whose = limit, "the scheduler's cgroup"
 	}
 	return most, whose
-}
-
-// cgroupLimit returns the least memory limit of the scheduler's cgroup and those above it.
-func (p *patient) cgroupLimit() (least uint64, limited bool) {
-	text, _ := os.ReadFile(p.ofDaemon("cgroup"))
-	path, v2 := strings.CutPrefix(strings.TrimSpace(string(text)), "0::")
-	if !v2 {
-		return 0, false
-	}
-	for dir := filepath.Join("/", path); ; dir = filepath.Dir(dir) {
-		text, _ := os.ReadFile(filepath.Join(p.at("/sys/fs/cgroup"), dir, "memory.max"))
-		if n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64); err == nil && (!limited || n < least) {
-			least, limited = n, true
-		}
-		if dir == "/" {
-			return least, limited
-		}
-	}
 }
 
 // fieldsIn reads the lines "key: field ..." of a file of /proc.

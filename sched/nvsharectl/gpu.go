@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -223,11 +222,6 @@ func halfAndMost(s *api.Spread) string {
 
 // tenant is one as people are shown it.
 type tenant struct{ *api.GPUTenant }
-
-// key tells tenants of a GPU apart.
-func (t *tenant) key() string {
-	return cmp.Or(t.Container.GetId(), "user "+strconv.FormatUint(uint64(t.Uid), 10))
-}
 
 // tenantsOf returns the tenants of a GPU, with those that hold or wait first.
 func tenantsOf(g *api.GPU) (all []*tenant) {

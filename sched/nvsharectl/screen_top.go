@@ -73,7 +73,7 @@ type line struct {
 }
 
 func (l line) key() string {
-	key := l.gpu.Uuid + " " + l.tenant.key()
+	key := l.gpu.Uuid + " " + l.tenant.Key()
 	if l.client != nil {
 		key += " " + strconv.FormatUint(l.client.Id, 10)
 	}

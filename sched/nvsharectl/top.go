@@ -160,13 +160,13 @@ func ratesOf(old, r *api.StatusResponse) (all []gpuRates) {
 		for _, o := range old.Gpus {
 			if o.Uuid == g.Uuid {
 				for _, t := range tenantsOf(o) {
-					was[t.key()] = t
+					was[t.Key()] = t
 				}
 			}
 		}
 		rates := gpuRates{gpu: g}
 		for _, t := range tenantsOf(g) {
-			o := was[t.key()]
+			o := was[t.Key()]
 			if o == nil {
 				o = &tenant{&api.GPUTenant{Use: &api.TenantUse{}}}
 			}

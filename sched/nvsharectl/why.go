@@ -219,19 +219,20 @@ func (s spans) within(other span) (sum int64) {
 
 // held is a time in which a tenant had the GPU.
 type held struct {
-	who string
+	who  string // its key
+	name string
 	span
 	drain span // the end of it; empty: it was not told to release the GPU
 }
 
 // accountOf works out a tenant's account from the events between two times.
 func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *account {
-	who := api.Tenant(t.Container, t.Uid)
+	who := t.Key()
 	state, since, _ := t.state()
 	if since != "-" {
 		state += " for " + since
 	}
-	a := &account{GPU: g.Index, Tenant: who, State: state, OutOfMemory: t.Use.OutOfMemory, sharing: sharing(g), share: t.share()}
+	a := &account{GPU: g.Index, Tenant: api.Tenant(t.Container, t.Uid), State: state, OutOfMemory: t.Use.OutOfMemory, sharing: sharing(g), share: t.share()}
 	if len(events) > 0 {
 		from = max(from, events[0].TimeNs)
 	}
@@ -271,7 +272,7 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 	a.For = blamedFor(g, turns, who, waiting, window)
 	var moving spans
 	for _, e := range events {
-		if e.Uuid == g.Uuid && e.Type == api.EventType_EVENT_TYPE_SWAP_IN && api.Tenant(e.Container, e.Uid) == who {
+		if e.Uuid == g.Uuid && e.Type == api.EventType_EVENT_TYPE_SWAP_IN && t.Is(e.Container, e.Uid) {
 			moving = append(moving, span{e.TimeNs - e.TookNs, e.TimeNs})
 		}
 	}
@@ -296,24 +297,27 @@ func suspensions(t *tenant) (all []string) {
 
 // blamedFor says who had a GPU while a tenant waited for it, for how long, the longest first.
 func blamedFor(g *api.GPU, turns []held, who string, waiting spans, window span) (all []blame) {
-	type had struct{ turns, drains spans }
+	type had struct {
+		name          string
+		turns, drains spans
+	}
 	others, fenced, outside := map[string]had{}, map[string]bool{}, map[string]string{}
 	for _, h := range turns {
 		if h.who != who {
 			o := others[h.who]
-			others[h.who] = had{append(o.turns, h.span), append(o.drains, h.drain)}
+			others[h.who] = had{h.name, append(o.turns, h.span), append(o.drains, h.drain)}
 		}
 	}
 	for _, c := range g.Clients {
 		if c.State == api.ClientState_CLIENT_STATE_FENCED {
-			name := api.Tenant(c.Container, c.Uid)
-			if fenced[name] = true; api.IsHeld(c.Held) {
-				outside[name] = ", and is held from outside"
+			key := api.TenantKey(c.Container, c.Uid)
+			if fenced[key] = true; api.IsHeld(c.Held) {
+				outside[key] = ", and is held from outside"
 			}
 		}
 	}
 	for other, h := range others {
-		b := blame{Tenant: other, Fenced: fenced[other], Held: outside[other]}
+		b := blame{Tenant: h.name, Fenced: fenced[other], Held: outside[other]}
 		turns, drains := h.turns.once(), h.drains.once()
 		for _, w := range waiting {
 			mine := span{max(w.from, window.from), min(w.to, window.to)}
@@ -388,7 +392,7 @@ func unmanagedOn(g *api.GPU, all []*api.Unmanaged) (names []string) {
 }
 
 type wait struct {
-	who string
+	who string // the tenant's key
 	span
 	limited span // the beginning of it; empty: no core limit kept it away
 }
@@ -400,7 +404,7 @@ func readTurns(g *api.GPU, events []*api.Event, now int64) (turns []held, waits 
 		if e.Uuid != g.Uuid {
 			continue
 		}
-		who := api.Tenant(e.Container, e.Uid)
+		who := api.TenantKey(e.Container, e.Uid)
 		switch e.Type {
 		case api.EventType_EVENT_TYPE_GRANT:
 			if e.WaitedNs > 0 {
@@ -408,7 +412,7 @@ func readTurns(g *api.GPU, events []*api.Event, now int64) (turns []held, waits 
 				waits = append(waits, wait{who, span{from, e.TimeNs}, span{from, from + e.LimitedNs}})
 			}
 		case api.EventType_EVENT_TYPE_RELEASE, api.EventType_EVENT_TYPE_RECLAIM:
-			h := held{who: who, span: span{e.TimeNs - e.HeldNs, e.TimeNs}}
+			h := held{who: who, name: api.Tenant(e.Container, e.Uid), span: span{e.TimeNs - e.HeldNs, e.TimeNs}}
 			if e.DrainedNs > 0 {
 				h.drain = span{e.TimeNs - e.DrainedNs, e.TimeNs}
 			}
@@ -417,7 +421,7 @@ func readTurns(g *api.GPU, events []*api.Event, now int64) (turns []held, waits 
 	}
 	for _, c := range g.Clients {
 		if c.Epoch != 0 {
-			turns = append(turns, held{who: api.Tenant(c.Container, c.Uid), span: span{now - c.SinceNs, now}})
+			turns = append(turns, held{who: api.TenantKey(c.Container, c.Uid), name: api.Tenant(c.Container, c.Uid), span: span{now - c.SinceNs, now}})
 		}
 	}
 	return turns, waits

@@ -254,3 +254,21 @@ func TestGroupsLine(t *testing.T) {
 		t.Errorf("without: %s", state)
 	}
 }
+
+// Outside Kubernetes two containers may have one name: they are two tenants, one of which waits
+// for the other.
+func TestWhyOfOneNameTwice(t *testing.T) {
+	const second = int64(time.Second)
+	a, b := &api.Container{Id: strings.Repeat("a", 64), Name: "job"}, &api.Container{Id: strings.Repeat("b", 64), Name: "job"}
+	g := &api.GPU{Uuid: "GPU-x", Clients: []*api.Client{
+		{Id: 1, Container: a, State: api.ClientState_CLIENT_STATE_WAITING, SinceNs: 10 * second},
+		{Id: 2, Container: b, State: api.ClientState_CLIENT_STATE_HOLDING, SinceNs: 20 * second, Epoch: 7},
+	}, Tenants: []*api.TenantUse{{Container: a}, {Container: b}}}
+	for _, tenant := range tenantsOf(g) {
+		got := accountOf(g, tenant, nil, 0, 60*second)
+		if tenant.Container == a && (got.Running != 0 || got.Waiting != 10 || len(got.For) != 1 || got.For[0].Tenant != "job") ||
+			tenant.Container == b && (got.Running != 20 || len(got.For) != 0) {
+			t.Errorf("%.1s: %+v", tenant.Container.Id, got)
+		}
+	}
+}

@@ -91,8 +91,8 @@ func (h *history) add(now time.Time, r *api.StatusResponse) {
 				continue
 			}
 			used := time.Duration(u.UsedNs)
-			seen[name] = used
-			delta := max(used-known[name], 0)
+			seen[tenant.Key()] = used // others may have its name
+			delta := max(used-known[tenant.Key()], 0)
 			if first { // what was before this process has no minute
 				delta = 0
 			}

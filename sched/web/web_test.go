@@ -390,6 +390,19 @@ func TestHistoryCountsOnce(t *testing.T) {
 	}
 }
 
+// Two containers outside Kubernetes may have one name: the name has the time of both.
+func TestHistoryOfOneNameTwice(t *testing.T) {
+	h, at := newHistory(), time.Unix(1_000_000*60, 0)
+	for i := range 3 {
+		used := int64(i) * int64(time.Second)
+		h.add(at.Add(time.Duration(i)*time.Second), &api.StatusResponse{UptimeNs: int64(i + 1), Gpus: []*api.GPU{{Uuid: uuid, Tenants: []*api.TenantUse{
+			{Container: &api.Container{Id: "a", Name: "job"}, UsedNs: used + int64(time.Hour)}, {Container: &api.Container{Id: "b", Name: "job"}, UsedNs: used}}}}})
+	}
+	if got := h.hours(); len(got) != 1 || got[0].GPUHours*3600 < 3.999 || got[0].GPUHours*3600 > 4.001 {
+		t.Errorf("%+v, want 4 s", got)
+	}
+}
+
 // Memory is where it was last seen in a minute, and what had no time has its place too.
 func TestDayOfMemory(t *testing.T) {
 	h, at := newHistory(), time.Unix(1_000_000*60, 0)

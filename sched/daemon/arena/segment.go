@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nvshare/nvshare/sched/cgroup"
 	"github.com/nvshare/nvshare/sched/segments"
 )
 
@@ -53,7 +54,7 @@ func Nicely(do func()) { _ = nicely(NoNode, do) }
 // newSegment makes and fills a segment. It gives up when step, which hears how many
 // bytes are filled, returns an error.
 func newSegment(size uint64, step func(filled uint64) error) (Segment, error) {
-	if freeHugePages()*hugePage >= size {
+	if (Kernel{}).freeHugePages()*hugePage >= size {
 		if fd, err := newMemfd(size, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, step); err == nil {
 			return Segment{fd, size, true}, nil
 		}
@@ -210,19 +211,45 @@ type Host interface {
 }
 
 // Kernel is the Host that this process runs on.
-type Kernel struct{}
+type Kernel struct {
+	root string // of its file system; "": of this process's
+}
 
 // Make is the Host's.
 func (Kernel) Make(size uint64, step func(filled uint64) error) (Segment, error) {
 	return newSegment(size, step)
 }
 
-// Free is the Host's: what the host has, and what the process's cgroup leaves of
-// that.
-func (Kernel) Free() (pages, huge uint64, ok bool) { return hostMemory() }
+// Free is the Host's: what the host has, and what the process's cgroup and those above it
+// leave of that.
+func (k Kernel) Free() (pages, huge uint64, ok bool) {
+	if pages, ok = k.meminfo("MemAvailable:"); !ok {
+		return 0, 0, false
+	}
+	huge = k.freeHugePages() * hugePage
+	if _, left, limited := cgroup.Memory(k.at("/"), "self"); limited {
+		pages = min(pages, left)
+		huge = min(huge, left-pages)
+	}
+	return pages, huge, ok
+}
 
-func freeHugePages() uint64 {
-	text, err := os.ReadFile("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
+// Total returns how much memory the host has for the scheduler's cgroup and everybody else
+// in it, bytes; 0: unknown.
+func Total() uint64 { return Kernel{}.total() }
+
+func (k Kernel) total() uint64 {
+	total, _ := k.meminfo("MemTotal:")
+	if limit, _, limited := cgroup.Memory(k.at("/"), "self"); limited {
+		total = min(total, limit)
+	}
+	return total
+}
+
+func (k Kernel) at(path string) string { return filepath.Join("/", k.root, path) }
+
+func (k Kernel) freeHugePages() uint64 {
+	text, err := os.ReadFile(k.at("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages"))
 	if err != nil {
 		return 0
 	}
@@ -230,33 +257,9 @@ func freeHugePages() uint64 {
 	return n
 }
 
-// hostMemory returns how much memory the scheduler can get, bytes, of the host and
-// within its cgroup: of common pages, and in addition of huge ones.
-func hostMemory() (pages, huge uint64, ok bool) {
-	if pages, ok = meminfo("MemAvailable:"); !ok {
-		return 0, 0, false
-	}
-	huge = freeHugePages() * hugePage
-	if limit, used, has := cgroupMemory(); has {
-		pages = min(pages, less(limit, used))
-		huge = min(huge, less(limit, used)-pages)
-	}
-	return pages, huge, ok
-}
-
-// Total returns how much memory the host has for the scheduler's cgroup and everybody else
-// in it, bytes; 0: unknown.
-func Total() uint64 {
-	total, _ := meminfo("MemTotal:")
-	if limit, _, has := cgroupMemory(); has {
-		total = min(total, limit)
-	}
-	return total
-}
-
 // meminfo returns a line of /proc/meminfo, bytes.
-func meminfo(key string) (uint64, bool) {
-	text, err := os.ReadFile("/proc/meminfo")
+func (k Kernel) meminfo(key string) (uint64, bool) {
+	text, err := os.ReadFile(k.at("/proc/meminfo"))
 	if err != nil {
 		return 0, false
 	}
@@ -267,32 +270,6 @@ func meminfo(key string) (uint64, bool) {
 		}
 	}
 	return 0, false
-}
-
-// cgroupMemory returns what the process's cgroup may have and has, bytes; false: it has no
-// limit.
-func cgroupMemory() (limit, used uint64, has bool) {
-	text, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return 0, 0, false
-	}
-	path, found := strings.CutPrefix(strings.TrimSpace(string(text)), "0::")
-	if !found {
-		return 0, 0, false
-	}
-	dir := filepath.Join("/sys/fs/cgroup", path)
-	limit, limited := readNumber(filepath.Join(dir, "memory.max"))
-	used, known := readNumber(filepath.Join(dir, "memory.current"))
-	return limit, used, limited && known
-}
-
-func readNumber(path string) (uint64, bool) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	return n, err == nil
 }
 
 // Where a host has several NUMA nodes, memory of the GPU's own is nearer to it.

@@ -4,8 +4,10 @@ package arena
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"unsafe"
@@ -80,4 +82,29 @@ func hugeBytes(t *testing.T, f *os.File, size int) int {
 	}
 	t.Fatal("no ShmemPmdMapped in smaps")
 	return 0
+}
+
+// What the host has is bounded by the limits of all cgroups in which this process is.
+func TestHostMemoryIsBoundedAbove(t *testing.T) {
+	root := t.TempDir()
+	for path, text := range map[string]string{
+		"proc/meminfo":     "MemTotal: 1000 kB\nMemAvailable: 900 kB\n",
+		"proc/self/cgroup": "0::/pods.slice/pod.slice/c.scope\n",
+		"sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages": "1\n",
+		"sys/fs/cgroup/pods.slice/memory.max":                     "512000\n",
+		"sys/fs/cgroup/pods.slice/memory.current":                 "409600\n",
+		"sys/fs/cgroup/pods.slice/pod.slice/c.scope/memory.max":   "max\n",
+	} {
+		path = filepath.Join(root, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	host := Kernel{root}
+	if pages, huge, ok := host.Free(); !ok || pages != 102400 || huge != 0 {
+		t.Errorf("%d bytes are free, %d of huge pages, %v", pages, huge, ok)
+	}
+	if total := host.total(); total != 512000 {
+		t.Errorf("%d bytes in all", total)
+	}
 }

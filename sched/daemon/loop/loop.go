@@ -73,6 +73,9 @@ func (l *Loop) Now() base.Time { return Now() }
 
 // Do has the loop run f, after what came before; false: the loop has ended.
 func (l *Loop) Do(f func()) bool {
+	if l.Life.Err() != nil { // where there is room too, select may choose that
+		return false
+	}
 	select {
 	case l.Events <- f:
 		return true

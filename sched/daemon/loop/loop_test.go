@@ -38,3 +38,14 @@ func TestAskIsGivenUp(t *testing.T) {
 		}
 	}
 }
+
+// A loop that has ended takes nothing more, also where there is room.
+func TestDoAfterTheEnd(t *testing.T) {
+	s := New()
+	s.End()
+	for range 100 {
+		if s.Do(func() {}) {
+			t.Fatal("it says that it will do what it never does")
+		}
+	}
+}

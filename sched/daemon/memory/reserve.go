@@ -173,7 +173,7 @@ func (mem *Memory) noteNoRoom(g *node.GPU, cl *node.Client, bytes uint64, why st
 }
 
 // noteOutOfMemory counts a reservation that its tenant's limit refused. Programs try
-// again and again, so the tenant causes an event in refusalPause only.
+// again and again, so the tenant causes an event in node.RefusalPause only.
 func (mem *Memory) noteOutOfMemory(g *node.GPU, cl *node.Client, bytes uint64, stands residency.Standing) {
 	all := mem.OutOfMemory[cl.Account]
 	if all == nil {

@@ -10,7 +10,6 @@ import (
 	"log"
 	"net"
 	"net/http"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -80,19 +79,16 @@ type Traffic struct {
 // Snapshot is what the scheduler knows at one instant.
 type Snapshot struct {
 	Status  *api.StatusResponse
-	Own     []string // those of Status.Problems that tenants cannot cause
-	Turns   []Turns  // by GPU, as in Status
+	Own     int     // so many of Status.Problems, the first, tenants cannot cause
+	Turns   []Turns // by GPU, as in Status
 	Traffic Traffic
 	Managed map[uint32]bool // pids of clients, and of what runs on GPUs for them
 }
 
-// Source is the scheduler, as far as metrics need it. Both calls wait for its
-// loop until ctx is done.
+// Source is the scheduler, as far as metrics need it. Snapshot waits for its loop until ctx is
+// done.
 type Source interface {
 	Snapshot(ctx context.Context) (*Snapshot, error)
-	// Problems returns the scheduler's own problems, and those that tenants have
-	// or cause.
-	Problems(ctx context.Context) (own, tenants []string, err error)
 }
 
 // Exporter serves /metrics and /healthz.
@@ -206,18 +202,20 @@ func (l debugLines) Write(b []byte) (int, error) {
 func (x *Exporter) health(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), scrapeTimeout)
 	defer cancel()
-	own, tenants, err := x.source.Problems(ctx)
-	status, head := http.StatusOK, []string{"ok"}
-	if err != nil {
-		own = []string{fmt.Sprintf("the scheduler does not answer: %v", err)}
-	}
-	if len(own) > 0 {
-		status, head = http.StatusServiceUnavailable, own
+	s, err := x.source.Snapshot(ctx)
+	status, lines := http.StatusServiceUnavailable, []string(nil)
+	switch {
+	case err != nil:
+		lines = []string{fmt.Sprintf("the scheduler does not answer: %v", err)}
+	case s.Own > 0:
+		lines = s.Status.Problems
+	default:
+		status, lines = http.StatusOK, append([]string{"ok"}, s.Status.Problems...)
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(status)
-	for _, line := range slices.Concat(head, tenants) {
+	for _, line := range lines {
 		_, _ = fmt.Fprintln(w, printable(line))
 	}
 }

@@ -47,7 +47,7 @@ func (s *source) Snapshot(context.Context) (*Snapshot, error) {
 	turns.Released(time.Now(), &sched.Released{Reason: sched.EndRevoked})
 	abc := &api.Container{Id: "abc"}
 	return &Snapshot{
-		Own: s.own,
+		Own: len(s.own),
 		Status: &api.StatusResponse{Version: "test", Problems: slices.Concat(s.own, s.tenants), Gpus: []*api.GPU{{
 			Uuid: uuid, Name: "Test GPU", MemoryBytes: 1 << 30, Mode: api.Mode_MODE_AUTO,
 			Clients: []*api.Client{{Id: 1, Pid: pid, Container: abc}},
@@ -57,10 +57,6 @@ func (s *source) Snapshot(context.Context) (*Snapshot, error) {
 		}}},
 		Turns: []Turns{turns},
 	}, s.err
-}
-
-func (s *source) Problems(context.Context) (own, tenants []string, err error) {
-	return s.own, s.tenants, s.err
 }
 
 // serve serves until the test ends, and returns the URL.

@@ -90,7 +90,7 @@ var metricNames = []metricName{
 	{"nvshare_scheduler_refused_connections_total", nil, "Connections refused, at a limit mostly.", func(s *scrape) float64 { return float64(s.Status.Refused) }},
 	{"nvshare_scheduler_protocol_errors_total", nil, "Connections closed for a malformed frame.", func(s *scrape) float64 { return float64(s.Status.ProtocolErrors) }},
 	{"nvshare_scheduler_bypassed_registrations_total", nil, "Those of them that can bypass the shim.", func(s *scrape) float64 { return float64(s.Traffic.Bypasses) }},
-	{"nvshare_scheduler_healthy", nil, "1 if the scheduler itself has no problem: /healthz names them.", func(s *scrape) float64 { return number(len(s.Own) == 0) }},
+	{"nvshare_scheduler_healthy", nil, "1 if the scheduler itself has no problem: /healthz names them.", func(s *scrape) float64 { return number(s.Own == 0) }},
 	{"nvshare_scheduler_problems", nil, "Problems that /healthz and nvsharectl name, those of tenants included.", func(s *scrape) float64 { return float64(len(s.Status.Problems)) }},
 	{"nvshare_warden_info", []string{"problem"}, "1: nvshare-warden holds programs without the shim, and fenced ones; 0: they are cooperative, and why.", nil},
 	{"nvshare_build_info", []string{"version"}, "The scheduler's version; always 1.", nil},

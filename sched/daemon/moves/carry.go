@@ -11,6 +11,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
@@ -21,7 +22,8 @@ import (
 // bringBackPause lies between two tries to have a process run again.
 const bringBackPause = time.Second
 
-// carry has a goroutine move the processes.
+// carry has a goroutine move the processes. A scheduler that ends waits for none of these: the
+// driver may take a minute, and the next one knows from the record who is off.
 func (mv *Moves) carry(m *Move) {
 	m.Phase = Carried
 	m.limit.Stop()
@@ -36,13 +38,13 @@ func (mv *Moves) carry(m *Move) {
 		return
 	}
 	there, back := mv.exchange(m.From, m.To), mv.exchange(m.To, m.From)
-	mv.Go(func() {
+	go func() {
 		took, err := mv.carryAll(all, there, back)
 		mv.Do(func() {
 			m.err, m.took = err, m.took.Add(took...)
 			mv.cutLoose(m)
 		})
-	})
+	}()
 }
 
 // exchange says where each GPU of the node goes if two of them are exchanged.
@@ -68,6 +70,9 @@ func (mv *Moves) carryAll(all []peer.Process, there, back []checkpoint.Pair) (to
 		if took = took.Add(one...); err == nil {
 			continue
 		}
+		if errors.Is(err, loop.ErrEnding) {
+			return took, err
+		}
 		for _, moved := range all[:i] {
 			if _, err := mv.carryOne(moved, back); err != nil {
 				mv.bringBack(moved)
@@ -90,8 +95,11 @@ func (mv *Moves) carryOne(p peer.Process, pairs []checkpoint.Pair) (checkpoint.T
 }
 
 // OnProcess operates on a process. One that has ended is left alone, because its PID may be
-// another's, and is no error.
+// another's, and is no error. A scheduler that ends begins nothing.
 func (mv *Moves) OnProcess(p peer.Process, operate func(pid int) (checkpoint.Times, error)) (checkpoint.Times, error) {
+	if mv.Life.Err() != nil {
+		return nil, loop.ErrEnding
+	}
 	lives, err := mv.Peers.Find(p)
 	if peer.Ended(err) {
 		return nil, nil
@@ -107,20 +115,20 @@ func (mv *Moves) OnProcess(p peer.Process, operate func(pid int) (checkpoint.Tim
 // as long as the process lives: nothing else could be done for it.
 func (mv *Moves) bringBack(p peer.Process) {
 	err := mv.tryBack(p)
-	if err == nil {
+	if err == nil || errors.Is(err, loop.ErrEnding) {
 		return
 	}
 	mv.Log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", p.PID, bringBackPause)
-	mv.Go(func() {
+	go func() {
 		for err != nil {
 			select {
-			case <-mv.Ended(): // the next scheduler goes on, see restoreCarried
+			case <-mv.Ended(): // the next scheduler goes on, see RestoreCarried
 				return
 			case <-time.After(bringBackPause):
 			}
 			err = mv.tryBack(p)
 		}
-	})
+	}()
 }
 
 // tryBack returns why a process does not run. No error: it runs, it has ended, or the driver
@@ -235,7 +243,7 @@ func (mv *Moves) RestoreCarriedOne(was CarriedProcess) error {
 	}
 	mv.Log.Warnf("process %d was on its way to another GPU when the earlier scheduler ended; it is made to run again", was.PID)
 	if mv.Opts.Checkpoint != nil {
-		mv.Go(func() { mv.bringBack(was.Process) })
+		go mv.bringBack(was.Process)
 	}
 	return nil
 }

@@ -369,7 +369,7 @@ func (n *Node) NoteSetting(g *GPU, account string, caused bool, setting string, 
 }
 
 // MayTell says whether an event may be noted that a tenant causes as often as it likes: once in
-// refusalPause for each subject, also if its processes end meanwhile.
+// RefusalPause for each subject, also if its processes end meanwhile.
 func (n *Node) MayTell(what string, t time.Time) bool {
 	if told, ok := n.Told[what]; ok && t.Sub(told) < RefusalPause {
 		return false

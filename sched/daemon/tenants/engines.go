@@ -66,7 +66,7 @@ func (b *Book) DescribeFromHook(c *api.Container, p *peer.Peer) (*api.DescribeCo
 		return nil, err
 	}
 	to := b.Shares.Tenants[p.Account]
-	to.Pod, to.Has = PodTerms(c), c.Gpus
+	to.Pod, to.Has, to.Reach = PodTerms(c), c.Gpus, c.Reach
 	holders := b.countPromises
 	if c.Engine == node.RunEngine { // root has asked, or one of the control group
 		holders = b.describePromises
@@ -228,10 +228,10 @@ func (b *Book) SetPodTerms(c *api.Container) {
 	case to.Engine == nil:
 		to.Engine = &EngineContainer{Engine: c.Engine, Name: c.Name}
 	}
-	if to.Pod, to.Has = PodTerms(c), c.Gpus; to.IsZero() {
-		to.Has = nil // b.Names has the GPUs as long as they matter
+	if to.Pod, to.Has, to.Reach = PodTerms(c), c.Gpus, c.Reach; to.IsZero() {
+		to.Has, to.Reach = nil, nil // b.Names has the GPUs as long as they matter
 	}
-	if to.Pod != old.Pod || to.Engine != old.Engine || !slices.Equal(to.Has, old.Has) {
+	if to.Pod != old.Pod || to.Engine != old.Engine || !slices.Equal(to.Has, old.Has) || !slices.Equal(to.Reach, old.Reach) {
 		// In force also if the record fails: after a restart the plugin describes
 		// the container again.
 		_ = b.ChangeShares(account, to, true)

@@ -59,12 +59,12 @@ type Shares struct {
 // TenantShares are the shares of one tenant. Each field of the terms is taken from
 // the most particular of them that says it. A gang is api.GangOfItself, or as gangIn says.
 type TenantShares struct {
-	Pod  api.Terms            `json:"pod,omitzero"`   // by the pod's annotations, for each GPU
-	All  api.Terms            `json:"all,omitzero"`   // by SetShare, for each GPU
-	GPUs map[string]api.Terms `json:"gpus,omitempty"` // by SetShare, by UUID
-	Has  []string             `json:"has,omitempty"`  // UUIDs of the GPUs that the pod was given; none: not known
-	// Of a container that an OCI hook has described, whose annotations are in Pod.
-	Engine *EngineContainer `json:"engine,omitempty"`
+	Pod    api.Terms            `json:"pod,omitzero"`     // by the pod's annotations, for each GPU
+	All    api.Terms            `json:"all,omitzero"`     // by SetShare, for each GPU
+	GPUs   map[string]api.Terms `json:"gpus,omitempty"`   // by SetShare, by UUID
+	Has    []string             `json:"has,omitempty"`    // UUIDs of the GPUs that the pod was given; none: not known
+	Reach  []string             `json:"reach,omitempty"`  // those that its processes can open; none: it cannot move
+	Engine *EngineContainer     `json:"engine,omitempty"` // an OCI hook has described it; its annotations are in Pod
 }
 
 // On returns the terms that are in force on a GPU, for "" on GPUs found later.
@@ -186,7 +186,7 @@ func (b *Book) RestoreShares() error {
 		if !ok || t.Pod == (api.Terms{}) && t.Engine == nil && len(t.Has) == 0 {
 			continue
 		}
-		c := &api.Container{Id: id, Gpus: t.Has}
+		c := &api.Container{Id: id, Gpus: t.Has, Reach: t.Reach}
 		if t.Engine != nil {
 			c.Engine, c.Name = t.Engine.Engine, t.Engine.Name
 		}

@@ -4,6 +4,7 @@ package watch
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -109,19 +110,19 @@ func (w *Watch) lookForHeld() {
 	if h.client == nil {
 		w.Go(func() {
 			client, err := order.Dial(h.path)
-			if err == nil {
-				var problem string
-				if problem, err = client.Problem(orderTimeout); err == nil && problem != "" {
-					err = cannotHold(problem)
-				}
-				if err != nil {
-					client.Close()
-					client = nil
-				}
+			if err != nil {
+				w.Do(func() { w.wardenFound(nil, err) })
+				return
 			}
-			if !w.Do(func() { w.wardenFound(client, err) }) && client != nil {
-				client.Close()
+			taken := context.AfterFunc(w.Life, func() { client.Close() }) // Close does not know of it yet
+			problem, err := client.Problem(orderTimeout)
+			if err == nil && problem != "" {
+				err = cannotHold(problem)
 			}
+			w.Do(func() {
+				taken()
+				w.wardenFound(client, err)
+			})
 		})
 		return
 	}
@@ -180,6 +181,9 @@ func (w *Watch) wardenFound(client *order.Client, err error) {
 	h := w.Holder
 	h.looking = false
 	if err != nil {
+		if client != nil {
+			client.Close()
+		}
 		if h.err == nil || h.err.Error() != err.Error() {
 			w.Log.WithError(err).Debug("nvshare-warden")
 		}
