@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -347,6 +348,24 @@ func TestChartTwoReleases(t *testing.T) {
 	for _, policy := range []string{"bound", "slices"} {
 		if text := pretty(made["h200"]["ValidatingAdmissionPolicy h200-nvshare-"+policy]); !strings.Contains(text, "system:serviceaccount:nvshare-system:h200-nvshare") {
 			t.Errorf("the policy %s is on another account:\n%s", policy, text)
+		}
+	}
+}
+
+// A policy is about the account of its release, in whatever namespace and of whatever name that is.
+func TestChartNamesItsAccount(t *testing.T) {
+	for _, namespace := range []string{"nvshare-system", "nvshare-system-test", "of-nvshare-system", "gpus"} {
+		for _, release := range []string{"nvshare", "nvshare-system"} {
+			out, err := helm("template", release, chart, "--namespace", namespace, "--set", "bound.enabled=true,startupTaint.enabled=true,dra.enabled=true,hostPathPolicy.enabled=true")
+			check(t, err)
+			account := "system:serviceaccount:" + namespace + ":" + release
+			named := regexp.MustCompile(`system:serviceaccount:[^'"]*`).FindAllString(out, -1)
+			if want := slices.Repeat([]string{account}, 4); !slices.Equal(named, want) {
+				t.Errorf("in namespace %s the policies of %s are about %q", namespace, release, named)
+			}
+			if !strings.Contains(out, fmt.Sprintf("request.namespace != %q", namespace)) {
+				t.Errorf("the policy on host paths does not spare namespace %s", namespace)
+			}
 		}
 	}
 }
