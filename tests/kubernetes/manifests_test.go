@@ -604,12 +604,36 @@ func TestAnnotationQuota(t *testing.T) {
 		`nvshare.com/gpu: "1"`: "needs a memory limit",
 		`nvshare.com/gpu: "1", nvshare.com/gpu-memory-limit: 9Gi`:                         "at most 8Gi",
 		`nvshare.com/gpu: "1", nvshare.com/gpu-memory-limit: "8193"`:                      "at most 8Gi",
-		`nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.main: "8192"`:       "",
+		`nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.main: "8192"`:       "needs a memory limit",
+		`nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.nobody: 1Gi`:        "needs a memory limit",
+		`nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/pod: "8192"`:                  "",
+		`nvshare.com/gpu: "1", nvshare.com/gpu-memory-limit: "8192.5"`:                    "at most 8Gi",
+		limit + `nvshare.com/gpu: " 8"`:                                                   "may have 1 GPUs",
+		limit + `nvshare.com/gpu: " nvshare.com/gpu=0"`:                                   "may have 1 GPUs",
+		limit + `nvshare.com/gpu: any`:                                                    "",
+		limit + `nvshare.com/gpu: none`:                                                   "",
+		limit + `gpu.nvshare.com: "2"`:                                                    "may have 1 GPUs",
 		limit + `nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.main: 16Gi`: "at most 8Gi",
 	} {
 		if err := create("bounded", annotations); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %q", annotations, err, says)
 		}
+	}
+	// Who removes what the pod says frees its containers as well.
+	kubectl(t, ctx, "annotate", "namespace", "bounded", "nvshare.com/max-gpus=0", "--overwrite")
+	await(t, ctx, "no GPU to be allowed", func() error {
+		if err := create("bounded", limit+`nvshare.com/gpu-core-request: "10"`); err == nil || !strings.Contains(err.Error(), "may have 0 GPUs") {
+			return fmt.Errorf("a core request, which asks for a GPU: %v", err)
+		}
+		return nil
+	})
+	kubectl(t, ctx, "annotate", "namespace", "bounded", "nvshare.com/max-gpus=1", "--overwrite")
+	await(t, ctx, "a pod", func() error {
+		_, err := cluster.Apply(ctx, `{apiVersion: v1, kind: Pod, metadata: {name: runs, namespace: bounded, annotations: {`+limit+`nvshare.com/gpu: "1"}}, spec: {automountServiceAccountToken: false, containers: [{name: main, image: none}]}}`, "create")
+		return err
+	})
+	if out, err := cluster.Kubectl(ctx, "annotate", "pod", "-n", "bounded", "runs", "nvshare.com/gpu-", "nvshare.com/gpu-memory-limit-"); err == nil || !strings.Contains(err.Error()+out, "needs a memory limit") {
+		t.Errorf("a pod that says nothing of memory any more: %v\n%s", err, out)
 	}
 	if err := create("free", `nvshare.com/gpu: "8", nvshare.com/gpu-core-request: "100"`); err != nil {
 		t.Errorf("a namespace without bounds: %v", err)
