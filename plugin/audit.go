@@ -124,7 +124,7 @@ func (p *Plugin) judgeSpec(pod *api.PodSandbox, ctr *api.Container) {
 func (p *Plugin) judge(pod *api.PodSandbox, ctr *api.Container) bool {
 	u := p.identity(pod, ctr)
 	switch {
-	case p.missedClaim(ctr):
+	case p.missedClaim(pod, ctr):
 		u.Asked = "a resource claim"
 		p.act(u)
 	case p.usesGPU(pod, ctr):

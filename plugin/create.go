@@ -82,13 +82,8 @@ func (p *Plugin) give(c Container, req *Request, uses bool, ctr *api.Container, 
 }
 
 // adjusted tells whether another plugin of this node has given a new container its GPUs:
-// while one plugin replaces another, the runtime asks both about each container. Where a
-// runtime passes annotations of pods on, a pod could have written the record: one that has
-// the annotation is not believed.
-func adjusted(pod *api.PodSandbox, ctr *api.Container) bool {
-	_, forged := pod.GetAnnotations()[PlacementAnnotation]
-	return recorded(ctr) != nil && !forged
-}
+// while one plugin replaces another, the runtime asks both about each container.
+func adjusted(pod *api.PodSandbox, ctr *api.Container) bool { return recorded(pod, ctr) != nil }
 
 // follow enters a container that another plugin has admitted, or has given a GPU.
 func (p *Plugin) follow(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) {
@@ -168,7 +163,7 @@ func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inv
 	req, err := cs.request(pod, ctr.GetName(), inv.Devices())
 	unclaimed := errors.Join(cs.claimed(&req, pod, ctr, true), cs.limited(&req, pod, ctr))
 	c := describeExisting(pod, ctr, req, inv)
-	if names := recordedClaims(ctr); len(names) > 0 && len(req.Shares) == 0 {
+	if names := recordedClaims(pod, ctr); len(names) > 0 && len(req.Shares) == 0 {
 		if unclaimed == nil {
 			unclaimed = errors.New("it has a resource claim, and this plugin knows none")
 		}
@@ -181,10 +176,10 @@ func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inv
 // describeExisting is describe for a container that may have its GPUs from another plugin.
 func describeExisting(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	c := describe(pod, ctr, req, inv)
-	if uuids := recorded(ctr); uuids != nil {
+	if uuids := recorded(pod, ctr); uuids != nil {
 		c.GPUs = uuids
 	}
-	c.Reach = uuidsIn(ctr, ReachAnnotation)
-	c.Limits = cmp.Or(c.Limits, recordedLimits(ctr))
+	c.Reach = uuidsIn(pod, ctr, ReachAnnotation)
+	c.Limits = cmp.Or(c.Limits, recordedLimits(pod, ctr))
 	return c
 }

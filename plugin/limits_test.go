@@ -202,7 +202,7 @@ func TestLimitsAreRecorded(t *testing.T) {
 	_, ctr := podOf("a", "id-a", nil)
 	for text, want := range map[string]Limits{"8 25": {8, 25}, "8 0": {8, 0}, "": {}, "8": {}, "-8 25": {}, "8 101": {}, "x": {}} {
 		ctr.Annotations = map[string]string{LimitsAnnotation: text}
-		if got := recordedLimits(ctr); got != want {
+		if got := recordedLimits(nil, ctr); got != want {
 			t.Errorf("%q is read as %v", text, got)
 		}
 	}
