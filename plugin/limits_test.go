@@ -244,6 +244,35 @@ func TestAuditBeforeTheSpecs(t *testing.T) {
 	}
 }
 
+// Nobody waits for the API server, which may never say: a node can start many containers meanwhile. Those
+// that are gone by then are not reported.
+func TestAuditWaitsForNoSpec(t *testing.T) {
+	s := (&counted{silent: true}).with(newPlacing(t, 1))
+	found := make(chan Unmanaged, 2)
+	s.Audit, s.Report = AuditReport, func(u Unmanaged) { found <- u }
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		for _, name := range []string{"gone", "plain"} {
+			pod, ctr := podOf(name, "id-"+name, nil)
+			ctr.State = api.ContainerState_CONTAINER_RUNNING
+			s.lookAt(pod, ctr)
+		}
+	}()
+	await(t, looked, "the looks at both")
+	pod, ctr := podOf("gone", "id-gone", nil)
+	if err := s.RemoveContainer(t.Context(), pod, ctr); err != nil {
+		t.Fatal(err)
+	}
+	s.SetPods([]Pod{spec("gone", Limits{8, 25}), spec("plain", Limits{8, 25})})
+	if u := await(t, found, "the audit by the spec"); u.ID != "id-plain" {
+		t.Errorf("found %+v", u)
+	}
+	if n := len(s.containers.live.unjudged); n > 0 {
+		t.Errorf("%d containers are kept", n)
+	}
+}
+
 // Nothing is said before runtime, API server and scheduler were heard. One GPU is advertised as it is,
 // whatever its pods are about to do; of several, a pod that fits on none does not fit the node.
 func TestCapacity(t *testing.T) {
