@@ -21,8 +21,8 @@ import (
 //   - What it asks for is read from annotations (request), bounded by its claims (claimed) and by the pod's spec
 //     (limited), and described as a Container (describe).
 //   - GPUs are chosen, or those that were named are checked, and the container is entered (Containers.admit).
-//   - What it gets is written into the answer (give): devices and environment (Adjust), what was chosen (record), its
-//     overlap group (overlap) and the kernel's limit (limitByKernel). Where that fails it is removed again.
+//   - What it gets is written into the answer (give): devices and environment (Adjust), what was chosen (record) and its
+//     overlap group (overlap). Where that fails it is removed again.
 
 // CreateContainer gives a container the GPUs that its pod's annotations ask
 // for. An error refuses the container.
@@ -38,7 +38,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 	}
 	var adjust *api.ContainerAdjustment
 	if err == nil {
-		if adjust, err = p.give(c, &req, uses, ctr, inv); err != nil {
+		if adjust, err = p.give(c, &req, uses, ctr); err != nil {
 			p.containers.Remove(c.ID)
 		}
 	}
@@ -58,7 +58,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 
 // give returns what is added to an admitted container; nil: nothing. The devices that were chosen for
 // it are added to the request.
-func (p *Plugin) give(c Container, req *Request, uses bool, ctr *api.Container, inv *Inventory) (*api.ContainerAdjustment, error) {
+func (p *Plugin) give(c Container, req *Request, uses bool, ctr *api.Container) (*api.ContainerAdjustment, error) {
 	if req.Count > 0 {
 		req.Devices = c.GPUs
 	}
@@ -73,7 +73,7 @@ func (p *Plugin) give(c Container, req *Request, uses bool, ctr *api.Container, 
 		record(adjust, c)
 	}
 	if uses {
-		adjust = limitByKernel(overlap(adjust, ctr, c.Terms), inv, c)
+		adjust = overlap(adjust, ctr, c.Terms)
 	}
 	if drops := p.drops.Load(); drops != nil && len(adjust.GetCDIDevices()) > 0 {
 		return nil, *drops
