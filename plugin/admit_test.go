@@ -631,7 +631,7 @@ func TestPlacementOnMIGDevices(t *testing.T) {
 		if got := adjust.GetAnnotations()[PlacementAnnotation]; got != c.want || (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s %s %s: given %q, %v; want %q, %q", c.name, c.asks, c.memory, got, err, c.want, c.says)
 		}
-		if strings.Join(recorded(applied(ctr, adjust)), ",") != c.want {
+		if strings.Join(recorded(pod, applied(ctr, adjust)), ",") != c.want {
 			t.Errorf("%s: %q cannot be read back", c.name, c.want)
 		}
 	}
@@ -678,6 +678,27 @@ func TestMIGDevicesOfClosedGPUs(t *testing.T) {
 		if got, err := p.create("a", asks); err == nil || !strings.Contains(err.Error(), map[bool]string{true: "it is drained", false: "Xid 79: gone"}[strings.HasSuffix(asks, "1:0")]) {
 			t.Errorf("%s: given %q, %v", asks, got, err)
 		}
+	}
+}
+
+// Where the runtime passes annotations of pods on to containers (CRI-O), a pod could write any of the records.
+func TestForgedRecordsAreNotBelieved(t *testing.T) {
+	records := map[string]string{
+		PlacementAnnotation: gpuID(0), ReachAnnotation: gpuID(0) + "," + gpuID(1), LimitsAnnotation: "8 100", ClaimAnnotation: deviceOf(1, 0),
+	}
+	p := newPlacing(t, 2)
+	pod, ctr := podOf("forger", "id-forger", records)
+	ctr.Annotations = records
+	if adjust, _, err := p.CreateContainer(t.Context(), pod, ctr); adjust != nil || err != nil {
+		t.Errorf("created with %v, %v", adjust, err)
+	}
+	ctr.State, ctr.Mounts = api.ContainerState_CONTAINER_RUNNING, []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}
+	if _, err := p.Synchronize(t.Context(), []*api.PodSandbox{pod}, []*api.Container{ctr}); err != nil {
+		t.Fatal(err)
+	}
+	all, _ := p.containers.snapshot()
+	if c := all["id-forger"]; len(c.GPUs)+len(c.Reach)+len(c.Claims) > 0 || c.Limits != (Limits{}) || c.Terms.MemoryLimit != 0 || c.Keep != 0 {
+		t.Errorf("known as %+v", c)
 	}
 }
 

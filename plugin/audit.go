@@ -79,15 +79,11 @@ func (p *Plugin) tell(u Unmanaged) {
 // reads files, so a handler must not wait for it. What is created and not started has no
 // process to look into or to end: PostStartContainer has it audited.
 func (p *Plugin) look(pods map[string]*api.PodSandbox, ctrs []*api.Container) {
-	var silent []*api.Container
 	for _, ctr := range ctrs {
 		pod := pods[ctr.GetPodSandboxId()]
-		if pod != nil && alive(ctr) && ctr.GetState() != api.ContainerState_CONTAINER_CREATED && !p.judge(pod, ctr) {
-			silent = append(silent, ctr)
+		if pod != nil && alive(ctr) && ctr.GetState() != api.ContainerState_CONTAINER_CREATED {
+			p.lookAt(pod, ctr)
 		}
-	}
-	for _, ctr := range silent { // after the others: the API server may never say
-		p.judgeSpec(pods[ctr.GetPodSandboxId()], ctr)
 	}
 }
 
@@ -110,12 +106,28 @@ func (p *Plugin) lookAt(pod *api.PodSandbox, ctr *api.Container) {
 	}
 }
 
-// judgeSpec audits a container that may ask by its spec, once the API server has told of pods.
+// unjudged is a container that may ask by its spec, of which nobody has told yet.
+type unjudged struct {
+	pod *api.PodSandbox
+	ctr *api.Container
+}
+
+// judgeSpec audits a container that may ask by its spec, or leaves it to SetPods as long as the API server has
+// not told of pods: it may never.
 func (p *Plugin) judgeSpec(pod *api.PodSandbox, ctr *api.Container) {
-	if p.containers.specs == nil {
+	cs := p.containers
+	if cs.specs == nil {
 		return
 	}
-	<-p.containers.live.listed
+	cs.mu.Lock()
+	later := cs.live.expected
+	if later {
+		cs.live.unjudged[ctr.GetId()] = unjudged{pod, ctr}
+	}
+	cs.mu.Unlock()
+	if later {
+		return
+	}
 	_ = p.learnLimits(pod, ctr) // the pod may be younger than the list
 	p.judge(pod, ctr)
 }
@@ -124,7 +136,7 @@ func (p *Plugin) judgeSpec(pod *api.PodSandbox, ctr *api.Container) {
 func (p *Plugin) judge(pod *api.PodSandbox, ctr *api.Container) bool {
 	u := p.identity(pod, ctr)
 	switch {
-	case p.missedClaim(ctr):
+	case p.missedClaim(pod, ctr):
 		u.Asked = "a resource claim"
 		p.act(u)
 	case p.usesGPU(pod, ctr):

@@ -87,9 +87,10 @@ func (cs *Containers) learnShares(ctrs ...*api.Container) error {
 	}
 }
 
-// namesUnknown tells whether a container names a share that is not known.
+// namesUnknown tells whether a container names a share that is not known. Who wrote the name does not
+// matter: records are read then, which says who has which share.
 func (cs *Containers) namesUnknown(ctr *api.Container) bool {
-	return slices.ContainsFunc(claimDevices(ctr, true), func(name string) bool {
+	return slices.ContainsFunc(claimDevices(nil, ctr, true), func(name string) bool {
 		_, known := cs.Claims.ByDevice(name)
 		return !known
 	}) || slices.ContainsFunc(ctr.GetEnv(), func(e string) bool {
@@ -101,22 +102,22 @@ func (cs *Containers) namesUnknown(ctr *api.Container) bool {
 
 // claimDevices returns the CDI devices of claims that a container was given. The record of an
 // earlier plugin counts only for a container that exists.
-func claimDevices(ctr *api.Container, exists bool) []string {
+func claimDevices(pod *api.PodSandbox, ctr *api.Container, exists bool) []string {
 	names := given(ctr)
 	if exists {
-		names = append(names, strings.Split(ctr.GetAnnotations()[ClaimAnnotation], ",")...)
+		names = append(names, strings.Split(written(pod, ctr, ClaimAnnotation), ",")...)
 	}
 	return slices.DeleteFunc(names, func(name string) bool { return !claimDevice.MatchString(name) })
 }
 
 // sharesOf returns the shares that a container was given.
-func (cs *Containers) sharesOf(ctr *api.Container, exists bool) (shares []Share, err error) {
+func (cs *Containers) sharesOf(pod *api.PodSandbox, ctr *api.Container, exists bool) (shares []Share, err error) {
 	add := func(s Share) {
 		if !slices.ContainsFunc(shares, func(o Share) bool { return o.Name == s.Name }) {
 			shares = append(shares, s)
 		}
 	}
-	for _, name := range claimDevices(ctr, exists) {
+	for _, name := range claimDevices(pod, ctr, exists) {
 		s, ok := cs.Claims.ByDevice(name)
 		if !ok {
 			return nil, fmt.Errorf("CDI device %s is of a claim that is not prepared on this node", name)
@@ -139,7 +140,7 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 	if cs.Claims == nil {
 		return nil
 	}
-	shares, err := cs.sharesOf(ctr, exists)
+	shares, err := cs.sharesOf(pod, ctr, exists)
 	if err != nil {
 		return err
 	}
@@ -171,8 +172,12 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 // missedClaim tells whether the kubelet gave a container a share, and no plugin has seen the
 // container. CDI alone has its programs load the shim, but without what only the plugin
 // gives: the claim's terms from the first call on, and the claim's overlap group.
-func (p *Plugin) missedClaim(ctr *api.Container) bool {
-	return p.containers.Claims != nil && p.hasShim(ctr) && recorded(ctr) == nil
+func (p *Plugin) missedClaim(pod *api.PodSandbox, ctr *api.Container) bool {
+	if p.containers.Claims == nil || !p.hasShim(ctr) || adjusted(pod, ctr) {
+		return false
+	}
+	shares, err := p.containers.sharesOf(pod, ctr, true)
+	return len(shares) > 0 || err != nil
 }
 
 // limit keeps the terms of a container within its claims; old is what it had. The error names the

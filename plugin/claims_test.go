@@ -389,6 +389,17 @@ func TestAuditFindsClaimsWithoutTheShim(t *testing.T) {
 	s.expect("missed", "memory limit 20Gi, core request 40% on "+known[3])
 }
 
+// A container that got its GPU through another plugin of the node, and no claim, is left alone.
+func TestAuditSparesWhoHasNoClaim(t *testing.T) {
+	s := newClaimSite(t)
+	s.Audit, s.Report = AuditReport, func(u Unmanaged) { t.Errorf("reported: %+v", u) }
+	pod, ctr := podOf("toolkit", "id-toolkit", nil)
+	ctr.State, ctr.Mounts = api.ContainerState_CONTAINER_RUNNING, []*api.Mount{{Source: cdi.DefaultPaths.ShimDir, Destination: cdi.ShimDir}}
+	if !s.judge(pod, ctr) {
+		t.Error("it has no GPU")
+	}
+}
+
 // A core request of the pod lowers what its claims give, and asks for no GPU: a container without
 // a claim is no tenant.
 func TestCoreRequestBesideClaims(t *testing.T) {

@@ -101,7 +101,6 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 		MayExclude: func(string) bool { return true },
 		MostCore:   func(string) uint32 { return 100 },
 		now:        time.Now, registered: make(chan struct{}), changed: make(chan struct{}, 1),
-		live: livePods{listed: make(chan struct{})},
 	}
 	cs.Health.OnChange(cs.poke)
 	return cs
@@ -148,7 +147,7 @@ func (cs *Containers) knows(id string) bool {
 
 // Remove forgets a container; an unknown one is no error.
 func (cs *Containers) Remove(id string) {
-	cs.change(func() { delete(cs.want, id); delete(cs.ended, id) })
+	cs.change(func() { delete(cs.want, id); delete(cs.ended, id); delete(cs.live.unjudged, id) })
 }
 
 // End frees the GPUs and promises of a container whose processes have ended. Until

@@ -21,8 +21,8 @@ import (
 //   - What it asks for is read from annotations (request), bounded by its claims (claimed) and by the pod's spec
 //     (limited), and described as a Container (describe).
 //   - GPUs are chosen, or those that were named are checked, and the container is entered (Containers.admit).
-//   - What it gets is written into the answer (give): devices and environment (Adjust), what was chosen (record), its
-//     overlap group (overlap) and the kernel's limit (limitByKernel). Where that fails it is removed again.
+//   - What it gets is written into the answer (give): devices and environment (Adjust), what was chosen (record) and its
+//     overlap group (overlap). Where that fails it is removed again.
 
 // CreateContainer gives a container the GPUs that its pod's annotations ask
 // for. An error refuses the container.
@@ -38,7 +38,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 	}
 	var adjust *api.ContainerAdjustment
 	if err == nil {
-		if adjust, err = p.give(c, &req, uses, ctr, inv); err != nil {
+		if adjust, err = p.give(c, &req, uses, ctr); err != nil {
 			p.containers.Remove(c.ID)
 		}
 	}
@@ -58,7 +58,7 @@ func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, ctr *ap
 
 // give returns what is added to an admitted container; nil: nothing. The devices that were chosen for
 // it are added to the request.
-func (p *Plugin) give(c Container, req *Request, uses bool, ctr *api.Container, inv *Inventory) (*api.ContainerAdjustment, error) {
+func (p *Plugin) give(c Container, req *Request, uses bool, ctr *api.Container) (*api.ContainerAdjustment, error) {
 	if req.Count > 0 {
 		req.Devices = c.GPUs
 	}
@@ -73,7 +73,7 @@ func (p *Plugin) give(c Container, req *Request, uses bool, ctr *api.Container, 
 		record(adjust, c)
 	}
 	if uses {
-		adjust = limitByKernel(overlap(adjust, ctr, c.Terms), inv, c)
+		adjust = overlap(adjust, ctr, c.Terms)
 	}
 	if drops := p.drops.Load(); drops != nil && len(adjust.GetCDIDevices()) > 0 {
 		return nil, *drops
@@ -82,13 +82,8 @@ func (p *Plugin) give(c Container, req *Request, uses bool, ctr *api.Container, 
 }
 
 // adjusted tells whether another plugin of this node has given a new container its GPUs:
-// while one plugin replaces another, the runtime asks both about each container. Where a
-// runtime passes annotations of pods on, a pod could have written the record: one that has
-// the annotation is not believed.
-func adjusted(pod *api.PodSandbox, ctr *api.Container) bool {
-	_, forged := pod.GetAnnotations()[PlacementAnnotation]
-	return recorded(ctr) != nil && !forged
-}
+// while one plugin replaces another, the runtime asks both about each container.
+func adjusted(pod *api.PodSandbox, ctr *api.Container) bool { return recorded(pod, ctr) != nil }
 
 // follow enters a container that another plugin has admitted, or has given a GPU.
 func (p *Plugin) follow(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) {
@@ -168,7 +163,7 @@ func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inv
 	req, err := cs.request(pod, ctr.GetName(), inv.Devices())
 	unclaimed := errors.Join(cs.claimed(&req, pod, ctr, true), cs.limited(&req, pod, ctr))
 	c := describeExisting(pod, ctr, req, inv)
-	if names := recordedClaims(ctr); len(names) > 0 && len(req.Shares) == 0 {
+	if names := recordedClaims(pod, ctr); len(names) > 0 && len(req.Shares) == 0 {
 		if unclaimed == nil {
 			unclaimed = errors.New("it has a resource claim, and this plugin knows none")
 		}
@@ -181,10 +176,10 @@ func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inv
 // describeExisting is describe for a container that may have its GPUs from another plugin.
 func describeExisting(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Inventory) Container {
 	c := describe(pod, ctr, req, inv)
-	if uuids := recorded(ctr); uuids != nil {
+	if uuids := recorded(pod, ctr); uuids != nil {
 		c.GPUs = uuids
 	}
-	c.Reach = uuidsIn(ctr, ReachAnnotation)
-	c.Limits = cmp.Or(c.Limits, recordedLimits(ctr))
+	c.Reach = uuidsIn(pod, ctr, ReachAnnotation)
+	c.Limits = cmp.Or(c.Limits, recordedLimits(pod, ctr))
 	return c
 }

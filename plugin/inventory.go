@@ -19,8 +19,6 @@ import (
 type Inventory struct {
 	spec    *specs.Spec // of cdi.KindNRI
 	gpus    []cdi.GPU
-	regions map[string]string // of the kernel's limits, by UUID; see regionsOf
-
 	problem error // why it has no devices although there may be GPUs
 }
 

@@ -73,7 +73,7 @@ func (cs *Containers) limitsOf(pod *api.PodSandbox, ctr *api.Container) (l Limit
 		return p.Limits[ctr.GetName()], true
 	}
 	c := describe(pod, ctr, Request{}, &Inventory{})
-	l = recordedLimits(ctr)
+	l = recordedLimits(pod, ctr)
 	for _, all := range []map[string]Container{cs.want, cs.ended} {
 		for _, o := range all {
 			if o.sameAs(c) {

@@ -202,7 +202,7 @@ func TestLimitsAreRecorded(t *testing.T) {
 	_, ctr := podOf("a", "id-a", nil)
 	for text, want := range map[string]Limits{"8 25": {8, 25}, "8 0": {8, 0}, "": {}, "8": {}, "-8 25": {}, "8 101": {}, "x": {}} {
 		ctr.Annotations = map[string]string{LimitsAnnotation: text}
-		if got := recordedLimits(ctr); got != want {
+		if got := recordedLimits(nil, ctr); got != want {
 			t.Errorf("%q is read as %v", text, got)
 		}
 	}
@@ -241,6 +241,35 @@ func TestAuditBeforeTheSpecs(t *testing.T) {
 	s.SetPods([]Pod{spec("plain", Limits{8, 25})})
 	if u := await(t, found, "the audit by the spec"); u.ID != "id-plain" {
 		t.Errorf("found %+v", u)
+	}
+}
+
+// Nobody waits for the API server, which may never say: a node can start many containers meanwhile. Those
+// that are gone by then are not reported.
+func TestAuditWaitsForNoSpec(t *testing.T) {
+	s := (&counted{silent: true}).with(newPlacing(t, 1))
+	found := make(chan Unmanaged, 2)
+	s.Audit, s.Report = AuditReport, func(u Unmanaged) { found <- u }
+	looked := make(chan struct{})
+	go func() {
+		defer close(looked)
+		for _, name := range []string{"gone", "plain"} {
+			pod, ctr := podOf(name, "id-"+name, nil)
+			ctr.State = api.ContainerState_CONTAINER_RUNNING
+			s.lookAt(pod, ctr)
+		}
+	}()
+	await(t, looked, "the looks at both")
+	pod, ctr := podOf("gone", "id-gone", nil)
+	if err := s.RemoveContainer(t.Context(), pod, ctr); err != nil {
+		t.Fatal(err)
+	}
+	s.SetPods([]Pod{spec("gone", Limits{8, 25}), spec("plain", Limits{8, 25})})
+	if u := await(t, found, "the audit by the spec"); u.ID != "id-plain" {
+		t.Errorf("found %+v", u)
+	}
+	if n := len(s.containers.live.unjudged); n > 0 {
+		t.Errorf("%d containers are kept", n)
 	}
 }
 

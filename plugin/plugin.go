@@ -33,7 +33,6 @@ type Plugin struct {
 	containers *Containers
 	inventory  atomic.Pointer[Inventory]
 	drops      atomic.Pointer[error] // why this runtime gives no GPUs; nil: it does
-	root       string                // of the host's file system
 	// seesProcesses is inHostPIDNamespace, except in tests.
 	seesProcesses func() bool
 	syncLimit     time.Duration // of a runtime for the list of its containers, until it is a problem
@@ -53,7 +52,7 @@ var (
 // New returns a plugin that knows no devices yet. It enters the containers that use
 // GPUs in containers.
 func New(log logrus.FieldLogger, containers *Containers) *Plugin {
-	p := &Plugin{ShimDir: cdi.DefaultPaths.ShimDir, log: log, containers: containers, syncLimit: syncLimit, seesProcesses: inHostPIDNamespace, root: "/"}
+	p := &Plugin{ShimDir: cdi.DefaultPaths.ShimDir, log: log, containers: containers, syncLimit: syncLimit, seesProcesses: inHostPIDNamespace}
 	p.inventory.Store(&Inventory{})
 	containers.Health.Waits(runtimePart, "not registered with the container runtime yet")
 	return p
@@ -61,7 +60,6 @@ func New(log logrus.FieldLogger, containers *Containers) *Plugin {
 
 // SetInventory changes what containers can be given from now on.
 func (p *Plugin) SetInventory(inv *Inventory) {
-	inv.regions = p.regionsOf(inv.gpus)
 	p.inventory.Store(inv)
 	p.containers.Health.setGPUs(len(inv.gpus) > 0 || inv.problem != nil)
 	p.judgeRuntime(inv)

@@ -149,8 +149,8 @@ func isAnnotation(key string, names ...string) bool {
 // livePods are pods whose annotations are known as they are now. The zero value is
 // for nodes where nobody tells: the annotations of the runtime hold.
 type livePods struct {
-	expected bool          // somebody will tell, but has not told all yet
-	listed   chan struct{} // is closed when all were told
+	expected bool                // somebody will tell, but has not told all yet
+	unjudged map[string]unjudged // by ID: SetPods has them audited
 	byUID    map[string]*livePod
 	asking   int             // handlers that wait for an answer about a pod
 	dropped  map[string]bool // by UID, since one of them asked
@@ -251,7 +251,7 @@ func (cs *Containers) annotation(pod *api.PodSandbox, name, container string) (k
 func (p *Plugin) ExpectPods() {
 	p.containers.mu.Lock()
 	defer p.containers.mu.Unlock()
-	p.containers.live.expected = true
+	p.containers.live.expected, p.containers.live.unjudged = true, map[string]unjudged{}
 }
 
 // SetPods gives the plugin the annotations of all pods of this node as they are now.
@@ -264,12 +264,13 @@ func (p *Plugin) SetPods(all []Pod) (refused []Refusal) {
 	}
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	cs.live.expected = false
-	select {
-	case <-cs.live.listed:
-	default:
-		close(cs.live.listed)
-	}
+	later := cs.live.unjudged
+	cs.live.expected, cs.live.unjudged = false, nil
+	go func() {
+		for _, u := range later {
+			p.judgeSpec(u.pod, u.ctr)
+		}
+	}()
 	signal(cs.changed)
 	maps.DeleteFunc(cs.live.byUID, func(uid string, _ *livePod) bool { return !listed[uid] })
 	for id, c := range cs.want {

@@ -41,13 +41,24 @@ func record(adjust *api.ContainerAdjustment, c Container) {
 	}
 }
 
+// written returns what a plugin has recorded on a container. Where a runtime passes annotations of pods on, a pod could have
+// written it: one that has the annotation is not believed.
+func written(pod *api.PodSandbox, ctr *api.Container, annotation string) string {
+	if _, forged := pod.GetAnnotations()[annotation]; forged {
+		return ""
+	}
+	return ctr.GetAnnotations()[annotation]
+}
+
 // recorded returns the GPUs that a plugin has recorded on a container; nil without a record. The node may not
 // have all of them any more.
-func recorded(ctr *api.Container) []string { return uuidsIn(ctr, PlacementAnnotation) }
+func recorded(pod *api.PodSandbox, ctr *api.Container) []string {
+	return uuidsIn(pod, ctr, PlacementAnnotation)
+}
 
 // recordedClaims returns the shares that a plugin has recorded on a container.
-func recordedClaims(ctr *api.Container) []string {
-	value := ctr.GetAnnotations()[ClaimAnnotation]
+func recordedClaims(pod *api.PodSandbox, ctr *api.Container) []string {
+	value := written(pod, ctr, ClaimAnnotation)
 	names := strings.Split(value, ",")
 	if len(value) > 16<<10 || slices.ContainsFunc(names, func(name string) bool { return !claimDevice.MatchString(name) }) {
 		return nil
@@ -55,8 +66,8 @@ func recordedClaims(ctr *api.Container) []string {
 	return names
 }
 
-func uuidsIn(ctr *api.Container, annotation string) []string {
-	value := ctr.GetAnnotations()[annotation]
+func uuidsIn(pod *api.PodSandbox, ctr *api.Container, annotation string) []string {
+	value := written(pod, ctr, annotation)
 	if len(value) > 16<<10 || !uuids.MatchString(value) || strings.Count(value, ",") >= maxDevices {
 		return nil
 	}
@@ -64,8 +75,8 @@ func uuidsIn(ctr *api.Container, annotation string) []string {
 }
 
 // recordedLimits returns the limits that a plugin has recorded on a container.
-func recordedLimits(ctr *api.Container) (l Limits) {
-	if _, err := fmt.Sscanf(ctr.GetAnnotations()[LimitsAnnotation], "%d %d", &l.Memory, &l.Cores); err != nil || l.terms().Validate() != nil {
+func recordedLimits(pod *api.PodSandbox, ctr *api.Container) (l Limits) {
+	if _, err := fmt.Sscanf(written(pod, ctr, LimitsAnnotation), "%d %d", &l.Memory, &l.Cores); err != nil || l.terms().Validate() != nil {
 		return Limits{}
 	}
 	return l

@@ -10,8 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -19,7 +17,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/cgroup"
 )
 
 const (
@@ -106,47 +103,7 @@ func describe(stdin io.Reader, stderr io.Writer, runDir string, marks map[string
 	case err != nil && asked != (api.Terms{}):
 		return fmt.Errorf("annotations %s: %w", strings.Join(saidBy(asked), ", "), said(err))
 	}
-	if err := limitByKernel("/", &s, req.Container); err != nil {
-		fmt.Fprintf(stderr, "nvshare-cdi-hook: warning: the kernel does not hold the memory limit: %v\n", err)
-	}
 	return nil
-}
-
-// limitByKernel has the kernel hold a container to its memory limit too, where it can (kernel 6.14, driver 615).
-func limitByKernel(root string, s *state, c *api.Container) error {
-	limit := c.Terms().MemoryLimit
-	if limit == 0 {
-		return nil
-	}
-	tree, err := cgroup.Find(root)
-	if err != nil {
-		return nil // of a host with cgroups of version 1
-	}
-	var lines []string
-	for _, uuid := range append(slices.Clone(c.Gpus), c.Reach...) {
-		if region := tree.Region(busOf(root, uuid), uuid); region != "" && !slices.Contains(lines, cgroup.Max(region, limit)) {
-			lines = append(lines, cgroup.Max(region, limit))
-		}
-	}
-	if len(lines) == 0 {
-		return nil
-	}
-	dir, err := tree.Of(int(s.PID), s.ID)
-	if err != nil {
-		return err
-	}
-	return cgroup.Limit(dir, strings.Join(lines, "\n"))
-}
-
-// busOf returns the PCI address of a GPU, as the driver says it; "": it says none.
-func busOf(root, uuid string) string {
-	all, _ := filepath.Glob(filepath.Join(root, "proc/driver/nvidia/gpus/*/information"))
-	for _, file := range all {
-		if text, err := os.ReadFile(file); err == nil && strings.Contains(string(text), uuid) {
-			return filepath.Base(filepath.Dir(file))
-		}
-	}
-	return ""
 }
 
 // sees returns the one of several GPUs that the container's programs see; "": it is not one,

@@ -7,7 +7,6 @@ import (
 	"context"
 	"encoding/json"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -274,36 +273,5 @@ func TestJoin(t *testing.T) {
 	}
 	if asked := <-l.joins; len(l.joins) != 0 || asked.Id != "0123abcd" || asked.Overlap != "small" {
 		t.Errorf("asked for %v, and %d more", asked, len(l.joins))
-	}
-}
-
-// Where the kernel names a container's GPU, it is told the memory limit.
-func TestKernelHoldsMemoryLimits(t *testing.T) {
-	root, id := t.TempDir(), strings.Repeat("c", 64)
-	put := func(path, text string) {
-		path = filepath.Join(root, path)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	put("proc/self/mountinfo", "2 0 0:2 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
-	put("proc/7/cgroup", "0::/machine.slice/libpod-"+id+".scope/container\n")
-	put("proc/driver/nvidia/gpus/0000:9b:00.0/information", "Model: NVIDIA H100\nGPU UUID: \t GPU-b\n")
-	s := state{ID: id, PID: 7}
-	c := &api.Container{Id: id, Gpus: []string{"GPU-b"}, MemoryLimitBytes: 1 << 30}
-	if err := limitByKernel(root, &s, c); err != nil {
-		t.Errorf("a kernel without the controller: %v", err)
-	}
-	put("sys/fs/cgroup/dmem.capacity", "nvidia/0000:9b:00.0/fb 85899345920\n")
-	const at = "sys/fs/cgroup/machine.slice/libpod-"
-	put(at+id+".scope/dmem.max", "")
-	if err := limitByKernel(root, &s, c); err != nil {
-		t.Error(err)
-	}
-	if text, _ := os.ReadFile(filepath.Join(root, at+id+".scope/dmem.max")); string(text) != "nvidia/0000:9b:00.0/fb 3221225472" {
-		t.Errorf("dmem.max: %q", text)
 	}
 }

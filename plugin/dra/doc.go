@@ -30,8 +30,8 @@
 //   - While the API server is away, prepared claims stay.
 //   - Two drivers may run while one replaces the other (rolling update). Either answers the
 //     kubelet; only the one that leads publishes devices and writes anything else.
-//   - Nothing is published where the cluster lacks a feature that the devices need. The driver asks
-//     the API server every 15 s, and publishes once it has them.
+//   - Nothing is published any more once the API server has dropped a field that the devices need: the cluster
+//     lacks a feature. Only the next driver tries again, because to ask is to write such slices.
 //   - Nothing is published where a device plugin or another driver gives the GPUs too.
 //   - A driver that starts publishes once the scheduler has said what it knows of the GPUs, or
 //     was away for 20 s. What was published before stays until then.

@@ -80,15 +80,16 @@ type Driver struct {
 	leads   chan struct{} // closed by Lead
 	swept   time.Time     // the end of the latest sweep; only Run's goroutine has it
 	blind   bool          // the latest look could not see who owns the GPUs; as swept
+	// write makes these the node's slices, in its own time; nil: the driver does not lead yet. As swept.
+	write func(*resourceslice.DriverResources) error
 
 	mu        sync.Mutex
-	write     func(*resourceslice.DriverResources) error // makes these the node's slices, in its own time; nil: the driver does not lead yet
-	inventory *plugin.Inventory                          // nil: the GPUs are not known yet
-	looked    bool                                       // owner is known
-	owner     bool                                       // nobody else gives the GPUs
-	unusable  error                                      // why the cluster cannot use what is published; nil: it can
-	failed    error                                      // why a write failed, until the API server is seen to have what is published
-	waited    bool                                       // stateLimit is over
+	inventory *plugin.Inventory // nil: the GPUs are not known yet
+	looked    bool              // owner is known
+	owner     bool              // nobody else gives the GPUs
+	unusable  error             // why the cluster cannot use what is published; nil: it can
+	failed    error             // why a write failed, until the API server is seen to have what is published
+	waited    bool              // stateLimit is over
 	published []resourceapi.Device
 }
 
@@ -159,7 +160,6 @@ func (d *Driver) Run(ctx context.Context) error {
 	d.removeStaleSockets()
 	var writer *resourceslice.Controller
 	defer func() { writer.Stop() }()
-	d.mu.Lock()
 	d.write = func(r *resourceslice.DriverResources) (err error) {
 		if writer == nil {
 			writer, err = d.startWriter(ctx, r)
@@ -168,7 +168,6 @@ func (d *Driver) Run(ctx context.Context) error {
 		writer.Update(r)
 		return nil
 	}
-	d.mu.Unlock()
 	waited := time.AfterFunc(stateLimit, d.stopWaiting)
 	defer waited.Stop()
 	sweep := time.NewTicker(sweepInterval)
@@ -248,7 +247,7 @@ func (d *Driver) look(ctx context.Context) time.Duration {
 		d.sweep(ctx)
 		d.swept = time.Now()
 	}
-	if why != nil || unwritten != nil || failed != nil {
+	if other != nil || unwritten != nil || failed != nil {
 		return ownerInterval
 	}
 	return sweepInterval

@@ -546,6 +546,55 @@ func TestClusterWithoutConsumableCapacity(t *testing.T) {
 	await(t, "nothing is published", func() bool { return count() == 0 })
 }
 
+// It does not ask again: to see whether the cluster has learnt it, slices would have to be written that give whole GPUs away.
+func TestUnusableClusterIsNotAskedAgain(t *testing.T) {
+	d := newDriver(t, t.TempDir())
+	d.Client, d.Problem, d.swept = apiServer(t), func(error) {}, time.Now()
+	d.HandleError(t.Context(), &resourceslice.DroppedFieldsError{DesiredSlice: &resourceapi.ResourceSlice{}, ActualSlice: &resourceapi.ResourceSlice{}}, "publish")
+	if then := d.look(t.Context()); then != sweepInterval {
+		t.Errorf("the next look is after %v", then)
+	}
+}
+
+// The first slices wait for the API server as long as it is away. Nobody else does.
+func TestPublishingHoldsNobodyUp(t *testing.T) {
+	client := apiServer(t)
+	var away, known atomic.Bool
+	asked := make(chan struct{})
+	tell := sync.OnceFunc(func() { close(asked) })
+	client.PrependReactor("list", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if !away.Load() {
+			return false, nil, nil
+		}
+		tell()
+		return true, nil, errors.New("connection refused")
+	})
+	s := serveBeside(t, shortDir(t), client, "", func(c *Config) {
+		c.Options.Scheduler = func(string) plugin.GPUState {
+			if known.Load() {
+				return plugin.GPUState{Sharing: plugin.SharedByTurns}
+			}
+			return plugin.GPUState{}
+		}
+	})
+	defer s.stop()
+	s.Lead()
+	await(t, "a look at the node", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.looked })
+	away.Store(true)
+	known.Store(true)
+	s.Refresh()
+	<-asked
+	alive := make(chan struct{})
+	go func() { s.Alive(); s.SetInventory(inventory(t, twoGPUs())); close(alive) }()
+	select {
+	case <-alive:
+	case <-time.After(patience):
+		t.Errorf("the driver's lock was held for %v while the API server was away", patience)
+	}
+	away.Store(false)
+	await(t, "the GPUs are published", func() bool { return len(devicesIn(t, client)) == 2 })
+}
+
 // What the API server refuses is a problem of the plugin until the server has it.
 func TestRefusedSlicesAreAProblem(t *testing.T) {
 	dir := shortDir(t)

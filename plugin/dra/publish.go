@@ -74,21 +74,27 @@ func (d *Driver) startWriter(ctx context.Context, r *resourceslice.DriverResourc
 	})
 }
 
-// publish has the slices written, if they change. Only Run calls it.
-func (d *Driver) publish() error {
+// unpublished returns what is to be published now; false: nothing, or it is.
+func (d *Driver) unpublished() (devices []resourceapi.Device, due bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.write == nil || d.inventory == nil || !d.looked {
-		return nil
+	if d.inventory == nil || !d.looked {
+		return nil, false
 	}
-	var devices []resourceapi.Device
 	if d.owner && d.unusable == nil {
 		if d.published == nil && !d.stateKnown() {
-			return nil
+			return nil, false
 		}
 		devices = Devices(d.inventory.GPUs(), d.inventory.Offers, d.Options)
 	}
-	if d.published != nil && slices.EqualFunc(devices, d.published, equal) {
+	return devices, d.published == nil || !slices.EqualFunc(devices, d.published, equal)
+}
+
+// publish has the slices written, if they change. Only Run calls it. The lock is not held while it writes:
+// the first time, that waits for the API server.
+func (d *Driver) publish() error {
+	devices, due := d.unpublished()
+	if !due || d.write == nil {
 		return nil
 	}
 	pool := resourceslice.Pool{Slices: []resourceslice.Slice{{}}} // an empty pool shows that the driver runs
@@ -101,7 +107,9 @@ func (d *Driver) publish() error {
 	if err := d.write(&resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{d.NodeName: pool}}); err != nil {
 		return fmt.Errorf("publish the GPUs to Kubernetes: %w", err)
 	}
+	d.mu.Lock()
 	d.published = append([]resourceapi.Device{}, devices...)
+	d.mu.Unlock()
 	d.Log.Infof("publishing %d devices in pool %s of driver %s", len(devices), d.NodeName, DriverName)
 	return nil
 }

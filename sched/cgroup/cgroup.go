@@ -86,8 +86,8 @@ func Max(region string, limit uint64) string {
 	return fmt.Sprintf("%s %d", region, limit+Slack)
 }
 
-// Limit has the kernel hold a cgroup to values of Max, a line each.
-func Limit(dir, lines string) error { return write(filepath.Join(dir, "dmem.max"), lines) }
+// Limit has the kernel hold a cgroup to a value of Max.
+func Limit(dir, value string) error { return write(filepath.Join(dir, "dmem.max"), value) }
 
 // Freezer is the file that stops the processes of a cgroup, with "1".
 func Freezer(dir string) string { return filepath.Join(dir, "cgroup.freeze") }

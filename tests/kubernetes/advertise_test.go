@@ -167,7 +167,7 @@ func quota(t *testing.T) {
 		return nil
 	})
 	for annotation, refused := range map[string]bool{
-		"gpu.nvshare.com/container.main: any": true, "gpu-core-request.nvshare.com/pod: 5%": true,
+		"gpu.nvshare.com/container.main: any": true, `gpu.nvshare.com: "1"`: true, "gpu-core-request.nvshare.com/pod: 5%": true,
 		"nvshare.com/gpu: none": false, `nvshare.com/gpu-weight: "5"`: false, "other: x": false,
 	} {
 		if err := create(annotation); (err != nil) != refused {

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -351,6 +352,24 @@ func TestChartTwoReleases(t *testing.T) {
 	}
 }
 
+// A policy is about the account of its release, in whatever namespace and of whatever name that is.
+func TestChartNamesItsAccount(t *testing.T) {
+	for _, namespace := range []string{"nvshare-system", "nvshare-system-test", "of-nvshare-system", "gpus"} {
+		for _, release := range []string{"nvshare", "nvshare-system"} {
+			out, err := helm("template", release, chart, "--namespace", namespace, "--set", "bound.enabled=true,startupTaint.enabled=true,dra.enabled=true,hostPathPolicy.enabled=true")
+			check(t, err)
+			account := "system:serviceaccount:" + namespace + ":" + release
+			named := regexp.MustCompile(`system:serviceaccount:[^'"]*`).FindAllString(out, -1)
+			if want := slices.Repeat([]string{account}, 4); !slices.Equal(named, want) {
+				t.Errorf("in namespace %s the policies of %s are about %q", namespace, release, named)
+			}
+			if !strings.Contains(out, fmt.Sprintf("request.namespace != %q", namespace)) {
+				t.Errorf("the policy on host paths does not spare namespace %s", namespace)
+			}
+		}
+	}
+}
+
 // The chart says what the cluster is too old for, with the value's name and the version.
 func TestChartRefusesOldClusters(t *testing.T) {
 	for _, c := range []struct{ values, last, first, says string }{
@@ -585,12 +604,36 @@ func TestAnnotationQuota(t *testing.T) {
 		`nvshare.com/gpu: "1"`: "needs a memory limit",
 		`nvshare.com/gpu: "1", nvshare.com/gpu-memory-limit: 9Gi`:                         "at most 8Gi",
 		`nvshare.com/gpu: "1", nvshare.com/gpu-memory-limit: "8193"`:                      "at most 8Gi",
-		`nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.main: "8192"`:       "",
+		`nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.main: "8192"`:       "needs a memory limit",
+		`nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.nobody: 1Gi`:        "needs a memory limit",
+		`nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/pod: "8192"`:                  "",
+		`nvshare.com/gpu: "1", nvshare.com/gpu-memory-limit: "8192.5"`:                    "at most 8Gi",
+		limit + `nvshare.com/gpu: " 8"`:                                                   "may have 1 GPUs",
+		limit + `nvshare.com/gpu: " nvshare.com/gpu=0"`:                                   "may have 1 GPUs",
+		limit + `nvshare.com/gpu: any`:                                                    "",
+		limit + `nvshare.com/gpu: none`:                                                   "",
+		limit + `gpu.nvshare.com: "2"`:                                                    "may have 1 GPUs",
 		limit + `nvshare.com/gpu: "1", gpu-memory-limit.nvshare.com/container.main: 16Gi`: "at most 8Gi",
 	} {
 		if err := create("bounded", annotations); (err == nil) != (says == "") || err != nil && !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %v, want %q", annotations, err, says)
 		}
+	}
+	// Who removes what the pod says frees its containers as well.
+	kubectl(t, ctx, "annotate", "namespace", "bounded", "nvshare.com/max-gpus=0", "--overwrite")
+	await(t, ctx, "no GPU to be allowed", func() error {
+		if err := create("bounded", limit+`nvshare.com/gpu-core-request: "10"`); err == nil || !strings.Contains(err.Error(), "may have 0 GPUs") {
+			return fmt.Errorf("a core request, which asks for a GPU: %v", err)
+		}
+		return nil
+	})
+	kubectl(t, ctx, "annotate", "namespace", "bounded", "nvshare.com/max-gpus=1", "--overwrite")
+	await(t, ctx, "a pod", func() error {
+		_, err := cluster.Apply(ctx, `{apiVersion: v1, kind: Pod, metadata: {name: runs, namespace: bounded, annotations: {`+limit+`nvshare.com/gpu: "1"}}, spec: {automountServiceAccountToken: false, containers: [{name: main, image: none}]}}`, "create")
+		return err
+	})
+	if out, err := cluster.Kubectl(ctx, "annotate", "pod", "-n", "bounded", "runs", "nvshare.com/gpu-", "nvshare.com/gpu-memory-limit-"); err == nil || !strings.Contains(err.Error()+out, "needs a memory limit") {
+		t.Errorf("a pod that says nothing of memory any more: %v\n%s", err, out)
 	}
 	if err := create("free", `nvshare.com/gpu: "8", nvshare.com/gpu-core-request: "100"`); err != nil {
 		t.Errorf("a namespace without bounds: %v", err)

@@ -64,10 +64,10 @@ tolerations: {{ toJson . }}
 {{- if or (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") (not (lookup "v1" "Namespace" "" "kube-system")) }}true{{ end }}
 {{- end }}
 
-{{- /* An object of kustomize's, of this release and its namespace; the argument: root, and the file in objects. */}}
+{{- /* An object of kustomize's, of this release and its namespace; the argument: root, and the file in objects. <name> is in no namespace, so nothing is replaced twice. */}}
 {{- define "nvshare.object" -}}
 {{- $root := index . 0 }}{{ $name := include "nvshare.name" $root }}
-{{- $text := $root.Files.Get (printf "objects/%s" (index . 1)) | replace "nvshare-system:nvshare" (printf "%s:%s" $root.Release.Namespace $name) | replace "nvshare-system" $root.Release.Namespace }}
+{{- $text := $root.Files.Get (printf "objects/%s" (index . 1)) | replace "nvshare-system:nvshare" "nvshare-system:<name>" | replace "nvshare-system" $root.Release.Namespace | replace "<name>" $name }}
 {{- regexReplaceAll "(?m)^( *(?:name|policyName): )nvshare(-[a-z-]+)?$" $text (printf "${1}%s${2}" $name) }}
 {{- end }}
 
