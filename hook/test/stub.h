@@ -65,6 +65,9 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
 		   unsigned bz, unsigned shared, void *stream, void **params, void **extra);
 int cuLaunchKernel_ptsz(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
 			unsigned bz, unsigned shared, void *stream, void **params, void **extra);
+int cuLaunch(void *f);
+int cuLaunchGrid(void *f, int width, int height);
+int cuLaunchGridAsync(void *f, int width, int height, void *stream);
 int cuMemcpyBatchAsync(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
 		       size_t num, size_t *fail, void *stream);
 int cuMemcpyBatchAsync_ptsz(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
