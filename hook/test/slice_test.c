@@ -6,6 +6,8 @@
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -15,6 +17,7 @@
 #include "cudadrv.h"
 #include "fake.h"
 #include "inside.h"
+#include "log.h"
 #include "rm.h"
 #include "rm_abi.h"
 #include "rm_object.h"
@@ -159,6 +162,103 @@ static void *launch(void *arg)
 	CHECK(cuCtxSynchronize() == 0);
 	return arg;
 }
+
+/* ---- a driver whose controls take long ---- */
+
+static atomic_bool slow;     /* no SET_SLICE returns */
+static atomic_uint slowed;   /* so many have come to that */
+
+static int slow_ioctl(int fd, unsigned long request, ...)
+{
+	static const struct timespec nap = { 0, 1000000 };
+	const struct rm_control *c;
+	va_list list;
+
+	va_start(list, request);
+	c = va_arg(list, const struct rm_control *);
+	va_end(list);
+	if ((uint32_t)request == RM_CONTROL && c->command == RM_SET_SLICE && atomic_load(&slow)) {
+		atomic_fetch_add(&slowed, 1);
+		while (atomic_load(&slow))
+			nanosleep(&nap, NULL);
+	}
+	return ((nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl"))(fd, request, c);
+}
+
+/* A program that has launched a kernel under the grant 3. From now on SET_SLICE does not return. */
+static void begin_slow(void)
+{
+	pthread_t t;
+
+	begin();
+	fake.page->features = 0; /* so that no look at the controls sends any */
+	CHECK(pthread_create(&t, NULL, launch, NULL) == 0);
+	fake_attach(&fake);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 3);
+	CHECK(pthread_join(t, NULL) == 0);
+	nvs_rm_set_next(slow_ioctl);
+	atomic_store(&slow, true);
+}
+
+static void await_slowed(void)
+{
+	static const struct timespec nap = { 0, 1000000 };
+
+	for (int i = 0; i < PATIENCE_MS && !atomic_load(&slowed); i++)
+		nanosleep(&nap, NULL);
+	CHECK(atomic_load(&slowed));
+}
+
+static void a_revoke_is_heard_while_a_slice_is_set(void)
+{
+	struct nvs_frame r;
+
+	begin_slow();
+	send_slice(50000);
+	await_slowed();
+	fake_revoke(&fake, 0, 3);
+	r = fake_expect(&fake, NVS_RELEASE);
+	CHECK(r.epoch == 3);
+	atomic_store(&slow, false);
+	await_slice(50);
+}
+
+static void *set_by_another(void *arg)
+{
+	CHECK(nvs_rm_slice((const uint8_t *)&gpu, 100) == NVS_RM_OK);
+	return arg;
+}
+
+/* Another thread's control takes longer than the slice's waits for it. */
+static void a_slice_that_finds_the_driver_busy_is_set_later(void)
+{
+	char text[4096];
+	size_t n = 0;
+	int log[2], standard = dup(STDERR_FILENO);
+	pthread_t t;
+
+	begin_slow();
+	CHECK(pipe(log) == 0 && dup2(log[1], STDERR_FILENO) >= 0);
+	nvs_debug = true;
+	CHECK(pthread_create(&t, NULL, set_by_another, NULL) == 0);
+	await_slowed();
+	send_slice(50000);
+	do { /* until it was tried in vain */
+		ssize_t got = read(log[0], text + n, sizeof(text) - 1 - n);
+
+		CHECK(got > 0);
+		n += (size_t)got;
+		text[n] = '\0';
+	} while (!strstr(text, "its time slice stays as it is"));
+	nvs_debug = false;
+	CHECK(dup2(standard, STDERR_FILENO) >= 0);
+	atomic_store(&slow, false);
+	CHECK(pthread_join(t, NULL) == 0);
+	await_slice(50);
+}
+
+/* ---- controls ---- */
 
 /* The next CONTROLS; a REQUEST may come before. */
 static struct nvs_controls expect_controls(void)
@@ -305,6 +405,8 @@ static const struct test_case cases[] = {
 	CASE(a_slice_ends_with_the_scheduler),
 	CASE(a_slice_comes_before_the_context),
 	CASE(a_slice_is_clamped),
+	CASE(a_revoke_is_heard_while_a_slice_is_set),
+	CASE(a_slice_that_finds_the_driver_busy_is_set_later),
 	CASE(controls_work),
 	CASE(controls_of_a_part_do_not_work),
 	CASE(controls_are_refused),
