@@ -18,7 +18,7 @@ struct stub {
 	int init_result;                       /* what cuInit returns */
 	int memory_result;                     /* and cuMemAlloc */
 	uint64_t work_ns;                      /* length of a launch on the "GPU" */
-	uint64_t destroy_ns;                   /* cuCtxDestroy returns so long after it is done */
+	_Atomic uint64_t destroy_ns;           /* cuCtxDestroy returns so long after it is done */
 	int queued;                            /* launches run one after the other, not all at once */
 	atomic_ulong stuck_until;              /* nothing ends before so many launches on GPU 0 */
 	atomic_int allowed[STUB_GPUS];         /* whether a launch is legal now */

@@ -128,7 +128,7 @@ int cuCtxDestroy_v2(void *ctx)
 		/* The one before it is left: ThreadSanitizer would see its end, and not this order. */
 		atomic_store(&spare, c);
 	}
-	for (uint64_t end = now() + state.destroy_ns; now() < end;)
+	for (uint64_t start = now(); now() - start < atomic_load(&state.destroy_ns);)
 		nap();
 	return 0;
 }
