@@ -57,7 +57,7 @@ struct nvs_preemption {
 	bool tells;              /* it is to tell the driver the time slice */
 	bool off;                /* the channels are off */
 	bool switching;          /* they are being taken off, or put on */
-	bool looking;            /* effect.c has them; drains are not cut meanwhile */
+	unsigned looking;        /* threads of effect.c that have them; drains are not cut meanwhile */
 	atomic_uint offs;        /* how often they went off */
 	uint64_t on_ns;          /* when they were put on */
 	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */

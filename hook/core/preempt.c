@@ -2,7 +2,7 @@
 /*
  * preempt.c: a thread for each GPU takes channels off and puts them on, and sets their time slice,
  * which takes 0.3 to 0.8 ms and may wait for seconds. It starts with the first drain that takes long,
- * or the first slice. lease.unfinished says what is wanted, gpu->preempt.off what there is.
+ * the first slice, or a look of effect.c that left them off. lease.unfinished says what is wanted, gpu->preempt.off what there is.
  */
 #include "preempt.h"
 
@@ -168,7 +168,7 @@ void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 	gpu->preempt.tells = gpu->slice.due;
 	if (due && !late)
 		*next = due - now < *next ? due - now : *next;
-	if (!gpu->preempt.started && (late || gpu->preempt.tells))
+	if (!gpu->preempt.started && (late || gpu->preempt.tells || gpu->preempt.off))
 		gpu->preempt.started = nvs_thread_start(preempter_main, gpu);
 	if (late && !gpu->preempt.started)
 		not_cut(gpu, gpu->closed_ns);

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -49,12 +50,53 @@ static void send_slice(uint64_t ns)
 	CHECK(send(fake.conn, &f, sizeof(f), MSG_NOSIGNAL) == sizeof(f));
 }
 
+/* ---- a driver whose controls take long ---- */
+
+enum { NOTHING, SLICES, HELPER }; /* controls that do not return: SET_SLICE, or those of effect.c's helper */
+static atomic_int slow;
+static atomic_uint slowed; /* so many have come to that */
+static nvs_rm_ioctl *driver_ioctl;
+
+static bool is_slow(const struct rm_control *c)
+{
+	char name[16] = "";
+
+	switch (atomic_load(&slow)) {
+	case SLICES:
+		return c->command == RM_SET_SLICE;
+	case HELPER:
+		CHECK(prctl(PR_GET_NAME, name) == 0);
+		return !strcmp(name, "nvshare-effect");
+	default:
+		return false;
+	}
+}
+
+static int slow_ioctl(int fd, unsigned long request, ...)
+{
+	static const struct timespec nap = { 0, 1000000 };
+	const struct rm_control *c;
+	va_list list;
+
+	va_start(list, request);
+	c = va_arg(list, const struct rm_control *);
+	va_end(list);
+	if ((uint32_t)request == RM_CONTROL && is_slow(c)) {
+		atomic_fetch_add(&slowed, 1);
+		while (atomic_load(&slow) != NOTHING)
+			nanosleep(&nap, NULL);
+	}
+	return driver_ioctl(fd, request, c);
+}
+
 static void begin(void)
 {
-	nvs_rm_set_next((nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl"));
+	driver_ioctl = (nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl");
+	nvs_rm_set_next(driver_ioctl);
 	fake_init(&fake);
 	fake_listen(&fake);
 	CHECK(cuInit(0) == 0 && cuDeviceGetUuid_v2(&gpu, 0) == 0);
+	nvs_rm_set_next(slow_ioctl); /* the driver has set its own */
 	CHECK(fake_accept(&fake).code & NVS_REGISTER_SLICES);
 	fake.page->features = NVS_FEATURE_CONTROLS;
 }
@@ -165,26 +207,6 @@ static void *launch(void *arg)
 
 /* ---- a driver whose controls take long ---- */
 
-static atomic_bool slow;     /* no SET_SLICE returns */
-static atomic_uint slowed;   /* so many have come to that */
-
-static int slow_ioctl(int fd, unsigned long request, ...)
-{
-	static const struct timespec nap = { 0, 1000000 };
-	const struct rm_control *c;
-	va_list list;
-
-	va_start(list, request);
-	c = va_arg(list, const struct rm_control *);
-	va_end(list);
-	if ((uint32_t)request == RM_CONTROL && c->command == RM_SET_SLICE && atomic_load(&slow)) {
-		atomic_fetch_add(&slowed, 1);
-		while (atomic_load(&slow))
-			nanosleep(&nap, NULL);
-	}
-	return ((nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl"))(fd, request, c);
-}
-
 /* A program that has launched a kernel under the grant 3. From now on SET_SLICE does not return. */
 static void begin_slow(void)
 {
@@ -197,17 +219,7 @@ static void begin_slow(void)
 	fake_expect(&fake, NVS_REQUEST);
 	fake_grant(&fake, 0, 3);
 	CHECK(pthread_join(t, NULL) == 0);
-	nvs_rm_set_next(slow_ioctl);
-	atomic_store(&slow, true);
-}
-
-static void await_slowed(void)
-{
-	static const struct timespec nap = { 0, 1000000 };
-
-	for (int i = 0; i < PATIENCE_MS && !atomic_load(&slowed); i++)
-		nanosleep(&nap, NULL);
-	CHECK(atomic_load(&slowed));
+	atomic_store(&slow, SLICES);
 }
 
 static void a_revoke_is_heard_while_a_slice_is_set(void)
@@ -216,11 +228,11 @@ static void a_revoke_is_heard_while_a_slice_is_set(void)
 
 	begin_slow();
 	send_slice(50000);
-	await_slowed();
+	EVENTUALLY(atomic_load(&slowed));
 	fake_revoke(&fake, 0, 3);
 	r = fake_expect(&fake, NVS_RELEASE);
 	CHECK(r.epoch == 3);
-	atomic_store(&slow, false);
+	atomic_store(&slow, NOTHING);
 	await_slice(50);
 }
 
@@ -242,7 +254,7 @@ static void a_slice_that_finds_the_driver_busy_is_set_later(void)
 	CHECK(pipe(log) == 0 && dup2(log[1], STDERR_FILENO) >= 0);
 	nvs_debug = true;
 	CHECK(pthread_create(&t, NULL, set_by_another, NULL) == 0);
-	await_slowed();
+	EVENTUALLY(atomic_load(&slowed));
 	send_slice(50000);
 	do { /* until it was tried in vain */
 		ssize_t got = read(log[0], text + n, sizeof(text) - 1 - n);
@@ -253,7 +265,7 @@ static void a_slice_that_finds_the_driver_busy_is_set_later(void)
 	} while (!strstr(text, "its time slice stays as it is"));
 	nvs_debug = false;
 	CHECK(dup2(standard, STDERR_FILENO) >= 0);
-	atomic_store(&slow, false);
+	atomic_store(&slow, NOTHING);
 	CHECK(pthread_join(t, NULL) == 0);
 	await_slice(50);
 }
@@ -359,14 +371,11 @@ static void channels_are_hidden(void)
 }
 
 /* What is said of a driver whose version nobody has seen, once its effect was looked at. */
-static uint8_t effect_of(const char *driver)
+static uint8_t effect_seen(struct nvs_controls c, const char *version)
 {
-	struct nvs_controls c;
 	struct nvs_frame r;
 	uint64_t start;
 
-	setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1);
-	c = controls_of(driver, true);
 	for (start = test_now(); c.channels == NVS_CONTROL_UNTRIED;) {
 		/* The GPU was busy, or the look came late: on a slow machine many do. */
 		CHECK(test_now() - start < PATIENCE_MS * 1000000ull);
@@ -375,8 +384,14 @@ static uint8_t effect_of(const char *driver)
 		if (fake_receive(&fake, &r, 100) && r.type == NVS_CONTROLS)
 			c = r.u.controls;
 	}
-	CHECK(c.slices == NVS_CONTROL_WORKS && !strcmp(c.driver, "999.1"));
+	CHECK(c.slices == NVS_CONTROL_WORKS && !strcmp(c.driver, version));
 	return c.channels;
+}
+
+static uint8_t effect_of(const char *driver)
+{
+	setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1);
+	return effect_seen(controls_of(driver, true), "999.1");
 }
 
 static void an_unknown_driver_works(void)
@@ -392,6 +407,34 @@ static void an_unknown_driver_ignores_off(void)
 {
 	CHECK(effect_of("ignored") == NVS_CONTROL_FAKED);
 	CHECK(nvs_rm_channels((const uint8_t *)&gpu, false) == NVS_RM_FAKED);
+}
+
+/* As with libcuda where nothing says the version. */
+static void a_driver_without_a_version_ignores_off(void)
+{
+	setenv("NVSHARE_SIMGPU_VERSION", "none", 1);
+	CHECK(effect_seen(controls_of("ignored", true), "") == NVS_CONTROL_FAKED);
+}
+
+/* The look gives up after 10 s. What the helper had is free again when it ends. */
+static void a_slow_helper_ends(void)
+{
+	struct nvs_controls c;
+	uint64_t start = test_now();
+
+	setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1);
+	atomic_store(&slow, HELPER);
+	c = controls_of("on", true);
+	CHECK(c.channels == NVS_CONTROL_UNTRIED);
+	while (!atomic_load(&slowed)) {
+		CHECK(test_now() - start < PATIENCE_MS * 1000000ull);
+		inside_look_again(0);
+		fake_send(&fake, NVS_NOTICE, 0, 0, 0);
+		nap_ms(10);
+	}
+	EVENTUALLY(!inside_looks(0));
+	atomic_store(&slow, NOTHING);
+	CHECK(effect_seen(c, "999.1") == NVS_CONTROL_WORKS);
 }
 
 static void an_older_scheduler_is_told_nothing(void)
@@ -415,6 +458,8 @@ static const struct test_case cases[] = {
 	CASE(channels_are_hidden),
 	CASE(an_unknown_driver_works),
 	CASE(an_unknown_driver_ignores_off),
+	CASE(a_driver_without_a_version_ignores_off),
+	CASE(a_slow_helper_ends),
 	CASE(an_older_scheduler_is_told_nothing),
 #undef CASE
 };
