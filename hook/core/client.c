@@ -397,7 +397,6 @@ static void *client_main(void *arg)
 		p.fd = nvs_client.socket.fd;
 		nvs_unlock(&nvs_client_lock);
 		nvs_drains_start();
-		nvs_slices_apply();
 
 		t.tv_sec = (time_t)(wait / NVS_S);
 		t.tv_nsec = (long)(wait % NVS_S);
@@ -406,7 +405,6 @@ static void *client_main(void *arg)
 			client_receive();
 			nvs_unlock(&nvs_client_lock);
 			nvs_drains_start();
-			nvs_slices_apply();
 		}
 	}
 	return NULL;

@@ -3,19 +3,16 @@
 
 #include <string.h>
 
-/*
- * Versions of the driver whose controls were seen to work, by their effect. The answers of a driver
- * of unknown version are believed: on an H200 libcuda itself asked for none.
- */
+/* Versions of the driver whose controls were seen to work, by their effect. With all others it is looked for. */
 bool nvs_controls_listed(const struct nvs_rm_state *s)
 {
-	/* The scheduler's list (sched/controls.go) is the same: a test compares them. */
+	/* The scheduler's list (sched/slices.go) is the same: a test compares them. */
 	static const char *const versions[] = { "580.159.04" };
 
 	for (size_t i = 0; i < sizeof(versions) / sizeof(versions[0]); i++)
 		if (!strcmp(s->driver, versions[i]))
 			return true;
-	return !s->driver[0];
+	return false;
 }
 
 bool nvs_channels_work(const struct nvs_gpu *gpu)

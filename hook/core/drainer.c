@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * drainer.c: a thread for each GPU does the drains that leases ask for, because the client thread
- * never calls the driver: a call may take long, and the scheduler is to be heard.
+ * never calls the driver, but asks for a GPU's UUID before it attaches again: a call may take long, and
+ * the scheduler is to be heard.
  */
 #include "drainer.h"
 

@@ -17,10 +17,9 @@
 #define LEAST_NS  (1 * NVS_MS)  /* of looking with the channels off */
 #define BOUND_NS  (10 * NVS_MS) /* after which the helper puts them on */
 #define HELPER_NS (10 * NVS_S)  /* controls end within seconds */
-#define AGAIN_NS  (100 * NVS_MS) /* between two tries to put them on */
 
 /* Where the helper is: gpu->effect.step. */
-enum { NOWHERE, STARTED, REFUSED, OFF, LOOKED, ON };
+enum { STARTED, REFUSED, OFF, LOOKED, ON };
 
 static void effect_set(struct nvs_gpu *gpu, unsigned step)
 {
@@ -47,21 +46,44 @@ static unsigned await(struct nvs_gpu *gpu, unsigned step, uint64_t ns)
 	return atomic_load(&gpu->effect.step);
 }
 
+/* The looker may have given up. Channels that did not go on are the preempter's. */
+static void helper_end(struct nvs_gpu *gpu, unsigned step, bool off)
+{
+	nvs_lock(&nvs_client_lock);
+	gpu->preempt.looking--;
+	gpu->preempt.off = gpu->preempt.off || off;
+	effect_set(gpu, step);
+	nvs_unlock(&nvs_client_lock);
+	nvs_gpu_wake_preempter(gpu);
+}
+
 static void *helper_main(void *arg)
 {
 	struct nvs_gpu *gpu = arg;
+	bool on;
 
 	nvs_thread_setup("nvshare-effect");
 	if (!nvs_channels_switch(gpu, false)) {
-		effect_set(gpu, REFUSED);
+		helper_end(gpu, REFUSED, false);
 		return NULL;
 	}
 	effect_set(gpu, OFF);
 	await(gpu, OFF, BOUND_NS);
-	while (!nvs_channels_switch(gpu, true))
-		nvs_nap(AGAIN_NS);
-	effect_set(gpu, ON);
+	on = nvs_channels_switch(gpu, true);
+	helper_end(gpu, on ? ON : REFUSED, !on);
 	return NULL;
+}
+
+static bool helper_start(struct nvs_gpu *gpu)
+{
+	bool started;
+
+	nvs_lock(&nvs_client_lock);
+	effect_set(gpu, STARTED);
+	started = nvs_thread_start(helper_main, gpu);
+	gpu->preempt.looking += started;
+	nvs_unlock(&nvs_client_lock);
+	return started;
 }
 
 /* Whether the event comes within a time. *took: how long it took. */
@@ -90,12 +112,7 @@ static enum nvs_rm_result effect_look(struct nvs_gpu *gpu, void *stream, void *e
 	if (4 * took > bound)
 		return seen; /* with others on the GPU it may come late for another reason */
 	bound = 4 * took > LEAST_NS ? 4 * took : LEAST_NS;
-	effect_set(gpu, STARTED);
-	if (!nvs_thread_start(helper_main, gpu)) {
-		effect_set(gpu, NOWHERE);
-		return seen;
-	}
-	if (await(gpu, STARTED, HELPER_NS) != OFF)
+	if (!helper_start(gpu) || await(gpu, STARTED, HELPER_NS) != OFF)
 		return seen;
 	recorded = nvs_driver.event_record(event, stream) == CUDA_SUCCESS;
 	if (recorded)
@@ -138,13 +155,6 @@ static bool taken(const struct nvs_gpu *gpu)
 	return gpu->preempt.switching || gpu->preempt.off || gpu->lease.unfinished || gpu->lease.gate == LEASE_DRAINING;
 }
 
-static bool helps(struct nvs_gpu *gpu)
-{
-	unsigned step = atomic_load(&gpu->effect.step);
-
-	return step == STARTED || step == OFF || step == LOOKED;
-}
-
 enum nvs_rm_result nvs_effect_look(struct nvs_gpu *gpu)
 {
 	enum nvs_rm_result seen = NVS_RM_UNTRIED;
@@ -152,7 +162,7 @@ enum nvs_rm_result nvs_effect_look(struct nvs_gpu *gpu)
 
 	nvs_lock(&nvs_client_lock);
 	begun = !gpu->preempt.looking && !taken(gpu) && !atomic_load(&nvs_exiting);
-	gpu->preempt.looking = gpu->preempt.looking || begun;
+	gpu->preempt.looking += begun;
 	nvs_unlock(&nvs_client_lock);
 	if (!begun)
 		return seen;
@@ -165,8 +175,7 @@ enum nvs_rm_result nvs_effect_look(struct nvs_gpu *gpu)
 		nvs_driver_leave();
 	}
 	nvs_lock(&nvs_client_lock);
-	/* A helper that does not end has the channels for good, and nothing is cut any more. */
-	gpu->preempt.looking = helps(gpu);
+	gpu->preempt.looking--;
 	nvs_unlock(&nvs_client_lock);
 	nvs_gpu_wake_preempter(gpu);
 	return seen;

@@ -54,9 +54,10 @@ struct nvs_preemption {
 	bool started;            /* its thread has been */
 	atomic_uint wanted;      /* futex of that thread */
 	bool cuttable;           /* the driver's controls work; of that thread alone */
+	bool tells;              /* it is to tell the driver the time slice */
 	bool off;                /* the channels are off */
 	bool switching;          /* they are being taken off, or put on */
-	bool looking;            /* effect.c has them; drains are not cut meanwhile */
+	unsigned looking;        /* threads of effect.c that have them; drains are not cut meanwhile */
 	atomic_uint offs;        /* how often they went off */
 	uint64_t on_ns;          /* when they were put on */
 	uint64_t uncut_ns;       /* closed_ns of a drain that can't be cut */
@@ -76,8 +77,8 @@ struct nvs_effect_looks {
 struct nvs_slices {
 	uint64_t ns;     /* as SLICE said; 0: the driver's own */
 	bool due;        /* the driver has not been told */
-	bool ever_set;   /* of the client thread alone, as the next */
-	uint64_t own_us; /* the driver's own; 0: not read */
+	atomic_bool ever_set; /* written by the preempter thread alone, as the next */
+	uint64_t own_us;      /* the driver's own; 0: not read */
 	struct nvs_controls controls; /* as the scheduler was told */
 	bool told;
 	uint64_t look_ns;       /* of the next look at them */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * preempt.c: a thread for each GPU takes channels off and puts them on, which takes 0.3 to 0.8 ms
- * and may wait. It starts with the first drain that takes long. lease.unfinished says what is
- * wanted, gpu->preempt.off what there is.
+ * preempt.c: a thread for each GPU takes channels off and puts them on, and sets their time slice,
+ * which takes 0.3 to 0.8 ms and may wait for seconds. It starts with the first drain that takes long,
+ * the first slice, or a look of effect.c that left them off. lease.unfinished says what is wanted, gpu->preempt.off what there is.
  */
 #include "preempt.h"
 
@@ -13,6 +13,7 @@
 #include "grant.h"
 #include "log.h"
 #include "ops.h"
+#include "slice.h"
 #include "thread.h"
 
 /*
@@ -142,6 +143,9 @@ static void *preempter_main(void *arg)
 			preempt_put_on(gpu);
 		} else if (due && now >= due) {
 			cut(gpu);
+		} else if (gpu->preempt.tells) {
+			gpu->preempt.tells = false;
+			nvs_slice_apply(gpu);
 		} else {
 			uint64_t most = gpu->preempt.off ? STRAY_NS : 60 * NVS_S;
 
@@ -159,14 +163,17 @@ static void *preempter_main(void *arg)
 void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 {
 	uint64_t due = gpu->preempt.started ? 0 : due_at(gpu);
+	bool late = due && now >= due;
 
-	if (due && now < due) {
+	gpu->preempt.tells = gpu->slice.due;
+	if (due && !late)
 		*next = due - now < *next ? due - now : *next;
-	} else if (due) {
+	if (!gpu->preempt.started && (late || gpu->preempt.tells || gpu->preempt.off))
 		gpu->preempt.started = nvs_thread_start(preempter_main, gpu);
-		if (!gpu->preempt.started)
-			not_cut(gpu, gpu->closed_ns);
-	}
+	if (late && !gpu->preempt.started)
+		not_cut(gpu, gpu->closed_ns);
+	if (gpu->preempt.tells && gpu->preempt.started)
+		nvs_gpu_wake_preempter(gpu);
 	/* No thread may be at the gate to do that for the work. */
 	if (gpu->lease.unfinished && nvs_elapsed(now, gpu->request_ns) > NUDGE_NS)
 		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_NUDGE });

@@ -29,50 +29,51 @@ void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns)
 	gpu->slice.due = true;
 }
 
-/* Client thread. Contexts that are made later come with the driver's own slice by themselves. */
-static bool slice_set(struct nvs_gpu *gpu, uint64_t slice_ns)
+/* Contexts that are made later come with the driver's own slice by themselves. */
+static enum nvs_rm_result slice_set(struct nvs_gpu *gpu, uint64_t slice_ns)
 {
 	const uint8_t *uuid = gpu->device.uuid;
 	uint64_t us = slice_ns / NVS_US, own;
+	enum nvs_rm_result r;
 
 	if (slice_ns && us < LEAST_US)
 		us = LEAST_US;
 	if (us > MOST_US)
 		us = MOST_US;
 	/* After the first change contexts have what was set. */
-	if (!gpu->slice.ever_set && nvs_rm_get_slice(uuid, &own) == NVS_RM_OK)
-		gpu->slice.own_us = own;
+	if (!gpu->slice.ever_set) {
+		r = nvs_rm_get_slice(uuid, &own);
+		if (r == NVS_RM_BUSY)
+			return r;
+		if (r == NVS_RM_OK)
+			gpu->slice.own_us = own;
+	}
 	if (us) {
 		gpu->slice.ever_set = true;
-		return nvs_rm_slice(uuid, us) == NVS_RM_OK;
+		return nvs_rm_slice(uuid, us);
 	}
-	if (nvs_rm_slice(uuid, gpu->slice.own_us ? gpu->slice.own_us : DRIVERS_OWN_US) != NVS_RM_OK)
-		return false;
-	return nvs_rm_slice(uuid, 0) == NVS_RM_OK;
+	r = nvs_rm_slice(uuid, gpu->slice.own_us ? gpu->slice.own_us : DRIVERS_OWN_US);
+	return r == NVS_RM_OK ? nvs_rm_slice(uuid, 0) : r;
 }
 
-void nvs_slices_apply(void)
+void nvs_slice_apply(struct nvs_gpu *gpu)
 {
-	NVS_FOR_EACH_GPU(gpu) {
-		uint64_t slice_ns;
-		bool due;
+	uint64_t slice_ns = gpu->slice.ns;
+	enum nvs_rm_result r;
 
-		if (nvs_is_away()) /* there are no channels */
-			return;
-		nvs_lock(&nvs_client_lock);
-		due = gpu->slice.due;
-		slice_ns = gpu->slice.ns;
-		gpu->slice.due = false;
-		nvs_unlock(&nvs_client_lock);
-		if (!due || slice_set(gpu, slice_ns))
-			continue;
-		nvs_debugf("GPU %u: its time slice stays as it is", gpu->number);
-		nvs_lock(&nvs_client_lock);
-		gpu->slice.look_ns = 0; /* the scheduler is to know */
-		if (nvs_client.link == LINK_ABSENT) /* and nobody says it again */
-			gpu->slice.due = true;
-		nvs_unlock(&nvs_client_lock);
-	}
+	if (nvs_is_away()) /* there are no channels */
+		return;
+	gpu->slice.due = false;
+	nvs_unlock(&nvs_client_lock);
+	r = slice_set(gpu, slice_ns);
+	if (r != NVS_RM_OK)
+		nvs_debugf("GPU %u: its time slice stays as it is: %s", gpu->number, nvs_rm_text(r));
+	nvs_lock(&nvs_client_lock);
+	if (r == NVS_RM_OK)
+		return;
+	gpu->slice.look_ns = 0; /* the scheduler is to know */
+	/* Another thread's control took long, or there is nobody who would say it again. */
+	gpu->slice.due = gpu->slice.due || r == NVS_RM_BUSY || nvs_client.link == LINK_ABSENT;
 }
 
 /* ---- whether the controls work ---- */

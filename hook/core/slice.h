@@ -14,8 +14,8 @@
 /* The scheduler daemon wants this slice. nvs_client_lock is held. */
 void nvs_slice_want(struct nvs_gpu *gpu, uint64_t slice_ns);
 
-/* Tells the driver what it was not told yet. Client thread, no lock is held. */
-void nvs_slices_apply(void);
+/* Tells the driver what it was not told yet. Preempter thread; the lock is held, and given up meanwhile. */
+void nvs_slice_apply(struct nvs_gpu *gpu);
 
 /* Whether to look at the controls. Lowers *next, the ns to the next question. Client thread, with its lock. */
 bool nvs_controls_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next);

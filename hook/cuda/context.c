@@ -160,48 +160,48 @@ static bool primary_lives(int dev)
 	return nvs_memory_driver.primary_state(dev, &flags, &alive) != CUDA_SUCCESS || alive;
 }
 
-static int release_primary(int (*real)(int dev), int dev)
-{
-	struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_device(dev) : NULL;
-	uint64_t stamp = nvs_memory_stamp();
-	bool last = gpu && may_be_last(gpu);
-	struct hold held = { 0 };
-	int result;
+/* A primary context that is let go of. */
+struct letting {
+	struct nvs_gpu *gpu;
+	uint64_t stamp;
+	bool last;
+	struct hold held;
+};
 
-	if (last)
-		held = hold_context(gpu);
-	result = real(dev);
-	if (gpu && result != CUDA_SUCCESS)
-		atomic_fetch_add(&gpu->primary.references, 1);
-	else if (last && !primary_lives(dev))
-		primary_gone(gpu, stamp);
-	if (last)
-		unhold_context(&held);
-	else if (gpu)
-		atomic_fetch_sub(&gpu->primary.releases, 1);
+static struct letting letting_begin(int dev, bool reset)
+{
+	struct letting l = { .gpu = nvs_active() ? nvs_gpu_of_device(dev) : NULL, .stamp = nvs_memory_stamp() };
+
+	l.last = reset || (l.gpu && may_be_last(l.gpu));
+	if (l.last)
+		l.held = hold_context(l.gpu);
+	return l;
+}
+
+static int letting_end(const struct letting *l, int dev, bool reset, int result)
+{
+	if (l->gpu && !reset && result != CUDA_SUCCESS)
+		atomic_fetch_add(&l->gpu->primary.references, 1);
+	else if (l->gpu && l->last && result == CUDA_SUCCESS && (reset || !primary_lives(dev)))
+		primary_gone(l->gpu, l->stamp);
+	if (l->last)
+		unhold_context(&l->held);
+	else if (l->gpu)
+		atomic_fetch_sub(&l->gpu->primary.releases, 1);
 	nvs_thread_forget();
 	return result;
 }
 
-static int reset_primary(int (*real)(int dev), int dev)
-{
-	struct nvs_gpu *gpu = nvs_active() ? nvs_gpu_of_device(dev) : NULL;
-	uint64_t stamp = nvs_memory_stamp();
-	struct hold held = hold_context(gpu);
-	int result = real(dev);
-
-	if (gpu && result == CUDA_SUCCESS)
-		primary_gone(gpu, stamp);
-	unhold_context(&held);
-	nvs_thread_forget();
-	return result;
-}
-
-#define PRIMARY(name, end) WRAPPER(name, (int dev)) { return end(NVS_REAL(name), dev); }
-PRIMARY(cuDevicePrimaryCtxRelease, release_primary)
-PRIMARY(cuDevicePrimaryCtxRelease_v2, release_primary)
-PRIMARY(cuDevicePrimaryCtxReset, reset_primary)
-PRIMARY(cuDevicePrimaryCtxReset_v2, reset_primary)
+#define PRIMARY(name, reset) \
+	WRAPPER(name, (int dev)) \
+	{ \
+		struct letting l = letting_begin(dev, reset); \
+		return letting_end(&l, dev, reset, CALL(name, dev)); \
+	}
+PRIMARY(cuDevicePrimaryCtxRelease, false)
+PRIMARY(cuDevicePrimaryCtxRelease_v2, false)
+PRIMARY(cuDevicePrimaryCtxReset, true)
+PRIMARY(cuDevicePrimaryCtxReset_v2, true)
 
 /*
  * A green context is part of its GPU's primary one. All calls about contexts have the handle that

@@ -36,9 +36,8 @@ STREAM_DESTROY(cuStreamDestroy_v2)
 #define CAPTURE(name, P, A, key) \
 	WRAPPER(name, P) \
 	{ \
-		__typeof__(&name) real = NVS_REAL(name); \
 		bool on = nvs_active() && nvs_capture_begin(key); \
-		int result = real A; \
+		int result = CALL(name, NVS_SPREAD A); /* looked up after the wait: the process may be away since */ \
 		if (on) \
 			nvs_capture_began(key, result); \
 		return result; \

@@ -42,7 +42,11 @@
 	NVS_SZ(G, cuLaunchKernelEx, (const struct cu_launch_config *c, void *f, void **params, void **extra), \
 		(c, f, params, extra), (c ? c->stream : NULL)) \
 	NVS_SZ(G, cuLaunchCooperativeKernel, (void *f, uint gx, uint gy, uint gz, uint bx, uint by, uint bz, \
-		uint shared, void *s, void **params), (f, gx, gy, gz, bx, by, bz, shared, s, params), s)
+		uint shared, void *s, void **params), (f, gx, gy, gz, bx, by, bz, shared, s, params), s) \
+	/* From before CUDA 4; drivers still export them, and no _v2 took their place. */ \
+	G(cuLaunch, (void *f), (f), CU_STREAM_LEGACY) \
+	G(cuLaunchGrid, (void *f, int w, int h), (f, w, h), CU_STREAM_LEGACY) \
+	G(cuLaunchGridAsync, (void *f, int w, int h, void *s), (f, w, h, s), NVS_KEY_LEGACY(s))
 
 #define NVS_GATED_COPY(G) \
 	NVS_DS(G, cuMemcpy, (CUdeviceptr d, CUdeviceptr h, size_t n), (d, h, n)) \

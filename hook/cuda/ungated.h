@@ -160,13 +160,13 @@
 	H(cuLogsUnregisterCallback) H(cuMemAdvise) H(cuMemAdvise_v2) H(cuProfilerInitialize) H(cuProfilerStart) \
 	H(cuProfilerStop)
 
-/* From before CUDA 3.2, with sizes of 32 bits. Programs of today get the second versions. */
+/* Sizes of 32 bits, from before CUDA 3.2; each has a _v2 in symbols.h. */
 #define NVS_UNGATED_OLD(H) \
 	H(cuMemAlloc) H(cuMemAllocPitch) H(cuMemFree) H(cuArrayCreate) H(cuArray3DCreate) H(cuMemGetInfo) \
-	H(cuDeviceTotalMem) H(cuMemGetAddressRange) H(cuLaunch) H(cuLaunchGrid) H(cuLaunchGridAsync) H(cuMemcpyHtoD) \
-	H(cuMemcpyDtoH) H(cuMemcpyDtoD) H(cuMemcpyDtoA) H(cuMemcpyAtoD) H(cuMemcpyHtoA) H(cuMemcpyAtoH) \
-	H(cuMemcpyAtoA) H(cuMemcpy2D) H(cuMemcpy2DUnaligned) H(cuMemcpy3D) H(cuMemcpyHtoDAsync) H(cuMemcpyDtoHAsync) \
-	H(cuMemcpyDtoDAsync) H(cuMemcpyHtoAAsync) H(cuMemcpyAtoHAsync) H(cuMemcpy2DAsync) H(cuMemcpy3DAsync) \
+	H(cuDeviceTotalMem) H(cuMemGetAddressRange) H(cuMemcpyHtoD) H(cuMemcpyDtoH) H(cuMemcpyDtoD) \
+	H(cuMemcpyDtoA) H(cuMemcpyAtoD) H(cuMemcpyHtoA) H(cuMemcpyAtoH) H(cuMemcpyAtoA) H(cuMemcpy2D) \
+	H(cuMemcpy2DUnaligned) H(cuMemcpy3D) H(cuMemcpyHtoDAsync) H(cuMemcpyDtoHAsync) H(cuMemcpyDtoDAsync) \
+	H(cuMemcpyHtoAAsync) H(cuMemcpyAtoHAsync) H(cuMemcpy2DAsync) H(cuMemcpy3DAsync) \
 	H(cuMemsetD8) H(cuMemsetD16) H(cuMemsetD32) H(cuMemsetD2D8) H(cuMemsetD2D16) H(cuMemsetD2D32)
 
 #define NVS_UNGATED_TABLE(H) \

@@ -130,6 +130,9 @@ END {
 	for (name in class)
 		if (class[name] ~ /^(submit|copy|set|move)$/ && !(name in wrapper))
 			bad(name " is gated and has no wrapper")
+	for (name in class)
+		if (class[name] == "old" && !((name "_v2") in class))
+			bad(name " is of the old functions, and has no _v2")
 	if (failed)
 		exit 1
 	for (c in total)

@@ -59,6 +59,16 @@ void inside_look_again(int dev)
 	nvs_unlock(&nvs_client_lock);
 }
 
+bool inside_looks(int dev)
+{
+	struct nvs_lock *l = &nvs_gpu_of_device(dev)->drain_lock;
+
+	if (!nvs_trylock(l))
+		return true;
+	nvs_unlock(l);
+	return false;
+}
+
 static struct nvs_gpu *held; /* until an event has waited */
 static __typeof__(nvs_driver.event_record) record;
 

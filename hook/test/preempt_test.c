@@ -483,16 +483,11 @@ static void a_driver_that_nobody_has_seen(void)
 	drains_to_the_end("on");
 }
 
-/* libcuda asks for no version in a process without NVML. */
+/* libcuda asks for no version in a process without NVML, and the kernel's module may not tell it. */
 static void a_driver_that_says_no_version(void)
 {
-	struct nvs_rm_state s;
-
 	CHECK(setenv("NVSHARE_SIMGPU_VERSION", "none", 1) == 0);
-	hold_with(60000);
-	CHECK(nvs_rm_state((const uint8_t *)&gpu, &s) && !s.driver[0]);
-	CHECK(preempted(ask_back(5)) && state().off);
-	end();
+	drains_to_the_end("on");
 }
 
 /* The shim says this of taking its channels off. */

@@ -547,6 +547,41 @@ static void a_context_ends_when_it_is_restored(void)
 	CHECK(pthread_join(t, NULL) == 0 && atomic_load(&stub_state()->destroyed) == 1);
 }
 
+static void *reset(void *done)
+{
+	CHECK(cuDevicePrimaryCtxReset_v2(0) == 0);
+	atomic_store((atomic_int *)done, 1);
+	return NULL;
+}
+
+/* The process is checkpointed while the call waits for another thread: it asks for the wake all the same. */
+static void a_primary_context_ends_when_it_is_restored(void)
+{
+	struct nvs_frame f;
+	atomic_int done = 0;
+	pthread_t other, t;
+	void *ctx;
+
+	begin(1);
+	CHECK(cuCtxCreate_v2(&ctx, 0, 0) == 0);
+	hold(5);
+	fake_revoke(&fake, 0, 5);
+	fake_expect(&fake, NVS_RELEASE);
+	atomic_store(&stub_state()->destroy_ns, UINT64_MAX);
+	CHECK(pthread_create(&other, NULL, destroy, ctx) == 0);
+	EVENTUALLY(atomic_load(&stub_state()->destroyed) == 1);
+	CHECK(pthread_create(&t, NULL, reset, &done) == 0);
+	do
+		fake_send(&fake, NVS_SUSPEND, 0, NVS_SUSPEND_PREPARE, 0);
+	while (fake_expect(&fake, NVS_SUSPENDED).code != NVS_SUSPENDED_READY);
+	atomic_store(&stub_state()->destroy_ns, 0);
+	CHECK(pthread_join(other, NULL) == 0);
+	f = fake_expect(&fake, NVS_SUSPENDED);
+	CHECK(f.code == NVS_SUSPENDED_WAKE && !atomic_load(&done));
+	fake_send(&fake, NVS_SUSPEND, 0, NVS_SUSPEND_OVER, 0);
+	CHECK(pthread_join(t, NULL) == 0 && atomic_load(&done));
+}
+
 static void closed_waits_for_a_scheduler_to_restore(void)
 {
 	struct launcher l;
@@ -783,6 +818,7 @@ static const struct life_case cases[] = {
 	CASE(restored_by_hand),
 	CASE(restored_by_a_late_scheduler),
 	CASE(a_context_ends_when_it_is_restored),
+	CASE(a_primary_context_ends_when_it_is_restored),
 	CASE(closed_waits_for_a_scheduler_to_restore),
 	CASE(grants_of_no_epoch),
 	CASE(descriptors_nobody_asked_for),

@@ -6,7 +6,10 @@
  */
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,6 +18,7 @@
 #include "cudadrv.h"
 #include "fake.h"
 #include "inside.h"
+#include "log.h"
 #include "rm.h"
 #include "rm_abi.h"
 #include "rm_object.h"
@@ -46,12 +50,53 @@ static void send_slice(uint64_t ns)
 	CHECK(send(fake.conn, &f, sizeof(f), MSG_NOSIGNAL) == sizeof(f));
 }
 
+/* ---- a driver whose controls take long ---- */
+
+enum { NOTHING, SLICES, HELPER }; /* controls that do not return: SET_SLICE, or those of effect.c's helper */
+static atomic_int slow;
+static atomic_uint slowed; /* so many have come to that */
+static nvs_rm_ioctl *driver_ioctl;
+
+static bool is_slow(const struct rm_control *c)
+{
+	char name[16] = "";
+
+	switch (atomic_load(&slow)) {
+	case SLICES:
+		return c->command == RM_SET_SLICE;
+	case HELPER:
+		CHECK(prctl(PR_GET_NAME, name) == 0);
+		return !strcmp(name, "nvshare-effect");
+	default:
+		return false;
+	}
+}
+
+static int slow_ioctl(int fd, unsigned long request, ...)
+{
+	static const struct timespec nap = { 0, 1000000 };
+	const struct rm_control *c;
+	va_list list;
+
+	va_start(list, request);
+	c = va_arg(list, const struct rm_control *);
+	va_end(list);
+	if ((uint32_t)request == RM_CONTROL && is_slow(c)) {
+		atomic_fetch_add(&slowed, 1);
+		while (atomic_load(&slow) != NOTHING)
+			nanosleep(&nap, NULL);
+	}
+	return driver_ioctl(fd, request, c);
+}
+
 static void begin(void)
 {
-	nvs_rm_set_next((nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl"));
+	driver_ioctl = (nvs_rm_ioctl *)dlsym(RTLD_NEXT, "ioctl");
+	nvs_rm_set_next(driver_ioctl);
 	fake_init(&fake);
 	fake_listen(&fake);
 	CHECK(cuInit(0) == 0 && cuDeviceGetUuid_v2(&gpu, 0) == 0);
+	nvs_rm_set_next(slow_ioctl); /* the driver has set its own */
 	CHECK(fake_accept(&fake).code & NVS_REGISTER_SLICES);
 	fake.page->features = NVS_FEATURE_CONTROLS;
 }
@@ -160,6 +205,73 @@ static void *launch(void *arg)
 	return arg;
 }
 
+/* ---- a driver whose controls take long ---- */
+
+/* A program that has launched a kernel under the grant 3. From now on SET_SLICE does not return. */
+static void begin_slow(void)
+{
+	pthread_t t;
+
+	begin();
+	fake.page->features = 0; /* so that no look at the controls sends any */
+	CHECK(pthread_create(&t, NULL, launch, NULL) == 0);
+	fake_attach(&fake);
+	fake_expect(&fake, NVS_REQUEST);
+	fake_grant(&fake, 0, 3);
+	CHECK(pthread_join(t, NULL) == 0);
+	atomic_store(&slow, SLICES);
+}
+
+static void a_revoke_is_heard_while_a_slice_is_set(void)
+{
+	struct nvs_frame r;
+
+	begin_slow();
+	send_slice(50000);
+	EVENTUALLY(atomic_load(&slowed));
+	fake_revoke(&fake, 0, 3);
+	r = fake_expect(&fake, NVS_RELEASE);
+	CHECK(r.epoch == 3);
+	atomic_store(&slow, NOTHING);
+	await_slice(50);
+}
+
+static void *set_by_another(void *arg)
+{
+	CHECK(nvs_rm_slice((const uint8_t *)&gpu, 100) == NVS_RM_OK);
+	return arg;
+}
+
+/* Another thread's control takes longer than the slice's waits for it. */
+static void a_slice_that_finds_the_driver_busy_is_set_later(void)
+{
+	char text[4096];
+	size_t n = 0;
+	int log[2], standard = dup(STDERR_FILENO);
+	pthread_t t;
+
+	begin_slow();
+	CHECK(pipe(log) == 0 && dup2(log[1], STDERR_FILENO) >= 0);
+	nvs_debug = true;
+	CHECK(pthread_create(&t, NULL, set_by_another, NULL) == 0);
+	EVENTUALLY(atomic_load(&slowed));
+	send_slice(50000);
+	do { /* until it was tried in vain */
+		ssize_t got = read(log[0], text + n, sizeof(text) - 1 - n);
+
+		CHECK(got > 0);
+		n += (size_t)got;
+		text[n] = '\0';
+	} while (!strstr(text, "its time slice stays as it is"));
+	nvs_debug = false;
+	CHECK(dup2(standard, STDERR_FILENO) >= 0);
+	atomic_store(&slow, NOTHING);
+	CHECK(pthread_join(t, NULL) == 0);
+	await_slice(50);
+}
+
+/* ---- controls ---- */
+
 /* The next CONTROLS; a REQUEST may come before. */
 static struct nvs_controls expect_controls(void)
 {
@@ -259,14 +371,11 @@ static void channels_are_hidden(void)
 }
 
 /* What is said of a driver whose version nobody has seen, once its effect was looked at. */
-static uint8_t effect_of(const char *driver)
+static uint8_t effect_seen(struct nvs_controls c, const char *version)
 {
-	struct nvs_controls c;
 	struct nvs_frame r;
 	uint64_t start;
 
-	setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1);
-	c = controls_of(driver, true);
 	for (start = test_now(); c.channels == NVS_CONTROL_UNTRIED;) {
 		/* The GPU was busy, or the look came late: on a slow machine many do. */
 		CHECK(test_now() - start < PATIENCE_MS * 1000000ull);
@@ -275,8 +384,14 @@ static uint8_t effect_of(const char *driver)
 		if (fake_receive(&fake, &r, 100) && r.type == NVS_CONTROLS)
 			c = r.u.controls;
 	}
-	CHECK(c.slices == NVS_CONTROL_WORKS && !strcmp(c.driver, "999.1"));
+	CHECK(c.slices == NVS_CONTROL_WORKS && !strcmp(c.driver, version));
 	return c.channels;
+}
+
+static uint8_t effect_of(const char *driver)
+{
+	setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1);
+	return effect_seen(controls_of(driver, true), "999.1");
 }
 
 static void an_unknown_driver_works(void)
@@ -294,6 +409,34 @@ static void an_unknown_driver_ignores_off(void)
 	CHECK(nvs_rm_channels((const uint8_t *)&gpu, false) == NVS_RM_FAKED);
 }
 
+/* As with libcuda where nothing says the version. */
+static void a_driver_without_a_version_ignores_off(void)
+{
+	setenv("NVSHARE_SIMGPU_VERSION", "none", 1);
+	CHECK(effect_seen(controls_of("ignored", true), "") == NVS_CONTROL_FAKED);
+}
+
+/* The look gives up after 10 s. What the helper had is free again when it ends. */
+static void a_slow_helper_ends(void)
+{
+	struct nvs_controls c;
+	uint64_t start = test_now();
+
+	setenv("NVSHARE_SIMGPU_VERSION", "999.1", 1);
+	atomic_store(&slow, HELPER);
+	c = controls_of("on", true);
+	CHECK(c.channels == NVS_CONTROL_UNTRIED);
+	while (!atomic_load(&slowed)) {
+		CHECK(test_now() - start < PATIENCE_MS * 1000000ull);
+		inside_look_again(0);
+		fake_send(&fake, NVS_NOTICE, 0, 0, 0);
+		nap_ms(10);
+	}
+	EVENTUALLY(!inside_looks(0));
+	atomic_store(&slow, NOTHING);
+	CHECK(effect_seen(c, "999.1") == NVS_CONTROL_WORKS);
+}
+
 static void an_older_scheduler_is_told_nothing(void)
 {
 	controls_of("on", false);
@@ -305,6 +448,8 @@ static const struct test_case cases[] = {
 	CASE(a_slice_ends_with_the_scheduler),
 	CASE(a_slice_comes_before_the_context),
 	CASE(a_slice_is_clamped),
+	CASE(a_revoke_is_heard_while_a_slice_is_set),
+	CASE(a_slice_that_finds_the_driver_busy_is_set_later),
 	CASE(controls_work),
 	CASE(controls_of_a_part_do_not_work),
 	CASE(controls_are_refused),
@@ -313,6 +458,8 @@ static const struct test_case cases[] = {
 	CASE(channels_are_hidden),
 	CASE(an_unknown_driver_works),
 	CASE(an_unknown_driver_ignores_off),
+	CASE(a_driver_without_a_version_ignores_off),
+	CASE(a_slow_helper_ends),
 	CASE(an_older_scheduler_is_told_nothing),
 #undef CASE
 };

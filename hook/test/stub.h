@@ -18,7 +18,7 @@ struct stub {
 	int init_result;                       /* what cuInit returns */
 	int memory_result;                     /* and cuMemAlloc */
 	uint64_t work_ns;                      /* length of a launch on the "GPU" */
-	uint64_t destroy_ns;                   /* cuCtxDestroy returns so long after it is done */
+	_Atomic uint64_t destroy_ns;           /* cuCtxDestroy returns so long after it is done */
 	int queued;                            /* launches run one after the other, not all at once */
 	atomic_ulong stuck_until;              /* nothing ends before so many launches on GPU 0 */
 	atomic_int allowed[STUB_GPUS];         /* whether a launch is legal now */
@@ -65,6 +65,9 @@ int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
 		   unsigned bz, unsigned shared, void *stream, void **params, void **extra);
 int cuLaunchKernel_ptsz(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
 			unsigned bz, unsigned shared, void *stream, void **params, void **extra);
+int cuLaunch(void *f);
+int cuLaunchGrid(void *f, int width, int height);
+int cuLaunchGridAsync(void *f, int width, int height, void *stream);
 int cuMemcpyBatchAsync(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,
 		       size_t num, size_t *fail, void *stream);
 int cuMemcpyBatchAsync_ptsz(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,

@@ -128,7 +128,7 @@ int cuCtxDestroy_v2(void *ctx)
 		/* The one before it is left: ThreadSanitizer would see its end, and not this order. */
 		atomic_store(&spare, c);
 	}
-	for (uint64_t end = now() + state.destroy_ns; now() < end;)
+	for (uint64_t start = now(); now() - start < atomic_load(&state.destroy_ns);)
 		nap();
 	return 0;
 }
@@ -387,7 +387,13 @@ int cuLaunchCooperativeKernelMultiDevice(struct stub_launch *list, unsigned coun
 		result = launch(list[i].stream);
 	return result;
 }
-
+int cuLaunch(void *f) { (void)f; return launch(NULL); }
+int cuLaunchGrid(void *f, int w, int h) { (void)f, (void)w, (void)h; return launch(NULL); }
+int cuLaunchGridAsync(void *f, int w, int h, void *stream)
+{
+	(void)f, (void)w, (void)h;
+	return launch(stream);
+}
 
 /* Whose parameters changed in CUDA 13. */
 int cuMemcpyBatchAsync(void *d, void *s, size_t *n, size_t count, void *attrs, size_t *idx,

@@ -70,6 +70,35 @@ static void stream_of_a_green_context_is_of_its_gpu(void)
 	CHECK(cuGreenCtxDestroy(green) == 0);
 }
 
+/* ---- launches from before CUDA 4 ---- */
+
+static int launch_once(void *f) { return cuLaunch(f); }
+static int launch_grid(void *f) { return cuLaunchGrid(f, 1, 1); }
+static int launch_grid_on(void *stream) { return cuLaunchGridAsync(NULL, 1, 1, stream); }
+
+static void old_launch(int (*make)(void *))
+{
+	struct call c;
+
+	begin(1);
+	begin_call(&c, make, NULL);
+	expect_wait(&c, 0);
+}
+
+static void old_launch_waits(void) { old_launch(launch_once); }
+static void old_launch_of_a_grid_waits(void) { old_launch(launch_grid); }
+
+static void old_launch_waits_for_its_stream(void)
+{
+	struct call c;
+	void *stream;
+
+	begin(2);
+	CHECK(cuCtxSetCurrent(contexts[1]) == 0 && cuStreamCreate(&stream, 1) == 0);
+	begin_call(&c, launch_grid_on, stream);
+	expect_wait(&c, 1);
+}
+
 /* ---- graphs ---- */
 
 static void *upload_stream;
@@ -152,6 +181,9 @@ static void batch_of_cuda_13_waits_for_its_stream(void) { batch(new_batch); }
 static const struct life_case cases[] = {
 #define CASE(name) { #name, name }
 	CASE(stream_of_a_green_context_is_of_its_gpu),
+	CASE(old_launch_waits),
+	CASE(old_launch_of_a_grid_waits),
+	CASE(old_launch_waits_for_its_stream),
 	CASE(graph_waits_only_to_be_uploaded),
 	CASE(upload_waits_for_its_stream),
 	CASE(batch_of_cuda_12_waits_for_its_stream),
