@@ -1080,7 +1080,7 @@ static void no_failure_spoils_what_moves(void)
 			simgpu_intercept(fail_one);
 			swapper_room(1);
 			swapper_withhold(true);
-			EVENTUALLY(swapper_seen().resident == swapper_seen().fixed);
+			EVENTUALLY(!swapper_seen().holder && swapper_seen().resident == swapper_seen().fixed);
 			swapper_room(0);
 			swapper_withhold(false);
 			for (int k = 0; k < PIECES; k++)

@@ -37,7 +37,7 @@ static void leave(void)
 {
 	swapper_room(1);
 	swapper_withhold(true);
-	EVENTUALLY(swapper_seen().resident == swapper_seen().fixed);
+	EVENTUALLY(!swapper_seen().holder && swapper_seen().resident == swapper_seen().fixed);
 }
 
 static void come_back(void)

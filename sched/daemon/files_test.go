@@ -107,12 +107,18 @@ func newFiler(t *testing.T, change func(*Options), more ...func(*Daemon)) *filer
 			change(o)
 		}
 	}
-	s := start(t, x.run, x.tune, append(more, x.opens)...)
+	s := start(t, x.run, x.tune, append([]func(*Daemon){x.opens}, more...)...)
 	x.leaver = newLeaverWith(t, s, f, gpuA, filerBytes)
 	return x
 }
 
-func (x *filer) opens(d *Daemon) { d.away.Files.Open = x.shelf.open }
+// opens has files be opened on the shelf, and be on a disk with room, however full this machine's is.
+func (x *filer) opens(d *Daemon) {
+	d.away.Files.Open = x.shelf.open
+	if d.away.Files.Dir != nil {
+		small(1 << 30)(d)
+	}
+}
 
 // suspended is leaver's, with memory that has content.
 func (x *filer) suspended() {
@@ -355,6 +361,7 @@ func TestFileDiskFull(t *testing.T) {
 	other := fileDir(t)
 	if err := x.s.Ask(t.Context(), func() {
 		x.s.away.Files.Dir, _ = store.Open(other, "test")
+		small(1 << 30)(x.s.Daemon)
 	}); err != nil {
 		t.Fatal(err)
 	}

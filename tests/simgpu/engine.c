@@ -298,7 +298,8 @@ void sim_set_off(int gpu, int off)
 		uint64_t now = sim_now();
 
 		gpu = sim_at(gpu);
-
+		if (s->off && !off && sim_bury_pending(gpu, now))
+			now = sim_now(); /* after the deaths in the log, as new work is */
 		sim_advance(gpu, now);
 		if (s->off && !off) {
 			__atomic_store_n(&s->times_on, s->times_on + 1, __ATOMIC_RELEASE);

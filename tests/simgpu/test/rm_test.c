@@ -357,12 +357,10 @@ static void slices_share_in_proportion(void)
 
 /* ---- what the log has ---- */
 
-/* How many pieces of compute work were ever logged. */
-static uint64_t logged(void)
+static const struct sim_log *map_log(void)
 {
 	char path[512];
 	const struct sim_log *log;
-	uint64_t n = 0;
 	int f;
 
 	snprintf(path, sizeof path, "%s/log", getenv(SIM_DIR_ENV));
@@ -370,6 +368,15 @@ static uint64_t logged(void)
 	log = mmap(NULL, (size_t)lseek(f, 0, SEEK_END), PROT_READ, MAP_SHARED, f, 0);
 	CHECK(log != MAP_FAILED && log->next <= log->capacity);
 	close(f);
+	return log;
+}
+
+/* How many pieces of compute work were ever logged. */
+static uint64_t logged(void)
+{
+	const struct sim_log *log = map_log();
+	uint64_t n = 0;
+
 	for (uint64_t i = 0; i < log->next; i++)
 		n += log->record[i].kind == SIM_KERNEL || log->record[i].kind == SIM_DTOD;
 	return n;
@@ -398,6 +405,43 @@ static void an_event_is_no_work(void)
 	CHECK(on() == NVS_RM_OK);
 	CU(cuStreamSynchronize(s));
 	CHECK(logged() == before + 1);
+}
+
+static void works_until_killed(void)
+{
+	begin();
+	CU(launch("nvshare_spin", s, 3600000 * MS, 0, 0));
+	sh->ready = 1;
+	for (;;)
+		pause();
+}
+
+/* Who was killed works no more when another one's channels come on: the log has its end before. */
+static void what_comes_on_is_after_a_death(void)
+{
+	const struct sim_record *death = NULL, *rest = NULL;
+	const struct sim_log *log;
+	pid_t pid;
+
+	sh->ready = 0;
+	pid = spawn(works_until_killed);
+	while (!sh->ready)
+		usleep(1000);
+	begin();
+	CU(launch("nvshare_spin", s, 3600000 * MS, 0, 0));
+	CHECK(off() == NVS_RM_OK);
+	CHECK(!kill(pid, SIGKILL) && waitpid(pid, NULL, 0) == pid);
+	CHECK(on() == NVS_RM_OK);
+	log = map_log();
+	for (uint64_t i = 0; i < log->next; i++) {
+		const struct sim_record *r = &log->record[i];
+
+		if (r->kind == SIM_EXIT && r->pid == (uint32_t)pid)
+			death = r;
+		if (r->kind == SIM_KERNEL && r->pid == (uint32_t)getpid())
+			rest = r;
+	}
+	CHECK(death && rest && death < rest && death->end_ns <= rest->submit_ns);
 }
 
 /* ---- other drivers ---- */
@@ -444,6 +488,7 @@ int main(void)
 		others_work_while_it_is_off_and_when_it_was_killed,
 		slices_share_in_proportion,
 		an_event_is_no_work,
+		what_comes_on_is_after_a_death,
 		drivers_that_lack_or_fake_it,
 	};
 
