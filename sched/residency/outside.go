@@ -62,12 +62,15 @@ func (mem *Memory) LookOutside() {
 	if mem.rooms == nil {
 		return
 	}
-	for _, m := range mem.refusals {
-		if mem.now >= m.refusedAt.Add(mem.grace) {
-			m.refusedAt, mem.unsettled = mem.now, true
-			mem.rooms.refused(m.id)
+	mem.rooms.outside = min(mem.rooms.outside, less(mem.rooms.physical, mem.rooms.sum.resident))
+	mem.refusals = slices.DeleteFunc(mem.refusals, func(m *member) bool {
+		if mem.now < m.refusedAt.Add(mem.grace) {
+			return false
 		}
-	}
+		m.refusedAt, mem.unsettled = mem.now, true
+		mem.rooms.refused(m.id)
+		return mem.rooms.hasRoom(m.id)
+	})
 	if len(mem.refusals) != 0 && mem.rooms.exhausted() {
 		for _, m := range mem.refusals {
 			if m.crowds = m.crowds || mem.believes(m.account); m.crowds {
@@ -108,7 +111,7 @@ func (mem *Memory) outsideEnds() (base.Time, bool) {
 func (mem *Memory) outsideDue() (base.Time, bool) {
 	var e base.Earliest
 	for _, m := range mem.refusals {
-		e.Either(m.refusedAt.Add(mem.grace), !m.crowds && mem.rooms.mayHave(mem.rooms.clients[m.id]) || mem.rooms.yields())
+		e.Either(m.refusedAt.Add(mem.grace), mem.rooms.hasRoom(m.id) || mem.rooms.mayHave(m.id) && (!m.crowds || mem.rooms.yields()))
 	}
 	e.Either(mem.crowdedUntil, mem.crowded && mem.now < mem.crowdedUntil)
 	e.Either(mem.outsideEnds())
@@ -119,14 +122,21 @@ func (mem *Memory) outsideDue() (base.Time, bool) {
 // room: others than clients have some of the GPU, as much as clients have not. Without a grant its word
 // is no reason for others to make room.
 func (r *rooms) refused(id base.ClientID) {
-	if r.mayHave(r.clients[id]) {
+	if r.mayHave(id) {
 		r.outside = max(r.outside, less(r.physical, r.sum.resident))
 	}
 }
 
 // mayHave says whether a client has less than it may have, and somebody could make room for it.
-func (r *rooms) mayHave(o *occupant) bool {
+func (r *rooms) mayHave(id base.ClientID) bool {
+	o := r.clients[id]
 	return o != nil && o.active && o.resident < o.room && r.sum.movable > o.counted.movable
+}
+
+// hasRoom says whether a client has all that it may have: if that is not all its memory, the driver is not to blame.
+func (r *rooms) hasRoom(id base.ClientID) bool {
+	o := r.clients[id]
+	return o == nil || o.resident >= o.room
 }
 
 // filled says that a client got all its memory. What others seemed to have may be

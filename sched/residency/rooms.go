@@ -143,8 +143,8 @@ func (r *rooms) promise(id base.ClientID, bytes, most uint64) {
 	if o == nil {
 		return
 	}
-	if bytes < o.promised { // what it gives back it has freed already
-		freed := o.promised - bytes
+	if bytes < o.promised { // what it gives back it has freed already, or never had: the driver refused it
+		freed := less(o.promised-bytes, less(o.promised, o.resident+o.away))
 		gone := min(freed, o.away)
 		o.away -= gone
 		o.resident = max(less(o.resident, freed-gone), o.fixed)

@@ -140,6 +140,20 @@ func TestTurnsAreNotForcedByOneTenantsWord(t *testing.T) {
 	}
 }
 
+// What a client gives back that it never had, as the driver refused it that, is not taken for memory that it has freed: it
+// says nothing, for it has what it had.
+func TestGivesBackWhatItNeverHad(t *testing.T) {
+	s := newStillMemory(t, Client{ID: 1, Granted: true})
+	s.has(1, 26)
+	for range 3 {
+		s.Reserve(Reserve{Client: 1, Total: 37})
+		s.Reserve(Reserve{Client: 1, Total: 26})
+	}
+	if has := s.rooms.clients[1].resident; has != 26 {
+		t.Errorf("it has 26, and %d are known", has)
+	}
+}
+
 // reserves says whether a client of a GPU on which all fits that is promised gets more memory.
 func (s *stillMemory) reserves(id base.ClientID, total uint64) (refused Refusal) {
 	do := s.do
