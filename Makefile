@@ -241,7 +241,7 @@ bench-nri: root build simgpu tools ## what nvshare adds to the creation of a con
 	$(GO) test -run '^$$' -bench CreateContainer -benchtime 5000x ./plugin
 
 sim: ## faults of the scheduler's core in virtual time: make sim STEPS=1000000000 SEED=random
-	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$|TestCohorts$$' -v ./tests/sim
+	STEPS=$(STEPS) SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run 'TestSim$$|TestCohorts$$|TestMemoryOfOthers$$' -v ./tests/sim
 
 model: ## the protocol in Spin; without each of its parts, a counterexample
 	NVSHARE_MODEL=1 $(GO) test -count=1 -v ./tests/model

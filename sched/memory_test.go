@@ -184,3 +184,67 @@ next
 		t.Errorf("2 keeps all it has, and 1 waits for 3 of 60:\n%s", out)
 	}
 }
+
+// As above, and a third tenant, which is idle, has a little to give: less than the first lacks. The shim of the first
+// says that it is stuck once only, so the others take turns all the same, and the first gets its memory.
+func TestDriverRefusesBesideAnIdleOne(t *testing.T) {
+	for name, later := range map[string]string{
+		"it leaves": `100ms moved 3 away=2 out=2
+200ms moved 1 epoch=2 resident=52 away=6 in=52
+`,
+		"it does not answer": "next\nnext\nnext\n",
+		"it dies":            "100ms gone 3\nnext\n",
+		"the first one connects anew": `100ms lost 1
+110ms attach 1 tenant=a held=2 canmove
+120ms moved 1 epoch=2 resident=50 away=8 in=50
+130ms moved 3 away=2 out=2
+`,
+		"its memory is taken from outside": `100ms moved 2 epoch=1 resident=30
+100ms reserve 2 total=30
+next
+next
+next
+`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := runScript(t, `config quantum=100ms grace=1s mode=concurrent swapshare=10 swap=96 physical=100
+0ms attach 1 tenant=a canmove
+0ms reserve 1 total=58
+0ms moved 1 resident=58
+0ms attach 3 tenant=c canmove
+0ms reserve 3 total=2
+0ms moved 3 resident=2
+1ms suspend tenant=a
+2ms moved 1 away=58
+3ms attach 2 tenant=b want canmove
+3ms reserve 2 total=40
+3ms moved 2 epoch=1 resident=40
+4ms request 1
+5ms moved 1 epoch=2 resident=50 away=8 in=50 stuck nomemory
+`+later)
+			if !strings.Contains(out, "revoke 2 epoch=1") {
+				t.Errorf("2 keeps its grant, and 1 waits for 8 of 58:\n%s", out)
+			}
+		})
+	}
+}
+
+// The same over a restart: the shim has said that it is stuck to the scheduler before, and does not say so again.
+func TestDriverRefusesOverARestart(t *testing.T) {
+	out := runScript(t, `config quantum=100ms grace=1s mode=concurrent swapshare=10 swap=96 physical=100 last=2 intact
+0ms restore 2 epoch=1
+0ms restore 1 epoch=2
+0ms restorememory 2 tenant=b bytes=40 canmove
+0ms restorememory 1 tenant=a bytes=58 canmove
+1ms attach 2 tenant=b held=1 canmove again
+1ms moved 2 epoch=1 resident=40
+2ms attach 1 tenant=a held=2 canmove again
+2ms moved 1 epoch=2 resident=50 away=8 in=50
+next
+next
+next
+`)
+	if !strings.Contains(out, "revoke 2 epoch=1") {
+		t.Errorf("2 keeps its grant, and 1 waits for 8 of 58:\n%s", out)
+	}
+}

@@ -67,6 +67,7 @@ func chosenWay() policy {
 
 // lookAtMode changes the way if that is due.
 func (c *GPU) lookAtMode() {
+	c.mem.LookOutside()
 	a := &c.auto
 	switch {
 	case c.mode == Concurrent && c.mem.Overfull():

@@ -83,6 +83,7 @@ func TestRefusalIsForgotten(t *testing.T) {
 		t.Error("all memory seems to fit")
 	}
 	mem.SetActive(1, false)
+	mem.Released(1, 0)
 	for id := base.ClientID(1); id <= 2; id++ {
 		room := min(mem.rooms.clients[id].room, 45)
 		mem.Moved(Moved{Client: id, Report: Report{Resident: room, Away: 45 - room}})

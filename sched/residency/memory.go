@@ -69,11 +69,14 @@ type Memory struct {
 	still     bool      // nobody has to make room, as the caller was told
 	stillFrom base.Time // when the caller is to be told so; 0: not as things are
 
-	outsideUntil base.Time // see outsideEnds
-	crowded      bool      // until then; one moved in, and those that could make room for it had a grant
-	wanting      int       // members that need arena, now or soon, as the caller was told
-	due          base.Time // when Settle has something to do; 0: never
-	tellAgain    *member   // an earlier connection may have lost its room
+	outsideUntil base.Time            // see outsideEnds
+	refusals     []*member            // whom the driver has refused memory since they began to move in
+	crowded      bool                 // clients take turns for one of them
+	crowdedUntil base.Time            // at least
+	said         map[string]base.Time // the tenants by whose word they do, or did lately
+	wanting      int                  // members that need arena, now or soon, as the caller was told
+	due          base.Time            // when Settle has something to do; 0: never
+	tellAgain    *member              // an earlier connection may have lost its room
 
 	awaiting []*member // those with an answer that waits for room
 	stranded []*member
@@ -128,7 +131,9 @@ type member struct {
 
 	filling   bool // it was granted, and moves in
 	fillSince base.Time
-	fillIn    uint64 // report.In then
+	fillIn    uint64    // report.In then
+	refusedAt base.Time // the driver refused it memory, or it got some; of one in refusals
+	crowds    bool      // and its word is taken
 
 	wanted ArenaWanted // as the caller was told
 }
@@ -160,7 +165,7 @@ type Turns interface {
 
 // New returns the memory of a GPU that nobody has used yet. The actions go to do.
 func New(cfg Config, arenas *Arenas, turns Turns, do func(base.Action)) *Memory {
-	mem := &Memory{turns: turns, do: do, arenas: arenas, ledger: newLedger(), members: map[base.ClientID]*member{}, keeps: map[string]Keep{}, idleTimes: map[string]time.Duration{}}
+	mem := &Memory{turns: turns, do: do, arenas: arenas, ledger: newLedger(), members: map[base.ClientID]*member{}, keeps: map[string]Keep{}, idleTimes: map[string]time.Duration{}, said: map[string]base.Time{}}
 	mem.configure(cfg)
 	return mem
 }
@@ -207,12 +212,6 @@ func (mem *Memory) Resize(ev SetGPUMemory, unused bool) {
 
 // Unused says whether nobody has memory on the GPU.
 func (mem *Memory) Unused() bool { return len(mem.members) == 0 }
-
-// Overfull says whether clients cannot all have their memory on the GPU: by what is promised, or because others than
-// clients seem to have some. That is one client's word, which counts where it could not have its memory otherwise.
-func (mem *Memory) Overfull() bool {
-	return mem.rooms != nil && (mem.rooms.crosses(0) || mem.crowded && mem.now < mem.outsideUntil)
-}
 
 // Looked counts what passes over all clients have cost.
 func (mem *Memory) Looked() uint64 {
@@ -307,6 +306,7 @@ func (mem *Memory) Attach(cl Client) (away bool) {
 	keep := mem.keepOf(m)
 	mem.rooms.attach(m.id, keep, m.gang, isNew && cl.Again && keep == Swapped)
 	if isNew {
+		mem.goesOn(m, cl.Again && cl.Granted)
 		mem.promise(m, false)
 	} else {
 		mem.dropAnswer(m) // it asks again
@@ -347,7 +347,16 @@ func (mem *Memory) Restore(ev RestoreMemory, granted bool) {
 		mem.rooms.sleep(o)
 	}
 	mem.rooms.setActive(m.id, granted)
+	mem.goesOn(m, granted)
 	mem.changed()
+}
+
+// goesOn is for a client from before a restart: with a grant, it may be moving in.
+func (mem *Memory) goesOn(m *member, granted bool) {
+	if granted && mem.keepOf(m) == Swapped {
+		m.filling, m.fillSince = true, mem.now
+		mem.mayLack(m)
+	}
 }
 
 // Drop forgets what a client has: it is dead, or another program now.
@@ -360,6 +369,7 @@ func (mem *Memory) Drop(id base.ClientID) {
 		mem.do(LimitsChanged{m.account})
 	}
 	mem.dropAnswer(m)
+	mem.endFill(m)
 	mem.place(m)
 	delete(mem.members, id)
 	mem.wants(m, ArenaWanted{})

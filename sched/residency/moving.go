@@ -32,13 +32,7 @@ func (mem *Memory) Moved(ev Moved) {
 		}
 	}
 	mem.rooms.moved(m.id, ev.Report.Resident, ev.Report.Fixed, ev.Report.Away, ev.Seen, ev.Stuck)
-	// While all fits that is promised, an allocation that the driver refuses is refused as without nvshare.
-	if ev.Stuck && ev.NoMemory && (m.filling || mem.rooms.crosses(0)) {
-		mem.rooms.refused(m.id)
-		mem.outsideUntil = mem.now.Add(outsideFor)
-		mem.crowded = mem.crowded || mem.rooms.outside != 0 && !slices.ContainsFunc(mem.rooms.everybody(), (*occupant).yields)
-		mem.strand(m)
-	}
+	mem.noteRefusal(m, ev.Stuck && ev.NoMemory, ev.Report.In != old.In)
 	if ev.Stuck && ev.NoArena && ev.Report.Arena >= mem.rooms.arenaOf(o) {
 		// An arena that it was given and has not made ready yet is no reason for more.
 		mem.rooms.shortOfArena(m.id, func() bool {
@@ -54,11 +48,14 @@ func (mem *Memory) Moved(ev Moved) {
 		copied := less(ev.Report.In, m.fillIn)
 		if m.filling {
 			mem.swapDone(m, true, copied, mem.now.Sub(m.fillSince))
-			m.filling = false
+			mem.endFill(m)
 		}
-		mem.rooms.filled()
+		if len(mem.refusals) == 0 {
+			mem.rooms.filled()
+		}
 		mem.turns.Ready(m.id, ev.Epoch, copied, true)
 	case ev.Epoch != 0 && ev.Report.Away == 0:
+		mem.endFill(m)
 		mem.turns.Ready(m.id, ev.Epoch, 0, false) // nothing was away after all
 	case ev.Epoch != 0:
 		mem.turns.MovesOn(m.id, ev.Epoch, getsOn)
@@ -167,6 +164,7 @@ func (mem *Memory) Granted(id base.ClientID, moves bool) {
 	if m == nil || mem.rooms == nil {
 		return
 	}
+	mem.endFill(m)
 	m.filling, m.fillSince, m.fillIn = moves, mem.now, m.report.In
 	mem.tellRooms()
 }
@@ -179,7 +177,7 @@ func (mem *Memory) Released(id base.ClientID, moved time.Duration) {
 	mem.SetActive(id, false)
 	if m := mem.members[id]; m != nil && m.filling { // it did not get all in
 		mem.in.Took += moved
-		m.filling = false
+		mem.endFill(m)
 	}
 }
 
@@ -198,9 +196,6 @@ const (
 	// mostCut is for how long a client may have its work cut again and again. After that it is asked for room as
 	// if it was not: one that says so for ever keeps nobody from the GPU's memory.
 	mostCut = time.Minute
-	// outsideFor is for how long others than clients are believed to have memory of a GPU, where all fits that is
-	// promised: a program may have tried how much it gets.
-	outsideFor = 10 * time.Second
 )
 
 // SetCut says whether a client's grant ends with work left, which is off the GPU. It comes before Released.
@@ -266,16 +261,8 @@ func (mem *Memory) endCuts() {
 	}
 }
 
-// outsideEnds returns when it is tried again whether others than clients have memory; false: that is not due.
-func (mem *Memory) outsideEnds() (base.Time, bool) {
-	return mem.outsideUntil, (mem.rooms.outside != 0 || mem.crowded) && !mem.rooms.crosses(0)
-}
-
 // settleStill tells clients that nobody has to make room, once that has been so for long enough.
 func (mem *Memory) settleStill() {
-	if at, ok := mem.outsideEnds(); ok && mem.now >= at {
-		mem.rooms.outside, mem.crowded, mem.resized = 0, false, true
-	}
 	switch {
 	case mem.still:
 	case !mem.rooms.still():
@@ -330,6 +317,7 @@ func (mem *Memory) Settle() {
 	for again := true; again; { // it ends, whatever is due: each turn passes somebody over
 		mem.unsettled = false
 		mem.tellRooms()
+		mem.LookOutside()
 		mem.settleStill()
 		mem.due = mem.nextDue()
 		again = mem.due != 0 && mem.due <= mem.now && mem.passOverStalled()
@@ -364,7 +352,7 @@ func (mem *Memory) nextDue() base.Time {
 		e.Either(m.retry, !m.behind)
 	}
 	e.Either(mem.stillFrom, !mem.still && mem.stillFrom != 0)
-	e.Either(mem.outsideEnds())
+	e.Either(mem.outsideDue())
 	for _, m := range mem.withWork() {
 		e.Either(m.cutSince.Add(mostCut), true)
 	}

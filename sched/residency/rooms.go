@@ -51,7 +51,7 @@ type rooms struct {
 
 	capacity uint64 // what clients may have at a time where more is promised than physical
 	physical uint64 // what they may have where not
-	outside  uint64 // of that, what others than clients seem to have; see refused
+	outside  uint64 // of that, what others than clients seem to have; see outside.go
 	clients  map[base.ClientID]*occupant
 	all      []*occupant // clients, by id
 	order    []*occupant // clients, by byGrant
@@ -143,8 +143,8 @@ func (r *rooms) promise(id base.ClientID, bytes, most uint64) {
 	if o == nil {
 		return
 	}
-	if bytes < o.promised { // what it gives back it has freed already
-		freed := o.promised - bytes
+	if bytes < o.promised { // what it gives back it has freed already, or never had: the driver refused it
+		freed := less(o.promised-bytes, less(o.promised, o.resident+o.away))
 		gone := min(freed, o.away)
 		o.away -= gone
 		o.resident = max(less(o.resident, freed-gone), o.fixed)
@@ -165,21 +165,6 @@ func (r *rooms) grow(o *occupant) {
 		o.room, o.may, o.reported = o.need(), max(o.may, o.need()), false
 		r.recount(o)
 	}
-}
-
-// refused says that the driver had no memory for a client with a grant although the client had
-// room: others than clients have some of the GPU, as much as clients have not. Without a grant its word
-// is no reason for others to make room.
-func (r *rooms) refused(id base.ClientID) {
-	if o := r.clients[id]; o != nil && o.active && o.resident < o.room && r.sum.movable > o.counted.movable { // else nobody can make room
-		r.outside = max(r.outside, less(r.physical, r.sum.resident))
-	}
-}
-
-// filled says that a client got all its memory. What others seemed to have may be
-// less, so that is tried again, little by little.
-func (r *rooms) filled() {
-	r.outside = min(r.outside-(r.outside+7)/8, less(r.physical, r.sum.resident))
 }
 
 // bound is what clients may have on the GPU at a time.

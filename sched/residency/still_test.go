@@ -56,6 +56,7 @@ func (s *stillMemory) at(after time.Duration) {
 	s.Begin(base.Time(1+after), time.Second)
 	s.PlaceStranded()
 	s.PutBehind()
+	s.LookOutside()
 	s.Settle()
 }
 
@@ -102,6 +103,54 @@ func TestRefusalsAreOneClientsWord(t *testing.T) {
 		}
 		s.SetActive(3, false)
 		s.Released(3, 0)
+	}
+}
+
+// Clients take turns for one that the driver refuses memory, but by the word of one tenant alone only now and then.
+// Where another tenant says so too, there is something in it.
+func TestTurnsAreNotForcedByOneTenantsWord(t *testing.T) {
+	for _, said := range []string{"", "another"} {
+		s := newStillMemory(t, Client{ID: 1, Granted: true}, Client{ID: 2, Tenant: "liar"}, Client{ID: 3, Tenant: "another"})
+		s.has(1, 60)
+		s.has(2, 20)
+		s.has(3, 20)
+		s.SetActive(3, true)
+		lies := func(id base.ClientID) {
+			s.SetActive(id, true)
+			s.Granted(id, true)
+			s.reports(id, Moved{Epoch: 1, Report: Report{Resident: 10, Away: 10}, Stuck: true, NoMemory: true})
+			s.reports(id, Moved{Epoch: 1, Report: Report{Resident: 20}, Ready: true})
+		}
+		turns := 0
+		for n := range 600 {
+			s.at(time.Duration(n) * time.Second)
+			lies(2)
+			if n < 10 && said != "" {
+				lies(3)
+			}
+			if s.Overfull() {
+				turns++
+			}
+			s.SetActive(2, false)
+			s.Released(2, 0)
+		}
+		if most := 60; said == "" && (turns < most/2 || turns > most+10) || said != "" && turns <= most+10 {
+			t.Errorf("%q said so too: %d seconds of turns in 600", said, turns)
+		}
+	}
+}
+
+// What a client gives back that it never had, as the driver refused it that, is not taken for memory that it has freed: it
+// says nothing, for it has what it had.
+func TestGivesBackWhatItNeverHad(t *testing.T) {
+	s := newStillMemory(t, Client{ID: 1, Granted: true})
+	s.has(1, 26)
+	for range 3 {
+		s.Reserve(Reserve{Client: 1, Total: 37})
+		s.Reserve(Reserve{Client: 1, Total: 26})
+	}
+	if has := s.rooms.clients[1].resident; has != 26 {
+		t.Errorf("it has 26, and %d are known", has)
 	}
 }
 

@@ -67,7 +67,7 @@ func (c *client) begin() {
 	c.idleFrom = w.now
 	c.allocates()
 	c.later(w.duration(0, 20*time.Millisecond), c.connect)
-	c.later(w.duration(0, 20*time.Millisecond), c.work)
+	c.later(w.duration(0, c.idlesFirst()), c.work)
 	if c.hostile {
 		c.later(w.duration(0, 50*time.Millisecond), c.annoy)
 	}

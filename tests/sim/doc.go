@@ -5,7 +5,7 @@
 // between; a daemon that crashes between any two actions; an operator who changes
 // shares, modes and times, suspends tenants, and has them leave for another GPU; and a
 // machine that is suspended. Some tenants are gangs, and
-// in some worlds clients have more memory than the GPU and move it. One seed decides
+// in some worlds clients have more memory than the GPU and move it, or others than clients have some of it. One seed decides
 // everything, so a failure is repeated by running its seed again.
 //
 // The core checks its own invariants again and again. A judge knows nothing of the

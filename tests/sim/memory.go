@@ -30,14 +30,17 @@ const (
 
 // memoryWorld says what memory is like in a world.
 type memoryWorld struct {
-	limits   bool   // clients reserve, within their tenants' limits
-	capacity uint64 // of the GPU where memory is swapped; 0: it is not
-	headroom uint64 // of that, what is kept free where more is promised
-	arena    uint64 // host memory for what is away; 0: without bounds
-	exports  bool   // clients make memory unmovable at times
+	limits   bool    // clients reserve, within their tenants' limits
+	capacity uint64  // of the GPU where memory is swapped; 0: it is not
+	headroom uint64  // of that, what is kept free where more is promised
+	arena    uint64  // host memory for what is away; 0: without bounds
+	changes  float64 // odds that a client changes what it would like to have
+	exports  bool    // clients make memory unmovable at times
 
 	suspendAfter time.Duration // of all tenants that have no time of their own
 	sleeps       float64       // odds that a client pauses for long
+
+	others othersMemory
 }
 
 // memory is what one client has.
@@ -51,6 +54,8 @@ type memory struct {
 	in                    uint64 // copied in, ever
 	moving                bool   // a piece is on its way, or waited for
 	answer                bool   // it was told to make room, and has not answered
+	toldStuck             bool   // where others have memory: it said so, and is stuck since
+	lacksFrom             base.Time
 
 	asks   bool // RESERVE is on its way, or its answer
 	asked  base.Time
@@ -59,7 +64,7 @@ type memory struct {
 
 // newMemory chooses what memory is like.
 func (w *world) newMemory() {
-	w.mem.limits = w.chance(0.6)
+	w.mem.limits, w.mem.changes = w.chance(0.6), 0.05
 	if !w.mem.limits || w.chance(0.3) {
 		return
 	}
@@ -98,6 +103,7 @@ func (c *client) allocates() {
 		if c.w.chance(0.05) {
 			c.mem.want = gpuMemory - c.w.rng.Uint64N(5)
 		}
+		c.wantsLittle()
 		c.mem.canMove = !c.w.chance(0.1)
 		c.mem.old = c.w.chance(0.1)
 	}
@@ -141,6 +147,9 @@ func (w *world) outOfRoom(c *client) bool {
 		if other != nil && other != c {
 			need += other.stays()
 		}
+	}
+	if w.mem.others.on {
+		need += w.othersHave() + w.mem.headroom
 	}
 	return w.mem.capacity != 0 && need > w.mem.capacity
 }
@@ -206,13 +215,13 @@ func (c *client) onReserved(a residency.Reserved) {
 	switch {
 	case w.mem.capacity == 0: // the driver keeps the sum below what there is
 		m.resident += n
-	case c.moves():
+	case c.moves() && c.mayGrow(n):
 		m.away += n
 		c.later(w.duration(0, 2*time.Millisecond), func() { c.grow(n) })
-	case w.onGPU()+n <= w.mem.capacity:
+	case n <= w.freeMemory():
 		m.resident += n
 	default: // its room is to be there when the answer comes, unless that took too long
-		if w.now.Sub(m.asked) < time.Second {
+		if w.now.Sub(m.asked) < time.Second && !c.moves() {
 			w.judge.refused(c)
 		}
 		m.want = m.size
@@ -232,7 +241,7 @@ func (c *client) grow(n uint64) {
 	switch {
 	case !w.daemon.still || !c.attached || m.old || !c.moves() || n == 0:
 	case c.local != 0: // it moves in
-	case w.onGPU()+n > w.mem.capacity:
+	case n > w.freeMemory():
 		w.judge.refused(c)
 	default:
 		m.resident += n
@@ -248,8 +257,9 @@ func (c *client) changeMemory() {
 	if !w.mem.limits {
 		return
 	}
-	if w.chance(0.05) {
+	if w.chance(w.mem.changes) {
 		m.want = w.rng.Uint64N(60)
+		c.wantsLittle()
 	}
 	if w.mem.exports && c.moves() {
 		switch {
@@ -329,17 +339,23 @@ func (c *client) moveIn() bool {
 	n := min(memoryPiece, m.away)
 	switch {
 	case c.local == 0 || n == 0 || m.resident+n > c.page.room:
+		m.toldStuck = false
 		return true // it looks again
-	case c.w.onGPU()+n > c.w.mem.capacity:
+	case n > c.w.freeMemory():
 		c.w.judge.refused(c)
-		c.report(false, true)
+		if !m.toldStuck {
+			c.report(false, true)
+		}
+		m.toldStuck = c.w.mem.others.on
 		return false
 	}
+	m.lacksFrom = 0
 	m.resident += n
 	m.away -= n
 	m.in += n
 	c.w.report.MovedIn += int(n)
 	if m.away == 0 {
+		m.toldStuck = false
 		c.note("has all its memory")
 	}
 	c.report(m.away == 0, false)
@@ -353,7 +369,7 @@ func (c *client) moveIn() bool {
 // unmovable since, or are granted together with the client.
 func (j *judge) refused(c *client) {
 	j.w.report.Refused++
-	if j.w.report.Crashes == 0 && !j.w.mem.exports && !j.w.modesChange && !j.w.outOfRoom(c) {
+	if j.w.report.Crashes == 0 && !j.w.mem.others.on && !j.w.mem.exports && !j.w.modesChange && !j.w.outOfRoom(c) {
 		j.w.fail("client %d gets no memory: room for %d, has %d, all have %d", c.id, c.page.room, c.mem.resident, j.w.onGPU())
 	}
 }
@@ -501,8 +517,11 @@ func (d *daemon) performMemory(a base.Action) bool {
 	case residency.Still:
 		d.still = a.On
 	case residency.Room:
-		if cm, _ := d.core.ClientMemory(a.Client); a.Less && d.still && !cm.Suspended {
-			w.fail("client %d is to make room, and the pages say that nobody has to", a.Client)
+		if cm, _ := d.core.ClientMemory(a.Client); a.Less && !cm.Suspended {
+			if d.still {
+				w.fail("client %d is to make room, and the pages say that nobody has to", a.Client)
+			}
+			w.judge.makesRoom(a.Client)
 		}
 		p := d.pages[a.Client]
 		p.room, p.seq = a.Bytes, a.Seq
@@ -527,12 +546,14 @@ func (d *daemon) performMemory(a base.Action) bool {
 		})
 	case residency.Promised:
 		d.promised[a.Client] = a.Bytes
+		w.lookWhetherAllFits()
 	case residency.SwapStalled:
 		w.report.Stalls++
 	case residency.Stranded:
 		w.report.Stranded++
 	case residency.Suspended:
 		w.judge.leaves[a.Client] = true
+		w.mem.others.suspendedAt = w.now
 		if a.Idle {
 			w.report.Idle++
 			w.judge.idle(a.Client)

@@ -20,6 +20,7 @@ type Options struct {
 	Clients int       // processes at a time; 0: the seed chooses 2 to 8
 	Calm    bool      // no faults
 	Cohorts bool      // only what clients have in which some share their turns, see cohort.go of sched; not calm
+	Others  bool      // others than clients have memory of the GPU, see others.go
 	Trace   io.Writer // every event and action, as it happens; nil: none
 }
 
@@ -57,6 +58,8 @@ type Report struct {
 	Calls, Execs           int // reports of calls; programs that another one has replaced
 	Sizes, SwapShares      int // changes of the GPU's memory, and of what moving may take
 	LongestWait            time.Duration
+	Desktops               int           // changes of what others than clients have
+	LongestLack            time.Duration // with a grant and without memory
 }
 
 func (r Report) String() string {
@@ -65,11 +68,11 @@ func (r Report) String() string {
 		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"reserved %d, over a limit %d, no place %d, stranded %d, exports %d, memory limits %d; "+
 		"suspends %d, resumes %d, idle times %d, idle %d, withdrawals %d, departed %d, reports of calls %d, execs %d, sizes %d, swap shares %d; "+
-		"fenced overlaps %d, limits checked %d, longest wait %v",
+		"fenced overlaps %d, limits checked %d, longest wait %v; desktops %d, longest lack %v",
 		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Shared, r.SharedLatency, r.SharedGroup, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
 		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Slices, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
 		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits,
-		r.Suspends, r.Resumes, r.IdleTimes, r.Idle, r.Withdrawals, r.Departed, r.Calls, r.Execs, r.Sizes, r.SwapShares, r.Overlaps, r.Limits, r.LongestWait)
+		r.Suspends, r.Resumes, r.IdleTimes, r.Idle, r.Withdrawals, r.Departed, r.Calls, r.Execs, r.Sizes, r.SwapShares, r.Overlaps, r.Limits, r.LongestWait, r.Desktops, r.LongestLack)
 }
 
 // Bounds of what the operator sets. Short, so that faults meet often.
@@ -169,6 +172,9 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 	if !opts.Calm && w.chance(0.3) {
 		w.daemon.tuning = account.Tuning{Window: w.duration(0, time.Second), Sample: w.duration(0, 100*time.Millisecond), DropCarry: w.rng.IntN(101), DropTail: w.rng.IntN(101)}
 	}
+	if opts.Others {
+		w.newOthers()
+	}
 	w.daemon.start()
 
 	n := opts.Clients
@@ -204,6 +210,8 @@ func (w *world) everySoOften() {
 	w.judge.checkLimits()
 	w.judge.checkReservations()
 	w.judge.checkIdle()
+	w.judge.checkFills()
+	w.othersChange()
 	if w.chance(w.faults.leap) {
 		w.leap()
 	}
@@ -278,6 +286,7 @@ func (w *world) leap() {
 	w.note("clock", text(fmt.Sprintf("leaps by %v", d)))
 	w.now = w.now.Add(d)
 	w.changed()
+	w.othersLeap()
 }
 
 // gangOf returns the gang of a client, or its overlap group, dead or alive, "": none.

@@ -3,6 +3,7 @@
 package sim
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -57,7 +58,7 @@ func TestSim(t *testing.T) {
 	}
 	t.Logf("first seed %d", first)
 	began := time.Now()
-	total, failed, err := runSeeds(first, *steps)
+	total, failed, err := runSeeds(first, *steps, Options{})
 	if err != nil {
 		// With a trace, invariants are checked after each step.
 		n := min(*steps, stepsPerSeed)
@@ -91,7 +92,7 @@ func TestSim(t *testing.T) {
 // runSeeds runs as many seeds as have that many steps, on all processors. The
 // error, if any, is that of the first seed that failed, and its report goes
 // with it.
-func runSeeds(first uint64, steps int) (total, failed Report, err error) {
+func runSeeds(first uint64, steps int, opts Options) (total, failed Report, err error) {
 	seeds := uint64((steps + stepsPerSeed - 1) / stepsPerSeed)
 	var next atomic.Uint64
 	var mu sync.Mutex
@@ -99,7 +100,7 @@ func runSeeds(first uint64, steps int) (total, failed Report, err error) {
 	for range runtime.GOMAXPROCS(0) {
 		wg.Go(func() {
 			for i := next.Add(1) - 1; i < seeds; i = next.Add(1) - 1 {
-				report, seedErr := Run(first+i, min(steps, stepsPerSeed), Options{})
+				report, seedErr := Run(first+i, min(steps, stepsPerSeed), opts)
 				mu.Lock()
 				total = add(total, report)
 				if seedErr != nil && (err == nil || report.Seed < failed.Seed) {
@@ -154,6 +155,22 @@ func TestCohorts(t *testing.T) {
 	}
 	t.Log(total)
 	for what, n := range map[string]int{"grant of a cohort": total.Shared, "one with a latency tenant": total.SharedLatency, "one with an overlap group": total.SharedGroup} {
+		if n < 100 {
+			t.Errorf("%d times %s", n, what)
+		}
+	}
+}
+
+// TestMemoryOfOthers runs worlds in which others than clients have memory of the GPU, with all faults but hostile
+// clients. It takes a tenth of the steps of TestSim, or 200,000.
+func TestMemoryOfOthers(t *testing.T) {
+	total, failed, err := runSeeds(*seed, max(*steps/10, 200_000), Options{Others: true})
+	if err != nil {
+		_, traced := Run(failed.Seed, stepsPerSeed, Options{Others: true, Trace: discard{}})
+		t.Fatal(cmp.Or(traced, err))
+	}
+	t.Log(total)
+	for what, n := range map[string]int{"refusal": total.Refused, "change of what others have": total.Desktops, "piece moved out": total.MovedOut, "concurrent grant": total.Concurrent} {
 		if n < 100 {
 			t.Errorf("%d times %s", n, what)
 		}
@@ -240,6 +257,7 @@ func add(a, b Report) Report {
 	a.Execs += b.Execs
 	a.Sizes += b.Sizes
 	a.SwapShares += b.SwapShares
-	a.LongestWait = max(a.LongestWait, b.LongestWait)
+	a.Desktops += b.Desktops
+	a.LongestWait, a.LongestLack = max(a.LongestWait, b.LongestWait), max(a.LongestLack, b.LongestLack)
 	return a
 }

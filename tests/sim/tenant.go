@@ -178,6 +178,13 @@ func (j *judge) checkLimits() {
 // be before it, with a turn and a grace period, and again for what it owes; a
 // restart, or claims after it, cost one more of each; the rest is latency.
 func (j *judge) patience(c *client) time.Duration {
+	if j.w.mem.others.on {
+		return j.patienceForTurns(c) + oneWord
+	}
+	return j.patienceForTurns(c)
+}
+
+func (j *judge) patienceForTurns(c *client) time.Duration {
 	w := j.w
 	n := time.Duration(len(w.client))
 	turn := 2*maxQuantum + maxGrace + 20*time.Millisecond

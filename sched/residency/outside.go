@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package residency
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
+
+// What others than clients seem to have of the GPU's memory: a desktop, a process without the shim, what the driver
+// has for itself. It is known by what the driver refuses a client that moves in, which its shim says once. So that is
+// remembered until the client has all its memory, or its grant has ended; if it has got nothing for a grace
+// period, it is refused still; also a client
+// that moves in since before a restart. Where nobody without a grant has anything to leave, clients take turns.
+
+const (
+	// outsideFor is for how long others than clients are believed to have memory of a GPU, where all fits that is
+	// promised: a program may have tried how much it gets.
+	outsideFor = 10 * time.Second
+	// wordRests is after how long clients take turns again by the word of one tenant alone.
+	wordRests = 90 * time.Second
+)
+
+// noteRefusal is for a client that says whether the driver has refused it memory, and whether it got some. While all
+// fits that is promised, an allocation that the driver refuses is refused as without nvshare.
+func (mem *Memory) noteRefusal(m *member, refused, got bool) {
+	switch {
+	case refused && (m.filling || mem.rooms.crosses(0)):
+		mem.mayLack(m)
+		mem.outsideUntil = mem.now.Add(outsideFor)
+		mem.rooms.refused(m.id)
+		mem.strand(m)
+	case got:
+		m.refusedAt = mem.now
+	}
+}
+
+// mayLack is for a client that has been refused memory, or may have been before a restart.
+func (mem *Memory) mayLack(m *member) {
+	m.refusedAt = mem.now
+	if m.filling && !slices.Contains(mem.refusals, m) {
+		mem.refusals = append(mem.refusals, m)
+	}
+}
+
+// endFill is for a client that does not move in any more.
+func (mem *Memory) endFill(m *member) {
+	m.filling, m.crowds = false, false
+	mem.refusals = slices.DeleteFunc(mem.refusals, func(o *member) bool { return o == m })
+}
+
+// Overfull says whether clients cannot all have their memory on the GPU: by what is promised, or because others than
+// clients seem to have some. That is one client's word, which counts where it could not have its memory otherwise.
+func (mem *Memory) Overfull() bool { return mem.rooms != nil && (mem.rooms.crosses(0) || mem.crowded) }
+
+// LookOutside finds out whether clients have to take turns so that one gets its memory. Settle does so too: what it finds
+// counts in the next Step, after the grace period at the latest.
+func (mem *Memory) LookOutside() {
+	if mem.rooms == nil {
+		return
+	}
+	mem.rooms.outside = min(mem.rooms.outside, less(mem.rooms.physical, mem.rooms.sum.resident))
+	mem.refusals = slices.DeleteFunc(mem.refusals, func(m *member) bool {
+		if mem.now < m.refusedAt.Add(mem.grace) {
+			return false
+		}
+		m.refusedAt, mem.unsettled = mem.now, true
+		mem.rooms.refused(m.id)
+		return mem.rooms.hasRoom(m.id)
+	})
+	if len(mem.refusals) != 0 && mem.rooms.exhausted() {
+		for _, m := range mem.refusals {
+			if m.crowds = m.crowds || mem.believes(m.account); m.crowds {
+				mem.said[m.account] = mem.now
+				mem.crowd()
+			}
+		}
+	}
+	if mem.crowded && mem.now >= mem.crowdedUntil && !slices.ContainsFunc(mem.refusals, func(m *member) bool { return m.crowds }) {
+		mem.crowded = false
+	}
+	if at, ok := mem.outsideEnds(); ok && mem.now >= at {
+		mem.rooms.outside, mem.resized, mem.unsettled = 0, true, true
+	}
+}
+
+// crowd has clients take turns for a while.
+func (mem *Memory) crowd() {
+	if !mem.crowded {
+		mem.crowded, mem.crowdedUntil, mem.unsettled = true, mem.now.Add(outsideFor), true
+	}
+}
+
+// believes says whether clients take turns by a tenant's word: by that of one alone only now and then, for others
+// pay if it is not true.
+func (mem *Memory) believes(account string) bool {
+	maps.DeleteFunc(mem.said, func(_ string, at base.Time) bool { return mem.now >= at.Add(wordRests) })
+	_, said := mem.said[account]
+	return !said || len(mem.said) > 1
+}
+
+// outsideEnds returns when it is tried again whether others than clients have memory; false: that is not due.
+func (mem *Memory) outsideEnds() (base.Time, bool) {
+	return mem.outsideUntil, mem.rooms.outside != 0 && len(mem.refusals) == 0 && !mem.rooms.crosses(0)
+}
+
+// outsideDue returns when LookOutside has something to do.
+func (mem *Memory) outsideDue() (base.Time, bool) {
+	var e base.Earliest
+	for _, m := range mem.refusals {
+		e.Either(m.refusedAt.Add(mem.grace), mem.rooms.hasRoom(m.id) || mem.rooms.mayHave(m.id) && (!m.crowds || mem.rooms.yields()))
+	}
+	e.Either(mem.crowdedUntil, mem.crowded && mem.now < mem.crowdedUntil)
+	e.Either(mem.outsideEnds())
+	return e.At, e.OK
+}
+
+// refused says that the driver had no memory for a client with a grant although the client had
+// room: others than clients have some of the GPU, as much as clients have not. Without a grant its word
+// is no reason for others to make room.
+func (r *rooms) refused(id base.ClientID) {
+	if r.mayHave(id) {
+		r.outside = max(r.outside, less(r.physical, r.sum.resident))
+	}
+}
+
+// mayHave says whether a client has less than it may have, and somebody could make room for it.
+func (r *rooms) mayHave(id base.ClientID) bool {
+	o := r.clients[id]
+	return o != nil && o.active && o.resident < o.room && r.sum.movable > o.counted.movable
+}
+
+// hasRoom says whether a client has all that it may have: if that is not all its memory, the driver is not to blame.
+func (r *rooms) hasRoom(id base.ClientID) bool {
+	o := r.clients[id]
+	return o == nil || o.resident >= o.room
+}
+
+// filled says that a client got all its memory. What others seemed to have may be
+// less, so that is tried again, little by little.
+func (r *rooms) filled() {
+	r.outside = min(r.outside-(r.outside+7)/8, less(r.physical, r.sum.resident))
+}
+
+// exhausted says whether room is lacking because of others than clients, and nobody without a grant has any to give.
+func (r *rooms) exhausted() bool {
+	return r.outside != 0 && (r.sum.wanting != 0 || r.sum.may > r.usable()) && !r.yields()
+}
+
+// yields says whether anybody has room to give, or gives some.
+func (r *rooms) yields() bool {
+	return slices.ContainsFunc(r.everybody(), func(o *occupant) bool { return o.victim() && !o.stalled && max(o.room, o.may) > o.fixed })
+}
