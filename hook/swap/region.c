@@ -90,9 +90,7 @@ static int populate_some(struct nvs_gpu *gpu, struct place p, uint32_t end, bool
 		next_chunk(&at);
 	}
 	nvs_swap_unlock(s);
-	result = nvs_chunk_map(gpu, p, &here);
-	if (here)
-		nvs_vmm_arrived(p); /* in a range of the application, only one chunk is mapped at a time */
+	result = nvs_chunk_fill(gpu, p, &here);
 	nvs_swap_lock(s);
 	region_settle(s, p, n, here);
 	return result;
@@ -263,11 +261,16 @@ bool nvs_swap_release_cached(struct nvs_gpu *gpu, uint64_t bytes)
 }
 
 /* A cached region of that size. The lock is held. */
-static struct place region_reuse(struct nvs_swap *s, uint32_t granules)
+static struct place region_reuse(struct nvs_swap *s, enum region_kind kind, uint32_t granules)
 {
-	struct nvs_block *b = nvs_freelist_find(&s->cache, bytes_of(granules), false);
+	struct nvs_block *b = kind == REGION_MEMORY ? NULL : nvs_freelist_find(&s->cache, bytes_of(granules), false);
+	struct place p = { NULL, 0 };
 
-	return b ? uncache(s, b) : (struct place){ NULL, 0 };
+	if (b) {
+		p = uncache(s, b);
+		region_of(p)->kind = kind;
+	}
+	return p;
 }
 
 bool nvs_region_is_here(struct place p)
@@ -328,20 +331,20 @@ bool nvs_region_cache(struct nvs_swap *s, struct place p)
 
 /* ---- regions ---- */
 
-struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules)
+struct place nvs_region_reserve(struct nvs_gpu *gpu, enum region_kind kind, uint32_t granules)
 {
-	struct place p = nvs_region_new(gpu, granules);
+	struct place p = nvs_region_new(gpu, kind, granules);
 
 	for (bool added = true; !p.span && added;) {
 		nvs_swap_unlock(gpu->swap);
 		added = nvs_span_add(gpu, granules); /* asks the driver */
 		nvs_swap_lock(gpu->swap);
-		p = nvs_region_new(gpu, granules);
+		p = nvs_region_new(gpu, kind, granules);
 	}
 	return p;
 }
 
-struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules)
+struct place nvs_region_alloc(struct nvs_gpu *gpu, enum region_kind kind, uint32_t granules)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_claim claim;
@@ -349,7 +352,7 @@ struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules)
 	bool ok = true;
 
 	nvs_swap_lock(s);
-	p = region_reuse(s, granules);
+	p = region_reuse(s, kind, granules);
 	if (p.span)
 		return p;
 	shrink(gpu, CACHE_BYTES);
@@ -362,7 +365,7 @@ struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules)
 	s->claiming -= bytes_of(granules);
 	if (!ok || !claim.gpu)
 		return p;
-	p = nvs_region_reserve(gpu, granules);
+	p = nvs_region_reserve(gpu, kind, granules);
 	if (p.span) {
 		struct region *r = region_of(p);
 

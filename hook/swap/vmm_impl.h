@@ -8,17 +8,13 @@
 #include "vmm.h"
 
 /*
- * What cuMemCreate has made. Guarded by the swap lock of its GPU. Such a memory is
- * - nowhere: no chunk and no handle of the driver; counted in nvs_swap.claiming;
- * - on the GPU and not mapped: a handle of the driver, counted as the driver's;
- * - one chunk where the application has mapped it (shown); or
- * - one chunk at an address that the application does not know (hidden), if the memory
- *   was unmapped while it was away and a handle still refers to it.
+ * What cuMemCreate has made. Guarded by the swap lock of its GPU. It is the one chunk of a region of
+ * its own (REGION_MEMORY), which the application has mapped at an address of another region
+ * (shown), or nowhere. A thread that changes it without the lock has made the chunk busy.
  */
 struct memory {
-	unsigned long long real; /* the driver's handle, while it is in no chunk */
-	struct place at;         /* its chunk; span NULL: none */
-	const void *worker;      /* of a thread that changes it without the lock; NULL: none */
+	struct place home;       /* its chunk; span NULL: it is the driver's for good */
+	unsigned long long real; /* the driver's handle then */
 	uint64_t serial;         /* unique */
 	uint32_t index;
 	uint32_t generation;     /* in the handle; grows when the index is used again */
@@ -28,8 +24,6 @@ struct memory {
 	int handle_types;
 	uint8_t access;
 	bool rdma;
-	bool shown;
-	bool pinned;             /* the driver's for good; only the handle is the shim's */
 };
 
 /* A handle: the mark, then the number of the GPU, generation, index. */
@@ -50,7 +44,13 @@ static inline struct nvs_gpu *nvs_vmm_gpu(unsigned long long handle)
 
 /* ---- vmm_memory.c; the lock is held, and given up where `may wait` is said ---- */
 
-/* The memory that is mapped or hidden at a granule. NULL: none of the shim. */
+/* Whether the application has mapped it. It is not the driver's. */
+static inline bool nvs_vmm_shown(const struct memory *m)
+{
+	return chunk_of(m->home)->address != address_of(m->home);
+}
+
+/* The memory that is mapped at a granule. NULL: none of the shim. */
 struct memory *nvs_vmm_at(struct place p);
 
 /* The memory of a handle, when no thread changes it; may wait. NULL: no such handle. */
@@ -62,11 +62,11 @@ bool nvs_vmm_idle(const struct memory *m);
 /* Waits for a kick after `seen`, 50 ms at most. */
 void nvs_vmm_pause(struct nvs_swap *s, unsigned seen);
 
-/* The calling thread has changed the memory; others may. */
+/* A memory is on the GPU; the calling thread has changed it, others may. */
 void nvs_vmm_done(struct nvs_swap *s, struct memory *m);
 
-/* Puts a chunk at a place, or removes the chunk there. what: for span.memory. */
-void nvs_vmm_occupy(struct place p, uint32_t what, struct chunk c);
+/* Something is mapped at a place from now on, or no more. what: for span.memory. */
+void nvs_vmm_occupy(struct place p, uint32_t what, uint32_t granules);
 void nvs_vmm_vacate(struct place p);
 
 /* Frees the index. The memory is counted elsewhere, or not at all. */
@@ -76,9 +76,6 @@ void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m);
 void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m);
 
 /* ---- vmm_hand_over.c; the same ---- */
-
-/* Unmaps a hidden memory that is on the GPU; may wait. */
-void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m);
 
 /*
  * Makes a memory the driver's for good; may wait, up to 10 s of that with signals blocked.
@@ -94,22 +91,10 @@ struct place nvs_vmm_place(CUdeviceptr p);
 /* Whether a range that begins at a place, and at p, consists of whole mappings. The lock is held. */
 bool nvs_vmm_whole(struct place at, CUdeviceptr p, size_t n);
 
-static inline struct chunk *nvs_vmm_chunk(struct place p)
-{
-	return &p.span->chunk[p.granule];
-}
-
-static inline struct region *nvs_vmm_region(struct place p)
-{
-	return &p.span->region[p.span->head[p.granule] - 1];
-}
-
-/* The chunk after that at a place; or the next granule, where none begins: another thread may have mapped anew. */
+/* The mapping after that at a place; or the next granule, where none begins: another thread may have mapped anew. */
 static inline struct place nvs_vmm_next(struct place p)
 {
-	const struct chunk *c = nvs_vmm_chunk(p);
-
-	p.granule += c->state == CHUNK_NONE || !c->granules ? 1 : c->granules;
+	p.granule += chunk_of(p)->state == CHUNK_MAPPED ? chunk_of(p)->granules : 1;
 	return p;
 }
 

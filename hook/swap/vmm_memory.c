@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 
 #include "clock.h"
-#include "reserve.h"
 #include "vmm_impl.h"
 
 #define PIECE_NS (50 * NVS_MS) /* a wait looks again after this time */
@@ -17,7 +16,7 @@ static _Atomic uint64_t serials;
 
 /* ---- the table ---- */
 
-static struct memory *memory_new(struct nvs_gpu *gpu, uint32_t granules)
+static struct memory *memory_new(struct nvs_gpu *gpu, struct place home)
 {
 	struct nvs_swap *s = gpu->swap;
 	uint32_t index = s->handles.free, generation;
@@ -40,8 +39,9 @@ static struct memory *memory_new(struct nvs_gpu *gpu, uint32_t granules)
 	}
 	m = &s->handles.memory[index];
 	generation = m->generation;
-	*m = (struct memory){ .index = index, .generation = generation, .granules = granules,
-			      .handles = 1, .serial = 1ull << 62 | ++serials };
+	*m = (struct memory){ .home = home, .index = index, .generation = generation,
+			      .granules = region_of(home)->granules, .handles = 1, .serial = 1ull << 62 | ++serials };
+	region_of(home)->memory = index;
 	return m;
 }
 
@@ -49,6 +49,8 @@ void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
 
+	if (m->home.span)
+		region_of(m->home)->memory = 0;
 	m->granules = 0;
 	m->generation++;
 	m->next = s->handles.free;
@@ -86,7 +88,7 @@ struct memory *nvs_vmm_at(struct place p)
 
 bool nvs_vmm_idle(const struct memory *m)
 {
-	return !m->worker && !(m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_BUSY);
+	return !m->home.span || chunk_of(m->home)->state != CHUNK_BUSY;
 }
 
 void nvs_vmm_pause(struct nvs_swap *s, unsigned seen)
@@ -110,70 +112,27 @@ struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle)
 
 void nvs_vmm_done(struct nvs_swap *s, struct memory *m)
 {
-	m->worker = NULL;
-	nvs_swap_unlock(s);
+	chunk_of(m->home)->state = CHUNK_HERE;
 	nvs_swap_kick(s);
-	nvs_swap_lock(s);
 }
 
 /* ---- places ---- */
 
-void nvs_vmm_occupy(struct place p, uint32_t what, struct chunk c)
+void nvs_vmm_occupy(struct place p, uint32_t what, uint32_t granules)
 {
-	struct region *r = nvs_vmm_region(p);
-	uint32_t end = p.granule + c.granules - (p.span->head[p.granule] - 1);
-
-	for (uint32_t i = 0; i < c.granules; i++)
+	for (uint32_t i = 0; i < granules; i++)
 		p.span->memory[p.granule + i] = what;
-	p.span->chunk[p.granule] = c;
-	if (r->end < end)
-		r->end = end;
+	*chunk_of(p) = (struct chunk){ .granules = granules, .state = CHUNK_MAPPED };
 }
 
 void nvs_vmm_vacate(struct place p)
 {
-	struct chunk *c = nvs_vmm_chunk(p);
-
-	for (uint32_t i = 0; i < c->granules; i++)
+	for (uint32_t i = 0; i < chunk_of(p)->granules; i++)
 		p.span->memory[p.granule + i] = 0;
-	c->state = CHUNK_NONE;
+	chunk_of(p)->state = CHUNK_NONE;
 }
 
 /* ---- creation ---- */
-
-/* Creates physical memory at once, if the GPU is held, or all fits that is promised. Returns CUresult. */
-static int obtain(struct nvs_gpu *gpu, struct memory *m)
-{
-	struct nvs_swap *s = gpu->swap;
-	uint64_t bytes = bytes_of(m->granules), since = 0;
-
-	while (s->hold || nvs_swap_still(gpu)) {
-		unsigned seen = atomic_load(&s->kick);
-		bool told = since != 0;
-		int result;
-
-		if (s->resident + bytes <= nvs_swap_capacity(gpu)) {
-			s->claiming -= bytes; /* it will count as the driver's */
-			nvs_swap_unlock(s);
-			result = nvs_chunk_create(gpu, bytes, &m->real);
-			nvs_swap_lock(s);
-			if (result == CUDA_SUCCESS)
-				return result;
-			m->real = 0;
-			s->claiming += bytes;
-			if (result != CUDA_ERROR_OUT_OF_MEMORY)
-				return result;
-			since = since ? since : nvs_now();
-		} else if (!s->hold) {
-			break;
-		} else {
-			since = 0;
-		}
-		if (!nvs_swap_refused(gpu, bytes, seen, since, told))
-			return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	return CUDA_SUCCESS;
-}
 
 /* Whether chunks have all properties that are asked for. */
 static bool suits(const struct nvs_swap *s, size_t n, const struct cu_alloc_full *p,
@@ -185,111 +144,39 @@ static bool suits(const struct nvs_swap *s, size_t n, const struct cu_alloc_full
 	       p->rdma <= s->rdma && !p->compression && !p->usage;
 }
 
-/* Charges bytes that are in no chunk yet. Returns CUresult or NVS_VMM_DRIVER. */
-static int claim(struct nvs_gpu *gpu, uint64_t bytes, struct nvs_claim *c)
-{
-	struct nvs_swap *s = gpu->swap;
-	bool ok;
-
-	nvs_swap_lock(s);
-	s->claiming += bytes;
-	nvs_swap_unlock(s);
-	ok = nvs_claim(c, gpu, bytes);
-	if (ok && c->gpu) {
-		nvs_claim_exists(c);
-		return CUDA_SUCCESS;
-	}
-	nvs_swap_lock(s);
-	s->claiming -= bytes;
-	nvs_swap_unlock(s);
-	return ok ? NVS_VMM_DRIVER : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
 int nvs_vmm_create(unsigned long long *handle, size_t n, const struct cu_alloc_prop *head,
 		   unsigned long long flags)
 {
 	const struct cu_alloc_full *prop = (const struct cu_alloc_full *)head;
 	struct nvs_gpu *gpu = nvs_gpu_of_location(&head->location);
-	int result;
-	struct nvs_claim c;
-	struct nvs_swap *s;
-	struct memory *m;
+	struct memory *m = NULL;
+	struct place home;
 
 	if (!nvs_swap_on(gpu) || !handle || !suits(gpu->swap, n, prop, flags))
 		return NVS_VMM_DRIVER;
-	s = gpu->swap;
-	result = claim(gpu, n, &c);
-	if (result != CUDA_SUCCESS)
-		return result;
-	nvs_swap_lock(s);
-	m = memory_new(gpu, (uint32_t)(n / GRANULE));
+	home = nvs_region_alloc(gpu, REGION_MEMORY, (uint32_t)(n / GRANULE));
+	if (home.span)
+		m = memory_new(gpu, home);
 	if (m) {
 		m->handle_types = prop->head.handle_types;
 		m->rdma = prop->rdma;
-		result = obtain(gpu, m); /* no other thread knows it yet */
-	}
-	if (m && result == CUDA_SUCCESS) {
 		*handle = handle_of(gpu, m);
 		atomic_store_explicit(&nvs_vmm_used, true, memory_order_release);
-	} else {
-		s->claiming -= n;
-		if (m)
-			nvs_vmm_forget(gpu, m);
-		else
-			result = NVS_VMM_DRIVER;
+	} else if (home.span) {
+		nvs_region_free(gpu, home);
 	}
-	nvs_swap_unlock(s);
-	if (result != CUDA_SUCCESS)
-		nvs_claim_drop(&c);
-	return result;
+	nvs_swap_unlock(gpu->swap);
+	return m ? CUDA_SUCCESS : home.span ? NVS_VMM_DRIVER : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* ---- end ---- */
 
-/* Frees the chunk of a memory; may wait. */
-static void drop_chunk(struct nvs_gpu *gpu, struct memory *m)
-{
-	struct nvs_swap *s = gpu->swap;
-	struct chunk *c = nvs_vmm_chunk(m->at);
-	uint64_t bytes = bytes_of(m->granules);
-
-	nvs_arena_free(gpu, m->at);
-	if (c->state == CHUNK_HERE) {
-		c->state = CHUNK_BUSY;
-		nvs_swap_unlock(s);
-		nvs_chunk_unmap(m->at, 1);
-		nvs_swap_lock(s);
-		s->resident -= bytes;
-	} else {
-		s->away -= bytes;
-	}
-	s->claimed -= bytes;
-	nvs_vmm_vacate(m->at);
-	if (!m->shown)
-		nvs_region_drop(m->at);
-	m->at.span = NULL;
-}
-
 void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct nvs_swap *s = gpu->swap;
-	struct nvs_claim c = { .gpu = gpu, .bytes = bytes_of(m->granules) };
+	struct place home = m->home;
 
-	m->worker = &c;
-	if (m->at.span) {
-		drop_chunk(gpu, m);
-	} else if (m->real) {
-		nvs_swap_unlock(s);
-		nvs_memory_driver.mem_release(m->real);
-		nvs_swap_lock(s);
-	} else {
-		s->claiming -= c.bytes;
-	}
 	nvs_vmm_forget(gpu, m);
-	nvs_swap_unlock(s);
-	nvs_claim_drop(&c);
-	nvs_swap_kick(s);
-	nvs_swap_lock(s);
+	nvs_region_free(gpu, home);
 }
 
 int nvs_vmm_release(unsigned long long *handle)
@@ -306,11 +193,11 @@ int nvs_vmm_release(unsigned long long *handle)
 	if (!m) {
 		result = CUDA_ERROR_INVALID_VALUE;
 	} else if (--m->handles == 0) {
-		if (m->pinned) {
+		if (!m->home.span) {
 			*handle = m->real;
 			result = NVS_VMM_DRIVER;
 			nvs_vmm_forget(gpu, m);
-		} else if (!m->shown) {
+		} else if (!nvs_vmm_shown(m)) {
 			nvs_vmm_destroy(gpu, m);
 		}
 	}
