@@ -65,8 +65,6 @@ type Config struct {
 	Registered <-chan struct{}
 	// Problem is called with what keeps the driver from giving GPUs; nil: nothing.
 	Problem func(error)
-	// At is called where the driver comes to a failpoint. Only tests need it; nil: nothing.
-	At func(failpoint string)
 }
 
 // Driver publishes the GPUs of a node, and prepares the claims of its pods.
@@ -103,9 +101,6 @@ func New(c Config) (*Driver, error) {
 	store, err := Open(c.Directory+"/claims", c.CDIDir, c.Log)
 	if err != nil {
 		return nil, err
-	}
-	if c.At != nil {
-		store.at = func(p failpoint) { c.At(string(p)) }
 	}
 	return &Driver{Config: c, store: store, metrics: newMetrics(c.NodeName, store.Records),
 		changed: make(chan struct{}, 1), stale: make(chan struct{}, 1), known: make(chan struct{}), leads: make(chan struct{})}, nil

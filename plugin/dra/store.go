@@ -27,13 +27,6 @@ import (
 // failpoint names a place at which tests end the driver, as SIGKILL would.
 type failpoint string
 
-// PrepareFailpoints and UnprepareFailpoints are the failpoints that Config.At is called
-// with, in the order in which the driver comes to them.
-var (
-	PrepareFailpoints   = []string{string(beforeRecord), string(beforeSpec), string(afterSpec)}
-	UnprepareFailpoints = []string{string(beforeRemoval), string(betweenFiles), string(afterRemoval)}
-)
-
 const (
 	beforeRecord  failpoint = "nothing is written"
 	beforeSpec    failpoint = "the record is written, the CDI spec is not"

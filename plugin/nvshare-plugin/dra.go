@@ -16,7 +16,6 @@ import (
 	"github.com/sirupsen/logrus"
 	"github.com/spf13/pflag"
 	"golang.org/x/net/netutil"
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -107,7 +106,6 @@ func (f *flags) driver(containers *plugin.Containers, cdiDir string, log logrus.
 	}
 	driver, err := dra.New(dra.Config{
 		Client: client, NodeName: node, PodUID: podUID(), CDIDir: cdiDir, Log: log,
-		At:         killedAt(os.Getenv("NVSHARE_TEST_FAILPOINT")),
 		Registered: containers.Registered(),
 		Problem:    func(why error) { containers.Health.Problem("claims", why) },
 		Registry:   f.dra.registry(),
@@ -146,21 +144,5 @@ func (f *draFlags) serveMetrics(ctx context.Context, every time.Duration, driver
 	log.Infof("metrics on http://%s/metrics", l.Addr())
 	if err := server.Serve(netutil.LimitListener(l, maxScrapers)); !errors.Is(err, http.ErrServerClosed) {
 		log.Errorf("serve metrics: %v", err)
-	}
-}
-
-// killedAt returns a function that ends this process by SIGKILL where it comes to the
-// failpoint that the file names. It removes the file first, so the next process lives.
-// Only tests name a file; without one, killedAt returns nil.
-func killedAt(file string) func(failpoint string) {
-	if file == "" {
-		return nil
-	}
-	return func(failpoint string) {
-		if name, err := os.ReadFile(file); err != nil || string(name) != failpoint || os.Remove(file) != nil {
-			return
-		}
-		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
-		select {} // until the signal arrives
 	}
 }

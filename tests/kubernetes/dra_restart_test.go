@@ -6,10 +6,7 @@ package kubernetes
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/nvshare/nvshare/plugin/dra"
 	"github.com/nvshare/nvshare/tests/judge"
 )
 
@@ -76,70 +72,6 @@ func draKill(t *testing.T) {
 	draUndisturbed(t, ctx, before)
 	kubectl(t, ctx, "delete", "pods", "part-1", "part-2", "--timeout="+patience.String())
 	noClaims(t, ctx)
-}
-
-// killedDriver has the driver end by SIGKILL at a failpoint, which cause leads it to, and
-// waits until the next driver runs.
-func killedDriver(t *testing.T, ctx context.Context, failpoint string, cause func()) {
-	t.Helper()
-	accepts, before := shared.PluginAccepts(), ours(t, "nvshare-plugin")
-	file := filepath.Join(draDir, "failpoint")
-	check(t, os.WriteFile(file+".new", []byte(failpoint), 0o600))
-	check(t, os.Rename(file+".new", file))
-	cause()
-	await(t, ctx, "the driver to die where "+failpoint, func() error {
-		if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("it was not there (%v)", err)
-		}
-		if now := ours(t, "nvshare-plugin"); slices.ContainsFunc(now, func(pid int) bool { return slices.Contains(before, pid) }) {
-			return fmt.Errorf("of %v, %v live", before, now)
-		}
-		return nil
-	})
-	accepted(t, ctx, accepts)
-}
-
-// A driver that is killed in the middle of Prepare or Unprepare goes on there, and nothing is left in the
-// end. TestKilledAtEveryFailpoint of plugin/dra has every place.
-func draFailpoints(t *testing.T) {
-	const pod = "fails"
-	create := func(t *testing.T, ctx context.Context) {
-		t.Helper()
-		_, err := cluster.Apply(ctx, part(pod, "40", ""), "apply")
-		check(t, err)
-	}
-	remove := func(t *testing.T, ctx context.Context) {
-		t.Helper()
-		kubectl(t, ctx, "delete", "pod", pod, "--wait=false")
-	}
-	runs := func(t *testing.T, ctx context.Context) {
-		t.Helper()
-		ready(t, ctx, pod)
-		awaitHolding(t, ctx, pod, holding{core: 40, memory: 4 << 30})
-	}
-	gone := func(t *testing.T, ctx context.Context) {
-		t.Helper()
-		kubectl(t, ctx, "wait", "--for=delete", "pod/"+pod, "--timeout="+patience.String())
-		noClaims(t, ctx)
-	}
-	for _, failpoint := range dra.PrepareFailpoints[1:2] {
-		t.Run("prepare/"+failpoint, func(t *testing.T) {
-			ctx := within(t)
-			killedDriver(t, ctx, failpoint, func() { create(t, ctx) })
-			runs(t, ctx)
-			remove(t, ctx)
-			gone(t, ctx)
-		})
-	}
-	for _, failpoint := range dra.UnprepareFailpoints[1:2] {
-		t.Run("unprepare/"+failpoint, func(t *testing.T) {
-			ctx := within(t)
-			create(t, ctx)
-			runs(t, ctx)
-			killedDriver(t, ctx, failpoint, func() { remove(t, ctx) })
-			gone(t, ctx)
-		})
-	}
 }
 
 // draReplaced has the driver replaced while a pod runs, and creates another pod once the

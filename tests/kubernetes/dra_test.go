@@ -35,7 +35,6 @@ func TestDRA(t *testing.T) {
 		{"drain", draDrain},
 		{"restart", draRestart},
 		{"kill", draKill},
-		{"failpoints", draFailpoints},
 		{"upgrade", draUpgrade},
 		{"forced", draForced},
 		{"surge", draSurge},
