@@ -238,8 +238,7 @@ static bool handle(const struct nvs_frame *f, int fd)
 		nvs_slice_want(gpu, f->u.slice.slice_ns);
 		return true;
 	case NVS_NOTICE:
-	case NVS_REFUSED:
-		return f->type == NVS_NOTICE;
+		return true;
 	case NVS_RESERVED:
 	case NVS_ROOM:
 	case NVS_ARENA:
@@ -330,8 +329,8 @@ static uint64_t early_release(uint64_t now)
 
 /*
  * The process may have been moved to another GPU while it was checkpointed: its devices then have
- * other UUIDs. Without the lock, before it attaches again; waits as long as it is checkpointed.
- * False: the process ends, and the driver cannot be asked.
+ * other UUIDs. Without the lock, before it attaches again. A process that is checkpointed attaches by
+ * the UUID it had. False: the process ends, and the driver cannot be asked.
  */
 static bool gpus_identify(void)
 {
@@ -393,7 +392,7 @@ static void *client_main(void *arg)
 		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;
 		if (nvs_client.socket.fd < 0 && nvs_client.retry_ns < now + wait)
-			wait = nvs_client.retry_ns > now ? nvs_client.retry_ns - now : 0;
+			wait = nvs_elapsed(nvs_client.retry_ns, now);
 		p.fd = nvs_client.socket.fd;
 		nvs_unlock(&nvs_client_lock);
 		nvs_drains_start();

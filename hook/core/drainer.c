@@ -24,16 +24,14 @@
 static void await_step(struct nvs_gpu *gpu)
 {
 	while (gpu->wait.step_until_ns) {
-		uint64_t left = nvs_elapsed(gpu->wait.step_until_ns, nvs_now());
+		uint64_t end = gpu->wait.step_until_ns;
 		uint32_t seen = atomic_load(&gpu->changed);
 
-		if (!left) {
-			gpu->wait.step_until_ns = 0;
-			break;
-		}
 		nvs_unlock(&nvs_client_lock);
-		nvs_futex_wait((uint32_t *)&gpu->changed, seen, left, true);
+		nvs_futex_await((uint32_t *)&gpu->changed, seen, end);
 		nvs_lock(&nvs_client_lock);
+		if (nvs_now() >= gpu->wait.step_until_ns)
+			gpu->wait.step_until_ns = 0;
 	}
 }
 

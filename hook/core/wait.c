@@ -228,7 +228,7 @@ static bool wait_is_over(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_nee
 		v->pass = true;
 		return true;
 	}
-	if (nvs_gpu_look_if_lost(gpu, now))
+	if (nvs_gpu_try_give_up(gpu, now))
 		return gpu->lease.gate == LEASE_FREE && atomic_load(&gpu->epoch) == nvs_free_slot.word;
 	if (nvs_elapsed(now, gpu->request_ns) > NUDGE_NS)
 		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_NUDGE });

@@ -132,14 +132,11 @@ WRAPPER(cuDevicePrimaryCtxRetain, (void **ctx, int dev))
  */
 static bool may_be_last(struct nvs_gpu *gpu)
 {
-	uint64_t end = nvs_now() + NVS_S;
-
 	atomic_fetch_add(&gpu->primary.releases, 1);
 	if (atomic_fetch_sub(&gpu->primary.references, 1) > 1)
 		return false;
 	atomic_fetch_sub(&gpu->primary.releases, 1);
-	while (atomic_load(&gpu->primary.releases) && nvs_now() < end)
-		nvs_nap(100 * NVS_US);
+	NVS_NAP_UNTIL(!atomic_load(&gpu->primary.releases), nvs_now() + NVS_S, 100 * NVS_US);
 	return true;
 }
 

@@ -238,8 +238,8 @@ void nvs_memory_pool_going(uint64_t pool, bool going)
 		k->going = going;
 	nvs_account_unlock();
 	/* A second at most: a thread that asks may be below a signal handler that destroys the pool. */
-	for (int i = 0; k && going && i < 1000 && atomic_load(&asking[k - keepers]); i++)
-		nvs_nap(NVS_MS);
+	if (k && going)
+		NVS_NAP_UNTIL(!atomic_load(&asking[k - keepers]), nvs_now() + NVS_S, NVS_MS);
 	errno = saved;
 }
 
@@ -282,7 +282,7 @@ static bool pool_ask(uint64_t pool, int what, uint64_t *bytes)
 /* So much of the pool is in use. A call may be under way that only the driver knows, or only we. */
 static void count_unlisted(struct keeper *k, struct nvs_entry *e, uint64_t used, bool grew)
 {
-	uint64_t listed = e->owner - k->bytes, now = used > listed ? used - listed : 0;
+	uint64_t listed = e->owner - k->bytes, now = nvs_minus(used, listed);
 
 	if (grew || now < k->bytes)
 		k->bytes = now;
@@ -441,15 +441,15 @@ static unsigned pools_with_more(const struct nvs_gpu *gpu, uint64_t bytes, uint6
 
 bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 {
-	uint64_t pools[KEEPERS], before, after, end = nvs_now() + TRIM_WAIT_NS;
+	uint64_t pools[KEEPERS], before, after;
 	unsigned n = pools_with_more(gpu, bytes, pools);
 	int saved = errno;
 
 	if (!n)
 		return false;
-	while (!atomic_load_explicit(&nvs_gate.captures, memory_order_acquire) && wait &&
-	       !nvs_streams_settle(gpu) && nvs_now() < end && !atomic_load(&nvs_exiting))
-		nvs_nap(NVS_MS);
+	if (wait)
+		NVS_NAP_UNTIL(atomic_load_explicit(&nvs_gate.captures, memory_order_acquire) || nvs_streams_settle(gpu) ||
+			      atomic_load(&nvs_exiting), nvs_now() + TRIM_WAIT_NS, NVS_MS);
 	if (atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
 		return false;
 	before = gpu->budget->used;
