@@ -169,7 +169,7 @@ static void *drainer_main(void *arg)
 		if (look & NVS_LOOK_SAMPLE)
 			nvs_utilization_sample(gpu);
 		if (look & NVS_LOOK_CONTROLS)
-			nvs_controls_look(gpu);
+			nvs_controls_try(gpu);
 		if (look & NVS_LOOK_POOLS)
 			nvs_memory_ops.look();
 		if (look & NVS_LOOK_LEAVE)

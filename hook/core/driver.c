@@ -25,7 +25,7 @@ static atomic_int in_driver;
 bool nvs_driver_enter(void)
 {
 	atomic_fetch_add(&in_driver, 1);
-	if (!nvs_of_shim || !(atomic_load(&stopped) || atomic_load(&nvs_away)))
+	if (!nvs_of_shim || !(atomic_load(&stopped) || atomic_load(&nvs_suspended)))
 		return true;
 	atomic_fetch_sub(&in_driver, 1);
 	return false;

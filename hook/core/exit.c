@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exit.h"
 
-#include "away.h"
 #include "clock.h"
 #include "drain.h"
 #include "drainer.h"
 #include "futex.h"
 #include "grant.h"
 #include "ops.h"
+#include "suspended.h"
 #include "thread.h"
 #include "throttle.h"
 
@@ -53,7 +53,7 @@ void nvs_exit(void)
 
 	if (!atomic_load(&nvs_gate.active) || atomic_load(&nvs_exiting))
 		return;
-	nvs_away_exit();
+	nvs_suspended_exit();
 	locked = lock_at_exit();
 	nvs_exiting_ns = nvs_now();
 	if (locked) {

@@ -2,7 +2,8 @@
 /*
  * preempt.c: a thread for each GPU takes channels off and puts them on, and sets their time slice,
  * which takes 0.3 to 0.8 ms and may wait for seconds. It starts with the first drain that takes long,
- * the first slice, or a look of effect.c that left them off. lease.unfinished says what is wanted, gpu->preempt.off what there is.
+ * the first slice, or a look of effect.c that left them off. lease.unfinished says what is wanted,
+ * gpu->preempt.off what there is.
  */
 #include "preempt.h"
 
@@ -108,7 +109,7 @@ static void keep_off(struct nvs_gpu *gpu)
 	bool on;
 
 	nvs_unlock(&nvs_client_lock);
-	on = !nvs_is_away() && !atomic_load(&nvs_exiting) && nvs_channels_are(gpu, true);
+	on = !nvs_is_suspended() && !atomic_load(&nvs_exiting) && nvs_channels_are(gpu, true);
 	nvs_lock(&nvs_client_lock);
 	if (!on || !gpu->lease.unfinished)
 		return;

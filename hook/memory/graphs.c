@@ -158,7 +158,7 @@ void nvs_memory_graph_settle(const struct nvs_claim *claims, unsigned count)
 	errno = saved;
 }
 
-void nvs_memory_graph_look(void)
+void nvs_memory_graphs_recount(void)
 {
 	atomic_store(&nvs_memory_graphs_ran, false);
 	nvs_memory_graph_settle(NULL, 0);

@@ -81,9 +81,9 @@ void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak);
 static inline void nvs_memory_waited(void)
 {
 	if (__builtin_expect(atomic_load_explicit(&nvs_memory_pools_shrink, memory_order_relaxed), 0))
-		nvs_memory_pools_look();
+		nvs_memory_pools_recount();
 	if (__builtin_expect(atomic_load_explicit(&nvs_memory_graphs_ran, memory_order_relaxed), 0))
-		nvs_memory_graph_look();
+		nvs_memory_graphs_recount();
 }
 
 void nvs_memory_fork_child(void);
