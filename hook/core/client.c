@@ -8,7 +8,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "away.h"
 #include "clock.h"
 #include "connection.h"
 #include "drain.h"
@@ -20,6 +19,7 @@
 #include "rm.h"
 #include "stream.h"
 #include "slice.h"
+#include "suspended.h"
 #include "thread.h"
 #include "throttle.h"
 #include "utilization.h"
@@ -80,7 +80,7 @@ static void disconnect(const char *why)
 	if (nvs_client.link == LINK_UP) {
 		step_all(LEASE_EV_DOWN);
 		set_link(LINK_LOST);
-		nvs_away_lost();
+		nvs_suspended_lost();
 		nvs_memory_ops.lost();
 	} else {
 		nvs_client.backoff_ns = next_backoff();
@@ -142,7 +142,7 @@ static void try_connect(void)
 	}
 	f.code = (nvs_client.registered ? NVS_REGISTER_RECONNECT : 0) |
 		 (nvs_memory_ops.capable() ? NVS_REGISTER_SWAP : 0) | NVS_REGISTER_SLICES |
-		 (nvs_client.bypassed ? 0 : NVS_REGISTER_SUSPEND) | (nvs_away_said() ? NVS_REGISTER_AWAY : 0);
+		 (nvs_client.bypassed ? 0 : NVS_REGISTER_SUSPEND) | (nvs_suspended_said() ? NVS_REGISTER_AWAY : 0);
 	f.u.reg.min_version = NVS_WIRE_VERSION;
 	f.u.reg.channels = (uint16_t)nvs_gpu_count;
 	f.u.reg.shim_version = NVS_SHIM_VERSION;
@@ -209,7 +209,7 @@ static bool handle(const struct nvs_frame *f, int fd)
 	if (nvs_client.link != LINK_UP || f->type == NVS_WELCOME)
 		return handle_first(f, fd);
 	if (f->type == NVS_SUSPEND)
-		return nvs_away_receive(f);
+		return nvs_suspended_receive(f);
 	if (f->channel >= nvs_gpu_count)
 		return false;
 	gpu = &nvs_gpus[f->channel];
@@ -238,8 +238,7 @@ static bool handle(const struct nvs_frame *f, int fd)
 		nvs_slice_want(gpu, f->u.slice.slice_ns);
 		return true;
 	case NVS_NOTICE:
-	case NVS_REFUSED:
-		return f->type == NVS_NOTICE;
+		return true;
 	case NVS_RESERVED:
 	case NVS_ROOM:
 	case NVS_ARENA:
@@ -330,8 +329,8 @@ static uint64_t early_release(uint64_t now)
 
 /*
  * The process may have been moved to another GPU while it was checkpointed: its devices then have
- * other UUIDs. Without the lock, before it attaches again; waits as long as it is checkpointed.
- * False: the process ends, and the driver cannot be asked.
+ * other UUIDs. Without the lock, before it attaches again. A process that is checkpointed attaches by
+ * the UUID it had. False: the process ends, and the driver cannot be asked.
  */
 static bool gpus_identify(void)
 {
@@ -378,7 +377,7 @@ static void *client_main(void *arg)
 			try_connect();
 		if (absent(now))
 			run_alone();
-		nvs_away_tick(now);
+		nvs_suspended_tick(now);
 		nvs_stats_send(now);
 		nvs_gate_forget_waiters(now);
 		wait = early_release(now);
@@ -393,7 +392,7 @@ static void *client_main(void *arg)
 		trim = nvs_memory_ops.tick(now);
 		wait = trim < wait ? trim : wait;
 		if (nvs_client.socket.fd < 0 && nvs_client.retry_ns < now + wait)
-			wait = nvs_client.retry_ns > now ? nvs_client.retry_ns - now : 0;
+			wait = nvs_elapsed(nvs_client.retry_ns, now);
 		p.fd = nvs_client.socket.fd;
 		nvs_unlock(&nvs_client_lock);
 		nvs_drains_start();
@@ -441,7 +440,7 @@ void nvs_client_start(const struct nvs_device *devices, unsigned count, uint32_t
 
 void nvs_client_fork_child(void)
 {
-	nvs_away_fork_child();
+	nvs_suspended_fork_child();
 	nvs_connection_fork_child();
 	nvs_pages_fork_child();
 	nvs_gpus_fork_child();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * connection.h: the connection to the scheduler. nvs_client_lock guards it, the leases and their
- * statistics; it is never held over a driver call, a drain or a wait.
+ * statistics. It is never held over a driver call or a drain, nor over a wait but one: of a second at most,
+ * for a scheduler that has not read what its socket holds (nvs_send_frame).
  */
 #ifndef NVSHARE_CONNECTION_H
 #define NVSHARE_CONNECTION_H

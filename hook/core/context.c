@@ -188,12 +188,11 @@ struct nvs_context_held nvs_context_hold(struct nvs_gpu *gpu)
 {
 	struct nvs_context_held h = { 0 };
 	int saved = errno;
-	uint64_t start = nvs_now();
+	uint64_t start;
 
 	if (!gpu)
 		return h;
-	while (!(h.drain = nvs_trylock(&gpu->drain_lock)) && nvs_now() - start < HOLD_NS)
-		nvs_nap(200 * NVS_US);
+	h.drain = NVS_NAP_UNTIL(nvs_trylock(&gpu->drain_lock), nvs_now() + HOLD_NS, 200 * NVS_US);
 	start = nvs_now();
 	while (!(h.move = hold_move(gpu)) && nvs_now() - start < (atomic_load(&gpu->moving) ? MOVE_NS : HOLD_NS))
 		nvs_nap(200 * NVS_US);

@@ -23,18 +23,11 @@ bool nvs_channels_work(const struct nvs_gpu *gpu)
 	       (atomic_load(&gpu->effect.seen) || (nvs_rm_state(gpu->device.uuid, &s) && nvs_controls_listed(&s)));
 }
 
-bool nvs_channels_are_off(const struct nvs_gpu *gpu)
+bool nvs_channels_are(const struct nvs_gpu *gpu, bool on)
 {
 	struct nvs_rm_state s;
 
-	return nvs_rm_state(gpu->device.uuid, &s) && s.off && !s.keepers;
-}
-
-bool nvs_channels_are_on(const struct nvs_gpu *gpu)
-{
-	struct nvs_rm_state s;
-
-	return nvs_rm_state(gpu->device.uuid, &s) && s.channels && !s.off && !s.keepers;
+	return nvs_rm_state(gpu->device.uuid, &s) && !s.keepers && (on ? s.channels && !s.off : s.off);
 }
 
 bool nvs_channels_switch(const struct nvs_gpu *gpu, bool want_on)

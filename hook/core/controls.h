@@ -15,10 +15,8 @@ bool nvs_controls_listed(const struct nvs_rm_state *s);
 bool nvs_channels_work(const struct nvs_gpu *gpu);
 /* Takes the process's compute channels off the GPU, or puts them on. False: as before. Ends within seconds. */
 bool nvs_channels_switch(const struct nvs_gpu *gpu, bool on);
-/* Whether they are off, and nobody has asked for them to be on. */
-bool nvs_channels_are_off(const struct nvs_gpu *gpu);
-/* Whether they are on, and nobody keeps them on. */
-bool nvs_channels_are_on(const struct nvs_gpu *gpu);
+/* Whether they are all on, or off, and nobody keeps them on. */
+bool nvs_channels_are(const struct nvs_gpu *gpu, bool on);
 
 /*
  * effect.c: whether channels stand still that the driver says are off (NVS_RM_OK), work goes on

@@ -217,7 +217,7 @@ enum nvs_drained nvs_drain(struct nvs_gpu *gpu, uint64_t patience_ns)
 	}
 }
 
-static enum nvs_streams_state drain_look(struct nvs_gpu *gpu, bool *left_out)
+static enum nvs_streams_state drain_sample(struct nvs_gpu *gpu, bool *left_out)
 {
 	enum nvs_streams_state state = NVS_STREAMS_UNKNOWN;
 
@@ -232,10 +232,10 @@ static enum nvs_streams_state drain_look(struct nvs_gpu *gpu, bool *left_out)
 	return state;
 }
 
-enum nvs_streams_state nvs_streams_look(struct nvs_gpu *gpu)
+enum nvs_streams_state nvs_streams_sample(struct nvs_gpu *gpu)
 {
 	bool left_out;
-	enum nvs_streams_state state = drain_look(gpu, &left_out);
+	enum nvs_streams_state state = drain_sample(gpu, &left_out);
 
 	return state == NVS_STREAMS_IDLE && left_out ? NVS_STREAMS_UNKNOWN : state;
 }
@@ -244,7 +244,7 @@ bool nvs_streams_idle(struct nvs_gpu *gpu)
 {
 	bool left_out;
 
-	return drain_look(gpu, &left_out) == NVS_STREAMS_IDLE;
+	return drain_sample(gpu, &left_out) == NVS_STREAMS_IDLE;
 }
 
 bool nvs_streams_settle(struct nvs_gpu *gpu)

@@ -40,7 +40,7 @@ enum nvs_streams_state {
 };
 
 /* What the streams with work do now. No lock is held; nothing is waited for. */
-enum nvs_streams_state nvs_streams_look(struct nvs_gpu *gpu);
+enum nvs_streams_state nvs_streams_sample(struct nvs_gpu *gpu);
 
 /* Whether all streams that can be asked about are idle now; a drain confirms the guess. */
 bool nvs_streams_idle(struct nvs_gpu *gpu);

@@ -24,16 +24,14 @@
 static void await_step(struct nvs_gpu *gpu)
 {
 	while (gpu->wait.step_until_ns) {
-		uint64_t left = nvs_elapsed(gpu->wait.step_until_ns, nvs_now());
+		uint64_t end = gpu->wait.step_until_ns;
 		uint32_t seen = atomic_load(&gpu->changed);
 
-		if (!left) {
-			gpu->wait.step_until_ns = 0;
-			break;
-		}
 		nvs_unlock(&nvs_client_lock);
-		nvs_futex_wait((uint32_t *)&gpu->changed, seen, left, true);
+		nvs_futex_await((uint32_t *)&gpu->changed, seen, end);
 		nvs_lock(&nvs_client_lock);
+		if (nvs_now() >= gpu->wait.step_until_ns)
+			gpu->wait.step_until_ns = 0;
 	}
 }
 
@@ -171,7 +169,7 @@ static void *drainer_main(void *arg)
 		if (look & NVS_LOOK_SAMPLE)
 			nvs_utilization_sample(gpu);
 		if (look & NVS_LOOK_CONTROLS)
-			nvs_controls_look(gpu);
+			nvs_controls_try(gpu);
 		if (look & NVS_LOOK_POOLS)
 			nvs_memory_ops.look();
 		if (look & NVS_LOOK_LEAVE)

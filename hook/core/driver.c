@@ -25,7 +25,7 @@ static atomic_int in_driver;
 bool nvs_driver_enter(void)
 {
 	atomic_fetch_add(&in_driver, 1);
-	if (!nvs_of_shim || !(atomic_load(&stopped) || atomic_load(&nvs_away)))
+	if (!nvs_of_shim || !(atomic_load(&stopped) || atomic_load(&nvs_suspended)))
 		return true;
 	atomic_fetch_sub(&in_driver, 1);
 	return false;
@@ -38,9 +38,7 @@ void nvs_driver_leave(void)
 
 bool nvs_driver_wait_idle(uint64_t end_ns)
 {
-	while (atomic_load(&in_driver) && nvs_now() < end_ns)
-		nvs_nap(NVS_MS);
-	return !atomic_load(&in_driver);
+	return NVS_NAP_UNTIL(!atomic_load(&in_driver), end_ns, NVS_MS);
 }
 
 bool nvs_driver_stopped(void) { return atomic_load(&stopped); }
@@ -48,8 +46,7 @@ bool nvs_driver_stopped(void) { return atomic_load(&stopped); }
 void nvs_driver_stop(void)
 {
 	atomic_store(&stopped, true);
-	for (int i = 0; i < 1000 && atomic_load(&in_driver); i++)
-		nvs_nap(NVS_MS);
+	nvs_driver_wait_idle(nvs_now() + NVS_S);
 }
 
 void nvs_driver_fork_child(void)

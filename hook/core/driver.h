@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "away_flag.h"
 #include "lock.h"
+#include "suspended_flag.h"
 
 typedef unsigned long long CUdeviceptr;
 typedef unsigned int uint;
@@ -74,12 +74,12 @@ extern __thread bool nvs_of_shim __attribute__((tls_model("initial-exec")));
 /* The code calls it nvs_driver. */
 extern struct nvs_driver_table nvs_driver_functions;
 
-/* A call for a thread of the application brings the process back first; see away.h. */
+/* A call for a thread of the application brings the process back first; see suspended.h. */
 static inline void nvs_driver_called(void)
 {
 	nvs_lock_check_driver();
-	if (nvs_is_away() && !nvs_of_shim)
-		nvs_away_wait();
+	if (nvs_is_suspended() && !nvs_of_shim)
+		nvs_suspended_wait();
 }
 #define nvs_driver (*(nvs_driver_called(), &nvs_driver_functions))
 

@@ -39,11 +39,7 @@ static void looked(struct nvs_gpu *gpu)
 /* Waits for another step than this one, and returns that. */
 static unsigned await(struct nvs_gpu *gpu, unsigned step, uint64_t ns)
 {
-	uint64_t end = nvs_now() + ns;
-
-	while (atomic_load(&gpu->effect.step) == step && nvs_now() < end)
-		nvs_futex_wait((uint32_t *)&gpu->effect.step, step, nvs_elapsed(end, nvs_now()), true);
-	return atomic_load(&gpu->effect.step);
+	return nvs_futex_await((uint32_t *)&gpu->effect.step, step, nvs_now() + ns);
 }
 
 /* The looker may have given up. Channels that did not go on are the preempter's. */
@@ -118,7 +114,7 @@ static enum nvs_rm_result effect_look(struct nvs_gpu *gpu, void *stream, void *e
 	if (recorded)
 		came = comes(event, bound, &took);
 	/* A call that waits for the GPU may have put them on meanwhile, and so may the helper. */
-	if (came && nvs_channels_are_off(gpu))
+	if (came && nvs_channels_are(gpu, false))
 		seen = NVS_RM_FAKED;
 	if (recorded && !came && atomic_load(&gpu->effect.step) == OFF)
 		seen = NVS_RM_OK;

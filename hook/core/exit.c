@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "exit.h"
 
-#include "away.h"
 #include "clock.h"
 #include "drain.h"
 #include "drainer.h"
 #include "futex.h"
 #include "grant.h"
 #include "ops.h"
+#include "suspended.h"
 #include "thread.h"
 #include "throttle.h"
 
@@ -44,11 +44,7 @@ static bool given_back(void)
 /* A signal handler that exits may have interrupted the lock's owner. */
 static bool lock_at_exit(void)
 {
-	bool locked = false;
-
-	for (int i = 0; i < 200 && !(locked = nvs_trylock(&nvs_client_lock)); i++)
-		nvs_nap(NVS_MS);
-	return locked;
+	return NVS_NAP_UNTIL(nvs_trylock(&nvs_client_lock), nvs_now() + 200 * NVS_MS, NVS_MS);
 }
 
 void nvs_exit(void)
@@ -57,7 +53,7 @@ void nvs_exit(void)
 
 	if (!atomic_load(&nvs_gate.active) || atomic_load(&nvs_exiting))
 		return;
-	nvs_away_exit();
+	nvs_suspended_exit();
 	locked = lock_at_exit();
 	nvs_exiting_ns = nvs_now();
 	if (locked) {
@@ -69,8 +65,7 @@ void nvs_exit(void)
 	if (draining) {
 		nvs_unlock(&nvs_client_lock);
 		/* As long as nvs_driver_stop() waits, at most: work that still runs is not waited for. */
-		for (int i = 0; i < 1000 && !given_back(); i++)
-			nvs_nap(NVS_MS);
+		NVS_NAP_UNTIL(given_back(), nvs_now() + NVS_S, NVS_MS);
 		locked = lock_at_exit();
 	}
 	atomic_store(&nvs_exiting, true);

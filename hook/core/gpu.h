@@ -24,7 +24,7 @@ struct nvs_device {
 	uint64_t total_mem;          /* bytes */
 };
 
-/* Threads at the gate; wait.c. Under nvs_client_lock, but what is atomic, as all that follow. */
+/* Threads at the gate; wait.c. nvs_client_lock guards this and the structures below, except their atomics. */
 struct nvs_waiting {
 	atomic_uint followers;     /* futex: threads at the gate, but the leader */
 	struct nvs_thread *leader; /* NULL: none */
@@ -42,7 +42,7 @@ struct nvs_drains {
 	bool started;        /* its thread has been */
 	atomic_uint wanted;  /* futex of that thread */
 	atomic_bool due;     /* LEASE_ACT_DRAIN is to be done */
-	atomic_bool pending; /* since the latest one began, no drain has seen the end of all work: it may have been cut */
+	atomic_bool pending; /* a drain began and none has ended since: its work may be left on the GPU */
 	atomic_uint look;    /* enum nvs_look: what the thread is to look for */
 	atomic_bool leaves;  /* see nvs_gpu_give_back */
 	uint64_t idle_calls; /* gated calls at the last look */

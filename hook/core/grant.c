@@ -29,11 +29,6 @@ void nvs_gpu_wake(struct nvs_gpu *gpu)
 		nvs_futex_wake(&slot->word, false);
 }
 
-static void set_epoch(struct nvs_gpu *gpu, uint32_t word)
-{
-	atomic_store(&gpu->epoch, word);
-}
-
 static void set_slot(struct nvs_gpu *gpu, const struct nvs_slot *slot)
 {
 	const struct nvs_slot *old = atomic_load(&gpu->slot);
@@ -72,7 +67,7 @@ static void send_release(struct nvs_gpu *gpu, const struct lease_out *out)
 	gpu->grant_calls = calls;
 }
 
-static void grant_send_request(struct nvs_gpu *gpu)
+static void send_request(struct nvs_gpu *gpu)
 {
 	struct nvs_frame f = nvs_frame_of(gpu, NVS_REQUEST);
 
@@ -118,7 +113,7 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 	if (out.actions & LEASE_ACT_DRAIN)
 		atomic_store(&gpu->drains.pending, true);
 	if (out.actions & LEASE_ACT_CLOSE) {
-		set_epoch(gpu, NVS_WORD_NONE);
+		atomic_store(&gpu->epoch, NVS_WORD_NONE);
 		gpu->closed_ns = nvs_now();
 		nvs_throttle_wanted(gpu, gpu->closed_ns);
 		plan_passes(gpu);
@@ -133,14 +128,14 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 	if (out.actions & LEASE_ACT_OPEN) {
 		/* Else nvs_gpu_filled() does. */
 		if (nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, true))
-			set_epoch(gpu, (uint32_t)out.epoch);
+			atomic_store(&gpu->epoch, (uint32_t)out.epoch);
 		gpu->drains.idle_ns = 0;
 	}
 	if (out.actions & LEASE_ACT_FREE) {
-		set_epoch(gpu, NVS_WORD_NONE);
+		atomic_store(&gpu->epoch, NVS_WORD_NONE);
 		set_slot(gpu, &nvs_free_slot);
 		if (nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, true))
-			set_epoch(gpu, nvs_free_slot.word);
+			atomic_store(&gpu->epoch, nvs_free_slot.word);
 		nvs_debugf("GPU %u: running without a scheduler", gpu->number);
 	}
 	if (out.actions & LEASE_ACT_ATTACH)
@@ -150,7 +145,7 @@ void nvs_gpu_step(struct nvs_gpu *gpu, struct lease_event ev)
 		send_release(gpu, &out);
 	}
 	if (out.actions & LEASE_ACT_REQUEST)
-		grant_send_request(gpu);
+		send_request(gpu);
 	if (out.actions & LEASE_ACT_DRAIN)
 		atomic_store(&gpu->drains.due, true);
 	if (out.actions & ~(unsigned)LEASE_ACT_REQUEST)
@@ -162,7 +157,7 @@ void nvs_gpu_filled(struct nvs_gpu *gpu)
 	if ((gpu->lease.gate != LEASE_OPEN && gpu->lease.gate != LEASE_FREE) ||
 	    !nvs_memory_ops.lease_changed(gpu, gpu->lease.gate, true))
 		return;
-	set_epoch(gpu, gpu->lease.gate == LEASE_FREE ? nvs_free_slot.word : (uint32_t)gpu->lease.epoch);
+	atomic_store(&gpu->epoch, gpu->lease.gate == LEASE_FREE ? nvs_free_slot.word : (uint32_t)gpu->lease.epoch);
 	gpu->drains.idle_ns = 0;
 	if (gpu->lease.gate == LEASE_OPEN)
 		nvs_memory_ops.gate_opened(gpu);
@@ -214,7 +209,7 @@ static bool out_of_patience(struct nvs_gpu *gpu, uint64_t now)
 	       nvs_elapsed(now, gpu->unattached_ns) > LOSS_WAIT_NS;
 }
 
-bool nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now)
+bool nvs_gpu_try_give_up(struct nvs_gpu *gpu, uint64_t now)
 {
 	bool lost = out_of_patience(gpu, now);
 
@@ -228,6 +223,6 @@ void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu)
 	struct nvs_signals q;
 
 	nvs_client_enter(&q);
-	nvs_gpu_look_if_lost(gpu, nvs_now());
+	nvs_gpu_try_give_up(gpu, nvs_now());
 	nvs_client_leave(&q);
 }

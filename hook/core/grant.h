@@ -31,7 +31,7 @@ void nvs_gpu_filled(struct nvs_gpu *gpu);
 bool nvs_gpu_room(struct nvs_gpu *gpu, uint64_t *room);
 
 /* A GPU whose scheduler is gone for too long (true) runs without one, as NVSHARE_SCHEDULER_LOSS says. */
-bool nvs_gpu_look_if_lost(struct nvs_gpu *gpu, uint64_t now);
+bool nvs_gpu_try_give_up(struct nvs_gpu *gpu, uint64_t now);
 /* The same; the lock is not held. */
 void nvs_gpu_give_up_if_lost(struct nvs_gpu *gpu);
 

@@ -2,7 +2,8 @@
 /*
  * preempt.c: a thread for each GPU takes channels off and puts them on, and sets their time slice,
  * which takes 0.3 to 0.8 ms and may wait for seconds. It starts with the first drain that takes long,
- * the first slice, or a look of effect.c that left them off. lease.unfinished says what is wanted, gpu->preempt.off what there is.
+ * the first slice, or a look of effect.c that left them off. lease.unfinished says what is wanted,
+ * gpu->preempt.off what there is.
  */
 #include "preempt.h"
 
@@ -64,7 +65,7 @@ static bool preempt_switch(struct nvs_gpu *gpu, bool on)
 	if (!on && !gpu->preempt.cuttable)
 		gpu->preempt.cuttable = nvs_channels_work(gpu);
 	done = (on || gpu->preempt.cuttable) && nvs_channels_switch(gpu, on);
-	off = on ? !done : done || nvs_channels_are_off(gpu);
+	off = on ? !done : done || nvs_channels_are(gpu, false);
 	nvs_lock(&nvs_client_lock);
 	gpu->preempt.switching = false;
 	gpu->preempt.off = off;
@@ -108,7 +109,7 @@ static void keep_off(struct nvs_gpu *gpu)
 	bool on;
 
 	nvs_unlock(&nvs_client_lock);
-	on = !nvs_is_away() && !atomic_load(&nvs_exiting) && nvs_channels_are_on(gpu);
+	on = !nvs_is_suspended() && !atomic_load(&nvs_exiting) && nvs_channels_are(gpu, true);
 	nvs_lock(&nvs_client_lock);
 	if (!on || !gpu->lease.unfinished)
 		return;
@@ -178,7 +179,7 @@ void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 	if (gpu->lease.unfinished && nvs_elapsed(now, gpu->request_ns) > NUDGE_NS)
 		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_NUDGE });
 	if (gpu->lease.unfinished)
-		nvs_gpu_look_if_lost(gpu, now);
+		nvs_gpu_try_give_up(gpu, now);
 }
 
 void nvs_preempt_learn(struct nvs_gpu *gpu, unsigned offs)

@@ -4,9 +4,9 @@
  * middle of its work, and go on again with the next grant. A call that must wait for the GPU (to
  * destroy a context, say) puts them on first; they go off again afterwards.
  *
- * Copies between host and GPU that have begun go on. Where memory of the process may have to leave the
- * GPU, only what would be fenced is cut, because no memory could be moved then: copies of the application
- * that wait for the kernel stand before the mover's in the copy engines, and others may read a chunk that moves (tests/gpu/README.md).
+ * Copies that have begun go on. Work that was cut keeps memory from moving: the application's copies that
+ * wait for it stand before the mover's in the copy engines, and other processes may read a chunk that moves.
+ * So where memory may have to leave, a drain is cut only when it would be fenced (tests/gpu/README.md).
  */
 #ifndef NVSHARE_PREEMPT_H
 #define NVSHARE_PREEMPT_H

@@ -61,7 +61,7 @@ void nvs_slice_apply(struct nvs_gpu *gpu)
 	uint64_t slice_ns = gpu->slice.ns;
 	enum nvs_rm_result r;
 
-	if (nvs_is_away()) /* there are no channels */
+	if (nvs_is_suspended()) /* there are no channels */
 		return;
 	gpu->slice.due = false;
 	nvs_unlock(&nvs_client_lock);
@@ -146,7 +146,7 @@ static void prove_controls(struct nvs_gpu *gpu, struct nvs_controls *c)
 bool nvs_controls_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 {
 	/* A program without a gated call has no work, and perhaps no context. */
-	if (nvs_is_away() || nvs_client.link != LINK_UP || !(nvs_client.page->features & NVS_FEATURE_CONTROLS) ||
+	if (nvs_is_suspended() || nvs_client.link != LINK_UP || !(nvs_client.page->features & NVS_FEATURE_CONTROLS) ||
 	    gpu->lease.link != LEASE_ATTACHED || (gpu->lease.gate != LEASE_OPEN && !nvs_gate_calls(gpu)))
 		return false;
 	if (now < gpu->slice.look_ns) {
@@ -158,7 +158,7 @@ bool nvs_controls_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 	return true;
 }
 
-void nvs_controls_look(struct nvs_gpu *gpu)
+void nvs_controls_try(struct nvs_gpu *gpu)
 {
 	struct nvs_frame f = nvs_frame_of(gpu, NVS_CONTROLS);
 

@@ -21,6 +21,6 @@ void nvs_slice_apply(struct nvs_gpu *gpu);
 bool nvs_controls_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next);
 
 /* Tries the controls, and tells the scheduler daemon what is new. No lock is held. */
-void nvs_controls_look(struct nvs_gpu *gpu);
+void nvs_controls_try(struct nvs_gpu *gpu);
 
 #endif

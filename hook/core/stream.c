@@ -314,16 +314,10 @@ static void await_question(struct nvs_gpu *gpu)
 static void await_synchronised(struct nvs_stream *s)
 {
 	struct nvs_context *c = s->context;
-	uint64_t end = 0;
 	void *ctx;
 
-	while ((ctx = atomic_load(&s->gpu->synchronised)) && (!c || c->green || c->ctx == ctx)) {
-		if (!end)
-			end = nvs_now() + CAPTURE_WAIT_NS;
-		else if (nvs_now() >= end)
-			break;
-		nvs_nap(100 * NVS_US);
-	}
+	NVS_NAP_UNTIL(!(ctx = atomic_load(&s->gpu->synchronised)) || (c && !c->green && c->ctx != ctx),
+		      nvs_now() + CAPTURE_WAIT_NS, 100 * NVS_US);
 }
 
 bool nvs_capture_begin(void *key)

@@ -155,7 +155,7 @@ void nvs_thread_setup(const char *name)
 	while (!nvs_driver_enter()) {
 		if (nvs_driver_stopped())
 			return; /* the process ends */
-		nvs_away_wait();
+		nvs_suspended_wait();
 	}
 	nvs_driver.exchange_capture_mode(&mode);
 	nvs_driver_leave();

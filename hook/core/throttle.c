@@ -152,11 +152,7 @@ static bool can_end(struct nvs_stream *s)
 /* Another thread ends the batch: waits until it has. If that thread has ended in it, this one takes its place. */
 static void await_end(struct nvs_throttle *d, unsigned seen)
 {
-	uint64_t end = nvs_now() + 2 * PATIENCE_NS, left;
-
-	while (atomic_load(&d->ended) == seen && (left = nvs_elapsed(end, nvs_now())) != 0)
-		nvs_futex_wait((uint32_t *)&d->ended, seen, left, true);
-	if (atomic_load(&d->ended) == seen)
+	if (nvs_futex_await((uint32_t *)&d->ended, seen, nvs_now() + 2 * PATIENCE_NS) == seen)
 		atomic_flag_clear(&d->busy);
 }
 

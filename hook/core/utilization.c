@@ -72,7 +72,7 @@ bool nvs_utilization_due(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 
 void nvs_utilization_sample(struct nvs_gpu *gpu)
 {
-	enum nvs_streams_state state = nvs_streams_look(gpu);
+	enum nvs_streams_state state = nvs_streams_sample(gpu);
 
 	nvs_lock(&nvs_client_lock);
 	/* A gate that was shut meanwhile has nothing behind it. */

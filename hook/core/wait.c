@@ -202,12 +202,12 @@ static void wait_piece(struct nvs_gpu *gpu, struct visit *v, struct nvs_signals 
 }
 
 /* The process is checkpointed, or about to be: waits until it is back. The lock is held, and given up meanwhile. */
-static bool waits_away(struct nvs_signals *q)
+static bool waits_suspended(struct nvs_signals *q)
 {
-	if (!nvs_is_away())
+	if (!nvs_is_suspended())
 		return false;
 	nvs_client_leave(q);
-	nvs_away_wait();
+	nvs_suspended_wait();
 	nvs_client_enter(q);
 	return true;
 }
@@ -228,7 +228,7 @@ static bool wait_is_over(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_nee
 		v->pass = true;
 		return true;
 	}
-	if (nvs_gpu_look_if_lost(gpu, now))
+	if (nvs_gpu_try_give_up(gpu, now))
 		return gpu->lease.gate == LEASE_FREE && atomic_load(&gpu->epoch) == nvs_free_slot.word;
 	if (nvs_elapsed(now, gpu->request_ns) > NUDGE_NS)
 		nvs_gpu_step(gpu, (struct lease_event){ .type = LEASE_EV_NUDGE });
@@ -257,7 +257,7 @@ bool nvs_gate_wait(struct nvs_thread *t, struct nvs_gpu *gpu, enum nvs_need need
 	wait_leave_unseen(t); /* a wait that a signal handler jumped out of */
 	t->keeps = keeps;
 	for (;;) {
-		if (waits_away(&q))
+		if (waits_suspended(&q))
 			continue;
 		if (wait_is_over(t, gpu, need, nvs_now(), &v))
 			break;

@@ -379,7 +379,7 @@ WRAPPER(cuMemPoolTrimTo, (void *pool, size_t keep))
 	if (result == CUDA_SUCCESS) {
 		nvs_swap_pool_trim(pool, keep);
 		if (nvs_counting())
-			nvs_memory_pool_look((uintptr_t)pool);
+			nvs_memory_pool_recount((uintptr_t)pool);
 	}
 	return result;
 }

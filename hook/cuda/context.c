@@ -35,7 +35,7 @@ CREATE(cuVDPAUCtxCreate_v2, (void **ctx, uint flags, int dev, uint32_t vdp, void
 
 /*
  * While a context is destroyed the driver waits for its work: the channels are on, and nobody drains
- * the context. The channels come first, because a drain may wait for them. A process that is away
+ * the context. The channels come first, because a drain may wait for them. A process that is suspended
  * comes back before, perhaps on another GPU.
  */
 struct hold {
@@ -48,8 +48,8 @@ static struct hold hold_context(struct nvs_gpu *gpu)
 {
 	struct hold h = { .gpu = gpu };
 
-	if (nvs_is_away())
-		nvs_away_wait();
+	if (nvs_is_suspended())
+		nvs_suspended_wait();
 	if (gpu) {
 		memcpy(h.kept, gpu->device.uuid, NVS_UUID_SIZE);
 		nvs_rm_keep_on(h.kept);
@@ -132,14 +132,11 @@ WRAPPER(cuDevicePrimaryCtxRetain, (void **ctx, int dev))
  */
 static bool may_be_last(struct nvs_gpu *gpu)
 {
-	uint64_t end = nvs_now() + NVS_S;
-
 	atomic_fetch_add(&gpu->primary.releases, 1);
 	if (atomic_fetch_sub(&gpu->primary.references, 1) > 1)
 		return false;
 	atomic_fetch_sub(&gpu->primary.releases, 1);
-	while (atomic_load(&gpu->primary.releases) && nvs_now() < end)
-		nvs_nap(100 * NVS_US);
+	NVS_NAP_UNTIL(!atomic_load(&gpu->primary.releases), nvs_now() + NVS_S, 100 * NVS_US);
 	return true;
 }
 

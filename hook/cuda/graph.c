@@ -294,7 +294,7 @@ static __attribute__((noinline)) int graph_run_with_memory(run_fn *real, void *e
 		return graph_run_first(real, exec, s, key);
 	result = graph_run(real, exec, s, key);
 	if (now)
-		nvs_memory_graph_look();
+		nvs_memory_graphs_recount();
 	return result;
 }
 

@@ -40,8 +40,8 @@ static inline void *nvs_real_pointer(enum nvs_function f)
 {
 	void *p;
 
-	if (f < NVS_CUDA_COUNT && nvs_is_away())
-		nvs_away_wait(); /* a caller that asks for it calls it */
+	if (f < NVS_CUDA_COUNT && nvs_is_suspended())
+		nvs_suspended_wait(); /* a caller that asks for it calls it */
 	p = atomic_load_explicit(&nvs_real_table[f], memory_order_relaxed);
 
 	return nvs_likely(p != NULL) ? p : nvs_resolve_one(f);

@@ -105,10 +105,7 @@ static void start_client(void)
  */
 static void wait_ready(void)
 {
-	uint64_t start_ns = nvs_now();
-
-	while (!atomic_load(&ready) && !starting && nvs_now() - start_ns < READY_WAIT_NS)
-		nvs_nap(100 * NVS_US);
+	NVS_NAP_UNTIL(atomic_load(&ready) || starting, nvs_now() + READY_WAIT_NS, 100 * NVS_US);
 }
 
 /* ---- the GPU of a container that may move among several ---- */

@@ -37,7 +37,7 @@ STREAM_DESTROY(cuStreamDestroy_v2)
 	WRAPPER(name, P) \
 	{ \
 		bool on = nvs_active() && nvs_capture_begin(key); \
-		int result = CALL(name, NVS_SPREAD A); /* looked up after the wait: the process may be away since */ \
+		int result = CALL(name, NVS_SPREAD A); /* looked up after the wait: the process may be suspended since */ \
 		if (on) \
 			nvs_capture_began(key, result); \
 		return result; \

@@ -46,7 +46,7 @@ void *nvs_ungated_slow(unsigned i)
 
 #define STUB \
 	"endbr64\n" \
-	"cmpl $0, nvs_away(%rip)\n" \
+	"cmpl $0, nvs_suspended(%rip)\n" \
 	"jne 1f\n" \
 	"mov nvs_ungated_table + 8 * nvs_ungated_i(%rip), %r11\n" \
 	"test %r11, %r11\n" \
@@ -76,8 +76,8 @@ void *nvs_ungated_slow(unsigned i)
 
 #define STUB \
 	"hint #34\n" /* bti c */ \
-	"adrp x16, nvs_away\n" \
-	"ldr w16, [x16, #:lo12:nvs_away]\n" \
+	"adrp x16, nvs_suspended\n" \
+	"ldr w16, [x16, #:lo12:nvs_suspended]\n" \
 	"cbnz w16, 1f\n" \
 	"adrp x16, nvs_ungated_table + 8 * nvs_ungated_i\n" \
 	"ldr x16, [x16, #:lo12:nvs_ungated_table + 8 * nvs_ungated_i]\n" \
@@ -102,7 +102,7 @@ void *nvs_ungated_slow(unsigned i)
 	".set nvs_ungated_i, nvs_ungated_i + 1\n"
 
 __asm__(".text\n"
-	".hidden nvs_away\n.hidden nvs_ungated_table\n.hidden nvs_ungated_slow\n"
+	".hidden nvs_suspended\n.hidden nvs_ungated_table\n.hidden nvs_ungated_slow\n"
 	COMMON
 	".set nvs_ungated_i, 0\n"
 	NVS_UNGATED_TABLE(H));

@@ -12,7 +12,7 @@
 struct nvs_entry {
 	uint64_t key;
 	uint64_t bytes;      /* POOL: of the GPU, as last seen; 0 unless it keeps freed memory */
-	uint64_t owner;      /* POINTER, ARRAY, CODE: context; HANDLE, MAPPING: number of the memory; POOL: bytes in use; LAUNCH: see graphs.c */
+	uint64_t owner;      /* POINTER, ARRAY: context; HANDLE, MAPPING: number of the memory; POOL: bytes in use; LAUNCH: see graphs.c */
 	uint64_t kind : 8;   /* enum nvs_memory_kind; 0: unused */
 	uint64_t gpu : 8;    /* number; NVS_NO_GPU: not counted */
 	uint64_t pooled : 1; /* POINTER: the owner is a pool */

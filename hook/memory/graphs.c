@@ -158,15 +158,10 @@ void nvs_memory_graph_settle(const struct nvs_claim *claims, unsigned count)
 	errno = saved;
 }
 
-void nvs_memory_graph_look(void)
+void nvs_memory_graphs_recount(void)
 {
 	atomic_store(&nvs_memory_graphs_ran, false);
 	nvs_memory_graph_settle(NULL, 0);
-}
-
-static uint64_t above(uint64_t bytes, uint64_t have)
-{
-	return bytes > have ? bytes - have : 0;
 }
 
 /* All that graphs have may serve while the graph runs; what it leaves behind is in nobody else's use. */
@@ -176,8 +171,8 @@ uint64_t nvs_memory_graph_takes(struct nvs_gpu *gpu, struct nvs_graph_bytes byte
 
 	if (!graph_ask(gpu, CU_GRAPH_MEM_RESERVED, &reserved) || !graph_ask(gpu, CU_GRAPH_MEM_USED, &used))
 		reserved = used = 0;
-	run = above(bytes.most, reserved);
-	stay = above(bytes.left, above(reserved, used));
+	run = nvs_minus(bytes.most, reserved);
+	stay = nvs_minus(bytes.left, nvs_minus(reserved, used));
 	return run > stay ? run : stay;
 }
 

@@ -29,13 +29,13 @@ void nvs_memory_graph_gone(uint64_t exec, uint64_t stamp);
 void nvs_memory_graph_used(struct nvs_gpu *gpu);
 
 extern atomic_bool nvs_memory_graphs; /* it has, on any GPU */
-void nvs_memory_graph_look(void);
+void nvs_memory_graphs_recount(void);
 
 /* Called after calls that may change the memory of graphs. */
 static inline void nvs_memory_graph_ran(void)
 {
 	if (__builtin_expect(atomic_load_explicit(&nvs_memory_graphs, memory_order_relaxed), 0))
-		nvs_memory_graph_look();
+		nvs_memory_graphs_recount();
 }
 
 /*

@@ -56,7 +56,7 @@ uint64_t nvs_memory_stamp(void);
 /* The driver has freed it. Unknown keys, and entries newer than the stamp, are ignored. */
 void nvs_memory_remove(enum nvs_memory_kind kind, uint64_t key, uint64_t stamp);
 
-/* Pointers, arrays and code are freed with their context, or with the primary context of a GPU. */
+/* Pointers and arrays are freed with their context, or with the primary context of a GPU. */
 void nvs_memory_context_gone(const void *ctx, uint64_t stamp);
 void nvs_memory_primary_gone(struct nvs_gpu *gpu, uint64_t stamp);
 
@@ -81,9 +81,9 @@ void nvs_memory_read(struct nvs_gpu *gpu, uint64_t *now, uint64_t *peak);
 static inline void nvs_memory_waited(void)
 {
 	if (__builtin_expect(atomic_load_explicit(&nvs_memory_pools_shrink, memory_order_relaxed), 0))
-		nvs_memory_pools_look();
+		nvs_memory_pools_recount();
 	if (__builtin_expect(atomic_load_explicit(&nvs_memory_graphs_ran, memory_order_relaxed), 0))
-		nvs_memory_graph_look();
+		nvs_memory_graphs_recount();
 }
 
 void nvs_memory_fork_child(void);

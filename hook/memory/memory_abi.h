@@ -190,7 +190,6 @@ struct cu_array3d {
 	uint format, channels, flags;
 };
 
-#define CU_ARRAY3D_LAYERED          0x01u
 #define CU_ARRAY3D_SPARSE           0x40u
 #define CU_ARRAY3D_DEFERRED_MAPPING 0x80u
 

@@ -26,7 +26,6 @@
 	D(mem_export, MemExportToShareableHandle, \
 		(void *out, unsigned long long handle, int type, unsigned long long flags)) \
 	D(host_register, MemHostRegister_v2, (void *p, size_t n, uint flags)) \
-	D(host_unregister, MemHostUnregister, (void *p)) \
 	D(event_synchronize, EventSynchronize, (void *event)) \
 	D(mem_create, MemCreate, \
 		(unsigned long long *handle, size_t n, const struct cu_alloc_prop *p, unsigned long long flags)) \

@@ -238,8 +238,8 @@ void nvs_memory_pool_going(uint64_t pool, bool going)
 		k->going = going;
 	nvs_account_unlock();
 	/* A second at most: a thread that asks may be below a signal handler that destroys the pool. */
-	for (int i = 0; k && going && i < 1000 && atomic_load(&asking[k - keepers]); i++)
-		nvs_nap(NVS_MS);
+	if (k && going)
+		NVS_NAP_UNTIL(!atomic_load(&asking[k - keepers]), nvs_now() + NVS_S, NVS_MS);
 	errno = saved;
 }
 
@@ -269,7 +269,7 @@ void nvs_memory_pool_keeps(uint64_t pool, struct nvs_gpu *gpu, uint64_t threshol
 		gpus = gpu->bit;
 	}
 	nvs_account_settle(gpus);
-	nvs_memory_pool_look(pool);
+	nvs_memory_pool_recount(pool);
 }
 
 static bool pool_ask(uint64_t pool, int what, uint64_t *bytes)
@@ -282,7 +282,7 @@ static bool pool_ask(uint64_t pool, int what, uint64_t *bytes)
 /* So much of the pool is in use. A call may be under way that only the driver knows, or only we. */
 static void count_unlisted(struct keeper *k, struct nvs_entry *e, uint64_t used, bool grew)
 {
-	uint64_t listed = e->owner - k->bytes, now = used > listed ? used - listed : 0;
+	uint64_t listed = e->owner - k->bytes, now = nvs_minus(used, listed);
 
 	if (grew || now < k->bytes)
 		k->bytes = now;
@@ -290,7 +290,7 @@ static void count_unlisted(struct keeper *k, struct nvs_entry *e, uint64_t used,
 }
 
 /* What the driver says that the pool has. Its place is held. grew: by allocations that are not entered, too. */
-static void pool_look(uint64_t pool, bool unlisted, bool grew)
+static void pool_recount(uint64_t pool, bool unlisted, bool grew)
 {
 	struct keeper *k;
 	struct nvs_entry *e;
@@ -333,12 +333,12 @@ static void look_at(uint64_t pool, bool grew)
 	place = pool_hold(pool, &unlisted);
 	if (place < 0)
 		return;
-	pool_look(pool, unlisted, grew);
+	pool_recount(pool, unlisted, grew);
 	pool_release(place);
 	errno = saved;
 }
 
-void nvs_memory_pool_look(uint64_t pool)
+void nvs_memory_pool_recount(uint64_t pool)
 {
 	look_at(pool, false);
 }
@@ -351,7 +351,7 @@ void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool, bool now)
 			atomic_store(&nvs_memory_pools_shrink, true);
 		return;
 	}
-	nvs_memory_pool_look(pool);
+	nvs_memory_pool_recount(pool);
 	nvs_memory_pools_trim(gpu, 0, false);
 }
 
@@ -370,7 +370,7 @@ static void look_at_all(bool grew)
 		look_at(pools[n], grew);
 }
 
-void nvs_memory_pools_look(void)
+void nvs_memory_pools_recount(void)
 {
 	if (nvs_counting())
 		look_at_all(false);
@@ -441,15 +441,15 @@ static unsigned pools_with_more(const struct nvs_gpu *gpu, uint64_t bytes, uint6
 
 bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 {
-	uint64_t pools[KEEPERS], before, after, end = nvs_now() + TRIM_WAIT_NS;
+	uint64_t pools[KEEPERS], before, after;
 	unsigned n = pools_with_more(gpu, bytes, pools);
 	int saved = errno;
 
 	if (!n)
 		return false;
-	while (!atomic_load_explicit(&nvs_gate.captures, memory_order_acquire) && wait &&
-	       !nvs_streams_settle(gpu) && nvs_now() < end && !atomic_load(&nvs_exiting))
-		nvs_nap(NVS_MS);
+	if (wait)
+		NVS_NAP_UNTIL(atomic_load_explicit(&nvs_gate.captures, memory_order_acquire) || nvs_streams_settle(gpu) ||
+			      atomic_load(&nvs_exiting), nvs_now() + TRIM_WAIT_NS, NVS_MS);
 	if (atomic_load_explicit(&nvs_gate.captures, memory_order_acquire))
 		return false;
 	before = gpu->budget->used;
@@ -460,7 +460,7 @@ bool nvs_memory_pools_trim(struct nvs_gpu *gpu, uint64_t bytes, bool wait)
 		if (place < 0)
 			continue;
 		nvs_memory_driver.pool_trim((void *)(uintptr_t)pools[n], 0);
-		pool_look(pools[n], unlisted, false);
+		pool_recount(pools[n], unlisted, false);
 		pool_release(place);
 	}
 	after = gpu->budget->used;

@@ -21,12 +21,12 @@ void nvs_memory_pool_going(uint64_t pool, bool going);
 
 extern atomic_bool nvs_memory_pools_keep; /* any pool does */
 /* The pool, if it keeps memory, may have shrunk. */
-void nvs_memory_pool_look(uint64_t pool);
+void nvs_memory_pool_recount(uint64_t pool);
 /* The same, or grown by an allocation. now: not only when the host waits next. */
 void nvs_memory_pool_grew(struct nvs_gpu *gpu, uint64_t pool, bool now);
 
 /* Pools with more than their threshold give it back when the host waits. */
-void nvs_memory_pools_look(void);
+void nvs_memory_pools_recount(void);
 extern atomic_bool nvs_memory_pools_shrink; /* there are any that may */
 
 /*

@@ -16,23 +16,22 @@
 #define WAIT_NS  (200 * NVS_MS)
 #define PLACE_WAIT_NS (5 * NVS_S) /* a process that begins elsewhere would have its container on two GPUs */
 #define FRESH_NS (100 * NVS_MS)
-#define GPUS     16
 
-static struct answer {
+static struct {
 	uint8_t uuid[NVS_UUID_SIZE];
 	uint64_t at_ns; /* 0: none */
 	bool known;
 	struct nvs_limits limits;
-} answers[GPUS];
+} answer; /* the latest */
 
-static struct nvs_lock answers_lock = NVS_LOCK(NVS_RANK_QUERY_LIMITS);
+static struct nvs_lock answer_lock = NVS_LOCK(NVS_RANK_QUERY_LIMITS);
 
 static bool wait_readable(int fd, uint64_t until)
 {
 	struct pollfd p = { .fd = fd, .events = POLLIN };
 
 	for (;;) {
-		uint64_t now = nvs_now(), left = until > now ? until - now : 0;
+		uint64_t left = nvs_elapsed(until, nvs_now());
 		struct timespec t = { (time_t)(left / NVS_S), (long)(left % NVS_S) };
 		int n = ppoll(&p, 1, &t, NULL);
 
@@ -137,37 +136,26 @@ bool nvs_query_place(const uint8_t *uuid, uint8_t *place)
 
 bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out)
 {
-	struct answer *a = &answers[0];
 	struct nvs_signals q;
-	uint64_t now;
 	bool known;
 
 	/* One thread asks, and the others wait for its answer, as long as the query may take. */
 	nvs_signals_block(&q);
-	nvs_lock(&answers_lock);
-	now = nvs_now();
-	for (unsigned i = 0; i < GPUS; i++) {
-		if (answers[i].at_ns && memcmp(answers[i].uuid, uuid, NVS_UUID_SIZE) == 0) {
-			a = &answers[i];
-			break;
-		}
-		if (answers[i].at_ns < a->at_ns)
-			a = &answers[i];
+	nvs_lock(&answer_lock);
+	if (!answer.at_ns || memcmp(answer.uuid, uuid, NVS_UUID_SIZE) != 0 || nvs_now() - answer.at_ns >= FRESH_NS) {
+		memcpy(answer.uuid, uuid, NVS_UUID_SIZE);
+		answer.known = query(uuid, &answer.limits);
+		answer.at_ns = nvs_now();
 	}
-	if (!a->at_ns || memcmp(a->uuid, uuid, NVS_UUID_SIZE) != 0 || now - a->at_ns >= FRESH_NS) {
-		memcpy(a->uuid, uuid, NVS_UUID_SIZE);
-		a->known = query(uuid, &a->limits);
-		a->at_ns = nvs_now();
-	}
-	known = a->known;
-	*out = a->limits;
-	nvs_unlock(&answers_lock);
+	known = answer.known;
+	*out = answer.limits;
+	nvs_unlock(&answer_lock);
 	nvs_signals_restore(&q);
 	return known;
 }
 
 void nvs_query_fork_child(void)
 {
-	answers_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_QUERY_LIMITS);
-	memset(answers, 0, sizeof(answers));
+	answer_lock = (struct nvs_lock)NVS_LOCK(NVS_RANK_QUERY_LIMITS);
+	answer.at_ns = 0;
 }

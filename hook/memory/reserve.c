@@ -41,14 +41,6 @@ static bool read_slot(const struct nvs_slot *s, uint64_t *limit, uint64_t *used)
 	return false;
 }
 
-static void budget_lock(void) { nvs_lock(&nvs_memory_lock); }
-static void budget_unlock(void) { nvs_unlock(&nvs_memory_lock); }
-
-static uint64_t minus(uint64_t a, uint64_t b)
-{
-	return a > b ? a - b : 0;
-}
-
 /* Whether the GPU is attached to a scheduler that keeps account of memory. The client's lock is held. */
 static bool reserve_attached(struct nvs_gpu *gpu)
 {
@@ -73,13 +65,13 @@ static void refresh(struct nvs_gpu *gpu)
 	b->known = true;
 	set_limit(b, limit);
 	if (b->answered >= b->sent)
-		b->others = minus(used, b->acked);
+		b->others = nvs_minus(used, b->acked);
 }
 
 /* The container has little left: no process reserves more than it uses. */
 static bool is_short(const struct nvs_budget *b)
 {
-	return b->limit && minus(b->limit, b->others + b->reserved) < STEP;
+	return b->limit && nvs_minus(b->limit, b->others + b->reserved) < STEP;
 }
 
 static uint64_t round_up(uint64_t bytes)
@@ -94,7 +86,7 @@ static uint64_t wanted(const struct nvs_budget *b, uint64_t least)
 
 	if (!b->limit)
 		return total;
-	left = minus(b->limit, b->others + least);
+	left = nvs_minus(b->limit, b->others + least);
 	if (left < STEP)
 		return least;
 	if (b->others && total - least > left / 16)
@@ -118,7 +110,7 @@ static struct nvs_frame frame_of(struct nvs_gpu *gpu, uint64_t total, uint64_t l
 /* With a limit, no more than this stays reserved without use. */
 static bool has_plenty(const struct nvs_budget *b)
 {
-	return minus(b->reserved, b->used) > 2 * STEP;
+	return nvs_minus(b->reserved, b->used) > 2 * STEP;
 }
 
 bool nvs_reserve_due(const struct nvs_budget *b)
@@ -163,10 +155,10 @@ static void settle_and_send(struct nvs_gpu *gpu, bool tick)
 	struct nvs_frame f;
 	bool send;
 
-	budget_lock();
+	nvs_lock(&nvs_memory_lock);
 	refresh(gpu);
 	send = budget_settle(gpu, tick, &f);
-	budget_unlock();
+	nvs_unlock(&nvs_memory_lock);
 	if (send)
 		nvs_client_send(&f);
 }
@@ -192,11 +184,11 @@ static void wait_attached(struct nvs_gpu *gpu)
 		bool pending = nvs_client.link == LINK_STARTING ||
 			       (nvs_client.link == LINK_UP && gpu->lease.link == LEASE_ATTACHING);
 
-		budget_lock();
+		nvs_lock(&nvs_memory_lock);
 		if (pending && nvs_elapsed(nvs_now(), start) > ANSWER_NS)
 			gpu->budget->deaf = true;
 		pending = pending && !gpu->budget->deaf;
-		budget_unlock();
+		nvs_unlock(&nvs_memory_lock);
 		if (!pending || atomic_load(&nvs_exiting))
 			return;
 		nvs_unlock(&nvs_client_lock);
@@ -210,15 +202,13 @@ static bool wait_answer(struct nvs_budget *b, uint64_t serial, uint64_t until)
 {
 	for (;;) {
 		uint32_t seen = atomic_load(&b->event);
-		uint64_t now = nvs_now();
 		bool done;
 
-		budget_lock();
+		nvs_lock(&nvs_memory_lock);
 		done = b->answered >= serial;
-		budget_unlock();
-		if (done || now >= until)
+		nvs_unlock(&nvs_memory_lock);
+		if (done || nvs_futex_await((uint32_t *)&b->event, seen, until) == seen)
 			return done;
-		nvs_futex_wait((uint32_t *)&b->event, seen, until - now, true);
 	}
 }
 
@@ -231,13 +221,13 @@ static bool wait_yield(struct nvs_gpu *gpu, uint64_t bytes, uint64_t until)
 		bool hope, fits;
 
 		nvs_lock(&nvs_client_lock);
-		budget_lock();
+		nvs_lock(&nvs_memory_lock);
 		refresh(gpu);
-		hope = b->others != b->tight && minus(b->limit, b->used) >= bytes && reserve_attached(gpu);
-		fits = minus(b->limit, b->others + b->used) >= bytes;
+		hope = b->others != b->tight && nvs_minus(b->limit, b->used) >= bytes && reserve_attached(gpu);
+		fits = nvs_minus(b->limit, b->others + b->used) >= bytes;
 		if (!fits && nvs_now() >= until)
 			b->tight = b->others; /* no second wait for the same value */
-		budget_unlock();
+		nvs_unlock(&nvs_memory_lock);
 		nvs_unlock(&nvs_client_lock);
 		if (fits || !hope || nvs_now() >= until)
 			return fits;
@@ -260,7 +250,7 @@ static enum verdict reserve_decide(struct nvs_gpu *gpu, uint64_t bytes, bool alo
 		if (reserve_attached(gpu) && !b->deaf && !alone)
 			return ASKED;
 		/* A scheduler that does not answer has its last figure for the other processes count. */
-		if (b->limit && minus(b->limit, b->used + (reserve_attached(gpu) ? b->others : 0)) < bytes)
+		if (b->limit && nvs_minus(b->limit, b->used + (reserve_attached(gpu) ? b->others : 0)) < bytes)
 			return REFUSED;
 	}
 	atomic_fetch_add(&b->used, bytes);
@@ -282,7 +272,7 @@ static bool reserve_ask(struct nvs_gpu *gpu, uint64_t bytes)
 		bool answered;
 		uint32_t code;
 
-		budget_lock();
+		nvs_lock(&nvs_memory_lock);
 		v = reserve_decide(gpu, bytes, alone || atomic_load(&nvs_exiting));
 		if (v == ASKED) {
 			/* Counted already: no other thread takes it once it is granted. */
@@ -292,7 +282,7 @@ static bool reserve_ask(struct nvs_gpu *gpu, uint64_t bytes)
 			f = frame_of(gpu, wanted(b, b->used), b->used, 0);
 			serial = b->sent;
 		}
-		budget_unlock();
+		nvs_unlock(&nvs_memory_lock);
 		if (v == ASKED)
 			nvs_client_send(&f);
 		nvs_unlock(&nvs_client_lock);
@@ -300,7 +290,7 @@ static bool reserve_ask(struct nvs_gpu *gpu, uint64_t bytes)
 			return v == GRANTED;
 
 		answered = wait_answer(b, serial, until);
-		budget_lock();
+		nvs_lock(&nvs_memory_lock);
 		code = answered && b->coded == serial ? b->code : NVS_ERR_INTERNAL;
 		b->asking = 0;
 		b->busy = false;
@@ -308,7 +298,7 @@ static bool reserve_ask(struct nvs_gpu *gpu, uint64_t bytes)
 			atomic_fetch_sub(&b->used, bytes);
 		if (!answered)
 			b->deaf = true;
-		budget_unlock();
+		nvs_unlock(&nvs_memory_lock);
 		if (!answered)
 			nvs_debugf("GPU %u: no answer from the scheduler about memory", gpu->number);
 		nvs_reserve_settle(gpu); /* which was put off meanwhile */
@@ -359,18 +349,18 @@ void nvs_reserve_answered(struct nvs_gpu *gpu, const struct nvs_frame *f)
 	struct nvs_budget *b = gpu->budget;
 	bool last;
 
-	budget_lock();
+	nvs_lock(&nvs_memory_lock);
 	b->deaf = false;
 	last = f->u.memory.serial == b->sent;
 	if (last) {
 		b->reserved = b->acked = f->u.memory.total;
-		b->others = minus(f->u.memory.used, f->u.memory.total);
+		b->others = nvs_minus(f->u.memory.used, f->u.memory.total);
 		set_limit(b, f->u.memory.limit);
 		b->known = true;
 		b->code = f->code;
 		b->answered = b->coded = b->sent;
 	}
-	budget_unlock();
+	nvs_unlock(&nvs_memory_lock);
 	atomic_fetch_add(&b->event, 1);
 	nvs_futex_wake((uint32_t *)&b->event, true);
 	if (last)
@@ -390,7 +380,7 @@ void nvs_reserve_attached(struct nvs_gpu *gpu)
 		  __atomic_load_n(&nvs_client.page->slot[gpu->number].room, __ATOMIC_ACQUIRE) != 0;
 	if (!reserve_attached(gpu))
 		return;
-	budget_lock();
+	nvs_lock(&nvs_memory_lock);
 	b->deaf = false;
 	b->reserved = b->acked = 0;
 	b->answered = b->sent;
@@ -400,7 +390,7 @@ void nvs_reserve_attached(struct nvs_gpu *gpu)
 		b->reserved = b->limit ? have : round_up(have);
 		f = frame_of(gpu, b->reserved, b->reserved, NVS_RESERVE_FORCE);
 	}
-	budget_unlock();
+	nvs_unlock(&nvs_memory_lock);
 	if (have)
 		nvs_client_send(&f);
 }
@@ -410,9 +400,9 @@ void nvs_reserve_lost(void)
 	NVS_FOR_EACH_GPU(gpu) {
 		struct nvs_budget *b = gpu->budget;
 
-		budget_lock();
+		nvs_lock(&nvs_memory_lock);
 		b->answered = b->sent;
-		budget_unlock();
+		nvs_unlock(&nvs_memory_lock);
 		atomic_fetch_add(&b->event, 1);
 		nvs_futex_wake((uint32_t *)&b->event, true);
 	}
@@ -428,10 +418,10 @@ uint64_t nvs_reserve_tick(void)
 		if (!reserve_attached(gpu))
 			continue;
 		settle_and_send(gpu, true);
-		budget_lock();
+		nvs_lock(&nvs_memory_lock);
 		if (b->limit && b->reserved > b->used)
 			next = TRIM_NS;
-		budget_unlock();
+		nvs_unlock(&nvs_memory_lock);
 	}
 	return next;
 }
@@ -447,17 +437,17 @@ static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 	bool known;
 
 	nvs_signals_block(&q);
-	budget_lock();
+	nvs_lock(&nvs_memory_lock);
 	sent = b->deaf || !b->known || !b->limit ? 0 : b->sent;
-	budget_unlock();
+	nvs_unlock(&nvs_memory_lock);
 	wait_answer(b, sent, nvs_now() + SETTLED_NS);
 	nvs_lock(&nvs_client_lock);
-	budget_lock();
+	nvs_lock(&nvs_memory_lock);
 	refresh(gpu);
 	known = b->known;
 	out->limit = b->limit;
 	out->used = b->others + b->used;
-	budget_unlock();
+	nvs_unlock(&nvs_memory_lock);
 	nvs_unlock(&nvs_client_lock);
 	nvs_signals_restore(&q);
 	return known;

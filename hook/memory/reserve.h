@@ -20,6 +20,8 @@
 #include "query.h"
 #include "wire.h"
 
+static inline uint64_t nvs_minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
+
 struct nvs_budget {
 	_Atomic uint64_t used, peak; /* bytes; read without the lock below, and used changes without it */
 	_Atomic uint64_t reserved;   /* bytes that may be used without asking; changed under the lock */

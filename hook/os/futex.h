@@ -32,6 +32,17 @@ static inline void nvs_futex_wait(const uint32_t *word, uint32_t seen, uint64_t 
 	syscall(SYS_futex, word, FUTEX_WAIT | (local ? FUTEX_PRIVATE_FLAG : 0), seen, &t, NULL, 0);
 }
 
+/* Sleeps while *word is seen, until the time `end`. Returns *word. */
+static inline uint32_t nvs_futex_await(const uint32_t *word, uint32_t seen, uint64_t end)
+{
+	uint32_t value;
+	uint64_t left;
+
+	while ((value = __atomic_load_n(word, __ATOMIC_SEQ_CST)) == seen && (left = nvs_elapsed(end, nvs_now())) != 0)
+		nvs_futex_wait(word, seen, left, true);
+	return value;
+}
+
 /* A nap; may end early. No cancellation point, and errno stays: a program's own thread may nap here. */
 static inline void nvs_nap(uint64_t ns)
 {
@@ -41,6 +52,16 @@ static inline void nvs_nap(uint64_t ns)
 	nvs_futex_wait(&nothing, 0, ns, true);
 	errno = saved;
 }
+
+/* Naps of so many ns until the condition holds, or the time `end` has come. Whether it holds. Keeps errno. */
+#define NVS_NAP_UNTIL(condition, end, ns) \
+	__extension__({ \
+		uint64_t end_ = end; \
+		bool holds_; \
+		while (!(holds_ = (condition)) && nvs_now() < end_) \
+			nvs_nap(ns); \
+		holds_; \
+	})
 
 /* Wakes up to n threads, those that have waited longest first. */
 static inline void nvs_futex_wake_some(const uint32_t *word, unsigned n)

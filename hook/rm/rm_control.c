@@ -55,9 +55,8 @@ bool rm_begin_turn(struct nvs_signals *q)
 		turn_owner = me;
 	}
 	nvs_lock_check(&turn);
-	for (uint64_t end = nvs_now() + TURN_WAIT_NS; nvs_now() < end; nvs_nap(20 * NVS_US))
-		if (nvs_trylock(&turn))
-			return true;
+	if (NVS_NAP_UNTIL(nvs_trylock(&turn), nvs_now() + TURN_WAIT_NS, 20 * NVS_US))
+		return true;
 	nvs_signals_restore(q);
 	return false;
 }

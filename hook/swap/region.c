@@ -216,7 +216,7 @@ uint64_t nvs_swap_cached(struct nvs_gpu *gpu)
 	struct nvs_swap *s = gpu->swap;
 	uint64_t bytes;
 
-	if (!atomic_load(&nvs_away)) /* asking NVML brings no process back */
+	if (!atomic_load(&nvs_suspended)) /* asking NVML brings no process back */
 		nvs_pools_look(gpu, NULL);
 	nvs_swap_lock(s);
 	bytes = s->cache.bytes + nvs_pools_cached(gpu);

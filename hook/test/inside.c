@@ -74,8 +74,8 @@ static __typeof__(nvs_driver.event_record) record;
 
 static int record_when_on(void *event, void *stream)
 {
-	if (held && nvs_channels_are_off(held)) {
-		while (nvs_channels_are_off(held))
+	if (held && nvs_channels_are(held, false)) {
+		while (nvs_channels_are(held, false))
 			usleep(1000);
 		usleep(20000); /* and who has put them on has said so */
 		held = NULL;

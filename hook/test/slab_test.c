@@ -13,9 +13,9 @@
 #include "swap_impl.h"
 
 /* Of what is not linked here. Nothing calls the driver. */
-atomic_uint nvs_away;
+atomic_uint nvs_suspended;
 __thread bool nvs_of_shim __attribute__((tls_model("initial-exec")));
-void nvs_away_wait(void)
+void nvs_suspended_wait(void)
 {
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "away.h"
+#include "suspended.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -8,7 +8,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "away_flag.h"
 #include "clock.h"
 #include "connection.h"
 #include "drain.h"
@@ -16,23 +15,24 @@
 #include "log.h"
 #include "signals.h"
 #include "stream.h"
+#include "suspended_flag.h"
 
 #define WAIT_NS   (200 * NVS_MS) /* a wait looks at the connection this often */
 #define WAKE_NS   (1 * NVS_S)    /* and repeats its request this often */
 #define LOCKED_NS (1 * NVS_MS)   /* the client's lock is taken: so long to the next try */
-#define SAFE_NS   (1 * NVS_S)    /* threads that run have so long to get past the look at nvs_away */
+#define SAFE_NS   (1 * NVS_S)    /* threads that run have so long to get past the look at nvs_suspended */
 #define EXIT_NS   (30 * NVS_S)
 
-enum { HERE, LEAVING, AWAY }; /* nvs_away */
+enum { HERE, LEAVING, SUSPENDED }; /* nvs_suspended */
 
-atomic_uint nvs_away;
+atomic_uint nvs_suspended;
 static atomic_bool called; /* a call of the application's waits, or has waited since PREPARE */
 /* These under nvs_client_lock. */
 static uint64_t asked_ns; /* for the wake */
 static bool through;      /* calls go to the driver, and no scheduler has said that the process is back */
 static bool trying;       /* a thread waits in the driver until it is */
 
-static bool away_send(uint32_t code)
+static bool suspended_send(uint32_t code)
 {
 	struct nvs_frame f = { .version = NVS_WIRE_VERSION, .type = NVS_SUSPENDED, .code = code };
 
@@ -42,7 +42,7 @@ static bool away_send(uint32_t code)
 /* ---- calls of the driver meanwhile ---- */
 
 /* Asks for the wake. Without waiting for the lock, which the client thread may have for long. */
-static bool away_ask(void)
+static bool suspended_ask(void)
 {
 	struct nvs_signals q;
 	bool locked;
@@ -52,10 +52,10 @@ static bool away_ask(void)
 	if (locked) {
 		uint64_t now = nvs_now();
 
-		if (atomic_load(&nvs_away) == LEAVING) /* prepare_main() sees that it is needed */
+		if (atomic_load(&nvs_suspended) == LEAVING) /* prepare_main() sees that it is needed */
 			asked_ns = now;
-		else if (atomic_load(&nvs_away) == AWAY && nvs_elapsed(now, asked_ns) > WAKE_NS &&
-			 away_send(NVS_SUSPENDED_WAKE))
+		else if (atomic_load(&nvs_suspended) == SUSPENDED && nvs_elapsed(now, asked_ns) > WAKE_NS &&
+			 suspended_send(NVS_SUSPENDED_WAKE))
 			asked_ns = now;
 		nvs_unlock(&nvs_client_lock);
 	}
@@ -68,25 +68,25 @@ static void wait_until(uint64_t end_ns)
 	int saved = errno;
 
 	for (;;) {
-		unsigned state = atomic_load(&nvs_away);
+		unsigned state = atomic_load(&nvs_suspended);
 		bool asked;
 
 		if (!state || nvs_now() >= end_ns)
 			break;
 		if (!nvs_of_shim)
 			atomic_store(&called, true);
-		asked = nvs_of_shim || away_ask();
-		nvs_futex_wait((uint32_t *)&nvs_away, state, asked ? WAIT_NS : LOCKED_NS, true);
+		asked = nvs_of_shim || suspended_ask();
+		nvs_futex_wait((uint32_t *)&nvs_suspended, state, asked ? WAIT_NS : LOCKED_NS, true);
 	}
 	errno = saved;
 }
 
-void nvs_away_wait(void)
+void nvs_suspended_wait(void)
 {
 	wait_until(UINT64_MAX);
 }
 
-void nvs_away_exit(void)
+void nvs_suspended_exit(void)
 {
 	wait_until(nvs_now() + EXIT_NS);
 }
@@ -116,7 +116,7 @@ static bool parse_stat(const char *p, char *state, unsigned long long *ticks)
 
 /*
  * State and CPU time of a thread. False: it is gone. One that sleeps in the kernel ('S') is not
- * between a look at nvs_away and the driver's own lock.
+ * between a look at nvs_suspended and the driver's own lock.
  */
 static bool thread_state(long tid, char *state, unsigned long long *ticks)
 {
@@ -135,7 +135,7 @@ static bool thread_state(long tid, char *state, unsigned long long *ticks)
 	return p && parse_stat(p + 1, state, ticks);
 }
 
-/* Waits until the thread cannot be on its way from an earlier look at nvs_away into the driver. */
+/* Waits until the thread cannot be on its way from an earlier look at nvs_suspended into the driver. */
 static bool thread_safe(long tid, uint64_t end_ns)
 {
 	unsigned long long first, ticks;
@@ -162,7 +162,7 @@ struct entry {
 	char name[];
 };
 
-/* All threads that began before nvs_away was set; later ones have seen it. */
+/* All threads that began before nvs_suspended was set; later ones have seen it. */
 static bool threads_safe(uint64_t end_ns)
 {
 	_Alignas(uint64_t) char buf[4096];
@@ -188,10 +188,10 @@ static bool threads_safe(uint64_t end_ns)
 /* The lock is held. */
 static void come_back(void)
 {
-	atomic_store(&nvs_away, HERE);
+	atomic_store(&nvs_suspended, HERE);
 	asked_ns = 0;
 	through = false;
-	nvs_futex_wake((uint32_t *)&nvs_away, true);
+	nvs_futex_wake((uint32_t *)&nvs_suspended, true);
 }
 
 /* Whether a grant, a call or a waiting thread needs the driver now. The lock is held. */
@@ -220,23 +220,23 @@ static void *prepare_main(void *order)
 	nvs_of_shim = true;
 	safe = nvs_driver_wait_idle(end) && threads_safe(end);
 	nvs_lock(&nvs_client_lock);
-	if (atomic_load(&nvs_away) == LEAVING && (uintptr_t)order == orders) {
-		if (safe && !asked_ns && !needed() && away_send(NVS_SUSPENDED_READY)) {
-			atomic_store(&nvs_away, AWAY);
-			nvs_futex_wake((uint32_t *)&nvs_away, true);
+	if (atomic_load(&nvs_suspended) == LEAVING && (uintptr_t)order == orders) {
+		if (safe && !asked_ns && !needed() && suspended_send(NVS_SUSPENDED_READY)) {
+			atomic_store(&nvs_suspended, SUSPENDED);
+			nvs_futex_wake((uint32_t *)&nvs_suspended, true);
 		} else {
 			come_back();
-			away_send(NVS_SUSPENDED_BUSY);
+			suspended_send(NVS_SUSPENDED_BUSY);
 		}
 	}
 	nvs_unlock(&nvs_client_lock);
 	return NULL;
 }
 
-bool nvs_away_receive(const struct nvs_frame *f)
+bool nvs_suspended_receive(const struct nvs_frame *f)
 {
 	if (f->code == NVS_SUSPEND_OVER) {
-		bool was = nvs_away_said();
+		bool was = nvs_suspended_said();
 
 		come_back();
 		NVS_FOR_EACH_GPU(gpu) { /* the driver has made its channels anew */
@@ -248,38 +248,38 @@ bool nvs_away_receive(const struct nvs_frame *f)
 	}
 	if (f->code != NVS_SUSPEND_PREPARE)
 		return false;
-	if (atomic_load(&nvs_away) == AWAY) { /* the answer may be lost */
-		away_send(NVS_SUSPENDED_READY);
+	if (atomic_load(&nvs_suspended) == SUSPENDED) { /* the answer may be lost */
+		suspended_send(NVS_SUSPENDED_READY);
 		return true;
 	}
-	if (atomic_load(&nvs_away) == LEAVING)
+	if (atomic_load(&nvs_suspended) == LEAVING)
 		return true;
 	if (!nvs_active() || needed()) {
-		away_send(NVS_SUSPENDED_BUSY);
+		suspended_send(NVS_SUSPENDED_BUSY);
 		return true;
 	}
 	asked_ns = 0;
 	through = false;
 	atomic_store(&called, false);
-	atomic_store(&nvs_away, LEAVING);
+	atomic_store(&nvs_suspended, LEAVING);
 	if (!nvs_thread_start(prepare_main, (void *)++orders)) {
 		come_back();
-		away_send(NVS_SUSPENDED_BUSY);
+		suspended_send(NVS_SUSPENDED_BUSY);
 	}
 	return true;
 }
 
-void nvs_away_lost(void)
+void nvs_suspended_lost(void)
 {
-	if (atomic_load(&nvs_away) == LEAVING)
+	if (atomic_load(&nvs_suspended) == LEAVING)
 		come_back();
 }
 
 /* ---- without a scheduler ---- */
 
-bool nvs_away_said(void)
+bool nvs_suspended_said(void)
 {
-	return atomic_load(&nvs_away) != HERE || through;
+	return atomic_load(&nvs_suspended) != HERE || through;
 }
 
 /*
@@ -289,7 +289,7 @@ bool nvs_away_said(void)
  */
 static void *try_main(void *arg)
 {
-	/* None is destroyed while the process is away, and the driver refuses one that is gone. */
+	/* None is destroyed while the process is suspended, and the driver refuses one that is gone. */
 	void *ctx = nvs_context_any(NULL), *event = NULL, *popped;
 
 	(void)arg;
@@ -301,7 +301,7 @@ static void *try_main(void *arg)
 	}
 	nvs_lock(&nvs_client_lock);
 	trying = false;
-	if (atomic_load(&nvs_away) == AWAY && nvs_client.link == LINK_ABSENT) {
+	if (atomic_load(&nvs_suspended) == SUSPENDED && nvs_client.link == LINK_ABSENT) {
 		nvs_debugf("the process is back, and there is no scheduler: its calls go on");
 		come_back();
 		through = true;
@@ -310,18 +310,18 @@ static void *try_main(void *arg)
 	return NULL;
 }
 
-void nvs_away_tick(uint64_t now)
+void nvs_suspended_tick(uint64_t now)
 {
-	if (nvs_client.link == LINK_ABSENT && !trying && atomic_load(&nvs_away) == AWAY && atomic_load(&called))
+	if (nvs_client.link == LINK_ABSENT && !trying && atomic_load(&nvs_suspended) == SUSPENDED && atomic_load(&called))
 		trying = nvs_thread_start(try_main, NULL);
-	/* The scheduler takes it for away, from REGISTER, and hears this after ATTACH only. */
-	if (through && nvs_client_attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && away_send(NVS_SUSPENDED_WAKE))
+	/* The scheduler takes it for suspended, from REGISTER, and hears this after ATTACH only. */
+	if (through && nvs_client_attached() && nvs_elapsed(now, asked_ns) > WAKE_NS && suspended_send(NVS_SUSPENDED_WAKE))
 		asked_ns = now;
 }
 
-void nvs_away_fork_child(void)
+void nvs_suspended_fork_child(void)
 {
-	atomic_store(&nvs_away, HERE);
+	atomic_store(&nvs_suspended, HERE);
 	asked_ns = 0;
 	through = trying = false;
 }
