@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/account"
@@ -486,18 +487,8 @@ func covers(p, q Persist) bool {
 	if p.Epoch < q.Epoch || q.Unrecorded && !p.Unrecorded {
 		return false
 	}
-	if p.Unrecorded {
-		return true
-	}
 	for _, h := range q.Holders {
-		if h.Client == 0 {
-			break
-		}
-		found := false
-		for _, g := range p.Holders {
-			found = found || g == h
-		}
-		if !found {
+		if h.Client != 0 && !p.Unrecorded && !slices.Contains(p.Holders[:], h) {
 			return false
 		}
 	}

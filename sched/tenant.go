@@ -107,8 +107,8 @@ type tenant struct {
 }
 
 func clampShare(s Share) Share {
-	s.Limit = min(max(s.Limit, 0), 100)
-	s.Request = min(max(s.Request, 0), 100)
+	s.Limit = base.Clamp(s.Limit, 0, 100)
+	s.Request = base.Clamp(s.Request, 0, 100)
 	if s.Weight <= 0 {
 		s.Weight = DefaultWeight
 	}

@@ -140,7 +140,7 @@ func (p *Progress) Report(now base.Time, ev Utilization, alone bool, shared time
 		p.doubt.hot += float64(ev.Busy)
 		return
 	}
-	busy := float64(min(ev.Busy, ev.Samples)) / float64(ev.Samples)
+	busy := float64(ev.Busy) / float64(ev.Samples)
 	if p.seen == 0 {
 		p.busyNow = busy
 	}
