@@ -96,32 +96,6 @@ func (c *GPU) revokeTenant(t *tenant, l *list, why RevokeReason) {
 	}
 }
 
-// revokeAll asks back what tenants have in lists, and tells their clients whether they may go ahead.
-func (c *GPU) revokeAll(of []*tenant, why RevokeReason, lists ...*list) {
-	if len(of) == 0 {
-		return
-	}
-	theirs := map[*tenant]bool{}
-	for _, t := range of {
-		theirs[t] = true
-	}
-	for _, l := range lists {
-		c.looked += uint64(l.n)
-		for cl := l.head; cl != nil; {
-			next := cl.next
-			if theirs[cl.tenant] {
-				c.revoke(cl.grant, why)
-			}
-			cl = next
-		}
-	}
-	for _, cl := range c.inOrder() {
-		if theirs[cl.tenant] {
-			c.stand(cl)
-		}
-	}
-}
-
 // unqueueForGrant takes a client out of its queue and returns the epoch of its
 // grant: the one that was chosen for it, or the next.
 func (c *GPU) unqueueForGrant(cl *client) base.Epoch {
