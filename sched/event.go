@@ -52,24 +52,6 @@ type Share struct {
 // none.
 func (s Share) Group() string { return cmp.Or(s.Gang, s.Overlap) }
 
-// Validate returns an error that says what is wrong with a share that a user
-// asks for, or nil. A GPU clamps what it is given.
-func (s Share) Validate() error {
-	switch {
-	case s.Limit < 0 || s.Limit > 100:
-		return fmt.Errorf("core limit %d: must be a percentage from 1 to 100, or 0 for none", s.Limit)
-	case s.Request < 0 || s.Request > 100:
-		return fmt.Errorf("core request %d: must be a percentage from 1 to 100, or 0 for none", s.Request)
-	case s.Limit != 0 && s.Request > s.Limit:
-		return fmt.Errorf("core request %d is above the core limit %d", s.Request, s.Limit)
-	case s.Weight < 0 || s.Weight > MaxWeight:
-		return fmt.Errorf("weight %d: must be from 1 to %d, or 0 for %d", s.Weight, MaxWeight, DefaultWeight)
-	case s.Priority > Latency:
-		return fmt.Errorf("unknown %v", s.Priority)
-	}
-	return nil
-}
-
 func (s Share) String() string { return base.Fields(s) }
 
 // Reason says why a client released its grant.

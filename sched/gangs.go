@@ -265,35 +265,6 @@ func (c *GPU) leaveSlot(t *tenant) {
 	t.slot = nil
 }
 
-// reshare is SetShare. It may make the tenant's clients members of a gang, or end that.
-func (c *GPU) reshare(account string, s Share) {
-	if t := c.tenants[keyOf(account, 0, s)]; t != nil && s.Group() == "" {
-		c.setShare(t, s)
-		if t.share.Priority == Batch {
-			c.revokeTenant(t, &c.latency, PriorityUsedUp) // nothing else would end these grants
-		}
-		c.standAll(t)
-	}
-	for _, cl := range c.inOrder() {
-		if cl.account != account || account == "" {
-			continue
-		}
-		t := c.tenantOf(account, cl.id, s)
-		if t != cl.tenant && c.effective == Exclusive {
-			switch {
-			case cl.grant.holds():
-				c.revoke(cl.grant, GangTurn)
-			case cl.grant.closes():
-				c.askBack(cl.grant) // the grant was given to another tenant
-			}
-		}
-		c.join(cl, t)
-		cl.share = clampShare(s)
-		c.setShare(t, s)
-		c.stand(cl)
-	}
-}
-
 // checkGangs checks for whom the GPU is kept, and who is granted together.
 func (c *GPU) checkGangs() error {
 	if c.kept != nil && (c.effective != Exclusive || c.kept.slot == nil || c.kept.slot.Hold() == gang.Nothing || c.kept.clients == 0) {

@@ -3,6 +3,7 @@
 package sched
 
 import (
+	"slices"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/account"
@@ -92,32 +93,6 @@ func (c *GPU) revokeTenant(t *tenant, l *list, why RevokeReason) {
 			c.revoke(cl.grant, why)
 		}
 		cl = next
-	}
-}
-
-// revokeAll asks back what tenants have in lists, and tells their clients whether they may go ahead.
-func (c *GPU) revokeAll(of []*tenant, why RevokeReason, lists ...*list) {
-	if len(of) == 0 {
-		return
-	}
-	theirs := map[*tenant]bool{}
-	for _, t := range of {
-		theirs[t] = true
-	}
-	for _, l := range lists {
-		c.looked += uint64(l.n)
-		for cl := l.head; cl != nil; {
-			next := cl.next
-			if theirs[cl.tenant] {
-				c.revoke(cl.grant, why)
-			}
-			cl = next
-		}
-	}
-	for _, cl := range c.inOrder() {
-		if theirs[cl.tenant] {
-			c.stand(cl)
-		}
 	}
 }
 
@@ -486,18 +461,8 @@ func covers(p, q Persist) bool {
 	if p.Epoch < q.Epoch || q.Unrecorded && !p.Unrecorded {
 		return false
 	}
-	if p.Unrecorded {
-		return true
-	}
 	for _, h := range q.Holders {
-		if h.Client == 0 {
-			break
-		}
-		found := false
-		for _, g := range p.Holders {
-			found = found || g == h
-		}
-		if !found {
+		if h.Client != 0 && !p.Unrecorded && !slices.Contains(p.Holders[:], h) {
 			return false
 		}
 	}

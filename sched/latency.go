@@ -376,7 +376,7 @@ func (c *GPU) setBesideUse(permille int) {
 func (c *GPU) noteUseBeside(t *tenant, ev timeslice.Utilization) {
 	b := &c.besides
 	t.looks += ev.Samples
-	t.hot += min(ev.Busy, ev.Samples)
+	t.hot += ev.Busy
 	window := c.now.Sub(b.since)
 	if window < besideWindow {
 		return
@@ -421,11 +421,11 @@ func (c *GPU) chargeBeside(window time.Duration) {
 	p.patience = max(p.patience-window*time.Duration(c.besides.use)/1000, -account.PatienceOwed)
 	for cl := c.beside.head; cl != nil; cl = cl.next {
 		if t := cl.tenant; t.beside > 0 {
-			t.UsePatience(window*time.Duration(t.gets)/time.Duration(1000*t.beside), p.patience)
+			t.SpendPatience(window*time.Duration(t.gets)/time.Duration(1000*t.beside), p.patience)
 		}
 	}
 	for cl := c.latency.head; cl != nil; cl = cl.next { // what is common is gone for those with latency grants, too
-		cl.tenant.UsePatience(0, p.patience)
+		cl.tenant.JudgePatience(p.patience)
 	}
 }
 

@@ -323,6 +323,15 @@ func TestAnyHistory(t *testing.T) {
 				if long && rapid.IntRange(0, 5).Draw(t, "a while") == 0 {
 					now = now.Add(time.Duration(rapid.Int64Range(0, int64(time.Second)).Draw(t, "long pause")))
 				}
+				if long && rapid.IntRange(0, 50).Draw(t, "a minute") == 0 { // in which work that was cut is waited for
+					for end := now.Add(61 * time.Second); ; step(Tick{}) {
+						at, ok := c.Deadline()
+						if !ok || at > end {
+							break
+						}
+						now = at
+					}
+				}
 			}
 			step(events.Draw(t, "event"))
 		}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
-	"github.com/nvshare/nvshare/sched/timeslice"
 )
 
 // State is what a client does on the GPU, as gpu.go draws.
@@ -405,5 +404,5 @@ func (c *GPU) patient(cl *client) bool {
 		c.ready.top() != nil || c.urgent.top() != nil || c.latency.n > 0 || cl.tenant.limited() {
 		return false
 	}
-	return cl.pauses.Below(PatientIdle) > timeslice.PausesKept/2
+	return cl.pauses.ManyBelow(PatientIdle)
 }

@@ -2,7 +2,11 @@
 
 package sched
 
-import "time"
+import (
+	"time"
+
+	"github.com/nvshare/nvshare/sched/base"
+)
 
 // maxStretch bounds how long turns become because of what moving took.
 const maxStretch = time.Minute
@@ -22,7 +26,7 @@ const (
 // maxSwapShare leaves half of the time for work.
 const maxSwapShare = 50
 
-func clampShareOfSwap(percent int) int { return min(max(percent, 0), maxSwapShare) }
+func clampShareOfSwap(percent int) int { return base.Clamp(percent, 0, maxSwapShare) }
 
 // stretchFor returns for how long nobody is to move after moving has taken that long, so
 // that moving takes its share of the time, percent.

@@ -26,20 +26,6 @@ const (
 	parked                 // it waits for its gang
 )
 
-// roster is the tenants of a GPU.
-type roster struct {
-	tenants    map[tenantKey]*tenant
-	byKey      []*tenant // the same, in order
-	remembered []*tenant // without clients, see leave
-	metered    []*tenant // see meter
-	ganged     []*tenant // of gangs
-
-	sums        // of all tenants
-	vtime int64 // see virtualNow
-
-	dueCache dueCache // see duesNow
-}
-
 // queues holds the tenants with waiting clients.
 type queues struct {
 	ready, deferred, urgent, spent, throttled tenantHeap
@@ -107,8 +93,8 @@ type tenant struct {
 }
 
 func clampShare(s Share) Share {
-	s.Limit = min(max(s.Limit, 0), 100)
-	s.Request = min(max(s.Request, 0), 100)
+	s.Limit = base.Clamp(s.Limit, 0, 100)
+	s.Request = base.Clamp(s.Request, 0, 100)
 	if s.Weight <= 0 {
 		s.Weight = DefaultWeight
 	}
@@ -478,4 +464,33 @@ func (c *GPU) setShare(t *tenant, s Share) {
 		t.DropPatience()
 	}
 	c.review(t)
+}
+
+// reshare is SetShare. It may make the tenant's clients members of a gang, or end that.
+func (c *GPU) reshare(account string, s Share) {
+	if t := c.tenants[keyOf(account, 0, s)]; t != nil && s.Group() == "" {
+		c.setShare(t, s)
+		if t.share.Priority == Batch {
+			c.revokeTenant(t, &c.latency, PriorityUsedUp) // nothing else would end these grants
+		}
+		c.standAll(t)
+	}
+	for _, cl := range c.inOrder() {
+		if cl.account != account || account == "" {
+			continue
+		}
+		t := c.tenantOf(account, cl.id, s)
+		if t != cl.tenant && c.effective == Exclusive {
+			switch {
+			case cl.grant.holds():
+				c.revoke(cl.grant, GangTurn)
+			case cl.grant.closes():
+				c.askBack(cl.grant) // the grant was given to another tenant
+			}
+		}
+		c.join(cl, t)
+		cl.share = clampShare(s)
+		c.setShare(t, s)
+		c.stand(cl)
+	}
 }

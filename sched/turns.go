@@ -271,6 +271,32 @@ func (c *GPU) revokeLimited() {
 	c.revokeAll(out, LimitReached, &c.open, &c.latency)
 }
 
+// revokeAll asks back what tenants have in lists, and tells their clients whether they may go ahead.
+func (c *GPU) revokeAll(of []*tenant, why RevokeReason, lists ...*list) {
+	if len(of) == 0 {
+		return
+	}
+	theirs := map[*tenant]bool{}
+	for _, t := range of {
+		theirs[t] = true
+	}
+	for _, l := range lists {
+		c.looked += uint64(l.n)
+		for cl := l.head; cl != nil; {
+			next := cl.next
+			if theirs[cl.tenant] {
+				c.revoke(cl.grant, why)
+			}
+			cl = next
+		}
+	}
+	for _, cl := range c.inOrder() {
+		if theirs[cl.tenant] {
+			c.stand(cl)
+		}
+	}
+}
+
 // creditEnds returns when the tenant's grants will have used up its credit; false if
 // never.
 func (c *GPU) creditEnds(t *tenant) (base.Time, bool) {

@@ -424,6 +424,7 @@ func (c *GPU) utilization(ev timeslice.Utilization) {
 	if c.mode != Auto || c.clients[ev.Client] == nil || ev.Samples <= 0 {
 		return
 	}
+	ev.Busy = base.Clamp(ev.Busy, 0, ev.Samples)
 	a := &c.auto
 	if a.util == nil {
 		a.util = map[base.ClientID]samples{}
@@ -443,7 +444,7 @@ func (c *GPU) utilization(ev timeslice.Utilization) {
 	}
 	s := a.util[ev.Client]
 	s.n += ev.Samples
-	s.busy += min(ev.Busy, ev.Samples)
+	s.busy += ev.Busy
 	a.util[ev.Client] = s
 }
 

@@ -176,13 +176,18 @@ func (a *Account) billPatience(dt, charge time.Duration, r Rates) {
 	if r.KeepsOut {
 		a.patience -= min(dt, charge)
 	}
-	a.patience = min(a.patience, PatienceMax)
-	a.UsePatience(0, r.Common)
+	a.patience = base.Clamp(a.patience, -PatienceOwed, PatienceMax)
+	a.JudgePatience(r.Common)
 }
 
-// UsePatience takes from the tenant's own patience what it has used.
-func (a *Account) UsePatience(d, common time.Duration) {
+// SpendPatience takes from the tenant's own patience what it has used.
+func (a *Account) SpendPatience(d, common time.Duration) {
 	a.patience = max(a.patience-d, -PatienceOwed)
+	a.JudgePatience(common)
+}
+
+// JudgePatience says whether a latency tenant is out of patience, by its own and the common one.
+func (a *Account) JudgePatience(common time.Duration) {
 	switch {
 	case a.patience <= 0 && common <= 0:
 		a.demoted = true
@@ -325,8 +330,8 @@ type Tuning struct {
 func (t Tuning) Clamped() Tuning {
 	t.Window = base.Clamp(cmp.Or(t.Window, DefaultWindow), MinWindow, MaxWindow)
 	t.Sample = base.Clamp(t.Sample, 0, MaxSample)
-	t.DropCarry = min(max(t.DropCarry, 0), 100)
-	t.DropTail = min(max(t.DropTail, 0), 100)
+	t.DropCarry = base.Clamp(t.DropCarry, 0, 100)
+	t.DropTail = base.Clamp(t.DropTail, 0, 100)
 	return t
 }
 

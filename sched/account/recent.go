@@ -4,6 +4,7 @@ package account
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
@@ -14,40 +15,51 @@ const (
 	recentSeconds = 5
 	// peakTens is the window of TenantSnapshot.RecentWait and Waits, in steps of ten seconds.
 	peakTens = 6
+	// ringSteps are those of either window, and the one that is not over.
+	ringSteps = max(recentSeconds, peakTens) + 1
+
+	second = base.Time(time.Second)
+	ten    = 10 * second
 )
 
-// recent is how much of the latest seconds something took.
-type recent struct {
-	took [recentSeconds + 1]time.Duration // by second, a ring
-	at   int64                            // the latest second in it
+// ring has a T for each of the latest steps of time. It is a value: a copy is one of its own.
+type ring[T any] struct {
+	steps [ringSteps]T
+	at    int64 // the latest step in it
 }
+
+// advance begins those steps that are later than the latest.
+func (r *ring[T]) advance(to int64) {
+	for s := max(r.at+1, to-ringSteps+1); s <= to; s++ {
+		*r.of(s) = *new(T)
+	}
+	r.at = max(r.at, to)
+}
+
+func (r *ring[T]) of(step int64) *T { return &r.steps[step%ringSteps] }
+
+// recent is how much of the latest seconds something took.
+type recent struct{ ring[time.Duration] }
 
 // spread notes in which seconds something took that long.
 func (r *recent) spread(from, to base.Time, took time.Duration) {
-	const second = base.Time(time.Second)
 	last := int64(to / second)
-	for s := max(r.at+1, last-recentSeconds); s <= last; s++ {
-		r.took[s%int64(len(r.took))] = 0
-	}
-	r.at = max(r.at, last)
+	r.advance(last)
 	for s := max(int64(from/second), last-recentSeconds); s <= last; s++ {
 		lo, hi := max(from, base.Time(s)*second), min(to, base.Time(s+1)*second)
-		r.took[s%int64(len(r.took))] += time.Duration(base.Scale(int64(took), int64(hi-lo), int64(to-from)))
+		*r.of(s) += time.Duration(base.Scale(int64(took), int64(hi-lo), int64(to-from)))
 	}
 }
 
 // permille returns which part of the latest recentSeconds is noted, up to 1000.
 func (r *recent) permille(now base.Time) int {
 	r.spread(now, now+1, 0)
-	const second = base.Time(time.Second)
 	into := time.Duration(now % second)
 	var sum time.Duration
-	for s := int64(now/second) - recentSeconds; s <= int64(now/second); s++ {
-		if s < 0 {
-			continue
-		}
-		took := r.took[s%int64(len(r.took))]
-		if s == int64(now/second)-recentSeconds { // the part of it that is within
+	first := int64(now/second) - recentSeconds
+	for s := max(first, 0); s <= int64(now/second); s++ {
+		took := *r.of(s)
+		if s == first { // the part of it that is within
 			took = time.Duration(base.Scale(int64(took), int64(time.Second-into), int64(time.Second)))
 		}
 		sum += took
@@ -56,44 +68,28 @@ func (r *recent) permille(now base.Time) int {
 }
 
 // Peak is the greatest of what was noted in the latest minute.
-type Peak struct {
-	top [peakTens + 1]time.Duration // by ten seconds, a ring
-	at  int64                       // the latest ten seconds in it
-}
+type Peak struct{ tens ring[time.Duration] }
 
 // Note notes one.
 func (p *Peak) Note(now base.Time, d time.Duration) {
-	last := int64(now / base.Time(10*time.Second))
-	for s := max(p.at+1, last-peakTens); s <= last; s++ {
-		p.top[s%int64(len(p.top))] = 0
-	}
-	p.at = max(p.at, last)
-	p.top[last%int64(len(p.top))] = max(p.top[last%int64(len(p.top))], d)
+	p.tens.advance(int64(now / ten))
+	top := p.tens.of(int64(now / ten))
+	*top = max(*top, d)
 }
 
 // Most returns the greatest duration; p is a copy.
-func (p Peak) Most(now base.Time) (d time.Duration) {
+func (p Peak) Most(now base.Time) time.Duration {
 	p.Note(now, 0)
-	for _, top := range p.top {
-		d = max(d, top)
-	}
-	return d
+	return slices.Max(p.tens.steps[:])
 }
 
 // Lately counts the durations of the latest minute.
-type Lately struct {
-	tens [peakTens + 1]Spread // by ten seconds, a ring
-	at   int64                // the latest ten seconds in it
-}
+type Lately struct{ tens ring[Spread] }
 
 // Note counts one.
 func (l *Lately) Note(now base.Time, d time.Duration) {
-	last := int64(now / base.Time(10*time.Second))
-	for s := max(l.at+1, last-peakTens); s <= last; s++ {
-		l.tens[s%int64(len(l.tens))] = Spread{}
-	}
-	l.at = max(l.at, last)
-	l.tens[l.at%int64(len(l.tens))].Add(d)
+	l.tens.advance(int64(now / ten))
+	l.tens.of(l.tens.at).Add(d)
 }
 
 // Sum counts the durations of the latest minute; l may be nil.
@@ -101,10 +97,9 @@ func (l *Lately) Sum(now base.Time) (all Spread) {
 	if l == nil {
 		return all
 	}
-	last := int64(now / base.Time(10*time.Second))
-	for s := max(last, l.at) - peakTens; s <= l.at; s++ {
+	for s := max(int64(now/ten), l.tens.at) - peakTens; s <= l.tens.at; s++ {
 		if s >= 0 {
-			all.merge(&l.tens[s%int64(len(l.tens))])
+			all.merge(l.tens.of(s))
 		}
 	}
 	return all

@@ -14,10 +14,13 @@ import (
 // Version of the programs; the Makefile sets it when it links them.
 var Version = "dev"
 
+// RunDirEnv names the run directory.
+const RunDirEnv = "NVSHARE_RUN_DIR"
+
 // RunDir returns the run directory that is used where no flag says otherwise:
 // $NVSHARE_RUN_DIR, or /var/run/nvshare.
 func RunDir() string {
-	if dir := os.Getenv("NVSHARE_RUN_DIR"); dir != "" {
+	if dir := os.Getenv(RunDirEnv); dir != "" {
 		return dir
 	}
 	return "/var/run/nvshare"

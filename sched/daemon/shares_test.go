@@ -392,11 +392,6 @@ func TestBoundsOfShares(t *testing.T) {
 	if api.MaxWeight != sched.MaxWeight || api.FormatWeight(0) != fmt.Sprint(sched.DefaultWeight) {
 		t.Error("weights")
 	}
-	for _, s := range []api.Terms{{}, {CoreLimit: 100, CoreRequest: 100, Weight: api.MaxWeight, Priority: latency, Gang: "a/b"}, {CoreLimit: 1, CoreRequest: 100}} {
-		if err := tenants.CoreShare(s, "x").Validate(); err != nil {
-			t.Errorf("%+v: %v", s, err)
-		}
-	}
 }
 
 // Every field is recorded, merged, changed, removed, kept and reported, whoever

@@ -164,7 +164,7 @@ func (f *runFlags) setEnvironment(runDir, shim string, terms api.Terms, gpus []s
 		os.Setenv(cdi.VisibleDevicesEnv, f.gpu)
 		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 	}
-	os.Setenv("NVSHARE_RUN_DIR", runDir)
+	os.Setenv(api.RunDirEnv, runDir)
 	if others := os.Getenv(cdi.PreloadEnv); others != "" {
 		shim += ":" + others
 	}

@@ -4,26 +4,26 @@ package timeslice
 
 import "time"
 
-// PausesKept is how many of a client's pauses are remembered.
-const PausesKept = 8
+// pausesKept is how many of a client's pauses are remembered.
+const pausesKept = 8
 
 // Pauses are the latest times in which a client had nothing to do.
 type Pauses struct {
-	took [PausesKept]time.Duration
+	took [pausesKept]time.Duration
 	n    int // all so far
 }
 
 // Note takes in another one.
 func (p *Pauses) Note(d time.Duration) {
-	p.took[p.n%PausesKept] = d
+	p.took[p.n%pausesKept] = d
 	p.n++
 }
 
 // latest returns them, not in order.
-func (p *Pauses) latest() []time.Duration { return p.took[:min(p.n, PausesKept)] }
+func (p *Pauses) latest() []time.Duration { return p.took[:min(p.n, pausesKept)] }
 
-// Below counts those that were shorter than d.
-func (p *Pauses) Below(d time.Duration) (n int) {
+// below counts those that were shorter than d.
+func (p *Pauses) below(d time.Duration) (n int) {
 	for _, took := range p.latest() {
 		if took < d {
 			n++
@@ -33,7 +33,10 @@ func (p *Pauses) Below(d time.Duration) (n int) {
 }
 
 // MostBelow says whether most of them were.
-func (p *Pauses) MostBelow(d time.Duration) bool { return 2*p.Below(d) > len(p.latest()) }
+func (p *Pauses) MostBelow(d time.Duration) bool { return 2*p.below(d) > len(p.latest()) }
+
+// ManyBelow says whether most were, and there were enough to know.
+func (p *Pauses) ManyBelow(d time.Duration) bool { return 2*p.below(d) > pausesKept }
 
 // Longest is the longest of them, and least at least.
 func (p *Pauses) Longest(least time.Duration) time.Duration {

@@ -17,14 +17,14 @@ import (
 // of matrix products, and worse for a program whose requests take longer than a window.
 // What a client says about itself serves it badly if it is not true: see share.
 type Progress struct {
-	turns               // lately
-	others    int       // turns, one after the other, in which it made calls at quite another speed
-	turnCalls float64   // since the client takes turns with others
-	turnsFrom base.Time // since then
-	byTurns   float64   // calls per second meanwhile, waiting included, at the end of that
+	turns                         // lately
+	others              int       // turns, one after the other, in which it made calls at quite another speed
+	callsInTurns        float64   // since the client takes turns with others
+	turnsFrom           base.Time // since then
+	rateInTurnsTogether float64   // calls per second meanwhile, waiting included, at the end of that
 
 	// Beside others, in the window so far.
-	beside      float64 // calls
+	callsBeside float64
 	over        time.Duration
 	seen        base.Time     // the latest report
 	shared      time.Duration // by the clock that runs while clients share the GPU by slices, at that time
@@ -32,8 +32,8 @@ type Progress struct {
 	busySamples int
 
 	// Beside others, lately.
-	busyNow float64 // the part of the time of its open gate in which the GPU had work of it
-	rateNow float64 // calls per second of that time; 0: not known
+	busyNow    float64 // the part of the time of its open gate in which the GPU had work of it
+	rateBeside float64 // calls per second of that time; 0: not known
 
 	doubt doubt
 	waits float64 // as doubt.told, which its turns have shown to be a wait for slices of others; 0: nothing
@@ -100,7 +100,7 @@ func (p *Progress) HadTurn(calls uint64, held time.Duration) {
 		}
 	}
 	p.calls += float64(calls)
-	p.turnCalls += float64(calls)
+	p.callsInTurns += float64(calls)
 	p.held += held
 	if p.doubt.on {
 		p.doubt.calls += float64(calls)
@@ -113,11 +113,11 @@ func (p *Progress) HadTurn(calls uint64, held time.Duration) {
 }
 
 // StartTurns and EndTurns note that clients take turns, and until when they did.
-func (p *Progress) StartTurns(now base.Time) { p.turnCalls, p.turnsFrom = 0, now }
+func (p *Progress) StartTurns(now base.Time) { p.callsInTurns, p.turnsFrom = 0, now }
 
 func (p *Progress) EndTurns(at base.Time) {
-	if d := at.Sub(p.turnsFrom); p.turnCalls > 0 && d >= turnsLeast {
-		p.byTurns = p.turnCalls / d.Seconds()
+	if d := at.Sub(p.turnsFrom); p.callsInTurns > 0 && d >= turnsLeast {
+		p.rateInTurnsTogether = p.callsInTurns / d.Seconds()
 	}
 	p.StartWindow()
 	p.seen = 0
@@ -140,19 +140,19 @@ func (p *Progress) Report(now base.Time, ev Utilization, alone bool, shared time
 		p.doubt.hot += float64(ev.Busy)
 		return
 	}
-	busy := float64(min(ev.Busy, ev.Samples)) / float64(ev.Samples)
+	busy := float64(ev.Busy) / float64(ev.Samples)
 	if p.seen == 0 {
 		p.busyNow = busy
 	}
 	p.busyNow += (busy - p.busyNow) / recentReports
 	if gap := now.Sub(p.seen); p.seen != 0 && gap < reportGap {
-		p.beside += float64(ev.Calls)
+		p.callsBeside += float64(ev.Calls)
 		p.over += shared - p.shared
 		rate := float64(ev.Calls) * LooksPerSecond / float64(ev.Samples)
-		if p.rateNow == 0 {
-			p.rateNow = rate
+		if p.rateBeside == 0 {
+			p.rateBeside = rate
 		}
-		p.rateNow += (rate - p.rateNow) / recentReports
+		p.rateBeside += (rate - p.rateBeside) / recentReports
 	}
 	p.seen, p.shared = now, shared
 	p.samples += ev.Samples
@@ -194,10 +194,10 @@ func (p *Progress) Gets(beside float64) {
 // fares returns a client's even part of the time in which it has work, and what its speed says.
 func (p *Progress) fares(others float64) (even, told float64, known bool) {
 	rate, busy, known := p.Alone()
-	if !known || p.rateNow == 0 {
+	if !known || p.rateBeside == 0 {
 		return 0, 0, false
 	}
-	return p.busyNow / (1 + others), p.rateNow / rate * busy, true
+	return p.busyNow / (1 + others), p.rateBeside / rate * busy, true
 }
 
 // Doubt notes that the client has turns of its own because of what Use said of other.
@@ -217,7 +217,7 @@ func (p *Progress) decide() {
 	if d.held < aloneLeast {
 		return
 	}
-	p.doubt, p.fast, p.rateNow, p.waits = doubt{}, false, 0, 0
+	p.doubt, p.fast, p.rateBeside, p.waits = doubt{}, false, 0, 0
 	now := d.calls / d.held.Seconds()
 	if now >= slower*d.rate && slower*now <= d.rate && d.told < slower {
 		p.waits = d.told
@@ -229,7 +229,7 @@ func (p *Progress) decide() {
 // StartWindow forgets what was measured beside others. The first report of a window is
 // also about a moment before it.
 func (p *Progress) StartWindow() {
-	p.beside, p.over, p.samples, p.busySamples = 0, 0, 0, 0
+	p.callsBeside, p.over, p.samples, p.busySamples = 0, 0, 0, 0
 }
 
 // Rate returns the calls per second beside others, while the client worked; false: it did so in less than
@@ -240,7 +240,7 @@ func (p *Progress) Rate(shared time.Duration) (float64, bool) {
 	if _, busy, known := p.Alone(); known {
 		working = min(2-p.Idle()-busy, 1)
 	}
-	return p.beside / (p.over.Seconds() * working), working >= 0.5 && p.over >= shared/2 && p.beside > 0
+	return p.callsBeside / (p.over.Seconds() * working), working >= 0.5 && p.over >= shared/2 && p.callsBeside > 0
 }
 
 // Alone returns the calls per second in turns, and the part of that time in which the GPU
@@ -259,10 +259,10 @@ func (p *Progress) Alone() (rate, busy float64, known bool) {
 
 // ByTurns returns the calls per second in the turns that clients took with each other before they
 // shared by slices, waiting included; 0: not known.
-func (p *Progress) ByTurns() float64 { return p.byTurns }
+func (p *Progress) ByTurns() float64 { return p.rateInTurnsTogether }
 
 // ForgetTurns is for turns that are another thing from now on.
-func (p *Progress) ForgetTurns() { p.byTurns = 0 }
+func (p *Progress) ForgetTurns() { p.rateInTurnsTogether = 0 }
 
 // Idle returns the part of the window in which the client had no work.
 func (p *Progress) Idle() float64 {
@@ -279,7 +279,7 @@ func (p *Progress) Got(shared time.Duration) (part float64, known bool) {
 	if !known {
 		return 0, false
 	}
-	return min(p.beside/shared.Seconds()/rate, 1) * busy, true
+	return min(p.callsBeside/shared.Seconds()/rate, 1) * busy, true
 }
 
 // Keeps says whether the GPU had work of the client for more than a part of its turns.

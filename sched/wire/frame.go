@@ -24,12 +24,8 @@ const (
 	SpinTime = 8 * time.Millisecond // how long a thread may spin for a grant
 )
 
-// Names below the run directory.
-const (
-	RunDirEnv     = "NVSHARE_RUN_DIR"
-	RunDirDefault = "/var/run/nvshare"
-	SocketName    = "scheduler.sock"
-)
+// SocketName is that of the shims' socket in the run directory.
+const SocketName = "scheduler.sock"
 
 // Words of a channel in the grant page. No grant has an epoch whose low 32
 // bits are one of them.

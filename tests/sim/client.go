@@ -123,7 +123,8 @@ func (c *client) connect() {
 		c.note("claims epoch %d", held)
 	}
 	c.requested = c.blocked
-	c.send(sched.Attach{Client: c.id, Held: held, Want: c.blocked, Cut: c.cut}) // tenant and share are not its to say
+	cut := c.cut || c.hostile && c.w.lulls != nil && c.w.lulls.IntN(3) == 0
+	c.send(sched.Attach{Client: c.id, Held: held, Want: c.blocked, Cut: cut}) // tenant and share are not its to say
 }
 
 func (c *client) send(ev base.Event) {
@@ -337,6 +338,10 @@ func (c *client) sayHow() {
 
 // work begins a burst, again and again.
 func (c *client) work() {
+	if c.w.now < c.w.quiet {
+		c.later(c.w.quiet.Sub(c.w.now), c.work)
+		return
+	}
 	c.pending = true
 	c.changeMemory()
 	c.fate()
@@ -421,9 +426,7 @@ func (c *client) fate() {
 	case w.chance(w.faults.stop):
 		c.later(w.duration(0, 20*time.Millisecond), func() {
 			w.report.Stops++
-			c.note("is stopped")
-			c.stopped = w.now.Add(w.duration(0, 3*maxGrace))
-			w.at(c.stopped, func() { c.run(func() { c.blockedSince = w.now }) })
+			c.stop(w.duration(0, 3*maxGrace))
 		})
 	case w.chance(w.faults.cut):
 		c.later(w.duration(0, 20*time.Millisecond), func() {
@@ -439,6 +442,12 @@ func (c *client) fate() {
 			c.disconnected()
 		})
 	}
+}
+
+func (c *client) stop(d time.Duration) {
+	c.note("is stopped")
+	c.stopped = c.w.now.Add(d)
+	c.w.at(c.stopped, func() { c.run(func() { c.blockedSince = c.w.now }) })
 }
 
 func (c *client) die() {

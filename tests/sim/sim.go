@@ -17,11 +17,13 @@ import (
 
 // Options of a run; the zero value is a good one.
 type Options struct {
-	Clients int       // processes at a time; 0: the seed chooses 2 to 8
-	Calm    bool      // no faults
-	Cohorts bool      // only what clients have in which some share their turns, see cohort.go of sched; not calm
-	Others  bool      // others than clients have memory of the GPU, see others.go
-	Trace   io.Writer // every event and action, as it happens; nil: none
+	Clients int  // processes at a time; 0: the seed chooses 2 to 8
+	Calm    bool // no faults
+	Cohorts bool // only what clients have in which some share their turns, see cohort.go of sched; not calm
+	Others  bool // others than clients have memory of the GPU, see others.go
+	// Lulls are minutes without work, and hostile clients that say falsely that their work was cut.
+	Lulls bool
+	Trace io.Writer // every event and action, as it happens; nil: none
 }
 
 // Report says what happened in a run.
@@ -42,7 +44,7 @@ type Report struct {
 	Deaths, Stops, Cuts    int // clients killed or stopped, connections lost
 	Crashes                int // of the daemon
 	GangGrants, GangSteps  int // to clients of gangs, in their turn and while others drain
-	Leaps                  int // of the clock
+	Leaps, Lulls           int // of the clock; minutes without work
 	Modes, Shares, Slices  int // changes
 	Limits                 int // windows in which a limit was checked
 	Overlaps               int // of fenced clients with holders: allowed
@@ -64,13 +66,13 @@ type Report struct {
 
 func (r Report) String() string {
 	return fmt.Sprintf("seed %d: %d steps in %v: grants %d (concurrent %d, latency %d, beside %d, shared %d, with a latency tenant %d, with a group %d, pauses %d), early releases %d, revokes %d, preemptions %d, fences %d, adoptions %d; "+
-		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, changes of mode %d, of shares %d, of slices %d; "+
+		"deaths %d, stops %d, lost connections %d, daemon crashes %d, leaps %d, lulls %d, changes of mode %d, of shares %d, of slices %d; "+
 		"gang grants %d, steps %d; memory moved in %d, out %d, stalled %d times, refused %d; "+
 		"reserved %d, over a limit %d, no place %d, stranded %d, exports %d, memory limits %d; "+
 		"suspends %d, resumes %d, idle times %d, idle %d, withdrawals %d, departed %d, reports of calls %d, execs %d, sizes %d, swap shares %d; "+
 		"fenced overlaps %d, limits checked %d, longest wait %v; desktops %d, longest lack %v",
 		r.Seed, r.Steps, r.Virtual.Round(time.Millisecond), r.Grants, r.Concurrent, r.Latency, r.Beside, r.Shared, r.SharedLatency, r.SharedGroup, r.Pauses, r.EarlyReleases, r.Revokes, r.Preemptions, r.Fences, r.Adoptions,
-		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Modes, r.Shares, r.Slices, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
+		r.Deaths, r.Stops, r.Cuts, r.Crashes, r.Leaps, r.Lulls, r.Modes, r.Shares, r.Slices, r.GangGrants, r.GangSteps, r.MovedIn, r.MovedOut, r.Stalls, r.Refused,
 		r.Reserved, r.OverLimit, r.NoPlace, r.Stranded, r.Exports, r.MemoryLimits,
 		r.Suspends, r.Resumes, r.IdleTimes, r.Idle, r.Withdrawals, r.Departed, r.Calls, r.Execs, r.Sizes, r.SwapShares, r.Overlaps, r.Limits, r.LongestWait, r.Desktops, r.LongestLack)
 }
@@ -112,8 +114,10 @@ type world struct {
 	modesChange bool
 
 	report  Report
-	stable  base.Time // since then nobody's share has changed
-	unasked int       // steps since the core checked its invariants
+	lulls   *rand.Rand // decides on them; nil: none. Of its own, so that seeds go on as they did
+	quiet   base.Time  // until then nobody has work
+	stable  base.Time  // since then nobody's share has changed
+	unasked int        // steps since the core checked its invariants
 	err     error
 	trace   io.Writer
 	recent  [64]string
@@ -152,6 +156,9 @@ func Run(seed uint64, steps int, opts Options) (report Report, err error) {
 			kill: rate(0.002), exec: rate(0.002), stop: rate(0.005), cut: rate(0.005), ignore: rate(0.02),
 			hostile: rate(0.3), crash: rate(0.002), leap: rate(0.01), operator: rate([]float64{0.3, 0.3, 0.005}[w.rng.IntN(3)]),
 		}
+	}
+	if opts.Lulls && !opts.Calm {
+		w.lulls = rand.New(rand.NewPCG(seed, 0x6c756c6c))
 	}
 	w.faults.cutDrains = []float64{0, 0.1, 0.9}[w.rng.IntN(3)]
 	w.judge = newJudge(w)
@@ -215,8 +222,11 @@ func (w *world) everySoOften() {
 	if w.chance(w.faults.leap) {
 		w.leap()
 	}
-	if w.chance(w.faults.operator) {
+	if w.now >= w.quiet && w.chance(w.faults.operator) {
 		w.operate()
+	}
+	if w.now >= w.quiet && w.lulls != nil && w.lulls.Float64() < 0.01 {
+		w.lull()
 	}
 	w.after(often, w.everySoOften)
 }
@@ -287,6 +297,19 @@ func (w *world) leap() {
 	w.now = w.now.Add(d)
 	w.changed()
 	w.othersLeap()
+}
+
+// lull has honest processes have no work for longer than anything is waited for, and hostile ones do nothing.
+func (w *world) lull() {
+	d := time.Duration(w.lulls.Int64N(int64(2 * time.Minute)))
+	w.report.Lulls++
+	w.note("all", text(fmt.Sprintf("have no work for %v", d)))
+	w.quiet = w.now.Add(d)
+	for _, c := range w.client {
+		if c != nil && c.hostile {
+			c.stop(d)
+		}
+	}
 }
 
 // gangOf returns the gang of a client, or its overlap group, dead or alive, "": none.

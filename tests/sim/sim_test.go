@@ -49,7 +49,7 @@ func fromEnv(name string, otherwise uint64) uint64 {
 func TestSim(t *testing.T) {
 	first := *seed
 	if *trace {
-		report, err := Run(first, min(*steps, stepsPerSeed), Options{Trace: os.Stdout})
+		report, err := Run(first, min(*steps, stepsPerSeed), Options{Lulls: true, Trace: os.Stdout})
 		t.Log(report)
 		if err != nil {
 			t.Fatal(err)
@@ -58,11 +58,11 @@ func TestSim(t *testing.T) {
 	}
 	t.Logf("first seed %d", first)
 	began := time.Now()
-	total, failed, err := runSeeds(first, *steps, Options{})
+	total, failed, err := runSeeds(first, *steps, Options{Lulls: true})
 	if err != nil {
 		// With a trace, invariants are checked after each step.
 		n := min(*steps, stepsPerSeed)
-		again, traced := Run(failed.Seed, n, Options{Trace: discard{}})
+		again, traced := Run(failed.Seed, n, Options{Lulls: true, Trace: discard{}})
 		if traced == nil || again.Steps > failed.Steps {
 			t.Errorf("the same seed did something else:\n%v\n%v\n%v", err, failed, again)
 			traced = err
@@ -75,7 +75,7 @@ func TestSim(t *testing.T) {
 	if *steps >= 300_000 {
 		for what, n := range map[string]int{
 			"grant": total.Grants, "concurrent grant": total.Concurrent, "early release": total.EarlyReleases,
-			"latency grant": total.Latency, "beside grant": total.Beside, "grant beside others of a cohort": total.Shared, "pause": total.Pauses, "leap of the clock": total.Leaps,
+			"latency grant": total.Latency, "beside grant": total.Beside, "grant beside others of a cohort": total.Shared, "pause": total.Pauses, "leap of the clock": total.Leaps, "lull": total.Lulls,
 			"change of mode": total.Modes, "change of a share": total.Shares, "time slice": total.Slices, "limit checked": total.Limits, "revoke": total.Revokes, "preemption": total.Preemptions, "fence": total.Fences, "adoption": total.Adoptions, "death": total.Deaths,
 			"stop": total.Stops, "lost connection": total.Cuts, "crash": total.Crashes, "memory moved in": total.MovedIn, "memory without a grant": total.Grown, "reservation": total.Reserved, "one over a limit": total.OverLimit, "one without a place": total.NoPlace, "stranded client": total.Stranded, "export": total.Exports, "stalled client": total.Stalls, "change of a memory limit": total.MemoryLimits, "grant to a gang": total.GangGrants, "call of a gang while others drain": total.GangSteps, "out": total.MovedOut, "fenced overlap": total.Overlaps,
 			"tenant suspended": total.Suspends, "tenant resumed": total.Resumes, "change of an idle time": total.IdleTimes, "idle client suspended": total.Idle,
@@ -222,6 +222,7 @@ func add(a, b Report) Report {
 	a.GangGrants += b.GangGrants
 	a.GangSteps += b.GangSteps
 	a.Leaps += b.Leaps
+	a.Lulls += b.Lulls
 	a.Modes += b.Modes
 	a.Shares += b.Shares
 	a.Slices += b.Slices

@@ -206,7 +206,7 @@ func (d *Dir) CloseSockets() {
 func makeDirs(dir string) error {
 	fail := func(err error) error {
 		if errors.Is(err, fs.ErrPermission) {
-			return fmt.Errorf("make the run directory: %w (run as root, or choose another directory with --run-dir or %s)", err, wire.RunDirEnv)
+			return fmt.Errorf("make the run directory: %w (run as root, or choose another directory with --run-dir or %s)", err, api.RunDirEnv)
 		}
 		return fmt.Errorf("make the run directory: %w", err)
 	}
