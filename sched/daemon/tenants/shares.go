@@ -410,7 +410,7 @@ var wholeID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 func (b *Book) FindTenant(want string, uid *uint32) (account string, err error) {
 	switch {
 	case (want == "") == (uid == nil):
-		return "", status.Error(codes.InvalidArgument, "set a share: name either a container or a user")
+		return "", status.Error(codes.InvalidArgument, "name either a container or a user")
 	case uid != nil:
 		return peer.AccountOfUser(*uid), nil
 	}
