@@ -122,7 +122,7 @@ func (d *Daemon) enter(c *node.Conn) {
 	}
 }
 
-// inTurn is do for what an account causes: accounts are served in turn.
+// inTurn is Do for what an account causes: accounts are served in turn.
 func (d *Daemon) inTurn(a *admission.Account, f func()) bool {
 	select {
 	case a.Turn() <- struct{}{}:

@@ -259,7 +259,7 @@ func TestProcessOffItsGPUThatCannotBeFound(t *testing.T) {
 	s.await("it is restored", func(*api.StatusResponse) (yes bool) {
 		s.inLoop(func() {
 			cl := s.ByProc[who]
-			yes = cl != nil && s.away.Of(cl).File != nil && s.away.Of(cl).Step == away.Absent && s.moves.From[cl] == s.FindGPU(gpuA.UUID) && slices.Equal(driver.told(), []string{"on"})
+			yes = cl != nil && s.away.Of(cl).File != nil && s.away.IsAway(cl) && s.moves.From[cl] == s.FindGPU(gpuA.UUID) && slices.Equal(driver.told(), []string{"on"})
 		})
 		return yes
 	})

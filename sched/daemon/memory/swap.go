@@ -32,7 +32,7 @@ const DefaultHeadroom = -1
 type Memory struct {
 	*node.Node
 	*tenants.Book
-	Contexts contexts // package away is that
+	Contexts contexts // set by away.New; used only after that
 	// sysfs is where that is; not /sys in tests.
 	sysfs       string
 	Pool        *arena.Pool                     // of host memory
@@ -110,7 +110,7 @@ func (mem *Memory) PutMember(has *Member, from, g *node.GPU) {
 	mem.NoteMembers()
 }
 
-// OpenMemory is addGPU's part: it says how the memory of a GPU is shared.
+// OpenMemory is Daemon.newGPU's part: it says how the memory of a GPU is shared.
 func (mem *Memory) OpenMemory(g *node.GPU, physical uint64) residency.Config {
 	m := residency.Config{Ceiling: mem.Opts.GPUMemory, DefaultLimit: mem.Opts.DefaultMemoryLimit}
 	if mem.Opts.SwapMemory == 0 {

@@ -182,7 +182,7 @@ type Conn struct {
 	Dead     bool                             // closed by us; frames still queued are ignored
 }
 
-// Receive waits for a packet. After lookOut it spins for a while before it sleeps.
+// Receive waits for a packet. After LookOut it spins for a while before it sleeps.
 func (c *Conn) Receive(b []byte) (n, flags int, err error) {
 	if until := base.Time(c.spin.Swap(0)); until != 0 {
 		raw, err := c.Sock.SyscallConn()

@@ -6,7 +6,7 @@
 // What it guarantees:
 //
 //   - The latest word holds: what was set by hand outlives the scheduler, until the scheduler is
-//     started with another value of the same flag.
+//     started with another value of the same flag. What was set for one GPU stays until it is reset.
 //   - Change puts in force what is recorded, or nothing. Keep is for what nobody would say again: it
 //     is tried until it is recorded.
 //   - What nobody could have set is not read.
@@ -60,7 +60,8 @@ const SettingsVersion = 1
 
 // Set are the time quanta, modes and swap shares that Set has changed. The
 // latest word holds: a setting outlives the scheduler until it is set again, or
-// until the scheduler is started with another value of the same flag.
+// until the scheduler is started with another value of the same flag. What was set
+// for one GPU stays until it is reset.
 type Set struct {
 	Version int                `json:"version"`
 	Given   Setting            `json:"given"`             // by the command line, when the file was written

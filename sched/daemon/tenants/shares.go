@@ -35,7 +35,7 @@ type Book struct {
 	Firsts    map[string]*peer.Peer // first processes of containers that OCI hooks described, by container id
 
 	// MemoryChanged is told that a tenant's limits or terms of memory have changed on a GPU, and
-	// overlapChanged of overlap groups whose members have.
+	// OverlapChanged of overlap groups whose members have.
 	MemoryChanged  func(g *node.GPU, account string)
 	OverlapChanged func(groups ...string)
 }
@@ -57,7 +57,7 @@ type Shares struct {
 }
 
 // TenantShares are the shares of one tenant. Each field of the terms is taken from
-// the most particular of them that says it. A gang is api.GangOfItself, or as gangIn says.
+// the most particular of them that says it. A gang is api.GangOfItself, or as GangIn says.
 type TenantShares struct {
 	Pod    api.Terms            `json:"pod,omitzero"`     // by the pod's annotations, for each GPU
 	All    api.Terms            `json:"all,omitzero"`     // by SetShare, for each GPU
