@@ -201,7 +201,7 @@ func (aw *Away) canLeave(cl *node.Client) bool {
 			return false
 		}
 	}
-	if !cl.Conn.Suspends {
+	if !cl.Conn.Says(wire.RegisterSuspend) {
 		aw.keepsContext(cl, errors.New("its shim is too old, or calls of the driver bypass it"))
 		return false
 	}
@@ -451,7 +451,7 @@ func (aw *Away) notBack(cl *node.Client, level logrus.Level, text string, why er
 
 // isPresent tells a client that its calls may go on, and does what waited for it.
 func (aw *Away) isPresent(cl *node.Client) {
-	if cl.Conn != nil && cl.Conn.Suspends {
+	if cl.Conn != nil && cl.Conn.Says(wire.RegisterSuspend) {
 		aw.Send(cl.Conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
 	}
 	aw.goOn(cl)
@@ -472,12 +472,12 @@ func (aw *Away) goOn(cl *node.Client) {
 // when it uses GPUs over another connection.
 func (aw *Away) AwayRegistered(cl *node.Client) {
 	a := aw.Of(cl)
-	if cl.Conn.IsAway {
+	if cl.Conn.Says(wire.RegisterAway) {
 		aw.filedRegistered(cl)
 	} else {
 		aw.dropFile(cl)
 	}
-	switch out := cl.Conn.IsAway; {
+	switch out := cl.Conn.Says(wire.RegisterAway); {
 	case out && (a.step == present || a.step == preparing): // left under an earlier scheduler, or is about to
 		aw.awayStep(cl, absent)
 	case out && a.step == absent && a.wanted:

@@ -20,6 +20,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/daemon/store"
 	"github.com/nvshare/nvshare/sched/residency"
+	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // Suspend answers the control call.
@@ -228,7 +229,7 @@ func (aw *Away) RestoreFile(was FileRecord) error {
 	if err != nil {
 		return err
 	}
-	if cl == nil || cl.Conn != nil && !cl.Conn.IsAway { // it is back, or another program, since it could not be found
+	if cl == nil || cl.Conn != nil && !cl.Conn.Says(wire.RegisterAway) { // it is back, or another program, since it could not be found
 		aw.removeRecorded(was)
 		return nil
 	}

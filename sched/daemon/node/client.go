@@ -169,11 +169,7 @@ type Conn struct {
 	// The loop's own:
 	Client   *Client                          // nil before REGISTER
 	Reg      wire.Register                    // what it registered with
-	CanMove  bool                             // the shim can move memory
-	Slices   bool                             // the shim understands SLICE
-	Suspends bool                             // the shim understands SUSPEND
-	IsAway   bool                             // the process said that it waits for SUSPEND (over)
-	Again    bool                             // the process says that it was registered before
+	Code     uint32                           // of REGISTER: what it says of itself
 	Page     *page.Page                       // the client's own once it has attached
 	Channels [wire.MaxChannels]*Attachment    // attached over this connection
 	Waiting  [wire.MaxChannels]*PendingAttach // ATTACH not answered yet
@@ -181,6 +177,9 @@ type Conn struct {
 	Unknown  map[uint16]wire.UUID             // by channel: because that GPU is not known; see unknownProblems
 	Dead     bool                             // closed by us; frames still queued are ignored
 }
+
+// Says tells whether the process has said something of itself: wire.RegisterSwap and so on.
+func (c *Conn) Says(what uint32) bool { return c.Code&what != 0 }
 
 // Receive waits for a packet. After LookOut it spins for a while before it sleeps.
 func (c *Conn) Receive(b []byte) (n, flags int, err error) {
