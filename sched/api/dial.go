@@ -36,7 +36,8 @@ func SocketPath(runDir string) string { return filepath.Join(runDir, SocketName)
 // several goroutines; they fail with ttrpc.ErrClosed once the scheduler ends.
 type Conn struct {
 	ControlService
-	conn *ttrpc.Client
+	Server int // the process that answers; 0: the kernel does not say, as of another PID namespace
+	conn   *ttrpc.Client
 }
 
 // Status asks for the status, however large it is.
@@ -123,8 +124,12 @@ func Dial(ctx context.Context, runDir string) (*Conn, error) {
 	if err != nil {
 		return nil, unreachable(path, err)
 	}
+	server := 0
+	if cred, err := PeerOf(conn.(*net.UnixConn)); err == nil {
+		server = int(cred.Pid)
+	}
 	c := ttrpc.NewClient(conn)
-	return &Conn{NewControlClient(c), c}, nil
+	return &Conn{NewControlClient(c), server, c}, nil
 }
 
 func unreachable(path string, err error) error {

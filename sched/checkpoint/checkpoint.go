@@ -107,7 +107,6 @@ func (t Times) Sum() (sum time.Duration) {
 
 // CUresults that mean something here.
 const (
-	outOfMemory  = 2
 	notPermitted = 800
 	notSupported = 801
 )
@@ -129,10 +128,6 @@ func (e *Error) Error() string {
 	}
 	return e.Result.Error
 }
-
-// NoRoom says that the GPU has not enough memory free for a process to come back. Trying
-// again may do.
-func (e *Error) NoRoom() bool { return e.Step == "restore" && e.Code == outOfMemory }
 
 // ErrNone says that there is no program to make the calls.
 var ErrNone = errors.New("the program " + Name + " is not there: install it beside nvshare-scheduler")

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 	"time"
 
 	"github.com/containerd/ttrpc"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/admission"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -33,7 +33,12 @@ type acceptor interface {
 // accept takes connections until the listener is closed. It identifies one peer
 // at a time, so that a flood of connections waits in the kernel's backlog.
 func (d *Daemon) accept(ctx context.Context, from acceptor, admit func(context.Context, *net.UnixConn)) {
-	defer d.yieldToOthers()()
+	// So clients that are connected do not wait for those that connect.
+	back, err := loop.Yield(func(nice int) int { return nice + acceptNice })
+	defer back()
+	if err != nil {
+		d.Log.WithError(err).Debug("accept clients at the priority of all else")
+	}
 	const minPause, maxPause = 5 * time.Millisecond, time.Second
 	pause := minPause
 	for {
@@ -54,27 +59,6 @@ func (d *Daemon) accept(ctx context.Context, from acceptor, admit func(context.C
 		}
 		pause = minPause
 		admit(ctx, sock)
-	}
-}
-
-// yieldToOthers gives this goroutine a thread of its own that runs after the other
-// threads of this process, until back is called. So clients that are connected do
-// not wait for those that connect.
-func (d *Daemon) yieldToOthers() (back func()) {
-	const self = 0
-	runtime.LockOSThread()
-	raw, err := unix.Getpriority(unix.PRIO_PROCESS, self)
-	nice := 20 - raw
-	if err == nil {
-		err = unix.Setpriority(unix.PRIO_PROCESS, self, nice+acceptNice)
-	}
-	if err != nil {
-		d.Log.WithError(err).Debug("accept clients at the priority of all else")
-	}
-	return func() {
-		if unix.Setpriority(unix.PRIO_PROCESS, self, nice) == nil {
-			runtime.UnlockOSThread()
-		} // else only root may; the thread ends with the goroutine
 	}
 }
 
@@ -138,7 +122,7 @@ func (d *Daemon) enter(c *node.Conn) {
 	}
 }
 
-// inTurn is do for what an account causes: accounts are served in turn.
+// inTurn is Do for what an account causes: accounts are served in turn.
 func (d *Daemon) inTurn(a *admission.Account, f func()) bool {
 	select {
 	case a.Turn() <- struct{}{}:

@@ -179,7 +179,7 @@ func (d *Daemon) carryOutOn(att *node.Attachment, action base.Action) {
 			Revoke: wire.Revoke{GraceNs: uint64(a.Grace)},
 		}, nil)
 	case sched.Slice:
-		if c != nil && c.Slices {
+		if c != nil && c.Says(wire.RegisterSlices) {
 			d.Send(c, &wire.Frame{Type: wire.TypeSlice, Channel: att.Channel, Slice: wire.Slice{Ns: uint64(a.D)}}, nil)
 		}
 	case sched.Pause:

@@ -178,10 +178,7 @@ func (d *Daemon) register(c *node.Conn, f *wire.Frame) {
 		// GPUs over this one from its first ATTACH on.
 		c.Peer.Close() // the client has one
 	}
-	c.Client, c.Reg, c.Again = cl, f.Register, f.Code&wire.RegisterReconnect != 0
-	c.CanMove = f.Code&wire.RegisterSwap != 0
-	c.Slices = f.Code&wire.RegisterSlices != 0
-	c.Suspends, c.IsAway = f.Code&wire.RegisterSuspend != 0, f.Code&wire.RegisterAway != 0
+	c.Client, c.Reg, c.Code = cl, f.Register, f.Code
 	page, fd, err := page.New(uint64(cl.ID))
 	if err != nil {
 		d.Tell(c.Subject(), logrus.ErrorLevel, fmt.Sprintf("refuse a client: %v", err))
@@ -213,9 +210,9 @@ func (d *Daemon) takeOver(c *node.Conn) {
 	if cl.Page != nil {
 		cl.Page.Unmap() // its gates were shut when its connection was lost
 	}
-	cl.Conn, cl.Page, cl.Reg, cl.CanMove = c, c.Page, c.Reg, c.CanMove
+	cl.Conn, cl.Page, cl.Reg, cl.CanMove = c, c.Page, c.Reg, c.Says(wire.RegisterSwap)
 	what := "registered again"
-	if !c.Again {
+	if !c.Says(wire.RegisterReconnect) {
 		what = "registered"
 		d.memory.DropUse(cl, sched.Exec{Client: cl.ID}) // what an earlier program of this process had
 	}
@@ -334,7 +331,7 @@ func (d *Daemon) attachTo(g *node.GPU, c *node.Conn, f *wire.Frame, answer wire.
 	moved := d.moves.Arrive(c.Client, g)
 	att := &node.Attachment{Client: c.Client, GPU: g, Page: c.Page, Channel: f.Channel, Ordinal: f.Attach.Ordinal}
 	want := f.Code&wire.AttachWant != 0
-	if d.holds(g, c.Client, c.Again, f.Epoch) {
+	if d.holds(g, c.Client, c.Says(wire.RegisterReconnect), f.Epoch) {
 		att.Held, att.Wants, want = true, want, false
 		d.noteHeld(g, c.Client)
 		d.Tell(c.Subject(), logrus.InfoLevel, fmt.Sprintf("GPU %d is drained: the client waits until it is undrained", g.Index))
@@ -356,7 +353,7 @@ func (d *Daemon) attachTo(g *node.GPU, c *node.Conn, f *wire.Frame, answer wire.
 		Held:    base.Epoch(f.Epoch),
 		Want:    want,
 		CanMove: c.Client.CanMove,
-		Again:   c.Again,
+		Again:   c.Says(wire.RegisterReconnect),
 		Cut:     f.Code&wire.AttachCut != 0,
 	}, answer)
 	if m := d.memory.MemberOf(g, c.Client.ID); m != nil {

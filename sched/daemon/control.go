@@ -343,10 +343,7 @@ func (d *Daemon) residentFits(g *node.GPU, account string, old, to tenants.Tenan
 		return nil
 	}
 	if err := g.Core.KeepFits(account, is); err != nil {
-		return notResident(g, who, err)
+		return status.Errorf(codes.FailedPrecondition, "GPU %d: the memory of %s cannot be kept on it: %v", g.Index, who, err)
 	}
 	return nil
-}
-func notResident(g *node.GPU, who string, err error) error {
-	return status.Errorf(codes.FailedPrecondition, "GPU %d: the memory of %s cannot be kept on it: %v", g.Index, who, err)
 }

@@ -184,7 +184,7 @@ func assemble(opts Options, bootID string, peers *peer.Finder) *Daemon {
 		conns:           map[*node.Conn]struct{}{},
 	}
 	d.Node.Step, d.Node.Bury = d.step, d.bury
-	d.settings = settings.New(func() string { return filepath.Join(d.Opts.RunDir, "settings.json") }, d.Log, &d.Timers, loop.Now)
+	d.settings = settings.New(filepath.Join(d.Opts.RunDir, "settings.json"), d.Log, &d.Timers)
 	d.tenants = tenants.New(d.Node)
 	d.memory = memory.New(d.tenants)
 	d.tenants.MemoryChanged, d.tenants.OverlapChanged = d.memory.SetTenantMemory, d.reviewOverlap
@@ -253,14 +253,10 @@ func (d *Daemon) Run(ctx context.Context) error {
 	d.runDirWatch.Set(loop.Now().Add(watchPause))
 	d.watch.Begin()
 	d.Loop.Run(ctx, d.afterEvent)
-	if d.memory.Members.Planned() {
-		d.memory.RecordMembers()
-	}
-	if d.tenants.Reshare.Planned() {
-		d.tenants.RecordShares()
-	}
-	if d.settings.Again.Planned() {
-		d.settings.Keep()
+	for _, k := range []*state.Keeper{d.memory.Members, d.tenants.Record, d.settings.Record} {
+		if k.Planned() {
+			k.Keep()
+		}
 	}
 	d.End() // before anything is closed that others wait for
 	d.watch.Close()

@@ -177,8 +177,8 @@ func (d fuzzDaemon) controlled(t *testing.T, next fuzzDaemon, first uint8, a []b
 	}
 	close(quit)
 	<-ended
-	if d.tenants.Reshare.Planned() { // as at the end of Run
-		d.tenants.RecordShares()
+	if d.tenants.Record.Planned() { // as at the end of Run
+		d.tenants.Record.Keep()
 	}
 	for _, g := range d.Order {
 		if err := g.Core.Check(); err != nil {
@@ -186,8 +186,8 @@ func (d fuzzDaemon) controlled(t *testing.T, next fuzzDaemon, first uint8, a []b
 		}
 	}
 	next.restart(t)
-	if next.settings.Err != nil || next.tenants.SharesErr != nil {
-		t.Fatalf("the next one cannot read it: %v, %v", next.settings.Err, next.tenants.SharesErr)
+	if next.settings.Err != nil || next.tenants.Record.Err != nil {
+		t.Fatalf("the next one cannot read it: %v, %v", next.settings.Err, next.tenants.Record.Err)
 	}
 	for i, g := range next.Order {
 		if was := d.Order[i]; g.Quantum != was.Quantum || g.Mode != was.Mode {

@@ -241,7 +241,7 @@ func (d *Daemon) noteHeld(g *node.GPU, cl *node.Client) {
 	}
 	d.settings.Set.Held[g.UUID] = append(held, cl.Process)
 	d.ExtraWork += persistCost
-	d.settings.Keep()
+	d.settings.Record.Keep()
 }
 
 // drain answers the control call.
@@ -360,7 +360,7 @@ func (d *Daemon) recordFault(g *node.GPU) {
 		d.settings.Set.Faults = map[string]settings.Fault{}
 	}
 	d.settings.Set.Faults[g.UUID] = settings.Fault{BootID: d.BootID, Text: g.Fault}
-	d.settings.Keep()
+	d.settings.Record.Keep()
 }
 
 // faultBefore is a fault that an earlier scheduler has recorded; "": none since the machine's start.

@@ -198,7 +198,7 @@ func TestLimitIsPerUser(t *testing.T) {
 }
 
 func TestNodeLimit(t *testing.T) {
-	s := start(t, t.TempDir(), nil, func(d *Daemon) { d.Desk.SetMax(2) })
+	s := start(t, t.TempDir(), nil, func(d *Daemon) { d.Desk = admission.New(2, 0) })
 	p := newProc(t, s.dir, 0)
 	p.connect().register(0) // a connection and a client
 	p.connect().expectRefused(wire.ErrTooMany)

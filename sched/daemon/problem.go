@@ -63,7 +63,7 @@ func (d *Daemon) ownProblems() (p []problem) {
 	}{
 		{api.ProblemCode_PROBLEM_CODE_BUG, "bug in nvshare-scheduler, please report: ", d.invariantErr},
 		{api.ProblemCode_PROBLEM_CODE_NO_GRANTS, "no grants: ", d.persistErr},
-		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "shares and memory limits are not as they were set: ", d.tenants.SharesErr},
+		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "shares and memory limits are not as they were set: ", d.tenants.Record.Err},
 		{api.ProblemCode_PROBLEM_CODE_SETTINGS, "time quanta and modes are not as they were set: ", d.settings.Err},
 		{api.ProblemCode_PROBLEM_CODE_IDENTIFY, "processes are refused and run without scheduling: ", d.identifyErr},
 	} {

@@ -20,6 +20,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/admission"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -59,7 +60,7 @@ func schedulerProcess(dir string) {
 		os.Exit(1)
 	}
 	if n, err := strconv.Atoi(os.Getenv(roleWhatEnv)); err == nil { // open files, in proportion
-		d.Desk.SetMax((n - (neededFiles - 2*node.MaxConnections)) / 2)
+		d.Desk = admission.New((n-(neededFiles-2*node.MaxConnections))/2, 0)
 		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(n), Max: uint64(n)}); err != nil {
 			fmt.Println(err)
 			os.Exit(1)

@@ -533,3 +533,16 @@ func TestPageHasTheCoreLimit(t *testing.T) {
 		}
 	}
 }
+
+// Who names nobody is told so, whatever he wants.
+func TestNamesNobody(t *testing.T) {
+	s := newSharing(t, t.TempDir())
+	_, set := s.SetShare(context.Background(), &api.SetShareRequest{})
+	_, suspend := s.Suspend(context.Background(), &api.SuspendRequest{})
+	_, migrate := s.Migrate(context.Background(), &api.MigrateRequest{})
+	for what, err := range map[string]error{"set": set, "suspend": suspend, "migrate": migrate} {
+		if text := status.Convert(err).Message(); text != "name either a container or a user" {
+			t.Errorf("%s: %q", what, text)
+		}
+	}
+}

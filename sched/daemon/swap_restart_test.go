@@ -187,7 +187,7 @@ func TestMembersCannotBeRecorded(t *testing.T) {
 	a := newSwapper(t, s)
 	a.allocates(256 * mib)
 	s.await("it is known that they are not recorded", func(*api.StatusResponse) (unrecorded bool) {
-		if err := s.Ask(t.Context(), func() { unrecorded = s.memory.Unrecorded }); err != nil {
+		if err := s.Ask(t.Context(), func() { unrecorded = s.memory.Members.Err != nil }); err != nil {
 			t.Fatal(err)
 		}
 		return unrecorded

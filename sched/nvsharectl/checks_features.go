@@ -4,9 +4,7 @@ package main
 
 import (
 	"cmp"
-	"context"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -69,23 +67,6 @@ func (p *patient) giveTrace() string {
 		return "install deployments/systemd/checkpoint.conf of the release into /etc/systemd/system/nvshare-scheduler.service.d, then systemctl daemon-reload and systemctl restart nvshare-scheduler"
 	}
 	return "start nvshare-scheduler with CAP_SYS_PTRACE"
-}
-
-// findDaemon returns the process that serves the control socket of a run directory; 0: the
-// kernel does not say, as in another PID namespace.
-func findDaemon(ctx context.Context, runDir string) int {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", api.SocketPath(runDir))
-	if err != nil {
-		return 0
-	}
-	defer conn.Close()
-	server, err := api.PeerOf(conn.(*net.UnixConn))
-	if err != nil {
-		return 0
-	}
-	return int(server.Pid)
 }
 
 // ofDaemon returns the path of a file below /proc of the scheduler.

@@ -32,7 +32,8 @@ swap-share   the percentage of the time, 1 to 50, that moving memory may take:
 
 A value that is set holds at once and over restarts of the scheduler, until it
 is reset, or until the scheduler is started with another value of the same flag
-(--tq, --anti-thrash, --swap-share). A start of the machine forgets it.`,
+(--tq, --anti-thrash, --swap-share); for one GPU (--gpu), until it is reset. A
+start of the machine forgets it.`,
 		Example: `  nvsharectl config list
   sudo nvsharectl config set turn-length 200ms
   sudo nvsharectl config set anti-thrash on --gpu 0

@@ -115,10 +115,11 @@ func (f *doctorFlags) patient(ctx context.Context, runDir string) *patient {
 	p := &patient{ctx: ctx, runDir: runDir, simGPU: f.simGPU, shim: f.shim, program: underShim, versionOf: versionOf,
 		smi: askSMI}
 	p.self, _ = os.Executable()
-	p.status, p.whyNot = askAll(ctx, runDir)
-	if p.status != nil {
-		p.daemon = findDaemon(ctx, runDir)
-	}
+	p.whyNot = call(ctx, runDir, func(ctx context.Context, c *api.Conn) (err error) {
+		p.daemon = c.Server
+		p.status, err = c.Status(ctx, &api.StatusRequest{})
+		return err
+	})
 	return p
 }
 

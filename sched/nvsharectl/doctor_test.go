@@ -273,10 +273,10 @@ func TestDoctorKnowsItsOwn(t *testing.T) {
 
 // The scheduler is who serves the control socket.
 func TestFindDaemon(t *testing.T) {
-	if pid := findDaemon(t.Context(), serve(t, &fake{})); pid != os.Getpid() {
+	if pid := (&doctorFlags{}).patient(t.Context(), serve(t, &fake{})).daemon; pid != os.Getpid() {
 		t.Errorf("it is %d, want %d", pid, os.Getpid())
 	}
-	if pid := findDaemon(t.Context(), t.TempDir()); pid != 0 {
+	if pid := (&doctorFlags{}).patient(t.Context(), t.TempDir()).daemon; pid != 0 {
 		t.Errorf("it is %d, and there is none", pid)
 	}
 }

@@ -98,13 +98,6 @@ func New(most int, arena uint64) *Desk {
 	return &Desk{max: most, arena: int(max(arena, arenaRate) / arenaUnit), accounts: map[string]*Account{}, knocks: map[int32]*rate.Limiter{}}
 }
 
-// SetMax changes how many connections and processes there may be together.
-func (d *Desk) SetMax(most int) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.max = most
-}
-
 // SetProcesses says how many processes there are.
 func (d *Desk) SetProcesses(n int) {
 	d.mu.Lock()

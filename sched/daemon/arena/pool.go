@@ -166,9 +166,6 @@ func (c *Client) SetFiled(on bool) {
 	}
 }
 
-// Segments is how many the client has.
-func (c *Client) Segments() int { return c.segments }
-
 // Used is what clients have, or are soon to have, of host memory, bytes.
 func (a *Pool) Used() uint64 { return a.used }
 

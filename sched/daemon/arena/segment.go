@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/cgroup"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/segments"
 )
 
@@ -38,11 +39,12 @@ func fillers() int { return min(max(runtime.NumCPU()/2, 1), maxFillers) }
 // NUMA node as long as the node has any. The error says why the node is not preferred;
 // do has run in any case.
 func nicely(node int, do func()) error {
+	back, _ := loop.Yield(func(nice int) int { return max(nice, fillNice) })
+	defer back()
 	runtime.LockOSThread()
-	_ = unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), fillNice)
 	restore, err := prefer(node)
 	do()
-	if restore() == nil && unix.Setpriority(unix.PRIO_PROCESS, unix.Gettid(), 0) == nil {
+	if restore() == nil {
 		runtime.UnlockOSThread()
 	} // else the thread ends with its goroutine
 	return err

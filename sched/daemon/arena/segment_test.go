@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"unsafe"
@@ -107,4 +108,34 @@ func TestHostMemoryIsBoundedAbove(t *testing.T) {
 	if total := host.total(); total != 512000 {
 		t.Errorf("%d bytes in all", total)
 	}
+}
+
+// A thread that has filled memory runs again as its process does, whatever nice value that has.
+func TestNicelyGoesBack(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root may become less nice")
+	}
+	const self = 0
+	nice := func() int {
+		raw, err := unix.Getpriority(unix.PRIO_PROCESS, self)
+		if err != nil {
+			t.Error(err)
+		}
+		return 20 - raw
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // it ends with this goroutine
+		was := nice() + 3
+		if err := unix.Setpriority(unix.PRIO_PROCESS, self, was); err != nil {
+			t.Error(err)
+		}
+		var filling int
+		_ = nicely(NoNode, func() { filling = nice() })
+		if filling < fillNice || nice() != was {
+			t.Errorf("nice %d, %d while it filled, %d afterwards", was, filling, nice())
+		}
+	}()
+	<-done
 }

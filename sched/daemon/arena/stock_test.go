@@ -401,8 +401,8 @@ func TestManySegments(t *testing.T) {
 			t.Errorf("%d MiB of %d", f.pool.Used()>>20, f.pool.Limit>>20)
 		}
 		for _, o := range []*owner{a, b} {
-			if o.Segments() > 256 {
-				t.Errorf("%d segments, of %d MiB", o.Segments(), o.Given()>>20)
+			if o.segments > 256 {
+				t.Errorf("%d segments, of %d MiB", o.segments, o.Given()>>20)
 			}
 		}
 	})

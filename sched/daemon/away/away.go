@@ -35,10 +35,10 @@ import (
 type awayStep uint8
 
 const (
-	Present   awayStep = iota
+	present   awayStep = iota
 	preparing          // SUSPEND (prepare) was sent
 	leaving            // the driver checkpoints it
-	Absent             // nothing of it is on a GPU
+	absent             // nothing of it is on a GPU
 	returning          // the driver restores it
 )
 
@@ -88,12 +88,12 @@ func (aw *Away) Of(cl *node.Client) *absence {
 	return a
 }
 
-// IsAway, wasAway, memoryLeaves and isFiled are for package memory.
-func (aw *Away) IsAway(cl *node.Client) bool { return aw.Of(cl).Step != Present }
+// IsAway, WasAway, MemoryLeaves and IsFiled are for package memory.
+func (aw *Away) IsAway(cl *node.Client) bool { return aw.Of(cl).step != present }
 
 func (aw *Away) WasAway(cl *node.Client) {
-	if a := aw.Of(cl); a.Step == Present { // or about to leave, or to return: to restore it does no harm
-		a.Step = Absent
+	if a := aw.Of(cl); a.step == present { // or about to leave, or to return: to restore it does no harm
+		a.step = absent
 	}
 }
 
@@ -109,8 +109,8 @@ func (aw *Away) IsFiled(cl *node.Client) bool {
 
 // Lost is for a client whose connection is lost: it says itself how far it got.
 func (aw *Away) Lost(cl *node.Client) {
-	if aw.Of(cl).Step == preparing {
-		aw.awayStep(cl, Present)
+	if aw.Of(cl).step == preparing {
+		aw.awayStep(cl, present)
 	}
 }
 
@@ -125,17 +125,17 @@ func (aw *Away) ForgetClient(cl *node.Client) {
 }
 
 var contextStates = map[awayStep]api.ContextState{
-	Present:   api.ContextState_CONTEXT_STATE_PRESENT,
+	present:   api.ContextState_CONTEXT_STATE_PRESENT,
 	preparing: api.ContextState_CONTEXT_STATE_LEAVING,
 	leaving:   api.ContextState_CONTEXT_STATE_LEAVING,
-	Absent:    api.ContextState_CONTEXT_STATE_AWAY,
+	absent:    api.ContextState_CONTEXT_STATE_AWAY,
 	returning: api.ContextState_CONTEXT_STATE_RETURNING,
 }
 
 // Describe fills in where the context of a client is.
 func (aw *Away) Describe(cl *node.Client, c *api.Client) {
 	a := aw.Of(cl)
-	c.Context, c.RestoreNs = contextStates[a.Step], int64(a.took)
+	c.Context, c.RestoreNs = contextStates[a.step], int64(a.took)
 	if a.why != nil {
 		c.ContextProblem = a.why.Error()
 	}
@@ -143,7 +143,7 @@ func (aw *Away) Describe(cl *node.Client, c *api.Client) {
 
 // absence says where a client is that may leave with its context.
 type absence struct {
-	Step   awayStep
+	step   awayStep
 	next   *timer.Timer  // the end of the present step; the next try
 	tries  int           // of the present step
 	why    error         // it keeps its context, or cannot come back; nil: no attempt has failed
@@ -185,7 +185,7 @@ func (aw *Away) canLeave(cl *node.Client) bool {
 	if aw.Leaving[cl.Account] != nil { // it leaves in another way
 		return false
 	}
-	if aw.Opts.Checkpoint == nil || a.Step != Present || a.why != nil || cl.Conn == nil || len(cl.Attached) == 0 {
+	if aw.Opts.Checkpoint == nil || a.step != present || a.why != nil || cl.Conn == nil || len(cl.Attached) == 0 {
 		return false
 	}
 	for g := range cl.Attached {
@@ -201,7 +201,7 @@ func (aw *Away) canLeave(cl *node.Client) bool {
 			return false
 		}
 	}
-	if !cl.Conn.Suspends {
+	if !cl.Conn.Says(wire.RegisterSuspend) {
 		aw.keepsContext(cl, errors.New("its shim is too old, or calls of the driver bypass it"))
 		return false
 	}
@@ -220,7 +220,7 @@ func (aw *Away) prepare(cl *node.Client) {
 // H200). Nobody waits for the process that leaves, so it is the one to wait.
 func (aw *Away) othersMove(cl *node.Client) bool {
 	for _, other := range aw.Clients {
-		if s := aw.Of(other).Step; other != cl && s != Present && s != Absent && aw.Of(other).File == nil { // else the driver is not asked yet
+		if s := aw.Of(other).step; other != cl && s != present && s != absent && aw.Of(other).File == nil { // else the driver is not asked yet
 			return true
 		}
 	}
@@ -253,12 +253,12 @@ func (aw *Away) leaveQueue(cl *node.Client) {
 
 func (aw *Away) awayStep(cl *node.Client, step awayStep) {
 	a := aw.Of(cl)
-	if step != a.Step {
-		a.Step, a.since = step, time.Now()
+	if step != a.step {
+		a.step, a.since = step, time.Now()
 	}
 	a.next.Stop()
 	a.queued = time.Time{}
-	if step == Present || step == Absent {
+	if step == present || step == absent {
 		defer aw.nextLeaves()
 	}
 	if step != preparing {
@@ -274,7 +274,7 @@ func (aw *Away) ExpectCheckpoints(more int) {
 		return
 	}
 	for _, cl := range aw.Clients {
-		if aw.Of(cl).Step != Present {
+		if aw.Of(cl).step != present {
 			more++
 		}
 	}
@@ -313,14 +313,14 @@ func (aw *Away) Suspended(c *node.Conn, f *wire.Frame) {
 	a := aw.Of(cl)
 	switch f.Code {
 	case wire.SuspendedReady:
-		switch a.Step {
+		switch a.step {
 		case preparing:
 			aw.leave(cl)
-		case Present: // the order is taken back
+		case present: // the order is taken back
 			aw.Send(c, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
 		}
 	case wire.SuspendedBusy:
-		if a.Step == preparing {
+		if a.step == preparing {
 			aw.notNow(cl, errors.New("its threads keep calling the driver"))
 		}
 	case wire.SuspendedWake:
@@ -332,7 +332,7 @@ func (aw *Away) Suspended(c *node.Conn, f *wire.Frame) {
 // again later, and not for ever.
 func (aw *Away) notNow(cl *node.Client, why error) {
 	a := aw.Of(cl)
-	aw.awayStep(cl, Present)
+	aw.awayStep(cl, present)
 	aw.isPresent(cl)
 	if a.tries++; a.tries < BusyTries {
 		aw.planAway(cl, aw.BusyPause, func() { aw.ConsiderLeaving(cl) })
@@ -354,20 +354,20 @@ func (aw *Away) leave(cl *node.Client) {
 
 func (aw *Away) hasLeft(cl *node.Client, took checkpoint.Times, err error) {
 	a := aw.Of(cl)
-	if aw.Clients[cl.ID] != cl || a.Step != leaving {
+	if aw.Clients[cl.ID] != cl || a.step != leaving {
 		return
 	}
 	aw.Reach(node.AfterCheckpoint)
 	if err == nil {
 		text := fmt.Sprintf("left the GPU with its context, in %v (%v)", time.Since(a.since).Round(time.Millisecond), took)
-		aw.awayStep(cl, Absent)
+		aw.awayStep(cl, absent)
 		a.tries = 0
 		aw.say(cl, logrus.InfoLevel, text)
 	} else {
 		aw.keepsContext(cl, err)
 		var e *checkpoint.Error
 		if errors.As(err, &e) && (e.State == checkpoint.Running || e.Step == "find" || e.Step == "init" || e.Step == "state") || errors.Is(err, checkpoint.ErrNone) {
-			aw.awayStep(cl, Present) // nothing was done to it
+			aw.awayStep(cl, present) // nothing was done to it
 			aw.isPresent(cl)
 			return
 		}
@@ -387,11 +387,11 @@ func (aw *Away) Wake(cl *node.Client, then func()) {
 		a.then = append(a.then, then)
 	}
 	a.wanted = true
-	switch a.Step {
-	case Present, preparing:
-		aw.awayStep(cl, Present)
+	switch a.step {
+	case present, preparing:
+		aw.awayStep(cl, present)
 		aw.isPresent(cl)
-	case Absent:
+	case absent:
 		aw.comeBack(cl)
 	}
 }
@@ -416,7 +416,7 @@ func (aw *Away) comeBack(cl *node.Client) {
 
 func (aw *Away) isBack(cl *node.Client, took checkpoint.Times, err error) {
 	a := aw.Of(cl)
-	if aw.Clients[cl.ID] != cl || a.Step != returning {
+	if aw.Clients[cl.ID] != cl || a.step != returning {
 		return
 	}
 	aw.Reach(node.AfterReturn)
@@ -426,7 +426,7 @@ func (aw *Away) isBack(cl *node.Client, took checkpoint.Times, err error) {
 		return
 	}
 	a.took = time.Since(a.since)
-	aw.awayStep(cl, Present)
+	aw.awayStep(cl, present)
 	if a.why = err; err != nil {
 		aw.say(cl, logrus.ErrorLevel, "cannot come back to the GPU, its CUDA calls fail: end it: "+err.Error())
 	} else {
@@ -443,7 +443,7 @@ func (aw *Away) notBack(cl *node.Client, level logrus.Level, text string, why er
 		aw.say(cl, level, text+why.Error())
 	}
 	a.why = why
-	if a.Step == returning {
+	if a.step == returning {
 		aw.planAway(cl, min(minRetry<<min(a.tries, 10), maxRetry), func() { aw.comeBack(cl) })
 		a.tries++
 	}
@@ -451,7 +451,7 @@ func (aw *Away) notBack(cl *node.Client, level logrus.Level, text string, why er
 
 // isPresent tells a client that its calls may go on, and does what waited for it.
 func (aw *Away) isPresent(cl *node.Client) {
-	if cl.Conn != nil && cl.Conn.Suspends {
+	if cl.Conn != nil && cl.Conn.Says(wire.RegisterSuspend) {
 		aw.Send(cl.Conn, &wire.Frame{Type: wire.TypeSuspend, Code: wire.SuspendOver}, nil)
 	}
 	aw.goOn(cl)
@@ -472,18 +472,18 @@ func (aw *Away) goOn(cl *node.Client) {
 // when it uses GPUs over another connection.
 func (aw *Away) AwayRegistered(cl *node.Client) {
 	a := aw.Of(cl)
-	if cl.Conn.IsAway {
+	if cl.Conn.Says(wire.RegisterAway) {
 		aw.filedRegistered(cl)
 	} else {
 		aw.dropFile(cl)
 	}
-	switch out := cl.Conn.IsAway; {
-	case out && (a.Step == Present || a.Step == preparing): // left under an earlier scheduler, or is about to
-		aw.awayStep(cl, Absent)
-	case out && a.Step == Absent && a.wanted:
+	switch out := cl.Conn.Says(wire.RegisterAway); {
+	case out && (a.step == present || a.step == preparing): // left under an earlier scheduler, or is about to
+		aw.awayStep(cl, absent)
+	case out && a.step == absent && a.wanted:
 		aw.comeBack(cl)
-	case !out && a.Step != Present && a.Step != preparing: // another program of the same process, or it is back
-		aw.awayStep(cl, Present)
+	case !out && a.step != present && a.step != preparing: // another program of the same process, or it is back
+		aw.awayStep(cl, present)
 		aw.goOn(cl)
 	}
 }
@@ -493,7 +493,7 @@ func (aw *Away) AtWork(cl *node.Client) {
 	a := aw.Of(cl)
 	a.why, a.tries, a.Again = nil, 0, false
 	a.queued = time.Time{}
-	if a.Step == Present {
+	if a.step == present {
 		a.next.Stop()
 	}
 }

@@ -168,7 +168,7 @@ func (aw *Away) considerWriting() {
 	var next *node.Client
 	for _, cl := range aw.Clients {
 		a := aw.Of(cl)
-		if a.Step == Absent && !a.wanted && aw.Of(cl).File == nil && time.Now().After(a.unfiled) && (next == nil || a.since.Before(aw.Of(next).since)) {
+		if a.step == absent && !a.wanted && aw.Of(cl).File == nil && time.Now().After(a.unfiled) && (next == nil || a.since.Before(aw.Of(next).since)) {
 			next = cl
 		}
 	}
@@ -351,7 +351,7 @@ func (aw *Away) isEmpty(f *file, err error) {
 	}
 	aw.setFiled(cl, true)
 	aw.NoteMembers()
-	if aw.Of(cl).Step == returning {
+	if aw.Of(cl).step == returning {
 		aw.comeBack(cl)
 	}
 	aw.hostIsFree()
@@ -455,7 +455,7 @@ func (aw *Away) isRead(f *file, err error) {
 	aw.NoteMembers()
 	a.why, a.tries = nil, 0
 	aw.say(cl, logrus.InfoLevel, fmt.Sprintf("its memory is back from its file, %d MiB, in %v", f.bytes>>20, time.Since(f.began).Round(time.Millisecond)))
-	if a.Step == returning {
+	if a.step == returning {
 		aw.comeBack(cl)
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/daemon/store"
 	"github.com/nvshare/nvshare/sched/residency"
+	"github.com/nvshare/nvshare/sched/wire"
 )
 
 // Suspend answers the control call.
@@ -126,7 +127,7 @@ func (aw *Away) SleepAgain(cl *node.Client, g *node.GPU) {
 // awayOf returns the clients of an account that are not present, on a GPU or (nil) on any.
 func (aw *Away) awayOf(account string, on *node.GPU) (all []*node.Client) {
 	for cl := range aw.ByAccount[account] {
-		if aw.Of(cl).Step != Present && (on == nil || cl.Attached[on] != nil) {
+		if aw.Of(cl).step != present && (on == nil || cl.Attached[on] != nil) {
 			all = append(all, cl)
 		}
 	}
@@ -228,13 +229,13 @@ func (aw *Away) RestoreFile(was FileRecord) error {
 	if err != nil {
 		return err
 	}
-	if cl == nil || cl.Conn != nil && !cl.Conn.IsAway { // it is back, or another program, since it could not be found
+	if cl == nil || cl.Conn != nil && !cl.Conn.Says(wire.RegisterAway) { // it is back, or another program, since it could not be found
 		aw.removeRecorded(was)
 		return nil
 	}
 	aw.Of(cl).File = &file{client: cl, path: was.Path, parts: was.Parts, step: filed, bytes: store.Bytes(was.Parts), began: time.Now(), stop: make(chan struct{}), earlier: true}
-	if aw.Of(cl).Step == Present {
-		aw.Of(cl).Step, aw.Of(cl).since = Absent, time.Now()
+	if aw.Of(cl).step == present {
+		aw.Of(cl).step, aw.Of(cl).since = absent, time.Now()
 	}
 	aw.Log.Infof("process %d is off the GPU, and %d MiB of its memory are in %s", cl.PID, aw.Of(cl).File.bytes>>20, was.Path)
 	for _, m := range aw.arenasOf(cl) {

@@ -14,8 +14,8 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon/arena"
 	"github.com/nvshare/nvshare/sched/daemon/history"
 	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/daemon/tenants"
-	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/residency"
 	"github.com/nvshare/nvshare/sched/wire"
 )
@@ -32,15 +32,14 @@ const DefaultHeadroom = -1
 type Memory struct {
 	*node.Node
 	*tenants.Book
-	Contexts contexts // package away is that
+	Contexts contexts // set by away.New; used only after that
 	// sysfs is where that is; not /sys in tests.
 	sysfs       string
 	Pool        *arena.Pool                     // of host memory
 	Swaps       map[*node.GPU]*swap             // of GPUs where memory is swapped
 	OutOfMemory map[string]map[*node.GPU]uint64 // by account, of those with a client: what its limit refused
-	Members     *timer.Timer                    // write the file of who has memory
+	Members     *state.Keeper                   // of who has memory
 	Before      map[string][]MemberState        // of GPUs not found yet, by UUID; see swap_record.go
-	Unrecorded  bool                            // who has memory could not be recorded
 }
 
 // contexts knows where the contexts of clients are, whose memory may be in files.
@@ -60,7 +59,7 @@ type contexts interface {
 // New returns the memory of nobody: call OpenArena. Package away makes itself known.
 func New(b *tenants.Book) *Memory {
 	m := &Memory{Node: b.Node, Book: b, sysfs: "/sys", Swaps: map[*node.GPU]*swap{}, OutOfMemory: map[string]map[*node.GPU]uint64{}}
-	m.Members = m.Timers.New(m.RecordMembers)
+	m.Members = state.NewKeeper(&m.Timers, m.Log, MembersPath(m.Opts.RunDir), "processes with memory on GPUs", m.membersFile)
 	return m
 }
 
@@ -110,7 +109,7 @@ func (mem *Memory) PutMember(has *Member, from, g *node.GPU) {
 	mem.NoteMembers()
 }
 
-// OpenMemory is addGPU's part: it says how the memory of a GPU is shared.
+// OpenMemory is Daemon.newGPU's part: it says how the memory of a GPU is shared.
 func (mem *Memory) OpenMemory(g *node.GPU, physical uint64) residency.Config {
 	m := residency.Config{Ceiling: mem.Opts.GPUMemory, DefaultLimit: mem.Opts.DefaultMemoryLimit}
 	if mem.Opts.SwapMemory == 0 {

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 
 	"github.com/nvshare/nvshare/sched/daemon/arena"
-	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
@@ -106,14 +105,11 @@ func (mem *Memory) awaitMember(g *node.GPU, was MemberState) error {
 
 // NoteMembers plans to write the file.
 func (mem *Memory) NoteMembers() {
-	if !mem.Members.Planned() {
-		mem.Members.Set(loop.Now().Add(node.RecordPause))
-	}
+	mem.Members.KeepLater(node.RecordPause)
 }
 
-// RecordMembers writes the file, and tries again later if that fails.
-func (mem *Memory) RecordMembers() {
-	mem.Members.Stop()
+// membersFile is what the file is to say.
+func (mem *Memory) membersFile() any {
 	file := Members{Version: MembersVersion, BootID: mem.BootID, GPUs: map[string][]MemberState{}}
 	for _, g := range mem.Order {
 		if mem.Swaps[g] == nil {
@@ -131,12 +127,5 @@ func (mem *Memory) RecordMembers() {
 	for _, was := range node.UnsureOf[gpuMember](mem.Node) {
 		file.GPUs[was.uuid] = append(file.GPUs[was.uuid], was.MemberState)
 	}
-	err := state.WriteRecord(MembersPath(mem.Opts.RunDir), file)
-	if err != nil {
-		if !mem.Unrecorded {
-			mem.Log.WithError(fmt.Errorf("record who has memory on GPUs: %w", err)).Warnf("after a restart it is not known before all are back; trying again every %v", node.RecordRetry)
-		}
-		mem.Members.Set(loop.Now().Add(node.RecordRetry))
-	}
-	mem.Unrecorded = err != nil
+	return file
 }

@@ -39,21 +39,21 @@ import (
 // before it. A tenant that was suspended with its context is suspended again where it arrives.
 
 const (
-	// departLimit bounds wakes, and departs: the end of a turn, a drain, and moving the memory.
+	// departLimit bounds Wakes, and Departs: the end of a turn, a drain, and moving the memory.
 	departLimit = 60 * time.Second
 	// maxLegs is how often processes follow that begin while others are on their way.
 	maxLegs = 4
-	// arriveLimit bounds arrives: shims attach again within a second.
+	// arriveLimit bounds Arrives: shims attach again within a second.
 	arriveLimit = 30 * time.Second
 )
 
 type phase uint8
 
 const (
-	wakes   phase = iota // processes that were suspended come back with their contexts
-	departs              // nothing is granted; the memory goes to arenas
+	Wakes   phase = iota // processes that were suspended come back with their contexts
+	Departs              // nothing is granted; the memory goes to arenas
 	Carried              // a goroutine has each process checkpointed, and restored with the GPUs exchanged
-	arrives              // each process attaches to the GPU that it is on
+	Arrives              // each process attaches to the GPU that it is on
 )
 
 // Moves has the tenants that are on their way from GPU to GPU, and says where tenants can go.
@@ -85,10 +85,10 @@ func (mv *Moves) ForgetClient(cl *node.Client) {
 // may still want that GPU.
 func (mv *Moves) JoinMove(att *node.Attachment, want bool) bool {
 	m := mv.Migrations[att.Client.Account]
-	if m == nil || m.From != att.GPU || m.Phase > departs {
+	if m == nil || m.From != att.GPU || m.Phase > Departs {
 		return want
 	}
-	if m.Phase == departs {
+	if m.Phase == Departs {
 		mv.keepOff(att, want)
 		want = false
 	}
@@ -146,7 +146,7 @@ func (mv *Moves) Migrate(req *api.MigrateRequest, done func(*Move)) error {
 	mv.ExpectCheckpoints(0)
 	mv.Log.Infof("GPU %d: %s moves to GPU %d", from.Index, mv.NameOf(account), to.Index)
 	for _, cl := range clients {
-		if mv.Of(cl).Step != away.Present {
+		if mv.IsAway(cl) {
 			m.asleep = true
 			mv.Wake(cl, nil)
 		}
@@ -155,7 +155,7 @@ func (mv *Moves) Migrate(req *api.MigrateRequest, done func(*Move)) error {
 }
 
 func (mv *Moves) advanceWaking(m *Move) {
-	away := slices.IndexFunc(m.clients, func(cl *node.Client) bool { return mv.Of(cl).Step != away.Present })
+	away := slices.IndexFunc(m.clients, func(cl *node.Client) bool { return mv.IsAway(cl) })
 	switch {
 	case away < 0:
 		mv.depart(m)
@@ -167,7 +167,7 @@ func (mv *Moves) advanceWaking(m *Move) {
 
 // depart has the tenant leave its GPU.
 func (mv *Moves) depart(m *Move) {
-	m.Phase = departs
+	m.Phase = Departs
 	m.legs++
 	if m.legs == 1 {
 		m.began = time.Now()
@@ -313,11 +313,11 @@ func (mv *Moves) advance(m *Move) {
 	case m.Phase == Carried:
 	case len(m.clients) == 0:
 		mv.endMigration(m)
-	case m.Phase == wakes:
+	case m.Phase == Wakes:
 		mv.advanceWaking(m)
-	case m.Phase == departs:
+	case m.Phase == Departs:
 		mv.advanceDeparture(m)
-	case m.Phase == arrives:
+	case m.Phase == Arrives:
 		mv.advanceArrival(m)
 	}
 }
@@ -466,7 +466,7 @@ func (m *Move) Failure(mv *Moves) error {
 
 // cutLoose has processes attach to the GPU that they are on.
 func (mv *Moves) cutLoose(m *Move) {
-	m.Phase = arrives
+	m.Phase = Arrives
 	m.mayTake(arriveLimit)
 	for _, cl := range m.clients {
 		if c := cl.Conn; c != nil {

@@ -17,7 +17,7 @@ import (
 // What package placement is told of the node, and what it answers.
 
 // ChooseGPU has a new container that may begin on any GPU in its reach begin on the best of
-// them. The programs of the container learn it by placeOf.
+// them. The programs of the container learn it by PlaceOf.
 func (mv *Moves) ChooseGPU(c *api.Container) {
 	if mv.GpuOf(c.Id) != "" {
 		return // it is started again, or told again

@@ -169,11 +169,7 @@ type Conn struct {
 	// The loop's own:
 	Client   *Client                          // nil before REGISTER
 	Reg      wire.Register                    // what it registered with
-	CanMove  bool                             // the shim can move memory
-	Slices   bool                             // the shim understands SLICE
-	Suspends bool                             // the shim understands SUSPEND
-	IsAway   bool                             // the process said that it waits for SUSPEND (over)
-	Again    bool                             // the process says that it was registered before
+	Code     uint32                           // of REGISTER: what it says of itself
 	Page     *page.Page                       // the client's own once it has attached
 	Channels [wire.MaxChannels]*Attachment    // attached over this connection
 	Waiting  [wire.MaxChannels]*PendingAttach // ATTACH not answered yet
@@ -182,7 +178,10 @@ type Conn struct {
 	Dead     bool                             // closed by us; frames still queued are ignored
 }
 
-// Receive waits for a packet. After lookOut it spins for a while before it sleeps.
+// Says tells whether the process has said something of itself: wire.RegisterSwap and so on.
+func (c *Conn) Says(what uint32) bool { return c.Code&what != 0 }
+
+// Receive waits for a packet. After LookOut it spins for a while before it sleeps.
 func (c *Conn) Receive(b []byte) (n, flags int, err error) {
 	if until := base.Time(c.spin.Swap(0)); until != 0 {
 		raw, err := c.Sock.SyscallConn()

@@ -22,7 +22,7 @@ import (
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// Found is what the daemon wants to know of one.
+// Found is what a search says of a GPU.
 type Found struct {
 	Index       int    // for display
 	UUID        string // GPU-…

@@ -157,7 +157,7 @@ type Node struct {
 	Traffic      metrics.Traffic
 	TenantLog    *rate.Limiter
 	unloggedTold uint64
-	Told         map[string]time.Time // see mayTell
+	Told         map[string]time.Time // see MayTell
 	ExtraWork    uint64               // of clients, beside that of the cores, in units of about a frame that does little
 	Malformed    uint64
 
@@ -302,7 +302,7 @@ func (n *Node) Tell(s Subject, level logrus.Level, text string) {
 	n.TellOf(n.LogOf(s), level, text)
 }
 
-// TellOf is tell with other fields.
+// TellOf is Tell with other fields.
 func (n *Node) TellOf(to *logrus.Entry, level logrus.Level, text string) {
 	switch {
 	case level >= logrus.DebugLevel:

@@ -6,9 +6,9 @@
 // What it guarantees:
 //
 //   - The latest word holds: what was set by hand outlives the scheduler, until the scheduler is
-//     started with another value of the same flag.
-//   - Change puts in force what is recorded, or nothing. Keep is for what nobody would say again: it
-//     is tried until it is recorded.
+//     started with another value of the same flag. What was set for one GPU stays until it is reset.
+//   - Change puts in force what is recorded, or nothing. Record.Keep is for what nobody would say
+//     again: it is tried until it is recorded.
 //   - What nobody could have set is not read.
 package settings
 
@@ -26,32 +26,26 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
 	"github.com/nvshare/nvshare/sched/daemon/timer"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
-// recordRetry is the pause after the file could not be written.
-const recordRetry = 2 * time.Second
-
 // Store has the settings, and their file.
 type Store struct {
-	path  func() string
-	log   *logrus.Entry
-	now   func() base.Time
-	Again *timer.Timer // write the file, which could not be written
+	path   string
+	log    *logrus.Entry
+	Record *state.Keeper
 
-	Set       Set
-	Err       error // settings were lost
-	unsettled bool  // they could not be recorded
+	Set Set
+	Err error // settings were lost
 }
 
-// New returns a store without settings: call Restore. path says where the file is.
-func New(path func() string, log *logrus.Entry, timers *timer.List, now func() base.Time) *Store {
-	st := &Store{path: path, log: log, now: now}
-	st.Again = timers.New(st.Keep)
+// New returns a store without settings, which are in the file path: call Restore.
+func New(path string, log *logrus.Entry, timers *timer.List) *Store {
+	st := &Store{path: path, log: log}
+	st.Record = state.NewKeeper(timers, log, path, "the settings", func() any { return st.Set })
 	return st
 }
 
@@ -60,7 +54,8 @@ const SettingsVersion = 1
 
 // Set are the time quanta, modes and swap shares that Set has changed. The
 // latest word holds: a setting outlives the scheduler until it is set again, or
-// until the scheduler is started with another value of the same flag.
+// until the scheduler is started with another value of the same flag. What was set
+// for one GPU stays until it is reset.
 type Set struct {
 	Version int                `json:"version"`
 	Given   Setting            `json:"given"`             // by the command line, when the file was written
@@ -301,7 +296,7 @@ func (s Set) Of(uuid string) Setting { return s.GPUs[uuid].or(s.All).or(s.Given)
 // Restore puts earlier settings in force again, except those that another command line (given)
 // replaces. ended says which processes have ended.
 func (st *Store) Restore(given Setting, ended func(peer.Process) bool) error {
-	st.Set, st.Err = state.ReadRecord[Set](st.path(), SettingsVersion)
+	st.Set, st.Err = state.ReadRecord[Set](st.path, SettingsVersion)
 	if errors.Is(st.Err, state.ErrNewer) {
 		return st.Err
 	}
@@ -315,7 +310,7 @@ func (st *Store) Restore(given Setting, ended func(peer.Process) bool) error {
 	if st.Set.All = st.Set.All.without(replaced); len(replaced) > 0 {
 		// Recorded, or the next start with the earlier command line would bring
 		// the setting back.
-		st.Keep()
+		st.Record.Keep()
 	}
 	for _, p := range SettingParts {
 		if set := p.Text(st.Set.All); set != "" {
@@ -350,28 +345,12 @@ func (st *Store) SwapShare(uuid string) int { return st.Set.Of(uuid).SwapShare.P
 
 // Change records other settings and puts them in force. If the record fails nothing changes.
 func (st *Store) Change(next Set) error {
-	if err := state.WriteRecord(st.path(), next); err != nil {
+	if err := state.WriteRecord(st.path, next); err != nil {
 		st.log.WithError(err).Error("record the settings")
 		return status.Errorf(codes.Unavailable, "record the settings: %v", err)
 	}
 	st.Set, st.Err = next, nil
 	return nil
-}
-
-// Keep records what is in force, and tries again until that is done.
-func (st *Store) Keep() {
-	again := st.unsettled
-	err := state.WriteRecord(st.path(), st.Set)
-	switch {
-	case err != nil:
-		if !again {
-			st.log.WithError(fmt.Errorf("record the settings: %w", err)).Errorf("the next scheduler would not know them; trying again every %v", recordRetry)
-		}
-		st.Again.Set(st.now().Add(recordRetry))
-	case again:
-		st.log.Info("the settings are recorded again")
-	}
-	st.unsettled = err != nil
 }
 
 // DropHeld forgets that those wait who have ended. The next record says so.

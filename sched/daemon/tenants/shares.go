@@ -17,11 +17,9 @@ import (
 
 	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
-	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
 	"github.com/nvshare/nvshare/sched/daemon/state"
-	"github.com/nvshare/nvshare/sched/daemon/timer"
 )
 
 // Book has what containers and users may have of GPUs, and are promised, and who containers are
@@ -29,13 +27,12 @@ import (
 type Book struct {
 	*node.Node
 	Shares    Shares                // that were set, or asked for by pods
-	SharesErr error                 // shares were lost, or would be at a restart
-	Reshare   *timer.Timer          // write the file of shares, which could not be written
+	Record    *state.Keeper         // of them; its Err: shares were lost, or would be at a restart
 	Described chan struct{}         // closed when a container is described, and made anew
 	Firsts    map[string]*peer.Peer // first processes of containers that OCI hooks described, by container id
 
 	// MemoryChanged is told that a tenant's limits or terms of memory have changed on a GPU, and
-	// overlapChanged of overlap groups whose members have.
+	// OverlapChanged of overlap groups whose members have.
 	MemoryChanged  func(g *node.GPU, account string)
 	OverlapChanged func(groups ...string)
 }
@@ -43,7 +40,7 @@ type Book struct {
 // New returns a book in which nobody has anything.
 func New(n *node.Node) *Book {
 	b := &Book{Node: n, Described: make(chan struct{}), Firsts: map[string]*peer.Peer{}}
-	b.Reshare = n.Timers.New(b.RecordShares)
+	b.Record = state.NewKeeper(&n.Timers, n.Log, b.sharesPath(), "shares", func() any { return b.Shares })
 	return b
 }
 
@@ -57,7 +54,7 @@ type Shares struct {
 }
 
 // TenantShares are the shares of one tenant. Each field of the terms is taken from
-// the most particular of them that says it. A gang is api.GangOfItself, or as gangIn says.
+// the most particular of them that says it. A gang is api.GangOfItself, or as GangIn says.
 type TenantShares struct {
 	Pod    api.Terms            `json:"pod,omitzero"`     // by the pod's annotations, for each GPU
 	All    api.Terms            `json:"all,omitzero"`     // by SetShare, for each GPU
@@ -170,12 +167,12 @@ func (b *Book) sharesPath() string { return filepath.Join(b.Opts.RunDir, "shares
 // that were described, and have shares, known, so that the plugin can tell us to
 // forget those that have ended.
 func (b *Book) RestoreShares() error {
-	b.Shares, b.SharesErr = state.ReadRecord[Shares](b.sharesPath(), SharesVersion)
-	if errors.Is(b.SharesErr, state.ErrNewer) {
-		return b.SharesErr
+	b.Shares, b.Record.Err = state.ReadRecord[Shares](b.sharesPath(), SharesVersion)
+	if errors.Is(b.Record.Err, state.ErrNewer) {
+		return b.Record.Err
 	}
-	if b.SharesErr != nil {
-		b.Log.WithError(b.SharesErr).Error("shares and memory limits are lost: set them again; nvshare-plugin brings back those of pods")
+	if b.Record.Err != nil {
+		b.Log.WithError(b.Record.Err).Error("shares and memory limits are lost: set them again; nvshare-plugin brings back those of pods")
 	}
 	b.Shares.Version = SharesVersion
 	if b.Shares.Tenants == nil {
@@ -216,15 +213,15 @@ func (b *Book) ChangeShares(account string, to TenantShares, force bool) error {
 	b.keepShares(account, to)
 	switch {
 	case !force:
-		if err := b.writeShares(); err != nil {
+		if err := b.Record.Write(); err != nil {
 			b.keepShares(account, old)
 			b.Log.Error(err)
 			return err
 		}
 	case to.Engine != nil: // nobody describes it again
-		b.RecordShares()
-	case !b.Reshare.Planned():
-		b.Reshare.Set(loop.Now().Add(node.RecordPause))
+		b.Record.Keep()
+	default:
+		b.Record.KeepLater(node.RecordPause)
 	}
 	caused := force || to.Engine != old.Engine // by a container that comes or goes
 	defer b.OverlapChanged(old.Pod.Overlap, to.Pod.Overlap)
@@ -248,29 +245,6 @@ func (b *Book) keepShares(account string, to TenantShares) {
 		delete(b.Shares.Tenants, account)
 	} else {
 		b.Shares.Tenants[account] = to
-	}
-}
-
-func (b *Book) writeShares() error {
-	if err := state.WriteRecord(b.sharesPath(), b.Shares); err != nil {
-		return fmt.Errorf("record shares: %w", err)
-	}
-	b.Reshare.Stop()
-	b.SharesErr = nil
-	return nil
-}
-
-// RecordShares is writeShares until it succeeds.
-func (b *Book) RecordShares() {
-	had := b.SharesErr
-	if b.SharesErr = b.writeShares(); b.SharesErr != nil {
-		b.Reshare.Set(loop.Now().Add(node.RecordRetry))
-	}
-	switch {
-	case had == nil && b.SharesErr != nil:
-		b.Log.Error(b.SharesErr)
-	case had != nil && b.SharesErr == nil:
-		b.Log.Info("shares are recorded again")
 	}
 }
 
@@ -410,7 +384,7 @@ var wholeID = regexp.MustCompile(`^[0-9a-f]{64}$`)
 func (b *Book) FindTenant(want string, uid *uint32) (account string, err error) {
 	switch {
 	case (want == "") == (uid == nil):
-		return "", status.Error(codes.InvalidArgument, "set a share: name either a container or a user")
+		return "", status.Error(codes.InvalidArgument, "name either a container or a user")
 	case uid != nil:
 		return peer.AccountOfUser(*uid), nil
 	}
