@@ -90,7 +90,7 @@ func nodeOn(t *testing.T, root string, args []string) *node {
 	}
 	return &node{
 		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths, placed: placed, health: &plugin.Health{},
-		cdiDir: root + "/run/cdi", every: time.Millisecond,
+		cdiDir: root + "/run/cdi", every: time.Millisecond, generate: cdi.Generate, again: func() <-chan time.Time { return nil },
 	}
 }
 
@@ -345,6 +345,44 @@ func TestFileInTheWayIsToldToPods(t *testing.T) {
 	}
 	if err := create(); err != nil {
 		t.Errorf("put right: %v", err)
+	}
+	cancel()
+	<-done
+}
+
+// NVML may fail for a GPU, and not the next time. Nothing else tells that.
+func TestLooksAgainForWhatNVMLLeftOut(t *testing.T) {
+	root, args := host(t, 1)
+	n := nodeOn(t, root, args)
+	looks, again := 0, make(chan time.Time, 1)
+	n.generate = func(ctx context.Context, o cdi.Options, p cdi.Paths) (*cdi.Generated, error) {
+		looks++
+		g, err := cdi.Generate(ctx, o, p)
+		if err == nil && looks <= 4 { // the specs are right after the second one
+			g.Partial, g.GPUs = true, nil
+		}
+		return g, err
+	}
+	n.again = func() <-chan time.Time { return again }
+	n.look(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
+	found, done := make(chan *plugin.Inventory, 100), make(chan struct{})
+	go func() {
+		n.watch(ctx, func(inv *plugin.Inventory) { found <- inv })
+		close(done)
+	}()
+	for limit := time.After(patience); ; {
+		select {
+		case again <- time.Now():
+			continue
+		case inv := <-found:
+			if len(inv.GPUs()) == 0 {
+				continue
+			}
+		case <-limit:
+			t.Fatal("waited in vain for the GPU")
+		}
+		break
 	}
 	cancel()
 	<-done

@@ -28,6 +28,9 @@ const (
 	// retryInterval is the time between attempts after one that failed: nobody
 	// announces that a disk has room again.
 	retryInterval = 5 * time.Second
+	// partialInterval is the time until the next look after one for which NVML left something out. It is long
+	// because a GPU that is lost stays so.
+	partialInterval = time.Minute
 )
 
 // nodePart is the part of the health that is about GPUs, specs and files.
@@ -43,6 +46,10 @@ type node struct {
 	cdiDir  string
 	every   time.Duration // between looks for changes
 
+	generate func(context.Context, cdi.Options, cdi.Paths) (*cdi.Generated, error)
+	again    func() <-chan time.Time // when to look again after a partial look
+
+	partial   bool     // NVML left something out of the last look
 	seen      string   // fingerprint from before the last refresh; "" if that failed or changed a file
 	hostFiles []string // what the last look found that the specs need of the host
 	noCover   string   // why pods have a bind mount of the shim, as it was logged last
@@ -55,7 +62,7 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	// changes files, that fingerprint shows what was wrong, and the same can go wrong again at
 	// once: it is not kept, so that one more look follows, as after an error.
 	seen := n.fingerprint()
-	n.seen = ""
+	n.seen, n.partial = "", false
 	placed, err := n.placed.place()
 	if err != nil {
 		return nil, err
@@ -104,7 +111,9 @@ func (n *node) peek(ctx context.Context, every time.Duration, found func(*plugin
 			n.health.Problem(nodePart, err)
 			switch {
 			case err == nil:
-				seen, failure, known = now, "", true
+				if failure, known = "", true; !n.partial {
+					seen = now
+				}
 				found(inv)
 			case err.Error() != failure: // tried again, not said again
 				seen, failure = "", err.Error()
@@ -134,11 +143,11 @@ func (n *node) see(ctx context.Context) (*cdi.Generated, *plugin.Inventory, erro
 	n.noCover = why
 	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
 	defer cancel()
-	g, err := cdi.Generate(ctx, n.options, n.paths)
+	g, err := n.generate(ctx, n.options, n.paths)
 	if err != nil {
 		return nil, nil, err
 	}
-	n.hostFiles = g.HostFiles
+	n.hostFiles, n.partial = g.HostFiles, g.Partial
 	return g, plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs), nil
 }
 
@@ -170,6 +179,9 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 	defer tick.Stop()
 	failure := ""
 	for {
+		if n.partial && retry == nil {
+			retry = n.again()
+		}
 		force := false
 		select {
 		case <-ctx.Done():
@@ -179,6 +191,7 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 		case <-changed:
 		case <-tick.C:
 		case <-retry:
+			force, retry = true, nil
 		}
 		if !force && n.fingerprint() == n.seen {
 			continue
