@@ -142,8 +142,8 @@ func AddUnopened(ctx context.Context, o Options, gpus []GPU) []GPU {
 	return gpus
 }
 
-// AnyDevice is the name of the device of a container that may move among the GPUs: it holds
-// those that are like the first one, and has programs see that one.
+// AnyDevice is for a container that may move: it holds all GPUs of the first one's model, and its programs
+// see only the first.
 const AnyDevice = "any"
 
 // AllDevices is the name of the device that holds every GPU.

@@ -40,11 +40,7 @@ func (c Container) uses(uuid string) bool {
 	return len(c.GPUs) == 0 || slices.Contains(c.GPUs, uuid)
 }
 
-func (c Container) equal(o Container) bool {
-	lists := slices.Equal(c.GPUs, o.GPUs) && slices.Equal(c.Reach, o.Reach) && slices.Equal(c.Claims, o.Claims)
-	c.GPUs, c.Reach, c.Claims = o.GPUs, o.Reach, o.Claims
-	return lists && reflect.DeepEqual(c, o)
-}
+func (c Container) equal(o Container) bool { return reflect.DeepEqual(c, o) }
 
 // sameAs tells whether the two are one container of a pod, started twice.
 func (c Container) sameAs(o Container) bool {
@@ -69,10 +65,10 @@ type Containers struct {
 	// takes time from all namespaces, and no quota counts annotations.
 	MostCore func(namespace string) uint32
 
-	log    logrus.FieldLogger
-	ping   time.Duration // between requests for the scheduler's State
-	within time.Duration // a call to the scheduler has to be answered
-	wake   chan struct{} // holds a token when there may be something to tell
+	log       logrus.FieldLogger
+	ping      time.Duration // between requests for the scheduler's State
+	callLimit time.Duration // a call to the scheduler has to be answered
+	wake      chan struct{} // holds a token when there may be something to tell
 
 	changed chan struct{} // see Changed
 	specs   Specs         // nil: limits of specs are not looked at
@@ -96,7 +92,7 @@ type Containers struct {
 // NewContainers returns an empty set of containers.
 func NewContainers(log logrus.FieldLogger) *Containers {
 	cs := &Containers{
-		log: log, ping: pingInterval, within: callLimit, wake: make(chan struct{}, 1), OnGPUs: func() {},
+		log: log, ping: pingInterval, callLimit: callLimit, wake: make(chan struct{}, 1), OnGPUs: func() {},
 		want: map[string]Container{}, ended: map[string]Container{}, PromiseMemory: 100,
 		MayExclude: func(string) bool { return true },
 		MostCore:   func(string) uint32 { return 100 },

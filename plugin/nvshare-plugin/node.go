@@ -58,9 +58,8 @@ type node struct {
 // refresh puts the placed files right, looks for GPUs and driver, and writes or
 // removes the specs.
 func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
-	// The fingerprint is from before the look, so that no change is missed. Where this look
-	// changes files, that fingerprint shows what was wrong, and the same can go wrong again at
-	// once: it is not kept, so that one more look follows, as after an error.
+	// The fingerprint is taken before the look, so no change is missed. If this look repaired something,
+	// forget it: one more look then checks the repair.
 	seen := n.fingerprint()
 	n.seen, n.partial = "", false
 	placed, err := n.placed.place()
