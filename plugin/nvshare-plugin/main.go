@@ -213,7 +213,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) (err error) {
 		return err
 	}
 	if f.noNRI {
-		_, err := n.refresh(ctx)
+		_, err := n.refresh(ctx, true)
 		return err
 	}
 

@@ -55,13 +55,20 @@ type node struct {
 	noCover   string   // why pods have a bind mount of the shim, as it was logged last
 }
 
-// refresh puts the placed files right, looks for GPUs and driver, and writes or
-// removes the specs.
-func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
+// refresh looks for GPUs and driver. With write it puts the placed files right before, and writes or
+// removes the specs; else these are another plugin's.
+func (n *node) refresh(ctx context.Context, write bool) (*plugin.Inventory, error) {
 	// The fingerprint is taken before the look, so no change is missed. If this look repaired something,
 	// forget it: one more look then checks the repair.
 	seen := n.fingerprint()
 	n.seen, n.partial = "", false
+	if !write {
+		_, inv, err := n.see(ctx)
+		if err == nil {
+			n.seen = seen
+		}
+		return inv, err
+	}
 	placed, err := n.placed.place()
 	if err != nil {
 		return nil, err
@@ -92,47 +99,6 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	return inv, nil
 }
 
-// peek hands over what the node has, or why that is not known, and writes nothing: the files
-// are another plugin's. It calls looked after the first look. Until ctx ends it looks again
-// after that time if something has changed or the look before failed: nobody else would, and
-// a plugin that gives no GPUs is not ready, so that the earlier plugin would never be ended.
-// What it has handed over stays while a look fails.
-func (n *node) peek(ctx context.Context, every time.Duration, found func(*plugin.Inventory), looked func()) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	seen, failure, known := "", "", false
-	for {
-		if now := n.fingerprint(); now != seen {
-			_, inv, err := n.see(ctx)
-			if ctx.Err() != nil {
-				return
-			}
-			n.health.Problem(nodePart, err)
-			switch {
-			case err == nil:
-				if failure, known = "", true; !n.partial {
-					seen = now
-				}
-				found(inv)
-			case err.Error() != failure: // tried again, not said again
-				seen, failure = "", err.Error()
-				if known {
-					n.log.Errorf("GPUs or driver changed, and pods get the earlier ones: %v", err)
-					break
-				}
-				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
-				found(plugin.Unavailable(err))
-			}
-		}
-		looked()
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
-
 // see returns what the node has, and writes nothing. It remembers which files of the host to look for.
 func (n *node) see(ctx context.Context) (*cdi.Generated, *plugin.Inventory, error) {
 	dir, why := cdi.EmptyDirFor(n.options.HostRoot, filepath.Dir(n.paths.ShimDir))
@@ -150,25 +116,12 @@ func (n *node) see(ctx context.Context) (*cdi.Generated, *plugin.Inventory, erro
 	return g, plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs), nil
 }
 
-// look is the first refresh. If it fails, no GPU can be given until a refresh of watch
-// succeeds.
-func (n *node) look(ctx context.Context) *plugin.Inventory {
-	inv, err := n.refresh(ctx)
-	n.health.Problem(nodePart, err)
-	if err != nil {
-		if ctx.Err() == nil {
-			n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
-		}
-		return plugin.Unavailable(err)
-	}
-	return inv
-}
-
-// watch refreshes at SIGHUP and as soon as something changed, until ctx ends, and
-// hands over the inventory. If the refresh fails the inventory stays, unless containers
-// would not get what they need: engines do not find the devices, or a placed file is
-// not right.
-func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
+// watch hands over what the node has, at once, at SIGHUP and as soon as something changed, until ctx ends. It
+// calls looked after each look. write is as in refresh. If a look fails the inventory stays, unless
+// containers would not get what they need: nothing was handed over yet, engines do not find the devices, or a placed file is
+// not right. It looks again: nobody else would, and a plugin beside an earlier one that gives no GPUs is not ready, so that
+// the earlier one would never be ended.
+func (n *node) watch(ctx context.Context, write bool, found func(*plugin.Inventory), looked func()) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
@@ -176,12 +129,34 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 	var retry <-chan time.Time
 	tick := time.NewTicker(n.every)
 	defer tick.Stop()
-	failure := ""
-	for {
-		if n.partial && retry == nil {
-			retry = n.again()
+	failure, known := "", false
+	for force := true; ; {
+		if force || n.fingerprint() != n.seen {
+			inv, err := n.refresh(ctx, write)
+			if ctx.Err() != nil {
+				return
+			}
+			n.health.Problem(nodePart, err)
+			retry = nil
+			switch {
+			case err == nil:
+				failure, known = "", true
+				found(inv)
+			case err.Error() == failure: // tried again, not said again
+			case !known, errors.Is(err, cdi.ErrForeign), errors.As(err, new(errNotPlaced)), !n.hasSpecs():
+				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
+				found(plugin.Unavailable(err))
+			default:
+				n.log.Errorf("GPUs or driver changed, and containers get the earlier ones: %v", err)
+			}
+			if err != nil {
+				failure, retry = err.Error(), time.After(retryInterval)
+			} else if n.partial {
+				retry = n.again()
+			}
 		}
-		force := false
+		looked()
+		force = false
 		select {
 		case <-ctx.Done():
 			return
@@ -190,29 +165,7 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 		case <-changed:
 		case <-tick.C:
 		case <-retry:
-			force, retry = true, nil
-		}
-		if !force && n.fingerprint() == n.seen {
-			continue
-		}
-		inv, err := n.refresh(ctx)
-		n.health.Problem(nodePart, err)
-		retry = nil
-		if err != nil {
-			retry = time.After(retryInterval)
-		}
-		switch {
-		case err == nil:
-			failure = ""
-			found(inv)
-		case ctx.Err() == nil && err.Error() != failure: // tried again, not said again
-			failure = err.Error()
-			if errors.Is(err, cdi.ErrForeign) || errors.As(err, new(errNotPlaced)) || !n.hasSpecs() {
-				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
-				found(plugin.Unavailable(err))
-				break
-			}
-			n.log.Errorf("GPUs or driver changed, but the CDI specs are still the old ones: %v", err)
+			force = true
 		}
 	}
 }
