@@ -83,7 +83,7 @@ type Containers struct {
 	ended         map[string]Container // that the runtime may start again: see admit
 	promises      []Promise            // of the scheduler's latest State
 	gpus          map[string]GPUState  // by UUID, of the scheduler's latest State
-	noState       bool                 // the scheduler's state has not come, see AwaitState
+	noState       bool                 // the scheduler's state has not come
 	stateDeadline time.Time            // until when none is chosen without it; zero: see mustAwaitState
 	live          livePods
 	now           func() time.Time // the clock of stateDeadline
@@ -96,7 +96,7 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 		want: map[string]Container{}, ended: map[string]Container{}, PromiseMemory: 100,
 		MayExclude: func(string) bool { return true },
 		MostCore:   func(string) uint32 { return 100 },
-		now:        time.Now, registered: make(chan struct{}), changed: make(chan struct{}, 1),
+		now:        time.Now, registered: make(chan struct{}), changed: make(chan struct{}, 1), noState: true,
 	}
 	cs.Health.OnChange(cs.poke)
 	return cs
@@ -107,16 +107,8 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 // new one.
 func (cs *Containers) Registered() <-chan struct{} { return cs.registered }
 
-// AwaitState has no GPU chosen before the scheduler has said how much memory the GPUs have, and which of
-// them do work, for at most stateLimit from the beginning of Run. AwaitState is called before the runtime
-// asks: a plugin that serves beside an earlier one can be the only one before its Run begins.
-func (cs *Containers) AwaitState() {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	cs.noState = true
-}
-
-// mustAwaitState tells whether no GPU may be chosen now. Before Run, stateLimit begins when it is asked
+// mustAwaitState tells whether no GPU may be chosen now, because the scheduler has not said how much memory the GPUs have,
+// and which of them do work. That holds for stateLimit from the beginning of Run. Before Run, stateLimit begins when it is asked
 // first: the earlier plugin may stay for long, and a runtime that asks this one first would
 // refuse all. The lock is held.
 func (cs *Containers) mustAwaitState() bool {

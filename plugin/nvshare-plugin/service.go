@@ -53,7 +53,6 @@ type service struct {
 
 func newService(ctx context.Context, f flags, n *node, runDir string) (*service, error) {
 	s := &service{flags: f, log: n.log, runDir: runDir, node: n, containers: plugin.NewContainers(n.log), leads: make(chan struct{}), endPeek: func() {}}
-	s.containers.AwaitState()
 	s.containers.PromiseMemory = uint64(f.promiseMemory)
 	s.containers.MayExclude = func(namespace string) bool {
 		return slices.Contains(f.exclusion, "*") || slices.Contains(f.exclusion, namespace)
