@@ -75,9 +75,8 @@ func preloadByHook(hooks []*specs.Hook, binary string) []*specs.Hook {
 
 // describeHook returns the hook that tells the scheduler of a container: its name, its
 // annotations, and which GPUs it has. A GPU is known by its last device node, which for
-// MIG devices no other has, or by a variable of the environment. A GPU that has MIG devices
-// is known by these only: it has all their nodes, the last one's too, and is used through
-// them.
+// MIG devices no other has, or by a variable of the environment. A GPU in MIG mode
+// has the nodes of all its MIG devices. So it is recognised by these only.
 func describeHook(p Paths, gpus []GPU, base Base) *specs.Hook {
 	args := []string{path.Base(p.Hook), "describe", "--run-dir", p.RunDir}
 	add := func(uuid string, e *specs.ContainerEdits) {

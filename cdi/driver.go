@@ -67,9 +67,8 @@ var librarySearch = []string{
 	"/run/opengl-driver/lib",
 }
 
-// Of the driver's libraries, whose file names end with its version, containers get all but those that
-// draw: a driver has new ones each year, and what draws goes around the shim. One for computing has a
-// version of its own.
+// Containers get every library whose name ends in the driver's version, except those for graphics, which the
+// shim does not cover. ownVersioned is for computing, and has its own version.
 var (
 	drawing      = regexp.MustCompile(`^lib(GL|EGL|nvidia-(gl|egl|fbc|gtk|tls|vksc|vulkan|wayland))`)
 	ownVersioned = "libnvidia-nvvm70"
@@ -77,8 +76,8 @@ var (
 
 var smiSearch = []string{"/usr/bin/nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi", "/opt/bin/nvidia-smi"}
 
-// socketSearch lists what NVIDIA's own generator gives to containers, but the socket of an MPS server that
-// nvshare has not started. (A channel of IMEX it gives to those that name one: nvidia.com/imex-channel.)
+// socketSearch lists the sockets for containers as NVIDIA's generator gives them, except the MPS socket: nvshare
+// starts its own servers. (A channel of IMEX it gives to those that name one: nvidia.com/imex-channel.)
 var socketSearch = []string{"/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"}
 
 const controlNode = "/dev/nvidiactl"

@@ -17,6 +17,8 @@ import (
 // Generated is what Generate found and made.
 type Generated struct {
 	GPUs []GPU
+	// Partial: NVML failed, as a whole or for a GPU. It may not the next time, and Fingerprint does not see that.
+	Partial bool
 	// Specs holds one spec of each kind, Kind first; it is empty without GPUs.
 	Specs []*specs.Spec
 	// Source says in words what the specs are built on.
@@ -40,11 +42,11 @@ func (g *Generated) Spec(kind string) *specs.Spec {
 // Generate looks at this node and builds both specs. It writes nothing. A node
 // without GPU is no error.
 func Generate(ctx context.Context, o Options, p Paths) (*Generated, error) {
-	gpus, err := Discover(ctx, o)
+	gpus, partial, err := o.discover(ctx)
 	if err != nil {
 		return nil, err
 	}
-	g := &Generated{GPUs: gpus, Source: "no GPU found"}
+	g := &Generated{GPUs: gpus, Partial: partial, Source: "no GPU found"}
 	if len(gpus) == 0 {
 		return g, nil
 	}

@@ -70,39 +70,44 @@ func (o Options) log() logrus.FieldLogger {
 // driver is no error: the list is empty. On WSL2 it is ErrWSL, and GPUs without a memory of their
 // own are an error.
 func Discover(ctx context.Context, o Options) ([]GPU, error) {
-	switch h := host(o.HostRoot); {
-	case o.SimDir != "":
-		return Simulated{Dir: o.SimDir}.List(ctx)
-	case h.isWSL():
-		return nil, ErrWSL
-	case h.exists(tegraFile):
-		return nil, fmt.Errorf("this is a Jetson (%s): %w", tegraFile, errIntegrated)
-	}
-	gpus, err := o.list(ctx)
-	for _, g := range gpus {
-		if integrated.MatchString(g.Name) {
-			return nil, fmt.Errorf("GPU %d is an %s: %w", g.Index, g.Name, errIntegrated)
-		}
-	}
+	gpus, _, err := o.discover(ctx)
 	return gpus, err
 }
 
-func (o Options) list(ctx context.Context) ([]GPU, error) {
+// discover is Discover; partial is as in Generated.
+func (o Options) discover(ctx context.Context) (gpus []GPU, partial bool, err error) {
+	switch h := host(o.HostRoot); {
+	case o.SimDir != "":
+		gpus, err = Simulated{Dir: o.SimDir}.List(ctx)
+		return gpus, false, err
+	case h.isWSL():
+		return nil, false, ErrWSL
+	case h.exists(tegraFile):
+		return nil, false, fmt.Errorf("this is a Jetson (%s): %w", tegraFile, errIntegrated)
+	}
+	gpus, partial, err = o.list(ctx, NVML{Log: o.Log}.look)
+	for _, g := range gpus {
+		if integrated.MatchString(g.Name) {
+			return nil, false, fmt.Errorf("GPU %d is an %s: %w", g.Index, g.Name, errIntegrated)
+		}
+	}
+	return gpus, partial, err
+}
+
+func (o Options) list(ctx context.Context, nvml func(context.Context) ([]GPU, bool, error)) (gpus []GPU, partial bool, err error) {
 	// NVML of a host whose root is elsewhere would be loaded against this
 	// container's libraries: ask the kernel module instead.
 	if host(o.HostRoot).isSelf() {
-		gpus, err := NVML{Log: o.Log}.List(ctx)
-		if err == nil {
-			return gpus, nil
+		gpus, partial, err = nvml(ctx)
+		if err == nil || ctx.Err() != nil {
+			return gpus, partial, err
 		}
-		if ctx.Err() != nil {
-			return nil, err
-		}
-		if !errors.Is(err, ErrNoNVML) {
+		if partial = !errors.Is(err, ErrNoNVML); partial {
 			o.log().Warnf("asking the kernel module for GPUs, because NVML failed: %v", err)
 		}
 	}
-	return ProcFS{Root: o.HostRoot, Log: o.Log}.List(ctx)
+	gpus, err = ProcFS{Root: o.HostRoot, Log: o.Log}.List(ctx)
+	return gpus, partial, err
 }
 
 // AddUnopened adds to what Discover found the GPUs that the kernel module knows and NVML did not
@@ -137,8 +142,8 @@ func AddUnopened(ctx context.Context, o Options, gpus []GPU) []GPU {
 	return gpus
 }
 
-// AnyDevice is the name of the device of a container that may move among the GPUs: it holds
-// those that are like the first one, and has programs see that one.
+// AnyDevice is for a container that may move: it holds all GPUs of the first one's model, and its programs
+// see only the first.
 const AnyDevice = "any"
 
 // AllDevices is the name of the device that holds every GPU.

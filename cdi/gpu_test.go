@@ -150,6 +150,23 @@ func TestSimulatedNeedsItsLibrary(t *testing.T) {
 	}
 }
 
+// What NVML fails to say is said to be missing, so that somebody looks again.
+func TestPartialLooks(t *testing.T) {
+	failed := errors.New("Unknown Error")
+	for name, c := range map[string]struct {
+		partial bool
+		err     error
+		want    bool
+	}{
+		"NVML answers": {}, "one GPU fails": {partial: true, want: true}, "NVML fails": {err: failed, want: true}, "no NVML": {err: ErrNoNVML},
+	} {
+		nvml := func(context.Context) ([]GPU, bool, error) { return nil, c.partial, c.err }
+		if _, partial, err := (Options{}).list(t.Context(), nvml); partial != c.want || err != nil {
+			t.Errorf("%s: partial %v, %v", name, partial, err)
+		}
+	}
+}
+
 // The simulated library answers go-nvml as NVIDIA's does. NVSHARE_TEST_SIMGPU
 // names its directory; the Makefile sets it.
 func TestSimulatedThroughNVML(t *testing.T) {

@@ -30,15 +30,23 @@ var inNVML = make(chan struct{}, 1)
 // or what NVML reports. It returns when ctx ends even if NVML hangs, as it does
 // on a GPU that fell off the bus.
 func (n NVML) List(ctx context.Context) ([]GPU, error) {
+	gpus, _, err := n.look(ctx)
+	return gpus, err
+}
+
+// look is List; partial: some GPUs could not be opened.
+func (n NVML) look(ctx context.Context) ([]GPU, bool, error) {
 	var gpus []GPU
+	var failed []error
 	err := inside(ctx, func() (err error) {
-		gpus, err = n.list()
+		gpus, failed, err = n.list()
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	return gpus, nil
+	gpus, err = usable(gpus, failed, n.Log)
+	return gpus, len(failed) > 0, err
 }
 
 // inside runs f, which is to use NVML, unless another one hangs there. It
@@ -80,18 +88,14 @@ func (n NVML) start() (nvml.Interface, error) {
 	}
 }
 
-func (n NVML) list() ([]GPU, error) {
+func (n NVML) list() (gpus []GPU, failed []error, err error) {
 	lib, err := n.start()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	defer lib.Shutdown()
 	// A call to a function that the library lacks would end this program.
-	gpus, failed, err := listNVML(lib, func(symbol string) bool { return lib.Extensions().LookupSymbol(symbol) == nil })
-	if err != nil {
-		return nil, err
-	}
-	return usable(gpus, failed, n.Log)
+	return listNVML(lib, func(symbol string) bool { return lib.Extensions().LookupSymbol(symbol) == nil })
 }
 
 // listNVML asks a library that has been started; has tells which functions it

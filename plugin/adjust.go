@@ -35,33 +35,36 @@ func Adjust(req Request, ctr *api.Container, shim bool) (*api.ContainerAdjustmen
 	for _, d := range devices {
 		adjust.AddCDIDevice(&api.CDIDevice{Name: nvcdi.KindNRI + "=" + d})
 	}
-	setEnv := func(key, value string, replace bool) {
-		if replace { // another plugin may have set it
-			adjust.RemoveEnv(key)
-		}
-		adjust.AddEnv(key, value)
+	setEnv := func(key, value string) {
+		replaceEnv(adjust, ctr, key, value)
 		changed = true
 	}
-	old, set := lookupEnv(ctr.GetEnv(), nvcdi.PreloadEnv)
+	old, _ := lookupEnv(ctr.GetEnv(), nvcdi.PreloadEnv)
 	if merged := mergePreload(old); len(devices) > 0 || merged != old {
-		setEnv(nvcdi.PreloadEnv, merged, set)
+		setEnv(nvcdi.PreloadEnv, merged)
 	}
 	if req.Sees != "" { // of what it can open; another index or GPU would be meant otherwise
-		_, set := lookupEnv(ctr.GetEnv(), nvcdi.VisibleDevicesEnv)
-		setEnv(nvcdi.VisibleDevicesEnv, req.Sees, set)
+		setEnv(nvcdi.VisibleDevicesEnv, req.Sees)
 		mark, value, _ := strings.Cut(nvcdi.AnyMark, "=") // its programs follow it to where it moves
-		_, set = lookupEnv(ctr.GetEnv(), mark)
-		setEnv(mark, value, set)
+		setEnv(mark, value)
 	}
 	// The shim finds the sockets without the variable. An image or a pod that has it
 	// would send the shim to a directory without a scheduler.
 	if old, set := lookupEnv(ctr.GetEnv(), nvcdi.RunDirEnv); set && old != nvcdi.ContainerRunDir {
-		setEnv(nvcdi.RunDirEnv, nvcdi.ContainerRunDir, true)
+		setEnv(nvcdi.RunDirEnv, nvcdi.ContainerRunDir)
 	}
 	if !changed {
 		return nil, nil
 	}
 	return adjust, nil
+}
+
+// replaceEnv sets a variable of a container, which may have it from its pod, its image or another plugin.
+func replaceEnv(adjust *api.ContainerAdjustment, ctr *api.Container, key, value string) {
+	if _, set := lookupEnv(ctr.GetEnv(), key); set {
+		adjust.RemoveEnv(key)
+	}
+	adjust.AddEnv(key, value)
 }
 
 // given returns the names of nvshare's devices that the runtime was told to inject by

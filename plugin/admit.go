@@ -30,10 +30,9 @@ const unknownMIG = "the scheduler does not know this MIG device: only NVML tells
 
 // admit enters a container that does not exist yet, and decides which GPUs it has
 // if count of them are to be chosen. All decisions are made here, so that no two
-// contradict each other. It fails, and changes nothing, if no GPU can be chosen, or
-// if of the GPUs that somebody else has chosen more than 100 % would be requested,
-// or they have neighbours that the labels forbid. gpus are what this node can give.
-// The lock is held.
+// contradict each other. It refuses, and enters nothing, if no GPU can be chosen; or, where somebody
+// else chose the GPUs, if their requests would exceed 100 %, or a label forbids a neighbour. gpus are
+// what this node can give. The lock is held.
 //
 // A container whose GPUs are not known counts on each of them, and is nobody's
 // neighbour. Memory is promised by limits, and is a reason to refuse only where the
@@ -137,7 +136,7 @@ func (cs *Containers) withState(gpus []cdi.GPU) []placement.Device {
 	devices := devicesOf(gpus)
 	for i := range devices {
 		d := &devices[i]
-		state := cs.gpus[d.UUID].Within(cs.gpus[d.GPU])
+		state := cs.gpus[d.UUID].WithParent(cs.gpus[d.GPU])
 		d.Memory = cmp.Or(d.Memory, state.Memory) * cs.PromiseMemory / 100
 		d.Closed, d.Dead = state.Closed(), state.Fault != ""
 		if _, known := cs.gpus[d.UUID]; !known && d.UUID != d.GPU && len(cs.gpus) > 0 {

@@ -19,7 +19,7 @@ func TestPlacementThroughTheRuntime(t *testing.T) {
 	r.start()
 	defer r.stop()
 	start := func() (stop func()) {
-		stop = run(t, r, NewContainers(quiet()))
+		stop = run(t, r, withState())
 		await(t, r.synced, "the registration")
 		return stop
 	}

@@ -362,7 +362,7 @@ func TestChoosesByTheSchedulersWord(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				p := newPlacing(t, 2)
-				p.containers.AwaitState()
+				p.containers.noState = true
 				s, started := newScheduler(), time.Now()
 				s.gpus = map[string]GPUState{gpuID(0): {Fault: "Xid 79: gone"}, gpuID(1): {}}
 				go p.containers.Run(t.Context(), func(ctx context.Context) (Scheduler, error) {
@@ -393,7 +393,7 @@ func TestChoosesByTheSchedulersWord(t *testing.T) {
 func TestWaitsForTheWordBeforeItLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPlacing(t, 2)
-		p.containers.AwaitState()
+		p.containers.noState = true
 		time.Sleep(time.Hour)
 		follows := func() {
 			t.Helper()

@@ -93,7 +93,7 @@ func beside500(t testing.TB) *fakeRuntime {
 	t.Cleanup(r.stop)
 	dial, accepted := silence(t)
 	containers := NewContainers(quiet())
-	containers.within = 2 * patience // who waits for a call waits for longer than the runtime does
+	containers.callLimit = 2 * patience // who waits for a call waits for longer than the runtime does
 	t.Cleanup(tell(t, containers, dial))
 	run(t, r, containers)
 	await(t, r.synced, "the registration")

@@ -18,8 +18,8 @@ import (
 // Where GPUs are given by resource claims (package dra), a container's terms are those
 // of its claims. Annotations may lower them, and say what the claims leave open.
 
-// Share is a part of a GPU that a resource claim gives to containers.
-type Share struct {
+// ClaimPart is a part of a GPU that a resource claim gives to containers.
+type ClaimPart struct {
 	Name  string // of the CDI device, without the kind
 	Claim string // <namespace>/<name>
 	GPU   string // UUID
@@ -33,8 +33,8 @@ type Share struct {
 // nobody.
 type Claims interface {
 	// ByDevice and ByToken answer from memory.
-	ByDevice(name string) (Share, bool)
-	ByToken(token string) (Share, bool)
+	ByDevice(name string) (ClaimPart, bool)
+	ByToken(token string) (ClaimPart, bool)
 	// Load learns which claims other processes have prepared since. It reads a directory, so
 	// no lock is held across it.
 	Load()
@@ -111,9 +111,9 @@ func claimDevices(pod *api.PodSandbox, ctr *api.Container, exists bool) []string
 }
 
 // sharesOf returns the shares that a container was given.
-func (cs *Containers) sharesOf(pod *api.PodSandbox, ctr *api.Container, exists bool) (shares []Share, err error) {
-	add := func(s Share) {
-		if !slices.ContainsFunc(shares, func(o Share) bool { return o.Name == s.Name }) {
+func (cs *Containers) sharesOf(pod *api.PodSandbox, ctr *api.Container, exists bool) (shares []ClaimPart, err error) {
+	add := func(s ClaimPart) {
+		if !slices.ContainsFunc(shares, func(o ClaimPart) bool { return o.Name == s.Name }) {
 			shares = append(shares, s)
 		}
 	}
@@ -161,11 +161,11 @@ func (cs *Containers) claimed(r *Request, pod *api.PodSandbox, ctr *api.Containe
 		if s.Terms != shares[0].Terms {
 			return fmt.Errorf("claims %s and %s give it different parts of two GPUs (%s; %s): request the same of each", shares[0].Claim, s.Claim, describeTerms(shares[0].Terms), describeTerms(s.Terms))
 		}
-		if slices.ContainsFunc(shares[:i], func(o Share) bool { return o.GPU == s.GPU }) {
+		if slices.ContainsFunc(shares[:i], func(o ClaimPart) bool { return o.GPU == s.GPU }) {
 			return fmt.Errorf("claims give it two parts of GPU %s, which programs see once: request one larger part, or two GPUs with the constraint distinctAttribute: nvshare.com/uuid", s.GPU)
 		}
 	}
-	r.Terms, _ = within(r.Terms, shares[0])
+	r.Terms, _ = lowered(r.Terms, shares[0])
 	return r.Terms.Consistent() // annotation and claim may contradict each other
 }
 
@@ -180,13 +180,13 @@ func (p *Plugin) missedClaim(pod *api.PodSandbox, ctr *api.Container) bool {
 	return len(shares) > 0 || err != nil
 }
 
-// limit keeps the terms of a container within its claims; old is what it had. The error names the
+// boundByClaims keeps the terms of a container within its claims; old is what it had. The error names the
 // fields that ask for more. A container of whose claims nothing is known keeps its terms: the claim
 // was given back, so that the container ends, or its record is lost. The lock is held.
-func (cs *Containers) limit(c *Container, old Container) error {
+func (cs *Containers) boundByClaims(c *Container, old Container) error {
 	var errs []error
 	for _, name := range c.Claims {
-		s, ok := Share{}, false
+		s, ok := ClaimPart{}, false
 		if cs.Claims != nil {
 			s, ok = cs.Claims.ByDevice(name)
 		}
@@ -194,18 +194,18 @@ func (cs *Containers) limit(c *Container, old Container) error {
 			c.Terms, c.Keep = old.Terms, old.Keep
 			continue
 		}
-		errs = append(errs, bound(&c.Terms, s, "claim "+s.Claim))
+		errs = append(errs, boundSaying(&c.Terms, s, "claim "+s.Claim))
 		break // all shares of a container have the same terms
 	}
 	return errors.Join(errs...)
 }
 
-// bound is within for one who is told of the fields that ask for more.
-func bound(t *sched.Terms, s Share, whose string) error {
+// boundSaying is lowered for one who is told of the fields that ask for more.
+func boundSaying(t *sched.Terms, s ClaimPart, whose string) error {
 	var errs []error
 	asked := *t
 	var more sched.FieldSet
-	*t, more = within(asked, s)
+	*t, more = lowered(asked, s)
 	for _, f := range sched.Fields {
 		if more&f.ID != 0 {
 			errs = append(errs, fmt.Errorf("%s %s is more than, or other than, what %s has: %s holds", f.Name, f.Format(asked), whose, f.Format(*t)))
@@ -214,10 +214,10 @@ func bound(t *sched.Terms, s Share, whose string) error {
 	return errors.Join(errs...)
 }
 
-// within returns what annotations may say where a claim gives a share: less of what it
+// lowered returns what annotations may say where a claim gives a share: less of what it
 // says, and all that it leaves open, unless it is to look only. more has the fields that ask for more; these stay
 // as the claim has them.
-func within(asked sched.Terms, s Share) (t sched.Terms, more sched.FieldSet) {
+func lowered(asked sched.Terms, s ClaimPart) (t sched.Terms, more sched.FieldSet) {
 	claim := s.Terms
 	t = asked.Or(claim)
 	for _, f := range sched.Fields {

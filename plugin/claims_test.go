@@ -21,8 +21,8 @@ import (
 type claimSite struct {
 	*Plugin
 	t      *testing.T
-	shares map[string]Share // by token
-	later  map[string]Share // that another process has prepared: known once they are loaded
+	shares map[string]ClaimPart // by token
+	later  map[string]ClaimPart // that another process has prepared: known once they are loaded
 	loads  int
 	busy   chan struct{} // until it is closed, the disk does not answer; nil: it does
 }
@@ -41,18 +41,18 @@ func tokenOf(name string) string {
 	return base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString([]byte(name))
 }
 
-func (s *claimSite) ByToken(token string) (Share, bool) {
+func (s *claimSite) ByToken(token string) (ClaimPart, bool) {
 	share, ok := s.shares[token]
 	return share, ok
 }
 
-func (s *claimSite) ByDevice(name string) (Share, bool) {
+func (s *claimSite) ByDevice(name string) (ClaimPart, bool) {
 	for _, share := range s.shares {
 		if share.Name == name {
 			return share, true
 		}
 	}
-	return Share{}, false
+	return ClaimPart{}, false
 }
 
 // deviceOf is the CDI device of claim n on GPU g.
@@ -61,7 +61,7 @@ func deviceOf(n, g int) string {
 }
 
 func newClaimSite(t *testing.T) *claimSite {
-	s := &claimSite{Plugin: New(quiet(), NewContainers(quiet())), t: t, shares: map[string]Share{}}
+	s := &claimSite{Plugin: New(quiet(), NewContainers(quiet())), t: t, shares: map[string]ClaimPart{}}
 	s.SetInventory(inventory(t))
 	s.containers.Claims = s
 	return s
@@ -70,7 +70,7 @@ func newClaimSite(t *testing.T) *claimSite {
 // prepare makes claim n, with a share of GPU g.
 func (s *claimSite) prepare(n, g int, terms sched.Terms) string {
 	name := deviceOf(n, g)
-	s.shares[tokenOf(name)] = Share{Name: name, Claim: fmt.Sprintf("ml/claim%d", n), GPU: known[2+g], Terms: terms}
+	s.shares[tokenOf(name)] = ClaimPart{Name: name, Claim: fmt.Sprintf("ml/claim%d", n), GPU: known[2+g], Terms: terms}
 	return name
 }
 

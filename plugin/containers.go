@@ -40,11 +40,7 @@ func (c Container) uses(uuid string) bool {
 	return len(c.GPUs) == 0 || slices.Contains(c.GPUs, uuid)
 }
 
-func (c Container) equal(o Container) bool {
-	lists := slices.Equal(c.GPUs, o.GPUs) && slices.Equal(c.Reach, o.Reach) && slices.Equal(c.Claims, o.Claims)
-	c.GPUs, c.Reach, c.Claims = o.GPUs, o.Reach, o.Claims
-	return lists && reflect.DeepEqual(c, o)
-}
+func (c Container) equal(o Container) bool { return reflect.DeepEqual(c, o) }
 
 // sameAs tells whether the two are one container of a pod, started twice.
 func (c Container) sameAs(o Container) bool {
@@ -69,10 +65,10 @@ type Containers struct {
 	// takes time from all namespaces, and no quota counts annotations.
 	MostCore func(namespace string) uint32
 
-	log    logrus.FieldLogger
-	ping   time.Duration // between requests for the scheduler's State
-	within time.Duration // a call to the scheduler has to be answered
-	wake   chan struct{} // holds a token when there may be something to tell
+	log       logrus.FieldLogger
+	ping      time.Duration // between requests for the scheduler's State
+	callLimit time.Duration // a call to the scheduler has to be answered
+	wake      chan struct{} // holds a token when there may be something to tell
 
 	changed chan struct{} // see Changed
 	specs   Specs         // nil: limits of specs are not looked at
@@ -87,7 +83,7 @@ type Containers struct {
 	ended         map[string]Container // that the runtime may start again: see admit
 	promises      []Promise            // of the scheduler's latest State
 	gpus          map[string]GPUState  // by UUID, of the scheduler's latest State
-	noState       bool                 // the scheduler's state has not come, see AwaitState
+	noState       bool                 // the scheduler's state has not come
 	stateDeadline time.Time            // until when none is chosen without it; zero: see mustAwaitState
 	live          livePods
 	now           func() time.Time // the clock of stateDeadline
@@ -96,11 +92,11 @@ type Containers struct {
 // NewContainers returns an empty set of containers.
 func NewContainers(log logrus.FieldLogger) *Containers {
 	cs := &Containers{
-		log: log, ping: pingInterval, within: callLimit, wake: make(chan struct{}, 1), OnGPUs: func() {},
+		log: log, ping: pingInterval, callLimit: callLimit, wake: make(chan struct{}, 1), OnGPUs: func() {},
 		want: map[string]Container{}, ended: map[string]Container{}, PromiseMemory: 100,
 		MayExclude: func(string) bool { return true },
 		MostCore:   func(string) uint32 { return 100 },
-		now:        time.Now, registered: make(chan struct{}), changed: make(chan struct{}, 1),
+		now:        time.Now, registered: make(chan struct{}), changed: make(chan struct{}, 1), noState: true,
 	}
 	cs.Health.OnChange(cs.poke)
 	return cs
@@ -111,16 +107,8 @@ func NewContainers(log logrus.FieldLogger) *Containers {
 // new one.
 func (cs *Containers) Registered() <-chan struct{} { return cs.registered }
 
-// AwaitState has no GPU chosen before the scheduler has said how much memory the GPUs have, and which of
-// them do work, for at most stateLimit from the beginning of Run. AwaitState is called before the runtime
-// asks: a plugin that serves beside an earlier one can be the only one before its Run begins.
-func (cs *Containers) AwaitState() {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	cs.noState = true
-}
-
-// mustAwaitState tells whether no GPU may be chosen now. Before Run, stateLimit begins when it is asked
+// mustAwaitState tells whether no GPU may be chosen now, because the scheduler has not said how much memory the GPUs have,
+// and which of them do work. That holds for stateLimit from the beginning of Run. Before Run, stateLimit begins when it is asked
 // first: the earlier plugin may stay for long, and a runtime that asks this one first would
 // refuse all. The lock is held.
 func (cs *Containers) mustAwaitState() bool {

@@ -19,7 +19,7 @@ import (
 //
 //   - One to which another plugin of the node has given GPUs (adjusted) is entered as it is (follow).
 //   - What it asks for is read from annotations (request), bounded by its claims (claimed) and by the pod's spec
-//     (limited), and described as a Container (describe).
+//     (boundBySpec), and described as a Container (describe).
 //   - GPUs are chosen, or those that were named are checked, and the container is entered (Containers.admit).
 //   - What it gets is written into the answer (give): devices and environment (Adjust), what was chosen (record) and its
 //     overlap group (overlap). Where that fails it is removed again.
@@ -110,7 +110,7 @@ func (p *Plugin) admit(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) 
 	if req, err = cs.request(pod, ctr.GetName(), inv.Devices()); err != nil {
 		return c, req, false, err
 	}
-	if err = errors.Join(cs.claimed(&req, pod, ctr, false), cs.limited(&req, pod, ctr)); err != nil {
+	if err = errors.Join(cs.claimed(&req, pod, ctr, false), cs.boundBySpec(&req, pod, ctr)); err != nil {
 		return c, req, false, err
 	}
 	if len(given(ctr)) > 0 || p.hasShim(ctr) {
@@ -161,7 +161,7 @@ func describe(pod *api.PodSandbox, ctr *api.Container, req Request, inv *Invento
 // scheduler was told before. The lock is held.
 func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inventory) (Container, error) {
 	req, err := cs.request(pod, ctr.GetName(), inv.Devices())
-	unclaimed := errors.Join(cs.claimed(&req, pod, ctr, true), cs.limited(&req, pod, ctr))
+	unclaimed := errors.Join(cs.claimed(&req, pod, ctr, true), cs.boundBySpec(&req, pod, ctr))
 	c := describeExisting(pod, ctr, req, inv)
 	if names := recordedClaims(pod, ctr); len(names) > 0 && len(req.Shares) == 0 {
 		if unclaimed == nil {

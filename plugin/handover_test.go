@@ -13,7 +13,7 @@ func TestHandover(t *testing.T) {
 	r := newRuntime(t, "v2.4.2")
 	r.start()
 	defer r.stop()
-	old := NewContainers(quiet())
+	old := withState()
 	stop := run(t, r, old)
 	await(t, r.synced, "the old plugin")
 	create := func(name string, annotations ...string) string {
@@ -27,7 +27,7 @@ func TestHandover(t *testing.T) {
 	if got := create("a", "gpu-core-request=60"); got != "0" {
 		t.Fatalf("before: %q", got)
 	}
-	next := NewContainers(quiet())
+	next := withState()
 	run(t, r, next)
 	await(t, r.synced, "the next plugin")
 	if got := create("b", "gpu-core-request=60"); got != "1" {

@@ -123,8 +123,8 @@ func carriesNode(pod *api.PodSandbox) bool {
 		len(spaces) > 0 && !slices.ContainsFunc(spaces, func(n *api.LinuxNamespace) bool { return n.GetType() == "network" })
 }
 
-// limited changes a request to what the container's spec says. The lock is held.
-func (cs *Containers) limited(r *Request, pod *api.PodSandbox, ctr *api.Container) error {
+// boundBySpec changes a request to what the container's spec says. The lock is held.
+func (cs *Containers) boundBySpec(r *Request, pod *api.PodSandbox, ctr *api.Container) error {
 	l, _ := cs.limitsOf(pod, ctr)
 	if l == (Limits{}) || cs.Claims != nil {
 		return nil
@@ -133,7 +133,7 @@ func (cs *Containers) limited(r *Request, pod *api.PodSandbox, ctr *api.Containe
 		return annotationError(key, value, fmt.Errorf("kube-scheduler has counted one GPU for it (%v): give \"1\" or any, or remove the annotation", l))
 	}
 	r.Limits, r.Devices, r.Count = l, nil, 1
-	r.Terms, _ = within(r.Terms, Share{Terms: l.terms()})
+	r.Terms, _ = lowered(r.Terms, ClaimPart{Terms: l.terms()})
 	if err := errors.Join(l.terms().Validate(), r.Terms.Validate()); err != nil {
 		return fmt.Errorf("resources.limits %v (GiB, and percent of one GPU): %w", l, err)
 	}
@@ -187,9 +187,9 @@ func (p *Plugin) Capacity() (c Limits, ok bool) {
 	return c.plus(Limits{memory >> 30, core}), true
 }
 
-// missing returns containers that kube-scheduler has counted and that are not there, or not there again.
+// awaited returns containers that kube-scheduler has counted and that are not there, or not there again.
 // The lock is held.
-func (cs *Containers) missing(except Container) (wait []Container) {
+func (cs *Containers) awaited(except Container) (wait []Container) {
 	had, there, begun := map[string]Limits{}, map[[2]string]bool{}, map[string]bool{}
 	begin := func(o Container) {
 		pod := cs.live.byUID[o.PodUID]
@@ -235,10 +235,10 @@ func (cs *Containers) missing(except Container) (wait []Container) {
 	return wait
 }
 
-// keepCounted adds to devices what kube-scheduler has counted for containers that are missing, so that nobody
+// keepCounted adds to devices what kube-scheduler has counted for containers that are awaited, so that nobody
 // else is given it. The lock is held.
 func (cs *Containers) keepCounted(devices []placement.Device, except Container) {
-	wait := cs.missing(except)
+	wait := cs.awaited(except)
 	// They come from a map, and what is large fits on fewer GPUs. In this order each gets what the order says,
 	// whoever is created first.
 	order := func(a, b Container) int {

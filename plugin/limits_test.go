@@ -279,7 +279,7 @@ func TestCapacity(t *testing.T) {
 	p := newPlacing(t, 1)
 	p.SetSpecs(nil)
 	p.ExpectPods()
-	p.containers.AwaitState()
+	p.containers.noState = true
 	steps := []func(){
 		func() { p.containers.complete = true },
 		func() { p.SetPods(nil) },

@@ -43,10 +43,7 @@ func overlap(adjust *api.ContainerAdjustment, ctr *api.Container, t sched.Terms)
 	adjust.AddAnnotation(OverlapAnnotation, t.Overlap)
 	env := sched.OverlapEnvironment(mpsDir(ctr), t)
 	for _, key := range slices.Sorted(maps.Keys(env)) {
-		if _, set := lookupEnv(ctr.GetEnv(), key); set {
-			adjust.RemoveEnv(key)
-		}
-		adjust.AddEnv(key, env[key])
+		replaceEnv(adjust, ctr, key, env[key])
 	}
 	return adjust
 }

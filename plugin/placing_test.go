@@ -43,8 +43,15 @@ type placing struct {
 	ctrs map[string]*api.Container
 }
 
+// withState is an empty set of containers, where the scheduler has said its state.
+func withState() *Containers {
+	cs := NewContainers(quiet())
+	cs.noState = false
+	return cs
+}
+
 func newPlacing(t testing.TB, n int) *placing {
-	p := &placing{New(quiet(), NewContainers(quiet())), t, map[string]*api.PodSandbox{}, map[string]*api.Container{}}
+	p := &placing{New(quiet(), withState()), t, map[string]*api.PodSandbox{}, map[string]*api.Container{}}
 	p.SetInventory(simulated(t, n))
 	return p
 }

@@ -63,7 +63,7 @@ func (p *Plugin) SetInventory(inv *Inventory) {
 	p.inventory.Store(inv)
 	p.containers.Health.setGPUs(len(inv.gpus) > 0 || inv.problem != nil)
 	p.judgeRuntime(inv)
-	signal(p.containers.changed)
+	Signal(p.containers.changed)
 }
 
 // judgeRuntime says that the runtime drops the GPUs of this node, if it has any and pods ask the plugin for them.

@@ -271,7 +271,7 @@ func (p *Plugin) SetPods(all []Pod) (refused []Refusal) {
 			p.judgeSpec(u.pod, u.ctr)
 		}
 	}()
-	signal(cs.changed)
+	Signal(cs.changed)
 	maps.DeleteFunc(cs.live.byUID, func(uid string, _ *livePod) bool { return !listed[uid] })
 	for id, c := range cs.want {
 		// The API server does not know the pod: the annotations of the runtime hold.
@@ -306,7 +306,7 @@ func (p *Plugin) DropPod(uid string) {
 		}
 		live.dropped[uid] = true
 	}
-	signal(p.containers.changed)
+	Signal(p.containers.changed)
 }
 
 // setPod is SetPod with the lock held.
@@ -320,7 +320,7 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 		cs.live.byUID[pod.UID] = p
 	}
 	p.Pod, p.denied = pod, map[string]denial{}
-	signal(cs.changed)
+	Signal(cs.changed)
 	p.Annotations = maps.Clone(pod.Annotations)
 	maps.DeleteFunc(p.Annotations, func(key, _ string) bool { return !IsShareAnnotation(key) })
 	for id, old := range cs.want {
@@ -332,9 +332,9 @@ func (cs *Containers) setPod(pod Pod, gpus []cdi.GPU) (refused []Refusal) {
 			c.Terms, c.Keep, err = p.terms(c.Name, old.Terms)
 			switch {
 			case len(c.Claims) > 0:
-				err = errors.Join(err, cs.limit(&c, old))
+				err = errors.Join(err, cs.boundByClaims(&c, old))
 			case c.Limits != Limits{}:
-				err = errors.Join(err, bound(&c.Terms, Share{Terms: c.Limits.terms()}, "the pod's spec"))
+				err = errors.Join(err, boundSaying(&c.Terms, ClaimPart{Terms: c.Limits.terms()}, "the pod's spec"))
 			}
 			return err
 		}

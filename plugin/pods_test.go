@@ -21,7 +21,7 @@ type liveSite struct {
 }
 
 func newLiveSite(t *testing.T, created map[string]string) *liveSite {
-	p := New(quiet(), NewContainers(quiet()))
+	p := New(quiet(), withState())
 	p.SetInventory(inventory(t))
 	annotations := map[string]string{Annotation: "nvshare.com/gpu=0"}
 	for k, v := range created {

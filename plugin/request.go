@@ -33,7 +33,7 @@ type Request struct {
 	Count int
 	// Sees is the one of Devices that its programs are to see; "": all of them.
 	Sees   string
-	Shares []Share          // that it has by resource claims; then there are no Devices, and no Count
+	Shares []ClaimPart      // that it has by resource claims; then there are no Devices, and no Count
 	Labels placement.Labels // of the pod's namespace
 	Limits Limits           // of the container's spec; then Count is 1
 	// Terms are what the container may have of each GPU.

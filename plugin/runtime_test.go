@@ -386,7 +386,7 @@ func TestHungSchedulerDelaysNothing(t *testing.T) {
 	r.start()
 	defer r.stop()
 	containers := NewContainers(quiet())
-	containers.within = 2 * patience // who waits for a call waits for longer than the runtime does
+	containers.callLimit = 2 * patience // who waits for a call waits for longer than the runtime does
 	s := newScheduler()
 	s.hang.Store(true)
 	stopContainers := runContainers(t, containers, s)

@@ -61,8 +61,8 @@ func (s GPUState) Closed() string {
 	return ""
 }
 
-// Within adds to what is known of a MIG device what its GPU is closed for.
-func (s GPUState) Within(gpu GPUState) GPUState {
+// WithParent adds to what is known of a MIG device what its GPU is closed for.
+func (s GPUState) WithParent(gpu GPUState) GPUState {
 	s.Drained, s.Fault = s.Drained || gpu.Drained, cmp.Or(s.Fault, gpu.Fault)
 	return s
 }
@@ -103,7 +103,7 @@ func (cs *Containers) learn(s State) {
 	if cs.takeOver(s) {
 		cs.OnGPUs()
 	}
-	signal(cs.changed)
+	Signal(cs.changed)
 }
 
 // takeOver keeps a State, and returns whether GPUs have changed in it.
@@ -134,14 +134,15 @@ func (cs *Containers) takeOver(s State) bool {
 
 // poke wakes Run.
 func (cs *Containers) poke() {
-	signal(cs.wake)
-	signal(cs.changed)
+	Signal(cs.wake)
+	Signal(cs.changed)
 }
 
-func signal(to chan struct{}) {
+// Signal puts a token into a channel that holds one, unless it is there already.
+func Signal(to chan struct{}) {
 	select {
 	case to <- struct{}{}:
-	default: // a token is there already
+	default:
 	}
 }
 
@@ -176,18 +177,18 @@ func (cs *Containers) Run(ctx context.Context, dial func(context.Context) (Sched
 // link is a connection, and what was told over it.
 type link struct {
 	Scheduler
-	within   time.Duration        // a call has to be answered
-	told     map[string]Container // without an ID: described by an earlier plugin, or over an earlier connection
-	full     map[string]Container // there was no room for these; not asked again before there may be
-	reported []string
-	due      bool // the report, again
+	callLimit time.Duration        // a call has to be answered
+	told      map[string]Container // without an ID: described by an earlier plugin, or over an earlier connection
+	full      map[string]Container // there was no room for these; not asked again before there may be
+	reported  []string
+	due       bool // the report, again
 }
 
 // serve uses one connection until it fails. It calls worked whenever the scheduler
 // is in line.
 func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Scheduler, error), worked func()) error {
-	l := link{within: cs.within, told: map[string]Container{}, full: map[string]Container{}, due: true}
-	err := l.limited(ctx, func(ctx context.Context) (err error) {
+	l := link{callLimit: cs.callLimit, told: map[string]Container{}, full: map[string]Container{}, due: true}
+	err := l.callWithin(ctx, func(ctx context.Context) (err error) {
 		l.Scheduler, err = dial(ctx)
 		return err
 	})
@@ -230,14 +231,14 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 	}
 }
 
-func (l *link) limited(ctx context.Context, call func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, l.within)
+func (l *link) callWithin(ctx context.Context, call func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, l.callLimit)
 	defer cancel()
 	return call(ctx)
 }
 
 func (l *link) state(ctx context.Context) (state State, err error) {
-	err = l.limited(ctx, func(ctx context.Context) (err error) {
+	err = l.callWithin(ctx, func(ctx context.Context) (err error) {
 		state, err = l.State(ctx)
 		return err
 	})
@@ -252,7 +253,7 @@ func (l *link) tell(ctx context.Context, want map[string]Container, complete boo
 		if _, ok := want[id]; ok || c.ID == "" && !complete {
 			continue
 		}
-		if err := l.limited(ctx, func(ctx context.Context) error { return l.Forget(ctx, id) }); err != nil {
+		if err := l.callWithin(ctx, func(ctx context.Context) error { return l.Forget(ctx, id) }); err != nil {
 			return err
 		}
 		delete(l.told, id)
@@ -262,7 +263,7 @@ func (l *link) tell(ctx context.Context, want map[string]Container, complete boo
 		if was, refused := l.full[id]; c.equal(l.told[id]) || refused && c.equal(was) {
 			continue
 		}
-		err := l.limited(ctx, func(ctx context.Context) error { return l.Describe(ctx, c) })
+		err := l.callWithin(ctx, func(ctx context.Context) error { return l.Describe(ctx, c) })
 		if errors.Is(err, ErrFull) {
 			l.full[id] = c
 			continue
@@ -281,5 +282,5 @@ func (l *link) report(ctx context.Context, problems []string) error {
 		return nil
 	}
 	l.reported, l.due = problems, false
-	return l.limited(ctx, func(ctx context.Context) error { return l.Report(ctx, problems) })
+	return l.callWithin(ctx, func(ctx context.Context) error { return l.Report(ctx, problems) })
 }

@@ -41,7 +41,7 @@ type Share struct {
 	ShareID *types.UID `json:"shareID,omitempty"`
 	GPU     string     `json:"gpu"` // UUID of the GPU or the MIG device
 	Terms   api.Terms  `json:"terms"`
-	Admin   bool       `json:"admin,omitempty"` // as plugin.Share
+	Admin   bool       `json:"admin,omitempty"` // as plugin.ClaimPart
 }
 
 // read returns the record of an allocated claim, without tokens.

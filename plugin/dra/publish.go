@@ -56,12 +56,8 @@ func (d *Driver) SetInventory(inv *plugin.Inventory) {
 // Refresh says that the scheduler knows something else of the GPUs, which the driver tells
 // Kubernetes in its own time. Slices are written only if they change.
 func (d *Driver) Refresh() {
-	for _, c := range []chan struct{}{d.stale, d.changed} {
-		select {
-		case c <- struct{}{}:
-		default: // a token is there already
-		}
-	}
+	plugin.Signal(d.stale)
+	plugin.Signal(d.changed)
 }
 
 // startWriter starts the part that keeps the node's slices as they are to be. It reports

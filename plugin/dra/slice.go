@@ -80,7 +80,7 @@ type device struct {
 func devicesOf(gpus []cdi.GPU, offered func(string) bool, o Options) (all []device) {
 	add := func(d device) {
 		if o.Scheduler != nil {
-			d.state = o.Scheduler(d.uuid).Within(o.Scheduler(d.gpu.UUID))
+			d.state = o.Scheduler(d.uuid).WithParent(o.Scheduler(d.gpu.UUID))
 		}
 		d.memory = cmp.Or(d.memory, d.state.Memory)
 		d.name = deviceName(d.uuid)

@@ -49,8 +49,8 @@ type Store struct {
 	mu      sync.Mutex                // never held across a file
 	files   map[types.UID]fs.FileInfo // of the records, as they were read
 	records map[types.UID]Record
-	names   map[string]plugin.Share // by CDI device
-	tokens  map[string]plugin.Share
+	names   map[string]plugin.ClaimPart // by CDI device
+	tokens  map[string]plugin.ClaimPart
 	newer   map[types.UID]bool // records of a newer version, of which the log tells
 }
 
@@ -61,7 +61,7 @@ var _ plugin.Claims = (*Store)(nil)
 func Open(dir, cdiDir string, log logrus.FieldLogger) (*Store, error) {
 	s := &Store{
 		dir: dir, cdiDir: cdiDir, log: log, at: func(failpoint) {},
-		files: map[types.UID]fs.FileInfo{}, records: map[types.UID]Record{}, names: map[string]plugin.Share{}, tokens: map[string]plugin.Share{},
+		files: map[types.UID]fs.FileInfo{}, records: map[types.UID]Record{}, names: map[string]plugin.ClaimPart{}, tokens: map[string]plugin.ClaimPart{},
 		newer: map[types.UID]bool{},
 	}
 	for _, d := range []string{dir, cdiDir} {
@@ -267,7 +267,7 @@ func (s *Store) removeOrphans() error {
 func (s *Store) enter(r Record, file fs.FileInfo) {
 	s.files[r.UID], s.records[r.UID] = file, r
 	for _, share := range r.Shares {
-		p := plugin.Share{Name: share.Name, Claim: r.Namespace + "/" + r.Name, GPU: share.GPU, Terms: share.Terms, Admin: share.Admin}
+		p := plugin.ClaimPart{Name: share.Name, Claim: r.Namespace + "/" + r.Name, GPU: share.GPU, Terms: share.Terms, Admin: share.Admin}
 		s.names[share.Name], s.tokens[share.Token] = p, p
 	}
 }
@@ -291,7 +291,7 @@ func (s *Store) Load() {
 }
 
 // ByDevice returns the share that a CDI device is; the name is without the kind.
-func (s *Store) ByDevice(name string) (plugin.Share, bool) {
+func (s *Store) ByDevice(name string) (plugin.ClaimPart, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	share, ok := s.names[name]
@@ -299,7 +299,7 @@ func (s *Store) ByDevice(name string) (plugin.Share, bool) {
 }
 
 // ByToken returns the share that a token stands for.
-func (s *Store) ByToken(token string) (plugin.Share, bool) {
+func (s *Store) ByToken(token string) (plugin.ClaimPart, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	share, ok := s.tokens[token]

@@ -86,12 +86,7 @@ type Counts interface {
 // than they have would end them.
 func (w *Watcher) Advertise(ctx context.Context, counts Counts, problem func(error)) {
 	seen := make(chan struct{}, 1)
-	see := func(any) {
-		select {
-		case seen <- struct{}{}:
-		default: // a token is there already
-		}
-	}
+	see := func(any) { plugin.Signal(seen) }
 	nodes, informer := cache.NewInformerWithOptions(cache.InformerOptions{
 		ListerWatcher: cache.NewListWatchFromClient(w.events.client.CoreV1().RESTClient(), "nodes", "", named(w.node)), ObjectType: &corev1.Node{},
 		Handler: cache.ResourceEventHandlerFuncs{AddFunc: see, UpdateFunc: func(_, node any) { see(node) }, DeleteFunc: see},

@@ -23,6 +23,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	nri "github.com/containerd/nri/pkg/api"
 	"github.com/sirupsen/logrus"
@@ -199,6 +200,9 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) (err error) {
 		paths:   cdi.Paths{ShimDir: filepath.Join(f.libDir, cdi.ShimLink), Hook: filepath.Join(f.binDir, cdi.HookFile), RunDir: f.runDir},
 		cdiDir:  cdi.OnHost(f.hostRoot, f.cdiDir),
 		every:   watchInterval,
+
+		generate: cdi.Generate,
+		again:    func() <-chan time.Time { return time.After(partialInterval) },
 	}
 	n.placed, err = newPlaced(f, log)
 	if err != nil {
@@ -209,7 +213,7 @@ func run(ctx context.Context, f flags, log logrus.FieldLogger) (err error) {
 		return err
 	}
 	if f.noNRI {
-		_, err := n.refresh(ctx)
+		_, err := n.refresh(ctx, true)
 		return err
 	}
 

@@ -90,8 +90,17 @@ func nodeOn(t *testing.T, root string, args []string) *node {
 	}
 	return &node{
 		log: quiet(), options: cdi.Options{HostRoot: root}, paths: cdi.DefaultPaths, placed: placed, health: &plugin.Health{},
-		cdiDir: root + "/run/cdi", every: time.Millisecond,
+		cdiDir: root + "/run/cdi", every: time.Millisecond, generate: cdi.Generate, again: func() <-chan time.Time { return nil },
 	}
+}
+
+// look is the node's first look.
+func look(n *node) *plugin.Inventory {
+	inv, err := n.refresh(context.Background(), true)
+	if err != nil {
+		return plugin.Unavailable(err)
+	}
+	return inv
 }
 
 func execute(args ...string) error {
@@ -227,14 +236,14 @@ func TestServesWithoutADriver(t *testing.T) {
 			Annotations: map[string]string{plugin.Annotation: "nvshare.com/gpu=0"}}, &api.Container{Name: "main"})
 		return err
 	}
-	p.SetInventory(n.look(context.Background()))
+	p.SetInventory(look(n))
 	if err := create(); err == nil || !strings.Contains(err.Error(), "libcuda.so") || !strings.Contains(err.Error(), "ml/train") {
 		t.Errorf("refused with %v", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	found, done := make(chan *plugin.Inventory, 100), make(chan struct{})
 	go func() {
-		n.watch(ctx, func(inv *plugin.Inventory) { found <- inv })
+		n.watch(ctx, true, func(inv *plugin.Inventory) { found <- inv }, func() {})
 		close(done)
 	}()
 	write(t, root+"/etc/cdi/.nvidia", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: '0', containerEdits: {deviceNodes: [{path: /dev/nvidia0}]}}]\n")
@@ -268,7 +277,7 @@ func TestPeeksUntilItLeads(t *testing.T) {
 	found, looked, ended := make(chan *plugin.Inventory, 100), make(chan struct{}, 1), make(chan struct{})
 	go func() {
 		defer close(ended)
-		n.peek(ctx, time.Millisecond, func(inv *plugin.Inventory) { found <- inv }, func() {
+		n.watch(ctx, false, func(inv *plugin.Inventory) { found <- inv }, func() {
 			select {
 			case looked <- struct{}{}:
 			default:
@@ -315,7 +324,7 @@ func TestFileInTheWayIsToldToPods(t *testing.T) {
 	root, args := host(t, 1)
 	n := nodeOn(t, root, args)
 	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
-	p.SetInventory(n.look(context.Background()))
+	p.SetInventory(look(n))
 	file := root + "/run/cdi/" + cdi.FileName(cdi.KindNRI)
 	if err := errors.Join(os.Remove(file), os.Mkdir(file, 0o755)); err != nil {
 		t.Fatal(err)
@@ -323,7 +332,7 @@ func TestFileInTheWayIsToldToPods(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	found, done := make(chan *plugin.Inventory, 100), make(chan struct{})
 	go func() {
-		n.watch(ctx, func(inv *plugin.Inventory) { found <- inv })
+		n.watch(ctx, true, func(inv *plugin.Inventory) { found <- inv }, func() {})
 		close(done)
 	}()
 	create := func() error {
@@ -350,16 +359,54 @@ func TestFileInTheWayIsToldToPods(t *testing.T) {
 	<-done
 }
 
+// NVML may fail for a GPU, and not the next time. Nothing else tells that.
+func TestLooksAgainForWhatNVMLLeftOut(t *testing.T) {
+	root, args := host(t, 1)
+	n := nodeOn(t, root, args)
+	looks, again := 0, make(chan time.Time, 1)
+	n.generate = func(ctx context.Context, o cdi.Options, p cdi.Paths) (*cdi.Generated, error) {
+		looks++
+		g, err := cdi.Generate(ctx, o, p)
+		if err == nil && looks <= 4 { // the specs are right after the second one
+			g.Partial, g.GPUs = true, nil
+		}
+		return g, err
+	}
+	n.again = func() <-chan time.Time { return again }
+	look(n)
+	ctx, cancel := context.WithCancel(t.Context())
+	found, done := make(chan *plugin.Inventory, 100), make(chan struct{})
+	go func() {
+		n.watch(ctx, true, func(inv *plugin.Inventory) { found <- inv }, func() {})
+		close(done)
+	}()
+	for limit := time.After(patience); ; {
+		select {
+		case again <- time.Now():
+			continue
+		case inv := <-found:
+			if len(inv.GPUs()) == 0 {
+				continue
+			}
+		case <-limit:
+			t.Fatal("waited in vain for the GPU")
+		}
+		break
+	}
+	cancel()
+	<-done
+}
+
 func TestWatchFollowsTheHost(t *testing.T) {
 	root, args := host(t, 1)
 	n := nodeOn(t, root, args)
-	if _, err := n.refresh(context.Background()); err != nil {
+	if _, err := n.refresh(context.Background(), true); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	found, done := make(chan *plugin.Inventory, 100), make(chan struct{})
 	go func() {
-		n.watch(ctx, func(inv *plugin.Inventory) { found <- inv })
+		n.watch(ctx, true, func(inv *plugin.Inventory) { found <- inv }, func() {})
 		close(done)
 	}()
 	await := func(when string, devices int, files []string) {
@@ -414,7 +461,7 @@ containerEdits: {hooks: [{hookName: createContainer, path: /usr/bin/nvidia-cdi-h
 			if looks == 3 {
 				t.Fatal("it looks again and again")
 			}
-			if _, err := n.refresh(t.Context()); err != nil {
+			if _, err := n.refresh(t.Context(), true); err != nil {
 				t.Fatal(err)
 			}
 		}

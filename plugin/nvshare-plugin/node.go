@@ -28,6 +28,9 @@ const (
 	// retryInterval is the time between attempts after one that failed: nobody
 	// announces that a disk has room again.
 	retryInterval = 5 * time.Second
+	// partialInterval is the time until the next look after one for which NVML left something out. It is long
+	// because a GPU that is lost stays so.
+	partialInterval = time.Minute
 )
 
 // nodePart is the part of the health that is about GPUs, specs and files.
@@ -43,19 +46,29 @@ type node struct {
 	cdiDir  string
 	every   time.Duration // between looks for changes
 
+	generate func(context.Context, cdi.Options, cdi.Paths) (*cdi.Generated, error)
+	again    func() <-chan time.Time // when to look again after a partial look
+
+	partial   bool     // NVML left something out of the last look
 	seen      string   // fingerprint from before the last refresh; "" if that failed or changed a file
 	hostFiles []string // what the last look found that the specs need of the host
 	noCover   string   // why pods have a bind mount of the shim, as it was logged last
 }
 
-// refresh puts the placed files right, looks for GPUs and driver, and writes or
-// removes the specs.
-func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
-	// The fingerprint is from before the look, so that no change is missed. Where this look
-	// changes files, that fingerprint shows what was wrong, and the same can go wrong again at
-	// once: it is not kept, so that one more look follows, as after an error.
+// refresh looks for GPUs and driver. With write it puts the placed files right before, and writes or
+// removes the specs; else these are another plugin's.
+func (n *node) refresh(ctx context.Context, write bool) (*plugin.Inventory, error) {
+	// The fingerprint is taken before the look, so no change is missed. If this look repaired something,
+	// forget it: one more look then checks the repair.
 	seen := n.fingerprint()
-	n.seen = ""
+	n.seen, n.partial = "", false
+	if !write {
+		_, inv, err := n.see(ctx)
+		if err == nil {
+			n.seen = seen
+		}
+		return inv, err
+	}
 	placed, err := n.placed.place()
 	if err != nil {
 		return nil, err
@@ -86,45 +99,6 @@ func (n *node) refresh(ctx context.Context) (*plugin.Inventory, error) {
 	return inv, nil
 }
 
-// peek hands over what the node has, or why that is not known, and writes nothing: the files
-// are another plugin's. It calls looked after the first look. Until ctx ends it looks again
-// after that time if something has changed or the look before failed: nobody else would, and
-// a plugin that gives no GPUs is not ready, so that the earlier plugin would never be ended.
-// What it has handed over stays while a look fails.
-func (n *node) peek(ctx context.Context, every time.Duration, found func(*plugin.Inventory), looked func()) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	seen, failure, known := "", "", false
-	for {
-		if now := n.fingerprint(); now != seen {
-			_, inv, err := n.see(ctx)
-			if ctx.Err() != nil {
-				return
-			}
-			n.health.Problem(nodePart, err)
-			switch {
-			case err == nil:
-				seen, failure, known = now, "", true
-				found(inv)
-			case err.Error() != failure: // tried again, not said again
-				seen, failure = "", err.Error()
-				if known {
-					n.log.Errorf("GPUs or driver changed, and pods get the earlier ones: %v", err)
-					break
-				}
-				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
-				found(plugin.Unavailable(err))
-			}
-		}
-		looked()
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
-
 // see returns what the node has, and writes nothing. It remembers which files of the host to look for.
 func (n *node) see(ctx context.Context) (*cdi.Generated, *plugin.Inventory, error) {
 	dir, why := cdi.EmptyDirFor(n.options.HostRoot, filepath.Dir(n.paths.ShimDir))
@@ -134,33 +108,20 @@ func (n *node) see(ctx context.Context) (*cdi.Generated, *plugin.Inventory, erro
 	n.noCover = why
 	ctx, cancel := context.WithTimeout(ctx, discoverLimit)
 	defer cancel()
-	g, err := cdi.Generate(ctx, n.options, n.paths)
+	g, err := n.generate(ctx, n.options, n.paths)
 	if err != nil {
 		return nil, nil, err
 	}
-	n.hostFiles = g.HostFiles
+	n.hostFiles, n.partial = g.HostFiles, g.Partial
 	return g, plugin.NewInventory(g.Spec(cdi.KindNRI), g.GPUs), nil
 }
 
-// look is the first refresh. If it fails, no GPU can be given until a refresh of watch
-// succeeds.
-func (n *node) look(ctx context.Context) *plugin.Inventory {
-	inv, err := n.refresh(ctx)
-	n.health.Problem(nodePart, err)
-	if err != nil {
-		if ctx.Err() == nil {
-			n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
-		}
-		return plugin.Unavailable(err)
-	}
-	return inv
-}
-
-// watch refreshes at SIGHUP and as soon as something changed, until ctx ends, and
-// hands over the inventory. If the refresh fails the inventory stays, unless containers
-// would not get what they need: engines do not find the devices, or a placed file is
-// not right.
-func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
+// watch hands over what the node has, at once, at SIGHUP and as soon as something changed, until ctx ends. It
+// calls looked after each look. write is as in refresh. If a look fails the inventory stays, unless
+// containers would not get what they need: nothing was handed over yet, engines do not find the devices, or a placed file is
+// not right. It looks again: nobody else would, and a plugin beside an earlier one that gives no GPUs is not ready, so that
+// the earlier one would never be ended.
+func (n *node) watch(ctx context.Context, write bool, found func(*plugin.Inventory), looked func()) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	defer signal.Stop(hangup)
@@ -168,9 +129,34 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 	var retry <-chan time.Time
 	tick := time.NewTicker(n.every)
 	defer tick.Stop()
-	failure := ""
-	for {
-		force := false
+	failure, known := "", false
+	for force := true; ; {
+		if force || n.fingerprint() != n.seen {
+			inv, err := n.refresh(ctx, write)
+			if ctx.Err() != nil {
+				return
+			}
+			n.health.Problem(nodePart, err)
+			retry = nil
+			switch {
+			case err == nil:
+				failure, known = "", true
+				found(inv)
+			case err.Error() == failure: // tried again, not said again
+			case !known, errors.Is(err, cdi.ErrForeign), errors.As(err, new(errNotPlaced)), !n.hasSpecs():
+				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
+				found(plugin.Unavailable(err))
+			default:
+				n.log.Errorf("GPUs or driver changed, and containers get the earlier ones: %v", err)
+			}
+			if err != nil {
+				failure, retry = err.Error(), time.After(retryInterval)
+			} else if n.partial {
+				retry = n.again()
+			}
+		}
+		looked()
+		force = false
 		select {
 		case <-ctx.Done():
 			return
@@ -179,28 +165,7 @@ func (n *node) watch(ctx context.Context, found func(*plugin.Inventory)) {
 		case <-changed:
 		case <-tick.C:
 		case <-retry:
-		}
-		if !force && n.fingerprint() == n.seen {
-			continue
-		}
-		inv, err := n.refresh(ctx)
-		n.health.Problem(nodePart, err)
-		retry = nil
-		if err != nil {
-			retry = time.After(retryInterval)
-		}
-		switch {
-		case err == nil:
-			failure = ""
-			found(inv)
-		case ctx.Err() == nil && err.Error() != failure: // tried again, not said again
-			failure = err.Error()
-			if errors.Is(err, cdi.ErrForeign) || errors.As(err, new(errNotPlaced)) || !n.hasSpecs() {
-				n.log.Errorf("pods that ask for GPUs are refused until this is put right: %v", err)
-				found(plugin.Unavailable(err))
-				break
-			}
-			n.log.Errorf("GPUs or driver changed, but the CDI specs are still the old ones: %v", err)
+			force = true
 		}
 	}
 }

@@ -112,7 +112,7 @@ func TestSameHarmTwiceIsSeen(t *testing.T) {
 			if looks == 3 {
 				t.Fatal("it looks again and again")
 			}
-			n.look(t.Context())
+			look(n)
 		}
 		for range 2 {
 			if err := os.Remove(root + file); err != nil {
@@ -121,7 +121,7 @@ func TestSameHarmTwiceIsSeen(t *testing.T) {
 			if n.fingerprint() == n.seen {
 				t.Errorf("%s was removed, and nobody looks", file)
 			}
-			n.look(t.Context())
+			look(n)
 		}
 	}
 }
@@ -145,7 +145,7 @@ func TestServesWhileFilesCannotBePlaced(t *testing.T) {
 	}()
 	n := nodeOn(t, root, args)
 	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
-	p.SetInventory(n.look(context.Background()))
+	p.SetInventory(look(n))
 	create := func() error {
 		_, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{Name: "train", Namespace: "ml",
 			Annotations: map[string]string{plugin.Annotation: "nvshare.com/gpu=0"}}, &api.Container{Name: "main"})
@@ -157,7 +157,7 @@ func TestServesWhileFilesCannotBePlaced(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
-		n.watch(ctx, p.SetInventory)
+		n.watch(ctx, true, p.SetInventory, func() {})
 		close(done)
 	}()
 	if err := unix.Unmount(full, unix.MNT_DETACH); err != nil { // the plugin may just have a file open there
@@ -202,7 +202,7 @@ func TestSpecThatCannotBeWrittenIsToldToPods(t *testing.T) {
 	root, args := host(t, 1)
 	n := nodeOn(t, root, args)
 	p := plugin.New(quiet(), plugin.NewContainers(quiet()))
-	p.SetInventory(n.look(context.Background()))
+	p.SetInventory(look(n))
 	create := func() error {
 		_, _, err := p.CreateContainer(context.Background(), &api.PodSandbox{Name: "train", Namespace: "ml",
 			Annotations: map[string]string{plugin.Annotation: "nvshare.com/gpu=0"}}, &api.Container{Name: "main"})
@@ -217,7 +217,7 @@ func TestSpecThatCannotBeWrittenIsToldToPods(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
-		n.watch(ctx, p.SetInventory)
+		n.watch(ctx, true, p.SetInventory, func() {})
 		close(done)
 	}()
 	until(t, "the reason", func() error {

@@ -44,12 +44,7 @@ func mountNamespace() string {
 // unless the plugin is stuck. publish is called before other goroutines use h.
 func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugin.Health, alive func(), log logrus.FieldLogger) {
 	changed := make(chan struct{}, 1)
-	h.OnChange(func() {
-		select {
-		case changed <- struct{}{}:
-		default: // a token is there already
-		}
-	})
+	h.OnChange(func() { plugin.Signal(changed) })
 	go func() {
 		file := filepath.Join(runDir, nextFile)
 		defer func() { os.Remove(file) }()

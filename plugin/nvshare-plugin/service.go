@@ -53,7 +53,6 @@ type service struct {
 
 func newService(ctx context.Context, f flags, n *node, runDir string) (*service, error) {
 	s := &service{flags: f, log: n.log, runDir: runDir, node: n, containers: plugin.NewContainers(n.log), leads: make(chan struct{}), endPeek: func() {}}
-	s.containers.AwaitState()
 	s.containers.PromiseMemory = uint64(f.promiseMemory)
 	s.containers.MayExclude = func(namespace string) bool {
 		return slices.Contains(f.exclusion, "*") || slices.Contains(f.exclusion, namespace)
@@ -163,7 +162,7 @@ func (s *service) serveBeside() {
 	looked, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		s.node.peek(ctx, retryInterval, s.found, sync.OnceFunc(func() { close(looked) }))
+		s.node.watch(ctx, false, s.found, sync.OnceFunc(func() { close(looked) }))
 	}()
 	s.endPeek = func() {
 		cancel()
@@ -193,9 +192,7 @@ func (s *service) lead() error {
 	go func() {
 		defer close(ended)
 		s.endPeek()
-		s.found(s.node.look(s.ctx))
-		close(looked)
-		s.node.watch(s.ctx, s.found)
+		s.node.watch(s.ctx, true, s.found, sync.OnceFunc(func() { close(looked) }))
 	}()
 	// Without a plugin, pods that ask start without a GPU, silently. So the plugin
 	// registers in any case.

@@ -8,8 +8,12 @@
 {app.kubernetes.io/name: nvshare, app.kubernetes.io/instance: {{ .Release.Name }}}
 {{- end }}
 
+{{- /* A container's image, and when to pull it. */}}
 {{- define "nvshare.image" -}}
-{{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+image: {{ .Values.image.repository }}{{ if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- with .Values.image.pullPolicy }}
+imagePullPolicy: {{ . }}
+{{- end }}
 {{- end }}
 
 {{- /* Root without capabilities; the argument is a list of those to add. */}}
@@ -62,6 +66,20 @@ tolerations: {{ toJson . }}
 {{- /* Whether to make the Prometheus operator's objects: not in a cluster that lacks their kinds, which would refuse the release. helm template asks no cluster, and makes them. */}}
 {{- define "nvshare.monitors" -}}
 {{- if or (.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") (not (lookup "v1" "Namespace" "" "kube-system")) }}true{{ end }}
+{{- end }}
+
+{{- /* What a PodMonitor or ServiceMonitor asks for. */}}
+{{- define "nvshare.endpoints" -}}
+{{- range ternary (list "metrics" "metrics-dra") (list "metrics") .Values.dra.enabled }}
+- port: {{ . }}
+  {{- with $.Values.metrics.interval }}
+  interval: {{ . }}
+  {{- end }}
+  honorLabels: true
+  relabelings:
+  - sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: node
+{{- end }}
 {{- end }}
 
 {{- /* An object of kustomize's, of this release and its namespace; the argument: root, and the file in objects. <name> is in no namespace, so nothing is replaced twice. */}}
