@@ -42,7 +42,7 @@ func (n *Node) awaitCRI(ctx context.Context) error {
 }
 
 func (n *Node) crictl(ctx context.Context, args ...string) (string, error) {
-	return output(ctx, n.env, append([]string{filepath.Join(n.tools, "crictl"), "--timeout", "60s",
+	return output(ctx, n.env, append([]string{filepath.Join(n.tools, "crictl"), "--timeout", "5m", // as patient as the tests
 		"--runtime-endpoint", "unix://" + n.CRISocket(), "--image-endpoint", "unix://" + n.CRISocket()}, args...)...)
 }
 
