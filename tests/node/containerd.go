@@ -42,8 +42,15 @@ func (n *Node) awaitCRI(ctx context.Context) error {
 }
 
 func (n *Node) crictl(ctx context.Context, args ...string) (string, error) {
-	return output(ctx, n.env, append([]string{filepath.Join(n.tools, "crictl"), "--timeout", "60s",
-		"--runtime-endpoint", "unix://" + n.CRISocket(), "--image-endpoint", "unix://" + n.CRISocket()}, args...)...)
+	for {
+		out, err := output(ctx, n.env, append([]string{filepath.Join(n.tools, "crictl"), "--timeout", "60s",
+			"--runtime-endpoint", "unix://" + n.CRISocket(), "--image-endpoint", "unix://" + n.CRISocket()}, args...)...)
+		// It gave up a connection that a busy machine had not answered yet, and has asked for nothing.
+		if err == nil || ctx.Err() != nil || !strings.Contains(err.Error(), "validate service connection") ||
+			!strings.Contains(err.Error(), "use of closed network connection") {
+			return out, err
+		}
+	}
 }
 
 // Ctr runs containerd's own client in the CRI's namespace, which has the images.
