@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "rewrite what testdata/*.txt expect; com
 // TestScripts runs testdata/*.txt. A script is lines of events and the actions
 // expected after each, indented; # begins a comment. The first line may be
 //
-//	config [quantum=D] [grace=D] [mode=M] [policy=roundrobin] [last=EPOCH] [way=WAY] [intact] [sample=D] [dropcarry=PERCENT] [droptail=PERCENT] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [physical=BYTES] [stallafter=D]
+//	config [quantum=D] [grace=D] [mode=M] [policy=roundrobin] [last=EPOCH] [way=WAY] [intact] [sample=D] [dropcarry=PERCENT] [droptail=PERCENT] [swapshare=PERCENT] [memory=BYTES] [swap=BYTES] [physical=BYTES] [host=BYTES] [stallafter=D]
 //
 // an event is
 //
@@ -194,6 +194,11 @@ func parseConfig(words []string, cfg *Config) (err error) {
 			cfg.Memory.Capacity, err = strconv.ParseUint(value, 10, 64)
 		case "physical":
 			cfg.Memory.Physical, err = strconv.ParseUint(value, 10, 64)
+		case "host":
+			var n uint64
+			n, err = strconv.ParseUint(value, 10, 64)
+			cfg.Node = NewNode()
+			cfg.Node.Arenas.Bound(n, 0)
 		case "last":
 			var n uint64
 			n, err = strconv.ParseUint(value, 0, 64)

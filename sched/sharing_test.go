@@ -67,6 +67,7 @@ type sharing struct {
 	events   int
 	core     *GPU
 	capacity uint64
+	host     *residency.Arenas // bounds what is away, and who is refused does not begin; nil: without bounds
 	procs    map[base.ClientID]*proc
 	order    []*proc
 	tick     base.Time
@@ -89,6 +90,7 @@ type proc struct {
 	room           uint64
 	blank          uint64 // never touched
 	cold           uint64 // of its arena: not made yet
+	arena          uint64 // that it was given, where host memory is bounded
 	in             uint64 // copied in, ever
 	asked          bool   // to make room
 	moving         bool
@@ -280,8 +282,17 @@ func (w *sharing) step(ev base.Event) {
 				p.move()
 			})
 		case residency.Reserved:
-			if a.Refused != residency.NotRefused {
+			switch p := w.procs[a.Client]; {
+			case a.Refused == residency.NotRefused:
+			case w.host == nil:
 				w.t.Fatalf("%v: %v", a, a.Why)
+			default:
+				p.done, p.end = true, w.now
+				w.after(linkFrame, func() { w.step(Gone{Client: p.id}) })
+			}
+		case residency.ArenaWanted:
+			if w.host != nil {
+				w.after(linkFrame, func() { w.procs[a.Client].given(a.Bytes) })
 			}
 		case Notice:
 			p := w.procs[a.Client]
@@ -489,6 +500,9 @@ func (p *proc) piece(n uint64, out bool) {
 		}
 		if out {
 			p.resident, p.away = p.resident-n, p.away+n
+			if p.w.host != nil && p.away-p.blank > p.arena {
+				p.w.t.Fatalf("at %v: %d MiB of %d are away, in %d MiB of host memory", time.Duration(p.w.now), (p.away-p.blank)>>20, p.id, p.arena>>20)
+			}
 			p.report(false)
 			p.move()
 			return

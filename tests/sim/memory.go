@@ -553,7 +553,7 @@ func (d *daemon) performMemory(a base.Action) bool {
 		w.report.Stranded++
 	case residency.Suspended:
 		w.judge.leaves[a.Client] = true
-		w.mem.others.suspendedAt = w.now
+		w.othersSuspended(a.Client)
 		if a.Idle {
 			w.report.Idle++
 			w.judge.idle(a.Client)

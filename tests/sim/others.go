@@ -22,13 +22,15 @@ type othersMemory struct {
 	calm    float64 // less happens, by that factor
 	want    uint64  // what clients would like to have at most, so that all fits by what is promised; 0: as in other worlds
 
-	suspendedAt base.Time // when clients were suspended last: who is, may have a grant again in the same step
-	fitsFrom    base.Time // since then all that is promised has fitted beside that
+	suspended map[base.ClientID]base.Time // when each was last
+	fitsFrom  base.Time                   // since then all that is promised has fitted beside that
 }
 
 const (
 	// oneWord is after how long clients take turns again by the word of one tenant, and how long those last.
 	oneWord = 100 * time.Second
+	// leavesWithin is after how long a client that was suspended has left, or has a grant and does not leave.
+	leavesWithin = 5 * time.Second
 	// forgets is after how long the core has forgotten what others had, and a little more.
 	forgets = 12 * time.Second
 )
@@ -39,7 +41,7 @@ func (w *world) newOthers() {
 	if w.chance(0.5) {
 		w.mem.suspendAfter = residency.MinSuspendAfter
 	}
-	w.mem.others = othersMemory{on: true, context: w.rng.Uint64N(3), calm: 1}
+	w.mem.others = othersMemory{on: true, context: w.rng.Uint64N(3), calm: 1, suspended: map[base.ClientID]base.Time{}}
 	if w.chance(0.7) {
 		w.mem.others.want = gpuMemory * (70 + w.rng.Uint64N(35)) / 100
 	}
@@ -125,6 +127,12 @@ func (w *world) lookWhetherAllFits() {
 	}
 }
 
+func (w *world) othersSuspended(id base.ClientID) {
+	if w.mem.others.on {
+		w.mem.others.suspended[id] = w.now
+	}
+}
+
 // othersLeap is for a clock that has leapt: nobody has noticed that time.
 func (w *world) othersLeap() {
 	w.mem.others.fitsFrom = w.now
@@ -135,10 +143,10 @@ func (w *world) othersLeap() {
 	}
 }
 
-// makesRoom is for a client that is to make room: it is not where all has fitted for long.
+// makesRoom is for a client that is to make room: it is not where all has fitted for long, but to leave.
 func (j *judge) makesRoom(id base.ClientID) {
 	w := j.w
-	if o := w.mem.others; o.on && !w.modesChange && o.suspendedAt != w.now && w.now.Sub(o.fitsFrom) > forgets+w.daemon.grace {
+	if o := w.mem.others; o.on && !w.modesChange && w.now.Sub(o.suspended[id]) > leavesWithin && w.now.Sub(o.fitsFrom) > forgets+w.daemon.grace {
 		w.fail("client %d is to make room, and all has fitted since %v", id, time.Duration(o.fitsFrom))
 	}
 }
