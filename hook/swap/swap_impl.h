@@ -240,6 +240,9 @@ void nvs_swap_kick(struct nvs_swap *s);
 /* Sleeps until the next kick after `seen`, ns at most. The lock is not held. */
 void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns);
 
+/* The same under the lock, which is given up meanwhile: 50 ms at most. */
+void nvs_swap_pause(struct nvs_swap *s, unsigned seen);
+
 /* Bytes that chunks may take on the GPU now. The lock is held. */
 uint64_t nvs_swap_capacity(struct nvs_gpu *gpu);
 

@@ -25,15 +25,9 @@ static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end, co
 	int result = CUDA_SUCCESS, flags = a[count - 1].flags;
 
 	while (at.granule < end && result == CUDA_SUCCESS) {
-		unsigned seen = atomic_load(&s->kick);
-		struct memory *m = nvs_vmm_at(at);
-		struct place to;
+		struct memory *m = nvs_vmm_idle_at(at);
+		struct place to = claim_mappings(at, end);
 
-		if (m && !nvs_vmm_idle(m)) {
-			nvs_vmm_pause(s, seen);
-			continue;
-		}
-		to = claim_mappings(at, end);
 		if (to.granule == at.granule) {
 			to = nvs_vmm_next(at);
 			if (m)

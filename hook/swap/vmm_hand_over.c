@@ -109,7 +109,7 @@ int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m)
 		t = nvs_gate_enter_memory(gpu); /* all memory is on the GPU until nvs_gate_leave() */
 		nvs_swap_lock(s);
 		while (m->serial == serial && m->granules && !nvs_vmm_idle(m))
-			nvs_vmm_pause(s, atomic_load(&s->kick));
+			nvs_swap_pause(s, atomic_load(&s->kick));
 	}
 	if (m->serial != serial || !m->granules) /* another thread was faster */
 		result = CUDA_ERROR_INVALID_VALUE;

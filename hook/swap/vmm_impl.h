@@ -59,8 +59,8 @@ struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle);
 /* Whether no thread changes or moves it. */
 bool nvs_vmm_idle(const struct memory *m);
 
-/* Waits for a kick after `seen`, 50 ms at most. */
-void nvs_vmm_pause(struct nvs_swap *s, unsigned seen);
+/* The memory that is mapped at a granule, when no thread changes it; may wait. */
+struct memory *nvs_vmm_idle_at(struct place p);
 
 /* A memory is on the GPU; the calling thread has changed it, others may. */
 void nvs_vmm_done(struct nvs_swap *s, struct memory *m);

@@ -268,14 +268,9 @@ int nvs_vmm_unmap(CUdeviceptr p, size_t n)
 	if (!nvs_vmm_whole(at, p, n))
 		result = CUDA_ERROR_INVALID_VALUE;
 	while (result == CUDA_SUCCESS && at.granule < end) {
-		unsigned seen = atomic_load(&s->kick);
+		struct memory *m = nvs_vmm_idle_at(at);
 		struct place next = nvs_vmm_next(at);
-		struct memory *m = nvs_vmm_at(at);
 
-		if (m && !nvs_vmm_idle(m)) {
-			nvs_vmm_pause(s, seen);
-			continue;
-		}
 		if (m) {
 			result = hide(at.span->gpu, m, at);
 		} else if (at.span->memory[at.granule] == OF_DRIVER) {
@@ -309,13 +304,8 @@ void nvs_vmm_pin(CUdeviceptr p, size_t n)
 	if (end > at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE)
 		end = at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE;
 	while (at.granule < end) {
-		unsigned seen = atomic_load(&s->kick);
-		struct memory *m = nvs_vmm_at(at);
+		struct memory *m = nvs_vmm_idle_at(at);
 
-		if (m && !nvs_vmm_idle(m)) {
-			nvs_vmm_pause(s, seen);
-			continue;
-		}
 		if (m) { /* once, also if the driver has no memory for it */
 			at.granule = nvs_place_of(chunk_of(m->home)->address).granule + m->granules;
 			nvs_vmm_hand_over(at.span->gpu, m);

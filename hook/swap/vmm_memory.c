@@ -5,10 +5,7 @@
  */
 #include <sys/mman.h>
 
-#include "clock.h"
 #include "vmm_impl.h"
-
-#define PIECE_NS (50 * NVS_MS) /* a wait looks again after this time */
 
 atomic_bool nvs_vmm_used;
 
@@ -91,11 +88,16 @@ bool nvs_vmm_idle(const struct memory *m)
 	return !m->home.span || chunk_of(m->home)->state != CHUNK_BUSY;
 }
 
-void nvs_vmm_pause(struct nvs_swap *s, unsigned seen)
+struct memory *nvs_vmm_idle_at(struct place p)
 {
-	nvs_swap_unlock(s);
-	nvs_swap_wait(s, seen, PIECE_NS);
-	nvs_swap_lock(s);
+	for (;;) {
+		unsigned seen = atomic_load(&p.span->gpu->swap->kick);
+		struct memory *m = nvs_vmm_at(p);
+
+		if (!m || nvs_vmm_idle(m))
+			return m;
+		nvs_swap_pause(p.span->gpu->swap, seen);
+	}
 }
 
 struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle)
@@ -106,7 +108,7 @@ struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle)
 
 		if (!m || nvs_vmm_idle(m))
 			return m;
-		nvs_vmm_pause(s, seen);
+		nvs_swap_pause(s, seen);
 	}
 }
 
@@ -212,25 +214,17 @@ int nvs_vmm_retain(unsigned long long *handle, CUdeviceptr address)
 	struct place p = nvs_vmm_place(address);
 	int result = NVS_VMM_DRIVER;
 	struct nvs_swap *s;
+	struct memory *m;
 
 	if (!p.span || !handle)
 		return NVS_VMM_DRIVER;
 	s = p.span->gpu->swap;
 	nvs_swap_lock(s);
-	for (;;) {
-		unsigned seen = atomic_load(&s->kick);
-		struct memory *m = nvs_vmm_at(p);
-
-		if (m && !nvs_vmm_idle(m)) {
-			nvs_vmm_pause(s, seen); /* it may be moving out */
-			continue;
-		}
-		if (m) {
-			m->handles++;
-			*handle = handle_of(p.span->gpu, m);
-			result = CUDA_SUCCESS;
-		}
-		break;
+	m = nvs_vmm_idle_at(p);
+	if (m) {
+		m->handles++;
+		*handle = handle_of(p.span->gpu, m);
+		result = CUDA_SUCCESS;
 	}
 	nvs_swap_unlock(s);
 	return result;
