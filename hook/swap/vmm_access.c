@@ -121,8 +121,8 @@ static int access_to(struct place p)
 
 	nvs_swap_lock(s);
 	r = region_at(p);
-	if (r->kind == REGION_MEMORY && r->memory && chunk_of(p)->address != address_of(p))
-		access = s->handles.memory[r->memory].access;
+	if (r->kind == REGION_MEMORY && chunk_of(p)->address != address_of(p))
+		access = r->memory.access;
 	nvs_swap_unlock(s);
 	return access;
 }
