@@ -19,6 +19,16 @@ static struct place claim_mappings(struct place at, uint64_t end)
 	return at;
 }
 
+/* They are no longer busy, and have this access; -1: what they had. */
+static void unclaim(struct nvs_swap *s, struct place at, struct place to, int flags)
+{
+	for (struct memory *m; at.granule < to.granule && (m = nvs_vmm_at(at)); at = nvs_vmm_next(at)) {
+		if (flags >= 0)
+			m->access = (uint8_t)flags;
+		nvs_vmm_done(s, m);
+	}
+}
+
 /* Changes the access to the mappings of a range, side by side with one call. The lock is held, and given up meanwhile. */
 static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end, const struct cu_access *a, size_t count)
 {
@@ -41,12 +51,8 @@ static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end, co
 		nvs_swap_unlock(s);
 		result = nvs_memory_driver.set_access(address_of(at), bytes_of(to.granule - at.granule), a, count);
 		nvs_swap_lock(s);
-		for (; m && at.granule < to.granule; at = nvs_vmm_next(at)) {
-			m = nvs_vmm_at(at);
-			if (result == CUDA_SUCCESS)
-				m->access = (uint8_t)flags;
-			nvs_vmm_done(s, m);
-		}
+		if (m)
+			unclaim(s, at, to, result == CUDA_SUCCESS ? flags : -1);
 		at = to;
 	}
 	return result;
