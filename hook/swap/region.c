@@ -194,9 +194,7 @@ void nvs_region_free(struct nvs_gpu *gpu, struct place p)
 		unsigned seen = atomic_load(&s->kick);
 
 		if (p.span->chunk[p.granule + i].state == CHUNK_BUSY) {
-			nvs_swap_unlock(s);
-			nvs_swap_wait(s, seen, PIECE_NS);
-			nvs_swap_lock(s);
+			nvs_swap_pause(s, seen);
 		} else {
 			i += r->piece;
 		}

@@ -23,7 +23,6 @@
 
 struct arena;
 struct looker;
-struct memory;
 struct nvs_pool;
 struct nvs_pools;
 struct nvs_swap_range;
@@ -69,6 +68,11 @@ enum chunk_state {
 
 #define ALSO_PINNED (1u << 31) /* to nvs_chunk_next: also what stays on the GPU for good */
 
+struct place {
+	struct span *span;
+	uint32_t granule;
+};
+
 /* What is known of a granule of a chunk that has left. */
 struct content {
 	uint64_t sum[LOOK_SUMS]; /* of what the arena has, if the chunk is COPY_KNOWN */
@@ -100,6 +104,22 @@ struct chunk {
  */
 enum region_kind { REGION_LARGE, REGION_SLABS, REGION_MEMORY, REGION_APP };
 
+/*
+ * What cuMemCreate has made: the one chunk of a region of its own, which the application has mapped at an
+ * address of another region (shown), or nowhere. A thread that changes it without the lock has
+ * made the chunk busy.
+ */
+struct memory {
+	struct place home; /* its chunk */
+	uint64_t serial;   /* unique; 0: it has ended */
+	uint32_t granules;
+	uint32_t handles;  /* the application's references */
+	int handle_types;
+	uint8_t access;
+	bool rdma;
+	bool drivers;      /* it is the driver's for good; the chunk has only its handle */
+};
+
 /* An allocation, or slabs side by side. Stands at its first granule. */
 struct region {
 	uint32_t granules;
@@ -107,7 +127,6 @@ struct region {
 	uint64_t bytes;    /* of the allocation */
 	uint64_t owner;    /* context or pool, see allocation.c */
 	uint32_t slabs;    /* in use */
-	uint32_t memory;   /* REGION_MEMORY: its index, vmm_impl.h; 0: not yet */
 	uint8_t kind;
 	bool published;    /* the application knows the allocation */
 	bool dying;        /* is being freed */
@@ -115,6 +134,7 @@ struct region {
 	uint32_t pinned;   /* shared, or used without a grant: stays on the GPU once it is there; a unique number, or 0 */
 	uint64_t serial;   /* changes with each free in the region */
 	struct nvs_block block; /* in nvs_swap.cache, while cached */
+	struct memory memory;   /* of REGION_MEMORY */
 };
 
 struct span {
@@ -130,11 +150,6 @@ struct span {
 	struct region *region; /* at a region's first granule */
 	struct nvs_slab *slab;
 	uint32_t *memory;      /* vmm_impl.h: what the application has mapped there */
-};
-
-struct place {
-	struct span *span;
-	uint32_t granule;
 };
 
 #define FLIGHTS 3u /* runs that are copied at a time */
@@ -176,10 +191,6 @@ struct nvs_swap {
 	struct arena *arena;   /* arena.c; NULL: none */
 	struct looker *look;     /* look.c; NULL: nothing has left yet */
 	struct nvs_pools *pools; /* pool.h */
-	struct {               /* vmm_memory.c; number 0 is none */
-		struct memory *memory; /* zeroed; only what is touched takes memory */
-		uint32_t used, free;
-	} handles;
 	/* Guarded by nvs_client_lock. */
 	struct nvs_moved told;
 	enum nvs_fixed told_by;
@@ -239,6 +250,9 @@ void nvs_swap_kick(struct nvs_swap *s);
 
 /* Sleeps until the next kick after `seen`, ns at most. The lock is not held. */
 void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns);
+
+/* The same under the lock, which is given up meanwhile: 50 ms at most. */
+void nvs_swap_pause(struct nvs_swap *s, unsigned seen);
 
 /* Bytes that chunks may take on the GPU now. The lock is held. */
 uint64_t nvs_swap_capacity(struct nvs_gpu *gpu);

@@ -19,21 +19,25 @@ static struct place claim_mappings(struct place at, uint64_t end)
 	return at;
 }
 
+/* They are no longer busy, and have this access; -1: what they had. */
+static void unclaim(struct nvs_swap *s, struct place at, struct place to, int flags)
+{
+	for (struct memory *m; at.granule < to.granule && (m = nvs_vmm_at(at)); at = nvs_vmm_next(at)) {
+		if (flags >= 0)
+			m->access = (uint8_t)flags;
+		nvs_vmm_done(s, m);
+	}
+}
+
 /* Changes the access to the mappings of a range, side by side with one call. The lock is held, and given up meanwhile. */
 static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end, const struct cu_access *a, size_t count)
 {
 	int result = CUDA_SUCCESS, flags = a[count - 1].flags;
 
 	while (at.granule < end && result == CUDA_SUCCESS) {
-		unsigned seen = atomic_load(&s->kick);
-		struct memory *m = nvs_vmm_at(at);
-		struct place to;
+		struct memory *m = nvs_vmm_idle_at(at);
+		struct place to = claim_mappings(at, end);
 
-		if (m && !nvs_vmm_idle(m)) {
-			nvs_vmm_pause(s, seen);
-			continue;
-		}
-		to = claim_mappings(at, end);
 		if (to.granule == at.granule) {
 			to = nvs_vmm_next(at);
 			if (m)
@@ -47,12 +51,8 @@ static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end, co
 		nvs_swap_unlock(s);
 		result = nvs_memory_driver.set_access(address_of(at), bytes_of(to.granule - at.granule), a, count);
 		nvs_swap_lock(s);
-		for (; m && at.granule < to.granule; at = nvs_vmm_next(at)) {
-			m = nvs_vmm_at(at);
-			if (result == CUDA_SUCCESS)
-				m->access = (uint8_t)flags;
-			nvs_vmm_done(s, m);
-		}
+		if (m)
+			unclaim(s, at, to, result == CUDA_SUCCESS ? flags : -1);
 		at = to;
 	}
 	return result;
@@ -127,8 +127,8 @@ static int access_to(struct place p)
 
 	nvs_swap_lock(s);
 	r = region_at(p);
-	if (r->kind == REGION_MEMORY && r->memory && chunk_of(p)->address != address_of(p))
-		access = s->handles.memory[r->memory].access;
+	if (r->kind == REGION_MEMORY && chunk_of(p)->address != address_of(p))
+		access = r->memory.access;
 	nvs_swap_unlock(s);
 	return access;
 }

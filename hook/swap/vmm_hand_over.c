@@ -45,21 +45,20 @@ static void count_as_driver(struct nvs_gpu *gpu, const struct memory *m, CUdevic
 	}
 }
 
-/* The chunk ends, and its memory does not. The lock is held. */
+/* The chunk's memory is nothing that moves any more. The lock is held. */
 static void leave_chunk(struct nvs_gpu *gpu, struct memory *m, CUdeviceptr mapped)
 {
 	struct nvs_swap *s = gpu->swap;
 
-	m->real = chunk_of(m->home)->handle;
 	if (mapped)
 		nvs_vmm_occupy(nvs_place_of(mapped), OF_DRIVER, m->granules);
 	s->resident -= bytes_of(m->granules);
 	s->claimed -= bytes_of(m->granules);
 	nvs_arena_free(gpu, m->home);
-	nvs_region_drop(m->home);
-	m->home.span = NULL;
+	chunk_of(m->home)->state = CHUNK_NONE;
+	m->drivers = true;
 	if (!m->handles)
-		nvs_vmm_forget(gpu, m);
+		nvs_vmm_forget(m);
 }
 
 /* The chunk becomes the driver's. The lock is held, and given up meanwhile, with signals blocked. */
@@ -108,12 +107,12 @@ int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m)
 		nvs_swap_unlock(s);
 		t = nvs_gate_enter_memory(gpu); /* all memory is on the GPU until nvs_gate_leave() */
 		nvs_swap_lock(s);
-		while (m->serial == serial && m->granules && !nvs_vmm_idle(m))
-			nvs_vmm_pause(s, atomic_load(&s->kick));
+		while (m->serial == serial && !nvs_vmm_idle(m))
+			nvs_swap_pause(s, atomic_load(&s->kick));
 	}
-	if (m->serial != serial || !m->granules) /* another thread was faster */
+	if (m->serial != serial) /* another thread was faster */
 		result = CUDA_ERROR_INVALID_VALUE;
-	else if (!m->home.span)
+	else if (m->drivers)
 		result = CUDA_SUCCESS;
 	else if (chunk_of(m->home)->state == CHUNK_AWAY)
 		result = CUDA_ERROR_NOT_READY; /* the process ends */
@@ -137,10 +136,10 @@ int nvs_vmm_share(unsigned long long *handle, int type)
 	m = nvs_vmm_of(s, *handle);
 	if (!m || (type && !(m->handle_types & type)))
 		result = CUDA_ERROR_INVALID_VALUE;
-	else if (m->home.span)
+	else if (!m->drivers)
 		result = nvs_vmm_hand_over(gpu, m);
 	if (result == CUDA_SUCCESS) {
-		*handle = m->real;
+		*handle = chunk_of(m->home)->handle;
 		result = NVS_VMM_DRIVER;
 	}
 	nvs_swap_unlock(s);

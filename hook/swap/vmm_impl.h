@@ -7,40 +7,34 @@
 #include "swap_impl.h"
 #include "vmm.h"
 
-/*
- * What cuMemCreate has made. Guarded by the swap lock of its GPU. It is the one chunk of a region of
- * its own (REGION_MEMORY), which the application has mapped at an address of another region
- * (shown), or nowhere. A thread that changes it without the lock has made the chunk busy.
- */
-struct memory {
-	struct place home;       /* its chunk; span NULL: it is the driver's for good */
-	unsigned long long real; /* the driver's handle then */
-	uint64_t serial;         /* unique */
-	uint32_t index;
-	uint32_t generation;     /* in the handle; grows when the index is used again */
-	uint32_t next;           /* in the list of free ones */
-	uint32_t granules;
-	uint32_t handles;        /* the application's references */
-	int handle_types;
-	uint8_t access;
-	bool rdma;
-};
+/* The number of a place, in handles and in span.memory. */
+#define GRANULE_BITS 26
+_Static_assert(MAX_SPANS <= 1u << (32 - GRANULE_BITS), "a place has a number of 32 bits");
 
-/* A handle: the mark, then the number of the GPU, generation, index. */
-#define INDEX_BITS      18
-#define GENERATION_BITS 25
-#define MAX_MEMORIES    (1u << INDEX_BITS)
-_Static_assert(NVS_MAX_GPUS <= 32, "five bits of a handle");
-
-/* Of a handle. For other values any GPU: its table does not have them. */
-static inline struct nvs_gpu *nvs_vmm_gpu(unsigned long long handle)
+static inline uint32_t nvs_vmm_number(struct place p)
 {
-	unsigned number = (unsigned)(handle >> (INDEX_BITS + GENERATION_BITS)) & 31;
-
-	return &nvs_gpus[number < nvs_gpu_count ? number : 0];
+	return (uint32_t)(p.span - nvs_spans) << GRANULE_BITS | p.granule;
 }
 
-#define OF_DRIVER UINT32_MAX /* in span.memory: mapped by the driver alone */
+/* span NULL: there is no such place. */
+static inline struct place nvs_vmm_numbered(uint32_t number)
+{
+	uint32_t i = number >> GRANULE_BITS, granule = number & ((1u << GRANULE_BITS) - 1);
+
+	if (i >= atomic_load(&nvs_spans_used) || granule >= nvs_spans[i].granules)
+		return (struct place){ NULL, 0 };
+	return (struct place){ &nvs_spans[i], granule };
+}
+
+/* The GPU of a handle: the mark, then 16 bits of the serial, the number of the place. For other values any. */
+static inline struct nvs_gpu *nvs_vmm_gpu(unsigned long long handle)
+{
+	struct place p = nvs_vmm_numbered((uint32_t)handle);
+
+	return p.span ? p.span->gpu : nvs_gpus;
+}
+
+#define OF_DRIVER UINT32_MAX /* in span.memory: mapped by the driver alone; else the number and one, or 0 */
 
 /* ---- vmm_memory.c; the lock is held, and given up where `may wait` is said ---- */
 
@@ -59,8 +53,8 @@ struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle);
 /* Whether no thread changes or moves it. */
 bool nvs_vmm_idle(const struct memory *m);
 
-/* Waits for a kick after `seen`, 50 ms at most. */
-void nvs_vmm_pause(struct nvs_swap *s, unsigned seen);
+/* The memory that is mapped at a granule, when no thread changes it; may wait. */
+struct memory *nvs_vmm_idle_at(struct place p);
 
 /* A memory is on the GPU; the calling thread has changed it, others may. */
 void nvs_vmm_done(struct nvs_swap *s, struct memory *m);
@@ -69,8 +63,8 @@ void nvs_vmm_done(struct nvs_swap *s, struct memory *m);
 void nvs_vmm_occupy(struct place p, uint32_t what, uint32_t granules);
 void nvs_vmm_vacate(struct place p);
 
-/* Frees the index. The memory is counted elsewhere, or not at all. */
-void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m);
+/* The last reference to what is the driver's has ended: the place does. */
+void nvs_vmm_forget(struct memory *m);
 
 /* Frees a memory that nothing refers to; may wait. */
 void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m);

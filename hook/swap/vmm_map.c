@@ -129,7 +129,7 @@ static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 
 	if (!vacant(at, m->granules))
 		return CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
-	nvs_vmm_occupy(at, m->index, m->granules);
+	nvs_vmm_occupy(at, nvs_vmm_number(m->home) + 1, m->granules);
 	m->access = CU_MEM_ACCESS_NONE;
 	if (c->state == CHUNK_HERE) {
 		result = map_here(s, m, address_of(at));
@@ -180,13 +180,13 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 	m = nvs_vmm_of(s, *handle);
 	if (!m || offset > bytes_of(m->granules) || n > bytes_of(m->granules) - offset)
 		result = CUDA_ERROR_INVALID_VALUE;
-	else if (m->home.span && !nvs_vmm_shown(m) && at.span &&
+	else if (!m->drivers && !nvs_vmm_shown(m) && at.span &&
 		 at.span->gpu == nvs_vmm_gpu(*handle) && n == bytes_of(m->granules))
 		result = show(at.span->gpu, m, at);
-	else if (m->home.span)
+	else if (!m->drivers)
 		result = nvs_vmm_hand_over(nvs_vmm_gpu(*handle), m);
-	if (m && !m->home.span && (result == CUDA_SUCCESS || result == NVS_VMM_DRIVER)) {
-		*handle = m->real;
+	if (m && m->drivers && (result == CUDA_SUCCESS || result == NVS_VMM_DRIVER)) {
+		*handle = chunk_of(m->home)->handle;
 		result = NVS_VMM_DRIVER;
 	}
 	nvs_swap_unlock(s);
@@ -268,14 +268,9 @@ int nvs_vmm_unmap(CUdeviceptr p, size_t n)
 	if (!nvs_vmm_whole(at, p, n))
 		result = CUDA_ERROR_INVALID_VALUE;
 	while (result == CUDA_SUCCESS && at.granule < end) {
-		unsigned seen = atomic_load(&s->kick);
+		struct memory *m = nvs_vmm_idle_at(at);
 		struct place next = nvs_vmm_next(at);
-		struct memory *m = nvs_vmm_at(at);
 
-		if (m && !nvs_vmm_idle(m)) {
-			nvs_vmm_pause(s, seen);
-			continue;
-		}
 		if (m) {
 			result = hide(at.span->gpu, m, at);
 		} else if (at.span->memory[at.granule] == OF_DRIVER) {
@@ -309,13 +304,8 @@ void nvs_vmm_pin(CUdeviceptr p, size_t n)
 	if (end > at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE)
 		end = at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE;
 	while (at.granule < end) {
-		unsigned seen = atomic_load(&s->kick);
-		struct memory *m = nvs_vmm_at(at);
+		struct memory *m = nvs_vmm_idle_at(at);
 
-		if (m && !nvs_vmm_idle(m)) {
-			nvs_vmm_pause(s, seen);
-			continue;
-		}
 		if (m) { /* once, also if the driver has no memory for it */
 			at.granule = nvs_place_of(chunk_of(m->home)->address).granule + m->granules;
 			nvs_vmm_hand_over(at.span->gpu, m);

@@ -3,99 +3,55 @@
  * vmm_memory.c: the memories that the application's handles stand for, from cuMemCreate
  * to the last reference.
  */
-#include <sys/mman.h>
-
-#include "clock.h"
 #include "vmm_impl.h"
-
-#define PIECE_NS (50 * NVS_MS) /* a wait looks again after this time */
 
 atomic_bool nvs_vmm_used;
 
 static _Atomic uint64_t serials;
 
-/* ---- the table ---- */
+/* ---- handles ---- */
 
-static struct memory *memory_new(struct nvs_gpu *gpu, struct place home)
+static unsigned long long handle_of(const struct memory *m)
 {
-	struct nvs_swap *s = gpu->swap;
-	uint32_t index = s->handles.free, generation;
-	struct memory *m;
-
-	if (!s->handles.memory) {
-		void *p = mmap(NULL, MAX_MEMORIES * sizeof(*m), PROT_READ | PROT_WRITE,
-			       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-		if (p == MAP_FAILED)
-			return NULL;
-		s->handles.memory = p;
-	}
-	if (!index) {
-		if (s->handles.used + 1 == MAX_MEMORIES)
-			return NULL;
-		index = ++s->handles.used;
-	} else {
-		s->handles.free = s->handles.memory[index].next;
-	}
-	m = &s->handles.memory[index];
-	generation = m->generation;
-	*m = (struct memory){ .home = home, .index = index, .generation = generation,
-			      .granules = region_of(home)->granules, .handles = 1, .serial = 1ull << 62 | ++serials };
-	region_of(home)->memory = index;
-	return m;
-}
-
-void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m)
-{
-	struct nvs_swap *s = gpu->swap;
-
-	if (m->home.span)
-		region_of(m->home)->memory = 0;
-	m->granules = 0;
-	m->generation++;
-	m->next = s->handles.free;
-	s->handles.free = m->index;
-}
-
-static unsigned long long handle_of(const struct nvs_gpu *gpu, const struct memory *m)
-{
-	unsigned long long generation = m->generation & ((1u << GENERATION_BITS) - 1);
-
-	return NVS_VMM_MARK << 48 | (unsigned long long)gpu->number << (INDEX_BITS + GENERATION_BITS) |
-	       generation << INDEX_BITS | m->index;
+	return NVS_VMM_MARK << 48 | (m->serial & 0xffff) << 32 | nvs_vmm_number(m->home);
 }
 
 static struct memory *memory_find(unsigned long long handle)
 {
-	const struct nvs_swap *s = nvs_vmm_gpu(handle)->swap;
-	uint32_t index = (uint32_t)handle & (MAX_MEMORIES - 1);
+	struct place p = nvs_vmm_numbered((uint32_t)handle);
 	struct memory *m;
 
-	if (!nvs_vmm_is(handle) || !index || index > s->handles.used)
+	if (!nvs_vmm_is(handle) || !p.span || p.span->head[p.granule] != p.granule + 1 ||
+	    region_of(p)->kind != REGION_MEMORY)
 		return NULL;
-	m = &s->handles.memory[index];
-	return m->granules && m->handles && handle_of(nvs_vmm_gpu(handle), m) == handle ? m : NULL;
+	m = &region_of(p)->memory;
+	return m->serial && m->handles && handle_of(m) == handle ? m : NULL;
 }
 
 struct memory *nvs_vmm_at(struct place p)
 {
-	uint32_t index = p.span->memory[p.granule];
+	uint32_t number = p.span->memory[p.granule];
 
-	return index && index != OF_DRIVER ? &p.span->gpu->swap->handles.memory[index] : NULL;
+	return number && number != OF_DRIVER ? &region_of(nvs_vmm_numbered(number - 1))->memory : NULL;
 }
 
 /* ---- one thread at a time ---- */
 
 bool nvs_vmm_idle(const struct memory *m)
 {
-	return !m->home.span || chunk_of(m->home)->state != CHUNK_BUSY;
+	return chunk_of(m->home)->state != CHUNK_BUSY;
 }
 
-void nvs_vmm_pause(struct nvs_swap *s, unsigned seen)
+struct memory *nvs_vmm_idle_at(struct place p)
 {
-	nvs_swap_unlock(s);
-	nvs_swap_wait(s, seen, PIECE_NS);
-	nvs_swap_lock(s);
+	for (;;) {
+		unsigned seen = atomic_load(&p.span->gpu->swap->kick);
+		struct memory *m = nvs_vmm_at(p);
+
+		if (!m || nvs_vmm_idle(m))
+			return m;
+		nvs_swap_pause(p.span->gpu->swap, seen);
+	}
 }
 
 struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle)
@@ -106,7 +62,7 @@ struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle)
 
 		if (!m || nvs_vmm_idle(m))
 			return m;
-		nvs_vmm_pause(s, seen);
+		nvs_swap_pause(s, seen);
 	}
 }
 
@@ -149,34 +105,36 @@ int nvs_vmm_create(unsigned long long *handle, size_t n, const struct cu_alloc_p
 {
 	const struct cu_alloc_full *prop = (const struct cu_alloc_full *)head;
 	struct nvs_gpu *gpu = nvs_gpu_of_location(&head->location);
-	struct memory *m = NULL;
 	struct place home;
 
 	if (!nvs_swap_on(gpu) || !handle || !suits(gpu->swap, n, prop, flags))
 		return NVS_VMM_DRIVER;
 	home = nvs_region_alloc(gpu, REGION_MEMORY, (uint32_t)(n / GRANULE));
-	if (home.span)
-		m = memory_new(gpu, home);
-	if (m) {
-		m->handle_types = prop->head.handle_types;
-		m->rdma = prop->rdma;
-		*handle = handle_of(gpu, m);
+	if (home.span) {
+		struct memory *m = &region_of(home)->memory;
+
+		*m = (struct memory){ .home = home, .granules = region_of(home)->granules, .handles = 1,
+				      .handle_types = prop->head.handle_types, .rdma = prop->rdma,
+				      .serial = 1ull << 62 | ++serials };
+		*handle = handle_of(m);
 		atomic_store_explicit(&nvs_vmm_used, true, memory_order_release);
-	} else if (home.span) {
-		nvs_region_free(gpu, home);
 	}
 	nvs_swap_unlock(gpu->swap);
-	return m ? CUDA_SUCCESS : home.span ? NVS_VMM_DRIVER : CUDA_ERROR_OUT_OF_MEMORY;
+	return home.span ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 /* ---- end ---- */
 
 void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m)
 {
-	struct place home = m->home;
+	m->serial = 0;
+	nvs_region_free(gpu, m->home);
+}
 
-	nvs_vmm_forget(gpu, m);
-	nvs_region_free(gpu, home);
+void nvs_vmm_forget(struct memory *m)
+{
+	m->serial = 0;
+	nvs_region_drop(m->home);
 }
 
 int nvs_vmm_release(unsigned long long *handle)
@@ -193,10 +151,10 @@ int nvs_vmm_release(unsigned long long *handle)
 	if (!m) {
 		result = CUDA_ERROR_INVALID_VALUE;
 	} else if (--m->handles == 0) {
-		if (!m->home.span) {
-			*handle = m->real;
+		if (m->drivers) {
+			*handle = chunk_of(m->home)->handle;
 			result = NVS_VMM_DRIVER;
-			nvs_vmm_forget(gpu, m);
+			nvs_vmm_forget(m);
 		} else if (!nvs_vmm_shown(m)) {
 			nvs_vmm_destroy(gpu, m);
 		}
@@ -212,25 +170,17 @@ int nvs_vmm_retain(unsigned long long *handle, CUdeviceptr address)
 	struct place p = nvs_vmm_place(address);
 	int result = NVS_VMM_DRIVER;
 	struct nvs_swap *s;
+	struct memory *m;
 
 	if (!p.span || !handle)
 		return NVS_VMM_DRIVER;
 	s = p.span->gpu->swap;
 	nvs_swap_lock(s);
-	for (;;) {
-		unsigned seen = atomic_load(&s->kick);
-		struct memory *m = nvs_vmm_at(p);
-
-		if (m && !nvs_vmm_idle(m)) {
-			nvs_vmm_pause(s, seen); /* it may be moving out */
-			continue;
-		}
-		if (m) {
-			m->handles++;
-			*handle = handle_of(p.span->gpu, m);
-			result = CUDA_SUCCESS;
-		}
-		break;
+	m = nvs_vmm_idle_at(p);
+	if (m) {
+		m->handles++;
+		*handle = handle_of(m);
+		result = CUDA_SUCCESS;
 	}
 	nvs_swap_unlock(s);
 	return result;
