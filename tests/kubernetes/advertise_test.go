@@ -64,7 +64,7 @@ func counted(t *testing.T, ctx context.Context, name string, memory, cores int, 
 func unschedulable(t *testing.T, ctx context.Context, name, resource string) {
 	t.Helper()
 	await(t, ctx, name+" to be refused by kube-scheduler", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "pod", name, "-o", `jsonpath={.status.phase} {.status.conditions[?(@.type=="PodScheduled")].message}`)
+		out, err := get(ctx, podsPath+"/"+name, `{.status.phase} {.status.conditions[?(@.type=="PodScheduled")].message}`)
 		if err == nil && (!strings.HasPrefix(out, "Pending") || !strings.Contains(out, "Insufficient "+resource)) {
 			err = fmt.Errorf("it is %s", out)
 		}
@@ -77,7 +77,7 @@ func capacity(t *testing.T, ctx context.Context, want string) {
 	t.Helper()
 	await(t, ctx, fmt.Sprintf("the capacity %q", want), func() error {
 		for _, list := range []string{"capacity", "allocatable"} {
-			out, err := cluster.Kubectl(ctx, "get", "node", node.KubeNode, "-o", fmt.Sprintf(`jsonpath={.status.%s.nvshare\.com/gpu-memory} {.status.%[1]s.nvshare\.com/gpu-cores}`, list))
+			out, err := get(ctx, nodesPath+"/"+node.KubeNode, fmt.Sprintf(`{.status.%s.nvshare\.com/gpu-memory} {.status.%[1]s.nvshare\.com/gpu-cores}`, list))
 			if err != nil {
 				return err
 			}
@@ -142,7 +142,7 @@ func quota(t *testing.T) {
 	const sample = deployments + "quota/advertised.yaml"
 	kubectl(t, ctx, "apply", "-f", sample)
 	await(t, ctx, "the quota", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "resourcequota", "gpu", "-o", `jsonpath={.status.used.requests\.nvshare\.com/gpu-memory} {.status.used.requests\.nvshare\.com/gpu-cores}`)
+		out, err := get(ctx, "/api/v1/namespaces/default/resourcequotas/gpu", `{.status.used.requests\.nvshare\.com/gpu-memory} {.status.used.requests\.nvshare\.com/gpu-cores}`)
 		if err == nil && out != "40 35" {
 			err = fmt.Errorf("it counts %s", out)
 		}
@@ -181,7 +181,7 @@ func quota(t *testing.T) {
 func nodePolicy(t *testing.T) {
 	ctx := within(t)
 	server := kubectl(t, ctx, "config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.server}")
-	pod := kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-l", "app.kubernetes.io/name=nvshare", "-o", "jsonpath={.items[0].metadata.name}")
+	pod := pluginPod(t, ctx)
 	bound := strings.TrimSpace(kubectl(t, ctx, "create", "token", "nvshare", "-n", "nvshare-system", "--bound-object-kind=Pod", "--bound-object-name="+pod))
 	unbound := strings.TrimSpace(kubectl(t, ctx, "create", "token", "nvshare", "-n", "nvshare-system"))
 	_, err := cluster.Apply(ctx, `{apiVersion: v1, kind: Node, metadata: {name: other}}`, "create")
@@ -224,7 +224,7 @@ func nodePolicy(t *testing.T) {
 // restarts meanwhile. The next plugin advertises the same.
 func restartAdvertised(t *testing.T) {
 	ctx := within(t)
-	before := kubectl(t, ctx, "get", "pods", "first", "third", "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}")
+	before := containers(t, ctx, "first", "third")
 	kubectl(t, ctx, "delete", "-n", "nvshare-system", "daemonset/nvshare", "--cascade=foreground", "--timeout="+patience.String())
 	capacity(t, ctx, "")
 	counted(t, ctx, "small", 1, 1, "512")
@@ -234,7 +234,7 @@ func restartAdvertised(t *testing.T) {
 	kubectl(t, ctx, "apply", "-k", "simgpu-advertise")
 	rolledOut(t, ctx)
 	areReady(t, ctx, "first", "third", "small")
-	if after := kubectl(t, ctx, "get", "pods", "first", "third", "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}"); after != before {
+	if after := containers(t, ctx, "first", "third"); after != before {
 		t.Errorf("containers were %s, are %s", before, after)
 	}
 	for pod, want := range map[string]uint64{"first": 24 << 30, "third": 16 << 30} {

@@ -45,7 +45,6 @@ func TestCluster(t *testing.T) {
 		{"live-limits", liveLimits},
 		{"refusal", refusal},
 		{"musl", musl},
-		{"restart-kubelet", restartKubelet},
 		{"restart-containerd", restartContainerd},
 		{"restart-scheduler", restartScheduler},
 		{"rolling-update", rollingUpdate},
@@ -182,9 +181,9 @@ func takeTurns(t *testing.T, ctx context.Context, n int, tenants ...string) {
 // The image's programs can load NVML, which is the simulated one here.
 func metrics(t *testing.T) {
 	ctx := within(t)
-	pod := strings.TrimSpace(kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-o", "jsonpath={.items[0].metadata.name}"))
+	pod := pluginPod(t, ctx)
 	await(t, ctx, "metrics with NVML's part", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "--raw", "/api/v1/namespaces/nvshare-system/pods/"+pod+":9402/proxy/metrics")
+		out, err := get(ctx, systemPodsPath+"/"+pod+":9402/proxy/metrics", "")
 		if err != nil {
 			return err
 		}
@@ -290,13 +289,10 @@ func musl(t *testing.T) {
 // have turns afterwards.
 func untouched(t *testing.T, ctx context.Context, disturb func()) {
 	t.Helper()
-	ids := func() string {
-		return kubectl(t, ctx, "get", "pods", pod1, pod2, "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}")
-	}
-	before := ids()
+	before := containers(t, ctx, pod1, pod2)
 	disturb()
 	takeTurns(t, ctx, 3, tenant1, tenant2)
-	if after := ids(); after != before {
+	if after := containers(t, ctx, pod1, pod2); after != before {
 		t.Errorf("containers were %s, are %s", before, after)
 	}
 }
@@ -310,15 +306,7 @@ func newTenant(t *testing.T, ctx context.Context) {
 	deletePods(t, ctx, "nvshare-add-small-pod-1")
 }
 
-func restartKubelet(t *testing.T) {
-	ctx := within(t)
-	untouched(t, ctx, func() {
-		check(t, cluster.StopKubelet())
-		check(t, cluster.StartKubelet(ctx))
-	})
-	newTenant(t, ctx)
-}
-
+// TestDRA/restart and TestAdvertise/restart restart the kubelet.
 func restartContainerd(t *testing.T) {
 	ctx := within(t)
 	before := shared.PluginAccepts()
@@ -413,7 +401,7 @@ func churn(t *testing.T) {
 	ctx, cancel := context.WithTimeout(within(t), patience)
 	defer cancel()
 	kubectl(t, ctx, "apply", "-k", "simgpu/surge")
-	pods := churnPods(t, "30")
+	pods := churnPods(t, "16")
 	_, err := cluster.Apply(ctx, fmt.Sprintf(churnJob, pods), "apply")
 	check(t, err)
 	for range 2 {
@@ -421,7 +409,7 @@ func churn(t *testing.T) {
 		rolledOut(t, ctx)
 	}
 	await(t, ctx, pods+" pods", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "job", "churn", "-o", "jsonpath={.status.succeeded}/{.status.failed}")
+		out, err := get(ctx, churnPath, "{.status.succeeded}/{.status.failed}")
 		if _, failed, _ := strings.Cut(out, "/"); err == nil && failed != "" {
 			t.Fatalf("%s pods failed: %s", failed, kubectl(t, ctx, "logs", "-l", "job-name=churn", "--prefix", "--tail=3"))
 		}
@@ -440,7 +428,7 @@ func churn(t *testing.T) {
 		return err
 	})
 	await(t, ctx, "the cgroups of no more than the pods that are left", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "pods", "-A", "-o", "name")
+		out, err := get(ctx, "/api/v1/pods", names)
 		if err != nil {
 			return err
 		}
@@ -484,7 +472,7 @@ func onePlugin(t *testing.T) {
 		_, err := cluster.Apply(ctx, strings.Join(second, "\n---\n"), "apply")
 		check(t, err)
 		await(t, ctx, "the second one to say why it ends", func() error {
-			out, err := cluster.Kubectl(ctx, "get", "pods", "-n", other, "-o", `jsonpath={.items[*].status.containerStatuses[?(@.name=="plugin")]}`)
+			out, err := get(ctx, "/api/v1/namespaces/"+other+"/pods", `{.items[*].status.containerStatuses[?(@.name=="plugin")]}`)
 			for _, want := range []string{"another nvshare-plugin runs on this node, that of namespace nvshare-system, and gives GPUs by annotations", "would give them by resource claims"} {
 				if err == nil && !strings.Contains(out, want) {
 					err = fmt.Errorf("no %q in %s", want, out)
@@ -492,7 +480,7 @@ func onePlugin(t *testing.T) {
 			}
 			return err
 		})
-		if out := kubectl(t, ctx, "get", "resourceslices", "-o", "name"); out != "" {
+		if out := mustGet(t, ctx, slicesPath, names); out != "" {
 			t.Errorf("published: %s", out)
 		}
 		_, err = cluster.Apply(ctx, strings.Join(second, "\n---\n"), "delete", "--timeout="+patience.String())
@@ -546,8 +534,7 @@ func bound(t *testing.T) {
 	ctx := within(t)
 	kubectl(t, ctx, "apply", "-f", objectsDir+"bound/policy.yaml")
 	server := kubectl(t, ctx, "config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.server}")
-	node := kubectl(t, ctx, "get", "nodes", "-o", "jsonpath={.items[0].metadata.name}")
-	pod := kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-l", "app.kubernetes.io/name=nvshare", "-o", "jsonpath={.items[0].metadata.name}")
+	pod := pluginPod(t, ctx)
 	bound := strings.TrimSpace(kubectl(t, ctx, "create", "token", "nvshare", "-n", "nvshare-system", "--bound-object-kind=Pod", "--bound-object-name="+pod))
 	unbound := strings.TrimSpace(kubectl(t, ctx, "create", "token", "nvshare", "-n", "nvshare-system"))
 	report := func(token, node, kind string) error {
@@ -565,13 +552,13 @@ func bound(t *testing.T) {
 		}
 		return nil
 	})
-	if err := report(bound, node, "Pod"); err != nil {
+	if err := report(bound, node.KubeNode, "Pod"); err != nil {
 		t.Errorf("an event of its own node: %v", err)
 	}
-	if err := report(bound, node, "Secret"); err == nil || !strings.Contains(err.Error(), "on pods only") {
+	if err := report(bound, node.KubeNode, "Secret"); err == nil || !strings.Contains(err.Error(), "on pods only") {
 		t.Errorf("an event about something else: %v", err)
 	}
-	if err := report(unbound, node, "Pod"); err == nil || !strings.Contains(err.Error(), "not bound to a node") {
+	if err := report(unbound, node.KubeNode, "Pod"); err == nil || !strings.Contains(err.Error(), "not bound to a node") {
 		t.Errorf("with a token of no node: %v", err)
 	}
 	kubectl(t, ctx, "delete", "-f", objectsDir+"bound/policy.yaml")
@@ -634,8 +621,8 @@ func uninstallOf(t *testing.T, dir string) {
 		t.Errorf("processes %v run on", pids)
 	}
 	await(t, ctx, "nothing of nvshare in the cluster", func() error {
-		for _, kind := range []string{"namespaces", "clusterroles", "clusterrolebindings"} {
-			out, err := cluster.Kubectl(ctx, "get", kind, "-o", "name")
+		for _, path := range []string{"/api/v1/namespaces", rbacPath + "clusterroles", rbacPath + "clusterrolebindings"} {
+			out, err := get(ctx, path, names)
 			if err != nil {
 				return err
 			}

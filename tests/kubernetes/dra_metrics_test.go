@@ -20,15 +20,15 @@ import (
 
 // driverMetrics reads the driver's metrics, by series.
 func driverMetrics(ctx context.Context) (map[string]float64, error) {
-	pod, err := cluster.Kubectl(ctx, "get", "pods", "-n", "nvshare-system", "-o", "jsonpath={.items[0].metadata.name}")
+	pod, err := get(ctx, systemPodsPath, "{.items[0].metadata.name}")
 	if err != nil {
 		return nil, err
 	}
-	return scrape(ctx, "/api/v1/namespaces/nvshare-system/pods/"+pod+":9403/proxy/metrics")
+	return scrape(ctx, systemPodsPath+"/"+pod+":9403/proxy/metrics")
 }
 
 func scrape(ctx context.Context, path string) (map[string]float64, error) {
-	text, err := cluster.Kubectl(ctx, "get", "--raw", path)
+	text, err := get(ctx, path, "")
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func latency(t *testing.T, ctx context.Context) {
 	}
 	t.Logf("driver: of %v requests to prepare, %v took 50 ms at most; p50 %.1f ms, p90 %.1f ms, p99 %.1f ms", took[math.Inf(1)], took[0.05],
 		1000*quantile(took, 0.5), 1000*quantile(took, 0.9), 1000*quantile(took, 0.99))
-	kubelet, err := scrape(ctx, "/api/v1/nodes/"+node.KubeNode+"/proxy/metrics")
+	kubelet, err := scrape(ctx, nodesPath+"/"+node.KubeNode+"/proxy/metrics")
 	check(t, err)
 	const grpc = `dra_grpc_operations_duration_seconds_%s{driver_name="nvshare.com",grpc_status_code="OK",method_name="/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"%s}`
 	n := kubelet[fmt.Sprintf(grpc, "count", "")]

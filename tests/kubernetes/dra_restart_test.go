@@ -19,14 +19,14 @@ import (
 
 // running returns the IDs of the containers of the pods that run all the time.
 func running(t *testing.T, ctx context.Context) string {
-	return kubectl(t, ctx, "get", "pods", "part-1", "part-2", "-o", "jsonpath={.items[*].status.containerStatuses[*].containerID}")
+	return containers(t, ctx, "part-1", "part-2")
 }
 
 // managed wants no Event that one of these pods runs without nvshare. Other pods of the cluster may.
 func managed(t *testing.T, ctx context.Context, pods ...string) {
 	t.Helper()
 	for _, pod := range pods {
-		if out := kubectl(t, ctx, "get", "events", "--field-selector", "reason=GPUUnmanaged,involvedObject.name="+pod, "-o", "jsonpath={.items[*].message}"); out != "" {
+		if out := mustGet(t, ctx, eventsPath+"?fieldSelector=reason=GPUUnmanaged,involvedObject.name="+pod, "{.items[*].message}"); out != "" {
 			t.Errorf("%s is said to run without nvshare: %s", pod, out)
 		}
 	}
@@ -48,14 +48,13 @@ func draUndisturbed(t *testing.T, ctx context.Context, before string) {
 	kubectl(t, ctx, "delete", "pod", "part-3", "--timeout="+patience.String())
 }
 
-// A new driver knows the claims of the pods that run.
+// A new driver, and then a new kubelet, know the claims of the pods that run.
 func draRestart(t *testing.T) {
 	ctx := within(t)
 	before, accepts := running(t, ctx), shared.PluginAccepts()
 	kubectl(t, ctx, "rollout", "restart", "-n", "nvshare-system", "daemonset/nvshare")
 	rolledOut(t, ctx)
 	accepted(t, ctx, accepts)
-	draUndisturbed(t, ctx, before)
 	check(t, cluster.StopKubelet())
 	check(t, cluster.StartKubelet(ctx))
 	draUndisturbed(t, ctx, before)
@@ -82,10 +81,7 @@ func draReplaced(t *testing.T, replace func(context.Context)) {
 	_, err := cluster.Apply(ctx, part("stays", "40", ""), "apply")
 	check(t, err)
 	ready(t, ctx, "stays")
-	id := func() string {
-		return kubectl(t, ctx, "get", "pod", "stays", "-o", "jsonpath={.status.containerStatuses[*].containerID}")
-	}
-	before, from, old := id(), judge.Now(), ours(t, "nvshare-plugin")
+	before, from, old := containers(t, ctx, "stays"), judge.Now(), ours(t, "nvshare-plugin")
 	replace(ctx)
 	await(t, ctx, "the old driver to end, or the new one to start", func() error {
 		if now := ours(t, "nvshare-plugin"); slices.Equal(now, old) {
@@ -100,7 +96,7 @@ func draReplaced(t *testing.T, replace func(context.Context)) {
 	awaitHolding(t, ctx, "comes", holding{core: 40, memory: 4 << 30})
 	awaitHolding(t, ctx, "stays", holding{core: 40, memory: 4 << 30})
 	awaitTurns(t, ctx, from, 1, "stays", "comes")
-	if after := id(); after != before {
+	if after := containers(t, ctx, "stays"); after != before {
 		t.Errorf("the container was %s, is %s", before, after)
 	}
 	managed(t, ctx, "stays", "comes")
@@ -114,7 +110,7 @@ func draUpgrade(t *testing.T) {
 	draReplaced(t, func(ctx context.Context) {
 		kubectl(t, ctx, "set", "env", "-n", "nvshare-system", "daemonset/nvshare", "-c", "plugin", "NVSHARE_DEBUG=1")
 	})
-	if out := kubectl(t, within(t), "get", "pods", "-n", "nvshare-system", "-o", `jsonpath={.items[*].spec.containers[?(@.name=="plugin")].env[?(@.name=="NVSHARE_DEBUG")].value}`); out != "1" {
+	if out := mustGet(t, within(t), systemPodsPath, `{.items[*].spec.containers[?(@.name=="plugin")].env[?(@.name=="NVSHARE_DEBUG")].value}`); out != "1" {
 		t.Errorf("the new drivers have NVSHARE_DEBUG=%s", out)
 	}
 }
@@ -160,7 +156,7 @@ func draSurge(t *testing.T) {
 		})
 	})
 	accepted(t, ctx, accepts)
-	if restarts := strings.Fields(kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-o", "jsonpath={.items[*].status.containerStatuses[*].restartCount}")); slices.ContainsFunc(restarts, func(n string) bool { return n != "0" }) {
+	if restarts := strings.Fields(mustGet(t, ctx, systemPodsPath, "{.items[*].status.containerStatuses[*].restartCount}")); slices.ContainsFunc(restarts, func(n string) bool { return n != "0" }) {
 		t.Errorf("containers of nvshare restarted %v times", restarts)
 	}
 	kubectl(t, ctx, "apply", "-k", "simgpu-dra")

@@ -56,7 +56,7 @@ func draDeploy(t *testing.T) {
 	rolledOut(t, ctx)
 	accepted(t, ctx, before)
 	await(t, ctx, "the attributes of a device", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "resourceslices", "-o", `jsonpath={.items[0].spec.devices[1].attributes}`)
+		out, err := get(ctx, slicesPath, `{.items[0].spec.devices[1].attributes}`)
 		for _, want := range []string{
 			`"architecture":{"string":"Hopper"}`, `"cudaComputeCapability":{"version":"9.0.0"}`, `"cudaDriverVersion":{"version":"13.0.0"}`, `"driverVersion":{"version":"580.0.0"}`,
 			`"sharing":{"string":"turns"}`, `"swap":{"bool":`, `"productName":{"string":"NVIDIA SimGPU"}`, `"index":{"int":1}`, `"memorySize":{"int":34359738368}`,
@@ -68,7 +68,7 @@ func draDeploy(t *testing.T) {
 		return err
 	})
 	await(t, ctx, "two devices in the slice of the node", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "resourceslices", "-o", `jsonpath={range .items[*].spec.devices[*]}{.name} {.capacity.memory.value}{"\n"}{end}`)
+		out, err := get(ctx, slicesPath, `{range .items[*].spec.devices[*]}{.name} {.capacity.memory.value}{"\n"}{end}`)
 		if err == nil && out != "gpu-51600000-0000-4000-8000-000000000000 32Gi\ngpu-51600000-0000-4000-8000-000000000001 32Gi\n" {
 			err = fmt.Errorf("they are\n%s", out)
 		}
@@ -119,25 +119,34 @@ func awaitHolding(t *testing.T, ctx context.Context, pod string, want holding) (
 
 func draManifest(name string) string { return manifest("dra/" + name) }
 
-// ready waits until pods are ready. A kubelet that could not have a claim prepared tries
-// again after 60 to 90 s, and at once when the pod changes. That happens where the driver is
-// away, and on a busy machine also where the kubelet sees a pod before the API server lets
-// the kubelet read the pod's claim.
+// nudged is try, for await, which annotates pods while it fails: each is a name, or they are a label's. A
+// kubelet that could not have a claim prepared tries again after 60 to 90 s, and at once when the pod changes.
+// That happens where the driver is away, and on a busy machine also where the kubelet sees a pod before the API
+// server lets the kubelet read the pod's claim.
+func nudged(ctx context.Context, try func() error, pods ...string) func() error {
+	tries, last := 0, time.Now()
+	return func() error {
+		err := try()
+		if err != nil && time.Since(last) > 2*time.Second {
+			tries, last = tries+1, time.Now()
+			_, failed := cluster.Kubectl(ctx, slices.Concat([]string{"annotate", "--overwrite", "pods"}, pods, []string{fmt.Sprintf("test/try=%d", tries)})...)
+			err = errors.Join(err, failed)
+		}
+		return err
+	}
+}
+
+// ready waits until pods are ready.
 func ready(t *testing.T, ctx context.Context, pods ...string) {
 	t.Helper()
 	for _, p := range pods {
-		tries, last := 0, time.Now()
-		await(t, ctx, "pod "+p+" to be ready", func() error {
-			out, err := cluster.Kubectl(ctx, "get", "pod", p, `-o=jsonpath={.status.conditions[?(@.type=="Ready")].status}`)
-			if err != nil || out == "True" {
-				return err
+		await(t, ctx, "pod "+p+" to be ready", nudged(ctx, func() error {
+			out, err := get(ctx, podsPath+"/"+p, `{.status.conditions[?(@.type=="Ready")].status}`)
+			if err == nil && out != "True" {
+				err = errors.New("it is not")
 			}
-			if time.Since(last) > 2*time.Second {
-				tries, last = tries+1, time.Now()
-				_, err = cluster.Kubectl(ctx, "annotate", "--overwrite", "pod", p, fmt.Sprintf("test/try=%d", tries))
-			}
-			return errors.Join(errors.New("it is not"), err)
-		})
+			return err
+		}, p))
 	}
 }
 
@@ -177,7 +186,7 @@ func draExtendedResource(t *testing.T) {
 func noClaims(t *testing.T, ctx context.Context) {
 	t.Helper()
 	await(t, ctx, "no claims", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "resourceclaims", "-A", "-o", "name")
+		out, err := get(ctx, claimsPath, names)
 		if err != nil || strings.TrimSpace(out) != "" {
 			return fmt.Errorf("there are %s (%v)", out, err)
 		}
@@ -256,7 +265,7 @@ func draLiveChange(t *testing.T) {
 
 // taints returns the taints of a device, by its last digit.
 func taints(t *testing.T, ctx context.Context, gpu int) string {
-	return kubectl(t, ctx, "get", "resourceslices", "-o", fmt.Sprintf("jsonpath={.items[0].spec.devices[%d].taints[*].key}", gpu))
+	return mustGet(t, ctx, slicesPath, fmt.Sprintf("{.items[0].spec.devices[%d].taints[*].key}", gpu))
 }
 
 // A drained GPU, and one that does no more work, get no new pod; those that use the GPU go
@@ -296,7 +305,7 @@ func draDrain(t *testing.T) {
 	check(t, err)
 	awaitTaints(0, "nvshare.com/fault")
 	await(t, ctx, "the health of the device in the status of a pod", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "pod", "part-1", "-o", "jsonpath={.status.containerStatuses[0].allocatedResourcesStatus}")
+		out, err := get(ctx, podsPath+"/part-1", "{.status.containerStatuses[0].allocatedResourcesStatus}")
 		if err == nil && !strings.Contains(out, `"health":"Unhealthy"`) {
 			err = fmt.Errorf("it is %s", out)
 		}
@@ -426,10 +435,16 @@ func draForms(t *testing.T) {
 func draChurn(t *testing.T) {
 	ctx := within(t)
 	job := strings.NewReplacer("    metadata: {annotations: {nvshare.com/gpu: nvshare.com/gpu=1}}\n", "",
-		"        args:", "        resources: {limits: {nvshare.com/gpu: 1}}\n        args:").Replace(fmt.Sprintf(churnJob, churnPods(t, "12")))
+		"        args:", "        resources: {limits: {nvshare.com/gpu: 1}}\n        args:").Replace(fmt.Sprintf(churnJob, churnPods(t, "8")))
 	_, err := cluster.Apply(ctx, job, "apply")
 	check(t, err)
-	kubectl(t, ctx, "wait", "--for=condition=complete", "job/churn", "--timeout="+patience.String())
+	await(t, ctx, "the job to be complete", nudged(ctx, func() error {
+		out, err := get(ctx, churnPath, `{.status.conditions[?(@.type=="Complete")].status}`)
+		if err == nil && out != "True" {
+			err = errors.New("it is not")
+		}
+		return err
+	}, "--selector=job-name=churn"))
 	kubectl(t, ctx, "delete", "job", "churn", "--cascade=foreground", "--timeout="+patience.String())
 	noClaims(t, ctx)
 	latency(t, ctx)
@@ -447,7 +462,7 @@ func memoryOf(t *testing.T, ctx context.Context, claim string) uint64 {
 			}
 		}
 	}
-	check(t, json.Unmarshal([]byte(kubectl(t, ctx, "get", "resourceclaim", claim, "-o", "json")), &c))
+	check(t, json.Unmarshal([]byte(mustGet(t, ctx, "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/"+claim, "")), &c))
 	memory := c.Status.Allocation.Devices.Results[0].ConsumedCapacity["memory"]
 	if memory != "3264Mi" { // a tenth of 32 GiB, rounded down to the step
 		t.Fatalf("the claim was charged %q", memory)
@@ -521,7 +536,7 @@ func draUninstall(t *testing.T) {
 		containers: [{name: main, image: "localhost/nvshare-workload:1", command: [/usr/bin/cuda-busy, --help]}], restartPolicy: Never}}`, "apply")
 	check(t, err)
 	await(t, ctx, "a pod without claims to run", func() error {
-		out, err := cluster.Kubectl(ctx, "get", "pod", "bystander", "-o", "jsonpath={.status.containerStatuses[0].state.terminated.containerID}")
+		out, err := get(ctx, podsPath+"/bystander", "{.status.containerStatuses[0].state.terminated.containerID}")
 		if err == nil && out == "" {
 			err = errors.New("it has not")
 		}
@@ -538,8 +553,8 @@ func draUninstall(t *testing.T) {
 		}
 	}
 	await(t, ctx, "no slice, class, policy or role of nvshare", func() error {
-		for _, kind := range []string{"resourceslices", "deviceclasses", "validatingadmissionpolicies", "clusterroles"} {
-			out, err := cluster.Kubectl(ctx, "get", kind, "-o", "name")
+		for _, path := range []string{slicesPath, "/apis/resource.k8s.io/v1/deviceclasses", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", rbacPath + "clusterroles"} {
+			out, err := get(ctx, path, names)
 			if err != nil {
 				return err
 			}

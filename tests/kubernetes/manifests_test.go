@@ -505,7 +505,7 @@ func TestAPIServerTakesManifests(t *testing.T) {
 	_, err = cluster.Apply(ctx, namespaceOnly(t, objectsOf[0]), "apply", "--validate=strict")
 	check(t, err)
 	await(t, ctx, "the default service account", func() error {
-		_, err := cluster.Kubectl(ctx, "get", "serviceaccount", "default")
+		_, err := get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", "")
 		return err
 	})
 	for _, text := range objectsOf {
@@ -543,7 +543,7 @@ func TestHostPathsAreRefused(t *testing.T) {
 		check(t, err)
 	}()
 	await(t, ctx, "the default service account", func() error {
-		_, err := cluster.Kubectl(ctx, "get", "serviceaccount", "default")
+		_, err := get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", "")
 		return err
 	})
 	try := func(path string) error {

@@ -6,6 +6,7 @@ package kubernetes
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,7 +22,7 @@ import (
 const (
 	tainted = "nvshare-add-small-pod-1" // a manifest
 	// rebootTenants run whether they have a GPU or not, and so show who has none.
-	rebootTenants = 10
+	rebootTenants = 5
 	rebootedPods  = `{apiVersion: apps/v1, kind: Deployment, metadata: {name: rebooted}, spec: {replicas: %d, selector: {matchLabels: {app: rebooted}},
 		template: {metadata: {labels: {app: rebooted}, annotations: {%s}},
 		spec: {terminationGracePeriodSeconds: 0, automountServiceAccountToken: false,
@@ -58,19 +59,28 @@ func rebootWith(t *testing.T, annotations, limits string) {
 	ctx := within(t)
 	_, err := cluster.Apply(ctx, fmt.Sprintf(rebootedPods, rebootTenants, annotations, limits), "apply")
 	check(t, err)
+	claims := limits != ""
 	complete := func() error {
 		if all, with := tenants(t); all != rebootTenants || with != all {
 			return fmt.Errorf("%d tenants run, %d of them with the shim", all, with)
 		}
 		return nil
 	}
-	await(t, ctx, "all tenants to have a GPU", complete)
+	awaitTenants(t, ctx, claims, complete)
 	reboots, err := strconv.Atoi(cmp.Or(os.Getenv("NVSHARE_TEST_REBOOTS"), "1"))
 	check(t, err)
 	for range reboots {
-		rebootOnce(t, limits != "", complete)
+		rebootOnce(t, claims, complete)
 	}
 	kubectl(t, within(t), "delete", "deployment", "rebooted", "--cascade=foreground", "--timeout="+patience.String())
+}
+
+func awaitTenants(t *testing.T, ctx context.Context, claims bool, complete func() error) {
+	t.Helper()
+	if claims {
+		complete = nudged(ctx, complete, "--selector=app=rebooted")
+	}
+	await(t, ctx, "all tenants to have a GPU", complete)
 }
 
 func rebootOnce(t *testing.T, claims bool, complete func() error) {
@@ -82,12 +92,12 @@ func rebootOnce(t *testing.T, claims bool, complete func() error) {
 	t.Logf("the plugin has registered %.1f s after the node was ready", time.Since(begin).Seconds())
 	all, with := tenants(t)
 	t.Logf("then %d tenants run, %d of them with the shim", all, with)
-	await(t, ctx, "all tenants to have a GPU again", complete)
+	awaitTenants(t, ctx, claims, complete)
 	t.Logf("all tenants have a GPU %.1f s after the node was ready", time.Since(begin).Seconds())
 	if claims && all > with {
 		t.Errorf("%d tenants with a claim ran without the shim", all-with)
 	} else if all > with {
-		out := kubectl(t, ctx, "get", "events", "-o", "jsonpath={range .items[*]}{.reason} {.message}{\"\\n\"}{end}")
+		out := mustGet(t, ctx, eventsPath, "{range .items[*]}{.reason} {.message}{\"\\n\"}{end}")
 		if !strings.Contains(out, "GPUUnmanaged") || !strings.Contains(out, "stopping it") {
 			t.Errorf("no Event says that a container was ended:\n%s", tail(out, 40))
 		}
@@ -108,12 +118,12 @@ func startupTaint(t *testing.T) {
 	from := judge.Now()
 	runPods(t, ctx, tainted)
 	awaitTurns(t, ctx, from, 1, "add-small-1")
-	if out := kubectl(t, ctx, "get", "node", node.KubeNode, "-o", "jsonpath={.spec.taints}"); strings.Contains(out, taint) {
+	if out := mustGet(t, ctx, nodesPath+"/"+node.KubeNode, "{.spec.taints}"); strings.Contains(out, taint) {
 		t.Errorf("the node has the taints %s", out)
 	}
 	rolledOut(t, ctx)
 	server := kubectl(t, ctx, "config", "view", "--raw", "-o", "jsonpath={.clusters[0].cluster.server}")
-	pod := kubectl(t, ctx, "get", "pods", "-n", "nvshare-system", "-l", "app.kubernetes.io/name=nvshare", "-o", "jsonpath={.items[0].metadata.name}")
+	pod := pluginPod(t, ctx)
 	token := strings.TrimSpace(kubectl(t, ctx, "create", "token", "nvshare", "-n", "nvshare-system", "--bound-object-kind=Pod", "--bound-object-name="+pod))
 	_, err := cluster.Apply(ctx, `{apiVersion: v1, kind: Node, metadata: {name: other}, spec: {taints: [{key: `+taint+`, effect: NoSchedule}]}}`, "create")
 	check(t, err)

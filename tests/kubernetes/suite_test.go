@@ -5,7 +5,9 @@
 package kubernetes
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"k8s.io/client-go/util/jsonpath"
 
 	"github.com/nvshare/nvshare/tests/judge"
 	"github.com/nvshare/nvshare/tests/node"
@@ -76,8 +80,11 @@ func bringUp(dir string) error {
 		}
 		return n.PodmanImage(ctx, imageName(), containerfile, files, "--build-arg", "VERSION="+version())
 	}
+	// The images have no part in the start of the control plane.
+	control := make(chan error, 1)
+	go func() { control <- cluster.StartControlPlane(ctx) }()
 	for _, step := range []func(context.Context) error{
-		n.StartContainerd, n.BuildImages, image, cluster.StartControlPlane, cluster.StartKubelet,
+		n.StartContainerd, n.BuildImages, image, func(context.Context) error { return <-control }, cluster.StartKubelet,
 	} {
 		if err := step(ctx); err != nil {
 			return err
@@ -149,6 +156,63 @@ func kubectl(t *testing.T, ctx context.Context, args ...string) string {
 	return out
 }
 
+// Paths of the API, for get.
+const (
+	podsPath       = "/api/v1/namespaces/default/pods"
+	systemPodsPath = "/api/v1/namespaces/nvshare-system/pods"
+	nodesPath      = "/api/v1/nodes"
+	eventsPath     = "/api/v1/namespaces/default/events"
+	churnPath      = "/apis/batch/v1/namespaces/default/jobs/churn"
+	slicesPath     = "/apis/resource.k8s.io/v1/resourceslices"
+	rbacPath       = "/apis/rbac.authorization.k8s.io/v1/"
+	claimsPath     = "/apis/resource.k8s.io/v1/resourceclaims"
+	names          = `{range .items[*]}{.metadata.name}{"\n"}{end}`
+)
+
+// get reads a path of the API, and shows of the object what kubectl's -o jsonpath would. "": all of the answer.
+func get(ctx context.Context, path, show string) (string, error) {
+	text, err := cluster.Get(ctx, path)
+	if err != nil || show == "" {
+		return string(text), err
+	}
+	var object any
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	if err := d.Decode(&object); err != nil {
+		return "", err
+	}
+	query := jsonpath.New(path).AllowMissingKeys(true)
+	if err := query.Parse(show); err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	err = query.Execute(&out, object)
+	return out.String(), err
+}
+
+func mustGet(t *testing.T, ctx context.Context, path, show string) string {
+	t.Helper()
+	out, err := get(ctx, path, show)
+	check(t, err)
+	return out
+}
+
+// containers returns the IDs of the containers of pods.
+func containers(t *testing.T, ctx context.Context, names ...string) string {
+	t.Helper()
+	var ids []string
+	for _, name := range names {
+		ids = append(ids, mustGet(t, ctx, podsPath+"/"+name, "{.status.containerStatuses[*].containerID}"))
+	}
+	return strings.Join(ids, " ")
+}
+
+// pluginPod returns the name of nvshare's pod.
+func pluginPod(t *testing.T, ctx context.Context) string {
+	t.Helper()
+	return mustGet(t, ctx, systemPodsPath+"?labelSelector=app.kubernetes.io/name=nvshare", "{.items[0].metadata.name}")
+}
+
 func await(t *testing.T, ctx context.Context, what string, try func() error) {
 	t.Helper()
 	check(t, node.UntilEvery(ctx, 100*time.Millisecond, what, try))
@@ -158,7 +222,7 @@ func await(t *testing.T, ctx context.Context, what string, try func() error) {
 func awaitEvent(t *testing.T, ctx context.Context, pod, says string) {
 	t.Helper()
 	await(t, ctx, fmt.Sprintf("an Event on pod %s with %q", pod, says), func() error {
-		out, err := cluster.Kubectl(ctx, "get", "events", "--field-selector", "involvedObject.name="+pod, "-o", "jsonpath={.items[*].message}")
+		out, err := get(ctx, eventsPath+"?fieldSelector=involvedObject.name="+pod, "{.items[*].message}")
 		if err == nil && !strings.Contains(out, says) {
 			err = fmt.Errorf("the Events are: %s", out)
 		}

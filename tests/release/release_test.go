@@ -327,8 +327,8 @@ func TestRunsOnArm64(t *testing.T) {
 		t.Skip("SKIPPED: no qemu-aarch64 or no cross compiler here, or this is arm64")
 	}
 	for kind, programs := range map[string][][]string{
-		"": {{"nvshare-scheduler", "--version"}, {"nvshare-plugin", "--version"},
-			{"nvsharectl", "install", "--root", t.TempDir(), "--prefix", "/usr"}},
+		// What installs is the same Go for each processor, and takes 9 s under emulation: TestTarball has it.
+		"":        {{"nvshare-scheduler", "--version"}, {"nvshare-plugin", "--version"}, {"nvsharectl", "--help"}},
 		"-static": {{"nvsharectl", "--help"}},
 	} {
 		dir := unpack(t, "arm64", kind)
