@@ -54,13 +54,14 @@ static bool slab_more(struct nvs_gpu *gpu, uint64_t owner, uint32_t class)
 		while (granules < SLABS_AT_ONCE && granules * 16 <= s->slabs_used)
 			granules *= 2;
 		nvs_swap_unlock(s);
-		p = nvs_region_alloc(gpu, REGION_SLABS, granules);
+		p = nvs_region_alloc(gpu, granules);
 		if (!p.span && granules > 1) {
 			nvs_swap_unlock(s);
-			p = nvs_region_alloc(gpu, REGION_SLABS, granules = 1);
+			p = nvs_region_alloc(gpu, granules = 1);
 		}
 		if (!p.span)
 			return false;
+		region_of(p)->kind = REGION_SLABS;
 		region_of(p)->published = true;
 		region_of(p)->slabs = 0;
 		for (uint32_t i = granules; i-- > 0;) {
@@ -115,9 +116,10 @@ static int alloc_small(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdevi
 
 static int alloc_large(struct nvs_gpu *gpu, uint64_t owner, size_t bytes, CUdeviceptr *out)
 {
-	struct place p = nvs_region_alloc(gpu, REGION_LARGE, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
+	struct place p = nvs_region_alloc(gpu, (uint32_t)((bytes + GRANULE - 1) / GRANULE));
 
 	if (p.span) {
+		region_of(p)->kind = REGION_LARGE;
 		region_of(p)->bytes = bytes;
 		region_of(p)->owner = owner;
 		region_of(p)->serial = ++serials;
@@ -162,8 +164,8 @@ static bool allocation_find(struct place p, uint64_t address, struct nvs_swap_ra
 	*r = (struct nvs_swap_range){ .gpu = p.span->gpu };
 	if (!p.span->head[p.granule])
 		return false;
-	g = region_at(p);
-	if (g->kind == REGION_APP)
+	g = &p.span->region[p.span->head[p.granule] - 1];
+	if (g->kind >= REGION_APP)
 		return nvs_vmm_find(p, r);
 	if (!g->published || g->dying)
 		return false;
@@ -195,13 +197,15 @@ static bool allocation_find(struct place p, uint64_t address, struct nvs_swap_ra
 bool nvs_swap_find(CUdeviceptr address, struct nvs_swap_range *r)
 {
 	struct place p = nvs_place_of(address);
+	uint32_t head;
 	bool ours;
 
 	if (!p.span || nvs_memory_locked)
 		return false;
 	nvs_swap_lock(p.span->gpu->swap);
+	head = p.span->head[p.granule];
 	/* The driver tells of its own memory that the application has mapped there. */
-	ours = allocation_find(p, address, r) || !p.span->head[p.granule] || region_at(p)->kind != REGION_APP;
+	ours = allocation_find(p, address, r) || !head || p.span->region[head - 1].kind < REGION_APP;
 	nvs_swap_unlock(p.span->gpu->swap);
 	return ours;
 }
@@ -236,7 +240,7 @@ static int wait_for_work(const struct nvs_swap_range *r)
 static void free_small(struct nvs_gpu *gpu, struct place p, CUdeviceptr address)
 {
 	nvs_slab_free(&gpu->swap->heap, slab_of(p), address);
-	region_at(p)->serial = ++serials;
+	p.span->region[p.span->head[p.granule] - 1].serial = ++serials;
 	if (!slab_of(p)->used)
 		slab_less(gpu, p);
 }
@@ -285,7 +289,7 @@ bool nvs_swap_lookup(CUdeviceptr address, struct nvs_swap_range *r)
 bool nvs_alloc_cache(struct nvs_block *b)
 {
 	struct place p = nvs_place_of(b->address);
-	struct region *r = region_at(p);
+	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
 
 	b->no_reuse = r->pinned;
 	if (r->kind == REGION_SLABS) {
@@ -302,7 +306,7 @@ bool nvs_alloc_cache(struct nvs_block *b)
 void nvs_alloc_reuse(CUdeviceptr address, size_t bytes)
 {
 	struct place p = nvs_place_of(address);
-	struct region *r = region_at(p);
+	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
 
 	r->serial = ++serials;
 	if (r->kind == REGION_SLABS) {
@@ -317,7 +321,7 @@ void nvs_alloc_reuse(CUdeviceptr address, size_t bytes)
 void nvs_alloc_release(struct nvs_gpu *gpu, CUdeviceptr address)
 {
 	struct place p = nvs_place_of(address);
-	struct region *r = region_at(p);
+	struct region *r = &p.span->region[p.span->head[p.granule] - 1];
 
 	if (r->kind == REGION_SLABS) {
 		nvs_slab_show(slab_of(p), address, 1);

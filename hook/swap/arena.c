@@ -5,6 +5,7 @@
  * they are needed. Copies to memory that is not registered go through the driver's
  * staging buffers, four times slower.
  */
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -83,7 +84,7 @@ static bool give_way(struct nvs_gpu *gpu)
 	struct arena *a = gpu->swap->arena;
 	uint32_t looked = 0;
 
-	while (a && nvs_chunk_next(gpu, 1u << CHUNK_HERE | ALSO_PINNED, &a->give, &looked)) {
+	while (a && nvs_chunk_next(gpu, 1u << CHUNK_HERE | 1u << CHUNK_PINNED, &a->give, &looked)) {
 		struct place p = a->give;
 
 		next_chunk(&a->give);
@@ -132,6 +133,14 @@ void nvs_arena_free(struct nvs_gpu *gpu, struct place p)
 		nvs_arena_vacate(gpu, (struct place){ p.span, p.granule + i });
 }
 
+void nvs_arena_follow(struct place from, struct place to)
+{
+	uint32_t n = chunk_of(from)->granules;
+
+	memcpy(&to.span->store[to.granule], &from.span->store[from.granule], n * sizeof(*to.span->store));
+	memcpy(&to.span->content[to.granule], &from.span->content[from.granule], n * sizeof(*to.span->content));
+}
+
 uint64_t nvs_arena_bytes(struct nvs_gpu *gpu)
 {
 	struct arena *a = gpu->swap->arena;
@@ -169,7 +178,7 @@ int nvs_arena_copy(struct nvs_gpu *gpu, struct place p, bool out, uint64_t *byte
 	int result = CUDA_SUCCESS;
 
 	for (uint32_t i = 0, n; result == CUDA_SUCCESS && i < chunk_of(p)->granules; i += n) {
-		CUdeviceptr device = chunk_of(p)->address + bytes_of(i);
+		CUdeviceptr device = address_of(p) + bytes_of(i);
 		char *host;
 
 		n = run_of(p, i, out);

@@ -3,7 +3,6 @@
  * chunk.c: physical memory of chunks.
  */
 #include "swap_impl.h"
-#include "vmm.h"
 
 /* Gives other GPUs of the process access, where they can have it. */
 static void chunk_let_in(struct nvs_gpu *gpu, struct place p)
@@ -16,7 +15,8 @@ static void chunk_let_in(struct nvs_gpu *gpu, struct place p)
 
 		if (other != gpu && nvs_memory_driver.can_access_peer &&
 		    nvs_memory_driver.can_access_peer(&can, a.location.id, dev) == CUDA_SUCCESS && can)
-			nvs_memory_driver.set_access(chunk_of(p)->address, bytes_of(chunk_of(p)->granules), &a, 1);
+			nvs_memory_driver.set_access(address_of(p), bytes_of(p.span->chunk[p.granule].granules),
+					      &a, 1);
 	}
 }
 
@@ -42,7 +42,7 @@ static int map_one(struct nvs_gpu *gpu, struct place p)
 
 	if (result != CUDA_SUCCESS)
 		return result;
-	result = nvs_memory_driver.mem_map(c->address, bytes, 0, handle, 0);
+	result = nvs_memory_driver.mem_map(address_of(p), bytes, 0, handle, 0);
 	if (result != CUDA_SUCCESS)
 		nvs_memory_driver.mem_release(handle);
 	c->handle = handle;
@@ -55,13 +55,11 @@ int nvs_chunk_map(struct nvs_gpu *gpu, struct place first, uint32_t *chunks)
 				    CU_MEM_ACCESS_READWRITE };
 	struct place at = first;
 	int result = CUDA_SUCCESS, opened;
-	uint64_t bytes = 0;
 	uint32_t n = 0;
 
 	while (n < *chunks && result == CUDA_SUCCESS) {
 		result = map_one(gpu, at);
 		if (result == CUDA_SUCCESS) {
-			bytes += bytes_of(chunk_of(at)->granules);
 			next_chunk(&at);
 			n++;
 		}
@@ -69,30 +67,12 @@ int nvs_chunk_map(struct nvs_gpu *gpu, struct place first, uint32_t *chunks)
 	*chunks = n;
 	if (!n)
 		return result;
-	opened = nvs_memory_driver.set_access(chunk_of(first)->address, bytes, &access, 1);
+	opened = nvs_memory_driver.set_access(address_of(first), address_of(at) - address_of(first), &access, 1);
 	if (opened == CUDA_SUCCESS)
 		return result;
 	nvs_chunk_unmap(first, n);
 	*chunks = 0;
 	return opened;
-}
-
-int nvs_chunk_fill(struct nvs_gpu *gpu, struct place first, uint32_t *chunks)
-{
-	struct chunk *c = chunk_of(first);
-	unsigned long long handle = 0;
-	int result;
-
-	if (region_at(first)->kind == REGION_MEMORY && c->address == address_of(first)) {
-		result = nvs_chunk_create(gpu, bytes_of(c->granules), &handle);
-		c->handle = handle;
-		*chunks = c->bare = result == CUDA_SUCCESS;
-		return result;
-	}
-	result = nvs_chunk_map(gpu, first, chunks);
-	if (*chunks)
-		nvs_vmm_arrived(first);
-	return result;
 }
 
 void nvs_chunk_unmap(struct place first, uint32_t chunks)
@@ -102,17 +82,14 @@ void nvs_chunk_unmap(struct place first, uint32_t chunks)
 
 	for (uint32_t i = 0; i < chunks; i++)
 		next_chunk(&end);
-	/* What is bare is alone. */
-	at_once = chunk_of(first)->bare ||
-		  nvs_memory_driver.mem_unmap(chunk_of(first)->address, bytes_of(end.granule - first.granule)) == CUDA_SUCCESS;
+	at_once = nvs_memory_driver.mem_unmap(address_of(first), address_of(end) - address_of(first)) == CUDA_SUCCESS;
 	for (; at.granule < end.granule; next_chunk(&at)) {
-		struct chunk *c = chunk_of(at);
+		const struct chunk *c = chunk_of(at);
 
 		/* Only the unmapping of one mapping is documented. */
 		if (!at_once)
-			nvs_memory_driver.mem_unmap(c->address, bytes_of(c->granules));
+			nvs_memory_driver.mem_unmap(address_of(at), bytes_of(c->granules));
 		nvs_memory_driver.mem_release(c->handle);
-		c->bare = false;
 	}
 }
 
@@ -126,9 +103,9 @@ void nvs_swap_open_to_peers(struct nvs_gpu *gpu)
 		bool found, ours;
 
 		nvs_swap_lock(s);
-		found = nvs_chunk_next(gpu, 1u << CHUNK_HERE | ALSO_PINNED, &at, &looked);
+		found = nvs_chunk_next(gpu, 1u << CHUNK_HERE | 1u << CHUNK_PINNED, &at, &looked);
 		/* Under the lock: another thread may free it. To its own range the application gives access itself. */
-		ours = found && region_at(at)->kind < REGION_MEMORY;
+		ours = found && at.span->region[at.span->head[at.granule] - 1].kind < REGION_APP;
 		nvs_swap_unlock(s);
 		if (!found)
 			return;

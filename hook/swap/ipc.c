@@ -222,7 +222,7 @@ static uint32_t pin(CUdeviceptr address)
 	struct region *r;
 
 	nvs_swap_lock(s);
-	r = p.span->head[p.granule] ? region_at(p) : NULL;
+	r = p.span->head[p.granule] ? &p.span->region[p.span->head[p.granule] - 1] : NULL;
 	if (r && !r->pinned) {
 		r->pinned = ++last;
 		s->pinned += bytes_of(r->granules);

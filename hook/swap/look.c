@@ -345,7 +345,7 @@ void nvs_look(struct nvs_gpu *gpu, struct place first, uint32_t chunks)
 		for (n = 0; n < BATCH && next_granule(&ask, &p); n++) {
 			p.span->content[p.granule].moves = true;
 			if (l)
-				l->talk->piece[n] = chunk_of(ask.at)->address + bytes_of(p.granule - ask.at.granule);
+				l->talk->piece[n] = address_of(p);
 		}
 		seen = seen && (!n || look_run(l, n));
 		nvs_swap_lock(gpu->swap);

@@ -123,11 +123,10 @@ static bool pick(struct pass *p, struct run *r)
 						       : 1u << CHUNK_AWAY | 1u << CHUNK_EMPTY,
 				    &p->at, &p->looked))
 			break;
-		c = chunk_of(p->at);
 		if (r->chunks && (p->at.span != r->first.span ||
-				  address_of(p->at) != address_of(r->first) + r->bytes ||
-				  c->address != chunk_of(r->first)->address + r->bytes))
+				  address_of(p->at) != address_of(r->first) + r->bytes))
 			break;
+		c = chunk_of(p->at);
 		bytes = bytes_of(c->granules);
 		if (p->out) {
 			if (c->opens != s->opens) { /* else no work can have used it since it got its memory */
@@ -281,7 +280,7 @@ static bool move_place(struct pass *p, struct run *r)
 	uint32_t n;
 
 	for (n = 0; n < r->chunks; n++, next_chunk(&at)) {
-		result = nvs_vmm_leaving(at);
+		result = chunk_of(at)->opens == TOUCHED ? nvs_vmm_leaving(at) : CUDA_SUCCESS;
 		if (result != CUDA_SUCCESS)
 			break;
 	}

@@ -90,7 +90,9 @@ static int populate_some(struct nvs_gpu *gpu, struct place p, uint32_t end, bool
 		next_chunk(&at);
 	}
 	nvs_swap_unlock(s);
-	result = nvs_chunk_fill(gpu, p, &here);
+	result = nvs_chunk_map(gpu, p, &here);
+	if (here)
+		nvs_vmm_arrived(p); /* in a range of the application, only one chunk is mapped at a time */
 	nvs_swap_lock(s);
 	region_settle(s, p, n, here);
 	return result;
@@ -194,7 +196,9 @@ void nvs_region_free(struct nvs_gpu *gpu, struct place p)
 		unsigned seen = atomic_load(&s->kick);
 
 		if (p.span->chunk[p.granule + i].state == CHUNK_BUSY) {
-			nvs_swap_pause(s, seen);
+			nvs_swap_unlock(s);
+			nvs_swap_wait(s, seen, PIECE_NS);
+			nvs_swap_lock(s);
 		} else {
 			i += r->piece;
 		}
@@ -259,16 +263,11 @@ bool nvs_swap_release_cached(struct nvs_gpu *gpu, uint64_t bytes)
 }
 
 /* A cached region of that size. The lock is held. */
-static struct place region_reuse(struct nvs_swap *s, enum region_kind kind, uint32_t granules)
+static struct place region_reuse(struct nvs_swap *s, uint32_t granules)
 {
-	struct nvs_block *b = kind == REGION_MEMORY ? NULL : nvs_freelist_find(&s->cache, bytes_of(granules), false);
-	struct place p = { NULL, 0 };
+	struct nvs_block *b = nvs_freelist_find(&s->cache, bytes_of(granules), false);
 
-	if (b) {
-		p = uncache(s, b);
-		region_of(p)->kind = kind;
-	}
-	return p;
+	return b ? uncache(s, b) : (struct place){ NULL, 0 };
 }
 
 bool nvs_region_is_here(struct place p)
@@ -329,20 +328,20 @@ bool nvs_region_cache(struct nvs_swap *s, struct place p)
 
 /* ---- regions ---- */
 
-struct place nvs_region_reserve(struct nvs_gpu *gpu, enum region_kind kind, uint32_t granules)
+struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules)
 {
-	struct place p = nvs_region_new(gpu, kind, granules);
+	struct place p = nvs_region_new(gpu, granules);
 
 	for (bool added = true; !p.span && added;) {
 		nvs_swap_unlock(gpu->swap);
 		added = nvs_span_add(gpu, granules); /* asks the driver */
 		nvs_swap_lock(gpu->swap);
-		p = nvs_region_new(gpu, kind, granules);
+		p = nvs_region_new(gpu, granules);
 	}
 	return p;
 }
 
-struct place nvs_region_alloc(struct nvs_gpu *gpu, enum region_kind kind, uint32_t granules)
+struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_claim claim;
@@ -350,7 +349,7 @@ struct place nvs_region_alloc(struct nvs_gpu *gpu, enum region_kind kind, uint32
 	bool ok = true;
 
 	nvs_swap_lock(s);
-	p = region_reuse(s, kind, granules);
+	p = region_reuse(s, granules);
 	if (p.span)
 		return p;
 	shrink(gpu, CACHE_BYTES);
@@ -363,7 +362,7 @@ struct place nvs_region_alloc(struct nvs_gpu *gpu, enum region_kind kind, uint32
 	s->claiming -= bytes_of(granules);
 	if (!ok || !claim.gpu)
 		return p;
-	p = nvs_region_reserve(gpu, kind, granules);
+	p = nvs_region_reserve(gpu, granules);
 	if (p.span) {
 		struct region *r = region_of(p);
 

@@ -116,7 +116,7 @@ static uint32_t piece_of(struct nvs_gpu *gpu)
 	return piece < PIECE ? PIECE : piece > PIECE_LARGE ? PIECE_LARGE : (uint32_t)piece;
 }
 
-struct place nvs_region_new(struct nvs_gpu *gpu, enum region_kind kind, uint32_t granules)
+struct place nvs_region_new(struct nvs_gpu *gpu, uint32_t granules)
 {
 	unsigned used = atomic_load_explicit(&nvs_spans_used, memory_order_acquire);
 	struct place p = { NULL, 0 };
@@ -131,12 +131,11 @@ struct place nvs_region_new(struct nvs_gpu *gpu, enum region_kind kind, uint32_t
 	if (!p.span)
 		return p;
 	r = region_of(p);
-	*r = (struct region){ .granules = granules, .kind = kind,
-			      .piece = kind == REGION_MEMORY ? granules : piece_of(gpu) };
+	*r = (struct region){ .granules = granules,
+			      .piece = piece_of(gpu) };
 	take_run(p.span, p.granule, granules);
-	for (uint32_t i = 0; kind != REGION_APP && i < granules; i += r->piece)
+	for (uint32_t i = 0; i < granules; i += r->piece)
 		p.span->chunk[p.granule + i] = (struct chunk){
-			.address = address_of(p) + bytes_of(i),
 			.granules = granules - i < r->piece ? granules - i : r->piece,
 		};
 	return p;
@@ -193,10 +192,10 @@ static bool in_region(struct span *s, uint32_t i, uint32_t from, unsigned states
 		      uint32_t *found)
 {
 	const struct region *r = &s->region[i];
-	uint32_t j = i, end = i + r->granules;
+	uint32_t j = i, end = i + (r->kind < REGION_APP ? r->granules : r->end);
 
-	if (!s->head[i] || r->kind == REGION_APP || r->dying || r->cached ||
-	    (r->pinned && states & 1u << CHUNK_HERE && !(states & ALSO_PINNED)))
+	if (!s->head[i] || r->dying || r->cached ||
+	    (r->pinned && states & 1u << CHUNK_HERE && !(states & 1u << CHUNK_PINNED)))
 		return false;
 	if (from > i)
 		j += (from - i + r->piece - 1) / r->piece * r->piece;

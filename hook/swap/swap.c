@@ -21,7 +21,6 @@
 /* How often an allocation that the driver refuses is repeated, and after what time. */
 #define RETRY_NS    (10 * NVS_MS)
 #define RETRY_TIMES 1000
-#define PAUSE_NS    (50 * NVS_MS)
 
 static bool capable, managed;
 static atomic_uint visited; /* a bit for each GPU that the process has had a context on */
@@ -64,13 +63,6 @@ void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns)
 
 	nvs_futex_wait((uint32_t *)&s->kick, seen, ns, true);
 	errno = saved;
-}
-
-void nvs_swap_pause(struct nvs_swap *s, unsigned seen)
-{
-	nvs_swap_unlock(s);
-	nvs_swap_wait(s, seen, PAUSE_NS);
-	nvs_swap_lock(s);
 }
 
 /* ---- whether memory is swapped ---- */

@@ -23,6 +23,7 @@
 
 struct arena;
 struct looker;
+struct memory;
 struct nvs_pool;
 struct nvs_pools;
 struct nvs_swap_range;
@@ -63,14 +64,7 @@ enum chunk_state {
 	CHUNK_HERE,  /* mapped on the GPU */
 	CHUNK_AWAY,  /* in the arena */
 	CHUNK_BUSY,  /* a thread is changing it without the lock */
-	CHUNK_MAPPED, /* no chunk: the application has mapped something there; its chunk is elsewhere, or the driver's */
-};
-
-#define ALSO_PINNED (1u << 31) /* to nvs_chunk_next: also what stays on the GPU for good */
-
-struct place {
-	struct span *span;
-	uint32_t granule;
+	CHUNK_PINNED, /* the application has mapped memory of the driver: never moved */
 };
 
 /* What is known of a granule of a chunk that has left. */
@@ -88,37 +82,20 @@ enum chunk_copy {
 
 struct chunk {
 	uint64_t handle;   /* of the driver, while on the GPU */
-	uint64_t address;  /* where it is mapped: its own address, or where the application maps it (vmm.h) */
 	uint32_t opens;    /* nvs_swap.opens when it got its memory, or TOUCHED */
 	uint32_t granules;
 	uint8_t state;     /* enum chunk_state */
 	uint8_t copy;      /* enum chunk_copy */
-	bool bare;         /* CHUNK_HERE, and mapped nowhere yet */
 };
 
 #define TOUCHED UINT32_MAX /* work has used it, or may have */
 
 /*
- * REGION_MEMORY: the one chunk of what the application has made with cuMemCreate, at addresses that it
- * does not know. REGION_APP: addresses that it has reserved, without chunks (vmm.h).
+ * REGION_APP: addresses that the application has reserved. REGION_HIDDEN: addresses that
+ * it does not know, for a memory that it has unmapped (vmm.h). In both, chunks may begin
+ * at any granule.
  */
-enum region_kind { REGION_LARGE, REGION_SLABS, REGION_MEMORY, REGION_APP };
-
-/*
- * What cuMemCreate has made: the one chunk of a region of its own, which the application has mapped at an
- * address of another region (shown), or nowhere. A thread that changes it without the lock has
- * made the chunk busy.
- */
-struct memory {
-	struct place home; /* its chunk */
-	uint64_t serial;   /* unique; 0: it has ended */
-	uint32_t granules;
-	uint32_t handles;  /* the application's references */
-	int handle_types;
-	uint8_t access;
-	bool rdma;
-	bool drivers;      /* it is the driver's for good; the chunk has only its handle */
-};
+enum region_kind { REGION_LARGE, REGION_SLABS, REGION_APP, REGION_HIDDEN };
 
 /* An allocation, or slabs side by side. Stands at its first granule. */
 struct region {
@@ -127,6 +104,7 @@ struct region {
 	uint64_t bytes;    /* of the allocation */
 	uint64_t owner;    /* context or pool, see allocation.c */
 	uint32_t slabs;    /* in use */
+	uint32_t end;      /* REGION_APP, REGION_HIDDEN: no chunk is behind this granule */
 	uint8_t kind;
 	bool published;    /* the application knows the allocation */
 	bool dying;        /* is being freed */
@@ -134,7 +112,6 @@ struct region {
 	uint32_t pinned;   /* shared, or used without a grant: stays on the GPU once it is there; a unique number, or 0 */
 	uint64_t serial;   /* changes with each free in the region */
 	struct nvs_block block; /* in nvs_swap.cache, while cached */
-	struct memory memory;   /* of REGION_MEMORY */
 };
 
 struct span {
@@ -149,7 +126,12 @@ struct span {
 	struct chunk *chunk;   /* at a chunk's first granule */
 	struct region *region; /* at a region's first granule */
 	struct nvs_slab *slab;
-	uint32_t *memory;      /* vmm_impl.h: what the application has mapped there */
+	uint32_t *memory;      /* vmm_impl.h: what is mapped there */
+};
+
+struct place {
+	struct span *span;
+	uint32_t granule;
 };
 
 #define FLIGHTS 3u /* runs that are copied at a time */
@@ -191,6 +173,10 @@ struct nvs_swap {
 	struct arena *arena;   /* arena.c; NULL: none */
 	struct looker *look;     /* look.c; NULL: nothing has left yet */
 	struct nvs_pools *pools; /* pool.h */
+	struct {               /* vmm_memory.c; number 0 is none */
+		struct memory *memory; /* zeroed; only what is touched takes memory */
+		uint32_t used, free;
+	} handles;
 	/* Guarded by nvs_client_lock. */
 	struct nvs_moved told;
 	enum nvs_fixed told_by;
@@ -229,12 +215,6 @@ static inline struct region *region_of(struct place p)
 	return &p.span->region[p.granule];
 }
 
-/* The region that a granule lies in. */
-static inline struct region *region_at(struct place p)
-{
-	return &p.span->region[p.span->head[p.granule] - 1];
-}
-
 /* ---- swap.c ---- */
 
 /* Nothing is known of the GPU's memory. */
@@ -251,9 +231,6 @@ void nvs_swap_kick(struct nvs_swap *s);
 /* Sleeps until the next kick after `seen`, ns at most. The lock is not held. */
 void nvs_swap_wait(struct nvs_swap *s, unsigned seen, uint64_t ns);
 
-/* The same under the lock, which is given up meanwhile: 50 ms at most. */
-void nvs_swap_pause(struct nvs_swap *s, unsigned seen);
-
 /* Bytes that chunks may take on the GPU now. The lock is held. */
 uint64_t nvs_swap_capacity(struct nvs_gpu *gpu);
 
@@ -263,7 +240,7 @@ void nvs_swap_tell(struct nvs_gpu *gpu, uint32_t code);
 /* ---- space.c; the GPU's lock is held ---- */
 
 /* Addresses for a region, its chunks empty. span is NULL: the spans have none. */
-struct place nvs_region_new(struct nvs_gpu *gpu, enum region_kind kind, uint32_t granules);
+struct place nvs_region_new(struct nvs_gpu *gpu, uint32_t granules);
 
 /* Reserves addresses for one more span, with so many granules at least. No lock is held. */
 bool nvs_span_add(struct nvs_gpu *gpu, uint32_t least);
@@ -276,7 +253,7 @@ struct place nvs_place_of(uint64_t address);
 
 /*
  * Finds the next chunk that may be moved and is in one of these states (a bit each); with
- * ALSO_PINNED also what stays on the GPU for good. The search begins at *at and goes round
+ * CHUNK_PINNED also what stays on the GPU for good. The search begins at *at and goes round
  * once. looked: 0 at first.
  */
 bool nvs_chunk_next(struct nvs_gpu *gpu, unsigned states, struct place *at, uint32_t *looked);
@@ -296,22 +273,19 @@ int nvs_chunk_create(struct nvs_gpu *gpu, uint64_t bytes, unsigned long long *ha
 int nvs_chunk_map(struct nvs_gpu *gpu, struct place first, uint32_t *chunks);
 void nvs_chunk_unmap(struct place first, uint32_t chunks);
 
-/* The same for chunks of one region. What the application has made and not mapped gets its memory bare. */
-int nvs_chunk_fill(struct nvs_gpu *gpu, struct place first, uint32_t *chunks);
-
 /* Gives the process's other GPUs access to the memory of this one. */
 void nvs_swap_open_to_peers(struct nvs_gpu *gpu);
 
 /* ---- region.c; the GPU's lock is held, and given up meanwhile ---- */
 
 /* As nvs_region_new, and with a new span if need be. */
-struct place nvs_region_reserve(struct nvs_gpu *gpu, enum region_kind kind, uint32_t granules);
+struct place nvs_region_reserve(struct nvs_gpu *gpu, uint32_t granules);
 
 /*
  * A region of so many granules, charged and, if the GPU is held, with its memory. No lock
  * is held at the call; the lock is held at the return. span is NULL: refused.
  */
-struct place nvs_region_alloc(struct nvs_gpu *gpu, enum region_kind kind, uint32_t granules);
+struct place nvs_region_alloc(struct nvs_gpu *gpu, uint32_t granules);
 
 /* Frees a region. Waits while its chunks are being moved. */
 void nvs_region_free(struct nvs_gpu *gpu, struct place p);
@@ -401,6 +375,9 @@ bool nvs_arena_alloc(struct nvs_gpu *gpu, struct place p);
 /* Gives up what the arena has of a chunk, if anything; of a granule that is zero. */
 void nvs_arena_free(struct nvs_gpu *gpu, struct place p);
 void nvs_arena_vacate(struct nvs_gpu *gpu, struct place p);
+
+/* What the arena has of a chunk is that of another place from now on: the chunk goes there. */
+void nvs_arena_follow(struct place from, struct place to);
 
 /*
  * Copies what is to be copied of a chunk, and clears what was zero, asynchronously in the

@@ -3,9 +3,9 @@
  * vmm.h: virtual memory management by the application, as memory that moves.
  *
  * Where the scheduler swaps, a handle of cuMemCreate is a number of the shim that stands
- * for a memory: one chunk, which moves like any other (swap.h), mapped or not. The application
- * maps it whole, at one place of a range that it has reserved (space.c); while it is mapped
- * nowhere, it moves at addresses of the shim.
+ * for a memory. A memory that the application maps whole, at one place of a range that it
+ * has reserved (space.c), is one chunk there and moves like any other (swap.h). Physical
+ * memory is created at once while the GPU is held, otherwise when the chunk comes in.
  *
  * A memory becomes the driver's for good when it is exported, mapped a second time or in
  * part, or accessible to another GPU or device. It is counted like the driver's other

@@ -4,56 +4,65 @@
  */
 #include "vmm_impl.h"
 
-/*
- * Where those mappings from a place on end whose access one driver call may change: they are on the GPU, and
- * busy from now on. The place itself: what is there gets its access when it comes in.
- */
-static struct place claim_mappings(struct place at, uint64_t end)
+/* Whether the driver is to change a mapping for this caller. */
+static bool is_claimed(struct place p, const void *worker)
 {
-	struct memory *m;
+	const struct memory *m = nvs_vmm_at(p);
 
-	while (at.granule < end && (m = nvs_vmm_at(at)) && chunk_of(m->home)->state == CHUNK_HERE) {
-		chunk_of(m->home)->state = CHUNK_BUSY;
-		at = nvs_vmm_next(at);
-	}
-	return at;
+	return m ? m->worker == worker : nvs_vmm_chunk(p)->state == CHUNK_PINNED;
 }
 
-/* They are no longer busy, and have this access; -1: what they had. */
-static void unclaim(struct nvs_swap *s, struct place at, struct place to, int flags)
+/* Claims the mappings of a range that are on the GPU for this caller; others get their access when they come in. */
+static void claim_mappings(struct nvs_swap *s, struct place at, uint64_t end, const void *worker,
+			 int flags)
 {
-	for (struct memory *m; at.granule < to.granule && (m = nvs_vmm_at(at)); at = nvs_vmm_next(at)) {
-		if (flags >= 0)
+	for (; at.granule < end; at = nvs_vmm_next(at)) {
+		struct memory *m = nvs_vmm_at(at);
+		unsigned seen = atomic_load(&s->kick);
+
+		for (; m && !nvs_vmm_idle(m); m = nvs_vmm_at(at), seen = atomic_load(&s->kick))
+			nvs_vmm_pause(s, seen);
+		if (m && nvs_vmm_chunk(at)->state == CHUNK_HERE) {
+			m->worker = worker;
+			nvs_vmm_chunk(at)->state = CHUNK_BUSY;
+		} else if (m) {
 			m->access = (uint8_t)flags;
-		nvs_vmm_done(s, m);
+		}
 	}
 }
 
-/* Changes the access to the mappings of a range, side by side with one call. The lock is held, and given up meanwhile. */
-static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end, const struct cu_access *a, size_t count)
+/* Makes one driver call for mappings side by side. The lock is held, and given up meanwhile. */
+static int access_of_range(struct nvs_swap *s, struct place at, uint64_t end,
+			   const struct cu_access *a, size_t count, const void *worker)
 {
-	int result = CUDA_SUCCESS, flags = a[count - 1].flags;
+	int result = CUDA_SUCCESS;
 
-	while (at.granule < end && result == CUDA_SUCCESS) {
-		struct memory *m = nvs_vmm_idle_at(at);
-		struct place to = claim_mappings(at, end);
+	while (at.granule < end) {
+		struct place to = at;
 
+		while (to.granule < end && is_claimed(to, worker))
+			to = nvs_vmm_next(to);
+		if (to.granule > end)
+			to.granule = (uint32_t)end;
 		if (to.granule == at.granule) {
-			to = nvs_vmm_next(at);
-			if (m)
-				m->access = (uint8_t)flags;
-			if (at.span->memory[at.granule] != OF_DRIVER) {
-				at = to;
-				continue;
-			}
-			m = NULL;
+			at = nvs_vmm_next(at);
+			continue;
 		}
 		nvs_swap_unlock(s);
-		result = nvs_memory_driver.set_access(address_of(at), bytes_of(to.granule - at.granule), a, count);
+		if (result == CUDA_SUCCESS)
+			result = nvs_memory_driver.set_access(address_of(at), bytes_of(to.granule - at.granule),
+						       a, count);
 		nvs_swap_lock(s);
-		if (m)
-			unclaim(s, at, to, result == CUDA_SUCCESS ? flags : -1);
-		at = to;
+		for (; at.granule < to.granule; at.granule++) { /* what was not claimed may be mapped anew */
+			struct memory *m = nvs_vmm_at(at);
+
+			if (!m || m->worker != worker)
+				continue;
+			if (result == CUDA_SUCCESS)
+				m->access = (uint8_t)a[count - 1].flags;
+			m->worker = NULL;
+			nvs_vmm_chunk(m->at)->state = CHUNK_HERE;
+		}
 	}
 	return result;
 }
@@ -84,8 +93,10 @@ int nvs_vmm_set_access(CUdeviceptr p, size_t n, const struct cu_access *a, size_
 		return NVS_VMM_DRIVER;
 	}
 	nvs_swap_lock(s);
-	result = access_of_range(s, at, end, a, count);
+	claim_mappings(s, at, end, &end, flags);
+	result = access_of_range(s, at, end, a, count, &end);
 	nvs_swap_unlock(s);
+	nvs_swap_kick(s);
 	return result;
 }
 
@@ -115,44 +126,26 @@ static int set_access(struct place p, int flags)
 	struct cu_access a = { { CU_MEM_LOCATION_TYPE_DEVICE, p.span->gpu->device.dev },
 			       flags };
 
-	return nvs_memory_driver.set_access(chunk_of(p)->address, bytes_of(chunk_of(p)->granules), &a, 1);
+	return nvs_memory_driver.set_access(address_of(p), bytes_of(nvs_vmm_chunk(p)->granules), &a, 1);
 }
 
-/* The access that the application has to a chunk, where it has less than copies need; else that. */
-static int access_to(struct place p)
+/* The memory of a chunk that copies have no access to; NULL: they have. */
+static const struct memory *closed(struct place p)
 {
-	struct nvs_swap *s = p.span->gpu->swap;
-	int access = CU_MEM_ACCESS_READWRITE;
-	const struct region *r;
+	const struct memory *m = nvs_vmm_region(p)->kind >= REGION_APP ? nvs_vmm_at(p) : NULL;
 
-	nvs_swap_lock(s);
-	r = region_at(p);
-	if (r->kind == REGION_MEMORY && chunk_of(p)->address != address_of(p))
-		access = r->memory.access;
-	nvs_swap_unlock(s);
-	return access;
+	return m && m->shown && m->access != CU_MEM_ACCESS_READWRITE ? m : NULL;
 }
 
 int nvs_vmm_leaving(struct place p)
 {
-	struct chunk *c = chunk_of(p);
-	int result;
-
-	if (c->bare) {
-		result = nvs_memory_driver.mem_map(c->address, bytes_of(c->granules), 0, c->handle, 0);
-		if (result != CUDA_SUCCESS)
-			return result;
-		c->bare = false;
-	} else if (access_to(p) == CU_MEM_ACCESS_READWRITE) {
-		return CUDA_SUCCESS;
-	}
-	return set_access(p, CU_MEM_ACCESS_READWRITE);
+	return closed(p) ? set_access(p, CU_MEM_ACCESS_READWRITE) : CUDA_SUCCESS;
 }
 
 void nvs_vmm_arrived(struct place p)
 {
-	int access = access_to(p);
+	const struct memory *m = closed(p);
 
-	if (access != CU_MEM_ACCESS_READWRITE)
-		set_access(p, access);
+	if (m)
+		set_access(p, m->access);
 }

@@ -7,119 +7,158 @@
 #include "signals.h"
 #include "vmm_impl.h"
 
-/* The chunk is busy: it gets its memory if it has none, and is mapped where the application has mapped it, or nowhere. */
-static int make_ready(struct nvs_gpu *gpu, struct place home, bool empty, bool shown)
-{
-	struct chunk *c = chunk_of(home);
-	int result = CUDA_SUCCESS;
-	unsigned tries = 0;
-	uint32_t one;
-
-	if (empty) {
-		c->opens = TOUCHED;
-		do {
-			one = 1;
-			result = nvs_chunk_fill(gpu, home, &one);
-		} while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(gpu, &tries));
-	} else if (!shown && !c->bare) {
-		result = nvs_memory_driver.mem_unmap(c->address, bytes_of(c->granules));
-		c->bare = result == CUDA_SUCCESS;
-	}
-	return result;
-}
-
-/* The memory is the driver's from now on; it is counted already. mapped: 0: nowhere. */
-static void count_as_driver(struct nvs_gpu *gpu, const struct memory *m, CUdeviceptr mapped)
-{
-	struct nvs_claim c = { .gpu = gpu, .bytes = bytes_of(m->granules) };
-	uint64_t real = chunk_of(m->home)->handle;
-
-	nvs_claim_keep_handle(&c, real);
-	if (mapped)
-		nvs_memory_mapped(nvs_memory_hold(real), mapped, c.bytes);
-	if (!m->handles) {
-		uint64_t stamp = nvs_memory_stamp();
-
-		nvs_memory_driver.mem_release(real);
-		nvs_memory_handle_released(real, stamp);
-	}
-}
-
-/* The chunk's memory is nothing that moves any more. The lock is held. */
-static void leave_chunk(struct nvs_gpu *gpu, struct memory *m, CUdeviceptr mapped)
+void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
+	struct chunk *c = nvs_vmm_chunk(m->at);
 
-	if (mapped)
-		nvs_vmm_occupy(nvs_place_of(mapped), OF_DRIVER, m->granules);
+	nvs_arena_free(gpu, m->at);
+	c->state = CHUNK_BUSY;
+	nvs_swap_unlock(s);
+	nvs_memory_driver.mem_unmap(address_of(m->at), bytes_of(m->granules));
+	nvs_swap_lock(s);
+	m->real = c->handle;
 	s->resident -= bytes_of(m->granules);
 	s->claimed -= bytes_of(m->granules);
-	nvs_arena_free(gpu, m->home);
-	chunk_of(m->home)->state = CHUNK_NONE;
-	m->drivers = true;
-	if (!m->handles)
-		nvs_vmm_forget(m);
+	nvs_vmm_vacate(m->at);
+	nvs_region_drop(m->at);
+	m->at.span = NULL;
 }
 
-/* The chunk becomes the driver's. The lock is held, and given up meanwhile, with signals blocked. */
-static int leave(struct nvs_gpu *gpu, struct memory *m)
+/* Creates memory for an empty chunk, held or not; may wait 10 s. */
+static int fill(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
-	struct chunk *c = chunk_of(m->home);
-	CUdeviceptr mapped = nvs_vmm_shown(m) ? c->address : 0;
-	bool empty = c->state == CHUNK_EMPTY;
-	uint64_t bytes = empty ? bytes_of(m->granules) : 0;
-	struct nvs_signals q;
+	struct chunk *c = nvs_vmm_chunk(m->at);
+	uint64_t bytes = bytes_of(m->granules);
+	unsigned tries = 0;
+	uint32_t one;
 	int result;
 
 	c->state = CHUNK_BUSY;
+	c->opens = TOUCHED;
 	s->away -= bytes;
 	s->resident += bytes;
 	nvs_swap_unlock(s);
-	nvs_signals_block(&q);
-	result = make_ready(gpu, m->home, empty, mapped);
+	do {
+		one = 1;
+		result = nvs_chunk_map(gpu, m->at, &one);
+	} while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(gpu, &tries));
 	if (result == CUDA_SUCCESS)
-		count_as_driver(gpu, m, mapped);
+		nvs_vmm_arrived(m->at);
 	nvs_swap_lock(s);
-	if (result == CUDA_SUCCESS) {
-		leave_chunk(gpu, m, mapped);
-	} else {
-		c->state = empty ? CHUNK_EMPTY : CHUNK_HERE;
+	c->state = result == CUDA_SUCCESS ? CHUNK_HERE : CHUNK_EMPTY;
+	if (result != CUDA_SUCCESS) {
 		s->away += bytes;
 		s->resident -= bytes;
 	}
-	nvs_swap_unlock(s);
-	nvs_signals_restore(&q);
-	nvs_swap_kick(s);
-	nvs_swap_lock(s);
 	return result;
+}
+
+/* Creates physical memory, and so a handle of the driver. */
+static int materialise(struct nvs_gpu *gpu, struct memory *m)
+{
+	struct nvs_swap *s = gpu->swap;
+	uint64_t bytes = bytes_of(m->granules);
+	unsigned tries = 0;
+	int result;
+
+	nvs_swap_unlock(s);
+	do
+		result = nvs_chunk_create(gpu, bytes, &m->real);
+	while (result == CUDA_ERROR_OUT_OF_MEMORY && nvs_swap_retry(gpu, &tries));
+	nvs_swap_lock(s);
+	if (result == CUDA_SUCCESS)
+		s->claiming -= bytes;
+	else
+		m->real = 0;
+	return result;
+}
+
+/* The memory is the driver's from now on; it is counted already. */
+static void count_as_driver(struct nvs_gpu *gpu, const struct memory *m, CUdeviceptr mapped)
+{
+	struct nvs_claim c = { .gpu = gpu, .bytes = bytes_of(m->granules) };
+
+	nvs_claim_keep_handle(&c, m->real);
+	if (mapped)
+		nvs_memory_mapped(nvs_memory_hold(m->real), mapped, c.bytes);
+	if (!m->handles) {
+		uint64_t stamp = nvs_memory_stamp();
+
+		nvs_memory_driver.mem_release(m->real);
+		nvs_memory_handle_released(m->real, stamp);
+	}
+}
+
+/* A chunk becomes a mapping of the driver's. Returns its address. The lock is held. */
+static CUdeviceptr leave_mapped(struct nvs_gpu *gpu, struct memory *m)
+{
+	struct nvs_swap *s = gpu->swap;
+	CUdeviceptr address = address_of(m->at);
+	struct chunk c;
+
+	nvs_arena_free(gpu, m->at);
+	c = *nvs_vmm_chunk(m->at);
+	m->real = c.handle;
+	s->resident -= bytes_of(m->granules);
+	s->claimed -= bytes_of(m->granules);
+	c.state = CHUNK_PINNED;
+	nvs_vmm_occupy(m->at, OF_DRIVER, c);
+	m->at.span = NULL;
+	m->shown = false;
+	return address;
 }
 
 int nvs_vmm_hand_over(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
 	struct nvs_thread *t = NULL;
-	uint64_t serial = m->serial;
-	int result;
+	int result = CUDA_SUCCESS;
+	CUdeviceptr mapped = 0;
+	struct nvs_signals q;
 
 	/* This wait leaves no mark on the memory: a signal handler may jump out of it. */
-	if (chunk_of(m->home)->state == CHUNK_AWAY) {
+	if (m->at.span && nvs_vmm_chunk(m->at)->state != CHUNK_EMPTY) {
+		uint64_t serial = m->serial;
+
 		nvs_swap_unlock(s);
 		t = nvs_gate_enter_memory(gpu); /* all memory is on the GPU until nvs_gate_leave() */
 		nvs_swap_lock(s);
-		while (m->serial == serial && !nvs_vmm_idle(m))
-			nvs_swap_pause(s, atomic_load(&s->kick));
+		while (m->serial == serial && m->granules && !nvs_vmm_idle(m))
+			nvs_vmm_pause(s, atomic_load(&s->kick));
+		if (m->serial != serial || !m->granules || m->pinned) { /* another thread was faster */
+			if (t)
+				nvs_gate_leave(t);
+			return m->serial == serial && m->granules ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+		}
 	}
-	if (m->serial != serial) /* another thread was faster */
-		result = CUDA_ERROR_INVALID_VALUE;
-	else if (m->drivers)
-		result = CUDA_SUCCESS;
-	else if (chunk_of(m->home)->state == CHUNK_AWAY)
+	nvs_signals_block(&q);
+	m->worker = &t;
+	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_EMPTY)
+		result = fill(gpu, m);
+	else if (m->at.span && nvs_vmm_chunk(m->at)->state != CHUNK_HERE)
 		result = CUDA_ERROR_NOT_READY; /* the process ends */
-	else
-		result = leave(gpu, m);
+	else if (!m->at.span && !m->real)
+		result = materialise(gpu, m);
+	if (result == CUDA_SUCCESS && m->at.span && !m->shown)
+		nvs_vmm_unhide(gpu, m);
+	else if (result == CUDA_SUCCESS && m->at.span)
+		mapped = leave_mapped(gpu, m);
+	if (result == CUDA_SUCCESS) {
+		m->pinned = true;
+		nvs_swap_unlock(s);
+		count_as_driver(gpu, m, mapped);
+		nvs_swap_lock(s);
+	}
 	if (t)
 		nvs_gate_leave(t);
+	nvs_vmm_done(s, m);
+	if (m->pinned && !m->handles)
+		nvs_vmm_forget(gpu, m);
+	nvs_swap_unlock(s);
+	nvs_signals_restore(&q);
+	nvs_swap_lock(s);
 	return result;
 }
 
@@ -136,10 +175,10 @@ int nvs_vmm_share(unsigned long long *handle, int type)
 	m = nvs_vmm_of(s, *handle);
 	if (!m || (type && !(m->handle_types & type)))
 		result = CUDA_ERROR_INVALID_VALUE;
-	else if (!m->drivers)
+	else if (!m->pinned)
 		result = nvs_vmm_hand_over(gpu, m);
 	if (result == CUDA_SUCCESS) {
-		*handle = chunk_of(m->home)->handle;
+		*handle = m->real;
 		result = NVS_VMM_DRIVER;
 	}
 	nvs_swap_unlock(s);

@@ -7,44 +7,50 @@
 #include "swap_impl.h"
 #include "vmm.h"
 
-/* The number of a place, in handles and in span.memory. */
-#define GRANULE_BITS 26
-_Static_assert(MAX_SPANS <= 1u << (32 - GRANULE_BITS), "a place has a number of 32 bits");
+/*
+ * What cuMemCreate has made. Guarded by the swap lock of its GPU. Such a memory is
+ * - nowhere: no chunk and no handle of the driver; counted in nvs_swap.claiming;
+ * - on the GPU and not mapped: a handle of the driver, counted as the driver's;
+ * - one chunk where the application has mapped it (shown); or
+ * - one chunk at an address that the application does not know (hidden), if the memory
+ *   was unmapped while it was away and a handle still refers to it.
+ */
+struct memory {
+	unsigned long long real; /* the driver's handle, while it is in no chunk */
+	struct place at;         /* its chunk; span NULL: none */
+	const void *worker;      /* of a thread that changes it without the lock; NULL: none */
+	uint64_t serial;         /* unique */
+	uint32_t index;
+	uint32_t generation;     /* in the handle; grows when the index is used again */
+	uint32_t next;           /* in the list of free ones */
+	uint32_t granules;
+	uint32_t handles;        /* the application's references */
+	int handle_types;
+	uint8_t access;
+	bool rdma;
+	bool shown;
+	bool pinned;             /* the driver's for good; only the handle is the shim's */
+};
 
-static inline uint32_t nvs_vmm_number(struct place p)
-{
-	return (uint32_t)(p.span - nvs_spans) << GRANULE_BITS | p.granule;
-}
+/* A handle: the mark, then the number of the GPU, generation, index. */
+#define INDEX_BITS      18
+#define GENERATION_BITS 25
+#define MAX_MEMORIES    (1u << INDEX_BITS)
+_Static_assert(NVS_MAX_GPUS <= 32, "five bits of a handle");
 
-/* span NULL: there is no such place. */
-static inline struct place nvs_vmm_numbered(uint32_t number)
-{
-	uint32_t i = number >> GRANULE_BITS, granule = number & ((1u << GRANULE_BITS) - 1);
-
-	if (i >= atomic_load(&nvs_spans_used) || granule >= nvs_spans[i].granules)
-		return (struct place){ NULL, 0 };
-	return (struct place){ &nvs_spans[i], granule };
-}
-
-/* The GPU of a handle: the mark, then 16 bits of the serial, the number of the place. For other values any. */
+/* Of a handle. For other values any GPU: its table does not have them. */
 static inline struct nvs_gpu *nvs_vmm_gpu(unsigned long long handle)
 {
-	struct place p = nvs_vmm_numbered((uint32_t)handle);
+	unsigned number = (unsigned)(handle >> (INDEX_BITS + GENERATION_BITS)) & 31;
 
-	return p.span ? p.span->gpu : nvs_gpus;
+	return &nvs_gpus[number < nvs_gpu_count ? number : 0];
 }
 
-#define OF_DRIVER UINT32_MAX /* in span.memory: mapped by the driver alone; else the number and one, or 0 */
+#define OF_DRIVER UINT32_MAX /* in span.memory: mapped by the driver alone */
 
 /* ---- vmm_memory.c; the lock is held, and given up where `may wait` is said ---- */
 
-/* Whether the application has mapped it. It is not the driver's. */
-static inline bool nvs_vmm_shown(const struct memory *m)
-{
-	return chunk_of(m->home)->address != address_of(m->home);
-}
-
-/* The memory that is mapped at a granule. NULL: none of the shim. */
+/* The memory that is mapped or hidden at a granule. NULL: none of the shim. */
 struct memory *nvs_vmm_at(struct place p);
 
 /* The memory of a handle, when no thread changes it; may wait. NULL: no such handle. */
@@ -53,23 +59,26 @@ struct memory *nvs_vmm_of(struct nvs_swap *s, unsigned long long handle);
 /* Whether no thread changes or moves it. */
 bool nvs_vmm_idle(const struct memory *m);
 
-/* The memory that is mapped at a granule, when no thread changes it; may wait. */
-struct memory *nvs_vmm_idle_at(struct place p);
+/* Waits for a kick after `seen`, 50 ms at most. */
+void nvs_vmm_pause(struct nvs_swap *s, unsigned seen);
 
-/* A memory is on the GPU; the calling thread has changed it, others may. */
+/* The calling thread has changed the memory; others may. */
 void nvs_vmm_done(struct nvs_swap *s, struct memory *m);
 
-/* Something is mapped at a place from now on, or no more. what: for span.memory. */
-void nvs_vmm_occupy(struct place p, uint32_t what, uint32_t granules);
+/* Puts a chunk at a place, or removes the chunk there. what: for span.memory. */
+void nvs_vmm_occupy(struct place p, uint32_t what, struct chunk c);
 void nvs_vmm_vacate(struct place p);
 
-/* The last reference to what is the driver's has ended: the place does. */
-void nvs_vmm_forget(struct memory *m);
+/* Frees the index. The memory is counted elsewhere, or not at all. */
+void nvs_vmm_forget(struct nvs_gpu *gpu, struct memory *m);
 
 /* Frees a memory that nothing refers to; may wait. */
 void nvs_vmm_destroy(struct nvs_gpu *gpu, struct memory *m);
 
 /* ---- vmm_hand_over.c; the same ---- */
+
+/* Unmaps a hidden memory that is on the GPU; may wait. */
+void nvs_vmm_unhide(struct nvs_gpu *gpu, struct memory *m);
 
 /*
  * Makes a memory the driver's for good; may wait, up to 10 s of that with signals blocked.
@@ -85,10 +94,22 @@ struct place nvs_vmm_place(CUdeviceptr p);
 /* Whether a range that begins at a place, and at p, consists of whole mappings. The lock is held. */
 bool nvs_vmm_whole(struct place at, CUdeviceptr p, size_t n);
 
-/* The mapping after that at a place; or the next granule, where none begins: another thread may have mapped anew. */
+static inline struct chunk *nvs_vmm_chunk(struct place p)
+{
+	return &p.span->chunk[p.granule];
+}
+
+static inline struct region *nvs_vmm_region(struct place p)
+{
+	return &p.span->region[p.span->head[p.granule] - 1];
+}
+
+/* The chunk after that at a place; or the next granule, where none begins: another thread may have mapped anew. */
 static inline struct place nvs_vmm_next(struct place p)
 {
-	p.granule += chunk_of(p)->state == CHUNK_MAPPED ? chunk_of(p)->granules : 1;
+	const struct chunk *c = nvs_vmm_chunk(p);
+
+	p.granule += c->state == CHUNK_NONE || !c->granules ? 1 : c->granules;
 	return p;
 }
 

@@ -11,7 +11,7 @@
 /* Whether the application has the addresses there still: another thread may free them. The lock is held. */
 static bool is_reserved(struct place p)
 {
-	return p.span->head[p.granule] && region_at(p)->kind == REGION_APP;
+	return p.span->head[p.granule] && nvs_vmm_region(p)->kind == REGION_APP;
 }
 
 struct place nvs_vmm_place(CUdeviceptr p)
@@ -52,8 +52,10 @@ int nvs_vmm_reserve(CUdeviceptr *p, size_t n, size_t align, CUdeviceptr at, unsi
 		return NVS_VMM_DRIVER;
 	s = gpu->swap;
 	nvs_swap_lock(s);
-	got = nvs_region_reserve(gpu, REGION_APP, (uint32_t)(n / GRANULE));
+	got = nvs_region_reserve(gpu, (uint32_t)(n / GRANULE));
 	if (got.span) {
+		region_of(got)->kind = REGION_APP;
+		region_of(got)->piece = 1;
 		*p = address_of(got);
 		atomic_store_explicit(&nvs_vmm_used, true, memory_order_release);
 	}
@@ -69,7 +71,7 @@ static bool vacant(struct place p, uint64_t granules)
 	if (!is_reserved(p))
 		return false;
 	first = p.span->head[p.granule] - 1;
-	if (p.granule + granules > first + region_at(p)->granules)
+	if (p.granule + granules > first + nvs_vmm_region(p)->granules)
 		return false;
 	for (uint32_t i = 0; i < granules; i++)
 		if (p.span->memory[p.granule + i])
@@ -97,56 +99,82 @@ int nvs_vmm_unreserve(CUdeviceptr p, size_t n)
 
 /* ---- mapping ---- */
 
-/* The lock is held, and given up meanwhile: the memory is mapped there, instead of at home. */
-static int map_here(struct nvs_swap *s, struct memory *m, CUdeviceptr address)
+/* Maps a memory that the driver has a handle of. The lock is held, and given up meanwhile. */
+static int map_real(struct nvs_swap *s, struct memory *m, struct place at, struct chunk c)
 {
-	struct chunk *c = chunk_of(m->home);
 	uint64_t bytes = bytes_of(m->granules);
-	int result = CUDA_SUCCESS;
+	int result;
 
-	c->state = CHUNK_BUSY;
+	c.handle = m->real;
+	c.state = CHUNK_BUSY;
+	nvs_vmm_occupy(at, m->index, c);
+	m->at = at;
+	s->claimed += bytes;
+	s->resident += bytes;
 	nvs_swap_unlock(s);
-	if (!c->bare)
-		result = nvs_memory_driver.mem_unmap(c->address, bytes);
-	c->bare = c->bare || result == CUDA_SUCCESS;
-	if (result == CUDA_SUCCESS)
-		result = nvs_memory_driver.mem_map(address, bytes, 0, c->handle, 0);
+	result = nvs_memory_driver.mem_map(address_of(at), bytes, 0, c.handle, 0);
 	nvs_swap_lock(s);
 	if (result == CUDA_SUCCESS) {
-		c->bare = false;
-		c->address = address;
+		nvs_vmm_chunk(at)->state = CHUNK_HERE;
+		m->real = 0;
+	} else {
+		s->claimed -= bytes;
+		s->resident -= bytes;
 	}
-	nvs_vmm_done(s, m);
 	return result;
 }
 
-/* Maps a memory that is mapped nowhere. The lock is held. */
+/* Makes a memory a chunk, or moves its hidden chunk, to a place. The lock is held. */
 static int show(struct nvs_gpu *gpu, struct memory *m, struct place at)
 {
 	struct nvs_swap *s = gpu->swap;
-	struct chunk *c = chunk_of(m->home);
+	struct chunk c = { .granules = m->granules, .opens = TOUCHED };
+	uint64_t bytes = bytes_of(m->granules);
 	int result = CUDA_SUCCESS;
+	bool populated;
 
-	if (!vacant(at, m->granules))
-		return CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
-	nvs_vmm_occupy(at, nvs_vmm_number(m->home) + 1, m->granules);
+	m->worker = &c;
+	if (m->at.span && nvs_vmm_chunk(m->at)->state == CHUNK_HERE)
+		nvs_vmm_unhide(gpu, m);
+	if (!vacant(at, m->granules)) { /* the lock was given up meanwhile */
+		nvs_vmm_done(s, m);
+		return CUDA_ERROR_INVALID_VALUE;
+	}
 	m->access = CU_MEM_ACCESS_NONE;
-	if (c->state == CHUNK_HERE) {
-		result = map_here(s, m, address_of(at));
+	if (m->at.span) {
+		c = *nvs_vmm_chunk(m->at);
+		nvs_arena_follow(m->at, at);
+		nvs_vmm_vacate(m->at);
+		nvs_region_drop(m->at);
+		nvs_vmm_occupy(at, m->index, c);
+		m->at = at;
+	} else if (m->real) {
+		result = map_real(s, m, at, c);
 	} else {
-		bool populated;
-
-		c->address = address_of(at); /* it may come in while this thread waits for room, or jumps out of the wait */
-		populated = nvs_chunk_populate(gpu, m->home);
+		c.state = CHUNK_EMPTY;
+		nvs_vmm_occupy(at, m->index, c);
+		m->at = at;
+		m->shown = true; /* it may come in while this thread waits for room */
+		s->claiming -= bytes;
+		s->claimed += bytes;
+		s->away += bytes;
+		m->worker = NULL; /* a signal handler may jump out of the wait for room */
+		populated = nvs_chunk_populate(gpu, at);
 		if (nvs_vmm_at(at) != m)
 			return CUDA_SUCCESS; /* another thread has unmapped it meanwhile */
-		if (!populated && c->state == CHUNK_EMPTY) {
+		if (!populated && nvs_vmm_chunk(at)->state == CHUNK_EMPTY) {
 			result = CUDA_ERROR_OUT_OF_MEMORY;
-			c->address = address_of(m->home);
+			s->claiming += bytes;
+			s->claimed -= bytes;
+			s->away -= bytes;
 		}
 	}
-	if (result != CUDA_SUCCESS)
+	m->shown = result == CUDA_SUCCESS;
+	if (result != CUDA_SUCCESS) {
 		nvs_vmm_vacate(at);
+		m->at.span = NULL;
+	}
+	nvs_vmm_done(s, m);
 	return result;
 }
 
@@ -180,13 +208,13 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 	m = nvs_vmm_of(s, *handle);
 	if (!m || offset > bytes_of(m->granules) || n > bytes_of(m->granules) - offset)
 		result = CUDA_ERROR_INVALID_VALUE;
-	else if (!m->drivers && !nvs_vmm_shown(m) && at.span &&
+	else if (!m->pinned && !m->shown && at.span &&
 		 at.span->gpu == nvs_vmm_gpu(*handle) && n == bytes_of(m->granules))
 		result = show(at.span->gpu, m, at);
-	else if (!m->drivers)
+	else if (!m->pinned)
 		result = nvs_vmm_hand_over(nvs_vmm_gpu(*handle), m);
-	if (m && m->drivers && (result == CUDA_SUCCESS || result == NVS_VMM_DRIVER)) {
-		*handle = chunk_of(m->home)->handle;
+	if (m && m->pinned && (result == CUDA_SUCCESS || result == NVS_VMM_DRIVER)) {
+		*handle = m->real;
 		result = NVS_VMM_DRIVER;
 	}
 	nvs_swap_unlock(s);
@@ -196,11 +224,13 @@ int nvs_vmm_map(CUdeviceptr p, size_t n, size_t offset, unsigned long long *hand
 void nvs_vmm_mapped(CUdeviceptr p, size_t n)
 {
 	struct place at = nvs_vmm_place(p);
+	struct chunk c = { .granules = (uint32_t)(n / GRANULE), .state = CHUNK_PINNED };
+
 	if (!at.span)
 		return;
 	nvs_swap_lock(at.span->gpu->swap);
-	if (vacant(at, n / GRANULE))
-		nvs_vmm_occupy(at, OF_DRIVER, (uint32_t)(n / GRANULE));
+	if (vacant(at, c.granules))
+		nvs_vmm_occupy(at, OF_DRIVER, c);
 	nvs_swap_unlock(at.span->gpu->swap);
 }
 
@@ -213,35 +243,70 @@ bool nvs_vmm_whole(struct place at, CUdeviceptr p, size_t n)
 	if (!is_reserved(at))
 		return false;
 	first = at.span->head[at.granule] - 1;
-	if (!n || n % GRANULE || p % GRANULE || end > first + region_at(at)->granules)
+	if (!n || n % GRANULE || p % GRANULE || end > first + nvs_vmm_region(at)->granules)
 		return false;
-	while (at.granule < end && chunk_of(at)->state == CHUNK_MAPPED)
+	while (at.granule < end && nvs_vmm_chunk(at)->state != CHUNK_NONE)
 		at = nvs_vmm_next(at);
 	return at.granule == end;
 }
 
-/* Removes the mapping at a place. The lock is held, and given up meanwhile. */
-static int hide(struct nvs_gpu *gpu, struct memory *m, struct place at)
+/* Removes a mapping. The lock is held, and given up meanwhile. */
+static int hide(struct nvs_gpu *gpu, struct memory *m)
 {
 	struct nvs_swap *s = gpu->swap;
-	struct chunk *c = chunk_of(m->home);
-	int result;
+	struct chunk *c = nvs_vmm_chunk(m->at);
+	uint64_t bytes = bytes_of(m->granules);
+	struct place hidden;
+	int result = CUDA_SUCCESS;
 
+	if (!m->handles) {
+		nvs_vmm_destroy(gpu, m);
+		return CUDA_SUCCESS;
+	}
+	if (c->state == CHUNK_AWAY) {
+		m->worker = &hidden;
+		c->state = CHUNK_BUSY; /* stays away meanwhile */
+		hidden = nvs_region_reserve(gpu, m->granules);
+		c->state = CHUNK_AWAY;
+		if (!hidden.span) {
+			nvs_vmm_done(s, m);
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		}
+		region_of(hidden)->kind = REGION_HIDDEN;
+		region_of(hidden)->piece = 1;
+		nvs_arena_follow(m->at, hidden);
+		nvs_vmm_occupy(hidden, m->index, *c);
+		nvs_vmm_vacate(m->at);
+		m->at = hidden;
+		m->shown = false;
+		nvs_vmm_done(s, m);
+		return CUDA_SUCCESS;
+	}
 	if (c->state == CHUNK_HERE) {
+		m->worker = &hidden;
 		c->state = CHUNK_BUSY;
 		nvs_swap_unlock(s);
-		result = nvs_memory_driver.mem_unmap(c->address, bytes_of(m->granules));
+		result = nvs_memory_driver.mem_unmap(address_of(m->at), bytes);
 		nvs_swap_lock(s);
-		nvs_vmm_done(s, m);
-		if (result != CUDA_SUCCESS)
-			return result;
-		c->bare = true;
+		if (result == CUDA_SUCCESS) {
+			nvs_arena_free(gpu, m->at);
+			m->real = c->handle;
+			s->resident -= bytes;
+		}
+	} else {
+		s->away -= bytes;
+		s->claiming += bytes;
 	}
-	c->address = address_of(m->home);
-	nvs_vmm_vacate(at);
-	if (!m->handles)
-		nvs_vmm_destroy(gpu, m);
-	return CUDA_SUCCESS;
+	if (result == CUDA_SUCCESS) {
+		s->claimed -= bytes;
+		nvs_vmm_vacate(m->at);
+		m->at.span = NULL;
+		m->shown = false;
+	} else {
+		c->state = CHUNK_HERE;
+	}
+	nvs_vmm_done(s, m);
+	return result;
 }
 
 int nvs_vmm_driver_unmap(CUdeviceptr p, size_t n)
@@ -268,11 +333,16 @@ int nvs_vmm_unmap(CUdeviceptr p, size_t n)
 	if (!nvs_vmm_whole(at, p, n))
 		result = CUDA_ERROR_INVALID_VALUE;
 	while (result == CUDA_SUCCESS && at.granule < end) {
-		struct memory *m = nvs_vmm_idle_at(at);
+		unsigned seen = atomic_load(&s->kick);
 		struct place next = nvs_vmm_next(at);
+		struct memory *m = nvs_vmm_at(at);
 
+		if (m && !nvs_vmm_idle(m)) {
+			nvs_vmm_pause(s, seen);
+			continue;
+		}
 		if (m) {
-			result = hide(at.span->gpu, m, at);
+			result = hide(at.span->gpu, m);
 		} else if (at.span->memory[at.granule] == OF_DRIVER) {
 			nvs_swap_unlock(s);
 			result = nvs_vmm_driver_unmap(address_of(at), bytes_of(next.granule - at.granule));
@@ -300,14 +370,19 @@ void nvs_vmm_pin(CUdeviceptr p, size_t n)
 		return;
 	s = at.span->gpu->swap;
 	nvs_swap_lock(s);
-	end = is_reserved(at) ? at.span->head[at.granule] - 1 + (uint64_t)region_at(at)->granules : 0;
+	end = is_reserved(at) ? at.span->head[at.granule] - 1 + (uint64_t)nvs_vmm_region(at)->end : 0;
 	if (end > at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE)
 		end = at.granule + (p % GRANULE + n + GRANULE - 1) / GRANULE;
 	while (at.granule < end) {
-		struct memory *m = nvs_vmm_idle_at(at);
+		unsigned seen = atomic_load(&s->kick);
+		struct memory *m = nvs_vmm_at(at);
 
+		if (m && !nvs_vmm_idle(m)) {
+			nvs_vmm_pause(s, seen);
+			continue;
+		}
 		if (m) { /* once, also if the driver has no memory for it */
-			at.granule = nvs_place_of(chunk_of(m->home)->address).granule + m->granules;
+			at.granule = m->at.granule + m->granules;
 			nvs_vmm_hand_over(at.span->gpu, m);
 		} else {
 			at.granule++;
@@ -322,12 +397,12 @@ bool nvs_vmm_find(struct place p, struct nvs_swap_range *r)
 {
 	const struct memory *m = nvs_vmm_at(p);
 
-	if (!m)
+	if (!m || !m->shown)
 		return false;
-	r->base = r->mapped = chunk_of(m->home)->address;
+	r->base = r->mapped = address_of(m->at);
 	r->bytes = r->mapped_bytes = bytes_of(m->granules);
 	r->range = p.span->base + bytes_of(p.span->head[p.granule] - 1);
-	r->range_bytes = bytes_of(region_at(p)->granules);
+	r->range_bytes = bytes_of(nvs_vmm_region(p)->granules);
 	r->serial = m->serial;
 	r->mapping = true;
 	r->access = m->access;

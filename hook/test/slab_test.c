@@ -255,10 +255,10 @@ static void addresses_keep_to_the_model(uint64_t count)
 			continue;
 		}
 		n = 1 + (uint32_t)rnd(rnd(8) ? 16 : 200);
-		*r = nvs_region_new(&gpu, REGION_LARGE, n);
+		*r = nvs_region_new(&gpu, n);
 		if (!r->span) {
 			CHECK(nvs_span_add(&gpu, n));
-			*r = nvs_region_new(&gpu, REGION_LARGE, n);
+			*r = nvs_region_new(&gpu, n);
 		}
 		CHECK(r->span && region_of(*r)->granules == n);
 		mark(*r, n, 0, i + 1);
