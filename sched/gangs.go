@@ -224,7 +224,7 @@ func (t *tenant) GPU() string          { return t.core.gpu }
 func (t *tenant) Counts() bool         { return t.core.effective == Exclusive && !t.core.inCohort(t) }
 func (t *tenant) Asks() bool           { return t.queue.n > 0 }
 func (t *tenant) Live() bool           { return t.batch > 0 }
-func (t *tenant) Broke() bool          { return t.Capped() }
+func (t *tenant) Broke() bool          { return t.Capped() && !t.core.finishes(t) }
 func (t *tenant) Alone() bool          { return t.core.alone(t) }
 func (t *tenant) Grace() time.Duration { return t.core.grace }
 
