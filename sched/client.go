@@ -342,7 +342,11 @@ func (c *GPU) gone(id base.ClientID) {
 // of what the earlier one did on the GPU.
 func (c *GPU) exec(id base.ClientID) {
 	c.mem.Drop(id)
-	if cl := c.clients[id]; cl != nil && !cl.connected {
+	switch cl := c.clients[id]; {
+	case cl == nil:
+	case cl.connected:
+		cl.idleSince = c.now
+	default:
 		c.endGrant(cl, EndLost)
 		c.forget(cl)
 	}

@@ -128,6 +128,13 @@ func TestSeedsThatFailed(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	// A gang whose limit is used up, and one of whose members finishes work that was cut, was called without end in one
+	// Step. A program that a process runs anew was taken for idle since before.
+	for _, seed := range []uint64{500280, 500646} {
+		if _, err := Run(seed, stepsPerSeed, Options{Others: true, Trace: discard{}}); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 func TestSameSeedSameRun(t *testing.T) {
