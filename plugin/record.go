@@ -3,6 +3,7 @@
 package plugin
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -41,13 +42,25 @@ func record(adjust *api.ContainerAdjustment, c Container) {
 	}
 }
 
-// written returns what a plugin has recorded on a container. Where a runtime passes annotations of pods on, a pod could have
-// written it: one that has the annotation is not believed.
+// forged returns an error for each record that a pod has written itself: where a runtime passes annotations of pods on to
+// containers, nobody could tell it from the plugin's.
+func forged(annotations map[string]string) (err error) {
+	for _, key := range []string{PlacementAnnotation, ReachAnnotation, ClaimAnnotation, LimitsAnnotation} {
+		if value, has := annotations[key]; has {
+			err = errors.Join(err, annotationError(key, value, errors.New("nvshare writes this itself: remove it from the pod")))
+		}
+	}
+	return err
+}
+
+// written returns what a plugin has recorded on a container. A pod from before forged was asked may have written the same
+// itself: that is not believed.
 func written(pod *api.PodSandbox, ctr *api.Container, annotation string) string {
-	if _, forged := pod.GetAnnotations()[annotation]; forged {
+	value := ctr.GetAnnotations()[annotation]
+	if its, has := pod.GetAnnotations()[annotation]; has && its == value {
 		return ""
 	}
-	return ctr.GetAnnotations()[annotation]
+	return value
 }
 
 // recorded returns the GPUs that a plugin has recorded on a container; nil without a record. The node may not

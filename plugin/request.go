@@ -76,7 +76,7 @@ func parseChoice(annotations map[string]string, container string, known []string
 			err = annotationError(key, value, err)
 		}
 	}
-	return r, errors.Join(err, r.parseLabels(annotations, container), misspelt(annotations, container))
+	return r, errors.Join(err, r.parseLabels(annotations, container), misspelt(annotations, container), forged(annotations))
 }
 
 // imply has a core request ask for one GPU where the pod does not say which or how

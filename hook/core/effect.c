@@ -164,8 +164,10 @@ enum nvs_rm_result nvs_effect_look(struct nvs_gpu *gpu)
 		return seen;
 	if (!atomic_load(&gpu->captures) && nvs_driver_enter()) {
 		if (nvs_trylock(&gpu->drain_lock)) {
-			if (!atomic_load(&gpu->captures))
+			if (!atomic_load(&gpu->captures)) {
+				gpu->effect.looks++; /* others say nothing */
 				seen = look_in_context(gpu);
+			}
 			nvs_unlock(&gpu->drain_lock);
 		}
 		nvs_driver_leave();

@@ -173,7 +173,8 @@ void nvs_preempt_tick(struct nvs_gpu *gpu, uint64_t now, uint64_t *next)
 		gpu->preempt.started = nvs_thread_start(preempter_main, gpu);
 	if (late && !gpu->preempt.started)
 		not_cut(gpu, gpu->closed_ns);
-	if (gpu->preempt.tells && gpu->preempt.started)
+	/* What makes a cut due may have changed beside a drain that no thread steps. */
+	if (gpu->preempt.started && (gpu->preempt.tells || gpu->lease.gate == LEASE_DRAINING))
 		nvs_gpu_wake_preempter(gpu);
 	/* No thread may be at the gate to do that for the work. */
 	if (gpu->lease.unfinished && nvs_elapsed(now, gpu->request_ns) > NUDGE_NS)

@@ -97,7 +97,7 @@ static enum nvs_rm_result prove_effect(struct nvs_gpu *gpu)
 
 	if (atomic_load(&gpu->effect.seen))
 		return NVS_RM_OK;
-	r = gpu->effect.looks++ < MOST_LOOKS ? nvs_effect_look(gpu) : NVS_RM_UNTRIED;
+	r = gpu->effect.looks < MOST_LOOKS ? nvs_effect_look(gpu) : NVS_RM_UNTRIED;
 	if (r == NVS_RM_OK)
 		atomic_store(&gpu->effect.seen, true);
 	else if (r == NVS_RM_FAKED)

@@ -144,6 +144,7 @@ bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out)
 	nvs_lock(&answer_lock);
 	if (!answer.at_ns || memcmp(answer.uuid, uuid, NVS_UUID_SIZE) != 0 || nvs_now() - answer.at_ns >= FRESH_NS) {
 		memcpy(answer.uuid, uuid, NVS_UUID_SIZE);
+		answer.limits = (struct nvs_limits){ 0 };
 		answer.known = query(uuid, &answer.limits);
 		answer.at_ns = nvs_now();
 	}

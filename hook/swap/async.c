@@ -29,6 +29,8 @@
 /* An event is recorded after so many frees or so many bytes of them. */
 #define MARK_FREES 16u
 #define MARK_BYTES (16ull << 20)
+/* So many events of a queue stay where they are. Beyond that the last one moves on, until somebody looks. */
+#define MARKS      8u
 #define NAP_NS     (200 * NVS_US) /* between two looks at events that are waited for */
 /* Kernels last less, mostly. A stream that waits for the thread that wants the memory never goes on. */
 #define WAIT_NS    (20 * NVS_S)
@@ -38,45 +40,65 @@ _Atomic uint64_t nvs_swap_frees;
 
 /* ---- events; the lock is held, and given up meanwhile ---- */
 
-/* The event that has passed last becomes the second. */
-static void order(struct queue *q)
-{
-	void *passed = q->event[0];
-
-	if (q->behind[0] || !q->behind[1])
-		return;
-	q->event[0] = q->event[1];
-	q->event[1] = passed;
-	q->behind[0] = q->behind[1];
-	q->behind[1] = 0;
-}
-
 /* How far the stream of a queue is, by the events. */
-static enum look async_look(struct nvs_swap *s, struct queue *q)
+static enum look async_look(struct nvs_swap *s, struct nvs_pools *all, struct queue *q)
 {
 	enum look seen = LOOK_NOTHING;
-	uint64_t serial;
+	struct pool_event *e;
 
-	while (q->blocks.oldest && (serial = q->behind[0])) {
-		void *event = q->event[0];
+	while (q->blocks.oldest && (e = nvs_event_oldest(q))) {
 		int result;
 
 		q->busy++;
 		nvs_swap_unlock(s);
-		result = nvs_driver.event_query(event);
+		result = nvs_driver.event_query(e->event);
 		nvs_swap_lock(s);
 		q->busy--;
-		if (result == CUDA_ERROR_NOT_READY)
-			return seen == LOOK_PASSED ? seen : LOOK_LATER;
-		if (q->behind[0] == serial) { /* no other thread was faster */
-			q->behind[0] = 0;
-			order(q);
+		if (!q->ctx) { /* the event went with its context meanwhile */
+			e->event = NULL;
+			nvs_event_unused(all, e);
+			break;
 		}
-		if (nvs_queue_passed(q, serial))
+		if (result == CUDA_ERROR_NOT_READY) {
+			e->next = q->oldest;
+			if (!e->next)
+				q->end = &e->next;
+			q->oldest = e;
+			return seen == LOOK_PASSED ? seen : LOOK_LATER;
+		}
+		if (nvs_queue_passed(all, q, e->serial))
 			seen = LOOK_PASSED;
+		nvs_event_unused(all, e);
 	}
-	queue_end(q);
+	queue_end(all, q);
 	return seen;
+}
+
+/* An event of the queue's context; the driver's may not exist yet. NULL: the system has no memory. */
+static struct pool_event *event_for(struct nvs_pools *all, struct queue *q)
+{
+	struct pool_event **at = &q->oldest, *e;
+	unsigned marks = 1;
+
+	for (; *at && (*at)->next; at = &(*at)->next)
+		marks++;
+	if (marks >= MARKS) {
+		e = *at;
+		*at = NULL;
+		q->end = at;
+		return e;
+	}
+	at = &all->unused_events;
+	while (*at && (*at)->event && (*at)->ctx != q->ctx)
+		at = &(*at)->next;
+	e = *at;
+	if (e)
+		*at = e->next;
+	else
+		e = nvs_pool_record(all, sizeof(*e));
+	if (e)
+		e->ctx = q->ctx;
+	return e;
 }
 
 /*
@@ -84,19 +106,19 @@ static enum look async_look(struct nvs_swap *s, struct queue *q)
  * may have another one current, or none, as a free may: the driver asks only for the
  * stream. refused: the stream takes none. No lock is held.
  */
-static bool record(void **event, void *ctx, void *stream, bool *refused)
+static bool record(struct pool_event *e, void *ctx, void *stream, bool *refused)
 {
 	bool here = nvs_current_context() == ctx, ok;
 	void *popped;
 
 	if (!here && nvs_driver.ctx_push(ctx) != CUDA_SUCCESS)
 		return false;
-	ok = *event || nvs_driver.event_create(event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+	ok = e->event || nvs_driver.event_create(&e->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
 	if (ok) {
-		ok = nvs_driver.event_record(*event, stream) == CUDA_SUCCESS;
+		ok = nvs_driver.event_record(e->event, stream) == CUDA_SUCCESS;
 		*refused = !ok;
 	} else {
-		*event = NULL;
+		e->event = NULL;
 	}
 	if (!here)
 		nvs_driver.ctx_pop(&popped);
@@ -107,33 +129,36 @@ static bool record(void **event, void *ctx, void *stream, bool *refused)
  * Records an event behind all frees so far. stream: of the queue; if it is a thread's own,
  * of the calling thread.
  */
-static void mark(struct nvs_swap *s, struct queue *q, void *stream)
+static void mark(struct nvs_swap *s, struct nvs_pools *all, struct queue *q, void *stream)
 {
 	uint64_t serial = atomic_load(&nvs_swap_frees);
-	void *ctx = q->ctx, *was = q->event[q->behind[0] != 0], *event = was;
+	struct pool_event *e;
 	bool ok, refused = false;
 
-	if (q->no_events || q->marking)
+	if (q->no_events)
+		return;
+	e = event_for(all, q);
+	if (!e)
 		return;
 	q->unmarked = q->unmarked_bytes = 0;
-	q->marking = true;
 	q->busy++;
 	nvs_swap_unlock(s);
-	ok = record(&event, ctx, stream, &refused);
+	ok = record(e, e->ctx, stream, &refused);
 	nvs_swap_lock(s);
 	q->busy--;
-	q->marking = false;
-	if (q->ctx) { /* else the event went with its context */
-		unsigned i = q->event[0] != was; /* its place may have changed */
-
-		q->event[i] = event;
-		if (ok && q->blocks.oldest)
-			q->behind[i] = serial;
-		order(q);
+	if (!q->ctx)
+		e->event = NULL;
+	if (ok && q->ctx && q->blocks.oldest) {
+		e->serial = serial;
+		e->next = NULL;
+		*q->end = e;
+		q->end = &e->next;
+	} else {
+		nvs_event_unused(all, e);
 	}
 	q->no_events = q->no_events || refused; /* it will not work the next time either */
 	q->unmarked += !ok; /* who wants the memory tries again */
-	queue_end(q);
+	queue_end(all, q);
 }
 
 /*
@@ -157,7 +182,7 @@ void nvs_pools_mark(struct nvs_gpu *gpu)
 	nvs_swap_lock(gpu->swap);
 	for (struct queue *q = all->queues; q; q = q->all)
 		if (q->blocks.oldest && q->unmarked && can_name(q, ctx))
-			mark(gpu->swap, q, q->stream);
+			mark(gpu->swap, all, q, q->stream);
 	nvs_swap_unlock(gpu->swap);
 }
 
@@ -170,9 +195,9 @@ enum look nvs_pools_look(struct nvs_gpu *gpu, const struct nvs_pool *pool)
 		return LOOK_NOTHING;
 	nvs_swap_lock(s);
 	for (struct queue *q = s->pools->queues; q; q = q->all) {
-		if (!q->behind[0] || (pool && q->pool != pool))
+		if (!q->oldest || (pool && q->pool != pool))
 			continue;
-		one = async_look(s, q);
+		one = async_look(s, s->pools, q);
 		seen = one > seen ? one : seen;
 	}
 	nvs_swap_unlock(s);
@@ -311,7 +336,7 @@ static void enqueue(struct nvs_gpu *gpu, struct queue *q, CUdeviceptr p, void *s
 	    atomic_load(&nvs_gate.captures))
 		return;
 	if (q->stream)
-		mark(s, q, stream);
+		mark(s, all, q, stream);
 }
 
 int nvs_swap_free_async(CUdeviceptr p, void *stream)
@@ -371,17 +396,17 @@ void nvs_swap_stream_going(void *stream)
 		for (struct queue *q = all->queues; q; q = q->all) {
 			if (!q->pool || q->stream != stream)
 				continue;
+			if (q->unmarked && q->blocks.oldest && !atomic_load(&nvs_gate.captures))
+				mark(s, all, q, stream);
 			/* Another thread may be in a driver call with the stream, or this one below a signal handler. */
 			for (uint64_t end = nvs_now() + BUSY_NS; q->busy && nvs_now() < end;) {
 				nvs_swap_unlock(s);
 				nvs_nap(NAP_NS);
 				nvs_swap_lock(s);
 			}
-			if (q->stream == stream && q->unmarked && q->blocks.oldest && !atomic_load(&nvs_gate.captures))
-				mark(s, q, stream);
 			if (q->stream == stream)
 				q->stream = NULL;
-			queue_end(q);
+			queue_end(all, q);
 		}
 		nvs_swap_unlock(s);
 	}

@@ -24,18 +24,24 @@ struct nvs_pool {
 	struct nvs_pool *next;
 };
 
+/* An event behind all frees of a queue up to one. */
+struct pool_event {
+	void *event; /* of the driver; NULL: not created yet */
+	void *ctx;   /* of the event */
+	uint64_t serial;
+	struct pool_event *next;
+};
+
 /* First in, first out: what one stream has freed of a pool and may still be using. */
 struct queue {
 	struct nvs_pool *pool;    /* NULL: the record is unused */
 	void *stream;             /* NULL: destroyed */
-	void *ctx;                /* of the events, too; NULL: destroyed, and the work with it */
+	void *ctx;                /* NULL: destroyed, and the work with it */
 	uint64_t thread;          /* of a per-thread default stream, else 0 */
 	struct nvs_freelist blocks; /* the stream's next allocations may take them at once */
-	void *event[2];           /* of the driver, made at the first use. The first stays where it is until it has passed, the second moves on */
-	uint64_t behind[2];       /* each is behind all frees up to this one; 0: it has passed, or was never recorded */
+	struct pool_event *oldest, **end; /* events that have not passed yet */
 	uint64_t unmarked, unmarked_bytes; /* frees behind the last event */
 	unsigned busy;            /* threads that use the record without the lock */
-	bool marking;             /* a thread records an event */
 	bool no_events;           /* the stream takes none of this context */
 	struct queue *next, *all; /* in its bucket, and of the GPU: neither ever changes */
 };
@@ -47,6 +53,7 @@ struct nvs_pools {
 	struct queue *_Atomic queues;
 	struct queue *bucket[QUEUE_BUCKETS];
 	struct nvs_block *unused_blocks;
+	struct pool_event *unused_events;
 	bool trim;           /* the host has waited for work since the last trim */
 	uint64_t releasing;  /* bytes that are being released, without the lock */
 	char *records;       /* memory for the next records */
@@ -74,21 +81,22 @@ struct queue *nvs_queue_find(struct nvs_pools *all, const struct nvs_pool *pool,
 struct queue *nvs_queue_new(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, void *ctx);
 
 /* The stream has passed all its frees up to this one. Returns whether that is news. */
-bool nvs_queue_passed(struct queue *q, uint64_t serial);
+bool nvs_queue_passed(struct nvs_pools *all, struct queue *q, uint64_t serial);
+
+/* The oldest event leaves the queue. NULL: there is none. */
+struct pool_event *nvs_event_oldest(struct queue *q);
+void nvs_event_unused(struct nvs_pools *all, struct pool_event *e);
 
 /* The events of a queue tell nothing that is wanted any more. */
-static inline void queue_drop_events(struct queue *q)
-{
-	q->behind[0] = q->behind[1] = q->unmarked = q->unmarked_bytes = 0;
-}
+void nvs_queue_drop_events(struct nvs_pools *all, struct queue *q);
 
 /* Ends a queue that is empty and stays empty. One of a living stream will be needed again. */
-static inline void queue_end(struct queue *q)
+static inline void queue_end(struct nvs_pools *all, struct queue *q)
 {
 	if (!q->pool || q->blocks.oldest || q->busy ||
 	    (q->stream && !nvs_key_is_default(q->stream) && !q->pool->gone))
 		return;
-	queue_drop_events(q);
+	nvs_queue_drop_events(all, q);
 	q->pool->queues--;
 	q->pool = NULL;
 }

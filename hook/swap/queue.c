@@ -47,13 +47,38 @@ struct queue *nvs_queue_find(struct nvs_pools *all, const struct nvs_pool *pool,
 	return q;
 }
 
+void nvs_event_unused(struct nvs_pools *all, struct pool_event *e)
+{
+	e->next = all->unused_events;
+	all->unused_events = e;
+}
+
+struct pool_event *nvs_event_oldest(struct queue *q)
+{
+	struct pool_event *e = q->oldest;
+
+	if (!e)
+		return NULL;
+	q->oldest = e->next;
+	if (!q->oldest)
+		q->end = &q->oldest;
+	return e;
+}
+
+void nvs_queue_drop_events(struct nvs_pools *all, struct queue *q)
+{
+	for (struct pool_event *e; (e = nvs_event_oldest(q));)
+		nvs_event_unused(all, e);
+	q->unmarked = q->unmarked_bytes = 0;
+}
+
 struct queue *nvs_queue_new(struct nvs_pools *all, struct nvs_pool *pool, const struct caller *who, void *ctx)
 {
 	struct queue **bucket = bucket_of(all, pool, who->stream), *q = *bucket;
 
 	for (; q; q = q->next) {
-		queue_end(q); /* of a thread that is gone */
-		if (!q->pool && !q->busy && (!q->event[0] || q->ctx == ctx))
+		queue_end(all, q); /* of a thread that is gone */
+		if (!q->pool && !q->busy)
 			break;
 	}
 	if (!q) {
@@ -69,6 +94,7 @@ struct queue *nvs_queue_new(struct nvs_pools *all, struct nvs_pool *pool, const 
 	q->stream = who->stream;
 	q->ctx = ctx;
 	q->thread = who->thread;
+	q->end = &q->oldest;
 	q->no_events = !ctx;
 	pool->queues++;
 	return q;
@@ -78,10 +104,10 @@ void nvs_pool_end_queues(struct nvs_pools *all, const struct nvs_pool *pool)
 {
 	for (struct queue *q = all->queues; q; q = q->all)
 		if (q->pool == pool)
-			queue_end(q);
+			queue_end(all, q);
 }
 
-bool nvs_queue_passed(struct queue *q, uint64_t serial)
+bool nvs_queue_passed(struct nvs_pools *all, struct queue *q, uint64_t serial)
 {
 	struct nvs_block *b;
 	bool any = false;
@@ -92,8 +118,8 @@ bool nvs_queue_passed(struct queue *q, uint64_t serial)
 		any = true;
 	}
 	if (!q->blocks.oldest)
-		queue_drop_events(q);
-	queue_end(q);
+		nvs_queue_drop_events(all, q);
+	queue_end(all, q);
 	return any;
 }
 
@@ -117,7 +143,7 @@ void nvs_swap_host_waited(uint64_t frees, const void *ctx, void *stream)
 		nvs_swap_lock(gpu->swap);
 		for (struct queue *q = all->queues; q; q = q->all)
 			if (q->blocks.oldest && (ctx ? q->ctx == ctx : is_of(q, &who)))
-				nvs_queue_passed(q, frees);
+				nvs_queue_passed(all, q, frees);
 		nvs_swap_unlock(gpu->swap);
 	}
 }
@@ -139,7 +165,7 @@ void nvs_pools_drained(struct nvs_gpu *gpu)
 	nvs_swap_lock(s);
 	for (struct queue *q = all->queues; q; q = q->all)
 		if (q->pool && !has_pinned(q))
-			nvs_queue_passed(q, UINT64_MAX);
+			nvs_queue_passed(all, q, UINT64_MAX);
 	nvs_swap_unlock(s);
 }
 
@@ -149,12 +175,16 @@ void nvs_pools_context_gone(struct nvs_gpu *gpu, const void *ctx)
 	struct nvs_swap *s = gpu->swap;
 
 	nvs_swap_lock(s);
+	for (struct pool_event *e = all->unused_events; e; e = e->next)
+		if (ctx ? e->ctx == ctx : e->ctx && !nvs_context_look(e->ctx).own)
+			e->event = e->ctx = NULL; /* the driver's event went with the context */
 	for (struct queue *q = all->queues; q; q = q->all) {
-		if (!q->ctx || (ctx ? q->ctx != ctx : nvs_context_look(q->ctx).own))
+		if (!q->pool || !q->ctx || (ctx ? q->ctx != ctx : nvs_context_look(q->ctx).own))
 			continue;
-		q->stream = q->ctx = q->event[0] = q->event[1] = NULL; /* the driver's events went with the context */
-		if (q->pool)
-			nvs_queue_passed(q, UINT64_MAX);
+		for (struct pool_event *e = q->oldest; e; e = e->next)
+			e->event = e->ctx = NULL;
+		q->stream = q->ctx = NULL;
+		nvs_queue_passed(all, q, UINT64_MAX);
 	}
 	nvs_swap_unlock(s);
 }

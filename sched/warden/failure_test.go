@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,8 +37,6 @@ func (d answering) Control(_, _ uint32, c rm.Command, params []byte) (uint32, er
 }
 
 const driverTimeout = 0x65 // NV_ERR_TIMEOUT
-
-func refuses(rm.Command, []byte) uint32 { return driverTimeout }
 
 // objectsWith are those of a client of descriptor 0 with these channels.
 func objectsWith(channels ...uint32) rm.Objects {
@@ -70,13 +69,19 @@ func leftBehind(t *testing.T, e entry) *ledger {
 
 // Whom the guard cannot put on stays written down, and the next warden tries again until it can.
 func TestGuardCannotPutOn(t *testing.T) {
+	var answers atomic.Bool
 	for name, of := range map[string]struct {
 		entry  entry
 		driver rm.Driver
-		mended func(t *testing.T, file string)
+		mended func(file string)
 	}{
-		"the driver refuses":            {entry{Objects: objectsWith(3)}, answering{rm.OpenSimulated(), refuses}, nil},
-		"the freezer cannot be written": {entry{Freezer: t.TempDir()}, rm.OpenSimulated(), func(t *testing.T, file string) { _ = os.Remove(file) }},
+		"the driver refuses": {entry{Objects: objectsWith(3)}, answering{rm.OpenSimulated(), func(rm.Command, []byte) uint32 {
+			if answers.Load() {
+				return 0
+			}
+			return driverTimeout
+		}}, func(string) { answers.Store(true) }},
+		"the freezer cannot be written": {entry{Freezer: t.TempDir()}, rm.OpenSimulated(), func(file string) { _ = os.Remove(file) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := leftBehind(t, of.entry)
@@ -95,19 +100,14 @@ func TestGuardCannotPutOn(t *testing.T) {
 			next := newWarden(Options{Driver: of.driver, Log: quiet()}, l)
 			next.guard = &guard{}
 			next.adopt(left)
-			next.sweep(time.Now())
-			if len(next.all()) != 1 || l.empty() {
-				t.Fatal("the next warden has forgotten it")
+			if r := next.one(order.Order{Op: order.Off, PID: os.Getpid()}, time.Now()); r.Error == "" || l.empty() {
+				t.Fatalf("the next warden has forgotten it: %+v", r)
 			}
-			if of.mended != nil {
-				of.mended(t, of.entry.Freezer)
-			}
-			next.Driver = rm.OpenSimulated() // puts all on
-			later := time.Now().Add(2 * order.Lease)
-			next.sweep(later)
-			next.sweep(later.Add(2 * forgetAfter))
-			if !l.empty() {
-				t.Error("it is on, and the ledger names it")
+			of.mended(of.entry.Freezer)
+			for end := time.Now().Add(patience); !l.empty(); time.Sleep(tick) {
+				if time.Now().After(end) {
+					t.Fatal("it is not tried again")
+				}
 			}
 		})
 	}

@@ -161,11 +161,11 @@ const (
 	hangsFor  = 30 * time.Second
 )
 
-var errLate = fmt.Errorf("the driver or the process has not answered within %v", hangsFor)
+var errLate = errors.New("the driver or the process has not answered in time")
 
 // allAtOnce calls do for all at the same time, because a driver or a process may hang. It returns how each ended:
-// errLate, if it has not within hangsFor.
-func allAtOnce[T any](all []T, do func(T) error) []error {
+// errLate, if it has not by then.
+func allAtOnce[T any](bound time.Duration, all []T, do func(T) error) []error {
 	type result struct {
 		i   int
 		err error
@@ -174,7 +174,7 @@ func allAtOnce[T any](all []T, do func(T) error) []error {
 	for i, one := range all {
 		go func() { results <- result{i, do(one)} }()
 	}
-	late := time.NewTimer(hangsFor)
+	late := time.NewTimer(bound)
 	defer late.Stop()
 	for range all {
 		select {
@@ -195,7 +195,7 @@ func free(d rm.Driver, l *ledger) (n int, left []entry, err error) {
 	}
 	for end := time.Now().Add(freeFor); len(entries) > 0; time.Sleep(freePause) {
 		left, err = nil, nil
-		for i, failed := range allAtOnce(entries, func(e entry) error { return freeOne(d, e) }) {
+		for i, failed := range allAtOnce(hangsFor, entries, func(e entry) error { return freeOne(d, e) }) {
 			if failed != nil {
 				left, err = append(left, entries[i]), errors.Join(err, fmt.Errorf("process %d: %w", entries[i].PID, failed))
 			} else {

@@ -108,6 +108,8 @@ func (p *process) look(d rm.Driver, now time.Time, all bool) error {
 		}
 		return err
 	}
+	come := found.Channels(p.switched)
+	p.switched = found.Channels(come) // a channel that has ended may come again, under the same number
 	p.objects, p.looked = found, now
 	if all {
 		p.lookedAll = now

@@ -65,6 +65,7 @@ type Warden struct {
 
 	mu        sync.Mutex
 	processes map[int]*process
+	stuck     map[int]bool // whom an earlier warden left off, and nobody could put on yet
 	ended     bool
 }
 
@@ -113,20 +114,25 @@ func New(o Options) (*Warden, error) {
 }
 
 func newWarden(o Options, l *ledger) *Warden {
-	w := &Warden{Options: o, ledger: l, processes: map[int]*process{}}
+	w := &Warden{Options: o, ledger: l, processes: map[int]*process{}, stuck: map[int]bool{}}
 	w.Driver = counted{o.Driver, &w.answers}
 	return w
 }
 
-// adopt makes processes known that are still to be put on: sweep tries again.
+// adopt tries again to put on whom nobody could, until each goes on or has ended. Meanwhile there are no orders about them.
 func (w *Warden) adopt(left []entry) {
 	for _, e := range left {
-		p, err := w.process(e.PID, e.Start)
-		if err != nil { // it has ended, or nothing can be done about it
-			w.Log.WithError(err).Warnf("process %d stays written down", e.PID)
-			continue
-		}
-		p.objects, p.offs, p.noted, p.freezer = e.Objects, 2*maxOffs, true, e.Freezer
+		w.stuck[e.PID] = true
+		go func() {
+			for freeOne(w.Driver, e) != nil {
+				time.Sleep(order.Lease)
+			}
+			w.mu.Lock()
+			delete(w.stuck, e.PID)
+			err := w.ledger.forget(e.PID)
+			w.mu.Unlock()
+			w.Log.WithError(err).Warnf("process %d goes on, or has ended", e.PID)
+		}()
 	}
 }
 
@@ -270,8 +276,11 @@ func (w *Warden) locked(pid int, start uint64) (*process, error) {
 func (w *Warden) process(pid int, start uint64) (*process, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.ended {
+	switch {
+	case w.ended:
 		return nil, errors.New("the warden ends")
+	case w.stuck[pid]:
+		return nil, errors.New("an earlier warden took its channels off, and they cannot be put on")
 	}
 	p := w.processes[pid]
 	switch {
@@ -313,14 +322,12 @@ func (w *Warden) drop(p *process) {
 // sweep puts on whose lease has run out, and forgets who has ended: not before its container goes on.
 func (w *Warden) sweep(now time.Time) {
 	var forget []int
+	w.runOut(now)
 	for _, p := range w.all() {
 		if !p.mu.TryLock() { // an order is under way
 			continue
 		}
 		gone := ended(p.pidfd)
-		if (p.offs > 0 || p.freezer != "") && (gone || now.After(p.until)) {
-			w.runOut(p, now, gone)
-		}
 		if p.noted && p.freezer == "" && (gone || p.offs == 0 && now.Sub(p.used) > forgetAfter) {
 			p.noted = false
 			forget = append(forget, p.pid)
@@ -336,21 +343,34 @@ func (w *Warden) sweep(now time.Time) {
 	w.guard.beat(!w.ledger.empty())
 }
 
-// runOut puts a process on whose lease has run out, or whose container would stand still after its end. After a failure
-// that is tried again, and said once.
-func (w *Warden) runOut(p *process, now time.Time, gone bool) {
-	if !gone && p.failed == "" {
-		w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
+// runOut puts those on whose lease has run out, or whose container would stand still after their end. After a failure that
+// is tried again, and said once. One that hangs is waited for once: then it keeps its lock.
+func (w *Warden) runOut(now time.Time) {
+	var out []*process
+	for _, p := range w.all() {
+		if p.mu.TryLock() {
+			if (p.offs > 0 || p.freezer != "") && (now.After(p.until) || ended(p.pidfd)) {
+				out = append(out, p)
+			} else {
+				p.mu.Unlock()
+			}
+		}
 	}
-	err := p.on(w.Driver, now, 0)
-	if err == nil {
-		return
-	}
-	p.until = now.Add(order.Lease)
-	if p.failed != err.Error() {
-		p.failed = err.Error()
-		w.Log.WithError(err).Errorf("process %d: put channels on: tried again each %v", p.pid, order.Lease)
-	}
+	allAtOnce(order.Lease/2, out, func(p *process) error {
+		defer p.mu.Unlock()
+		if p.failed == "" && !ended(p.pidfd) {
+			w.Log.Warnf("process %d: no order for %v: its channels go on", p.pid, order.Lease)
+		}
+		err := p.on(w.Driver, now, 0)
+		if err != nil {
+			p.until = now.Add(order.Lease)
+			if p.failed != err.Error() {
+				p.failed = err.Error()
+				w.Log.WithError(err).Errorf("process %d: put channels on: tried again each %v", p.pid, order.Lease)
+			}
+		}
+		return err
+	})
 }
 
 func (w *Warden) all() []*process {
@@ -367,7 +387,7 @@ func (w *Warden) all() []*process {
 // before that, by the guard.
 func (w *Warden) freeAll() error {
 	all := w.all()
-	failed := allAtOnce(all, func(p *process) error {
+	failed := allAtOnce(hangsFor, all, func(p *process) error {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return p.on(w.Driver, time.Now(), 0)
