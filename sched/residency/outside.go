@@ -11,10 +11,10 @@ import (
 )
 
 // What others than clients seem to have of the GPU's memory: a desktop, a process without the shim, what the driver
-// has for itself. It is known by what the driver refuses a client that moves in, which its shim says once. So that is
-// remembered until the client has all its memory, or its grant has ended; if it has got nothing for a grace
-// period, it is refused still; also a client
-// that moves in since before a restart. Where nobody without a grant has anything to leave, clients take turns.
+// has for itself. It is known by what the driver refuses a client that moves in. The client's shim says so once, so the
+// refusal is remembered until the client has all its memory, or its grant has ended. A client that has got nothing for a
+// grace period is taken for refused, too: it may have said so before a restart. Where nobody without a grant has anything
+// to leave, clients take turns.
 
 const (
 	// outsideFor is for how long others than clients are believed to have memory of a GPU, where all fits that is

@@ -131,7 +131,10 @@ func (w *Warden) adopt(left []entry) {
 			delete(w.stuck, e.PID)
 			err := w.ledger.forget(e.PID)
 			w.mu.Unlock()
-			w.Log.WithError(err).Warnf("process %d goes on, or has ended", e.PID)
+			w.Log.Warnf("process %d, which an earlier warden had taken off, goes on or has ended", e.PID)
+			if err != nil {
+				w.Log.WithError(err).Warn("the ledger names more than are off")
+			}
 		}()
 	}
 }
