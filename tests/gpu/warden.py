@@ -5,7 +5,7 @@
 usage: warden.py RESULTS [--orders] [--busy CUDA-BUSY]
 
 As root, on a host with PyTorch and nobody else on its GPU. Programs that multiply matrices, also in CUDA
-graphs, and one that works as a decoder does, run as users of their own with nothing of nvshare in them. A
+graphs, one that works as a decoder does, and some without CUDA (OpenGL, Vulkan) run as users of their own with nothing of nvshare in them. A
 scheduler, which finds them by NVML, and a warden hold them: time slices, turns, core limits, short requests
 beside them (and beside the same program with the shim), a fence of a program with the shim, and a memory
 limit. It prints a table and writes RESULTS/warden.json, in five minutes. With --orders it gives the warden orders itself instead, and kills it while a process is
@@ -13,6 +13,7 @@ off. With --busy the programs are tests/workload/cuda-busy, on the simulated GPU
 """
 import argparse
 import ctypes
+import importlib
 import json
 import os
 import platform
@@ -30,6 +31,7 @@ import traceback
 
 N, AHEAD, US_OF_DRIVER = 8192, 8, 2000
 LIMIT, PERIOD = 0.30, 0.100
+WITHOUT_CUDA = ("picture", "vulkan")
 
 
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
@@ -58,17 +60,17 @@ def worker(kind, uid, command):
     if kind == "exec":
         become(uid)
         os.execv(command[0], command)
-    if kind != "picture":
+    if kind not in WITHOUT_CUDA:
         import torch
     if uid:
         become(uid)
     say("loaded")
     sys.stdin.readline()
-    if kind == "picture":
-        from loads import picture
+    if kind in WITHOUT_CUDA:
+        load = importlib.import_module("loads." + kind)
         try:
-            name, step = picture.drawing()
-        except picture.Gone as e:
+            name, step = load.begin()
+        except load.Gone as e:
             return say("gone", why=str(e))
         say("renderer", name=name)
     elif kind == "hog":
@@ -618,7 +620,7 @@ class Scheduled:
         self.decoder, self.later = (Program("decoder", self.second, self.args) for _ in range(2))
         self.a, self.b, self.e = Program("gemm", self.first, self.args), Program("gemm", self.second, self.args), Program("gemm", self.third, self.args)
         self.graphs = [Program("graph", uid, self.args) for uid in (self.first, self.third)]
-        self.pictures = [] if self.args.busy else [Program("picture", uid, self.args) for uid in (self.first, self.third)]
+        self.without_cuda = {} if self.args.busy else {kind: [Program(kind, uid, self.args) for uid in (self.first, self.third)] for kind in WITHOUT_CUDA}
         self.shimmed = [Program("gemm", self.third, self.args, LD_PRELOAD=self.args.shim, NVSHARE_RUN_DIR=self.env["NVSHARE_RUN_DIR"]) for _ in range(2)]
         self.beside = Program("gemm", self.first, self.args)
         self.again = Program("gemm", self.first, self.args)
@@ -765,16 +767,24 @@ class Scheduled:
         return self.one_and_two(*self.graphs, "graph")
 
     def picture(self):
-        """Programs that draw with OpenGL: they have no CUDA."""
-        if not self.pictures:
+        """Programs that draw with OpenGL."""
+        return self.two_without_cuda("picture")
+
+    def vulkan(self):
+        """Programs that move memory with Vulkan."""
+        return self.two_without_cuda("vulkan")
+
+    def two_without_cuda(self, kind):
+        if not self.without_cuda:
             return {"not on": "the simulated GPU"}
-        gone = self.pictures[1].go().gone
+        pair = self.without_cuda[kind]
+        gone = pair[1].go().gone
         if gone:
-            print(f"no picture is drawn: {gone}", flush=True)
+            print(f"no {kind} program works: {gone}", flush=True)
             return {"not on this host": gone}
-        self.pictures[1].end()
-        self.pictures[1] = Program("picture", self.third, self.args)
-        return {"renderer": self.pictures[1].renderer, **self.one_and_two(*self.pictures, "picture")}
+        pair[1].end()
+        pair[1] = Program(kind, self.third, self.args)
+        return {"renderer": pair[1].renderer, **self.one_and_two(*pair, kind)}
 
     def turns(self):
         """Two GEMM in turns; then two with small kernels, which note when they were on the GPU."""
@@ -868,7 +878,7 @@ class Scheduled:
 
     def run(self):
         self.began = time.monotonic()
-        names = ("host", "load", "alone", "start", "slices", "limit_gemm", "requests", "latency", "limit_decoder", "graph", "picture", "out_of_memory", "turns", "fence")
+        names = ("host", "load", "alone", "start", "slices", "limit_gemm", "requests", "latency", "limit_decoder", "graph", "picture", "vulkan", "out_of_memory", "turns", "fence")
         for name in names:
             t = time.monotonic()
             try:
@@ -880,7 +890,7 @@ class Scheduled:
             print(f"{time.monotonic() - self.began:6.1f} {name} ({time.monotonic() - t:.1f} s): {json.dumps(self.found[name])}", flush=True)
             with open(os.path.join(self.args.results, "warden.json"), "w") as f:
                 json.dump({"rows": self.rows, **self.found}, f, indent=1)
-        for p in (self.decoder, self.later, self.a, self.b, self.e, self.hog, *self.shimmed, self.beside, self.again, *self.graphs, *self.pictures, *self.turning):
+        for p in (self.decoder, self.later, self.a, self.b, self.e, self.hog, *self.shimmed, self.beside, self.again, *self.graphs, *sum(self.without_cuda.values(), []), *self.turning):
             if p.p and p.p.poll() is None:
                 p.end()
         for d in reversed(self.daemons):

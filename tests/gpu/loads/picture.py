@@ -68,7 +68,7 @@ def context():
     raise Gone(why)
 
 
-def drawing(rounds=500):
+def begin(rounds=500):
     """Returns the name of the renderer, and a function that draws one picture and returns 1 if one is done."""
     egl = context()
     pointer, number = ctypes.c_void_p, ctypes.c_uint
