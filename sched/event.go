@@ -173,6 +173,13 @@ type HeldOff struct {
 	Off    bool `text:"off"`
 }
 
+// HeldOn says that a client, which is held from outside, is on the GPU since now; under its grant it was to be so much
+// earlier. Its tenant's limit is not charged that.
+type HeldOn struct {
+	Client base.ClientID
+	Late   time.Duration `always:"late=%v"`
+}
+
 // Exec says that a process runs another program now: what it had reserved is gone, and the
 // grant that it had when its connection was lost is over.
 type Exec struct{ Client base.ClientID }
@@ -210,6 +217,7 @@ func (Restore) Event() string        { return "restore" }
 func (RestoreUnknown) Event() string { return "restore unknown" }
 func (Withdraw) Event() string       { return "withdraw" }
 func (HeldOff) Event() string        { return "held" }
+func (HeldOn) Event() string         { return "on" }
 func (Exec) Event() string           { return "exec" }
 func (Suspend) Event() string        { return "suspend" }
 func (ResumeTenant) Event() string   { return "resume" }

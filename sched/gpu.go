@@ -291,6 +291,10 @@ func (c *GPU) ofClient(ev base.Event) bool {
 		if cl := c.clients[ev.Client]; cl != nil && cl.grant != nil && cl.grant.state == fenced {
 			c.recount(cl.grant, func() { cl.grant.off = ev.Off })
 		}
+	case HeldOn:
+		if cl := c.clients[ev.Client]; cl != nil && cl.grant != nil {
+			c.heldOn(cl.grant, ev.Late)
+		}
 	case Exec:
 		c.exec(ev.Client)
 	case Called:

@@ -351,6 +351,18 @@ func (c *GPU) lessGrace(t *tenant) time.Duration {
 	return min(t.slow, c.grace-c.grace/minGracePart)
 }
 
+// heldOn is for a client that could not use the GPU in the latest time under its grant. If others of its tenant
+// could, they did.
+func (c *GPU) heldOn(g *grant, late time.Duration) {
+	t := g.client.tenant
+	if t.open+t.closing != 1 || g.state != granted && g.state != draining {
+		return
+	}
+	c.bill(t)
+	t.Refund(min(late, c.now.Sub(g.since)), c.limitRatesOf(t))
+	c.review(t)
+}
+
 // noteDrain is for a grant that ends after it was asked back. The tenant is billed up to now.
 func (c *GPU) noteDrain(g *grant) {
 	t := g.client.tenant

@@ -252,6 +252,7 @@ func parseEvent(words []string) (base.Event, error) {
 	var is = map[string]bool{}
 	bytes := map[string]uint64{}
 	var reason Reason
+	var late time.Duration
 	tenant, share, rest, err := parseShare(rest)
 	if err != nil {
 		return nil, err
@@ -269,6 +270,10 @@ func parseEvent(words []string) (base.Event, error) {
 			is[key] = true
 		case "total", "least", "serial", "resident", "fixed", "away", "arena", "out", "in", "bytes":
 			if bytes[key], err = strconv.ParseUint(value, 10, 64); err != nil {
+				return nil, err
+			}
+		case "late":
+			if late, err = time.ParseDuration(value); err != nil {
 				return nil, err
 			}
 		case "revoked":
@@ -301,6 +306,8 @@ func parseEvent(words []string) (base.Event, error) {
 		return residency.Moved{Client: id, Epoch: epoch, Report: r, Ready: is["ready"], Stuck: is["stuck"], NoMemory: is["nomemory"], NoArena: is["noarena"]}, nil
 	case "held":
 		return HeldOff{id, is["off"]}, nil
+	case "on":
+		return HeldOn{id, late}, nil
 	case "exec":
 		return Exec{id}, nil
 	case "restorememory":

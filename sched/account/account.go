@@ -155,6 +155,15 @@ func (a *Account) Charge(now base.Time, d time.Duration, r Rates) {
 	}
 }
 
+// Refund gives the limit back what it was charged for the latest time.
+func (a *Account) Refund(d time.Duration, r Rates) {
+	if r.Limit > 0 {
+		use, _ := r.limitUse()
+		a.credit += base.Portion(d, use, 1000)
+		a.Uncap(r.Slice)
+	}
+}
+
 func (a *Account) billCredit(dt, charge time.Duration, r Rates) {
 	limit := time.Duration(r.Limit)
 	top := r.Slice

@@ -16,7 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
 	"github.com/nvshare/nvshare/sched/daemon/metrics"
 	"github.com/nvshare/nvshare/sched/warden/order"
 	"github.com/nvshare/nvshare/sched/wire"
@@ -32,6 +34,7 @@ type aWarden struct {
 	fail   map[int]string // by pid: what its orders to be taken off answer
 	frozen string         // what orders to stop a container answer
 	shim   int            // the pid of one that has the shim
+	before func(order.Op) // each answer; nil: nothing
 	limits []string       // what the next orders of a memory limit answer
 	socks  []*net.UnixConn
 	listen *net.UnixListener
@@ -76,6 +79,7 @@ func (w *aWarden) serve(c *order.Conn) {
 		w.mu.Lock()
 		for _, o := range r.Orders {
 			w.orders = append(w.orders, o)
+			began := time.Now()
 			result := order.Result{GPUs: []string{gpuA.UUID}, Clients: 1, Groups: 1, Channels: 1}
 			if o.Op == order.Off {
 				result.Error = w.fail[o.PID]
@@ -89,6 +93,12 @@ func (w *aWarden) serve(c *order.Conn) {
 			if o.Op == order.Limit && len(w.limits) > 0 {
 				result.Error, w.limits = w.limits[0], w.limits[1:]
 			}
+			if before := w.before; before != nil {
+				w.mu.Unlock()
+				before(o.Op)
+				w.mu.Lock()
+			}
+			result.TookNs = time.Since(began).Nanoseconds()
 			reply.Results = append(reply.Results, result)
 		}
 		w.mu.Unlock()
@@ -205,6 +215,36 @@ func TestHeldByTheWarden(t *testing.T) {
 	w.until("a client is on", func() bool { last, _ := w.last(held, order.On); return last == order.On })
 	if _, n := w.last(free, order.State); n != 0 {
 		t.Error("a process whose tenant has no limit was looked at")
+	}
+}
+
+// The limit of a process is charged from when it is on, not from when that was ordered.
+func TestChargedFromWhenItIsOn(t *testing.T) {
+	var nvml occupants
+	w := newWarden(t)
+	s := withWarden(t, w, &nvml)
+	held := newProc(t, s.dir, 0)
+	tenant := func() (ts sched.TenantSnapshot) {
+		if err := s.Ask(t.Context(), func() { ts = s.Order[0].Core.Snapshot(loop.Now()).Tenants[0] }); err != nil {
+			t.Error(err)
+		}
+		return ts
+	}
+	on, debts := false, make(chan time.Duration, 1)
+	w.before = func(op order.Op) {
+		switch {
+		case op == order.On && !on:
+			used := tenant().Used
+			w.until("it is billed for a second", func() bool { return tenant().Used > used+time.Second })
+			on = true
+		case op == order.Off && on && len(debts) == 0:
+			debts <- tenant().Debt
+		}
+	}
+	nvml.set(nil, held)
+	s.limitUser(0, 30)
+	if debt := <-debts; debt != 0 {
+		t.Errorf("its limit was charged: %v too much", debt)
 	}
 }
 

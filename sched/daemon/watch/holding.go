@@ -32,8 +32,6 @@ import (
 const (
 	// onLeast is the least time on in which a look says something.
 	onLeast = 50 * time.Millisecond
-	// recent is the time over which it is said what they get.
-	recent = 5 * time.Second
 	// callRate stands for what a program that keeps the GPU busy does in a second.
 	callRate = 1000
 )
@@ -59,17 +57,16 @@ type holding struct {
 	set     time.Duration // that it has
 	own     time.Duration // the driver's own
 
-	on    bool      // as of the latest order
-	offAt base.Time // when it was last ordered off
+	on    bool      // as of the latest order that was answered: then it has effect
+	offAt base.Time // when it was last off
+	mayAt base.Time // when it was last allowed to be on
 
 	// What it got.
 	counted          base.Time     // until then its time is counted
 	looked           base.Time     // the latest look at what the driver says
-	since            base.Time     // the begin of the span of part
 	grantOn          time.Duration // for how long it was on under its grant
 	lookOn           time.Duration // the same since looked
-	had              time.Duration // the same since since
-	part             float64       // of the time, before since; -1: not known
+	lately           span          // for which part of the time it was on
 	samples          sampled       // what the driver says
 	before           float64       // the part of the time of the look before
 	tested, nextTest base.Time     // it is kept off until then at most, to see whether it is; 0: it is not; not again before that
@@ -85,7 +82,7 @@ type holding struct {
 // hold makes a holding, of which nothing is known yet.
 func (w *Watch) hold(g *node.GPU, p *peer.Peer) *holding {
 	t := loop.Now()
-	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, since: t, part: -1, before: 1, samples: newSampled()}
+	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, lately: span{since: t, part: -1}, before: 1, samples: newSampled()}
 	if len(w.Holder.Holdings) == 0 {
 		w.Holder.renew.Set(t.Add(renewAfter))
 	}
@@ -213,8 +210,6 @@ func (x *holding) drive() {
 	case x.on && !may, !x.on && !may && !x.revoked && t.Sub(x.offAt) >= renewAfter/2:
 		x.do(order.Off, 0, func(r order.Result) { x.switched(r, false) })
 	case may && !x.on:
-		x.count()
-		x.on = true // it has effect before it is answered
 		x.do(order.On, 0, func(r order.Result) { x.switched(r, true) })
 	case x.revoked:
 		x.release(sched.Revoked, x.tested == 0) // else it asks after the test
@@ -235,8 +230,17 @@ func (x *holding) switched(r order.Result, on bool) {
 		x.fail(errors.New(r.Error))
 		return
 	}
-	if x.on = on; !on {
-		x.offAt = loop.Now()
+	t, was := loop.Now(), x.on
+	x.on = on
+	switch {
+	case !on:
+		x.offAt = t
+	case !was:
+		x.lately.turn(t)
+		if x.epoch != 0 {
+			// The way to the warden took time in which it was not on, and so did the way back, in which it was.
+			x.w.Step(x.gpu, sched.HeldOn{Client: x.id, Late: (t.Sub(x.mayAt) + time.Duration(r.TookNs)) / 2})
+		}
 	}
 	x.drive()
 }
@@ -263,13 +267,13 @@ func (w *Watch) CarryOut(g *node.GPU, id base.ClientID, action base.Action) {
 	switch a := action.(type) {
 	case sched.Grant:
 		x.count()
-		x.epoch, x.grantOn = a.Epoch, 0
+		x.epoch, x.grantOn, x.mayAt = a.Epoch, 0, loop.Now()
 	case sched.Revoke:
 		x.revoked = true
 	case sched.Pause:
 		x.paused = true
 	case sched.Resume:
-		x.paused = false
+		x.paused, x.mayAt = false, loop.Now()
 	case sched.Slice:
 		x.slice = a.D
 	case sched.Fence:
@@ -281,15 +285,12 @@ func (w *Watch) CarryOut(g *node.GPU, id base.ClientID, action base.Action) {
 // count adds up for how long it was on.
 func (x *holding) count() {
 	t := loop.Now()
+	d := t.Sub(x.counted)
 	if x.on {
-		d := t.Sub(x.counted)
-		x.grantOn, x.lookOn, x.had = x.grantOn+d, x.lookOn+d, x.had+d
+		x.grantOn, x.lookOn = x.grantOn+d, x.lookOn+d
 	}
+	x.lately.add(t, d, x.on)
 	x.counted = t
-	if span := t.Sub(x.since); span >= recent {
-		x.part = float64(x.had) / float64(span)
-		x.since, x.had = t, 0
-	}
 }
 
 // noteUseOfHeld compares what the driver says processes had with the time in which they were on.
@@ -456,8 +457,8 @@ func (x *holding) describe() string {
 	if x.tested != 0 {
 		return text + ": it is kept off for seconds, to see whether it puts its channels on by itself"
 	}
-	if x.part >= 0 {
-		text += fmt.Sprintf(": its channels were on for %.1f %% of the time", 100*x.part)
+	if x.lately.part >= 0 {
+		text += fmt.Sprintf(": its channels were on for %.1f %% of the time", 100*x.lately.part)
 	}
 	if x.samples.shownN > 0 {
 		text += fmt.Sprintf(", and it had %.0f %% of the GPU", 100*x.samples.shown)
