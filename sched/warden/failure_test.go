@@ -17,6 +17,7 @@ import (
 
 	"github.com/sirupsen/logrus"
 	logtest "github.com/sirupsen/logrus/hooks/test"
+	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/warden/order"
 	"github.com/nvshare/nvshare/sched/warden/rm"
@@ -256,4 +257,87 @@ func splitWords(params []byte) (words []uint32) {
 		words = append(words, binary.LittleEndian.Uint32(params))
 	}
 	return words
+}
+
+// twoFiles is a driver of which this process has two open files, by inode; a client, with number 1, is of the first.
+type twoFiles struct {
+	rm.Driver
+	mine, other uint64
+	on          *int // how often its channels were put on
+}
+
+type oneFile struct {
+	twoFiles
+	inode uint64
+	fd    int
+}
+
+func inodeOf(fd int) uint64 {
+	var st unix.Stat_t
+	_ = unix.Fstat(fd, &st)
+	return st.Ino
+}
+
+func (d twoFiles) Is(fd int) bool          { n := inodeOf(fd); return n == d.mine || n == d.other }
+func (d twoFiles) May(string, string) bool { return true }
+func (d twoFiles) File(fd int) rm.File     { return oneFile{d, inodeOf(fd), fd} }
+
+func (f oneFile) Close() error { return unix.Close(f.fd) }
+func (f oneFile) Control(client, _ uint32, c rm.Command, _ []byte) (uint32, error) {
+	switch {
+	case f.inode != f.mine || client != 1:
+		return f.ABI().BadClient, nil
+	case c == f.ABI().Channels:
+		*f.on++
+	}
+	return 0, nil
+}
+
+// Whose descriptor has another number than when it was taken off is put on as well; whose client has ended needs it not.
+func TestPutOnByAnotherDescriptor(t *testing.T) {
+	for name, of := range map[string]struct {
+		moved, replaced bool
+	}{
+		"the same":                    {},
+		"another number":              {moved: true},
+		"another file has its number": {moved: true, replaced: true},
+		"its client has ended":        {replaced: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			open := func() *os.File {
+				f, err := os.CreateTemp(t.TempDir(), "")
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { f.Close() })
+				return f
+			}
+			mine, other := open(), open()
+			on, e := 0, entry{Objects: objectsWith(3)}
+			d := twoFiles{rm.OpenSimulated(), inodeOf(int(mine.Fd())), inodeOf(int(other.Fd())), &on}
+			if e.Objects.Clients[0].Descriptor = int(mine.Fd()); of.moved {
+				fd, err := unix.Dup(int(mine.Fd()))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer unix.Close(fd)
+			}
+			switch {
+			case of.replaced:
+				if err := unix.Dup3(int(other.Fd()), int(mine.Fd()), unix.O_CLOEXEC); err != nil {
+					t.Fatal(err)
+				}
+			case of.moved:
+				mine.Close()
+			}
+			l := leftBehind(t, e)
+			n, left, err := free(d, l)
+			if n != 1 || len(left) != 0 || err != nil {
+				t.Errorf("%d processes, %d are left: %v", n, len(left), err)
+			}
+			if ended := of.replaced && !of.moved; (on == 0) != ended {
+				t.Errorf("put on %d times", on)
+			}
+		})
+	}
 }

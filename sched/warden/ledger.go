@@ -220,16 +220,16 @@ func putOn(d rm.Driver, e entry) error {
 		return err
 	}
 	defer unix.Close(pidfd)
-	failed := e.Objects.PutOn(d, pidfd, 2*maxOffs)
+	failed := e.Objects.PutOn(d, e.PID, pidfd, 2*maxOffs)
 	if failed == nil {
 		return nil
 	}
-	now, err := rm.Look(d, e.PID, pidfd, rm.Objects{}, true) // it has other descriptors than before
+	now, err := rm.Look(d, e.PID, pidfd, rm.Objects{}, true) // it has other objects than before
 	if err != nil {
 		return errors.Join(failed, err)
 	}
 	if _, channels := now.Count(); channels == 0 { // it lives, and has those that the driver has refused to put on
 		return failed
 	}
-	return now.PutOn(d, pidfd, 2*maxOffs)
+	return now.PutOn(d, e.PID, pidfd, 2*maxOffs)
 }

@@ -227,7 +227,7 @@ func (p *process) on(d rm.Driver, now time.Time, times int) error {
 	if times == 0 {
 		return thawed
 	}
-	err := p.objects.PutOn(d, p.pidfd, times)
+	err := p.objects.PutOn(d, p.pid, p.pidfd, times)
 	if err != nil && ended(p.pidfd) {
 		err = errGone
 	}

@@ -439,38 +439,54 @@ func failed(what string, status uint32, err error) error {
 }
 
 // PutOn puts all channels on so often that they are on, however often they were taken off
-// (times at most). It goes on after a failure, channel by channel: one may have been freed.
-func (o *Objects) PutOn(d Driver, pidfd, times int) (err error) {
-	abi := d.ABI()
+// (times at most). It goes on after a failure, channel by channel: one may have been freed. So may a client; but first
+// it is looked for in other descriptors than before.
+func (o *Objects) PutOn(d Driver, pid, pidfd, times int) (err error) {
+	var numbers []int
+	tries := 0 // a process can have clients that have ended, and descriptors, without end
 	for _, c := range o.Clients {
 		if len(c.Channels) == 0 || len(c.Subdevices) == 0 {
 			continue
 		}
-		f, e := copyOf(d, pidfd, c.Descriptor)
+		known, e := c.putOn(d, pidfd, c.Descriptor, times)
+		if !known && e == nil && numbers == nil {
+			numbers, e = descriptors(d, pid)
+		}
+		for i := 0; !known && e == nil && i < len(numbers) && tries < maxQuestions; i++ {
+			tries++
+			known, e = c.putOn(d, pidfd, numbers[i], times)
+		}
 		if e != nil {
 			err = e
-			continue
 		}
-		if f == nil {
-			continue
-		}
-		for range times {
-			// An error says that it is not known on which GPUs they are. Then they were never off.
-			_ = c.bySubdevice(func(subdevice uint32, part []uint32) error {
-				status, e := f.Control(c.Handle, subdevice, abi.Channels, switching(abi, c.Handle, part, true))
-				if e == nil && status == 0 {
-					return nil
-				}
-				for _, one := range part {
-					status, e := f.Control(c.Handle, subdevice, abi.Channels, switching(abi, c.Handle, []uint32{one}, true))
-					if e != nil || status != 0 && !slices.Contains(abi.NoObject, status) && status != abi.BadClient {
-						err = failed("put channels on", status, e)
-					}
-				}
-				return nil
-			})
-		}
-		f.Close()
 	}
 	return err
+}
+
+// putOn is PutOn of a client. known: it is one of this descriptor.
+func (c *Client) putOn(d Driver, pidfd, descriptor, times int) (known bool, err error) {
+	f, err := copyOf(d, pidfd, descriptor)
+	if f == nil || err != nil {
+		return false, err
+	}
+	defer f.Close()
+	abi := d.ABI()
+	known = true
+	for i := 0; i < times && known; i++ {
+		// An error says that it is not known on which GPUs they are. Then they were never off.
+		_ = c.bySubdevice(func(subdevice uint32, part []uint32) error {
+			status, e := f.Control(c.Handle, subdevice, abi.Channels, switching(abi, c.Handle, part, true))
+			if known = e != nil || status != abi.BadClient; !known || e == nil && status == 0 {
+				return nil
+			}
+			for _, one := range part {
+				status, e := f.Control(c.Handle, subdevice, abi.Channels, switching(abi, c.Handle, []uint32{one}, true))
+				if e != nil || status != 0 && !slices.Contains(abi.NoObject, status) && status != abi.BadClient {
+					err = failed("put channels on", status, e)
+				}
+			}
+			return nil
+		})
+	}
+	return known, err
 }
