@@ -7,9 +7,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -195,6 +197,32 @@ func TestOneHangs(t *testing.T) {
 		}
 		close(over)
 	})
+}
+
+// Orders about a process that hangs do not pile up.
+func TestOrdersAboutOneThatHangs(t *testing.T) {
+	mayCopy(t)
+	w := testWarden(t)
+	p, err := w.process(os.Getpid(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.mu.Lock() // as an order has it that the driver does not answer
+	before := runtime.NumGoroutine()
+	var all sync.WaitGroup
+	for range 10 * maxTurns {
+		all.Go(func() {
+			r := w.carryOut(order.Request{Orders: []order.Order{{Op: order.State, PID: p.pid}}})
+			if r.Results[0].Error != tooLong {
+				t.Errorf("answered %+v", r.Results[0])
+			}
+		})
+	}
+	all.Wait()
+	if n := runtime.NumGoroutine() - before; n > 2*maxTurns {
+		t.Errorf("%d goroutines wait", n)
+	}
+	p.mu.Unlock()
 }
 
 // What cannot be put on is tried again, and said once.

@@ -47,7 +47,34 @@ const (
 	answerPauses = int(order.Lease / 2 / tick)
 	latePauses   = 10 // of which one counts
 	answersCount = 1000
+	// maxTurns is how many packets may have orders that wait for a process that hangs.
+	maxTurns = 16
 )
+
+// turn is what the orders of a packet about one process wait for, one after the other.
+type turn struct {
+	pid  int
+	kill bool
+}
+
+// enter lets a packet's orders wait for their turn, unless too many do; leave is for when they have had it.
+func (w *Warden) enter(of turn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.turns[of] >= maxTurns {
+		return false
+	}
+	w.turns[of]++
+	return true
+}
+
+func (w *Warden) leave(of turn) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.turns[of]--; w.turns[of] == 0 {
+		delete(w.turns, of)
+	}
+}
 
 // carryOut does all orders of a packet at the same time; those about one process in turn, but for a kill, which waits for none.
 func (w *Warden) carryOut(r order.Request) order.Reply {
@@ -59,18 +86,20 @@ func (w *Warden) carryOut(r order.Request) order.Reply {
 		i int
 		r order.Result
 	}
-	type turn struct {
-		pid  int
-		kill bool
-	}
 	all, turns := make(chan done, len(r.Orders)), map[turn][]int{}
 	for i, o := range r.Orders {
 		reply.Results[i].Error = tooLong
 		of := turn{o.PID, o.Op == order.Kill}
 		turns[of] = append(turns[of], i)
 	}
-	for _, inTurn := range turns {
+	missing := 0
+	for of, inTurn := range turns {
+		if !w.enter(of) {
+			continue
+		}
+		missing += len(inTurn)
 		go func() {
+			defer w.leave(of)
 			for _, i := range inTurn {
 				began := time.Now()
 				one := w.one(r.Orders[i], began)
@@ -82,7 +111,7 @@ func (w *Warden) carryOut(r order.Request) order.Reply {
 	before, since := w.answers.Load(), time.Now()
 	pause := time.NewTimer(tick)
 	defer pause.Stop()
-	for missing, left, seen := len(r.Orders), latePauses*answerPauses, int64(0); missing > 0 && left > 0; {
+	for left, seen := latePauses*answerPauses, int64(0); missing > 0 && left > 0; {
 		select {
 		case one := <-all:
 			reply.Results[one.i] = one.r

@@ -65,6 +65,7 @@ type Warden struct {
 
 	mu        sync.Mutex
 	processes map[int]*process
+	turns     map[turn]int // orders of how many packets wait
 	stuck     map[int]bool // whom an earlier warden left off, and nobody could put on yet
 	ended     bool
 }
@@ -114,7 +115,7 @@ func New(o Options) (*Warden, error) {
 }
 
 func newWarden(o Options, l *ledger) *Warden {
-	w := &Warden{Options: o, ledger: l, processes: map[int]*process{}, stuck: map[int]bool{}}
+	w := &Warden{Options: o, ledger: l, processes: map[int]*process{}, turns: map[turn]int{}, stuck: map[int]bool{}}
 	w.Driver = counted{o.Driver, &w.answers}
 	return w
 }
