@@ -346,7 +346,7 @@ func (d *Daemon) metricsOptions() metrics.Options {
 	o := metrics.Options{Addr: d.own.MetricsAddr, Processes: d.own.MetricsProcesses, DCGM: d.own.MetricsDCGM, Log: d.Log}
 	if d.Opts.Sample != nil {
 		o.Sample = func(ctx context.Context) ([]metrics.GPUSample, error) {
-			defer d.Do(func() { d.watch.Rest() })
+			defer d.Try(func() { d.watch.Rest() }) // else the next look does
 			return d.Opts.Sample(ctx)
 		}
 	}

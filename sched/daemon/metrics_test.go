@@ -341,3 +341,25 @@ func BenchmarkOverview(b *testing.B) {
 		d.overview()
 	}
 }
+
+// A scrape waits no longer than it may for a loop that hangs.
+func TestSampleWhileTheLoopHangs(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { o.Sample = (&occupants{}).sample })
+	hangs, over := make(chan struct{}), make(chan struct{})
+	s.Do(func() { close(hangs); <-over })
+	defer close(over)
+	<-hangs
+	for len(s.Loop.Events) < cap(s.Loop.Events) {
+		s.Try(func() {})
+	}
+	sampled := make(chan error, 1)
+	go func() { _, err := s.metricsOptions().Sample(t.Context()); sampled <- err }()
+	select {
+	case err := <-sampled:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Error("it waits for the loop")
+	}
+}
