@@ -271,6 +271,8 @@ func TestAnyHistory(t *testing.T) {
 				return Gone{id}
 			case 15:
 				return SetQuantum{time.Duration(durations.Draw(t, "quantum"))}
+			case 16:
+				return HeldOn{id, time.Duration(durations.Draw(t, "late"))}
 			case 17:
 				return SetMode{modes.Draw(t, "mode")}
 			case 18:
