@@ -44,8 +44,11 @@ type Numbers struct {
 	If          uint32
 }
 
-// graphicsDevice is the number of the device of a program that draws.
-const graphicsDevice = 0xbeef0003
+// graphicsDevice is the number of the first device of a program that draws; that of each further one is less by nextDevice.
+const (
+	graphicsDevice = 0xbeef0003
+	nextDevice     = 0x10000
+)
 
 // Command is the number of a control, and the size of its parameters in bytes.
 type Command struct {
@@ -64,9 +67,17 @@ var abis = []ABI{{
 	FirstClient: 0xc1d00000,
 	Objects: []Numbers{
 		{First: 0x5c000000, Most: 8192, Misses: 256}, // libcuda, and what lets the RM choose
-		// OpenGL and Vulkan, as they were seen on an H200 (580.159.04): beef0003 is a device, beef0004 its
-		// subdevice. Each queue of Vulkan has its own channels, and most have a group.
+		// OpenGL and Vulkan, as they were seen on H200s (580.159.04): beef0003 is the device of the first GPU that
+		// libraries know, beef0004 its subdevice; the second GPU has beee0003 and beee0004. Each queue of Vulkan has
+		// its own channels, with the same numbers on any GPU, and most have a group.
 		{First: 0xbeef0004, Most: 1, Misses: 1, If: graphicsDevice},
+		{First: 0xbeee0004, Most: 1, Misses: 1, If: graphicsDevice - 1*nextDevice},
+		{First: 0xbeed0004, Most: 1, Misses: 1, If: graphicsDevice - 2*nextDevice},
+		{First: 0xbeec0004, Most: 1, Misses: 1, If: graphicsDevice - 3*nextDevice},
+		{First: 0xbeeb0004, Most: 1, Misses: 1, If: graphicsDevice - 4*nextDevice},
+		{First: 0xbeea0004, Most: 1, Misses: 1, If: graphicsDevice - 5*nextDevice},
+		{First: 0xbee90004, Most: 1, Misses: 1, If: graphicsDevice - 6*nextDevice},
+		{First: 0xbee80004, Most: 1, Misses: 1, If: graphicsDevice - 7*nextDevice},
 		{First: 0xcef80000, Most: 256, Misses: 16, If: graphicsDevice},
 		{First: 0xbeef0100, Most: 256, Misses: 16, If: graphicsDevice},
 		{First: 0xbeee0100, Most: 256, Misses: 16, If: graphicsDevice},

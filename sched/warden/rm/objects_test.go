@@ -145,6 +145,19 @@ func TestLearnGraphics(t *testing.T) {
 	}
 }
 
+// OpenGL has a device of each GPU, also where it draws on one only: on the second here.
+func TestLearnGraphicsOfSeveralGPUs(t *testing.T) {
+	const mine, first, second, queue, bare = 0xc1d0001f, 0xbeef0004, 0xbeee0004, 0xcef80000, 0xbeef0101
+	r := &aRM{asked: map[Command]int{}, clients: map[uint32]map[uint32]kind{mine: {
+		0xbeef0003: other, first: subdevice, 0xbeee0003: other, second: subdevice, queue: group, 0xbeef0100: channel, bare: channel,
+	}}, parents: map[uint32]uint32{first: 0xbeef0003, second: 0xbeee0003, queue: 0xbeee0003, 0xbeef0100: queue, bare: 0xbeee0003}}
+	now := Objects{Top: mine + 4}
+	now.learn(&abis[0], r, 10, Objects{}, true, true)
+	if len(now.Clients) != 1 || !slices.Equal(now.Clients[0].On, []uint32{second, second}) || len(now.GPUs()) != 1 {
+		t.Errorf("learned %+v", now.Clients)
+	}
+}
+
 // A process that sees several GPUs is switched on those where its channels are.
 func TestSeveralGPUs(t *testing.T) {
 	abi := &abis[0]
