@@ -128,17 +128,27 @@ func TestBusyIsAMean(t *testing.T) {
 	for _, c := range []struct {
 		what string
 		says []nvml.ProcessUtilizationSample
-		want map[uint32]float64
+		want map[uint32]float64 // nil: nothing is said
 	}{
+		{"what was before the first look", []nvml.ProcessUtilizationSample{u(3, 1, 100), u(5, 3, 20)}, nil},
 		{"one for each period", []nvml.ProcessUtilizationSample{u(10, 1, 100), u(20, 2, 100), u(30, 1, 100), u(40, 1, 60)}, map[uint32]float64{1: 0.65, 2: 0.25}},
 		{"one is new", []nvml.ProcessUtilizationSample{u(30, 1, 100), u(50, 2, 80)}, map[uint32]float64{2: 0.8}},
 		{"two for a period", []nvml.ProcessUtilizationSample{u(60, 1, 75), u(60, 2, 25)}, map[uint32]float64{1: 0.75, 2: 0.25}},
-		{"nothing new", []nvml.ProcessUtilizationSample{u(60, 1, 75)}, map[uint32]float64{}},
+		{"another look was just there", []nvml.ProcessUtilizationSample{u(60, 1, 75)}, nil},
 	} {
 		dev := &mock.Device{GetProcessUtilizationFunc: func(uint64) ([]nvml.ProcessUtilizationSample, nvml.Return) { return c.says, nvml.SUCCESS }}
-		if got := s.busy(dev, uuidB); !maps.Equal(got, c.want) {
+		if got := s.busy(dev, uuidB); !maps.Equal(got, c.want) || (got == nil) != (c.want == nil) {
 			t.Errorf("%s: got %v, want %v", c.what, got, c.want)
 		}
+	}
+	idle := &mock.Device{GetProcessUtilizationFunc: func(uint64) ([]nvml.ProcessUtilizationSample, nvml.Return) { return nil, nvml.ERROR_NOT_FOUND }}
+	if got := s.busy(idle, uuidB); got != nil {
+		t.Errorf("nothing is new since just now: got %v", got)
+	}
+	was := s.uses[uuidB]
+	s.uses[uuidB] = use{latest: was.latest, at: was.at.Add(-longestPeriod)}
+	if got := s.busy(idle, uuidB); got == nil || len(got) > 0 {
+		t.Errorf("nobody uses the GPU: got %v", got)
 	}
 }
 

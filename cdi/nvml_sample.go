@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -21,8 +22,17 @@ type Sampler struct {
 
 	lib    nvml.Interface // nil: not started
 	faults faults
-	seen   map[string]uint64 // the driver's time of the latest use by a process, by UUID
+	uses   map[string]use // by UUID
 }
+
+// use is how far it is known what processes had of a GPU.
+type use struct {
+	latest uint64    // the driver's time of the latest period in which one used it
+	at     time.Time // the latest look that said something
+}
+
+// longestPeriod is that of any driver, over which it says what a process had.
+const longestPeriod = time.Second
 
 // Sample returns what NVML says of each GPU that it can open, or ErrNoNVML. It returns when ctx
 // ends even if NVML hangs; further calls then fail until it goes on.
@@ -188,29 +198,33 @@ func (s *Sampler) busy(dev nvml.Device, uuid string) (parts map[uint32]float64) 
 			parts = nil
 		}
 	}()
-	if s.seen == nil {
-		s.seen = map[string]uint64{}
+	if s.uses == nil {
+		s.uses = map[string]use{}
 	}
-	latest := s.seen[uuid]
-	used, ret := dev.GetProcessUtilization(latest)
-	if ret == nvml.ERROR_NOT_FOUND { // nobody has used the GPU since
-		return map[uint32]float64{}
-	}
-	if ret != nvml.SUCCESS {
+	was, known := s.uses[uuid]
+	used, ret := dev.GetProcessUtilization(was.latest)
+	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_FOUND {
 		return nil
 	}
 	parts = make(map[uint32]float64, len(used))
 	periods := map[uint64]bool{} // by when they ended; of each the driver may name one process only
+	now := use{latest: was.latest, at: time.Now()}
 	for _, u := range used {
-		if u.TimeStamp > s.seen[uuid] {
+		if u.TimeStamp > was.latest {
 			parts[u.Pid] += float64(u.SmUtil) / 100
 			periods[u.TimeStamp] = true
-			latest = max(latest, u.TimeStamp)
+			now.latest = max(now.latest, u.TimeStamp)
 		}
+	}
+	if len(periods) == 0 && known && now.at.Sub(was.at) < longestPeriod {
+		return nil // no period has ended since: another look was there just now
+	}
+	s.uses[uuid] = now
+	if !known {
+		return nil // the driver remembers many seconds
 	}
 	for pid := range parts {
 		parts[pid] /= float64(len(periods))
 	}
-	s.seen[uuid] = latest
 	return parts
 }

@@ -45,6 +45,8 @@ type holding struct {
 	bytes  uint64        // of the GPU's memory; 0: not known
 	told   uint64        // to the core
 
+	groups int // of channels
+
 	err   error // why it is not held
 	tried base.Time
 	busy  bool // an order is under way
@@ -64,11 +66,14 @@ type holding struct {
 	// What it got.
 	counted          base.Time     // until then its time is counted
 	looked           base.Time     // the latest look at what the driver says
+	sampled          base.Time     // the latest one that said something
 	grantOn          time.Duration // for how long it was on under its grant
 	lookOn           time.Duration // the same since looked
+	sampledOn        time.Duration // the same since sampled
 	lately           span          // for which part of the time it was on
 	samples          sampled       // what the driver says
-	before           float64       // the part of the time of the look before
+	before           float64       // the part of the time before sampled
+	trial            trial
 	tested, nextTest base.Time     // it is kept off until then at most, to see whether it is; 0: it is not; not again before that
 	proofs           int           // looks since then in all of which it was off
 	cheats           bool          // it has been said that it puts its channels on by itself
@@ -82,7 +87,7 @@ type holding struct {
 // hold makes a holding, of which nothing is known yet.
 func (w *Watch) hold(g *node.GPU, p *peer.Peer) *holding {
 	t := loop.Now()
-	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, lately: span{since: t, part: -1}, before: 1, samples: newSampled()}
+	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, sampled: t, trial: newTrial(t), lately: span{since: t, part: -1}, before: 1, samples: newSampled()}
 	if len(w.Holder.Holdings) == 0 {
 		w.Holder.renew.Set(t.Add(renewAfter))
 	}
@@ -137,13 +142,19 @@ func (x *holding) begin(r order.Result) {
 	}
 	core := x.peer.Account
 	x.w.Step(x.gpu, sched.Attach{Client: x.id, Tenant: core, Share: x.w.ShareOf(x.gpu, core), Want: true})
-	slicing := sched.ControlWorks
-	if x.own == 0 {
-		slicing = sched.ControlUnseen
-	}
-	x.w.Step(x.gpu, sched.Controls{Client: x.id, Slices: slicing, Channels: sched.ControlWorks, Groups: r.Groups})
+	x.groups = r.Groups
+	x.tellControls()
 	x.tellMemory()
 	x.drive()
+}
+
+// tellControls says how the GPU's scheduler can be steered for it.
+func (x *holding) tellControls() {
+	slicing := sched.ControlWorks
+	if x.own == 0 || x.trial.on() {
+		slicing = sched.ControlUnseen
+	}
+	x.w.Step(x.gpu, sched.Controls{Client: x.id, Slices: slicing, Channels: sched.ControlWorks, Groups: x.groups})
 }
 
 // tellMemory has what it has of the GPU's memory counted, which never moves.
@@ -169,7 +180,7 @@ func (x *holding) leave() {
 		return
 	}
 	id := x.id
-	x.id, x.epoch, x.revoked, x.paused, x.told, x.tested = 0, 0, false, false, 0, 0
+	x.id, x.epoch, x.revoked, x.paused, x.told, x.tested, x.trial.until = 0, 0, false, false, 0, 0, 0
 	x.idle = false
 	x.samples.named()
 	if x.fenced != nil {
@@ -287,7 +298,7 @@ func (x *holding) count() {
 	t := loop.Now()
 	d := t.Sub(x.counted)
 	if x.on {
-		x.grantOn, x.lookOn = x.grantOn+d, x.lookOn+d
+		x.grantOn, x.lookOn, x.sampledOn = x.grantOn+d, x.lookOn+d, x.sampledOn+d
 	}
 	x.lately.add(t, d, x.on)
 	x.counted = t
@@ -300,6 +311,7 @@ func (w *Watch) noteUseOfHeld(samples []metrics.GPUSample) {
 		for _, part := range s.Busy {
 			sum += part
 		}
+		all := max(sum, s.Utilization) // of several processes the driver may name less than they had
 		var here []*holding
 		for _, x := range w.Holder.inOrder() {
 			if x.gpu.UUID == s.UUID && x.id != 0 {
@@ -310,7 +322,7 @@ func (w *Watch) noteUseOfHeld(samples []metrics.GPUSample) {
 			on = 1 // as far as is known
 		}
 		for _, x := range here {
-			x.used(s.Busy[uint32(x.peer.PID)], sum, on, s.Busy != nil && sum <= parts)
+			x.used(s.Busy[uint32(x.peer.PID)], all, on, s.Busy != nil && sum <= parts)
 		}
 	}
 }
@@ -322,10 +334,10 @@ func (w *Watch) sharesWithShims(g *node.GPU) bool {
 	})
 }
 
-// onPart is the part of the time since the latest look in which it was on.
+// onPart is the part of the time since the latest sample in which it was on.
 func (x *holding) onPart() float64 {
 	x.count()
-	return x.lookOn.Seconds() / max(loop.Now().Sub(x.looked), 1).Seconds()
+	return x.sampledOn.Seconds() / max(loop.Now().Sub(x.sampled), 1).Seconds()
 }
 
 // used takes note of a sample: which part of the GPU the process had, and all had, who were on for a part of the
@@ -337,17 +349,24 @@ func (x *holding) used(part, all, anyOn float64, said bool) {
 	if span <= 0 {
 		return
 	}
-	x.before = onPart
 	slice, others := x.ofSlices()
-	fair := onPart * slice
 	if said {
-		x.samples.add(part, all, fair)
-		if x.judge(part, onPart, was, others, span) {
+		of := t.Sub(x.sampled)
+		x.sampledOn, x.sampled, x.before = 0, t, onPart
+		x.samples.add(part, all, onPart*slice)
+		if x.judge(part, onPart, was, others, of) {
 			return
 		}
 		x.noteIdle(x.samples.idle(slice == 1))
-		if slice == 1 && part >= idlePart {
+		switch {
+		case slice < 1:
+			x.samples.inSlices(all)
+		case part >= idlePart:
 			x.samples.inTurns(all, anyOn)
+		}
+		mayTry := x.id != 0 && x.own != 0 && (x.trial.on() || x.samples.isFull()) && !x.besideLatency()
+		if x.trial.look(t, &x.samples, mayTry) {
+			x.tellControls()
 		}
 	}
 	x.endTest()
@@ -355,7 +374,7 @@ func (x *holding) used(part, all, anyOn float64, said bool) {
 		return
 	}
 	looks := int(on.Seconds() * timeslice.LooksPerSecond)
-	ev := timeslice.Utilization{Client: x.id, Samples: looks, Busy: looks, Calls: int(callRate * span.Seconds() * fair * x.gains())}
+	ev := timeslice.Utilization{Client: x.id, Samples: looks, Busy: looks, Calls: int(callRate * on.Seconds() * slice * x.gains())}
 	switch {
 	case slice == 1:
 		ev.Busy = int(x.samples.use() * float64(looks))
@@ -375,6 +394,13 @@ func (x *holding) gains() float64 {
 		return min(float64(timeslice.DriverSlice)/float64(length), 1)
 	}
 	return length.Seconds() / (length + timeslice.SwitchTime).Seconds()
+}
+
+// besideLatency says whether somebody uses its GPU who is not to wait for turns of others.
+func (x *holding) besideLatency() bool {
+	return slices.ContainsFunc(x.gpu.Core.Snapshot(loop.Now()).Tenants, func(t sched.TenantSnapshot) bool {
+		return t.Clients > 0 && t.Share.Priority == sched.Latency
+	})
 }
 
 // ofSlices is its part of the time slices of those who hold the GPU now, and says whether others are there.

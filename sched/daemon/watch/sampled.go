@@ -2,6 +2,8 @@
 
 package watch
 
+import "math"
+
 // The driver says every fifth of a second how busy the GPU was, and names one process for all of that: the one
 // that had the GPU when it looked (580.159.04, H100). Turns and rounds of slices take a tenth or a fifth of a second
 // as well, so that it may name the same one for seconds. So a sample says nothing about how processes share a
@@ -27,6 +29,7 @@ const (
 	busyPart    = 0.98
 	useSamples  = 8
 	onLeastPart = 0.01
+	changedPart = 0.1
 )
 
 // sampled is what samples have said of one process.
@@ -38,6 +41,10 @@ type sampled struct {
 	busy, n       float64 // the GPU's use in these samples, and their number
 	turnsOn       float64 // for which part of the time it had turns lately, or those with whom it took turns
 	turnsUsed     float64 // and for which part of the time these used the GPU
+	turns         float64 // the samples of these
+	latestOn      float64 // turnsOn, of the sample before
+	full          float64 // how much of the GPU's time all used lately who shared it by slices
+	fullN         float64
 }
 
 // newSampled is for a process of which nothing has been said.
@@ -60,17 +67,38 @@ func (s *sampled) named() { s.unseen, s.busy, s.n = 0, 0, 0 }
 
 // inTurns takes note of a sample while processes took turns: all of them used a part of the GPU's time, and one was
 // on for anyOn of that time. Else one went off and another one on, which is no gap in anybody's work. A sample is of
-// another moment than that time, so that only the means of many can be compared.
+// another moment than that time, so that only the means of many can be compared, and none where that time has just changed.
 func (s *sampled) inTurns(all, anyOn float64) {
-	s.turnsUsed += (all - s.turnsUsed) / useSamples
-	s.turnsOn += (min(anyOn, 1) - s.turnsOn) / useSamples
+	s.full, s.fullN = 0, 0
+	changed := math.Abs(anyOn-s.latestOn) > changedPart
+	if s.latestOn = anyOn; changed {
+		return
+	}
+	s.turns = min(s.turns+1, useSamples)
+	s.turnsUsed += (all - s.turnsUsed) / s.turns
+	s.turnsOn += (min(anyOn, 1) - s.turnsOn) / s.turns
 }
+
+// inSlices takes note of a sample while all shared the GPU by slices.
+func (s *sampled) inSlices(all float64) {
+	s.fullN = min(s.fullN+1, useSamples)
+	s.full += (all - s.full) / s.fullN
+}
+
+// isFull says whether the GPU was busy all the time while it was shared by slices.
+func (s *sampled) isFull() bool { return s.fullN >= useSamples && s.full >= busyPart }
+
+// isKnown says whether it was seen in enough turns.
+func (s *sampled) isKnown() bool { return s.turns >= useSamples }
+
+// forgetTurns has it be seen in turns anew.
+func (s *sampled) forgetTurns() { s.turns, s.turnsOn, s.turnsUsed, s.latestOn = 0, 1, 1, 0 }
 
 // use is which part of these turns used the GPU.
 func (s *sampled) use() float64 { return min(s.turnsUsed/max(s.turnsOn, onLeastPart), 1) }
 
-// saturates says whether it kept the GPU busy in its turns.
-func (s *sampled) saturates() bool { return s.use() >= busyPart }
+// saturates says whether it is known to have kept the GPU busy in its turns.
+func (s *sampled) saturates() bool { return s.isKnown() && s.use() >= busyPart }
 
 // idle says whether the process has no work; in turns the GPU has none then either.
 func (s *sampled) idle(turns bool) bool {

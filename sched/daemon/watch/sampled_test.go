@@ -74,6 +74,15 @@ func TestHandoverIsNoGap(t *testing.T) {
 		}
 	}
 
+	// The limit of one that used all of it is gone: the next sample is of both times.
+	one := newSampled()
+	for range 20 {
+		one.inTurns(0.30, 0.30)
+	}
+	if one.inTurns(0.65, 1); !one.saturates() {
+		t.Errorf("one that used all of its limit has gaps once there is none: %.3f", one.use())
+	}
+
 	// What samples say of a process with a limit varies: they are of other moments.
 	s := newSampled()
 	for range 25 {
