@@ -784,7 +784,12 @@ class Scheduled:
             return {"not on this host": gone}
         pair[1].end()
         pair[1] = Program(kind, self.third, self.args)
-        return {"renderer": pair[1].renderer, **self.one_and_two(*pair, kind)}
+        try:
+            return {"renderer": pair[1].renderer, **self.one_and_two(*pair, kind)}
+        finally:   # what cannot be held would disturb what follows
+            for p in pair:
+                if p.p and p.p.poll() is None:
+                    p.end()
 
     def turns(self):
         """Two GEMM in turns; then two with small kernels, which note when they were on the GPU."""
