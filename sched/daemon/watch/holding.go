@@ -361,7 +361,7 @@ func (x *holding) used(part, all, anyOn float64, said bool) {
 		switch {
 		case slice < 1:
 			x.samples.inSlices(all)
-		case part >= idlePart:
+		case onPart >= turnPart && !x.idle:
 			x.samples.inTurns(all, anyOn)
 		}
 		mayTry := x.id != 0 && x.own != 0 && (x.trial.on() || x.samples.isFull()) && !x.besideLatency()

@@ -25,10 +25,12 @@ const (
 	idleAt, idleSure = 6, 60
 
 	// A process keeps the GPU busy that uses busyPart of its turns, as the mean of about useSamples says. Of one that
-	// was on for less than onLeastPart of the time nothing can be said.
+	// was on for less than onLeastPart of the time nothing can be said. It need not be named in these samples: two have turns
+	// within each of them.
 	busyPart    = 0.98
 	useSamples  = 8
 	onLeastPart = 0.01
+	turnPart    = 0.1 // least part of the time in which it was on, of a sample that says something
 	changedPart = 0.1
 )
 
