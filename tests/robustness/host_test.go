@@ -76,7 +76,7 @@ func (s *site) hog(g *memoryGroup, left uint64) {
 	s.check(cmd.Run())
 }
 
-// With --swap-memory auto, in a cgroup of 2 GiB, the scheduler takes no host memory before it is needed, and then leaves
+// On the defaults, in a cgroup of 2 GiB, the scheduler takes no host memory before it is needed, and then leaves
 // some: with a memory hog beside it more is refused as without swapping, tenants go on, and the kernel kills nobody.
 func TestMemoryHogBeside(t *testing.T) {
 	t.Parallel()
@@ -86,7 +86,7 @@ func TestMemoryHogBeside(t *testing.T) {
 	s.buildTenant("swap-tenant")
 	s.buildTenant("memory-hog")
 	s.cgroup = g
-	s.startScheduler("--swap-memory", "auto", "--swap-share", "50")
+	s.startScheduler("--swap-share", "50")
 	s.until("the scheduler swaps", func() error {
 		r, err := s.status()
 		if err == nil && (r.Gpus[0].Swap == nil || r.Gpus[0].Swap.ArenaLimitBytes > 1<<30 || r.Gpus[0].Swap.ArenaUsedBytes != 0 || len(r.Problems) != 0) {
