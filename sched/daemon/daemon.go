@@ -158,7 +158,7 @@ func newDaemon(opts Options) (*Daemon, error) {
 		return nil, err
 	}
 	maxReady, maxHeld := maxSegments(moreFiles)
-	none := "--swap-memory is 0"
+	none := api.SwapMemoryZero
 	if opts.SwapAuto {
 		opts.SwapMemory, none = memory.AutoSwapMemory(arena.Kernel{}, arena.Total())
 		opts.SwapReady = min(opts.SwapReady, opts.SwapMemory)

@@ -160,8 +160,8 @@ func TestDoctor(t *testing.T) {
 		}, "warden", warn, "ptrace_scope is 3"},
 		"a warden": {func(_ *testing.T, p *patient) { p.status.Warden = true }, "warden", pass, "fenced ones are off the GPU"},
 		"no swapping": {func(_ *testing.T, p *patient) {
-			p.status.Gpus[0].NotSwapped, p.status.Gpus[1].NotSwapped = "--swap-memory is 0", "--swap-memory is 0"
-		}, "swap", info, "off on GPU 0, 1: --swap-memory is 0"},
+			p.status.Gpus[0].NotSwapped, p.status.Gpus[1].NotSwapped = api.SwapMemoryZero, api.SwapMemoryZero
+		}, "swap", pass, "off on GPU 0, 1: --swap-memory is 0"},
 		"no NVML": {func(_ *testing.T, p *patient) {
 			p.status.Gpus[0].NotSwapped, p.status.Gpus[1].Swap = "NVML does not tell", &api.Swap{ArenaLimitBytes: 1 << 30}
 		}, "swap", info, "off on GPU 0: NVML does not tell"},
