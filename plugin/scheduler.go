@@ -44,7 +44,7 @@ type GPUState struct {
 	Sharing string // SharedBy…; "": not known
 	Swap    bool   // memory is swapped
 	Room    uint64 // of the memory, what tenants may have together while it is swapped, bytes
-	Host    uint64 // host memory for what is swapped, of all GPUs together, bytes
+	Host    uint64 // host memory that was set aside for what is swapped, of all GPUs together, bytes; 0: none, or what the host can spare
 	Drained bool   // no new container may have the GPU
 	Fault   string // what ended all work on the GPU; "": nothing
 	Model   cdi.Model

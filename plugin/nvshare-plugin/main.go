@@ -120,7 +120,7 @@ more.`,
 	s.StringVar(&f.nriSocket, "nri-socket", "/var/run/nri/nri.sock", "`path` of the container runtime's NRI socket")
 	s.StringVar(&f.index, "index", "10", "`two digits`: plugins are called in ascending order")
 	s.StringVar(&f.simgpu, "simgpu", os.Getenv("NVSHARE_SIMGPU"), "`directory` of a simulated GPU to use instead of real ones (NVSHARE_SIMGPU)")
-	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "`percent` of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps. With --dra, the default is the GPU's memory and an equal part of the scheduler's --swap-memory")
+	s.Uint32Var(&f.promiseMemory, "promise-memory", 100, "`percent` of each GPU's memory that memory limits may add up to where the plugin chooses the GPU; above 100 only if the scheduler swaps. With --dra, the default is the GPU's memory and an equal part of the size that the scheduler's --swap-memory says")
 	s.BoolVar(&f.place, "place", false, "place shim and hook on the host and exit")
 	s.BoolVar(&f.ready, "ready", false, "say whether the plugin that runs gives GPUs, and exit: status 1 and the reason if it does not")
 	s.BoolVar(&f.live, "live", false, "say whether the plugin that runs is stuck, and exit: status 1 if it is and has to be started again; not where it gives no GPUs for another reason")

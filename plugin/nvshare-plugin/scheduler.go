@@ -127,10 +127,13 @@ func (s *scheduler) State(ctx context.Context) (plugin.State, error) {
 // slices is one where that works, until the scheduler is told to share in another way.
 func (s *scheduler) stateOf(g *api.GPU) plugin.GPUState {
 	m := g.GetModel()
-	state := plugin.GPUState{Memory: g.MemoryBytes, Swap: g.Swap != nil, Room: g.GetSwap().GetCapacityBytes(), Host: g.GetSwap().GetArenaLimitBytes(), Drained: g.Drained, Fault: g.Fault, Model: cdi.Model{
+	state := plugin.GPUState{Memory: g.MemoryBytes, Swap: g.Swap != nil, Room: g.GetSwap().GetCapacityBytes(), Drained: g.Drained, Fault: g.Fault, Model: cdi.Model{
 		Brand: m.GetBrand(), Architecture: m.GetArchitecture(), ComputeCapability: m.GetComputeCapability(),
 		DriverVersion: m.GetDriverVersion(), CUDAVersion: m.GetCudaVersion(),
 	}}
+	if s := g.GetSwap(); !s.GetArenaAuto() {
+		state.Host = s.GetArenaLimitBytes()
+	}
 	switch {
 	case g.Mode == api.Mode_MODE_AUTO && (g.Way == plugin.SharedBySlices || s.sliced[g.Uuid]):
 		s.sliced[g.Uuid] = true

@@ -125,3 +125,14 @@ func TestNoRoomIsNotTold(t *testing.T) {
 		t.Errorf("with room: %v", err)
 	}
 }
+
+// What the host can spare now is no promise: it changes all the time, and so would what claims may ask for.
+func TestSpareHostMemoryIsNotPromised(t *testing.T) {
+	s := &scheduler{sliced: map[string]bool{}}
+	for auto, want := range map[bool]uint64{false: 1 << 30, true: 0} {
+		g := &sched.GPU{Swap: &sched.Swap{ArenaLimitBytes: 1 << 30, ArenaAuto: auto}}
+		if got := s.stateOf(g); got.Host != want || !got.Swap {
+			t.Errorf("auto %v: %+v", auto, got)
+		}
+	}
+}

@@ -1305,6 +1305,7 @@ type GPU struct {
 	Tenants       []*TenantUse           `protobuf:"bytes,18,rep,name=tenants,proto3" json:"tenants,omitempty"`                                                        // with clients on this GPU, or in debt
 	Promises      []*Promise             `protobuf:"bytes,19,rep,name=promises,proto3" json:"promises,omitempty"`                                                      // core requests in force, the greatest first
 	Swap          *Swap                  `protobuf:"bytes,20,opt,name=swap,proto3" json:"swap,omitempty"`                                                              // absent: nothing is swapped here
+	NotSwapped    string                 `protobuf:"bytes,48,opt,name=not_swapped,json=notSwapped,proto3" json:"not_swapped,omitempty"`                                // why not, for people; empty: it is, or the scheduler is older
 	// How clients share the GPU: "turns"; "slices": by time slices that the scheduler
 	// sets; "driver": at the same time, by the driver's own.
 	Way         string        `protobuf:"bytes,21,opt,name=way,proto3" json:"way,omitempty"`
@@ -1496,6 +1497,13 @@ func (x *GPU) GetSwap() *Swap {
 		return x.Swap
 	}
 	return nil
+}
+
+func (x *GPU) GetNotSwapped() string {
+	if x != nil {
+		return x.NotSwapped
+	}
+	return ""
 }
 
 func (x *GPU) GetWay() string {
@@ -1880,6 +1888,7 @@ type Swap struct {
 	AwayBytes         uint64                 `protobuf:"varint,5,opt,name=away_bytes,json=awayBytes,proto3" json:"away_bytes,omitempty"`                     // in host memory, or never touched
 	ArenaBytes        uint64                 `protobuf:"varint,6,opt,name=arena_bytes,json=arenaBytes,proto3" json:"arena_bytes,omitempty"`                  // host memory that this GPU's clients were given for it
 	ArenaLimitBytes   uint64                 `protobuf:"varint,7,opt,name=arena_limit_bytes,json=arenaLimitBytes,proto3" json:"arena_limit_bytes,omitempty"` // for all GPUs of the node
+	ArenaAuto         bool                   `protobuf:"varint,23,opt,name=arena_auto,json=arenaAuto,proto3" json:"arena_auto,omitempty"`                    // that is what the host can spare now, and no promise (--swap-memory auto)
 	ArenaUsedBytes    uint64                 `protobuf:"varint,8,opt,name=arena_used_bytes,json=arenaUsedBytes,proto3" json:"arena_used_bytes,omitempty"`    // of that, by clients of all GPUs
 	OutBytes          uint64                 `protobuf:"varint,9,opt,name=out_bytes,json=outBytes,proto3" json:"out_bytes,omitempty"`                        // moved since the scheduler's start
 	InBytes           uint64                 `protobuf:"varint,10,opt,name=in_bytes,json=inBytes,proto3" json:"in_bytes,omitempty"`
@@ -1976,6 +1985,13 @@ func (x *Swap) GetArenaLimitBytes() uint64 {
 		return x.ArenaLimitBytes
 	}
 	return 0
+}
+
+func (x *Swap) GetArenaAuto() bool {
+	if x != nil {
+		return x.ArenaAuto
+	}
+	return false
 }
 
 func (x *Swap) GetArenaUsedBytes() uint64 {
@@ -5131,7 +5147,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\tannotated\x18\x03 \x01(\bR\tannotated\x12\x12\n" +
 	"\x04uuid\x18\x04 \x01(\tR\x04uuid\x12'\n" +
 	"\x05share\x18\x05 \x01(\v2\x11.nvshare.v1.ShareR\x05share\x12!\n" +
-	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\"\xd1\t\n" +
+	"\fmemory_bytes\x18\x06 \x01(\x04R\vmemoryBytes\"\xf2\t\n" +
 	"\x03GPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x12\n" +
@@ -5154,7 +5170,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x0eeffective_mode\x18\x10 \x01(\x0e2\x10.nvshare.v1.ModeR\reffectiveMode\x12/\n" +
 	"\atenants\x18\x12 \x03(\v2\x15.nvshare.v1.TenantUseR\atenants\x12/\n" +
 	"\bpromises\x18\x13 \x03(\v2\x13.nvshare.v1.PromiseR\bpromises\x12$\n" +
-	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\x12\x10\n" +
+	"\x04swap\x18\x14 \x01(\v2\x10.nvshare.v1.SwapR\x04swap\x12\x1f\n" +
+	"\vnot_swapped\x180 \x01(\tR\n" +
+	"notSwapped\x12\x10\n" +
 	"\x03way\x18\x15 \x01(\tR\x03way\x12\x1d\n" +
 	"\n" +
 	"way_reason\x18\x16 \x01(\tR\twayReason\x12\x19\n" +
@@ -5193,7 +5211,7 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\farchitecture\x18\x02 \x01(\tR\farchitecture\x12-\n" +
 	"\x12compute_capability\x18\x03 \x01(\tR\x11computeCapability\x12%\n" +
 	"\x0edriver_version\x18\x04 \x01(\tR\rdriverVersion\x12!\n" +
-	"\fcuda_version\x18\x05 \x01(\tR\vcudaVersion\"\xeb\x05\n" +
+	"\fcuda_version\x18\x05 \x01(\tR\vcudaVersion\"\x8a\x06\n" +
 	"\x04Swap\x12%\n" +
 	"\x0ecapacity_bytes\x18\x01 \x01(\x04R\rcapacityBytes\x12%\n" +
 	"\x0epromised_bytes\x18\x02 \x01(\x04R\rpromisedBytes\x12%\n" +
@@ -5204,7 +5222,9 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"away_bytes\x18\x05 \x01(\x04R\tawayBytes\x12\x1f\n" +
 	"\varena_bytes\x18\x06 \x01(\x04R\n" +
 	"arenaBytes\x12*\n" +
-	"\x11arena_limit_bytes\x18\a \x01(\x04R\x0farenaLimitBytes\x12(\n" +
+	"\x11arena_limit_bytes\x18\a \x01(\x04R\x0farenaLimitBytes\x12\x1d\n" +
+	"\n" +
+	"arena_auto\x18\x17 \x01(\bR\tarenaAuto\x12(\n" +
 	"\x10arena_used_bytes\x18\b \x01(\x04R\x0earenaUsedBytes\x12\x1b\n" +
 	"\tout_bytes\x18\t \x01(\x04R\boutBytes\x12\x19\n" +
 	"\bin_bytes\x18\n" +

@@ -237,6 +237,9 @@ const (
 	SwapShareSetting  = "swap-share"
 )
 
+// SwapMemoryZero is GPU.not_swapped where somebody has switched swapping off.
+const SwapMemoryZero = "--swap-memory is 0"
+
 // MaxSwapShare is the greatest swap share, percent.
 const MaxSwapShare = 50
 

@@ -96,6 +96,14 @@ func TestMemory(t *testing.T) {
 			t.Errorf("process %s has a limit of %d", pid, limit)
 		}
 	}
+	put(t, root+"/proc/7/cgroup", "4:cpu,memory:/y/z\n0::/y\n")
+	put(t, root+"/sys/fs/cgroup/memory/y/z/memory.limit_in_bytes", "9223372036854771712\n") // none, in a cgroup v1
+	put(t, root+"/sys/fs/cgroup/memory/y/memory.limit_in_bytes", "600\n")
+	put(t, root+"/sys/fs/cgroup/memory/y/memory.usage_in_bytes", "500\n")
+	put(t, root+"/sys/fs/cgroup/memory/y/memory.stat", "inactive_file 1\ntotal_inactive_file 100\n")
+	if limit, left, ok := Memory(root, "7"); !ok || limit != 600 || left != 200 {
+		t.Errorf("cgroup v1: limit %d, %d left, %v", limit, left, ok)
+	}
 	put(t, root+"/sys/fs/cgroup/memory.max", "700\n") // as a container sees its own
 	if limit, _, ok := Memory(root, "9"); !ok || limit != 700 {
 		t.Errorf("limit %d, %v", limit, ok)

@@ -158,11 +158,13 @@ func newDaemon(opts Options) (*Daemon, error) {
 		return nil, err
 	}
 	maxReady, maxHeld := maxSegments(moreFiles)
+	none := api.SwapMemoryZero
 	if opts.SwapAuto {
-		opts.SwapMemory = memory.AutoSwapMemory(opts.Log)
+		opts.SwapMemory, none = memory.AutoSwapMemory(arena.Kernel{}, arena.Total())
 		opts.SwapReady = min(opts.SwapReady, opts.SwapMemory)
 	}
 	d := assemble(opts, bootID, peers)
+	d.memory.NoHost = none
 	d.memory.OpenArena(arena.Kernel{}, maxReady, maxHeld)
 	if err := d.away.OpenFiles(); err != nil {
 		return nil, err

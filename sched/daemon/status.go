@@ -113,6 +113,7 @@ func (d *Daemon) addMemory(r *api.StatusResponse, g *node.GPU, out *api.GPU) {
 	report(r, api.ProblemCode_PROBLEM_CODE_UNMANAGED, seen...)
 	report(r, api.ProblemCode_PROBLEM_CODE_OUTSIDE, d.watch.OutsideProblems(g)...)
 	out.Swap, stuck = d.memory.SwapStatus(g, d.settings.SwapShare(g.UUID))
+	out.NotSwapped = d.memory.NotSwapped(g)
 	report(r, api.ProblemCode_PROBLEM_CODE_SWAP, stuck...)
 }
 
@@ -305,7 +306,7 @@ func narrowGPU(g *api.GPU, mine func(*api.Container, uint32) bool, myClient func
 		Index: g.Index, Uuid: g.Uuid, Name: g.Name, MemoryBytes: g.MemoryBytes,
 		Mode: g.Mode, QuantumNs: g.QuantumNs, GraceNs: g.GraceNs, Grants: g.Grants, Preemptions: g.Preemptions,
 		EffectiveMode: g.EffectiveMode, Way: g.Way, WayCode: g.WayCode, WayReason: g.WayReason, Refused: g.Refused,
-		Swap: g.Swap, Others: others,
+		Swap: g.Swap, NotSwapped: g.NotSwapped, Others: others,
 	}
 	for _, c := range g.Clients {
 		switch {

@@ -3,11 +3,13 @@
 package daemon
 
 import (
+	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/daemon/arena"
+	"github.com/nvshare/nvshare/sched/daemon/memory"
 	"github.com/nvshare/nvshare/sched/wire"
 )
 
@@ -33,4 +35,28 @@ func TestSwapMemoryAuto(t *testing.T) {
 	b.allocates(600 * mib)
 	a.awaitArena(256 * mib)
 	s.await("both have host memory", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.ArenaLimitBytes >= 2*gib })
+}
+
+// silentHost does not tell what it has free.
+type silentHost struct{ arena.Kernel }
+
+func (silentHost) Free() (uint64, uint64, bool) { return 0, 0, false }
+
+// Where the host has too little memory, or does not tell, nothing is swapped: no error, and the reason is said.
+func TestSwapMemoryAutoWithoutHostMemory(t *testing.T) {
+	for _, c := range []struct {
+		host  arena.Host
+		total uint64
+		bytes uint64
+		why   string
+	}{
+		{arena.Kernel{}, gib, 448 * mib, ""},
+		{arena.Kernel{}, 100 * mib, 0, "has 100 MiB of memory only"},
+		{arena.Kernel{}, 0, 0, "does not tell"},
+		{silentHost{}, gib, 0, "does not tell"},
+	} {
+		if bytes, why := memory.AutoSwapMemory(c.host, c.total); bytes != c.bytes || (why == "") != (c.why == "") || !strings.Contains(why, c.why) {
+			t.Errorf("of %d MiB: %d MiB, %q", c.total/mib, bytes/mib, why)
+		}
+	}
 }

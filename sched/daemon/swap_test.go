@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -115,6 +116,9 @@ func TestSwapRefuses(t *testing.T) {
 		t.Errorf("of a client that cannot move: code %d", f.Code)
 	}
 	r := s.status()
+	if !slices.ContainsFunc(r.Gpus[0].Clients, func(c *api.Client) bool { return strings.Contains(c.FixedReason, "its driver has no virtual memory") }) {
+		t.Error("it is not said that a client cannot move its memory")
+	}
 	if n := r.Gpus[0].Swap.Refused; n != 3 || len(r.Problems) != 0 {
 		t.Errorf("%d refused, problems %v", n, r.Problems)
 	}
@@ -133,7 +137,7 @@ func TestSwapRefuses(t *testing.T) {
 	}
 }
 
-// Without --swap-memory a client that could move is told nothing of it.
+// With --swap-memory 0 a client that could move is told nothing of it.
 func TestNoSwap(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
 	w := newSwapper(t, s)
@@ -143,7 +147,7 @@ func TestNoSwap(t *testing.T) {
 	if code := w.reserve(8 * gib); code != wire.OK {
 		t.Errorf("code %d", code)
 	}
-	if g := s.status().Gpus[0]; g.Swap != nil || g.MemoryBytes != gib {
+	if g := s.status().Gpus[0]; g.Swap != nil || g.NotSwapped != "--swap-memory is 0" || g.MemoryBytes != gib {
 		t.Errorf("%v", g)
 	}
 }
@@ -544,15 +548,18 @@ func TestSwapMemoryUnknown(t *testing.T) {
 	}
 	s := start(t, t.TempDir(), list)
 	w := newSwapper(t, s)
-	if code := w.reserve(8 * mib); code != wire.OK || s.status().Gpus[0].Swap != nil {
-		t.Errorf("code %d, %v", code, s.status().Gpus[0])
+	if code := w.reserve(8 * mib); code != wire.OK {
+		t.Errorf("code %d", code)
+	}
+	if r := s.status(); r.Gpus[0].Swap != nil || !strings.HasPrefix(r.Gpus[0].NotSwapped, "NVML does not tell") || len(r.Problems) != 0 {
+		t.Errorf("%v", r)
 	}
 	s = start(t, t.TempDir(), func(o *Options) { list(o); o.GPUMemory, o.SwapHeadroom = 512*mib, 0 })
 	w = newSwapper(t, s)
 	if code := w.reserve(400 * mib); code != wire.OK {
 		t.Errorf("code %d", code)
 	}
-	if g := s.status().Gpus[0]; g.MemoryBytes != 512*mib || g.Swap.GetCapacityBytes() != 512*mib {
+	if g := s.status().Gpus[0]; g.MemoryBytes != 512*mib || g.Swap.GetCapacityBytes() != 512*mib || g.NotSwapped != "" {
 		t.Errorf("%v", g)
 	}
 }

@@ -69,7 +69,7 @@ func TestViewLeaksNothing(t *testing.T) {
 	all.Version = "1"
 	for _, g := range all.Gpus { // what a GPU is, and why it is shared as it is, is for all
 		g.Uuid, g.Name, g.Way, g.WayReason = "GPU-1", "GPU", "turns", "why"
-		g.WayCode, g.Refused = "why", []*api.WayRefusal{{Way: "slices", Code: "why", Reason: "why"}}
+		g.NotSwapped, g.WayCode, g.Refused = "why", "why", []*api.WayRefusal{{Way: "slices", Code: "why", Reason: "why"}}
 		g.Clients = append(g.Clients, &api.Client{Id: 77, Container: mine, Command: "python3", Bypassed: 1})
 		g.Tenants = append(g.Tenants, &api.TenantUse{Container: mine, GotPermille: 5})
 		g.Memory = append(g.Memory, &api.MemoryAccount{Container: mine, UsedBytes: 9})

@@ -15,10 +15,11 @@ import (
 	"github.com/nvshare/nvshare/sched/daemon"
 )
 
-// Nothing is swapped unless somebody says so.
+// Memory is swapped unless somebody says otherwise, and no host memory is taken for it before it is needed.
 func TestSwapFlags(t *testing.T) {
 	for args, want := range map[string]daemon.Options{
-		"": {Config: node.Config{SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"":                {Config: node.Config{SwapAuto: true, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
+		"--swap-memory 0": {Config: node.Config{SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
 		"--swap-memory 200Gi --suspend-after 10m": {Config: node.Config{SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute}},
 		"--swap-memory 200Gi --swap-share 25%":    {Config: node.Config{SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 25}},
 		"--swap-memory 200Gi --swap-share none":   {Config: node.Config{SwapMemory: 200 << 30, SwapReady: 50 << 30, SwapHeadroom: memory.DefaultHeadroom}},
@@ -29,7 +30,7 @@ func TestSwapFlags(t *testing.T) {
 		"--swap-memory auto":                      {Config: node.Config{SwapAuto: true, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
 		"--swap-memory auto --suspend-after 10m":  {Config: node.Config{SwapAuto: true, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10, SuspendAfter: 10 * time.Minute}},
 		"--swap-memory auto --swap-ready 9Gi":     {Config: node.Config{SwapAuto: true, SwapReady: 9 << 30, SwapHeadroom: memory.DefaultHeadroom, SwapShare: 10}},
-		"--gpu-memory 24Gi --swap-headroom 0":     {Config: node.Config{GPUMemory: 24 << 30, SwapShare: 10}},
+		"--gpu-memory 24Gi --swap-headroom 0":     {Config: node.Config{SwapAuto: true, GPUMemory: 24 << 30, SwapShare: 10}},
 		"--swap-headroom 4Gi --swap-memory 0":     {Config: node.Config{SwapHeadroom: 4 << 30, SwapShare: 10}},
 	} {
 		var f swapFlags

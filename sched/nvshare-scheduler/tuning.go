@@ -152,8 +152,8 @@ type swapFlags struct {
 
 func (f *swapFlags) add(cmd *cobra.Command) {
 	fs := cmd.Flags()
-	fs.StringVar(&f.memory, "swap-memory", "0", "`size` of the host memory, of the whole node, for memory that is moved off GPUs, like 200Gi; auto: half of what the host can spare when it is needed; 0: nothing is moved")
-	fs.StringVar(&f.ready, "swap-ready", "25%", "`size` or percentage of --swap-memory that is taken from the host before tenants need it, as far as the host can spare it; 0: nothing")
+	fs.StringVar(&f.memory, "swap-memory", "auto", "`size` of the host memory, of the whole node, for memory that is moved off GPUs, like 200Gi; auto: half of what the host can spare when it is needed; 0: nothing is moved")
+	fs.StringVar(&f.ready, "swap-ready", "25%", "`size` or percentage of --swap-memory that is taken from the host before tenants need it, as far as the host can spare it; 0: nothing, as with --swap-memory auto unless a size is given")
 	fs.StringVar(&f.share, "swap-share", "10", "`percentage` of the time that moving memory may take, 1 to 50: turns become longer than the time quantum for that; none: turns are as long as the time quantum")
 	fs.StringVar(&f.headroom, "swap-headroom", "", "`size` of the part of each GPU that is left to the driver where more is promised than the GPU has, like 4Gi; by default a thirty-second of the GPU's memory")
 	fs.StringVar(&f.suspendAfter, "suspend-after", "0", "`time` after which the memory of a process that does not use its GPU leaves the GPU until it does, like 10m; 0: never")
@@ -235,7 +235,7 @@ func (f *swapFlags) fillRest(o *daemon.Options) error {
 	case after < residency.MinSuspendAfter || after > residency.MaxSuspendAfter:
 		return fmt.Errorf("--suspend-after: %v is out of range: give a time from %v to %v, or 0", after, residency.MinSuspendAfter, residency.MaxSuspendAfter)
 	case o.SwapMemory == 0 && !o.SwapAuto:
-		return errors.New("--suspend-after needs host memory for what leaves: give --swap-memory as well")
+		return errors.New("--suspend-after needs host memory for what leaves, and --swap-memory is 0")
 	}
 	o.SuspendAfter = after
 	return nil

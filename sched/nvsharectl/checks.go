@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -263,21 +264,52 @@ func checkNRI(p *patient) []finding {
 	return found(pass, "", "the container runtime serves NRI")
 }
 
-func checkSwap(p *patient) []finding {
+func checkSwap(p *patient) (all []finding) {
 	if p.status == nil {
 		return nil
 	}
 	var limit, held uint64
-	for _, g := range p.status.Gpus { // each says the same of the node
-		limit = max(limit, g.Swap.GetArenaLimitBytes())
-		taken := g.Swap.GetArenaUsedBytes() + g.Swap.GetArenaReadyBytes()
-		held = max(held, taken-min(taken, g.Swap.GetArenaFileBytes()))
+	swaps, not := false, map[string][]string{} // GPUs by the reason
+	for _, g := range p.status.Gpus {
+		if s := g.Swap; s != nil { // each says the same of the node
+			swaps, limit = true, s.ArenaLimitBytes
+			taken := s.ArenaUsedBytes + s.ArenaReadyBytes
+			held = taken - min(taken, s.ArenaFileBytes)
+		} else if g.NotSwapped != "" {
+			not[g.NotSwapped] = append(not[g.NotSwapped], fmt.Sprint(g.Index))
+		}
 	}
+	for _, why := range slices.Sorted(maps.Keys(not)) {
+		f := finding{Level: info, Text: fmt.Sprintf("off on GPU %s: %s", strings.Join(not[why], ", "), why), Fix: p.fixSwap(why)}
+		if why == api.SwapMemoryZero { // somebody has asked for that
+			f.Level, f.Fix = pass, ""
+		}
+		all = append(all, f)
+	}
+	if !swaps {
+		return all
+	}
+	return append(all, p.hostMemory(limit, held)...)
+}
+
+// fixSwap returns what has memory swapped.
+func (p *patient) fixSwap(why string) string {
+	switch {
+	case strings.Contains(why, "NVML") && p.inPod():
+		return "set nvml.enabled with Helm, or apply overlays/nvml of deployments/kubernetes"
+	case strings.Contains(why, "restarted"):
+		return p.scheduler("restart")
+	}
+	return "sched/README.md, Swapping, says what it needs"
+}
+
+// hostMemory says how much memory what is away from GPUs may have, of which the scheduler has some already.
+func (p *patient) hostMemory(limit, held uint64) []finding {
 	if limit == 0 {
-		return found(pass, "", "off: memory is not promised beyond the GPUs' (--swap-memory)")
+		return found(info, "free memory of the host", "on, but the host can spare no memory for it now")
 	}
 	if most, whose := p.pinnable(held); most != 0 && limit > most/10*9 {
 		return found(warn, "nvshare-scheduler --swap-memory with less", "swapping may pin %s, and %s has %s for it", size(limit), whose, size(most))
 	}
-	return found(pass, "", "at most %s of host memory", size(limit))
+	return found(pass, "", "what does not fit on a GPU has at most %s of host memory", size(limit))
 }

@@ -27,7 +27,11 @@ func checkCheckpoint(p *patient) []finding {
 	if why == "" {
 		return found(pass, "", "suspended tenants leave the GPU with their contexts, and can move")
 	}
-	return found(warn, p.fixCheckpoint(why), "suspended tenants keep their contexts, and none moves: %s", why)
+	level := info
+	if slices.ContainsFunc(p.status.Gpus, func(g *api.GPU) bool { return g.Swap.GetSuspends() > 0 }) { // somebody has asked for it
+		level = warn
+	}
+	return found(level, p.fixCheckpoint(why), "suspended tenants keep their contexts, and none moves: %s", why)
 }
 
 // checkWarden says whether programs without the shim are held.
@@ -59,14 +63,19 @@ func (p *patient) fixCheckpoint(why string) string {
 
 // giveTrace returns what gives the scheduler CAP_SYS_PTRACE, wherever it runs.
 func (p *patient) giveTrace() string {
-	cgroup, _ := os.ReadFile(p.ofDaemon("cgroup"))
 	switch {
-	case strings.Contains(string(cgroup), "kubepods"):
+	case p.inPod():
 		return "apply overlays/checkpoint of deployments/kubernetes, or set checkpoint.enabled with Helm"
 	case p.unit():
 		return "install deployments/systemd/checkpoint.conf of the release into /etc/systemd/system/nvshare-scheduler.service.d, then systemctl daemon-reload and systemctl restart nvshare-scheduler"
 	}
 	return "start nvshare-scheduler with CAP_SYS_PTRACE"
+}
+
+// inPod says whether the scheduler runs in a pod.
+func (p *patient) inPod() bool {
+	cgroup, _ := os.ReadFile(p.ofDaemon("cgroup"))
+	return strings.Contains(string(cgroup), "kubepods")
 }
 
 // ofDaemon returns the path of a file below /proc of the scheduler.

@@ -149,16 +149,23 @@ func TestDoctor(t *testing.T) {
 		"no NRI":  {remove("/var/run/nri/nri.sock"), "nri", warn, "pods cannot ask"},
 		"no rights to checkpoint": {func(_ *testing.T, p *patient) {
 			p.status.Gpus[0].Swap, p.status.CheckpointProblem = &api.Swap{ArenaLimitBytes: 1 << 30}, "no CAP_SYS_PTRACE to pass on"
-		}, "checkpoint", warn, "none moves: no CAP_SYS_PTRACE"},
+		}, "checkpoint", info, "none moves: no CAP_SYS_PTRACE"},
 		"no rights in a pod": {func(t *testing.T, p *patient) {
-			p.status.Gpus[0].Swap, p.status.CheckpointProblem = &api.Swap{ArenaLimitBytes: 1 << 30}, "no CAP_SYS_PTRACE to pass on"
+			p.status.Gpus[0].Swap, p.status.CheckpointProblem = &api.Swap{ArenaLimitBytes: 1 << 30, Suspends: 1}, "no CAP_SYS_PTRACE to pass on"
 			write(t, p, "/proc/4711/cgroup", "0::/kubepods.slice/x\n")
 		}, "checkpoint", warn, "none moves: no CAP_SYS_PTRACE"},
 		"no warden": {func(_ *testing.T, p *patient) { p.status.WardenProblem = "no nvshare-warden runs" }, "warden", info, "cooperative: programs without the shim are reported, and not held by nvshare-warden (experimental): no nvshare-warden"},
 		"an unable warden": {func(_ *testing.T, p *patient) {
 			p.status.WardenProblem = "nvshare-warden: it can hold nobody: " + api.YamaForbids
 		}, "warden", warn, "ptrace_scope is 3"},
-		"a warden":        {func(_ *testing.T, p *patient) { p.status.Warden = true }, "warden", pass, "fenced ones are off the GPU"},
+		"a warden": {func(_ *testing.T, p *patient) { p.status.Warden = true }, "warden", pass, "fenced ones are off the GPU"},
+		"no swapping": {func(_ *testing.T, p *patient) {
+			p.status.Gpus[0].NotSwapped, p.status.Gpus[1].NotSwapped = api.SwapMemoryZero, api.SwapMemoryZero
+		}, "swap", pass, "off on GPU 0, 1: --swap-memory is 0"},
+		"no NVML": {func(_ *testing.T, p *patient) {
+			p.status.Gpus[0].NotSwapped, p.status.Gpus[1].Swap = "NVML does not tell", &api.Swap{ArenaLimitBytes: 1 << 30}
+		}, "swap", info, "off on GPU 0: NVML does not tell"},
+		"a full host":     {func(_ *testing.T, p *patient) { p.status.Gpus[0].Swap = &api.Swap{} }, "swap", info, "the host can spare no memory"},
 		"too much to pin": {func(_ *testing.T, p *patient) { p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 56 << 30} }, "swap", warn, "may pin 56Gi, and this host has 60Gi for it"},
 		"too much for the cgroup": {func(t *testing.T, p *patient) {
 			p.status.Gpus[0].Swap = &api.Swap{ArenaLimitBytes: 8 << 30}

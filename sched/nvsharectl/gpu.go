@@ -340,6 +340,14 @@ func (t *tenant) resident(g *api.GPU) (bytes uint64) {
 	return bytes
 }
 
+// notSwapped says why memory stays on the GPU; "": it does not.
+func notSwapped(g *api.GPU) string {
+	if g.NotSwapped == "" {
+		return ""
+	}
+	return "memory is not swapped: " + g.NotSwapped
+}
+
 // swapTable shows how much memory is where, by GPU, if memory is swapped.
 func swapTable() table {
 	return table{head: []string{"GPU", "ON GPU", "FIXED", "AWAY", "HOST MEMORY", "MOVED OUT", "MOVED IN", "OUT/S", "IN/S", "SWAP SHARE", "REFUSED"}}

@@ -193,7 +193,7 @@ func printWide(io streams, r *api.StatusResponse) {
 			fmt.Sprint(count(g, api.ClientState_CLIENT_STATE_WAITING)), longestWaiting(g),
 			time.Duration(g.QuantumNs).String(), wayAndSetting(g), memoryOf(g, "/"),
 			fmt.Sprint(g.Grants), fmt.Sprint(fenced))
-		for _, text := range []string{drainedOf(g), wayOf(g), tookOf(g), promisedOf(g), limitsOf(g), othersOf(g)} {
+		for _, text := range []string{drainedOf(g), wayOf(g), tookOf(g), promisedOf(g), limitsOf(g), notSwapped(g), othersOf(g)} {
 			if text != "" {
 				notes = append(notes, fmt.Sprintf("GPU %d: %s", g.Index, text))
 			}

@@ -155,8 +155,8 @@ func judgeMemory(p probed) finding {
 func (t *trial) swapping(ctx context.Context, g *api.GPU) finding {
 	f := finding{Check: "swap", Level: pass}
 	s := g.Swap
-	if s == nil || s.ArenaLimitBytes == 0 {
-		f.Text = "off, so it was not tried (nvshare-scheduler --swap-memory)"
+	if s == nil {
+		f.Text = "not tried, as it is off: " + cmp.Or(g.NotSwapped, "nvshare-scheduler --swap-memory")
 		return f
 	}
 	each := s.CapacityBytes * 6 / 10 / probePiece * probePiece
@@ -165,7 +165,7 @@ func (t *trial) swapping(ctx context.Context, g *api.GPU) finding {
 		f.Text = fmt.Sprintf("not tried: it would move up to %s (nvshare-scheduler --gpu-memory 4Gi makes a small GPU)", size(each))
 		return f
 	case s.PromisedBytes > s.CapacityBytes/10, s.ArenaLimitBytes-min(s.ArenaUsedBytes, s.ArenaLimitBytes) < each:
-		f.Level, f.Text = warn, "not tried: other tenants have memory, or --swap-memory is smaller than what has to move"
+		f.Level, f.Text = warn, "not tried: other tenants have memory, or there is less host memory than what has to move"
 		return f
 	}
 	a, b, err := t.pair(ctx, each, each)

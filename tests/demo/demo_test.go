@@ -33,7 +33,7 @@ func TestDemo(t *testing.T) {
 	if _, err := exec.LookPath("podman"); err == nil {
 		tenants = append(tenants, "train-c  podman")
 	}
-	for _, want := range append(tenants, "0 overlaps", "train-b killed while it held the GPU", "everything held") {
+	for _, want := range append(tenants, "0 overlaps", "train-b killed while it held the GPU", "large-a and large-b had turns, with 384Mi each on a GPU of 512Mi", "everything held") {
 		if err != nil || !strings.Contains(string(out), want) {
 			t.Fatalf("the demo: %v, or it does not say %q:\n%s", err, want, out)
 		}

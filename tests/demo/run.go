@@ -28,6 +28,9 @@ const (
 	watchEvery  = 5 * time.Millisecond
 )
 
+// simConfig is a simulated GPU whose memory any host can hold twice.
+const simConfig = "memory_mib=512\n"
+
 const gpuAnnotation = "nvshare.com/gpu"
 
 type demo struct {
@@ -99,7 +102,49 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 			_ = unix.Kill(x.ctr.PID, unix.SIGTERM)
 		}
 	}
-	return d.verdict(t, victim)
+	whole, err := d.largePods(ctx)
+	if err != nil {
+		return false, err
+	}
+	return d.verdict(t, victim, whole)
+}
+
+// largePods has two pods that want three quarters of the GPU's memory each, and says what came of it; "": nothing is
+// swapped here, or too little.
+func (d *demo) largePods(ctx context.Context) (said string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	status, err := d.node.Status(ctx)
+	if err != nil {
+		return "", err
+	}
+	gpu := d.gpu(status)
+	each := gpu.GetMemoryBytes() / 4 * 3 >> 20 << 20
+	if 2*each > gpu.GetSwap().GetArenaLimitBytes() {
+		d.screen.say("nothing can be swapped here (nvsharectl doctor says why), or too little: two pods that want 1.5 times the GPU's memory are not shown")
+		return "", nil
+	}
+	var pods []tenant
+	for _, name := range []string{"large-a", "large-b"} {
+		w := d.workload(name)
+		w.Args = append(w.Args, "--mem-mib", fmt.Sprint(each>>20))
+		pod, err := d.node.RunPod(ctx, name, map[string]string{gpuAnnotation: "nvshare.com/gpu=0"}, w)
+		if err != nil {
+			return "", err
+		}
+		pods = append(pods, tenant{name, "CRI pod", pod.Containers[0]})
+		d.screen.say("pod %s runs, and wants %s of memory", name, api.FormatMemory(each))
+	}
+	trains := d.tenants
+	defer func() { d.tenants = trains }()
+	d.tenants = pods // for the screen
+	err = d.watch(ctx, startWithin, func(gpu *api.GPU) bool {
+		return gpu.GetSwap().GetPromisedBytes() > gpu.GetMemoryBytes()/5*7 && pods[0].client(gpu).GetGrants() > 0 && pods[1].client(gpu).GetGrants() > 0
+	})
+	if err != nil {
+		return "", fmt.Errorf("two pods that want 1.5 times the GPU's memory: %w; they printed: %s, %s", err, pods[0].ctr.Log(), pods[1].ctr.Log())
+	}
+	return fmt.Sprintf("large-a and large-b had turns, with %s each on a GPU of %s", api.FormatMemory(each), api.FormatMemory(gpu.MemoryBytes)), nil
 }
 
 func (d *demo) bringUp(ctx context.Context) error {
@@ -113,7 +158,7 @@ func (d *demo) bringUp(ctx context.Context) error {
 		}
 	}
 	d.screen.say("nvshare demo on %s", kind)
-	n, err := node.New(d.work, node.Options{Build: d.build, Simulated: d.simulated})
+	n, err := node.New(d.work, node.Options{Build: d.build, Simulated: d.simulated, SimConfig: simConfig})
 	if err != nil {
 		return err
 	}

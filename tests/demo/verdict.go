@@ -55,7 +55,7 @@ func (d *demo) evidence() (judge.Trace, error) {
 }
 
 // verdict judges and prints what the GPU recorded, and reports whether everything held.
-func (d *demo) verdict(t times, victim tenant) (bool, error) {
+func (d *demo) verdict(t times, victim tenant, large string) (bool, error) {
 	trace, err := d.evidence()
 	if err != nil {
 		return false, err
@@ -113,6 +113,9 @@ func (d *demo) verdict(t times, victim tenant) (bool, error) {
 	say(found && agrees && next.Gap < int64(regrantAfter), "%s killed while it held the GPU (%s); %s went on after %v",
 		victim.name, map[bool]string{true: "the record agrees", false: "the record has nothing on that"}[next.Held],
 		next.Next.Tenant, time.Duration(next.Gap).Round(10*time.Microsecond))
+	if large != "" {
+		say(true, "%s", large)
+	}
 	verdict := "everything held"
 	if !held {
 		verdict = "NOT everything held"

@@ -114,7 +114,7 @@ func withOverlays(t *testing.T, ctx context.Context, overlays string) string {
 // kustomize and Helm make the same objects. Each overlay is in one of these, the larger ones with many others.
 func TestChartMakesWhatKustomizeMakes(t *testing.T) {
 	ctx := within(t)
-	suspendDir := []string{"checkpoint.enabled=true", "checkpoint.suspendDir=/var/lib/nvshare/suspended", "scheduler.args={--swap-memory=auto}"}
+	suspendDir := []string{"checkpoint.enabled=true", "checkpoint.suspendDir=/var/lib/nvshare/suspended"}
 	for overlays, values := range map[string][]string{
 		"":                 nil,
 		"advertise":        {"advertise.enabled=true"},
@@ -213,7 +213,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	}
 	for _, value := range []string{
 		"scheduler.fenceAction=shout", "plugin.audit=shout", "metrics.enabeld=true", "plugin.args={nri}", "image.pullPolicy=Sometimes", "image.digest=latest", "required.apiVersion=v1", "upgradeNodes=0", "upgradeNodes=five",
-		"checkpoint.suspendDir=/srv/a", "checkpoint.enabled=true,checkpoint.suspendDir=/srv/a", "checkpoint.enabled=true,checkpoint.suspendDir=srv/a,scheduler.args={--swap-memory=1Gi}",
+		"checkpoint.suspendDir=/srv/a", "checkpoint.enabled=true,checkpoint.suspendDir=/srv/a,scheduler.swapMemory=0", "checkpoint.enabled=true,checkpoint.suspendDir=srv/a",
+		"scheduler.swapMemory=some", "scheduler.swapMemory=-1",
 		"warden.enabled=true",
 		"paths.lib=var/lib/nvshare", "paths.run=/var/run/nvshare", "paths.cdi=/", "paths.lib=/srv/../etc", "podLabels.a=1", "networkPolicy.apiServerPorts=[]",
 	} {
@@ -284,8 +285,8 @@ func TestChartRefusesWrongValues(t *testing.T) {
 	if err != nil || !strings.Contains(out, `add: ["CHOWN","DAC_OVERRIDE","KILL","SETGID","SETUID","SYS_ADMIN","SYS_PTRACE"]`) {
 		t.Errorf("rights of several values: %v\n%s", err, out)
 	}
-	out, err = helm("template", "nvshare", chart, "--set", "checkpoint.enabled=true,checkpoint.suspendDir=/srv/a b,scheduler.args={--swap-memory=1Gi}")
-	if err != nil || !strings.Contains(out, `"--suspend-dir=/var/lib/nvshare/suspended","--swap-memory=1Gi"]`) || !strings.Contains(out, `hostPath: {path: "/srv/a b", type: DirectoryOrCreate}`) {
+	out, err = helm("template", "nvshare", chart, "--set", "checkpoint.enabled=true,checkpoint.suspendDir=/srv/a b,scheduler.swapMemory=1Gi")
+	if err != nil || !strings.Contains(out, `"--swap-memory=1Gi","--suspend-dir=/var/lib/nvshare/suspended"]`) || !strings.Contains(out, `hostPath: {path: "/srv/a b", type: DirectoryOrCreate}`) {
 		t.Errorf("files of suspended tenants: %v\n%s", err, out)
 	}
 	out, err = helm("template", "nvshare", chart, "--set", "warden.enabled=true,nvml.enabled=true")

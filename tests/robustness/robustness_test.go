@@ -46,10 +46,11 @@ type site struct {
 	warden    *exec.Cmd // the latest
 	scheduler *exec.Cmd
 	tenants   []*tenant
-	user      uint32   // who runs the scheduler; 0: the user of the test
-	socket    *os.File // of tenants, that the scheduler is started with; nil: it makes one
-	run       int64    // of the scheduler whose event was read last
-	since     uint64   // that event
+	cgroup    *memoryGroup // of the scheduler; nil: that of the test
+	user      uint32       // who runs the scheduler; 0: the user of the test
+	socket    *os.File     // of tenants, that the scheduler is started with; nil: it makes one
+	run       int64        // of the scheduler whose event was read last
+	since     uint64       // that event
 }
 
 type tenant struct {
@@ -161,6 +162,9 @@ func (s *site) startScheduler(more ...string) {
 		cmd.Args = append([]string{"sh", "-c", `LISTEN_FDS=1 LISTEN_PID=$$ exec "$0" "$@"`}, append([]string{cmd.Path}, cmd.Args[1:]...)...)
 		cmd.Path = "/bin/sh"
 		cmd.ExtraFiles = []*os.File{s.socket}
+	}
+	if s.cgroup != nil {
+		s.cgroup.run(cmd)
 	}
 	log, err := os.OpenFile(filepath.Join(s.dir, "scheduler.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	s.check(err)

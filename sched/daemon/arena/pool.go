@@ -4,6 +4,7 @@ package arena
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"sync"
 	"time"
@@ -45,8 +46,8 @@ type Config struct {
 	Limit uint64 // bytes for clients and stock together
 	Ready uint64 // bytes of the stock
 	// Leave is what the stock leaves to everybody else on the host, bytes: nobody needs the
-	// stock yet. What clients need leaves HostReserve.
-	Leave uint64
+	// stock yet. What clients need leaves Floor.
+	Leave, Floor uint64
 	// MaxReady and MaxHeld are how many descriptors the stock and the segments of
 	// clients may take here.
 	MaxReady, MaxHeld int
@@ -301,7 +302,7 @@ func (c *Client) makeSegment(size, lacks uint64) {
 		}
 		var seg Segment
 		var err error
-		a.placed(nicely(node, func() { seg, err = a.Host.Make(size, a.goOn) }))
+		a.placed(nicely(node, func() { seg, err = a.Host.Make(size, a.above(size)) }))
 		if !a.Loop.Do(func() { c.finishSegment(size, seg, err) }) && seg.File != nil {
 			seg.File.Close()
 		}
@@ -314,6 +315,17 @@ func (a *Pool) tryAgain() {
 	a.Prepare()
 	if a.jobs == 0 {
 		a.err = nil
+	}
+}
+
+// above is the step of a segment that leaves the Floor to the host. What was promised to clients did leave that; since
+// then somebody else may have taken it.
+func (a *Pool) above(size uint64) func(filled uint64) error {
+	return func(filled uint64) error {
+		if pages, huge, ok := a.Host.Free(); ok && pages < a.Floor+size-filled && huge < size-filled {
+			return fmt.Errorf("the host has %d MiB left", pages>>20)
+		}
+		return a.goOn(filled)
 	}
 }
 

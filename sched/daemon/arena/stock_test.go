@@ -310,6 +310,37 @@ func TestMakingFails(t *testing.T) {
 	})
 }
 
+// Since a client was promised host memory somebody else may have taken it: it is not made below the floor, so that
+// nobody is killed for it, but of huge pages that are reserved, and when the host has it again.
+func TestMakingLeavesTheFloor(t *testing.T) {
+	var pages, huge atomic.Uint64
+	host := roomy()
+	host.free = func() (uint64, uint64, bool) { return pages.Load(), huge.Load(), true }
+	f := start(t, 2*gib, 0, host, 0)
+	f.inLoop(func() { f.pool.Floor = HostReserve })
+	pages.Store(HostReserve + 64*mib - 1)
+	a := f.client(0, 64*mib)
+	f.await("it is said", func() bool { return f.pool.Err() != nil && a.Bytes() == 0 })
+	again := func() {
+		f.inLoop(func() {
+			at, _ := f.timers.Next()
+			f.timers.Run(at)
+		})
+	}
+	pages.Store(HostReserve + 64*mib)
+	again()
+	a.await(64 * mib)
+	pages.Store(0)
+	huge.Store(64 * mib)
+	a.need(128 * mib)
+	a.await(128 * mib)
+	f.inLoop(func() {
+		if f.pool.Err() != nil {
+			t.Errorf("still said: %v", f.pool.Err())
+		}
+	})
+}
+
 // A failure is forgotten when nobody needs what could not be made: else clients would be refused
 // more for ever, and nobody would find out that it can be had again.
 func TestFailureIsForgotten(t *testing.T) {

@@ -38,7 +38,7 @@ func (mem *Memory) SwapStatus(g *node.GPU, share int) (out *api.Swap, problems [
 	}
 	out = &api.Swap{
 		CapacityBytes: s.Capacity, PromisedBytes: s.Promised,
-		ArenaLimitBytes: mem.Pool.Limit, ArenaUsedBytes: mem.Pool.Used(), ArenaReadyBytes: mem.Pool.Ready(), ArenaFileBytes: mem.Pool.Filed(),
+		ArenaLimitBytes: mem.Pool.Limit, ArenaAuto: mem.Opts.SwapAuto, ArenaUsedBytes: mem.Pool.Used(), ArenaReadyBytes: mem.Pool.Ready(), ArenaFileBytes: mem.Pool.Filed(),
 		OutBytes: s.Out.Bytes, InBytes: s.In.Bytes, OutNs: int64(s.Out.Took), InNs: int64(s.In.Took),
 		Outs: s.Out.Times, Ins: s.In.Times, OutBytesPerSecond: s.Out.Rate, InBytesPerSecond: s.In.Rate,
 		Refused: s.Refused, SharePercent: uint32(share), Suspends: s.Suspends,
@@ -101,6 +101,9 @@ func (mem *Memory) MemoryOfClient(g *node.GPU, cl *node.Client, c *api.Client) (
 	c.RoomBytes, c.LacksBytes, c.Stalled, c.Suspended = has.Room, has.Lacks, has.PassedOver, has.Suspended
 	if att := cl.Attached[g]; att != nil {
 		c.FixedReason = node.FixedText(att.Fixed)
+	}
+	if !cl.CanMove {
+		c.FixedReason = "its driver has no virtual memory management, as on some vGPUs, or its shim is older than swapping"
 	}
 	c.ArenaBytes, c.FileBytes = m.Arena.Given()-m.Arena.Filed(), m.Arena.Filed()
 	c.SwappedOutBytes, c.SwappedInBytes = has.Out, has.In
@@ -224,8 +227,12 @@ func (mem *Memory) MemoryStatus(g *node.GPU) (accounts []*api.MemoryAccount, pro
 
 // OpenArena makes the pool of host memory, and looks how much of it there is; host is where the memory comes from.
 func (mem *Memory) OpenArena(host arena.Host, maxReady, maxHeld int) {
+	leave, floor := arena.Total()/leavePart, uint64(arena.HostReserve)
+	if mem.Opts.SwapAuto { // nobody has said that this host can spare more
+		floor = max(floor, leave/2)
+	}
 	mem.Pool = arena.New(arena.Config{
-		Limit: mem.Opts.SwapMemory, Ready: mem.Opts.SwapReady, Leave: arena.Total() / leavePart, MaxReady: maxReady, MaxHeld: maxHeld,
+		Limit: mem.Opts.SwapMemory, Ready: mem.Opts.SwapReady, Leave: leave, Floor: floor, MaxReady: maxReady, MaxHeld: maxHeld,
 		Spare: func(more uint64) bool {
 			mem.ObserveHost()
 			return mem.Cores.Arenas.Fits(more) == nil
@@ -241,15 +248,15 @@ func (mem *Memory) OpenArena(host arena.Host, maxReady, maxHeld int) {
 const leavePart = 8
 
 // AutoSwapMemory is the most host memory that there may ever be for what is away if nobody has said how
-// much: see ObserveHost.
-func AutoSwapMemory(log *logrus.Entry) uint64 {
-	_, _, known := arena.Kernel{}.Free()
-	total := arena.Total()
-	if !known || total == 0 {
-		log.Warn("nothing is swapped, because the host does not tell how much memory is free: --swap-memory with a size does without")
-		return 0
+// much: see ObserveHost. 0: there is none; why says so.
+func AutoSwapMemory(host arena.Host, total uint64) (bytes uint64, why string) {
+	if _, _, known := host.Free(); !known || total == 0 {
+		return 0, "the host does not tell how much memory it has free: --swap-memory with a size does without"
 	}
-	return HalfOfSpare(total, total)
+	if bytes = HalfOfSpare(total, total); bytes == 0 {
+		why = fmt.Sprintf("the host, or the cgroup of the scheduler, has %d MiB of memory only", total>>20)
+	}
+	return bytes, why
 }
 
 // HalfOfSpare is half of what a host has free beyond the part that is left to others, in segments.

@@ -36,6 +36,7 @@ type Memory struct {
 	// sysfs is where that is; not /sys in tests.
 	sysfs       string
 	Pool        *arena.Pool                     // of host memory
+	NoHost      string                          // why there is none for what is away, where SwapMemory is 0
 	Swaps       map[*node.GPU]*swap             // of GPUs where memory is swapped
 	OutOfMemory map[string]map[*node.GPU]uint64 // by account, of those with a client: what its limit refused
 	Members     *state.Keeper                   // of who has memory
@@ -116,7 +117,6 @@ func (mem *Memory) OpenMemory(g *node.GPU, physical uint64) residency.Config {
 		return m
 	}
 	if physical == 0 { // with room for nothing, everything would be refused
-		mem.Log.Warnf("GPU %d: nothing is swapped, because NVML does not tell how much memory it has: --gpu-memory does", g.Index)
 		return m
 	}
 	headroom := uint64(mem.Opts.SwapHeadroom)
@@ -136,6 +136,19 @@ func (mem *Memory) OpenMemory(g *node.GPU, physical uint64) residency.Config {
 	}
 	mem.Log.Infof("GPU %d: memory is swapped: %d MiB for clients at a time, %d MiB of host memory for all GPUs%s", g.Index, m.Capacity>>20, mem.Opts.SwapMemory>>20, near)
 	return m
+}
+
+// NotSwapped says why the memory of a GPU is not swapped; "": it is.
+func (mem *Memory) NotSwapped(g *node.GPU) string {
+	switch {
+	case mem.Swaps[g] != nil:
+		return ""
+	case mem.Opts.SwapMemory == 0:
+		return mem.NoHost
+	case g.MemoryBytes == 0:
+		return "NVML does not tell how much memory the GPU has: --gpu-memory does"
+	}
+	return "how much memory the GPU has was not known when its tenants began: nvshare-scheduler, restarted, swaps it"
 }
 
 // KeepOf is how a tenant's memory is to be kept.
