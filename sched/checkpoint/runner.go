@@ -3,6 +3,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,6 +34,9 @@ type Runner struct {
 	Program string
 	Env     []string      // beside the environment of this process
 	Limit   time.Duration // of an operation; 0: DefaultLimit
+	// Lock is a file by which operations on a process exclude each other, also those that an earlier
+	// Runner's programs are still doing. "": they do not.
+	Lock string
 
 	mu       sync.Mutex
 	wanted   int // so many programs are to be ready
@@ -149,7 +153,11 @@ func (r *Runner) takeReady() *helper {
 	return h
 }
 
-func (r *Runner) start() (*helper, error) { return startHelper(r.Program, r.environment()) }
+func (r *Runner) start() (*helper, error) {
+	cmd := exec.Command(r.Program, "serve", "--lock", r.Lock)
+	cmd.Env = r.environment()
+	return startHelper(cmd)
+}
 
 func (r *Runner) environment() []string {
 	return slices.DeleteFunc(append(os.Environ(), r.Env...), func(e string) bool { return strings.HasPrefix(e, "LD_PRELOAD=") })
@@ -160,10 +168,8 @@ func (r *Runner) run(ctx context.Context, q Request) (Result, error) {
 	if r.Program == "" {
 		return Result{PID: q.PID, State: Unknown}, ErrNone
 	}
-	limit := r.Limit
-	if limit == 0 {
-		limit = DefaultLimit
-	}
+	limit := cmp.Or(r.Limit, DefaultLimit)
+	q.Limit = limit + time.Second // only where this Runner does not end it
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	fail := func(why string, timeout bool) (Result, error) {
@@ -214,9 +220,9 @@ func (b *beginning) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func startHelper(program string, env []string) (*helper, error) {
-	h := &helper{cmd: exec.Command(program, "serve"), answers: make(chan Result, 1), ended: make(chan struct{})}
-	h.cmd.Env, h.cmd.Stderr = env, &h.diagnosis
+func startHelper(cmd *exec.Cmd) (*helper, error) {
+	h := &helper{cmd: cmd, answers: make(chan Result, 1), ended: make(chan struct{})}
+	h.cmd.Stderr = &h.diagnosis
 	var err error
 	if h.in, err = h.cmd.StdinPipe(); err != nil {
 		return nil, err

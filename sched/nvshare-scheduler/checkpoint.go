@@ -31,8 +31,8 @@ func canCheckpoint(ctx context.Context, r *checkpoint.Runner) error {
 }
 
 // checkpointer returns who takes contexts off GPUs, as --checkpoint says; nil: nobody.
-func checkpointer(flag, simGPU string) (*checkpoint.Runner, error) {
-	r := &checkpoint.Runner{}
+func checkpointer(flag, simGPU, runDir string) (*checkpoint.Runner, error) {
+	r := &checkpoint.Runner{Lock: filepath.Join(runDir, "checkpoint.lock")}
 	switch flag {
 	case "off":
 		return nil, nil

@@ -208,7 +208,7 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	s := &cdi.Sampler{SimDir: f.simGPU}
 	o.Sample, o.Release, o.Warden, o.HoldAll = sampler(s), s.Release, f.warden, f.holdAll
 	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
-	runner, err := checkpointer(f.checkpoint, f.simGPU)
+	runner, err := checkpointer(f.checkpoint, f.simGPU, o.RunDir)
 	if err != nil {
 		return o, err
 	}
