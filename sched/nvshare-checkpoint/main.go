@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strconv"
@@ -144,6 +145,9 @@ func open(library string) (*driver, checkpoint.Result) {
 // cannot be had.
 func serve(library, lock string) error {
 	d, broken := open(library)
+	if d != nil {
+		d.serves = true
+	}
 	requests, answers := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
 		var q checkpoint.Request
@@ -231,8 +235,10 @@ func (d *driver) operate(op string, pid int, pairs []gpuPair) checkpoint.Result 
 		{"checkpoint", checkpoint.Locked, checkpoint.Checkpointed, func() int { return d.checkpoint(pid) }},
 	}
 	if op == "on" {
-		if err := whole(pid); err != nil && r.State == checkpoint.Checkpointed {
-			return fail("restore", 0, err)
+		if r.State == checkpoint.Checkpointed {
+			if err := d.whole(pid); err != nil {
+				return fail("restore", 0, err)
+			}
 		}
 		steps[0].name, steps[0].from, steps[0].call = "restore", checkpoint.Checkpointed, func() int { return d.restore(pid, pairs) }
 		steps[1].name, steps[1].to, steps[1].call = "unlock", checkpoint.Running, func() int { return d.unlock(pid) }
@@ -263,12 +269,16 @@ func (d *driver) operate(op string, pid int, pairs []gpuPair) checkpoint.Result 
 	return r
 }
 
-// whole returns an error for a process with memory in a file (--suspend-dir): zeros would be
-// taken for what it had. Where that cannot be seen, it cannot have been put there either.
-func whole(pid int) error {
+// whole returns an error for a process that may have memory in a file (--suspend-dir): zeros would be
+// taken for what it had. A scheduler that may not look cannot have put it there, but by hand that says
+// nothing.
+func (d *driver) whole(pid int) error {
 	all, err := segments.Open(pid)
-	if err != nil {
+	if d.serves && errors.Is(err, fs.ErrPermission) {
 		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("whether nvshare-scheduler has put memory of it into a file is not known: %w", err)
 	}
 	defer segments.Close(all)
 	if n := segments.Missing(all); n != 0 {

@@ -19,7 +19,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/segments"
 )
 
 // node is a simulated GPU with one process that uses it, and with the program.
@@ -326,5 +329,38 @@ func TestExitStatus(t *testing.T) {
 		if got := cmd.ProcessState.ExitCode(); got != c.want || !strings.Contains(string(out), c.says) {
 			t.Errorf("%s: status %d, want %d and %q: %s", c.args, got, c.want, c.says, out)
 		}
+	}
+}
+
+// A process that may have memory in a file is not restored by hand where nobody can look: its memory
+// would be zeros.
+func TestWholeByHand(t *testing.T) {
+	const env = "NVSHARE_TEST_WHOLE"
+	if os.Getenv(env) == "" { // without rights
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestWholeByHand$", "-test.v")
+		cmd.Env = append(os.Environ(), env+"=1")
+		if os.Geteuid() == 0 {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	fd, err := unix.MemfdCreate(segments.Name, unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Ftruncate(fd, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ, unix.MAP_SHARED); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&driver{}).whole(os.Getpid()); err == nil || !strings.Contains(err.Error(), "is not known") {
+		t.Errorf("by hand: %v", err)
+	}
+	if err := (&driver{serves: true}).whole(os.Getpid()); err != nil {
+		t.Errorf("a scheduler without rights: %v", err)
 	}
 }
