@@ -180,12 +180,10 @@ func (aw *Away) RecordFiles(gone ...*file) error {
 // RestoreFiled finds the processes of which an earlier scheduler has memory in files, and
 // removes the files of nobody.
 func (aw *Away) RestoreFiled() error {
-	r, err := state.ReadRecord[filesRecord](aw.filesPath(), filesVersion)
-	if errors.Is(err, state.ErrNewer) {
-		return err
-	}
+	r, _, err := state.Restore[filesRecord](aw.Log, aw.filesPath(), filesVersion,
+		"which processes have memory in files is not known: those are not restored, their calls wait, end them")
 	if err != nil {
-		aw.Log.WithError(err).Error("which processes have memory in files is not known: those are not restored, their calls wait, end them")
+		return err
 	}
 	known := map[string]bool{}
 	for _, was := range r.Files {

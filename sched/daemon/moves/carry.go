@@ -238,15 +238,10 @@ func (mv *Moves) recordOrSay() {
 
 // RestoreCarried goes on with what an earlier scheduler has begun.
 func (mv *Moves) RestoreCarried() error {
-	file, err := state.ReadRecord[carriedFile](mv.carriedPath(), carriedVersion)
-	if errors.Is(err, state.ErrNewer) {
+	file, _, err := state.Restore[carriedFile](mv.Log, mv.carriedPath(), carriedVersion,
+		"which processes were on their way to another GPU is not known: processes that hang need nvshare-checkpoint on PID")
+	if err != nil || file.BootID != mv.BootID {
 		return err
-	}
-	if err != nil {
-		mv.Log.WithError(err).Error("which processes were on their way to another GPU is not known: processes that hang need nvshare-checkpoint on PID")
-	}
-	if file.BootID != mv.BootID {
-		return nil
 	}
 	for _, was := range file.Processes {
 		mv.OnceKnown(was, fmt.Sprintf("process %d lives, which was on its way to another GPU,", was.PID), func() error { return mv.RestoreCarriedOne(was) })
