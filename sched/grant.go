@@ -461,12 +461,7 @@ func covers(p, q Persist) bool {
 	if p.Epoch < q.Epoch || q.Unrecorded && !p.Unrecorded {
 		return false
 	}
-	for _, h := range q.Holders {
-		if h.Client != 0 && !p.Unrecorded && !slices.Contains(p.Holders[:], h) {
-			return false
-		}
-	}
-	return true
+	return p.Unrecorded || !slices.ContainsFunc(q.Holders[:], func(h Holder) bool { return h.Client != 0 && !slices.Contains(p.Holders[:], h) })
 }
 
 func (c *GPU) persist(p Persist) {

@@ -290,10 +290,7 @@ func (h *helper) answer(ctx context.Context) (Result, error) {
 		return res, nil
 	default:
 	}
-	why := h.err
-	if why == nil {
-		why = errors.New("it printed no result")
-	}
+	why := cmp.Or(h.err, errors.New("it printed no result"))
 	if text := strings.TrimSpace(string(h.diagnosis.text)); text != "" {
 		return Result{}, fmt.Errorf("failed: %w: %s", why, text)
 	}

@@ -107,10 +107,7 @@ func (l *ledger) empty() bool {
 
 // write wants mu held.
 func (l *ledger) write() error {
-	f := ledgerFile{Boot: l.boot, Entries: []entry{}}
-	for e := range maps.Values(l.entries) {
-		f.Entries = append(f.Entries, e)
-	}
+	f := ledgerFile{Boot: l.boot, Entries: slices.AppendSeq([]entry{}, maps.Values(l.entries))}
 	text, err := json.Marshal(f)
 	if err != nil {
 		return err
