@@ -196,7 +196,6 @@ func (gs *grants) listOf(state grantState, kind grantKind) *list {
 	return &gs.open
 }
 
-// become changes the state of a grant.
 func (c *GPU) become(g *grant, to grantState) { c.change(g, to, g.kind) }
 
 // change is the one function that changes the state or the kind of a grant: it

@@ -249,7 +249,6 @@ func startHelper(cmd *exec.Cmd) (*helper, error) {
 	return h, nil
 }
 
-// dead says whether the program has ended.
 func (h *helper) dead() bool {
 	select {
 	case <-h.ended:
@@ -276,7 +275,6 @@ func (h *helper) send(q Request) error {
 	return json.NewEncoder(h.in).Encode(q)
 }
 
-// answer waits for the result.
 func (h *helper) answer(ctx context.Context) (Result, error) {
 	select {
 	case res := <-h.answers:

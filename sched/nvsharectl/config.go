@@ -267,7 +267,6 @@ func (f *setFlags) given(cmd *cobra.Command) bool {
 	return cmd.Flags().Changed("set-tq") || cmd.Flags().Changed("anti-thrash")
 }
 
-// run changes the settings.
 func (f *setFlags) run(cmd *cobra.Command, runDir string, io streams) error {
 	var all []wanted
 	for _, flag := range []struct{ name, setting, text string }{

@@ -224,7 +224,6 @@ func (x *holding) drive() {
 	}
 }
 
-// switched notes the answer to an order.
 func (x *holding) switched(r order.Result, on bool) {
 	x.count()
 	switch {
