@@ -195,7 +195,7 @@ func (d *driver) serveOne(q checkpoint.Request, lock string) (checkpoint.Result,
 
 // lockProcess waits until no other program operates on a process. Closing the file ends that.
 func lockProcess(path string, pid int) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}

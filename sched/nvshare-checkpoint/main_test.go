@@ -247,6 +247,7 @@ func (n *node) await(ok func() bool) {
 func TestExcludes(t *testing.T) {
 	n := newNode(t)
 	lock := []string{"--lock", filepath.Join(t.TempDir(), "lock")}
+	n.check(os.WriteFile(lock[1], nil, 0o600))
 	n.fails("lock wait")
 	before, after := n.serve(lock...), n.serve(lock...)
 	before.asks(checkpoint.Request{Op: "off"})

@@ -47,6 +47,18 @@ func (mv *Moves) carry(m *Move) {
 	}()
 }
 
+// cutLoose has processes attach to the GPU that they are on.
+func (mv *Moves) cutLoose(m *Move) {
+	m.Phase = Arrives
+	m.mayTake(arriveLimit)
+	for _, cl := range m.clients {
+		if c := cl.Conn; c != nil {
+			mv.ShutDown(c)
+			mv.lose(c)
+		}
+	}
+}
+
 // exchange says where each GPU of the node goes if two of them are exchanged.
 func (mv *Moves) exchange(a, b *node.GPU) (pairs []checkpoint.Pair) {
 	for _, g := range mv.Order {

@@ -488,15 +488,3 @@ func (m *Move) Failure(mv *Moves) error {
 	}
 	return status.Errorf(codes.FailedPrecondition, "%s has not moved to GPU %d: %v", mv.NameOf(m.account), m.To.Index, m.err)
 }
-
-// cutLoose has processes attach to the GPU that they are on.
-func (mv *Moves) cutLoose(m *Move) {
-	m.Phase = Arrives
-	m.mayTake(arriveLimit)
-	for _, cl := range m.clients {
-		if c := cl.Conn; c != nil {
-			mv.ShutDown(c)
-			mv.lose(c)
-		}
-	}
-}
