@@ -22,13 +22,9 @@ func (d *Daemon) set(req *api.SetRequest, by settings.Author) (*api.SetResponse,
 	if err != nil {
 		return nil, err
 	}
-	uuid, gpus := "", d.Order
-	if req.Gpu != "" {
-		g := d.FindGPU(req.Gpu)
-		if g == nil {
-			return nil, node.NoSuchGPU(req.Gpu)
-		}
-		uuid, gpus = g.UUID, []*node.GPU{g}
+	uuid, gpus, err := d.NamedGPUs(req.Gpu)
+	if err != nil {
+		return nil, err
 	}
 	was := d.settings.Set
 	next := was.With(uuid, req.Unset, change)

@@ -76,13 +76,9 @@ func (aw *Away) move(req *api.SuspendRequest, done string, fits func(g *node.GPU
 	if to := aw.Leaving[account]; to != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot be %s: it is on its way to GPU %d", aw.NameOf(account), done, to.Index)
 	}
-	gpus := aw.Order
-	if req.Gpu != "" {
-		g := aw.FindGPU(req.Gpu)
-		if g == nil {
-			return nil, node.NoSuchGPU(req.Gpu)
-		}
-		gpus = []*node.GPU{g}
+	_, gpus, err := aw.NamedGPUs(req.Gpu)
+	if err != nil {
+		return nil, err
 	}
 	resp := &api.SuspendResponse{}
 	resp.Container, resp.Uid = aw.TenantOf(account)
