@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -364,6 +365,26 @@ func TestMigrateTwoOverARestart(t *testing.T) {
 				return s.Ask(context.Background(), func() { ended = len(s.moves.Migrations) == 0 }) == nil && ended
 			})
 		})
+	}
+}
+
+// A process that comes back when its move has ended without it follows the rest of its tenant.
+func TestMigrateStraggler(t *testing.T) {
+	c := &carrier{}
+	s := start(t, t.TempDir(), migrating(c))
+	a, b := newSwapperOn(t, s, gpuA), newSwapperOn(t, s, gpuB)
+	if err := s.Ask(context.Background(), func() { s.moves.From[s.Clients[base.ClientID(b.id)]] = s.FindGPU(gpuB.UUID) }); err != nil {
+		t.Fatal(err)
+	}
+	b.CloseWrite()
+	back := &swapper{peerConn: b.proc.connect().register(wire.RegisterSwap | wire.RegisterReconnect), proc: b.proc}
+	back.attach(0, gpuB, 0, 0)
+	back.arrivesOn(gpuA, 0)
+	s.await("both are on GPU 0", func(r *api.StatusResponse) bool {
+		return len(r.Gpus[0].Clients) == 2 && len(r.Gpus[1].Clients) == 0 && on(r, 0, a.id) != nil
+	})
+	if got := c.told(); !slices.Equal(got, []string{"off", "on 0→1 1→0"}) {
+		t.Errorf("calls %q", got)
 	}
 }
 

@@ -180,14 +180,17 @@ func (mv *Moves) Arrive(cl *node.Client, g *node.GPU) bool {
 	delete(mv.From, cl)
 	delete(mv.strayed, cl)
 	m := mv.Migrations[cl.Account]
+	if from != g {
+		delete(cl.Attached, from)
+		delete(from.Restored, cl.ID)
+	}
 	if m == nil { // else the record holds until the move has ended
 		mv.recordOrSay()
+		mv.follow(cl, g)
 	}
 	if from == g {
 		return false
 	}
-	delete(cl.Attached, from)
-	delete(from.Restored, cl.ID)
 	mv.HasMoved(cl.Container, from, g)
 	if m != nil {
 		m.moved = true
@@ -197,6 +200,17 @@ func (mv *Moves) Arrive(cl *node.Client, g *node.GPU) bool {
 	mv.Step(from, sched.Gone{Client: cl.ID})
 	mv.PutMember(has, from, g)
 	return true
+}
+
+// follow has a process that comes after its move has ended go where the rest of its tenant is.
+func (mv *Moves) follow(cl *node.Client, g *node.GPU) {
+	for _, rest := range mv.Order {
+		if rest != g && mv.Opts.Checkpoint != nil && len(mv.on(rest, cl.Account)) > 0 {
+			mv.goOn(cl, g, rest)
+			mv.Migrations[cl.Account].moved = true
+			return
+		}
+	}
 }
 
 // Which processes a move is about is recorded before the first of them goes, until the move has ended:
@@ -305,13 +319,13 @@ func (mv *Moves) FindStrayed() {
 	}
 }
 
-// goOn has a process take part in a move that an earlier scheduler began.
+// goOn has a process take part in a move that has begun before.
 func (mv *Moves) goOn(cl *node.Client, from, to *node.GPU) {
 	m := mv.Migrations[cl.Account]
 	if m == nil {
 		m = mv.newMove(cl.Account, from, to, func(*Move) {})
 		m.Phase, m.carried, m.legs = Arrives, true, 1
-		m.mayTake(arriveLimit)
+		m.mayTake(checkpoint.DefaultLimit + arriveLimit) // an earlier nvshare-checkpoint may be at work
 	}
 	m.clients, m.count = append(m.clients, cl), m.count+1
 }

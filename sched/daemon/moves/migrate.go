@@ -384,10 +384,7 @@ func (mv *Moves) onOthers(m *Move) error {
 }
 
 func (mv *Moves) advanceArrival(m *Move) {
-	if slices.ContainsFunc(m.clients, func(cl *node.Client) bool { return mv.returning[cl] }) {
-		return
-	}
-	missing := slices.IndexFunc(m.clients, func(cl *node.Client) bool { return mv.From[cl] != nil })
+	missing := slices.IndexFunc(m.clients, func(cl *node.Client) bool { return mv.From[cl] != nil || mv.returning[cl] })
 	switch {
 	case missing < 0:
 		mv.settle(m)
