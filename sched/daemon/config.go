@@ -40,13 +40,13 @@ func (d *Daemon) set(req *api.SetRequest, by settings.Author) (*api.SetResponse,
 	for _, g := range gpus {
 		changes := changed(g.UUID, uint32(g.Index), was, next)
 		resp.Changes = append(resp.Changes, changes...)
-		d.putInForce(g, was.Of(g.UUID), next.Of(g.UUID))
 		for _, c := range changes {
 			d.NoteSetting(g, "", false, c.Name, c.Old, c.New)
 			if c.Old != c.New {
 				d.Log.Infof("GPU %d: %s %s, by user %d; it was %s", g.Index, c.Name, c.New, by.UID, c.Old)
 			}
 		}
+		d.putInForce(g, was.Of(g.UUID), next.Of(g.UUID))
 	}
 	return resp, nil
 }
