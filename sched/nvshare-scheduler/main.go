@@ -365,13 +365,13 @@ func serve(ctx context.Context, o daemon.Options) error {
 // answerWatchdog tells systemd that the scheduler answers, as long as it does:
 // one that hangs is then restarted, and its tenants find the next one.
 func answerWatchdog(ctx context.Context, d *daemon.Daemon, every time.Duration) {
-	for tick := time.NewTicker(every); ; {
+	for tick := time.Tick(every); ; {
 		if err := d.Answers(ctx); err != nil {
 			return
 		}
 		_, _ = systemd.SdNotify(false, systemd.SdNotifyWatchdog)
 		select {
-		case <-tick.C:
+		case <-tick:
 		case <-ctx.Done():
 			return
 		}

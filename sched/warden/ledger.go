@@ -171,13 +171,12 @@ func allAtOnce[T any](bound time.Duration, all []T, do func(T) error) []error {
 	for i, one := range all {
 		go func() { results <- result{i, do(one)} }()
 	}
-	late := time.NewTimer(bound)
-	defer late.Stop()
+	late := time.After(bound)
 	for range all {
 		select {
 		case r := <-results:
 			failed[r.i] = r.err
-		case <-late.C:
+		case <-late:
 			return failed
 		}
 	}

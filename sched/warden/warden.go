@@ -177,13 +177,12 @@ func (w *Warden) Run(stop <-chan struct{}) error {
 			wg.Go(func() { w.serve(sock, stop) })
 		}
 	})
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
+	ticker := time.Tick(tick)
 	for running := true; running; {
 		select {
 		case <-stop:
 			running = false
-		case <-ticker.C:
+		case <-ticker:
 			w.sweep(time.Now())
 		}
 	}
