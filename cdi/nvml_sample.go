@@ -20,7 +20,8 @@ import (
 type Sampler struct {
 	SimDir string // directory of a simulated GPU; empty: this host's GPUs
 
-	lib    nvml.Interface // nil: not started
+	lib    nvml.Interface  // nil: not started
+	lacks  map[string]bool // which functions, since it was started
 	faults faults
 	uses   map[string]use // by UUID
 }
@@ -86,7 +87,7 @@ func (s *Sampler) start() (err error) {
 	}
 	lib, err := n.start()
 	if err == nil {
-		s.lib = lib
+		s.lib, s.lacks = lib, nil
 		s.faults.listen(lib)
 	}
 	return err
@@ -126,44 +127,45 @@ func (s *Sampler) ask() ([]Sample, error) {
 	return samples, nil // the metrics say of which GPUs there is none
 }
 
-// has tells whether the library has a function: a call to one that it lacks would end this program.
-func (s *Sampler) has(symbol string) bool { return s.lib.Extensions().LookupSymbol(symbol) == nil }
+// read asks for one figure, if the library has the function: a call to one that it lacks would end this
+// program.
+func read[T any](s *Sampler, symbol string, ask func() (T, nvml.Return)) (figure T, ok bool) {
+	lacks, known := s.lacks[symbol]
+	if !known {
+		if s.lacks == nil {
+			s.lacks = map[string]bool{}
+		}
+		lacks = s.lib.Extensions().LookupSymbol(symbol) != nil
+		s.lacks[symbol] = lacks
+	}
+	if lacks {
+		return figure, false
+	}
+	figure, ret := ask()
+	return figure, ret == nvml.SUCCESS
+}
 
 // measure fills in what the driver says of a GPU.
 func (s *Sampler) measure(dev nvml.Device, sample *Sample) {
-	if s.has("nvmlDeviceGetUtilizationRates") {
-		if u, ret := dev.GetUtilizationRates(); ret == nvml.SUCCESS {
-			sample.Utilization, sample.MemoryUtilization = float64(u.Gpu)/100, float64(u.Memory)/100
-		}
+	if u, ok := read(s, "nvmlDeviceGetUtilizationRates", dev.GetUtilizationRates); ok {
+		sample.Utilization, sample.MemoryUtilization = float64(u.Gpu)/100, float64(u.Memory)/100
 	}
-	if s.has("nvmlDeviceGetPowerUsage") {
-		if mw, ret := dev.GetPowerUsage(); ret == nvml.SUCCESS {
-			sample.Watts = (mw + 500) / 1000
-		}
+	if mw, ok := read(s, "nvmlDeviceGetPowerUsage", dev.GetPowerUsage); ok {
+		sample.Watts = (mw + 500) / 1000
 	}
-	if s.has("nvmlDeviceGetTemperature") {
-		if celsius, ret := dev.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS {
-			sample.Celsius = celsius
-		}
+	sample.Celsius, _ = read(s, "nvmlDeviceGetTemperature", func() (uint32, nvml.Return) { return dev.GetTemperature(nvml.TEMPERATURE_GPU) })
+	if m, ok := read(s, "nvmlDeviceGetMemoryInfo", dev.GetMemoryInfo); ok {
+		sample.MemoryTotal, sample.MemoryUsed, sample.MemoryFree = m.Total, m.Used, m.Free
 	}
-	if s.has("nvmlDeviceGetMemoryInfo") {
-		if m, ret := dev.GetMemoryInfo(); ret == nvml.SUCCESS {
-			sample.MemoryTotal, sample.MemoryUsed, sample.MemoryFree = m.Total, m.Used, m.Free
-		}
-	}
-	if s.has("nvmlDeviceGetComputeRunningProcesses") {
-		if ps, ret := dev.GetComputeRunningProcesses(); ret == nvml.SUCCESS {
-			sample.Processes = memoryOf(ps)
-		}
-	}
-	if sample.Processes != nil && s.has("nvmlDeviceGetGraphicsRunningProcesses") {
-		if ps, ret := dev.GetGraphicsRunningProcesses(); ret == nvml.SUCCESS {
+	if ps, ok := read(s, "nvmlDeviceGetComputeRunningProcesses", dev.GetComputeRunningProcesses); ok {
+		sample.Processes = memoryOf(ps)
+		if ps, ok := read(s, "nvmlDeviceGetGraphicsRunningProcesses", dev.GetGraphicsRunningProcesses); ok {
 			sample.addGraphics(memoryOf(ps))
 		}
 	}
-	if s.has("nvmlDeviceGetProcessUtilization") {
-		sample.Busy = s.busy(dev, sample.UUID)
-	}
+	sample.Busy, _ = read(s, "nvmlDeviceGetProcessUtilization", func() (map[uint32]float64, nvml.Return) {
+		return s.busy(dev, sample.UUID), nvml.SUCCESS
+	})
 }
 
 // memoryOf returns the memory of processes, by pid, in bytes. A process has a line for each context.

@@ -164,9 +164,7 @@ func (cs *Containers) existing(pod *api.PodSandbox, ctr *api.Container, inv *Inv
 	unclaimed := errors.Join(cs.claimed(&req, pod, ctr, true), cs.boundBySpec(&req, pod, ctr))
 	c := describeExisting(pod, ctr, req, inv)
 	if names := recordedClaims(pod, ctr); len(names) > 0 && len(req.Shares) == 0 {
-		if unclaimed == nil {
-			unclaimed = errors.New("it has a resource claim, and this plugin knows none")
-		}
+		unclaimed = cmp.Or(unclaimed, errors.New("it has a resource claim, and this plugin knows none"))
 		unclaimed = fmt.Errorf("%w; it keeps the settings that the scheduler already has for it", unclaimed)
 		c.Claims, c.Keep = names, sched.AllFields
 	}

@@ -266,11 +266,10 @@ func (b *backoff) reset() { b.next = 0 }
 
 func (b *backoff) sleep(ctx context.Context) {
 	b.next = min(max(b.min, 2*b.next), b.max)
-	t := time.NewTimer(b.next/2 + rand.N(b.next/2+1))
-	defer t.Stop()
+	t := time.After(b.next/2 + rand.N(b.next/2+1))
 	select {
 	case <-ctx.Done():
-	case <-t.C:
+	case <-t:
 	}
 }
 

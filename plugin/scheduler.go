@@ -204,8 +204,7 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 		l.told[id] = Container{}
 	}
 	cs.learn(state)
-	tick := time.NewTicker(cs.ping)
-	defer tick.Stop()
+	tick := time.Tick(cs.ping)
 	for {
 		want, complete := cs.snapshot()
 		if err := l.tell(ctx, want, complete); err != nil {
@@ -219,7 +218,7 @@ func (cs *Containers) serve(ctx context.Context, dial func(context.Context) (Sch
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-cs.wake:
-		case <-tick.C:
+		case <-tick:
 			l.due = true
 			clear(l.full)
 			state, err := l.state(ctx)

@@ -425,7 +425,6 @@ func (cl *client) quietAt(after time.Duration) base.Time {
 	return cl.calledAt.Add(max(after/idlePart, quietLeast))
 }
 
-// called notes that a client works.
 func (c *GPU) called(id base.ClientID) {
 	if cl := c.clients[id]; cl != nil {
 		cl.calledAt = c.now

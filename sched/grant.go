@@ -196,7 +196,6 @@ func (gs *grants) listOf(state grantState, kind grantKind) *list {
 	return &gs.open
 }
 
-// become changes the state of a grant.
 func (c *GPU) become(g *grant, to grantState) { c.change(g, to, g.kind) }
 
 // change is the one function that changes the state or the kind of a grant: it
@@ -473,12 +472,7 @@ func covers(p, q Persist) bool {
 	if p.Epoch < q.Epoch || q.Unrecorded && !p.Unrecorded {
 		return false
 	}
-	for _, h := range q.Holders {
-		if h.Client != 0 && !p.Unrecorded && !slices.Contains(p.Holders[:], h) {
-			return false
-		}
-	}
-	return true
+	return p.Unrecorded || !slices.ContainsFunc(q.Holders[:], func(h Holder) bool { return h.Client != 0 && !slices.Contains(p.Holders[:], h) })
 }
 
 func (c *GPU) persist(p Persist) {

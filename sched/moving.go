@@ -357,7 +357,6 @@ func (c *GPU) heldBehind() (held []*grant) {
 	return held
 }
 
-// suspend has a tenant leave the GPU.
 func (c *GPU) suspend(tenant string) {
 	finishing := c.mem.Finishing()
 	for _, id := range c.mem.Clients(tenant) {

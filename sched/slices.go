@@ -185,15 +185,7 @@ func (c *GPU) servesLatency() bool {
 }
 
 func (c *GPU) hasLatencyTenant() bool {
-	if c.pool.tenants == 0 {
-		return false
-	}
-	for _, cl := range c.inOrder() {
-		if cl.connected && cl.tenant.share.Priority == Latency {
-			return true
-		}
-	}
-	return false
+	return c.pool.tenants > 0 && slices.ContainsFunc(c.inOrder(), func(cl *client) bool { return cl.connected && cl.tenant.share.Priority == Latency })
 }
 
 // listedDrivers has the versions of the driver with which the controls were seen to work,

@@ -161,7 +161,6 @@ func (t *tenant) displayName() string {
 // with clients on one GPU, which do not depend on each other.
 func (t *tenant) isGang() bool { return t.key.kind == gangOf || t.overlaps() }
 
-// overlaps says whether the tenant is an overlap group.
 func (t *tenant) overlaps() bool { return t.key.kind == overlapOf }
 
 // tenantOf returns a client's tenant, and makes it if there is none.
@@ -424,7 +423,6 @@ func (t *tenant) proxy() bool {
 	return t.slot != nil && t.slot.Wants()
 }
 
-// inHeap says whether its place is a heap.
 func (t *tenant) inHeap() bool { return t.place != nowhere && t.place != parked }
 
 func (q *queues) heap(p place) *tenantHeap {

@@ -259,12 +259,9 @@ func (c *GPU) againstSlices() Cause {
 
 // againstDriver says why the driver alone cannot share the GPU: it knows no parts and no gangs.
 func (c *GPU) againstDriver() Cause {
-	for _, cl := range c.inOrder() {
-		if c.gangPlays(cl) {
-			return because(reasonGang)
-		}
-	}
 	switch {
+	case slices.ContainsFunc(c.inOrder(), c.gangPlays):
+		return because(reasonGang)
 	case c.exact > 0:
 		return because(reasonShares)
 	case c.slices.crowded:

@@ -19,8 +19,7 @@ const (
 // WatchHealthStatus tells the kubelet, which writes it into the status of pods, whether
 // the node still has the devices of prepared claims.
 func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	tick := time.NewTicker(healthInterval)
-	defer tick.Stop()
+	tick := time.Tick(healthInterval)
 	for {
 		if report, known := d.health(time.Now()); known {
 			select {
@@ -32,7 +31,7 @@ func (d *Driver) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case <-tick:
 		case <-d.changed:
 		}
 	}

@@ -26,9 +26,8 @@ const (
 
 // RemoveTaint keeps StartupTaint off the node until ctx ends.
 func (w *Watcher) RemoveTaint(ctx context.Context) {
-	tick := time.NewTicker(taintEvery)
-	defer tick.Stop()
-	w.removeTaints(ctx, tick.C)
+	tick := time.Tick(taintEvery)
+	w.removeTaints(ctx, tick)
 }
 
 func (w *Watcher) removeTaints(ctx context.Context, again <-chan time.Time) {

@@ -110,8 +110,7 @@ func (s *leaderLock) refused() error {
 
 // wait waits until the lock is this process's.
 func (s *leaderLock) wait(ctx context.Context) error {
-	tick := time.NewTicker(lockInterval)
-	defer tick.Stop()
+	tick := time.Tick(lockInterval)
 	for {
 		if taken, err := s.take(); taken || err != nil {
 			return err
@@ -119,7 +118,7 @@ func (s *leaderLock) wait(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
+		case <-tick:
 		}
 	}
 }

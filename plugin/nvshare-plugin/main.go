@@ -15,6 +15,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -171,9 +172,7 @@ func (f *flags) check() (err error) {
 
 // absolute makes paths absolute, which CDI needs.
 func (f *flags) absolute() (err error) {
-	if f.binDir == "" {
-		f.binDir = filepath.Join(filepath.Dir(filepath.Clean(f.libDir)), "bin")
-	}
+	f.binDir = cmp.Or(f.binDir, filepath.Join(filepath.Dir(filepath.Clean(f.libDir)), "bin"))
 	for _, p := range []*string{&f.runDir, &f.libDir, &f.binDir, &f.cdiDir, &f.nriSocket} {
 		if *p, err = filepath.Abs(*p); err != nil {
 			return err

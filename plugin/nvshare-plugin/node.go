@@ -127,8 +127,7 @@ func (n *node) watch(ctx context.Context, write bool, found func(*plugin.Invento
 	defer signal.Stop(hangup)
 	changed := cdi.Watch(ctx, n.options, append(n.placed.dirs(), n.cdiDir)...)
 	var retry <-chan time.Time
-	tick := time.NewTicker(n.every)
-	defer tick.Stop()
+	tick := time.Tick(n.every)
 	failure, known := "", false
 	for force := true; ; {
 		if force || n.fingerprint() != n.seen {
@@ -163,7 +162,7 @@ func (n *node) watch(ctx context.Context, write bool, found func(*plugin.Invento
 		case <-hangup:
 			force = true
 		case <-changed:
-		case <-tick.C:
+		case <-tick:
 		case <-retry:
 			force = true
 		}

@@ -48,8 +48,7 @@ func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugi
 	go func() {
 		file := filepath.Join(runDir, nextFile)
 		defer func() { os.Remove(file) }()
-		tick := time.NewTicker(readyInterval)
-		defer tick.Stop()
+		tick := time.Tick(readyInterval)
 		for {
 			select {
 			case <-leads:
@@ -70,7 +69,7 @@ func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugi
 				return
 			case <-leads:
 			case <-changed:
-			case <-tick.C:
+			case <-tick:
 			}
 			alive()
 		}

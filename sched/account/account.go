@@ -263,9 +263,7 @@ func (a *Account) SetLimit(had bool, slice time.Duration) {
 	}
 	a.credit = min(a.credit, slice)
 	a.capped = a.credit < 0 || a.capped && a.credit < slice
-	if a.credit == 0 {
-		a.credit = slice
-	}
+	a.credit = cmp.Or(a.credit, slice)
 }
 
 // DropLimit is for a tenant that has no limit any more.

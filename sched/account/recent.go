@@ -160,7 +160,6 @@ func (s *Spread) Percentile(part int) time.Duration {
 // Count returns how many durations were counted.
 func (s *Spread) Count() uint64 { return s.total }
 
-// merge counts what another spread has counted.
 func (s *Spread) merge(o *Spread) {
 	for i, n := range o.counts {
 		s.counts[i] += n

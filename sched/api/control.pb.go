@@ -3435,18 +3435,15 @@ func (x *SetResponse) GetChanges() []*Change {
 	return nil
 }
 
-// Change is what Set found and left on one GPU. An empty uuid is the default
+// Change is what Set found and left of each setting of a GPU. An empty uuid is the default
 // for GPUs found later.
 type Change struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Uuid          string                 `protobuf:"bytes,1,opt,name=uuid,proto3" json:"uuid,omitempty"`
 	Index         uint32                 `protobuf:"varint,2,opt,name=index,proto3" json:"index,omitempty"`
-	OldQuantumNs  int64                  `protobuf:"varint,3,opt,name=old_quantum_ns,json=oldQuantumNs,proto3" json:"old_quantum_ns,omitempty"`
-	NewQuantumNs  int64                  `protobuf:"varint,4,opt,name=new_quantum_ns,json=newQuantumNs,proto3" json:"new_quantum_ns,omitempty"`
-	OldMode       Mode                   `protobuf:"varint,5,opt,name=old_mode,json=oldMode,proto3,enum=nvshare.v1.Mode" json:"old_mode,omitempty"`
-	NewMode       Mode                   `protobuf:"varint,6,opt,name=new_mode,json=newMode,proto3,enum=nvshare.v1.Mode" json:"new_mode,omitempty"`
-	OldSwapShare  uint32                 `protobuf:"varint,7,opt,name=old_swap_share,json=oldSwapShare,proto3" json:"old_swap_share,omitempty"` // in force
-	NewSwapShare  uint32                 `protobuf:"varint,8,opt,name=new_swap_share,json=newSwapShare,proto3" json:"new_swap_share,omitempty"`
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"` // as in ConfigValue
+	Old           string                 `protobuf:"bytes,4,opt,name=old,proto3" json:"old,omitempty"`   // in force
+	New           string                 `protobuf:"bytes,5,opt,name=new,proto3" json:"new,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3495,46 +3492,25 @@ func (x *Change) GetIndex() uint32 {
 	return 0
 }
 
-func (x *Change) GetOldQuantumNs() int64 {
+func (x *Change) GetName() string {
 	if x != nil {
-		return x.OldQuantumNs
+		return x.Name
 	}
-	return 0
+	return ""
 }
 
-func (x *Change) GetNewQuantumNs() int64 {
+func (x *Change) GetOld() string {
 	if x != nil {
-		return x.NewQuantumNs
+		return x.Old
 	}
-	return 0
+	return ""
 }
 
-func (x *Change) GetOldMode() Mode {
+func (x *Change) GetNew() string {
 	if x != nil {
-		return x.OldMode
+		return x.New
 	}
-	return Mode_MODE_UNSPECIFIED
-}
-
-func (x *Change) GetNewMode() Mode {
-	if x != nil {
-		return x.NewMode
-	}
-	return Mode_MODE_UNSPECIFIED
-}
-
-func (x *Change) GetOldSwapShare() uint32 {
-	if x != nil {
-		return x.OldSwapShare
-	}
-	return 0
-}
-
-func (x *Change) GetNewSwapShare() uint32 {
-	if x != nil {
-		return x.NewSwapShare
-	}
-	return 0
+	return ""
 }
 
 // SuspendRequest names the tenant of Suspend and Resume.
@@ -5384,16 +5360,13 @@ const file_sched_api_control_proto_rawDesc = "" +
 	"\x05bytes\x18\b \x01(\x04R\x05bytes\x12\x17\n" +
 	"\atook_ns\x18\t \x01(\x03R\x06tookNs\";\n" +
 	"\vSetResponse\x12,\n" +
-	"\achanges\x18\x01 \x03(\v2\x12.nvshare.v1.ChangeR\achanges\"\xa4\x02\n" +
+	"\achanges\x18\x01 \x03(\v2\x12.nvshare.v1.ChangeR\achanges\"j\n" +
 	"\x06Change\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
-	"\x05index\x18\x02 \x01(\rR\x05index\x12$\n" +
-	"\x0eold_quantum_ns\x18\x03 \x01(\x03R\foldQuantumNs\x12$\n" +
-	"\x0enew_quantum_ns\x18\x04 \x01(\x03R\fnewQuantumNs\x12+\n" +
-	"\bold_mode\x18\x05 \x01(\x0e2\x10.nvshare.v1.ModeR\aoldMode\x12+\n" +
-	"\bnew_mode\x18\x06 \x01(\x0e2\x10.nvshare.v1.ModeR\anewMode\x12$\n" +
-	"\x0eold_swap_share\x18\a \x01(\rR\foldSwapShare\x12$\n" +
-	"\x0enew_swap_share\x18\b \x01(\rR\fnewSwapShare\"_\n" +
+	"\x05index\x18\x02 \x01(\rR\x05index\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x10\n" +
+	"\x03old\x18\x04 \x01(\tR\x03old\x12\x10\n" +
+	"\x03new\x18\x05 \x01(\tR\x03new\"_\n" +
 	"\x0eSuspendRequest\x12\x1c\n" +
 	"\tcontainer\x18\x01 \x01(\tR\tcontainer\x12\x15\n" +
 	"\x03uid\x18\x02 \x01(\rH\x00R\x03uid\x88\x01\x01\x12\x10\n" +
@@ -5764,57 +5737,55 @@ var file_sched_api_control_proto_depIdxs = []int32{
 	26, // 39: nvshare.v1.DrainTenant.container:type_name -> nvshare.v1.Container
 	26, // 40: nvshare.v1.MigrateResponse.container:type_name -> nvshare.v1.Container
 	35, // 41: nvshare.v1.SetResponse.changes:type_name -> nvshare.v1.Change
-	0,  // 42: nvshare.v1.Change.old_mode:type_name -> nvshare.v1.Mode
-	0,  // 43: nvshare.v1.Change.new_mode:type_name -> nvshare.v1.Mode
-	26, // 44: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
-	38, // 45: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
-	1,  // 46: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
-	2,  // 47: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
-	26, // 48: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
-	41, // 49: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
-	27, // 50: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
-	27, // 51: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
-	26, // 52: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
-	43, // 53: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
-	26, // 54: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
-	26, // 55: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
-	41, // 56: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
-	26, // 57: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
-	27, // 58: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
-	19, // 59: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
-	7,  // 60: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
-	54, // 61: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
-	7,  // 62: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
-	26, // 63: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
-	8,  // 64: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
-	28, // 65: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
-	29, // 66: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
-	32, // 67: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
-	39, // 68: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
-	36, // 69: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
-	36, // 70: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
-	42, // 71: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
-	45, // 72: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
-	47, // 73: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
-	49, // 74: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
-	52, // 75: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
-	9,  // 76: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
-	34, // 77: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
-	30, // 78: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
-	33, // 79: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
-	40, // 80: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
-	37, // 81: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
-	37, // 82: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
-	44, // 83: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
-	46, // 84: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
-	48, // 85: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
-	50, // 86: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
-	53, // 87: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
-	76, // [76:88] is the sub-list for method output_type
-	64, // [64:76] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	26, // 42: nvshare.v1.SuspendResponse.container:type_name -> nvshare.v1.Container
+	38, // 43: nvshare.v1.SuspendResponse.gpus:type_name -> nvshare.v1.Suspended
+	1,  // 44: nvshare.v1.SetShareRequest.priority:type_name -> nvshare.v1.Priority
+	2,  // 45: nvshare.v1.SetShareRequest.memory_mode:type_name -> nvshare.v1.MemoryMode
+	26, // 46: nvshare.v1.SetShareResponse.container:type_name -> nvshare.v1.Container
+	41, // 47: nvshare.v1.SetShareResponse.changes:type_name -> nvshare.v1.ShareChange
+	27, // 48: nvshare.v1.ShareChange.old:type_name -> nvshare.v1.Share
+	27, // 49: nvshare.v1.ShareChange.new:type_name -> nvshare.v1.Share
+	26, // 50: nvshare.v1.DescribeContainerRequest.container:type_name -> nvshare.v1.Container
+	43, // 51: nvshare.v1.DescribeContainerRequest.keep:type_name -> nvshare.v1.Keep
+	26, // 52: nvshare.v1.DescribeContainerResponse.old:type_name -> nvshare.v1.Container
+	26, // 53: nvshare.v1.DescribeContainerResponse.new:type_name -> nvshare.v1.Container
+	41, // 54: nvshare.v1.DescribeContainerResponse.changes:type_name -> nvshare.v1.ShareChange
+	26, // 55: nvshare.v1.TenantUse.container:type_name -> nvshare.v1.Container
+	27, // 56: nvshare.v1.TenantUse.share:type_name -> nvshare.v1.Share
+	19, // 57: nvshare.v1.TenantUse.waits:type_name -> nvshare.v1.Spread
+	7,  // 58: nvshare.v1.EventsRequest.types:type_name -> nvshare.v1.EventType
+	54, // 59: nvshare.v1.EventsResponse.events:type_name -> nvshare.v1.Event
+	7,  // 60: nvshare.v1.Event.type:type_name -> nvshare.v1.EventType
+	26, // 61: nvshare.v1.Event.container:type_name -> nvshare.v1.Container
+	8,  // 62: nvshare.v1.Control.Status:input_type -> nvshare.v1.StatusRequest
+	28, // 63: nvshare.v1.Control.Set:input_type -> nvshare.v1.SetRequest
+	29, // 64: nvshare.v1.Control.Drain:input_type -> nvshare.v1.DrainRequest
+	32, // 65: nvshare.v1.Control.Migrate:input_type -> nvshare.v1.MigrateRequest
+	39, // 66: nvshare.v1.Control.SetShare:input_type -> nvshare.v1.SetShareRequest
+	36, // 67: nvshare.v1.Control.Suspend:input_type -> nvshare.v1.SuspendRequest
+	36, // 68: nvshare.v1.Control.Resume:input_type -> nvshare.v1.SuspendRequest
+	42, // 69: nvshare.v1.Control.DescribeContainer:input_type -> nvshare.v1.DescribeContainerRequest
+	45, // 70: nvshare.v1.Control.JoinOverlap:input_type -> nvshare.v1.JoinOverlapRequest
+	47, // 71: nvshare.v1.Control.ForgetContainer:input_type -> nvshare.v1.ForgetContainerRequest
+	49, // 72: nvshare.v1.Control.ReportPlugin:input_type -> nvshare.v1.ReportPluginRequest
+	52, // 73: nvshare.v1.Control.Events:input_type -> nvshare.v1.EventsRequest
+	9,  // 74: nvshare.v1.Control.Status:output_type -> nvshare.v1.StatusResponse
+	34, // 75: nvshare.v1.Control.Set:output_type -> nvshare.v1.SetResponse
+	30, // 76: nvshare.v1.Control.Drain:output_type -> nvshare.v1.DrainResponse
+	33, // 77: nvshare.v1.Control.Migrate:output_type -> nvshare.v1.MigrateResponse
+	40, // 78: nvshare.v1.Control.SetShare:output_type -> nvshare.v1.SetShareResponse
+	37, // 79: nvshare.v1.Control.Suspend:output_type -> nvshare.v1.SuspendResponse
+	37, // 80: nvshare.v1.Control.Resume:output_type -> nvshare.v1.SuspendResponse
+	44, // 81: nvshare.v1.Control.DescribeContainer:output_type -> nvshare.v1.DescribeContainerResponse
+	46, // 82: nvshare.v1.Control.JoinOverlap:output_type -> nvshare.v1.JoinOverlapResponse
+	48, // 83: nvshare.v1.Control.ForgetContainer:output_type -> nvshare.v1.ForgetContainerResponse
+	50, // 84: nvshare.v1.Control.ReportPlugin:output_type -> nvshare.v1.ReportPluginResponse
+	53, // 85: nvshare.v1.Control.Events:output_type -> nvshare.v1.EventsResponse
+	74, // [74:86] is the sub-list for method output_type
+	62, // [62:74] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_sched_api_control_proto_init() }

@@ -84,6 +84,38 @@ func AntiThrash(m Mode) string {
 	return "on"
 }
 
+// BySlices begins the reason of a way where that is time slices.
+const BySlices = "by time slices: "
+
+// Unused says whether no process is on a GPU: then nobody's work is the reason for a way.
+func Unused(g *GPU) bool { return len(g.Clients) == 0 && g.Others.GetClients() == 0 }
+
+// Sharing says how tenants share a GPU, and where the scheduler chose, why; in turns also why no tenants
+// have theirs together.
+func Sharing(g *GPU) string {
+	how, reason := fmt.Sprintf("turns of %v", time.Duration(g.QuantumNs)), strings.TrimPrefix(g.WayReason, BySlices)
+	switch g.Way {
+	case "driver":
+		how = "all at the same time"
+	case "slices":
+		how = "shared by time slices"
+	}
+	for _, r := range g.Refused {
+		if r.Way == "cohort" && r.Code != g.WayCode {
+			reason += "; no tenants have their turn together: " + r.Reason
+		}
+	}
+	switch {
+	case g.Mode == Mode_MODE_AUTO && Unused(g):
+		reason = "auto: nobody uses it now"
+	case g.Mode == Mode_MODE_AUTO:
+		reason = strings.TrimSuffix("auto: "+reason, ": ")
+	case g.Mode == g.EffectiveMode || reason == "":
+		return how
+	}
+	return how + " (" + reason + ")"
+}
+
 // Who names a client for people: its Kubernetes names, or its container, or
 // its command.
 func Who(c *Client) string {

@@ -53,6 +53,8 @@ type Request struct {
 	Op    string `json:"op"` // off, on, state
 	PID   int    `json:"pid"`
 	Pairs []Pair `json:"pairs,omitempty"`
+	// Limit is when the program ends over it, also if who asked has ended; 0: never.
+	Limit time.Duration `json:"limit_ns,omitempty"`
 }
 
 // Result is what nvshare-checkpoint prints, as one line of JSON.

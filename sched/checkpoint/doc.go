@@ -15,6 +15,8 @@
 //   - A program that is ready has no context and no memory on a GPU. It ends a minute after it was last
 //     expected, with the process that started it, or with an operation that failed.
 //   - Off and On end at Limit at the latest, and may be repeated: they go on from where the process is.
+//   - What is under way when the Runner's process ends goes on until Limit; nothing else begins. Where there
+//     is a Lock, the next Runner waits for it.
 //   - If Off fails, the process runs again, and if On fails it stays checkpointed, unless the error's
 //     State says otherwise.
 //

@@ -3,6 +3,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,6 +34,9 @@ type Runner struct {
 	Program string
 	Env     []string      // beside the environment of this process
 	Limit   time.Duration // of an operation; 0: DefaultLimit
+	// Lock is a file by which operations on a process exclude each other, also those that an earlier
+	// Runner's programs are still doing. "": they do not.
+	Lock string
 
 	mu       sync.Mutex
 	wanted   int // so many programs are to be ready
@@ -149,7 +153,11 @@ func (r *Runner) takeReady() *helper {
 	return h
 }
 
-func (r *Runner) start() (*helper, error) { return startHelper(r.Program, r.environment()) }
+func (r *Runner) start() (*helper, error) {
+	cmd := exec.Command(r.Program, "serve", "--lock", r.Lock)
+	cmd.Env = r.environment()
+	return startHelper(cmd)
+}
 
 func (r *Runner) environment() []string {
 	return slices.DeleteFunc(append(os.Environ(), r.Env...), func(e string) bool { return strings.HasPrefix(e, "LD_PRELOAD=") })
@@ -160,10 +168,8 @@ func (r *Runner) run(ctx context.Context, q Request) (Result, error) {
 	if r.Program == "" {
 		return Result{PID: q.PID, State: Unknown}, ErrNone
 	}
-	limit := r.Limit
-	if limit == 0 {
-		limit = DefaultLimit
-	}
+	limit := cmp.Or(r.Limit, DefaultLimit)
+	q.Limit = limit + time.Second // only where this Runner does not end it
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	fail := func(why string, timeout bool) (Result, error) {
@@ -214,9 +220,9 @@ func (b *beginning) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func startHelper(program string, env []string) (*helper, error) {
-	h := &helper{cmd: exec.Command(program, "serve"), answers: make(chan Result, 1), ended: make(chan struct{})}
-	h.cmd.Env, h.cmd.Stderr = env, &h.diagnosis
+func startHelper(cmd *exec.Cmd) (*helper, error) {
+	h := &helper{cmd: cmd, answers: make(chan Result, 1), ended: make(chan struct{})}
+	h.cmd.Stderr = &h.diagnosis
 	var err error
 	if h.in, err = h.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -243,7 +249,6 @@ func startHelper(program string, env []string) (*helper, error) {
 	return h, nil
 }
 
-// dead says whether the program has ended.
 func (h *helper) dead() bool {
 	select {
 	case <-h.ended:
@@ -270,7 +275,6 @@ func (h *helper) send(q Request) error {
 	return json.NewEncoder(h.in).Encode(q)
 }
 
-// answer waits for the result.
 func (h *helper) answer(ctx context.Context) (Result, error) {
 	select {
 	case res := <-h.answers:
@@ -284,10 +288,7 @@ func (h *helper) answer(ctx context.Context) (Result, error) {
 		return res, nil
 	default:
 	}
-	why := h.err
-	if why == nil {
-		why = errors.New("it printed no result")
-	}
+	why := cmp.Or(h.err, errors.New("it printed no result"))
 	if text := strings.TrimSpace(string(h.diagnosis.text)); text != "" {
 		return Result{}, fmt.Errorf("failed: %w: %s", why, text)
 	}

@@ -22,13 +22,9 @@ func (d *Daemon) set(req *api.SetRequest, by settings.Author) (*api.SetResponse,
 	if err != nil {
 		return nil, err
 	}
-	uuid, gpus := "", d.Order
-	if req.Gpu != "" {
-		g := d.FindGPU(req.Gpu)
-		if g == nil {
-			return nil, node.NoSuchGPU(req.Gpu)
-		}
-		uuid, gpus = g.UUID, []*node.GPU{g}
+	uuid, gpus, err := d.NamedGPUs(req.Gpu)
+	if err != nil {
+		return nil, err
 	}
 	was := d.settings.Set
 	next := was.With(uuid, req.Unset, change)
@@ -39,13 +35,18 @@ func (d *Daemon) set(req *api.SetRequest, by settings.Author) (*api.SetResponse,
 	}
 	resp := &api.SetResponse{}
 	if uuid == "" {
-		resp.Changes = append(resp.Changes, changed(was.Of(""), next.Of("")))
+		resp.Changes = changed("", 0, was, next)
 	}
 	for _, g := range gpus {
-		c := changed(was.Of(g.UUID), next.Of(g.UUID))
-		c.Uuid, c.Index = g.UUID, uint32(g.Index)
-		resp.Changes = append(resp.Changes, c)
-		d.putInForce(g, was.Of(g.UUID), next.Of(g.UUID), by)
+		changes := changed(g.UUID, uint32(g.Index), was, next)
+		resp.Changes = append(resp.Changes, changes...)
+		for _, c := range changes {
+			d.NoteSetting(g, "", false, c.Name, c.Old, c.New)
+			if c.Old != c.New {
+				d.Log.Infof("GPU %d: %s %s, by user %d; it was %s", g.Index, c.Name, c.New, by.UID, c.Old)
+			}
+		}
+		d.putInForce(g, was.Of(g.UUID), next.Of(g.UUID))
 	}
 	return resp, nil
 }
@@ -76,25 +77,16 @@ func changeBy(req *api.SetRequest, by settings.Author) (change settings.Setting,
 	return change, nil
 }
 
-// changed is what Set answers of two settings.
-func changed(from, to settings.Setting) *api.Change {
-	old, _ := settings.ModeNamed(from.Mode)
-	mode, _ := settings.ModeNamed(to.Mode)
-	return &api.Change{
-		OldQuantumNs: int64(from.Quantum), NewQuantumNs: int64(to.Quantum), OldMode: settings.APIMode(old), NewMode: settings.APIMode(mode),
-		OldSwapShare: uint32(from.SwapShare.Percent), NewSwapShare: uint32(to.SwapShare.Percent),
+// changed is what Set answers of a GPU.
+func changed(uuid string, index uint32, was, next settings.Set) (all []*api.Change) {
+	for _, p := range settings.SettingParts {
+		all = append(all, &api.Change{Uuid: uuid, Index: index, Name: p.Name, Old: p.Text(was.Of(uuid)), New: p.Text(next.Of(uuid))})
 	}
+	return all
 }
 
 // putInForce has a GPU be shared as it was set.
-func (d *Daemon) putInForce(g *node.GPU, from, to settings.Setting, by settings.Author) {
-	for _, p := range settings.SettingParts {
-		old, now := p.Text(from), p.Text(to)
-		d.NoteSetting(g, "", false, p.Name, old, now)
-		if old != now {
-			d.Log.Infof("GPU %d: %s %s, by user %d; it was %s", g.Index, p.Name, now, by.UID, old)
-		}
-	}
+func (d *Daemon) putInForce(g *node.GPU, from, to settings.Setting) {
 	g.Quantum = to.Quantum
 	g.Mode, _ = settings.ModeNamed(to.Mode)
 	if to.SwapShare != from.SwapShare && d.Opts.SwapMemory != 0 {

@@ -118,7 +118,7 @@ func TestSetWhatIsInForce(t *testing.T) {
 	}
 	s.set(&api.SetRequest{Gpu: "1", QuantumNs: 50e6})
 	r := s.set(&api.SetRequest{QuantumNs: 100e6})
-	if c := r.Changes[2]; len(r.Changes) != 3 || c.Index != 1 || c.OldQuantumNs != 50e6 || c.NewQuantumNs != 100e6 {
+	if c := r.Changes[6]; len(r.Changes) != 9 || c.Index != 1 || c.Old != "50ms" || c.New != "100ms" {
 		t.Errorf("%v", r.Changes)
 	}
 	s.expectConfig(untouched...)
@@ -134,7 +134,7 @@ func TestUnset(t *testing.T) {
 	s.set(&api.SetRequest{QuantumNs: 200e6, Mode: exclusive, SwapShare: proto.Uint32(25)})
 	s.set(&api.SetRequest{Gpu: "1", QuantumNs: 300e6, SwapShare: proto.Uint32(30)})
 	r := s.set(&api.SetRequest{Gpu: "1", Unset: []string{api.TurnLengthSetting}})
-	if c := r.Changes[0]; len(r.Changes) != 1 || c.OldQuantumNs != 300e6 || c.NewQuantumNs != 200e6 || c.OldSwapShare != 30 || c.NewSwapShare != 30 {
+	if c := r.Changes; len(c) != 3 || c[0].Old != "300ms" || c[0].New != "200ms" || c[2].Old != "30%" || c[2].New != "30%" {
 		t.Errorf("%v", r.Changes)
 	}
 	s.expectSettings(1, 200*time.Millisecond, exclusive)

@@ -292,14 +292,9 @@ func (d *Daemon) setShare(req *api.SetShareRequest) (*api.SetShareResponse, erro
 	if fields&api.FixedFields != 0 {
 		return nil, status.Error(codes.InvalidArgument, "set a share: an overlap group, and whether it is migratable, is fixed when a container starts: say it in the annotation, or with nvsharectl run")
 	}
-	uuid := ""
-	gpus := d.Order
-	if req.Gpu != "" {
-		g := d.FindGPU(req.Gpu)
-		if g == nil {
-			return nil, node.NoSuchGPU(req.Gpu)
-		}
-		uuid, gpus = g.UUID, []*node.GPU{g}
+	uuid, gpus, err := d.NamedGPUs(req.Gpu)
+	if err != nil {
+		return nil, err
 	}
 	resp := &api.SetShareResponse{}
 	resp.Container, resp.Uid = d.TenantOf(account)

@@ -85,14 +85,14 @@ func TestSet(t *testing.T) {
 
 	// A shorter quantum counts for the grant that runs.
 	r, err := c.Set(ctx, &api.SetRequest{Gpu: "0", QuantumNs: int64(sched.MinQuantum)})
-	if err != nil || len(r.Changes) != 1 || r.Changes[0].Uuid != gpuA.UUID ||
-		r.Changes[0].OldQuantumNs != int64(sched.MaxQuantum) || r.Changes[0].NewQuantumNs != int64(sched.MinQuantum) {
+	if err != nil || len(r.Changes) != 3 || r.Changes[0].Uuid != gpuA.UUID || r.Changes[0].Name != api.TurnLengthSetting ||
+		r.Changes[0].Old != sched.MaxQuantum.String() || r.Changes[0].New != sched.MinQuantum.String() {
 		t.Errorf("set one GPU: %v, %v", r, err)
 	}
 	a.expect(wire.TypeRevoke)
 
 	r, err = c.Set(ctx, &api.SetRequest{QuantumNs: int64(time.Second), Mode: api.Mode_MODE_CONCURRENT})
-	if err != nil || len(r.Changes) != 3 {
+	if err != nil || len(r.Changes) != 9 {
 		t.Errorf("set all: %v, %v", r, err)
 	}
 	for _, g := range s.status().Gpus {

@@ -81,8 +81,7 @@ func (d *Daemon) noteWarnings(c *api.Container, warnings []string) {
 
 // Events answers the control call. It is the only one that waits.
 func (s controlService) Events(ctx context.Context, req *api.EventsRequest) (*api.EventsResponse, error) {
-	timer := time.NewTimer(min(time.Duration(req.WaitNs), maxEventsWait))
-	defer timer.Stop()
+	timer := time.After(min(time.Duration(req.WaitNs), maxEventsWait))
 	since, last := req.Since, req.WaitNs <= 0
 	for {
 		var found []history.Event
@@ -110,7 +109,7 @@ func (s controlService) Events(ctx context.Context, req *api.EventsRequest) (*ap
 		select {
 		case <-more:
 		case <-gather:
-		case <-timer.C:
+		case <-timer:
 			last = true
 		case <-ctx.Done():
 			return nil, ctx.Err()

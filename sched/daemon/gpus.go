@@ -177,7 +177,7 @@ func (d *Daemon) newGPU(uuid wire.UUID, info node.Found, physical uint64) {
 	for account := range d.tenants.Shares.Tenants {
 		d.memory.SetTenantMemory(g, account)
 	}
-	d.moves.FindStrayed(g)
+	d.moves.FindStrayed()
 	d.memory.AwaitMembers(g)
 }
 

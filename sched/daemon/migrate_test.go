@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/node"
 	"github.com/nvshare/nvshare/sched/daemon/peer"
@@ -111,8 +113,10 @@ func (w *swapper) departs(s *scheduler, e uint64) {
 func (w *swapper) arrivesOn(g node.Found, flags uint32) *swapper {
 	w.t.Helper()
 	for {
-		if _, _, err := w.recv(); err != nil {
-			break // the connection was cut
+		if _, _, err := w.recv(); err == io.EOF {
+			break
+		} else if err != nil {
+			w.t.Fatalf("its connection is not cut: %v", err)
 		}
 	}
 	n := &swapper{peerConn: w.proc.connect().register(wire.RegisterSwap | wire.RegisterSuspend | wire.RegisterReconnect), proc: w.proc, has: w.has}
@@ -307,6 +311,80 @@ func TestMigrateOverARestart(t *testing.T) {
 				t.Errorf("left on the other GPU: %v", other.Swap)
 			}
 		})
+	}
+}
+
+// A scheduler that ends between two processes of a tenant leaves it on two GPUs. The next one has the
+// second follow the first, or where it cannot, the first come back.
+func TestMigrateTwoOverARestart(t *testing.T) {
+	for name, stays := range map[string]bool{"the second follows": false, "the first comes back": true} {
+		t.Run(name, func(t *testing.T) {
+			dir, offs := t.TempDir(), 0
+			reached, held := make(chan struct{}), make(chan struct{})
+			s := start(t, dir, migrating(&carrier{refuse: func(call string) error {
+				if call == "off" {
+					if offs++; offs == 2 {
+						close(reached)
+						<-held
+					}
+				}
+				return nil
+			}}))
+			a, e := newWorking(t, s, wire.RegisterSwap)
+			b := newSwapper(t, s)
+			migrateSelf(t, s, "1")
+			a.departs(s, e)
+			<-reached
+			s.stop()
+			close(held)
+
+			refused := false
+			s = start(t, dir, migrating(&carrier{refuse: func(call string) error {
+				if stays && call == "off" && !refused {
+					refused = true
+					return errors.New("the driver says no")
+				}
+				return nil
+			}}))
+			a2, b2 := a.arrivesOn(gpuB, 0), b.arrivesOn(gpuA, 0)
+			on, off := 1, 0
+			if stays {
+				b2.arrivesOn(gpuA, 0)
+				a2.arrivesOn(gpuA, 0)
+				on, off = 0, 1
+			} else {
+				b2.arrivesOn(gpuB, 0)
+			}
+			st := s.await("both are on one GPU", func(r *api.StatusResponse) bool {
+				return len(r.Gpus[off].Clients) == 0 && len(r.Gpus[on].Clients) == 2
+			})
+			if other := st.Gpus[off]; other.Swap.PromisedBytes != 0 || other.Swap.ArenaBytes != 0 {
+				t.Errorf("left on GPU %d: %v", off, other.Swap)
+			}
+			s.await("the move has ended", func(*api.StatusResponse) (ended bool) {
+				return s.Ask(context.Background(), func() { ended = len(s.moves.Migrations) == 0 }) == nil && ended
+			})
+		})
+	}
+}
+
+// A process that comes back when its move has ended without it follows the rest of its tenant.
+func TestMigrateStraggler(t *testing.T) {
+	c := &carrier{}
+	s := start(t, t.TempDir(), migrating(c))
+	a, b := newSwapperOn(t, s, gpuA), newSwapperOn(t, s, gpuB)
+	if err := s.Ask(context.Background(), func() { s.moves.From[s.Clients[base.ClientID(b.id)]] = s.FindGPU(gpuB.UUID) }); err != nil {
+		t.Fatal(err)
+	}
+	b.CloseWrite()
+	back := &swapper{peerConn: b.proc.connect().register(wire.RegisterSwap | wire.RegisterReconnect), proc: b.proc}
+	back.attach(0, gpuB, 0, 0)
+	back.arrivesOn(gpuA, 0)
+	s.await("both are on GPU 0", func(r *api.StatusResponse) bool {
+		return len(r.Gpus[0].Clients) == 2 && len(r.Gpus[1].Clients) == 0 && on(r, 0, a.id) != nil
+	})
+	if got := c.told(); !slices.Equal(got, []string{"off", "on 0→1 1→0"}) {
+		t.Errorf("calls %q", got)
 	}
 }
 

@@ -149,8 +149,7 @@ const describePatience = 5 * time.Second
 
 // JoinOverlap answers the OCI hook of a container that is about to start.
 func (s controlService) JoinOverlap(ctx context.Context, req *api.JoinOverlapRequest) (*api.JoinOverlapResponse, error) {
-	patience := time.NewTimer(describePatience)
-	defer patience.Stop()
+	patience := time.After(describePatience)
 	for {
 		var c *api.Container
 		var dir string
@@ -179,7 +178,7 @@ func (s controlService) JoinOverlap(ctx context.Context, req *api.JoinOverlapReq
 		case <-described:
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-patience.C:
+		case <-patience:
 			return nil, status.Errorf(codes.FailedPrecondition, "container %.12s: nobody has described it within %v: is nvshare-plugin running?", req.Id, describePatience)
 		}
 	}

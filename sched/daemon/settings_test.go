@@ -62,7 +62,7 @@ func TestSettingsOutliveTheScheduler(t *testing.T) {
 	s.expectSettings(0, 3*time.Second, exclusive)
 	s.expectSettings(1, 3*time.Second, concurrent)
 	r := s.set(&api.SetRequest{Gpu: gpuB.UUID, QuantumNs: int64(4 * time.Second), Mode: auto})
-	if c := r.Changes[0]; len(r.Changes) != 1 || c.OldQuantumNs != int64(3*time.Second) || c.NewQuantumNs != int64(4*time.Second) || c.OldMode != concurrent || c.NewMode != auto {
+	if c := r.Changes; len(c) != 3 || c[0].Old != "3s" || c[0].New != "4s" || c[1].Old != "off" || c[1].New != "auto" {
 		t.Errorf("changes %v", r.Changes)
 	}
 	s.stop()

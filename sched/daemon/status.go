@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -54,10 +55,7 @@ func (d *Daemon) status() (r *api.StatusResponse, own int) {
 		r.Gpus = append(r.Gpus, d.gpuStatus(r, g))
 	}
 	report(r, api.ProblemCode_PROBLEM_CODE_UNKNOWN_GPU, d.unknownProblems()...)
-	for _, c := range d.Names {
-		r.Containers = append(r.Containers, c)
-	}
-	slices.SortFunc(r.Containers, func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
+	r.Containers = slices.SortedFunc(maps.Values(d.Names), func(a, b *api.Container) int { return cmp.Compare(a.Id, b.Id) })
 	r.Settings = d.tenants.AllSettings()
 	r.Config = d.config()
 	return r, own

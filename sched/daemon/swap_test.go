@@ -419,8 +419,8 @@ func TestSwapShareSetting(t *testing.T) {
 	} {
 		before := inForce()
 		for _, ch := range s.set(step.req).Changes {
-			if ch.Uuid != "" && (ch.OldSwapShare != before[ch.Index] || ch.NewSwapShare != step.want[ch.Index]) {
-				t.Errorf("%v: GPU %d: %d %% → %d %%", step.req, ch.Index, ch.OldSwapShare, ch.NewSwapShare)
+			if ch.Uuid != "" && ch.Name == api.SwapShareSetting && (ch.Old != api.FormatPercent(before[ch.Index]) || ch.New != api.FormatPercent(step.want[ch.Index])) {
+				t.Errorf("%v: GPU %d: %s → %s", step.req, ch.Index, ch.Old, ch.New)
 			}
 		}
 		if got := inForce(); got != step.want {

@@ -77,11 +77,11 @@ func Main(ctx context.Context, cmd *cobra.Command, status *int, usage int) {
 	os.Exit(*status)
 }
 
-// withCommands returns a command and all below it.
-func withCommands(cmd *cobra.Command) []*cobra.Command {
+// Commands returns a command and all below it.
+func Commands(cmd *cobra.Command) []*cobra.Command {
 	all := []*cobra.Command{cmd}
 	for _, c := range cmd.Commands() {
-		all = append(all, withCommands(c)...)
+		all = append(all, Commands(c)...)
 	}
 	return all
 }
@@ -92,7 +92,7 @@ var goTypes = regexp.MustCompile(`^ +(-., )?--[a-z-]+ (string|strings|int|uint\d
 // Unfit returns the lines of the help of a program and its commands that are wider than
 // Columns, other than by one long word, or that name a type of Go in place of what a flag wants.
 func Unfit(root *cobra.Command) (lines []string) {
-	for _, cmd := range withCommands(root) {
+	for _, cmd := range Commands(root) {
 		var text strings.Builder
 		cmd.SetOut(&text)
 		_ = cmd.Help()

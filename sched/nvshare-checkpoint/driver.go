@@ -52,6 +52,8 @@ type (
 )
 
 type driver struct {
+	serves bool // a scheduler
+
 	init        func(flags uint32) int32
 	errorString func(code int32, text **byte) int32
 	getState    func(pid int32, state *int32) int32

@@ -10,12 +10,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/sched/checkpoint"
@@ -46,7 +48,7 @@ func main() {
 // command returns the program; status is what it exits with: where it is 0 after an error,
 // the command line was wrong.
 func command(status *int) *cobra.Command {
-	var library string
+	var library, lock string
 	cmd := &cobra.Command{
 		Use:   checkpoint.Name + " off|on|state PID | serve",
 		Short: "Take a process off its GPUs, or put it back",
@@ -56,8 +58,8 @@ included; on brings it back; state says where it is. It prints one line of JSON:
 state (0 running, 1 locked, 2 checkpointed, 3 failed), and what failed.
 
 With serve, it does the operations that it reads from standard input, each a line of JSON
-with op, pid and pairs, until there are no more: this is how nvshare-scheduler has
-tenants suspended, resumed and moved.
+with op, pid, pairs and limit_ns, until there are no more, and begins none once nobody
+can write there: this is how nvshare-scheduler has tenants suspended, resumed and moved.
 
 By hand it is for processes that a scheduler has left checkpointed: nvshare-checkpoint on
 PID. Their calls go on once the scheduler has been gone for 5 s, unless they run with
@@ -74,16 +76,17 @@ Exit status: 0 done, 1 failed, 2 usage.`,
 		Version:       api.Version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		RunE:          func(_ *cobra.Command, args []string) error { return run(library, args, status) },
+		RunE:          func(_ *cobra.Command, args []string) error { return run(library, lock, args, status) },
 	}
 	cmd.Flags().StringVar(&library, "library", "", "`path` of libcuda.so.1 (default: searched for)")
+	cmd.Flags().StringVar(&lock, "lock", "", "`file` by which operations of serve on a process exclude each other")
 	return cmd
 }
 
-func run(library string, args []string, status *int) error {
+func run(library, lock string, args []string, status *int) error {
 	if len(args) == 1 {
 		*status = exitFailed
-		if err := serve(library, os.Stdin, os.Stdout); err != nil {
+		if err := serve(library, lock); err != nil {
 			return err
 		}
 		*status = 0
@@ -138,10 +141,14 @@ func open(library string) (*driver, checkpoint.Result) {
 	return d, r
 }
 
-// serve does operations until there are no more, or the driver cannot be had.
-func serve(library string, in io.Reader, out io.Writer) error {
+// serve does the operations that it reads from standard input until there are no more, or the driver
+// cannot be had.
+func serve(library, lock string) error {
 	d, broken := open(library)
-	requests, answers := json.NewDecoder(in), json.NewEncoder(out)
+	if d != nil {
+		d.serves = true
+	}
+	requests, answers := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
 	for {
 		var q checkpoint.Request
 		if err := requests.Decode(&q); err == io.EOF {
@@ -153,15 +160,53 @@ func serve(library string, in io.Reader, out io.Writer) error {
 			broken.PID = q.PID
 			return answers.Encode(broken)
 		}
-		pairs, err := parsePairs(q.Pairs)
-		r := checkpoint.Result{PID: q.PID, State: checkpoint.Unknown, Step: "find"}
+		r, err := d.serveOne(q, lock)
 		if err != nil {
-			r.Error = err.Error()
-		} else {
-			r = d.operate(q.Op, q.PID, pairs)
+			return err
 		}
 		if err := answers.Encode(r); err != nil {
 			return err
+		}
+	}
+}
+
+// serveOne returns an error if the operation is not begun.
+func (d *driver) serveOne(q checkpoint.Request, lock string) (checkpoint.Result, error) {
+	if q.Limit != 0 {
+		defer time.AfterFunc(q.Limit, func() { os.Exit(exitFailed) }).Stop()
+	}
+	if lock != "" {
+		held, err := lockProcess(lock, q.PID)
+		if err != nil {
+			return checkpoint.Result{}, err
+		}
+		defer held.Close()
+	}
+	writers := []unix.PollFd{{Fd: int32(os.Stdin.Fd())}}
+	if _, err := unix.Poll(writers, 0); err == nil && writers[0].Revents&unix.POLLHUP != 0 { // another scheduler acts for the process
+		return checkpoint.Result{}, fmt.Errorf("process %d, %s: who asked for it has ended", q.PID, q.Op)
+	}
+	pairs, err := parsePairs(q.Pairs)
+	if err != nil {
+		return checkpoint.Result{PID: q.PID, State: checkpoint.Unknown, Step: "find", Error: err.Error()}, nil
+	}
+	return d.operate(q.Op, q.PID, pairs), nil
+}
+
+// lockProcess waits until no other program operates on a process. Closing the file ends that.
+func lockProcess(path string, pid int) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		switch err := unix.FcntlFlock(f.Fd(), unix.F_SETLKW, &unix.Flock_t{Type: unix.F_WRLCK, Start: int64(pid), Len: 1}); err {
+		case nil:
+			return f, nil
+		case unix.EINTR:
+		default:
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
 	}
 }
@@ -190,8 +235,10 @@ func (d *driver) operate(op string, pid int, pairs []gpuPair) checkpoint.Result 
 		{"checkpoint", checkpoint.Locked, checkpoint.Checkpointed, func() int { return d.checkpoint(pid) }},
 	}
 	if op == "on" {
-		if err := whole(pid); err != nil && r.State == checkpoint.Checkpointed {
-			return fail("restore", 0, err)
+		if r.State == checkpoint.Checkpointed {
+			if err := d.whole(pid); err != nil {
+				return fail("restore", 0, err)
+			}
 		}
 		steps[0].name, steps[0].from, steps[0].call = "restore", checkpoint.Checkpointed, func() int { return d.restore(pid, pairs) }
 		steps[1].name, steps[1].to, steps[1].call = "unlock", checkpoint.Running, func() int { return d.unlock(pid) }
@@ -222,12 +269,16 @@ func (d *driver) operate(op string, pid int, pairs []gpuPair) checkpoint.Result 
 	return r
 }
 
-// whole returns an error for a process with memory in a file (--suspend-dir): zeros would be
-// taken for what it had. Where that cannot be seen, it cannot have been put there either.
-func whole(pid int) error {
+// whole returns an error for a process that may have memory in a file (--suspend-dir): zeros would be
+// taken for what it had. A scheduler that may not look cannot have put it there, but by hand that says
+// nothing.
+func (d *driver) whole(pid int) error {
 	all, err := segments.Open(pid)
-	if err != nil {
+	if d.serves && errors.Is(err, fs.ErrPermission) {
 		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("whether nvshare-scheduler has put memory of it into a file is not known: %w", err)
 	}
 	defer segments.Close(all)
 	if n := segments.Missing(all); n != 0 {

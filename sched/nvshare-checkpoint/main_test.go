@@ -5,18 +5,24 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/nvshare/nvshare/sched/checkpoint"
+	"github.com/nvshare/nvshare/sched/segments"
 )
 
 // node is a simulated GPU with one process that uses it, and with the program.
@@ -174,23 +180,13 @@ func TestHangs(t *testing.T) {
 // A program that was made ready does one operation after the other, and ends with who asks.
 func TestServes(t *testing.T) {
 	n, ctx := newNode(t), context.Background()
-	cmd := exec.Command(n.Program, "serve")
-	cmd.Env = append(os.Environ(), n.Env...)
-	in, err := cmd.StdinPipe()
-	n.check(err)
-	out, err := cmd.StdoutPipe()
-	n.check(err)
-	n.check(cmd.Start())
-	answers := bufio.NewScanner(out)
-	for _, q := range []string{"off", "state", "on", "on"} {
-		_, err := fmt.Fprintf(in, `{"op":%q,"pid":%d}`+"\n", q, n.pid())
-		n.check(err)
-		if !answers.Scan() || strings.Contains(answers.Text(), "error") {
-			t.Fatalf("%s: %s", q, answers.Text())
-		}
+	s := n.serve()
+	for _, op := range []string{"off", "state", "on", "on"} {
+		s.asks(checkpoint.Request{Op: op})
+		s.answered()
 	}
-	in.Close()
-	n.check(cmd.Wait())
+	s.in.Close()
+	n.check(s.cmd.Wait())
 	n.works()
 
 	n.Expect(1)
@@ -200,6 +196,99 @@ func TestServes(t *testing.T) {
 	}
 	n.done(n.On(ctx, n.pid(), nil))
 	n.Expect(0)
+}
+
+// server is a program that serves, as a scheduler starts it.
+type server struct {
+	*node
+	cmd     *exec.Cmd
+	in      io.WriteCloser
+	answers *bufio.Scanner
+}
+
+func (n *node) serve(args ...string) *server {
+	n.Helper()
+	s := &server{node: n, cmd: exec.Command(n.Program, append([]string{"serve"}, args...)...)}
+	s.cmd.Env = append(os.Environ(), n.Env...)
+	var err error
+	s.in, err = s.cmd.StdinPipe()
+	n.check(err)
+	out, err := s.cmd.StdoutPipe()
+	n.check(err)
+	s.answers = bufio.NewScanner(out)
+	n.check(s.cmd.Start())
+	n.Cleanup(func() { _ = s.cmd.Process.Kill() })
+	return s
+}
+
+func (s *server) asks(q checkpoint.Request) {
+	s.Helper()
+	q.PID = s.pid()
+	s.check(json.NewEncoder(s.in).Encode(q))
+}
+
+// answered reads to the end of an operation.
+func (s *server) answered() {
+	s.Helper()
+	if !s.answers.Scan() || strings.Contains(s.answers.Text(), "error") {
+		s.Errorf("answered: %q", s.answers.Text())
+	}
+}
+
+// await polls: what others do sends nothing to wait for.
+func (n *node) await(ok func() bool) {
+	for !ok() {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// A scheduler that starts brings a process back that an earlier one's program still takes off: it waits
+// for that.
+func TestExcludes(t *testing.T) {
+	n := newNode(t)
+	lock := []string{"--lock", filepath.Join(t.TempDir(), "lock")}
+	n.check(os.WriteFile(lock[1], nil, 0o600))
+	n.fails("lock wait")
+	before, after := n.serve(lock...), n.serve(lock...)
+	before.asks(checkpoint.Request{Op: "off"})
+	n.await(func() bool { _, err := os.Stat(filepath.Join(filepath.Dir(n.faults), "hangs")); return err == nil })
+	before.in.Close()
+	after.asks(checkpoint.Request{Op: "on"})
+	n.await(func() bool {
+		locks, err := os.ReadFile("/proc/locks")
+		n.check(err)
+		return regexp.MustCompile(fmt.Sprintf(`-> POSIX .* %d `, after.cmd.Process.Pid)).Match(locks)
+	})
+	n.fails("")
+	before.answered()
+	after.answered()
+	n.is(checkpoint.Running)
+	n.works()
+}
+
+// What nobody waits for any more is not begun: another scheduler may have brought the process back since.
+func TestBeginsNothing(t *testing.T) {
+	n := newNode(t)
+	s := n.serve()
+	n.check(s.cmd.Process.Signal(syscall.SIGSTOP))
+	s.asks(checkpoint.Request{Op: "off"})
+	s.in.Close()
+	n.check(s.cmd.Process.Signal(syscall.SIGCONT))
+	if err := s.cmd.Wait(); err == nil {
+		t.Error("it is done")
+	}
+	n.is(checkpoint.Running)
+}
+
+// An operation ends at its limit, though nobody ends it.
+func TestEndsItself(t *testing.T) {
+	n := newNode(t)
+	n.fails("lock hang")
+	s := n.serve()
+	s.asks(checkpoint.Request{Op: "off", Limit: time.Second})
+	if err := s.cmd.Wait(); s.cmd.ProcessState.ExitCode() != exitFailed {
+		t.Errorf("it ends with %v", err)
+	}
 }
 
 // Without the driver, or the program, it says so.
@@ -241,5 +330,38 @@ func TestExitStatus(t *testing.T) {
 		if got := cmd.ProcessState.ExitCode(); got != c.want || !strings.Contains(string(out), c.says) {
 			t.Errorf("%s: status %d, want %d and %q: %s", c.args, got, c.want, c.says, out)
 		}
+	}
+}
+
+// A process that may have memory in a file is not restored by hand where nobody can look: its memory
+// would be zeros.
+func TestWholeByHand(t *testing.T) {
+	const env = "NVSHARE_TEST_WHOLE"
+	if os.Getenv(env) == "" { // without rights
+		cmd := exec.Command("/proc/self/exe", "-test.run=^TestWholeByHand$", "-test.v")
+		cmd.Env = append(os.Environ(), env+"=1")
+		if os.Geteuid() == 0 {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		}
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	fd, err := unix.MemfdCreate(segments.Name, unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Ftruncate(fd, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ, unix.MAP_SHARED); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&driver{}).whole(os.Getpid()); err == nil || !strings.Contains(err.Error(), "is not known") {
+		t.Errorf("by hand: %v", err)
+	}
+	if err := (&driver{serves: true}).whole(os.Getpid()); err != nil {
+		t.Errorf("a scheduler without rights: %v", err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/nvshare/nvshare/cdi"
 	"github.com/nvshare/nvshare/sched/checkpoint"
 	"github.com/nvshare/nvshare/sched/daemon/overlap"
+	"github.com/nvshare/nvshare/sched/daemon/rundir"
 )
 
 // canCheckpoint says why contexts cannot be taken off GPUs, or not those of all users.
@@ -31,8 +32,8 @@ func canCheckpoint(ctx context.Context, r *checkpoint.Runner) error {
 }
 
 // checkpointer returns who takes contexts off GPUs, as --checkpoint says; nil: nobody.
-func checkpointer(flag, simGPU string) (*checkpoint.Runner, error) {
-	r := &checkpoint.Runner{}
+func checkpointer(flag, simGPU, runDir string) (*checkpoint.Runner, error) {
+	r := &checkpoint.Runner{Lock: filepath.Join(runDir, rundir.LockFile)}
 	switch flag {
 	case "off":
 		return nil, nil

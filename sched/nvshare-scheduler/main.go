@@ -208,7 +208,7 @@ func (f *flags) options(log *logrus.Entry) (daemon.Options, error) {
 	s := &cdi.Sampler{SimDir: f.simGPU}
 	o.Sample, o.Release, o.Warden, o.HoldAll = sampler(s), s.Release, f.warden, f.holdAll
 	o.MPSControl, o.OverlapStarter = mpsControl(f.simGPU), []string{"/proc/self/exe", overlapCommand}
-	runner, err := checkpointer(f.checkpoint, f.simGPU)
+	runner, err := checkpointer(f.checkpoint, f.simGPU, o.RunDir)
 	if err != nil {
 		return o, err
 	}
@@ -365,13 +365,13 @@ func serve(ctx context.Context, o daemon.Options) error {
 // answerWatchdog tells systemd that the scheduler answers, as long as it does:
 // one that hangs is then restarted, and its tenants find the next one.
 func answerWatchdog(ctx context.Context, d *daemon.Daemon, every time.Duration) {
-	for tick := time.NewTicker(every); ; {
+	for tick := time.Tick(every); ; {
 		if err := d.Answers(ctx); err != nil {
 			return
 		}
 		_, _ = systemd.SdNotify(false, systemd.SdNotifyWatchdog)
 		select {
-		case <-tick.C:
+		case <-tick:
 		case <-ctx.Done():
 			return
 		}

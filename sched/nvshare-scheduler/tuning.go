@@ -47,11 +47,7 @@ func (f *tuningFlags) add(cmd *cobra.Command) {
 }
 
 func (n *number) add(cmd *cobra.Command, normally int, usage string) {
-	value := os.Getenv(n.env)
-	if value == "" {
-		value = strconv.Itoa(normally)
-	}
-	cmd.Flags().StringVar(&n.value, n.flag, value, usage+"; default from "+n.env)
+	cmd.Flags().StringVar(&n.value, n.flag, cmp.Or(os.Getenv(n.env), strconv.Itoa(normally)), usage+"; default from "+n.env)
 }
 
 func (n *number) parse() (int, error) {

@@ -200,9 +200,7 @@ type gpuSetting struct {
 	about  string   // for completion
 	values []string // for completion
 	set    func(req *api.SetRequest, text string) error
-	old    func(*api.Change) string
-	now    func(*api.Change) string
-	means  func(*api.Change) string // what the new value does; nil: it says that itself
+	means  map[string]string // what a value does; nil: it says that itself
 }
 
 var gpuSettings = []gpuSetting{
@@ -213,8 +211,6 @@ var gpuSettings = []gpuSetting{
 			req.QuantumNs = int64(d)
 			return err
 		},
-		old: func(c *api.Change) string { return time.Duration(c.OldQuantumNs).String() },
-		now: func(c *api.Change) string { return time.Duration(c.NewQuantumNs).String() },
 	},
 	{
 		name: api.AntiThrashSetting, about: "whether tenants take turns", values: []string{"on", "off", "auto"},
@@ -222,9 +218,11 @@ var gpuSettings = []gpuSetting{
 			req.Mode, err = api.ParseAntiThrash(text)
 			return err
 		},
-		old:   func(c *api.Change) string { return api.AntiThrash(c.OldMode) },
-		now:   func(c *api.Change) string { return api.AntiThrash(c.NewMode) },
-		means: func(c *api.Change) string { return "tenants " + waysToShare[c.NewMode] },
+		means: map[string]string{
+			"on":   "take turns",
+			"off":  "run at the same time",
+			"auto": "share by time slices, by turns, or all at the same time, as suits them",
+		},
 	},
 	{
 		name: api.SwapShareSetting, about: "percentage of the time that moving memory may take", values: []string{"10", "none"},
@@ -233,16 +231,7 @@ var gpuSettings = []gpuSetting{
 			req.SwapShare = &n
 			return err
 		},
-		old: func(c *api.Change) string { return api.FormatPercent(c.OldSwapShare) },
-		now: func(c *api.Change) string { return api.FormatPercent(c.NewSwapShare) },
 	},
-}
-
-// waysToShare are what tenants do in each mode, as README says it.
-var waysToShare = map[api.Mode]string{
-	api.Mode_MODE_EXCLUSIVE:  "take turns",
-	api.Mode_MODE_CONCURRENT: "run at the same time",
-	api.Mode_MODE_AUTO:       "share by time slices, by turns, or all at the same time, as suits them",
 }
 
 func settingNames() (names []string) {
@@ -278,7 +267,6 @@ func (f *setFlags) given(cmd *cobra.Command) bool {
 	return cmd.Flags().Changed("set-tq") || cmd.Flags().Changed("anti-thrash")
 }
 
-// run changes the settings.
 func (f *setFlags) run(cmd *cobra.Command, runDir string, io streams) error {
 	var all []wanted
 	for _, flag := range []struct{ name, setting, text string }{
@@ -355,24 +343,19 @@ func reset(ctx context.Context, runDir string, io streams, gpu string, names []s
 // describe says what became of a setting: in one line if it is the same of all GPUs. after is
 // said of a change.
 func (s *gpuSetting) describe(changes []*api.Change, after string) (lines []string) {
-	var first *api.Change
-	same := true
-	for _, c := range changes {
-		if first == nil {
-			first = c
-		}
-		same = same && s.old(c) == s.old(first) && s.now(c) == s.now(first)
-	}
-	switch {
-	case first == nil:
+	changes = slices.DeleteFunc(slices.Clone(changes), func(c *api.Change) bool { return c.Name != s.name })
+	if len(changes) == 0 {
 		return nil
-	case same && s.old(first) == s.now(first):
-		return []string{fmt.Sprintf("%s%s is %s already: nothing has changed", place(changes), s.name, s.now(first))}
+	}
+	first := changes[0]
+	switch same := !slices.ContainsFunc(changes, func(c *api.Change) bool { return c.Old != first.Old || c.New != first.New }); {
+	case same && first.Old == first.New:
+		return []string{fmt.Sprintf("%s%s is %s already: nothing has changed", place(changes), s.name, first.New)}
 	case same:
 		return []string{place(changes) + s.line(first, after)}
 	}
 	for _, c := range changes {
-		if s.old(c) != s.now(c) {
+		if c.Old != c.New {
 			lines = append(lines, place([]*api.Change{c})+s.line(c, after))
 		}
 	}
@@ -380,9 +363,9 @@ func (s *gpuSetting) describe(changes []*api.Change, after string) (lines []stri
 }
 
 func (s *gpuSetting) line(c *api.Change, after string) string {
-	line := fmt.Sprintf("%s %s → %s", s.name, s.old(c), s.now(c))
-	if s.means != nil {
-		line += " (" + s.means(c) + ")"
+	line := fmt.Sprintf("%s %s → %s", s.name, c.Old, c.New)
+	if means := s.means[c.New]; means != "" {
+		line += " (tenants " + means + ")"
 	}
 	return line + after
 }

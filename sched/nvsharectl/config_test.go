@@ -3,6 +3,7 @@
 package main
 
 import (
+	"maps"
 	"os/user"
 	"strings"
 	"testing"
@@ -17,20 +18,24 @@ import (
 // the same.
 func TestConfigSet(t *testing.T) {
 	// changes are of two GPUs and of those found later.
-	changes := func(change func(gpu int, c *api.Change)) (all []*api.Change) {
+	changes := func(change func(gpu int, old, now map[string]string)) (all []*api.Change) {
 		for i, uuid := range []string{"", "GPU-x", "GPU-y"} {
-			c := &api.Change{
-				Uuid: uuid, OldQuantumNs: 100e6, NewQuantumNs: 100e6, OldMode: api.Mode_MODE_AUTO, NewMode: api.Mode_MODE_AUTO, OldSwapShare: 10, NewSwapShare: 10,
+			old := map[string]string{"turn-length": "100ms", "anti-thrash": "auto", "swap-share": "10%"}
+			now := maps.Clone(old)
+			change(i-1, old, now)
+			for name := range old {
+				all = append(all, &api.Change{Uuid: uuid, Index: uint32(max(i-1, 0)), Name: name, Old: old[name], New: now[name]})
 			}
-			if i > 0 {
-				c.Index = uint32(i - 1)
-			}
-			change(i-1, c)
-			all = append(all, c)
 		}
 		return all
 	}
-	to200 := func(_ int, c *api.Change) { c.NewQuantumNs = 200e6 }
+	is := func(name, value string) func(int, map[string]string, map[string]string) {
+		return func(_ int, _, now map[string]string) { now[name] = value }
+	}
+	was := func(name, value string) func(int, map[string]string, map[string]string) {
+		return func(_ int, old, _ map[string]string) { old[name] = value }
+	}
+	to200, toOff := is("turn-length", "200ms"), is("anti-thrash", "off")
 	const (
 		longer = "turn-length 100ms → 200ms, over restarts too; `nvsharectl config reset turn-length` undoes it\n"
 		off    = "anti-thrash auto → off (tenants run at the same time), over restarts too; `nvsharectl config reset anti-thrash` undoes it\n"
@@ -46,22 +51,26 @@ func TestConfigSet(t *testing.T) {
 		{"--set-tq=0.2", &api.SetRequest{QuantumNs: 200e6}, changes(to200), longer},
 		{"-T 45", &api.SetRequest{QuantumNs: 45e9}, changes(to200), longer}, // seconds, as the original has it
 		{"-T 200s", &api.SetRequest{QuantumNs: 200e9}, changes(to200), longer},
-		{"-T 100ms", &api.SetRequest{QuantumNs: 100e6}, changes(func(int, *api.Change) {}), "turn-length is 100ms already: nothing has changed\n"},
-		{"config set turn-length 200ms --gpu 1", &api.SetRequest{Gpu: "1", QuantumNs: 200e6}, changes(to200)[2:],
+		{"-T 100ms", &api.SetRequest{QuantumNs: 100e6}, changes(is("turn-length", "100ms")), "turn-length is 100ms already: nothing has changed\n"},
+		{"config set turn-length 200ms --gpu 1", &api.SetRequest{Gpu: "1", QuantumNs: 200e6}, changes(to200)[6:],
 			"GPU 1: turn-length 100ms → 200ms, over restarts too; `nvsharectl config reset turn-length --gpu 1` undoes it\n"},
-		{"config set turn-length 200ms", &api.SetRequest{QuantumNs: 200e6}, changes(to200)[:1], "GPUs found later: " + longer},
+		{"config set turn-length 200ms", &api.SetRequest{QuantumNs: 200e6}, changes(to200)[:3], "GPUs found later: " + longer},
 		{"config set turn-length 200ms", &api.SetRequest{QuantumNs: 200e6},
-			changes(func(gpu int, c *api.Change) { c.OldQuantumNs, c.NewQuantumNs = 100e6+int64(max(gpu, 0))*100e6, 200e6 }),
+			changes(func(gpu int, old, now map[string]string) {
+				if now["turn-length"] = "200ms"; gpu == 1 {
+					old["turn-length"] = "200ms"
+				}
+			}),
 			"GPUs found later: " + longer + "GPU 0: " + longer}, // GPU 1 had that
-		{"-S off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, changes(func(_ int, c *api.Change) { c.NewMode = api.Mode_MODE_CONCURRENT }), off},
-		{"config set anti-thrash off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, changes(func(_ int, c *api.Change) { c.NewMode = api.Mode_MODE_CONCURRENT }), off},
+		{"-S off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, changes(toOff), off},
+		{"config set anti-thrash off", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT}, changes(toOff), off},
 		{"-S off -T 200ms", &api.SetRequest{Mode: api.Mode_MODE_CONCURRENT, QuantumNs: 200e6},
-			changes(func(_ int, c *api.Change) { c.NewMode, c.NewQuantumNs = api.Mode_MODE_CONCURRENT, 200e6 }), longer + off},
-		{"config set swap-share none", &api.SetRequest{SwapShare: proto.Uint32(0)}, changes(func(_ int, c *api.Change) { c.NewSwapShare = 0 }),
+			changes(func(gpu int, old, now map[string]string) { to200(gpu, old, now); toOff(gpu, old, now) }), longer + off},
+		{"config set swap-share none", &api.SetRequest{SwapShare: proto.Uint32(0)}, changes(is("swap-share", "none")),
 			"swap-share 10% → none, over restarts too; `nvsharectl config reset swap-share` undoes it\n"},
-		{"config reset swap-share", &api.SetRequest{Unset: []string{"swap-share"}}, changes(func(_ int, c *api.Change) { c.OldSwapShare = 25 }), "swap-share 25% → 10%\n"},
+		{"config reset swap-share", &api.SetRequest{Unset: []string{"swap-share"}}, changes(was("swap-share", "25%")), "swap-share 25% → 10%\n"},
 		{"config reset --all --gpu 0", &api.SetRequest{Gpu: "0", Unset: []string{"turn-length", "anti-thrash", "swap-share"}},
-			changes(func(_ int, c *api.Change) { c.OldQuantumNs = 5e6 })[1:2],
+			changes(was("turn-length", "5ms"))[3:6],
 			"GPU 0: turn-length 5ms → 100ms\nGPU 0: anti-thrash is auto already: nothing has changed\nGPU 0: swap-share is 10% already: nothing has changed\n"},
 	} {
 		f := &fake{changes: tc.changes}

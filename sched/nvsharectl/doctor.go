@@ -48,7 +48,6 @@ type patient struct {
 	daemon    int                                          // process id of the scheduler; 0: not known
 }
 
-// at returns a path of the host.
 func (p *patient) at(path string) string { return cdi.OnHost(p.root, path) }
 
 type doctorFlags struct {

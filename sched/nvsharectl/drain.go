@@ -87,17 +87,15 @@ const drainLook = 200 * time.Millisecond
 
 // awaitDrained waits until nobody uses a GPU that was drained, for as long as the timeout.
 func awaitDrained(ctx context.Context, root *rootFlags, io streams, last *api.DrainResponse, timeout time.Duration) error {
-	over := time.NewTimer(timeout)
-	defer over.Stop()
-	look := time.NewTicker(drainLook)
-	defer look.Stop()
+	over := time.After(timeout)
+	look := time.Tick(drainLook)
 	for {
 		select {
 		case <-ctx.Done():
 			return staysDrained(last)
-		case <-over.C:
+		case <-over:
 			return fmt.Errorf("GPU %d is drained and %s after %v", last.Index, usedBy(last), timeout)
-		case <-look.C:
+		case <-look:
 		}
 		r, err := askDrain(ctx, root, &api.DrainRequest{Gpu: last.Uuid, Look: true})
 		switch {

@@ -262,7 +262,7 @@ func otherText(e *api.Event) (parts []string) {
 	case api.EventType_EVENT_TYPE_FENCE:
 		add("did not release the GPU in time, may still use it")
 	case api.EventType_EVENT_TYPE_MODE:
-		reason, slices := strings.CutPrefix(e.Reason, slicesBefore)
+		reason, slices := strings.CutPrefix(e.Reason, api.BySlices)
 		how := "takes turns"
 		switch {
 		case slices:

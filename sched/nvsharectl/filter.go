@@ -101,7 +101,6 @@ func parseSince(s string, now time.Time) (time.Time, error) {
 	return time.Time{}, errors.New(strconv.Quote(s) + " is no time: give how long ago (5m), or when (2006-01-02 15:04:05)")
 }
 
-// shows tells whether to show an event.
 func (f *eventFilter) shows(e *api.Event) bool {
 	return e.TimeNs >= f.from && (f.kinds == nil || f.kinds[e.Type]) && (f.tenant == "" || f.isOf(e))
 }

@@ -12,27 +12,13 @@ import (
 	"github.com/nvshare/nvshare/sched/api"
 )
 
-// wayOf says how clients share a GPU, and why; "": as its setting says, or nobody uses it.
+// wayOf is api.Sharing; "": as its setting says, or nobody uses it.
 func wayOf(g *api.GPU) string {
-	if unused(g) || g.Mode != api.Mode_MODE_AUTO && (g.Swap == nil || !overridden(g)) {
+	if api.Unused(g) || g.Mode != api.Mode_MODE_AUTO && (g.Swap == nil || !overridden(g)) {
 		return ""
 	}
-	return fmt.Sprintf("way: %s (%s)", shortWay(g), wayReason(g))
+	return api.Sharing(g)
 }
-
-// wayReason says why clients share a GPU as they do, without the way itself; in turns also why
-// no tenants have theirs together.
-func wayReason(g *api.GPU) string {
-	reason := strings.TrimPrefix(g.WayReason, slicesBefore)
-	for _, r := range g.Refused {
-		if r.Way == "cohort" && r.Code != g.WayCode {
-			reason += "; no tenants have their turn together: " + r.Reason
-		}
-	}
-	return reason
-}
-
-const slicesBefore = "by time slices: "
 
 // shortWay names the way in which clients share a GPU.
 func shortWay(g *api.GPU) string {

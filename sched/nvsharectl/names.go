@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/sched/manual"
 )
 
 // completeLimit bounds what a shell waits for when its user asks for names.
@@ -49,7 +50,7 @@ func complete(root *cobra.Command, f *rootFlags) {
 		"memory-mode": fixed("swap", "resident", "managed", "none"),
 	}
 	withTenant := []string{"why", "set", "suspend", "resume", "migrate"}
-	for _, cmd := range withSubcommands(root) {
+	for _, cmd := range manual.Commands(root) {
 		for name, values := range byFlag {
 			if cmd.Flags().Lookup(name) != nil {
 				_ = cmd.RegisterFlagCompletionFunc(name, values) // fails for flags that do not exist
@@ -64,15 +65,6 @@ func complete(root *cobra.Command, f *rootFlags) {
 			cmd.ValidArgsFunction = names(tenantNames)
 		}
 	}
-}
-
-// withSubcommands returns a command and all below it.
-func withSubcommands(cmd *cobra.Command) []*cobra.Command {
-	all := []*cobra.Command{cmd}
-	for _, c := range cmd.Commands() {
-		all = append(all, withSubcommands(c)...)
-	}
-	return all
 }
 
 // containerNames returns the names of the containers that the scheduler knows.

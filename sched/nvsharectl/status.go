@@ -378,7 +378,7 @@ func printHealth(io streams, r *api.StatusResponse, width int) {
 
 // describeGPU says in one sentence what a GPU is and how it is shared.
 func describeGPU(g *api.GPU) string {
-	parts := []string{fmt.Sprintf("GPU %d  %s, %s reserved", g.Index, g.Name, memoryOf(g, " of ")), sharing(g)}
+	parts := []string{fmt.Sprintf("GPU %d  %s, %s reserved", g.Index, g.Name, memoryOf(g, " of ")), api.Sharing(g)}
 	if l := g.Load; l != nil {
 		parts = append(parts, loadOf(l))
 	}
@@ -415,32 +415,6 @@ func loadOf(l *api.Load) string {
 	}
 	return text
 }
-
-// sharing says how tenants share a GPU, and where the scheduler chose, why.
-func sharing(g *api.GPU) string {
-	reason := wayReason(g)
-	how := fmt.Sprintf("turns of %v", time.Duration(g.QuantumNs))
-	switch g.Way {
-	case "driver":
-		how = "all at the same time"
-	case "slices":
-		how = "shared by time slices"
-	}
-	switch {
-	case g.Mode == api.Mode_MODE_AUTO && unused(g):
-		return how + " (auto: nobody uses it now)"
-	case g.Mode == api.Mode_MODE_AUTO && reason != "":
-		return how + " (auto: " + reason + ")"
-	case g.Mode == api.Mode_MODE_AUTO:
-		return how + " (auto)"
-	case overridden(g) && reason != "":
-		return how + " (" + reason + ")"
-	}
-	return how
-}
-
-// unused says whether no process is on a GPU: then nobody's work is the reason for a way.
-func unused(g *api.GPU) bool { return len(g.Clients) == 0 && g.Others.GetClients() == 0 }
 
 func (t *tenant) addNarrow(to *table, g *api.GPU) {
 	state, since, colour := t.state()

@@ -268,7 +268,6 @@ func (t *trial) start(ctx context.Context, name string, want uint64, terms ...st
 	return p, p.cmd.Start()
 }
 
-// report reads what the program says next.
 func (p *program) report() error {
 	var said probed
 	line, err := p.out.ReadBytes('\n')

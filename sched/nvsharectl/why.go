@@ -232,7 +232,7 @@ func accountOf(g *api.GPU, t *tenant, events []*api.Event, from, to int64) *acco
 	if since != "-" {
 		state += " for " + since
 	}
-	a := &account{GPU: g.Index, Tenant: api.Tenant(t.Container, t.Uid), State: state, OutOfMemory: t.Use.OutOfMemory, sharing: sharing(g), share: t.share()}
+	a := &account{GPU: g.Index, Tenant: api.Tenant(t.Container, t.Uid), State: state, OutOfMemory: t.Use.OutOfMemory, sharing: api.Sharing(g), share: t.share()}
 	if len(events) > 0 {
 		from = max(from, events[0].TimeNs)
 	}

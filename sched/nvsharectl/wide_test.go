@@ -47,7 +47,7 @@ func TestUnusedGPU(t *testing.T) {
 	} {
 		g := tc.gpu
 		g.Mode, g.Way, g.WayReason, g.QuantumNs = api.Mode_MODE_AUTO, "turns", reason, 100e6
-		if s := sharing(g) + wayOf(g); strings.Contains(s, reason) != tc.busy || strings.Contains(s, "nobody uses it") == tc.busy {
+		if s := api.Sharing(g) + wayOf(g); strings.Contains(s, reason) != tc.busy || strings.Contains(s, "nobody uses it") == tc.busy {
 			t.Errorf("%v: %s", g.Clients, s)
 		}
 	}
@@ -60,8 +60,7 @@ func TestWaysHaveOneName(t *testing.T) {
 	e := &api.Event{Type: api.EventType_EVENT_TYPE_MODE, Concurrent: true, Reason: reason}
 	turns := &api.Event{Type: api.EventType_EVENT_TYPE_MODE, Reason: "tenants keep the GPU busy"}
 	for got, want := range map[string]string{
-		sharing(g):       "shared by time slices (auto: every process can set its slice, and all memory fits)",
-		wayOf(g):         "way: slices (every process can set its slice, and all memory fits)",
+		wayOf(g):         "shared by time slices (auto: every process can set its slice, and all memory fits)",
 		eventText(e):     "shares by time slices: every process can set its slice, and all memory fits",
 		eventText(turns): "takes turns: tenants keep the GPU busy",
 		wayAndSetting(g): "slices (auto)",

@@ -101,10 +101,7 @@ func (l *ledger) setCeiling(ceiling uint64) { l.ceiling = ceiling }
 // setLimit changes the limit of an account, 0: to none, and returns the old
 // one. What is reserved stays, also above a lower limit.
 func (l *ledger) setLimit(account string, limit uint64) (old uint64) {
-	m := l.accounts[account]
-	if m == nil {
-		m = &ledgerAccount{}
-	}
+	m := cmp.Or(l.accounts[account], &ledgerAccount{})
 	old, m.limit = m.limit, limit
 	l.keep(account, m)
 	return old

@@ -174,9 +174,7 @@ func New(cfg Config, arenas *Arenas, turns Turns, do func(base.Action)) *Memory 
 func (mem *Memory) configure(cfg Config) {
 	mem.cfg = cfg
 	mem.ledger.fallback = cfg.DefaultLimit
-	if mem.cfg.StallAfter == 0 {
-		mem.cfg.StallAfter = DefaultStallAfter
-	}
+	mem.cfg.StallAfter = cmp.Or(cfg.StallAfter, DefaultStallAfter)
 	if mem.cfg.SuspendAfter > 0 {
 		mem.cfg.SuspendAfter = base.Clamp(mem.cfg.SuspendAfter, MinSuspendAfter, MaxSuspendAfter)
 	}

@@ -226,7 +226,6 @@ func (r *rooms) suspend(id base.ClientID) bool {
 	return true
 }
 
-// sleep says that a client is suspended.
 func (r *rooms) sleep(o *occupant) {
 	if !o.suspended {
 		o.suspended = true

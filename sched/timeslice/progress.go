@@ -3,6 +3,7 @@
 package timeslice
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
@@ -149,9 +150,7 @@ func (p *Progress) Report(now base.Time, ev Utilization, alone bool, shared time
 		p.callsBeside += float64(ev.Calls)
 		p.over += shared - p.shared
 		rate := float64(ev.Calls) * LooksPerSecond / float64(ev.Samples)
-		if p.rateBeside == 0 {
-			p.rateBeside = rate
-		}
+		p.rateBeside = cmp.Or(p.rateBeside, rate)
 		p.rateBeside += (rate - p.rateBeside) / recentReports
 	}
 	p.seen, p.shared = now, shared

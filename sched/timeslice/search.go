@@ -3,6 +3,7 @@
 package timeslice
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/base"
@@ -149,10 +150,7 @@ func (s *Search) Window(length time.Duration, rates Speeds) {
 	if other {
 		return // nor is it now
 	}
-	if s.gained == 0 {
-		s.gained = gained
-	}
-	s.gained = 0.75*s.gained + 0.25*gained
+	s.gained = 0.75*cmp.Or(s.gained, gained) + 0.25*gained
 	toGrow, toKeep := gainToGrow*gainOf(s.longest), gainToKeep*gainOf(s.longest)
 	if s.cohort { // its turns end in the middle of slices
 		toGrow, toKeep = toGrow/2, toKeep/2

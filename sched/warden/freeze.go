@@ -3,6 +3,7 @@
 package warden
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -48,11 +49,7 @@ func limitMemory(root string, o order.Order) error {
 	if region == "" {
 		return errors.New(order.NoRegion)
 	}
-	name := o.Container
-	if name == "" {
-		name = fmt.Sprintf("user-%d.slice", o.UID)
-	}
-	dir, err := tree.Of(o.PID, name)
+	dir, err := tree.Of(o.PID, cmp.Or(o.Container, fmt.Sprintf("user-%d.slice", o.UID)))
 	if err != nil {
 		return err
 	}

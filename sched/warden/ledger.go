@@ -107,10 +107,7 @@ func (l *ledger) empty() bool {
 
 // write wants mu held.
 func (l *ledger) write() error {
-	f := ledgerFile{Boot: l.boot, Entries: []entry{}}
-	for e := range maps.Values(l.entries) {
-		f.Entries = append(f.Entries, e)
-	}
+	f := ledgerFile{Boot: l.boot, Entries: slices.AppendSeq([]entry{}, maps.Values(l.entries))}
 	text, err := json.Marshal(f)
 	if err != nil {
 		return err
@@ -174,13 +171,12 @@ func allAtOnce[T any](bound time.Duration, all []T, do func(T) error) []error {
 	for i, one := range all {
 		go func() { results <- result{i, do(one)} }()
 	}
-	late := time.NewTimer(bound)
-	defer late.Stop()
+	late := time.After(bound)
 	for range all {
 		select {
 		case r := <-results:
 			failed[r.i] = r.err
-		case <-late.C:
+		case <-late:
 			return failed
 		}
 	}

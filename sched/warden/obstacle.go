@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -77,10 +78,6 @@ func hides(mountinfo string) bool {
 // process trace those of the same profile only.
 func containerProfile(profile string) bool {
 	name, mode, _ := strings.Cut(profile, " ")
-	for _, begin := range []string{"docker-default", "cri-containerd.apparmor.d", "crio-default", "containers-default", "nerdctl-default", "lxc-container-default"} {
-		if strings.HasPrefix(name, begin) && mode != "(complain)" {
-			return true
-		}
-	}
-	return false
+	begins := []string{"docker-default", "cri-containerd.apparmor.d", "crio-default", "containers-default", "nerdctl-default", "lxc-container-default"}
+	return mode != "(complain)" && slices.ContainsFunc(begins, func(begin string) bool { return strings.HasPrefix(name, begin) })
 }

@@ -19,9 +19,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -176,13 +178,12 @@ func (w *Warden) Run(stop <-chan struct{}) error {
 			wg.Go(func() { w.serve(sock, stop) })
 		}
 	})
-	ticker := time.NewTicker(tick)
-	defer ticker.Stop()
+	ticker := time.Tick(tick)
 	for running := true; running; {
 		select {
 		case <-stop:
 			running = false
-		case <-ticker.C:
+		case <-ticker:
 			w.sweep(time.Now())
 		}
 	}
@@ -380,11 +381,7 @@ func (w *Warden) runOut(now time.Time) {
 func (w *Warden) all() []*process {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	all := make([]*process, 0, len(w.processes))
-	for _, p := range w.processes {
-		all = append(all, p)
-	}
-	return all
+	return slices.Collect(maps.Values(w.processes))
 }
 
 // freeAll puts all on that we took off. Who is late has an error, and is put on when its turn comes; if the warden ends

@@ -32,7 +32,7 @@ func TestPageInBrowser(t *testing.T) {
 			text := fmt.Sprint(b.Eval(`document.body.innerText`))
 			for _, want := range []string{
 				"Problems: 1. Scheduler 0.1.0", "<i>a problem</i>", "end the process", "ml/train-a/main", "<b onmouseover=x>&", "74.9 %", "25 % of 25 %", "4 GiB of 8 GiB",
-				"512 MiB on the host, 1 GiB in files", "turns: tenants keep the GPU busy", "GPU 0: no; 6 GiB and 70 % of its time are not promised", "ml/train-a/main 8 GiB and 30 %", "outside Kubernetes", "0.750",
+				"512 MiB on the host, 1 GiB in files", "turns of 100ms (auto: tenants keep the GPU busy)", "GPU 0: no; 6 GiB and 70 % of its time are not promised", "ml/train-a/main 8 GiB and 30 %", "outside Kubernetes", "0.750",
 			} {
 				if !strings.Contains(text, want) {
 					t.Errorf("%s: %q is not in the page:\n%s", name, want, text)

@@ -63,7 +63,6 @@ func newHistory() *history {
 	return &history{buckets: map[string][]bucket{}, last: map[string]map[string]time.Duration{}, segments: map[string][]Segment{}}
 }
 
-// add takes in a status.
 func (h *history) add(now time.Time, r *api.StatusResponse) {
 	anew := r.UptimeNs < h.uptime // another run of the scheduler counts from zero
 	took := now.Sub(h.at)

@@ -120,10 +120,7 @@ func (s *Server) gpu(g *api.GPU) gpuJSON {
 }
 
 func aboutOf(g *api.GPU) string {
-	text := g.Way
-	if g.WayReason != "" {
-		text += ": " + g.WayReason
-	}
+	text := api.Sharing(g)
 	if l := g.Load; l != nil {
 		text += fmt.Sprintf("; %d %% busy, %d W, %d °C", l.BusyPercent, l.Watts, l.Celsius)
 	}

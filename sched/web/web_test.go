@@ -41,7 +41,7 @@ func (s *source) Status(context.Context) (*api.StatusResponse, error) {
 		Version: "0.1.0", UptimeNs: int64(time.Hour + s.used), Clients: 2, Problems: []string{"GPU 0: <i>a problem</i>"},
 		ProblemCodes: []api.ProblemCode{api.ProblemCode_PROBLEM_CODE_OUTSIDE},
 		Gpus: []*api.GPU{{
-			Uuid: uuid, Name: "Test GPU", MemoryBytes: 16 << 30, Way: "turns", WayReason: "tenants keep the GPU busy", Swap: &api.Swap{},
+			Uuid: uuid, Name: "Test GPU", MemoryBytes: 16 << 30, Mode: api.Mode_MODE_AUTO, QuantumNs: 100e6, Way: "turns", WayReason: "tenants keep the GPU busy", Swap: &api.Swap{},
 			Clients: []*api.Client{
 				{Id: 1, Container: pod("train-a"), State: api.ClientState_CLIENT_STATE_HOLDING, ResidentBytes: 4 << 30},
 				{Id: 2, Container: ugly, State: api.ClientState_CLIENT_STATE_WAITING, ResidentBytes: 1 << 29, AwayBytes: 3 << 29, FileBytes: 1 << 30},

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,8 +22,14 @@ import (
 // newPair is a site with two simulated GPUs and a tenant that fills a part of the first one.
 func newPair(t *testing.T, env ...string) (s *site, a *swapTenant) {
 	t.Helper()
+	return newPairOf(t, gpuMiB, env...)
+}
+
+// newPairOf is newPair with GPUs of so much memory.
+func newPairOf(t *testing.T, mib int, env ...string) (s *site, a *swapTenant) {
+	t.Helper()
 	s = newSite(t)
-	s.configure(fmt.Sprintf("gpus=2\nmemory_mib=%d\n", gpuMiB))
+	s.configure(fmt.Sprintf("gpus=2\nmemory_mib=%d\n", mib))
 	s.put(checkpoint.Name)
 	s.buildTenant("swap-tenant")
 	t.Cleanup(func() {
@@ -246,4 +253,64 @@ func TestMigrateRefusesForeignMemory(t *testing.T) {
 		t.Errorf("migrate: %v", err)
 	}
 	s.awaitOn(0, a)
+}
+
+// A scheduler is killed at each step of the move of a tenant of two processes, while
+// nvshare-checkpoint works on. The next one has the whole tenant on one GPU, and each process goes on
+// with all its memory.
+func TestMigrateTwoKilled(t *testing.T) {
+	t.Parallel()
+	s, a := newPairOf(t, 3*tenantMiB)
+	b := s.startSwapTenant("b", 2000)
+	s.awaitOn(0, b)
+	for _, x := range []*swapTenant{a, b} {
+		for _, call := range []string{"lock", "checkpoint", "restore", "unlock"} {
+			from := s.together(a, b)
+			s.faults(fmt.Sprintf("%s wait %d", call, x.cmd.Process.Pid))
+			failed := make(chan error, 1)
+			go func() {
+				_, err := s.migrates(1 - from)
+				failed <- err
+			}()
+			helper := s.hanging()
+			s.endScheduler(syscall.SIGKILL)
+			<-failed
+			s.startSwapping()
+			s.faults("")
+			s.until("the earlier helper has ended", func() error {
+				if all := s.helpers(); slices.Contains(all, helper) {
+					return fmt.Errorf("%d: %v", helper, all)
+				}
+				return nil
+			})
+			t.Logf("killed at %s of %s: from GPU %d to GPU %d", call, x.name, from, s.together(a, b))
+		}
+	}
+	a.finish(s)
+	b.finish(s)
+}
+
+// together waits until tenants are on one GPU, and on no other, and returns which.
+func (s *site) together(all ...*swapTenant) (gpu int) {
+	s.t.Helper()
+	s.until("all are on one GPU", func() error {
+		r, err := s.status()
+		if err != nil {
+			return err
+		}
+		for i, g := range r.Gpus {
+			there := 0
+			for _, c := range g.Clients {
+				if c.Connected && c.ResidentBytes >= tenantMiB<<20 {
+					there++
+				}
+			}
+			if there == len(all) && there == len(g.Clients) && len(r.Gpus[1-i].Clients) == 0 {
+				gpu = i
+				return nil
+			}
+		}
+		return fmt.Errorf("GPU 0: %v; GPU 1: %v", r.Gpus[0].Clients, r.Gpus[1].Clients)
+	})
+	return gpu
 }

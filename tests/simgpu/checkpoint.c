@@ -15,8 +15,9 @@
  *
  * The file `checkpoint` in the state directory has calls fail: each line is
  * "lock|checkpoint|restore|unlock ERROR", "... hang" (the call does not return, and the file
- * `hangs` has the caller's pid from then on) or "... fail" (error 999, and the process is
- * FAILED for good: so its calls end, too).
+ * `hangs` has the caller's pid from then on), "... wait" (the same, but the call goes on when the
+ * line is gone) or "... fail" (error 999, and the process is FAILED for good: so its calls end,
+ * too). A number behind it is the process whose calls are meant.
  */
 #include "driver.h"
 #include "shared_state.h"
@@ -86,45 +87,63 @@ static CUresult begin(int pid, struct sim_slot **out)
 	return rc;
 }
 
-/* The call does not return, and the test can know that. */
-static void hang(void)
+/* The test can know that the call does not return. */
+static void tell_hangs(void)
 {
 	char path[4096];
 	FILE *f;
 
-	sim_unlock();
 	snprintf(path, sizeof path, "%s/hangs", sim_state_dir());
 	f = fopen(path, "we");
 	if (f) {
 		fprintf(f, "%d\n", getpid());
 		fclose(f);
 	}
-	for (;;)
-		pause();
+}
+
+/* What the test wants of a call for a process; "": nothing. */
+static void wanted(const char *call, int pid, char what[32])
+{
+	char path[4096], line[128], name[32];
+	int of, n = 0;
+	FILE *f;
+
+	snprintf(path, sizeof path, "%s/checkpoint", sim_state_dir());
+	f = fopen(path, "re");
+	while (f && fgets(line, sizeof line, f)) {
+		n = sscanf(line, "%31s %31s %d", name, what, &of);
+		if (n >= 2 && !strcmp(name, call) && (n == 2 || of == pid))
+			break;
+		n = 0;
+	}
+	if (f)
+		fclose(f);
+	if (n < 2)
+		what[0] = '\0';
 }
 
 /* The same of a process in a state. What the test wants comes first. */
 static CUresult begin_in(const char *call, int pid, CUprocessState state, struct sim_slot **out)
 {
-	char path[4096], line[128], name[32], what[32];
-	CUresult rc = begin(pid, out);
-	FILE *f;
+	char what[32];
+	CUresult rc;
 
+	wanted(call, pid, what);
+	if (!strcmp(what, "hang") || !strcmp(what, "wait"))
+		tell_hangs();
+	while (!strcmp(what, "hang"))
+		pause();
+	while (!strcmp(what, "wait")) {
+		sleep_for(LOOK_NS);
+		wanted(call, pid, what);
+	}
+	rc = begin(pid, out);
 	if (rc)
 		return rc;
-	snprintf(path, sizeof path, "%s/checkpoint", sim_state_dir());
-	f = fopen(path, "re");
-	while (!rc && f && fgets(line, sizeof line, f)) {
-		if (sscanf(line, "%31s %31s", name, what) != 2 || strcmp(name, call) != 0)
-			continue;
-		if (!strcmp(what, "hang"))
-			hang();
-		if (!strcmp(what, "fail"))
-			set_state(*out, CU_PROCESS_STATE_FAILED);
+	if (!strcmp(what, "fail"))
+		set_state(*out, CU_PROCESS_STATE_FAILED);
+	if (what[0])
 		rc = strcmp(what, "fail") ? (CUresult)atoi(what) : CUDA_ERROR_UNKNOWN;
-	}
-	if (f)
-		fclose(f);
 	if (!rc && (*out)->process != (uint32_t)state)
 		rc = CUDA_ERROR_ILLEGAL_STATE;
 	if (rc)

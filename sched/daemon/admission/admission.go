@@ -20,6 +20,7 @@ package admission
 
 import (
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -170,11 +171,7 @@ func (d *Desk) forget() {
 	if len(d.accounts)-d.active < maxKnown {
 		return
 	}
-	for name, a := range d.accounts {
-		if a.connections == 0 {
-			delete(d.accounts, name)
-		}
-	}
+	maps.DeleteFunc(d.accounts, func(_ string, a *Account) bool { return a.connections == 0 })
 }
 
 // refuse counts a refusal. The lock is held.

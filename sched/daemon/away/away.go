@@ -341,7 +341,6 @@ func (aw *Away) notNow(cl *node.Client, why error) {
 	}
 }
 
-// leave has the driver checkpoint a client.
 func (aw *Away) leave(cl *node.Client) {
 	aw.awayStep(cl, leaving)
 	pid, off := int(cl.PID), aw.Opts.Checkpoint
@@ -396,7 +395,6 @@ func (aw *Away) Wake(cl *node.Client, then func()) {
 	}
 }
 
-// comeBack has the driver restore a client.
 func (aw *Away) comeBack(cl *node.Client) {
 	aw.awayStep(cl, returning)
 	if !aw.inMemory(cl) {

@@ -76,13 +76,9 @@ func (aw *Away) move(req *api.SuspendRequest, done string, fits func(g *node.GPU
 	if to := aw.Leaving[account]; to != nil {
 		return nil, status.Errorf(codes.FailedPrecondition, "%s cannot be %s: it is on its way to GPU %d", aw.NameOf(account), done, to.Index)
 	}
-	gpus := aw.Order
-	if req.Gpu != "" {
-		g := aw.FindGPU(req.Gpu)
-		if g == nil {
-			return nil, node.NoSuchGPU(req.Gpu)
-		}
-		gpus = []*node.GPU{g}
+	_, gpus, err := aw.NamedGPUs(req.Gpu)
+	if err != nil {
+		return nil, err
 	}
 	resp := &api.SuspendResponse{}
 	resp.Container, resp.Uid = aw.TenantOf(account)
@@ -180,12 +176,10 @@ func (aw *Away) RecordFiles(gone ...*file) error {
 // RestoreFiled finds the processes of which an earlier scheduler has memory in files, and
 // removes the files of nobody.
 func (aw *Away) RestoreFiled() error {
-	r, err := state.ReadRecord[filesRecord](aw.filesPath(), filesVersion)
-	if errors.Is(err, state.ErrNewer) {
-		return err
-	}
+	r, _, err := state.Restore[filesRecord](aw.Log, aw.filesPath(), filesVersion,
+		"which processes have memory in files is not known: those are not restored, their calls wait, end them")
 	if err != nil {
-		aw.Log.WithError(err).Error("which processes have memory in files is not known: those are not restored, their calls wait, end them")
+		return err
 	}
 	known := map[string]bool{}
 	for _, was := range r.Files {

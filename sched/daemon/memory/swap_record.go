@@ -3,8 +3,8 @@
 package memory
 
 import (
-	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 
 	"github.com/nvshare/nvshare/sched/daemon/arena"
@@ -54,15 +54,10 @@ type gpuMember struct {
 
 // ReadMembers reads what an earlier scheduler has written.
 func ReadMembers(o *node.Config, bootID string) (map[string][]MemberState, error) {
-	m, err := state.ReadRecord[Members](MembersPath(o.RunDir), MembersVersion)
-	if errors.Is(err, state.ErrNewer) {
+	m, _, err := state.Restore[Members](o.Log, MembersPath(o.RunDir), MembersVersion,
+		"which processes have memory on GPUs is not known until all are connected again: until then the driver may make some wait")
+	if err != nil || m.BootID != bootID {
 		return nil, err
-	}
-	if err != nil {
-		o.Log.WithError(err).Warn("which processes have memory on GPUs is not known until all are connected again: until then the driver may make some wait")
-	}
-	if m.BootID != bootID {
-		return nil, nil
 	}
 	return m.GPUs, nil
 }
@@ -121,9 +116,7 @@ func (mem *Memory) membersFile() any {
 			}
 		}
 	}
-	for uuid, list := range mem.Before { // GPUs that are not found yet
-		file.GPUs[uuid] = list
-	}
+	maps.Copy(file.GPUs, mem.Before) // of GPUs that are not found yet
 	for _, was := range node.UnsureOf[gpuMember](mem.Node) {
 		file.GPUs[was.uuid] = append(file.GPUs[was.uuid], was.MemberState)
 	}

@@ -25,7 +25,7 @@ const bringBackPause = time.Second
 // carry has a goroutine move the processes. A scheduler that ends waits for none of these: the
 // driver may take a minute, and the next one knows from the record who is off.
 func (mv *Moves) carry(m *Move) {
-	m.Phase = Carried
+	m.Phase, m.carried = Carried, true
 	m.limit.Stop()
 	m.noteTime("memory out")
 	var all []peer.Process
@@ -45,6 +45,18 @@ func (mv *Moves) carry(m *Move) {
 			mv.cutLoose(m)
 		})
 	}()
+}
+
+// cutLoose has processes attach to the GPU that they are on.
+func (mv *Moves) cutLoose(m *Move) {
+	m.Phase = Arrives
+	m.mayTake(arriveLimit)
+	for _, cl := range m.clients {
+		if c := cl.Conn; c != nil {
+			mv.ShutDown(c)
+			mv.lose(c)
+		}
+	}
 }
 
 // exchange says where each GPU of the node goes if two of them are exchanged.
@@ -114,21 +126,29 @@ func (mv *Moves) OnProcess(p peer.Process, operate func(pid int) (checkpoint.Tim
 // bringBack has a process run again, on the GPU where it can. It goes on after the return for
 // as long as the process lives: nothing else could be done for it.
 func (mv *Moves) bringBack(p peer.Process) {
-	err := mv.tryBack(p)
-	if err == nil || errors.Is(err, loop.ErrEnding) {
-		return
+	if mv.tryBack(p) != nil {
+		go mv.keepTrying(p)
 	}
-	mv.Log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", p.PID, bringBackPause)
-	go func() {
-		for err != nil {
-			select {
-			case <-mv.Ended(): // the next scheduler goes on, see RestoreCarried
-				return
-			case <-time.After(bringBackPause):
-			}
-			err = mv.tryBack(p)
+}
+
+// keepTrying returns when a process runs again, or the scheduler ends.
+func (mv *Moves) keepTrying(p peer.Process) {
+	told := false
+	for {
+		err := mv.tryBack(p)
+		if err == nil || errors.Is(err, loop.ErrEnding) {
+			return
 		}
-	}()
+		if !told {
+			mv.Log.WithError(err).Errorf("process %d is off its GPU and cannot come back; trying again every %v", p.PID, bringBackPause)
+			told = true
+		}
+		select {
+		case <-mv.Ended(): // the next scheduler goes on, see RestoreCarried
+			return
+		case <-time.After(bringBackPause):
+		}
+	}
 }
 
 // tryBack returns why a process does not run. No error: it runs, it has ended, or the driver
@@ -158,16 +178,22 @@ func (mv *Moves) Arrive(cl *node.Client, g *node.GPU) bool {
 		return false
 	}
 	delete(mv.From, cl)
-	if err := mv.RecordCarried(); err != nil {
-		mv.Log.Error(err)
+	delete(mv.strayed, cl)
+	m := mv.Migrations[cl.Account]
+	if from != g {
+		delete(cl.Attached, from)
+		delete(from.Restored, cl.ID)
+	}
+	if m == nil { // else the record holds until the move has ended
+		mv.recordOrSay()
+		mv.follow(cl, g)
 	}
 	if from == g {
 		return false
 	}
-	delete(cl.Attached, from)
-	delete(from.Restored, cl.ID)
 	mv.HasMoved(cl.Container, from, g)
-	if m := mv.Migrations[cl.Account]; m != nil {
+	if m != nil {
+		m.moved = true
 		mv.Of(cl).Again = m.asleep
 	}
 	has := mv.TakeMember(cl, from)
@@ -176,8 +202,20 @@ func (mv *Moves) Arrive(cl *node.Client, g *node.GPU) bool {
 	return true
 }
 
-// Which processes are off their GPUs is recorded before they go: a scheduler that starts
-// has them run again. They then attach to the GPU that they are on.
+// follow has a process that comes after its move has ended go where the rest of its tenant is.
+func (mv *Moves) follow(cl *node.Client, g *node.GPU) {
+	for _, rest := range mv.Order {
+		if rest != g && mv.Opts.Checkpoint != nil && len(mv.on(rest, cl.Account)) > 0 {
+			mv.goOn(cl, g, rest)
+			mv.Migrations[cl.Account].moved = true
+			return
+		}
+	}
+}
+
+// Which processes a move is about is recorded before the first of them goes, until the move has ended:
+// a scheduler that starts has them run again. They attach to the GPU that they are on, and those that
+// are on the old GPU follow the others.
 
 const carriedVersion = 1
 
@@ -187,10 +225,11 @@ type carriedFile struct {
 	Processes []CarriedProcess `json:"processes"`
 }
 
-// CarriedProcess is a process that is off its GPU, or about to be.
+// CarriedProcess is a process of a tenant that moves.
 type CarriedProcess struct {
 	peer.Process
-	From string `json:"from"` // UUID
+	From string `json:"from"`         // UUID
+	To   string `json:"to,omitempty"` // "": nowhere any more, and it may still be off
 }
 
 func (mv *Moves) carriedPath() string { return filepath.Join(mv.Opts.RunDir, "migrating.json") }
@@ -199,12 +238,16 @@ func (mv *Moves) carriedPath() string { return filepath.Join(mv.Opts.RunDir, "mi
 func (mv *Moves) RecordCarried() error {
 	file := carriedFile{Version: carriedVersion, BootID: mv.BootID, Processes: []CarriedProcess{}}
 	for _, cl := range mv.Clients {
-		switch from, strayed := mv.strayed[cl]; {
-		case mv.From[cl] != nil:
-			file.Processes = append(file.Processes, CarriedProcess{cl.Process, mv.From[cl].UUID})
-		case strayed:
-			file.Processes = append(file.Processes, CarriedProcess{cl.Process, from})
+		was, strayed := mv.strayed[cl]
+		switch m := mv.Migrations[cl.Account]; {
+		case m != nil && m.carried && (mv.From[cl] != nil || cl.Attached[m.From] != nil || cl.Attached[m.To] != nil):
+			was = CarriedProcess{cl.Process, m.From.UUID, m.To.UUID}
+		case mv.From[cl] != nil && !strayed:
+			was = CarriedProcess{Process: cl.Process, From: mv.From[cl].UUID}
+		case !strayed:
+			continue
 		}
+		file.Processes = append(file.Processes, was)
 	}
 	file.Processes = append(file.Processes, node.UnsureOf[CarriedProcess](mv.Node)...)
 	if err := state.WriteRecord(mv.carriedPath(), file); err != nil {
@@ -213,17 +256,18 @@ func (mv *Moves) RecordCarried() error {
 	return nil
 }
 
-// RestoreCarried has processes run again that an earlier scheduler has taken off their GPUs.
+func (mv *Moves) recordOrSay() {
+	if err := mv.RecordCarried(); err != nil {
+		mv.Log.Error(err)
+	}
+}
+
+// RestoreCarried goes on with what an earlier scheduler has begun.
 func (mv *Moves) RestoreCarried() error {
-	file, err := state.ReadRecord[carriedFile](mv.carriedPath(), carriedVersion)
-	if errors.Is(err, state.ErrNewer) {
+	file, _, err := state.Restore[carriedFile](mv.Log, mv.carriedPath(), carriedVersion,
+		"which processes were on their way to another GPU is not known: processes that hang need nvshare-checkpoint on PID")
+	if err != nil || file.BootID != mv.BootID {
 		return err
-	}
-	if err != nil {
-		mv.Log.WithError(err).Error("which processes were on their way to another GPU is not known: processes that hang need nvshare-checkpoint on PID")
-	}
-	if file.BootID != mv.BootID {
-		return nil
 	}
 	for _, was := range file.Processes {
 		mv.OnceKnown(was, fmt.Sprintf("process %d lives, which was on its way to another GPU,", was.PID), func() error { return mv.RestoreCarriedOne(was) })
@@ -237,23 +281,51 @@ func (mv *Moves) RestoreCarriedOne(was CarriedProcess) error {
 	if cl == nil || len(cl.Attached) > 0 { // it has come back since it could not be found
 		return err
 	}
-	mv.strayed[cl] = was.From
-	for _, g := range mv.Order {
-		mv.FindStrayed(g)
-	}
+	mv.strayed[cl] = was
+	mv.FindStrayed()
 	mv.Log.Warnf("process %d was on its way to another GPU when the earlier scheduler ended; it is made to run again", was.PID)
-	if mv.Opts.Checkpoint != nil {
-		go mv.bringBack(was.Process)
+	if mv.Opts.Checkpoint == nil {
+		return nil
 	}
+	mv.returning[cl] = true
+	go func() {
+		mv.keepTrying(was.Process)
+		mv.Do(func() {
+			delete(mv.returning, cl)
+			if m := mv.Migrations[cl.Account]; m != nil && m.Phase == Arrives {
+				m.mayTake(arriveLimit)
+			}
+		})
+	}()
 	return nil
 }
 
-// FindStrayed notes of a GPU that is found which processes may have left it.
-func (mv *Moves) FindStrayed(g *node.GPU) {
-	for cl, uuid := range mv.strayed {
-		if uuid == g.UUID {
-			mv.From[cl] = g
+// FindStrayed notes which processes may have left a GPU, once that is found, and has their tenants' moves
+// go on where both GPUs are.
+func (mv *Moves) FindStrayed() {
+	for cl, was := range mv.strayed {
+		from, to := mv.FindGPU(was.From), mv.FindGPU(was.To)
+		if from == nil {
+			continue
+		}
+		mv.From[cl] = from
+		switch {
+		case was.To == "" || mv.Opts.Checkpoint == nil:
 			delete(mv.strayed, cl)
+		case to != nil:
+			delete(mv.strayed, cl)
+			mv.goOn(cl, from, to)
 		}
 	}
+}
+
+// goOn has a process take part in a move that has begun before.
+func (mv *Moves) goOn(cl *node.Client, from, to *node.GPU) {
+	m := mv.Migrations[cl.Account]
+	if m == nil {
+		m = mv.newMove(cl.Account, from, to, func(*Move) {})
+		m.Phase, m.carried, m.legs = Arrives, true, 1
+		m.mayTake(checkpoint.DefaultLimit + arriveLimit) // an earlier nvshare-checkpoint may be at work
+	}
+	m.clients, m.count = append(m.clients, cl), m.count+1
 }

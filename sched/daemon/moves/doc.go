@@ -8,6 +8,6 @@
 //   - The ATTACH of a process decides to which GPU it belongs, whatever has failed before.
 //   - A tenant moves as a whole, or goes on where it is: processes that have moved go back if another
 //     cannot.
-//   - Which processes are off their GPUs is recorded before they go (migrating.json): the next
-//     scheduler has them run again.
+//   - Who moves is recorded before the first process goes (migrating.json): the next scheduler has each
+//     process run again, and the tenant whole on one GPU.
 package moves

@@ -62,9 +62,10 @@ type Moves struct {
 	*tenants.Book
 	*memory.Memory
 	*away.Away
-	Migrations  map[string]*Move           // by account
-	From        map[*node.Client]*node.GPU // clients may have left this GPU for another one: the next ATTACH says
-	strayed     map[*node.Client]string    // the same by UUID, of GPUs not found yet
+	Migrations  map[string]*Move                // by account
+	From        map[*node.Client]*node.GPU      // clients may have left this GPU for another one: the next ATTACH says
+	strayed     map[*node.Client]CarriedProcess // the same by UUID, of GPUs not found yet
+	returning   map[*node.Client]bool           // an earlier scheduler took them off, and this one has them run again
 	DepartLimit time.Duration
 	lose        func(*node.Conn) // notes that a client's connection is lost
 }
@@ -72,13 +73,14 @@ type Moves struct {
 // New returns the moves of nobody. lose notes that a client's connection is lost.
 func New(aw *away.Away, lose func(*node.Conn)) *Moves {
 	return &Moves{Node: aw.Node, Book: aw.Book, Memory: aw.Memory, Away: aw, lose: lose, DepartLimit: departLimit,
-		Migrations: map[string]*Move{}, From: map[*node.Client]*node.GPU{}, strayed: map[*node.Client]string{}}
+		Migrations: map[string]*Move{}, From: map[*node.Client]*node.GPU{}, strayed: map[*node.Client]CarriedProcess{}, returning: map[*node.Client]bool{}}
 }
 
 // ForgetClient forgets a client.
 func (mv *Moves) ForgetClient(cl *node.Client) {
 	delete(mv.From, cl)
 	delete(mv.strayed, cl)
+	delete(mv.returning, cl)
 }
 
 // JoinMove takes in a process that attaches to the GPU which its tenant leaves, and says whether it
@@ -107,7 +109,11 @@ type Move struct {
 	clients  []*node.Client   // those that live
 	count    int              // processes that began
 	bytes    uint64           // that they have reserved
-	legs     int              // how often processes have set out: others may have begun meanwhile
+	legs     int              // how often processes have set out
+	carried  bool             // the driver was asked to move one
+	moved    bool             // it has moved one
+	home     *node.GPU        // where it began
+	undone   error            // why it goes back; nil: it does not
 	began    time.Time        // when its processes were stopped
 	took     checkpoint.Times // the parts of it so far
 	limit    *timer.Timer
@@ -136,14 +142,12 @@ func (mv *Moves) Migrate(req *api.MigrateRequest, done func(*Move)) error {
 	if err != nil {
 		return err
 	}
-	m := &Move{account: account, From: from, To: to, clients: clients, count: len(clients), began: time.Now(), done: done}
+	m := mv.newMove(account, from, to, done)
+	m.clients, m.count = clients, len(clients)
 	for _, mover := range from.Core.Movers(account) {
 		m.bytes += mover.Bytes
 	}
-	m.limit = mv.Timers.New(func() { m.late = true })
 	m.mayTake(mv.DepartLimit)
-	mv.Migrations[account], mv.Leaving[account] = m, to
-	mv.ExpectCheckpoints(0)
 	mv.Log.Infof("GPU %d: %s moves to GPU %d", from.Index, mv.NameOf(account), to.Index)
 	for _, cl := range clients {
 		if mv.IsAway(cl) {
@@ -152,6 +156,14 @@ func (mv *Moves) Migrate(req *api.MigrateRequest, done func(*Move)) error {
 		}
 	}
 	return nil
+}
+
+func (mv *Moves) newMove(account string, from, to *node.GPU, done func(*Move)) *Move {
+	m := &Move{account: account, From: from, To: to, home: from, began: time.Now(), done: done}
+	m.limit = mv.Timers.New(func() { m.late = true })
+	mv.Migrations[account], mv.Leaving[account] = m, to
+	mv.ExpectCheckpoints(0)
+	return m
 }
 
 func (mv *Moves) advanceWaking(m *Move) {
@@ -171,8 +183,11 @@ func (mv *Moves) depart(m *Move) {
 	m.legs++
 	if m.legs == 1 {
 		m.began = time.Now()
+	} else {
+		mv.Log.Infof("GPU %d: %d processes of %s go to GPU %d, where the others are", m.From.Index, len(m.clients), mv.NameOf(m.account), m.To.Index)
 	}
 	m.mayTake(mv.DepartLimit)
+	mv.Leaving[m.account] = m.To
 	waiting := m.From.Core.Snapshot(loop.Now()).Queue
 	for _, cl := range m.clients {
 		if att := cl.Attached[m.From]; att != nil {
@@ -329,17 +344,16 @@ func (mv *Moves) advanceDeparture(m *Move) {
 			mv.carry(m)
 			return
 		}
-		mv.stay(m)
 	case m.late:
 		m.err = fmt.Errorf("its work or its memory did not leave GPU %d within %v", m.From.Index, mv.DepartLimit)
-		mv.stay(m)
 	case m.From.Core.IsBack(m.account):
 		mv.Step(m.From, sched.Suspend{Tenant: m.account})
 		return
 	default:
 		return
 	}
-	mv.endMigration(m)
+	mv.stay(m)
+	mv.settle(m)
 }
 
 // stay lets a tenant on that was to depart.
@@ -370,46 +384,48 @@ func (mv *Moves) onOthers(m *Move) error {
 }
 
 func (mv *Moves) advanceArrival(m *Move) {
-	missing := slices.DeleteFunc(slices.Clone(m.clients), func(cl *node.Client) bool { return mv.From[cl] == nil })
-	if len(missing) > 0 && !m.late {
-		return
-	}
-	stayed := 0
-	for _, cl := range m.clients {
-		if cl.Attached[m.From] != nil {
-			stayed++
-		}
-	}
-	late := mv.latecomers(m)
+	missing := slices.IndexFunc(m.clients, func(cl *node.Client) bool { return mv.From[cl] != nil || mv.returning[cl] })
 	switch {
-	case len(missing) == 0 && stayed == 0 && len(late) > 0 && m.legs < maxLegs:
-		m.err = nil
-		m.clients, m.count = late, m.count+len(late)
+	case missing < 0:
+		mv.settle(m)
+	case m.late:
+		m.err = cmp.Or(m.err, fmt.Errorf("process %d has not attached again within %v", m.clients[missing].PID, arriveLimit))
+		mv.endMigration(m)
+	}
+}
+
+// settle ends a move if the tenant is on one GPU. Else those that are behind follow the others: they have
+// begun meanwhile, or an earlier scheduler has ended on the way. If that cannot be, the others go back.
+func (mv *Moves) settle(m *Move) {
+	behind := mv.on(m.From, m.account)
+	switch {
+	case len(behind) == 0:
+		m.err = nil // whatever failed on the way
+	case !m.moved:
+		m.err = cmp.Or(m.err, fmt.Errorf("%d of its processes are still on GPU %d", len(behind), m.From.Index))
+	case m.legs == maxLegs:
+		m.err = cmp.Or(m.err, fmt.Errorf("process %d is still on GPU %d: end it, or restart the tenant", behind[0].PID, m.From.Index))
+	case m.err != nil:
+		m.undone, m.err = cmp.Or(m.undone, m.err), nil
+		m.From, m.To = m.To, m.From
+		m.clients = mv.on(m.From, m.account)
 		mv.depart(m)
 		return
-	case len(missing) == 0 && stayed == 0:
-		m.err = nil // whatever failed on the way
-		if len(late) > 0 {
-			m.err = fmt.Errorf("process %d has begun on GPU %d meanwhile: end it, or restart the tenant", late[0].PID, m.From.Index)
-		}
-	case m.err != nil:
-	case len(missing) > 0:
-		m.err = fmt.Errorf("process %d has not attached again within %v", missing[0].PID, arriveLimit)
-	case stayed > 0:
-		m.err = fmt.Errorf("%d of its processes are still on GPU %d", stayed, m.From.Index)
+	default:
+		m.count += len(slices.DeleteFunc(slices.Clone(behind), func(cl *node.Client) bool { return slices.Contains(m.clients, cl) }))
+		m.clients = behind
+		mv.depart(m)
+		return
 	}
 	mv.endMigration(m)
 }
 
-// latecomers are processes of a tenant that began on the GPU which the others have left.
-func (mv *Moves) latecomers(m *Move) (all []*node.Client) {
-	for cl := range mv.ByAccount[m.account] {
-		if att := cl.Attached[m.From]; att != nil && !att.Held && !slices.Contains(m.clients, cl) {
-			all = append(all, cl)
-		}
-	}
-	slices.SortFunc(all, func(a, b *node.Client) int { return cmp.Compare(a.ID, b.ID) })
-	return all
+// on returns the processes of a tenant that use a GPU.
+func (mv *Moves) on(g *node.GPU, account string) []*node.Client {
+	return slices.DeleteFunc(mv.ClientsOf(account), func(cl *node.Client) bool {
+		att := cl.Attached[g]
+		return att == nil || att.Held
+	})
 }
 
 func (mv *Moves) endMigration(m *Move) {
@@ -417,6 +433,12 @@ func (mv *Moves) endMigration(m *Move) {
 	delete(mv.Migrations, m.account)
 	delete(mv.Leaving, m.account)
 	mv.ExpectCheckpoints(0)
+	if m.carried {
+		mv.recordOrSay()
+	}
+	if m.To == m.home {
+		m.From, m.To, m.err = m.To, m.From, cmp.Or(m.err, m.undone)
+	}
 	if m.err == nil && len(m.clients) == 0 {
 		m.err = fmt.Errorf("it has ended")
 	}
@@ -462,16 +484,4 @@ func (m *Move) Failure(mv *Moves) error {
 		return nil
 	}
 	return status.Errorf(codes.FailedPrecondition, "%s has not moved to GPU %d: %v", mv.NameOf(m.account), m.To.Index, m.err)
-}
-
-// cutLoose has processes attach to the GPU that they are on.
-func (mv *Moves) cutLoose(m *Move) {
-	m.Phase = Arrives
-	m.mayTake(arriveLimit)
-	for _, cl := range m.clients {
-		if c := cl.Conn; c != nil {
-			mv.ShutDown(c)
-			mv.lose(c)
-		}
-	}
 }

@@ -93,6 +93,18 @@ func (n *Node) FindGPU(name string) *GPU {
 	return nil
 }
 
+// NamedGPUs returns the GPU that FindGPU does, and its UUID, or for "" all.
+func (n *Node) NamedGPUs(name string) (uuid string, gpus []*GPU, err error) {
+	if name == "" {
+		return "", n.Order, nil
+	}
+	g := n.FindGPU(name)
+	if g == nil {
+		return "", nil, NoSuchGPU(name)
+	}
+	return g.UUID, []*GPU{g}, nil
+}
+
 // Drained returns why a new container cannot have one of the GPUs that it was made for;
 // nil: it can.
 func (n *Node) Drained(c *api.Container) error {

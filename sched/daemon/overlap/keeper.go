@@ -85,12 +85,11 @@ func (k *keeper) pauseOrChange(d time.Duration) bool {
 	k.mu.Lock()
 	changed := k.changed
 	k.mu.Unlock()
-	timer := time.NewTimer(d)
-	defer timer.Stop()
+	timer := time.After(d)
 	select {
 	case <-k.m.closed:
 		return false
-	case <-timer.C:
+	case <-timer:
 	case <-changed:
 	}
 	return true
@@ -179,17 +178,14 @@ func (k *keeper) watch(p *peer.Peer) bool {
 			k.end(p, dead)
 			return true
 		}
-		timer := time.NewTimer(wait)
 		_, changed := k.state()
 		select {
 		case <-dead:
 		case <-changed:
-		case <-timer.C:
+		case <-time.After(wait):
 		case <-k.m.closed:
-			timer.Stop()
 			return false
 		}
-		timer.Stop()
 	}
 }
 

@@ -172,8 +172,7 @@ func readable(said []byte) string {
 func (k *keeper) awaitAnswer(control string, ended <-chan struct{}) error {
 	ctx, cancel := context.WithTimeout(context.Background(), Patience)
 	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
+	tick := time.Tick(10 * time.Millisecond)
 	why := fmt.Sprintf("it makes no socket in %s", k.path(api.OverlapPipe))
 	for {
 		if _, err := os.Lstat(filepath.Join(k.path(api.OverlapPipe), controlSocket)); err == nil {
@@ -184,7 +183,7 @@ func (k *keeper) awaitAnswer(control string, ended <-chan struct{}) error {
 			why = fmt.Sprintf("%v: %s", err, out) // it may not listen yet
 		}
 		select {
-		case <-tick.C:
+		case <-tick:
 		case <-ended:
 			return fmt.Errorf("the MPS daemon ended at its start: %s", k.said())
 		case <-k.m.closed:

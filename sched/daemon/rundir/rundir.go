@@ -24,6 +24,10 @@ import (
 // mounted, not the socket, so that a new scheduler's socket shows up in it.
 const TenantDir = "tenant"
 
+// LockFile is locked (flock) by who has the directory, and by the number of a process (fcntl) by who
+// checkpoints that: see package checkpoint.
+const LockFile = "lock"
+
 // maxSocketPath is what fits in sockaddr_un beside the final NUL, bytes.
 const maxSocketPath = 107
 
@@ -96,7 +100,7 @@ func Open(path string, o Options) (d *Dir, err error) {
 			d = nil
 		}
 	}()
-	if d.lock, err = lockFile(filepath.Join(path, "lock")); err != nil {
+	if d.lock, err = lockFile(filepath.Join(path, LockFile)); err != nil {
 		return d, err
 	}
 	given := o.Tenants
@@ -318,7 +322,7 @@ const awaitInterval = 20 * time.Millisecond
 // directory, Open says. waits is called once, if there is something to wait for.
 func Await(ctx context.Context, path string, waits func()) error {
 	for first := true; ; first = false {
-		lock, err := lockFile(filepath.Join(path, "lock"))
+		lock, err := lockFile(filepath.Join(path, LockFile))
 		if err == nil {
 			return lock.Close()
 		}

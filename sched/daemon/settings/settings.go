@@ -14,7 +14,6 @@ package settings
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -296,15 +295,12 @@ func (s Set) Of(uuid string) Setting { return s.GPUs[uuid].or(s.All).or(s.Given)
 // Restore puts earlier settings in force again, except those that another command line (given)
 // replaces. ended says which processes have ended.
 func (st *Store) Restore(given Setting, ended func(peer.Process) bool) error {
-	st.Set, st.Err = state.ReadRecord[Set](st.path, SettingsVersion)
-	if errors.Is(st.Err, state.ErrNewer) {
-		return st.Err
+	var err error
+	if st.Set, st.Err, err = state.Restore[Set](st.log, st.path, SettingsVersion, "the settings of time quantum, mode and swap share are lost: set them again"); err != nil {
+		return err
 	}
 	st.Set.Version = SettingsVersion
 	st.DropHeld(ended)
-	if st.Err != nil {
-		st.log.WithError(st.Err).Error("the settings of time quantum, mode and swap share are lost: set them again")
-	}
 	replaced := st.replaced(given)
 	st.Set.Given = given
 	if st.Set.All = st.Set.All.without(replaced); len(replaced) > 0 {

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 )
 
@@ -38,6 +39,19 @@ func ReadRecord[T any](path string, version int) (T, error) {
 		aside = path
 	}
 	return none, fmt.Errorf("%s cannot be used: %w", aside, err)
+}
+
+// Restore is ReadRecord for a scheduler that starts. It says what is lost where the record is damaged. With an
+// error the scheduler is not to start.
+func Restore[T any](log *logrus.Entry, path string, version int, lost string) (t T, damaged, err error) {
+	t, damaged = ReadRecord[T](path, version)
+	if errors.Is(damaged, ErrNewer) {
+		return t, nil, damaged
+	}
+	if damaged != nil {
+		log.WithError(damaged).Error(lost)
+	}
+	return t, damaged, nil
 }
 
 // DecodeRecord is ReadRecord for the text of a record.

@@ -4,7 +4,6 @@ package tenants
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -167,12 +166,9 @@ func (b *Book) sharesPath() string { return filepath.Join(b.Opts.RunDir, "shares
 // that were described, and have shares, known, so that the plugin can tell us to
 // forget those that have ended.
 func (b *Book) RestoreShares() error {
-	b.Shares, b.Record.Err = state.ReadRecord[Shares](b.sharesPath(), SharesVersion)
-	if errors.Is(b.Record.Err, state.ErrNewer) {
-		return b.Record.Err
-	}
-	if b.Record.Err != nil {
-		b.Log.WithError(b.Record.Err).Error("shares and memory limits are lost: set them again; nvshare-plugin brings back those of pods")
+	var err error
+	if b.Shares, b.Record.Err, err = state.Restore[Shares](b.Log, b.sharesPath(), SharesVersion, "shares and memory limits are lost: set them again; nvshare-plugin brings back those of pods"); err != nil {
+		return err
 	}
 	b.Shares.Version = SharesVersion
 	if b.Shares.Tenants == nil {

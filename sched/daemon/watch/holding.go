@@ -230,7 +230,6 @@ func (x *holding) drive() {
 	}
 }
 
-// switched notes the answer to an order.
 func (x *holding) switched(r order.Result, on bool) {
 	x.count()
 	switch {
@@ -318,20 +317,18 @@ func (w *Watch) noteUseOfHeld(samples []metrics.GPUSample) {
 				here, on = append(here, x), on+x.onPart()
 			}
 		}
-		if len(here) > 0 && w.sharesWithShims(here[0].gpu) {
-			on = 1 // as far as is known
+		if len(here) == 0 {
+			continue
+		}
+		clients := here[0].gpu.Core.Snapshot(loop.Now()).Clients
+		if slices.ContainsFunc(clients, func(c sched.ClientSnapshot) bool { return w.Held[c.ID] == nil && c.State != sched.StateIdle }) {
+			on = 1 // one with a shim has the GPU, or waits for it: as far as is known
 		}
 		for _, x := range here {
-			x.used(s.Busy[uint32(x.peer.PID)], all, on, s.Busy != nil && sum <= parts)
+			slice, others := x.ofSlices(clients)
+			x.used(s.Busy[uint32(x.peer.PID)], all, on, slice, others, s.Busy != nil && sum <= parts)
 		}
 	}
-}
-
-// sharesWithShims says whether a client with a shim has the GPU, or waits for it.
-func (w *Watch) sharesWithShims(g *node.GPU) bool {
-	return slices.ContainsFunc(g.Core.Snapshot(loop.Now()).Clients, func(c sched.ClientSnapshot) bool {
-		return w.Held[c.ID] == nil && c.State != sched.StateIdle
-	})
 }
 
 // onPart is the part of the time since the latest sample in which it was on.
@@ -341,15 +338,14 @@ func (x *holding) onPart() float64 {
 }
 
 // used takes note of a sample: which part of the GPU the process had, and all had, who were on for a part of the
-// time. said: the driver says that.
-func (x *holding) used(part, all, anyOn float64, said bool) {
+// time; slice is its part of the slices. said: the driver says that.
+func (x *holding) used(part, all, anyOn, slice float64, others, said bool) {
 	t, onPart, was := loop.Now(), x.onPart(), x.before
 	on, span := x.lookOn, t.Sub(x.looked)
 	x.lookOn, x.looked = 0, t
 	if span <= 0 {
 		return
 	}
-	slice, others := x.ofSlices()
 	if said {
 		of := t.Sub(x.sampled)
 		x.sampledOn, x.sampled, x.before = 0, t, onPart
@@ -404,9 +400,9 @@ func (x *holding) besideLatency() bool {
 }
 
 // ofSlices is its part of the time slices of those who hold the GPU now, and says whether others are there.
-func (x *holding) ofSlices() (part float64, others bool) {
+func (x *holding) ofSlices(clients []sched.ClientSnapshot) (part float64, others bool) {
 	var mine, all time.Duration
-	for _, c := range x.gpu.Core.Snapshot(loop.Now()).Clients {
+	for _, c := range clients {
 		others = others || c.ID != x.id
 		if c.State == sched.StateHolding || c.ID == x.id {
 			d := cmp.Or(c.Slice, timeslice.DriverSlice)
