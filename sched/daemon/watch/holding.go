@@ -360,10 +360,10 @@ func (x *holding) used(part, all, anyOn, slice float64, others, said bool) {
 		case onPart >= turnPart && !x.idle:
 			x.samples.inTurns(all, anyOn)
 		}
-		mayTry := x.id != 0 && x.own != 0 && (x.trial.on() || x.samples.isFull()) && !x.besideLatency()
-		if x.trial.look(t, &x.samples, mayTry) {
-			x.tellControls()
-		}
+	}
+	mayTry := x.id != 0 && x.own != 0 && (x.trial.on() || said && x.samples.isFull()) && !x.besideLatency()
+	if x.trial.look(t, &x.samples, mayTry) {
+		x.tellControls()
 	}
 	x.endTest()
 	if x.epoch == 0 || on < onLeast {
