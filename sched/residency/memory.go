@@ -73,6 +73,7 @@ type Memory struct {
 	refusals     []*member            // whom the driver has refused memory since they began to move in
 	crowded      bool                 // clients take turns for one of them
 	crowdedUntil base.Time            // at least
+	restsUntil   base.Time            // they do not again before, while others pay
 	said         map[string]base.Time // the tenants by whose word they do, or did lately
 	wanting      int                  // members that need arena, now or soon, as the caller was told
 	due          base.Time            // when Settle has something to do; 0: never

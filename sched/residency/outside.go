@@ -80,7 +80,7 @@ func (mem *Memory) LookOutside() {
 		}
 	}
 	if mem.crowded && mem.now >= mem.crowdedUntil && !slices.ContainsFunc(mem.refusals, func(m *member) bool { return m.crowds }) {
-		mem.crowded = false
+		mem.crowded, mem.restsUntil = false, mem.now.Add(mem.now.Sub(mem.crowdedUntil)+outsideFor)
 	}
 	if at, ok := mem.outsideEnds(); ok && mem.now >= at {
 		mem.rooms.outside, mem.resized, mem.unsettled = 0, true, true
@@ -94,12 +94,25 @@ func (mem *Memory) crowd() {
 	}
 }
 
-// believes says whether clients take turns by a tenant's word: by that of one alone only now and then, for others
-// pay if it is not true.
+// believes says whether clients take turns by a tenant's word. Others pay if it is not true, so that of one tenant alone
+// counts only now and then, and those of several count again after as long as turns lasted. Where all tenants say so,
+// nobody else pays.
 func (mem *Memory) believes(account string) bool {
 	maps.DeleteFunc(mem.said, func(_ string, at base.Time) bool { return mem.now >= at.Add(wordRests) })
 	_, said := mem.said[account]
-	return !said || len(mem.said) > 1
+	switch {
+	case said && len(mem.said) == 1:
+		return false
+	case mem.crowded && mem.now < mem.crowdedUntil, !mem.crowded && mem.now >= mem.restsUntil:
+		return true
+	}
+	mem.looked += uint64(len(mem.members))
+	for _, m := range mem.members {
+		if _, said := mem.said[m.account]; !said && m.account != account {
+			return false
+		}
+	}
+	return true
 }
 
 // outsideEnds returns when it is tried again whether others than clients have memory; false: that is not due.
