@@ -119,6 +119,7 @@ type member struct {
 	askedAt  base.Time
 	askedOut uint64 // report.Out then
 	stalled  bool   // and that was reported
+	stalls   int    // so often in a row, without a piece that has left or was freed
 
 	answer *Reserved // waits for room
 	until  base.Time // but no longer

@@ -161,6 +161,49 @@ func TestGivesBackWhatItNeverHad(t *testing.T) {
 	}
 }
 
+// That a client does not move is known for as often as it was reported in a row, also while nobody waits: until it has
+// moved something, or nobody has to.
+func TestStallsInARow(t *testing.T) {
+	for name, ends := range map[string]func(*stillMemory){
+		"it moves": func(s *stillMemory) { s.reports(1, Moved{Report: Report{Resident: 50, Away: 10, Out: 10}}) },
+		"nobody has to move": func(s *stillMemory) {
+			s.Drop(2)
+			s.at(time.Hour)
+			s.at(time.Hour + stillAfter)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStillMemory(t, Client{ID: 1}, Client{ID: 2})
+			s.has(1, 60)
+			s.Reserve(Reserve{Client: 2, Total: 60})
+			s.reports(2, Moved{Report: Report{Away: 60}})
+			stalls := func() int {
+				cm, _ := s.View().ClientMemory(1)
+				return cm.Stalls
+			}
+			for n := range 3 {
+				s.SetActive(2, true)
+				s.Settle()
+				for at, ok := s.Due(); ok && stalls() == n; at, ok = s.Due() {
+					s.at(time.Duration(at - 1))
+				}
+				s.SetActive(2, false)
+				s.Released(2, 0)
+				s.SetActive(1, true) // it has a turn meanwhile
+				s.Settle()
+				s.SetActive(1, false)
+				s.Released(1, 0)
+				if stalls() != n+1 {
+					t.Errorf("stalled %d times, known %d", n+1, stalls())
+				}
+			}
+			if ends(s); stalls() != 0 {
+				t.Errorf("%d stalls are known", stalls())
+			}
+		})
+	}
+}
+
 // reserves says whether a client of a GPU on which all fits that is promised gets more memory.
 func (s *stillMemory) reserves(id base.ClientID, total uint64) (refused Refusal) {
 	do := s.do
