@@ -135,6 +135,7 @@ type member struct {
 	fillSince base.Time
 	fillIn    uint64    // report.In then
 	refusedAt base.Time // the driver refused it memory, or it got some; of one in refusals
+	lacks     bool      // its latest report says that the driver refuses it memory
 	crowds    bool      // and its word is taken
 
 	wanted ArenaWanted // as the caller was told
@@ -356,7 +357,7 @@ func (mem *Memory) Restore(ev RestoreMemory, granted bool) {
 // goesOn is for a client from before a restart: with a grant, it may be moving in.
 func (mem *Memory) goesOn(m *member, granted bool) {
 	if granted && mem.keepOf(m) == Swapped {
-		m.filling, m.fillSince = true, mem.now
+		mem.beginFill(m)
 		mem.mayLack(m)
 	}
 }

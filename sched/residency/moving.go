@@ -168,7 +168,9 @@ func (mem *Memory) Granted(id base.ClientID, moves bool) {
 		return
 	}
 	mem.endFill(m)
-	m.filling, m.fillSince, m.fillIn = moves, mem.now, m.report.In
+	if moves {
+		mem.beginFill(m)
+	}
 	mem.tellRooms()
 }
 

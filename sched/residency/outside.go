@@ -24,11 +24,15 @@ const (
 	wordRests = 90 * time.Second
 )
 
-// noteRefusal is for a client that says whether the driver has refused it memory, and whether it got some. While all
-// fits that is promised, an allocation that the driver refuses is refused as without nvshare.
+// noteRefusal is for a client that says whether the driver has refused it memory, and whether it got some. While nobody
+// has to make room, an allocation that the driver refuses is refused as without nvshare; else it is away, and moves in.
 func (mem *Memory) noteRefusal(m *member, refused, got bool) {
+	m.lacks = refused
 	switch {
-	case refused && (m.filling || mem.rooms.crosses(0)):
+	case refused && (m.filling || !mem.still):
+		if !m.filling && mem.rooms.clients[m.id].active {
+			mem.beginFill(m)
+		}
 		mem.mayLack(m)
 		mem.outsideUntil = mem.now.Add(outsideFor)
 		mem.rooms.refused(m.id)
@@ -43,6 +47,14 @@ func (mem *Memory) mayLack(m *member) {
 	m.refusedAt = mem.now
 	if m.filling && !slices.Contains(mem.refusals, m) {
 		mem.refusals = append(mem.refusals, m)
+	}
+}
+
+// beginFill is for a client that moves in. If it said last that it was refused memory, it says nothing of that anew.
+func (mem *Memory) beginFill(m *member) {
+	m.filling, m.fillSince, m.fillIn = true, mem.now, m.report.In
+	if m.lacks {
+		mem.mayLack(m)
 	}
 }
 
