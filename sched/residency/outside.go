@@ -152,10 +152,10 @@ func (r *rooms) refused(id base.ClientID) {
 	}
 }
 
-// mayHave says whether a client has less than it may have, and somebody could make room for it.
+// mayHave says whether a client is known to have less than it may have, and somebody could make room for it.
 func (r *rooms) mayHave(id base.ClientID) bool {
 	o := r.clients[id]
-	return o != nil && o.active && o.resident < o.room && r.sum.movable > o.counted.movable
+	return o != nil && o.active && !o.unknown && o.resident < o.room && r.sum.movable > o.counted.movable
 }
 
 // hasRoom says whether a client has all that it may have: if that is not all its memory, the driver is not to blame.
