@@ -321,7 +321,7 @@ func TestSwapStuckVictim(t *testing.T) {
 	// Now nobody is left but the stuck one.
 	w.allocatesAsHolder(s, 824*mib)
 	s.await("it is reported", func(r *api.StatusResponse) bool {
-		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "does not move its memory")
+		return len(r.Problems) == 1 && strings.Contains(r.Problems[0], "does not move its memory") && strings.Contains(r.Problems[0], "or end it")
 	})
 	stuck.proc.kill()
 	w.awaitRoom(s, 824*mib)
@@ -333,6 +333,40 @@ func TestSwapStuckVictim(t *testing.T) {
 	if !found {
 		t.Error("no event says so")
 	}
+}
+
+// Whoever did not move twice in a row is a problem also while nobody waits, with what its shim says of it, until it moves.
+func TestSwapStuckTwice(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.Quantum, o.Grace = sched.MaxQuantum, sched.MinGrace })
+	stuck, w := newSwapper(t, s), newSwapper(t, s)
+	stuck.allocates(600 * mib)
+	w.allocates(600 * mib)
+	idle := func(x *swapper, e uint64) {
+		x.send(wire.Frame{Type: wire.TypeRelease, Epoch: e, Code: wire.ReleaseIdle})
+		x.moved(0, 0)
+		s.await("it has released", func(r *api.StatusResponse) bool { return x.status(s).State == api.ClientState_CLIENT_STATE_IDLE })
+	}
+	problem := func(r *api.StatusResponse) string { return strings.Join(r.Problems, "\n") }
+	for n := range 2 {
+		stuck.request()
+		e := stuck.granted()
+		stuck.in(e)
+		idle(stuck, e)
+		w.request()
+		e = w.granted()
+		stuck.awaitLess(s, 424*mib)
+		stuck.moved(wire.MovedStuck|wire.MovedNoArena, 0)
+		s.await("it is reported", func(r *api.StatusResponse) bool {
+			return strings.Contains(problem(r), "others wait for 176 MiB: it says that it lacks host memory")
+		})
+		idle(w, e)
+		s.await("nobody waits", func(r *api.StatusResponse) bool { return n == 1 || problem(r) == "" })
+	}
+	if p := problem(s.status()); !strings.Contains(p, "does not move its memory off the GPU, 2 times in a row: it says that it lacks host memory") {
+		t.Errorf("problems: %q", p)
+	}
+	stuck.out()
+	s.await("it moves", func(r *api.StatusResponse) bool { return problem(r) == "" })
 }
 
 // allocatesAsHolder reserves so much in all; the room comes when it comes.

@@ -268,6 +268,7 @@ type ClientMemory struct {
 	Out, In                         uint64 // copied
 	PassedOver                      bool   // it does not move out as it should
 	Stalled                         bool   // for so long that it was reported
+	Stalls                          int    // so often in a row that was reported
 	Suspended                       bool   // its memory left, or is leaving, until it has a grant
 	Stranded                        uint64 // that have no place, if it is stranded
 }
@@ -285,7 +286,7 @@ func (v View) ClientMemory(id base.ClientID) (ClientMemory, bool) {
 	}
 	o := mem.rooms.clients[id]
 	cm := ClientMemory{Client: id, Keep: o.keep, Promised: m.promised, Resident: o.resident, Fixed: o.fixed, Away: o.away,
-		Room: o.room, Lacks: o.counted.lacks, Out: m.report.Out, In: m.report.In, Suspended: o.suspended && !o.active, PassedOver: o.stalled, Stalled: m.stalled}
+		Room: o.room, Lacks: o.counted.lacks, Out: m.report.Out, In: m.report.In, Suspended: o.suspended && !o.active, PassedOver: o.stalled, Stalled: m.stalled, Stalls: m.stalls}
 	if m.stranded && !m.behind {
 		cm.Stranded = mem.rooms.stranded(id)
 	}

@@ -73,6 +73,7 @@ type Memory struct {
 	refusals     []*member            // whom the driver has refused memory since they began to move in
 	crowded      bool                 // clients take turns for one of them
 	crowdedUntil base.Time            // at least
+	restsUntil   base.Time            // they do not again before, while others pay
 	said         map[string]base.Time // the tenants by whose word they do, or did lately
 	wanting      int                  // members that need arena, now or soon, as the caller was told
 	due          base.Time            // when Settle has something to do; 0: never
@@ -118,6 +119,7 @@ type member struct {
 	askedAt  base.Time
 	askedOut uint64 // report.Out then
 	stalled  bool   // and that was reported
+	stalls   int    // so often in a row, without a piece that has left or was freed
 
 	answer *Reserved // waits for room
 	until  base.Time // but no longer
@@ -133,6 +135,7 @@ type member struct {
 	fillSince base.Time
 	fillIn    uint64    // report.In then
 	refusedAt base.Time // the driver refused it memory, or it got some; of one in refusals
+	lacks     bool      // its latest report says that the driver refuses it memory
 	crowds    bool      // and its word is taken
 
 	wanted ArenaWanted // as the caller was told
@@ -352,7 +355,7 @@ func (mem *Memory) Restore(ev RestoreMemory, granted bool) {
 // goesOn is for a client from before a restart: with a grant, it may be moving in.
 func (mem *Memory) goesOn(m *member, granted bool) {
 	if granted && mem.keepOf(m) == Swapped {
-		m.filling, m.fillSince = true, mem.now
+		mem.beginFill(m)
 		mem.mayLack(m)
 	}
 }

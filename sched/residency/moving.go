@@ -25,6 +25,9 @@ func (mem *Memory) Moved(ev Moved) {
 	if m.reported {
 		mem.out.Bytes += less(ev.Report.Out, old.Out)
 		mem.in.Bytes += less(ev.Report.In, old.In)
+		if ev.Report.Resident < old.Resident {
+			m.stalls = 0
+		}
 	} else { // what it has copied was before a restart
 		m.reported, m.askedOut, m.fillIn = true, ev.Report.Out, ev.Report.In
 		if n := min(ev.Report.Arena, add(o.promised, believedArena)); n > o.arena {
@@ -41,7 +44,7 @@ func (mem *Memory) Moved(ev Moved) {
 	}
 	if m.asked && o.knows(ev.Seen) && (o.resident <= o.room || o.resident <= o.fixed) {
 		mem.swapDone(m, false, less(ev.Report.Out, m.askedOut), mem.now.Sub(m.askedAt))
-		m.asked, m.stalled = false, false
+		m.asked, m.stalled, m.stalls = false, false, 0
 	}
 	switch {
 	case ev.Ready:
@@ -165,7 +168,9 @@ func (mem *Memory) Granted(id base.ClientID, moves bool) {
 		return
 	}
 	mem.endFill(m)
-	m.filling, m.fillSince, m.fillIn = moves, mem.now, m.report.In
+	if moves {
+		mem.beginFill(m)
+	}
 	mem.tellRooms()
 }
 
@@ -230,6 +235,7 @@ func (mem *Memory) tellStill(on bool) {
 	mem.still = on
 	mem.do(Still{on})
 	for id, m := range mem.members {
+		m.stalls = 0
 		if m.cutSince = 0; !on && mem.rooms.clients[id].cut {
 			m.cutSince = mem.now
 		}
@@ -373,6 +379,7 @@ func (mem *Memory) passOverStalled() (some bool) {
 		}
 		if some = true; !mem.rooms.stall(o.id) {
 			m.stalled = true
+			m.stalls++
 			mem.do(SwapStalled{o.id, less(o.resident, o.room)})
 		}
 	}

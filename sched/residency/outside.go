@@ -24,11 +24,15 @@ const (
 	wordRests = 90 * time.Second
 )
 
-// noteRefusal is for a client that says whether the driver has refused it memory, and whether it got some. While all
-// fits that is promised, an allocation that the driver refuses is refused as without nvshare.
+// noteRefusal is for a client that says whether the driver has refused it memory, and whether it got some. While nobody
+// has to make room, an allocation that the driver refuses is refused as without nvshare; else it is away, and moves in.
 func (mem *Memory) noteRefusal(m *member, refused, got bool) {
+	m.lacks = refused
 	switch {
-	case refused && (m.filling || mem.rooms.crosses(0)):
+	case refused && (m.filling || !mem.still):
+		if !m.filling && mem.rooms.clients[m.id].active {
+			mem.beginFill(m)
+		}
 		mem.mayLack(m)
 		mem.outsideUntil = mem.now.Add(outsideFor)
 		mem.rooms.refused(m.id)
@@ -43,6 +47,14 @@ func (mem *Memory) mayLack(m *member) {
 	m.refusedAt = mem.now
 	if m.filling && !slices.Contains(mem.refusals, m) {
 		mem.refusals = append(mem.refusals, m)
+	}
+}
+
+// beginFill is for a client that moves in. If it said last that it was refused memory, it says nothing of that anew.
+func (mem *Memory) beginFill(m *member) {
+	m.filling, m.fillSince, m.fillIn = true, mem.now, m.report.In
+	if m.lacks {
+		mem.mayLack(m)
 	}
 }
 
@@ -80,7 +92,7 @@ func (mem *Memory) LookOutside() {
 		}
 	}
 	if mem.crowded && mem.now >= mem.crowdedUntil && !slices.ContainsFunc(mem.refusals, func(m *member) bool { return m.crowds }) {
-		mem.crowded = false
+		mem.crowded, mem.restsUntil = false, mem.now.Add(mem.now.Sub(mem.crowdedUntil)+outsideFor)
 	}
 	if at, ok := mem.outsideEnds(); ok && mem.now >= at {
 		mem.rooms.outside, mem.resized, mem.unsettled = 0, true, true
@@ -94,12 +106,25 @@ func (mem *Memory) crowd() {
 	}
 }
 
-// believes says whether clients take turns by a tenant's word: by that of one alone only now and then, for others
-// pay if it is not true.
+// believes says whether clients take turns by a tenant's word. Others pay if it is not true, so that of one tenant alone
+// counts only now and then, and those of several count again after as long as turns lasted. Where all tenants say so,
+// nobody else pays.
 func (mem *Memory) believes(account string) bool {
 	maps.DeleteFunc(mem.said, func(_ string, at base.Time) bool { return mem.now >= at.Add(wordRests) })
 	_, said := mem.said[account]
-	return !said || len(mem.said) > 1
+	switch {
+	case said && len(mem.said) == 1:
+		return false
+	case mem.crowded && mem.now < mem.crowdedUntil, !mem.crowded && mem.now >= mem.restsUntil:
+		return true
+	}
+	mem.looked += uint64(len(mem.members))
+	for _, m := range mem.members {
+		if _, said := mem.said[m.account]; !said && m.account != account {
+			return false
+		}
+	}
+	return true
 }
 
 // outsideEnds returns when it is tried again whether others than clients have memory; false: that is not due.
@@ -127,10 +152,10 @@ func (r *rooms) refused(id base.ClientID) {
 	}
 }
 
-// mayHave says whether a client has less than it may have, and somebody could make room for it.
+// mayHave says whether a client is known to have less than it may have, and somebody could make room for it.
 func (r *rooms) mayHave(id base.ClientID) bool {
 	o := r.clients[id]
-	return o != nil && o.active && o.resident < o.room && r.sum.movable > o.counted.movable
+	return o != nil && o.active && !o.unknown && o.resident < o.room && r.sum.movable > o.counted.movable
 }
 
 // hasRoom says whether a client has all that it may have: if that is not all its memory, the driver is not to blame.

@@ -147,7 +147,8 @@ func (r *rooms) promise(id base.ClientID, bytes, most uint64) {
 		freed := less(o.promised-bytes, less(o.promised, o.resident+o.away))
 		gone := min(freed, o.away)
 		o.away -= gone
-		o.resident = max(less(o.resident, freed-gone), o.fixed)
+		o.resident = max(less(o.resident, freed-gone), min(o.pins, o.resident))
+		o.fixed = min(o.fixed, o.resident) // all, while its memory has to stay
 	}
 	o.promised, o.most = bytes, min(most, r.physical)
 	r.settle(o)

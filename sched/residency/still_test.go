@@ -106,37 +106,44 @@ func TestRefusalsAreOneClientsWord(t *testing.T) {
 	}
 }
 
-// Clients take turns for one that the driver refuses memory, but by the word of one tenant alone only now and then.
-// Where another tenant says so too, there is something in it.
-func TestTurnsAreNotForcedByOneTenantsWord(t *testing.T) {
-	for _, said := range []string{"", "another"} {
-		s := newStillMemory(t, Client{ID: 1, Granted: true}, Client{ID: 2, Tenant: "liar"}, Client{ID: 3, Tenant: "another"})
-		s.has(1, 60)
-		s.has(2, 20)
-		s.has(3, 20)
-		s.SetActive(3, true)
-		lies := func(id base.ClientID) {
-			s.SetActive(id, true)
-			s.Granted(id, true)
-			s.reports(id, Moved{Epoch: 1, Report: Report{Resident: 10, Away: 10}, Stuck: true, NoMemory: true})
-			s.reports(id, Moved{Epoch: 1, Report: Report{Resident: 20}, Ready: true})
-		}
-		turns := 0
-		for n := range 600 {
-			s.at(time.Duration(n) * time.Second)
-			lies(2)
-			if n < 10 && said != "" {
-				lies(3)
+// Clients take turns for one that the driver refuses memory, but by the word of one tenant alone only now and then, and by
+// those of several for half of the time. Where all say so nobody else pays.
+func TestTurnsAreNotForcedByWords(t *testing.T) {
+	const seconds = 600
+	for name, says := range map[string]struct {
+		who         []base.ClientID
+		least, most int // seconds of turns
+	}{
+		"one tenant": {[]base.ClientID{2}, 30, 70},
+		"several":    {[]base.ClientID{2, 3}, 250, seconds/2 + 10},
+		"all":        {[]base.ClientID{2, 3, 1}, seconds * 9 / 10, seconds},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStillMemory(t, Client{ID: 1, Granted: true}, Client{ID: 2}, Client{ID: 3})
+			s.has(1, 60)
+			s.has(2, 20)
+			s.has(3, 20)
+			turns := 0
+			for n := range seconds {
+				for id := range base.ClientID(4) {
+					s.SetActive(id, true)
+				}
+				s.at(time.Duration(n) * time.Second)
+				id := says.who[n%len(says.who)]
+				has := s.rooms.clients[id].promised
+				s.Granted(id, true)
+				s.reports(id, Moved{Epoch: 1, Report: Report{Resident: has / 2, Away: has / 2}, Stuck: true, NoMemory: true})
+				s.reports(id, Moved{Epoch: 1, Report: Report{Resident: has}, Ready: true})
+				if s.Overfull() {
+					turns++
+				}
+				s.SetActive(id, false)
+				s.Released(id, 0)
 			}
-			if s.Overfull() {
-				turns++
+			if turns < says.least || turns > says.most {
+				t.Errorf("%d seconds of turns in %d, not %d to %d", turns, seconds, says.least, says.most)
 			}
-			s.SetActive(2, false)
-			s.Released(2, 0)
-		}
-		if most := 60; said == "" && (turns < most/2 || turns > most+10) || said != "" && turns <= most+10 {
-			t.Errorf("%q said so too: %d seconds of turns in 600", said, turns)
-		}
+		})
 	}
 }
 
@@ -151,6 +158,49 @@ func TestGivesBackWhatItNeverHad(t *testing.T) {
 	}
 	if has := s.rooms.clients[1].resident; has != 26 {
 		t.Errorf("it has 26, and %d are known", has)
+	}
+}
+
+// That a client does not move is known for as often as it was reported in a row, also while nobody waits: until it has
+// moved something, or nobody has to.
+func TestStallsInARow(t *testing.T) {
+	for name, ends := range map[string]func(*stillMemory){
+		"it moves": func(s *stillMemory) { s.reports(1, Moved{Report: Report{Resident: 50, Away: 10, Out: 10}}) },
+		"nobody has to move": func(s *stillMemory) {
+			s.Drop(2)
+			s.at(time.Hour)
+			s.at(time.Hour + stillAfter)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStillMemory(t, Client{ID: 1}, Client{ID: 2})
+			s.has(1, 60)
+			s.Reserve(Reserve{Client: 2, Total: 60})
+			s.reports(2, Moved{Report: Report{Away: 60}})
+			stalls := func() int {
+				cm, _ := s.View().ClientMemory(1)
+				return cm.Stalls
+			}
+			for n := range 3 {
+				s.SetActive(2, true)
+				s.Settle()
+				for at, ok := s.Due(); ok && stalls() == n; at, ok = s.Due() {
+					s.at(time.Duration(at - 1))
+				}
+				s.SetActive(2, false)
+				s.Released(2, 0)
+				s.SetActive(1, true) // it has a turn meanwhile
+				s.Settle()
+				s.SetActive(1, false)
+				s.Released(1, 0)
+				if stalls() != n+1 {
+					t.Errorf("stalled %d times, known %d", n+1, stalls())
+				}
+			}
+			if ends(s); stalls() != 0 {
+				t.Errorf("%d stalls are known", stalls())
+			}
+		})
 	}
 }
 

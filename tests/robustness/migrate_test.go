@@ -38,7 +38,7 @@ func newPairOf(t *testing.T, mib int, env ...string) (s *site, a *swapTenant) {
 		}
 	})
 	s.startSwapping()
-	a = s.startSwapTenant("a", 1000, env...)
+	a = s.startSwapTenant("a", tenantMiB, 1000, env...)
 	s.awaitOn(0, a)
 	return s, a
 }

@@ -33,7 +33,7 @@ func (s *site) awaitCuts(n int) {
 }
 
 // newSwapping is a site whose scheduler swaps, with some headroom.
-func newSwapping(t *testing.T, gpus int) *site {
+func newSwapping(t *testing.T, gpus int, more ...string) *site {
 	t.Helper()
 	s := newSite(t)
 	s.configure(fmt.Sprintf("gpus=%d\nmemory_mib=%d\n", gpus, gpuMiB))
@@ -44,7 +44,7 @@ func newSwapping(t *testing.T, gpus int) *site {
 			t.Log(s.log())
 		}
 	})
-	s.startScheduler("--swap-memory", "1Gi", "--swap-share", "50")
+	s.startScheduler(append([]string{"--swap-memory", "1Gi", "--swap-share", "50"}, more...)...)
 	s.until("the scheduler swaps", func() error {
 		if s.swap() == nil {
 			return errors.New("not yet")
@@ -64,7 +64,7 @@ func TestCutsWhileAllFits(t *testing.T) {
 	short := s.startTenant("short", withMemory(50))
 	s.awaitAttached(2)
 	s.awaitCuts(5)
-	a := s.startSwapTenant("a", 1000)
+	a := s.startSwapTenant("a", tenantMiB, 1000)
 	s.awaitSwaps(3)
 	s.expectTurns(3, long, short)
 	a.finish(s)
@@ -78,7 +78,7 @@ func TestCutsWhileAllFits(t *testing.T) {
 func TestCutWorkLeaves(t *testing.T) {
 	t.Parallel()
 	s := newSwapping(t, 2)
-	a := s.startSwapTenant("a", 1000, "SWAP_TENANT_WORK_MS=1000")
+	a := s.startSwapTenant("a", tenantMiB, 1000, "SWAP_TENANT_WORK_MS=1000")
 	s.startTenant("short", withMemory(50))
 	s.awaitAttached(2)
 	s.awaitCuts(5)

@@ -22,6 +22,8 @@ type judge struct {
 	holdOff  base.Time // 0: none
 	attached map[*client]int
 
+	suspended map[base.ClientID]base.Time // when each was last
+
 	// Memory, in this life of the daemon; see memory.go.
 	has    map[base.ClientID]uint64    // granted by RESERVED
 	asked  map[base.ClientID]base.Time // since when an answer is owed
@@ -45,7 +47,7 @@ type grant struct {
 }
 
 func newJudge(w *world) *judge {
-	return &judge{w: w, used: map[base.Epoch]bool{}, fenced: map[*client]bool{}, grants: map[base.ClientID]grant{}, attached: map[*client]int{}}
+	return &judge{w: w, used: map[base.Epoch]bool{}, fenced: map[*client]bool{}, grants: map[base.ClientID]grant{}, attached: map[*client]int{}, suspended: map[base.ClientID]base.Time{}}
 }
 
 func (j *judge) modeSet(m sched.Mode) {

@@ -517,10 +517,7 @@ func (d *daemon) performMemory(a base.Action) bool {
 	case residency.Still:
 		d.still = a.On
 	case residency.Room:
-		if cm, _ := d.core.ClientMemory(a.Client); a.Less && !cm.Suspended {
-			if d.still {
-				w.fail("client %d is to make room, and the pages say that nobody has to", a.Client)
-			}
+		if a.Less {
 			w.judge.makesRoom(a.Client)
 		}
 		p := d.pages[a.Client]
@@ -553,7 +550,7 @@ func (d *daemon) performMemory(a base.Action) bool {
 		w.report.Stranded++
 	case residency.Suspended:
 		w.judge.leaves[a.Client] = true
-		w.othersSuspended(a.Client)
+		w.judge.suspended[a.Client] = w.now
 		if a.Idle {
 			w.report.Idle++
 			w.judge.idle(a.Client)

@@ -22,8 +22,7 @@ type othersMemory struct {
 	calm    float64 // less happens, by that factor
 	want    uint64  // what clients would like to have at most, so that all fits by what is promised; 0: as in other worlds
 
-	suspended map[base.ClientID]base.Time // when each was last
-	fitsFrom  base.Time                   // since then all that is promised has fitted beside that
+	fitsFrom base.Time // since then all that is promised has fitted beside that
 }
 
 const (
@@ -41,7 +40,7 @@ func (w *world) newOthers() {
 	if w.chance(0.5) {
 		w.mem.suspendAfter = residency.MinSuspendAfter
 	}
-	w.mem.others = othersMemory{on: true, context: w.rng.Uint64N(3), calm: 1, suspended: map[base.ClientID]base.Time{}}
+	w.mem.others = othersMemory{on: true, context: w.rng.Uint64N(3), calm: 1}
 	if w.chance(0.7) {
 		w.mem.others.want = gpuMemory * (70 + w.rng.Uint64N(35)) / 100
 	}
@@ -127,12 +126,6 @@ func (w *world) lookWhetherAllFits() {
 	}
 }
 
-func (w *world) othersSuspended(id base.ClientID) {
-	if w.mem.others.on {
-		w.mem.others.suspended[id] = w.now
-	}
-}
-
 // othersLeap is for a clock that has leapt: nobody has noticed that time.
 func (w *world) othersLeap() {
 	w.mem.others.fitsFrom = w.now
@@ -143,10 +136,17 @@ func (w *world) othersLeap() {
 	}
 }
 
-// makesRoom is for a client that is to make room: it is not where all has fitted for long, but to leave.
+// makesRoom is for a client that is to make room: it is not where pages say that nobody has to, or all has fitted for
+// long, but to leave. One that leaves may have a grant in the same Step, and be suspended no more.
 func (j *judge) makesRoom(id base.ClientID) {
 	w := j.w
-	if o := w.mem.others; o.on && !w.modesChange && w.now.Sub(o.suspended[id]) > leavesWithin && w.now.Sub(o.fitsFrom) > forgets+w.daemon.grace {
+	if cm, _ := w.daemon.core.ClientMemory(id); cm.Suspended || j.suspended[id] == w.now {
+		return
+	}
+	if w.daemon.still {
+		w.fail("client %d is to make room, and the pages say that nobody has to", id)
+	}
+	if o := w.mem.others; o.on && !w.modesChange && w.now.Sub(j.suspended[id]) > leavesWithin && w.now.Sub(o.fitsFrom) > forgets+w.daemon.grace {
 		w.fail("client %d is to make room, and all has fitted since %v", id, time.Duration(o.fitsFrom))
 	}
 }

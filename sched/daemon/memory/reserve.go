@@ -61,11 +61,26 @@ func (mem *Memory) SwapStatus(g *node.GPU, share int) (out *api.Swap, problems [
 		if has.Stranded != 0 {
 			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) is not granted: %s", g.Index, m.Client.PID, m.Client.Command, strandedText(has.Stranded)))
 		}
-		if has.Stalled && s.Lacking > 0 {
-			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) does not move its memory off the GPU; others wait for %d MiB", g.Index, m.Client.PID, m.Client.Command, s.Lacking>>20))
+		waits := fmt.Sprintf("; others wait for %d MiB", s.Lacking>>20)
+		if s.Lacking == 0 {
+			waits = fmt.Sprintf(", %d times in a row", has.Stalls)
+		}
+		if has.Stalled && s.Lacking > 0 || has.Stalls > 1 {
+			problems = append(problems, fmt.Sprintf("GPU %d: process %d (%.16q) does not move its memory off the GPU%s: %s", g.Index, m.Client.PID, m.Client.Command, waits, m.whyStalled()))
 		}
 	}
 	return out, append(problems, mem.largestPinner(g, pinned)...)
+}
+
+// whyStalled says why a client does not move, as far as that is known, and what helps.
+func (m *Member) whyStalled() string {
+	switch {
+	case m.stuck&wire.MovedError != 0:
+		return "the driver does not let it; end it"
+	case m.stuck&wire.MovedNoArena != 0:
+		return fmt.Sprintf("it says that it lacks host memory, of which it was given %d of %d MiB; raise --swap-memory, or free some of the host's", m.Arena.Given()>>20, max(m.want, m.Arena.Given())>>20)
+	}
+	return "it may be stopped, or hang in a call of the driver; let it go on, or end it"
 }
 
 // largestPinner names the tenant with most memory that cannot be moved, where memory was

@@ -78,6 +78,7 @@ type Member struct {
 	Client  *node.Client
 	want    uint64 // its arena, as residency.ArenaWanted has it
 	charged uint64 // of its arena, to its account
+	stuck   uint32 // why it says that it cannot go on, as MOVED has it; 0: it does not
 	Arena   *arena.Client
 }
 
@@ -311,11 +312,14 @@ func (mem *Memory) tellRoom(att *node.Attachment, bytes uint64) {
 // Moved passes MOVED on.
 func (mem *Memory) Moved(att *node.Attachment, f *wire.Frame) {
 	g, id, is := att.GPU, att.Client.ID, func(flag uint32) bool { return f.Code&flag != 0 }
-	if mem.MemberOf(g, id) == nil {
+	m := mem.MemberOf(g, id)
+	if m == nil {
 		return
 	}
 	mem.Reach(node.AtMoved)
+	m.stuck = 0
 	if is(wire.MovedStuck) {
+		m.stuck = f.Code & (wire.MovedNoArena | wire.MovedError)
 		mem.Log.WithField("client", id).Debugf("GPU %d: cannot move memory: code %#x", g.Index, f.Code)
 	}
 	mem.NoteFixed(att, f.FixedBy())
