@@ -109,10 +109,10 @@ golangci: ## golangci-lint as pinned in tests/tools/golangci, with .golangci.yml
 # that has not ended after the time beside it is ended: on a machine that does much else, too, the
 # longest takes half of that. What it builds first counts: e2e-k8s builds Kubernetes. The limit of
 # go test, for a package, is below these, because it says where the tests hang.
-# JOBS of them run at a time, in this order, the longest first: they wait half of the time, for a
-# cluster or for turns. Nothing in those of BESIDE waits or has a time limit of its own: they have the
+# JOBS of them run at a time, in this order: those first that wait most of the time, for a cluster or for
+# turns, so that none of them is left at the end with nothing beside it. Nothing in those of BESIDE waits or has a time limit of its own: they have the
 # processor time that the others leave.
-BOUNDS := e2e-k8s:90m test-unit:60m test-race:60m test-c:45m test-e2e:60m test-compat:45m test-release:60m lint:60m test-engines:60m
+BOUNDS := e2e-k8s:90m test-e2e:60m test-unit:60m test-race:60m test-c:45m test-compat:45m test-release:60m lint:60m test-engines:60m
 SUITES := $(foreach b,$(BOUNDS),$(firstword $(subst :, ,$b)))
 BESIDE := lint test-release
 JOBS ?= 2

@@ -23,11 +23,11 @@
 
 static CUstream own; /* not the one that the rest works in */
 
-static bool patient; /* a grace of an hour */
+static uint64_t grace_ms; /* 0: the usual one */
 
 static void open_tenant(void)
 {
-	struct swapper_config c = { .gpu = GPU, .arena = 16 * MIB, .quantum_ms = 30, .patient = patient };
+	struct swapper_config c = { .gpu = GPU, .arena = 16 * MIB, .quantum_ms = 30, .grace_ms = grace_ms };
 
 	schedule(c);
 	tenant_open();
@@ -592,7 +592,7 @@ static void use_the_gpu_when_it_is_given_again(void)
 
 static void a_late_handler_obeys_a_revoke(void)
 {
-	patient = true;
+	grace_ms = 3600000;
 	CHECK(atexit(use_the_gpu_when_it_is_given_again) == 0);
 	open_tenant();
 	late = filled(1);

@@ -476,7 +476,7 @@ static void a_drain_ends_with_the_wait(void)
 {
 	struct swapper_config c = usual;
 
-	c.patient = true;
+	c.grace_ms = 3600000;
 	beside("drains", 14, 5, c);
 }
 

@@ -12,8 +12,8 @@ export LD_LIBRARY_PATH
 dir=$TMPDIR
 attempt() {
 	err=$dir/$1.err
-	if ! LD_PRELOAD=$shim "$test" "$1" 2>"$err" 3>&- || [ -s "$err" ]; then
-		echo "failed, or not silent: $(basename "$test") $1" >&2
+	if ! timeout 15m env LD_PRELOAD="$shim" "$test" "$1" 2>"$err" 3>&- || [ -s "$err" ]; then
+		echo "failed, not silent, or not over after 15 minutes: $(basename "$test") $1" >&2
 		cat "$err" >&2
 		[ -s "$err" ] || "$test" | grep -qxF "$1" || echo "it has no such case, but these: $("$test")" >&2
 		return 1

@@ -11,8 +11,8 @@ attempt() {
 	export NVSHARE_SIMGPU_DIR="$dir/$1.$2"
 	mkdir "$NVSHARE_SIMGPU_DIR"
 	printf 'gpus=%s\nmemory_mib=%s\n' "$gpus" "$mib" >"$NVSHARE_SIMGPU_DIR/config"
-	if ! LD_PRELOAD=$shim "$test" "$1" 2>"$dir/$1.err" 3>&- || [ -s "$dir/$1.err" ]; then
-		echo "failed, or not silent: $(basename "$test") $1" >&2
+	if ! timeout 15m env LD_PRELOAD="$shim" "$test" "$1" 2>"$dir/$1.err" 3>&- || [ -s "$dir/$1.err" ]; then
+		echo "failed, not silent, or not over after 15 minutes: $(basename "$test") $1" >&2
 		cat "$dir/$1.err" >&2
 		[ -s "$dir/$1.err" ] || "$test" | grep -qxF "$1" || echo "it has no such case, but these: $("$test")" >&2
 		return 1

@@ -107,6 +107,21 @@ static int tenant(uint64_t mib, unsigned rounds, uint64_t seed)
 	return 0;
 }
 
+/* Its kernels are longer than a turn. */
+static int tenant_long(uint64_t mib, unsigned rounds, uint64_t seed)
+{
+	struct buffer b = { 0, mib * MIB, 0 };
+
+	tenant_open();
+	CU(cuMemAlloc_v2(&b.p, b.bytes));
+	for (unsigned i = 0; i < rounds; i++) {
+		run_fill(&b, seed + i, NULL);
+		work(200);
+		verify(&b);
+	}
+	return 0;
+}
+
 /* A graph that was made before its memory left replays when it is back, and one
  * may be made at any time. */
 static int tenant_graph(uint64_t mib, unsigned rounds, uint64_t seed)
@@ -891,6 +906,21 @@ static void two_that_do_not_fit_take_turns(void)
 	swapper_end();
 }
 
+/* Memory of work that was cut stays until that is finished, and who needs the memory waits for that. */
+static void what_was_cut_is_finished_first(void)
+{
+	struct swapper_config c = usual;
+	pid_t a, b;
+
+	c.grace_ms = 40; /* half of it is less than a kernel takes */
+	schedule(c);
+	a = start("long", 60, 2, 1);
+	b = start("long", 65, 2, 2);
+	CHECK(went_well(a) && went_well(b));
+	CHECK(swapper_seen().cut > 0 && swapper_seen().stuck_error == 0);
+	swapper_end();
+}
+
 static void four_of_three_times_the_gpu(void)
 {
 	pid_t t[4];
@@ -1268,6 +1298,7 @@ static const struct test_case cases[] = {
 	CASE(off_is_as_ever),
 	CASE(one_may_have_more_than_the_gpu),
 	CASE(two_that_do_not_fit_take_turns),
+	CASE(what_was_cut_is_finished_first),
 	CASE(four_of_three_times_the_gpu),
 	CASE(killed_while_moving_out),
 	CASE(killed_while_moving_in),
@@ -1296,6 +1327,7 @@ static const struct test_case cases[] = {
 
 static const struct tenant_kind kinds[] = {
 	{ "tenant", tenant },
+	{ "long", tenant_long },
 	{ "ending", tenant_ending },
 	{ "faulting", tenant_faulting },
 	{ "graph", tenant_graph },

@@ -22,6 +22,7 @@ struct conn {
 	int pid;
 	struct nvs_page *page;
 	bool attached, wants, ready;
+	bool cut; /* its latest grant ended with work left, whose memory stays until it is finished */
 	uint64_t reserved, room, given, segments;
 	struct nvs_moved m;
 	uint64_t epoch;    /* granted and not released */
@@ -110,13 +111,14 @@ static struct conn *holder(void)
 	return NULL;
 }
 
-/* Who waits longest. */
+/* Whose work was cut, so that its memory can leave; else who waits longest. */
 static struct conn *next(void)
 {
 	struct conn *n = NULL;
 
 	for (int i = 0; i < CONNS; i++)
-		if (conns[i].fd && conns[i].wants && !conns[i].epoch && (!n || conns[i].last < n->last))
+		if (conns[i].fd && conns[i].wants && !conns[i].epoch &&
+		    (!n || conns[i].cut > n->cut || (conns[i].cut == n->cut && conns[i].last < n->last)))
 			n = &conns[i];
 	return n;
 }
@@ -147,8 +149,7 @@ static void arrange(void)
 		h->revoked = true;
 		word(h, 0);
 		answer(h, (struct nvs_frame){ .type = NVS_REVOKE, .epoch = h->epoch,
-					      .u.revoke.grace_ns = config.patient ? 3600000000000ull
-										  : 10000000000ull }, -1);
+					      .u.revoke.grace_ns = (config.grace_ms ? config.grace_ms : 10000) * 1000000 }, -1);
 	}
 	for (int i = 0; i < CONNS; i++)
 		others += conns[i].fd && &conns[i] != h ? conns[i].m.resident : 0;
@@ -255,6 +256,7 @@ static bool serve(struct conn *c)
 		c->page->magic = NVS_PAGE_MAGIC;
 		c->page->version = NVS_WIRE_VERSION;
 		c->page->slots = NVS_MAX_CHANNELS;
+		c->page->features = NVS_FEATURE_PREEMPT;
 		for (int i = 0; i < NVS_MAX_CHANNELS; i++)
 			c->page->slot[i].limit_seq = 2;
 		c->page->slot[0].mem_limit = config.limit;
@@ -283,6 +285,9 @@ static bool serve(struct conn *c)
 	case NVS_RELEASE:
 		if (f.epoch == c->epoch)
 			set_epoch(c, 0);
+		c->cut = f.u.released.flags & NVS_RELEASED_PREEMPTED;
+		c->wants = c->wants || c->cut;
+		seen.cut += c->cut;
 		break;
 	case NVS_RESERVE:
 		r.type = NVS_RESERVED;

@@ -15,13 +15,13 @@ struct swapper_config {
 	uint64_t limit;       /* bytes that each tenant may reserve; 0: any number */
 	unsigned quantum_ms;  /* of a turn that others wait for */
 	bool off;             /* nothing is swapped */
-	bool patient;         /* a grace of an hour */
+	uint64_t grace_ms;    /* of a REVOKE; 0: 10 s */
 	unsigned late_ms;     /* a GRANT comes so long after the page has said it */
 };
 
 /* What tenants have said, the dead ones too. */
 struct swapper_seen {
-	unsigned attached, alive, grants, ready, moved;
+	unsigned attached, alive, grants, ready, moved, cut;
 	unsigned early;       /* MOVED that says that nothing is away, before READY */
 	unsigned stuck_memory, stuck_arena, stuck_error;
 	uint64_t out, in;     /* bytes, of the living */

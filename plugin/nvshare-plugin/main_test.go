@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -182,6 +183,11 @@ func TestStartFails(t *testing.T) {
 	} {
 		if err := execute(slices.Concat(args, []string{"--cdi-dir", "/run/claims"}, more)...); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v: %v; want %q", more, err, says)
+		}
+		// It would write into a directory that the caller may have removed.
+		stacks := make([]byte, 1<<20)
+		if stacks = stacks[:runtime.Stack(stacks, true)]; strings.Contains(string(stacks), "nvshare-plugin.publish") {
+			t.Errorf("%v: the state of a service that failed is still written:\n%s", more, stacks)
 		}
 	}
 }

@@ -41,11 +41,13 @@ func mountNamespace() string {
 
 // publish writes for isReady and isLive whether the plugin is ready, until ctx ends. leads is closed
 // when the plugin leads. alive is called before each write but the first; it returns
-// unless the plugin is stuck. publish is called before other goroutines use h.
-func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugin.Health, alive func(), log logrus.FieldLogger) {
-	changed := make(chan struct{}, 1)
+// unless the plugin is stuck. publish is called before other goroutines use h. ended is closed once
+// nothing is written any more.
+func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugin.Health, alive func(), log logrus.FieldLogger) (ended <-chan struct{}) {
+	changed, end := make(chan struct{}, 1), make(chan struct{})
 	h.OnChange(func() { plugin.Signal(changed) })
 	go func() {
+		defer close(end)
 		file := filepath.Join(runDir, nextFile)
 		defer func() { os.Remove(file) }()
 		tick := time.Tick(readyInterval)
@@ -74,6 +76,7 @@ func publish(ctx context.Context, runDir string, leads <-chan struct{}, h *plugi
 			alive()
 		}
 	}()
+	return end
 }
 
 // isReady returns why the plugin that uses a run directory does not give GPUs. In a pod it

@@ -47,6 +47,7 @@ type service struct {
 	ctx    context.Context // ends when a part has ended
 	cancel context.CancelFunc
 	parts  sync.WaitGroup
+	silent <-chan struct{} // is closed once the service's state is written no more
 	mu     sync.Mutex
 	failed error // of the parts
 }
@@ -76,10 +77,9 @@ func newService(ctx context.Context, f flags, n *node, runDir string) (*service,
 		}
 	}
 	s.ctx, s.cancel = context.WithCancel(ctx)
-	publish(s.ctx, runDir, s.leads, n.health, s.alive, s.log)
+	s.silent = publish(s.ctx, runDir, s.leads, n.health, s.alive, s.log)
 	if s.pods, err = f.kube.watch(s.ctx, s.plugin, s.log); err != nil {
-		s.cancel()
-		return nil, err
+		return nil, errors.Join(err, s.end())
 	}
 	if f.kube.startupTaint {
 		go func() {
@@ -132,11 +132,15 @@ func (s *service) part(run func() error) (start func()) {
 	})
 }
 
-// end ends the parts, and returns the errors of those that failed. The driver's sockets are
-// removed then.
+// end ends the parts, and returns the errors of those that failed. The driver's sockets, and the file
+// of the service's state, are removed then.
 func (s *service) end() error {
 	s.cancel()
 	s.parts.Wait()
+	select {
+	case <-s.silent:
+	case <-time.After(headStart): // it is stuck
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.failed

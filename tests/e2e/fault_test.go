@@ -20,43 +20,6 @@ import (
 	"github.com/nvshare/nvshare/tests/node"
 )
 
-func TestKilledHolderIsReplaced(t *testing.T) {
-	ctx := within(t)
-	from := judge.Now()
-	victim := busyPod(t, "killed")
-	busyPod(t, "survivor")
-	awaitTurns(t, ctx, "survivor", from, 2)
-	awaitClient(t, ctx, "the victim to hold", victim.PID(), holding)
-	killed := judge.Now()
-	check(t, unix.Kill(victim.PID(), unix.SIGKILL))
-	awaitTurns(t, ctx, "survivor", killed, 1)
-	took := observe(t, from)
-	took.noOverlap(t)
-	if next, ok := judge.Regrant(took.trace, judge.UUID(0), "killed", killed); ok {
-		t.Logf("from the kill to the survivor's work: %v", time.Duration(next.Gap))
-	}
-}
-
-func TestKilledWaiterIsForgotten(t *testing.T) {
-	ctx := within(t)
-	from := judge.Now()
-	victim := busyPod(t, "killed-waiter")
-	busyPod(t, "left-a")
-	busyPod(t, "left-b")
-	awaitTurns(t, ctx, "left-a", from, 2)
-	awaitClient(t, ctx, "the victim to wait", victim.PID(), func(c *api.Client) bool {
-		return c.State == api.ClientState_CLIENT_STATE_WAITING
-	})
-	check(t, unix.Kill(victim.PID(), unix.SIGKILL))
-	killed := judge.Now()
-	awaitTurns(t, ctx, "left-a", killed, turnsEach)
-	awaitTurns(t, ctx, "left-b", killed, turnsEach)
-	if c := client(t, ctx, victim.PID()); c != nil {
-		t.Errorf("the dead process is still client %v", c)
-	}
-	observe(t, from).noOverlap(t)
-}
-
 // A holder that does not answer a revoke loses its grant after the grace period, and
 // the others go on. Once it answers, it gets turns again.
 func TestStoppedHolderIsFenced(t *testing.T) {

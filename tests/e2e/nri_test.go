@@ -212,7 +212,7 @@ func leaves(t *testing.T) map[string]int {
 }
 
 // Pods that come and go leave nothing behind: 10 pods here, on a real containerd; 500 in
-// the plugin's own test, and 50 in TestCluster.
+// the plugin's own test, and a job's in TestCluster.
 func TestChurn(t *testing.T) {
 	ctx := within(t)
 	churn := func(from, to int) {

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
 	"github.com/nvshare/nvshare/tests/judge"
@@ -88,34 +87,6 @@ func TestEveryKindOfWorkTakesTurns(t *testing.T) {
 		awaitTurns(t, ctx, name, from, turnsEach)
 	}
 	observe(t, from).noOverlap(t)
-}
-
-func TestLongerQuantumMakesLongerTurns(t *testing.T) {
-	ctx := within(t)
-	start := judge.Now()
-	for _, name := range []string{"tq-a", "tq-b"} {
-		// Nearly always with work, so that turns last the quantum.
-		startPod(t, name, map[string]string{gpuAnnotation: firstGPU}, busy(name, "--depth", "3000"))
-	}
-	awaitTurns(t, ctx, "tq-b", start, turnsEach)
-	must(shared.Ctl(ctx, "-T", "500ms"))(t)
-	t.Cleanup(func() {
-		if _, err := shared.Ctl(within(t), "--set-tq", "100ms"); err != nil {
-			t.Error(err)
-		}
-	})
-	// The current turn began with the old quantum.
-	from := judge.Now()
-	awaitTurns(t, ctx, "tq-b", from, 2)
-	from = judge.Now()
-	awaitEvidence(t, ctx, "a turn that is longer than the old quantum allows", from, func(e *evidence) error {
-		u := e.tenant("tq-b")
-		if u.Turns < 2 || u.LongestTurn < int64(400*time.Millisecond) {
-			return fmt.Errorf("%d turns, the longest %v", u.Turns, time.Duration(u.LongestTurn))
-		}
-		return nil
-	})
-	observe(t, start).noOverlap(t)
 }
 
 func TestAntiThrashOffLetsAllRun(t *testing.T) {

@@ -153,6 +153,19 @@ func (m *machine) run(argv ...string) string {
 	return out
 }
 
+// processes finds those whose names begin so.
+func processes(name string) string { return "grep -ls ^" + name + " /proc/[0-9]*/comm" }
+
+// endTenants ends all cuda-busy, and returns when they have ended. nsenter waits for its program, which
+// goes on if nsenter is killed.
+func (m *machine) endTenants(all ...*exec.Cmd) {
+	m.t.Helper()
+	m.run("sh", "-c", "kill $("+processes("cuda-busy")+" | cut -d/ -f3)")
+	for _, cmd := range all {
+		_ = cmd.Wait()
+	}
+}
+
 // await waits until nvsharectl says so.
 func (m *machine) await(what string, says ...string) {
 	m.t.Helper()
@@ -250,7 +263,7 @@ mkdir -p /run/nvshare/tenant && touch /run/nvshare/lock # as root's scheduler le
 	m.run("systemctl", "restart", "nvshare-scheduler.service")
 	m.await("it to hold the GPU under the next scheduler", holding)
 
-	check(t, tenant.Process.Kill())
+	m.endTenants(tenant)
 	testEditedUnit(m)
 	testOverlapUnit(m)
 	testCheckpointUnit(m)
@@ -330,18 +343,14 @@ func testOverlapUnit(m *machine) {
 	m.t.Cleanup(func() { _ = member.Process.Kill(); _ = member.Wait() })
 	const inGroup = `"overlap":"/0/small"`
 	m.await("the member to hold the GPU", `"state":"holding"`, inGroup)
-	const find = "grep -ls ^%s /proc/[0-9]*/comm"
 	mps := func() string {
-		out, _ := m.try("sh", "-c", fmt.Sprintf(find, "nvidia-cuda-mps"))
+		out, _ := m.try("sh", "-c", processes("nvidia-cuda-mps"))
 		return out
 	}
-	var running string
-	check(m.t, node.Until(m.ctx, "the MPS daemon and server", func() error {
-		if running = mps(); strings.Count(running, "\n") != 2 {
-			return fmt.Errorf("processes %q", running)
-		}
-		return nil
-	}))
+	running := mps()
+	if strings.Count(running, "\n") != 2 {
+		m.t.Errorf("the MPS daemon and server are %q", running)
+	}
 	owners := func() string { return m.run("find", "/run/nvshare", "-type", "d", "-printf", "%p %u %m\n") }
 	before := owners()
 	m.run("systemd-tmpfiles", "--create", "nvshare.conf") // as rpm does, at the upgrade of any package
@@ -353,7 +362,7 @@ func testOverlapUnit(m *machine) {
 	if now := mps(); now != running {
 		m.t.Errorf("the MPS daemon and server were %q, and are %q", running, now)
 	}
-	m.run("sh", "-c", "kill $("+fmt.Sprintf(find, "cuda-busy")+" | cut -d/ -f3)")
+	m.endTenants(member)
 	if err := node.Until(m.ctx, "the end of the group", func() error {
 		if left := mps(); left != "" {
 			return fmt.Errorf("processes %q", left)

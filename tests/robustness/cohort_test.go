@@ -41,7 +41,7 @@ func TestOthersShareBesideALimit(t *testing.T) {
 
 	a := s.startTenant("a") // root's makes the simulated devices
 	s.awaitAttached(1)
-	l := s.startTenant("limited", theirs)
+	l := s.startTenant("limited", queued, theirs) // else a busy machine lets it leave gaps, and it joins the others
 	s.startTenant("b", theirs, func(cmd *exec.Cmd) { cmd.SysProcAttr.Credential = &syscall.Credential{Uid: second, Gid: second} })
 	s.awaitAttached(3)
 	for _, fault := range []struct {

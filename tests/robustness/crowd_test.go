@@ -136,7 +136,9 @@ func (s *site) attacked(what string) (stop func()) {
 	var ready []io.Reader
 	stop = func() {
 		for _, cmd := range all {
-			_ = cmd.Process.Kill()
+			_ = cmd.Process.Kill() // all of them first: who still attacks keeps the others from their end
+		}
+		for _, cmd := range all {
 			_ = cmd.Wait()
 		}
 		all = nil

@@ -7,7 +7,8 @@
 # tests wait most of the time. Once they are done, JOBS + 1 of the others run at a time. What a
 # suite prints goes to LOGS/SUITE.log, and to the screen, each line with the suite's name. The
 # end says what each took, what was left out, which tests failed and passed when run again, and
-# where the logs are; CPU is processor time. Ends with status 1 if a suite failed; the others
+# where the logs are; CPU is the processor time of the suite's cgroup, in which its daemons are, and its
+# containers are not. Ends with status 1 if a suite failed; the others
 # run anyway. If it is ended by a signal, it ends what the suites run first. $AT_END, shell, comes last.
 #
 # No suite outlives its tests: each is a session, and a cgroup where these can be made (root and
@@ -44,7 +45,7 @@ for root in /sys/fs/cgroup /sys/fs/cgroup/unified; do
 done
 [ -n "$cgroups" ] || say "no cgroup can be made here: a process of a suite that makes a session of its own can outlive it"
 
-# suite NAME [PREFIX]: PREFIX goes before make. A subshell, whose times are those of this suite.
+# suite NAME [PREFIX]: PREFIX goes before make. A subshell, whose variables are its own.
 suite() (
 	began=$(date +%s)
 	bound=60m
@@ -77,9 +78,12 @@ suite() (
 	[ -z "$(members "$1")" ] || sleep 1
 	[ -z "$(members "$1")" ] || list "$1" | sed "s/^/$1: /" >>"$logs/behind.txt"
 	end "$1"
-	[ -z "$cgroups" ] || find "$cgroups/$1" -depth -type d -exec rmdir {} +
+	cpu=
+	if [ -n "$cgroups" ]; then
+		cpu=$(minutes $(($(sed -n 's/^usage_usec //p' "$cgroups/$1/cpu.stat") / 1000000)))
+		find "$cgroups/$1" -depth -type d -exec rmdir {} +
+	fi
 	rm -f "$logs/$1.session"
-	times >"$logs/$1.times"
 	now=$(date +%s)
 	skipped=$(grep -c -E "$SKIPPED" "$logs/$1.log")
 	result=ok notes=
@@ -87,9 +91,7 @@ suite() (
 	[ $result = FAILED ] || grep -E -A 4 "$AGAIN" "$logs/$1.log" | cut -c 1-150 >>"$logs/again.txt"
 	[ "$skipped" = 0 ] || notes="$skipped left out"
 	[ ! -e "$logs/$1.late" ] || notes="${notes:+$notes, }had not ended"
-	# The second line of times: the user's and the system's time of all that the suite ran.
-	cpu=$(awk 'NR == 2 { gsub("s", ""); for (i = 1; i <= 2; i++) { split($i, t, "m"); s += 60 * t[1] + t[2] } print int(s) }' "$logs/$1.times")
-	printf '%-14s %-7s %7s %7s  %s\n' "$1" $result "$(minutes $((now - began)))" "$(minutes "$cpu")" "$notes" >>"$logs/summary.txt"
+	printf '%-14s %-7s %7s %7s  %s\n' "$1" $result "$(minutes $((now - began)))" "$cpu" "$notes" >>"$logs/summary.txt"
 	say "$1 $result after $(minutes $((now - began))); $(wc -l <"$logs/summary.txt") of $suites done after $(minutes $((now - start)))"
 )
 
@@ -133,7 +135,7 @@ ended() {
 	# shellcheck disable=SC2046 # words
 	end $(cd "$logs" && ls -- *.session 2>/dev/null | sed 's/\.session$//')
 	[ -z "$cgroups" ] || find "$cgroups" -depth -type d -exec rmdir {} + 2>/dev/null
-	rm -f "$logs"/*.session "$logs"/*.times
+	rm -f "$logs"/*.session
 	exit "$1"
 }
 # now_running: the suites that run, each with its time.
@@ -189,7 +191,7 @@ done
 wait $running
 kill $progress 2>/dev/null
 [ -z "$cgroups" ] || rmdir "$cgroups"
-rm -f "$logs"/*.times "$logs"/*.late
+rm -f "$logs"/*.late
 echo
 if grep -q -h -E "$SKIPPED" "$logs"/*.log; then
 	echo "LEFT OUT on this machine (each says why in its log):"
