@@ -94,7 +94,7 @@ func TestMemoryHogBeside(t *testing.T) {
 		}
 		return err
 	})
-	a, b := s.startSwapTenant("a", 1000), s.startSwapTenant("b", 2000)
+	a, b := s.startSwapTenant("a", tenantMiB, 1000), s.startSwapTenant("b", tenantMiB, 2000)
 	s.until("both have all their memory, some of it on the host", func() error {
 		if u := s.swap(); u == nil || u.PromisedBytes < 2*tenantMiB<<20 || u.ArenaUsedBytes < (2*tenantMiB-gpuMiB)<<20 {
 			return fmt.Errorf("%v", u)

@@ -261,7 +261,7 @@ func TestMigrateRefusesForeignMemory(t *testing.T) {
 func TestMigrateTwoKilled(t *testing.T) {
 	t.Parallel()
 	s, a := newPairOf(t, 3*tenantMiB)
-	b := s.startSwapTenant("b", 2000)
+	b := s.startSwapTenant("b", tenantMiB, 2000)
 	s.awaitOn(0, b)
 	for _, x := range []*swapTenant{a, b} {
 		for _, call := range []string{"lock", "checkpoint", "restore", "unlock"} {
