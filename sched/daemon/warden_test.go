@@ -223,6 +223,9 @@ func TestChargedFromWhenItIsOn(t *testing.T) {
 	var nvml occupants
 	w := newWarden(t)
 	s := withWarden(t, w, &nvml)
+	if err := s.Ask(t.Context(), func() { s.watch.LateMost = time.Minute }); err != nil {
+		t.Fatal(err)
+	}
 	held := newProc(t, s.dir, 0)
 	tenant := func() (ts sched.TenantSnapshot) {
 		if err := s.Ask(t.Context(), func() { ts = s.Order[0].Core.Snapshot(loop.Now()).Tenants[0] }); err != nil {

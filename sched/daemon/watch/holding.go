@@ -34,6 +34,8 @@ const (
 	onLeast = 50 * time.Millisecond
 	// callRate stands for what a program that keeps the GPU busy does in a second.
 	callRate = 1000
+	// lateMost is how much of a turn a limit is not charged at most: an order to be on takes 0.6 ms, mostly.
+	lateMost = 2 * time.Millisecond
 )
 
 type holding struct {
@@ -73,7 +75,7 @@ type holding struct {
 	lately           span          // for which part of the time it was on
 	samples          sampled       // what the driver says
 	before           float64       // the part of the time before sampled
-	trial            trial
+	onTrial          bool          // it is not sliced now, to see whether it keeps the GPU busy in turns
 	tested, nextTest base.Time     // it is kept off until then at most, to see whether it is; 0: it is not; not again before that
 	proofs           int           // looks since then in all of which it was off
 	cheats           bool          // it has been said that it puts its channels on by itself
@@ -87,7 +89,7 @@ type holding struct {
 // hold makes a holding, of which nothing is known yet.
 func (w *Watch) hold(g *node.GPU, p *peer.Peer) *holding {
 	t := loop.Now()
-	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, sampled: t, trial: newTrial(t), lately: span{since: t, part: -1}, before: 1, samples: newSampled()}
+	x := &holding{w: w, gpu: g, peer: p, on: true, counted: t, looked: t, sampled: t, lately: span{since: t, part: -1}, before: 1, samples: newSampled()}
 	if len(w.Holder.Holdings) == 0 {
 		w.Holder.renew.Set(t.Add(renewAfter))
 	}
@@ -151,7 +153,7 @@ func (x *holding) begin(r order.Result) {
 // tellControls says how the GPU's scheduler can be steered for it.
 func (x *holding) tellControls() {
 	slicing := sched.ControlWorks
-	if x.own == 0 || x.trial.on() {
+	if x.own == 0 || x.onTrial {
 		slicing = sched.ControlUnseen
 	}
 	x.w.Step(x.gpu, sched.Controls{Client: x.id, Slices: slicing, Channels: sched.ControlWorks, Groups: x.groups})
@@ -180,8 +182,8 @@ func (x *holding) leave() {
 		return
 	}
 	id := x.id
-	x.id, x.epoch, x.revoked, x.paused, x.told, x.tested, x.trial.until = 0, 0, false, false, 0, 0, 0
-	x.idle = false
+	x.id, x.epoch, x.revoked, x.paused, x.told, x.tested = 0, 0, false, false, 0, 0
+	x.idle, x.onTrial = false, false
 	x.samples.named()
 	if x.fenced != nil {
 		x.w.Step(x.gpu, sched.HeldOff{Client: x.fenced.ID})
@@ -248,8 +250,9 @@ func (x *holding) switched(r order.Result, on bool) {
 	case !was:
 		x.lately.turn(t)
 		if x.epoch != 0 {
-			// The way to the warden took time in which it was not on, and so did the way back, in which it was.
-			x.w.Step(x.gpu, sched.HeldOn{Client: x.id, Late: (t.Sub(x.mayAt) + time.Duration(r.TookNs)) / 2})
+			// The way to the warden took time in which it was not on, and so did the way back, in which it was. A process with
+			// many objects can prolong the order, of which some are on before its end.
+			x.w.Step(x.gpu, sched.HeldOn{Client: x.id, Late: min((t.Sub(x.mayAt)+time.Duration(r.TookNs))/2, x.w.LateMost)})
 		}
 	}
 	x.drive()
@@ -311,23 +314,27 @@ func (w *Watch) noteUseOfHeld(samples []metrics.GPUSample) {
 			sum += part
 		}
 		all := max(sum, s.Utilization) // of several processes the driver may name less than they had
-		var here []*holding
-		for _, x := range w.Holder.inOrder() {
-			if x.gpu.UUID == s.UUID && x.id != 0 {
-				here, on = append(here, x), on+x.onPart()
-			}
-		}
-		if len(here) == 0 {
+		i := slices.IndexFunc(w.Order, func(g *node.GPU) bool { return g.UUID == s.UUID })
+		if i < 0 {
 			continue
 		}
-		clients := here[0].gpu.Core.Snapshot(loop.Now()).Clients
-		if slices.ContainsFunc(clients, func(c sched.ClientSnapshot) bool { return w.Held[c.ID] == nil && c.State != sched.StateIdle }) {
+		here := w.Holder.heldOn(w.Order[i])
+		if len(here) == 0 {
+			delete(w.Holder.trials, w.Order[i])
+			continue
+		}
+		for _, x := range here {
+			on += x.onPart()
+		}
+		core := w.Order[i].Core.Snapshot(loop.Now())
+		if slices.ContainsFunc(core.Clients, func(c sched.ClientSnapshot) bool { return w.Held[c.ID] == nil && c.State != sched.StateIdle }) {
 			on = 1 // one with a shim has the GPU, or waits for it: as far as is known
 		}
 		for _, x := range here {
-			slice, others := x.ofSlices(clients)
+			slice, others := x.ofSlices(core.Clients)
 			x.used(s.Busy[uint32(x.peer.PID)], all, on, slice, others, s.Busy != nil && sum <= parts)
 		}
+		w.try(w.Order[i], here, core)
 	}
 }
 
@@ -361,10 +368,6 @@ func (x *holding) used(part, all, anyOn, slice float64, others, said bool) {
 			x.samples.inTurns(all, anyOn)
 		}
 	}
-	mayTry := x.id != 0 && x.own != 0 && (x.trial.on() || said && x.samples.isFull()) && !x.besideLatency()
-	if x.trial.look(t, &x.samples, mayTry) {
-		x.tellControls()
-	}
 	x.endTest()
 	if x.epoch == 0 || on < onLeast {
 		return
@@ -390,13 +393,6 @@ func (x *holding) gains() float64 {
 		return min(float64(timeslice.DriverSlice)/float64(length), 1)
 	}
 	return length.Seconds() / (length + timeslice.SwitchTime).Seconds()
-}
-
-// besideLatency says whether somebody uses its GPU who is not to wait for turns of others.
-func (x *holding) besideLatency() bool {
-	return slices.ContainsFunc(x.gpu.Core.Snapshot(loop.Now()).Tenants, func(t sched.TenantSnapshot) bool {
-		return t.Clients > 0 && t.Share.Priority == sched.Latency
-	})
 }
 
 // ofSlices is its part of the time slices of those who hold the GPU now, and says whether others are there.

@@ -9,47 +9,56 @@ import (
 	"github.com/nvshare/nvshare/sched/base"
 )
 
-// One that had gaps while it began has longer slices once it keeps the GPU busy; one that has gaps for ever has few trials, and
-// one beside which the GPU is idle at times none.
-func TestTrials(t *testing.T) {
-	const look = 500 * time.Millisecond
+// Trials take a small part of a GPU's time, whoever comes and goes there.
+func TestTrialsAreFew(t *testing.T) {
 	for _, c := range []struct {
-		what                       string
-		inFirstTurns, turns, share float64 // of the GPU's time: what is used in its turns at first, and later; and by all in slices
-		most                       int     // trials in an hour
-		saturates                  bool
+		what  string
+		found bool
+		takes time.Duration // each
+		most  float64       // of an hour
 	}{
-		{"it begins slowly", 0.5, 0.99, 0.99, 1, true},
-		{"it has gaps that others fill", 0.5, 0.8, 0.99, 12, false},
-		{"they have gaps together", 0.5, 0.8, 0.9, 0, false},
+		{"each finds one that keeps the GPU busy", true, 5 * time.Second, 0.08},
+		{"none finds one", false, 5 * time.Second, 0.02},
+		{"none ends before its time", false, trialMost, 0.03},
 	} {
-		s, trials, now := newSampled(), 0, base.Time(time.Hour)
+		now, in := base.Time(time.Hour), time.Duration(0)
 		x := newTrial(now)
+		for now < base.Time(2*time.Hour) {
+			if now < x.next {
+				now = x.next
+			}
+			x.begin(now)
+			now, in = now.Add(c.takes), in+c.takes
+			x.end(now, c.found)
+		}
+		if part := in.Hours(); part > c.most || x.on() || x.next <= now {
+			t.Errorf("%s: trials take %.3f of the time, at most %.2f is wanted", c.what, part, c.most)
+		}
+	}
+}
+
+// One that had gaps while it began is known to keep the GPU busy after a trial, and one that has gaps is not.
+func TestTrialTells(t *testing.T) {
+	for used, saturates := range map[float64]bool{0.99: true, 0.8: false} {
+		s := newSampled()
 		for range 3 {
-			s.inTurns(c.inFirstTurns, 1)
+			s.inTurns(0.5, 1)
 		}
-		for range int(time.Hour / look) {
-			now = now.Add(look)
-			if x.on() {
-				s.inTurns(c.turns, 0.99)
-			} else {
-				s.inSlices(c.share)
+		for range useSamples {
+			s.inSlices(0.99)
+		}
+		if s.saturates() || !s.isFull() {
+			t.Errorf("before the trial: %+v", s)
+		}
+		s.forgetTurns()
+		for range useSamples + 1 { // the first may be of both times
+			if s.isKnown() {
+				t.Error("it is known too early")
 			}
-			if x.look(now, &s, true) && x.on() {
-				trials++
-			}
+			s.inTurns(used, 0.99)
 		}
-		if s.saturates() != c.saturates || trials > c.most || c.most > 0 && trials == 0 {
-			t.Errorf("%s: saturates is %v after %d trials, %d at most", c.what, s.saturates(), trials, c.most)
+		if !s.isKnown() || s.saturates() != saturates || s.isFull() {
+			t.Errorf("after it, %.2f of its turns used: %+v", used, s)
 		}
-	}
-	// A process of which nothing is said in a trial.
-	s, now := newSampled(), base.Time(time.Hour)
-	x := newTrial(now)
-	for range useSamples {
-		s.inSlices(1)
-	}
-	if x.look(now, &s, true) || !x.look(now.Add(trialFirst), &s, true) || !x.look(now.Add(trialFirst+trialMost), &s, true) || x.on() {
-		t.Error("a trial begins too early, or does not end")
 	}
 }

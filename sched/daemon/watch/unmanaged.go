@@ -45,6 +45,7 @@ type Watch struct {
 	Look      *timer.Timer // which processes use GPUs
 	LookPause time.Duration
 	KillPause time.Duration                 // from the start, in which nobody is killed
+	LateMost  time.Duration                 // of a turn, that a limit is not charged for the way to the warden
 	Strangers map[*node.GPU][]stranger      // processes that are no clients, by pid
 	outsiders map[*node.Attachment]*outside // clients
 
@@ -60,7 +61,7 @@ type Watch struct {
 
 // New returns a watch that looks once Begin was called.
 func New(b *tenants.Book, managed func() map[uint32]bool, looked func([]metrics.GPUSample)) *Watch {
-	w := &Watch{Book: b, LookPause: lookPause, KillPause: killPause, Strangers: map[*node.GPU][]stranger{}, outsiders: map[*node.Attachment]*outside{}, managed: managed, looked: looked}
+	w := &Watch{Book: b, LookPause: lookPause, KillPause: killPause, LateMost: lateMost, Strangers: map[*node.GPU][]stranger{}, outsiders: map[*node.Attachment]*outside{}, managed: managed, looked: looked}
 	w.Look = b.Timers.New(w.lookForStrangers)
 	w.openHolder()
 	return w

@@ -53,6 +53,7 @@ type holder struct {
 	looking  bool
 	told     map[limitedOn]uint64   // the memory limits that the kernel was told
 	noRegion map[*node.GPU]bool     // the kernel holds none there
+	trials   map[*node.GPU]*trial   // of those on which a process is held
 	over     map[tenantOn]base.Time // tenants above their memory limit, and since when
 	shims    map[peer.Process]bool  // those of them that the warden does not kill
 	due      []func()               // what follows from what the cores decided, after the event
@@ -76,7 +77,7 @@ func (w *Watch) openHolder() {
 	if w.Opts.Warden == "" {
 		return
 	}
-	w.Holder = &holder{path: w.Opts.Warden, opened: loop.Now(), err: errors.New("it was not asked yet"), Holdings: map[holdingKey]*holding{}, noRegion: map[*node.GPU]bool{}}
+	w.Holder = &holder{path: w.Opts.Warden, opened: loop.Now(), err: errors.New("it was not asked yet"), Holdings: map[holdingKey]*holding{}, noRegion: map[*node.GPU]bool{}, trials: map[*node.GPU]*trial{}}
 	w.Holder.next, w.Holder.renew = w.Timers.New(w.lookForHeld), w.Timers.New(w.renewOrders)
 }
 
@@ -148,6 +149,7 @@ func (w *Watch) lookForHeld() {
 		h.blind = err
 		if err != nil {
 			pause = lookRest
+			w.endTrials()
 		} else if h.client != nil {
 			w.tellKernel(found)
 			w.killOverLimit(found)
