@@ -83,8 +83,8 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 
 	victim := d.tenants[1]
 	if err := d.watch(ctx, startWithin, func(gpu *api.GPU) bool {
-		c := victim.client(gpu)
-		return c.GetState() == api.ClientState_CLIENT_STATE_HOLDING && c.SinceNs > int64(longQuantum)/3
+		c := victim.client(gpu) // its work runs by then, and most of its turn is left for the signal to come
+		return c.GetState() == api.ClientState_CLIENT_STATE_HOLDING && c.SinceNs > int64(longQuantum)/10 && c.SinceNs < int64(longQuantum)/3
 	}); err != nil {
 		return false, err
 	}
