@@ -24,6 +24,7 @@ type sayer struct {
 	moving, opened   bool
 	refused          bool // it says that the driver has no memory for it
 	once             bool // and says nothing after that, but when it is granted
+	stopped          bool // it says nothing at all; its grants are ended for it
 	keeps, keepsNext bool // the GPU, for ever: now, or from its next grant on
 	ran              time.Duration
 }
@@ -82,13 +83,16 @@ func (s *sayers) answers(a base.Action) []base.Event {
 	case residency.Room:
 		c := s.all[a.Client-1]
 		c.room, c.seq = a.Bytes, a.Seq
-		if c.refused && !c.once || !c.refused && (a.Less || c.epoch != 0) {
+		if c.refused && !c.once || !c.refused && !c.stopped && (a.Less || c.epoch != 0) {
 			return []base.Event{c.says()}
 		}
 	case Grant:
 		c := s.all[a.Client-1]
 		c.epoch, c.moving, c.opened = a.Epoch, a.Moving, !a.Moving
 		c.keeps = c.keeps || c.keepsNext && c.refused
+		if c.stopped {
+			return nil
+		}
 		return []base.Event{c.says()}
 	case Revoke:
 		c := s.all[a.Client-1]

@@ -22,6 +22,12 @@ func (mem *Memory) Moved(ev Moved) {
 	// A client that is stuck says so again and again, and gets on only where it moves something.
 	getsOn := !ev.Stuck || !m.reported || ev.Report.In != old.In
 	m.report, m.since = ev.Report, mem.now
+	switch {
+	case ev.Epoch == 0:
+		m.cannot = ev.Stuck
+	case !m.cannot && (ev.Ready || !ev.Stuck):
+		m.stalls = 0 // it was silent, as a stopped process is, and goes on
+	}
 	if m.reported {
 		mem.out.Bytes += less(ev.Report.Out, old.Out)
 		mem.in.Bytes += less(ev.Report.In, old.In)
