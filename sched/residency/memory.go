@@ -120,6 +120,7 @@ type member struct {
 	askedOut uint64 // report.Out then
 	stalled  bool   // and that was reported
 	stalls   int    // so often in a row, without a piece that has left or was freed
+	cannot   bool   // its latest report without a grant says itself that it is stuck
 
 	answer *Reserved // waits for room
 	until  base.Time // but no longer

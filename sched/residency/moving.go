@@ -22,6 +22,7 @@ func (mem *Memory) Moved(ev Moved) {
 	// A client that is stuck says so again and again, and gets on only where it moves something.
 	getsOn := !ev.Stuck || !m.reported || ev.Report.In != old.In
 	m.report, m.since = ev.Report, mem.now
+	m.goesOnAfterStop(ev)
 	if m.reported {
 		mem.out.Bytes += less(ev.Report.Out, old.Out)
 		mem.in.Bytes += less(ev.Report.In, old.In)
@@ -70,6 +71,16 @@ func (mem *Memory) Moved(ev Moved) {
 	}
 	mem.lookWhatIsAway(m)
 	mem.changed()
+}
+
+// goesOnAfterStop forgets that a client did not move while it was silent, as a stopped process is, when it goes on.
+func (m *member) goesOnAfterStop(ev Moved) {
+	switch {
+	case ev.Epoch == 0:
+		m.cannot = ev.Stuck
+	case !m.cannot && (ev.Ready || !ev.Stuck):
+		m.stalls = 0
+	}
 }
 
 func (mem *Memory) swapDone(m *member, in bool, bytes uint64, took time.Duration) {

@@ -20,6 +20,9 @@ const (
 	// outsideFor is for how long others than clients are believed to have memory of a GPU, where all fits that is
 	// promised: a program may have tried how much it gets.
 	outsideFor = 10 * time.Second
+	// fillsFor is for how long clients take turns at most for one that moves in, beside a second for each GiB that it
+	// has moved: one that says for ever that it moves in keeps nobody from the GPU.
+	fillsFor = 30 * time.Second
 	// wordRests is after how long clients take turns again by the word of one tenant alone.
 	wordRests = 90 * time.Second
 )
@@ -34,7 +37,9 @@ func (mem *Memory) noteRefusal(m *member, refused, got bool) {
 			mem.beginFill(m)
 		}
 		mem.mayLack(m)
-		mem.outsideUntil = mem.now.Add(outsideFor)
+		if mem.rooms.clients[m.id].active { // else its word is no reason to go on with what was found
+			mem.outsideUntil = mem.now.Add(outsideFor)
+		}
 		mem.rooms.refused(m.id)
 		mem.strand(m)
 	case got:
@@ -81,8 +86,13 @@ func (mem *Memory) LookOutside() {
 		}
 		m.refusedAt, mem.unsettled = mem.now, true
 		mem.rooms.refused(m.id)
-		return mem.rooms.hasRoom(m.id)
+		if !mem.rooms.hasRoom(m.id) && mem.now < m.believedUntil() {
+			return false
+		}
+		m.crowds = false
+		return true
 	})
+	mem.letTry()
 	if len(mem.refusals) != 0 && mem.rooms.exhausted() {
 		for _, m := range mem.refusals {
 			if m.crowds = m.crowds || mem.believes(m.account); m.crowds {
@@ -91,12 +101,35 @@ func (mem *Memory) LookOutside() {
 			}
 		}
 	}
-	if mem.crowded && mem.now >= mem.crowdedUntil && !slices.ContainsFunc(mem.refusals, func(m *member) bool { return m.crowds }) {
+	fills := func(m *member) bool { return m.crowds && mem.now < m.believedUntil() }
+	if mem.crowded && mem.now >= mem.crowdedUntil && !slices.ContainsFunc(mem.refusals, fills) {
+		for _, m := range mem.refusals {
+			m.crowds = false
+		}
 		mem.crowded, mem.restsUntil = false, mem.now.Add(mem.now.Sub(mem.crowdedUntil)+outsideFor)
 	}
 	if at, ok := mem.outsideEnds(); ok && mem.now >= at {
 		mem.rooms.outside, mem.resized, mem.unsettled = 0, true, true
 	}
+}
+
+// letTry lets clients try to have what others than clients seem to have, where the driver has refused them nothing: it
+// is others of whom that is known, whose word may not be true.
+func (mem *Memory) letTry() {
+	if mem.rooms.outside == 0 || mem.rooms.sum.lacks == 0 || mem.rooms.yields() {
+		return
+	}
+	for _, o := range mem.rooms.everybody() {
+		if o.active && o.counted.lacks != 0 && !mem.members[o.id].lacks {
+			mem.rooms.outside, mem.resized, mem.unsettled = less(mem.rooms.outside, o.counted.lacks), true, true
+		}
+	}
+}
+
+// believedUntil is until when clients take turns for one that moves in.
+func (m *member) believedUntil() base.Time {
+	seconds := min(less(m.report.In, m.fillIn), m.promised) >> 30
+	return m.fillSince.Add(fillsFor + time.Duration(seconds)*time.Second)
 }
 
 // crowd has clients take turns for a while.
@@ -137,6 +170,7 @@ func (mem *Memory) outsideDue() (base.Time, bool) {
 	var e base.Earliest
 	for _, m := range mem.refusals {
 		e.Either(m.refusedAt.Add(mem.grace), mem.rooms.hasRoom(m.id) || mem.rooms.mayHave(m.id) && (!m.crowds || mem.rooms.yields()))
+		e.Either(m.believedUntil(), mem.crowded && m.crowds && mem.now < m.believedUntil())
 	}
 	e.Either(mem.crowdedUntil, mem.crowded && mem.now < mem.crowdedUntil)
 	e.Either(mem.outsideEnds())

@@ -163,7 +163,7 @@ func (c *Client) SetFiled(on bool) {
 	}
 	a.giveBack(less(a.used+a.stock.bytes(), a.Limit), false)
 	if pages, _, ok := a.Host.Free(); ok {
-		a.giveBack(less(was+HostReserve, pages), true)
+		a.giveBack(less(was+a.left(), pages), true)
 	}
 }
 

@@ -258,6 +258,9 @@ func (a *Pool) finishStock(p *piece, seg Segment, err error) {
 	a.Prepare()
 }
 
+// left is what is to be left of the host's memory where the stock has some that clients need.
+func (a *Pool) left() uint64 { return max(a.Floor, HostReserve) }
+
 // makeWay gives back what keeps a segment from being made for a client that lacks so
 // much. The maker waits for the pieces that makeWay returns to be gone.
 func (a *Pool) makeWay(node int, size, lacks uint64) (wait []*piece) {
@@ -272,8 +275,9 @@ func (a *Pool) makeWay(node int, size, lacks uint64) (wait []*piece) {
 		return nil
 	}
 	// Perhaps nothing of what is being made is taken from the host yet.
-	if pages, huge, ok := a.Host.Free(); ok && huge < a.making+size && pages < a.making+size+HostReserve {
-		a.giveBack(a.making+size+HostReserve-pages, true)
+	leaves := a.making + size + a.left()
+	if pages, huge, ok := a.Host.Free(); ok && huge < a.making+size && pages < leaves {
+		a.giveBack(leaves-pages, true)
 		return slices.Clone(s.leaving)
 	}
 	return nil

@@ -277,6 +277,62 @@ func TestReadyMakesWayOnHost(t *testing.T) {
 	f.awaitReady(0)
 }
 
+// What is ready for another NUMA node makes way where the host has memory left, but no more than its floor.
+func TestReadyMakesWayForTheFloor(t *testing.T) {
+	var pages atomic.Uint64
+	pages.Store(32 * gib)
+	host := roomy()
+	host.free = func() (uint64, uint64, bool) { return pages.Load(), 0, true }
+	f := start(t, 4*gib, gib, host, 0, 1)
+	f.awaitReady(gib)
+	f.inLoop(func() { f.pool.Floor, f.pool.Leave = 2*gib, 4*gib })
+	a := f.client(0, 600*mib) // all that is ready for its node
+	a.await(600 * mib)
+	pages.Store(2*gib + 16*mib) // somebody else has the rest
+	a.need(2 * gib)
+	for range 20 {
+		f.inLoop(func() {
+			if at, ok := f.timers.Next(); ok {
+				f.timers.Run(at)
+			}
+		})
+	}
+	f.inLoop(func() {
+		if has, ready := a.Bytes(), f.pool.Ready(); has < 2*gib && ready >= 100*mib {
+			t.Errorf("the client has %d of 2048 MiB, and %d MiB are ready for nobody", has>>20, ready>>20)
+		}
+	})
+}
+
+// What comes back out of a file is above the floor.
+func TestFiledMakesWayForTheFloor(t *testing.T) {
+	var pages atomic.Uint64
+	pages.Store(32 * gib)
+	host := roomy()
+	host.free = func() (uint64, uint64, bool) { return pages.Load(), 0, true }
+	f := start(t, 4*gib, 512*mib, host, 0)
+	a := f.client(0, 512*mib)
+	a.await(512 * mib)
+	f.inLoop(func() { a.SetFiled(true) })
+	f.awaitReady(512 * mib)
+	f.inLoop(func() {
+		f.pool.Floor = 2 * gib
+		pages.Store(2*gib + 512*mib) // as much as comes back
+		a.SetFiled(false)
+		if f.pool.Ready() != 512*mib {
+			t.Errorf("%d of 512 MiB are ready where the host has enough", f.pool.Ready()>>20)
+		}
+		a.SetFiled(true)
+		pages.Store(2 * gib)
+		a.SetFiled(false)
+	})
+	f.inLoop(func() {
+		if n := f.pool.Ready(); n != 0 {
+			t.Errorf("%d MiB are ready that the host needs", n>>20)
+		}
+	})
+}
+
 // When a segment cannot be made, that is said, and tried again after a pause only.
 func TestMakingFails(t *testing.T) {
 	host := roomy()
