@@ -385,11 +385,11 @@ func (x *holding) used(part, all, anyOn, slice float64, others, said bool) {
 	}
 }
 
-// gains says how much of its slices it gets: nobody tells. One that kept the GPU busy in its turns loses a switch for
-// each slice. One that did not waits for slices of others, so it is the worse for each longer one.
+// gains says how much of its slices it gets: nobody tells. One that keeps the GPU busy in its turns, or of which that is not known
+// yet, loses a switch for each slice. One with gaps waits for slices of others, so it is the worse for each longer one.
 func (x *holding) gains() float64 {
 	length := cmp.Or(x.slice, timeslice.DriverSlice)
-	if !x.samples.saturates() {
+	if x.samples.hasGaps() {
 		return min(float64(timeslice.DriverSlice)/float64(length), 1)
 	}
 	return length.Seconds() / (length + timeslice.SwitchTime).Seconds()

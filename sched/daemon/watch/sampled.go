@@ -102,6 +102,9 @@ func (s *sampled) use() float64 { return min(s.turnsUsed/max(s.turnsOn, onLeastP
 // saturates says whether it is known to have kept the GPU busy in its turns.
 func (s *sampled) saturates() bool { return s.isKnown() && s.use() >= busyPart }
 
+// hasGaps says whether it is known to have left the GPU idle in its turns.
+func (s *sampled) hasGaps() bool { return s.isKnown() && s.use() < busyPart }
+
 // idle says whether the process has no work; in turns the GPU has none then either.
 func (s *sampled) idle(turns bool) bool {
 	return turns && s.unseen >= idleAt && s.busy < s.n-s.unseen/2 || s.unseen >= idleSure
