@@ -8,6 +8,7 @@ import (
 	"errors"
 	"maps"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
@@ -146,6 +147,11 @@ func TestBusyIsAMean(t *testing.T) {
 		t.Errorf("nothing is new since just now: got %v", got)
 	}
 	was := s.uses[uuidB]
+	ahead := uint64(time.Now().Add(time.Hour).UnixMicro())
+	s.uses[uuidB] = use{latest: ahead, at: was.at}
+	if got := s.busy(idle, uuidB); got != nil || s.uses[uuidB].latest == ahead {
+		t.Errorf("the clock was set back: got %v, %+v", got, s.uses[uuidB])
+	}
 	s.uses[uuidB] = use{latest: was.latest, at: was.at.Add(-longestPeriod)}
 	if got := s.busy(idle, uuidB); got == nil || len(got) > 0 {
 		t.Errorf("nobody uses the GPU: got %v", got)

@@ -204,6 +204,9 @@ func (s *Sampler) busy(dev nvml.Device, uuid string) (parts map[uint32]float64) 
 		s.uses = map[string]use{}
 	}
 	was, known := s.uses[uuid]
+	if known && time.UnixMicro(int64(was.latest)).After(time.Now().Add(time.Minute)) {
+		known, was = false, use{} // the host's clock was set back, by which the driver says when periods ended
+	}
 	used, ret := dev.GetProcessUtilization(was.latest)
 	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_FOUND {
 		return nil

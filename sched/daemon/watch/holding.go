@@ -76,6 +76,7 @@ type holding struct {
 	samples          sampled       // what the driver says
 	before           float64       // the part of the time before sampled
 	onTrial          bool          // it is not sliced now, to see whether it keeps the GPU busy in turns
+	turnsBefore      turns         // what was known of it before the trial
 	tested, nextTest base.Time     // it is kept off until then at most, to see whether it is; 0: it is not; not again before that
 	proofs           int           // looks since then in all of which it was off
 	cheats           bool          // it has been said that it puts its channels on by itself

@@ -41,16 +41,21 @@ type sampled struct {
 	suspect       float64 // what it seems to have had too much, beside others
 	unseen        float64 // how many of the samples since it was named would have named it by chance
 	busy, n       float64 // the GPU's use in these samples, and their number
-	turnsOn       float64 // for which part of the time it had turns lately, or those with whom it took turns
-	turnsUsed     float64 // and for which part of the time these used the GPU
-	turns         float64 // the samples of these
-	latestOn      float64 // turnsOn, of the sample before
+	turns         turns
 	full          float64 // how much of the GPU's time all used lately who shared it by slices
 	fullN         float64
 }
 
+// turns is what samples have said of a process that took turns.
+type turns struct {
+	n        float64 // samples
+	on       float64 // for which part of the time it had turns lately, or those with whom it took turns
+	used     float64 // and for which part of the time these used the GPU
+	latestOn float64 // on, of the sample before
+}
+
 // newSampled is for a process of which nothing has been said.
-func newSampled() sampled { return sampled{turnsOn: 1, turnsUsed: 1} }
+func newSampled() sampled { return sampled{turns: turns{on: 1, used: 1}} }
 
 // add takes note of a sample: which part of the GPU's time the process had, and all had; fair is the part of that
 // time that it was to have.
@@ -72,13 +77,14 @@ func (s *sampled) named() { s.unseen, s.busy, s.n = 0, 0, 0 }
 // another moment than that time, so that only the means of many can be compared, and none where that time has just changed.
 func (s *sampled) inTurns(all, anyOn float64) {
 	s.full, s.fullN = 0, 0
-	changed := math.Abs(anyOn-s.latestOn) > changedPart
-	if s.latestOn = anyOn; changed {
+	t := &s.turns
+	changed := math.Abs(anyOn-t.latestOn) > changedPart
+	if t.latestOn = anyOn; changed {
 		return
 	}
-	s.turns = min(s.turns+1, useSamples)
-	s.turnsUsed += (all - s.turnsUsed) / s.turns
-	s.turnsOn += (min(anyOn, 1) - s.turnsOn) / s.turns
+	t.n = min(t.n+1, useSamples)
+	t.used += (all - t.used) / t.n
+	t.on += (min(anyOn, 1) - t.on) / t.n
 }
 
 // inSlices takes note of a sample while all shared the GPU by slices.
@@ -91,13 +97,13 @@ func (s *sampled) inSlices(all float64) {
 func (s *sampled) isFull() bool { return s.fullN >= useSamples && s.full >= busyPart }
 
 // isKnown says whether it was seen in enough turns.
-func (s *sampled) isKnown() bool { return s.turns >= useSamples }
+func (s *sampled) isKnown() bool { return s.turns.n >= useSamples }
 
 // forgetTurns has it be seen in turns anew.
-func (s *sampled) forgetTurns() { s.turns, s.turnsOn, s.turnsUsed, s.latestOn = 0, 1, 1, 0 }
+func (s *sampled) forgetTurns() { s.turns = newSampled().turns }
 
 // use is which part of these turns used the GPU.
-func (s *sampled) use() float64 { return min(s.turnsUsed/max(s.turnsOn, onLeastPart), 1) }
+func (s *sampled) use() float64 { return min(s.turns.used/max(s.turns.on, onLeastPart), 1) }
 
 // saturates says whether it is known to have kept the GPU busy in its turns.
 func (s *sampled) saturates() bool { return s.isKnown() && s.use() >= busyPart }

@@ -61,12 +61,12 @@ func (w *Watch) try(g *node.GPU, here []*holding, core sched.Snapshot) {
 		return
 	}
 	unknown := slices.DeleteFunc(slices.Clone(here), func(x *holding) bool { return !may(x) || x.samples.saturates() })
-	if now < t.next || !slices.ContainsFunc(unknown, func(x *holding) bool { return x.samples.isFull() }) {
+	if now < t.next || core.Way != "slices" && core.Way != "cohort" || !slices.ContainsFunc(unknown, func(x *holding) bool { return x.samples.isFull() }) {
 		return
 	}
 	t.begin(now)
 	for _, x := range unknown {
-		x.onTrial = true
+		x.onTrial, x.turnsBefore = true, x.samples.turns
 		x.samples.forgetTurns()
 		x.tellControls()
 	}
@@ -82,6 +82,9 @@ func (w *Watch) endTrial(g *node.GPU, here []*holding) {
 	for _, x := range here {
 		if x.onTrial {
 			x.onTrial = false
+			if !x.samples.isKnown() { // it is what it was
+				x.samples.turns = x.turnsBefore
+			}
 			x.tellControls()
 		}
 	}
