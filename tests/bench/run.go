@@ -130,7 +130,8 @@ func (b *bench) runDir() string { return filepath.Join(b.dir, "run") }
 func (b *bench) startScheduler(ctx context.Context) error {
 	var log bytes.Buffer
 	cmd := exec.CommandContext(ctx, filepath.Join(b.build, "bin", "nvshare-scheduler"),
-		"--run-dir", b.runDir(), "--simgpu", filepath.Join(b.dir, "sim"), "--anti-thrash", "on")
+		"--run-dir", b.runDir(), "--simgpu", filepath.Join(b.dir, "sim"), "--anti-thrash", "on",
+		"--swap-memory", "0") // the stub has no virtual memory management
 	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
 		return err

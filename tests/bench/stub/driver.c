@@ -45,7 +45,8 @@ NOTHING(cuInit, unsigned flags)
 API(cuDriverGetVersion, int *v) { *v = 13000; return 0; }
 API(cuDeviceGetCount, int *n) { *n = gpus(); return 0; }
 API(cuDeviceGet, int *dev, int i) { *dev = i; return i >= 0 && i < gpus() ? 0 : NO_DEVICE; }
-API(cuDeviceGetAttribute, int *v, int attribute, int dev) { *v = 1; return 0; }
+/* It has no virtual memory management (102), as some virtual GPUs have none. */
+API(cuDeviceGetAttribute, int *v, int attribute, int dev) { *v = attribute != 102; return 0; }
 API(cuDeviceGetName, char *name, int len, int dev)
 {
 	if (len < 5)
