@@ -310,32 +310,27 @@ func (x *holding) count() {
 // noteUseOfHeld compares what the driver says processes had with the time in which they were on.
 func (w *Watch) noteUseOfHeld(samples []metrics.GPUSample) {
 	for _, s := range samples {
-		sum, on := 0.0, 0.0
-		for _, part := range s.Busy {
-			sum += part
+		g, sum, said := w.useOf(s)
+		if g == nil {
+			continue
+		}
+		here, on := w.Holder.heldOn(g), 0.0
+		if len(here) == 0 {
+			continue
 		}
 		all := max(sum, s.Utilization) // of several processes the driver may name less than they had
-		i := slices.IndexFunc(w.Order, func(g *node.GPU) bool { return g.UUID == s.UUID })
-		if i < 0 {
-			continue
-		}
-		here := w.Holder.heldOn(w.Order[i])
-		if len(here) == 0 {
-			delete(w.Holder.trials, w.Order[i])
-			continue
-		}
 		for _, x := range here {
 			on += x.onPart()
 		}
-		core := w.Order[i].Core.Snapshot(loop.Now())
+		core := g.Core.Snapshot(loop.Now())
 		if slices.ContainsFunc(core.Clients, func(c sched.ClientSnapshot) bool { return w.Held[c.ID] == nil && c.State != sched.StateIdle }) {
 			on = 1 // one with a shim has the GPU, or waits for it: as far as is known
 		}
 		for _, x := range here {
 			slice, others := x.ofSlices(core.Clients)
-			x.used(s.Busy[uint32(x.peer.PID)], all, on, slice, others, s.Busy != nil && sum <= parts)
+			x.used(s.Busy[uint32(x.peer.PID)], all, on, slice, others, said)
 		}
-		w.try(w.Order[i], here, core)
+		w.try(g, here, core)
 	}
 }
 

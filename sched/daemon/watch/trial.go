@@ -61,7 +61,7 @@ func (w *Watch) try(g *node.GPU, here []*holding, core sched.Snapshot) {
 		return
 	}
 	unknown := slices.DeleteFunc(slices.Clone(here), func(x *holding) bool { return !may(x) || x.samples.saturates() })
-	if now < t.next || core.Way != "slices" && core.Way != "cohort" || !slices.ContainsFunc(unknown, func(x *holding) bool { return x.samples.isFull() }) {
+	if now < t.next || core.Way != sched.WaySlices.String() && core.Way != sched.WayCohort.String() || !slices.ContainsFunc(unknown, func(x *holding) bool { return x.samples.isFull() }) {
 		return
 	}
 	t.begin(now)

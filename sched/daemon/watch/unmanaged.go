@@ -261,22 +261,30 @@ func (w *Watch) outsider(att *node.Attachment) *outside {
 	return o
 }
 
+// useOf returns the GPU of a sample, nil if it is none of the node's; which part of its time all processes had together, and
+// whether the driver tells them apart.
+func (w *Watch) useOf(s metrics.GPUSample) (g *node.GPU, sum float64, said bool) {
+	for _, part := range s.Busy {
+		sum += part
+	}
+	if i := slices.IndexFunc(w.Order, func(g *node.GPU) bool { return g.UUID == s.UUID }); i >= 0 {
+		g = w.Order[i]
+	}
+	return g, sum, s.Busy != nil && sum <= parts
+}
+
 // noteUse compares what the driver says processes had of the GPUs with their grants.
 func (w *Watch) noteUse(samples []metrics.GPUSample) {
 	maps.DeleteFunc(w.outsiders, func(att *node.Attachment, _ *outside) bool { return att.Client.Attached[att.GPU] != att })
 	for _, s := range samples {
-		sum := 0.0
-		for _, part := range s.Busy {
-			sum += part
-		}
-		i := slices.IndexFunc(w.Order, func(g *node.GPU) bool { return g.UUID == s.UUID })
-		if i < 0 || s.Busy == nil || sum > parts {
+		g, _, said := w.useOf(s)
+		if g == nil || !said {
 			continue
 		}
-		for _, cs := range w.Order[i].Core.Snapshot(loop.Now()).Clients {
+		for _, cs := range g.Core.Snapshot(loop.Now()).Clients {
 			var att *node.Attachment
 			if cl := w.Clients[cs.ID]; cl != nil {
-				att = cl.Attached[w.Order[i]]
+				att = cl.Attached[g]
 			}
 			if att != nil && w.outsider(att).look(cs, s.Busy[uint32(att.Client.PID)]) {
 				w.Tell(node.Subject{Peer: att.Client.Peer}, logrus.WarnLevel, w.describeOutside(att))

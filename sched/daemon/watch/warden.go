@@ -53,7 +53,7 @@ type holder struct {
 	looking  bool
 	told     map[limitedOn]uint64   // the memory limits that the kernel was told
 	noRegion map[*node.GPU]bool     // the kernel holds none there
-	trials   map[*node.GPU]*trial   // of those on which a process is held
+	trials   map[*node.GPU]*trial   // of those on which a process was held
 	over     map[tenantOn]base.Time // tenants above their memory limit, and since when
 	shims    map[peer.Process]bool  // those of them that the warden does not kill
 	due      []func()               // what follows from what the cores decided, after the event
