@@ -237,7 +237,7 @@ const (
 )
 
 func (c Control) String() string {
-	return base.Name(c, "control", "not tried", "works", "no channels seen", "driver refused", "driver fakes it", "cannot be sent")
+	return base.Name(c, "control", "not tried", "works", "no channel groups seen", "driver refused", "driver fakes it", "cannot be sent")
 }
 
 // Controls says what the GPU's own scheduler lets a client do, as its shim has tried it.

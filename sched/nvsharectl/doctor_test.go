@@ -355,7 +355,7 @@ func TestControlsOfUnusedGPU(t *testing.T) {
 // Members of an overlap group have no time slice of their own: nothing is refused to them.
 func TestControlsOfMembers(t *testing.T) {
 	member := func(channels string) *api.Client {
-		return &api.Client{Controls: &api.Controls{Slices: "no channels seen", Channels: channels}, Container: &api.Container{Share: &api.Share{Overlap: "small"}}}
+		return &api.Client{Controls: &api.Controls{Slices: "no channel groups seen", Channels: channels}, Container: &api.Container{Share: &api.Share{Overlap: "small"}}}
 	}
 	for channels, want := range map[string]level{"works": pass, "driver refused": warn} {
 		p := &patient{status: &api.StatusResponse{Gpus: []*api.GPU{{Clients: []*api.Client{member(channels)}}}}}

@@ -146,7 +146,7 @@ echo '{"pid":'$pid',"kernels":2500,"seconds":5}'
 			{"controls", warn, "the driver refused them in 2"},
 		}},
 		"unseen in one": {func(a, b *api.Client, _ *api.StatusResponse) {
-			a.Controls, b.Controls = works, of("no channels seen", "works")
+			a.Controls, b.Controls = works, of("no channel groups seen", "works")
 		}, []want{
 			{"controls", warn, "work in 1 process; the driver refused them in 1"},
 		}},

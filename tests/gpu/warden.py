@@ -73,6 +73,10 @@ def worker(kind, uid, command):
         except load.Gone as e:
             return say("gone", why=str(e))
         say("renderer", name=name)
+    elif kind == "present":
+        torch.zeros(1, device="cuda").item()
+        say("ready")
+        return sys.stdin.read()
     elif kind == "hog":
         torch.zeros(1, device="cuda").item()
         say("ready")
@@ -263,6 +267,34 @@ def order(op, pid, **more):
 
 def middle(values):
     return {"p50": round(statistics.median(values), 3), "max": round(max(values), 3), "n": len(values)}
+
+
+class Clocks:
+    """The clocks of the GPU that CUDA calls the first, by NVML, 50 times a second: of its processors (SM), and of its memory, in MHz."""
+
+    def __init__(self):
+        self.samples = []
+        try:
+            self.nvml = ctypes.CDLL("libnvidia-ml.so.1")
+            self.clock = self.nvml.nvmlDeviceGetClockInfo
+        except (OSError, AttributeError):   # the simulated GPU has no clocks
+            return
+        self.gpu, first = ctypes.c_void_p(), os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        by = self.nvml.nvmlDeviceGetHandleByUUID if first.startswith("GPU-") else self.nvml.nvmlDeviceGetHandleByIndex_v2
+        if self.nvml.nvmlInit_v2() == 0 and by(first.encode() if first.startswith("GPU-") else int(first), ctypes.byref(self.gpu)) == 0:
+            threading.Thread(target=self.look, daemon=True).start()
+
+    def look(self):
+        mhz = [ctypes.c_uint(), ctypes.c_uint()]
+        while True:
+            for kind, to in zip((1, 2), mhz):   # NVML_CLOCK_SM, NVML_CLOCK_MEM
+                self.clock(self.gpu, kind, ctypes.byref(to))
+            self.samples.append((time.monotonic(), *[x.value for x in mhz]))
+            time.sleep(0.02)
+
+    def since(self, t):
+        got = [s[1:] for s in self.samples if s[0] >= t]
+        return {k: round(statistics.mean(v)) for k, v in zip(("sm", "memory"), zip(*got))} if got else {}
 
 
 def window(seconds):
@@ -613,7 +645,9 @@ class Scheduled:
     def window(self, p, seconds):
         t = time.monotonic()
         time.sleep(seconds)
-        return p.rate(t, time.monotonic())
+        rate = p.rate(t, time.monotonic())
+        p.clocks = self.clocks.since(t)
+        return rate
 
     def load(self):
         """All load PyTorch at once, before they are needed."""
@@ -626,15 +660,18 @@ class Scheduled:
         self.again = Program("gemm", self.first, self.args)
         self.turning = [Program("gemm", uid, self.args) for uid in (self.first, self.third)]
         self.hog = Program("hog", self.hoarder, self.args)
+        self.clocks = Clocks()
         return {p.kind: p.p and p.p.pid for p in (self.decoder, self.a, self.hog)}
 
     def alone(self):
         """Without nvshare: each alone, and two by the driver."""
         self.decoder.go()
         self.decoder_alone = self.window(self.decoder, 3)
+        self.decoder_clocks = self.decoder.clocks
         self.decoder.end()
         self.a.go()
         self.gemm_alone = self.window(self.a, 3)
+        self.gemm_clocks = self.a.clocks
         self.b.go()
         t = time.monotonic()
         time.sleep(3)
@@ -684,23 +721,28 @@ class Scheduled:
         self.row(f"two {what} by time slices, of one alone", f"{100 * best:.1f} %", ">= 99.5 %", best >= 0.995)
         return {"long_after_s": took, "way": c[0].get("way"), "why": c[0].get("why"), "slices_s": [x.get("slice_seconds") for x in c], "products_per_s": parts, "alone": [alone, again], "of_alone": round(best, 4)}, again
 
-    def limited(self, p, alone):
+    def limited(self, p, alone, clocks, where=""):
+        """Alone and its clocks are of the same program without a limit. A GPU that rests most of the time has a higher clock, and
+        one without a CUDA context a lower one, so work is compared by the clock that the program depends on."""
+        by = {"gemm": "sm", "graph": "sm", "picture": "sm"}.get(p.kind, "memory")
         self.set(p.uid, "--core-limit", str(round(100 * LIMIT)))
         self.until("it is limited", 20, lambda: self.window(p, 0.5) < 0.6 * alone)
         time.sleep(1)
         before = self.client(p.p.pid)
-        parts = [round(self.window(p, 5) / alone, 4) for _ in range(2)]
+        parts, seen = [], []
+        for _ in range(2):
+            parts.append(round(self.window(p, 5) / alone, 4))
+            seen.append(p.clocks)
         c = self.client(p.p.pid)
         self.set(p.uid, "--core-limit", "none")
         on = re.search(r"on for ([0-9.]+) %", c["held"]) if c else None
-        # A GPU that has rested has a higher clock: there a GEMM does more in the same time.
-        most = LIMIT + (0.06 if p.kind in ("gemm", "graph") else 0.01)
-        ok = all(LIMIT - 0.01 <= x <= most for x in parts) and on and abs(float(on.group(1)) / 100 - LIMIT) <= 0.01
-        self.row(f"{p.kind}, core limit 30 %, work in 5 s", ", ".join(f"{100 * x:.1f} %" for x in parts) + f" (on {on.group(1) if on else '?'} %)", f"29 to {100 * most:.0f} %; on 29 to 31 %", bool(ok))
-        return {"parts": parts, "held": c and c["held"], "turns": c and before and c["grants"] - before["grants"]}
+        same = [round(x * clocks[by] / now[by], 4) if now.get(by) else x for x, now in zip(parts, seen)]
+        ok = all(abs(x - LIMIT) <= 0.01 for x in same) and on and abs(float(on.group(1)) / 100 - LIMIT) <= 0.01
+        self.row(f"{p.kind}{where}, core limit 30 %, work in 5 s at the same clock", ", ".join(f"{100 * x:.1f} %" for x in same) + f" (on {on.group(1) if on else '?'} %)", "29 to 31 %; on 29 to 31 %", bool(ok))
+        return {"parts": parts, "at the same clock": same, "clocks": [clocks, *seen], "held": c and c["held"], "turns": c and before and c["grants"] - before["grants"]}
 
     def limit_gemm(self):
-        return self.limited(self.a, self.gemm_alone)
+        return self.limited(self.a, self.gemm_alone, self.gemm_clocks)
 
     def requests(self):
         """Short requests of a latency tenant, with the shim, beside a GEMM without the shim and one with it."""
@@ -746,25 +788,25 @@ class Scheduled:
         return found
 
     def limit_decoder(self):
-        found = self.limited(self.later, self.decoder_alone)
+        found = self.limited(self.later, self.decoder_alone, self.decoder_clocks)
         self.later.end()
         return found
 
-    def one_and_two(self, a, b, kind):
-        """One with a limit; then two, by the driver's slices at first."""
-        alone = self.window(a.go(), 3)
-        self.until("it is held", 20, lambda: self.client(a.p.pid))
-        limit = self.limited(a, alone)
-        time.sleep(1)
-        alone = self.window(a, 3)
-        b.go()
-        found = self.by_slices(a, b, alone, f"{kind} programs")[0]
-        a.end()
-        return {"limit": limit, **found}
+    def one(self, p):
+        """One with a limit, which is held by then, and what it does alone."""
+        alone = self.window(p.go(), 3)
+        clocks = p.clocks
+        self.until("it is held", 20, lambda: self.client(p.p.pid))
+        return self.limited(p, alone, clocks), self.window(p, 3)
 
     def graph(self):
         """Programs that replay CUDA graphs."""
-        return self.one_and_two(*self.graphs, "graph")
+        a, b = self.graphs
+        limit, alone = self.one(a)
+        b.go()
+        found = self.by_slices(a, b, alone, "graph programs")[0]
+        a.end()
+        return {"limit": limit, **found}
 
     def picture(self):
         """Programs that draw with OpenGL."""
@@ -775,6 +817,8 @@ class Scheduled:
         return self.two_without_cuda("vulkan")
 
     def two_without_cuda(self, kind):
+        """One with a limit, also beside a process of root's that has a CUDA context and no work; then two in turns. The driver gives
+        channels of graphics no groups whose slices can be set."""
         if not self.without_cuda:
             return {"not on": "the simulated GPU"}
         pair = self.without_cuda[kind]
@@ -783,13 +827,31 @@ class Scheduled:
             print(f"no {kind} program works: {gone}", flush=True)
             return {"not on this host": gone}
         pair[1].end()
-        pair[1] = Program(kind, self.third, self.args)
+        pair[1], present = Program(kind, self.third, self.args), Program("present", 0, self.args)
+        a, b = pair
         try:
-            return {"renderer": pair[1].renderer, **self.one_and_two(*pair, kind)}
+            limit, alone = self.one(a)
+            present.go()
+            time.sleep(1)
+            beside = self.limited(a, self.window(a, 3), a.clocks, " beside a CUDA context")
+            present.end()
+            b.go()
+            self.until("both have turns", 20, lambda: all((self.client(p.p.pid) or {}).get("way") == "turns" for p in pair))
+            time.sleep(2)
+            of = self.in_turns(pair, alone, f"{kind} programs")
+            return {"limit": limit, "limit, beside a CUDA context": beside, "alone": alone, **of}
         finally:   # what cannot be held would disturb what follows
-            for p in pair:
+            for p in (*pair, present):
                 if p.p and p.p.poll() is None:
                     p.end()
+
+    def in_turns(self, pair, alone, what):
+        t = time.monotonic()
+        time.sleep(8)
+        got = [p.rate(t, time.monotonic()) for p in pair]
+        of = round(sum(got) / alone, 4)
+        self.row(f"two {what} in turns, of one alone", f"{100 * of:.1f} %", ">= 98 %", of >= 0.98)
+        return {"per_s": got, "of_alone": of}
 
     def turns(self):
         """Two GEMM in turns; then two with small kernels, which note when they were on the GPU."""
@@ -797,21 +859,14 @@ class Scheduled:
         self.now.wait()
         self.now = self.scheduler("--anti-thrash", "on", "--grace", "1s")
         a, b = self.turning
-        before = self.window(a.go(), 3)
+        alone = self.window(a.go(), 3)
         b.go()
         for p in (a, b):
             self.until("it has turns", 20, lambda p=p: (self.client(p.p.pid) or {}).get("way") == "turns")
         time.sleep(2)
-        t = time.monotonic()
-        time.sleep(8)
-        t = (t, time.monotonic())
-        got = [a.rate(*t), b.rate(*t)]
+        of = self.in_turns((a, b), alone, "GEMM")
         b.end()
-        time.sleep(1)
-        alone = (before + self.window(a, 3)) / 2
         a.end()
-        of = sum(got) / alone
-        self.row("two GEMM in turns, of one alone", f"{100 * of:.1f} %", ">= 98 %", of >= 0.98)
         records = tempfile.mkdtemp(prefix="records-")
         os.chmod(records, 0o1777)
         busy = self.args.busy or self.args.programs + "/cuda-busy"
@@ -829,7 +884,7 @@ class Scheduled:
         # The first three seconds are the driver's: nobody is held yet.
         work = [w for w in work if w[0] > work[0][0] + 3e9]
         gaps = sorted((b[0] - a[1]) / 1e6 for a, b in zip(work, work[1:]) if a[2] != b[2])
-        found = {"products_per_s": got, "alone": alone, "of_alone": round(of, 4), "handovers": len(gaps), "overlaps": sum(g < 0 for g in gaps)}
+        found = {"alone": alone, **of, "handovers": len(gaps), "overlaps": sum(g < 0 for g in gaps)}
         if gaps:
             found.update({f"p{q}_ms": round(gaps[min(len(gaps) - 1, len(gaps) * q // 100)], 3) for q in (50, 90, 99)})
             self.row("hand-over between two without the shim, p50", f"{found['p50_ms']} ms of {len(gaps)}", "<= 1.5 ms", found["p50_ms"] <= 1.5)

@@ -70,7 +70,7 @@ func TestSlicesOutliveTheScheduler(t *testing.T) {
 // A tenant whose driver refuses, or fakes, the control of time slices has turns, as has
 // everybody beside it, and the status says whose driver that is.
 func TestDriversThatCannotSlice(t *testing.T) {
-	for driver, why := range map[string]string{"refused": "driver refused", "faked": "driver fakes it", "absent": "driver refused", "hidden": "no channels seen"} {
+	for driver, why := range map[string]string{"refused": "driver refused", "faked": "driver fakes it", "absent": "driver refused", "hidden": "no channel groups seen"} {
 		t.Run(driver, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
@@ -94,6 +94,6 @@ func TestNoControlDevice(t *testing.T) {
 	s.startTenant("a")
 	s.startTenant("b")
 	s.awaitAttached(2)
-	s.awaitWay("turns", "no channels seen")
+	s.awaitWay("turns", "no channel groups seen")
 	s.expectAlive()
 }
