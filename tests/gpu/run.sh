@@ -28,7 +28,8 @@
 #             weights that do: as it is, with all copied, and natively; and how fast the shim looks (4 minutes)
 #   suspend   a PyTorch process of 8 GiB off the GPU with its context and back, ten times;
 #             then 20 programs like model servers on a GPU that looks like 24 GiB (5 to 8 minutes; with
-#             --quick fewer servers)
+#             --quick fewer servers). --servers 100 --model llama-1b --server-gpu-mib 0 --only servers has as
+#             many language models on the whole GPU, and tries how many start natively
 #   alloc     with swapping on, what allocations cost, and PyTorch while all memory
 #             fits (4 minutes)
 #   makespan  tenants whose memory does not fit together, compared with one after
