@@ -219,6 +219,7 @@ func (x *rlBench) together(ctx context.Context, times int) (err error) {
 		return err
 	}
 	defer s.stop()
+	s.awaitReady(ctx, 1<<50) // as much as there will be, if somebody chose an amount of host memory
 	x.shared = nil
 	p, err := x.poolOf(ctx, rlJobs, 0, s.dir)
 	if p != nil {
@@ -231,7 +232,7 @@ func (x *rlBench) together(ctx context.Context, times int) (err error) {
 	for i, w := range p.tenants {
 		took, err := x.make(ctx, w, i)
 		if err != nil {
-			return err
+			return fmt.Errorf("%w; the scheduler: %s", err, s.tail())
 		}
 		built = append(built, took)
 	}
@@ -240,7 +241,7 @@ func (x *rlBench) together(ctx context.Context, times int) (err error) {
 		return err
 	}
 	if x.r.Together, err = x.iterate(ctx, p.tenants, times); err != nil {
-		return err
+		return fmt.Errorf("%w; the scheduler: %s", err, s.tail())
 	}
 	after, err := contentMoved(ctx, s)
 	if err != nil {
