@@ -11,6 +11,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,6 +27,9 @@ const (
 	// fillerGrows and modelGrows are what a server may take beside its MiB for answers, and
 	// contextMiB what a context takes of the GPU, and of the host while it is suspended.
 	fillerGrows, modelGrows, contextMiB = 512, 192, 500
+	// contexts is for how many of these at a time the GPU keeps memory, where there are more servers
+	// than it holds: by default the scheduler leaves them a thirty-second of the GPU.
+	contexts = 16
 	// zipf is the exponent by which requests go to servers.
 	zipf = 1.0
 )
@@ -58,7 +62,7 @@ type servers struct {
 	Fit      int                  `json:"fit_without_nvshare"`
 	Natives  int                  `json:"started_natively,omitempty"` // until the next one failed, which said
 	Refused  string               `json:"natively_refused,omitempty"`
-	Started  float64              `json:"started_s"` // until all have answered once
+	Started  float64              `json:"started_s"` // until all are suspended
 	Rate     float64              `json:"requests_per_second"`
 	Requests int                  `json:"requests"`
 	Errors   []string             `json:"errors,omitempty"`
@@ -157,6 +161,9 @@ func (x *suspendBench) startFor(ctx context.Context, o serverOptions, m *servers
 	if m.GPUMiB > 0 {
 		args = append(args, "--gpu-memory", fmt.Sprintf("%dMi", m.GPUMiB))
 	}
+	if m.GPUMiB == 0 && !x.simulated && !slices.Contains(x.schedulerArgs, "--swap-headroom") {
+		args = append(args, "--swap-headroom", fmt.Sprintf("%dMi", contexts*contextMiB))
+	}
 	host := m.MiB + modelGrows
 	if m.Model == "filler" {
 		host = m.MiB + fillerGrows
@@ -200,10 +207,10 @@ func (x *suspendBench) natives(ctx context.Context, o serverOptions, m *servers)
 		return err
 	}
 	expected := int((empty.Total - empty.Used) >> 20 / int64(m.MiB+contextMiB))
-	all, errs := z.startAll(ctx, 0, expected*3/4, x.parallel(), o.words()) // far from the limit
-	for len(errs) == 0 && len(all) < 2*expected+8 {                        // near it one at a time
+	all, errs := z.startAll(ctx, 0, expected*3/4, x.parallel(), o.words(), nil) // far from the limit
+	for len(errs) == 0 && len(all) < 2*expected+8 {                             // near it one at a time
 		var more []*modelServer
-		more, errs = z.startAll(ctx, len(all), 1, 1, o.words())
+		more, errs = z.startAll(ctx, len(all), 1, 1, o.words(), nil)
 		all = append(all, more...)
 	}
 	m.Natives = len(all)
@@ -247,26 +254,24 @@ func (x *suspendBench) natives(ctx context.Context, o serverOptions, m *servers)
 // parallel is how many servers start at the same time: it takes a processor to make a model.
 func (x *suspendBench) parallel() int { return max(1, min(8, len(x.processors)/2)) }
 
-// startServers starts all, each of which answers once, and waits until each is suspended.
+// startServers starts all. Each is suspended once it is ready, so that few contexts are on the
+// GPU at the same time; with files one after the other.
 func (x *suspendBench) startServers(ctx context.Context, o serverOptions, m *servers, half uint64) (all []*modelServer, z *zygote, err error) {
 	began := time.Now()
 	if z, err = x.zygote(ctx, "servers", x.s); err != nil {
 		return nil, nil, err
 	}
-	var errs []error
-	if x.suspendDir == "" {
-		all, errs = z.startAll(ctx, 0, m.N, x.parallel(), o.words())
+	parallel := x.parallel()
+	leave := func(v *modelServer) error {
+		return errors.Join(x.order(ctx, v.user, (*api.Conn).Suspend), x.awaitOff(ctx, v.pid))
 	}
-	for x.suspendDir != "" && len(all) < m.N && len(errs) == 0 {
+	if x.suspendDir != "" {
+		parallel = 1
 		// What is resident could have to leave to host memory, which holds half of the servers.
-		var one []*modelServer
-		if one, errs = z.startAll(ctx, len(all), 1, 1, o.words()); len(errs) == 0 {
-			all = append(all, one...)
-			if err := errors.Join(x.order(ctx, one[0].user, (*api.Conn).Suspend), x.awaitOff(ctx, one[0].pid), x.awaitHost(ctx, 2*half)); err != nil {
-				return nil, z, err
-			}
-		}
+		suspend := leave
+		leave = func(v *modelServer) error { return errors.Join(suspend(v), x.awaitHost(ctx, 2*half)) }
 	}
+	all, errs := z.startAll(ctx, 0, m.N, parallel, o.words(), leave)
 	for _, err := range errs {
 		m.Errors = append(m.Errors, err.Error())
 	}
@@ -274,12 +279,7 @@ func (x *suspendBench) startServers(ctx context.Context, o serverOptions, m *ser
 		return nil, z, fmt.Errorf("no server has started: %w", errors.Join(errs...))
 	}
 	m.Started = round(time.Since(began).Seconds(), 1)
-	fmt.Printf("  %d servers started in %.0f s\n", m.N, m.Started)
-	for _, v := range all {
-		if err := x.awaitOff(ctx, v.pid); err != nil {
-			m.Errors = append(m.Errors, err.Error())
-		}
-	}
+	fmt.Printf("  %d servers started and suspended in %.0f s\n", m.N, m.Started)
 	return all, z, nil
 }
 

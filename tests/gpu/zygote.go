@@ -72,8 +72,8 @@ type modelServer struct {
 }
 
 // startAll starts n servers, some at the same time, those of users from the first one on, until
-// one fails.
-func (z *zygote) startAll(ctx context.Context, first, n, parallel int, words []string) (all []*modelServer, errs []error) {
+// one fails. After each of them comes after, if it is not nil, before the next one.
+func (z *zygote) startAll(ctx context.Context, first, n, parallel int, words []string, after func(*modelServer) error) (all []*modelServer, errs []error) {
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	all = make([]*modelServer, n)
@@ -89,6 +89,9 @@ func (z *zygote) startAll(ctx context.Context, first, n, parallel int, words []s
 		wg.Go(func() {
 			defer func() { <-free }()
 			v, err := z.fork(ctx, first+i, words)
+			if err == nil && after != nil {
+				err = after(v)
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			if all[i] = v; err != nil {
