@@ -53,6 +53,7 @@ var steps = []step{
 	{"swap", "how long it takes to move memory out and in when the GPU passes on, by the link's limit", (*bench).swapStep},
 	{"content", "what moves of memory that is zero, unchanged, or written", (*bench).contentStep},
 	{"suspend", "a process off the GPU with its context, and back; many model servers on a small GPU", (*bench).suspendStep},
+	{"rl", "two jobs that generate, reward and train, whose memory does not fit together, against one after the other", (*bench).rlStep},
 	{"alloc", "what allocations cost, and swapping while all fits", (*bench).allocStep},
 	{"makespan", "tenants whose memory does not fit together, against one after the other", (*bench).makespanStep},
 	{"containers", "rows of the matrix in two containers; CDI without NRI", (*bench).containersStep},
@@ -77,13 +78,16 @@ func main() {
 	flag.StringVar(&b.cells.peer, "peer", "", "matrix: a `library` to preload in place of ours, for comparison")
 	loads := flag.String("loads", "", "shares: some of "+strings.Join(sharesByDefault, ", ")+" and hot-gemm, hot-graph, separated by commas")
 	flag.Float64Var(&b.cellSeconds, "cell", 0, "shares: length of a cell, `seconds`; default 6.6")
-	flag.IntVar(&b.rounds, "rounds", 0, "programs, alone: windows of each mix each way, default 4, programs with --quick 1; oversub: rounds, default 3, with --quick 2")
-	flag.DurationVar(&b.window, "window", 0, "programs: length of a window, default 5s, with --quick 3s; oversub: of a round, default 24s")
+	flag.IntVar(&b.rounds, "rounds", 0, "programs, alone: windows of each mix each way, default 4, programs with --quick 1; oversub: rounds, default 3, with --quick 2; rl: iterations, default 6, of which two are done alone too")
+	flag.DurationVar(&b.window, "window", 0, "programs: length of a window, default 5s, with --quick 3s; oversub: of a round, default 24s; suspend: of the requests to servers")
 	ways := flag.String("ways", "", "programs, alone: only these ways to share, of native, on, off and auto, separated by commas; default of alone: auto")
 	flag.BoolVar(&b.swapping, "swapping", false, "alone: in turns, with memory that may be swapped")
 	schedulerArgs := flag.String("scheduler-args", "", "options of every scheduler of the run, like \"--swap-memory auto\"; those of a step come after them")
 	flag.BoolVar(&b.simulated, "simulated", false, "two simulated GPUs and no framework, to try the program")
+	flag.IntVar(&b.simulatedMiB, "simulated-mib", 16384, "memory of each simulated GPU, `MiB`")
 	flag.IntVar(&b.tenantMiB, "tenant-mib", 0, "swap: memory of each tenant, `MiB`, in place of 16 GiB and up to 60")
+	b.servers.flags()
+	b.rl.flags()
 	flag.StringVar(&b.suspendDir, "suspend-dir", "", "suspend: a `directory` on a disk, to which memory of the servers goes on from half as much host memory")
 	plot := flag.String("plot", "", "only draw pictures of the results in a `file`: swap.json or makespan.json")
 	flag.Usage = usage
@@ -184,14 +188,17 @@ type bench struct {
 	seconds         float64
 	python          string
 	simulated       bool
+	simulatedMiB    int // memory of each simulated GPU
 	swapping        bool
 	schedulerArgs   []string
 	cells           matrixOptions
 	loads           []string // of the step shares
 	cellSeconds     float64
-	tenantMiB       int    // of the step swap
-	suspendDir      string // of the step suspend
-	rounds          int    // of the steps programs and alone; 0: by default
+	tenantMiB       int           // of the step swap
+	suspendDir      string        // of the step suspend
+	servers         serverOptions // of the step suspend
+	rl              rlOptions
+	rounds          int // of the steps programs and alone; 0: by default
 	window          time.Duration
 	ways            []string // of the step programs; none: all
 	node            *node.Node
@@ -205,7 +212,7 @@ type bench struct {
 func (b *bench) run(ctx context.Context, work string, chosen []string) int {
 	options := node.Options{Build: b.bundle, Simulated: b.simulated}
 	if b.simulated {
-		options.SimConfig = "gpus=2\n"
+		options.SimConfig = fmt.Sprintf("gpus=2\nmemory_mib=%d\n", b.simulatedMiB)
 		if _, err := os.Stat(filepath.Join(b.bundle, "simgpu")); err != nil {
 			fmt.Fprintf(os.Stderr, "gpu: a bundle has no simulated GPU (%v): in the clone run cp -a .build/simgpu %s\n", err, b.bundle)
 			return 1

@@ -28,7 +28,10 @@
 #             weights that do: as it is, with all copied, and natively; and how fast the shim looks (4 minutes)
 #   suspend   a PyTorch process of 8 GiB off the GPU with its context and back, ten times;
 #             then 20 programs like model servers on a GPU that looks like 24 GiB (5 to 8 minutes; with
-#             --quick fewer servers)
+#             --quick fewer servers). --servers 100 --model llama-1b --server-gpu-mib 0 --only servers has as
+#             many language models on the whole GPU, and tries how many start natively
+#   rl        two jobs that generate with a language model, score in Python and train, each with 70 % of
+#             the GPU's memory: together, natively together, and one after the other (6 minutes)
 #   alloc     with swapping on, what allocations cost, and PyTorch while all memory
 #             fits (4 minutes)
 #   makespan  tenants whose memory does not fit together, compared with one after
@@ -66,7 +69,7 @@ if [ ! -x "$here/bin/nvshare-gpu" ]; then
 fi
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | content | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites | servers | warden) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | content | suspend | rl | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites | servers | warden) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -83,7 +86,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | content | suspend | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | content | suspend | rl | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

@@ -6,13 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nvshare/nvshare/sched/api"
@@ -23,11 +19,6 @@ const (
 	suspendWithin = 9 * time.Minute
 	suspendRounds = 10
 	suspendCall   = 2 * time.Minute // an order, at most
-	// serverMiB is the memory of each model server, of which serverGiB look like the GPU's.
-	serverMiB = 4608
-	serverGPU = "24Gi"
-	// zipf is the exponent by which requests go to servers.
-	zipf = 1.0
 )
 
 // A suspendRound is one suspension and what came of it. Times are seconds.
@@ -41,17 +32,6 @@ type suspendRound struct {
 	UsedAfter  int64   `json:"used_after"`
 	Listed     bool    `json:"listed_while_off"` // NVML names the process
 	Wrong      int64   `json:"wrong"`            // words
-}
-
-// servers are model servers of which few fit the GPU.
-type servers struct {
-	N        int                  `json:"servers"`
-	MiB      int                  `json:"mib_each"`
-	Fit      int                  `json:"fit_without_nvshare"`
-	Requests int                  `json:"requests"`
-	Errors   []string             `json:"errors,omitempty"`
-	First    map[string][]float64 `json:"first_token_s"` // by where the server was: resident, swapped, suspended, filed (suspended, in a file)
-	UsedIdle int64                `json:"used_when_all_are_suspended"`
 }
 
 type suspendResult struct {
@@ -109,8 +89,8 @@ func (b *bench) suspendStep(ctx context.Context, _ string) error {
 
 // seen is what NVML says.
 type seen struct {
-	Used int64
-	PIDs []int
+	Used, Total int64
+	PIDs        []int
 }
 
 func (x *suspendBench) look(ctx context.Context) (s seen, err error) {
@@ -130,26 +110,26 @@ func (x *suspendBench) start(ctx context.Context, name string, hostMiB int, more
 // suspendUser is that of the first tenant.
 const suspendUser = 800
 
-// order suspends or resumes the user of a process.
-func (x *suspendBench) order(ctx context.Context, w *worker, call func(*api.Conn, context.Context, *api.SuspendRequest) (*api.SuspendResponse, error)) error {
+// order suspends or resumes a user.
+func (x *suspendBench) order(ctx context.Context, user uint32, call func(*api.Conn, context.Context, *api.SuspendRequest) (*api.SuspendResponse, error)) error {
 	conn, err := api.Dial(ctx, x.s.dir)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	_, err = call(conn, ctx, &api.SuspendRequest{Uid: &w.user})
+	_, err = call(conn, ctx, &api.SuspendRequest{Uid: &user})
 	return err
 }
 
 // client is what the scheduler says of a process.
-func (x *suspendBench) client(ctx context.Context, w *worker) (*api.Client, error) {
+func (x *suspendBench) client(ctx context.Context, pid uint32) (*api.Client, error) {
 	r, err := x.s.status(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, g := range r.Gpus {
 		for _, c := range g.Clients {
-			if c.Pid == w.clientPID() {
+			if c.Pid == pid {
 				return c, nil
 			}
 		}
@@ -158,11 +138,11 @@ func (x *suspendBench) client(ctx context.Context, w *worker) (*api.Client, erro
 }
 
 // awaitOff waits until nothing is left of a process on the GPU.
-func (x *suspendBench) awaitOff(ctx context.Context, w *worker) error {
+func (x *suspendBench) awaitOff(ctx context.Context, pid uint32) error {
 	ctx, cancel := context.WithTimeout(ctx, suspendCall)
 	defer cancel()
 	for {
-		c, err := x.client(ctx, w)
+		c, err := x.client(ctx, pid)
 		switch {
 		case err != nil:
 			return err
@@ -214,7 +194,7 @@ func (x *suspendBench) one(ctx context.Context) error {
 		return err
 	}
 	x.r.UsedEmpty = empty.Used
-	w, err := x.tenant(0, x.r.MiB)
+	w, err := x.tenant(x.r.MiB)
 	if err != nil {
 		return err
 	}
@@ -260,10 +240,10 @@ func (x *suspendBench) round(ctx context.Context, w *worker) (r suspendRound, er
 		return r, err
 	}
 	began := time.Now()
-	if err := x.order(ctx, w, (*api.Conn).Suspend); err != nil {
+	if err := x.order(ctx, w.user, (*api.Conn).Suspend); err != nil {
 		return r, err
 	}
-	if err := x.awaitOff(ctx, w); err != nil {
+	if err := x.awaitOff(ctx, w.clientPID()); err != nil {
 		return r, err
 	}
 	r.Off = time.Since(began).Seconds()
@@ -278,7 +258,7 @@ func (x *suspendBench) round(ctx context.Context, w *worker) (r suspendRound, er
 	if err := w.call(ctx, suspendCall, map[string]any{"op": "work"}, &again); err != nil {
 		return r, err
 	}
-	c, err := x.client(ctx, w)
+	c, err := x.client(ctx, w.clientPID())
 	if err != nil {
 		return r, err
 	}
@@ -293,150 +273,19 @@ func (x *suspendBench) round(ctx context.Context, w *worker) (r suspendRound, er
 	return r, err
 }
 
-// many is the second part.
-func (x *suspendBench) many(ctx context.Context) error {
-	m := &servers{N: 20, MiB: serverMiB, Requests: 200, First: map[string][]float64{}}
-	args := []string{"--gpu-memory", serverGPU, "--suspend-after", "3s"}
-	gpu := 24 << 10
-	if x.simulated {
-		m.N, m.MiB, m.Requests, gpu = 4, 64, 24, 160
-		args = []string{"--gpu-memory", "160Mi", "--suspend-after", "1s", "--swap-headroom", "0"}
-	}
-	if x.cells.quick {
-		m.N, m.Requests = min(m.N, 8), min(m.Requests, 60)
-	}
-	// Beside its weights a server takes memory for each answer: PyTorch's pool grows to some
-	// 300 MiB more.
-	more := 512
-	if x.simulated {
-		more = 16
-	}
-	host := m.MiB + more
-	if x.suspendDir != "" { // files keep the other half
-		if err := os.MkdirAll(x.suspendDir, 0o700); err != nil {
-			return err
-		}
-		m.N = max(m.N, 16) // a quarter of the first half has room for two, see awaitHost
-		host /= 2
-		args = append(args, "--suspend-dir", x.suspendDir)
-	}
-	room, err := hostRoom()
-	if err == nil && !x.simulated { // PyTorch itself takes memory of the host as well
-		m.N = min(m.N, int(room/mib20)/(host+1536))
-	}
-	m.Fit = gpu / (m.MiB + 500)
-	x.r.Servers = m
-	if err := x.start(ctx, "suspend-servers", m.N*host, args...); err != nil {
-		return err
-	}
-	defer x.s.stop()
-	all := make([]*worker, m.N)
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	failed := func(err error) {
-		mu.Lock()
-		defer mu.Unlock()
-		m.Errors = append(m.Errors, err.Error())
-	}
-	for i := range all { // they import at the same time
-		w, err := x.tenant(1+i, m.MiB)
-		if err != nil {
-			return err
-		}
-		all[i] = w
-		defer func() { _ = w.kill(errors.New("the step is over")) }()
-		wg.Go(func() {
-			if err := w.call(ctx, loadWithin, map[string]any{"op": "load"}, nil); err != nil {
-				failed(err)
-			}
-		})
-	}
-	wg.Wait()
-	for _, w := range all {
-		if err := w.call(ctx, buildWithin, map[string]any{"op": "init"}, nil); err != nil {
-			return err
-		}
-		if x.suspendDir == "" {
-			continue
-		}
-		// What is resident could have to leave to host memory, which holds half of the servers.
-		if err := errors.Join(x.order(ctx, w, (*api.Conn).Suspend), x.awaitOff(ctx, w), x.awaitHost(ctx, uint64(m.MiB+more)<<20)); err != nil {
-			return err
-		}
-	}
-	for _, w := range all {
-		if err := x.awaitOff(ctx, w); err != nil {
-			m.Errors = append(m.Errors, err.Error())
-		}
-	}
-	if idle, err := x.look(ctx); err == nil {
-		m.UsedIdle = idle.Used
-	}
-	random := rand.New(rand.NewPCG(1, 2))
-	for range m.Requests {
-		w := all[byZipf(random, m.N)]
-		where := "suspended"
-		if c, err := x.client(ctx, w); err == nil && c.Context == api.ContextState_CONTEXT_STATE_PRESENT {
-			where = "resident"
-			if c.AwayBytes > 0 {
-				where = "swapped"
-			}
-		} else if err == nil && c.FileBytes > 0 {
-			where = "filed"
-		}
-		var took worked
-		if err := w.call(ctx, suspendCall, map[string]any{"op": "work"}, &took); err != nil {
-			m.Errors = append(m.Errors, err.Error())
-			continue
-		}
-		m.First[where] = append(m.First[where], took.Seconds)
-		select {
-		case <-time.After(time.Duration(random.IntN(400)) * time.Millisecond): // between requests
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	fmt.Printf("  %d servers of %d MiB on a GPU that looks like %s (%d fit without nvshare); all suspended: %d MiB used on the GPU; %d errors\n",
-		m.N, m.MiB, serverGPU, m.Fit, m.UsedIdle>>20, len(m.Errors))
-	for _, where := range []string{"resident", "swapped", "suspended", "filed"} {
-		if first := m.First[where]; len(first) > 0 {
-			fmt.Printf("  first token, %s: p50 %.3f, p99 %.3f s of %d\n", where, quantile.Of(first, 0.5), quantile.Of(first, 0.99), len(first))
-		}
-	}
-	if len(m.Errors) > 0 {
-		x.r.Problems = append(x.r.Problems, fmt.Sprintf("%d errors of model servers, first: %s", len(m.Errors), m.Errors[0]))
-	}
-	return nil
-}
-
-// tenant starts a process of a user of its own, which imports nothing yet.
-func (x *suspendBench) tenant(i, mib int) (*worker, error) {
+// tenant starts the process of the first part, which imports nothing yet.
+func (x *suspendBench) tenant(mib int) (*worker, error) {
 	kind := "torch"
 	if x.simulated {
 		kind = "driver"
 	}
-	env, _, who, err := x.asUser(suspendUser+i, x.s)
+	env, _, who, err := x.asUser(suspendUser, x.s)
 	if err != nil {
 		return nil, err
 	}
-	w, err := startWorkerAs(who, x.python, filepath.Join(swapDir, "suspend.py"), fmt.Sprintf("tenant %d", i), filepath.Join(x.results, "suspend-stderr.txt"), env, kind, fmt.Sprint(mib))
+	w, err := startWorkerAs(who, x.python, filepath.Join(swapDir, "suspend.py"), "tenant", filepath.Join(x.results, "suspend-stderr.txt"), env, kind, fmt.Sprint(mib))
 	if err == nil {
 		w.user = who.Uid
 	}
 	return w, err
-}
-
-// byZipf draws one of n, the first most often.
-func byZipf(r *rand.Rand, n int) int {
-	sum := 0.0
-	for i := range n {
-		sum += 1 / math.Pow(float64(i+1), zipf)
-	}
-	at := r.Float64() * sum
-	for i := range n {
-		if at -= 1 / math.Pow(float64(i+1), zipf); at < 0 {
-			return i
-		}
-	}
-	return n - 1
 }

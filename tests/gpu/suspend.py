@@ -12,7 +12,7 @@ Orders and replies are JSON, one a line, as in worker.py; each order has an "id"
   work   reads all of that memory on the GPU, as a step of a decoder does, and waits:
          "seconds"
   check  counts the words that are wrong
-  watch  (of watch) what NVML says: memory used on GPU 0, and the processes on it
+  watch  (of watch) what NVML says: memory used on GPU 0, all that it has, and the processes on it
 """
 import ctypes
 import json
@@ -120,7 +120,7 @@ class Watch:
         m, n, infos = NvmlMemory(), ctypes.c_uint(1024), (NvmlProcess * 1024)()
         self.ok("nvmlDeviceGetMemoryInfo", self.device, ctypes.byref(m))
         self.ok("nvmlDeviceGetComputeRunningProcesses_v3", self.device, ctypes.byref(n), infos)
-        return {"used": m.used, "pids": [infos[i].pid for i in range(n.value)]}
+        return {"used": m.used, "total": m.total, "pids": [infos[i].pid for i in range(n.value)]}
 
 
 def main():

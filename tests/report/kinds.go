@@ -455,6 +455,34 @@ func makespan(data []byte) (*section, error) {
 	return s, nil
 }
 
+func rl(data []byte) (*section, error) {
+	r, err := decoded[struct {
+		Rollouts int     `json:"rollouts"`
+		Promised float64 `json:"promised_of_gpu"`
+		Reward   float64 `json:"reward_s"`
+		Natively string  `json:"native_together"`
+		Seconds  float64 `json:"together_s"`
+		After    float64 `json:"one_after_the_other_s"`
+		Most     float64 `json:"at_most"`
+		Faster   float64 `json:"faster"`
+		Same     bool    `json:"same_weights"`
+		Out      float64 `json:"out_bytes"`
+		In       float64 `json:"in_bytes"`
+	}](data)
+	if err != nil {
+		return nil, err
+	}
+	weights := "as alone"
+	if !r.Same {
+		weights = "**not as alone**"
+	}
+	return &section{Title: "Two jobs that generate, score and train",
+		About: "Their memory does not fit together. Faster: the time of as many iterations one after the other, natively, divided by that together with nvshare; at most, if nothing had to move. Natively at once: " + r.Natively,
+		Head:  []string{"rollouts", "promised, of the GPU", "a reward s", "together s", "one after the other s", "faster", "at most", "GiB out, in", "weights"},
+		Rows: [][]string{{fmt.Sprint(r.Rollouts), fmt.Sprintf("%.3g", r.Promised), fmt.Sprintf("%.1f", r.Reward), fmt.Sprintf("%.1f", r.Seconds), fmt.Sprintf("%.1f", r.After),
+			fmt.Sprintf("%.2f", r.Faster), fmt.Sprintf("%.2f", r.Most), fmt.Sprintf("%.1f, %.1f", r.Out/(1<<30), r.In/(1<<30)), weights}}}, nil
+}
+
 func priority(data []byte) (*section, error) {
 	cells, err := decoded[[]struct {
 		Native   bool    `json:"native"`

@@ -81,6 +81,7 @@ var kinds = []kind{
 	{"overlap.json", overlap},
 	{"groups-in-pods.json", groupsInPods},
 	{"makespan.json", makespan},
+	{"rl.json", rl},
 	{"priority-cells.json", priority},
 	{"preempt.json", preempt},
 	{"shares-*.json", shares},

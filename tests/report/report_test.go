@@ -321,3 +321,20 @@ func TestCircumstances(t *testing.T) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
+
+func TestRL(t *testing.T) {
+	const of = `{"rollouts": 4480, "reward_s": 10.04, "native_together": "failed: out of memory", "together_s": 141.2, "one_after_the_other_s": 240.3,
+		"at_most": 1.94, "faster": 1.702, "out_bytes": 429496729600, "in_bytes": 430570471424, "promised_of_gpu": 1.42, "same_weights": `
+	for same, want := range map[string]string{
+		"true":  "4480 | 1.42 | 10.0 | 141.2 | 240.3 | 1.70 | 1.94 | 400.0, 401.0 | as alone",
+		"false": "4480 | 1.42 | 10.0 | 141.2 | 240.3 | 1.70 | 1.94 | 400.0, 401.0 | **not as alone**",
+	} {
+		s, err := rl([]byte(of + same + "}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(s.Rows[0], " | "); got != want || len(s.Head) != len(s.Rows[0]) || !strings.Contains(s.About, "out of memory") {
+			t.Errorf("%q, want %q; %s", got, want, s.About)
+		}
+	}
+}

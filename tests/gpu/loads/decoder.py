@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A language model behind a server: a Llama-shaped decoder with random weights, a static
 cache of keys and values with a slot for each request, and a CUDA graph of a step for each
-batch size. On a CPU, to try it, there are no graphs."""
+batch size. On a CPU, to try it, there are no graphs. A filler stands for such a model."""
 import torch
 from torch.nn import functional as F
 
@@ -12,17 +12,35 @@ SHAPES = {
     "qwen-4b": (2560, 9728, 36, 32, 8, 128, 151936),     # 4.0e9
     "tiny": (64, 128, 2, 4, 2, 16, 97),
 }
+SPARE = 350 << 20   # what prefill, graphs and cuBLAS take beside weights and cache, bytes
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 48, 64)   # batches that have a graph
 
 
 class Decoder:
-    def __init__(self, shape, slots, spans, part=0.0, device="cuda"):
+    def __init__(self, shape, slots, spans, part=0.0, device="cuda", mib=0, eager=False):
         """spans: numbers of tokens of a request up to which attention looks. With a part
-        the cache is as large as makes the process use that part of the GPU's memory."""
+        the cache is as large as makes the process use that part of the GPU's memory, with
+        mib as makes PyTorch use that much. eager: there are no graphs."""
+        self.eager = eager or device == "cpu"
+        self.make_weights(shape, spans, device)
+        if part:
+            free, total = torch.cuda.mem_get_info()
+            slots = int((part * total - (total - free)) / self.slot_bytes)
+        if mib:
+            slots = ((mib << 20) - self.parameters * self.embed.element_size() - SPARE) // self.slot_bytes
+        if slots < 1:
+            raise RuntimeError("there is no memory for the cache")
+        self.make_cache(slots)
+        self.runs = {}
+        if not self.eager:   # one stream for all graphs: each stream has a workspace of cuBLAS
+            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        self.prepare()
+
+    def make_weights(self, shape, spans, device, seed=1):
         self.device, self.spans = device, sorted(spans)
         self.hidden, inner, layers, self.heads, self.kv, self.head, self.vocabulary = SHAPES[shape]
         self.kind, length = torch.float32 if device == "cpu" else torch.bfloat16, self.spans[-1]
-        torch.manual_seed(1)
+        torch.manual_seed(seed)
         self.embed = self.weight(self.vocabulary, self.hidden)
         self.layers = [(self.weight((self.heads + 2 * self.kv) * self.head, self.hidden), self.weight(self.hidden, self.heads * self.head),
                         self.weight(2 * inner, self.hidden), self.weight(self.hidden, inner)) for _ in range(layers)]
@@ -30,21 +48,14 @@ class Decoder:
         angles = torch.outer(torch.arange(length), 500000.0 ** (-torch.arange(0, self.head, 2) / self.head))
         self.cos, self.sin = (f(angles)[:, None].to(device, self.kind) for f in (torch.cos, torch.sin))
         self.range = torch.arange(length, device=device)
-        row = self.kv * length * self.head
-        if part:
-            free, total = torch.cuda.mem_get_info()
-            slots = int((part * total - (total - free)) / (2 * layers * row * self.embed.element_size()))
-        if slots < 1:
-            raise RuntimeError("there is no memory for the cache")
-        self.slots = slots
-        self.keys, self.values = ([torch.zeros(slots, self.kv, length, self.head, device=device, dtype=self.kind) for _ in range(layers)]
-                                  for _ in range(2))
-        self.tokens, self.places = (torch.zeros(slots, device=device, dtype=torch.int64) for _ in range(2))
         self.parameters = self.embed.numel() + sum(w.numel() for layer in self.layers for w in layer)
-        self.runs = {}
-        if device != "cpu":   # one stream for all graphs: each stream has a workspace of cuBLAS
-            self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
-        self.prepare()
+        self.slot_bytes = 2 * layers * self.kv * length * self.head * self.embed.element_size()
+
+    def make_cache(self, slots):
+        self.slots = slots
+        self.keys, self.values = ([torch.zeros(slots, self.kv, self.spans[-1], self.head, device=self.device, dtype=self.kind) for _ in self.layers]
+                                  for _ in range(2))
+        self.tokens, self.places = (torch.zeros(slots, device=self.device, dtype=torch.int64) for _ in range(2))
 
     def weight(self, *size):
         return torch.empty(size, device=self.device, dtype=self.kind).normal_(0, 0.02)
@@ -61,7 +72,7 @@ class Decoder:
         self.places.zero_()
 
     def captured(self, b, span):
-        if self.device == "cpu":
+        if self.eager:
             return lambda: self.step(b, span)
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
@@ -126,3 +137,20 @@ class Decoder:
         """A step of the first b slots, whose requests have that many tokens at most."""
         self.runs[min(size for size, _ in self.runs if size >= b), min(s for s in self.spans if s >= longest)]()
         return self.tokens[:b].tolist()
+
+
+class Filler:
+    """No model: memory, all of which an answer reads."""
+    slots, parameters, block = 1, 0, 64 << 20
+
+    def __init__(self, mib, device="cuda"):
+        self.blocks = [torch.arange(i, i + self.block // 4, dtype=torch.int32, device=device)
+                       for i in range((mib << 20) // self.block)]
+        self.a = torch.ones(1024, 1024, device=device, dtype=torch.bfloat16)
+        self.prefill(0, [])   # cuBLAS is loaded, as in any server
+
+    def prefill(self, slot, prompt):
+        return int((self.a @ self.a)[0, 0]) + int(sum(b.sum() for b in self.blocks))
+
+    def decode(self, b, longest):
+        return [0] * b

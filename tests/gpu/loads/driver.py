@@ -95,15 +95,17 @@ class Phases(Spin):
 
 class Decoder(Spin):
     """What servers.py serves on the simulated GPU: no model, but memory, and steps that take time."""
-    parameters = 0
+    parameters, PATTERN = 0, 0x5ab0c0de
 
-    def __init__(self, slots, part):
+    def __init__(self, slots, part, mib=0):
         cu = Driver()
         cu.cuInit(0)
         super().__init__(cu, Gpu(cu, 0))
-        self.slots, free, total, cache = slots, ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_uint64()
+        self.slots, free, total, self.cache = slots, ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_uint64()
         cu.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
-        cu.cuMemAlloc_v2(ctypes.byref(cache), ctypes.c_size_t(int(part * total.value) - (total.value - free.value) if part else slots << 20))
+        size = int(part * total.value) - (total.value - free.value) if part else (mib or slots) << 20
+        cu.cuMemAlloc_v2(ctypes.byref(self.cache), ctypes.c_size_t(size))
+        cu.cuMemsetD32_v2(self.cache, ctypes.c_uint(self.PATTERN), ctypes.c_size_t(size // 4))
 
     def work(self, ns):
         self.ns.value = ns
@@ -112,7 +114,9 @@ class Decoder(Spin):
 
     def prefill(self, slot, prompt):
         self.work(1000 * len(prompt))
-        return 0
+        word = ctypes.c_uint()
+        self.cu.cuMemcpyDtoH_v2(ctypes.byref(word), self.cache, ctypes.c_size_t(4))
+        return word.value
 
     def decode(self, b, longest):
         self.work(500000 + 20000 * b)

@@ -120,6 +120,8 @@ def options(argv):
     parser.add_argument("--slots", type=int)
     parser.add_argument("--spans", type=int, nargs="+")
     parser.add_argument("--part", type=float, default=0.0)
+    parser.add_argument("--mib", type=int, default=0)
+    parser.add_argument("--eager", action="store_true")
     return parser.parse_args(argv)
 
 
@@ -129,9 +131,11 @@ async def serve(argv):
     def make():
         if args.model == "spin":
             from loads import driver
-            return driver.Decoder(args.slots, args.part)
-        from loads.decoder import Decoder
-        return Decoder(args.model, args.slots, args.spans, args.part, args.device)
+            return driver.Decoder(args.slots, args.part, args.mib)
+        from loads import decoder
+        if args.model == "filler":
+            return decoder.Filler(args.mib, args.device)
+        return decoder.Decoder(args.model, args.slots, args.spans, args.part, args.device, args.mib, args.eager)
     sys.setswitchinterval(0.0005)   # the engine's thread does not wait for the other's turn to end
     engine = Engine(make, loop)
     engine.start()
