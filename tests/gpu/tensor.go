@@ -41,9 +41,10 @@ type tensorCase struct {
 	Together float64   `json:"together_seconds"`
 	Tokens   int       `json:"tokens"` // of both jobs, each way
 	Ratio    float64   `json:"of_one_after_the_other"`
-	Turns    []uint64  `json:"moves_in"`        // together, by GPU
-	Least    float64   `json:"least_on_gpu"`    // the least part of its memory that a rank had on its GPU
-	Fixed    float64   `json:"fixed_at_most"`   // the largest part of its memory that a rank could not move
+	Turns    []uint64  `json:"moves_in"`      // together, by GPU
+	Least    float64   `json:"least_on_gpu"`  // the least part of its memory that a rank had on its GPU
+	Fixed    float64   `json:"fixed_at_most"` // the largest part of its memory that a rank could not move
+	Why      string    `json:"why_fixed,omitempty"`
 	Unequal  int       `json:"answers_unequal"` // to those of the same job alone
 	Wrong    int       `json:"weights_wrong"`   // at the end
 
@@ -196,7 +197,7 @@ func (r *tensorRun) rank(user, job, rank int) (*worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	env = append(env, "NCCL_NVLS_ENABLE=0", "OMP_NUM_THREADS=1", "PYTHONWARNINGS=ignore")
+	env = append(env, "NVSHARE_DEBUG=1", "NCCL_NVLS_ENABLE=0", "OMP_NUM_THREADS=1", "PYTHONWARNINGS=ignore")
 	file := filepath.Join(home, fmt.Sprintf("tensor-%s-%d", r.Kind, job))
 	if rank == 0 {
 		for _, old := range []string{file, file + ".group"} {
@@ -263,7 +264,7 @@ func (r *tensorRun) together(ctx context.Context) error {
 	})
 	r.Together = round(time.Since(began).Seconds(), 3)
 	r.Turns = w.stop()
-	r.Promised, r.Least, r.Fixed = round(w.promised, 3), round(w.least, 4), round(w.fixed, 4)
+	r.Promised, r.Least, r.Fixed, r.Why = round(w.promised, 3), round(w.least, 4), round(w.fixed, 4), w.why
 	r.Ratio = round(sumOf(r.Alone)/r.Together, 4)
 	return errors.Join(err, w.err)
 }
@@ -309,8 +310,8 @@ func (r *tensorRun) both(f func(*tensorJob) error) error {
 func (c *tensorCase) line() string {
 	text := fmt.Sprintf("two tensor-parallel models (%s) of %d MiB a rank on two GPUs of %d MiB, %.2f times promised: ", c.Kind, c.RankMiB, c.GPUMiB, c.Promised)
 	if c.Together > 0 {
-		text += fmt.Sprintf("alone %.1f s, together %.1f s: %.1f tokens/s, %.1f one after the other, ratio %.3f; %v moves in; least on a GPU %.1f %%, unmovable at most %.1f %%: %s; %d answers unequal, %d weights wrong",
-			c.Alone, c.Together, float64(c.Tokens)/c.Together, float64(c.Tokens)/sumOf(c.Alone), c.Ratio, c.Turns, 100*c.Least, 100*c.Fixed, holds(c.Fixed <= 0.1), c.Unequal, c.Wrong)
+		text += fmt.Sprintf("alone %.1f s, together %.1f s: %.1f tokens/s, %.1f one after the other, ratio %.3f; %v moves in; least on a GPU %.1f %%, unmovable at most %.1f %% %s: %s; %d answers unequal, %d weights wrong",
+			c.Alone, c.Together, float64(c.Tokens)/c.Together, float64(c.Tokens)/sumOf(c.Alone), c.Ratio, c.Turns, 100*c.Least, 100*c.Fixed, c.Why, holds(c.Fixed <= 0.1), c.Unequal, c.Wrong)
 	}
 	if len(c.Switches) > 0 {
 		text += fmt.Sprintf("; %v switches in %.0f s: %s", c.Switches, c.SwitchingFor, holds(slices.Min(c.Switches) >= c.Wanted))
@@ -325,6 +326,7 @@ func (c *tensorCase) line() string {
 type tensorWatch struct {
 	mu                     sync.Mutex
 	least, fixed, promised float64
+	why                    string
 	began, now             []uint64 // moves in, by GPU
 	err                    error
 	end                    func()
@@ -371,6 +373,9 @@ func (w *tensorWatch) look(st *api.StatusResponse, err error) {
 			if c.MemoryBytes > 0 {
 				w.least = min(w.least, float64(c.ResidentBytes)/float64(c.MemoryBytes))
 				w.fixed = max(w.fixed, float64(c.FixedBytes)/float64(c.MemoryBytes))
+			}
+			if c.FixedReason != "" {
+				w.why = c.FixedReason
 			}
 		}
 	}
