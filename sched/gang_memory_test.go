@@ -39,6 +39,7 @@ type gangRank struct {
 	id                            base.ClientID
 	resident, away, room, in, out uint64
 	asked, moving, open, draining bool
+	leaves, idle                  bool // its page says so; it makes no calls
 	epoch                         base.Epoch
 }
 
@@ -123,8 +124,7 @@ func (w *gangModel) step(gpu int, ev base.Event) {
 
 func (w *gangModel) one(gpu int, ev base.Event) (todo []string) {
 	c := w.cores[gpu]
-	acts := slices.Clone(c.Step(w.now, ev))
-	for _, a := range acts {
+	for _, a := range slices.Clone(c.Step(w.now, ev)) {
 		switch a := a.(type) {
 		case Grant:
 			r := w.ranks[a.Client]
@@ -137,6 +137,8 @@ func (w *gangModel) one(gpu int, ev base.Event) (todo []string) {
 			w.after(linkFrame, func() { r.revoked(a.Epoch) })
 		case Released:
 			w.moved[gpu] += a.Moved
+		case Notice:
+			w.ranks[a.Client].leaves = a.Leave
 		case residency.Room:
 			r := w.ranks[a.Client]
 			r.room = a.Bytes
@@ -194,6 +196,9 @@ func (r *gangRank) granted(epoch base.Epoch) {
 	}
 	r.open = true
 	r.job.look()
+	if r.idle {
+		r.w.after(PatientIdle, r.pause)
+	}
 }
 
 func (r *gangRank) revoked(epoch base.Epoch) {
@@ -213,8 +218,32 @@ func (r *gangRank) revoked(epoch base.Epoch) {
 func (r *gangRank) release() {
 	r.send(Release{Client: r.id, Epoch: r.epoch, Reason: Revoked})
 	r.epoch, r.open, r.draining = 0, false, false
-	r.send(Request{r.id})
+	if !r.idle {
+		r.send(Request{r.id})
+	}
 	r.move()
+}
+
+// rest has the rank make no calls from now on, and pause has it give the GPU back, if it is to.
+func (r *gangRank) rest() {
+	r.idle = true
+	r.w.after(PatientIdle, r.pause)
+}
+
+func (r *gangRank) pause() {
+	if r.idle && r.leaves && r.open {
+		r.send(Release{Client: r.id, Epoch: r.epoch, Reason: Idle})
+		r.epoch, r.open = 0, false
+		r.job.look()
+		r.move()
+	}
+}
+
+// goOn has it make calls again.
+func (r *gangRank) goOn() {
+	if r.idle = false; r.epoch == 0 {
+		r.send(Request{r.id})
+	}
 }
 
 func (r *gangRank) move() {
@@ -342,5 +371,34 @@ func TestAnyJobsWithMemory(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A gang all of whose ranks are idle does not keep its GPUs for as long as moving in took demands. While one of them works
+// the turn goes on, and one that makes calls again goes on at once.
+func TestIdleGangLeaves(t *testing.T) {
+	w := newGangModel(t, 2, 80*oneGiB, Config{Quantum: 100 * time.Millisecond, Grace: 10 * time.Second, SwapShare: 10}, []uint64{60, 60}, []uint64{60, 60})
+	a, b := w.jobs[0], w.jobs[1]
+	for a.since == 0 {
+		w.run(time.Millisecond)
+	}
+	w.run(100 * time.Millisecond)
+	a.ranks[0].rest()
+	w.run(200 * time.Millisecond)
+	if !a.ranks[1].open || b.ranks[0].epoch != 0 || a.ranks[0].open {
+		t.Fatalf("one rank is idle: %+v, the other has %+v, and the other job %+v", *a.ranks[0], *a.ranks[1], *b.ranks[0])
+	}
+	a.ranks[0].goOn()
+	w.run(time.Millisecond)
+	if a.since == 0 {
+		t.Fatal("the rank that was idle does not go on in its turn")
+	}
+	for _, r := range a.ranks {
+		r.rest()
+	}
+	b.gap, b.last = 0, w.now
+	w.run(3 * time.Second)
+	if b.since == 0 || b.gap > 1500*time.Millisecond {
+		t.Fatalf("the other job waits for %v", b.gap)
 	}
 }

@@ -226,6 +226,7 @@ func (t *tenant) Asks() bool           { return t.queue.n > 0 }
 func (t *tenant) Live() bool           { return t.batch > 0 }
 func (t *tenant) Broke() bool          { return t.Capped() && !t.core.finishes(t) }
 func (t *tenant) Alone() bool          { return t.core.alone(t) }
+func (t *tenant) Moves() bool          { return t.core.mem.Overfull() }
 func (t *tenant) Grace() time.Duration { return t.core.grace }
 
 func (t *tenant) Calls() bool {
@@ -247,6 +248,20 @@ func (t *tenant) Drains() (since base.Time, ok bool) {
 		}
 	}
 	return since, ok
+}
+
+// turnOverWithout returns when the turn of the gang that has the GPU is over, no member of which has a grant here: at
+// once, unless others work elsewhere.
+func (c *GPU) turnOverWithout(next *tenant) base.Time {
+	s := c.kept.slot
+	if !s.Works() {
+		return c.now
+	}
+	end := s.SettledAt().Add(c.turn(c.kept))
+	if c.comesFromAway(next) {
+		end = max(end, c.owedUntil)
+	}
+	return max(end, s.Binds())
 }
 
 // Binds has the turn last until those who are about to move in have done so, or are given up, and then as long as

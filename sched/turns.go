@@ -98,7 +98,7 @@ func (c *GPU) turnOver() (base.Time, bool) {
 			return 0, false
 		}
 		if cl = c.kept.awaited(); cl == nil {
-			return c.now, true // no member of the gang is left
+			return c.turnOverWithout(next), true
 		}
 	}
 	g := cl.grant

@@ -120,6 +120,8 @@ type Slot struct {
 	hold  Hold
 	due   bool   // the gang's turn has come on this GPU
 	round uint64 // of steps, see Step
+
+	playedAt base.Time // the latest turn began
 }
 
 // Members is all that a gang sees of a GPU: its own clients on that GPU.
@@ -133,6 +135,7 @@ type Members interface {
 	Broke() bool                        // its limit allows no grant now
 	Drains() (since base.Time, ok bool) // a member drains or is lost; since is the latest revoke
 	Alone() bool                        // nobody else is on the GPU
+	Moves() bool                        // there is not room for all memory
 	Binds() base.Time                   // the turn does not end before, because of moving memory on this GPU; 0: it may
 	Grace() time.Duration
 }
@@ -189,7 +192,10 @@ func (s *Slot) Keep() {
 }
 
 // Play notes that the gang has its turn on this GPU.
-func (s *Slot) Play() { s.take(Playing) }
+func (s *Slot) Play() {
+	s.take(Playing)
+	s.playedAt = s.gang.gangs.now()
+}
 
 // Free notes that the gang has nothing of the GPU any more.
 func (s *Slot) Free() { s.take(Nothing) }
@@ -228,7 +234,19 @@ func (s *Slot) Follow() { s.gang.advance() }
 func (s *Slot) Tell() { s.gang.tell() }
 
 // Released notes that a grant of the gang has ended.
-func (s *Slot) Released() { s.gang.releasedAt = s.gang.gangs.now() }
+func (s *Slot) Released() {
+	s.gang.releasedAt = s.gang.gangs.now()
+	if s.gang.phase == Running && !s.Works() {
+		s.gang.tell() // they may wait on other GPUs for an end of its turn
+	}
+}
+
+// Works says whether a member has a grant that keeps others out, on any GPU. Members give theirs back when they have
+// nothing to do, if memory moves: the turn goes on for the others.
+func (s *Slot) Works() bool { return s.gang.any(Members.Live) }
+
+// Moves says whether memory moves on any GPU of the gang.
+func (s *Slot) Moves() bool { return s.gang.any(Members.Moves) }
 
 // Settled notes that a member does not move its memory in any more.
 func (s *Slot) Settled() {
@@ -236,9 +254,8 @@ func (s *Slot) Settled() {
 	s.gang.tell()
 }
 
-// SettledAt returns when the latest member had its memory on its GPU, since the turn began: all ranks can work
-// from then on.
-func (s *Slot) SettledAt() base.Time { return s.gang.settledAt }
+// SettledAt returns when the latest member had its memory on its GPU, or the turn began here: all ranks can work from then on.
+func (s *Slot) SettledAt() base.Time { return max(s.gang.settledAt, s.playedAt) }
 
 // Binds returns before which time the turn does not end on any GPU, because of moving memory on one of them.
 func (s *Slot) Binds() (until base.Time) {

@@ -99,7 +99,8 @@ func TestGangsSwap(t *testing.T) {
 	})
 	s.makeGang(0)
 	s.makeGang(other)
-	a, b := s.startJob("a", 1000), s.startJob("b", 1000000, theirs)
+	moveAll := func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "NVSHARE_MOVE_ALL=1") } // the simulated GPU looks slowly
+	a, b := s.startJob("a", 1000), s.startJob("b", 1000000, moveAll, theirs)
 	for _, x := range []*swapTenant{a, b} {
 		if !x.fills() {
 			t.Fatalf("%s has no memory: %s", x.name, s.log())

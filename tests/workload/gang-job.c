@@ -7,11 +7,11 @@
  *
  * A process for each rank fills MIB of device memory, by cuMemAlloc, small pieces among them, and by the calls of
  * virtual memory management. Two buffers of each rank are open in the others: one by a descriptor, as NCCL's, and
- * one by a handle of cuIpcGetMemHandle. In each round the GPU checks the weights, which stay, and the cache, which
- * it then writes anew; it writes the buffers, meets the others, and checks theirs. The job goes on until
+ * one by a handle of cuIpcGetMemHandle. In each round the GPU checks a part of the weights, which stay, and the cache, which
+ * it then writes anew; it writes the buffers, meets the others, and checks theirs. At the end it checks all. The job goes on until
  * its standard input ends, and prints one JSON line:
  *
- *   rounds   how many times all memory was checked
+ *   rounds   how many there were
  *   wrong    words of 8 bytes with a wrong value
  *   mib      how much memory each rank has
  *
@@ -240,7 +240,8 @@ static void one_round(uint64_t round, struct piece *all, int n, struct piece *ow
 	if (ms)
 		work = strtoull(ms, NULL, 10) * 1000000;
 	for (int i = 0; i < n; i++)
-		look(&all[i]);
+		if (i < n / 4 || (uint64_t)i % 4 == round % 4)
+			look(&all[i]);
 	for (int i = 0; i < n / 4; i++) { /* the cache */
 		all[i].seed++;
 		fill(&all[i]);
@@ -291,6 +292,8 @@ static int work(void)
 			atomic_store(&job->last, round + 1);
 		meet(NULL);
 	}
+	for (int i = 0; i < n; i++)
+		look(&all[i]);
 	meet(NULL); /* nobody frees what another one reads */
 	return 0;
 }
