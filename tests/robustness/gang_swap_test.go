@@ -22,7 +22,7 @@ import (
 const (
 	gangGPUMiB   = 84
 	gangRankMiB  = 58
-	gangSwitches = 200
+	gangSwitches = 60
 )
 
 // makeGang has the processes of a user be a gang.
