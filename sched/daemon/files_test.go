@@ -372,6 +372,27 @@ func TestFileDiskFull(t *testing.T) {
 	x.isBack()
 }
 
+// Memory of which something is missing, as that of a process whose segments are still on their way, stays where it is
+// and is tried again, also where nobody else is suspended.
+func TestFileMissingAtFirst(t *testing.T) {
+	var tried atomic.Int32
+	x := newFiler(t, nil, func(d *Daemon) {
+		open := d.away.Files.Open
+		d.away.Files.Pause, d.away.Files.Open = 10*time.Millisecond, func(pid int) ([]segments.Segment, error) {
+			all, err := open(pid)
+			if tried.Add(1) == 1 && err == nil {
+				segments.Close(all)
+				all = nil
+			}
+			return all, err
+		}
+	})
+	x.left()
+	x.filed()
+	x.says(wire.SuspendedWake)
+	x.isBack()
+}
+
 // What could not be written is no problem any more when there is nothing to write.
 func TestFileProblemEnds(t *testing.T) {
 	for name, end := range map[string]func(x *filer){

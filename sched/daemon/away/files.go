@@ -166,14 +166,22 @@ func (aw *Away) considerWriting() {
 		return
 	}
 	var next *node.Client
+	later := false // somebody's memory could not be written a moment ago
 	for _, cl := range aw.Clients {
 		a := aw.Of(cl)
-		if a.step == absent && !a.wanted && aw.Of(cl).File == nil && time.Now().After(a.unfiled) && (next == nil || a.since.Before(aw.Of(next).since)) {
+		switch {
+		case a.step != absent || a.wanted || a.File != nil:
+		case time.Now().Before(a.unfiled):
+			later = true
+		case next == nil || a.since.Before(aw.Of(next).since):
 			next = cl
 		}
 	}
 	short := aw.hostIsShort() // also to hear who was refused
 	if next == nil {
+		if later {
+			t.look.Set(loop.Now().Add(t.Pause))
+		}
 		return
 	}
 	if t.retry.Planned() || !short {
