@@ -13,7 +13,7 @@ import (
 
 // A client that has memory away moves it onto the GPU when it is granted, before its gate opens. That
 // time is not billed, and the turn begins when the client is ready. If nothing is moved for a grace
-// period, and others wait, the grant is asked back; if other tenants do, this one waits for as long.
+// period, and others wait, the grant is asked back; if other tenants do, this one waits for as long, at most.
 //
 // Moving takes no more than its share of the time: after a client has moved in, nobody is granted for
 // some time that would have to move, while there are clients that need not. When all of them pause,
@@ -186,7 +186,14 @@ func (c *GPU) movingDeadline() (base.Time, bool) {
 		e.Either(c.owedUntil, c.owedUntil > c.now)
 		e.Either(c.sparedUntil, c.free() && c.sparedUntil > c.now)
 	}
+	e.Either(c.nobodyFor())
 	return e.At, e.OK
+}
+
+// nobodyFor returns when tenants need not stay away any more for the sake of others: when nobody has wanted the GPU for
+// a grace period. A pause of theirs is no reason. false: nobody stays away, or there are others.
+func (c *GPU) nobodyFor() (base.Time, bool) {
+	return c.pool.wantedAt.Add(c.grace), len(c.putOff) > 0 && c.active == 0
 }
 
 // isWaitedFor says whether somebody waits for the GPU: a gang whose turn has come too,
@@ -220,6 +227,9 @@ func (c *GPU) asideAt(g *grant) base.Time {
 
 // revokeStalled asks back the grants of clients that do not get their memory.
 func (c *GPU) revokeStalled() {
+	if at, ok := c.nobodyFor(); ok && c.now >= at {
+		c.thereMayBeRoom()
+	}
 	for _, g := range slices.Clone(c.moves) {
 		if !c.isWaitedFor() || !g.move.on || c.now < c.givesUp(g) {
 			continue
