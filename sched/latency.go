@@ -51,7 +51,7 @@ type latencyPool struct {
 	filled    int64 // of the own patience of one that is promised nothing, so far, percent of nanoseconds
 	countedAt base.Time
 	rate      int       // by which patience changes, percent of the time
-	wantedAt  base.Time // at that time others still wanted the GPU
+	wantedAt  base.Time // if nobody wants the GPU in turns, since when; else an earlier time
 }
 
 // pooled is how a tenant counts for what latency tenants may have together.
@@ -170,9 +170,6 @@ func (c *GPU) latencyRuns() bool {
 // lookWhoIsOut notes whether latency tenants have the GPU while others want it. That uses up
 // their patience.
 func (c *GPU) lookWhoIsOut() {
-	if c.active > 0 {
-		c.pool.wantedAt = c.now
-	}
 	kept := c.effective == Exclusive && c.wantedByOthers() && c.latencyRuns()
 	if kept != c.keptOut {
 		for _, l := range []*list{&c.latency, &c.closing, &c.open} {

@@ -161,6 +161,7 @@ func TestLatencyTenantUsesPauses(t *testing.T) {
 	if g.c.clients[1].grant != nil || g.c.clients[2].grant == nil {
 		t.Fatal("the latency tenant is not out of patience")
 	}
+	g.now = g.now.Add(10 * time.Millisecond) // it has the GPU, and nothing happens
 	g.step(Release{Client: 2, Epoch: g.c.clients[2].grant.epoch, Reason: Idle})
 	g.now = g.now.Add(shortPause / 2)
 	g.step(Tick{})

@@ -13,7 +13,7 @@ import (
 
 // A client that has memory away moves it onto the GPU when it is granted, before its gate opens. That
 // time is not billed, and the turn begins when the client is ready. If nothing is moved for a grace
-// period, and others wait, the grant is asked back, and the tenant waits for as long.
+// period, and others wait, the grant is asked back; if other tenants do, this one waits for as long, at most.
 //
 // Moving takes no more than its share of the time: after a client has moved in, nobody is granted for
 // some time that would have to move, while there are clients that need not. When all of them pause,
@@ -189,12 +189,27 @@ func (c *GPU) movingDeadline() (base.Time, bool) {
 		e.Either(c.owedUntil, c.owedUntil > c.now)
 		e.Either(c.sparedUntil, c.free() && c.sparedUntil > c.now)
 	}
+	e.Either(c.nobodyFor())
 	return e.At, e.OK
 }
 
+// nobodyFor returns when tenants need not stay away any more for the sake of others: when nobody has wanted the GPU for
+// a grace period. A pause of theirs is no reason. false: nobody stays away, or there are others.
+func (c *GPU) nobodyFor() (base.Time, bool) {
+	return c.pool.wantedAt.Add(c.grace), len(c.putOff) > 0 && c.active == 0
+}
+
 // isWaitedFor says whether somebody waits for the GPU: a gang whose turn has come too,
-// which is in no queue.
-func (c *GPU) isWaitedFor() bool { return c.waiting > 0 || c.upNext() != nil }
+// which is in no queue. In concurrent mode nobody does, but in the Step in which it is granted.
+func (c *GPU) isWaitedFor() bool {
+	return c.effective == Exclusive && (c.waiting > 0 || c.upNext() != nil)
+}
+
+// othersWait says whether another tenant waits for the GPU, as isWaitedFor has it.
+func (c *GPU) othersWait(t *tenant) bool {
+	next := c.upNext()
+	return c.waiting > t.summed.waiting || next != nil && next != t
+}
 
 // givesUp returns when a client has not moved anything for too long.
 func (c *GPU) givesUp(g *grant) base.Time {
@@ -215,13 +230,16 @@ func (c *GPU) asideAt(g *grant) base.Time {
 
 // revokeStalled asks back the grants of clients that do not get their memory.
 func (c *GPU) revokeStalled() {
+	if at, ok := c.nobodyFor(); ok && c.now >= at {
+		c.thereMayBeRoom()
+	}
 	for _, g := range slices.Clone(c.moves) {
 		if !c.isWaitedFor() || !g.move.on || c.now < c.givesUp(g) {
 			continue
 		}
 		t := g.client.tenant
 		c.bill(t)
-		if !g.client.stranded { // a stranded client tries again when there is a place
+		if !g.client.stranded && c.othersWait(t) { // a stranded client tries again when there is a place
 			t.notBefore = c.now.Add(min(c.now.Sub(g.move.since), maxStretch))
 			if !slices.Contains(c.putOff, t) {
 				c.putOff = append(c.putOff, t)

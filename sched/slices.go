@@ -271,6 +271,7 @@ func (c *GPU) setEffective(m Mode, cause Cause) {
 			c.change(c.beside.head.grant, granted, turnGrant)
 		}
 		c.kept = nil
+		c.thereMayBeRoom()
 		for _, t := range c.ganged {
 			t.slot.Ignore()
 		}

@@ -361,6 +361,7 @@ func (c *GPU) setActive(t *tenant, active bool) {
 		c.cohort.vt = max(c.cohort.vt, least)
 	} else {
 		c.bill(t) // while it still counts
+		c.pool.wantedAt = c.now
 	}
 	t.active, c.dueCache.stale = active, true
 	c.sumUp(t)
