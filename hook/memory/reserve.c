@@ -185,6 +185,7 @@ static void wait_attached(struct nvs_gpu *gpu)
 			       (nvs_client.link == LINK_UP && gpu->lease.link == LEASE_ATTACHING);
 
 		nvs_lock(&nvs_memory_lock);
+		pending = pending || (nvs_client.link == LINK_LOST && !gpu->budget->known);
 		if (pending && nvs_elapsed(nvs_now(), start) > ANSWER_NS)
 			gpu->budget->deaf = true;
 		pending = pending && !gpu->budget->deaf;

@@ -28,7 +28,7 @@ static struct conn conns[CONNS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_t thread;
 static int stop_pipe[2];
-static bool muted, slow, running;
+static bool muted, slow, drops, running;
 static uint64_t limits[LEDGER_GPUS], others[LEDGER_GPUS];
 static struct ledger_counts counts;
 
@@ -173,7 +173,11 @@ static void serve(struct conn *c)
 		welcome(c);
 		break;
 	case NVS_ATTACH:
-		attach(c, &f);
+		if (drops)
+			drop(c);
+		else
+			attach(c, &f);
+		drops = false;
 		break;
 	case NVS_REQUEST:
 		__atomic_store_n(&c->page->slot[f.channel].word, 7, __ATOMIC_SEQ_CST);
@@ -276,6 +280,13 @@ void ledger_slow(void)
 {
 	pthread_mutex_lock(&lock);
 	slow = true;
+	pthread_mutex_unlock(&lock);
+}
+
+void ledger_drop_next(void)
+{
+	pthread_mutex_lock(&lock);
+	drops = true;
 	pthread_mutex_unlock(&lock);
 }
 

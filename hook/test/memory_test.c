@@ -110,6 +110,22 @@ static void a_slow_scheduler_is_waited_for(void)
 	CHECK(ledger_counts().observed == 1 && ledger_counts().attached == 1);
 }
 
+/* A connection that is lost before the answer is waited for: it decides how memory is allocated, for good. */
+static void a_scheduler_lost_at_the_start_is_waited_for(void)
+{
+	size_t available, total;
+
+	ledger_init();
+	ledger_limit(0, LIMIT);
+	ledger_drop_next();
+	ledger_start();
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(total == LIMIT && available == LIMIT);
+	CHECK(ledger_counts().registered == 2 && ledger_counts().attached == 1 && ledger_counts().observed == 0);
+}
+
 /* ---- each allocator ---- */
 
 static CUmemAllocationProp vmm_prop(int type, int gpu)
@@ -1761,6 +1777,7 @@ static const struct {
 	CASE(nvml_agrees_with_the_driver),
 	CASE(nvml_alone_is_told_the_limit),
 	CASE(a_slow_scheduler_is_waited_for),
+	CASE(a_scheduler_lost_at_the_start_is_waited_for),
 	CASE(a_scheduler_that_hangs_holds_nvml_up_shortly),
 	CASE(one_asks_for_all_threads),
 	CASE(a_fork_beside_nvml),
