@@ -113,7 +113,7 @@ int main(int argc, char **argv)
 		bool all = false;
 		char c;
 
-		last = read(0, &c, 1) == 0;
+		last = rounds && read(0, &c, 1) == 0; /* all is checked twice, however early that ends */
 		for (int k = 0; k < (all ? n : 1); k++) {
 			int i = (next + k) % n;
 			uint64_t s = seed + (uint64_t)i, bad = 1;
