@@ -185,6 +185,7 @@ static void wait_attached(struct nvs_gpu *gpu)
 			       (nvs_client.link == LINK_UP && gpu->lease.link == LEASE_ATTACHING);
 
 		nvs_lock(&nvs_memory_lock);
+		pending = pending || (nvs_client.link == LINK_LOST && !gpu->budget->known);
 		if (pending && nvs_elapsed(nvs_now(), start) > ANSWER_NS)
 			gpu->budget->deaf = true;
 		pending = pending && !gpu->budget->deaf;
@@ -442,6 +443,11 @@ static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 	nvs_unlock(&nvs_memory_lock);
 	wait_answer(b, sent, nvs_now() + SETTLED_NS);
 	nvs_lock(&nvs_client_lock);
+	nvs_lock(&nvs_memory_lock);
+	known = b->known;
+	nvs_unlock(&nvs_memory_lock);
+	if (!known && atomic_load(&gpu->used)) /* programs take as much as they are told at first */
+		wait_attached(gpu);
 	nvs_lock(&nvs_memory_lock);
 	refresh(gpu);
 	known = b->known;

@@ -201,6 +201,10 @@ func TestStrangersThatDraw(t *testing.T) {
 	s := start(t, t.TempDir(), nil)
 	me := uint32(os.Getpid())
 	found := s.watch.StrangersIn([]metrics.GPUSample{{UUID: gpuA.UUID, Processes: map[uint32]uint64{me: 0}, Draws: map[uint32]bool{me: true}}}, nil)
+	if len(found[gpuA.UUID]) != 1 {
+		_, err := s.Peers.Look(int32(me))
+		t.Fatalf("this process is not found: %v, %v", found, err)
+	}
 	named := func() (n int) {
 		t.Helper()
 		if err := s.Ask(t.Context(), func() {
