@@ -178,17 +178,15 @@ func (aw *Away) considerWriting() {
 		}
 	}
 	short := aw.hostIsShort() // also to hear who was refused
-	if next == nil {
-		if later {
-			t.look.Set(loop.Now().Add(t.Pause))
-		}
-		return
-	}
-	if t.retry.Planned() || !short {
+	switch {
+	case next == nil && later:
+		t.look.Set(loop.Now().Add(t.Pause))
+	case next == nil:
+	case t.retry.Planned() || !short:
 		t.look.Set(loop.Now().Add(hostLook))
-		return
+	default:
+		aw.write(next)
 	}
-	aw.write(next)
 }
 
 // writeAgain is for a while after something could not be written. If nothing is to be written any
@@ -259,11 +257,6 @@ func (aw *Away) save(f *file) ([]store.Part, error) {
 	_ = os.Remove(f.path) // of an earlier time
 	return store.Save(f.path, all, aw.wanted(f))
 }
-
-// unreachable says that the memory of one process cannot be written, whatever the disk.
-type unreachable struct{ error }
-
-func (e *unreachable) Unwrap() error { return e.error }
 
 // isWritten has the pages given back, once the file is recorded.
 func (aw *Away) isWritten(f *file, parts []store.Part, err error) {

@@ -266,3 +266,8 @@ func (aw *Away) filedRegistered(cl *node.Client) {
 		aw.empty(f)
 	}
 }
+
+// unreachable says that the memory of one process cannot be written, whatever the disk.
+type unreachable struct{ error }
+
+func (e *unreachable) Unwrap() error { return e.error }
