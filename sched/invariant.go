@@ -289,7 +289,7 @@ func (c *GPU) checkDeadline() error {
 	t, ok := c.Deadline()
 	need := c.closing.n > 0 || c.holdOff != 0 || c.throttled.top() != nil ||
 		c.effective == Exclusive && c.open.n > 0 && c.upNext() != nil && c.open.head.grant.state != paused ||
-		len(c.moves) > 0 && c.waiting > 0
+		len(c.moves) > 0 && c.isWaitedFor()
 	switch {
 	case need && !ok:
 		return fmt.Errorf("a deadline is needed, and not set")

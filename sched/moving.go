@@ -13,7 +13,7 @@ import (
 
 // A client that has memory away moves it onto the GPU when it is granted, before its gate opens. That
 // time is not billed, and the turn begins when the client is ready. If nothing is moved for a grace
-// period, and others wait, the grant is asked back, and the tenant waits for as long.
+// period, and others wait, the grant is asked back; if other tenants do, this one waits for as long.
 //
 // Moving takes no more than its share of the time: after a client has moved in, nobody is granted for
 // some time that would have to move, while there are clients that need not. When all of them pause,
@@ -190,8 +190,16 @@ func (c *GPU) movingDeadline() (base.Time, bool) {
 }
 
 // isWaitedFor says whether somebody waits for the GPU: a gang whose turn has come too,
-// which is in no queue.
-func (c *GPU) isWaitedFor() bool { return c.waiting > 0 || c.upNext() != nil }
+// which is in no queue. In concurrent mode nobody does, but in the Step in which it is granted.
+func (c *GPU) isWaitedFor() bool {
+	return c.effective == Exclusive && (c.waiting > 0 || c.upNext() != nil)
+}
+
+// othersWait says whether another tenant waits for the GPU, as isWaitedFor has it.
+func (c *GPU) othersWait(t *tenant) bool {
+	next := c.upNext()
+	return c.waiting > t.summed.waiting || next != nil && next != t
+}
 
 // givesUp returns when a client has not moved anything for too long.
 func (c *GPU) givesUp(g *grant) base.Time {
@@ -218,7 +226,7 @@ func (c *GPU) revokeStalled() {
 		}
 		t := g.client.tenant
 		c.bill(t)
-		if !g.client.stranded { // a stranded client tries again when there is a place
+		if !g.client.stranded && c.othersWait(t) { // a stranded client tries again when there is a place
 			t.notBefore = c.now.Add(min(c.now.Sub(g.move.since), maxStretch))
 			if !slices.Contains(c.putOff, t) {
 				c.putOff = append(c.putOff, t)

@@ -11,10 +11,11 @@ import (
 )
 
 // Clients that say that the driver has no memory for them, and others beside them, on a GPU of 100 bytes whose driver
-// has memory for all.
+// has memory for all, unless others than clients have some.
 
 // sayer is a client. Unless something else is said of it, it moves what it is to move, at once.
 type sayer struct {
+	s                *sayers
 	id               base.ClientID
 	promised         uint64
 	resident         uint64
@@ -33,11 +34,12 @@ type sayer struct {
 func (c *sayer) has() bool { return c.epoch != 0 && c.opened && c.resident == c.promised }
 
 type sayers struct {
-	t     *testing.T
-	c     *GPU
-	now   base.Time
-	all   []*sayer // by id, from 1
-	turns time.Duration
+	t      *testing.T
+	c      *GPU
+	now    base.Time
+	all    []*sayer // by id, from 1
+	turns  time.Duration
+	others uint64 // what others than clients have
 }
 
 func newSayers(t *testing.T, mode Mode) *sayers {
@@ -48,7 +50,7 @@ func newSayers(t *testing.T, mode Mode) *sayers {
 }
 
 func (s *sayers) add(tenant string, bytes uint64) *sayer {
-	c := &sayer{id: base.ClientID(len(s.all) + 1)}
+	c := &sayer{s: s, id: base.ClientID(len(s.all) + 1)}
 	s.all = append(s.all, c)
 	s.step(Attach{Client: c.id, Tenant: tenant, CanMove: true, Want: true})
 	s.reserve(c, bytes)
@@ -123,10 +125,14 @@ func (c *sayer) report() residency.Moved {
 func (c *sayer) move() base.Event {
 	before := c.resident
 	c.resident = min(c.resident, c.room)
+	lacks := false
 	if c.epoch != 0 {
-		c.resident = min(c.room, c.promised)
+		want := min(c.room, c.promised)
+		c.resident = min(want, max(c.resident, c.s.free(c)))
+		lacks = c.resident < want
 	}
 	m := c.report()
+	m.Stuck, m.NoMemory = lacks, lacks
 	if c.resident > before {
 		m.Report.In = c.resident
 	}
@@ -136,7 +142,19 @@ func (c *sayer) move() base.Event {
 	return m
 }
 
-// run lets time pass. What a client says for ever it says each second.
+// free is how much the driver has for a client.
+func (s *sayers) free(c *sayer) uint64 {
+	has := uint64(100)
+	has -= s.others
+	for _, o := range s.all {
+		if o != c {
+			has -= min(o.resident, has)
+		}
+	}
+	return has
+}
+
+// run lets time pass. What a client says for ever it says each second, and one that lacks memory tries again then.
 func (s *sayers) run(d time.Duration) {
 	for end := s.now.Add(d); s.now < end; {
 		next := s.now.Add(100 * time.Millisecond)
@@ -156,7 +174,7 @@ func (s *sayers) run(d time.Duration) {
 		s.now = next
 		s.step(Tick{})
 		for _, c := range s.all {
-			if second && c.refused && !c.once {
+			if second && (c.refused && !c.once || !c.refused && !c.stopped && c.epoch != 0 && !c.has()) {
 				s.step(c.says())
 			}
 		}
@@ -231,5 +249,26 @@ func TestRefusedHaveTurns(t *testing.T) {
 				t.Errorf("they keep the GPU: %v: client %d ran for %v of 10 minutes", keep, c.id, c.ran)
 			}
 		}
+	}
+}
+
+// Where one tenant has the GPU alone, nobody else pays for the turns that its processes have as the driver has not
+// memory for all of them: they have turns for as long as that is so.
+func TestRefusedAlone(t *testing.T) {
+	for _, mode := range []Mode{Concurrent, Auto} {
+		t.Run(mode.String(), func(t *testing.T) {
+			s := newSayers(t, mode)
+			s.others = 30
+			a, b := s.add("only", 45), s.add("only", 25)
+			s.run(5 * time.Second)
+			s.reserve(a, 95) // somebody has to make room, for a moment
+			s.reserve(a, 45)
+			s.reserve(b, 45)
+			s.run(30 * time.Second)
+			s.count(10 * time.Minute)
+			if a.ran < 4*time.Minute || b.ran < 4*time.Minute {
+				t.Errorf("in 10 minutes they ran for %v and %v, in turns for %v", a.ran, b.ran, s.turns)
+			}
+		})
 	}
 }

@@ -188,7 +188,7 @@ var remedies = map[ProblemCode]string{
 	ProblemCode_PROBLEM_CODE_BUG:          "report it with the file of nvsharectl doctor bundle",
 	ProblemCode_PROBLEM_CODE_NO_GRANTS:    "make room on the disk of the run directory",
 	ProblemCode_PROBLEM_CODE_SUSPEND_DIR:  "make room in the directory of --suspend-dir",
-	ProblemCode_PROBLEM_CODE_HOST_MEMORY:  "free memory of the host, or end tenants",
+	ProblemCode_PROBLEM_CODE_HOST_MEMORY:  "free memory of the host, raise --swap-memory, or end tenants",
 	ProblemCode_PROBLEM_CODE_PLUGIN:       "nvsharectl doctor",
 	ProblemCode_PROBLEM_CODE_IDENTIFY:     "nvsharectl doctor",
 	ProblemCode_PROBLEM_CODE_NO_GPU:       "nvidia-smi",

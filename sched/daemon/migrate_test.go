@@ -453,6 +453,58 @@ func TestMigrateLatecomer(t *testing.T) {
 	})
 }
 
+// A tenant has moved although a process has ended that began meanwhile and was to go after the others.
+func TestMigrateLatecomerEnds(t *testing.T) {
+	for _, how := range []string{"as it is asked to leave", "as the driver moves it"} {
+		t.Run(how, func(t *testing.T) {
+			c, reached, held := &carrier{}, make(chan struct{}), make(chan struct{})
+			s := start(t, t.TempDir(), migrating(c))
+			a, e := newWorking(t, s, wire.RegisterSwap)
+			var late *swapper
+			offs := 0
+			c.refuse = func(call string) error {
+				switch call {
+				case "off":
+					if offs++; offs == 2 {
+						late.proc.kill()
+						return errors.New("no such process")
+					}
+				case "on 0→1 1→0":
+					close(reached)
+					<-held
+				}
+				return nil
+			}
+			done := migrateSelf(t, s, "1")
+			a.departs(s, e)
+			<-reached
+			p := newProc(t, s.dir, 0) // of the same user
+			late = &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterReconnect), proc: p}
+			late.attach(0, gpuA, 0, 0)
+			if how == "as it is asked to leave" {
+				late.has.Resident = 64 * mib
+				late.send(wire.Frame{Type: wire.TypeReserve, Code: wire.ReserveForce, Reserve: wire.Reserve{Total: 64 * mib, Least: 64 * mib, Serial: 1}})
+				late.want(wire.TypeReserved)
+			}
+			late.moved(0, 0)
+			close(held)
+			n := a.arrivesOn(gpuB, 0)
+			if late.has.Resident != 0 {
+				late.awaitLess(s, 1)
+				late.proc.kill()
+			}
+			if r := <-done; r.err != nil || r.ToUuid != gpuB.UUID || r.Processes != 2 {
+				t.Fatalf("%v, %v", r.MigrateResponse, r.err)
+			}
+			st := s.await("it is there", func(r *api.StatusResponse) bool { return len(r.Gpus[0].Clients) == 0 && on(r, 1, n.id) != nil })
+			events := s.eventsOf(&api.EventsRequest{Types: []api.EventType{api.EventType_EVENT_TYPE_MIGRATE}}).Events
+			if st.Gpus[1].Migrations != 1 || len(events) != 1 || events[0].Uuid != gpuB.UUID || events[0].Client != n.id {
+				t.Errorf("%d have come to GPU 1; events %v", st.Gpus[1].Migrations, events)
+			}
+		})
+	}
+}
+
 // A process that comes back with memory on the GPU while its tenant departs is asked to move
 // that memory out, too.
 func TestMigrateComesBackMeanwhile(t *testing.T) {

@@ -113,6 +113,7 @@ func (d *Daemon) addMemory(r *api.StatusResponse, g *node.GPU, out *api.GPU) {
 	out.Swap, stuck = d.memory.SwapStatus(g, d.settings.SwapShare(g.UUID))
 	out.NotSwapped = d.memory.NotSwapped(g)
 	report(r, api.ProblemCode_PROBLEM_CODE_SWAP, stuck...)
+	report(r, api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, d.memory.ShortOfHost(g)...)
 }
 
 func (d *Daemon) tenantUse(g *node.GPU, t *sched.TenantSnapshot) *api.TenantUse {

@@ -499,6 +499,31 @@ func TestGPUMemory(t *testing.T) {
 	c.shows(256*mib, 500*mib)
 }
 
+// The status says why memory was refused of late: because others' cannot be moved, or because host memory is short;
+// nothing of a reservation that has no place on any such GPU.
+func TestWhyMemoryWasRefused(t *testing.T) {
+	s := start(t, t.TempDir(), func(o *Options) { swapping(o); o.SwapMemory = 640 * mib })
+	a, b, c := newSwapper(t, s), newSwapper(t, s), newSwapper(t, s)
+	refused := func(bytes uint64, code api.ProblemCode, why string) {
+		t.Helper()
+		if got := c.reserve(bytes); got != wire.ErrArena {
+			t.Fatalf("%d MiB: code %d", bytes>>20, got)
+		}
+		r := s.status()
+		if why == "" && len(r.Problems) != 0 || why != "" && (len(r.Problems) != 1 || !strings.Contains(r.Problems[0], why) || r.ProblemCodes[0] != code) {
+			t.Errorf("%d MiB refused: problems %v %q, want %v %q", bytes>>20, r.ProblemCodes, r.Problems, code, why)
+		}
+	}
+	a.allocates(600 * mib)
+	a.has = wire.Moved{Resident: 2 * mib, Fixed: 2 * mib, Away: 598 * mib}
+	a.moved(0, 0)
+	s.await("it has memory that cannot be moved", func(r *api.StatusResponse) bool { return r.Gpus[0].Swap.FixedBytes == 2*mib })
+	refused(1025*mib, 0, "")
+	refused(1023*mib, api.ProblemCode_PROBLEM_CODE_SWAP, "2 MiB that cannot be moved, of which")
+	b.allocates(600 * mib)
+	refused(600*mib, api.ProblemCode_PROBLEM_CODE_HOST_MEMORY, "of host memory, and there are 640 MiB (--swap-memory)")
+}
+
 // Without swapping all processes of a user share what a GPU is to look like, and it is
 // said when that refuses one; with swapping it is as if the GPU were that small: each
 // may have as much, and is shown its own use.

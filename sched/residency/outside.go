@@ -140,15 +140,13 @@ func (mem *Memory) crowd() {
 }
 
 // believes says whether clients take turns by a tenant's word. Others pay if it is not true, so that of one tenant alone
-// counts only now and then, and those of several count again after as long as turns lasted. Where all tenants say so,
-// nobody else pays.
+// counts only now and then, and those of several count again after as long as turns lasted. Where all tenants say so, as
+// one that has the GPU alone, nobody else pays.
 func (mem *Memory) believes(account string) bool {
 	maps.DeleteFunc(mem.said, func(_ string, at base.Time) bool { return mem.now >= at.Add(wordRests) })
 	_, said := mem.said[account]
-	switch {
-	case said && len(mem.said) == 1:
-		return false
-	case mem.crowded && mem.now < mem.crowdedUntil, !mem.crowded && mem.now >= mem.restsUntil:
+	alone := said && len(mem.said) == 1
+	if !alone && (mem.crowded && mem.now < mem.crowdedUntil || !mem.crowded && mem.now >= mem.restsUntil) {
 		return true
 	}
 	mem.looked += uint64(len(mem.members))

@@ -30,9 +30,10 @@ type judge struct {
 	forced map[base.ClientID]bool      // has reserved by force
 
 	// See suspend.go; in this life of the daemon, too.
-	withdrew map[base.ClientID]bool      // and has not asked since
-	leaves   map[base.ClientID]bool      // was suspended, and is granted so that its work ends
-	owed     map[base.ClientID]base.Time // was resumed then, and was granted nothing since
+	withdrew  map[base.ClientID]bool      // and has not asked since
+	requested map[base.ClientID]bool      // for the GPU, perhaps while it had it, and was granted nothing since
+	leaves    map[base.ClientID]bool      // was suspended, and is granted so that its work ends
+	owed      map[base.ClientID]base.Time // was resumed then, and was granted nothing since
 }
 
 // grant is the latest one of a client.
@@ -65,7 +66,8 @@ func (j *judge) restarted() {
 	}
 	j.w.changed()
 	j.has, j.asked, j.forced = map[base.ClientID]uint64{}, map[base.ClientID]base.Time{}, map[base.ClientID]bool{}
-	j.withdrew, j.leaves, j.owed = map[base.ClientID]bool{}, map[base.ClientID]bool{}, map[base.ClientID]base.Time{}
+	j.withdrew, j.requested = map[base.ClientID]bool{}, map[base.ClientID]bool{}
+	j.leaves, j.owed = map[base.ClientID]bool{}, map[base.ClientID]base.Time{}
 	j.holdOff = 0
 	if d.persisted.Unrecorded {
 		j.holdOff = j.w.now.Add(d.quantum + d.grace)
@@ -134,6 +136,7 @@ func (j *judge) granted(a sched.Grant) {
 		j.w.fail("%v, and its client wants nothing any more", a)
 	}
 	delete(j.owed, a.Client)
+	delete(j.requested, a.Client)
 	delete(j.fenced, j.w.byID[a.Client])
 	j.ended(a.Client)
 	if c := j.w.byID[a.Client]; a.Shared && c != nil && c.tenant != nil { // see checkLimits

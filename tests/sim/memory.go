@@ -428,6 +428,7 @@ func (j *judge) forget(id base.ClientID) {
 	delete(j.has, id)
 	delete(j.asked, id)
 	delete(j.forced, id)
+	delete(j.requested, id)
 }
 
 // gone tells the core that a process has ended.

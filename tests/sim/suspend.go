@@ -203,10 +203,13 @@ func (j *judge) wants(ev base.Event) {
 	switch ev := ev.(type) {
 	case sched.Withdraw:
 		j.withdrew[ev.Client] = true
+		delete(j.requested, ev.Client)
 		delete(j.owed, ev.Client)
 	case sched.Request:
+		j.requested[ev.Client] = true
 		delete(j.withdrew, ev.Client)
 	case sched.Attach:
+		j.requested[ev.Client] = ev.Want
 		delete(j.owed, ev.Client)
 		if ev.Want {
 			delete(j.withdrew, ev.Client)
@@ -214,6 +217,9 @@ func (j *judge) wants(ev base.Event) {
 	case sched.Release:
 		if ev.Preempted {
 			delete(j.withdrew, ev.Client)
+		}
+		if ev.Reason == sched.Exit {
+			delete(j.requested, ev.Client)
 		}
 	case sched.ResumeTenant:
 		for id := range j.withdrew {
@@ -277,7 +283,7 @@ func (j *judge) checkIdle() {
 		if c == nil || !c.attached || c.hostile || c.pending || c.local != 0 || c.closing != 0 || w.now < c.stopped || !c.moves() || c.mem.resident <= c.mem.fixed+1 {
 			continue
 		}
-		if c.tenant != nil && c.tenant.share.Group() != "" || j.owed[c.id] != 0 || w.daemon.conns[c.id] != c.conn {
+		if c.tenant != nil && c.tenant.share.Group() != "" || j.owed[c.id] != 0 || j.requested[c.id] || w.daemon.conns[c.id] != c.conn {
 			continue
 		}
 		after, kept := c.idleTime(), base.Time(0)

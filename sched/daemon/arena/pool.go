@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sirupsen/logrus"
@@ -75,12 +76,14 @@ type Owner interface {
 type Pool struct {
 	Config
 	gpus      []*GPU
-	used      uint64 // bytes that clients were given and that are not in files, or that are being made for them
-	filed     uint64 // bytes that clients were given and that are in files
-	making    uint64 // of these, what is being made
-	held      int    // segments of clients of which a descriptor is here as well
-	jobs      int    // segments that are being made for clients
-	err       error  // the latest segment could not be made
+	used      uint64        // bytes that clients were given and that are not in files, or that are being made for them
+	filed     uint64        // bytes that clients were given and that are in files
+	untaken   atomic.Uint64 // of these, what is being made and is not taken from the host yet
+	held      int           // segments of clients of which a descriptor is here as well
+	fillers   int           // how many segments are made at a time
+	jobs      int           // segments that are being made for clients
+	short     bool          // the host has not what a client needs
+	err       error         // why a client does not get what it needs
 	retry     *timer.Timer
 	stock     stock
 	preparing bool
@@ -116,7 +119,7 @@ type Segment struct {
 
 // New returns a Pool that has nothing yet.
 func New(c Config) *Pool {
-	a := &Pool{Config: c}
+	a := &Pool{Config: c, fillers: fillers()}
 	a.retry = c.Timers.New(a.tryAgain)
 	a.stock.look = c.Timers.New(a.lookAtStock)
 	return a
@@ -173,7 +176,7 @@ func (a *Pool) Used() uint64 { return a.used }
 // Filed is what clients have in files instead, bytes.
 func (a *Pool) Filed() uint64 { return a.filed }
 
-// Err says why the latest segment could not be made; nil: it could.
+// Err says why the host does not give what clients need; nil: it does.
 func (a *Pool) Err() error { return a.err }
 
 // Ready is what the stock has ready, bytes.
@@ -194,6 +197,7 @@ func (g *GPU) Prepare() {
 
 // Prepare is GPU.Prepare for all GPUs.
 func (a *Pool) Prepare() {
+	a.short = false
 	for _, g := range a.gpus {
 		g.due = true
 	}
@@ -215,27 +219,51 @@ func (a *Pool) prepare() {
 			}
 		}
 	}
+	if a.short && a.jobs == 0 && !a.retry.Planned() {
+		pages, _, _ := a.Host.Free()
+		a.fail(hostLeft(pages))
+	}
 	a.restock()
 }
 
 // give gives what is ready and has as many made as there are fillers, for
-// what clients need. All that is given stays below the limit.
+// what clients need. All that is given stays below the limit, and leaves the Floor to the host:
+// where that has less than a client needs, what there is is made.
 func (g *GPU) give() {
 	a := g.pool
 	for g.giveReady() {
 	}
-	for a.jobs < fillers() && !a.retry.Planned() {
-		c, lacks := g.neediest(nil)
-		if c == nil || a.used >= a.Limit {
+	for a.jobs < a.fillers && !a.retry.Planned() && a.used < a.Limit {
+		hostRoom := sync.OnceValue(a.hostRoom) // only if somebody lacks anything: the kernel is asked
+		c, lacks := g.neediest(func(c *Client, lacks uint64) bool {
+			tooMuch := max(c.leastSegment(lacks), min(lacks, MinSegment)) > hostRoom()
+			a.short = a.short || tooMuch
+			return tooMuch
+		})
+		if c == nil {
 			return
 		}
-		size := max(nextSegment(c.Bytes(), lacks), c.leastSegment(lacks))
+		size := max(nextSegment(c.Bytes(), lacks, a.fillers), c.leastSegment(lacks))
+		if room := hostRoom(); size > room {
+			size = room / MinSegment * MinSegment
+		}
 		size = min(size, a.Limit-a.used) / unit * unit
 		if size == 0 {
 			return
 		}
 		c.makeSegment(size, lacks)
 	}
+}
+
+// hostRoom is how large a segment the host has memory for, bytes, where the stock makes way. What a client was promised
+// did leave the Floor to the host; since then somebody else may have taken it.
+func (a *Pool) hostRoom() uint64 {
+	pages, huge, ok := a.Host.Free()
+	if !ok {
+		return a.Limit
+	}
+	taking := a.untaken.Load()
+	return max(less(pages+a.stock.pages(), a.Floor+taking), less(huge, taking))
 }
 
 // neediest returns the client with the smallest part of what it needs, and what it
@@ -256,8 +284,8 @@ func (g *GPU) neediest(skip func(c *Client, lacks uint64) bool) (least *Client, 
 
 // nextSegment returns the size of the next segment of a client that has so much, and
 // lacks so much.
-func nextSegment(has, lacks uint64) uint64 {
-	size := min(max(has, MinSegment), MaxSegment, max(lacks/uint64(fillers()), tailSegment))
+func nextSegment(has, lacks uint64, fillers int) uint64 {
+	size := min(max(has, MinSegment), MaxSegment, max(lacks/uint64(fillers), tailSegment))
 	return min(size/MinSegment*MinSegment, lacks)
 }
 
@@ -289,7 +317,7 @@ func (c *Client) makeSegment(size, lacks uint64) {
 	a, node := c.gpu.pool, c.gpu.node
 	wait := a.makeWay(node, size, lacks)
 	c.making += size
-	a.making += size
+	a.untaken.Add(size)
 	a.used += size
 	a.jobs++
 	c.owner.Changed()
@@ -302,35 +330,55 @@ func (c *Client) makeSegment(size, lacks uint64) {
 		}
 		var seg Segment
 		var err error
-		a.placed(nicely(node, func() { seg, err = a.Host.Make(size, a.above(size)) }))
+		taken := uint64(0)
+		take := func(filled uint64) {
+			a.untaken.Add(taken - filled)
+			taken = filled
+		}
+		a.placed(nicely(node, func() {
+			seg, err = a.Host.Make(size, func(filled uint64) error {
+				take(filled)
+				return a.above(size - filled)
+			})
+		}))
+		take(size)
 		if !a.Loop.Do(func() { c.finishSegment(size, seg, err) }) && seg.File != nil {
 			seg.File.Close()
 		}
 	})
 }
 
-// tryAgain is for a while after a segment could not be made. If nobody needs one any more,
-// whether one can be made is not known: who needs the next one finds out.
+// tryAgain is for a while after the host did not have what clients need. If nobody needs it any more,
+// whether it can be had is not known: who needs the next segment finds out.
 func (a *Pool) tryAgain() {
 	a.Prepare()
-	if a.jobs == 0 {
+	if a.jobs == 0 && !a.short {
 		a.err = nil
 	}
 }
 
-// above is the step of a segment that leaves the Floor to the host. What was promised to clients did leave that; since
-// then somebody else may have taken it.
-func (a *Pool) above(size uint64) func(filled uint64) error {
-	return func(filled uint64) error {
-		if pages, huge, ok := a.Host.Free(); ok && pages < a.Floor+size-filled && huge < size-filled {
-			return fmt.Errorf("the host has %d MiB left", pages>>20)
-		}
-		return a.goOn(filled)
+// fail is for when the host does not give what clients need. It is tried again after a while.
+func (a *Pool) fail(err error) {
+	if a.err == nil {
+		a.Log.WithError(err).Errorf("no host memory for what is swapped out: trying again every %v", retryPause)
 	}
+	a.err = err
+	a.retry.Set(a.Loop.Now().Add(retryPause))
 }
 
+// above says whether so much more can be filled, and leaves the Floor to the host: somebody else may have taken
+// what there was when the segment was begun.
+func (a *Pool) above(more uint64) error {
+	if pages, huge, ok := a.Host.Free(); ok && pages < a.Floor+more && huge < more {
+		return hostLeft(pages)
+	}
+	return a.goOn()
+}
+
+func hostLeft(pages uint64) error { return fmt.Errorf("the host has %d MiB left", pages>>20) }
+
 // goOn says whether memory is still to be filled.
-func (a *Pool) goOn(uint64) error {
+func (a *Pool) goOn() error {
 	select {
 	case <-a.Loop.Ended():
 		return errors.New("the scheduler ends")
@@ -351,7 +399,6 @@ func (a *Pool) placed(err error) {
 func (c *Client) finishSegment(size uint64, seg Segment, err error) {
 	a := c.gpu.pool
 	c.making -= size
-	a.making -= size
 	a.jobs--
 	if c.dropped || err != nil {
 		if seg.File != nil {
@@ -362,23 +409,19 @@ func (c *Client) finishSegment(size uint64, seg Segment, err error) {
 			c.owner.Changed()
 		}
 	}
-	switch {
-	case err != nil:
-		if a.err == nil {
-			a.Log.WithError(err).Errorf("no host memory for what is swapped out: trying again every %v", retryPause)
-		}
-		a.err = err
-		a.retry.Set(a.Loop.Now().Add(retryPause))
+	if err != nil {
+		a.fail(err)
 		a.giveBack(size, true)
 		return
-	case !c.dropped:
-		if a.err != nil {
-			a.Log.Info("host memory for what is swapped out can be had again")
-			a.err = nil
-		}
+	}
+	if !c.dropped {
 		c.give(seg)
 	}
 	a.Prepare() // clients of all GPUs may have waited for a filler
+	if a.err != nil && !a.short && !a.retry.Planned() {
+		a.Log.Info("host memory for what is swapped out can be had again")
+		a.err = nil
+	}
 }
 
 // give makes a segment a client's.

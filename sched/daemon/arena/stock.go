@@ -69,6 +69,16 @@ func (s *stock) held() (sum uint64) {
 	return sum
 }
 
+// pages is what the host has more of common pages without the stock, bytes.
+func (s *stock) pages() (sum uint64) {
+	for _, p := range slices.Concat(s.making, s.ready, s.leaving) {
+		if !p.segment.Huge {
+			sum += p.filled.Load()
+		}
+	}
+	return sum
+}
+
 // remove removes an element of a list.
 func remove[T comparable](list []T, one T) []T {
 	return slices.DeleteFunc(list, func(other T) bool { return other == one })
@@ -182,7 +192,7 @@ func (a *Pool) restock() {
 	}
 	a.giveBack(less(a.used+s.bytes(), a.Limit), false)
 	nodes, target := a.nodes(), min(a.Config.Ready, less(a.Limit, a.used))
-	for len(nodes) > 0 && !s.paused && a.jobs == 0 && !a.retry.Planned() && len(s.making) < fillers() && len(s.making)+len(s.ready) < a.MaxReady {
+	for len(nodes) > 0 && !s.paused && a.jobs == 0 && !a.retry.Planned() && len(s.making) < a.fillers && len(s.making)+len(s.ready) < a.MaxReady {
 		are := [2]uint64{target, s.bytes()}
 		if are == s.full {
 			break
@@ -230,7 +240,7 @@ func (a *Pool) stockUp(node int, size uint64) {
 				case <-p.stop:
 					return errors.New("the segment is not wanted any more")
 				default:
-					return a.goOn(filled)
+					return a.goOn()
 				}
 			})
 		}))
@@ -274,9 +284,9 @@ func (a *Pool) makeWay(node int, size, lacks uint64) (wait []*piece) {
 	if len(s.making)+len(s.ready)+len(s.leaving) == 0 {
 		return nil
 	}
-	// Perhaps nothing of what is being made is taken from the host yet.
-	leaves := a.making + size + a.left()
-	if pages, huge, ok := a.Host.Free(); ok && huge < a.making+size && pages < leaves {
+	takes := a.untaken.Load() + size
+	leaves := takes + a.left()
+	if pages, huge, ok := a.Host.Free(); ok && huge < takes && pages < leaves {
 		a.giveBack(leaves-pages, true)
 		return slices.Clone(s.leaving)
 	}

@@ -351,13 +351,7 @@ func TestMakingFails(t *testing.T) {
 		}
 	})
 	host.set(empty)
-	f.inLoop(func() {
-		at, ok := f.timers.Next()
-		if !ok {
-			t.Error("it is not tried again")
-		}
-		f.timers.Run(at)
-	})
+	f.again()
 	a.await(128 * mib)
 	f.inLoop(func() {
 		if f.pool.Err() != nil {
@@ -377,14 +371,8 @@ func TestMakingLeavesTheFloor(t *testing.T) {
 	pages.Store(HostReserve + 64*mib - 1)
 	a := f.client(0, 64*mib)
 	f.await("it is said", func() bool { return f.pool.Err() != nil && a.Bytes() == 0 })
-	again := func() {
-		f.inLoop(func() {
-			at, _ := f.timers.Next()
-			f.timers.Run(at)
-		})
-	}
 	pages.Store(HostReserve + 64*mib)
-	again()
+	f.again()
 	a.await(64 * mib)
 	pages.Store(0)
 	huge.Store(64 * mib)
@@ -397,6 +385,110 @@ func TestMakingLeavesTheFloor(t *testing.T) {
 	})
 }
 
+// filling is a host that has so many bytes, of which a segment takes one half after the other. at is called when it was
+// asked whether to take a half, and once the first one is taken.
+func filling(host, taken *atomic.Uint64, at func()) *testHost {
+	return &testHost{
+		free: func() (uint64, uint64, bool) { return less(host.Load(), taken.Load()), 0, true },
+		make: func(size uint64, step func(uint64) error) (Segment, error) {
+			for _, filled := range []uint64{0, size / 2} {
+				if filled > 0 {
+					at()
+				}
+				err := step(filled)
+				at()
+				if err != nil {
+					taken.Add(-filled)
+					return Segment{}, err
+				}
+				taken.Add(size / 2)
+			}
+			return empty(size, func(uint64) error { return nil })
+		},
+	}
+}
+
+// retried waits until the host has too little for what clients need, and nothing is being made.
+func (f *fixture) retried() {
+	f.t.Helper()
+	f.await("it is to be tried again", func() bool { return f.pool.jobs == 0 && f.pool.retry.Planned() && f.pool.Err() != nil })
+}
+
+// again is for when it is to be tried again.
+func (f *fixture) again() {
+	f.t.Helper()
+	f.inLoop(func() {
+		at, ok := f.timers.Next()
+		if !ok {
+			f.t.Error("it is not tried again")
+		}
+		f.timers.Run(at)
+	})
+}
+
+// Of what a client was promised and the host does not have any more, it gets what the host has; so does another
+// client whose next segment is smaller.
+func TestWhatFitsIsMade(t *testing.T) {
+	var host, taken atomic.Uint64
+	host.Store(HostReserve + 500*mib)
+	f := start(t, 4*gib, 0, filling(&host, &taken, func() {}), 0)
+	f.inLoop(func() { f.pool.Floor = HostReserve })
+	a := f.client(0, gib)
+	f.retried()
+	f.inLoop(func() {
+		if a.Given() != 448*mib || f.pool.Used() != a.Given() {
+			t.Errorf("the client has %d MiB of the 500 that there are, %d are counted", a.Given()>>20, f.pool.Used()>>20)
+		}
+		a.Client.segments = someSegments // its next one is large: a shim keeps so many only
+	})
+	host.Add(100 * mib)
+	b := f.client(0, 128*mib)
+	f.again()
+	b.await(128 * mib)
+	f.retried()
+	host.Store(4 * gib)
+	f.again()
+	f.await("it has all", func() bool { return a.Given() >= gib && f.pool.Err() == nil && !f.pool.retry.Planned() })
+}
+
+// What is being made at the same time leaves the floor to the host together: else each one fails, and each one again.
+func TestMakersTogetherLeaveTheFloor(t *testing.T) {
+	const has, room = 512 * mib, 600 * mib
+	var host, taken atomic.Uint64
+	host.Store(HostReserve + room)
+	var f *fixture
+	var came atomic.Int32
+	both := [3]chan struct{}{make(chan struct{}), make(chan struct{}), make(chan struct{})} // the first two are there, again and again
+	from := filling(&host, &taken, func() {
+		n := came.Add(1) - 1
+		if n%2 == 1 && int(n) < 2*len(both) {
+			close(both[n/2])
+		}
+		if int(n) < 2*len(both) {
+			select {
+			case <-both[n/2]:
+			case <-f.ended:
+			}
+		}
+	})
+	f = start(t, 8*gib, 0, from, 0)
+	clients := []*owner{f.client(0, 0), f.client(0, 0)}
+	f.inLoop(func() {
+		f.pool.Floor, f.pool.fillers = HostReserve, 2
+		for _, c := range clients {
+			c.given, c.needs = has, 3*has
+			f.pool.used += has
+		}
+		f.pool.Prepare()
+	})
+	f.retried()
+	f.inLoop(func() {
+		if made := clients[0].sum() + clients[1].sum(); made != room/MinSegment*MinSegment {
+			t.Errorf("%d MiB were made of the %d that there are", made>>20, uint64(room)>>20)
+		}
+	})
+}
+
 // A failure is forgotten when nobody needs what could not be made: else clients would be refused
 // more for ever, and nobody would find out that it can be had again.
 func TestFailureIsForgotten(t *testing.T) {
@@ -405,16 +497,7 @@ func TestFailureIsForgotten(t *testing.T) {
 	f := start(t, 2*gib, 0, host, 0)
 	a := f.client(0, 64*mib)
 	f.await("it is said", func() bool { return f.pool.Err() != nil })
-	again := func() {
-		f.inLoop(func() {
-			at, ok := f.timers.Next()
-			if !ok {
-				t.Error("it is not tried again")
-			}
-			f.timers.Run(at)
-		})
-	}
-	again()
+	f.again()
 	f.await("it has failed again", func() bool { return f.pool.jobs == 0 && f.pool.retry.Planned() })
 	f.inLoop(func() {
 		if f.pool.Err() == nil {
@@ -422,7 +505,7 @@ func TestFailureIsForgotten(t *testing.T) {
 		}
 		a.Drop()
 	})
-	again()
+	f.again()
 	f.inLoop(func() {
 		if err := f.pool.Err(); err != nil {
 			t.Errorf("still said, and nobody needs it: %v", err)
@@ -457,7 +540,7 @@ func TestSegments(t *testing.T) {
 	const need = 64 * gib
 	n, largest := 0, uint64(0)
 	for has := uint64(0); has < need; n++ {
-		size := nextSegment(has, need-has)
+		size := nextSegment(has, need-has, fillers())
 		switch {
 		case size == 0 || size%MinSegment != 0 || size > MaxSegment || has+size > need:
 			t.Fatalf("%d MiB after %d", size>>20, has>>20)
@@ -482,7 +565,7 @@ func TestManySegments(t *testing.T) {
 	for total := uint64(64 * mib); total <= size; total += 64 * mib {
 		b.need(total)
 	}
-	f.await("all have theirs", func() bool { return a.Given() >= size && b.Given() >= size && f.pool.making == 0 })
+	f.await("all have theirs", func() bool { return a.Given() >= size && b.Given() >= size && f.pool.jobs == 0 })
 	f.inLoop(func() {
 		if f.pool.Used() > f.pool.Limit {
 			t.Errorf("%d MiB of %d", f.pool.Used()>>20, f.pool.Limit>>20)

@@ -3,6 +3,7 @@
 package memory
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -83,10 +84,21 @@ func (m *Member) whyStalled() string {
 	return "it may be stopped, or hang in a call of the driver; let it go on, or end it"
 }
 
+// ShortOfHost says that memory of a GPU was refused of late because of host memory.
+func (mem *Memory) ShortOfHost(g *node.GPU) (problem []string) {
+	if place := (*residency.Unplaceable)(nil); !refusedLately(g) || errors.As(g.WhyNo, &place) || mem.Swaps[g] == nil {
+		return nil
+	}
+	return []string{fmt.Sprintf("GPU %d: memory was refused recently: %v", g.Index, g.WhyNo)}
+}
+
+// refusedLately says whether a reservation was refused of late for which there was no room.
+func refusedLately(g *node.GPU) bool { return g.NoRoom != 0 && loop.Now().Sub(g.NoRoom) <= noRoomLately }
+
 // largestPinner names the tenant with most memory that cannot be moved, where memory was
-// refused of late.
+// refused of late that would have had a place without.
 func (mem *Memory) largestPinner(g *node.GPU, pinned map[string]uint64) (problem []string) {
-	if g.NoRoom == 0 || loop.Now().Sub(g.NoRoom) > noRoomLately {
+	if place := (*residency.Unplaceable)(nil); !refusedLately(g) || !errors.As(g.WhyNo, &place) || place.Largest > place.Capacity {
 		return nil
 	}
 	largest, sum := "", uint64(0)
@@ -170,10 +182,10 @@ func (mem *Memory) reserved(g *node.GPU, a residency.Reserved) {
 		if !cl.CanMove {
 			answer.Code = wire.ErrMemory // all that it knows
 		}
-		mem.noteNoRoom(g, cl, a.Asked, a.Why.Error())
+		mem.noteNoRoom(g, cl, a.Asked, a.Why)
 	case residency.OverCeiling:
 		answer.Code = wire.ErrMemory
-		mem.noteNoRoom(g, cl, a.Asked, fmt.Sprintf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", mem.Opts.GPUMemory>>20, a.Stands.Used>>20))
+		mem.noteNoRoom(g, cl, a.Asked, fmt.Errorf("all of its container or user together may have %d MiB (--gpu-memory), and have %d", mem.Opts.GPUMemory>>20, a.Stands.Used>>20))
 	case residency.OverLimit:
 		answer.Code = wire.ErrMemory
 		mem.noteOutOfMemory(g, cl, a.Asked, a.Stands)
@@ -184,10 +196,10 @@ func (mem *Memory) reserved(g *node.GPU, a residency.Reserved) {
 }
 
 // noteNoRoom notes and logs why a reservation was refused that its tenant's limit allows.
-func (mem *Memory) noteNoRoom(g *node.GPU, cl *node.Client, bytes uint64, why string) {
-	g.NoRoom = loop.Now()
-	mem.Turn(time.Now(), g, cl.ID, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: bytes, Text: why})
-	mem.Tell(cl.Subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %s", g.Index, bytes>>20, why))
+func (mem *Memory) noteNoRoom(g *node.GPU, cl *node.Client, bytes uint64, why error) {
+	g.NoRoom, g.WhyNo = loop.Now(), why
+	mem.Turn(time.Now(), g, cl.ID, &history.Event{Kind: api.EventType_EVENT_TYPE_NO_ROOM, Bytes: bytes, Text: why.Error()})
+	mem.Tell(cl.Subject(), logrus.WarnLevel, fmt.Sprintf("GPU %d: refuse %d MiB: %v", g.Index, bytes>>20, why))
 }
 
 // noteOutOfMemory counts a reservation that its tenant's limit refused. Programs try

@@ -326,6 +326,8 @@ func (mv *Moves) advance(m *Move) {
 	m.clients = slices.DeleteFunc(m.clients, func(cl *node.Client) bool { return mv.Clients[cl.ID] != cl })
 	switch {
 	case m.Phase == Carried:
+	case len(m.clients) == 0 && m.moved: // those that were to follow the others
+		mv.settle(m)
 	case len(m.clients) == 0:
 		mv.endMigration(m)
 	case m.Phase == Wakes:
@@ -439,7 +441,8 @@ func (mv *Moves) endMigration(m *Move) {
 	if m.To == m.home {
 		m.From, m.To, m.err = m.To, m.From, cmp.Or(m.err, m.undone)
 	}
-	if m.err == nil && len(m.clients) == 0 {
+	there := append(m.clients, mv.on(m.To, m.account)...)
+	if m.err == nil && len(there) == 0 {
 		m.err = fmt.Errorf("it has ended")
 	}
 	took := time.Since(m.began)
@@ -457,8 +460,8 @@ func (mv *Moves) endMigration(m *Move) {
 	if m.err != nil {
 		on = m.From
 	}
-	if len(m.clients) > 0 {
-		id = m.clients[0].ID
+	if len(there) > 0 {
+		id = there[0].ID
 	}
 	mv.History.AddChange(mv.EventOf(time.Now(), on, id, e))
 	m.done(m)

@@ -43,6 +43,7 @@ type GPU struct {
 	Mode     sched.Mode
 	Turns    metrics.Turns
 	NoRoom   base.Time // the latest reservation was refused for which there was no room; 0: none was
+	WhyNo    error     // why that was
 
 	Drained  bool      // admits no new tenants; see setDrained
 	Fault    string    // what ended all work on it; "": nothing

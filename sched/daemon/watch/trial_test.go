@@ -6,7 +6,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nvshare/nvshare/sched"
 	"github.com/nvshare/nvshare/sched/base"
+	"github.com/nvshare/nvshare/sched/daemon/loop"
+	"github.com/nvshare/nvshare/sched/daemon/metrics"
+	"github.com/nvshare/nvshare/sched/daemon/node"
+	"github.com/nvshare/nvshare/sched/daemon/peer"
+	"github.com/nvshare/nvshare/sched/daemon/tenants"
 )
 
 // Trials take a small part of a GPU's time, whoever comes and goes there.
@@ -60,5 +66,37 @@ func TestTrialTells(t *testing.T) {
 		if !s.isKnown() || s.saturates() != saturates || s.isFull() {
 			t.Errorf("after it, %.2f of its turns used: %+v", used, s)
 		}
+	}
+}
+
+// A GPU's trials are remembered over the end of the last process that is held there: processes that come one after the
+// other do not begin them anew.
+func TestTrialsOutliveWhoIsHeld(t *testing.T) {
+	g := &node.GPU{Found: node.Found{UUID: "GPU-0"}, Core: sched.New(sched.Config{})}
+	w := &Watch{Book: &tenants.Book{Node: &node.Node{Loop: loop.New(), Order: []*node.GPU{g}}}}
+	w.Holder = &holder{Holdings: map[holdingKey]*holding{}, trials: map[*node.GPU]*trial{}}
+	w.Holder.renew = w.Timers.New(func() {})
+	look := func() { w.noteUseOfHeld([]metrics.GPUSample{{UUID: g.UUID}}) }
+	held := func(pid int32) (key holdingKey) {
+		p := &peer.Peer{Process: peer.Process{PID: pid}}
+		w.hold(g, p).id = base.ClientID(pid)
+		return holdingKey{g, p.Process}
+	}
+
+	first := held(1)
+	look()
+	was := w.Holder.trials[g]
+	if was == nil {
+		t.Fatal("nothing is known of trials where a process is held")
+	}
+	was.begin(1)
+	was.end(2, false)
+	want := *was
+	delete(w.Holder.Holdings, first)
+	look()
+	held(2)
+	look()
+	if got := w.Holder.trials[g]; got == nil || *got != want {
+		t.Errorf("after the last process has ended, and another one has come: %+v, want %+v", got, want)
 	}
 }
