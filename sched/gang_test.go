@@ -12,6 +12,7 @@ import (
 
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
+	"github.com/nvshare/nvshare/sched/residency"
 	"pgregory.net/rapid"
 )
 
@@ -163,8 +164,9 @@ func (n *node) deadline() (gpu int, at base.Time, ok bool) {
 // after each and that nobody waits for ever.
 func TestAnyGangHistory(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		modes := rapid.Bool().Draw(t, "modes change")
-		n := newNode(3, Config{Quantum: 20 * time.Millisecond, Grace: 60 * time.Millisecond})
+		modes, moves := rapid.Bool().Draw(t, "modes change"), rapid.Bool().Draw(t, "memory moves")
+		n := newNode(3, Config{Quantum: 20 * time.Millisecond, Grace: 60 * time.Millisecond, SwapShare: rapid.SampledFrom([]int{0, 10, 50}).Draw(t, "share"),
+			Memory: residency.Config{Swap: moves, Capacity: 100, StallAfter: 20 * time.Millisecond}})
 		n.log, n.fail = t.Logf, t.Fatalf
 		names := rapid.SampledFrom([]string{"", "", "a", "b"})
 		shares := rapid.Custom(func(t *rapid.T) Share {
@@ -204,9 +206,13 @@ func TestAnyGangHistory(t *testing.T) {
 				return rapid.SampledFrom([]base.Epoch{0, n.has[gpu][id], n.has[gpu][id], n.has[gpu][id], 3}).Draw(t, "epoch")
 			}
 			var ev base.Event
-			switch rapid.IntRange(0, 21).Draw(t, "kind") {
+			most := 21
+			if moves {
+				most = 27
+			}
+			switch rapid.IntRange(0, most).Draw(t, "kind") {
 			case 0, 1, 2, 3:
-				ev = Attach{Client: id, Tenant: tenant(id), Share: tenants[tenant(id)], Held: epoch(), Want: rapid.Bool().Draw(t, "want")}
+				ev = Attach{Client: id, Tenant: tenant(id), Share: tenants[tenant(id)], CanMove: moves, Held: epoch(), Want: rapid.Bool().Draw(t, "want")}
 			case 4, 5, 6, 7, 8:
 				ev = Request{id}
 			case 9, 10, 11, 12:
@@ -243,6 +249,12 @@ func TestAnyGangHistory(t *testing.T) {
 					break
 				}
 				ev = Tick{}
+			case 22, 23:
+				total := rapid.Uint64Range(0, 80).Draw(t, "total")
+				ev = residency.Reserve{Client: id, Total: total, Least: total}
+			case 24, 25, 26, 27:
+				here, away := rapid.Uint64Range(0, 80).Draw(t, "here"), rapid.SampledFrom([]uint64{0, 0, 20, 60}).Draw(t, "away")
+				ev = residency.Moved{Client: id, Epoch: epoch(), Report: residency.Report{Resident: here, Fixed: min(here, rapid.Uint64Range(0, 5).Draw(t, "fixed")), Away: away}, Ready: away == 0}
 			default:
 				ev = Tick{}
 			}
@@ -260,7 +272,7 @@ func TestAnyGangHistory(t *testing.T) {
 			if !ok {
 				break
 			}
-			if at > start.Add(time.Minute) {
+			if at > start.Add(5*time.Minute) {
 				t.Fatalf("no end: %d", at)
 			}
 			n.now = max(n.now, at)

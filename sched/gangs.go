@@ -226,6 +226,7 @@ func (t *tenant) Asks() bool           { return t.queue.n > 0 }
 func (t *tenant) Live() bool           { return t.batch > 0 }
 func (t *tenant) Broke() bool          { return t.Capped() && !t.core.finishes(t) }
 func (t *tenant) Alone() bool          { return t.core.alone(t) }
+func (t *tenant) Moves() bool          { return t.core.mem.Overfull() }
 func (t *tenant) Grace() time.Duration { return t.core.grace }
 
 func (t *tenant) Calls() bool {
@@ -247,6 +248,66 @@ func (t *tenant) Drains() (since base.Time, ok bool) {
 		}
 	}
 	return since, ok
+}
+
+// turnOverWithout returns when the turn of the gang that has the GPU is over, no member of which has a grant here: at
+// once, unless others work elsewhere.
+func (c *GPU) turnOverWithout(next *tenant) base.Time {
+	s := c.kept.slot
+	if !s.Works() {
+		return c.now
+	}
+	end := s.SettledAt().Add(c.turn(c.kept))
+	if c.comesFromAway(next) {
+		end = max(end, c.owedUntil)
+	}
+	return max(end, s.Binds())
+}
+
+// Binds has the turn last until those who are about to move in have done so, or are given up, and then as long as
+// what that took demands where the next one has to move too.
+func (t *tenant) Binds() base.Time {
+	c := t.core
+	for _, g := range c.moves {
+		if g.client.tenant == t {
+			return c.givesUp(g)
+		}
+	}
+	next := c.upNext()
+	if next == nil {
+		next = c.dueGang()
+	}
+	if c.kept != t || next == nil || !c.comesFromAway(next) {
+		return 0
+	}
+	return c.owedUntil
+}
+
+// nextAway returns the next of those that have to move in. None passes a gang that is behind it and whose turn has come
+// here: it would move for nothing, as the gang takes the GPU once its turn has come elsewhere. Other gangs only wait.
+func (c *GPU) nextAway() *tenant {
+	away, due := c.deferred.top(), c.dueGang()
+	if away == nil || due == nil || behind(away, due) {
+		return away
+	}
+	away = nil
+	for _, t := range c.deferred.items {
+		if t.byGang() && (away == nil || behind(t, away)) {
+			away = t
+		}
+	}
+	c.looked += uint64(len(c.deferred.items))
+	return away
+}
+
+// dueGang returns the gang behind the others of those whose turn has come here, but not elsewhere yet; nil: none.
+func (c *GPU) dueGang() (due *tenant) {
+	for _, t := range c.ganged {
+		if t.byGang() && t.slot.IsDue() && (due == nil || behind(t, due)) {
+			due = t
+		}
+	}
+	return due
 }
 
 // takeSlot is for the tenant of a gang that has its first client, and leaveSlot for one that

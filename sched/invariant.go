@@ -74,7 +74,7 @@ func (c *GPU) checkNext() error {
 		return fmt.Errorf("tenant %s is urgent and waits", c.urgent.top().displayName())
 	case c.joiner() != nil:
 		return fmt.Errorf("tenant %s waits while its cohort has the GPU", c.joiner().displayName())
-	case c.free() && (c.ready.top() != nil || c.deferred.top() != nil && !c.spared()):
+	case c.free() && (c.ready.top() != nil || c.nextAway() != nil && !c.spared()):
 		return fmt.Errorf("%d clients wait for a free GPU", c.waiting)
 	case c.persisted != c.record():
 		return fmt.Errorf("persisted %v, need %v", c.persisted, c.record())

@@ -118,6 +118,9 @@ func (c *GPU) stopMoving(g *grant) {
 	g.move.on = false
 	g.move.took += took
 	g.client.tenant.moved += took
+	if g.client.tenant == c.kept {
+		c.kept.slot.Settled()
+	}
 	g.runFrom = c.now
 	c.moves = slices.DeleteFunc(c.moves, func(o *grant) bool { return o == g })
 }

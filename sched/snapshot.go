@@ -280,6 +280,7 @@ type neighbors struct {
 	patient  bool      // it is to keep the GPU over short pauses
 	quiet    bool      // it has made no calls for long, see suspendIdle
 	pooled   bool      // there are latency tenants
+	moves    bool      // its tenant is a gang, and there is not room for all memory on one of its GPUs
 }
 
 // notice returns what a holder is to be told.
@@ -296,8 +297,9 @@ func (s neighbors) notice(id base.ClientID) Notice {
 	switch {
 	case s.ganged && s.mode == Exclusive:
 		// Ranks that are idle are part of the job, and go when it does. But latency tenants do not
-		// wait for a turn to end, and have half of the time while a gang has one.
-		n.Leave, n.Bound = s.pooled, true
+		// wait for a turn to end, and have half of the time while a gang has one; and where memory
+		// moves, turns last for seconds.
+		n.Leave, n.Bound = s.pooled || s.moves, true
 	case s.limited:
 		n.Leave, n.Bound = true, true // as if its limit were somebody who waits
 	default:
@@ -326,6 +328,7 @@ func (c *GPU) expected(cl *client) Notice {
 		patient:  c.patient(cl),
 		quiet:    cl.quiet,
 		pooled:   c.pool.tenants > 0,
+		moves:    t.slot != nil && t.slot.Moves(),
 	}.notice(cl.id)
 }
 

@@ -73,7 +73,7 @@ func (c *GPU) grantTurn() bool {
 
 // inTurn returns the next of the tenants that wait for their turns; nil: none.
 func (c *GPU) inTurn() *tenant {
-	here, away := c.ready.top(), c.deferred.top()
+	here, away := c.ready.top(), c.nextAway()
 	switch {
 	case away == nil:
 		return here
@@ -98,7 +98,7 @@ func (c *GPU) turnOver() (base.Time, bool) {
 			return 0, false
 		}
 		if cl = c.kept.awaited(); cl == nil {
-			return c.now, true // no member of the gang is left
+			return c.turnOverWithout(next), true
 		}
 	}
 	g := cl.grant
@@ -106,32 +106,50 @@ func (c *GPU) turnOver() (base.Time, bool) {
 		return 0, false
 	}
 	if next.slot.IsCalled() {
-		if c.kept == nil || c.kept.slot.MakesWay(next.slot) {
+		switch {
+		case c.kept == nil && c.comesFromAway(next):
+			return max(c.now, c.leastUntil), true // who has moved in just now did not do so for nothing
+		case c.kept == nil, c.kept.slot.MakesWay(next.slot):
 			return c.now, true // the virtual time of the holder makes up for it
 		}
-		end := g.runFrom.Add(c.minTurn() - g.ran) // or gangs would stop each other all the time
+		end := c.turnFrom(g).Add(c.minTurn()) // or gangs would stop each other all the time
 		if c.comesFromAway(next) {
 			end = max(end, c.owedUntil)
 		}
-		return end, true
+		return max(end, c.kept.slot.Binds()), true
 	}
 	turn := c.turn(cl.tenant)
 	switch lead, part := g.startVT-next.VT(), c.turnPart(cl.tenant); {
 	case lead > 0 && next != cl.tenant:
 		turn = max(turn-time.Duration(base.Scale(lead, part, account.One)), min(turn, c.minTurn()))
+	case next.byGang() && -lead > int64(c.quantum)*int64(c.active+1): // its turns are longer, for what moving takes elsewhere
+		turn = max(turn, min(time.Duration(base.Scale(-lead, part, account.One)), easyStretch))
 	case lead < 0 && c.exact > 0 && (c.active == 2 || !c.cohort.on):
 		// Another tenant is next even if this one is behind it after its turn.
 		left := time.Duration(base.Scale(-lead, part, account.One)) - turn
 		turn += min(max(left, 0), turn)
 	}
-	end := g.runFrom.Add(turn - g.ran)
+	end := c.turnFrom(g).Add(turn)
 	if c.comesFromAway(next) {
 		end = max(end, c.owedUntil)
+	}
+	if c.kept != nil {
+		end = max(end, c.kept.slot.Binds())
 	}
 	if g.shared && c.closingBatch > 0 { // others of its cohort may not be back since a restart
 		end = max(end, c.auto.keepUntil)
 	}
 	return end, true
+}
+
+// turnFrom returns when the turn of a holder began, as if it had not been interrupted: that of a gang when all its ranks
+// had their memory.
+func (c *GPU) turnFrom(g *grant) base.Time {
+	from := g.runFrom.Add(-g.ran)
+	if c.kept != nil {
+		from = max(from, c.kept.slot.SettledAt())
+	}
+	return from
 }
 
 // turn returns how long a tenant may hold the GPU while others wait.
@@ -171,6 +189,11 @@ func (c *GPU) virtualNow() int64 {
 	}
 	for _, h := range []*tenantHeap{&c.ready, &c.deferred} {
 		if t := h.top(); t != nil {
+			least(t)
+		}
+	}
+	for _, t := range c.ganged { // who waits for other GPUs waits here too
+		if t.place == parked {
 			least(t)
 		}
 	}

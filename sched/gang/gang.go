@@ -10,7 +10,8 @@
 //	called     it is due on all its GPUs, and has a ticket: it is next on each of them, before
 //	           gangs with a higher ticket. Holders are revoked; a free GPU is kept for it
 //	running    all GPUs are kept, and all clients are granted at once. A turn that is over on one
-//	           GPU is over on all. Where a client comes on another GPU, the gang is called there
+//	           GPU is over on all. It begins when all clients have their memory on their GPUs, and lasts
+//	           until what that took is paid for on each of them (Binds). Where a client comes on another GPU, the gang is called there
 //	           and makes way at once for a lower ticket
 //	stopping   all clients are revoked; the GPUs stay kept until nobody drains
 //
@@ -106,6 +107,7 @@ type gang struct {
 	ticket uint64 // since it was called
 	lacks  bool   // while running: a client waits on a GPU that the gang does not have
 
+	settledAt  base.Time // the latest end of moving in, since the turn began
 	stoppedAt  base.Time // while stopping
 	releasedAt base.Time // the latest end of a drain since, or step
 	round      uint64
@@ -118,6 +120,8 @@ type Slot struct {
 	hold  Hold
 	due   bool   // the gang's turn has come on this GPU
 	round uint64 // of steps, see Step
+
+	playedAt base.Time // the latest turn began
 }
 
 // Members is all that a gang sees of a GPU: its own clients on that GPU.
@@ -131,6 +135,8 @@ type Members interface {
 	Broke() bool                        // its limit allows no grant now
 	Drains() (since base.Time, ok bool) // a member drains or is lost; since is the latest revoke
 	Alone() bool                        // nobody else is on the GPU
+	Moves() bool                        // there is not room for all memory
+	Binds() base.Time                   // the turn does not end before, because of moving memory on this GPU; 0: it may
 	Grace() time.Duration
 }
 
@@ -186,7 +192,10 @@ func (s *Slot) Keep() {
 }
 
 // Play notes that the gang has its turn on this GPU.
-func (s *Slot) Play() { s.take(Playing) }
+func (s *Slot) Play() {
+	s.take(Playing)
+	s.playedAt = s.gang.gangs.now()
+}
 
 // Free notes that the gang has nothing of the GPU any more.
 func (s *Slot) Free() { s.take(Nothing) }
@@ -225,7 +234,41 @@ func (s *Slot) Follow() { s.gang.advance() }
 func (s *Slot) Tell() { s.gang.tell() }
 
 // Released notes that a grant of the gang has ended.
-func (s *Slot) Released() { s.gang.releasedAt = s.gang.gangs.now() }
+func (s *Slot) Released() {
+	s.gang.releasedAt = s.gang.gangs.now()
+	if s.gang.phase == Running && !s.Works() {
+		s.gang.tell() // they may wait on other GPUs for an end of its turn
+	}
+}
+
+// Works says whether a member has a grant that keeps others out, on any GPU. Members give theirs back when they have
+// nothing to do, if memory moves: the turn goes on for the others.
+func (s *Slot) Works() bool { return s.gang.any(Members.Live) }
+
+// Moves says whether memory moves on any GPU of the gang.
+func (s *Slot) Moves() bool { return s.gang.any(Members.Moves) }
+
+// Settled notes that a member does not move its memory in any more.
+func (s *Slot) Settled() {
+	s.gang.settledAt = s.gang.gangs.now()
+	s.gang.tell()
+}
+
+// SettledAt returns when the latest member had its memory on its GPU, or the turn began here: all ranks can work from then on.
+func (s *Slot) SettledAt() base.Time { return max(s.gang.settledAt, s.playedAt) }
+
+// Binds returns before which time the turn does not end on any GPU, because of moving memory on one of them.
+func (s *Slot) Binds() (until base.Time) {
+	for _, o := range s.gang.slots {
+		if o.hold == Playing {
+			until = max(until, o.m.Binds())
+		}
+	}
+	return until
+}
+
+// IsDue says whether the gang waits although its turn has come on this GPU.
+func (s *Slot) IsDue() bool { return s.due && s.gang.phase == Wanted }
 
 // StoppedAt returns when the gang began to stop.
 func (s *Slot) StoppedAt() base.Time { return s.gang.stoppedAt }
@@ -328,7 +371,7 @@ func (g *gang) advance() {
 }
 
 func (g *gang) enter(to Phase) {
-	g.phase, g.lacks = to, false
+	g.phase, g.lacks, g.settledAt = to, false, 0
 	g.gangs.changes++
 	switch to {
 	case Called:

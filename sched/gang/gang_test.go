@@ -27,6 +27,8 @@ func (r *rank) Broke() bool                 { return false }
 func (r *rank) Drains() (base.Time, bool)   { return r.revoked, r.revoked != 0 }
 func (r *rank) Alone() bool                 { return true }
 func (r *rank) Grace() time.Duration        { return time.Second }
+func (r *rank) Binds() base.Time            { return 0 }
+func (r *rank) Moves() bool                 { return false }
 func sit(gs *Gangs, name, gpu string) *Slot { return gs.Join(name, false, &rank{gpu: gpu}) }
 
 // A gang has both of its GPUs or none, and while one rank drains the other one, which has drained and

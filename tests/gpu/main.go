@@ -60,6 +60,7 @@ var steps = []step{
 	{"overlap", "small kernels at the same time: time slices, plain MPS and overlap groups", (*bench).overlapStep},
 	{"starts", "tenants that start at the same time", (*bench).startsStep},
 	{"gang", "a job on two GPUs beside tenants of one, and beside another; not by default", (*bench).gangStep},
+	{"tensor", "two tensor-parallel models on two GPUs that do not hold both; not by default", (*bench).tensorStep},
 	{"two-gpu", "processes that use two GPUs each; not by default", (*bench).twoGPUs},
 	{"migrate", "a training that changes its GPU twenty times, against one that stays; two GPUs, not by default", (*bench).migrateStep},
 }
@@ -71,7 +72,7 @@ func main() {
 	b := &bench{}
 	bundle := flag.String("bundle", ".", "unpacked bundle, or a build directory")
 	results := flag.String("results", "results", "directory for the results")
-	only := flag.String("only", "", "a regular expression: cells of the matrix (framework/allocator/load), mixes of programs (of oversub with the GPU's MiB: a+b/5120), cases of gang, or parts of overlap and suspend")
+	only := flag.String("only", "", "a regular expression: cells of the matrix (framework/allocator/load), mixes of programs (of oversub with the GPU's MiB: a+b/5120), cases of gang and tensor, or parts of overlap and suspend")
 	flag.Float64Var(&b.seconds, "seconds", 8, "length of gemm's windows")
 	flag.BoolVar(&b.cells.quick, "quick", false, "shorter windows and fewer tenants, to try it")
 	flag.Float64Var(&b.cells.minutes, "minutes", -1, "matrix: begin no cell that would end later; 0: no limit; default 8.5, 3.2 with --quick")

@@ -224,7 +224,11 @@ func (s *scheduler) shortRequests(ctx context.Context, user int, length time.Dur
 }
 
 func (s *scheduler) set(ctx context.Context, user int, flags ...string) error {
-	cmd := exec.CommandContext(ctx, s.b.node.Bin("nvsharectl"), append([]string{"set", "--user", strconv.Itoa(firstUser + user)}, flags...)...)
+	return s.ctl(ctx, append([]string{"set", "--user", strconv.Itoa(firstUser + user)}, flags...)...)
+}
+
+func (s *scheduler) ctl(ctx context.Context, args ...string) error {
+	cmd := exec.CommandContext(ctx, s.b.node.Bin("nvsharectl"), args...)
 	cmd.Env = append(cmd.Environ(), "NVSHARE_RUN_DIR="+s.dir)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%v: %w: %s", cmd.Args, err, bytes.TrimSpace(out))

@@ -44,6 +44,8 @@
 #   starts    tenants that start at the same time, 20 times (3 minutes)
 #   gang      a job on two GPUs beside tenants of one, some with limits, beside another job, and
 #             beside short requests (3.5 minutes; with --quick 1)
+#   tensor    two language models, each split over the same two GPUs, with NCCL, that promise 1.5 times
+#             the memory: together, one after the other, and 200 switches (8 minutes)
 #   two-gpu   processes that use two GPUs each
 #   migrate   a PyTorch training of 8 GiB that changes its GPU twenty times, against one
 #             that stays: pauses, and whether the losses are the same (4 minutes; two GPUs)
@@ -69,7 +71,7 @@ if [ ! -x "$here/bin/nvshare-gpu" ]; then
 fi
 results=$here/results
 case ${1:-} in
--* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | content | suspend | rl | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate | suites | servers | warden) ;;
+-* | '' | demo | launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | content | suspend | rl | alloc | makespan | containers | overlap | starts | gang | tensor | two-gpu | migrate | suites | servers | warden) ;;
 *) results=$1 && shift ;;
 esac
 mkdir -p "$results"
@@ -86,7 +88,7 @@ while [ "$left" -gt 0 ]; do
 	left=$((left - 1))
 	case $1 in
 	demo) demo=yes ;;
-	launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | content | suspend | rl | alloc | makespan | containers | overlap | starts | gang | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
+	launch | handover | gemm | matrix | memory | shares | programs | alone | oversub | tenants | priority | preempt | swap | content | suspend | rl | alloc | makespan | containers | overlap | starts | gang | tensor | two-gpu | migrate) others=yes && set -- "$@" "$1" ;;
 	*) set -- "$@" "$1" ;;
 	esac
 	shift

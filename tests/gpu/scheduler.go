@@ -38,12 +38,16 @@ const swapDir = "/run/gpu-own"
 // installSwap copies what tenants of the steps about swapping and preemption run. They are users
 // of their own: those of one user are one tenant, which --gpu-memory limits.
 func (b *bench) installSwap() error {
-	if err := os.MkdirAll(swapDir, 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Join(swapDir, "loads"), 0o755); err != nil {
 		return err
 	}
-	for to, from := range map[string]string{"libnvshare.so": b.node.Shim(), "swap-load": b.node.Bin("swap-load"),
+	files := map[string]string{"libnvshare.so": b.node.Shim(), "swap-load": b.node.Bin("swap-load"),
 		"cuda-busy": b.node.Bin("cuda-busy"), "short-request": b.node.Bin("short-request"), "suspend.py": b.script("suspend.py"),
-		"content.py": b.script("content.py")} {
+		"content.py": b.script("content.py"), "worker.py": b.script("worker.py")}
+	for _, l := range []string{"__init__.py", "common.py", "driver.py", "tensor.py"} {
+		files[filepath.Join("loads", l)] = b.script(filepath.Join("loads", l))
+	}
+	for to, from := range files {
 		data, err := os.ReadFile(from)
 		if err != nil {
 			return err
