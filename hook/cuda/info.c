@@ -13,12 +13,13 @@ static uint64_t least(uint64_t a, uint64_t b)
 
 bool nvs_tell(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_told *t)
 {
-	bool swapped = gpu && nvs_swap_is_on(gpu);
 	/* Asked for before what is used: what is given up meanwhile never looks like in use again. */
-	uint64_t kept = swapped && nvs_counting() ? nvs_swap_cached(gpu) : 0;
+	uint64_t kept = gpu && nvs_swap_is_on(gpu) && nvs_counting() ? nvs_swap_cached(gpu) : 0;
 	struct nvs_limits l = { 0 };
+	bool limited = (gpu || uuid) && nvs_limits_of(gpu, uuid, &l) && l.limit;
+	bool swapped = gpu && nvs_swap_is_on(gpu); /* known by now */
 
-	if (!(gpu || uuid) || (!(nvs_limits_of(gpu, uuid, &l) && l.limit) && !swapped))
+	if (!limited && !swapped)
 		return false;
 	if (swapped) {
 		l.used -= least(kept, l.used);

@@ -13,14 +13,19 @@
 #include "signals.h"
 #include "wire_io.h"
 
-#define WAIT_NS  (200 * NVS_MS)
-#define PLACE_WAIT_NS (5 * NVS_S) /* a process that begins elsewhere would have its container on two GPUs */
+/*
+ * A process that is told of no limit takes more than it may have, and one that begins on another GPU
+ * has its container on two: a scheduler that lives is waited for. Once it did not answer, for less.
+ */
+#define WAIT_NS  (5 * NVS_S)
+#define DEAF_NS  (200 * NVS_MS)
 #define FRESH_NS (100 * NVS_MS)
 
 static struct {
 	uint8_t uuid[NVS_UUID_SIZE];
 	uint64_t at_ns; /* 0: none */
 	bool known;
+	bool deaf; /* the scheduler lives, and did not answer in time */
 	struct nvs_limits limits;
 } answer; /* the latest */
 
@@ -106,15 +111,18 @@ static bool query_ask(const uint8_t *uuid, uint32_t flags, uint64_t wait_ns, str
 	return ok;
 }
 
-static bool query(const uint8_t *uuid, struct nvs_limits *out)
+/* The lock is held. */
+static void query(const uint8_t *uuid)
 {
+	uint64_t start = nvs_now();
 	struct nvs_frame attached;
 	struct nvs_slot slot;
 
-	if (!query_ask(uuid, 0, WAIT_NS, &attached, &slot))
-		return false;
-	*out = (struct nvs_limits){ slot.mem_limit, slot.mem_used };
-	return true;
+	memcpy(answer.uuid, uuid, NVS_UUID_SIZE);
+	answer.known = query_ask(uuid, 0, answer.deaf ? DEAF_NS : WAIT_NS, &attached, &slot);
+	answer.limits = answer.known ? (struct nvs_limits){ slot.mem_limit, slot.mem_used } : (struct nvs_limits){ 0 };
+	answer.at_ns = nvs_now();
+	answer.deaf = !answer.known && answer.at_ns - start >= DEAF_NS;
 }
 
 bool nvs_query_place(const uint8_t *uuid, uint8_t *place)
@@ -126,7 +134,7 @@ bool nvs_query_place(const uint8_t *uuid, uint8_t *place)
 	bool known;
 
 	nvs_signals_block(&q);
-	known = query_ask(uuid, NVS_ATTACH_PLACE, PLACE_WAIT_NS, &attached, &slot) &&
+	known = query_ask(uuid, NVS_ATTACH_PLACE, WAIT_NS, &attached, &slot) &&
 		memcmp(attached.u.attached.uuid, unknown, sizeof(unknown)) != 0;
 	nvs_signals_restore(&q);
 	if (known)
@@ -142,12 +150,8 @@ bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out)
 	/* One thread asks, and the others wait for its answer, as long as the query may take. */
 	nvs_signals_block(&q);
 	nvs_lock(&answer_lock);
-	if (!answer.at_ns || memcmp(answer.uuid, uuid, NVS_UUID_SIZE) != 0 || nvs_now() - answer.at_ns >= FRESH_NS) {
-		memcpy(answer.uuid, uuid, NVS_UUID_SIZE);
-		answer.limits = (struct nvs_limits){ 0 };
-		answer.known = query(uuid, &answer.limits);
-		answer.at_ns = nvs_now();
-	}
+	if (!answer.at_ns || memcmp(answer.uuid, uuid, NVS_UUID_SIZE) != 0 || nvs_now() - answer.at_ns >= FRESH_NS)
+		query(uuid);
 	known = answer.known;
 	*out = answer.limits;
 	nvs_unlock(&answer_lock);

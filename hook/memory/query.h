@@ -13,8 +13,9 @@ struct nvs_limits {
 };
 
 /*
- * Asks the scheduler about a GPU over a connection of its own, 200 ms at most; the answer holds for
- * 100 ms. No thread, descriptor or mapping is left. False: no scheduler knows the GPU.
+ * Asks the scheduler about a GPU over a connection of its own; the answer holds for 100 ms. Waits 5 s
+ * at most for a scheduler that lives, and 200 ms once it has not answered. No thread, descriptor or
+ * mapping is left. False: no scheduler knows the GPU.
  */
 bool nvs_query_limits(const uint8_t *uuid, struct nvs_limits *out);
 

@@ -443,6 +443,11 @@ static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 	wait_answer(b, sent, nvs_now() + SETTLED_NS);
 	nvs_lock(&nvs_client_lock);
 	nvs_lock(&nvs_memory_lock);
+	known = b->known;
+	nvs_unlock(&nvs_memory_lock);
+	if (!known && atomic_load(&gpu->used)) /* programs take as much as they are told at first */
+		wait_attached(gpu);
+	nvs_lock(&nvs_memory_lock);
 	refresh(gpu);
 	known = b->known;
 	out->limit = b->limit;

@@ -104,8 +104,9 @@ void nvs_reserve_settle(struct nvs_gpu *gpu);
 bool nvs_reserve_due(const struct nvs_budget *b);
 
 /*
- * The limits of a GPU, or (gpu NULL) of any by its UUID: of one that the process does not use by a
- * connection of its own, which takes 200 ms at most. False: no scheduler knows.
+ * The limits of a GPU, or (gpu NULL) of any by its UUID. Of one that the process has begun to use it
+ * waits until the scheduler has answered for it, as an allocation does; of another it asks as
+ * nvs_query_limits. False: no scheduler knows.
  */
 bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *out);
 

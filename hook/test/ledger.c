@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "futex.h"
@@ -27,7 +28,7 @@ static struct conn conns[CONNS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_t thread;
 static int stop_pipe[2];
-static bool muted, running;
+static bool muted, slow, running;
 static uint64_t limits[LEDGER_GPUS], others[LEDGER_GPUS];
 static struct ledger_counts counts;
 
@@ -81,7 +82,10 @@ static void welcome(struct conn *c)
 {
 	struct nvs_frame w = { .version = NVS_WIRE_VERSION, .type = NVS_WELCOME };
 	struct fake f = { .conn = c->fd };
+	static const struct timespec late = { 0, 300000000 };
 
+	if (slow)
+		nanosleep(&late, NULL);
 	c->page_fd = memfd_create("grant-page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	CHECK(c->page_fd >= 0 && ftruncate(c->page_fd, NVS_PAGE_SIZE) == 0);
 	CHECK(fcntl(c->page_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
@@ -265,6 +269,13 @@ void ledger_mute(bool mute)
 {
 	pthread_mutex_lock(&lock);
 	muted = mute;
+	pthread_mutex_unlock(&lock);
+}
+
+void ledger_slow(void)
+{
+	pthread_mutex_lock(&lock);
+	slow = true;
 	pthread_mutex_unlock(&lock);
 }
 

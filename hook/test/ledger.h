@@ -19,6 +19,8 @@ void ledger_end(void);
 void ledger_limit(int gpu, uint64_t bytes);
 /* RESERVE is not answered from now on, or is again. */
 void ledger_mute(bool mute);
+/* A connection is answered 0.3 s late from now on, as on a machine that does much else. */
+void ledger_slow(void);
 /* Bytes that all processes have reserved. */
 uint64_t ledger_reserved(int gpu);
 /* Memory that others of the container have: of a process that is not there. */

@@ -71,9 +71,8 @@ static void begin(uint64_t limit0, uint64_t limit1)
 	CU(cuInit(0));
 	CU(cuCtxCreate_v2(&contexts[1], 0, 1));
 	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
-	/* On a slow machine the program is not held up until it has heard of the limits. */
 	EVENTUALLY(ledger_counts().attached >= 2);
-	EVENTUALLY((!limit0 || gpu_has(0, limit0)) && (!limit1 || gpu_has(1, limit1)));
+	CHECK((!limit0 || gpu_has(0, limit0)) && (!limit1 || gpu_has(1, limit1)));
 }
 
 /* What the container's memory on the current context's GPU is used for. */
@@ -85,14 +84,30 @@ static uint64_t used(void)
 	return total - available;
 }
 
-/*
- * Others of the container have this much on GPU 0, and this process, with a context there, knows.
- * Until its own connection is attached it has the answer to a query, which holds for 100 ms.
- */
+/* Others of the container have this much on GPU 0, and this process, with a context there, knows. */
 static void others_have(uint64_t own, uint64_t bytes)
 {
 	ledger_others(0, bytes);
 	EVENTUALLY(used() == own + bytes);
+}
+
+/* What a program is told at first decides how much it takes. */
+static void a_slow_scheduler_is_waited_for(void)
+{
+	size_t available, total;
+
+	ledger_init();
+	ledger_limit(0, LIMIT);
+	ledger_limit(1, LIMIT);
+	ledger_slow();
+	ledger_start();
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(total == LIMIT && available == LIMIT);
+	CHECK(ledger_counts().observed == 0);
+	CHECK(gpu_has(1, LIMIT)); /* which it does not use */
+	CHECK(ledger_counts().observed == 1 && ledger_counts().attached == 1);
 }
 
 /* ---- each allocator ---- */
@@ -1455,7 +1470,7 @@ static struct info nvml_memory(void *dev)
 	struct info2 b = { .version = 2 };
 	struct info a;
 
-	for (int i = 0; i < 100; i++) { /* the scheduler's word may come in between; on a slow machine a query fails */
+	for (int i = 0; i < 100; i++) { /* the scheduler's word may come in between */
 		CHECK(NVML(nvmlDeviceGetMemoryInfo, void *, struct info *)(dev, &a) == 0);
 		CHECK(NVML(nvmlDeviceGetMemoryInfo_v2, void *, struct info2 *)(dev, &b) == 0);
 		if (a.total == b.total && a.free == b.free && a.used == b.used)
@@ -1525,9 +1540,10 @@ static void a_scheduler_that_hangs_holds_nvml_up_shortly(void)
 	fake_init(&f);
 	fake_listen(&f); /* nobody accepts */
 	dev = nvml_device(0);
+	CHECK(nvml_memory(dev).total > LIMIT);
 	start = blocked_ns();
 	CHECK(nvml_memory(dev).total > LIMIT);
-	CHECK(blocked_since(start) < 5000000000u); /* it is 200 ms */
+	CHECK(blocked_since(start) < 4000000000u); /* it is 0.4 s; 5 s were waited before, once */
 	fake_end(&f);
 }
 
@@ -1543,20 +1559,21 @@ static void *ask_nvml(void *arg)
 static void one_asks_for_all_threads(void)
 {
 	pthread_t t[64];
-	uint64_t start;
 	struct fake f;
+	int asked = 0;
 
 	fake_init(&f);
 	fake_listen(&f);
-	CHECK(listen(f.listener, 64) == 0); /* nobody accepts */
+	CHECK(listen(f.listener, 128) == 0); /* nobody accepts */
+	CHECK(fcntl(f.listener, F_SETFL, O_NONBLOCK) == 0);
 	nvml_device_0 = nvml_device(0);
-	start = test_now();
 	for (int i = 0; i < 64; i++)
 		CHECK(pthread_create(&t[i], NULL, ask_nvml, NULL) == 0);
 	for (int i = 0; i < 64; i++)
 		CHECK(pthread_join(t[i], NULL) == 0);
-	/* 0.4 s as a rule: each asks twice. 13 s and more if one after the other. */
-	CHECK(test_now() - start < 10000000000u);
+	while (accept4(f.listener, NULL, NULL, SOCK_CLOEXEC) >= 0)
+		asked++;
+	CHECK(asked > 0 && asked < 64); /* two or three as a rule: each asks twice */
 	fake_end(&f);
 }
 
@@ -1743,6 +1760,7 @@ static const struct {
 	CASE(any_sequence_with_pools_that_keep),
 	CASE(nvml_agrees_with_the_driver),
 	CASE(nvml_alone_is_told_the_limit),
+	CASE(a_slow_scheduler_is_waited_for),
 	CASE(a_scheduler_that_hangs_holds_nvml_up_shortly),
 	CASE(one_asks_for_all_threads),
 	CASE(a_fork_beside_nvml),

@@ -326,14 +326,16 @@ func (g group) removeLater() error {
 
 const endedCommand = "run-ended"
 
-// endedCmd is what removeLater starts.
+// endedCmd is what removeLater starts. Children that outlive the program keep the cgroup, and the command: it ends with them.
 func endedCmd() *cobra.Command {
 	return &cobra.Command{
 		Use: endedCommand, Short: "Remove the cgroup of a program that nvsharectl run has started", Hidden: true,
 		RunE: func(_ *cobra.Command, dirs []string) error {
 			for {
 				if _, err := unix.Poll([]unix.PollFd{{Fd: 3, Events: unix.POLLIN}}, -1); err != unix.EINTR {
-					group{dirs}.remove()
+					for pause := 10 * time.Millisecond; !(group{dirs}).remove(); pause = min(2*pause, time.Second) {
+						time.Sleep(pause)
+					}
 					return err
 				}
 			}
@@ -341,10 +343,15 @@ func endedCmd() *cobra.Command {
 	}
 }
 
-// remove takes the cgroup away once the kernel lets it go. Children that outlive the
-// program keep it.
-func (g group) remove() {
-	for end := time.Now().Add(time.Second); len(g.dirs) > 0 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		g.dirs = slices.DeleteFunc(g.dirs, func(dir string) bool { return os.Remove(dir) == nil })
+// remove takes the cgroup away, with those that the program has made in it. It returns false where a process is in one.
+func (g group) remove() (gone bool) {
+	gone = true
+	for _, dir := range g.dirs {
+		inner, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
+		for _, file := range inner {
+			gone = group{[]string{filepath.Dir(file)}}.remove() && gone
+		}
+		gone = !errors.Is(os.Remove(dir), unix.EBUSY) && gone
 	}
+	return gone
 }

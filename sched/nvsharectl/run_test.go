@@ -268,7 +268,8 @@ func awaitNoGroup(t *testing.T, id string) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		left, _ := filepath.Glob("/sys/fs/cgroup/nvshare-" + id + "*")
-		if len(left) == 0 {
+		more, _ := filepath.Glob("/sys/fs/cgroup/*/nvshare-" + id + "*") // version 1
+		if left = append(left, more...); len(left) == 0 {
 			return
 		}
 		if time.Now().After(end) {
@@ -297,6 +298,25 @@ func TestRunBecomesTheProgram(t *testing.T) {
 	}
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
+	awaitNoGroup(t, d.told[0].Container.Id)
+}
+
+// A child that outlives the program keeps the cgroup, and with the child it goes; so do those that the program made in it.
+func TestRunIsOutlived(t *testing.T) {
+	needsGroup(t)
+	d := &describing{}
+	program := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(program, []byte(`#!/bin/sh
+for d in /sys/fs/cgroup/nvshare-*.scope /sys/fs/cgroup/*/nvshare-*.scope; do
+	! grep -qx $$ "$d/cgroup.procs" || mkdir -p "$d/a/b"
+done 2>/dev/null
+sleep 2 >/dev/null 2>&1 &
+`), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := ctlProcess(t, "run --run-dir "+serve(t, d)+" --shim "+someLibrary(t)+" --name mine -- "+program); code != 0 {
+		t.Fatalf("exit %d, %s", code, out)
+	}
 	awaitNoGroup(t, d.told[0].Container.Id)
 }
 

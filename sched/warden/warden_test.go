@@ -312,7 +312,7 @@ func TestSlowProcess(t *testing.T) {
 	slow.goes()
 	quick.goes()
 	n.must(order.Order{Op: order.State, PID: quick.pid})
-	n.check(syscall.Kill(slow.pid, syscall.SIGSTOP))
+	n.check(judge.Stop(slow.pid))
 	var r []order.Result
 	n.until("the quick one answers", func() bool {
 		r = n.do(order.Order{Op: order.Off, PID: slow.pid}, order.Order{Op: order.Off, PID: quick.pid})

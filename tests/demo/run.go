@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nvshare/nvshare/sched/api"
+	"github.com/nvshare/nvshare/tests/judge"
 	"github.com/nvshare/nvshare/tests/node"
 )
 
@@ -82,10 +83,7 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 	}
 
 	victim := d.tenants[1]
-	if err := d.watch(ctx, startWithin, func(gpu *api.GPU) bool {
-		c := victim.client(gpu) // its work runs by then, and most of its turn is left for the signal to come
-		return c.GetState() == api.ClientState_CLIENT_STATE_HOLDING && c.SinceNs > int64(longQuantum)/10 && c.SinceNs < int64(longQuantum)/3
-	}); err != nil {
+	if err := d.stopHolder(ctx, victim); err != nil {
 		return false, err
 	}
 	t.killed = d.now()
@@ -107,6 +105,33 @@ func (d *demo) run(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	return d.verdict(t, victim, whole)
+}
+
+// stopHolder stops a tenant in the middle of its turn, so that this is not over when the next signal comes, however
+// busy the machine is. Who is stopped too late goes on, and is stopped again.
+func (d *demo) stopHolder(ctx context.Context, x tenant) error {
+	for {
+		if err := d.watch(ctx, startWithin, func(gpu *api.GPU) bool {
+			c := x.client(gpu) // its work runs by then
+			return c.GetState() == api.ClientState_CLIENT_STATE_HOLDING && c.SinceNs > int64(longQuantum)/10
+		}); err != nil {
+			return err
+		}
+		if err := judge.Stop(x.ctr.PID); err != nil {
+			return err
+		}
+		looks, kept := 0, true // a release may be on its way at the first look
+		if err := d.watch(ctx, startWithin, func(gpu *api.GPU) bool {
+			state := x.client(gpu).GetState()
+			looks, kept = looks+1, state == api.ClientState_CLIENT_STATE_HOLDING || state == api.ClientState_CLIENT_STATE_DRAINING
+			return looks == 2 || !kept
+		}); err != nil || kept {
+			return err
+		}
+		if err := unix.Kill(x.ctr.PID, unix.SIGCONT); err != nil {
+			return fmt.Errorf("continue %s: %w", x.name, err)
+		}
+	}
 }
 
 // largePods has two pods that want three quarters of the GPU's memory each, and says what came of it; "": nothing is

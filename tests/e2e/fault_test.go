@@ -7,8 +7,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -49,27 +47,20 @@ func TestStoppedHolderIsFenced(t *testing.T) {
 }
 
 // stopHolder stops a process while it holds the GPU, and returns when its grant is
-// fenced. The process may be stopped too late, with its release on the way, or while it
-// has the lock of the simulated GPU, which would stop all tenants. Then stopHolder lets
+// fenced. The process may be stopped too late, with its release on the way. Then stopHolder lets
 // it go on, and stops it again.
 func stopHolder(t *testing.T, pid int) {
 	t.Helper()
 	ctx := within(t)
-	state := must(os.Open(filepath.Join(node.SimGPU, "run", "state")))(t)
-	defer state.Close()
 	for {
 		awaitClient(t, ctx, "the holder", pid, holding)
-		check(t, unix.Kill(pid, unix.SIGSTOP))
+		check(t, judge.Stop(pid))
 		fenced := false
 		awaitClient(t, ctx, "the fence", pid, func(c *api.Client) bool {
 			fenced = c.State == api.ClientState_CLIENT_STATE_FENCED
 			return fenced || c.State == api.ClientState_CLIENT_STATE_IDLE || c.State == api.ClientState_CLIENT_STATE_WAITING
 		})
-		free := node.UntilEvery(ctx, readEvery, "the lock", func() error {
-			return unix.Flock(int(state.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-		})
-		_ = unix.Flock(int(state.Fd()), unix.LOCK_UN)
-		if fenced && free == nil {
+		if fenced {
 			return
 		}
 		check(t, unix.Kill(pid, unix.SIGCONT))

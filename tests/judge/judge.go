@@ -4,6 +4,7 @@ package judge
 
 import (
 	"cmp"
+	"math"
 	"slices"
 )
 
@@ -261,7 +262,7 @@ func sumTenants(processes []Usage, total int64) []Usage {
 
 // Handover is what happened on a GPU after one tenant was killed.
 type Handover struct {
-	Held bool    `json:"held"`   // the victim occupied the GPU when it was killed
+	Held bool    `json:"held"`   // no other tenant has submitted between the victim's last work and its death
 	Gap  int64   `json:"gap_ns"` // from the kill to the next tenant's first submission
 	Next Process `json:"next"`
 }
@@ -270,16 +271,15 @@ type Handover struct {
 // (nanoseconds of CLOCK_MONOTONIC, see Now). False means that none had.
 func Regrant(t Trace, gpu, victim string, killed int64) (Handover, bool) {
 	var h Handover
-	found := false
+	found, last := false, int64(math.MinInt64)
 	for _, iv := range t.Intervals {
 		if iv.GPU != gpu {
 			continue
 		}
-		if iv.Process.Tenant == victim {
-			h.Held = h.Held || (iv.Submit <= killed && killed < iv.End)
-			continue
+		if iv.Submit <= killed && iv.Submit >= last {
+			last, h.Held = iv.Submit, iv.Process.Tenant == victim
 		}
-		if iv.Submit >= killed && (!found || iv.Submit-killed < h.Gap) {
+		if iv.Process.Tenant != victim && iv.Submit >= killed && (!found || iv.Submit-killed < h.Gap) {
 			h.Gap, h.Next, found = iv.Submit-killed, iv.Process, true
 		}
 	}

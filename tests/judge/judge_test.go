@@ -200,6 +200,9 @@ func TestRegrant(t *testing.T) {
 	if !ok || !h.Held || h.Gap != 7 || h.Next != proc("b1") {
 		t.Errorf("got %+v, %v; want b1 after 7 ns from a holder", h, ok)
 	}
+	if h, ok := Regrant(trace(t, "c1 0-10 a1 10-30 a1 !40 b1 47-60"), gpu, "a", 40); !ok || !h.Held || h.Gap != 7 {
+		t.Errorf("a holder without work: %+v, %v; want held, 7 ns", h, ok)
+	}
 	if h, ok := Regrant(tr, gpu, "c", 45); !ok || h.Held || h.Gap != 2 {
 		t.Errorf("a waiter's death: %+v, %v; want not held, 2 ns", h, ok)
 	}

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/nvshare/nvshare/tests/judge"
 )
 
 // Programs with pools of most of the GPU, as JAX's, beside host memory for a part of what they ask for, which is made before
@@ -60,7 +62,7 @@ func TestStoppedPoolIsNamed(t *testing.T) {
 	s := newSwapping(t, 1, "--grace", "1s")
 	a, b := s.startSwapTenant("a", tenantMiB, 1000), s.startSwapTenant("b", tenantMiB, 2000)
 	s.awaitSwaps(2)
-	s.check(a.cmd.Process.Signal(syscall.SIGSTOP))
+	s.check(judge.Stop(a.cmd.Process.Pid))
 	s.until("it is named", func() error {
 		if p := s.blames(); !strings.Contains(p, fmt.Sprint(a.cmd.Process.Pid)) {
 			return fmt.Errorf("problems: %q", p)

@@ -185,7 +185,7 @@ func TestSwap(t *testing.T) {
 		s.awaitSwaps(1)
 	}
 
-	s.check(a.cmd.Process.Signal(syscall.SIGSTOP))
+	s.check(judge.Stop(a.cmd.Process.Pid))
 	s.until("the stopped tenant holds up the other one, or does not want the GPU", func() error {
 		r, err := s.status()
 		if err != nil {
