@@ -93,7 +93,9 @@ func (mem *Memory) ShortOfHost(g *node.GPU) (problem []string) {
 }
 
 // refusedLately says whether a reservation was refused of late for which there was no room.
-func refusedLately(g *node.GPU) bool { return g.NoRoom != 0 && loop.Now().Sub(g.NoRoom) <= noRoomLately }
+func refusedLately(g *node.GPU) bool {
+	return g.NoRoom != 0 && loop.Now().Sub(g.NoRoom) <= noRoomLately
+}
 
 // largestPinner names the tenant with most memory that cannot be moved, where memory was
 // refused of late that would have had a place without.
