@@ -202,7 +202,7 @@ func (c *GPU) grantGang() {
 	}
 	if t.slot.Hold() == gang.Kept {
 		t.slot.Play()
-		t.SetVT(max(t.VT(), c.virtualNow()-int64(c.quantum)*int64(c.active+1))) // see setActive
+		t.SetVT(max(t.VT(), c.gangTime()-int64(c.quantum)*int64(c.active+1))) // see setActive
 		for _, cl := range slices.Clone(t.members) {
 			// One without a place would wait for it, also when it is of no gang any more.
 			if !t.overlaps() && cl.connected && cl.in == nil && cl.grant == nil && !cl.stranded {
