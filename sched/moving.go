@@ -118,11 +118,11 @@ func (c *GPU) stopMoving(g *grant) {
 	g.move.on = false
 	g.move.took += took
 	g.client.tenant.moved += took
-	if g.client.tenant == c.kept {
-		c.kept.slot.Settled()
-	}
 	g.runFrom = c.now
 	c.moves = slices.DeleteFunc(c.moves, func(o *grant) bool { return o == g })
+	if t := g.client.tenant; t == c.kept {
+		t.slot.Settle(!slices.ContainsFunc(c.moves, func(o *grant) bool { return o.client.tenant == t }))
+	}
 }
 
 // thereMayBeRoom lets those try again whose grants were asked back because they did
@@ -164,10 +164,13 @@ func (c *GPU) isReady(cl *client, epoch base.Epoch, copied uint64, known bool) {
 	if !g.move.on {
 		return
 	}
+	again := c.movesAgain(t)
 	c.recount(g, func() { c.stopMoving(g) })
 	g.ran, g.startVT = 0, t.VT()
 	g.move.ready = true
-	c.owe(t, g.move.took)
+	if !again {
+		c.owe(t, g.move.took)
+	}
 	c.noteFill(copied, known, g.move.took)
 	c.review(t)
 }
@@ -188,6 +191,9 @@ func (c *GPU) movingDeadline() (base.Time, bool) {
 	if c.deferred.top() != nil && c.effective == Exclusive {
 		e.Either(c.owedUntil, c.owedUntil > c.now)
 		e.Either(c.sparedUntil, c.free() && c.sparedUntil > c.now)
+		if due := c.dueGang(); due != nil {
+			e.Either(c.heldFor(due), c.heldFor(due) > c.now)
+		}
 	}
 	return e.At, e.OK
 }

@@ -102,7 +102,7 @@ func (c *GPU) turnOver() (base.Time, bool) {
 		}
 	}
 	g := cl.grant
-	if g.state == paused || g.move.on {
+	if g.state == paused || g.move.on && !c.movesAgain(cl.tenant) {
 		return 0, false
 	}
 	if next.slot.IsCalled() {
