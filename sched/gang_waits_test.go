@@ -109,3 +109,36 @@ func TestGangWaitsForNobodyElse(t *testing.T) {
 		}
 	}
 }
+
+// moveForEver has a rank that is granted say each second that it moves, and never be ready.
+func (r *gangRank) moveForEver() {
+	switch {
+	case r.draining:
+		r.moving = false
+		r.release()
+	case r.epoch != 0:
+		r.moving, r.open = true, false
+		r.resident, r.away = min(r.resident, 59*oneGiB), max(r.away, oneGiB)
+		r.report(false)
+	}
+	r.w.after(time.Second, r.moveForEver)
+}
+
+// Who says again and again that its memory moves, and is never ready, does not keep the GPU from others for ever.
+func TestMovesForEver(t *testing.T) {
+	const length = 30 * time.Minute
+	for name, jobs := range map[string][][]uint64{
+		"a tenant": {{0, 60}, {0, 60}, {0, 60}},
+		"a rank":   {{60, 60}, {60, 0}, {0, 60}},
+	} {
+		w := newWaitModel(t, jobs...)
+		w.jobs[0].ranks[len(w.jobs[0].ranks)-1].moveForEver()
+		w.run(20 * time.Second)
+		w.measure(length)
+		for _, j := range w.jobs[1:] {
+			if j.gap > maxFill+time.Minute || j.worked < length/4 {
+				t.Errorf("%s: job %v worked %.1f %% of the time, and waited %.1f s", name, j.bytes, 100*j.worked.Seconds()/length.Seconds(), j.gap.Seconds())
+			}
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 	"github.com/nvshare/nvshare/sched/residency"
@@ -210,12 +211,21 @@ func (c *GPU) othersWait(t *tenant) bool {
 	return c.waiting > t.summed.waiting || next != nil && next != t
 }
 
-// givesUp returns when a client has not moved anything for too long.
+// maxFill is how long a client may move while others wait: nothing shows from outside whether it does what it says. The
+// memory of any GPU is there in less.
+const maxFill = 5 * time.Minute
+
+// givesUp returns when a client has not moved anything for too long, or moves for too long.
 func (c *GPU) givesUp(g *grant) base.Time {
 	if g.client.stranded {
 		return c.asideAt(g)
 	}
-	return g.move.at.Add(c.grace)
+	return min(g.move.at.Add(c.grace), g.overlong(c.grace))
+}
+
+// overlong returns when a client has moved for too long in all under its grant.
+func (g *grant) overlong(grace time.Duration) base.Time {
+	return g.move.since.Add(max(maxFill, grace) - g.move.took)
 }
 
 // asideAt returns when the grant of a client is asked back that has no place now: at once, but for work that
@@ -235,6 +245,10 @@ func (c *GPU) revokeStalled() {
 		}
 		t := g.client.tenant
 		c.bill(t)
+		if c.now >= g.overlong(c.grace) { // it had the GPU for that time, whatever it did
+			t.SetVT(t.VT() + base.Scale(int64(c.now.Sub(g.move.since)), account.One, max(c.turnPart(t), 1)))
+			c.review(t)
+		}
 		if !g.client.stranded && c.othersWait(t) { // a stranded client tries again when there is a place
 			t.notBefore = c.now.Add(min(c.now.Sub(g.move.since), maxStretch))
 			if !slices.Contains(c.putOff, t) {
