@@ -202,7 +202,7 @@ func (c *GPU) grantGang() {
 	}
 	if t.slot.Hold() == gang.Kept {
 		t.slot.Play()
-		t.SetVT(max(t.VT(), c.virtualNow()-int64(c.quantum)*int64(c.active+1))) // see setActive
+		t.SetVT(max(t.VT(), c.gangTime()-int64(c.quantum)*int64(c.active+1))) // see setActive
 		for _, cl := range slices.Clone(t.members) {
 			// One without a place would wait for it, also when it is of no gang any more.
 			if !t.overlaps() && cl.connected && cl.in == nil && cl.grant == nil && !cl.stranded {
@@ -269,7 +269,7 @@ func (c *GPU) turnOverWithout(next *tenant) base.Time {
 func (t *tenant) Binds() base.Time {
 	c := t.core
 	for _, g := range c.moves {
-		if g.client.tenant == t {
+		if g.client.tenant == t && !c.movesAgain(t) {
 			return c.givesUp(g)
 		}
 	}
@@ -283,11 +283,16 @@ func (t *tenant) Binds() base.Time {
 	return c.owedUntil
 }
 
-// nextAway returns the next of those that have to move in. None passes a gang that is behind it and whose turn has come
-// here: it would move for nothing, as the gang takes the GPU once its turn has come elsewhere. Other gangs only wait.
+// movesAgain says whether a tenant is a gang whose members had their memory here since its turn began: its turn is
+// no longer for what they move now.
+func (c *GPU) movesAgain(t *tenant) bool { return c.kept == t && t.slot.HasSettled() }
+
+// nextAway returns the next of those that have to move in. For a while none passes a gang that is behind it and whose
+// turn has come here: it would move for nothing, as the gang takes the GPU once its turn has come elsewhere. Other
+// gangs only wait.
 func (c *GPU) nextAway() *tenant {
 	away, due := c.deferred.top(), c.dueGang()
-	if away == nil || due == nil || behind(away, due) {
+	if away == nil || due == nil || behind(away, due) || c.now >= c.heldFor(due) {
 		return away
 	}
 	away = nil
@@ -308,6 +313,12 @@ func (c *GPU) dueGang() (due *tenant) {
 		}
 	}
 	return due
+}
+
+// heldFor returns until when nobody moves in before a gang that is due: as long as the turn of one that moves in
+// lasts. Elsewhere its turn may not come for minutes, or its limit be used up, while this GPU does nothing.
+func (c *GPU) heldFor(due *tenant) base.Time {
+	return due.slot.DueSince().Add(c.leastStretch(c.fillTook))
 }
 
 // takeSlot is for the tenant of a gang that has its first client, and leaveSlot for one that

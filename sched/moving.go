@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/nvshare/nvshare/sched/account"
 	"github.com/nvshare/nvshare/sched/base"
 	"github.com/nvshare/nvshare/sched/gang"
 	"github.com/nvshare/nvshare/sched/residency"
@@ -118,11 +119,11 @@ func (c *GPU) stopMoving(g *grant) {
 	g.move.on = false
 	g.move.took += took
 	g.client.tenant.moved += took
-	if g.client.tenant == c.kept {
-		c.kept.slot.Settled()
-	}
 	g.runFrom = c.now
 	c.moves = slices.DeleteFunc(c.moves, func(o *grant) bool { return o == g })
+	if t := g.client.tenant; t == c.kept {
+		t.slot.Settle(!slices.ContainsFunc(c.moves, func(o *grant) bool { return o.client.tenant == t }))
+	}
 }
 
 // thereMayBeRoom lets those try again whose grants were asked back because they did
@@ -164,10 +165,13 @@ func (c *GPU) isReady(cl *client, epoch base.Epoch, copied uint64, known bool) {
 	if !g.move.on {
 		return
 	}
+	again := c.movesAgain(t)
 	c.recount(g, func() { c.stopMoving(g) })
 	g.ran, g.startVT = 0, t.VT()
 	g.move.ready = true
-	c.owe(t, g.move.took)
+	if !again {
+		c.owe(t, g.move.took)
+	}
 	c.noteFill(copied, known, g.move.took)
 	c.review(t)
 }
@@ -188,6 +192,9 @@ func (c *GPU) movingDeadline() (base.Time, bool) {
 	if c.deferred.top() != nil && c.effective == Exclusive {
 		e.Either(c.owedUntil, c.owedUntil > c.now)
 		e.Either(c.sparedUntil, c.free() && c.sparedUntil > c.now)
+		if due := c.dueGang(); due != nil {
+			e.Either(c.heldFor(due), c.heldFor(due) > c.now)
+		}
 	}
 	e.Either(c.nobodyFor())
 	return e.At, e.OK
@@ -211,12 +218,21 @@ func (c *GPU) othersWait(t *tenant) bool {
 	return c.waiting > t.summed.waiting || next != nil && next != t
 }
 
-// givesUp returns when a client has not moved anything for too long.
+// maxFill is how long a client may move while others wait: nothing shows from outside whether it does what it says. The
+// memory of any GPU is there in less.
+const maxFill = 5 * time.Minute
+
+// givesUp returns when a client has not moved anything for too long, or moves for too long.
 func (c *GPU) givesUp(g *grant) base.Time {
 	if g.client.stranded {
 		return c.asideAt(g)
 	}
-	return g.move.at.Add(c.grace)
+	return min(g.move.at.Add(c.grace), g.overlong(c.grace))
+}
+
+// overlong returns when a client has moved for too long in all under its grant.
+func (g *grant) overlong(grace time.Duration) base.Time {
+	return g.move.since.Add(max(maxFill, grace) - g.move.took)
 }
 
 // asideAt returns when the grant of a client is asked back that has no place now: at once, but for work that
@@ -239,6 +255,10 @@ func (c *GPU) revokeStalled() {
 		}
 		t := g.client.tenant
 		c.bill(t)
+		if c.now >= g.overlong(c.grace) { // it had the GPU for that time, whatever it did
+			t.SetVT(t.VT() + base.Scale(int64(c.now.Sub(g.move.since)), account.One, max(c.turnPart(t), 1)))
+			c.review(t)
+		}
 		if !g.client.stranded && c.othersWait(t) { // a stranded client tries again when there is a place
 			t.notBefore = c.now.Add(min(c.now.Sub(g.move.since), maxStretch))
 			if !slices.Contains(c.putOff, t) {

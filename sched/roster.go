@@ -22,8 +22,9 @@ type roster struct {
 	metered    []*tenant // see meter
 	ganged     []*tenant // of gangs
 
-	sums        // of all tenants
-	vtime int64 // see virtualNow
+	sums         // of all tenants
+	vtime  int64 // see virtualNow
+	gangVT int64 // the same for gangs
 
 	dueCache dueCache // see duesNow
 }
@@ -259,3 +260,49 @@ func (c *GPU) duesNow() *dueCache {
 
 // part returns the part of the GPU by which a tenant's virtual time passes, of one.
 func (c *GPU) part(t *tenant) int64 { return c.duesNow().Part(t.claim(), t.wants()) }
+
+// virtualNow returns the virtual time of the tenant that is behind the others. It is
+// the virtual time of the GPU, and never runs backwards. For gangs there is another one, gangTime: those that wait
+// for other GPUs count there, so that no gang loses what it is behind. Others gain nothing by a gang that waits.
+func (c *GPU) virtualNow() int64 {
+	v := int64(0)
+	any := false
+	least := func(t *tenant) {
+		if !any || t.VT() < v {
+			v, any = t.VT(), true
+		}
+	}
+	if c.effective == Exclusive {
+		for _, l := range []*list{&c.open, &c.closing} {
+			for cl := l.head; cl != nil; cl = cl.next {
+				if cl.grant.kind == turnGrant {
+					c.bill(cl.tenant)
+					least(cl.tenant)
+				}
+			}
+		}
+	}
+	for _, h := range []*tenantHeap{&c.ready, &c.deferred} {
+		if t := h.top(); t != nil {
+			least(t)
+		}
+	}
+	if any {
+		c.vtime = max(c.vtime, v)
+	}
+	for _, t := range c.ganged {
+		if t.place == parked {
+			least(t)
+		}
+	}
+	if any {
+		c.gangVT = max(c.gangVT, v)
+	}
+	return c.vtime
+}
+
+// gangTime is virtualNow for gangs.
+func (c *GPU) gangTime() int64 {
+	c.virtualNow()
+	return c.gangVT
+}

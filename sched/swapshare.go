@@ -35,14 +35,21 @@ func stretchFor(moved time.Duration, percent int) time.Duration {
 	return min(moved*time.Duration(100-percent)/time.Duration(percent), maxStretch)
 }
 
+// leastStretch returns how long the turn lasts at least of one that moved for so long.
+func (c *GPU) leastStretch(moved time.Duration) time.Duration {
+	if c.swapShare == 0 {
+		return min(c.quantum, maxStretch)
+	}
+	return stretchFor(moved, c.swapShare)
+}
+
 // owe puts off further moving because of what moving took: for as long as the share
 // demands, or as an easyPart of the share would if that is not long, nor too long for those that
 // have paused. Without a share the quantum says for how long, also for a tenant with a limit.
 func (c *GPU) owe(t *tenant, moved time.Duration) {
 	least, until := c.quantum, c.quantum
-	t.stretch = min(c.quantum, maxStretch)
+	t.stretch = c.leastStretch(moved)
 	if c.swapShare != 0 {
-		t.stretch = stretchFor(moved, c.swapShare)
 		easy := min(stretchFor(moved, max(c.swapShare/easyPart, 1)), easyStretch, easyRound/time.Duration(max(len(c.deferred.items), 1)), c.bears(t))
 		for _, other := range c.deferred.items {
 			easy = min(easy, c.bears(other))

@@ -50,13 +50,14 @@ type tenant struct {
 	pos   int // in that place's heap
 
 	account.Account
-	open    int // grants that run: gate open, not paused
-	closing int // grants that drain or are lost
-	fenced  int
-	beside  int  // beside grants whose gate is open
-	batch   int  // live grants that are turns
-	active  bool // it counts among those that want the GPU
-	summed  sums // in roster.sums
+	open      int // grants that run: gate open, not paused
+	closing   int // grants that drain or are lost
+	fenced    int
+	beside    int       // beside grants whose gate is open
+	batch     int       // live grants that are turns
+	active    bool      // it counts among those that want the GPU
+	restsFrom base.Time // it was active until then
+	summed    sums      // in roster.sums
 
 	gets        int           // permille of the GPU, while clients share it by time slices, or under beside grants
 	looks, hot  int           // of a latency tenant: how often it was looked whether the GPU had work of it, and had
@@ -357,16 +358,20 @@ func (c *GPU) setActive(t *tenant, active bool) {
 	}
 	if active {
 		least := c.virtualNow() - int64(c.quantum)*int64(c.active+1)
-		t.SetVT(max(t.VT(), least))
+		own := least
+		if t.byGang() || c.now.Sub(t.restsFrom) < c.quantum { // it was gone for a moment, and loses nothing
+			own = c.gangTime() - int64(c.quantum)*int64(c.active+1)
+		}
+		t.SetVT(max(t.VT(), own))
 		c.cohort.vt = max(c.cohort.vt, least)
 	} else {
 		c.bill(t) // while it still counts
-		c.pool.wantedAt = c.now
+		c.pool.wantedAt, t.restsFrom = c.now, c.now
 	}
 	t.active, c.dueCache.stale = active, true
 	c.sumUp(t)
 	if c.active == 0 {
-		c.vtime = max(c.vtime, t.VT()) // or the next tenant would be ahead by all the time that this one had alone
+		c.vtime, c.gangVT = max(c.vtime, t.VT()), max(c.gangVT, t.VT()) // or the next tenant would be ahead by all the time that this one had alone
 	}
 }
 

@@ -102,7 +102,7 @@ func (c *GPU) turnOver() (base.Time, bool) {
 		}
 	}
 	g := cl.grant
-	if g.state == paused || g.move.on {
+	if g.state == paused || g.move.on && !c.movesAgain(cl.tenant) {
 		return 0, false
 	}
 	if next.slot.IsCalled() {
@@ -166,42 +166,6 @@ func (c *GPU) turn(t *tenant) time.Duration {
 }
 
 func (c *GPU) minTurn() time.Duration { return max(MinQuantum, c.quantum/minTurnPart) }
-
-// virtualNow returns the virtual time of the tenant that is behind the others. It is
-// the virtual time of the GPU, and never runs backwards.
-func (c *GPU) virtualNow() int64 {
-	v := int64(0)
-	any := false
-	least := func(t *tenant) {
-		if !any || t.VT() < v {
-			v, any = t.VT(), true
-		}
-	}
-	if c.effective == Exclusive {
-		for _, l := range []*list{&c.open, &c.closing} {
-			for cl := l.head; cl != nil; cl = cl.next {
-				if cl.grant.kind == turnGrant {
-					c.bill(cl.tenant)
-					least(cl.tenant)
-				}
-			}
-		}
-	}
-	for _, h := range []*tenantHeap{&c.ready, &c.deferred} {
-		if t := h.top(); t != nil {
-			least(t)
-		}
-	}
-	for _, t := range c.ganged { // who waits for other GPUs waits here too
-		if t.place == parked {
-			least(t)
-		}
-	}
-	if any {
-		c.vtime = max(c.vtime, v)
-	}
-	return c.vtime
-}
 
 // chooseNext decides, while the holder drains, who is granted next: recording that takes
 // time, which the drain hides.

@@ -429,8 +429,8 @@ uint64_t nvs_reserve_tick(void)
 
 /* ---- what the container is told ---- */
 
-/* False: the process has never used the GPU. */
-static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
+/* False: the process has never used the GPU, or the scheduler does not answer. */
+static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out, bool *deaf)
 {
 	struct nvs_budget *b = gpu->budget;
 	struct nvs_signals q;
@@ -453,6 +453,7 @@ static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 	known = b->known;
 	out->limit = b->limit;
 	out->used = b->others + b->used;
+	*deaf = b->deaf;
 	nvs_unlock(&nvs_memory_lock);
 	nvs_unlock(&nvs_client_lock);
 	nvs_signals_restore(&q);
@@ -462,7 +463,7 @@ static bool limits_of_own(struct nvs_gpu *gpu, struct nvs_limits *out)
 bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *out)
 {
 	int saved = errno;
-	bool known;
+	bool known, deaf = false;
 
 	if (nvs_memory_locked)
 		return false;
@@ -470,8 +471,8 @@ bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *
 		gpu = nvs_gpu_of_uuid(uuid);
 	if (gpu && !uuid)
 		uuid = gpu->device.uuid;
-	known = gpu && limits_of_own(gpu, out);
-	if (!known && uuid)
+	known = gpu && limits_of_own(gpu, out, &deaf);
+	if (!known && uuid && !deaf) /* it was waited for already */
 		known = nvs_query_limits(uuid, out);
 	errno = saved;
 	return known;

@@ -105,7 +105,7 @@ bool nvs_reserve_due(const struct nvs_budget *b);
 
 /*
  * The limits of a GPU, or (gpu NULL) of any by its UUID. Of one that the process has begun to use it
- * waits until the scheduler has answered for it, as an allocation does; of another it asks as
+ * waits until the scheduler has answered for it, as an allocation does, once; of another it asks as
  * nvs_query_limits. False: no scheduler knows.
  */
 bool nvs_limits_of(struct nvs_gpu *gpu, const uint8_t *uuid, struct nvs_limits *out);

@@ -1563,6 +1563,28 @@ static void a_scheduler_that_hangs_holds_nvml_up_shortly(void)
 	fake_end(&f);
 }
 
+/* A program that uses the GPU waits for its connection, and then no more. */
+static void a_scheduler_that_hangs_is_waited_for_once(void)
+{
+	size_t available, total;
+	uint64_t start;
+	struct fake f;
+
+	fake_init(&f);
+	fake_listen(&f); /* nobody accepts */
+	CU(cuInit(0));
+	CU(cuCtxCreate_v2(&contexts[0], 0, 0));
+	start = blocked_ns();
+	CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(total > LIMIT);
+	CHECK(blocked_since(start) < 13000000000u); /* it is 10 s, and not another 5 s on a connection of its own */
+	start = blocked_ns();
+	for (int i = 0; i < 20; i++)
+		CU(cuMemGetInfo_v2(&available, &total));
+	CHECK(blocked_since(start) < 1000000000u);
+	fake_end(&f);
+}
+
 static void *nvml_device_0;
 
 static void *ask_nvml(void *arg)
@@ -1779,6 +1801,7 @@ static const struct {
 	CASE(a_slow_scheduler_is_waited_for),
 	CASE(a_scheduler_lost_at_the_start_is_waited_for),
 	CASE(a_scheduler_that_hangs_holds_nvml_up_shortly),
+	CASE(a_scheduler_that_hangs_is_waited_for_once),
 	CASE(one_asks_for_all_threads),
 	CASE(a_fork_beside_nvml),
 	CASE(a_forked_child_counts_afresh),

@@ -697,3 +697,24 @@ func TestMigrateTwoAtOnce(t *testing.T) {
 	b.allocates(640 * mib)
 	wants("1", "GPU 1 has no place for it: what is away then may take 1536 MiB of host memory, and there are 1000 MiB")
 }
+
+// A tenant whose process ends before anything has moved has not moved, although another one has begun on the other GPU.
+func TestMigrateEndsWhereAnotherBegins(t *testing.T) {
+	c := &carrier{}
+	s := start(t, t.TempDir(), migrating(c))
+	a, e := newWorking(t, s, wire.RegisterSwap)
+	done := migrateSelf(t, s, "1")
+	if f := a.want(wire.TypeRevoke); f.Epoch != e {
+		t.Fatalf("%+v", f)
+	}
+	p := newProc(t, s.dir, 0) // of the same user
+	b := &swapper{peerConn: p.connect().register(wire.RegisterSwap | wire.RegisterReconnect), proc: p}
+	b.attach(0, gpuB, 0, 0)
+	a.proc.kill()
+	if r := <-done; r.err == nil {
+		t.Fatalf("it has moved: %v", r.MigrateResponse)
+	}
+	if st := s.await("the first one is gone", func(r *api.StatusResponse) bool { return len(r.Gpus[0].Clients) == 0 }); st.Gpus[1].Migrations != 0 {
+		t.Errorf("%d have come to GPU 1", st.Gpus[1].Migrations)
+	}
+}

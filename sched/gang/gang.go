@@ -122,6 +122,8 @@ type Slot struct {
 	round uint64 // of steps, see Step
 
 	playedAt base.Time // the latest turn began
+	settled  bool      // the members here had their memory, since then
+	dueAt    base.Time // since when the turn has come here, while due
 }
 
 // Members is all that a gang sees of a GPU: its own clients on that GPU.
@@ -181,7 +183,7 @@ func (s *Slot) take(h Hold) {
 
 // SetDue notes that the gang's turn has come on this GPU.
 func (s *Slot) SetDue() {
-	s.due = true
+	s.due, s.dueAt = true, s.gang.gangs.now()
 	s.gang.advance()
 }
 
@@ -194,7 +196,7 @@ func (s *Slot) Keep() {
 // Play notes that the gang has its turn on this GPU.
 func (s *Slot) Play() {
 	s.take(Playing)
-	s.playedAt = s.gang.gangs.now()
+	s.playedAt, s.settled = s.gang.gangs.now(), false
 }
 
 // Free notes that the gang has nothing of the GPU any more.
@@ -241,34 +243,11 @@ func (s *Slot) Released() {
 	}
 }
 
-// Works says whether a member has a grant that keeps others out, on any GPU. Members give theirs back when they have
-// nothing to do, if memory moves: the turn goes on for the others.
-func (s *Slot) Works() bool { return s.gang.any(Members.Live) }
-
-// Moves says whether memory moves on any GPU of the gang.
-func (s *Slot) Moves() bool { return s.gang.any(Members.Moves) }
-
-// Settled notes that a member does not move its memory in any more.
-func (s *Slot) Settled() {
-	s.gang.settledAt = s.gang.gangs.now()
-	s.gang.tell()
-}
-
-// SettledAt returns when the latest member had its memory on its GPU, or the turn began here: all ranks can work from then on.
-func (s *Slot) SettledAt() base.Time { return max(s.gang.settledAt, s.playedAt) }
-
-// Binds returns before which time the turn does not end on any GPU, because of moving memory on one of them.
-func (s *Slot) Binds() (until base.Time) {
-	for _, o := range s.gang.slots {
-		if o.hold == Playing {
-			until = max(until, o.m.Binds())
-		}
-	}
-	return until
-}
-
-// IsDue says whether the gang waits although its turn has come on this GPU.
+// IsDue says whether the gang waits although its turn has come on this GPU, and DueSince since when.
 func (s *Slot) IsDue() bool { return s.due && s.gang.phase == Wanted }
+
+// DueSince is of a gang that is due.
+func (s *Slot) DueSince() base.Time { return s.dueAt }
 
 // StoppedAt returns when the gang began to stop.
 func (s *Slot) StoppedAt() base.Time { return s.gang.stoppedAt }

@@ -343,10 +343,15 @@ func endedCmd() *cobra.Command {
 	}
 }
 
-// remove takes the cgroup away, with those that the program has made in it. It returns false where a process is in one.
+// remove takes the cgroup away, with those that the program has made in it. It returns false where a process is in one,
+// and leaves them all: that process may be about to use one that is empty.
 func (g group) remove() (gone bool) {
 	gone = true
 	for _, dir := range g.dirs {
+		if hasProcess(dir) {
+			gone = false
+			continue
+		}
 		inner, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
 		for _, file := range inner {
 			gone = group{[]string{filepath.Dir(file)}}.remove() && gone
@@ -354,4 +359,16 @@ func (g group) remove() (gone bool) {
 		gone = !errors.Is(os.Remove(dir), unix.EBUSY) && gone
 	}
 	return gone
+}
+
+// hasProcess says whether a process is in a cgroup, or in one that was made in it.
+func hasProcess(dir string) (has bool) {
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Name() == "cgroup.procs" {
+			pids, _ := os.ReadFile(path)
+			has = has || len(pids) > 0
+		}
+		return nil
+	})
+	return has
 }

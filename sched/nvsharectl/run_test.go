@@ -320,6 +320,35 @@ sleep 2 >/dev/null 2>&1 &
 	awaitNoGroup(t, d.told[0].Container.Id)
 }
 
+// A cgroup that a child has made and is not in yet, as an engine does before it starts a container, is not taken away from it.
+func TestRunIsOutlivedByOneThatMakesCgroups(t *testing.T) {
+	needsGroup(t)
+	d, dir := &describing{}, t.TempDir()
+	program := filepath.Join(dir, "program")
+	if err := os.WriteFile(program, []byte(`#!/bin/sh
+(
+	cd "`+dir+`"
+	for d in /sys/fs/cgroup/nvshare-*.scope /sys/fs/cgroup/*/nvshare-*.scope; do
+		! grep -qx $$ "$d/cgroup.procs" || mkdir -p "$d/a/b"
+	done 2>/dev/null
+	echo >made
+	while kill -0 $$; do sleep 0.01; done
+	sleep 2
+	ls -d /sys/fs/cgroup/nvshare-*.scope/a/b /sys/fs/cgroup/*/nvshare-*.scope/a/b >left
+) >/dev/null 2>&1 &
+while [ ! -e "`+dir+`/made" ]; do sleep 0.01; done
+`), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := ctlProcess(t, "run --run-dir "+serve(t, d)+" --shim "+someLibrary(t)+" --name mine -- "+program); code != 0 {
+		t.Fatalf("exit %d, %s", code, out)
+	}
+	awaitNoGroup(t, d.told[0].Container.Id)
+	if left, err := os.ReadFile(filepath.Join(dir, "left")); err != nil || !strings.Contains(string(left), d.told[0].Container.Id) {
+		t.Errorf("its child had the cgroups %q, %v", left, err)
+	}
+}
+
 // What nvsharectl was started to ignore, as by nohup and as a shell's script does in the
 // background, its program ignores too.
 func TestRunIgnoresWhatItIsToldTo(t *testing.T) {

@@ -442,7 +442,7 @@ func (mv *Moves) endMigration(m *Move) {
 		m.From, m.To, m.err = m.To, m.From, cmp.Or(m.err, m.undone)
 	}
 	there := append(m.clients, mv.on(m.To, m.account)...)
-	if m.err == nil && len(there) == 0 {
+	if m.err == nil && (len(there) == 0 || len(m.clients) == 0 && !m.moved) { // others may have begun there
 		m.err = fmt.Errorf("it has ended")
 	}
 	took := time.Since(m.began)
