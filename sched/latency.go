@@ -167,6 +167,12 @@ func (c *GPU) latencyRuns() bool {
 	return c.latency.n > 0 || c.closing.n > c.closingBatch || h != nil && h.tenant.share.Priority == Latency && !h.grant.move.on
 }
 
+// nobodyFor returns when tenants need not stay away any more for the sake of others: when nobody has wanted the GPU for
+// a grace period. A pause of theirs is no reason. false: nobody stays away, or there are others.
+func (c *GPU) nobodyFor() (base.Time, bool) {
+	return c.pool.wantedAt.Add(c.grace), len(c.putOff) > 0 && c.active == 0
+}
+
 // lookWhoIsOut notes whether latency tenants have the GPU while others want it. That uses up
 // their patience.
 func (c *GPU) lookWhoIsOut() {

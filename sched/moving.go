@@ -200,12 +200,6 @@ func (c *GPU) movingDeadline() (base.Time, bool) {
 	return e.At, e.OK
 }
 
-// nobodyFor returns when tenants need not stay away any more for the sake of others: when nobody has wanted the GPU for
-// a grace period. A pause of theirs is no reason. false: nobody stays away, or there are others.
-func (c *GPU) nobodyFor() (base.Time, bool) {
-	return c.pool.wantedAt.Add(c.grace), len(c.putOff) > 0 && c.active == 0
-}
-
 // isWaitedFor says whether somebody waits for the GPU: a gang whose turn has come too,
 // which is in no queue. In concurrent mode nobody does, but in the Step in which it is granted.
 func (c *GPU) isWaitedFor() bool {
