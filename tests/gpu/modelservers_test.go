@@ -25,13 +25,7 @@ func TestMain(m *testing.M) {
 // runStep runs a step on the simulated GPU, and reads what it leaves.
 func runStep(t *testing.T, file string, result any, args ...string) {
 	t.Helper()
-	simgpu := os.Getenv("NVSHARE_TEST_SIMGPU")
-	if simgpu == "" {
-		t.Skip("NVSHARE_TEST_SIMGPU is not set: make shell sets it")
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root, for tenants that are no users")
-	}
+	simgpu := asRoot(t)
 	interpreter := "/usr/bin/python3" // which any user may execute
 	if _, err := os.Stat(interpreter); err != nil {
 		interpreter = python(t)

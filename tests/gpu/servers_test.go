@@ -33,16 +33,23 @@ type serversRow struct {
 	}
 }
 
-// runServers runs servers.py on the simulated GPU, where a model is a kernel that spins.
-func runServers(t *testing.T, status int, args ...string) ([]serversRow, string) {
+// asRoot returns the directory of the simulated GPU, for a test with tenants of their own users.
+func asRoot(t *testing.T) (simgpu string) {
 	t.Helper()
-	simgpu := os.Getenv("NVSHARE_TEST_SIMGPU")
+	simgpu = os.Getenv("NVSHARE_TEST_SIMGPU")
 	if simgpu == "" {
 		t.Skip("NVSHARE_TEST_SIMGPU is not set: make shell sets it")
 	}
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, for tenants that are no users")
 	}
+	return simgpu
+}
+
+// runServers runs servers.py on the simulated GPU, where a model is a kernel that spins.
+func runServers(t *testing.T, status int, args ...string) ([]serversRow, string) {
+	t.Helper()
+	simgpu := asRoot(t)
 	gpu, err := os.MkdirTemp("", "nvshare-servers-")
 	if err != nil {
 		t.Fatal(err)

@@ -15,11 +15,11 @@ Orders and replies are JSON, one a line, as in worker.py; each order has an "id"
   watch  (of watch) what NVML says: memory used on GPU 0, all that it has, and the processes on it
 """
 import ctypes
-import json
 import os
 import sys
 import time
-import traceback
+
+from loads import common
 
 MIB = 1 << 20
 CHUNK = 64 * MIB
@@ -126,24 +126,14 @@ class Watch:
 def main():
     kind = sys.argv[1]
     mib = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     does = {"torch": Torch, "driver": Driver, "watch": Watch}[kind]()
-    for line in sys.stdin:
-        order, reply = json.loads(line), {}
-        if order["op"] == "quit":
-            return
-        try:
-            began = time.monotonic()
-            reply = getattr(does, order["op"])(mib)
-            reply["seconds"] = time.monotonic() - began
-            reply["pid"] = os.getpid()
-        except BaseException as e:
-            traceback.print_exc()
-            kind = "skip" if isinstance(e, ImportError) else "error"
-            reply = {kind: "%s: %s" % (type(e).__name__, e), "usable": False}
-        replies.write(json.dumps(dict(reply, id=order["id"])) + "\n")
-        replies.flush()
+
+    def do(order):
+        began = time.monotonic()
+        reply = getattr(does, order["op"])(mib)
+        return dict(reply, seconds=time.monotonic() - began, pid=os.getpid())
+
+    common.serve(common.replies_to_caller(), do)
 
 
 main()

@@ -25,7 +25,6 @@ import collections
 import faulthandler
 import hashlib
 import importlib
-import json
 import math
 import os
 import signal
@@ -221,30 +220,14 @@ class Worker:
         return getattr(self.backend, order["function"])(*order.get("args", []))
 
 
-def serve(worker, orders, replies):
-    for line in orders:
-        order = json.loads(line)
-        if order["op"] == "quit":
-            return
-        reply = {}
-        try:
-            reply = getattr(worker, order["op"])(order)
-        except BaseException as e:   # whatever a framework raises, the next order may work
-            traceback.print_exc()
-            kind = "skip" if isinstance(e, (common.Skip, ImportError)) else "error"
-            reply = {kind: "%s: %s" % (type(e).__name__, e), "usable": worker.backend.usable()}
-        replies.write(json.dumps(dict(reply, id=order["id"])) + "\n")
-        replies.flush()
-
-
 def main():
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    replies = common.replies_to_caller()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     sys.setswitchinterval(0.0005)
     backend = importlib.import_module("loads." + sys.argv[1]).Backend(*sys.argv[2:])
-    serve(Worker(backend), sys.stdin, replies)
+    worker = Worker(backend)
+    common.serve(replies, lambda order: getattr(worker, order["op"])(order), backend.usable)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ import asyncio
 import concurrent.futures.thread   # of asyncio, which imports it late: users may not be allowed to read it
 import ctypes
 import gc
-import json
 import os
 import signal
 import socket
 import sys
 import traceback
 
-from loads import server
+from loads import common, server
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
@@ -73,21 +72,9 @@ def fork(order, replies):
 
 
 def main():
-    replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    replies = common.replies_to_caller()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)   # nobody waits for servers
-    for line in sys.stdin:
-        order = json.loads(line)
-        if order["op"] == "quit":
-            return
-        try:
-            reply = load(sys.argv[1]) if order["op"] == "load" else fork(order, replies)
-        except BaseException as e:
-            traceback.print_exc()
-            kind = "skip" if isinstance(e, ImportError) else "error"
-            reply = {kind: "%s: %s" % (type(e).__name__, e), "usable": False}
-        replies.write(json.dumps(dict(reply, id=order["id"])) + "\n")
-        replies.flush()
+    common.serve(replies, lambda order: load(sys.argv[1]) if order["op"] == "load" else fork(order, replies))
 
 
 main()

@@ -441,7 +441,7 @@ func (mv *Moves) endMigration(m *Move) {
 	if m.To == m.home {
 		m.From, m.To, m.err = m.To, m.From, cmp.Or(m.err, m.undone)
 	}
-	there := append(m.clients, mv.on(m.To, m.account)...)
+	there := slices.Concat(m.clients, mv.on(m.To, m.account))
 	if m.err == nil && (len(there) == 0 || len(m.clients) == 0 && !m.moved) { // others may have begun there
 		m.err = fmt.Errorf("it has ended")
 	}

@@ -1,13 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the backends have in common."""
 import ctypes
+import json
 import mmap
 import os
+import sys
 import time
+import traceback
 
 
 class Skip(Exception):
     """What cannot be run here, and why."""
+
+
+def replies_to_caller():
+    """Where replies go. What a framework prints goes to standard error from now on."""
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return replies
+
+
+def serve(replies, do, usable=lambda: False):
+    """Does the orders of standard input until one says quit. do(order) returns the reply; usable says whether the
+    process can go on after an error."""
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["op"] == "quit":
+            return
+        try:
+            reply = do(order)
+        except BaseException as e:   # whatever a framework raises, the next order may work
+            traceback.print_exc()
+            kind = "skip" if isinstance(e, (Skip, ImportError)) else "error"
+            reply = {kind: "%s: %s" % (type(e).__name__, e), "usable": usable()}
+        replies.write(json.dumps(dict(reply, id=order["id"])) + "\n")
+        replies.flush()
 
 
 class Backend:
